@@ -93,7 +93,7 @@ def _wait(driver: WebDriver, script: str, what: str) -> None:
 def _busy_ms(driver: WebDriver) -> float:
     """CPU time of the page's main thread, ms: other programs do not change it much."""
     metrics = driver.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
-    return 1e3 * next(one["value"] for one in metrics if one["name"] == "TaskDuration")
+    return 1e3 * float(next(one["value"] for one in metrics if one["name"] == "TaskDuration"))
 
 
 def _p95(values: list[float]) -> float:

@@ -131,6 +131,12 @@ export class BoxCanvas {
     canvas.dataset["frames"] = String(++this.frames);
   }
 
+  /** What is drawn now, as a PNG. */
+  picture(): Promise<Blob> {
+    this.drawNow();
+    return new Promise((given, refused) => this.canvas.toBlob((blob) => blob ? given(blob) : refused(new Error("the picture is too large"))));
+  }
+
   private outline(at: At, thickness: number): void {
     const row = this.shown!.rows[at.row];
     if (!row) return;

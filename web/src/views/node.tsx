@@ -12,7 +12,7 @@ import { useAnswer, useApp } from "../state";
 const LINES = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7a5195", "#8a8a8a"];
 const LINES_DARK = ["#56b4e9", "#ff9e58", "#3ddc9f", "#f0a6cf", "#f0e442", "#8ecbff", "#c39bff", "#b5b5b5"];
 
-/** Lines of a chart up to which some are dashed: dashing many costs seconds, and tells nobody them apart. */
+/** Lines of a chart up to which they are wide and some dashed: with more that costs seconds, and tells nobody them apart. */
 const MOST_DASHED = 8;
 const SHORT_S = 4;
 const AROUND_S = 1;
@@ -138,7 +138,7 @@ function Plot(props: {
         { ...axis, size: 66, values: (_, ticks) => ticks.map((tick) => chart.percent ? `${Math.round(tick * 100)} %` : scaled(tick, chart.unit === "at once" ? "" : chart.unit)), space: 22 },
       ],
       series: [{}, ...chart.lines.map((line, i) => ({
-        label: line.label, stroke: colours[i % colours.length]!, width: 1.5, spanGaps: false, ...(chart.stepped ? { paths: uPlot.paths.stepped!({ align: 1 }) } : {}), points: { show: line.times.length < 2, size: 4 },
+        label: line.label, stroke: colours[i % colours.length]!, width: chart.lines.length <= MOST_DASHED ? 1.5 : 1 / devicePixelRatio, spanGaps: false, ...(chart.stepped ? { paths: uPlot.paths.stepped!({ align: 1 }) } : {}), points: { show: line.times.length < 2, size: 4 },
         ...(i >= 4 && chart.lines.length <= MOST_DASHED ? { dash: [4, 3] } : {}), ...(i === 0 && chart.lines.length < 5 ? { fill: `${colours[0]!}1f` } : {}),
       }))],
       hooks: {

@@ -3,12 +3,14 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { TimelineAnswer } from "../api";
 import type { BoxCanvas } from "../draw/canvas";
 import { css } from "../draw/colours";
+import { save, text, traceEvents } from "../exports";
 import { Live, useLive } from "../live";
 import { clock, duration } from "../numbers";
 import { Empty, Tooltip } from "../parts";
 import { useApp } from "../state";
 import { coloursOf, layout, type Lanes } from "../timeline";
 import { Boxes } from "./canvas";
+import { copyLink, SaveMenu } from "./save";
 
 const LEGEND: readonly [string, string][] = [
   ["kernel", "kernel"], ["copy", "copy"], ["launch", "launch"], ["sync", "waits for the device"],
@@ -18,7 +20,7 @@ const LEGEND: readonly [string, string][] = [
 type Seen = readonly [left: number, right: number];
 interface Hover { id: number; x: number; y: number }
 
-export function TimelinePanel({ answer }: { answer: TimelineAnswer }): preact.JSX.Element {
+export function TimelinePanel({ answer, name, isFile }: { answer: TimelineAnswer; name: string; isFile: boolean }): preact.JSX.Element {
   const { place, go, palette } = useApp();
   const lanes = useMemo(() => layout(answer), [answer]);
   const rows = useMemo(() => lanes.rows.map((row) => ({ ...row, ground: palette.lane })), [lanes, palette]);
@@ -44,6 +46,11 @@ export function TimelinePanel({ answer }: { answer: TimelineAnswer }): preact.JS
   const zoomTo = (from: number, to: number): void => {
     go({ left: originS + Math.max(first, from) / 1e9, right: originS + Math.min(last, to) / 1e9 });
   };
+  const choices = [
+    { name: "Perfetto", about: "Chrome's trace events of the time in sight, for ui.perfetto.dev", run: () => save(`${name}.trace.json`, text(traceEvents(lanes, ...seen.value), "application/json")) },
+    { name: "PNG", about: "the picture", run: () => canvas.current!.picture().then((picture) => save(`${name}-timeline.png`, picture)) },
+    ...(isFile ? [] : [copyLink]),
+  ];
   return (
     <>
       <div class="tools">
@@ -55,7 +62,8 @@ export function TimelinePanel({ answer }: { answer: TimelineAnswer }): preact.JS
           <button onClick={() => canvas.current?.zoom(2)} aria-label="Zoom out">−</button>
           <button disabled={!place.left} onClick={() => go({ left: 0, right: 0 })}>All</button>
         </div>
-        {place.left > 0 && <button onClick={() => go({ from: originS + seen.value[0] / 1e9, to: originS + seen.value[1] / 1e9, left: 0, right: 0, focus: [] })}>Stacks of this time</button>}
+        {place.left > 0 && !isFile && <button onClick={() => go({ from: originS + seen.value[0] / 1e9, to: originS + seen.value[1] / 1e9, left: 0, right: 0, focus: [] })}>Stacks of this time</button>}
+        <SaveMenu label="Save the timeline" choices={choices} />
       </div>
       <Axis seen={seen} originS={originS} />
       <div class="scroller lanes" ref={scroller}>
