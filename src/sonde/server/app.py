@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from sonde.errors import SondeError
-from sonde.server import answers, pages
+from sonde.server import answers, incidents, pages
 from sonde.server.openapi import document
 from sonde.server.opened import Opener
 from sonde.server.selfmetrics import exposition
@@ -102,6 +102,7 @@ class Api:
                 self._guarded(Scope.INGEST, self._profiles),
                 methods=["POST"],
             ),
+            Route("/v1/incidents", self._guarded(Scope.READ, self._incidents)),
             Route("/v1/open", self._guarded(Scope.READ, self._open), methods=["POST"]),
             Route("/v1/tokens", self._guarded(Scope.ADMIN, self._tokens)),
             Route("/healthz", self._health),
@@ -282,6 +283,14 @@ class Api:
             return _packed(request, answer)
 
         return handler
+
+    async def _incidents(self, request: Request, caller: Caller) -> Response:
+        self._service.admit(caller, 0)
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(
+            self._decoder, incidents.listed, self._service.incidents_of(caller)
+        )
+        return _packed(request, answers.Answer(found, "application/json"))
 
     async def _open(self, request: Request, caller: Caller) -> Response:
         """A file of the caller's as the page shows it; nothing of it is kept."""

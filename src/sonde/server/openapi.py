@@ -87,6 +87,13 @@ def document() -> dict[str, Any]:
             | _REFUSALS,
         }
     }
+    told = {"description": "the newest first", "content": {"application/json": {"schema": {}}}}
+    paths["/v1/incidents"] = {
+        "get": {
+            "summary": "what became slower, why, and who did it, as `sonde diagnose --keep` wrote",
+            "responses": {"200": told} | _REFUSALS,
+        }
+    }
     paths["/v1/open"] = {
         "post": {
             "summary": "a recording or a trace as the page shows it; nothing of it is kept",

@@ -100,7 +100,7 @@ function Graph({ flame, weight, hint, name, isFile }: { flame: Flame; weight: We
         <span><i style={{ background: css(palette.frame("python", "", "")) }} />Python</span>
         <span><i style={{ background: css(palette.frame("kernel", "", "")) }} />kernel</span>
         <span><i style={{ background: css(palette.frame("user", "libtorch", "")) }} />libraries, a colour each</span>
-        <span class="quiet">{show(tree.total[0] ?? 0)} in all: {hint}{place.to - place.from < SHORT_S ? "; of whole seconds around this time" : ""}</span>
+        <span class="quiet">{show(tree.total[0] ?? 0)} in all: {hint}{!isFile && place.to - place.from < SHORT_S ? "; of whole seconds around this time" : ""}</span>
       </div>
     </>
   );

@@ -39,16 +39,16 @@ function Series({ from, to }: { from: number; to: number }): preact.JSX.Element 
     // Totals and samples are kept by the second: a verdict needs some whole ones around a short time.
     const around = right - left < SHORT_S ? AROUND_S : 0;
     go({
-      view: "range", from: left - around, to: right + around, kind: "cpu", focus: [], search: "", cause: "",
+      view: "range", live: 0, from: left - around, to: right + around, kind: "cpu", focus: [], search: "", cause: "",
       left: around ? left : 0, right: around ? right : 0,
     });
   };
   const wider = (factor: number): void => {
     const middle = (from + to) / 2;
     const half = ((to - from) / 2) * factor;
-    go({ from: middle - half, to: middle + half });
+    go({ live: 0, from: middle - half, to: middle + half });
   };
-  const move = (share: number): void => go({ from: from + share * (to - from), to: to + share * (to - from) });
+  const move = (share: number): void => go({ live: 0, from: from + share * (to - from), to: to + share * (to - from) });
   return (
     <>
       <div class="tools">

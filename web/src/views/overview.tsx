@@ -32,7 +32,7 @@ export function Overview(): preact.JSX.Element {
         <h1>Nodes</h1>
         <div class="segments" role="group" aria-label="Time">
           {RANGES.map(([name, seconds]) => (
-            <button aria-pressed={length === seconds} onClick={() => go({ from: now - seconds, to: now + 0 })}>{name}</button>
+            <button aria-pressed={length === seconds} onClick={() => go({ from: now - seconds, to: now, live: place.live ? seconds : 0 })}>{name}</button>
           ))}
         </div>
         <label class="search">Filter <input type="search" value={place.search} placeholder="name of a node, or what is wrong"
