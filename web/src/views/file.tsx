@@ -16,7 +16,7 @@ export function FileButton(): preact.JSX.Element {
     event.currentTarget.value = "";
     if (file) show(file, go);
   };
-  return <label class="plain file">Open a file<input type="file" accept={ACCEPTED} onChange={chosen} /></label>;
+  return <label class="plain pick">Open a file<input type="file" accept={ACCEPTED} onChange={chosen} /></label>;
 }
 
 export function show(file: File, go: ReturnType<typeof useApp>["go"]): void {
