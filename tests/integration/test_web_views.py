@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every view of the page for everybody: axe-core, keys alone, 200 % zoom; files, incidents, live."""
+"""Every view of the page for everybody: axe-core, keys alone, 200 %; files, incidents, live."""
 
 from __future__ import annotations
 
