@@ -5,7 +5,9 @@
 
 The page is the built one; the answers of the server are made up in the page (web_speed.js), so what
 is timed is reading them, laying them out and drawing with labels, hover and selection on, not the
-network and not the server. Prints medians of `LOADS` loads of each scene.
+network and not the server. Prints medians of `LOADS` loads of each scene, and speedscope's time for
+the same flame graph. Each figure is by the clock, which other programs lengthen, and in CPU time of
+the page's main thread, which they hardly do.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ import browser  # noqa: E402
 
 STATIC = ROOT / "src" / "sonde" / "server" / "static"
 SCRIPT = Path(__file__).with_name("web_speed.js")
+PEER = ROOT / "tests" / "integration" / "node_modules" / "speedscope" / "dist" / "release"
+NODES = 100_000
 LANES = 40
 FRAMES = 120
 LOADS = 3
@@ -60,6 +64,8 @@ def main() -> None:
             for what in rows[0]:
                 found[f"{name}: {what}"] = round(statistics.median(row[what] for row in rows), 1)
             sys.stderr.write(f"{name} done\n")
+        if not only and PEER.is_dir():
+            found |= _speedscope(driver, Path(folder))
     json.dump(found, sys.stdout, indent=1)
     sys.stdout.write("\n")
 
@@ -94,6 +100,45 @@ def _busy_ms(driver: WebDriver) -> float:
     """CPU time of the page's main thread, ms: other programs do not change it much."""
     metrics = driver.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
     return 1e3 * float(next(one["value"] for one in metrics if one["name"] == "TaskDuration"))
+
+
+def _speedscope(driver: WebDriver, folder: Path) -> dict[str, float]:
+    """speedscope over the flame graph of the scene before: from its load to its first drawing."""
+    site = shutil.copytree(PEER, folder / "peer")
+    (site / "stacks.json").write_text(json.dumps(_stacks()))
+    rows = []
+    with browser.served(site) as origin:
+        for _ in range(LOADS):
+            driver.get("about:blank")
+            before, began = _busy_ms(driver), time.monotonic()
+            driver.get(f"{origin}/index.html#profileURL={origin}/stacks.json")
+            _wait(driver, "return document.title.includes('stacks')", "of speedscope did not open")
+            _wait(driver, "return document.querySelector('canvas')", "of speedscope did not draw")
+            rows.append((1e3 * (time.monotonic() - began), _busy_ms(driver) - before))
+    name = "speedscope, the same flame graph: load to drawing"
+    return {
+        name: round(statistics.median(took for took, _ in rows), 1),
+        f"{name}, CPU": round(statistics.median(spent for _, spent in rows), 1),
+    }
+
+
+def _stacks() -> dict[str, Any]:
+    """The stacks of web_speed.js, in speedscope's format."""
+    samples = []
+    for number in range(round(NODES / 7.5)):
+        stack, rest = [0], number
+        for depth in range(7):
+            stack.append(1 + depth * 100 + rest % 6)
+            rest //= 6
+        samples.append(stack + [1000 + (number * 5 + depth) % 4000 for depth in range(5)])
+    weights = [1e6 * (1 + number % 9) for number in range(len(samples))]
+    profile = {"type": "sampled", "name": "stacks", "unit": "nanoseconds", "startValue": 0}
+    return {
+        "$schema": "https://www.speedscope.app/file-format-schema.json",
+        "name": "stacks",
+        "profiles": [profile | {"endValue": sum(weights), "samples": samples, "weights": weights}],
+        "shared": {"frames": [{"name": f"f{number}"} for number in range(5000)]},
+    }
 
 
 def _p95(values: list[float]) -> float:
@@ -145,7 +190,7 @@ SCENES: dict[str, Any] = {
     "timeline of 1,000,000 spans": (_SPANS | {"spans": 1_000_000}, RANGE, "lanes", _lanes),
     "timeline of 10,000,000 spans": (_SPANS | {"spans": 10_000_000}, RANGE, "lanes", _lanes),
     "flame graph of 100,000 nodes": (
-        {"nodes": 100_000, "answers": ["flamegraph"]}, RANGE, "flames", _flames,
+        {"nodes": NODES, "answers": ["flamegraph"]}, RANGE, "flames", _flames,
     ),
     "24 h of 184 series": ({"answers": ["charts"]}, DAY, "charts", _nothing_more),
     "10,000 nodes of one GPU": (

@@ -2,9 +2,9 @@
 """One self-contained HTML page: an interactive flame graph and tables.
 
 Its flame graph is drawn by the renderer of the server's page (web/src/report.ts), which
-`scripts/setup` builds. The page needs no network and no server. Its content security policy allows its own script and
-style by their hashes, and nothing else. The data is embedded as base64 of gzipped JSON, so that no
-name in it can become markup.
+`scripts/setup` builds. The page needs no network and no server. Its content security policy allows
+its own script and style by their hashes, and nothing else. The data is embedded as base64 of
+gzipped JSON, so that no name in it can become markup.
 """
 
 from __future__ import annotations
