@@ -155,15 +155,22 @@ export class BoxCanvas {
     return this.canvas.clientWidth || 1;
   }
 
+  /** A text, cut where there is no room for it; '' where there is hardly any. */
   private fitted(text: string, room: number): string {
+    const width = this.widthOf(text);
+    if (width <= room) return text;
+    let length = Math.floor((text.length * (room - 9)) / width);
+    while (length > 1 && this.widthOf(`${text.slice(0, length)}…`) > room) length--;
+    return length > 1 ? `${text.slice(0, length)}…` : "";
+  }
+
+  private widthOf(text: string): number {
     let width = this.widths.get(text);
     if (width === undefined) {
-      if (this.widths.size > 20000) this.widths.clear();
+      if (this.widths.size > 50_000) this.widths.clear();
       this.widths.set(text, (width = this.context.measureText(text).width));
     }
-    if (width <= room) return text;
-    const length = Math.floor((text.length * (room - 9)) / width);
-    return length > 1 ? `${text.slice(0, length)}…` : "";
+    return width;
   }
 
   private hit(x: number, y: number): At | null {

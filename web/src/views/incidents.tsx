@@ -19,7 +19,15 @@ export interface Incidents { shown: boolean; incidents: Incident[]; older: numbe
 
 const AROUND_S = 5;
 const BEFORE_S = 15;
-const spoken = (name: string): string => name.replaceAll(/[-_]/g, " ");
+
+const causeText = (name: string): string => name.replaceAll("-", " ");
+
+/** What the words of `sonde diagnose` for lost time are about. */
+const PARTS: Record<string, string> = {
+  cpu: "on a CPU", garbage: "garbage collection", ready: "ready, no CPU free", sync: "writing to the disk", served: "waiting for another process",
+  handed: "waiting within the program", asked: "waiting for who was asked", sleep: "sleeping", lock: "waiting for a lock",
+};
+const spoken = (name: string): string => PARTS[name] ?? name.replaceAll(/[-_]/g, " ");
 
 export function IncidentsView(): preact.JSX.Element {
   const { place, go } = useApp();
@@ -55,7 +63,7 @@ function List({ answer }: { answer: Incidents }): preact.JSX.Element {
 
 function textOf(one: Incident): string {
   const { candidates, cause } = one.verdict;
-  return [cause, spoken(cause), one.victim_name, one.victim_owner, one.node, ...candidates.map((candidate) => candidate.offender?.name ?? "")].join(" ").toLowerCase();
+  return [cause, causeText(cause), one.victim_name, one.victim_owner, one.node, ...candidates.map((candidate) => candidate.offender?.name ?? "")].join(" ").toLowerCase();
 }
 
 function One({ one }: { one: Incident }): preact.JSX.Element {
@@ -75,17 +83,17 @@ function One({ one }: { one: Incident }): preact.JSX.Element {
     <article class="panel incident" aria-label={`Incident of ${one.victim_name}`}>
       <header>
         <h2>{one.victim_name} <small>{one.victim}{one.victim_owner && ` · ${one.victim_owner}`}{one.node && ` on ${one.node}`}</small></h2>
-        <p>{verdict.change ? <span class="tag fine">no fault: {spoken(verdict.change)}</span> : <span class="tag bad">{spoken(verdict.cause)}</span>}
+        <p>{verdict.change ? <span class="tag fine">no fault: {spoken(verdict.change)}</span> : <span class="tag bad">{causeText(verdict.cause)}</span>}
           {verdict.slowdown > 1.05 && <b>{verdict.slowdown.toFixed(1)} times as slow</b>}{" "}
-          <span class="quiet">{day(began)} {clock(began)}, noticed after {duration(one.noticed_ns - one.began_ns)} by {one.noticed_by.join(", ")}, explained {duration(one.explained_ns - one.noticed_ns)} later</span></p>
+          <span class="quiet">{day(began)} {clock(began)}, noticed after {duration(one.noticed_ns - one.began_ns)} by {one.noticed_by.map(spoken).join(", ")}, explained {duration(one.explained_ns - one.noticed_ns)} later</span></p>
       </header>
       <div class="facts">
         <section>
           <h3>Evidence</h3>
           {verdict.reason && <p>{tidy(verdict.reason)}</p>}
           {first && <Why candidate={first} />}
-          {others.length > 0 && <button class="link more-causes" aria-expanded={all} onClick={() => setAll(!all)}>{all ? "Only the likeliest cause" : `Other causes: ${others.map((other) => spoken(other.cause)).join(", ")}`}</button>}
-          {all && others.map((other) => <><h3>{spoken(other.cause)}, {percent(other.share)} of the lost time</h3><Why candidate={other} /></>)}
+          {others.length > 0 && <button class="link more-causes" aria-expanded={all} onClick={() => setAll(!all)}>{all ? "Only the likeliest cause" : `Other causes: ${others.map((other) => causeText(other.cause)).join(", ")}`}</button>}
+          {all && others.map((other) => <><h3>{causeText(other.cause)}, {percent(other.share)} of the lost time</h3><Why candidate={other} /></>)}
         </section>
         <section>
           <h3>Before and after: time more in a second of work</h3>
