@@ -288,7 +288,7 @@ class Api:
         self._service.admit(caller, 0)
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(
-            self._decoder, incidents.listed, self._service.incidents_of(caller)
+            self._threads, incidents.listed, self._service.incidents_of(caller)
         )
         return _packed(request, answers.Answer(found, "application/json"))
 

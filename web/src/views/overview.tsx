@@ -129,7 +129,8 @@ function NodeLine({ one, verdict }: { one: NodeState; verdict: string | undefine
 /** Verdicts of the first nodes, one after another: each reads a minute of rows. */
 function useVerdicts(list: NodeState[]): Record<string, string> {
   const [found, setFound] = useState<Record<string, string>>({});
-  const key = list.map((one) => `${one.node} ${one.lastS}`).join("|");
+  // In live mode a node's last time moves on every few seconds: its verdict is asked for once a minute.
+  const key = list.map((one) => `${one.node} ${Math.floor(one.lastS / VERDICT_S)}`).join("|");
   useEffect(() => {
     const stop = new AbortController();
     const all = async (): Promise<void> => {
