@@ -3,19 +3,25 @@
 
     .venv/bin/python -m bench.web_speed
 
-The page is the built one; the answers of the server are made up in the page (a flame graph of
-100,000 nodes, a timeline of 1,000,000 spans), so what is timed is reading them, laying them out
-and drawing with labels and hover on, not the network.
+The page is the built one; the answers of the server are made up in the page (web_speed.js), so what
+is timed is reading them, laying them out and drawing with labels, hover and selection on, not the
+network and not the server. Prints medians of `LOADS` loads of each scene, and speedscope's time for
+the same flame graph. Each figure is by the clock, which other programs lengthen, and in CPU time of
+the page's main thread, which they hardly do.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
+
+from selenium.webdriver.remote.webdriver import WebDriver
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -23,132 +29,177 @@ sys.path.insert(0, str(ROOT / "tests"))
 import browser  # noqa: E402
 
 STATIC = ROOT / "src" / "sonde" / "server" / "static"
-NODES, SPANS, LANES = 100_000, 1_000_000, 40
+SCRIPT = Path(__file__).with_name("web_speed.js")
+PEER = ROOT / "tests" / "integration" / "node_modules" / "speedscope" / "dist" / "release"
+NODES = 100_000
+LANES = 40
 FRAMES = 120
+LOADS = 3
+ZOOMS = 4
+"""Clicks on "Zoom in" before a pan: a sixteenth of the time is in sight."""
+RANGE = "view=range&node=a&from=1795312870&to=1795312880"
+FLAME_ZOOMS = 8
+DAY = "view=node&node=a&from=1795226470&to=1795312870"
+FLEET = "from=1795309270&to=1795312870"
 
-_ANSWERS = """
-const random = (() => { let s = 7; return () => (s = (s * 48271) % 2147483647) / 2147483647; })();
-const columns = (n, lanes) => {
-  const c = {kinds: ['other','launch','graph_launch','copy','set','sync'], left_out: 0, start: [],
-    end: [], kind: [], name: [], track: [], correlation: [], waker: []};
-  const at = new Float64Array(lanes);
-  for (let i = 0; i < n; i++) {
-    const lane = i % lanes, from = at[lane] + random() * 3e5, to = from + random() * 5e5;
-    at[lane] = to;
-    c.start.push(from); c.end.push(to); c.kind.push(i % 6); c.name.push(i % 500);
-    c.track.push(lane); c.correlation.push(0); c.waker.push(0);
-  }
-  return [c, Math.max(...at)];
-};
-const none = {kinds: [], left_out: 0, start: [], end: [], kind: [], name: [], track: [],
-  correlation: [], waker: []};
-const timeline = () => {
-  const [calls, end] = columns(%SPANS%, %LANES%);
-  return {origin_ns: 1795312870e9, begin_ns: 0, end_ns: end, calls, states: none, device: none,
-    names: Array.from({length: 500}, (_, i) => 'cudaCall' + i), causes: [], sampled: false,
-    tracks: Array.from({length: %LANES%}, (_, i) => ({kind: 'thread', label: 'thread ' + i,
-      pid: 1, device: -1, process: 'python', owner: 'program'})),
-    samples: {time: [], track: [], weight: [], name: [], left_out: 0}, runs: null, tick_ns: 1e9,
-    stalls: {device: [], start: [], end: [], cause: []},
-    explanation: {verdicts: [], notes: []}};
-};
-const flame = () => {
-  const frames = Array.from({length: 5000}, (_, i) => ({kind: 'user', function: 'f' + i,
-    binary: 'lib' + (i % 20), file: '', line: 0}));
-  const stacks = [];
-  // Trees of 12 levels; each stack adds about five nodes.
-  for (let i = 0; i < %NODES% / 5; i++) {
-    const stack = [0];
-    for (let d = 0, v = i; d < 7; d++) { stack.push(1 + d * 100 + v % 6); v = Math.floor(v / 6); }
-    for (let d = 0; d < 5; d++) stack.push(1000 + (i * 5 + d) % 4000);
-    stacks.push({frames: stack.reverse(), n: 1, ns: 1e6 * (1 + 9 * random()), bytes: 0});
-  }
-  return {total: {rows: 1, n: 1, ns: 1, bytes: 0}, frames, stacks};
-};
-const made = {};
-window.fetch = async (url) => {
-  const name = new URL(url, location).pathname.split('/').pop();
-  made[name] ??= JSON.stringify(name === 'timeline' ? timeline() : name === 'flamegraph' ? flame()
-    : []);
-  window.asked = performance.now();
-  return {ok: true, status: 200, json: async () => JSON.parse(made[name])};
-};
-window.drawn = {};
-const look = () => {
-  for (const which of ['flames', 'lanes']) {
-    const canvas = document.querySelector('.' + which + ' canvas');
-    if (canvas?.dataset.ms && !window.drawn[which]) window.drawn[which] = performance.now();
-  }
-  requestAnimationFrame(look);
-};
-requestAnimationFrame(look);
-"""
-_PAN = """
-const [which, frames, done] = arguments;
-const canvas = document.querySelector('.' + which + ' canvas');
-const box = canvas.getBoundingClientRect();
-const spent = [], apart = [];
-const fire = (type, x) => canvas.dispatchEvent(new PointerEvent(type, {bubbles: true, pointerId: 1,
-  clientX: box.left + x, clientY: box.top + 60, button: 0}));
-canvas.setPointerCapture = () => {};
-for (let i = 0; i < 4 && which === 'lanes'; i++)
-  document.querySelector("[aria-label='Zoom in']").click();
-let i = 0, before = 0;
-fire('pointermove', 200);
-if (which === 'lanes') fire('pointerdown', 200);
-const step = (now) => {
-  if (before) apart.push(now - before);
-  before = now;
-  if (i) spent.push(Number(canvas.dataset.ms));
-  if (i++ >= frames) { fire('pointerup', 200); done([spent, apart]); return; }
-  fire('pointermove', 200 + 3 * i);
-  requestAnimationFrame(step);
-};
-requestAnimationFrame(step);
-"""
+
+def main() -> None:
+    """Print a JSON document of figures in ms."""
+    only = set(sys.argv[1:])
+    found: dict[str, float] = {}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        browser.served(shutil.copytree(STATIC, Path(folder) / "page")) as origin,
+        browser.chromium(Path(folder) / "profile", 1920, 1080) as driver,
+    ):
+        driver.set_script_timeout(120)
+        driver.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
+        for name, (scene, address, waits_for, measure) in SCENES.items():
+            if only and name not in only:
+                continue
+            rows = []
+            for _ in range(LOADS):
+                loaded = _load(driver, f"{origin}/?{address}", scene, waits_for)
+                rows.append(loaded | measure(driver))
+            for what in rows[0]:
+                found[f"{name}: {what}"] = round(statistics.median(row[what] for row in rows), 1)
+            sys.stderr.write(f"{name} done\n")
+        if not only and PEER.is_dir():
+            found |= _speedscope(driver, Path(folder))
+    json.dump(found, sys.stdout, indent=1)
+    sys.stdout.write("\n")
+
+
+def _load(
+    driver: WebDriver, address: str, scene: dict[str, Any], waits_for: str
+) -> dict[str, float]:
+    """Load the page, and let it have its answers once they are made."""
+    source = f"const SCENE = {json.dumps(scene)};\n{SCRIPT.read_text()}"
+    added = driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": source})
+    driver.get(address)
+    driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+    _wait(driver, "return Object.keys(asked).length > 0", "was not loaded")
+    time.sleep(0.3)
+    before = _busy_ms(driver)
+    driver.execute_script("release()")
+    _wait(driver, f"return drawn[{waits_for!r}]", f"did not draw {waits_for}")
+    spent = _busy_ms(driver) - before
+    took = driver.execute_script(f"return drawn[{waits_for!r}] - released")
+    return {"answer to drawing": took, "answer to drawing, CPU": spent}
+
+
+def _wait(driver: WebDriver, script: str, what: str) -> None:
+    ends = time.monotonic() + 120
+    while not driver.execute_script(script):
+        if time.monotonic() > ends:
+            raise TimeoutError(f"the page {what}")
+        time.sleep(0.1)
+
+
+def _busy_ms(driver: WebDriver) -> float:
+    """CPU time of the page's main thread, ms: other programs do not change it much."""
+    metrics = driver.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+    return 1e3 * float(next(one["value"] for one in metrics if one["name"] == "TaskDuration"))
+
+
+def _speedscope(driver: WebDriver, folder: Path) -> dict[str, float]:
+    """speedscope over the flame graph of the scene before: from its load to its first drawing."""
+    site = shutil.copytree(PEER, folder / "peer")
+    (site / "stacks.json").write_text(json.dumps(_stacks()))
+    rows = []
+    with browser.served(site) as origin:
+        for _ in range(LOADS):
+            driver.get("about:blank")
+            before, began = _busy_ms(driver), time.monotonic()
+            driver.get(f"{origin}/index.html#profileURL={origin}/stacks.json")
+            _wait(driver, "return document.title.includes('stacks')", "of speedscope did not open")
+            _wait(driver, "return document.querySelector('canvas')", "of speedscope did not draw")
+            rows.append((1e3 * (time.monotonic() - began), _busy_ms(driver) - before))
+    name = "speedscope, the same flame graph: load to drawing"
+    return {
+        name: round(statistics.median(took for took, _ in rows), 1),
+        f"{name}, CPU": round(statistics.median(spent for _, spent in rows), 1),
+    }
+
+
+def _stacks() -> dict[str, Any]:
+    """The stacks of web_speed.js, in speedscope's format."""
+    samples = []
+    for number in range(round(NODES / 7.5)):
+        stack, rest = [0], number
+        for depth in range(7):
+            stack.append(1 + depth * 100 + rest % 6)
+            rest //= 6
+        samples.append(stack + [1000 + (number * 5 + depth) % 4000 for depth in range(5)])
+    weights = [1e6 * (1 + number % 9) for number in range(len(samples))]
+    profile = {"type": "sampled", "name": "stacks", "unit": "nanoseconds", "startValue": 0}
+    return {
+        "$schema": "https://www.speedscope.app/file-format-schema.json",
+        "name": "stacks",
+        "profiles": [profile | {"endValue": sum(weights), "samples": samples, "weights": weights}],
+        "shared": {"frames": [{"name": f"f{number}"} for number in range(5000)]},
+    }
 
 
 def _p95(values: list[float]) -> float:
     return sorted(values)[int(0.95 * (len(values) - 1))]
 
 
-def main() -> None:
-    """Print medians of three loads."""
-    answers = _ANSWERS
-    for name, value in (("NODES", NODES), ("SPANS", SPANS), ("LANES", LANES)):
-        answers = answers.replace(f"%{name}%", str(value))
-    rows: list[dict[str, float]] = []
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        browser.served(STATIC) as origin,
-        browser.chromium(Path(folder), 1920, 1080) as driver,
-    ):
-        driver.set_script_timeout(120)
-        driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": answers})
-        for _ in range(3):
-            driver.get(f"{origin}/?view=range&node=a&from=1795312870&to=1795312880")
-            ends = time.monotonic() + 90
-            while len(driver.execute_script("return Object.keys(drawn)")) < 2:
-                if time.monotonic() > ends:
-                    raise TimeoutError("the page did not draw")
-                time.sleep(0.2)
-            paint = driver.execute_script(
-                "return performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
-            )
-            drawn = driver.execute_script("return [drawn, asked]")
-            row: dict[str, float] = {
-                "first contentful paint, ms": paint or 0,
-                "flame graph drawn after load, ms": drawn[0]["flames"],
-                "timeline drawn after load, ms": drawn[0]["lanes"],
-            }
-            for which, what in (("flames", "flame graph hover"), ("lanes", "timeline pan")):
-                spent, apart = driver.execute_async_script(_PAN, which, FRAMES)
-                row[f"{what}: drawing p95, ms"] = _p95(spent)
-                row[f"{what}: frames apart p95, ms"] = _p95(apart)
-            rows.append(row)
-    medians = {name: round(statistics.median(row[name] for row in rows), 1) for name in rows[0]}
-    json.dump(medians, sys.stdout, indent=1)
-    sys.stdout.write("\n")
+def _moved(driver: WebDriver, which: str, drags: bool, what: str) -> dict[str, float]:
+    before = _busy_ms(driver)
+    spent, apart = driver.execute_async_script("moved(...arguments)", which, FRAMES, drags)
+    return {
+        f"{what}: CPU of a frame, mean": (_busy_ms(driver) - before) / FRAMES,
+        f"{what}: drawing p95": _p95(spent),
+        f"{what}: between two frames p95": _p95(apart),
+        f"{what}: between two frames median": statistics.median(apart),
+    }
+
+
+def _lanes(driver: WebDriver) -> dict[str, float]:
+    found = _moved(driver, "lanes", False, "hover over all of it")
+    found |= _moved(driver, "lanes", True, "pan of all of it")
+    zoom = "document.querySelector(\"[aria-label='Zoom in']\").click()"
+    for _ in range(ZOOMS):
+        driver.execute_script(zoom)
+    time.sleep(0.6)
+    found |= _moved(driver, "lanes", True, "pan of a sixteenth")
+    for _ in range(2 * ZOOMS):
+        driver.execute_script(zoom)
+    time.sleep(0.6)
+    return found | _moved(driver, "lanes", True, "pan among labels")
+
+
+def _flames(driver: WebDriver) -> dict[str, float]:
+    paint = "return performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0"
+    found: dict[str, float] = {"first contentful paint": driver.execute_script(paint)}
+    before = _busy_ms(driver)
+    zooms = driver.execute_async_script("zoomed(...arguments)", "flames", FLAME_ZOOMS)
+    found["click to zoomed drawing"] = statistics.median(zooms)
+    found["click to zoomed drawing, CPU"] = (_busy_ms(driver) - before) / FLAME_ZOOMS
+    return found | _moved(driver, "flames", False, "hover")
+
+
+def _nothing_more(_driver: WebDriver) -> dict[str, float]:
+    return {}
+
+
+_SPANS = {"lanes": LANES, "answers": ["timeline"]}
+_OVERVIEW = ["nodes", "devices"]
+SCENES: dict[str, Any] = {
+    "timeline of 1,000,000 spans": (_SPANS | {"spans": 1_000_000}, RANGE, "lanes", _lanes),
+    "timeline of 10,000,000 spans": (_SPANS | {"spans": 10_000_000}, RANGE, "lanes", _lanes),
+    "flame graph of 100,000 nodes": (
+        {"nodes": NODES, "answers": ["flamegraph"]}, RANGE, "flames", _flames,
+    ),
+    "24 h of 184 series": ({"answers": ["charts"]}, DAY, "charts", _nothing_more),
+    "10,000 nodes of one GPU": (
+        {"fleet": 10_000, "gpus": 1, "answers": _OVERVIEW}, FLEET, "nodes", _nothing_more,
+    ),
+    "10,000 nodes of eight GPUs": (
+        {"fleet": 10_000, "gpus": 8, "answers": _OVERVIEW}, FLEET, "nodes", _nothing_more,
+    ),
+}  # fmt: skip
 
 
 if __name__ == "__main__":

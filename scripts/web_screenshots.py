@@ -27,6 +27,7 @@ NODES = {
     "trainer-2": "serialised_streams",
     "inference-0": "graph_replay",
 }
+OWN = ROOT / "tests" / "data" / "explain" / "own"
 SIZES = ((1280, 860), (1920, 1080))
 CALM_S = 0.4
 
@@ -43,11 +44,11 @@ def settle(driver: WebDriver, deadline_s: float = 25) -> None:
 def main() -> None:
     into = Path(sys.argv[1])
     into.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, Server(Path(folder) / "store") as server:
+    flags = ("--open", "--incidents", str(ROOT / "tests" / "data" / "incidents"))
+    with tempfile.TemporaryDirectory() as folder, Server(Path(folder) / "store", *flags) as server:
         origin = f"http://127.0.0.1:{server.port}"
         for node, name in NODES.items():
-            path = ROOT / "tests" / "data" / "explain" / "own" / f"{name}.sonde"
-            upload(path, origin, node)
+            upload(OWN / f"{name}.sonde", origin, node)
         nodes = {row["node"]: row for row in server.wait_for(12)}
         views = places(nodes)
         only = set(sys.argv[2:])
@@ -63,6 +64,9 @@ def main() -> None:
                         if only and name not in only:
                             continue
                         driver.get(f"{origin}/?{urlencode(query, doseq=True)}")
+                        if name == "file":
+                            chosen = driver.find_element("css selector", "input[type=file]")
+                            chosen.send_keys(str(OWN / "graph_replay.sonde"))
                         settle(driver)
                         if name == "overview":
                             time.sleep(4)  # verdicts come one after another
@@ -96,6 +100,8 @@ def places(nodes: dict[str, dict[str, int]]) -> dict[str, dict[str, object]]:
             "from": round(begin + 6, 3),
             "to": round(begin + 11, 3),
         },
+        "incidents": {"view": "incidents"},
+        "file": {"view": "file"},
         "empty": {"from": 1, "to": 3601},
     }
 

@@ -10,7 +10,7 @@ const packed = {
   name: "packed",
   closeBundle() {
     const folder = new URL(`${outDir}/assets/`, import.meta.url);
-    for (const name of readdirSync(folder)) {
+    for (const name of readdirSync(folder).filter((one) => !one.endsWith(".gz"))) {
       writeFileSync(new URL(`${name}.gz`, folder), gzipSync(readFileSync(new URL(name, folder)), { level: 9 }));
     }
   },

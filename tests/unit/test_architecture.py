@@ -56,8 +56,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "query": {"errors", "input_files", "limits", "model"},
     "store": {"errors", "limits", "query"},
     "server": {
-        *("analyze", "errors", "export", "http_client", "input_files", "interpreter", "limits"),
-        *("model", "ownership", "query", "store"),
+        *("analyze", "diagnose", "errors", "export", "http_client", "input_files", "interpreter"),
+        *("limits", "model", "ownership", "query", "recording", "store"),
     },
     "readers": {"apis", "errors", "input_files", "limits", "model"},
     "analyze": {"model"},

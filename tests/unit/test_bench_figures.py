@@ -194,6 +194,29 @@ def test_the_score_of_the_gate_is_the_one_measured() -> None:
     assert said in text_of("docs/guide/everyday.md")
 
 
+def test_the_table_of_the_page() -> None:
+    page, result = "docs/design/web.md", "bench/results/web_speed.json"
+    found = loaded(result)
+    for start, figure in {
+        "timeline of 1,000,000 spans: answer": "timeline of 1,000,000 spans: answer to drawing",
+        "timeline of 10,000,000 spans: answer": "timeline of 10,000,000 spans: answer to drawing",
+        "flame graph of 100,000 nodes: click": (
+            "flame graph of 100,000 nodes: click to zoomed drawing"
+        ),
+        "speedscope": "speedscope, the same flame graph: load to drawing",
+        "24 h": "24 h of 184 series: answer to drawing",
+        "overview of 10,000 nodes of one": "10,000 nodes of one GPU: answer to drawing",
+    }.items():
+        row = row_of(page, result, start)
+        assert f"| {found[figure]:g} | {found[figure + ', CPU']:g} |" in row
+    for count in ("1,000,000", "10,000,000"):
+        for what in ("pan of all of it", "pan of a sixteenth", "pan among labels"):
+            of = f"timeline of {count} spans"
+            row = row_of(page, result, f"{of}, {what}")
+            assert f"| {found[f'{of}: {what}: between two frames p95']:g} (median" in row
+            assert f"| {found[f'{of}: {what}: CPU of a frame, mean']:g} a frame |" in row
+
+
 def test_every_result_is_named_and_every_name_is_a_result() -> None:
     named = {found for page in PAGES for found in RESULT.findall(page.read_text())}
     there = {

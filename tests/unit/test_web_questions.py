@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,12 @@ from starlette.applications import Starlette
 
 from sonde.analyze.bound import explain
 from sonde.errors import CaptureError
-from sonde.export import strict_json
+from sonde.export import packed, strict_json
 from sonde.query import framing, stored_charts
 from sonde.query.capture import read
 from sonde.query.stored import Selection, StoredSession
 from sonde.query.stored_capture import capture_of, run_columns
+from sonde.query.table_columns import columns
 from sonde.query.timeline import of_capture
 from sonde.server import pages, views
 from sonde.server.service import Service
@@ -77,7 +80,7 @@ def test_a_stored_node_reads_as_the_capture_that_it_sent(session: StoredSession)
 
 def test_a_timeline_is_json_with_times_after_its_origin(session: StoredSession) -> None:
     wanted = selected(3, 6)
-    drawn = views.timeline(session, wanted)
+    drawn = packed.plain(views.timeline(session, wanted))
     assert len(strict_json.dumps(drawn)) < 1 << 20
     assert drawn["origin_ns"] == wanted.start_ns
     for name in ("calls", "states"):
@@ -88,6 +91,46 @@ def test_a_timeline_is_json_with_times_after_its_origin(session: StoredSession) 
         assert max(columns["track"]) < len(drawn["tracks"])
     assert drawn["sampled"]
     assert drawn["runs"]["weight"][0] > 1
+
+
+def unpacked(content: bytes) -> Any:
+    """As web/src/packed.ts reads it."""
+    length, version = struct.unpack_from("<II", content)
+    assert version == 1
+    base = 8 + -(-length // 8) * 8
+
+    def column(value: dict[str, Any]) -> Any:
+        if "$" not in value:
+            return value
+        kind, at, count = value["$"]
+        assert at % 8 == 0
+        dtype = {"f64": "<f8", "i32": "<i4", "u8": "u1"}[kind]
+        return np.frombuffer(content, dtype, count, base + at).tolist()
+
+    return json.loads(content[8 : 8 + length], object_hook=column)
+
+
+def test_a_packed_timeline_holds_what_the_plain_one_does(session: StoredSession) -> None:
+    drawn = views.timeline(session, selected(3, 6))
+    assert unpacked(packed.encode(drawn)) == json.loads(strict_json.dumps(packed.plain(drawn)))
+    few = views.timeline(session, selected(3, 6), 10)
+    assert len(few["states"]["start"]) == 10
+    assert few["states"]["left_out"] == len(drawn["states"]["start"]) - 10
+
+
+def test_names_cannot_stand_for_columns() -> None:
+    document = {"names": ['{"$":["f64",0,9]}'], "big": np.array([1 << 40]), "no": np.array([], int)}
+    assert unpacked(packed.encode(document)) == packed.plain(document)
+
+
+def test_tables_come_in_columns(session: StoredSession) -> None:
+    table = stored_charts.devices(session, selected())
+    found = unpacked(packed.encode(columns(table)))
+    assert found["rows"] == table.num_rows
+    series = found["texts"]["series"]
+    told = [series["values"][index] for index in series["index"]]
+    assert told == table.column("series").to_pylist()
+    assert found["numbers"]["mean"] == table.column("mean").to_pylist()
 
 
 def test_a_timeline_needs_one_node_that_sent_something(session: StoredSession) -> None:

@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Questions to the server that this page came from. Nothing else is ever asked.
 
+import { MEDIA_TYPE, unpacked, type Columns } from "./packed";
+
 export interface NodeRow {
   node: string; chunks: number; sample_rows: number; first_ns: number; last_ns: number;
   size_bytes: number; about: string;
 }
-export interface DeviceRow {
-  node: string; series: string; labels: string; mean: number; least: number; most: number; last: number;
-}
 export interface LossRow { node: string; name: string; value: number }
-export interface ChartRow {
-  node: string; series: string; labels: string; time_ns: number; value: number; least: number; most: number;
-}
+/** A table that was asked for in columns. */
+export type { Columns };
 export interface FrameRow { kind: string; function: string; binary: string; file: string; line: number }
 export interface Flame {
   total: { rows: number; n: number; ns: number; bytes: number };
@@ -32,13 +30,15 @@ export interface Verdict {
   advice: { text: string; gain: number }[]; without_device: boolean;
 }
 export interface Explanation { verdicts: Verdict[]; notes: string[] }
+/** Numbers of a JSON answer, or of one that came packed (packed.ts). */
+export type Numbers = ArrayLike<number>;
 export interface SpanColumns {
-  kinds: string[]; left_out: number; start: number[]; end: number[]; kind: number[]; name: number[];
-  track: number[]; correlation: number[]; waker: number[];
+  kinds: string[]; left_out: number; start: Numbers; end: Numbers; kind: Numbers; name: Numbers;
+  track: Numbers; waker: Numbers;
 }
 export interface RunColumns {
-  start: number[]; end: number[]; names: string[]; name: number[]; kinds: string[]; kind: number[];
-  pid: number[]; device: number[]; stream: number[]; weight: number[]; left_out: number;
+  start: Numbers; end: Numbers; names: string[]; name: Numbers; kinds: string[]; kind: Numbers;
+  pid: Numbers; device: Numbers; stream: Numbers; weight: Numbers; left_out: number;
 }
 export interface Track {
   kind: "thread" | "stream"; label: string; pid: number; device: number; process: string; owner: string;
@@ -46,9 +46,9 @@ export interface Track {
 export interface TimelineAnswer {
   origin_ns: number; begin_ns: number; end_ns: number; names: string[]; tracks: Track[];
   calls: SpanColumns; states: SpanColumns; device: SpanColumns;
-  samples: { time: number[]; track: number[]; weight: number[]; name: number[]; left_out: number };
+  samples: { time: Numbers; track: Numbers; weight: Numbers; name: Numbers; left_out: number };
   sampled: boolean; runs: RunColumns | null; tick_ns: number; causes: string[];
-  stalls: { device: number[]; start: number[]; end: number[]; cause: number[] };
+  stalls: { device: Numbers; start: Numbers; end: Numbers; cause: Numbers };
   explanation: Explanation;
 }
 
@@ -68,22 +68,29 @@ export const token = {
 
 export type Parameters = Record<string, string | number | readonly string[] | undefined>;
 
+/** Asks a question. With `format` columns the answer comes packed. Throws AskError. */
 export async function ask<T>(question: string, parameters: Parameters, signal?: AbortSignal): Promise<T> {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(parameters)) {
     if (value === undefined || value === "") continue;
     for (const one of Array.isArray(value) ? value : [value]) query.append(name, String(one));
   }
-  const headers: Record<string, string> = { Accept: "application/json" };
-  if (token.get()) headers["Authorization"] = `Bearer ${token.get()}`;
+  const response = await send(`/v1/${question}?${query}`, {}, signal);
+  if (response.headers.get("Content-Type") === MEDIA_TYPE) return unpacked(await response.arrayBuffer()) as T;
+  return (await response.json()) as T;
+}
+
+/** A request with the token of this tab. Throws AskError. */
+export async function send(path: string, given: RequestInit, signal?: AbortSignal): Promise<Response> {
+  const headers: Record<string, string> = token.get() ? { Authorization: `Bearer ${token.get()}` } : {};
   let response: Response;
   try {
-    response = await fetch(`/v1/${question}?${query}`, { headers, ...(signal ? { signal } : {}) });
+    response = await fetch(path, { ...given, headers, ...(signal ? { signal } : {}) });
   } catch (error) {
     if (signal?.aborted) throw error;
     throw new AskError(0, "the server does not answer", "see whether `sonde serve` still runs, then try again");
   }
-  if (response.ok) return (await response.json()) as T;
+  if (response.ok) return response;
   let told: { error?: unknown; remedy?: unknown } = {};
   try {
     told = (await response.json()) as typeof told;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which series a node's page shows together, and where a series dips.
 
-import type { ChartRow } from "./api";
+import type { Columns } from "./api";
 import { labelsOf, shortId } from "./devices";
 
-export interface Line { label: string; times: number[]; values: (number | null)[]; least: (number | null)[] }
+export interface Line { label: string; times: number[]; values: number[] }
 export interface Chart { title: string; unit: string; percent: boolean; lines: Line[]; top: number | null; stepped: boolean }
 
 interface Wanted { series: string; label: string; where?: [string, string]; by?: string; scale?: number; skip?: readonly string[] }
@@ -34,31 +34,51 @@ export const SERIES: readonly string[] = [...new Set(GROUPS.flatMap((group) => g
 
 const SPOKEN: Record<string, string> = { cpu: "on a CPU", runqueue: "waiting for a CPU", kernel: "kernels", copy: "copies", set: "memory sets", replay: "graphs" };
 
-export function chartsOf(rows: readonly ChartRow[]): { charts: Chart[]; missing: string[] } {
-  const series = new Map<string, Map<string, ChartRow[]>>();
+/** Rows of one series and one set of labels: they follow each other in an answer, sorted by time. */
+interface Part { labels: string; first: number; end: number }
+
+function partsOf({ rows, texts }: Columns): Map<string, Part[]> {
+  const { series, labels } = texts as Record<"series" | "labels", Columns["texts"][string]>;
+  const found = new Map<string, Part[]>();
+  for (let first = 0; first < rows;) {
+    let end = first + 1;
+    while (end < rows && series.index[end] === series.index[first] && labels.index[end] === labels.index[first]) end++;
+    const name = series.values[series.index[first]!]!;
+    const part = { labels: labels.values[labels.index[first]!] ?? "", first, end };
+    const parts = found.get(name);
+    if (parts) parts.push(part);
+    else found.set(name, [part]);
+    first = end;
+  }
+  return found;
+}
+
+export function chartsOf(table: Columns): { charts: Chart[]; missing: string[] } {
+  const series = partsOf(table);
+  const { time_ns: time, value, most } = table.numbers as Record<"time_ns" | "value" | "most", ArrayLike<number>>;
   const devices = new Set<string>();
-  for (const row of rows) {
-    const by = series.get(row.series) ?? series.set(row.series, new Map()).get(row.series)!;
-    (by.get(row.labels) ?? by.set(row.labels, []).get(row.labels)!).push(row);
-    if (row.series.startsWith("hw.gpu")) devices.add(String(labelsOf(row.labels)["hw.id"] ?? ""));
+  for (const [name, parts] of series) {
+    if (name.startsWith("hw.gpu")) for (const part of parts) devices.add(String(labelsOf(part.labels)["hw.id"] ?? ""));
   }
   const charts: Chart[] = [];
   const missing: string[] = [];
   for (const group of GROUPS) {
     const lines: Line[] = [];
     for (const wanted of group.wanted) {
-      for (const [text, points] of series.get(wanted.series) ?? []) {
+      for (const { labels: text, first, end } of series.get(wanted.series) ?? []) {
         const labels = labelsOf(text);
         if (wanted.where && labels[wanted.where[0]] !== wanted.where[1]) continue;
         const told = wanted.by ? String(labels[wanted.by] ?? "") : wanted.label || text;
         if (wanted.skip?.includes(told)) continue;
-        if (wanted.series === "sonde.gpu.throttled" && points.every((point) => point.most === 0)) continue;
+        if (wanted.series === "sonde.gpu.throttled" && isZero(most, first, end)) continue;
         const device = devices.size > 1 && labels["hw.id"] ? ` ${shortId(String(labels["hw.id"]))}` : "";
-        lines.push({
-          label: (SPOKEN[told] ?? told.replaceAll("_", " ")) + device,
-          times: points.map((point) => point.time_ns / 1e9), values: points.map((point) => point.value),
-          least: points.map((point) => point.least),
-        });
+        const times = new Array<number>(end - first);
+        const values = new Array<number>(end - first);
+        for (let i = first; i < end; i++) {
+          times[i - first] = time[i]! / 1e9;
+          values[i - first] = value[i]!;
+        }
+        lines.push({ label: (SPOKEN[told] ?? told.replaceAll("_", " ")) + device, times, values });
       }
     }
     if (lines.length) charts.push({ title: group.title, unit: group.unit, percent: group.percent ?? false, lines, top: group.percent ? 1 : null, stepped: group.stepped ?? false });
@@ -67,13 +87,24 @@ export function chartsOf(rows: readonly ChartRow[]): { charts: Chart[]; missing:
   return { charts, missing };
 }
 
+function isZero(values: ArrayLike<number>, first: number, end: number): boolean {
+  for (let i = first; i < end; i++) if (values[i] !== 0) return false;
+  return true;
+}
+
 /** The lines of a chart on one axis of time, as uPlot takes them; a line is carried over gaps of its own rate. */
 export function aligned(lines: readonly Line[]): [number[], ...(number | null | undefined)[][]] {
+  const first = lines[0]?.times ?? [];
+  if (lines.every(({ times }) => times.length === first.length && times.every((time, i) => time === first[i]))) {
+    return [first, ...lines.map((line) => line.values)];
+  }
   const times = [...new Set(lines.flatMap((line) => line.times))].sort((a, b) => a - b);
-  const at = new Map(times.map((time, i) => [time, i]));
   const columns = lines.map((line) => {
     const column: (number | null | undefined)[] = new Array<undefined>(times.length).fill(undefined);
-    line.times.forEach((time, i) => { column[at.get(time)!] = line.values[i] ?? null; });
+    for (let i = 0, at = 0; i < line.times.length; i++) {
+      while (times[at]! < line.times[i]!) at++;
+      column[at] = line.values[i]!;
+    }
     return column;
   });
   return [times, ...columns];
@@ -83,7 +114,7 @@ export interface Dip { from: number; to: number; lowest: number; lost: number }
 
 /** Where a series stays below half of what it usually reaches, the costliest first. */
 export function dips(line: Line, most = 4): Dip[] {
-  const values = line.values.map((value) => value ?? 0);
+  const { values } = line;
   if (values.length < 4) return [];
   const sorted = [...values].sort((a, b) => a - b);
   const usual = sorted[Math.floor(0.9 * (sorted.length - 1))]!;

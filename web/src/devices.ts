@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Figures of nodes and their devices, and what is wrong with them, worst first.
 
-import type { DeviceRow, LossRow, NodeRow } from "./api";
+import type { Columns, LossRow, NodeRow } from "./api";
 import { duration, percent } from "./numbers";
 
 export interface Device {
@@ -27,6 +27,10 @@ export interface NodeState {
   score: number;
 }
 
+function textAt(column: Columns["texts"][string] | undefined, row: number): string {
+  return column?.values[column.index[row]!] ?? "";
+}
+
 export function labelsOf(text: string): Record<string, string> {
   try {
     const found: unknown = text ? JSON.parse(text) : {};
@@ -36,45 +40,74 @@ export function labelsOf(text: string): Record<string, string> {
   }
 }
 
-const REASONS_OF_CHOICE = new Set(["gpu_idle", "idle", "application_clocks", "display_clock", "sync_boost", "none"]);
-
-export function states(nodes: readonly NodeRow[], rows: readonly DeviceRow[], losses: readonly LossRow[], nowS: number): NodeState[] {
-  const byNode = new Map<string, DeviceRow[]>();
-  for (const row of rows) (byNode.get(row.node) ?? byNode.set(row.node, []).get(row.node)!).push(row);
-  const lost = new Map<string, number>();
-  for (const row of losses) lost.set(row.node, (lost.get(row.node) ?? 0) + row.value);
-  return nodes.map((node) => stateOf(node, byNode.get(node.node) ?? [], lost.get(node.node) ?? 0, nowS))
-    .sort((a, b) => b.score - a.score || a.node.localeCompare(b.node, "en", { numeric: true }));
+/** One label, without parsing the others: a fleet has a million rows. */
+function labelOf(text: string, name: string): string {
+  const key = text.indexOf(`"${name}"`);
+  if (key < 0) return "";
+  const from = text.indexOf('"', text.indexOf(":", key + name.length + 2)) + 1;
+  const to = text.indexOf('"', from);
+  const value = text.slice(from, to);
+  return from > 0 && to > from && !text.includes("\\") ? value : String(labelsOf(text)[name] ?? "");
 }
 
-function stateOf(node: NodeRow, rows: readonly DeviceRow[], lost: number, nowS: number): NodeState {
+const REASONS_OF_CHOICE = new Set(["gpu_idle", "idle", "application_clocks", "display_clock", "sync_boost", "none"]);
+
+export function states(nodes: readonly NodeRow[], table: Columns | null, losses: readonly LossRow[], nowS: number): NodeState[] {
+  const byNode = rowsByNode(table);
+  const lost = new Map<string, number>();
+  for (const row of losses) lost.set(row.node, (lost.get(row.node) ?? 0) + row.value);
+  return nodes.map((node) => stateOf(node, table, byNode.get(node.node) ?? NONE, lost.get(node.node) ?? 0, nowS))
+    .sort((a, b) => b.score - a.score || BY_NAME.compare(a.node, b.node));
+}
+
+const BY_NAME = new Intl.Collator("en", { numeric: true });
+
+/** First row of each node, and the one behind its last: rows of a node follow each other in an answer. */
+type Rows = readonly [first: number, end: number];
+const NONE: Rows = [0, 0];
+
+function rowsByNode(table: Columns | null): Map<string, Rows> {
+  const found = new Map<string, Rows>();
+  const nodes = table?.texts["node"];
+  for (let first = 0; nodes && first < table!.rows;) {
+    let end = first + 1;
+    while (end < table!.rows && nodes.index[end] === nodes.index[first]) end++;
+    found.set(nodes.values[nodes.index[first]!]!, [first, end]);
+    first = end;
+  }
+  return found;
+}
+
+function stateOf(node: NodeRow, table: Columns | null, [first, end]: Rows, lost: number, nowS: number): NodeState {
   const devices = new Map<string, Device>();
   const troubles: Trouble[] = [];
   const throttled = new Map<string, number>();
   let errors = 0;
-  for (const row of rows) {
-    const labels = labelsOf(row.labels);
-    const id = String(labels["hw.id"] ?? "");
+  for (let i = first; i < end; i++) {
+    const { numbers, texts } = table!;
+    const labels = textAt(texts["labels"], i);
+    const row = { mean: numbers["mean"]![i]!, most: numbers["most"]![i]!, last: numbers["last"]![i]! };
+    const id = labelOf(labels, "hw.id");
     if (!id) continue;
     let device = devices.get(id);
     if (!device) {
       device = { id, utilization: null, smActive: null, tensor: null, memory: null, memoryLimit: null, power: null, temperature: null };
       devices.set(id, device);
     }
-    switch (row.series) {
-      case "hw.gpu.utilization": if (labels["hw.gpu.task"] === "general") device.utilization = row.mean; break;
+    switch (textAt(texts["series"], i)) {
+      case "hw.gpu.utilization": if (labelOf(labels, "hw.gpu.task") === "general") device.utilization = row.mean; break;
       case "sonde.gpu.sm.active": device.smActive = row.mean; break;
-      case "sonde.gpu.tensor.active": if (labels["sonde.gpu.precision"] === "any") device.tensor = row.mean; break;
+      case "sonde.gpu.tensor.active": if (labelOf(labels, "sonde.gpu.precision") === "any") device.tensor = row.mean; break;
       case "hw.gpu.memory.usage": device.memory = row.last; break;
       case "hw.gpu.memory.limit": device.memoryLimit = row.last; break;
       case "hw.power": device.power = row.mean; break;
-      case "hw.temperature": if (labels["hw.sensor_location"] === "gpu") device.temperature = row.most; break;
+      case "hw.temperature": if (labelOf(labels, "hw.sensor_location") === "gpu") device.temperature = row.most; break;
       case "sonde.gpu.throttled": {
-        const reason = String(labels["sonde.gpu.throttle.reason"] ?? "");
+        const reason = labelOf(labels, "sonde.gpu.throttle.reason");
         if (row.mean > 0 && !REASONS_OF_CHOICE.has(reason)) throttled.set(reason, Math.max(row.mean, throttled.get(reason) ?? 0));
         break;
       }
-      case "hw.errors": if (labels["error.type"] === "uncorrected") errors += row.most; break;
+      case "hw.errors": if (labelOf(labels, "error.type") === "uncorrected") errors += row.most; break;
     }
   }
   const lastS = node.last_ns / 1e9;

@@ -31,6 +31,12 @@ export interface Tree {
   count: Float64Array;
   x: Float64Array;
   levels: number;
+  /** The heaviest child of each node, and the next lighter child of its parent; -1: none. */
+  child: Int32Array;
+  sibling: Int32Array;
+  /** Nodes level by level, from left to right; those of level i are `order[first[i]]` to `order[first[i + 1] - 1]`. */
+  order: Int32Array;
+  first: Int32Array;
 }
 
 const RUNTIME = /^(libc[.-]|libpthread|ld-linux|ld-musl|libpython|python3|\[vdso\]|libstdc\+\+|libgcc_s)/;
@@ -73,55 +79,117 @@ export function build(flame: Flame, weight: Weight, invert: boolean, hide: Hide)
     }
     return number;
   });
-  const parent = [-1];
-  const fn = [0];
-  const depth = [0];
-  const own = [0];
-  const total = [0];
-  const count = [0];
-  const children: Map<number, number>[] = [new Map()];
+  const grown = new Grown();
   for (const stack of flame.stacks) {
     const amount = weight === "bytes" ? stack.bytes : stack.ns;
     if (!(amount > 0)) continue;
     let node = 0;
-    total[0]! += amount;
-    count[0]! += stack.n;
+    grown.total[0]! += amount;
+    grown.count[0]! += stack.n;
     const length = stack.frames.length;
     for (let i = 0; i < length; i++) {
       const frame = numberOf[stack.frames[invert ? i : length - 1 - i]!] ?? -1;
-      if (frame < 0 || (frame === fn[node] && !functions[frame]!.named)) continue;
-      let child = children[node]!.get(frame);
-      if (child === undefined) {
-        child = parent.push(node) - 1;
-        fn.push(frame);
-        depth.push(depth[node]! + 1);
-        own.push(0);
-        total.push(0);
-        count.push(0);
-        children.push(new Map());
-        children[node]!.set(frame, child);
-      }
-      node = child;
-      total[node]! += amount;
-      count[node]! += stack.n;
+      if (frame < 0 || (frame === grown.fn[node] && !functions[frame]!.named)) continue;
+      node = grown.under(node, frame);
+      grown.total[node]! += amount;
+      grown.count[node]! += stack.n;
     }
-    own[node]! += amount;
+    grown.own[node]! += amount;
   }
-  const totals = Float64Array.from(total);
-  const x = new Float64Array(parent.length);
-  let levels = 1;
-  for (let node = 0; node < parent.length; node++) {
-    let at = x[node]!;
-    levels = Math.max(levels, depth[node]! + 1);
-    const below = [...children[node]!.values()].sort((a, b) => totals[b]! - totals[a]! || a - b);
-    for (const child of below) {
-      x[child] = at;
-      at += totals[child]!;
+  return arranged(functions, grown);
+}
+
+/** A tree while it grows. Which child of a node has a function is looked up in one table for all nodes. */
+class Grown {
+  size = 1;
+  parent = new Int32Array(1024).fill(-1, 0, 1);
+  fn = new Int32Array(1024);
+  own = new Float64Array(1024);
+  total = new Float64Array(1024);
+  count = new Float64Array(1024);
+  private table = new Int32Array(4096);
+
+  under(node: number, fn: number): number {
+    const { table } = this;
+    const mask = table.length - 1;
+    let at = Math.imul(Math.imul(node, 0x9e3779b1) ^ fn, 0x85ebca6b) >>> 7 & mask;
+    for (let found = table[at]!; found !== 0; found = table[at]!) {
+      if (this.parent[found] === node && this.fn[found] === fn) return found;
+      at = (at + 1) & mask;
     }
+    if (this.size === this.parent.length) this.grow();
+    const made = this.size++;
+    this.parent[made] = node;
+    this.fn[made] = fn;
+    if (this.table === table) table[at] = made;
+    else this.put(made);
+    return made;
+  }
+
+  private put(node: number): void {
+    const mask = this.table.length - 1;
+    let at = Math.imul(Math.imul(this.parent[node]!, 0x9e3779b1) ^ this.fn[node]!, 0x85ebca6b) >>> 7 & mask;
+    while (this.table[at] !== 0) at = (at + 1) & mask;
+    this.table[at] = node;
+  }
+
+  private grow(): void {
+    const size = 2 * this.parent.length;
+    this.parent = longer(this.parent, new Int32Array(size));
+    this.fn = longer(this.fn, new Int32Array(size));
+    this.own = longer(this.own, new Float64Array(size));
+    this.total = longer(this.total, new Float64Array(size));
+    this.count = longer(this.count, new Float64Array(size));
+    this.table = new Int32Array(4 * size);
+    for (let node = 1; node < this.size; node++) this.put(node);
+  }
+}
+
+function longer<T extends Int32Array | Float64Array>(from: T, into: T): T {
+  into.set(from);
+  return into;
+}
+
+function arranged(functions: Function[], grown: Grown): Tree {
+  const size = grown.size;
+  const parent = grown.parent.slice(0, size);
+  const total = grown.total.slice(0, size);
+  const depth = new Int32Array(size);
+  const x = new Float64Array(size);
+  const child = new Int32Array(size).fill(-1);
+  const sibling = new Int32Array(size).fill(-1);
+  for (let node = size - 1; node > 0; node--) {
+    sibling[node] = child[parent[node]!]!;
+    child[parent[node]!] = node;
+  }
+  const order = new Int32Array(size);
+  const first = [0, 1];
+  const some: number[] = [];
+  let end = 1;
+  for (let from = 0; from < end;) {
+    const to = end;
+    for (let i = from; i < to; i++) {
+      const node = order[i]!;
+      let at = x[node]!;
+      some.length = 0;
+      for (let below = child[node]!; below >= 0; below = sibling[below]!) some.push(below);
+      if (some.length > 1) some.sort((a, b) => total[b]! - total[a]! || a - b);
+      for (let n = 0; n < some.length; n++) {
+        const below = some[n]!;
+        depth[below] = depth[node]! + 1;
+        x[below] = at;
+        at += total[below]!;
+        order[end++] = below;
+        sibling[below] = n + 1 < some.length ? some[n + 1]! : -1;
+      }
+      if (some.length) child[node] = some[0]!;
+    }
+    from = to;
+    if (end > to) first.push(end);
   }
   return {
-    functions, parent: Int32Array.from(parent), fn: Int32Array.from(fn), depth: Int32Array.from(depth),
-    total: totals, own: Float64Array.from(own), count: Float64Array.from(count), x, levels,
+    functions, parent, fn: grown.fn.slice(0, size), depth, total, own: grown.own.slice(0, size),
+    count: grown.count.slice(0, size), x, levels: first.length - 1, child, sibling, order, first: Int32Array.from(first),
   };
 }
 
@@ -177,19 +245,31 @@ export function table(tree: Tree): { fn: number; own: number; total: number; cou
   return rows.slice(1).sort((a, b) => b.own - a.own || b.total - a.total);
 }
 
-export function rowsOf(tree: Tree, palette: Palette, lit: Uint8Array | null): Row[] {
-  const at: number[][] = Array.from({ length: tree.levels }, () => []);
-  for (let node = 0; node < tree.parent.length; node++) at[tree.depth[node]!]!.push(node);
-  const colours = tree.functions.map((fn) => palette.frame(fn.kind, fn.binary, fn.name));
-  return at.map((nodes, level) => {
-    nodes.sort((a, b) => tree.x[a]! - tree.x[b]!);
-    const id = Int32Array.from(nodes);
-    const start = Float64Array.from(nodes, (node) => tree.x[node]!);
-    const end = Float64Array.from(nodes, (node) => tree.x[node]! + tree.total[node]!);
-    const colour = Uint32Array.from(nodes, (node) =>
-      lit && !lit[node] ? palette.faded : colours[tree.fn[node]!]!);
-    return makeRow(start, end, colour, id, level * ROW_HEIGHT, ROW_HEIGHT - 1, palette.ground);
+/** The levels as rows; their shades are functions, and those behind them the same ones faded. */
+export function rowsOf(tree: Tree, ground: number, lit: Uint8Array | null): Row[] {
+  const { order, first, x, total, fn } = tree;
+  const faded = tree.functions.length;
+  return Array.from({ length: tree.levels }, (_, level) => {
+    const id = order.subarray(first[level], first[level + 1]);
+    const start = new Float64Array(id.length);
+    const end = new Float64Array(id.length);
+    const shade = new Uint32Array(id.length);
+    for (let i = 0; i < id.length; i++) {
+      const node = id[i]!;
+      start[i] = x[node]!;
+      end[i] = x[node]! + total[node]!;
+      shade[i] = fn[node]! + (lit && !lit[node] ? faded : 0);
+    }
+    return makeRow(start, end, shade, id, level * ROW_HEIGHT, ROW_HEIGHT - 1, ground);
   });
+}
+
+/** The colours of such rows. */
+export function coloursOf(tree: Tree, palette: Palette): Uint32Array {
+  const count = tree.functions.length;
+  const colours = new Uint32Array(2 * count).fill(palette.faded);
+  tree.functions.forEach((fn, number) => { colours[number] = palette.frame(fn.kind, fn.binary, fn.name); });
+  return colours;
 }
 
 /** Labels from the root to a node, the root left out. */
@@ -203,13 +283,8 @@ export function pathOf(tree: Tree, node: number): string[] {
 export function nodeOf(tree: Tree, path: readonly string[]): number {
   let node = 0;
   for (const label of path) {
-    let next = -1;
-    for (let child = node + 1; child < tree.parent.length; child++) {
-      if (tree.parent[child] === node && tree.functions[tree.fn[child]!]!.label === label) {
-        next = child;
-        break;
-      }
-    }
+    let next = tree.child[node]!;
+    while (next >= 0 && tree.functions[tree.fn[next]!]!.label !== label) next = tree.sibling[next]!;
     if (next < 0) break;
     node = next;
   }

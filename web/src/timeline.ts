@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The answer `timeline` as lanes of boxes: threads with their waits and calls, streams with runs.
 
-import type { SpanColumns, TimelineAnswer, Verdict } from "./api";
+import type { RunColumns, SpanColumns, TimelineAnswer, Verdict } from "./api";
 import { makeRow, type Row } from "./draw/boxes";
 import type { Palette } from "./draw/colours";
 
@@ -32,9 +32,12 @@ export interface Lanes {
   /** What a box is, by its id. */
   span(id: number): Span;
   spans: number;
+  /** Spans that are not drawn, as too many overlap. */
+  hidden: number;
+  /** A shade is the index of a kind times the number of names, plus the index of a name. */
+  kinds: readonly string[];
+  names: readonly string[];
 }
-
-interface Pending { start: number; end: number; name: number; kind: number; note: number }
 
 /** Which spans a cause is about, where a verdict is on threads and has no stalls of its own. */
 const OF_CAUSE: Record<string, (kind: string, name: string) => boolean> = {
@@ -68,201 +71,264 @@ export function titleOf(verdicts: readonly Verdict[], key: string): string {
   return "";
 }
 
-class Builder {
-  readonly lanes: Lane[] = [];
-  readonly rows: Row[] = [];
-  readonly texts: string[] = [];
-  private readonly numbers = new Map<string, number>();
-  private readonly of: { column: Pending[]; lane: number; first: number }[] = [];
-  private count = 0;
-  top = 4;
-
-  constructor(private readonly palette: Palette, private readonly isLit: ((kind: string, name: string) => boolean) | null) {}
-
-  text(value: string): number {
-    let number = this.numbers.get(value);
-    if (number === undefined) {
-      number = this.texts.push(value) - 1;
-      this.numbers.set(value, number);
-    }
-    return number;
-  }
-
-  lane(label: string, detail: string, parts: readonly { spans: Pending[]; height: number }[]): void {
-    const lane = this.lanes.length;
-    const from = this.top;
-    for (const part of parts) {
-      for (const layer of layered(part.spans)) {
-        this.row(layer, lane, part.height);
-        this.top += part.height + 1;
-      }
-    }
-    this.lanes.push({ label, detail, top: from, height: Math.max(LANE, this.top - from) });
-    this.top = from + Math.max(LANE, this.top - from) + GAP;
-  }
-
-  private row(spans: Pending[], lane: number, height: number): void {
-    const first = this.count;
-    this.of.push({ column: spans, lane, first });
-    this.count += spans.length;
-    const colours = new Map<number, number>();
-    const colour = Uint32Array.from(spans, (span) => {
-      const key = this.isLit ? span.kind * 65536 + span.name : span.kind;
-      let one = colours.get(key);
-      if (one === undefined) {
-        const kind = this.texts[span.kind]!;
-        const faded = this.isLit !== null && !this.isLit(kind, this.texts[span.name]!);
-        one = faded ? this.palette.faded : this.palette.span(kind);
-        colours.set(key, one);
-      }
-      return one;
-    });
-    const start = Float64Array.from(spans, (span) => span.start);
-    const end = Float64Array.from(spans, (span) => span.end);
-    const id = Int32Array.from(spans, (_, i) => first + i);
-    this.rows.push(makeRow(start, end, colour, id, this.top, height, this.palette.lane));
-  }
-
-  done(): Lanes {
-    const { of, texts } = this;
-    return {
-      lanes: this.lanes, rows: this.rows, height: this.top, spans: this.count,
-      span(id) {
-        let low = 0;
-        let high = of.length - 1;
-        while (low < high) {
-          const middle = (low + high + 1) >> 1;
-          if (of[middle]!.first <= id) low = middle;
-          else high = middle - 1;
-        }
-        const { column, lane, first } = of[low]!;
-        const span = column[id - first]!;
-        return {
-          name: texts[span.name]!, kind: texts[span.kind]!, start: span.start, end: span.end,
-          note: texts[span.note]!, lane,
-        };
-      },
-    };
-  }
+/** One table of spans: columns, and what its numbers mean. */
+interface Source {
+  start: Float64Array;
+  end: Float64Array;
+  /** What the box looks like: its kind and its name, as one number. */
+  shade: Uint32Array;
+  /** Index of the group that is a lane of its own. */
+  group: ArrayLike<number>;
+  groups: number;
+  note(index: number): string;
+  /** Set by the layout: the lane of each group, and the id of the first span. */
+  lanes: Int32Array;
+  first: number;
 }
 
 const MOST_LAYERS = 6;
 
-/** Spans as layers without overlaps: each goes into the first layer that is free. */
-export function layered<T extends { start: number; end: number }>(spans: T[]): T[][] {
-  spans.sort((a, b) => a.start - b.start || b.end - a.end);
-  const layers: T[][] = [];
+/** The spans `order` as layers without overlaps: each goes into the first layer that is free. */
+export function layered(start: Float64Array, end: Float64Array, order: Int32Array): Int32Array[] {
+  let last = -Infinity;
+  let isSorted = true;
+  let isFlat = true;
+  for (let i = 0; i < order.length; i++) {
+    const at = order[i]!;
+    if (i && start[at]! < start[order[i - 1]!]!) isSorted = false;
+    if (start[at]! < last) isFlat = false;
+    last = Math.max(last, end[at]!);
+  }
+  if (isFlat) return order.length ? [order] : [];
+  const sorted = isSorted ? order : order.slice().sort((a, b) => start[a]! - start[b]! || end[b]! - end[a]!);
+  const layer = new Uint8Array(sorted.length);
   const ends: number[] = [];
-  for (const span of spans) {
-    let at = ends.findIndex((end) => end <= span.start);
-    if (at < 0 && layers.length < MOST_LAYERS) at = layers.push([]) - 1;
-    if (at < 0) continue;
-    layers[at]!.push(span);
-    ends[at] = Math.max(span.end, span.start);
+  const counts: number[] = [];
+  for (let i = 0; i < sorted.length; i++) {
+    const from = start[sorted[i]!]!;
+    let at = 0;
+    while (at < ends.length && ends[at]! > from) at++;
+    layer[i] = at;
+    if (at === MOST_LAYERS) continue;
+    ends[at] = Math.max(from, end[sorted[i]!]!);
+    counts[at] = (counts[at] ?? 0) + 1;
+  }
+  const layers = counts.map((count) => new Int32Array(count));
+  const filled = counts.map(() => 0);
+  for (let i = 0; i < sorted.length; i++) {
+    const at = layer[i]!;
+    if (at < MOST_LAYERS) layers[at]![filled[at]!++] = sorted[i]!;
   }
   return layers;
 }
 
-export function build(answer: TimelineAnswer, palette: Palette, cause: string): Lanes {
-  const title = titleOf(answer.explanation.verdicts, cause);
-  const hasStalls = answer.stalls.start.length > 0;
-  const isLit = !cause ? null
-    : hasStalls ? (kind: string, name: string): boolean => kind === "stall" && name === title
-    : (OF_CAUSE[cause] ?? null);
-  const builder = new Builder(palette, isLit);
-  const none = builder.text("");
-  stalls(answer, builder, none);
-  streams(answer, builder, none);
-  threads(answer, builder, none);
-  return builder.done();
+/** Indices of the spans of each group, in their order. */
+function grouped(group: ArrayLike<number>, groups: number): Int32Array[] {
+  const counts = new Int32Array(groups);
+  for (let i = 0; i < group.length; i++) counts[group[i]!]!++;
+  const lists = Array.from(counts, (count) => new Int32Array(count));
+  counts.fill(0);
+  for (let i = 0; i < group.length; i++) lists[group[i]!]![counts[group[i]!]!++] = i;
+  return lists;
 }
 
-function stalls(answer: TimelineAnswer, builder: Builder, none: number): void {
-  const by = new Map<number, Pending[]>();
-  const { start, end, cause, device } = answer.stalls;
-  const kind = builder.text("stall");
-  for (let i = 0; i < start.length; i++) {
-    const spans = by.get(device[i]!) ?? by.set(device[i]!, []).get(device[i]!)!;
-    spans.push({ start: start[i]!, end: end[i]!, name: builder.text(answer.causes[cause[i]!]!), kind, note: none });
+class Layout {
+  readonly lanes: Lane[] = [];
+  readonly rows: Row[] = [];
+  readonly sources: Source[] = [];
+  readonly kinds: string[] = [];
+  readonly names: string[] = [];
+  private readonly byGroup = new Map<Source, Int32Array[]>();
+  spans = 0;
+  hidden = 0;
+  top = 4;
+
+  /** Numbers of kinds, and where the names begin that are given now. */
+  kindOf(kind: string): number {
+    const at = this.kinds.indexOf(kind);
+    return at < 0 ? this.kinds.push(kind) - 1 : at;
   }
-  for (const [one, spans] of by) builder.lane(`GPU${one} idle`, "why no kernel ran", [{ spans, height: LANE }]);
+
+  add(given: Omit<Source, "lanes" | "first">): Source {
+    const source = { ...given, lanes: new Int32Array(given.groups), first: this.spans };
+    this.spans += given.start.length;
+    this.sources.push(source);
+    this.byGroup.set(source, grouped(given.group, given.groups));
+    return source;
+  }
+
+  of(source: Source, group: number): Int32Array {
+    return this.byGroup.get(source)![group] ?? new Int32Array(0);
+  }
+
+  lane(label: string, detail: string, parts: readonly { source: Source; group: number; height: number }[]): void {
+    const lane = this.lanes.length;
+    const from = this.top;
+    for (const { source, group, height } of parts) {
+      source.lanes[group] = lane;
+      const spans = this.of(source, group);
+      let shown = 0;
+      for (const layer of layered(source.start, source.end, spans)) {
+        this.row(source, layer, height);
+        this.top += height + 1;
+        shown += layer.length;
+      }
+      this.hidden += spans.length - shown;
+    }
+    const height = Math.max(LANE, this.top - from);
+    this.lanes.push({ label, detail, top: from, height });
+    this.top = from + height + GAP;
+  }
+
+  private row(source: Source, spans: Int32Array, height: number): void {
+    const count = spans.length;
+    const start = new Float64Array(count);
+    const end = new Float64Array(count);
+    const shade = new Uint32Array(count);
+    const id = new Int32Array(count);
+    for (let i = 0; i < count; i++) {
+      const at = spans[i]!;
+      start[i] = source.start[at]!;
+      end[i] = source.end[at]!;
+      shade[i] = source.shade[at]!;
+      id[i] = source.first + at;
+    }
+    this.rows.push(makeRow(start, end, shade, id, this.top, height, 0));
+  }
+
+  span(id: number): Span {
+    const { sources, names } = this;
+    let at = sources.length - 1;
+    while (at > 0 && sources[at]!.first > id) at--;
+    const source = sources[at]!;
+    const index = id - source.first;
+    const shade = source.shade[index]!;
+    return {
+      name: names[shade % names.length]!, kind: this.kinds[Math.floor(shade / names.length)]!,
+      start: source.start[index]!, end: source.end[index]!, note: source.note(index),
+      lane: source.lanes[source.group[index]!]!,
+    };
+  }
 }
 
-function streams(answer: TimelineAnswer, builder: Builder, none: number): void {
-  const { device, runs } = answer;
-  const by = columnsByTrack(answer, device, builder, none);
-  for (const [track, spans] of by) {
-    builder.lane(answer.tracks[track]!.label, answer.tracks[track]!.process, [{ spans, height: LANE }]);
-  }
-  if (!runs) return;
-  const lanes = new Map<string, Pending[]>();
-  for (let i = 0; i < runs.start.length; i++) {
-    const key = `GPU${runs.device[i]} stream ${runs.stream[i]}`;
-    const kind = runs.kinds[runs.kind[i]!]!;
-    if (kind === "sync") continue;
-    const spans = lanes.get(key) ?? lanes.set(key, []).get(key)!;
-    const weight = runs.weight[i]!;
-    spans.push({
-      start: runs.start[i]!, end: runs.end[i]!, name: builder.text(runs.names[runs.name[i]!] || kind),
-      kind: builder.text(kind),
-      note: weight > 1.001 ? builder.text(`timed for about ${weight.toFixed(1)} like it`) : none,
-    });
-  }
-  for (const [key, spans] of [...lanes].sort(([a], [b]) => a.localeCompare(b, "en", { numeric: true }))) {
-    builder.lane(key, "timed runs, a sample", [{ spans, height: LANE }]);
-  }
+const doubles = (values: ArrayLike<number>): Float64Array => values instanceof Float64Array ? values : Float64Array.from(values);
+
+function shadesOf(kind: ArrayLike<number>, kinds: readonly number[], name: ArrayLike<number>, from: number, names: number): Uint32Array {
+  const shade = new Uint32Array(kind.length);
+  for (let i = 0; i < shade.length; i++) shade[i] = kinds[kind[i]!]! * names + from + name[i]!;
+  return shade;
 }
 
-function columnsByTrack(
-  answer: TimelineAnswer, spans: SpanColumns, builder: Builder, none: number,
-): Map<number, Pending[]> {
-  const kinds = spans.kinds.map((kind) => builder.text(kind));
-  const names = new Map<number, number>();
-  const by = new Map<number, Pending[]>();
-  for (let i = 0; i < spans.start.length; i++) {
-    const track = spans.track[i]!;
-    let name = names.get(spans.name[i]!);
-    if (name === undefined) names.set(spans.name[i]!, (name = builder.text(answer.names[spans.name[i]!]!)));
-    const waker = spans.waker[i]! > 0 ? answer.tracks[spans.waker[i]! - 1] : undefined;
-    const list = by.get(track) ?? by.set(track, []).get(track)!;
-    list.push({
-      start: spans.start[i]!, end: spans.end[i]!, name, kind: kinds[spans.kind[i]!]!,
-      note: waker ? builder.text(`woken by ${waker.label}`) : none,
-    });
+/** Where everything stands; colours are apart (`coloursOf`), so that a theme or a cause changes them alone. */
+export function layout(answer: TimelineAnswer): Lanes {
+  const made = new Layout();
+  const { runs, stalls } = answer;
+  const ofRuns = answer.names.length;
+  const ofCauses = ofRuns + (runs?.names.length ?? 0);
+  for (const list of [answer.names, runs?.names ?? [], answer.causes]) {
+    for (const name of list) made.names.push(name);
   }
-  return by;
-}
+  if (!made.names.length) made.names.push("");
+  const names = made.names.length;
+  const none = (): string => "";
 
-function threads(answer: TimelineAnswer, builder: Builder, none: number): void {
-  const calls = columnsByTrack(answer, answer.calls, builder, none);
-  const states = columnsByTrack(answer, answer.states, builder, none);
-  const weight = new Map<number, number>();
-  const { time, track, weight: ns, name } = answer.samples;
-  const ran = new Map<number, Pending[]>();
-  const kind = builder.text("running");
-  // Samples sum up an interval: they are drawn as that interval, as wide as the time on a CPU.
-  const filled = new Map<string, number>();
-  for (let i = 0; i < time.length; i++) {
-    const key = `${track[i]}:${time[i]}`;
-    const start = filled.get(key) ?? time[i]!;
-    const end = start + Math.min(ns[i]!, Math.max(0, time[i]! + answer.tick_ns - start));
-    filled.set(key, end);
-    const list = ran.get(track[i]!) ?? ran.set(track[i]!, []).get(track[i]!)!;
-    const text = answer.names[name[i]!] || "[no name]";
-    list.push({ start, end, name: builder.text(text), kind, note: builder.text("estimate from samples of this second, not its place in it") });
-    weight.set(track[i]!, (weight.get(track[i]!) ?? 0) + ns[i]!);
-  }
-  const order = [...new Set([...calls.keys(), ...states.keys(), ...ran.keys()])];
-  const score = (one: number): number => (calls.get(one)?.length ? 1e18 : 0) + (weight.get(one) ?? 0) + (states.get(one)?.length ?? 0);
-  order.sort((a, b) => score(b) - score(a));
-  for (const one of order) {
-    const thread = answer.tracks[one]!;
+  const devices = [...new Set(Array.from(stalls.device))].sort((a, b) => a - b);
+  const stalled = made.add({
+    start: doubles(stalls.start), end: doubles(stalls.end), group: Array.from(stalls.device, (one) => devices.indexOf(one)),
+    groups: devices.length, note: none, shade: shadesOf(new Uint8Array(stalls.start.length), [made.kindOf("stall")], stalls.cause, ofCauses, names),
+  });
+  devices.forEach((device, group) => made.lane(`GPU${device} idle`, "why no kernel ran", [{ source: stalled, group, height: LANE }]));
+
+  const spansOf = (spans: SpanColumns): Source => made.add({
+    start: doubles(spans.start), end: doubles(spans.end), group: spans.track, groups: answer.tracks.length,
+    shade: shadesOf(spans.kind, spans.kinds.map((kind) => made.kindOf(kind)), spans.name, 0, names),
+    note: (index) => {
+      const waker = spans.waker[index]! > 0 ? answer.tracks[spans.waker[index]! - 1] : undefined;
+      return waker ? `woken by ${waker.label}` : "";
+    },
+  });
+  const device = spansOf(answer.device);
+  answer.tracks.forEach((track, group) => {
+    if (made.of(device, group).length) made.lane(track.label, track.process, [{ source: device, group, height: LANE }]);
+  });
+  if (runs) streams(made, runs, ofRuns);
+
+  const calls = spansOf(answer.calls);
+  const states = spansOf(answer.states);
+  const weights = new Float64Array(answer.tracks.length);
+  const ran = onCpu(made, answer, weights);
+  const score = (track: number): number =>
+    (made.of(calls, track).length ? 1e18 : 0) + weights[track]! + made.of(states, track).length;
+  const order = answer.tracks.map((_, track) => track).filter((track) => score(track) > 0).sort((a, b) => score(b) - score(a) || a - b);
+  for (const group of order) {
+    const thread = answer.tracks[group]!;
     const parts = [
-      { spans: calls.get(one) ?? [], height: LANE },
-      { spans: states.get(one) ?? [], height: HALF },
-      { spans: ran.get(one) ?? [], height: HALF },
-    ].filter((part) => part.spans.length);
-    const owner = thread.owner === "program" ? "" : ` · ${thread.owner}`;
-    builder.lane(thread.label, `${thread.process}${owner}`, parts);
+      { source: calls, group, height: LANE }, { source: states, group, height: HALF }, { source: ran, group, height: HALF },
+    ].filter((part) => made.of(part.source, group).length);
+    made.lane(thread.label, `${thread.process}${thread.owner === "program" ? "" : ` · ${thread.owner}`}`, parts);
   }
+  return {
+    lanes: made.lanes, rows: made.rows, height: made.top, spans: made.spans, hidden: made.hidden,
+    kinds: made.kinds, names: made.names, span: (id) => made.span(id),
+  };
+}
+
+function streams(made: Layout, runs: RunColumns, names: number): void {
+  const keys = new Map<string, number>();
+  const group = new Int32Array(runs.start.length);
+  for (let i = 0; i < group.length; i++) {
+    // Waits for the device are on their threads' lanes.
+    const key = runs.kinds[runs.kind[i]!] === "sync" ? "" : `GPU${runs.device[i]} stream ${runs.stream[i]}`;
+    let number = keys.get(key);
+    if (number === undefined) keys.set(key, (number = keys.size));
+    group[i] = number;
+  }
+  const source = made.add({
+    start: doubles(runs.start), end: doubles(runs.end), group, groups: keys.size,
+    shade: shadesOf(runs.kind, runs.kinds.map((kind) => made.kindOf(kind)), runs.name, names, made.names.length),
+    note: (index) => {
+      const weight = runs.weight[index]!;
+      return weight > 1.001 ? `timed for about ${weight.toFixed(1)} like it` : "";
+    },
+  });
+  for (const [key, number] of [...keys].sort(([a], [b]) => a.localeCompare(b, "en", { numeric: true }))) {
+    if (key) made.lane(key, "timed runs, a sample", [{ source, group: number, height: LANE }]);
+  }
+}
+
+/** Samples sum up an interval: they are drawn as that interval, as wide as the time on a CPU. */
+function onCpu(made: Layout, answer: TimelineAnswer, weights: Float64Array): Source {
+  const { time, track, weight, name } = answer.samples;
+  const start = new Float64Array(time.length);
+  const end = new Float64Array(time.length);
+  const filled = answer.tracks.map(() => new Map<number, number>());
+  for (let i = 0; i < time.length; i++) {
+    const until = filled[track[i]!]!;
+    start[i] = until.get(time[i]!) ?? time[i]!;
+    end[i] = start[i]! + Math.min(weight[i]!, Math.max(0, time[i]! + answer.tick_ns - start[i]!));
+    until.set(time[i]!, end[i]!);
+    weights[track[i]!]! += weight[i]!;
+  }
+  return made.add({
+    start, end, group: track, groups: answer.tracks.length,
+    shade: shadesOf(new Uint8Array(time.length), [made.kindOf("running")], name, 0, made.names.length),
+    note: () => "estimate from samples of this second, not its place in it",
+  });
+}
+
+/** Colours of the boxes; where a cause is chosen, of what it is about alone. */
+export function coloursOf(lanes: Lanes, answer: TimelineAnswer, palette: Palette, cause: string): Uint32Array {
+  const { kinds, names } = lanes;
+  const title = titleOf(answer.explanation.verdicts, cause);
+  const isLit = !cause ? null
+    : answer.stalls.start.length > 0 ? (kind: string, name: string): boolean => kind === "stall" && name === title
+    : (OF_CAUSE[cause] ?? null);
+  const colours = new Uint32Array(kinds.length * names.length);
+  kinds.forEach((kind, number) => {
+    const from = number * names.length;
+    const colour = palette.span(kind);
+    colours.fill(colour, from, from + names.length);
+    if (isLit) names.forEach((name, i) => { if (!isLit(kind, name)) colours[from + i] = palette.faded; });
+  });
+  return colours;
 }

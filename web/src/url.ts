@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is shown, as the address of the page: back, reload and a copied link restore it.
 
-export type View = "overview" | "node" | "range" | "compare";
-const VIEWS: readonly View[] = ["overview", "node", "range", "compare"];
+export type View = "overview" | "node" | "range" | "compare" | "incidents" | "file";
+const VIEWS: readonly View[] = ["overview", "node", "range", "compare", "incidents", "file"];
 
 export interface Place {
   view: View;
@@ -20,6 +20,8 @@ export interface Place {
   cause: string;
   /** Process whose stacks are shown; '' all. */
   pid: string;
+  /** Seconds that `from` and `to` follow the present by; 0: they stand still. */
+  live: number;
   /** Of the timeline: seconds since 1970; 0: the whole range. */
   left: number;
   right: number;
@@ -27,7 +29,7 @@ export interface Place {
 
 export const START: Place = {
   view: "overview", node: "", from: 0, to: 0, kind: "cpu", search: "", focus: [], invert: false,
-  hide: "", shape: "graph", cause: "", pid: "", left: 0, right: 0,
+  hide: "", shape: "graph", cause: "", pid: "", live: 0, left: 0, right: 0,
 };
 
 export function parse(query: string): Place {
@@ -42,7 +44,7 @@ export function parse(query: string): Place {
   return {
     view, shape, node: text("node"), from: seconds("from"), to: seconds("to"), kind: text("kind", "cpu"),
     search: text("search"), focus: given.getAll("focus"), invert: text("invert") === "1",
-    hide: text("hide"), cause: text("cause"), pid: text("pid"), left: seconds("left"), right: seconds("right"),
+    hide: text("hide"), cause: text("cause"), pid: text("pid"), live: Math.min(86400, seconds("live")), left: seconds("left"), right: seconds("right"),
   };
 }
 
@@ -64,6 +66,7 @@ export function format(place: Place): string {
   put("shape", place.shape, "graph");
   put("cause", place.cause);
   put("pid", place.pid);
+  put("live", time(place.live));
   put("left", time(place.left));
   put("right", time(place.right));
   const text = query.toString();

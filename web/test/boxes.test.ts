@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 import { describe, expect, it } from "vitest";
-import { boxAt, covered, firstEndingAfter, makeRow, mixed, paint, type Row } from "../src/draw/boxes";
+import { boxAt, covered, firstEndingAfter, makeRow, mixed, Painter, type Row, type Window } from "../src/draw/boxes";
 
 const RED = 0xff0000ff;
 const WHITE = 0xffffffff;
@@ -8,7 +8,16 @@ const WHITE = 0xffffffff;
 function rowOf(spans: readonly [number, number][], height = 2): Row {
   const start = Float64Array.from(spans, ([from]) => from);
   const end = Float64Array.from(spans, ([, to]) => to);
-  return makeRow(start, end, new Uint32Array(spans.length).fill(RED), Int32Array.from(spans, (_, i) => i), 0, height, WHITE);
+  return makeRow(start, end, new Uint32Array(spans.length), Int32Array.from(spans, (_, i) => i), 0, height, WHITE);
+}
+
+const painter = new Painter();
+
+function paint(
+  pixels: Uint32Array, width: number, height: number, ratio: number, rows: readonly Row[], window: Window, ground: number, labelWidth: number,
+): { row: number; box: number; x: number; width: number }[] {
+  const { count, row, box, x, width: room } = painter.paint(pixels, width, height, ratio, rows, Uint32Array.of(RED), window, ground, labelWidth);
+  return Array.from({ length: count }, (_, i) => ({ row: row[i]!, box: box[i]!, x: x[i]!, width: room[i]! }));
 }
 
 describe("searches", () => {
@@ -69,6 +78,25 @@ describe("paint", () => {
     const pixels = new Uint32Array(10);
     paint(pixels, 10, 1, 1, [rowOf(spans, 1)], { left: 0, right: 1000, scroll: 0 }, WHITE, 30);
     expect(new Set(pixels)).toEqual(new Set([mixed(RED, WHITE, 0.5)]));
+  });
+
+  it("adds up to what boxes below a pixel cover", () => {
+    let seed = 11;
+    const random = (): number => (seed = (seed * 48271) % 2147483647) / 2147483647;
+    for (const longest of [0.2, 1, 4]) {
+      const spans: [number, number][] = [];
+      for (let at = 0; at < 2000; ) {
+        const from = at + random() * longest;
+        at = from + random() * longest;
+        spans.push([from, at]);
+      }
+      const row = rowOf(spans, 1);
+      const pixels = new Uint32Array(200);
+      paint(pixels, 200, 1, 1, [row], { left: 0, right: 2000, scroll: 0 }, WHITE, 30);
+      // Green of a pixel goes from 255 (ground) to 0 (red): its sum is what is not covered.
+      const shown = pixels.reduce((sum, one) => sum + (255 - ((one >>> 8) & 255)) / 255, 0) * 10;
+      expect(Math.abs(shown - covered(row, 0, 2000)) / 2000).toBeLessThan(0.02);
+    }
   });
 
   it("keeps a lone short box visible", () => {

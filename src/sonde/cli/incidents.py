@@ -6,6 +6,8 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import socket
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,7 +103,10 @@ def write(folder: Path, name: str, incident: Incident, window: Window) -> None:
     from sonde.diagnose.recorded import Recorded, shrunk
     from sonde.private_files import make_folder, replacing
 
-    raw = msgspec.json.encode(Recorded(1, incident, shrunk(window)))
+    offset_ns = time.time_ns() - time.monotonic_ns()
+    raw = msgspec.json.encode(
+        Recorded(1, incident, shrunk(window), socket.gethostname(), offset_ns)
+    )
     make_folder(folder)
     with replacing(folder / name) as file:
         file.write(gzip.compress(raw, 6, mtime=0))

@@ -41,6 +41,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="clients must show a certificate of this authority")  # fmt: skip
     add("--keep-days", type=float, default=0, metavar="N", help="remove what is older")
     add("--keep-gb", type=float, default=0, metavar="N", help="remove the oldest beyond")
+    add("--incidents", type=Path, metavar="DIR",
+        help="show the incidents that `sonde diagnose --keep` wrote there; with tokens, those of a "
+        "tenant are in DIR/TENANT")  # fmt: skip
     log_output.add_options(parser)
     add(end_with_input.FLAG, action="store_true", help=end_with_input.HELP)
     parser.set_defaults(run=run)
@@ -82,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
             age_s=round(args.keep_days * 86_400),
             size_bytes=round(args.keep_gb * 1e9),
             open_tenant="default" if args.open else "",
+            incidents=args.incidents,
         )
         try:
             serve(service, address, lambda url: print(f"serving {url}", flush=True))

@@ -20,6 +20,22 @@ class Recorded(msgspec.Struct):
     version: int
     incident: Incident
     window: Window
+    node: str = ""
+    wall_offset_ns: int = 0
+    """What makes times of the incident times since 1970; 0: not known."""
+
+
+class Headline(msgspec.Struct):
+    """Of such a file what a list of incidents shows: without the rows, which are most of it."""
+
+    incident: Incident
+    node: str = ""
+    wall_offset_ns: int = 0
+
+
+def headline(raw: bytes) -> Headline:
+    """The incident of a file. Raises ValueError for what is none."""
+    return msgspec.json.decode(raw, type=Headline)
 
 
 def shrunk(window: Window) -> Window:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One self-contained HTML page: an interactive flame graph and tables.
 
-The page needs no network and no server. Its content security policy allows its own script and
-style by their hashes, and nothing else. The data is embedded as base64 of gzipped JSON, so that no
-name in it can become markup.
+Its flame graph is drawn by the renderer of the server's page (web/src/report.ts), which
+`scripts/setup` builds. The page needs no network and no server. Its content security policy allows
+its own script and style by their hashes, and nothing else. The data is embedded as base64 of
+gzipped JSON, so that no name in it can become markup.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, BinaryIO
 
+from sonde.errors import MissingDependency
 from sonde.export import call_tree, json_report, metric_charts, strict_json
 from sonde.export.call_tree import CallTree
 from sonde.export.summary import directions
@@ -31,6 +33,7 @@ MAX_NODES = 150_000
 MAX_ROWS = 5_000
 """Of each table."""
 
+_RENDERER = "boxes.js"
 _SCRIPTS = ("numbers.js", "capture.js", "tree.js", "colours.js", "flame.js", "tables.js", "page.js")
 
 
@@ -40,8 +43,11 @@ def write(
     kinds: Sequence[ProfileKind] = BASIC_KINDS,
     where: Where = EVERYTHING,
 ) -> None:
-    """Write the page. It opens with the first of the kinds that is not empty."""
-    script = "".join(_asset(name) for name in _SCRIPTS)
+    """Write the page. It opens with the first of the kinds that is not empty.
+
+    Raises MissingDependency where the renderer was not built.
+    """
+    script = _renderer() + "".join(_asset(name) for name in _SCRIPTS)
     style = _asset("page.css")
     policy = (
         "default-src 'none'; base-uri 'none'; form-action 'none'; "
@@ -102,6 +108,19 @@ class _Base64(io.RawIOBase):
 
 def _asset(name: str) -> str:
     return files("sonde.export").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _renderer() -> str:
+    try:
+        text = files("sonde.export").joinpath("built", _RENDERER).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise MissingDependency(
+            "the page's renderer is not built",
+            "run scripts/setup build in the source tree, with Node.js; or choose another --format",
+        ) from None
+    if "</" in text:
+        raise ValueError(f"{_RENDERER} would end its element")
+    return text
 
 
 def _hash(text: str) -> str:

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A timeline as columns of numbers for a page that draws it.
+"""A timeline as columns of numbers for a page that draws it (arrays; `packed` writes them).
 
 Times are ns after `origin_ns`, so that they are exact in the numbers of JavaScript. Where a table
-has more than `MOST_SPANS` rows the longest are kept; `left_out` counts the others.
+has more than `most_spans` rows the longest are kept; `left_out` counts the others.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +17,7 @@ from sonde.model.timeline import CallKind, DeviceKind, Events, StateKind, Timeli
 from sonde.query.stored_capture import RunColumns
 
 MOST_SPANS = 200_000
+"""Of a table in JSON; packed, all of them are sent."""
 
 
 def document(
@@ -23,6 +25,7 @@ def document(
     stalls: Iterable[tuple[int, int, int, str]],
     runs: RunColumns,
     origin_ns: int,
+    most_spans: int = MOST_SPANS,
 ) -> dict[str, Any]:
     """`stalls`: (device, start_ns, end_ns, cause); `runs`: `device_run` of the same time.
 
@@ -30,8 +33,9 @@ def document(
     shown on streams of their own, with `sampled` true.
     """
     stalled = [(device, start - origin_ns, end - origin_ns, cause)
-               for device, start, end, cause in stalls][:MOST_SPANS]  # fmt: skip
+               for device, start, end, cause in stalls][:most_spans]  # fmt: skip
     causes = sorted({cause for *_, cause in stalled})
+    number = {cause: at for at, cause in enumerate(causes)}
     sampled = not len(timeline.device) and len(runs) > 0
     return {
         "origin_ns": origin_ns,
@@ -49,63 +53,69 @@ def document(
             }
             for track in timeline.tracks
         ],
-        "calls": _events(timeline.calls, origin_ns, [kind.name.lower() for kind in CallKind]),
-        "states": _events(timeline.states, origin_ns, [kind.name.lower() for kind in StateKind]),
-        "device": _events(timeline.device, origin_ns, [kind.name.lower() for kind in DeviceKind]),
-        "samples": _samples(timeline, origin_ns),
+        "calls": _events(timeline.calls, origin_ns, CallKind, most_spans),
+        "states": _events(timeline.states, origin_ns, StateKind, most_spans),
+        "device": _events(timeline.device, origin_ns, DeviceKind, most_spans),
+        "samples": _samples(timeline, origin_ns, most_spans),
         "sampled": sampled,
-        "runs": _runs(runs, origin_ns) if sampled else None,
+        "runs": _runs(runs, origin_ns, most_spans) if sampled else None,
         "tick_ns": timeline.tick_ns,
         "causes": causes,
         "stalls": {
-            "device": [one[0] for one in stalled],
-            "start": [one[1] for one in stalled],
-            "end": [one[2] for one in stalled],
-            "cause": [causes.index(one[3]) for one in stalled],
+            "device": _whole([one[0] for one in stalled]),
+            "start": _whole([one[1] for one in stalled]),
+            "end": _whole([one[2] for one in stalled]),
+            "cause": _whole([number[one[3]] for one in stalled]),
         },
     }
 
 
-def _longest(length: Any) -> tuple[Any, int]:
+def _whole(values: list[int]) -> Any:
+    return np.array(values, np.int64)
+
+
+def _longest(length: Any, most: int) -> tuple[Any, int]:
     """(rows to keep in their order, number of the others)."""
-    if len(length) <= MOST_SPANS:
-        return np.arange(len(length)), 0
-    kept = np.argpartition(-length, MOST_SPANS)[:MOST_SPANS]
-    return np.sort(kept), len(length) - MOST_SPANS
+    if len(length) <= most:
+        return slice(None), 0
+    kept = np.argpartition(-length, most)[:most]
+    return np.sort(kept), len(length) - most
 
 
-def _events(events: Events, origin_ns: int, kinds: list[str]) -> dict[str, Any]:
-    rows, left_out = _longest(events.duration_ns)
-    found: dict[str, Any] = {"kinds": kinds, "left_out": left_out}
-    found["start"] = (events.start_ns[rows] - origin_ns).tolist()
-    found["end"] = (events.end_ns[rows] - origin_ns).tolist()
-    for name in ("kind", "name", "track", "correlation", "waker"):
-        found[name] = getattr(events, name)[rows].tolist()
-    return found
-
-
-def _samples(timeline: Timeline, origin_ns: int) -> dict[str, Any]:
-    samples = timeline.samples
-    rows, left_out = _longest(samples.weight_ns)
+def _events(events: Events, origin_ns: int, kinds: type[enum.IntEnum], most: int) -> dict[str, Any]:
+    rows, left_out = _longest(events.duration_ns, most)
     return {
-        "time": (samples.time_ns[rows] - origin_ns).tolist(),
-        "track": samples.track[rows].tolist(),
-        "weight": samples.weight_ns[rows].tolist(),
-        "name": samples.name[rows].tolist(),
+        "kinds": [kind.name.lower() for kind in kinds],
+        "left_out": left_out,
+        "start": events.start_ns[rows] - origin_ns,
+        "end": events.end_ns[rows] - origin_ns,
+        "kind": events.kind[rows].astype(np.uint8),
+        **{name: getattr(events, name)[rows] for name in ("name", "track", "waker")},
+    }
+
+
+def _samples(timeline: Timeline, origin_ns: int, most: int) -> dict[str, Any]:
+    samples = timeline.samples
+    rows, left_out = _longest(samples.weight_ns, most)
+    return {
+        "time": samples.time_ns[rows] - origin_ns,
+        "track": samples.track[rows],
+        "weight": samples.weight_ns[rows],
+        "name": samples.name[rows],
         "left_out": left_out,
     }
 
 
-def _runs(runs: RunColumns, origin_ns: int) -> dict[str, Any]:
-    rows, left_out = _longest(runs.end_ns - runs.start_ns)
+def _runs(runs: RunColumns, origin_ns: int, most: int) -> dict[str, Any]:
+    rows, left_out = _longest(runs.end_ns - runs.start_ns, most)
     start = runs.start_ns[rows] - origin_ns
     return {
-        "start": start.tolist(),
-        "end": np.maximum(runs.end_ns[rows] - origin_ns, start).tolist(),
+        "start": start,
+        "end": np.maximum(runs.end_ns[rows] - origin_ns, start),
         "names": runs.names,
         "kinds": runs.kinds,
         **{
-            name: getattr(runs, name)[rows].tolist()
+            name: getattr(runs, name)[rows]
             for name in ("name", "kind", "pid", "device", "stream", "weight")
         },
         "left_out": left_out,

@@ -53,6 +53,15 @@ class RunColumns:
         return len(self.start_ns)
 
 
+def no_runs() -> RunColumns:
+    """Of a recording that timed none."""
+    none = np.array([], np.int64)
+    return RunColumns(
+        none, none, none.astype(np.int32), none.astype(np.int32), none, none, none,
+        none.astype(np.float64), [], [],
+    )  # fmt: skip
+
+
 def run_columns(capture: Capture) -> RunColumns:
     """The single runs on devices of a capture."""
     runs = capture.tables["device_run"]

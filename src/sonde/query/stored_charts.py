@@ -73,17 +73,17 @@ def _observed(session: StoredSession, wanted: Selection, step: int) -> pa.Table:
     )
 
 
-def devices(session: StoredSession, wanted: Selection) -> pa.Table:
+def devices(session: StoredSession, wanted: Selection, limit: int = 10 * MOST_ROWS) -> pa.Table:
     """Of every node and label set: node, series, labels, mean, least, most, last.
 
-    The series are those of `SUMMARY`; `last` is the latest value.
+    The series are those of `SUMMARY`; `last` is the latest value. At most `limit` rows.
     """
     clause, parameters = wanted.sql(kind=False, process=False)
     chosen = ", ".join("?" * len(SUMMARY))
     return session.arrow(
         "SELECT node, series, labels, avg(value) AS mean, min(value) AS least, max(value) AS most,"
         f" max_by(value, time_ns) AS last FROM metric {clause} AND series IN ({chosen})"
-        f" GROUP BY 1, 2, 3 ORDER BY 1, 2, 3 LIMIT {10 * MOST_ROWS}",
+        f" GROUP BY 1, 2, 3 ORDER BY 1, 2, 3 LIMIT {int(limit)}",
         [*parameters, *SUMMARY],
     )
 

@@ -13,9 +13,11 @@ from typing import Any
 import pyarrow as pa
 
 from sonde.errors import UsageError
-from sonde.export import strict_json
+from sonde.export import packed, strict_json
 from sonde.query import stored, stored_charts, stored_views
 from sonde.query.stored import Selection, StoredSession
+from sonde.query.stored_capture import MOST_ROWS
+from sonde.query.table_columns import columns
 from sonde.server import views
 from sonde.server.service import Service
 from sonde.server.tokens import Caller
@@ -37,7 +39,7 @@ PARAMETERS: Mapping[str, str] = {
     "limit": "at most so many rows; of lanes: lanes",
     "before_from": "of diff: the earlier time",
     "before_to": "of diff: its end",
-    "format": "json or arrow",
+    "format": "json or arrow; of timeline and of tables also columns (docs/design/web.md)",
 }
 
 
@@ -46,6 +48,7 @@ class Form(StrEnum):
 
     JSON = "json"
     ARROW = "arrow"
+    COLUMNS = "columns"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,7 @@ def parse(items: Iterable[tuple[str, str]]) -> Options:
     try:
         form = Form(one("format", "json"))
     except ValueError:
-        raise UsageError("no such format", "use json or arrow") from None
+        raise UsageError("no such format", "use json, arrow or columns") from None
     return Options(
         Selection(start, end, **common),
         Selection(before, before_end, **common),
@@ -200,6 +203,12 @@ def _timeline(session: StoredSession, options: Options) -> pa.Table | dict[str, 
     }
 
 
+def _drawn(session: StoredSession, options: Options) -> dict[str, Any]:
+    if options.form is Form.COLUMNS:
+        return views.timeline(session, options.wanted, MOST_ROWS)
+    return packed.plain(views.timeline(session, options.wanted))  # type: ignore[no-any-return]
+
+
 QUESTIONS: Mapping[str, Question] = {
     "overview": Question(
         "nodes and what they did, ns of each kind of sample",
@@ -241,14 +250,16 @@ QUESTIONS: Mapping[str, Question] = {
     ),
     "devices": Question(
         "metrics of devices: mean, least, most, last",
-        lambda s, o: stored_charts.devices(s, o.wanted),
+        lambda s, o: stored_charts.devices(
+            s, o.wanted, MOST_ROWS if o.form is Form.COLUMNS else 10 * stored.MOST_ROWS
+        ),
     ),
     "kernels": Question(
         "kernels by device time", lambda s, o: stored_charts.kernels(s, o.wanted, o.limit)
     ),
     "timeline": Question(
         "spans of one node, its gaps with their causes, its verdict",
-        lambda s, o: views.timeline(s, o.wanted),
+        _drawn,
     ),
     "verdict": Question("why one node's devices waited", lambda s, o: views.explained(s, o.wanted)),
 }
@@ -273,5 +284,8 @@ def ask(service: Service, caller: Caller, question: Question, options: Options) 
         with pa.ipc.new_stream(sink, found.schema) as writer:
             writer.write_table(found)
         return Answer(sink.getvalue().to_pybytes(), "application/vnd.apache.arrow.stream")
+    if options.form is Form.COLUMNS:
+        document = columns(found) if isinstance(found, pa.Table) else found
+        return Answer(packed.encode(document), packed.MEDIA_TYPE)
     rows = found.to_pylist() if isinstance(found, pa.Table) else found
     return Answer(strict_json.dumps(rows, separators=(",", ":")).encode(), "application/json")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import ipaddress
 import json
@@ -20,8 +21,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from sonde.errors import SondeError
-from sonde.server import answers, pages
+from sonde.server import answers, incidents, pages
 from sonde.server.openapi import document
+from sonde.server.opened import Opener
 from sonde.server.selfmetrics import exposition
 from sonde.server.service import AUDIT, Bucket, RefusedRequestError, Service
 from sonde.server.tokens import Caller, Scope
@@ -54,11 +56,19 @@ def _is_direct(host: str) -> bool:
     return True
 
 
+def _is_near(request: Request) -> bool:
+    """Whether the client is this machine: to compress would take longer than to send."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(request.client.host if request.client else "").is_loopback
+    return False
+
+
 def _packed(request: Request, answer: answers.Answer) -> Response:
     """The answer, compressed where the client takes that and it is worth it."""
     headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
     content = answer.content
-    if len(content) > _WORTH_PACKING and "gzip" in request.headers.get("accept-encoding", ""):
+    takes_gzip = "gzip" in request.headers.get("accept-encoding", "") and not _is_near(request)
+    if len(content) > _WORTH_PACKING and takes_gzip:
         content = gzip.compress(content, 1)
         headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
     return Response(content, media_type=answer.media_type, headers=headers)
@@ -81,6 +91,7 @@ class Api:
         self._threads = ThreadPoolExecutor(self._limits.queries, "sonde-query")
         self._decoder = ThreadPoolExecutor(1, "sonde-otlp")
         """One at a time: decoded messages are large."""
+        self._opener = Opener(service.folder / "spill")
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -95,6 +106,8 @@ class Api:
             Route(
                 "/v1/collection", self._guarded(Scope.ADMIN, self._set_collection), methods=["PUT"]
             ),
+            Route("/v1/incidents", self._guarded(Scope.READ, self._incidents)),
+            Route("/v1/open", self._guarded(Scope.READ, self._open), methods=["POST"]),
             Route("/v1/tokens", self._guarded(Scope.ADMIN, self._tokens)),
             Route("/healthz", self._health),
             Route("/readyz", self._ready),
@@ -292,6 +305,24 @@ class Api:
             return _packed(request, answer)
 
         return handler
+
+    async def _incidents(self, request: Request, caller: Caller) -> Response:
+        self._service.admit(caller, 0)
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(
+            self._threads, incidents.listed, self._service.incidents_of(caller)
+        )
+        return _packed(request, answers.Answer(found, "application/json"))
+
+    async def _open(self, request: Request, caller: Caller) -> Response:
+        """A file of the caller's as the page shows it; nothing of it is kept."""
+        # Pages of other sites can send other types without asking.
+        if request.headers.get("content-type", "") != "application/octet-stream":
+            raise RefusedRequestError(415, "no file", "send application/octet-stream")
+        self._service.admit(caller, 0)
+        told = request.headers.get("content-length", "")
+        answer = await self._opener.open(int(told) if told.isdigit() else 0, request.stream())
+        return _packed(request, answer)
 
     async def _tokens(self, _request: Request, caller: Caller) -> Response:
         listed = [one for one in self._service.tokens.listed() if one.tenant == caller.tenant]

@@ -88,6 +88,32 @@ def document() -> dict[str, Any]:
             | _REFUSALS,
         }
     }
+    told = {"description": "the newest first", "content": {"application/json": {"schema": {}}}}
+    paths["/v1/incidents"] = {
+        "get": {
+            "summary": "what became slower, why, and who did it, as `sonde diagnose --keep` wrote",
+            "responses": {"200": told} | _REFUSALS,
+        }
+    }
+    paths["/v1/open"] = {
+        "post": {
+            "summary": "a recording or a trace as the page shows it; nothing of it is kept",
+            "requestBody": {
+                "required": True,
+                "content": {
+                    "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
+                },
+            },
+            "responses": {
+                "200": {
+                    "description": "timeline and flames, packed (docs/design/web.md)",
+                    "content": {"application/vnd.sonde.columns": {"schema": {}}},
+                },
+                "422": _ERROR,
+            }
+            | _REFUSALS,
+        }
+    }
     listed = {"description": "the tenant's tokens", "content": {"application/json": {"schema": {}}}}
     paths["/v1/tokens"] = {"get": {"responses": {"200": listed} | _REFUSALS}}
     switch = {

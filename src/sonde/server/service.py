@@ -143,8 +143,10 @@ class Service:
         size_bytes: int = 0,
         open_tenant: str = "",
         flushes: bool = True,
+        incidents: Path | None = None,
     ) -> None:
-        """`open_tenant`: whose everything is, without tokens; '' asks for tokens.
+        """`open_tenant`: whose everything is, without tokens; '' asks for tokens. `incidents`:
+        where `sonde diagnose` keeps them.
 
         Raises UsageError where the directory cannot be used.
         """
@@ -152,6 +154,7 @@ class Service:
         self.limits = limits or ServerLimits()
         self.counters = Counters()
         self._open_tenant = open_tenant
+        self.incidents = incidents
         try:
             self.folder.mkdir(parents=True, mode=0o700, exist_ok=True)
             # Who can put files there chooses what we write, read and remove elsewhere.
@@ -202,6 +205,16 @@ class Service:
     def is_open(self) -> bool:
         """Whether it asks for no tokens."""
         return bool(self._open_tenant)
+
+    def incidents_of(self, caller: Caller) -> Path | None:
+        """The folder of what the caller may see; None: none is shown."""
+        if self.incidents is None or self._open_tenant:
+            return self.incidents
+        with contextlib.suppress(OSError):
+            # Looked up among the names that there are, so that no tenant's name is a path.
+            names = {one.name: one for one in self.incidents.iterdir()}
+            return names.get(caller.tenant)
+        return None
 
     def caller(self, authorization: str) -> Caller | None:
         """Who sends this header; None: nobody."""

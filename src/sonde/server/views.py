@@ -24,11 +24,16 @@ def explained(session: StoredSession, wanted: Selection) -> dict[str, Any]:
     return verdict.document(explain(_timeline(capture_of(session, wanted))))
 
 
-def timeline(session: StoredSession, wanted: Selection) -> dict[str, Any]:
-    """The spans of one node and its verdict; times in ns after `origin_ns`. Raises CaptureError."""
+def timeline(
+    session: StoredSession, wanted: Selection, most_spans: int = timeline_columns.MOST_SPANS
+) -> dict[str, Any]:
+    """The spans of one node and its verdict, in columns (arrays); times in ns after `origin_ns`.
+
+    `most_spans`: of each table; the longest are kept. Raises CaptureError.
+    """
     capture = capture_of(session, wanted)
     found = _timeline(capture)
     drawn = timeline_columns.document(
-        found, causes_of(found), run_columns(capture), wanted.start_ns
+        found, causes_of(found), run_columns(capture), wanted.start_ns, most_spans
     )
     return drawn | {"explanation": verdict.document(explain(found))}

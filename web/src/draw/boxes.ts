@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Draws rows of boxes into pixels: the levels of a flame graph, the lanes of a timeline.
 //
-// A row is a list of intervals that do not overlap, sorted by start, in columns of numbers. For each
-// pixel of a row at most two binary searches are made, so the work depends on the pixels and only by
-// its logarithm on the boxes. Boxes narrower than a pixel are not dropped: prefix sums give the exact
-// share of a pixel that they cover, and the pixel gets that much of the colour.
+// A row is a list of intervals that do not overlap, sorted by start, in columns of numbers. A row is
+// walked pixel by pixel: what ends within a pixel is skipped by a search that starts where the last
+// one ended and doubles its steps, so the work depends on the pixels and only by its logarithm on the
+// boxes in one. Boxes narrower than a pixel are not dropped: prefix sums give the exact share of a
+// pixel that they cover, and the pixel gets that much of the colour. Nothing is allocated in a frame.
 
 export interface Row {
   start: Float64Array;
   end: Float64Array;
   /** `sum[i]`: summed length of the boxes before i; one entry more than boxes. */
   sum: Float64Array;
-  /** Colour of each box, as pixels of a canvas have it (ABGR). */
-  colour: Uint32Array;
+  /** Which of the colours each box has. */
+  shade: Uint32Array;
   /** What the box is for the one who made the row. */
   id: Int32Array;
   /** Top and height in CSS pixels. */
@@ -30,22 +31,32 @@ export interface Window {
   scroll: number;
 }
 
-export interface Label {
-  row: number;
-  box: number;
-  /** Left edge and width in device pixels, cut at the edges. */
-  x: number;
-  width: number;
-}
-
 /** Index of the first box that ends after x. */
 export function firstEndingAfter(row: Row, x: number, from = 0): number {
+  return search(row.end, x, from, row.end.length);
+}
+
+function search(end: Float64Array, x: number, from: number, to: number): number {
   let low = from;
-  let high = row.end.length;
+  let high = to;
   while (low < high) {
     const middle = (low + high) >>> 1;
-    if (row.end[middle]! > x) high = middle;
+    if (end[middle]! > x) high = middle;
     else low = middle + 1;
+  }
+  return low;
+}
+
+/** The same, quick where the answer is near `from`. */
+function next(end: Float64Array, x: number, from: number): number {
+  const count = end.length;
+  let low = from;
+  let step = 1;
+  while (low < count && !(end[low]! > x)) {
+    const high = low + step;
+    if (high >= count || end[high]! > x) return search(end, x, low + 1, Math.min(high, count));
+    low = high;
+    step *= 2;
   }
   return low;
 }
@@ -63,23 +74,25 @@ export function boxAt(row: Row, x: number, slack = 0): number {
 /** Summed length of what the boxes of a row cover between two places. */
 export function covered(row: Row, left: number, right: number): number {
   const from = firstEndingAfter(row, left);
-  let to = firstEndingAfter(row, right, from);
-  if (from >= row.start.length) return 0;
-  let total = row.sum[to]! - row.sum[from]!;
-  if (row.start[from]! < left && from < to) total -= left - row.start[from]!;
-  if (to < row.start.length && row.start[to]! < right) {
-    total += right - Math.max(left, row.start[to]!);
-    to++;
-  }
+  return between(row, from, firstEndingAfter(row, right, from), left, right);
+}
+
+/** The same, where the first boxes that end after each of the places are known. */
+function between(row: Row, from: number, to: number, left: number, right: number): number {
+  const { start, sum } = row;
+  if (from >= start.length) return 0;
+  let total = sum[to]! - sum[from]!;
+  if (start[from]! < left && from < to) total -= left - start[from]!;
+  if (to < start.length && start[to]! < right) total += right - Math.max(left, start[to]!);
   return total;
 }
 
 /** Share of the colour that a box below a pixel gets at least, so that it is seen. */
 const LEAST = 0.25;
 
-export function mixed(over: number, ground: number, share: number): number {
+export function mixed(over: number, ground: number, share: number, least = LEAST): number {
   if (share >= 0.996) return over;
-  const part = Math.round(256 * Math.max(LEAST, share));
+  const part = Math.round(256 * Math.max(least, share));
   const rest = 256 - part;
   const red = ((over & 255) * part + (ground & 255) * rest) >> 8;
   const green = (((over >>> 8) & 255) * part + ((ground >>> 8) & 255) * rest) >> 8;
@@ -87,64 +100,114 @@ export function mixed(over: number, ground: number, share: number): number {
   return (0xff000000 | (blue << 16) | (green << 8) | red) >>> 0;
 }
 
-/**
- * Paint the rows that are in sight. `pixels` has width × height device pixels; `ratio` of them are
- * one CSS pixel. Returns boxes that are wide enough for `labelWidth` device pixels of text.
- */
-export function paint(
-  pixels: Uint32Array, width: number, height: number, ratio: number, rows: readonly Row[],
-  window: Window, ground: number, labelWidth: number,
-): Label[] {
-  pixels.fill(ground);
-  const labels: Label[] = [];
-  const unit = (window.right - window.left) / width;
-  const line = new Uint32Array(width);
-  for (let number = 0; number < rows.length; number++) {
-    const row = rows[number]!;
-    const top = Math.round((row.top - window.scroll) * ratio);
-    const bottom = Math.round((row.top + row.height - window.scroll) * ratio);
-    if (bottom <= 0 || top >= height) continue;
-    paintLine(line, width, row, number, window.left, unit, labels, labelWidth);
-    for (let y = Math.max(0, top); y < Math.min(height, bottom); y++) pixels.set(line, y * width);
+const MOST_LABELS = 4096;
+
+/** Boxes that are wide enough for text: left edge and width in device pixels, cut at the edges. */
+export class Labels {
+  count = 0;
+  readonly row = new Int32Array(MOST_LABELS);
+  readonly box = new Int32Array(MOST_LABELS);
+  readonly x = new Int32Array(MOST_LABELS);
+  readonly width = new Int32Array(MOST_LABELS);
+
+  add(row: number, box: number, x: number, width: number): void {
+    if (this.count === MOST_LABELS) return;
+    const at = this.count++;
+    this.row[at] = row;
+    this.box[at] = box;
+    this.x[at] = x;
+    this.width[at] = width;
   }
-  return labels;
 }
 
-function paintLine(
-  line: Uint32Array, width: number, row: Row, number: number, left: number, unit: number,
-  labels: Label[], labelWidth: number,
-): void {
-  line.fill(row.ground);
-  const { start, end, colour } = row;
-  let box = firstEndingAfter(row, left);
-  while (box < start.length) {
-    const x0 = (start[box]! - left) / unit;
-    if (x0 >= width) break;
-    const x1 = (end[box]! - left) / unit;
-    const from = Math.max(0, Math.round(x0));
-    const to = Math.min(width, Math.round(x1));
-    if (to - from >= 2) {
-      // A pixel of the ground stays between neighbours that are wide enough to be told apart.
-      line.fill(colour[box]!, from, to - from > 4 && x1 <= width ? to - 1 : to);
-      if (to - from >= labelWidth) labels.push({ row: number, box, x: from, width: to - from });
-      box++;
-    } else {
-      const pixel = Math.max(0, Math.min(width - 1, Math.floor(x0)));
+export class Painter {
+  readonly labels = new Labels();
+  private line = new Uint32Array(0);
+
+  /**
+   * Paint the rows that are in sight. `pixels` has width × height device pixels; `ratio` of them are
+   * one CSS pixel. `labels` then holds the boxes that have `labelWidth` device pixels for text.
+   */
+  paint(
+    pixels: Uint32Array, width: number, height: number, ratio: number, rows: readonly Row[],
+    colours: Uint32Array, window: Window, ground: number, labelWidth: number,
+  ): Labels {
+    pixels.fill(ground);
+    this.labels.count = 0;
+    if (this.line.length !== width) this.line = new Uint32Array(width);
+    for (let number = 0; number < rows.length; number++) {
+      const row = rows[number]!;
+      const top = Math.round((row.top - window.scroll) * ratio);
+      const bottom = Math.min(height, Math.round((row.top + row.height - window.scroll) * ratio));
+      if (bottom <= 0 || top >= height) continue;
+      this.paintLine(width, row, number, colours, window, labelWidth);
+      for (let y = Math.max(0, top); y < bottom; y++) pixels.set(this.line, y * width);
+    }
+    return this.labels;
+  }
+
+  private paintLine(
+    width: number, row: Row, number: number, colours: Uint32Array, window: Window, labelWidth: number,
+  ): void {
+    const { line } = this;
+    const { start, end, shade, ground } = row;
+    const left = window.left;
+    const scale = width / (window.right - window.left);
+    const unit = 1 / scale;
+    const count = start.length;
+    line.fill(ground);
+    let box = firstEndingAfter(row, left);
+    let free = 0; // the first pixel that is not painted
+    while (box < count && free < width) {
+      const x0 = (start[box]! - left) * scale;
+      if (x0 >= width) break;
+      const x1 = (end[box]! - left) * scale;
+      const from = Math.max(free, Math.round(x0));
+      const to = Math.min(width, Math.round(x1));
+      if (to - from >= 2) {
+        // A pixel of the ground stays between neighbours that are wide enough to be told apart.
+        line.fill(colours[shade[box]!]!, from, to - from > 4 && x1 <= width ? to - 1 : to);
+        if (to - from >= labelWidth) this.labels.add(number, box, from, to - from);
+        free = to;
+        box++;
+        continue;
+      }
+      const pixel = Math.max(free, Math.floor(x0));
+      if (pixel >= width) break;
       const low = left + pixel * unit;
       const high = low + unit;
-      line[pixel] = mixed(colour[box]!, row.ground, covered(row, low, high) / unit);
-      const next = firstEndingAfter(row, high, box);
-      box = next > box ? next : box + 1;
+      // The box before was painted to a whole pixel, and may end within this one.
+      const first = box > 0 && end[box - 1]! > low ? box - 1 : box;
+      const after = next(end, high, box);
+      const share = between(row, first, after, low, high) * scale;
+      // A box that only reaches in from the pixel before was seen there.
+      if (start[box]! >= low || after > box || share > 0.02) {
+        const reaches = after < count && start[after]! < high;
+        const shown = longest(start, end, box, reaches ? after : Math.max(box, after - 1));
+        line[pixel] = mixed(colours[shade[shown]!]!, ground, share, start[box]! >= low || after > box ? LEAST : 0);
+      }
+      free = pixel + 1;
+      box = after;
     }
   }
 }
 
+/** Which of some boxes in one pixel gives it its colour: the longest of the first, the middle and the last. */
+function longest(start: Float64Array, end: Float64Array, first: number, last: number): number {
+  const middle = (first + last) >>> 1;
+  let found = first;
+  if (end[middle]! - start[middle]! > end[found]! - start[found]!) found = middle;
+  if (end[last]! - start[last]! > end[found]! - start[found]!) found = last;
+  return found;
+}
+
 /** A row of boxes that are sorted by start and do not overlap. */
 export function makeRow(
-  start: Float64Array, end: Float64Array, colour: Uint32Array, id: Int32Array, top: number,
+  start: Float64Array, end: Float64Array, shade: Uint32Array, id: Int32Array, top: number,
   height: number, ground: number,
 ): Row {
   const sum = new Float64Array(start.length + 1);
-  for (let i = 0; i < start.length; i++) sum[i + 1] = sum[i]! + (end[i]! - start[i]!);
-  return { start, end, sum, colour, id, top, height, ground };
+  let total = 0;
+  for (let i = 0; i < start.length; i++) sum[i + 1] = total += end[i]! - start[i]!;
+  return { start, end, sum, shade, id, top, height, ground };
 }

@@ -1,21 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // A canvas in a scroller that shows rows of boxes: drawing, pointer and keys.
 
-import { boxAt, paint, type Row, type Window } from "./boxes";
+import { boxAt, Painter, type Row, type Window } from "./boxes";
 import type { Palette } from "./colours";
 
 const FONT = '12px system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
 const TEXT_PX = 34;
 
+export interface At { row: number; box: number }
+
 export interface Shown {
   rows: readonly Row[];
+  /** Of boxes, by their `shade`, as pixels of a canvas have them (ABGR). */
+  colours: Uint32Array;
   height: number;
   left: number;
   right: number;
   /** The widest window. */
   first: number;
   last: number;
-  palette: Palette;
+  palette: Pick<Palette, "ground" | "ink" | "fadedInk">;
   labelOf(id: number): string;
   isFaded(id: number): boolean;
 }
@@ -25,17 +29,23 @@ export interface Events {
   click(id: number): void;
   /** The window changed by pointer or keys; `done` when it rests. */
   moved?(left: number, right: number, done: boolean): void;
+  /** A box was reached by keys; -1: none. */
+  selected?(id: number): void;
+  /** Where a key leads from a box, in place of what the canvas would do; undefined: not this one's key. */
+  key?(key: string, id: number): number | undefined;
 }
 
 export class BoxCanvas {
   private shown: Shown | null = null;
   private window: Window = { left: 0, right: 1, scroll: 0 };
-  private hovered: { row: number; box: number } | null = null;
-  private selected: { row: number; box: number } | null = null;
+  private hovered: At | null = null;
+  private selected: At | null = null;
+  private readonly painter = new Painter();
   private image: ImageData | null = null;
   private pixels = new Uint32Array(0);
   private widths = new Map<string, number>();
   private frame = 0;
+  private frames = 0;
   private resting = 0;
   private drag: { x: number; left: number; right: number; moved: boolean } | null = null;
   private readonly context: CanvasRenderingContext2D;
@@ -47,7 +57,8 @@ export class BoxCanvas {
     private readonly canvas: HTMLCanvasElement, private readonly scroller: HTMLElement,
     private readonly events: Events, private readonly pans: boolean,
   ) {
-    this.context = canvas.getContext("2d", { alpha: false })!;
+    // Every frame is written as pixels: they stay where the CPU has them.
+    this.context = canvas.getContext("2d", { alpha: false, willReadFrequently: true })!;
     this.observer = new ResizeObserver(() => this.draw());
     this.observer.observe(scroller);
     scroller.addEventListener("scroll", this.onScroll);
@@ -97,29 +108,36 @@ export class BoxCanvas {
       this.pixels = new Uint32Array(this.image.data.buffer);
     }
     this.window.scroll = scroller.scrollTop;
-    const labels = paint(this.pixels, width, height, ratio, shown.rows, this.window,
+    const labels = this.painter.paint(this.pixels, width, height, ratio, shown.rows, shown.colours, this.window,
       shown.palette.ground, TEXT_PX * ratio);
     context.setTransform(1, 0, 0, 1, 0, 0);
     context.putImageData(this.image!, 0, 0);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    context.font = FONT;
+    if (context.font !== FONT) context.font = FONT;
     context.textBaseline = "middle";
-    for (const { row, box, x, width: room } of labels) {
-      const one = shown.rows[row]!;
+    for (let i = 0; i < labels.count; i++) {
+      const one = shown.rows[labels.row[i]!]!;
       if (one.height < 13) continue;
-      const id = one.id[box]!;
-      const text = this.fitted(shown.labelOf(id), room / ratio - 8);
+      const id = one.id[labels.box[i]!]!;
+      const text = this.fitted(shown.labelOf(id), labels.width[i]! / ratio - 8);
       if (!text) continue;
       context.fillStyle = shown.isFaded(id) ? shown.palette.fadedInk : shown.palette.ink;
-      context.fillText(text, x / ratio + 4, one.top - this.window.scroll + one.height / 2 + 0.5);
+      context.fillText(text, labels.x[i]! / ratio + 4, one.top - this.window.scroll + one.height / 2 + 0.5);
     }
     if (this.hovered) this.outline(this.hovered, 1);
     if (this.selected && document.activeElement === canvas) this.outline(this.selected, 2);
     this.spentMs = performance.now() - began;
     canvas.dataset["ms"] = this.spentMs.toFixed(1);
+    canvas.dataset["frames"] = String(++this.frames);
   }
 
-  private outline(at: { row: number; box: number }, thickness: number): void {
+  /** What is drawn now, as a PNG. */
+  picture(): Promise<Blob> {
+    this.drawNow();
+    return new Promise((given, refused) => this.canvas.toBlob((blob) => blob ? given(blob) : refused(new Error("the picture is too large"))));
+  }
+
+  private outline(at: At, thickness: number): void {
     const row = this.shown!.rows[at.row];
     if (!row) return;
     const width = this.cssWidth;
@@ -137,29 +155,37 @@ export class BoxCanvas {
     return this.canvas.clientWidth || 1;
   }
 
+  /** A text, cut where there is no room for it; '' where there is hardly any. */
   private fitted(text: string, room: number): string {
-    let width = this.widths.get(text);
-    if (width === undefined) {
-      if (this.widths.size > 20000) this.widths.clear();
-      this.widths.set(text, (width = this.context.measureText(text).width));
-    }
+    const width = this.widthOf(text);
     if (width <= room) return text;
-    const length = Math.floor((text.length * (room - 9)) / width);
+    let length = Math.floor((text.length * (room - 9)) / width);
+    while (length > 1 && this.widthOf(`${text.slice(0, length)}…`) > room) length--;
     return length > 1 ? `${text.slice(0, length)}…` : "";
   }
 
-  private hit(x: number, y: number): { row: number; box: number } | null {
+  private widthOf(text: string): number {
+    let width = this.widths.get(text);
+    if (width === undefined) {
+      if (this.widths.size > 50_000) this.widths.clear();
+      this.widths.set(text, (width = this.context.measureText(text).width));
+    }
+    return width;
+  }
+
+  private hit(x: number, y: number): At | null {
     const { shown, window } = this;
     if (!shown) return null;
     const down = y + window.scroll;
-    const row = shown.rows.findIndex((one) => down >= one.top && down < one.top + one.height + 1);
+    let row = shown.rows.length - 1;
+    while (row >= 0 && !(down >= shown.rows[row]!.top && down < shown.rows[row]!.top + shown.rows[row]!.height + 1)) row--;
     if (row < 0) return null;
     const unit = (window.right - window.left) / this.cssWidth;
     const box = boxAt(shown.rows[row]!, window.left + x * unit, unit * 1.5);
     return box < 0 ? null : { row, box };
   }
 
-  private idOf(at: { row: number; box: number } | null): number {
+  private idOf(at: At | null): number {
     return at ? this.shown!.rows[at.row]!.id[at.box]! : -1;
   }
 
@@ -201,6 +227,7 @@ export class BoxCanvas {
     const at = this.hit(event.offsetX, event.offsetY);
     this.selected = at;
     if (at) this.events.click(this.idOf(at));
+    else this.draw();
   };
 
   private readonly onWheel = (event: WheelEvent): void => {
@@ -247,7 +274,13 @@ export class BoxCanvas {
     }
     const at = this.selected ?? this.firstInSight();
     if (!at) return;
-    let to: { row: number; box: number } | null = at;
+    const led = this.events.key?.(event.key, this.idOf(at));
+    if (led !== undefined) {
+      event.preventDefault();
+      this.select(led);
+      return;
+    }
+    let to: At | null = at;
     if (event.key === "ArrowRight") to = { row: at.row, box: Math.min(shown.rows[at.row]!.start.length - 1, at.box + 1) };
     else if (event.key === "ArrowLeft") to = { row: at.row, box: Math.max(0, at.box - 1) };
     else if (event.key === "ArrowDown") to = this.beside(at, 1);
@@ -255,19 +288,48 @@ export class BoxCanvas {
     else if (event.key === "Enter" || event.key === " ") this.events.click(this.idOf(at));
     else return;
     event.preventDefault();
-    this.selected = to ?? at;
-    this.reveal(this.selected);
-    const box = this.canvas.getBoundingClientRect();
-    this.events.hover(this.idOf(this.selected), box.left + 40, box.top + 60);
-    this.draw();
+    this.selectAt(to ?? at);
   };
 
-  private firstInSight(): { row: number; box: number } | null {
+  /** Select the box of an id; -1: none. */
+  select(id: number): void {
+    const rows = this.shown?.rows ?? [];
+    for (let row = 0; row < rows.length; row++) {
+      const box = id < 0 ? -1 : rows[row]!.id.indexOf(id);
+      if (box >= 0) return this.selectAt({ row, box });
+    }
+    this.selected = null;
+    this.draw();
+    return undefined;
+  }
+
+  private selectAt(at: At): void {
+    this.selected = at;
+    this.reveal(at);
+    if (this.events.selected) this.events.selected(this.idOf(at));
+    else {
+      const box = this.canvas.getBoundingClientRect();
+      this.events.hover(this.idOf(at), box.left + 40, box.top + 60);
+    }
+    this.draw();
+  }
+
+  /** Left edge and bottom of a selected box on the screen, in CSS pixels. */
+  get place(): { x: number; y: number } {
+    const canvas = this.canvas.getBoundingClientRect();
+    const row = this.selected && this.shown?.rows[this.selected.row];
+    if (!row || !this.selected) return { x: canvas.left, y: canvas.top };
+    const scale = this.cssWidth / (this.window.right - this.window.left);
+    const left = Math.max(0, (row.start[this.selected.box]! - this.window.left) * scale);
+    return { x: canvas.left + left, y: canvas.top + row.top - this.window.scroll + row.height };
+  }
+
+  private firstInSight(): At | null {
     const row = this.shown!.rows.findIndex((one) => one.start.length > 0);
     return row < 0 ? null : { row, box: 0 };
   }
 
-  private beside(at: { row: number; box: number }, step: number): { row: number; box: number } | null {
+  private beside(at: At, step: number): At | null {
     const rows = this.shown!.rows;
     const here = rows[at.row]!;
     const middle = (here.start[at.box]! + here.end[at.box]!) / 2;
@@ -280,7 +342,7 @@ export class BoxCanvas {
     return null;
   }
 
-  private reveal(at: { row: number; box: number }): void {
+  private reveal(at: At): void {
     const { top, height } = this.shown!.rows[at.row]!;
     const { scrollTop, clientHeight } = this.scroller;
     if (top < scrollTop) this.scroller.scrollTop = top;

@@ -2,13 +2,17 @@
 // Stacks of a range: a flame graph, a table, or the kernels.
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import type { Flame, KernelRow } from "../api";
-import { build, found, matcher, nodeOf, pathOf, rowsOf, ROW_HEIGHT, table, type Hide, type Tree, type Weight } from "../flame";
+import { send, type Flame, type KernelRow } from "../api";
+import type { BoxCanvas } from "../draw/canvas";
+import { folded, save, speedscope, svg, text } from "../exports";
+import { build, coloursOf, found, matcher, nodeOf, pathOf, rowsOf, ROW_HEIGHT, table, type Hide, type Tree, type Weight } from "../flame";
 import { css } from "../draw/colours";
+import { Live, useLive } from "../live";
 import { duration, grouped, percent, scaled } from "../numbers";
 import { Answer, Empty, Tooltip } from "../parts";
 import { useAnswer, useApp } from "../state";
 import { Boxes } from "./canvas";
+import { copyLink, SaveMenu, type Choice } from "./save";
 
 const KINDS: readonly [string, string, Weight, string][] = [
   ["cpu", "On CPU", "ns", "code that ran on CPUs"],
@@ -23,13 +27,14 @@ const HIDES: readonly [Hide, string][] = [["", "all frames"], ["kernel", "withou
 
 /** Rows of samples sum up a second and are chosen by its start: the one that a time begins in counts, too. */
 const TICK_S = 1;
+const NO_FLAME: Flame = { total: { rows: 0, n: 0, ns: 0, bytes: 0 }, frames: [], stacks: [] };
 const SHORT_S = 20;
 
-export function FlamePanel(): preact.JSX.Element {
+export function FlamePanel({ name, flames }: { name: string; flames?: Record<string, Flame> }): preact.JSX.Element {
   const { place, go } = useApp();
   const [, title, weight, hint] = KINDS.find(([kind]) => kind === place.kind) ?? KINDS[0]!;
   const isKernels = place.shape === "kernels";
-  const asked = useAnswer<Flame>(isKernels ? null : "flamegraph", { node: place.node, from: place.from - TICK_S, to: place.to, kind: place.kind, pid: place.pid });
+  const asked = useAnswer<Flame>(isKernels || flames ? null : "flamegraph", { node: place.node, from: place.from - TICK_S, to: place.to, kind: place.kind, pid: place.pid });
   return (
     <>
       <div class="tools">
@@ -43,25 +48,42 @@ export function FlamePanel(): preact.JSX.Element {
             <button aria-pressed={!isKernels && place.kind === kind} title={about}
               onClick={() => go({ kind, focus: [], shape: isKernels ? "graph" : place.shape })}>{name}</button>
           ))}
-          <button aria-pressed={isKernels} onClick={() => go({ shape: "kernels" })}>Kernels</button>
+          {!flames && <button aria-pressed={isKernels} onClick={() => go({ shape: "kernels" })}>Kernels</button>}
         </div>
       </div>
-      {isKernels ? <Kernels /> : <Answer asked={asked} loading={`Asking for the stacks: ${title}…`}>
-        {(flame) => flame.stacks.length ? <Graph flame={flame} weight={weight} hint={hint} /> : (
-          <Empty title={`Nothing here for “${title}”`}>It counts {hint}; none was recorded in this time. Choose another kind above, or a longer time.</Empty>
+      {isKernels && !flames ? <Kernels /> : <Answer asked={flames ? { answer: flames[place.kind] ?? NO_FLAME, error: null, loading: false } : asked} loading={`Asking for the stacks: ${title}…`}>
+        {(flame) => flame.stacks.length ? <Graph flame={flame} weight={weight} hint={hint} name={name} isFile={flames !== undefined} /> : (
+          <Empty title={`Nothing here for “${title}”`}>It counts {hint}; none was recorded {flames ? "in this file. Choose another kind above." : "in this time. Choose another kind above, or a longer time."}</Empty>
         )}
       </Answer>}
     </>
   );
 }
 
-function Graph({ flame, weight, hint }: { flame: Flame; weight: Weight; hint: string }): preact.JSX.Element {
+function Graph({ flame, weight, hint, name, isFile }: { flame: Flame; weight: Weight; hint: string; name: string; isFile: boolean }): preact.JSX.Element {
   const { place, go, palette } = useApp();
+  const canvasOf = useRef<BoxCanvas | null>(null);
   const hide = HIDES.find(([one]) => one === place.hide)?.[0] ?? "";
   const tree = useMemo(() => build(flame, weight, place.invert, hide), [flame, weight, place.invert, hide]);
   const search = useMemo(() => matcher(place.search), [place.search]);
   const hits = useMemo(() => (search ? found(tree, search) : null), [tree, search]);
   const show = (value: number): string => (weight === "bytes" ? scaled(value, "B") : duration(value));
+  const top = (): number => nodeOf(tree, place.focus);
+  const file = `${name}-${place.kind}`;
+  const choices: Choice[] = [
+    ...(isFile ? [] : [{
+      name: "pprof", about: "the whole selection, for go tool pprof and others",
+      run: async () => {
+        const given = { node: place.node, from: String(place.from - TICK_S), to: String(place.to), kind: place.kind, ...(place.pid ? { pid: place.pid } : {}) };
+        save(`${file}.pb.gz`, await (await send(`/v1/pprof?${new URLSearchParams(given)}`, {})).blob());
+      },
+    }]),
+    { name: "speedscope", about: "what is shown, for speedscope.app", run: () => save(`${file}.speedscope.json`, text(speedscope(tree, top(), file, weight === "bytes" ? "bytes" : "nanoseconds"), "application/json")) },
+    { name: "Folded stacks", about: "what is shown, a line a stack", run: () => save(`${file}.folded`, text(folded(tree, top()))) },
+    { name: "SVG", about: "the flame graph as shown", run: () => save(`${file}.svg`, text(svg(tree, top(), coloursOf(tree, palette), palette.ink, css(palette.ground)), "image/svg+xml")) },
+    { name: "PNG", about: "the part of the flame graph in sight", run: async () => { const found = canvasOf.current; if (!found) throw new Error("show the graph first"); save(`${file}.png`, await found.picture()); } },
+    ...(isFile ? [] : [copyLink]),
+  ];
   const wrong = place.search.trim() !== "" && !search;
   return (
     <>
@@ -71,35 +93,36 @@ function Graph({ flame, weight, hint }: { flame: Flame; weight: Weight; hint: st
         {hits && <output class="match">{percent(hits.weight / (tree.total[0] || 1))}</output>}
         <label>Show <select value={hide} onChange={(event) => go({ hide: event.currentTarget.value, focus: [] })}>{HIDES.map(([value, name]) => <option value={value}>{name}</option>)}</select></label>
         <label class="check"><input type="checkbox" checked={place.invert} onChange={(event) => go({ invert: event.currentTarget.checked, focus: [] })} /> Invert</label>
+        <SaveMenu label="Save the stacks" choices={choices} />
       </div>
-      {place.shape === "table" ? <Functions tree={tree} show={show} search={search} /> : <Chart tree={tree} lit={hits?.lit ?? null} show={show} />}
+      {place.shape === "table" ? <Functions tree={tree} show={show} search={search} /> : <Chart tree={tree} lit={hits?.lit ?? null} show={show} use={(one) => { canvasOf.current = one; }} />}
       <div class="under">
         <span><i style={{ background: css(palette.frame("python", "", "")) }} />Python</span>
         <span><i style={{ background: css(palette.frame("kernel", "", "")) }} />kernel</span>
         <span><i style={{ background: css(palette.frame("user", "libtorch", "")) }} />libraries, a colour each</span>
-        <span class="quiet">{show(tree.total[0] ?? 0)} in all: {hint}{place.to - place.from < SHORT_S ? "; of whole seconds around this time" : ""}</span>
+        <span class="quiet">{show(tree.total[0] ?? 0)} in all: {hint}{!isFile && place.to - place.from < SHORT_S ? "; of whole seconds around this time" : ""}</span>
       </div>
     </>
   );
 }
 
-function Chart({ tree, lit, show }: { tree: Tree; lit: Uint8Array | null; show: (value: number) => string }): preact.JSX.Element {
+function Chart({ tree, lit, show, use }: { tree: Tree; lit: Uint8Array | null; show: (value: number) => string; use: (canvas: BoxCanvas | null) => void }): preact.JSX.Element {
   const { place, go, palette } = useApp();
-  const rows = useMemo(() => rowsOf(tree, palette, lit), [tree, palette, lit]);
+  const rows = useMemo(() => rowsOf(tree, palette.ground, lit), [tree, palette, lit]);
+  const colours = useMemo(() => coloursOf(tree, palette), [tree, palette]);
   const scroller = useRef<HTMLDivElement>(null);
   const focused = useMemo(() => nodeOf(tree, place.focus), [tree, place.focus]);
-  const [hover, setHover] = useState<{ id: number; x: number; y: number } | null>(null);
+  const [hover] = useState(() => new Live<{ id: number; x: number; y: number } | null>(null));
   const labelOf = (node: number): string => tree.functions[tree.fn[node]!]!.label;
   const shown = useMemo(() => ({
-    rows, height: tree.levels * ROW_HEIGHT, left: tree.x[focused]!, right: tree.x[focused]! + (tree.total[focused]! || 1),
+    rows, colours, height: tree.levels * ROW_HEIGHT, left: tree.x[focused]!, right: tree.x[focused]! + (tree.total[focused]! || 1),
     first: 0, last: tree.total[0] || 1, palette, labelOf, isFaded: (node: number) => lit !== null && !lit[node],
   }), [rows, focused, palette, lit]);
   useEffect(() => {
     if (scroller.current) scroller.current.scrollTop = Math.max(0, (tree.depth[focused]! - 2) * ROW_HEIGHT);
   }, [focused, tree]);
+  useEffect(() => () => use(null), []);
   const path = pathOf(tree, focused);
-  const node = hover && hover.id < tree.fn.length ? hover.id : -1;
-  const fn = node >= 0 ? tree.functions[tree.fn[node]!]! : null;
   return (
     <>
       <nav class="crumbs" aria-label="Zoomed to">
@@ -110,27 +133,35 @@ function Chart({ tree, lit, show }: { tree: Tree; lit: Uint8Array | null; show: 
       <div class="scroller flames" ref={scroller}>
         <div class="spacer" style={{ height: `${tree.levels * ROW_HEIGHT}px` }}>
           <div class="canvas">
-            <Boxes shown={shown} scroller={scroller} pans={false} label={`Flame graph of ${tree.fn.length} nodes. Arrow keys select a frame, Enter zooms to it. The table shows the same as text.`}
+            <Boxes shown={shown} scroller={scroller} use={use} pans={false} label={`Flame graph of ${tree.fn.length} nodes. Arrow keys select a frame, Enter zooms to it. The table shows the same as text.`}
               events={{
-                hover: (id, x, y) => setHover(id < 0 ? null : { id, x, y }),
+                hover: (id, x, y) => hover.set(id < 0 ? null : { id, x, y }),
                 click: (id) => go({ focus: id === focused ? pathOf(tree, tree.parent[id]!) : pathOf(tree, id) }),
               }} />
           </div>
         </div>
       </div>
-      {fn && hover && (
-        <Tooltip x={hover.x} y={hover.y}>
-          <strong>{fn.name}</strong>
-          {fn.file && <p>{fn.file}{fn.line ? `:${fn.line}` : ""}</p>}
-          {fn.binary && <p>{fn.binary}</p>}
-          <dl>
-            <dt>With callees</dt><dd>{show(tree.total[node]!)}, {percent(tree.total[node]! / (tree.total[0] || 1))}</dd>
-            <dt>By itself</dt><dd>{show(tree.own[node]!)}, {percent(tree.own[node]! / (tree.total[0] || 1))}</dd>
-            <dt>Events</dt><dd>about {grouped(tree.count[node]!)}</dd>
-          </dl>
-        </Tooltip>
-      )}
+      <Hovered hover={hover} tree={tree} show={show} />
     </>
+  );
+}
+
+function Hovered({ hover, tree, show }: { hover: Live<{ id: number; x: number; y: number } | null>; tree: Tree; show: (value: number) => string }): preact.JSX.Element | null {
+  const at = useLive(hover);
+  if (!at || at.id >= tree.fn.length) return null;
+  const node = at.id;
+  const fn = tree.functions[tree.fn[node]!]!;
+  return (
+    <Tooltip x={at.x} y={at.y}>
+      <strong>{fn.name}</strong>
+      {fn.file && <p>{fn.file}{fn.line ? `:${fn.line}` : ""}</p>}
+      {fn.binary && <p>{fn.binary}</p>}
+      <dl>
+        <dt>With callees</dt><dd>{show(tree.total[node]!)}, {percent(tree.total[node]! / (tree.total[0] || 1))}</dd>
+        <dt>By itself</dt><dd>{show(tree.own[node]!)}, {percent(tree.own[node]! / (tree.total[0] || 1))}</dd>
+        <dt>Events</dt><dd>about {grouped(tree.count[node]!)}</dd>
+      </dl>
+    </Tooltip>
   );
 }
 

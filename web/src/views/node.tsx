@@ -3,7 +3,7 @@
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
-import type { ChartRow, NodeRow } from "../api";
+import type { Columns, NodeRow } from "../api";
 import { aligned, chartsOf, dips, SERIES, type Chart, type Dip } from "../charts";
 import { clock, day, duration, percent, scaled } from "../numbers";
 import { Answer, Empty } from "../parts";
@@ -12,6 +12,8 @@ import { useAnswer, useApp } from "../state";
 const LINES = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7a5195", "#8a8a8a"];
 const LINES_DARK = ["#56b4e9", "#ff9e58", "#3ddc9f", "#f0a6cf", "#f0e442", "#8ecbff", "#c39bff", "#b5b5b5"];
 
+/** Lines of a chart up to which they are wide and some dashed: with more that costs seconds, and tells nobody them apart. */
+const MOST_DASHED = 8;
 const SHORT_S = 4;
 const AROUND_S = 1;
 
@@ -32,21 +34,21 @@ export function NodeView(): preact.JSX.Element {
 
 function Series({ from, to }: { from: number; to: number }): preact.JSX.Element {
   const { place, go } = useApp();
-  const asked = useAnswer<ChartRow[]>("charts", { node: place.node, from, to, series: SERIES, points: 1000 });
+  const asked = useAnswer<Columns>("charts", { node: place.node, from, to, series: SERIES, points: 1000, format: "columns" });
   const open = (left: number, right: number): void => {
     // Totals and samples are kept by the second: a verdict needs some whole ones around a short time.
     const around = right - left < SHORT_S ? AROUND_S : 0;
     go({
-      view: "range", from: left - around, to: right + around, kind: "cpu", focus: [], search: "", cause: "",
+      view: "range", live: 0, from: left - around, to: right + around, kind: "cpu", focus: [], search: "", cause: "",
       left: around ? left : 0, right: around ? right : 0,
     });
   };
   const wider = (factor: number): void => {
     const middle = (from + to) / 2;
     const half = ((to - from) / 2) * factor;
-    go({ from: middle - half, to: middle + half });
+    go({ live: 0, from: middle - half, to: middle + half });
   };
-  const move = (share: number): void => go({ from: from + share * (to - from), to: to + share * (to - from) });
+  const move = (share: number): void => go({ live: 0, from: from + share * (to - from), to: to + share * (to - from) });
   return (
     <>
       <div class="tools">
@@ -61,14 +63,14 @@ function Series({ from, to }: { from: number; to: number }): preact.JSX.Element 
         <button class="primary" onClick={() => open(from, to)}>Open all of it</button>
       </div>
       <Answer asked={asked} loading="Asking for the series…">
-        {(rows) => <Charts rows={rows} from={from} to={to} open={open} />}
+        {(table) => <Charts table={table} from={from} to={to} open={open} />}
       </Answer>
     </>
   );
 }
 
-function Charts(props: { rows: ChartRow[]; from: number; to: number; open: (from: number, to: number) => void }): preact.JSX.Element {
-  const { charts, missing } = useMemo(() => chartsOf(props.rows), [props.rows]);
+function Charts(props: { table: Columns; from: number; to: number; open: (from: number, to: number) => void }): preact.JSX.Element {
+  const { charts, missing } = useMemo(() => chartsOf(props.table), [props.table]);
   const [at, setAt] = useState<number | null>(null);
   const found = useMemo(() => {
     const line = charts.find((chart) => chart.title === "GPU use")?.lines[0] ?? charts.find((chart) => chart.title === "Runs on devices")?.lines[0];
@@ -136,8 +138,8 @@ function Plot(props: {
         { ...axis, size: 66, values: (_, ticks) => ticks.map((tick) => chart.percent ? `${Math.round(tick * 100)} %` : scaled(tick, chart.unit === "at once" ? "" : chart.unit)), space: 22 },
       ],
       series: [{}, ...chart.lines.map((line, i) => ({
-        label: line.label, stroke: colours[i % colours.length]!, width: 1.5, spanGaps: false, ...(chart.stepped ? { paths: uPlot.paths.stepped!({ align: 1 }) } : {}), points: { show: line.times.length < 2, size: 4 },
-        ...(i >= 4 ? { dash: [4, 3] } : {}), ...(i === 0 && chart.lines.length < 5 ? { fill: `${colours[0]!}1f` } : {}),
+        label: line.label, stroke: colours[i % colours.length]!, width: chart.lines.length <= MOST_DASHED ? 1.5 : 1 / devicePixelRatio, spanGaps: false, ...(chart.stepped ? { paths: uPlot.paths.stepped!({ align: 1 }) } : {}), points: { show: line.times.length < 2, size: 4 },
+        ...(i >= 4 && chart.lines.length <= MOST_DASHED ? { dash: [4, 3] } : {}), ...(i === 0 && chart.lines.length < 5 ? { fill: `${colours[0]!}1f` } : {}),
       }))],
       hooks: {
         setCursor: [(one) => {

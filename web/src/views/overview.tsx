@@ -2,7 +2,7 @@
 // All nodes, what is wrong first.
 
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { ask, type DeviceRow, type Explanation, type LossRow, type NodeRow } from "../api";
+import { ask, type Columns, type Explanation, type LossRow, type NodeRow } from "../api";
 import { states, type NodeState } from "../devices";
 import { ago, duration, scaled } from "../numbers";
 import { Answer, Empty, Meter } from "../parts";
@@ -20,10 +20,10 @@ export function Overview(): preact.JSX.Element {
   const from = place.from || now - length;
   const to = place.to || now + 1;
   const nodes = useAnswer<NodeRow[]>("nodes", { from, to });
-  const devices = useAnswer<DeviceRow[]>(nodes.answer?.length ? "devices" : null, { from, to });
+  const devices = useAnswer<Columns>(nodes.answer?.length ? "devices" : null, { from, to, format: "columns" });
   const losses = useAnswer<LossRow[]>(nodes.answer?.length ? "losses" : null, { from, to });
   const list = useMemo(
-    () => states(nodes.answer ?? [], devices.answer ?? [], losses.answer ?? [], Math.min(now, to)),
+    () => states(nodes.answer ?? [], devices.answer, losses.answer ?? [], Math.min(now, to)),
     [nodes.answer, devices.answer, losses.answer],
   );
   return (
@@ -32,7 +32,7 @@ export function Overview(): preact.JSX.Element {
         <h1>Nodes</h1>
         <div class="segments" role="group" aria-label="Time">
           {RANGES.map(([name, seconds]) => (
-            <button aria-pressed={length === seconds} onClick={() => go({ from: now - seconds, to: now + 0 })}>{name}</button>
+            <button aria-pressed={length === seconds} onClick={() => go({ from: now - seconds, to: now, live: place.live ? seconds : 0 })}>{name}</button>
           ))}
         </div>
         <label class="search">Filter <input type="search" value={place.search} placeholder="name of a node, or what is wrong"
@@ -129,7 +129,8 @@ function NodeLine({ one, verdict }: { one: NodeState; verdict: string | undefine
 /** Verdicts of the first nodes, one after another: each reads a minute of rows. */
 function useVerdicts(list: NodeState[]): Record<string, string> {
   const [found, setFound] = useState<Record<string, string>>({});
-  const key = list.map((one) => `${one.node} ${one.lastS}`).join("|");
+  // In live mode a node's last time moves on every few seconds: its verdict is asked for once a minute.
+  const key = list.map((one) => `${one.node} ${Math.floor(one.lastS / VERDICT_S)}`).join("|");
   useEffect(() => {
     const stop = new AbortController();
     const all = async (): Promise<void> => {

@@ -2,10 +2,10 @@
 // A range of time of one node: the verdict, the timeline, and beside it the flame graph.
 
 import { useState } from "preact/hooks";
-import type { CauseShare, TimelineAnswer, Verdict } from "../api";
+import type { CauseShare, Flame, TimelineAnswer, Verdict } from "../api";
 import { duration, percent, tidy } from "../numbers";
 import { Answer, Empty } from "../parts";
-import { useAnswer, useApp } from "../state";
+import { useAnswer, useApp, type Asked } from "../state";
 import { kindOfCause } from "../timeline";
 import { FlamePanel } from "./flame";
 import { TimelinePanel } from "./timeline";
@@ -13,24 +13,31 @@ import { TimelinePanel } from "./timeline";
 export function RangeView(): preact.JSX.Element {
   const { place } = useApp();
   const ready = Boolean(place.node && place.from && place.to > place.from);
-  const asked = useAnswer<TimelineAnswer>(ready ? "timeline" : null, { node: place.node, from: place.from, to: place.to });
+  const asked = useAnswer<TimelineAnswer>(ready ? "timeline" : null, { node: place.node, from: place.from, to: place.to, format: "columns" });
   if (!ready) return <Empty title="No time is chosen">Choose a node on the overview, then drag over one of its charts.</Empty>;
   return (
     <>
       <section class="verdict panel" aria-label="Verdict">
         <Answer asked={asked} loading="Working out the verdict…">{(answer) => <Verdicts answer={answer} />}</Answer>
       </section>
-      <div class="sides">
-        <section class="panel" aria-label="Timeline">
-          <Answer asked={asked} loading="Asking for the timeline…">{(answer) => <TimelinePanel answer={answer} />}</Answer>
-        </section>
-        <section class="panel" aria-label="Stacks"><FlamePanel /></section>
-      </div>
+      <Sides timeline={asked} name={`${place.node}-${Math.round(place.from)}`} />
     </>
   );
 }
 
-function Verdicts({ answer }: { answer: TimelineAnswer }): preact.JSX.Element {
+/** The timeline, and beside it the stacks: of the server, or `flames` of a file. */
+export function Sides({ timeline, flames, name }: { timeline: Asked<TimelineAnswer>; flames?: Record<string, Flame>; name: string }): preact.JSX.Element {
+  return (
+    <div class="sides">
+      <section class="panel" aria-label="Timeline">
+        <Answer asked={timeline} loading="Asking for the timeline…">{(answer) => <TimelinePanel answer={answer} name={name} isFile={flames !== undefined} />}</Answer>
+      </section>
+      <section class="panel" aria-label="Stacks"><FlamePanel name={name} {...(flames ? { flames } : {})} /></section>
+    </div>
+  );
+}
+
+export function Verdicts({ answer }: { answer: TimelineAnswer }): preact.JSX.Element {
   const { verdicts, notes } = answer.explanation;
   if (!verdicts.length) return <p class="quiet">No verdict: {notes.join("; ") || "nothing was observed in this time"}. Choose a longer time.</p>;
   return <>{verdicts.slice(0, 3).map((verdict, number) => <One verdict={verdict} notes={number ? [] : notes} />)}</>;

@@ -320,10 +320,8 @@ class Page {
     if (node < 0) return;
     const { name, where, weights } = this.describe(node);
     find("announce").textContent = [name, where, ...weights.map((pair) => pair.join(" "))].filter(Boolean).join(", ");
-    const canvas = find("flame").getBoundingClientRect();
-    const [x0] = this.flame.box(node);
-    const top = this.flame.rowTop(this.tree.level[node]);
-    this.showTooltip(node, canvas.left + x0, canvas.top + top + ROW);
+    const { x, y } = this.flame.place;
+    this.showTooltip(node, x, y);
   }
 
   showTooltip(node, x, y) {

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The child that reads a file which somebody gave to the web page: `python -m …open_recording`.
+
+Such a file is a stranger's. It is read by the readers of `sonde explain`, in a process of its own
+with a limit for memory and for CPU time, which is killed when it takes too long; what it answers is
+only ever numbers and text. Standard output: `+` and the packed document (export/packed.py), or `-`
+and an error as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sonde.errors import SondeError
+from sonde.limits import VARIABLE
+
+if TYPE_CHECKING:
+    from sonde.model.profile import Profile
+    from sonde.query.capture import Capture
+
+GOOD, BAD = b"+", b"-"
+_MOST_STACKS = 200_000
+"""Of a kind; the heaviest are sent, and `total` has the others, too."""
+
+
+def main() -> None:
+    """`DESCRIPTOR MEMORY_BYTES CPU_S`: read the file, write the answer."""
+    descriptor, memory_bytes, cpu_s = map(int, sys.argv[1:4])
+    os.nice(5)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+    os.environ[VARIABLE] = str(memory_bytes // 4)
+    path = Path(f"/proc/self/fd/{descriptor}")
+    try:
+        from sonde.export import packed
+
+        answer = GOOD + packed.encode(document(path))
+    except SondeError as error:
+        answer = _refusal(error.cause.replace(str(path), "the file"), error.remedy)
+    except MemoryError:
+        answer = _refusal(
+            "the file takes too much memory to read", "`sonde explain` on your machine takes more"
+        )
+    sys.stdout.buffer.write(answer)
+
+
+def _refusal(cause: str, remedy: str) -> bytes:
+    return BAD + json.dumps({"error": cause, "remedy": remedy}).encode()
+
+
+def document(path: Path) -> dict[str, Any]:
+    """What the page shows of a file: `timeline`, and `flames` by kind. Raises SondeError."""
+    from sonde.analyze.bound import causes_of, explain
+    from sonde.export import timeline_columns, verdict
+    from sonde.query.stored_capture import MOST_ROWS
+    from sonde.recording.timelines import open_timeline, timeline_of
+
+    with path.open("rb") as file:
+        is_capture = file.read(5) == b"SONDE"
+    capture = _capture(path) if is_capture else None
+    found = timeline_of(capture) if capture else open_timeline([path])
+    begin = found.extent_ns[0] if found.extent_ns else 0
+    drawn = timeline_columns.document(found, causes_of(found), _runs(capture), begin, MOST_ROWS)
+    drawn["origin_ns"] += capture.info.wall_offset_ns if capture else 0
+    drawn["explanation"] = verdict.document(explain(found))
+    return {"timeline": drawn, "flames": _flames(capture) if capture else {}}
+
+
+def _capture(path: Path) -> Capture:
+    from sonde.query.capture import read
+
+    return read(path)
+
+
+def _runs(capture: Capture | None) -> Any:
+    from sonde.query.stored_capture import no_runs, run_columns
+
+    return run_columns(capture) if capture else no_runs()
+
+
+def _flames(capture: Capture) -> dict[str, Any]:
+    """Of each kind that has any: the answer of the question `flamegraph`."""
+    from sonde.model.profile import ProfileKind
+    from sonde.query import queries
+    from sonde.query.session import Session
+
+    session = Session(capture)
+    kinds = [kind for kind in ProfileKind if kind.column_value in _SHOWN]
+    profiles = {kind.column_value: queries.profile(session, kind) for kind in kinds}
+    return {name: _flame(profile) for name, profile in profiles.items() if len(profile)}
+
+
+_SHOWN = ("cpu", "blocked", "runqueue", "device", "kernel", "mapped")
+
+
+def _flame(profile: Profile) -> dict[str, Any]:
+    from sonde.export.stack_frames import leaf_label
+
+    numbers: dict[tuple[str, str, str, str, int], int] = {}
+    merged: dict[tuple[int, str], list[float]] = {}
+    for row in profile:
+        weights = merged.setdefault((row.stack, leaf_label(profile, row)), [0, 0, 0])
+        for at, amount in enumerate((row.events, row.ns, row.bytes)):
+            weights[at] += amount
+    heaviest = sorted(merged.items(), key=lambda one: -one[1][1] - one[1][2])
+    stacks = []
+    for (stack, label), (events, ns, size) in heaviest[:_MOST_STACKS]:
+        frames = profile.stacks[stack]
+        keys = [(one.kind, one.function, one.binary, one.file, one.line) for one in frames]
+        if label:
+            keys.insert(0, ("call", label, "", "", 0))
+        places = [numbers.setdefault(key, len(numbers)) for key in keys]
+        stacks.append({"frames": places, "n": events, "ns": ns, "bytes": size})
+    names = ("kind", "function", "binary", "file", "line")
+    total = [sum(one[at] for one in merged.values()) for at in range(3)]
+    return {
+        "total": {"rows": len(merged), "n": total[0], "ns": total[1], "bytes": total[2]},
+        "frames": [dict(zip(names, key, strict=True)) for key in numbers],
+        "stacks": stacks,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that somebody gives to the page: held on the disk while a child reads them, then gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import tempfile
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO
+
+from sonde import interpreter
+from sonde.export.packed import MEDIA_TYPE
+from sonde.server.answers import Answer
+from sonde.server.open_recording import BAD, GOOD
+from sonde.server.service import RefusedRequestError
+
+MOST_BYTES = 256 << 20
+"""Of a file."""
+ANSWER_BYTES = 256 << 20
+MEMORY_BYTES = 6 << 30
+"""Address space of the child: Arrow and DuckDB reserve some without using it."""
+BODY_S = 120.0
+"""For the whole file to arrive."""
+READ_S = 60.0
+"""For the child, of its CPU and by the clock."""
+_REMEDY = "`sonde explain FILE` and `sonde report FILE` on your machine read larger ones"
+
+
+class Opener:
+    """Reads one file at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder`: for the file while it is read."""
+        self._folder = folder
+        self._threads = ThreadPoolExecutor(1, "sonde-open")
+        self._is_busy = False
+
+    async def open(self, told_bytes: int, parts: AsyncIterator[bytes]) -> Answer:
+        """The packed document of a file (open_recording.py). Raises RefusedRequestError."""
+        if told_bytes > MOST_BYTES:
+            raise _too_large()
+        if self._is_busy:
+            raise RefusedRequestError(503, "another file is being read", "try again in a minute")
+        self._is_busy = True
+        try:
+            with tempfile.TemporaryFile(dir=self._folder) as file:
+                await self._receive(parts, file)
+                loop = asyncio.get_running_loop()
+                content = await loop.run_in_executor(self._threads, _read, file.fileno())
+        except OSError as error:
+            raise RefusedRequestError(
+                503, f"the file cannot be kept: {error.strerror}", "free space on the server"
+            ) from None
+        finally:
+            self._is_busy = False
+        if content[:1] == GOOD:
+            return Answer(content[1:], MEDIA_TYPE)
+        if content[:1] == BAD:
+            told = json.loads(content[1:])
+            raise RefusedRequestError(422, told["error"], told["remedy"])
+        raise RefusedRequestError(422, "the file could not be read in its limits", _REMEDY)
+
+    async def _receive(self, parts: AsyncIterator[bytes], file: IO[bytes]) -> None:
+        size = 0
+        try:
+            async with asyncio.timeout(BODY_S):
+                async for part in parts:
+                    size += len(part)
+                    if size > MOST_BYTES:
+                        raise _too_large()
+                    file.write(part)
+        except TimeoutError:
+            raise RefusedRequestError(408, "the file came too slowly", "send it again") from None
+        file.flush()
+
+
+def _too_large() -> RefusedRequestError:
+    return RefusedRequestError(413, f"the file has more than {MOST_BYTES >> 20} MiB", _REMEDY)
+
+
+def _read(descriptor: int) -> bytes:
+    """What the child says; b'' where it died or was killed. Raises OSError."""
+    argv = interpreter.command(
+        "sonde.server.open_recording", str(descriptor), str(MEMORY_BYTES), str(round(READ_S))
+    )
+    child = interpreter.start(argv, stdin=subprocess.DEVNULL, pass_fds=[descriptor])
+    deadline = threading.Timer(READ_S, child.kill)
+    deadline.start()
+    try:
+        assert child.stdout
+        content = child.stdout.read(ANSWER_BYTES + 1)
+        is_whole = len(content) <= ANSWER_BYTES and child.wait(5) == 0
+    except subprocess.TimeoutExpired:
+        is_whole = False
+    finally:
+        deadline.cancel()
+        interpreter.give_up(child)
+    return content if is_whole else b""

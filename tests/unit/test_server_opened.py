@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that are dropped on the page: read by a real child, hostile ones refused."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_web_questions import unpacked
+
+from captures import scene
+from sonde.server import opened
+from sonde.server.opened import Opener
+from sonde.server.service import RefusedRequestError
+
+
+def given(folder: Path, content: bytes, told: int = 0) -> Any:
+    """What the page gets for a file."""
+
+    async def parts() -> AsyncIterator[bytes]:
+        for at in range(0, len(content), 1 << 16):
+            yield content[at : at + (1 << 16)]
+
+    return unpacked(asyncio.run(Opener(folder).open(told, parts())).content)
+
+
+def test_a_capture_opens_with_its_stacks_and_waits(tmp_path: Path) -> None:
+    found = given(tmp_path, scene().bytes())
+    assert found["flames"]["cpu"]["total"]["n"] == 650
+    flame = found["flames"]["blocked"]
+    leaves = {flame["frames"][one["frames"][0]]["function"] for one in flame["stacks"]}
+    assert "(futex)" in leaves
+    assert found["timeline"]["tracks"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trace_of_torch_profiler_opens(tmp_path: Path) -> None:
+    trace = Path(__file__).parents[1] / "data" / "explain" / "page_faults.json.gz"
+    found = given(tmp_path, trace.read_bytes())
+    assert found["flames"] == {}
+    assert found["timeline"]["device"]["start"]
+    assert found["timeline"]["explanation"]["verdicts"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\x7fELF" * 100, "no known format"),
+        (b"SONDE" + b"\xff" * 4000, ""),
+        (gzip.compress(b'{"traceEvents":[' + b"[" * 100_000), ""),
+    ],
+)
+def test_what_is_no_recording_is_refused_with_a_remedy(
+    tmp_path: Path, content: bytes, said: str
+) -> None:
+    with pytest.raises(RefusedRequestError) as refused:
+        given(tmp_path, content)
+    assert refused.value.status == 422
+    assert said in refused.value.cause
+    assert "Traceback" not in refused.value.cause
+    assert "/proc/" not in refused.value.cause
+
+
+def test_a_child_that_goes_on_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opened, "READ_S", 0.01)
+    with pytest.raises(RefusedRequestError, match="limits"):
+        given(tmp_path, scene().bytes())
+
+
+def test_large_files_are_refused_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opened, "MOST_BYTES", 1000)
+    for told in (0, 5000):
+        with pytest.raises(RefusedRequestError) as refused:
+            given(tmp_path, b"x" * 5000, told)
+        assert refused.value.status == 413
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the one-file report of `sonde report` draws with: built into src/sonde/export/built, where its
+// own scripts (src/sonde/export/assets) find it as `Boxes`.
+
+export { makeRow } from "./draw/boxes";
+export { BoxCanvas } from "./draw/canvas";
+export { packed } from "./draw/colours";

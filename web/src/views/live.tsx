@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Live mode: the time shown ends at the present, and goes on with it.
+
+import { useEffect } from "preact/hooks";
+import { useApp } from "../state";
+
+export const LIVE_S = 900;
+/** Agents send every few seconds, and the server puts what came into its files every second. */
+const EVERY_MS = 5000;
+
+export function LiveButton(): preact.JSX.Element {
+  const { place, go } = useApp();
+  const isLive = place.live > 0;
+  useEffect(() => {
+    if (!isLive) return undefined;
+    const advance = (): void => {
+      if (document.hidden) return;
+      const to = Math.ceil(Date.now() / 1000);
+      go({ from: to - place.live, to }, true);
+    };
+    const timer = setInterval(advance, EVERY_MS);
+    document.addEventListener("visibilitychange", advance);
+    advance();
+    return () => {
+      clearInterval(timer);
+      document.removeEventListener("visibilitychange", advance);
+    };
+  }, [isLive, place.live, place.view, place.node]);
+  return (
+    <button class="plain live" aria-pressed={isLive} title="Show the last 15 minutes, and go on with them"
+      onClick={() => { if (isLive) go({ live: 0 }); else go({ live: LIVE_S }); }}>
+      <span aria-hidden="true" class="dot" />{isLive ? "Live: last 15 min" : "Live"}
+    </button>
+  );
+}

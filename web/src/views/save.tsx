@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// A menu of formats that what is shown can be saved in.
+
+import type { ComponentChildren } from "preact";
+import { useRef, useState } from "preact/hooks";
+
+export interface Choice { name: string; about: string; run(): void | Promise<void> }
+
+export function SaveMenu({ label, choices }: { label: string; choices: readonly Choice[] }): preact.JSX.Element {
+  const menu = useRef<HTMLDetailsElement>(null);
+  const [said, setSaid] = useState<ComponentChildren>(null);
+  const choose = (choice: Choice): void => {
+    menu.current!.open = false;
+    menu.current!.querySelector("summary")?.focus();
+    Promise.resolve(choice.run()).then(() => setSaid(null), (error: unknown) => setSaid(error instanceof Error ? error.message : String(error)));
+  };
+  return (
+    <details class="menu" ref={menu} onKeyDown={(event) => { if (event.key === "Escape") menu.current!.open = false; }}>
+      <summary aria-label={label}>Save</summary>
+      <div role="group" aria-label={label}>
+        {choices.map((choice) => <button onClick={() => choose(choice)} title={choice.about}>{choice.name}</button>)}
+      </div>
+      {said && <p role="alert">{said}</p>}
+    </details>
+  );
+}
+
+/** The address of what is shown, to be pasted elsewhere. */
+export const copyLink: Choice = {
+  name: "Copy the link", about: "the address of what is shown",
+  run: () => navigator.clipboard.writeText(location.href),
+};
