@@ -6,6 +6,7 @@
 #include "../abi/events.h"
 #include "stack.h"
 #include "task.h"
+#include "chosen.h"
 
 SWAPPED_ROWS(samples, struct cpu_key, struct cpu_value, 8192)
 SPARE_ROWS(samples, struct cpu_key, struct cpu_value, 1024)
@@ -46,7 +47,7 @@ int on_sample(struct bpf_perf_event_data *ctx)
 	struct unwind_walk *w = bpf_map_lookup_elem(&scratch, &first);
 	struct cpu_value *row;
 
-	if (!w || !key.tid || !watched(key.tgid))
+	if (!w || !key.tid || !watched(key.tgid) || closeness_of(key.tgid) != WITH_STACKS)
 		return 0;
 	key.start_ns = start_of(task);
 	key.stack_id = stack_of(ctx, w, key.start_ns ^ key.tgid, !in_user_code(ctx),

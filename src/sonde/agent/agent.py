@@ -20,7 +20,7 @@ import resource
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -64,8 +64,6 @@ LASTING = (*HUNG, "device_calls.probes_put_off", "device_time.probes_put_off")
 """Losses that go on: what is counted before the start is lost after it, too."""
 STUCK = "agent.seconds_stuck"
 """Loss of seconds in which nothing was read out: what the kernel keeps is bounded."""
-NAMING_SHARE = 0.1
-"""Of a CPU, for naming code where rows are watched as they come."""
 LATE_S = 3.0
 """A tick that comes so much later than meant was held up."""
 GC_THRESHOLDS = (10_000, 20, 20)
@@ -92,17 +90,6 @@ class Sink(Protocol):
         """What the sink says of itself, by the names of the catalogue."""
 
 
-class Observer(Protocol):
-    """Sees the rows of each tick, in this process, before they are encoded."""
-
-    def on_tick(self, since_ns: int, now_ns: int, batches: Sequence[Batch]) -> None:
-        """What was seen from `since_ns` to `now_ns` (CLOCK_MONOTONIC), waits that go on included.
-        Must return within milliseconds and keep no batch."""
-
-    def wants_code(self, pid: int) -> bool:
-        """Whether stacks of a process are to be named: nobody else's are."""
-
-
 @dataclass(frozen=True, slots=True)
 class Live:
     """How far a recording is."""
@@ -120,15 +107,15 @@ class Live:
 class Agent:
     """Observes this node into a sink."""
 
-    def __init__(self, config: Config, sink: Sink | None, *, privileged: bool = True) -> None:
-        """`sink`: None where nobody keeps rows and only the outlets are fed; then no code is named.
-        `privileged`: False for a user to whom the kernel tells nothing; then only what programs
-        tell themselves is observed: device time."""
+    def __init__(
+        self, config: Config, sink: Sink | None, *, privileged: bool = True, chooses: bool = False
+    ) -> None:
+        """`sink`: None where nobody keeps rows and only the outlets are fed; then no code is named,
+        unless `chooses`. `privileged`: False for a user to whom the kernel tells nothing; then only
+        what programs tell themselves is observed: device time. `chooses`: stacks and waits are
+        those of chosen processes alone (`Kernel.choose`)."""
         self._privileged = privileged
-        self._observer: Observer | None = None
-        self._naming_debt_s = 0.0
-        """CPU time spent on names, less what it may take."""
-        self._names_now = True
+        names_code = sink is not None or chooses
         self._config = config
         self._sink = sink
         self._id = str(uuid.uuid4())
@@ -151,17 +138,17 @@ class Agent:
         """The same from before the start, where nothing is kept."""
         self._thinning = Thinning()
         self._chunk = ChunkBuilder(0)
-        self._kernel = Kernel(config.pids if privileged else None)
+        self._kernel = Kernel(config.pids if privileged else None, chooses=chooses)
         events = self._make_events()
         self._attacher = self._make_attacher()
         self._resolver = Resolver(
             grace_ns=int(3 * max(config.chunk_s, config.rest_s) * 1e9),
             pods=_pods(config),
             links=BuildIdLinks(),
-            resolves_frames=sink is not None,
+            resolves_frames=names_code,
         )
         self._group_io = GroupIo(self._resolver.owners.group_path, procfs.GroupParties().of)
-        walks = privileged and sink is not None
+        walks = privileged and names_code
         self._unwinding = Unwinding(self._kernel if walks else None, self._resolver)
         self._dictionary = Dictionary(self._kernel, self._resolver, self._unwinding)
         self._collectors = collectors_of(config, self._kernel, privileged=privileged)
@@ -171,14 +158,10 @@ class Agent:
         self._scheduler = self._make_scheduler()
         self._event_loop = EventLoop(
             config, events, self._resolver, self._unwinding, self._collectors, self._scheduler,
-            keeps_rows=sink is not None,
+            keeps_rows=names_code,
         )  # fmt: skip
         self._unwinding.limit(self.kernel_bytes())
         self._outlets = self._make_outlets()
-
-    def observe(self, observer: Observer) -> None:
-        """Before `start`: somebody wants to see the rows of each tick."""
-        self._observer = observer
 
     def kernel_bytes(self) -> int:
         """Memory of all BPF maps."""
@@ -388,28 +371,26 @@ class Agent:
         self._dictionary.write(chunk)
         chunk.encode({})
 
-    def _tick(self, chunk_ends: bool) -> None:
-        self._event_loop.poll()  # before the time is taken, up to which the rows are read
+    def _advance(self) -> int:
+        """The time is now what rows are read up to; what it was before."""
+        self._event_loop.poll()  # before the time is taken
         since_ns, self._tick_ns = self._tick_ns, time.monotonic_ns()
         late_s = (self._tick_ns - since_ns) / 1e9 - max(self._config.tick_s, self._config.rest_s)
         if late_s > LATE_S:
             self._stuck_s += late_s
-        watched = self._observer is not None
-        passed_s = (self._tick_ns - since_ns) / 1e9
-        self._naming_debt_s = max(0.0, self._naming_debt_s - NAMING_SHARE * passed_s)
-        self._names_now = self._naming_debt_s == 0  # of all collectors
+        return since_ns
+
+    def _tick(self, chunk_ends: bool) -> None:
+        since_ns = self._advance()
         batches = []
         for collector in self._collectors:
-            up_to_now = chunk_ends or (watched and collector.tells_what_goes_on)
-            batches.append(collector.drain(since_ns, up_to_now))
+            batches.append(collector.drain(since_ns, chunk_ends))
             # Processes in the rows may have come and gone since: know of them before they are
             # named. And new programs wait for their tables: the first drains take tens of ms.
             self._event_loop.poll()
         for batch in batches:
             if batch.notes or batch.groups:
                 self._resolver.add_notes(batch.notes, batch.groups)
-        if self._observer is not None:  # before code is named, which takes as long as it takes
-            self._observer.on_tick(since_ns, self._tick_ns, batches)
         for collector, batch in zip(self._collectors, batches, strict=True):
             self._counts[collector.name] += batch.seen
             named = self._dictionary.named
@@ -448,25 +429,7 @@ class Agent:
             tids = part["tid"]
             assert isinstance(tids, Sized)
             self._spans += len(tids)
-        self._name(batch)
-
-    def _name(self, batch: Batch) -> None:
-        """Name the stacks of a batch. Where somebody watches rows as they come, only those that
-        are wanted, and in a bounded share of the time: rows must not wait for names."""
-        if self._observer is None:
-            self._dictionary.take(batch)
-            return
-        wants = self._observer.wants_code
-        others = {it: owner for it, owner in batch.stacks.items() if not wants(owner[0])}
-        if not self._names_now:
-            self._dictionary.pass_over(batch)
-            return
-        batch.stacks = {it: owner for it, owner in batch.stacks.items() if it not in others}
-        began_s = time.thread_time()
         self._dictionary.take(batch)
-        self._naming_debt_s += time.thread_time() - began_s
-        batch.stacks = others
-        self._dictionary.pass_over(batch)
 
     def _losses(self) -> dict[str, int]:
         """What was lost so far, by name."""

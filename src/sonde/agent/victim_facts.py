@@ -30,8 +30,9 @@ class FactReader:
     def __init__(self) -> None:
         self._cpu_times: dict[int, tuple[int, int]] = {}
 
-    def read(self, pid: int, wakers: Iterable[int] = ()) -> Facts:
-        """Of a process; `wakers`: those whose part in file systems is asked. Raises nothing."""
+    def read(self, pid: int, wakers: Iterable[int] = (), asks_peers: bool = True) -> Facts:
+        """Of a process; `wakers`: those whose part in file systems is asked; `asks_peers`: read
+        its connections, which costs most. Raises nothing."""
         facts = Facts(time_ns=time.monotonic_ns())
         stat = procfs.read_stat(pid)
         if stat is None:
@@ -53,7 +54,8 @@ class FactReader:
             if "self" not in folder and _is_frozen(folder):
                 facts.is_frozen = True
         facts.file_servers = [waker for waker in wakers if _serves_files(waker)]
-        facts.peers, facts.listens = _peers(pid)
+        if asks_peers:
+            facts.peers, facts.listens = _peers(pid)
         return facts
 
     def cpu_busy(self) -> dict[int, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -21,26 +21,29 @@ from sonde.collect.collector import Batch
 from sonde.diagnose.detector import Detector, Suspicion
 from sonde.diagnose.incident import Incident, Verdict
 from sonde.diagnose.moments import Facts, Moment, Who, Window
+from sonde.diagnose.selection import Selection
 from sonde.diagnose.series import Series
 from sonde.model.code import KnownFrame
 from sonde.model.process import Process
 
-KEPT_S: Final = 60.0
-KEPT_MOMENTS: Final = 600
+KEPT_S: Final = 20.0
+KEPT_MOMENTS: Final = 200
 BEFORE_S: Final = 12.0
 """Of what went before, as much is compared with."""
 LOOKS_S: Final = (0.6, 1.4)
 """After a suspicion, when it is looked at: what passes, or is no fault, shows in between."""
 OPEN: Final = 16
 """Suspicions at a time; more are left out and counted."""
-EXPLAINED_PER_S: Final = 1.5
+EXPLAINED_PER_S: Final = 0.5
 """In the long run: what explaining costs is bounded, whatever happens on the node."""
 BURST: Final = 12.0
 WAKERS: Final = 8
 """Processes of which it is asked whether they serve files."""
 NAMES: Final = 8_192
+GENERATIONS: Final = 16
 AFFINITIES: Final = 12
-"""Of a process, one a tick."""
+"""Of a process, one each `AFFINITY_S`."""
+AFFINITY_S: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -51,6 +54,26 @@ class _Open:
     is_told: bool = False
 
 
+class _KernelThreads(Container[int]):
+    """Threads of the kernel, looked up where somebody asks."""
+
+    def __init__(self, who_of: Callable[[int], Who]) -> None:
+        self._who_of = who_of
+
+    def __contains__(self, pid: object) -> bool:
+        return isinstance(pid, int) and pid > 0 and self._who_of(pid).is_kernel
+
+
+class _Never(Container[int]):
+    """Processes that are no victims: our own, and those of the kernel."""
+
+    def __init__(self, mine: Container[int], kernel: Container[int]) -> None:
+        self._mine, self._kernel = mine, kernel
+
+    def __contains__(self, pid: object) -> bool:
+        return pid in self._kernel or pid in self._mine
+
+
 class Watcher:
     """An `Observer` of the agent."""
 
@@ -59,27 +82,39 @@ class Watcher:
         tell: Callable[[Incident, Window], None],
         frames_of: Callable[[int], Sequence[KnownFrame]],
         process_of: Callable[[int, int], Process],
+        running: Callable[[int], Process],
         hz: int,
         note: Callable[[Moment, dict[int, dict[Series, float]]], None] | None = None,
+        failed: Callable[[BaseException], None] = lambda _: None,
     ) -> None:
-        """`tell` is called for every incident, and every change that is no fault, from another
-        thread; `note` at every tick with what is watched of each process."""
+        """`frames_of` names a stack, `process_of` a process by pid and start, `running` the one
+        that has a pid now. `tell` is called for every incident, and every change that is no
+        fault, from another thread; `note` at every tick with what is watched of each process;
+        `failed` with what went wrong in a look that came to nothing."""
         self._note = note
         self._tell = tell
         self._process_of = process_of
+        self._running = running
         self._maker = MomentMaker(frames_of, 1e9 / hz)
         self._kept: deque[Moment] = deque(maxlen=KEPT_MOMENTS)
         self._who: dict[int, tuple[int, Who]] = {}
+        self._kernel = _KernelThreads(self._who_of)
+        self._selection = Selection()
         self._facts = FactReader()
         self._open: list[_Open] = []
         self._mine = {os.getpid()}
+        self._never = _Never(self._mine, self._kernel)
         self._detector = Detector(self._mine)
-        self._explainer = Explainer()
+        self._explainer = Explainer(failed)
+        self._failed = failed
+        self.looks_failed = 0
         self.left_out = 0
         """Suspicions for which there was no room."""
         self.suspicions = 0
+        self._processes_left_out = 0
         self._tokens = BURST
         self._affinity: dict[int, deque[tuple[int, int]]] = {}
+        self._affinity_ns = 0
 
     def start(self) -> None:
         """Get the child ready."""
@@ -95,23 +130,47 @@ class Watcher:
         """What was lost, by name."""
         return {
             "diagnose.suspicions": self.left_out,
+            "diagnose.looks": self.looks_failed,
             "diagnose.windows": self._explainer.left_out,
             "diagnose.places": self._maker.left_out,
-            "diagnose.processes": sum(moment.left_out for moment in self._kept),
+            "diagnose.processes": self._processes_left_out + self._selection.left_out,
         }
+
+    def chosen(self) -> Mapping[int, bool]:
+        """Processes that use a CPU enough to become slower; True: with stacks."""
+        return self._selection.pids
+
+    def wants_code(self, pid: int) -> bool:
+        """Of what may be a victim."""
+        return self._detector.may_be_victim(pid)
 
     def on_tick(self, since_ns: int, now_ns: int, batches: Sequence[Batch]) -> None:
         """Take in a tick."""
         self._mine |= self._explainer.pids
-        moment = self._maker.make(since_ns, now_ns, batches)
-        self._name(moment.processes)
+        chosen = self._selection.pids
+        moment = self._maker.make(since_ns, now_ns, batches, chosen)
+        self._processes_left_out += moment.left_out
         self._kept.append(moment)
         while len(self._kept) > 1 and now_ns - self._kept[0].start_ns > KEPT_S * 1e9:
             self._kept.popleft()
-        kernel = {pid for pid, (_, who) in self._who.items() if who.is_kernel}
         passed_s = (now_ns - since_ns) / 1e9
         self._tokens = min(BURST, self._tokens + passed_s * EXPLAINED_PER_S)
-        found = self._detector.add(moment, self._maker.places, kernel)
+        self._suspect(self._detector.add(moment, self._maker.places, self._kernel, chosen))
+        self._choose(moment)
+        if self._note is not None:
+            self._note(moment, self._detector.latest(now_ns))
+        self._look(now_ns)
+
+    def _choose(self, moment: Moment) -> None:
+        before = self._selection.pids
+        boot_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
+        self._selection.take(moment, self._maker.starts, self._never, boot_ns)
+        is_due = moment.end_ns - self._affinity_ns >= AFFINITY_S * 1e9
+        if is_due or before.keys() != self._selection.pids.keys():
+            self._affinity_ns = moment.end_ns
+            self._note_affinity(moment.end_ns)
+
+    def _suspect(self, found: Iterable[Suspicion]) -> None:
         # Where there is no room for all, those that lost most come first.
         for suspicion in sorted(found, key=lambda it: -it.lost):
             self.suspicions += 1
@@ -119,46 +178,51 @@ class Watcher:
                 self.left_out += 1
                 continue
             self._tokens -= 1
-            facts = self._facts.read(suspicion.pid)
+            self._selection.take_stacks(suspicion.pid)
+            try:
+                facts = self._facts.read(suspicion.pid, asks_peers=False)
+            except Exception as error:  # its files say what nobody thought of
+                self.looks_failed += 1
+                self._failed(error)
+                continue
             facts.cpus_before = self._cpus_before(suspicion)
             self._open.append(_Open(suspicion, facts=[facts]))
-        self._note_affinity(moment)
-        if self._note is not None:
-            self._note(moment, self._detector.latest(now_ns))
-        self._look(now_ns)
 
-    def wants_code(self, pid: int) -> bool:
-        """Of what may be a victim."""
-        return self._detector.may_be_victim(pid)
-
-    def _name(self, pids: Iterable[int]) -> None:
-        for pid in pids:
-            start_ns = self._maker.starts.get(pid, 0)
-            known = self._who.get(pid)
-            if known is not None and known[0] == start_ns:
-                continue
-            process = self._process_of(pid, start_ns)
+    def _who_of(self, pid: int) -> Who:
+        start_ns = self._maker.starts.get(pid, 0)
+        known = self._who.pop(pid, None)
+        if known is None or known[0] != start_ns:
+            process = self._process_of(pid, start_ns) if start_ns else self._running(pid)
             owner = process.owner
             who = Who(
                 pid, process.exe or process.comm, process.ppid, owner.label, owner.cgroup,
                 process.is_kernel,
             )  # fmt: skip
+            known = (start_ns, who)
             if process.ppid in self._mine:
                 self._mine.add(pid)
-            self._who.pop(pid, None)
-            self._who[pid] = (start_ns, who)
+        self._who[pid] = known
         while len(self._who) > NAMES:
             del self._who[next(iter(self._who))]
+        return known[1]
 
-    def _note_affinity(self, moment: Moment) -> None:
+    def _all_who(self, pids: Iterable[int]) -> dict[int, Who]:
+        """With those that started them, and so on: what is between two may be idle."""
+        found: dict[int, Who] = {}
+        for pid in pids:
+            depth = 0
+            while pid > 0 and pid not in found and depth < GENERATIONS:
+                found[pid] = who = self._who_of(pid)
+                pid, depth = who.parent, depth + 1
+        return found
+
+    def _note_affinity(self, now_ns: int) -> None:
         """How many CPUs those may use that may be victims: afterwards nobody can tell."""
-        for pid in moment.processes:
-            if not self._detector.may_be_victim(pid):
-                continue
+        for pid in self._selection.pids:
             known = self._affinity.pop(pid, None) or deque(maxlen=AFFINITIES)
             self._affinity[pid] = known
-            with suppress(OSError):
-                known.append((moment.end_ns, len(os.sched_getaffinity(pid))))
+            with suppress(OSError, OverflowError):
+                known.append((now_ns, len(os.sched_getaffinity(pid))))
         while len(self._affinity) > NAMES:
             del self._affinity[next(iter(self._affinity))]
 
@@ -175,10 +239,15 @@ class Watcher:
                 continue
             one.looks += 1
             is_last = one.looks == len(LOOKS_S)
-            window = self._window(one)
+            try:
+                window = self._window(one)
+                answer = self._answer(one, window)
+                self._explainer.ask(window, is_last_look=is_last, answer=answer)
+            except Exception as error:  # of what was looked at, others are not affected
+                self.looks_failed += 1
+                self._failed(error)
             if is_last:
                 self._drop(one)
-            self._explainer.ask(window, is_last_look=is_last, answer=self._answer(one, window))
 
     def _drop(self, one: _Open) -> None:
         with suppress(ValueError):  # the other thread did
@@ -194,12 +263,13 @@ class Watcher:
         victim = one.suspicion.pid
         one.facts = [one.facts[0], self._facts.read(victim, self._wakers(victim, after))]
         pids = {pid for moment in (*before, *after) for pid in moment.processes}
+        pids |= self._all_wakers(victim, (*before, *after))
         return Window(
             victim=victim,
             cpus=os.cpu_count() or 1,
             before=before,
             after=after,
-            who={pid: self._who[pid][1] for pid in pids if pid in self._who},
+            who=self._all_who(pids),
             places=list(self._maker.places),
             facts=one.facts,
             noticed_by=[str(series) for series in one.suspicion.series],
@@ -215,6 +285,11 @@ class Watcher:
                 if wait.waker_pid not in (0, victim):
                     sums[wait.waker_pid] = sums.get(wait.waker_pid, 0) + wait.blocked_ns
         return sorted(sums, key=lambda pid: -sums[pid])[:WAKERS]
+
+    @staticmethod
+    def _all_wakers(victim: int, moments: Iterable[Moment]) -> set[int]:
+        of_victim = [one for it in moments if (one := it.processes.get(victim)) is not None]
+        return {wait.waker_pid for one in of_victim for wait in one.waits} - {0}
 
     def _answer(self, one: _Open, window: Window) -> Callable[[Verdict | None], None]:
         def answer(verdict: Verdict | None) -> None:

@@ -34,6 +34,8 @@ TICK_S = 0.25
 HZ = 49
 STACK_GAP_MS = 40.0
 """Stacks tell two causes of fifteen: fewer of them do, and each new one costs."""
+NO_SPANS_MS = 60_000.0
+"""Waits are told one by one from here on: next to none is."""
 LEAST_CPU = 0.02
 """Of processes in the file of `--rows`."""
 NICE = -5
@@ -84,12 +86,12 @@ def _run(args: argparse.Namespace) -> int:
 
     procfs.BROKER.warm_up()
     flags: dict[str, object] = {"tick_s": TICK_S, "hz": HZ, "stack_gap_ms": STACK_GAP_MS}
+    flags |= {"wait_span_ms": NO_SPANS_MS, "injected": False}
     if args.no_device:
         flags |= {"device_calls": False, "device_metrics": False}
     config = load(flags, defaults={"host_metrics": True, "host_hz": 0, "device_metrics": False})
     require_host()
-    from sonde.agent import Agent
-    from sonde.agent.recent import Recent
+    from sonde.agent import WatchAgent
     from sonde.agent.watcher import Watcher
     from sonde.host import descriptors
 
@@ -100,9 +102,11 @@ def _run(args: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: signals.append(number))
     printer = Printer(args.json, args.all, args.keep)
-    agent = Agent(config, Recent())
+    agent = WatchAgent(config, lambda text: print(f"sonde: {one_line(text)}", file=sys.stderr))
     note = Notebook(args.rows).take if args.rows else None
-    watcher = Watcher(printer.take, agent.frames_of, agent.process, config.hz, note)
+    watcher = Watcher(
+        printer.take, agent.frames_of, agent.process, agent.running, config.hz, note, agent.tell
+    )
     agent.observe(watcher)
     watcher.start()
     agent.start()
@@ -114,6 +118,8 @@ def _run(args: argparse.Namespace) -> int:
     for text in agent.left_behind():
         print(f"sonde: {one_line(text)}", file=sys.stderr)
     lost = {name: count for name, count in watcher.losses.items() if count}
+    if agent.failures:
+        lost["diagnose.ticks"] = agent.failures
     if lost:
         print(f"sonde: lost: {one_line(json.dumps(lost))}", file=sys.stderr)
     return 0

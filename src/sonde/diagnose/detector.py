@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Container
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from sonde.diagnose.moments import CodePlace, Moment, Place
+from sonde.diagnose.moments import CodePlace, Moment, Place, ProcessMoment
 from sonde.diagnose.series import (
     NETWORK_REASONS,
     PACE_FALL,
@@ -110,13 +110,20 @@ class Detector:
         self._watched: dict[int, _Watched] = {}
 
     def add(
-        self, moment: Moment, places: list[CodePlace], kernel: Container[int]
+        self,
+        moment: Moment,
+        places: list[CodePlace],
+        kernel: Container[int],
+        chosen: Iterable[int] | None = None,
     ) -> list[Suspicion]:
-        """Take in a tick; who may have become slower by it. `kernel`: threads of the kernel."""
+        """Take in a tick; who may have become slower by it. `kernel`: threads of the kernel.
+        `chosen`: processes that are watched; all where not given."""
         found = []
-        for pid, one in moment.processes.items():
+        idle = ProcessMoment()
+        for pid in moment.processes if chosen is None else chosen:
             if pid in self._mine or pid in kernel:
                 continue
+            one = moment.processes.get(pid, idle)
             watched = self._watched.pop(pid, None) or _Watched()
             self._watched[pid] = watched  # the last one in order
             if moves_bytes(one):
@@ -168,6 +175,9 @@ def _judge(pid: int, watched: _Watched) -> Suspicion | None:
     if len(ticks) <= RECENT_TICKS or ticks[-1][1] - ticks[0][0] < LEAST_S * 1e9:
         return None
     before, recent = ticks[:-RECENT_TICKS], ticks[-RECENT_TICKS:]
+    now = recent[-1][2]
+    if not any(now[series] > least for series, (least, _) in (*SURE.items(), *UNSURE.items())):
+        return None  # most ticks end here: nothing can have risen enough
     rows = [row for _, _, row in before]
     cpu = statistics.median(row[Series.CPU] for row in rows)
     pace = statistics.median(row[Series.PACE] for row in rows)
@@ -199,18 +209,35 @@ def _rise(
     spread: float,
 ) -> int:
     """When the first tick began in which the series is out of the ordinary; 0: it is not."""
-    column = [row[series] for row in rows]
-    usual = statistics.median(column)
     last = recent[-1][2][series]
-    if last - usual <= least:  # most ticks end here
+    if last <= least:  # most end here
         return 0
-    deviation = NORMAL * statistics.median(abs(value - usual) for value in column)
-    counts = max(least, min(LARGE, DEVIATIONS * max(spread, deviation)))
-    if last - usual <= counts:
+    now = [row[series] for _, _, row in recent]
+    ticks = risen([row[series] for row in rows], now, least, spread)
+    return recent[-ticks][0] if ticks else 0
+
+
+def risen(
+    before: Sequence[float],
+    recent: Sequence[float],
+    least: float,
+    spread: float,
+    most: float = LARGE,
+) -> int:
+    """For how many of the recent values, the last ones, a series is out of the ordinary: all, the
+    last one alone where it is far out, or none. `least`: a rise that is worth telling; `spread`:
+    the least deviation that is assumed; `most`: a rise that counts however much it varied."""
+    usual = statistics.median(before)
+    rise = recent[-1] - usual
+    if rise <= least:
         return 0
-    if all(row[series] - usual > counts for _, _, row in recent):
-        return recent[0][0]
-    return recent[-1][0] if last - usual > FAR_OUT * counts else 0
+    deviation = NORMAL * statistics.median(abs(value - usual) for value in before)
+    counts = max(least, min(most, DEVIATIONS * max(spread, deviation)))
+    if rise <= counts:
+        return 0
+    if all(value - usual > counts for value in recent):
+        return len(recent)
+    return 1 if rise > FAR_OUT * counts else 0
 
 
 def _slower(

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent that diagnoses: it keeps no rows, and hands those of each tick to an observer.
+
+What it costs follows what happens. What all processes use is counted by the kernel anyway, and read
+at each tick. Stacks are taken and waits counted of chosen processes alone: those that use a CPU
+enough to become slower. Where there is none, ticks are far apart. Code is named in a bounded share
+of the time, after the observer has seen the rows.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Final, Protocol
+
+from sonde.agent.agent import Agent
+from sonde.agent.scheduler import Scheduler
+from sonde.collect.collector import Batch, ProcessKey
+from sonde.config import Config
+from sonde.errors import SondeError
+from sonde.model.process import Process
+
+NAMING_SHARE: Final = 0.03
+"""Of a CPU, for naming code."""
+NAMING_BURST_S: Final = 0.3
+"""So much CPU time is there for it at once."""
+REST_S: Final = 2.0
+"""Between ticks while no process is chosen."""
+NAMED_AT_ONCE: Final = 8
+"""Stacks, between two looks at what that took."""
+EVENTS_S: Final = 0.25
+"""Process events that are not urgent may wait so long."""
+FAILURES_IN_TURN: Final = 20
+"""Ticks that failed one after another: then it is no matter of what one of them brought."""
+
+
+class Observer(Protocol):
+    """Sees the rows of each tick, in this process."""
+
+    def on_tick(self, since_ns: int, now_ns: int, batches: Sequence[Batch]) -> None:
+        """What was seen from `since_ns` to `now_ns` (CLOCK_MONOTONIC), waits that go on included.
+        Must return within milliseconds and keep no batch."""
+
+    def chosen(self) -> Mapping[int, bool]:
+        """Processes of which waits are counted from now on; True: stacks are taken, too."""
+
+    def wants_code(self, pid: int) -> bool:
+        """Whether stacks of a process are to be named: nobody else's are."""
+
+
+class WatchScheduler(Scheduler):
+    """A tick each `tick_s` while something is chosen, else each `rest_s`."""
+
+    def __init__(self, tick_s: float, rest_s: float = REST_S) -> None:
+        self.fds: list[int] = []
+        self._tick_s = tick_s
+        self._rest_s = max(tick_s, rest_s)
+        self.rests = False
+
+    @property
+    def tick_s(self) -> float:
+        """From the last tick to the next one."""
+        return self._rest_s if self.rests else self._tick_s
+
+    def is_woken(self) -> bool:
+        """Never: who is noticed needs a past of seconds, so a tick is always soon enough."""
+        return False
+
+    def on_tick(self, batches: Sequence[Batch], elapsed_s: float) -> None:
+        """A tick is over."""
+
+    def event_delay_s(self, gap_s: float) -> float:
+        """They are read with the ticks, or where files are mapped."""
+        return EVENTS_S
+
+
+class WatchAgent(Agent):
+    """Observes this node for one observer."""
+
+    def __init__(self, config: Config, log: Callable[[str], None]) -> None:
+        """`log` is told one line of each kind of failure. Raises HostError."""
+        self._watch_scheduler = WatchScheduler(config.tick_s)
+        super().__init__(config, None, chooses=True)
+        self._log = log
+        self._observer: Observer | None = None
+        self._naming_s = NAMING_BURST_S
+        """CPU time that names may take."""
+        self.failures = 0
+        """Ticks of which something was lost by a fault of ours."""
+        self._failed_in_turn = 0
+        self._told: set[str] = set()
+
+    def _make_scheduler(self) -> Scheduler:
+        return self._watch_scheduler
+
+    def observe(self, observer: Observer) -> None:
+        """Before `start`: who sees the rows."""
+        self._observer = observer
+
+    def running(self, pid: int) -> Process:
+        """The process that has a number now, and whose it is."""
+        return self.process(pid, self._resolver.processes.start_of(pid))
+
+    def _tick(self, chunk_ends: bool) -> None:
+        try:
+            self._watch()
+            self._failed_in_turn = 0
+        except (OSError, SondeError):
+            raise
+        except Exception as error:
+            # Rows come from other programs: what one of them brings must not end the watch.
+            self.failures += 1
+            self._failed_in_turn += 1
+            self.tell(error)
+            if self._failed_in_turn >= FAILURES_IN_TURN:
+                raise
+
+    def tell(self, error: BaseException) -> None:
+        """Log a failure, each kind once: what it was and where, without a traceback."""
+        text = said_of(error)
+        if text not in self._told and len(self._told) < FAILURES_IN_TURN:
+            self._told.add(text)
+            self._log(text)
+
+    def _watch(self) -> None:
+        assert self._observer is not None
+        since_ns = self._advance()
+        batches = [
+            collector.drain(since_ns, collector.tells_what_goes_on)
+            for collector in self._collectors
+        ]
+        self._event_loop.poll()  # of processes that came and went meanwhile
+        for batch in batches:
+            if batch.notes or batch.groups:
+                self._resolver.add_notes(batch.notes, batch.groups)
+        for collector, batch in zip(self._collectors, batches, strict=True):
+            self._counts[collector.name] += batch.seen
+        try:
+            self._observer.on_tick(since_ns, self._tick_ns, batches)
+        finally:
+            self._kernel.choose(self._observer.chosen())
+            self._name(batches, (self._tick_ns - since_ns) / 1e9)
+        self._watch_scheduler.rests = not self._kernel.has_chosen
+        self._event_loop.rests = self._watch_scheduler.rests
+        self._resolver.tick(self._tick_ns)
+        self._count_losses()
+
+    def _name(self, batches: Iterable[Batch], passed_s: float) -> None:
+        """Name the stacks that are wanted, as far as the time for it goes."""
+        assert self._observer is not None
+        self._naming_s = min(NAMING_BURST_S, self._naming_s + NAMING_SHARE * passed_s)
+        wants = self._observer.wants_code
+        wanted: dict[int, ProcessKey] = {}
+        if self._naming_s > 0:
+            for batch in batches:
+                wanted |= {it: who for it, who in batch.stacks.items() if wants(who[0])}
+        if wanted:
+            began_s = time.thread_time()
+            left = iter(wanted.items())
+            while (some := dict(islice(left, NAMED_AT_ONCE))) and self._naming_s > 0:
+                self._dictionary.name(some)
+                now_s = time.thread_time()
+                self._naming_s, began_s = self._naming_s - (now_s - began_s), now_s
+        for batch in batches:
+            self._dictionary.pass_over(batch)
+
+
+def said_of(error: BaseException) -> str:
+    """What went wrong and where, on one line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = [f"{frame.filename.rpartition('/')[2]}:{frame.lineno}" for frame in frames[-4:]]
+    return f"{type(error).__name__}: {error} ({' > '.join(where)})"
