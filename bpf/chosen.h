@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
  * Processes that are looked at closely, chosen by user space from what all processes use: of others no
- * wait is counted; and those of which stacks are taken, too. Where `chosen_only` is not set, both is
- * every process.
+ * wait is counted and no sample taken; and those of which stacks are taken, too. Where `chosen_only` is
+ * not set, both is every process.
  */
 #ifndef SONDE_CHOSEN_H
 #define SONDE_CHOSEN_H

@@ -4,15 +4,15 @@
     python -m bench.faults.outside FOLDER [--json FILE]
 
 FOLDER: series of the Numenta Anomaly Benchmark (NAME.csv.gz) and its `combined_windows.json`. The
-score is NAB's (Lavin and Ahmad 2015, and its scorer): a detection in a window counts more the earlier
-it is, one outside of them costs, a window without one costs; 0 is a detector that never says anything,
-100 one that says it at the start of every window. Three profiles weigh false alarms differently. The
-first 15 % of a series are for learning. NAB gives every detector the threshold at which it scores
-best; ours is told as it is, too. Beside it: NAB's windowed Gaussian, written anew from its
-description, with its best threshold as well.
+score is NAB's (Lavin and Ahmad 2015, and its scorer): a detection in a window counts more the
+earlier it is, one outside of them costs, a window without one costs; 0 is a detector that never
+says anything, 100 one that says it at the start of every window. Three profiles weigh false alarms
+differently. The first 15 % of a series are for learning. NAB gives every detector the threshold at
+which it scores best; ours is told as it is, too. Beside it: NAB's windowed Gaussian, written anew
+from its description, with its best threshold as well.
 
-Both sides of a series count here (ours sees lost time, which only rises), scaled by the spread of the
-learning part, since these are no shares of time.
+Both sides of a series count here (ours sees lost time, which only rises), scaled by the spread of
+the learning part, since these are no shares of time.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def normalized(
 
 
 def ours(one: Labelled, times: float) -> list[int]:
-    """Positions at which the detector has a suspicion; `times`: what its thresholds are taken by."""
+    """Positions at which the detector has a suspicion; `times`: what thresholds are taken by."""
     least, spread = SURE[Series.READY]
     learnt = sorted(one.values[: one.learns])
     low, high = learnt[len(learnt) // 20], learnt[-1 - len(learnt) // 20]
@@ -136,7 +136,10 @@ def ours(one: Labelled, times: float) -> list[int]:
         before = values[at - RECENT_TICKS + 1 - BASELINE : at - RECENT_TICKS + 1]
         for sign in (1.0, -1.0):
             if risen(
-                [sign * it / times for it in before], [sign * it / times for it in recent], least, spread
+                [sign * it / times for it in before],
+                [sign * it / times for it in recent],
+                least,
+                spread,
             ):
                 alarms.append(at)
                 break

@@ -26,6 +26,7 @@ from sonde.model.rows import ActivityRow, UsageRow
 FRAMES_LOOKED_AT = 64
 STACKS_KEPT = 16_384
 PLACES_KEPT = 4_096
+UNNAMED_KEPT = 4_096
 WAITS_OF_PROCESS = 256
 PLACES_OF_PROCESS = 128
 STARTS_KEPT = 8_192
@@ -63,6 +64,7 @@ class MomentMaker:
         """Start of each process that rows spoke of of late, by pid."""
         self.left_out = 0
         """Places for which there was no room."""
+        self._unnamed: dict[int, float] = {}
 
     def make(
         self,
@@ -157,19 +159,29 @@ class MomentMaker:
         if batch.on_cpu is not None:
             names = ["tgid", "tid", "stack_id", "count"]
             for pid, tid, stack_id, count in batch.on_cpu.rows(names):
-                places[pid, tid, "", self._place(stack_id)] += count * self._period_ns
+                ns = count * self._period_ns
+                places[pid, tid, "", self._place(stack_id, ns)] += ns
         for sample in batch.rows.get("sample", ()):
             _, kind, name, pid, _, tid, stack_id, _, weight_ns, _ = sample
             if kind == "blocked" and weight_ns:
-                places[pid, tid, name, self._place(stack_id)] += weight_ns
+                places[pid, tid, name, self._place(stack_id, weight_ns)] += weight_ns
 
-    def _place(self, stack_id: int) -> int:
+    def unnamed_ns(self, stack_id: int) -> float:
+        """How much time a stack stands for so far that has no name yet; 0: it has one."""
+        return self._unnamed.get(stack_id, 0.0)
+
+    def _place(self, stack_id: int, ns: float) -> int:
         known = self._of_stack.get(stack_id)
         if known is not None:
             return known
         frames = self._frames_of(stack_id) if stack_id else ()
         if not frames:
+            if stack_id:
+                self._unnamed[stack_id] = self._unnamed.pop(stack_id, 0.0) + ns
+            while len(self._unnamed) > UNNAMED_KEPT:
+                del self._unnamed[next(iter(self._unnamed))]
             return 0
+        self._unnamed.pop(stack_id, None)
         place = place_of(frames)
         number = self._numbers.get(place)
         if number is None:

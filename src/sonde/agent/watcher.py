@@ -14,13 +14,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from sonde.agent.explainer import Explainer
 from sonde.agent.moments import MomentMaker
+from sonde.agent.trends import Trends
 from sonde.agent.victim_facts import FactReader
 from sonde.collect.collector import Batch
-from sonde.diagnose.detector import Detector, Suspicion
+from sonde.diagnose.detector import LARGE, Detector, Suspicion
+from sonde.diagnose.early import EarlyWarning
 from sonde.diagnose.incident import Incident, Verdict
-from sonde.diagnose.moments import Facts, Moment, Who, Window
+from sonde.diagnose.moments import Facts, Moment, Place, Who, Window
 from sonde.diagnose.selection import Selection
 from sonde.diagnose.series import Series
 from sonde.model.code import KnownFrame
@@ -34,13 +38,21 @@ LOOKS_S: Final = (0.6, 1.4)
 """After a suspicion, when it is looked at: what passes, or is no fault, shows in between."""
 OPEN: Final = 16
 """Suspicions at a time; more are left out and counted."""
-EXPLAINED_PER_S: Final = 0.5
+EXPLAINED_PER_S: Final = 1.0
 """In the long run: what explaining costs is bounded, whatever happens on the node."""
 BURST: Final = 12.0
+RESERVE: Final = 4.0
+"""Of these, for large slowdowns alone."""
 WAKERS: Final = 8
 """Processes of which it is asked whether they serve files."""
 NAMES: Final = 8_192
 GENERATIONS: Final = 16
+LEAST_BEFORE_NS: Final = 1_500_000_000
+"""So long there must have been stacks before, for them to tell of a change."""
+LEAST_NAMED_NS: Final = 45_000_000
+"""Two samples: most stacks are seen once and never again."""
+SUSPECTED: Final = 1000.0
+"""Names for a suspicion come first."""
 AFFINITIES: Final = 12
 """Of a process, one each `AFFINITY_S`."""
 AFFINITY_S: Final = 1.0
@@ -52,6 +64,16 @@ class _Open:
     looks: int = 0
     facts: list[Facts] = field(default_factory=list)
     is_told: bool = False
+
+
+def _without_places(moment: Moment, pid: int) -> Moment:
+    """Without what cannot be compared where some moments of a process have stacks and others none:
+    of samples the thread alone is left."""
+    if (one := moment.processes.get(pid)) is None or not one.places:
+        return moment
+    on_cpu = [Place(place.tid, "", 0, place.ns) for place in one.places if not place.reason]
+    bare = msgspec.structs.replace(one, places=on_cpu)
+    return msgspec.structs.replace(moment, processes={**moment.processes, pid: bare})
 
 
 class _KernelThreads(Container[int]):
@@ -86,11 +108,13 @@ class Watcher:
         hz: int,
         note: Callable[[Moment, dict[int, dict[Series, float]]], None] | None = None,
         failed: Callable[[BaseException], None] = lambda _: None,
+        warn: Callable[[EarlyWarning], None] = lambda _: None,
     ) -> None:
         """`frames_of` names a stack, `process_of` a process by pid and start, `running` the one
         that has a pid now. `tell` is called for every incident, and every change that is no
         fault, from another thread; `note` at every tick with what is watched of each process;
-        `failed` with what went wrong in a look that came to nothing."""
+        `failed` with what went wrong in a look that came to nothing; `warn` with what is about to
+        go wrong."""
         self._note = note
         self._tell = tell
         self._process_of = process_of
@@ -107,6 +131,8 @@ class Watcher:
         self._detector = Detector(self._mine)
         self._explainer = Explainer(failed)
         self._failed = failed
+        self._warn = warn
+        self._trends = Trends()
         self.looks_failed = 0
         self.left_out = 0
         """Suspicions for which there was no room."""
@@ -131,6 +157,7 @@ class Watcher:
         return {
             "diagnose.suspicions": self.left_out,
             "diagnose.looks": self.looks_failed,
+            "diagnose.levels": self._trends.left_out,
             "diagnose.windows": self._explainer.left_out,
             "diagnose.places": self._maker.left_out,
             "diagnose.processes": self._processes_left_out + self._selection.left_out,
@@ -140,9 +167,15 @@ class Watcher:
         """Processes that use a CPU enough to become slower; True: with stacks."""
         return self._selection.pids
 
-    def wants_code(self, pid: int) -> bool:
-        """Of what may be a victim."""
-        return self._detector.may_be_victim(pid)
+    def worth(self, pid: int, stack_id: int) -> float:
+        """Of what may be a victim, the time that a stack stands for so far, once that is some; of
+        what is suspected, of all stacks."""
+        if not self._detector.may_be_victim(pid):
+            return 0.0
+        ns = self._maker.unnamed_ns(stack_id)
+        if any(one.suspicion.pid == pid for one in self._open):
+            return SUSPECTED * ns
+        return ns if ns >= LEAST_NAMED_NS else 0.0
 
     def on_tick(self, since_ns: int, now_ns: int, batches: Sequence[Batch]) -> None:
         """Take in a tick."""
@@ -155,11 +188,18 @@ class Watcher:
             self._kept.popleft()
         passed_s = (now_ns - since_ns) / 1e9
         self._tokens = min(BURST, self._tokens + passed_s * EXPLAINED_PER_S)
-        self._suspect(self._detector.add(moment, self._maker.places, self._kernel, chosen))
+        self._suspect(
+            self._detector.add(
+                moment, self._maker.places, self._kernel, chosen, self._selection.stacks_since_ns
+            ),
+            now_ns,
+        )
         self._choose(moment)
         if self._note is not None:
             self._note(moment, self._detector.latest(now_ns))
         self._look(now_ns)
+        for warning in self._trends.look(now_ns, self._selection.pids):
+            self._warn(warning)
 
     def _choose(self, moment: Moment) -> None:
         before = self._selection.pids
@@ -170,15 +210,16 @@ class Watcher:
             self._affinity_ns = moment.end_ns
             self._note_affinity(moment.end_ns)
 
-    def _suspect(self, found: Iterable[Suspicion]) -> None:
+    def _suspect(self, found: Iterable[Suspicion], now_ns: int) -> None:
         # Where there is no room for all, those that lost most come first.
         for suspicion in sorted(found, key=lambda it: -it.lost):
             self.suspicions += 1
-            if len(self._open) >= OPEN or self._tokens < 1:
+            kept = 0 if suspicion.lost >= LARGE else RESERVE
+            if len(self._open) >= OPEN or self._tokens < 1 + kept:
                 self.left_out += 1
                 continue
             self._tokens -= 1
-            self._selection.take_stacks(suspicion.pid)
+            self._selection.take_stacks(suspicion.pid, now_ns)
             try:
                 facts = self._facts.read(suspicion.pid, asks_peers=False)
             except Exception as error:  # its files say what nobody thought of
@@ -254,13 +295,18 @@ class Watcher:
             self._open.remove(one)
 
     def _window(self, one: _Open) -> Window:
-        began_ns = one.suspicion.began_ns
-        before = [
-            moment for moment in self._kept
-            if moment.end_ns <= began_ns and began_ns - moment.start_ns <= BEFORE_S * 1e9
-        ]  # fmt: skip
-        after = [moment for moment in self._kept if moment.start_ns >= began_ns]
-        victim = one.suspicion.pid
+        began_ns, victim = one.suspicion.began_ns, one.suspicion.pid
+        # Before it was chosen nobody counted its waits, and before that there were no stacks.
+        since_ns = max(self._selection.since_ns(victim), began_ns - int(BEFORE_S * 1e9))
+        stacks_ns = self._selection.stacks_since_ns(victim)
+        has_stacks = 0 < stacks_ns <= began_ns - LEAST_BEFORE_NS
+        if has_stacks:
+            since_ns = max(since_ns, stacks_ns)
+        kept = [moment for moment in self._kept if moment.start_ns >= since_ns]
+        if not has_stacks:
+            kept = [_without_places(moment, victim) for moment in kept]
+        before = [moment for moment in kept if moment.end_ns <= began_ns]
+        after = [moment for moment in kept if moment.start_ns >= began_ns]
         one.facts = [one.facts[0], self._facts.read(victim, self._wakers(victim, after))]
         pids = {pid for moment in (*before, *after) for pid in moment.processes}
         pids |= self._all_wakers(victim, (*before, *after))

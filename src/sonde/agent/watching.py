@@ -22,7 +22,7 @@ from sonde.config import Config
 from sonde.errors import SondeError
 from sonde.model.process import Process
 
-NAMING_SHARE: Final = 0.03
+NAMING_SHARE: Final = 0.02
 """Of a CPU, for naming code."""
 NAMING_BURST_S: Final = 0.3
 """So much CPU time is there for it at once."""
@@ -30,8 +30,12 @@ REST_S: Final = 2.0
 """Between ticks while no process is chosen."""
 NAMED_AT_ONCE: Final = 8
 """Stacks, between two looks at what that took."""
+EVENT_GAP_S: Final = 0.1
+"""After some process events were read, at least so long passes."""
 EVENTS_S: Final = 0.25
 """Process events that are not urgent may wait so long."""
+HOUSE_NS: Final = 1_000_000_000
+"""How often what is no longer needed is dropped."""
 FAILURES_IN_TURN: Final = 20
 """Ticks that failed one after another: then it is no matter of what one of them brought."""
 
@@ -46,8 +50,8 @@ class Observer(Protocol):
     def chosen(self) -> Mapping[int, bool]:
         """Processes of which waits are counted from now on; True: stacks are taken, too."""
 
-    def wants_code(self, pid: int) -> bool:
-        """Whether stacks of a process are to be named: nobody else's are."""
+    def worth(self, pid: int, stack_id: int) -> float:
+        """Of a stack without a name: what is worth most is named first, what is worth 0 is not."""
 
 
 class WatchScheduler(Scheduler):
@@ -84,12 +88,14 @@ class WatchAgent(Agent):
         self._watch_scheduler = WatchScheduler(config.tick_s)
         super().__init__(config, None, chooses=True)
         self._log = log
+        self._event_loop.gap_s = EVENT_GAP_S
         self._observer: Observer | None = None
         self._naming_s = NAMING_BURST_S
         """CPU time that names may take."""
         self.failures = 0
         """Ticks of which something was lost by a fault of ours."""
         self._failed_in_turn = 0
+        self._kept_house_ns = 0
         self._told: set[str] = set()
 
     def _make_scheduler(self) -> Scheduler:
@@ -144,23 +150,27 @@ class WatchAgent(Agent):
             self._name(batches, (self._tick_ns - since_ns) / 1e9)
         self._watch_scheduler.rests = not self._kernel.has_chosen
         self._event_loop.rests = self._watch_scheduler.rests
-        self._resolver.tick(self._tick_ns)
-        self._count_losses()
+        if self._tick_ns - self._kept_house_ns >= HOUSE_NS:
+            self._kept_house_ns = self._tick_ns
+            self._resolver.tick(self._tick_ns)
+            self._count_losses()
 
     def _name(self, batches: Iterable[Batch], passed_s: float) -> None:
         """Name the stacks that are wanted, as far as the time for it goes."""
         assert self._observer is not None
         self._naming_s = min(NAMING_BURST_S, self._naming_s + NAMING_SHARE * passed_s)
-        wants = self._observer.wants_code
-        wanted: dict[int, ProcessKey] = {}
+        worth = self._observer.worth
+        wanted: list[tuple[float, int, ProcessKey]] = []
         if self._naming_s > 0:
             for batch in batches:
-                wanted |= {it: who for it, who in batch.stacks.items() if wants(who[0])}
+                for stack_id, who in batch.stacks.items():
+                    if value := worth(who[0], stack_id):
+                        wanted.append((value, stack_id, who))
         if wanted:
             began_s = time.thread_time()
-            left = iter(wanted.items())
-            while (some := dict(islice(left, NAMED_AT_ONCE))) and self._naming_s > 0:
-                self._dictionary.name(some)
+            left = iter(sorted(wanted, reverse=True))
+            while self._naming_s > 0 and (some := list(islice(left, NAMED_AT_ONCE))):
+                self._dictionary.name({stack_id: who for _, stack_id, who in some})
                 now_s = time.thread_time()
                 self._naming_s, began_s = self._naming_s - (now_s - began_s), now_s
         for batch in batches:

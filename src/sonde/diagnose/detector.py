@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sonde.diagnose.moments import CodePlace, Moment, Place, ProcessMoment
 from sonde.diagnose.series import (
     NETWORK_REASONS,
+    OF_STACKS,
     PACE_FALL,
     SURE,
     UNSURE,
@@ -32,6 +33,8 @@ SEEN_S = 1.0
 LEAST_S = 3.0
 """A process younger than this has no baseline, so is no victim."""
 RECENT_TICKS = 2
+LEAST_KNOWN = 6
+"""Ticks with stacks that a series of stacks is compared with, at least."""
 DEVIATIONS = 5.0
 FAR_OUT = 2.5
 """A rise of so many times what counts is believed after one tick."""
@@ -115,9 +118,11 @@ class Detector:
         places: list[CodePlace],
         kernel: Container[int],
         chosen: Iterable[int] | None = None,
+        stacks_since_ns: Callable[[int], int] = lambda _: 1,
     ) -> list[Suspicion]:
         """Take in a tick; who may have become slower by it. `kernel`: threads of the kernel.
-        `chosen`: processes that are watched; all where not given."""
+        `chosen`: processes that are watched; all where not given. `stacks_since_ns`: from when on
+        stacks of a process tell something; 0: they do not."""
         found = []
         idle = ProcessMoment()
         for pid in moment.processes if chosen is None else chosen:
@@ -138,7 +143,7 @@ class Detector:
             if span_ns > SEEN_S * 1e9:
                 used = sum((end - start) * row[Series.CPU] for start, end, row in watched.ticks)
                 watched.is_active = used > LEAST_CPU * span_ns
-            suspicion = _judge(pid, watched)
+            suspicion = _judge(pid, watched, stacks_since_ns(pid))
             if suspicion is None:
                 continue
             if moment.end_ns >= watched.rests_until_ns:
@@ -170,7 +175,7 @@ class Detector:
             watched.rests_until_ns = 0
 
 
-def _judge(pid: int, watched: _Watched) -> Suspicion | None:
+def _judge(pid: int, watched: _Watched, stacks_since_ns: int) -> Suspicion | None:
     ticks = list(watched.ticks)
     if len(ticks) <= RECENT_TICKS or ticks[-1][1] - ticks[0][0] < LEAST_S * 1e9:
         return None
@@ -185,7 +190,13 @@ def _judge(pid: int, watched: _Watched) -> Suspicion | None:
         return None
     changed: dict[Series, int] = {}
     for series, (least, spread) in SURE.items():
-        since = _rise(series, rows, recent, least, spread)
+        known = rows
+        if series in OF_STACKS:
+            # Before there were stacks it was 0: that they are there now is no rise.
+            known = [row for start_ns, _, row in before if start_ns >= stacks_since_ns > 0]
+            if len(known) < LEAST_KNOWN:
+                continue
+        since = _rise(series, known, recent, least, spread)
         if since:
             changed[series] = since
     for series, (least, spread) in UNSURE.items():

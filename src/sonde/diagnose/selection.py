@@ -21,12 +21,14 @@ SHORT_S, LONG_S = 2.0, 15.0
 """Of these averages."""
 LEAST_AGE_S = 1.0
 """Most processes of a machine that builds or tests live shorter than that."""
-STACKS_AFTER_S = 2.0
+STACKS_AFTER_S = 0.5
 """Of who has been chosen for so long stacks are taken, too; of a new one, its code has to be read
 first, which costs some 50 ms."""
-STACKS_A_SECOND = 0.2
-STACKS_AT_ONCE = 8.0
+STACKS_A_SECOND = 1.0
+STACKS_AT_ONCE = 16.0
 """So many processes more may have stacks."""
+NAMES_NS = 500_000_000
+"""The first stacks have no names before."""
 MOST = 256
 KNOWN = 4_096
 BUSY_CPUS = 1e3
@@ -40,7 +42,8 @@ class _Use:
     seen_ns: int = 0
     since_ns: int = 0
     """When it was chosen."""
-    has_stacks: bool = False
+    stacks_ns: int = 0
+    """Since when stacks are taken; 0: they are not."""
 
 
 class Selection:
@@ -66,7 +69,7 @@ class Selection:
         of the moment's clock; `never`: those that are no victims."""
         now_ns = moment.end_ns + boot_offset_ns
         for pid, one in moment.processes.items():
-            if not one.usage.cpu_ns or pid in never:
+            if not one.usage.cpu_ns:
                 continue
             use = self._uses.pop(pid, None) or _Use(seen_ns=moment.start_ns)
             self._uses[pid] = use  # the last one in order
@@ -82,7 +85,8 @@ class Selection:
             use.long = _blend(long, cpus, moment.seconds, LONG_S)
             use.seen_ns = moment.end_ns
             is_grown = now_ns - starts.get(pid, 0) >= LEAST_AGE_S * 1e9
-            if use.short >= BEGINS and is_grown and pid not in self._marked:
+            is_enough = use.short >= BEGINS and is_grown and pid not in self._marked
+            if is_enough and pid not in never:  # who it is is asked last: that costs most
                 self._marked[pid] = use
                 use.since_ns = moment.end_ns
                 use.long = max(use.long, use.short)
@@ -106,15 +110,25 @@ class Selection:
         for pid in sorted(pids, key=lambda it: self._marked[it].since_ns):
             use = self._marked[pid]
             is_old = now_ns - use.since_ns >= STACKS_AFTER_S * 1e9
-            if is_old and not use.has_stacks and self._stacks >= 1:
-                self.take_stacks(pid)
+            if is_old and not use.stacks_ns and self._stacks >= 1:
+                use.stacks_ns = now_ns
                 self._stacks -= 1
-        self.pids = {pid: self._marked[pid].has_stacks for pid in pids}
+        self.pids = {pid: self._marked[pid].stacks_ns > 0 for pid in pids}
 
-    def take_stacks(self, pid: int) -> None:
+    def take_stacks(self, pid: int, now_ns: int) -> None:
         """From the next tick on, of this one, too, if it is chosen: it is suspected."""
-        if (use := self._marked.get(pid)) is not None:
-            use.has_stacks = True
+        if (use := self._marked.get(pid)) is not None and not use.stacks_ns:
+            use.stacks_ns = now_ns
+
+    def since_ns(self, pid: int) -> int:
+        """When a process was chosen: its waits are known from then on; 0: it is not."""
+        use = self._marked.get(pid)
+        return use.since_ns if use is not None else 0
+
+    def stacks_since_ns(self, pid: int) -> int:
+        """From when on stacks tell something of a process; 0: they do not yet."""
+        use = self._marked.get(pid)
+        return use.stacks_ns + NAMES_NS if use is not None and use.stacks_ns else 0
 
 
 def _blend(before: float, now: float, seconds: float, span_s: float) -> float:
