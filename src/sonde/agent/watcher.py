@@ -38,9 +38,9 @@ LOOKS_S: Final = (0.6, 1.4)
 """After a suspicion, when it is looked at: what passes, or is no fault, shows in between."""
 OPEN: Final = 16
 """Suspicions at a time; more are left out and counted."""
-EXPLAINED_PER_S: Final = 1.0
+EXPLAINED_PER_S: Final = 1.5
 """In the long run: what explaining costs is bounded, whatever happens on the node."""
-BURST: Final = 12.0
+BURST: Final = 16.0
 RESERVE: Final = 4.0
 """Of these, for large slowdowns alone."""
 WAKERS: Final = 8
@@ -108,7 +108,7 @@ class Watcher:
         hz: int,
         note: Callable[[Moment, dict[int, dict[Series, float]]], None] | None = None,
         failed: Callable[[BaseException], None] = lambda _: None,
-        warn: Callable[[EarlyWarning], None] = lambda _: None,
+        warn: Callable[[EarlyWarning], None] | None = None,
     ) -> None:
         """`frames_of` names a stack, `process_of` a process by pid and start, `running` the one
         that has a pid now. `tell` is called for every incident, and every change that is no
@@ -198,8 +198,9 @@ class Watcher:
         if self._note is not None:
             self._note(moment, self._detector.latest(now_ns))
         self._look(now_ns)
-        for warning in self._trends.look(now_ns, self._selection.pids):
-            self._warn(warning)
+        if self._warn is not None:
+            for warning in self._trends.look(now_ns, self._selection.pids):
+                self._warn(warning)
 
     def _choose(self, moment: Moment) -> None:
         before = self._selection.pids
@@ -217,6 +218,7 @@ class Watcher:
             kept = 0 if suspicion.lost >= LARGE else RESERVE
             if len(self._open) >= OPEN or self._tokens < 1 + kept:
                 self.left_out += 1
+                self._detector.forget_rest(suspicion.pid)  # as long as it lasts, maybe later
                 continue
             self._tokens -= 1
             self._selection.take_stacks(suspicion.pid, now_ns)
@@ -262,8 +264,12 @@ class Watcher:
         for pid in self._selection.pids:
             known = self._affinity.pop(pid, None) or deque(maxlen=AFFINITIES)
             self._affinity[pid] = known
-            with suppress(OSError, OverflowError):
+            try:
                 known.append((now_ns, len(os.sched_getaffinity(pid))))
+            except ProcessLookupError:
+                self._selection.drop(pid)
+            except (OSError, OverflowError):
+                continue
         while len(self._affinity) > NAMES:
             del self._affinity[next(iter(self._affinity))]
 

@@ -119,7 +119,7 @@ def _run(args: argparse.Namespace) -> int:
         config.hz,
         note,
         agent.tell,
-        printer.warn if args.early else lambda _: None,
+        printer.warn if args.early else None,
     )
     agent.observe(watcher)
     watcher.start()
@@ -156,7 +156,8 @@ class Notebook:
 
         found = {}
         for pid, row in values.items():
-            disk = sum(use.bytes for use in moment.processes[pid].disk) / moment.seconds
+            one = moment.processes.get(pid)
+            disk = sum(use.bytes for use in one.disk) / moment.seconds if one is not None else 0.0
             if max(row.values()) > LEAST_CPU or disk:
                 found[pid] = {str(name): round(value, 4) for name, value in row.items()}
                 found[pid]["disk_bytes"] = round(disk)

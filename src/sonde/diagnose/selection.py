@@ -120,6 +120,11 @@ class Selection:
         if (use := self._marked.get(pid)) is not None and not use.stacks_ns:
             use.stacks_ns = now_ns
 
+    def drop(self, pid: int) -> None:
+        """It has ended."""
+        self._marked.pop(pid, None)
+        self._uses.pop(pid, None)
+
     def since_ns(self, pid: int) -> int:
         """When a process was chosen: its waits are known from then on; 0: it is not."""
         use = self._marked.get(pid)
