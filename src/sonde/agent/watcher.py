@@ -167,6 +167,10 @@ class Watcher:
         """Processes that use a CPU enough to become slower; True: with stacks."""
         return self._selection.pids
 
+    def suspects(self) -> bool:
+        """Whether a look is due soon."""
+        return bool(self._open)
+
     def worth(self, pid: int, stack_id: int) -> float:
         """Of what may be a victim, the time that a stack stands for so far, once that is some; of
         what is suspected, of all stacks."""

@@ -34,6 +34,9 @@ EVENT_GAP_S: Final = 0.1
 """After some process events were read, at least so long passes."""
 EVENTS_S: Final = 0.25
 """Process events that are not urgent may wait so long."""
+WHOLE_NS: Final = 5_000_000_000
+SUSPECTING_NS: Final = 500_000_000
+"""Between looks at everything; while something is suspected."""
 HOUSE_NS: Final = 1_000_000_000
 """How often what is no longer needed is dropped."""
 FAILURES_IN_TURN: Final = 20
@@ -49,6 +52,9 @@ class Observer(Protocol):
 
     def chosen(self) -> Mapping[int, bool]:
         """Processes of which waits are counted from now on; True: stacks are taken, too."""
+
+    def suspects(self) -> bool:
+        """Whether something is about to be explained."""
 
     def worth(self, pid: int, stack_id: int) -> float:
         """Of a stack without a name: what is worth most is named first, what is worth 0 is not."""
@@ -96,6 +102,7 @@ class WatchAgent(Agent):
         """Ticks of which something was lost by a fault of ours."""
         self._failed_in_turn = 0
         self._kept_house_ns = 0
+        self._whole_ns = 0
         self._told: set[str] = set()
 
     def _make_scheduler(self) -> Scheduler:
@@ -133,8 +140,9 @@ class WatchAgent(Agent):
     def _watch(self) -> None:
         assert self._observer is not None
         since_ns = self._advance()
+        whole = self._is_whole_due()
         batches = [
-            collector.drain(since_ns, collector.tells_what_goes_on)
+            collector.drain(since_ns, whole or collector.tells_what_goes_on)
             for collector in self._collectors
         ]
         self._event_loop.poll()  # of processes that came and went meanwhile
@@ -154,6 +162,16 @@ class WatchAgent(Agent):
             self._kept_house_ns = self._tick_ns
             self._resolver.tick(self._tick_ns)
             self._count_losses()
+
+    def _is_whole_due(self) -> bool:
+        """Whether collectors are to look at everything, however dear: connections, above all, are
+        else walked over as rarely as there are many."""
+        assert self._observer is not None
+        passed_ns = self._tick_ns - self._whole_ns
+        if passed_ns < (SUSPECTING_NS if self._observer.suspects() else WHOLE_NS):
+            return False
+        self._whole_ns = self._tick_ns
+        return True
 
     def _name(self, batches: Iterable[Batch], passed_s: float) -> None:
         """Name the stacks that are wanted, as far as the time for it goes."""
