@@ -61,6 +61,10 @@ AFFINITY_S: Final = 1.0
 @dataclass(slots=True)
 class _Open:
     suspicion: Suspicion
+    since_ns: int = 0
+    """When it was chosen: nobody counted its waits before."""
+    stacks_ns: int = 0
+    """From when on its stacks told something; 0: they did not."""
     looks: int = 0
     facts: list[Facts] = field(default_factory=list)
     is_told: bool = False
@@ -225,6 +229,11 @@ class Watcher:
                 self._detector.forget_rest(suspicion.pid)  # as long as it lasts, maybe later
                 continue
             self._tokens -= 1
+            one = _Open(
+                suspicion,
+                self._selection.since_ns(suspicion.pid),
+                self._selection.stacks_since_ns(suspicion.pid),
+            )
             self._selection.take_stacks(suspicion.pid, now_ns)
             try:
                 facts = self._facts.read(suspicion.pid, asks_peers=False)
@@ -233,7 +242,8 @@ class Watcher:
                 self._failed(error)
                 continue
             facts.cpus_before = self._cpus_before(suspicion)
-            self._open.append(_Open(suspicion, facts=[facts]))
+            one.facts = [facts]
+            self._open.append(one)
 
     def _who_of(self, pid: int) -> Who:
         start_ns = self._maker.starts.get(pid, 0)
@@ -306,12 +316,10 @@ class Watcher:
 
     def _window(self, one: _Open) -> Window:
         began_ns, victim = one.suspicion.began_ns, one.suspicion.pid
-        # Before it was chosen nobody counted its waits, and before that there were no stacks.
-        since_ns = max(self._selection.since_ns(victim), began_ns - int(BEFORE_S * 1e9))
-        stacks_ns = self._selection.stacks_since_ns(victim)
-        has_stacks = 0 < stacks_ns <= began_ns - LEAST_BEFORE_NS
+        since_ns = max(one.since_ns, began_ns - int(BEFORE_S * 1e9))
+        has_stacks = 0 < one.stacks_ns <= began_ns - LEAST_BEFORE_NS
         if has_stacks:
-            since_ns = max(since_ns, stacks_ns)
+            since_ns = max(since_ns, one.stacks_ns)
         kept = [moment for moment in self._kept if moment.start_ns >= since_ns]
         if not has_stacks:
             kept = [_without_places(moment, victim) for moment in kept]

@@ -120,7 +120,7 @@ class WatchAgent(Agent):
         try:
             self._watch()
             self._failed_in_turn = 0
-        except (OSError, SondeError):
+        except SondeError:
             raise
         except Exception as error:
             # Rows come from other programs: what one of them brings must not end the watch.
