@@ -6,6 +6,7 @@
 #include "../abi/events.h"
 #include "stack.h"
 #include "task.h"
+#include "chosen.h"
 
 SWAPPED_ROWS(samples, struct cpu_key, struct cpu_value, 8192)
 SPARE_ROWS(samples, struct cpu_key, struct cpu_value, 1024)
@@ -44,13 +45,15 @@ int on_sample(struct bpf_perf_event_data *ctx)
 	u64 pid_tgid = bpf_get_current_pid_tgid();
 	struct cpu_key key = {.tgid = pid_tgid >> 32, .tid = (u32)pid_tgid};
 	struct unwind_walk *w = bpf_map_lookup_elem(&scratch, &first);
+	enum closeness closeness = closeness_of(key.tgid);
 	struct cpu_value *row;
 
-	if (!w || !key.tid || !watched(key.tgid))
+	if (!w || !key.tid || !watched(key.tgid) || closeness == NOT_CHOSEN)
 		return 0;
 	key.start_ns = start_of(task);
-	key.stack_id = stack_of(ctx, w, key.start_ns ^ key.tgid, !in_user_code(ctx),
-				has_user_frames(task), 0);
+	if (closeness == WITH_STACKS)
+		key.stack_id = stack_of(ctx, w, key.start_ns ^ key.tgid, !in_user_code(ctx),
+					has_user_frames(task), 0);
 	row = find_row(&samples, &key, &zero);
 	if (!row) {
 		key.tid = 0;

@@ -58,10 +58,14 @@ static __always_inline void own(struct counted *c, struct task_struct *task)
 	c->tgid = task->tgid;
 }
 
+/*
+ * A socket whose connection failed, or was given up (connect() to AF_UNSPEC), counts from 0 again: the
+ * difference would be negative, and so next to 2^64.
+ */
 #define TAKE(field, now)                                                                           \
 	do {                                                                                       \
-		u64 new_ = (now);                                                                  \
-		added.field = new_ - __sync_lock_test_and_set(&c->field, new_);                    \
+		u64 new_ = (now), old_ = __sync_lock_test_and_set(&c->field, new_);                \
+		added.field = new_ >= old_ ? new_ - old_ : new_;                                   \
 		any |= added.field;                                                                \
 	} while (0)
 

@@ -24,7 +24,10 @@
 SWAPPED_ROWS(usage, struct usage_key, struct usage_value, 16384)
 SPARE_ROWS(usage, struct usage_key, struct usage_value, 1) /* for all the rest */
 
-/* What has been counted of a thread so far. Exchanged atomically: the walk or the thread's end. */
+/*
+ * What has been counted of a thread so far. Replaced atomically, by the walk or the thread's end; it
+ * only ever grows: of two that read a counter at once, the one that read it first may come last.
+ */
 struct counted {
 	u64 cpu_ns;
 	u64 runqueue_ns;
@@ -86,10 +89,11 @@ static __always_inline struct usage_value *usage_of(struct task_struct *task)
 
 #define TAKE(field, now)                                                                           \
 	do {                                                                                       \
-		u64 new_ = (now);                                                                  \
-		u64 more_ = new_ - __sync_lock_test_and_set(&c->field, new_);                      \
-		added.field = more_;                                                               \
-		any |= more_;                                                                      \
+		u64 new_ = (now), old_ = c->field;                                                 \
+		if (new_ > old_ && __sync_val_compare_and_swap(&c->field, old_, new_) == old_) {   \
+			added.field = new_ - old_;                                                 \
+			any |= added.field;                                                        \
+		}                                                                                  \
 	} while (0)
 
 #define ADD(field)                                                                                 \

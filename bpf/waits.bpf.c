@@ -18,6 +18,7 @@
 #include "../abi/events.h"
 #include "stack.h"
 #include "task.h"
+#include "chosen.h"
 
 #define TASK_INTERRUPTIBLE 0x1
 #define TASK_UNINTERRUPTIBLE 0x2
@@ -242,6 +243,7 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 				       bool preempted, u64 now)
 {
 	const u32 slot = 0;
+	enum closeness closeness;
 	struct waiting *w;
 	struct unwind_walk *walk;
 
@@ -252,13 +254,20 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 		count_loss(LOSS_TASK_STORAGE);
 		return;
 	}
+	closeness = closeness_of(prev->tgid);
+	if (closeness == NOT_CHOSEN) {
+		w->start_ns = 0; /* once it is chosen, the walk takes the thread in */
+		return;
+	}
 	if (!w->start_ns)
 		w->start_ns = start_of(prev);
 	w->reason = reason_of(prev, state, preempted);
 	if (w->reason == WAIT_PREEMPTED) /* nobody wakes a thread that is ready */
 		w->waker_tgid = w->waker_tid = 0;
 	w->stack_id = 0;
-	w->weight = stack_weight(&w->chance, w->reason, now);
+	w->weight = 0;
+	if (closeness == WITH_STACKS)
+		w->weight = stack_weight(&w->chance, w->reason, now);
 	if (w->weight)
 		w->weight = thinned(w->weight);
 	walk = w->weight ? bpf_map_lookup_elem(&scratch, &slot) : NULL;
@@ -368,7 +377,7 @@ int BPF_PROG(on_new, struct task_struct *task)
 {
 	struct waiting *w;
 
-	if (!watched(task->tgid))
+	if (!watched(task->tgid) || closeness_of(task->tgid) == NOT_CHOSEN)
 		return 0;
 	w = bpf_task_storage_get(&threads, task, 0, 0);
 	if (!w) {
@@ -392,6 +401,7 @@ int on_walk(struct bpf_iter__task *ctx)
 {
 	struct task_struct *task = ctx->task;
 	const u32 slot = 1;
+	enum closeness closeness;
 	struct unwind_walk *walk;
 	struct sonde_stack *s;
 	struct waiting *w;
@@ -408,6 +418,9 @@ int on_walk(struct bpf_iter__task *ctx)
 	/* Kernel threads sleep until there is work: their long waits mean nothing. */
 	if (task->flags & PF_KTHREAD || task->on_cpu)
 		return 0;
+	closeness = closeness_of(task->tgid);
+	if (closeness == NOT_CHOSEN)
+		return 0;
 	now = bpf_ktime_get_ns();
 	from = w->counted_ns;
 	if (from) {
@@ -422,7 +435,9 @@ int on_walk(struct bpf_iter__task *ctx)
 		return 0;
 	w->start_ns = start_of(task);
 	w->reason = reason_of(task, state_of(task), false);
-	walk = bpf_map_lookup_elem(&scratch, &slot);
+	w->weight = 0;
+	w->stack_id = 0;
+	walk = closeness == WITH_STACKS ? bpf_map_lookup_elem(&scratch, &slot) : NULL;
 	if (walk) {
 		s = &walk->pieces[0];
 		/* Another task's user stack cannot be read from here; its kernel stack can. */

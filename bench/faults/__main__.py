@@ -73,7 +73,7 @@ class Diagnosis:
     def end(self) -> None:
         """End it."""
         self.process.send_signal(signal.SIGTERM)
-        self.process.wait(20)
+        self.process.wait(60)
 
 
 def _children(pid: int) -> list[int]:

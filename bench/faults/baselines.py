@@ -9,8 +9,8 @@ is scored against the windows before; the cause is the metric whose lagged cross
 is largest, weighted by its own spike score. Its code is not published: this is ours, by that text.
 
 **BARO** (Pham, Ha, Zhang 2024): metrics ranked by their largest robust z-score after the change, by
-`RCAEval.e2e.baro` of PyPI's rcaeval 1.8.1 (with pandas and scikit-learn; only this needs them: make
-a virtual environment for it). It is told the onset: it ranks, and detects by other means.
+`RCAEval.e2e.baro` of PyPI's rcaeval 1.8.1 (`requirements/bench.txt` has it). It is told the onset:
+it ranks, and detects by other means.
 
 Both rank metrics; a table says which cause each metric stands for. They get what diagnosis reads
 from files only when it has noticed something, too: throttled time and hits of the memory limit, all
@@ -148,6 +148,10 @@ def baro(trial: Line, times: Sequence[float], metrics: Series) -> list[str]:
     """Causes ranked; empty where rcaeval is not there."""
     try:
         import pandas  # type: ignore[import-untyped,import-not-found,unused-ignore]
+        from RCAEval import utility  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+        # On this version of Python, too, methods whose dependencies are missing are passed over.
+        utility.is_py310 = lambda: True
         from RCAEval.e2e.baro import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
             baro as rank,
         )

@@ -16,7 +16,6 @@ from test_diagnose import process, ticks, window
 
 from sonde.agent.explainer import Explainer
 from sonde.agent.moments import PROCESSES, MomentMaker, place_of
-from sonde.agent.recent import MOST_BYTES, Recent
 from sonde.agent.victim_facts import FactReader
 from sonde.collect.collector import Batch
 from sonde.diagnose.incident import FaultCause
@@ -154,10 +153,3 @@ def test_the_child_explains():
         assert explainer.left_out == 0
     finally:
         explainer.close()
-
-
-def test_the_last_chunks_are_kept_within_a_bound():
-    recent = Recent()
-    for number in range(5):
-        recent.write(bytes([number]) * (MOST_BYTES // 3))
-    assert [chunk[0] for chunk in recent.chunks()] == [2, 3, 4]

@@ -3,5 +3,6 @@
 
 from sonde.agent.agent import Agent
 from sonde.agent.protocols import Live, Observer, Sink
+from sonde.agent.watching import WatchAgent
 
-__all__ = ["Agent", "Live", "Observer", "Sink"]
+__all__ = ["Agent", "Live", "Observer", "Sink", "WatchAgent"]

@@ -30,7 +30,7 @@ from sonde.agent.event_loop import EventLoop
 from sonde.agent.group_io import GroupIo
 from sonde.agent.losses import Losses
 from sonde.agent.null_process_events import NullProcessEvents
-from sonde.agent.protocols import Live, Observer, Sink
+from sonde.agent.protocols import Live, Sink
 from sonde.agent.registry import collectors_of
 from sonde.agent.scheduler import Scheduler
 from sonde.agent.scrape_scheduler import ScrapeScheduler
@@ -55,8 +55,6 @@ if TYPE_CHECKING:
 
 PODS_S = 2.0
 """At the end, wait so long for the names of pods that were asked for last."""
-NAMING_SHARE = 0.1
-"""Of a CPU, for naming code where rows are watched as they come."""
 LATE_S = 3.0
 """A tick that comes so much later than meant was held up."""
 GC_THRESHOLDS = (10_000, 20, 20)
@@ -68,15 +66,15 @@ REHEARSED = 2_000
 class Agent:
     """Observes this node into a sink."""
 
-    def __init__(self, config: Config, sink: Sink | None, *, privileged: bool = True) -> None:
-        """`sink`: None where rows only go to exporters; then no code is named.
+    def __init__(
+        self, config: Config, sink: Sink | None, *, privileged: bool = True, chooses: bool = False
+    ) -> None:
+        """`sink`: None where rows only go to exporters; then no code is named, unless `chooses`.
         `privileged`: False for a user without access to the kernel's events; then only device time,
-        which programs report themselves, is observed."""
+        which programs report themselves, is observed. `chooses`: stacks and waits are those of
+        chosen processes alone (`Kernel.choose`)."""
         self._privileged = privileged
-        self._observer: Observer | None = None
-        self._naming_excess_s = 0.0
-        """CPU time spent on names, less what it may take."""
-        self._names_now = True
+        names_code = sink is not None or chooses
         self._config = config
         self._sink = sink
         self._header = ChunkHeader(config)
@@ -92,17 +90,17 @@ class Agent:
         self._spans = 0
         self._stack_limiter = StackRateLimiter()
         self._chunk = ChunkBuilder(0)
-        self._kernel = Kernel(config.pids if privileged else None)
+        self._kernel = Kernel(config.pids if privileged else None, chooses=chooses)
         events = self._make_events()
         self._attacher = self._make_attacher()
         self._resolver = Resolver(
             grace_ns=int(3 * max(config.chunk_s, config.rest_s) * 1e9),
             pods=_pods(config),
             links=BuildIdLinks(),
-            resolves_frames=sink is not None,
+            resolves_frames=names_code,
         )
         self._group_io = GroupIo(self._resolver.owners.group_path, procfs.GroupParties().of)
-        walks = privileged and sink is not None
+        walks = privileged and names_code
         self._unwinding = Unwinding(self._kernel if walks else None, self._resolver)
         self._dictionary = Dictionary(self._kernel, self._resolver, self._unwinding)
         self._collectors = collectors_of(config, self._kernel, privileged=privileged)
@@ -112,7 +110,7 @@ class Agent:
         self._scheduler = self._make_scheduler()
         self._event_loop = EventLoop(
             config, events, self._resolver, self._unwinding, self._collectors, self._scheduler,
-            keeps_rows=sink is not None,
+            keeps_rows=names_code,
         )  # fmt: skip
         self._losses = Losses(
             self._collectors, self._kernel, self._unwinding, self._dictionary, self._event_loop,
@@ -120,10 +118,6 @@ class Agent:
         )  # fmt: skip
         self._unwinding.limit(self.kernel_bytes())
         self._exporters = self._make_exporters()
-
-    def observe(self, observer: Observer) -> None:
-        """Before `start`: somebody wants to see the rows of each tick."""
-        self._observer = observer
 
     def kernel_bytes(self) -> int:
         """Memory of all BPF maps."""
@@ -332,28 +326,26 @@ class Agent:
         self._dictionary.write(chunk)
         chunk.encode({})
 
-    def _tick(self, chunk_ends: bool) -> None:
-        self._event_loop.poll()  # before the time is taken, up to which the rows are read
+    def _advance(self) -> int:
+        """The time is now what rows are read up to; what it was before."""
+        self._event_loop.poll()  # before the time is taken
         since_ns, self._tick_ns = self._tick_ns, time.monotonic_ns()
         late_s = (self._tick_ns - since_ns) / 1e9 - max(self._config.tick_s, self._config.rest_s)
         if late_s > LATE_S:
             self._losses.stuck_s += late_s
-        watched = self._observer is not None
-        passed_s = (self._tick_ns - since_ns) / 1e9
-        self._naming_excess_s = max(0.0, self._naming_excess_s - NAMING_SHARE * passed_s)
-        self._names_now = self._naming_excess_s == 0  # of all collectors
+        return since_ns
+
+    def _tick(self, chunk_ends: bool) -> None:
+        since_ns = self._advance()
         batches = []
         for collector in self._collectors:
-            up_to_now = chunk_ends or (watched and collector.reports_ongoing)
-            batches.append(collector.drain(since_ns, up_to_now))
+            batches.append(collector.drain(since_ns, chunk_ends))
             # Processes in the rows may have come and gone since: know of them before they are
             # named. And new programs wait for their tables: the first drains take tens of ms.
             self._event_loop.poll()
         for batch in batches:
             if batch.notes or batch.groups:
                 self._resolver.add_notes(batch.notes, batch.groups)
-        if self._observer is not None:  # before code is named, which takes as long as it takes
-            self._observer.on_tick(since_ns, self._tick_ns, batches)
         for collector, batch in zip(self._collectors, batches, strict=True):
             self._counts[collector.name] += batch.seen
             named = self._dictionary.named
@@ -392,25 +384,7 @@ class Agent:
             tids = part["tid"]
             assert isinstance(tids, Sized)
             self._spans += len(tids)
-        self._name(batch)
-
-    def _name(self, batch: Batch) -> None:
-        """Name the stacks of a batch. Where somebody watches rows as they come, only those that
-        are wanted, and in a bounded share of the time: rows must not wait for names."""
-        if self._observer is None:
-            self._dictionary.take(batch)
-            return
-        wants = self._observer.wants_code
-        others = {it: owner for it, owner in batch.stacks.items() if not wants(owner[0])}
-        if not self._names_now:
-            self._dictionary.ignore(batch)
-            return
-        batch.stacks = {it: owner for it, owner in batch.stacks.items() if it not in others}
-        began_s = time.thread_time()
         self._dictionary.take(batch)
-        self._naming_excess_s += time.thread_time() - began_s
-        batch.stacks = others
-        self._dictionary.ignore(batch)
 
     def _count_losses(self) -> None:
         for party, count in self._resolver.budget.newly_over():

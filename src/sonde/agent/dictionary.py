@@ -73,6 +73,18 @@ class Dictionary:
         self._resolve_own(batch.own_stacks)
         self.stacks.python.close()
 
+    def name(self, stacks: Mapping[int, ProcessKey]) -> None:
+        """Resolve stacks that no chunk refers to; the longest known ones are forgotten first."""
+        self._resolve(stacks)
+        self.stacks.python.close()
+        self._forget_old()
+
+    def _forget_old(self) -> None:
+        while len(self._stacks) > STACKS_CACHED:
+            oldest = next(iter(self._stacks))
+            del self._stacks[oldest]
+            self._put_off.pop(oldest, None)
+
     def ignore(self, batch: Batch) -> None:
         """Nobody keeps these rows: have the kernel forget their stacks in time."""
         self._forget_when_full(batch.stacks.keys() | batch.launch_stacks.keys())
@@ -105,10 +117,7 @@ class Dictionary:
         self._write_stacks(chunk, [it for it in stacks if it in self._stacks])
         chunk.add("process", self._process_rows(threads))
         chunk.add("thread", self._thread_rows(threads))
-        while len(self._stacks) > STACKS_CACHED:
-            oldest = next(iter(self._stacks))
-            del self._stacks[oldest]
-            self._put_off.pop(oldest, None)
+        self._forget_old()
         if len(self._processes) > PROCESSES_TOLD_APART:
             self._processes_before += len(self._processes)
             self._processes.clear()

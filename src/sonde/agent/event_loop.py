@@ -97,13 +97,16 @@ class EventLoop:
         self._scheduler = scheduler
         self._keeps_rows = keeps_rows
         self._looks_closely = config.on_cpu or config.off_cpu
-        self._gap_s = EVENT_GAP_S if config.pids is None else CHOSEN_EVENT_GAP_S
+        self.gap_s = EVENT_GAP_S if config.pids is None else CHOSEN_EVENT_GAP_S
+        """After some events were read, at least so long passes."""
         if not keeps_rows and config.device_time == "off":
-            self._gap_s = STACKLESS_EVENT_GAP_S
+            self.gap_s = STACKLESS_EVENT_GAP_S
         self._lost_before = 0
         self._resyncs = Resyncs()
         self._news_s = 0.0
         """When a process did something last, or a walk asked for something."""
+        self.rests = False
+        """No stack is taken at present, so that no walk asks for anything."""
         self._follow_chosen()
 
     @property
@@ -132,12 +135,12 @@ class EventLoop:
                 return
             wait_s = min(left_s, self._longest_s())
             wait_ms = int(wait_s * 1000) + 1
-            kept_ms = int(1000 * self._scheduler.event_delay_s(self._gap_s))
+            kept_ms = int(1000 * self._scheduler.event_delay_s(self.gap_s))
             if self._events.wait(wait_ms, self._scheduler.fds, kept_ms):
                 if self._scheduler.is_woken():
                     return
                 self.poll()
-                time.sleep(min(self._gap_s, max(0.0, deadline_s - time.monotonic())))
+                time.sleep(min(self.gap_s, max(0.0, deadline_s - time.monotonic())))
             elif wait_s < left_s:
                 self._update_unwinder()
                 self._scheduler.between_ticks()
@@ -208,6 +211,8 @@ class EventLoop:
             return self._config.tick_s if is_charged else self._config.rest_s
         if self._unwinding.is_busy:
             return BUSY_GAP_S
+        if self.rests:
+            return math.inf
         if not self._looks_closely:
             return STACKLESS_LOOK_S if self._keeps_rows or is_charged else math.inf
         return LOOK_S if time.monotonic() < self._news_s + CALM_AFTER_S else math.inf

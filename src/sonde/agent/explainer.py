@@ -35,7 +35,9 @@ class _Asked:
 class Explainer:
     """One child, started when it is first needed, asked by one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, failed: Callable[[BaseException], None] = lambda _: None) -> None:
+        """`failed` is told what went wrong with an answer."""
+        self._failed = failed
         self.left_out = 0
         """Windows that nobody explained."""
         self._waiting: deque[_Asked] = deque()
@@ -84,7 +86,11 @@ class Explainer:
                 self._alive()
             if self._waiting:
                 asked = self._waiting.popleft()
-                asked.answer(self._explain(asked.window))
+                try:
+                    asked.answer(self._explain(asked.window))
+                except Exception as error:  # this thread answers the next one, too
+                    self.left_out += 1
+                    self._failed(error)
 
     def _alive(self) -> subprocess.Popen[bytes]:
         if self._child is None or self._child.poll() is not None:
@@ -103,10 +109,14 @@ class Explainer:
                 line = child.stdout.readline()
             finally:
                 timer.cancel()
-            return msgspec.json.decode(line, type=Verdict | None)
+            answer = msgspec.json.decode(line, type=child_module.Answer)
         except (OSError, ValueError, msgspec.DecodeError):
             self.left_out += 1
             if self._child is not None:
                 interpreter.give_up(self._child)
                 self._child = None
             return None
+        if answer.failed:
+            self.left_out += 1
+            self._failed(ValueError(answer.failed))
+        return answer.verdict

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from sonde.collect.collector import Batch
 from sonde.diagnose.moments import (
@@ -26,11 +26,18 @@ from sonde.model.rows import ActivityRow, UsageRow
 FRAMES_LOOKED_AT = 64
 STACKS_KEPT = 16_384
 PLACES_KEPT = 4_096
+UNNAMED_KEPT = 4_096
 WAITS_OF_PROCESS = 256
 PLACES_OF_PROCESS = 128
 STARTS_KEPT = 8_192
 PROCESSES = 1_024
 """Of one moment, those that did most; a process can start any number of threads and children."""
+LEAST_SHARE = 0.002
+"""Of a CPU, in one moment: who used less, and read and wrote nothing, took nothing from anybody."""
+LARGEST = (1 << 53) - 1
+"""Of any number: what is larger is no count of anything, and no float holds it."""
+LATE_NS = 50_000_000
+"""A wait is read so much later than its moment ends, at most."""
 GARBAGE_FRAMES = frozenset(
     (
         *("gc_collect_main", "gc_collect_generations", "gc_collect_with_callback", "gc_collect"),
@@ -57,28 +64,47 @@ class MomentMaker:
         """Start of each process that rows spoke of of late, by pid."""
         self.left_out = 0
         """Places for which there was no room."""
+        self._unnamed: dict[int, float] = {}
 
-    def make(self, since_ns: int, now_ns: int, batches: Iterable[Batch]) -> Moment:
-        """The moment from `since_ns` to `now_ns`."""
+    def make(
+        self,
+        since_ns: int,
+        now_ns: int,
+        batches: Iterable[Batch],
+        chosen: Container[int] = (),
+    ) -> Moment:
+        """The moment from `since_ns` to `now_ns`. Of processes that are not `chosen`, those that
+        used something alone."""
         found: dict[int, ProcessMoment] = defaultdict(ProcessMoment)
         waits: dict[tuple[int, int, str, str], Wait] = {}
         places: dict[tuple[int, int, str, int], float] = defaultdict(float)
+        starts = self.starts
+        least_ns = int(LEAST_SHARE * (now_ns - since_ns))
+        longest_ns = now_ns - since_ns + LATE_NS  # no thread waits longer in the time
         for batch in batches:
-            self._take_activity(batch, found, waits)
+            self._take_activity(batch, found, waits, longest_ns)
             self._take_samples(batch, places)
-            self.starts.update([(pid, start_ns) for pid, start_ns, _ in batch.threads])
-            for row in batch.records(UsageRow):
-                found[row.pid].usage = Usage(
-                    row.cpu_ns, row.runqueue_ns, row.voluntary, row.involuntary, row.migrations,
-                    row.major_faults, row.read_bytes, row.written_bytes, row.reclaim_ns,
-                )  # fmt: skip
+            for row in batch.rows.get("usage", ()):
+                starts[row[1]] = row[2]
+                # A tuple of many: most are of processes at rest, and end here.
+                if row[3] < least_ns and not any(row[10:15]) and row[1] not in chosen:
+                    continue
+                self._take_usage(UsageRow._make(row), found)
         for (pid, *_), wait in waits.items():
             found[pid].waits.append(wait)
         for (pid, tid, reason, place), ns in places.items():
             found[pid].places.append(Place(tid, reason, place, ns))
-        while len(self.starts) > STARTS_KEPT:
-            del self.starts[next(iter(self.starts))]
+        while len(starts) > STARTS_KEPT:
+            del starts[next(iter(starts))]
         return self._bounded(since_ns, now_ns, found)
+
+    @staticmethod
+    def _take_usage(row: UsageRow, found: dict[int, ProcessMoment]) -> None:
+        used = (
+            row.cpu_ns, row.runqueue_ns, row.voluntary, row.involuntary, row.migrations,
+            row.major_faults, row.read_bytes, row.written_bytes, row.reclaim_ns,
+        )  # fmt: skip
+        found[row.pid].usage = Usage(*(min(it, LARGEST) for it in used))
 
     @staticmethod
     def _bounded(since_ns: int, now_ns: int, found: dict[int, ProcessMoment]) -> Moment:
@@ -101,6 +127,7 @@ class MomentMaker:
         batch: Batch,
         found: dict[int, ProcessMoment],
         waits: dict[tuple[int, int, str, str], Wait],
+        longest_ns: int,
     ) -> None:
         for row in batch.records(ActivityRow):
             if row.kind in ("blocked", "runqueue"):
@@ -109,40 +136,52 @@ class MomentMaker:
                 if wait is None:
                     wait = waits[key] = Wait(row.tid, row.name, row.op)
                 if row.kind == "blocked":
-                    wait.blocked_ns += row.ns
-                    wait.count += row.count
-                    wait.max_ns = max(wait.max_ns, row.max_ns)
+                    wait.blocked_ns = min(wait.blocked_ns + row.ns, longest_ns)
+                    wait.count = min(wait.count + row.count, LARGEST)
+                    wait.max_ns = min(max(wait.max_ns, row.max_ns), LARGEST)
                     if row.waker_pid or not wait.waker_pid:
                         wait.waker_pid, wait.waker_tid = row.waker_pid, row.waker_tid
                 else:
-                    wait.ready_ns += row.ns
-            elif row.kind == "block":
-                disk = found[row.pid].disk
-                disk.append(DiskUse(row.name, row.op, row.count, row.ns, 0, row.bytes))
+                    wait.ready_ns = min(wait.ready_ns + row.ns, longest_ns)
+                continue
+            count, ns, size = (min(it, LARGEST) for it in (row.count, row.ns, row.bytes))
+            if row.kind == "block":
+                found[row.pid].disk.append(DiskUse(row.name, row.op, count, ns, 0, size))
             elif row.kind == "block-queue" and (disk := found[row.pid].disk):
-                disk[-1].queue_ns += row.ns
+                disk[-1].queue_ns = min(disk[-1].queue_ns + ns, LARGEST)
             elif row.kind == "device":
-                found[row.pid].calls.append(Call(row.name, row.count, row.ns))
+                found[row.pid].calls.append(Call(row.name, count, ns))
             elif row.kind == "tcp":
-                found[row.pid].flows.append(_flow(row))
+                longest = min(row.max_ns, LARGEST)
+                found[row.pid].flows.append(FlowUse(row.name, row.op, count, size, longest))
 
     def _take_samples(self, batch: Batch, places: dict[tuple[int, int, str, int], float]) -> None:
         if batch.on_cpu is not None:
             names = ["tgid", "tid", "stack_id", "count"]
             for pid, tid, stack_id, count in batch.on_cpu.rows(names):
-                places[pid, tid, "", self._place(stack_id)] += count * self._period_ns
+                ns = count * self._period_ns
+                places[pid, tid, "", self._place(stack_id, ns)] += ns
         for sample in batch.rows.get("sample", ()):
             _, kind, name, pid, _, tid, stack_id, _, weight_ns, _ = sample
             if kind == "blocked" and weight_ns:
-                places[pid, tid, name, self._place(stack_id)] += weight_ns
+                places[pid, tid, name, self._place(stack_id, weight_ns)] += weight_ns
 
-    def _place(self, stack_id: int) -> int:
+    def unnamed_ns(self, stack_id: int) -> float:
+        """How much time a stack stands for so far that has no name yet; 0: it has one."""
+        return self._unnamed.get(stack_id, 0.0)
+
+    def _place(self, stack_id: int, ns: float) -> int:
         known = self._of_stack.get(stack_id)
         if known is not None:
             return known
         frames = self._frames_of(stack_id) if stack_id else ()
         if not frames:
+            if stack_id:
+                self._unnamed[stack_id] = self._unnamed.pop(stack_id, 0.0) + ns
+            while len(self._unnamed) > UNNAMED_KEPT:
+                del self._unnamed[next(iter(self._unnamed))]
             return 0
+        self._unnamed.pop(stack_id, None)
         place = place_of(frames)
         number = self._numbers.get(place)
         if number is None:
@@ -184,10 +223,6 @@ def place_of(frames: Sequence[KnownFrame]) -> CodePlace:
     if role == Role.UNKNOWN and (text or library):
         role = Role.CODE
     return CodePlace(role, text or library)
-
-
-def _flow(row: ActivityRow) -> FlowUse:
-    return FlowUse(row.name, row.op, row.count, row.bytes, row.max_ns)
 
 
 def _did(one: ProcessMoment) -> int:

@@ -29,14 +29,20 @@ class Sink(Protocol):
 
 
 class Observer(Protocol):
-    """Sees the rows of each tick, in this process, before they are encoded."""
+    """Sees the rows of each tick, in this process."""
 
     def on_tick(self, since_ns: int, now_ns: int, batches: Sequence[Batch]) -> None:
         """What was seen from `since_ns` to `now_ns` (CLOCK_MONOTONIC), waits that go on included.
         Must return within milliseconds and keep no batch."""
 
-    def wants_code(self, pid: int) -> bool:
-        """Whether stacks of a process are to be named: nobody else's are."""
+    def chosen(self) -> Mapping[int, bool]:
+        """Processes of which waits are counted from now on; True: stacks are taken, too."""
+
+    def suspects(self) -> bool:
+        """Whether something is about to be explained."""
+
+    def worth(self, pid: int, stack_id: int) -> float:
+        """Of a stack without a name: what is worth most is named first, what is worth 0 is not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,8 +30,9 @@ class FactReader:
     def __init__(self) -> None:
         self._cpu_times: dict[int, tuple[int, int]] = {}
 
-    def read(self, pid: int, wakers: Iterable[int] = ()) -> Facts:
-        """Of a process; `wakers`: those whose part in file systems is asked. Raises nothing."""
+    def read(self, pid: int, wakers: Iterable[int] = (), asks_peers: bool = True) -> Facts:
+        """Of a process; `wakers`: those whose part in file systems is asked; `asks_peers`: read
+        its connections, which costs most. Raises nothing."""
         facts = Facts(time_ns=time.monotonic_ns())
         stat = procfs.read_stat(pid)
         if stat is None:
@@ -41,7 +42,7 @@ class FactReader:
             facts.allowed = sorted(os.sched_getaffinity(pid))
         facts.cpus = os.cpu_count() or 0
         facts.cpu_busy = self.cpu_busy()
-        groups = _groups(pid)
+        groups = groups_of(pid)
         cpuset = next((folder for folder in groups if "cpuset" in folder), "")
         if cpuset and (cpus := _cpus(_read(f"{cpuset}/cpuset.cpus"))):
             facts.allowed = [cpu for cpu in facts.allowed if cpu in cpus]
@@ -53,7 +54,8 @@ class FactReader:
             if "self" not in folder and _is_frozen(folder):
                 facts.is_frozen = True
         facts.file_servers = [waker for waker in wakers if _serves_files(waker)]
-        facts.peers, facts.listens = _peers(pid)
+        if asks_peers:
+            facts.peers, facts.listens = _peers(pid)
         return facts
 
     def cpu_busy(self) -> dict[int, float]:
@@ -72,12 +74,18 @@ class FactReader:
         return found
 
 
-def _groups(pid: int) -> list[str]:
-    """Folders of the control groups of a process, their parents too, the root left out."""
+def group_mounts() -> dict[str, str]:
+    """Where each controller's control groups are mounted."""
     mounts: dict[str, str] = {}
     for point, controllers in procfs.group_mounts(MOUNTINFO):
         for controller in controllers:
             mounts.setdefault(controller, point)
+    return mounts
+
+
+def groups_of(pid: int, mounts: Mapping[str, str] | None = None) -> list[str]:
+    """Folders of the control groups of a process, their parents too, the root left out."""
+    mounts = group_mounts() if mounts is None else mounts
     found: dict[str, None] = {}
     for line in _read(f"/proc/{pid}/cgroup").split("\n"):
         _, _, rest = line.partition(":")
@@ -104,20 +112,27 @@ def _add_cpu(facts: Facts, folder: str) -> None:
 
 
 def _add_memory(facts: Facts, folder: str) -> None:
-    for limit, usage, hits in (
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.failcnt"),
-        ("memory.max", "memory.current", ""),
+    usage, most = memory_of(folder)
+    if not most:
+        return
+    if not facts.memory_limit or most < facts.memory_limit:
+        facts.memory_limit, facts.memory_usage = most, usage
+    hits = _number(f"{folder}/memory.failcnt")  # version 1
+    facts.memory_limit_hits += (
+        hits if hits >= 0 else _table(f"{folder}/memory.events").get("max", 0)
+    )
+
+
+def memory_of(folder: str) -> tuple[int, int]:
+    """Bytes that a control group uses, and its limit; (0, 0) where it has none."""
+    for limit, usage in (
+        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ("memory.max", "memory.current"),
     ):
         most = _number(f"{folder}/{limit}")
-        if not 0 < most < NO_LIMIT:
-            continue
-        if not facts.memory_limit or most < facts.memory_limit:
-            facts.memory_limit = most
-            facts.memory_usage = max(0, _number(f"{folder}/{usage}"))
-        if hits:
-            facts.memory_limit_hits += max(0, _number(f"{folder}/{hits}"))
-        else:
-            facts.memory_limit_hits += _table(f"{folder}/memory.events").get("max", 0)
+        if 0 < most < NO_LIMIT:
+            return max(0, _number(f"{folder}/{usage}")), most
+    return 0, 0
 
 
 def _add_disk(facts: Facts, folder: str) -> None:

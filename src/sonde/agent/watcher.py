@@ -9,24 +9,29 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from sonde.agent.explainer import Explainer
 from sonde.agent.moments import MomentMaker
+from sonde.agent.trends import Trends
 from sonde.agent.victim_facts import FactReader
 from sonde.collect.collector import Batch
-from sonde.diagnose.detector import Detector, Suspicion
+from sonde.diagnose.detector import LARGE, Detector, Suspicion
+from sonde.diagnose.early import EarlyWarning
 from sonde.diagnose.incident import Incident, Verdict
-from sonde.diagnose.moments import Facts, Moment, Who, Window
+from sonde.diagnose.moments import Facts, Moment, Place, Who, Window
+from sonde.diagnose.selection import Selection
 from sonde.diagnose.series import Series
 from sonde.model.code import KnownFrame
 from sonde.model.process import Process
 
-KEPT_S: Final = 60.0
-KEPT_MOMENTS: Final = 600
+KEPT_S: Final = 20.0
+KEPT_MOMENTS: Final = 200
 BEFORE_S: Final = 12.0
 """Of what went before, as much is compared with."""
 LOOKS_S: Final = (0.6, 1.4)
@@ -35,20 +40,64 @@ OPEN: Final = 16
 """Suspicions at a time; more are left out and counted."""
 EXPLAINED_PER_S: Final = 1.5
 """In the long run: what explaining costs is bounded, whatever happens on the node."""
-BURST: Final = 12.0
+BURST: Final = 16.0
+RESERVE: Final = 4.0
+"""Of these, for large slowdowns alone."""
 WAKERS: Final = 8
 """Processes of which it is asked whether they serve files."""
 NAMES: Final = 8_192
+GENERATIONS: Final = 16
+LEAST_BEFORE_NS: Final = 1_500_000_000
+"""So long there must have been stacks before, for them to tell of a change."""
+LEAST_NAMED_NS: Final = 45_000_000
+"""Two samples: most stacks are seen once and never again."""
+SUSPECTED: Final = 1000.0
+"""Names for a suspicion come first."""
 AFFINITIES: Final = 12
-"""Of a process, one a tick."""
+"""Of a process, one each `AFFINITY_S`."""
+AFFINITY_S: Final = 1.0
 
 
 @dataclass(slots=True)
 class _Open:
     suspicion: Suspicion
+    since_ns: int = 0
+    """When it was chosen: nobody counted its waits before."""
+    stacks_ns: int = 0
+    """From when on its stacks told something; 0: they did not."""
     looks: int = 0
     facts: list[Facts] = field(default_factory=list)
     is_told: bool = False
+
+
+def _without_places(moment: Moment, pid: int) -> Moment:
+    """Without what cannot be compared where some moments of a process have stacks and others none:
+    of samples the thread alone is left."""
+    if (one := moment.processes.get(pid)) is None or not one.places:
+        return moment
+    on_cpu = [Place(place.tid, "", 0, place.ns) for place in one.places if not place.reason]
+    bare = msgspec.structs.replace(one, places=on_cpu)
+    return msgspec.structs.replace(moment, processes={**moment.processes, pid: bare})
+
+
+class _KernelThreads(Container[int]):
+    """Threads of the kernel, looked up where somebody asks."""
+
+    def __init__(self, who_of: Callable[[int], Who]) -> None:
+        self._who_of = who_of
+
+    def __contains__(self, pid: object) -> bool:
+        return isinstance(pid, int) and pid > 0 and self._who_of(pid).is_kernel
+
+
+class _Never(Container[int]):
+    """Processes that are no victims: our own, and those of the kernel."""
+
+    def __init__(self, mine: Container[int], kernel: Container[int]) -> None:
+        self._mine, self._kernel = mine, kernel
+
+    def __contains__(self, pid: object) -> bool:
+        return pid in self._kernel or pid in self._mine
 
 
 class Watcher:
@@ -59,27 +108,43 @@ class Watcher:
         tell: Callable[[Incident, Window], None],
         frames_of: Callable[[int], Sequence[KnownFrame]],
         process_of: Callable[[int, int], Process],
+        running: Callable[[int], Process],
         hz: int,
         note: Callable[[Moment, dict[int, dict[Series, float]]], None] | None = None,
+        failed: Callable[[BaseException], None] = lambda _: None,
+        warn: Callable[[EarlyWarning], None] | None = None,
     ) -> None:
-        """`tell` is called for every incident, and every change that is no fault, from another
-        thread; `note` at every tick with what is watched of each process."""
+        """`frames_of` names a stack, `process_of` a process by pid and start, `running` the one
+        that has a pid now. `tell` is called for every incident, and every change that is no
+        fault, from another thread; `note` at every tick with what is watched of each process;
+        `failed` with what went wrong in a look that came to nothing; `warn` with what is about to
+        go wrong."""
         self._note = note
         self._tell = tell
         self._process_of = process_of
+        self._running = running
         self._maker = MomentMaker(frames_of, 1e9 / hz)
         self._kept: deque[Moment] = deque(maxlen=KEPT_MOMENTS)
         self._who: dict[int, tuple[int, Who]] = {}
+        self._kernel = _KernelThreads(self._who_of)
+        self._selection = Selection()
         self._facts = FactReader()
         self._open: list[_Open] = []
         self._mine = {os.getpid()}
+        self._never = _Never(self._mine, self._kernel)
         self._detector = Detector(self._mine)
-        self._explainer = Explainer()
+        self._explainer = Explainer(failed)
+        self._failed = failed
+        self._warn = warn
+        self._trends = Trends()
+        self.looks_failed = 0
         self.left_out = 0
         """Suspicions for which there was no room."""
         self.suspicions = 0
+        self._processes_left_out = 0
         self._tokens = BURST
         self._affinity: dict[int, deque[tuple[int, int]]] = {}
+        self._affinity_ns = 0
 
     def start(self) -> None:
         """Get the child ready."""
@@ -95,70 +160,130 @@ class Watcher:
         """What was lost, by name."""
         return {
             "diagnose.suspicions": self.left_out,
+            "diagnose.looks": self.looks_failed,
+            "diagnose.levels": self._trends.left_out,
             "diagnose.windows": self._explainer.left_out,
             "diagnose.places": self._maker.left_out,
-            "diagnose.processes": sum(moment.left_out for moment in self._kept),
+            "diagnose.processes": self._processes_left_out + self._selection.left_out,
         }
+
+    def chosen(self) -> Mapping[int, bool]:
+        """Processes that use a CPU enough to become slower; True: with stacks."""
+        return self._selection.pids
+
+    def suspects(self) -> bool:
+        """Whether a look is due soon."""
+        return bool(self._open)
+
+    def worth(self, pid: int, stack_id: int) -> float:
+        """Of what may be a victim, the time that a stack stands for so far, once that is some; of
+        what is suspected, of all stacks."""
+        if not self._detector.may_be_victim(pid):
+            return 0.0
+        ns = self._maker.unnamed_ns(stack_id)
+        if any(one.suspicion.pid == pid for one in self._open):
+            return SUSPECTED * ns
+        return ns if ns >= LEAST_NAMED_NS else 0.0
 
     def on_tick(self, since_ns: int, now_ns: int, batches: Sequence[Batch]) -> None:
         """Take in a tick."""
         self._mine |= self._explainer.pids
-        moment = self._maker.make(since_ns, now_ns, batches)
-        self._name(moment.processes)
+        chosen = self._selection.pids
+        moment = self._maker.make(since_ns, now_ns, batches, chosen)
+        self._processes_left_out += moment.left_out
         self._kept.append(moment)
         while len(self._kept) > 1 and now_ns - self._kept[0].start_ns > KEPT_S * 1e9:
             self._kept.popleft()
-        kernel = {pid for pid, (_, who) in self._who.items() if who.is_kernel}
         passed_s = (now_ns - since_ns) / 1e9
         self._tokens = min(BURST, self._tokens + passed_s * EXPLAINED_PER_S)
-        found = self._detector.add(moment, self._maker.places, kernel)
-        # Where there is no room for all, those that lost most come first.
-        for suspicion in sorted(found, key=lambda it: -it.lost):
-            self.suspicions += 1
-            if len(self._open) >= OPEN or self._tokens < 1:
-                self.left_out += 1
-                continue
-            self._tokens -= 1
-            facts = self._facts.read(suspicion.pid)
-            facts.cpus_before = self._cpus_before(suspicion)
-            self._open.append(_Open(suspicion, facts=[facts]))
-        self._note_affinity(moment)
+        self._suspect(
+            self._detector.add(
+                moment, self._maker.places, self._kernel, chosen, self._selection.stacks_since_ns
+            ),
+            now_ns,
+        )
+        self._choose(moment)
         if self._note is not None:
             self._note(moment, self._detector.latest(now_ns))
         self._look(now_ns)
+        if self._warn is not None:
+            for warning in self._trends.look(now_ns, self._selection.pids):
+                self._warn(warning)
 
-    def wants_code(self, pid: int) -> bool:
-        """Of what may be a victim."""
-        return self._detector.may_be_victim(pid)
+    def _choose(self, moment: Moment) -> None:
+        before = self._selection.pids
+        boot_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
+        self._selection.take(moment, self._maker.starts, self._never, boot_ns)
+        is_due = moment.end_ns - self._affinity_ns >= AFFINITY_S * 1e9
+        if is_due or before.keys() != self._selection.pids.keys():
+            self._affinity_ns = moment.end_ns
+            self._note_affinity(moment.end_ns)
 
-    def _name(self, pids: Iterable[int]) -> None:
-        for pid in pids:
-            start_ns = self._maker.starts.get(pid, 0)
-            known = self._who.get(pid)
-            if known is not None and known[0] == start_ns:
+    def _suspect(self, found: Iterable[Suspicion], now_ns: int) -> None:
+        # Where there is no room for all, those that lost most come first.
+        for suspicion in sorted(found, key=lambda it: -it.lost):
+            self.suspicions += 1
+            kept = 0 if suspicion.lost >= LARGE else RESERVE
+            if len(self._open) >= OPEN or self._tokens < 1 + kept:
+                self.left_out += 1
+                self._detector.forget_rest(suspicion.pid)  # as long as it lasts, maybe later
                 continue
-            process = self._process_of(pid, start_ns)
+            self._tokens -= 1
+            one = _Open(
+                suspicion,
+                self._selection.since_ns(suspicion.pid),
+                self._selection.stacks_since_ns(suspicion.pid),
+            )
+            self._selection.take_stacks(suspicion.pid, now_ns)
+            try:
+                facts = self._facts.read(suspicion.pid, asks_peers=False)
+            except Exception as error:  # its files say what nobody thought of
+                self.looks_failed += 1
+                self._failed(error)
+                continue
+            facts.cpus_before = self._cpus_before(suspicion)
+            one.facts = [facts]
+            self._open.append(one)
+
+    def _who_of(self, pid: int) -> Who:
+        start_ns = self._maker.starts.get(pid, 0)
+        known = self._who.pop(pid, None)
+        if known is None or known[0] != start_ns:
+            process = self._process_of(pid, start_ns) if start_ns else self._running(pid)
             owner = process.owner
             who = Who(
                 pid, process.exe or process.comm, process.ppid, owner.label, owner.cgroup,
                 process.is_kernel,
             )  # fmt: skip
+            known = (start_ns, who)
             if process.ppid in self._mine:
                 self._mine.add(pid)
-            self._who.pop(pid, None)
-            self._who[pid] = (start_ns, who)
+        self._who[pid] = known
         while len(self._who) > NAMES:
             del self._who[next(iter(self._who))]
+        return known[1]
 
-    def _note_affinity(self, moment: Moment) -> None:
+    def _all_who(self, pids: Iterable[int]) -> dict[int, Who]:
+        """With those that started them, and so on: what is between two may be idle."""
+        found: dict[int, Who] = {}
+        for pid in pids:
+            depth = 0
+            while pid > 0 and pid not in found and depth < GENERATIONS:
+                found[pid] = who = self._who_of(pid)
+                pid, depth = who.parent, depth + 1
+        return found
+
+    def _note_affinity(self, now_ns: int) -> None:
         """How many CPUs those may use that may be victims: afterwards nobody can tell."""
-        for pid in moment.processes:
-            if not self._detector.may_be_victim(pid):
-                continue
+        for pid in self._selection.pids:
             known = self._affinity.pop(pid, None) or deque(maxlen=AFFINITIES)
             self._affinity[pid] = known
-            with suppress(OSError):
-                known.append((moment.end_ns, len(os.sched_getaffinity(pid))))
+            try:
+                known.append((now_ns, len(os.sched_getaffinity(pid))))
+            except ProcessLookupError:
+                self._selection.drop(pid)
+            except (OSError, OverflowError):
+                continue
         while len(self._affinity) > NAMES:
             del self._affinity[next(iter(self._affinity))]
 
@@ -175,31 +300,40 @@ class Watcher:
                 continue
             one.looks += 1
             is_last = one.looks == len(LOOKS_S)
-            window = self._window(one)
+            try:
+                window = self._window(one)
+                answer = self._answer(one, window)
+                self._explainer.ask(window, is_last_look=is_last, answer=answer)
+            except Exception as error:  # of what was looked at, others are not affected
+                self.looks_failed += 1
+                self._failed(error)
             if is_last:
                 self._drop(one)
-            self._explainer.ask(window, is_last_look=is_last, answer=self._answer(one, window))
 
     def _drop(self, one: _Open) -> None:
         with suppress(ValueError):  # the other thread did
             self._open.remove(one)
 
     def _window(self, one: _Open) -> Window:
-        began_ns = one.suspicion.began_ns
-        before = [
-            moment for moment in self._kept
-            if moment.end_ns <= began_ns and began_ns - moment.start_ns <= BEFORE_S * 1e9
-        ]  # fmt: skip
-        after = [moment for moment in self._kept if moment.start_ns >= began_ns]
-        victim = one.suspicion.pid
+        began_ns, victim = one.suspicion.began_ns, one.suspicion.pid
+        since_ns = max(one.since_ns, began_ns - int(BEFORE_S * 1e9))
+        has_stacks = 0 < one.stacks_ns <= began_ns - LEAST_BEFORE_NS
+        if has_stacks:
+            since_ns = max(since_ns, one.stacks_ns)
+        kept = [moment for moment in self._kept if moment.start_ns >= since_ns]
+        if not has_stacks:
+            kept = [_without_places(moment, victim) for moment in kept]
+        before = [moment for moment in kept if moment.end_ns <= began_ns]
+        after = [moment for moment in kept if moment.start_ns >= began_ns]
         one.facts = [one.facts[0], self._facts.read(victim, self._wakers(victim, after))]
         pids = {pid for moment in (*before, *after) for pid in moment.processes}
+        pids |= self._all_wakers(victim, (*before, *after))
         return Window(
             victim=victim,
             cpus=os.cpu_count() or 1,
             before=before,
             after=after,
-            who={pid: self._who[pid][1] for pid in pids if pid in self._who},
+            who=self._all_who(pids),
             places=list(self._maker.places),
             facts=one.facts,
             noticed_by=[str(series) for series in one.suspicion.series],
@@ -215,6 +349,11 @@ class Watcher:
                 if wait.waker_pid not in (0, victim):
                     sums[wait.waker_pid] = sums.get(wait.waker_pid, 0) + wait.blocked_ns
         return sorted(sums, key=lambda pid: -sums[pid])[:WAKERS]
+
+    @staticmethod
+    def _all_wakers(victim: int, moments: Iterable[Moment]) -> set[int]:
+        of_victim = [one for it in moments if (one := it.processes.get(victim)) is not None]
+        return {wait.waker_pid for one in of_victim for wait in one.waits} - {0}
 
     def _answer(self, one: _Open, window: Window) -> Callable[[Verdict | None], None]:
         def answer(verdict: Verdict | None) -> None:

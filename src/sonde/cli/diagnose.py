@@ -12,10 +12,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sonde.cli.incident_outlets import IncidentOutlets
+from sonde.cli.incident_outlets import add_arguments as add_outlets
 from sonde.errors import SinkError
 from sonde.export.layout import one_line
 
 if TYPE_CHECKING:
+    from sonde.diagnose.early import EarlyWarning
     from sonde.diagnose.incident import Incident
     from sonde.diagnose.moments import Moment, Window
     from sonde.diagnose.series import Series
@@ -28,12 +31,15 @@ examples:
   sudo sonde diagnose --keep incidents.d, then: sonde incidents incidents.d
 
 Prints an incident when a process has become slower and the cause is known, or is not after a fair
-look. An offender is named only with evidence from that very time. No data leaves this machine.
+look. An offender is named only with evidence from that very time. No data leaves this machine
+unless a URL says where to.
 """
 TICK_S = 0.25
 HZ = 49
 STACK_GAP_MS = 40.0
 """Stacks tell two causes of fifteen: fewer of them do, and each new one costs."""
+NO_SPANS_MS = 60_000.0
+"""Waits are told one by one from here on: next to none is."""
 LEAST_CPU = 0.02
 """Of processes in the file of `--rows`."""
 NICE = -5
@@ -52,11 +58,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add = parser.add_argument
     add("--for", type=_seconds, metavar="S", dest="seconds", help="end after S seconds (30, 30s)")
     add("--json", action="store_true", help="print each incident as a line of JSON")
+    add("--early", action="store_true", help="also warn of what is about to go wrong")
     add("--all", action="store_true", help="also changes that are no fault")
     add("--keep", type=Path, metavar="FOLDER", help="write each incident with its rows there")
     add("--rows", type=Path, metavar="FILE",
         help="write what is watched of each process, a line of JSON a tick")  # fmt: skip
     add("--no-device", action="store_true", help="leave out device calls")
+    add_outlets(parser)
     parser.set_defaults(run=run)
 
 
@@ -84,12 +92,12 @@ def _run(args: argparse.Namespace) -> int:
 
     procfs.BROKER.warm_up()
     flags: dict[str, object] = {"tick_s": TICK_S, "hz": HZ, "stack_gap_ms": STACK_GAP_MS}
+    flags |= {"wait_span_ms": NO_SPANS_MS, "injected": False}
     if args.no_device:
         flags |= {"device_calls": False, "device_metrics": False}
     config = load(flags, defaults={"host_metrics": True, "host_hz": 0, "device_metrics": False})
     require_host()
-    from sonde.agent import Agent
-    from sonde.agent.recent import Recent
+    from sonde.agent import WatchAgent
     from sonde.agent.watcher import Watcher
     from sonde.host import descriptors
 
@@ -99,10 +107,20 @@ def _run(args: argparse.Namespace) -> int:
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: signals.append(number))
-    printer = Printer(args.json, args.all, args.keep)
-    agent = Agent(config, Recent())
+    outlets = IncidentOutlets(args)
+    printer = Printer(args.json, args.all, args.keep, outlets)
+    agent = WatchAgent(config, lambda text: print(f"sonde: {one_line(text)}", file=sys.stderr))
     note = Notebook(args.rows).take if args.rows else None
-    watcher = Watcher(printer.take, agent.frames_of, agent.process, config.hz, note)
+    watcher = Watcher(
+        printer.take,
+        agent.frames_of,
+        agent.process,
+        agent.running,
+        config.hz,
+        note,
+        agent.tell,
+        printer.warn if args.early else None,
+    )
     agent.observe(watcher)
     watcher.start()
     agent.start()
@@ -113,7 +131,11 @@ def _run(args: argparse.Namespace) -> int:
     agent.stop()
     for text in agent.left_behind():
         print(f"sonde: {one_line(text)}", file=sys.stderr)
-    lost = {name: count for name, count in watcher.losses.items() if count}
+    outlets.close()
+    lost = {**watcher.losses, **outlets.losses}
+    lost = {name: count for name, count in lost.items() if count}
+    if agent.failures:
+        lost["diagnose.ticks"] = agent.failures
     if lost:
         print(f"sonde: lost: {one_line(json.dumps(lost))}", file=sys.stderr)
     return 0
@@ -134,7 +156,8 @@ class Notebook:
 
         found = {}
         for pid, row in values.items():
-            disk = sum(use.bytes for use in moment.processes[pid].disk) / moment.seconds
+            one = moment.processes.get(pid)
+            disk = sum(use.bytes for use in one.disk) / moment.seconds if one is not None else 0.0
             if max(row.values()) > LEAST_CPU or disk:
                 found[pid] = {str(name): round(value, 4) for name, value in row.items()}
                 found[pid]["disk_bytes"] = round(disk)
@@ -146,14 +169,18 @@ class Notebook:
 class Printer:
     """Prints incidents as they come, and keeps them."""
 
-    def __init__(self, as_json: bool, changes_too: bool, folder: Path | None) -> None:
+    def __init__(
+        self, as_json: bool, changes_too: bool, folder: Path | None, outlets: IncidentOutlets
+    ) -> None:
         self._as_json = as_json
         self._changes_too = changes_too
         self._folder = folder
+        self._outlets = outlets
         self._count = 0
 
     def take(self, incident: Incident, window: Window) -> None:
         """From the thread that explains."""
+        self._outlets.take(incident)
         if not incident.verdict.is_fault and not self._changes_too:
             return
         from sonde.cli.incidents import as_json, as_text
@@ -162,6 +189,12 @@ class Printer:
         if self._folder is not None:
             self._keep(self._folder, incident, window)
         print(as_json(incident) if self._as_json else as_text(incident), flush=True)
+
+    def warn(self, warning: EarlyWarning) -> None:
+        """Tell what is about to go wrong: no incident, and no alarm."""
+        from sonde.cli.incidents import warning_as_json, warning_as_text
+
+        print(warning_as_json(warning) if self._as_json else warning_as_text(warning), flush=True)
 
     def _keep(self, folder: Path, incident: Incident, window: Window) -> None:
         from sonde.cli.incidents import write

@@ -17,6 +17,7 @@ from sonde.errors import CaptureError, UsageError
 from sonde.export.layout import one_line
 
 if TYPE_CHECKING:
+    from sonde.diagnose.early import EarlyWarning
     from sonde.diagnose.incident import Incident, Verdict
     from sonde.diagnose.moments import Window
 
@@ -119,6 +120,20 @@ def as_json(incident: Incident) -> str:
     plain = msgspec.to_builtins(incident)
     plain["verdict"]["cause"] = str(incident.verdict.cause)
     return json.dumps(plain)
+
+
+def warning_as_json(warning: EarlyWarning) -> str:
+    """One line."""
+    import msgspec
+
+    return json.dumps({"warning": msgspec.to_builtins(warning)})
+
+
+def warning_as_text(warning: EarlyWarning) -> str:
+    """One line: what, how near, how long it will take."""
+    share = warning.level / warning.limit
+    text = f"early warning: {warning.sign} of {warning.subject} is at {share:.0%} of its limit"
+    return one_line(f"{text}, and reaches it in {warning.lead_s:.0f} s if it goes on so")
 
 
 def as_text(incident: Incident) -> str:

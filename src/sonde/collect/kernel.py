@@ -9,6 +9,8 @@ import os
 import secrets
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +48,13 @@ STACKS: Final = 8192
 """Stacks and pieces of long ones that the kernel keeps on a large machine (bpf/stack.h)."""
 
 
+MOST_CHOSEN: Final = 512
+"""Processes that are looked at closely where a kernel chooses (bpf/chosen.h)."""
+WITHOUT_STACKS, WITH_STACKS = b"\x01", b"\x02"
+"""enum closeness"""
+CHOOSING: Final = frozenset(("cpu", "waits"))
+"""Objects that ask whether a process is chosen."""
+
 MOST_TYPE_BYTES: Final = 64 << 20
 
 NEWLY_MET: Final = 512
@@ -66,7 +75,12 @@ class Kernel:
     and one set of watched processes.
     """
 
-    def __init__(self, pids: Iterable[int] | None, skip_self: bool = False) -> None:
+    def __init__(
+        self, pids: Iterable[int] | None, skip_self: bool = False, chooses: bool = False
+    ) -> None:
+        """`chooses`: no stack is taken and no wait counted but of the processes of `choose`."""
+        self._chooses = chooses
+        self._chosen: dict[int, bool] = {}
         self.stacks_most = by_cpus(STACKS)
         self._stack_seed = secrets.randbits(64)
         self._shared: dict[str, _native.Bpf] = {}
@@ -109,6 +123,25 @@ class Kernel:
         """Add a process to the watched ones."""
         self._shared["targets"].set_hash("targets", struct.pack("=I", pid), b"\x01")
 
+    def choose(self, pids: Mapping[int, bool]) -> None:
+        """From now on count waits of these processes, at most `MOST_CHOSEN`, and take stacks of
+        those that are True."""
+        wanted = dict(islice(pids.items(), MOST_CHOSEN))
+        if wanted == self._chosen or (owner := self._shared.get("chosen")) is None:
+            return
+        for pid in self._chosen.keys() - wanted.keys():
+            with suppress(OSError):
+                owner.delete_hash("chosen", struct.pack("=I", pid))
+        for pid, has_stacks in wanted.items() - self._chosen.items():
+            how = WITH_STACKS if has_stacks else WITHOUT_STACKS
+            owner.set_hash("chosen", struct.pack("=I", pid), how)
+        self._chosen = wanted
+
+    @property
+    def has_chosen(self) -> bool:
+        """Whether any process is chosen."""
+        return bool(self._chosen)
+
     def load(
         self,
         name: str,
@@ -127,7 +160,13 @@ class Kernel:
         if "filter_targets" not in self._constants and name != "targets":
             bounds["targets"] = 1  # nobody asks it
         seed = {} if own_stacks else {"stack_seed": self._stack_seed}
-        bpf = self._load(name, {**self._constants, **seed, **constants}, skip, bounds)
+        chooses = {}
+        if name in CHOOSING:
+            chooses = {"chosen_only": int(self._chooses)}
+            bounds["chosen"] = MOST_CHOSEN if self._chooses else 1
+        bpf = self._load(name, {**self._constants, **seed, **chooses, **constants}, skip, bounds)
+        if name in CHOOSING:
+            self._shared.setdefault("chosen", bpf)
         if self._stacks is None and not own_stacks:
             self._stacks = bpf
             self._shared["stacks"] = bpf

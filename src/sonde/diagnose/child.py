@@ -6,11 +6,13 @@ from __future__ import annotations
 import os
 import resource
 import sys
+import traceback
 from contextlib import suppress
 
 import msgspec
 
 from sonde.diagnose.explain import explain
+from sonde.diagnose.incident import Verdict
 from sonde.diagnose.moments import Window
 
 MEMORY_BYTES = 1 << 30
@@ -18,6 +20,14 @@ CPU_S = 600
 """In its whole life; its parent starts another one."""
 NICE = 5
 LAST_LOOK, FIRST_LOOK = b"L", b"F"
+
+
+class Answer(msgspec.Struct):
+    """To one window."""
+
+    verdict: Verdict | None = None
+    failed: str = ""
+    """What went wrong; '' nothing did."""
 
 
 def main() -> None:
@@ -29,8 +39,14 @@ def main() -> None:
     decoder = msgspec.json.Decoder(Window)
     encoder = msgspec.json.Encoder()
     for line in sys.stdin.buffer:
-        verdict = explain(decoder.decode(line[1:]), is_last_look=line[:1] == LAST_LOOK)
-        sys.stdout.buffer.write(encoder.encode(verdict) + b"\n")
+        try:
+            verdict = explain(decoder.decode(line[1:]), is_last_look=line[:1] == LAST_LOOK)
+            raw = encoder.encode(Answer(verdict))
+        except Exception as error:  # of this window; the next one is another
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{where.filename.rpartition('/')[2]}:{where.lineno}"
+            raw = encoder.encode(Answer(failed=f"{type(error).__name__}: {error} ({place})"))
+        sys.stdout.buffer.write(raw + b"\n")
         sys.stdout.buffer.flush()
 
 

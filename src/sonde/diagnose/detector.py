@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Container
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from sonde.diagnose.moments import CodePlace, Moment, Place
+from sonde.diagnose.moments import CodePlace, Moment, Place, ProcessMoment
 from sonde.diagnose.series import (
     NETWORK_REASONS,
+    OF_STACKS,
     PACE_FALL,
     SURE,
     UNSURE,
@@ -32,6 +33,8 @@ SEEN_S = 1.0
 LEAST_S = 3.0
 """A process younger than this has no baseline, so is no victim."""
 RECENT_TICKS = 2
+LEAST_KNOWN = 6
+"""Ticks with stacks that a series of stacks is compared with, at least."""
 DEVIATIONS = 5.0
 FAR_OUT = 2.5
 """A rise of so many times what counts is believed after one tick."""
@@ -110,13 +113,22 @@ class Detector:
         self._watched: dict[int, _Watched] = {}
 
     def add(
-        self, moment: Moment, places: list[CodePlace], kernel: Container[int]
+        self,
+        moment: Moment,
+        places: list[CodePlace],
+        kernel: Container[int],
+        chosen: Iterable[int] | None = None,
+        stacks_since_ns: Callable[[int], int] = lambda _: 1,
     ) -> list[Suspicion]:
-        """Take in a tick; who may have become slower by it. `kernel`: threads of the kernel."""
+        """Take in a tick; who may have become slower by it. `kernel`: threads of the kernel.
+        `chosen`: processes that are watched; all where not given. `stacks_since_ns`: from when on
+        stacks of a process tell something; 0: they do not."""
         found = []
-        for pid, one in moment.processes.items():
+        idle = ProcessMoment()
+        for pid in moment.processes if chosen is None else chosen:
             if pid in self._mine or pid in kernel:
                 continue
+            one = moment.processes.get(pid, idle)
             watched = self._watched.pop(pid, None) or _Watched()
             self._watched[pid] = watched  # the last one in order
             if moves_bytes(one):
@@ -131,7 +143,7 @@ class Detector:
             if span_ns > SEEN_S * 1e9:
                 used = sum((end - start) * row[Series.CPU] for start, end, row in watched.ticks)
                 watched.is_active = used > LEAST_CPU * span_ns
-            suspicion = _judge(pid, watched)
+            suspicion = _judge(pid, watched, stacks_since_ns(pid))
             if suspicion is None:
                 continue
             if moment.end_ns >= watched.rests_until_ns:
@@ -163,11 +175,14 @@ class Detector:
             watched.rests_until_ns = 0
 
 
-def _judge(pid: int, watched: _Watched) -> Suspicion | None:
+def _judge(pid: int, watched: _Watched, stacks_since_ns: int) -> Suspicion | None:
     ticks = list(watched.ticks)
     if len(ticks) <= RECENT_TICKS or ticks[-1][1] - ticks[0][0] < LEAST_S * 1e9:
         return None
     before, recent = ticks[:-RECENT_TICKS], ticks[-RECENT_TICKS:]
+    now = recent[-1][2]
+    if not any(now[series] > least for series, (least, _) in (*SURE.items(), *UNSURE.items())):
+        return None  # most ticks end here: nothing can have risen enough
     rows = [row for _, _, row in before]
     cpu = statistics.median(row[Series.CPU] for row in rows)
     pace = statistics.median(row[Series.PACE] for row in rows)
@@ -175,7 +190,13 @@ def _judge(pid: int, watched: _Watched) -> Suspicion | None:
         return None
     changed: dict[Series, int] = {}
     for series, (least, spread) in SURE.items():
-        since = _rise(series, rows, recent, least, spread)
+        known = rows
+        if series in OF_STACKS:
+            # Before there were stacks it was 0: that they are there now is no rise.
+            known = [row for start_ns, _, row in before if start_ns >= stacks_since_ns > 0]
+            if len(known) < LEAST_KNOWN:
+                continue
+        since = _rise(series, known, recent, least, spread)
         if since:
             changed[series] = since
     for series, (least, spread) in UNSURE.items():
@@ -199,18 +220,35 @@ def _rise(
     spread: float,
 ) -> int:
     """When the first tick began in which the series is out of the ordinary; 0: it is not."""
-    column = [row[series] for row in rows]
-    usual = statistics.median(column)
     last = recent[-1][2][series]
-    if last - usual <= least:  # most ticks end here
+    if last <= least:  # most end here
         return 0
-    deviation = NORMAL * statistics.median(abs(value - usual) for value in column)
-    counts = max(least, min(LARGE, DEVIATIONS * max(spread, deviation)))
-    if last - usual <= counts:
+    now = [row[series] for _, _, row in recent]
+    ticks = risen([row[series] for row in rows], now, least, spread)
+    return recent[-ticks][0] if ticks else 0
+
+
+def risen(
+    before: Sequence[float],
+    recent: Sequence[float],
+    least: float,
+    spread: float,
+    most: float = LARGE,
+) -> int:
+    """For how many of the recent values, the last ones, a series is out of the ordinary: all, the
+    last one alone where it is far out, or none. `least`: a rise that is worth telling; `spread`:
+    the least deviation that is assumed; `most`: a rise that counts however much it varied."""
+    usual = statistics.median(before)
+    rise = recent[-1] - usual
+    if rise <= least:
         return 0
-    if all(row[series] - usual > counts for _, _, row in recent):
-        return recent[0][0]
-    return recent[-1][0] if last - usual > FAR_OUT * counts else 0
+    deviation = NORMAL * statistics.median(abs(value - usual) for value in before)
+    counts = max(least, min(most, DEVIATIONS * max(spread, deviation)))
+    if rise <= counts:
+        return 0
+    if all(value - usual > counts for value in recent):
+        return len(recent)
+    return 1 if rise > FAR_OUT * counts else 0
 
 
 def _slower(

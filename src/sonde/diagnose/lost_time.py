@@ -14,6 +14,7 @@ from sonde.diagnose.series import (
     NETWORK_REASONS,
     PIECE_REASONS,
     SYNC_REASON,
+    asks,
     moves_bytes,
 )
 
@@ -249,7 +250,7 @@ def _add_places(
             times[place.tid][part] += place.ns * scale
         elif role == Role.INTERPRETER_LOCK:
             in_lock[place.tid, place.reason] += place.ns
-        elif place.reason in NETWORK_REASONS and place.place != usual.get(place.tid, place.place):
+        elif asks(place, usual):
             asked[place.tid, place.reason] += place.ns
     if not sampled:
         times[window.victim][Part.CPU] += one.usage.cpu_ns

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Container, Mapping
 
-from sonde.diagnose.moments import CodePlace, ProcessMoment, Role
+from sonde.diagnose.moments import CodePlace, Place, ProcessMoment, Role
 
 DISK_REASONS = frozenset(("page fault", "read", "write", "file", "memory"))
 """Waits that are for a file where an interrupt, or the kernel, ends them."""
@@ -68,6 +68,8 @@ UNSURE: Mapping[Series, tuple[float, float]] = {
     Series.LOCK: (0.15, 0.04),
 }
 """Series that are idle time, too: their rise counts where the pace falls as well."""
+OF_STACKS = frozenset((Series.ASKED, Series.GARBAGE, Series.INTERPRETER_LOCK))
+"""Told by stacks alone: 0 where none are taken."""
 PACE_FALL = 0.18
 """Of the pace, or of the CPU time, that is a slowdown."""
 
@@ -77,6 +79,16 @@ def moves_bytes(moment: ProcessMoment) -> bool:
     from a disk."""
     usage = moment.usage
     return bool(moment.disk or usage.read_bytes or usage.major_faults)
+
+
+def asks(place: Place, usual: Mapping[int, int]) -> bool:
+    """Whether a thread waits in a socket elsewhere than usual (place by thread); of what has no
+    name nobody knows."""
+    return (
+        place.reason in NETWORK_REASONS
+        and place.place > 0
+        and place.place != usual.get(place.tid, place.place)
+    )
 
 
 def values(
@@ -122,7 +134,7 @@ def values(
             garbage += place.ns * (role == Role.GARBAGE)
         elif role == Role.INTERPRETER_LOCK:
             waiting += place.ns
-        elif place.reason in NETWORK_REASONS and place.place != usual.get(place.tid, place.place):
+        elif asks(place, usual):
             asked += place.ns
     second = 1e-9 / seconds
     cpu = moment.usage.cpu_ns

@@ -121,6 +121,11 @@ class ProcessTable:
         process.used_ns = self._now_ns
         return process
 
+    def start_of(self, pid: int) -> int:
+        """Of the process that has this number now; 0 where none is known."""
+        process = self._live.get(pid)
+        return process.start_ns if process is not None else 0
+
     def parent(self, process: TrackedProcess) -> TrackedProcess | None:
         """The parent of a process, None where it is unknown."""
         found = self._live.get(process.ppid)

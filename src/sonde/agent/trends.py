@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Levels that early warnings follow: memory of control groups, disks, run queues, temperatures.
+
+A few files every some seconds: groups of processes that are looked at closely alone, and mounts on
+block devices. What hangs is not asked: a file system that does not answer holds up statvfs().
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from sonde import procfs
+from sonde.agent.victim_facts import group_mounts, groups_of, memory_of
+from sonde.diagnose.early import EarlyWarning, EarlyWarnings, Sign
+
+EVERY_NS: Final = 5_000_000_000
+RUNNABLE: Final = 8.0
+"""Threads ready to run for each CPU: then each waits for most of the time."""
+PROCESSES: Final = 32
+GROUPS: Final = 64
+MOUNTS: Final = 16
+SENSORS: Final = 32
+LOCAL: Final = frozenset(("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs", "vfat"))
+"""File systems that the kernel answers for by itself."""
+SMALL_BYTES: Final = 64 << 20
+"""Of a file system; one smaller is full as often as not."""
+
+
+class Trends:
+    """Of one node."""
+
+    def __init__(self, thermal: Path = Path("/sys/class/thermal")) -> None:
+        self._early = EarlyWarnings()
+        self._thermal = thermal
+        self._due_ns = 0
+
+    def look(self, now_ns: int, pids: Iterable[int]) -> list[EarlyWarning]:
+        """What is about to happen, each `EVERY_NS`. `pids`: those whose groups are read."""
+        if now_ns < self._due_ns:
+            return []
+        self._due_ns = now_ns + EVERY_NS
+        levels = (*self._groups(pids), *_disks(), *_run_queue(), *self._temperatures())
+        found = (self._early.take(*level, now_ns) for level in levels)
+        return [it for it in found if it is not None]
+
+    @property
+    def left_out(self) -> int:
+        """Levels for which there was no room."""
+        return self._early.left_out
+
+    @staticmethod
+    def _groups(pids: Iterable[int]) -> Iterator[tuple[Sign, str, float, float]]:
+        chosen = sorted(pids)[:PROCESSES]
+        mounts = group_mounts() if chosen else {}
+        of_memory = {name: point for name, point in mounts.items() if name in ("memory", "v2")}
+        folders: dict[str, None] = {}
+        for pid in chosen:
+            folders |= dict.fromkeys(groups_of(pid, of_memory))
+        for folder in list(folders)[:GROUPS]:
+            usage, limit = memory_of(folder)
+            if limit:
+                yield Sign.MEMORY, folder, float(usage), float(limit)
+
+    def _temperatures(self) -> Iterator[tuple[Sign, str, float, float]]:
+        with suppress(OSError):
+            for zone in sorted(self._thermal.glob("thermal_zone*"))[:SENSORS]:
+                now = _number(zone / "temp")
+                limit = _passive(zone)
+                if now > 0 and limit > 0:
+                    yield Sign.TEMPERATURE, zone.name, now / 1000, limit / 1000
+
+
+def _passive(zone: Path) -> int:
+    """Of a sensor, from where on the clock is lowered; 0: it does not say."""
+    found = [
+        _number(kind.with_name(kind.name.replace("_type", "_temp")))
+        for kind in zone.glob("trip_point_*_type")
+        if _text(kind) in ("passive", "hot", "critical")
+    ]
+    return min((it for it in found if it > 0), default=0)
+
+
+def _disks() -> Iterator[tuple[Sign, str, float, float]]:
+    seen = set()
+    for line in _text(Path("/proc/self/mounts")).split("\n"):
+        words = line.split(" ")
+        if len(words) < 3 or words[2] not in LOCAL or words[0] in seen:
+            continue
+        seen.add(words[0])
+        if len(seen) > MOUNTS:
+            return
+        with suppress(OSError, UnicodeError):
+            point = words[1].encode().decode("unicode_escape")
+            found = os.statvfs(point)
+            size = found.f_blocks * found.f_frsize
+            if size >= SMALL_BYTES:
+                free = found.f_bavail * found.f_frsize
+                yield Sign.DISK, point, float(size - free), float(size)
+
+
+def _run_queue() -> Iterator[tuple[Sign, str, float, float]]:
+    """By the kernel's mean over a minute, which a moment does not move."""
+    words = _text(Path("/proc/loadavg")).split()
+    with suppress(ValueError, IndexError):
+        cpus = os.cpu_count() or 1
+        yield Sign.RUN_QUEUE, "all CPUs", float(words[0]) / cpus, RUNNABLE
+
+
+def _text(path: Path) -> str:
+    return (procfs.read_file(str(path)) or b"").decode("utf-8", "replace").strip()
+
+
+def _number(path: Path) -> int:
+    text = _text(path)
+    return int(text) if text.lstrip("-").isdigit() and len(text) < 19 else -1

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent that diagnoses: it keeps no rows, and hands those of each tick to an observer.
+
+What it costs follows what happens. What all processes use is counted by the kernel anyway, and read
+at each tick. Stacks are taken and waits counted of chosen processes alone: those that use a CPU
+enough to become slower. Where there is none, ticks are far apart. Code is named in a bounded share
+of the time, after the observer has seen the rows.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import Final
+
+from sonde.agent.agent import Agent
+from sonde.agent.protocols import Observer
+from sonde.agent.scheduler import Scheduler
+from sonde.collect.collector import Batch, ProcessKey
+from sonde.config import Config
+from sonde.errors import SondeError
+from sonde.model.process import Process
+
+NAMING_SHARE: Final = 0.02
+"""Of a CPU, for naming code."""
+NAMING_BURST_S: Final = 0.3
+"""So much CPU time is there for it at once."""
+REST_S: Final = 2.0
+"""Between ticks while no process is chosen."""
+NAMED_AT_ONCE: Final = 8
+"""Stacks, between two looks at what that took."""
+EVENT_GAP_S: Final = 0.1
+"""After some process events were read, at least so long passes."""
+EVENTS_S: Final = 0.25
+"""Process events that are not urgent may wait so long."""
+WHOLE_NS: Final = 5_000_000_000
+SUSPECTING_NS: Final = 500_000_000
+"""Between looks at everything; while something is suspected."""
+HOUSE_NS: Final = 1_000_000_000
+"""How often what is no longer needed is dropped."""
+FAILURES_IN_TURN: Final = 20
+"""Ticks that failed one after another: then it is no matter of what one of them brought."""
+
+
+class WatchScheduler(Scheduler):
+    """A tick each `tick_s` while something is chosen, else each `rest_s`."""
+
+    def __init__(self, tick_s: float, rest_s: float = REST_S) -> None:
+        self.fds: list[int] = []
+        self._tick_s = tick_s
+        self._rest_s = max(tick_s, rest_s)
+        self.rests = False
+
+    @property
+    def tick_s(self) -> float:
+        """From the last tick to the next one."""
+        return self._rest_s if self.rests else self._tick_s
+
+    def is_woken(self) -> bool:
+        """Never: who is noticed needs a past of seconds, so a tick is always soon enough."""
+        return False
+
+    def on_tick(self, batches: Sequence[Batch], elapsed_s: float) -> None:
+        """A tick is over."""
+
+    def event_delay_s(self, gap_s: float) -> float:
+        """They are read with the ticks, or where files are mapped."""
+        return EVENTS_S
+
+
+class WatchAgent(Agent):
+    """Observes this node for one observer."""
+
+    def __init__(self, config: Config, log: Callable[[str], None]) -> None:
+        """`log` is told one line of each kind of failure. Raises HostError."""
+        self._watch_scheduler = WatchScheduler(config.tick_s)
+        super().__init__(config, None, chooses=True)
+        self._log = log
+        self._event_loop.gap_s = EVENT_GAP_S
+        self._observer: Observer | None = None
+        self._naming_s = NAMING_BURST_S
+        """CPU time that names may take."""
+        self.failures = 0
+        """Ticks of which something was lost by a fault of ours."""
+        self._failed_in_turn = 0
+        self._kept_house_ns = 0
+        self._whole_ns = 0
+        self._told: set[str] = set()
+
+    def _make_scheduler(self) -> Scheduler:
+        return self._watch_scheduler
+
+    def observe(self, observer: Observer) -> None:
+        """Before `start`: who sees the rows."""
+        self._observer = observer
+
+    def running(self, pid: int) -> Process:
+        """The process that has a number now, and whose it is."""
+        return self.process(pid, self._resolver.processes.start_of(pid))
+
+    def _tick(self, chunk_ends: bool) -> None:
+        try:
+            self._watch()
+            self._failed_in_turn = 0
+        except SondeError:
+            raise
+        except Exception as error:
+            # Rows come from other programs: what one of them brings must not end the watch.
+            self.failures += 1
+            self._failed_in_turn += 1
+            self.tell(error)
+            if self._failed_in_turn >= FAILURES_IN_TURN:
+                raise
+
+    def tell(self, error: BaseException) -> None:
+        """Log a failure, each kind once: what it was and where, without a traceback."""
+        text = said_of(error)
+        if text not in self._told and len(self._told) < FAILURES_IN_TURN:
+            self._told.add(text)
+            self._log(text)
+
+    def _watch(self) -> None:
+        assert self._observer is not None
+        since_ns = self._advance()
+        whole = self._is_whole_due()
+        batches = [
+            collector.drain(since_ns, whole or collector.reports_ongoing)
+            for collector in self._collectors
+        ]
+        self._event_loop.poll()  # of processes that came and went meanwhile
+        for batch in batches:
+            if batch.notes or batch.groups:
+                self._resolver.add_notes(batch.notes, batch.groups)
+        for collector, batch in zip(self._collectors, batches, strict=True):
+            self._counts[collector.name] += batch.seen
+        try:
+            self._observer.on_tick(since_ns, self._tick_ns, batches)
+        finally:
+            self._kernel.choose(self._observer.chosen())
+            self._name(batches, (self._tick_ns - since_ns) / 1e9)
+        self._watch_scheduler.rests = not self._kernel.has_chosen
+        self._event_loop.rests = self._watch_scheduler.rests
+        if self._tick_ns - self._kept_house_ns >= HOUSE_NS:
+            self._kept_house_ns = self._tick_ns
+            self._resolver.tick(self._tick_ns)
+            self._count_losses()
+
+    def _is_whole_due(self) -> bool:
+        """Whether collectors are to look at everything, however dear: connections, above all, are
+        else walked over as rarely as there are many."""
+        assert self._observer is not None
+        passed_ns = self._tick_ns - self._whole_ns
+        if passed_ns < (SUSPECTING_NS if self._observer.suspects() else WHOLE_NS):
+            return False
+        self._whole_ns = self._tick_ns
+        return True
+
+    def _name(self, batches: Iterable[Batch], passed_s: float) -> None:
+        """Name the stacks that are wanted, as far as the time for it goes."""
+        assert self._observer is not None
+        self._naming_s = min(NAMING_BURST_S, self._naming_s + NAMING_SHARE * passed_s)
+        worth = self._observer.worth
+        wanted: list[tuple[float, int, ProcessKey]] = []
+        if self._naming_s > 0:
+            for batch in batches:
+                for stack_id, who in batch.stacks.items():
+                    if value := worth(who[0], stack_id):
+                        wanted.append((value, stack_id, who))
+        if wanted:
+            began_s = time.thread_time()
+            left = iter(sorted(wanted, reverse=True))
+            while self._naming_s > 0 and (some := list(islice(left, NAMED_AT_ONCE))):
+                self._dictionary.name({stack_id: who for _, stack_id, who in some})
+                now_s = time.thread_time()
+                self._naming_s, began_s = self._naming_s - (now_s - began_s), now_s
+        for batch in batches:
+            self._dictionary.ignore(batch)
+
+
+def said_of(error: BaseException) -> str:
+    """What went wrong and where, on one line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = [f"{frame.filename.rpartition('/')[2]}:{frame.lineno}" for frame in frames[-4:]]
+    return f"{type(error).__name__}: {error} ({' > '.join(where)})"

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where incidents go besides the terminal: only where a URL was given, each by its own thread."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sonde.export.layout import one_line
+
+if TYPE_CHECKING:
+    from sonde.diagnose.incident import Incident
+    from sonde.sinks.poster import Poster
+    from sonde.sinks.server import ServerSink
+
+ALERTS_PATH: Final = "/api/v2/alerts"
+LOGS_PATH: Final = "/v1/logs"
+SPOOL_BYTES: Final = 8 << 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that name where incidents go."""
+    add = parser.add_argument
+    add("--webhook", metavar="URL", default="", help="post each incident there, as JSON")
+    add("--alertmanager", metavar="URL", default="", help="raise an alert for each incident there")
+    add("--otlp", metavar="URL", default="",
+        help="push each incident as a log record to an OpenTelemetry collector")  # fmt: skip
+    add("--server", metavar="URL", default="", help="store incidents at a Sonde server")
+    add("--token-file", type=Path, metavar="FILE", help="the server's token")
+    add("--node", metavar="NAME", default="", help="this machine's name at the server")
+
+
+class IncidentOutlets:
+    """Those that were asked for."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        """Raises UsageError for what is no URL, SinkError for a token that cannot be read."""
+        self._host = args.node or platform.node()
+        self._posters: list[tuple[Poster, Callable[[Incident, int], object]]] = []
+        self._server: IncidentStore | None = None
+        if args.webhook:
+            self._add(args.webhook, "", self._plain)
+        if args.alertmanager:
+            self._add(args.alertmanager, ALERTS_PATH, self._alerts)
+        if args.otlp:
+            self._add(args.otlp, LOGS_PATH, self._log)
+        if args.server:
+            self._server = IncidentStore(args.server, self._host, args.token_file)
+
+    def _add(self, url: str, path: str, body: Callable[[Incident, int], object]) -> None:
+        from sonde.sinks.poster import Poster
+
+        def log(text: str) -> None:
+            print(f"sonde: {one_line(text)}", file=sys.stderr, flush=True)
+
+        self._posters.append((Poster(url, path, log), body))
+
+    def _plain(self, incident: Incident, offset_ns: int) -> object:
+        from sonde.diagnose import outgoing
+
+        return outgoing.plain(incident, self._host, offset_ns)
+
+    def _alerts(self, incident: Incident, offset_ns: int) -> object:
+        from sonde.diagnose import outgoing
+
+        return outgoing.alerts(incident, self._host, offset_ns)
+
+    def _log(self, incident: Incident, offset_ns: int) -> object:
+        from sonde import _native
+        from sonde.diagnose import outgoing
+
+        about = {"service.name": "sonde", "service.version": _native.VERSION}
+        return outgoing.otlp_log(incident, self._host, offset_ns, about)
+
+    def take(self, incident: Incident) -> None:
+        """Send an incident on; a change that is no fault is nobody's alarm. At once."""
+        if not incident.verdict.is_fault:
+            return
+        if self._posters:
+            from sonde.diagnose import outgoing
+            from sonde.sinks.poster import wall_offset_ns
+
+            offset_ns = wall_offset_ns()
+            for poster, body in self._posters:
+                poster.post(outgoing.encoded(body(incident, offset_ns)))
+        if self._server is not None:
+            self._server.take(incident)
+
+    def close(self) -> None:
+        """Deliver what there is, for some seconds."""
+        for poster, _ in self._posters:
+            poster.close()
+        if self._server is not None:
+            self._server.close()
+
+    @property
+    def losses(self) -> Mapping[str, int]:
+        """What nobody got, by name."""
+        left_out = sum(poster.left_out for poster, _ in self._posters)
+        return {"incidents.posts": left_out, **(self._server.losses if self._server else {})}
+
+
+class IncidentStore:
+    """Stores incidents at a Sonde server: a chunk each, with one row of `event`, kind notice, name
+    incident, whose text is the incident as JSON. So the server needs to know nothing of them."""
+
+    def __init__(self, url: str, node: str, token_file: Path | None) -> None:
+        from sonde.cli.state_folder import state_folder
+        from sonde.sinks.server import ServerSink
+        from sonde.sinks.spool import Spool
+
+        spool = Spool(state_folder() / "incident-spool", SPOOL_BYTES)
+        self._sink: ServerSink = ServerSink(url, node, spool, token_file)
+        self._host = node
+        self._id = str(uuid.uuid4())
+        self._seq = 0
+
+    def take(self, incident: Incident) -> None:
+        """Hand one over."""
+        from sonde.sinks.poster import wall_offset_ns
+
+        self._sink.write(chunk_of(incident, self._host, self._id, self._seq, wall_offset_ns()))
+        self._seq += 1
+
+    def close(self) -> None:
+        """The rest waits in the spool for the next start."""
+        self._sink.close()
+
+    @property
+    def losses(self) -> Mapping[str, int]:
+        """Chunks that the server will not get."""
+        return self._sink.losses()
+
+
+def chunk_of(incident: Incident, host: str, capture: str, seq: int, offset_ns: int) -> bytes:
+    """An incident as a chunk."""
+    import os
+
+    from sonde import _native
+    from sonde.diagnose import outgoing
+    from sonde.model.rows import EventRow
+    from sonde.sinks.chunk import ChunkBuilder
+
+    text = outgoing.encoded(outgoing.plain(incident, host, offset_ns)).decode()
+    value = float(incident.verdict.slowdown)
+    chunk = ChunkBuilder(incident.began_ns)
+    row = EventRow(incident.noticed_ns, "notice", "incident", incident.victim, 0, value, text)
+    chunk.add("event", [row])
+    meta = {
+        "seq": seq,
+        "start_ns": incident.began_ns,
+        "end_ns": max(incident.explained_ns, incident.began_ns + 1),
+        "wall_offset_ns": offset_ns,
+        "paused_ns": 0,
+        "last": False,
+        "capture": {
+            "id": capture,
+            "version": _native.VERSION,
+            "host": {
+                "kernel": platform.release(),
+                "machine": platform.machine(),
+                "cpus": os.cpu_count() or 0,
+                "hz": 0,
+                "whole_machine": True,
+            },
+        },
+    }
+    return chunk.encode(meta)

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An incident as other systems take it: an OTLP log record, an alert of Alertmanager, plain JSON.
+
+Names of processes and files are others' to choose: what goes out is printable and bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from sonde.diagnose.incident import Candidate, Incident, Offender
+
+TEXT: Final = 512
+"""Characters of any text."""
+CANDIDATES: Final = 3
+EVIDENCE: Final = 6
+WARN: Final = 13
+"""Severity of OpenTelemetry's log data model."""
+FIRES_S: Final = 300
+"""An alert that is not renewed ends so long after it was explained."""
+
+
+def plain(incident: Incident, host: str, wall_offset_ns: int) -> dict[str, Any]:
+    """For a webhook. `wall_offset_ns`: of 1970 before the start of CLOCK_MONOTONIC."""
+    verdict = incident.verdict
+    return {
+        "version": 1,
+        "kind": "incident" if verdict.is_fault else "change",
+        "host": _text(host),
+        "began": _iso(incident.began_ns + wall_offset_ns),
+        "noticed": _iso(incident.noticed_ns + wall_offset_ns),
+        "explained": _iso(incident.explained_ns + wall_offset_ns),
+        "pid": incident.victim,
+        "process": _text(incident.victim_name),
+        "owner": _text(incident.victim_owner),
+        "noticed_by": [_text(it) for it in incident.noticed_by[:EVIDENCE]],
+        "cause": str(verdict.cause),
+        "slowdown": _number(verdict.slowdown),
+        "lost": {_text(part): _number(share) for part, share in list(verdict.lost.items())[:32]},
+        "change": str(verdict.change) if verdict.change is not None else None,
+        "candidates": [_candidate(it) for it in verdict.candidates[:CANDIDATES]],
+    }
+
+
+def otlp_log(
+    incident: Incident, host: str, wall_offset_ns: int, resource: Mapping[str, str]
+) -> dict[str, Any]:
+    """An ExportLogsServiceRequest (OTLP 1.x, JSON encoding) with one record."""
+    first = incident.verdict.candidates[0] if incident.verdict.candidates else None
+    values: dict[str, str | int | float] = {
+        "sonde.incident.cause": str(incident.verdict.cause),
+        "sonde.incident.slowdown": _number(incident.verdict.slowdown),
+        "process.pid": incident.victim,
+        "process.executable.name": _text(incident.victim_name),
+        "sonde.owner": _text(incident.victim_owner),
+    }
+    if first is not None and (who := first.offender) is not None:
+        values |= {
+            "sonde.incident.offender.pid": who.pid,
+            "sonde.incident.offender.name": _text(who.name),
+            "sonde.incident.offender.owner": _text(who.owner),
+        }
+    record = {
+        "timeUnixNano": str(incident.began_ns + wall_offset_ns),
+        "observedTimeUnixNano": str(incident.explained_ns + wall_offset_ns),
+        "severityNumber": WARN,
+        "severityText": "WARN",
+        "eventName": "sonde.incident",
+        "body": {"stringValue": summary(incident)},
+        "attributes": _attributes(values),
+    }
+    about = {"host.name": _text(host), **resource}
+    return {
+        "resourceLogs": [
+            {
+                "resource": {"attributes": _attributes(about)},
+                "scopeLogs": [{"scope": {"name": "sonde.diagnose"}, "logRecords": [record]}],
+            }
+        ]
+    }
+
+
+def alerts(incident: Incident, host: str, wall_offset_ns: int) -> list[dict[str, Any]]:
+    """PostableAlerts of Alertmanager's API version 2."""
+    verdict = incident.verdict
+    labels = {
+        "alertname": "SondeIncident",
+        "severity": "warning",
+        "instance": _text(host),
+        "cause": str(verdict.cause),
+        "process": _text(incident.victim_name),
+        "pid": str(incident.victim),
+    }
+    if incident.victim_owner:
+        labels["owner"] = _text(incident.victim_owner)
+    evidence = verdict.candidates[0].evidence if verdict.candidates else ()
+    annotations = {
+        "summary": summary(incident),
+        "description": "; ".join(_text(it) for it in evidence[:EVIDENCE]),
+    }
+    explained_ns = incident.explained_ns + wall_offset_ns
+    return [
+        {
+            "labels": {name: text for name, text in labels.items() if text},
+            "annotations": annotations,
+            "startsAt": _iso(incident.began_ns + wall_offset_ns),
+            "endsAt": _iso(explained_ns + FIRES_S * 1_000_000_000),
+        }
+    ]
+
+
+def summary(incident: Incident) -> str:
+    """One line."""
+    verdict = incident.verdict
+    text = f"{incident.victim_name} ({incident.victim}) is slower: {verdict.cause}"
+    first = verdict.candidates[0] if verdict.candidates else None
+    if first is not None and first.offender is not None:
+        text += f", by {first.offender.name} ({first.offender.pid})"
+    return _text(text)
+
+
+def encoded(body: object) -> bytes:
+    """As JSON that every receiver takes."""
+    return msgspec.json.encode(body)
+
+
+def _candidate(one: Candidate) -> dict[str, Any]:
+    return {
+        "cause": str(one.cause),
+        "share": _number(one.share),
+        "evidence": [_text(it) for it in one.evidence[:EVIDENCE]],
+        "against": [_text(it) for it in one.against[:EVIDENCE]],
+        "offender": _offender(one.offender) if one.offender is not None else None,
+        "next_step": _text(one.next_step),
+    }
+
+
+def _offender(who: Offender) -> dict[str, Any]:
+    return {
+        "pid": who.pid,
+        "process": _text(who.name),
+        "owner": _text(who.owner),
+        "evidence": _text(who.evidence),
+        "share": _number(who.share),
+    }
+
+
+def _attributes(values: Mapping[str, str | int | float]) -> list[dict[str, Any]]:
+    return [{"key": name, "value": _value(value)} for name, value in _filled(values)]
+
+
+def _filled(values: Mapping[str, str | int | float]) -> Iterable[tuple[str, str | int | float]]:
+    return ((name, value) for name, value in values.items() if value != "")
+
+
+def _value(value: str | int | float) -> dict[str, Any]:
+    if isinstance(value, int):
+        return {"intValue": str(value)}
+    return {"doubleValue": value} if isinstance(value, float) else {"stringValue": value}
+
+
+def _text(text: str) -> str:
+    cut = text[:TEXT]
+    return "".join(c if c.isprintable() else "?" for c in cut).encode("utf-8", "replace").decode()
+
+
+def _number(value: float) -> float:
+    """Finite: JSON has no other."""
+    return round(min(max(value, -1e9), 1e9), 6) if value == value else 0.0
+
+
+def _iso(unix_ns: int) -> str:
+    seconds = min(max(unix_ns / 1e9, 0.0), 253_402_300_799.0)  # the year 9999
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

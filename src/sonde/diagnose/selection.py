@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which processes are looked at closely: those that use a CPU enough to become slower.
+
+Told by their CPU time alone, which the kernel counts for every process anyway. Who has been chosen
+stays so for a while after it stopped using one: that is what a slowdown may look like.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+
+from sonde.diagnose.moments import Moment
+
+BEGINS = 0.03
+"""CPUs, on average of late, from which on a process is chosen."""
+ENDS = 0.008
+"""Below which it no longer is, by a longer average."""
+SHORT_S, LONG_S = 2.0, 15.0
+"""Of these averages."""
+LEAST_AGE_S = 1.0
+"""Most processes of a machine that builds or tests live shorter than that."""
+STACKS_AFTER_S = 0.5
+"""Of who has been chosen for so long stacks are taken, too; of a new one, its code has to be read
+first, which costs some 50 ms."""
+STACKS_A_SECOND = 1.0
+STACKS_AT_ONCE = 16.0
+"""So many processes more may have stacks."""
+NAMES_NS = 500_000_000
+"""The first stacks have no names before."""
+MOST = 256
+KNOWN = 4_096
+BUSY_CPUS = 1e3
+"""No process uses more: what says so is no CPU time."""
+
+
+@dataclass(slots=True)
+class _Use:
+    short: float = 0.0
+    long: float = 0.0
+    seen_ns: int = 0
+    since_ns: int = 0
+    """When it was chosen."""
+    stacks_ns: int = 0
+    """Since when stacks are taken; 0: they are not."""
+
+
+class Selection:
+    """Of one node."""
+
+    def __init__(self) -> None:
+        self._uses: dict[int, _Use] = {}
+        self._marked: dict[int, _Use] = {}
+        self.pids: Mapping[int, bool] = {}
+        """Chosen now; True: with stacks."""
+        self._stacks = STACKS_AT_ONCE
+        self.left_out = 0
+        """Times that a process used enough and there was no room."""
+
+    def take(
+        self,
+        moment: Moment,
+        starts: Mapping[int, int],
+        never: Container[int],
+        boot_offset_ns: int = 0,
+    ) -> None:
+        """Take in a tick. `starts`: of processes (CLOCK_BOOTTIME), which is `boot_offset_ns` ahead
+        of the moment's clock; `never`: those that are no victims."""
+        now_ns = moment.end_ns + boot_offset_ns
+        for pid, one in moment.processes.items():
+            if not one.usage.cpu_ns:
+                continue
+            use = self._uses.pop(pid, None) or _Use(seen_ns=moment.start_ns)
+            self._uses[pid] = use  # the last one in order
+            if pid in self._marked:
+                self._marked[pid] = use
+            cpus = min(one.usage.cpu_ns / 1e9 / moment.seconds, BUSY_CPUS)
+            passed_s = max(0.0, (moment.end_ns - use.seen_ns) / 1e9)
+            # What it did not use since it was seen last counts, too.
+            idle_s = max(0.0, passed_s - moment.seconds)
+            short = _blend(use.short, 0.0, idle_s, SHORT_S)
+            long = _blend(use.long, 0.0, idle_s, LONG_S)
+            use.short = _blend(short, cpus, moment.seconds, SHORT_S)
+            use.long = _blend(long, cpus, moment.seconds, LONG_S)
+            use.seen_ns = moment.end_ns
+            is_grown = now_ns - starts.get(pid, 0) >= LEAST_AGE_S * 1e9
+            is_enough = use.short >= BEGINS and is_grown and pid not in self._marked
+            if is_enough and pid not in never:  # who it is is asked last: that costs most
+                self._marked[pid] = use
+                use.since_ns = moment.end_ns
+                use.long = max(use.long, use.short)
+        self._stacks = min(STACKS_AT_ONCE, self._stacks + moment.seconds * STACKS_A_SECOND)
+        self._choose(moment.end_ns)
+        while len(self._uses) > KNOWN:
+            del self._uses[next(iter(self._uses))]
+
+    def _choose(self, now_ns: int) -> None:
+        found: list[tuple[float, int]] = []
+        for pid, use in list(self._marked.items()):
+            now = _blend(use.long, 0.0, max(0.0, (now_ns - use.seen_ns) / 1e9), LONG_S)
+            if now < ENDS:
+                del self._marked[pid]
+            else:
+                found.append((now, pid))
+        if len(found) > MOST:
+            found.sort(reverse=True)
+            self.left_out += len(found) - MOST
+        pids = [pid for _, pid in found[:MOST]]
+        for pid in sorted(pids, key=lambda it: self._marked[it].since_ns):
+            use = self._marked[pid]
+            is_old = now_ns - use.since_ns >= STACKS_AFTER_S * 1e9
+            if is_old and not use.stacks_ns and self._stacks >= 1:
+                use.stacks_ns = now_ns
+                self._stacks -= 1
+        self.pids = {pid: self._marked[pid].stacks_ns > 0 for pid in pids}
+
+    def take_stacks(self, pid: int, now_ns: int) -> None:
+        """From the next tick on, of this one, too, if it is chosen: it is suspected."""
+        if (use := self._marked.get(pid)) is not None and not use.stacks_ns:
+            use.stacks_ns = now_ns
+
+    def drop(self, pid: int) -> None:
+        """It has ended."""
+        self._marked.pop(pid, None)
+        self._uses.pop(pid, None)
+
+    def since_ns(self, pid: int) -> int:
+        """When a process was chosen: its waits are known from then on; 0: it is not."""
+        use = self._marked.get(pid)
+        return use.since_ns if use is not None else 0
+
+    def stacks_since_ns(self, pid: int) -> int:
+        """From when on stacks tell something of a process; 0: they do not yet."""
+        use = self._marked.get(pid)
+        return use.stacks_ns + NAMES_NS if use is not None and use.stacks_ns else 0
+
+
+def _blend(before: float, now: float, seconds: float, span_s: float) -> float:
+    """Exponentially weighted mean."""
+    return now + (before - now) * math.exp(-seconds / span_s)

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small JSON bodies posted to one URL, in a thread of its own.
+
+Whatever the endpoint does, nobody waits for it: a queue is bounded, a request has one deadline for
+all of it, its answer a largest size, no redirect is followed. What cannot be delivered is counted.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from sonde.errors import UsageError
+
+QUEUED: Final = 64
+MOST_BYTES: Final = 64 << 10
+"""Of one body."""
+REQUEST_S: Final = 5.0
+"""From the name lookup to the last byte of the answer."""
+ANSWER_BYTES: Final = 16 << 10
+PAUSES_S: Final = (0.5, 2.0, 8.0)
+"""Before each retry; then the body is given up."""
+CLOSE_S: Final = 3.0
+
+
+class Poster:
+    """Posts to one URL what it is given, in order."""
+
+    def __init__(
+        self, url: str, path: str = "", log: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """`path`: of an API, where the URL has none. `log` is told of the first failure in a row.
+        Raises UsageError for a URL that is none."""
+        # Imported only where a URL is given: TLS takes a few MB.
+        from sonde import http_client
+
+        try:
+            parts = http_client.split_url(url)
+        except ValueError as error:
+            raise UsageError(
+                f"{http_client.shown(url)!r} is not a URL to post to: {error}",
+                "write http://HOST:PORT/PATH or https://…",
+            ) from error
+        self._url = url if parts.path.strip("/") or not path else url.rstrip("/") + path
+        self._shown = http_client.shown(self._url)
+        self._log = log
+        self._queue: deque[bytes] = deque()
+        self._changed = threading.Condition()
+        self._ended = False
+        self.posted = 0
+        self.left_out = 0
+        """Bodies that nobody got: no room, too large, refused, or no answer in time."""
+        self.error = ""
+        """Why the last request failed; '' after one that did not."""
+        self._thread = threading.Thread(target=self._run, name="sonde-post", daemon=True)
+        self._thread.start()
+
+    def post(self, body: bytes) -> None:
+        """Hand a body over; returns at once."""
+        with self._changed:
+            if len(self._queue) >= QUEUED or len(body) > MOST_BYTES or self._ended:
+                self.left_out += 1
+                return
+            self._queue.append(body)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Try to deliver what there is, for some seconds; the rest is lost, and counted."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+        self._thread.join(CLOSE_S)
+        with self._changed:
+            self.left_out += len(self._queue)
+            self._queue.clear()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._queue or self._ended):
+                    self._changed.wait()
+                if not self._queue:
+                    return
+                body = self._queue.popleft()
+            self._deliver(body)
+
+    def _deliver(self, body: bytes) -> None:
+        for pause_s in (*PAUSES_S, None):
+            is_final = self._request(body)
+            if is_final is None:
+                self.posted += 1
+                return
+            if is_final or pause_s is None or self._ended:
+                break
+            with self._changed:
+                self._changed.wait_for(lambda: self._ended, pause_s)
+        self.left_out += 1
+
+    def _request(self, body: bytes) -> bool | None:
+        """None: taken. Else whether it is in vain to try again."""
+        from sonde import http_client
+
+        try:
+            answer = http_client.request(
+                "POST",
+                self._url,
+                body=body,
+                headers={"Content-Type": "application/json"},
+                deadline_s=REQUEST_S,
+                max_bytes=ANSWER_BYTES,
+            )
+        except (OSError, ValueError) as error:
+            self._failed(str(error))
+            return isinstance(error, ValueError)
+        if 200 <= answer.status < 300:
+            self.error = ""
+            return None
+        self._failed(f"HTTP status {answer.status}")
+        return 300 <= answer.status < 500 and answer.status not in (408, 429)
+
+    def _failed(self, error: str) -> None:
+        if not self.error:
+            self._log(f"{self._shown} takes no incidents: {error}")
+        self.error = error
+
+
+def wall_offset_ns() -> int:
+    """What CLOCK_MONOTONIC lacks to the time since 1970."""
+    return time.time_ns() - time.monotonic_ns()

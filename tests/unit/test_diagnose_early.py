@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Early warnings: on made-up levels, and on a control group whose memory grows."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sonde.agent import trends
+from sonde.agent.trends import Trends
+from sonde.agent.victim_facts import group_mounts
+from sonde.diagnose.early import AGAIN_S, MOST_SERIES, EarlyWarnings, Sign
+
+STEP_S = 5
+LIMIT = 1000.0
+PATIENCE_S = 30.0
+
+
+def follow(levels, *, step_s=STEP_S, limit=LIMIT):
+    """Warnings with the number of the level at which each came."""
+    early = EarlyWarnings()
+    found = []
+    for number, level in enumerate(levels):
+        now_ns = (number + 1) * step_s * 10**9
+        one = early.take(Sign.MEMORY, "group", level, limit, now_ns)
+        if one is not None:
+            found.append((number, one))
+    return found
+
+
+@pytest.mark.parametrize("noise", [0.0, 2.0])
+def test_what_grows_towards_its_limit_is_told_with_the_time_that_is_left(noise):
+    chance = random.Random(5)
+    levels = [400 + 10 * number + chance.uniform(-noise, noise) for number in range(60)]
+    number, warning = follow(levels)[0]
+    left_s = STEP_S * (60 - number)  # the limit is reached with the 60th
+    assert number < 12
+    assert warning.lead_s == pytest.approx(left_s, rel=0.15)
+    assert warning.slope == pytest.approx(10 / STEP_S, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [
+        [900.0] * 60,  # full, and stays so
+        [400 + 100 * math.sin(number / 4) for number in range(60)],  # comes and goes
+        [500 + 300 * (number > 20) for number in range(60)],  # one jump
+        [random.Random(number).uniform(300, 900) for number in range(60)],
+        [float(number) for number in range(60)],  # far from the limit
+        [400 + 0.1 * number for number in range(60)],  # hours away
+        [900 - 10 * number for number in range(60)],
+        [min(800, 400 + 20 * number) for number in range(20)] + [800.0] * 40,
+    ],
+)
+def test_what_does_not_go_on_is_no_warning(levels):
+    told = [number for number, _ in follow(levels)]
+    # The last one did go on for a while, and is told of no more once it has levelled off.
+    assert all(number < 24 for number in told)
+    assert len(told) <= (1 if levels[-1] == 800.0 and levels[0] == 400 else 0)
+
+
+def test_the_same_is_not_told_again_at_once():
+    levels = [310 + 5 * number for number in range(60)]
+    assert len(follow(levels)) == 1
+    assert AGAIN_S >= STEP_S * 60
+
+
+@pytest.mark.parametrize("level", [math.nan, math.inf, -1.0, 1e300])
+def test_levels_that_are_none_end_nothing(level):
+    follow([level] * 20)
+    follow([500.0] * 20, limit=level)
+
+
+def test_series_beyond_the_bound_are_left_out_and_counted():
+    early = EarlyWarnings()
+    for number in range(MOST_SERIES + 5):
+        early.take(Sign.DISK, str(number), 1.0, 2.0, 10**9)
+    assert early.left_out == 5
+
+
+def test_a_sensor_that_gets_hotter(tmp_path, monkeypatch):
+    monkeypatch.setattr(trends, "_disks", lambda: ())
+    monkeypatch.setattr(trends, "_run_queue", lambda: ())
+    zone = tmp_path / "thermal_zone0"
+    zone.mkdir()
+    (zone / "trip_point_0_type").write_text("passive\n")
+    (zone / "trip_point_0_temp").write_text("90000\n")
+    looks = Trends(tmp_path)
+    found = []
+    for number in range(20):
+        (zone / "temp").write_text(f"{60_000 + 500 * number}\n")
+        found += looks.look((number + 1) * trends.EVERY_NS, ())
+    assert [(it.sign, it.subject, it.limit) for it in found] == [
+        (Sign.TEMPERATURE, "thermal_zone0", 90.0)
+    ]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a control group")
+def test_a_control_group_whose_memory_grows(monkeypatch):
+    """Its own time is made up: a look each 5 s takes too long here."""
+    mounts = group_mounts()
+    folder = Path(mounts.get("memory") or mounts.get("v2") or "") / f"sonde-early-{os.getpid()}"
+    try:
+        folder.mkdir()
+        limit = next(
+            (folder / name for name in ("memory.limit_in_bytes", "memory.max")
+             if (folder / name).exists()), None,
+        )  # fmt: skip
+        if limit is None:
+            pytest.skip("no control group of this machine limits memory")
+        limit.write_text(str(200 << 20))
+    except OSError as error:
+        folder.rmdir() if folder.exists() else None
+        pytest.skip(f"no control group can be made: {error}")
+    grows = (
+        "import sys\nkept = []\n"
+        "for _ in sys.stdin:\n kept.append(bytearray(b'x') * (4 << 20)); print('more', flush=True)"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", grows], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    monkeypatch.setattr(trends, "_disks", lambda: ())
+    monkeypatch.setattr(trends, "_run_queue", lambda: ())
+    looks, found = Trends(Path("/nonexistent")), []
+    try:
+        (folder / "cgroup.procs").write_text(str(child.pid))
+        assert child.stdin is not None and child.stdout is not None
+        for number in range(30):
+            child.stdin.write("more\n")
+            child.stdin.flush()
+            child.stdout.readline()
+            found += looks.look((number + 1) * trends.EVERY_NS, [child.pid])
+    finally:
+        child.kill()
+        child.communicate()
+        ends_s = time.monotonic() + PATIENCE_S
+        while folder.exists() and time.monotonic() < ends_s:
+            try:
+                folder.rmdir()
+            except OSError:
+                time.sleep(0.02)
+    (warning,) = [it for it in found if it.subject == str(folder)]
+    assert warning.sign == Sign.MEMORY
+    assert warning.limit == 200 << 20
+    assert 0 < warning.lead_s < 600
