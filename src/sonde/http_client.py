@@ -47,7 +47,7 @@ class Response:
     status: int
     body: bytes
     retry_after_s: float = 0.0
-    """How long the server wants to be left alone; 0: it did not say so in seconds."""
+    """How long the server wants to be left alone; 0: it gave no number of seconds."""
 
 
 def split_url(url: str) -> SplitResult:

@@ -48,12 +48,13 @@ class Stub:
                 self._send(200)
 
             def _send(self, status: int) -> None:
+                answer = stub.answer
                 self.send_response(status)
                 if stub.retry_after:
                     self.send_header("Retry-After", stub.retry_after)
-                self.send_header("Content-Length", str(len(stub.answer)))
+                self.send_header("Content-Length", str(len(answer)))
                 self.end_headers()
-                self.wfile.write(stub.answer)
+                self.wfile.write(answer)
 
             def log_message(self, *_: Any) -> None:
                 """Say nothing."""

@@ -36,7 +36,7 @@ class Explainer:
     """One child, started when it is first needed, asked by one thread."""
 
     def __init__(self, failed: Callable[[BaseException], None] = lambda _: None) -> None:
-        """`failed` is told what went wrong with an answer."""
+        """`failed` is called with what went wrong with an answer."""
         self._failed = failed
         self.left_out = 0
         """Windows that nobody explained."""

@@ -75,7 +75,7 @@ class Trends:
 
 
 def _passive(zone: Path) -> int:
-    """Of a sensor, from where on the clock is lowered; 0: it does not say."""
+    """Of a sensor, from where on the clock is lowered; 0: unknown."""
     found = [
         _number(kind.with_name(kind.name.replace("_type", "_temp")))
         for kind in zone.glob("trip_point_*_type")

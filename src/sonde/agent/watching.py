@@ -74,7 +74,7 @@ class WatchAgent(Agent):
     """Observes this node for one observer."""
 
     def __init__(self, config: Config, log: Callable[[str], None]) -> None:
-        """`log` is told one line of each kind of failure. Raises HostError."""
+        """`log` is called with one line of each kind of failure. Raises HostError."""
         self._watch_scheduler = WatchScheduler(config.tick_s)
         super().__init__(config, None, chooses=True)
         self._log = log
@@ -87,7 +87,7 @@ class WatchAgent(Agent):
         self._failed_in_turn = 0
         self._kept_house_ns = 0
         self._whole_ns = 0
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def _make_scheduler(self) -> Scheduler:
         return self._watch_scheduler
@@ -110,15 +110,15 @@ class WatchAgent(Agent):
             # Rows come from other programs: what one of them brings must not end the watch.
             self.failures += 1
             self._failed_in_turn += 1
-            self.tell(error)
+            self.log_failure(error)
             if self._failed_in_turn >= FAILURES_IN_TURN:
                 raise
 
-    def tell(self, error: BaseException) -> None:
+    def log_failure(self, error: BaseException) -> None:
         """Log a failure, each kind once: what it was and where, without a traceback."""
-        text = said_of(error)
-        if text not in self._told and len(self._told) < FAILURES_IN_TURN:
-            self._told.add(text)
+        text = summary_of(error)
+        if text not in self._logged and len(self._logged) < FAILURES_IN_TURN:
+            self._logged.add(text)
             self._log(text)
 
     def _watch(self) -> None:
@@ -179,7 +179,7 @@ class WatchAgent(Agent):
             self._dictionary.ignore(batch)
 
 
-def said_of(error: BaseException) -> str:
+def summary_of(error: BaseException) -> str:
     """What went wrong and where, on one line."""
     frames = traceback.extract_tb(error.__traceback__)
     where = [f"{frame.filename.rpartition('/')[2]}:{frame.lineno}" for frame in frames[-4:]]

@@ -118,7 +118,7 @@ def _run(args: argparse.Namespace) -> int:
         agent.running,
         config.hz,
         note,
-        agent.tell,
+        agent.log_failure,
         printer.warn if args.early else None,
     )
     agent.observe(watcher)
