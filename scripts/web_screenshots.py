@@ -21,13 +21,15 @@ import browser  # noqa: E402
 from served import Server  # noqa: E402
 from sonde.server.upload import upload  # noqa: E402
 
+DATA = ROOT / "tests" / "data"
+OWN = DATA / "explain" / "own"
 NODES = {
-    "trainer-0": "cpu_quota",
-    "trainer-1": "jax_float",
-    "trainer-2": "serialised_streams",
-    "inference-0": "graph_replay",
+    "ranker-0": DATA / "h200_input_pipeline.sonde",
+    "trainer-0": OWN / "cpu_quota.sonde",
+    "trainer-1": OWN / "jax_float.sonde",
+    "trainer-2": OWN / "serialised_streams.sonde",
+    "inference-0": OWN / "graph_replay.sonde",
 }
-OWN = ROOT / "tests" / "data" / "explain" / "own"
 SIZES = ((1280, 860), (1920, 1080))
 CALM_S = 0.4
 
@@ -47,9 +49,9 @@ def main() -> None:
     flags = ("--open", "--incidents", str(ROOT / "tests" / "data" / "incidents"))
     with tempfile.TemporaryDirectory() as folder, Server(Path(folder) / "store", *flags) as server:
         origin = f"http://127.0.0.1:{server.port}"
-        for node, name in NODES.items():
-            upload(OWN / f"{name}.sonde", origin, node)
-        nodes = {row["node"]: row for row in server.wait_for(12)}
+        for node, path in NODES.items():
+            upload(path, origin, node)
+        nodes = {row["node"]: row for row in server.wait_for(15)}
         views = places(nodes)
         only = set(sys.argv[2:])
         with browser.chromium(Path(folder) / "profile") as driver:
@@ -79,24 +81,24 @@ def places(nodes: dict[str, dict[str, int]]) -> dict[str, dict[str, object]]:
     """The query of each view."""
     first = min(row["first_ns"] for row in nodes.values()) / 1e9
     last = max(row["last_ns"] for row in nodes.values()) / 1e9
-    begin = nodes["trainer-0"]["first_ns"] / 1e9
-    spot = {"node": "trainer-0", "from": round(begin + 1, 3), "to": round(begin + 11, 3)}
+    begin = nodes["ranker-0"]["first_ns"] / 1e9
+    spot = {"node": "ranker-0", "from": round(begin + 1, 3), "to": round(begin + 11, 3)}
     return {
         "overview": {"from": int(first) - 1, "to": int(last) + 2},
-        "node": {"view": "node", "node": "trainer-0"},
+        "node": {"view": "node", "node": "ranker-0"},
         "range": {"view": "range", **spot},
         "cause": {
             "view": "range",
-            "kind": "device",
-            "cause": "synchronization",
-            "search": "chatty.<locals>.step",
+            "kind": "blocked",
+            "cause": "input",
+            "search": "main.<locals>.train_step",
             **spot,
         },
         "table": {"view": "range", "shape": "table", **spot},
         "kernels": {"view": "range", "shape": "kernels", **spot},
         "compare": {
             "view": "compare",
-            "node": "trainer-0",
+            "node": "ranker-0",
             "from": round(begin + 6, 3),
             "to": round(begin + 11, 3),
         },

@@ -12,10 +12,19 @@ from sonde.cli.main import main
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_verdict_in_the_readme_is_the_one_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    block = (ROOT / "README.md").read_text().split("$ sonde explain rank.sonde\n")[1]
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        ("sonde explain rank.sonde", ["explain"]),
+        ("sonde report rank.sonde --format summary", ["report", "--format", "summary"]),
+    ],
+)
+def test_what_the_readme_shows_is_what_is_printed(
+    capsys: pytest.CaptureFixture[str], command: str, arguments: list[str]
+) -> None:
+    block = (ROOT / "README.md").read_text().split(f"$ {command}\n")[1]
     shown = block.split("```")[0]
 
-    main(["explain", str(ROOT / "tests/data/h200_input_pipeline.sonde")])
+    main([*arguments, str(ROOT / "tests/data/h200_input_pipeline.sonde")])
 
     assert capsys.readouterr().out == shown
