@@ -173,7 +173,9 @@ def test_keys_of_rows_are_the_published_siphash() -> None:
 
 
 def test_chunks_of_many_hours_make_few_files(tmp_path: Path) -> None:
-    write(tmp_path, [record("evil", 0, NOW_NS - seq * HOUR_NS) for seq in range(100)])
+    small = min(CHUNKS, key=len)
+    hours = [NOW_NS - hour * HOUR_NS for hour in range(100)]
+    write(tmp_path, [record("evil", 0, body=as_of(small, "evil", 0, at)) for at in hours])
     catalog = Catalog(tmp_path)
 
     Flusher(tmp_path, catalog).flush()
