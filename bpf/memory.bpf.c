@@ -315,7 +315,6 @@ static __always_inline u64 in_pages(u64 bytes)
 #define CALL_MREMAP 25
 #define USER_CODE 0x33 /* cs of 64-bit programs: others number their calls differently */
 #define MAP_SHARED_ 1
-#define MAP_FIXED_ 0x10
 #define MAP_ANONYMOUS_ 0x20
 
 static __always_inline void on_mmap(void *ctx, struct task_struct *task, struct touching *t,
@@ -324,8 +323,8 @@ static __always_inline void on_mmap(void *ctx, struct task_struct *task, struct 
 	u64 bytes = in_pages(regs->si), flags = regs->r10;
 	u32 kind = MEMORY_ANONYMOUS;
 
-	if (flags & MAP_FIXED_)
-		leave(task, t->start_ns, at, bytes);
+	/* Nothing else is there now, whether it was taken away (MAP_FIXED) or not followed when it went. */
+	leave(task, t->start_ns, at, bytes);
 	if (!(flags & MAP_ANONYMOUS_))
 		kind = MEMORY_FILE;
 	else if (!regs->dx)
@@ -341,6 +340,7 @@ static __always_inline void on_mremap(void *ctx, struct task_struct *task, struc
 	u64 before = in_pages(regs->si), after = in_pages(regs->dx);
 	struct leaving l = leave(task, t->start_ns, regs->di, before);
 
+	leave(task, t->start_ns, at, after);
 	/* Of one that was not followed only what it grew by is news. */
 	if (l.followed)
 		enter(ctx, task, t, l.kind, at, after);

@@ -100,25 +100,43 @@ struct leaving {
 	u32 kind; /* of the last piece */
 };
 
+/* Of `tgid`, what ends at `to`; NULL and 0 where none does. An end can outlive its mapping, whose begin
+ * another one took: where more pieces lay in a range than are followed, or where the kernel unmapped
+ * what nobody named. */
+static __always_inline struct memory_mapping *ending_at(u32 tgid, u64 to, u64 *from)
+{
+	struct memory_place end = {.address = to, .tgid = tgid}, begin = {.tgid = tgid};
+	u64 *start = bpf_map_lookup_elem(&mapping_ends, &end);
+	struct memory_mapping *known;
+
+	if (!start)
+		return NULL;
+	begin.address = *start;
+	known = bpf_map_lookup_elem(&mappings, &begin);
+	if (known && begin.address + known->bytes == to) {
+		*from = begin.address;
+		return known;
+	}
+	bpf_map_delete_elem(&mapping_ends, &end);
+	return NULL;
+}
+
 /* One mapping that lies in a range, from its end on, else from its begin; 1: no more are known. */
 static long leave_piece(u32 i, void *arg)
 {
 	struct leaving *l = arg;
 	struct memory_place begin = {.address = l->from, .tgid = l->tgid};
-	struct memory_place end = {.address = l->to, .tgid = l->tgid};
 	struct memory_mapping *known, m;
-	u64 *start, from, to, gone;
+	u64 from = l->from, to, gone;
 
 	if (l->from >= l->to)
 		return 1;
-	start = bpf_map_lookup_elem(&mapping_ends, &end);
-	if (start)
-		begin.address = *start;
-	known = bpf_map_lookup_elem(&mappings, &begin);
+	known = ending_at(l->tgid, l->to, &from);
+	if (!known)
+		known = bpf_map_lookup_elem(&mappings, &begin);
 	if (!known || known->start_ns != l->start_ns)
 		return 1;
 	m = *known;
-	from = begin.address;
 	to = from + m.bytes;
 	forget(l->tgid, from, to);
 	if (from < l->from) { /* its tail */

@@ -105,6 +105,17 @@ def test_what_is_unmapped_is_taken_from_who_mapped_it(record, program):
     assert not growth(recorder.session)
 
 
+@pytest.mark.parametrize(("mode", "function"), [("over", "move_over"), ("many", "unmap_many")])
+def test_an_end_that_outlives_its_mapping_takes_nothing_from_another(
+    mode, function, record, program
+):
+    """More was taken from it than it had; its size below zero then ended the recorder."""
+    command = (program("truth/memory"), mode, ROUNDS, PAUSE_US)
+    recorder = recorded(record, *command, stack_gap_ms=0, chunk_s=0.25)
+    assert by_function(recorder.session, "mapped", function)[function][1] > 0
+    assert by_function(recorder.session, "held", function)[function] == (0, 0)
+
+
 @pytest.mark.parametrize("chunk_s", [5.0, 0.25])
 def test_a_hole_is_seen_in_the_list_of_mappings(chunk_s, record, program):
     """However often that list is looked at: when each chunk ends."""

@@ -26,6 +26,7 @@ from sonde.agent.adaptive_scheduler import AdaptiveScheduler
 from sonde.agent.attaching import Attacher
 from sonde.agent.chunk_header import ChunkHeader
 from sonde.agent.dictionary import Dictionary
+from sonde.agent.draining import drain
 from sonde.agent.event_loop import EventLoop
 from sonde.agent.group_io import GroupIo
 from sonde.agent.losses import Losses
@@ -339,7 +340,7 @@ class Agent:
         since_ns = self._advance()
         batches = []
         for collector in self._collectors:
-            batches.append(collector.drain(since_ns, chunk_ends))
+            batches.append(drain(collector, since_ns, chunk_ends, self._losses.failed))
             # Processes in the rows may have come and gone since: know of them before they are
             # named. And new programs wait for their tables: the first drains take tens of ms.
             self._event_loop.poll()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from sonde import procfs
@@ -22,6 +23,8 @@ LASTING = (*HUNG, "device_calls.probes_put_off", "device_time.probes_put_off")
 """Losses that go on: what is counted before the start is lost after it, too."""
 STUCK = "agent.seconds_stuck"
 """Loss of seconds in which nothing was read out: what the kernel keeps is bounded."""
+FAILED = "intervals_failed"
+"""Loss of a collector's rows by an error in it; the log has it."""
 
 
 class Losses:
@@ -40,6 +43,8 @@ class Losses:
     ) -> None:
         self.stuck_s = 0.0
         """How long nothing was read out, beyond what was meant."""
+        self.failed: Counter[str] = Counter()
+        """Intervals whose rows a collector could not give, by its name."""
         self._collectors = collectors
         self._kernel = kernel
         self._unwinding = unwinding
@@ -78,6 +83,7 @@ class Losses:
             for collector in self._collectors
             for name, count in collector.losses().items()
         }
+        now |= {f"{name}.{FAILED}": count for name, count in self.failed.items()}
         now |= {f"targets.{name}": count for name, count in self._kernel.losses().items()}
         now |= {f"unwind.{name}": count for name, count in self._unwinding.losses().items()}
         now["stacks.forgotten"] = self._dictionary.forgotten

@@ -161,6 +161,11 @@ class MemoryCollector(Attached):
         ):
             start_ns = start - start % START_UNIT_NS
             key = (pid, start_ns)
+            if address + size >= _ALL:  # no mapping is so large: it is not what its process has
+                self._unfollowed += 1
+                with suppress(FileNotFoundError):
+                    self._bpf.delete_hash("mappings", _place(address, pid))
+                continue
             if key not in space:
                 space[key] = self._space_of(pid, start_ns)
             ranges = space[key]

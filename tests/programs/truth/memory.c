@@ -77,6 +77,38 @@ __attribute__((noinline)) static void cut_hole(void)
 	munmap(at + UNIT, 2 * UNIT);
 }
 
+/* Moves one mapping over the head of another, and unmaps what is left from its end on. */
+__attribute__((noinline)) static void move_over(void)
+{
+	char *larger = map(8 * UNIT), *smaller = map(UNIT);
+
+	if (mremap(smaller, UNIT, UNIT, MREMAP_MAYMOVE | MREMAP_FIXED, larger) == MAP_FAILED)
+		exit(5);
+	munmap(larger + 4 * UNIT, 4 * UNIT);
+	munmap(larger, 4 * UNIT);
+}
+
+#define PIECES 24
+
+/* Unmaps more pieces at once than are followed, then maps less where the first one began. */
+__attribute__((noinline)) static void unmap_many(void)
+{
+	char *room = map((PIECES + 8) * UNIT);
+
+	munmap(room, (PIECES + 8) * UNIT);
+	for (int i = 0; i < PIECES; i++)
+		if (mmap(i ? room + (7 + i) * UNIT : room, i ? UNIT : 8 * UNIT,
+			 PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE,
+			 -1, 0) == MAP_FAILED)
+			exit(6);
+	munmap(room, (PIECES + 8) * UNIT);
+	if (mmap(room, UNIT, PROT_READ | PROT_WRITE,
+		 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == MAP_FAILED)
+		exit(7);
+	munmap(room + 4 * UNIT, 4 * UNIT);
+	munmap(room, UNIT);
+}
+
 /* Forgets what it asked malloc for: too large for the heap, then small. */
 __attribute__((noinline)) static void *leak_large(void)
 {
@@ -133,6 +165,10 @@ int main(int argc, char **argv)
 			grow_little();
 		} else if (!strcmp(mode, "cycle")) {
 			come_and_go();
+		} else if (!strcmp(mode, "over")) {
+			move_over();
+		} else if (!strcmp(mode, "many")) {
+			unmap_many();
 		} else if (!strcmp(mode, "hole")) {
 			cut_hole();
 		} else if (!strcmp(mode, "leak")) {
