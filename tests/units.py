@@ -73,7 +73,7 @@ for it in "${groups[@]}"; do
 done
 exit $status
 """
-_OF_THE_RUN = {"ExecStart", "Restart", "WorkingDirectory"}
+_OF_THE_RUN = {"ExecReload", "ExecStart", "Restart", "WorkingDirectory"}
 _OF_A_DAEMON = {"Type", "WatchdogSec"}
 _UNKNOWN_TO_RUN = {"RestartSteps", "RestartMaxDelaySec"}
 

@@ -25,14 +25,16 @@ HEAD_BYTES: Final = 64 << 10
 """Greatest size of status line and headers."""
 _PIECE: Final = 64 << 10
 _FRAMING: Final = 8
-_MOST_RETRY_AFTER_S: Final = 300.0
 """Greatest number of bytes on the wire per byte of the body: the overhead of tiny chunks."""
+_MOST_RETRY_AFTER_S: Final = 300.0
+"""A server that asks for more is tried after this time all the same."""
 _ADDRESSES: Final = 4
 """Addresses of a host that are tried."""
 _LOOKUPS: Final = 4
 """Name lookups that may hang at the same time."""
 _TARGET: Final = re.compile(r"[!-~]+")
 _VALUE: Final = re.compile(r"[!-~]([ -~]*[!-~])?|")
+_LOOPBACK: Final = re.compile(r"127(\.\d{1,3}){3}")
 _NAME: Final = re.compile(r"[A-Za-z0-9-]+")
 
 
@@ -73,6 +75,11 @@ def shown(url: str) -> str:
     host, slash, path = address.partition("/")
     text = (f"{scheme}{mark}" if mark else "") + host.rpartition("@")[2] + slash + path
     return "".join(c if "!" <= c <= "~" else "?" for c in text[:200])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether what is sent to a host of this name stays on this machine."""
+    return host in ("localhost", "::1") or bool(_LOOPBACK.fullmatch(host))
 
 
 def request(

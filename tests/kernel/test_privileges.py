@@ -6,7 +6,9 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 import tempfile
+import time
 import tomllib
 from pathlib import Path
 
@@ -14,10 +16,13 @@ import pytest
 
 import units
 from privileges import SETTINGS, attaches, observe, workload
+from served import Server
+from stored_chunks import as_of, recorded
 
 ROOT = Path(__file__).parents[2]
 TABLE = tomllib.loads((units.UNITS / "privileges.toml").read_text())
 HIGHEST = {"sonde.service": 4.5, "sonde-metrics.service": 3.0}
+SERVER = "sonde-server.service"
 RUNS = 3
 CAPABILITIES = {it["name"]: it for it in TABLE["capability"]}
 SHOWN = {
@@ -156,6 +161,36 @@ def test_the_metrics_unit_shows_metrics_as_a_user_of_its_own(folder, beside):
     features, said = observe(prefix, folder, beside, captures=False)
 
     assert features == {"host metrics", "metrics of processes"}, said
+
+
+@analyzed
+def test_the_servers_unit_exposes_little():
+    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", "--threshold=15"]
+
+    assert (
+        subprocess.run([*command, str(units.UNITS / SERVER)], capture_output=True).returncode == 0
+    )
+    assert given(SERVER) == set()
+
+
+@for_real
+def test_the_servers_unit_takes_chunks_and_answers(folder):
+    prefix = units.under(SERVER, folder, {}, daemon=False)
+    sonde = str(Path(sys.executable).with_name("sonde"))
+    command = [sonde, "serve", "--store", "/tmp/store", "--listen", "127.0.0.1:0", "--open"]
+    process = subprocess.Popen(
+        [*prefix, *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        server = Server(folder)
+        server.port = int(process.stdout.readline().rsplit(":", 1)[1])
+        assert server.send("one", as_of(recorded()[0], "one", 0, time.time_ns()))[0] == 200
+        assert [node["node"] for node in server.wait_for(1)] == ["one"]
+        assert server.ask("top", **{"from": 0})
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0
+        process.stdout.close()
 
 
 @for_real

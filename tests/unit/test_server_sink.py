@@ -16,7 +16,7 @@ import pytest
 
 from sonde.errors import SinkError, UsageError
 from sonde.sinks import server as sending
-from sonde.sinks.server import ServerSink, backoff_s
+from sonde.sinks.server import ServerSink, backoff_s, quiet_s
 from sonde.sinks.spool import Spool
 
 
@@ -30,6 +30,8 @@ class Stub:
         self.retry_after = ""
         self.answer = b"{}"
         self.asked = 0
+        self.states: list[str] = []
+        """What agents said they do when they asked."""
         stub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -45,7 +47,9 @@ class Stub:
 
             def do_GET(self) -> None:
                 stub.asked += 1
-                self._send(200)
+                stub.states.append(self.headers["X-Sonde-State"])
+                stub.tokens.append(self.headers.get("Authorization", ""))
+                self._send(401 if stub.tokens[-1] == "Bearer old" else 200)
 
             def _send(self, status: int) -> None:
                 answer = stub.answer
@@ -150,6 +154,67 @@ def test_an_operator_pauses_collection_and_resumes_it(
     assert stub.asked == asked
 
 
+def test_an_order_reaches_an_agent_that_a_busy_server_keeps_away(
+    stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "SWITCH_S", 0.02)
+    switched: list[bool] = []
+    stub.status, stub.retry_after = lambda _body: 503, "300"
+    sink = ServerSink(stub.url, "one", Spool(tmp_path / "spool"))
+    sink.on_switch(switched.append)
+    sink.write(b"chunk")
+    until(lambda: sink.failures == 1)
+    sink.write(b"another")  # what is new does not come sooner
+    stub.answer = b'{"collect": false}'
+    until(lambda: switched == [False])
+    until(lambda: stub.states[-1] == "paused")  # it lives
+    assert sink.metrics()["sonde.agent.paused"] == 1
+    stub.answer = b'{"collect": true}'
+    until(lambda: switched == [False, True])
+    sink.close()
+
+    assert stub.states[0] == "collecting"
+    assert sink.failures == 1
+    assert len(list((tmp_path / "spool").glob("*.chunk"))) == 2
+
+
+def test_agents_that_were_refused_together_do_not_come_back_together() -> None:
+    waits = {round(quiet_s(10), 3) for _ in range(200)}
+
+    assert 10 <= min(waits) < max(waits) <= 15
+    assert len(waits) > 100
+
+
+def test_a_paused_agent_reads_an_exchanged_token_again(
+    stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "SWITCH_S", 0.02)
+    token = tmp_path / "token"
+    token.write_text("old\n")
+    sink = ServerSink(stub.url, "one", Spool(tmp_path / "spool"), token)
+    until(lambda: stub.asked > 1)
+    token.write_text("new\n")
+    until(lambda: "Bearer new" in stub.tokens)
+    sink.close()
+
+
+def test_another_token_and_bound_are_taken_without_a_restart(stub: Stub, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_text("one\n")
+    second.write_text("two\n")
+    spool = Spool(tmp_path / "spool")
+    sink = ServerSink(stub.url, "one", spool, first)
+    with pytest.raises(SinkError, match="cannot be read"):
+        sink.reconfigure(tmp_path / "none", 1 << 20)
+    sink.reconfigure(second, 1 << 20)
+    sink.write(b"chunk")
+    until(lambda: sink.sent == 1)
+    sink.close()
+
+    assert stub.tokens[-1] == "Bearer two"
+    assert spool.most_bytes == 1 << 20
+
+
 def test_what_waits_is_sent_after_a_restart(stub: Stub, tmp_path: Path) -> None:
     sink = ServerSink("http://127.0.0.1:9", "one", Spool(tmp_path / "spool"))
     sink.write(b"before")
@@ -216,6 +281,8 @@ def test_a_token_does_not_cross_the_network_in_the_clear(tmp_path: Path) -> None
     token.write_text("secret")
     with pytest.raises(UsageError, match="in the clear"):
         ServerSink("http://192.0.2.1:1", "one", Spool(tmp_path / "a"), token)
+    with pytest.raises(UsageError, match="in the clear"):
+        ServerSink("http://127.example.org:1", "one", Spool(tmp_path / "e"), token)
     with pytest.raises(SinkError, match="cannot be read"):
         ServerSink("http://127.0.0.1:1", "one", Spool(tmp_path / "b"), tmp_path / "none")
     with pytest.raises(UsageError, match="no server's URL"):

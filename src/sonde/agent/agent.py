@@ -95,7 +95,7 @@ class Agent:
         events = self._make_events()
         self._attacher = self._make_attacher()
         self._resolver = Resolver(
-            grace_ns=int(3 * max(config.chunk_s, config.rest_s) * 1e9),
+            grace_ns=_grace_ns(config),
             pods=_pods(config),
             links=BuildIdLinks(),
             resolves_frames=names_code,
@@ -118,7 +118,7 @@ class Agent:
             self._resolver, self._attacher, sink,
         )  # fmt: skip
         self._unwinding.limit(self.kernel_bytes())
-        self._exporters = self._make_exporters()
+        self._exporters = self._make_exporters(config)
 
     def kernel_bytes(self) -> int:
         """Memory of all BPF maps."""
@@ -143,13 +143,30 @@ class Agent:
             return ScrapeScheduler(self._config, self._collectors)
         return AdaptiveScheduler(self._config, self._collectors)
 
-    def _make_exporters(self) -> Exporters | None:
-        config = self._config
+    def reconfigure(self, config: Config) -> None:
+        """Go on with another configuration, without a gap: what `reload.LIVE` names may differ.
+        Raises UsageError or SinkError for a bad value; then nothing changes."""
+        if self._exporters is not None:
+            self._exporters.reconfigure(config)
+        elif config.otlp:
+            self._exporters = self._make_exporters(config)
+            if self._exporters is not None:
+                self._exporters.start()
+        self._config = config
+        self._resolver.processes.grace_ns = _grace_ns(config)
+
+    def _make_exporters(self, config: Config) -> Exporters | None:
         if not (config.prometheus or config.otlp):
             return None
         from sonde.agent.exporters import Exporters  # and with it an HTTP server, which few need
 
-        return Exporters(config, self._owner_of, self._scheduler.request_tick, self._loop_age_s)
+        return Exporters(
+            config,
+            self._owner_of,
+            self._scheduler.request_tick,
+            self._loop_age_s,
+            lambda: self._pause_asked,
+        )
 
     def _loop_age_s(self) -> float:
         return time.monotonic() - self._turned_s
@@ -433,6 +450,11 @@ class Agent:
         self._paused_ns = 0
         del chunk
         gc.collect(0)  # while there are few objects to look at: all of those rows are gone
+
+
+def _grace_ns(config: Config) -> int:
+    """How long names of ended processes are kept: until their rows were written."""
+    return int(3 * max(config.chunk_s, config.rest_s) * 1e9)
 
 
 def _pods(config: Config) -> Pods | None:

@@ -37,6 +37,7 @@ SETTLES_S = 5.0
 STUCK_S = 30.0
 STUCK_INTERVALS = 3
 LOOP_AGE = "sonde.agent.loop_age_seconds"
+PAUSED = "sonde.agent.paused"
 
 Families = list[tuple[Metric, list[Series]]]
 
@@ -50,16 +51,19 @@ class Exporters:
         owner_of: OwnerLookup,
         fresh: Callable[[], None] = lambda: None,
         loop_age_s: Callable[[], float] = lambda: 0.0,
+        is_paused: Callable[[], bool] = lambda: False,
     ) -> None:
         """`fresh` returns when new rows were taken, or soon anyway; `loop_age_s` is the time since
-        the loop that takes them last turned. Both are called from threads of exporters. Raises
-        UsageError for a bad address, SinkError where it cannot be listened on."""
+        the loop that takes them last turned; `is_paused`, whether nothing is observed on purpose.
+        All are called from threads of exporters. Raises UsageError for a bad address, SinkError
+        where it cannot be listened on."""
         self.registry = MetricRegistry(
             owner_of, party_of_group=procfs.GroupParties().of, holder_of=Holders().of
         )
         self._runs = RunMetrics(self.registry)
         self._fresh = fresh
         self._loop_age_s = loop_age_s
+        self._is_paused = is_paused
         self._stuck_s = max(STUCK_S, STUCK_INTERVALS * max(config.tick_s, config.rest_s))
         """A loop that did not turn for so long is stuck."""
         self._owner_of = owner_of
@@ -78,11 +82,27 @@ class Exporters:
             if config.prometheus
             else None
         )
-        self.pusher = (
-            OtlpPusher(config.otlp, config.otlp_period_s, self.families, self.resource)
-            if config.otlp
-            else None
-        )
+        self._started_ns = time.time_ns()
+        self.pusher = self._make_pusher(config)
+
+    def reconfigure(self, config: Config) -> None:
+        """Take what may change while it runs. Raises UsageError for a bad URL, changing nothing."""
+        if (config.otlp, config.otlp_period_s) != self._pushes_to:
+            former, self.pusher = self.pusher, self._make_pusher(config)
+            if self.pusher is not None:
+                self.pusher.start()
+            if former is not None:
+                former.end()
+        self._dcgm_names = config.dcgm_names
+
+    def _make_pusher(self, config: Config) -> OtlpPusher | None:
+        pusher = None
+        if config.otlp:
+            pusher = OtlpPusher(
+                config.otlp, config.otlp_period_s, self.families, self.resource, self._started_ns
+            )
+        self._pushes_to = config.otlp, config.otlp_period_s
+        return pusher
 
     def start(self) -> None:
         """Start the exporters."""
@@ -115,12 +135,12 @@ class Exporters:
         self.registry.count("sonde.agent.lost", {"sonde.loss": name}, count)
 
     def families(self) -> Families:
-        """What there is now; of a loop that is stuck, how long it has been so, alone."""
-        if self._is_stuck():
+        """What there is now; of a loop that is stuck or paused that alone: the rest is old."""
+        if self._is_stuck() or self._is_paused():
             return [
                 (metric, series)
                 for metric, series in self._families_with_age()
-                if metric.name == LOOP_AGE
+                if metric.name in (LOOP_AGE, PAUSED)
             ]
         self._fresh()
         if self.pusher is not None:
@@ -157,7 +177,13 @@ class Exporters:
         return self._loop_age_s() > self._stuck_s
 
     def _families_with_age(self) -> Families:
-        self.registry.record([(time.monotonic_ns(), LOOP_AGE, "", self._loop_age_s())])
+        now_ns = time.monotonic_ns()
+        self.registry.record(
+            [
+                (now_ns, LOOP_AGE, "", self._loop_age_s()),
+                (now_ns, PAUSED, "", float(self._is_paused())),
+            ]
+        )
         return self.registry.families()
 
     def _take_calls(self, row: ActivityRow) -> None:

@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 from sonde.cli import end_with_input, log_output
-from sonde.errors import UsageError
+from sonde.cli.service_manager import HangUps, ServiceManager
+from sonde.errors import SondeError, UsageError
 
 if TYPE_CHECKING:
-    from sonde.agent import Agent, Live, Sink
+    from sonde.agent import Agent, Live
     from sonde.config import Config
+    from sonde.sinks.capture import CaptureFile
+    from sonde.sinks.server import ServerSink
 
 LOG = logging.getLogger("sonde.agent")
 ALWAYS_HZ = 19
@@ -29,7 +32,8 @@ examples:
   sudo sonde agent --server https://HOST:7373 --token-file FILE     everything, to a server
   sudo sonde agent --otlp http://127.0.0.1:4318    push to an OpenTelemetry collector
 
-Stops at SIGTERM or Ctrl-C; ignores SIGHUP. No data leaves this machine unless an address is given.
+Stops at SIGTERM or Ctrl-C; SIGHUP has it read its configuration again.
+No data leaves this machine unless an address is given.
 """
 
 
@@ -74,19 +78,17 @@ def run(args: argparse.Namespace) -> int:
     """Run until SIGTERM or SIGINT. Raises SondeError where it cannot start."""
     from sonde.cli.abort_signals import AbortOnSecondSignal
 
+    # A daemon has no terminal, and systemd takes death by SIGHUP for a clean exit.
+    hang_ups = HangUps()
     as_json = log_output.is_json(args.log_format)
     with AbortOnSecondSignal(), log_output.to_stderr(as_json, args.log_level):
-        return _run(args)
+        return _run(args, hang_ups)
 
 
-def _run(args: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace, hang_ups: HangUps) -> int:
     from sonde import procfs
     from sonde.cli.record import require_host
-    from sonde.cli.service_manager import ServiceManager
 
-    # A daemon has no terminal, and systemd takes death by SIGHUP for a clean exit. Subprocesses
-    # inherit this.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     procfs.BROKER.warm_up()
     config = _config(args)
     if not (config.prometheus or config.otlp or config.server or args.output):
@@ -105,16 +107,21 @@ def _run(args: argparse.Namespace) -> int:
     if args.end_with_input:
         end_with_input.watch()
     manager = ServiceManager()
-    sink = _sink(args, config)
-    agent = Agent(config, sink)
+    sender = _server_sink(config) if config.server else None
+    agent = Agent(config, sender or _capture(args))
     agent.start()
-    if config.server:
-        _obey_server(agent, sink)
+    if sender is not None:
+        _obey_server(agent, sender)
     _print_outputs(config, agent.serves_at)
     manager.ready()
+    running = [config]
 
     def ends() -> bool:
         manager.working()
+        if hang_ups.came():
+            manager.reloading()
+            running[0] = _reload(args, running[0], agent, sender)
+            manager.ready()
         return bool(signals)
 
     agent.run(ends, _no_progress)
@@ -157,9 +164,7 @@ def _config(args: argparse.Namespace) -> Config:
     return config
 
 
-def _sink(args: argparse.Namespace, config: Config) -> Sink | None:
-    if config.server:
-        return _server_sink(config)
+def _capture(args: argparse.Namespace) -> CaptureFile | None:
     if not args.output:
         return None
     from sonde.sinks.capture import CaptureFile
@@ -167,20 +172,49 @@ def _sink(args: argparse.Namespace, config: Config) -> Sink | None:
     return CaptureFile(args.output, force=args.force)
 
 
-def _server_sink(config: Config) -> Sink:
+def _server_sink(config: Config) -> ServerSink:
     from sonde.cli.state_folder import state_folder
     from sonde.sinks.server import ServerSink
     from sonde.sinks.spool import Spool
 
     folder = Path(config.spool) if config.spool else state_folder() / "spool"
-    token_file = Path(config.server_token_file) if config.server_token_file else None
     spool = Spool(folder, config.spool_mb << 20)
-    return ServerSink(config.server, config.node or platform.node(), spool, token_file)
+    return ServerSink(config.server, config.node or platform.node(), spool, _token_file(config))
 
 
-def _obey_server(agent: Agent, sink: Sink | None) -> None:
+def _token_file(config: Config) -> Path | None:
+    return Path(config.server_token_file) if config.server_token_file else None
+
+
+def _reload(
+    args: argparse.Namespace, running: Config, agent: Agent, sender: ServerSink | None
+) -> Config:
+    """Take over what changed in the configuration, as far as that can be; logs what came of it.
+    The configuration from now on."""
+    from sonde.agent.reload import difference
+
+    try:
+        found = difference(running, _config(args))
+        taken = found.taken
+        if sender is not None:
+            sender.reconfigure(_token_file(taken), taken.spool_mb << 20)
+        try:
+            agent.reconfigure(taken)
+        except SondeError:
+            if sender is not None:
+                sender.reconfigure(_token_file(running), running.spool_mb << 20)
+            raise
+    except SondeError as error:
+        LOG.error("the configuration stays as it was: %s; %s", error.cause, error.remedy)
+        return running
+    for text in found.refused:
+        LOG.warning("this setting needs a new start of the agent, and stays: %s", text)
+    LOG.info("configuration read again; changed: %s", ", ".join(found.changed) or "nothing")
+    return taken
+
+
+def _obey_server(agent: Agent, sink: ServerSink) -> None:
     """Pause and resume as the server's operator says (`sonde collection`)."""
-    from sonde.sinks.server import ServerSink
 
     def switch(collects: bool) -> None:
         if collects:
@@ -189,7 +223,6 @@ def _obey_server(agent: Agent, sink: Sink | None) -> None:
             agent.pause()
         LOG.warning("the server's operator %s collection", "resumes" if collects else "pauses")
 
-    assert isinstance(sink, ServerSink)
     sink.on_switch(switch)
 
 

@@ -1,19 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sonde collection`: pauses and resumes the agents of a server's tenant."""
+"""`sonde collection`: pauses and resumes the agents of a server, and shows what they do."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from pathlib import Path
+from typing import Annotated
 
-from sonde.errors import UsageError
+import msgspec
 
+from sonde.errors import SinkError, UsageError
+from sonde.export.layout import one_line
+
+REQUEST_S = 20.0
+ANSWER_BYTES = 8 << 20
 EXAMPLE = """\
 examples:
   sonde collection pause --store DIR --tenant lab     agents of that tenant stop within seconds
+  sonde collection pause --store DIR --all            agents of all tenants
   sonde collection resume --store DIR --tenant lab
   sonde collection list --store DIR
+  SONDE_TOKEN=… sonde collection agents --server https://HOST:7373     what they do, when seen last
+
+With --store, who may write there orders. With --server, a token for `admin`, for its own tenant; it
+does not lift what was ordered with --store. `agents` needs a token for `read`.
 """
 
 
@@ -28,33 +40,127 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("action", choices=("pause", "resume", "list"))
-    add("--store", type=Path, required=True, metavar="DIR", help="that of `sonde serve`")
-    add("--tenant", default="default", help="whose agents")
+    add("action", choices=("pause", "resume", "list", "agents"))
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--store", type=Path, metavar="DIR", help="that of `sonde serve`")
+    where.add_argument("--server", metavar="URL", help="with a token in SONDE_TOKEN")
+    whose = parser.add_mutually_exclusive_group()
+    whose.add_argument("--tenant", default="default", help="whose agents, with --store")
+    whose.add_argument("--all", action="store_true", help="agents of all tenants, with --store")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do it. Raises UsageError."""
-    from sonde.server.collection import Collection
+    """Do it. Raises UsageError; SinkError where the server refuses or stays away."""
+    if args.server:
+        _over_http(args.server, args.action)
+    elif args.action == "agents":
+        raise UsageError("only a running server knows its agents", "give --server URL")
+    else:
+        _in_store(args)
+    return 0
+
+
+def _in_store(args: argparse.Namespace) -> None:
+    from sonde.server.collection import EVERYBODY, Authority, Collection
 
     if not args.store.is_dir():
         raise UsageError(f"{args.store} is no directory", "make it, or start `sonde serve` first")
+    tenant = EVERYBODY if args.all else args.tenant
+    shown = _shown(tenant)
     collection = Collection(args.store)
     try:
         if args.action == "pause":
-            collection.pause(args.tenant)
-            print(f"agents of {args.tenant} are paused")
+            collection.pause(tenant, Authority.OPERATOR)
+            print(f"{shown} are paused")
         elif args.action == "resume":
-            if not collection.resume(args.tenant):
-                raise UsageError(
-                    f"the agents of {args.tenant!r} are not paused", "see `sonde collection list`"
-                )
-            print(f"agents of {args.tenant} collect again")
+            if not collection.resume(tenant, Authority.OPERATOR):
+                raise UsageError(f"{shown} are not paused", "see `sonde collection list`")
+            still = collection.is_paused(tenant)
+            print(f"{shown} {'stay paused: all are' if still else 'collect again'}")
         else:
-            for tenant, since_s in collection.paused().items():
-                since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since_s))
-                print(f"{tenant} paused since {since}")
+            for one in collection.paused():
+                print(_paused(_shown(one.tenant), one.authority, one.since_s))
     finally:
         collection.close()
-    return 0
+
+
+def _shown(tenant: str) -> str:
+    return f"agents of {tenant}" if tenant else "all agents"
+
+
+def _paused(whose: str, authority: str, since_s: int) -> str:
+    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since_s))
+    return f"{whose}: paused by the {one_line(authority)} since {since}"
+
+
+class _Agent(msgspec.Struct):
+    node: str
+    seen_s: float
+    state: str
+
+
+class _Pause(msgspec.Struct):
+    authority: str
+    since_s: Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
+
+
+class _Answer(msgspec.Struct):
+    """What each of the requests is answered with, or its refusal."""
+
+    agents: list[_Agent] = []
+    paused: list[_Pause] = []
+    collect: bool = True
+    error: str = ""
+    remedy: str = ""
+
+
+def _over_http(url: str, action: str) -> None:
+    if action in ("pause", "resume"):
+        wanted = "true" if action == "resume" else "false"
+        found = _request(url, "PUT", f"/v1/collection?collect={wanted}")
+        print("the tenant's agents " + ("collect" if found.collect else "are paused"))
+        return
+    found = _request(url, "GET", "/v1/agents")
+    for pause in found.paused:
+        print(_paused("the tenant's agents", pause.authority, pause.since_s))
+    if action == "agents":
+        now_s = time.time()
+        for agent in found.agents:
+            ago_s = max(0.0, now_s - agent.seen_s)
+            print(f"{one_line(agent.node)}: {one_line(agent.state)}, seen {ago_s:.0f} s ago")
+
+
+def _request(url: str, method: str, path: str) -> _Answer:
+    """The answer. Raises UsageError for a bad URL, SinkError for every other failure."""
+    from sonde import http_client
+
+    headers = {}
+    try:
+        parts = http_client.split_url(url)
+        if token := os.environ.get("SONDE_TOKEN", ""):
+            headers["Authorization"] = f"Bearer {token}"
+            if parts.scheme == "http" and not http_client.is_loopback(parts.hostname or ""):
+                raise UsageError(
+                    "the token would cross the network in the clear", "write https://…"
+                )
+        answer = http_client.request(
+            method,
+            url.rstrip("/") + path,
+            deadline_s=REQUEST_S,
+            max_bytes=ANSWER_BYTES,
+            headers=headers,
+        )
+    except ValueError as error:
+        raise UsageError(f"no server's URL: {error}", "write https://HOST:PORT") from error
+    except OSError as error:
+        raise SinkError(f"the server does not answer: {error}", "is it running?") from error
+    try:
+        found = msgspec.json.decode(answer.body, type=_Answer)
+    except (ValueError, RecursionError):
+        found = _Answer(error="no answer of a Sonde server")
+    if answer.status == 200 and not found.error:
+        return found
+    raise SinkError(
+        f"HTTP status {answer.status}: {found.error}", found.remedy or "is it the server's URL?"
+    )

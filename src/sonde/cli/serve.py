@@ -5,10 +5,16 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sonde.cli import end_with_input, log_output
+from sonde.cli.service_manager import HangUps, ServiceManager
 from sonde.errors import MissingDependency, UsageError
+
+if TYPE_CHECKING:
+    from sonde.server.listen import Listener
 
 LOG = logging.getLogger("sonde.server")
 EXAMPLE = """\
@@ -17,7 +23,8 @@ examples:
   sonde token make --store /var/lib/sonde --tenant lab --scope ingest
   sonde serve --store /var/lib/sonde --listen 0.0.0.0:7373 --certificate c.pem --key k.pem
 
-Stops at SIGTERM or Ctrl-C. What it acknowledged is on the disk.
+Stops at SIGTERM or Ctrl-C; SIGHUP has it read its certificate again. What it acknowledged is on the
+disk.
 """
 
 
@@ -51,13 +58,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Serve. Raises UsageError, MissingDependency."""
+    hang_ups = HangUps()  # before libraries start threads
     host, mark, port = args.listen.rpartition(":")
     if not mark or not port.isdigit() or int(port) > 65_535:
         raise UsageError(f"{args.listen!r} is no address", "write HOST:PORT")
     if bool(args.certificate) != bool(args.key):
         raise UsageError("TLS needs both --certificate and --key", "give both")
     try:
-        from sonde.server.listen import Address, serve
+        from sonde.server.listen import Address, Listener
         from sonde.server.service import Service
     except ModuleNotFoundError as error:
         raise MissingDependency(
@@ -75,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
             "--open would let anybody on the network read and write",
             "listen on 127.0.0.1, or make tokens with `sonde token make`",
         )
+    manager = ServiceManager()
     if args.end_with_input:
         end_with_input.watch()
     with log_output.to_stderr(log_output.is_json(args.log_format), args.log_level):
@@ -88,7 +97,31 @@ def run(args: argparse.Namespace) -> int:
             incidents=args.incidents,
         )
         try:
-            serve(service, address, lambda url: print(f"serving {url}", flush=True))
+            listener = Listener(service, address)
+            print(f"serving {listener.url}", flush=True)
+            manager.ready()
+
+            def on_turn() -> None:
+                manager.working()
+                if hang_ups.came():
+                    manager.reloading()
+                    _reload(listener)
+                    manager.ready()
+
+            # The HTTP server raises the signal that ended it once more when it is done.
+            signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+            listener.run(on_turn)
+            manager.stopping()
         finally:
             service.close()
     return 0
+
+
+def _reload(listener: Listener) -> None:
+    """Read again what can change while it serves; logs what came of it."""
+    try:
+        renewed = listener.renew_certificate()
+    except UsageError as error:
+        LOG.error("%s; %s", error.cause, error.remedy)
+        return
+    LOG.info("certificate read again" if renewed else "nothing to read again: no --certificate")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import time
 
@@ -37,8 +38,13 @@ class ServiceManager:
             self._socket.setblocking(False)
 
     def ready(self) -> None:
-        """The start is over."""
+        """The start is over, or a reload."""
         self._send(b"READY=1")
+
+    def reloading(self) -> None:
+        """The configuration is read again; `ready` ends that."""
+        now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1_000
+        self._send(b"RELOADING=1\nMONOTONIC_USEC=%d" % now_us)
 
     def working(self) -> None:
         """The main loop turns; as often as it likes."""
@@ -55,3 +61,20 @@ class ServiceManager:
             # A manager that is gone or busy must not hold up who observes.
             with contextlib.suppress(OSError):
                 self._socket.sendto(state, self._address)
+
+
+class HangUps:
+    """SIGHUP asks for the configuration to be read again, instead of ending the process.
+
+    It is blocked, in children too, and taken when the main loop turns: so it interrupts nothing,
+    and no child dies of the end of a terminal.
+    """
+
+    def __init__(self) -> None:
+        """To be made before any other thread starts."""
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # one that is ignored is never pending
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+
+    def came(self) -> bool:
+        """Whether one came since this was asked last."""
+        return signal.sigtimedwait({signal.SIGHUP}, 0) is not None

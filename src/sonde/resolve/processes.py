@@ -49,7 +49,8 @@ class ProcessTable:
         grace_ns: int = GRACE_NS,
     ) -> None:
         self.counters = counters or Counters()
-        self._grace_ns = grace_ns
+        self.grace_ns = grace_ns
+        """How long the names of ended processes are kept; may be changed."""
         self.new_files: list[tuple[TrackedProcess, FileKey]] = []
         """Files mapped for the first time, and by which process. The caller empties it."""
         self.new_steps: list[tuple[TrackedProcess, TrackedProcess]] = []
@@ -151,7 +152,7 @@ class ProcessTable:
                 process.forget_image()
         self._ended_before, self._ended_now = self._ended_now, []
         expired = []
-        while self._ended_order and self._ended_order[0].dead_ns + self._grace_ns <= now_ns:
+        while self._ended_order and self._ended_order[0].dead_ns + self.grace_ns <= now_ns:
             expired.append(self._ended_order[0])
             self._remove_ended(expired[-1])
         pids = set(procfs.pids()) if len(expired) >= _MANY_ENDED else None

@@ -22,6 +22,7 @@ from starlette.routing import Route
 
 from sonde.errors import SondeError
 from sonde.server import answers, incidents, pages
+from sonde.server.collection import Authority
 from sonde.server.openapi import document
 from sonde.server.opened import Opener
 from sonde.server.selfmetrics import exposition
@@ -106,6 +107,7 @@ class Api:
             Route(
                 "/v1/collection", self._guarded(Scope.ADMIN, self._set_collection), methods=["PUT"]
             ),
+            Route("/v1/agents", self._guarded(Scope.READ, self._agents)),
             Route("/v1/incidents", self._guarded(Scope.READ, self._incidents)),
             Route("/v1/open", self._guarded(Scope.READ, self._open), methods=["POST"]),
             Route("/v1/tokens", self._guarded(Scope.ADMIN, self._tokens)),
@@ -179,8 +181,8 @@ class Api:
 
     async def _chunks(self, request: Request, caller: Caller) -> Response:
         started = time.perf_counter()
+        node = self._note_agent(request, caller)
         body = await self._body(request, caller)
-        node = request.headers.get("x-sonde-node", "")
         try:
             taken = self._service.take(caller, node, body)
             for future, _ in taken:
@@ -193,21 +195,43 @@ class Api:
         document = {"accepted": new, "duplicates": len(taken) - new, "collect": collect}
         return JSONResponse(document)
 
-    async def _collection(self, _request: Request, caller: Caller) -> Response:
+    def _note_agent(self, request: Request, caller: Caller) -> str:
+        """The name of the node that an agent sends, which was seen just now."""
+        node = request.headers.get("x-sonde-node", "")
+        self._service.note_agent(caller, node, request.headers.get("x-sonde-state", ""))
+        return node
+
+    async def _agents(self, _request: Request, caller: Caller) -> Response:
+        """What the tenant's agents do."""
+        self._service.admit(caller, 0)
+        agents = self._service.agents.of(caller.tenant)
+        paused = self._service.collection.paused(caller.tenant)
+        return JSONResponse(
+            {
+                "agents": [
+                    {"node": one.node, "seen_s": round(one.seen_s, 3), "state": one.state}
+                    for one in agents
+                ],
+                "paused": [{"authority": one.authority, "since_s": one.since_s} for one in paused],
+            }
+        )
+
+    async def _collection(self, request: Request, caller: Caller) -> Response:
         """Whether the tenant's agents are to collect."""
         self._service.admit(caller, 0)
+        self._note_agent(request, caller)
         return JSONResponse({"collect": not self._service.collection.is_paused(caller.tenant)})
 
     async def _set_collection(self, request: Request, caller: Caller) -> Response:
         """Pause or resume the tenant's agents."""
         wanted = request.query_params.get("collect", "")
         if wanted == "true":
-            self._service.collection.resume(caller.tenant)
+            self._service.collection.resume(caller.tenant, Authority.TENANT)
         elif wanted == "false":
-            self._service.collection.pause(caller.tenant)
+            self._service.collection.pause(caller.tenant, Authority.TENANT)
         else:
             raise RefusedRequestError(400, "neither on nor off", "give collect=true or false")
-        return await self._collection(request, caller)
+        return JSONResponse({"collect": not self._service.collection.is_paused(caller.tenant)})
 
     async def _profiles(self, request: Request, caller: Caller) -> Response:
         """OTLP profiles: acknowledged as chunks are."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import ssl
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -98,8 +99,59 @@ def protocol_with(head_s: float, most_unknown: int) -> type[HttpToolsProtocol]:
     return HeadLimited
 
 
-def serve(service: Service, address: Address, on_bound: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT. `on_bound` gets the URL. Raises UsageError."""
+class Listener:
+    """A service on a socket."""
+
+    def __init__(self, service: Service, address: Address) -> None:
+        """Bind and listen. Raises UsageError for an address or certificate that cannot be used."""
+        self._address = address
+        self._socket = _bound(address)
+        try:
+            self._config = _config(service, address)
+            self._config.load()
+        except (OSError, ValueError) as error:
+            self._socket.close()
+            raise UsageError(
+                f"the certificate cannot be used: {error}", "check --certificate and --key"
+            ) from error
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        host = self._address.host
+        host = f"[{host}]" if self._socket.family == socket.AF_INET6 else host
+        scheme = "https" if self._address.certificate else "http"
+        return f"{scheme}://{host}:{self._socket.getsockname()[1]}"
+
+    def run(self, on_turn: Callable[[], None]) -> None:
+        """Serve until SIGTERM or SIGINT; `on_turn` is called about each second by the loop that
+        serves, and must return at once."""
+
+        async def turn() -> None:
+            on_turn()
+
+        self._config.callback_notify, self._config.timeout_notify = turn, 1
+        with self._socket:
+            uvicorn.Server(self._config).run(sockets=[self._socket])
+
+    def renew_certificate(self) -> bool:
+        """Read certificate and key again, for connections from now on; whether there are any.
+        Raises UsageError where they do not go together; then the former ones stay."""
+        address, context = self._address, self._config.ssl
+        if context is None or address.certificate is None:
+            return False
+        try:
+            # Tried first: a key that does not fit would leave the context without one.
+            for one in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
+                one.load_cert_chain(address.certificate, address.key)
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"the certificate cannot be used: {error}", "the former one stays in use"
+            ) from error
+        return True
+
+
+def _bound(address: Address) -> socket.socket:
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -112,10 +164,11 @@ def serve(service: Service, address: Address, on_bound: Callable[[str], None]) -
             f"cannot listen on {address.host}:{address.port}: {error.strerror}",
             "choose another --listen",
         ) from error
-    host = f"[{address.host}]" if family == socket.AF_INET6 else address.host
-    scheme = "https" if address.certificate else "http"
-    on_bound(f"{scheme}://{host}:{sock.getsockname()[1]}")
-    config = uvicorn.Config(
+    return sock
+
+
+def _config(service: Service, address: Address) -> uvicorn.Config:
+    return uvicorn.Config(
         Api(service).app(),
         http=protocol_with(service.limits.head_s, service.limits.connections_unknown),
         loop="auto",
@@ -133,5 +186,3 @@ def serve(service: Service, address: Address, on_bound: Callable[[str], None]) -
         ssl_ca_certs=str(address.client_authority) if address.client_authority else None,
         ssl_cert_reqs=2 if address.client_authority else 0,
     )
-    with sock:
-        uvicorn.Server(config).run(sockets=[sock])

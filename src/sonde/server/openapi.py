@@ -7,6 +7,7 @@ from typing import Any
 
 from sonde import __version__
 from sonde.server.answers import PARAMETERS, QUESTIONS, Question
+from sonde.server.collection import AgentState, Authority
 from sonde.server.schemas import ANSWERS, FLAME_NODE
 
 _ERROR = {
@@ -22,6 +23,28 @@ def _answer(name: str, question: Question) -> dict[str, Any]:
     if name in ANSWERS:
         content["application/vnd.apache.arrow.stream"] = {"schema": {}}
     return {"description": question.about, "content": content}
+
+
+def _agents() -> dict[str, Any]:
+    def rows(**properties: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "type": "array",
+            "items": {"type": "object", "required": [*properties], "properties": properties},
+        }
+
+    schema = {
+        "type": "object",
+        "required": ["agents", "paused"],
+        "properties": {
+            "agents": rows(
+                node={"type": "string"},
+                seen_s={"type": "number"},
+                state={"enum": [*AgentState]},
+            ),
+            "paused": rows(authority={"enum": [*Authority]}, since_s={"type": "integer"}),
+        },
+    }
+    return {"description": "both", "content": {"application/json": {"schema": schema}}}
 
 
 def document() -> dict[str, Any]:
@@ -132,6 +155,12 @@ def document() -> dict[str, Any]:
     paths["/v1/collection"] = {
         "get": {"responses": {"200": switch} | _REFUSALS},
         "put": {"parameters": [flag], "responses": {"200": switch} | _REFUSALS},
+    }
+    paths["/v1/agents"] = {
+        "get": {
+            "summary": "the tenant's agents that this server has seen since its start, and pauses",
+            "responses": {"200": _agents()} | _REFUSALS,
+        }
     }
     for name in ("healthz", "metrics"):
         paths[f"/{name}"] = {"get": {"security": [], "responses": {"200": _TEXT}}}

@@ -24,6 +24,8 @@ def exposition(service: Service) -> str:
     add("sonde_server_query_failures_total", "counter", counters.query_failures)
     for why, count in sorted(counters.refused.items()):
         add("sonde_server_refused_total", "counter", count, f'{{reason="{why}"}}')
+    for state, count in service.agents.counts().items():
+        add("sonde_server_agents", "gauge", count, f'{{state="{state}"}}')
     add("sonde_server_log_records_total", "counter", wal.records)
     add("sonde_server_log_bytes_total", "counter", wal.record_bytes)
     add("sonde_server_log_syncs_total", "counter", wal.syncs)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import subprocess
 import threading
 import time
@@ -24,7 +25,7 @@ from sonde.query import framing
 from sonde.query.capture import DamagedChunkError, chunk_meta
 from sonde.query.schema import TABLES
 from sonde.query.stored import SUMS, Selection, StoredSession
-from sonde.server.collection import Collection
+from sonde.server.collection import Collection, SeenAgents
 from sonde.server.tokens import Caller, Scope, Tokens
 from sonde.store.catalog import Catalog, StoredFile
 from sonde.store.record import Record, digest_of
@@ -99,17 +100,23 @@ class Counters:
             self.acks_s[at] += seconds <= bound
 
 
+def is_node(name: str) -> bool:
+    """Whether a node may be called that."""
+    return 0 < len(name) <= 253 and name.isprintable() and name.isascii()
+
+
 class RefusedRequestError(SinkError):
     """A request that is not served, with its HTTP status."""
 
-    def __init__(self, status: int, cause: str, remedy: str) -> None:
+    def __init__(self, status: int, cause: str, remedy: str, retry_after_s: int = 5) -> None:
+        """`retry_after_s`: when it may be tried again, of 429 and 503."""
         super().__init__(cause, remedy)
-        self.status = status
+        self.status, self._retry_after_s = status, retry_after_s
 
     @property
     def headers(self) -> dict[str, str]:
         """When to try again, where that may help."""
-        return {"Retry-After": "5"} if self.status in (429, 503) else {}
+        return {"Retry-After": str(self._retry_after_s)} if self.status in (429, 503) else {}
 
 
 class Bucket:
@@ -129,6 +136,10 @@ class Bucket:
             return False
         self._left -= amount
         return True
+
+    def wait_s(self, amount: float) -> int:
+        """Whole seconds until so much may pass, if nothing else does; at least one."""
+        return max(1, math.ceil((min(amount, 10 * self._rate) - self._left) / self._rate))
 
 
 class Service:
@@ -165,6 +176,7 @@ class Service:
             self.catalog = Catalog(self.folder)
             self.tokens = Tokens(self.folder)
             self.collection = Collection(self.folder)
+            self.agents = SeenAgents(self.limits.nodes_a_tenant)
             self.wal = Wal(self.folder / "wal")
         except UsageError:
             raise
@@ -225,17 +237,19 @@ class Service:
 
     def admit(self, caller: Caller, size_bytes: int) -> None:
         """Count a request against its caller's rates. Raises RefusedRequestError."""
-        if not self._rates_of(caller)[0].take(1):
-            self._refuse_rate()
+        rate = self._rates_of(caller)[0]
+        if not rate.take(1):
+            self._refuse_rate(rate.wait_s(1))
         self._charge(caller, size_bytes)
 
     def _charge(self, caller: Caller, size_bytes: int) -> None:
-        if size_bytes > 0 and not self._rates_of(caller)[1].take(size_bytes):
-            self._refuse_rate()
+        rate = self._rates_of(caller)[1]
+        if size_bytes > 0 and not rate.take(size_bytes):
+            self._refuse_rate(rate.wait_s(size_bytes))
 
-    def _refuse_rate(self) -> NoReturn:
+    def _refuse_rate(self, wait_s: int) -> NoReturn:
         self.counters.refuse("rate")
-        raise RefusedRequestError(429, "this token sends too much", "send less")
+        raise RefusedRequestError(429, "this token sends too much", "send less", wait_s)
 
     def _rates_of(self, caller: Caller) -> tuple[Bucket, Bucket]:
         rates = self._rates.get(caller.id)
@@ -292,8 +306,13 @@ class Service:
         self._charge(caller, unpacked // UNPACKED_SHARE - len(body))
         return parts
 
+    def note_agent(self, caller: Caller, node: str, reported: str) -> None:
+        """An agent sent or asked something; `reported`: its word for its state."""
+        if is_node(node):
+            self.agents.note(caller.tenant, node, reported)
+
     def _check_node(self, tenant: str, node: str) -> None:
-        if not 0 < len(node) <= 253 or not node.isprintable() or not node.isascii():
+        if not is_node(node):
             self.counters.refuse("node")
             raise RefusedRequestError(400, "the name of the node is no name", "set X-Sonde-Node")
         nodes = self._nodes.get(tenant, set())

@@ -76,7 +76,7 @@ def _send(url: str, headers: dict[str, str], body: bytes, give_up_s: float, sent
         except ValueError as error:
             raise UsageError(f"no server's URL: {error}", "write http://HOST:PORT") from error
         except OSError as error:
-            said, again = str(error), True
+            said, again, after_s = str(error), True, 0.0
         else:
             if answer.status == 200:
                 accepted, duplicates = _counts(answer.body)
@@ -84,9 +84,9 @@ def _send(url: str, headers: dict[str, str], body: bytes, give_up_s: float, sent
                 sent.duplicates += duplicates
                 return
             said = f"HTTP status {answer.status}: {answer.body[:200].decode(errors='replace')}"
-            again = answer.status in _AGAIN
+            again, after_s = answer.status in _AGAIN, answer.retry_after_s
         attempt += 1
-        wait = waits(attempt)
+        wait = after_s + waits(attempt)
         if not again or time.monotonic() + wait > ends:
             raise SinkError(f"the server did not take a chunk: {said}", "see the server's log")
         sent.retries += 1

@@ -115,13 +115,15 @@ class OtlpPusher:
         period_s: float,
         families: Callable[[], list[tuple[Metric, list[Series]]]],
         resource: Mapping[str, str],
+        started_ns: int = 0,
     ) -> None:
-        """Raises UsageError for an invalid URL."""
+        """`started_ns`: since when the counters count (ns since 1970), 0: from now on. Raises
+        UsageError for an invalid URL."""
         self._url = endpoint_of(url)
         self._period_s = period_s
         self._families = families
         self._resource = resource
-        self._started_ns = time.time_ns()
+        self._started_ns = started_ns or time.time_ns()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sonde-otlp", daemon=True)
         self.pushed = 0
@@ -133,9 +135,13 @@ class OtlpPusher:
         """Start the thread."""
         self._thread.start()
 
+    def end(self) -> None:
+        """Have the thread push a last time and stop; returns at once."""
+        self._ended.set()
+
     def close(self) -> None:
         """Push a last time, then stop; waits at most as long as one push may take."""
-        self._ended.set()
+        self.end()
         if self._thread.is_alive():
             self._thread.join(PUSH_S + 1)
 

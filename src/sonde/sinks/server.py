@@ -5,6 +5,10 @@ The thread that observes only hands a chunk over. Whatever the server does, it n
 `QUEUED` chunks are between the two threads, and beyond that the oldest is dropped and counted. A
 chunk leaves the spool when the server has acknowledged it, which may be after it was sent twice:
 the server stores it once.
+
+Answers say whether this agent is to collect. While the server takes nothing, or collection is
+paused and nothing is sent, it is asked each `SWITCH_S`: an order reaches an agent that a busy
+server keeps away, too, and the server knows that a paused agent lives.
 """
 
 from __future__ import annotations
@@ -17,15 +21,22 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sonde.errors import CaptureError, SinkError, UsageError
 from sonde.input_files import open_input
 from sonde.sinks.spool import Spool, SpooledChunk
 
+if TYPE_CHECKING:
+    from sonde.http_client import Response
+
 PATH = "/v1/chunks"
 SWITCH = "/v1/collection"
 SWITCH_S = 10.0
-"""A paused agent asks this often whether to go on."""
+"""Without another answer for about so long, an agent asks whether to collect."""
+SWITCH_REQUEST_S = 5.0
+STATE = "X-Sonde-State"
+"""Header of requests: `collecting` or `paused`."""
 QUEUED = 16
 BATCH_BYTES = 1 << 20
 BATCH_CHUNKS = 32
@@ -57,6 +68,12 @@ def backoff_s(attempt: int, draw: Callable[[float, float], float] = random.unifo
     return draw(0, min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(attempt, 20)))
 
 
+def quiet_s(retry_after_s: float, draw: Callable[[float, float], float] = random.uniform) -> float:
+    """How long nothing is sent after an answer with Retry-After: at least so long, spread over half
+    as much again, so that agents that were refused together do not come back together."""
+    return draw(retry_after_s, 1.5 * retry_after_s)
+
+
 class ServerSink:
     """Takes chunks, and sends them until the server has them."""
 
@@ -74,7 +91,11 @@ class ServerSink:
             ) from error
         if not 0 < len(node) <= 253 or not node.isprintable() or not node.isascii():
             raise UsageError(f"{node!r} cannot be the name of a node", "give --node NAME")
-        if parts.scheme == "http" and token_file and not _is_loopback(parts.hostname or ""):
+        if (
+            parts.scheme == "http"
+            and token_file
+            and not http_client.is_loopback(parts.hostname or "")
+        ):
             raise UsageError("the token would cross the network in the clear", "write https://…")
         tls = None
         if parts.scheme == "https":
@@ -101,7 +122,9 @@ class ServerSink:
         self.collects = True
         """What the server said last: whether this agent is to observe anything."""
         self._on_switch: Callable[[bool], None] = lambda _collects: None
-        self._retry_after_s = 0.0
+        self._quiet_until_s = self._ask_s = 0.0
+        """Times (CLOCK_MONOTONIC): until when the server wants to be left alone; when to ask it
+        whether to collect."""
         self._thread = threading.Thread(target=self._run, name="sonde-server", daemon=True)
         self._thread.start()
 
@@ -121,6 +144,18 @@ class ServerSink:
         self._on_switch = call
         if not self.collects:
             call(False)
+
+    def reconfigure(self, token_file: Path | None, spool_bytes: int) -> None:
+        """Take another token and bound from now on. Raises SinkError where the token cannot be
+        read; then nothing changes."""
+        with self._changed:
+            former, self._token_file = self._token_file, token_file
+            try:
+                self._read_token()
+            except SinkError:
+                self._token_file = former
+                raise
+            self._spool.most_bytes = spool_bytes
 
     def close(self) -> None:
         """Try to send what there is for some seconds; the rest waits for the next start."""
@@ -143,17 +178,18 @@ class ServerSink:
             "sonde.agent.send_failures": float(self.failures),
             "sonde.agent.spool_bytes": float(self._spool.size_bytes),
             "sonde.agent.spool_chunks": float(len(self._spool)),
+            "sonde.agent.paused": float(not self.collects),
         }
 
     def _run(self) -> None:
         attempt = 0
-        due_s = ask_s = 0.0
+        due_s = 0.0
         while True:
             with self._changed:
                 while not (self._queue or self._ended):
-                    waits = [due_s] * bool(self._spool) + [ask_s] * (not self.collects)
-                    left_s = min(waits) - time.monotonic() if waits else None
-                    if left_s is not None and left_s <= 0:
+                    retry_s = [max(due_s, self._quiet_until_s)] * bool(self._spool)
+                    left_s = min([self._ask_s, *retry_s]) - time.monotonic()
+                    if left_s <= 0:
                         break
                     self._changed.wait(left_s)
                 queued, ended = list(self._queue), self._ended
@@ -161,13 +197,14 @@ class ServerSink:
             unspooled = self._to_spool(queued)
             if attempt:
                 self._spool.sync()
-            if ended or time.monotonic() >= due_s or unspooled:
+            now_s = time.monotonic()
+            if now_s < self._quiet_until_s:
+                self._overrun += len(unspooled)
+            elif ended or now_s >= due_s or unspooled:
                 attempt = 0 if self._send_all(unspooled) else attempt + 1
-                wait_s = self._retry_after_s + backoff_s(attempt)
-                due_s = time.monotonic() + wait_s if attempt else 0.0
-            if not (self.collects or ended) and time.monotonic() >= ask_s:
+                due_s = time.monotonic() + backoff_s(attempt) if attempt else 0.0
+            if not ended and time.monotonic() >= self._ask_s:
                 self._ask_switch()
-                ask_s = time.monotonic() + random.uniform(0.8, 1.2) * SWITCH_S
             if ended:
                 self._spool.sync()
                 self._connection.close()
@@ -216,20 +253,13 @@ class ServerSink:
 
     def _post(self, body: bytes) -> Outcome:
         try:
-            answer = self._connection.request(
-                "POST",
-                self._base + PATH,
-                body,
-                self._headers,
-                deadline_s=REQUEST_S,
-                max_bytes=ANSWER_BYTES,
-            )
+            answer = self._request("POST", PATH, body, REQUEST_S)
         except OSError as error:
             self.failures += 1
             self.error = str(error)
-            self._retry_after_s = 0.0
             return Outcome.AGAIN
-        self._retry_after_s = answer.retry_after_s
+        if answer.retry_after_s:
+            self._quiet_until_s = time.monotonic() + quiet_s(answer.retry_after_s)
         if answer.status == 200:
             self.error = ""
             self._obey(answer.body)
@@ -241,15 +271,9 @@ class ServerSink:
         return Outcome.REFUSED if answer.status in _NEVER else Outcome.AGAIN
 
     def _ask_switch(self) -> None:
+        self._ask_later()
         try:
-            answer = self._connection.request(
-                "GET",
-                self._base + SWITCH,
-                b"",
-                self._headers,
-                deadline_s=REQUEST_S,
-                max_bytes=ANSWER_BYTES,
-            )
+            answer = self._request("GET", SWITCH, b"", SWITCH_REQUEST_S)
         except OSError as error:
             self.error = str(error)
             return
@@ -257,6 +281,20 @@ class ServerSink:
             self._obey(answer.body)
         elif answer.status in (401, 403):
             self._token_again()
+
+    def _ask_later(self) -> None:
+        self._ask_s = time.monotonic() + random.uniform(0.8, 1.2) * SWITCH_S
+
+    def _request(self, method: str, path: str, body: bytes, deadline_s: float) -> Response:
+        state = "collecting" if self.collects else "paused"
+        return self._connection.request(
+            method,
+            self._base + path,
+            body,
+            self._headers | {STATE: state},
+            deadline_s=deadline_s,
+            max_bytes=ANSWER_BYTES,
+        )
 
     def _obey(self, body: bytes) -> None:
         """Turn collection on or off as the server says; one that does not know of this wants it
@@ -267,6 +305,7 @@ class ServerSink:
             return
         if not isinstance(document, dict):
             return
+        self._ask_later()
         collects = document.get("collect") is not False
         if collects != self.collects:
             self.collects = collects
@@ -291,7 +330,3 @@ class ServerSink:
                 "write it there: sonde token make --scope ingest",
             ) from error
         self._headers["Authorization"] = f"Bearer {token}"
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")

@@ -49,7 +49,8 @@ class Spool:
         """Open the spool, or make it. Raises SinkError; UsageError where another agent uses it, or
         where other users could change it."""
         self.path = path
-        self._most_bytes = most_bytes
+        self.most_bytes = most_bytes
+        """May be changed; what is beyond it goes with the next chunk."""
         with private_files.secret_folder(path, "chunks") as folder, _reported(path):
             self._fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder.fd)
         try:
@@ -76,7 +77,7 @@ class Spool:
     def add(self, chunk: bytes) -> None:
         """Append a chunk, dropping the oldest where it does not fit. Raises SinkError."""
         while self._sizes and (
-            self.size_bytes + len(chunk) > self._most_bytes or len(self._sizes) >= SPOOL_CHUNKS
+            self.size_bytes + len(chunk) > self.most_bytes or len(self._sizes) >= SPOOL_CHUNKS
         ):
             self._drop_oldest()
         while True:
