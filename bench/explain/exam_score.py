@@ -44,6 +44,7 @@ NAMES: Final[dict[str, frozenset[str]]] = {
     "straggler_rank": frozenset({"communication", "io"}),
     "memory": frozenset({"page fault"}),
     "pause": frozenset({"sleep"}),
+    "recompilation": frozenset({"host"}),
     "healthy": frozenset({"compute", "memory", "kernels", "device", "small kernels"}),
 }
 """What Sonde calls it (bounds, and causes of stalls)."""
