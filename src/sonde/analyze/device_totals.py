@@ -31,6 +31,7 @@ from sonde.model.verdict import (
     Advice,
     BoundShare,
     CauseShare,
+    CodeLocation,
     KernelClassShare,
     KernelShare,
     Verdict,
@@ -41,6 +42,8 @@ LARGE_PLACE = 0.1
 """Places that asked for less of the kernels' time are not named."""
 LEAST_STREAM_WAITS = 10
 """Fewer waits of streams for events in a record are of its start, not of its steps."""
+STREAM_PLACES = 2
+"""Places at which streams wait that are named: the one where work forks, and where it joins."""
 _OF_WAITS = (Cause.SYNCHRONIZATION, Cause.GPU_CONTENTION, Cause.COLLECTIVE)
 """Causes that show in the thread's waits for the device."""
 _COUNTERS = {Bound.MEMORY: "memory bandwidth", Bound.COMPUTE: "tensor cores"}
@@ -97,8 +100,10 @@ def with_runs(
         lines.append(_counter_evidence(active))
     if exchanged >= LEAST_SHARE:
         lines.append(f"collectives ran for about {100 * exchanged:.0f} % of the time")
-    if line := _asked_for_in(_kernels_of_places(runs)):
-        lines.append(line)
+    asking = _asking(runs, time)
+    if asking:
+        named = ", ".join(f"{one.text} {100 * one.share:.0f} %" for one in asking)
+        lines.append(f"kernels by the code that launched them, of their time: {named}")
     if others:
         lines += [one.text for one in others[:2]]
     computing = sum(one.ns for one in kernels)
@@ -111,11 +116,11 @@ def with_runs(
         ranked_kernels = mixed([BoundShare(one.bound, one.share) for one in shares])
         if alone >= UNDERFILLED_BOUND * computing and computing <= ALONE * timed_ns:
             ranked_kernels = [BoundShare(Bound.SMALL_KERNELS, computed)]
-        bounds = with_stalls(ranked_kernels, parts)
+        bounds = with_stalls([replace(it, locations=asking) for it in ranked_kernels], parts)
         advice.append(Advice(next_step_of_bound(bounds[0].key), 0.0))
-        dependent, line = _of_other_streams(runs, calls, timed_ns)
-        if dependent >= LEAST_SHARE:
-            bounds.append(BoundShare(Bound.DEPENDENCY, dependent))
+        dependent, line = _of_other_streams(runs, calls, timed_ns, time)
+        if dependent.share >= LEAST_SHARE:
+            bounds.append(dependent)
             lines.append(line)
     else:
         bounds = ranked_bounds(parts) or bounds
@@ -133,30 +138,21 @@ def with_runs(
     )
 
 
-def _kernels_of_places(runs: Iterable[Total]) -> dict[str, int]:
-    """The time of kernels by the place in the program that asked for them; '' not known."""
-    found: dict[str, int] = defaultdict(int)
+def _asking(runs: Iterable[Total], time: ThreadTime) -> list[CodeLocation]:
+    """The places that asked for most of the kernels' time."""
+    places: dict[str, int] = defaultdict(int)
     for one in runs:
         if one.kind == TotalKind.STREAM:
-            found[one.place] += one.ns
-    return found
-
-
-def _asked_for_in(places: Mapping[str, int]) -> str:
-    """Evidence: the places that asked for most of the kernels' time."""
-    whole = sum(places.values())
-    ranked = [one for one in locations(dict(places), whole) if one.share >= LARGE_PLACE]
-    named = [f"{one.function} {100 * one.share:.0f} %" for one in ranked if one.function]
-    return f"kernels by the code that launched them, of their time: {', '.join(named)}" * bool(
-        named
-    )
+            places[one.place] += one.ns
+    ranked = locations(places, sum(places.values()), time.callers)
+    return [one for one in ranked if one.function and one.share >= LARGE_PLACE]
 
 
 def _of_other_streams(
-    runs: Iterable[Total], calls: Iterable[Total], timed_ns: int
-) -> tuple[float, str]:
-    """(share of the time, evidence) of the work of the second stream, where streams wait for one
-    another and hardly ever run at a time: the first one, with the most work, waits meanwhile.
+    runs: Iterable[Total], calls: Iterable[Total], timed_ns: int, time: ThreadTime
+) -> tuple[BoundShare, str]:
+    """(share of the time and places, evidence) of the work of the second stream, where streams wait
+    for one another and hardly ever run at a time: the first one, with the most work, waits.
 
     Work that is spread over many streams is that of a pool, whose streams come one after another.
     """
@@ -169,13 +165,15 @@ def _of_other_streams(
     streams = max(devices.values(), key=lambda those: sum(those.values()), default={})
     whole = sum(streams.values())
     if count < LEAST_STREAM_WAITS or not whole or whole > ALONE * timed_ns:
-        return 0.0, ""
+        return BoundShare(Bound.DEPENDENCY, 0.0), ""
     share = sorted(streams.values())[-2] / timed_ns if len(streams) > 1 else 0.0
     places: dict[str, int] = defaultdict(int)
     for one in waits:
-        places[one.place] += one.ns
-    where = "".join(f", in {one.function}" for one in locations(places, 1)[:1] if one.function)
-    return share, (
+        places[one.place] += one.count
+    ranked = [one for one in locations(places, count, time.callers) if one.function]
+    ranked = ranked[:STREAM_PLACES]
+    where = f", in {' and '.join(one.text for one in ranked)}" * bool(ranked)
+    return BoundShare(Bound.DEPENDENCY, share, ranked), (
         f"streams waited for events of other streams {count:,} times{where}; the work of a second "
         f"stream ran for {100 * share:.0f} % of the time, hardly ever at the same time"
     )
@@ -263,7 +261,7 @@ def _attributed(
     found[Cause.LAUNCH] = min(max(0.0, launch - synchronized), left)
     found[Cause.UNKNOWN] = min(unknown, left - found[Cause.LAUNCH])
     known = {one.key: one for one in verdict.causes}
-    waited = locations(time.wait_places, time.waited)
+    waited = locations(time.wait_places, time.waited, time.callers)
     causes = []
     for cause, share in found.items():
         ns = round(share * verdict.window_ns)

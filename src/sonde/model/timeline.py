@@ -436,6 +436,8 @@ class Timeline:
     stream_waits: StreamWaits = field(default_factory=no_stream_waits)
     counters: Sequence[Counter] = ()
     totals: Sequence[Total] = ()
+    callers: Mapping[str, str] = field(default_factory=dict)
+    """By `Total.place`: the place in the program that mostly called it, where known."""
     extent_ns: tuple[int, int] | None = None
     """Begin and end of the record; None: those of its rows."""
     timed_ns: tuple[int, int] | None = None

@@ -127,6 +127,27 @@ def set_owners(naming: Interner, lanes: Lanes, frames: Frames, sample: pa.Table)
             naming.tracks[track] = replace(naming.tracks[track], owner=those.pop())
 
 
+def callers_of(frames: Frames, sample: pa.Table) -> dict[str, str]:
+    """By place: the place that called it, where one function did for most of its time."""
+    roles, row = frames.roles, frames.row_of(sample.column("stack_id"))
+    place, caller = roles.place[row].astype(np.int64), roles.caller[row].astype(np.int64)
+    weight = whole(sample, "weight_ns")
+    sums: dict[int, int] = {}
+    called: dict[int, dict[int, int]] = {}
+    keys, inverse = np.unique(np.stack([place, caller]), axis=1, return_inverse=True)
+    counts = np.bincount(inverse.reshape(-1), weight, keys.shape[1]).tolist()
+    for (mine, other), count in zip(keys.T.tolist(), counts, strict=True):
+        sums[mine] = sums.get(mine, 0) + count
+        called.setdefault(mine, {})[other] = count
+    sums.pop(-1, None)
+    most = {mine: max(called[mine], key=lambda it: called[mine][it]) for mine in sums}
+    return {
+        roles.places[mine]: roles.places[other]
+        for mine, other in most.items()
+        if other >= 0 and 2 * called[mine][other] > sums[mine]
+    }
+
+
 def parents_of(process: pa.Table) -> dict[int, int]:
     """The parent of each process."""
     return dict(

@@ -20,7 +20,12 @@ from sonde.model.timeline import F64, I64, Activity, WaitDetail
 from sonde.query.columns import Frames, Lanes, texts_of, whole
 from sonde.query.stack_roles import ACTIVITIES
 
-GIL_FRAMES = ("take_gil", "PyEval_RestoreThread", "PyGILState_Ensure")
+GIL_FRAMES = (
+    *("take_gil", "PyEval_RestoreThread", "PyEval_AcquireThread", "PyEval_AcquireLock"),
+    *("PyGILState_Ensure", "_PyThreadState_Attach"),
+)
+"""Functions of CPython that wait for its lock; the first is missing in interpreters without a
+table of symbols."""
 MOST_PARTS = 32
 """Parts that the waits of one thread for one reason are split into: the longest."""
 _IN_CALLS = (Activity.DEVICE_WAIT, Activity.COPY, Activity.ALLOCATION)
