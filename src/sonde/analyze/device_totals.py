@@ -26,7 +26,7 @@ from sonde.analyze.ranking import (
 from sonde.analyze.thread_time import ThreadTime, cause_lines, locations
 from sonde.model.causes import Bound, Cause, CauseDetail
 from sonde.model.collectives import is_collective
-from sonde.model.timeline import CallKind, Total, TotalKind
+from sonde.model.timeline import CallKind, Total, TotalKind, WaitDetail
 from sonde.model.verdict import (
     Advice,
     BoundShare,
@@ -72,6 +72,7 @@ def with_runs(
     kernels = [one for one in ran if not is_collective(one.name)]
     exchanged = sum(one.ns for one in ran if is_collective(one.name)) / timed_ns
     computed = min(1.0, sum(one.ns for one in kernels) / timed_ns)
+    built = computed * _for_building(runs)
     counted = {bound: share for bound, share in active.items() if share > 0}
     by_counters = class_by_counters(
         {bound: part / max(computed, part) for bound, part in counted.items()}
@@ -96,6 +97,8 @@ def with_runs(
     shares.sort(key=lambda one: -one.ns)
     bounds = verdict.bounds
     lines = [f"the device computed about {100 * computed:.0f} % of the time, by runs timed singly"]
+    if built >= LEAST_SHARE:
+        lines.append(f"of it, {100 * built:.0f} points for graphs that were captured")
     if by_counters and any(class_of(one.name) == Bound.KERNELS for one in kernels):
         lines.append(_counter_evidence(active))
     if exchanged >= LEAST_SHARE:
@@ -109,10 +112,10 @@ def with_runs(
     computing = sum(one.ns for one in kernels)
     alone = sum(one.ns for one in runs if one.kind == TotalKind.UNDERFILLED)
     of_device = {Cause.COPY: copied, Cause.COLLECTIVE: exposed, Cause.GPU_CONTENTION: held_up}
-    causes = _attributed(verdict, computed, of_device, time)
+    causes = _attributed(verdict, computed - built, of_device, time)
     advice = [Advice(next_step(one.key), 0.0) for one in causes if one.share >= LEAST_SHARE]
     parts = [(one.bound, one.share) for one in causes]
-    if shares and computed >= 1 - STALLED:
+    if shares and computed - built >= 1 - STALLED:
         ranked_kernels = mixed([BoundShare(one.bound, one.share) for one in shares])
         if alone >= UNDERFILLED_BOUND * computing and computing <= ALONE * timed_ns:
             ranked_kernels = [BoundShare(Bound.SMALL_KERNELS, computed)]
@@ -136,6 +139,13 @@ def with_runs(
         evidence=[verdict.evidence[0], *lines, *evidence],
         advice=advice,
     )
+
+
+def _for_building(runs: Iterable[Total]) -> float:
+    """The part of the kernels' time that warmed up graphs which were captured again and again."""
+    asked = [one for one in runs if one.kind == TotalKind.STREAM]
+    built = sum(one.ns for one in asked if one.wait_detail == WaitDetail.BUILD)
+    return built / max(1, sum(one.ns for one in asked))
 
 
 def _asking(runs: Iterable[Total], time: ThreadTime) -> list[CodeLocation]:
@@ -221,7 +231,8 @@ def _attributed(
 ) -> list[CauseShare]:
     """The causes of the time in which the device did not compute.
 
-    A thread works while the device does, too: only `1 - computed` of the time are stalls. What the
+    `computed`: without kernels that only build graphs. A thread works while the device does, too:
+    only `1 - computed` of the time are stalls. What the
     device did in them comes first (`device`: shares of the time), then what the thread was blocked
     by. Code and launches are left:
 

@@ -139,8 +139,12 @@ def thread_time(
     for one in totals:
         if one.kind != TotalKind.CALL:
             continue
-        called[_ACTIVITY_OF_CALL.get(one.call, Activity.LAUNCH_PATH)] += one.ns
-        if one.call == CallKind.SYNC:
+        builds = one.wait_detail == WaitDetail.BUILD
+        activity = _ACTIVITY_OF_CALL.get(one.call, Activity.LAUNCH_PATH)
+        called[Activity.BUILD if builds else activity] += one.ns
+        if builds:
+            found.add(Cause.BUILD, one.ns, one)
+        elif one.call == CallKind.SYNC:
             found.wait(one.ns, one)
         elif one.call == CallKind.COPY and one.direction == CopyDirection.D2H:
             copied = 0 if CopyDirection.D2H in timed else _copying_ns(one)
@@ -216,6 +220,8 @@ def cause_of(timeline: Timeline, total: Total) -> Cause:
         return Cause.GIL
     if total.wait_detail == WaitDetail.EXCHANGE:
         return Cause.COLLECTIVE
+    if total.wait_detail == WaitDetail.BUILD:
+        return Cause.BUILD
     if total.wait_detail == WaitDetail.COMPUTE:
         return Cause.HOST
     if total.wait_detail == WaitDetail.INPUT or _is_handed_over(timeline, total):
@@ -280,7 +286,7 @@ def _wait_for_copies(totals: Iterable[Total]) -> bool:
 def _inside_rank(total: Total) -> tuple[int, int]:
     """Order in which blocked time is counted as time within device calls."""
     rank = len(_INSIDE_CALLS) + 1
-    if total.wait_detail in (WaitDetail.IN_CALL, WaitDetail.DEVICE):
+    if total.wait_detail in (WaitDetail.IN_CALL, WaitDetail.DEVICE, WaitDetail.BUILD):
         rank = 0
     elif total.name in _INSIDE_CALLS and not total.place and not total.wait_detail:
         rank = 1 + _INSIDE_CALLS.index(total.name)

@@ -113,6 +113,9 @@ class WaitDetail(IntEnum):
     """For other threads of a computation on the CPU."""
     EXCHANGE = 7
     """For other processes of the job, in a collective of the host."""
+    BUILD = 8
+    """While a graph was captured, which the program does again and again. Also of calls, and of
+    kernels of `TotalKind.STREAM`."""
 
 
 class TrackKind(StrEnum):
