@@ -17,10 +17,12 @@ import numpy as np
 import pyarrow as pa
 
 from sonde.model.timeline import Mask
-from sonde.query.columns import Frames, texts_of, whole
+from sonde.query.columns import Frames, whole
 
 LEAST_BUILDS = 10
 """Graphs that a function builds within a record; fewer are of the program's start."""
+MOST_BUILDERS = 16
+"""Functions that are looked for on all stacks, those that build most."""
 _BUILDS = re.compile(r"GraphInstantiate")
 _REPLAYS = re.compile(r"GraphLaunch|^\(graph\)$")
 
@@ -29,9 +31,13 @@ def building(frames: Frames, sample: pa.Table) -> Mask:
     """Whether each row of the table of stacks, and one more for unknown ones, is building."""
     roles = frames.roles
     none: Mask = np.zeros(len(roles.place), bool)
-    names = texts_of(sample, "name")
+    names = sample.column("name").combine_chunks()
+    numbers = names.indices.to_numpy()
     builds, replays = (
-        np.array([bool(rule.search(name)) for name in names], bool) for rule in (_BUILDS, _REPLAYS)
+        np.array([*(bool(rule.search(name)) for name in names.dictionary.to_pylist()), False])[
+            numbers
+        ]
+        for rule in (_BUILDS, _REPLAYS)
     )
     row = frames.row_of(sample.column("stack_id"))
     count: dict[str, int] = defaultdict(int)
@@ -40,9 +46,9 @@ def building(frames: Frames, sample: pa.Table) -> Mask:
         if place >= 0:
             count[roles.places[place].rpartition(":")[0]] += times
     found = none.copy()
-    for function, times in count.items():
-        if times >= LEAST_BUILDS:
-            inside = frames.within(function)
-            if not inside[row[replays]].any():
-                found |= inside
+    often = sorted((it for it in count if count[it] >= LEAST_BUILDS), key=lambda it: -count[it])
+    for function in often[:MOST_BUILDERS]:
+        inside = frames.within(function)
+        if not inside[row[replays]].any():
+            found |= inside
     return found

@@ -137,9 +137,11 @@ def callers_of(frames: Frames, sample: pa.Table) -> dict[str, str]:
     weight = whole(sample, "weight_ns")
     sums: dict[int, int] = {}
     called: dict[int, dict[int, int]] = {}
-    keys, inverse = np.unique(np.stack([place, caller]), axis=1, return_inverse=True)
-    counts = np.bincount(inverse.reshape(-1), weight, keys.shape[1]).tolist()
-    for (mine, other), count in zip(keys.T.tolist(), counts, strict=True):
+    base = len(roles.places) + 1
+    keys, inverse = np.unique((place + 1) * base + caller + 1, return_inverse=True)
+    counts = np.bincount(inverse, weight, len(keys)).tolist()
+    pairs = np.stack(np.divmod(keys, base), axis=1) - 1
+    for (mine, other), count in zip(pairs.tolist(), counts, strict=True):
         sums[mine] = sums.get(mine, 0) + count
         called.setdefault(mine, {})[other] = count
     sums.pop(-1, None)
