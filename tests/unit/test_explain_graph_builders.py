@@ -65,9 +65,9 @@ def told(writer, tmp_path):
     return told
 
 
-@pytest.mark.parametrize("forward", [True, False])
-def test_warm_up_and_waits_are_part_of_capturing(told, forward):
-    verdict = told(forward=forward)
+@pytest.mark.parametrize("change", [{"forward": True}, {"forward": False}, {"graphs": 10}])
+def test_warm_up_and_waits_are_part_of_capturing(told, change):
+    verdict = told(**change)
     (first, *rest) = verdict.causes
 
     assert verdict.bounds[0].key == Bound.HOST

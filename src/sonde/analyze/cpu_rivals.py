@@ -13,7 +13,6 @@ QUEUED = 0.1
 """A thread that waits for a CPU for this part of the time that it has one shares it with others."""
 HAD = 0.25
 """Rivals are named if they had CPUs for this part of the time that the thread waited for one."""
-
 MINOR = 0.1
 """Threads that ran for a smaller part of the time of the one that ran most are not counted."""
 
