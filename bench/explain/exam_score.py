@@ -44,6 +44,7 @@ NAMES: Final[dict[str, frozenset[str]]] = {
     "straggler_rank": frozenset({"communication", "io"}),
     "memory": frozenset({"page fault"}),
     "pause": frozenset({"sleep"}),
+    "recompilation": frozenset({"host"}),
     "healthy": frozenset({"compute", "memory", "kernels", "device", "small kernels"}),
 }
 """What Sonde calls it (bounds, and causes of stalls)."""
@@ -154,14 +155,20 @@ def _named(document: dict[str, Any]) -> tuple[dict[str, float], list[str]]:
     for verdict in document["verdicts"]:
         for bound in verdict["bounds"]:
             named[bound["key"]] = max(named.get(bound["key"], 0.0), bound["share"])
+            locations += _places(bound["locations"])
         for cause in verdict["causes"]:
             if cause["key"] == "sleep":
                 named["sleep"] = max(named.get("sleep", 0.0), cause["share"])
-            locations += [place["function"] for place in cause["locations"]]
+            locations += _places(cause["locations"])
             locations += list(cause["facts"])
         if verdict.get("bound"):
             named.setdefault(str(verdict["bound"]), 0.0)
     return named, locations
+
+
+def _places(locations: list[dict[str, Any]]) -> list[str]:
+    """Functions, and who called them."""
+    return [place[key] for place in locations for key in ("function", "caller")]
 
 
 def _is_named(kind: str, one: Judged, named: dict[str, float]) -> bool:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m bench.explain.leave_one_out FOLDER --json OUT`: do thresholds fit the programs?
+"""`python -m bench.explain.leave_one_out FOLDER… --json OUT`: do thresholds fit the programs?
 
-Each threshold of `sonde explain` that decides on recordings of the exam takes half and twice its
+Each threshold of `sonde explain` that decides on recordings of the exams takes half and twice its
 value, one at a time. For every program, all of these settings are judged by the other programs: the
 best of them (as it is in the code, where others are only as good) judges the program left out.
 """
@@ -20,7 +20,8 @@ from sonde.recording.timelines import open_timeline
 THRESHOLDS = (
     *("thread_verdicts.TURNS", "thread_verdicts.LEAST_WORK", "thread_verdicts.LEAST_CALLS"),
     *("thread_time.COPIED_NS_PER_BYTE", "thread_time.POLLS", "thread_time.FOR_COPIES"),
-    *("ranking.STALLED", "ranking.MIX", "ranking.LEAST_SHARE", "ranking.UNDERFILLED_BOUND"),
+    *("ranking.STALLED", "ranking.MIX", "ranking.BESIDE", "ranking.LEAST_SHARE"),
+    "ranking.UNDERFILLED_BOUND",
     *("device_totals.LEAST_STREAM_WAITS", "device_totals.LEAST_SHARE", "device_totals.STALLED"),
     *("kernels.ALONE", "device_totals.ALONE", "offenders.LEAST_USE", "kernels.ACTIVE"),
 )
@@ -30,10 +31,10 @@ AS_IS = "as it is"
 def main() -> int:
     """Judge all settings by all programs."""
     parser = argparse.ArgumentParser(prog="python -m bench.explain.leave_one_out")
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="one for each exam")
     parser.add_argument("--json", type=Path, metavar="OUT")
     args = parser.parse_args()
-    truths = sorted(args.folder.glob("*.truth.json"))
+    truths = [one for it in args.folders for one in sorted(it.glob("*.truth.json"))]
     timelines = {truth: open_timeline([capture_of(truth)]) for truth in truths}
 
     def right() -> dict[str, bool]:
@@ -41,7 +42,8 @@ def main() -> int:
         found: dict[str, bool] = {}
         for truth in truths:
             one = judge(truth, timelines[truth])
-            found[one.program] = found.get(one.program, True) and one.is_right
+            program = f"{args.folders.index(truth.parent) + 1}/{one.program}"
+            found[program] = found.get(program, True) and one.is_right
         return found
 
     settings = {AS_IS: right()}

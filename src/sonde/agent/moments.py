@@ -47,7 +47,12 @@ GARBAGE_FRAMES = frozenset(
     )
 )
 """Functions of CPython's collector (Modules/gcmodule.c, Python/gc.c), and of Boehm's."""
-LOCK_FRAMES = frozenset(("take_gil", "PyEval_RestoreThread", "PyGILState_Ensure"))
+LOCK_FRAMES = frozenset(
+    (
+        *("take_gil", "PyEval_RestoreThread", "PyEval_AcquireThread", "PyEval_AcquireLock"),
+        *("PyGILState_Ensure", "_PyThreadState_Attach"),
+    )
+)
 
 
 class MomentMaker:

@@ -20,7 +20,8 @@ OF_CAUSE: Mapping[tuple[Cause, CauseDetail], str] = {
     "prefetching, less work per sample",
     (Cause.ALLOCATION, CauseDetail.NONE): "keep memory allocated: no empty_cache() in the loop, "
     "fixed shapes, expandable segments, or a larger pool",
-    (Cause.BUILD, CauseDetail.NONE): "compile and load kernels before the loop, and cache them",
+    (Cause.BUILD, CauseDetail.NONE): "compile, load and capture before the loop, and keep what "
+    "was built",
     (
         Cause.PAGE_FAULT,
         CauseDetail.NONE,

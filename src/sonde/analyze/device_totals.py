@@ -26,11 +26,12 @@ from sonde.analyze.ranking import (
 from sonde.analyze.thread_time import ThreadTime, cause_lines, locations
 from sonde.model.causes import Bound, Cause, CauseDetail
 from sonde.model.collectives import is_collective
-from sonde.model.timeline import CallKind, Total, TotalKind
+from sonde.model.timeline import CallKind, Total, TotalKind, WaitDetail
 from sonde.model.verdict import (
     Advice,
     BoundShare,
     CauseShare,
+    CodeLocation,
     KernelClassShare,
     KernelShare,
     Verdict,
@@ -41,6 +42,8 @@ LARGE_PLACE = 0.1
 """Places that asked for less of the kernels' time are not named."""
 LEAST_STREAM_WAITS = 10
 """Fewer waits of streams for events in a record are of its start, not of its steps."""
+STREAM_PLACES = 2
+"""Places at which streams wait that are named: the one where work forks, and where it joins."""
 _OF_WAITS = (Cause.SYNCHRONIZATION, Cause.GPU_CONTENTION, Cause.COLLECTIVE)
 """Causes that show in the thread's waits for the device."""
 _COUNTERS = {Bound.MEMORY: "memory bandwidth", Bound.COMPUTE: "tensor cores"}
@@ -69,6 +72,7 @@ def with_runs(
     kernels = [one for one in ran if not is_collective(one.name)]
     exchanged = sum(one.ns for one in ran if is_collective(one.name)) / timed_ns
     computed = min(1.0, sum(one.ns for one in kernels) / timed_ns)
+    built = computed * _for_building(runs)
     counted = {bound: share for bound, share in active.items() if share > 0}
     by_counters = class_by_counters(
         {bound: part / max(computed, part) for bound, part in counted.items()}
@@ -93,29 +97,33 @@ def with_runs(
     shares.sort(key=lambda one: -one.ns)
     bounds = verdict.bounds
     lines = [f"the device computed about {100 * computed:.0f} % of the time, by runs timed singly"]
+    if built >= LEAST_SHARE:
+        lines.append(f"of it, {100 * built:.0f} points for graphs that were captured")
     if by_counters and any(class_of(one.name) == Bound.KERNELS for one in kernels):
         lines.append(_counter_evidence(active))
     if exchanged >= LEAST_SHARE:
         lines.append(f"collectives ran for about {100 * exchanged:.0f} % of the time")
-    if line := _asked_for_in(_kernels_of_places(runs)):
-        lines.append(line)
+    asking = _asking(runs, time)
+    if asking:
+        named = ", ".join(f"{one.text} {100 * one.share:.0f} %" for one in asking)
+        lines.append(f"kernels by the code that launched them, of their time: {named}")
     if others:
         lines += [one.text for one in others[:2]]
     computing = sum(one.ns for one in kernels)
     alone = sum(one.ns for one in runs if one.kind == TotalKind.UNDERFILLED)
     of_device = {Cause.COPY: copied, Cause.COLLECTIVE: exposed, Cause.GPU_CONTENTION: held_up}
-    causes = _attributed(verdict, computed, of_device, time)
+    causes = _attributed(verdict, computed - built, of_device, time)
     advice = [Advice(next_step(one.key), 0.0) for one in causes if one.share >= LEAST_SHARE]
     parts = [(one.bound, one.share) for one in causes]
-    if shares and computed >= 1 - STALLED:
+    if shares and computed - built >= 1 - STALLED:
         ranked_kernels = mixed([BoundShare(one.bound, one.share) for one in shares])
         if alone >= UNDERFILLED_BOUND * computing and computing <= ALONE * timed_ns:
             ranked_kernels = [BoundShare(Bound.SMALL_KERNELS, computed)]
-        bounds = with_stalls(ranked_kernels, parts)
+        bounds = with_stalls([replace(it, locations=asking) for it in ranked_kernels], parts)
         advice.append(Advice(next_step_of_bound(bounds[0].key), 0.0))
-        dependent, line = _of_other_streams(runs, calls, timed_ns)
-        if dependent >= LEAST_SHARE:
-            bounds.append(BoundShare(Bound.DEPENDENCY, dependent))
+        dependent, line = _of_other_streams(runs, calls, timed_ns, time)
+        if dependent.share >= LEAST_SHARE:
+            bounds.append(dependent)
             lines.append(line)
     else:
         bounds = ranked_bounds(parts) or bounds
@@ -133,30 +141,28 @@ def with_runs(
     )
 
 
-def _kernels_of_places(runs: Iterable[Total]) -> dict[str, int]:
-    """The time of kernels by the place in the program that asked for them; '' not known."""
-    found: dict[str, int] = defaultdict(int)
+def _for_building(runs: Iterable[Total]) -> float:
+    """The part of the kernels' time that warmed up graphs which were captured again and again."""
+    asked = [one for one in runs if one.kind == TotalKind.STREAM]
+    built = sum(one.ns for one in asked if one.wait_detail == WaitDetail.BUILD)
+    return built / max(1, sum(one.ns for one in asked))
+
+
+def _asking(runs: Iterable[Total], time: ThreadTime) -> list[CodeLocation]:
+    """The places that asked for most of the kernels' time."""
+    places: dict[str, int] = defaultdict(int)
     for one in runs:
         if one.kind == TotalKind.STREAM:
-            found[one.place] += one.ns
-    return found
-
-
-def _asked_for_in(places: Mapping[str, int]) -> str:
-    """Evidence: the places that asked for most of the kernels' time."""
-    whole = sum(places.values())
-    ranked = [one for one in locations(dict(places), whole) if one.share >= LARGE_PLACE]
-    named = [f"{one.function} {100 * one.share:.0f} %" for one in ranked if one.function]
-    return f"kernels by the code that launched them, of their time: {', '.join(named)}" * bool(
-        named
-    )
+            places[one.place] += one.ns
+    ranked = locations(places, sum(places.values()), time.callers)
+    return [one for one in ranked if one.function and one.share >= LARGE_PLACE]
 
 
 def _of_other_streams(
-    runs: Iterable[Total], calls: Iterable[Total], timed_ns: int
-) -> tuple[float, str]:
-    """(share of the time, evidence) of the work of the second stream, where streams wait for one
-    another and hardly ever run at a time: the first one, with the most work, waits meanwhile.
+    runs: Iterable[Total], calls: Iterable[Total], timed_ns: int, time: ThreadTime
+) -> tuple[BoundShare, str]:
+    """(share of the time and places, evidence) of the work of the second stream, where streams wait
+    for one another and hardly ever run at a time: the first one, with the most work, waits.
 
     Work that is spread over many streams is that of a pool, whose streams come one after another.
     """
@@ -169,13 +175,15 @@ def _of_other_streams(
     streams = max(devices.values(), key=lambda those: sum(those.values()), default={})
     whole = sum(streams.values())
     if count < LEAST_STREAM_WAITS or not whole or whole > ALONE * timed_ns:
-        return 0.0, ""
+        return BoundShare(Bound.DEPENDENCY, 0.0), ""
     share = sorted(streams.values())[-2] / timed_ns if len(streams) > 1 else 0.0
     places: dict[str, int] = defaultdict(int)
     for one in waits:
-        places[one.place] += one.ns
-    where = "".join(f", in {one.function}" for one in locations(places, 1)[:1] if one.function)
-    return share, (
+        places[one.place] += one.count
+    ranked = [one for one in locations(places, count, time.callers) if one.function]
+    ranked = ranked[:STREAM_PLACES]
+    where = f", in {' and '.join(one.text for one in ranked)}" * bool(ranked)
+    return BoundShare(Bound.DEPENDENCY, share, ranked), (
         f"streams waited for events of other streams {count:,} times{where}; the work of a second "
         f"stream ran for {100 * share:.0f} % of the time, hardly ever at the same time"
     )
@@ -223,7 +231,8 @@ def _attributed(
 ) -> list[CauseShare]:
     """The causes of the time in which the device did not compute.
 
-    A thread works while the device does, too: only `1 - computed` of the time are stalls. What the
+    `computed`: without kernels that only build graphs. A thread works while the device does, too:
+    only `1 - computed` of the time are stalls. What the
     device did in them comes first (`device`: shares of the time), then what the thread was blocked
     by. Code and launches are left:
 
@@ -263,7 +272,7 @@ def _attributed(
     found[Cause.LAUNCH] = min(max(0.0, launch - synchronized), left)
     found[Cause.UNKNOWN] = min(unknown, left - found[Cause.LAUNCH])
     known = {one.key: one for one in verdict.causes}
-    waited = locations(time.wait_places, time.waited)
+    waited = locations(time.wait_places, time.waited, time.callers)
     causes = []
     for cause, share in found.items():
         ns = round(share * verdict.window_ns)

@@ -12,8 +12,10 @@ from sonde.model.verdict import BoundShare
 STALLED = 0.15
 """A device that was stalled for less than this share of the time is bound by its kernels."""
 MIX = 0.6
-"""A bound with this fraction of the largest one, or with `STALLED` of the time, is reported
+"""A bound with this fraction of the largest one, or with `BESIDE` of the time, is reported
 beside it."""
+BESIDE = 0.1
+"""A cause of stalls with this share of the time is worth a step of its own, beside a larger one."""
 UNDERFILLED_BOUND = 0.5
 """From this share of the kernel time with one small kernel alone, this is the bound."""
 LEAST_SHARE = 0.05
@@ -44,9 +46,9 @@ def _ranked(parts: Iterable[tuple[Bound, float]]) -> list[BoundShare]:
 
 
 def _with_large(ranked: Sequence[BoundShare]) -> list[BoundShare]:
-    """The first bound, and those about as large or with `STALLED` of the time; three at most."""
+    """The first bound, and those about as large or with `BESIDE` of the time; three at most."""
     large = MIX * ranked[0].share if ranked else 0.0
-    least = min(large, STALLED)
+    least = min(large, BESIDE)
     return [one for one in ranked if one.share >= (large if one.key == Bound.DEVICE else least)][:3]
 
 

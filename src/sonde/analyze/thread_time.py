@@ -10,7 +10,7 @@ are printed, and decide nothing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sonde.analyze.causes import HAND_OVERS, IO_REASONS, descends
@@ -108,6 +108,8 @@ class ThreadTime:
     """Waits for the device follow copies to it, one for one."""
     spread: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By function: (on-CPU samples, `Total.when`)."""
+    callers: Mapping[str, str] = field(default_factory=dict)
+    """`Timeline.callers`."""
 
     def add(self, cause: Cause, ns: int, one: Total) -> None:
         """Adds a part of a total to a cause."""
@@ -132,13 +134,17 @@ def thread_time(
 ) -> ThreadTime:
     """The time of threads by cause. `totals`: theirs, without waits for one another; `timed`:
     directions of copies whose time on the device is known, and counted there."""
-    found = ThreadTime()
+    found = ThreadTime(callers=timeline.callers)
     called: dict[Activity, int] = defaultdict(int)
     for one in totals:
         if one.kind != TotalKind.CALL:
             continue
-        called[_ACTIVITY_OF_CALL.get(one.call, Activity.LAUNCH_PATH)] += one.ns
-        if one.call == CallKind.SYNC:
+        builds = one.wait_detail == WaitDetail.BUILD
+        activity = _ACTIVITY_OF_CALL.get(one.call, Activity.LAUNCH_PATH)
+        called[Activity.BUILD if builds else activity] += one.ns
+        if builds:
+            found.add(Cause.BUILD, one.ns, one)
+        elif one.call == CallKind.SYNC:
             found.wait(one.ns, one)
         elif one.call == CallKind.COPY and one.direction == CopyDirection.D2H:
             copied = 0 if CopyDirection.D2H in timed else _copying_ns(one)
@@ -214,6 +220,8 @@ def cause_of(timeline: Timeline, total: Total) -> Cause:
         return Cause.GIL
     if total.wait_detail == WaitDetail.EXCHANGE:
         return Cause.COLLECTIVE
+    if total.wait_detail == WaitDetail.BUILD:
+        return Cause.BUILD
     if total.wait_detail == WaitDetail.COMPUTE:
         return Cause.HOST
     if total.wait_detail == WaitDetail.INPUT or _is_handed_over(timeline, total):
@@ -278,7 +286,7 @@ def _wait_for_copies(totals: Iterable[Total]) -> bool:
 def _inside_rank(total: Total) -> tuple[int, int]:
     """Order in which blocked time is counted as time within device calls."""
     rank = len(_INSIDE_CALLS) + 1
-    if total.wait_detail in (WaitDetail.IN_CALL, WaitDetail.DEVICE):
+    if total.wait_detail in (WaitDetail.IN_CALL, WaitDetail.DEVICE, WaitDetail.BUILD):
         rank = 0
     elif total.name in _INSIDE_CALLS and not total.place and not total.wait_detail:
         rank = 1 + _INSIDE_CALLS.index(total.name)
@@ -311,15 +319,18 @@ def in_bursts(time: ThreadTime, function: str, parts: int) -> int:
     return found if found <= BURSTS * expected else 0
 
 
-def locations(places: dict[str, int], whole: int) -> list[CodeLocation]:
-    """The places with the most time; lines of one function are one place, its commonest line."""
+def locations(
+    places: Mapping[str, int], whole: int, callers: Mapping[str, str]
+) -> list[CodeLocation]:
+    """The places with the most time; lines of one function are one place, its commonest line.
+    `callers`: `Timeline.callers`."""
     functions: dict[str, dict[str, int]] = defaultdict(dict)
     for place, ns in places.items():
         functions[function_of(place)][place] = ns
     sums = {max(lines, key=lambda one: lines[one]): sum(lines.values())
             for lines in functions.values()}  # fmt: skip
     ranked = sorted(sums.items(), key=lambda item: -item[1])[:LINES]
-    return [CodeLocation(place, ns / max(1, whole)) for place, ns in ranked]
+    return [CodeLocation(it, ns / max(1, whole), callers.get(it, "")) for it, ns in ranked]
 
 
 def cause_lines(causes: Iterable[CauseShare]) -> list[str]:
@@ -347,15 +358,24 @@ def whom(timeline: Timeline, track: int, cause: Cause, seen: tuple[int, ...] = (
         if longest.kind == TotalKind.RUNQUEUE:
             return f"{one.label}, mostly waiting for a CPU"
         if behind := _waited_for(timeline, track, waits, seen):
-            return f"{one.label}, which waits for {behind}"
+            return f"{one.label}, which waits{_where(waits)} for {behind}"
         where = f" in {longest.place}" if longest.place else ""
         return f"{one.label}, mostly waiting: {longest.name}{where}"
     places: dict[str, int] = defaultdict(int)
     for total in mine:
         if total.kind == TotalKind.SAMPLED and total.place:
             places[total.place] += total.ns
-    found = locations(places, running)
-    return f"{one.label}, on a CPU in {found[0].function}" if found else one.label
+    found = locations(places, running, timeline.callers)
+    return f"{one.label}, on a CPU in {found[0].text}" if found else one.label
+
+
+def _where(waits: Iterable[Total]) -> str:
+    """Where in the program most of these waits are: ' in fetch train.py:8'; '' not known."""
+    places: dict[str, int] = defaultdict(int)
+    for one in waits:
+        places[one.place] += one.ns
+    most = max(places, key=lambda place: places[place], default="")
+    return f" in {most}" if most else ""
 
 
 def _waited_for(

@@ -20,6 +20,7 @@ import numpy as np
 
 from sonde.analyze.advice import next_step, next_step_of_bound
 from sonde.analyze.busy_threads import busiest_threads
+from sonde.analyze.cpu_rivals import rivals_for_cpus
 from sonde.analyze.device_totals import with_runs
 from sonde.analyze.offenders import others_on_device
 from sonde.analyze.ranking import LEAST_SHARE, ranked_bounds
@@ -56,6 +57,8 @@ LEAST_CALLS = 0.05
 """Threads with a smaller fraction of the busiest thread's call time get no verdict."""
 ENDED = 0.25
 """A thread that ended this part of a cause's waits is named."""
+LEAST_ENDED = 0.05
+"""And at least this part of all of them."""
 FUNCTION = 0.1
 """Functions of the program with this share of the time are described in evidence."""
 FUNCTIONS = 3
@@ -306,8 +309,8 @@ def _verdict(
             count=time.count[cause],
             longest_ns=0,
             thread=timeline.tracks[track].label,
-            locations=locations(time.places[cause], length),
-            facts=_facts(timeline, time, cause, length, window),
+            locations=locations(time.places[cause], length, time.callers),
+            facts=_facts(timeline, time, cause, length, window, turns),
         )
         for cause, length in sorted(ns.items(), key=lambda item: -item[1])
         if length > 0
@@ -364,12 +367,25 @@ def _of_functions(timeline: Timeline, time: ThreadTime, whole: int) -> list[str]
 
 
 def _facts(
-    timeline: Timeline, time: ThreadTime, cause: Cause, length: int, window: int
+    timeline: Timeline,
+    time: ThreadTime,
+    cause: Cause,
+    length: int,
+    window: int,
+    turns: Collection[int],
 ) -> list[str]:
-    """Who ended the waits of a cause, where one thread did for much of them."""
+    """Who ended the waits of a cause, where one thread did for much of them; who had the CPU."""
+    if length < LEAST_SHARE * window:
+        return []
+    if cause == Cause.RUN_QUEUE:
+        return rivals_for_cpus(timeline, turns, length)
     others = time.others[cause]
     most = max(others, key=lambda track: others[track], default=-1)
-    if most < 0 or length < LEAST_SHARE * window or others[most] < ENDED * length:
+    if most < 0:
+        return []
+    # A wait for the interpreter lock is cut by a timer every 5 ms, until somebody ends it.
+    by_threads = sum(others.values()) if cause == Cause.GIL else length
+    if others[most] < ENDED * by_threads or others[most] < LEAST_ENDED * length:
         return []
     return [f"{100 * others[most] / length:.0f} % of it ended by {whom(timeline, most, cause)}"]
 

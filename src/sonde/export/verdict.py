@@ -123,7 +123,7 @@ def _sampled(verdict: Verdict, sampling: Sampling) -> list[str]:
 def _row(cause: CauseShare) -> tuple[str, str, str]:
     kind = f" ({cause.detail})" if cause.detail and cause.detail not in cause.title else ""
     places = ", ".join(
-        place.function + (f" {100 * place.share:.0f} %" if place.share < 0.95 else "")
+        place.text + (f" {100 * place.share:.0f} %" if place.share < 0.95 else "")
         for place in cause.locations[:2]
     )
     return f"{100 * cause.share:.1f} %", f"{cause.title}{kind}", places

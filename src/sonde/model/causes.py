@@ -157,7 +157,7 @@ _CAUSES = {
     Cause.RUN_QUEUE: ("run queue: the launching thread waited for a CPU", Bound.CPU_CONTENTION),
     Cause.INPUT: ("input pipeline", Bound.INPUT),
     Cause.ALLOCATION: ("device memory allocation", Bound.ALLOCATION),
-    Cause.BUILD: ("kernel loading or compilation", Bound.HOST),
+    Cause.BUILD: ("loading, compiling or capturing of kernels and graphs", Bound.HOST),
     Cause.PAGE_FAULT: ("page faults", Bound.PAGE_FAULT),
     Cause.GIL: ("GIL contention: Python's interpreter lock", Bound.LOCK),
     Cause.LOCK: ("lock contention", Bound.LOCK),

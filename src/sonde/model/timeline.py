@@ -113,6 +113,9 @@ class WaitDetail(IntEnum):
     """For other threads of a computation on the CPU."""
     EXCHANGE = 7
     """For other processes of the job, in a collective of the host."""
+    BUILD = 8
+    """While a graph was captured, which the program does again and again. Also of calls, and of
+    kernels of `TotalKind.STREAM`."""
 
 
 class TrackKind(StrEnum):
@@ -436,6 +439,8 @@ class Timeline:
     stream_waits: StreamWaits = field(default_factory=no_stream_waits)
     counters: Sequence[Counter] = ()
     totals: Sequence[Total] = ()
+    callers: Mapping[str, str] = field(default_factory=dict)
+    """By `Total.place`: the place in the program that mostly called it, where known."""
     extent_ns: tuple[int, int] | None = None
     """Begin and end of the record; None: those of its rows."""
     timed_ns: tuple[int, int] | None = None

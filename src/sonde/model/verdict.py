@@ -18,7 +18,14 @@ class CodeLocation:
 
     function: str
     share: float
-    """Of the sampled stalls, by time."""
+    """Of the sampled stalls, by time; of kernels, of their time; of waits of streams, by count."""
+    caller: str = ""
+    """The code that mostly called it, in the same form; '' none, or not known."""
+
+    @property
+    def text(self) -> str:
+        """'shape train.py:25 ← collate train.py:31': the function, and who called it."""
+        return f"{self.function} ← {self.caller}" if self.caller else self.function
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +78,9 @@ class BoundShare:
     key: Bound
     share: float
     """Of the device's traced time."""
+    locations: Sequence[CodeLocation] = ()
+    """Of a bound that is no cause of stalls, in recordings: code that launched the kernels, or
+    where streams wait for one another."""
 
 
 @dataclass(frozen=True, slots=True)

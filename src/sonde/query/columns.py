@@ -114,6 +114,16 @@ class Frames:
         named = pc.and_(named, pc.not_equal(self._kind, "python"))
         return self._holding(stack_ids, named)
 
+    def within(self, function: str) -> Mask:
+        """Whether each row of the table of stacks, and one more for unknown ones, has a Python
+        function: 'name file'."""
+        texts = pc.binary_join_element_wise(self._function.cast(pa.string()), self._file, " ")
+        named = pc.and_(pc.equal(texts, function), pc.equal(self._kind, "python"))
+        hit = pc.is_in(self._flat, value_set=self._frame_ids.filter(named).combine_chunks())
+        found = np.zeros(len(self._ids) + 1, bool)
+        found[self._parents[hit.to_numpy(zero_copy_only=False)]] = True
+        return found
+
     def _holding(self, stack_ids: Any, named: Any) -> Mask:
         wanted = self._frame_ids.filter(named)
         hit = pc.is_in(self._flat, value_set=wanted.combine_chunks())

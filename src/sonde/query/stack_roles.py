@@ -50,6 +50,8 @@ class StackRoles:
     """Index into `places` of the program's innermost own code, -1 none."""
     places: list[str]
     """'function file:line', or a function of machine code."""
+    caller: I32
+    """Index into `places` of the program's own function around that one, -1 none."""
     hands_over: Mask
     """The stack waits in a queue, a future or a condition."""
     interpreter: Mask
@@ -123,6 +125,7 @@ def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackR
         known = found < len(flat)
         named = place_of[flat[found[known]]] if known.any() else np.zeros(0, np.int32)
         place[np.flatnonzero(known)[named >= 0]] = named[named >= 0]
+    caller = _callers(frame, flat, parents, kind == CodeKind.OWN_PYTHON, own, place_of)
     waits = has((kind == CodeKind.HAND_OVER) & (at <= own[parents]) if len(flat) else telling)
     waits &= ~in_dispatch & ~in_device  # a framework waits for its own threads
     python = np.append(pc.equal(frame.column("kind"), "python").to_numpy(), False)[flat]
@@ -131,7 +134,29 @@ def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackR
     interpreter = has(in_condition) & ~has(beside) & (own < len(flat))
     waits &= ~interpreter
     owners = _owners(kind, parents, stacks)
-    return StackRoles(activity, place, places, waits, interpreter, exchanges, on_cpu, owners)
+    return StackRoles(
+        activity, place, places, caller, waits, interpreter, exchanges, on_cpu, owners
+    )
+
+
+def _callers(
+    frame: pa.Table, flat: I64, parents: I64, is_own: Mask, own: I64, place_of: I32
+) -> I32:
+    """The place of the innermost own frame outside of the function of frame `own`, of each stack.
+
+    A module is left out: it calls everything.
+    """
+    columns = (frame.column(name).to_pylist() for name in ("function", "file"))
+    texts = list(zip(*columns, strict=True))
+    known: dict[tuple[str, str], int] = {}
+    number = np.array([known.setdefault(text, len(known)) for text in texts] + [-1], np.int64)
+    whole = np.array([function != "<module>" for function, _ in texts] + [False])
+    mine = np.append(number[flat], -1)[own]
+    rows = np.flatnonzero(is_own & whole[flat])
+    rows = rows[(rows > own[parents[rows]]) & (number[flat[rows]] != mine[parents[rows]])]
+    caller = np.full(len(own), -1, np.int32)
+    caller[parents[rows][::-1]] = place_of[flat[rows]][::-1]
+    return caller
 
 
 def _owners(kind: U8, parents: I64, stacks: int) -> U8:

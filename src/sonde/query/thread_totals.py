@@ -16,6 +16,7 @@ from sonde.model.timeline import (
     CallKind,
     CopyDirection,
     Interner,
+    Mask,
     ThreadOwner,
     Total,
     TotalKind,
@@ -23,6 +24,7 @@ from sonde.model.timeline import (
     parts_of,
 )
 from sonde.query.columns import Frames, Lanes, blocks_of, coded, texts_of, whole
+from sonde.query.graph_builders import building
 from sonde.query.stack_roles import ACTIVITIES
 from sonde.query.wait_parts import WaitPart, parts_of_waits
 
@@ -106,10 +108,11 @@ def totals_of(
     """All totals; `run`: rows of `device_run` that were sampled one by one; `span`: begin and end
     of the record; `tick_ns`: the interval that one sample sums up; `shared`: processes whose
     devices another process used, too."""
+    builds = building(frames, tables["sample"])
     return [
-        *_totals(lanes, frames, tables),
-        *_sampled(lanes, frames, tables["sample"], span, tick_ns),
-        *_runs(lanes, frames, run, shared),
+        *_totals(lanes, frames, tables, builds),
+        *_sampled(lanes, frames, tables["sample"], builds, span, tick_ns),
+        *_runs(lanes, frames, run, builds, shared),
     ]
 
 
@@ -127,6 +130,29 @@ def set_owners(naming: Interner, lanes: Lanes, frames: Frames, sample: pa.Table)
             naming.tracks[track] = replace(naming.tracks[track], owner=those.pop())
 
 
+def callers_of(frames: Frames, sample: pa.Table) -> dict[str, str]:
+    """By place: the place that called it, where one function did for most of its time."""
+    roles, row = frames.roles, frames.row_of(sample.column("stack_id"))
+    place, caller = roles.place[row].astype(np.int64), roles.caller[row].astype(np.int64)
+    weight = whole(sample, "weight_ns")
+    sums: dict[int, int] = {}
+    called: dict[int, dict[int, int]] = {}
+    base = len(roles.places) + 1
+    keys, inverse = np.unique((place + 1) * base + caller + 1, return_inverse=True)
+    counts = np.bincount(inverse, weight, len(keys)).tolist()
+    pairs = np.stack(np.divmod(keys, base), axis=1) - 1
+    for (mine, other), count in zip(pairs.tolist(), counts, strict=True):
+        sums[mine] = sums.get(mine, 0) + count
+        called.setdefault(mine, {})[other] = count
+    sums.pop(-1, None)
+    most = {mine: max(called[mine], key=lambda it: called[mine][it]) for mine in sums}
+    return {
+        roles.places[mine]: roles.places[other]
+        for mine, other in most.items()
+        if other >= 0 and 2 * called[mine][other] > sums[mine]
+    }
+
+
 def parents_of(process: pa.Table) -> dict[int, int]:
     """The parent of each process."""
     return dict(
@@ -134,7 +160,9 @@ def parents_of(process: pa.Table) -> dict[int, int]:
     )
 
 
-def _runs(lanes: Lanes, frames: Frames, rows: pa.Table, shared: Collection[int]) -> list[Total]:
+def _runs(
+    lanes: Lanes, frames: Frames, rows: pa.Table, builds: Mask, shared: Collection[int]
+) -> list[Total]:
     """Estimated totals of runs on devices, from runs sampled one by one.
 
     Where another process used the device, kernels that took far longer than usual are cut: the rest
@@ -153,7 +181,7 @@ def _runs(lanes: Lanes, frames: Frames, rows: pa.Table, shared: Collection[int])
     for row, key in enumerate(zip(lanes.of(rows).tolist(), kinds, names, ways, strict=True)):
         if key[1] in ASKED:
             groups.setdefault(key, []).append(row)
-    made = _of_streams(lanes, frames, rows)
+    made = _of_streams(lanes, frames, rows, builds)
     for (lane, kind, name, way), mine in groups.items():
         ns, heavy = length[mine], weight[mine]
         usual = int(np.median(ns))
@@ -185,16 +213,18 @@ def _runs(lanes: Lanes, frames: Frames, rows: pa.Table, shared: Collection[int])
     return made
 
 
-def _of_streams(lanes: Lanes, frames: Frames, rows: pa.Table) -> list[Total]:
-    """Kernels and graphs by stream, and by the place in the program that asked for them."""
+def _of_streams(lanes: Lanes, frames: Frames, rows: pa.Table, builds: Mask) -> list[Total]:
+    """Kernels and graphs by stream, and by the place in the program that asked for them; those of
+    building a graph are told apart."""
     ran = pc.is_in(rows.column("kind").cast(pa.string()), pa.array(["kernel", "replay"]))
     rows = rows.filter(ran)
     names = rows.column("name").combine_chunks()
     exchanges = np.array([*map(is_collective, names.dictionary.to_pylist()), False])
     rows = rows.filter(pa.array(~exchanges[names.indices.to_numpy()]))
-    place = frames.roles.place[frames.row_of(rows.column("stack_id"))].astype(np.int64)
+    row = frames.row_of(rows.column("stack_id"))
+    place, built = frames.roles.place[row].astype(np.int64), builds[row].astype(np.int64)
     lane = lanes.of(rows).astype(np.int64)
-    keys = np.stack([lane, whole(rows, "device"), whole(rows, "stream"), place], axis=1)
+    keys = np.stack([lane, whole(rows, "device"), whole(rows, "stream"), place, built], axis=1)
     different, inverse = np.unique(keys, axis=0, return_inverse=True)
     places = [*frames.roles.places, ""]  # the last one for -1
     length = whole(rows, "end_time_ns") - whole(rows, "start_time_ns")
@@ -209,16 +239,24 @@ def _of_streams(lanes: Lanes, frames: Frames, rows: pa.Table) -> list[Total]:
             int(sum_ns),
             0,
             place=places[at],
+            wait_detail=WaitDetail.BUILD if for_building else WaitDetail.NONE,
         )
-        for (lane, device, stream, at), sum_ns in zip(different.tolist(), ns, strict=True)
+        for (lane, device, stream, at, for_building), sum_ns in zip(
+            different.tolist(), ns, strict=True
+        )
     ]
 
 
 def _sampled(
-    lanes: Lanes, frames: Frames, table: pa.Table, span: tuple[int, int], tick_ns: int
+    lanes: Lanes,
+    frames: Frames,
+    table: pa.Table,
+    builds: Mask,
+    span: tuple[int, int],
+    tick_ns: int,
 ) -> list[Total]:
-    """CPU time by activity and by place in the program, from on-CPU stacks. `span`: begin and end
-    of the record."""
+    """CPU time by activity and by place in the program, from on-CPU stacks. `builds`: of stacks;
+    `span`: begin and end of the record."""
     rows = table.filter(pc.equal(table.column("kind"), "cpu"))
     stacks = rows.column("stack_id")
     lane, weight = lanes.of(rows), whole(rows, "weight_ns")
@@ -235,6 +273,7 @@ def _sampled(
     about[code & roles.hands_over[row]] = ACTIVITIES.index(Activity.INPUT)
     about[fault & ~loads & ~roles.hands_over[row]] = ACTIVITIES.index(Activity.PAGE_FAULT)
     about[full] = ACTIVITIES.index(Activity.FULL_QUEUE)
+    about[builds[row]] = ACTIVITIES.index(Activity.BUILD)
     keys = np.stack([lane.astype(np.int64), about, roles.place[row].astype(np.int64)], axis=1)
     made = []
     different, inverse = np.unique(keys, axis=0, return_inverse=True)
@@ -265,9 +304,9 @@ def _sampled(
     return made
 
 
-def _totals(lanes: Lanes, frames: Frames, tables: dict[str, pa.Table]) -> list[Total]:
+def _totals(lanes: Lanes, frames: Frames, tables: dict[str, pa.Table], builds: Mask) -> list[Total]:
     activity = tables["activity"]
-    within = parts_of_waits(lanes, frames, tables["sample"], activity)
+    within = parts_of_waits(lanes, frames, tables["sample"], activity, builds)
     keys = ["pid", "tid", "kind", "name", "op", "direction", "waker_tid"]
     plain = activity.select([*keys, "ns", "count", "bytes"])
     texts = {}

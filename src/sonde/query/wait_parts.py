@@ -16,11 +16,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sonde.model.timeline import F64, I64, Activity, WaitDetail
+from sonde.model.timeline import F64, I64, Activity, Mask, WaitDetail
 from sonde.query.columns import Frames, Lanes, texts_of, whole
 from sonde.query.stack_roles import ACTIVITIES
 
-GIL_FRAMES = ("take_gil", "PyEval_RestoreThread", "PyGILState_Ensure")
+GIL_FRAMES = (
+    *("take_gil", "PyEval_RestoreThread", "PyEval_AcquireThread", "PyEval_AcquireLock"),
+    *("PyGILState_Ensure", "_PyThreadState_Attach"),
+)
+"""Functions of CPython that wait for its lock; the first is missing in interpreters without a
+table of symbols."""
 MOST_PARTS = 32
 """Parts that the waits of one thread for one reason are split into: the longest."""
 _IN_CALLS = (Activity.DEVICE_WAIT, Activity.COPY, Activity.ALLOCATION)
@@ -43,8 +48,10 @@ Parts = dict[tuple[int, str, str], dict[WaitPart, float]]
 """By thread, kind and reason of a wait, or function of a device call: the share of each part."""
 
 
-def parts_of_waits(lanes: Lanes, frames: Frames, sample: pa.Table, activity: pa.Table) -> Parts:
-    """The parts of all waits and calls with stacks."""
+def parts_of_waits(
+    lanes: Lanes, frames: Frames, sample: pa.Table, activity: pa.Table, builds: Mask
+) -> Parts:
+    """The parts of all waits and calls with stacks. `builds`: which stacks build graphs."""
     rows = sample.filter(pc.is_in(sample.column("kind"), _KINDS))
     stacks = rows.column("stack_id")
     weight = whole(rows, "weight_ns")
@@ -55,17 +62,20 @@ def parts_of_waits(lanes: Lanes, frames: Frames, sample: pa.Table, activity: pa.
     loads = doing == ACTIVITIES.index(Activity.INPUT)
     held = frames.holding(stacks, GIL_FRAMES) | roles.interpreter[row]
     details = (
-        *(WaitDetail.INPUT, WaitDetail.IN_CALL, WaitDetail.GIL, WaitDetail.EXCHANGE),
+        *(WaitDetail.BUILD, WaitDetail.INPUT, WaitDetail.IN_CALL, WaitDetail.GIL),
+        WaitDetail.EXCHANGE,
         *(WaitDetail.COMPUTE, WaitDetail.HAND_OVER),
     )
     inside = (roles.exchanges[row], roles.computes[row], roles.hands_over[row])
-    chosen = [loads, in_call, held, *inside]
+    chosen = [builds[row], loads, in_call, held, *inside]
     about = np.select(chosen, details, 0)
     sums: dict[tuple[int, str, str], dict[WaitPart, int]] = {}
     columns = (lanes.of(rows), about, roles.place[row], weight, _wakers(lanes, rows, activity))
     figures = (column.tolist() for column in columns)
     for kind, name, lane, what, place, ns, waker in zip(kinds, names, *figures, strict=True):
-        detail = WaitDetail(what) if kind == "blocked" else WaitDetail.NONE
+        detail = WaitDetail(what)
+        if kind != "blocked" and detail != WaitDetail.BUILD:
+            detail = WaitDetail.NONE
         if detail == WaitDetail.GIL and name != "futex":
             detail = WaitDetail.NONE
         part = WaitPart(detail, roles.places[place] if place >= 0 else "", waker)

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who had the CPUs that a thread waited for, as far as the recording holds them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+
+from sonde.analyze.thread_time import locations
+from sonde.model.timeline import ThreadOwner, Timeline, TotalKind
+
+QUEUED = 0.1
+"""A thread that waits for a CPU for this part of the time that it has one shares it with others."""
+HAD = 0.25
+"""Rivals are named if they had CPUs for this part of the time that the thread waited for one."""
+MINOR = 0.1
+"""Threads that ran for a smaller part of the time of the one that ran most are not counted."""
+
+
+def rivals_for_cpus(timeline: Timeline, turns: Collection[int], waited: int) -> list[str]:
+    """A line on the other threads that ran and were short of a CPU, too; none if there are none.
+
+    `turns`: the threads that waited; `waited`: for how long, in ns. That a thread ran meanwhile is
+    no evidence: it may have had another CPU. That it had to wait for one, too, is.
+    """
+    ran: dict[int, int] = defaultdict(int)
+    queued: dict[int, int] = defaultdict(int)
+    places: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for one in timeline.totals:
+        if one.track in turns or timeline.tracks[one.track].owner == ThreadOwner.SONDE:
+            continue
+        if one.kind == TotalKind.SAMPLED:
+            ran[one.track] += one.ns
+            places[one.track][one.place] += one.ns
+        elif one.kind == TotalKind.RUNQUEUE:
+            queued[one.track] += one.ns
+    short = [track for track, ns in ran.items() if queued[track] >= QUEUED * ns]
+    whole = sum(ran[track] for track in short)
+    if not short or whole < HAD * waited:
+        return []
+    short.sort(key=lambda track: -ran[track])
+    short = [track for track in short if ran[track] >= MINOR * ran[short[0]]]
+    code: dict[str, int] = defaultdict(int)
+    for track in short:
+        for place, ns in places[track].items():
+            code[place] += ns
+    named = [one.text for one in locations(code, whole, timeline.callers)[:1] if one.function]
+    length = max(1, timeline.end_ns - timeline.start_ns)
+    label = timeline.tracks[short[0]].label
+    others = f" and {len(short) - 1} more" if len(short) > 1 else ""
+    return [
+        f"{label}{others}, short of a CPU, too, had {whole / length:.1f} CPUs meanwhile"
+        + "".join(f", mostly in {function}" for function in named)
+    ]

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which bounds a verdict has, by their shares of the time."""
+
+from __future__ import annotations
+
+import pytest
+
+from sonde.analyze.ranking import BESIDE, LEAST_SHARE, MIX, ranked_bounds, with_stalls
+from sonde.model.causes import Bound
+from sonde.model.verdict import BoundShare
+
+
+@pytest.mark.parametrize(
+    ("largest", "second", "is_named"),
+    [(0.6, BESIDE, True), (0.6, BESIDE - 0.001, False), (0.1, 0.1 * MIX, True), (0.1, 0.05, False)],
+)
+def test_a_second_cause_counts_from_a_tenth_of_the_time_or_about_as_large(
+    largest, second, is_named
+):
+    found = ranked_bounds([(Bound.ALLOCATION, second), (Bound.LAUNCH, largest)])
+
+    assert [one.key for one in found] == [Bound.LAUNCH, *[Bound.ALLOCATION] * is_named]
+
+
+def test_parts_of_one_bound_count_together_and_three_bounds_are_enough():
+    parts = [(Bound.LOCK, 0.06), (Bound.LOCK, 0.06), (Bound.IO, 0.3)]
+    assert [one.key for one in ranked_bounds(parts)] == [Bound.IO, Bound.LOCK]
+    more = [(Bound.HOST, 0.2), (Bound.INPUT, 0.15)]
+    assert [one.key for one in ranked_bounds([*parts, *more])] == [
+        Bound.IO,
+        Bound.HOST,
+        Bound.INPUT,
+    ]
+
+
+@pytest.mark.parametrize(("share", "is_named"), [(LEAST_SHARE, True), (LEAST_SHARE - 0.001, False)])
+def test_a_cause_of_stalls_beside_kernels_counts_from_a_twentieth(share, is_named):
+    found = with_stalls([BoundShare(Bound.COMPUTE, 0.9)], [(Bound.COPY, share)])
+
+    assert [one.key for one in found] == [Bound.COMPUTE, *[Bound.COPY] * is_named]
