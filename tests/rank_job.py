@@ -10,6 +10,8 @@ RANKS = 8
 BUCKETS = 12
 LATE = 5
 """The rank that works longest."""
+RUNS = 8
+"""Of a step, one after another."""
 JOB = "train-7"
 HOSTILE = '"><img src=x onerror=document.title=1>'
 NODES = ("gpu-a", "gpu-b")
@@ -17,15 +19,17 @@ _A_NODE = RANKS // len(NODES)
 _MIB = 1 << 20
 
 
-def job_chunks(comm: str = HOSTILE) -> dict[str, bytes]:
-    """A chunk by node."""
-    return {node: b"".join(_writer(number, comm).chunks()) for number, node in enumerate(NODES)}
+def job_chunks(comm: str = HOSTILE, every: int = 2) -> dict[str, bytes]:
+    """A chunk by node. `every`: each so-manieth run at work was timed."""
+    return {
+        node: b"".join(_writer(number, comm, every).chunks()) for number, node in enumerate(NODES)
+    }
 
 
-def _writer(node: int, comm: str) -> Writer:
+def _writer(node: int, comm: str, every: int) -> Writer:
     writer = Writer(seconds=float(BUCKETS), chunk_seconds=float(BUCKETS))
     for local in range(_A_NODE):
-        _rank(writer, node * _A_NODE + local, local, comm)
+        _rank(writer, node * _A_NODE + local, local, comm, every)
     for second in range(BUCKETS):
         row = {"time_ns": START_NS + second * SECOND_NS}
         for state, size in (("used", 300 + 10 * second), ("cached", 90), ("free", 60)):
@@ -46,18 +50,19 @@ def _writer(node: int, comm: str) -> Writer:
     return writer
 
 
-def _rank(writer: Writer, rank: int, local: int, comm: str) -> None:
+def _rank(writer: Writer, rank: int, local: int, comm: str, every: int) -> None:
     key = writer.process(100 + rank, comm, job=JOB, user="ada")
     tid = 100 + rank
     work_s = 0.8 if rank == LATE else 0.4
     for step in range(BUCKETS):
         begin = START_NS + step * SECOND_NS
         work = round(work_s * SECOND_NS)
-        # Every second run was timed.
-        writer.add(
-            "device_run", key, kind="kernel", name="gemm_kernel", tid=tid, device=local, weight=2.0,
-            start_time_ns=begin, end_time_ns=begin + work // 2,
-        )  # fmt: skip
+        for run in range(0, RUNS, every):
+            writer.add(
+                "device_run", key, kind="kernel", name="gemm_kernel", tid=tid, device=local,
+                weight=float(every), start_time_ns=begin + run * work // RUNS,
+                end_time_ns=begin + (run + 1) * work // RUNS,
+            )  # fmt: skip
         writer.add(
             "device_run", key, kind="kernel", name="ncclDevKernel_AllReduce_Sum_bf16_RING_LL",
             tid=tid, device=local, weight=1.0,

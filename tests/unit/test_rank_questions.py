@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,14 +24,13 @@ BEGIN_NS = START_NS + WALL_OFFSET_NS
 WANTED = Selection(BEGIN_NS, BEGIN_NS + BUCKETS * SECOND_NS)
 
 
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredSession]:
-    service = Service(
-        tmp_path_factory.mktemp("ranks") / "store", open_tenant="default", flushes=False
-    )
+@contextmanager
+def opened(folder: Path, every: int) -> Iterator[StoredSession]:
+    """A store with the job of which so many runs were timed."""
+    service = Service(folder / "store", open_tenant="default", flushes=False)
     caller = service.caller("")
     assert caller
-    for node, content in job_chunks().items():
+    for node, content in job_chunks(every=every).items():
         for future, _ in service.take(caller, node, content):
             future.result(20)
     service.wal.close()
@@ -39,6 +40,12 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredSession]
     session.close()
     service.catalog.close()
     service.tokens.close()
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredSession]:
+    with opened(tmp_path_factory.mktemp("ranks"), 2) as session:
+        yield session
 
 
 def by_cell(answer: dict[str, Any], column: str) -> dict[tuple[int, int], float]:
@@ -61,6 +68,16 @@ def test_the_late_rank_works_while_the_others_wait_in_collectives(session: Store
         assert waits[late, slot] < min(waits[rank, slot] for rank in range(RANKS) if rank != late)
     # The weights of sampled runs count.
     assert work[0, 0] == pytest.approx(0.4 * SECOND_NS)
+
+
+def test_a_run_counts_in_each_part_of_the_time_that_it_lies_in(session: StoredSession) -> None:
+    found = stored_ranks.ranks(session, WANTED, parts_of(WANTED, 4 * BUCKETS), SlotKind.TIME)
+    waits = by_cell(found, "collective_ns")
+    # Of each second the others wait from 0.4 to 0.9, the late one from 0.8.
+    others = [waits.get((0, slot), 0) / SECOND_NS for slot in range(4)]
+    late = [waits.get((LATE, slot), 0) / SECOND_NS for slot in range(4)]
+    assert others == pytest.approx([0, 0.1, 0.25, 0.15])
+    assert late == pytest.approx([0, 0, 0, 0.1])
 
 
 def test_slots_are_bounded_and_cover_the_time() -> None:
@@ -88,17 +105,19 @@ def test_a_job_is_chosen_by_its_name_as_a_value(session: StoredSession) -> None:
         assert len(found["ranks"]) == count
 
 
-def test_steps_are_the_columns_where_they_are_known(
-    session: StoredSession, monkeypatch: pytest.MonkeyPatch
+def test_steps_are_the_columns_where_every_run_was_timed(
+    session: StoredSession, tmp_path: Path
 ) -> None:
-    assert views.ranks(session, WANTED, 12)["by"] in ("steps", "time")
-    steps = [Slot(BEGIN_NS, BEGIN_NS + SECOND_NS), Slot(BEGIN_NS + 3 * SECOND_NS, WANTED.end_ns)]
-    monkeypatch.setattr(views, "_steps", lambda *_: steps)
-    found = views.ranks(session, WANTED, 12)
-    assert found["by"] == "steps"
-    assert set(found["cells"]["slot"]) == {0, 1}
-    monkeypatch.setattr(views, "_steps", lambda *_: [])
     assert views.ranks(session, WANTED, 12)["by"] == "time"
+    with opened(tmp_path, 1) as whole:
+        found = views.ranks(whole, WANTED, 12)
+    assert found["by"] == "steps"
+    begins = [(start - BEGIN_NS) / SECOND_NS for start in found["slots"]["start_ns"]]
+    assert len(begins) >= BUCKETS - 1
+    # One a second: each is as long as the job's.
+    assert all(b - a == pytest.approx(1, abs=1e-3) for a, b in pairwise(begins))
+    waits = by_cell(found, "collective_ns")
+    assert waits[LATE, 3] < waits[0, 3]
 
 
 def test_memory_of_a_process_is_what_it_mapped_less_what_it_gave_back(

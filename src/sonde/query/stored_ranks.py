@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks of jobs over time: of each process on each device, time at work and time in collectives.
 
-Times on devices are Horvitz-Thompson sums of the timed runs. A run counts where it began.
+Times on devices are Horvitz-Thompson sums of the timed runs, by what of each lies in a slot. Runs
+of several streams add up.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ import pyarrow as pa
 
 from sonde.model.collectives import is_collective
 from sonde.query.stored import MOST_ROWS, Selection, StoredSession
+from sonde.query.timed_windows import NEARLY_ALL
 
 MOST_RANKS = 512
 MOST_SLOTS = 240
 """Columns of a heat map: more are too narrow to click."""
-_LEAST_SLOT_NS = 1_000_000
+_LEAST_SLOT_NS = 250_000_000
+"""Runs are timed in part: finer parts would show which ones were."""
+_WHOLE = 0.9
+"""Share of the device time of a node."""
 _OWNERS = ("comm", "job", "user", "pod", "container")
 
 
@@ -47,16 +52,19 @@ def parts_of(wanted: Selection, points: int) -> list[Slot]:
     return [Slot(start, min(start + step, wanted.end_ns)) for start in edges]
 
 
-def nodes_of(session: StoredSession, wanted: Selection) -> list[str]:
-    """Nodes with runs on devices, the one with most device time first; at most ten."""
+def timed_whole(session: StoredSession, wanted: Selection) -> str:
+    """The node with most device time among those where every run was timed, nearly all the time;
+    '': there is none. Steps cannot be told where runs between the timed ones are not known."""
     clause, parameters = wanted.sql("start_time_ns", kind=False)
+    ns = "weight * (end_time_ns - start_time_ns)"
     rows = session.arrow(
         f"SELECT node FROM device_run {clause} AND kind <> 'sync' GROUP BY node"
-        " ORDER BY sum(weight * (end_time_ns - start_time_ns)) DESC, node LIMIT 10",
+        f' HAVING sum({ns}) FILTER (weight <= {NEARLY_ALL} OR "window" > 0)'
+        f" >= {_WHOLE} * sum({ns}) ORDER BY sum({ns}) DESC, node LIMIT 1",
         parameters,
     )
     found: list[str] = rows.column("node").to_pylist()
-    return found
+    return found[0] if found else ""
 
 
 def ranks(
@@ -100,12 +108,12 @@ def ranks(
             "end_ns": pa.array([slot.end_ns for slot in slots], pa.int64()),
         }
     )
-    amount = "s.weight * (s.end_time_ns - s.start_time_ns)"
+    amount = "s.weight * (least(s.end_time_ns, c.end_ns) - greatest(s.start_time_ns, c.begin_ns))"
     exchanges = "s.kind = 'kernel' AND list_contains(?::VARCHAR[], s.name)"
     cells = session.arrow(
         f"WITH {seen} placed AS (SELECT s.node, s.pid, s.start_ns, s.device, c.slot,"
         f" {amount} AS ns, {exchanges} AS exchanges FROM seen s JOIN chosen c"
-        " ON s.start_time_ns >= c.begin_ns AND s.start_time_ns < c.end_ns) "
+        " ON s.start_time_ns < c.end_ns AND s.end_time_ns > c.begin_ns) "
         "SELECT node, pid, start_ns, device, slot,"
         " coalesce(sum(ns) FILTER (NOT exchanges), 0) AS work_ns,"
         " coalesce(sum(ns) FILTER (exchanges), 0) AS collective_ns, count(*) AS runs FROM placed"

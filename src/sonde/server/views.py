@@ -14,7 +14,7 @@ from sonde.model.timeline import Timeline
 from sonde.query.capture import Capture
 from sonde.query.stored import Selection, StoredSession
 from sonde.query.stored_capture import capture_of, run_columns
-from sonde.query.stored_ranks import MOST_SLOTS, Slot, SlotKind, nodes_of, parts_of
+from sonde.query.stored_ranks import MOST_SLOTS, Slot, SlotKind, parts_of, timed_whole
 from sonde.query.stored_ranks import ranks as ranks_in
 from sonde.query.timeline import of_capture
 
@@ -48,7 +48,7 @@ def timeline(
 
 
 def ranks(session: StoredSession, wanted: Selection, points: int) -> dict[str, Any]:
-    """Ranks by the steps of the node that works most, or by time where none are known.
+    """Ranks by the steps of a node where every run was timed, or by time where none are known.
 
     Ranks of a job that exchange data in each step have their steps at the same time, as far as the
     clocks of their nodes agree. Raises CaptureError.
@@ -63,11 +63,11 @@ def _steps(session: StoredSession, wanted: Selection) -> list[Slot]:
     """The steps of one node as far as a heat map can show them; empty: not known."""
     if wanted.end_ns - wanted.start_ns > _STEPS_S * 10**9:
         return []
-    nodes = nodes_of(session, wanted)
-    if not nodes:
+    node = timed_whole(session, wanted)
+    if not node:
         return []
     try:
-        found = explain(_timeline(capture_of(session, replace(wanted, nodes=[nodes[0]]))))
+        found = explain(_timeline(capture_of(session, replace(wanted, nodes=[node]))))
     except CaptureTooLarge:
         return []
     for one in found.verdicts:

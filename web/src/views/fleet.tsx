@@ -33,9 +33,9 @@ function Releases({ answer }: { answer: FleetAnswer }): preact.JSX.Element {
   const chosen = answer.releases.find((one) => one.id === place.release) ?? answer.releases[0];
   if (!chosen) return <Empty title="Nothing was released yet">A release is due when its period and the time for late reports are over: <code>sonde fleet collect --schedule --state COLLECTOR</code>. {unread}</Empty>;
   return (
-    <>
+    <div class="stack">
       <div class="tools">
-        <label>Release <select value={chosen.id} onChange={(event) => go({ release: event.currentTarget.value })}>
+        <label>Release <select class="broad" value={chosen.id} onChange={(event) => go({ release: event.currentTarget.value })}>
           {answer.releases.map((one) => <option value={one.id}>{one.task}, {utc(one.start_s)}</option>)}</select></label>
         <span class="quiet">{chosen.task}: {duration(chosen.duration_s * 1e9)} from {utc(chosen.start_s)}, {grouped(chosen.samples)} samples in {grouped(chosen.buckets)} buckets</span>
       </div>
@@ -45,12 +45,18 @@ function Releases({ answer }: { answer: FleetAnswer }): preact.JSX.Element {
         <Shares title="Kernels" classes={chosen.kernels} />
       </div>
       <p class="quiet">{answer.older > 0 && `${answer.older} older releases are not shown. `}{unread}</p>
-    </>
+    </div>
   );
 }
 
 function epsilon(value: number | null): string {
   return value === null ? "not bounded" : value >= 0.1 ? (Math.ceil(value * 100) / 100).toFixed(2) : value.toPrecision(2);
+}
+
+/** 1e-6 as 1 × 10⁻⁶. */
+function power(value: number): string {
+  const [digits, exponent] = value.toExponential(0).split("e");
+  return `${digits} × 10${[...String(Number(exponent))].map((one) => (one === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(one)])).join("")}`;
 }
 
 function Spent({ one }: { one: Release }): preact.JSX.Element {
@@ -60,9 +66,9 @@ function Spent({ one }: { one: Release }): preact.JSX.Element {
     <>
       <dl class="figures">
         <div><dt>ε of this release, per {one.unit}</dt><dd>{own ? epsilon(own.one_release) : "–"}</dd></div>
-        <div><dt>ε spent in the costliest year</dt><dd>{worst === undefined || worst === null ? "–" : epsilon(worst)} <small>{one.collected ? `${one.collected} release${one.collected === 1 ? "" : "s"} collected` : "the file does not say"}</small></dd></div>
+        <div><dt>ε spent in the costliest year</dt><dd>{worst === undefined || worst === null ? "–" : epsilon(worst)} <small>{" "}{one.collected ? `${one.collected} release${one.collected === 1 ? "" : "s"} collected` : "the file does not say"}</small></dd></div>
         <div><dt>Budget of a year</dt><dd>{epsilon(one.budget)}{worst ? <small> {percent(worst / (one.budget || 1))} spent</small> : null}</dd></div>
-        <div><dt>δ</dt><dd>{one.delta.toExponential(0).replace("e", " × 10^")}</dd></div>
+        <div><dt>δ</dt><dd>{power(one.delta)}</dd></div>
       </dl>
       <p class="quiet">{one.privacy}. Counts are estimates: the whisker is the 95 % interval of the added noise; sampling adds an error of about 1/√count.</p>
     </>

@@ -57,14 +57,14 @@ function Drawn({ table }: { table: Columns }): preact.JSX.Element {
   const { charts, missing } = useMemo(() => chartsOf(table, MEMORY_GROUPS), [table]);
   const open = (from: number, to: number): void => go({ from, to, live: 0, focus: [] });
   return (
-    <>
+    <div class="stack">
       {charts.length > 0 && <div class="charts panel">
         {charts.map((chart, number) => (
           <Plot key={chart.title} chart={chart} from={place.from} to={place.to} first={number === 0} last={number === charts.length - 1} at={at} setAt={setAt} open={open} />
         ))}
       </div>}
       <p class="quiet">{charts.length > 0 && "Drag over a chart to choose a time. "}{missing.length > 0 && `Not recorded here: ${missing.join(", ")}.`}</p>
-    </>
+    </div>
   );
 }
 

@@ -12,6 +12,8 @@ const LINES_DARK = ["#56b4e9", "#ff9e58", "#3ddc9f", "#f0a6cf", "#f0e442", "#8ec
 
 /** Lines of a chart up to which they are wide and some dashed: with more that costs seconds, and tells nobody them apart. */
 const MOST_DASHED = 8;
+/** Of a label of the axis of time, with room around it. */
+const LABEL_PX = 84;
 /** Room to the right of a plot: half of the last label of its axis of time. */
 const RIGHT_PX = 30;
 
@@ -48,7 +50,7 @@ export function Plot(props: {
         y: { range: (_, low, high) => [Math.min(0, low ?? 0), chart.top ?? Math.max((high ?? 1) * 1.08, 1e-9)] },
       },
       axes: [
-        { ...axis, show: true, size: last ? 28 : 8, values: (_, ticks) => ticks.map((tick) => last ? clock(tick, (ticks[1] ?? tick + 1) - (ticks[0] ?? tick) < 1 ? 0.1 : 1) : "") },
+        { ...axis, show: true, size: last ? 28 : 8, space: LABEL_PX, values: (_, ticks) => ticks.map((tick) => last ? clock(tick, (ticks[1] ?? tick + 1) - (ticks[0] ?? tick) < 1 ? 0.1 : 1) : "") },
         { ...axis, size: 66, values: (_, ticks) => ticks.map((tick) => chart.percent ? `${Math.round(tick * 100)} %` : scaled(tick, chart.unit === "at once" ? "" : chart.unit)), space: 22 },
       ],
       series: [{}, ...chart.lines.map((line, i) => ({

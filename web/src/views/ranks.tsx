@@ -22,6 +22,8 @@ const SPAN_S = 60;
 const POINTS = 120;
 const AROUND_S = 1;
 const MOST_TABLE = 64;
+/** In the address: processes of no job; without anything it is the job with most ranks. */
+const NO_JOB = "-";
 
 interface Hover { id: number; x: number; y: number }
 
@@ -53,7 +55,7 @@ function nameOf(rank: Rank, number: number): string {
 function Ranks({ answer }: { answer: RanksAnswer }): preact.JSX.Element {
   const { place, go } = useApp();
   const jobs = useMemo(() => jobsOf(answer), [answer]);
-  const job = jobs.some((one) => one.job === place.job) ? place.job : jobs[0]?.job ?? null;
+  const job = (jobs.find((one) => (one.job || NO_JOB) === place.job) ?? jobs[0])?.job ?? null;
   const grid = useMemo(() => gridOf(answer, job), [answer, job]);
   if (!answer.ranks.length) {
     return <Empty title="No run on a device was timed here">Choose a longer or another time. Ranks are processes that work on devices: their nodes need an agent that times runs there.</Empty>;
@@ -61,11 +63,11 @@ function Ranks({ answer }: { answer: RanksAnswer }): preact.JSX.Element {
   const word = answer.by === "steps" ? "step" : "part of the time";
   const latest = [...grid.summaries].sort((a, b) => b.late - a.late)[0];
   return (
-    <>
+    <div class="stack">
       <section class="panel" aria-label="Heat map of ranks">
         <div class="tools">
-          <label>Job <select value={job ?? ""} onChange={(event) => go({ job: event.currentTarget.value })}>
-            {jobs.map((one) => <option value={one.job}>{one.job || "no job named"} ({one.ranks})</option>)}</select></label>
+          <label>Job <select class="broad" value={job || NO_JOB} onChange={(event) => go({ job: event.currentTarget.value })}>
+            {jobs.map((one) => <option value={one.job || NO_JOB}>{one.job || "no job named"} ({one.ranks})</option>)}</select></label>
           <div class="segments" role="group" aria-label="What is shown">
             {MEASURES.map(([measure, name, about]) => <button aria-pressed={place.measure === measure} title={about} onClick={() => go({ measure })}>{name}</button>)}
           </div>
@@ -73,9 +75,9 @@ function Ranks({ answer }: { answer: RanksAnswer }): preact.JSX.Element {
         </div>
         <Map grid={grid} isSteps={answer.by === "steps"} />
       </section>
-      <Table grid={grid} word={word} />
+      <Table grid={grid} word={word} isKnown={answer.collectives > 0 && grid.ranks.length > 1} />
       {answer.left_out > 0 && <p class="quiet">{answer.left_out} more with less device time are not shown. Choose a node or a shorter time.</p>}
-    </>
+    </div>
   );
 }
 
@@ -181,7 +183,7 @@ function Hovered({ hover, grid, isSteps }: { hover: Live<Hover | null>; grid: Gr
   );
 }
 
-function Table({ grid, word }: { grid: Grid; word: string }): preact.JSX.Element {
+function Table({ grid, word, isKnown }: { grid: Grid; word: string; isKnown: boolean }): preact.JSX.Element {
   const open = useOpen(grid);
   const [most, setMost] = useState(MOST_TABLE);
   const sorted = useMemo(() => [...grid.summaries].sort((a, b) => b.late - a.late || a.rank - b.rank), [grid]);
@@ -195,7 +197,7 @@ function Table({ grid, word }: { grid: Grid; word: string }): preact.JSX.Element
           return (
             <tr>
               <td class="number">{sum.rank}</td><td>{rank.node} <small>GPU{rank.device}</small></td><td title={rank.comm}>{rank.comm} <small>{rank.pid}{rank.user && ` · ${rank.user}`}</small></td>
-              <td class="number">{duration(sum.late)}</td><td class="number">{sum.lateIn} of {sum.timed}</td>
+              <td class="number">{isKnown ? duration(sum.late) : "–"}</td><td class="number">{isKnown ? `${sum.lateIn} of ${sum.timed}` : "–"}</td>
               <td><Meter share={sum.work / (sum.length || 1)} text={percent(sum.work / (sum.length || 1))} /></td>
               <td><Meter share={sum.collective / (sum.length || 1)} text={percent(sum.collective / (sum.length || 1))} /></td>
               <td>{worst && <button class="link open" onClick={() => open(worst)}>Open {clock((grid.originNs + grid.start[worst.slot]!) / 1e9)}</button>}</td>
