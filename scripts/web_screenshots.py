@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -18,8 +20,12 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
 from selenium.webdriver.remote.webdriver import WebDriver  # noqa: E402
 
 import browser  # noqa: E402
+from fleet_release import RELEASE, content  # noqa: E402
+from rank_job import job_chunks  # noqa: E402
 from served import Server  # noqa: E402
+from sonde.fleet.result import Row  # noqa: E402
 from sonde.server.upload import upload  # noqa: E402
+from stored_chunks import as_of  # noqa: E402
 
 DATA = ROOT / "tests" / "data"
 OWN = DATA / "explain" / "own"
@@ -47,11 +53,16 @@ def main() -> None:
     into = Path(sys.argv[1])
     into.mkdir(parents=True, exist_ok=True)
     flags = ("--open", "--incidents", str(ROOT / "tests" / "data" / "incidents"))
-    with tempfile.TemporaryDirectory() as folder, Server(Path(folder) / "store", *flags) as server:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
+        flags += ("--fleet", str(releases_in(Path(folder) / "fleet")))
+        server = opened.enter_context(Server(Path(folder) / "store", *flags))
         origin = f"http://127.0.0.1:{server.port}"
         for node, path in NODES.items():
             upload(path, origin, node)
         nodes = {row["node"]: row for row in server.wait_for(15)}
+        for node, chunk in job_chunks("python3").items():
+            server.send(node, as_of(chunk, node, 0, nodes["ranker-0"]["last_ns"]))
+        server.wait_for(17)
         views = places(nodes)
         only = set(sys.argv[2:])
         with browser.chromium(Path(folder) / "profile") as driver:
@@ -77,12 +88,31 @@ def main() -> None:
                 print(entry["level"], entry["message"][:300])
 
 
+def releases_in(folder: Path) -> Path:
+    """A folder with a release of the fleet protocol."""
+    folder.mkdir()
+    classes = {
+        "training": ("gemm", 41_200), "inference": ("attention", 18_900),
+        "rendering": ("other", 900),
+        "video": ("copy", 260), "simulation": ("stencil", 6_400),
+    }  # fmt: skip
+    rows = [
+        Row(number, name, kernel, "", count, 90.0, 0.0)
+        for number, (name, (kernel, count)) in enumerate(classes.items())
+    ]
+    rows += [Row(10 + i, f"class {i}", "other", "", 20 - i, 90.0, 0.0) for i in range(12)]
+    (folder / "week.json").write_text(content(replace(RELEASE, rows=rows, deviation=46.0)))
+    return folder
+
+
 def places(nodes: dict[str, dict[str, int]]) -> dict[str, dict[str, object]]:
     """The query of each view."""
     first = min(row["first_ns"] for row in nodes.values()) / 1e9
     last = max(row["last_ns"] for row in nodes.values()) / 1e9
     begin = nodes["ranker-0"]["first_ns"] / 1e9
     spot = {"node": "ranker-0", "from": round(begin + 1, 3), "to": round(begin + 11, 3)}
+    last_of_job = nodes["ranker-0"]["last_ns"] / 1e9
+    job = {"from": round(last_of_job - 12, 3), "to": round(last_of_job, 3)}
     return {
         "overview": {"from": int(first) - 1, "to": int(last) + 2},
         "node": {"view": "node", "node": "ranker-0"},
@@ -102,6 +132,11 @@ def places(nodes: dict[str, dict[str, int]]) -> dict[str, dict[str, object]]:
             "from": round(begin + 6, 3),
             "to": round(begin + 11, 3),
         },
+        "ranks": {"view": "ranks", **job},
+        "work": {"view": "ranks", "measure": "work", **job},
+        "memory": {"view": "memory", "node": "gpu-a", "kind": "mapped", **job},
+        "no-memory": {"view": "memory", **spot},
+        "fleet": {"view": "fleet"},
         "incidents": {"view": "incidents"},
         "file": {"view": "file"},
         "empty": {"from": 1, "to": 3601},

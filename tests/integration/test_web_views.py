@@ -17,9 +17,14 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webdriver import WebDriver
 from test_web import LINE, OWN, button, quiet, text, times_of, wait
 
+from fleet_release import HOSTILE as HOSTILE_CLASS
+from fleet_release import content
+from rank_job import HOSTILE as HOSTILE_PROCESS
+from rank_job import LATE, RANKS, job_chunks
 from served import Server
 from sonde.server.pages import STATIC
 from sonde.server.upload import upload
+from stored_chunks import as_of
 
 pytestmark = pytest.mark.browser
 
@@ -33,9 +38,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     if not (STATIC / "index.html").is_file():
         pytest.skip("needs the web page: scripts/setup build")
     folder = tmp_path_factory.mktemp("views")
-    with Server(folder / "store", "--open", "--incidents", str(INCIDENTS)) as server:
+    (folder / "fleet").mkdir()
+    (folder / "fleet" / "week.json").write_text(content())
+    flags = ("--open", "--incidents", str(INCIDENTS), "--fleet", str(folder / "fleet"))
+    with Server(folder / "store", *flags) as server:
         upload(OWN / "cpu_quota.sonde", f"http://127.0.0.1:{server.port}", "trainer-0")
-        server.wait_for(3)
+        last_ns = server.wait_for(3)[0]["last_ns"]
+        for node, chunk in job_chunks().items():
+            server.send(node, as_of(chunk, node, 0, last_ns))
+        server.wait_for(5)
         yield server
 
 
@@ -49,6 +60,10 @@ def addresses(server: Server) -> dict[str, str]:
         "table": {"view": "range", "shape": "table", **spot},
         "kernels": {"view": "range", "shape": "kernels", **spot},
         "compare": {"view": "compare", **spot, "from": first + 6},
+        "ranks": {"view": "ranks", "from": first, "to": last},
+        "memory": {"view": "memory", "node": "gpu-b", "from": last - 13, "to": last},
+        "no memory": {"view": "memory", **spot},
+        "fleet": {"view": "fleet"},
         "incidents": {"view": "incidents"},
         "file": {"view": "file"},
         "empty": {"from": 1, "to": 3601},
@@ -204,3 +219,63 @@ def test_live_mode_goes_on_with_the_time(chromium: WebDriver, server: Server) ->
     wait(chromium, lambda: end() > first)
     button(chromium, "Live").click()
     wait(chromium, lambda: "live=" not in chromium.current_url)
+
+
+def test_a_heat_map_names_the_late_rank_and_opens_its_time(
+    chromium: WebDriver, server: Server
+) -> None:
+    chromium.get(addresses(server)["ranks"])
+    wait(chromium, lambda: f"Rank {LATE} is latest" in text(chromium))
+    assert len(chromium.find_elements(By.CSS_SELECTOR, ".ranks .names div")) == RANKS
+    assert HOSTILE_PROCESS in text(chromium)
+    assert not chromium.find_elements(By.CSS_SELECTOR, "main img")
+    button(chromium, "In collectives").click()
+    wait(chromium, lambda: "measure=wait" in chromium.current_url)
+    whole = chromium.current_url
+
+    canvas = reach(chromium, "e.closest('.ranks') && e.tagName === 'CANVAS'")
+    canvas.send_keys(Keys.ARROW_DOWN, Keys.ARROW_DOWN)
+    wait(chromium, lambda: "Rank 2 · gpu-a GPU2" in text(chromium))
+    canvas.send_keys(Keys.ENTER)
+    wait(chromium, lambda: "view=range" in chromium.current_url)
+    query = parse_qs(urlsplit(chromium.current_url).query)
+    assert (query["node"], query["pid"]) == (["gpu-a"], ["102"])
+    assert float(query["from"][0]) < float(query["left"][0]) < float(query["right"][0])
+    button(chromium, "Process 102").click()
+    wait(chromium, lambda: "pid=" not in chromium.current_url)
+    chromium.get(whole)
+    wait(chromium, lambda: f"Rank {LATE} is latest" in text(chromium))
+    pressed = "[aria-label='What is shown'] [aria-pressed='true']"
+    assert chromium.find_element(By.CSS_SELECTOR, pressed).text == "In collectives"
+
+
+def test_memory_of_a_node_leads_to_the_stacks_of_a_process(
+    chromium: WebDriver, server: Server
+) -> None:
+    chromium.get(addresses(server)["memory"])
+    wait(chromium, lambda: quiet(chromium) and HOSTILE_PROCESS in text(chromium))
+    assert "Host memory" in text(chromium)
+    assert "67.1 MB" in text(chromium)
+    chromium.find_element(By.CSS_SELECTOR, "td button.link").click()
+    wait(chromium, lambda: "pid=104" in chromium.current_url and quiet(chromium))
+    button(chromium, "Table").click()
+    wait(chromium, lambda: "load_batch" in text(chromium))
+    assert chromium.title == "Memory of gpu-b · Sonde"
+    chromium.get(addresses(server)["no memory"])
+    wait(chromium, lambda: "sonde record --memory" in text(chromium))
+
+
+def test_the_fleet_view_shows_intervals_and_what_was_spent(
+    chromium: WebDriver, server: Server, tmp_path: Path
+) -> None:
+    chromium.get(addresses(server)["fleet"])
+    wait(chromium, lambda: HOSTILE_CLASS in text(chromium))
+    shown = text(chromium)
+    for words in ("1.50", "18.8 % spent", "80.0 %", "1 more are within the noise", "1 × 10⁻⁶"):
+        assert words in shown, words
+    assert not chromium.find_elements(By.CSS_SELECTOR, "main img")
+    with Server(tmp_path / "store") as bare:
+        chromium.get(f"http://127.0.0.1:{bare.port}/?view=fleet")
+        wait(chromium, lambda: "--fleet fleet.d" in text(chromium))
+        chromium.get(f"http://127.0.0.1:{bare.port}/?view=ranks")
+        wait(chromium, lambda: "No node has sent anything yet" in text(chromium))

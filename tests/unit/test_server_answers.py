@@ -24,7 +24,7 @@ CHUNKS = recorded()
 ME = Caller("test", "default", frozenset(Scope))
 TYPES = {
     "string": str, "integer": int, "number": (int, float), "array": list, "object": dict,
-    "null": type(None),
+    "null": type(None), "boolean": bool,
 }  # fmt: skip
 
 
@@ -59,7 +59,9 @@ def check(value: Any, schema: dict[str, Any], where: str) -> None:
         return
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     fits = [kind for kind in kinds if isinstance(value, TYPES[kind])]
-    assert fits and not isinstance(value, bool), f"{where}: {value!r} is no {kinds}"
+    assert fits and isinstance(value, bool) == (kinds == ["boolean"]), (
+        f"{where}: {value!r} is no {kinds}"
+    )
     if "properties" in schema:
         assert set(schema["required"]) <= set(value) <= set(schema["properties"]), where
         for name, one in value.items():

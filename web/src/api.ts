@@ -1,25 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Questions to the server that this page came from. Nothing else is ever asked.
 
+import type { DiffAnswer, FlamegraphAnswer, KernelsAnswer, LossesAnswer, NodesAnswer } from "./answers";
 import { MEDIA_TYPE, unpacked, type Columns } from "./packed";
 
-export interface NodeRow {
-  node: string; chunks: number; sample_rows: number; first_ns: number; last_ns: number;
-  size_bytes: number; about: string;
-}
-export interface LossRow { node: string; name: string; value: number }
+export type NodeRow = NodesAnswer[number];
+export type LossRow = LossesAnswer[number];
 /** A table that was asked for in columns. */
 export type { Columns };
-export interface FrameRow { kind: string; function: string; binary: string; file: string; line: number }
-export interface Flame {
-  total: { rows: number; n: number; ns: number; bytes: number };
-  frames: FrameRow[];
-  stacks: { frames: number[]; n: number; ns: number; bytes: number }[];
-}
-export interface KernelRow {
-  kind: string; name: string; runs: number; ns: number; mean_ns: number; most_ns: number; timed: number;
-}
-export interface DiffRow { function: string; binary: string; before: number; after: number }
+export type Flame = FlamegraphAnswer;
+export type FrameRow = Flame["frames"][number];
+export type KernelRow = KernelsAnswer[number];
+export type DiffRow = DiffAnswer[number];
 export interface CauseShare {
   key: string; title: string; bound: string; detail: string; ns: number; share: number; count: number;
   longest_ns: number; thread: string; locations: { function: string; share: number }[]; facts: string[];

@@ -8,9 +8,9 @@ export interface Line { label: string; times: number[]; values: number[] }
 export interface Chart { title: string; unit: string; percent: boolean; lines: Line[]; top: number | null; stepped: boolean }
 
 interface Wanted { series: string; label: string; where?: [string, string]; by?: string; scale?: number; skip?: readonly string[] }
-interface Group { title: string; unit: string; percent?: boolean; stepped?: boolean; wanted: readonly Wanted[] }
+export interface Group { title: string; unit: string; percent?: boolean; stepped?: boolean; wanted: readonly Wanted[] }
 
-const GROUPS: readonly Group[] = [
+export const GROUPS: readonly Group[] = [
   { title: "GPU use", unit: "%", percent: true, wanted: [
     { series: "hw.gpu.utilization", label: "busy", where: ["hw.gpu.task", "general"] },
     { series: "sonde.gpu.sm.active", label: "SM active" },
@@ -30,7 +30,22 @@ const GROUPS: readonly Group[] = [
   { title: "NVLink", unit: "B/s", wanted: [{ series: "sonde.gpu.nvlink.throughput", label: "", by: "network.io.direction" }] },
 ];
 
-export const SERIES: readonly string[] = [...new Set(GROUPS.flatMap((group) => group.wanted.map((one) => one.series)))];
+/** Host and device memory: of the node, of limited control groups, of processes. */
+export const MEMORY_GROUPS: readonly Group[] = [
+  { title: "Host memory", unit: "B", wanted: [
+    { series: "system.memory.usage", label: "", by: "system.memory.state", skip: ["dirty", "writeback", "buffers"] },
+    { series: "sonde.host.memory.available", label: "available" }, { series: "system.memory.limit", label: "there is" }] },
+  { title: "Limited groups", unit: "B", wanted: [{ series: "sonde.cgroup.memory.usage", label: "", by: "sonde.cgroup" }] },
+  { title: "GPU memory", unit: "B", wanted: [
+    { series: "hw.gpu.memory.usage", label: "used" }, { series: "hw.gpu.memory.limit", label: "limit" }] },
+  { title: "GPU memory by process", unit: "B", wanted: [{ series: "sonde.process.gpu.memory", label: "", by: "process.pid" }] },
+];
+
+export function seriesOf(groups: readonly Group[]): readonly string[] {
+  return [...new Set(groups.flatMap((group) => group.wanted.map((one) => one.series)))];
+}
+
+export const SERIES = seriesOf(GROUPS);
 
 const SPOKEN: Record<string, string> = { cpu: "on a CPU", runqueue: "waiting for a CPU", kernel: "kernels", copy: "copies", set: "memory sets", replay: "graphs" };
 
@@ -53,7 +68,7 @@ function partsOf({ rows, texts }: Columns): Map<string, Part[]> {
   return found;
 }
 
-export function chartsOf(table: Columns): { charts: Chart[]; missing: string[] } {
+export function chartsOf(table: Columns, groups: readonly Group[] = GROUPS): { charts: Chart[]; missing: string[] } {
   const series = partsOf(table);
   const { time_ns: time, value, most } = table.numbers as Record<"time_ns" | "value" | "most", ArrayLike<number>>;
   const devices = new Set<string>();
@@ -62,7 +77,7 @@ export function chartsOf(table: Columns): { charts: Chart[]; missing: string[] }
   }
   const charts: Chart[] = [];
   const missing: string[] = [];
-  for (const group of GROUPS) {
+  for (const group of groups) {
     const lines: Line[] = [];
     for (const wanted of group.wanted) {
       for (const { labels: text, first, end } of series.get(wanted.series) ?? []) {

@@ -10,7 +10,10 @@ import { RangeView } from "./views/range";
 import { CompareView } from "./views/compare";
 import { DropHint, FileButton, FileView, held, show } from "./views/file";
 import { IncidentsView } from "./views/incidents";
+import { FleetView } from "./views/fleet";
 import { LiveButton } from "./views/live";
+import { MemoryView } from "./views/memory";
+import { RanksView } from "./views/ranks";
 import { clock, day } from "./numbers";
 import { START } from "./url";
 
@@ -52,12 +55,16 @@ function Page(): preact.JSX.Element {
             <li><a href="/" aria-current={place.view === "overview" ? "page" : undefined} onClick={(event) => link(event, {})}>Overview</a></li>
             {place.node && <li><a href="/" aria-current={place.view === "node" ? "page" : undefined}
               onClick={(event) => link(event, { view: "node", node: place.node })}>{place.node}</a></li>}
+            {place.view === "memory" && place.node && <li><span aria-current="page">Memory</span></li>}
+            {place.view === "ranks" && <li><span aria-current="page">Ranks</span></li>}
             {place.view === "file" && <li><span aria-current="page">File</span></li>}
             {(place.view === "range" || place.view === "compare") && <li><span aria-current="page">{place.view === "range" ? times : `Compare · ${times}`}</span></li>}
           </ol>
         </nav>
         {(place.view === "overview" || place.view === "node") && <LiveButton />}
         {place.view === "range" && <button class="plain" onClick={() => go({ view: "compare" })}>Compare with the time before</button>}
+        <a class="plain" href="?view=ranks" aria-current={place.view === "ranks" ? "page" : undefined} onClick={(event) => link(event, { view: "ranks" })}>Ranks</a>
+        <a class="plain" href="?view=fleet" aria-current={place.view === "fleet" ? "page" : undefined} onClick={(event) => link(event, { view: "fleet" })}>Fleet</a>
         <a class="plain" href="?view=incidents" aria-current={place.view === "incidents" ? "page" : undefined} onClick={(event) => link(event, { view: "incidents" })}>Incidents</a>
         <FileButton />
         <button class="plain" onClick={() => app.setTheme(!palette.dark)} aria-label={palette.dark ? "Use the light theme" : "Use the dark theme"}>
@@ -69,6 +76,9 @@ function Page(): preact.JSX.Element {
         {place.view === "node" && <NodeView />}
         {place.view === "range" && <RangeView />}
         {place.view === "compare" && <CompareView />}
+        {place.view === "ranks" && <RanksView />}
+        {place.view === "memory" && <MemoryView />}
+        {place.view === "fleet" && <FleetView />}
         {place.view === "incidents" && <IncidentsView />}
         {place.view === "file" && <FileView />}
       </main>

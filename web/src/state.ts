@@ -5,7 +5,7 @@ import { createContext } from "preact";
 import { useContext, useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { ask, AskError, type Parameters } from "./api";
 import { paletteOf, type Palette } from "./draw/colours";
-import { format, parse, type Place } from "./url";
+import { format, parse, type Place, type View } from "./url";
 
 export interface App {
   place: Place;
@@ -49,7 +49,8 @@ export function useAppState(): App {
     document.documentElement.dataset["theme"] = dark ? "dark" : "light";
   }, [dark]);
   useEffect(() => {
-    const parts = [place.view === "overview" ? "Overview" : place.node, "Sonde"].filter(Boolean);
+    const named: Partial<Record<View, string>> = { overview: "Overview", ranks: "Ranks", fleet: "Fleet", memory: `Memory of ${place.node}` };
+    const parts = [named[place.view] ?? place.node, "Sonde"].filter(Boolean);
     document.title = parts.join(" · ");
   }, [place.view, place.node]);
   const palette = useMemo(() => paletteOf(dark), [dark]);

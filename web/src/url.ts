@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is shown, as the address of the page: back, reload and a copied link restore it.
 
-export type View = "overview" | "node" | "range" | "compare" | "incidents" | "file";
-const VIEWS: readonly View[] = ["overview", "node", "range", "compare", "incidents", "file"];
+export type View = "overview" | "node" | "range" | "compare" | "ranks" | "memory" | "fleet" | "incidents" | "file";
+const VIEWS: readonly View[] = ["overview", "node", "range", "compare", "ranks", "memory", "fleet", "incidents", "file"];
+/** What a heat map of ranks shows. */
+export type Measure = "late" | "work" | "wait";
 
 export interface Place {
   view: View;
@@ -20,6 +22,11 @@ export interface Place {
   cause: string;
   /** Process whose stacks are shown; '' all. */
   pid: string;
+  /** Whose ranks are shown; '' the job with most. */
+  job: string;
+  measure: Measure;
+  /** Of the fleet view; '' the newest. */
+  release: string;
   /** Seconds that `from` and `to` follow the present by; 0: they stand still. */
   live: number;
   /** Of the timeline: seconds since 1970; 0: the whole range. */
@@ -30,6 +37,7 @@ export interface Place {
 export const START: Place = {
   view: "overview", node: "", from: 0, to: 0, kind: "cpu", search: "", focus: [], invert: false,
   hide: "", shape: "graph", cause: "", pid: "", live: 0, left: 0, right: 0,
+  job: "", measure: "late", release: "",
 };
 
 export function parse(query: string): Place {
@@ -41,7 +49,9 @@ export function parse(query: string): Place {
   };
   const view = VIEWS.find((one) => one === text("view")) ?? "overview";
   const shape = (["graph", "table", "kernels"] as const).find((one) => one === text("shape")) ?? "graph";
+  const measure = (["late", "work", "wait"] as const).find((one) => one === text("measure")) ?? "late";
   return {
+    job: text("job"), measure, release: text("release"),
     view, shape, node: text("node"), from: seconds("from"), to: seconds("to"), kind: text("kind", "cpu"),
     search: text("search"), focus: given.getAll("focus"), invert: text("invert") === "1",
     hide: text("hide"), cause: text("cause"), pid: text("pid"), live: Math.min(86400, seconds("live")), left: seconds("left"), right: seconds("right"),
@@ -66,6 +76,9 @@ export function format(place: Place): string {
   put("shape", place.shape, "graph");
   put("cause", place.cause);
   put("pid", place.pid);
+  put("job", place.job);
+  put("measure", place.measure, "late");
+  put("release", place.release);
   put("live", time(place.live));
   put("left", time(place.left));
   put("right", time(place.right));

@@ -26,14 +26,15 @@ describe("address", () => {
     const place = {
       ...START, view: "range" as const, node: "a&b=<c>", from: 1795312870.606, to: 1795312880.606123, kind: "kernel",
       search: "/x|y/", focus: ["main", "step  a.py:1 & more"], invert: true, hide: "python", shape: "table" as const,
-      cause: "run queue", pid: "12", live: 900, left: 1795312871.5, right: 1795312872.25,
+      cause: "run queue", pid: "12", live: 900, job: "a<b>&", measure: "work" as const, release: "2026 & more", left: 1795312871.5, right: 1795312872.25,
     };
     expect(parse(format(place))).toEqual(place);
     expect(format(START)).toBe("");
   });
 
   it("takes nonsense for what is not chosen", () => {
-    expect(parse("?view=evil&from=NaN&to=-3&shape=x&left=1e99")).toEqual(START);
+    expect(parse("?view=evil&from=NaN&to=-3&shape=x&left=1e99&measure=x")).toEqual(START);
+    expect(["ranks", "memory", "fleet"].map((view) => parse(`?view=${view}`).view)).toEqual(["ranks", "memory", "fleet"]);
   });
 });
 

@@ -226,7 +226,7 @@ def _show(args: argparse.Namespace, task: Task, release: Result, output: Path | 
         if args.format is not None:
             return
     if args.json or args.format == "json":
-        print(json.dumps({**asdict(release), "privacy": release.privacy_guarantee()}))
+        print(_json(args.state, task, release))
     elif args.format == "csv":
         print(result.to_csv(release), end="")
     elif args.format == "html":
@@ -242,9 +242,7 @@ def _write(kind: str, state: Path, task: Task, release: Result, path: Path) -> N
 
     contents: dict[str, Callable[[], bytes]] = {
         "html": lambda: _page(state, task, release).encode(),
-        "json": lambda: json.dumps(
-            {**asdict(release), "privacy": release.privacy_guarantee()}
-        ).encode(),
+        "json": lambda: _json(state, task, release).encode(),
         "csv": lambda: result.to_csv(release).encode(),
         "table": lambda: f"{result.to_table(release)}\n".encode(),
         "parquet": lambda: result.to_parquet(release),
@@ -263,6 +261,21 @@ def _page(state: Path, task: Task, release: Result) -> str:
     from sonde.fleet.budget import ledger_of
 
     return page.render(release, ledger_of(task, collector.collected_batches(state)))
+
+
+def _json(state: Path, task: Task, release: Result) -> str:
+    """The release, its guarantee as text, and what all that was collected here has cost."""
+    from sonde.fleet import collector
+    from sonde.fleet.budget import ledger_of
+
+    ledger = ledger_of(task, collector.collected_batches(state))
+    return json.dumps(
+        {
+            **asdict(release),
+            "privacy": release.privacy_guarantee(),
+            "ledger": asdict(ledger),
+        }
+    )
 
 
 def _utc(time_s: float) -> str:

@@ -51,6 +51,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--incidents", type=Path, metavar="DIR",
         help="show the incidents that `sonde diagnose --keep` wrote there; with tokens, those of a "
         "tenant are in DIR/TENANT")  # fmt: skip
+    add("--fleet", type=Path, metavar="DIR",
+        help="show the releases that `sonde fleet collect -o DIR/NAME.json` wrote there; everybody "
+        "with a token for `read` sees them")  # fmt: skip
     log_output.add_options(parser)
     add(end_with_input.FLAG, action="store_true", help=end_with_input.HELP)
     parser.set_defaults(run=run)
@@ -95,6 +98,7 @@ def run(args: argparse.Namespace) -> int:
             size_bytes=round(args.keep_gb * 1e9),
             open_tenant="default" if args.open else "",
             incidents=args.incidents,
+            fleet=args.fleet,
         )
         try:
             listener = Listener(service, address)

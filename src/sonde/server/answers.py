@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sonde.errors import UsageError
 from sonde.export import packed, strict_json
-from sonde.query import stored, stored_charts, stored_views
+from sonde.query import stored, stored_charts, stored_memory, stored_views
 from sonde.query.stored import Selection, StoredSession
 from sonde.query.stored_capture import MOST_ROWS
 from sonde.query.table_columns import columns
@@ -260,6 +260,14 @@ QUESTIONS: Mapping[str, Question] = {
     "timeline": Question(
         "spans of one node, its gaps with their causes, its verdict",
         _drawn,
+    ),
+    "ranks": Question(
+        "processes on devices by step or time: at work, in collectives",
+        lambda s, o: views.ranks(s, o.wanted, o.points),
+    ),
+    "memory": Question(
+        "what processes mapped, gave back and touched, bytes",
+        lambda s, o: stored_memory.memory(s, o.wanted, o.limit),
     ),
     "verdict": Question("why one node's devices waited", lambda s, o: views.explained(s, o.wanted)),
 }

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from sonde.errors import SondeError
-from sonde.server import answers, incidents, pages
+from sonde.server import answers, fleet_releases, incidents, pages
 from sonde.server.collection import Authority
 from sonde.server.openapi import document
 from sonde.server.opened import Opener
@@ -109,6 +109,7 @@ class Api:
             ),
             Route("/v1/agents", self._guarded(Scope.READ, self._agents)),
             Route("/v1/incidents", self._guarded(Scope.READ, self._incidents)),
+            Route("/v1/fleet", self._guarded(Scope.READ, self._fleet)),
             Route("/v1/open", self._guarded(Scope.READ, self._open), methods=["POST"]),
             Route("/v1/tokens", self._guarded(Scope.ADMIN, self._tokens)),
             Route("/healthz", self._health),
@@ -335,6 +336,14 @@ class Api:
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(
             self._threads, incidents.listed, self._service.incidents_of(caller)
+        )
+        return _packed(request, answers.Answer(found, "application/json"))
+
+    async def _fleet(self, request: Request, caller: Caller) -> Response:
+        self._service.admit(caller, 0)
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(
+            self._threads, fleet_releases.listed, self._service.fleet
         )
         return _packed(request, answers.Answer(found, "application/json"))
 

@@ -8,7 +8,7 @@ from typing import Any
 from sonde import __version__
 from sonde.server.answers import PARAMETERS, QUESTIONS, Question
 from sonde.server.collection import AgentState, Authority
-from sonde.server.schemas import ANSWERS, FLAME_NODE
+from sonde.server.schemas import ANSWERS, FLAME_NODE, FLEET
 
 _ERROR = {
     "description": "refused, with cause and remedy",
@@ -116,6 +116,13 @@ def document() -> dict[str, Any]:
         "get": {
             "summary": "what became slower, why, and who did it, as `sonde diagnose --keep` wrote",
             "responses": {"200": told} | _REFUSALS,
+        }
+    }
+    releases = {"description": "newest first", "content": {"application/json": {"schema": FLEET}}}
+    paths["/v1/fleet"] = {
+        "get": {
+            "summary": "releases of the fleet protocol: classes, shares, epsilon spent",
+            "responses": {"200": releases} | _REFUSALS,
         }
     }
     paths["/v1/open"] = {

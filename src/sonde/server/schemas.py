@@ -111,8 +111,57 @@ ANSWERS: Mapping[str, Schema] = {
             size_bytes=_WHOLE, about=_TEXT,
         )
     ),
+    "ranks": _object(
+        by={"enum": ["steps", "time"]},
+        slots=_object(start_ns=_list(_WHOLE), end_ns=_list(_WHOLE)),
+        ranks=_list(
+            _object(
+                node=_TEXT, pid=_WHOLE, start_ns=_WHOLE, device=_WHOLE, ns=_NUMBER, comm=_TEXT,
+                job=_TEXT, user=_TEXT, pod=_TEXT, container=_TEXT,
+            )
+        ),
+        cells=_object(
+            rank=_list(_WHOLE), slot=_list(_WHOLE), work_ns=_list(_NUMBER),
+            collective_ns=_list(_NUMBER), runs=_list(_WHOLE),
+        ),
+        collectives=_WHOLE,
+        left_out=_WHOLE,
+    ),
+    "memory": _list(
+        _object(
+            node=_TEXT, pid=_WHOLE, start_ns=_WHOLE, mapped=_NUMBER, unmapped=_NUMBER,
+            grown=_NUMBER, faulted=_NUMBER, reserved=_NUMBER, **_PROCESS,
+        )
+    ),
     "losses": _list(_object(node=_TEXT, name=_TEXT, value=_NUMBER)),
 }  # fmt: skip
 """By question. `pprof` is no JSON; `verdict` is what `sonde explain --json` writes, and is part of
 `timeline`, whose columns are described with the page (web/src)."""
+
+_CLASSES = _object(
+    rows=_list(
+        _object(name=_TEXT, count=_WHOLE, error=_NUMBER, share=_NUMBER, share_error=_NUMBER)
+    ),
+    in_noise=_WHOLE,
+    left_out=_WHOLE,
+)
+FLEET: Schema = _object(
+    shown={"type": "boolean"},
+    releases=_list(
+        _object(
+            id=_TEXT, task=_TEXT, start_s=_WHOLE, duration_s=_WHOLE, unit=_TEXT, privacy=_TEXT,
+            delta=_NUMBER, budget=_NUMBER, samples=_WHOLE, buckets=_WHOLE, collected=_WHOLE,
+            spent=_list(
+                _object(
+                    unit=_TEXT, one_release=_MAYBE_NUMBER, worst_year=_MAYBE_NUMBER,
+                    full_year=_MAYBE_NUMBER,
+                )
+            ),
+            applications=_CLASSES, kernels=_CLASSES,
+        )
+    ),
+    older=_WHOLE,
+    unreadable=_WHOLE,
+)  # fmt: skip
+"""Releases of the fleet protocol, from files."""
 UNDESCRIBED = frozenset({"pprof", "timeline", "verdict"})

@@ -155,9 +155,10 @@ class Service:
         open_tenant: str = "",
         flushes: bool = True,
         incidents: Path | None = None,
+        fleet: Path | None = None,
     ) -> None:
         """`open_tenant`: whose everything is, without tokens; '' asks for tokens. `incidents`:
-        where `sonde diagnose` keeps them.
+        where `sonde diagnose` keeps them. `fleet`: where `sonde fleet collect` writes releases.
 
         Raises UsageError where the directory cannot be used.
         """
@@ -166,6 +167,7 @@ class Service:
         self.counters = Counters()
         self._open_tenant = open_tenant
         self.incidents = incidents
+        self.fleet = fleet
         try:
             self.folder.mkdir(parents=True, mode=0o700, exist_ok=True)
             # Who can put files there chooses what we write, read and remove elsewhere.

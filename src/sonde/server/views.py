@@ -1,18 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers that need a whole timeline of one node: its spans, its verdict."""
+"""Answers that need a whole timeline of one node: its spans, its verdict, its steps."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from sonde.analyze.bound import causes_of, explain
 from sonde.analyze.merge import merged, with_interpreter_lock
+from sonde.errors import CaptureTooLarge
 from sonde.export import timeline_columns, verdict
 from sonde.model.timeline import Timeline
 from sonde.query.capture import Capture
 from sonde.query.stored import Selection, StoredSession
 from sonde.query.stored_capture import capture_of, run_columns
+from sonde.query.stored_ranks import MOST_SLOTS, Slot, SlotKind, parts_of, timed_whole
+from sonde.query.stored_ranks import ranks as ranks_in
 from sonde.query.timeline import of_capture
+
+_LEAST_STEPS = 4
+_STEPS_S = 120
+"""Times up to which steps are looked for: all rows of a node are read for that."""
 
 
 def _timeline(capture: Capture) -> Timeline:
@@ -37,3 +45,34 @@ def timeline(
         found, causes_of(found), run_columns(capture), wanted.start_ns, most_spans
     )
     return drawn | {"explanation": verdict.document(explain(found))}
+
+
+def ranks(session: StoredSession, wanted: Selection, points: int) -> dict[str, Any]:
+    """Ranks by the steps of a node where every run was timed, or by time where none are known.
+
+    Ranks of a job that exchange data in each step have their steps at the same time, as far as the
+    clocks of their nodes agree. Raises CaptureError.
+    """
+    slots = _steps(session, wanted)
+    if slots:
+        return ranks_in(session, wanted, slots, SlotKind.STEPS)
+    return ranks_in(session, wanted, parts_of(wanted, points), SlotKind.TIME)
+
+
+def _steps(session: StoredSession, wanted: Selection) -> list[Slot]:
+    """The steps of one node as far as a heat map can show them; empty: not known."""
+    if wanted.end_ns - wanted.start_ns > _STEPS_S * 10**9:
+        return []
+    node = timed_whole(session, wanted)
+    if not node:
+        return []
+    try:
+        found = explain(_timeline(capture_of(session, replace(wanted, nodes=[node]))))
+    except CaptureTooLarge:
+        return []
+    for one in found.verdicts:
+        table = one.steps
+        if table is not None and _LEAST_STEPS <= table.count <= MOST_SLOTS:
+            pairs = zip(table.start_ns, table.duration_ns, strict=True)
+            return [Slot(int(start), int(start) + max(1, int(ns))) for start, ns in pairs]
+    return []

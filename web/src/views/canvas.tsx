@@ -16,6 +16,7 @@ export function Boxes(props: {
     const one = new BoxCanvas(canvas.current!, props.scroller.current!, {
       hover: (id, x, y) => events.current.hover(id, x, y),
       click: (id) => events.current.click(id),
+      ...(props.events.selected ? { selected: (id) => events.current.selected?.(id) } : {}),
       ...(props.events.moved ? { moved: (left, right, done) => events.current.moved?.(left, right, done) } : {}),
     }, props.pans);
     box.current = one;

@@ -23,6 +23,12 @@ const KINDS: readonly [string, string, Weight, string][] = [
   ["mapped", "Memory", "bytes", "bytes that were mapped"],
 ];
 
+const MEMORY_KINDS: typeof KINDS = [
+  ["mapped", "Mapped", "bytes", "bytes that were mapped"],
+  ["faulted", "Touched", "bytes", "bytes that were touched for the first time"],
+  ["unmapped", "Given back", "bytes", "bytes that were unmapped"],
+];
+
 const HIDES: readonly [Hide, string][] = [["", "all frames"], ["kernel", "without the kernel"], ["runtime", "without kernel and runtime"], ["python", "Python only"]];
 
 /** Rows of samples sum up a second and are chosen by its start: the one that a time begins in counts, too. */
@@ -30,29 +36,32 @@ const TICK_S = 1;
 const NO_FLAME: Flame = { total: { rows: 0, n: 0, ns: 0, bytes: 0 }, frames: [], stacks: [] };
 const SHORT_S = 20;
 
-export function FlamePanel({ name, flames }: { name: string; flames?: Record<string, Flame> }): preact.JSX.Element {
+/** `memory`: kinds of host memory alone. */
+export function FlamePanel({ name, flames, memory = false }: { name: string; flames?: Record<string, Flame>; memory?: boolean }): preact.JSX.Element {
   const { place, go } = useApp();
-  const [, title, weight, hint] = KINDS.find(([kind]) => kind === place.kind) ?? KINDS[0]!;
-  const isKernels = place.shape === "kernels";
-  const asked = useAnswer<Flame>(isKernels || flames ? null : "flamegraph", { node: place.node, from: place.from - TICK_S, to: place.to, kind: place.kind, pid: place.pid });
+  const kinds = memory ? MEMORY_KINDS : KINDS;
+  const [chosen, title, weight, hint] = kinds.find(([kind]) => kind === place.kind) ?? kinds[0]!;
+  const isKernels = place.shape === "kernels" && !memory;
+  const asked = useAnswer<Flame>(isKernels || flames ? null : "flamegraph", { node: place.node, from: place.from - TICK_S, to: place.to, kind: chosen, pid: place.pid });
   return (
     <>
       <div class="tools">
         <h2>Stacks</h2>
+        {place.pid && !flames && <button onClick={() => go({ pid: "", focus: [] })} aria-label={`Stacks of process ${place.pid}; show all`}>Process {place.pid} ✕</button>}
         <div class="segments" role="group" aria-label="Shape">
           <button aria-pressed={place.shape === "graph"} onClick={() => go({ shape: "graph" })}>Graph</button>
           <button aria-pressed={place.shape === "table"} onClick={() => go({ shape: "table" })}>Table</button>
         </div>
         <div class="segments" role="group" aria-label="What is counted">
-          {KINDS.map(([kind, name, , about]) => (
-            <button aria-pressed={!isKernels && place.kind === kind} title={about}
+          {kinds.map(([kind, name, , about]) => (
+            <button aria-pressed={!isKernels && chosen === kind} title={about}
               onClick={() => go({ kind, focus: [], shape: isKernels ? "graph" : place.shape })}>{name}</button>
           ))}
-          {!flames && <button aria-pressed={isKernels} onClick={() => go({ shape: "kernels" })}>Kernels</button>}
+          {!flames && !memory && <button aria-pressed={isKernels} onClick={() => go({ shape: "kernels" })}>Kernels</button>}
         </div>
       </div>
-      {isKernels && !flames ? <Kernels /> : <Answer asked={flames ? { answer: flames[place.kind] ?? NO_FLAME, error: null, loading: false } : asked} loading={`Asking for the stacks: ${title}…`}>
-        {(flame) => flame.stacks.length ? <Graph flame={flame} weight={weight} hint={hint} name={name} isFile={flames !== undefined} /> : (
+      {isKernels && !flames ? <Kernels /> : <Answer asked={flames ? { answer: flames[chosen] ?? NO_FLAME, error: null, loading: false } : asked} loading={`Asking for the stacks: ${title}…`}>
+        {(flame) => flame.stacks.length ? <Graph kind={chosen} flame={flame} weight={weight} hint={hint} name={name} isFile={flames !== undefined} /> : (
           <Empty title={`Nothing here for “${title}”`}>It counts {hint}; none was recorded {flames ? "in this file. Choose another kind above." : "in this time. Choose another kind above, or a longer time."}</Empty>
         )}
       </Answer>}
@@ -60,7 +69,7 @@ export function FlamePanel({ name, flames }: { name: string; flames?: Record<str
   );
 }
 
-function Graph({ flame, weight, hint, name, isFile }: { flame: Flame; weight: Weight; hint: string; name: string; isFile: boolean }): preact.JSX.Element {
+function Graph({ kind, flame, weight, hint, name, isFile }: { kind: string; flame: Flame; weight: Weight; hint: string; name: string; isFile: boolean }): preact.JSX.Element {
   const { place, go, palette } = useApp();
   const canvasOf = useRef<BoxCanvas | null>(null);
   const hide = HIDES.find(([one]) => one === place.hide)?.[0] ?? "";
@@ -69,12 +78,12 @@ function Graph({ flame, weight, hint, name, isFile }: { flame: Flame; weight: We
   const hits = useMemo(() => (search ? found(tree, search) : null), [tree, search]);
   const show = (value: number): string => (weight === "bytes" ? scaled(value, "B") : duration(value));
   const top = (): number => nodeOf(tree, place.focus);
-  const file = `${name}-${place.kind}`;
+  const file = `${name}-${kind}`;
   const choices: Choice[] = [
     ...(isFile ? [] : [{
       name: "pprof", about: "the whole selection, for go tool pprof and others",
       run: async () => {
-        const given = { node: place.node, from: String(place.from - TICK_S), to: String(place.to), kind: place.kind, ...(place.pid ? { pid: place.pid } : {}) };
+        const given = { node: place.node, from: String(place.from - TICK_S), to: String(place.to), kind, ...(place.pid ? { pid: place.pid } : {}) };
         save(`${file}.pb.gz`, await (await send(`/v1/pprof?${new URLSearchParams(given)}`, {})).blob());
       },
     }]),

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Releases of the fleet protocol that `sonde fleet collect` wrote as JSON, for the page. Read-only.
+
+A release is made for publication: what it says about one GPU or tenant is bounded by its epsilon.
+So whoever may read at all may read it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sonde.errors import CaptureError
+from sonde.export.strict_json import dumps
+from sonde.input_files import open_input
+
+SUFFIX = ".json"
+MOST_FILES = 60
+"""The newest ones; how many more there are is told."""
+MOST_BYTES = 16 << 20
+"""Of one."""
+MOST_CLASSES = 200
+"""Of one list of a release."""
+_MOST_CHARS = 200
+_95_PERCENT = 1.96
+
+
+class _Row(msgspec.Struct):
+    application: str
+    kernel: str
+    count: int
+    activity: str = ""
+
+
+class _Cost(msgspec.Struct):
+    one_release: float | None
+    worst_year: float | None
+    full_year: float | None
+
+
+class _Ledger(msgspec.Struct):
+    releases: int
+    yearly: int
+    units: dict[str, _Cost]
+
+
+class _Release(msgspec.Struct):
+    """A file: sonde.fleet.result.Result, its guarantee as text, and the ledger of all releases."""
+
+    task: str
+    start_s: int
+    duration_s: int
+    unit: str
+    epsilon: dict[str, float | None]
+    delta: float
+    budget: float
+    deviation: float
+    rows: list[_Row]
+    privacy: str
+    ledger: _Ledger | None = None
+
+
+def listed(folder: Path | None) -> bytes:
+    """JSON: `shown` (whether there is a folder), `releases` (the newest first), `older` and
+    `unreadable` (numbers of files)."""
+    files: list[tuple[int, str, Path]] = []
+    try:
+        for path in folder.iterdir() if folder else ():
+            if path.name.endswith(SUFFIX):
+                files.append((path.lstat().st_mtime_ns, path.name, path))
+    except OSError:
+        folder = None
+    files.sort(reverse=True)
+    found: list[dict[str, Any]] = []
+    unreadable = 0
+    for _, name, path in files[:MOST_FILES]:
+        one = _read(path)
+        if one is None:
+            unreadable += 1
+        else:
+            found.append(_document(one, name.removesuffix(SUFFIX)))
+    found.sort(key=lambda one: (-one["start_s"], one["task"], one["id"]))
+    return dumps(
+        {
+            "shown": folder is not None,
+            "releases": found,
+            "older": max(0, len(files) - MOST_FILES),
+            "unreadable": unreadable,
+        }
+    ).encode()
+
+
+def _read(path: Path) -> _Release | None:
+    try:
+        with open_input(path) as file:
+            raw = file.read(MOST_BYTES + 1)
+        if len(raw) > MOST_BYTES:
+            return None
+        one = msgspec.json.decode(raw, type=_Release)
+    except (OSError, ValueError, CaptureError):
+        return None
+    numbers = (one.delta, one.budget, one.deviation)
+    return one if all(math.isfinite(number) and number >= 0 for number in numbers) else None
+
+
+def _document(one: _Release, name: str) -> dict[str, Any]:
+    ledger = one.ledger
+    return {
+        "id": name,
+        "task": one.task[:_MOST_CHARS],
+        "start_s": one.start_s,
+        "duration_s": one.duration_s,
+        "unit": one.unit[:_MOST_CHARS],
+        "privacy": one.privacy[:_MOST_CHARS],
+        "delta": one.delta,
+        "budget": one.budget,
+        "samples": sum(row.count for row in one.rows),
+        "buckets": len(one.rows),
+        "spent": [
+            {
+                "unit": unit[:_MOST_CHARS],
+                "one_release": epsilon,
+                "worst_year": cost.worst_year if cost else None,
+                "full_year": cost.full_year if cost else None,
+            }
+            for unit, epsilon, cost in (
+                (unit, epsilon, ledger.units.get(unit) if ledger else None)
+                for unit, epsilon in list(one.epsilon.items())[:4]
+            )
+        ],
+        "collected": ledger.releases if ledger else 0,
+        "applications": _classes(one, "application"),
+        "kernels": _classes(one, "kernel"),
+    }
+
+
+def _classes(one: _Release, column: str) -> dict[str, Any]:
+    """Totals of a column's classes beyond their noise. Variances of the buckets' noise add up; the
+    interval of a share takes the whole for known, whose own noise is small beside it."""
+    counts: dict[str, int] = defaultdict(int)
+    parts: dict[str, int] = defaultdict(int)
+    for row in one.rows:
+        name: str = getattr(row, column)
+        counts[name] += row.count
+        parts[name] += 1
+    whole = max(1, sum(counts.values()))
+    errors = {name: _95_PERCENT * one.deviation * math.sqrt(parts[name]) for name in counts}
+    clear = sorted(
+        (name for name in counts if counts[name] > errors[name]),
+        key=lambda name: (-counts[name], name),
+    )
+    return {
+        "rows": [
+            {
+                "name": name[:_MOST_CHARS],
+                "count": counts[name],
+                "error": errors[name],
+                "share": counts[name] / whole,
+                "share_error": errors[name] / whole,
+            }
+            for name in clear[:MOST_CLASSES]
+        ],
+        "in_noise": len(counts) - len(clear),
+        "left_out": max(0, len(clear) - MOST_CLASSES),
+    }

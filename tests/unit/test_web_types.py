@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page's types of answers are those of the server's schemas."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_types_of_the_page_are_made_from_the_schemas() -> None:
+    script = ROOT / "scripts" / "web_types.py"
+    done = subprocess.run([sys.executable, str(script), "--check"])
+    assert done.returncode == 0, "run scripts/web_types.py"

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks of a job by time: which is late, from time at work and time in collectives.
+
+import type { RanksAnswer } from "./answers";
+import type { Row } from "./draw/boxes";
+import { packed } from "./draw/colours";
+import type { Measure } from "./url";
+
+export type Rank = RanksAnswer["ranks"][number];
+
+/** A cell of the heat map; times in ns, shares of the slot's length. */
+export interface Cell { rank: number; slot: number; work: number; collective: number; late: number; runs: number }
+
+export interface Summary { rank: number; late: number; lateIn: number; timed: number; work: number; collective: number; length: number; worst: number }
+
+export interface Grid {
+  ranks: readonly Rank[];
+  cells: readonly Cell[];
+  summaries: readonly Summary[];
+  /** Of slots: ns after the first one's begin. */
+  start: readonly number[];
+  end: readonly number[];
+  originNs: number;
+  /** Of a slot, from which a rank counts as late. */
+  leastShare: number;
+}
+
+const LEAST_SHARE = 0.05;
+export const LEVELS = 16;
+export const ROW_HEIGHT = 20;
+
+export function jobsOf(answer: RanksAnswer): { job: string; ranks: number }[] {
+  const count = new Map<string, number>();
+  for (const { job } of answer.ranks) count.set(job, (count.get(job) ?? 0) + 1);
+  return [...count].map(([job, ranks]) => ({ job, ranks })).sort((a, b) => b.ranks - a.ranks || (a.job < b.job ? -1 : 1));
+}
+
+function median(values: readonly number[]): number {
+  const sorted = [...values].sort((a, b) => a - b);
+  const middle = sorted.length >> 1;
+  return sorted.length % 2 ? sorted[middle]! : (sorted[middle - 1]! + sorted[middle]!) / 2;
+}
+
+/**
+ * The ranks of one job; null: all.
+ *
+ * Ranks wait for one another in collectives, so who comes last spends the least time there. A rank is
+ * late by what the others spent there more than it, by their median.
+ */
+export function gridOf(answer: RanksAnswer, job: string | null): Grid {
+  const origin = answer.slots.start_ns[0] ?? 0;
+  const chosen = answer.ranks.flatMap((rank, number) => (job === null || rank.job === job ? [number] : []));
+  const place = new Map(chosen.map((number, at) => [number, at]));
+  const { cells } = answer;
+  const found: Cell[] = [];
+  const bySlot = new Map<number, Cell[]>();
+  for (let i = 0; i < cells.rank.length; i++) {
+    const rank = place.get(cells.rank[i]!);
+    if (rank === undefined) continue;
+    const cell = { rank, slot: cells.slot[i]!, work: cells.work_ns[i]!, collective: cells.collective_ns[i]!, late: 0, runs: cells.runs[i]! };
+    found.push(cell);
+    const others = bySlot.get(cell.slot);
+    if (others) others.push(cell);
+    else bySlot.set(cell.slot, [cell]);
+  }
+  for (const together of bySlot.values()) {
+    if (together.length < 2 || !together.some((cell) => cell.collective > 0)) continue;
+    const times = together.map((cell) => cell.collective);
+    const whole = median(times);
+    // With few ranks a rank's own time would move the median towards it.
+    for (const cell of together) {
+      const usual = together.length > 16 ? whole : median(times.filter((_, at) => together[at] !== cell));
+      cell.late = Math.max(0, usual - cell.collective);
+    }
+  }
+  const length = (slot: number): number => Math.max(1, answer.slots.end_ns[slot]! - answer.slots.start_ns[slot]!);
+  const summaries = chosen.map((_, rank): Summary => ({ rank, late: 0, lateIn: 0, timed: 0, work: 0, collective: 0, length: 0, worst: -1 }));
+  const worst = new Float64Array(chosen.length).fill(-1);
+  found.forEach((cell, at) => {
+    const sum = summaries[cell.rank]!;
+    const isLate = cell.late >= LEAST_SHARE * length(cell.slot);
+    sum.late += isLate ? cell.late : 0;
+    sum.lateIn += isLate ? 1 : 0;
+    sum.timed += 1;
+    sum.work += cell.work;
+    sum.collective += cell.collective;
+    sum.length += length(cell.slot);
+    const heavy = cell.late || cell.work / 1e6;
+    if (heavy > worst[cell.rank]!) {
+      worst[cell.rank] = heavy;
+      sum.worst = at;
+    }
+  });
+  return {
+    ranks: chosen.map((number) => answer.ranks[number]!), cells: found, summaries, originNs: origin, leastShare: LEAST_SHARE,
+    start: answer.slots.start_ns.map((time) => time - origin), end: answer.slots.end_ns.map((time) => time - origin),
+  };
+}
+
+export function amount(cell: Cell, measure: Measure): number {
+  return measure === "late" ? cell.late : measure === "work" ? cell.work : cell.collective;
+}
+
+/** How dark a cell is: 0 to LEVELS - 1. Late ranks are seen from half a slot on at full strength. */
+export function levelOf(cell: Cell, grid: Grid, measure: Measure): number {
+  const length = Math.max(1, grid.end[cell.slot]! - grid.start[cell.slot]!);
+  const share = (amount(cell, measure) / length) * (measure === "late" ? 2 : 1);
+  return Math.max(0, Math.min(LEVELS - 1, Math.round(share * (LEVELS - 1))));
+}
+
+const HUES: Record<Measure, number> = { late: 22, work: 212, wait: 268 };
+
+/** One hue from hardly seen to strong, so that only lightness has to be told apart. */
+export function coloursOf(measure: Measure, dark: boolean): Uint32Array {
+  const hue = HUES[measure];
+  return Uint32Array.from({ length: LEVELS }, (_, level) => {
+    const share = level / (LEVELS - 1);
+    return dark ? packed(hue, 30 + 45 * share, 22 + 46 * share) : packed(hue, 40 + 45 * share, 93 - 53 * share);
+  });
+}
+
+export function rowsOf(grid: Grid, measure: Measure, ground: number): Row[] {
+  const byRank: number[][] = grid.ranks.map(() => []);
+  grid.cells.forEach((cell, at) => byRank[cell.rank]!.push(at));
+  return byRank.map((cells, rank) => {
+    cells.sort((a, b) => grid.cells[a]!.slot - grid.cells[b]!.slot);
+    const count = cells.length;
+    const row: Row = {
+      start: new Float64Array(count), end: new Float64Array(count), sum: new Float64Array(count + 1), shade: new Uint32Array(count),
+      id: Int32Array.from(cells), top: rank * ROW_HEIGHT, height: ROW_HEIGHT - 2, ground,
+    };
+    cells.forEach((at, i) => {
+      const cell = grid.cells[at]!;
+      row.start[i] = grid.start[cell.slot]!;
+      row.end[i] = grid.end[cell.slot]!;
+      row.sum[i + 1] = row.sum[i]! + row.end[i]! - row.start[i]!;
+      row.shade[i] = levelOf(cell, grid, measure);
+    });
+    return row;
+  });
+}
