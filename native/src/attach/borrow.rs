@@ -194,7 +194,8 @@ impl Borrowed {
     }
 
     /// Put it back exactly as it was found, from a stop in the signal path; the interrupted call
-    /// restarts by the kernel's own rules.
+    /// restarts by the kernel's own rules. Its registers last: as long as they are ours, the frame
+    /// restores everything if we are killed.
     pub fn put_back(&self) -> Step {
         if let Some((address, value)) = self.saved_errno {
             if !self.memory.write(address, &value) {
@@ -202,9 +203,10 @@ impl Borrowed {
             }
         }
         let back = self
-            .set_regs(&unnoticed(&self.regs))
+            .thread
+            .set_mask(self.mask)
             .and_then(|()| self.thread.set_xstate(&self.xstate))
-            .and_then(|()| self.thread.set_mask(self.mask));
+            .and_then(|()| self.set_regs(&unnoticed(&self.regs)));
         self.thread.let_go();
         back
     }

@@ -122,8 +122,9 @@ impl Load<'_> {
     fn begin(&mut self) -> Result<(), Trouble> {
         let mut r = self.it.regs;
         r.eflags &= !TRAP_AND_DIRECTION;
-        self.it.thread.set_mask(u64::MAX)?;
+        // Registers first: were we killed in between, the frame would not bring the old mask back.
         self.run_from(&mut r, self.at.sigreturn, self.it.places.frame + 8)?;
+        self.it.thread.set_mask(u64::MAX)?;
         self.it.thread.to_syscall(self.until)?; // the entry of rt_sigreturn
         Ok(())
     }
