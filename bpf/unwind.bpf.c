@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-/* Owns the maps that stacks are walked by; the programs that walk share them (unwind.h). */
+/*
+ * Owns the maps that all programs share which take stacks: those that stacks are walked by (unwind.h) and
+ * kept in (stack.h), and whose are taken (chosen.h). So the objects of these programs need not wait for
+ * one another while they are loaded.
+ */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
 #include "../abi/events.h"
-#include "unwind.h"
+#include "stack.h"
+#include "chosen.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -6,11 +6,11 @@ use std::collections::hash_map::Entry;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 
 use libbpf_rs::btf::Btf;
-use libbpf_rs::{MapCore, Object, ObjectBuilder, ProgramMut};
+use libbpf_rs::{MapCore, Object, ProgramMut};
 use pyo3::exceptions::{PyKeyError, PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -20,8 +20,10 @@ use crate::layout::{self, Layout};
 use crate::walks::RawStack;
 use crate::{maps, perf};
 use links::Links;
+use load::{shared_maps, LoadAhead, Loaded, Wanted};
 
 mod links;
+mod load;
 mod refusals;
 
 include!(concat!(env!("OUT_DIR"), "/objects.rs"));
@@ -191,100 +193,15 @@ impl Bpf {
     #[new]
     #[pyo3(signature = (name, constants, share = HashMap::new(), skip = Vec::new(), most = HashMap::new()))]
     fn new(
+        py: Python<'_>,
         name: String,
         constants: HashMap<String, u64>,
         share: HashMap<String, PyRef<'_, Bpf>>,
         skip: Vec<String>,
         most: HashMap<String, u32>,
     ) -> PyResult<Self> {
-        refusals::take(); // what another load left
-        let failed = |e: libbpf_rs::Error| refusals::error(&name, &e);
-        let (_, bytes) = OBJECTS
-            .iter()
-            .find(|(known, _)| *known == name)
-            .ok_or_else(|| PyKeyError::new_err(format!("no BPF object {name}")))?;
-        let btf = Btf::from_raw(&name, bytes)
-            .map_err(failed)?
-            .ok_or_else(|| PyValueError::new_err(format!("BPF object {name} has no BTF")))?;
-        let known = layout::constants(&btf);
-        let mut open = ObjectBuilder::default()
-            .name(&name)
-            .map_err(failed)?
-            .open_memory(bytes)
-            .map_err(failed)?;
-
-        for mut program in open.progs_mut() {
-            if skip.iter().any(|name| program.name() == name.as_str()) {
-                program.set_autoload(false);
-            }
-        }
-        for mut map in open.maps_mut() {
-            let map_name = map.name().to_string_lossy().into_owned();
-            if let Some(owner) = share.get(&map_name) {
-                let fd = owner.map(&map_name)?.fd;
-                // SAFETY: the owner's object, and with it the descriptor, is borrowed here.
-                map.reuse_fd(unsafe { BorrowedFd::borrow_raw(fd) }).map_err(failed)?;
-            } else if let Some(&entries) = most.get(base_of(&map_name)) {
-                if entries < map.max_entries() {
-                    map.set_max_entries(entries).map_err(failed)?;
-                }
-            }
-            if map_name.ends_with(".rodata") {
-                let data = map.initial_value_mut().unwrap_or_default();
-                for (constant, value) in &constants {
-                    let (_, offset, size) =
-                        known.iter().find(|(name, _, _)| name == constant).ok_or_else(|| {
-                            PyKeyError::new_err(format!("{name} has no constant {constant}"))
-                        })?;
-                    data[*offset..offset + size].copy_from_slice(&value.to_le_bytes()[..*size]);
-                }
-            }
-        }
-        let object = open.load().map_err(failed)?;
-
-        let mut maps: HashMap<String, MapInfo> = object
-            .maps()
-            .map(|map| (map.name().to_string_lossy().into_owned(), map_info(&btf, &map)))
-            .collect();
-        let outers: Vec<String> =
-            maps.keys().filter(|name| maps.contains_key(&format!("{name}_a"))).cloned().collect();
-        let mut swapped = HashMap::new();
-        for outer in outers {
-            let halves = (maps.remove(&format!("{outer}_a")), maps.remove(&format!("{outer}_b")));
-            let (Some(a), Some(b)) = halves else { continue };
-            if outer.ends_with(SPARE) {
-                a.keep_the_rest()?;
-                b.keep_the_rest()?;
-            }
-            let fd = maps[&outer].fd;
-            swapped.insert(outer, Swapped { outer: fd, rows: [a, b], active: 0 });
-        }
-        let mut structs = HashMap::new();
-        for name in [
-            "wait_span",
-            "call_span",
-            "sonde_stack",
-            "process_note",
-            "cgroup_note",
-            "step_note",
-            "pulse",
-        ] {
-            if let Some(layout) = layout::of_struct(&btf, name) {
-                structs.insert(name.to_owned(), layout);
-            }
-        }
-        drop(btf);
-        let shared = share.into_keys().collect();
-        Ok(Self {
-            name,
-            links: Links::default(),
-            swapped,
-            maps,
-            structs,
-            rings: RefCell::new(HashMap::new()),
-            shared,
-            object,
-        })
+        let wanted = Wanted { name, constants, share: shared_maps(&share)?, skip, most };
+        py.detach(|| Loaded::load(wanted)).map(Self::of)
     }
 
     /// Attach a program as its section names (tp_btf, iter). Returns the link.
@@ -532,6 +449,13 @@ impl Bpf {
 }
 
 impl Bpf {
+    /// What was loaded, to be attached and read.
+    fn of(loaded: Loaded) -> Self {
+        let Loaded { name, shared, swapped, maps, structs, object } = loaded;
+        let (links, rings) = (Links::default(), RefCell::new(HashMap::new()));
+        Self { name, links, swapped, maps, structs, rings, shared, object }
+    }
+
     fn swapped_rows(&self, rows: &str) -> PyResult<&Swapped> {
         self.swapped.get(rows).ok_or_else(|| PyKeyError::new_err(format!("no rows {rows}")))
     }
@@ -555,5 +479,6 @@ fn tracepoint_arguments(name: &str) -> Option<usize> {
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     refusals::listen();
     module.add_function(wrap_pyfunction!(tracepoint_arguments, module)?)?;
+    module.add_class::<LoadAhead>()?;
     module.add_class::<Bpf>()
 }

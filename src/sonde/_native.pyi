@@ -40,6 +40,20 @@ class SlotFinder:
         Raises OSError.
         """
 
+class LoadAhead:
+    """A BPF object that is being loaded on a thread of its own. Arguments: as of `Bpf`."""
+
+    def __init__(
+        self,
+        name: str,
+        constants: Mapping[str, int],
+        share: Mapping[str, Bpf],
+        skip: Sequence[str],
+        most: Mapping[str, int],
+    ) -> None: ...
+    def take(self) -> Bpf:
+        """Wait for it, once. Raises OSError for what the kernel refused."""
+
 class Bpf:
     """One loaded BPF object (bpf/NAME.bpf.c). Nothing is attached until asked.
 

@@ -18,7 +18,7 @@ from walk_watch import Watch
 
 from sonde import procfs
 from sonde.agent.stacks import StackReader
-from sonde.collect.kernel import Kernel
+from sonde.collect.kernel import BpfObject, Kernel
 from sonde.unwind.unwinder import PAGING_S
 
 pytestmark = pytest.mark.bpf
@@ -133,7 +133,8 @@ def test_without_bpf_loop_stacks_are_walked_by_frame_pointers(watch, deep):
 @pytest.mark.parametrize("name", ["waits", "device_calls"])
 def test_every_object_loads_without_bpf_loop(name):
     kernel = Kernel(None)
-    kernel.load(name, {"unwind_by_tables": 0}, skip=["on_call_entry_multi", "on_call_return_multi"])
+    skip = ["on_call_entry_multi", "on_call_return_multi"]
+    kernel.load(BpfObject(name, {"unwind_by_tables": 0}, skip))
 
 
 def test_a_walk_is_no_longer_than_it_may_be(watch, deep):

@@ -32,7 +32,7 @@ from sonde.agent.group_io import GroupIo
 from sonde.agent.losses import Losses
 from sonde.agent.null_process_events import NullProcessEvents
 from sonde.agent.protocols import Live, Sink
-from sonde.agent.registry import collectors_of
+from sonde.agent.registry import collectors_of, load_ahead
 from sonde.agent.scheduler import Scheduler
 from sonde.agent.scrape_scheduler import ScrapeScheduler
 from sonde.agent.stack_rate_limiter import StackRateLimiter
@@ -92,6 +92,8 @@ class Agent:
         self._stack_limiter = StackRateLimiter()
         self._chunk = ChunkBuilder(0)
         self._kernel = Kernel(config.pids if privileged else None, chooses=chooses)
+        if privileged:
+            load_ahead(config, self._kernel)
         events = self._make_events()
         self._attacher = self._make_attacher()
         self._resolver = Resolver(

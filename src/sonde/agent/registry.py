@@ -18,7 +18,7 @@ from sonde.collect.cpu import CpuSampler
 from sonde.collect.device_calls import DeviceCalls
 from sonde.collect.device_time import DeviceTime
 from sonde.collect.flows import FlowCollector
-from sonde.collect.kernel import Kernel
+from sonde.collect.kernel import BpfObject, Kernel
 from sonde.collect.launch_sites import LaunchSites
 from sonde.collect.memory import MemoryCollector
 from sonde.collect.metrics import Metrics
@@ -52,12 +52,19 @@ class Registration:
     is_wanted: Callable[[Config], bool]
     make: Callable[[Setup], Collector]
     """Loads it, and does not start it. Raises HostError where this machine cannot."""
+    bpf_object: Callable[[Setup], BpfObject] | None = None
+    """What it loads into the kernel, so that this can be begun ahead."""
     needs_privilege: bool = True
 
 
 def _waits(setup: Setup) -> WaitCollector:
     span_min_ns = int(setup.config.wait_span_ms * 1e6)
     return WaitCollector(setup.kernel, span_min_ns=span_min_ns, stack_gap_ns=setup.stack_gap_ns)
+
+
+def _waits_object(setup: Setup) -> BpfObject:
+    span_min_ns = int(setup.config.wait_span_ms * 1e6)
+    return WaitCollector.bpf_object(span_min_ns=span_min_ns, stack_gap_ns=setup.stack_gap_ns)
 
 
 def _device_calls(setup: Setup) -> DeviceCalls:
@@ -78,26 +85,65 @@ def _device_time(setup: Setup) -> DeviceTime:
 
 
 REGISTRY: tuple[Registration, ...] = (
-    Registration(lambda c: c.on_cpu, lambda it: CpuSampler(it.kernel, it.config.hz)),
-    Registration(lambda c: c.off_cpu, _waits),
-    Registration(lambda c: c.device_calls, _device_calls),
-    Registration(lambda c: c.host_metrics, lambda it: TaskCollector(it.kernel)),
-    Registration(lambda c: c.host_metrics, lambda it: BlockCollector(it.kernel)),
-    Registration(lambda c: c.host_metrics, lambda it: FlowCollector(it.kernel)),
+    Registration(
+        lambda c: c.on_cpu,
+        lambda it: CpuSampler(it.kernel, it.config.hz),
+        lambda it: CpuSampler.bpf_object(it.config.hz),
+    ),
+    Registration(lambda c: c.off_cpu, _waits, _waits_object),
+    Registration(lambda c: c.device_calls, _device_calls, lambda _: DeviceCalls.bpf_object()),
+    Registration(
+        lambda c: c.host_metrics,
+        lambda it: TaskCollector(it.kernel),
+        lambda _: TaskCollector.bpf_object(),
+    ),
+    Registration(
+        lambda c: c.host_metrics,
+        lambda it: BlockCollector(it.kernel),
+        lambda _: BlockCollector.bpf_object(),
+    ),
+    Registration(
+        lambda c: c.host_metrics,
+        lambda it: FlowCollector(it.kernel),
+        lambda _: FlowCollector.bpf_object(),
+    ),
     Registration(
         lambda c: c.host_metrics and c.host_hz > 0,
         lambda it: QueueCollector(it.kernel, it.config.host_hz),
+        lambda it: QueueCollector.bpf_object(it.config.host_hz),
     ),
-    Registration(lambda c: c.syscalls, lambda it: SyscallCollector(it.kernel)),
     Registration(
-        lambda c: c.memory, lambda it: MemoryCollector(it.kernel, stack_gap_ns=it.stack_gap_ns)
+        lambda c: c.syscalls,
+        lambda it: SyscallCollector(it.kernel),
+        lambda _: SyscallCollector.bpf_object(),
     ),
-    Registration(lambda c: c.injected, _device_time, needs_privilege=False),
+    Registration(
+        lambda c: c.memory,
+        lambda it: MemoryCollector(it.kernel, stack_gap_ns=it.stack_gap_ns),
+        lambda it: MemoryCollector.bpf_object(stack_gap_ns=it.stack_gap_ns),
+    ),
+    Registration(
+        lambda c: c.injected,
+        _device_time,
+        lambda _: LaunchSites.bpf_object(),
+        needs_privilege=False,
+    ),
     Registration(
         signals.are_wanted, lambda it: Metrics(signals.runners(it.config)), needs_privilege=False
     ),
 )
 """All collectors, in the order in which they are started and drained."""
+
+
+def load_ahead(config: Config, kernel: Kernel) -> None:
+    """Begin to load what the collectors of a configuration will need in the kernel.
+
+    Raises HostError where this machine cannot.
+    """
+    setup = Setup(config, kernel, privileged=True)
+    kernel.load_ahead(
+        it.bpf_object(setup) for it in REGISTRY if it.bpf_object and it.is_wanted(config)
+    )
 
 
 def collectors_of(config: Config, kernel: Kernel, *, privileged: bool) -> list[Collector]:

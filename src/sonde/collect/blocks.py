@@ -9,7 +9,7 @@ from pathlib import Path
 from sonde import _native, procfs
 from sonde.collect.attached import Attached
 from sonde.collect.collector import Batch
-from sonde.collect.kernel import Kernel, expect_fields, refusal
+from sonde.collect.kernel import BpfObject, Kernel, expect_fields, refusal
 from sonde.procfs import START_UNIT_NS
 
 FIELDS = (
@@ -24,6 +24,9 @@ FREE_ROWS = 4
 OF_ONE_PARTY = 16
 """What part of the rows may be made in a second first come, first served, and what part besides by
 each user or container (bpf/share.h)."""
+OLD_PROGRAMS = ("on_first_issue", "on_complete")
+NEW_PROGRAMS = ("on_start", "on_done", "on_issue")
+"""Where the kernel has the tracepoint block_io_start (Linux 6.5)."""
 
 
 class BlockCollector(Attached):
@@ -34,14 +37,16 @@ class BlockCollector(Attached):
 
     name = "blocks"
 
-    def __init__(self, kernel: Kernel) -> None:
-        new = _native.tracepoint_arguments("block_io_start") is not None
-        old_programs, new_programs = ("on_first_issue", "on_complete"), ("on_start", "on_done")
-        self._programs = (*new_programs, "on_issue") if new else old_programs
-        skip = old_programs if new else (*new_programs, "on_issue")
+    @staticmethod
+    def bpf_object() -> BpfObject:
+        """What is loaded into the kernel for it."""
         shares = {"free_rows": ROWS // FREE_ROWS, "most_rows_of_one_party": ROWS // OF_ONE_PARTY}
-        most = {"requests": ROWS}
-        super().__init__(kernel.load("blocks", shares, skip=skip, own_stacks=True, most=most))
+        skip = OLD_PROGRAMS if _has_start() else NEW_PROGRAMS
+        return BpfObject("blocks", shares, skip, {"requests": ROWS}, takes_stacks=False)
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._programs = NEW_PROGRAMS if _has_start() else OLD_PROGRAMS
+        super().__init__(kernel.load(self.bpf_object()))
         self._devices: dict[int, str] = {}
         expect_fields(self._bpf, "requests", FIELDS)
 
@@ -89,3 +94,7 @@ class BlockCollector(Attached):
                 name = f"{major}:{minor}"
             self._devices[number] = name
         return name
+
+
+def _has_start() -> bool:
+    return _native.tracepoint_arguments("block_io_start") is not None

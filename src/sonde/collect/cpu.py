@@ -8,7 +8,7 @@ import os
 from sonde import _native
 from sonde.collect.attached import Attached
 from sonde.collect.collector import Batch
-from sonde.collect.kernel import Kernel, expect_fields, refusal
+from sonde.collect.kernel import BpfObject, Kernel, expect_fields, refusal
 from sonde.procfs import START_UNIT_NS
 
 FIELDS = ("tgid", "tid", "start_ns", "stack_id", "count")
@@ -25,9 +25,14 @@ class CpuSampler(Attached):
     name = "cpu"
     walks_stacks = True
 
-    def __init__(self, kernel: Kernel, hz: int) -> None:
+    @staticmethod
+    def bpf_object(hz: int) -> BpfObject:
+        """What is loaded into the kernel for it."""
         rows = ROOM_S * hz * (os.cpu_count() or 1)
-        super().__init__(kernel.load("cpu", {}, most={"samples": max(LEAST_ROWS, rows)}))
+        return BpfObject("cpu", most={"samples": max(LEAST_ROWS, rows)})
+
+    def __init__(self, kernel: Kernel, hz: int) -> None:
+        super().__init__(kernel.load(self.bpf_object(hz)))
         self._hz = hz
         self._period_ns = 1e9 / hz
         expect_fields(self._bpf, "samples", FIELDS)

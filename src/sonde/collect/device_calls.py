@@ -18,6 +18,7 @@ from sonde.apis import Api
 from sonde.collect.collector import Batch, Collector
 from sonde.collect.discovery import Discovery
 from sonde.collect.kernel import (
+    BpfObject,
     Iterators,
     Kernel,
     by_cpus,
@@ -61,6 +62,18 @@ class DeviceCalls(Collector):
     name = "device_calls"
     walks_stacks = True
 
+    @staticmethod
+    def bpf_object() -> BpfObject:
+        """What is loaded into the kernel for it."""
+        rows = by_cpus(ROWS)
+        shares = {
+            "free_rows": rows // FREE_ROWS,
+            "most_rows_of_one_party": rows // OF_ONE_PARTY,
+        }
+        # Each program that is loaded takes 0.1 s.
+        skip = ONE_BY_ONE if has_uprobe_multi() else ()
+        return BpfObject("device_calls", shares, skip, {"device_calls": rows})
+
     def __init__(
         self,
         kernel: Kernel,
@@ -71,18 +84,10 @@ class DeviceCalls(Collector):
         pids: Collection[int] | None = None,
     ) -> None:
         """`pids`: those that are watched; None for all."""
-        rows = by_cpus(ROWS)
-        shares = {
-            "free_rows": rows // FREE_ROWS,
-            "most_rows_of_one_party": rows // OF_ONE_PARTY,
-        }
-        multi = has_uprobe_multi()  # each program that is loaded takes 0.1 s
-        self._bpf = kernel.load(
-            "device_calls", shares, ONE_BY_ONE if multi else (), most={"device_calls": rows}
-        )
+        self._bpf = kernel.load(self.bpf_object())
         self._iterators = Iterators(self._bpf)
         apis = tuple(apis)
-        self._probes = Probes(self._bpf, apis, launches, budget, has_multi=multi)
+        self._probes = Probes(self._bpf, apis, launches, budget, has_multi=has_uprobe_multi())
         self._discovery = Discovery(apis, self._probes, pids)
         self._walk: int | None = None
         self._exit: int | None = None

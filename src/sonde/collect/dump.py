@@ -13,7 +13,7 @@ from typing import Final
 
 from sonde import _native, interpreter, procfs
 from sonde.collect.cpu import CpuSampler
-from sonde.collect.kernel import Kernel, expect_fields, refusal
+from sonde.collect.kernel import BpfObject, Kernel, expect_fields, refusal
 from sonde.collect.other_memory import OtherMemory
 from sonde.errors import KernelUnsupported
 from sonde.procfs import START_UNIT_NS
@@ -49,7 +49,7 @@ class ThreadDump:
     def __init__(self, kernel: Kernel, pid: int) -> None:
         """`kernel` watches `pid` alone. Raises HostError."""
         try:
-            self._bpf = kernel.load("dump", {"dump_tgid": pid})
+            self._bpf = kernel.load(BpfObject("dump", {"dump_tgid": pid}))
         except KernelUnsupported as error:
             raise KernelUnsupported(
                 "this kernel cannot read the stacks of threads that sleep",

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from sonde.collect.attached import Walking
 from sonde.collect.collector import Batch
-from sonde.collect.kernel import Kernel, expect_fields, refusal
+from sonde.collect.kernel import BpfObject, Kernel, expect_fields, refusal
 from sonde.procfs import START_UNIT_NS
 
 
@@ -53,8 +53,13 @@ class FlowCollector(Walking):
 
     name = "flows"
 
+    @staticmethod
+    def bpf_object() -> BpfObject:
+        """What is loaded into the kernel for it."""
+        return BpfObject("flows", takes_stacks=False)
+
     def __init__(self, kernel: Kernel) -> None:
-        super().__init__(kernel.load("flows", {}, own_stacks=True))
+        super().__init__(kernel.load(self.bpf_object()))
         self._next_walk_s = 0.0
         expect_fields(self._bpf, "flows", FIELDS)
 

@@ -8,8 +8,9 @@ import functools
 import os
 import secrets
 import struct
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -54,6 +55,8 @@ WITHOUT_STACKS, WITH_STACKS = b"\x01", b"\x02"
 """enum closeness"""
 CHOOSING: Final = frozenset(("cpu", "waits"))
 """Objects that ask whether a process is chosen."""
+SHARED_MAPS: Final = ("stacks", "chosen")
+"""Shared by all that take stacks; owned by unwind.bpf.c, too."""
 
 MOST_TYPE_BYTES: Final = 64 << 20
 
@@ -66,6 +69,20 @@ def by_cpus(entries: int) -> int:
     """Entries of a map that is to hold `entries` on a large machine: half of them on one of few
     CPUs, where less can happen in a second."""
     return entries if (os.cpu_count() or 1) > FEW_CPUS else entries // 2
+
+
+@dataclass(frozen=True, slots=True)
+class BpfObject:
+    """A BPF object (bpf/NAME.bpf.c), and how it is to be loaded."""
+
+    name: str
+    constants: Mapping[str, int] = field(default_factory=dict)
+    """Of its `const volatile` globals."""
+    skip: Sequence[str] = ()
+    """Programs that are not to be loaded."""
+    most: Mapping[str, int] = field(default_factory=dict)
+    """Bounds of the entries of its maps."""
+    takes_stacks: bool = True
 
 
 class Kernel:
@@ -85,13 +102,13 @@ class Kernel:
         self._stack_seed = secrets.randbits(64)
         self._shared: dict[str, _native.Bpf] = {}
         self._constants: dict[str, int] = {}
-        self._stacks: _native.Bpf | None = None
+        self._ahead: dict[str, tuple[BpfObject, _native.LoadAhead]] = {}
         if skip_self:
             self._constants["self_tgid"] = os.getpid()
         self._unwind: _native.Bpf | None = None
         self._unwatched = 0
         if pids is not None:
-            targets = self.load("targets", {}, own_stacks=True)
+            targets = self.load(BpfObject("targets", takes_stacks=False))
             self._shared["targets"] = targets
             self._constants["filter_targets"] = 1
             targets.attach("on_fork")
@@ -100,10 +117,16 @@ class Kernel:
 
     @property
     def unwind(self) -> _native.Bpf:
-        """Owner of the maps that stacks are walked by. Raises HostError."""
+        """Owner of the maps that stacks are walked by and kept in. Raises HostError."""
         if self._unwind is None:
-            self._unwind = self._load("unwind", {}, (), {"unwind_wanted": NEWLY_MET})
-            self._shared |= dict.fromkeys(UNWIND_MAPS, self._unwind)
+            most = {
+                "unwind_wanted": NEWLY_MET,
+                "stacks": self.stacks_most,
+                "chosen": MOST_CHOSEN if self._chooses else 1,
+            }
+            with _refusals():
+                self._unwind = _native.Bpf("unwind", {}, self._shared, (), most)
+            self._shared |= dict.fromkeys((*UNWIND_MAPS, *SHARED_MAPS), self._unwind)
         return self._unwind
 
     def _watch_with_children(self, pids: frozenset[int]) -> None:
@@ -142,58 +165,61 @@ class Kernel:
         """Whether any process is chosen."""
         return bool(self._chosen)
 
-    def load(
-        self,
-        name: str,
-        constants: Mapping[str, int],
-        skip: Sequence[str] = (),
-        own_stacks: bool = False,
-        most: Mapping[str, int] | None = None,
-    ) -> _native.Bpf:
-        """Load an object with the common constants and maps. `most` bounds the entries of its maps.
+    def load_ahead(self, objects: Iterable[BpfObject]) -> None:
+        """Start to load objects side by side; `load` waits for each, and raises what went wrong.
+
+        Raises HostError where not even their common maps can be made.
+        """
+        for wanted in objects:
+            arguments = self._arguments(wanted)
+            with _refusals():
+                self._ahead[wanted.name] = wanted, _native.LoadAhead(*arguments)
+
+    def load(self, wanted: BpfObject) -> _native.Bpf:
+        """Load an object with the common constants and maps, or take the one that was loaded ahead
+        with the same constants and programs; bounds of maps may differ by what a moment changes.
 
         Raises HostError with the remedy.
         """
-        if not own_stacks:
-            _ = self.unwind
-        bounds = {"stacks": self.stacks_most, **(most or {})}
-        if "filter_targets" not in self._constants and name != "targets":
-            bounds["targets"] = 1  # nobody asks it
-        seed = {} if own_stacks else {"stack_seed": self._stack_seed}
-        chooses = {}
-        if name in CHOOSING:
-            chooses = {"chosen_only": int(self._chooses)}
-            bounds["chosen"] = MOST_CHOSEN if self._chooses else 1
-        bpf = self._load(name, {**self._constants, **seed, **chooses, **constants}, skip, bounds)
-        if name in CHOOSING:
-            self._shared.setdefault("chosen", bpf)
-        if self._stacks is None and not own_stacks:
-            self._stacks = bpf
-            self._shared["stacks"] = bpf
-        return bpf
+        expected, ahead = self._ahead.pop(wanted.name, (None, None))
+        with _refusals():
+            if (
+                expected is not None
+                and ahead is not None
+                and (expected.constants, expected.skip) == (wanted.constants, wanted.skip)
+            ):
+                return ahead.take()
+            return _native.Bpf(*self._arguments(wanted))
 
-    def _load(
-        self, name: str, constants: Mapping[str, int], skip: Sequence[str], most: Mapping[str, int]
-    ) -> _native.Bpf:
-        try:
-            return _native.Bpf(name, constants, self._shared, skip, most)
-        except OSError as error:
-            raise refusal(error) from error
+    def _arguments(
+        self, wanted: BpfObject
+    ) -> tuple[str, Mapping[str, int], Mapping[str, _native.Bpf], Sequence[str], Mapping[str, int]]:
+        """As `_native.Bpf` takes them. Raises HostError."""
+        constants = {**self._constants, **wanted.constants}
+        most = {"stacks": 1, **wanted.most}
+        if wanted.takes_stacks:
+            _ = self.unwind
+            constants["stack_seed"] = self._stack_seed
+        if "filter_targets" not in self._constants and wanted.name != "targets":
+            most["targets"] = 1  # nobody asks it
+        if wanted.name in CHOOSING:
+            constants["chosen_only"] = int(self._chooses)
+        return wanted.name, constants, self._shared, wanted.skip, most
 
     def walks(self, ids: Sequence[int]) -> list[_native.RawStack]:
         """Those of the stacks that are still kept."""
-        return self._stacks.walks(ids) if ids and self._stacks else []
+        return self._unwind.walks(ids) if ids and self._unwind else []
 
     def clear_stacks(self) -> None:
         """Drop all stacks, those too that no row speaks of."""
-        if self._stacks:
-            self._stacks.clear_stacks()
+        if self._unwind:
+            self._unwind.clear_stacks()
 
     def forget_stacks(self, ids: Sequence[int], short: Sequence[int] = ()) -> None:
         """Make room for new stacks by dropping some that were read; `short` are known to be of one
         piece, which is cheaper."""
-        if self._stacks:
-            self._stacks.forget_stacks(ids, short)
+        if self._unwind:
+            self._unwind.forget_stacks(ids, short)
 
     def memory_bytes(self) -> int:
         """Kernel memory of the maps that no collector owns."""
@@ -217,6 +243,14 @@ def has_uprobe_multi(types: Path = Path("/sys/kernel/btf/vmlinux")) -> bool:
             return b"\0bpf_uprobe_multi_link\0" in file.read(MOST_TYPE_BYTES)
     except OSError:
         return False
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise refusal(error) from error
 
 
 def refusal(error: OSError) -> HostError:

@@ -14,7 +14,7 @@ from typing import Final
 from sonde import _native, procfs
 from sonde.collect.collector import ProcessKey
 from sonde.collect.inject_memory import LIBRARY
-from sonde.collect.kernel import Kernel, by_cpus, expect_fields, losses_of
+from sonde.collect.kernel import BpfObject, Kernel, by_cpus, expect_fields, losses_of
 from sonde.collect.libraries import FileKey, mapped_by, open_mapped
 from sonde.collect.probe_removal import Removal
 from sonde.procfs import START_UNIT_NS
@@ -51,14 +51,19 @@ class _Probed:
 class LaunchSites:
     """One probe a library file, on while any process that we time maps it."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        """Raises HostError where the kernel does not take the program."""
+    @staticmethod
+    def bpf_object() -> BpfObject:
+        """What is loaded into the kernel for it."""
         rows = by_cpus(ROWS)
         shares = {
             "most_of_one_process": rows // OF_ONE_PROCESS,
             "most_of_one_party": rows // OF_ONE_PARTY,
         }
-        self._bpf = kernel.load("launch_sites", shares, most={"launch_sites": rows})
+        return BpfObject("launch_sites", shares, most={"launch_sites": rows})
+
+    def __init__(self, kernel: Kernel) -> None:
+        """Raises HostError where the kernel does not take the program."""
+        self._bpf = kernel.load(self.bpf_object())
         self._files: dict[FileKey, _Probed] = {}
         self._locks = procfs.MapLocks()
         self._put_off: set[int] = set()

@@ -17,7 +17,7 @@ from typing import Final
 from sonde import procfs
 from sonde.collect.attached import Attached
 from sonde.collect.collector import Batch
-from sonde.collect.kernel import Kernel, expect_fields, refusal
+from sonde.collect.kernel import BpfObject, Kernel, expect_fields, refusal
 from sonde.errors import KernelUnsupported
 from sonde.procfs import START_UNIT_NS
 
@@ -71,13 +71,18 @@ class MemoryCollector(Attached):
 
     name = "memory"
 
+    @staticmethod
+    def bpf_object(*, stack_gap_ns: int) -> BpfObject:
+        """What is loaded into the kernel for it."""
+        return BpfObject("memory", {"stack_gap_ns": stack_gap_ns})
+
     def __init__(self, kernel: Kernel, *, stack_gap_ns: int) -> None:
         if platform.machine() not in SUPPORTED_MACHINES:
             raise KernelUnsupported(
                 f"memory by stack is read on x86-64 alone, and this is {platform.machine()}",
                 "leave out --memory",
             )
-        super().__init__(kernel.load("memory", {"stack_gap_ns": stack_gap_ns}))
+        super().__init__(kernel.load(self.bpf_object(stack_gap_ns=stack_gap_ns)))
         self._credit_s = COMPARE_CREDIT_S
         self._credited_s = time.monotonic()
         self._unfollowed = 0

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sonde.collect.collector import Batch, Collector
-from sonde.collect.kernel import Kernel, losses_of, refusal
+from sonde.collect.kernel import BpfObject, Kernel, losses_of, refusal
 from sonde.metrics import MetricRow, labels
 from sonde.model.rows import EventRow
 
@@ -54,14 +54,19 @@ class QueueCollector(Collector):
     name = "queues"
     can_wake = True
 
-    def __init__(self, kernel: Kernel, hz: int) -> None:
-        self._cpus = min(_possible_cpus(), MAX_CPUS)
+    @staticmethod
+    def bpf_object(hz: int) -> BpfObject:
+        """What is loaded into the kernel for it."""
         constants = {
-            "cpus": self._cpus,
+            "cpus": min(_possible_cpus(), MAX_CPUS),
             "busy_gap_ns": 1_000_000_000 // hz,
             "idle_gap_ns": max(IDLE_GAP_NS, 1_000_000_000 // hz),
         }
-        self._bpf = kernel.load("queues", constants, own_stacks=True)
+        return BpfObject("queues", constants, takes_stacks=False)
+
+    def __init__(self, kernel: Kernel, hz: int) -> None:
+        self._cpus = min(_possible_cpus(), MAX_CPUS)
+        self._bpf = kernel.load(self.bpf_object(hz))
         self._running = False
         self._hz = hz
         self._timer: int | None = None

@@ -7,7 +7,7 @@ from typing import Final
 
 from sonde.collect.attached import Attached
 from sonde.collect.collector import Batch
-from sonde.collect.kernel import Kernel, expect_fields, refusal
+from sonde.collect.kernel import BpfObject, Kernel, expect_fields, refusal
 from sonde.collect.reasons import reason_of
 from sonde.procfs import START_UNIT_NS
 
@@ -23,8 +23,13 @@ class SyscallCollector(Attached):
 
     name = "syscalls"
 
+    @staticmethod
+    def bpf_object() -> BpfObject:
+        """What is loaded into the kernel for it."""
+        return BpfObject("syscalls", takes_stacks=False)
+
     def __init__(self, kernel: Kernel) -> None:
-        super().__init__(kernel.load("syscalls", {}, own_stacks=True))
+        super().__init__(kernel.load(self.bpf_object()))
         expect_fields(self._bpf, "syscalls", FIELDS)
 
     def start(self) -> None:

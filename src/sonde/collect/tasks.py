@@ -12,7 +12,7 @@ from typing import Final
 from sonde import procfs
 from sonde.collect.attached import Walking
 from sonde.collect.collector import Batch, ProcessKey
-from sonde.collect.kernel import Kernel, by_cpus, expect_fields, refusal
+from sonde.collect.kernel import BpfObject, Kernel, by_cpus, expect_fields, refusal
 from sonde.model.owner import GroupNote, ProcessNote, step_of
 from sonde.procfs import START_UNIT_NS
 
@@ -48,8 +48,13 @@ class TaskCollector(Walking):
 
     name = "tasks"
 
+    @staticmethod
+    def bpf_object() -> BpfObject:
+        """What is loaded into the kernel for it."""
+        return BpfObject("tasks", most={"usage": _room()}, takes_stacks=False)
+
     def __init__(self, kernel: Kernel) -> None:
-        super().__init__(kernel.load("tasks", {}, own_stacks=True, most={"usage": _room()}))
+        super().__init__(kernel.load(self.bpf_object()))
         expect_fields(self._bpf, "usage", FIELDS)
 
     def start(self) -> None:

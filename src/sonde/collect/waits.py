@@ -9,7 +9,15 @@ from typing import Final
 
 from sonde import _native, procfs
 from sonde.collect.collector import Batch, Collector
-from sonde.collect.kernel import Iterators, Kernel, by_cpus, expect_fields, losses_of, refusal
+from sonde.collect.kernel import (
+    BpfObject,
+    Iterators,
+    Kernel,
+    by_cpus,
+    expect_fields,
+    losses_of,
+    refusal,
+)
 from sonde.collect.reasons import reason_names, reason_of
 from sonde.model.rows import ActivityTuple, SampleTuple
 from sonde.procfs import START_UNIT_NS
@@ -62,18 +70,21 @@ class WaitCollector(Collector):
     limits_stacks = True
     reports_ongoing = True
 
-    def __init__(self, kernel: Kernel, *, span_min_ns: int, stack_gap_ns: int) -> None:
+    @staticmethod
+    def bpf_object(*, span_min_ns: int, stack_gap_ns: int) -> BpfObject:
+        """What is loaded into the kernel for it."""
         arguments = _native.tracepoint_arguments("sched_switch")
-        self._bpf = kernel.load(
-            "waits",
-            {
-                "switch_has_state": int((arguments or 0) >= 4),
-                "span_min_ns": span_min_ns,
-                "stack_gap_ns": stack_gap_ns,
-                "unwind_steps": WALK_STEPS,
-            },
-            most=_room(),
-        )
+        constants = {
+            "switch_has_state": int((arguments or 0) >= 4),
+            "span_min_ns": span_min_ns,
+            "stack_gap_ns": stack_gap_ns,
+            "unwind_steps": WALK_STEPS,
+        }
+        return BpfObject("waits", constants, most=_room())
+
+    def __init__(self, kernel: Kernel, *, span_min_ns: int, stack_gap_ns: int) -> None:
+        wanted = self.bpf_object(span_min_ns=span_min_ns, stack_gap_ns=stack_gap_ns)
+        self._bpf = kernel.load(wanted)
         self._iterators = Iterators(self._bpf)
         self._links: list[int] = []
         self._switches: list[int] = []
