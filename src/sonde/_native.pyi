@@ -592,8 +592,12 @@ class UnwindMaps:
     """The kernel's maps that stacks are walked by (abi/unwind.h). ENOSPC where they are full."""
 
     def __init__(self, owner: Bpf) -> None: ...
-    def add_table(self, path: str) -> int:
-        """Put a saved table into the kernel: its number, from 1."""
+    def add_table(self, path: str, pages: Sequence[int] = ()) -> int:
+        """Put a saved table into the kernel: its number, from 1. Where it is too large to be loaded
+        whole, these pages of it are, as far as there is room."""
+
+    def pages(self, table: int) -> list[int]:
+        """Pages of a table that were loaded one by one; none where it was loaded whole."""
 
     def drop_table(self, table: int) -> None:
         """Take one out that no process uses any more."""

@@ -200,6 +200,25 @@ def test_of_a_large_table_the_pages_are_loaded_that_walks_need(watch, products):
     assert usage["table_bytes"] <= SMALL_ROOM_BYTES
 
 
+def test_the_pages_that_a_run_needed_are_there_in_the_next_one(watch, products):
+    first = watch(products.pid, room_bytes=SMALL_ROOM_BYTES)
+    first.settle(products.pid)
+    until_s = time.monotonic() + 5
+    while not (asked := first.unwinder.usage()["pages_loaded"]) and time.monotonic() < until_s:
+        first.sample(1)
+    assert asked
+    first.sample(1)
+    first.close()
+
+    second = watch(products.pid, room_bytes=SMALL_ROOM_BYTES)
+    second.settle(products.pid)
+    second.sampler.start()
+    time.sleep(0.5)  # and nobody looks for pages
+    second.sampler.stop()
+    ends = Counter(second.unwinder.stops())
+    assert ends["table_missing"] <= 0.05 * ends.total(), ends
+
+
 def test_a_page_that_is_asked_for_again_is_not_loaded_again(watch, products):
     """Walks that began before it was there put it on the list once more."""
     it = watch(products.pid, room_bytes=SMALL_ROOM_BYTES)
@@ -275,7 +294,7 @@ def test_a_table_that_is_no_good_is_made_once_more_and_then_given_up(watch, deep
         def __getattr__(self, name):
             return getattr(self._maps, name)
 
-        def add_table(self, path):
+        def add_table(self, path, pages):
             raise OSError(22, "a damaged unwind table")
 
     monkeypatch.setattr(it.cache, "request", spoilt)

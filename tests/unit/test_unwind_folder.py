@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import struct
@@ -17,7 +18,7 @@ import pytest
 from sonde import _native
 from sonde.unwind import cache_folder
 from sonde.unwind.table_cache import TableCache, key_of
-from sonde.unwind.table_index import NAME, TableIndex
+from sonde.unwind.table_index import MAX_PAGED, MAX_PAGES, NAME, TableIndex
 
 NOBODY = 65534
 HEADER_BYTES = 64
@@ -177,3 +178,33 @@ def test_files_of_systems_that_a_user_may_serve_are_not_kept(place):
     index.add("disk", os.makedev(8, 1), "table")
     index.write()
     assert TableIndex(place).read() == {"disk": "table"}
+
+
+def test_pages_are_kept_with_their_table_within_bounds(tmp_path):
+    index = TableIndex(tmp_path)
+    index.read()
+    index.add_pages("one", range(2 * MAX_PAGES))
+    index.add_pages("two", [7, 3])
+    index.write()
+    again = TableIndex(tmp_path)
+    again.read()
+    assert again.pages == {"one": list(range(MAX_PAGES)), "two": [7, 3]}
+    for number in range(MAX_PAGED):
+        again.add_pages(f"new{number}", [1])
+    again.write()
+    last = TableIndex(tmp_path)
+    last.read()
+    assert len(last.pages) == MAX_PAGED
+    assert "one" not in last.pages
+
+
+@pytest.mark.parametrize("pages", ["x", [1], {"one": "x"}, {"one": [-1, 1 << 40]}, {"one": [[]]}])
+def test_damaged_pages_cost_no_more_than_themselves(tmp_path, pages):
+    index = TableIndex(tmp_path)
+    index.add_pages("one", [1])
+    index.write()
+    kept = json.loads((tmp_path / NAME).read_text())
+    (tmp_path / NAME).write_text(json.dumps(kept | {"pages": pages}))
+    again = TableIndex(tmp_path)
+    again.read()
+    assert all(0 <= page < 1 << 31 for one in again.pages.values() for page in one)

@@ -113,17 +113,19 @@ impl UnwindMaps {
     }
 
     /// Load the page whose place in a directory is `reference`, unless it is there: walks that began
-    /// before it was ask again. False where there is no room for it.
-    fn load_page(&mut self, reference: u32) -> Result<bool> {
+    /// before it was ask again. Whether it was loaded now; None where there is no room for it.
+    fn load_page(&mut self, reference: u32) -> Result<Option<bool>> {
         let held = |it: &&mut Loaded| {
             it.pages.reference <= reference && reference < it.pages.reference + it.pages.words
         };
-        let Some(loaded) = self.tables.values_mut().find(held) else { return Ok(true) };
+        let Some(loaded) = self.tables.values_mut().find(held) else {
+            return Ok(Some(false));
+        };
         let page = ((reference - loaded.pages.reference) / 2) as usize;
-        let Some(source) = &mut loaded.source else { return Ok(true) };
-        let Some(&Some((offset, count))) = source.pages.get(page) else { return Ok(true) };
+        let Some(source) = &mut loaded.source else { return Ok(Some(false)) };
+        let Some(&Some((offset, count))) = source.pages.get(page) else { return Ok(Some(false)) };
         let place = match self.pool.allocate(count) {
-            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => return Ok(false),
+            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => return Ok(None),
             place => place?,
         };
         loaded.places.push(place);
@@ -132,8 +134,7 @@ impl UnwindMaps {
         self.pool.write(place, &words_of(&raw))?;
         self.pool.write_pair(reference & !1, [place.reference, count as u32])?;
         source.pages[page] = None;
-        self.pages_loaded += 1;
-        Ok(true)
+        Ok(Some(true))
     }
 
     fn fill(
@@ -211,13 +212,29 @@ impl UnwindMaps {
         })
     }
 
-    /// Put the table saved at `path` into the kernel. Returns its number, from 1.
-    fn add_table(&mut self, path: PathBuf) -> PyResult<u32> {
+    /// Put the table saved at `path` into the kernel. Returns its number, from 1. Where it is not
+    /// loaded whole, these `pages` of it are, as far as there is room.
+    #[pyo3(signature = (path, pages = Vec::new()))]
+    fn add_table(&mut self, path: PathBuf, pages: Vec<u32>) -> PyResult<u32> {
         let table = Table::load(&path)?;
         let loaded = self.load(&table, &path).map_err(numbered)?;
+        let (directory, count) = (loaded.pages.reference, loaded.page_count);
         self.next_table += 1;
         self.tables.insert(self.next_table, loaded);
+        for page in pages.into_iter().filter(|&page| page < count) {
+            if self.load_page(directory + 2 * page).map_err(numbered)?.is_none() {
+                break;
+            }
+        }
+        self.pool.rest();
         Ok(self.next_table)
+    }
+
+    /// Pages of a table that were loaded one by one; none where it was loaded whole.
+    fn pages(&self, table: u32) -> Vec<u32> {
+        let source = self.tables.get(&table).and_then(|it| it.source.as_ref());
+        let pages = source.map_or(&[][..], |it| &it.pages);
+        (0..).zip(pages).filter_map(|(page, place)| place.is_none().then_some(page)).collect()
     }
 
     /// Take a table out. No process may have it in a range any more.
@@ -311,7 +328,10 @@ impl UnwindMaps {
         let (keys, _) = maps::take_all(self.wanted_pages, 4, 4, 256)?;
         let mut left_out = 0;
         for reference in words_of(&keys) {
-            left_out += usize::from(!self.load_page(reference).map_err(numbered)?);
+            match self.load_page(reference).map_err(numbered)? {
+                Some(is_new) => self.pages_loaded += usize::from(is_new),
+                None => left_out += 1,
+            }
         }
         self.pool.rest();
         Ok(left_out)

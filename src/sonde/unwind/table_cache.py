@@ -136,6 +136,15 @@ class TableCache:
             return None
         return CachedTable(path, _found(python) if python else None)
 
+    def pages_of(self, key: str) -> Sequence[int]:
+        """Pages of a file's table that walks needed in the run before."""
+        return self._index.pages.get(self._names.get(key, ""), ())
+
+    def keep_pages(self, key: str, pages: Sequence[int]) -> None:
+        """Remember for the next run which pages of a file's table walks needed."""
+        if pages and (name := self._names.get(key)):
+            self._index.add_pages(name, pages)
+
     def has_failed(self, key: str) -> bool:
         """Whether no table could be built of the file."""
         return key in self._failed

@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which table on disk belongs to which file, kept from one run to the next.
+"""Which table on disk belongs to which file, and which pages of it walks needed, kept from one run
+to the next.
 
 Without it each run compares every file with its table again: a second of CPU for a program of a
 hundred libraries. A file is identified by its device, inode, size and the times of its content and
 its inode; the latter nobody can set. That holds for one boot, and for devices of the kernel's own
 numbering: a file system that a user serves has device numbers of the kind that is given away
 again, and reports what it likes, so its files are compared each time.
+
+Pages are kept by the name of a table, which its content decides. Without them the first walks of a
+run are cut, once for each page that they ask for.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -22,6 +27,10 @@ from sonde.errors import SinkError
 NAME: Final = "index.json"
 MAX_BYTES: Final = 16 << 20
 MAX_ENTRIES: Final = 32_768
+MAX_PAGES: Final = 512
+"""Of one table."""
+MAX_PAGED: Final = 1024
+"""Tables whose pages are kept, the newest."""
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -32,15 +41,28 @@ class TableIndex:
         self._path = folder / NAME
         self._boot = _BOOT.read_text("ascii").strip()
         self._new: dict[str, str] = {}
+        self._new_pages: dict[str, list[int]] = {}
+        self.pages: dict[str, list[int]] = {}
+        """By the names of tables, as `read` found them."""
 
     def read(self) -> dict[str, str]:
         """What was kept in this boot; nothing where the file is damaged."""
-        with suppress(OSError, ValueError, TypeError, AttributeError):
+        self.pages = {}
+        with suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
             with self._path.open("rb") as file:
                 kept = json.loads(file.read(MAX_BYTES))
             if kept["boot"] == self._boot:
-                return {str(key): str(name) for key, name in kept["names"].items()}
+                names = {str(key): str(name) for key, name in kept["names"].items()}
+                self.pages = {
+                    str(name): [int(page) for page in pages[:MAX_PAGES] if 0 <= page < 1 << 31]
+                    for name, pages in kept.get("pages", {}).items()
+                }
+                return names
         return {}
+
+    def add_pages(self, name: str, pages: Sequence[int]) -> None:
+        """Keep which pages of a table were needed."""
+        self._new_pages[name] = list(pages[:MAX_PAGES])
 
     def add(self, key: str, device: int, name: str) -> None:
         """Keep the name of a file's table, unless the file's device is no sure sign of it."""
@@ -50,11 +72,19 @@ class TableIndex:
     def write(self) -> None:
         """Write what is new beside what others wrote meanwhile. A folder that cannot be written
         keeps nothing."""
-        if not self._new:
+        if not self._new and all(
+            self.pages.get(name) == pages for name, pages in self._new_pages.items()
+        ):
             return
         names = self.read() | self._new
         while len(names) > MAX_ENTRIES:
             del names[next(iter(names))]
-        self._new = {}
+        for name in self._new_pages:
+            self.pages.pop(name, None)  # the newest last
+        self.pages |= self._new_pages
+        while len(self.pages) > MAX_PAGED:
+            del self.pages[next(iter(self.pages))]
+        self._new, self._new_pages = {}, {}
+        kept = {"boot": self._boot, "names": names, "pages": self.pages}
         with suppress(SinkError, OSError), private_files.replacing(self._path) as file:
-            file.write(json.dumps({"boot": self._boot, "names": names}).encode())
+            file.write(json.dumps(kept, separators=(",", ":")).encode())

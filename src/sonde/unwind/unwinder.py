@@ -282,7 +282,10 @@ class Unwinder:
         return self._maps.usage()[0]
 
     def close(self) -> None:
-        """End the subprocess that builds tables."""
+        """End the subprocess that builds tables, and keep what the next run can begin with."""
+        for file in self._files.values():
+            if file.table:
+                self._cache.keep_pages(file.key, self._maps.pages(file.table))
         self._cache.close()
 
     def _retry_later(self, pid: int, now_s: float) -> None:
@@ -383,7 +386,7 @@ class Unwinder:
                 self._cache.request(file.key, binary.fd)
             return
         try:
-            file.table = self._maps.add_table(str(built.path))
+            file.table = self._maps.add_table(str(built.path), self._cache.pages_of(file.key))
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.ENOMEM):
                 raise _NoRoomError from error
