@@ -156,6 +156,7 @@ class Slots:
         answer = self._ask(
             {
                 "pid": followed.pid,
+                "task": procfs.memory_task(followed.pid),
                 "start_ticks": followed.start_ns * CLOCK_TICKS // 1_000_000_000,
                 "addresses": addresses,
                 "wide": is_wide,
