@@ -19,6 +19,7 @@ from sonde import procfs
 from sonde.agent.attaching import Attacher
 from sonde.attach.policy import Facts, Policy
 from sonde.collect.inject_memory import InjectMemory
+from sonde.collect.slots import slots_asked
 from sonde.procfs.broker import MAX_ABANDONED_OF_PARTY
 
 LIMIT_S = 45
@@ -174,6 +175,26 @@ def test_memory_of_the_library_that_its_process_keeps_locked_is_given_up(
                 with pytest.raises(procfs.Hung):
                     memory.ask(request=1)
                 assert time.monotonic() - began_s < 1
+
+
+def test_whether_memory_may_be_read_for_slots_is_known_at_once(broker: procfs.Broker) -> None:
+    """In a child of ours, so that a failure of this does not hang the suite."""
+    assert slots_asked(os.getppid())
+    with tenant("exec") as locks:
+        asker = subprocess.Popen(
+            [
+                *(sys.executable, "-c"),
+                "import sys; from sonde.collect.slots import slots_asked\n"
+                "print(int(slots_asked(int(sys.argv[1]))))",
+                str(locks.kid),
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert asker.communicate(timeout=8)[0] == "0\n"
+        finally:
+            asker.kill()
 
 
 def test_one_user_costs_nobody_else_any_file(broker: procfs.Broker) -> None:

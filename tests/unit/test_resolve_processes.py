@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from itertools import count
@@ -316,3 +318,32 @@ def _own_start_ns() -> int:
     found = procfs.read_stat(os.getpid())
     assert found
     return found.start_ns
+
+
+def test_a_process_ends_with_its_last_thread_not_with_its_first() -> None:
+    """And is polled for, as no event is surely that of the last."""
+    code = "import ctypes, threading, sys\n"
+    code += "threading.Thread(target=sys.stdin.read).start(); print(flush=True)\n"
+    code += "ctypes.CDLL(None).syscall(60, 0)"  # exit, of this thread alone
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdin is not None
+        child.stdout.readline()
+        deadline_s = time.monotonic() + 5
+        while procfs.memory_task(child.pid) == child.pid and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        table = ProcessTable()
+        stat = procfs.read_stat(child.pid)
+        assert stat is not None
+        process = table.find(child.pid, stat.start_ns)
+        now_ns = time.monotonic_ns()
+        table.feed([ExitEvent(now_ns, child.pid, 1, child.pid, 1)])
+        table.expire(now_ns)
+        assert process.is_alive
+        assert process.space().mappings
+        child.kill()
+        child.wait()
+        table.expire(now_ns + 1)
+        assert not process.is_alive

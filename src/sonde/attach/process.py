@@ -102,6 +102,11 @@ def require(pid: int) -> Status:
 
 def _require_living(pid: int, status: Status) -> None:
     match status.state:
+        case "Z" | "X" if procfs.memory_task(pid) != pid:
+            raise TargetRefused(
+                f"the first thread of process {pid} has ended, and attaching is not proved then",
+                "Start the program with: sonde record -- CMD",
+            )
         case "Z" | "X":
             raise TargetRefused(f"process {pid} has ended; its parent has not noticed yet", "")
         case "T":

@@ -115,7 +115,7 @@ def _require(pid: int) -> str:
         raise UsageError(
             f"{pid} is a thread of process {group}", f"Dump that one: sonde dump {group}"
         )
-    if fields["State"].startswith("Z"):
+    if fields["State"].startswith("Z") and procfs.memory_task(pid) == pid:
         raise UsageError(f"process {pid} has ended; its parent has not read its exit status yet")
     return fields["Name"]
 

@@ -15,13 +15,25 @@ LEAST_FD: Final = 600
 def may_carry(pid: int) -> bool:
     """Does it hold a descriptor where the library puts its own? Cheap: no link is read."""
     try:
-        with os.scandir(f"/proc/{pid}/fd") as entries:  # ascending: many are not read to the end
-            if any(len(it.name) >= 3 and int(it.name) >= LEAST_FD for it in entries):
-                return True
+        if (found := _holds(pid)) is None and (task := procfs.memory_task(pid)) != pid:
+            found = _holds(task)
+        if found:
+            return True
     except OSError:
         return False
     limit = _most_files(pid)
     return limit is not None and limit <= LEAST_FD
+
+
+def _holds(pid: int) -> bool | None:
+    """None where it holds no descriptor at all. Raises OSError."""
+    found = None
+    with os.scandir(f"/proc/{pid}/fd") as entries:  # ascending: many are not read to the end
+        for it in entries:
+            if len(it.name) >= 3 and int(it.name) >= LEAST_FD:
+                return True
+            found = False
+    return found
 
 
 def _most_files(pid: int) -> int | None:

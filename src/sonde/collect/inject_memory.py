@@ -196,7 +196,8 @@ def _header(fd: int) -> abi.Header | None:
 
 def _descriptors(pid: int) -> Iterator[str]:
     """Descriptors of a process that lead to such memory by their names."""
-    with suppress(FileNotFoundError, ProcessLookupError), os.scandir(f"/proc/{pid}/fd") as entries:
+    folder = f"/proc/{procfs.memory_task(pid)}/fd"
+    with suppress(FileNotFoundError, ProcessLookupError), os.scandir(folder) as entries:
         tried = 0
         for entry in islice(entries, _MOST_DESCRIPTORS):
             with suppress(OSError):

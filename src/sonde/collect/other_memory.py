@@ -16,7 +16,7 @@ import struct
 from collections import defaultdict
 from typing import Final
 
-from sonde import _native
+from sonde import _native, procfs
 
 PAGE: Final = 4096
 TAIL: Final = 16
@@ -45,7 +45,7 @@ class OtherMemory:
 
     def __init__(self, bpf: _native.Bpf, pid: int) -> None:
         self._bpf = bpf
-        self._pid = pid
+        self._pid = procfs.memory_task(pid)
         self._read = ctypes.CDLL(None, use_errno=True).process_vm_readv
         self._read.restype = ctypes.c_ssize_t
         self._room = ctypes.create_string_buffer(PAGE + TAIL)

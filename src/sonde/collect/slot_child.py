@@ -4,9 +4,9 @@
 It reads files and memory of any user, which may take long or hang. So it runs at low priority and
 under a memory limit; its parent kills it when it takes too long.
 
-Protocol: one line of JSON per request on stdin, {"pid", "start_ticks", "addresses", "wide"}, and
-one per response on stdout: {"slots": [[address, value, relocation], …], "cut", "bytes", "cpu_s"}
-or {"error"}.
+Protocol: one line of JSON per request on stdin, {"pid", "task", "start_ticks", "addresses",
+"wide"}, and one per response on stdout: {"slots": [[address, value, relocation], …], "cut",
+"bytes", "cpu_s"} or {"error"}. `task`: a thread that shows the memory (`procfs.memory_task`).
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ def respond(finder: _native.SlotFinder, request: dict[str, Any]) -> dict[str, ob
     """The response to a request."""
     began_s = time.process_time()
     pid, addresses = request["pid"], request["addresses"]
+    task = request.get("task", pid)
     try:
         if start_ticks(pid) != request["start_ticks"]:
             return {"error": "it ended"}
-        slots, cut, read = finder.find(pid, addresses, bool(request["wide"]), MOST_BYTES)
+        slots, cut, read = finder.find(task, addresses, bool(request["wide"]), MOST_BYTES)
         if start_ticks(pid) != request["start_ticks"]:
             return {"error": "it ended"}
     except (OSError, MemoryError) as error:

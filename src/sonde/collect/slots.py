@@ -156,6 +156,7 @@ class Slots:
         answer = self._ask(
             {
                 "pid": followed.pid,
+                "task": procfs.memory_task(followed.pid),
                 "start_ticks": followed.start_ns * CLOCK_TICKS // 1_000_000_000,
                 "addresses": addresses,
                 "wide": is_wide,
@@ -237,12 +238,12 @@ class Slots:
 
 
 def slots_asked(pid: int) -> abi.Request:
-    """SLOTS, where this process may read that one's memory; else its library has to look itself."""
+    """SLOTS, where this process may read that one's memory, and in time; else its library has to
+    look itself."""
     try:
-        fd = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        procfs.HeldFile(f"/proc/{pid}/pagemap").close()
     except OSError:
         return abi.Request(0)
-    os.close(fd)
     return abi.Request.SLOTS
 
 

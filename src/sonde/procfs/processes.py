@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sonde.procfs.broker import BROKER
@@ -18,16 +18,19 @@ START_UNIT_NS: Final = 10_000_000
 MAX_PARENTS: Final = 64
 """Followed of one process."""
 _TICK_NS: Final = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+_ENDED: Final = "ZXx"
+_MAX_COMPLETED: Final = 256
+"""Processes looked into at a time whose first thread has ended before others."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """Of /proc/PID/stat (proc_pid_stat(5)), fields 2, 3, 4, 14 and 15, 22, 24 and 26."""
+    """Of /proc/PID/stat (proc_pid_stat(5)), fields 2, 3, 4, 14 and 15, 20, 22, 24 and 26."""
 
     comm: str
     state: str
-    """One letter."""
+    """One letter. Of the first thread; where that has ended before others, of one of them."""
     ppid: int
     start_ns: int
     """Since boot, cut to START_UNIT_NS."""
@@ -36,6 +39,12 @@ class Stat:
     resident_bytes: int
     start_code: int
     """Address of its code; 0 of kernel threads and of what is ending."""
+    threads: int = 1
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether any thread of the process still runs."""
+        return self.state not in _ENDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +68,44 @@ def pids() -> list[int]:
 
 def read_stat(pid: int, tid: int = 0) -> Stat | None:
     """The basics of a process, or of one of its threads; None where it is gone."""
-    return _stat(read_file(f"/proc/{pid}/task/{tid}/stat" if tid else f"/proc/{pid}/stat"))
+    if tid:
+        return _stat(read_file(f"/proc/{pid}/task/{tid}/stat"))
+    return _completed(pid, _stat(read_file(f"/proc/{pid}/stat")))
 
 
 def read_stats(pids: Sequence[int]) -> list[Stat | None]:
     """The basics of many processes, which costs much less than one after the other."""
-    return [_stat(raw) for raw in BROKER.each(pids, [f"/proc/{pid}/stat" for pid in pids], 4096)]
+    found = [_stat(raw) for raw in BROKER.each(pids, [f"/proc/{pid}/stat" for pid in pids], 4096)]
+    headless = [at for at, it in enumerate(found) if it and not it.goes_on and it.threads > 1]
+    for at in headless[:_MAX_COMPLETED]:
+        found[at] = _completed(pids[at], found[at])
+    return found
+
+
+def memory_task(pid: int) -> int:
+    """The thread below whose number in /proc the memory, files and folders of a process are seen:
+    `pid`, unless its first thread has ended before another."""
+    try:
+        task: int = BROKER.ask(pid, ("task", pid))
+    except OSError:
+        return pid
+    return task
+
+
+def _completed(pid: int, found: Stat | None) -> Stat | None:
+    """With what a first thread that has ended shows no more."""
+    if found is None or found.goes_on or found.threads < 2:
+        return found
+    task = memory_task(pid)
+    other = _stat(read_file(f"/proc/{task}/stat")) if task != pid else None
+    if other is None:
+        return found
+    return replace(
+        found,
+        state=other.state,
+        resident_bytes=other.resident_bytes,
+        start_code=other.start_code,
+    )
 
 
 def _stat(raw: bytes | None) -> Stat | None:
@@ -82,6 +123,7 @@ def _stat(raw: bytes | None) -> Stat | None:
         cpu_ns=(int(fields[11]) + int(fields[12])) * _TICK_NS,
         resident_bytes=int(fields[21]) * _PAGE_BYTES,
         start_code=int(fields[23]),
+        threads=int(fields[17]),
     )
 
 
@@ -154,9 +196,5 @@ def _field(raw: bytes, name: bytes) -> list[bytes]:
 
 def has_threads(pid: int) -> bool:
     """Whether any thread of the process still runs; its first one may have ended before others."""
-    try:
-        tids = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
-    except OSError:
-        return False
-    states = (read_stat(pid, int(tid)) for tid in tids[:64])
-    return any(found and found.state not in "ZXx" for found in states)
+    found = read_stat(pid)
+    return found is not None and found.goes_on

@@ -30,11 +30,13 @@ from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 if __name__ == "__main__" and not TYPE_CHECKING:
     sys.path.append(os.path.dirname(__file__))  # noqa: PTH120
     from map_costs import cost_of, take_map_lock, tasks_of, times_mapped, wait_until_removable
+    from memory_tasks import elsewhere, memory_task
 else:
     from sonde.procfs.map_costs import (
         cost_of,
@@ -43,6 +45,7 @@ else:
         times_mapped,
         wait_until_removable,
     )
+    from sonde.procfs.memory_tasks import elsewhere, memory_task
 
 CONTROL = 0
 OPENING = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
@@ -239,6 +242,8 @@ def open_file(
     (major, minor, inode) that only this file has). `inode`: what it must be, 0 any; `sure`: only
     what a mapping leads to and nobody can make wait, not even for being looked at."""
     flags = os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    if path.startswith("/proc/") and (found_pid := path.split("/", 3)[2]).isdecimal():
+        pid = int(found_pid)
     if sure and not path.startswith(f"/proc/{pid}/map_files/"):
         raise OSError(errno.ETIMEDOUT, "looking it up may wait")
     handle = hold(path, flags)
@@ -307,6 +312,21 @@ def read_file(path: str, limit: int) -> bytes:
         os.close(fd)
 
 
+def of_process(path: str, ask: Callable[[str], Any]) -> Any:
+    """What `ask` finds at a path; where there is nothing, as the process's first thread has ended,
+    at that of another thread. Raises OSError."""
+    try:
+        found = ask(path)
+    except (FileNotFoundError, ProcessLookupError):
+        other = elsewhere(path)
+        if other is None:
+            raise
+        return ask(other)
+    if found == b"" and (other := elsewhere(path)) is not None:
+        return ask(other)
+    return found
+
+
 class Server:
     """Files that stay open between requests, and the answers."""
 
@@ -339,6 +359,12 @@ class Server:
         os.close(fd)
         self.link.sendall(raw[sent:])
 
+    def first(self, number: int, path: str, limit: int) -> bytes:
+        if number in self.held:
+            os.close(self.held.pop(number))
+        self.held[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return self.more(number, limit)
+
     def more(self, number: int, limit: int) -> bytes:
         pieces = []
         while limit > 0 and (piece := os.read(self.held[number], limit)):
@@ -362,7 +388,8 @@ class Server:
     def serve(self, request: tuple[Any, ...]) -> None:
         kind, *rest = request
         if kind == "read":
-            self.answer(0, read_file(*rest))
+            path, limit = rest
+            self.answer(0, of_process(path, lambda it: read_file(it, limit)))
         elif kind == "each":  # an answer for each path: the caller knows where it hangs
             paths, limit = rest
             for path in paths:
@@ -392,31 +419,37 @@ class Server:
             self.inodes.update(rest)
             self.answer(0, None)
         elif kind == "link":
-            self.answer(0, os.fsencode(os.readlink(*rest)))
+            self.answer(0, os.fsencode(of_process(rest[0], os.readlink)))
         elif kind == "inode":
-            self.answer(0, os.stat(*rest).st_ino)
+            self.answer(0, of_process(rest[0], os.stat).st_ino)
         elif kind == "which":
-            found = os.stat(*rest)
+            found = of_process(rest[0], os.stat)
             self.answer(0, (found.st_dev, found.st_ino, found.st_uid))
         elif kind == "device":
-            found = os.stat(*rest)
+            found = of_process(rest[0], os.stat)
             self.answer(0, found.st_rdev if stat.S_ISCHR(found.st_mode) else 0)
         elif kind == "write":
             self.write(*rest)
             self.answer(0, None)
         elif kind == "open":
-            fd, *known = open_file(self.mounts, *rest)
+            path, *how = rest
+            fd, *known = of_process(path, lambda it: open_file(self.mounts, it, *how))
             self.answer(0, tuple(known), fd)
         elif kind == "memory":
-            self.answer(0, None, open_memory(*rest))
+            path, device, size = rest
+            self.answer(0, None, of_process(path, lambda it: open_memory(it, device, size)))
+        elif kind == "task":
+            self.answer(0, memory_task(*rest))
         elif kind == "begin":  # of a file that is read piece by piece
             number, path = rest
-            self.held[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            if path.endswith("/mem"):  # it opens without memory, too
+                path = elsewhere(path) or path
+            flags = os.O_RDONLY | os.O_CLOEXEC
+            self.held[number] = of_process(path, lambda it: os.open(it, flags))
             self.answer(0, None)
         elif kind == "first":  # most files end with it: then nothing stays open
             number, path, limit = rest
-            self.held[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            content = self.more(number, limit)
+            content = of_process(path, lambda it: self.first(number, it, limit))
             is_all = len(content) < limit
             if is_all:
                 os.close(self.held.pop(number))

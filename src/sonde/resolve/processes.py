@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 from typing import Final
 
 from sonde import procfs
@@ -35,6 +36,8 @@ _EAGER_MAPS: Final = 512
 """Processes whose mappings are read at the start, in case they end before they are sampled."""
 _MANY_ENDED: Final = 8
 """From this many ended processes on, one listing of /proc is cheaper than a check of each."""
+MAX_HEADLESS_CHECKED: Final = 64
+"""In a tick, of the processes whose first thread has ended before others."""
 _SAME_START_NS: Final = 2 * procfs.START_UNIT_NS
 """Greatest difference between the time of a fork event and the start time in /proc."""
 
@@ -61,6 +64,8 @@ class ProcessTable:
         self._dead: dict[int, list[TrackedProcess]] = {}
         self._ended_order: deque[TrackedProcess] = deque()
         """The processes of `_dead` in the order in which they ended."""
+        self._headless: dict[int, TrackedProcess] = {}
+        """Their first thread has ended, others go on: no event is surely of the last."""
         self._ended_now: list[TrackedProcess] = []
         """Ended since the last tick. Their last samples come with the next tick."""
         self._ended_before: list[TrackedProcess] = []
@@ -147,6 +152,7 @@ class ProcessTable:
     def expire(self, now_ns: int) -> None:
         """End a tick, up to which samples are resolved: drop what no later sample needs."""
         self._now_ns = now_ns
+        self._check_headless(now_ns)
         for process in self._ended_before:
             if not process.is_alive:
                 process.forget_image()
@@ -222,6 +228,7 @@ class ProcessTable:
         process = self._known(event.pid, event.time_ns)
         if event.is_exec:
             process.on_exec(event.time_ns)
+            self._headless.pop(event.pid, None)  # who executed is its first thread now
             parent = self._live.get(process.ppid)
             if parent is not None and parent.comm == STEP_DAEMON:
                 self.new_steps.append((process, parent))
@@ -237,6 +244,7 @@ class ProcessTable:
         parent = self._known(event.parent_pid, event.time_ns)
         if pid == event.parent_pid:
             name = parent.threads.get(event.parent_tid) if parent.threads else None
+            parent.may_have_threads = True
             if name is not None:
                 self.counters.threads_evicted += parent.set_thread_name(event.tid, name)
             elif parent.threads:
@@ -263,7 +271,27 @@ class ProcessTable:
             and event.tid == event.pid
             and process.start_ns <= event.time_ns + self._boot_offset_ns
         ):
-            self._mark_ended(process, event.time_ns)
+            if process.may_have_threads and self._goes_on(process):
+                self._headless[process.pid] = process
+            else:
+                self._mark_ended(process, event.time_ns)
+
+    def _goes_on(self, process: TrackedProcess) -> bool:
+        """Whether any of its threads still runs."""
+        found = procfs.read_stat(process.pid)
+        is_same = found is not None and abs(found.start_ns - process.start_ns) <= _SAME_START_NS
+        return is_same and found is not None and found.goes_on
+
+    def _check_headless(self, now_ns: int) -> None:
+        """End those whose last thread has ended, each in its turn."""
+        for pid, process in list(islice(self._headless.items(), MAX_HEADLESS_CHECKED)):
+            del self._headless[pid]
+            if self._live.get(pid) is not process:
+                continue
+            if self._goes_on(process):
+                self._headless[pid] = process
+            else:
+                self._mark_ended(process, now_ns)
 
     def _known(self, pid: int, time_ns: int) -> TrackedProcess:
         """The process of an event, read from /proc where its fork was not seen."""
@@ -309,7 +337,10 @@ class ProcessTable:
             pid, found.start_ns, found.ppid, found.comm, ProcessImage(pid, "proc")
         )
         process.used_ns = time.monotonic_ns()
+        process.may_have_threads = found.threads != 1
         self._insert(process)
+        if found.threads > 1 and procfs.memory_task(pid) != pid:
+            self._headless[pid] = process
         return process
 
     def _insert(self, process: TrackedProcess, alive: bool = True) -> None:

@@ -39,7 +39,7 @@ class TrackedProcess:
 
     __slots__ = (
         *("_exe", "_party", "comm", "credentials", "dead_ns", "frames", "image"),
-        *("owner", "owner_read_ns", "owner_valid_until_ns", "perf_map"),
+        *("may_have_threads", "owner", "owner_read_ns", "owner_valid_until_ns", "perf_map"),
         *("pid", "ppid", "previous", "previous_until_ns", "slurm_step"),
         *("start_ns", "threads", "used_ns"),
     )
@@ -59,6 +59,8 @@ class TrackedProcess:
         self.previous_until_ns = 0
         self.threads: dict[int, str] | None = None
         """Names by thread id, as far as they are known."""
+        self.may_have_threads = False
+        """Others than the first, now or before."""
         self.dead_ns = 0
         """When it ended, CLOCK_MONOTONIC; 0 while it lives."""
         self.used_ns = 0
@@ -154,4 +156,5 @@ class TrackedProcess:
         self._party = None
         self.perf_map = None
         self.threads = None
+        self.may_have_threads = False
         self.forget_frames()

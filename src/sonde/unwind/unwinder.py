@@ -105,6 +105,8 @@ class Unwinder:
         """Pids to load (again)."""
         self._expected: set[int] = set()
         """Pids to load before a walk meets them; `expect`."""
+        self._headless: set[int] = set()
+        """Pids whose first thread has ended before others."""
         self._ready: set[int] = set()
         """Pids with a table that was built since they were loaded."""
         self._ready_loaded_s = 0.0
@@ -187,8 +189,16 @@ class Unwinder:
                 if event.is_exec:
                     self._forget(pid)
             elif event.tid == pid:
-                expected.discard(pid)
-                self._forget(pid)
+                if self._goes_on(pid):
+                    self._headless.add(pid)
+                else:
+                    expected.discard(pid)
+                    self._forget(pid)
+
+    def _goes_on(self, pid: int) -> bool:
+        """Whether other threads still run, as far as the table of processes knows."""
+        loaded = self._loaded.get(pid)
+        return loaded.process.is_alive if loaded else self._resolver.processes.start_of(pid) != 0
 
     def update(self) -> bool:
         """Load new tables, pages and processes into the kernel. Cheap when nothing changed.
@@ -196,6 +206,9 @@ class Unwinder:
         Returns whether a process was loaded for the first time, or a page was.
         """
         before = len(self._loaded), self._pages
+        for pid in [pid for pid in self._headless if not self._goes_on(pid)]:
+            self._expected.discard(pid)
+            self._forget(pid)
         for key in self._cache.poll():
             self._ready |= self._waiting.pop(key, set())
         if refused := self._maps.load_pages():
@@ -351,6 +364,7 @@ class Unwinder:
 
     def _forget(self, pid: int) -> None:
         self._retries.pop(pid, None)
+        self._headless.discard(pid)
         self._maps.drop_process(pid)
         loaded = self._loaded.pop(pid, None)
         if loaded is not None:
