@@ -25,7 +25,7 @@ def given(folder: Path, content: bytes, told: int = 0) -> Any:
         for at in range(0, len(content), 1 << 16):
             yield content[at : at + (1 << 16)]
 
-    return unpacked(asyncio.run(Opener(folder).open(told, parts())).content)
+    return unpacked(asyncio.run(Opener(folder).open("a", told, parts())).content)
 
 
 def test_a_capture_opens_with_its_stacks_and_waits(tmp_path: Path) -> None:

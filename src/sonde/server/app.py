@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gzip
 import ipaddress
 import json
 import socket
@@ -26,12 +24,11 @@ from sonde.server.collection import Authority
 from sonde.server.openapi import document
 from sonde.server.opened import Opener
 from sonde.server.selfmetrics import exposition
+from sonde.server.sending import PacedResponse, packed
 from sonde.server.service import AUDIT, Bucket, RefusedRequestError, Service
 from sonde.server.tokens import Caller, Scope
+from sonde.server.turns import Turns
 from sonde.store.wal import WalBusyError, WalFailedError
-
-_WORTH_PACKING = 64 << 10
-"""Bytes of an answer."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -41,7 +38,7 @@ def refusal(status: int, cause: str, remedy: str = "", **headers: str) -> JSONRe
     return JSONResponse({"error": cause, "remedy": remedy}, status, headers)
 
 
-STRANGERS_A_SECOND = 2.0
+REFUSALS_A_SECOND = 2.0
 
 
 def _is_direct(host: str) -> bool:
@@ -57,24 +54,6 @@ def _is_direct(host: str) -> bool:
     return True
 
 
-def _is_near(request: Request) -> bool:
-    """Whether the client is this machine: to compress would take longer than to send."""
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(request.client.host if request.client else "").is_loopback
-    return False
-
-
-def _packed(request: Request, answer: answers.Answer) -> Response:
-    """The answer, compressed where the client takes that and it is worth it."""
-    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-    content = answer.content
-    takes_gzip = "gzip" in request.headers.get("accept-encoding", "") and not _is_near(request)
-    if len(content) > _WORTH_PACKING and takes_gzip:
-        content = gzip.compress(content, 1)
-        headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
-    return Response(content, media_type=answer.media_type, headers=headers)
-
-
 class Api:
     """The handlers, over one service."""
 
@@ -83,15 +62,18 @@ class Api:
         self._limits = service.limits
         self._bodies_bytes: Counter[str] = Counter()
         """Of unfinished requests, by tenant."""
-        self._asked: Counter[str] = Counter()
-        """Questions that wait or are answered, by tenant."""
-        self._slots: dict[str, asyncio.Semaphore] = {}
-        """Of tenants that ask: one of them leaves a thread to others."""
-        self._strangers = Bucket(STRANGERS_A_SECOND)
-        """Refusals without a token that are written to the log; others are counted."""
+        waiting = self._limits.queries_waiting
+        self._questions = Turns(self._limits.queries - 1, waiting, waiting // 2)
+        """A tenant leaves a thread to others."""
+        self._unsent_bytes: Counter[str] = Counter()
+        """Of answers, by tenant."""
+        self._refusals: dict[str, Bucket] = {}
+        """Of each tenant, '' without a token: those that are written to the log; others are
+        counted."""
         self._threads = ThreadPoolExecutor(self._limits.queries, "sonde-query")
         self._decoder = ThreadPoolExecutor(1, "sonde-otlp")
         """One at a time: decoded messages are large."""
+        self._profiles_turns = Turns(1, waiting, waiting // 4)
         self._opener = Opener(service.folder / "spill")
 
     def app(self) -> Starlette:
@@ -155,12 +137,13 @@ class Api:
             if caller is None or response.status_code in (408, 413):
                 # Nothing more is read of it, and its place is free again.
                 response.headers["Connection"] = "close"
-            is_said = scope is not Scope.INGEST if response.status_code < 400 else (
-                caller is not None or self._strangers.take(1)
-            )  # fmt: skip
-            if not is_said and response.status_code >= 400:
-                self._service.counters.refuse("unsaid")
-            if is_said:
+            if response.status_code < 400:
+                is_logged = scope is not Scope.INGEST
+            else:
+                is_logged = self._refusals_of(caller).take(1)
+                if not is_logged:
+                    self._service.counters.refuse("unlogged")
+            if is_logged:
                 AUDIT.info(
                     "%s",
                     json.dumps(
@@ -180,6 +163,9 @@ class Api:
 
         return guarded
 
+    def _refusals_of(self, caller: Caller | None) -> Bucket:
+        return self._refusals.setdefault(caller.tenant if caller else "", Bucket(REFUSALS_A_SECOND))
+
     async def _chunks(self, request: Request, caller: Caller) -> Response:
         started = time.perf_counter()
         node = self._note_agent(request, caller)
@@ -193,8 +179,8 @@ class Api:
         self._service.counters.acked(time.perf_counter() - started)
         new = sum(fresh for _, fresh in taken)
         collect = not self._service.collection.is_paused(caller.tenant)
-        document = {"accepted": new, "duplicates": len(taken) - new, "collect": collect}
-        return JSONResponse(document)
+        counted = {"accepted": new, "duplicates": len(taken) - new, "collect": collect}
+        return JSONResponse(counted)
 
     def _note_agent(self, request: Request, caller: Caller) -> str:
         """The name of the node that an agent sends, which was seen just now."""
@@ -243,15 +229,16 @@ class Api:
         encoding = request.headers.get("content-encoding", "").lower()
         body = await self._body(request, caller, ("", "identity", "gzip"))
         try:
-            loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(
-                self._decoder,
-                otlp_profiles.chunks,
-                body,
-                encoding,
-                request.headers.get("x-sonde-node", ""),
-                time.time_ns(),
-            )
+            with self._profiles_turns.place(caller.tenant):
+                async with self._profiles_turns.turn(caller.tenant):
+                    found = await asyncio.get_running_loop().run_in_executor(
+                        self._decoder,
+                        otlp_profiles.chunks,
+                        body,
+                        encoding,
+                        request.headers.get("x-sonde-node", ""),
+                        time.time_ns(),
+                    )
             for one in found:
                 for future, _ in self._service.take(caller, one.node, one.content):
                     await asyncio.shield(asyncio.wrap_future(future))
@@ -304,48 +291,49 @@ class Api:
         self, question: answers.Question
     ) -> Callable[[Request, Caller], Awaitable[Response]]:
         async def handler(request: Request, caller: Caller) -> Response:
-            self._service.admit(caller, 0)
-            waiting = self._limits.queries_waiting
-            if self._asked.total() >= waiting or self._asked[caller.tenant] >= waiting // 2:
-                raise RefusedRequestError(503, "too many queries at once", "try again later")
-            self._asked[caller.tenant] += 1
-            slots = self._slots.setdefault(
-                caller.tenant, asyncio.Semaphore(max(1, self._limits.queries - 1))
-            )
-            try:
-                self._service.counters.queries += 1
+            def answer() -> answers.Answer:
                 options = answers.parse(request.query_params.multi_items())
-                loop = asyncio.get_running_loop()
-                async with slots:
-                    answer = await loop.run_in_executor(
-                        self._threads, answers.ask, self._service, caller, question, options
-                    )
+                return answers.ask(self._service, caller, question, options)
+
+            self._service.counters.queries += 1
+            try:
+                return await self._answered(request, caller, answer)
             except BaseException:
                 self._service.counters.query_failures += 1
                 raise
-            finally:
-                self._asked[caller.tenant] -= 1
-                if not self._asked[caller.tenant]:
-                    del self._asked[caller.tenant], self._slots[caller.tenant]
-            return _packed(request, answer)
 
         return handler
 
-    async def _incidents(self, request: Request, caller: Caller) -> Response:
+    async def _answered(
+        self, request: Request, caller: Caller, answer: Callable[[], answers.Answer]
+    ) -> Response:
+        """What `answer` makes in a thread. Raises RefusedRequestError."""
         self._service.admit(caller, 0)
+        self._check_unsent(caller)
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(
-            self._threads, incidents.listed, self._service.incidents_of(caller)
-        )
-        return _packed(request, answers.Answer(found, "application/json"))
+        with self._questions.place(caller.tenant):
+            async with self._questions.turn(caller.tenant):
+                found = await loop.run_in_executor(self._threads, lambda: packed(request, answer()))
+        return PacedResponse(found, self._unsent_bytes, caller.tenant)
+
+    def _check_unsent(self, caller: Caller) -> None:
+        if self._unsent_bytes[caller.tenant] > self._limits.unsent_bytes:
+            self._service.counters.refuse("unread")
+            raise RefusedRequestError(503, "answers are not read", "read them first")
+
+    async def _incidents(self, request: Request, caller: Caller) -> Response:
+        def answer() -> answers.Answer:
+            found = incidents.listed(self._service.incidents_of(caller))
+            return answers.Answer(found, "application/json")
+
+        return await self._answered(request, caller, answer)
 
     async def _fleet(self, request: Request, caller: Caller) -> Response:
-        self._service.admit(caller, 0)
-        loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(
-            self._threads, fleet_releases.listed, self._service.fleet
-        )
-        return _packed(request, answers.Answer(found, "application/json"))
+        def answer() -> answers.Answer:
+            found = fleet_releases.listed(self._service.fleet)
+            return answers.Answer(found, "application/json")
+
+        return await self._answered(request, caller, answer)
 
     async def _open(self, request: Request, caller: Caller) -> Response:
         """A file of the caller's as the page shows it; nothing of it is kept."""
@@ -353,9 +341,13 @@ class Api:
         if request.headers.get("content-type", "") != "application/octet-stream":
             raise RefusedRequestError(415, "no file", "send application/octet-stream")
         self._service.admit(caller, 0)
-        told = request.headers.get("content-length", "")
-        answer = await self._opener.open(int(told) if told.isdigit() else 0, request.stream())
-        return _packed(request, answer)
+        self._check_unsent(caller)
+        length = request.headers.get("content-length", "")
+        declared_bytes = int(length) if length.isdigit() and len(length) < 20 else 0
+        answer = await self._opener.open(caller.tenant, declared_bytes, request.stream())
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._threads, packed, request, answer)
+        return PacedResponse(found, self._unsent_bytes, caller.tenant)
 
     async def _tokens(self, _request: Request, caller: Caller) -> Response:
         listed = [one for one in self._service.tokens.listed() if one.tenant == caller.tenant]

@@ -43,14 +43,19 @@ class Address:
             return self.host == "localhost"
 
 
-def protocol_with(head_s: float, most_unknown: int) -> type[HttpToolsProtocol]:
-    """The HTTP protocol that closes connections whose request head does not arrive in time, and
-    those of an address that opens many and asks for nothing."""
+LEAST_READ_BYTES = 64 << 10
+
+
+def protocol_with(head_s: float, unread_s: float, most_unknown: int) -> type[HttpToolsProtocol]:
+    """The HTTP protocol that closes connections whose request head does not arrive in time, those
+    of an address that opens many and asks for nothing, and those that do not take their answer:
+    within each `unread_s` the rest of what is written, or 64 KiB of it."""
     unknown: Counter[str] = Counter()
 
     class HeadLimited(HttpToolsProtocol):
         _head_timer: asyncio.TimerHandle | None = None
         _counted_for: str | None = None
+        _unread_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -71,7 +76,16 @@ def protocol_with(head_s: float, most_unknown: int) -> type[HttpToolsProtocol]:
             self._is_known()
             super().on_headers_complete()
 
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._await_reader()
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._has_read()
+
         def connection_lost(self, exc: Exception | None) -> None:
+            self._has_read()
             self._stop()
             self._is_known()
             super().connection_lost(exc)
@@ -91,6 +105,22 @@ def protocol_with(head_s: float, most_unknown: int) -> type[HttpToolsProtocol]:
             if self._head_timer is not None:
                 self._head_timer.cancel()
                 self._head_timer = None
+
+        def _await_reader(self) -> None:
+            self._has_read()
+            left = self.transport.get_write_buffer_size()
+            self._unread_timer = self.loop.call_later(unread_s, self._look_at_reader, left)
+
+        def _has_read(self) -> None:
+            if self._unread_timer is not None:
+                self._unread_timer.cancel()
+                self._unread_timer = None
+
+        def _look_at_reader(self, left: int) -> None:
+            if self.transport.get_write_buffer_size() > left - LEAST_READ_BYTES:
+                self.transport.abort()  # it may be closing: for that, too, all has to be read
+            else:
+                self._await_reader()
 
         def _expired(self) -> None:
             if not self.transport.is_closing():
@@ -170,7 +200,9 @@ def _bound(address: Address) -> socket.socket:
 def _config(service: Service, address: Address) -> uvicorn.Config:
     return uvicorn.Config(
         Api(service).app(),
-        http=protocol_with(service.limits.head_s, service.limits.connections_unknown),
+        http=protocol_with(
+            service.limits.head_s, service.limits.unread_s, service.limits.connections_unknown
+        ),
         loop="auto",
         lifespan="off",
         ws="none",

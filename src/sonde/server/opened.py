@@ -18,6 +18,7 @@ from sonde.export.packed import MEDIA_TYPE
 from sonde.server.answers import Answer
 from sonde.server.open_recording import BAD, GOOD
 from sonde.server.service import RefusedRequestError
+from sonde.server.turns import Turns
 
 MOST_BYTES = 256 << 20
 """Of a file."""
@@ -26,51 +27,56 @@ MEMORY_BYTES = 6 << 30
 """Address space of the child: Arrow and DuckDB reserve some without using it."""
 BODY_S = 120.0
 """For the whole file to arrive."""
+BEGIN_S, LEAST_BYTES_A_SECOND = 10.0, 64 << 10
+"""How fast a file has to arrive after the first seconds."""
+FILES, FILES_OF_TENANT = 8, 2
+"""That arrive, wait or are read: as many are on the disk."""
 READ_S = 60.0
 """For the child, of its CPU and by the clock."""
 _REMEDY = "`sonde explain FILE` and `sonde report FILE` on your machine read larger ones"
 
 
 class Opener:
-    """Reads one file at a time."""
+    """Takes some files at a time and reads one, the tenants in turn."""
 
     def __init__(self, folder: Path) -> None:
         """`folder`: for the file while it is read."""
         self._folder = folder
         self._threads = ThreadPoolExecutor(1, "sonde-open")
-        self._is_busy = False
+        self._turns = Turns(1, FILES, FILES_OF_TENANT)
 
-    async def open(self, told_bytes: int, parts: AsyncIterator[bytes]) -> Answer:
+    async def open(self, tenant: str, declared_bytes: int, parts: AsyncIterator[bytes]) -> Answer:
         """The packed document of a file (open_recording.py). Raises RefusedRequestError."""
-        if told_bytes > MOST_BYTES:
+        if declared_bytes > MOST_BYTES:
             raise _too_large()
-        if self._is_busy:
-            raise RefusedRequestError(503, "another file is being read", "try again in a minute")
-        self._is_busy = True
         try:
-            with tempfile.TemporaryFile(dir=self._folder) as file:
+            with (
+                self._turns.place(tenant),
+                tempfile.TemporaryFile(dir=self._folder) as file,
+            ):
                 await self._receive(parts, file)
-                loop = asyncio.get_running_loop()
-                content = await loop.run_in_executor(self._threads, _read, file.fileno())
+                async with self._turns.turn(tenant):
+                    loop = asyncio.get_running_loop()
+                    content = await loop.run_in_executor(self._threads, _read, file.fileno())
         except OSError as error:
             raise RefusedRequestError(
                 503, f"the file cannot be kept: {error.strerror}", "free space on the server"
             ) from None
-        finally:
-            self._is_busy = False
         if content[:1] == GOOD:
             return Answer(content[1:], MEDIA_TYPE)
         if content[:1] == BAD:
-            told = json.loads(content[1:])
-            raise RefusedRequestError(422, told["error"], told["remedy"])
+            answer = json.loads(content[1:])
+            raise RefusedRequestError(422, answer["error"], answer["remedy"])
         raise RefusedRequestError(422, "the file could not be read in its limits", _REMEDY)
 
     async def _receive(self, parts: AsyncIterator[bytes], file: IO[bytes]) -> None:
         size = 0
         try:
-            async with asyncio.timeout(BODY_S):
+            begun = asyncio.get_running_loop().time()
+            async with asyncio.timeout(BEGIN_S) as limit:
                 async for part in parts:
                     size += len(part)
+                    limit.reschedule(begun + min(BODY_S, BEGIN_S + size / LEAST_BYTES_A_SECOND))
                     if size > MOST_BYTES:
                         raise _too_large()
                     file.write(part)

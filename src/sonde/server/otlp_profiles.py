@@ -10,9 +10,11 @@ nowhere leave a name empty; they are no error.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -21,21 +23,27 @@ from opentelemetry.proto.collector.profiles.v1development import profiles_servic
 
 from sonde.query.chunk_writer import chunk_of
 from sonde.query.schema import TABLES
+from sonde.server.otlp_dictionary import (
+    MOST_FRAMES,
+    Allowance,
+    Attributes,
+    Dictionary,
+    FrameRow,
+    value_of,
+)
 from sonde.server.service import RefusedRequestError
 
 MOST_BYTES = 4 << 20
 """Of a request, decompressed: decoded objects take some ten times as much."""
 MOST_ROWS = 200_000
-MOST_FRAMES = 1_024
-"""Of a stack; the outermost are left out."""
-MOST_TEXT = 512
+MOST_HOSTS = 64
+"""Each is a chunk of its own: agents are their own host, collectors send for some."""
 _MOST_NS = 10**15
 """Largest weight of one row: eleven days."""
 _ON_CPU = {"cpu", "samples", "sample", "on-cpu", "on_cpu", ""}
 _OFF_CPU = {"off_cpu", "off-cpu", "events"}
 _NS_OF = {"nanoseconds": 1, "ns": 1, "microseconds": 1_000, "us": 1_000, "milliseconds": 1_000_000}
 _USUAL_NS = 1_000_000_000 // 19
-_KINDS = {"kernel": "kernel", "cpython": "python", "native": "user", "go": "user", "rust": "user"}
 _OWNERS = {
     "container": "container.id",
     "container_name": "k8s.container.name",
@@ -47,6 +55,14 @@ _OWNERS = {
     "unit": "service.name",
 }
 """Columns of `process`, by resource attributes."""
+_WANTED = frozenset(
+    (*_OWNERS.values(), "host.name", "process.pid", "process.executable.name", "thread.id",
+     "thread.name")
+)  # fmt: skip
+_SAMPLE_STEPS, _STACK_STEPS, _PROFILE_STEPS = 6, 4, 20
+"""What they cost beside their lists, in steps of an allowance."""
+_FRAME_BYTES, _PROCESS_BYTES, _THREAD_BYTES = 64, 256, 64
+"""Of a row without its texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +87,30 @@ def chunks(body: bytes, encoding: str, node: str, received_ns: int) -> list[Node
             400, "no profiles by opentelemetry-proto 1.45", "send application/x-protobuf"
         ) from None
     name = blake2b(body, digest_size=16).hexdigest()
+    allowance = Allowance()
+    dictionary = Dictionary(request.dictionary, _WANTED, allowance)
     of_node: dict[str, _Builder] = {}
     rows = 0
     for resource in request.resource_profiles:
-        attributes = {one.key: one.value for one in resource.resource.attributes}
+        allowance.look(_PROFILE_STEPS + len(resource.resource.attributes))
+        attributes = {
+            one.key: value_of(one.value)
+            for one in resource.resource.attributes
+            if one.key in _WANTED
+        }
         host = _text(attributes, "host.name") or node or "unknown"
         host = "".join(c if c.isascii() and c.isprintable() else "?" for c in host)[:253]
-        builder = of_node.setdefault(host, _Builder(request.dictionary, received_ns))
+        builder = of_node.get(host)
+        if builder is None:
+            if len(of_node) >= MOST_HOSTS:
+                raise RefusedRequestError(
+                    413, f"profiles of more than {MOST_HOSTS} hosts at once", "send them by host"
+                )
+            builder = of_node[host] = _Builder(dictionary, received_ns)
         for scope in resource.scope_profiles:
+            allowance.look(_PROFILE_STEPS)
             for profile in scope.profiles:
-                rows = builder.add(profile, attributes, MOST_ROWS - rows) + rows
+                rows += builder.add(profile, attributes, MOST_ROWS - rows)
     return [NodeChunk(host, builder.chunk(name)) for host, builder in of_node.items()]
 
 
@@ -102,60 +132,99 @@ def unpacked(body: bytes, encoding: str) -> bytes:
     return content
 
 
-def _text(attributes: Mapping[str, Any], key: str) -> str:
-    value = attributes.get(key)
-    return str(value.string_value)[:MOST_TEXT] if value is not None else ""
+def _text(attributes: Attributes, key: str) -> str:
+    return attributes.get(key, ("", 0))[0]
 
 
-def _whole(attributes: Mapping[str, Any], key: str) -> int:
-    value = attributes.get(key)
-    return int(value.int_value) if value is not None else 0
+def _whole(attributes: Attributes, key: str) -> int:
+    return attributes.get(key, ("", 0))[1]
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Samples of a node, by column."""
+
+    time_ns: array[int] = field(default_factory=lambda: array("Q"))
+    kind: list[str] = field(default_factory=list)
+    pid: array[int] = field(default_factory=lambda: array("I"))
+    tid: array[int] = field(default_factory=lambda: array("I"))
+    stack_id: array[int] = field(default_factory=lambda: array("Q"))
+    weight_count: array[float] = field(default_factory=lambda: array("d"))
+    weight_ns: array[float] = field(default_factory=lambda: array("d"))
+
+    def table(self) -> pa.Table:
+        """As the table `sample`, sorted by time."""
+        count = len(self.kind)
+        columns = {
+            "kind": pa.array(self.kind, pa.string()),
+            "name": pa.repeat("", count),
+            "start_ns": pa.repeat(0, count),
+            "weight_bytes": pa.repeat(0.0, count),
+        }
+        arrays = [
+            columns[one.name].cast(one.type)
+            if one.name in columns
+            else _numbers(getattr(self, one.name), one.type)
+            for one in TABLES["sample"]
+        ]
+        return pa.Table.from_arrays(arrays, schema=TABLES["sample"]).sort_by("time_ns")
 
 
 @dataclass(slots=True)
 class _Builder:
     """The tables of one node."""
 
-    dictionary: Any
+    dictionary: Dictionary
     received_ns: int
-    samples: list[tuple[Any, ...]] = field(default_factory=list)
-    frames: dict[tuple[Any, ...], int] = field(default_factory=dict)
-    stacks: dict[int, list[int]] = field(default_factory=dict)
+    samples: _Rows = field(default_factory=_Rows)
+    frames: dict[FrameRow, int] = field(default_factory=dict)
+    stacks: dict[int, int] = field(default_factory=dict)
+    """Where in `frame_ids` each stack ends; they follow each other."""
+    frame_ids: array[int] = field(default_factory=lambda: array("Q"))
+    of_location: dict[int, array[int]] = field(default_factory=dict)
     processes: dict[int, dict[str, Any]] = field(default_factory=dict)
     threads: dict[tuple[int, int], str] = field(default_factory=dict)
-    of_location: dict[int, list[int]] = field(default_factory=dict)
     left_out: int = 0
     """Samples of other types, beyond the bound, or with an impossible weight."""
 
-    def add(self, profile: Any, resource: Mapping[str, Any], room: int) -> int:
+    def add(self, profile: Any, resource: Attributes, room: int) -> int:
         """Add a profile; returns how many rows it made, at most `room`."""
-        kind = self._string(profile.sample_type.type_strindex).lower()
-        unit = self._string(profile.sample_type.unit_strindex).lower()
+        look = self.dictionary.allowance.look
+        look(_PROFILE_STEPS)
+        kind = self.dictionary.string(profile.sample_type.type_strindex).lower()
+        unit = self.dictionary.string(profile.sample_type.unit_strindex).lower()
         if kind not in _ON_CPU | _OFF_CPU:
             self.left_out += len(profile.samples)
             return 0
         column = "blocked" if kind in _OFF_CPU else "cpu"
         period = profile.period if 0 < profile.period < _MOST_NS else _USUAL_NS
         scale = _NS_OF.get(unit, 0)
-        begun = len(self.samples)
+        rows = self.samples
+        made = 0
+        owners: dict[bytes, tuple[int, int]] = {}
         for sample in profile.samples:
-            attributes = dict(self._attributes(sample.attribute_indices))
-            pid = _pid(_whole(attributes, "process.pid") or _whole(resource, "process.pid"))
-            tid = _pid(_whole(attributes, "thread.id") or pid)
-            self._note(pid, tid, resource, attributes)
+            times, values = sample.timestamps_unix_nano, sample.values
+            look(_SAMPLE_STEPS + len(times) + len(values))
+            pid, tid = self._owner(sample.attribute_indices, resource, owners)
             stack = self._stack(sample.stack_index)
-            for time_ns, value in self._points(sample, profile.time_unix_nano):
+            for time_ns, value in self._points(times, values, profile.time_unix_nano):
                 ns = value * (scale or period)
-                count = 1.0 if scale else float(value)
-                if not 0 <= ns <= _MOST_NS or len(self.samples) - begun >= room:
+                if not 0 <= ns <= _MOST_NS or made >= room:
                     self.left_out += 1
                     continue
-                row = (time_ns, column, "", pid, 0, tid, stack, count, float(ns), 0.0)
-                self.samples.append(row)
-        return len(self.samples) - begun
+                rows.time_ns.append(time_ns)
+                rows.kind.append(column)
+                rows.pid.append(pid)
+                rows.tid.append(tid)
+                rows.stack_id.append(stack)
+                rows.weight_count.append(1.0 if scale else value)
+                rows.weight_ns.append(ns)
+                made += 1
+        return made
 
-    def _points(self, sample: Any, time_ns: int) -> Iterator[tuple[int, int]]:
-        times, values = list(sample.timestamps_unix_nano), list(sample.values)
+    def _points(
+        self, times: Sequence[int], values: Sequence[int], time_ns: int
+    ) -> Iterator[tuple[int, int]]:
         if not times:
             yield self._time(time_ns), sum(values) if values else 1
         elif len(values) == len(times):
@@ -166,109 +235,117 @@ class _Builder:
     def _time(self, time_ns: int) -> int:
         return time_ns if 0 < time_ns < 1 << 62 else self.received_ns
 
-    def _string(self, at: int) -> str:
-        table = self.dictionary.string_table
-        return table[at][:MOST_TEXT] if 0 <= at < len(table) else ""
+    def _owner(
+        self, indices: Sequence[int], resource: Attributes, known: dict[bytes, tuple[int, int]]
+    ) -> tuple[int, int]:
+        """(pid, tid) of a sample by its attributes; `known`: of lists that were read before."""
+        self.dictionary.allowance.look(len(indices))
+        key = array("l", indices).tobytes()
+        found = known.get(key)
+        if found is None:
+            sample = self.dictionary.attributes(indices)
+            pid = _pid(_whole(sample, "process.pid") or _whole(resource, "process.pid"))
+            found = known[key] = pid, _pid(_whole(sample, "thread.id") or pid)
+            self._note(*found, {**resource, **sample})
+        return found
 
-    def _attributes(self, indices: Sequence[int]) -> Iterator[tuple[str, Any]]:
-        table = self.dictionary.attribute_table
-        for at in indices:
-            if 0 <= at < len(table):
-                yield self._string(table[at].key_strindex), table[at].value
-
-    def _note(
-        self, pid: int, tid: int, resource: Mapping[str, Any], sample: Mapping[str, Any]
-    ) -> None:
-        both = {**resource, **sample}
-        comm = _text(both, "process.executable.name") or _text(both, "service.name")
+    def _note(self, pid: int, tid: int, attributes: Attributes) -> None:
+        make = self.dictionary.allowance.make
+        comm = _text(attributes, "process.executable.name") or _text(attributes, "service.name")
         if pid not in self.processes:
-            owners = {column: _text(both, key) for column, key in _OWNERS.items()}
+            owners = {column: _text(attributes, key) for column, key in _OWNERS.items()}
+            make(_PROCESS_BYTES, (comm, *owners.values()))
             self.processes[pid] = {"pid": pid, "start_ns": 0, "comm": comm, **owners}
-        self.threads.setdefault((pid, tid), _text(both, "thread.name") or comm)
+        if (pid, tid) not in self.threads:
+            name = _text(attributes, "thread.name") or comm
+            make(_THREAD_BYTES, (name,))
+            self.threads[pid, tid] = name
 
     def _stack(self, at: int) -> int:
-        """The id of a stack, leaf first."""
+        """The id of a stack, leaf first; 0: there is none."""
         if at not in self.stacks:
-            table = self.dictionary.stack_table
-            places = table[at].location_indices if 0 <= at < len(table) else ()
-            ids: list[int] = []
+            if at < 0:
+                return 0
+            places = self.dictionary.stack(at)
+            self.dictionary.allowance.look(_STACK_STEPS + len(places))
+            begun = len(self.frame_ids)
             for place in places:
-                ids += self._location(place)
-                if len(ids) >= MOST_FRAMES:
+                ids = self.of_location.get(place)
+                if ids is None:
+                    ids = self.of_location[place] = self._location(place)
+                self.frame_ids += ids
+                if len(self.frame_ids) - begun >= MOST_FRAMES:
+                    del self.frame_ids[begun + MOST_FRAMES :]
                     break
-            self.stacks[at] = ids[:MOST_FRAMES]
+            self.dictionary.allowance.look(len(self.frame_ids) - begun)
+            self.stacks[at] = len(self.frame_ids)
         return at + 1
 
-    def _location(self, at: int) -> list[int]:
-        """Frames of a location, innermost first: several where functions are inlined."""
-        known = self.of_location.get(at)
-        if known is not None:
-            return known
-        tables = self.dictionary
-        found: list[int] = []
-        if 0 <= at < len(tables.location_table):
-            location = tables.location_table[at]
-            attributes = dict(self._attributes(location.attribute_indices))
-            kind = _text(attributes, "profile.frame.type").lower()
-            kind = _KINDS.get(kind, "jit" if kind else "user")
-            binary = "[kernel]" if kind == "kernel" else ""
-            if 0 < location.mapping_index < len(tables.mapping_table):
-                mapping = tables.mapping_table[location.mapping_index]
-                binary = self._string(mapping.filename_strindex).rpartition("/")[2] or binary
-            offset = location.address if 0 <= location.address < 1 << 63 else 0
-            for line in list(location.lines)[:64] or [None]:
-                function, file, number = "", "", 0
-                if line is not None and 0 <= line.function_index < len(tables.function_table):
-                    entry = tables.function_table[line.function_index]
-                    function = self._string(entry.name_strindex)
-                    file = self._string(entry.filename_strindex)
-                    number = line.line if 0 <= line.line < 1 << 31 else 0
-                row = (kind, function, binary, "", 0 if function else offset, file, number)
-                found.append(self.frames.setdefault(row, len(self.frames) + 1))
-        self.of_location[at] = found
-        return found
+    def _location(self, at: int) -> array[int]:
+        ids = array("Q")
+        for row in self.dictionary.location(at):
+            number = self.frames.get(row)
+            if number is None:
+                self.dictionary.allowance.make(_FRAME_BYTES, (row[1], row[2], row[5]))
+                number = self.frames[row] = len(self.frames) + 1
+            ids.append(number)
+        self.dictionary.allowance.look(len(ids))
+        return ids
 
     def chunk(self, name: str) -> bytes:
         """All of it, sorted by time."""
-        self.samples.sort()
-        times = [row[0] for row in self.samples] or [self.received_ns]
-        frames = [(number, *row) for row, number in self.frames.items()]
-        stacks = [(at + 1, ids, True) for at, ids in self.stacks.items()]
-        threads = [(pid, 0, tid, comm) for (pid, tid), comm in self.threads.items()]
+        samples = self.samples.table()
+        times = samples.column("time_ns")
+        begin, end = (times[0].as_py(), times[-1].as_py()) if len(times) else [self.received_ns] * 2
+        frames = ((number, *row) for row, number in self.frames.items())
+        threads = ((pid, 0, tid, comm) for (pid, tid), comm in self.threads.items())
+        processes = (_filled("process", row) for row in self.processes.values())
         tables = {
-            "sample": _table("sample", self.samples),
+            "sample": samples,
             "frame": _table("frame", frames),
-            "stack": _table("stack", stacks),
-            "process": pa.Table.from_pylist(
-                [_filled("process", row) for row in self.processes.values()], TABLES["process"]
-            ),
+            "stack": self._stack_table(),
+            "process": _table("process", processes),
             "thread": _table("thread", threads),
         }
         if self.left_out:
-            row = (times[-1], "loss", "otlp.samples_left_out", 0, 0, float(self.left_out), "")
+            row = (end, "loss", "otlp.samples_left_out", 0, 0, float(self.left_out), "")
             tables["event"] = _table("event", [row])
         meta = {
             "seq": 0,
-            "start_ns": times[0],
-            "end_ns": times[-1],
+            "start_ns": begin,
+            "end_ns": end,
             "wall_offset_ns": 0,
             "capture": {"id": name, "version": "otlp", "host": {}},
         }
         return chunk_of(meta, {name: table for name, table in tables.items() if table.num_rows})
+
+    def _stack_table(self) -> pa.Table:
+        ends = pa.array(chain([0], self.stacks.values()), pa.int32())
+        arrays = [
+            pa.array((at + 1 for at in self.stacks), pa.uint64()),
+            pa.ListArray.from_arrays(ends, _numbers(self.frame_ids, pa.uint64())),
+            pa.repeat(True, len(self.stacks)),
+        ]
+        return pa.Table.from_arrays(arrays, schema=TABLES["stack"])
+
+
+def _numbers(values: array[Any], kind: pa.DataType) -> pa.Array:
+    """Numbers of that size, without a copy."""
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
 def _pid(number: int) -> int:
     return number if 0 <= number < 1 << 32 else 0
 
 
-def _table(name: str, rows: Sequence[tuple[Any, ...]]) -> pa.Table:
-    names = TABLES[name].names
-    return pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows], TABLES[name])
+def _table(name: str, rows: Iterable[Sequence[Any]]) -> pa.Table:
+    columns = list(zip(*rows, strict=True)) or [()] * len(TABLES[name])
+    arrays = [pa.array(one, f.type) for one, f in zip(columns, TABLES[name], strict=True)]
+    return pa.Table.from_arrays(arrays, schema=TABLES[name])
 
 
-def _filled(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
+def _filled(name: str, row: dict[str, Any]) -> list[Any]:
     """With the column's empty value where there is none."""
-    return {
-        one.name: row.get(one.name, "" if not pa.types.is_integer(one.type) else 0)
-        for one in TABLES[name]
-    }
+    return [
+        row.get(one.name, "" if not pa.types.is_integer(one.type) else 0) for one in TABLES[name]
+    ]

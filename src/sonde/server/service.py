@@ -75,6 +75,10 @@ class ServerLimits:
     """At once; others wait. One tenant gets all but one."""
     queries_waiting: int = 32
     """One tenant gets half of it."""
+    unsent_bytes: int = 128 << 20
+    """Of answers that a tenant's clients have not read: beyond, it may not ask."""
+    unread_s: float = 20.0
+    """For a client to take the next 64 KiB of an answer."""
 
 
 @dataclass(slots=True)

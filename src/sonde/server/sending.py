@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers on their way: compressed where it is worth it, sent no faster than they are read."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import ipaddress
+from collections import Counter
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from sonde.server.answers import Answer
+
+_WORTH_PACKING = 64 << 10
+"""Bytes of an answer."""
+_PIECE_BYTES = 256 << 10
+"""Of an answer that are given to the connection at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """What is sent."""
+
+    content: bytes
+    media_type: str
+    headers: dict[str, str]
+
+
+def packed(request: Request, answer: Answer) -> Packed:
+    """The answer, compressed where the client takes that. Takes a while where it is large."""
+    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+    content = answer.content
+    takes_gzip = "gzip" in request.headers.get("accept-encoding", "") and not _is_near(request)
+    if len(content) > _WORTH_PACKING and takes_gzip:
+        content = gzip.compress(content, 1)
+        headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+    return Packed(content, answer.media_type, headers)
+
+
+def _is_near(request: Request) -> bool:
+    """Whether the client is this machine: to compress would take longer than to send."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(request.client.host if request.client else "").is_loopback
+    return False
+
+
+class PacedResponse(Response):
+    """An answer of which a connection holds a piece, and that counts until it is sent."""
+
+    def __init__(self, packed: Packed, unsent_bytes: Counter[str], tenant: str) -> None:
+        """`unsent_bytes`: of answers, by tenant."""
+        super().__init__(packed.content, media_type=packed.media_type, headers=packed.headers)
+        self._unsent_bytes, self._tenant = unsent_bytes, tenant
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        """Send it; returns once the connection has taken all of it or is gone."""
+        size = len(self.body)
+        self._unsent_bytes[self._tenant] += size
+        try:
+            headers = self.raw_headers
+            await send(
+                {"type": "http.response.start", "status": self.status_code, "headers": headers}
+            )
+            for at in range(0, size, _PIECE_BYTES):
+                piece = self.body[at : at + _PIECE_BYTES]
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            self._unsent_bytes[self._tenant] -= size
+            if not self._unsent_bytes[self._tenant]:
+                del self._unsent_bytes[self._tenant]

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One tenant beside another: slow senders, clients that do not read, floods of refused requests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+from test_server_opened import unpacked
+
+from captures import scene
+from sonde.server import answers, listen, opened
+from sonde.server.app import REFUSALS_A_SECOND, Api
+from sonde.server.opened import Opener
+from sonde.server.service import RefusedRequestError, ServerLimits, Service
+from sonde.server.tokens import Scope
+from sonde.server.turns import Turns
+
+
+async def slowly() -> AsyncIterator[bytes]:
+    for _ in range(1_000):
+        yield b"S"
+        await asyncio.sleep(0.05)
+
+
+async def at_once(content: bytes) -> AsyncIterator[bytes]:
+    yield content
+
+
+def test_a_slow_file_keeps_nobody_elses_from_being_read(tmp_path: Path) -> None:
+    async def beside() -> tuple[bytes, int]:
+        opener = Opener(tmp_path)
+        slow = [
+            asyncio.create_task(opener.open("evil", 0, slowly()))
+            for _ in range(opened.FILES_OF_TENANT)
+        ]
+        await asyncio.sleep(0.1)
+        with pytest.raises(RefusedRequestError) as refused:
+            await opener.open("evil", 0, at_once(b"x"))
+        found = await opener.open("victim", 0, at_once(scene().bytes()))
+        for one in slow:
+            one.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+        return found.content, refused.value.status
+
+    content, status = asyncio.run(beside())
+    assert unpacked(content)["flames"]["cpu"]["total"]["n"] == 650
+    assert status == 503
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_comes_too_slowly_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opened, "BEGIN_S", 0.3)
+    begun = time.monotonic()
+    with pytest.raises(RefusedRequestError) as refused:
+        asyncio.run(Opener(tmp_path).open("a", 0, slowly()))
+    assert refused.value.status == 408
+    assert time.monotonic() - begun < 5
+
+
+def test_turns_of_a_tenant_leave_room_for_others() -> None:
+    async def sequence() -> list[str]:
+        turns = Turns(1, 4, 3)
+        order: list[str] = []
+
+        async def one(tenant: str, name: str) -> None:
+            with turns.place(tenant):
+                async with turns.turn(tenant):
+                    order.append(name)
+                    await asyncio.sleep(0.01)
+
+        await asyncio.gather(*(one("a", f"a{at}") for at in range(3)), one("b", "b0"))
+        await one("a", "a3")
+        return order
+
+    order = asyncio.run(sequence())
+    assert order[:2] == ["a0", "b0"]
+    assert sorted(order) == ["a0", "a1", "a2", "a3", "b0"]
+
+    turns = Turns(1, 4, 3)
+    with turns.place("a"), turns.place("a"), turns.place("a"):
+        with pytest.raises(RefusedRequestError), turns.place("a"):
+            pass
+        with turns.place("b"), pytest.raises(RefusedRequestError), turns.place("c"):
+            pass
+    with turns.place("a"):
+        pass
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Service, int]]:
+    """A server that answers `/v1/nodes` with 8 MB, and where it listens."""
+    big = answers.Answer(bytes(8 << 20), "application/octet-stream")
+    monkeypatch.setattr(answers, "ask", lambda *_: big)
+    limits = ServerLimits(unread_s=0.5, unsent_bytes=12 << 20)
+    service = Service(tmp_path / "store", limits, flushes=False)
+    config = uvicorn.Config(
+        Api(service).app(), log_config=None, lifespan="off",
+        http=listen.protocol_with(limits.head_s, limits.unread_s, 100),
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    listening = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    yield service, listening.getsockname()[1]
+    server.should_exit = True
+    thread.join(30)
+    listening.close()
+    service.close()
+
+
+def asked(port: int, token: str, *, window_bytes: int = 0) -> socket.socket:
+    """A connection on which something was asked."""
+    one = socket.socket()
+    if window_bytes:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window_bytes)
+    one.settimeout(30)
+    one.connect(("127.0.0.1", port))
+    head = f"GET /v1/nodes HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {token}\r\n\r\n"
+    one.sendall(head.encode())
+    return one
+
+
+def read(one: socket.socket) -> bytes:
+    """All that comes until the other side closes, or the whole answer."""
+    content = b""
+    while part := one.recv(1 << 20):
+        content += part
+        if len(content) > 8 << 20:
+            break
+    return content
+
+
+def test_answers_that_are_not_read_are_given_up(served: tuple[Service, int]) -> None:
+    service, port = served
+    evil = service.tokens.make("evil", {Scope.READ})[1]
+    victim = service.tokens.make("victim", {Scope.READ})[1]
+    unread = [asked(port, evil, window_bytes=4096) for _ in range(2)]
+    time.sleep(0.2)
+    assert b" 503 " in asked(port, evil).recv(1000)
+    assert len(read(asked(port, victim))) > 8 << 20
+
+    time.sleep(2)
+    for one in unread:
+        with contextlib.suppress(ConnectionResetError):
+            assert len(read(one)) < 8 << 20
+        one.close()
+    assert len(read(asked(port, evil))) > 8 << 20
+
+
+def test_refused_requests_are_logged_at_a_bounded_rate(
+    served: tuple[Service, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    service, port = served
+    token = service.tokens.make("evil", {Scope.INGEST})[1]
+    other = service.tokens.make("victim", {Scope.INGEST})[1]
+    with caplog.at_level(logging.INFO, "sonde.audit"):
+        for _ in range(200):
+            with asked(port, token) as one:
+                assert b" 403 " in one.recv(1000)
+        with asked(port, other) as one:
+            assert b" 403 " in one.recv(1000)
+    logged = [one.getMessage() for one in caplog.records if one.name == "sonde.audit"]
+    assert len(logged) < 100 + REFUSALS_A_SECOND
+    assert '"victim"' in logged[-1]
+    assert service.counters.refused["unlogged"] > 100
