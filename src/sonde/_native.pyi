@@ -41,7 +41,7 @@ class SlotFinder:
         """
 
 class LoadAhead:
-    """A BPF object that is being loaded on a thread of its own. Arguments: as of `Bpf`."""
+    """A BPF object that is being loaded on another thread. Arguments: as of `Bpf`."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Loading BPF objects: one, or several side by side, each on a thread of its own. What takes long is
+//! Loading BPF objects: one, or several side by side, each on its thread. What takes long is
 //! the kernel's verifier, and each object has its own.
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -134,7 +134,7 @@ fn pairs_of(maps: &mut HashMap<String, MapInfo>) -> PyResult<HashMap<String, Swa
     Ok(swapped)
 }
 
-/// An object that is being loaded on a thread of its own.
+/// An object that is being loaded on another thread.
 #[pyclass]
 pub struct LoadAhead {
     thread: Option<JoinHandle<PyResult<Loaded>>>,
