@@ -252,6 +252,52 @@ def test_files_that_cannot_be_merged_keep_no_others_from_it(
     assert compaction.compact(tmp_path, catalog).failed == 0, "not tried again"
 
 
+def test_files_are_read_once_for_all_chunks_that_claim_an_old_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = Catalog(tmp_path)
+    old_ns = time.time_ns() - 5 * 86_400 * 10**9
+    for seq in range(10):
+        write(tmp_path, [record("evil", seq, old_ns)])
+        assert Flusher(tmp_path, catalog).flush().chunks == 1
+    read: list[str] = []
+    read_table = pq.read_table
+
+    def counted(path: Any, *args: Any, **kwargs: Any) -> pa.Table:
+        if kwargs.get("columns") == ["digest"]:
+            read.append(str(path))
+        return read_table(path, *args, **kwargs)
+
+    monkeypatch.setattr(pq, "read_table", counted)
+    catalog.forget_chunks(1 << 62)
+    flusher = Flusher(tmp_path, catalog)
+    write(tmp_path, [record("evil", seq, old_ns) for seq in range(100)])
+    done = flusher.flush()
+    assert (done.chunks, done.duplicates) == (90, 10)
+    assert len(read) <= 10 + 10
+
+
+def test_a_log_that_grows_faster_than_it_is_stored_is_bounded_by_tenant(tmp_path: Path) -> None:
+    service = Service(tmp_path / "store", ServerLimits(log_bytes=4 << 20), flushes=False)
+    taken = 0
+    with pytest.raises(RefusedRequestError, match="behind") as refused:
+        for taken in range(200):
+            for future, _ in service.take(EVIL, "n", as_of(CHUNKS[0], "n", taken, NOW_NS)):
+                future.result(10)
+    assert refused.value.status == 503
+    assert 5 < taken < 64
+    assert service.take(VICTIM, "n", as_of(CHUNKS[0], "n", 0, NOW_NS))
+
+    service.wal._seal_in_s = lambda: 0.0  # type: ignore[method-assign]
+    service.take(VICTIM, "n", as_of(CHUNKS[0], "n", 1, NOW_NS))[0][0].result(10)
+    ends = time.monotonic() + 20
+    while not Flusher(service.folder, service.catalog).flush().segments:
+        assert time.monotonic() < ends
+    time.sleep(1.1)
+    assert service.take(EVIL, "n", as_of(CHUNKS[0], "n", 1_000, NOW_NS))
+    service.close()
+
+
 @pytest.fixture
 def service(tmp_path: Path) -> Any:
     folder = tmp_path / "store"

@@ -8,8 +8,10 @@ parameter, never text of the SQL. The engine may read the given directory and no
 
 from __future__ import annotations
 
+import math
 import re
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +32,10 @@ MOST_PLACES = 2_000_000
 MOST_FRAMES = 100_000
 MOST_SERIES = 1_000
 MOST_ROWS = 10_000
+MOST_BYTES = 256 << 20
+"""Of what one statement answers: texts are as long as their senders like."""
+_ROWS_AT_ONCE = 65_536
+_AGAIN_S = 0.1
 SUMS = "sample_sums"
 """Rows of `sample` of which many may be summed up as one: without threads, for questions whose
 answers are sums over the whole time. `rows` says how many a row is."""
@@ -108,6 +114,7 @@ class StoredSession:
                 "autoload_known_extensions": False,
             }
         )
+        self._ends_s = math.inf
         self._files = files
         self._views: set[str] = set()
         folders = ", ".join(_literal(path) for path in (allowed, spill) if path)
@@ -153,21 +160,54 @@ class StoredSession:
         try:
             with _errors():
                 self._make_views(sql)
-                return self._connection.sql(sql, params=list(parameters)).to_arrow_table()
+                self.check()
+                return self._read(self._connection.sql(sql, params=list(parameters)))
         finally:
             if chosen is not None:
                 self._connection.unregister("chosen")
 
+    def _read(self, found: duckdb.DuckDBPyRelation) -> pa.Table:
+        reader = found.to_arrow_reader(_ROWS_AT_ONCE)
+        batches = []
+        size = 0
+        try:
+            for batch in reader:
+                self.check()
+                size += batch.nbytes
+                if size > MOST_BYTES:
+                    raise _too_large()
+                batches.append(batch)
+        except (OSError, pa.ArrowException) as error:
+            # What the engine raises after the first rows has lost its type on the way.
+            raise _engine_error(str(error)) from error
+        return pa.Table.from_batches(batches, reader.schema)
+
+    def check(self) -> None:
+        """Raises QueryTimedOutError beyond the deadline: between what the engine does, too."""
+        if time.monotonic() > self._ends_s:
+            raise _timed_out()
+
     @contextmanager
     def deadline(self, seconds: float) -> Iterator[None]:
-        """Interrupt what runs longer."""
-        timer = threading.Timer(seconds, self._connection.interrupt)
-        timer.daemon = True
-        timer.start()
+        """Interrupt what runs longer, and whatever is begun after that."""
+        self._ends_s = time.monotonic() + seconds
+        done = threading.Event()
+
+        def interrupt() -> None:
+            wait_s = seconds
+            while not done.wait(wait_s):
+                # An interrupt before a statement has begun is lost.
+                self._connection.interrupt()
+                wait_s = _AGAIN_S
+
+        watch = threading.Thread(target=interrupt, name="sonde-deadline", daemon=True)
+        watch.start()
         try:
             yield
         finally:
-            timer.cancel()
+            done.set()
+            watch.join()  # nothing is interrupted that is closed by then
+            self._ends_s = math.inf
 
 
 def _source(paths: Sequence[Path]) -> str:
@@ -179,22 +219,39 @@ def _literal(path: Path) -> str:
     return "'" + str(path).replace("'", "''") + "'"
 
 
+def _timed_out() -> QueryTimedOutError:
+    return QueryTimedOutError(
+        "the query took longer than it may", "choose a shorter time or fewer nodes"
+    )
+
+
+def _too_large() -> CaptureTooLarge:
+    return CaptureTooLarge(
+        "the query needs more memory than it may use", "choose a shorter time or fewer nodes"
+    )
+
+
+def _unanswerable(text: str) -> CaptureError:
+    line = text.split("\n", 1)[0][:160]
+    return CaptureError(f"the store cannot answer this: {line}", "try again")
+
+
+def _engine_error(text: str) -> CaptureError:
+    if text.startswith("INTERRUPT"):
+        return _timed_out()
+    return _too_large() if text.startswith("Out of Memory") else _unanswerable(text)
+
+
 @contextmanager
 def _errors() -> Iterator[None]:
     try:
         yield
     except duckdb.InterruptException:
-        raise QueryTimedOutError(
-            "the query took longer than it may", "choose a shorter time or fewer nodes"
-        ) from None
+        raise _timed_out() from None
     except (duckdb.OutOfRangeException, duckdb.ConversionException, duckdb.IOException) as error:
-        raise CaptureError(
-            f"the store cannot answer this: {str(error).splitlines()[0][:160]}", "try again"
-        ) from error
+        raise _unanswerable(str(error)) from error
     except duckdb.OutOfMemoryException:
-        raise CaptureTooLarge(
-            "the query needs more memory than it may use", "choose a shorter time or fewer nodes"
-        ) from None
+        raise _too_large() from None
 
 
 def _empty(name: str) -> pa.Table:

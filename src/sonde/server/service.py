@@ -65,6 +65,8 @@ class ServerLimits:
     """Of one address, while no head of a request has arrived."""
     chunks_a_request: int = 64
     nodes_a_tenant: int = 10_000
+    log_bytes: int = 8 << 30
+    """Taken and not stored yet, of all tenants; one gets a quarter of it."""
     bytes_a_second: float = 32 << 20
     """Of a token, after a burst of ten times as much. What a chunk takes to decode counts, too: a
     sixteenth of its decompressed size, where that is more."""
@@ -273,6 +275,7 @@ class Service:
         Raises RefusedRequestError; WalBusyError where the disk is behind.
         """
         self._check_node(caller.tenant, node)
+        self._check_log(caller.tenant)
         parts = self._checked(caller, body)
         self._nodes.setdefault(caller.tenant, set()).add(node)
         found = []
@@ -316,6 +319,12 @@ class Service:
         """An agent sent or asked something; `reported`: its word for its state."""
         if is_node(node):
             self.agents.note(caller.tenant, node, reported)
+
+    def _check_log(self, tenant: str) -> None:
+        (own, every), most = self.wal.left_bytes(tenant), self.limits.log_bytes
+        if own > most // 4 or every > most:
+            self.counters.refuse("behind")
+            raise RefusedRequestError(503, "the store is behind", "try again later", 30)
 
     def _check_node(self, tenant: str, node: str) -> None:
         if not is_node(node):

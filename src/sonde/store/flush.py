@@ -31,6 +31,7 @@ from sonde.query.schema import TABLES
 from sonde.store.catalog import Catalog, StoredFile
 from sonde.store.parquet import make_durable, remove, write_file
 from sonde.store.record import Damage, Record, scan
+from sonde.store.stored_digests import StoredDigests
 from sonde.store.tables import (
     CHUNK_NUMBER,
     DICTIONARIES,
@@ -122,6 +123,7 @@ class Flusher:
         self._id = uuid.uuid4().hex
         self._wal_secret = secret_of(folder / "wal")
         self._hasher = Hasher(catalog.secret())
+        self._stored = StoredDigests(folder, catalog)
         self._known: OrderedDict[tuple[str, str, str], Any] = OrderedDict()
         self._decoder, self._writer = _Stage("sonde-decode"), _Stage("sonde-store")
         self._in_flight: deque[set[bytes]] = deque(maxlen=2)
@@ -292,14 +294,7 @@ class Flusher:
         """Whether a chunk, whose digest the catalog may have forgotten, is in the files."""
         if chunk.end_ns > time.time_ns() - REMEMBERED_NS // 2:
             return False
-        return any(
-            pq.read_table(
-                self._folder / one.path,
-                columns=["digest"],
-                filters=[("digest", "=", chunk.digest)],
-            ).num_rows
-            for one in self._catalog.files(chunk.tenant, "chunk", chunk.start_ns, chunk.end_ns + 1)
-        )
+        return self._stored.has(chunk)
 
     def _write_files(
         self, place: _Hour, ready: _Ready, learned: list[tuple[tuple[str, str, str], Any]]

@@ -25,6 +25,7 @@ import secrets
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -44,6 +45,11 @@ GROUP_BYTES = 8 << 20
 """At most this much waits for one fsync."""
 WAITING_BYTES = 64 << 20
 """Beyond this much waiting, callers are refused."""
+RECORD_BYTES = 16 << 10
+"""What a record counts for beside its size, as long as it is in the log: about what else takes as
+long to store."""
+LOOK_S = 1.0
+"""Between two looks at which segments are stored."""
 
 
 class WalBusyError(SinkError):
@@ -71,6 +77,7 @@ class WalCounters:
 
 @dataclass(slots=True)
 class _Waiting:
+    tenant: str
     parts: list[bytes]
     size_bytes: int
     done: Future[None] = field(default_factory=Future)
@@ -103,6 +110,11 @@ class Wal:
         self._waiting_bytes = 0
         self._mutex = threading.Lock()
         self.counters = WalCounters()
+        self._of_segment: dict[Path, Counter[str]] = {}
+        """What tenants have in segments that are not stored yet."""
+        self._left: Counter[str] = Counter()
+        """Of all of them."""
+        self._looked_at = time.monotonic()
         self._fd = -1
         self._path = self.folder
         self._number = 0
@@ -118,7 +130,7 @@ class Wal:
         Raises WalBusyError at once where too much waits.
         """
         parts = encode(record, self._secret)
-        one = _Waiting(parts, sum(map(len, parts)))
+        one = _Waiting(record.tenant, parts, sum(map(len, parts)))
         with self._mutex:
             if self._waiting_bytes + one.size_bytes > WAITING_BYTES:
                 self.counters.refused += 1
@@ -126,6 +138,18 @@ class Wal:
             self._waiting_bytes += one.size_bytes
         self._queue.put(one)
         return one.done
+
+    def left_bytes(self, tenant: str) -> tuple[int, int]:
+        """(What a tenant, what all have in this log that is not stored yet), as of a second ago. A
+        record counts for 16 KiB more than its size."""
+        with self._mutex:
+            now = time.monotonic()
+            if now - self._looked_at > LOOK_S:
+                self._looked_at = now
+                for path in [one for one in self._of_segment if not _is_there(one)]:
+                    self._left.subtract(self._of_segment.pop(path))
+                    self._left = +self._left
+            return self._left[tenant], self._left.total()
 
     def close(self) -> None:
         """Write what waits, seal the segment and release the lock."""
@@ -190,6 +214,12 @@ class Wal:
                 self._give_up()
         with self._mutex:
             self._waiting_bytes -= size
+            if error is None:
+                added: Counter[str] = Counter()
+                for one in group:
+                    added[one.tenant] += one.size_bytes + RECORD_BYTES
+                self._of_segment.setdefault(self._path, Counter()).update(added)
+                self._left.update(added)
         counters = self.counters
         counters.error = "" if error is None else error.strerror or str(error)
         if error is None:
@@ -248,6 +278,10 @@ class Wal:
         except OSError as error:  # it is sealed by whoever takes over this folder
             self.counters.error = error.strerror or str(error)
         self._on_sealed()
+
+
+def _is_there(segment: Path) -> bool:
+    return segment.exists() or segment.with_suffix(SEALED).exists()
 
 
 def secret_of(folder: Path) -> bytes:

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which old chunks the files have, whose digests the catalog has forgotten."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from sonde.store.catalog import Catalog
+from sonde.store.tables import Origin
+
+MOST_DIGESTS = 4 << 20
+"""Whose beginnings (8 bytes) are kept in memory."""
+
+
+class StoredDigests:
+    """Reads each file of the table `chunk` once, while what it has fits: senders that come back
+    after days send many old chunks, and whoever claims old times would have all files read for
+    each of his."""
+
+    def __init__(self, folder: Path, catalog: Catalog) -> None:
+        self._folder, self._catalog = folder, catalog
+        self._of_file: OrderedDict[str, Any] = OrderedDict()
+        self._count = 0
+
+    def has(self, chunk: Origin) -> bool:
+        """Whether a chunk is in the files. Raises OSError."""
+        begin = np.frombuffer(chunk.digest[:8], np.int64)[0]
+        # A file with the chunk has the time of its end.
+        for one in self._catalog.files(chunk.tenant, "chunk", chunk.end_ns, chunk.end_ns + 1):
+            known = self._begins(one.path)
+            at = int(np.searchsorted(known, begin))
+            if at < len(known) and known[at] == begin and self._is_in(one.path, chunk.digest):
+                return True
+        return False
+
+    def _begins(self, path: str) -> Any:
+        known = self._of_file.get(path)
+        if known is None:
+            column = pq.read_table(self._folder / path, columns=["digest"]).column("digest")
+            digests = b"".join(one[:8] for one in column.to_pylist())
+            known = self._of_file[path] = np.sort(np.frombuffer(digests, np.int64))
+            self._count += len(known)
+            while self._count > MOST_DIGESTS and len(self._of_file) > 1:
+                self._count -= len(self._of_file.popitem(last=False)[1])
+        self._of_file.move_to_end(path)
+        return known
+
+    def _is_in(self, path: str, digest: bytes) -> bool:
+        filters = [("digest", "=", digest)]
+        found = pq.read_table(self._folder / path, columns=["digest"], filters=filters)
+        return bool(found.num_rows)
