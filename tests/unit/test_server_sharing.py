@@ -174,3 +174,21 @@ def test_refused_requests_are_logged_at_a_bounded_rate(
     assert len(logged) < 100 + REFUSALS_A_SECOND
     assert '"victim"' in logged[-1]
     assert service.counters.refused["unlogged"] > 100
+
+
+def test_errors_of_ours_are_answered_and_logged_at_a_bounded_rate(
+    served: tuple[Service, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    service, port = served
+    token = service.tokens.make("evil", {Scope.READ})[1]
+
+    def fail(*_: object) -> None:
+        raise ValueError("too large")
+
+    monkeypatch.setattr(answers, "ask", fail)
+    with caplog.at_level(logging.ERROR):
+        for _ in range(30):
+            with asked(port, token) as one:
+                assert b" 500 " in one.recv(1000)
+    assert 1 <= len(caplog.records) <= 10
+    assert "ValueError" in caplog.text
