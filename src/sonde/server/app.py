@@ -63,6 +63,9 @@ class Api:
         self._limits = service.limits
         self._bodies_bytes: Counter[str] = Counter()
         """Of unfinished requests, by tenant."""
+        connections = self._limits.connections
+        self._bodies = Turns(1, 3 * connections // 4, connections // 2)
+        """Requests whose bodies arrive."""
         waiting = self._limits.queries_waiting
         self._questions = Turns(self._limits.queries - 1, waiting, waiting // 2)
         """A tenant leaves a thread to others."""
@@ -263,6 +266,10 @@ class Api:
         if told.isdigit() and int(told) > self._limits.body_bytes:
             self._service.counters.refuse("large")
             raise RefusedRequestError(413, "the request is too large", "send fewer chunks at once")
+        with self._bodies.place(caller.tenant):
+            return await self._received(request, caller)
+
+    async def _received(self, request: Request, caller: Caller) -> bytes:
         parts: list[bytes] = []
         size = 0
         try:
