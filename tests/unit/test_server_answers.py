@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 from collections.abc import Iterator
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from sonde.errors import CaptureTooLarge, SondeError, UsageError
 from sonde.export.pprof_profile_pb2 import Profile as PprofProfile
+from sonde.query import stored_capture
 from sonde.server import answers
 from sonde.server.openapi import document
 from sonde.server.schemas import ANSWERS, FLAME_NODE, UNDESCRIBED
@@ -112,6 +115,39 @@ def test_a_tree_is_bounded_in_depth_and_boxes() -> None:
     tree = stored_views.flame_tree(wide, frames, "ns")
     assert len(tree["root"]["children"]) <= stored_views.MOST_NODES + 1
     assert tree["left_out"] > 30_000
+
+
+def test_boxes_are_bounded_while_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sonde.query import stored_views
+
+    monkeypatch.setattr(stored_views, "MOST_MADE", 100)
+    frames = {key: {"function": f"f{key}", "binary": "b", "kind": "user"} for key in range(1_000)}
+    rows = [{"frame_keys": list(range(at, at + 20)), "ns": 1e3 - at} for at in range(900)]
+
+    tree = stored_views.flame_tree(rows, frames, "ns")
+    assert json.dumps(tree).count('"name"') == 101
+    assert tree["root"]["value"] == sum(row["ns"] for row in rows)
+
+
+def test_nodes_of_impossibly_many_devices_are_refused(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_capture, "MOST_DEVICES", 0)
+    for question in ("timeline", "verdict"):
+        with pytest.raises(CaptureTooLarge, match="devices"):
+            ask(service, question, node="one")
+
+
+@pytest.mark.parametrize(("start", "end"), [("-4e9", "4e9"), ("4e9", "-4e9")])
+def test_every_question_is_answered_for_the_longest_time(
+    service: Service, start: str, end: str
+) -> None:
+    given = [("from", start), ("to", end), ("node", "one"), ("limit", "2147483647")]
+    for question in answers.QUESTIONS.values():
+        with contextlib.suppress(SondeError):
+            answers.ask(service, ME, question, answers.parse(given))
+    with pytest.raises(UsageError, match="no time"):
+        answers.parse([("from", "5e9")])
 
 
 def test_processes_and_names_sum_to_the_total(service: Service) -> None:

@@ -102,11 +102,11 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Se
     """A server that answers `/v1/nodes` with 8 MB, and where it listens."""
     big = answers.Answer(bytes(8 << 20), "application/octet-stream")
     monkeypatch.setattr(answers, "ask", lambda *_: big)
-    limits = ServerLimits(unread_s=0.5, unsent_bytes=12 << 20)
+    limits = ServerLimits(unread_s=1.5, unsent_bytes=12 << 20, connections=16)
     service = Service(tmp_path / "store", limits, flushes=False)
     config = uvicorn.Config(
-        Api(service).app(), log_config=None, lifespan="off",
-        http=listen.protocol_with(limits.head_s, limits.unread_s, 100),
+        Api(service).app(), log_config=None, lifespan="off", limit_concurrency=limits.connections,
+        http=listen.protocol_with(limits),
     )  # fmt: skip
     server = uvicorn.Server(config)
     listening = socket.create_server(("127.0.0.1", 0))
@@ -146,11 +146,12 @@ def test_answers_that_are_not_read_are_given_up(served: tuple[Service, int]) -> 
     evil = service.tokens.make("evil", {Scope.READ})[1]
     victim = service.tokens.make("victim", {Scope.READ})[1]
     unread = [asked(port, evil, window_bytes=4096) for _ in range(2)]
-    time.sleep(0.2)
+    for one in unread:
+        one.recv(1, socket.MSG_PEEK)
     assert b" 503 " in asked(port, evil).recv(1000)
     assert len(read(asked(port, victim))) > 8 << 20
 
-    time.sleep(2)
+    time.sleep(4)
     for one in unread:
         with contextlib.suppress(ConnectionResetError):
             assert len(read(one)) < 8 << 20
@@ -174,3 +175,52 @@ def test_refused_requests_are_logged_at_a_bounded_rate(
     assert len(logged) < 100 + REFUSALS_A_SECOND
     assert '"victim"' in logged[-1]
     assert service.counters.refused["unlogged"] > 100
+
+
+def test_errors_of_ours_are_answered_and_logged_at_a_bounded_rate(
+    served: tuple[Service, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    service, port = served
+    token = service.tokens.make("evil", {Scope.READ})[1]
+
+    def fail(*_: object) -> None:
+        raise ValueError("too large")
+
+    monkeypatch.setattr(answers, "ask", fail)
+    with caplog.at_level(logging.ERROR):
+        for _ in range(30):
+            with asked(port, token) as one:
+                assert b" 500 " in one.recv(1000)
+    assert 1 <= len(caplog.records) <= 10
+    assert "ValueError" in caplog.text
+
+
+def test_connections_that_only_wait_make_room_for_others(served: tuple[Service, int]) -> None:
+    service, port = served
+    evil = service.tokens.make("evil", {Scope.INGEST})[1]
+    victim = service.tokens.make("victim", {Scope.READ})[1]
+    waiting = []
+    for _ in range(40):
+        waiting.append(asked(port, evil))
+        assert b" 403 " in waiting[-1].recv(1000)
+    assert len(read(asked(port, victim))) > 8 << 20
+    for one in waiting:
+        one.close()
+
+
+def test_bodies_that_arrive_slowly_leave_connections_to_others(
+    served: tuple[Service, int],
+) -> None:
+    service, port = served
+    evil = service.tokens.make("evil", {Scope.INGEST})[1]
+    victim = service.tokens.make("victim", {Scope.READ})[1]
+    slow = []
+    for _ in range(20):
+        one = socket.create_connection(("127.0.0.1", port), timeout=30)
+        head = "POST /v1/chunks HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n"
+        one.sendall(f"{head}Authorization: Bearer {evil}\r\n\r\nx".encode())
+        slow.append(one)
+    time.sleep(0.3)
+    assert len(read(asked(port, victim))) > 8 << 20
+    for one in slow:
+        one.close()

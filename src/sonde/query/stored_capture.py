@@ -27,6 +27,8 @@ from sonde.query.validation import frame_count
 
 MOST_ROWS = 1_000_000
 """Of all tables together: what a server holds in memory for one question."""
+MOST_DEVICES = 64
+"""Each is explained by itself, beside the work of all others."""
 _BYTES = 512 << 20
 _INTERVALS = ("span", "device_run")
 _RENAMED = {"frame_ids": "frame_keys", "frame_id": "key"}
@@ -98,6 +100,12 @@ def capture_of(session: StoredSession, wanted: Selection) -> Capture:
         name: _table(name, session, clause, parameters)
         for name, (clause, parameters) in conditions.items()
     }
+    devices = pc.count_distinct(tables["device_run"].column("device")).as_py()
+    if devices > MOST_DEVICES:
+        raise CaptureTooLarge(
+            f"this node has {devices:,} devices, more than {MOST_DEVICES}",
+            "`sonde explain` on a recording has no such bound",
+        )
     used = [one.column("stack_id") for one in tables.values() if "stack_id" in one.column_names]
     tables["stack"] = _dictionary("stack", session, used)
     frames = [pc.list_flatten(tables["stack"].column("frame_ids"))]

@@ -15,6 +15,9 @@ MOST_LANES = 500
 MOST_SPANS = 20_000
 MOST_NODES = 20_000
 """Boxes of a flame graph."""
+MOST_MADE = 200_000
+"""Boxes of which those are chosen. Beyond, a stack, lighter than all before it, counts for the last
+box of it that there is."""
 DEEPEST = 256
 """Levels of a flame graph; what lies deeper counts for the last one."""
 EVERY_KIND = "cpu"
@@ -81,6 +84,8 @@ def flame_tree(
                 named = _named(frames.get(key))
                 box = boxes[key] = numbers.setdefault(named, len(numbers)), named
             child = at.children.get(box[0])
+            if child is None and len(values) >= MOST_MADE:
+                break
             if child is None:
                 child = at.children[box[0]] = FlameNode(*box[1])
                 values.append(child)

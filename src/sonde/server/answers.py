@@ -23,6 +23,8 @@ from sonde.server.service import Service
 from sonde.server.tokens import Caller
 
 HOUR_S = 3_600
+_MOST_S = 4e9
+"""Before and after 1970: the difference of two times in ns has to fit 64 bits."""
 _MOST_VALUES = 1_000
 MEMORY_KINDS = ("mapped", "unmapped", "faulted")
 _OWNERS = ("user", "pod", "namespace", "job", "comm", "exe", "container", "unit")
@@ -124,7 +126,7 @@ def _ns(name: str, text: str) -> int:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not -9e9 <= seconds <= 9e9:
+    if not -_MOST_S <= seconds <= _MOST_S:
         raise UsageError(f"{name} is no time", "give seconds since 1970")
     return round(seconds * 1e9)
 

@@ -25,7 +25,7 @@ from sonde.server.openapi import document
 from sonde.server.opened import Opener
 from sonde.server.selfmetrics import exposition
 from sonde.server.sending import PacedResponse, packed
-from sonde.server.service import AUDIT, Bucket, RefusedRequestError, Service
+from sonde.server.service import AUDIT, LOG, Bucket, RefusedRequestError, Service
 from sonde.server.tokens import Caller, Scope
 from sonde.server.turns import Turns
 from sonde.store.wal import WalBusyError, WalFailedError
@@ -39,6 +39,7 @@ def refusal(status: int, cause: str, remedy: str = "", **headers: str) -> JSONRe
 
 
 REFUSALS_A_SECOND = 2.0
+FAILURES_A_SECOND = 0.1
 
 
 def _is_direct(host: str) -> bool:
@@ -62,6 +63,9 @@ class Api:
         self._limits = service.limits
         self._bodies_bytes: Counter[str] = Counter()
         """Of unfinished requests, by tenant."""
+        connections = self._limits.connections
+        self._bodies = Turns(1, 3 * connections // 4, connections // 2)
+        """Requests whose bodies arrive."""
         waiting = self._limits.queries_waiting
         self._questions = Turns(self._limits.queries - 1, waiting, waiting // 2)
         """A tenant leaves a thread to others."""
@@ -70,6 +74,8 @@ class Api:
         self._refusals: dict[str, Bucket] = {}
         """Of each tenant, '' without a token: those that are written to the log; others are
         counted."""
+        self._failures = Bucket(FAILURES_A_SECOND)
+        """Requests that ended with an error of ours which are written to the log."""
         self._threads = ThreadPoolExecutor(self._limits.queries, "sonde-query")
         self._decoder = ThreadPoolExecutor(1, "sonde-otlp")
         """One at a time: decoded messages are large."""
@@ -134,6 +140,10 @@ class Api:
                     response = refusal(503, error.cause, error.remedy, **{"Retry-After": "5"})
                 except SondeError as error:
                     response = refusal(400, error.cause, error.remedy)
+                except Exception:
+                    response = refusal(500, "the server has a defect", "see its log")
+                    if self._failures.take(1):
+                        LOG.exception("%s %s", request.method, request.url.path[:200])
             if caller is None or response.status_code in (408, 413):
                 # Nothing more is read of it, and its place is free again.
                 response.headers["Connection"] = "close"
@@ -256,6 +266,10 @@ class Api:
         if told.isdigit() and int(told) > self._limits.body_bytes:
             self._service.counters.refuse("large")
             raise RefusedRequestError(413, "the request is too large", "send fewer chunks at once")
+        with self._bodies.place(caller.tenant):
+            return await self._received(request, caller)
+
+    async def _received(self, request: Request, caller: Caller) -> bytes:
         parts: list[bytes] = []
         size = 0
         try:

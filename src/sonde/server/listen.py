@@ -7,7 +7,7 @@ import asyncio
 import ipaddress
 import socket
 import ssl
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sonde.errors import UsageError
 from sonde.server.app import Api
-from sonde.server.service import Service
+from sonde.server.service import ServerLimits, Service
 
 BACKLOG = 2048
 
@@ -46,13 +46,18 @@ class Address:
 LEAST_READ_BYTES = 64 << 10
 
 
-def protocol_with(head_s: float, unread_s: float, most_unknown: int) -> type[HttpToolsProtocol]:
-    """The HTTP protocol that closes connections whose request head does not arrive in time, those
-    of an address that opens many and asks for nothing, and those that do not take their answer:
-    within each `unread_s` the rest of what is written, or 64 KiB of it."""
-    unknown: Counter[str] = Counter()
+def protocol_with(limits: ServerLimits) -> type[HttpToolsProtocol]:
+    """The HTTP protocol that closes connections
 
-    class HeadLimited(HttpToolsProtocol):
+    - whose request head does not arrive in time,
+    - of an address that opens many and asks for nothing,
+    - that do not take their answer: within each `unread_s` the rest of what is written, or 64 KiB,
+    - that only wait for another request, the longest first, while three quarters of all are used.
+    """
+    unknown: Counter[str] = Counter()
+    idle: OrderedDict[HttpToolsProtocol, None] = OrderedDict()
+
+    class Bounded(HttpToolsProtocol):
         _head_timer: asyncio.TimerHandle | None = None
         _counted_for: str | None = None
         _unread_timer: asyncio.TimerHandle | None = None
@@ -60,14 +65,17 @@ def protocol_with(head_s: float, unread_s: float, most_unknown: int) -> type[Htt
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             host = self.client[0] if self.client else ""
-            if unknown[host] >= most_unknown:
+            if unknown[host] >= limits.connections_unknown:
                 transport.abort()
                 return
             unknown[host] += 1
             self._counted_for = host
             self._await_head()
+            if idle and 4 * len(self.connections) > 3 * limits.connections:
+                idle.popitem(last=False)[0].transport.close()
 
         def on_message_begin(self) -> None:
+            idle.pop(self, None)
             self._await_head()
             super().on_message_begin()
 
@@ -75,6 +83,11 @@ def protocol_with(head_s: float, unread_s: float, most_unknown: int) -> type[Htt
             self._stop()
             self._is_known()
             super().on_headers_complete()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if not self.transport.is_closing() and self.cycle.response_complete:
+                idle[self] = None
 
         def pause_writing(self) -> None:
             super().pause_writing()
@@ -85,6 +98,7 @@ def protocol_with(head_s: float, unread_s: float, most_unknown: int) -> type[Htt
             self._has_read()
 
         def connection_lost(self, exc: Exception | None) -> None:
+            idle.pop(self, None)
             self._has_read()
             self._stop()
             self._is_known()
@@ -99,7 +113,7 @@ def protocol_with(head_s: float, unread_s: float, most_unknown: int) -> type[Htt
 
         def _await_head(self) -> None:
             self._stop()
-            self._head_timer = self.loop.call_later(head_s, self._expired)
+            self._head_timer = self.loop.call_later(limits.head_s, self._expired)
 
         def _stop(self) -> None:
             if self._head_timer is not None:
@@ -109,7 +123,7 @@ def protocol_with(head_s: float, unread_s: float, most_unknown: int) -> type[Htt
         def _await_reader(self) -> None:
             self._has_read()
             left = self.transport.get_write_buffer_size()
-            self._unread_timer = self.loop.call_later(unread_s, self._look_at_reader, left)
+            self._unread_timer = self.loop.call_later(limits.unread_s, self._look_at_reader, left)
 
         def _has_read(self) -> None:
             if self._unread_timer is not None:
@@ -126,7 +140,7 @@ def protocol_with(head_s: float, unread_s: float, most_unknown: int) -> type[Htt
             if not self.transport.is_closing():
                 self.transport.abort()
 
-    return HeadLimited
+    return Bounded
 
 
 class Listener:
@@ -200,9 +214,7 @@ def _bound(address: Address) -> socket.socket:
 def _config(service: Service, address: Address) -> uvicorn.Config:
     return uvicorn.Config(
         Api(service).app(),
-        http=protocol_with(
-            service.limits.head_s, service.limits.unread_s, service.limits.connections_unknown
-        ),
+        http=protocol_with(service.limits),
         loop="auto",
         lifespan="off",
         ws="none",

@@ -29,7 +29,9 @@ def _timeline(capture: Capture) -> Timeline:
 
 def explained(session: StoredSession, wanted: Selection) -> dict[str, Any]:
     """The verdict on one node, as `sonde explain --json`. Raises CaptureError."""
-    return verdict.document(explain(_timeline(capture_of(session, wanted))))
+    found = _timeline(capture_of(session, wanted))
+    session.check()
+    return verdict.document(explain(found))
 
 
 def timeline(
@@ -41,9 +43,11 @@ def timeline(
     """
     capture = capture_of(session, wanted)
     found = _timeline(capture)
+    session.check()
     drawn = timeline_columns.document(
         found, causes_of(found), run_columns(capture), wanted.start_ns, most_spans
     )
+    session.check()
     return drawn | {"explanation": verdict.document(explain(found))}
 
 
@@ -68,6 +72,7 @@ def _steps(session: StoredSession, wanted: Selection) -> list[Slot]:
         return []
     try:
         found = explain(_timeline(capture_of(session, replace(wanted, nodes=[node]))))
+        session.check()
     except CaptureTooLarge:
         return []
     for one in found.verdicts:
