@@ -18,14 +18,14 @@ from sonde.server.opened import Opener
 from sonde.server.service import RefusedRequestError
 
 
-def given(folder: Path, content: bytes, told: int = 0) -> Any:
+def given(folder: Path, content: bytes, declared_bytes: int = 0) -> Any:
     """What the page gets for a file."""
 
     async def parts() -> AsyncIterator[bytes]:
         for at in range(0, len(content), 1 << 16):
             yield content[at : at + (1 << 16)]
 
-    return unpacked(asyncio.run(Opener(folder).open("a", told, parts())).content)
+    return unpacked(asyncio.run(Opener(folder).open("a", declared_bytes, parts())).content)
 
 
 def test_a_capture_opens_with_its_stacks_and_waits(tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ def test_large_files_are_refused_before_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(opened, "MOST_BYTES", 1000)
-    for told in (0, 5000):
+    for declared_bytes in (0, 5000):
         with pytest.raises(RefusedRequestError) as refused:
-            given(tmp_path, b"x" * 5000, told)
+            given(tmp_path, b"x" * 5000, declared_bytes)
         assert refused.value.status == 413
     assert list(tmp_path.iterdir()) == []

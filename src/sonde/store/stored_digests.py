@@ -19,7 +19,7 @@ MOST_DIGESTS = 4 << 20
 
 class StoredDigests:
     """Reads each file of the table `chunk` once, while what it has fits: senders that come back
-    after days send many old chunks, and whoever claims old times would have all files read for
+    after days send many old chunks, and who claims old times would have all files read for
     each of his."""
 
     def __init__(self, folder: Path, catalog: Catalog) -> None:
