@@ -281,7 +281,7 @@ def row(
 @pytest.fixture
 def calls(bpf, monkeypatch):
     FakeElf(monkeypatch, USUAL)
-    kernel = SimpleNamespace(load=lambda name, constants, skip, most: bpf)
+    kernel = SimpleNamespace(load=lambda wanted: bpf)
     collector = DeviceCalls(kernel, [parse(TABLE, "t", "x86_64")], launches=False, budget=0.01)
     examine(collector._probes)
     return collector

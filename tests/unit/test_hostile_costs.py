@@ -27,35 +27,50 @@ from hostile_inputs import CAPTURES, TRACES, WIDE, _kernel, capture, trace  # no
 pytestmark = pytest.mark.machine  # measures memory and CPU time
 LIMIT_MB = 120
 MOST_CPU_S = 5
+"""Of a quiet machine."""
 PART = 4
 """A fourth of what makes 25 MB, which must not cost more than ten seconds."""
 FORMATS = ("table", "summary", "json", "html", "pprof", "speedscope", "folded")
 RUN = """
-import json, os, re, resource, sys
+import ctypes, json, os, re, resource, sys
 import duckdb, google.protobuf, numpy, pyarrow.compute
 import sonde.analyze.bound, sonde.analyze.difference, sonde.readers.kineto
 import sonde.export.folded, sonde.export.html, sonde.export.json_report, sonde.export.pprof
 import sonde.export.speedscope, sonde.export.summary, sonde.export.table, sonde.query.session
 import sonde.export.chrome, sonde.export.perfetto
 from sonde.cli import main
+from machine_speed import slowness
 
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1000
+
+def map_libraries():
+    # A fork has none of the files' pages mapped; how many one touch maps is the file system's choice.
+    madvise = ctypes.CDLL(None).madvise
+    for line in open("/proc/self/maps"):
+        found = re.match("([0-9a-f]+)-([0-9a-f]+) r..p [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ [1-9]", line)
+        if found:
+            begin, end = (int(text, 16) for text in found.groups())
+            madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), 22)  # MADV_POPULATE_READ
+    open("/proc/self/clear_refs", "w").write("5")  # the peak begins again
 
 def cpu():
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 for command in json.loads(sys.argv[1]):
+    slow = slowness()
     if child := os.fork():
         assert os.waitpid(child, 0)[1] == 0, command
         continue
     resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+    map_libraries()
     os.dup2(os.open("/dev/null", os.O_WRONLY), 1)
     before, began = peak(), cpu()
     code = main.main(command)
     sys.stdout.flush()
     took = {"command": command, "code": code, "mb": peak() - before, "cpu_s": cpu() - began}
+    took["slowness"] = max(slow, slowness())
     os.write(2, (json.dumps(took) + "\\n").encode())
     os._exit(0)
 """
@@ -68,7 +83,7 @@ def check(*commands: list[str]) -> None:
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        env={**os.environ, "SONDE_READ_LIMIT": f"{LIMIT_MB}M"},
+        env={**os.environ, "SONDE_READ_LIMIT": f"{LIMIT_MB}M", "PYTHONPATH": str(TESTS)},
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
     found = [json.loads(line) for line in ran.stderr.splitlines() if line.startswith("{")]
@@ -76,11 +91,12 @@ def check(*commands: list[str]) -> None:
     assert all(one["code"] == 0 for one in found) or "remedy: " in ran.stderr
     for one in found:
         what = f"{Path(one['command'][1]).stem:18} {' '.join(one['command'][::2]):35}"
-        print(f"{what} {one['mb']:5.0f} MB {one['cpu_s']:5.1f} s, exit {one['code']}")
+        speed = f"machine {one['slowness']:.1f} times slower than a quiet one"
+        print(f"{what} {one['mb']:5.0f} MB {one['cpu_s']:5.1f} s, exit {one['code']}, {speed}")
     for one in found:
         files = 2 if one["command"][0] == "diff" else 1  # the limit is that of one file
         assert one["mb"] <= LIMIT_MB * files, one
-        assert one["cpu_s"] <= MOST_CPU_S, one
+        assert one["cpu_s"] <= MOST_CPU_S * one["slowness"], one
 
 
 @pytest.mark.parametrize("kind", CAPTURES)

@@ -91,7 +91,7 @@ def test_a_program_that_cannot_be_loaded_for_want_of_a_descriptor_says_so() -> N
 
     kernel = Kernel([os.getpid()])
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4, hard))
     try:
         with pytest.raises(HostError, match="no file descriptor is left"):
             CpuSampler(kernel, 99)

@@ -162,7 +162,7 @@ def test_tables_of_one_run_are_known_to_the_next_without_a_look_at_the_file(plac
     assert known == (os.major(status.st_dev) != 0)
     index = place / NAME
     if known:
-        index.write_text(index.read_text().replace('"boot": "', '"boot": "0'))
+        index.write_text(index.read_text().replace('"boot":"', '"boot":"0'))
         assert TableCache(place).find(key) is None, "of another boot"
 
 

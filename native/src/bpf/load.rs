@@ -7,7 +7,7 @@ use std::thread::{Builder, JoinHandle};
 
 use libbpf_rs::btf::Btf;
 use libbpf_rs::{MapCore, Object, ObjectBuilder, OpenObject};
-use pyo3::exceptions::{PyKeyError, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyKeyError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 use super::{base_of, map_info, refusals, Bpf, MapInfo, Swapped, OBJECTS, SPARE};
@@ -42,9 +42,14 @@ pub fn shared_maps(owners: &HashMap<String, PyRef<'_, Bpf>>) -> PyResult<HashMap
     let of = |(name, owner): (&String, &PyRef<'_, Bpf>)| {
         // SAFETY: the owner's object, and with it the descriptor, is borrowed here.
         let map = unsafe { BorrowedFd::borrow_raw(owner.map(name)?.fd) };
-        Ok((name.clone(), map.try_clone_to_owned()?))
+        Ok((name.clone(), map.try_clone_to_owned().map_err(|e| of_kernel("cannot share a map", &e))?))
     };
     owners.iter().map(of).collect()
+}
+
+/// What the kernel refused, with its number (pyo3 keeps the text alone).
+fn of_kernel(what: &str, error: &std::io::Error) -> PyErr {
+    PyOSError::new_err((error.raw_os_error().unwrap_or(libc::EIO), format!("{what}: {error}")))
 }
 
 impl Loaded {
@@ -151,7 +156,8 @@ impl LoadAhead {
         most: HashMap<String, u32>,
     ) -> PyResult<Self> {
         let wanted = Wanted { name, constants, share: shared_maps(&share)?, skip, most };
-        let thread = Builder::new().name("sonde-load".into()).spawn(|| Loaded::load(wanted))?;
+        let thread = Builder::new().name("sonde-load".into()).spawn(|| Loaded::load(wanted));
+        let thread = thread.map_err(|e| of_kernel("cannot start a thread", &e))?;
         Ok(Self { thread: Some(thread) })
     }
 

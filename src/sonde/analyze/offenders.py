@@ -38,10 +38,10 @@ class OtherUse:
 
 def processes_of(timeline: Timeline) -> set[int]:
     """The processes that asked a device for work in this record."""
-    asked = np.flatnonzero(np.bincount(timeline.calls.track, minlength=1)).tolist()
-    ran = np.flatnonzero(np.bincount(timeline.device.track, minlength=1)).tolist()
-    tracks = (*(asked if len(timeline.calls) else []), *(ran if len(timeline.device) else []))
-    return {timeline.tracks[track].pid for track in tracks}
+    used = np.zeros(len(timeline.pid_of_track), bool)
+    used[timeline.calls.track] = True
+    used[timeline.device.track] = True
+    return set(np.unique(timeline.pid_of_track[used]).tolist())
 
 
 def reports_on_others(

@@ -470,10 +470,14 @@ class Timeline:
     """What is missing or was cut, in words."""
     device_of_track: I32 = field(init=False, repr=False, compare=False)
     """The device of each track, -1 for threads; [-1] without tracks."""
+    pid_of_track: I64 = field(init=False, repr=False, compare=False)
+    """The process of each track; [0] without tracks."""
 
     def __post_init__(self) -> None:
         devices = np.array([track.device for track in self.tracks] or [-1], np.int32)
         object.__setattr__(self, "device_of_track", devices)
+        pids = np.array([track.pid for track in self.tracks] or [0], np.int64)
+        object.__setattr__(self, "pid_of_track", pids)
 
     @property
     def start_ns(self) -> int:
