@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import browser
-from sonde.analyze.bound import causes_of
+from sonde.analyze.bound import StallCauses
 from sonde.export import perfetto
 from sonde.model.timeline import Counter, Timeline
 from sonde.recording.timelines import open_timeline
@@ -35,7 +35,7 @@ def origin():
 
 def opened(chromium, origin: str, timeline: Timeline) -> TraceProcessor:
     out = io.BytesIO()
-    perfetto.write(timeline, out, causes_of(timeline))
+    perfetto.write(timeline, out, StallCauses(timeline))
     return TraceProcessor(chromium, origin, out.getvalue())
 
 
@@ -49,7 +49,7 @@ def test_all_that_was_written_is_shown(kind, chromium, origin):
         for name, length in zip(table.name.tolist(), table.duration_ns.tolist(), strict=True):
             expected[timeline.names[name]][0] += 1
             expected[timeline.names[name]][1] += length
-    for _, start, end, title in causes_of(timeline):
+    for _, start, end, title in StallCauses(timeline):
         expected[title][0] += 1
         expected[title][1] += end - start
     shown = {

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 
-from sonde.analyze.bound import causes_of
+from sonde.analyze.bound import StallCauses
 from sonde.cli import main as cli
 from sonde.export import chrome, perfetto
 from sonde.model.timeline import Counter
@@ -95,7 +95,7 @@ class Wire:
 
 def exported(timeline) -> bytes:
     out = io.BytesIO()
-    perfetto.write(timeline, out, causes_of(timeline))
+    perfetto.write(timeline, out, StallCauses(timeline))
     return out.getvalue()
 
 
@@ -108,7 +108,7 @@ def test_everything_is_there_by_an_independent_reading(kind):
     for table in ("device", "calls", "host", "states"):
         for name in getattr(timeline, table).name.tolist():
             expected[timeline.names[name]] += 1
-    for _, _, _, title in causes_of(timeline):
+    for _, _, _, title in StallCauses(timeline):
         expected[title] += 1
     found = defaultdict(int)
     for slices in seen.slices.values():
@@ -159,7 +159,7 @@ def test_counters_are_tracks():
 def test_chrome_json_is_read_back_by_our_own_reader_and_by_json(tmp_path):
     timeline = open_timeline([RUNS / "slow_loader.json.gz"])
     out = io.BytesIO()
-    chrome.write(timeline, out, causes_of(timeline))
+    chrome.write(timeline, out, StallCauses(timeline))
     events = json.loads(out.getvalue())["traceEvents"]
 
     assert sum(e["ph"] == "X" and e["cat"] == "device" for e in events) == len(timeline.device)

@@ -45,7 +45,7 @@ def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1000
 
 def map_libraries():
-    # A fork has none of the files' pages mapped; how many one touch maps is the file system's choice.
+    # A fork has no page of a file mapped; how many a touch maps, the file system decides.
     madvise = ctypes.CDLL(None).madvise
     for line in open("/proc/self/maps"):
         found = re.match("([0-9a-f]+)-([0-9a-f]+) r..p [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ [1-9]", line)

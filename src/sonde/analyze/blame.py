@@ -148,6 +148,8 @@ def blame_stalls(timeline: Timeline, stalls: Stalls) -> BlamedStalls:
 
 def _used_by_others(timeline: Timeline, stalls: Stalls) -> Mask:
     """Whether the driver reports that another process used the device during each stall."""
+    if not timeline.busy_of:
+        return np.zeros(len(stalls), bool)
     starts, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for use in reports_on_others(timeline, [stalls.device], processes_of(timeline)):
         before = np.concatenate([use.time_ns[:1] - REPORTED_NS, use.time_ns[:-1]])

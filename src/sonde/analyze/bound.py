@@ -23,7 +23,7 @@ from sonde.analyze.steps import steps_of
 from sonde.analyze.thread_verdicts import thread_verdicts, with_short_waits
 from sonde.analyze.throttling import Throttling, throttling_of
 from sonde.model.causes import Bound, CauseDetail
-from sonde.model.timeline import Timeline
+from sonde.model.timeline import I64, U8, Timeline
 from sonde.model.verdict import (
     Advice,
     BoundShare,
@@ -258,11 +258,22 @@ def _advice(
     return [*known, *device, *rest]
 
 
-def causes_of(timeline: Timeline) -> Iterator[tuple[int, int, int, str]]:
-    """(device, start_ns, end_ns, title of the cause) of every stall of every device."""
-    for device in devices_of(timeline):
-        blamed = blame_device(timeline, device)
-        stalls = blamed.stalls
-        columns = (stalls.start.tolist(), stalls.end.tolist(), blamed.cause.tolist())
-        for start, end, cause in zip(*columns, strict=True):
-            yield device, start, end, CAUSES[cause].description
+class StallCauses:
+    """(device, start_ns, end_ns, title of the cause) of every stall of every device, found at the
+    first iteration and kept for later ones, as columns."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._found: list[tuple[int, I64, I64, U8]] | None = None
+
+    def __iter__(self) -> Iterator[tuple[int, int, int, str]]:
+        if self._found is None:
+            self._found = [self._of(device) for device in devices_of(self._timeline)]
+        for device, starts, ends, causes in self._found:
+            columns = (starts.tolist(), ends.tolist(), causes.tolist())
+            for start, end, cause in zip(*columns, strict=True):
+                yield device, start, end, CAUSES[cause].description
+
+    def _of(self, device: int) -> tuple[int, I64, I64, U8]:
+        blamed = blame_device(self._timeline, device)
+        return device, blamed.stalls.start, blamed.stalls.end, blamed.cause

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from sonde.errors import CaptureError, MissingDependency, UsageError
 
 if TYPE_CHECKING:
+    from sonde.analyze.bound import StallCauses
     from sonde.model.timeline import Timeline
 
 EXAMPLE = """\
@@ -74,13 +75,14 @@ def run(args: argparse.Namespace) -> int:
         timeline = _recorded(args.pid, args.duration)
     else:
         timeline = open_timeline(args.files)
-    from sonde.analyze.bound import explain
+    from sonde.analyze.bound import StallCauses, explain
     from sonde.export import verdict
 
+    causes = StallCauses(timeline)
     explanation = explain(timeline)
     for path, module in ((args.perfetto, "perfetto"), (args.chrome, "chrome")):
         if path is not None:
-            _export(timeline, path, module)
+            _export(timeline, causes, path, module)
     print(verdict.to_json(explanation) if args.json else verdict.render(explanation, args.steps))
     return 0
 
@@ -102,7 +104,7 @@ def _recorded(pid: int, seconds: float) -> Timeline:
         return open_timeline([Path(capture)])
 
 
-def _export(timeline: Timeline, path: Path, module: str) -> None:
+def _export(timeline: Timeline, causes: StallCauses, path: Path, module: str) -> None:
     """Writes the timeline with a track of causes. Raises SinkError, MissingDependency."""
     import importlib
 
@@ -114,8 +116,7 @@ def _export(timeline: Timeline, path: Path, module: str) -> None:
         raise MissingDependency(
             f"the Python package {error.name} is not installed", "pip install perfetto"
         ) from error
-    from sonde.analyze.bound import causes_of
     from sonde.private_files import replacing
 
     with replacing(path) as out:
-        exporter.write(timeline, out, causes_of(timeline))
+        exporter.write(timeline, out, causes)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
@@ -30,9 +31,15 @@ class Fragments:
 def dumps(document: Any, **options: Any) -> str:
     """As `json.dumps`, by RFC 8259."""
     try:
-        return json.dumps(document, allow_nan=False, **options)
+        return _encoder(**options).encode(document)
     except ValueError:  # rare, so the document is only searched now
-        return json.dumps(_finite(document), allow_nan=False, **options)
+        return _encoder(**options).encode(_finite(document))
+
+
+@cache
+def _encoder(**options: Any) -> json.JSONEncoder:
+    """One for each set of options: making it costs as much as a small document."""
+    return json.JSONEncoder(allow_nan=False, **options)
 
 
 def write_compact(write: Write, document: dict[str, Any]) -> None:

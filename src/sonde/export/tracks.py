@@ -8,7 +8,7 @@ are spread over several tracks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,11 +47,16 @@ def tracks_of(timeline: Timeline) -> Iterator[Track]:
             continue
         order = np.lexsort((-events.end_ns, events.start_ns, events.track))
         lanes, first = np.unique(events.track[order], return_index=True)
-        parts = np.split(order, first[1:])
-        for lane, rows in zip(lanes.tolist(), parts, strict=True):
+        columns = [
+            column[order]
+            for column in (events.start_ns, events.end_ns, events.name, events.correlation)
+        ]
+        bounds = [*first.tolist(), len(order)]
+        for lane, begin, end in zip(lanes.tolist(), bounds, bounds[1:], strict=False):
+            slices_here = (column[begin:end].tolist() for column in columns)
             here = timeline.tracks[lane]
             parent = f"GPU{here.device}" if here.kind == "stream" else here.process or "process"
-            levels, left_out = _nested(events.take(rows))
+            levels, left_out = _nested(zip(*slices_here, strict=True))
             for level, slices in enumerate(levels):
                 number += 1
                 more = f" #{level + 1}" if level else ""
@@ -67,19 +72,16 @@ def _title(table: str, label: str) -> str:
     return {"calls": f"{label} device calls", "states": f"{label} off CPU"}.get(table, label)
 
 
-def _nested(events: Events) -> tuple[list[list[tuple[int, int, int, int]]], int]:
-    """(the rows, spread over levels within which intervals nest; number of rows beyond the last
+def _nested(
+    slices: Iterable[tuple[int, int, int, int]],
+) -> tuple[list[list[tuple[int, int, int, int]]], int]:
+    """(the slices, spread over levels within which they nest; number of slices beyond the last
     level)."""
     left_out = 0
     levels: list[list[tuple[int, int, int, int]]] = []
     open_ends: list[list[int]] = []
-    for start, end, name, flow in zip(
-        events.start_ns.tolist(),
-        events.end_ns.tolist(),
-        events.name.tolist(),
-        events.correlation.tolist(),
-        strict=True,
-    ):
+    for one in slices:
+        start, end = one[:2]
         level = _level_of(open_ends, start, end)
         if level == MOST_LEVELS:
             left_out += 1
@@ -87,7 +89,7 @@ def _nested(events: Events) -> tuple[list[list[tuple[int, int, int, int]]], int]
         if level == len(levels):
             levels.append([])
             open_ends.append([])
-        levels[level].append((start, end, name, flow))
+        levels[level].append(one)
         open_ends[level].append(end)
     return levels, left_out
 

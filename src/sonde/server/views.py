@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from sonde.analyze.bound import causes_of, explain
+from sonde.analyze.bound import StallCauses, explain
 from sonde.analyze.merge import merged, with_interpreter_lock
 from sonde.errors import CaptureTooLarge
 from sonde.export import timeline_columns, verdict
@@ -45,7 +45,7 @@ def timeline(
     found = _timeline(capture)
     session.check()
     drawn = timeline_columns.document(
-        found, causes_of(found), run_columns(capture), wanted.start_ns, most_spans
+        found, StallCauses(found), run_columns(capture), wanted.start_ns, most_spans
     )
     session.check()
     return drawn | {"explanation": verdict.document(explain(found))}
