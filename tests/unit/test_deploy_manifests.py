@@ -26,14 +26,13 @@ UNITS = {"metrics-only": "sonde-metrics.service", "may-attach": "sonde.service"}
 VERSIONS = ("1.32", "1.37")
 # A helm that `go install` built takes Kubernetes for 1.20.
 KUBERNETES = ("--kube-version", "1.33.0")
-HELM = os.environ.get("HELM") or shutil.which("helm")
-KUSTOMIZE = (
-    ["kustomize", "build"]
-    if shutil.which("kustomize")
-    else ["kubectl", "kustomize"]
-    if shutil.which("kubectl")
-    else None
-)
+TOOLS = os.pathsep.join((str(ROOT / "build" / "tools"), os.environ["PATH"]))  # scripts/setup
+HELM = shutil.which("helm", path=TOOLS)
+KUSTOMIZE = None
+if program := shutil.which("kustomize", path=TOOLS):
+    KUSTOMIZE = [program, "build"]
+elif program := shutil.which("kubectl"):
+    KUSTOMIZE = [program, "kustomize"]
 
 helm = pytest.mark.skipif(HELM is None, reason="needs helm")
 kustomize = pytest.mark.skipif(KUSTOMIZE is None, reason="needs kustomize or kubectl")
