@@ -131,6 +131,7 @@ def stated(*extras: str) -> list[Requirement]:
     ("name", "extras"),
     [
         ("runtime", ()),
+        ("server", ("server",)),
         ("dev", ("dev", "demo", "fleet", "server")),
         *((name, (name,)) for name in ("docs", "bench", "fuzz", "mutation")),
     ],
@@ -148,7 +149,7 @@ def test_the_lock_files_hold_what_pyproject_states(name: str, extras: tuple[str,
         assert requirement.specifier.contains(versions[0]), f"{requirement}: run scripts/lock"
 
 
-@pytest.mark.parametrize("name", ["docs", "bench", "fuzz", "mutation", "runtime", "node"])
+@pytest.mark.parametrize("name", ["docs", "bench", "fuzz", "mutation", "runtime", "node", "server"])
 def test_the_lock_files_agree_with_each_other(name: str) -> None:
     dev = locked("dev")
     for package, pins in locked(name).items():

@@ -34,6 +34,7 @@ COMMANDS = {
     "serve": "take chunks of many nodes, remember them, answer questions over HTTP",
     "upload": "send a recording to a server",
     "collection": "pause and resume the agents that send to a server",
+    "deploy": "print what installs Sonde on a cluster: Kubernetes, Slurm",
     "token": "make, list and revoke the tokens of a server",
     "fleet": "fleet totals with differential privacy",
 }
