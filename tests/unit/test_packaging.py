@@ -131,7 +131,7 @@ def stated(*extras: str) -> list[Requirement]:
     ("name", "extras"),
     [
         ("runtime", ()),
-        ("dev", ("dev", "demo", "fleet", "server")),
+        ("dev", ("dev", "demo", "fleet", "server", "oidc")),
         *((name, (name,)) for name in ("docs", "bench", "fuzz", "mutation")),
     ],
 )
