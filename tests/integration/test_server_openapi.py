@@ -12,7 +12,7 @@ from pathlib import Path
 import stored_chunks
 from served import Server
 
-RUN_S = int(os.environ.get("SONDE_SCHEMATHESIS_S", "18"))
+RUN_S = int(os.environ.get("SONDE_SCHEMATHESIS_S", "15"))
 """How long requests are made up; more finds more."""
 CHECKS = (
     "not_a_server_error",
