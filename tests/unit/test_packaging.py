@@ -132,7 +132,7 @@ def stated(*extras: str) -> list[Requirement]:
     [
         ("runtime", ()),
         ("server", ("server",)),
-        ("dev", ("dev", "demo", "fleet", "server")),
+        ("dev", ("dev", "demo", "fleet", "server", "oidc")),
         *((name, (name,)) for name in ("docs", "bench", "fuzz", "mutation")),
     ],
 )

@@ -15,6 +15,7 @@ from sonde.errors import MissingDependency, UsageError
 
 if TYPE_CHECKING:
     from sonde.server.listen import Listener
+    from sonde.server.service import TokenIssuer
 
 LOG = logging.getLogger("sonde.server")
 EXAMPLE = """\
@@ -42,6 +43,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--listen", default="127.0.0.1:7373", metavar="HOST:PORT",
         help="default 127.0.0.1:7373; port 0: any free port")  # fmt: skip
     add("--open", action="store_true", help="no tokens; on loopback alone")
+    add("--oidc", type=Path, metavar="FILE",
+        help="take tokens of an OpenID Connect issuer, too (docs/guide/server.md)")  # fmt: skip
     add("--certificate", type=Path, metavar="FILE", help="for TLS, with --key")
     add("--key", type=Path, metavar="FILE", help="of the certificate")
     add("--client-authority", type=Path, metavar="FILE",
@@ -86,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
             "--open would let anybody on the network read and write",
             "listen on 127.0.0.1, or make tokens with `sonde token make`",
         )
+    issuer = _issuer(args.oidc, args.open)
     manager = ServiceManager()
     if args.end_with_input:
         end_with_input.watch()
@@ -100,6 +104,7 @@ def run(args: argparse.Namespace) -> int:
             incidents=args.incidents,
             fleet=args.fleet,
         )
+        service.issuer = issuer
         try:
             listener = Listener(service, address)
             print(f"serving {listener.url}", flush=True)
@@ -119,6 +124,22 @@ def run(args: argparse.Namespace) -> int:
         finally:
             service.close()
     return 0
+
+
+def _issuer(path: Path | None, is_open: bool) -> TokenIssuer | None:
+    """Who makes tokens beside `sonde token`. Raises UsageError, MissingDependency."""
+    if path is None:
+        return None
+    if is_open:
+        raise UsageError("--open asks for no tokens, so --oidc has no meaning", "leave one out")
+    try:
+        from sonde.server.oidc import Oidc
+        from sonde.server.oidc_config import load
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            f"--oidc needs {error.name}", "install it: pip install 'sonde[server,oidc]'"
+        ) from error
+    return Oidc(load(path))
 
 
 def _reload(listener: Listener) -> None:

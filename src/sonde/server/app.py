@@ -116,11 +116,20 @@ class Api:
     ) -> Handler:
         async def guarded(request: Request) -> Response:
             started = time.monotonic()
-            caller = self._service.caller(request.headers.get("authorization", ""))
+            caller, refused = None, None
+            try:
+                caller = await self._service.authenticated(request.headers.get("authorization", ""))
+            except RefusedRequestError as error:
+                refused = error
             if self._service.is_open and not _is_direct(request.headers.get("host", "")):
                 response: Response = refusal(
                     421, "the server is not called that", "use its address, or start it with tokens"
                 )
+            elif refused is not None:
+                self._service.counters.refuse("issuer")
+                challenge = {"WWW-Authenticate": "Bearer"} if refused.status == 401 else {}
+                headers = refused.headers | challenge
+                response = refusal(refused.status, refused.cause, refused.remedy, **headers)
             elif caller is None:
                 response = refusal(
                     401,
@@ -167,6 +176,7 @@ class Api:
                             "ms": round(1000 * (time.monotonic() - started), 1),
                             "from": request.client.host if request.client else "",
                         }
+                        | ({"why": refused.cause} if refused else {})
                     ),
                 )
             return response

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from sonde import interpreter
 from sonde.errors import CaptureError, SinkError, UsageError
@@ -125,6 +125,16 @@ class RefusedRequestError(SinkError):
         return {"Retry-After": str(self._retry_after_s)} if self.status in (429, 503) else {}
 
 
+class TokenIssuer(Protocol):
+    """Somebody else who makes tokens (oidc.py)."""
+
+    def may_be(self, token: str) -> bool:
+        """Whether a token has the form of the issuer's."""
+
+    async def caller(self, token: str) -> Caller:
+        """Whose token it is. Raises RefusedRequestError."""
+
+
 class Bucket:
     """A token bucket: amounts a second, with a burst of ten seconds."""
 
@@ -174,6 +184,8 @@ class Service:
         self._open_tenant = open_tenant
         self.incidents = incidents
         self.fleet = fleet
+        self.issuer: TokenIssuer | None = None
+        """Whose tokens count beside those of `tokens`."""
         try:
             self.folder.mkdir(parents=True, mode=0o700, exist_ok=True)
             # Who can put files there chooses what we write, read and remove elsewhere.
@@ -237,11 +249,21 @@ class Service:
         return None
 
     def caller(self, authorization: str) -> Caller | None:
-        """Who sends this header; None: nobody."""
+        """Who sends this header, by the store's own tokens; None: nobody."""
         if self._open_tenant:
             return Caller("open", self._open_tenant, frozenset(Scope))
         kind, _, token = authorization.partition(" ")
         return self.tokens.caller(token.strip()) if kind.lower() == "bearer" else None
+
+    async def authenticated(self, authorization: str) -> Caller | None:
+        """As `caller`, with the issuer's tokens. Raises RefusedRequestError for one of those that
+        does not count."""
+        kind, _, token = authorization.partition(" ")
+        if self.issuer is not None and kind.lower() == "bearer":
+            token = token.strip()
+            if self.issuer.may_be(token):
+                return await self.issuer.caller(token)
+        return self.caller(authorization)
 
     def admit(self, caller: Caller, size_bytes: int) -> None:
         """Count a request against its caller's rates. Raises RefusedRequestError."""
