@@ -18,8 +18,9 @@ ROOT = Path(__file__).parents[2]
 
 CHECKED = (
     *(f"src/sonde/{package}/" for package in (
-        "agent", "apis", "attach", "collect", "fleet", "health", "host", "metrics", "model",
-        "procfs", "recording", "resolve", "unwind",
+        "agent", "analyze", "apis", "attach", "cli", "collect", "diagnose", "export", "fleet",
+        "health", "host", "metrics", "model", "procfs", "query", "readers", "recording", "resolve",
+        "sinks", "store", "unwind",
     )),
     *("src/sonde/config.py", "src/sonde/errors.py", "src/sonde/http_client.py"),
     *("src/sonde/interpreter.py", "src/sonde/limits.py", "src/sonde/ownership.py"),
@@ -29,8 +30,7 @@ CHECKED = (
 """Where the words are held to: folders that end with a slash, or files. Those that are missing here
 still have some."""
 
-LATER = {"src/sonde/agent/moments.py", "src/sonde/agent/victim_facts.py",
-         "src/sonde/agent/watcher.py"}  # fmt: skip
+LATER: set[str] = set()
 """Files below those that still have some."""
 
 INSTEAD = {
@@ -94,7 +94,8 @@ def python_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.Name):
             yield line, node.id
         elif isinstance(node, ast.Attribute):
-            yield line, node.attr
+            if node.attr != "tell":  # the method of files
+                yield line, node.attr
 
 
 def found_in(path: str, text: str) -> list[tuple[int, str]]:
