@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step on another kernel showed, held to what its program says of itself.
+"""What a step on another kernel showed, held to what its program reports of itself.
 
-A cell is `ok`, `refused` (Sonde said why and what to do, and changed nothing) or `failed`.
+A cell is `ok`, `refused` (Sonde reported why and what to do, and changed nothing) or `failed`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ STACKS_AND_THEIR_LIKE = frozenset({"stacks", "python", "dump", "device_time"})
 
 
 def limit_of(name: str, doctor: Step | None) -> str:
-    """What `sonde doctor` says this machine's processors lack that a step needs; '' for nothing."""
+    """What a step needs and this machine's processors lack, by `sonde doctor`; '' for nothing."""
     if doctor is None or name not in STACKS_AND_THEIR_LIKE:
         return ""
     findings = json.loads(doctor["out"])["findings"]
@@ -71,12 +71,12 @@ def limit_of(name: str, doctor: Step | None) -> str:
 def judge(name: str, step: Step | None, folder: Path, limit: str = "") -> Cell:
     """The cell of one step, with its capture in `folder`, if it left one.
 
-    `limit`: what doctor said that it cannot do here; a step that falls short is then refused.
+    `limit`: what doctor reported that it cannot do here; a step that falls short is then refused.
     """
     if step is None:
         return Cell(FAILED, "not reached: the machine hung or ended before")
     if step.get("kernel"):
-        return Cell(FAILED, f"the kernel says: {step['kernel'][0]}")
+        return Cell(FAILED, f"the kernel logged: {step['kernel'][0]}")
     if step["code"] != 0 and name != "doctor":
         return _without(step)
     try:
@@ -88,7 +88,7 @@ def judge(name: str, step: Step | None, folder: Path, limit: str = "") -> Cell:
 
 
 def _without(step: Step) -> Cell:
-    """A command that did not do it: a refusal says its remedy."""
+    """A command that did not do it: a refusal has its remedy."""
     text = step["err"].strip()
     found = re.search(r"sonde: (.*)\n\s+remedy: (.*)", text)
     if found is None or "Traceback" in text or "a bug in Sonde" in text:
@@ -115,7 +115,7 @@ def _cpu(session: Session, pid: int) -> tuple[int, float]:
 
 
 def _chance(count: int) -> float:
-    """What a figure of so many samples may differ from the truth: three standard deviations."""
+    """What a figure of N samples may differ from the truth: three standard deviations."""
     return max(TOLERANCE, 3 / math.sqrt(max(count, 1)))
 
 

@@ -53,7 +53,7 @@ CLOSE_NS = 2 * 3600 * 10**9
 """Chunks that began this close to when they came are stored under the hour in which they began;
 others, of nodes whose clocks are wrong or that were cut off, under the hour in which they came."""
 DEATHS_OF_BATCH, DEATHS_OF_CHUNK = 3, 5
-"""After this many dead flushers over a batch, its chunks are stored one by one. Over one chunk: it is
+"""After this many dead flushers over a batch its chunks are stored singly. Over one chunk: it is
 put aside."""
 ASIDE_BYTES = 256 << 20
 """Most that is put aside, in DIR/aside; beyond, it is dropped and counted."""
