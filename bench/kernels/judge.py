@@ -98,10 +98,10 @@ def _without(step: Step) -> Cell:
 
 
 def doctor(step: Step, folder: Path) -> str:
-    said = json.loads(step["out"])
-    lacking = [it for it in said["findings"] if it["status"] in ("warn", "fail")]
+    outcome = json.loads(step["out"])
+    lacking = [it for it in outcome["findings"] if it["status"] in ("warn", "fail")]
     names = ", ".join(it["name"] for it in lacking) or "nothing"
-    verb = "can record" if said["can_record"] else "cannot record"
+    verb = "can record" if outcome["can_record"] else "cannot record"
     return f"{verb}; lacking: {names}"
 
 
@@ -218,7 +218,7 @@ def python(step: Step, folder: Path) -> str:
 def waits(step: Step, folder: Path) -> str:
     session = _session(folder, "waits")
     truth = json.loads(step["program"]["out"])
-    said = []
+    outcome = []
     for thread, reason in (("sleeper", "sleep"), ("futex_waiter", "futex"),
                            ("pipe_reader", "read"), ("starved", "preempted")):  # fmt: skip
         tid, seconds = truth[thread]
@@ -234,8 +234,8 @@ def waits(step: Step, folder: Path) -> str:
         else:
             # Before and after its work, too, a thread may be pushed aside.
             tolerance = 3 * TOLERANCE if thread == "starved" else TOLERANCE
-            said.append(close(reason, rows[0][0], seconds, tolerance))
-    return ", ".join(said) + " s"
+            outcome.append(close(reason, rows[0][0], seconds, tolerance))
+    return ", ".join(outcome) + " s"
 
 
 def device_calls(step: Step, folder: Path) -> str:
@@ -264,11 +264,11 @@ def device_time(step: Step, folder: Path) -> str:
 
 
 def attach(step: Step, folder: Path) -> str:
-    said = json.loads(step["out"])
+    outcome = json.loads(step["out"])
     hold(step["alive"], "the program is dead")
     hold(step["loaded"], "the library is not mapped")
     hold(step["left"]["code"] == 0, f"detach: {step['left']['err']}")
-    return f"loaded, {said['state']}; left again; the program lives on"
+    return f"loaded, {outcome['state']}; left again; the program lives on"
 
 
 def dump(step: Step, folder: Path) -> str:
