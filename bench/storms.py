@@ -143,13 +143,13 @@ class Storm:
             return None, {}, "hang"
         return self.process.returncode, json.loads(out) if out else {}, err.strip()
 
-    def is_repeated(self, bin_: Path, said: dict[str, Any]) -> bool:
+    def is_repeated(self, bin_: Path, outcome: dict[str, Any]) -> bool:
         """Whether a run for as much work, with nobody near, comes to the same checksums."""
-        if "sums" not in said:
+        if "sums" not in outcome:
             return False
-        command = [str(bin_ / "storm"), said["mode"], "120", said["turns"]]
+        command = [str(bin_ / "storm"), outcome["mode"], "120", outcome["turns"]]
         again = _undisturbed(command)
-        return bool((again["turns"], again["sums"]) == (said["turns"], said["sums"]))
+        return bool((again["turns"], again["sums"]) == (outcome["turns"], outcome["sums"]))
 
 
 class Server(Storm):
@@ -170,28 +170,29 @@ class Server(Storm):
 
     def end(self) -> tuple[int | None, dict[str, Any], str]:
         """As of a storm, with what went wrong by name."""
-        code, said, err = super().end()
-        for name, it in said.get("modes", {}).items():
-            said |= {f"bad_eintr_{name}": it["eintr"], f"bad_value_{name}": it["odd"]}
-        return code, said, err
+        code, outcome, err = super().end()
+        for name, it in outcome.get("modes", {}).items():
+            outcome |= {f"bad_eintr_{name}": it["eintr"], f"bad_value_{name}": it["odd"]}
+        return code, outcome, err
 
-    def is_repeated(self, bin_: Path, said: dict[str, Any]) -> bool:
+    def is_repeated(self, bin_: Path, outcome: dict[str, Any]) -> bool:
         """As of a storm."""
-        if not said.get("ticks"):
+        if not outcome.get("ticks"):
             return False
-        again = _undisturbed([str(bin_ / "waits"), "--fed", str(said["ticks"]), *self._words])
+        again = _undisturbed([str(bin_ / "waits"), "--fed", str(outcome["ticks"]), *self._words])
         return all(
-            (it["rounds"], it["sum"]) == (said["modes"][name]["rounds"], said["modes"][name]["sum"])
+            (it["rounds"], it["sum"])
+            == (outcome["modes"][name]["rounds"], outcome["modes"][name]["sum"])
             for name, it in again["modes"].items()
         )
 
 
 def _undisturbed(command: list[str]) -> dict[str, Any]:
-    """What a program says that ends by itself."""
+    """What a program prints that ends by itself."""
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as it:
         assert it.stdout
-        said: dict[str, Any] = json.loads(it.stdout.read().splitlines()[-1])
-    return said
+        outcome: dict[str, Any] = json.loads(it.stdout.read().splitlines()[-1])
+    return outcome
 
 
 def attach(row: Row, pid: int, library: Path, wait_s: float = 5.0) -> None:
@@ -248,14 +249,14 @@ def storm(bin_: Path, mode: str, kind: str, attaches: int) -> Row:
         if kind == "killed":
             time.sleep(0.1)  # the last guardian
         row.loaded += it.loaded()
-        code, said, err = it.end()
-        _judge(row, code, said, err)
-        row.identical += mode == "trap" or it.is_repeated(bin_, said)
+        code, outcome, err = it.end()
+        _judge(row, code, outcome, err)
+        row.identical += mode == "trap" or it.is_repeated(bin_, outcome)
     return row
 
 
-def _judge(row: Row, code: int | None, said: dict[str, Any], err: str) -> None:
-    bad = {name: n for name, n in said.items() if name.startswith("bad_") and n}
+def _judge(row: Row, code: int | None, outcome: dict[str, Any], err: str) -> None:
+    bad = {name: n for name, n in outcome.items() if name.startswith("bad_") and n}
     row.eintr += sum(n for name, n in bad.items() if name.startswith("bad_eintr"))
     if row.kind == "killed":  # a sleeping call may then end early with EINTR, as after any signal
         bad = {name: n for name, n in bad.items() if not name.startswith(SLEEPS_MAY_END_EARLY)}
@@ -265,7 +266,7 @@ def _judge(row: Row, code: int | None, said: dict[str, Any], err: str) -> None:
         row.whole += 1
     else:
         row.harm.append({"exit": code, "bad": bad, "stderr": err[:200]})
-    row.work.update({name: said.get(name, 0) for name in ("mallocs", "loads", "forks", "keeps")})
+    row.work.update({name: outcome.get(name, 0) for name in ("mallocs", "loads", "forks", "keeps")})
 
 
 def line(row: Row) -> str:

@@ -23,7 +23,7 @@ HZ = 99
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a tool says of its own run."""
+    """What a tool reports of its own run."""
 
     samples: int
     lost: int
@@ -104,17 +104,17 @@ class Tool(ABC):
         return total_ns / 1e9, runs
 
     def log(self) -> str:
-        """What it said on stderr."""
+        """What it wrote to stderr."""
         self._log.flush()
         return Path(self._log.name).read_text()
 
     def said(self) -> str:
-        """What it said on stdout."""
+        """What it wrote to stdout."""
         return Path(self._said.name).read_text()
 
 
 class Switchable(Tool):
-    """One that can be told to observe nothing for a while."""
+    """One that can be paused for a while."""
 
     @abstractmethod
     def pause(self) -> None:
@@ -235,7 +235,7 @@ USUAL = "sonde,perf,py-spy"
 
 
 def tools_for(load: str, names: str = USUAL) -> list[type[Tool]]:
-    """Of the named ones those that can profile a load here; says on stderr which cannot."""
+    """Of the named ones those that can profile a load here; prints to stderr which cannot."""
     wanted = [tool for tool in TOOLS if tool.name in names.split(",")]
     if load != "python":
         wanted = [tool for tool in wanted if tool.scope == "machine"]

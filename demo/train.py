@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small training job with the habits of a large one: NumPy feeds an OpenCL device.
 
-A two-layer network learns to tell which of ten noisy patterns it is shown. Per step: a batch is
+A two-layer network learns to find which of ten noisy patterns it is shown. Per step: a batch is
 loaded, copied to the device, run through the kernels in train.cl, and the loss is copied back and
 waited for. One loader thread reads shards from disk and decodes and prepares the batches sample by
 sample (a common mistake, and the reason why this device waits), a reporter thread wakes up now and

@@ -59,7 +59,7 @@ def build_wheel() -> Path:
 
 
 def check_wheel(wheel: Path) -> str:
-    """Say what the wheel's native module needs of its host; exit when that is too much."""
+    """Print what the wheel's native module needs of its host; exit when that is too much."""
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
         member = next(name for name in archive.namelist() if name.endswith(".so"))
         module = archive.extract(member, folder)

@@ -89,7 +89,7 @@ def document() -> str:
 
 
 def main() -> int:
-    """Write the file, or say that it is stale."""
+    """Write the file, or report that it is stale."""
     wanted = document()
     if "--check" not in sys.argv:
         OUT.write_text(wanted)

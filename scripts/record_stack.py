@@ -56,11 +56,11 @@ def main() -> int:
         names: dict[int, str] = {}
         if not args.until:
             _wait_stopped(program.pid)
-            said = b""
+            output = b""
             os.set_blocking(program.stdout.fileno(), False)
             with contextlib.suppress(BlockingIOError):
-                said = os.read(program.stdout.fileno(), 65536)
-            for line in said.decode().splitlines():
+                output = os.read(program.stdout.fileno(), 65536)
+            for line in output.decode().splitlines():
                 address, name = line.split(maxsplit=1)
                 names[int(address, 16)] = name
         recording = _record(program.pid, args.until, names, args.description)
@@ -106,7 +106,7 @@ def _record(pid: int, until: str, names: dict[int, str], description: str) -> Re
             raise SystemExit(f"no stack led through {until}")
     expected = [] if until else _apart([it for it in _gdb(pid) if not _is_evaluation(process, it)])
     ours = zip_longest(expected, _apart(native))
-    # gdb says of a signal's frame only that it is one.
+    # gdb shows of a signal's frame only that it is one.
     if expected and expected != [0 if it == 0 else word for it, word in ours]:
         print([hex(it) for it in expected], [hex(it) for it in native], sep="\n")
         raise SystemExit("gdb sees another stack")
@@ -251,9 +251,9 @@ def _is_evaluation(process: bytes, address: int) -> bool:
 def _gdb(pid: int) -> list[int]:
     """Return addresses of the native frames by another unwinder."""
     orders = ("set backtrace past-main on", "set backtrace past-entry on")
-    told = ("-ex", "bt -frame-info location-and-address")
+    backtrace = ("-ex", "bt -frame-info location-and-address")
     command = ["gdb", "-p", str(pid), "-batch", "-nx", *(it for x in orders for it in ("-ex", x))]
-    done = subprocess.run([*command, *told], capture_output=True, text=True, check=True)
+    done = subprocess.run([*command, *backtrace], capture_output=True, text=True, check=True)
     found = re.findall(r"^#\d+\s+(?:(0x[0-9a-f]+) in |<signal)", done.stdout, re.MULTILINE)
     return [int(it or "0", 16) for it in found]
 

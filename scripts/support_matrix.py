@@ -3,7 +3,7 @@
 
     python scripts/support_matrix.py [--check]
 
-What is walked is told by `sonde.unwind.cpython`; what is tested, by the interpreters that
+What is walked is defined by `sonde.unwind.cpython`; what is tested, by the interpreters that
 tests/kernel/test_pythons.py and test_stacks.py run and by scripts/setup, which unpacks them.
 """
 

@@ -13,7 +13,7 @@ ARCHIVE = "http://deb.debian.org/debian"
 
 
 class Suite:
-    """One suite for one architecture, with apt's state of its own below `folder`."""
+    """One suite for one architecture, with a separate state of apt below `folder`."""
 
     def __init__(self, folder: Path, suite: str, arch: str) -> None:
         self._folder = folder / f"apt-{suite}-{arch}"

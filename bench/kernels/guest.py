@@ -41,14 +41,14 @@ def send_file(name: str, path: Path) -> None:
         send("data", f"{name} {text[start : start + 1000]}")
 
 
-def run(*command: object, timeout_s: float = 120, say: str | None = None) -> dict[str, Any]:
+def run(*command: object, timeout_s: float = 120, text: str | None = None) -> dict[str, Any]:
     """A program run to its end: its code, its words, or that it was too slow."""
     process = subprocess.Popen(
         [str(word) for word in command],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        out, err = process.communicate(say, timeout=timeout_s * SLOW)
+        out, err = process.communicate(text, timeout=timeout_s * SLOW)
     except subprocess.TimeoutExpired:
         process.kill()
         out, err = process.communicate()
@@ -92,10 +92,10 @@ def record(name: str, flags: list[object], command: list[object], **more: Any) -
     recorder = Recorder(name, *flags)
     ready = recorder.wait_until_attached()
     program = run(*command, **more) if ready else {}
-    said = recorder.end()
+    outcome = recorder.end()
     if recorder.path.exists():
         send_file(f"{name}.sonde", recorder.path)
-    return {**said, "program": program}
+    return {**outcome, "program": program}
 
 
 def doctor() -> dict[str, Any]:
@@ -111,10 +111,10 @@ def stacks() -> dict[str, Any]:
     """Met before, so that its tables are made: until then frame pointers lead."""
     tree = PROGRAMS / "tree"
     recorder = Recorder("stacks", "--no-device", "--no-offcpu", "-F", 199)
-    said: dict[str, Any] = {}
+    outcome: dict[str, Any] = {}
     if recorder.wait_until_attached():
-        said = run(tree, 8, 5)
-    return finish(recorder, "stacks", said)
+        outcome = run(tree, 8, 5)
+    return finish(recorder, "stacks", outcome)
 
 
 def python() -> dict[str, Any]:
@@ -127,10 +127,10 @@ def waits() -> dict[str, Any]:
 
 
 def finish(recorder: Recorder, name: str, program: dict[str, Any]) -> dict[str, Any]:
-    said = recorder.end()
+    outcome = recorder.end()
     if recorder.path.exists():
         send_file(f"{name}.sonde", recorder.path)
-    return {**said, "program": program}
+    return {**outcome, "program": program}
 
 
 def held(name: str, flags: list[object], command: list[object], before_s: float) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def attach() -> dict[str, Any]:
     assert sleeper.stdout is not None
     sleeper.stdout.readline()
     pid = str(sleeper.pid)
-    said = run(*SONDE, "attach", "--json", pid)
+    outcome = run(*SONDE, "attach", "--json", pid)
     maps = Path(f"/proc/{pid}/maps")
     loaded = "sonde-inject" in maps.read_text() if maps.exists() else False
     left = run(*SONDE, "detach", pid)
@@ -188,17 +188,17 @@ def attach() -> dict[str, Any]:
     alive = sleeper.poll() is None
     sleeper.kill()
     sleeper.wait()
-    return {**said, "loaded": loaded, "left": left, "alive": alive}
+    return {**outcome, "loaded": loaded, "left": left, "alive": alive}
 
 
 def dump() -> dict[str, Any]:
     sleeper = subprocess.Popen([sys.executable, "-c", SLEEPS], stdout=subprocess.PIPE, text=True)
     assert sleeper.stdout is not None
     sleeper.stdout.readline()
-    said = run(*SONDE, "dump", sleeper.pid, "--json")
+    outcome = run(*SONDE, "dump", sleeper.pid, "--json")
     sleeper.kill()
     sleeper.wait()
-    return said
+    return outcome
 
 
 def usage() -> dict[str, Any]:
@@ -214,7 +214,7 @@ def syscalls() -> dict[str, Any]:
 
 def memory() -> dict[str, Any]:
     words: list[object] = [PROGRAMS / "memory", "grow", 100, 5000]
-    return record("memory", ["--no-device", "--no-offcpu", "--memory"], words, say="go\nend\n")
+    return record("memory", ["--no-device", "--no-offcpu", "--memory"], words, text="go\nend\n")
 
 
 def default() -> dict[str, Any]:
@@ -260,20 +260,20 @@ def observe(step: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         for stall in stalls:
             stall.start()
         try:
-            said = step()
+            outcome = step()
         except Exception:
-            said = {"code": None, "out": "", "err": traceback.format_exc()}
-        said["stalled_s"] = sum(stall.end() for stall in stalls)
-        said["attempt"] = attempt
-        said["seconds"] = time.monotonic() - began
-        said["kernel"] = kernel_complaints()[before:]
-        if said["stalled_s"] < STALLS_ALLOWED_S:
+            outcome = {"code": None, "out": "", "err": traceback.format_exc()}
+        outcome["stalled_s"] = sum(stall.end() for stall in stalls)
+        outcome["attempt"] = attempt
+        outcome["seconds"] = time.monotonic() - began
+        outcome["kernel"] = kernel_complaints()[before:]
+        if outcome["stalled_s"] < STALLS_ALLOWED_S:
             break
-    return said
+    return outcome
 
 
 def kernel_complaints() -> list[str]:
-    """What the kernel says of itself that nobody wants to read."""
+    """Complaints in the log of the kernel."""
     found = []
     with contextlib.suppress(OSError):
         fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)

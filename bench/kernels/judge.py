@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step on another kernel showed, held to what its program says of itself.
+"""What a step on another kernel showed, held to what its program reports of itself.
 
-A cell is `ok`, `refused` (Sonde said why and what to do, and changed nothing) or `failed`.
+A cell is `ok`, `refused` (Sonde reported why and what to do, and changed nothing) or `failed`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ STACKS_AND_THEIR_LIKE = frozenset({"stacks", "python", "dump", "device_time"})
 
 
 def limit_of(name: str, doctor: Step | None) -> str:
-    """What `sonde doctor` says this machine's processors lack that a step needs; '' for nothing."""
+    """What a step needs and this machine's processors lack, by `sonde doctor`; '' for nothing."""
     if doctor is None or name not in STACKS_AND_THEIR_LIKE:
         return ""
     findings = json.loads(doctor["out"])["findings"]
@@ -71,12 +71,12 @@ def limit_of(name: str, doctor: Step | None) -> str:
 def judge(name: str, step: Step | None, folder: Path, limit: str = "") -> Cell:
     """The cell of one step, with its capture in `folder`, if it left one.
 
-    `limit`: what doctor said that it cannot do here; a step that falls short is then refused.
+    `limit`: what doctor reported that it cannot do here; a step that falls short is then refused.
     """
     if step is None:
         return Cell(FAILED, "not reached: the machine hung or ended before")
     if step.get("kernel"):
-        return Cell(FAILED, f"the kernel says: {step['kernel'][0]}")
+        return Cell(FAILED, f"the kernel logged: {step['kernel'][0]}")
     if step["code"] != 0 and name != "doctor":
         return _without(step)
     try:
@@ -88,7 +88,7 @@ def judge(name: str, step: Step | None, folder: Path, limit: str = "") -> Cell:
 
 
 def _without(step: Step) -> Cell:
-    """A command that did not do it: a refusal says its remedy."""
+    """A command that did not do it: a refusal has its remedy."""
     text = step["err"].strip()
     found = re.search(r"sonde: (.*)\n\s+remedy: (.*)", text)
     if found is None or "Traceback" in text or "a bug in Sonde" in text:
@@ -98,10 +98,10 @@ def _without(step: Step) -> Cell:
 
 
 def doctor(step: Step, folder: Path) -> str:
-    said = json.loads(step["out"])
-    lacking = [it for it in said["findings"] if it["status"] in ("warn", "fail")]
+    outcome = json.loads(step["out"])
+    lacking = [it for it in outcome["findings"] if it["status"] in ("warn", "fail")]
     names = ", ".join(it["name"] for it in lacking) or "nothing"
-    verb = "can record" if said["can_record"] else "cannot record"
+    verb = "can record" if outcome["can_record"] else "cannot record"
     return f"{verb}; lacking: {names}"
 
 
@@ -115,7 +115,7 @@ def _cpu(session: Session, pid: int) -> tuple[int, float]:
 
 
 def _chance(count: int) -> float:
-    """What a figure of so many samples may differ from the truth: three standard deviations."""
+    """What a figure of N samples may differ from the truth: three standard deviations."""
     return max(TOLERANCE, 3 / math.sqrt(max(count, 1)))
 
 
@@ -218,7 +218,7 @@ def python(step: Step, folder: Path) -> str:
 def waits(step: Step, folder: Path) -> str:
     session = _session(folder, "waits")
     truth = json.loads(step["program"]["out"])
-    said = []
+    outcome = []
     for thread, reason in (("sleeper", "sleep"), ("futex_waiter", "futex"),
                            ("pipe_reader", "read"), ("starved", "preempted")):  # fmt: skip
         tid, seconds = truth[thread]
@@ -234,8 +234,8 @@ def waits(step: Step, folder: Path) -> str:
         else:
             # Before and after its work, too, a thread may be pushed aside.
             tolerance = 3 * TOLERANCE if thread == "starved" else TOLERANCE
-            said.append(close(reason, rows[0][0], seconds, tolerance))
-    return ", ".join(said) + " s"
+            outcome.append(close(reason, rows[0][0], seconds, tolerance))
+    return ", ".join(outcome) + " s"
 
 
 def device_calls(step: Step, folder: Path) -> str:
@@ -264,11 +264,11 @@ def device_time(step: Step, folder: Path) -> str:
 
 
 def attach(step: Step, folder: Path) -> str:
-    said = json.loads(step["out"])
+    outcome = json.loads(step["out"])
     hold(step["alive"], "the program is dead")
     hold(step["loaded"], "the library is not mapped")
     hold(step["left"]["code"] == 0, f"detach: {step['left']['err']}")
-    return f"loaded, {said['state']}; left again; the program lives on"
+    return f"loaded, {outcome['state']}; left again; the program lives on"
 
 
 def dump(step: Step, folder: Path) -> str:

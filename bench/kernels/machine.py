@@ -23,7 +23,7 @@ CPUS = 2
 
 @dataclass(slots=True)
 class Boot:
-    """What a machine said."""
+    """What a machine printed."""
 
     steps: dict[str, dict[str, Any]] = field(default_factory=dict)
     release: str = ""
@@ -70,7 +70,7 @@ def boot(
             for raw in lines:
                 log.write(raw + b"\n")
                 log.flush()
-                _hear(found, files, raw.decode(errors="replace").rstrip("\r"), began)
+                _receive(found, files, raw.decode(errors="replace").rstrip("\r"), began)
         machine.kill()
     for name, parts in files.items():
         with contextlib.suppress(ValueError):
@@ -79,7 +79,7 @@ def boot(
     return found
 
 
-def _hear(found: Boot, files: dict[str, list[str]], line: str, began: float) -> None:
+def _receive(found: Boot, files: dict[str, list[str]], line: str, began: float) -> None:
     at = line.find(MARK + " ")
     if at < 0:
         found.log.append(line)

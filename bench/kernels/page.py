@@ -38,8 +38,8 @@ known truth run beside Sonde, and the captures are judged outside of the machine
 - **ok**: what was seen is the truth within 5 %; figures made of few samples, within three standard
   deviations; run-queue time, within 15 %, since a thread is pushed aside before and after its work,
   too. Of the stacks of programs that have run for 4 s, 95 % are whole and 99 % of those right.
-- **refused**: Sonde said why and what to do, and changed nothing; or `sonde doctor` says that the
-  machine lacks it, and what was seen falls short by that.
+- **refused**: Sonde gave the reason and remedy, and changed nothing; or `sonde doctor` reports that
+  the machine lacks it, and what was seen falls short by that.
 - **failed**: anything else, and any step during which the kernel complained (`BUG`, `WARNING`, a
   stall).
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A whole ELF file: headers, build id, sections, symbols by name and by address, probe sites. The
-//! last byte of an input says how large a hole follows it in the file.
+//! last byte of an input gives how large a hole follows it in the file.
 #![no_main]
 use libfuzzer_sys::fuzz_target;
 use object::elf;
@@ -39,6 +39,6 @@ fuzz_target!(|input: &[u8]| {
     let offsets: Vec<u64> = (0..64).map(|it| it * 61).chain(starts).chain([u64::MAX]).collect();
     let found = index.find(&file, &offsets);
     assert_eq!(found.len(), offsets.len());
-    // What is kept must say the same as what was read.
+    // What is kept must equal what was read.
     assert_eq!(index.find(&file, &offsets), found);
 });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a just-in-time compiler says about its code, read while it is written.
+//! What a just-in-time compiler writes about its code, read while it is written.
 #![no_main]
 use libfuzzer_sys::fuzz_target;
 use sonde_fuzz::input::file_of;

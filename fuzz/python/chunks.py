@@ -20,7 +20,7 @@ _SEALED = struct.Struct("<4sHHIIQI")
 
 
 def one(raw: bytes) -> None:
-    """Walk a file; read it as a capture. Its first byte says how much of it is made right."""
+    """Walk a file; read it as a capture. Its first byte sets how much of it is made right."""
     data = Data(raw)
     kind = data.byte() % 3
     if kind == 0:

@@ -48,7 +48,7 @@ def _value(data: Data, kind: pa.DataType) -> Any:
 
 
 def meta(data: Data, number: int) -> dict[str, Any]:
-    """What a chunk says of itself."""
+    """What a chunk states of itself."""
     host = {"name": "n", "cpus": _odd(data), "hz": _odd(data), "kernel": _odd(data)}
     start_ns = data.number(64)
     return {

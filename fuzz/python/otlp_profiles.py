@@ -18,7 +18,7 @@ _MOST = 4
 
 
 def one(raw: bytes) -> None:
-    """Read a message; its first byte says of which kind it is made."""
+    """Read a message; its first byte sets of which kind it is made."""
     kind, rest = raw[:1], raw[1:]
     if kind == b"m":
         rest = _message(Data(rest)).SerializeToString()

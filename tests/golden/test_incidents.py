@@ -37,7 +37,7 @@ def test_a_recorded_incident_replays_to_what_was_injected(path):
 
 
 def test_the_command_line_tells_them():
-    command = [sys.executable, "-m", "sonde", "incidents", str(FOLDER), "--json", "--anew"]
+    command = [sys.executable, "-m", "sonde", "incidents", str(FOLDER), "--json", "--explain"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     told = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(told) == len(FILES)

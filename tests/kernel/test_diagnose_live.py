@@ -45,6 +45,6 @@ def test_a_stopped_process_is_an_incident(tmp_path):
     told = [json.loads(line) for line in said.splitlines()]
     mine = [one for one in told if one["victim"] == victim.pid]
     assert [one["verdict"]["cause"] for one in mine][-1:] == ["frozen"]
-    command = [sys.executable, "-m", "sonde", "incidents", "--anew", str(folder)]
+    command = [sys.executable, "-m", "sonde", "incidents", "--explain", str(folder)]
     again = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "stopped by a signal" in again

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from served import Server
-from sonde.cli.incident_outlets import IncidentOutlets, add_arguments, chunk_of
+from sonde.cli.incident_exporters import IncidentExporters, add_arguments, chunk_of
 from sonde.diagnose.incident import Candidate, FaultCause, Incident, Offender, Verdict
 from sonde.diagnose.outgoing import TEXT, alerts, encoded, otlp_log, plain
 from sonde.errors import UsageError
@@ -81,13 +81,13 @@ def arguments(*words: str) -> argparse.Namespace:
 
 def test_an_incident_goes_to_each_url_in_its_form():
     with endpoint(200) as (url, got):
-        outlets = IncidentOutlets(
+        exporters = IncidentExporters(
             arguments("--webhook", f"{url}/hook", "--alertmanager", url, "--otlp", url)
         )
-        outlets.take(incident())
+        exporters.take(incident())
         until(lambda: len(got) == 3)
-        outlets.close()
-        assert not any(outlets.losses.values())
+        exporters.close()
+        assert not any(exporters.losses.values())
     bodies = dict(got)
     assert bodies["/hook"]["cause"] == "cpu-contention"
     assert bodies["/hook"]["candidates"][0]["offender"]["pid"] == 7
@@ -103,9 +103,9 @@ def test_nothing_goes_out_unless_asked_for(monkeypatch):
     from sonde import http_client
 
     monkeypatch.setattr(http_client, "request", lambda *_, **__: pytest.fail("went out"))
-    outlets = IncidentOutlets(arguments())
-    outlets.take(incident())
-    outlets.close()
+    exporters = IncidentExporters(arguments())
+    exporters.take(incident())
+    exporters.close()
 
 
 def test_what_others_chose_is_printable_and_bounded():

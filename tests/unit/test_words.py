@@ -18,20 +18,24 @@ ROOT = Path(__file__).parents[2]
 
 CHECKED = (
     *(f"src/sonde/{package}/" for package in (
-        "agent", "apis", "attach", "collect", "fleet", "health", "host", "metrics", "model",
-        "procfs", "recording", "resolve", "unwind",
+        "agent", "analyze", "apis", "attach", "cli", "collect", "diagnose", "export", "fleet",
+        "health", "host", "metrics", "model", "procfs", "query", "readers", "recording", "resolve",
+        "sinks", "store", "unwind",
     )),
     *("src/sonde/config.py", "src/sonde/errors.py", "src/sonde/http_client.py"),
     *("src/sonde/interpreter.py", "src/sonde/limits.py", "src/sonde/ownership.py"),
     *("src/sonde/private_files.py", "src/sonde/system_libraries.py", "src/sonde/_native.pyi"),
-    *("abi/", "bpf/", "inject/", "native/"),
+    *("abi/", "bpf/", "demo/", "fuzz/", "inject/", "native/"),
+    *("docs/architecture.md", "docs/index.md", "docs/design/", "docs/guide/", "docs/reference/"),
+    *("CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "README.md", "RELEASING.md", "SECURITY.md"),
 )  # fmt: skip
 """Where the words are held to: folders that end with a slash, or files. Those that are missing here
 still have some."""
 
-LATER = {"src/sonde/agent/moments.py", "src/sonde/agent/victim_facts.py",
-         "src/sonde/agent/watcher.py"}  # fmt: skip
-"""Files below those that still have some."""
+LATER = {"docs/guide/server.md"}
+"""Files below those that still have some. Outside, and still to do: src/sonde/server, deploy,
+bench, scripts, tests and web. Left as they are, because they are history: docs/lab and released
+entries of CHANGELOG.md."""
 
 INSTEAD = {
     "told|tells?|telling": "report, return, known, identified by",
@@ -60,6 +64,9 @@ _NAMES = {
 }
 """The same as parts of names."""
 _PARTS = re.compile(r"[A-Z]?[a-z]+")
+_SUFFIXES = (".py", ".pyi", ".rs", ".c", ".h", ".js", ".toml", ".json", ".md")
+_CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+"""Of Markdown: blocks of code, and code within a line."""
 _C_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:[^\"\\\n]|\\.)*\"", re.DOTALL)
 _C_NAME = re.compile(r"[A-Za-z_]\w*")
 
@@ -73,7 +80,7 @@ def tracked() -> list[str]:
 
 
 def held(path: str) -> bool:
-    if path in LATER or not path.endswith((".py", ".pyi", ".rs", ".c", ".h", ".toml", ".json")):
+    if path in LATER or not path.endswith(_SUFFIXES):
         return False
     return any(path == it or (it.endswith("/") and path.startswith(it)) for it in CHECKED)
 
@@ -93,7 +100,7 @@ def python_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield line, node.arg
         elif isinstance(node, ast.Name):
             yield line, node.id
-        elif isinstance(node, ast.Attribute):
+        elif isinstance(node, ast.Attribute) and node.attr != "tell":  # the method of files
             yield line, node.attr
 
 
@@ -106,7 +113,9 @@ def found_in(path: str, text: str) -> list[tuple[int, str]]:
             if token.type in (tokenize.COMMENT, tokenize.STRING):
                 found += [(token.start[0], it) for it in _TEXT.findall(token.string)]
         return found
-    if path.endswith((".toml", ".json")):
+    if path.endswith(".md"):
+        text = _CODE.sub(lambda it: "\n" * it[0].count("\n"), text)
+    if path.endswith((".toml", ".json", ".md")):
         lines = enumerate(text.splitlines(), 1)
         return [(number, it) for number, line in lines for it in _TEXT.findall(line)]
     for it in _C_COMMENT.finditer(text):
@@ -138,6 +147,7 @@ def test_exceptions_are_still_needed() -> None:
         *(("a.rs", it) for it in ("fn tells() {}", "/// a row of its own", "let x = 1; // anew")),
         ("a.c", "/* what it\n says */"),
         ("a.toml", 'text = "mend it"'),
+        ("a.md", "The page says so."),
     ],
 )
 def test_such_words_are_seen(path: str, text: str) -> None:
@@ -146,7 +156,13 @@ def test_such_words_are_seen(path: str, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("path", "text"),
-    [("a.py", "essay = 1  # a foretold end"), ("a.rs", "let intellect = 1;"), ("a.py", "x = 'so'")],
+    [
+        ("a.py", "essay = 1  # a foretold end"),
+        ("a.rs", "let intellect = 1;"),
+        ("a.py", "x = 'so'"),
+        ("a.md", "`sonde tell`\n```\nit says\n```\n"),
+        ("a.py", "file.tell()"),
+    ],
 )
 def test_others_are_not(path: str, text: str) -> None:
     assert not found_in(path, text)

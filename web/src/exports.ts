@@ -16,7 +16,7 @@ export function save(name: string, content: Blob): void {
 
 export const text = (content: string, type = "text/plain"): Blob => new Blob([content], { type });
 
-/** Nodes with weight of their own at or below `top`, each with its path from the root. */
+/** Nodes with self weight at or below `top`, each with its path from the root. */
 function* leaves(tree: Tree, top: number): Generator<[path: number[], own: number]> {
   const inside = new Uint8Array(tree.fn.length);
   inside[top] = 1;

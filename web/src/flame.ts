@@ -60,7 +60,7 @@ function described(frame: FrameRow): Function {
   };
 }
 
-/** Python frames are told apart by line, others by function. */
+/** Python frames are distinguished by line, others by function. */
 function keyOf(frame: FrameRow): string {
   const line = frame.kind === "python" ? frame.line : 0;
   return `${frame.function || "\u0001"}\u0000${frame.binary}\u0000${frame.file}\u0000${line}`;

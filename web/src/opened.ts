@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file that somebody dropped on the page: the server reads it, this tab alone holds what it says.
+// A file that somebody dropped on the page: the server reads it, this tab alone holds its contents.
 
 import { AskError, send, type Flame, type TimelineAnswer } from "./api";
 import { Live } from "./live";

@@ -110,7 +110,7 @@ export function levelOf(cell: Cell, grid: Grid, measure: Measure): number {
 
 const HUES: Record<Measure, number> = { late: 22, work: 212, wait: 268 };
 
-/** One hue from hardly seen to strong, so that only lightness has to be told apart. */
+/** One hue from hardly seen to strong, so that only lightness has to be distinguished. */
 export function coloursOf(measure: Measure, dark: boolean): Uint32Array {
   const hue = HUES[measure];
   return Uint32Array.from({ length: LEVELS }, (_, level) => {

@@ -39,7 +39,7 @@ export interface Lanes {
   names: readonly string[];
 }
 
-/** Which spans a cause is about, where a verdict is on threads and has no stalls of its own. */
+/** Which spans a cause is about, where a verdict is on threads and has no separate stalls. */
 const OF_CAUSE: Record<string, (kind: string, name: string) => boolean> = {
   "run queue": (kind) => kind === "runqueue",
   synchronization: (kind) => kind === "sync",
@@ -77,7 +77,7 @@ interface Source {
   end: Float64Array;
   /** What the box looks like: its kind and its name, as one number. */
   shade: Uint32Array;
-  /** Index of the group that is a lane of its own. */
+  /** Index of the group that is a separate lane. */
   group: ArrayLike<number>;
   groups: number;
   note(index: number): string;

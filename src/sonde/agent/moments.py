@@ -202,7 +202,7 @@ class MomentMaker:
 
 
 def place_of(frames: Sequence[KnownFrame]) -> CodePlace:
-    """What a stack tells: the role of its innermost telling frame, and the program's own code."""
+    """The role of a stack's innermost frame that has one, and the program's own code."""
     role, text, library = Role.UNKNOWN, "", ""
     for _, frame in frames[:FRAMES_LOOKED_AT]:
         if frame.kind == "python":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What files of the kernel say of one process when it has become slower: limits, state, peers."""
+"""What files of the kernel report of a process that has become slower: limits, state, peers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STATES = {"01": "established", "02": "connecting", "08": "close-wait"}
 
 
 class FactReader:
-    """Reads facts again and again: the use of CPUs is told since the last time."""
+    """Reads facts again and again: the use of CPUs is counted since the last time."""
 
     def __init__(self) -> None:
         self._cpu_times: dict[int, tuple[int, int]] = {}

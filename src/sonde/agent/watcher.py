@@ -48,7 +48,7 @@ WAKERS: Final = 8
 NAMES: Final = 8_192
 GENERATIONS: Final = 16
 LEAST_BEFORE_NS: Final = 1_500_000_000
-"""So long there must have been stacks before, for them to tell of a change."""
+"""Stacks must exist for this long before a change, to show it."""
 LEAST_NAMED_NS: Final = 45_000_000
 """Two samples: most stacks are seen once and never again."""
 SUSPECTED: Final = 1000.0
@@ -64,10 +64,10 @@ class _Open:
     since_ns: int = 0
     """When it was chosen: nobody counted its waits before."""
     stacks_ns: int = 0
-    """From when on its stacks told something; 0: they did not."""
+    """From when on its stacks were usable; 0: they were not."""
     looks: int = 0
     facts: list[Facts] = field(default_factory=list)
-    is_told: bool = False
+    is_reported: bool = False
 
 
 def _without_places(moment: Moment, pid: int) -> Moment:
@@ -105,7 +105,7 @@ class Watcher:
 
     def __init__(
         self,
-        tell: Callable[[Incident, Window], None],
+        report: Callable[[Incident, Window], None],
         frames_of: Callable[[int], Sequence[KnownFrame]],
         process_of: Callable[[int, int], Process],
         running: Callable[[int], Process],
@@ -115,12 +115,12 @@ class Watcher:
         warn: Callable[[EarlyWarning], None] | None = None,
     ) -> None:
         """`frames_of` names a stack, `process_of` a process by pid and start, `running` the one
-        that has a pid now. `tell` is called for every incident, and every change that is no
+        that has a pid now. `report` is called for every incident, and every change that is no
         fault, from another thread; `note` at every tick with what is watched of each process;
         `failed` with what went wrong in a look that came to nothing; `warn` with what is about to
         go wrong."""
         self._note = note
-        self._tell = tell
+        self._report = report
         self._process_of = process_of
         self._running = running
         self._maker = MomentMaker(frames_of, 1e9 / hz)
@@ -237,7 +237,7 @@ class Watcher:
             self._selection.take_stacks(suspicion.pid, now_ns)
             try:
                 facts = self._facts.read(suspicion.pid, asks_peers=False)
-            except Exception as error:  # its files say what nobody thought of
+            except Exception as error:  # its files have contents that nobody foresaw
                 self.looks_failed += 1
                 self._failed(error)
                 continue
@@ -274,7 +274,7 @@ class Watcher:
         return found
 
     def _note_affinity(self, now_ns: int) -> None:
-        """How many CPUs those may use that may be victims: afterwards nobody can tell."""
+        """How many CPUs those may use that may be victims: afterwards nobody knows."""
         for pid in self._selection.pids:
             known = self._affinity.pop(pid, None) or deque(maxlen=AFFINITIES)
             self._affinity[pid] = known
@@ -294,7 +294,7 @@ class Watcher:
 
     def _look(self, now_ns: int) -> None:
         for one in list(self._open):
-            if one.is_told:
+            if one.is_reported:
                 continue  # its answer came while this list was made
             if now_ns - one.suspicion.noticed_ns < LOOKS_S[one.looks] * 1e9:
                 continue
@@ -357,9 +357,9 @@ class Watcher:
 
     def _answer(self, one: _Open, window: Window) -> Callable[[Verdict | None], None]:
         def answer(verdict: Verdict | None) -> None:
-            if verdict is None or one.is_told:
+            if verdict is None or one.is_reported:
                 return
-            one.is_told = True
+            one.is_reported = True
             self._drop(one)
             who = window.who.get(window.victim) or Who(window.victim, f"pid {window.victim}")
             if not verdict.is_fault:
@@ -368,6 +368,6 @@ class Watcher:
                 who.pid, who.name, who.owner or who.cgroup, one.suspicion.began_ns,
                 one.suspicion.noticed_ns, time.monotonic_ns(), tuple(window.noticed_by), verdict,
             )  # fmt: skip
-            self._tell(incident, window)
+            self._report(incident, window)
 
         return answer

@@ -6,7 +6,7 @@ A stall [a, b) ends with an operation whose launch call ran [ls, le) on thread T
 - If only copies or collectives ran in it, they are the cause.
 - If le <= a, the work had been launched and the device did not start it. A short stall is latency
   between kernels. In a long one the operation waited for an event of another device's stream, or
-  another process had the device: that is said only if the driver reports that another process used
+  another process had the device: that is reported only if the driver shows that another one used
   it meanwhile. Else it is not known.
 - Otherwise T launched late. The causes of `sonde.analyze.causes` claim the time of T up to the end
   of the launch or the start of the operation. Of the rest, the launch [ls, b) and T's time in a

@@ -32,7 +32,7 @@ _BUSY = (TotalKind.SAMPLED, TotalKind.RUNQUEUE)
 
 
 def busiest_threads(timeline: Timeline, by_track: dict[int, list[Total]], window: int) -> list[int]:
-    """The tracks of the busiest threads. Totals that only single waits or samples tell of are added
+    """The tracks of the busiest threads. Totals known only by single waits or samples are added
     to `by_track`; `window`: the length of the record in ns.
 
     A program works in the thread that is busiest. If the first thread of its process, or of one

@@ -54,7 +54,7 @@ WAITS = re.compile(
 """Functions that wait for a device. Some make no call that is recorded (JAX polls)."""
 _SLEEP = re.compile(r"<built-in (method|function) sleep\b")
 GENERATIONS = 8
-"""A worker process is at most so many generations below its program: fork servers are one more."""
+"""A worker is at most this many generations below its program: fork servers are one more."""
 HAND_OVERS = {"futex", "read", "poll", "socket"}
 """Reasons of a wait that another thread or process ends by handing something over."""
 IO_REASONS = {"read", "write", "sync to disk", "file", "socket", "poll", "message queue"}

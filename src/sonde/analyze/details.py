@@ -124,7 +124,7 @@ def contention(timeline: Timeline, blame: BlamedStalls) -> Detail:
 
 
 def not_taken(timeline: Timeline, blame: BlamedStalls) -> Detail:
-    """How often a stream had been told to wait for an event before the late operation."""
+    """How often a stream had to wait for an event before the late operation."""
     rows = np.flatnonzero(blame.cause == CODE[Cause.NOT_TAKEN])
     calls = timeline.calls
     waits = calls.kind == CallKind.EVENT
@@ -133,9 +133,9 @@ def not_taken(timeline: Timeline, blame: BlamedStalls) -> Detail:
         return CauseDetail.NONE, []
     launches = np.sort(calls.start_ns[is_one_of(calls.kind, *ENQUEUES)])
     before = np.searchsorted(launches, blame.launch_ns[rows], "left") - 1
-    told = np.sort(calls.start_ns[waits])
+    ordered = np.sort(calls.start_ns[waits])
     since = np.where(before >= 0, np.append(launches, 0)[before], 0)
-    some = np.searchsorted(told, blame.launch_ns[rows]) > np.searchsorted(told, since)
+    some = np.searchsorted(ordered, blame.launch_ns[rows]) > np.searchsorted(ordered, since)
     count = int(some.sum())
     return CauseDetail.NONE, [
         f"{count:,} of {len(rows):,} launches came right behind a wait of a stream for an event"

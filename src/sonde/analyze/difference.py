@@ -59,7 +59,7 @@ class Unit(StrEnum):
     RUN = "run"
     """The program's whole run, from its start to its end (analyze/run_difference.py)."""
     SECOND = "second"
-    """Nothing else is comparable. Shares of a second say nothing about the cost of the same work:
+    """Nothing else is comparable. Shares of a second do not show the cost of the same work:
     a program that does more of everything has the same shares."""
 
 

@@ -42,7 +42,7 @@ ALONE = 1.3
 
 
 def class_of(name: str) -> Bound:
-    """What limits a kernel, by its name; `Bound.KERNELS` where the name does not say."""
+    """What limits a kernel, by its name; `Bound.KERNELS` where the name does not show it."""
     name = both_ends(name).lower()
     if _MULTIPLIES.search(name):
         return Bound.COMPUTE
@@ -50,7 +50,7 @@ def class_of(name: str) -> Bound:
 
 
 def class_by_counters(active: Mapping[Bound, float]) -> Bound | None:
-    """What limits kernels, by hardware counters; None where they do not say.
+    """What limits kernels, by hardware counters; None where they do not show it.
 
     `active`: shares of the computing time in which memory (`Bound.MEMORY`) and tensor cores
     (`Bound.COMPUTE`) were active.

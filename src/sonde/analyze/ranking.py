@@ -15,7 +15,7 @@ MIX = 0.6
 """A bound with this fraction of the largest one, or with `BESIDE` of the time, is reported
 beside it."""
 BESIDE = 0.1
-"""A cause of stalls with this share of the time is worth a step of its own, beside a larger one."""
+"""A cause of stalls with this share of the time is worth a separate step, beside a larger one."""
 UNDERFILLED_BOUND = 0.5
 """From this share of the kernel time with one small kernel alone, this is the bound."""
 LEAST_SHARE = 0.05

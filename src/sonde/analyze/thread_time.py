@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The time of threads by cause, and by place in the program, from totals.
 
-On a CPU the stack says what a thread did: a framework's dispatch, the runtime and the driver are
+On a CPU the stack shows what a thread did: a framework's dispatch, the runtime and the driver are
 the launch path, everything else is the code that it is in. Off a CPU the reason, the stack and the
-thread that ended the wait say what it waited for. Names of threads and of the program's functions
+thread that ended the wait show what it waited for. Names of threads and of the program's functions
 are printed, and decide nothing.
 """
 
@@ -85,7 +85,7 @@ _ACTIVITY_OF_CALL = {
 }
 """What samples within a timed call show; of all other calls, `Activity.LAUNCH_PATH`."""
 _INSIDE_CALLS = ("futex", "poll", "driver", "read", "system call")
-"""Reasons for which threads block within device calls, where no stack says more."""
+"""Reasons for which threads block within device calls, where no stack shows more."""
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ import numpy as np
 
 from sonde.analyze.advice import next_step, next_step_of_bound
 from sonde.analyze.busy_threads import busiest_threads
-from sonde.analyze.cpu_rivals import rivals_for_cpus
+from sonde.analyze.cpu_contention import contention_for_cpus
 from sonde.analyze.device_totals import with_runs
 from sonde.analyze.offenders import others_on_device
 from sonde.analyze.ranking import LEAST_SHARE, ranked_bounds
@@ -346,7 +346,7 @@ def _verdict(
 
 
 def _of_functions(timeline: Timeline, time: ThreadTime, whole: int) -> list[str]:
-    """Functions of the program with several causes of their own, or that run in bursts only."""
+    """Functions of the program with several separate causes, or that run in bursts only."""
     parts = parts_of(timeline.start_ns, timeline.end_ns, timeline.tick_ns)
     lines = []
     for function, causes in functions(time).items():
@@ -378,7 +378,7 @@ def _facts(
     if length < LEAST_SHARE * window:
         return []
     if cause == Cause.RUN_QUEUE:
-        return rivals_for_cpus(timeline, turns, length)
+        return contention_for_cpus(timeline, turns, length)
     others = time.others[cause]
     most = max(others, key=lambda track: others[track], default=-1)
     if most < 0:

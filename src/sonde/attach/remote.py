@@ -19,7 +19,7 @@ LIBRARY_MEMFD: Final = "sonde-library"
 WAIT_S: Final = 5.0
 _PATIENCE_S: Final = 10.0
 HANGING_OF_PARTY: Final = 2
-"""Tracers over processes of one party (procfs.party_of) that were killed and cannot die. With so
+"""Tracers over processes of one party (procfs.party_of) that were killed and cannot die. With this
 many of them no other process of that party is attached to."""
 MOST_HANGING: Final = 16
 """The same of all parties; at this number nothing more is attached."""

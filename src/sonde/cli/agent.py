@@ -214,7 +214,7 @@ def _reload(
 
 
 def _obey_server(agent: Agent, sink: ServerSink) -> None:
-    """Pause and resume as the server's operator says (`sonde collection`)."""
+    """Pause and resume as the server's operator orders (`sonde collection`)."""
 
     def switch(collects: bool) -> None:
         if collects:

@@ -92,7 +92,7 @@ def _find(pid: int) -> InjectMemory | None:
     try:
         return InjectMemory.find(pid)
     except PermissionError:
-        return None  # sonde.attach says which permission is missing
+        return None  # sonde.attach names the permission is missing
 
 
 def _appears(pid: int) -> InjectMemory:

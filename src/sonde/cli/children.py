@@ -25,10 +25,10 @@ FOR_GOOD = (0, 2, 3)
 
 
 class Child:
-    """`sonde NAME …` as a child. It ends with this process, and hears no Ctrl-C of its own."""
+    """`sonde NAME …` as a child. It ends with this process, and gets no separate Ctrl-C."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
-        """Start it; what it says on standard error is shown. Raises OSError."""
+        """Start it; what it writes to standard error is shown. Raises OSError."""
         self.name = arguments[0]
         self._arguments = list(arguments)
         self._failures = 0
@@ -75,7 +75,7 @@ class Child:
         code = self.process.poll()
         if code in (1, 2, 3):
             return code
-        raise SinkError(what, "what it said is above")
+        raise SinkError(what, "its messages are above")
 
     def end(self, seconds: float) -> None:
         """Ask it to end, wait, and kill it where it does not."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sonde diagnose`: watches this node and says why work became slower, and who did it."""
+"""`sonde diagnose`: watches this node and reports why work became slower, and who did it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sonde.cli.incident_outlets import IncidentOutlets
-from sonde.cli.incident_outlets import add_arguments as add_outlets
+from sonde.cli.incident_exporters import IncidentExporters
+from sonde.cli.incident_exporters import add_arguments as add_exporters
 from sonde.errors import SinkError
 from sonde.export.layout import one_line
 
@@ -32,14 +32,14 @@ examples:
 
 Prints an incident when a process has become slower and the cause is known, or is not after a fair
 look. An offender is named only with evidence from that very time. No data leaves this machine
-unless a URL says where to.
+unless a URL names a destination.
 """
 TICK_S = 0.25
 HZ = 49
 STACK_GAP_MS = 40.0
-"""Stacks tell two causes of fifteen: fewer of them do, and each new one costs."""
+"""Stacks show two causes of fifteen: fewer of them do, and each new one costs."""
 NO_SPANS_MS = 60_000.0
-"""Waits are told one by one from here on: next to none is."""
+"""Waits are recorded one by one from here on: next to none is."""
 LEAST_CPU = 0.02
 """Of processes in the file of `--rows`."""
 NICE = -5
@@ -64,7 +64,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--rows", type=Path, metavar="FILE",
         help="write what is watched of each process, a line of JSON a tick")  # fmt: skip
     add("--no-device", action="store_true", help="leave out device calls")
-    add_outlets(parser)
+    add_exporters(parser)
     parser.set_defaults(run=run)
 
 
@@ -107,8 +107,8 @@ def _run(args: argparse.Namespace) -> int:
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: signals.append(number))
-    outlets = IncidentOutlets(args)
-    printer = Printer(args.json, args.all, args.keep, outlets)
+    exporters = IncidentExporters(args)
+    printer = Printer(args.json, args.all, args.keep, exporters)
     agent = WatchAgent(config, lambda text: print(f"sonde: {one_line(text)}", file=sys.stderr))
     note = Notebook(args.rows).take if args.rows else None
     watcher = Watcher(
@@ -131,8 +131,8 @@ def _run(args: argparse.Namespace) -> int:
     agent.stop()
     for text in agent.left_behind():
         print(f"sonde: {one_line(text)}", file=sys.stderr)
-    outlets.close()
-    lost = {**watcher.losses, **outlets.losses}
+    exporters.close()
+    lost = {**watcher.losses, **exporters.losses}
     lost = {name: count for name, count in lost.items() if count}
     if agent.failures:
         lost["diagnose.ticks"] = agent.failures
@@ -170,17 +170,17 @@ class Printer:
     """Prints incidents as they come, and keeps them."""
 
     def __init__(
-        self, as_json: bool, changes_too: bool, folder: Path | None, outlets: IncidentOutlets
+        self, as_json: bool, changes_too: bool, folder: Path | None, exporters: IncidentExporters
     ) -> None:
         self._as_json = as_json
         self._changes_too = changes_too
         self._folder = folder
-        self._outlets = outlets
+        self._exporters = exporters
         self._count = 0
 
     def take(self, incident: Incident, window: Window) -> None:
         """From the thread that explains."""
-        self._outlets.take(incident)
+        self._exporters.take(incident)
         if not incident.verdict.is_fault and not self._changes_too:
             return
         from sonde.cli.incidents import as_json, as_text
@@ -191,7 +191,7 @@ class Printer:
         print(as_json(incident) if self._as_json else as_text(incident), flush=True)
 
     def warn(self, warning: EarlyWarning) -> None:
-        """Tell what is about to go wrong: no incident, and no alarm."""
+        """Report what is about to go wrong: no incident, and no alarm."""
         from sonde.cli.incidents import warning_as_json, warning_as_text
 
         print(warning_as_json(warning) if self._as_json else warning_as_text(warning), flush=True)

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     above = args.fail_above
     if above is not None and found.per == Unit.SECOND:
         raise UsageError(
-            "nothing in these two recordings tells how much work was done, so neither can be called"
+            "nothing in these two recordings shows how much work was done, so neither can be called"
             " worse",
             "Record a whole run of the same work each time: sonde record -- CMD.",
         )

@@ -8,7 +8,7 @@ import signal
 import threading
 
 FLAG = "--end-with-input"
-HELP = "end when standard input does, for whoever starts this command"
+HELP = "end when standard input does, for programs that start this command"
 
 
 def watch() -> None:

@@ -218,7 +218,7 @@ def _report(args: argparse.Namespace) -> int:
     number = period.time_s // task.period_s
     rng = rng_of_period(identity.private(), task.id, number)
     sampler = Sampler(space, period.start_ns, period.duration_ns, task.max_samples, rng)
-    # In an order of their own: those that begin at once come in any.
+    # In a fixed order: those that begin at once come in any.
     for record in sorted(period.records, key=lambda it: (it.start_ns, it.duration_ns, it.name)):
         sampler.observe(record)
     unknown = sampler.unclassified_kernel()

@@ -97,8 +97,8 @@ def table(results: Sequence[Result], *, width: int, colour: bool) -> str:
     for one in results:
         sign = mark(one.status, colour=colour)
         name = f"{one.device} {one.check}".strip().replace("_", " ")
-        said = one_line(f"{name:<{names}}{one.figure} (expected: {one.expected})")
-        lines.append(f"{sign} {said}")
+        line = one_line(f"{name:<{names}}{one.figure} (expected: {one.expected})")
+        lines.append(f"{sign} {line}")
         if one.remedy:
             wrapped = textwrap.wrap(one_line(f"remedy: {one.remedy}"), max(width - len(indent), 40))
             lines += [indent + part for part in wrapped]

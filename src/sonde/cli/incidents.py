@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sonde incidents`: what `sonde diagnose --keep` wrote, told again or explained anew."""
+"""`sonde incidents`: what `sonde diagnose --keep` wrote, printed, or explained again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXAMPLE = """\
 examples:
   sonde incidents incidents.d            every incident of a folder
   sonde incidents one.json.gz --json     one of them, as a line of JSON
-  sonde incidents incidents.d --anew     explained again from the rows, by this version's rules
+  sonde incidents incidents.d --explain  explained again from the rows, by this version's rules
 """
 MOST_BYTES = 64 << 20
 """Of one incident, unpacked."""
@@ -37,14 +37,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "incidents",
         help="incidents that were kept: cause, offender, evidence",
-        description="Tell incidents that `sonde diagnose --keep` wrote.",
+        description="Print incidents that `sonde diagnose --keep` wrote.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("paths", nargs="+", type=Path, metavar="PATH", help="files, or folders of them")
     add("--json", action="store_true", help="a line of JSON each")
-    add("--anew", action="store_true", help="explain the rows again")
+    add("--explain", action="store_true", help="explain the rows again, by this version's rules")
     parser.set_defaults(run=run)
 
 
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
     for path in _files(args.paths):
         incident, window = read(path)
-        if args.anew:
+        if args.explain:
             verdict = explain(window, is_last_look=True)
             assert verdict is not None
             incident = msgspec.structs.replace(incident, verdict=verdict)
@@ -145,7 +145,7 @@ def as_text(incident: Incident) -> str:
     if incident.victim_owner:
         head += f" of {incident.victim_owner}"
     lines = [
-        f"{head}: {_told(verdict)}",
+        f"{head}: {_summary(verdict)}",
         f"  noticed after {found_s:.1f} s by {', '.join(incident.noticed_by)}, explained "
         f"{explained_s:.1f} s later",
     ]
@@ -162,7 +162,7 @@ def as_text(incident: Incident) -> str:
     return "\n".join(one_line(line) for line in lines)
 
 
-def _told(verdict: Verdict) -> str:
+def _summary(verdict: Verdict) -> str:
     if verdict.change is not None:
         return f"no fault: {verdict.change}, {verdict.reason}"
     first = verdict.candidates[0]

@@ -21,7 +21,7 @@ from sonde.export.layout import one_line
 EXAMPLE = """\
 examples:
   sudo sonde up                 watch this machine, keep its history, answer questions
-  sudo sonde up --for 20s       the same for a while, then say what took the CPUs
+  sudo sonde up --for 20s       the same for a while, then print what took the CPUs
   sudo sonde up --state DIR     keep the history elsewhere
 
 Stops at SIGTERM or Ctrl-C. The next start goes on with the same history.
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
              "--spool", str(state / "spool"), "--chunk", f"{CHUNK_S:g}",
              *(("--hz", str(args.hz)) if args.hz else ())),
         )  # fmt: skip
-        _say_where(place, state)
+        _print_address(place, state)
         ends = time.monotonic() + seconds if seconds else float("inf")
         while not signals and time.monotonic() < ends:
             time.sleep(0.1)
@@ -176,7 +176,7 @@ def _token(state: Path) -> str:
         tokens.close()
 
 
-def _say_where(place: _Place, state: Path) -> None:
+def _print_address(place: _Place, state: Path) -> None:
     secret = f"/#token={place.token}" if sys.stdout.isatty() else ""
     print(f"sonde: watching this machine: {place.url}{secret}", flush=True)
     print(f"  history and token: {state}", flush=True)

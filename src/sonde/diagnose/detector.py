@@ -3,7 +3,7 @@
 
 The baseline of each series is the median of the last seconds and its median absolute deviation
 (robust: Rousseeuw and Croux 1993); a rise counts that is both many deviations and a share of time
-worth telling. Two ticks in a row, or one that is far out, make a suspicion. What follows is
+worth reporting. Two ticks in a row, or one that is far out, make a suspicion. What follows is
 explained, and most suspicions end there: only a verdict that names a fault becomes an incident.
 """
 
@@ -37,7 +37,7 @@ LEAST_KNOWN = 6
 """Ticks with stacks that a series of stacks is compared with, at least."""
 DEVIATIONS = 5.0
 FAR_OUT = 2.5
-"""A rise of so many times what counts is believed after one tick."""
+"""A rise of this many times what counts is believed after one tick."""
 LARGE = 0.3
 """Seconds a second, or share: so large a rise is looked at however much it varied before."""
 WORKS_ON = 0.95
@@ -48,9 +48,9 @@ DISK_S = 3.0
 LEAST_CPU = 0.03
 """CPUs that a process uses or would use, below which it is at rest, unless it calls a device."""
 LEAST_PACE = 6.0
-"""Pieces of work a second below which they say nothing about half a second."""
+"""Pieces of work a second below which they show nothing about half a second."""
 STEADY_PACE = 0.5
-"""Spread of the pace, by its median, from which on it says nothing."""
+"""Spread of the pace, by its median, from which on it shows nothing."""
 REST_S = 12.0
 """After a suspicion no other one of the same process by the same series, until its baseline has
 taken in the new."""
@@ -122,7 +122,7 @@ class Detector:
     ) -> list[Suspicion]:
         """Take in a tick; who may have become slower by it. `kernel`: threads of the kernel.
         `chosen`: processes that are watched; all where not given. `stacks_since_ns`: from when on
-        stacks of a process tell something; 0: they do not."""
+        stacks of a process are usable; 0: they are not."""
         found = []
         idle = ProcessMoment()
         for pid in moment.processes if chosen is None else chosen:
@@ -236,7 +236,7 @@ def risen(
     most: float = LARGE,
 ) -> int:
     """For how many of the recent values, the last ones, a series is out of the ordinary: all, the
-    last one alone where it is far out, or none. `least`: a rise that is worth telling; `spread`:
+    last one alone where it is far out, or none. `least`: a rise that is worth reporting; `spread`:
     the least deviation that is assumed; `most`: a rise that counts however much it varied."""
     usual = statistics.median(before)
     rise = recent[-1] - usual

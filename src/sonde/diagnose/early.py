@@ -30,7 +30,7 @@ NEAR: Final = 0.3
 """Share of the limit that must be used; below, much can happen before."""
 TWICE: Final = 2
 AGAIN_S: Final = 600.0
-"""The same is said again no sooner."""
+"""The same is reported again no sooner."""
 MOST_SERIES: Final = 1_024
 
 
@@ -59,7 +59,7 @@ class EarlyWarning(msgspec.Struct, frozen=True):
     """A second."""
     lead_s: float
     """Until the limit is reached, if it goes on so."""
-    told_ns: int
+    reported_ns: int
     """CLOCK_MONOTONIC"""
 
 
@@ -104,7 +104,7 @@ class EarlyWarnings:
 
 
 def _lead(levels: list[tuple[float, float]], limit: float) -> tuple[float, float]:
-    """(seconds until the limit is reached, slope); for ever where nothing says that it will."""
+    """(seconds until the limit is reached, slope); for ever where nothing shows that it will."""
     now = levels[-1][1]
     if len(levels) < LEAST or now < NEAR * limit:
         return math.inf, 0.0

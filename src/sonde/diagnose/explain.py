@@ -2,7 +2,7 @@
 """From a window to a verdict: by where the lost time went, else honestly nothing.
 
 Each cause claims a share of the lost time and brings its evidence. The largest claim wins; where
-none claims enough, the cause is unknown. Changes that are no fault are told apart by structure: a
+none claims enough, the cause is unknown. Changes that are no fault are known by structure: a
 program that does more has more work done, one that is asked for less waits to be asked, and one
 that writes a checkpoint waits for its own bytes, for a moment.
 """
@@ -26,12 +26,12 @@ LAST_MOMENTS = 2
 MORE_WORK = 1.15
 """Pace, and CPU time, by what they were, of a program that has more to do."""
 LEAST_PACE = 4.0
-"""Pieces of work a second that say anything."""
+"""Pieces of work a second that show anything."""
 OWN_BYTES = 2e6
 """Written or read a second more by the program itself."""
 UNKNOWN_SLOWDOWN = 1.4
 UNKNOWN_LOST = 0.25
-"""From these on a slowdown without a cause is told of."""
+"""From these on a slowdown without a cause is reported."""
 TRANSIENT = frozenset((FaultCause.FSYNC, FaultCause.UNKNOWN, FaultCause.LOCK))
 """Look at first like a checkpoint or a phase: believed at the second look only."""
 
@@ -45,7 +45,7 @@ OF_LOAD = frozenset(
 
 
 def explain(window: Window, *, is_last_look: bool) -> Verdict | None:
-    """The verdict; None where a later look will tell."""
+    """The verdict; None where a later look will show it."""
     case = Case(window)
     lost = case.lost
     parts = {str(part): round(seconds, 4) for part, seconds in lost.parts.items()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What diagnosis says: an incident with its cause, its offender and what speaks for them."""
+"""What diagnosis reports: an incident with its cause, its offender and what speaks for them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Offender(msgspec.Struct, frozen=True):
     owner: str
     evidence: str
     share: float = 0.0
-    """Of the lost time, as far as it can be told; 0: not told."""
+    """Of the lost time, as far as it is known; 0: not known."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def is_fault(self) -> bool:
-        """Whether somebody is to be told."""
+        """Whether it is to be reported."""
         return self.change is None
 
 

@@ -20,7 +20,7 @@ from sonde.diagnose.series import (
 
 LEAST_CPU = 0.02
 LEAST_ENDED = 2.0
-"""A thread with neither so much CPU time a second nor so many waits a second had no work."""
+"""A thread with neither so much CPU time a second nor this many waits a second had no work."""
 
 
 class Part(enum.StrEnum):

@@ -2,7 +2,7 @@
 """What is known of the node in one short interval, as diagnosis reads it.
 
 Small records that go to the child that explains, and into recorded incidents, as JSON arrays:
-fields are only ever added, at the end, with a default. All lengths in ns unless a name says else.
+fields are only ever added, at the end, with a default. Lengths in ns but where a name has a unit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 
 class Role(enum.IntEnum):
-    """What code does, as far as its stack tells."""
+    """What code does, as far as its stack shows."""
 
     UNKNOWN = 0
     CODE = 1
@@ -148,7 +148,7 @@ class CodePlace(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Facts(msgspec.Struct):
-    """What files of the kernel say of the victim at a time."""
+    """What files of the kernel report of the victim at a time."""
 
     time_ns: int = 0
     state: str = ""

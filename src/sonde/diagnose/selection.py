@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which processes are looked at closely: those that use a CPU enough to become slower.
 
-Told by their CPU time alone, which the kernel counts for every process anyway. Who has been chosen
+Chosen by CPU time alone, which the kernel counts for every process anyway. Who has been chosen
 stays so for a while after it stopped using one: that is what a slowdown may look like.
 """
 
@@ -26,13 +26,13 @@ STACKS_AFTER_S = 0.5
 first, which costs some 50 ms."""
 STACKS_A_SECOND = 1.0
 STACKS_AT_ONCE = 16.0
-"""So many processes more may have stacks."""
+"""This many processes more may have stacks."""
 NAMES_NS = 500_000_000
 """The first stacks have no names before."""
 MOST = 256
 KNOWN = 4_096
 BUSY_CPUS = 1e3
-"""No process uses more: what says so is no CPU time."""
+"""No process uses more: a larger figure is no CPU time."""
 
 
 @dataclass(slots=True)
@@ -131,7 +131,7 @@ class Selection:
         return use.since_ns if use is not None else 0
 
     def stacks_since_ns(self, pid: int) -> int:
-        """From when on stacks tell something of a process; 0: they do not yet."""
+        """From when on stacks of a process are usable; 0: not yet."""
         use = self._marked.get(pid)
         return use.stacks_ns + NAMES_NS if use is not None and use.stacks_ns else 0
 

@@ -69,7 +69,7 @@ UNSURE: Mapping[Series, tuple[float, float]] = {
 }
 """Series that are idle time, too: their rise counts where the pace falls as well."""
 OF_STACKS = frozenset((Series.ASKED, Series.GARBAGE, Series.INTERPRETER_LOCK))
-"""Told by stacks alone: 0 where none are taken."""
+"""Known by stacks alone: 0 where none are taken."""
 PACE_FALL = 0.18
 """Of the pace, or of the CPU time, that is a slowdown."""
 

@@ -3,7 +3,7 @@
 sequences. A first cut, over durations of the same operation in all ranks.
 
 The duration of an operation is taken apart by medians: what its stage takes, what its worker takes
-beyond its stage, and what is left, which changes from piece to piece. Each part says how much
+beyond its stage, and what is left, which changes from piece to piece. Each part shows how much
 longer a step is by it, since the slowest of those that wait for one another sets the pace: the
 largest worker of a stage, the largest stage, and, of the pieces that are worked on at a time in the
 ranks of a stage, the largest one.
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 LEAST: Final = 0.1
-"""Share of the time from which on a part is told."""
+"""Share of the time from which on a part is reported."""
 LEAST_PEERS: Final = 2
 
 

@@ -177,7 +177,7 @@ class _Nodes:
     def _children(self, node: I64, function: npt.NDArray[Any]) -> tuple[I64, I64, I64]:
         """(the child of each node with this function; parents and functions of these new nodes).
 
-        They are a level of their own.
+        They are a separate level.
         """
         distinct, index = grouped((node << 32) | function)
         self._hold(len(distinct) * NODE_BYTES)

@@ -30,7 +30,7 @@ def document(
     """`stalls`: (device, start_ns, end_ns, cause); `runs`: `device_run` of the same time.
 
     Where the timeline has no rows of devices because runs were timed singly, those of `runs` are
-    shown on streams of their own, with `sampled` true.
+    shown on separate streams, with `sampled` true.
     """
     stalled = [(device, start - origin_ns, end - origin_ns, cause)
                for device, start, end, cause in stalls][:most_spans]  # fmt: skip

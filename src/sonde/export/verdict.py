@@ -43,8 +43,8 @@ def headline(explanation: Explanation) -> str:
     if not explanation.verdicts:
         return ""
     lines = of_verdict(explanation.verdicts[0])
-    said = [f"VERDICT  {lines[0]}", *(line for line in lines if "  next: " in line)]
-    return "\n".join(map(one_line, said))
+    shown = [f"VERDICT  {lines[0]}", *(line for line in lines if "  next: " in line)]
+    return "\n".join(map(one_line, shown))
 
 
 def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
@@ -82,10 +82,10 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
             f"operation{'s' * (table.operations != 1)} each, {100 * table.regularity:.0f} % alike"
         )
     for phase in verdict.phases:
-        said = ", ".join(one.key.label for one in phase.bounds)
+        bounds = ", ".join(one.key.label for one in phase.bounds)
         lines.append(
             f"  phase: {phase.name}, {duration(phase.window_ns)}, computed "
-            f"{100 * phase.computing:.0f} %: {said}"
+            f"{100 * phase.computing:.0f} %: {bounds}"
         )
     if verdict.critical_path:
         lines.append(f"  critical path of a typical step: {_path(verdict.critical_path)}")
@@ -106,8 +106,8 @@ def _of_any_thread(text: str) -> str:
 
 
 def _sampled(verdict: Verdict, sampling: Sampling) -> list[str]:
-    said = [f"computed ± {100 * sampling.half_width['computing']:.1f}"]
-    said += [
+    shares = [f"computed ± {100 * sampling.half_width['computing']:.1f}"]
+    shares += [
         f"{one.key.label} {100 * one.share:.1f} ± {100 * sampling.half_width[one.key]:.1f}"
         for one in verdict.bounds
         if one.key in sampling.half_width
@@ -115,7 +115,7 @@ def _sampled(verdict: Verdict, sampling: Sampling) -> list[str]:
     share = 100 * sampling.traced_ns / max(1, sampling.whole_ns)
     lines = [
         f"  seen in {sampling.windows:,} windows, {share:.0f} % of {duration(sampling.whole_ns)}: "
-        f"{', '.join(said)} points (95 %)"
+        f"{', '.join(shares)} points (95 %)"
     ]
     return lines + [f"  limits of sampling: {text}" for text in sampling.cannot]
 
@@ -140,7 +140,7 @@ def _path(parts: Sequence[PathPart]) -> str:
 
 
 def _short(name: str) -> str:
-    """A kernel's name without its types, but for the one that says what it computes."""
+    """A kernel's name without its types, but for the one that shows what it computes."""
     template, _, types = name.partition("<")
     text = one_line(template.removeprefix("void ").removeprefix("at::native::").strip() or name)
     does = [word for word in _WORD.findall(types) if _FUNCTOR.search(word)]

@@ -399,7 +399,7 @@ def chunk_meta(raw: bytes) -> dict[str, Any]:
 
 
 def _is_nested_deeper(value: object, most: int) -> bool:
-    """Whether there are more than so many lists and objects in one another."""
+    """Whether there are more than `most` lists and objects in one another."""
     level: list[Any] = [value]
     for _ in range(most + 1):
         level = [
@@ -413,12 +413,12 @@ def _is_nested_deeper(value: object, most: int) -> bool:
     return True
 
 
-def _program(told: object) -> ProgramRun | None:
+def _program(raw: object) -> ProgramRun | None:
     """A program's run as the recorder wrote it; None where it is missing or impossible."""
     names = [field.name for field in dataclasses.fields(ProgramRun)]
-    if not isinstance(told, dict) or not told.keys() >= set(names):
+    if not isinstance(raw, dict) or not raw.keys() >= set(names):
         return None
-    numbers = [told[name] for name in names]
+    numbers = [raw[name] for name in names]
     if not all(type(number) is int and abs(number) < 1 << 62 for number in numbers):
         return None
     run = ProgramRun(*numbers)

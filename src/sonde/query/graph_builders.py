@@ -3,7 +3,7 @@
 
 A program that captures a graph warms it up, waits for the device, captures, and instantiates it:
 operators, allocations, waits and kernels, which are all part of building it. Only the last call
-says so. So the program's innermost function around that call is looked for, and all stacks that it
+shows it. So the program's innermost function around that call is looked for, and all stacks that it
 is on are building, whatever they call. A function that also replays graphs is none: it is the
 program's loop.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of many chunks made one: each dictionary row once, in memory of their own.
+"""Tables of many chunks made one: each dictionary row once, in separate memory.
 
 Rows read from a chunk lie in the memory that the chunk was decompressed to. So chunks are merged in
 groups: the copy that joins their rows lets go of that memory, and each check runs once a group.

@@ -80,7 +80,7 @@ def checked(raw: pa.Buffer) -> Stream:
 
 
 def memory_bytes(stream: Stream, columns: int) -> int:
-    """What Arrow uses for the batches of a stream of which so many columns are wanted, at most."""
+    """What Arrow uses at most for the batches of a stream, by the number of columns wanted."""
     return stream.count * (BATCH_BYTES + COLUMN_BYTES * columns)
 
 

@@ -39,7 +39,7 @@ IDLE_SHARE = 0.9
 """A thread counts as idle if one of its waits lasted this share of the recording or longer."""
 
 RUNTIME_LIBRARIES = ("libc.so", "libc-2.", "libpthread", "ld-linux", "ld-musl", "[vdso]")
-"""The innermost user frame of a waiting thread is nearly always here; its caller says more."""
+"""The innermost user frame of a waiting thread is nearly always here; its caller shows more."""
 
 LOSS_TEXT = {
     "stack_map_full": "stacks that did not fit into the map; their weight is kept, their frames"

@@ -32,12 +32,12 @@ _OF_CALL = {
 }
 _ENTRY = re.compile(r"^(cuda|cu|hip|cl|ze)[A-Z]\w*$")
 """Functions of device APIs."""
-_TELLING = (
+_CPU_KINDS = (
     *(CodeKind.DEVICE, CodeKind.DISPATCH, CodeKind.CPU_KERNEL, CodeKind.COMPILER),
     *(CodeKind.LIBRARY, CodeKind.OWN_NATIVE, CodeKind.OWN_PYTHON, CodeKind.HAND_OVER),
     CodeKind.STORAGE,
 )
-"""Kinds whose innermost frame tells what the CPU does."""
+"""Kinds whose innermost frame shows what the CPU does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,8 @@ def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackR
 
     own = first(kind == CodeKind.OWN_PYTHON)
     inner = at < own[parents] if len(flat) else np.zeros(0, bool)
-    telling = np.isin(kind, _TELLING)
-    leaf = first(telling & (at <= own[parents]) if len(flat) else telling)
+    is_cpu = np.isin(kind, _CPU_KINDS)
+    leaf = first(is_cpu & (at <= own[parents]) if len(flat) else is_cpu)
     leaf_kind = np.where(leaf < len(flat), np.append(kind, 0)[leaf], 0)
     compiled = has(inner & (kind == CodeKind.COMPILER))
     in_device = has(inner & (kind == CodeKind.DEVICE))
@@ -96,7 +96,7 @@ def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackR
     on_cpu = has(inner & (kind == CodeKind.CPU_KERNEL))
     stores = has(inner & (kind == CodeKind.STORAGE))
     loads = has(kind == CodeKind.LOADER)
-    # The outermost entry into the device's API says what was asked for.
+    # The outermost entry into the device's API shows what was asked for.
     entry = np.zeros(stacks + 1, np.uint8)
     entries = at[inner & (kind == CodeKind.DEVICE) & (call > 0)]
     entry[parents[entries]] = call[entries]  # the last one stays
@@ -126,7 +126,7 @@ def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackR
         named = place_of[flat[found[known]]] if known.any() else np.zeros(0, np.int32)
         place[np.flatnonzero(known)[named >= 0]] = named[named >= 0]
     caller = _callers(frame, flat, parents, kind == CodeKind.OWN_PYTHON, own, place_of)
-    waits = has((kind == CodeKind.HAND_OVER) & (at <= own[parents]) if len(flat) else telling)
+    waits = has((kind == CodeKind.HAND_OVER) & (at <= own[parents]) if len(flat) else is_cpu)
     waits &= ~in_dispatch & ~in_device  # a framework waits for its own threads
     python = np.append(pc.equal(frame.column("kind"), "python").to_numpy(), False)[flat]
     in_condition = inner & (kind == CodeKind.HAND_OVER) & ~python

@@ -38,7 +38,7 @@ _ROWS_AT_ONCE = 65_536
 _AGAIN_S = 0.1
 SUMS = "sample_sums"
 """Rows of `sample` of which many may be summed up as one: without threads, for questions whose
-answers are sums over the whole time. `rows` says how many a row is."""
+answers are sums over the whole time. `rows` has how many a row is."""
 _OWNERS = ("user", "pod", "namespace", "job", "comm", "exe", "container", "unit")
 
 

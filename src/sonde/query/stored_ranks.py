@@ -54,7 +54,7 @@ def parts_of(wanted: Selection, points: int) -> list[Slot]:
 
 def timed_whole(session: StoredSession, wanted: Selection) -> str:
     """The node with most device time among those where every run was timed, nearly all the time;
-    '': there is none. Steps cannot be told where runs between the timed ones are not known."""
+    '': there is none. Steps cannot be found where runs between the timed ones are not known."""
     clause, parameters = wanted.sql("start_time_ns", kind=False)
     ns = "weight * (end_time_ns - start_time_ns)"
     rows = session.arrow(

@@ -21,7 +21,7 @@ box of it that there is."""
 DEEPEST = 256
 """Levels of a flame graph; what lies deeper counts for the last one."""
 EVERY_KIND = "cpu"
-"""What selections are of unless told otherwise; no interval is, so a timeline has all then."""
+"""The default kind of selections; no interval is, so a timeline has all then."""
 
 
 @dataclass(slots=True)
@@ -116,7 +116,7 @@ def timeline(
 
     Lanes, busiest first: lane, node, lane_kind (kind of span, or device_run), pid, tid, comm,
     device, stream, ns. Boxes: lane, start and end (ns after the begin of the selection), name, n,
-    ns. Intervals of at least one of `points` steps are boxes of their own (n 1), the longest
+    ns. Intervals of at least one of `points` steps are separate boxes (n 1), the longest
     20,000; shorter ones of a lane and step are one box: named by the longest, n of them, ns
     together.
     """

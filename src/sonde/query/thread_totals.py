@@ -87,7 +87,7 @@ MOSTLY = 0.4
 MOST_WAKERS = 8
 """Threads that the waits of one thread for one reason are split by, where no stack was taken."""
 STRETCHED = 4
-"""A kernel that took this many times its usual time, and a turn of a rival longer, was held up."""
+"""A kernel that took this many times its usual time, and a co-tenant's turn longer, was held up."""
 TURN_NS = 1_000_000
 USUAL_OF = 20
 FEW_BLOCKS = 16
@@ -117,7 +117,7 @@ def totals_of(
 
 
 def set_owners(naming: Interner, lanes: Lanes, frames: Frames, sample: pa.Table) -> None:
-    """Notes of each thread whose code it runs, by all of its stacks that say so."""
+    """Notes of each thread whose code it runs, by all of its stacks that show it."""
     owner = frames.roles.owner[frames.row_of(sample.column("stack_id"))]
     found: dict[int, set[ThreadOwner]] = {}
     owners = list(ThreadOwner)
@@ -215,7 +215,7 @@ def _runs(
 
 def _of_streams(lanes: Lanes, frames: Frames, rows: pa.Table, builds: Mask) -> list[Total]:
     """Kernels and graphs by stream, and by the place in the program that asked for them; those of
-    building a graph are told apart."""
+    building a graph are distinguished."""
     ran = pc.is_in(rows.column("kind").cast(pa.string()), pa.array(["kernel", "replay"]))
     rows = rows.filter(ran)
     names = rows.column("name").combine_chunks()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Last values of series that name no process.
 
-Those of the machine and its devices have room of their own. So have those of control groups and
+Those of the machine and its devices have separate room. So have those of control groups and
 those of network namespaces, which any user makes: there parties share it (of namespaces, which are
 shared between users where they are read, each is one). What was left out is counted by party, for
 as long as it is left out.
@@ -23,7 +23,7 @@ MAX_OF_NAMESPACES: Final = 4_096
 FORGOTTEN_AFTER_S: Final = 60.0
 """Longer than the longest interval between readings."""
 MAX_LEFT_OUT: Final = 10_000
-"""Series left out that are told apart."""
+"""Series left out that are distinguished."""
 MAX_NAMED: Final = 32
 """Parties whose series left out are counted apart."""
 GROUP: Final = "sonde.cgroup"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small JSON bodies posted to one URL, in a thread of its own.
+"""Small JSON bodies posted to one URL, in a separate thread.
 
 Whatever the endpoint does, nobody waits for it: a queue is bounded, a request has one deadline for
 all of it, its answer a largest size, no redirect is followed. What cannot be delivered is counted.
@@ -32,7 +32,7 @@ class Poster:
     def __init__(
         self, url: str, path: str = "", log: Callable[[str], None] = lambda _: None
     ) -> None:
-        """`path`: of an API, where the URL has none. `log` is told of the first failure in a row.
+        """`path`: of an API, where the URL has none. `log` is called at the first failure in a row.
         Raises UsageError for a URL that is none."""
         # Imported only where a URL is given: TLS takes a few MB.
         from sonde import http_client

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The HTTP server that Prometheus scrapes: GET /metrics on a configured address.
 
-GET /healthz says whether the agent still observes (200, else 503 with the reason), for probes of
+GET /healthz reports whether the agent still observes (200, else 503 with the reason), for probes of
 Kubernetes and load balancers; GET / links both. Pages are compressed for clients that accept gzip.
 
 The default is loopback. One thread serves all clients without blocking. A client that sends its

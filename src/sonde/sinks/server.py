@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends chunks to a Sonde server, in a thread of its own, through a spool on disk.
+"""Sends chunks to a Sonde server, in a separate thread, through a spool on disk.
 
 The thread that observes only hands a chunk over. Whatever the server does, it never waits: at most
 `QUEUED` chunks are between the two threads, and beyond that the oldest is dropped and counted. A
 chunk leaves the spool when the server has acknowledged it, which may be after it was sent twice:
 the server stores it once.
 
-Answers say whether this agent is to collect. While the server takes nothing, or collection is
+Answers state whether this agent is to collect. While the server takes nothing, or collection is
 paused and nothing is sent, it is asked each `SWITCH_S`: an order reaches an agent that a busy
 server keeps away, too, and the server knows that a paused agent lives.
 """
@@ -113,14 +113,14 @@ class ServerSink:
         self._changed = threading.Condition()
         self._ended = False
         self._one_by_one = 0
-        """So many of the oldest chunks are sent alone: one of them was refused among others."""
+        """This many of the oldest chunks are sent alone: one of them was refused among others."""
         self.written_bytes = 0
         self.sent = self.refused = self.failures = 0
         self._overrun = 0
         self.error = ""
         """Why the last request failed; '' after a successful one."""
         self.collects = True
-        """What the server said last: whether this agent is to observe anything."""
+        """What the server ordered last: whether this agent is to observe anything."""
         self._on_switch: Callable[[bool], None] = lambda _collects: None
         self._quiet_until_s = self._ask_s = 0.0
         """Times (CLOCK_MONOTONIC): until when the server wants to be left alone; when to ask it
@@ -297,7 +297,7 @@ class ServerSink:
         )
 
     def _obey(self, body: bytes) -> None:
-        """Turn collection on or off as the server says; one that does not know of this wants it
+        """Turn collection on or off as the server orders; one that does not know of this wants it
         on."""
         try:
             document = json.loads(body)

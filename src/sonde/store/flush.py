@@ -53,7 +53,7 @@ CLOSE_NS = 2 * 3600 * 10**9
 """Chunks that began this close to when they came are stored under the hour in which they began;
 others, of nodes whose clocks are wrong or that were cut off, under the hour in which they came."""
 DEATHS_OF_BATCH, DEATHS_OF_CHUNK = 3, 5
-"""So many flushers have died over a batch: its chunks are stored one by one. Over one chunk: it is
+"""After this many dead flushers over a batch its chunks are stored singly. Over one chunk: it is
 put aside."""
 ASIDE_BYTES = 256 << 20
 """Most that is put aside, in DIR/aside; beyond, it is dropped and counted."""
@@ -400,7 +400,7 @@ def joined(chunks: list[Unpacked]) -> tuple[dict[str, pa.Table], int]:
 
 
 def _hour_of(origin: Origin) -> tuple[str, int]:
-    """(day, hour) that a chunk is stored under. Not just what it says of itself: each hour is a
+    """(day, hour) that a chunk is stored under. Not just what it states of itself: each hour is a
     file a table, and when it goes is decided by the hour."""
     is_close = abs(origin.start_ns - origin.received_ns) <= CLOSE_NS
     at = time.gmtime((origin.start_ns if is_close else origin.received_ns) // 10**9)

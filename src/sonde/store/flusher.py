@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The child of a server that flushes, compacts and removes: `python -m sonde.store.flusher`.
 
-It is a process of its own so that its memory and its time are not the server's. Several servers of
+It is a separate process so that its memory and its time are not the server's. Several servers of
 one directory each have one; the lock `flush.lock` lets one at a time work, and goes to another when
 its holder dies. It ends when its standard input does, that is with its server.
 """
@@ -38,7 +38,7 @@ def main() -> None:
     os.nice(5)
     held = os.open(folder / "flush.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     while not _acquired(held):
-        _say(leads=False)
+        _report(leads=False)
         if _ended(PERIOD_S):
             return
     catalog = Catalog(folder)
@@ -49,10 +49,10 @@ def main() -> None:
         try:
             done = flusher.flush(SEGMENTS)
             is_behind = done.segments == SEGMENTS
-            _say(leads=True, chunks=done.chunks, error="")
+            _report(leads=True, chunks=done.chunks, error="")
         except _FAILURES as failed:
             is_behind = False
-            _say(leads=True, chunks=0, error=_text(failed))
+            _report(leads=True, chunks=0, error=_text(failed))
             # Its keys may be ahead of the files that count.
             flusher = Flusher(folder, catalog)
             tidied = -math.inf  # what is too old may be what fills the disk
@@ -74,7 +74,7 @@ def _tidy(folder: Path, catalog: Catalog, age_ns: int, size_bytes: int) -> None:
         try:
             work()
         except _FAILURES as failed:
-            _say(leads=True, tidying=_text(failed))
+            _report(leads=True, tidying=_text(failed))
 
 
 def _text(error: BaseException) -> str:
@@ -89,7 +89,7 @@ def _acquired(fd: int) -> bool:
     return True
 
 
-def _say(**status: object) -> None:
+def _report(**status: object) -> None:
     sys.stdout.write(json.dumps(status) + "\n")
     sys.stdout.flush()
 

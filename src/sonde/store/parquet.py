@@ -7,7 +7,7 @@ DIR/data/TENANT/TABLE/day=2026-11-23/hour=08/ID.parquet      sorted by node
 
 Rows of a node are next to one another and row groups carry least and greatest node and time, so
 that a query of one node reads its part alone. As flushed they are by node and time, which takes
-least; compaction sorts as `order_of` says.
+least; compaction sorts by `order_of`.
 """
 
 from __future__ import annotations

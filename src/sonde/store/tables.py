@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from sonde.query.validation import MOST_FRAMES
 
 DICTIONARIES = ("frame", "stack", "process", "thread")
-"""Tables whose rows are stored once a tenant and day, told apart by `key`."""
+"""Tables whose rows are stored once a tenant and day, distinguished by `key`."""
 SUMMED = "sample_summed"
 """Rows of `sample` of one compacted file, summed over its threads and times: without `tid`, with
 `time_ns` (the least) and `rows` (how many). Each file has the name of the file that it sums."""
@@ -94,7 +94,7 @@ def time_column(name: str) -> str:
 
 
 class Hasher:
-    """Keys by content: 64 bits that nobody can foresee without the secret."""
+    """Keys by content: 64 bits that nobody can predict without the secret."""
 
     def __init__(self, secret: bytes) -> None:
         """`secret`: 32 bytes, the same for the life of the store."""

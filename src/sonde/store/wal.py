@@ -5,7 +5,7 @@
 DIR/wal/secret            32 bytes that heads of records are keyed by, of all servers
 DIR/wal/ID/lock           held (flock) as long as the server lives, released by its death
 DIR/wal/ID/N.open         being written
-DIR/wal/ID/N.wal          sealed: whoever flushes may read it, and removes it once it is catalogued
+DIR/wal/ID/N.wal          sealed: the flusher may read it, and removes it once it is catalogued
 ```
 
 What `append` has returned is on the disk: written, synced, in a directory that was synced. Where
@@ -275,7 +275,7 @@ class Wal:
         try:
             self._path.rename(self._path.with_suffix(SEALED))
             sync_folder(self.folder)
-        except OSError as error:  # it is sealed by whoever takes over this folder
+        except OSError as error:  # the next owner of this folder seals it
             self.counters.error = error.strerror or str(error)
         self._on_sealed()
 

@@ -165,7 +165,7 @@ export class Painter {
       const from = Math.max(free, Math.round(x0));
       const to = Math.min(width, Math.round(x1));
       if (to - from >= 2) {
-        // A pixel of the ground stays between neighbours that are wide enough to be told apart.
+        // A pixel of the ground stays between neighbours that are wide enough to be distinguished.
         line.fill(colours[shade[box]!]!, from, to - from > 4 && x1 <= width ? to - 1 : to);
         if (to - from >= labelWidth) this.labels.add(number, box, from, to - from);
         free = to;

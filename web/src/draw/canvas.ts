@@ -50,7 +50,7 @@ export class BoxCanvas {
   private drag: { x: number; left: number; right: number; moved: boolean } | null = null;
   private readonly context: CanvasRenderingContext2D;
   private readonly observer: ResizeObserver;
-  /** Milliseconds that the last drawing took, for whoever measures. */
+  /** Milliseconds that the last drawing took, for measurements. */
   spentMs = 0;
 
   constructor(

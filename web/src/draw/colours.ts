@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Colours that people with colour-blindness tell apart (after Okabe and Ito, 2008), for both themes.
+// Colours that people with colour-blindness distinguish (after Okabe and Ito, 2008), for both themes.
 
 export function packed(hue: number, saturation: number, lightness: number): number {
   const s = saturation / 100;

@@ -10,7 +10,7 @@ import { useApp } from "../state";
 const LINES = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7a5195", "#8a8a8a"];
 const LINES_DARK = ["#56b4e9", "#ff9e58", "#3ddc9f", "#f0a6cf", "#f0e442", "#8ecbff", "#c39bff", "#b5b5b5"];
 
-/** Lines of a chart up to which they are wide and some dashed: with more that costs seconds, and tells nobody them apart. */
+/** Lines of a chart up to which they are wide and some dashed: with more that costs seconds, and nobody can distinguish them. */
 const MOST_DASHED = 8;
 /** Of a label of the axis of time, with room around it. */
 const LABEL_PX = 84;

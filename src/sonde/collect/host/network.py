@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Network: interfaces, protocols, the kernel's own queues.
 
-Never a program on a packet: what the kernel counts is read. Every network namespace has counters of
-its own; they are read through a process that lives in it, those of containers too.
+Never a program on a packet: what the kernel counts is read. Every network namespace has separate
+counters; they are read through a process that lives in it, those of containers too.
 """
 
 from __future__ import annotations

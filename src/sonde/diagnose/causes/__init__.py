@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causes, one concern a file. Each says from a `Case` how much of the lost time it accounts for."""
+"""Causes, one concern a file. Each claims, from a `Case`, its part of the lost time."""
 
 from __future__ import annotations
 

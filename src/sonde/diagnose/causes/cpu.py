@@ -22,7 +22,7 @@ OFFENCE = 0.1
 """CPUs that somebody else must have taken more, to be an offender."""
 OF_LOST = 0.3
 """And of what the victim lost."""
-TOLD = 3
+NAMED = 3
 
 
 def quota(case: Case) -> Candidate | None:
@@ -77,13 +77,13 @@ def contention(case: Case) -> Candidate | None:
         offender = case.offender(pid, f"used {cpu:.2f} CPUs more since then", cpu / max(took, 0.01))
         evidence += [
             f"{case.name(pid)} ({pid}) used {cpu:.2f} CPUs more"
-            for cpu, pid in more[:TOLD]
+            for cpu, pid in more[:NAMED]
             if cpu >= OFFENCE
         ]
     else:
         against.append("no other process used notably more CPU time")
     share = case.lost.share(Part.READY) * left / ready * (1.0 if offender else 0.3)
-    step = "Give it CPUs of its own, or the other one a quota."
+    step = "Give it separate CPUs, or the other one a quota."
     return Candidate(
         FaultCause.CPU_CONTENTION, share, tuple(evidence), tuple(against), offender, step
     )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits for other threads of the same process: the interpreter's lock, or one of its own.
+"""Waits for other threads of the same process: the interpreter's lock, or one of the program.
 
 Looks like: threads wait on a futex that a thread of their process lets go. For the interpreter's
-lock the stack says so (take_gil), while another thread runs Python all the time.
+lock the stack shows it (take_gil), while another thread runs Python all the time.
 What to do: hold it for less, or do that work in another process.
 """
 
@@ -44,7 +44,7 @@ def own(case: Case) -> Candidate | None:
     if lost < LEAST or gil >= lost:
         return None
     holders = [it for it in case.wakers(Part.LOCK) if it[0] == case.victim]
-    evidence = [f"waited {lost:.2f} s more of each second for locks of its own"]
+    evidence = [f"waited {lost:.2f} s more of each second for its own locks"]
     if holders:
         _, tid, seconds = holders[0]
         where = case.places(None, (tid,))

@@ -73,7 +73,7 @@ def _share(case: Case) -> float:
 
 
 def _sent_again(case: Case) -> float:
-    """Segments a second more, by whoever on this node: the other end may be here, too."""
+    """Segments a second more, by all processes of this node: the other end may be here, too."""
     return sum(max(0.0, case.grew("retransmits", pid)) for pid in case.after)
 
 

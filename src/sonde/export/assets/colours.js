@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A colour for each binary: the heaviest get hues that are easy to tell apart, the rest share them
+// A colour for each binary: the heaviest get hues that are easy to distinguish, the rest share them
 // by the hash of their name. The same binary has the same colour in every view.
 
 const HUES = [211, 150, 268, 42, 178, 328, 92, 238, 60, 300, 195, 122];

@@ -217,12 +217,12 @@ function aboutCapture(capture) {
   ];
   const list = element("dl", { class: "facts" });
   for (const [name, value] of facts) list.append(element("dt", {}, name), element("dd", {}, value));
-  const told = (title, rows, empty) => element("section", {}, element("h2", {}, title),
+  const section = (title, rows, empty) => element("section", {}, element("h2", {}, title),
     rows.length ? element("ul", {}, ...rows.map((row) => element("li", {}, row))) : element("p", {}, empty));
   return element("div", { class: "about-capture" }, list, chartList(tables.charts),
-    told("Lost", lossLines(capture), "Nothing was lost."),
-    told("Notices", tables.notices.map((row) => `${grouped(row.count)} × ${row.name}${row.process ? ` in ${row.process}` : ""}: ${row.text}`),
-      "Nothing else to tell."));
+    section("Lost", lossLines(capture), "Nothing was lost."),
+    section("Notices", tables.notices.map((row) => `${grouped(row.count)} × ${row.name}${row.process ? ` in ${row.process}` : ""}: ${row.text}`),
+      "No notices."));
 }
 
 function chartList(charts) {
@@ -230,7 +230,7 @@ function chartList(charts) {
   const head = ["Signal", "Of", "", "Least", "Mean", "Most"].map((name) => element("th", {}, name));
   const rows = charts.map((one) => element("tr", {},
     element("td", {}, one.name), element("td", {}, one.of), element("td", { class: "signal" }, one.bars),
-    ...one.told.map((text) => element("td", { class: "number" }, text))));
+    ...one.values.map((text) => element("td", { class: "number" }, text))));
   return element("section", { class: "charts" }, element("h2", {}, "Metrics over time"),
     element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...rows)));
 }

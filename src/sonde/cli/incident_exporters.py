@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--node", metavar="NAME", default="", help="this machine's name at the server")
 
 
-class IncidentOutlets:
+class IncidentExporters:
     """Those that were asked for."""
 
     def __init__(self, args: argparse.Namespace) -> None:

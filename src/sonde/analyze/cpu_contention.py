@@ -12,12 +12,12 @@ from sonde.model.timeline import ThreadOwner, Timeline, TotalKind
 QUEUED = 0.1
 """A thread that waits for a CPU for this part of the time that it has one shares it with others."""
 HAD = 0.25
-"""Rivals are named if they had CPUs for this part of the time that the thread waited for one."""
+"""Co-tenants are named if they had CPUs for this part of the time that it waited for one."""
 MINOR = 0.1
 """Threads that ran for a smaller part of the time of the one that ran most are not counted."""
 
 
-def rivals_for_cpus(timeline: Timeline, turns: Collection[int], waited: int) -> list[str]:
+def contention_for_cpus(timeline: Timeline, turns: Collection[int], waited: int) -> list[str]:
     """A line on the other threads that ran and were short of a CPU, too; none if there are none.
 
     `turns`: the threads that waited; `waited`: for how long, in ns. That a thread ran meanwhile is
