@@ -42,7 +42,10 @@ pub fn shared_maps(owners: &HashMap<String, PyRef<'_, Bpf>>) -> PyResult<HashMap
     let of = |(name, owner): (&String, &PyRef<'_, Bpf>)| {
         // SAFETY: the owner's object, and with it the descriptor, is borrowed here.
         let map = unsafe { BorrowedFd::borrow_raw(owner.map(name)?.fd) };
-        Ok((name.clone(), map.try_clone_to_owned().map_err(|e| of_kernel("cannot share a map", &e))?))
+        Ok((
+            name.clone(),
+            map.try_clone_to_owned().map_err(|e| of_kernel("cannot share a map", &e))?,
+        ))
     };
     owners.iter().map(of).collect()
 }
