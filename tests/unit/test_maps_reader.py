@@ -61,10 +61,15 @@ def test_no_reader_of_mappings_takes_long_over_very_many(many):
 
 
 def test_a_process_with_very_many_mappings_comes_last_and_delays_nobody(many, monkeypatch):
-    monkeypatch.setattr(libraries.procfs, "pids", lambda: [many, HERE])
+    few = subprocess.Popen(["sleep", "60"])  # not this process, which maps what other tests use
+    monkeypatch.setattr(libraries.procfs, "pids", lambda: [many, few.pid])
     monkeypatch.setattr(libraries, "LONG_CPU_S", -1.0)
     unread = Unread()
-    assert {file.pid for file in mapped_now(unread)} == {many, HERE}
+    try:
+        assert {file.pid for file in mapped_now(unread)} == {many, few.pid}
+    finally:
+        few.kill()
+        few.wait()
     assert unread.processes == 1
     assert cpu_of(lambda: list(mapped_by(many, None, FIRST_BYTES))) < 0.1
 
