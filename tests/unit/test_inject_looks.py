@@ -51,7 +51,7 @@ def test_a_huge_array_that_nobody_touched_is_not_read(program, library):
 
 
 def test_a_large_array_is_read_in_parts_and_no_dlopen_waits(program, library):
-    # What all looks together reach depends on the memory: 128 MiB where it is fast, no less than 64.
+    # All looks together reach 128 MiB where memory is fast, and no less than 64.
     process = start(program, library, 5, 64, request="1:1000")
     with find(process.pid) as memory:
         cut = 0
