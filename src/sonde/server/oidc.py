@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import jwt
@@ -14,6 +15,8 @@ from sonde.server.tokens import TENANT, Caller, Scope
 
 MOST_CHARS = 8_192
 """Of a token."""
+MOST_LIFETIME_S = 31 * 24 * 3600.0
+"""Until a token expires: it cannot be withdrawn before."""
 _MOST_SUBJECT = 255
 _LOGIN = "get another token from the issuer"
 _MAPPING = "have the issuer's claims and the file of --oidc agree"
@@ -71,6 +74,9 @@ class Oidc:
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError, OverflowError) as error:
             why = type(error).__name__.removesuffix("Error")
             raise RefusedRequestError(401, f"the token is not valid ({why})", _LOGIN) from None
+        expires = claims["exp"]
+        if not isinstance(expires, int | float) or expires > time.time() + MOST_LIFETIME_S:
+            raise RefusedRequestError(401, "the token expires in more than 31 days", _LOGIN)
         return claims
 
     def _tenant(self, claimed: object) -> str:
