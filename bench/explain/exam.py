@@ -16,15 +16,17 @@ import argparse
 import concurrent.futures
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
 RECORDED_LESS_S = 1.0
-"""The recording ends this long before the program's first phase."""
+"""The recording ends this long before the program's first phase, whenever it became ready."""
 START_S = 120.0
 """Deadline for a program to warm up."""
 
@@ -122,6 +124,7 @@ def _follow(
 ) -> str:
     """Record from READY on, keep the truth; returns what went wrong, '' nothing."""
     recorder: subprocess.Popen[str] | None = None
+    end: threading.Timer | None = None
     length_s = args.recorded or args.seconds - RECORDED_LESS_S
     truth = None
     for line in lines:
@@ -129,11 +132,15 @@ def _follow(
         if word == "READY" and not args.smoke:
             pid = json.loads(rest)["pid"]
             recorder = _recorder(pid, args.out / f"{path.stem}-{seed}.sonde", length_s)
+            # The recorder counts from when it is ready: seconds later, the first time on a machine.
+            end = threading.Timer(length_s, recorder.send_signal, (signal.SIGINT,))
+            end.start()
         elif word == "TRUTH":
             truth = json.loads(rest)
-    if recorder is not None:
-        _, told = recorder.communicate(timeout=120)
-        outcome.recorder = "" if recorder.returncode == 0 else told.strip()[-300:]
+    if recorder is not None and end is not None:
+        _, printed = recorder.communicate(timeout=120)
+        end.cancel()
+        outcome.recorder = "" if recorder.returncode == 0 else printed.strip()[-300:]
     if truth is None:
         return "no truth"
     outcome.lost_share = float(truth["lost_share"])
