@@ -3,19 +3,24 @@
 
 from __future__ import annotations
 
+import itertools
+
 import schemathesis
+from schemathesis.transport.serialization import Binary
 
 import stored_chunks
 
 CHUNKS = stored_chunks.recorded()[:8]
+COUNT = itertools.count()
 
 schemathesis.serializer.alias("application/x-protobuf", "application/octet-stream")
 
 
 @schemathesis.hook
-def map_body(context, body):  # type: ignore[no-untyped-def]
-    """Every third body of chunks is one that an agent sent."""
+def map_body(context: schemathesis.HookContext, body: object) -> object:
+    """Every second body of chunks is one that an agent sent."""
     path = context.operation.path if context.operation else ""
-    if path == "/v1/chunks" and isinstance(body, bytes) and len(body) % 3 == 0:
-        return CHUNKS[len(body) % len(CHUNKS)]
+    number = next(COUNT)
+    if path == "/v1/chunks" and isinstance(body, Binary) and number % 2 == 0:
+        return Binary(CHUNKS[number // 2 % len(CHUNKS)])
     return body
