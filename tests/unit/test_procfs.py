@@ -10,10 +10,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from sonde import procfs
+from sonde.procfs import processes
 
 NOBODY = 500_000_001
 """A pid that no kernel gives out."""
@@ -110,3 +112,27 @@ def test_a_process_of_our_own_namespace_has_one_pid() -> None:
     assert owner is not None
     assert (owner.uids, owner.levels) == ((os.getuid(), os.geteuid()), 1)
     assert owner.inner_pid == os.getpid()
+
+
+def test_the_busiest_are_those_that_run_then_those_that_ran_longest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = procfs.read_stat(os.getpid())
+    assert real is not None
+    rested, old, spins, ended, kernel = (
+        replace(real, state=state, cpu_ns=cpu_ns, start_code=code)
+        for state, cpu_ns, code in (
+            ("S", 1, 1), ("S", 900, 1), ("R", 5, 1), ("Z", 999, 1), ("R", 999, 0),
+        )
+    )  # fmt: skip
+    table = {11: rested, 12: old, 13: spins, 14: ended, 15: kernel, 16: None}
+    monkeypatch.setattr(processes, "pids", lambda: list(table))
+    monkeypatch.setattr(processes, "read_stats", lambda pids: [table[pid] for pid in pids])
+
+    assert procfs.busiest(2) == [13, 12]
+    assert procfs.busiest(9) == [13, 12, 11]
+
+
+def test_the_busiest_of_this_machine_hold_this_process() -> None:
+    assert os.getpid() in procfs.busiest(1 << 20)
+    assert len(procfs.busiest(1)) == 1

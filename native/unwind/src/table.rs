@@ -309,7 +309,8 @@ impl Builder {
 }
 
 impl Table {
-    /// From .eh_frame, or from .debug_frame where there is none (Go). Errors: InvalidData.
+    /// From .eh_frame, or from .debug_frame where there is none (Go), and from the code itself where
+    /// neither describes it (compiled OpenCL kernels). Errors: InvalidData.
     pub fn build(file: &ElfFile) -> Result<Self> {
         if file.machine != elf::EM_X86_64 {
             return Err(malformed("not for x86-64"));
@@ -345,6 +346,11 @@ impl Table {
                 let bases = BaseAddresses::default();
                 builder.add(&section, &bases, &code, &mut plain, go.as_ref())?;
             }
+        }
+        // Go's own stacks take more than what its instructions show.
+        if builder.table.descriptions == 0 && Go::find(file)?.is_none() {
+            plain.find(&code, std::iter::empty())?;
+            builder.add_plain(&mut plain, u64::MAX)?;
         }
         builder.finish()
     }

@@ -184,3 +184,33 @@ fn a_function_without_a_description_has_the_rules_of_its_instructions() {
     let framed = Rule { cfa: Cfa::Rbp, offset: 16, rbp: Rbp::AtCfa, rbp_offset: -16, ..Rule::NONE };
     assert_rule(&table, code + 68, framed);
 }
+
+#[test]
+fn a_file_whose_frame_section_is_empty_has_the_rules_of_its_instructions() {
+    let mut image = Image::default();
+    // push %rbp; mov %rsp, %rbp; pop %rbp; ret: what PoCL makes of a kernel has no descriptions
+    let body = [0x55, 0x48, 0x89, 0xe5, 0x5d, 0xc3];
+    let code = image.section(".text", &[&body[..], &[0xcc; 58]].concat());
+    image.symbol("_pocl_kernel_add_workgroup", code, 6);
+    image.section(".eh_frame", &[]);
+
+    let table = Table::build(&parse(&image.finish()).unwrap()).unwrap();
+
+    assert_eq!((table.descriptions, table.analysed), (0, 1));
+    assert_rule(&table, code, rsp(8));
+    let framed = Rule { cfa: Cfa::Rbp, offset: 16, rbp: Rbp::AtCfa, rbp_offset: -16, ..Rule::NONE };
+    assert_rule(&table, code + 4, framed);
+}
+
+#[test]
+fn code_of_go_without_descriptions_has_no_rules_of_its_instructions() {
+    let mut image = Image::default();
+    let body = [0x55, 0x48, 0x89, 0xe5, 0x5d, 0xc3];
+    let code = image.section(".text", &[&body[..], &[0xcc; 58]].concat());
+    image.symbol("main.add", code, 6);
+    image.section(".gopclntab", &[0; 16]);
+
+    let table = Table::build(&parse(&image.finish()).unwrap()).unwrap();
+
+    assert_eq!((table.descriptions, table.analysed), (0, 0));
+}

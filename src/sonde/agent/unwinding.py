@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from sonde import procfs
 from sonde._native import ProcessEvent
 from sonde.collect.kernel import Kernel
 from sonde.metrics import MetricRow, labels
@@ -17,6 +18,10 @@ MAX_KERNEL_BYTES = 64_000_000
 """For all BPF maps together; unwind tables take what the others leave."""
 FIRST_WAIT_S = 5.0
 """How long the tables of chosen processes may hold up the start."""
+BUSIEST = 32
+"""Without chosen processes, the tables of this many are loaded before the start."""
+BUSIEST_WAIT_S = 1.0
+"""How long they may hold it up."""
 BUSY_GAP_S = 0.01
 """While unwind tables are made or their pages asked for, look this often."""
 
@@ -47,17 +52,22 @@ class Unwinding:
     def get_ready(
         self, pids: Iterable[int], poll_events: Callable[[int], None], program: str = ""
     ) -> None:
-        """Have the tables of chosen processes made, and wait for them for a while.
+        """Have the tables of chosen processes made, or where there are none those of the busiest,
+        and wait for them for a while.
 
         `poll_events` drains process events, within as many milliseconds. `program`: what one of
         them will run.
         """
         if self._unwinder is None:
             return
+        chosen = set(pids)
         if program:
             self._unwinder.preload(program)
-        self._unwinder.expect(pids)
-        deadline_s = time.monotonic() + FIRST_WAIT_S
+        if chosen:
+            self._unwinder.expect(chosen)
+        else:
+            self._unwinder.load_now(procfs.busiest(BUSIEST))
+        deadline_s = time.monotonic() + (FIRST_WAIT_S if chosen else BUSIEST_WAIT_S)
         while self._unwinder.is_busy and time.monotonic() < deadline_s:
             poll_events(int(BUSY_GAP_S * 1000))
             self._unwinder.update()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -80,6 +81,18 @@ def read_stats(pids: Sequence[int]) -> list[Stat | None]:
     for at in headless[:_MAX_COMPLETED]:
         found[at] = _completed(pids[at], found[at])
     return found
+
+
+def busiest(count: int) -> list[int]:
+    """Up to `count` processes that most likely run next: those that use a CPU now first, then by
+    CPU time since their start. Kernel threads, and what is ending, are left out."""
+    there = pids()
+    found = [
+        ((stat.state == "R", stat.cpu_ns), pid)
+        for pid, stat in zip(there, read_stats(there), strict=True)
+        if stat is not None and stat.start_code and stat.goes_on
+    ]
+    return [pid for _, pid in heapq.nlargest(count, found)]
 
 
 def memory_task(pid: int) -> int:

@@ -136,6 +136,12 @@ class Unwinder:
             self._cache.warm_up()
         self.update()
 
+    def load_now(self, pids: Iterable[int]) -> None:
+        """Load these processes before a walk meets them, as they are now."""
+        self._stale |= set(pids)
+        self._cache.warm_up()
+        self.update()
+
     def preload(self, program: str) -> None:
         """Build the tables of a program that will be launched, and of its loader and libc."""
         for path in startup_files(program):
