@@ -38,15 +38,16 @@ class Mapping:
 
 
 class Entries:
-    """Of one process, as it is mapped now."""
+    """Of one process, as it is mapped now. `symbols`: the program before it was stripped."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, symbols: Path | None = None) -> None:
         self._mappings = _mappings(pid)
         self._ranges: list[tuple[int, int]] = []
         program = str(Path(f"/proc/{pid}/exe").readlink())
         for path in {it.path for it in self._mappings}:
             if path == program or _LIBC.match(Path(path).name):
-                for low, high in entries(path):
+                named = str(symbols) if symbols and path == program else path
+                for low, high in entries(named):
                     start = self.of_linked(Path(path).name, low)
                     if start is not None:
                         self._ranges.append((start, start + high - low))

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A Go program: .debug_frame, and the functions of its runtime whose instructions are read.
+//! A Go program: .debug_frame and the functions of its runtime whose instructions are read, or, without
+//! the former, a stripped one: Go's own table alone.
 #![no_main]
 use libfuzzer_sys::fuzz_target;
 use sonde_fuzz::input::{elf_of, Parts};
@@ -21,15 +22,20 @@ const NAMES: [&str; 9] = [
 
 fuzz_target!(|input: &[u8]| {
     let mut parts = Parts::new(input);
+    let codes = NAMES.map(|_| parts.part());
+    let (table, frames) = (parts.part(), parts.rest());
     let mut image = Image::default();
     let mut at = 0;
-    for name in NAMES {
-        let code = parts.part();
+    for (name, code) in NAMES.into_iter().zip(codes) {
         at = image.section(".text", code);
-        image.symbol(name, at, code.len() as u64);
+        if !frames.is_empty() {
+            image.symbol(name, at, code.len() as u64);
+        }
     }
-    image.section(".gopclntab", parts.part());
-    image.section(".debug_frame", parts.rest());
+    image.section(".gopclntab", table);
+    if !frames.is_empty() {
+        image.section(".debug_frame", frames);
+    }
     let Some(file) = elf_of(&image.finish()) else { return };
     let Ok(table) = Table::build(&file) else { return };
     sound::check(&table);

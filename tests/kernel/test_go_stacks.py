@@ -16,18 +16,22 @@ HZ = 997
 WHOLE = 0.995
 
 
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory, record):
+@pytest.fixture(scope="module", params=["with its symbols", "stripped"])
+def seen(request, tmp_path_factory, record):
     """(native frames from the innermost on, whether the last is an entry, samples)."""
     if shutil.which("go") is None:
         pytest.skip("needs go")
-    path = tmp_path_factory.mktemp("go") / "goroutines"
-    subprocess.run(["go", "build", "-o", path, HERE / "goroutines.go"], check=True)
+    symbols = path = tmp_path_factory.mktemp("go") / "goroutines"
+    build = ["go", "build", "-o"]
+    subprocess.run([*build, path, HERE / "goroutines.go"], check=True)
+    if request.param == "stripped":  # the same code at the same addresses
+        path = symbols.with_name("stripped")
+        subprocess.run([*build, path, "-ldflags", "-s -w", HERE / "goroutines.go"], check=True)
     program = subprocess.Popen([path])
     try:
         with record("-F", str(HZ), "-p", str(program.pid), "-d", "5") as recorder:
             recorder.process.wait(60)
-        entries = Entries(program.pid)
+        entries = Entries(program.pid, symbols)
     finally:
         program.kill()
         program.wait()

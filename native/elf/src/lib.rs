@@ -3,6 +3,7 @@
 //! one needs no single step. Files are others': whatever stands in them, there is an answer or an error.
 pub mod file;
 pub mod functions;
+pub mod pclntab;
 pub mod probe;
 pub mod record;
 pub mod section;

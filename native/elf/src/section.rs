@@ -61,6 +61,11 @@ pub fn named(file: &ElfFile, name: &str) -> Result<Option<Found>> {
 }
 
 impl Found {
+    /// In the file.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
     /// Its bytes, unpacked. InvalidData where there are more than `most`.
     pub fn read(&self, file: &ElfFile, most: u64) -> Result<Vec<u8>> {
         let too_large = || Error::new(ErrorKind::InvalidData, "a section is too large");

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use object::elf;
 
 use sonde_elf::file::{hex, open, ElfFile, Identity, Layout, Section, Symbol};
+use sonde_elf::pclntab::Pclntab;
 
 use crate::names;
 
@@ -53,6 +54,8 @@ pub struct Index {
     /// Of each entry, in `SIZE_UNIT`; 0 where the symbol has none.
     sizes: Vec<u16>,
     table: elf::SectionType,
+    /// Go's own table, by which entries are named where it is there: `symbol` is a function's place in it.
+    go: Option<Pclntab>,
     /// The file that holds the symbols, where it is another than the one that is run.
     debug_file: Option<DebugFile>,
     /// By the start of the function, less `base`.
@@ -102,6 +105,12 @@ impl Source<'_> {
     }
 }
 
+/// The lowest address that a file is loaded at.
+fn base_of(file: &ElfFile) -> u64 {
+    let code = file.segments.iter().filter(|it| it.kind == elf::PT_LOAD);
+    code.map(|it| it.address).min().unwrap_or(0)
+}
+
 impl Index {
     pub fn build(file: &ElfFile) -> Result<Self> {
         let mut this = Self {
@@ -109,6 +118,7 @@ impl Index {
             entries: Vec::new(),
             sizes: Vec::new(),
             table: elf::SHT_SYMTAB,
+            go: None,
             debug_file: None,
             named: HashMap::new(),
             name_bytes: 0,
@@ -123,6 +133,9 @@ impl Index {
         }
         if this.entries.is_empty() {
             this.debug_file = None;
+            this.fill_by_go(file)?;
+        }
+        if this.entries.is_empty() {
             if let Some((table, _)) = file.symbol_table(elf::SHT_DYNSYM) {
                 this.table = elf::SHT_DYNSYM;
                 this.fill(file, table)?;
@@ -139,8 +152,7 @@ impl Index {
             elf::STT_NOTYPE => it.bind != elf::STB_LOCAL && file.is_code(it.value),
             _ => false,
         };
-        let code = file.segments.iter().filter(|it| it.kind == elf::PT_LOAD);
-        self.base = code.map(|it| it.address).min().unwrap_or(0);
+        self.base = base_of(file);
         let base = self.base;
         let mut entries = Vec::with_capacity(file.symbol_count(table).min(MAX_FUNCTIONS));
         let mut place = 0;
@@ -157,6 +169,22 @@ impl Index {
         entries.sort_unstable();
         self.sizes = entries.iter().map(|it| it.2).collect();
         self.entries = entries.iter().map(|&(start, symbol, _)| Entry { start, symbol }).collect();
+        Ok(())
+    }
+
+    /// A Go program that was stripped still has the names of its functions.
+    fn fill_by_go(&mut self, file: &ElfFile) -> Result<()> {
+        let Some(table) = Pclntab::find(file)? else { return Ok(()) };
+        self.base = base_of(file);
+        for it in table.functions(file) {
+            if let Some(start) = it.start.checked_sub(self.base).and_then(|it| u32::try_from(it).ok())
+            {
+                self.entries.push(Entry { start, symbol: it.at });
+                let size = (it.end - it.start).div_ceil(SIZE_UNIT).min(u64::from(LARGEST));
+                self.sizes.push(size as u16);
+            }
+        }
+        self.go = Some(table);
         Ok(())
     }
 
@@ -185,7 +213,13 @@ impl Index {
         if found.iter().any(Option::is_none) {
             let debug = self.debug_file.as_ref().and_then(DebugFile::open);
             let file = debug.as_ref().unwrap_or(file);
-            if let Some((table, strings)) = file.symbol_table(self.table) {
+            if self.go.is_some() {
+                for (found, place) in found.iter_mut().zip(&places) {
+                    if found.is_none() {
+                        *found = Some(place.and_then(|at| self.go_function(file, at)));
+                    }
+                }
+            } else if let Some((table, strings)) = file.symbol_table(self.table) {
                 let source = Source { file, table, strings };
                 for (found, place) in found.iter_mut().zip(&places) {
                     if found.is_none() {
@@ -204,6 +238,33 @@ impl Index {
         let into = at - u64::from(start);
         let named = self.named.get(&start).filter(|it| into < it.reach)?;
         Some((named.name.clone(), into))
+    }
+
+    /// The Go function that holds the address: they reach up to the next one.
+    fn go_function(&mut self, file: &ElfFile, at: u64) -> Option<(String, u64)> {
+        let after = self.entries.partition_point(|it| u64::from(it.start) <= at);
+        let entry = &self.entries[..after].last()?;
+        let (start, at_table) = (entry.start, entry.symbol);
+        let into = at - u64::from(start);
+        let reach = match self.sizes[after - 1] {
+            LARGEST => u64::MAX,
+            size => u64::from(size) * SIZE_UNIT,
+        };
+        let table = self.go.as_ref().filter(|_| into < reach)?;
+        let raw = table.name(file, table.details(file, at_table)?, names::MAX_RAW_BYTES)?;
+        if raw.is_empty() {
+            return None;
+        }
+        let name = names::demangled(&raw);
+        self.keep_name(start, Named { reach, name: name.clone() });
+        Some((name, into))
+    }
+
+    fn keep_name(&mut self, start: u32, named: Named) {
+        self.name_bytes += size_of::<Named>() + named.name.len();
+        if let Some(before) = self.named.insert(start, named) {
+            self.name_bytes -= size_of::<Named>() + before.name.len();
+        }
     }
 
     /// The function that starts last of those that hold the address, under its best name.
@@ -255,11 +316,7 @@ impl Index {
         let start = start?;
         let name = names::demangled(&raw);
         if start == nearest && same_until > 0 {
-            self.name_bytes += size_of::<Named>() + name.len();
-            let named = Named { reach: same_until, name: name.clone() };
-            if let Some(before) = self.named.insert(start, named) {
-                self.name_bytes -= size_of::<Named>() + before.name.len();
-            }
+            self.keep_name(start, Named { reach: same_until, name: name.clone() });
         }
         Some((name, at - u64::from(start)))
     }

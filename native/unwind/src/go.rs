@@ -7,6 +7,8 @@
 //! `morestack` leaves nothing there: its goroutine is found as Go's own traceback finds it. Where all
 //! that lies in Go's structures is read from the instructions.
 //! Source: src/runtime/{asm_amd64.s,sys_linux_amd64.s,traceback.go}, cmd/internal/obj/x86/obj6.go.
+use std::cell::Cell;
+use std::collections::HashMap;
 use std::io::Result;
 
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
@@ -16,7 +18,7 @@ use crate::prologue;
 use crate::rules::{Cfa, Rbp, Rule};
 use sonde_elf::file::ElfFile;
 use sonde_elf::functions;
-use sonde_elf::section;
+use sonde_elf::pclntab::{self, Function, Pclntab};
 
 /// Nothing that belongs to the same stack called them: they begin one, or come from another.
 const ROOTS: [&str; 4] =
@@ -44,7 +46,13 @@ const SIGRETURN: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
 const PUSH_RBP: [u8; 1] = [0x55];
 /// Return address and rbp.
 const SAVED_BYTES: i32 = 16;
+const RETURN_BYTES: i32 = 8;
 const MAX_FUNCTION_BYTES: u64 = 4096;
+const ABI: &str = ".abi0";
+/// Rules of all functions of a file: several times those of the largest programs.
+const MAX_STEPS: usize = 1 << 24;
+/// More than any of the names above has.
+const MAX_NAME_BYTES: usize = 64;
 /// Where the frame of a signal has registers, behind its return address: `struct ucontext`.
 const SIGNAL: Rule =
     Rule { cfa: Cfa::Signal, rbp_offset: 120, offset: 160, extra: 168, ..Rule::NONE };
@@ -71,11 +79,34 @@ impl Body {
     }
 }
 
+/// Functions of the runtime by name: by symbols, or by Go's own table in a stripped program. That has
+/// names without `.abi0`, which wrappers share that are not written in assembly.
+fn named(file: &ElfFile, names: &[String]) -> Result<Vec<functions::Found>> {
+    let mut found = functions::find(file, names)?;
+    if !found.is_empty() {
+        return Ok(found);
+    }
+    let Some(mut table) = Pclntab::find(file)? else { return Ok(found) };
+    table.load(file)?;
+    let wanted: HashMap<&[u8], usize> =
+        names.iter().map(|it| it.trim_end_matches(ABI).as_bytes()).zip(0..).collect();
+    for it in table.functions(file) {
+        let details = table.details(file, it.at).filter(|it| it.is_assembly);
+        let name = details.and_then(|details| table.name(file, details, MAX_NAME_BYTES));
+        let name = name.and_then(|name| wanted.get(&name[..]).copied());
+        if let (Some(name), Some(offset)) = (name, file.offset_of(it.start)) {
+            let size = it.end - it.start;
+            found.push(functions::Found { name, address: it.start, offset, size });
+        }
+    }
+    Ok(found)
+}
+
 fn bodies(file: &ElfFile) -> Result<Vec<Body>> {
     let names = [MORESTACK, GOGO].iter().chain(&SWITCHES).chain(&SIGNALS);
     let names: Vec<_> = names.map(|it| (*it).to_owned()).collect();
     let mut bodies = Vec::new();
-    for it in functions::find(file, &names)? {
+    for it in named(file, &names)? {
         let Ok(code) = file.read(it.offset, it.size.min(MAX_FUNCTION_BYTES)) else { continue };
         bodies.push(Body { name: names[it.name].clone(), start: it.address, code });
     }
@@ -211,7 +242,7 @@ fn followed(it: &Body, goroutine: Option<Rule>) -> Vec<Range> {
 
 /// Code of a Go program for which other rules hold than its descriptions have; sorted.
 pub fn find(file: &ElfFile) -> Result<Vec<Range>> {
-    if section::named(file, ".gopclntab")?.is_none() {
+    if !pclntab::is_there(file)? {
         return Ok(Vec::new());
     }
     let bodies = bodies(file)?;
@@ -252,11 +283,11 @@ fn is_in(ranges: &[(u64, u64)], at: u64) -> bool {
 impl Go {
     /// None where the file is no Go program.
     pub fn find(file: &ElfFile) -> Result<Option<Self>> {
-        if section::named(file, ".gopclntab")?.is_none() {
+        if !pclntab::is_there(file)? {
             return Ok(None);
         }
         let names: Vec<_> = ROOTS.iter().map(|it| (*it).to_owned()).collect();
-        let found = functions::find(file, &names)?;
+        let found = named(file, &names)?;
         let range = |it: &functions::Found| (it.address, it.address.saturating_add(it.size));
         Ok(Some(Self { roots: found.iter().map(range).collect() }))
     }
@@ -270,5 +301,43 @@ impl Go {
             return rule;
         }
         Rule { rbp: Rbp::AtCfa, rbp_offset: -SAVED_BYTES, ..rule }
+    }
+}
+
+/// The frames of Go's functions by Go's own table, for programs that were stripped of `.debug_frame`.
+pub struct Frames {
+    table: Pclntab,
+    go: Go,
+    functions: HashMap<u64, Function>,
+    steps_left: Cell<usize>,
+}
+
+impl Frames {
+    /// None where the file has no table of a layout that is known.
+    pub fn find(file: &ElfFile) -> Result<Option<Self>> {
+        let (Some(go), Some(mut table)) = (Go::find(file)?, Pclntab::find(file)?) else {
+            return Ok(None);
+        };
+        table.load(file)?;
+        let functions = table.functions(file).into_iter().map(|it| (it.start, it)).collect();
+        Ok(Some(Self { table, go, functions, steps_left: Cell::new(MAX_STEPS) }))
+    }
+
+    /// (start, end) of all functions.
+    pub fn functions(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.functions.values().map(|it| (it.start, it.end))
+    }
+
+    /// (address, rule) of the function that starts at `start`.
+    pub fn rules(&self, file: &ElfFile, start: u64) -> Option<Vec<(u64, Rule)>> {
+        let it = *self.functions.get(&start)?;
+        let depths = self.table.depths(file, it, self.table.details(file, it.at)?);
+        self.steps_left.set(self.steps_left.get().checked_sub(depths.len())?);
+        let rule = |(at, depth): (u64, i32)| {
+            let offset = depth.checked_add(RETURN_BYTES).filter(|it| *it >= RETURN_BYTES)?;
+            let by_depth = Rule { cfa: Cfa::Rsp, offset, ..Rule::NONE };
+            Some((at, self.go.rule(at, by_depth)))
+        };
+        depths.into_iter().map(rule).collect()
     }
 }

@@ -2,12 +2,14 @@
 //! Functions that no frame description covers: where they are, and their rules.
 //!
 //! Symbols have their starts; in a stripped file, pointers to them do that the loader relocates
-//! (tables of functions). Only code between descriptions is looked at.
+//! (tables of functions), and Go's own table does, which has their rules, too. Only code between
+//! descriptions is looked at.
 use std::collections::HashSet;
 use std::io::Result;
 
 use object::elf;
 
+use crate::go::Frames;
 use crate::prologue;
 use crate::rules::Rule;
 use sonde_elf::file::ElfFile;
@@ -27,6 +29,7 @@ const BEGINNINGS: [&[u8]; 5] = [b"_start", b"_dl_start", b"_dlstart", b"__clone"
 
 pub struct Plain<'a> {
     file: &'a ElfFile,
+    go: Option<Frames>,
     /// (start, end), the last one first.
     functions: Vec<(u64, u64)>,
     looked_at_bytes: u64,
@@ -69,8 +72,9 @@ impl Gaps {
 }
 
 impl<'a> Plain<'a> {
-    pub fn new(file: &'a ElfFile) -> Self {
-        Self { file, functions: Vec::new(), looked_at_bytes: 0, steps_left: MAX_STEPS }
+    /// `go`: of a Go program whose functions may have no descriptions.
+    pub fn new(file: &'a ElfFile, go: Option<Frames>) -> Self {
+        Self { file, go, functions: Vec::new(), looked_at_bytes: 0, steps_left: MAX_STEPS }
     }
 
     /// Find the functions of `code` outside of what is `described` (sorted by start).
@@ -81,6 +85,10 @@ impl<'a> Plain<'a> {
     ) -> Result<()> {
         let gaps = Gaps::new(code, described);
         let mut found = self.by_symbols(&gaps)?;
+        if let Some(go) = &self.go {
+            let within = |(start, end)| gaps.end_at(start).map(|most| (start, most.min(end)));
+            found.extend(go.functions().filter_map(within));
+        }
         found.sort_unstable();
         found.dedup_by_key(|it| it.0);
         let pointed = self.by_pointers(&gaps, &found)?;
@@ -156,6 +164,11 @@ impl<'a> Plain<'a> {
     pub fn next_before(&mut self, until: u64) -> Result<Option<(u64, Vec<(u64, Rule)>)>> {
         while let Some(&(start, end)) = self.functions.last().filter(|it| it.0 < until) {
             self.functions.pop();
+            if let Some(rules) = self.go.as_ref().and_then(|go| go.rules(self.file, start)) {
+                if !rules.is_empty() {
+                    return Ok(Some((end, rules)));
+                }
+            }
             self.looked_at_bytes += end - start;
             if end - start > prologue::MAX_FUNCTION_BYTES || self.looked_at_bytes > MAX_CODE_BYTES {
                 continue;

@@ -17,7 +17,7 @@ use gimli::{
 };
 use object::elf;
 
-use crate::go::{self, Go};
+use crate::go::{self, Frames, Go};
 use crate::handlers::{self, Range};
 use crate::plain::Plain;
 use crate::rules::{Cfa, Evaluator, Rule, State, Step};
@@ -325,8 +325,17 @@ impl Table {
         others.extend(go::find(file)?);
         others.sort_unstable_by_key(|it| it.start);
         let mut builder = Builder::new(others);
-        let mut plain = Plain::new(file);
-        if let Some(found) = section::named(file, ".eh_frame")? {
+        let go = Go::find(file)?;
+        let (described, gos) =
+            (section::named(file, ".eh_frame")?, section::named(file, ".debug_frame")?);
+        // With C code linked in, .eh_frame describes that alone.
+        let frames = match go {
+            Some(_) if described.is_some() || gos.is_none() => Frames::find(file)?,
+            _ => None,
+        };
+        let is_looked_into = go.is_none() || frames.is_some();
+        let mut plain = Plain::new(file, frames);
+        if let Some(found) = described {
             let bytes = found.read(file, MAX_FRAME_SECTION_BYTES)?;
             let bases = BaseAddresses::default().set_eh_frame(found.address);
             builder.add(
@@ -338,17 +347,16 @@ impl Table {
             )?;
         }
         if builder.table.descriptions == 0 {
-            if let Some(found) = section::named(file, ".debug_frame")? {
+            if let Some(found) = gos {
                 let bytes = found.read(file, MAX_FRAME_SECTION_BYTES)?;
                 let mut section = DebugFrame::from(Slice::new(&bytes, LittleEndian));
                 section.set_address_size(8);
-                let go = Go::find(file)?;
                 let bases = BaseAddresses::default();
                 builder.add(&section, &bases, &code, &mut plain, go.as_ref())?;
             }
         }
         // Go's own stacks take more than what its instructions show.
-        if builder.table.descriptions == 0 && Go::find(file)?.is_none() {
+        if builder.table.descriptions == 0 && is_looked_into {
             plain.find(&code, std::iter::empty())?;
             builder.add_plain(&mut plain, u64::MAX)?;
         }
