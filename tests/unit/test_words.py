@@ -20,7 +20,7 @@ CHECKED = (
     *(f"src/sonde/{package}/" for package in (
         "agent", "analyze", "apis", "attach", "cli", "collect", "diagnose", "export", "fleet",
         "health", "host", "metrics", "model", "procfs", "query", "readers", "recording", "resolve",
-        "sinks", "store", "unwind",
+        "server", "sinks", "store", "unwind",
     )),
     *("src/sonde/config.py", "src/sonde/errors.py", "src/sonde/http_client.py"),
     *("src/sonde/interpreter.py", "src/sonde/limits.py", "src/sonde/ownership.py"),
