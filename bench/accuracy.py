@@ -40,14 +40,14 @@ class Figure:
 
 
 def measure(seconds: float) -> list[Figure]:
-    """Shares of CPU time, and waits, over so many seconds each."""
+    """Shares of CPU time, and waits, over `seconds` each."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         return [*_shares(folder, seconds), *_waits(folder, seconds)]
 
 
 def _record(folder: Path, name: str, seconds: float) -> tuple[Session, int, dict[str, Any]]:
-    """A capture of one of the programs, its pid, and what it says."""
+    """A capture of one of the programs, its pid, and what it printed."""
     say(f"accuracy: {name}, {seconds:g} s")
     program = folder / name
     flags = ["-O2", "-fno-omit-frame-pointer", "-pthread"]

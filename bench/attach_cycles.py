@@ -60,12 +60,12 @@ class Loop:
         self.pid = self.process.pid
 
     def say(self, line: str) -> None:
-        """Tell it something."""
+        """Write one line to its standard input."""
         assert self.process.stdin
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
 
-    def hear(self) -> str:
+    def next_line(self) -> str:
         """Its next line; '' when it is gone."""
         assert self.process.stdout
         return self.process.stdout.readline()
@@ -81,7 +81,7 @@ class Loop:
     def time(self, seconds: float) -> list[float]:
         """µs a step, block by block."""
         self.say(f"time {seconds}")
-        blocks: list[float] = json.loads(self.hear())
+        blocks: list[float] = json.loads(self.next_line())
         return blocks
 
 
@@ -172,8 +172,8 @@ def kill_recorders(
         ]
         for recorder in recorders:
             assert recorder.stderr
-            said = recorder.stderr.readline()
-            assert said.startswith("sonde: recording"), said
+            reported = recorder.stderr.readline()
+            assert reported.startswith("sonde: recording"), reported
         time.sleep(random.uniform(0.2, 1.0))
         for memory in memories:
             timing += memory.wait_for(abi.Status.TIMING, timeout_s=5).status == abi.Status.TIMING
@@ -219,7 +219,7 @@ def run(args: argparse.Namespace) -> None:
     touched, others = ([Loop(mode, some[mode]) for mode in modes] for _ in range(2))
     loops = touched + others
     for loop in loops:
-        assert loop.hear() == "ready\n"
+        assert loop.next_line() == "ready\n"
     time.sleep(2)
     pairs = list(zip(touched, others, strict=True))
     before = in_turns(pairs, args.turns, args.time)
@@ -268,12 +268,12 @@ def run(args: argparse.Namespace) -> None:
 
     for loop in touched:
         loop.say("end")
-    ends = {loop.mode: json.loads(loop.hear() or "{}") for loop in touched}
+    ends = {loop.mode: json.loads(loop.next_line() or "{}") for loop in touched}
     for loop in others:
         loop.say(f"until {ends[loop.mode].get('steps', 0)}")
     same = {}
     for loop in others:
-        reference, found = json.loads(loop.hear() or "{}")["hashes"], ends[loop.mode]["hashes"]
+        reference, found = json.loads(loop.next_line() or "{}")["hashes"], ends[loop.mode]["hashes"]
         both = min(len(reference), len(found))
         same[loop.mode] = {
             "steps": ends[loop.mode]["steps"],

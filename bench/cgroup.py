@@ -15,7 +15,7 @@ _count = itertools.count()
 
 
 class Cgroup:
-    """A group of its own, in version 1 (cpuacct, memory) or 2, whichever the machine runs."""
+    """A separate group, in version 1 (cpuacct, memory) or 2, whichever the machine runs."""
 
     def __init__(self) -> None:
         name = f"sonde-bench-{os.getpid()}-{next(_count)}"

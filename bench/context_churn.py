@@ -36,7 +36,7 @@ def compiled(folder: Path, stub: bool) -> Path:
 
 
 def main() -> int:
-    """Run all, and tell how each ended."""
+    """Run all, and print how each ended."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--times", type=int, default=20, help="of exits")

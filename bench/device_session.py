@@ -17,7 +17,7 @@ import time
 
 
 def main() -> int:
-    """Run each as a program of its own; 1 where one failed."""
+    """Run each as a separate program; 1 where one failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default=os.environ.get("OUT", "."))
     parser.add_argument("--blocks", type=int, default=200)

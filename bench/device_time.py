@@ -3,13 +3,13 @@
 
     python -m bench.device_time [--library FILE] [--blocks 200] [--seed 1] [--out DIR] [--stub]
 
-`--stub`: on a stub of the driver, without a GPU, to see that it runs; its figures say nothing.
+`--stub`: on a stub of the driver, without a GPU, to see that it runs; its figures mean nothing.
 
 Cost: four loops (launch-bound, replay of a CUDA graph, decode, transformer training). One process
 each; blocks of steps with timing on and off in random order inside it, paired by neighbours, and
 blocks before the library was loaded for the standing cost. The slowdown is the median of the
 ratios of pairs, its interval by 1,000 bootstraps; the resolution is what off against off shows.
-Beside it, in processes of their own: torch.profiler over the same blocks, and the same loop after.
+Beside it, in separate processes: torch.profiler over the same blocks, and the same loop after.
 
 Truth: with CUPTI (torch.profiler) each kernel of the loop is traced once, and means per kernel are
 compared; the trace is written for `coverage.py`, which draws from it as the library draws.
@@ -162,7 +162,7 @@ def ratio(pairs: list[tuple[float, float]], rng: random.Random) -> dict[str, flo
 
 
 def beat(path: str) -> None:
-    """The agent's heartbeat, from a process of its own."""
+    """The agent's heartbeat, from a separate process."""
     memory = os.open(path, os.O_RDWR)
     while os.getppid() > 1:
         os.pwrite(memory, time.monotonic_ns().to_bytes(8, "little"), abi.CONTROL_AT)
@@ -334,7 +334,7 @@ def show(results: dict[str, dict[str, Any]]) -> None:
 
 
 def main() -> int:
-    """Run each loop in a process of its own."""
+    """Run each loop in a separate process."""
     parser = argparse.ArgumentParser(prog="python -m bench.device_time", description=__doc__)
     parser.add_argument("--library", help="default: the built one")
     parser.add_argument("--blocks", type=int, default=200)
@@ -362,7 +362,7 @@ def main() -> int:
 
 
 def run_all(args: argparse.Namespace) -> int:
-    """Each loop in a process of its own, and its peer; the table."""
+    """Each loop in a separate process, and its peer; the table."""
     results: dict[str, dict[str, Any]] = {}
     os.environ["OUT"] = args.out
     library = args.library or str(library_file.path())

@@ -10,7 +10,7 @@ times: the shorter the blocks, the more of the machine's moods they share (one t
 is started again for each of a few stretches). There, time is the load's
 own CPU time (interrupts and BPF programs run on its account), and the CPU time that the tool, and
 the kernel's threads beyond what they use without it, take in its place; what other programs of the
-machine take is left out. On other loads each stretch is a run of its own, by the wall clock.
+machine take is left out. On other loads each stretch is a separate run, by the wall clock.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Cost:
     expected: float = 0.0
     lost: int = 0
     bpf_share: float | None = None
-    """Share of one core that its BPF programs ran, in a pass of its own."""
+    """Share of one core that its BPF programs ran, in a separate pass."""
     bpf_ns_per_run: float | None = None
 
 
@@ -140,7 +140,7 @@ def _measure_load(kind: Kind, plan: Plan, tools: list[type[Tool]]) -> LoadResult
 def _by_rounds(
     tools: list[type[Tool]], folder: Path, load: Load, plan: Plan, costs: dict[str, Cost]
 ) -> list[Stretch]:
-    """A run of its own for each stretch. Returns the stretches without a tool."""
+    """A separate run for each stretch. Returns the stretches without a tool."""
     idle = [_stretch(load, plan.stretch_s)]
     for round_number in range(plan.rounds):
         say(f"{load.kind.name}: round {round_number + 1} of {plan.rounds}")

@@ -192,7 +192,7 @@ def watched(
 
 
 def address_in(agent: subprocess.Popen[bytes], log: Path) -> str:
-    """Where the agent says that its page is."""
+    """The address of the agent's page, from its log."""
     until_s = time.monotonic() + START_S
     while time.monotonic() < until_s and agent.poll() is None:
         if found := re.search(r"http://([0-9.:]+)/", log.read_text()):

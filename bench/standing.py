@@ -53,7 +53,7 @@ DEFAULT_BUDGET: Final = 0.01
 
 
 class Worker:
-    """A process with the loop, idle until it is told to run a block."""
+    """A process with the loop, idle until the command to run a block."""
 
     def __init__(self, loop: str, cpus: Iterable[int]) -> None:
         """`cpus`: where it may run."""
@@ -70,7 +70,7 @@ class Worker:
         self.memory: InjectMemory | None = None
         self.busy_s = 0.0
 
-    def hear(self) -> str:
+    def next_line(self) -> str:
         """Its next line; raises EOFError when it is gone."""
         assert self.process.stdout
         line = self.process.stdout.readline()
@@ -83,7 +83,7 @@ class Worker:
         assert self.process.stdin
         self.process.stdin.write("\n")
         self.process.stdin.flush()
-        warm, took = map(float, self.hear().split())
+        warm, took = map(float, self.next_line().split())
         self.busy_s += warm + took
         return took
 
@@ -145,7 +145,7 @@ def enter(phase: str, pairs: list[tuple[Worker, Worker]]) -> None:
     rate = samples_a_second(DEFAULT_BUDGET, FIRST_COST_NS)
     asked = {
         "hooked": {"request": int(REQUEST), "per_second": 1},
-        # It keeps to a mean over time, and a process works in one of so many blocks only.
+        # It keeps to a mean over time, and a process works in one of 2 * len(pairs) blocks only.
         "timing": {
             "request": int(REQUEST),
             "per_second": max(rate // len(pairs) // 2, 1),
@@ -183,7 +183,7 @@ def measure(
     cpus = [(free[2 * at % len(free) :] or free)[:2] for at in range(count)]
     pairs = [(Worker(loop, where), Worker(loop, where)) for where in cpus]
     for worker in (worker for pair in pairs for worker in pair):
-        worker.hear()
+        worker.next_line()
     in_turns(pairs, 1.0, rng)
     before = in_turns(pairs, seconds, rng)
     for phase in PHASES:

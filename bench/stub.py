@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A stub of the CUDA driver and a runtime upon it, so that scripts for a GPU can be tried.
 
-Its figures say nothing of a GPU: it shows that a script runs from its begin to its end.
+Its figures mean nothing for a GPU: it shows that a script runs from its begin to its end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FOLDER = "SONDE_BENCH_STUB"
 
 
 def build(folder: Path) -> None:
-    """Compile both into a folder, and tell child processes of it."""
+    """Compile both into a folder, and set the environment of child processes to it."""
     driver, runtime = folder / "libcuda.so.1", folder / "libruntime.so"
     cc = ["cc", "-O2", "-shared", "-fPIC", "-pthread"]
     subprocess.run(

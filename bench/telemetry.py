@@ -5,7 +5,7 @@ Of each collector the CPU time of its tick in user space (the thread's own), and
 programs ran in the kernel, which the kernel counts (bpf_stats_enabled). A program behind a timer is
 not in those figures and counts itself; what a timer's interrupt costs besides is not in either.
 First beside nothing of ours, then beside a load that switches, writes, talks and forks. `top` runs
-beside it, once a second in its batch mode: a peer that tells less.
+beside it, once a second in its batch mode: a peer that reports less.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 """What the agent costs as a process, telemetry alone: `python -m bench.telemetry_agent [SECONDS]`.
 
 Everything on, as root: the whole process and the one that asks NVML, by their time on a CPU as the
-kernel sums it, and the time of the agent's BPF programs, whoever they run in, which
+kernel sums it, and the time of the agent's BPF programs, in whichever process they run, which
 the kernel counts (bpf_stats_enabled; the looks of a timer are not in it). NVML is the tests' stub:
 what a real driver takes for a question is in docs/design/device_signals.md and has to be added.
 
 In windows of `WINDOW_S`, in each of which the page is fetched once. A machine at rest cannot be
 ordered: a window counts as at rest only where all others together used less than `OTHERS_SHARE` of
 a core. Then once more beside the load of `bench.telemetry`. Beside it each time `top -b -d 1`, a
-peer that tells less.
+peer that reports less.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _switches(pid: int) -> int:
 
 
 def _programs_s(pid: int) -> float:
-    """Of the BPF programs that a process holds. A walk runs in its caller: it is told twice."""
+    """Of the BPF programs that a process holds. A walk runs in its caller: it is counted twice."""
     spent_ns = 0
     for info in Path(f"/proc/{pid}/fdinfo").iterdir():
         with suppress(FileNotFoundError):  # closed since it was listed

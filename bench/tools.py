@@ -23,7 +23,7 @@ HZ = 99
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a tool reports of its own run."""
+    """What a tool reports of its run."""
 
     samples: int
     lost: int
@@ -40,9 +40,9 @@ class Tool(ABC):
         self.path = folder / f"{self.name}.out"
         self.cgroup = Cgroup()
         self._log = (folder / f"{self.name}.log").open("w+")
-        self._said = (folder / f"{self.name}.json").open("w+")
+        self._stdout = (folder / f"{self.name}.json").open("w+")
         self._process = subprocess.Popen(
-            self.command(), stdout=self._said, stderr=self._log, preexec_fn=self.cgroup.enter
+            self.command(), stdout=self._stdout, stderr=self._log, preexec_fn=self.cgroup.enter
         )
 
     @classmethod
@@ -87,7 +87,7 @@ class Tool(ABC):
             self._process.kill()
             self._process.wait()
         self._log.close()
-        self._said.close()
+        self._stdout.close()
         self.cgroup.close()
 
     def bpf_run_time_s(self) -> tuple[float, int]:
@@ -108,9 +108,9 @@ class Tool(ABC):
         self._log.flush()
         return Path(self._log.name).read_text()
 
-    def said(self) -> str:
+    def stdout_text(self) -> str:
         """What it wrote to stdout."""
-        return Path(self._said.name).read_text()
+        return Path(self._stdout.name).read_text()
 
 
 class Switchable(Tool):
@@ -144,8 +144,8 @@ class Sonde(Switchable):
         return "sonde: recording" in self.log()
 
     def outcome(self) -> Outcome:
-        said = json.loads(self.said())
-        return Outcome(said["samples"], said["lost"])
+        stdout_text = json.loads(self.stdout_text())
+        return Outcome(stdout_text["samples"], stdout_text["lost"])
 
 
 class Perf(Switchable):
@@ -204,10 +204,10 @@ class PySpy(Tool):
         return [self._program(), "record", *options, str(self.pid)]
 
     def has_begun(self) -> bool:
-        return "Sampling process" in self.log() + self.said()
+        return "Sampling process" in self.log() + self.stdout_text()
 
     def outcome(self) -> Outcome:
-        found = re.search(r"Samples: (\d+) Errors: (\d+)", self.log() + self.said())
+        found = re.search(r"Samples: (\d+) Errors: (\d+)", self.log() + self.stdout_text())
         return Outcome(int(found[1]), int(found[2])) if found else Outcome(0, 0)
 
 
@@ -227,7 +227,7 @@ class Otel(Tool):
         return "ready" in self.log()
 
     def outcome(self) -> Outcome:
-        return Outcome(self.said().count("\n"), 0)
+        return Outcome(self.stdout_text().count("\n"), 0)
 
 
 TOOLS: tuple[type[Tool], ...] = (Sonde, Perf, PySpy, Otel)

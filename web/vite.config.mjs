@@ -5,7 +5,7 @@ import { defineConfig } from "vite";
 
 const outDir = "../src/sonde/server/static";
 
-/** Writes each asset compressed beside itself: the server sends that to whoever takes gzip. */
+/** Writes each asset compressed beside itself: the server sends that to clients that take gzip. */
 const packed = {
   name: "packed",
   closeBundle() {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m bench.explain.exam_score FOLDER`: verdicts on the recordings of `bench.explain.exam`.
 
-A program's answer is right if what its author says costs the time is among what Sonde names: as the
+A program's answer is right if Sonde names what costs the time according to its author: as the
 largest part of the stalls where it costs at least 35 % of a step, else as any part of at least a
 third of its size. A program counts if all its seeds are right. An offender named where the author
 knows of none is counted by itself. These rules were written before the first recording was judged.

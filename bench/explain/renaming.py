@@ -99,7 +99,7 @@ def _changed(table: pa.Table, rows: list[dict[str, object]]) -> pa.Table:
 
 
 def verdicts_of(timeline: Timeline) -> list[tuple[object, ...]]:
-    """What every verdict says, without names: bounds, causes, and how long the device computed."""
+    """Every verdict without names: bounds, causes, and how long the device computed."""
     return [
         (
             [(one.key, round(one.share, 6)) for one in verdict.bounds],

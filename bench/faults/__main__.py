@@ -37,7 +37,7 @@ class Diagnosis:
         command = [sys.executable, "-m", "sonde", "diagnose", "--json", "--all"]
         command += ["--rows", str(rows)] if rows else []
         command += ["--keep", str(keep)] if keep else []
-        # As a service manager would: a weight of its own, beside what tenants have.
+        # As a service manager would: a separate weight, beside what tenants have.
         group = GROUPS / "cpu/sonde-faults-agent"
         group.mkdir(exist_ok=True)
         (group / "cpu.shares").write_text(str(SHARES))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What other methods say of the same trials, from the same series.
+"""What other methods find in the same trials, from the same series.
 
     python -m bench.faults.baselines TRIALS.jsonl ROWS.jsonl [--json FILE]
 
@@ -9,10 +9,10 @@ is scored against the windows before; the cause is the metric whose lagged cross
 is largest, weighted by its own spike score. Its code is not published: this is ours, by that text.
 
 **BARO** (Pham, Ha, Zhang 2024): metrics ranked by their largest robust z-score after the change, by
-`RCAEval.e2e.baro` of PyPI's rcaeval 1.8.1 (`requirements/bench.txt` has it). It is told the onset:
+`RCAEval.e2e.baro` of PyPI's rcaeval 1.8.1 (`requirements/bench.txt` has it). It is given the onset:
 it ranks, and detects by other means.
 
-Both rank metrics; a table says which cause each metric stands for. They get what diagnosis reads
+Both rank metrics; a table maps each metric to a cause. They get what diagnosis reads
 from files only when it has noticed something, too: throttled time and hits of the memory limit, all
 the time, four times a second.
 """
@@ -106,7 +106,7 @@ def spikes_and_lags(trial: Line, metrics: Series) -> dict[str, Any]:
     """Detected after how long, and causes ranked."""
     count = len(next(iter(metrics.values()), []))
     onset = int(6.5 / STEP_S)
-    # Its latency: what it lost of its time, as far as its own waits say.
+    # Its latency: what it lost of its time, as far as its own waits show.
     slow = [
         sum(metrics.get(f"victim.{name}", [0.0] * count)[at]
             for name in ("ready", "disk", "sync", "served", "lock", "stopped", "garbage"))

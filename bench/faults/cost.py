@@ -3,7 +3,7 @@
 
     sudo python -m bench.faults.cost [--seconds 60] [--idle 100] [--busy] [--json FILE]
 
-`--idle`: so many processes that sleep are there besides what runs anyway; `--busy`: four that work
+`--idle`: the number of sleeping processes besides what runs anyway; `--busy`: four that work
 and wait, and a shell that starts programs all the time, beside it.
 """
 
@@ -58,12 +58,12 @@ def main() -> None:
         found = measure(agent.pid, args.seconds)
     finally:
         agent.send_signal(signal.SIGTERM)
-        said, wrong = agent.communicate(timeout=30)
+        incidents, errors = agent.communicate(timeout=30)
         for other in others:
             other.kill()
             other.wait()
-    found["incidents"] = len(said.splitlines())
-    found["said"] = wrong.strip().splitlines()[-3:]
+    found["incidents"] = len(incidents.splitlines())
+    found["log"] = errors.strip().splitlines()[-3:]
     text = json.dumps(found, indent=1)
     if args.json:
         args.json.write_text(text + "\n")

@@ -122,14 +122,14 @@ def _copy_data(stage: Stage, _level: int) -> None:
 
 def _say(*texts: str) -> Action:
     def action(stage: Stage, level: int) -> None:
-        stage.tell(stage.victim, texts[min(level, len(texts) - 1)])
+        stage.send(stage.victim, texts[min(level, len(texts) - 1)])
 
     return action
 
 
 def _say_to(helper: str, *texts: str) -> Action:
     def action(stage: Stage, level: int) -> None:
-        stage.tell(stage.helpers[helper], texts[min(level, len(texts) - 1)])
+        stage.send(stage.helpers[helper], texts[min(level, len(texts) - 1)])
 
     return action
 

@@ -4,7 +4,7 @@
 python -m bench.faults.keep TRIALS.jsonl FOLDER [CAUSE/VICTIM …]
 
 FOLDER is that of `bench.faults run --keep`. One incident of each fault and victim, or of those
-named: the first that was told. Whether the verdict is right is not asked: what was injected is.
+named: the first that was reported. Whether the verdict is right is not asked: what was injected is.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def main() -> None:
             name = f"{trial['fault']}/{trial['victim']}"
             if incident.victim not in trial["victim_pids"] or name in kept:
                 continue
-            told = is_fault({"verdict": {"change": incident.verdict.change}})
-            if not told or incident.noticed_ns < trial["onset_ns"]:
+            is_reported = is_fault({"verdict": {"change": incident.verdict.change}})
+            if not is_reported or incident.noticed_ns < trial["onset_ns"]:
                 continue
             if wanted and name not in wanted:
                 continue

@@ -6,10 +6,10 @@
 FOLDER: series of the Numenta Anomaly Benchmark (NAME.csv.gz) and its `combined_windows.json`. The
 score is NAB's (Lavin and Ahmad 2015, and its scorer): a detection in a window counts more the
 earlier it is, one outside of them costs, a window without one costs; 0 is a detector that never
-says anything, 100 one that says it at the start of every window. Three profiles weigh false alarms
+reports, 100 one that reports at the start of every window. Three profiles weigh false alarms
 differently. The first 15 % of a series are for learning. NAB gives every detector the threshold at
-which it scores best; ours is told as it is, too. Beside it: NAB's windowed Gaussian, written anew
-from its description, with its best threshold as well.
+which it scores best; ours is scored with its default, too. Beside it: NAB's windowed Gaussian,
+by its description, with its best threshold as well.
 
 Both sides of a series count here (ours sees lost time, which only rises), scaled by the spread of
 the learning part, since these are no shares of time.
@@ -35,7 +35,7 @@ from sonde.diagnose.series import SURE, Series
 BASELINE = 60
 """Ticks in the detector's baseline."""
 REST = 48
-"""Ticks in which it does not say the same again."""
+"""Ticks in which it does not report the same again."""
 LEARNS, MOST_LEARNT = 0.15, 5_000
 GAUSSIAN_WINDOW = 6_400
 TIMES = tuple(0.5 * 1.25**step for step in range(20))
@@ -114,7 +114,7 @@ def score(one: Labelled, alarms: Sequence[int], weights: tuple[float, float, flo
 def normalized(
     every: Sequence[Labelled], alarms: Sequence[Sequence[int]], weights: tuple[float, float, float]
 ) -> float:
-    """Over all series: 0 says nothing, 100 is perfect."""
+    """Over all series: 0 never reports, 100 is perfect."""
     windows = sum(len(one.windows) for one in every)
     raw = sum(score(one, found, weights) for one, found in zip(every, alarms, strict=True))
     nothing, perfect = -weights[2] * windows, weights[0] * windows

@@ -88,7 +88,7 @@ def _ask(address: str) -> None:
 
 
 def backend(address: str, port: str, size: str) -> None:
-    """Answers with so many bytes; `sleep S` on standard input makes it slow."""
+    """Answers with `size` bytes; `sleep S` on standard input makes it slow."""
     body = os.urandom(int(size))
 
     class Handler(BaseHTTPRequestHandler):

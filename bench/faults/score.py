@@ -68,7 +68,7 @@ def slowdown(trial: Line) -> float:
 
 
 def one_line(trial: Line) -> str:
-    """For whoever watches a run."""
+    """For the user who watches a run."""
     alarm = alarm_of(trial)
     text = f"{trial['fault']:20} {trial['victim']:15} {trial['level']} ×{slowdown(trial):6.2f}"
     if trial["trouble"]:
@@ -180,7 +180,7 @@ def _quantiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def brief(trial: Line) -> Line:
-    """A trial without its rows: what was done, and what was said."""
+    """A trial without its rows: what was done, and what was reported."""
     alarm = alarm_of(trial)
     found: Line = {
         "trial": f"{trial['fault']}/{trial['victim']}/{trial['level']}/{trial['seed']}",

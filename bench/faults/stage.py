@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stage of a trial: its processes, control groups, files, a network of its own; all of it goes
+"""The stage of a trial: its processes, control groups, files, a separate network; all of it goes
 at the end, whatever happened."""
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Stage:
         self, script: str, *arguments: str, group: str, cpus: set[int] | None = None,
         netns: bool = False,
     ) -> subprocess.Popen[bytes]:  # fmt: skip
-        """A process in a group for CPU time of its own."""
+        """A process in a separate group for CPU time."""
         folder = self.group("cpu", group)
 
         def enter() -> None:
@@ -78,7 +78,7 @@ class Stage:
         steps = str(self.folder / "steps")
         self.victim = self.start("victims", kind, steps, *arguments, group="victim", cpus=cpus)
 
-    def tell(self, process: subprocess.Popen[bytes] | None, text: str) -> None:
+    def send(self, process: subprocess.Popen[bytes] | None, text: str) -> None:
         """A command to a victim or a helper."""
         assert process is not None and process.stdin is not None
         stdin: IO[bytes] = process.stdin

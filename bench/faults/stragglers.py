@@ -4,7 +4,7 @@
     python -m bench.faults.stragglers FOLDER [--json FILE]
 
 FOLDER: `trace-NAME.parquet` of ByteDance-Seed/StragglerAnalysis (operations of all ranks, with
-stage, step, micro batch, start and duration). Computing alone is told to
+stage, step, micro batch, start and duration). Only computing is passed to
 `sonde.diagnose.stragglers`.
 """
 
@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 from sonde.diagnose.stragglers import Straggling, Work, straggling
 
 TRUTH = {"AR": "slow-worker", "ST": "slow-stage", "SE": "unequal-sequences"}
-"""What its authors say of each."""
+"""The authors' label of each."""
 
 
-def told(path: Path) -> Straggling:
+def finding_of(path: Path) -> Straggling:
     """Of one trace."""
     rows = pq.read_table(path).to_pylist()
     return straggling(
@@ -35,7 +35,7 @@ def told(path: Path) -> Straggling:
 
 
 def main() -> None:
-    """Print what is said of each, and the truth."""
+    """Print the finding on each, and the truth."""
     parser = argparse.ArgumentParser(prog="python -m bench.faults.stragglers")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--json", type=Path)
@@ -43,10 +43,10 @@ def main() -> None:
     found = {}
     for path in sorted(args.folder.glob("trace-*.parquet")):
         name = path.stem.removeprefix("trace-")
-        one = told(path)
+        one = finding_of(path)
         found[name] = {
             "truth": TRUTH.get(name, ""),
-            "told": str(one.kind),
+            "found": str(one.kind),
             "excess": {str(kind): round(value, 3) for kind, value in one.excess.items()},
             "stage": one.stage,
             "replica": one.replica,

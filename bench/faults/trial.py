@@ -29,7 +29,7 @@ PORT, BACKEND_PORT = 18_077, 18_078
 
 @dataclass
 class Trial:
-    """What was done, and what the victim says of itself. Times: CLOCK_MONOTONIC, ns."""
+    """What was done, and what the victim reports of itself. Times: CLOCK_MONOTONIC, ns."""
 
     fault: str
     victim: str

@@ -103,7 +103,7 @@ _GARBAGE: list[Any] = []
 
 
 def _own_faults(log: Path) -> None:
-    """What the program does to itself, from when it is told to."""
+    """What the program does to itself, from the command to do so."""
     if SETTING.get("lock"):
         with LOCK:
             pass

@@ -29,7 +29,7 @@ def includes(cupti: Path) -> list[str]:
 
 
 def build(to: Path, cupti: Path) -> list[str]:
-    said = []
+    errors = []
     commands = [
         ["gcc", "-O2", "-o", f"{to}/inject", *sources("inject")],
         [
@@ -87,8 +87,8 @@ def build(to: Path, cupti: Path) -> list[str]:
     for c, p in zip(commands, running, strict=True):
         text, _ = p.communicate(timeout=120)
         if p.returncode:
-            said.append(f"{c[0]} {c[c.index('-o') + 1]}: {text[-800:]}")
-    return said
+            errors.append(f"{c[0]} {c[c.index('-o') + 1]}: {text[-800:]}")
+    return errors
 
 
 def library_path() -> dict[str, str]:

@@ -73,11 +73,11 @@ def stages(
         except subprocess.TimeoutExpired:
             p.kill()
             text, _ = p.communicate()
-            return {"exit": "hang", "said": text[-600:]}
+            return {"exit": "hang", "output": text[-600:]}
         try:
             return {"exit": p.returncode, **json.loads(text)}
         except json.JSONDecodeError:
-            return {"exit": p.returncode, "said": text[-600:]}
+            return {"exit": p.returncode, "output": text[-600:]}
 
     for b in names:
         out[f"{b} cost"] = end(start(b, "cost", 0))

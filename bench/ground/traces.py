@@ -194,9 +194,9 @@ def read(cell: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
     dump = Path(cell["out"] + ".dump.json")
     windows: list[dict[str, int]] = []
     if dump.exists():
-        said = json.loads(dump.read_text())
-        windows = [dict(zip(WINDOW, w, strict=True)) for w in said.pop("windows")]
-        row["cupti"] = said
+        summary = json.loads(dump.read_text())
+        windows = [dict(zip(WINDOW, w, strict=True)) for w in summary.pop("windows")]
+        row["cupti"] = summary
         records = np.fromfile(cell["out"] + ".dump.records", dtype=RECORD)
         launches = np.fromfile(cell["out"] + ".dump.launches", dtype=LAUNCH)
         row["truth"] = truth(records, launches, windows, work, stamps, cell["workload"])

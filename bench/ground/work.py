@@ -37,7 +37,7 @@ def _sleep_often() -> None:
 
 
 class Program:
-    """One workload: `step()` launches a known number of kernels; `digest()` says what was computed."""
+    """One workload: `step()` launches a known number of kernels; `digest()` identifies what was computed."""
 
     def __init__(self, name: str, device: str) -> None:
         self.name, self.device = name, device
@@ -293,14 +293,14 @@ def child(cell: dict[str, Any]) -> None:
 
 def last_words(pid: int) -> dict[str, str]:
     """Where the threads of a hung child are."""
-    said = {}
+    calls_of = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
         try:
             name = (task / "comm").read_text().strip()
-            said[f"{task.name} {name}"] = (task / "syscall").read_text().strip()[:60]
+            calls_of[f"{task.name} {name}"] = (task / "syscall").read_text().strip()[:60]
         except OSError:
             continue
-    return said
+    return calls_of
 
 
 def zygote() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a loop and the benchmark that runs it say to one another.
+"""The protocol between a loop and the benchmark that runs it.
 
 The loop prints "ready", and reads lines on standard input: "until N" ends it after N steps, "end"
 at once, "time S" answers with the mean µs a step of the next S seconds, in blocks. At its end it
@@ -22,7 +22,7 @@ from collections.abc import Callable
 def converse(
     step: Callable[[], object], state: Callable[[], bytes], every: int, wait_s: float = 0.0
 ) -> None:
-    """Step until told to end.
+    """Step until the command to end.
 
     `state` waits for the device and answers with what `every` steps have come to. `wait_s`: sleep
     so long for each line, as programs do that read their input.

@@ -31,14 +31,14 @@ __attribute__((noinline)) static int churn(void)
 
 int main(void)
 {
-	double told = seconds(CLOCK_MONOTONIC);
+	double reported_s = seconds(CLOCK_MONOTONIC);
 	long rounds = 0;
 
 	while (churn()) {
 		rounds++;
-		if (seconds(CLOCK_MONOTONIC) < told + 0.1)
+		if (seconds(CLOCK_MONOTONIC) < reported_s + 0.1)
 			continue;
-		told = seconds(CLOCK_MONOTONIC);
+		reported_s = seconds(CLOCK_MONOTONIC);
 		printf("%ld %.6f\n", rounds * (long)(BYTES / PAGE),
 		       seconds(CLOCK_PROCESS_CPUTIME_ID));
 		fflush(stdout);

@@ -14,7 +14,7 @@ SOURCE = (
 
 
 def main() -> None:
-    """Step until told to end."""
+    """Step until the command to end."""
     context = cl.create_some_context(interactive=False)
     queue = cl.CommandQueue(context)
     kernel = cl.Kernel(cl.Program(context, SOURCE).build(), "f")

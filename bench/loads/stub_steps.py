@@ -15,7 +15,7 @@ EVERY = 20
 
 
 def main() -> None:
-    """Step until told to end."""
+    """Step until the command to end."""
     device = StubDevice()
     launch = device.make_loop("decode")
     number = 1

@@ -4,7 +4,7 @@
 //     switches FILE CPUS SWITCHES_PER_SECOND
 //
 // On every CPU two threads are pinned. Each millisecond one of them wakes, passes a byte to the other
-// one and back as often as the schedule says (two switches each time), works, and sleeps again (one
+// one and back as often as the schedule has it (two switches each time), works, and sleeps again (one
 // more). The CPU is not kept busy: on current kernels a pair that is would starve all others.
 //
 // FILE holds for each CPU, 64 bytes apart, a u64 of units of work and one of the ns that they took.

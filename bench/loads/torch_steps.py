@@ -19,7 +19,7 @@ WIDTH = 1024 if DEVICE == "cuda" else 64
 
 
 def train() -> tuple[Callable[[], None], Callable[[], bytes]]:
-    """A transformer that keeps its device busy, trained with AdamW on data of its own making."""
+    """A transformer that keeps its device busy, trained with AdamW on data that it makes itself."""
     torch.manual_seed(11)
     layer = nn.TransformerEncoderLayer(WIDTH, 16, 4 * WIDTH, batch_first=True, dropout=0.1)
     model = nn.Sequential(nn.TransformerEncoder(layer, 6), nn.Linear(WIDTH, 8)).to(DEVICE)
@@ -66,7 +66,7 @@ def small_kernels(replayed: bool) -> tuple[Callable[[], None], Callable[[], byte
 
 
 def main() -> None:
-    """Step until told to end."""
+    """Step until the command to end."""
     torch.use_deterministic_algorithms(True)
     torch.backends.cuda.enable_flash_sdp(False)  # some of these add up in any order
     torch.backends.cuda.enable_mem_efficient_sdp(False)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m bench.service`: simulated agents replay real chunks; what was acknowledged is counted.
 
-Each agent sends one chunk every `--period` seconds over a connection of its own; when no answer
+Each agent sends one chunk every `--period` seconds over a separate connection; when no answer
 comes it sends the chunk again. At the end every acknowledged chunk must be in the store once, and
 the sample rows must be those of the source.
 """
@@ -146,7 +146,7 @@ def main() -> int:
                 server.ask(question, **{"from": 0, **more})
                 times.append(time.monotonic() - started)
             asked[f"{question}{' of a node' if more else ''}"] = statistics.median(times)
-        told = {
+        of_server = {
             name: float(value)
             for name, _, value in (
                 line.partition(" ")
@@ -166,11 +166,11 @@ def main() -> int:
         "ack_max_ms": round(1e3 * acks[-1], 1),
         "sync_mean_ms": round(
             1e3
-            * told["sonde_server_log_sync_seconds_total"]
-            / told["sonde_server_log_syncs_total"],
+            * of_server["sonde_server_log_sync_seconds_total"]
+            / of_server["sonde_server_log_syncs_total"],
             1,
         ),
-        "sync_max_ms": round(1e3 * told["sonde_server_log_longest_sync_seconds"], 1),
+        "sync_max_ms": round(1e3 * of_server["sonde_server_log_longest_sync_seconds"], 1),
         "memory_most_mb": max(tally.rss_bytes) >> 20,
         "memory_median_mb": int(statistics.median(tally.rss_bytes)) >> 20,
         "stalled_seconds": len(tally.stalled_seconds),

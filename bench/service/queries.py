@@ -43,7 +43,7 @@ AT_ONCE = 2_000
 
 
 def fill(store: Path, rows: int, day_ns: int) -> int:
-    """Make a day of a store with so many rows of `sample`; returns how many there are."""
+    """Make a day of a store with about `rows` rows of `sample`; returns how many there are."""
     sources = [_without_others(chunk) for chunk in recorded()]
     counts = [rows_of(source, "sample") for source in sources]
     total = round(rows / statistics.mean(counts))
@@ -146,7 +146,7 @@ class Peer:
 
 
 def timed_ms(work: Callable[[], object], most: int) -> list[float]:
-    """Times of up to so many runs in ms, sorted; fewer where they take long."""
+    """Times of up to `most` runs in ms, sorted; fewer where they take long."""
     found: list[float] = []
     began = time.monotonic()
     while len(found) < most and time.monotonic() - began < 60:

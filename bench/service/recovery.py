@@ -48,13 +48,13 @@ def write_log(store: Path, size_bytes: int) -> tuple[int, int]:
 
 
 def wait_for(server: Server, chunks: int) -> None:
-    """Until so many chunks are stored, by the server's own counter: a question each second would
+    """Until `chunks` chunks are stored, by the server's own counter: a question each second would
     take a part of the processors."""
     ends = time.monotonic() + 3_600
     while time.monotonic() < ends:
         text = server.get("/metrics")[1].decode()
-        told = text.partition("\nsonde_store_chunks_stored_total ")[2].partition("\n")[0]
-        if int(told or 0) >= chunks:
+        count = text.partition("\nsonde_store_chunks_stored_total ")[2].partition("\n")[0]
+        if int(count or 0) >= chunks:
             return
         time.sleep(0.5)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m bench.service.sizes`: bytes a row of what real agents recorded, after compaction.
 
-Each recording of tests/data with samples or timed kernels is stored once, as a node of its own; so
+Each recording of tests/data with samples or timed kernels is stored once, as a separate node; so
 stacks and weights repeat as rarely as they do in some seconds of a program, and an hour of one
 takes less a row. Zstandard of the chunks as they were sent is given beside it.
 """

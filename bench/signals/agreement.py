@@ -6,7 +6,7 @@ a table and writes agreement.json.
 
 A figure agrees with dmon where each of dmon's rows, one a second and in whole units, lies between
 the least and the most that Sonde saw from one second before that second to one after it, give or
-take one unit: the second is that of its clock, cut, and what either was told may be a second old.
+take one unit: the second is that of its clock, cut, and what either was given may be a second old.
 Rates are summed up and held to the bytes that the load moved; PCIe is counted on the wire, so once
 as it is (for information) and once without the headers of its packets.
 """
@@ -40,7 +40,7 @@ ENERGY_BOUND = 0.05
 """dmon's power, an average of the driver's, is asked each second; loads change within that."""
 MEMORY_BOUND = 0.02
 """Of two tenants: the driver holds some memory that it counts on nobody."""
-ENERGY_TOLD_S = 13.0
+ENERGY_AGE_S = 13.0
 """A page's energy is at most so old: asked each ten seconds, read when somebody asks."""
 GENERAL = {"hw__gpu__task": "general"}
 CORE = {"hw__type": "gpu", "hw__sensor_location": "gpu"}
@@ -65,7 +65,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Figure:
-    """What both tell: dmon's column and our series, and what makes its unit of ours."""
+    """What both report: dmon's column, our series, and the factor from our unit to its."""
 
     name: str
     unit: str
@@ -93,16 +93,16 @@ def loads(recording: Recording, dmon: Rows) -> list[Row]:
     rows: list[Row] = []
     for phase in recording.phases:
         for one in FIGURES:
-            rows += _told(one.name, phase, lambda: [_beside(recording, dmon, phase, one)])  # noqa: B023
-    rows += _told("DRAM", "stream", lambda: [_dram(recording)])
+            rows += _or_missing(one.name, phase, lambda: [_beside(recording, dmon, phase, one)])  # noqa: B023
+    rows += _or_missing("DRAM", "stream", lambda: [_dram(recording)])
     for phase in WAYS:
-        rows += _told("PCIe", phase, lambda: _recorded_pcie(recording, phase))  # noqa: B023
+        rows += _or_missing("PCIe", phase, lambda: _recorded_pcie(recording, phase))  # noqa: B023
     rows += [_calls(recording, phase) for phase in WAYS]
-    return [*rows, *_told("energy", "all phases", lambda: [_energy(recording, dmon)])]
+    return [*rows, *_or_missing("energy", "all phases", lambda: [_energy(recording, dmon)])]
 
 
 def tenants(recording: Recording) -> list[Row]:
-    """Two processes on one device: what is told of each, summed up, beside the device's."""
+    """Two processes on one device: what is reported of each, summed up, beside the device's."""
     phases = recording.phases
     start_ns = max(one["start_ns"] for one in phases) + EDGE_NS
     end_ns = min(one["end_ns"] for one in phases) - EDGE_NS
@@ -124,13 +124,13 @@ def tenants(recording: Recording) -> list[Row]:
     ]
 
 
-def page(told: Any) -> list[Row]:
-    """An agent that only serves a page: its counters over each load. `told` as
+def page(watched: Any) -> list[Row]:
+    """An agent that only serves a page: its counters over each load. `watched` as
     `bench.signals.page` writes it."""
-    scrapes, rows = told["scrapes"], []
-    for number, load in enumerate(told["loads"]):
+    scrapes, rows = watched["scrapes"], []
+    for number, load in enumerate(watched["loads"]):
         way, where = WAYS.get(load["name"], ""), f"{load['name']}, each {load['pace_s']:g} s"
-        later = [*told["loads"][number + 1 :], {"start_ns": float("inf")}][0]
+        later = [*watched["loads"][number + 1 :], {"start_ns": float("inf")}][0]
         before = _last(scrapes, load["start_ns"])
         after = _last(scrapes, later["start_ns"])
         if way:
@@ -146,8 +146,8 @@ def page(told: Any) -> list[Row]:
                 _share("DRAM rate", f"page: {where}", "bytes moved", load["bytes"] / seconds, seen,
                     "B/s", BYTES_BOUND)
             )  # fmt: skip
-    copied = sum(load["bytes"] for load in told["loads"] if load["name"] == "h2d")
-    first = _last(scrapes, told["loads"][0]["start_ns"])
+    copied = sum(load["bytes"] for load in watched["loads"] if load["name"] == "h2d")
+    first = _last(scrapes, watched["loads"][0]["start_ns"])
     seen = _counted(scrapes[-1], "receive") - _counted(first, "receive")
     rows += _pcie("page: all of it", "receive", copied, seen)
     rows += _page_energy(scrapes)
@@ -155,18 +155,18 @@ def page(told: Any) -> list[Row]:
 
 
 def costs(out: Path) -> list[Row]:
-    """CPU of the process that asks NVML, as it says itself; and of the agent with a page."""
+    """CPU of the process that asks NVML, as it reports it; and of the agent with a page."""
     rows = []
-    asker, asking = "the NVML process", {"sonde.source": "nvml"}
+    process, asking = "the NVML process", {"sonde.source": "nvml"}
     for name in ("idle", "phases"):
         if (out / f"{name}.sonde").exists():
             recording = Recording(out / f"{name}.sonde")
             for points in recording.each("sonde.source.cpu_seconds", asking):
-                rows.append(_cost(name, asker, points[len(points) // 3 :]))
+                rows.append(_cost(name, process, points[len(points) // 3 :]))
     if (out / "page.json").exists():
         scrapes = json.loads((out / "page.json").read_text())["scrapes"]
         for who, name, wanted in (
-            (asker, "sonde_source_cpu_seconds_total", 'sonde_source="nvml"'),
+            (process, "sonde_source_cpu_seconds_total", 'sonde_source="nvml"'),
             ("the agent", "agent_cpu_s", ""),
         ):
             points = [(one["time_ns"], _value(one, name, wanted)) for one in scrapes]
@@ -247,17 +247,17 @@ def main() -> int:
 
 def _beside(recording: Recording, dmon: Rows, phase: str, figure: Figure) -> Row:
     start_ns, end_ns = recording.span(phase)
-    told = column(dmon, figure.column, start_ns + EDGE_NS, end_ns - EDGE_NS)
+    values = column(dmon, figure.column, start_ns + EDGE_NS, end_ns - EDGE_NS)
     points = [
         (time_ns, value * figure.scale)
         for time_ns, value in recording.points(figure.series, **figure.attributes)
     ]
-    outside = sum(not _is_within(value, time_ns, points) for time_ns, value in told)
-    bound = f"{outside} of {len(told)} rows off"
-    if not told:
+    outside = sum(not _is_within(value, time_ns, points) for time_ns, value in values)
+    bound = f"{outside} of {len(values)} rows off"
+    if not values:
         return Row(figure.name, phase, "dmon", 0, 0, figure.unit, "", "no rows of dmon", False)
-    truth = sum(value for _, value in told) / len(told)
-    seen = mean(points, told[0][0], told[-1][0] + SECOND_NS)
+    truth = sum(value for _, value in values) / len(values)
+    seen = mean(points, values[0][0], values[-1][0] + SECOND_NS)
     difference = f"{seen - truth:+.2f} {figure.unit}"
     return Row(
         figure.name, phase, "dmon", truth, seen, figure.unit, difference, bound, outside == 0
@@ -276,9 +276,9 @@ def _share(
 ) -> Row:
     """Held to a share of the truth, or for information."""
     off = seen / truth - 1 if truth else float("nan")
-    told = "" if bound is None else f"{100 * bound:g} %"
+    limit = "" if bound is None else f"{100 * bound:g} %"
     holds = None if bound is None else abs(off) <= bound
-    return Row(figure, where, peer, truth, seen, unit, f"{100 * off:+.2f} %", told, holds)
+    return Row(figure, where, peer, truth, seen, unit, f"{100 * off:+.2f} %", limit, holds)
 
 
 def _exact(figure: str, where: str, truth: float, seen: float) -> Row:
@@ -295,8 +295,8 @@ def _pcie(where: str, way: str, copied: float, seen: float) -> list[Row]:
     ]
 
 
-def _told(figure: str, where: str, make: Callable[[], list[Row]]) -> list[Row]:
-    """Its rows, or one that says that it is missing."""
+def _or_missing(figure: str, where: str, make: Callable[[], list[Row]]) -> list[Row]:
+    """Its rows, or one that marks it as missing."""
     try:
         return make()
     except LookupError as error:
@@ -325,43 +325,45 @@ def _calls(recording: Recording, phase: str) -> Row:
 
 def _energy(recording: Recording, dmon: Rows) -> Row:
     """Between its first and its last row beside dmon's power."""
-    told = column(dmon, "pwr", 0, 2**63)
+    values = column(dmon, "pwr", 0, 2**63)
     points = [
-        one for one in recording.points("hw.energy") if told and told[0][0] <= one[0] <= told[-1][0]
+        one
+        for one in recording.points("hw.energy")
+        if values and values[0][0] <= one[0] <= values[-1][0]
     ]
     if len(points) < 2:
-        raise LookupError("told less than twice")
+        raise LookupError("reported less than twice")
     (start_ns, first), (end_ns, last) = points[0], points[-1]
-    truth = integral(told, start_ns, end_ns)
+    truth = integral(values, start_ns, end_ns)
     return _share("energy", "all phases", "dmon's power", truth, last - first, "J", ENERGY_BOUND)
 
 
 def _page_energy(scrapes: list[Any]) -> Iterator[Row]:
-    """The page's is what the library said at most ENERGY_TOLD_S ago."""
-    told = [one for one in scrapes if one.get("energy_j") is not None]
-    shown = [_value(one, "hw_energy_joules_total") for one in told]
-    if not told or shown[-1] != shown[-1]:
+    """The page's is what the library reported at most ENERGY_AGE_S ago."""
+    values = [one for one in scrapes if one.get("energy_j") is not None]
+    shown = [_value(one, "hw_energy_joules_total") for one in values]
+    if not values or shown[-1] != shown[-1]:
         return
     outside = held = 0
-    for number, one in enumerate(told):
-        old = [o for o in told[:number] if o["time_ns"] <= one["time_ns"] - ENERGY_TOLD_S * 1e9]
+    for number, one in enumerate(values):
+        old = [o for o in values[:number] if o["time_ns"] <= one["time_ns"] - ENERGY_AGE_S * 1e9]
         if old:
             held += 1
             outside += not old[-1]["energy_j"] - 1 <= shown[number] <= one["energy_j"] + 1
-    yield Row("energy", "page: all of it", "the library's", told[-1]["energy_j"], shown[-1], "J",
-        f"{shown[-1] - told[-1]['energy_j']:+.0f} J", f"{outside} of {held} off",
+    yield Row("energy", "page: all of it", "the library's", values[-1]["energy_j"], shown[-1], "J",
+        f"{shown[-1] - values[-1]['energy_j']:+.0f} J", f"{outside} of {held} off",
         outside == 0 if held else None)  # fmt: skip
 
 
 def _chip_totals(scrapes: list[Any]) -> Iterator[Row]:
-    """For information: newer libraries have totals of their own (GPM 255, 256)."""
-    told = [one for one in scrapes if one.get("gpm_totals")]
+    """For information: newer libraries have totals themselves (GPM 255, 256)."""
+    values = [one for one in scrapes if one.get("gpm_totals")]
     for way in ("transmit", "receive"):
-        if len(told) >= 2 and way in told[0]["gpm_totals"]:
-            truth = told[-1]["gpm_totals"][way] - told[0]["gpm_totals"][way]
+        if len(values) >= 2 and way in values[0]["gpm_totals"]:
+            truth = values[-1]["gpm_totals"][way] - values[0]["gpm_totals"][way]
             if not truth:
                 continue
-            seen = _counted(told[-1], way) - _counted(told[0], way)
+            seen = _counted(values[-1], way) - _counted(values[0], way)
             yield _share(f"PCIe {way}, wire", "page: all of it", "chip's total", truth, seen, "B",
                 None)  # fmt: skip
 
@@ -396,7 +398,7 @@ def _called(scrape: Any, way: str) -> float:
 
 
 def _value(scrape: Any, name: str, wanted: str = "") -> float:
-    """NaN where it is not told."""
+    """NaN where it is not reported."""
     for key, value in scrape["values"].items():
         if key.partition("{")[0] == name and wanted in key:
             return float(value)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each signal of the host beside its independent truth, several times over, as root:
 `python -m bench.signals.host [ROUNDS]`. Runs the tests that hold them to 5 % and gathers what they
-saw: the median of told / truth, and the least and the most.
+saw: the median of recorded / truth, and the least and the most.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def main() -> int:
     truths: dict[str, list[float]] = {}
     for line in lines:
         if line["truth"]:
-            ratios.setdefault(line["what"], []).append(line["told"] / line["truth"])
+            ratios.setdefault(line["what"], []).append(line["recorded"] / line["truth"])
             truths.setdefault(line["what"], []).append(line["truth"])
-    print(f"{'told / truth':<48}{'median':>9}{'least':>9}{'most':>9}{'times':>7}{'truth':>16}")
+    print(f"{'recorded / truth':<48}{'median':>9}{'least':>9}{'most':>9}{'times':>7}{'truth':>16}")
     worst = 0.0
     for what, found in ratios.items():
         middle = statistics.median(found)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads whose bytes are known; each says when it ran (CLOCK_MONOTONIC ns) and what it moved.
+"""Loads whose bytes are known; each prints when it ran (CLOCK_MONOTONIC ns) and what it moved.
 
 python -m bench.signals.loads OUT SECONDS                all, one after another, into OUT
 python -m bench.signals.loads OUT SECONDS BEGINS ENDS    one of several tenants
@@ -120,7 +120,7 @@ def tenant(seconds: float, begins: float, ends: float) -> dict[str, float]:
 
 
 def main() -> int:
-    """As the module says."""
+    """See the module."""
     if sys.argv[1:] == ["-"]:
         asked()
         return 0

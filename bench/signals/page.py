@@ -3,7 +3,7 @@
 
 Such an agent asks seldom, GPM each 5 s, and what moved is the rate times the time between. Its page
 is fetched each five seconds beside the first loads and each second beside the last. After each load
-it is fetched until that must have been told. Everything goes into page.json:
+it is fetched until that must have been reported. Everything goes into page.json:
 `python -m bench.signals.page OUT [SECONDS]`.
 """
 
@@ -30,7 +30,7 @@ AGENT = (sys.executable, "-m", "sonde", "agent", "--prometheus", "127.0.0.1:0")
 LOADS = (sys.executable, "-m", "bench.signals.loads", "-")
 SELDOM_S, OFTEN_S = 5.0, 1.0
 STARTS_IN_S, READY_IN_S = 30.0, 60.0
-TELLS_IN_S = 1.2
+REPORTED_IN_S = 1.2
 """Later than its question, a figure is on the page."""
 CHIP_TOTALS = {255: "transmit", 256: "receive"}
 """GPM's own, of newer libraries: PCIe bytes since the start of the chip."""
@@ -53,7 +53,7 @@ def plan(seconds: float) -> list[tuple[str, float, float]]:
 
 
 class Library:
-    """What NVML itself says at the same time; nothing where it cannot."""
+    """What NVML itself reports at the same time; nothing where it cannot."""
 
     def __init__(self) -> None:
         self._device: c_void_p | None = None
@@ -66,15 +66,15 @@ class Library:
 
     def now(self) -> dict[str, Any]:
         """Joules since the driver was loaded, and GPM's totals, where it has any."""
-        told: dict[str, Any] = {"energy_j": None, "gpm_totals": {}}
+        counted: dict[str, Any] = {"energy_j": None, "gpm_totals": {}}
         if self._device is None:
-            return told
+            return counted
         with suppress(NvmlError):
             name = "nvmlDeviceGetTotalEnergyConsumption"
-            told["energy_j"] = self._nvml.large(name, self._device) / 1000
+            counted["energy_j"] = self._nvml.large(name, self._device) / 1000
         with suppress(NvmlError):
-            told["gpm_totals"] = self._totals()
-        return told
+            counted["gpm_totals"] = self._totals()
+        return counted
 
     def _sample(self) -> None:
         self._samples.reverse()
@@ -147,30 +147,30 @@ def watch(
     )
     try:
         page = Page(_address(agent, log), agent.pid, Library())
-        _hear(load, page, READY_IN_S, OFTEN_S)
+        _next_line(load, page, READY_IN_S, OFTEN_S)
         done: list[dict[str, Any]] = []
         for name, seconds, pace_s in wanted:
             if not done or done[-1]["pace_s"] != pace_s:
-                # At this pace from the begin of the load, and what came before it was told.
-                page.watch(time.monotonic() + pace_s + TELLS_IN_S, pace_s)
+                # At this pace from the begin of the load, and what came before it was reported.
+                page.watch(time.monotonic() + pace_s + REPORTED_IN_S, pace_s)
             assert load.stdin is not None
             load.stdin.write(f"{name} {seconds}\n")
             load.stdin.flush()
-            told = json.loads(_hear(load, page, seconds + 20, pace_s))
-            done.append({"name": name, "pace_s": pace_s} | told)
-            page.watch(time.monotonic() + pace_s + TELLS_IN_S, pace_s)
+            counted = json.loads(_next_line(load, page, seconds + 20, pace_s))
+            done.append({"name": name, "pace_s": pace_s} | counted)
+            page.watch(time.monotonic() + pace_s + REPORTED_IN_S, pace_s)
         return {"scrapes": page.scrapes, "loads": done}
     finally:
         for process in (load, agent):
             _end(process)
 
 
-def _hear(load: subprocess.Popen[str], page: Page, within_s: float, pace_s: float) -> str:
+def _next_line(load: subprocess.Popen[str], page: Page, within_s: float, pace_s: float) -> str:
     """Its next line, while the page is fetched."""
     assert load.stdout is not None
     page.watch(time.monotonic() + within_s, pace_s, load.stdout.fileno())
     if not select.select([load.stdout], [], [], 0)[0]:
-        raise RuntimeError(f"the load says nothing for {within_s:g} s")
+        raise RuntimeError(f"the load prints nothing for {within_s:g} s")
     if not (line := load.stdout.readline()):
         raise RuntimeError(f"the load ended with {load.wait()}")
     return line

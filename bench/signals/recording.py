@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was recorded, what was done meanwhile, and what nvidia-smi dmon said of the same device."""
+"""What was recorded, what was done meanwhile, and nvidia-smi dmon's rows of the same device."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Recording:
         return sum(call.bytes.get(way, 0) for call in queries.device_calls(self.session))
 
     def dmon(self, path: Path) -> Rows:
-        """What dmon (-o T, in UTC) said of the first device."""
+        """What dmon (-o T, in UTC) reported of the first device."""
         info = self.session.info
         start = datetime.fromtimestamp((info.start_ns + info.wall_offset_ns) / 1e9, UTC)
         names: list[str] = []

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the threads of a process begin: the addresses that a whole stack ends in.
 
-The entry point of the program and of its loader; functions of libc whose unwind information says
+The entry point of the program and of its loader; functions of libc whose unwind information states
 that nobody called them (clone, clone3); the roots of Go's stacks, which its own tracebacks end at.
 """
 
@@ -19,7 +19,7 @@ GO_ROOTS = (
 )
 _LIBC = re.compile(r"(libc[.-].*|libc|libpthread[.-].*|ld-linux.*|ld-musl.*)\Z")
 _START_BYTES = 0x40
-"""Of `_start`, whose size no table needs to tell."""
+"""Of `_start`, whose size need not be in any table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ def _mappings(pid: int) -> list[Mapping]:
 @cache
 def _loads(path: str) -> list[tuple[int, int, int]]:
     """(file offset, address as linked, size) of what is loaded."""
-    said = _run("readelf", "-lW", path)
-    rows = re.findall(r"^\s+LOAD\s+(\w+) (\w+) \w+ (\w+)", said, re.MULTILINE)
+    listing = _run("readelf", "-lW", path)
+    rows = re.findall(r"^\s+LOAD\s+(\w+) (\w+) \w+ (\w+)", listing, re.MULTILINE)
     return [(int(a, 16), int(b, 16), int(c, 16)) for a, b, c in rows]
 
 

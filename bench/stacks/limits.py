@@ -47,7 +47,7 @@ MOST_READY_S = 3.0
 MOST_MEDIAN_US, MOST_P99_US = 10.0, 40.0
 
 _NO_CODE = 60
-"""Files called *.so that are no libraries: so many are spared for them."""
+"""Files called *.so that are no libraries: N are spared for them."""
 _MAPS = """\
 import mmap, os, sys
 kept = []

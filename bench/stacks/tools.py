@@ -51,7 +51,7 @@ def sonde_command(it: Watched) -> list[str]:
 
 
 def sonde_share(it: Watched) -> Share:
-    """From its capture, by the outermost frame and not by what it says of itself."""
+    """From its capture, by the outermost frame and not by its own flags."""
     from sonde.query.capture import read
 
     tables = read(it.folder / "sonde.sonde").tables

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs made by chance whose call trees are known: every function has one place in one tree.
 
-So the innermost function of a stack that is the program's own tells all those above it, how often
-each recurses, and in which thread it runs. Three kinds: native (C++ without frame pointers: large,
+So the program's innermost own function of a stack determines all those above it, how often each
+recurses, and in which thread it runs. Three kinds: native (C++ without frame pointers: large,
 variable and realigned frames, exceptions, callbacks from libc, signal handlers), Python (recursion,
 callbacks from C, generators, constructors, coroutines), and Python that calls native code that
 calls Python. Two threads each.
@@ -64,7 +64,7 @@ class Tree:
 
     roots: list[Node]
     paths: dict[str, list[list[str]]]
-    """By its innermost function of its own: every path of own functions that there is to it."""
+    """By the innermost own function: every path of own functions that leads to it."""
 
     def is_right(self, own: list[str]) -> bool:
         """Whether a stack has these functions of the program, the outermost first."""

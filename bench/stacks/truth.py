@@ -174,7 +174,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=4, help="native trees (default: %(default)s)")
     parser.add_argument("--only", default="", help="programs whose name has one of these, by comma")
     parser.add_argument("--results", type=Path, help="JSON to add to, and to print in whole")
-    parser.add_argument("--wrong", type=int, default=0, help="print so many stacks that are wrong")
+    parser.add_argument("--wrong", type=int, default=0, help="print N stacks that are wrong")
     args = parser.parse_args()
     require_root()
     shares = _load(args.results)

@@ -6,7 +6,7 @@
 Each block has a turn of each arm, in random order: twice nothing of ours (the second one is the
 noise of the measurement), the library attached and idle, a recording of the process with defaults,
 and one of the whole machine. All other processes of the benchmark are held meanwhile. Turns with
-a recorder are told apart: its start until it says that it records, two seconds, what follows, its
+a recorder are divided: its start until it reports that it records, two seconds, what follows, its
 end. OUT takes one line of JSON a block; a run goes on where the last one ended.
 """
 
@@ -146,11 +146,11 @@ def print_table(path: Path) -> None:
                 mean = bounded(found)
                 upper = "unresolved" if math.isinf(mean.upper) else f"{100 * mean.upper:+.1f}"
                 cpu = slower(each, arm, "cpu_a_unit", "cpu_a_unit") if part == "steady" else []
-                told = f"{100 * statistics.median(cpu):+.1f}" if cpu else ""
+                cpu_text = f"{100 * statistics.median(cpu):+.1f}" if cpu else ""
                 print(
                     f"{load:15} {quota or '–':>5} {len(found):6}  {arm:14} {part:8}"
                     f" {100 * statistics.median(found):+7.1f}  {100 * mean.mean:+.1f} [{upper}]"
-                    f"  {told}"
+                    f"  {cpu_text}"
                 )
         _print_recorder(each)
 

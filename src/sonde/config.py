@@ -19,7 +19,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from sonde.errors import CaptureError, UsageError
-from sonde.input_files import open_input
+from sonde.input_files import read_checked
 from sonde.ownership import only_ours
 
 DEVICE_TIME = ("off", "allow-list", "all")
@@ -154,17 +154,16 @@ def _from_file(environ: Mapping[str, str]) -> dict[str, Any]:
     path = Path(named) if named else DEFAULT_FILE
     if not named and not path.exists():
         return {}
+
+    def check(path: Path) -> None:
+        if os.geteuid() == 0 and not only_ours(path, _trusted_writers(environ)):
+            raise UsageError(
+                f"others than root can change the configuration {path}",
+                "Give it and its folders to root: chown root, chmod go-w.",
+            )
+
     try:
-        with open_input(path) as file:
-            if os.geteuid() == 0 and not only_ours(path, _trusted_writers(environ)):
-                raise UsageError(
-                    f"others than root can change the configuration {path}",
-                    "Give it and its folders to root: chown root, chmod go-w.",
-                )
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise ValueError(f"longer than {_MOST_BYTES:,} bytes")
-        table = tomllib.loads(content.decode())
+        table = tomllib.loads(read_checked(path, _MOST_BYTES, check).decode())
     except CaptureError as error:
         raise UsageError(f"the configuration {error.cause}", "name a file") from error
     except (OSError, ValueError, RecursionError) as error:

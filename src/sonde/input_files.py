@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -44,6 +45,20 @@ def open_input(path: Path) -> BinaryIO:
         return os.fdopen(reopen(handle, os.O_RDONLY), "rb")
     finally:
         os.close(handle)
+
+
+def read_checked(path: Path, most_bytes: int, check: Callable[[Path], None]) -> bytes:
+    """The content of the file at `path`, which `check` may refuse by an error of its choice.
+
+    It is called while the file is open. Raises CaptureError for anything but a file, OSError, and
+    ValueError where the content is longer than `most_bytes`.
+    """
+    with open_input(path) as file:
+        check(path)
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise ValueError(f"longer than {most_bytes:,} bytes")
+    return content
 
 
 def own_descriptor(path: Path) -> int | None:

@@ -32,6 +32,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -133,7 +134,10 @@ class Server:
             case 17:  # STATFS
                 return struct.pack("<5Q3I28x", 1000, 1000, 1000, 1000, 1000, PAGE, 255, PAGE)
             case 25:  # FLUSH
-                return b"" if self._answers_flush else None
+                if self._answers_flush:
+                    return b""
+                STEPS.tell()
+                return None
             case 2 | 36 | 42:  # FORGET, INTERRUPT, BATCH_FORGET: never answered
                 return None
             case 18 | 28 | 29 | 34:  # RELEASE, READDIR, RELEASEDIR, ACCESS
@@ -357,14 +361,16 @@ def main(mode: str, seconds: str, where: str, device: str, *_: str) -> None:
         lambda: Server(fd, caches=not is_elf, answers_flush=mode != "exec", late_s=late_s).serve()
     )
     os.close(fd)
-    time.sleep(0.3)
+    (folder / "fuse").stat()  # once the server answers
     if is_elf:
         layers = f"lowerdir={where}/fuse,upperdir={where}/up,workdir={where}/work,userxattr"
         mount("overlay", f"{where}/ov", "overlay", layers)
     run = RUNS[mode]
     kid = fork(lambda: run(folder))
-    if is_elf or mode == "exec":
-        time.sleep(0.5)
+    if is_elf:
+        while Path(f"/proc/{kid}/comm").read_text() != "f\n":
+            time.sleep(0.01)
+        time.sleep(0.2)  # it has read what it runs by then
     else:
         STEPS.hear()
     if mode == "dead":
@@ -379,10 +385,11 @@ def main(mode: str, seconds: str, where: str, device: str, *_: str) -> None:
 
     def finish(*_: object) -> None:
         for pid in (kid, server):
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        for pid in (kid, server):  # init may take a second to reap what is left to it
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
         os._exit(0)
 
     signal.signal(signal.SIGTERM, finish)

@@ -84,10 +84,16 @@ def test_top_and_a_dump_of_a_neighbour_end_in_time(hostile: Tenant) -> None:
 
 
 @pytest.mark.usefixtures("hostile")
-def test_an_agent_ends_when_it_is_asked_to() -> None:
+def test_an_agent_ends_when_it_is_asked_to(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sonde", "agent", "--prometheus", "127.0.0.1:0"]
-    agent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    time.sleep(6)
+    log = tmp_path / "agent.log"
+    with log.open("w") as output:
+        agent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=output)
+    until_s = time.monotonic() + LIMIT_S
+    while "metrics at" not in log.read_text():
+        assert time.monotonic() < until_s, log.read_text()
+        time.sleep(0.05)
+    time.sleep(2)  # it has looked at all processes by then
     agent.send_signal(signal.SIGTERM)
     assert agent.wait(20) == 0
 

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.bpf
 UNIT = 256 << 10
 PAGE = 4096
 ROUNDS = 80
-PAUSE_US = 20_000
+PAUSE_US = 12_000
+"""80 of them are several ticks and chunks of a quarter of a second."""
 
 
 @contextmanager
@@ -141,7 +142,7 @@ def test_pages_touched_by_a_system_call(record, program):
 
 
 def test_a_leak_is_suspected_and_what_comes_and_goes_is_not(record, program):
-    recorder = recorded(record, program("truth/memory"), "leak", 150, PAUSE_US)
+    recorder = recorded(record, program("truth/memory"), "leak", 150, 20_000)
     suspects = {it.frames[0]: it for it in growth(recorder.session) if it.is_suspect}
     assert suspects.keys() == {"leak_large", "leak_small"}
     assert suspects["leak_large"].bytes == pytest.approx(150 * (UNIT + PAGE), rel=0.2)

@@ -113,6 +113,52 @@ def folder():
     shutil.rmtree(path)
 
 
+@for_real
+def test_the_servers_unit_takes_chunks_and_answers(folder):
+    prefix = units.under(SERVER, folder, {}, daemon=False)
+    sonde = str(Path(sys.executable).with_name("sonde"))
+    command = [sonde, "serve", "--store", "/tmp/store", "--listen", "127.0.0.1:0", "--open"]
+    process = subprocess.Popen(
+        [*prefix, *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        server = Server(folder)
+        server.port = int(process.stdout.readline().rsplit(":", 1)[1])
+        assert server.send("one", as_of(recorded()[0], "one", 0, time.time_ns()))[0] == 200
+        assert [node["node"] for node in server.wait_for(1)] == ["one"]
+        assert server.ask("top", **{"from": 0})
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0
+        process.stdout.close()
+
+
+@for_real
+@pytest.mark.parametrize("unit", HIGHEST)
+def test_a_unit_writes_nowhere_but_into_its_own_folders(unit, folder):
+    script = (
+        "for place in /etc /usr/local/bin /var/lib /var/spool/cron /root /boot /proc/sys/kernel "
+        "/sys/kernel; do touch $place/sonde-was-here 2>/dev/null && echo $place; done; "
+        "echo 1 2>/dev/null > /proc/sys/kernel/sysrq && echo sysrq; "
+        "cat /etc/shadow >/dev/null 2>&1 && echo shadow; "
+        "unshare --user true 2>/dev/null && echo namespace; "
+        "grep NoNewPrivs /proc/self/status"
+    )
+    prefix = units.under(unit, folder, {})
+    done = subprocess.run([*prefix, "bash", "-c", script], capture_output=True, text=True)
+
+    may_read_all = ["shadow"] if unit == "sonde.service" else []
+    # /root is a folder of the test's own where this Python lies below it.
+    assert [it for it in done.stdout.splitlines() if it != "/root"] == [
+        *may_read_all,
+        "NoNewPrivs:\t1",
+    ], done.stderr
+    assert not Path("/root/sonde-was-here").exists()
+
+
+# Programs to observe keep the CPUs busy from here to the end of the file.
+
+
 @pytest.fixture(scope="module")
 def beside(folder):
     with workload(folder) as programs:
@@ -171,46 +217,3 @@ def test_the_servers_unit_exposes_little():
         subprocess.run([*command, str(units.UNITS / SERVER)], capture_output=True).returncode == 0
     )
     assert given(SERVER) == set()
-
-
-@for_real
-def test_the_servers_unit_takes_chunks_and_answers(folder):
-    prefix = units.under(SERVER, folder, {}, daemon=False)
-    sonde = str(Path(sys.executable).with_name("sonde"))
-    command = [sonde, "serve", "--store", "/tmp/store", "--listen", "127.0.0.1:0", "--open"]
-    process = subprocess.Popen(
-        [*prefix, *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    try:
-        server = Server(folder)
-        server.port = int(process.stdout.readline().rsplit(":", 1)[1])
-        assert server.send("one", as_of(recorded()[0], "one", 0, time.time_ns()))[0] == 200
-        assert [node["node"] for node in server.wait_for(1)] == ["one"]
-        assert server.ask("top", **{"from": 0})
-    finally:
-        process.terminate()
-        assert process.wait(30) == 0
-        process.stdout.close()
-
-
-@for_real
-@pytest.mark.parametrize("unit", HIGHEST)
-def test_a_unit_writes_nowhere_but_into_its_own_folders(unit, folder):
-    script = (
-        "for place in /etc /usr/local/bin /var/lib /var/spool/cron /root /boot /proc/sys/kernel "
-        "/sys/kernel; do touch $place/sonde-was-here 2>/dev/null && echo $place; done; "
-        "echo 1 2>/dev/null > /proc/sys/kernel/sysrq && echo sysrq; "
-        "cat /etc/shadow >/dev/null 2>&1 && echo shadow; "
-        "unshare --user true 2>/dev/null && echo namespace; "
-        "grep NoNewPrivs /proc/self/status"
-    )
-    prefix = units.under(unit, folder, {})
-    done = subprocess.run([*prefix, "bash", "-c", script], capture_output=True, text=True)
-
-    may_read_all = ["shadow"] if unit == "sonde.service" else []
-    # /root is a folder of the test's own where this Python lies below it.
-    assert [it for it in done.stdout.splitlines() if it != "/root"] == [
-        *may_read_all,
-        "NoNewPrivs:\t1",
-    ], done.stderr
-    assert not Path("/root/sonde-was-here").exists()

@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from typing import IO
 
 import pytest
 from fuse_tenants import tenant
@@ -26,6 +27,7 @@ exporters.STUCK_S = 2.0
 
 def hang(*_):
     if len(sys.argv) > 2:
+        print("it hangs", file=sys.stderr, flush=True)
         open("/proc/%s/stat" % sys.argv[1]).read()
 
 for name in ("poll", "_update_unwinder"):
@@ -43,6 +45,15 @@ def _started(kid: int, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
+def _line_with(output: IO[str] | None, text: str) -> str:
+    """The first line that has it."""
+    assert output is not None
+    for line in output:
+        if text in line:
+            return line
+    pytest.fail(f"it ended before it wrote {text!r}")
+
+
 def _end(process: subprocess.Popen[str], *numbers: int) -> int | None:
     for number in numbers:
         process.send_signal(number)
@@ -57,8 +68,7 @@ def test_the_page_of_an_agent_whose_loop_hangs_says_so() -> None:
     with tenant("exec") as hostile:
         agent = _started(hostile.kid, "agent", "--prometheus", "127.0.0.1:0", "--no-device")
         try:
-            assert agent.stderr is not None
-            url = agent.stderr.readline().split()[-1]
+            url = _line_with(agent.stderr, "metrics at").split()[-1]
             until_s = time.monotonic() + 30
             said = None
             while said is None and time.monotonic() < until_s:
@@ -92,7 +102,8 @@ def test_a_second_signal_ends_what_hangs(numbers: list[int], command: list[str])
     with tenant("exec") as hostile:
         process = _started(hostile.kid, *command)
         try:
-            time.sleep(6)
+            _line_with(process.stderr, "it hangs")
+            time.sleep(0.5)
             assert process.poll() is None
             assert _end(process, numbers[0]) is None, "it hangs"
             assert _end(process, numbers[1]) == 128 + numbers[1]
@@ -104,16 +115,22 @@ def test_a_second_signal_ends_what_hangs(numbers: list[int], command: list[str])
 
 
 def test_the_first_signal_ends_what_does_not_hang() -> None:
-    for command in (["top"], ["record", "-o", "/dev/null", "-f", "--no-device"]):
+    for command, is_at_work in (
+        (["top"], "CPU"),
+        (["record", "-o", "/dev/null", "-f", "--no-device"], "sonde: recording"),
+    ):
         process = subprocess.Popen(
             [sys.executable, "-m", "sonde", *command],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         try:
-            time.sleep(4)
+            _line_with(process.stdout, is_at_work)
+            time.sleep(0.5)
             process.send_signal(signal.SIGINT)
-            assert process.wait(15) == 0
+            process.communicate(timeout=15)
+            assert process.returncode == 0
         finally:
             process.kill()
             process.wait()

@@ -12,9 +12,9 @@ import pytest
 TRUTH = 0.05
 
 
-def agrees(what: str, told: float, truth: float, slack: float = 0.0) -> None:
+def agrees(what: str, recorded: float, truth: float, slack: float = 0.0) -> None:
     """Hold a figure to its truth within 5 %, or a slack in its own unit where that is more."""
     if notes := os.environ.get("SONDE_TRUTHS"):
         with Path(notes).open("a") as file:
-            file.write(json.dumps({"what": what, "told": told, "truth": truth}) + "\n")
-    assert told == pytest.approx(truth, rel=TRUTH, abs=slack), what
+            file.write(json.dumps({"what": what, "recorded": recorded, "truth": truth}) + "\n")
+    assert recorded == pytest.approx(truth, rel=TRUTH, abs=slack), what

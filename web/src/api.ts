@@ -83,11 +83,11 @@ export async function send(path: string, given: RequestInit, signal?: AbortSigna
     throw new AskError(0, "the server does not answer", "see whether `sonde serve` still runs, then try again");
   }
   if (response.ok) return response;
-  let told: { error?: unknown; remedy?: unknown } = {};
+  let refusal: { error?: unknown; remedy?: unknown } = {};
   try {
-    told = (await response.json()) as typeof told;
+    refusal = (await response.json()) as typeof refusal;
   } catch {
     // An answer of a proxy in between: its status is all there is.
   }
-  throw new AskError(response.status, String(told.error ?? `HTTP status ${response.status}`), String(told.remedy ?? (response.status >= 500 ? "see the server's log" : "")));
+  throw new AskError(response.status, String(refusal.error ?? `HTTP status ${response.status}`), String(refusal.remedy ?? (response.status >= 500 ? "see the server's log" : "")));
 }

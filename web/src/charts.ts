@@ -83,8 +83,8 @@ export function chartsOf(table: Columns, groups: readonly Group[] = GROUPS): { c
       for (const { labels: text, first, end } of series.get(wanted.series) ?? []) {
         const labels = labelsOf(text);
         if (wanted.where && labels[wanted.where[0]] !== wanted.where[1]) continue;
-        const told = wanted.by ? String(labels[wanted.by] ?? "") : wanted.label || text;
-        if (wanted.skip?.includes(told)) continue;
+        const key = wanted.by ? String(labels[wanted.by] ?? "") : wanted.label || text;
+        if (wanted.skip?.includes(key)) continue;
         if (wanted.series === "sonde.gpu.throttled" && isZero(most, first, end)) continue;
         const device = devices.size > 1 && labels["hw.id"] ? ` ${shortId(String(labels["hw.id"]))}` : "";
         const times = new Array<number>(end - first);
@@ -93,7 +93,7 @@ export function chartsOf(table: Columns, groups: readonly Group[] = GROUPS): { c
           times[i - first] = time[i]! / 1e9;
           values[i - first] = value[i]!;
         }
-        lines.push({ label: (SPOKEN[told] ?? told.replaceAll("_", " ")) + device, times, values });
+        lines.push({ label: (SPOKEN[key] ?? key.replaceAll("_", " ")) + device, times, values });
       }
     }
     if (lines.length) charts.push({ title: group.title, unit: group.unit, percent: group.percent ?? false, lines, top: group.percent ? 1 : null, stepped: group.stepped ?? false });
@@ -107,7 +107,7 @@ function isZero(values: ArrayLike<number>, first: number, end: number): boolean 
   return true;
 }
 
-/** The lines of a chart on one axis of time, as uPlot takes them; a line is carried over gaps of its own rate. */
+/** The lines of a chart on one axis of time, as uPlot takes them; a line is carried over gaps as long as its interval. */
 export function aligned(lines: readonly Line[]): [number[], ...(number | null | undefined)[][]] {
   const first = lines[0]?.times ?? [];
   if (lines.every(({ times }) => times.length === first.length && times.every((time, i) => time === first[i]))) {

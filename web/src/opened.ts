@@ -26,7 +26,7 @@ export async function open(file: File): Promise<void> {
     const found = unpacked(await response.arrayBuffer()) as Omit<Opened, "name">;
     opening.set({ state: "open", opened: { name, ...found } });
   } catch (error) {
-    const told = error instanceof AskError ? error : new AskError(0, "the answer cannot be read", "load the page again");
-    opening.set({ state: "failed", name, error: told });
+    const failure = error instanceof AskError ? error : new AskError(0, "the answer cannot be read", "load the page again");
+    opening.set({ state: "failed", name, error: failure });
   }
 }

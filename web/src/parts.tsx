@@ -12,7 +12,7 @@ export function TokenPrompt(): preact.JSX.Element {
   return (
     <form class="state" onSubmit={(event) => { event.preventDefault(); token.set(text); again(); }}>
       <h2>This server asks for a token</h2>
-      <p>Paste one that may read. Whoever runs the server makes it with <code>sonde token make --scope read</code>.</p>
+      <p>Paste one that may read. The server's operator makes it with <code>sonde token make --scope read</code>.</p>
       <label>Token <input type="password" autocomplete="off" value={text} autofocus
         onInput={(event) => setText(event.currentTarget.value)} /></label>
       <button class="primary" type="submit" disabled={!text.trim()}>Use it</button>

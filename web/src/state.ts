@@ -94,8 +94,8 @@ export function useAnswer<T>(question: string | null, parameters: Parameters): A
       (answer) => setState({ answer, error: null, loading: false }),
       (error: unknown) => {
         if (stop.signal.aborted) return;
-        const told = error instanceof AskError ? error : new AskError(0, String(error), "load the page again");
-        setState({ answer: null, error: told, loading: false });
+        const failure = error instanceof AskError ? error : new AskError(0, String(error), "load the page again");
+        setState({ answer: null, error: failure, loading: false });
       },
     );
     return () => stop.abort();

@@ -31,7 +31,7 @@ const TOGETHER = [["launch", "copy", "sync"], ["blocked", "runqueue"], ["runqueu
 describe("colours of spans that stand together", () => {
   for (const dark of [false, true]) {
     for (const [who, rows] of Object.entries(SEEN)) {
-      it(`are told apart with ${who} sight, ${dark ? "dark" : "light"}`, () => {
+      it(`are distinct with ${who} sight, ${dark ? "dark" : "light"}`, () => {
         const palette = paletteOf(dark);
         for (const group of TOGETHER) {
           const seen = group.map((kind) => lab(times(rows, channels(palette.span(kind)))));

@@ -18,7 +18,7 @@ const FLAME: Flame = {
 };
 
 describe("tree", () => {
-  it("keeps sums, puts the heaviest first, and tells Python lines apart", () => {
+  it("keeps sums, puts the heaviest first, and keeps Python lines apart", () => {
     const tree = build(FLAME, "ns", false, "");
     expect(tree.total[0]).toBe(100);
     expect(tree.own.reduce((sum, one) => sum + one, 0)).toBe(100);

@@ -66,7 +66,7 @@ describe("nodes", () => {
   const of = (name: string, series: string, labels: object, mean: number) =>
     ({ node: name, series, labels: JSON.stringify({ "hw.id": "GPU-1", ...labels }), mean, least: mean, most: mean, last: mean });
 
-  it("stand with what is wrong first, and say it", () => {
+  it("stand with what is wrong first, and show it", () => {
     const found = states([node("fine", 1000), node("idle", 1000), node("broken", 1000)], columnsOf([
       of("fine", "hw.gpu.utilization", { "hw.gpu.task": "general" }, 0.95),
       of("idle", "hw.gpu.utilization", { "hw.gpu.task": "general" }, 0.1),

@@ -8,11 +8,11 @@
 // where it waits for the loader in a ring of locks: there it is sent on to the unlock.
 void guard(void)
 {
-	char said;
+	char byte;
 	close(done_pipe[1]);
 	close(0), close(1), close(2);
 	setsid();
-	if (read(done_pipe[0], &said, 1) == 1)
+	if (read(done_pipe[0], &byte, 1) == 1)
 		_exit(0);
 	for (int i = 0; i < 100 && taken->tid; i++) {
 		struct user_regs_struct r;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The library under trial: CUPTI windows, launch hooks and interception of other CUPTI users, in a
 // process that did not ask for any of it. It links to libc alone and is driven by lines written into
-// the FIFO /tmp/ground-PID.fifo (made by whoever loads it); after each line it stores the number of
+// the FIFO /tmp/ground-PID.fifo (made by the process that loads it); after each line it stores the number of
 // lines done in /tmp/ground-PID.done. Results go to files by `dump PATH`.
 //
 //   init loaded|PATH              find CUPTI (the loaded copy, or load this one) and register

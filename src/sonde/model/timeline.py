@@ -17,122 +17,66 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import IntEnum, StrEnum
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from sonde.model.timeline_kinds import (
+    Activity,
+    CallKind,
+    CopyDirection,
+    DeviceKind,
+    HostKind,
+    Memory,
+    StateKind,
+    ThreadOwner,
+    TotalKind,
+    TrackKind,
+    WaitDetail,
+)
+
+__all__ = [
+    "COLUMNS",
+    "F64",
+    "I32",
+    "I64",
+    "MOST_PARTS",
+    "U8",
+    "Activity",
+    "CallKind",
+    "CopyDirection",
+    "Counter",
+    "DeviceKind",
+    "Events",
+    "HostKind",
+    "Interner",
+    "Mask",
+    "Memory",
+    "ProcessUse",
+    "Samples",
+    "StateKind",
+    "StreamWaits",
+    "ThreadOwner",
+    "Timeline",
+    "Total",
+    "TotalKind",
+    "Track",
+    "TrackKind",
+    "WaitDetail",
+    "events",
+    "is_one_of",
+    "no_events",
+    "no_samples",
+    "no_stream_waits",
+    "parts_of",
+]
 
 I64: TypeAlias = NDArray[np.int64]
 I32: TypeAlias = NDArray[np.int32]
 U8: TypeAlias = NDArray[np.uint8]
 F64: TypeAlias = NDArray[np.float64]
 Mask: TypeAlias = NDArray[np.bool_]
-
-
-class DeviceKind(IntEnum):
-    """`kind` of a row of `device`."""
-
-    KERNEL = 0
-    COLLECTIVE = 1
-    """A kernel of a communication library."""
-    COPY = 2
-    SET = 3
-    """A memory set."""
-
-
-class CallKind(IntEnum):
-    """`kind` of a row of `calls`."""
-
-    OTHER = 0
-    LAUNCH = 1
-    GRAPH_LAUNCH = 2
-    COPY = 3
-    SET = 4
-    SYNC = 5
-    """The thread waits for the device."""
-    ALLOC = 6
-    FREE = 7
-    PIN = 8
-    """Pins or unpins host memory."""
-    EVENT = 9
-    """Records an event, or makes a stream wait for one; the thread does not wait."""
-    BUILD = 10
-    """Loads or compiles kernels."""
-
-
-class HostKind(IntEnum):
-    """`kind` of a row of `host`."""
-
-    OPERATOR = 0
-    PYTHON = 1
-    RANGE = 2
-
-
-class StateKind(IntEnum):
-    """`kind` of a row of `states`."""
-
-    BLOCKED = 0
-    RUNQUEUE = 1
-
-
-class CopyDirection(IntEnum):
-    """`direction` of a copy: from host or device to host or device, or between devices (peers)."""
-
-    UNKNOWN = 0
-    H2D = 1
-    D2H = 2
-    D2D = 3
-    H2H = 4
-    P2P = 5
-
-
-class Memory(IntEnum):
-    """`memory` of a copy: the kind of host memory that it reads or writes."""
-
-    UNKNOWN = 0
-    PAGEABLE = 1
-    PINNED = 2
-
-
-class WaitDetail(IntEnum):
-    """What the stack, or the waker, of a wait adds to its reason (futex, read, ...)."""
-
-    NONE = 0
-    GIL = 1
-    """For Python's interpreter lock."""
-    INPUT = 2
-    """In the data loader."""
-    DEVICE = 3
-    """For the device, by way of a thread of its driver."""
-    HAND_OVER = 4
-    """Until another thread or process hands something over: a queue, a future, a condition."""
-    IN_CALL = 5
-    """Within a call of a device's API."""
-    COMPUTE = 6
-    """For other threads of a computation on the CPU."""
-    EXCHANGE = 7
-    """For other processes of the job, in a collective of the host."""
-    BUILD = 8
-    """While a graph was captured, which the program does again and again. Also of calls, and of
-    kernels of `TotalKind.STREAM`."""
-
-
-class TrackKind(StrEnum):
-    """Of a track."""
-
-    THREAD = "thread"
-    STREAM = "stream"
-
-
-class ThreadOwner(StrEnum):
-    """Whose code a thread runs, by the outermost code of its stacks."""
-
-    PROGRAM = "program"
-    DRIVER = "driver"
-    """The device's driver: it wakes the program's threads when the device is done."""
-    SONDE = "sonde"
-    """Sonde's library in the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,59 +218,6 @@ def no_samples() -> Samples:
     """An empty table."""
     whole = np.zeros(0, np.int64)
     return Samples(whole, whole.astype(np.int32), whole, whole.astype(np.int32), whole.astype(bool))
-
-
-class TotalKind(StrEnum):
-    """What a total sums up, and so what its `name` is."""
-
-    BLOCKED = "blocked"
-    """Waits of a thread; the name is the reason."""
-    RUNQUEUE = "runqueue"
-    """Waits of a thread for a CPU."""
-    CALL = "device"
-    """Device API calls of a thread; the name is the function."""
-    RUN = "run"
-    """Operations that a device ran for a thread; the name is the kernel's."""
-    INTERRUPTED = "interrupted"
-    """The part of kernel runs far beyond the usual length of the kernel: another process had the
-    device."""
-    UNDERFILLED = "underfilled"
-    """Kernel runs with so few thread blocks that most of the device stays idle; they are among
-    `RUN`, too."""
-    STREAM = "stream"
-    """Kernels and graphs that a device ran for a thread in one stream; the name is the device's
-    number, a space, and the stream's. They are among `RUN`, too."""
-    SAMPLED = "sampled"
-    """On-CPU time of a thread in one `Activity`, which is the name."""
-
-
-class Activity(StrEnum):
-    """What a thread did on a CPU, by the stacks of its samples."""
-
-    FULL_QUEUE = "full queue"
-    """It polled, in a launch call, for room in the device's queue."""
-    INPUT = "input"
-    """It ran the data loader."""
-    PAGE_FAULT = "page fault"
-    """It served page faults."""
-    LAUNCH_PATH = "launch path"
-    """A framework on its way to a device, the runtime, or the driver."""
-    BUILD = "build"
-    """It compiled or loaded kernels."""
-    ALLOCATION = "allocation"
-    """It allocated or freed memory of the device, or pinned memory."""
-    COPY = "copy"
-    """It was in a call that copies."""
-    DEVICE_WAIT = "device wait"
-    """It polled in a call that waits for the device."""
-    FILE = "file"
-    """The kernel read or wrote files, pipes or sockets for it."""
-    EXCHANGE = "exchange"
-    """It was in a library that exchanges data with other processes of the job."""
-    CODE = "code"
-    """Any other code: the program's, or what that called on the CPU."""
-    UNKNOWN = "unknown"
-    """Its stack was not taken, or ends early."""
 
 
 @dataclass(frozen=True, slots=True)

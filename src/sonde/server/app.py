@@ -272,8 +272,8 @@ class Api:
         """The whole body; the caller gives its bytes back. Raises RefusedRequestError."""
         if request.headers.get("content-encoding", "identity").lower() not in encodings:
             raise RefusedRequestError(415, "no such encoding", "send chunks as they are")
-        told = request.headers.get("content-length", "")
-        if told.isdigit() and int(told) > self._limits.body_bytes:
+        length = request.headers.get("content-length", "")
+        if length.isdigit() and int(length) > self._limits.body_bytes:
             self._service.counters.refuse("large")
             raise RefusedRequestError(413, "the request is too large", "send fewer chunks at once")
         with self._bodies.place(caller.tenant):

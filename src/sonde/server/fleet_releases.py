@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Releases of the fleet protocol that `sonde fleet collect` wrote as JSON, for the page. Read-only.
 
-A release is made for publication: what it says about one GPU or tenant is bounded by its epsilon.
-So whoever may read at all may read it.
+A release is made for publication: what it reveals of one GPU or tenant is bounded by its epsilon.
+So everybody who may read at all may read it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sonde.input_files import open_input
 
 SUFFIX = ".json"
 MOST_FILES = 60
-"""The newest ones; how many more there are is told."""
+"""The newest ones; the answer has how many more there are."""
 MOST_BYTES = 16 << 20
 """Of one."""
 MOST_CLASSES = 200

@@ -16,7 +16,7 @@ from sonde.input_files import open_input
 
 SUFFIX = ".json.gz"
 MOST_FILES = 300
-"""The newest ones; how many more there are is told."""
+"""The newest ones; the answer has how many more there are."""
 MOST_BYTES = 64 << 20
 """Of one, unpacked; as `sonde incidents`."""
 

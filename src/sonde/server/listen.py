@@ -201,7 +201,7 @@ def _bound(address: Address) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((address.host, address.port))
-        sock.listen(BACKLOG)  # who hears of the URL may connect at once
+        sock.listen(BACKLOG)  # clients that get the URL may connect at once
     except OSError as error:
         sock.close()
         raise UsageError(

@@ -10,7 +10,7 @@ import msgspec
 
 from sonde import http_client
 from sonde.errors import CaptureError, UsageError
-from sonde.input_files import open_input
+from sonde.input_files import read_checked
 from sonde.ownership import only_ours
 from sonde.server.tokens import TENANT, Scope
 
@@ -47,16 +47,16 @@ class OidcConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def load(path: Path) -> OidcConfig:
     """Read the file. Raises UsageError."""
+
+    def check(path: Path) -> None:
+        if not only_ours(path):
+            raise UsageError(
+                f"other users can change {path}, which decides who is let in",
+                "take their right to write: chmod go-w",
+            )
+
     try:
-        with open_input(path) as file:
-            if not only_ours(path):
-                raise UsageError(
-                    f"other users can change {path}, which decides who is let in",
-                    "take their right to write: chmod go-w",
-                )
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise ValueError(f"longer than {_MOST_BYTES:,} bytes")
+        content = read_checked(path, _MOST_BYTES, check)
         found = msgspec.toml.decode(content, type=OidcConfig)
     except CaptureError as error:
         raise UsageError(f"--oidc {error.cause}", "name a file") from error

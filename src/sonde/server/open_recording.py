@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The child that reads a file which somebody gave to the web page: `python -m …open_recording`.
 
-Such a file is a stranger's. It is read by the readers of `sonde explain`, in a process of its own
+Such a file is a stranger's. It is read by the readers of `sonde explain`, in a separate process
 with a limit for memory and for CPU time, which is killed when it takes too long; what it answers is
 only ever numbers and text. Standard output: `+` and the packed document (export/packed.py), or `-`
 and an error as JSON.

@@ -111,11 +111,11 @@ def document() -> dict[str, Any]:
             | _REFUSALS,
         }
     }
-    told = {"description": "the newest first", "content": {"application/json": {"schema": {}}}}
+    found = {"description": "the newest first", "content": {"application/json": {"schema": {}}}}
     paths["/v1/incidents"] = {
         "get": {
             "summary": "what became slower, why, and who did it, as `sonde diagnose --keep` wrote",
-            "responses": {"200": told} | _REFUSALS,
+            "responses": {"200": found} | _REFUSALS,
         }
     }
     releases = {"description": "newest first", "content": {"application/json": {"schema": FLEET}}}

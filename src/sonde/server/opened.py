@@ -90,7 +90,7 @@ def _too_large() -> RefusedRequestError:
 
 
 def _read(descriptor: int) -> bytes:
-    """What the child says; b'' where it died or was killed. Raises OSError."""
+    """The child's answer; b'' where it died or was killed. Raises OSError."""
     argv = interpreter.command(
         "sonde.server.open_recording", str(descriptor), str(MEMORY_BYTES), str(round(READ_S))
     )

@@ -37,7 +37,7 @@ MOST_BYTES = 4 << 20
 """Of a request, decompressed: decoded objects take some ten times as much."""
 MOST_ROWS = 200_000
 MOST_HOSTS = 64
-"""Each is a chunk of its own: agents are their own host, collectors send for some."""
+"""Each is a separate chunk: agents are their own host, collectors send for some."""
 _MOST_NS = 10**15
 """Largest weight of one row: eleven days."""
 _ON_CPU = {"cpu", "samples", "sample", "on-cpu", "on_cpu", ""}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the server says of itself, in the text format of Prometheus."""
+"""The server's metrics of itself, in the text format of Prometheus."""
 
 from __future__ import annotations
 

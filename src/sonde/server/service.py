@@ -209,7 +209,7 @@ class Service:
         self._nodes: dict[str, set[str]] = {}
         self._rates: OrderedDict[str, tuple[Bucket, Bucket]] = OrderedDict()
         self.flusher: dict[str, object] = {}
-        """What the flusher said last."""
+        """The flusher's last report."""
         self._ended = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
         self._retention = (str(age_s * 10**9), str(size_bytes))

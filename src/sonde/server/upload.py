@@ -76,19 +76,19 @@ def _send(url: str, headers: dict[str, str], body: bytes, give_up_s: float, sent
         except ValueError as error:
             raise UsageError(f"no server's URL: {error}", "write http://HOST:PORT") from error
         except OSError as error:
-            said, again, after_s = str(error), True, 0.0
+            problem, again, after_s = str(error), True, 0.0
         else:
             if answer.status == 200:
                 accepted, duplicates = _counts(answer.body)
                 sent.accepted += accepted
                 sent.duplicates += duplicates
                 return
-            said = f"HTTP status {answer.status}: {answer.body[:200].decode(errors='replace')}"
+            problem = f"HTTP status {answer.status}: {answer.body[:200].decode(errors='replace')}"
             again, after_s = answer.status in _AGAIN, answer.retry_after_s
         attempt += 1
         wait = after_s + waits(attempt)
         if not again or time.monotonic() + wait > ends:
-            raise SinkError(f"the server did not take a chunk: {said}", "see the server's log")
+            raise SinkError(f"the server did not take a chunk: {problem}", "see the server's log")
         sent.retries += 1
         time.sleep(wait)
 

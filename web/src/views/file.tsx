@@ -44,7 +44,7 @@ export function FileView(): preact.JSX.Element {
     <>
       <div class="tools"><h1>{name}</h1><span class="quiet">in this tab alone; the server keeps nothing of it</span></div>
       <section class="verdict panel" aria-label="Verdict">
-        {verdicts.length || notes.length ? <Verdicts answer={timeline} /> : <p class="quiet">No verdict: nothing in it says what work waited for.</p>}
+        {verdicts.length || notes.length ? <Verdicts answer={timeline} /> : <p class="quiet">No verdict: nothing in it shows what work waited for.</p>}
       </section>
       <Sides timeline={{ answer: timeline, error: null, loading: false }} flames={flames} name={name} />
     </>

@@ -66,7 +66,7 @@ function Spent({ one }: { one: Release }): preact.JSX.Element {
     <>
       <dl class="figures">
         <div><dt>ε of this release, per {one.unit}</dt><dd>{own ? epsilon(own.one_release) : "–"}</dd></div>
-        <div><dt>ε spent in the costliest year</dt><dd>{worst === undefined || worst === null ? "–" : epsilon(worst)} <small>{" "}{one.collected ? `${one.collected} release${one.collected === 1 ? "" : "s"} collected` : "the file does not say"}</small></dd></div>
+        <div><dt>ε spent in the costliest year</dt><dd>{worst === undefined || worst === null ? "–" : epsilon(worst)} <small>{" "}{one.collected ? `${one.collected} release${one.collected === 1 ? "" : "s"} collected` : "unknown"}</small></dd></div>
         <div><dt>Budget of a year</dt><dd>{epsilon(one.budget)}{worst ? <small> {percent(worst / (one.budget || 1))} spent</small> : null}</dd></div>
         <div><dt>δ</dt><dd>{power(one.delta)}</dd></div>
       </dl>

@@ -102,7 +102,7 @@ function One({ one }: { one: Incident }): preact.JSX.Element {
               <td class="number">{seconds < 0 ? "−" : "+"}{duration(Math.abs(seconds) * 1e9)}</td></tr>))}</tbody></table>
             : <p class="quiet">No part took more time than before.</p>}
           <p class="links">{one.node ? <><button onClick={() => open("range")}>Open this time</button><button onClick={() => open("compare")}>Compare with the time before</button></>
-            : <span class="quiet">The file does not say on which node this was.</span>}</p>
+            : <span class="quiet">The file does not name the node.</span>}</p>
         </section>
       </div>
     </article>

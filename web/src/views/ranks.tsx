@@ -71,7 +71,7 @@ function Ranks({ answer }: { answer: RanksAnswer }): preact.JSX.Element {
           <div class="segments" role="group" aria-label="What is shown">
             {MEASURES.map(([measure, name, about]) => <button aria-pressed={place.measure === measure} title={about} onClick={() => go({ measure })}>{name}</button>)}
           </div>
-          <Told latest={latest} grid={grid} word={word} isKnown={answer.collectives > 0} />
+          <LatestRank latest={latest} grid={grid} word={word} isKnown={answer.collectives > 0} />
         </div>
         <Map grid={grid} isSteps={answer.by === "steps"} />
       </section>
@@ -81,7 +81,7 @@ function Ranks({ answer }: { answer: RanksAnswer }): preact.JSX.Element {
   );
 }
 
-function Told({ latest, grid, word, isKnown }: { latest: Summary | undefined; grid: Grid; word: string; isKnown: boolean }): preact.JSX.Element {
+function LatestRank({ latest, grid, word, isKnown }: { latest: Summary | undefined; grid: Grid; word: string; isKnown: boolean }): preact.JSX.Element {
   if (grid.ranks.length < 2) return <span class="quiet">One rank: there is no other to wait for it.</span>;
   if (!isKnown) return <span class="quiet">No collective was timed: which rank is late is not known.</span>;
   if (!latest || !latest.lateIn) return <span><b>No rank is late:</b> they spend the same time in collectives.</span>;
@@ -106,7 +106,7 @@ function Map({ grid, isSteps }: { grid: Grid; isSteps: boolean }): preact.JSX.El
   const open = useOpen(grid);
   const scroller = useRef<HTMLDivElement>(null);
   const [hover] = useState(() => new Live<Hover | null>(null));
-  const [said] = useState(() => new Live<string>(""));
+  const [cellLine] = useState(() => new Live<string>(""));
   const colours = useMemo(() => coloursOf(place.measure, palette.dark), [place.measure, palette]);
   const rows = useMemo(() => rowsOf(grid, place.measure, palette.lane), [grid, place.measure, palette]);
   const height = grid.ranks.length * ROW_HEIGHT;
@@ -130,12 +130,12 @@ function Map({ grid, isSteps }: { grid: Grid; isSteps: boolean }): preact.JSX.El
               events={{
                 hover: (id, x, y) => hover.set(id < 0 ? null : { id, x, y }),
                 click: (id) => { const cell = grid.cells[id]; if (cell) open(cell); },
-                selected: (id) => said.set(id < 0 ? "" : lineOf(grid, grid.cells[id]!, isSteps)),
+                selected: (id) => cellLine.set(id < 0 ? "" : lineOf(grid, grid.cells[id]!, isSteps)),
               }} />
           </div>
         </div>
       </div>
-      <Said said={said} />
+      <CellLine cellLine={cellLine} />
       <div class="under">
         <span class="scale" aria-hidden="true">{[0, 4, 8, 12, LEVELS - 1].map((level) => <i style={{ background: css(colours[level]!) }} />)}</span>
         <span>{name}: from none of the {isSteps ? "step" : "time"} to {place.measure === "late" ? "half of it" : "all of it"}; no colour: nothing was timed there</span>
@@ -152,8 +152,8 @@ function lineOf(grid: Grid, cell: Cell, isSteps: boolean): string {
   return `Rank ${nameOf(rank, cell.rank)}, ${what}: at work ${duration(cell.work)}, in collectives ${duration(cell.collective)}, late by ${duration(cell.late)}`;
 }
 
-function Said({ said }: { said: Live<string> }): preact.JSX.Element {
-  return <p class="quiet said-cell" role="status">{useLive(said)}</p>;
+function CellLine({ cellLine }: { cellLine: Live<string> }): preact.JSX.Element {
+  return <p class="quiet cell-line" role="status">{useLive(cellLine)}</p>;
 }
 
 function Axis({ grid, right }: { grid: Grid; right: number }): preact.JSX.Element {

@@ -8,11 +8,11 @@ export interface Choice { name: string; about: string; run(): void | Promise<voi
 
 export function SaveMenu({ label, choices }: { label: string; choices: readonly Choice[] }): preact.JSX.Element {
   const menu = useRef<HTMLDetailsElement>(null);
-  const [said, setSaid] = useState<ComponentChildren>(null);
+  const [problem, setProblem] = useState<ComponentChildren>(null);
   const choose = (choice: Choice): void => {
     menu.current!.open = false;
     menu.current!.querySelector("summary")?.focus();
-    Promise.resolve(choice.run()).then(() => setSaid(null), (error: unknown) => setSaid(error instanceof Error ? error.message : String(error)));
+    Promise.resolve(choice.run()).then(() => setProblem(null), (error: unknown) => setProblem(error instanceof Error ? error.message : String(error)));
   };
   return (
     <details class="menu" ref={menu} onKeyDown={(event) => { if (event.key === "Escape") menu.current!.open = false; }}>
@@ -20,7 +20,7 @@ export function SaveMenu({ label, choices }: { label: string; choices: readonly 
       <div role="group" aria-label={label}>
         {choices.map((choice) => <button onClick={() => choose(choice)} title={choice.about}>{choice.name}</button>)}
       </div>
-      {said && <p role="alert">{said}</p>}
+      {problem && <p role="alert">{problem}</p>}
     </details>
   );
 }
