@@ -201,6 +201,8 @@ class JobWatch:
             if not verdict.is_fault and one.reported_change:
                 return
             one.is_reported, one.reported_change = verdict.is_fault, not verdict.is_fault
+            if verdict.is_fault:
+                one.pace.note_stall()
             named = who[about.pid]
             self._report(
                 Incident(

@@ -48,6 +48,11 @@ class JobPace:
         self.signs: dict[int, str] = {}
         """What each rank does no longer."""
         self._now_ns = 0
+        self._is_stall = False
+
+    def note_stall(self) -> None:
+        """The pause that goes on is no usual one: it was reported."""
+        self._is_stall = True
 
     def add(self, moment: Moment, ended: Iterable[int] = ()) -> None:
         """Take in a tick; `ended`: ranks that are gone."""
@@ -83,9 +88,10 @@ class JobPace:
 
     def _end_pause(self, now_ns: int) -> None:
         pause_s = (now_ns - self._quiet_ns) / 1e9
-        if pause_s >= PAUSE_S:
+        if pause_s >= PAUSE_S and not self._is_stall:
             self.longest_pause_s = max(self.longest_pause_s, pause_s)
         self._quiet_ns = self._resumed = 0
+        self._is_stall = False
 
     def _note_use(self, moment: Moment) -> None:
         for pid in self._past:
