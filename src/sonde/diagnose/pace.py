@@ -42,6 +42,7 @@ class JobPace:
         self._quiet_ns = 0
         """When it stopped; 0: it goes on."""
         self._resumed = 0
+        self._resumed_ns = 0
         self._used: dict[int, list[float]] = {}
         """CPU time (s) and bytes of each rank since it stopped."""
         self.longest_pause_s = 0.0
@@ -77,8 +78,10 @@ class JobPace:
             self.signs = signs
         elif self._quiet_ns:
             self._resumed += 1
+            if self._resumed == 1:
+                self._resumed_ns = moment.start_ns
             if self._resumed >= RESUMED:
-                self._end_pause(moment.start_ns)
+                self._end_pause(self._resumed_ns)
         if self._quiet_ns:
             self._note_use(moment)
         else:

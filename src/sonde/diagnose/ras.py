@@ -34,6 +34,8 @@ _ONE = re.compile(
     r"(?: has (?:launched up to operation (\d{1,18})|(not launched any operations)))?"
     r" -- (?:GPU .{1,80} managed by process (\d{1,9}) on node|\[process information not found\])"
 )
+_COMMA_MISSES = re.compile(rb'("nvml_dev": -?\d{1,10})(\s{1,40}"status")')
+"""In what NCCL 2.28.7 to 2.28.9 write of ranks that do not answer."""
 _MISSING_LIST = re.compile(r"^  The missing ranks?: ([\d,\- ]{1,400})$")
 _PROCESS = re.compile(r"^  Process (\d{1,9}) on node")
 
@@ -50,7 +52,7 @@ def parse(raw: bytes) -> RasReport:
 
 def _json(raw: bytes) -> RasReport:
     try:
-        whole = msgspec.json.decode(raw)
+        whole = msgspec.json.decode(_COMMA_MISSES.sub(rb"\1,\2", raw))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise ValueError(f"it is no JSON: {error}") from error
     comms = _list(_map(whole).get("communicators"))[:COMMUNICATORS]
