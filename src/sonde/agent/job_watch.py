@@ -30,7 +30,9 @@ BETWEEN_S: Final = 1.0
 """Between two looks at a job."""
 STACKS_S: Final = 8.0
 """For all stacks of one look."""
-AGAIN_S: Final = 4.0
+SWITCHES: Final = 10
+"""Waits a second of a process from which on it may be a rank, though it uses little CPU."""
+AGAIN_S: Final = 2.0
 """Where a look showed nothing, until the next one; twice as long each time."""
 AGAIN_MOST_S: Final = 30.0
 LOOKED_AT: Final = 16
@@ -110,7 +112,11 @@ class JobWatch:
     def on_moment(self, moment: Moment, chosen: Iterable[int]) -> None:
         """Take in a tick. At once."""
         with self._lock:
-            self._candidates = set(chosen)
+            self._candidates |= set(chosen)
+            least = SWITCHES * moment.seconds
+            self._candidates |= {
+                pid for pid, it in moment.processes.items() if it.usage.voluntary >= least
+            }
             for one in self._jobs:
                 one.pace.add(moment, one.ended)
                 if not one.pace.quiet_since_ns:
@@ -145,6 +151,7 @@ class JobWatch:
     def _find(self) -> None:
         with self._lock:
             candidates = self._candidates | {r.pid for one in self._jobs for r in one.job.ranks}
+            self._candidates = set()
         jobs = self._finder.find(candidates, lambda pid: self._who_of(pid).owner)
         self.jobs_left_out += max(0, len(jobs) - JOBS)
         with self._lock:
