@@ -62,8 +62,7 @@ def library(tmp_path_factory) -> Path:
 def line_of(what: str) -> int:
     """Of the last statement of a function of the job's."""
     start = next(at for at, line in enumerate(LINES) if f"def stall_{what}(" in line)
-    end = next(at for at in range(start, len(LINES)) if not LINES[at].strip())
-    return end
+    return next(at for at in range(start, len(LINES)) if not LINES[at].strip())
 
 
 @pytest.mark.parametrize(
