@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stacks of all threads of one process, once: the agent's walk and names without the agent."""
+"""The stacks of all threads of a process, once: the agent's walk and names without the agent."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from sonde.agent.stacks import StackReader, is_whole
 from sonde.agent.unwinding import Unwinding
-from sonde.collect.dump import ThreadDump, stacks
+from sonde.collect.cpu import CpuSampler
+from sonde.collect.dump import HZ, ThreadDump, stacks
 from sonde.collect.kernel import Kernel
 from sonde.errors import HostError, ProcessGone
 from sonde.model.thread_stack import ThreadStack
@@ -23,13 +25,35 @@ def dump(pid: int) -> list[ThreadStack]:
 
     The process is not stopped: threads are looked at one after the other, within milliseconds.
     """
-    kernel = Kernel([pid])
-    resolver = Resolver(grace_ns=GRACE_NS, has_budget=False)
-    unwinding = Unwinding(kernel, resolver)
+    dumper = Dumper([pid])
     try:
-        taker = ThreadDump(kernel, pid)
-        resolver.start()
-        unwinding.get_ready([pid], _sleep)
+        return dumper.take(pid)
+    finally:
+        dumper.close()
+
+
+class Dumper:
+    """Takes the stacks of a few processes, again and again: what that needs is made once."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        """Raises HostError."""
+        self._kernel = Kernel(pids)
+        self._resolver = Resolver(grace_ns=GRACE_NS, has_budget=False)
+        self._unwinding = Unwinding(self._kernel, self._resolver)
+        try:
+            self._sampler = CpuSampler(self._kernel, HZ)
+            self._takers: dict[int, ThreadDump] = {}
+            self._resolver.start()
+            self._unwinding.get_ready(pids, _sleep)
+        except BaseException:
+            self.close()
+            raise
+
+    def take(self, pid: int) -> list[ThreadStack]:
+        """Every thread of one of them. Raises HostError, ProcessGone."""
+        if (taker := self._takers.get(pid)) is None:
+            taker = self._takers[pid] = ThreadDump(self._kernel, pid, self._sampler)
+        resolver = self._resolver
         threads = taker.take()
         if not threads and Path(f"/proc/{pid}/stat").exists():
             raise HostError(
@@ -39,8 +63,8 @@ def dump(pid: int) -> list[ThreadStack]:
             )
         if not threads:
             raise ProcessGone(f"process {pid} ended before its threads were looked at")
-        reader = StackReader(resolver, unwinding)
-        found = stacks(kernel, threads)
+        reader = StackReader(resolver, self._unwinding)
+        found = stacks(self._kernel, threads)
         named = []
         for it in threads:
             process = resolver.processes.find(pid, it.start_ns)
@@ -57,9 +81,11 @@ def dump(pid: int) -> list[ThreadStack]:
             frames = tuple(one.frame for one in known)
             named.append(ThreadStack(it.tid, name, it.state, frames, whole, why))
         return named
-    finally:
-        unwinding.close()
-        resolver.close()
+
+    def close(self) -> None:
+        """Give all of it back."""
+        self._unwinding.close()
+        self._resolver.close()
 
 
 def _sleep(timeout_ms: int) -> None:

@@ -16,7 +16,9 @@ from typing import Final
 
 import msgspec
 
+from sonde import procfs
 from sonde.agent.explainer import Explainer
+from sonde.agent.job_watch import JobWatch
 from sonde.agent.moments import MomentMaker
 from sonde.agent.trends import Trends
 from sonde.agent.victim_facts import FactReader
@@ -137,6 +139,7 @@ class Watcher:
         self._failed = failed
         self._warn = warn
         self._trends = Trends()
+        self._jobs = JobWatch(report, self._explain_stall, self._known_who, failed)
         self.looks_failed = 0
         self.left_out = 0
         """Suspicions for which there was no room."""
@@ -149,10 +152,12 @@ class Watcher:
     def start(self) -> None:
         """Get the child ready."""
         self._explainer.start()
+        self._jobs.start()
         self._facts.cpu_busy()
 
     def close(self) -> None:
         """Explain no more."""
+        self._jobs.close()
         self._explainer.close()
 
     @property
@@ -165,11 +170,13 @@ class Watcher:
             "diagnose.windows": self._explainer.left_out,
             "diagnose.places": self._maker.left_out,
             "diagnose.processes": self._processes_left_out + self._selection.left_out,
+            **self._jobs.losses,
         }
 
     def chosen(self) -> Mapping[int, bool]:
-        """Processes that use a CPU enough to become slower; True: with stacks."""
-        return self._selection.pids
+        """Processes that use a CPU enough to become slower, and ranks of jobs; True: with
+        stacks."""
+        return {**dict.fromkeys(self._jobs.ranks(), False), **self._selection.pids}
 
     def suspects(self) -> bool:
         """Whether a look is due soon."""
@@ -187,9 +194,9 @@ class Watcher:
 
     def on_tick(self, since_ns: int, now_ns: int, batches: Sequence[Batch]) -> None:
         """Take in a tick."""
-        self._mine |= self._explainer.pids
+        self._mine |= self._explainer.pids | self._jobs.pids
         chosen = self._selection.pids
-        moment = self._maker.make(since_ns, now_ns, batches, chosen)
+        moment = self._maker.make(since_ns, now_ns, batches, self.chosen())
         self._processes_left_out += moment.left_out
         self._kept.append(moment)
         while len(self._kept) > 1 and now_ns - self._kept[0].start_ns > KEPT_S * 1e9:
@@ -203,6 +210,7 @@ class Watcher:
             now_ns,
         )
         self._choose(moment)
+        self._jobs.on_moment(moment, self._selection.pids)
         if self._note is not None:
             self._note(moment, self._detector.latest(now_ns))
         self._look(now_ns)
@@ -371,3 +379,11 @@ class Watcher:
             self._report(incident, window)
 
         return answer
+
+    def _explain_stall(self, window: Window, answer: Callable[[Verdict | None], None]) -> None:
+        self._explainer.ask(window, is_last_look=True, answer=answer)
+
+    def _known_who(self, pid: int) -> Who:
+        """From any thread: what is known already, else by the kernel's name."""
+        known = self._who.get(pid)
+        return known[1] if known is not None else Who(pid, procfs.read_comm(pid, pid) or "")

@@ -58,7 +58,10 @@ def run(args: argparse.Namespace) -> int:
         incident, window = read(path)
         if args.explain:
             verdict = explain(window, is_last_look=True)
-            assert verdict is not None
+            if verdict is None:
+                raise CaptureError(
+                    f"{path} shows no stall to this version", "Print it without --explain."
+                )
             incident = msgspec.structs.replace(incident, verdict=verdict)
         print(as_json(incident) if args.json else as_text(incident))
     return 0
@@ -159,12 +162,28 @@ def as_text(incident: Incident) -> str:
         lines += [f"    against: {text}" for text in candidate.against]
         if candidate.next_step and not number:
             lines.append(f"    next: {candidate.next_step}")
+    lines += _of_ranks(verdict)
     return "\n".join(one_line(line) for line in lines)
+
+
+def _of_ranks(verdict: Verdict) -> list[str]:
+    """Every rank of a stalled job; of those that are missing, the stack."""
+    lines = []
+    for one in verdict.ranks:
+        at = f", in {one.line}" if one.line else ""
+        lines.append(
+            f"  rank {one.rank} ({one.pid}): {one.doing}{at}{one.failed and ': '}{one.failed}"
+        )
+        if one.is_missing:
+            lines += [f"      {text}" for text in one.stack]
+    return lines
 
 
 def _summary(verdict: Verdict) -> str:
     if verdict.change is not None:
         return f"no fault: {verdict.change}, {verdict.reason}"
     first = verdict.candidates[0]
+    if verdict.ranks:
+        return f"its job makes no progress: {first.cause}"
     slower = f"{verdict.slowdown:.1f} times as slow" if verdict.slowdown > 1.05 else "slower"
     return f"{slower}: {first.cause} ({first.share:.0%} of the lost time)"

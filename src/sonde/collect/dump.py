@@ -46,8 +46,8 @@ class ThreadState:
 class ThreadDump:
     """Takes the stack of every thread of one process once."""
 
-    def __init__(self, kernel: Kernel, pid: int) -> None:
-        """`kernel` watches `pid` alone. Raises HostError."""
+    def __init__(self, kernel: Kernel, pid: int, sampler: CpuSampler) -> None:
+        """`kernel` and `sampler` watch `pid`, and few others. Raises HostError."""
         try:
             self._bpf = kernel.load(BpfObject("dump", {"dump_tgid": pid}))
         except KernelUnsupported as error:
@@ -59,7 +59,7 @@ class ThreadDump:
         self._pid = pid
         self._is_given_up = False
         """Reading its memory took too long."""
-        self._sampler = CpuSampler(kernel, HZ)
+        self._sampler = sampler
 
     def take(self) -> list[ThreadState]:
         """Every thread, by number. A thread that runs is looked at until it was seen or sleeps."""

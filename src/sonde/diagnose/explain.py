@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from sonde.diagnose.case import Case
 from sonde.diagnose.causes import JUDGES
+from sonde.diagnose.causes.stalled import explain_stall
 from sonde.diagnose.incident import Candidate, Change, FaultCause, Verdict
 from sonde.diagnose.lost_time import Part, lost_time
 from sonde.diagnose.moments import Window
@@ -46,6 +47,8 @@ OF_LOAD = frozenset(
 
 def explain(window: Window, *, is_last_look: bool) -> Verdict | None:
     """The verdict; None where a later look will show it."""
+    if window.job is not None:
+        return explain_stall(window.job)
     case = Case(window)
     lost = case.lost
     parts = {str(part): round(seconds, 4) for part, seconds in lost.parts.items()}

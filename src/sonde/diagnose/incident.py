@@ -26,6 +26,8 @@ class FaultCause(enum.StrEnum):
     GARBAGE_COLLECTION = "garbage-collection"
     SLOW_NETWORK = "slow-network"
     REMOTE_DEPENDENCY = "remote-dependency"
+    STALLED_JOB = "stalled-job"
+    COLLECTIVE_MISMATCH = "collective-mismatch"
     UNKNOWN = "unknown"
 
 
@@ -63,6 +65,22 @@ class Candidate(msgspec.Struct, frozen=True):
     next_step: str = ""
 
 
+class RankReport(msgspec.Struct, frozen=True):
+    """One rank of a job that has stalled."""
+
+    rank: int
+    pid: int
+    is_missing: bool
+    """The others wait for it."""
+    doing: str
+    line: str
+    """'function file:line' of its innermost code of the program; '' not known."""
+    stack: tuple[str, ...] = ()
+    """Of its first thread, leaf first."""
+    failed: str = ""
+    """Why its stack is missing."""
+
+
 class Verdict(msgspec.Struct, frozen=True):
     """What an explanation comes to: causes, the likeliest first, or a change that is no fault."""
 
@@ -74,6 +92,8 @@ class Verdict(msgspec.Struct, frozen=True):
     change: Change | None = None
     reason: str = ""
     """Why it is no fault."""
+    ranks: tuple[RankReport, ...] = ()
+    """Of a job that has stalled."""
 
     @property
     def cause(self) -> FaultCause:

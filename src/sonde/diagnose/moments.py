@@ -11,6 +11,8 @@ import enum
 
 import msgspec
 
+from sonde.diagnose.job import JobFacts
+
 
 class Role(enum.IntEnum):
     """What code does, as far as its stack shows."""
@@ -193,3 +195,5 @@ class Window(msgspec.Struct):
     """First when it was noticed, last when it was explained."""
     noticed_by: list[str] = msgspec.field(default_factory=list)
     """Series that changed."""
+    job: JobFacts | None = None
+    """A job that has stopped: then this is all that is known."""

@@ -12,12 +12,16 @@ from typing import Any, Final
 
 import msgspec
 
-from sonde.diagnose.incident import Candidate, Incident, Offender
+from sonde.diagnose.incident import Candidate, Incident, Offender, RankReport
 
 TEXT: Final = 512
 """Characters of any text."""
 CANDIDATES: Final = 3
 EVIDENCE: Final = 6
+RANKS: Final = 16
+"""Of a stalled job, those that are missing first."""
+FRAMES: Final = 32
+"""Of a missing rank's stack."""
 WARN: Final = 13
 """Severity of OpenTelemetry's log data model."""
 FIRES_S: Final = 300
@@ -43,6 +47,7 @@ def plain(incident: Incident, host: str, wall_offset_ns: int) -> dict[str, Any]:
         "lost": {_text(part): _number(share) for part, share in list(verdict.lost.items())[:32]},
         "change": str(verdict.change) if verdict.change is not None else None,
         "candidates": [_candidate(it) for it in verdict.candidates[:CANDIDATES]],
+        "ranks": [_rank(it) for it in _missing_first(verdict.ranks)[:RANKS]],
     }
 
 
@@ -116,7 +121,8 @@ def alerts(incident: Incident, host: str, wall_offset_ns: int) -> list[dict[str,
 def summary(incident: Incident) -> str:
     """One line."""
     verdict = incident.verdict
-    text = f"{incident.victim_name} ({incident.victim}) is slower: {verdict.cause}"
+    state = "makes no progress with its job" if verdict.ranks else "is slower"
+    text = f"{incident.victim_name} ({incident.victim}) {state}: {verdict.cause}"
     first = verdict.candidates[0] if verdict.candidates else None
     if first is not None and first.offender is not None:
         text += f", by {first.offender.name} ({first.offender.pid})"
@@ -136,6 +142,22 @@ def _candidate(one: Candidate) -> dict[str, Any]:
         "against": [_text(it) for it in one.against[:EVIDENCE]],
         "offender": _offender(one.offender) if one.offender is not None else None,
         "next_step": _text(one.next_step),
+    }
+
+
+def _missing_first(ranks: Iterable[RankReport]) -> list[RankReport]:
+    return sorted(ranks, key=lambda it: not it.is_missing)
+
+
+def _rank(one: RankReport) -> dict[str, Any]:
+    stack = one.stack[:FRAMES] if one.is_missing else ()
+    return {
+        "rank": one.rank,
+        "pid": one.pid,
+        "missing": one.is_missing,
+        "doing": _text(one.doing),
+        "line": _text(one.line),
+        "stack": [_text(it) for it in stack],
     }
 
 

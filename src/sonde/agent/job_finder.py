@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which processes of this node are ranks of one job, by what the kernel shows of them.
+
+Ranks run the same program for the same user, have a collective library mapped, are no descendants
+of one another (loaders are), and are connected: by TCP, or by shared memory of such a library. The
+environment is read for one thing, the number of a rank, and nothing but that number is kept.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from sonde import procfs
+
+CANDIDATES: Final = 128
+"""Processes that are looked into at a time."""
+RANKS: Final = 64
+"""Of one job on this node."""
+DESCRIPTORS: Final = 1_024
+CONNECTIONS: Final = 8_192
+NET_BYTES: Final = 1 << 21
+ENVIRON_BYTES: Final = 1 << 17
+_ESTABLISHED: Final = "01"
+_LISTENING: Final = "0A"
+
+_LIBRARY = re.compile(
+    rb"/(lib(nccl|rccl|gloo|mpi|mpich|ucp|ucc|ccl|horovod|torch_cpu|torch_hip|jax_common)\b[^/\n]*"
+    rb"|xla_extension[^/\n]*|libtensorflow_framework[^/\n]*)$"
+)
+"""Libraries with collectives in them: PyTorch has gloo in libtorch_cpu, JAX in its own."""
+_SHARED = re.compile(rb"^/dev/shm/(nccl|mpi|ucx|vader|psm|gloo|rccl|cma)")
+_NUMBERS: Final = (
+    b"RANK", b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK", b"PMI_RANK", b"SLURM_PROCID", b"LOCAL_RANK",
+)  # fmt: skip
+BY_START: Final = "the order in which they began"
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """A process of a job."""
+
+    pid: int
+    start_ns: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Ranks of one job on this node."""
+
+    name: str
+    ranks: tuple[Rank, ...]
+    """By number."""
+    numbered_by: str
+
+
+@dataclass(slots=True)
+class _Process:
+    pid: int
+    parent: int
+    start_ns: int
+    key: tuple[int, str]
+    """User and program."""
+    inodes: set[str] = field(default_factory=set)
+    shares: set[bytes] = field(default_factory=set)
+
+
+class JobFinder:
+    """Remembers what it has looked into: a process maps its libraries when it begins."""
+
+    def __init__(self) -> None:
+        self._maps: dict[tuple[int, int], tuple[bool, set[bytes], int]] = {}
+        """By process: whether it has a library, its shared memory, times looked."""
+
+    def find(self, pids: Iterable[int], owner_of: Callable[[int], str]) -> list[Job]:
+        """Jobs among these processes. `owner_of`: whose a process is. Raises nothing."""
+        found: dict[tuple[int, str], list[_Process]] = defaultdict(list)
+        for pid in sorted(pids)[:CANDIDATES]:
+            if (one := _look(pid)) is not None:
+                found[one.key].append(one)
+        jobs = []
+        alive = {(one.pid, one.start_ns) for its in found.values() for one in its}
+        self._maps = {key: value for key, value in self._maps.items() if key in alive}
+        for its in found.values():
+            members = [one for one in its if len(its) > 1 and self._has_library(one)]
+            for part in _connected(members):
+                jobs.append(_job(part, owner_of(part[0].pid)))
+        return jobs
+
+    def _has_library(self, one: _Process) -> bool:
+        key = (one.pid, one.start_ns)
+        known, shares, times = self._maps.get(key, (False, set[bytes](), 0))
+        # Shared memory comes with the first collective, long after the library.
+        if not known or times < 8:
+            raw = procfs.read_maps(one.pid) or b""
+            lines = [line.rstrip() for line in raw.split(b"\n")]
+            known = any(_LIBRARY.search(line) for line in lines)
+            names = (line.rpartition(b" ")[2] for line in lines if b"/dev/shm/" in line)
+            shares = {name for name in names if _SHARED.match(name)}
+            self._maps[key] = (known, shares, times + 1)
+        one.shares = shares
+        return known
+
+
+def _look(pid: int) -> _Process | None:
+    stat = procfs.read_stat(pid)
+    if stat is None or not stat.goes_on:
+        return None
+    exe, owner = procfs.read_exe(pid), procfs.read_owner(pid)
+    if not exe or owner is None:
+        return None
+    return _Process(pid, stat.ppid, stat.start_ns, (owner.uids[0], exe))
+
+
+def _connected(members: Sequence[_Process]) -> list[list[_Process]]:
+    """The ranks among them, in parts that are connected, of two at least."""
+    if len(members) < 2:
+        return []
+    links = _links(members)
+    by_pid = {one.pid: one for one in members}
+    siblings = {
+        one.pid for one in members
+        if any(by_pid[other].parent == one.parent for other in links[one.pid])
+    }  # fmt: skip
+    launchers = {by_pid[pid].parent for pid in siblings}
+    # A child of a rank is its loader; children that are connected to each other are ranks.
+    ranks = {
+        one.pid: one for one in members
+        if one.pid not in launchers
+        and (one.pid in siblings or not procfs.descends(one.parent, by_pid.keys()))
+    }  # fmt: skip
+    parts = []
+    while ranks:
+        part: list[_Process] = []
+        ahead = [next(iter(ranks))]
+        while ahead:
+            if (it := ranks.pop(ahead.pop(), None)) is not None:
+                part.append(it)
+                ahead += links[it.pid]
+        if len(part) > 1:
+            parts.append(part[:RANKS])
+    return parts
+
+
+def _links(members: Sequence[_Process]) -> dict[int, set[int]]:
+    """Who is connected to whom. What a process has from its parent connects nobody."""
+    for one in members:
+        one.inodes = sockets_of(one.pid)
+    whole = {one.pid: (one.inodes, one.shares) for one in members}
+    ends: dict[int, list[tuple[str, str]]] = {}
+    by_end: dict[tuple[str, str], int] = {}
+    for one in members:
+        inodes, shares = whole.get(one.parent, (set[str](), set[bytes]()))
+        one.inodes, one.shares = one.inodes - inodes, one.shares - shares
+        ends[one.pid] = [
+            (local, peer) for local, peer, state, inode in connections(one.pid)
+            if state == _ESTABLISHED and inode in one.inodes
+        ]  # fmt: skip
+        for end in ends[one.pid]:
+            by_end.setdefault(end, one.pid)
+    links: dict[int, set[int]] = defaultdict(set)
+    pairs = [
+        (pid, by_end[peer, local]) for pid, its in ends.items() for local, peer in its
+        if (peer, local) in by_end
+    ]  # fmt: skip
+    pairs += [(a.pid, b.pid) for a in members for b in members if a.shares & b.shares]
+    for pid, other in pairs:
+        if pid != other:
+            links[pid].add(other)
+            links[other].add(pid)
+    return links
+
+
+def _job(part: Sequence[_Process], owner: str) -> Job:
+    numbers = {one.pid: number_of(one.pid) for one in part}
+    values = [number for number, _ in numbers.values()]
+    source = next((name for _, name in numbers.values()), "")
+    in_order = sorted(part, key=lambda it: (it.start_ns, it.pid))
+    if None in values or len(set(values)) != len(values):
+        ranks = [Rank(one.pid, one.start_ns, at) for at, one in enumerate(in_order)]
+        return Job(owner, tuple(ranks), BY_START)
+    known = [Rank(one.pid, one.start_ns, numbers[one.pid][0] or 0) for one in part]
+    return Job(owner, tuple(sorted(known, key=lambda it: it.number)), source)
+
+
+def number_of(pid: int) -> tuple[int | None, str]:
+    """The number of a rank by its environment, and the variable; nothing else of it is kept."""
+    raw = procfs.read_file(f"/proc/{pid}/environ", ENVIRON_BYTES) or b""
+    found: dict[bytes, int] = {}
+    for entry in raw.split(b"\0"):
+        name, _, value = entry.partition(b"=")
+        if name in _NUMBERS and value.isdigit() and len(value) < 8:
+            found[name] = int(value)
+    name = next((name for name in _NUMBERS if name in found), b"")
+    return (found[name], name.decode()) if name else (None, "")
+
+
+def sockets_of(pid: int) -> set[str]:
+    """Inodes of the sockets that a process has open."""
+    found = set()
+    with suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd")[:DESCRIPTORS]:  # noqa: PTH208
+            with suppress(OSError):
+                link = procfs.read_link(f"/proc/{pid}/fd/{name}")
+                if link.startswith("socket:["):
+                    found.add(link[8:-1])
+    return found
+
+
+def connections(pid: int) -> list[tuple[str, str, str, str]]:
+    """(local end, other end, state, inode) of TCP in the network namespace of a process, as the
+    kernel writes them; an IPv4 address in IPv6 is written as IPv4."""
+    found = []
+    for name in ("tcp", "tcp6"):
+        raw = procfs.read_file(f"/proc/{pid}/net/{name}", NET_BYTES) or b""
+        for line in raw.decode("ascii", "replace").split("\n")[1:CONNECTIONS]:
+            words = line.split()
+            if len(words) >= 10:
+                found.append((_plain(words[1]), _plain(words[2]), words[3], words[9]))
+    return found
+
+
+def _plain(end: str) -> str:
+    mapped = "0000000000000000FFFF0000"
+    return end[len(mapped) :] if end.startswith(mapped) else end
+
+
+def listens_at(pid: int, port: int) -> str:
+    """The loopback address at which a process itself listens at a TCP port; '': it does not."""
+    wanted = f":{port:04X}"
+    mine = sockets_of(pid)
+    for local, _, state, inode in connections(pid):
+        if state == _LISTENING and inode in mine and local.endswith(wanted):
+            address = local.rpartition(":")[0]
+            if address in ("0100007F", "00000000", "0" * 32):
+                return "127.0.0.1"
+            if address == "00000000000000000000000001000000":
+                return "::1"
+    return ""
+
+
+def listens(pid: int) -> bool:
+    """Whether a process takes TCP connections."""
+    mine = sockets_of(pid)
+    return any(it[2] == _LISTENING and it[3] in mine for it in connections(pid))

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Watches the jobs of this node: where one makes no progress, its ranks are looked at, twice, and
+what that shows is explained. A thread does it: ticks are never late for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+
+from sonde import procfs
+from sonde.agent.job_finder import Job, JobFinder, Rank, listens
+from sonde.agent.rank_dump import RankStacks
+from sonde.agent.rank_stacks import RankStackReader
+from sonde.agent.ras_client import ask
+from sonde.agent.victim_facts import FactReader
+from sonde.diagnose.causes.stalled import victim
+from sonde.diagnose.incident import Incident, Verdict
+from sonde.diagnose.job import JobFacts, JobLook, RankLook, RankThread, RasReport
+from sonde.diagnose.moments import Moment, Who, Window
+from sonde.diagnose.pace import JobPace
+
+FIND_S: Final = 4.0
+"""Between looks for jobs."""
+BETWEEN_S: Final = 1.0
+"""Between two looks at a job."""
+STACKS_S: Final = 8.0
+"""For all stacks of one look."""
+SWITCHES: Final = 10
+"""Waits a second of a process from which on it may be a rank, though it uses little CPU."""
+AGAIN_S: Final = 2.0
+"""Where a look showed nothing, until the next one; twice as long each time."""
+AGAIN_MOST_S: Final = 30.0
+LOOKED_AT: Final = 16
+"""Ranks of a job whose stacks are taken, those first that do less than before."""
+JOBS: Final = 16
+NOTICED_BY: Final = "progress of the job"
+
+
+@dataclass(slots=True)
+class _Watched:
+    job: Job
+    pace: JobPace
+    next_look_s: float = 0.0
+    again_s: float = AGAIN_S
+    is_reported: bool = False
+    reported_change: bool = False
+    ended: set[int] = field(default_factory=set)
+    is_warm: bool = False
+
+
+class JobWatch:
+    """Of one node."""
+
+    def __init__(
+        self,
+        report: Callable[[Incident, Window], None],
+        explain: Callable[[Window, Callable[[Verdict | None], None]], None],
+        who_of: Callable[[int], Who],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """`explain` has a window explained, and calls back from another thread; `who_of` must be
+        callable from any thread; `failed` is called with what went wrong in a look."""
+        self._report = report
+        self._explain = explain
+        self._who_of = who_of
+        self._failed = failed
+        self._finder = JobFinder()
+        self._stacks = RankStackReader()
+        self._facts = FactReader()
+        self._lock = threading.Lock()
+        self._jobs: list[_Watched] = []
+        self._candidates: set[int] = set()
+        self._due = threading.Event()
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="sonde-jobs", daemon=True)
+        self._asking = ThreadPoolExecutor(1, "sonde-ras")
+        self.looks_failed = 0
+        self.jobs_left_out = 0
+
+    def start(self) -> None:
+        """Begin to look for jobs."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End, without waiting for a look."""
+        self._ended = True
+        self._due.set()
+        self._asking.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def pids(self) -> set[int]:
+        """Of the child that takes stacks."""
+        return self._stacks.pids
+
+    @property
+    def losses(self) -> dict[str, int]:
+        """What was lost, by name."""
+        failed = self.looks_failed + self._stacks.failed
+        return {"diagnose.job_looks": failed, "diagnose.jobs": self.jobs_left_out}
+
+    def ranks(self) -> list[int]:
+        """Ranks of known jobs."""
+        with self._lock:
+            return [rank.pid for one in self._jobs for rank in one.job.ranks if
+                    rank.pid not in one.ended]  # fmt: skip
+
+    def on_moment(self, moment: Moment, chosen: Iterable[int]) -> None:
+        """Take in a tick. At once."""
+        with self._lock:
+            self._candidates |= set(chosen)
+            least = SWITCHES * moment.seconds
+            self._candidates |= {
+                pid for pid, it in moment.processes.items() if it.usage.voluntary >= least
+            }
+            for one in self._jobs:
+                one.pace.add(moment, one.ended)
+                if not one.pace.quiet_since_ns:
+                    one.is_reported = one.reported_change = False
+                    one.next_look_s, one.again_s = 0.0, AGAIN_S
+                elif self._is_due(one):
+                    self._due.set()
+
+    @staticmethod
+    def _is_due(one: _Watched) -> bool:
+        return one.pace.is_due and not one.is_reported and time.monotonic() >= one.next_look_s
+
+    def _run(self) -> None:
+        find_s = 0.0
+        while not self._ended:
+            self._due.wait(0.5)
+            self._due.clear()
+            try:
+                with self._lock:
+                    self._note_ended()
+                    due = [one for one in self._jobs if self._is_due(one)]
+                for one in due:
+                    self._look_into(one)
+                if time.monotonic() >= find_s:
+                    self._find()
+                    find_s = time.monotonic() + FIND_S
+            except Exception as error:  # the next look is made
+                self.looks_failed += 1
+                self._failed(error)
+        self._stacks.close()
+
+    def _find(self) -> None:
+        with self._lock:
+            candidates = self._candidates | {r.pid for one in self._jobs for r in one.job.ranks}
+            self._candidates = set()
+        jobs = self._finder.find(candidates, lambda pid: self._who_of(pid).owner)
+        self.jobs_left_out += max(0, len(jobs) - JOBS)
+        with self._lock:
+            for job in jobs[:JOBS]:
+                pids = {rank.pid for rank in job.ranks}
+                known = [one for one in self._jobs if pids & {r.pid for r in one.job.ranks}]
+                if any(pids <= {r.pid for r in one.job.ranks} for one in known):
+                    continue  # of one that lost a rank the rest is no job by itself
+                for one in known:
+                    self._jobs.remove(one)
+                self._jobs.append(_Watched(job, JobPace(pids)))
+            cold = next((one for one in self._jobs if not one.is_warm), None)
+        if cold is not None:
+            # The tables that stacks are walked by are made while nothing waits for them.
+            cold.is_warm = True
+            self._stacks.take([cold.job.ranks[0].pid], STACKS_S)
+
+    def _note_ended(self) -> None:
+        for one in list(self._jobs):
+            for rank in one.job.ranks:
+                if rank.pid not in one.ended and _state(rank) == "":
+                    one.ended.add(rank.pid)
+            if len(one.ended) == len(one.job.ranks):
+                self._jobs.remove(one)
+
+    def _look_into(self, one: _Watched) -> None:
+        since_ns = one.pace.quiet_since_ns
+        noticed_ns = time.monotonic_ns()
+        pids = [rank.pid for rank in one.job.ranks if rank.pid not in one.ended]
+        answer: Future[RasReport | None] = self._asking.submit(ask, pids)
+        first = self._look(one, None)
+        left_s = BETWEEN_S - (time.monotonic_ns() - noticed_ns) / 1e9
+        time.sleep(min(BETWEEN_S, max(0.3, left_s)))
+        if one.pace.quiet_since_ns != since_ns or not since_ns:
+            return  # it went on
+        last = self._look(one, answer)
+        one.next_look_s = time.monotonic() + one.again_s
+        one.again_s = min(AGAIN_MOST_S, 2 * one.again_s)
+        pace, job = one.pace, one.job
+        signs = [f"rank {r.number}: {pace.signs[r.pid]}" for r in job.ranks if r.pid in pace.signs]
+        facts = JobFacts(
+            job.name, pace.quiet_s, pace.longest_pause_s, (first, last), job.numbered_by,
+            tuple(signs[:4]),
+        )  # fmt: skip
+        about = victim(facts)
+        if about is None:
+            return
+        who = {rank.pid: self._who_of(rank.pid) for rank in job.ranks}
+        window = Window(about.pid, 0, [], [], who, [], [], [NOTICED_BY], facts)
+
+        def answered(verdict: Verdict | None) -> None:
+            if verdict is None or one.is_reported or one.pace.quiet_since_ns != since_ns:
+                return
+            if not verdict.is_fault and one.reported_change:
+                return
+            one.is_reported, one.reported_change = verdict.is_fault, not verdict.is_fault
+            if verdict.is_fault:
+                one.pace.note_stall()
+            named = who[about.pid]
+            self._report(
+                Incident(
+                    about.pid, named.name or about.name, named.owner or named.cgroup, since_ns,
+                    noticed_ns, time.monotonic_ns(), tuple(window.noticed_by), verdict,
+                ), window,
+            )  # fmt: skip
+
+        self._explain(window, answered)
+
+    def _look(self, one: _Watched, answer: Future[RasReport | None] | None) -> JobLook:
+        now_ns = time.monotonic_ns()
+        states = {rank.pid: _state(rank) for rank in one.job.ranks}
+        alive = [rank.pid for rank in one.job.ranks if states[rank.pid]]
+        alive.sort(key=lambda pid: pid not in one.pace.signs)
+        stacks = self._stacks.take(alive[:LOOKED_AT], STACKS_S)
+        ranks = tuple(self._of(one, rank, states, stacks) for rank in one.job.ranks)
+        report = None
+        if answer is not None:
+            try:
+                report = answer.result(STACKS_S)
+            except TimeoutError:
+                report = RasReport(failed="it gave no answer in time")
+        return JobLook(now_ns, ranks, report)
+
+    def _of(
+        self, one: _Watched, rank: Rank, states: Mapping[int, str],
+        stacks: Mapping[int, RankStacks],
+    ) -> RankLook:  # fmt: skip
+        pid, state = rank.pid, states[rank.pid]
+        name = self._who_of(pid).name
+        if not state:
+            return RankLook(rank.number, pid, name, "")
+        found = stacks.get(pid)
+        failed = "its stack was not taken in time" if found is None else found.failed
+        threads: Sequence[RankThread] = found.threads if found is not None else ()
+        cpu, moved = one.pace.used(pid)
+        is_frozen = self._facts.read(pid, asks_peers=False).is_frozen
+        return RankLook(
+            rank.number, pid, name, state, is_frozen, cpu, moved, listens(pid), tuple(threads),
+            failed,
+        )  # fmt: skip
+
+
+def _state(rank: Rank) -> str:
+    """Of its first thread; '' where the process has ended."""
+    stat = procfs.read_stat(rank.pid)
+    if stat is None or not stat.goes_on or stat.start_ns != rank.start_ns:
+        return ""
+    return stat.state

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The child that takes the stacks of ranks: a list of pids a line in, a line of JSON each out.
+
+Niced, with a limit on CPU time: what the stacks of other programs make it read is theirs
+to choose. The processes are not stopped (`sonde.agent.dump`).
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from sonde import procfs
+from sonde.agent.dump import Dumper
+from sonde.diagnose.job import RankThread, StackFrame
+from sonde.errors import SondeError
+from sonde.model.thread_stack import ThreadStack
+
+CPU_S: Final = 300
+"""In its whole life; its parent starts another one."""
+NICE: Final = 5
+KEPT_S: Final = 12.0
+"""Files that a process maps later are unknown to what was made before."""
+PIDS: Final = 64
+"""Of one request."""
+THREADS: Final = 48
+"""Of a process that are kept: the first one, those with Python code, then the others."""
+FRAMES: Final = 160
+"""Of a stack, from the leaf."""
+TEXT: Final = 200
+"""Characters of any name."""
+
+
+class RankStacks(msgspec.Struct):
+    """What was seen of one process."""
+
+    pid: int
+    threads: list[RankThread] = []
+    failed: str = ""
+    """Why nothing was."""
+
+
+class RankDump:
+    """Keeps what a look needed for the next one, which comes soon."""
+
+    def __init__(self) -> None:
+        self._dumper: Dumper | None = None
+        self._pids: set[int] = set()
+        self._made_s = 0.0
+
+    def take(self, pids: Sequence[int]) -> Iterator[RankStacks]:
+        """The stacks of each, bounded. Raises nothing."""
+        try:
+            dumper = self._ready(pids)
+        except Exception as error:
+            yield from (RankStacks(pid, [], _text(error)) for pid in pids)
+            return
+        for pid in pids:
+            try:
+                threads = dumper.take(pid)
+            except Exception as error:  # its files and its memory have contents nobody foresaw
+                yield RankStacks(pid, [], _text(error))
+                continue
+
+            def place(it: ThreadStack, pid: int = pid) -> tuple[bool, bool]:
+                return it.tid != pid, not any(frame.kind == "python" for frame in it.frames)
+
+            kept = sorted(threads, key=place)[:THREADS]
+            yield RankStacks(pid, [_thread(it) for it in kept])
+
+    def _ready(self, pids: Sequence[int]) -> Dumper:
+        is_old = time.monotonic() - self._made_s > KEPT_S
+        if self._dumper is not None and (is_old or not self._pids.issuperset(pids)):
+            self._dumper.close()
+            self._dumper = None
+        if self._dumper is None:
+            alive = [pid for pid in pids if procfs.read_stat(pid) is not None]
+            self._dumper = Dumper(alive)
+            self._pids, self._made_s = set(pids), time.monotonic()
+        return self._dumper
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, SondeError):
+        return error.cause[:TEXT]
+    return f"{type(error).__name__}: {error}"[:TEXT]
+
+
+def _thread(one: ThreadStack) -> RankThread:
+    frames = tuple(
+        StackFrame(
+            frame.kind, frame.function[:TEXT],
+            (frame.file if frame.kind == "python" else frame.binary)[-TEXT:], frame.line,
+        ) for frame in one.frames[:FRAMES]
+    )  # fmt: skip
+    return RankThread(one.tid, one.name[:TEXT], one.state, frames)
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+        os.setpriority(os.PRIO_PROCESS, 0, NICE)
+    procfs.BROKER.warm_up()
+    taker = RankDump()
+    for line in sys.stdin.buffer:
+        for one in taker.take(msgspec.json.decode(line, type=list[int])[:PIDS]):
+            sys.stdout.buffer.write(msgspec.json.encode(one) + b"\n")
+            sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

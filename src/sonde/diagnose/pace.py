@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a job makes progress, by what its ranks do in each tick.
+
+A rank that waits or sleeps uses no CPU, changes threads no more, and calls its device no more. What
+one rank did all the time and does no longer is a sign, unless calls of devices show that work goes
+on. A pause is no stall: how long pauses were before counts.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+from sonde.diagnose.moments import Moment, ProcessMoment
+
+LEAST_S: Final = 2.0
+"""A pause is looked into from then on."""
+OF_LONGEST: Final = 1.5
+"""And only if it is so much longer than the longest one before."""
+MOST_S: Final = 30.0
+"""However long pauses were."""
+PAUSE_S: Final = 0.5
+TICKS: Final = 64
+LEAST_TICKS: Final = 16
+"""Of progress, before a stop means anything."""
+FELL_TO: Final = 0.15
+RESUMED: Final = 2
+"""Ticks in a row in which it goes on, after which a pause is over."""
+FLOORS: Final = {"cpu": 0.05, "switches": 10.0, "calls": 10.0}
+"""A second, under which a series shows nothing: CPUs, voluntary switches, calls of devices."""
+SIGNS: Final = {"cpu": "CPU time", "switches": "waits", "calls": "calls of its device"}
+CALLS: Final = "calls"
+
+
+class JobPace:
+    """Of one job."""
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._past = {pid: {name: deque[float](maxlen=TICKS) for name in FLOORS} for pid in pids}
+        self._quiet_ns = 0
+        """When it stopped; 0: it goes on."""
+        self._resumed = 0
+        self._resumed_ns = 0
+        self._used: dict[int, list[float]] = {}
+        """CPU time (s) and bytes of each rank since it stopped."""
+        self.longest_pause_s = 0.0
+        self.signs: dict[int, str] = {}
+        """What each rank does no longer."""
+        self._now_ns = 0
+        self._is_stall = False
+
+    def note_stall(self) -> None:
+        """The pause that goes on is no usual one: it was reported."""
+        self._is_stall = True
+
+    def add(self, moment: Moment, ended: Iterable[int] = ()) -> None:
+        """Take in a tick; `ended`: ranks that are gone."""
+        self._now_ns = moment.end_ns
+        gone = set(ended)
+        rates = {pid: _rates(moment.processes.get(pid), moment.seconds) for pid in self._past}
+        signs = dict.fromkeys(gone & self._past.keys(), "has ended")
+        calls_on = False
+        for pid, its in rates.items():
+            for name, rate in its.items():
+                usual = self._usual(pid, name)
+                if usual < FLOORS[name]:
+                    continue
+                if rate <= FELL_TO * usual:
+                    signs.setdefault(pid, SIGNS[name])
+                elif name == CALLS:
+                    calls_on = True
+        if signs and not calls_on:
+            if not self._quiet_ns:
+                self._quiet_ns, self._used = moment.start_ns, {}
+            self._resumed = 0
+            self.signs = signs
+        elif self._quiet_ns:
+            self._resumed += 1
+            if self._resumed == 1:
+                self._resumed_ns = moment.start_ns
+            if self._resumed >= RESUMED:
+                self._end_pause(self._resumed_ns)
+        if self._quiet_ns:
+            self._note_use(moment)
+        else:
+            for pid, its in rates.items():
+                for name, rate in its.items():
+                    self._past[pid][name].append(rate)
+
+    def _end_pause(self, now_ns: int) -> None:
+        pause_s = (now_ns - self._quiet_ns) / 1e9
+        if pause_s >= PAUSE_S and not self._is_stall:
+            self.longest_pause_s = max(self.longest_pause_s, pause_s)
+        self._quiet_ns = self._resumed = 0
+        self._is_stall = False
+
+    def _note_use(self, moment: Moment) -> None:
+        for pid in self._past:
+            if (one := moment.processes.get(pid)) is not None:
+                used = self._used.setdefault(pid, [0.0, 0.0])
+                used[0] += one.usage.cpu_ns / 1e9
+                used[1] += one.usage.read_bytes + one.usage.written_bytes
+
+    def _usual(self, pid: int, name: str) -> float:
+        past = self._past[pid][name]
+        return statistics.median(past) if len(past) >= LEAST_TICKS else 0.0
+
+    @property
+    def quiet_since_ns(self) -> int:
+        """When it stopped; 0: it goes on."""
+        return self._quiet_ns
+
+    @property
+    def quiet_s(self) -> float:
+        """How long it has made no progress."""
+        return (self._now_ns - self._quiet_ns) / 1e9 if self._quiet_ns else 0.0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the pause is long enough to be looked into."""
+        return self.quiet_s >= min(MOST_S, max(LEAST_S, OF_LONGEST * self.longest_pause_s))
+
+    def used(self, pid: int) -> tuple[float, float]:
+        """CPUs, and bytes a second, of a rank since it stopped."""
+        cpu, size = self._used.get(pid, (0.0, 0.0))
+        return cpu / max(self.quiet_s, 0.25), size / max(self.quiet_s, 0.25)
+
+
+def _rates(one: ProcessMoment | None, seconds: float) -> dict[str, float]:
+    if one is None:
+        return dict.fromkeys(FLOORS, 0.0)
+    return {
+        "cpu": one.usage.cpu_ns / 1e9 / seconds,
+        "switches": one.usage.voluntary / seconds,
+        CALLS: sum(call.count for call in one.calls) / seconds,
+    }
