@@ -59,6 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("analyze", "diagnose", "errors", "export", "http_client", "input_files", "interpreter"),
         *("limits", "model", "ownership", "query", "recording", "store"),
     },
+    "mcp": {"errors", "server"},
     "readers": {"apis", "errors", "input_files", "limits", "model"},
     "analyze": {"model"},
     "diagnose": {"analyze", "health", "model"},

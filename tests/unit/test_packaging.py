@@ -132,7 +132,7 @@ def stated(*extras: str) -> list[Requirement]:
     [
         ("runtime", ()),
         ("server", ("server",)),
-        ("dev", ("dev", "demo", "fleet", "server", "oidc")),
+        ("dev", ("dev", "demo", "fleet", "server", "oidc", "mcp")),
         *((name, (name,)) for name in ("docs", "bench", "fuzz", "mutation")),
     ],
 )

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 CHECKED = (
     *(f"src/sonde/{package}/" for package in (
         "agent", "analyze", "apis", "attach", "cli", "collect", "diagnose", "export", "fleet",
-        "health", "host", "metrics", "model", "procfs", "query", "readers", "recording", "resolve",
+        "health", "host", "mcp", "metrics", "model", "procfs", "query", "readers", "recording", "resolve",
         "sinks", "store", "unwind",
     )),
     *("src/sonde/config.py", "src/sonde/errors.py", "src/sonde/http_client.py"),
