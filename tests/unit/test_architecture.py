@@ -57,12 +57,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store": {"errors", "limits", "query"},
     "server": {
         *("analyze", "diagnose", "errors", "export", "http_client", "input_files", "interpreter"),
-        *("limits", "model", "ownership", "query", "recording", "store"),
+        *("limits", "model", "notify", "ownership", "query", "recording", "store"),
     },
     "mcp": {"errors", "server"},
     "readers": {"apis", "errors", "input_files", "limits", "model"},
     "analyze": {"model"},
-    "diagnose": {"analyze", "health", "model"},
+    "notify": {"errors", "http_client"},
+    "diagnose": {"analyze", "health", "model", "notify"},
     "export": {"errors", "metrics", "model", "query"},
     "recording": {
         *("analyze", "errors", "export", "input_files", "interpreter", "limits", "model"),

@@ -183,7 +183,7 @@ class Tools:
         self, node: Node = "", job: Owner = "", start: Start = "-10m", end: End = "now",
         limit: Rows = 64,
     ) -> Answer:  # fmt: skip
-        """Processes on devices (ranks of jobs), those with most work of their own first: a
+        """Processes on devices (ranks of jobs), those with most work first: a
         straggler works longer and waits less in collectives than the others."""
         chosen = Chosen.of(start, end, node, job=job)
         found = self._server.ask("ranks", chosen.parameters(points=MOST_POINTS))
