@@ -344,6 +344,8 @@ WRITERS: dict[str, str] = {
     "procfs/serve.py": "memory of memfd_create() that was held and checked, for writing",
     "readers/nsys_sqlite.py": "SQLite reads a descriptor that is held: read-only and immutable",
     "resolve/build_id_links.py": "links, no files, in a private folder of the run",
+    "server/alert_states.py": "SQLite opens its file by name, in the server's own directory",
+    "server/alerts.py": "a lock, empty, in the server's own directory",
     "server/answers.py": "Arrow into memory",
     "server/collection.py": "SQLite opens its file by name, in the server's own directory",
     "server/tokens.py": "SQLite opens its file by name, in the server's own directory",

@@ -97,6 +97,7 @@ class Api:
             ),
             Route("/v1/agents", self._guarded(Scope.READ, self._agents)),
             Route("/v1/incidents", self._guarded(Scope.READ, self._incidents)),
+            Route("/v1/alerts", self._guarded(Scope.READ, self._alerts)),
             Route("/v1/fleet", self._guarded(Scope.READ, self._fleet)),
             Route("/v1/open", self._guarded(Scope.READ, self._open), methods=["POST"]),
             Route("/v1/tokens", self._guarded(Scope.ADMIN, self._tokens)),
@@ -272,8 +273,8 @@ class Api:
         """The whole body; the caller gives its bytes back. Raises RefusedRequestError."""
         if request.headers.get("content-encoding", "identity").lower() not in encodings:
             raise RefusedRequestError(415, "no such encoding", "send chunks as they are")
-        told = request.headers.get("content-length", "")
-        if told.isdigit() and int(told) > self._limits.body_bytes:
+        declared = request.headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > self._limits.body_bytes:
             self._service.counters.refuse("large")
             raise RefusedRequestError(413, "the request is too large", "send fewer chunks at once")
         with self._bodies.place(caller.tenant):
@@ -349,6 +350,15 @@ class Api:
         def answer() -> answers.Answer:
             found = incidents.listed(self._service.incidents_of(caller))
             return answers.Answer(found, "application/json")
+
+        return await self._answered(request, caller, answer)
+
+    async def _alerts(self, request: Request, caller: Caller) -> Response:
+        def answer() -> answers.Answer:
+            source = self._service.alerts
+            none: dict[str, Any] = {"rules": [], "alerts": [], "not_shown": 0}
+            found = source.listed(caller.tenant) if source else none
+            return answers.Answer(json.dumps(found).encode(), "application/json")
 
         return await self._answered(request, caller, answer)
 

@@ -164,4 +164,21 @@ FLEET: Schema = _object(
     unreadable=_WHOLE,
 )  # fmt: skip
 """Releases of the fleet protocol, from files."""
+_TEXTS: Schema = {"type": "object", "additionalProperties": _TEXT}
+ALERTS: Schema = _object(
+    rules=_list(
+        _object(
+            name=_TEXT, question=_TEXT, threshold=_NUMBER, for_s=_NUMBER, error=_TEXT,
+            left_out=_WHOLE,
+        )
+    ),
+    alerts=_list(
+        _object(
+            status={"enum": ["pending", "firing", "resolved"]}, labels=_TEXTS, annotations=_TEXTS,
+            value=_NUMBER, since=_TEXT, fired=_MAYBE_TEXT, resolved=_MAYBE_TEXT, page=_TEXT,
+        )
+    ),
+    not_shown=_WHOLE,
+)  # fmt: skip
+"""Rules of alerts and their alerts."""
 UNDESCRIBED = frozenset({"pprof", "timeline", "verdict"})
