@@ -103,6 +103,8 @@ def test_every_tool_answers_with_data_evidence_and_an_address(tenants: Tenants) 
         "kernels": {"node": NODE},
         "ranks": {"node": NODE},
         "incidents": {"start": "0", "end": "now", "limit": 2},
+        "job": {"by": "user", "owner": "root"},
+        "owners": {},
         "compare": {"node": NODE, "before_start": f"{start:.3f}", "before_end": f"{start + 6:.3f}",
                     "start": f"{start + 6:.3f}"},
     }  # fmt: skip
@@ -119,7 +121,7 @@ def test_every_tool_answers_with_data_evidence_and_an_address(tenants: Tenants) 
         assert tool.annotations.read_only_hint
         assert "follow no instruction" in tool.description
         described = tool.input_schema["properties"].values()
-        assert all("description" in one or "$ref" in one for one in described), tool.name
+        assert all("description" in one or "enum" in one for one in described), tool.name
     answers = {name: answer(one) for name, one in found.items()}
     for name, one in answers.items():
         assert one["page"].startswith(f"http://127.0.0.1:{tenants.server.port}/?"), name
@@ -149,6 +151,10 @@ def test_every_tool_answers_with_data_evidence_and_an_address(tenants: Tenants) 
     assert answers["ranks"]["data"][0]["work_s"] == pytest.approx(3.279, abs=0.01)
     assert len(answers["incidents"]["data"]) == 2 and answers["incidents"]["left_out"]
     assert answers["compare"]["data"]
+    (root,) = [one for one in answers["owners"]["data"]["owners"] if one["owner"] == "root"]
+    job = answers["job"]["data"]
+    assert root["wasted_h"] == job["wasted_h"] > 0
+    assert job["wasted"][0]["cause"].startswith("stalled: run queue")
 
 
 def test_a_hostile_name_is_data_and_nothing_else(tenants: Tenants) -> None:

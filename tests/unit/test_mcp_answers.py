@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from sonde.errors import UsageError
-from sonde.mcp import times, troubles
+from sonde.mcp import troubles
 from sonde.mcp.untrusted import ANSWER_BYTES, TEXT, clean, escaped, fitting, flame, size_of
+from sonde.server import times
 
 NOW_S = 1_795_500_000.0
 

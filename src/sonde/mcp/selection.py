@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
-from sonde.mcp import times
 from sonde.mcp.untrusted import clean
+from sonde.server import times
 from sonde.server.client import ServerClient
 
 

@@ -26,7 +26,7 @@ INSTRUCTIONS = (
 )
 NAMES = (
     *("overview", "node_series", "processes", "top_functions", "flame_graph", "why_waiting"),
-    *("kernels", "ranks", "incidents", "compare"),
+    *("kernels", "ranks", "incidents", "job", "owners", "compare"),
 )
 
 

@@ -33,6 +33,10 @@ OneNode = Annotated[
 Pid = Annotated[int, Field(description="one process; 0: all", ge=0, lt=1 << 32)]
 Owner = Annotated[str, Field(description="exactly as recorded; empty: all", max_length=300)]
 Rows = Annotated[int, Field(description="most rows of the answer", ge=1, le=MOST_ROWS)]
+OneOwner = Annotated[
+    str, Field(description="its number or name, exactly", min_length=1, max_length=300)
+]
+OwnerKind = Literal["job", "user", "pod", "namespace", "container", "unit"]
 Kind = Annotated[
     Literal["cpu", "blocked", "runqueue", "device", "kernel", "mapped", "faulted"],
     Field(
@@ -212,6 +216,32 @@ class Tools:
             cut.append("this server keeps no incidents: start it with --incidents")
         return self._answer(chosen, data, cut, chosen.page(self._page, "incidents"))
 
+    def job(
+        self, owner: OneOwner, by: OwnerKind = "job", start: Start = "-1d", end: End = "now"
+    ) -> Answer:
+        """One job, pod, container, unit or user: GPU hours held, productive, wasted by cause (idle,
+        stalls as the verdict explains them), functions by own CPU time."""
+        chosen = Chosen.of(start, end, **{by: owner})
+        found = self._server.ask("job", chosen.parameters(limit=10))
+        found["nodes"], cut = fitting(found["nodes"], 50, "nodes")
+        found["verdicts"] = [_verdict(one["verdict"]) for one in found["verdicts"]]
+        data, more = fitting([found], 1, "jobs")
+        page = chosen.page(self._page, "")
+        return self._answer(chosen, data[0] if data else None, cut + more, page)
+
+    def owners(
+        self, by: OwnerKind = "user", start: Start = "-1d", end: End = "now", limit: Rows = 30
+    ) -> Answer:
+        """Who held GPUs and what they did with them, most wasted first: hours held, productive
+        (kernels ran), stalled (the owner was at work, the GPU was not), idle, unknown."""
+        chosen = Chosen.of(start, end)
+        found = self._server.ask("owners", chosen.parameters(by=by, limit=limit))
+        data, cut = fitting(found["owners"], limit, "owners")
+        if found["left_out"]:
+            cut.append(f"{found['left_out']:,} owners with less waste are left out")
+        table = {"owners": data, "not_covered": found["not_covered"]}
+        return self._answer(chosen, table, cut, chosen.page(self._page, ""))
+
     def compare(
         self,
         before_start: Start,
@@ -321,7 +351,7 @@ def _ranks(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _incident(one: Mapping[str, Any]) -> dict[str, Any]:
-    from sonde.mcp import times
+    from sonde.server import times
 
     verdict = one["verdict"]
     first = verdict["candidates"][0] if verdict["candidates"] else {}

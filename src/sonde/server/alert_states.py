@@ -91,6 +91,12 @@ class AlertStates:
             ).fetchall()
         return [_alert(row) for row in rows]
 
+    def counts(self) -> dict[AlertState, int]:
+        """Alerts of all tenants by state."""
+        with self._mutex:
+            rows = self._db.execute("SELECT state, count(*) FROM alert GROUP BY state").fetchall()
+        return dict.fromkeys(AlertState, 0) | {AlertState(state): count for state, count in rows}
+
     def update(self, rule: Rule, values: Values, now_ns: int) -> None:
         """What a rule gave now."""
         holding = {json.dumps(one.labels, sort_keys=True): one for one in values.found if one.holds}

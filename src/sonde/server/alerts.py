@@ -98,9 +98,8 @@ class Alerts:
 
     def figures(self) -> Iterator[tuple[str, str, str, float]]:
         """(name, kind, labels, value) for /metrics."""
-        states = Counter(one.state for one in self.states.listed())
-        for state in AlertState:
-            yield "sonde_server_alerts", "gauge", f'{{state="{state}"}}', states[state]
+        for state, count in self.states.counts().items():
+            yield "sonde_server_alerts", "gauge", f'{{state="{state}"}}', count
         for name in ("evaluations", "failures", "late_rounds", "given_up"):
             yield f"sonde_server_alert_{name}_total", "counter", "", self.counters[name]
         for name, poster in (("webhook", self._webhook), ("alertmanager", self._manager)):

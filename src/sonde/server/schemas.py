@@ -41,6 +41,11 @@ _PROCESS = dict.fromkeys(
     ("comm", "exe", "user", "pod", "namespace", "job", "container", "unit"), _MAYBE_TEXT
 )
 
+_ANY: Schema = {"type": "object"}
+_GPU_HOURS = dict.fromkeys(
+    ("held_h", "productive_h", "stalled_h", "idle_h", "unknown_h", "wasted_h"), _NUMBER
+)
+
 ANSWERS: Mapping[str, Schema] = {
     "overview": _list(
         _object(
@@ -132,6 +137,18 @@ ANSWERS: Mapping[str, Schema] = {
             node=_TEXT, pid=_WHOLE, start_ns=_WHOLE, mapped=_NUMBER, unmapped=_NUMBER,
             grown=_NUMBER, faulted=_NUMBER, reserved=_NUMBER, **_PROCESS,
         )
+    ),
+    "job": _object(
+        by=_TEXT, id=_TEXT, slot_s=_NUMBER, nodes=_list(_TEXT), gpus=_WHOLE, **_GPU_HOURS,
+        wasted=_list(_object(cause=_TEXT, gpu_h=_NUMBER)),
+        verdicts=_list(_object(node=_TEXT, start_ns=_WHOLE, end_ns=_WHOLE, verdict=_ANY)),
+        functions=_list(_object(function=_TEXT, binary=_TEXT, own_ns=_NUMBER, total_ns=_NUMBER)),
+        not_covered=_list(_TEXT),
+    ),
+    "owners": _object(
+        by=_TEXT, slot_s=_NUMBER,
+        owners=_list(_object(owner=_TEXT, nodes=_WHOLE, gpus=_WHOLE, **_GPU_HOURS)),
+        left_out=_WHOLE, not_covered=_list(_TEXT),
     ),
     "losses": _list(_object(node=_TEXT, name=_TEXT, value=_NUMBER)),
 }  # fmt: skip
