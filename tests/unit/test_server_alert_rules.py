@@ -52,6 +52,14 @@ def test_a_rule_is_read(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+def test_the_rules_of_the_guide_are_well_formed(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guide" / "server.md").read_text()
+    (text,) = [one for one in guide.split("```") if "[[rules]]" in one]
+    config = load(written(tmp_path, text))
+
+    assert [rule.name for rule in config.rules] == ["GpuIdle", "WaitsForInput"]
+
+
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
