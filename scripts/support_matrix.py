@@ -45,8 +45,11 @@ OTHERS = """
 | code | how it is walked and named |
 |---|---|
 | C, C++, Rust, Fortran, … | tables made from `.eh_frame`, else `.debug_frame` |
-| code without unwind data: hand-written assembly, OpenCL kernels of PoCL | its instructions are followed; else frame pointers |
-| Go | `.debug_frame` with Go's frame pointers; stripped, or with C code linked in, Go's own table of functions and stack depths (Go 1.18 and newer), names from it, too; else frame pointers |
+| code without unwind data: hand-written assembly, OpenCL kernels of PoCL | its \
+instructions are followed; else frame pointers |
+| Go | `.debug_frame` with Go's frame pointers; stripped, or with C code linked \
+in, Go's own table of functions and stack depths (Go 1.18 and newer), names from it, too; else \
+frame pointers |
 | Node and other just-in-time compilers that keep frame pointers and write a perf map | frame \
 pointers; names from `/tmp/perf-PID.map`. Tested: Node with `--perf-basic-prof`. Others need their \
 own flag, e.g. Java `-XX:+PreserveFramePointer` and `jcmd PID Compiler.perfmap`, .NET \

@@ -17,12 +17,13 @@ import pytest
 from served import Server
 from sonde.cli.incident_exporters import IncidentExporters, add_arguments, chunk_of
 from sonde.diagnose.incident import Candidate, FaultCause, Incident, Offender, Verdict
-from sonde.diagnose.outgoing import TEXT, alerts, encoded, otlp_log, plain
+from sonde.diagnose.outgoing import alerts, otlp_log, plain
 from sonde.errors import UsageError
 from sonde.http_client import Response
+from sonde.notify.poster import MOST_BYTES, QUEUED, Poster
+from sonde.notify.texts import TEXT, encoded
 from sonde.query.capture import read
 from sonde.sinks.capture import HEADER
-from sonde.sinks.poster import MOST_BYTES, QUEUED, Poster
 
 WALL_NS = 1_700_000_000 * 10**9
 PATIENCE_S = 20.0
@@ -156,7 +157,7 @@ def test_who_posts_never_waits_and_what_found_no_room_is_counted(monkeypatch):
     answer = Response(200, b"")
     slow = lambda *_, **__: waits.wait(PATIENCE_S) and answer  # noqa: E731
     monkeypatch.setattr("sonde.http_client.request", slow)
-    monkeypatch.setattr("sonde.sinks.poster.CLOSE_S", 0.01)
+    monkeypatch.setattr("sonde.notify.poster.CLOSE_S", 0.01)
     poster = Poster("http://127.0.0.1:9")
     began_s = time.monotonic()
     for _ in range(QUEUED + 10):

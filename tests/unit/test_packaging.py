@@ -22,7 +22,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 THIRD_PARTY = {
     *("aiohttp", "cryptography", "duckdb", "google", "httptools", "msgspec", "numpy"),
     *("opendp", "opentelemetry", "perfetto", "pyarrow", "ray", "scipy", "starlette"),
-    *("uvicorn", "uvloop"),
+    *("mcp", "pydantic", "uvicorn", "uvloop"),
 }
 """Top-level packages that an installation with every extra may hold, and the recorder's msgspec."""
 
@@ -53,6 +53,10 @@ PARTS = {
     "sonde.store.wal": {"msgspec", *ANALYSIS},
     "sonde.server.app": {"msgspec", "starlette", *ANALYSIS},
     "sonde.server.tokens": set[str](),
+    "sonde.server.client": set[str](),
+    "sonde.mcp.tools": {"pydantic"},
+    "sonde.cli.mcp": set[str](),
+    "sonde.notify.poster": set[str](),
 }
 """Parts and the third-party packages that each may load."""
 
@@ -132,7 +136,7 @@ def stated(*extras: str) -> list[Requirement]:
     [
         ("runtime", ()),
         ("server", ("server",)),
-        ("dev", ("dev", "demo", "fleet", "server", "oidc")),
+        ("dev", ("dev", "demo", "fleet", "server", "oidc", "mcp")),
         *((name, (name,)) for name in ("docs", "bench", "fuzz", "mutation")),
     ],
 )

@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 CHECKED = (
     *(f"src/sonde/{package}/" for package in (
         "agent", "analyze", "apis", "attach", "cli", "collect", "diagnose", "export", "fleet",
-        "health", "host", "metrics", "model", "procfs", "query", "readers", "recording", "resolve",
-        "server", "sinks", "store", "unwind",
+        "health", "host", "mcp", "metrics", "model", "notify", "procfs", "query", "readers",
+        "recording", "resolve", "server", "sinks", "store", "unwind",
     )),
     *("src/sonde/config.py", "src/sonde/errors.py", "src/sonde/http_client.py"),
     *("src/sonde/interpreter.py", "src/sonde/limits.py", "src/sonde/ownership.py"),

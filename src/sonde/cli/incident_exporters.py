@@ -15,10 +15,9 @@ from sonde.export.layout import one_line
 
 if TYPE_CHECKING:
     from sonde.diagnose.incident import Incident
-    from sonde.sinks.poster import Poster
+    from sonde.notify.poster import Poster
     from sonde.sinks.server import ServerSink
 
-ALERTS_PATH: Final = "/api/v2/alerts"
 LOGS_PATH: Final = "/v1/logs"
 SPOOL_BYTES: Final = 8 << 20
 
@@ -46,14 +45,16 @@ class IncidentExporters:
         if args.webhook:
             self._add(args.webhook, "", self._plain)
         if args.alertmanager:
-            self._add(args.alertmanager, ALERTS_PATH, self._alerts)
+            from sonde.notify import alertmanager
+
+            self._add(args.alertmanager, alertmanager.PATH, self._alerts)
         if args.otlp:
             self._add(args.otlp, LOGS_PATH, self._log)
         if args.server:
             self._server = IncidentStore(args.server, self._host, args.token_file)
 
     def _add(self, url: str, path: str, body: Callable[[Incident, int], object]) -> None:
-        from sonde.sinks.poster import Poster
+        from sonde.notify.poster import Poster
 
         def log(text: str) -> None:
             print(f"sonde: {one_line(text)}", file=sys.stderr, flush=True)
@@ -82,12 +83,12 @@ class IncidentExporters:
         if not incident.verdict.is_fault:
             return
         if self._posters:
-            from sonde.diagnose import outgoing
-            from sonde.sinks.poster import wall_offset_ns
+            from sonde.notify.poster import wall_offset_ns
+            from sonde.notify.texts import encoded
 
             offset_ns = wall_offset_ns()
             for poster, body in self._posters:
-                poster.post(outgoing.encoded(body(incident, offset_ns)))
+                poster.post(encoded(body(incident, offset_ns)))
         if self._server is not None:
             self._server.take(incident)
 
@@ -122,7 +123,7 @@ class IncidentStore:
 
     def take(self, incident: Incident) -> None:
         """Hand one over."""
-        from sonde.sinks.poster import wall_offset_ns
+        from sonde.notify.poster import wall_offset_ns
 
         self._sink.write(chunk_of(incident, self._host, self._id, self._seq, wall_offset_ns()))
         self._seq += 1
@@ -144,9 +145,10 @@ def chunk_of(incident: Incident, host: str, capture: str, seq: int, offset_ns: i
     from sonde import _native
     from sonde.diagnose import outgoing
     from sonde.model.rows import EventRow
+    from sonde.notify.texts import encoded
     from sonde.sinks.chunk import ChunkBuilder
 
-    text = outgoing.encoded(outgoing.plain(incident, host, offset_ns)).decode()
+    text = encoded(outgoing.plain(incident, host, offset_ns)).decode()
     value = float(incident.verdict.slowdown)
     chunk = ChunkBuilder(incident.began_ns)
     row = EventRow(incident.noticed_ns, "notice", "incident", incident.victim, 0, value, text)

@@ -35,6 +35,10 @@ COMMANDS = {
     "upload": "send a recording to a server",
     "collection": "pause and resume the agents that send to a server",
     "deploy": "print what installs Sonde on a cluster: Kubernetes, Slurm",
+    "alerts": "check rules of alerts and what they give now; list alerts",
+    "mcp": "answer the questions of assistants about a server's nodes (MCP)",
+    "job": "what a job did with its GPUs: hours held and wasted, why, functions",
+    "owners": "who held GPUs and who wastes them, by user, job, pod, …",
     "token": "make, list and revoke the tokens of a server",
     "fleet": "fleet totals with differential privacy",
 }

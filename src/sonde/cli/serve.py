@@ -57,6 +57,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--fleet", type=Path, metavar="DIR",
         help="show the releases that `sonde fleet collect -o DIR/NAME.json` wrote there; everybody "
         "with a token for `read` sees them")  # fmt: skip
+    add("--alerts", type=Path, metavar="FILE",
+        help="evaluate the rules of this file and notify of what fires (docs/guide/server.md); "
+        "`sonde alerts check` tries them")  # fmt: skip
     log_output.add_options(parser)
     add(end_with_input.FLAG, action="store_true", help=end_with_input.HELP)
     parser.set_defaults(run=run)
@@ -71,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
     if bool(args.certificate) != bool(args.key):
         raise UsageError("TLS needs both --certificate and --key", "give both")
     try:
+        from sonde.server.alert_rules import load
+        from sonde.server.alerts import Alerts
         from sonde.server.listen import Address, Listener
         from sonde.server.service import Service
     except ModuleNotFoundError as error:
@@ -90,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
             "listen on 127.0.0.1, or make tokens with `sonde token make`",
         )
     issuer = _issuer(args.oidc, args.open)
+    rules = load(args.alerts) if args.alerts else None
     manager = ServiceManager()
     if args.end_with_input:
         end_with_input.watch()
@@ -105,8 +111,12 @@ def run(args: argparse.Namespace) -> int:
             fleet=args.fleet,
         )
         service.issuer = issuer
+        alerts = None
         try:
             listener = Listener(service, address)
+            if rules is not None:
+                alerts = service.alerts = Alerts(service, rules)
+                alerts.start()
             print(f"serving {listener.url}", flush=True)
             manager.ready()
 
@@ -122,6 +132,8 @@ def run(args: argparse.Namespace) -> int:
             listener.run(on_turn)
             manager.stopping()
         finally:
+            if alerts is not None:
+                alerts.close()
             service.close()
     return 0
 

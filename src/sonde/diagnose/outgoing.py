@@ -7,15 +7,14 @@ Names of processes and files are others' to choose: what goes out is printable a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 from typing import Any, Final
 
-import msgspec
-
 from sonde.diagnose.incident import Candidate, Incident, Offender, RankReport
+from sonde.notify import alertmanager
+from sonde.notify.texts import iso as _iso
+from sonde.notify.texts import number as _number
+from sonde.notify.texts import plain as _text
 
-TEXT: Final = 512
-"""Characters of any text."""
 CANDIDATES: Final = 3
 EVIDENCE: Final = 6
 RANKS: Final = 16
@@ -107,15 +106,8 @@ def alerts(incident: Incident, host: str, wall_offset_ns: int) -> list[dict[str,
         "summary": summary(incident),
         "description": "; ".join(_text(it) for it in evidence[:EVIDENCE]),
     }
-    explained_ns = incident.explained_ns + wall_offset_ns
-    return [
-        {
-            "labels": {name: text for name, text in labels.items() if text},
-            "annotations": annotations,
-            "startsAt": _iso(incident.began_ns + wall_offset_ns),
-            "endsAt": _iso(explained_ns + FIRES_S * 1_000_000_000),
-        }
-    ]
+    ends_ns = incident.explained_ns + wall_offset_ns + FIRES_S * 1_000_000_000
+    return [alertmanager.postable(labels, annotations, incident.began_ns + wall_offset_ns, ends_ns)]
 
 
 def summary(incident: Incident) -> str:
@@ -127,11 +119,6 @@ def summary(incident: Incident) -> str:
     if first is not None and first.offender is not None:
         text += f", by {first.offender.name} ({first.offender.pid})"
     return _text(text)
-
-
-def encoded(body: object) -> bytes:
-    """As JSON that every receiver takes."""
-    return msgspec.json.encode(body)
 
 
 def _candidate(one: Candidate) -> dict[str, Any]:
@@ -183,18 +170,3 @@ def _value(value: str | int | float) -> dict[str, Any]:
     if isinstance(value, int):
         return {"intValue": str(value)}
     return {"doubleValue": value} if isinstance(value, float) else {"stringValue": value}
-
-
-def _text(text: str) -> str:
-    cut = text[:TEXT]
-    return "".join(c if c.isprintable() else "?" for c in cut).encode("utf-8", "replace").decode()
-
-
-def _number(value: float) -> float:
-    """Finite: JSON has no other."""
-    return round(min(max(value, -1e9), 1e9), 6) if value == value else 0.0
-
-
-def _iso(unix_ns: int) -> str:
-    seconds = min(max(unix_ns / 1e9, 0.0), 253_402_300_799.0)  # the year 9999
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

@@ -35,6 +35,10 @@ _RENAMED = {"frame_ids": "frame_keys", "frame_id": "key"}
 _IDENTITY = {"process": ("pid", "start_ns"), "thread": ("pid", "start_ns", "tid")}
 
 
+class NothingStoredError(CaptureError):
+    """There is nothing of a node in a time."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunColumns:
     """Rows of `device_run`, each column with one entry for each."""
@@ -174,7 +178,7 @@ def _info(session: StoredSession, wanted: Selection) -> CaptureInfo:
         [wanted.nodes[0], wanted.end_ns, wanted.start_ns],
     ).to_pylist()[0]
     if not found["chunks"]:
-        raise CaptureError("this node sent nothing in this time", "choose another time")
+        raise NothingStoredError("this node sent nothing in this time", "choose another time")
     try:
         about = json.loads(found["about"] or "{}")
     except ValueError:

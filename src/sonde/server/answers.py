@@ -18,7 +18,7 @@ from sonde.query import stored, stored_charts, stored_memory, stored_views
 from sonde.query.stored import Selection, StoredSession
 from sonde.query.stored_capture import MOST_ROWS
 from sonde.query.table_columns import columns
-from sonde.server import views
+from sonde.server import job, views
 from sonde.server.service import Service
 from sonde.server.tokens import Caller
 
@@ -39,6 +39,7 @@ PARAMETERS: Mapping[str, str] = {
     "series": "name of a metric; of charts may be repeated",
     "points": "the most points of a series; of lanes: steps; up to 1440",
     "limit": "the most rows; of lanes: lanes",
+    "by": "of owners: user, job, pod, namespace, container, unit, comm or exe; default user",
     "before_from": "of diff: the earlier time",
     "before_to": "of diff: its end",
     "format": "json or arrow; of timeline and of tables also columns (docs/design/web.md)",
@@ -63,6 +64,7 @@ class Options:
     points: int
     limit: int
     form: Form
+    by: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,7 @@ def parse(items: Iterable[tuple[str, str]]) -> Options:
         _whole("points", one("points", str(stored.MOST_POINTS)), 1 << 31),
         _whole("limit", one("limit", "50"), 1 << 31),
         form,
+        one("by", "user"),
     )
 
 
@@ -270,6 +273,14 @@ QUESTIONS: Mapping[str, Question] = {
     "memory": Question(
         "what processes mapped, gave back and touched, bytes",
         lambda s, o: stored_memory.memory(s, o.wanted, o.limit),
+    ),
+    "job": Question(
+        "GPU hours of one job, pod, container, unit or user: held, wasted by cause, functions",
+        lambda s, o: job.job(s, o.wanted, o.limit),
+    ),
+    "owners": Question(
+        "GPU hours by owner: held, productive, stalled, idle, wasted",
+        lambda s, o: job.owners(s, o.wanted, o.by, o.limit),
     ),
     "verdict": Question("why one node's devices waited", lambda s, o: views.explained(s, o.wanted)),
 }

@@ -97,6 +97,7 @@ class Api:
             ),
             Route("/v1/agents", self._guarded(Scope.READ, self._agents)),
             Route("/v1/incidents", self._guarded(Scope.READ, self._incidents)),
+            Route("/v1/alerts", self._guarded(Scope.READ, self._alerts)),
             Route("/v1/fleet", self._guarded(Scope.READ, self._fleet)),
             Route("/v1/open", self._guarded(Scope.READ, self._open), methods=["POST"]),
             Route("/v1/tokens", self._guarded(Scope.ADMIN, self._tokens)),
@@ -349,6 +350,15 @@ class Api:
         def answer() -> answers.Answer:
             found = incidents.listed(self._service.incidents_of(caller))
             return answers.Answer(found, "application/json")
+
+        return await self._answered(request, caller, answer)
+
+    async def _alerts(self, request: Request, caller: Caller) -> Response:
+        def answer() -> answers.Answer:
+            source = self._service.alerts
+            none: dict[str, Any] = {"rules": [], "alerts": [], "not_shown": 0}
+            found = source.listed(caller.tenant) if source else none
+            return answers.Answer(json.dumps(found).encode(), "application/json")
 
         return await self._answered(request, caller, answer)
 

@@ -8,7 +8,7 @@ from typing import Any
 from sonde import __version__
 from sonde.server.answers import PARAMETERS, QUESTIONS, Question
 from sonde.server.collection import AgentState, Authority
-from sonde.server.schemas import ANSWERS, FLAME_NODE, FLEET
+from sonde.server.schemas import ALERTS, ANSWERS, FLAME_NODE, FLEET
 
 _ERROR = {
     "description": "refused, with cause and remedy",
@@ -111,11 +111,18 @@ def document() -> dict[str, Any]:
             | _REFUSALS,
         }
     }
-    found = {"description": "the newest first", "content": {"application/json": {"schema": {}}}}
+    newest = {"description": "the newest first", "content": {"application/json": {"schema": {}}}}
     paths["/v1/incidents"] = {
         "get": {
             "summary": "what became slower, why, and who did it, as `sonde diagnose --keep` wrote",
-            "responses": {"200": found} | _REFUSALS,
+            "responses": {"200": newest} | _REFUSALS,
+        }
+    }
+    alerts = {"description": "firing first", "content": {"application/json": {"schema": ALERTS}}}
+    paths["/v1/alerts"] = {
+        "get": {
+            "summary": "the tenant's rules of alerts (`sonde serve --alerts`) and its alerts",
+            "responses": {"200": alerts} | _REFUSALS,
         }
     }
     releases = {"description": "newest first", "content": {"application/json": {"schema": FLEET}}}

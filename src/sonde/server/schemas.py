@@ -41,6 +41,11 @@ _PROCESS = dict.fromkeys(
     ("comm", "exe", "user", "pod", "namespace", "job", "container", "unit"), _MAYBE_TEXT
 )
 
+_ANY: Schema = {"type": "object"}
+_GPU_HOURS = dict.fromkeys(
+    ("held_h", "productive_h", "stalled_h", "idle_h", "unknown_h", "wasted_h"), _NUMBER
+)
+
 ANSWERS: Mapping[str, Schema] = {
     "overview": _list(
         _object(
@@ -133,6 +138,18 @@ ANSWERS: Mapping[str, Schema] = {
             grown=_NUMBER, faulted=_NUMBER, reserved=_NUMBER, **_PROCESS,
         )
     ),
+    "job": _object(
+        by=_TEXT, id=_TEXT, slot_s=_NUMBER, nodes=_list(_TEXT), gpus=_WHOLE, **_GPU_HOURS,
+        wasted=_list(_object(cause=_TEXT, gpu_h=_NUMBER)),
+        verdicts=_list(_object(node=_TEXT, start_ns=_WHOLE, end_ns=_WHOLE, verdict=_ANY)),
+        functions=_list(_object(function=_TEXT, binary=_TEXT, own_ns=_NUMBER, total_ns=_NUMBER)),
+        not_covered=_list(_TEXT),
+    ),
+    "owners": _object(
+        by=_TEXT, slot_s=_NUMBER,
+        owners=_list(_object(owner=_TEXT, nodes=_WHOLE, gpus=_WHOLE, **_GPU_HOURS)),
+        left_out=_WHOLE, not_covered=_list(_TEXT),
+    ),
     "losses": _list(_object(node=_TEXT, name=_TEXT, value=_NUMBER)),
 }  # fmt: skip
 """By question. `pprof` is no JSON; `verdict` is what `sonde explain --json` writes, and is part of
@@ -164,4 +181,21 @@ FLEET: Schema = _object(
     unreadable=_WHOLE,
 )  # fmt: skip
 """Releases of the fleet protocol, from files."""
+_TEXTS: Schema = {"type": "object", "additionalProperties": _TEXT}
+ALERTS: Schema = _object(
+    rules=_list(
+        _object(
+            name=_TEXT, question=_TEXT, threshold=_NUMBER, for_s=_NUMBER, error=_TEXT,
+            left_out=_WHOLE,
+        )
+    ),
+    alerts=_list(
+        _object(
+            status={"enum": ["pending", "firing", "resolved"]}, labels=_TEXTS, annotations=_TEXTS,
+            value=_NUMBER, since=_TEXT, fired=_MAYBE_TEXT, resolved=_MAYBE_TEXT, page=_TEXT,
+        )
+    ),
+    not_shown=_WHOLE,
+)  # fmt: skip
+"""Rules of alerts and their alerts."""
 UNDESCRIBED = frozenset({"pprof", "timeline", "verdict"})

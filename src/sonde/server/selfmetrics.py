@@ -35,6 +35,8 @@ def exposition(service: Service) -> str:
     add("sonde_server_log_refused_total", "counter", wal.refused)
     for name, count in sorted(service.catalog.counters().items()):
         add(f"sonde_store_{name}_total", "counter", count)
+    for name, kind, labels, value in service.alerts.figures() if service.alerts else ():
+        add(name, kind, value, labels)
     lines.append("# TYPE sonde_server_ack_seconds histogram")
     for bound, seen in zip(ACK_BUCKETS_S, counters.acks_s, strict=True):
         text = "+Inf" if bound == float("inf") else f"{bound:g}"

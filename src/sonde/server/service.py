@@ -11,11 +11,12 @@ import subprocess
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from sonde import interpreter
 from sonde.errors import CaptureError, SinkError, UsageError
@@ -135,6 +136,16 @@ class TokenIssuer(Protocol):
         """Whose token it is. Raises RefusedRequestError."""
 
 
+class AlertSource(Protocol):
+    """What evaluates rules of alerts (alerts.py)."""
+
+    def listed(self, tenant: str) -> dict[str, Any]:
+        """A tenant's rules and alerts."""
+
+    def figures(self) -> Iterator[tuple[str, str, str, float]]:
+        """(name, kind, labels, value) for /metrics."""
+
+
 class Bucket:
     """A token bucket: amounts a second, with a burst of ten seconds."""
 
@@ -186,6 +197,7 @@ class Service:
         self.fleet = fleet
         self.issuer: TokenIssuer | None = None
         """Whose tokens count beside those of `tokens`."""
+        self.alerts: AlertSource | None = None
         try:
             self.folder.mkdir(parents=True, mode=0o700, exist_ok=True)
             # Who can put files there chooses what we write, read and remove elsewhere.

@@ -47,7 +47,7 @@ class Poster:
         self._url = url if parts.path.strip("/") or not path else url.rstrip("/") + path
         self._shown = http_client.shown(self._url)
         self._log = log
-        self._queue: deque[bytes] = deque()
+        self._queue: deque[tuple[bytes, Callable[[bool], None]]] = deque()
         self._changed = threading.Condition()
         self._ended = False
         self.posted = 0
@@ -58,14 +58,18 @@ class Poster:
         self._thread = threading.Thread(target=self._run, name="sonde-post", daemon=True)
         self._thread.start()
 
-    def post(self, body: bytes) -> None:
-        """Hand a body over; returns at once."""
+    def post(self, body: bytes, done: Callable[[bool], None] = lambda _: None) -> None:
+        """Hand a body over; returns at once. `done` is called with whether it was delivered, by the
+        thread that posts, or here where there is no room."""
         with self._changed:
-            if len(self._queue) >= QUEUED or len(body) > MOST_BYTES or self._ended:
+            accepted = len(self._queue) < QUEUED and len(body) <= MOST_BYTES and not self._ended
+            if accepted:
+                self._queue.append((body, done))
+                self._changed.notify()
+            else:
                 self.left_out += 1
-                return
-            self._queue.append(body)
-            self._changed.notify()
+        if not accepted:
+            done(False)
 
     def close(self) -> None:
         """Try to deliver what there is, for some seconds; the rest is lost, and counted."""
@@ -84,20 +88,22 @@ class Poster:
                     self._changed.wait()
                 if not self._queue:
                     return
-                body = self._queue.popleft()
-            self._deliver(body)
+                body, done = self._queue.popleft()
+            done(self._deliver(body))
 
-    def _deliver(self, body: bytes) -> None:
+    def _deliver(self, body: bytes) -> bool:
+        """Whether it was taken."""
         for pause_s in (*PAUSES_S, None):
             is_final = self._request(body)
             if is_final is None:
                 self.posted += 1
-                return
+                return True
             if is_final or pause_s is None or self._ended:
                 break
             with self._changed:
                 self._changed.wait_for(lambda: self._ended, pause_s)
         self.left_out += 1
+        return False
 
     def _request(self, body: bytes) -> bool | None:
         """None: taken. Else whether it is in vain to try again."""
@@ -123,7 +129,7 @@ class Poster:
 
     def _failed(self, error: str) -> None:
         if not self.error:
-            self._log(f"{self._shown} takes no incidents: {error}")
+            self._log(f"{self._shown} does not take what is posted: {error}")
         self.error = error
 
 

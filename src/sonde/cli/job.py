@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sonde job`: what a job did with its GPUs, asked at a server."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sonde.export.layout import columns, one_line
+
+OWNERS = ("job", "pod", "container", "unit", "user", "namespace", "comm", "exe")
+PARTS = ("productive", "stalled", "idle", "unknown")
+EXAMPLE = """\
+examples:
+  sonde job 4711 --server https://HOST:7373 --token-file ~/.config/sonde/token
+  sonde job train-0 --by pod --from -6h
+  sonde job alice --by user --json
+
+docs/guide/server.md#gpu-hours defines what is held, productive and wasted.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `job` to the commands."""
+    parser = subparsers.add_parser(
+        "job",
+        help="what a job did with its GPUs: hours held and wasted, why, functions",
+        description="Report the GPU hours of a Slurm job, a pod, a container, a unit or a user: "
+        "held, productive, wasted and why, with the functions that used the CPUs.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("id", help="number of the Slurm job, or a name with --by")
+    add_selection(parser, "job", "what ID names; default job")
+    parser.set_defaults(run=run)
+
+
+def add_selection(parser: argparse.ArgumentParser, by: str, about: str) -> None:
+    """Flags that `sonde owners` has, too: server, time, owner, JSON."""
+    add = parser.add_argument
+    add("--by", choices=OWNERS, default=by, help=about)
+    add("--from", dest="start", default="-1d", metavar="TIME",
+        help="-6h, ISO 8601 (UTC) or seconds since 1970; default -1d")  # fmt: skip
+    add("--to", dest="end", default="now", metavar="TIME", help="exclusive; default now")
+    add("--server", default="http://127.0.0.1:7373", metavar="URL",
+        help="default http://127.0.0.1:7373")  # fmt: skip
+    add("--token-file", type=Path, metavar="FILE", help="a token for `read`")
+    add("--limit", type=int, default=10, metavar="N", help="rows of tables; default 10")
+    add("--json", action="store_true", help="print the server's answer")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask and print. Raises UsageError, SinkError."""
+    found = ask(args, "job", {args.by: args.id})
+    print(json.dumps(found, indent=2) if args.json else as_text(found))
+    return 0
+
+
+def ask(args: argparse.Namespace, question: str, about: Mapping[str, str]) -> dict[str, Any]:
+    """The server's answer about the chosen time. Raises UsageError, SinkError."""
+    from sonde.server import times
+    from sonde.server.client import ServerClient
+
+    now_s = time.time()
+    range_ = {
+        "from": repr(times.seconds(args.start, now_s)),
+        "to": repr(times.seconds(args.end, now_s)),
+    }
+    client = ServerClient(args.server, args.token_file)
+    found: dict[str, Any] = client.ask(question, {**about, **range_, "limit": args.limit})
+    return found
+
+
+def as_text(found: Mapping[str, Any]) -> str:
+    """For people."""
+    held = found["held_h"]
+    nodes, gpus = len(found["nodes"]), found["gpus"]
+    lines = [f"{found['by']} {found['id']}: {_count(gpus, 'GPU')} of {_count(nodes, 'node')}"]
+    if not held:
+        lines.append("  no process of it held a GPU in this time")
+    else:
+        lines[0] += f", held {hours(held)}, wasted {hours(found['wasted_h'])}"
+        lines[0] += f" ({100 * found['wasted_h'] / held:.0f} %)"
+        lines += _table(
+            [(name, hours(found[f"{name}_h"]), share(found[f"{name}_h"], held)) for name in PARTS]
+        )
+    if found["wasted"]:
+        lines.append("wasted by cause")
+        rows = [
+            (hours(one["gpu_h"]), share(one["gpu_h"], held), one["cause"])
+            for one in found["wasted"]
+        ]
+        lines += _table(rows, (-10, -7, 0))
+    for one in found["verdicts"]:
+        verdict = one["verdict"]
+        bound = verdict["bounds"][0]["key"] if verdict["bounds"] else "not known"
+        when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(one["start_ns"] / 1e9))
+        whose = f"{one['node']}, {verdict['device_name']}"
+        lines.append(f"verdict on {whose}, at {when}: {bound}-bound")
+        lines += [f"  evidence: {text}" for text in verdict["evidence"][1:4]]
+        lines += [f"  next: {advice['text']}" for advice in verdict["advice"][:1]]
+    if found["functions"]:
+        lines.append("functions by own time on CPUs")
+        rows = [
+            (f"{one['own_ns'] / 1e9:.3f} s", one["function"] or "(no name)", one["binary"])
+            for one in found["functions"]
+        ]
+        lines += _table(rows, (-10, 0, 0))
+    lines += [f"not covered: {text}" for text in found["not_covered"]]
+    return "\n".join(map(one_line, lines))
+
+
+def hours(value: float) -> str:
+    """GPU hours, with enough digits for seconds."""
+    return f"{value:,.2f} h" if value >= 1 else f"{value:.4f} h"
+
+
+def share(part: float, whole: float) -> str:
+    """In percent."""
+    return f"{100 * part / whole:.1f} %" if whole else "–"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _table(rows: Sequence[Sequence[str]], widths: Sequence[int] = (12, -10, -7)) -> list[str]:
+    clean = [tuple(one_line(cell) for cell in row) for row in rows]
+    return ["  " + line.strip("\n") for line in columns(clean, widths)]

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Model Context Protocol server: the questions of a Sonde server as tools for assistants.
+
+It holds no data. Each call is a question over HTTP with a token for `read`, so tenants, limits and
+the audit log are the server's. Names in answers were chosen by recorded programs and are hostile:
+every text is escaped and cut (untrusted.py), every answer is bounded, and what was cut is listed.
+"""

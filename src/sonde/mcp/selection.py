@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call is about: a range of time and whose; the address of the page that shows it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlencode
+
+from sonde.mcp.untrusted import clean
+from sonde.server import times
+from sonde.server.client import ServerClient
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A range, seconds since 1970, and owners; '' and 0 choose all."""
+
+    from_s: float
+    to_s: float
+    node: str = ""
+    owners: dict[str, str] = field(default_factory=dict)
+    """Parameters of the server: pid, job, user, pod, container, …"""
+
+    @classmethod
+    def of(cls, start: str, end: str, node: str = "", **owners: str | int) -> Chosen:
+        """From what a caller wrote. Raises UsageError."""
+        now_s = time.time()
+        to_s = times.seconds(end, now_s)
+        given = {name: str(value) for name, value in owners.items() if value}
+        return cls(times.seconds(start, now_s), to_s, node, given)
+
+    def parameters(self, **more: Any) -> dict[str, Any]:
+        """Of a question."""
+        found: dict[str, Any] = {"from": repr(self.from_s), "to": repr(self.to_s)}
+        if self.node:
+            found["node"] = self.node
+        return found | self.owners | more
+
+    def shown(self) -> dict[str, str]:
+        """As an answer repeats it."""
+        named = {"node": self.node} if self.node else {}
+        range_ = {"from": times.iso(self.from_s), "to": times.iso(self.to_s)}
+        shown: dict[str, str] = clean(range_ | named | self.owners)
+        return shown
+
+    def page(self, base: str, view: str, **more: str) -> str:
+        """The address of the page's view of it; every value is percent-encoded."""
+        place = {"view": view, "node": self.node, **more}
+        place |= {"from": f"{self.from_s:.6f}", "to": f"{self.to_s:.6f}"}
+        return f"{base}/?{urlencode({name: text for name, text in place.items() if text})}"
+
+
+def observed(server: ServerClient, chosen: Chosen) -> dict[str, Any]:
+    """What an answer rests on: nodes, chunks, seconds of recordings, events lost; where nothing
+    was sent in the range, when there is newer or older data. Raises SinkError."""
+    only = {"from": repr(chosen.from_s), "to": repr(chosen.to_s)}
+    if chosen.node:
+        only["node"] = chosen.node
+    rows = server.ask("overview", only)
+    found: dict[str, Any] = {
+        "nodes": len(rows),
+        "chunks": sum(row["chunks"] for row in rows),
+        "recorded_s": round(sum(row["seconds"] for row in rows), 3),
+        "events_lost": sum(row["lost"] for row in rows),
+    }
+    if not rows:
+        every = server.ask("nodes", only | {"from": "1", "to": "4000000000"})
+        last_ns = max((row["last_ns"] for row in every), default=0)
+        found["note"] = (
+            f"nothing was sent in this range; the newest data is of {times.iso(last_ns / 1e9)}"
+            if last_ns
+            else "no such node has sent anything"
+        )
+    return found

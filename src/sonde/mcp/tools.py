@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tools: each asks the server one or two questions and gives a bounded answer.
+
+Descriptions are read by a model: they state units, defaults and that names are not to be trusted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from statistics import median
+from typing import Annotated, Any, Literal, TypedDict
+
+from pydantic import Field
+
+from sonde.mcp import troubles
+from sonde.mcp.selection import Chosen, observed
+from sonde.mcp.untrusted import clean, fitting, flame
+from sonde.server.client import ServerClient
+
+MOST_ROWS = 200
+MOST_POINTS = 240
+
+Start = Annotated[
+    str, Field(description="begin: now, -15m, -2h, ISO 8601 (UTC), or seconds since 1970")
+]
+End = Annotated[str, Field(description="end, exclusive: as the begin")]
+Node = Annotated[str, Field(description="name of one node; empty: all", max_length=253)]
+OneNode = Annotated[
+    str,
+    Field(description="name of one node, as `overview` has it", min_length=1, max_length=253),
+]
+Pid = Annotated[int, Field(description="one process; 0: all", ge=0, lt=1 << 32)]
+Owner = Annotated[str, Field(description="exactly as recorded; empty: all", max_length=300)]
+Rows = Annotated[int, Field(description="most rows of the answer", ge=1, le=MOST_ROWS)]
+OneOwner = Annotated[
+    str, Field(description="its number or name, exactly", min_length=1, max_length=300)
+]
+OwnerKind = Literal["job", "user", "pod", "namespace", "container", "unit"]
+Kind = Annotated[
+    Literal["cpu", "blocked", "runqueue", "device", "kernel", "mapped", "faulted"],
+    Field(
+        description="cpu: on a CPU; blocked: waiting; runqueue: ready without a CPU; device: host "
+        "time in device calls; kernel: device time by launching code; mapped, faulted: host memory"
+    ),
+]
+
+
+class Answer(TypedDict):
+    """What every tool returns."""
+
+    selection: dict[str, str]
+    data: Any
+    left_out: list[str]
+    """What the bounds of the answer cut."""
+    evidence: dict[str, Any]
+    """What the answer rests on: nodes, chunks, seconds recorded, events lost."""
+    page: str
+    """Address that shows the same to a person."""
+
+
+class Tools:
+    """The tools over one server. Each raises SondeError where it cannot answer."""
+
+    def __init__(self, server: ServerClient, page: str = "") -> None:
+        """`page`: address of the page for links; '' the server's."""
+        self._server, self._page = server, page or server.url
+
+    def overview(self, start: Start = "-1h", end: End = "now", limit: Rows = 50) -> Answer:
+        """All nodes, those with problems first: problems found, share of GPU time used, seconds of
+        CPU, of waits, of device work. Ask this first."""
+        chosen = Chosen.of(start, end)
+        found = self._server.ask("overview", chosen.parameters())
+        devices = self._server.ask("devices", chosen.parameters()) if found else []
+        rows = troubles.ranked(found, devices, min(time.time(), chosen.to_s))
+        data, cut = fitting(rows, limit, "nodes")
+        return self._answer(chosen, data, cut, chosen.page(self._page, ""))
+
+    def node_series(
+        self,
+        node: OneNode,
+        metrics: Annotated[
+            list[str],
+            Field(
+                description="names of metrics; empty: the answer lists those that there are",
+                max_length=8,
+            ),
+        ] = [],  # noqa: B006
+        start: Start = "-1h",
+        end: End = "now",
+        points: Annotated[
+            int, Field(description="most points a series", ge=1, le=MOST_POINTS)
+        ] = 30,
+    ) -> Answer:
+        """Metrics of one node over time: mean, least and most of each step. Besides polled metrics
+        (hw.gpu.utilization, hw.power, …) there are sonde.cpu (threads on CPU, blocked, ready),
+        sonde.device.busy and sonde.device.launches, made of what was observed."""
+        chosen = Chosen.of(start, end, node)
+        page = chosen.page(self._page, "node")
+        if not metrics:
+            found = self._server.ask("metrics", chosen.parameters())
+            names, cut = fitting([row["series"] for row in found], MOST_ROWS, "metrics")
+            return self._answer(chosen, {"metrics": names}, cut, page)
+        rows = self._server.ask("charts", chosen.parameters(series=metrics, points=points))
+        lines: dict[tuple[str, str], dict[str, Any]] = {}
+        for row in rows:
+            if row["series"] in metrics:
+                key = row["series"], row["labels"]
+                line = lines.setdefault(key, {"metric": key[0], "labels": key[1], "points": []})
+                point = {
+                    "s_after_begin": round(row["time_ns"] / 1e9 - chosen.from_s, 3),
+                    **{name: round(row[name], 6) for name in ("value", "least", "most")},
+                }
+                line["points"].append(point)
+        data, cut = fitting(list(lines.values()), MOST_ROWS, "series")
+        return self._answer(chosen, data, cut, page)
+
+    def processes(
+        self, kind: Kind = "cpu", node: Node = "", start: Start = "-1h", end: End = "now",
+        limit: Rows = 20,
+    ) -> Answer:  # fmt: skip
+        """Processes by time (or bytes) of a kind, with user, job, pod, container and unit."""
+        chosen = Chosen.of(start, end, node)
+        asked = chosen.parameters(kind=kind, limit=limit + 1)
+        rows = [_seconds(row) for row in self._server.ask("processes", asked)]
+        data, cut = _counted(fitting(rows, limit, "processes"), len(rows) > limit)
+        return self._answer(chosen, data, cut, chosen.page(self._page, "range", kind=kind))
+
+    def top_functions(
+        self, kind: Kind = "cpu", node: Node = "", pid: Pid = 0, job: Owner = "", user: Owner = "",
+        pod: Owner = "", start: Start = "-1h", end: End = "now", limit: Rows = 20,
+    ) -> Answer:  # fmt: skip
+        """Functions by their own time of a kind; total is with what they called."""
+        chosen = Chosen.of(start, end, node, pid=pid, job=job, user=user, pod=pod)
+        whole = self._server.ask("totals", chosen.parameters(kind=kind))["ns"]
+        asked = chosen.parameters(kind=kind, limit=limit + 1)
+        rows = [
+            {
+                "function": row["function"] or "(no name)",
+                "binary": row["binary"],
+                "own_s": round(row["own_ns"] / 1e9, 4),
+                "total_s": round(row["total_ns"] / 1e9, 4),
+                "own_share": round(row["own_ns"] / whole, 4) if whole else 0.0,
+            }
+            for row in self._server.ask("top", asked)
+        ]
+        data, cut = _counted(fitting(rows, limit, "functions"), len(rows) > limit)
+        page = chosen.page(self._page, "range", kind=kind, pid=str(pid or ""), shape="table")
+        return self._answer(chosen, data, cut, page)
+
+    def flame_graph(
+        self, kind: Kind = "cpu", node: Node = "", pid: Pid = 0, job: Owner = "", user: Owner = "",
+        pod: Owner = "", start: Start = "-1h", end: End = "now",
+        boxes: Annotated[int, Field(description="most boxes", ge=10, le=400)] = 120,
+    ) -> Answer:  # fmt: skip
+        """Whole stacks as a nested flame graph: each box has `frames` (callers first; each calls
+        only the next), `share` of all time, `self_share`, `children`."""
+        chosen = Chosen.of(start, end, node, pid=pid, job=job, user=user, pod=pod)
+        found = self._server.ask("flametree", chosen.parameters(kind=kind))
+        tree, cut = flame(found["root"], found["total"], boxes)
+        data = {"unit": found["unit"], "total": found["total"], "root": tree}
+        page = chosen.page(self._page, "range", kind=kind, pid=str(pid or ""))
+        return self._answer(chosen, data, cut, page)
+
+    def why_waiting(self, node: OneNode, start: Start = "-2m", end: End = "now") -> Answer:
+        """The verdict on one node: what its GPUs or the launching threads were bound by, the causes
+        of waits with the code that waited, evidence, and one next step. A short range (10 s to
+        5 min) is best: all its rows are read."""
+        chosen = Chosen.of(start, end, node)
+        found = self._server.ask("verdict", chosen.parameters())
+        verdicts, cut = fitting([_verdict(one) for one in found["verdicts"]], 16, "verdicts")
+        data = {"verdicts": verdicts, "notes": clean(found["notes"][:10])}
+        return self._answer(chosen, data, cut, chosen.page(self._page, "range"))
+
+    def kernels(
+        self, node: Node = "", start: Start = "-1h", end: End = "now", limit: Rows = 20
+    ) -> Answer:
+        """Work on devices (kernels, copies, replayed graphs) by device time; `timed` runs were
+        measured, `runs` is estimated from them."""
+        chosen = Chosen.of(start, end, node)
+        asked = chosen.parameters(limit=limit + 1)
+        rows = [_seconds(row) for row in self._server.ask("kernels", asked)]
+        data, cut = _counted(fitting(rows, limit, "kernels"), len(rows) > limit)
+        return self._answer(chosen, data, cut, chosen.page(self._page, "range", shape="kernels"))
+
+    def ranks(
+        self, node: Node = "", job: Owner = "", start: Start = "-10m", end: End = "now",
+        limit: Rows = 64,
+    ) -> Answer:  # fmt: skip
+        """Processes on devices (ranks of jobs), those with most work first: a
+        straggler works longer and waits less in collectives than the others."""
+        chosen = Chosen.of(start, end, node, job=job)
+        found = self._server.ask("ranks", chosen.parameters(points=MOST_POINTS))
+        rows = _ranks(found)
+        data, cut = fitting(rows, limit, "ranks")
+        if found["left_out"]:
+            cut.append(f"{found['left_out']:,} ranks with less device time are not in the figures")
+        return self._answer(chosen, data, cut, chosen.page(self._page, "ranks", job=job))
+
+    def incidents(
+        self, node: Node = "", start: Start = "-1d", end: End = "now", limit: Rows = 20
+    ) -> Answer:
+        """What became slower, why, and who did it, as `sonde diagnose` found it, newest first."""
+        chosen = Chosen.of(start, end, node)
+        found = self._server.ask("incidents")
+        rows = [
+            _incident(one)
+            for one in found["incidents"]
+            if chosen.from_s <= one["noticed_ns"] / 1e9 < chosen.to_s and node in ("", one["node"])
+        ]
+        data, cut = fitting(rows, limit, "incidents")
+        for name in ("older", "unreadable"):
+            if found[name]:
+                cut.append(f"{found[name]:,} {name} incidents are not read")
+        if not found["shown"]:
+            cut.append("this server keeps no incidents: start it with --incidents")
+        return self._answer(chosen, data, cut, chosen.page(self._page, "incidents"))
+
+    def job(
+        self, owner: OneOwner, by: OwnerKind = "job", start: Start = "-1d", end: End = "now"
+    ) -> Answer:
+        """One job, pod, container, unit or user: GPU hours held, productive, wasted by cause (idle,
+        stalls as the verdict explains them), functions by own CPU time."""
+        chosen = Chosen.of(start, end, **{by: owner})
+        found = self._server.ask("job", chosen.parameters(limit=10))
+        found["nodes"], cut = fitting(found["nodes"], 50, "nodes")
+        found["verdicts"] = [_verdict(one["verdict"]) for one in found["verdicts"]]
+        data, more = fitting([found], 1, "jobs")
+        page = chosen.page(self._page, "")
+        return self._answer(chosen, data[0] if data else None, cut + more, page)
+
+    def owners(
+        self, by: OwnerKind = "user", start: Start = "-1d", end: End = "now", limit: Rows = 30
+    ) -> Answer:
+        """Who held GPUs and what they did with them, most wasted first: hours held, productive
+        (kernels ran), stalled (the owner was at work, the GPU was not), idle, unknown."""
+        chosen = Chosen.of(start, end)
+        found = self._server.ask("owners", chosen.parameters(by=by, limit=limit))
+        data, cut = fitting(found["owners"], limit, "owners")
+        if found["left_out"]:
+            cut.append(f"{found['left_out']:,} owners with less waste are left out")
+        table = {"owners": data, "not_covered": found["not_covered"]}
+        return self._answer(chosen, table, cut, chosen.page(self._page, ""))
+
+    def compare(
+        self,
+        before_start: Start,
+        before_end: End,
+        start: Start,
+        end: End = "now",
+        kind: Kind = "cpu",
+        node: Node = "",
+        limit: Rows = 20,
+    ) -> Answer:
+        """Functions whose share of the time changed most between two ranges: `before` and `after`
+        are shares of all time of the kind."""
+        chosen = Chosen.of(start, end, node)
+        earlier = Chosen.of(before_start, before_end, node)
+        asked = chosen.parameters(
+            kind=kind, limit=limit + 1,
+            before_from=repr(earlier.from_s), before_to=repr(earlier.to_s),
+        )  # fmt: skip
+        rows = [
+            row | {name: round(row[name], 5) for name in ("before", "after")}
+            for row in self._server.ask("diff", asked)
+        ]
+        data, cut = _counted(fitting(rows, limit, "functions"), len(rows) > limit)
+        answer = self._answer(chosen, data, cut, chosen.page(self._page, "compare", kind=kind))
+        answer["evidence"] = {
+            "before": earlier.shown() | observed(self._server, earlier),
+            "after": answer["evidence"],
+        }
+        return answer
+
+    def _answer(self, chosen: Chosen, data: Any, cut: list[str], page: str) -> Answer:
+        evidence: dict[str, Any] = clean(observed(self._server, chosen))
+        return Answer(
+            selection=chosen.shown(), data=data, left_out=cut, evidence=evidence, page=page
+        )
+
+
+def _counted(found: tuple[list[Any], list[str]], more: bool) -> tuple[list[Any], list[str]]:
+    """As found; where one row more than wanted was asked for, how many there are is not known."""
+    data, cut = found
+    return data, [f"only the first {len(data)} are here; there are more"] if more else cut
+
+
+def _seconds(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with times in seconds, without empty texts and the start of a process."""
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        if value in ("", None) or name == "start_ns":
+            continue
+        if name.endswith("ns") and name in ("ns", "mean_ns", "most_ns"):
+            found[f"{name.removesuffix('ns').rstrip('_') or 'time'}_s"] = round(value / 1e9, 9)
+        else:
+            found[name] = value
+    return found
+
+
+def _verdict(one: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "of": one["device_name"]
+        if one["device"] < 0
+        else f"GPU{one['device']} {one['device_name']}",
+        "bound_by": [{"what": it["key"], "share": round(it["share"], 4)} for it in one["bounds"]],
+        "computing_share": round(one["computing"], 4),
+        "causes": [
+            {
+                "cause": it["title"],
+                "share": round(it["share"], 4),
+                "seconds": round(it["ns"] / 1e9, 3),
+                "detail": it["detail"],
+                "thread": it["thread"],
+                "code": [
+                    {"function": place["function"], "caller": place["caller"]}
+                    for place in it["locations"][:3]
+                ],
+            }
+            for it in one["causes"][:6]
+            if it["share"] >= 0.005
+        ],
+        "evidence": one["evidence"][:12],
+        "next_step": [it["text"] for it in one["advice"][:2]],
+    }
+
+
+def _ranks(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    cells = found["cells"]
+    work, waits, seen = ([0.0] * len(found["ranks"]) for _ in range(3))
+    for at, rank in enumerate(cells["rank"]):
+        work[rank] += cells["work_ns"][at]
+        waits[rank] += cells["collective_ns"][at]
+        seen[rank] += 1
+    middle = median(work) if work else 0.0
+    rows = [
+        {
+            **{
+                name: value
+                for name, value in rank.items()
+                if value != "" and name not in ("ns", "start_ns")
+            },
+            "work_s": round(work[at] / 1e9, 4),
+            "collective_s": round(waits[at] / 1e9, 4),
+            "work_of_median": round(work[at] / middle, 3) if middle else None,
+            f"{found['by']}_seen": int(seen[at]),
+        }
+        for at, rank in enumerate(found["ranks"])
+    ]
+    return sorted(rows, key=lambda row: -row["work_s"])
+
+
+def _incident(one: Mapping[str, Any]) -> dict[str, Any]:
+    from sonde.server import times
+
+    verdict = one["verdict"]
+    first = verdict["candidates"][0] if verdict["candidates"] else {}
+    return {
+        "noticed": times.iso(one["noticed_ns"] / 1e9),
+        "node": one["node"],
+        "process": f"{one['victim_name']} ({one['victim']})",
+        "owner": one["victim_owner"],
+        "cause": verdict["cause"],
+        "slowdown": verdict["slowdown"],
+        "evidence": first.get("evidence", [])[:6],
+        "offender": first.get("offender"),
+        "next_step": first.get("next_step", ""),
+    }

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who held GPUs, and what they did with them: time held = productive + stalled + idle + unknown.
+
+Time is cut into slots. A process holds a device in a slot in which it had memory there. A device
+that several owners hold counts once: what each used counts for it, and what nobody used is split
+evenly among the holders. So the times of all owners add up to those of the devices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from sonde.errors import CaptureError
+from sonde.query.stored import MOST_ROWS, Selection, StoredSession
+
+OWNERS = ("user", "job", "pod", "namespace", "container", "unit", "comm", "exe")
+PARTS = ("productive", "stalled", "idle", "unknown")
+_SHORT_S, _LONG_S = 600, 18_000
+_MOST_SLOTS = 1_800
+_LITTLE = 0.01
+"""Use of a device that counts as none, where it is not known by whom."""
+
+
+def slot_ns(wanted: Selection) -> int:
+    """Length of a slot: 2 s in up to 10 minutes, 10 s in up to 5 hours, then an 1,800th."""
+    length_s = (wanted.end_ns - wanted.start_ns) / 1e9
+    if length_s <= _SHORT_S:
+        return 2 * 10**9
+    return (10 if length_s <= _LONG_S else round(length_s / _MOST_SLOTS)) * 10**9
+
+
+def by_owner(session: StoredSession, wanted: Selection, by: str, limit: int = 50) -> pa.Table:
+    """Owners by wasted time: owner ('' not known), nodes, devices, and in ns held, wasted
+    (stalled + idle), productive, stalled, idle, unknown; `owners`: how many there are."""
+    cells, parameters = _cells(wanted, by)
+    sums = ", ".join(f"sum({name}) AS {name}" for name in ("held", *PARTS))
+    return session.arrow(
+        f"WITH {cells} SELECT owner, count(DISTINCT node) AS nodes,"
+        f" count(DISTINCT node || ' ' || device) AS devices, {sums},"
+        " sum(stalled) + sum(idle) AS wasted, count(*) OVER () AS owners FROM part GROUP BY owner"
+        f" ORDER BY wasted DESC, owner LIMIT {max(1, min(int(limit), MOST_ROWS))}",
+        parameters,
+    )
+
+
+def of_owner(session: StoredSession, wanted: Selection, by: str, owner: str) -> pa.Table:
+    """The slots of one owner: node, slot (ns since 1970), and in ns, over its devices, held,
+    productive, stalled, idle, unknown; devices."""
+    cells, parameters = _cells(wanted, by)
+    sums = ", ".join(f"sum({name}) AS {name}" for name in ("held", *PARTS))
+    return session.arrow(
+        f"WITH {cells} SELECT node, ? + slot * ? AS slot, {sums},"
+        " array_agg(DISTINCT device) AS devices FROM part WHERE owner = ? GROUP BY node, slot"
+        f" ORDER BY node, slot LIMIT {100 * MOST_ROWS}",
+        [*parameters, wanted.start_ns, slot_ns(wanted), owner],
+    )
+
+
+def processes_of(session: StoredSession, wanted: Selection, by: str, owner: str) -> pa.Table:
+    """Processes of an owner of which there are samples in a time: node, pid."""
+    clause, parameters = wanted.sql(kind=False, process=False)
+    return session.arrow(
+        f'SELECT DISTINCT node, pid FROM process WHERE "{_checked(by)}" = ?'
+        f" AND (node, pid, start_ns) IN (SELECT node, pid, start_ns FROM sample {clause})"
+        f" ORDER BY node, pid LIMIT {MOST_ROWS}",
+        [owner, *parameters],
+    )
+
+
+def _checked(by: str) -> str:
+    if by not in OWNERS:
+        raise CaptureError(f"no owner is called {by[:40]!r}", f"use {', '.join(OWNERS)}")
+    return by
+
+
+def _label(name: str, pattern: str) -> str:
+    return f'regexp_extract(labels, \'"{name}":"({pattern})"\', 1)'
+
+
+def _cells(wanted: Selection, by: str) -> tuple[str, list[Any]]:
+    """(common table expressions that end in `part`, their parameters).
+
+    `part`: owner, node, device, slot (number), and in ns held, productive, stalled, idle, unknown.
+    """
+    step = slot_ns(wanted)
+    clause, parameters = wanted.sql(kind=False, process=False)
+    process = (
+        f"CAST(nullif({_label('process.pid', '[0-9]{1,9}')}, '') AS BIGINT) AS pid,"
+        f" CAST(nullif({_label('sonde.process.start', '[0-9]{1,18}')}, '') AS BIGINT) AS start_ns"
+    )
+    cells = f"""
+    polled AS (SELECT node, {_label("hw.id", '[^"]{1,200}')} AS device, {process},
+      (time_ns - ?) // ? AS slot, series, value, labels FROM metric {clause}
+      AND series IN ('sonde.process.gpu.memory', 'sonde.process.gpu.utilization',
+        'hw.gpu.utilization')),
+    owned AS (SELECT node, pid, start_ns, any_value("{_checked(by)}") AS owner FROM process
+      GROUP BY ALL),
+    holding AS (SELECT node, device, pid, start_ns, slot, count(*) AS looks FROM polled
+      WHERE series = 'sonde.process.gpu.memory' AND value > 0 GROUP BY ALL),
+    working AS (SELECT node, device, pid, start_ns, slot, sum(value) AS used FROM polled
+      WHERE series = 'sonde.process.gpu.utilization'
+      AND labels LIKE '%"sonde.gpu.engine":"sm"%' GROUP BY ALL),
+    apart AS (SELECT DISTINCT node, device FROM working),
+    busy AS (SELECT node, device, slot, least(1, greatest(0, avg(value))) AS used FROM polled
+      WHERE series = 'hw.gpu.utilization' AND labels LIKE '%"hw.gpu.task":"general"%'
+      GROUP BY ALL),
+    calling AS (SELECT DISTINCT node, pid, start_ns, (time_ns - ?) // ? AS slot FROM sample
+      {clause} AND kind IN ('device', 'kernel')),
+    holder AS (SELECT coalesce(o.owner, '') AS owner, h.node, h.device, h.slot,
+      sum(greatest(0, least(1, coalesce(w.used, 0) / h.looks))) AS used,
+      bool_or(coalesce(w.used, 0) > 0 OR c.slot IS NOT NULL) AS active
+      FROM holding h LEFT JOIN working w USING (node, device, pid, start_ns, slot)
+      LEFT JOIN owned o USING (node, pid, start_ns)
+      LEFT JOIN calling c USING (node, pid, start_ns, slot) GROUP BY 1, 2, 3, 4),
+    shared AS (SELECT *, count(*) OVER (PARTITION BY node, device, slot) AS holders FROM holder),
+    known AS (SELECT s.*, CASE WHEN a.device IS NOT NULL THEN s.used
+      WHEN b.used IS NULL THEN NULL WHEN s.holders = 1 THEN b.used
+      WHEN b.used <= {_LITTLE} THEN 0 ELSE NULL END AS share
+      FROM shared s LEFT JOIN apart a USING (node, device)
+      LEFT JOIN busy b USING (node, device, slot)),
+    scaled AS (SELECT *, greatest(1, sum(share) OVER (PARTITION BY node, device, slot)) AS whole
+      FROM known),
+    split AS (SELECT owner, node, device, slot, active OR share > 0 AS active,
+      share / whole AS used,
+      (1 - sum(share / whole) OVER (PARTITION BY node, device, slot)) / holders AS unused, holders
+      FROM scaled),
+    part AS (SELECT owner, node, device, slot,
+      {step} * coalesce(used + unused, 1.0 / holders) AS held,
+      {step} * coalesce(used, 0) AS productive,
+      {step} * CASE WHEN active THEN coalesce(unused, 0) ELSE 0 END AS stalled,
+      {step} * CASE WHEN active THEN 0 ELSE coalesce(unused, 0) END AS idle,
+      {step} * CASE WHEN used IS NULL THEN 1.0 / holders ELSE 0 END AS unknown FROM split)
+    """
+    at = [wanted.start_ns, step]
+    return cells, [*at, *parameters, *at, *parameters]

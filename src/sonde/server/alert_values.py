@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rule of an alert gives now: one value for each combination of its labels."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sonde.errors import CaptureTooLarge
+from sonde.notify import texts
+from sonde.query.stored_capture import NothingStoredError
+from sonde.server import answers
+from sonde.server.alert_rules import Reduce, Rule, parameters
+from sonde.server.service import Service
+from sonde.server.tokens import Caller, Scope
+
+MOST_ALERTS = 500
+"""Of one rule: those farthest from the threshold."""
+ANSWER_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """The value of one alert."""
+
+    labels: Mapping[str, str]
+    """Those of `by`."""
+    value: float
+    holds: bool
+    """Whether it is beyond the threshold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """All of a rule."""
+
+    found: Sequence[Value]
+    rows: int
+    """Of the answer that count."""
+    left_out: int
+    """Values beyond `MOST_ALERTS`."""
+
+
+def evaluate(service: Service, rule: Rule, now_s: float) -> Values:
+    """Ask the question for the rule's tenant, within the limits of every question.
+
+    Raises SondeError where it cannot be answered.
+    """
+    times = [("from", repr(now_s - rule.range_s)), ("to", repr(now_s))]
+    options = answers.parse([*parameters(rule), *times])
+    caller = Caller(f"alert:{rule.name}", rule.tenant, frozenset({Scope.READ}))
+    try:
+        answer = answers.ask(service, caller, answers.QUESTIONS[rule.question], options)
+    except NothingStoredError:
+        return of_rows(rule, [])
+    if len(answer.content) > ANSWER_BYTES:
+        raise CaptureTooLarge(
+            f"the answer has more than {ANSWER_BYTES >> 20} MiB", "select fewer nodes, or a limit"
+        )
+    found = json.loads(answer.content)
+    return of_rows(rule, field(found, rule.rows) if rule.rows else found)
+
+
+def of_rows(rule: Rule, rows: Any) -> Values:
+    """The values of an answer."""
+    groups: dict[tuple[str, ...], list[float]] = {}
+    if rule.reduce is Reduce.COUNT and not rule.by:
+        groups[()] = []  # so that nothing is 0
+    counted = 0
+    for row in rows if isinstance(rows, list) else [rows]:
+        if any(field(row, path) != wanted for path, wanted in rule.where.items()):
+            continue
+        value = _value(rule, row)
+        if value is None:
+            continue
+        counted += 1
+        groups.setdefault(tuple(_label(field(row, path)) for path in rule.by.values()), []).append(
+            value
+        )
+    found = [
+        Value(dict(zip(rule.by, key, strict=True)), value, rule.holds(value))
+        for key, value in ((key, _reduced(rule.reduce, values)) for key, values in groups.items())
+    ]
+    found.sort(key=lambda one: -one.value if rule.above is not None else one.value)
+    return Values(found[:MOST_ALERTS], counted, max(0, len(found) - MOST_ALERTS))
+
+
+def field(row: Any, path: str) -> Any:
+    """What a dotted path leads to; None: nothing. A text that is a JSON object (the labels of a
+    metric) is looked into; what is left of the path is one key there."""
+    at = row
+    steps = path.split(".")
+    for number, step in enumerate(steps):
+        if isinstance(at, str):
+            at = _parsed(at)
+            return at.get(".".join(steps[number:]))
+        if isinstance(at, dict):
+            at = at.get(step)
+        elif isinstance(at, list) and step.isdigit() and len(step) < 6 and int(step) < len(at):
+            at = at[int(step)]
+        else:
+            return None
+    return at
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text) if text.startswith("{") else {}
+    except (ValueError, RecursionError):
+        found = {}
+    return found if isinstance(found, dict) else {}
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def _value(rule: Rule, row: Any) -> float | None:
+    if not rule.value:
+        return 1.0
+    value = _number(field(row, rule.value))
+    if value is None or not rule.per:
+        return value
+    divisor = _number(field(row, rule.per))
+    return value / divisor if divisor else None
+
+
+def _label(value: Any) -> str:
+    if isinstance(value, str):
+        return texts.plain(value)
+    return "" if value is None else texts.plain(json.dumps(value))
+
+
+def _reduced(how: Reduce, values: Sequence[float]) -> float:
+    if how is Reduce.COUNT:
+        return float(len(values))
+    if how is Reduce.SUM:
+        return math.fsum(values)
+    if how is Reduce.MEAN:
+        return math.fsum(values) / len(values)
+    return max(values) if how is Reduce.MAX else min(values)

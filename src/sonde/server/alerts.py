@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluates the rules of alerts in a thread, and sends what fires and what is resolved."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlencode
+
+from sonde.errors import SondeError
+from sonde.notify import alertmanager, texts
+from sonde.notify.poster import MOST_BYTES, Poster
+from sonde.server.alert_rules import AlertConfig, filled
+from sonde.server.alert_states import Alert, AlertState, AlertStates
+from sonde.server.alert_values import evaluate
+from sonde.server.service import Service
+
+LOG = logging.getLogger("sonde.alerts")
+RESEND_S = 60.0
+"""How often Alertmanager gets each alert again, and the webhook what it did not take."""
+GIVE_UP_NS = 15 * 60 * 10**9
+"""After a change of state that no webhook took, it is not sent any more."""
+MOST_LISTED = 1_000
+_CLOSE_S = 20.0
+_BODY_BYTES = MOST_BYTES - 1_024
+
+
+class Alerts:
+    """The rules of a server. Several servers of one directory: one of them evaluates."""
+
+    def __init__(self, service: Service, config: AlertConfig) -> None:
+        """Raises UsageError where states cannot be kept."""
+        self._service, self._config = service, config
+        self._rules = {(rule.tenant, rule.name): rule for rule in config.rules}
+        self.states = AlertStates(service.folder)
+        self.errors: dict[tuple[str, str], str] = {}
+        """Of the rules whose last evaluation failed."""
+        self.left_out: Counter[tuple[str, str]] = Counter()
+        """Values of rules that were too many."""
+        self.counters: Counter[str] = Counter()
+        self._posted: dict[tuple[str, str, str, str], float] = {}
+        """When an alert was last handed to Alertmanager or to the webhook, by its identity."""
+        self._webhook = Poster(config.webhook, log=LOG.warning) if config.webhook else None
+        self._manager = (
+            Poster(config.alertmanager, alertmanager.PATH, LOG.warning)
+            if config.alertmanager
+            else None
+        )
+        self._lock: int | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sonde-alerts", daemon=True)
+
+    def start(self) -> None:
+        """Evaluate from now on."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End, and deliver for some seconds what is on its way."""
+        self._ended.set()
+        self._thread.join(_CLOSE_S)
+        for poster in (self._webhook, self._manager):
+            if poster is not None:
+                poster.close()
+        if not self._thread.is_alive():
+            self.states.close()
+        if self._lock is not None:
+            os.close(self._lock)
+
+    def listed(self, tenant: str) -> dict[str, Any]:
+        """A tenant's rules and alerts, as /v1/alerts has them: what fires first."""
+        order = [AlertState.FIRING, AlertState.PENDING, AlertState.RESOLVED]
+        alerts = self.states.listed(tenant)
+        alerts.sort(key=lambda one: (order.index(one.state), -one.since_ns))
+        return {
+            "rules": [
+                {
+                    "name": rule.name,
+                    "question": rule.question,
+                    "threshold": rule.threshold,
+                    "for_s": rule.for_s,
+                    "error": self.errors.get(key, ""),
+                    "left_out": self.left_out[key],
+                }
+                for key, rule in self._rules.items()
+                if rule.tenant == tenant
+            ],
+            "alerts": [self._document(one) for one in alerts[:MOST_LISTED]],
+            "not_shown": max(0, len(alerts) - MOST_LISTED),
+        }
+
+    def figures(self) -> Iterator[tuple[str, str, str, float]]:
+        """(name, kind, labels, value) for /metrics."""
+        for state, count in self.states.counts().items():
+            yield "sonde_server_alerts", "gauge", f'{{state="{state}"}}', count
+        for name in ("evaluations", "failures", "late_rounds", "given_up"):
+            yield f"sonde_server_alert_{name}_total", "counter", "", self.counters[name]
+        for name, poster in (("webhook", self._webhook), ("alertmanager", self._manager)):
+            if poster is not None:
+                labels = f'{{to="{name}"}}'
+                yield "sonde_server_alert_posts_total", "counter", labels, poster.posted
+                yield "sonde_server_alert_posts_lost_total", "counter", labels, poster.left_out
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            started = time.monotonic()
+            if self._holds_lock():
+                try:
+                    self.turn(time.time_ns())
+                except (OSError, sqlite3.Error) as error:
+                    self.counters["failures"] += 1
+                    LOG.error("alerts cannot be kept: %s", error)
+            took_s = time.monotonic() - started
+            self.counters["late_rounds"] += took_s > self._config.interval_s
+            self._ended.wait(max(0.1, self._config.interval_s - took_s))
+
+    def _holds_lock(self) -> bool:
+        if self._lock is None:
+            path = self._service.folder / "alerts.lock"
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            try:
+                lock = os.open(path, flags, 0o600)
+            except OSError as error:
+                LOG.error("no lock of alerts: %s", error)
+                return False
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(lock)
+                return False
+            self._lock = lock
+        return True
+
+    def turn(self, now_ns: int) -> None:
+        """Evaluate every rule once and send what changed. Raises sqlite3.Error."""
+        self.states.end_others(set(self._rules), now_ns)
+        for key, rule in self._rules.items():
+            if self._ended.is_set():
+                return
+            self.counters["evaluations"] += 1
+            try:
+                values = evaluate(self._service, rule, now_ns / 1e9)
+            except SondeError as error:
+                self.counters["failures"] += 1
+                if key not in self.errors:
+                    LOG.warning("rule %s of %s: %s", rule.name, rule.tenant, error)
+                self.errors[key] = texts.plain(str(error))
+                continue
+            except Exception:
+                self.counters["failures"] += 1
+                if key not in self.errors:
+                    LOG.exception("rule %s of %s", rule.name, rule.tenant)
+                self.errors[key] = "the server has a defect: see its log"
+                continue
+            self.errors.pop(key, None)
+            self.left_out[key] = values.left_out
+            self.states.update(rule, values, now_ns)
+        self._send(now_ns)
+
+    def _send(self, now_ns: int) -> None:
+        alerts = [one for one in self.states.listed() if one.fired_ns]
+        known = {self._identity(to, one) for to in ("webhook", "alertmanager") for one in alerts}
+        self._posted = {key: at for key, at in self._posted.items() if key in known}
+        if self._webhook is not None:
+            for one in alerts:
+                self._to_webhook(self._webhook, one, now_ns)
+        if self._manager is not None:
+            due = [one for one in alerts if self._is_due("alertmanager", one)]
+            for body in _bodies([self._postable(one, now_ns) for one in due]):
+                self._manager.post(body)
+
+    @staticmethod
+    def _identity(to: str, one: Alert) -> tuple[str, str, str, str]:
+        return to, f"{one.tenant} {one.rule}", one.key, one.state
+
+    def _is_due(self, to: str, one: Alert) -> bool:
+        """Whether it was not sent in this state for a while; it counts as sent from now on."""
+        key, now = self._identity(to, one), time.monotonic()
+        if now - self._posted.get(key, -RESEND_S) < RESEND_S:
+            return False
+        self._posted[key] = now
+        return True
+
+    def _to_webhook(self, webhook: Poster, one: Alert, now_ns: int) -> None:
+        if one.notified == one.state or not self._is_due("webhook", one):
+            return
+        if now_ns - max(one.fired_ns, one.resolved_ns) > GIVE_UP_NS:
+            self.counters["given_up"] += 1
+            self.states.note_sent(one)
+            return
+
+        def done(taken: bool) -> None:
+            if taken:
+                with contextlib.suppress(sqlite3.Error):  # closed: it is sent again after the start
+                    self.states.note_sent(one)
+
+        body = {"version": 1, "kind": "alert", **self._document(one)}
+        webhook.post(texts.encoded(body), done)
+
+    def _document(self, one: Alert) -> dict[str, Any]:
+        """As the webhook and /v1/alerts have it."""
+        labels, annotations = self._texts(one)
+        return {
+            "status": str(one.state),
+            "labels": labels,
+            "annotations": annotations,
+            "value": float(f"{one.value:.9g}"),
+            "since": texts.iso(one.since_ns),
+            "fired": texts.iso(one.fired_ns) if one.fired_ns else None,
+            "resolved": texts.iso(one.resolved_ns) if one.resolved_ns else None,
+            "page": self._page(one),
+        }
+
+    def _postable(self, one: Alert, now_ns: int) -> dict[str, Any]:
+        labels, annotations = self._texts(one)
+        ends_ns = one.resolved_ns or now_ns + round(4e9 * max(RESEND_S, self._config.interval_s))
+        return alertmanager.postable(labels, annotations, one.fired_ns, ends_ns, self._page(one))
+
+    def _texts(self, one: Alert) -> tuple[dict[str, str], dict[str, str]]:
+        """(labels, annotations), with those of the rule."""
+        rule = self._rules.get((one.tenant, one.rule))
+        labels = {"alertname": one.rule, "tenant": one.tenant, **(rule.labels if rule else {})}
+        labels |= one.labels
+        if rule is None:
+            return labels, {"summary": "the rule is not in the file any more"}
+        values = labels | {"value": f"{one.value:.6g}", "threshold": f"{rule.threshold:g}"}
+        annotations = {
+            name: texts.plain(filled(text, values)) for name, text in rule.annotations.items()
+        }
+        return labels, annotations
+
+    def _page(self, one: Alert) -> str:
+        """The address of the page of the time at which it began."""
+        if not self._config.page:
+            return ""
+        rule = self._rules.get((one.tenant, one.rule))
+        end_s = (one.fired_ns or one.since_ns) / 1e9
+        place = {"from": f"{end_s - (rule.range_s if rule else 300):.0f}", "to": f"{end_s:.0f}"}
+        if node := one.labels.get("node", ""):
+            place = {"view": "range", "node": node} | place
+        return f"{self._config.page.rstrip('/')}/?{urlencode(place)}"
+
+
+def _bodies(postable: list[dict[str, Any]]) -> Iterator[bytes]:
+    """Lists of alerts in as few bodies as fit."""
+    parts: list[bytes] = []
+    size = 2
+    for one in postable:
+        part = texts.encoded(one)
+        if parts and size + len(part) + 1 > _BODY_BYTES:
+            yield b"[" + b",".join(parts) + b"]"
+            parts, size = [], 2
+        parts.append(part)
+        size += len(part) + 1
+    if parts:
+        yield b"[" + b",".join(parts) + b"]"

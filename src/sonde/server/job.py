@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job did with its GPUs: hours held and wasted, why, and its functions; the owner table."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sonde.errors import CaptureError, UsageError
+from sonde.query import stored
+from sonde.query.stored import QueryTimedOutError, Selection, StoredSession
+from sonde.query.stored_use import OWNERS, PARTS, by_owner, of_owner, processes_of, slot_ns
+from sonde.server import views
+
+VERDICTS = 3
+"""Nodes whose stalls are explained: those with most of them."""
+WINDOW_NS = 60 * 10**9
+"""Of each: its minute with most stalled time."""
+MOST_FUNCTIONS = 50
+_PID = re.compile(r"\((\d{1,10})\)$")
+_HOUR_NS = 3_600e9
+NOT_COVERED = (
+    "checkpoints and restarts: neither is recognized, so their time is productive, stalled or idle",
+    "GPUs that were allocated and in which no process had memory: the scheduler is not asked",
+    "productive is time in which kernels ran, however well they used the GPU",
+)
+
+
+def owners(session: StoredSession, wanted: Selection, by: str, limit: int) -> dict[str, Any]:
+    """The owner table: GPU hours by owner, most wasted first. Raises CaptureError."""
+    rows = by_owner(session, wanted, by, limit).to_pylist()
+    every = rows[0]["owners"] if rows else 0
+    return {
+        "by": by,
+        "slot_s": slot_ns(wanted) / 1e9,
+        "owners": [
+            {"owner": row["owner"] or "", "nodes": row["nodes"], "gpus": row["devices"]}
+            | _hours(row)
+            for row in rows
+        ],
+        "left_out": every - len(rows),
+        "not_covered": [*NOT_COVERED],
+    }
+
+
+def job(session: StoredSession, wanted: Selection, limit: int) -> dict[str, Any]:
+    """One owner, named by exactly one of job, pod, container, unit, user, ….
+
+    Its GPU hours, wasted ones by cause (they add up to `wasted_h`), verdicts, and functions by own
+    time. Raises UsageError, CaptureError.
+    """
+    chosen = dict(wanted.owners or {})
+    if len(chosen) != 1:
+        raise UsageError("this question is about one owner", f"give one of {', '.join(OWNERS)}")
+    ((by, owner),) = chosen.items()
+    every = replace(wanted, owners=None)
+    slots = of_owner(session, every, by, owner).to_pylist()
+    pids: dict[str, set[int]] = defaultdict(set)
+    for row in processes_of(session, every, by, owner).to_pylist():
+        pids[row["node"]].add(row["pid"])
+    total = {name: sum(row[name] for row in slots) for name in ("held", *PARTS)}
+    explained = _explained(session, every, slots, pids)
+    functions = stored.top_functions(session, wanted, min(limit, MOST_FUNCTIONS)).to_pylist()
+    return {
+        "by": by,
+        "id": owner,
+        "slot_s": slot_ns(every) / 1e9,
+        "nodes": sorted({row["node"] for row in slots} | set(pids))[:1_000],
+        "gpus": len({(row["node"], one) for row in slots for one in row["devices"]}),
+        **_hours(total),
+        "wasted": _causes(slots, explained, total["idle"]),
+        "verdicts": [
+            {"node": node, "start_ns": start, "end_ns": end, "verdict": verdict}
+            for node, (start, end, verdict) in explained.items()
+            if verdict is not None
+        ],
+        "functions": functions,
+        "not_covered": [*NOT_COVERED],
+    }
+
+
+def _hours(row: Mapping[str, Any]) -> dict[str, float]:
+    found = {f"{name}_h": (row[name] or 0) / _HOUR_NS for name in ("held", *PARTS)}
+    return found | {"wasted_h": found["stalled_h"] + found["idle_h"]}
+
+
+Explained = dict[str, tuple[int, int, dict[str, Any] | None]]
+
+
+def _explained(
+    session: StoredSession,
+    wanted: Selection,
+    slots: Sequence[Mapping[str, Any]],
+    pids: Mapping[str, set[int]],
+) -> Explained:
+    """(begin, end, verdict or None) of the nodes with most stalled time."""
+    stalled: dict[str, float] = defaultdict(float)
+    minutes: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for row in slots:
+        stalled[row["node"]] += row["stalled"]
+        minutes[row["node"]][(row["slot"] - wanted.start_ns) // WINDOW_NS] += row["stalled"]
+    found: Explained = {}
+    for node in sorted(stalled, key=lambda one: (-stalled[one], one))[:VERDICTS]:
+        if not stalled[node]:
+            continue
+        worst = max(minutes[node], key=lambda one: minutes[node][one])
+        start = wanted.start_ns + worst * WINDOW_NS
+        end = min(start + WINDOW_NS, wanted.end_ns)
+        one = replace(wanted, start_ns=start, end_ns=end, nodes=[node])
+        try:
+            verdicts = views.explained(session, one)["verdicts"]
+        except QueryTimedOutError:
+            raise
+        except CaptureError:
+            verdicts = []
+        found[node] = start, end, _of(verdicts, pids.get(node, set()))
+    return found
+
+
+def _of(verdicts: Sequence[dict[str, Any]], pids: set[int]) -> dict[str, Any] | None:
+    """The verdict on one of the processes; else that on a device."""
+    for one in verdicts:
+        pid = _PID.search(one["device_name"])
+        if pid and int(pid[1]) in pids:
+            return one
+    return next((one for one in verdicts if one["device"] >= 0), None)
+
+
+def _causes(
+    slots: Sequence[Mapping[str, Any]], explained: Explained, idle: float
+) -> list[dict[str, Any]]:
+    """Wasted hours by cause, most first. Stalls of a node are split as the verdict on its worst
+    minute has them."""
+    ns: dict[str, float] = defaultdict(float)
+    ns["idle: the process neither used nor called the GPU"] = idle
+    for row in slots:
+        _, _, verdict = explained.get(row["node"], (0, 0, None))
+        causes = [one for one in verdict["causes"] if one["share"] > 0] if verdict else []
+        whole = sum(one["share"] for one in causes)
+        if not whole:
+            ns["stalled: the cause is not known"] += row["stalled"]
+        for one in causes if whole else ():
+            ns[f"stalled: {one['title']}"] += row["stalled"] * one["share"] / whole
+    listed = [{"cause": name, "gpu_h": one / _HOUR_NS} for name, one in ns.items() if one > 0]
+    return sorted(listed, key=lambda one: (-one["gpu_h"], one["cause"]))

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What assistants get is escaped and bounded; times and problems are as people mean them."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from sonde.errors import UsageError
+from sonde.mcp import troubles
+from sonde.mcp.untrusted import ANSWER_BYTES, TEXT, clean, escaped, fitting, flame, size_of
+from sonde.server import times
+
+NOW_S = 1_795_500_000.0
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("train_step", "train_step"),
+        ("ünïcode 🎈", "ünïcode 🎈"),
+        ("a\x1b[2Jb\n", "a\\x1b[2Jb\\x0a"),
+        ("safe\u202egnp.exe", "safe\\u202egnp.exe"),
+        ("zero\u200bwidth\ufeff", "zero\\u200bwidth\\ufeff"),
+        ("tag\U000e0041", "tag\\U000e0041"),
+        ("lone\ud800", "lone\\ud800"),
+    ],
+)
+def test_what_is_not_printable_is_escaped(text: str, shown: str) -> None:
+    assert escaped(text) == shown
+    escaped(text).encode()
+
+
+def test_a_long_name_keeps_its_ends() -> None:
+    shown = escaped("begin" + "x" * 100_000 + "end")
+
+    assert len(shown) <= TEXT and shown.startswith("begin") and shown.endswith("end")
+
+
+def test_keys_and_what_is_nested_are_escaped() -> None:
+    assert clean({"a\n": ["\x00", {"b": "\u2028"}], "n": 1, "t": True, "none": None}) == {
+        "a\\x0a": ["\\x00", {"b": "\\u2028"}], "n": 1, "t": True, "none": None,
+    }  # fmt: skip
+
+
+def test_rows_beyond_the_bounds_are_left_out_and_counted() -> None:
+    few, cut = fitting(list(range(10)), 3, "numbers")
+    assert (few, cut) == ([0, 1, 2], ["7 of 10 numbers are left out"])
+    rows = [{"name": "n" * 250} for _ in range(1_000)]
+    many, cut = fitting(rows, 1_000, "rows")
+    assert size_of(many) <= ANSWER_BYTES + len(many)
+    assert cut == [f"{1_000 - len(many)} of 1,000 rows are left out"]
+    assert fitting([1], 5, "rows") == ([1], [])
+
+
+def box(name: str, value: float, *children: dict[str, Any]) -> dict[str, Any]:
+    own = value - sum(one["value"] for one in children)
+    made = {"name": name, "binary": "", "kind": "", "value": value, "self": own}
+    return made | ({"children": list(children)} if children else {})
+
+
+def test_a_flame_graph_keeps_its_heaviest_boxes() -> None:
+    leaves = [box(f"leaf {n}", 10.0 - n / 10) for n in range(50)]
+    whole = sum(one["value"] for one in leaves)
+    root = box("all", whole, box("main", whole, box("run", whole, *leaves)))
+    tree, cut = flame(root, whole, 13)
+
+    assert tree["frames"] == ["all", "main", "run"] and tree["share"] == 1.0
+    assert [one["frames"][0] for one in tree["children"]] == [f"leaf {n}" for n in range(10)]
+    assert cut == ["40 of 53 boxes, the lightest and the deepest, are left out"]
+
+
+def test_a_deep_wide_hostile_graph_is_bounded() -> None:
+    node = box("deepest", 1.0)
+    for depth in range(250):
+        node = box("\x1b" * 4_000, node["value"] + 1.0, node, box(str(depth), 0.5))
+    tree, cut = flame(node, node["value"], 400)
+
+    assert size_of(tree) <= ANSWER_BYTES and cut
+    levels = 0
+    while tree.get("children"):
+        tree, levels = tree["children"][0], levels + 1
+    assert levels <= 30
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("now", NOW_S),
+        ("-15m", NOW_S - 900),
+        ("-1.5h", NOW_S - 5_400),
+        ("1795300000.5", 1_795_300_000.5),
+        ("2026-11-24T10:00:00Z", datetime(2026, 11, 24, 10, tzinfo=UTC).timestamp()),
+        ("2026-11-24 10:00:00", datetime(2026, 11, 24, 10, tzinfo=UTC).timestamp()),
+        ("2026-11-24T10:00:00+02:00", datetime(2026, 11, 24, 8, tzinfo=UTC).timestamp()),
+    ],
+)
+def test_times(text: str, seconds: float) -> None:
+    assert times.seconds(text, NOW_S) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["yesterday", "nan", "inf", "-5", "9e99", "0001-01-01", "-1y"])
+def test_what_is_no_time(text: str) -> None:
+    with pytest.raises(UsageError, match="is no time"):
+        times.seconds(text, NOW_S)
+
+
+def test_the_node_in_the_worst_state_is_first() -> None:
+    kinds = dict.fromkeys(("cpu_ns", "blocked_ns", "runqueue_ns", "device_ns", "kernel_ns"))
+    seen = {"chunks": 1, "first_ns": 0, "last_ns": NOW_S * 1e9, "seconds": 1.0, "lost": 0, **kinds}
+    nodes = [seen | {"node": name} for name in ("fine", "idle", "ill")]
+    gpu = '{"hw.id":"GPU-1","hw.gpu.task":"general"}'
+    error = '{"hw.id":"GPU-1","error.type":"uncorrected"}'
+    rows = [
+        {"node": "fine", "series": "hw.gpu.utilization", "labels": gpu, "mean": 0.9, "most": 1},
+        {"node": "idle", "series": "hw.gpu.utilization", "labels": gpu, "mean": 0.1, "most": 1},
+        {"node": "ill", "series": "hw.errors", "labels": error, "mean": 2, "most": 3},
+        {"node": "ill", "series": "hw.errors", "labels": "[1", "mean": 2, "most": 3},
+    ]
+    found = troubles.ranked(nodes, rows, NOW_S + 1)
+
+    assert [(one["node"], one["problems"]) for one in found] == [
+        ("ill", ["3 uncorrected memory errors"]), ("idle", ["GPU-1: idle 90 %"]), ("fine", []),
+    ]  # fmt: skip
+    assert found[1]["gpu_used_share"] == 0.1
+
+
+def test_a_silent_node_is_a_problem() -> None:
+    kinds = dict.fromkeys(("cpu_ns", "blocked_ns", "runqueue_ns", "device_ns", "kernel_ns"), 0)
+    row = {"node": "n", "last_ns": 0, "seconds": 1.0, "lost": 2, **kinds}
+    (one,) = troubles.ranked([row], [], time.time())
+
+    assert one["problems"][0].startswith("nothing sent for")
+    assert one["problems"][1] == "2 events not observed"

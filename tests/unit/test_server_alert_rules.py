@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of alerts: what a file may hold, which value an answer gives, how states follow."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sonde.errors import UsageError
+from sonde.server import alert_rules
+from sonde.server.alert_rules import Reduce, Rule, load
+from sonde.server.alert_states import RESOLVED_NS, AlertState, AlertStates
+from sonde.server.alert_values import MOST_ALERTS, evaluate, field, of_rows
+from sonde.server.alerts import _bodies
+from sonde.server.service import Service
+from sonde.store.flush import Flusher
+from stored_chunks import as_of, recorded
+
+GOOD = 'name = "A"\nquestion = "names"\nvalue = "ns"\nabove = 1.0\n'
+ROW = {"node": "n", "ns": 4.0, "n": 2, "labels": '{"hw.id":"GPU-1","n":3}', "list": [{"x": 7}]}
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "rules.toml"
+    path.write_text(text)
+    path.chmod(0o600)
+    return path
+
+
+def test_a_rule_is_read(tmp_path: Path) -> None:
+    text = (
+        'interval_s = 5.0\nwebhook = "http://127.0.0.1:1/x"\n[[rules]]\n'
+        + GOOD
+        + (
+            'for_s = 60.0\nselect = {kind = "runqueue", node = ["a", "b"], limit = 3}\n'
+            'by = {cause = "name"}\nreduce = "sum"\nper = "n"\nlabels = {severity = "page"}\n'
+            'annotations = {summary = "{cause} is {value}, limit {threshold}"}\n'
+        )
+    )
+    config = load(written(tmp_path, text))
+
+    (rule,) = config.rules
+    assert [*alert_rules.parameters(rule)] == [
+        ("kind", "runqueue"), ("node", "a"), ("node", "b"), ("limit", "3"),
+    ]  # fmt: skip
+    assert (rule.reduce, rule.threshold, rule.holds(1.0), rule.holds(1.1)) == (
+        Reduce.SUM, 1.0, False, True,
+    )  # fmt: skip
+
+
+def test_the_rules_of_the_guide_are_well_formed(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guide" / "server.md").read_text()
+    (text,) = [one for one in guide.split("```") if "[[rules]]" in one]
+    config = load(written(tmp_path, text))
+
+    assert [rule.name for rule in config.rules] == ["GpuIdle", "WaitsForInput"]
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("", "rules"),
+        ("rules = []", "0 rules"),
+        ("[[rules]]\n" + GOOD + 'colour = "red"', "colour"),
+        ("[[rules]]\n" + GOOD + "for_s = -1.0", "for_s is -1"),
+        ("[[rules]]\n" + GOOD + 'for_s = "long"', "for_s"),
+        ("[[rules]]\n" + GOOD + "range_s = 1e9", "range_s is 1e\\+09"),
+        ("[[rules]]\n" + GOOD + "below = 0.0", "either above or below"),
+        ("[[rules]]\n" + GOOD.replace("1.0", "nan"), "threshold is nan"),
+        ("[[rules]]\n" + GOOD.replace("names", "flames"), "no question 'flames'"),
+        ("[[rules]]\n" + GOOD.replace("names", "pprof"), "no question 'pprof'"),
+        ("[[rules]]\n" + GOOD.replace('"ns"', '"nanos"'), "no field 'nanos'"),
+        ("[[rules]]\n" + GOOD.replace('value = "ns"', ""), "value is missing"),
+        ("[[rules]]\n" + GOOD.replace('"A"', '"A B"'), "no name of an alert"),
+        ("[[rules]]\n" + GOOD + 'tenant = "../x"', "no tenant"),
+        ("[[rules]]\n" + GOOD + 'select = {from = "0"}', "select has from"),
+        ("[[rules]]\n" + GOOD + 'select = {sql = "0"}', "no parameter is called 'sql'"),
+        ("[[rules]]\n" + GOOD + 'by = {tenant = "name"}', "tenant has two values"),
+        ("[[rules]]\n" + GOOD + 'by = {"a-b" = "name"}', "no name of a label"),
+        ("[[rules]]\n" + GOOD + 'where = {"nom" = "x"}', "no field 'nom'"),
+        ("[[rules]]\n" + GOOD + 'rows = "x"', "no fields but a list"),
+        ("[[rules]]\n" + GOOD + 'annotations = {a = "{nobody}"}', "{nobody}, which is no label"),
+        ("[[rules]]\n" + GOOD + f'labels = {{a = "{"x" * 2_000}"}}', "labels is too large"),
+        ("[[rules]]\n" + GOOD + "[[rules]]\n" + GOOD, "two rules are called A"),
+        ('webhook = "file:///etc/passwd"\n[[rules]]\n' + GOOD, "webhook is"),
+        ("interval_s = 0.0\n[[rules]]\n" + GOOD, "interval_s is 0"),
+        ("[[rules]]\n" + GOOD.replace("names", "verdict"), "about one node"),
+        ("x = " + "[" * 50_000, "cannot be used"),
+        ("[[rules]]\n" * 10_000, "name"),
+        ("#" * (2 << 20), "longer than"),
+        ("\0", "cannot be used"),
+    ],
+)
+def test_a_hostile_file_is_an_error_with_its_cause(tmp_path: Path, text: str, cause: str) -> None:
+    with pytest.raises(UsageError, match=cause) as error:
+        load(written(tmp_path, text))
+
+    assert error.value.remedy and len(error.value.cause) < 500
+
+
+def test_a_file_that_others_can_change_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, "[[rules]]\n" + GOOD)
+    path.chmod(0o666)
+    with pytest.raises(UsageError, match="other users can change"):
+        load(path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="a pipe"):
+        load(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [("ns", 4.0), ("labels.hw.id", "GPU-1"), ("list.0.x", 7), ("list.9.x", None),
+     ("node.x", None), ("ns.x", None), ("missing", None), ("list.-1", None)],
+)  # fmt: skip
+def test_a_path_leads_to_a_field(path: str, found: object) -> None:
+    assert field(ROW, path) == found
+
+
+def rule(**given: object) -> Rule:
+    return Rule("A", "names", **({"value": "ns", "above": 1.0} | given))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({}, [({}, 4.0, True)]),
+        ({"per": "n"}, [({}, 2.0, True)]),
+        ({"reduce": Reduce.COUNT}, [({}, 3.0, True)]),
+        ({"reduce": Reduce.SUM, "by": {"gpu": "labels.hw.id"}},
+         [({"gpu": "GPU-1"}, 8.0, True), ({"gpu": ""}, 0.5, False)]),
+        ({"where": {"labels.hw.id": "GPU-1"}, "reduce": Reduce.MEAN}, [({}, 4.0, True)]),
+        ({"reduce": Reduce.MIN, "above": None, "below": 1.0}, [({}, 0.5, True)]),
+        ({"where": {"node": "x"}}, []),
+        ({"where": {"node": "x"}, "reduce": Reduce.COUNT, "above": None, "below": 1.0},
+         [({}, 0.0, True)]),
+    ],
+)  # fmt: skip
+def test_rows_become_values(given: dict[str, object], found: object) -> None:
+    rows = [ROW, ROW, {"ns": 0.5}, {"ns": "many"}, {"ns": None}, {"ns": float("inf")}, {"n": True}]
+    if given.get("reduce") is Reduce.COUNT:
+        rows = rows[:3]
+    values = of_rows(rule(**given), rows)
+
+    assert [(one.labels, one.value, one.holds) for one in values.found] == found
+
+
+def test_too_many_values_are_left_out() -> None:
+    rows = [{"name": str(n), "ns": n} for n in range(MOST_ALERTS + 10)]
+    values = of_rows(rule(by={"name": "name"}), rows)
+
+    assert (len(values.found), values.left_out) == (MOST_ALERTS, 10)
+    assert values.found[0].value == MOST_ALERTS + 9
+
+
+@pytest.fixture
+def states(tmp_path: Path) -> Iterator[AlertStates]:
+    states = AlertStates(tmp_path)
+    yield states
+    states.close()
+
+
+def test_states_follow_the_value_and_survive(states: AlertStates, tmp_path: Path) -> None:
+    lasting = rule(for_s=10.0, by={"node": "node"})
+    high, low = (of_rows(lasting, [{"node": "n", "ns": ns}]) for ns in (5, 0))
+
+    def now() -> list[tuple[str, int]]:
+        return [(one.state, one.since_ns // 10**9) for one in states.listed("default")]
+
+    states.update(lasting, high, 100 * 10**9)
+    assert now() == [(AlertState.PENDING, 100)]
+    states.update(lasting, low, 105 * 10**9)
+    assert now() == []
+    states.update(lasting, high, 110 * 10**9)
+    states.close()
+    states.__init__(tmp_path)  # type: ignore[misc]
+    states.update(lasting, high, 121 * 10**9)
+    assert now() == [(AlertState.FIRING, 110)]
+    (firing,) = states.listed()
+    states.note_sent(firing)
+    assert states.listed()[0].notified == AlertState.FIRING
+    states.update(lasting, low, 130 * 10**9)
+    (resolved,) = states.listed()
+    assert (resolved.state, resolved.resolved_ns) == (AlertState.RESOLVED, 130 * 10**9)
+    states.note_sent(firing)
+    assert states.listed()[0].notified == AlertState.FIRING
+    assert states.listed("other") == []
+    states.update(lasting, low, 131 * 10**9 + RESOLVED_NS)
+    assert now() == []
+
+
+def test_alerts_of_a_rule_that_is_gone_end(states: AlertStates) -> None:
+    one = rule()
+    states.update(one, of_rows(one, [ROW]), 10**9)
+    states.end_others({("default", "A")}, 2 * 10**9)
+    assert states.listed()[0].state == AlertState.FIRING
+    states.end_others({("other", "A")}, 2 * 10**9)
+    assert states.listed()[0].state == AlertState.RESOLVED
+
+
+def test_bodies_are_bounded() -> None:
+    bodies = list(_bodies([{"text": "x" * 1_000}] * 200))
+
+    assert len(bodies) > 2 and all(len(body) < 64 << 10 for body in bodies)
+    assert sum(body.count(b"text") for body in bodies) == 200
+
+
+def test_a_question_is_asked_for_the_rules_tenant(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    service = Service(store, open_tenant="lab", flushes=False)
+    caller = service.caller("")
+    assert caller
+    now_ns = time.time_ns()
+    for future, _ in service.take(caller, "one", as_of(recorded()[0], "c", 0, now_ns)):
+        future.result(10)
+    service.wal.close()
+    Flusher(store, service.catalog).flush()
+    for tenant, count in (("lab", 1), ("default", 0)):
+        counting = Rule("A", "nodes", reduce=Reduce.COUNT, above=0.0, tenant=tenant)
+        values = evaluate(service, counting, now_ns / 1e9 + 1)
+        assert [one.value for one in values.found] == [count]
+    gone = Rule("A", "verdict", "window_ns", above=0.0, rows="verdicts", select={"node": "two"})
+    assert evaluate(service, gone, now_ns / 1e9).found == []
+    service.catalog.close()

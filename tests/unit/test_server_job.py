@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPU hours of owners: parts that add up, equal to a recount of the polled metrics."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sonde.errors import CaptureError, UsageError
+from sonde.query import framing
+from sonde.query.stored import Selection
+from sonde.query.stored_use import slot_ns
+from sonde.server import answers, job
+from sonde.server.service import Service
+from sonde.server.tokens import Caller, Scope
+from sonde.store.flush import Flusher
+
+DATA = Path(__file__).parents[1] / "data"
+CAPTURES = (
+    *(DATA / "explain" / "own" / f"{name}.sonde" for name in ("cpu_quota", "jax_float")),
+    *(DATA / f"{name}.sonde" for name in ("h200_input_pipeline", "h200_tenants", "h200_training")),
+)
+ME = Caller("test", "default", frozenset(Scope))
+HOUR_NS = 3_600e9
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("store")
+    service = Service(folder, open_tenant="default", flushes=False)
+    for path in CAPTURES:
+        content = path.read_bytes()
+        at = framing.FILE_HEADER.size
+        for chunk in framing.chunks(BytesIO(content), len(content)):
+            assert isinstance(chunk, framing.RawChunk)
+            for future, _ in service.take(ME, path.stem, content[at : chunk.end]):
+                future.result(10)
+            at = chunk.end
+    service.wal.close()
+    Flusher(folder, service.catalog).flush()
+    yield service
+    service.catalog.close()
+    service.tokens.close()
+
+
+def range_of(service: Service, node: str) -> tuple[int, int]:
+    session = service.session(ME, Selection(0, 1 << 62))
+    rows = session.arrow(
+        "SELECT min(start_ns) AS a, max(end_ns) AS b FROM chunk WHERE node = ?", [node]
+    ).to_pylist()
+    session.close()
+    return rows[0]["a"], rows[0]["b"]
+
+
+def ask(service: Service, question: str, node: str, **given: str) -> Any:
+    start, end = range_of(service, node)
+    times = {"from": f"{start / 1e9:.9f}", "to": f"{end / 1e9:.9f}", "node": node}
+    options = answers.parse([*times.items(), *given.items()])
+    answer = answers.ask(service, ME, answers.QUESTIONS[question], options)
+    return json.loads(answer.content)
+
+
+def recounted(service: Service, node: str, by: str) -> dict[str, dict[str, float]]:
+    """By owner, in hours: held and productive, from the rows of `metric` one by one."""
+    start, end = range_of(service, node)
+    start, end = round(float(f"{start / 1e9:.9f}") * 1e9), round(float(f"{end / 1e9:.9f}") * 1e9)
+    wanted = Selection(start, end, nodes=[node])
+    session = service.session(ME, wanted)
+    clause, parameters = wanted.sql(kind=False, process=False)
+    rows = session.arrow(
+        f"SELECT time_ns, series, labels, value FROM metric {clause}", parameters
+    ).to_pylist()
+    names = session.arrow(f'SELECT pid, "{by}" AS owner FROM process WHERE node = ?', [node])
+    session.close()
+    owner_of = {row["pid"]: row["owner"] for row in names.to_pylist()}
+    step = slot_ns(wanted)
+    looks: dict[Any, int] = defaultdict(int)
+    used: dict[Any, float] = defaultdict(float)
+    for row in rows:
+        labels = json.loads(row["labels"] or "{}")
+        if "process.pid" not in labels:
+            continue
+        key = (row["time_ns"] - start) // step, labels["hw.id"], int(labels["process.pid"])
+        if row["series"] == "sonde.process.gpu.memory" and row["value"] > 0:
+            looks[key] += 1
+        elif row["series"] == "sonde.process.gpu.utilization":
+            used[key] += row["value"] * (labels["sonde.gpu.engine"] == "sm")
+    slots: dict[Any, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for (slot, device, pid), count in looks.items():
+        part = min(1.0, used[slot, device, pid] / count)
+        slots[slot, device][owner_of.get(pid, "")] += part
+    found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for holders in slots.values():
+        whole = max(1.0, sum(holders.values()))
+        unused = 1 - sum(holders.values()) / whole
+        for owner, part in holders.items():
+            found[owner]["productive_h"] += step * part / whole / HOUR_NS
+            found[owner]["held_h"] += step * (part / whole + unused / len(holders)) / HOUR_NS
+    return found
+
+
+@pytest.mark.parametrize("node", [path.stem for path in CAPTURES])
+@pytest.mark.parametrize("by", ["user", "comm"])
+def test_the_parts_of_every_owner_add_up_and_equal_a_recount(
+    service: Service, node: str, by: str
+) -> None:
+    found = ask(service, "owners", node, by=by)
+    expected = recounted(service, node, by)
+
+    assert {one["owner"] for one in found["owners"]} == set(expected)
+    for one in found["owners"]:
+        parts = one["productive_h"] + one["stalled_h"] + one["idle_h"] + one["unknown_h"]
+        assert one["held_h"] == pytest.approx(parts)
+        assert one["wasted_h"] == pytest.approx(one["stalled_h"] + one["idle_h"])
+        for name, hours in expected[one["owner"]].items():
+            assert one[name] == pytest.approx(hours, abs=1e-9), name
+
+
+def test_a_shared_device_counts_once(service: Service) -> None:
+    found = ask(service, "owners", "cpu_quota")
+    held_s = 3_600 * sum(one["held_h"] for one in found["owners"])
+
+    assert len(found["owners"]) == 2
+    assert held_s % (found["slot_s"]) == pytest.approx(0, abs=1e-6)
+    assert 10 <= held_s <= 14  # recorded for 12.1 s, with four processes on one device
+
+
+def test_waste_of_a_job_is_explained_and_adds_up(service: Service) -> None:
+    found = ask(service, "job", "cpu_quota", user="root")
+    table = {one["owner"]: one for one in ask(service, "owners", "cpu_quota")["owners"]}
+
+    assert found["nodes"] == ["cpu_quota"] and found["gpus"] == 1
+    assert found["held_h"] == pytest.approx(table["root"]["held_h"])
+    causes = {one["cause"]: one["gpu_h"] for one in found["wasted"]}
+    assert sum(causes.values()) == pytest.approx(found["wasted_h"]) and found["wasted_h"] > 0
+    assert max(causes, key=lambda it: causes[it]).startswith("stalled: run queue")
+    assert found["verdicts"][0]["verdict"]["bound"] == "cpu contention"
+    assert found["functions"][0]["own_ns"] > 0
+
+
+def test_what_held_without_work_is_idle(service: Service) -> None:
+    found = ask(service, "job", "cpu_quota", user="")
+
+    assert found["productive_h"] == found["stalled_h"] == 0
+    assert found["idle_h"] == pytest.approx(found["held_h"]) == pytest.approx(found["wasted_h"])
+    assert [one["cause"][:5] for one in found["wasted"]] == ["idle:"]
+
+
+def test_a_job_without_a_gpu_has_no_hours(service: Service) -> None:
+    found = ask(service, "job", "h200_training", comm="python3")
+    nobody = ask(service, "job", "h200_training", job="' OR 1 = 1 --")
+
+    assert (found["held_h"], found["gpus"], found["wasted"]) == (0, 0, [])
+    assert found["nodes"] == ["h200_training"] and found["functions"]
+    assert nobody["nodes"] == nobody["functions"] == []
+
+
+@pytest.mark.parametrize("given", [{}, {"user": "root", "comm": "python3"}])
+def test_exactly_one_owner_is_asked_about(service: Service, given: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="about one owner"):
+        ask(service, "job", "cpu_quota", **given)
+
+
+def test_an_unknown_kind_of_owner_is_refused(service: Service) -> None:
+    with pytest.raises(CaptureError, match="no owner is called 'pid'"):
+        ask(service, "owners", "cpu_quota", by="pid")
+
+
+def test_stalls_without_a_verdict_have_no_known_cause() -> None:
+    slots = [{"node": "a", "stalled": 3.6e12}, {"node": "b", "stalled": 7.2e12}]
+    causes = [{"title": "input", "share": 0.6}, {"title": "host", "share": 0.2}]
+    found = job._causes(slots, {"a": (0, 1, {"causes": causes})}, 3.6e12)
+
+    assert [(one["cause"].split(":")[1].strip()[:12], round(one["gpu_h"], 6)) for one in found] == [
+        ("the cause is", 2.0), ("the process ", 1.0), ("input", 0.75), ("host", 0.25),
+    ]  # fmt: skip
