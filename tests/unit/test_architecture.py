@@ -75,6 +75,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 # Heavy libraries, and the packages that may use them: never one that the recorder loads.
 HEAVY = {
+    "pyspark": {"query"},
+    "sqlglot": {"query"},
     "pyarrow": {"query", "fleet", "recording", "server", "store"},
     "duckdb": {"query", "store"},
     "numpy": {"analyze", "export", "fleet", "model", "query", "readers", "store"},
@@ -343,6 +345,7 @@ WRITERS: dict[str, str] = {
     "readers/nsys_sqlite.py": "SQLite reads a descriptor that is held: read-only and immutable",
     "resolve/build_id_links.py": "links, no files, in a private folder of the run",
     "server/answers.py": "Arrow into memory",
+    "store/bucket.py": "new files (O_EXCL) of the cache, and of a folder that stands for a bucket",
     "server/collection.py": "SQLite opens its file by name, in the server's own directory",
     "server/tokens.py": "SQLite opens its file by name, in the server's own directory",
     "sinks/spool.py": "new files (O_EXCL) in a folder that is held and that only we can change",
