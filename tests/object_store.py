@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 import pyarrow.fs as pafs
-from moto.server import DomainDispatcherApplication, create_backend_app
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import BaseWSGIServer, make_server
 
 BUCKET = "sonde"

@@ -22,7 +22,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 THIRD_PARTY = {
     *("aiohttp", "cryptography", "duckdb", "google", "httptools", "msgspec", "numpy"),
     *("opendp", "opentelemetry", "perfetto", "pyarrow", "ray", "scipy", "starlette"),
-    *("uvicorn", "uvloop"),
+    *("py4j", "pyspark", "sqlglot", "uvicorn", "uvloop"),
 }
 """Top-level packages that an installation with every extra may hold, and the recorder's msgspec."""
 

@@ -249,6 +249,13 @@ def test_every_server_answers_with_what_all_have(tmp_path: Path) -> None:
     assert sum(pq.read_table(path).num_rows for path in paths) == 12
     shared.close()
 
+    Bucket(settings.uri).put(b"none", f"server=0/catalog/{1:012d}-{'0' * 32}-all.json.gz")
+    partly = SharedStore(tmp_path / "c", settings)
+    while not partly.failures:
+        time.sleep(0.01)
+    assert partly.files("lab", "chunk", 0, 1 << 62) == files, "one catalog that cannot be read"
+    partly.close()
+
     small = SharedStore(tmp_path / "c", BucketSettings(settings.uri, "c", 10))
     samples = shared.files("lab", "sample", 0, 1 << 62)
     with pytest.raises(CaptureTooLarge, match="--cache-gb"):

@@ -13,9 +13,10 @@ from typing import Any
 
 import pyarrow as pa
 import sqlglot
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812, what everybody calls it
+from pyspark.sql import functions as F  # noqa: N812, the customary name
 from sqlglot.errors import SqlglotError
 
 from sonde.errors import CaptureError, CaptureTooLarge
@@ -32,12 +33,13 @@ _SETTINGS = {
 class SparkTables:
     """The tables of a store on Spark, for `sonde.query.stored` and the modules beside it.
 
-    Not thread-safe. It works in a session of its own on the given one's cluster, so that its views
-    and settings are nobody else's.
+    Not thread-safe. It works in a new session on the given one's cluster, so that its views and
+    settings stay separate.
     """
 
     def __init__(self, spark: SparkSession, files: Mapping[str, Sequence[str]]) -> None:
         """`files`: by table, addresses that Spark reads (sonde.store.readable_files)."""
+        self.session = spark
         self._spark = spark.newSession()
         for name, value in _SETTINGS.items():
             self._spark.conf.set(name, value)
@@ -57,7 +59,7 @@ class SparkTables:
             if chosen is not None:
                 self._spark.createDataFrame(chosen).createOrReplaceTempView("chosen")
             found = self._spark.sql(text, args=[_literal(one) for one in parameters]).toArrow()
-        except (PySparkException, SqlglotError) as error:
+        except (PySparkException, Py4JError, SqlglotError) as error:
             line = str(error).split("\n", 1)[0][:160]
             raise CaptureError(f"Spark cannot answer this: {line}", "see Spark's log") from error
         finally:

@@ -31,8 +31,9 @@ from sonde.store.flush import Flusher
 PERIOD_S = 1.0
 _FAILURES = (OSError, sqlite3.Error, duckdb.Error, pa.ArrowException, MemoryError)
 TIDY_S = 30.0
-AGAIN_S = 10.0
-"""After the bucket has failed: each attempt decodes a batch."""
+MOST_PAUSE_S = 30.0
+"""Between attempts while the bucket fails, of which each takes twice as long to come as the one
+before: an attempt decodes a batch."""
 SEGMENTS = 4
 """Flushed before a look at whether files are to be compacted: a long log makes many."""
 
@@ -54,12 +55,13 @@ def main() -> None:
     copies = BucketCopies(folder, catalog, bucket) if bucket else Copies(folder)
     flusher = Flusher(folder, catalog, copies)
     tidied = time.monotonic()
+    pause_s = PERIOD_S
     while True:
-        pause_s, is_bucket_there = PERIOD_S, True
+        is_bucket_there = True
         try:
             copies.join()
             done = flusher.flush(SEGMENTS)
-            is_behind = done.segments == SEGMENTS
+            is_behind, pause_s = done.segments == SEGMENTS, PERIOD_S
             _report(leads=True, chunks=done.chunks, error="", bucket_error="")
         except _FAILURES as failed:
             is_behind = False
@@ -73,7 +75,7 @@ def main() -> None:
             )
             # Its keys may be ahead of the files that count.
             flusher = Flusher(folder, catalog, copies)
-            pause_s = PERIOD_S if is_bucket_there else AGAIN_S
+            pause_s = PERIOD_S if is_bucket_there else min(2 * pause_s, MOST_PAUSE_S)
             tidied = -math.inf  # what is too old may be what fills the disk
         if time.monotonic() - tidied > TIDY_S:
             tidied = time.monotonic()

@@ -8,8 +8,8 @@ PREFIX/server=NAME/catalog/000000000043-WRITER-changes.json.gz     files added, 
 ```
 
 One server writes under a name, so nothing needs a lease, and every object is written once. A reader
-takes the newest `all` and what follows it. Whoever may write in the bucket is trusted with what is
-in it, not with what a path names.
+takes the newest `all` and what follows it. Writers of the bucket are trusted with its content, but
+each path is checked: it names a file of that tenant, table, day and hour, and no other.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Published:
 
 
 def _is_file(one: StoredFile) -> bool:
-    """Whether an entry names a file of its own tenant, table, day and hour, and no other path."""
+    """Whether an entry names a file of its tenant, table, day and hour, and no other path."""
     place = f"data/{one.tenant}/{one.name}/day={one.day}/hour={one.hour:02d}/"
     return bool(_PATH.fullmatch(one.path)) and one.path.startswith(place)
 

@@ -23,7 +23,7 @@ from sonde.store.published import Published, servers_of
 
 LOG = logging.getLogger("sonde.store")
 
-LOOK_S = 10.0
+LOOK_S = 5.0
 """Between two looks at what others have published."""
 _AT_ONCE = 8
 
@@ -32,7 +32,7 @@ class SharedStore:
     """The other servers of a bucket, and the files of all. Thread-safe."""
 
     def __init__(self, folder: Path, settings: BucketSettings) -> None:
-        """Raises UsageError. Looks in a thread of its own until `close`."""
+        """Raises UsageError. Looks, in another thread, until `close`."""
         self._folder, self._settings = folder, settings
         self._bucket = Bucket(settings.uri)
         self._mutex = threading.Lock()
@@ -59,23 +59,32 @@ class SharedStore:
         views: dict[str, Published] = {}
         while not self._ended.is_set():
             try:
-                self._look(views)
-                self._looked_at = time.monotonic()
+                failed = self._look(views)
             except OSError as error:
+                failed = [error]
+            if not failed:
+                self._looked_at = time.monotonic()
+            for error in failed:
                 self.failures += 1
                 LOG.warning("what other servers have is not known: %s", error)
             self._ended.wait(LOOK_S)
 
-    def _look(self, views: dict[str, Published]) -> None:
+    def _look(self, views: dict[str, Published]) -> list[OSError]:
+        """Take over what is new; returns why not, where one server's catalog cannot be read."""
         there = set(servers_of(self._bucket)) - {self._settings.server}
         for name in set(views) - there:
             del views[name]
+        failed = []
         for name in sorted(there):
-            views.setdefault(name, Published(self._bucket, name)).refresh()
+            try:
+                views.setdefault(name, Published(self._bucket, name)).refresh()
+            except OSError as error:
+                failed.append(error)
         others = {name: dict(view.files) for name, view in views.items()}
         server_of = {path: name for name, files in others.items() for path in files}
         with self._mutex:
             self._others, self._server_of = others, server_of
+        return failed
 
     def files(self, tenant: str, name: str, start_ns: int, end_ns: int) -> list[StoredFile]:
         """Files of the other servers, as `Catalog.files`."""
