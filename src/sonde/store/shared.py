@@ -64,9 +64,9 @@ class SharedStore:
                 failed = [error]
             if not failed:
                 self._looked_at = time.monotonic()
-            for error in failed:
+            for why in failed:
                 self.failures += 1
-                LOG.warning("what other servers have is not known: %s", error)
+                LOG.warning("what other servers have is not known: %s", why)
             self._ended.wait(LOOK_S)
 
     def _look(self, views: dict[str, Published]) -> list[OSError]:
