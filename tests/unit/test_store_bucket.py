@@ -184,6 +184,29 @@ def test_a_bucket_that_refuses_costs_nothing_and_leaves_nothing(
     assert stored(bucket) == once(range(10))
 
 
+def test_objects_that_somebody_removed_are_counted_and_written_again_where_they_can_be(
+    tmp_path: Path,
+) -> None:
+    bucket = tmp_path / "bucket"
+    first = Place(tmp_path / "first", bucket)
+    write(first.folder, range(5))
+    first.flush()
+    (chunks,) = published(bucket)
+    (samples,) = published(bucket, "sample")
+    chunks.unlink()
+    samples.unlink()
+
+    other = Place(tmp_path / "other", bucket)
+    other.copies.join()
+    assert other.catalog.counters()["files_lost"] == 2
+    assert len(other.catalog.files()) == len(first.catalog.files()) - 2
+
+    again = Place(first.folder, bucket)
+    again.copies.join()
+    assert stored(bucket) == once(range(5))
+    assert samples.exists()
+
+
 def test_compaction_and_retention_happen_in_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

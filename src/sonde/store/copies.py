@@ -34,6 +34,8 @@ CACHE = "cache"
 _AT_ONCE = 4
 _USED_S = 120.0
 """Files that were used since then stay in the cache, however full it is."""
+_REMEMBERED_S = 4 * 86_400
+"""At least as long as the catalog remembers chunks (flush.REMEMBERED_NS)."""
 _ABSENT_S = 120.0
 """Objects stay so long after they were published as gone, for those who read them."""
 
@@ -99,43 +101,42 @@ class BucketCopies(Copies):
         if self._is_joined:
             return
         published = dict(self._publisher.load())
+        folder = folder_of(self._settings.server)
+        there = {
+            one.name.removeprefix(f"{folder}/") for one in self._bucket.listed(f"{folder}/data")
+        }
         own = {one.path: one for one in self._catalog.files()}
         removed = set(self._catalog.removed(1 << 62))
-        adopted = [
-            one for path, one in published.items() if path not in own and path not in removed
-        ]
-        missing = [one for path, one in own.items() if path not in published]
-        gone = [one.path for one in missing if not (self._folder / one.path).exists()]
+        new = [one for path, one in published.items() if path not in own and path not in removed]
+        adopted = [one for one in new if one.path in there]
+        missing = [one for path, one in own.items() if path not in published or path not in there]
+        gone = {one.path for one in missing if not (self._folder / one.path).exists()}
         self._catalog.adopt(
             adopted,
             self._chunks_of(adopted),
             gone,
             files_adopted=len(adopted),
-            files_lost=len(gone),
+            files_lost=len(gone) + len(new) - len(adopted),
         )
-        self.put([one for one in missing if one.path not in set(gone)])
+        self.put([one for one in missing if one.path not in gone])
         self.publish()
-        self._sweep()
+        # What a killed server has left: nobody knows of it.
+        for path in there - own.keys() - removed - {one.path for one in adopted}:
+            self._bucket.delete(f"{folder}/{path}")
         self._is_joined = True
 
     def _chunks_of(self, files: list[StoredFile]) -> list[tuple[bytes, int]]:
-        """(name, when it came) of the chunks in files of the table `chunk`."""
+        """(name, when it came) of the chunks in files of the table `chunk`, of the days in which
+        the catalog remembers them; of older ones the files are looked at, should they come."""
+        first_day = time.strftime("%Y-%m-%d", time.gmtime(time.time() - _REMEMBERED_S))
         found: list[tuple[bytes, int]] = []
         for one in files:
-            if one.name == "chunk":
+            if one.name == "chunk" and one.day >= first_day:
                 path = self.local(one.path)
                 rows = pq.read_table(path, columns=["digest", "received_ns"])
                 columns = (rows.column(name).to_pylist() for name in rows.column_names)
                 found += zip(*columns, strict=True)
         return found
-
-    def _sweep(self) -> None:
-        """Remove objects that a killed server has left."""
-        known = {one.path for one in self._catalog.files()} | set(self._catalog.removed(1 << 62))
-        folder = folder_of(self._settings.server)
-        for one in self._bucket.listed(f"{folder}/data"):
-            if one.name.removeprefix(f"{folder}/") not in known:
-                self._bucket.delete(one.name)
 
     def put(self, files: Sequence[StoredFile]) -> None:
         """Write files to the bucket. Raises BucketError; none of them may count then."""
