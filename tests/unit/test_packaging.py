@@ -133,7 +133,7 @@ def stated(*extras: str) -> list[Requirement]:
         ("runtime", ()),
         ("server", ("server",)),
         ("dev", ("dev", "demo", "fleet", "server", "oidc")),
-        *((name, (name,)) for name in ("docs", "bench", "fuzz", "mutation")),
+        *((name, (name,)) for name in ("docs", "bench", "fuzz", "mutation", "spark")),
     ],
 )
 def test_the_lock_files_hold_what_pyproject_states(name: str, extras: tuple[str, ...]) -> None:
@@ -149,7 +149,9 @@ def test_the_lock_files_hold_what_pyproject_states(name: str, extras: tuple[str,
         assert requirement.specifier.contains(versions[0]), f"{requirement}: run scripts/lock"
 
 
-@pytest.mark.parametrize("name", ["docs", "bench", "fuzz", "mutation", "runtime", "node", "server"])
+@pytest.mark.parametrize(
+    "name", ["docs", "bench", "fuzz", "mutation", "spark", "runtime", "node", "server"]
+)
 def test_the_lock_files_agree_with_each_other(name: str) -> None:
     dev = locked("dev")
     for package, pins in locked(name).items():

@@ -15,6 +15,7 @@ are published at the next start (3); never a chunk in both.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -27,7 +28,10 @@ import pyarrow.parquet as pq
 
 from sonde.store.bucket import Bucket, BucketError
 from sonde.store.catalog import Catalog, StoredFile
-from sonde.store.published import Publisher, folder_of
+from sonde.store.published import Published, Publisher, folder_of, servers_of
+from sonde.store.wal import sealed_segments
+
+LOG = logging.getLogger("sonde.store")
 
 CACHE = "cache"
 """Folder for what was fetched, of whichever server; like `data` inside."""
@@ -36,6 +40,11 @@ _USED_S = 120.0
 """Files that were used since then stay in the cache, however full it is."""
 _REMEMBERED_S = 4 * 86_400
 """At least as long as the catalog remembers chunks (flush.REMEMBERED_NS)."""
+_CLOCKS_S = 600.0
+"""By how much the clocks of servers may differ."""
+_HOURS_S = 3 * 3_600
+"""A chunk is stored under an hour that began at most so long before it came (flush.CLOSE_NS)."""
+_MOST_ELSEWHERE = 4 << 20
 _ABSENT_S = 120.0
 """Objects stay so long after they were published as gone, for those who read them."""
 
@@ -48,6 +57,10 @@ class Copies:
 
     def join(self) -> None:
         """Bring both together, once, before anything else. Raises BucketError."""
+
+    def is_elsewhere(self, _digest: bytes) -> bool:
+        """Whether another server has stored a chunk of this one's log."""
+        return False
 
     def put(self, files: Sequence[StoredFile]) -> None:
         """Make files durable elsewhere, before they count. Raises BucketError."""
@@ -93,6 +106,7 @@ class BucketCopies(Copies):
         self._bucket = Bucket(settings.uri)
         self._publisher = Publisher(self._bucket, settings.server)
         self._is_joined = False
+        self._elsewhere: set[bytes] = set()
 
     def join(self) -> None:
         """Bring directory and bucket together, once: what the bucket has comes into the catalog,
@@ -123,7 +137,41 @@ class BucketCopies(Copies):
         # What a killed server has left: nobody knows of it.
         for path in there - own.keys() - removed - {one.path for one in adopted}:
             self._bucket.delete(f"{folder}/{path}")
+        self._elsewhere = self._stored_by_others()
         self._is_joined = True
+
+    def _stored_by_others(self) -> set[bytes]:
+        """Names of the chunks that other servers have listed since the oldest part of this one's
+        log was written: while this one was dead, its senders may have gone to them."""
+        found: set[bytes] = set()
+        segments = sealed_segments(self._folder / "wal")
+        if not segments:
+            return found
+        since_s = min(path.stat().st_mtime for path in segments) - _CLOCKS_S
+        at = time.gmtime(since_s - _HOURS_S)
+        first_hour = time.strftime("%Y-%m-%d", at), at.tm_hour
+        received = [("received_ns", ">=", int(since_s * 1e9))]
+        for name in servers_of(self._bucket):
+            if name == self._settings.server:
+                continue
+            try:
+                view = Published(self._bucket, name)
+                view.refresh()
+                for one in view.files.values():
+                    if one.name == "chunk" and (one.day, one.hour) >= first_hour:
+                        path = fetched(self._folder, self._bucket, name, one.path)
+                        rows = pq.read_table(path, columns=["digest"], filters=received)
+                        found.update(rows.column("digest").to_pylist())
+            except (BucketError, FileNotFoundError) as error:
+                LOG.warning("what %s has stored is not known: %s", name, error)
+            if len(found) > _MOST_ELSEWHERE:
+                LOG.warning("others have stored more chunks than are looked at")
+                break
+        return found
+
+    def is_elsewhere(self, digest: bytes) -> bool:
+        """Whether another server had stored a chunk of the log when this one started."""
+        return digest in self._elsewhere
 
     def _chunks_of(self, files: list[StoredFile]) -> list[tuple[bytes, int]]:
         """(name, when it came) of the chunks in files of the table `chunk`, of the days in which

@@ -189,6 +189,7 @@ class Flusher:
         """Decode a record into a batch. Whatever it holds, it costs itself at most."""
         batch.records += 1
         is_here = any(record.digest in some for some in (batch.digests, *self._in_flight))
+        is_here = is_here or self._copies.is_elsewhere(record.digest)
         if is_here or self._catalog.known([record.digest]):
             batch.duplicates += 1
             return
