@@ -77,6 +77,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 # Heavy libraries, and the packages that may use them: never one that the recorder loads.
 HEAVY = {
+    "pyspark": {"query"},
+    "sqlglot": {"query"},
     "pyarrow": {"query", "fleet", "recording", "server", "store"},
     "duckdb": {"query", "store"},
     "numpy": {"analyze", "export", "fleet", "model", "query", "readers", "store"},
@@ -347,6 +349,7 @@ WRITERS: dict[str, str] = {
     "server/alert_states.py": "SQLite opens its file by name, in the server's own directory",
     "server/alerts.py": "a lock, empty, in the server's own directory",
     "server/answers.py": "Arrow into memory",
+    "store/bucket.py": "new files (O_EXCL) of the cache, and of a folder that stands for a bucket",
     "server/collection.py": "SQLite opens its file by name, in the server's own directory",
     "server/tokens.py": "SQLite opens its file by name, in the server's own directory",
     "sinks/spool.py": "new files (O_EXCL) in a folder that is held and that only we can change",

@@ -22,7 +22,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 THIRD_PARTY = {
     *("aiohttp", "cryptography", "duckdb", "google", "httptools", "msgspec", "numpy"),
     *("opendp", "opentelemetry", "perfetto", "pyarrow", "ray", "scipy", "starlette"),
-    *("mcp", "pydantic", "uvicorn", "uvloop"),
+    *("mcp", "py4j", "pydantic", "pyspark", "sqlglot", "uvicorn", "uvloop"),
 }
 """Top-level packages that an installation with every extra may hold, and the recorder's msgspec."""
 
@@ -137,7 +137,7 @@ def stated(*extras: str) -> list[Requirement]:
         ("runtime", ()),
         ("server", ("server",)),
         ("dev", ("dev", "demo", "fleet", "server", "oidc", "mcp")),
-        *((name, (name,)) for name in ("docs", "bench", "fuzz", "mutation")),
+        *((name, (name,)) for name in ("docs", "bench", "fuzz", "mutation", "spark")),
     ],
 )
 def test_the_lock_files_hold_what_pyproject_states(name: str, extras: tuple[str, ...]) -> None:
@@ -153,7 +153,9 @@ def test_the_lock_files_hold_what_pyproject_states(name: str, extras: tuple[str,
         assert requirement.specifier.contains(versions[0]), f"{requirement}: run scripts/lock"
 
 
-@pytest.mark.parametrize("name", ["docs", "bench", "fuzz", "mutation", "runtime", "node", "server"])
+@pytest.mark.parametrize(
+    "name", ["docs", "bench", "fuzz", "mutation", "spark", "runtime", "node", "server"]
+)
 def test_the_lock_files_agree_with_each_other(name: str) -> None:
     dev = locked("dev")
     for package, pins in locked(name).items():

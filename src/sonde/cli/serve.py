@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import logging
 import signal
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from sonde.errors import MissingDependency, UsageError
 if TYPE_CHECKING:
     from sonde.server.listen import Listener
     from sonde.server.service import TokenIssuer
+    from sonde.store.copies import BucketSettings
 
 LOG = logging.getLogger("sonde.server")
 EXAMPLE = """\
@@ -51,6 +53,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="clients must show a certificate of this authority")  # fmt: skip
     add("--keep-days", type=float, default=0, metavar="N", help="remove what is older")
     add("--keep-gb", type=float, default=0, metavar="N", help="remove the oldest beyond")
+    add("--bucket", metavar="URI",
+        help="keep files in s3://BUCKET/PREFIX or file:///FOLDER; --store has the log and a cache; "
+        "credentials from the environment (docs/guide/bucket.md)")  # fmt: skip
+    add("--server-name", metavar="NAME", default="",
+        help="with --bucket: whose files these are; default the machine's name")  # fmt: skip
+    add("--cache-gb", type=float, default=10, metavar="N",
+        help="with --bucket: at most so much of it in --store, default 10")  # fmt: skip
     add("--incidents", type=Path, metavar="DIR",
         help="show the incidents that `sonde diagnose --keep` wrote there; with tokens, those of a "
         "tenant are in DIR/TENANT")  # fmt: skip
@@ -109,6 +118,7 @@ def run(args: argparse.Namespace) -> int:
             open_tenant="default" if args.open else "",
             incidents=args.incidents,
             fleet=args.fleet,
+            bucket=_bucket(args),
         )
         service.issuer = issuer
         alerts = None
@@ -136,6 +146,22 @@ def run(args: argparse.Namespace) -> int:
                 alerts.close()
             service.close()
     return 0
+
+
+def _bucket(args: argparse.Namespace) -> BucketSettings | None:
+    """Where files are kept. Raises UsageError."""
+    if args.bucket is None:
+        return None
+    from sonde.store.copies import BucketSettings
+    from sonde.store.published import is_server_name
+
+    name = args.server_name or socket.gethostname()
+    if not is_server_name(name):
+        raise UsageError(
+            f"{name!r} cannot be the name of a server",
+            "use letters, digits, '.', '_' and '-', at most 63",
+        )
+    return BucketSettings(args.bucket, name, round(args.cache_gb * 1e9))
 
 
 def _issuer(path: Path | None, is_open: bool) -> TokenIssuer | None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import duckdb
 import pyarrow as pa
@@ -39,6 +39,8 @@ _AGAIN_S = 0.1
 SUMS = "sample_sums"
 """Rows of `sample` of which many may be summed up as one: without threads, for questions whose
 answers are sums over the whole time. `rows` has how many a row is."""
+SUMMED = "sample_summed"
+"""The table of files of such sums (src/sonde/store/tables.py)."""
 _OWNERS = ("user", "pod", "namespace", "job", "comm", "exe", "container", "unit")
 
 
@@ -93,17 +95,33 @@ class Selection:
         return f"WHERE {' AND '.join(wanted)}", parameters
 
 
+class StoreTables(Protocol):
+    """What questions are asked of: an engine over the tables of a store. Their SQL is what DuckDB
+    runs and sqlglot makes SQL of Spark from: no CTE within a CTE, no QUALIFY, no `?::TYPE`."""
+
+    def arrow(
+        self, sql: str, parameters: Sequence[Any] = (), chosen: pa.Table | None = None
+    ) -> pa.Table:
+        """Rows of a query as columns; it may name `chosen`, a table of the caller's own.
+
+        Raises CaptureError.
+        """
+
+    def check(self) -> None:
+        """Raises QueryTimedOutError where the answer has taken too long."""
+
+
 class StoredSession:
     """One query's view of the store. Not thread-safe, but `interrupt` may come from anywhere."""
 
     def __init__(
         self,
-        allowed: Path,
+        allowed: Path | Sequence[Path],
         files: Mapping[str, Sequence[Path]],
         memory_bytes: int = 256 << 20,
         spill: Path | None = None,
     ) -> None:
-        """`allowed`: the directory of the tenant; `files`: by table, those that may matter."""
+        """`allowed`: the directories of the tenant; `files`: by table, those that may matter."""
         self._connection = duckdb.connect(
             config={
                 "memory_limit": f"{memory_bytes >> 10}KiB",
@@ -117,7 +135,8 @@ class StoredSession:
         self._ends_s = math.inf
         self._files = files
         self._views: set[str] = set()
-        folders = ", ".join(_literal(path) for path in (allowed, spill) if path)
+        own = [allowed] if isinstance(allowed, Path) else allowed
+        folders = ", ".join(_literal(path) for path in (*own, spill) if path)
         self._connection.execute(f"SET allowed_directories = [{folders}]")
         self._connection.execute("SET enable_external_access = false")
         self._connection.execute("SET lock_configuration = true")
@@ -134,15 +153,15 @@ class StoredSession:
             self._views.add(name)
             paths = self._files.get(name, ())
             if name == SUMS:
-                self._make_sums(self._files.get(name, self._files.get("sample", ())))
+                self._make_sums(self._files.get(name if name in self._files else "sample", ()))
             elif paths:
                 self._connection.execute(f'CREATE VIEW "{name}" AS SELECT * FROM {_source(paths)}')
             else:
-                self._connection.register(name, _empty(name))
+                self._connection.register(name, empty_table(name))
 
     def _make_sums(self, paths: Sequence[Path]) -> None:
         columns = "SELECT *, CAST(1 AS BIGINT) AS rows FROM sample"
-        if any(path.parts[-4] == "sample_summed" for path in paths):
+        if any(path.parts[-4] == SUMMED for path in paths):
             columns = f"SELECT * REPLACE (coalesce(rows, 1) AS rows) FROM {_source(paths)}"
         else:
             self._make_views("sample")
@@ -254,7 +273,8 @@ def _errors() -> Iterator[None]:
         raise _too_large() from None
 
 
-def _empty(name: str) -> pa.Table:
+def empty_table(name: str) -> pa.Table:
+    """A table of the store without rows."""
     added = {"node": pa.string(), "key": pa.int64(), "time_ns": pa.int64()}
     if name == "chunk":
         names = ("seq", "start_ns", "end_ns", "received_ns", "size_bytes", "sample_rows")
@@ -272,7 +292,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return pa.int64() if pa.types.is_integer(kind) else kind
 
 
-def flame_graph(session: StoredSession, wanted: Selection, limit: int = MOST_STACKS) -> pa.Table:
+def flame_graph(session: StoreTables, wanted: Selection, limit: int = MOST_STACKS) -> pa.Table:
     """Stacks, heaviest first: stack (key), n, ns, bytes, frame_keys (leaf first)."""
     clause, parameters = wanted.sql()
     return session.arrow(
@@ -281,17 +301,18 @@ def flame_graph(session: StoredSession, wanted: Selection, limit: int = MOST_STA
         f" FROM {SUMS} {clause} GROUP BY stack"
         f" ORDER BY sum(weight_ns) DESC, sum(weight_bytes) DESC, stack LIMIT {int(limit)}), "
         "once AS (SELECT key, any_value(frame_keys) AS frame_keys FROM stack"
-        " WHERE key IN (SELECT stack FROM weight) GROUP BY key) "
-        "SELECT w.stack, w.n, w.ns, w.bytes, coalesce(o.frame_keys, []) AS frame_keys"
-        " FROM weight w LEFT JOIN once o ON w.stack = o.key"
-        " QUALIFY sum(len(coalesce(o.frame_keys, [])))"
-        f" OVER (ORDER BY w.ns DESC, w.bytes DESC, w.stack) <= {MOST_PLACES}"
+        " WHERE key IN (SELECT stack FROM weight) GROUP BY key), "
+        "listed AS (SELECT w.stack, w.n, w.ns, w.bytes, coalesce(o.frame_keys, []) AS frame_keys"
+        " FROM weight w LEFT JOIN once o ON w.stack = o.key), "
+        "placed AS (SELECT *, sum(array_length(frame_keys))"
+        " OVER (ORDER BY ns DESC, bytes DESC, stack) AS places FROM listed) "
+        f"SELECT stack, n, ns, bytes, frame_keys FROM placed WHERE places <= {MOST_PLACES}"
         " ORDER BY ns DESC, bytes DESC, stack",
         parameters,
     )
 
 
-def frames(session: StoredSession, keys: Sequence[int]) -> pa.Table:
+def frames(session: StoreTables, keys: Sequence[int]) -> pa.Table:
     """Code locations of keys: key, kind, function, binary, build_id, file, line; each once."""
     return session.arrow(
         "SELECT key, any_value(kind) AS kind, any_value(function) AS function,"
@@ -301,7 +322,7 @@ def frames(session: StoredSession, keys: Sequence[int]) -> pa.Table:
     )
 
 
-def known_frames(session: StoredSession) -> pa.Table:
+def known_frames(session: StoreTables) -> pa.Table:
     """The code locations of the days of a selection, at most 100,000: as `frames`, without build
     ids."""
     return session.arrow(
@@ -310,7 +331,7 @@ def known_frames(session: StoredSession) -> pa.Table:
     )
 
 
-def totals(session: StoredSession, wanted: Selection) -> dict[str, float]:
+def totals(session: StoreTables, wanted: Selection) -> dict[str, float]:
     """Sum of all weights of a selection: rows, n, ns, bytes."""
     clause, parameters = wanted.sql()
     row = session.arrow(
@@ -323,51 +344,56 @@ def totals(session: StoredSession, wanted: Selection) -> dict[str, float]:
 
 
 _MEMBERS = (
-    "WITH weight AS (SELECT stack, sum(weight_ns) AS ns FROM sample_sums {clause} GROUP BY stack), "
-    "once AS (SELECT key, any_value(frame_keys) AS frame_keys FROM stack"
-    " WHERE key IN (SELECT stack FROM weight) GROUP BY key), "
-    "member AS (SELECT DISTINCT key AS stack, unnest(frame_keys) AS frame FROM once), "
-    "leaf AS (SELECT key AS stack, frame_keys[1] AS frame FROM once), "
-    "own AS (SELECT frame, sum(ns) AS ns FROM leaf JOIN weight USING (stack) GROUP BY frame), "
-    "whole AS (SELECT frame, sum(ns) AS ns FROM member JOIN weight USING (stack) GROUP BY frame), "
-    'named AS (SELECT key, any_value(function) AS function, any_value("binary") AS "binary"'
-    " FROM frame GROUP BY key) "
+    "weight{at} AS (SELECT stack, sum(weight_ns) AS ns FROM sample_sums {clause} GROUP BY stack), "
+    "once{at} AS (SELECT key, any_value(frame_keys) AS frame_keys FROM stack"
+    " WHERE key IN (SELECT stack FROM weight{at}) GROUP BY key), "
+    "member{at} AS (SELECT DISTINCT key AS stack, unnest(frame_keys) AS frame FROM once{at}), "
+    "leaf{at} AS (SELECT key AS stack, frame_keys[1] AS frame FROM once{at}), "
+    "own{at} AS (SELECT frame, sum(ns) AS ns FROM leaf{at} JOIN weight{at} USING (stack)"
+    " GROUP BY frame), "
+    "whole{at} AS (SELECT frame, sum(ns) AS ns FROM member{at} JOIN weight{at} USING (stack)"
+    " GROUP BY frame), "
+    'named{at} AS (SELECT key, any_value(function) AS function, any_value("binary") AS "binary"'
+    " FROM frame GROUP BY key), "
+    "function{at} AS ("
     "SELECT coalesce(n.function, '') AS function, coalesce(n.\"binary\", '') AS \"binary\","
     " sum(coalesce(o.ns, 0)) AS own_ns, sum(w.ns) AS total_ns"
-    " FROM whole w LEFT JOIN own o USING (frame) LEFT JOIN named n ON n.key = w.frame"
-    " GROUP BY 1, 2"
+    " FROM whole{at} w LEFT JOIN own{at} o USING (frame) LEFT JOIN named{at} n ON n.key = w.frame"
+    " GROUP BY 1, 2)"
 )
+"""Functions of a selection, as the part of a WITH clause that ends in `function{at}`."""
 
 
-def top_functions(session: StoredSession, wanted: Selection, limit: int = 50) -> pa.Table:
+def top_functions(session: StoreTables, wanted: Selection, limit: int = 50) -> pa.Table:
     """Functions by own time: function, binary, own_ns, total_ns.
 
     A function that is twice in a stack at two lines counts twice in `total_ns`.
     """
     clause, parameters = wanted.sql()
-    sql = _MEMBERS.format(clause=clause)
+    members = _MEMBERS.format(clause=clause, at="")
     return session.arrow(
-        f"{sql} ORDER BY own_ns DESC, total_ns DESC, 1, 2 LIMIT {min(int(limit), MOST_ROWS)}",
+        f"WITH {members} SELECT * FROM function ORDER BY own_ns DESC, total_ns DESC, 1, 2"
+        f" LIMIT {min(int(limit), MOST_ROWS)}",
         parameters,
     )
 
 
 def difference(
-    session: StoredSession, before: Selection, after: Selection, limit: int = 50
+    session: StoreTables, before: Selection, after: Selection, limit: int = 50
 ) -> pa.Table:
     """Functions whose own share of the time changed most: function, binary, before, after."""
     parts = []
     parameters: list[Any] = []
-    for wanted in (before, after):
+    for at, wanted in enumerate((before, after)):
         clause, some = wanted.sql()
-        parts.append(_MEMBERS.format(clause=clause))
+        parts.append(_MEMBERS.format(clause=clause, at=at))
         parameters += some
     return session.arrow(
-        f"WITH one AS ({parts[0]}), two AS ({parts[1]}), share AS ("
+        f"WITH {parts[0]}, {parts[1]}, share AS ("
         'SELECT function, "binary",'
-        " coalesce(a.own_ns, 0) / greatest((SELECT sum(own_ns) FROM one), 1) AS before,"
-        " coalesce(b.own_ns, 0) / greatest((SELECT sum(own_ns) FROM two), 1) AS after"
-        ' FROM one a FULL JOIN two b USING (function, "binary")) '
+        " coalesce(a.own_ns, 0) / greatest((SELECT sum(own_ns) FROM function0), 1) AS before,"
+        " coalesce(b.own_ns, 0) / greatest((SELECT sum(own_ns) FROM function1), 1) AS after"
+        ' FROM function0 a FULL JOIN function1 b USING (function, "binary")) '
         "SELECT * FROM share"
         f" ORDER BY abs(after - before) DESC, 1, 2 LIMIT {min(int(limit), MOST_ROWS)}",
         parameters,
@@ -375,7 +401,7 @@ def difference(
 
 
 def series(
-    session: StoredSession, wanted: Selection, name: str, points: int = MOST_POINTS
+    session: StoreTables, wanted: Selection, name: str, points: int = MOST_POINTS
 ) -> pa.Table:
     """A metric's series, at most 1,440 points each: node, labels, time_ns, value, least, most."""
     points = max(1, min(points, MOST_POINTS))
@@ -393,7 +419,7 @@ def series(
     )
 
 
-def nodes(session: StoredSession, wanted: Selection) -> pa.Table:
+def nodes(session: StoreTables, wanted: Selection) -> pa.Table:
     """Every node: chunks, sample_rows, first_ns, last_ns, size_bytes, about (JSON of the agent)."""
     clause, parameters = wanted.sql("start_ns", kind=False, process=False)
     return session.arrow(
@@ -405,7 +431,7 @@ def nodes(session: StoredSession, wanted: Selection) -> pa.Table:
     )
 
 
-def losses(session: StoredSession, wanted: Selection) -> pa.Table:
+def losses(session: StoreTables, wanted: Selection) -> pa.Table:
     """What agents could not observe: node, name, value."""
     clause, parameters = wanted.sql(kind=False)
     return session.arrow(

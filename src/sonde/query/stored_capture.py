@@ -22,7 +22,7 @@ from sonde.model.timeline import F64, I32, I64
 from sonde.query.capture import Capture, CaptureInfo
 from sonde.query.columns import whole
 from sonde.query.schema import TABLES, conform
-from sonde.query.stored import Selection, StoredSession
+from sonde.query.stored import Selection, StoreTables
 from sonde.query.validation import frame_count
 
 MOST_ROWS = 1_000_000
@@ -87,7 +87,7 @@ def run_columns(capture: Capture) -> RunColumns:
     )
 
 
-def capture_of(session: StoredSession, wanted: Selection) -> Capture:
+def capture_of(session: StoreTables, wanted: Selection) -> Capture:
     """The rows of one node between two times. Raises CaptureError, CaptureTooLarge."""
     if len(wanted.nodes) != 1:
         raise CaptureError("this question is about one node", "give its name as node=NAME")
@@ -129,7 +129,7 @@ def _where(name: str, wanted: Selection) -> tuple[str, list[Any]]:
     return "WHERE node = ? AND time_ns >= ? AND time_ns < ?", [node, wanted.start_ns, wanted.end_ns]
 
 
-def _dictionary(name: str, session: StoredSession, used: list[pa.ChunkedArray]) -> pa.Table:
+def _dictionary(name: str, session: StoreTables, used: list[pa.ChunkedArray]) -> pa.Table:
     """The rows of `stack` or `frame` with the keys that are used: a day has those of all nodes."""
     parts = [whole_keys.combine_chunks() for whole_keys in used]
     keys = pc.unique(pa.concat_arrays([pc.fill_null(part, 0) for part in parts]))
@@ -140,7 +140,7 @@ def _dictionary(name: str, session: StoredSession, used: list[pa.ChunkedArray]) 
 
 def _table(
     name: str,
-    session: StoredSession,
+    session: StoreTables,
     clause: str,
     parameters: list[Any],
     chosen: pa.Table | None = None,
@@ -170,7 +170,7 @@ def _table(
     return table.unify_dictionaries()
 
 
-def _info(session: StoredSession, wanted: Selection) -> CaptureInfo:
+def _info(session: StoreTables, wanted: Selection) -> CaptureInfo:
     found = session.arrow(
         "SELECT count(*) AS chunks, min(start_ns) AS first, max(end_ns) AS last,"
         " max_by(about, end_ns) AS about, coalesce(sum(size_bytes), 0) AS size FROM chunk"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sonde.query.stored import MOST_POINTS, MOST_ROWS, MOST_SERIES, Selection, StoredSession
+from sonde.query.stored import MOST_POINTS, MOST_ROWS, MOST_SERIES, Selection, StoreTables
 
 SUMMARY = (
     *("hw.gpu.utilization", "sonde.gpu.sm.active", "sonde.gpu.tensor.active", "hw.power"),
@@ -34,7 +34,7 @@ _OBSERVED = (
 
 
 def charts(
-    session: StoredSession, wanted: Selection, names: Sequence[str], points: int = MOST_POINTS
+    session: StoreTables, wanted: Selection, names: Sequence[str], points: int = MOST_POINTS
 ) -> pa.Table:
     """Several series at once: node, series, labels, time_ns, value, least, most.
 
@@ -59,7 +59,7 @@ def charts(
     return pa.concat_tables([metric, observed.cast(metric.schema)])
 
 
-def _observed(session: StoredSession, wanted: Selection, step: int) -> pa.Table:
+def _observed(session: StoreTables, wanted: Selection, step: int) -> pa.Table:
     sample, of_sample = wanted.sql(kind=False)
     run, of_run = wanted.sql("start_time_ns", kind=False)
     rows = _OBSERVED.format(sample=sample, run=run)
@@ -73,7 +73,7 @@ def _observed(session: StoredSession, wanted: Selection, step: int) -> pa.Table:
     )
 
 
-def devices(session: StoredSession, wanted: Selection, limit: int = 10 * MOST_ROWS) -> pa.Table:
+def devices(session: StoreTables, wanted: Selection, limit: int = 10 * MOST_ROWS) -> pa.Table:
     """Of every node and label set: node, series, labels, mean, least, most, last.
 
     The series are those of `SUMMARY`; `last` is the latest value. At most `limit` rows.
@@ -88,7 +88,7 @@ def devices(session: StoredSession, wanted: Selection, limit: int = 10 * MOST_RO
     )
 
 
-def kernels(session: StoredSession, wanted: Selection, limit: int = 50) -> pa.Table:
+def kernels(session: StoreTables, wanted: Selection, limit: int = 50) -> pa.Table:
     """Runs on devices by kind and name: kind, name, runs, ns, mean_ns, most_ns, timed."""
     clause, parameters = wanted.sql("start_time_ns", kind=False)
     return session.arrow(

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from sonde.query.stored import MOST_ROWS, SUMS, Selection, StoredSession
+from sonde.query.stored import MOST_ROWS, SUMS, Selection, StoreTables
 
 _OWNERS = ("comm", "exe", "user", "pod", "namespace", "job", "container", "unit")
 
 
-def memory(session: StoredSession, wanted: Selection, limit: int = 50) -> pa.Table:
+def memory(session: StoreTables, wanted: Selection, limit: int = 50) -> pa.Table:
     """Processes by what they mapped and touched: node, pid, start_ns, mapped, unmapped, grown
     (mapped less unmapped, of this time), faulted, reserved (all bytes), and who they are.
 

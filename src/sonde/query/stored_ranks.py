@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from sonde.model.collectives import is_collective
-from sonde.query.stored import MOST_ROWS, Selection, StoredSession
+from sonde.query.stored import MOST_ROWS, Selection, StoreTables
 from sonde.query.timed_windows import NEARLY_ALL
 
 MOST_RANKS = 512
@@ -52,7 +52,7 @@ def parts_of(wanted: Selection, points: int) -> list[Slot]:
     return [Slot(start, min(start + step, wanted.end_ns)) for start in edges]
 
 
-def timed_whole(session: StoredSession, wanted: Selection) -> str:
+def timed_whole(session: StoreTables, wanted: Selection) -> str:
     """The node with most device time among those where every run was timed, nearly all the time;
     '': there is none. Steps cannot be found where runs between the timed ones are not known."""
     clause, parameters = wanted.sql("start_time_ns", kind=False)
@@ -68,7 +68,7 @@ def timed_whole(session: StoredSession, wanted: Selection) -> str:
 
 
 def ranks(
-    session: StoredSession, wanted: Selection, slots: Sequence[Slot], by: SlotKind
+    session: StoreTables, wanted: Selection, slots: Sequence[Slot], by: SlotKind
 ) -> dict[str, Any]:
     """`slots` (columns `start_ns`, `end_ns`), `ranks` (who they are, by job, node and device),
     `cells` (columns `rank`, `slot`, `work_ns`, `collective_ns`, `runs`: timed ones), `left_out`
@@ -109,7 +109,7 @@ def ranks(
         }
     )
     amount = "s.weight * (least(s.end_time_ns, c.end_ns) - greatest(s.start_time_ns, c.begin_ns))"
-    exchanges = "s.kind = 'kernel' AND list_contains(?::VARCHAR[], s.name)"
+    exchanges = "s.kind = 'kernel' AND list_contains(CAST(? AS VARCHAR[]), s.name)"
     cells = session.arrow(
         f"WITH {seen} placed AS (SELECT s.node, s.pid, s.start_ns, s.device, c.slot,"
         f" {amount} AS ns, {exchanges} AS exchanges FROM seen s JOIN chosen c"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sonde.query.stored import MOST_POINTS, MOST_ROWS, SUMS, Selection, StoredSession
+from sonde.query.stored import MOST_POINTS, MOST_ROWS, SUMS, Selection, StoreTables
 
 MOST_LANES = 500
 MOST_SPANS = 20_000
@@ -110,7 +110,7 @@ _INTERVALS = (
 
 
 def timeline(
-    session: StoredSession, wanted: Selection, points: int = MOST_POINTS, lanes: int = 100
+    session: StoreTables, wanted: Selection, points: int = MOST_POINTS, lanes: int = 100
 ) -> tuple[pa.Table, pa.Table]:
     """(lanes, boxes) of a time.
 
@@ -163,7 +163,7 @@ def timeline(
     return listed, boxes
 
 
-def overview(session: StoredSession, wanted: Selection) -> pa.Table:
+def overview(session: StoreTables, wanted: Selection) -> pa.Table:
     """Every node and what it did: node, chunks, first_ns, last_ns, seconds, and by kind of sample
     cpu_ns, blocked_ns, runqueue_ns, device_ns (host time in device calls), kernel_ns (on devices);
     lost (events that agents counted as lost)."""
@@ -185,7 +185,7 @@ def overview(session: StoredSession, wanted: Selection) -> pa.Table:
     )
 
 
-def processes(session: StoredSession, wanted: Selection, limit: int = 50) -> pa.Table:
+def processes(session: StoreTables, wanted: Selection, limit: int = 50) -> pa.Table:
     """Processes by weight: node, pid, start_ns, n, ns, bytes, and who they are."""
     clause, parameters = wanted.sql()
     names = ("comm", "exe", "user", "pod", "namespace", "job", "container", "unit")
@@ -202,7 +202,7 @@ def processes(session: StoredSession, wanted: Selection, limit: int = 50) -> pa.
     )
 
 
-def names(session: StoredSession, wanted: Selection, limit: int = 50) -> pa.Table:
+def names(session: StoreTables, wanted: Selection, limit: int = 50) -> pa.Table:
     """Kernels, reasons of waits or functions of calls, by weight: name, n, ns, bytes."""
     clause, parameters = wanted.sql()
     return session.arrow(
@@ -213,7 +213,7 @@ def names(session: StoredSession, wanted: Selection, limit: int = 50) -> pa.Tabl
     )
 
 
-def metrics(session: StoredSession, wanted: Selection) -> pa.Table:
+def metrics(session: StoreTables, wanted: Selection) -> pa.Table:
     """Metrics that there are: series, nodes, rows."""
     clause, parameters = wanted.sql(kind=False, process=False)
     return session.arrow(

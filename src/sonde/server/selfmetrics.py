@@ -33,6 +33,12 @@ def exposition(service: Service) -> str:
     add("sonde_server_log_longest_sync_seconds", "gauge", wal.longest_sync_ns / 1e9)
     add("sonde_server_log_failures_total", "counter", wal.failures)
     add("sonde_server_log_refused_total", "counter", wal.refused)
+    add("sonde_server_log_waiting_bytes", "gauge", service.wal.left_bytes("")[1])
+    if service.shared:
+        add("sonde_server_bucket_refuses", "gauge", bool(service.flusher.get("bucket_error")))
+        add("sonde_server_bucket_view_age_seconds", "gauge", service.shared.age_s)
+        add("sonde_server_bucket_view_failures_total", "counter", service.shared.failures)
+        add("sonde_server_bucket_files_fetched_total", "counter", service.shared.fetched_files)
     for name, count in sorted(service.catalog.counters().items()):
         add(f"sonde_store_{name}_total", "counter", count)
     for name, kind, labels, value in service.alerts.figures() if service.alerts else ():

@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -24,13 +24,14 @@ from sonde.limits import is_plausible
 from sonde.ownership import only_ours
 from sonde.query import framing
 from sonde.query.capture import DamagedChunkError, chunk_meta
-from sonde.query.schema import TABLES
-from sonde.query.stored import SUMS, Selection, StoredSession
+from sonde.query.stored import Selection, StoredSession
 from sonde.server.collection import Collection, SeenAgents
 from sonde.server.tokens import Caller, Scope, Tokens
 from sonde.store.catalog import Catalog, StoredFile
+from sonde.store.chosen_files import chosen_files
+from sonde.store.copies import CACHE, BucketSettings
 from sonde.store.record import Record, digest_of
-from sonde.store.tables import DICTIONARIES, SUMMED
+from sonde.store.shared import FetchedPaths, SharedStore
 from sonde.store.wal import Wal
 
 LOG = logging.getLogger("sonde.server")
@@ -183,9 +184,11 @@ class Service:
         flushes: bool = True,
         incidents: Path | None = None,
         fleet: Path | None = None,
+        bucket: BucketSettings | None = None,
     ) -> None:
         """`open_tenant`: whose everything is, without tokens; '' asks for tokens. `incidents`:
         where `sonde diagnose` keeps them. `fleet`: where `sonde fleet collect` writes releases.
+        `bucket`: where files are kept; the directory has the log, and a cache of them.
 
         Raises UsageError where the directory cannot be used.
         """
@@ -209,6 +212,10 @@ class Service:
             self.tokens = Tokens(self.folder)
             self.collection = Collection(self.folder)
             self.agents = SeenAgents(self.limits.nodes_a_tenant)
+            self.shared: SharedStore | None = None
+            if bucket:
+                (self.folder / CACHE).mkdir(mode=0o700, exist_ok=True)
+                self.shared = SharedStore(self.folder, bucket)
             self.wal = Wal(self.folder / "wal")
         except UsageError:
             raise
@@ -224,7 +231,9 @@ class Service:
         """The flusher's last report."""
         self._ended = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
-        self._retention = (str(age_s * 10**9), str(size_bytes))
+        self._flusher_arguments = [str(age_s * 10**9), str(size_bytes)]
+        if bucket:
+            self._flusher_arguments += [bucket.uri, bucket.server, str(bucket.cache_bytes)]
         if flushes:
             self._keeper = threading.Thread(target=self._keep_flushing, daemon=True)
             self._keeper.start()
@@ -233,6 +242,8 @@ class Service:
         """Seal the log and end the flusher."""
         self._ended.set()
         self.wal.close()
+        if self.shared:
+            self.shared.close()
         child = self._child
         if child is not None and child.stdin is not None:
             with contextlib.suppress(OSError):
@@ -390,25 +401,15 @@ class Service:
 
     def session(self, caller: Caller, wanted: Selection) -> StoredSession:
         """A view of what the caller's tenant has in a time. Raises CaptureError."""
-        files: dict[str, list[Path]] = {}
-        days = set()
-        for name in (*TABLES, "chunk"):
-            if name in DICTIONARIES:
-                continue
-            some = self.catalog.files(caller.tenant, name, wanted.start_ns, wanted.end_ns)
-            files[name] = [self.folder / one.path for one in some]
-            days |= {one.day for one in some}
-            if name == "sample":
-                files[SUMS] = self._sums_of(caller.tenant, some, wanted)
-        for name in DICTIONARIES:
-            files[name] = [
-                self.folder / one.path
-                for one in self.catalog.files(caller.tenant, name)
-                if one.day in days
-            ]
+        chosen = chosen_files(self._files_of, caller.tenant, wanted.start_ns, wanted.end_ns)
+        files: Mapping[str, Sequence[Path]] = {
+            name: [self.folder / one.path for one in some] for name, some in chosen.items()
+        }
+        if self.shared:
+            files = FetchedPaths(self.shared, chosen, self.limits.query_s)
         try:
             return StoredSession(
-                self.folder / "data" / caller.tenant,
+                [self.folder / top / caller.tenant for top in ("data", CACHE)],
                 files,
                 self.limits.query_bytes,
                 self.folder / "spill",
@@ -416,25 +417,15 @@ class Service:
         except OSError as error:
             raise CaptureError(f"the store cannot be read: {error}", "try again") from error
 
-    def _sums_of(self, tenant: str, samples: list[StoredFile], wanted: Selection) -> list[Path]:
-        """Files of samples, or their sums where all of a file is wanted."""
-        sums = {
-            Path(one.path).name: one.path
-            for one in self.catalog.files(tenant, SUMMED, wanted.start_ns, wanted.end_ns)
-        }
-        return [
-            self.folder
-            / (
-                sums.get(Path(one.path).name, one.path)
-                if wanted.start_ns <= one.min_ns and one.max_ns < wanted.end_ns
-                else one.path
-            )
-            for one in samples
-        ]
+    def _files_of(self, tenant: str, name: str, start_ns: int, end_ns: int) -> list[StoredFile]:
+        found = self.catalog.files(tenant, name, start_ns, end_ns)
+        return found + self.shared.files(tenant, name, start_ns, end_ns) if self.shared else found
 
     def _keep_flushing(self) -> None:
         """Start the flusher, and again where it died."""
-        argv = interpreter.command("sonde.store.flusher", str(self.folder), *self._retention)
+        argv = interpreter.command(
+            "sonde.store.flusher", str(self.folder), *self._flusher_arguments
+        )
         while not self._ended.is_set():
             try:
                 child = interpreter.start(argv)

@@ -166,6 +166,32 @@ class Catalog:
             self._count({"compactions_failed": 1})
             self._db.execute("COMMIT")
 
+    def adopt(
+        self,
+        files: Iterable[StoredFile],
+        chunks: Iterable[tuple[bytes, int]],
+        gone: Iterable[str],
+        **counted: int,
+    ) -> None:
+        """Take in what a bucket has and this catalog does not, with its chunks; drop the entries
+        of files that neither has."""
+        with self._mutex:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                self._add(files)
+                self._db.executemany("INSERT OR IGNORE INTO chunk VALUES (?, ?)", chunks)
+                self._db.executemany("DELETE FROM file WHERE path = ?", [(one,) for one in gone])
+                self._count(counted)
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    def count(self, **counted: int) -> None:
+        """Add to counters."""
+        with self._mutex:
+            self._count(counted)
+
     def _add(self, files: Iterable[StoredFile]) -> None:
         self._db.executemany(
             f"INSERT INTO file ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?)",

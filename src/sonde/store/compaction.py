@@ -15,8 +15,16 @@ from pathlib import Path
 import duckdb
 
 from sonde.store.catalog import Catalog, StoredFile
+from sonde.store.copies import Copies
 from sonde.store.flush import REMEMBERED_NS
-from sonde.store.parquet import ROW_GROUP, make_folders, order_of, sync_file, write_batches
+from sonde.store.parquet import (
+    ROW_GROUP,
+    make_folders,
+    order_of,
+    remove,
+    sync_file,
+    write_batches,
+)
 from sonde.store.tables import DICTIONARIES, SUMMED
 from sonde.store.wal import sync_folder
 
@@ -42,9 +50,10 @@ class Compacted:
     """Groups that do not fit the engine's memory."""
 
 
-def compact(folder: Path, catalog: Catalog) -> Compacted:
+def compact(folder: Path, catalog: Catalog, copies: Copies | None = None) -> Compacted:
     """Exchange small files for large ones. A group that cannot be merged is left as it is, and
     keeps no other one from being merged. Raises OSError, sqlite3.Error."""
+    copies = copies or Copies(folder)
     done = Compacted()
 
     def place(one: StoredFile) -> tuple[str, str, str, int]:
@@ -62,24 +71,30 @@ def compact(folder: Path, catalog: Catalog) -> Compacted:
         if len(files) < COMPACTED_FROM:
             continue
         try:
-            merged = _merged(folder, files)
+            merged = _merged(folder, files, copies)
         except duckdb.Error as error:
             LOG.warning("%d files of %s stay: %s", len(files), files[0].name, error)
             catalog.leave(files)
             done.failed += 1
             continue
         made = [merged, *_sums_of(folder, merged)]
+        try:
+            copies.put(made)
+        except BaseException:
+            remove(folder, made)
+            raise
         old_sums = [summed[name] for one in files if (name := Path(one.path).name) in summed]
         catalog.replace(made, files + old_sums, time.time_ns())
         done.gone += len(files) + len(old_sums)
+    copies.publish()
     return done
 
 
-def _merged(folder: Path, files: list[StoredFile]) -> StoredFile:
+def _merged(folder: Path, files: list[StoredFile], copies: Copies) -> StoredFile:
     first = files[0]
     path = Path(first.path).with_name(f"{uuid.uuid4().hex}.parquet")
     whole = folder / path
-    sources = ", ".join(_literal(folder / one.path) for one in files)
+    sources = ", ".join(_literal(copies.local(one.path)) for one in files)
     choice, order = "*", order_of(first.name)
     if first.name in DICTIONARIES:
         choice, order = "DISTINCT ON (key) *", ("key",)
@@ -229,11 +244,13 @@ def hour_ns(day: str, hour: int) -> int:
     return (calendar.timegm(time.strptime(day, "%Y-%m-%d")) + 3600 * hour) * 10**9
 
 
-def sweep(folder: Path, catalog: Catalog, now_ns: int) -> int:
-    """Remove files that no longer count, and those that a killed flush has left."""
-    gone = catalog.removed(now_ns - GRACE_NS)
+def sweep(folder: Path, catalog: Catalog, now_ns: int, copies: Copies | None = None) -> int:
+    """Remove files that no longer count, here and in a bucket. Raises OSError."""
+    copies = copies or Copies(folder)
+    copies.publish()
+    gone = copies.deletable(catalog.removed(now_ns - GRACE_NS))
     for path in gone:
-        (folder / path).unlink(missing_ok=True)
+        copies.delete(path)
     catalog.forget(gone)
     return len(gone)
 

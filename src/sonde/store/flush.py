@@ -29,6 +29,7 @@ from sonde.query import framing, messages
 from sonde.query.capture import DamagedChunkError, conformed, damage, streams_of
 from sonde.query.schema import TABLES
 from sonde.store.catalog import Catalog, StoredFile
+from sonde.store.copies import Copies
 from sonde.store.parquet import make_durable, remove, write_file
 from sonde.store.record import Damage, Record, scan
 from sonde.store.stored_digests import StoredDigests
@@ -118,12 +119,14 @@ class _Stage:
 class Flusher:
     """Flushes the sealed segments of all servers of a directory. One at a time (`flush.lock`)."""
 
-    def __init__(self, folder: Path, catalog: Catalog) -> None:
+    def __init__(self, folder: Path, catalog: Catalog, copies: Copies | None = None) -> None:
+        """`copies`: where files are beside the directory."""
         self._folder, self._catalog = folder, catalog
+        self._copies = copies or Copies(folder)
         self._id = uuid.uuid4().hex
         self._wal_secret = secret_of(folder / "wal")
         self._hasher = Hasher(catalog.secret())
-        self._stored = StoredDigests(folder, catalog)
+        self._stored = StoredDigests(catalog, self._copies)
         self._known: OrderedDict[tuple[str, str, str], Any] = OrderedDict()
         self._decoder, self._writer = _Stage("sonde-decode"), _Stage("sonde-store")
         self._in_flight: deque[set[bytes]] = deque(maxlen=2)
@@ -176,6 +179,7 @@ class Flusher:
             self._flush_batch(batch, name, end, done)
 
         def forget() -> None:
+            self._copies.publish()
             path.unlink()
             self._catalog.forget_segment(name)
 
@@ -185,6 +189,7 @@ class Flusher:
         """Decode a record into a batch. Whatever it holds, it costs itself at most."""
         batch.records += 1
         is_here = any(record.digest in some for some in (batch.digests, *self._in_flight))
+        is_here = is_here or self._copies.is_elsewhere(record.digest)
         if is_here or self._catalog.known([record.digest]):
             batch.duplicates += 1
             return
@@ -245,6 +250,11 @@ class Flusher:
             remove(self._folder, files)
             raise
         make_durable(self._folder, files)
+        try:
+            self._copies.put(files)
+        except BaseException:
+            remove(self._folder, files)
+            raise
         self._catalog.commit(
             files,
             [(one.digest, one.received_ns) for one in stored],
@@ -319,7 +329,7 @@ class Flusher:
         if keys is None:
             tenant, day, name = at
             paths = [
-                self._folder / one.path
+                self._copies.local(one.path)
                 for one in self._catalog.files(tenant, name)
                 if one.day == day
             ]

@@ -16,25 +16,34 @@ import select
 import sqlite3
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
 import pyarrow as pa
 
+from sonde.store.bucket import BucketError
 from sonde.store.catalog import Catalog
 from sonde.store.compaction import compact, retain, sweep, sweep_orphans
+from sonde.store.copies import BucketCopies, BucketSettings, Copies
 from sonde.store.flush import Flusher
 
 PERIOD_S = 1.0
 _FAILURES = (OSError, sqlite3.Error, duckdb.Error, pa.ArrowException, MemoryError)
 TIDY_S = 30.0
+MOST_PAUSE_S = 30.0
+"""Between attempts while the bucket fails, of which each takes twice as long to come as the one
+before: an attempt decodes a batch."""
 SEGMENTS = 4
 """Flushed before a look at whether files are to be compacted: a long log makes many."""
 
 
 def main() -> None:
-    """`FOLDER AGE_NS SIZE_BYTES`: work until standard input ends."""
+    """`FOLDER AGE_NS SIZE_BYTES [BUCKET SERVER CACHE_BYTES]`: work until standard input ends."""
     folder, age_ns, size_bytes = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    bucket = None
+    if len(sys.argv) > 4:
+        bucket = BucketSettings(sys.argv[4], sys.argv[5], int(sys.argv[6]))
     os.nice(5)
     held = os.open(folder / "flush.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     while not _acquired(held):
@@ -43,34 +52,54 @@ def main() -> None:
             return
     catalog = Catalog(folder)
     sweep_orphans(folder, catalog)
-    flusher = Flusher(folder, catalog)
+    copies = BucketCopies(folder, catalog, bucket) if bucket else Copies(folder)
+    flusher = Flusher(folder, catalog, copies)
     tidied = time.monotonic()
+    pause_s = PERIOD_S
     while True:
+        is_bucket_there = True
         try:
+            copies.join()
             done = flusher.flush(SEGMENTS)
-            is_behind = done.segments == SEGMENTS
-            _report(leads=True, chunks=done.chunks, error="")
+            is_behind, pause_s = done.segments == SEGMENTS, PERIOD_S
+            _report(leads=True, chunks=done.chunks, error="", bucket_error="")
         except _FAILURES as failed:
             is_behind = False
-            _report(leads=True, chunks=0, error=_text(failed))
+            # Without the bucket chunks are taken all the same, as long as the log has room.
+            is_bucket_there = not isinstance(failed, BucketError)
+            _report(
+                leads=True,
+                chunks=0,
+                error=_text(failed) if is_bucket_there else "",
+                bucket_error="" if is_bucket_there else _text(failed),
+            )
             # Its keys may be ahead of the files that count.
-            flusher = Flusher(folder, catalog)
+            flusher = Flusher(folder, catalog, copies)
+            pause_s = PERIOD_S if is_bucket_there else min(2 * pause_s, MOST_PAUSE_S)
             tidied = -math.inf  # what is too old may be what fills the disk
         if time.monotonic() - tidied > TIDY_S:
             tidied = time.monotonic()
-            _tidy(folder, catalog, age_ns, size_bytes)
-        if _ended(0 if is_behind else PERIOD_S):
+            _tidy(
+                lambda: retain(folder, catalog, age_ns, size_bytes, time.time_ns()),
+                *_moves(folder, catalog, copies) if is_bucket_there else (),
+                copies.bound,
+            )
+        if _ended(0 if is_behind else pause_s):
             return
 
 
-def _tidy(folder: Path, catalog: Catalog, age_ns: int, size_bytes: int) -> None:
+def _moves(folder: Path, catalog: Catalog, copies: Copies) -> tuple[Callable[[], object], ...]:
+    """What needs the bucket, where there is one."""
+    return (
+        lambda: sweep(folder, catalog, time.time_ns(), copies),
+        lambda: compact(folder, catalog, copies),
+    )
+
+
+def _tidy(*works: Callable[[], object]) -> None:
     """Remove what is too old or too much, then compact. That one fails stops no other one, and
     chunks are taken all the same."""
-    for work in (
-        lambda: retain(folder, catalog, age_ns, size_bytes, time.time_ns()),
-        lambda: sweep(folder, catalog, time.time_ns()),
-        lambda: compact(folder, catalog),
-    ):
+    for work in works:
         try:
             work()
         except _FAILURES as failed:

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
 from sonde.store.catalog import Catalog
+from sonde.store.copies import Copies
 from sonde.store.tables import Origin
 
 MOST_DIGESTS = 4 << 20
@@ -22,8 +22,8 @@ class StoredDigests:
     after days send many old chunks, and who claims old times would have all files read for
     each of his."""
 
-    def __init__(self, folder: Path, catalog: Catalog) -> None:
-        self._folder, self._catalog = folder, catalog
+    def __init__(self, catalog: Catalog, copies: Copies) -> None:
+        self._copies, self._catalog = copies, catalog
         self._of_file: OrderedDict[str, Any] = OrderedDict()
         self._count = 0
 
@@ -41,7 +41,7 @@ class StoredDigests:
     def _begins(self, path: str) -> Any:
         known = self._of_file.get(path)
         if known is None:
-            column = pq.read_table(self._folder / path, columns=["digest"]).column("digest")
+            column = pq.read_table(self._copies.local(path), columns=["digest"]).column("digest")
             digests = b"".join(one[:8] for one in column.to_pylist())
             known = self._of_file[path] = np.sort(np.frombuffer(digests, np.int64))
             self._count += len(known)
@@ -52,5 +52,5 @@ class StoredDigests:
 
     def _is_in(self, path: str, digest: bytes) -> bool:
         filters = [("digest", "=", digest)]
-        found = pq.read_table(self._folder / path, columns=["digest"], filters=filters)
+        found = pq.read_table(self._copies.local(path), columns=["digest"], filters=filters)
         return bool(found.num_rows)

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The questions to a store on Apache Spark: the same functions, the same text of SQL.
+
+sqlglot makes what DuckDB runs into what Spark runs. Only the extra `spark` has both; nothing else
+of Sonde imports this module. docs/guide/spark.md has an example.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import sqlglot
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812, the customary name
+from sqlglot.errors import SqlglotError
+
+from sonde.errors import CaptureError, CaptureTooLarge
+from sonde.query.schema import TABLES
+from sonde.query.stored import MOST_BYTES, SUMMED, SUMS, empty_table
+
+_SETTINGS = {
+    "spark.sql.ansi.enabled": "true",  # as DuckDB: an overflow is an error, no null
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.caseSensitive": "true",
+}
+
+
+class SparkTables:
+    """The tables of a store on Spark, for `sonde.query.stored` and the modules beside it.
+
+    Not thread-safe. It works in a new session on the given one's cluster, so that its views and
+    settings stay separate.
+    """
+
+    def __init__(self, spark: SparkSession, files: Mapping[str, Sequence[str]]) -> None:
+        """`files`: by table, addresses that Spark reads (sonde.store.readable_files)."""
+        self.session = spark
+        self._spark = spark.newSession()
+        for name, value in _SETTINGS.items():
+            self._spark.conf.set(name, value)
+        self._files = files
+        self._views: set[str] = set()
+
+    def arrow(
+        self, sql: str, parameters: Sequence[Any] = (), chosen: pa.Table | None = None
+    ) -> pa.Table:
+        """Rows of a query as columns; it may name `chosen`, a table of the caller's own.
+
+        Raises CaptureError, CaptureTooLarge.
+        """
+        try:
+            text = sqlglot.transpile(sql, read="duckdb", write="spark")[0]
+            self._make_views(sql)
+            if chosen is not None:
+                self._spark.createDataFrame(chosen).createOrReplaceTempView("chosen")
+            found = self._spark.sql(text, args=[_literal(one) for one in parameters]).toArrow()
+        except (PySparkException, Py4JError, SqlglotError) as error:
+            line = str(error).split("\n", 1)[0][:160]
+            raise CaptureError(f"Spark cannot answer this: {line}", "see Spark's log") from error
+        finally:
+            if chosen is not None:
+                self._spark.catalog.dropTempView("chosen")
+        if found.nbytes > MOST_BYTES:
+            raise CaptureTooLarge("the answer is too large", "choose a shorter time or fewer nodes")
+        return found
+
+    def check(self) -> None:
+        """Nothing: Spark has its own limits of time."""
+
+    def _make_views(self, sql: str) -> None:
+        for name in (*TABLES, "chunk", SUMS):
+            if name not in self._views and re.search(rf"\b{name}\b", sql):
+                self._views.add(name)
+                self._table(name).createOrReplaceTempView(name)
+
+    def _table(self, name: str) -> DataFrame:
+        paths = self._files.get(name, ())
+        if name != SUMS:
+            if not paths:
+                return self._spark.createDataFrame(empty_table(name))
+            return self._read(paths)
+        paths = paths or self._files.get("sample", ())
+        if any(f"/{SUMMED}/" in path for path in paths):
+            rows = F.coalesce(F.col("rows"), F.lit(1).cast("bigint"))
+            return self._read(paths).withColumn("rows", rows)
+        self._make_views("sample")
+        return self._spark.table("sample").withColumn("rows", F.lit(1).cast("bigint"))
+
+    def _read(self, paths: Sequence[str]) -> DataFrame:
+        """Files whose columns may differ: a newer version of Sonde has more."""
+        return self._spark.read.option("mergeSchema", "true").parquet(*paths)
+
+
+def _literal(value: Any) -> Any:
+    return F.array(*map(F.lit, value)) if isinstance(value, list) else value

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which files a question reads: those of a tenant that hold something of a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from sonde.query.schema import TABLES
+from sonde.query.stored import SUMS
+from sonde.store.catalog import StoredFile
+from sonde.store.tables import DICTIONARIES, SUMMED
+
+FilesOf = Callable[[str, str, int, int], list[StoredFile]]
+"""Files of (tenant, table, start_ns, end_ns), as `Catalog.files`."""
+_EVER = 0, (1 << 63) - 1
+
+
+def chosen_files(
+    files_of: FilesOf, tenant: str, start_ns: int, end_ns: int
+) -> dict[str, list[StoredFile]]:
+    """By table, the files with a time in [start_ns, end_ns), and the dictionaries of their days.
+
+    `SUMS` has the files of `sample`, or their sums where all of a file lies in the time.
+    """
+    found: dict[str, list[StoredFile]] = {}
+    days = set()
+    for name in (*TABLES, "chunk"):
+        if name not in DICTIONARIES:
+            found[name] = files_of(tenant, name, start_ns, end_ns)
+            days |= {one.day for one in found[name]}
+    sums = {Path(one.path).name: one for one in files_of(tenant, SUMMED, start_ns, end_ns)}
+    found[SUMS] = [
+        sums.get(Path(one.path).name, one)
+        if start_ns <= one.min_ns and one.max_ns < end_ns
+        else one
+        for one in found["sample"]
+    ]
+    for name in DICTIONARIES:
+        found[name] = [one for one in files_of(tenant, name, *_EVER) if one.day in days]
+    return found

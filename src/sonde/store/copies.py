@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the files of a store are, beside its directory: nowhere, or in a bucket.
+
+With a bucket the directory is a cache of it, of bounded size, and the log of chunks stays until
+what was made of it is published there:
+
+1. a batch's files are written and synced in the directory;
+2. they are written to the bucket (`put`); where that fails, they are removed again;
+3. the directory's catalog counts them, in one transaction with the names of their chunks;
+4. the bucket's catalog lists them (`publish`), and only then is the segment of the log removed.
+
+A kill between two of these leaves a batch in the log that is flushed again (1, 2), or files that
+are published at the next start (3); never a chunk in both.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from sonde.store.bucket import Bucket, BucketError
+from sonde.store.catalog import Catalog, StoredFile
+from sonde.store.published import Published, Publisher, folder_of, servers_of
+from sonde.store.wal import sealed_segments
+
+LOG = logging.getLogger("sonde.store")
+
+CACHE = "cache"
+"""Folder for what was fetched, of whichever server; like `data` inside."""
+_AT_ONCE = 4
+_USED_S = 120.0
+"""Files that were used since then stay in the cache, however full it is."""
+_REMEMBERED_S = 4 * 86_400
+"""At least as long as the catalog remembers chunks (flush.REMEMBERED_NS)."""
+_CLOCKS_S = 600.0
+"""By how much the clocks of servers may differ."""
+_HOURS_S = 3 * 3_600
+"""A chunk is stored under an hour that began at most so long before it came (flush.CLOSE_NS)."""
+_MOST_ELSEWHERE = 4 << 20
+_ABSENT_S = 120.0
+"""Objects stay so long after they were published as gone, for those who read them."""
+
+
+class Copies:
+    """Of a store without a bucket: everything is in its directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def join(self) -> None:
+        """Bring both together, once, before anything else. Raises BucketError."""
+
+    def is_elsewhere(self, _digest: bytes) -> bool:
+        """Whether another server has stored a chunk of this one's log."""
+        return False
+
+    def put(self, files: Sequence[StoredFile]) -> None:
+        """Make files durable elsewhere, before they count. Raises BucketError."""
+
+    def publish(self) -> None:
+        """Make known what counts. Raises BucketError."""
+
+    def local(self, path: str) -> Path:
+        """A file of the catalog in the directory. Raises BucketError."""
+        return self._folder / path
+
+    def deletable(self, paths: list[str]) -> list[str]:
+        """Those of the removed files that nobody reads any more."""
+        return paths
+
+    def delete(self, path: str) -> None:
+        """Remove a file that no longer counts. Raises BucketError."""
+        (self._folder / path).unlink(missing_ok=True)
+
+    def bound(self) -> int:
+        """Remove from the directory what is elsewhere and too much; returns how many files."""
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSettings:
+    """A server's place in a bucket."""
+
+    uri: str
+    server: str
+    """Its name; nobody else may write under it."""
+    cache_bytes: int
+    """Of files in the directory, without the log."""
+
+
+class BucketCopies(Copies):
+    """Of a store with a bucket. For the process that flushes: one at a time."""
+
+    def __init__(self, folder: Path, catalog: Catalog, settings: BucketSettings) -> None:
+        """Raises UsageError."""
+        super().__init__(folder)
+        self._catalog, self._settings = catalog, settings
+        self._bucket = Bucket(settings.uri)
+        self._publisher = Publisher(self._bucket, settings.server)
+        self._is_joined = False
+        self._elsewhere: set[bytes] = set()
+
+    def join(self) -> None:
+        """Bring directory and bucket together, once: what the bucket has comes into the catalog,
+        what it lacks goes there, what neither has is dropped, and objects that do not count are
+        removed. Raises BucketError, OSError."""
+        if self._is_joined:
+            return
+        published = dict(self._publisher.load())
+        folder = folder_of(self._settings.server)
+        there = {
+            one.name.removeprefix(f"{folder}/") for one in self._bucket.listed(f"{folder}/data")
+        }
+        own = {one.path: one for one in self._catalog.files()}
+        removed = set(self._catalog.removed(1 << 62))
+        new = [one for path, one in published.items() if path not in own and path not in removed]
+        adopted = [one for one in new if one.path in there]
+        missing = [one for path, one in own.items() if path not in published or path not in there]
+        gone = {one.path for one in missing if not (self._folder / one.path).exists()}
+        self._catalog.adopt(
+            adopted,
+            self._chunks_of(adopted),
+            gone,
+            files_adopted=len(adopted),
+            files_lost=len(gone) + len(new) - len(adopted),
+        )
+        self.put([one for one in missing if one.path not in gone])
+        self.publish()
+        # What a killed server has left: nobody knows of it.
+        for path in there - own.keys() - removed - {one.path for one in adopted}:
+            self._bucket.delete(f"{folder}/{path}")
+        self._elsewhere = self._stored_by_others()
+        self._is_joined = True
+
+    def _stored_by_others(self) -> set[bytes]:
+        """Names of the chunks that other servers have listed since the oldest part of this one's
+        log was written: while this one was dead, its senders may have gone to them."""
+        found: set[bytes] = set()
+        segments = sealed_segments(self._folder / "wal")
+        if not segments:
+            return found
+        since_s = min(path.stat().st_mtime for path in segments) - _CLOCKS_S
+        at = time.gmtime(since_s - _HOURS_S)
+        first_hour = time.strftime("%Y-%m-%d", at), at.tm_hour
+        received = [("received_ns", ">=", int(since_s * 1e9))]
+        for name in servers_of(self._bucket):
+            if name == self._settings.server:
+                continue
+            try:
+                view = Published(self._bucket, name)
+                view.refresh()
+                for one in view.files.values():
+                    if one.name == "chunk" and (one.day, one.hour) >= first_hour:
+                        path = fetched(self._folder, self._bucket, name, one.path)
+                        rows = pq.read_table(path, columns=["digest"], filters=received)
+                        found.update(rows.column("digest").to_pylist())
+            except (BucketError, FileNotFoundError) as error:
+                LOG.warning("what %s has stored is not known: %s", name, error)
+            if len(found) > _MOST_ELSEWHERE:
+                LOG.warning("others have stored more chunks than are looked at")
+                break
+        return found
+
+    def is_elsewhere(self, digest: bytes) -> bool:
+        """Whether another server had stored a chunk of the log when this one started."""
+        return digest in self._elsewhere
+
+    def _chunks_of(self, files: list[StoredFile]) -> list[tuple[bytes, int]]:
+        """(name, when it came) of the chunks in files of the table `chunk`, of the days in which
+        the catalog remembers them; of older ones the files are looked at, should they come."""
+        first_day = time.strftime("%Y-%m-%d", time.gmtime(time.time() - _REMEMBERED_S))
+        found: list[tuple[bytes, int]] = []
+        for one in files:
+            if one.name == "chunk" and one.day >= first_day:
+                path = self.local(one.path)
+                rows = pq.read_table(path, columns=["digest", "received_ns"])
+                columns = (rows.column(name).to_pylist() for name in rows.column_names)
+                found += zip(*columns, strict=True)
+        return found
+
+    def put(self, files: Sequence[StoredFile]) -> None:
+        """Write files to the bucket. Raises BucketError; none of them may count then."""
+        try:
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                list(pool.map(self._put_one, files))
+        except BucketError:
+            self._catalog.count(bucket_failures=1)
+            self._is_joined = False  # what was written of them is swept
+            raise
+        if files:
+            size = sum(one.size_bytes for one in files)
+            self._catalog.count(bucket_objects_written=len(files), bucket_bytes_written=size)
+
+    def _put_one(self, one: StoredFile) -> None:
+        self._bucket.put_file(self._folder / one.path, self._name(one.path))
+
+    def _name(self, path: str) -> str:
+        return f"{folder_of(self._settings.server)}/{path}"
+
+    def publish(self) -> None:
+        """List in the bucket what counts. Raises BucketError."""
+        try:
+            self._publisher.publish(self._catalog.files())
+        except BucketError:
+            self._catalog.count(bucket_failures=1)
+            raise
+
+    def local(self, path: str) -> Path:
+        """A file in the directory, fetched where it is not there. Raises BucketError."""
+        return fetched(self._folder, self._bucket, self._settings.server, path)
+
+    def deletable(self, paths: list[str]) -> list[str]:
+        """Those that have been published as gone for as long as somebody may read them."""
+        return [path for path in paths if self._publisher.absent_s(path) > _ABSENT_S]
+
+    def delete(self, path: str) -> None:
+        """Remove a file here and there. Raises BucketError."""
+        self._bucket.delete(self._name(path))
+        for one in _places(self._folder, path):
+            one.unlink(missing_ok=True)
+        self._publisher.forget(path)
+
+    def bound(self) -> int:
+        """Remove from the directory what was used least recently, beyond the size of the cache;
+        returns how many files. The bucket has them."""
+        published = self._publisher.state.files
+        every = [*(self._folder / CACHE).glob("*/*/*/*/*.parquet")]
+        every += [path for one in published if (path := self._folder / one).exists()]
+        found = []
+        for path in every:
+            with suppress(FileNotFoundError):
+                about = path.stat()
+                found.append((about.st_mtime, about.st_size, path))
+        found.sort()
+        size = sum(one[1] for one in found)
+        gone = 0
+        for used_s, size_bytes, path in found:
+            if size <= self._settings.cache_bytes or used_s > time.time() - _USED_S:
+                break
+            path.unlink(missing_ok=True)
+            size -= size_bytes
+            gone += 1
+        return gone
+
+
+def _places(folder: Path, path: str) -> tuple[Path, Path]:
+    """Where a file may lie: as it was written, or as it was fetched."""
+    return folder / path, folder / CACHE / path.partition("/")[2]
+
+
+def at_hand(folder: Path, path: str) -> Path | None:
+    """A file in the directory, marked as used now; None: it is not there. Raises OSError."""
+    for place in _places(folder, path):
+        with suppress(FileNotFoundError):
+            os.utime(place)
+            return place
+    return None
+
+
+def fetched(folder: Path, bucket: Bucket, server: str, path: str) -> Path:
+    """A file in the directory, copied from the bucket where it is not there.
+
+    Raises FileNotFoundError, BucketError.
+    """
+    found = at_hand(folder, path)
+    if found is None:
+        found = _places(folder, path)[1]
+        found.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        bucket.fetch(f"{folder_of(server)}/{path}", found)
+    return found

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which files of a server count, as its bucket has it: generations of its catalog.
+
+```
+PREFIX/server=NAME/data/TENANT/TABLE/day=…/hour=…/ID.parquet       as in the server's own directory
+PREFIX/server=NAME/catalog/000000000042-WRITER-all.json.gz         every file
+PREFIX/server=NAME/catalog/000000000043-WRITER-changes.json.gz     files added, files gone
+```
+
+One server writes under a name, so nothing needs a lease, and every object is written once. A reader
+takes the newest `all` and what follows it. Writers of the bucket are trusted with its content, but
+each path is checked: it names a file of that tenant, table, day and hour, and no other.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from sonde.store.bucket import Bucket, BucketError
+from sonde.store.catalog import StoredFile
+
+_SERVER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_PATH = re.compile(
+    r"data/[A-Za-z0-9][A-Za-z0-9._-]{0,63}/[a-z_]{1,40}/day=\d{4,5}-\d\d-\d\d/hour=\d\d"
+    r"/[0-9a-f]{32}\.parquet"
+)
+_OBJECT = re.compile(r"(\d{12})-([0-9a-f]{32})-(all|changes)\.json\.gz")
+_MOST_BYTES = 512 << 20
+"""Of a generation, decompressed: some two million files."""
+ALL_EVERY = 100
+"""Generations after which every file is listed again."""
+
+
+class NameTakenError(BucketError):
+    """Another server publishes under this one's name."""
+
+
+class _Generation(msgspec.Struct, forbid_unknown_fields=False):
+    version: int
+    added: list[StoredFile]
+    gone: list[str] = []
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Object:
+    number: int
+    writer: str
+    kind: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.number:012d}-{self.writer}-{self.kind}.json.gz"
+
+
+def is_server_name(name: str) -> bool:
+    """Whether a server may be called that."""
+    return bool(_SERVER.fullmatch(name))
+
+
+def folder_of(server: str) -> str:
+    """Where a server's objects are."""
+    return f"server={server}"
+
+
+def servers_of(bucket: Bucket) -> list[str]:
+    """Who has written there. Raises BucketError."""
+    names = [one.partition("=")[2] for one in bucket.folders() if one.startswith("server=")]
+    return [one for one in names if is_server_name(one)]
+
+
+@dataclass(slots=True)
+class Published:
+    """The catalog of one server as its bucket has it. Not thread-safe."""
+
+    bucket: Bucket
+    server: str
+    files: dict[str, StoredFile] = field(default_factory=dict)
+    """By path, those that count."""
+    last: _Object | None = None
+    """The newest generation that is in `files`."""
+
+    def refresh(self) -> list[_Object]:
+        """Take over what is new; returns every generation that there is. Raises BucketError."""
+        for attempt in (1, 2):
+            try:
+                return self._refresh()
+            except FileNotFoundError as error:  # an older one was removed meanwhile
+                self.files, self.last = {}, None
+                if attempt == 2:
+                    raise BucketError(f"the catalog of {self.server} is incomplete") from error
+        raise AssertionError
+
+    def _refresh(self) -> list[_Object]:
+        folder = f"{folder_of(self.server)}/catalog"
+        found = []
+        for listed in self.bucket.listed(folder):
+            match = _OBJECT.fullmatch(listed.name.rpartition("/")[2])
+            if match:
+                found.append(_Object(int(match[1]), match[2], match[3]))
+        found.sort()
+        new = [one for one in found if self.last is None or one.number > self.last.number]
+        if new and (self.last is None or new[0].number > self.last.number + 1):
+            starts = [at for at, one in enumerate(new) if one.kind == "all"]
+            if not starts:
+                raise FileNotFoundError(folder)
+            new = new[starts[-1] :]
+        for one in new:
+            self._take(one, _read(self.bucket.get(f"{folder}/{one.name}"), one.name))
+        return found
+
+    def _take(self, one: _Object, read: _Generation) -> None:
+        if one.kind == "all":
+            self.files = {}
+        for path in read.gone:
+            self.files.pop(path, None)
+        for stored in read.added:
+            if not _is_file(stored):
+                raise BucketError(f"the catalog of {self.server} names a file wrongly")
+            self.files[stored.path] = stored
+        self.last = one
+
+
+def _is_file(one: StoredFile) -> bool:
+    """Whether an entry names a file of its tenant, table, day and hour, and no other path."""
+    place = f"data/{one.tenant}/{one.name}/day={one.day}/hour={one.hour:02d}/"
+    return bool(_PATH.fullmatch(one.path)) and one.path.startswith(place)
+
+
+def _read(content: bytes, name: str) -> _Generation:
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+            text = file.read(_MOST_BYTES)
+        found = msgspec.json.decode(text, type=_Generation)
+    except (OSError, EOFError, ValueError, msgspec.MsgspecError) as error:
+        raise BucketError(f"{name} in the bucket cannot be read") from error
+    if found.version != 1:
+        raise BucketError(f"{name} in the bucket is of a newer version of Sonde")
+    return found
+
+
+class Publisher:
+    """Writes the catalog of the server that it belongs to. One at a time a name."""
+
+    def __init__(self, bucket: Bucket, server: str) -> None:
+        self.state = Published(bucket, server)
+        self._writer = uuid.uuid4().hex
+        self._numbers_since_all = ALL_EVERY
+        self._absent_since: dict[str, float] = {}
+        self._is_displaced = False
+
+    def load(self) -> dict[str, StoredFile]:
+        """The files that are published, by path. Raises BucketError."""
+        self.state.refresh()
+        return self.state.files
+
+    def publish(self, files: Iterable[StoredFile]) -> int:
+        """Publish which files count; returns how many were added or are gone.
+
+        Raises NameTakenError, BucketError. Whether a generation is there after that, the next call
+        finds out.
+        """
+        wanted = {one.path: one for one in files}
+        state = self.state
+        if state.last is not None and state.files.keys() == wanted.keys():
+            return 0
+        known = state.last
+        present = state.refresh()
+        if self._is_displaced or self._is_other(known):
+            self._is_displaced = True
+            raise NameTakenError(
+                f"another server publishes as {state.server}: give each its own --server-name"
+            )
+        added = [one for path, one in wanted.items() if path not in state.files]
+        gone = [path for path in state.files if path not in wanted]
+        is_all = self._numbers_since_all >= ALL_EVERY
+        number = present[-1].number + 1 if present else 1
+        one = _Object(number, self._writer, "all" if is_all else "changes")
+        what = _Generation(1, list(wanted.values()) if is_all else added, [] if is_all else gone)
+        folder = f"{folder_of(state.server)}/catalog"
+        state.bucket.put(gzip.compress(msgspec.json.encode(what), 6), f"{folder}/{one.name}")
+        state.files, state.last = wanted, one
+        self._numbers_since_all = 1 if is_all else self._numbers_since_all + 1
+        former = [other.number for other in present if other.kind == "all"] if is_all else []
+        for other in present:
+            if former and other.number < former[-1]:
+                state.bucket.delete(f"{folder}/{other.name}")
+        return len(added) + len(gone)
+
+    def _is_other(self, known: _Object | None) -> bool:
+        """Whether somebody else has published since this one did."""
+        newest = self.state.last
+        return (
+            known is not None
+            and newest is not None
+            and known.writer == self._writer != newest.writer
+        )
+
+    def absent_s(self, path: str) -> float:
+        """For how long a file has been published as gone, as far as this process knows."""
+        if path in self.state.files:
+            return 0.0
+        now = time.monotonic()
+        return now - self._absent_since.setdefault(path, now)
+
+    def forget(self, path: str) -> None:
+        """Nobody will ask for this path again."""
+        self._absent_since.pop(path, None)
