@@ -50,7 +50,7 @@ class RankStackReader:
             pass
         if len(found) < len(set(pids)):
             self.failed += 1
-            self.close()  # what it still has to say belongs to this request
+            self.close()  # what it still writes belongs to this request
         return found
 
     def close(self) -> None:
