@@ -28,7 +28,8 @@ def test_graphs_that_are_captured_again_and_again_cost_all_that_capturing_does()
     verdict = verdict_of("captured_graphs")
     (first, *_) = verdict.causes
 
-    assert [one.key for one in verdict.bounds] == [Bound.HOST]
+    # The loop waits for its kernels, too; what the program loses comes first.
+    assert [one.key for one in verdict.bounds] == [Bound.HOST, Bound.KERNELS]
     assert first.key == Cause.BUILD
     assert first.share == pytest.approx(0.36, abs=0.02)
     assert first.locations[0].text == "Kit.graph rig.py:183 ← Plans.make p25.py:17"

@@ -12,6 +12,8 @@ from sonde.model.timeline import ProcessUse, Timeline
 
 LEAST_USE = 0.01
 """NVML reports whole percents: one percent is the least that it can show."""
+LEAST_REPORTS = 3
+"""Fewer reports on a process say little of its time: one comes a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,18 @@ def processes_of(timeline: Timeline) -> set[int]:
     return set(np.unique(timeline.pid_of_track[used]).tolist())
 
 
+def processes_on(timeline: Timeline, device: int) -> set[int]:
+    """The processes whose operations make up the streams of a device in this record; all that asked
+    a device for work, where the streams do not show whose they are.
+
+    Another one may be recorded, too: a child that computes on the same device takes turns with it.
+    """
+    tracks = timeline.device.track[timeline.device_of_track[timeline.device.track] == device]
+    callers = set(np.unique(timeline.pid_of_track[timeline.calls.track]).tolist())
+    mine = callers.intersection(np.unique(timeline.pid_of_track[tracks]).tolist())
+    return mine or processes_of(timeline)
+
+
 def reports_on_others(
     timeline: Timeline, devices: Collection[int], pids: Collection[int]
 ) -> list[ProcessUse]:
@@ -60,6 +74,20 @@ def reports_on_others(
         for one in timeline.busy_of
         if one.device in devices and one.pid not in pids and len(one.time_ns)
     ]
+
+
+def own_use(
+    timeline: Timeline, devices: Collection[int], pid: int, span: tuple[int, int]
+) -> float | None:
+    """Mean of the driver's reports in a span (ns) on one process: of the time, with any of its
+    kernels, summed over `devices`. None where there are fewer than `LEAST_REPORTS`."""
+    mine = [one for one in timeline.busy_of if one.device in devices and one.pid == pid]
+    inside = [(one.time_ns >= span[0]) & (one.time_ns <= span[1]) for one in mine]
+    if not mine or max(int(rows.sum()) for rows in inside) < LEAST_REPORTS:
+        return None
+    return sum(
+        float(one.share[rows].mean()) for one, rows in zip(mine, inside, strict=True) if rows.any()
+    )
 
 
 def others_on_device(
