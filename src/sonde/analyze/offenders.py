@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 
-from sonde.model.timeline import ProcessUse, Timeline
+from sonde.model.timeline import ProcessUse, Timeline, TotalKind
 
 LEAST_USE = 0.01
 """NVML reports whole percents: one percent is the least that it can show."""
@@ -27,6 +28,8 @@ class OtherUse:
     reports: int
     """Reports with work, of all."""
     of: int
+    place: str = ""
+    """The code that asked for most of its kernels, if it is in the record, too."""
 
     @property
     def text(self) -> str:
@@ -35,6 +38,8 @@ class OtherUse:
         return (
             f"{who} used the device for {100 * self.share:.0f} % of the time by the driver's "
             f"reports, in {self.reports} of {self.of}"
+            + f", for kernels of {self.place}"
+            * bool(self.place)
         )
 
 
@@ -76,6 +81,15 @@ def reports_on_others(
     ]
 
 
+def _asking(timeline: Timeline, pid: int) -> str:
+    """The place in a process that asked for most of its kernels' time; '' not known."""
+    places: dict[str, int] = defaultdict(int)
+    for one in timeline.totals:
+        if one.kind == TotalKind.STREAM and one.place and timeline.tracks[one.track].pid == pid:
+            places[one.place] += one.ns
+    return max(places, key=lambda place: places[place], default="")
+
+
 def own_use(
     timeline: Timeline, devices: Collection[int], pid: int, span: tuple[int, int]
 ) -> float | None:
@@ -112,5 +126,6 @@ def others_on_device(
             # The driver leaves processes out of reports in which they did nothing.
             whole = max(reports)
             mean = float(share.sum()) / whole
-            found.append(OtherUse(one.pid, names.get(one.pid, ""), mean, int(busy.sum()), whole))
+            name, place = names.get(one.pid, ""), _asking(timeline, one.pid)
+            found.append(OtherUse(one.pid, name, mean, int(busy.sum()), whole, place))
     return sorted(found, key=lambda use: -use.share)
