@@ -14,7 +14,7 @@ from sonde.model.timeline import ProcessUse, Timeline, TotalKind
 LEAST_USE = 0.01
 """NVML reports whole percents: one percent is the least that it can show."""
 LEAST_REPORTS = 3
-"""Fewer reports on a process say little of its time: one comes a second."""
+"""Fewer reports on a process leave its use of the device open: one comes a second."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -404,7 +404,7 @@ def _facts(
     if most < 0:
         return []
     # A wait for the interpreter lock is cut by a timer every 5 ms, until somebody ends it. Threads
-    # that wait for the same lock pass it on: whoever holds it for long is another one.
+    # that wait for the same lock pass it on: another one holds it for long.
     by_threads = sum(others.values()) if cause == Cause.GIL or peers else length
     if others[most] < ENDED * by_threads or others[most] < LEAST_ENDED * length:
         return []
