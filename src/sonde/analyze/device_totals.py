@@ -167,7 +167,8 @@ def with_runs(
                 f"waits for the device keep {100 * serial:.0f} % of the time from running beside "
                 "it: where code behind them needs no result, reading results later saves as much"
             )
-            parts.append((Bound.SYNCHRONIZATION, serial - waits.counted))
+            parts = [one for one in parts if one[0] != Bound.SYNCHRONIZATION]
+            parts.append((Bound.SYNCHRONIZATION, serial))
         bounds = ranked_bounds(parts) or bounds
         if waits.for_kernels >= BESIDE:  # what the thread waits for limits the work, too
             bounds = [*bounds, *ranked_kernels]
