@@ -35,11 +35,10 @@ class OtherUse:
     def text(self) -> str:
         """For people."""
         who = f"{self.name} ({self.pid})" if self.name else f"process {self.pid}"
+        asking = f", for kernels of {self.place}" if self.place else ""
         return (
             f"{who} used the device for {100 * self.share:.0f} % of the time by the driver's "
-            f"reports, in {self.reports} of {self.of}"
-            + f", for kernels of {self.place}"
-            * bool(self.place)
+            f"reports, in {self.reports} of {self.of}{asking}"
         )
 
 
