@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verdicts on two programs of the second exam, which nobody here wrote.
+"""Verdicts on two programs each of the second and the third exam, which nobody here wrote.
 
 They taught rules (docs/lab/exam.md), so they examine nothing; they hold what was mended.
 """
@@ -28,7 +28,8 @@ def test_graphs_that_are_captured_again_and_again_cost_all_that_capturing_does()
     verdict = verdict_of("captured_graphs")
     (first, *_) = verdict.causes
 
-    assert [one.key for one in verdict.bounds] == [Bound.HOST]
+    # The loop waits for its kernels, too; what the program loses comes first.
+    assert [one.key for one in verdict.bounds] == [Bound.HOST, Bound.KERNELS]
     assert first.key == Cause.BUILD
     assert first.share == pytest.approx(0.36, abs=0.02)
     assert first.locations[0].text == "Kit.graph rig.py:183 ← Plans.make p25.py:17"
@@ -43,3 +44,31 @@ def test_the_interpreters_lock_without_symbols_and_who_holds_it() -> None:
     assert waits[Cause.GIL].share == pytest.approx(0.34, abs=0.02)
     (fact,) = waits[Cause.GIL].facts
     assert "on a CPU in tally p21.py:11 ← uplink p21.py:21" in fact
+
+
+def test_a_lock_that_launching_threads_pass_on_is_no_turn_and_has_another_holder() -> None:
+    """Exam 3, p10: two launching threads wait for the lock that a third one holds while it sleeps;
+    its own account is 66 %. Kernels of two streams at once sum up to more than the device's time.
+    """
+    explanation = explain(of_capture(read(DATA / "lock_passed_on.sonde")))
+
+    assert len(explanation.verdicts) == 2
+    for verdict in explanation.verdicts:
+        (first, *_) = verdict.causes
+        assert first.key == Cause.LOCK
+        assert first.share == pytest.approx(0.63, abs=0.02)
+        assert verdict.bounds[0].key == Bound.LOCK
+        assert "about 35 % of the time, by the driver's reports" in verdict.evidence[1]
+    (fact,) = explanation.verdicts[0].causes[0].facts
+    assert "sleep in Index.upload p10.py:35 ← Index.publish p10.py:40" in fact
+
+
+def test_a_co_tenant_that_is_recorded_too_takes_its_time_out_of_the_kernels() -> None:
+    """Exam 3, p12: every replay is interrupted by a child of the program, so none stands out."""
+    verdict = verdict_of("recorded_co_tenant")
+    (first, *_) = verdict.causes
+
+    assert [one.key for one in verdict.bounds] == [Bound.GPU_CONTENTION]
+    assert first.share == pytest.approx(0.235, abs=0.01)
+    assert verdict.computing + sum(one.share for one in verdict.causes) == pytest.approx(1.0)
+    assert "kernels of thumbnails p12.py:26" in first.facts[0]

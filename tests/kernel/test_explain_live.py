@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.bpf, pytest.mark.opencl]
 PROGRAM = Path(__file__).parents[1] / "programs" / "opencl" / "known_cause.py"
 WATCHED_S = 2
 BOUNDS = {
-    "device": Bound.DEVICE, "loader": Bound.INPUT, "sleep": Bound.HOST, "host": Bound.HOST,
+    "device": Bound.DEVICE, "loader": Bound.INPUT, "sleep": Bound.SLEEP, "host": Bound.HOST,
 }  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def test_what_holds_up_the_thread_that_feeds_the_device(cause):
 DEVICE_BOUNDS = {
     "device": {Bound.KERNELS},
     "loader": {Bound.INPUT},
-    "sleep": {Bound.HOST},
+    "sleep": {Bound.SLEEP},
     "host": {Bound.HOST},
 }
 

@@ -186,6 +186,56 @@ def test_code_keeps_its_time_beside_waits_that_are_longer(writer, told):
     assert verdict.causes[0].locations[0].function.startswith("fetch train.py")
 
 
+def test_code_that_waits_keep_from_running_beside_the_device_and_kernels_that_are_waited_for(
+    writer, told
+):
+    """Not waiting would save what the waits take; the code keeps its time, and comes first."""
+    key = process(writer)
+    item = writer.stack(STEP, ADD)
+    writer.calls(key, 42, "cuStreamSynchronize", count=100, seconds=1.2, op="sync", stack=item)
+    on_cpu(writer, key, 1.7, FETCH, EVAL)
+    on_cpu(writer, key, 1.9, STEP, ADD, LAUNCH)
+    runs(writer, key, 0.6)
+    (verdict,) = told()
+    named = {one.key: one.share for one in verdict.bounds}
+
+    assert list(named) == [Bound.HOST, Bound.SYNCHRONIZATION, Bound.COMPUTE]
+    assert named[Bound.HOST] == pytest.approx(0.34, abs=0.01)
+    assert named[Bound.SYNCHRONIZATION] == pytest.approx(0.24, abs=0.01)
+    assert sum(shares(verdict).values()) == pytest.approx(0.4, abs=0.01)
+
+
+@pytest.mark.parametrize(("back", "slept"), [(4.5, 0.6), (1.0, 0.0)])
+def test_threads_that_wait_for_each_other_wait_for_a_timer(writer, told, back, slept):
+    """A server collects requests until its window is over, from threads that wait for answers."""
+    key = process(writer, 43)
+    batches = writer.stack(STEP, GET, SEM_WAIT)
+    writer.wait(key, 42, "futex", 3.5, count=300, waker=(42, 43), stack=batches)
+    answers = writer.stack(FETCH, SEM_WAIT)
+    writer.wait(key, 43, "futex", back, count=300, waker=(42, 42), stack=answers)
+    on_cpu(writer, key, 0.5, STEP, ADD, LAUNCH)
+    runs(writer, key, 0.1)
+    found = shares(told()[0])
+
+    assert found.get(Cause.SLEEP, 0.0) == pytest.approx(slept, abs=0.01)
+    assert found[Cause.INPUT] == pytest.approx(0.7 - slept, abs=0.01)
+
+
+@pytest.mark.parametrize(("inner", "cause"), [((SEM_WAIT,), Cause.LOCK), ((ADD, SEM_WAIT), None)])
+def test_a_lock_of_the_program_is_no_turn(writer, told, inner, cause):
+    """Threads that launch wait for each other: for a lock, or for the other's launches."""
+    key = process(writer, 43)
+    for tid, other in ((42, 43), (43, 42)):
+        stack = writer.stack(LOOKUP, *inner)
+        writer.wait(key, tid, "futex", 3.0, count=300, waker=(42, other), stack=stack)
+        on_cpu(writer, key, 1.0, STEP, ADD, LAUNCH, tid=tid)
+        runs(writer, key, 0.1, tid=tid)
+    verdicts = told()
+
+    assert len(verdicts) == (2 if cause else 1)
+    assert shares(verdicts[0]).get(Cause.LOCK, 0.0) == pytest.approx(0.6 if cause else 0, abs=0.02)
+
+
 def test_a_collective_of_the_host_is_communication(writer, told):
     key = process(writer, 43)
     stack = writer.stack(STEP, ALL_REDUCE, WORK_WAIT, ("pthread_cond_wait", "libc.so.6"))

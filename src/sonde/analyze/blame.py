@@ -30,7 +30,7 @@ from sonde.analyze.contention import without_hidden_gaps
 from sonde.analyze.device_waits import RESULT_BYTES, asked_for, device_waits
 from sonde.analyze.intervals import Coverage, Intervals
 from sonde.analyze.launch_path import ENQUEUES, launch_path
-from sonde.analyze.offenders import LEAST_USE, processes_of, reports_on_others
+from sonde.analyze.offenders import LEAST_USE, processes_on, reports_on_others
 from sonde.analyze.stalls import DeviceState, Stalls, devices_of, stalls_of
 from sonde.analyze.stream_dependencies import awaited_by
 from sonde.model.causes import Cause
@@ -151,7 +151,7 @@ def _used_by_others(timeline: Timeline, stalls: Stalls) -> Mask:
     if not timeline.busy_of:
         return np.zeros(len(stalls), bool)
     starts, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for use in reports_on_others(timeline, [stalls.device], processes_of(timeline)):
+    for use in reports_on_others(timeline, [stalls.device], processes_on(timeline, stalls.device)):
         before = np.concatenate([use.time_ns[:1] - REPORTED_NS, use.time_ns[:-1]])
         busy = use.share >= LEAST_USE
         starts.append(np.maximum(before, use.time_ns - REPORTED_NS)[busy])

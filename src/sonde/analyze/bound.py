@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from sonde.analyze.blame import blame_device
 from sonde.analyze.blamed_stalls import BlamedStalls
 from sonde.analyze.causes import CAUSES
 from sonde.analyze.code_locations import code_locations_of
+from sonde.analyze.contention import taken_from_kernels
 from sonde.analyze.critical_path import critical_path
 from sonde.analyze.details import detail_of
 from sonde.analyze.kernels import classes_of, top_kernels, underfilled_share
@@ -22,7 +24,7 @@ from sonde.analyze.stalls import DeviceState, Stalls, devices_of
 from sonde.analyze.steps import steps_of
 from sonde.analyze.thread_verdicts import thread_verdicts, with_short_waits
 from sonde.analyze.throttling import Throttling, throttling_of
-from sonde.model.causes import Bound, CauseDetail
+from sonde.model.causes import Bound, Cause, CauseDetail
 from sonde.model.timeline import I64, U8, Timeline
 from sonde.model.verdict import (
     Advice,
@@ -87,7 +89,9 @@ def verdict_of(
     causes = _causes(timeline, blamed)
     classes = classes_of(timeline, stalls)
     window = max(1, stalls.window_ns)
-    computing = stalls.computing.total / window
+    taken, by_whom = taken_from_kernels(timeline, stalls)
+    causes = _with_taken(causes, taken, by_whom, window)
+    computing = stalls.computing.total / window - taken
     underfilled = underfilled_share(timeline, stalls)
     throttling = throttling_of(timeline, stalls)
 
@@ -160,6 +164,33 @@ def _causes(timeline: Timeline, blamed: BlamedStalls) -> list[CauseShare]:
     return found
 
 
+def _with_taken(
+    causes: list[CauseShare], share: float, facts: list[str], window: int
+) -> list[CauseShare]:
+    """The causes with what other processes took out of the kernels (`taken_from_kernels`)."""
+    if not share:
+        return causes
+    cause = Cause.GPU_CONTENTION
+    empty = CauseShare(
+        key=cause,
+        title=cause.description,
+        bound=cause.bound,
+        detail=CauseDetail.NONE,
+        ns=0,
+        share=0.0,
+        count=0,
+        longest_ns=0,
+        thread="",
+        locations=[],
+        facts=[],
+    )
+    before = next((one for one in causes if one.key == cause), empty)
+    ns, whole = before.ns + round(share * window), before.share + share
+    mine = replace(before, ns=ns, share=whole, facts=before.facts or facts)
+    rest = [one for one in causes if one.key != cause]
+    return sorted([*rest, mine], key=lambda one: -one.ns)
+
+
 def _by_track(blamed: BlamedStalls, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     known = rows & (blamed.track >= 0)
     tracks, inverse = np.unique(blamed.track[known], return_inverse=True)
@@ -196,9 +227,10 @@ def _evidence(
     keys = {bound.key for bound in bounds}
     for cause in causes:
         if cause.bound in keys and cause.share >= 0.01:
+            each = f", {_times(cause.count)}, at most {cause.longest_ns / 1e6:.2f} ms"
             lines.append(
-                f"{cause.title}: {100 * cause.share:.1f} %, {_times(cause.count)}, at most "
-                f"{cause.longest_ns / 1e6:.2f} ms" + "".join(f"; {fact}" for fact in cause.facts)
+                f"{cause.title}: {100 * cause.share:.1f} %{each * bool(cause.count)}"
+                + "".join(f"; {fact}" for fact in cause.facts)
             )
     for one in classes:
         if one.bound in keys and one.ns:

@@ -18,6 +18,9 @@ import numpy as np
 from sonde.analyze.blamed_stalls import BlamedStalls
 from sonde.analyze.causes import CODE
 from sonde.analyze.intervals import Coverage, Intervals
+from sonde.analyze.offenders import others_on_device, processes_on
+from sonde.analyze.ranking import LEAST_SHARE
+from sonde.analyze.stalls import Stalls
 from sonde.model.causes import Cause
 from sonde.model.timeline import F64, I64, CallKind, Timeline
 
@@ -58,6 +61,23 @@ def without_hidden_gaps(timeline: Timeline, blamed: BlamedStalls) -> BlamedStall
         op=np.insert(blamed.op, at, blamed.op[rows]),
         earlier_wait_ns=np.insert(blamed.earlier_wait_ns, at, -1),
     )
+
+
+def taken_from_kernels(timeline: Timeline, stalls: Stalls) -> tuple[float, list[str]]:
+    """(share of the traced time that other processes took out of the kernels, who they are).
+
+    A kernel that is interrupted seems to run all the time. If all of a kind are, none stands out by
+    its length. But kernels and the use by others, which the driver reports, cannot be more than all
+    of the time: what is beyond belongs to the others. It is a lower limit: 0 below `LEAST_SHARE`.
+    """
+    if not len(stalls.window):
+        return 0.0, []
+    span = (int(stalls.window.start[0]), int(stalls.window.end[-1]))
+    device = stalls.device
+    uses = others_on_device(timeline, [device], processes_on(timeline, device), span)
+    computing = stalls.computing.total / max(1, stalls.window_ns)
+    beyond = min(computing, computing + sum(one.share for one in uses) - 1)
+    return (beyond, [one.text for one in uses[:2]]) if beyond >= LEAST_SHARE else (0.0, [])
 
 
 def _hidden(timeline: Timeline, blamed: BlamedStalls, slices: I64) -> F64:

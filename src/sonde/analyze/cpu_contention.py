@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection
 
+from sonde.analyze.causes import descends
 from sonde.analyze.thread_time import locations
 from sonde.model.timeline import ThreadOwner, Timeline, TotalKind
 
@@ -48,7 +49,11 @@ def contention_for_cpus(timeline: Timeline, turns: Collection[int], waited: int)
     length = max(1, timeline.end_ns - timeline.start_ns)
     label = timeline.tracks[short[0]].label
     others = f" and {len(short) - 1} more" if len(short) > 1 else ""
+    mine = {timeline.tracks[track].pid for track in turns}
+    theirs = {timeline.tracks[track].pid for track in short}
+    started = any(all(it != me and descends(timeline, it, me) for it in theirs) for me in mine)
+    whose = ", in processes that the program started" if started else ""
     return [
-        f"{label}{others}, short of a CPU, too, had {whole / length:.1f} CPUs meanwhile"
+        f"{label}{others}{whose}, short of a CPU, too, had {whole / length:.1f} CPUs meanwhile"
         + "".join(f", mostly in {function}" for function in named)
     ]

@@ -10,7 +10,7 @@ import numpy as np
 from sonde.analyze.blamed_stalls import BlamedStalls
 from sonde.analyze.causes import CODE
 from sonde.analyze.launch_path import ENQUEUES
-from sonde.analyze.offenders import others_on_device, processes_of
+from sonde.analyze.offenders import others_on_device, processes_on
 from sonde.model.causes import Cause, CauseDetail
 from sonde.model.name_parts import named
 from sonde.model.timeline import (
@@ -119,7 +119,8 @@ def contention(timeline: Timeline, blame: BlamedStalls) -> Detail:
     """The processes that used the device meanwhile, by the driver's reports."""
     window = blame.stalls.window
     span = (int(window.start[0]), int(window.end[-1])) if len(window) else (0, 0)
-    uses = others_on_device(timeline, [blame.stalls.device], processes_of(timeline), span)
+    device = blame.stalls.device
+    uses = others_on_device(timeline, [device], processes_on(timeline, device), span)
     return CauseDetail.NONE, [one.text for one in uses[:2]]
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from sonde.analyze.advice import next_step, next_step_of_bound
 from sonde.analyze.kernels import ALONE, class_by_counters, class_of
 from sonde.analyze.offenders import OtherUse
 from sonde.analyze.ranking import (
+    BESIDE,
     LEAST_SHARE,
     STALLED,
     UNDERFILLED_BOUND,
@@ -49,6 +50,26 @@ _OF_WAITS = (Cause.SYNCHRONIZATION, Cause.GPU_CONTENTION, Cause.COLLECTIVE)
 _COUNTERS = {Bound.MEMORY: "memory bandwidth", Bound.COMPUTE: "tensor cores"}
 
 
+@dataclass(frozen=True, slots=True)
+class _Waits:
+    """What a thread's waits for the device stand for. Shares of the time."""
+
+    for_kernels: float
+    """The device computed meanwhile, and nothing is gained by not waiting: kernels limit the work.
+    """
+    counted: float
+    """Stalls that count as synchronization."""
+    before_code: float
+    """Stalls of code and launches that would run beside the device if the thread did not wait."""
+
+    def serializing(self, parts: Iterable[tuple[Bound, float]]) -> float:
+        """What would be saved by not waiting, if that is worth a step beside the code that keeps
+        its stalls; else 0. One of the two saves it, so it is never more than the code is."""
+        code = sum(share for bound, share in parts if bound == Bound.HOST)
+        saved = max(self.counted, min(self.before_code, code))
+        return saved if saved >= BESIDE and saved > self.counted else 0.0
+
+
 def with_runs(
     verdict: Verdict,
     runs: list[Total],
@@ -58,13 +79,15 @@ def with_runs(
     active: Mapping[Bound, float],
     others: Sequence[OtherUse],
     time: ThreadTime,
+    reported: float | None = None,
 ) -> Verdict:
     """The verdict on a thread with the device's time in it.
 
     `runs`: totals of the device's runs; `calls`: totals of the thread; `window`: the time of
     `calls`, in ns; `timed_ns`: the time in which runs were timed; `active`: shares of that time by
     the device's counters (`sonde.analyze.kernels`); `others`: other processes that used the device
-    meanwhile; `time`: of the thread.
+    meanwhile; `time`: of the thread; `reported`: share of the time with kernels of its process, by
+    the driver. Runs overlap, and their sum has an error of sampling: it is an upper limit of it.
     """
     if not runs:
         return _by_counters(verdict, active)
@@ -72,6 +95,9 @@ def with_runs(
     kernels = [one for one in ran if not is_collective(one.name)]
     exchanged = sum(one.ns for one in ran if is_collective(one.name)) / timed_ns
     computed = min(1.0, sum(one.ns for one in kernels) / timed_ns)
+    summed = computed
+    if reported is not None:
+        computed = min(computed, reported)
     built = computed * _for_building(runs)
     counted = {bound: share for bound, share in active.items() if share > 0}
     by_counters = class_by_counters(
@@ -94,9 +120,17 @@ def with_runs(
     shares = [
         KernelClassShare(bound, *_sum_of(group, timed_ns)) for bound, group in classes.items()
     ]
+    if computed < summed:
+        shares = [replace(one, share=one.share * computed / summed) for one in shares]
     shares.sort(key=lambda one: -one.ns)
     bounds = verdict.bounds
-    lines = [f"the device computed about {100 * computed:.0f} % of the time, by runs timed singly"]
+    how = "by runs timed singly" if computed == summed else "by the driver's reports"
+    lines = [f"the device computed about {100 * computed:.0f} % of the time, {how}"]
+    if summed - computed >= LEAST_SHARE:
+        lines.append(
+            f"runs timed singly sum up to {100 * summed:.0f} % of the time: they overlap, or are "
+            "few; the driver's report is an upper limit"
+        )
     if built >= LEAST_SHARE:
         lines.append(f"of it, {100 * built:.0f} points for graphs that were captured")
     if by_counters and any(class_of(one.name) == Bound.KERNELS for one in kernels):
@@ -112,21 +146,32 @@ def with_runs(
     computing = sum(one.ns for one in kernels)
     alone = sum(one.ns for one in runs if one.kind == TotalKind.UNDERFILLED)
     of_device = {Cause.COPY: copied, Cause.COLLECTIVE: exposed, Cause.GPU_CONTENTION: held_up}
-    causes = _attributed(verdict, computed - built, of_device, time)
+    causes, waits = _attributed(verdict, computed - built, of_device, time)
     advice = [Advice(next_step(one.key), 0.0) for one in causes if one.share >= LEAST_SHARE]
     parts = [(one.bound, one.share) for one in causes]
+    ranked_kernels = mixed([BoundShare(one.bound, one.share) for one in shares]) if shares else []
+    if shares and alone >= UNDERFILLED_BOUND * computing and computing <= ALONE * timed_ns:
+        ranked_kernels = [BoundShare(Bound.SMALL_KERNELS, computed)]
+    ranked_kernels = [replace(it, locations=asking) for it in ranked_kernels]
     if shares and computed - built >= 1 - STALLED:
-        ranked_kernels = mixed([BoundShare(one.bound, one.share) for one in shares])
-        if alone >= UNDERFILLED_BOUND * computing and computing <= ALONE * timed_ns:
-            ranked_kernels = [BoundShare(Bound.SMALL_KERNELS, computed)]
-        bounds = with_stalls([replace(it, locations=asking) for it in ranked_kernels], parts)
+        bounds = with_stalls(ranked_kernels, parts)
         advice.append(Advice(next_step_of_bound(bounds[0].key), 0.0))
         dependent, line = _of_other_streams(runs, calls, timed_ns, time)
         if dependent.share >= LEAST_SHARE:
             bounds.append(dependent)
             lines.append(line)
     else:
+        serial = waits.serializing(parts)
+        if serial:
+            lines.append(
+                f"waits for the device keep {100 * serial:.0f} % of the time from running beside "
+                "it: where code behind them needs no result, reading results later saves as much"
+            )
+            parts = [one for one in parts if one[0] != Bound.SYNCHRONIZATION]
+            parts.append((Bound.SYNCHRONIZATION, serial))
         bounds = ranked_bounds(parts) or bounds
+        if waits.for_kernels >= BESIDE:  # what the thread waits for limits the work, too
+            bounds = [*bounds, *ranked_kernels]
     before, after = set(cause_lines(verdict.causes)), cause_lines(causes)
     evidence = [*after, *(line for line in verdict.evidence[1:] if line not in before)]
     ranked = sorted(ran, key=lambda one: -one.ns)
@@ -228,8 +273,8 @@ def _copied(runs: list[Total], calls: list[Total], window: int, timed_ns: int) -
 
 def _attributed(
     verdict: Verdict, computed: float, device: Mapping[Cause, float], time: ThreadTime
-) -> list[CauseShare]:
-    """The causes of the time in which the device did not compute.
+) -> tuple[list[CauseShare], _Waits]:
+    """The causes of the time in which the device did not compute, and what waits stand for.
 
     `computed`: without kernels that only build graphs. A thread works while the device does, too:
     only `1 - computed` of the time are stalls. What the
@@ -292,4 +337,11 @@ def _attributed(
             facts=[],
         )
         causes.append(replace(known.get(cause, empty), ns=ns, share=share))
-    return sorted(causes, key=lambda one: -one.ns)
+    # A full queue is polled: nothing that the program asked for, and no place is known.
+    asked = min(1.0, sum(time.wait_places.values()) / max(1, time.waited))
+    stand = _Waits(
+        for_kernels=min(max(0.0, waits - synchronized), computed),
+        counted=synchronized,
+        before_code=asked * min(waits, kept + synchronized),
+    )
+    return sorted(causes, key=lambda one: -one.ns), stand

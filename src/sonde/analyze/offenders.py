@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 
-from sonde.model.timeline import ProcessUse, Timeline
+from sonde.model.timeline import ProcessUse, Timeline, TotalKind
 
 LEAST_USE = 0.01
 """NVML reports whole percents: one percent is the least that it can show."""
+LEAST_REPORTS = 3
+"""Fewer reports on a process leave its use of the device open: one comes a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +28,17 @@ class OtherUse:
     reports: int
     """Reports with work, of all."""
     of: int
+    place: str = ""
+    """The code that asked for most of its kernels, if it is in the record, too."""
 
     @property
     def text(self) -> str:
         """For people."""
         who = f"{self.name} ({self.pid})" if self.name else f"process {self.pid}"
+        asking = f", for kernels of {self.place}" if self.place else ""
         return (
             f"{who} used the device for {100 * self.share:.0f} % of the time by the driver's "
-            f"reports, in {self.reports} of {self.of}"
+            f"reports, in {self.reports} of {self.of}{asking}"
         )
 
 
@@ -42,6 +48,18 @@ def processes_of(timeline: Timeline) -> set[int]:
     used[timeline.calls.track] = True
     used[timeline.device.track] = True
     return set(np.unique(timeline.pid_of_track[used]).tolist())
+
+
+def processes_on(timeline: Timeline, device: int) -> set[int]:
+    """The processes whose operations make up the streams of a device in this record; all that asked
+    a device for work, where the streams do not show whose they are.
+
+    Another one may be recorded, too: a child that computes on the same device takes turns with it.
+    """
+    tracks = timeline.device.track[timeline.device_of_track[timeline.device.track] == device]
+    callers = set(np.unique(timeline.pid_of_track[timeline.calls.track]).tolist())
+    mine = callers.intersection(np.unique(timeline.pid_of_track[tracks]).tolist())
+    return mine or processes_of(timeline)
 
 
 def reports_on_others(
@@ -60,6 +78,29 @@ def reports_on_others(
         for one in timeline.busy_of
         if one.device in devices and one.pid not in pids and len(one.time_ns)
     ]
+
+
+def _asking(timeline: Timeline, pid: int) -> str:
+    """The place in a process that asked for most of its kernels' time; '' not known."""
+    places: dict[str, int] = defaultdict(int)
+    for one in timeline.totals:
+        if one.kind == TotalKind.STREAM and one.place and timeline.tracks[one.track].pid == pid:
+            places[one.place] += one.ns
+    return max(places, key=lambda place: places[place], default="")
+
+
+def own_use(
+    timeline: Timeline, devices: Collection[int], pid: int, span: tuple[int, int]
+) -> float | None:
+    """Mean of the driver's reports in a span (ns) on one process: of the time, with any of its
+    kernels, summed over `devices`. None where there are fewer than `LEAST_REPORTS`."""
+    mine = [one for one in timeline.busy_of if one.device in devices and one.pid == pid]
+    inside = [(one.time_ns >= span[0]) & (one.time_ns <= span[1]) for one in mine]
+    if not mine or max(int(rows.sum()) for rows in inside) < LEAST_REPORTS:
+        return None
+    return sum(
+        float(one.share[rows].mean()) for one, rows in zip(mine, inside, strict=True) if rows.any()
+    )
 
 
 def others_on_device(
@@ -84,5 +125,6 @@ def others_on_device(
             # The driver leaves processes out of reports in which they did nothing.
             whole = max(reports)
             mean = float(share.sum()) / whole
-            found.append(OtherUse(one.pid, names.get(one.pid, ""), mean, int(busy.sum()), whole))
+            name, place = names.get(one.pid, ""), _asking(timeline, one.pid)
+            found.append(OtherUse(one.pid, name, mean, int(busy.sum()), whole, place))
     return sorted(found, key=lambda use: -use.share)

@@ -108,6 +108,8 @@ class ThreadTime:
     """Waits for the device follow copies to it, one for one."""
     spread: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By function: (on-CPU samples, `Total.when`)."""
+    timed_out: int = 0
+    """In waits that only a timer can have ended (`_with_timers`)."""
     callers: Mapping[str, str] = field(default_factory=dict)
     """`Timeline.callers`."""
 
@@ -168,6 +170,7 @@ def thread_time(
         found.add(cause_of(timeline, one), length, one)
     _on_cpu(found, totals, called, inside)
     _with_polling(found)
+    _with_timers(found, timeline, totals)
     found.for_copies = _wait_for_copies(totals)
     return found
 
@@ -274,6 +277,44 @@ def _with_polling(found: ThreadTime) -> None:
                 found.places[key][place] += amount
 
 
+def _with_timers(found: ThreadTime, timeline: Timeline, totals: Iterable[Total]) -> None:
+    """Counts as sleep how long the thread and those that hand something over to it waited for each
+    other: neither can have ended such a wait, so a timer did (a server that collects requests until
+    a window of time is over, from clients that wait for its answer).
+
+    Of two waits with lengths a and b in a window w, at least a + b - w is at the same time.
+    """
+    window = max(1, timeline.end_ns - timeline.start_ns)
+    waits = [one for one in totals if one.kind == TotalKind.BLOCKED and one.name == "futex"]
+    waits = [one for one in waits if one.wait_detail == WaitDetail.HAND_OVER]
+    length = sum(one.ns for one in waits)
+    tracks = {one.track for one in waits}
+    ended: dict[int, int] = defaultdict(int)
+    for one in waits:
+        if one.waker_track >= 0 and one.waker_track not in tracks:
+            ended[one.waker_track] += one.waker_ns
+    if len(tracks) != 1 or not ended:
+        return
+    back: dict[int, int] = defaultdict(int)
+    for one in timeline.totals:
+        if one.track in ended and one.kind == TotalKind.BLOCKED and one.waker_track in tracks:
+            back[one.track] += one.waker_ns
+    both = sum(ns * max(0, length + back[track] - window) for track, ns in ended.items())
+    moved = min(both // sum(ended.values()), length, found.ns[Cause.INPUT])
+    if moved <= 0:
+        return
+    for one in waits:
+        part = min(moved * one.ns // length, found.places[Cause.INPUT].get(one.place, 0))
+        found.places[Cause.INPUT][one.place] -= part
+        found.places[Cause.SLEEP][one.place] += part
+    rest = found.ns[Cause.INPUT] - moved
+    for track, ns in found.others[Cause.INPUT].items():
+        found.others[Cause.INPUT][track] = ns * rest // found.ns[Cause.INPUT]
+    found.ns[Cause.INPUT] = rest
+    found.ns[Cause.SLEEP] += moved
+    found.timed_out += moved
+
+
 def _wait_for_copies(totals: Iterable[Total]) -> bool:
     """Whether the waits for the device follow copies to it, one for one."""
     calls = [one for one in totals if one.kind == TotalKind.CALL]
@@ -359,8 +400,9 @@ def whom(timeline: Timeline, track: int, cause: Cause, seen: tuple[int, ...] = (
             return f"{one.label}, mostly waiting for a CPU"
         if behind := _waited_for(timeline, track, waits, seen):
             return f"{one.label}, which waits{_where(waits)} for {behind}"
-        where = f" in {longest.place}" if longest.place else ""
-        return f"{one.label}, mostly waiting: {longest.name}{where}"
+        where = locations({longest.place: longest.ns}, longest.ns, timeline.callers)[0]
+        text = f" in {where.text}" if longest.place else ""
+        return f"{one.label}, mostly waiting: {longest.name}{text}"
     places: dict[str, int] = defaultdict(int)
     for total in mine:
         if total.kind == TotalKind.SAMPLED and total.place:

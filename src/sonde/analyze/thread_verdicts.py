@@ -22,7 +22,7 @@ from sonde.analyze.advice import next_step, next_step_of_bound
 from sonde.analyze.busy_threads import busiest_threads
 from sonde.analyze.cpu_contention import contention_for_cpus
 from sonde.analyze.device_totals import with_runs
-from sonde.analyze.offenders import others_on_device
+from sonde.analyze.offenders import others_on_device, own_use
 from sonde.analyze.ranking import LEAST_SHARE, ranked_bounds
 from sonde.analyze.thread_time import (
     ThreadTime,
@@ -53,6 +53,8 @@ HOPS = 6
 """Longest chain of threads of which each wakes the next."""
 THREADS = 3
 """At most this many threads get a verdict."""
+LAUNCHING = 16
+"""At most this many threads that launch are looked at for turns."""
 LEAST_CALLS = 0.05
 """Threads with a smaller fraction of the busiest thread's call time get no verdict."""
 ENDED = 0.25
@@ -68,6 +70,8 @@ TURNS = 0.05
 LEAST_WORK = 0.1
 """Threads that asked for a smaller part of a device's time do not decide when it stalls."""
 
+_NO_TURN = (WaitDetail.INPUT, WaitDetail.GIL, WaitDetail.OWN_LOCK)
+"""Waits for something else than another thread's launches."""
 _RUN_KINDS = (
     *(TotalKind.RUN, TotalKind.INTERRUPTED, TotalKind.UNDERFILLED),
     TotalKind.STREAM,
@@ -112,7 +116,10 @@ def thread_verdicts(timeline: Timeline) -> list[Verdict]:
     timed_ns = max(1, timed[1] - timed[0]) if timed else window
     verdicts = []
     _waits_for_device(timeline, by_track)
-    for turns in _with_work(_in_turns(timeline, chosen, by_track, window), timeline, runs):
+    launching = [track for _, track in ranked[:LAUNCHING]]
+    groups = _in_turns(timeline, launching, by_track, window)
+    groups = [turns for turns in groups if not set(chosen).isdisjoint(turns)]
+    for turns in _with_work(groups, timeline, runs):
         pid = timeline.tracks[turns[0]].pid
         mine = runs[pid]
         totals = [one for track in turns for one in by_track[track]]
@@ -120,8 +127,12 @@ def thread_verdicts(timeline: Timeline) -> list[Verdict]:
         verdict, time = _verdict(timeline, turns, totals, window, copies, bool(mine))
         span = timed or (timeline.start_ns, timeline.end_ns)
         active = _active(timeline, pid, span)
-        others = others_on_device(timeline, timeline.gpus_of.get(pid, ()), {pid}, span)
-        verdicts.append(with_runs(verdict, mine, totals, window, timed_ns, active, others, time))
+        devices = timeline.gpus_of.get(pid, ())
+        others = others_on_device(timeline, devices, {pid}, span)
+        reported = own_use(timeline, devices, pid, span)
+        verdicts.append(
+            with_runs(verdict, mine, totals, window, timed_ns, active, others, time, reported)
+        )
     return verdicts
 
 
@@ -242,7 +253,8 @@ def _in_turns(
 ) -> list[list[int]]:
     """Groups of threads that launch in turns, without their waits for one another in `by_track`.
 
-    A wait in a queue that another thread fills is no turn, but where that thread launches more.
+    A wait in a queue that another thread fills is no turn, but where that thread launches more;
+    nor is one for the interpreter lock, or a lock of the program, which threads pass on.
     """
     launched = {track: _launching_ns(by_track[track]) for track in chosen}
 
@@ -252,7 +264,7 @@ def _in_turns(
             return False
         if timeline.tracks[waker].pid != timeline.tracks[one.track].pid:
             return False
-        if one.kind != TotalKind.BLOCKED or one.wait_detail == WaitDetail.INPUT:
+        if one.kind != TotalKind.BLOCKED or one.wait_detail in _NO_TURN:
             return False
         return one.wait_detail != WaitDetail.HAND_OVER or launched[waker] >= launched[one.track]
 
@@ -379,15 +391,33 @@ def _facts(
         return []
     if cause == Cause.RUN_QUEUE:
         return contention_for_cpus(timeline, turns, length)
-    others = time.others[cause]
+    if cause == Cause.SLEEP and time.timed_out >= LEAST_SHARE * window:
+        return [
+            f"for {100 * time.timed_out / window:.0f} % of the time the threads that could end "
+            "such a wait waited for this one: only its timer ended it"
+        ]
+    others, peers = time.others[cause], set[int]()
+    if cause == Cause.LOCK:
+        peers = _waiting_at(timeline, time.places[cause], window)
+        others = {track: ns for track, ns in others.items() if track not in peers}
     most = max(others, key=lambda track: others[track], default=-1)
     if most < 0:
         return []
-    # A wait for the interpreter lock is cut by a timer every 5 ms, until somebody ends it.
-    by_threads = sum(others.values()) if cause == Cause.GIL else length
+    # A wait for the interpreter lock is cut by a timer every 5 ms, until somebody ends it. Threads
+    # that wait for the same lock pass it on: another one holds it for long.
+    by_threads = sum(others.values()) if cause == Cause.GIL or peers else length
     if others[most] < ENDED * by_threads or others[most] < LEAST_ENDED * length:
         return []
     return [f"{100 * others[most] / length:.0f} % of it ended by {whom(timeline, most, cause)}"]
+
+
+def _waiting_at(timeline: Timeline, places: Collection[str], window: int) -> set[int]:
+    """The threads that wait on a futex at one of these places for a good part of the time."""
+    waited: dict[int, int] = defaultdict(int)
+    for one in timeline.totals:
+        if one.kind == TotalKind.BLOCKED and one.name == "futex" and one.place in places:
+            waited[one.track] += one.ns if one.place else 0
+    return {track for track, ns in waited.items() if ns >= LEAST_SHARE * window}
 
 
 def _bounds(causes: list[CauseShare], waited: float) -> list[BoundShare]:

@@ -38,6 +38,8 @@ class Bound(StrEnum):
     """A lock, Python's interpreter lock included."""
     IO = "io"
     """Files, pipes and sockets that the launching thread waits for."""
+    SLEEP = "sleep"
+    """The launching thread sleeps, or waits until a time is over."""
     PAGE_FAULT = "page fault"
     """Page faults of the launching thread."""
     STOPPED = "stopped"
@@ -82,6 +84,7 @@ _BOUND_TEXTS = {
     Bound.CPU_CONTENTION: ("CPU contention", "the launching thread waits for a CPU"),
     Bound.LOCK: ("lock contention", "the launching thread waits for a lock"),
     Bound.IO: ("I/O-bound", "the launching thread waits for I/O"),
+    Bound.SLEEP: ("sleep", "the launching thread waits until a time is over"),
     Bound.PAGE_FAULT: ("page faults", "the launching thread waits for memory"),
     Bound.STOPPED: ("process stopped", "by a signal, a debugger or a freezer"),
     Bound.ALLOCATION: ("allocation-bound", "device memory allocation"),
@@ -162,7 +165,7 @@ _CAUSES = {
     Cause.GIL: ("GIL contention: Python's interpreter lock", Bound.LOCK),
     Cause.LOCK: ("lock contention", Bound.LOCK),
     Cause.IO: ("blocking I/O", Bound.IO),
-    Cause.SLEEP: ("sleep in the launching thread", Bound.HOST),
+    Cause.SLEEP: ("sleep in the launching thread", Bound.SLEEP),
     Cause.SYNCHRONIZATION: (
         "synchronization stall: the host waited for the device",
         Bound.SYNCHRONIZATION,

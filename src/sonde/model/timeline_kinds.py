@@ -92,6 +92,8 @@ class WaitDetail(IntEnum):
     BUILD = 8
     """While a graph was captured, which the program does again and again. Also of calls, and of
     kernels of `TotalKind.STREAM`."""
+    OWN_LOCK = 9
+    """For a lock that the program's own code takes: no library is between the two."""
 
 
 class TrackKind(StrEnum):

@@ -58,6 +58,8 @@ class StackRoles:
     """The interpreter itself waits in a condition: on Linux, CPython does for its lock alone."""
     exchanges: Mask
     """The stack is in a library that exchanges data with other processes of the job."""
+    bare: Mask
+    """The program's own Python code is innermost, but for the interpreter and the system."""
     computes: Mask
     """The stack is in a computation on the CPU, which may run in several threads."""
     owner: U8
@@ -133,9 +135,10 @@ def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackR
     beside = inner & (kind != CodeKind.NEUTRAL) & ~in_condition
     interpreter = has(in_condition) & ~has(beside) & (own < len(flat))
     waits &= ~interpreter
+    bare = (own < len(flat)) & ~has(inner & (kind != CodeKind.NEUTRAL))
     owners = _owners(kind, parents, stacks)
     return StackRoles(
-        activity, place, places, caller, waits, interpreter, exchanges, on_cpu, owners
+        activity, place, places, caller, waits, interpreter, exchanges, bare, on_cpu, owners
     )
 
 

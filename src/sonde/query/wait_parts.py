@@ -64,9 +64,9 @@ def parts_of_waits(
     details = (
         *(WaitDetail.BUILD, WaitDetail.INPUT, WaitDetail.IN_CALL, WaitDetail.GIL),
         WaitDetail.EXCHANGE,
-        *(WaitDetail.COMPUTE, WaitDetail.HAND_OVER),
+        *(WaitDetail.COMPUTE, WaitDetail.HAND_OVER, WaitDetail.OWN_LOCK),
     )
-    inside = (roles.exchanges[row], roles.computes[row], roles.hands_over[row])
+    inside = (roles.exchanges[row], roles.computes[row], roles.hands_over[row], roles.bare[row])
     chosen = [builds[row], loads, in_call, held, *inside]
     about = np.select(chosen, details, 0)
     sums: dict[tuple[int, str, str], dict[WaitPart, int]] = {}
@@ -76,7 +76,7 @@ def parts_of_waits(
         detail = WaitDetail(what)
         if kind != "blocked" and detail != WaitDetail.BUILD:
             detail = WaitDetail.NONE
-        if detail == WaitDetail.GIL and name != "futex":
+        if detail in (WaitDetail.GIL, WaitDetail.OWN_LOCK) and name != "futex":
             detail = WaitDetail.NONE
         part = WaitPart(detail, roles.places[place] if place >= 0 else "", waker)
         parts = sums.setdefault((lane, kind, name), {})
