@@ -88,9 +88,9 @@ def test_methods_are_named_in_the_order_of_the_calls(seen):
         heavy += count * (by == ["heavy"])
         is_right = by[0] in ("heavy", "light") if by else False
         right += count * (is_right and called[2:24][:21] == ["down"] * 21 and "work" in called)
-    assert total > 200
+    assert total > 100
     assert right / total >= 0.97
-    assert heavy / total == pytest.approx(0.75, abs=0.05)
+    assert heavy / total == pytest.approx(0.75, abs=max(0.05, 2 / total**0.5))
 
 
 def test_lines_of_interpreted_methods(seen):

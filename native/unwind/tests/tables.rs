@@ -97,7 +97,8 @@ fn generated_code_has_a_rule_up_to_its_end() {
     assert!(table.is_sound());
     let unknown = Rule { cfa: Cfa::Generated, ..Rule::NONE };
     let known = Rule { rbp: Rbp::AtCfa, rbp_offset: -16, ..rsp(48) };
-    for (at, rule) in [(0, unknown), (16, known), (31, known), (32, unknown), ((1 << 20) - 1, unknown)]
+    for (at, rule) in
+        [(0, unknown), (16, known), (31, known), (32, unknown), ((1 << 20) - 1, unknown)]
     {
         assert_rule(&table, start + at, rule);
     }

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stack unwinding: the data that the kernel programs unwind user stacks with.
 
-These are unwind tables of files, mappings of processes, and layouts of CPython's frames. The
-package reads mappings from `resolve` and writes the BPF maps that the programs of `collect` use.
+These are unwind tables of files and of HotSpot's generated code, mappings of processes, and
+layouts of CPython's frames. The package reads mappings from `resolve` and writes the BPF maps that
+the programs of `collect` use.
 
 - `Unwinder` keeps those maps up to date.
 - `Jvm` reads and names the code that HotSpot has generated in a process.

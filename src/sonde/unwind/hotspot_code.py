@@ -24,6 +24,9 @@ MAX_RESERVED_BYTES: Final = 1 << 30
 """Of all code heaps of a JVM, which are next to one another."""
 MAX_BLOBS: Final = 65_536
 """Of one JVM; code beyond it is not known, and counted."""
+MAX_ROWS: Final = 1 << 19
+"""Rules of one JVM. Ordinary code has some five a method."""
+MAX_SEGMENTS: Final = 8 << 20
 READ_BYTES: Final = 256 << 10
 """Of code that is read at once."""
 READ_GAP: Final = 4096
@@ -87,6 +90,8 @@ class HotspotCode:
         self._heaps_at: tuple[int, ...] = ()
         self._starts: list[int] = []
         self._sorted: list[Blob] = []
+        self._rows = 0
+        """Rules of all blobs, and of those replaced since the last refresh."""
         self._turn = 0
         self.bounds = (0, 0)
         """What is reserved for code: first address, end."""
@@ -108,6 +113,7 @@ class HotspotCode:
         self._turn = (self._turn + 1) % CHECKS
         self.is_behind = self.has_replaced = False
         self.left_out = 0
+        self._rows = sum(len(it.rules) for it in self._blobs.values())
         changed = False
         known: set[int] = set()
         new: list[tuple[int, int]] = []
@@ -189,7 +195,11 @@ class HotspotCode:
                 raise ValueError("a code heap without bounds")
             if not 6 <= shift <= 16:
                 raise ValueError("segments of another size")
+            if (high - low) >> shift > MAX_SEGMENTS:
+                raise ValueError("too many segments")
             starts = read_exactly(memory, (high - low) >> shift, segments) if high > low else b""
+            if starts.count(0) > 4 * MAX_BLOBS:
+                raise ValueError("too many blocks")
             blocks = tuple(low + (it.start() << shift) for it in re.finditer(rb"\0", starts))
             yield reserved, reserved_end, blocks, high
 
@@ -226,10 +236,11 @@ class HotspotCode:
             if before.head == blob.head:
                 return False
             self.has_replaced = True
-        elif len(self._blobs) >= MAX_BLOBS:
+        elif len(self._blobs) >= MAX_BLOBS or self._rows + len(blob.rules) > MAX_ROWS:
             self.left_out += 1
             return False
         self._blobs[block] = blob
+        self._rows += len(blob.rules)
         return True
 
     def _blob(self, block: int, raw: bytes) -> Blob | None:

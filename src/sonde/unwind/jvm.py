@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import errno
 import struct
 import time
 from contextlib import suppress
@@ -21,7 +20,7 @@ from sonde.unwind.java_methods import TRUST_NS, JavaMethods
 LIBRARY: Final = "libjvm.so"
 JAVA_FRAME: Final = 1
 """Lowest bit of a stack's word: a frame of HotSpot's interpreter (abi/unwind.h)."""
-MAX_JVMS: Final = 256
+MAX_JVMS: Final = 64
 MAX_ALL_BLOBS: Final = 1 << 18
 """Pieces of code of all JVMs. Beyond it, new JVMs are walked by frame pointers."""
 REFRESH_S: Final = 0.03
@@ -154,11 +153,11 @@ class Jvms:
             changed = False
             with suppress(*_FAILURES), self._resolver.budget.charged(process.party):
                 changed = known.jvm.refresh()
+                if changed or not known.table:
+                    self._put(known)
             known.pause_s = PAUSE_S if changed else min(2 * known.pause_s, MAX_PAUSE_S)
             if changed and code.has_replaced:
                 process.forget_frames()
-            if changed or not known.table:
-                self._put(known)
         return (*code.bounds, known.table) if known.table else None
 
     def _found(self, process: TrackedProcess, library: int, bias: int) -> _Loaded | None:
@@ -182,9 +181,7 @@ class Jvms:
             return
         try:
             table = self._maps.add_rules(rules, known.jvm.code.bounds[1])
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.ENOMEM):
-                raise
+        except OSError:
             self.left_out += 1
             return
         if known.table:
@@ -231,5 +228,6 @@ class Jvms:
         return {
             "jvms": len(self._loaded),
             "jvm_code": sum(len(it.jvm.code) for it in self._loaded.values()),
+            "jvm_code_left_out": sum(it.jvm.code.left_out for it in self._loaded.values()),
             "jvms_refused": self.refused,
         }

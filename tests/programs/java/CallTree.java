@@ -40,7 +40,7 @@ public class CallTree {
         while (true) {
             sink += down(20, n);
             if (collects) {
-                sink += collect(n);
+                sink += collect(n / 8);
             }
         }
     }
