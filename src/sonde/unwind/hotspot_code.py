@@ -33,6 +33,8 @@ READ_GAP: Final = 4096
 CHECKS: Final = 16
 """Code that is known already is read again, a 16th of it at each refresh: it may be replaced."""
 MAX_KINDS: Final = 4096
+MAX_KIND_READS: Final = 32
+"""For the code of one read; names of one library are read at once."""
 MAX_FRAME_WORDS: Final = 1 << 16
 _COMPILED: Final = (b"nmethod", b"native nmethod")
 _INTERPRETER: Final = b"Interpreter"
@@ -93,6 +95,8 @@ class HotspotCode:
         self._rows = 0
         """Rules of all blobs, and of those replaced since the last refresh."""
         self._turn = 0
+        self._is_changed = False
+        """Since the last refresh that ended without an error."""
         self.bounds = (0, 0)
         """What is reserved for code: first address, end."""
         self.left_out = 0
@@ -114,7 +118,6 @@ class HotspotCode:
         self.is_behind = self.has_replaced = False
         self.left_out = 0
         self._rows = sum(len(it.rules) for it in self._blobs.values())
-        changed = False
         known: set[int] = set()
         new: list[tuple[int, int]] = []
         known_longer: list[tuple[int, int]] = []
@@ -135,18 +138,20 @@ class HotspotCode:
         self.bounds = low, high
         for block in [block for block in self._blobs if block not in known]:
             del self._blobs[block]
-            self.has_replaced = changed = True
+            self.has_replaced = self._is_changed = True
         for blocks_read in chain(self._read(memory, new), self._read(memory, known_longer)):
             self._learn_kinds(memory, blocks_read)
             for block, raw in blocks_read:
-                changed |= self._take(block, raw)
+                self._is_changed |= self._take(block, raw)
             if time.monotonic() > until_s:
                 self.is_behind = True
                 break
-        if changed:
-            self._sorted = sorted(self._blobs.values(), key=lambda it: it.start)
-            self._starts = [it.start for it in self._sorted]
-        return changed
+        if not self._is_changed:
+            return False
+        self._is_changed = False
+        self._sorted = sorted(self._blobs.values(), key=lambda it: it.start)
+        self._starts = [it.start for it in self._sorted]
+        return True
 
     def find(self, address: int) -> Blob | None:
         """The blob at an address."""
@@ -233,7 +238,7 @@ class HotspotCode:
                 self.has_replaced = True
             return before is not None
         if before is not None:
-            if before.head == blob.head:
+            if before.head == blob.head and before.rules == blob.rules:
                 return False
             self.has_replaced = True
         elif len(self._blobs) >= MAX_BLOBS or self._rows + len(blob.rules) > MAX_ROWS:
@@ -282,7 +287,9 @@ class HotspotCode:
         unknown = sorted(pointers - self._kinds.keys())
         if len(self._kinds) > MAX_KINDS:
             self._kinds.clear()
-        while unknown:
+        for _ in range(MAX_KIND_READS):
+            if not unknown:
+                break
             first = unknown[0]
             near = [it for it in unknown if it < first + READ_BYTES]
             unknown = unknown[len(near) :]

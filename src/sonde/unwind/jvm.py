@@ -21,6 +21,10 @@ LIBRARY: Final = "libjvm.so"
 JAVA_FRAME: Final = 1
 """Lowest bit of a stack's word: a frame of HotSpot's interpreter (abi/unwind.h)."""
 MAX_JVMS: Final = 64
+MAX_REFUSED: Final = 4096
+ATTEMPTS: Final = 8
+RETRY_S: Final = 0.5
+"""A JVM that has just been mapped cannot be read yet: as many attempts, so far apart."""
 MAX_ALL_BLOBS: Final = 1 << 18
 """Pieces of code of all JVMs. Beyond it, new JVMs are walked by frame pointers."""
 REFRESH_S: Final = 0.03
@@ -118,6 +122,11 @@ class _Loaded:
         self.pause_s = PAUSE_S
         self.looked_s = 0.0
 
+    def is_due(self, now_s: float) -> bool:
+        """Whether to look at it without a walk's request."""
+        wait_s = CHECK_S if self.table else self.pause_s
+        return self.jvm.code.is_behind or now_s > self.looked_s + wait_s
+
 
 class Jvms:
     """All of them, by pid."""
@@ -126,7 +135,8 @@ class Jvms:
         self._maps = maps
         self._resolver = resolver
         self._loaded: dict[int, _Loaded] = {}
-        self._refused: set[tuple[int, int]] = set()
+        self._refused: dict[tuple[int, int], tuple[int, float]] = {}
+        """Attempts so far, and when the last one was: it may be about to start."""
         self.refused = 0
         """JVMs whose code could not be read, or that were one too many."""
         self.left_out = 0
@@ -140,7 +150,7 @@ class Jvms:
         known = self._loaded.get(process.pid)
         now_s = time.monotonic()
         if known is None or process.generated_code is not known.jvm:
-            self.forget(process.pid)
+            self._drop(process.pid)
             known = self._found(process, library, bias)
             if known is None:
                 return None
@@ -148,8 +158,11 @@ class Jvms:
             process.generated_code = known.jvm
         code = known.jvm.code
         is_due = now_s > known.looked_s + known.pause_s or code.is_behind
-        if is_due and not self._resolver.budget.is_over(process.party):
+        if is_due:
             known.looked_s = now_s
+        if is_due and self._resolver.budget.is_over(process.party):
+            code.is_behind = False  # until its party has time again
+        elif is_due:
             changed = False
             with suppress(*_FAILURES), self._resolver.budget.charged(process.party):
                 changed = known.jvm.refresh()
@@ -161,18 +174,22 @@ class Jvms:
         return (*code.bounds, known.table) if known.table else None
 
     def _found(self, process: TrackedProcess, library: int, bias: int) -> _Loaded | None:
-        if process.key in self._refused:
+        attempts, last_s = self._refused.get(process.key, (0, 0.0))
+        if attempts >= ATTEMPTS or (attempts and time.monotonic() < last_s + RETRY_S):
             return None
         held = sum(len(it.jvm.code) for it in self._loaded.values())
         if len(self._loaded) < MAX_JVMS and held < MAX_ALL_BLOBS:
             with suppress(UnsupportedJvmError, OSError):
                 exports = _native.exported_addresses(library, EXPORTS)
                 addresses = {name: at + bias for name, at in exports.items()}
-                return _Loaded(Jvm(process, addresses))
-        self.refused += 1
-        if len(self._refused) > MAX_JVMS:
+                found = _Loaded(Jvm(process, addresses))
+                self._refused.pop(process.key, None)
+                return found
+        attempts += 1
+        self.refused += attempts == ATTEMPTS
+        if len(self._refused) > MAX_REFUSED:
             self._refused.clear()
-        self._refused.add(process.key)
+        self._refused[process.key] = attempts, time.monotonic()
         return None
 
     def _put(self, known: _Loaded) -> None:
@@ -198,6 +215,11 @@ class Jvms:
 
     def forget(self, pid: int) -> None:
         """A process is no longer loaded. What names its code stays with it."""
+        for key in [key for key in self._refused if key[0] == pid]:
+            del self._refused[key]
+        self._drop(pid)
+
+    def _drop(self, pid: int) -> None:
         known = self._loaded.pop(pid, None)
         if known is not None:
             for table in (*known.replaced, known.table):
@@ -212,11 +234,11 @@ class Jvms:
 
     def due(self, now_s: float) -> list[int]:
         """Pids of those to load again: there is more to read, or code to be checked."""
-        return [
-            pid
-            for pid, it in self._loaded.items()
-            if it.jvm.code.is_behind or now_s > it.looked_s + CHECK_S
-        ]
+        found = [pid for pid, it in self._loaded.items() if it.is_due(now_s)]
+        for (pid, _), (attempts, last_s) in self._refused.items():
+            if attempts < ATTEMPTS and now_s > last_s + RETRY_S:
+                found.append(pid)
+        return found
 
     def pause_s(self, pid: int) -> float:
         """How long after the last time walks may make us look for new code of a process."""
