@@ -40,6 +40,8 @@ enum unwind_cfa {
 	CFA_UNSUPPORTED,
 	CFA_HANDLER,
 	CFA_GOROUTINE,
+	CFA_GENERATED,
+	CFA_INTERPRETED,
 };
 
 enum unwind_rbp {
@@ -133,5 +135,12 @@ enum unwind_stop {
  *     1 << 63 | its first line << 32 | the instruction's place (bytes from the code object; 3.10: index)
  */
 #define PYTHON_FRAME (1ULL << 63)
+
+/*
+ * So does a frame of HotSpot's interpreter, whose first word also has the lowest bit:
+ *     1 << 63 | address of the Method | 1
+ *     1 << 63 | address of the bytecode that it executes
+ */
+#define JAVA_FRAME (PYTHON_FRAME | 1)
 
 #endif

@@ -3,6 +3,7 @@
 #ifndef SONDE_UNWIND_NATIVE_H
 #define SONDE_UNWIND_NATIVE_H
 
+#include "unwind_java.h"
 #include "unwind_python.h"
 #include "unwind_tables.h"
 
@@ -52,12 +53,6 @@ static __always_inline bool see_through_trampoline(struct unwind_walk *w, struct
 		at = BPF_CORE_READ(at, next);
 	}
 	return false;
-}
-
-static __always_inline long on_stack(struct unwind_walk *w, struct task_struct *task, u64 *to,
-				     u64 at)
-{
-	return read_stack(&w->stack, task, w->sp, to, at);
 }
 
 /* To the caller by frame pointers. */
@@ -199,18 +194,24 @@ static __always_inline long native_step(struct unwind_walk *w, struct task_struc
 	}
 mapped:
 	w->entering = 0;
-	if (in_evaluation(w, look_at) && python_enter(w, task))
-		w->in_python = 1;
-	else if (!put(w, pc))
-		return 1;
 	if (!is_known) {
 		if (w->range.page_count && !find_rule(w, look_at - w->range.bias, &rule)) {
-			w->stop = STOP_TABLE;
+			if (put(w, pc))
+				w->stop = STOP_TABLE;
 			return 1;
 		}
 		remember(memo, key, &rule); /* CFA_NONE where the file has no table */
 	}
+	if (rule.cfa == CFA_INTERPRETED)
+		return java_step(w, task);
+	if (in_evaluation(w, look_at) && python_enter(w, task))
+		w->in_python = 1;
+	else if (!put(w, pc))
+		return 1;
 	switch (rule.cfa) {
+	case CFA_GENERATED:
+		want(w->process.tgid);
+		return step_by_frame_pointer(w, task, STOP_NO_RULE);
 	case CFA_NONE:
 		return step_by_frame_pointer(w, task, STOP_NO_RULE);
 	case CFA_END:

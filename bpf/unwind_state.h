@@ -193,6 +193,12 @@ static __always_inline bool put(struct unwind_walk *w, u64 word)
 	return true;
 }
 
+static __always_inline long on_stack(struct unwind_walk *w, struct task_struct *task, u64 *to,
+				     u64 at)
+{
+	return read_stack(&w->stack, task, w->sp, to, at);
+}
+
 /* What a walk goes by; kept on the program's own stack, where the verifier knows the pointers. */
 struct unwind_context {
 	struct unwind_walk *walk;

@@ -50,9 +50,13 @@ instructions are followed; else frame pointers |
 | Go | `.debug_frame` with Go's frame pointers; stripped, or with C code linked \
 in, Go's own table of functions and stack depths (Go 1.18 and newer), names from it, too; else \
 frame pointers |
+| Java: HotSpot of JDK 17 to 21, without a flag, a restart or an agent | frames of the \
+interpreter, of compiled methods and stubs, from the tables that libjvm.so publishes. Tested: \
+OpenJDK 17; 21 measured by hand. Methods that the compiler inlined are not shown apart from the \
+one they are in; other versions and JVMs are refused and counted (`sonde.unwind.jvms_refused`) |
 | Node and other just-in-time compilers that keep frame pointers and write a perf map | frame \
 pointers; names from `/tmp/perf-PID.map`. Tested: Node with `--perf-basic-prof`. Others need their \
-own flag, e.g. Java `-XX:+PreserveFramePointer` and `jcmd PID Compiler.perfmap`, .NET \
+own flag, e.g. other Java `-XX:+PreserveFramePointer` and `jcmd PID Compiler.perfmap`, .NET \
 `DOTNET_PerfMapEnabled=1` |
 
 ## Why a walk ends

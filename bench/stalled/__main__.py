@@ -39,9 +39,9 @@ def main() -> None:
     parser.add_argument("--torchrun", default="torchrun")
     args = parser.parse_args()
     chance = random.Random(args.seed)
-    said, log = args.out / "incidents.jsonl", args.out / "diagnose.log"
+    incidents_file, log = args.out / "incidents.jsonl", args.out / "diagnose.log"
     keep = args.out / "kept"
-    with said.open("w") as out, log.open("w") as err:
+    with incidents_file.open("w") as out, log.open("w") as err:
         watching = subprocess.Popen(
             [sys.executable, "-m", "sonde", "diagnose", "--json", "--all", "--keep", str(keep)],
             stdout=out, stderr=err,
@@ -67,7 +67,7 @@ def main() -> None:
             process.wait(120)
         watching.send_signal(signal.SIGINT)
         watching.wait(60)
-    _table(args.out, said, {name: notes for name, (notes, _) in jobs.items()})
+    _table(args.out, incidents_file, {name: notes for name, (notes, _) in jobs.items()})
 
 
 def _record_ras(out: Path, notes: Path, most_s: float) -> None:
@@ -105,14 +105,14 @@ def _ask_ras(path: Path, kind: str) -> bool:
     return True
 
 
-def _table(out: Path, said: Path, notes: dict[str, Path]) -> None:
+def _table(out: Path, incidents_file: Path, notes: dict[str, Path]) -> None:
     lines = PROGRAM.read_text().splitlines()
     where = {
         found[1]: number for number, line in enumerate(lines, 1)
         if (found := re.search(r"# stops here: (\w+)", line))
     }  # fmt: skip
-    told = [json.loads(line) for line in said.read_text().splitlines()]
-    mine = [one for one in told if one["verdict"]["ranks"]]
+    incidents = [json.loads(line) for line in incidents_file.read_text().splitlines()]
+    mine = [one for one in incidents if one["verdict"]["ranks"]]
     rows = []
     stopped = {}
     for name, path in notes.items():

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Questions to one ELF file: its build id, where functions start, where a probe needs no single step.
+use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::path::PathBuf;
@@ -84,6 +85,24 @@ fn executable_segments(py: Python<'_>, fd: RawFd) -> PyResult<Vec<ExecutableSegm
     })
 }
 
+/// Addresses (as linked) of objects and functions that an open ELF file exports, by name.
+#[pyfunction]
+fn exported_addresses(
+    py: Python<'_>,
+    fd: RawFd,
+    names: Vec<String>,
+) -> PyResult<HashMap<String, u64>> {
+    if fd < 0 {
+        return Ok(HashMap::new());
+    }
+    py.detach(|| {
+        // SAFETY: the caller keeps the descriptor open during the call; what is read is a duplicate.
+        let file = File::from(unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()?);
+        let elf = identity_of(&file).and_then(|identity| ElfFile::parse(file, identity))?;
+        Ok(functions::exported(&elf, &names)?)
+    })
+}
+
 /// The build id in hex, '' where the file has none or is no ELF file.
 #[pyfunction]
 fn build_id(py: Python<'_>, path: PathBuf) -> PyResult<String> {
@@ -137,6 +156,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<FunctionSite>()?;
     module.add_class::<ExecutableSegment>()?;
     module.add_function(wrap_pyfunction!(executable_segments, module)?)?;
+    module.add_function(wrap_pyfunction!(exported_addresses, module)?)?;
     module.add_function(wrap_pyfunction!(build_id, module)?)?;
     module.add_function(wrap_pyfunction!(find_functions, module)?)?;
     module.add_function(wrap_pyfunction!(probe_sites, module)?)

@@ -460,6 +460,9 @@ class ExecutableSegment:
 def executable_segments(fd: int) -> list[ExecutableSegment]:
     """Those of an open ELF file, 32- or 64-bit; none where its headers cannot be read."""
 
+def exported_addresses(fd: int, names: Sequence[str]) -> dict[str, int]:
+    """Addresses (as linked) of what an open ELF file exports under `names`. Raises OSError."""
+
 def build_id(path: str) -> str:
     """The build id of an ELF file in hex, '' where it has none or is no ELF file."""
 
@@ -595,6 +598,10 @@ class UnwindMaps:
     def add_table(self, path: str, pages: Sequence[int] = ()) -> int:
         """Put a saved table into the kernel: its number, from 1. Where it is too large to be loaded
         whole, these pages of it are, as far as there is room."""
+
+    def add_rules(self, rows: Sequence[tuple[int, tuple[int, int, int, int]]], end: int) -> int:
+        """Put a table of generated code into the kernel: its number. From each address on, in
+        order and up to `end`, the rule as (cfa, rbp, offset, offset of rbp): abi/unwind.h."""
 
     def pages(self, table: int) -> list[int]:
         """Pages of a table that were loaded one by one; none where it was loaded whole."""

@@ -120,6 +120,19 @@ fn wanted_offsets(
     Ok(found)
 }
 
+/// What a file exports under `names`: the address of each, as linked.
+pub fn exported(file: &ElfFile, names: &[String]) -> Result<HashMap<String, u64>> {
+    let mut found = HashMap::new();
+    let Some((table, strings)) = file.symbol_table(elf::SHT_DYNSYM) else { return Ok(found) };
+    let places = offsets_of(file, strings, names)?;
+    file.each_symbol(table, |symbol| {
+        if let (Some(&name), true) = (places.get(&symbol.name), symbol.is_defined()) {
+            found.insert(names[name].clone(), symbol.value);
+        }
+    })?;
+    Ok(found)
+}
+
 /// Functions defined under one of `names`, each address once. Indirect functions (IFUNC) are left
 /// out: their address is that of the code that chooses, not of the one that is called.
 pub fn find(file: &ElfFile, names: &[String]) -> Result<Vec<Found>> {

@@ -230,6 +230,25 @@ impl UnwindMaps {
         Ok(self.next_table)
     }
 
+    /// Put a table of generated code into the kernel: from each address on, in order and up to `end`,
+    /// the rule as (cfa, rbp, offset, offset of rbp). Returns its number.
+    fn add_rules(&mut self, rows: Vec<(u64, (u8, u8, i32, i32))>, end: u64) -> PyResult<u32> {
+        let table = Table::of_rules(&rows, end)?;
+        let mut places = Vec::new();
+        let result = self.fill(&table, true, &mut places);
+        if result.is_err() {
+            places.iter().for_each(|&place| self.pool.give_back(place));
+        }
+        self.pool.rest();
+        let (pages, rules) = result.map_err(numbered)?;
+        let page_count = table.page_rows.len() as u32 - 1;
+        let first_page = table.first_page as u32;
+        let loaded = Loaded { places, source: None, pages, rules, page_count, first_page };
+        self.next_table += 1;
+        self.tables.insert(self.next_table, loaded);
+        Ok(self.next_table)
+    }
+
     /// Pages of a table that were loaded one by one; none where it was loaded whole.
     fn pages(&self, table: u32) -> Vec<u32> {
         let source = self.tables.get(&table).and_then(|it| it.source.as_ref());

@@ -44,6 +44,19 @@ pub enum Cfa {
     /// rip behind that, rbp at rbp_offset. Without a goroutine, the stack begins here. `AtCfa`: what is
     /// kept of it is a call that returns there; its rip lies on its stack.
     Goroutine,
+    /// Generated code that is not known (yet): user space is asked to look.
+    Generated,
+    /// A frame of HotSpot's interpreter: rip is at rbp + 8, rsp at rbp - 8, rbp at rbp.
+    Interpreted,
+}
+
+impl Cfa {
+    /// One that code made at run time may have.
+    pub fn of_generated(number: u8) -> Option<Self> {
+        [Self::Rsp, Self::Rbp, Self::Generated, Self::Interpreted]
+            .into_iter()
+            .find(|&it| it as u8 == number)
+    }
 }
 
 /// Order as in `enum unwind_rbp`.

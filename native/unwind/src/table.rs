@@ -20,7 +20,7 @@ use object::elf;
 use crate::go::{self, Frames, Go};
 use crate::handlers::{self, Range};
 use crate::plain::Plain;
-use crate::rules::{Cfa, Evaluator, Rule, State, Step};
+use crate::rules::{Cfa, Evaluator, Rbp, Rule, State, Step};
 use sonde_elf::file::ElfFile;
 use sonde_elf::section;
 
@@ -361,6 +361,29 @@ impl Table {
             builder.add_plain(&mut plain, u64::MAX)?;
         }
         builder.finish()
+    }
+
+    /// Of generated code, whose rules are given: (cfa, rbp, offset, offset of rbp) from each address on,
+    /// in order and before `end`, as `struct unwind_rule` has them. Errors: InvalidData.
+    pub fn of_rules(rows: &[(u64, (u8, u8, i32, i32))], end: u64) -> Result<Self> {
+        let mut builder = Builder::new(Vec::new());
+        for &(at, (cfa, rbp, offset, rbp_offset)) in rows {
+            if at < builder.at {
+                return Err(malformed("not in order"));
+            }
+            let cfa = Cfa::of_generated(cfa).ok_or_else(|| malformed("no such rule"))?;
+            let rbp = if rbp == Rbp::AtCfa as u8 { Rbp::AtCfa } else { Rbp::Unchanged };
+            builder.push(at, Rule { cfa, rbp, offset, rbp_offset, ..Rule::NONE })?;
+        }
+        if end <= builder.at {
+            return Err(malformed("not in order"));
+        }
+        builder.open_pages(end - 1)?;
+        builder.table.page_rows.push(builder.table.rows.len() as u32);
+        if !builder.table.is_sound() {
+            return Err(malformed("no code"));
+        }
+        Ok(builder.table)
     }
 
     /// The rule for code at `address`, encoded: what the kernel program finds.

@@ -89,6 +89,32 @@ fn rows_are_as_their_descriptions() {
 }
 
 #[test]
+fn generated_code_has_a_rule_up_to_its_end() {
+    let (known, unknown, start) = ((2, 1, 48, -16), (12, 0, 0, 0), 0x7f00_0001_0040);
+    let rows = [(start, unknown), (start + 16, known), (start + 32, unknown)];
+    let table = Table::of_rules(&rows, start + (1 << 20)).unwrap();
+
+    assert!(table.is_sound());
+    let unknown = Rule { cfa: Cfa::Generated, ..Rule::NONE };
+    let known = Rule { rbp: Rbp::AtCfa, rbp_offset: -16, ..rsp(48) };
+    for (at, rule) in
+        [(0, unknown), (16, known), (31, known), (32, unknown), ((1 << 20) - 1, unknown)]
+    {
+        assert_rule(&table, start + at, rule);
+    }
+    assert_eq!(table.find(start + (1 << 20) + 0x10000), None);
+}
+
+#[test]
+fn generated_code_out_of_order_or_without_an_end_is_refused() {
+    let rule = (2, 1, 48, -16);
+    assert!(Table::of_rules(&[(64, rule), (32, rule)], 128).is_err());
+    assert!(Table::of_rules(&[(64, rule)], 64).is_err());
+    assert!(Table::of_rules(&[(64, (11, 0, 0, 0))], 128).is_err());
+    assert!(Table::of_rules(&[(64, rule)], u64::MAX).is_err());
+}
+
+#[test]
 fn what_is_described_twice_counts_once_and_gaps_are_gaps() {
     let (table, code) = table(&[(32, 16, &[]), (0, 8, &[]), (4, 8, &[DEF_CFA_OFFSET, 32])]);
 

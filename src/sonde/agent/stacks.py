@@ -10,7 +10,8 @@ from sonde.agent.unwinding import Unwinding
 from sonde.resolve import KnownFrame, Resolver
 from sonde.resolve.resolver import EVAL_FUNCTION
 from sonde.resolve.tracked_process import TrackedProcess
-from sonde.unwind import Interpreter, PythonCode
+from sonde.unwind import Interpreter, Jvm, PythonCode
+from sonde.unwind.jvm import JAVA_FRAME
 from sonde.unwind.python_code import NO_FRAME, PYTHON_FRAME
 from sonde.unwind.stop_reasons import WHOLE
 
@@ -74,18 +75,23 @@ class StackReader:
             process.space()
         kernel, native, python = self._resolver.kernel_frames, process.frames, None
         codes = _native.python_codes(walks)
-        owners = self._owners(process) if codes else []
+        of_python = [code for code in codes if not code & JAVA_FRAME]
+        owners = self._owners(process) if of_python else []
+        jvm = self._unwinding.jvm_of(process) if len(codes) > len(of_python) else None
         if owners:
-            python = self.python.frame_cache(owners, codes)
+            python = self.python.frame_cache(owners, of_python)
+        elif jvm is not None:
+            python = jvm.frame_cache()
         *places, pairs = _native.unknown_frames(walks, kernel, native, python)
         self._resolver.prepare(process, *places)
         if python is not None:
             for pair in pairs:
-                self.python.frame(owners, *pair, python)
+                self._interpreted(owners, jvm, *pair, python)
         named = _native.frames_of(walks, kernel, native, python)
         for walk, frames in zip(walks, named, strict=True):
             if frames is None:
-                frames = tuple(self._merged(process, walk.kernel, walk.user, owners, python))
+                words = walk.kernel, walk.user
+                frames = tuple(self._merged(process, *words, owners, jvm, python))
             yield walk, frames
 
     def frames(
@@ -94,8 +100,22 @@ class StackReader:
         """Frames of a walk. A Python frame is two words of it, marked by their highest bit."""
         has_python = user and max(user) >= PYTHON_FRAME  # the highest bit marks them
         owners = self._owners(process) if has_python else []
-        places = _native.FrameCache() if owners else None
-        return self._merged(process, kernel, user, owners, places)
+        jvm = self._unwinding.jvm_of(process) if has_python else None
+        places = _native.FrameCache() if owners or jvm is not None else None
+        return self._merged(process, kernel, user, owners, jvm, places)
+
+    def _interpreted(
+        self,
+        owners: Sequence[tuple[TrackedProcess, Interpreter]],
+        jvm: Jvm | None,
+        word: int,
+        where: int,
+        cache: _native.FrameCache,
+    ) -> KnownFrame:
+        """The frame of two words of a walk, of Python or Java."""
+        if jvm is not None and word & JAVA_FRAME:
+            return jvm.frame(word, where, cache)
+        return self.python.frame(owners, word, where, cache)
 
     def _merged(
         self,
@@ -103,6 +123,7 @@ class StackReader:
         kernel: Sequence[int],
         user: Sequence[int],
         owners: Sequence[tuple[TrackedProcess, Interpreter]],
+        jvm: Jvm | None,
         python: _native.FrameCache | None,
     ) -> list[KnownFrame]:
         """`python`: of frames of Python that are known; None where there are none."""
@@ -132,7 +153,7 @@ class StackReader:
             where = next(words, 0)
             known = known_python(word, where)
             if known is None:
-                known = self.python.frame(owners, word, where, python)
+                known = self._interpreted(owners, jvm, word, where, python)
             if known is not NO_FRAME:
                 end = len(frames)
                 begin = loops.pop()[0] if loops and loops[-1][1] == end else end

@@ -12,7 +12,8 @@ from sonde.collect.kernel import Kernel
 from sonde.metrics import MetricRow, labels
 from sonde.model.rows import EventRow
 from sonde.resolve import Resolver
-from sonde.unwind import STOP_REASONS, Interpreter, Unwinder
+from sonde.resolve.tracked_process import TrackedProcess
+from sonde.unwind import STOP_REASONS, Interpreter, Jvm, Unwinder
 
 MAX_KERNEL_BYTES = 64_000_000
 """For all BPF maps together; unwind tables take what the others leave."""
@@ -91,6 +92,10 @@ class Unwinding:
     def python_of(self, key: tuple[int, int]) -> Interpreter | None:
         """The Python that a process (pid, start_ns) runs or ran last."""
         return self._unwinder.python_of(key) if self._unwinder is not None else None
+
+    def jvm_of(self, process: TrackedProcess) -> Jvm | None:
+        """The JVM that a process runs; None without one whose code can be read."""
+        return self._unwinder.jvm_of(process) if self._unwinder is not None else None
 
     def memory_bytes(self) -> int:
         """Kernel memory of tables and mappings."""

@@ -12,13 +12,12 @@ import os
 import re
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
 from sonde import _native, procfs
 from sonde.resolve.counters import Counters
 from sonde.resolve.naming_budget import NamingBudget
-from sonde.resolve.tracked_process import PerfMapState, TrackedProcess
+from sonde.resolve.tracked_process import JitName, PerfMapState, TrackedProcess
 
 MAX_BYTES: Final = 48 << 20
 """Of all perf maps that are kept. The party that holds most gives way first."""
@@ -31,16 +30,6 @@ EVICTED_NS: Final = 10_000_000_000
 _FOLDERS: Final = re.compile(r"(?:(?<=^)|(?<=[\s:(\[]))(?:\w+://)?/(?:[^\s/:]+/)*(?=[^\s/])")
 # CPython's perf trampoline writes py::QUALIFIED_NAME:PATH (Python/perf_trampoline.c).
 _PYTHON: Final = re.compile(r"py::([^:]+):(.+)")
-
-
-@dataclass(frozen=True, slots=True)
-class JitName:
-    """The name of compiled code, with paths cut to file names."""
-
-    kind: str
-    """jit | python"""
-    function: str
-    file: str = ""
 
 
 class PerfMaps:

@@ -398,7 +398,12 @@ class Resolver:
         self, process: TrackedProcess, mapping: Mapping, address: int
     ) -> KnownFrame:
         """The frame of an address whose code is in no ELF file."""
-        name = self._perf_maps.find(process, address, time.monotonic_ns())
+        name = None
+        if process.generated_code is not None:
+            with self.budget.charged(process.party):
+                name = process.generated_code.name_at(address)
+        if name is None:
+            name = self._perf_maps.find(process, address, time.monotonic_ns())
         if name is not None:
             return self._shared_frame(Frame(name.kind, name.function, _JIT, file=name.file))
         start = mapping.start - (mapping.offset if mapping.has_file else 0)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from sonde import _native, procfs
 from sonde.model.owner import UNKNOWN, Owner
@@ -34,11 +34,28 @@ class PerfMapState:
     """Of memory that `names` takes, as far as they are counted."""
 
 
+@dataclass(frozen=True, slots=True)
+class JitName:
+    """The name of compiled code, with paths cut to file names."""
+
+    kind: str
+    """jit | python"""
+    function: str
+    file: str = ""
+
+
+class GeneratedCode(Protocol):
+    """Code that a runtime has generated in a process, as read from outside."""
+
+    def name_at(self, address: int) -> JitName | None:
+        """The compiled code at an address."""
+
+
 class TrackedProcess:
     """A process of this machine, alive or recently ended."""
 
     __slots__ = (
-        *("_exe", "_party", "comm", "credentials", "dead_ns", "frames", "image"),
+        *("_exe", "_party", "comm", "credentials", "dead_ns", "frames", "generated_code", "image"),
         *("may_have_threads", "owner", "owner_read_ns", "owner_valid_until_ns", "perf_map"),
         *("pid", "ppid", "previous", "previous_until_ns", "slurm_step"),
         *("start_ns", "threads", "used_ns"),
@@ -70,6 +87,8 @@ class TrackedProcess:
         self.credentials: procfs.Owner | None = None
         """User ids and inner pid, read when its perf map is."""
         self.perf_map: PerfMapState | None = None
+        self.generated_code: GeneratedCode | None = None
+        """Of a runtime whose code can be read from outside."""
         self.slurm_step: tuple[str, str] | None = None
         """(job, step), where a slurmstepd started the process."""
         self.owner: Owner | None = None
@@ -133,7 +152,7 @@ class TrackedProcess:
         """Drop what resolves addresses; names stay. For a process whose samples are resolved."""
         self._exe = self.exe
         self.image, self.previous = ProcessImage(self.pid, "exec"), None
-        self.perf_map = self.credentials = None
+        self.perf_map = self.credentials = self.generated_code = None
         self.forget_frames()
 
     def set_thread_name(self, tid: int, comm: str) -> bool:
@@ -154,7 +173,7 @@ class TrackedProcess:
         self.image = ProcessImage(self.pid, "exec")
         self._exe = ""
         self._party = None
-        self.perf_map = None
+        self.perf_map = self.generated_code = None
         self.threads = None
         self.may_have_threads = False
         self.forget_frames()

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stack unwinding: the data that the kernel programs unwind user stacks with.
 
-These are unwind tables of files, mappings of processes, and layouts of CPython's frames. The
-package reads mappings from `resolve` and writes the BPF maps that the programs of `collect` use.
+These are unwind tables of files and of HotSpot's generated code, mappings of processes, and
+layouts of CPython's frames. The package reads mappings from `resolve` and writes the BPF maps that
+the programs of `collect` use.
 
 - `Unwinder` keeps those maps up to date.
+- `Jvm` reads and names the code that HotSpot has generated in a process.
 - `PythonCode` names the Python frames of unwound stacks.
 - `STOP_REASONS` are the reasons why a stack walk ends.
 """
 
 from sonde.unwind.cpython import Interpreter
+from sonde.unwind.jvm import Jvm
 from sonde.unwind.python_code import PythonCode
 from sonde.unwind.stop_reasons import STOP_REASONS
 from sonde.unwind.unwinder import Unwinder
 
-__all__ = ["STOP_REASONS", "Interpreter", "PythonCode", "Unwinder"]
+__all__ = ["STOP_REASONS", "Interpreter", "Jvm", "PythonCode", "Unwinder"]

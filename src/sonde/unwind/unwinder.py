@@ -31,6 +31,7 @@ from sonde.resolve.lru_cache import LruCache
 from sonde.resolve.mappings import Mapping
 from sonde.resolve.tracked_process import TrackedProcess
 from sonde.unwind.cpython import Interpreter, UnsupportedPythonError, interpreter
+from sonde.unwind.jvm import LIBRARY, Jvm, Jvms
 from sonde.unwind.load_bias import load_bias
 from sonde.unwind.preload import startup_files
 from sonde.unwind.stop_reasons import STOP_REASONS
@@ -121,6 +122,7 @@ class Unwinder:
         self._walks: dict[int, int] = {}
         """Walks of each process at the last eviction."""
         self._pythons: LruCache[tuple[int, int], Interpreter] = LruCache(MAX_PYTHONS)
+        self._jvms = Jvms(self._maps, resolver)
         self.refused_python = 0
         """Files with an unsupported CPython."""
         self.left_out = 0
@@ -161,7 +163,7 @@ class Unwinder:
     @property
     def is_busy(self) -> bool:
         """Whether tables are being built or processes wait: call `update` again in milliseconds."""
-        return self._cache.is_busy or bool(self._stale or self._ready)
+        return self._cache.is_busy or self._jvms.is_behind or bool(self._stale or self._ready)
 
     @property
     def is_paging(self) -> bool:
@@ -232,6 +234,7 @@ class Unwinder:
             self._stale |= self._ready
             self._ready = set()
         self._stale |= {pid for pid in self._maps.wanted() if self._is_due(pid, now_s)}
+        self._stale.update(self._jvms.due(now_s))
         for pid, retry in self._retries.items():
             if now_s > retry.at_s:
                 self._stale.add(pid)
@@ -260,11 +263,17 @@ class Unwinder:
     def _is_due(self, pid: int, now_s: float) -> bool:
         """Whether to load a process now that walks request; they request it until it is loaded."""
         loaded = self._loaded.get(pid)
-        return loaded is None or now_s > loaded.at_s + RELOAD_INTERVAL_S
+        pause_s = max(RELOAD_INTERVAL_S, self._jvms.pause_s(pid))
+        return loaded is None or now_s > loaded.at_s + pause_s
 
     def python_of(self, key: tuple[int, int]) -> Interpreter | None:
         """The CPython that a process runs or ran last; None without a supported one."""
         return self._pythons.get(key)
+
+    def jvm_of(self, process: TrackedProcess) -> Jvm | None:
+        """The JVM that a process runs; None without a supported one."""
+        code = process.generated_code
+        return code if isinstance(code, Jvm) else None
 
     def stops(self) -> dict[str, int]:
         """How often walks ended for each reason so far, by name (`stop_reasons`)."""
@@ -273,7 +282,10 @@ class Unwinder:
 
     def losses(self) -> dict[str, int]:
         """How often a process could not be loaded so far: "no_room", or "ERROR.refused"."""
-        found = {"no_room": self.left_out} if self.left_out else {}
+        no_room = self.left_out + self._jvms.left_out
+        found = {"no_room": no_room} if no_room else {}
+        if self._jvms.refused:
+            found["jvm.refused"] = self._jvms.refused
         return found | {f"{name.lower()}.refused": n for name, n in self.refused.items()}
 
     def limit(self, bytes_: int) -> None:
@@ -294,6 +306,7 @@ class Unwinder:
             "put_off": len(self._retries),
             "left_out": self.left_out,
             "python_refused": self.refused_python,
+            **self._jvms.usage(),
         }
 
     def memory_bytes(self) -> int:
@@ -328,7 +341,7 @@ class Unwinder:
         process = self._resolver.processes.find(pid, found.start_ns)
         loaded = _LoadedProcess(process, time.monotonic())
         ranges = []
-        kernel_python = None
+        kernel_python = generated = None
         fits = True
         mappings = process.space().mappings
         is_musl = any("/ld-musl-" in mapping.path for mapping in mappings)
@@ -351,6 +364,12 @@ class Unwinder:
             if file.python is not None:
                 loaded.python = file.python
                 kernel_python = file.python.for_kernel(bias, is_musl)
+            if mapping.path.endswith(f"/{LIBRARY}"):
+                library = self._resolver.file_of(process, mapping)
+                if library is not None:
+                    generated = self._jvms.load(process, library.fd, bias)
+        if generated is not None:
+            ranges = [_in_generated(it, *generated) for it in ranges]
         try:
             self._maps.set_process(pid, found.start_code, ranges, kernel_python)
         except OSError as error:
@@ -364,6 +383,7 @@ class Unwinder:
         for index in loaded.files:
             self._files[index].users.add(pid)
         self._loaded[pid] = loaded
+        self._jvms.settle(pid)
         if loaded.python is not None:
             self._pythons.put(process.key, loaded.python)
         return fits
@@ -372,6 +392,7 @@ class Unwinder:
         self._retries.pop(pid, None)
         self._headless.discard(pid)
         self._maps.drop_process(pid)
+        self._jvms.forget(pid)
         loaded = self._loaded.pop(pid, None)
         if loaded is not None:
             self._drop_user(pid, loaded.files)
@@ -446,6 +467,14 @@ class Unwinder:
             if index not in files:
                 self._maps.drop_table(file.table)
                 del self._files[index]
+
+
+def _in_generated(
+    range_: tuple[int, int, int, int], low: int, high: int, table: int
+) -> tuple[int, int, int, int]:
+    """An executable mapping, by the table of generated code where it is part of that."""
+    start, end, _, has_table = range_
+    return (start, end, 0, table) if not has_table and low <= start < high else range_
 
 
 class _NoRoomError(Exception):

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * Frames of HotSpot's interpreter (JDK 17 and 21, src/hotspot/cpu/x86/frame_x86.hpp). rbp points to
+ * the frame. A method with arguments may have moved its caller's stack pointer, which is kept in
+ * the frame.
+ */
+#ifndef SONDE_UNWIND_JAVA_H
+#define SONDE_UNWIND_JAVA_H
+
+#include "unwind_state.h"
+
+#define JAVA_SENDER_SP 8 /* bytes below rbp */
+#define JAVA_METHOD 24
+#define JAVA_BYTECODE 64
+#define BYTECODE_REGISTER 13
+
+static __always_inline long java_step(struct unwind_walk *w, struct task_struct *task)
+{
+	u64 method, bytecode, sp, bp, pc, at = w->bp;
+
+	if (at & 7 || at < w->sp || on_stack(w, task, &bytecode, at - JAVA_BYTECODE) ||
+	    on_stack(w, task, &method, at - JAVA_METHOD) ||
+	    on_stack(w, task, &sp, at - JAVA_SENDER_SP) || on_stack(w, task, &bp, at) ||
+	    on_stack(w, task, &pc, at + 8)) {
+		w->stop = STOP_MEMORY;
+		return 1;
+	}
+	if (w->is_first) /* it is stored only when something is called */
+		bytecode = w->registers[BYTECODE_REGISTER];
+	if (sp <= at || !pc) {
+		w->stop = STOP_NO_PROGRESS;
+		return 1;
+	}
+	/* The two words are kept together or not at all. */
+	if (w->slot == SONDE_USER_FRAMES - 1 && !put(w, 0))
+		return 1;
+	if (!put(w, JAVA_FRAME | (method & ~7ULL)) || !put(w, PYTHON_FRAME | bytecode))
+		return 1;
+	w->pc = pc;
+	w->sp = sp;
+	w->bp = bp;
+	w->is_return = 1;
+	w->is_first = 0;
+	return 0;
+}
+
+#endif

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The JVMs among the processes that are walked: tables of their generated code, and names."""
+
+from __future__ import annotations
+
+import struct
+import time
+from contextlib import suppress
+from typing import Final
+
+from sonde import _native, procfs
+from sonde.model.code import Frame, KnownFrame
+from sonde.resolve import Resolver
+from sonde.resolve.resolver import frame_id
+from sonde.resolve.tracked_process import JitName, TrackedProcess
+from sonde.unwind.hotspot_code import HotspotCode
+from sonde.unwind.hotspot_layout import EXPORTS, UnsupportedJvmError, read_layout
+from sonde.unwind.java_methods import TRUST_NS, JavaMethods
+
+LIBRARY: Final = "libjvm.so"
+JAVA_FRAME: Final = 1
+"""Lowest bit of a stack's word: a frame of HotSpot's interpreter (abi/unwind.h)."""
+MAX_JVMS: Final = 64
+MAX_REFUSED: Final = 4096
+ATTEMPTS: Final = 8
+RETRY_S: Final = 0.5
+"""A JVM that has just been mapped cannot be read yet: as many attempts, so far apart."""
+MAX_ALL_BLOBS: Final = 1 << 18
+"""Pieces of code of all JVMs. Beyond it, new JVMs are walked by frame pointers."""
+REFRESH_S: Final = 0.03
+"""Time limit of one look at new code."""
+PAUSE_S: Final = 0.25
+MAX_PAUSE_S: Final = 1.0
+"""Between two looks: twice as long each time that nothing was new."""
+CHECK_S: Final = 5.0
+"""Known code is looked at again after this, as it may be replaced."""
+MAX_CACHED_FRAMES: Final = 16_384
+_WORD: Final = (1 << 63) - 1
+_UNREAD: Final = Frame("jit", "", "[jit]")
+_FAILURES: Final = (OSError, ValueError, struct.error)
+
+
+class Jvm:
+    """One running JVM."""
+
+    def __init__(self, process: TrackedProcess, exports: dict[str, int]) -> None:
+        """`exports`: addresses in its memory. Raises UnsupportedJvmError, OSError."""
+        self._pid = process.pid
+        self._memory: procfs.HeldFile | None = None
+        self._layout = read_layout(self._opened(), exports)
+        self.code = HotspotCode(self._layout)
+        self._methods = JavaMethods(self._layout)
+        self._frames = _native.FrameCache()
+        self._frames_since_ns = 0
+
+    def refresh(self) -> bool:
+        """Look for new code. Returns whether anything changed. Raises OSError, ValueError."""
+        try:
+            return self.code.refresh(self._opened(), time.monotonic() + REFRESH_S)
+        except struct.error as error:
+            raise ValueError("its memory holds no code heap") from error
+        except OSError:
+            self.close()
+            raise
+
+    def name_at(self, address: int) -> JitName | None:
+        """The compiled method or stub at an address: the method that was compiled, not those
+        that the compiler inlined."""
+        blob = self.code.find(address)
+        if blob is None:
+            return None
+        if not blob.method:
+            return JitName("jit", blob.kind) if blob.kind else None
+        try:
+            method = self._methods.find(self._opened(), blob.method, time.monotonic_ns())
+        except OSError:
+            self.close()
+            return None
+        return JitName("jit", method.name, method.file) if method is not None else None
+
+    def frame_cache(self) -> _native.FrameCache:
+        """Frames of the interpreter by the two words of a walk, as far as they are known."""
+        now_ns = time.monotonic_ns()
+        if now_ns > self._frames_since_ns + TRUST_NS or len(self._frames) > MAX_CACHED_FRAMES:
+            self._frames, self._frames_since_ns = _native.FrameCache(), now_ns
+        return self._frames
+
+    def frame(self, method: int, bytecode: int, cache: _native.FrameCache) -> KnownFrame:
+        """The frame of two words of a walk, which is put into `cache`."""
+        found = None
+        with suppress(OSError):
+            at = method & _WORD & ~JAVA_FRAME
+            found = self._methods.find(self._opened(), at, time.monotonic_ns())
+        frame = _UNREAD
+        if found is not None:
+            line = found.line_at(bytecode & _WORD)
+            frame = Frame("jit", found.name, "[jit]", file=found.file, line=line)
+        known = KnownFrame(frame_id(frame), frame)
+        cache.put(method, bytecode, known)
+        return known
+
+    def close(self) -> None:
+        """Close its memory, until it is needed again."""
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
+
+    def _opened(self) -> procfs.HeldFile:
+        if self._memory is None:
+            self._memory = procfs.HeldFile(f"/proc/{self._pid}/mem")
+        return self._memory
+
+
+class _Loaded:
+    """A JVM, and its table in the kernel."""
+
+    def __init__(self, jvm: Jvm) -> None:
+        self.jvm = jvm
+        self.table = 0
+        self.replaced: list[int] = []
+        """Tables that may be in use until the process is loaded."""
+        self.pause_s = PAUSE_S
+        self.looked_s = 0.0
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether to look at it without a walk's request."""
+        wait_s = CHECK_S if self.table else self.pause_s
+        return self.jvm.code.is_behind or now_s > self.looked_s + wait_s
+
+
+class Jvms:
+    """All of them, by pid."""
+
+    def __init__(self, maps: _native.UnwindMaps, resolver: Resolver) -> None:
+        self._maps = maps
+        self._resolver = resolver
+        self._loaded: dict[int, _Loaded] = {}
+        self._refused: dict[tuple[int, int], tuple[int, float]] = {}
+        """Attempts so far, and when the last one was: it may be about to start."""
+        self.refused = 0
+        """JVMs whose code could not be read, or that were one too many."""
+        self.left_out = 0
+        """Tables that did not fit into the kernel's maps."""
+
+    def load(self, process: TrackedProcess, library: int, bias: int) -> tuple[int, int, int] | None:
+        """(first address, end, table) of a process's generated code; None without one.
+
+        `library`: its libjvm.so, open. Call `settle` when the process is loaded with the table.
+        """
+        known = self._loaded.get(process.pid)
+        now_s = time.monotonic()
+        if known is None or process.generated_code is not known.jvm:
+            self._drop(process.pid)
+            known = self._found(process, library, bias)
+            if known is None:
+                return None
+            self._loaded[process.pid] = known
+            process.generated_code = known.jvm
+        code = known.jvm.code
+        is_due = now_s > known.looked_s + known.pause_s or code.is_behind
+        if is_due:
+            known.looked_s = now_s
+        if is_due and self._resolver.budget.is_over(process.party):
+            code.is_behind = False  # until its party has time again
+        elif is_due:
+            changed = False
+            with suppress(*_FAILURES), self._resolver.budget.charged(process.party):
+                changed = known.jvm.refresh()
+                if changed or not known.table:
+                    self._put(known)
+            known.pause_s = PAUSE_S if changed else min(2 * known.pause_s, MAX_PAUSE_S)
+            if changed and code.has_replaced:
+                process.forget_frames()
+        return (*code.bounds, known.table) if known.table else None
+
+    def _found(self, process: TrackedProcess, library: int, bias: int) -> _Loaded | None:
+        attempts, last_s = self._refused.get(process.key, (0, 0.0))
+        if attempts >= ATTEMPTS or (attempts and time.monotonic() < last_s + RETRY_S):
+            return None
+        held = sum(len(it.jvm.code) for it in self._loaded.values())
+        if len(self._loaded) < MAX_JVMS and held < MAX_ALL_BLOBS:
+            with suppress(UnsupportedJvmError, OSError):
+                exports = _native.exported_addresses(library, EXPORTS)
+                addresses = {name: at + bias for name, at in exports.items()}
+                found = _Loaded(Jvm(process, addresses))
+                self._refused.pop(process.key, None)
+                return found
+        attempts += 1
+        self.refused += attempts == ATTEMPTS
+        if len(self._refused) > MAX_REFUSED:
+            self._refused.clear()
+        self._refused[process.key] = attempts, time.monotonic()
+        return None
+
+    def _put(self, known: _Loaded) -> None:
+        rules = known.jvm.code.rules()
+        if len(rules) < 2:  # it has just started
+            return
+        try:
+            table = self._maps.add_rules(rules, known.jvm.code.bounds[1])
+        except OSError:
+            self.left_out += 1
+            return
+        if known.table:
+            known.replaced.append(known.table)
+        known.table = table
+
+    def settle(self, pid: int) -> None:
+        """The process is loaded with its newest table."""
+        known = self._loaded.get(pid)
+        if known is not None:
+            for table in known.replaced:
+                self._maps.drop_table(table)
+            known.replaced = []
+
+    def forget(self, pid: int) -> None:
+        """A process is no longer loaded. What names its code stays with it."""
+        for key in [key for key in self._refused if key[0] == pid]:
+            del self._refused[key]
+        self._drop(pid)
+
+    def _drop(self, pid: int) -> None:
+        known = self._loaded.pop(pid, None)
+        if known is not None:
+            for table in (*known.replaced, known.table):
+                if table:
+                    self._maps.drop_table(table)
+            known.jvm.close()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is more to read."""
+        return any(it.jvm.code.is_behind for it in self._loaded.values())
+
+    def due(self, now_s: float) -> list[int]:
+        """Pids of those to load again: there is more to read, or code to be checked."""
+        found = [pid for pid, it in self._loaded.items() if it.is_due(now_s)]
+        for (pid, _), (attempts, last_s) in self._refused.items():
+            if attempts < ATTEMPTS and now_s > last_s + RETRY_S:
+                found.append(pid)
+        return found
+
+    def pause_s(self, pid: int) -> float:
+        """How long after the last time walks may make us look for new code of a process."""
+        known = self._loaded.get(pid)
+        return known.pause_s if known is not None else 0.0
+
+    def usage(self) -> dict[str, int]:
+        """Counts by name; each is a metric `sonde.unwind.NAME`."""
+        return {
+            "jvms": len(self._loaded),
+            "jvm_code": sum(len(it.jvm.code) for it in self._loaded.values()),
+            "jvm_code_left_out": sum(it.jvm.code.left_out for it in self._loaded.values()),
+            "jvms_refused": self.refused,
+        }
