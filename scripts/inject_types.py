@@ -33,6 +33,7 @@ ENUMS = {
     "type": ("Type", "What a record is of."),
     "source": ("Source", "What a duration was measured by."),
     "flags": ("Flag", "Marks of a record."),
+    "traced_kind": ("TracedKind", "What a record of a trace is of."),
 }
 """Names of classes, and what they are; the class of another enum is its name."""
 
