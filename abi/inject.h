@@ -133,7 +133,7 @@ struct inject_control {
 	uint32_t window_us;    /* its length */
 	uint32_t slots_count;  /* written before slots_seq */
 	uint32_t slots_seq;    /* one more with each list */
-	uint32_t window_calls; /* 1: of the driver's calls, those that launch or copy; 0: all */
+	uint32_t window_calls; /* 1: all calls of the driver, 0: those that launch or copy */
 	uint32_t window_unused;
 };
 

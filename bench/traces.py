@@ -2,7 +2,7 @@
 """Traces of running PyTorch loops: are they true, what do they cost, what do they leave behind?
 
     python -m bench.traces [--modes eager,graph,decode,train] [--repeats 20] [--seconds 1]
-                           [--out FILE]
+                           [--fresh 15] [--command eager,graph,decode,train] [--out FILE]
 
 For each loop: steps a second before, attached, in the first trace, after it, and after many;
 kernels, copies and sets a step by a trace and by torch.profiler right after, in the same process;
@@ -15,18 +15,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sonde.attach import remote
+from sonde.attach import cupti_builds, remote
 from sonde.collect import tracing
 from sonde.collect.inject_memory import InjectMemory
 from sonde.errors import SondeError
@@ -34,7 +33,6 @@ from sonde.model.device_trace import CALL_KINDS, DeviceTrace, Kind
 from sonde.readers import device_trace
 
 PROGRAM = Path(__file__).with_name("loads") / "traced_steps.py"
-ONLY_LAUNCHES = bool(os.environ.get("SONDE_BENCH_ONLY_LAUNCHES"))
 PROFILED_S = {"graph": 0.3, "decode": 0.3}
 
 
@@ -42,12 +40,16 @@ class Loop:
     """A loop at work."""
 
     def __init__(self, mode: str) -> None:
+        self.begin(mode)
+        self.hear()
+
+    def begin(self, mode: str) -> None:
+        """Start it; it is ready when it is heard of."""
         self.mode = mode
         self.process = subprocess.Popen(
             [sys.executable, str(PROGRAM), mode],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
-        self.hear()
 
     def hear(self) -> Any:
         """Its next answer. Raises RuntimeError where it ended."""
@@ -133,9 +135,18 @@ def counts(loop: Loop, trace: DeviceTrace) -> dict[str, Any]:
 
 def take(tracer: tracing.Tracer, seconds: float) -> tuple[DeviceTrace, dict[str, int]]:
     """One trace, and the library's head of it."""
-    raw = tracer.take(seconds, only_launches=ONLY_LAUNCHES)
+    raw = tracer.take(seconds)
     offset = time.time_ns() - time.monotonic_ns()
     return device_trace.read(raw, tracer.pid, offset), dict(raw.head)
+
+
+def told(tracer: tracing.Tracer) -> dict[str, float]:
+    """The price as `sonde trace` states it, %."""
+    build = cupti_builds.require(tracer.pid)
+    rates = tracer.rates()
+    during, after = (100 * price.share(*rates) for price in (build.during, build.after))
+    return {"launches": round(rates[0]), "replays": round(rates[1]),
+            "during": round(during, 2), "after": round(after, 2)}  # fmt: skip
 
 
 def trial(mode: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -150,6 +161,7 @@ def trial(mode: str, args: argparse.Namespace) -> dict[str, Any]:
             with tracing.Tracer(loop.process.pid, memory) as tracer:
                 tracer.prepare()
                 row["prepared_s"] = round(time.monotonic() - began, 2)
+                row["told"] = told(tracer)
                 row["attached"] = [loop.rate(args.rate_s) for _ in range(2)]
                 trace, head = take(tracer, args.seconds)
                 row["trace"] = counts(loop, trace) | {"head": head}
@@ -158,8 +170,15 @@ def trial(mode: str, args: argparse.Namespace) -> dict[str, Any]:
                 for _ in range(args.repeats):
                     one, _ = take(tracer, args.repeat_s)
                     short = counts(loop, one)
-                    keep = ("rate", "kernels_a_step", "device_ns_a_step", "longest_ns", "lost",
-                            "whole_steps", "beyond_1_ms")
+                    keep = (
+                        "rate",
+                        "kernels_a_step",
+                        "device_ns_a_step",
+                        "longest_ns",
+                        "lost",
+                        "whole_steps",
+                        "beyond_1_ms",
+                    )
                     row["traces"].append({key: short[key] for key in keep})
                 row["after_all"] = [loop.rate(args.rate_s) for _ in range(2)]
                 seconds = PROFILED_S.get(mode, 1.0)
@@ -195,11 +214,58 @@ def _late(_signal: int, _frame: object) -> None:
     raise RuntimeError("the trial took too long")
 
 
+def fresh(args: argparse.Namespace) -> dict[str, Any]:
+    """Short-lived loops of small kernels, one trace each, then torch.profiler: whether CUPTI gives
+    kernels to both."""
+    found: dict[str, Any] = {"processes": 0, "without_kernels": 0, "blind_profiler": 0, "steps": []}
+    left = args.fresh
+    while left > 0:
+        loops = [Loop.__new__(Loop) for _ in range(min(left, 5))]
+        left -= len(loops)
+        for loop in loops:
+            loop.begin("eager")
+        for loop in loops:
+            loop.hear()
+        for loop in loops:
+            pid = loop.process.pid
+            with memory_of(pid) as memory, tracing.Tracer(pid, memory) as tracer:
+                tracer.prepare()
+                trace, _ = take(tracer, 0.1)
+            seen = counts(loop, trace)
+            profiled = loop.ask("profile 0.1")
+            found["processes"] += 1
+            found["without_kernels"] += not seen["kernels"]
+            found["blind_profiler"] += not profiled.get("kernels", 0)
+            found["steps"].append([seen["kernels_a_step"], profiled.get("kernels", 0) /
+                                   max(1, profiled["steps"])])  # fmt: skip
+        for loop in loops:
+            loop.process.kill()
+    return found
+
+
+def command(mode: str, args: argparse.Namespace) -> dict[str, Any]:
+    """`sonde trace` itself on a loop: how long it takes, and what it prints."""
+    loop = Loop(mode)
+    path = Path(tempfile.mkdtemp()) / "x.json.gz"
+    began = time.monotonic()
+    words = ["trace", str(loop.process.pid), "-d", str(args.seconds), "-o", str(path)]
+    before = loop.rate(args.rate_s)
+    done = subprocess.run(
+        [sys.executable, "-m", "sonde", *words], capture_output=True, text=True, timeout=90
+    )
+    row = {"mode": mode, "exit": done.returncode, "took_s": round(time.monotonic() - began, 1),
+           "out": done.stdout[-3500:], "err": done.stderr[-2500:],
+           "before": before, "after": loop.rate(args.rate_s),
+           "bytes": path.stat().st_size if path.exists() else 0}  # fmt: skip
+    loop.process.kill()
+    return row
+
+
 def report(row: dict[str, Any]) -> None:
     """A few lines for people."""
     print(f"== {row['mode']}: {row.get('error', 'whole')}", flush=True)
     for key in ("before", "attached", "after_one", "after_all", "after_profiler", "left",
-                "prepared_s", "identical", "exit"):  # fmt: skip
+                "prepared_s", "told", "identical", "exit"):  # fmt: skip
         print(f"  {key}: {row.get(key)}")
     for key in ("trace", "trace_after_profiler"):
         if key in row:
@@ -225,16 +291,25 @@ def main() -> int:
     parser.add_argument("--rate-s", type=float, default=1.0)
     parser.add_argument("--limit-s", type=int, default=120, help="of one loop")
     parser.add_argument("--no-twin", action="store_true", help="do not compare what was computed")
+    parser.add_argument("--fresh", type=int, default=0, help="processes to try one trace each in")
+    parser.add_argument("--command", default="", help="loops to run sonde trace on")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     signal.signal(signal.SIGALRM, _late)
     rows = []
+    found: dict[str, Any] = {"rows": rows}
+    if args.fresh:
+        found["fresh"] = fresh(args)
+        print(json.dumps(found["fresh"]), flush=True)
+    if args.command:
+        found["commands"] = [command(mode, args) for mode in args.command.split(",")]
+        for one in found["commands"]:
+            print(one["err"], one["out"], {k: one[k] for k in one if k not in ("err", "out")})
     for mode in args.modes.split(","):
         rows.append(trial(mode, args))
         report(rows[-1])
         if args.out:
-            args.out.write_text(json.dumps({"machine": platform.node() and platform.machine(),
-                                            "rows": rows}, indent=1))  # fmt: skip
+            args.out.write_text(json.dumps(found, indent=1))
     return 0 if all(row.get("identical") is not False and "error" not in row for row in rows) else 1
 
 

@@ -16,11 +16,11 @@
 static struct cupti cupti;
 static uint32_t window_us;		   // of the one under way
 static _Atomic uint32_t running, unwanted; // its number; 0: none
-static const int kinds[] = {CUPTI_MEMCPY_PEER, CUPTI_MEMCPY, CUPTI_MEMSET, CUPTI_CONCURRENT_KERNEL,
-			    CUPTI_RUNTIME};
+// Kernels come last: switched on before the calls, they once stayed without records in a process for good, for
+// torch.profiler too.
+static const int kinds[] = {CUPTI_MEMCPY_PEER, CUPTI_MEMCPY, CUPTI_MEMSET, CUPTI_CONCURRENT_KERNEL};
 #define KINDS (sizeof kinds / sizeof *kinds)
-#define DEVICE_KINDS 4u	   /* the first ones */
-static bool only_launches; // of the driver's calls
+static bool all_calls; // of the driver; they cost much, also afterwards
 
 bool trace_is_running(void)
 {
@@ -75,10 +75,10 @@ static void read_clocks(uint64_t *ours, uint64_t *theirs)
 	*ours = before + (now_ns() - before) / 2;
 }
 
-static void switch_off(unsigned from, unsigned to)
+static void switch_off(unsigned count)
 {
-	while (to-- > from)
-		cupti.cuptiActivityDisable(kinds[to]);
+	while (count--)
+		cupti.cuptiActivityDisable(kinds[count]);
 }
 
 // A run is only believed if its call is known, so those of the driver that ask for runs are wanted at least.
@@ -90,7 +90,7 @@ static bool asks_for_runs(const char *name)
 
 static cupti_result switch_driver_calls(bool on)
 {
-	if (!only_launches)
+	if (all_calls)
 		return on ? cupti.cuptiActivityEnable(CUPTI_DRIVER) :
 			    cupti.cuptiActivityDisable(CUPTI_DRIVER);
 	unsigned switched = 0;
@@ -100,6 +100,13 @@ static cupti_result switch_driver_calls(bool on)
 		    asks_for_runs(name))
 			switched += !cupti.cuptiActivityEnableDriverApi(id, on);
 	return switched ? 0 : CUPTI_NOT_SWITCHED;
+}
+
+static cupti_result switch_calls(bool on)
+{
+	cupti_result result = on ? cupti.cuptiActivityEnable(CUPTI_RUNTIME) :
+				   cupti.cuptiActivityDisable(CUPTI_RUNTIME);
+	return result && on ? result : switch_driver_calls(on);
 }
 
 static enum inject_reason failed(cupti_result result)
@@ -124,14 +131,12 @@ static enum inject_reason switch_on(struct inject_trace *head, int *thread_ids)
 	cupti.cuptiSetThreadIdType(CUPTI_THREAD_ID_SYSTEM);
 	records_keep(true);
 	read_clocks(&head->opened_ns, &head->opened_cupti_ns);
-	for (unsigned k = 0; k < KINDS; k++) {
-		if ((result = cupti.cuptiActivityEnable(kinds[k]))) {
-			switch_off(0, k);
-			return failed(result);
-		}
-	}
-	if ((result = switch_driver_calls(true))) {
-		switch_off(0, KINDS);
+	result = switch_calls(true);
+	for (unsigned k = 0; k < KINDS && !result; k++)
+		if ((result = cupti.cuptiActivityEnable(kinds[k])))
+			switch_off(k);
+	if (result) {
+		switch_calls(false);
 		return failed(result);
 	}
 	head->switch_ns = now_ns() - began;
@@ -142,26 +147,26 @@ static enum inject_reason switch_on(struct inject_trace *head, int *thread_ids)
 static void drain(struct inject_trace *head)
 {
 	uint64_t before = UINT64_MAX;
-	for (int i = 0; i < DRAINS && (records_held() || head->records != before); i++) {
-		before = __atomic_load_n(&head->records, __ATOMIC_RELAXED);
+	for (int i = 0; i < DRAINS; i++) {
+		uint64_t records = __atomic_load_n(&head->records, __ATOMIC_RELAXED);
+		if (records == before && !records_held())
+			break;
+		before = records;
 		nap(DRAIN_NS);
 		cupti.cuptiActivityFlushAll(0);
-		if (i && before == __atomic_load_n(&head->records, __ATOMIC_RELAXED))
-			break;
 	}
 }
 
 static void close_window(struct inject_trace *head, int thread_ids)
 {
 	read_clocks(&head->closed_ns, &head->closed_cupti_ns);
-	switch_driver_calls(false);
-	switch_off(DEVICE_KINDS, KINDS);
+	switch_calls(false);
 	// A replay that runs while kernels are switched off gets wrong ends (10 ms too late, on an H100). So it is to
 	// be one whose call is not recorded any more.
 	nap(REST_NS);
 	cupti.cuptiActivityFlushAll(0);
 	cupti.cuptiGetTimestamp(&head->off_cupti_ns);
-	switch_off(0, DEVICE_KINDS);
+	switch_off(KINDS);
 	drain(head);
 	if (thread_ids >= 0)
 		cupti.cuptiSetThreadIdType(thread_ids);
@@ -243,7 +248,7 @@ void trace_poll(uint32_t window, uint32_t us)
 		return;
 	pthread_attr_t attributes;
 	pthread_t thread;
-	only_launches = shared.control->window_calls == 1;
+	all_calls = shared.control->window_calls == 1;
 	window_us = us < INJECT_TRACE_MOST_US ? us : INJECT_TRACE_MOST_US;
 	atomic_store(&running, window);
 	pthread_attr_init(&attributes);

@@ -2,8 +2,8 @@
 """A PyTorch loop that keeps when its steps began: traced_steps.py eager|graph|decode|train.
 
 Lines on standard input, answers in JSON: `steps` (how many so far, and now in ns), `between A B`
-(steps begun between two times, with their parts), `begins A B`, `profile S` (what torch.profiler sees in S
-seconds), `state N` (after N steps, a digest of what was computed; ends).
+(steps begun between two times, with their parts), `begins A B`, `profile S` (what torch.profiler
+sees in S seconds), `state N` (after N steps, a digest of what was computed; ends).
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ class Control(NamedTuple):
     slots_seq: int
     """one more with each list"""
     window_calls: int
-    """1: of the driver's calls, those that launch or copy; 0: all"""
+    """1: all calls of the driver, 0: those that launch or copy"""
     window_unused: int
 
 
@@ -527,15 +527,13 @@ class Trace(NamedTuple):
     """buffers that are not ours were handed to us, and left alone"""
     held: int
     """buffers that CUPTI had not given back in the end"""
-    off_cupti_ns: int
-    """kernels and copies were switched off then, calls at closed_cupti_ns"""
     switch_ns: int
     """switching on took so long"""
     drained_ns: int
     """switching off and fetching what was left took so long"""
 
 
-TRACE = Struct("=QIIIIQQQQQQQQQQQQQQ")
+TRACE = Struct("=QIIIIQQQQQQQQQQQQQ")
 TRACE_FIELDS: Mapping[str, tuple[int, str]] = {
     "magic": (0, "Q"),
     "abi": (8, "I"),
@@ -553,9 +551,8 @@ TRACE_FIELDS: Mapping[str, tuple[int, str]] = {
     "no_buffer": (88, "Q"),
     "foreign": (96, "Q"),
     "held": (104, "Q"),
-    "off_cupti_ns": (112, "Q"),
-    "switch_ns": (120, "Q"),
-    "drained_ns": (128, "Q"),
+    "switch_ns": (112, "Q"),
+    "drained_ns": (120, "Q"),
 }
 
 

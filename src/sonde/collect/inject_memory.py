@@ -238,9 +238,7 @@ def _descriptors(pid: int, mapped_as: str) -> Iterator[str]:
                     yield entry.path
 
 
-def _mapped(
-    pid: int, name: str, most_bytes: int, unread: Unread | None
-) -> list[str] | None:
+def _mapped(pid: int, name: str, most_bytes: int, unread: Unread | None) -> list[str] | None:
     """Ranges of addresses that show such memory; None where no code of the library is mapped.
 
     Raises PermissionError.

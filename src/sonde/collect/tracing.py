@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks the library in a process for a trace by CUPTI, and reads what it left, believing nothing of it.
+"""Asks the library in a process for a trace by CUPTI, and reads what it left.
 
-The process may write anything there at any time: its memory is copied once, counts and names are
-bounded, and rows that cannot be true are counted and left out. The layout is in abi/inject.h.
+The process may write anything there at any time: its memory is copied once, and counts and names
+are bounded; `sonde.readers.device_trace` checks the rows. The layout is in abi/inject.h.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Final
 from sonde import _native, procfs
 from sonde.collect import inject_abi as abi
 from sonde.collect.inject_memory import REASON_TEXT, InjectMemory, find_memory
+from sonde.collect.inject_records import Ring
 from sonde.collect.slots import Slots, slots_asked
 from sonde.errors import AttachFailed, TargetRefused
 from sonde.model.device_trace import RawTrace
@@ -27,6 +28,7 @@ DRAINED_S: Final = 8.0
 """After its end, within which a trace is fetched."""
 _TURN_S: Final = 0.02
 _MOST_NAMES: Final = 65_536
+_COUNTED_A_SECOND: Final = 200
 
 
 class Tracer:
@@ -42,7 +44,7 @@ class Tracer:
         if not memory.lock():
             raise TargetRefused(
                 f"another recorder uses the library in process {pid}",
-                "Wait until it has ended, or end it: a trace and timed launches exclude each other.",
+                "Wait until it has ended, or end it: a trace excludes timed launches.",
             )
 
     def __enter__(self) -> Tracer:
@@ -70,7 +72,9 @@ class Tracer:
             raise TargetRefused(f"process {self.pid} has ended", "Give one that runs.")
         by_slots = slots_asked(self.pid)
         self._memory.ask(
-            window=0, request=abi.Request.WINDOWS | by_slots, tail=self._memory.seen().counts["head"]
+            window=0,
+            request=abi.Request.WINDOWS | by_slots,
+            tail=self._memory.seen().counts["head"],
         )
         if by_slots:
             self._slots.follow(self.pid, stat.start_ns, self._memory.fd)
@@ -89,15 +93,40 @@ class Tracer:
             "Is it a process that uses CUDA? sonde top shows which do.",
         )
 
+    def rates(self, seconds: float = 1.0) -> tuple[float, float]:
+        """Launches (of kernels, copies and sets) and replays of graphs a second, estimated by
+        timing some: before anything of CUPTI is touched. (0, 0) where none was seen."""
+        request = self._memory.control()["request"]
+        head = self._memory.seen().counts["head"]
+        ring = Ring(self._memory.fd, head)
+        self._memory.ask(
+            tail=head, per_second=_COUNTED_A_SECOND, request=request | abi.Request.EVENTS
+        )
+        began_s = time.monotonic()
+        while time.monotonic() - began_s < seconds:
+            self._memory.heartbeat()
+            time.sleep(_TURN_S)
+        seen = self._memory.seen().counts
+        self._memory.ask(request=request)
+        took_s = (time.monotonic_ns() - seen["armed_ns"]) / 1e9 if seen["armed_ns"] else 0.0
+        runs = ring.take(seen["head"], time.monotonic_ns()).runs
+        self._memory.ask(tail=ring.tail)
+        if not 0.1 < took_s < 10 * seconds:
+            return 0.0, 0.0
+        launched = {abi.Type.KERNEL, abi.Type.COPY, abi.Type.SET}
+        launches = sum(run.weight for run in runs if run.type in launched)
+        replays = sum(run.weight for run in runs if run.type is abi.Type.REPLAY)
+        return launches / took_s, replays / took_s
+
     def take(
         self,
         duration_s: float,
         on_turn: Callable[[], bool] | None = None,
         *,
-        only_launches: bool = False,
+        all_calls: bool = False,
     ) -> RawTrace:
         """One trace of so many seconds. `on_turn`: called often; False ends the trace early.
-        `only_launches`: of the driver's calls, those that launch, copy or set.
+        `all_calls`: of the driver, not only those that launch, copy or set: that costs more.
 
         Raises TargetRefused with the library's reason, AttachFailed.
         """
@@ -106,7 +135,7 @@ class Tracer:
             self._window = self._window % 0xFFFFFFFF + 1
         self._memory.ask(
             window_us=round(duration_s * 1e6),
-            window_calls=int(only_launches),
+            window_calls=int(all_calls),
             window=self._window,
         )
         deadline = time.monotonic() + duration_s + DRAINED_S
@@ -148,7 +177,7 @@ class Tracer:
 _REMEDIES: Final = {
     abi.Reason.CUPTI_TAKEN: "Try again when that profiler has ended; one that was at work before "
     "Sonde came counts as working until it was seen to begin and end once.",
-    abi.Reason.CUPTI_DENIED: "Let the administrator allow it: NVreg_RestrictProfilingToAdminUsers=0.",
+    abi.Reason.CUPTI_DENIED: "An administrator allows it by NVreg_RestrictProfilingToAdminUsers=0.",
 }
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trace of all that a process asked of its devices for a while: every kernel, copy, set and call."""
+"""A trace of all that a process asked of its devices: every kernel, copy, set and call."""
 
 from __future__ import annotations
 
@@ -52,8 +52,9 @@ class DeviceTrace:
     """Add it to a time to get that of the wall."""
     rows: NDArray[Any]
     """Structured, ordered by start: `start_ns`, `end_ns` (CLOCK_MONOTONIC), `node`, `bytes`,
-    `correlation`, `name`, `device`, `stream`, `graph`, `tid` (as this machine numbers it), `result`,
-    `kind` (`Kind`), `direction`, `memory`, `grid_0` … `block_2`, `registers`, `shared_bytes`."""
+    `correlation`, `name`, `device`, `stream`, `graph`, `tid` (as this machine numbers it),
+    `result`, `kind` (`Kind`), `direction`, `memory`, `grid_0` … `block_2`, `registers`,
+    `shared_bytes`."""
     names: Mapping[int, str]
     """By `rows["name"]`; kernels demangled."""
     is_cut: bool

@@ -7,6 +7,7 @@ CUPTI hands such records over late, with times of the window before.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.errors import NotACapture
-from sonde.model.device_trace import CALL_KINDS, DEVICE_KINDS, DeviceTrace, RawTrace
+from sonde.model.device_trace import CALL_KINDS, DEVICE_KINDS, DeviceTrace, Kind, RawTrace
 
 LONGEST_NS: Final = 60_000_000_000
 _MOST_EARLY_NS: Final = 10_000_000
@@ -25,6 +26,9 @@ _SAME: Final = 0.001
 _MOST_BYTES: Final = 1 << 50
 _MOST_DEVICES: Final = 1 << 16
 _NUMPY: Final = {"Q": "u8", "I": "u4", "H": "u2", "B": "u1"}
+_LAUNCHES: Final = re.compile(r"cu(da)?(Launch|GraphLaunch)")
+_ENOUGH: Final = 20
+"""Launches of which at least one ran while the trace lasted."""
 _LOST: Final = {
     "left_out": "records that found no room in the trace's memory",
     "dropped": "records that CUPTI dropped",
@@ -72,6 +76,22 @@ def read(
         lost={what: min(count, 1 << 53) for what, count in lost.items() if count},
         clock_error_ns=clock.drift_ns,
     )
+
+
+def problem(trace: DeviceTrace) -> str:
+    """What a trace lacks that it should have, in words; '' nothing.
+
+    Once CUPTI gave no kernels to a process for good, where it was late to switch them on.
+    """
+    calls = trace.of(*CALL_KINDS)
+    launching = [n for n, text in trace.names.items() if _LAUNCHES.match(text)]
+    launches = int(np.isin(calls["name"], launching).sum())
+    if launches >= _ENOUGH and not trace.count(Kind.KERNEL):
+        return (
+            f"CUPTI recorded {launches:,} launches and no kernel: it does not see kernels in this "
+            "process, and other profilers will see none there either until it is restarted"
+        )
+    return ""
 
 
 class _Clock:
