@@ -289,8 +289,8 @@ struct inject_trace {
 	uint64_t no_buffer; /* CUPTI wanted one more than there are */
 	uint64_t foreign;   /* buffers that are not ours were handed to us, and left alone */
 	uint64_t held;	    /* buffers that CUPTI had not given back in the end */
-	uint64_t
-		off_cupti_ns; /* kernels and copies were switched off then, calls at closed_cupti_ns */
+	/* When kernels and copies were switched off; calls are at closed_cupti_ns. */
+	uint64_t off_cupti_ns;
 	uint64_t switch_ns;  /* switching on took so long */
 	uint64_t drained_ns; /* switching off and fetching what was left took so long */
 };

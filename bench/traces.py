@@ -71,7 +71,7 @@ class Loop:
         steps, began_ns = self.ask("steps")
         time.sleep(seconds)
         steps_then, ended_ns = self.ask("steps")
-        return round((steps_then - steps) / (ended_ns - began_ns) * 1e9, 2)
+        return round(float(steps_then - steps) / (ended_ns - began_ns) * 1e9, 2)
 
 
 def memory_of(pid: int) -> InjectMemory:
@@ -91,7 +91,7 @@ def whole_steps(trace: DeviceTrace, begins: list[int]) -> dict[str, float]:
     within = calls[(calls["start_ns"] >= begins[0]) & (calls["start_ns"] < begins[1])]
     runs = trace.of(Kind.KERNEL, Kind.COPY, Kind.SET)
     runs = runs[np.isin(runs["correlation"], within["correlation"])]
-    found = {"whole_steps": begins[2]}
+    found: dict[str, float] = {"whole_steps": begins[2]}
     for name, kind in (("kernels", Kind.KERNEL), ("copies", Kind.COPY), ("sets", Kind.SET)):
         found[f"{name}_a_step"] = round(int((runs["kind"] == kind).sum()) / begins[2], 4)
     length = (runs["end_ns"] - runs["start_ns"]).astype(np.int64)
@@ -296,7 +296,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     signal.signal(signal.SIGALRM, _late)
-    rows = []
+    rows: list[dict[str, Any]] = []
     found: dict[str, Any] = {"rows": rows}
     if args.fresh:
         found["fresh"] = fresh(args)

@@ -18,7 +18,7 @@ from sonde.attach import cupti_builds, glibc
 from sonde.cli import main
 from sonde.collect import inject_abi as abi
 from sonde.collect.tracing import Tracer
-from sonde.errors import NotACapture, TargetRefused
+from sonde.errors import NotACapture, ProcessGone, TargetRefused
 from sonde.export import device_trace as export
 from sonde.model.device_trace import Kind, RawTrace
 from sonde.readers import device_trace, kineto
@@ -167,7 +167,7 @@ def mapped(monkeypatch, *builds: tuple[str, str]) -> None:
     """The process has these files mapped, with these build ids."""
     lines = [glibc.Mapped(n, n + 1, "r-xp", 0, n, path) for n, (path, _) in enumerate(builds)]
     monkeypatch.setattr(glibc, "mappings_of", lambda pid: lines)
-    ids = {path: build_id for path, build_id in builds}
+    ids = dict(builds)
     monkeypatch.setattr(cupti_builds, "_build_id", lambda pid, one: ids[one.path])
 
 
@@ -227,8 +227,8 @@ def test_a_trace_ends_before_another_profilers_begins_and_is_refused_meanwhile(t
         while process.poll() is None:
             try:
                 trace = device_trace.read(tracer.take(0.1), process.pid, 0)
-            except OSError:
-                break  # it has just ended
+            except ProcessGone:
+                break
             except TargetRefused as error:
                 assert "another profiler" in error.cause
                 refused += 1

@@ -527,13 +527,14 @@ class Trace(NamedTuple):
     """buffers that are not ours were handed to us, and left alone"""
     held: int
     """buffers that CUPTI had not given back in the end"""
+    off_cupti_ns: int
     switch_ns: int
     """switching on took so long"""
     drained_ns: int
     """switching off and fetching what was left took so long"""
 
 
-TRACE = Struct("=QIIIIQQQQQQQQQQQQQ")
+TRACE = Struct("=QIIIIQQQQQQQQQQQQQQ")
 TRACE_FIELDS: Mapping[str, tuple[int, str]] = {
     "magic": (0, "Q"),
     "abi": (8, "I"),
@@ -551,8 +552,9 @@ TRACE_FIELDS: Mapping[str, tuple[int, str]] = {
     "no_buffer": (88, "Q"),
     "foreign": (96, "Q"),
     "held": (104, "Q"),
-    "switch_ns": (112, "Q"),
-    "drained_ns": (120, "Q"),
+    "off_cupti_ns": (112, "Q"),
+    "switch_ns": (120, "Q"),
+    "drained_ns": (128, "Q"),
 }
 
 

@@ -17,7 +17,7 @@ from sonde.collect import inject_abi as abi
 from sonde.collect.inject_memory import REASON_TEXT, InjectMemory, find_memory
 from sonde.collect.inject_records import Ring
 from sonde.collect.slots import Slots, slots_asked
-from sonde.errors import AttachFailed, TargetRefused
+from sonde.errors import AttachFailed, ProcessGone, TargetRefused
 from sonde.model.device_trace import RawTrace
 
 HOOKED_S: Final = 20.0
@@ -80,6 +80,7 @@ class Tracer:
             self._slots.follow(self.pid, stat.start_ns, self._memory.fd)
         deadline, hooks, since = time.monotonic() + HOOKED_S, -1, 0.0
         while time.monotonic() < deadline:
+            self._require_alive()
             self._memory.heartbeat()
             seen = self._memory.seen()
             if seen.counts["hooks"] != hooks:
@@ -144,6 +145,7 @@ class Tracer:
             seen = self._memory.seen()
             if seen.counts["window_done"] == self._window:
                 return self._outcome(seen.counts)
+            self._require_alive()
             if on_turn is not None and not on_turn():
                 self._memory.ask(request=0)
             time.sleep(_TURN_S)
@@ -151,6 +153,10 @@ class Tracer:
             f"the trace of process {self.pid} did not end within {DRAINED_S:g} s after its time",
             "The process goes on; CUPTI did not answer the library's own thread. Trace it no more.",
         )
+
+    def _require_alive(self) -> None:
+        if not procfs.has_threads(self.pid):
+            raise ProcessGone(f"process {self.pid} ended while it was traced", "Trace it earlier.")
 
     def _outcome(self, state: dict[str, int]) -> RawTrace:
         try:

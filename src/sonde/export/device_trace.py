@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import IO, Any, Final
+from typing import Any, Final, Protocol
 
 from sonde.export import strict_json
 from sonde.model.device_trace import CALL_KINDS, DEVICE_KINDS, DeviceTrace, Kind
@@ -22,9 +22,16 @@ _MEMORY: Final = {1: "Pageable", 2: "Pinned", 3: "Device", 4: "Array", 5: "Manag
 _AT_ONCE: Final = 65_536
 
 
+class Out(Protocol):
+    """What takes bytes: a file, or a compressed one."""
+
+    def write(self, data: bytes, /) -> object:
+        """Take these."""
+
+
 def write(
     trace: DeviceTrace,
-    out: IO[bytes],
+    out: Out,
     process: str = "",
     threads: Mapping[int, str] | None = None,
     devices: Mapping[int, str] | None = None,
