@@ -305,7 +305,9 @@ def main() -> int:
         found["commands"] = [command(mode, args) for mode in args.command.split(",")]
         for one in found["commands"]:
             print(one["err"], one["out"], {k: one[k] for k in one if k not in ("err", "out")})
-    for mode in args.modes.split(","):
+    if args.out:
+        args.out.write_text(json.dumps(found, indent=1))
+    for mode in filter(None, args.modes.split(",")):
         rows.append(trial(mode, args))
         report(rows[-1])
         if args.out:

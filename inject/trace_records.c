@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUPTI's buffers, and its records as the agent reads them. CUPTI calls these functions in threads of its own,
-// in ours, and in the program's.
+// CUPTI's buffers, and its records as the agent reads them. CUPTI calls these functions in its threads, in
+// ours, and in the program's.
 #include "cupti.h"
 
 #include <string.h>

@@ -16,7 +16,7 @@ import pytest
 from sonde import _native
 from sonde.attach import cupti_builds, glibc
 from sonde.cli import main
-from sonde.collect import inject_abi as abi
+from sonde.collect import inject_trace_abi as abi
 from sonde.collect.tracing import Tracer
 from sonde.errors import NotACapture, ProcessGone, TargetRefused
 from sonde.export import device_trace as export

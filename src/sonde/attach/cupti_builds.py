@@ -32,7 +32,7 @@ class Price:
     mixed_us: float
 
     def share(self, launches: float, replays: float) -> float:
-        """By how much steps take longer, at most, at so many launches and replays a second."""
+        """By how much steps take longer, at most, by its launches and replays a second."""
         mixed = min(launches, replays) * self.mixed_us
         return (launches * self.launch_us + replays * self.replay_us + mixed) / 1e6
 
@@ -72,7 +72,7 @@ def require(pid: int, driver: int | None = None) -> Build:
     found = _build_ids(pid)
     if not found:
         raise TargetRefused(
-            f"process {pid} has not loaded CUPTI (libcupti.so), and Sonde brings none of its own",
+            f"process {pid} has not loaded CUPTI (libcupti.so), and Sonde brings none",
             f"PyTorch loads it with its own libraries. {_OTHERWISE}",
         )
     if len(found) > 1:

@@ -14,6 +14,7 @@ from typing import Final
 
 from sonde import _native, procfs
 from sonde.collect import inject_abi as abi
+from sonde.collect import inject_trace_abi as trace_abi
 from sonde.collect.inject_memory import REASON_TEXT, InjectMemory, find_memory
 from sonde.collect.inject_records import Ring
 from sonde.collect.slots import Slots, slots_asked
@@ -126,7 +127,7 @@ class Tracer:
         *,
         all_calls: bool = False,
     ) -> RawTrace:
-        """One trace of so many seconds. `on_turn`: called often; False ends the trace early.
+        """One trace of this length. `on_turn`: called often; False ends the trace early.
         `all_calls`: of the driver, not only those that launch, copy or set: that costs more.
 
         Raises TargetRefused with the library's reason, AttachFailed.
@@ -169,7 +170,7 @@ class Tracer:
                 f"process {self.pid} was not traced: {REASON_TEXT[reason]}{detail}",
                 _REMEDIES.get(reason, "Record it without: sonde record --device-time -p PID."),
             )
-        fd = find_memory(self.pid, abi.TRACE_MEMFD, abi.TRACE_BYTES)
+        fd = find_memory(self.pid, trace_abi.TRACE_MEMFD, trace_abi.TRACE_BYTES)
         if fd is None:
             raise AttachFailed(
                 f"the trace of process {self.pid} is not to be found in it", "Try again."
@@ -189,19 +190,19 @@ _REMEDIES: Final = {
 
 def _read(fd: int, library_fd: int, window: int) -> RawTrace:
     """Raises AttachFailed where it is not what it should be."""
-    head = abi.Trace._make(abi.TRACE.unpack(_all(fd, abi.TRACE.size, 0)))
-    if head.magic != abi.TRACE_MAGIC or head.abi != abi.ABI or head.window != window:
+    head = trace_abi.Trace._make(trace_abi.TRACE.unpack(_all(fd, trace_abi.TRACE.size, 0)))
+    if head.magic != trace_abi.TRACE_MAGIC or head.abi != abi.ABI or head.window != window:
         raise AttachFailed("what the process holds is no trace", "Try again.")
-    count = min(head.records, abi.TRACE_RECORDS)
-    records = _all(fd, count * abi.TRACED_BYTES, abi.TRACE_AT)
-    at, _ = abi.TRACED_FIELDS["name"]
-    offsets = set(memoryview(records).cast("I")[at // 4 :: abi.TRACED_BYTES // 4])
+    count = min(head.records, trace_abi.TRACE_RECORDS)
+    records = _all(fd, count * trace_abi.TRACED_BYTES, trace_abi.TRACE_AT)
+    at, _ = trace_abi.TRACED_FIELDS["name"]
+    offsets = set(memoryview(records).cast("I")[at // 4 :: trace_abi.TRACED_BYTES // 4])
     names = _all(library_fd, abi.NAMES_BYTES, abi.NAMES_AT)
     return RawTrace(
         head=head._asdict(),
         records=records,
-        record_bytes=abi.TRACED_BYTES,
-        fields=abi.TRACED_FIELDS,
+        record_bytes=trace_abi.TRACED_BYTES,
+        fields=trace_abi.TRACED_FIELDS,
         names=_names(names, sorted(offsets)),
     )
 
