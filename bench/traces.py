@@ -71,7 +71,8 @@ class Loop:
         steps, began_ns = self.ask("steps")
         time.sleep(seconds)
         steps_then, ended_ns = self.ask("steps")
-        return round(float(steps_then - steps) / (ended_ns - began_ns) * 1e9, 2)
+        rate: float = (steps_then - steps) / (ended_ns - began_ns) * 1e9
+        return round(rate, 2)
 
 
 def memory_of(pid: int) -> InjectMemory:
