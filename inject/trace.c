@@ -137,6 +137,8 @@ static enum inject_reason switch_on(struct inject_trace *head, int *thread_ids)
 			switch_off(k);
 	if (result) {
 		switch_calls(false);
+		if (*thread_ids >= 0)
+			cupti.cuptiSetThreadIdType(*thread_ids);
 		return failed(result);
 	}
 	head->switch_ns = now_ns() - began;
