@@ -52,6 +52,15 @@
  * data of a loaded module, holding the given value, which is such a function or an import of its name
  * that is not bound yet), puts its own function there, and sets slots_done. Without INJECT_SLOTS it
  * looks for itself.
+ *
+ * ---- trace -------------------------------------------------------------------------------------
+ * With INJECT_WINDOWS alone and a `window` other than window_done (and not 0), the library traces for window_us
+ * by the copy of CUPTI that the process has mapped, in a thread that lives as long as that takes. Whether this
+ * build may be used is the agent's to know beforehand. What came of it: window_reason, then window_done. Records
+ * are in another sealed memfd, INJECT_TRACE_MEMFD: inject_trace at 0, its magic last, and records from
+ * INJECT_TRACE_AT on; their names are in the memory above. It stays until the next window, or until window is 0 or
+ * the heartbeat ends. Times of records are CUPTI's; two pairs of both clocks relate them. A trace is cut short where
+ * another user of CUPTI comes, on detach, and where the heartbeat ends.
  */
 #ifndef SONDE_INJECT_H
 #define SONDE_INJECT_H
@@ -60,7 +69,7 @@
 
 #define INJECT_MEMFD "sonde-inject"
 #define INJECT_MAGIC 0x31746a6e69646e73ull /* "sndinjt1", little endian */
-#define INJECT_ABI 2
+#define INJECT_ABI 3
 #define INJECT_HEARTBEAT_NS 250000000ull
 #define INJECT_IDLE_NS 1000000000ull
 #define INJECT_AHEAD_NS 5000000000ull /* a heartbeat may lie this far ahead */
@@ -79,6 +88,14 @@
 #define INJECT_SLOTS_MOST 4096u
 #define INJECT_BYTES (INJECT_SLOTS_AT + INJECT_SLOTS_MOST * 24)
 #define INJECT_NAME_MAX 2048 /* longest name kept, bytes */
+
+#define INJECT_TRACE_MEMFD "sonde-trace"
+#define INJECT_TRACE_MAGIC 0x316361727464736eull /* "nsdtrac1", little endian */
+#define INJECT_TRACE_AT 4096
+#define INJECT_TRACE_RECORDS 2097152u
+#define INJECT_TRACED_BYTES 88
+#define INJECT_TRACE_BYTES (INJECT_TRACE_AT + INJECT_TRACE_RECORDS * INJECT_TRACED_BYTES)
+#define INJECT_TRACE_MOST_US 10000000u
 
 struct inject_header {
 	uint64_t magic;
@@ -106,16 +123,18 @@ enum inject_request {
 
 struct inject_control {
 	uint64_t heartbeat_ns;
-	uint32_t request;     /* enum inject_request */
-	uint32_t off;	      /* INJECT_KILL: stop for good */
-	uint64_t tail;	      /* records taken out of the ring, ever */
-	uint32_t per_second;  /* about how many launches a second to time; 0: none */
-	uint32_t every;	      /* if not 0: one launch in `every` instead */
-	uint64_t seed;	      /* of the sampling; 0: the library's choice */
-	uint32_t window;      /* number of the CUPTI window wanted; a new one opens it */
-	uint32_t window_us;   /* its length */
-	uint32_t slots_count; /* written before slots_seq */
-	uint32_t slots_seq;   /* one more with each list */
+	uint32_t request;      /* enum inject_request */
+	uint32_t off;	       /* INJECT_KILL: stop for good */
+	uint64_t tail;	       /* records taken out of the ring, ever */
+	uint32_t per_second;   /* about how many launches a second to time; 0: none */
+	uint32_t every;	       /* if not 0: one launch in `every` instead */
+	uint64_t seed;	       /* of the sampling; 0: the library's choice */
+	uint32_t window;       /* number of the CUPTI window wanted; a new one opens it */
+	uint32_t window_us;    /* its length */
+	uint32_t slots_count;  /* written before slots_seq */
+	uint32_t slots_seq;    /* one more with each list */
+	uint32_t window_calls; /* 1: all calls of the driver, 0: those that launch or copy */
+	uint32_t window_unused;
 };
 
 enum inject_status {
@@ -180,7 +199,7 @@ struct inject_state {
 	uint32_t functions_count;
 	uint32_t functions_seq; /* one more when they are others */
 	uint32_t slots_done;	/* slots_seq of the list that was taken over last */
-	uint32_t slots_unused;
+	uint32_t window_reason; /* enum inject_reason, of window_done */
 };
 
 /* A function that the library stands in for. */
@@ -250,6 +269,55 @@ struct inject_frames {
 	uint64_t correlation;
 	uint32_t tid, unused;
 	uint64_t address[INJECT_FRAMES_EACH];
+};
+
+/* What a trace holds. */
+struct inject_trace {
+	uint64_t magic; /* written last */
+	uint32_t abi;
+	uint32_t pid; /* in the process's own pid namespace */
+	uint32_t window;
+	uint32_t cut; /* 1: it ended early */
+	/* Before the first kind of record was switched on, and before the first one was switched off: in
+	 * CLOCK_MONOTONIC and in CUPTI's clock. */
+	uint64_t opened_ns, opened_cupti_ns;
+	uint64_t closed_ns, closed_cupti_ns;
+	uint64_t records;   /* of INJECT_TRACE_RECORDS */
+	uint64_t left_out;  /* that found no room there */
+	uint64_t dropped;   /* by CUPTI's own count */
+	uint64_t unknown;   /* of kinds that were not asked for */
+	uint64_t no_buffer; /* CUPTI wanted one more than there are */
+	uint64_t foreign;   /* buffers that are not ours were handed to us, and left alone */
+	uint64_t held;	    /* buffers that CUPTI had not given back in the end */
+	/* When kernels and copies were switched off; calls are at closed_cupti_ns. */
+	uint64_t off_cupti_ns;
+	uint64_t switch_ns;  /* switching on took so long */
+	uint64_t drained_ns; /* switching off and fetching what was left took so long */
+};
+
+enum inject_traced_kind {
+	INJECT_TRACED_KERNEL = 1,
+	INJECT_TRACED_COPY,
+	INJECT_TRACED_SET,
+	INJECT_TRACED_RUNTIME, /* a call of the runtime */
+	INJECT_TRACED_DRIVER,  /* a call of the driver */
+};
+
+/* One record of a trace. What a kind does not have is 0. */
+struct inject_traced {
+	uint64_t start_ns, end_ns;
+	uint64_t node;	      /* of a graph */
+	uint64_t bytes;	      /* moved or set */
+	uint32_t correlation; /* of a call, and of what it launched */
+	uint32_t name;	      /* offset of an inject_name in names, 0 unknown */
+	uint32_t device, stream, graph;
+	uint32_t tid;		   /* of a call, in the process's own pid namespace */
+	uint32_t result;	   /* of a call */
+	uint16_t kind;		   /* enum inject_traced_kind */
+	uint8_t direction, memory; /* of a copy, as CUPTI numbers them; memory: from | to << 4 */
+	uint32_t grid[3];
+	uint16_t block[3], registers;
+	uint32_t shared_bytes;
 };
 
 /* At a multiple of 8 from the start of names; the first is at 8. Text is not ended by a zero. */

@@ -101,6 +101,7 @@ static void cuda_forget(void)
 	captures_forget();
 	sections_forget();
 	profilers_forget();
+	trace_forget();
 	cuda_waits_forget();
 	pools_forget();
 }

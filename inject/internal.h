@@ -59,6 +59,9 @@ extern struct shared shared;
 bool shared_create(uint32_t generation);
 /* In a forked child: the parent's memory is not ours to touch. */
 void shared_forget(void);
+/* Sealed memory of this name and size, mapped, and its descriptor, by which agents without privileges find it;
+ * NULL: none. */
+char *shared_memory(const char *name, size_t bytes, int *descriptor);
 /* By our own thread alone. False: no room, counted. */
 bool shared_put(struct inject_record *record);
 /* By any thread. 0: no room, counted. */
@@ -261,6 +264,18 @@ void thread_end(void);
 void arm(bool on);
 void nap(uint64_t ns);
 
+/* ---- trace.c: all that the process asks of its devices, for a while ---- */
+
+/* By our thread: begin what is asked for, if that is new; `window` 0: give up what the last one left. */
+void trace_poll(uint32_t window, uint32_t us);
+bool trace_is_running(void);
+/* It is to end early. */
+void trace_end(void);
+/* Another user of CUPTI comes: end, and wait until that is done, for 2 s at most. */
+void trace_step_aside(void);
+/* In a forked child. */
+void trace_forget(void);
+
 /* ---- start.c: the start, forks, the exit ---- */
 
 void start_again_after_fork(void);
@@ -272,7 +287,7 @@ void watch_exit(void);
 /* ---- steps.c ---- */
 
 /*
- * Our thread's steps in device libraries. It takes none while a host thread takes a context away or once
+ * Steps of our threads in device libraries. They take none while a host thread takes a context away or once
  * the process exits: both wait until the step under way is over, for STEP_WAIT_NS at most.
  */
 bool step_begin(void);

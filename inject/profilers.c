@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Others that trace the device through CUPTI (torch.profiler, JAX's): what they switch on and off is
 // noted, and while a kind that kernels or copies fall under is on, none of ours goes into a stream. So
-// their trace holds what it holds without us. CUPTI itself is never called from here but for them.
+// their trace holds what it holds without us, and a trace of ours (trace.c) ends before theirs begins. CUPTI
+// itself is never called from here but for them.
 #include "cuda.h"
-
-typedef int cupti_result;
+#include "cupti.h"
 
 #define KINDS (1ull << 1 | 1ull << 2 | 1ull << 3 | 1ull << 10)
 /* memcpy, memset, kernel, concurrent kernel: CUpti_ActivityKind, stable since CUDA 4 */
@@ -45,50 +45,111 @@ static void switch_off(int kind)
 	atomic_fetch_and(&kinds_on, ~bit_of(kind));
 }
 
+static _Atomic uint64_t foreign_at_ns; // the last call of theirs that a trace of ours would disturb
+static _Atomic(cupti_buffer_requested) their_requested;
+static _Atomic(cupti_buffer_completed) their_completed;
+static _Atomic bool known;
+
+#define SETTLED_NS 700000000ull /* between their first calls and switching something on */
+
+bool profilers_trace(void)
+{
+	uint64_t at = atomic_load(&foreign_at_ns);
+	return atomic_load(&kinds_on) || (at && now_ns() < at + SETTLED_NS);
+}
+
+bool profilers_are_known(void)
+{
+	return atomic_load(&known);
+}
+
+bool profilers_callbacks(cupti_buffer_requested *requested, cupti_buffer_completed *completed)
+{
+	*requested = atomic_load(&their_requested);
+	*completed = atomic_load(&their_completed);
+	return *requested && *completed;
+}
+
+// Noted first: a trace of ours looks for it once it counts as running, so one of us sees the other.
+static void they_come(void)
+{
+	atomic_store(&foreign_at_ns, now_ns());
+	trace_step_aside();
+}
+
 static cupti_result (*real_cuptiActivityEnable)(int kind);
 static cupti_result (*real_cuptiActivityDisable)(int kind);
 static cupti_result (*real_cuptiActivityEnableContext)(cu_context context, int kind);
 static cupti_result (*real_cuptiActivityDisableContext)(cu_context context, int kind);
+static cupti_result (*real_cuptiActivityRegisterCallbacks)(cupti_buffer_requested requested,
+							   cupti_buffer_completed completed);
+static cupti_result (*real_cuptiSubscribe)(void **subscriber, void *callback, void *data);
 static cupti_result (*real_cuptiFinalize)(void);
 
 static cupti_result hook_cuptiActivityEnable(int kind)
 {
-	return switched_on(switch_on(kind), REAL(cuptiActivityEnable)(kind));
+	uint64_t bit = switch_on(kind);
+	they_come();
+	atomic_store(&known, true);
+	return switched_on(bit, REAL(cuptiActivityEnable)(kind));
 }
 
 static cupti_result hook_cuptiActivityEnableContext(cu_context context, int kind)
 {
-	return switched_on(switch_on(kind), REAL(cuptiActivityEnableContext)(context, kind));
+	uint64_t bit = switch_on(kind);
+	they_come();
+	atomic_store(&known, true);
+	return switched_on(bit, REAL(cuptiActivityEnableContext)(context, kind));
 }
 
 static cupti_result hook_cuptiActivityDisable(int kind)
 {
+	trace_step_aside();
 	cupti_result result = REAL(cuptiActivityDisable)(kind);
 	switch_off(kind);
+	atomic_store(&known, true);
 	return result;
 }
 
 static cupti_result hook_cuptiActivityDisableContext(cu_context context, int kind)
 {
+	trace_step_aside();
 	cupti_result result = REAL(cuptiActivityDisableContext)(context, kind);
 	switch_off(kind);
+	atomic_store(&known, true);
 	return result;
+}
+
+static cupti_result hook_cuptiActivityRegisterCallbacks(cupti_buffer_requested requested,
+							cupti_buffer_completed completed)
+{
+	they_come();
+	atomic_store(&their_requested, requested);
+	atomic_store(&their_completed, completed);
+	return REAL(cuptiActivityRegisterCallbacks)(requested, completed);
+}
+
+static cupti_result hook_cuptiSubscribe(void **subscriber, void *callback, void *data)
+{
+	they_come();
+	return REAL(cuptiSubscribe)(subscriber, callback, data);
 }
 
 static cupti_result hook_cuptiFinalize(void)
 {
+	trace_step_aside();
 	cupti_result result = REAL(cuptiFinalize)();
 	atomic_store(&kinds_on, 0);
 	return result;
 }
 
-#define CUPTI "libcupti.so"
 #define CUPTI_ENTRY(NAME) {#NAME, (void *)hook_##NAME, (void **)&real_##NAME, CUPTI},
 
 static const struct hook table[] = {
 	// clang-format off
 	CUPTI_ENTRY(cuptiActivityEnable) CUPTI_ENTRY(cuptiActivityEnableContext)
 	CUPTI_ENTRY(cuptiActivityDisable) CUPTI_ENTRY(cuptiActivityDisableContext)
+	CUPTI_ENTRY(cuptiActivityRegisterCallbacks) CUPTI_ENTRY(cuptiSubscribe)
 	CUPTI_ENTRY(cuptiFinalize)
 	// clang-format on
 };
@@ -115,4 +176,8 @@ bool profilers_found(void)
 void profilers_forget(void)
 {
 	atomic_store(&kinds_on, 0);
+	atomic_store(&known, false);
+	atomic_store(&foreign_at_ns, 0);
+	atomic_store(&their_requested, NULL);
+	atomic_store(&their_completed, NULL);
 }

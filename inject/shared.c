@@ -26,17 +26,17 @@ static struct shared_names {
 } * names;
 
 // A file made longer than the host may make files ends the host with SIGXFSZ.
-static bool may_be_so_long(void)
+static bool may_be_so_long(size_t bytes)
 {
 	struct rlimit most;
-	return getrlimit(RLIMIT_FSIZE, &most) || most.rlim_cur >= INJECT_BYTES;
+	return getrlimit(RLIMIT_FSIZE, &most) || most.rlim_cur >= bytes;
 }
 
-static char *map_shared(void)
+char *shared_memory(const char *name, size_t bytes, int *descriptor)
 {
-	if (!may_be_so_long())
+	if (!may_be_so_long(bytes))
 		return NULL;
-	int fd = (int)syscall(SYS_memfd_create, INJECT_MEMFD, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	int fd = (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (fd < 0)
 		return NULL;
 	int high = (int)syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, HIGH_FD);
@@ -44,22 +44,23 @@ static char *map_shared(void)
 		syscall(SYS_close, fd);
 		fd = high;
 	}
-	if (syscall(SYS_ftruncate, fd, (long)INJECT_BYTES) ||
-	    syscall(SYS_fcntl, fd, ADD_SEALS, SEALS)) {
+	if (syscall(SYS_ftruncate, fd, (long)bytes) || syscall(SYS_fcntl, fd, ADD_SEALS, SEALS)) {
 		syscall(SYS_close, fd);
 		return NULL;
 	}
-	void *at = mmap(NULL, INJECT_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (at == MAP_FAILED) {
 		syscall(SYS_close, fd);
 		return NULL;
 	}
+	*descriptor = fd;
 	return at;
 }
 
 bool shared_create(uint32_t generation)
 {
-	char *at = map_shared();
+	int stays_open;
+	char *at = shared_memory(INJECT_MEMFD, INJECT_BYTES, &stays_open);
 	if (!at)
 		return false;
 	if (!names) {

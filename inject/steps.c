@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps: when our thread is in a device library, and how others keep it out.
+// Steps: when a thread of ours is in a device library, and how others keep it out.
 #include "internal.h"
 
 #define STEP_WAIT_NS 2000000000ull
@@ -14,16 +14,16 @@ bool step_is_unwanted(void)
 
 bool step_begin(void)
 {
-	atomic_store(&stepping, 1);
+	atomic_fetch_add(&stepping, 1);
 	if (likely(!step_is_unwanted()))
 		return true;
-	atomic_store(&stepping, 0);
+	atomic_fetch_sub(&stepping, 1);
 	return false;
 }
 
 void step_end(void)
 {
-	atomic_store(&stepping, 0);
+	atomic_fetch_sub(&stepping, 1);
 }
 
 void short_nap(int turn)

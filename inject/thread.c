@@ -161,6 +161,8 @@ static enum inject_status poll_request(struct work *w, uint64_t now)
 {
 	const struct inject_control *c = shared.control;
 	uint32_t request = __atomic_load_n(&c->request, __ATOMIC_ACQUIRE);
+	if (c->off == INJECT_KILL || request == INJECT_LEAVE)
+		trace_end();
 	uint64_t heartbeat = __atomic_load_n(&c->heartbeat_ns, __ATOMIC_RELAXED);
 	if (c->off == INJECT_KILL) {
 		disarm();
@@ -174,6 +176,8 @@ static enum inject_status poll_request(struct work *w, uint64_t now)
 	}
 	w->beating = heartbeat + INJECT_IDLE_NS > now && heartbeat <= now + INJECT_AHEAD_NS;
 	if (!w->beating || !(request & (INJECT_EVENTS | INJECT_OPENCL | INJECT_WINDOWS))) {
+		trace_end();
+		trace_poll(0, 0);
 		disarm();
 		return INJECT_IDLE;
 	}
@@ -191,6 +195,12 @@ static enum inject_status poll_request(struct work *w, uint64_t now)
 										  INJECT_REFUSED;
 	}
 	sampling_refill(now);
+	if (request & INJECT_WINDOWS)
+		trace_poll(c->window, c->window_us);
+	if (trace_is_running()) { // what we time would be in it
+		disarm();
+		return INJECT_WINDOW;
+	}
 	if (backends_yield()) {
 		disarm();
 		w->yielded_ns += w->yields_at_ns ? now - w->yields_at_ns : 0;

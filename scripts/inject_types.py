@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes src/sonde/collect/inject_abi.py from abi/inject.h:
+"""Writes src/sonde/collect/inject_abi.py and inject_trace_abi.py (traces) from abi/inject.h:
 `python scripts/inject_types.py [--check]`.
 
 Reads the C that the header uses: #define of numbers and texts, enums, structs of fixed-width
@@ -10,6 +10,7 @@ outcome against what a C compiler makes of the header.
 from __future__ import annotations
 
 import ast
+import functools
 import operator
 import re
 import sys
@@ -22,6 +23,7 @@ from generated import formatted, write_or_check
 ROOT = Path(__file__).parents[1]
 HEADER = ROOT / "abi" / "inject.h"
 TARGET = ROOT / "src" / "sonde" / "collect" / "inject_abi.py"
+TRACE_TARGET = TARGET.with_name("inject_trace_abi.py")
 
 CODES = {"uint64_t": "Q", "uint32_t": "I", "uint16_t": "H", "uint8_t": "B", "double": "d"}
 SIZES = {"Q": 8, "I": 4, "H": 2, "B": 1, "d": 8}
@@ -33,6 +35,7 @@ ENUMS = {
     "type": ("Type", "What a record is of."),
     "source": ("Source", "What a duration was measured by."),
     "flags": ("Flag", "Marks of a record."),
+    "traced_kind": ("TracedKind", "What a record of a trace is of."),
 }
 """Names of classes, and what they are; the class of another enum is its name."""
 
@@ -145,13 +148,19 @@ def _quoted(doc: str) -> list[str]:
     return textwrap.wrap(f'"""{text}"""', 100, initial_indent="    ", subsequent_indent="    ")
 
 
-def document() -> str:
-    """The module, formatted."""
+def document(of_traces: bool = False) -> str:
+    """The module, formatted: that of traces, or of all else."""
     text = HEADER.read_text()
     defined = constants(text)
     lines = [HEAD]
-    lines += [f"{name} = {value!r}" for name, value in defined.items()]
+    lines += [
+        f"{name} = {value!r}"
+        for name, value in defined.items()
+        if name.startswith("TRACE") == of_traces
+    ]
     for enum, members in enums(text).items():
+        if enum.startswith("trace") != of_traces:
+            continue
         name, doc = ENUMS.get(enum, (enum.title(), f"enum inject_{enum}"))
         explicit = all(number and number & (number - 1) == 0 for number, _ in members.values())
         base = "IntFlag" if explicit and enum in ("request", "flags") else "IntEnum"
@@ -159,6 +168,8 @@ def document() -> str:
         for member, (number, comment) in members.items():
             lines += [f"    {member} = {number}", *_quoted(comment)]
     for struct, fields in structs(text, defined).items():
+        if struct.startswith("trace") != of_traces:
+            continue
         code = "".join(field.code for field in fields)
         lines += ["", "", f"class {struct.title()}(NamedTuple):"]
         lines += [f'    """struct inject_{struct}"""', ""]
@@ -174,8 +185,14 @@ def document() -> str:
         lines += [f"{upper}_FIELDS: Mapping[str, tuple[int, str]] = {{"]
         lines += [f'    "{it.name}": ({it.offset}, "{it.code}"),' for it in fields]
         lines += ["}"]
-    return formatted("\n".join(lines), TARGET)
+    source = "\n".join(lines)
+    if of_traces:
+        source = source.replace("IntEnum, IntFlag", "IntEnum")
+    return formatted(source, TARGET)
 
 
 if __name__ == "__main__":
-    sys.exit(write_or_check(TARGET, document))
+    sys.exit(
+        write_or_check(TARGET, document)
+        or write_or_check(TRACE_TARGET, functools.partial(document, of_traces=True))
+    )

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sonde.collect import inject_abi as abi
+from sonde.collect import inject_trace_abi as trace_abi
 
 ROOT = Path(__file__).parents[2]
 HEADER = ROOT / "abi/inject.h"
@@ -21,6 +22,8 @@ STRUCTS = {
     "inject_record": (abi.RECORD, abi.Record, abi.RECORD_FIELDS),
     "inject_frames": (abi.FRAMES, abi.Frames, abi.FRAMES_FIELDS),
     "inject_name": (abi.NAME, abi.Name, abi.NAME_FIELDS),
+    "inject_trace": (trace_abi.TRACE, trace_abi.Trace, trace_abi.TRACE_FIELDS),
+    "inject_traced": (trace_abi.TRACED, trace_abi.Traced, trace_abi.TRACED_FIELDS),
 }
 ENUMS = {
     "REQUEST": abi.Request,
@@ -42,7 +45,7 @@ def compiled(tmp_path_factory):
             c_name = re.sub(r"_(\d+)$", r"[\1]", field)
             lines.append(f'P("{struct}.{field}", offsetof(struct {struct}, {c_name}));')
     for name in re.findall(r"^#define (INJECT_\w+) ", HEADER.read_text(), re.MULTILINE):
-        if name != "INJECT_MEMFD":
+        if not name.endswith("_MEMFD"):
             lines.append(f'P("{name}", {name});')
     for body in re.findall(r"enum inject_\w+ {(.*?)};", HEADER.read_text(), re.DOTALL):
         plain = re.sub(r"/\*.*?\*/", "", body, flags=re.DOTALL)
@@ -83,6 +86,9 @@ def test_constants_are_the_same(compiled):
         "NAME_MAX", "KILL", "FRAMES_EACH", "TYPES",
     ):  # fmt: skip
         assert getattr(abi, name) == compiled[f"INJECT_{name}"], name
+    for name in ("MAGIC", "AT", "RECORDS", "BYTES", "MOST_US"):
+        assert getattr(trace_abi, f"TRACE_{name}") == compiled[f"INJECT_TRACE_{name}"], name
+    assert trace_abi.TRACED.size == trace_abi.TRACED_BYTES
     assert abi.RECORD.size == abi.FRAMES.size == abi.RECORD_BYTES
     assert f'"{abi.MEMFD}"' in HEADER.read_text()
 

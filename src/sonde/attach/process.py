@@ -6,13 +6,16 @@ from __future__ import annotations
 import os
 import platform
 import pwd
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from sonde import procfs
 from sonde.errors import PermissionDenied, ProcessGone, TargetRefused, TargetStopped, UsageError
 
+MOST_THREADS: Final = 65_536
 _CAP_SYS_PTRACE: Final = 19
 _YAMA: Final = Path("/proc/sys/kernel/yama/ptrace_scope")
 _LOOK_UP: Final = "Look the pid up with: ps -e -o pid,args"
@@ -35,6 +38,17 @@ class Status:
     filters: int
     shadow_stack: bool
     capabilities: int
+
+
+def threads_of(pid: int) -> dict[int, tuple[int, str]]:
+    """Number here and name of each thread, by its number in the process's own namespace; at most
+    MOST_THREADS. Empty where the process is gone."""
+    found = {}
+    with suppress(OSError), os.scandir(f"/proc/{pid}/task") as entries:
+        for entry in islice(entries, MOST_THREADS):
+            if entry.name.isdigit() and (status := read_status(pid, int(entry.name))):
+                found[status.inner_tid] = int(entry.name), status.name
+    return found
 
 
 def read_status(pid: int, tid: int | None = None, proc: Path = Path("/proc")) -> Status | None:

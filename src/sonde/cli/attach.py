@@ -57,7 +57,7 @@ def _seconds(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Attach. Raises SondeError where that is impossible; the process is then unchanged."""
-    from sonde.attach import process, remote, switch
+    from sonde.attach import process, switch
     from sonde.collect import device_process, slots
     from sonde.collect import inject_abi as abi
     from sonde.host import namespaces
@@ -65,16 +65,8 @@ def run(args: argparse.Namespace) -> int:
     switch.require_on()
     namespaces.require_matching_proc()
     process.require(args.pid)
-    memory, loaded = _find(args.pid), None
-    if memory is None:
-        loaded = remote.load_product(args.pid, wait_s=args.wait)
-        memory = _appears(args.pid)
+    memory, loaded = _found_or_loaded(args.pid, args.wait)
     with memory:
-        if memory.seen().status is abi.Status.KILLED:
-            raise TargetRefused(
-                f"device time is off for good in process {args.pid} (sonde detach --for-good)",
-                "Restart the process.",
-            )
         if memory.is_detached():
             # The request of an active recorder. Without its heartbeat the library stays idle.
             memory.ask(request=device_process.REQUEST | slots.slots_asked(args.pid))
@@ -84,6 +76,37 @@ def run(args: argparse.Namespace) -> int:
             seen = memory.wait_for(*set(abi.Status) - starting, timeout_s=1.0)
         _print_result(args, loaded, seen)
     return 0
+
+
+def memory_of(pid: int, wait_s: float = 5.0) -> InjectMemory:
+    """The memory of the library in a process, which is loaded where it is not there.
+
+    Raises TargetRefused where somebody wants the process left alone, SondeError where it cannot be.
+    """
+    memory, _ = _found_or_loaded(pid, wait_s)
+    if memory.is_detached():
+        memory.close()
+        raise TargetRefused(
+            f"process {pid} was detached (sonde detach)", f"Attach again: sonde attach {pid}"
+        )
+    return memory
+
+
+def _found_or_loaded(pid: int, wait_s: float) -> tuple[InjectMemory, Loaded | None]:
+    from sonde.attach import remote
+    from sonde.collect import inject_abi as abi
+
+    memory, loaded = _find(pid), None
+    if memory is None:
+        loaded = remote.load_product(pid, wait_s=wait_s)
+        memory = _appears(pid)
+    if memory.seen().status is abi.Status.KILLED:
+        memory.close()
+        raise TargetRefused(
+            f"device time is off for good in process {pid} (sonde detach --for-good)",
+            "Restart the process.",
+        )
+    return memory, loaded
 
 
 def _find(pid: int) -> InjectMemory | None:

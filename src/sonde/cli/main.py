@@ -28,6 +28,7 @@ COMMANDS = {
     "diagnose": "watch this node: what became slower, why, and who did it",
     "incidents": "incidents that were kept: cause, offender, evidence",
     "health": "whether this node's devices are fit for work",
+    "trace": "every kernel, copy and call of a running process for a second, at a stated price",
     "top": "live table of the processes that use CPUs and devices",
     "dump": "the current stack of every thread of a process",
     "up": "watch this machine, keep its history, answer questions: agent and server in one",

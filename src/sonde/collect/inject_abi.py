@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 MEMFD = "sonde-inject"
 MAGIC = 3563590227604041331
-ABI = 2
+ABI = 3
 HEARTBEAT_NS = 250000000
 IDLE_NS = 1000000000
 AHEAD_NS = 5000000000
@@ -187,9 +187,12 @@ class Control(NamedTuple):
     """written before slots_seq"""
     slots_seq: int
     """one more with each list"""
+    window_calls: int
+    """1: all calls of the driver, 0: those that launch or copy"""
+    window_unused: int
 
 
-CONTROL = Struct("=QIIQIIQIIII")
+CONTROL = Struct("=QIIQIIQIIIIII")
 CONTROL_FIELDS: Mapping[str, tuple[int, str]] = {
     "heartbeat_ns": (0, "Q"),
     "request": (8, "I"),
@@ -202,6 +205,8 @@ CONTROL_FIELDS: Mapping[str, tuple[int, str]] = {
     "window_us": (44, "I"),
     "slots_count": (48, "I"),
     "slots_seq": (52, "I"),
+    "window_calls": (56, "I"),
+    "window_unused": (60, "I"),
 }
 
 
@@ -268,7 +273,8 @@ class State(NamedTuple):
     """one more when they are others"""
     slots_done: int
     """slots_seq of the list that was taken over last"""
-    slots_unused: int
+    window_reason: int
+    """enum inject_reason, of window_done"""
 
 
 STATE = Struct("=QIIQQQQQQQQQQQQQQQQQQQIIIIIIIIQQQQIIII")
@@ -310,7 +316,7 @@ STATE_FIELDS: Mapping[str, tuple[int, str]] = {
     "functions_count": (232, "I"),
     "functions_seq": (236, "I"),
     "slots_done": (240, "I"),
-    "slots_unused": (244, "I"),
+    "window_reason": (244, "I"),
 }
 
 

@@ -78,14 +78,14 @@ class InjectMemory:
         `most_bytes`: read of its mappings; `unread` counts it where there are more. Raises
         PermissionError where it may not be looked for.
         """
-        spans = _mapped(pid, most_bytes, unread)
+        spans = _mapped(pid, MAPPED_AS, most_bytes, unread)
         if spans is None:
             return None
         inner = _inner_pid(pid)
         try:
-            return cls._first(pid, inner, (f"/proc/{pid}/map_files/{span}" for span in spans))
+            return cls._first(pid, inner, _map_files(pid, spans))
         except PermissionError:  # that takes CAP_CHECKPOINT_RESTORE; descriptors do not
-            return cls._first(pid, inner, _descriptors(pid))
+            return cls._first(pid, inner, _descriptors(pid, MAPPED_AS))
 
     @classmethod
     def _first(cls, pid: int, inner_pid: int, links: Iterable[str]) -> Self | None:
@@ -173,6 +173,39 @@ class InjectMemory:
             time.sleep(0.02)
 
 
+def find_memory(pid: int, name: str, size: int) -> int | None:
+    """A descriptor of other memory that the library made, a sealed memfd of this name and size;
+    None where there is none. What it holds is the process's word. Raises PermissionError."""
+    mapped_as = f"/memfd:{name} (deleted)"
+    spans = _mapped(pid, mapped_as, procfs.MAX_MAPS_BYTES, None) or []
+    try:
+        return _first_sealed(_map_files(pid, spans), size)
+    except PermissionError:
+        return _first_sealed(_descriptors(pid, mapped_as), size)
+
+
+def _first_sealed(links: Iterable[str], size: int) -> int | None:
+    for path in links:
+        try:
+            fd = procfs.open_memory(path, size)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if fd is not None:
+            if _is_sealed(fd):
+                return fd
+            os.close(fd)
+    return None
+
+
+def _is_sealed(fd: int) -> bool:
+    sealed = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+    return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & sealed == sealed
+
+
+def _map_files(pid: int, spans: Iterable[str]) -> Iterator[str]:
+    return (f"/proc/{pid}/map_files/{span}" for span in spans)
+
+
 def _exactly(fd: int, size: int, at: int) -> bytes:
     data = os.pread(fd, size, at)
     if len(data) != size:
@@ -185,8 +218,7 @@ def _header(fd: int) -> abi.Header | None:
     try:
         raw = _exactly(fd, abi.HEADER.size, abi.HEADER_AT)
         header = abi.Header._make(abi.HEADER.unpack(raw))
-        sealed = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & sealed != sealed:
+        if not _is_sealed(fd):
             return None
     except OSError:
         return None
@@ -194,26 +226,26 @@ def _header(fd: int) -> abi.Header | None:
     return header if fits and header.bytes == abi.BYTES else None
 
 
-def _descriptors(pid: int) -> Iterator[str]:
+def _descriptors(pid: int, mapped_as: str) -> Iterator[str]:
     """Descriptors of a process that lead to such memory by their names."""
     folder = f"/proc/{procfs.memory_task(pid)}/fd"
     with suppress(FileNotFoundError, ProcessLookupError), os.scandir(folder) as entries:
         tried = 0
         for entry in islice(entries, _MOST_DESCRIPTORS):
             with suppress(OSError):
-                if tried < _MOST_TRIED and procfs.read_link(entry.path) == MAPPED_AS:
+                if tried < _MOST_TRIED and procfs.read_link(entry.path) == mapped_as:
                     tried += 1
                     yield entry.path
 
 
-def _mapped(pid: int, most_bytes: int, unread: Unread | None) -> list[str] | None:
+def _mapped(pid: int, name: str, most_bytes: int, unread: Unread | None) -> list[str] | None:
     """Ranges of addresses that show such memory; None where no code of the library is mapped.
 
     Raises PermissionError.
     """
     spans: list[str] = []
     has_library = False
-    mapped_as = MAPPED_AS.encode()
+    mapped_as = name.encode()
     try:
         with procfs.MapsReader(pid, most_bytes) as reader:
             for line in reader.lines():

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+// A trace: for a while, CUPTI records every kernel, copy, set and call. In a thread that lives as long as that
+// takes, with a stack that CUPTI's calls fit on, so that the library's own goes on meanwhile.
+#include "cupti.h"
+
+#include <string.h>
+#include <sys/prctl.h>
+
+#define STACK_BYTES (1u << 20)
+#define NAP_NS 2000000u
+#define DRAIN_NS 10000000u
+#define DRAINS 30
+#define REST_NS 30000000u
+#define STEP_ASIDE_NS 2000000000ull
+
+static struct cupti cupti;
+static uint32_t window_us;		   // of the one under way
+static _Atomic uint32_t running, unwanted; // its number; 0: none
+// Kernels come last: switched on before the calls, they once stayed without records in a process for good, for
+// torch.profiler too.
+static const int kinds[] = {CUPTI_MEMCPY_PEER, CUPTI_MEMCPY, CUPTI_MEMSET, CUPTI_CONCURRENT_KERNEL};
+#define KINDS (sizeof kinds / sizeof *kinds)
+static bool all_calls; // of the driver; they cost much, also afterwards
+
+bool trace_is_running(void)
+{
+	return atomic_load(&running) != 0;
+}
+
+void trace_end(void)
+{
+	atomic_store(&unwanted, atomic_load(&running));
+}
+
+void trace_step_aside(void)
+{ // bounded: the host must not hang with CUPTI
+	if (likely(!trace_is_running()))
+		return;
+	trace_end();
+	uint64_t until = now_ns() + STEP_ASIDE_NS;
+	for (int i = 0; trace_is_running() && now_ns() < until; i++)
+		short_nap(i);
+}
+
+static bool functions_found(void)
+{
+#define FIND(name, arguments)                                                                      \
+	if (!(cupti.name = (cupti_result(*) arguments)module_symbol(CUPTI, #name)))                \
+		return false;
+	CUPTI_FUNCTIONS(FIND)
+	return true;
+}
+
+static void nothing(void)
+{
+}
+
+// Kineto keeps the subscription after its first session, nsys from the program's start. So where there is none,
+// nobody traces; where there is one, we know it only of those whose switching we have seen.
+static bool is_taken(void)
+{
+	void *subscriber;
+	if (profilers_trace())
+		return true;
+	if (cupti.cuptiSubscribe(&subscriber, (void *)nothing, NULL))
+		return !profilers_are_known();
+	cupti.cuptiUnsubscribe(subscriber);
+	return false;
+}
+
+static void read_clocks(uint64_t *ours, uint64_t *theirs)
+{
+	uint64_t before = now_ns();
+	cupti.cuptiGetTimestamp(theirs);
+	*ours = before + (now_ns() - before) / 2;
+}
+
+static void switch_off(unsigned count)
+{
+	while (count--)
+		cupti.cuptiActivityDisable(kinds[count]);
+}
+
+// A run is only believed if its call is known, so those of the driver that ask for runs are wanted at least.
+static bool asks_for_runs(const char *name)
+{
+	return !strncmp(name, "cuLaunch", 8) || !strncmp(name, "cuGraphLaunch", 13) ||
+	       !strncmp(name, "cuMemcpy", 8) || !strncmp(name, "cuMemset", 8);
+}
+
+static cupti_result switch_driver_calls(bool on)
+{
+	if (all_calls)
+		return on ? cupti.cuptiActivityEnable(CUPTI_DRIVER) :
+			    cupti.cuptiActivityDisable(CUPTI_DRIVER);
+	unsigned switched = 0;
+	const char *name;
+	for (uint32_t id = 1; id < CUPTI_DRIVER_CALLS; id++)
+		if (!cupti.cuptiGetCallbackName(CUPTI_DOMAIN_DRIVER, id, &name) && name &&
+		    asks_for_runs(name))
+			switched += !cupti.cuptiActivityEnableDriverApi(id, on);
+	return switched ? 0 : CUPTI_NOT_SWITCHED;
+}
+
+static cupti_result switch_calls(bool on)
+{
+	cupti_result result = on ? cupti.cuptiActivityEnable(CUPTI_RUNTIME) :
+				   cupti.cuptiActivityDisable(CUPTI_RUNTIME);
+	return result && on ? result : switch_driver_calls(on);
+}
+
+static enum inject_reason failed(cupti_result result)
+{
+	SET(cupti_error, (uint32_t)result);
+	return result == CUPTI_NO_PRIVILEGES	     ? INJECT_CUPTI_DENIED :
+	       result == CUPTI_SUBSCRIBED_BY_ANOTHER ? INJECT_CUPTI_TAKEN :
+						       INJECT_CUPTI_FAILED;
+}
+
+static enum inject_reason switch_on(struct inject_trace *head, int *thread_ids)
+{
+	uint64_t began = now_ns();
+	if (is_taken())
+		return INJECT_CUPTI_TAKEN;
+	cupti_result result =
+		cupti.cuptiActivityRegisterCallbacks(cupti_wants_buffer, cupti_gives_buffer);
+	if (result)
+		return failed(result);
+	*thread_ids = -1;
+	cupti.cuptiGetThreadIdType(thread_ids);
+	cupti.cuptiSetThreadIdType(CUPTI_THREAD_ID_SYSTEM);
+	records_keep(true);
+	read_clocks(&head->opened_ns, &head->opened_cupti_ns);
+	result = switch_calls(true);
+	for (unsigned k = 0; k < KINDS && !result; k++)
+		if ((result = cupti.cuptiActivityEnable(kinds[k])))
+			switch_off(k);
+	if (result) {
+		switch_calls(false);
+		if (*thread_ids >= 0)
+			cupti.cuptiSetThreadIdType(*thread_ids);
+		return failed(result);
+	}
+	head->switch_ns = now_ns() - began;
+	return INJECT_OK;
+}
+
+// What was launched may still run, or wait in a queue: CUPTI hands over what is complete.
+static void drain(struct inject_trace *head)
+{
+	uint64_t before = UINT64_MAX;
+	for (int i = 0; i < DRAINS; i++) {
+		uint64_t records = __atomic_load_n(&head->records, __ATOMIC_RELAXED);
+		if (records == before && !records_held())
+			break;
+		before = records;
+		nap(DRAIN_NS);
+		cupti.cuptiActivityFlushAll(0);
+	}
+}
+
+static void close_window(struct inject_trace *head, int thread_ids)
+{
+	read_clocks(&head->closed_ns, &head->closed_cupti_ns);
+	switch_calls(false);
+	// A replay that runs while kernels are switched off gets wrong ends (10 ms too late, on an H100). So it is to
+	// be one whose call is not recorded any more.
+	nap(REST_NS);
+	cupti.cuptiActivityFlushAll(0);
+	cupti.cuptiGetTimestamp(&head->off_cupti_ns);
+	switch_off(KINDS);
+	drain(head);
+	if (thread_ids >= 0)
+		cupti.cuptiSetThreadIdType(thread_ids);
+	cupti_buffer_requested requested;
+	cupti_buffer_completed completed;
+	if (profilers_callbacks(&requested, &completed))
+		cupti.cuptiActivityRegisterCallbacks(requested, completed);
+	head->drained_ns = now_ns() - head->closed_ns;
+}
+
+static bool step_begun(void)
+{ // a context is being taken away: that ends
+	for (int i = 0; i < 1000; i++) {
+		if (step_begin())
+			return true;
+		nap(NAP_NS);
+	}
+	return false;
+}
+
+static enum inject_reason trace(uint32_t window)
+{
+	int thread_ids = -1;
+	if (!functions_found())
+		return INJECT_CUPTI_MISSING;
+	uint32_t version = 0;
+	cupti.cuptiGetVersion(&version);
+	SET(cupti_version, version);
+	if (!records_begin(&cupti, window))
+		return INJECT_NO_MEMORY;
+	struct inject_trace *head = records_head();
+	if (!step_begun())
+		return INJECT_CUPTI_FAILED;
+	enum inject_reason reason = switch_on(head, &thread_ids);
+	step_end();
+	if (reason != INJECT_OK) {
+		records_keep(false);
+		return reason;
+	}
+	uint64_t until = head->opened_ns + window_us * 1000ull;
+	while (now_ns() < until && atomic_load(&unwanted) != window)
+		nap(NAP_NS);
+	head->cut = now_ns() < until;
+	if (!step_begun())
+		return INJECT_CUPTI_FAILED; // the process exits: CUPTI is left as it is
+	close_window(head, thread_ids);
+	step_end();
+	records_keep(false);
+	head->held = records_held();
+	records_publish();
+	COUNT(windows, 1);
+	COUNT(window_records, head->records);
+	COUNT(window_dropped, head->dropped + head->left_out);
+	COUNT(window_cut, head->cut);
+	return INJECT_OK;
+}
+
+static void *run(void *unused)
+{
+	(void)unused;
+	prctl(PR_SET_NAME, "sonde-trace");
+	uint32_t window = atomic_load(&running);
+	enum inject_reason reason = trace(window);
+	atomic_store(&running, 0);
+	SET(window_reason, reason);
+	__atomic_store_n(&shared.state->window_done, window, __ATOMIC_RELEASE);
+	return NULL;
+}
+
+void trace_poll(uint32_t window, uint32_t us)
+{
+	if (trace_is_running())
+		return;
+	if (!window) {
+		records_forget();
+		SET(window_done, 0);
+	}
+	if (window == shared.state->window_done)
+		return;
+	pthread_attr_t attributes;
+	pthread_t thread;
+	all_calls = shared.control->window_calls == 1;
+	window_us = us < INJECT_TRACE_MOST_US ? us : INJECT_TRACE_MOST_US;
+	atomic_store(&running, window);
+	pthread_attr_init(&attributes);
+	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+	pthread_attr_setstacksize(&attributes, STACK_BYTES);
+	if (pthread_create(&thread, &attributes, run, NULL)) { // it inherits our signal mask
+		atomic_store(&running, 0);
+		SET(window_reason, INJECT_NO_MEMORY);
+		SET(window_done, window);
+	}
+	pthread_attr_destroy(&attributes);
+}
+
+void trace_forget(void)
+{
+	atomic_store(&running, 0);
+	records_forget();
+}

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sonde trace PID`: every kernel, copy and call of a running process, for a second."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sonde.errors import HostError, SondeError, UsageError
+
+if TYPE_CHECKING:
+    from sonde.attach.cupti_builds import Build
+    from sonde.model.device_trace import DeviceTrace, RawTrace
+
+EXAMPLE = """\
+examples:
+  sonde trace 4711 --dry-run               what it would cost, and whether it is refused
+  sudo sonde trace 4711                    one second: a timeline, stacks, and a verdict
+  sudo sonde trace 4711 -d 0.2 -o x.json.gz
+  sonde explain x.json.gz x.sonde          the verdict again
+
+The timeline (Chrome's JSON, for ui.perfetto.dev) holds every kernel, also those within replayed
+CUDA graphs, and every copy, set and call of the CUDA runtime. CUPTI, which the process must have
+loaded itself, slows it while it is traced, and somewhat until it ends: the price is printed first.
+"""
+_LONGEST_S: Final = 10.0
+_HZ: Final = 499
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `trace` to the commands."""
+    parser = subparsers.add_parser(
+        "trace",
+        help="every kernel, copy and call of a running process for a second, at a stated price",
+        description="Trace all device work of a running process for a short while, by the CUPTI "
+        "that it has loaded, with the stacks of its threads. Refused where that was not tried.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("pid", type=int, metavar="PID", help="the process")
+    add("-d", "--duration", type=_seconds, default=1.0, metavar="S",
+        help="length of the trace, at most 10 (default: 1)")  # fmt: skip
+    add("-o", "--output", type=Path, metavar="FILE",
+        help="the timeline (default: sonde-trace-PID-TIME.json.gz); the capture with the stacks "
+        "lies beside it (.sonde)")  # fmt: skip
+    add("--dry-run", action="store_true",
+        help="print the price and whether it would be refused; touch nothing")  # fmt: skip
+    add("--all-calls", action="store_true",
+        help="all calls of the driver, too, not only those that launch or copy (costs several "
+        "times as much, also afterwards)")  # fmt: skip
+    add("--no-stacks", action="store_true", help="do not sample the process's threads meanwhile")
+    add("--json", action="store_true", help="print the result as JSON")
+    parser.set_defaults(run=run)
+
+
+def _seconds(text: str) -> float:
+    with suppress(ValueError):
+        if 0.01 <= (value := float(text)) <= _LONGEST_S:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.01 to 10")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trace. Raises SondeError where that is refused; the process is then as it was."""
+    from sonde.attach import cupti_builds, process, switch
+    from sonde.host import namespaces
+
+    switch.require_on()
+    namespaces.require_matching_proc()
+    process.require(args.pid)
+    try:
+        build = cupti_builds.require(args.pid)
+    except OSError as error:
+        raise process.gone(args.pid) from error
+    for line in price_of(build):
+        _note(line)
+    if args.dry_run:
+        _note(f"process {args.pid} would be traced; nothing was touched")
+        return 0
+    path = args.output or Path(time.strftime(f"sonde-trace-{args.pid}-%Y%m%d-%H%M%S.json.gz"))
+    if path.suffixes[-2:] != [".json", ".gz"]:
+        raise UsageError(f"{path} does not end in .json.gz", "Name it so: -o trace.json.gz")
+    capture = path.with_name(path.name.removesuffix(".json.gz") + ".sonde")
+    raw = _traced(args, build, None if args.no_stacks else capture)
+    threads = process.threads_of(args.pid)
+    trace = _checked(raw, args.pid, {own: here for own, (here, _) in threads.items()})
+    _write(trace, path, dict(threads.values()))
+    files = [path, *([capture] if not args.no_stacks and capture.exists() else [])]
+    _print_result(args, build, trace, files)
+    return 0
+
+
+def price_of(build: Build) -> list[str]:
+    """What is known before anything is touched, in words."""
+    during, after = build.during, build.after
+    return [
+        f"this process has CUPTI {build.version}, tried on: {build.machine}",
+        "price, where the program waits for its CPU: in the trace "
+        f"{during.launch_us:g} µs a launch and {during.replay_us:g} µs a replay of 100 kernels, "
+        f"afterwards, until the process ends, {after.launch_us:g} and {after.replay_us:g} µs; "
+        f"where it launches and replays in turn, {during.mixed_us:g} µs a replay more, and "
+        f"{after.mixed_us:g} afterwards; up to 320 MB of memory meanwhile",
+    ]
+
+
+def price_here(build: Build, launches: float, replays: float) -> str:
+    """The same for a process that launches and replays so often a second."""
+    during = build.during.share(launches, replays)
+    after = build.after.share(launches, replays)
+    return (
+        f"it launches {launches:,.0f} times and replays {replays:,.0f} graphs a second: steps take "
+        f"at most {during:.1%} longer in the trace, and {after:.1%} afterwards"
+    )
+
+
+def _traced(args: argparse.Namespace, build: Build, capture: Path | None) -> RawTrace:
+    from sonde.cli.attach import memory_of
+    from sonde.collect.tracing import Tracer
+
+    with memory_of(args.pid) as memory, Tracer(args.pid, memory) as tracer:
+        tracer.prepare()
+        _note(price_here(build, *tracer.rates()))
+        if capture is None:
+            return tracer.take(args.duration, all_calls=args.all_calls)
+        with _Stacks(args.pid, capture) as stacks:
+            return stacks.beside(
+                lambda on_turn: tracer.take(args.duration, on_turn, all_calls=args.all_calls)
+            )
+
+
+class _Stacks:
+    """Samples the threads of a process while another thread of ours takes its trace."""
+
+    def __init__(self, pid: int, path: Path) -> None:
+        self._pid = pid
+        self._path = path
+        self._result: RawTrace | None = None
+        self._error: BaseException | None = None
+        self._done = threading.Event()
+        self._unwanted = threading.Event()
+
+    def __enter__(self) -> _Stacks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._unwanted.set()
+
+    def beside(self, take: _Take) -> RawTrace:
+        """The trace that `take` makes. Raises what that raises; without the right to sample there
+        are no stacks, which is noted."""
+        from sonde.agent import Agent
+        from sonde.cli.record import require_host
+        from sonde.config import load
+        from sonde.host import descriptors
+        from sonde.sinks.capture import CaptureFile
+
+        try:
+            require_host()
+        except HostError as error:
+            _note(f"no stacks: {error.cause}")
+            return take(lambda: True)
+        descriptors.raise_limit()
+        flags = {"hz": _HZ, "pids": [self._pid], "device_calls": False, "device_time": "off",
+                 "injected": False}  # fmt: skip
+        sink = CaptureFile(self._path)
+        try:
+            agent = Agent(load(flags), sink)
+            agent.start()
+        except BaseException:
+            sink.discard()
+            raise
+        thread = threading.Thread(target=self._take, args=(take,), name="sonde-trace", daemon=True)
+        thread.start()
+        try:
+            agent.run(self._done.is_set, lambda _: None)
+        finally:
+            self._unwanted.set()
+            thread.join()
+            agent.stop()
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+    def _take(self, take: _Take) -> None:
+        try:
+            self._result = take(lambda: not self._unwanted.is_set())
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._done.set()
+
+
+def _checked(raw: RawTrace, pid: int, tids: dict[int, int]) -> DeviceTrace:
+    from sonde.readers import device_trace
+
+    wall_offset_ns = time.time_ns() - time.monotonic_ns()
+    trace = device_trace.read(raw, pid, wall_offset_ns, tids)
+    if problem := device_trace.problem(trace):
+        _note(f"warning: {problem}")
+    return trace
+
+
+def _write(trace: DeviceTrace, path: Path, threads: dict[int, str]) -> None:
+    import gzip
+
+    from sonde.export import device_trace
+    from sonde.private_files import replacing
+
+    name = threads.get(trace.pid, "")
+    with replacing(path) as out, gzip.GzipFile("", "wb", 1, out) as packed:
+        device_trace.write(trace, packed, process=name, threads=threads)
+
+
+def _print_result(
+    args: argparse.Namespace, build: Build, trace: DeviceTrace, files: list[Path]
+) -> None:
+    from sonde.model.device_trace import CALL_KINDS, Kind
+
+    seconds = (trace.end_ns - trace.start_ns) / 1e9
+    kernels = trace.of(Kind.KERNEL)
+    in_graphs = int((kernels["graph"] > 0).sum())
+    found = {
+        "kernels": len(kernels), "kernels_in_graphs": in_graphs,
+        "copies": trace.count(Kind.COPY), "sets": trace.count(Kind.SET),
+        "calls": trace.count(*CALL_KINDS),
+    }  # fmt: skip
+    if args.json:
+        outcome = {
+            "files": [str(path) for path in files], "cupti": build.version, "seconds": seconds,
+            **found, "cut": trace.is_cut, "lost": dict(trace.lost),
+        }  # fmt: skip
+        print(json.dumps(outcome, indent=2))
+        return
+    print(
+        f"{seconds:.2f} s: {found['kernels']:,} kernels ({in_graphs:,} in replayed graphs), "
+        f"{found['copies']:,} copies, {found['sets']:,} sets, {found['calls']:,} calls"
+    )
+    if trace.is_cut:
+        print("the trace ended early: another profiler of the process came, or it was called off")
+    for what, count in trace.lost.items():
+        print(f"LOST  {count:,} {what}")
+    if text := _verdict(files):
+        print(f"\n{text}")
+    print(f"\n{files[0]}: the timeline, for ui.perfetto.dev; the verdict in full: sonde explain "
+          + " ".join(map(str, files)))  # fmt: skip
+
+
+def _verdict(files: list[Path]) -> str:
+    """The verdict on the files; why there is none, if so."""
+    try:
+        from sonde.analyze.bound import explain
+        from sonde.export import verdict
+        from sonde.recording.timelines import open_timeline
+
+        return verdict.render(explain(open_timeline(files)), 0)
+    except SondeError as error:
+        return f"no verdict: {error.cause}"
+
+
+def _note(text: str) -> None:
+    print(f"sonde: {text}", file=sys.stderr, flush=True)
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    _Take = Callable[[Callable[[], bool]], RawTrace]

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks the library in a process for a trace by CUPTI, and reads what it left.
+
+The process may write anything there at any time: its memory is copied once, and counts and names
+are bounded; `sonde.readers.device_trace` checks the rows. The layout is in abi/inject.h.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Final
+
+from sonde import _native, procfs
+from sonde.collect import inject_abi as abi
+from sonde.collect import inject_trace_abi as trace_abi
+from sonde.collect.inject_memory import REASON_TEXT, InjectMemory, find_memory
+from sonde.collect.inject_records import Ring
+from sonde.collect.slots import Slots, slots_asked
+from sonde.errors import AttachFailed, ProcessGone, TargetRefused
+from sonde.model.device_trace import RawTrace
+
+HOOKED_S: Final = 20.0
+"""Within which the words that lead to device libraries are found."""
+SETTLED_S: Final = 0.6
+"""They are all found when there were no new ones for so long."""
+DRAINED_S: Final = 8.0
+"""After its end, within which a trace is fetched."""
+_TURN_S: Final = 0.02
+_MOST_NAMES: Final = 65_536
+_COUNTED_A_SECOND: Final = 200
+
+
+class Tracer:
+    """Traces one process, again and again if wanted. Use as a context manager."""
+
+    def __init__(self, pid: int, memory: InjectMemory) -> None:
+        """`memory`: that of the library in the process. Raises TargetRefused where another agent
+        has it."""
+        self.pid = pid
+        self._memory = memory
+        self._slots = Slots()
+        self._window = 0
+        if not memory.lock():
+            raise TargetRefused(
+                f"another recorder uses the library in process {pid}",
+                "Wait until it has ended, or end it: a trace excludes timed launches.",
+            )
+
+    def __enter__(self) -> Tracer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ask for nothing any more; the process gets the memory of its trace back."""
+        self._slots.close()
+        try:
+            self._memory.ask(window=0, request=0)
+            self._memory.heartbeat()
+        except OSError:
+            return  # it ended
+
+    def prepare(self) -> None:
+        """Let the library find how device libraries are called, so that it sees other profilers.
+
+        Raises TargetRefused, AttachFailed.
+        """
+        stat = procfs.read_stat(self.pid)
+        if stat is None:
+            raise TargetRefused(f"process {self.pid} has ended", "Give one that runs.")
+        by_slots = slots_asked(self.pid)
+        self._memory.ask(
+            window=0,
+            request=abi.Request.WINDOWS | by_slots,
+            tail=self._memory.seen().counts["head"],
+        )
+        if by_slots:
+            self._slots.follow(self.pid, stat.start_ns, self._memory.fd)
+        deadline, hooks, since = time.monotonic() + HOOKED_S, -1, 0.0
+        while time.monotonic() < deadline:
+            self._require_alive()
+            self._memory.heartbeat()
+            seen = self._memory.seen()
+            if seen.counts["hooks"] != hooks:
+                hooks, since = seen.counts["hooks"], time.monotonic()
+            working = seen.status in (abi.Status.TIMING, abi.Status.YIELDED)
+            if working and hooks and time.monotonic() - since > SETTLED_S:
+                return
+            time.sleep(_TURN_S)
+        raise AttachFailed(
+            f"process {self.pid}: {seen.why or 'the library did not come to work in time'}",
+            "Is it a process that uses CUDA? sonde top shows which do.",
+        )
+
+    def rates(self, seconds: float = 1.0) -> tuple[float, float]:
+        """Launches (of kernels, copies and sets) and replays of graphs a second, estimated by
+        timing some: before anything of CUPTI is touched. (0, 0) where none was seen."""
+        request = self._memory.control()["request"]
+        head = self._memory.seen().counts["head"]
+        ring = Ring(self._memory.fd, head)
+        self._memory.ask(
+            tail=head, per_second=_COUNTED_A_SECOND, request=request | abi.Request.EVENTS
+        )
+        began_s = time.monotonic()
+        while time.monotonic() - began_s < seconds:
+            self._memory.heartbeat()
+            time.sleep(_TURN_S)
+        seen = self._memory.seen().counts
+        self._memory.ask(request=request)
+        took_s = (time.monotonic_ns() - seen["armed_ns"]) / 1e9 if seen["armed_ns"] else 0.0
+        runs = ring.take(seen["head"], time.monotonic_ns()).runs
+        self._memory.ask(tail=ring.tail)
+        if not 0.1 < took_s < 10 * seconds:
+            return 0.0, 0.0
+        launched = {abi.Type.KERNEL, abi.Type.COPY, abi.Type.SET}
+        launches = sum(run.weight for run in runs if run.type in launched)
+        replays = sum(run.weight for run in runs if run.type is abi.Type.REPLAY)
+        return launches / took_s, replays / took_s
+
+    def take(
+        self,
+        duration_s: float,
+        on_turn: Callable[[], bool] | None = None,
+        *,
+        all_calls: bool = False,
+    ) -> RawTrace:
+        """One trace of this length. `on_turn`: called often; False ends the trace early.
+        `all_calls`: of the driver, not only those that launch, copy or set: that costs more.
+
+        Raises TargetRefused with the library's reason, AttachFailed.
+        """
+        self._window = self._window % 0xFFFFFFFF + 1
+        if self._window == self._memory.seen().counts["window_done"]:
+            self._window = self._window % 0xFFFFFFFF + 1
+        self._memory.ask(
+            window_us=round(duration_s * 1e6),
+            window_calls=int(all_calls),
+            window=self._window,
+        )
+        deadline = time.monotonic() + duration_s + DRAINED_S
+        while time.monotonic() < deadline:
+            self._memory.heartbeat()
+            seen = self._memory.seen()
+            if seen.counts["window_done"] == self._window:
+                return self._outcome(seen.counts)
+            self._require_alive()
+            if on_turn is not None and not on_turn():
+                self._memory.ask(request=0)
+            time.sleep(_TURN_S)
+        raise AttachFailed(
+            f"the trace of process {self.pid} did not end within {DRAINED_S:g} s after its time",
+            "The process goes on; CUPTI did not answer the library's own thread. Trace it no more.",
+        )
+
+    def _require_alive(self) -> None:
+        if not procfs.has_threads(self.pid):
+            raise ProcessGone(f"process {self.pid} ended while it was traced", "Trace it earlier.")
+
+    def _outcome(self, state: dict[str, int]) -> RawTrace:
+        try:
+            reason = abi.Reason(state["window_reason"])
+        except ValueError:
+            reason = abi.Reason.CUPTI_FAILED
+        if reason is not abi.Reason.OK:
+            detail = f" (CUPTI's error {state['cupti_error']})" if state["cupti_error"] else ""
+            raise TargetRefused(
+                f"process {self.pid} was not traced: {REASON_TEXT[reason]}{detail}",
+                _REMEDIES.get(reason, "Record it without: sonde record --device-time -p PID."),
+            )
+        fd = find_memory(self.pid, trace_abi.TRACE_MEMFD, trace_abi.TRACE_BYTES)
+        if fd is None:
+            raise AttachFailed(
+                f"the trace of process {self.pid} is not to be found in it", "Try again."
+            )
+        try:
+            return _read(fd, self._memory.fd, self._window)
+        finally:
+            os.close(fd)
+
+
+_REMEDIES: Final = {
+    abi.Reason.CUPTI_TAKEN: "Try again when that profiler has ended; one that was at work before "
+    "Sonde came counts as working until it was seen to begin and end once.",
+    abi.Reason.CUPTI_DENIED: "An administrator allows it by NVreg_RestrictProfilingToAdminUsers=0.",
+}
+
+
+def _read(fd: int, library_fd: int, window: int) -> RawTrace:
+    """Raises AttachFailed where it is not what it should be."""
+    head = trace_abi.Trace._make(trace_abi.TRACE.unpack(_all(fd, trace_abi.TRACE.size, 0)))
+    if head.magic != trace_abi.TRACE_MAGIC or head.abi != abi.ABI or head.window != window:
+        raise AttachFailed("what the process holds is no trace", "Try again.")
+    count = min(head.records, trace_abi.TRACE_RECORDS)
+    records = _all(fd, count * trace_abi.TRACED_BYTES, trace_abi.TRACE_AT)
+    at, _ = trace_abi.TRACED_FIELDS["name"]
+    offsets = set(memoryview(records).cast("I")[at // 4 :: trace_abi.TRACED_BYTES // 4])
+    names = _all(library_fd, abi.NAMES_BYTES, abi.NAMES_AT)
+    return RawTrace(
+        head=head._asdict(),
+        records=records,
+        record_bytes=trace_abi.TRACED_BYTES,
+        fields=trace_abi.TRACED_FIELDS,
+        names=_names(names, sorted(offsets)),
+    )
+
+
+def _all(fd: int, size: int, at: int) -> bytes:
+    pieces = []
+    while size:
+        piece = os.pread(fd, min(size, 16 << 20), at)
+        if not piece:
+            raise AttachFailed("the process cut its memory short", "Try again.")
+        pieces.append(piece)
+        size -= len(piece)
+        at += len(piece)
+    return b"".join(pieces)
+
+
+def _names(names: bytes, offsets: list[int]) -> dict[int, str]:
+    """Texts by their offsets; '' for what cannot be one."""
+    found = {}
+    for offset in offsets[:_MOST_NAMES]:
+        text = ""
+        if 8 <= offset <= len(names) - abi.NAME.size and not offset % 8:
+            length, _ = abi.NAME.unpack_from(names, offset)
+            at = offset + abi.NAME.size
+            if length <= min(abi.NAME_MAX, len(names) - at):
+                text = _native.demangle(names[at : at + length])
+        found[offset] = text
+    return found
