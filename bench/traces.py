@@ -41,17 +41,17 @@ class Loop:
 
     def __init__(self, mode: str) -> None:
         self.begin(mode)
-        self.hear()
+        self.receive()
 
     def begin(self, mode: str) -> None:
-        """Start it; it is ready when it is heard of."""
+        """Start it; it is ready when its first answer is received."""
         self.mode = mode
         self.process = subprocess.Popen(
             [sys.executable, str(PROGRAM), mode],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         """Its next answer. Raises RuntimeError where it ended."""
         assert self.process.stdout
         line = self.process.stdout.readline()
@@ -64,7 +64,7 @@ class Loop:
         assert self.process.stdin
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
-        return self.hear()
+        return self.receive()
 
     def rate(self, seconds: float) -> float:
         """Steps a second, from now on."""
@@ -141,7 +141,7 @@ def take(tracer: tracing.Tracer, seconds: float) -> tuple[DeviceTrace, dict[str,
     return device_trace.read(raw, tracer.pid, offset), dict(raw.head)
 
 
-def told(tracer: tracing.Tracer) -> dict[str, float]:
+def stated(tracer: tracing.Tracer) -> dict[str, float]:
     """The price as `sonde trace` states it, %."""
     build = cupti_builds.require(tracer.pid)
     rates = tracer.rates()
@@ -162,7 +162,7 @@ def trial(mode: str, args: argparse.Namespace) -> dict[str, Any]:
             with tracing.Tracer(loop.process.pid, memory) as tracer:
                 tracer.prepare()
                 row["prepared_s"] = round(time.monotonic() - began, 2)
-                row["told"] = told(tracer)
+                row["stated"] = stated(tracer)
                 row["attached"] = [loop.rate(args.rate_s) for _ in range(2)]
                 trace, head = take(tracer, args.seconds)
                 row["trace"] = counts(loop, trace) | {"head": head}
@@ -226,7 +226,7 @@ def fresh(args: argparse.Namespace) -> dict[str, Any]:
         for loop in loops:
             loop.begin("eager")
         for loop in loops:
-            loop.hear()
+            loop.receive()
         for loop in loops:
             pid = loop.process.pid
             with memory_of(pid) as memory, tracing.Tracer(pid, memory) as tracer:
@@ -266,7 +266,7 @@ def report(row: dict[str, Any]) -> None:
     """A few lines for people."""
     print(f"== {row['mode']}: {row.get('error', 'whole')}", flush=True)
     for key in ("before", "attached", "after_one", "after_all", "after_profiler", "left",
-                "prepared_s", "told", "identical", "exit"):  # fmt: skip
+                "prepared_s", "stated", "identical", "exit"):  # fmt: skip
         print(f"  {key}: {row.get(key)}")
     for key in ("trace", "trace_after_profiler"):
         if key in row:

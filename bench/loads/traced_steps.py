@@ -54,7 +54,7 @@ class Loop:
         self.began = array("q")
 
     def run(self, steps: int) -> None:
-        """So many steps."""
+        """`steps` of them."""
         step, began, clock = self.step, self.began, time.monotonic_ns
         for _ in range(steps):
             began.append(clock())
