@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -75,11 +76,16 @@ class RankDump:
             kept = sorted(threads, key=place)[:THREADS]
             yield RankStacks(pid, [_thread(it) for it in kept])
 
-    def _ready(self, pids: Sequence[int]) -> Dumper:
-        is_old = time.monotonic() - self._made_s > KEPT_S
-        if self._dumper is not None and (is_old or not self._pids.issuperset(pids)):
+    def close(self) -> None:
+        """Give back what was kept."""
+        if self._dumper is not None:
             self._dumper.close()
             self._dumper = None
+
+    def _ready(self, pids: Sequence[int]) -> Dumper:
+        is_old = time.monotonic() - self._made_s > KEPT_S
+        if is_old or not self._pids.issuperset(pids):
+            self.close()
         if self._dumper is None:
             alive = [pid for pid in pids if procfs.read_stat(pid) is not None]
             self._dumper = Dumper(alive)
@@ -110,7 +116,12 @@ def main() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, NICE)
     procfs.BROKER.warm_up()
     taker = RankDump()
-    for line in sys.stdin.buffer:
+    while True:
+        if not select.select([sys.stdin.buffer], [], [], KEPT_S)[0]:
+            taker.close()  # what is in the kernel for it does not stay there
+            continue
+        if not (line := sys.stdin.buffer.readline()):
+            return
         for one in taker.take(msgspec.json.decode(line, type=list[int])[:PIDS]):
             sys.stdout.buffer.write(msgspec.json.encode(one) + b"\n")
             sys.stdout.buffer.flush()
