@@ -17,7 +17,7 @@ use super::pool::{Place, Pool};
 use crate::bpf::Bpf;
 use crate::maps;
 use sonde_unwind::rules::Rule;
-use sonde_unwind::table::Table;
+use sonde_unwind::table::{GeneratedRow, Table};
 
 /// As many as `unwind_chunks` has entries.
 const MAX_CHUNKS: usize = 160;
@@ -232,7 +232,7 @@ impl UnwindMaps {
 
     /// Put a table of generated code into the kernel: from each address on, in order and up to `end`,
     /// the rule as (cfa, rbp, offset, offset of rbp). Returns its number.
-    fn add_rules(&mut self, rows: Vec<(u64, (u8, u8, i32, i32))>, end: u64) -> PyResult<u32> {
+    fn add_rules(&mut self, rows: Vec<GeneratedRow>, end: u64) -> PyResult<u32> {
         let table = Table::of_rules(&rows, end)?;
         let mut places = Vec::new();
         let result = self.fill(&table, true, &mut places);

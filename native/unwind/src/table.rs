@@ -36,6 +36,10 @@ const MAX_FRAME_SECTION_BYTES: u64 = 1 << 28;
 /// Gaps up to this are the padding between functions: no instruction there ever runs.
 const PADDING_BYTES: u64 = 15;
 
+/// From an address on, the rule of generated code: (cfa, rbp, offset, offset of rbp), as `struct
+/// unwind_rule` has them.
+pub type GeneratedRow = (u64, (u8, u8, i32, i32));
+
 #[derive(Default)]
 pub struct Table {
     /// Number of the first page: its address >> PAGE_BITS.
@@ -365,7 +369,7 @@ impl Table {
 
     /// Of generated code, whose rules are given: (cfa, rbp, offset, offset of rbp) from each address on,
     /// in order and before `end`, as `struct unwind_rule` has them. Errors: InvalidData.
-    pub fn of_rules(rows: &[(u64, (u8, u8, i32, i32))], end: u64) -> Result<Self> {
+    pub fn of_rules(rows: &[GeneratedRow], end: u64) -> Result<Self> {
         let mut builder = Builder::new(Vec::new());
         for &(at, (cfa, rbp, offset, rbp_offset)) in rows {
             if at < builder.at {
