@@ -53,10 +53,7 @@ fn functions_have_their_names_and_depths() {
         let details: Vec<_> =
             functions.iter().map(|it| table.details(&file, it.at).unwrap()).collect();
         let name = |at: usize, most| table.name(&file, details[at], most).unwrap();
-        assert_eq!(
-            (name(0, 99), name(1, 7)),
-            (b"main.add".to_vec(), b"runtime".to_vec())
-        );
+        assert_eq!((name(0, 99), name(1, 7)), (b"main.add".to_vec(), b"runtime".to_vec()));
         assert_eq!([details[0].is_assembly, details[1].is_assembly], [false, true]);
         let depths = table.depths(&file, functions[0], details[0]);
         assert_eq!(depths, [(code, 0), (code + 4, 24), (code + 12, 0)]);

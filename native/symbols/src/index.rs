@@ -177,7 +177,8 @@ impl Index {
         let Some(table) = Pclntab::find(file)? else { return Ok(()) };
         self.base = base_of(file);
         for it in table.functions(file) {
-            if let Some(start) = it.start.checked_sub(self.base).and_then(|it| u32::try_from(it).ok())
+            if let Some(start) =
+                it.start.checked_sub(self.base).and_then(|it| u32::try_from(it).ok())
             {
                 self.entries.push(Entry { start, symbol: it.at });
                 let size = (it.end - it.start).div_ceil(SIZE_UNIT).min(u64::from(LARGEST));
