@@ -118,7 +118,10 @@ def structs(text: str, known: dict[str, int | str]) -> dict[str, list[Field]]:
         fields: list[Field] = []
         at = 0
         lines = r"^\t(\w+) ([\w, \[\]]+);[ \t]*(?:/\*(.*?)\*/)?"
-        for c_type, declared, doc in re.findall(lines, body, re.MULTILINE | re.DOTALL):
+        declarations = re.findall(lines, body, re.MULTILINE | re.DOTALL)
+        if len(declarations) != re.sub(r"/\*.*?\*/", "", body, flags=re.DOTALL).count(";"):
+            raise ValueError(f"a field of {name} is not understood")
+        for c_type, declared, doc in declarations:
             for each, array, count in re.findall(r"(\w+)(\[(\w*)\])?", declared):
                 if array and not count:
                     continue  # as long as it likes, at the end

@@ -137,6 +137,7 @@ def text(pid: int, comm: str, threads: Sequence[ThreadStack], hidden: set[str]) 
 
 def _line(frame: Frame) -> str:
     name = one_line(frame.function or hex(frame.offset))
-    if frame.kind == "python":
-        return f"{name} ({one_line(frame.file)}:{frame.line})"
+    if frame.kind == "python" or (frame.kind == "jit" and frame.file):
+        line = f":{frame.line}" if frame.line or frame.kind == "python" else ""  # compiled: none
+        return f"{name} ({one_line(frame.file)}{line})"
     return f"{name} [{one_line(frame.binary.strip('[]'))}]"

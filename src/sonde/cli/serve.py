@@ -29,6 +29,8 @@ examples:
 Stops at SIGTERM or Ctrl-C; SIGHUP has it read its certificate again. What it acknowledged is on the
 disk.
 """
+CACHE_GB = 10.0
+"""Of a bucket's files, kept in --store by default."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -58,8 +60,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "credentials from the environment (docs/guide/bucket.md)")  # fmt: skip
     add("--server-name", metavar="NAME", default="",
         help="with --bucket: whose files these are; default the machine's name")  # fmt: skip
-    add("--cache-gb", type=float, default=10, metavar="N",
-        help="with --bucket: at most so much of it in --store, default 10")  # fmt: skip
+    add("--cache-gb", type=float, metavar="N",
+        help=f"with --bucket: at most this of it in --store, default {CACHE_GB:g}")  # fmt: skip
     add("--incidents", type=Path, metavar="DIR",
         help="show the incidents that `sonde diagnose --keep` wrote there; with tokens, those of a "
         "tenant are in DIR/TENANT")  # fmt: skip
@@ -105,6 +107,7 @@ def run(args: argparse.Namespace) -> int:
         )
     issuer = _issuer(args.oidc, args.open)
     rules = load(args.alerts) if args.alerts else None
+    bucket = _bucket(args)
     manager = ServiceManager()
     if args.end_with_input:
         end_with_input.watch()
@@ -118,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
             open_tenant="default" if args.open else "",
             incidents=args.incidents,
             fleet=args.fleet,
-            bucket=_bucket(args),
+            bucket=bucket,
         )
         service.issuer = issuer
         alerts = None
@@ -151,6 +154,9 @@ def run(args: argparse.Namespace) -> int:
 def _bucket(args: argparse.Namespace) -> BucketSettings | None:
     """Where files are kept. Raises UsageError."""
     if args.bucket is None:
+        if args.server_name or args.cache_gb is not None:
+            raise UsageError("--server-name and --cache-gb have no meaning without --bucket",
+                             "name the bucket, or leave them out")  # fmt: skip
         return None
     from sonde.store.copies import BucketSettings
     from sonde.store.published import is_server_name
@@ -161,7 +167,8 @@ def _bucket(args: argparse.Namespace) -> BucketSettings | None:
             f"{name!r} cannot be the name of a server",
             "use letters, digits, '.', '_' and '-', at most 63",
         )
-    return BucketSettings(args.bucket, name, round(args.cache_gb * 1e9))
+    cache_gb = CACHE_GB if args.cache_gb is None else args.cache_gb
+    return BucketSettings(args.bucket, name, round(cache_gb * 1e9))
 
 
 def _issuer(path: Path | None, is_open: bool) -> TokenIssuer | None:
