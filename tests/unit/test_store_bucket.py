@@ -374,3 +374,85 @@ def test_addresses_that_are_none_or_hold_passwords_are_refused(uri: str) -> None
     with pytest.raises(UsageError) as refused:
         Bucket(uri)
     assert "secret" not in str(refused.value)
+
+
+def _entry(**changes: object) -> dict[str, object]:
+    found: dict[str, object] = {
+        "tenant": "lab", "name": "chunk", "day": "2027-01-15", "hour": 8,
+        "min_ns": 0, "max_ns": 1, "row_count": 1, "size_bytes": 1, "level": 0, **changes,
+    }  # fmt: skip
+    hour = int(str(found["hour"]))
+    place = f"data/lab/chunk/day={found['day']}/hour={hour:02d}/{'0' * 32}.parquet"
+    return {"path": place, **found}
+
+
+def _packed(*entries: dict[str, object]) -> bytes:
+    return gzip.compress(json.dumps({"version": 1, "added": entries}).encode())
+
+
+DAMAGED = {
+    "deflate": gzip.compress(b"x" * 99)[:12] + b"\xff" * 40,
+    "deep": gzip.compress(b'{"version":1,"x":' + b"[" * 200_000),
+    "ns": _packed(_entry(min_ns=1 << 64)),
+    "size": _packed(_entry(size_bytes=-1)),
+    "rows": _packed(_entry(row_count=1 << 40)),
+    "day": _packed(_entry(day="2026-99-99")),
+    "hour": _packed(_entry(hour=24)),
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_catalog_is_an_error_and_what_was_known_stays(
+    tmp_path: Path, content: bytes
+) -> None:
+    bucket = Bucket(f"file://{tmp_path}")
+    bucket.put(_packed(_entry()), f"server=a/catalog/{1:012d}-{'0' * 32}-all.json.gz")
+    view = Published(bucket, "a")
+    view.refresh()
+    before = view.files, view.last
+    assert len(view.files) == 1
+
+    bucket.put(content, f"server=a/catalog/{2:012d}-{'0' * 32}-all.json.gz")
+    with pytest.raises(BucketError):
+        view.refresh()
+    shutil.rmtree(tmp_path / "server=a/catalog")
+    bucket.put(_packed(), f"server=a/catalog/{4:012d}-{'0' * 32}-changes.json.gz")
+    with pytest.raises(BucketError, match="incomplete"):
+        view.refresh()
+    assert (view.files, view.last) == before
+
+
+def test_damaged_files_of_the_bucket_stop_no_start(tmp_path: Path) -> None:
+    bucket = tmp_path / "bucket"
+    first, other = (Place(tmp_path / name, bucket, name) for name in ("a", "b"))
+    write(first.folder, range(3))
+    write(other.folder, range(3, 6))
+    first.flush()
+    other.flush()
+    for server, content in (("a", b"none"), ("b", b"PAR1" + bytes(40) + b"PAR1")):
+        (path,) = published(bucket, server=server)
+        path.write_bytes(content)
+
+    again = Place(tmp_path / "again", bucket)
+    write(again.folder, range(6, 9))
+    assert again.flush() == 3
+    assert again.catalog.counters()["bucket_failures"] == 2
+
+
+def test_a_restarted_server_with_nothing_new_notices_another_of_its_name(tmp_path: Path) -> None:
+    place = Place(tmp_path / "store", tmp_path / "bucket")
+    write(place.folder, range(1))
+    place.flush()
+    bucket = Bucket(f"file://{tmp_path / 'other'}")
+    files = place.catalog.files()
+    Publisher(bucket, "a").publish(files[:1])
+    again, two = Publisher(bucket, "a"), Publisher(bucket, "a")
+    again.load()
+    assert again.publish(files[:1]) == 0
+    two.load()
+    two.publish(files[:2])
+
+    with pytest.raises(NameTakenError):
+        again.publish(files[:3])
+    with pytest.raises(NameTakenError):
+        again.load()

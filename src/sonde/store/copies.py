@@ -157,17 +157,26 @@ class BucketCopies(Copies):
             try:
                 view = Published(self._bucket, name)
                 view.refresh()
-                for one in view.files.values():
-                    if one.name == "chunk" and (one.day, one.hour) >= first_hour:
-                        path = fetched(self._folder, self._bucket, name, one.path)
-                        rows = pq.read_table(path, columns=["digest"], filters=received)
-                        found.update(rows.column("digest").to_pylist())
-            except (BucketError, FileNotFoundError) as error:
-                LOG.warning("what %s has stored is not known: %s", name, error)
+            except Exception as error:  # it is another server's, and must not stop this one
+                self._not_known(name, error)
+                continue
+            for one in view.files.values():
+                if one.name != "chunk" or (one.day, one.hour) < first_hour:
+                    continue
+                try:
+                    path = fetched(self._folder, self._bucket, name, one.path)
+                    rows = pq.read_table(path, columns=["digest"], filters=received)
+                    found.update(rows.column("digest").to_pylist())
+                except Exception as error:
+                    self._not_known(name, error)
             if len(found) > _MOST_ELSEWHERE:
                 LOG.warning("others have stored more chunks than are looked at")
                 break
         return found
+
+    def _not_known(self, server: str, error: Exception) -> None:
+        self._catalog.count(bucket_failures=1)
+        LOG.warning("what %s has stored is not known: %s", server, error)
 
     def is_elsewhere(self, digest: bytes) -> bool:
         """Whether another server had stored a chunk of the log when this one started."""
@@ -181,8 +190,12 @@ class BucketCopies(Copies):
         for one in files:
             if one.name == "chunk" and one.day >= first_day:
                 path = self.local(one.path)
-                rows = pq.read_table(path, columns=["digest", "received_ns"])
-                columns = (rows.column(name).to_pylist() for name in rows.column_names)
+                try:
+                    rows = pq.read_table(path, columns=["digest", "received_ns"])
+                    columns = [rows.column(name).to_pylist() for name in ("digest", "received_ns")]
+                except Exception as error:  # a damaged file stops no start
+                    self._not_known(self._settings.server, error)
+                    continue
                 found += zip(*columns, strict=True)
         return found
 

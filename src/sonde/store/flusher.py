@@ -16,6 +16,7 @@ import select
 import sqlite3
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,7 +30,19 @@ from sonde.store.copies import BucketCopies, BucketSettings, Copies
 from sonde.store.flush import Flusher
 
 PERIOD_S = 1.0
-_FAILURES = (OSError, sqlite3.Error, duckdb.Error, pa.ArrowException, MemoryError)
+_FAILURES = (
+    OSError,
+    sqlite3.Error,
+    duckdb.Error,
+    pa.ArrowException,
+    MemoryError,
+    # Of damaged objects and files.
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    RecursionError,
+    zlib.error,
+)
 TIDY_S = 30.0
 MOST_PAUSE_S = 30.0
 """Between attempts while the bucket fails, of which each takes twice as long to come as the one

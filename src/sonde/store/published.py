@@ -19,8 +19,10 @@ import io
 import re
 import time
 import uuid
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from datetime import date
 
 import msgspec
 
@@ -30,13 +32,20 @@ from sonde.store.catalog import StoredFile
 _SERVER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _PATH = re.compile(
     r"data/[A-Za-z0-9][A-Za-z0-9._-]{0,63}/[a-z_]{1,40}/day=\d{4,5}-\d\d-\d\d/hour=\d\d"
-    r"/[0-9a-f]{32}\.parquet"
+    r"/[0-9a-f]{32}\.parquet",
+    re.ASCII,
 )
-_OBJECT = re.compile(r"(\d{12})-([0-9a-f]{32})-(all|changes)\.json\.gz")
+_OBJECT = re.compile(r"(\d{12})-([0-9a-f]{32})-(all|changes)\.json\.gz", re.ASCII)
 _MOST_BYTES = 512 << 20
 """Of a generation, decompressed: some two million files."""
+_MOST_SIZE = 1 << 40
+"""Of a file, in bytes and rows."""
 ALL_EVERY = 100
 """Generations after which every file is listed again."""
+
+
+_DAMAGE = (OSError, EOFError, ValueError, RecursionError, zlib.error, msgspec.MsgspecError)
+"""What an object that is no generation raises."""
 
 
 class NameTakenError(BucketError):
@@ -88,50 +97,85 @@ class Published:
     """The newest generation that is in `files`."""
 
     def refresh(self) -> list[_Object]:
-        """Take over what is new; returns every generation that there is. Raises BucketError."""
+        """Take over what is new; returns every generation that there is.
+
+        Raises BucketError; what was known before stays then.
+        """
+        files, last = dict(self.files), self.last
         for attempt in (1, 2):
             try:
-                return self._refresh()
+                found = self._generations()
+                for one, read in self._new(found, last):
+                    files = self._with(files, one, read)
+                    last = one
             except FileNotFoundError as error:  # an older one was removed meanwhile
-                self.files, self.last = {}, None
+                files, last = {}, None
                 if attempt == 2:
                     raise BucketError(f"the catalog of {self.server} is incomplete") from error
+            else:
+                self.files, self.last = files, last
+                return found
         raise AssertionError
 
-    def _refresh(self) -> list[_Object]:
-        folder = f"{folder_of(self.server)}/catalog"
+    def _generations(self) -> list[_Object]:
         found = []
-        for listed in self.bucket.listed(folder):
+        for listed in self.bucket.listed(f"{folder_of(self.server)}/catalog"):
             match = _OBJECT.fullmatch(listed.name.rpartition("/")[2])
             if match:
                 found.append(_Object(int(match[1]), match[2], match[3]))
-        found.sort()
-        new = [one for one in found if self.last is None or one.number > self.last.number]
-        if new and (self.last is None or new[0].number > self.last.number + 1):
+        return sorted(found)
+
+    def _new(
+        self, found: list[_Object], last: _Object | None
+    ) -> Iterator[tuple[_Object, _Generation]]:
+        """Those after the last one, or from the newest one that lists every file."""
+        folder = f"{folder_of(self.server)}/catalog"
+        new = [one for one in found if last is None or one.number > last.number]
+        if new and (last is None or new[0].number > last.number + 1):
             starts = [at for at, one in enumerate(new) if one.kind == "all"]
             if not starts:
                 raise FileNotFoundError(folder)
             new = new[starts[-1] :]
         for one in new:
-            self._take(one, _read(self.bucket.get(f"{folder}/{one.name}"), one.name))
-        return found
+            yield one, _read(self.bucket.get(f"{folder}/{one.name}"), one.name)
 
-    def _take(self, one: _Object, read: _Generation) -> None:
+    def _with(
+        self, files: dict[str, StoredFile], one: _Object, read: _Generation
+    ) -> dict[str, StoredFile]:
         if one.kind == "all":
-            self.files = {}
+            files = {}
         for path in read.gone:
-            self.files.pop(path, None)
+            files.pop(path, None)
         for stored in read.added:
             if not _is_file(stored):
                 raise BucketError(f"the catalog of {self.server} names a file wrongly")
-            self.files[stored.path] = stored
-        self.last = one
+            files[stored.path] = stored
+        return files
 
 
 def _is_file(one: StoredFile) -> bool:
-    """Whether an entry names a file of its tenant, table, day and hour, and no other path."""
+    """Whether an entry names a file of its tenant, table, day and hour, and no other path, and its
+    numbers are those of a file: SQLite takes none beyond 64 bits."""
+    times = one.min_ns, one.max_ns
+    sizes = one.row_count, one.size_bytes
+    if not (
+        0 <= one.hour < 24
+        and all(-(1 << 63) <= time_ns < 1 << 63 for time_ns in times)
+        and all(0 <= size < _MOST_SIZE for size in sizes)
+        and abs(one.level) < 1 << 16
+        and _is_day(one.day)
+    ):
+        return False
     place = f"data/{one.tenant}/{one.name}/day={one.day}/hour={one.hour:02d}/"
     return bool(_PATH.fullmatch(one.path)) and one.path.startswith(place)
+
+
+def _is_day(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _read(content: bytes, name: str) -> _Generation:
@@ -139,7 +183,7 @@ def _read(content: bytes, name: str) -> _Generation:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
             text = file.read(_MOST_BYTES)
         found = msgspec.json.decode(text, type=_Generation)
-    except (OSError, EOFError, ValueError, msgspec.MsgspecError) as error:
+    except _DAMAGE as error:
         raise BucketError(f"{name} in the bucket cannot be read") from error
     if found.version != 1:
         raise BucketError(f"{name} in the bucket is of a newer version of Sonde")
@@ -155,10 +199,14 @@ class Publisher:
         self._numbers_since_all = ALL_EVERY
         self._absent_since: dict[str, float] = {}
         self._is_displaced = False
+        self._known: _Object | None = None
+        """The newest generation when this one last read or wrote."""
 
     def load(self) -> dict[str, StoredFile]:
-        """The files that are published, by path. Raises BucketError."""
+        """The files that are published, by path. Raises NameTakenError, BucketError."""
         self.state.refresh()
+        self._check_name()
+        self._known = self.state.last
         return self.state.files
 
     def publish(self, files: Iterable[StoredFile]) -> int:
@@ -171,13 +219,8 @@ class Publisher:
         state = self.state
         if state.last is not None and state.files.keys() == wanted.keys():
             return 0
-        known = state.last
         present = state.refresh()
-        if self._is_displaced or self._is_other(known):
-            self._is_displaced = True
-            raise NameTakenError(
-                f"another server publishes as {state.server}: give each its own --server-name"
-            )
+        self._check_name()
         added = [one for path, one in wanted.items() if path not in state.files]
         gone = [path for path in state.files if path not in wanted]
         is_all = self._numbers_since_all >= ALL_EVERY
@@ -187,6 +230,7 @@ class Publisher:
         folder = f"{folder_of(state.server)}/catalog"
         state.bucket.put(gzip.compress(msgspec.json.encode(what), 6), f"{folder}/{one.name}")
         state.files, state.last = wanted, one
+        self._known = one
         self._numbers_since_all = 1 if is_all else self._numbers_since_all + 1
         former = [other.number for other in present if other.kind == "all"] if is_all else []
         for other in present:
@@ -194,14 +238,20 @@ class Publisher:
                 state.bucket.delete(f"{folder}/{other.name}")
         return len(added) + len(gone)
 
-    def _is_other(self, known: _Object | None) -> bool:
-        """Whether somebody else has published since this one did."""
-        newest = self.state.last
-        return (
+    def _check_name(self) -> None:
+        """Raises NameTakenError where somebody else has published since this one read or wrote."""
+        known, newest = self._known, self.state.last
+        is_other = (
             known is not None
             and newest is not None
-            and known.writer == self._writer != newest.writer
+            and newest != known
+            and newest.writer != self._writer
         )
+        if is_other or self._is_displaced:
+            self._is_displaced = True
+            raise NameTakenError(
+                f"another server publishes as {self.state.server}: give each its own --server-name"
+            )
 
     def absent_s(self, path: str) -> float:
         """For how long a file has been published as gone, as far as this process knows."""

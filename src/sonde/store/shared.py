@@ -60,7 +60,7 @@ class SharedStore:
         while not self._ended.is_set():
             try:
                 failed = self._look(views)
-            except OSError as error:
+            except Exception as error:  # what others have written must not end the looks
                 failed = [error]
             if not failed:
                 self._looked_at = time.monotonic()
@@ -69,16 +69,16 @@ class SharedStore:
                 LOG.warning("what other servers have is not known: %s", why)
             self._ended.wait(LOOK_S)
 
-    def _look(self, views: dict[str, Published]) -> list[OSError]:
+    def _look(self, views: dict[str, Published]) -> list[Exception]:
         """Take over what is new; returns why not, where one server's catalog cannot be read."""
         there = set(servers_of(self._bucket)) - {self._settings.server}
         for name in set(views) - there:
             del views[name]
-        failed = []
+        failed: list[Exception] = []
         for name in sorted(there):
             try:
                 views.setdefault(name, Published(self._bucket, name)).refresh()
-            except OSError as error:
+            except Exception as error:  # one server's catalog costs no other one
                 failed.append(error)
         others = {name: dict(view.files) for name, view in views.items()}
         server_of = {path: name for name, files in others.items() for path in files}
