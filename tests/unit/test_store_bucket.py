@@ -18,13 +18,15 @@ import pytest
 
 from sonde.errors import CaptureTooLarge, UsageError
 from sonde.query.stored import QueryTimedOutError
+from sonde.server.service import Service
 from sonde.store import copies as store_copies
 from sonde.store.bucket import Bucket, BucketError
 from sonde.store.catalog import Catalog
 from sonde.store.compaction import compact, retain, sweep
-from sonde.store.copies import BucketCopies, BucketSettings
+from sonde.store.copies import BucketCopies, BucketSettings, keep_server_name
 from sonde.store.flush import Flusher
 from sonde.store.published import NameTakenError, Published, Publisher, servers_of
+from sonde.store.readable_files import in_bucket
 from sonde.store.record import Record, digest_of
 from sonde.store.shared import SharedStore
 from sonde.store.wal import Wal, sealed_segments
@@ -456,3 +458,36 @@ def test_a_restarted_server_with_nothing_new_notices_another_of_its_name(tmp_pat
         again.publish(files[:3])
     with pytest.raises(NameTakenError):
         again.load()
+
+
+def test_a_store_keeps_its_name_in_the_bucket(tmp_path: Path) -> None:
+    keep_server_name(tmp_path, "a")
+    keep_server_name(tmp_path, "a")
+    with pytest.raises(UsageError, match=r"is 'a' in its bucket.*--server-name a"):
+        keep_server_name(tmp_path, "b")
+    assert [path.name for path in tmp_path.iterdir()] == ["server-name"]
+
+
+def test_a_path_that_two_servers_list_is_one_file(tmp_path: Path) -> None:
+    bucket = tmp_path / "bucket"
+    place = Place(tmp_path / "store", bucket)
+    write(place.folder, range(3))
+    place.flush()
+    shutil.copytree(bucket / "server=a", bucket / "server=b")
+
+    service = Service(tmp_path / "store", flushes=False, bucket=place.settings)
+    assert service.shared
+    while service.shared.age_s < 0:
+        time.sleep(0.01)
+    try:
+        assert len(service.shared.files("lab", "chunk", 0, 1 << 62)) == 1
+        assert len(service._files_of("lab", "chunk", 0, 1 << 62)) == 1
+    finally:
+        service.close()
+    assert len(in_bucket(place.settings.uri, "lab", 0, 1 << 62)["chunk"]) == 1
+    with pytest.raises(UsageError, match="--server-name a"):
+        Service(
+            tmp_path / "store",
+            flushes=False,
+            bucket=BucketSettings(place.settings.uri, "c", LARGE),
+        )

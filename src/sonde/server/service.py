@@ -29,7 +29,7 @@ from sonde.server.collection import Collection, SeenAgents
 from sonde.server.tokens import Caller, Scope, Tokens
 from sonde.store.catalog import Catalog, StoredFile
 from sonde.store.chosen_files import chosen_files
-from sonde.store.copies import CACHE, BucketSettings
+from sonde.store.copies import CACHE, BucketSettings, keep_server_name
 from sonde.store.record import Record, digest_of
 from sonde.store.shared import FetchedPaths, SharedStore
 from sonde.store.wal import Wal
@@ -214,6 +214,7 @@ class Service:
             self.agents = SeenAgents(self.limits.nodes_a_tenant)
             self.shared: SharedStore | None = None
             if bucket:
+                keep_server_name(self.folder, bucket.server)
                 (self.folder / CACHE).mkdir(mode=0o700, exist_ok=True)
                 self.shared = SharedStore(self.folder, bucket)
             self.wal = Wal(self.folder / "wal")
@@ -419,7 +420,14 @@ class Service:
 
     def _files_of(self, tenant: str, name: str, start_ns: int, end_ns: int) -> list[StoredFile]:
         found = self.catalog.files(tenant, name, start_ns, end_ns)
-        return found + self.shared.files(tenant, name, start_ns, end_ns) if self.shared else found
+        if self.shared:
+            # A path that two servers list is one file.
+            paths = {one.path for one in found}
+            for one in self.shared.files(tenant, name, start_ns, end_ns):
+                if one.path not in paths:
+                    paths.add(one.path)
+                    found.append(one)
+        return found
 
     def _keep_flushing(self) -> None:
         """Start the flusher, and again where it died."""

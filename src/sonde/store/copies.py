@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -26,15 +27,18 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from sonde.errors import UsageError
 from sonde.store.bucket import Bucket, BucketError
 from sonde.store.catalog import Catalog, StoredFile
 from sonde.store.published import Published, Publisher, folder_of, servers_of
-from sonde.store.wal import sealed_segments
+from sonde.store.wal import sealed_segments, sync_folder
 
 LOG = logging.getLogger("sonde.store")
 
 CACHE = "cache"
 """Folder for what was fetched, of whichever server; like `data` inside."""
+SERVER_NAME = "server-name"
+"""File with the name under which the directory is in its bucket."""
 _AT_ONCE = 4
 _USED_S = 120.0
 """Files that were used since then stay in the cache, however full it is."""
@@ -94,6 +98,32 @@ class BucketSettings:
     """Its name; nobody else may write under it."""
     cache_bytes: int
     """Of files in the directory, without the log."""
+
+
+def keep_server_name(folder: Path, server: str) -> None:
+    """Keep under which name a directory is in its bucket; the first one counts.
+
+    Under another name everything in the directory would be published a second time. Raises
+    UsageError, OSError.
+    """
+    path = folder / SERVER_NAME
+    if not path.exists():
+        draft = folder / f".{uuid.uuid4().hex}{SERVER_NAME}"
+        try:
+            with draft.open("x") as to:
+                to.write(f"{server}\n")
+                to.flush()
+                os.fsync(to.fileno())
+            with suppress(FileExistsError):  # another server of the directory was first
+                path.hardlink_to(draft)
+            sync_folder(folder)
+        finally:
+            draft.unlink(missing_ok=True)
+    kept = path.read_text(errors="replace").strip()[:64]
+    if kept != server:
+        raise UsageError(
+            f"this store is {kept!r} in its bucket, not {server!r}", f"give --server-name {kept}"
+        )
 
 
 class BucketCopies(Copies):

@@ -22,7 +22,8 @@ def in_bucket(uri: str, tenant: str, start_ns: int, end_ns: int) -> dict[str, li
     for view in views:
         view.refresh()
     server_of = {path: view.server for view in views for path in view.files}
-    every = [one for view in views for one in view.files.values()]
+    # A path that two servers list is one file.
+    every = list({path: one for view in views for path, one in view.files.items()}.values())
 
     def files_of(tenant: str, name: str, start_ns: int, end_ns: int) -> list[StoredFile]:
         return [
