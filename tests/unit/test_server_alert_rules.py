@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,10 +14,10 @@ import pytest
 
 from sonde.errors import UsageError
 from sonde.server import alert_rules
-from sonde.server.alert_rules import Reduce, Rule, load
+from sonde.server.alert_rules import AlertConfig, Reduce, Rule, load
 from sonde.server.alert_states import RESOLVED_NS, AlertState, AlertStates
 from sonde.server.alert_values import MOST_ALERTS, evaluate, field, of_rows
-from sonde.server.alerts import _bodies
+from sonde.server.alerts import Alerts, _bodies
 from sonde.server.service import Service
 from sonde.store.flush import Flusher
 from stored_chunks import as_of, recorded
@@ -205,8 +207,59 @@ def test_alerts_of_a_rule_that_is_gone_end(states: AlertStates) -> None:
 def test_bodies_are_bounded() -> None:
     bodies = list(_bodies([{"text": "x" * 1_000}] * 200))
 
-    assert len(bodies) > 2 and all(len(body) < 64 << 10 for body in bodies)
-    assert sum(body.count(b"text") for body in bodies) == 200
+    assert len(bodies) > 2 and all(len(body) < 64 << 10 for body, _ in bodies)
+    assert all(body.count(b"text") == count for body, count in bodies)
+    assert sum(count for _, count in bodies) == 200
+
+
+class Busy:
+    """A webhook that takes some bodies a turn."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.tenants: list[str] = []
+
+    @property
+    def has_room(self) -> bool:
+        return self.room > 0
+
+    def post(self, body: bytes, _done: object = None) -> None:
+        self.room -= 1
+        found = json.loads(body)
+        found = found if isinstance(found, list) else [found]
+        self.tenants += [one["labels"]["tenant"] for one in found]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("to", ["_webhook", "_manager"])
+def test_many_alerts_of_one_tenant_hold_up_nobody_elses(tmp_path: Path, to: str) -> None:
+    service = Service(tmp_path, open_tenant="lab", flushes=False)
+    rules = [rule(tenant=name, by={"name": "name"}) for name in ("a", "b", "c")]
+    alerts = Alerts(service, AlertConfig(rules))
+    webhook = Busy(4)
+    setattr(alerts, to, webhook)
+    now_ns = time.time_ns()
+    for one, count in zip(rules, (100, 3, 1), strict=True):
+        values = of_rows(one, [{"name": str(number), "ns": 5.0} for number in range(count)])
+        alerts.states.update(one, values, now_ns)
+
+    alerts._send(now_ns)
+    assert webhook.tenants[:4] == ["a", "b", "c", "a"]
+    if to == "_webhook":
+        for _ in range(3):
+            webhook.room = 1
+            alerts._send(now_ns)
+        assert webhook.tenants[4:] == ["b", "a", "b"]
+        webhook.room = 1_000
+        alerts._send(now_ns)
+    assert Counter(webhook.tenants) == {"a": 100, "b": 3, "c": 1}, "none is left out, none twice"
+    webhook.room = 1_000
+    alerts._send(now_ns)
+    assert len(webhook.tenants) == 104
+    alerts.states.close()
+    service.close()
 
 
 def test_a_question_is_asked_for_the_rules_tenant(tmp_path: Path) -> None:

@@ -71,6 +71,12 @@ class Poster:
         if not accepted:
             done(False)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the queue takes a body now; for who alone posts it stays so until the next."""
+        with self._changed:
+            return len(self._queue) < QUEUED and not self._ended
+
     def close(self) -> None:
         """Try to deliver what there is, for some seconds; the rest is lost, and counted."""
         with self._changed:

@@ -6,12 +6,15 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
+import math
 import os
 import sqlite3
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import zip_longest
 from typing import Any
 from urllib.parse import urlencode
 
@@ -48,6 +51,9 @@ class Alerts:
         self.counters: Counter[str] = Counter()
         self._posted: dict[tuple[str, str, str, str], float] = {}
         """When an alert was last handed to Alertmanager or to the webhook, by its identity."""
+        self._served: dict[tuple[str, str], int] = {}
+        """By (where to, tenant): the number of the post that was the last of a tenant's."""
+        self._posts = 0
         self._webhook = Poster(config.webhook, log=LOG.warning) if config.webhook else None
         self._manager = (
             Poster(config.alertmanager, alertmanager.PATH, LOG.warning)
@@ -167,42 +173,64 @@ class Alerts:
     def _send(self, now_ns: int) -> None:
         alerts = [one for one in self.states.listed() if one.fired_ns]
         known = {self._identity(to, one) for to in ("webhook", "alertmanager") for one in alerts}
+        tenants = {one.tenant for one in alerts}
         self._posted = {key: at for key, at in self._posted.items() if key in known}
+        self._served = {key: at for key, at in self._served.items() if key[1] in tenants}
         if self._webhook is not None:
-            for one in alerts:
-                self._to_webhook(self._webhook, one, now_ns)
+            self._to_webhook(self._webhook, alerts, now_ns)
         if self._manager is not None:
-            due = [one for one in alerts if self._is_due("alertmanager", one)]
-            for body in _bodies([self._postable(one, now_ns) for one in due]):
+            due = self._in_turn("alertmanager", alerts)
+            for body, count in _bodies([self._postable(one, now_ns) for one in due]):
+                if not self._manager.has_room:
+                    break
                 self._manager.post(body)
+                for one in due[:count]:
+                    self._note_posted("alertmanager", one)
+                del due[:count]
 
     @staticmethod
     def _identity(to: str, one: Alert) -> tuple[str, str, str, str]:
         return to, f"{one.tenant} {one.rule}", one.key, one.state
 
-    def _is_due(self, to: str, one: Alert) -> bool:
-        """Whether it was not sent in this state for a while; it counts as sent from now on."""
-        key, now = self._identity(to, one), time.monotonic()
-        if now - self._posted.get(key, -RESEND_S) < RESEND_S:
-            return False
-        self._posted[key] = now
-        return True
+    def _in_turn(self, to: str, alerts: Iterable[Alert]) -> list[Alert]:
+        """Those that were not posted in their state for a while, one of each tenant, then a second
+        one of each, …: one tenant's many take no room from another's. Who waits longest is first.
+        """
+        now = time.monotonic()
+        by_tenant: dict[str, list[Alert]] = defaultdict(list)
+        for one in alerts:
+            if now - self._posted.get(self._identity(to, one), -math.inf) >= RESEND_S:
+                by_tenant[one.tenant].append(one)
+        tenants = sorted(by_tenant, key=lambda tenant: self._served.get((to, tenant), 0))
+        rounds = zip_longest(*(by_tenant[tenant] for tenant in tenants))
+        return [one for some in rounds for one in some if one is not None]
 
-    def _to_webhook(self, webhook: Poster, one: Alert, now_ns: int) -> None:
-        if one.notified == one.state or not self._is_due("webhook", one):
-            return
-        if now_ns - max(one.fired_ns, one.resolved_ns) > GIVE_UP_NS:
-            self.counters["given_up"] += 1
-            self.states.note_sent(one)
-            return
+    def _note_posted(self, to: str, one: Alert) -> None:
+        self._posted[self._identity(to, one)] = time.monotonic()
+        self._posts += 1
+        self._served[to, one.tenant] = self._posts
 
-        def done(taken: bool) -> None:
-            if taken:
-                with contextlib.suppress(sqlite3.Error):  # closed: it is sent again after the start
-                    self.states.note_sent(one)
+    def _to_webhook(self, webhook: Poster, alerts: list[Alert], now_ns: int) -> None:
+        waiting = []
+        for one in alerts:
+            if one.notified == one.state:
+                continue
+            if now_ns - max(one.fired_ns, one.resolved_ns) > GIVE_UP_NS:
+                self.counters["given_up"] += 1
+                self.states.note_sent(one)
+            else:
+                waiting.append(one)
+        for one in self._in_turn("webhook", waiting):
+            if not webhook.has_room:
+                break  # those that are left come in the next turn
+            body = {"version": 1, "kind": "alert", **self._document(one)}
+            webhook.post(texts.encoded(body), partial(self._webhook_done, one))
+            self._note_posted("webhook", one)
 
-        body = {"version": 1, "kind": "alert", **self._document(one)}
-        webhook.post(texts.encoded(body), done)
+    def _webhook_done(self, one: Alert, taken: bool) -> None:
+        if taken:
+            with contextlib.suppress(sqlite3.Error):  # closed: it is sent again after the start
+                self.states.note_sent(one)
 
     def _document(self, one: Alert) -> dict[str, Any]:
         """As the webhook and /v1/alerts have it."""
@@ -248,16 +276,16 @@ class Alerts:
         return f"{self._config.page.rstrip('/')}/?{urlencode(place)}"
 
 
-def _bodies(postable: list[dict[str, Any]]) -> Iterator[bytes]:
-    """Lists of alerts in as few bodies as fit."""
+def _bodies(postable: list[dict[str, Any]]) -> Iterator[tuple[bytes, int]]:
+    """Lists of alerts in as few bodies as fit, each with how many are in it."""
     parts: list[bytes] = []
     size = 2
     for one in postable:
         part = texts.encoded(one)
         if parts and size + len(part) + 1 > _BODY_BYTES:
-            yield b"[" + b",".join(parts) + b"]"
+            yield b"[" + b",".join(parts) + b"]", len(parts)
             parts, size = [], 2
         parts.append(part)
         size += len(part) + 1
     if parts:
-        yield b"[" + b",".join(parts) + b"]"
+        yield b"[" + b",".join(parts) + b"]", len(parts)
