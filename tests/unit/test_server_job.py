@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from sonde.errors import CaptureError, UsageError
+from sonde.errors import CaptureError, CaptureTooLarge, UsageError
 from sonde.query import framing
 from sonde.query.stored import Selection
-from sonde.query.stored_use import slot_ns
+from sonde.query.stored_use import by_owner, of_owner, slot_ns
 from sonde.server import answers, job
 from sonde.server.service import Service
 from sonde.server.tokens import Caller, Scope
@@ -180,3 +180,19 @@ def test_stalls_without_a_verdict_have_no_known_cause() -> None:
     assert [(one["cause"].split(":")[1].strip()[:12], round(one["gpu_h"], 6)) for one in found] == [
         ("the cause is", 2.0), ("the process ", 1.0), ("input", 0.75), ("host", 0.25),
     ]  # fmt: skip
+
+
+def test_an_owner_with_too_many_rows_is_refused_and_not_summed_in_part(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = Selection(*range_of(service, "h200_tenants"))
+    session = service.session(ME, wanted)
+    try:
+        (owner, *_) = (row["owner"] for row in by_owner(session, wanted, "comm").to_pylist())
+        found = of_owner(session, wanted, "comm", owner)
+        assert found.num_rows > 1
+        monkeypatch.setattr("sonde.query.stored_use.MOST_OF_OWNER", found.num_rows - 1)
+        with pytest.raises(CaptureTooLarge, match="choose a shorter time"):
+            of_owner(session, wanted, "comm", owner)
+    finally:
+        session.close()
