@@ -155,6 +155,36 @@ def test_what_time_does_not_allow_is_read_at_the_next_look(monkeypatch):
     assert len(code) == 100
 
 
+def returning(times):
+    """A method that returns in several places."""
+    return BODY[:25] + times * b"\x48\x83\xc4\x20\x5d\xc3"
+
+
+def test_code_that_is_replaced_stays_within_the_bounds_of_rules(monkeypatch):
+    monkeypatch.setattr("sonde.unwind.hotspot_code.MAX_ROWS", 60)
+    memory = with_code(8)
+    code = refreshed(memory)
+    assert len(code) == 8  # with 48 rules
+    for number in range(4):
+        put_blob(memory, CODE + 2 * SEGMENT * number, 2 * SEGMENT, body=returning(12))
+    for _ in range(16):
+        code.refresh(memory, time.monotonic() + 60)
+        assert len(code.rules()) <= 60 + 1 + len(code)
+    assert len(code) == code.left_out == 4
+    for number in range(4):
+        put_blob(memory, CODE + 2 * SEGMENT * number, 2 * SEGMENT)
+    code.refresh(memory, time.monotonic() + 60)
+    assert len(code) == 8
+
+
+def test_code_with_too_many_rules_is_not_known(monkeypatch):
+    monkeypatch.setattr("sonde.unwind.hotspot_code.MAX_BLOB_ROWS", 30)
+    memory = with_code()
+    put_blob(memory, CODE, 2 * SEGMENT, body=returning(12))
+    start = CODE + 16 + LAYOUT.blob_bytes
+    assert refreshed(memory).find(start).rules == [(start, GENERATED)]
+
+
 @pytest.mark.parametrize(
     ("at", "words", "form"),
     [

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Final
 
 from sonde.unwind.hotspot_layout import HotspotLayout, Memory, read_exactly, read_word
@@ -26,6 +26,8 @@ MAX_BLOBS: Final = 65_536
 """Of one JVM; code beyond it is not known, and counted."""
 MAX_ROWS: Final = 1 << 19
 """Rules of one JVM. Ordinary code has some five a method."""
+MAX_BLOB_ROWS: Final = 4096
+"""Rules of one blob: three for each return. Code with more counts as code that is not known."""
 MAX_SEGMENTS: Final = 8 << 20
 READ_BYTES: Final = 256 << 10
 """Of code that is read at once."""
@@ -93,7 +95,7 @@ class HotspotCode:
         self._starts: list[int] = []
         self._sorted: list[Blob] = []
         self._rows = 0
-        """Rules of all blobs, and of those replaced since the last refresh."""
+        """Rules of all blobs."""
         self._turn = 0
         self._is_changed = False
         """Since the last refresh that ended without an error."""
@@ -117,7 +119,6 @@ class HotspotCode:
         self._turn = (self._turn + 1) % CHECKS
         self.is_behind = self.has_replaced = False
         self.left_out = 0
-        self._rows = sum(len(it.rules) for it in self._blobs.values())
         known: set[int] = set()
         new: list[tuple[int, int]] = []
         known_longer: list[tuple[int, int]] = []
@@ -137,8 +138,8 @@ class HotspotCode:
             raise ValueError("code heaps far apart")
         self.bounds = low, high
         for block in [block for block in self._blobs if block not in known]:
-            del self._blobs[block]
-            self.has_replaced = self._is_changed = True
+            self._drop(block)
+            self._is_changed = True
         for blocks_read in chain(self._read(memory, new), self._read(memory, known_longer)):
             self._learn_kinds(memory, blocks_read)
             for block, raw in blocks_read:
@@ -232,21 +233,23 @@ class HotspotCode:
         """Take in one block. Returns whether it is another one than before."""
         before = self._blobs.get(block)
         blob = self._blob(block, raw)
-        if blob is None:
-            if before is not None:
-                del self._blobs[block]
-                self.has_replaced = True
-            return before is not None
         if before is not None:
-            if before.head == blob.head and before.rules == blob.rules:
+            if blob and before.head == blob.head and before.rules == blob.rules:
                 return False
-            self.has_replaced = True
-        elif len(self._blobs) >= MAX_BLOBS or self._rows + len(blob.rules) > MAX_ROWS:
-            self.left_out += 1
-            return False
+            self._drop(block)
+        if blob is None:
+            return before is not None
+        if len(self._blobs) >= MAX_BLOBS or self._rows + len(blob.rules) > MAX_ROWS:
+            self.left_out += 1  # what was there before it is gone all the same
+            return before is not None
         self._blobs[block] = blob
         self._rows += len(blob.rules)
         return True
+
+    def _drop(self, block: int) -> None:
+        """A block is free, or has another blob."""
+        self._rows -= len(self._blobs.pop(block).rules)
+        self.has_replaced = True
 
     def _blob(self, block: int, raw: bytes) -> Blob | None:
         """A block as a blob; None where it is free, or being made."""
@@ -270,11 +273,11 @@ class HotspotCode:
         if kind in _COMPILED:
             (method,) = struct.unpack_from("<Q", head, layout.nmethod_method)
             (verified,) = struct.unpack_from("<Q", head, layout.verified_entry)
-            rules = list(_of_method(code, start, verified, frame_size, complete))
+            rules = _bounded(start, _of_method(code, start, verified, frame_size, complete))
         elif kind == _INTERPRETER:
             rules = [(start, INTERPRETED)]
         elif frame_size > 1:
-            rules = list(_of_method(code, start, start, frame_size, complete))
+            rules = _bounded(start, _of_method(code, start, start, frame_size, complete))
         else:
             rules = [(start, LINKED if kind.startswith(_ROUTINES) else CALLED)]
         identity = b"%d %d %d %d" % (start, end, frame_size, method) + kind
@@ -298,6 +301,12 @@ class HotspotCode:
                 raw = memory.read_at(near[-1] - first + _NAME_BYTES, first)
             for it in near:
                 self._kinds[it] = raw[it - first :][:_NAME_BYTES].partition(b"\0")[0]
+
+
+def _bounded(start: int, rules: Iterator[tuple[int, Rule]]) -> list[tuple[int, Rule]]:
+    """The rules of a blob; that it is not known, where they are too many."""
+    found = list(islice(rules, MAX_BLOB_ROWS + 1))
+    return found if len(found) <= MAX_BLOB_ROWS else [(start, GENERATED)]
 
 
 def _of_method(
