@@ -155,6 +155,69 @@ def test_what_time_does_not_allow_is_read_at_the_next_look(monkeypatch):
     assert len(code) == 100
 
 
+def put_heap(memory, number, low, blobs, segments):
+    """One more heap, behind the first."""
+    at = HEAP + 0x100 * number
+    memory.put(ARRAY, number + 1, form="i")
+    memory.put(DATA + 8 * number, at)
+    memory.put(at, low, low + 0x4000, low, low + blobs * 2 * SEGMENT)
+    memory.put(at + 32, 0, 0, segments, 0)
+    memory.put(at + 64, 7, form="i")
+    for it in range(blobs):
+        put_blob(memory, low + it * 2 * SEGMENT, 2 * SEGMENT)
+
+
+def test_an_empty_heap_is_one_without_code():
+    memory = with_code(2)
+    put_heap(memory, 1, CODE + 0x20000, 0, 0)
+    code = refreshed(memory)
+    assert len(code) == 2
+    assert code.bounds == (CODE, CODE + 0x24000)
+
+
+def test_a_heap_that_is_there_twice_is_read_once():
+    memory = with_code(2)
+    memory.put(ARRAY, 8, form="i")
+    memory.put(DATA, *[HEAP] * 8)
+    refreshed(memory)
+    once = memory.read
+    single = with_code(2)
+    refreshed(single)
+    assert once == single.read
+
+
+@pytest.mark.parametrize(("name", "most"), [("MAX_BLOCKS", 3), ("MAX_SEGMENTS", 7)])
+def test_limits_hold_for_all_heaps_together(monkeypatch, name, most):
+    memory = with_code(2)
+    put_heap(memory, 1, CODE + 0x20000, 2, SEGMENTS + 0x20000 // SEGMENT)
+    assert len(refreshed(memory)) == 4
+    monkeypatch.setattr(f"sonde.unwind.hotspot_code.{name}", most)
+    with pytest.raises(ValueError, match="too many"):
+        refreshed(memory)
+
+
+def test_a_heap_for_which_time_ran_out_is_next(monkeypatch):
+    monkeypatch.setattr("sonde.unwind.hotspot_code.READ_BYTES", 1024)
+    memory = with_code(20)
+    put_heap(memory, 1, CODE + 0x20000, 20, SEGMENTS + 0x20000 // SEGMENT)
+    code = HotspotCode(LAYOUT)
+    for heap in (CODE, CODE + 0x20000):
+        code.refresh(memory, 0.0)
+        assert code.is_behind
+        assert code.find(heap + 16 + LAYOUT.blob_bytes) is not None
+    for _ in range(100):
+        code.refresh(memory, 0.0)
+        assert not code.has_replaced
+    assert len(code) == 40
+    code.refresh(memory, time.monotonic() + 60)
+    code.refresh(memory, time.monotonic() + 60)
+    assert not code.is_behind
+    memory.put_bytes(SEGMENTS, b"\xff\xff")
+    memory.put_bytes(SEGMENTS + 0x20000 // SEGMENT, b"\xff\xff")
+    code.refresh(memory, time.monotonic() + 60)
+    assert len(code) == 38
+
+
 def returning(times):
     """A method that returns in several places."""
     return BODY[:25] + times * b"\x48\x83\xc4\x20\x5d\xc3"
