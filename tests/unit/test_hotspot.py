@@ -6,12 +6,17 @@ from __future__ import annotations
 import random
 import struct
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from sonde.agent.stacks import StackReader
+from sonde.resolve.naming_budget import NamingBudget
 from sonde.unwind.hotspot_code import CALLED, GENERATED, MAX_BLOBS, PUSHED, HotspotCode
 from sonde.unwind.hotspot_layout import EXPORTS, HotspotLayout, UnsupportedJvmError, read_layout
 from sonde.unwind.java_methods import JavaMethods, line_table
+from sonde.unwind.jvm import JAVA_FRAME, UNREAD
+from sonde.unwind.python_code import PYTHON_FRAME
 
 BASE = 0x7000_0000_0000
 LAYOUT = HotspotLayout(
@@ -321,8 +326,59 @@ def test_a_method_is_named_with_class_file_and_line():
     found = JavaMethods(LAYOUT).find(memory, at, 1)
     assert found.name == "com.example.Job$$Lambda$14.work"
     assert found.file == "Job.java"
-    assert found.lines == ((5, 0), (15, 2), (25, 52))
+    assert found.lines == b"\x28\x52\xff\x14\x64"
+    assert line_table(found.lines, skips_zero=False) == [(5, 0), (15, 2), (25, 52)]
     assert [found.line_at(bytecode + it) for it in (0, 6, 15, 99, 100, -1)] == [0, 0, 2, 52, 0, 0]
+
+
+def test_names_and_line_tables_of_a_jvm_are_bounded(monkeypatch):
+    memory, at, bytecode = with_method()
+    memory.put_bytes(bytecode + 100, 2000 * b"\x09" + b"\0")
+    methods = JavaMethods(LAYOUT)
+    assert methods.find(memory, at, 1).line_at(bytecode + 99) == 99
+    size = methods.find(memory, at, 1).bytes
+    assert 2000 < size < 2500
+    monkeypatch.setattr("sonde.unwind.java_methods.MAX_ALL_BYTES", 3 * size)
+    for number in range(30):
+        memory.put(at + 8 * number + 8, bytecode - 16)
+        assert methods.find(memory, at + 8 * number, 1).name == "com.example.Job$$Lambda$14.work"
+        assert len(methods._known) <= 3
+    assert methods.drops == 9
+    before = methods.drops
+    for read in range(1, 10):  # the same one again and again takes no more
+        methods.find(memory, at + 8 * 29, read * 20_000_000_000)
+    assert methods.drops == before
+
+
+def test_frames_of_a_jvm_cost_its_user_time(monkeypatch):
+    monkeypatch.setattr("sonde.resolve.naming_budget.FREE_S", 1.0)
+    budget = NamingBudget()
+    read = []
+
+    def frame(*asked):
+        read.append(asked)
+        until_s = time.thread_time() + 0.001
+        while time.thread_time() < until_s:
+            pass
+        return UNREAD
+
+    process = SimpleNamespace(party=1000, image=SimpleNamespace(pending=False), frames={})
+    unwinding = SimpleNamespace(
+        jvm_of=lambda _: SimpleNamespace(frame=frame), python_of=lambda _: None
+    )
+    resolver = SimpleNamespace(
+        budget=budget,
+        resolve=lambda *_: [],
+        processes=SimpleNamespace(parent=lambda _: None),
+    )
+    process.key = (1, 1)
+    stacks = StackReader(resolver, unwinding)
+    words = [PYTHON_FRAME | 0x1000 | JAVA_FRAME, 5]
+    monkeypatch.setattr("sonde.resolve.naming_budget.TURN_S", 0.005)
+    for _ in range(50):
+        assert stacks.frames(process, [], words) == [UNREAD]
+    assert 1 <= len(read) <= 5
+    assert budget.left_out[1000] == 50 - len(read)
 
 
 def test_names_are_cut_and_printable():
