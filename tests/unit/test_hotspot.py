@@ -6,12 +6,17 @@ from __future__ import annotations
 import random
 import struct
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from sonde.agent.stacks import StackReader
+from sonde.resolve.naming_budget import NamingBudget
 from sonde.unwind.hotspot_code import CALLED, GENERATED, MAX_BLOBS, PUSHED, HotspotCode
 from sonde.unwind.hotspot_layout import EXPORTS, HotspotLayout, UnsupportedJvmError, read_layout
 from sonde.unwind.java_methods import JavaMethods, line_table
+from sonde.unwind.jvm import JAVA_FRAME, UNREAD
+from sonde.unwind.python_code import PYTHON_FRAME
 
 BASE = 0x7000_0000_0000
 LAYOUT = HotspotLayout(
@@ -155,6 +160,99 @@ def test_what_time_does_not_allow_is_read_at_the_next_look(monkeypatch):
     assert len(code) == 100
 
 
+def put_heap(memory, number, low, blobs, segments):
+    """One more heap, behind the first."""
+    at = HEAP + 0x100 * number
+    memory.put(ARRAY, number + 1, form="i")
+    memory.put(DATA + 8 * number, at)
+    memory.put(at, low, low + 0x4000, low, low + blobs * 2 * SEGMENT)
+    memory.put(at + 32, 0, 0, segments, 0)
+    memory.put(at + 64, 7, form="i")
+    for it in range(blobs):
+        put_blob(memory, low + it * 2 * SEGMENT, 2 * SEGMENT)
+
+
+def test_an_empty_heap_is_one_without_code():
+    memory = with_code(2)
+    put_heap(memory, 1, CODE + 0x20000, 0, 0)
+    code = refreshed(memory)
+    assert len(code) == 2
+    assert code.bounds == (CODE, CODE + 0x24000)
+
+
+def test_a_heap_that_is_there_twice_is_read_once():
+    memory = with_code(2)
+    memory.put(ARRAY, 8, form="i")
+    memory.put(DATA, *[HEAP] * 8)
+    refreshed(memory)
+    once = memory.read
+    single = with_code(2)
+    refreshed(single)
+    assert once == single.read
+
+
+@pytest.mark.parametrize(("name", "most"), [("MAX_BLOCKS", 3), ("MAX_SEGMENTS", 7)])
+def test_limits_hold_for_all_heaps_together(monkeypatch, name, most):
+    memory = with_code(2)
+    put_heap(memory, 1, CODE + 0x20000, 2, SEGMENTS + 0x20000 // SEGMENT)
+    assert len(refreshed(memory)) == 4
+    monkeypatch.setattr(f"sonde.unwind.hotspot_code.{name}", most)
+    with pytest.raises(ValueError, match="too many"):
+        refreshed(memory)
+
+
+def test_a_heap_for_which_time_ran_out_is_next(monkeypatch):
+    monkeypatch.setattr("sonde.unwind.hotspot_code.READ_BYTES", 1024)
+    memory = with_code(20)
+    put_heap(memory, 1, CODE + 0x20000, 20, SEGMENTS + 0x20000 // SEGMENT)
+    code = HotspotCode(LAYOUT)
+    for heap in (CODE, CODE + 0x20000):
+        code.refresh(memory, 0.0)
+        assert code.is_behind
+        assert code.find(heap + 16 + LAYOUT.blob_bytes) is not None
+    for _ in range(100):
+        code.refresh(memory, 0.0)
+        assert not code.has_replaced
+    assert len(code) == 40
+    code.refresh(memory, time.monotonic() + 60)
+    code.refresh(memory, time.monotonic() + 60)
+    assert not code.is_behind
+    memory.put_bytes(SEGMENTS, b"\xff\xff")
+    memory.put_bytes(SEGMENTS + 0x20000 // SEGMENT, b"\xff\xff")
+    code.refresh(memory, time.monotonic() + 60)
+    assert len(code) == 38
+
+
+def returning(times):
+    """A method that returns in several places."""
+    return BODY[:25] + times * b"\x48\x83\xc4\x20\x5d\xc3"
+
+
+def test_code_that_is_replaced_stays_within_the_bounds_of_rules(monkeypatch):
+    monkeypatch.setattr("sonde.unwind.hotspot_code.MAX_ROWS", 60)
+    memory = with_code(8)
+    code = refreshed(memory)
+    assert len(code) == 8  # with 48 rules
+    for number in range(4):
+        put_blob(memory, CODE + 2 * SEGMENT * number, 2 * SEGMENT, body=returning(12))
+    for _ in range(16):
+        code.refresh(memory, time.monotonic() + 60)
+        assert len(code.rules()) <= 60 + 1 + len(code)
+    assert len(code) == code.left_out == 4
+    for number in range(4):
+        put_blob(memory, CODE + 2 * SEGMENT * number, 2 * SEGMENT)
+    code.refresh(memory, time.monotonic() + 60)
+    assert len(code) == 8
+
+
+def test_code_with_too_many_rules_is_not_known(monkeypatch):
+    monkeypatch.setattr("sonde.unwind.hotspot_code.MAX_BLOB_ROWS", 30)
+    memory = with_code()
+    put_blob(memory, CODE, 2 * SEGMENT, body=returning(12))
+    start = CODE + 16 + LAYOUT.blob_bytes
+    assert refreshed(memory).find(start).rules == [(start, GENERATED)]
+
+
 @pytest.mark.parametrize(
     ("at", "words", "form"),
     [
@@ -228,8 +326,59 @@ def test_a_method_is_named_with_class_file_and_line():
     found = JavaMethods(LAYOUT).find(memory, at, 1)
     assert found.name == "com.example.Job$$Lambda$14.work"
     assert found.file == "Job.java"
-    assert found.lines == ((5, 0), (15, 2), (25, 52))
+    assert found.lines == b"\x28\x52\xff\x14\x64"
+    assert line_table(found.lines, skips_zero=False) == [(5, 0), (15, 2), (25, 52)]
     assert [found.line_at(bytecode + it) for it in (0, 6, 15, 99, 100, -1)] == [0, 0, 2, 52, 0, 0]
+
+
+def test_names_and_line_tables_of_a_jvm_are_bounded(monkeypatch):
+    memory, at, bytecode = with_method()
+    memory.put_bytes(bytecode + 100, 2000 * b"\x09" + b"\0")
+    methods = JavaMethods(LAYOUT)
+    assert methods.find(memory, at, 1).line_at(bytecode + 99) == 99
+    size = methods.find(memory, at, 1).bytes
+    assert 2000 < size < 2500
+    monkeypatch.setattr("sonde.unwind.java_methods.MAX_ALL_BYTES", 3 * size)
+    for number in range(30):
+        memory.put(at + 8 * number + 8, bytecode - 16)
+        assert methods.find(memory, at + 8 * number, 1).name == "com.example.Job$$Lambda$14.work"
+        assert len(methods._known) <= 3
+    assert methods.drops == 9
+    before = methods.drops
+    for read in range(1, 10):  # the same one again and again takes no more
+        methods.find(memory, at + 8 * 29, read * 20_000_000_000)
+    assert methods.drops == before
+
+
+def test_frames_of_a_jvm_cost_its_user_time(monkeypatch):
+    monkeypatch.setattr("sonde.resolve.naming_budget.FREE_S", 1.0)
+    budget = NamingBudget()
+    read = []
+
+    def frame(*asked):
+        read.append(asked)
+        until_s = time.thread_time() + 0.001
+        while time.thread_time() < until_s:
+            pass
+        return UNREAD
+
+    process = SimpleNamespace(party=1000, image=SimpleNamespace(pending=False), frames={})
+    unwinding = SimpleNamespace(
+        jvm_of=lambda _: SimpleNamespace(frame=frame), python_of=lambda _: None
+    )
+    resolver = SimpleNamespace(
+        budget=budget,
+        resolve=lambda *_: [],
+        processes=SimpleNamespace(parent=lambda _: None),
+    )
+    process.key = (1, 1)
+    stacks = StackReader(resolver, unwinding)
+    words = [PYTHON_FRAME | 0x1000 | JAVA_FRAME, 5]
+    monkeypatch.setattr("sonde.resolve.naming_budget.TURN_S", 0.005)
+    for _ in range(50):
+        assert stacks.frames(process, [], words) == [UNREAD]
+    assert 1 <= len(read) <= 5
+    assert budget.left_out[1000] == 50 - len(read)
 
 
 def test_names_are_cut_and_printable():

@@ -11,7 +11,7 @@ from sonde.resolve import KnownFrame, Resolver
 from sonde.resolve.resolver import EVAL_FUNCTION
 from sonde.resolve.tracked_process import TrackedProcess
 from sonde.unwind import Interpreter, Jvm, PythonCode
-from sonde.unwind.jvm import JAVA_FRAME
+from sonde.unwind.jvm import JAVA_FRAME, UNREAD
 from sonde.unwind.python_code import NO_FRAME, PYTHON_FRAME
 from sonde.unwind.stop_reasons import WHOLE
 
@@ -86,7 +86,7 @@ class StackReader:
         self._resolver.prepare(process, *places)
         if python is not None:
             for pair in pairs:
-                self._interpreted(owners, jvm, *pair, python)
+                self._interpreted(process, owners, jvm, *pair, python)
         named = _native.frames_of(walks, kernel, native, python)
         for walk, frames in zip(walks, named, strict=True):
             if frames is None:
@@ -106,15 +106,25 @@ class StackReader:
 
     def _interpreted(
         self,
+        process: TrackedProcess,
         owners: Sequence[tuple[TrackedProcess, Interpreter]],
         jvm: Jvm | None,
         word: int,
         where: int,
         cache: _native.FrameCache,
     ) -> KnownFrame:
-        """The frame of two words of a walk, of Python or Java."""
+        """The frame of two words of a walk, of Python or Java.
+
+        A JVM may hold any number of methods: its user's or container's time for names pays for
+        each, however little it takes.
+        """
         if jvm is not None and word & JAVA_FRAME:
-            return jvm.frame(word, where, cache)
+            budget = self._resolver.budget
+            if budget.is_over(process.party):
+                budget.left_out[process.party] += 1
+                return UNREAD  # not cached: it is read once there is time again
+            with budget.charged(process.party, free_s=0.0):
+                return jvm.frame(word, where, cache)
         return self.python.frame(owners, word, where, cache)
 
     def _merged(
@@ -153,7 +163,7 @@ class StackReader:
             where = next(words, 0)
             known = known_python(word, where)
             if known is None:
-                known = self._interpreted(owners, jvm, word, where, python)
+                known = self._interpreted(process, owners, jvm, word, where, python)
             if known is not NO_FRAME:
                 end = len(frames)
                 begin = loops.pop()[0] if loops and loops[-1][1] == end else end

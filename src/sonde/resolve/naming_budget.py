@@ -58,14 +58,17 @@ class NamingBudget:
         self._turn.clear()
 
     @contextmanager
-    def charged(self, party: int) -> Iterator[None]:
-        """What is done within costs a party the CPU time of this thread."""
+    def charged(self, party: int, free_s: float = FREE_S) -> Iterator[None]:
+        """What is done within costs a party the CPU time of this thread.
+
+        `free_s`: none of it where it is no more than this.
+        """
         began_s = time.thread_time()
         try:
             yield
         finally:
             used_s = time.thread_time() - began_s
-            if used_s > FREE_S:
+            if used_s > free_s:
                 self._time.take(party, used_s)
                 self._turn[party] += used_s
 

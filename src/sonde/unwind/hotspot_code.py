@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Final
 
 from sonde.unwind.hotspot_layout import HotspotLayout, Memory, read_exactly, read_word
@@ -26,7 +26,12 @@ MAX_BLOBS: Final = 65_536
 """Of one JVM; code beyond it is not known, and counted."""
 MAX_ROWS: Final = 1 << 19
 """Rules of one JVM. Ordinary code has some five a method."""
+MAX_BLOB_ROWS: Final = 4096
+"""Rules of one blob: three for each return. Code with more counts as code that is not known."""
+MAX_BLOCKS: Final = 2 * MAX_BLOBS
+"""Of all heaps of one JVM, free ones included."""
 MAX_SEGMENTS: Final = 8 << 20
+"""Of all heaps of one JVM."""
 READ_BYTES: Final = 256 << 10
 """Of code that is read at once."""
 READ_GAP: Final = 4096
@@ -80,6 +85,34 @@ class Blob:
     """HotSpot's name for it."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Heap:
+    """One code heap."""
+
+    low: int
+    high: int
+    """What is reserved for it."""
+    used: int
+    used_end: int
+    """What is used of that."""
+    segment_map: int
+    shift: int
+    """Bytes of a segment, as a power of two."""
+
+    @property
+    def segments(self) -> int:
+        """How many are used."""
+        return (self.used_end - self.used) >> self.shift
+
+    def blocks(self, memory: Memory, most: int) -> tuple[int, ...]:
+        """Where blocks begin. Raises ValueError where they are more than `most`."""
+        starts = read_exactly(memory, self.segments, self.segment_map) if self.segments else b""
+        if starts.count(0) > most:
+            raise ValueError("too many blocks")
+        found = re.finditer(rb"\0", starts)
+        return tuple(self.used + (it.start() << self.shift) for it in found)
+
+
 class HotspotCode:
     """The blobs of one JVM."""
 
@@ -93,8 +126,12 @@ class HotspotCode:
         self._starts: list[int] = []
         self._sorted: list[Blob] = []
         self._rows = 0
-        """Rules of all blobs, and of those replaced since the last refresh."""
+        """Rules of all blobs."""
         self._turn = 0
+        self._next_heap = 0
+        """Time ran out before this one at the last refresh."""
+        self._is_cut = False
+        """Time ran out for the blocks of a heap since the first one was looked at."""
         self._is_changed = False
         """Since the last refresh that ended without an error."""
         self.bounds = (0, 0)
@@ -114,38 +151,49 @@ class HotspotCode:
 
         Raises OSError, ValueError or struct.error where the memory holds something else.
         """
-        self._turn = (self._turn + 1) % CHECKS
         self.is_behind = self.has_replaced = False
         self.left_out = 0
-        self._rows = sum(len(it.rules) for it in self._blobs.values())
         known: set[int] = set()
         new: list[tuple[int, int]] = []
         known_longer: list[tuple[int, int]] = []
-        bounds = []
-        for low, high, blocks, last_end in self._heaps(memory):
-            bounds.append((low, high))
-            ends = (*blocks[1:], last_end)
-            for number, (block, end) in enumerate(zip(blocks, ends, strict=True)):
-                known.add(block)
+        if not self._next_heap:
+            self._turn = (self._turn + 1) % CHECKS
+            self._is_cut = False
+        heaps = self._heaps(memory)
+        self.bounds = min(it.low for it in heaps), max(it.high for it in heaps)
+        if self.bounds[1] - self.bounds[0] > MAX_RESERVED_BYTES:
+            raise ValueError("code heaps far apart")
+        other = heaps[: self._next_heap]
+        looked_at = heaps[self._next_heap :]
+        self._next_heap = 0
+        left_blocks = MAX_BLOCKS
+        for number, heap in enumerate(looked_at, len(other)):
+            if known and time.monotonic() > until_s:
+                other += heaps[number:]
+                self._next_heap = number
+                break
+            blocks = heap.blocks(memory, left_blocks)
+            left_blocks -= len(blocks)
+            known.update(blocks)
+            ends = (*blocks[1:], heap.used_end) if blocks else ()
+            for at, (block, end) in enumerate(zip(blocks, ends, strict=True)):
                 blob = self._blobs.get(block)
                 if blob is None or blob.end > end:
                     new.append((block, end))
-                elif number * CHECKS // len(blocks) == self._turn:
+                elif at * CHECKS // len(blocks) == self._turn:
                     known_longer.append((block, end))
-        low, high = min(it[0] for it in bounds), max(it[1] for it in bounds)
-        if high - low > MAX_RESERVED_BYTES:
-            raise ValueError("code heaps far apart")
-        self.bounds = low, high
         for block in [block for block in self._blobs if block not in known]:
-            del self._blobs[block]
-            self.has_replaced = self._is_changed = True
+            if not any(it.low <= block < it.high for it in other):
+                self._drop(block)
+                self._is_changed = True
         for blocks_read in chain(self._read(memory, new), self._read(memory, known_longer)):
             self._learn_kinds(memory, blocks_read)
             for block, raw in blocks_read:
                 self._is_changed |= self._take(block, raw)
             if time.monotonic() > until_s:
-                self.is_behind = True
+                self._is_cut = True
                 break
+        self.is_behind = self._is_cut or self._next_heap > 0
         if not self._is_changed:
             return False
         self._is_changed = False
@@ -183,12 +231,13 @@ class HotspotCode:
         if not 0 < count <= MAX_HEAPS:
             raise ValueError("no code heaps")
         data = read_word(memory, array + layout.array_data)
-        self._heaps_at = struct.unpack(f"<{count}Q", read_exactly(memory, 8 * count, data))
+        found = struct.unpack(f"<{count}Q", read_exactly(memory, 8 * count, data))
+        self._heaps_at = tuple(dict.fromkeys(found))
         return self._heaps_at
 
-    def _heaps(self, memory: Memory) -> Iterator[tuple[int, int, tuple[int, ...], int]]:
-        """(reserved from, to, where blocks begin, where the last one ends) of each code heap."""
+    def _heaps(self, memory: Memory) -> list[_Heap]:
         layout = self._layout
+        found = []
         for heap in self._addresses(memory):
             raw = read_exactly(memory, layout.heap_bytes, heap)
             reserved, reserved_end, low, high = (
@@ -200,13 +249,10 @@ class HotspotCode:
                 raise ValueError("a code heap without bounds")
             if not 6 <= shift <= 16:
                 raise ValueError("segments of another size")
-            if (high - low) >> shift > MAX_SEGMENTS:
-                raise ValueError("too many segments")
-            starts = read_exactly(memory, (high - low) >> shift, segments) if high > low else b""
-            if starts.count(0) > 4 * MAX_BLOBS:
-                raise ValueError("too many blocks")
-            blocks = tuple(low + (it.start() << shift) for it in re.finditer(rb"\0", starts))
-            yield reserved, reserved_end, blocks, high
+            found.append(_Heap(reserved, reserved_end, low, high, segments, shift))
+        if sum(it.segments for it in found) > MAX_SEGMENTS:
+            raise ValueError("too many segments")
+        return found
 
     def _read(
         self, memory: Memory, wanted: list[tuple[int, int]]
@@ -232,21 +278,23 @@ class HotspotCode:
         """Take in one block. Returns whether it is another one than before."""
         before = self._blobs.get(block)
         blob = self._blob(block, raw)
-        if blob is None:
-            if before is not None:
-                del self._blobs[block]
-                self.has_replaced = True
-            return before is not None
         if before is not None:
-            if before.head == blob.head and before.rules == blob.rules:
+            if blob and before.head == blob.head and before.rules == blob.rules:
                 return False
-            self.has_replaced = True
-        elif len(self._blobs) >= MAX_BLOBS or self._rows + len(blob.rules) > MAX_ROWS:
-            self.left_out += 1
-            return False
+            self._drop(block)
+        if blob is None:
+            return before is not None
+        if len(self._blobs) >= MAX_BLOBS or self._rows + len(blob.rules) > MAX_ROWS:
+            self.left_out += 1  # what was there before it is gone all the same
+            return before is not None
         self._blobs[block] = blob
         self._rows += len(blob.rules)
         return True
+
+    def _drop(self, block: int) -> None:
+        """A block is free, or has another blob."""
+        self._rows -= len(self._blobs.pop(block).rules)
+        self.has_replaced = True
 
     def _blob(self, block: int, raw: bytes) -> Blob | None:
         """A block as a blob; None where it is free, or being made."""
@@ -270,11 +318,11 @@ class HotspotCode:
         if kind in _COMPILED:
             (method,) = struct.unpack_from("<Q", head, layout.nmethod_method)
             (verified,) = struct.unpack_from("<Q", head, layout.verified_entry)
-            rules = list(_of_method(code, start, verified, frame_size, complete))
+            rules = _bounded(start, _of_method(code, start, verified, frame_size, complete))
         elif kind == _INTERPRETER:
             rules = [(start, INTERPRETED)]
         elif frame_size > 1:
-            rules = list(_of_method(code, start, start, frame_size, complete))
+            rules = _bounded(start, _of_method(code, start, start, frame_size, complete))
         else:
             rules = [(start, LINKED if kind.startswith(_ROUTINES) else CALLED)]
         identity = b"%d %d %d %d" % (start, end, frame_size, method) + kind
@@ -298,6 +346,12 @@ class HotspotCode:
                 raw = memory.read_at(near[-1] - first + _NAME_BYTES, first)
             for it in near:
                 self._kinds[it] = raw[it - first :][:_NAME_BYTES].partition(b"\0")[0]
+
+
+def _bounded(start: int, rules: Iterator[tuple[int, Rule]]) -> list[tuple[int, Rule]]:
+    """The rules of a blob; that it is not known, where they are too many."""
+    found = list(islice(rules, MAX_BLOB_ROWS + 1))
+    return found if len(found) <= MAX_BLOB_ROWS else [(start, GENERATED)]
 
 
 def _of_method(

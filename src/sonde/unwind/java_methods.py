@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import re
 import struct
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,7 +16,10 @@ from sonde.unwind.hotspot_layout import HotspotLayout, Memory, read_exactly, rea
 MAX_METHODS: Final = 16_384
 """Of one JVM."""
 MAX_NAME_BYTES: Final = 512
-MAX_LINES_BYTES: Final = 1 << 16
+MAX_LINES_BYTES: Final = 4096
+"""Of one line table, as it is in memory; bytecode beyond it gets the last line before."""
+MAX_ALL_BYTES: Final = 4 << 20
+"""Of names and line tables of one JVM. Beyond it, all are read again when they are needed."""
 MAX_LINE: Final = 1 << 16
 TRUST_NS: Final = 10_000_000_000
 """How long a method is used before it is read again: its class may be unloaded."""
@@ -34,8 +39,10 @@ class JavaMethod:
     bytecode: int
     """Address of its first bytecode."""
     bytecode_size: int
-    lines: tuple[tuple[int, int], ...]
-    """(index of a bytecode, line), in the order of the table."""
+    lines: bytes
+    """Its line table up to the end mark: decoded, it would take a hundred times as much."""
+    skips_zero: bool
+    """See `line_table`."""
     read_ns: int
 
     def line_at(self, bytecode: int) -> int:
@@ -44,10 +51,15 @@ class JavaMethod:
         if not 0 <= index < self.bytecode_size:
             return 0
         best, line = -1, 0
-        for start, number in self.lines:
+        for start, number in line_table(self.lines, self.skips_zero):
             if best < start <= index:
                 best, line = start, number
         return line
+
+    @property
+    def bytes(self) -> int:
+        """What it takes of memory, about."""
+        return sum(sys.getsizeof(it) for it in (self.name, self.file, self.lines))
 
 
 class JavaMethods:
@@ -56,6 +68,10 @@ class JavaMethods:
     def __init__(self, layout: HotspotLayout) -> None:
         self._layout = layout
         self._known: LruCache[int, JavaMethod] = LruCache(MAX_METHODS)
+        self._bytes = 0
+        """Of the known ones, and of those evicted since they were last dropped."""
+        self.drops = 0
+        """How often all were dropped, as they took too much memory."""
 
     def find(self, memory: Memory, at: int, now_ns: int) -> JavaMethod | None:
         """The method at an address; None where there is none."""
@@ -66,6 +82,10 @@ class JavaMethods:
             found = self._read(memory, at, now_ns)
         except (OSError, ValueError, struct.error):
             return known
+        self._bytes += found.bytes - (known.bytes if known is not None else 0)
+        if self._bytes > MAX_ALL_BYTES:
+            self._known, self._bytes = LruCache(MAX_METHODS), found.bytes
+            self.drops += 1
         self._known.put(at, found)
         return found
 
@@ -93,16 +113,18 @@ class JavaMethods:
         if 0 < source < length:
             file = self._symbol(memory, read_word(memory, entries + 8 * source))
         bytecode = const + layout.const_bytes
-        lines: tuple[tuple[int, int], ...] = ()
+        lines = b""
         if flags & layout.has_lines:
-            table = memory.read_at(MAX_LINES_BYTES // 16, bytecode + code_size)
-            lines = tuple(line_table(table, layout.skips_zero))
+            table = memory.read_at(MAX_LINES_BYTES, bytecode + code_size)
+            end = max((it[2] for it in _entries(table, layout.skips_zero)), default=0)
+            lines = table[:end]
         return JavaMethod(
             f"{_HIDDEN.sub('', owner).replace('/', '.')}.{method}",
             file.rpartition("/")[2],
             bytecode,
             code_size,
             lines,
+            layout.skips_zero,
             now_ns,
         )
 
@@ -119,7 +141,11 @@ def line_table(raw: bytes, skips_zero: bool) -> list[tuple[int, int]]:
 
     `skips_zero`: no byte of a number is 0, as from JDK 19 on.
     """
-    found = []
+    return [(index, line) for index, line, _ in _entries(raw, skips_zero)]
+
+
+def _entries(raw: bytes, skips_zero: bool) -> Iterator[tuple[int, int, int]]:
+    """(index of a bytecode, line, where the next one is in the table)."""
     at = index = line = 0
     while at < len(raw) and raw[at]:
         first = raw[at]
@@ -134,8 +160,7 @@ def line_table(raw: bytes, skips_zero: bool) -> list[tuple[int, int]]:
             line += first & 7
         if not 0 <= line < MAX_LINE or index < 0:
             break
-        found.append((index, line))
-    return found
+        yield index, line, at
 
 
 def _number(raw: bytes, at: int, skips_zero: bool) -> tuple[int, int]:

@@ -36,7 +36,9 @@ CHECK_S: Final = 5.0
 """Known code is looked at again after this, as it may be replaced."""
 MAX_CACHED_FRAMES: Final = 16_384
 _WORD: Final = (1 << 63) - 1
-_UNREAD: Final = Frame("jit", "", "[jit]")
+_UNKNOWN: Final = Frame("jit", "", "[jit]")
+UNREAD: Final = KnownFrame(frame_id(_UNKNOWN), _UNKNOWN)
+"""In place of a frame of the interpreter whose method was not read."""
 _FAILURES: Final = (OSError, ValueError, struct.error)
 
 
@@ -52,6 +54,8 @@ class Jvm:
         self._methods = JavaMethods(self._layout)
         self._frames = _native.FrameCache()
         self._frames_since_ns = 0
+        self._frames_drops = 0
+        """`drops` of the methods that the frames were made of."""
 
     def refresh(self) -> bool:
         """Look for new code. Returns whether anything changed. Raises OSError, ValueError."""
@@ -81,8 +85,13 @@ class Jvm:
     def frame_cache(self) -> _native.FrameCache:
         """Frames of the interpreter by the two words of a walk, as far as they are known."""
         now_ns = time.monotonic_ns()
-        if now_ns > self._frames_since_ns + TRUST_NS or len(self._frames) > MAX_CACHED_FRAMES:
+        if (
+            now_ns > self._frames_since_ns + TRUST_NS
+            or len(self._frames) > MAX_CACHED_FRAMES
+            or self._frames_drops != self._methods.drops
+        ):
             self._frames, self._frames_since_ns = _native.FrameCache(), now_ns
+            self._frames_drops = self._methods.drops
         return self._frames
 
     def frame(self, method: int, bytecode: int, cache: _native.FrameCache) -> KnownFrame:
@@ -91,11 +100,11 @@ class Jvm:
         with suppress(OSError):
             at = method & _WORD & ~JAVA_FRAME
             found = self._methods.find(self._opened(), at, time.monotonic_ns())
-        frame = _UNREAD
+        known = UNREAD
         if found is not None:
             line = found.line_at(bytecode & _WORD)
             frame = Frame("jit", found.name, "[jit]", file=found.file, line=line)
-        known = KnownFrame(frame_id(frame), frame)
+            known = KnownFrame(frame_id(frame), frame)
         cache.put(method, bytecode, known)
         return known
 
