@@ -122,12 +122,14 @@ _Static_assert(offsetof(struct cupti_call, tid) == 28, "as CUPTI has it");
 bool records_begin(const struct cupti *cupti, uint32_t window);
 /* The head of it. */
 struct inject_trace *records_head(void);
-/* From now on records are kept, or, with `on` false, are not; then none is being kept any more. */
+/* From now on records are kept, or, with `on` false, are not; then none is being kept any more after 1 s, but
+ * where CUPTI hangs. */
 void records_keep(bool on);
 /* Buffers that CUPTI has. */
 unsigned records_held(void);
 /* The head is whole: let the agent see it. */
 void records_publish(void);
+/* Give the memory back, unless records are kept, or still being kept: then a later call does. */
 void records_forget(void);
 void cupti_wants_buffer(uint8_t **buffer, size_t *size, size_t *most_records);
 void cupti_gives_buffer(cu_context context, uint32_t stream, uint8_t *buffer, size_t size,

@@ -12,6 +12,7 @@
 #define BUFFER_BYTES (2u << 20)
 #define CACHED 4096u /* names, a power of two */
 #define CALLS 2048u  /* ids of calls in each domain */
+#define FORGET_TURNS 1000
 
 static struct {
 	const struct cupti *cupti;
@@ -36,7 +37,8 @@ struct inject_trace *records_head(void)
 
 void records_forget(void)
 {
-	if (atomic_load(&trace.keeps) || !trace.memory)
+	// What began to keep records before may still do so: then a later call gives the memory back.
+	if (atomic_load(&trace.keeps) || atomic_load(&trace.keeping) || !trace.memory)
 		return;
 	munmap(trace.memory, INJECT_TRACE_BYTES);
 	syscall(SYS_close, trace.descriptor);
@@ -45,7 +47,12 @@ void records_forget(void)
 
 bool records_begin(const struct cupti *cupti, uint32_t window)
 {
-	records_forget();
+	for (int i = 0; i < FORGET_TURNS; i++) {
+		records_forget();
+		if (!trace.memory)
+			break;
+		short_nap(i);
+	}
 	if (trace.memory)
 		return false;
 	trace.cupti = cupti;
@@ -77,10 +84,12 @@ void records_keep(bool on)
 	uint64_t until = now_ns() + 1000000000u;
 	for (int i = 0; atomic_load(&trace.keeping) && now_ns() < until; i++)
 		short_nap(i);
-	for (unsigned k = 0; k < BUFFERS; k++)
-		if (!atomic_load(&trace.is_out[k]))
-			madvise(trace.buffers + (size_t)k * BUFFER_BYTES, BUFFER_BYTES,
-				MADV_DONTNEED);
+	for (unsigned k = 0; k < BUFFERS; k++) {
+		if (atomic_exchange(&trace.is_out[k], 1)) // so CUPTI does not get it meanwhile
+			continue;
+		madvise(trace.buffers + (size_t)k * BUFFER_BYTES, BUFFER_BYTES, MADV_DONTNEED);
+		atomic_store(&trace.is_out[k], 0);
+	}
 }
 
 unsigned records_held(void)
@@ -257,8 +266,13 @@ void cupti_gives_buffer(cu_context context, uint32_t stream, uint8_t *buffer, si
 		size_t dropped = 0;
 		if (is_ours && valid <= BUFFER_BYTES)
 			while (valid &&
-			       !trace.cupti->cuptiActivityGetNextRecord(buffer, valid, &record))
+			       !trace.cupti->cuptiActivityGetNextRecord(buffer, valid, &record)) {
+				if (!atomic_load(&trace.keeps)) { // the rest is lost
+					COUNT_HERE(left_out, 1);
+					break;
+				}
 				keep(record);
+			}
 		if (!trace.cupti->cuptiActivityGetNumDroppedRecords(context, stream, &dropped))
 			COUNT_HERE(dropped, dropped);
 		COUNT_HERE(foreign, !is_ours);

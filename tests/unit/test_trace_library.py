@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The library's trace, by parts: a program with stubs around one of its files."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+STUBS = r"""
+#include <assert.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+struct shared shared;
+char *shared_memory(const char *name, size_t bytes, int *descriptor)
+{
+	(void)name;
+	*descriptor = -1;
+	return mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+}
+uint32_t shared_name(const char *text) { return text != NULL; }
+"""
+RECORDS = r"""
+void short_nap(int turn) { (void)turn; }
+static unsigned calls;
+static uint32_t record[64] = {CUPTI_MEMSET};
+static cupti_result next(uint8_t *buffer, size_t valid, uint8_t **to)
+{
+	(void)buffer, (void)valid;
+	*to = (uint8_t *)record;
+	if (calls++ == 2) { // the trace ends while this buffer is read
+		atomic_store(&trace.keeps, 0);
+		records_forget();
+		assert(trace.memory); // it is still written to
+	}
+	return 0;
+}
+static cupti_result dropped(cu_context context, uint32_t stream, size_t *count)
+{
+	(void)context, (void)stream;
+	return *count = 0;
+}
+int main(void)
+{
+	const struct cupti cupti = {.cuptiActivityGetNextRecord = next,
+		.cuptiActivityGetNumDroppedRecords = dropped};
+	uint8_t *buffer;
+	size_t size, most;
+	assert(records_begin(&cupti, 1));
+	records_keep(true);
+	cupti_wants_buffer(&buffer, &size, &most);
+	assert(buffer && records_held() == 1);
+	cupti_gives_buffer(NULL, 0, buffer, size, 64);
+	assert(calls == 3 && records_head()->records == 2 && records_head()->left_out == 1);
+	assert(!records_held());
+	records_keep(false);
+	assert(!records_held());
+	records_forget();
+	assert(!trace.memory);
+	return 0;
+}
+"""
+
+
+def run(folder: Path, *parts: str) -> None:
+    source = folder / "part.c"
+    source.write_text("\n".join(parts))
+    program = folder / "part"
+    subprocess.run(
+        ["cc", "-std=gnu11", "-O1", "-pthread", f"-I{ROOT / 'inject'}", f"-I{ROOT / 'abi'}",
+         "-o", program, source],
+        check=True,
+    )  # fmt: skip
+    subprocess.run([program], check=True, timeout=20)
+
+
+def test_memory_of_a_trace_stays_while_a_record_is_written(tmp_path):
+    run(tmp_path, '#include "trace_records.c"', STUBS, RECORDS)
