@@ -300,6 +300,7 @@ void steps_resume(void);
 void steps_forget(void);
 /* For good: from now on no step begins; waits for the one under way. */
 void steps_close(void);
+bool steps_are_closed(void);
 /* The next part of a wait: the longer it lasts, the longer the nap. */
 void short_nap(int turn);
 

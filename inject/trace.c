@@ -179,14 +179,16 @@ static void close_window(struct inject_trace *head, int thread_ids)
 	head->drained_ns = now_ns() - head->closed_ns;
 }
 
-static bool step_begun(void)
-{ // a context is being taken away: that ends
-	for (int i = 0; i < 1000; i++) {
-		if (step_begin())
-			return true;
+// While a context is being taken away there is none; that ends, however long it takes. False: the process exits,
+// or, before anything is switched on, `window` is wanted no more.
+static bool step_begun(uint32_t window)
+{
+	while (!step_begin()) {
+		if (steps_are_closed() || (window && atomic_load(&unwanted) == window))
+			return false;
 		nap(NAP_NS);
 	}
-	return false;
+	return true;
 }
 
 static enum inject_reason trace(uint32_t window)
@@ -200,7 +202,7 @@ static enum inject_reason trace(uint32_t window)
 	if (!records_begin(&cupti, window))
 		return INJECT_NO_MEMORY;
 	struct inject_trace *head = records_head();
-	if (!step_begun())
+	if (!step_begun(window))
 		return INJECT_CUPTI_FAILED;
 	enum inject_reason reason = switch_on(head, &thread_ids);
 	step_end();
@@ -212,7 +214,7 @@ static enum inject_reason trace(uint32_t window)
 	while (now_ns() < until && atomic_load(&unwanted) != window)
 		nap(NAP_NS);
 	head->cut = now_ns() < until;
-	if (!step_begun())
+	if (!step_begun(0))
 		return INJECT_CUPTI_FAILED; // the process exits: CUPTI is left as it is
 	close_window(head, thread_ids);
 	step_end();

@@ -63,6 +63,54 @@ int main(void)
 }
 """
 
+STEPS = r"""
+static unsigned naps;
+void nap(uint64_t ns)
+{
+	(void)ns;
+	if (++naps == 20000) // a context was taken away for 40 s
+		steps_resume();
+}
+void records_keep(bool on) { (void)on; }
+void records_publish(void) {}
+void records_forget(void) {}
+unsigned records_held(void) { return 0; }
+struct inject_trace *records_head(void) { return NULL; }
+bool records_begin(const struct cupti *cupti, uint32_t window) { return cupti && window; }
+void cupti_wants_buffer(uint8_t **buffer, size_t *size, size_t *most)
+{
+	(void)buffer, (void)size, (void)most;
+}
+void cupti_gives_buffer(cu_context context, uint32_t stream, uint8_t *buffer, size_t size,
+	size_t valid)
+{
+	(void)context, (void)stream, (void)buffer, (void)size, (void)valid;
+}
+bool profilers_trace(void) { return false; }
+bool profilers_are_known(void) { return false; }
+bool profilers_have_on(int kind) { return !kind; }
+bool profilers_callbacks(cupti_buffer_requested *requested, cupti_buffer_completed *completed)
+{
+	return requested && completed && false;
+}
+void *module_symbol(const char *module, const char *name)
+{
+	return module && name ? NULL : NULL;
+}
+int main(void)
+{
+	steps_stop();
+	assert(step_begun(0) && naps == 20000); // CUPTI is switched off, however late
+	step_end();
+	steps_stop();
+	atomic_store(&unwanted, 7);
+	assert(!step_begun(7)); // nothing was switched on yet
+	steps_close();
+	assert(!step_begun(0));
+	return 0;
+}
+"""
+
 
 def run(folder: Path, *parts: str) -> None:
     source = folder / "part.c"
@@ -78,3 +126,7 @@ def run(folder: Path, *parts: str) -> None:
 
 def test_memory_of_a_trace_stays_while_a_record_is_written(tmp_path):
     run(tmp_path, '#include "trace_records.c"', STUBS, RECORDS)
+
+
+def test_a_trace_is_closed_however_long_a_context_is_taken_away(tmp_path):
+    run(tmp_path, '#include "trace.c"\n#include "steps.c"', STUBS, STEPS)
