@@ -141,6 +141,8 @@ void cupti_gives_buffer(cu_context context, uint32_t stream, uint8_t *buffer, si
 bool profilers_trace(void);
 /* Since our hooks are in, somebody else's switching was seen: so whether they trace is known. */
 bool profilers_are_known(void);
+/* Somebody else has switched this kind on for all contexts. */
+bool profilers_have_on(int kind);
 /* What somebody else gave to cuptiActivityRegisterCallbacks last, or false. */
 bool profilers_callbacks(cupti_buffer_requested *requested, cupti_buffer_completed *completed);
 
