@@ -131,6 +131,8 @@ unsigned records_held(void);
 void records_publish(void);
 /* Give the memory back, unless records are kept, or still being kept: then a later call does. */
 void records_forget(void);
+/* In a forked child. */
+void records_forget_in_child(void);
 void cupti_wants_buffer(uint8_t **buffer, size_t *size, size_t *most_records);
 void cupti_gives_buffer(cu_context context, uint32_t stream, uint8_t *buffer, size_t size,
 			size_t valid);

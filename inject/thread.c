@@ -183,7 +183,8 @@ static enum inject_status poll_request(struct work *w, uint64_t now)
 	w->beating = heartbeat + INJECT_IDLE_NS > now && heartbeat <= now + INJECT_AHEAD_NS;
 	if (!w->beating || !(request & (INJECT_EVENTS | INJECT_OPENCL | INJECT_WINDOWS))) {
 		trace_end();
-		trace_poll(0, 0);
+		if (!w->beating || !c->window) // else the agent is yet to read it
+			trace_poll(0, 0);
 		disarm();
 		return INJECT_IDLE;
 	}

@@ -255,9 +255,9 @@ static void *run(void *unused)
 	prctl(PR_SET_NAME, "sonde-trace");
 	uint32_t window = atomic_load(&running);
 	enum inject_reason reason = trace(window);
-	atomic_store(&running, 0);
 	SET(window_reason, reason);
 	__atomic_store_n(&shared.state->window_done, window, __ATOMIC_RELEASE);
+	atomic_store(&running, 0); // last: from then on a poll may write both
 	return NULL;
 }
 
@@ -290,5 +290,6 @@ void trace_poll(uint32_t window, uint32_t us)
 void trace_forget(void)
 {
 	atomic_store(&running, 0);
-	records_forget();
+	atomic_store(&unwanted, 0);
+	records_forget_in_child();
 }

@@ -12,7 +12,11 @@ STUBS = r"""
 #include <assert.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 struct shared shared;
+static struct sampling wiped;
+struct sampling *sampling = &wiped;
 char *shared_memory(const char *name, size_t bytes, int *descriptor)
 {
 	(void)name;
@@ -31,7 +35,7 @@ static cupti_result next(uint8_t *buffer, size_t valid, uint8_t **to)
 	(void)buffer, (void)valid;
 	*to = (uint8_t *)record;
 	if (calls++ == 2) { // the trace ends while this buffer is read
-		atomic_store(&trace.keeps, 0);
+		atomic_store(&sampling->traced, 0);
 		records_forget();
 		assert(trace.memory); // it is still written to
 	}
@@ -59,6 +63,28 @@ int main(void)
 	assert(!records_held());
 	records_forget();
 	assert(!trace.memory);
+	assert(records_begin(&cupti, 2));
+	records_keep(true);
+	cupti_wants_buffer(&buffer, &size, &most);
+	*buffer = 1;
+	pid_t child = fork();
+	if (!child) {
+		records_forget_in_child();
+		assert(!records_held() && !*buffer);
+		*buffer = 1; // CUPTI there has it still
+		cupti_gives_buffer(NULL, 0, buffer, size, 64);
+		assert(calls == 3);
+		cupti_wants_buffer(&buffer, &size, &most);
+		assert(!buffer);
+		assert(records_begin(&cupti, 3)); // a trace of the child
+		records_keep(true);
+		cupti_wants_buffer(&buffer, &size, &most);
+		assert(buffer && records_held() == 1);
+		_exit(0);
+	}
+	int status;
+	assert(waitpid(child, &status, 0) == child && !status);
+	assert(*buffer == 1 && records_held() == 1);
 	return 0;
 }
 """
@@ -74,6 +100,7 @@ void nap(uint64_t ns)
 void records_keep(bool on) { (void)on; }
 void records_publish(void) {}
 void records_forget(void) {}
+void records_forget_in_child(void) {}
 unsigned records_held(void) { return 0; }
 struct inject_trace *records_head(void) { return NULL; }
 bool records_begin(const struct cupti *cupti, uint32_t window) { return cupti && window; }
@@ -124,7 +151,7 @@ def run(folder: Path, *parts: str) -> None:
     subprocess.run([program], check=True, timeout=20)
 
 
-def test_memory_of_a_trace_stays_while_a_record_is_written(tmp_path):
+def test_memory_of_a_trace_stays_while_a_record_is_written_and_not_in_a_forked_child(tmp_path):
     run(tmp_path, '#include "trace_records.c"', STUBS, RECORDS)
 
 
