@@ -122,13 +122,17 @@ _Static_assert(offsetof(struct cupti_call, tid) == 28, "as CUPTI has it");
 bool records_begin(const struct cupti *cupti, uint32_t window);
 /* The head of it. */
 struct inject_trace *records_head(void);
-/* From now on records are kept, or, with `on` false, are not; then none is being kept any more. */
+/* From now on records are kept, or, with `on` false, are not; then none is being kept any more after 1 s, but
+ * where CUPTI hangs. */
 void records_keep(bool on);
 /* Buffers that CUPTI has. */
 unsigned records_held(void);
 /* The head is whole: let the agent see it. */
 void records_publish(void);
+/* Give the memory back, unless records are kept, or still being kept: then a later call does. */
 void records_forget(void);
+/* In a forked child. */
+void records_forget_in_child(void);
 void cupti_wants_buffer(uint8_t **buffer, size_t *size, size_t *most_records);
 void cupti_gives_buffer(cu_context context, uint32_t stream, uint8_t *buffer, size_t size,
 			size_t valid);
@@ -139,6 +143,8 @@ void cupti_gives_buffer(cu_context context, uint32_t stream, uint8_t *buffer, si
 bool profilers_trace(void);
 /* Since our hooks are in, somebody else's switching was seen: so whether they trace is known. */
 bool profilers_are_known(void);
+/* Somebody else has switched this kind on for all contexts. */
+bool profilers_have_on(int kind);
 /* What somebody else gave to cuptiActivityRegisterCallbacks last, or false. */
 bool profilers_callbacks(cupti_buffer_requested *requested, cupti_buffer_completed *completed);
 

@@ -138,6 +138,7 @@ struct sampling {
 	_Atomic uint32_t stride; /* launches of a type in one thread, of which one is timed */
 	_Atomic uint32_t epoch;	 /* one more whenever the stride is another */
 	_Atomic int32_t tokens;	 /* what may still be timed before the thread refills them */
+	_Atomic uint32_t traced; /* CUPTI's records are kept */
 	_Atomic uint64_t seen;	 /* launches, counted a stride at a time */
 	/* By type: what chosen launches that could not be timed stood for. The next of their type that
 	 * is timed stands for it too, so that sums of weights stay those of all launches. */
@@ -300,6 +301,7 @@ void steps_resume(void);
 void steps_forget(void);
 /* For good: from now on no step begins; waits for the one under way. */
 void steps_close(void);
+bool steps_are_closed(void);
 /* The next part of a wait: the longer it lasts, the longer the nap. */
 void short_nap(int turn);
 

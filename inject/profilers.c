@@ -10,6 +10,7 @@
 /* memcpy, memset, kernel, concurrent kernel: CUpti_ActivityKind, stable since CUDA 4 */
 
 static _Atomic uint64_t kinds_on;
+static _Atomic uint64_t everywhere_on; // of all kinds, those that they have on for all contexts
 
 bool cuda_yields(void)
 {
@@ -38,6 +39,16 @@ static cupti_result switched_on(uint64_t bit, cupti_result result)
 	if (result)
 		atomic_fetch_and(&kinds_on, ~bit);
 	return result;
+}
+
+static uint64_t any_bit_of(int kind)
+{
+	return kind >= 0 && kind < 64 ? 1ull << kind : 0;
+}
+
+bool profilers_have_on(int kind)
+{
+	return (atomic_load(&everywhere_on) & any_bit_of(kind)) != 0;
 }
 
 static void switch_off(int kind)
@@ -91,7 +102,16 @@ static cupti_result hook_cuptiActivityEnable(int kind)
 	uint64_t bit = switch_on(kind);
 	they_come();
 	atomic_store(&known, true);
-	return switched_on(bit, REAL(cuptiActivityEnable)(kind));
+	// Not before a trace of ours has stepped aside: until then it is to switch all off that it switched on.
+	uint64_t any = any_bit_of(kind);
+	uint64_t before = atomic_fetch_or(&everywhere_on, any);
+	cupti_result result = REAL(cuptiActivityEnable)(kind);
+	if (result && !(before & any)) {
+		atomic_fetch_and(&everywhere_on, ~any);
+		if (any)
+			REAL(cuptiActivityDisable)(kind); // we may have left it on for them
+	}
+	return switched_on(bit, result);
 }
 
 static cupti_result hook_cuptiActivityEnableContext(cu_context context, int kind)
@@ -106,6 +126,7 @@ static cupti_result hook_cuptiActivityDisable(int kind)
 {
 	trace_step_aside();
 	cupti_result result = REAL(cuptiActivityDisable)(kind);
+	atomic_fetch_and(&everywhere_on, ~any_bit_of(kind));
 	switch_off(kind);
 	atomic_store(&known, true);
 	return result;
@@ -139,6 +160,7 @@ static cupti_result hook_cuptiFinalize(void)
 {
 	trace_step_aside();
 	cupti_result result = REAL(cuptiFinalize)();
+	atomic_store(&everywhere_on, 0);
 	atomic_store(&kinds_on, 0);
 	return result;
 }
@@ -176,6 +198,7 @@ bool profilers_found(void)
 void profilers_forget(void)
 {
 	atomic_store(&kinds_on, 0);
+	atomic_store(&everywhere_on, 0);
 	atomic_store(&known, false);
 	atomic_store(&foreign_at_ns, 0);
 	atomic_store(&their_requested, NULL);

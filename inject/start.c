@@ -63,6 +63,7 @@ static void after_fork_in_child(void)
 	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
 	modules_walking = fresh;
 	steps_forget();
+	trace_forget();
 	if (shared.header && sampling_create())
 		atomic_store(&sampling->armed, ARMED_AGAIN);
 }

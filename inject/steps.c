@@ -12,6 +12,11 @@ bool step_is_unwanted(void)
 	return atomic_load(&stoppers) > 0 || atomic_load(&closed);
 }
 
+bool steps_are_closed(void)
+{
+	return atomic_load(&closed);
+}
+
 bool step_begin(void)
 {
 	atomic_fetch_add(&stepping, 1);

@@ -161,8 +161,14 @@ static enum inject_status poll_request(struct work *w, uint64_t now)
 {
 	const struct inject_control *c = shared.control;
 	uint32_t request = __atomic_load_n(&c->request, __ATOMIC_ACQUIRE);
-	if (c->off == INJECT_KILL || request == INJECT_LEAVE)
+	if (c->off == INJECT_KILL || request == INJECT_LEAVE) {
 		trace_end();
+		if (trace_is_running()) { // the hooks stay until it has put back what is another profiler's
+			disarm();
+			return INJECT_WINDOW;
+		}
+		trace_poll(0, 0);
+	}
 	uint64_t heartbeat = __atomic_load_n(&c->heartbeat_ns, __ATOMIC_RELAXED);
 	if (c->off == INJECT_KILL) {
 		disarm();
@@ -177,7 +183,8 @@ static enum inject_status poll_request(struct work *w, uint64_t now)
 	w->beating = heartbeat + INJECT_IDLE_NS > now && heartbeat <= now + INJECT_AHEAD_NS;
 	if (!w->beating || !(request & (INJECT_EVENTS | INJECT_OPENCL | INJECT_WINDOWS))) {
 		trace_end();
-		trace_poll(0, 0);
+		if (!w->beating || !c->window) // else the agent is yet to read it
+			trace_poll(0, 0);
 		disarm();
 		return INJECT_IDLE;
 	}

@@ -75,10 +75,25 @@ static void read_clocks(uint64_t *ours, uint64_t *theirs)
 	*ours = before + (now_ns() - before) / 2;
 }
 
+// Where it took us longer than another profiler waits, what it has switched on is its.
+static void disable(int kind)
+{
+	if (!profilers_have_on(kind))
+		cupti.cuptiActivityDisable(kind);
+}
+
 static void switch_off(unsigned count)
 {
 	while (count--)
-		cupti.cuptiActivityDisable(kinds[count]);
+		disable(kinds[count]);
+}
+
+static void give_callbacks_back(void)
+{
+	cupti_buffer_requested requested;
+	cupti_buffer_completed completed;
+	if (profilers_callbacks(&requested, &completed))
+		cupti.cuptiActivityRegisterCallbacks(requested, completed);
 }
 
 // A run is only believed if its call is known, so those of the driver that ask for runs are wanted at least.
@@ -90,9 +105,12 @@ static bool asks_for_runs(const char *name)
 
 static cupti_result switch_driver_calls(bool on)
 {
-	if (all_calls)
-		return on ? cupti.cuptiActivityEnable(CUPTI_DRIVER) :
-			    cupti.cuptiActivityDisable(CUPTI_DRIVER);
+	if (all_calls) {
+		if (on)
+			return cupti.cuptiActivityEnable(CUPTI_DRIVER);
+		disable(CUPTI_DRIVER);
+		return 0;
+	}
 	unsigned switched = 0;
 	const char *name;
 	for (uint32_t id = 1; id < CUPTI_DRIVER_CALLS; id++)
@@ -104,9 +122,12 @@ static cupti_result switch_driver_calls(bool on)
 
 static cupti_result switch_calls(bool on)
 {
-	cupti_result result = on ? cupti.cuptiActivityEnable(CUPTI_RUNTIME) :
-				   cupti.cuptiActivityDisable(CUPTI_RUNTIME);
-	return result && on ? result : switch_driver_calls(on);
+	cupti_result result = 0;
+	if (on)
+		result = cupti.cuptiActivityEnable(CUPTI_RUNTIME);
+	else
+		disable(CUPTI_RUNTIME);
+	return result ? result : switch_driver_calls(on);
 }
 
 static enum inject_reason failed(cupti_result result)
@@ -124,8 +145,10 @@ static enum inject_reason switch_on(struct inject_trace *head, int *thread_ids)
 		return INJECT_CUPTI_TAKEN;
 	cupti_result result =
 		cupti.cuptiActivityRegisterCallbacks(cupti_wants_buffer, cupti_gives_buffer);
-	if (result)
+	if (result) {
+		give_callbacks_back();
 		return failed(result);
+	}
 	*thread_ids = -1;
 	cupti.cuptiGetThreadIdType(thread_ids);
 	cupti.cuptiSetThreadIdType(CUPTI_THREAD_ID_SYSTEM);
@@ -139,6 +162,7 @@ static enum inject_reason switch_on(struct inject_trace *head, int *thread_ids)
 		switch_calls(false);
 		if (*thread_ids >= 0)
 			cupti.cuptiSetThreadIdType(*thread_ids);
+		give_callbacks_back();
 		return failed(result);
 	}
 	head->switch_ns = now_ns() - began;
@@ -172,21 +196,20 @@ static void close_window(struct inject_trace *head, int thread_ids)
 	drain(head);
 	if (thread_ids >= 0)
 		cupti.cuptiSetThreadIdType(thread_ids);
-	cupti_buffer_requested requested;
-	cupti_buffer_completed completed;
-	if (profilers_callbacks(&requested, &completed))
-		cupti.cuptiActivityRegisterCallbacks(requested, completed);
+	give_callbacks_back();
 	head->drained_ns = now_ns() - head->closed_ns;
 }
 
-static bool step_begun(void)
-{ // a context is being taken away: that ends
-	for (int i = 0; i < 1000; i++) {
-		if (step_begin())
-			return true;
+// While a context is being taken away there is none; that ends, however long it takes. False: the process exits,
+// or, before anything is switched on, `window` is wanted no more.
+static bool step_begun(uint32_t window)
+{
+	while (!step_begin()) {
+		if (steps_are_closed() || (window && atomic_load(&unwanted) == window))
+			return false;
 		nap(NAP_NS);
 	}
-	return false;
+	return true;
 }
 
 static enum inject_reason trace(uint32_t window)
@@ -200,7 +223,7 @@ static enum inject_reason trace(uint32_t window)
 	if (!records_begin(&cupti, window))
 		return INJECT_NO_MEMORY;
 	struct inject_trace *head = records_head();
-	if (!step_begun())
+	if (!step_begun(window))
 		return INJECT_CUPTI_FAILED;
 	enum inject_reason reason = switch_on(head, &thread_ids);
 	step_end();
@@ -212,7 +235,7 @@ static enum inject_reason trace(uint32_t window)
 	while (now_ns() < until && atomic_load(&unwanted) != window)
 		nap(NAP_NS);
 	head->cut = now_ns() < until;
-	if (!step_begun())
+	if (!step_begun(0))
 		return INJECT_CUPTI_FAILED; // the process exits: CUPTI is left as it is
 	close_window(head, thread_ids);
 	step_end();
@@ -232,9 +255,9 @@ static void *run(void *unused)
 	prctl(PR_SET_NAME, "sonde-trace");
 	uint32_t window = atomic_load(&running);
 	enum inject_reason reason = trace(window);
-	atomic_store(&running, 0);
 	SET(window_reason, reason);
 	__atomic_store_n(&shared.state->window_done, window, __ATOMIC_RELEASE);
+	atomic_store(&running, 0); // last: from then on a poll may write both
 	return NULL;
 }
 
@@ -267,5 +290,6 @@ void trace_poll(uint32_t window, uint32_t us)
 void trace_forget(void)
 {
 	atomic_store(&running, 0);
-	records_forget();
+	atomic_store(&unwanted, 0);
+	records_forget_in_child();
 }

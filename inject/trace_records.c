@@ -12,6 +12,7 @@
 #define BUFFER_BYTES (2u << 20)
 #define CACHED 4096u /* names, a power of two */
 #define CALLS 2048u  /* ids of calls in each domain */
+#define FORGET_TURNS 1000
 
 static struct {
 	const struct cupti *cupti;
@@ -19,7 +20,7 @@ static struct {
 	int descriptor;
 	char *buffers;
 	_Atomic uint64_t next;
-	_Atomic uint32_t keeps, keeping;
+	_Atomic uint32_t keeping;	 // how many callbacks do
 	_Atomic uint8_t is_out[BUFFERS]; // CUPTI has it
 	struct {
 		const char *text;
@@ -36,16 +37,37 @@ struct inject_trace *records_head(void)
 
 void records_forget(void)
 {
-	if (atomic_load(&trace.keeps) || !trace.memory)
+	// What began to keep records before may still do so: then a later call gives the memory back.
+	if (atomic_load(&sampling->traced) || atomic_load(&trace.keeping) || !trace.memory)
 		return;
 	munmap(trace.memory, INJECT_TRACE_BYTES);
 	syscall(SYS_close, trace.descriptor);
 	trace.memory = NULL;
 }
 
+// The memory is not there, and its addresses may be another mapping's by now. CUPTI of the child may hold buffers, and
+// write to them: they stay, empty, and a trace of the child has others.
+void records_forget_in_child(void)
+{
+	atomic_store(&sampling->traced, 0);
+	atomic_store(&trace.keeping, 0);
+	atomic_store(&trace.names_lock, 0);
+	if (trace.memory)
+		syscall(SYS_close, trace.descriptor);
+	trace.memory = NULL;
+	trace.buffers = NULL;
+	for (unsigned k = 0; k < BUFFERS; k++)
+		atomic_store(&trace.is_out[k], 0);
+}
+
 bool records_begin(const struct cupti *cupti, uint32_t window)
 {
-	records_forget();
+	for (int i = 0; i < FORGET_TURNS; i++) {
+		records_forget();
+		if (!trace.memory)
+			break;
+		short_nap(i);
+	}
 	if (trace.memory)
 		return false;
 	trace.cupti = cupti;
@@ -54,11 +76,14 @@ bool records_begin(const struct cupti *cupti, uint32_t window)
 				MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 		if (at == MAP_FAILED)
 			return false;
+		madvise(at, (size_t)BUFFERS * BUFFER_BYTES, MADV_WIPEONFORK);
 		trace.buffers = at;
 	}
 	if (!(trace.memory =
 		      shared_memory(INJECT_TRACE_MEMFD, INJECT_TRACE_BYTES, &trace.descriptor)))
 		return false;
+	// A child without handlers of a fork does not keep records either: `traced` is wiped.
+	madvise(trace.memory, INJECT_TRACE_BYTES, MADV_DONTFORK);
 	struct inject_trace *head = records_head();
 	head->abi = INJECT_ABI;
 	head->pid = (uint32_t)getpid();
@@ -71,16 +96,18 @@ bool records_begin(const struct cupti *cupti, uint32_t window)
 
 void records_keep(bool on)
 {
-	atomic_store(&trace.keeps, on);
+	atomic_store(&sampling->traced, on);
 	if (on)
 		return;
 	uint64_t until = now_ns() + 1000000000u;
 	for (int i = 0; atomic_load(&trace.keeping) && now_ns() < until; i++)
 		short_nap(i);
-	for (unsigned k = 0; k < BUFFERS; k++)
-		if (!atomic_load(&trace.is_out[k]))
-			madvise(trace.buffers + (size_t)k * BUFFER_BYTES, BUFFER_BYTES,
-				MADV_DONTNEED);
+	for (unsigned k = 0; k < BUFFERS; k++) {
+		if (atomic_exchange(&trace.is_out[k], 1)) // so CUPTI does not get it meanwhile
+			continue;
+		madvise(trace.buffers + (size_t)k * BUFFER_BYTES, BUFFER_BYTES, MADV_DONTNEED);
+		atomic_store(&trace.is_out[k], 0);
+	}
 }
 
 unsigned records_held(void)
@@ -101,7 +128,7 @@ void records_publish(void)
 static bool begin_keeping(void)
 {
 	atomic_fetch_add(&trace.keeping, 1);
-	if (atomic_load(&trace.keeps))
+	if (atomic_load(&sampling->traced))
 		return true;
 	atomic_fetch_sub(&trace.keeping, 1);
 	return false;
@@ -117,7 +144,7 @@ void cupti_wants_buffer(uint8_t **buffer, size_t *size, size_t *most_records)
 	*buffer = NULL;
 	*size = 0;
 	*most_records = 0;
-	for (unsigned k = 0; k < BUFFERS; k++) {
+	for (unsigned k = 0; k < BUFFERS && trace.buffers; k++) {
 		if (atomic_exchange(&trace.is_out[k], 1))
 			continue;
 		*buffer = (uint8_t *)trace.buffers + (size_t)k * BUFFER_BYTES;
@@ -257,8 +284,13 @@ void cupti_gives_buffer(cu_context context, uint32_t stream, uint8_t *buffer, si
 		size_t dropped = 0;
 		if (is_ours && valid <= BUFFER_BYTES)
 			while (valid &&
-			       !trace.cupti->cuptiActivityGetNextRecord(buffer, valid, &record))
+			       !trace.cupti->cuptiActivityGetNextRecord(buffer, valid, &record)) {
+				if (!atomic_load(&sampling->traced)) { // the rest is lost
+					COUNT_HERE(left_out, 1);
+					break;
+				}
 				keep(record);
+			}
 		if (!trace.cupti->cuptiActivityGetNumDroppedRecords(context, stream, &dropped))
 			COUNT_HERE(dropped, dropped);
 		COUNT_HERE(foreign, !is_ours);

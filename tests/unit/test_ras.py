@@ -106,6 +106,7 @@ def test_what_is_no_answer_is_refused(raw):
         b'{"communicators": [{"ranks": [{"rank": 1e300}]}]}',
         b'{"communicators": [{"missing_ranks": [{"rank": 99999999999999999999}]}]}',
         b"NCCL version 2.28\n#0-0 (ff) INCOMPLETE\n  The missing ranks: 0-99999999,5-1,7\n",
+        b"NCCL version 2.28\n#0-0 (ff) INCOMPLETE\n  The missing ranks: " + b"9" * 300 + b"\n",
         b"NCCL version 2.28\n" + b"#0-0 (ff) MISMATCH\n  Rank 1 -- GPU 0\n" * 50_000,
     ],
 )
@@ -113,6 +114,39 @@ def test_hostile_answers_are_bounded(raw):
     began_s = time.monotonic()
     report = ras.parse(raw)
     assert sum(len(comm.ranks) for comm in report.communicators) <= 2 * ras.RANKS
+    assert time.monotonic() - began_s < 5
+
+
+def _missing_lists():
+    lines = [b"NCCL version 2.28"]
+    for at in range(256):
+        lines.append(b"#0-0 (%x) INCOMPLETE" % at)
+        lines += [b"  The missing ranks: %d-9999999" % (n << 12) for n in range(100)]
+    return b"\n".join(lines)
+
+
+def _wide_json():
+    ranks = b'"ranks": [' + b",".join([b"{}"] * 1000) + b"]"
+    missing = b'"missing_ranks": [' + b",".join([b"{}"] * 1000) + b"]"
+    return b'{"communicators": [' + b",".join([b"{%s,%s}" % (ranks, missing)] * 100) + b"]}"
+
+
+def _many_functions():
+    lines = [b"NCCL version 2.28", b"#0-0 (ff) MISMATCH"]
+    for at in range(16_000):
+        lines.append(b"  Communicator ranks have different F%d operation counts" % at)
+        lines.append(b"  Rank 1 -- GPU 0 managed by process 7 on node a")
+    return b"\n".join(lines)
+
+
+@pytest.mark.parametrize("make", [_missing_lists, _wide_json, _many_functions])
+def test_all_communicators_share_one_bound(make):
+    raw, began_s = make(), time.monotonic()
+    report = ras.parse(raw)
+    assert 0 < sum(len(comm.ranks) for comm in report.communicators) <= ras.ALL_RANKS
+    assert max(len(comm.ranks) for comm in report.communicators) <= ras.RANKS
+    counts = [len(rank.counts) for comm in report.communicators for rank in comm.ranks]
+    assert max(counts) <= ras.FUNCTIONS
     assert time.monotonic() - began_s < 5
 
 

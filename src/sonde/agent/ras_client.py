@@ -22,7 +22,7 @@ PORT: Final = 28028
 DEADLINE_S: Final = 3.0
 TIMEOUT_S: Final = 1
 """For which RAS is to wait for a rank that does not answer."""
-MOST_BYTES: Final = 4 << 20
+MOST_BYTES: Final = 1 << 20
 LINE: Final = 4_096
 
 

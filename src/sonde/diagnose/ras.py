@@ -17,6 +17,9 @@ from sonde.diagnose.job import RasComm, RasRank, RasReport
 COMMUNICATORS: Final = 256
 RANKS: Final = 4_096
 """Of one communicator; larger ones are cut."""
+ALL_RANKS: Final = 16_384
+"""Of all communicators together."""
+LINES: Final = 32_768
 FUNCTIONS: Final = 32
 LARGEST: Final = (1 << 53) - 1
 TEXT: Final = 64
@@ -57,16 +60,20 @@ def _json(raw: bytes) -> RasReport:
         raise ValueError(f"it is no JSON: {error}") from error
     comms = _list(_map(whole).get("communicators"))[:COMMUNICATORS]
     version = str(_map(whole).get("nccl_version", ""))[:TEXT]
-    return RasReport(version, tuple(_comm(_map(it)) for it in comms))
+    whole, left = [], ALL_RANKS
+    for it in comms:
+        whole.append(_comm(_map(it), left))
+        left -= len(whole[-1].ranks)
+    return RasReport(version, tuple(whole))
 
 
-def _comm(one: Mapping[str, Any]) -> RasComm:
+def _comm(one: Mapping[str, Any], most: int) -> RasComm:
     ranks = []
-    for it in map(_map, _list(one.get("ranks"))[:RANKS]):
+    for it in map(_map, _list(one.get("ranks"))[: min(RANKS, most)]):
         counts = list(_map(it.get("collective_counts")).items())[:FUNCTIONS]
         named = {str(name)[:TEXT]: _number(count) for name, count in counts}
         ranks.append(RasRank(_number(it.get("rank")), _number(it.get("pid")), named))
-    for it in map(_map, _list(one.get("missing_ranks"))[:RANKS]):
+    for it in map(_map, _list(one.get("missing_ranks"))[: min(RANKS, most - len(ranks))]):
         is_dead = _map(it.get("status")).get("considered_dead") is True
         ranks.append(RasRank(_number(it.get("rank")), _number(it.get("pid")), {}, True, is_dead))
     return RasComm(str(one.get("hash", ""))[:TEXT], _number(one.get("size")), tuple(ranks))
@@ -81,7 +88,8 @@ def _text(text: str) -> RasReport:
     ranks: dict[int, RasRank] = {}
     function, count, section = "", 0, ""
     most: dict[tuple[int, str], int] = {}
-    for line in text.split("\n"):
+    left = ALL_RANKS
+    for line in text.split("\n", LINES)[:LINES]:
         if head := _HEAD.match(line):
             if head[3] not in comms and len(comms) >= COMMUNICATORS:
                 break
@@ -98,17 +106,24 @@ def _text(text: str) -> RasReport:
         elif one := _ONE.match(line):
             number, pid = int(one[1]), int(one[4] or 0)
             known = ranks.get(number) or RasRank(number, pid)
-            if len(ranks) >= RANKS and number not in ranks:
-                continue
+            if number not in ranks:
+                if len(ranks) >= RANKS or left <= 0:
+                    continue
+                left -= 1
             if section == "INCOMPLETE":
                 ranks[number] = RasRank(number, pid, known.counts, True, pid in dead)
-            elif section == "MISMATCH" and function:
+            elif (
+                section == "MISMATCH" and function
+                and (function in known.counts or len(known.counts) < FUNCTIONS)
+            ):  # fmt: skip
                 its = 0 if one[3] else int(one[2]) if one[2] else count
                 counts = {**known.counts, function: its}
                 ranks[number] = RasRank(number, pid, counts, known.is_missing, known.is_dead)
         elif section == "INCOMPLETE" and (listed := _MISSING_LIST.match(line)):
-            for number in _numbers(listed[1])[:RANKS]:
-                ranks[number] = RasRank(number, 0, {}, True)
+            for number in _numbers(listed[1])[: min(RANKS, left)]:
+                left -= 1  # also for one that is known: a short line names thousands
+                if len(ranks) < RANKS or number in ranks:
+                    ranks[number] = RasRank(number, 0, {}, True)
     whole = []
     for name, members in comms.items():
         # The largest group is counted and not listed: it is kept as a rank without a number.
@@ -144,8 +159,8 @@ def _numbers(text: str) -> list[int]:
     found: list[int] = []
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
-        if first.isdigit() and len(found) < RANKS:
-            end = int(last) if last.isdigit() else int(first)
+        if first.isdecimal() and len(first) < 10 and len(found) < RANKS:
+            end = int(last) if last.isdecimal() else int(first)
             found += range(int(first), min(end, int(first) + RANKS) + 1)
     return found
 
