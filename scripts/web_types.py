@@ -42,8 +42,12 @@ def written(schema: Mapping[str, Any]) -> str:
     if kind == "array":
         items = written(schema["items"])
         return f"({items})[]" if "|" in items else f"{items}[]"
+    if kind == "object" and "properties" not in schema:
+        values = schema.get("additionalProperties")
+        inner = written(values) if isinstance(values, dict) and values else "unknown"
+        return f"Record<string, {inner}>"
     if kind == "object":
-        required = set(schema["required"])
+        required = set(schema.get("required", ()))
         fields = (
             f"{name if _IDENTIFIER.match(name) else json.dumps(name)}"
             f"{'' if name in required else '?'}: {written(one)}"

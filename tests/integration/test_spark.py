@@ -44,6 +44,9 @@ FLOAT, NS = 1e-9, 1.0
 """Engines add doubles in other orders: differences, relative and absolute, that are none."""
 ITEMS = [("from", "1800001000"), ("to", "1800003000"), ("before_from", "1800001800"),
          ("before_to", "1800001804")]  # fmt: skip
+ELSEWHERE = {"timeline", "memory", "job"}
+"""Compared by the rows that they are made of: a job's GPU hours are those of `owners`, and its
+verdict reads a timeline."""
 GIVEN = {
     "timeline": [("node", "a")],
     "verdict": [("node", "a")],
@@ -157,7 +160,7 @@ def plain(answer: Any) -> Any:
     return answer
 
 
-@pytest.mark.parametrize("name", sorted(set(answers.QUESTIONS) - {"timeline", "memory"}))
+@pytest.mark.parametrize("name", sorted(set(answers.QUESTIONS) - ELSEWHERE))
 def test_spark_answers_as_duckdb_does(name: str, spark: SparkTables, duck: StoredSession) -> None:
     options = answers.parse(ITEMS + GIVEN.get(name, []))
     question = answers.QUESTIONS[name]

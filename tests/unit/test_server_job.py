@@ -140,7 +140,7 @@ def test_waste_of_a_job_is_explained_and_adds_up(service: Service) -> None:
     causes = {one["cause"]: one["gpu_h"] for one in found["wasted"]}
     assert sum(causes.values()) == pytest.approx(found["wasted_h"]) and found["wasted_h"] > 0
     assert max(causes, key=lambda it: causes[it]).startswith("stalled: run queue")
-    assert found["verdicts"][0]["verdict"]["bound"] == "cpu contention"
+    assert found["verdicts"][0]["verdict"]["bounds"][0]["key"] == "cpu contention"
     assert found["functions"][0]["own_ns"] > 0
 
 

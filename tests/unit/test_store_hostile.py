@@ -240,10 +240,10 @@ def test_files_that_cannot_be_merged_keep_no_others_from_it(
         flusher.flush()
     merged = compaction._merged
 
-    def fails(folder: Path, files: Any) -> Any:
+    def fails(folder: Path, files: Any, *others: Any) -> Any:
         if files[0].tenant == "evil":
             raise duckdb.OutOfMemoryException("no")
-        return merged(folder, files)
+        return merged(folder, files, *others)
 
     monkeypatch.setattr(compaction, "_merged", fails)
     done = compaction.compact(tmp_path, catalog)
