@@ -10,16 +10,27 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from sonde import procfs
 
 CANDIDATES: Final = 128
 """Processes that are looked into at a time."""
+OWNERS_READ: Final = 1_024
+"""Processes whose owner is read where there are more candidates than that."""
+AGAIN_S: Final = 4.0
+"""From the first look into a process to the next one; twice as long each time, up to 64 times."""
+LOOKS: Final = 8
+"""Into a process that has a library."""
+REMEMBERED: Final = 1_024
+SHARES: Final = 64
+"""Files of shared memory of one process."""
 RANKS: Final = 64
 """Of one job on this node."""
 DESCRIPTORS: Final = 1_024
@@ -75,18 +86,27 @@ class JobFinder:
     """Remembers what it has looked into: a process maps its libraries when it begins."""
 
     def __init__(self) -> None:
-        self._maps: dict[tuple[int, int], tuple[bool, set[bytes], int]] = {}
-        """By process: whether it has a library, its shared memory, times looked."""
+        self._maps: dict[tuple[int, int], tuple[bool, set[bytes], int, float]] = {}
+        """By process: whether it has a library, its shared memory, times looked, when next."""
+        self.left_out = 0
+        """Candidates that were not looked into, summed over all calls."""
 
-    def find(self, pids: Iterable[int], owner_of: Callable[[int], str]) -> list[Job]:
-        """Jobs among these processes. `owner_of`: whose a process is. Raises nothing."""
+    def find(
+        self, pids: Iterable[int], owner_of: Callable[[int], str], known: Container[int] = (),
+    ) -> list[Job]:  # fmt: skip
+        """Jobs among these processes. `owner_of`: whose a process is; `known`: ranks, which come
+        first where there are too many. Raises nothing."""
         found: dict[tuple[int, str], list[_Process]] = defaultdict(list)
-        for pid in sorted(pids)[:CANDIDATES]:
+        candidates = sorted(set(pids))
+        chosen = _chosen(candidates, known)
+        self.left_out += len(candidates) - len(chosen)
+        for pid in chosen:
             if (one := _look(pid)) is not None:
                 found[one.key].append(one)
         jobs = []
         alive = {(one.pid, one.start_ns) for its in found.values() for one in its}
-        self._maps = {key: value for key, value in self._maps.items() if key in alive}
+        if len(self._maps) > REMEMBERED:
+            self._maps = {key: value for key, value in self._maps.items() if key in alive}
         for its in found.values():
             members = [one for one in its if len(its) > 1 and self._has_library(one)]
             for part in _connected(members):
@@ -95,17 +115,31 @@ class JobFinder:
 
     def _has_library(self, one: _Process) -> bool:
         key = (one.pid, one.start_ns)
-        known, shares, times = self._maps.get(key, (False, set[bytes](), 0))
+        known, shares, times, next_s = self._maps.get(key, (False, set[bytes](), 0, 0.0))
         # Shared memory comes with the first collective, long after the library.
-        if not known or times < 8:
+        if (not known or times < LOOKS) and (now_s := time.monotonic()) >= next_s:
             raw = procfs.read_maps(one.pid) or b""
             lines = [line.rstrip() for line in raw.split(b"\n")]
             known = any(_LIBRARY.search(line) for line in lines)
             names = (line.rpartition(b" ")[2] for line in lines if b"/dev/shm/" in line)
-            shares = {name for name in names if _SHARED.match(name)}
-            self._maps[key] = (known, shares, times + 1)
+            shares = set(islice((name for name in names if _SHARED.match(name)), SHARES))
+            next_s = now_s + AGAIN_S * 2 ** min(times, 6)
+            self._maps[key] = (known, shares, times + 1, next_s)
         one.shares = shares
         return known
+
+
+def _chosen(pids: Sequence[int], known: Container[int]) -> Sequence[int]:
+    """As many as are looked into: known ranks, then of each user in turn."""
+    if len(pids) <= CANDIDATES:
+        return pids
+    ranks = [pid for pid in pids if pid in known]
+    by_user: dict[int, list[int]] = defaultdict(list)
+    for pid in islice((pid for pid in pids if pid not in known), OWNERS_READ):
+        if (owner := procfs.read_owner(pid)) is not None:
+            by_user[owner.uids[0]].append(pid)
+    in_turn = sorted((turn, pid) for its in by_user.values() for turn, pid in enumerate(its))
+    return (ranks + [pid for _, pid in in_turn])[:CANDIDATES]
 
 
 def _look(pid: int) -> _Process | None:
@@ -155,11 +189,12 @@ def _links(members: Sequence[_Process]) -> dict[int, set[int]]:
     whole = {one.pid: (one.inodes, one.shares) for one in members}
     ends: dict[int, list[tuple[str, str]]] = {}
     by_end: dict[tuple[str, str], int] = {}
+    tables: dict[int, list[tuple[str, str, str, str]]] = {}
     for one in members:
         inodes, shares = whole.get(one.parent, (set[str](), set[bytes]()))
         one.inodes, one.shares = one.inodes - inodes, one.shares - shares
         ends[one.pid] = [
-            (local, peer) for local, peer, state, inode in connections(one.pid)
+            (local, peer) for local, peer, state, inode in _table(one.pid, tables)
             if state == _ESTABLISHED and inode in one.inodes
         ]  # fmt: skip
         for end in ends[one.pid]:
@@ -169,12 +204,27 @@ def _links(members: Sequence[_Process]) -> dict[int, set[int]]:
         (pid, by_end[peer, local]) for pid, its in ends.items() for local, peer in its
         if (peer, local) in by_end
     ]  # fmt: skip
-    pairs += [(a.pid, b.pid) for a in members for b in members if a.shares & b.shares]
+    first: dict[bytes, int] = {}
+    for one in members:
+        pairs += [(first.setdefault(share, one.pid), one.pid) for share in one.shares]
     for pid, other in pairs:
         if pid != other:
             links[pid].add(other)
             links[other].add(pid)
     return links
+
+
+def _table(
+    pid: int, tables: dict[int, list[tuple[str, str, str, str]]]
+) -> list[tuple[str, str, str, str]]:
+    """The connections of its network namespace, read once for all processes in it."""
+    try:
+        inode = procfs.read_inode(f"/proc/{pid}/ns/net")
+    except OSError:  # it ended, or may not be looked at
+        return []
+    if inode not in tables:
+        tables[inode] = connections(pid)
+    return tables[inode]
 
 
 def _job(part: Sequence[_Process], owner: str) -> Job:
@@ -204,10 +254,10 @@ def number_of(pid: int) -> tuple[int | None, str]:
 def sockets_of(pid: int) -> set[str]:
     """Inodes of the sockets that a process has open."""
     found = set()
-    with suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd")[:DESCRIPTORS]:  # noqa: PTH208
+    with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
+        for entry in islice(entries, DESCRIPTORS):
             with suppress(OSError):
-                link = procfs.read_link(f"/proc/{pid}/fd/{name}")
+                link = procfs.read_link(entry.path)
                 if link.startswith("socket:["):
                     found.add(link[8:-1])
     return found

@@ -150,17 +150,17 @@ class JobWatch:
 
     def _find(self) -> None:
         with self._lock:
-            candidates = self._candidates | {r.pid for one in self._jobs for r in one.job.ranks}
-            self._candidates = set()
-        jobs = self._finder.find(candidates, lambda pid: self._who_of(pid).owner)
+            known = {rank.pid for one in self._jobs for rank in one.job.ranks}
+            candidates, self._candidates = self._candidates | known, set()
+        jobs = self._finder.find(candidates, lambda pid: self._who_of(pid).owner, known)
         self.jobs_left_out += max(0, len(jobs) - JOBS)
         with self._lock:
             for job in jobs[:JOBS]:
                 pids = {rank.pid for rank in job.ranks}
-                known = [one for one in self._jobs if pids & {r.pid for r in one.job.ranks}]
-                if any(pids <= {r.pid for r in one.job.ranks} for one in known):
+                its = [one for one in self._jobs if pids & {r.pid for r in one.job.ranks}]
+                if any(pids <= {r.pid for r in one.job.ranks} for one in its):
                     continue  # of one that lost a rank the rest is no job by itself
-                for one in known:
+                for one in its:
                     self._jobs.remove(one)
                 self._jobs.append(_Watched(job, JobPace(pids)))
             cold = next((one for one in self._jobs if not one.is_warm), None)

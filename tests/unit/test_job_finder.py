@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What finding the jobs of a node may cost, whatever its processes are."""
+
+from __future__ import annotations
+
+import os
+import socket
+from types import SimpleNamespace
+
+import pytest
+
+from sonde.agent import job_finder
+from sonde.agent.job_finder import CANDIDATES, JobFinder
+
+
+def process(pid, **its):
+    return job_finder._Process(pid, 1, 5, (0, "python"), **its)
+
+
+def test_a_process_without_a_library_is_read_seldom(monkeypatch):
+    now, read = [100.0], []
+    monkeypatch.setattr(job_finder.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(job_finder.procfs, "read_maps", lambda pid: read.append(now[0]) or b"")
+    finder = JobFinder()
+    for _ in range(250):
+        assert not finder._has_library(process(7))
+        now[0] += 4
+    assert [at - 100 for at in read] == [0, 4, 12, 28, 60, 124, 252, 508, 764]
+
+
+def test_shares_of_a_process_are_bounded(monkeypatch):
+    lines = b"\n".join(b"1-2 rw-s 0 0:1 %d /dev/shm/nccl-%d" % (n, n) for n in range(500))
+    monkeypatch.setattr(job_finder.procfs, "read_maps", lambda pid: lines)
+    one = process(7)
+    JobFinder()._has_library(one)
+    assert len(one.shares) == job_finder.SHARES
+
+
+def test_known_ranks_come_first_and_then_each_user_in_turn(monkeypatch):
+    owners = dict.fromkeys(range(1, 900), 1000) | {900: 7, 901: 7, 902: 1000}
+    monkeypatch.setattr(
+        job_finder.procfs, "read_owner", lambda pid: SimpleNamespace(uids=(owners[pid],))
+    )
+    looked = []
+    monkeypatch.setattr(job_finder, "_look", looked.append)
+    finder = JobFinder()
+    assert finder.find(owners, str, {902}) == []
+    assert len(looked) == CANDIDATES
+    assert looked[0] == 902
+    assert {900, 901} <= set(looked)
+    assert finder.left_out == len(owners) - CANDIDATES
+
+
+def test_tables_are_read_once_for_a_namespace(monkeypatch):
+    read = []
+    monkeypatch.setattr(job_finder, "sockets_of", lambda pid: {str(pid)})
+    monkeypatch.setattr(job_finder.procfs, "read_inode", lambda path: 5)
+    whole = [("a:1", "a:2", "01", "10"), ("a:2", "a:1", "01", "11")]
+    monkeypatch.setattr(job_finder, "connections", lambda pid: read.append(pid) or whole)
+    links = job_finder._links([process(10), process(11), process(12)])
+    assert read == [10]
+    assert links == {10: {11}, 11: {10}}
+
+
+def test_processes_with_one_share_are_connected(monkeypatch):
+    monkeypatch.setattr(job_finder, "sockets_of", lambda pid: set())
+    monkeypatch.setattr(job_finder, "connections", lambda pid: [])
+    members = [process(pid, shares={b"x", b"%d" % pid}) for pid in (10, 11, 12)]
+    (part,) = job_finder._connected(members)
+    assert {one.pid for one in part} == {10, 11, 12}
+
+
+@pytest.mark.parametrize("count", [3])
+def test_sockets_of_this_process(count):
+    its = [socket.socket() for _ in range(count)]
+    try:
+        inodes = {str(os.fstat(one.fileno()).st_ino) for one in its}
+        assert inodes <= job_finder.sockets_of(os.getpid())
+    finally:
+        for one in its:
+            one.close()
