@@ -174,5 +174,6 @@ def _list(value: object) -> list[Any]:
 
 
 def _number(value: object) -> int:
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    return min(max(int(value), 0), LARGEST) if is_number else 0  # type: ignore[call-overload]
+    if not isinstance(value, int) or isinstance(value, bool):
+        return 0
+    return min(max(value, 0), LARGEST)
