@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Traces of running PyTorch loops: are they true, what do they cost, what do they leave behind?
 
-    python -m bench.traces [--modes eager,graph,decode,train] [--repeats 20] [--seconds 1]
+    python -m bench.trace_cost [--modes eager,graph,decode,train] [--repeats 20] [--seconds 1]
                            [--fresh 15] [--command eager,graph,decode,train] [--out FILE]
 
 For each loop: steps a second before, attached, in the first trace, after it, and after many;
