@@ -79,7 +79,7 @@ def forged(folder: Path) -> Path:
 
 @pytest.fixture
 def waits(folder: Path) -> Path:
-    """A program that says that it is ready, and needs no library."""
+    """A program that prints that it is ready, and needs no library."""
     command = ["gcc", "-static", "-w", "-x", "c", "-", "-o", folder / "waits"]
     subprocess.run(command, input=WAITS, text=True, check=True)
     return folder / "waits"

@@ -65,8 +65,8 @@ def test_a_recording_ends_in_time_and_counts_what_hung(hostile: Tenant, tmp_path
     path = tmp_path / "x.sonde"
     done = _sonde("record", "-d", "2", "-o", str(path))
     assert done.returncode == 0, done.stderr
-    said = _sonde("report", str(path), "--format", "table").stdout + done.stdout
-    assert ("processes.hung" if hostile.mode == "exec" else "files.hung") in said
+    output = _sonde("report", str(path), "--format", "table").stdout + done.stdout
+    assert ("processes.hung" if hostile.mode == "exec" else "files.hung") in output
 
 
 def test_top_and_a_dump_of_a_neighbour_end_in_time(hostile: Tenant) -> None:
@@ -113,7 +113,7 @@ def test_files_of_a_server_that_died_are_counted_as_unread(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("mode", ["exec", "elf", "mmap"])
-def test_a_dump_of_the_hostile_process_ends_in_time_and_says_what_is_missing(mode: str) -> None:
+def test_a_dump_of_the_hostile_process_ends_in_time_and_names_what_is_missing(mode: str) -> None:
     """`mmap`: the kernel's walk itself waits for the process's map."""
     with tenant(mode) as hostile:
         began_s = time.monotonic()
@@ -187,7 +187,7 @@ def test_whether_memory_may_be_read_for_slots_is_known_at_once(broker: procfs.Br
     """In a child of ours, so that a failure of this does not hang the suite."""
     assert slots_asked(os.getppid())
     with tenant("exec") as locks:
-        asker = subprocess.Popen(
+        child = subprocess.Popen(
             [
                 *(sys.executable, "-c"),
                 "import sys; from sonde.collect.slots import slots_asked\n"
@@ -198,9 +198,9 @@ def test_whether_memory_may_be_read_for_slots_is_known_at_once(broker: procfs.Br
             text=True,
         )
         try:
-            assert asker.communicate(timeout=8)[0] == "0\n"
+            assert child.communicate(timeout=8)[0] == "0\n"
         finally:
-            asker.kill()
+            child.kill()
 
 
 def test_one_user_costs_nobody_else_any_file(broker: procfs.Broker) -> None:

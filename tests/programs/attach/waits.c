@@ -9,7 +9,7 @@
 // that of every run with as many ticks.
 // --small: stacks too small for a thread to be borrowed. --filter: under a seccomp filter that forbids
 // ptrace; --deny: that forbids memfd_create.
-// Says "ready"; at the end one line of JSON.
+// Prints "ready"; at the end one line of JSON.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/filter.h>
