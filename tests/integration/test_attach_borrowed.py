@@ -51,7 +51,7 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 
 class Conversation:
-    """A process that is told lines and says lines."""
+    """A process that reads lines and prints lines."""
 
     def __init__(self, *command: str | Path) -> None:
         self.process = subprocess.Popen(
@@ -61,7 +61,7 @@ class Conversation:
         os.set_blocking(self.process.stdout.fileno(), False)
         self._left = b""
 
-    def tell(self, line: str) -> None:
+    def send(self, line: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(line.encode() + b"\n")
 
@@ -70,9 +70,9 @@ class Conversation:
         self._left += self.process.stdout.read(4096) or b""
         return b"\n" in self._left
 
-    def hear(self) -> str:
+    def read_line(self) -> str:
         """The next line."""
-        wait_for(self._has_line, f"a word from {self.process.args!r}")
+        wait_for(self._has_line, f"a line from {self.process.args!r}")
         line, _, self._left = self._left.partition(b"\n")
         return line.decode()
 
@@ -89,7 +89,7 @@ class Borrowed(Conversation):
 
     def __init__(self, bin_: Path, mode: str) -> None:
         super().__init__(bin_ / "borrowed", mode)
-        _, tid, *addresses = self.hear().split()
+        _, tid, *addresses = self.read_line().split()
         self.pid = self.process.pid
         self.tid = int(tid)
         self.at = dict(zip(("hook", "mark", "slow_lock"), map(int, addresses), strict=True))
@@ -116,12 +116,12 @@ class Borrowed(Conversation):
         wait_for(lambda: self.stops() >= before + 6, "a look at the thread")
 
     def end(self) -> str:
-        """What it says when nobody tells it anything any more."""
+        """Closes its standard input. Returns the last line that it prints."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        said = self.hear()
+        line = self.read_line()
         assert self.process.wait(PATIENCE_S) == 0
-        return said
+        return line
 
 
 TRACER = """
@@ -169,7 +169,7 @@ print("guardian", *children(), flush=True)
 for line in sys.stdin:
     print(json.dumps(eval(line)), flush=True)
 """
-"""Does what it is told to a thread, by landmarks of which some are the program's own."""
+"""Does to a thread what it reads, by landmarks of which some are the program's own."""
 
 
 class Tracer(Conversation):
@@ -178,14 +178,14 @@ class Tracer(Conversation):
     def __init__(self, it: Borrowed, other: dict[str, int], library: Path) -> None:
         words = (str(it.pid), str(it.tid), json.dumps(other))
         super().__init__(sys.executable, "-c", TRACER, *words, library)
-        _, guardian = self.hear().split()
+        _, guardian = self.read_line().split()
         self.guardian = int(guardian)
         self._held = os.pidfd_open(self.guardian)
 
     def ask(self, expression: str) -> Any:
-        """What it says to that."""
-        self.tell(expression)
-        return json.loads(self.hear())
+        """What it answers to that."""
+        self.send(expression)
+        return json.loads(self.read_line())
 
     def signal_guardian(self, number: int) -> None:
         signal.pidfd_send_signal(self._held, number)
@@ -253,16 +253,16 @@ def die(tracer: Tracer) -> None:
 
 def inside(it: Borrowed, tracer: Tracer, bound_s: float = 60, call: int = RECVFROM) -> int:
     """Begin a load, until the thread is where dlopen would begin; its signal mask there."""
-    tracer.tell(f"load({call}, {bound_s})")
-    word, mask = it.hear().split()
+    tracer.send(f"load({call}, {bound_s})")
+    word, mask = it.read_line().split()
     assert word == "inside"
     return int(mask, 16)
 
 
-def say_and_hear(it: Borrowed) -> str:
+def end_wait(it: Borrowed) -> str:
     """End the thread's own wait."""
-    it.tell("s")
-    return it.hear()
+    it.send("s")
+    return it.read_line()
 
 
 WHOLE = "answered 1 spoilt 0"
@@ -275,39 +275,39 @@ WHOLE = "answered 1 spoilt 0"
 def test_a_thread_is_borrowed_and_put_back(begin: Begin) -> None:
     it, tracer = begin()
     mask = inside(it, tracer)
-    it.tell("d")
+    it.send("d")
 
-    assert json.loads(tracer.hear()) == ["done", "", "put back", True]
+    assert json.loads(tracer.read_line()) == ["done", "", "put back", True]
     assert mask == ALL_BUT_SETXID
-    assert say_and_hear(it) == WHOLE
+    assert end_wait(it) == WHOLE
 
 
 def test_a_load_that_waits_in_a_ring_of_locks_is_given_up(begin: Begin, bin_: Path) -> None:
     it, tracer = begin()
-    it.tell(f"a {bin_ / 'holding.so'}")
-    assert it.hear() == "constructor"
+    it.send(f"a {bin_ / 'holding.so'}")
+    assert it.read_line() == "constructor"
     inside(it, tracer)
-    it.tell("l")  # it has the loader's lock, and wants the one of open files
-    it.tell("d")  # which this one has, and wants the loader's
+    it.send("l")  # it has the loader's lock, and wants the one of open files
+    it.send("d")  # which this one has, and wants the loader's
 
-    assert json.loads(tracer.hear())[:2] == ["busy", "the loader was busy"]
-    assert it.hear() == "loaded"
-    assert say_and_hear(it) == WHOLE
+    assert json.loads(tracer.read_line())[:2] == ["busy", "the loader was busy"]
+    assert it.read_line() == "loaded"
+    assert end_wait(it) == WHOLE
 
 
 def test_a_load_that_waits_for_something_else_is_left_alone(begin: Begin) -> None:
     it, tracer = begin()
     inside(it, tracer)
     it.wait_until_looked_at()
-    it.tell("f")
+    it.send("f")
     wait_for(lambda: it.call_of(it.tid) == str(FUTEX), "a futex")
     it.wait_until_looked_at()
-    it.tell("w")
-    assert it.hear() == "woken"
-    it.tell("d")
+    it.send("w")
+    assert it.read_line() == "woken"
+    it.send("d")
 
-    assert json.loads(tracer.hear())[0] == "done"
-    assert say_and_hear(it) == WHOLE
+    assert json.loads(tracer.read_line())[0] == "done"
+    assert end_wait(it) == WHOLE
 
 
 def test_a_thread_that_does_not_come_in_time_is_put_back_before_the_load(begin: Begin) -> None:
@@ -316,27 +316,27 @@ def test_a_thread_that_does_not_come_in_time_is_put_back_before_the_load(begin: 
     for _ in range(5):
         assert tracer.ask(f"load({RECVFROM}, 0)") == ["busy", "it took too long", "start", True]
     mask = inside(it, tracer)
-    it.tell("d")
+    it.send("d")
 
-    assert json.loads(tracer.hear())[0] == "done", "nothing of the attempts before is left"
+    assert json.loads(tracer.read_line())[0] == "done", "nothing of the attempts before is left"
     assert mask == ALL_BUT_SETXID
-    assert say_and_hear(it) == WHOLE
+    assert end_wait(it) == WHOLE
 
 
 def test_a_thread_that_took_the_fork_guard_late_gives_it_back(begin: Begin, bin_: Path) -> None:
     it, tracer = begin(list_lock="slow_lock")
     on_one_cpu(it, tracer)
-    tracer.tell(f"load({RECVFROM}, 0.3)")
-    assert it.hear() == "locks"
+    tracer.send(f"load({RECVFROM}, 0.3)")
+    assert it.read_line() == "locks"
     time.sleep(0.5)  # more than the load may take
-    it.tell("g")
+    it.send("g")
 
-    assert json.loads(tracer.hear())[0] in ("done", "let-go")
-    assert say_and_hear(it) == WHOLE
-    it.tell(f"a {bin_ / 'holding.so'}")
-    assert it.hear() == "constructor"
-    it.tell("l")
-    assert it.hear() == "loaded", "the lock of open files is free"
+    assert json.loads(tracer.read_line())[0] in ("done", "let-go")
+    assert end_wait(it) == WHOLE
+    it.send(f"a {bin_ / 'holding.so'}")
+    assert it.read_line() == "constructor"
+    it.send("l")
+    assert it.read_line() == "loaded", "the lock of open files is free"
 
 
 SPINS = """
@@ -360,10 +360,10 @@ def test_a_thread_that_stops_late_is_let_go_and_borrowed_again(begin: Begin) -> 
     run_first(tracer.process.pid, 1)
     spins = Conversation(sys.executable, "-c", SPINS)
     try:
-        assert spins.hear() == "here"
+        assert spins.read_line() == "here"
         os.sched_setaffinity(spins.process.pid, {cpus[0]})
         run_first(spins.process.pid, 1)
-        spins.tell("")
+        spins.send("")
         late = tracer.ask(f"load({RECVFROM}, 60)")
         assert spins.process.wait(PATIENCE_S) == 0
     finally:
@@ -371,7 +371,7 @@ def test_a_thread_that_stops_late_is_let_go_and_borrowed_again(begin: Begin) -> 
 
     assert late == ["passed-over", "it did not stop", "borrow", True]
     wait_for(lambda: tracer.ask(f"load({RECVFROM}, 60)")[0] == "done", "a load")
-    assert say_and_hear(it) == WHOLE
+    assert end_wait(it) == WHOLE
 
 
 def test_a_thread_whose_call_would_answer_a_part_is_not_borrowed(begin: Begin) -> None:
@@ -413,9 +413,9 @@ def test_the_frame_alone_restores_a_thread_in_recv(begin: Begin) -> None:
     inside(it, tracer)
     tracer.signal_guardian(signal.SIGKILL)
     die(tracer)
-    it.tell("d")
+    it.send("d")
 
-    assert say_and_hear(it) == WHOLE
+    assert end_wait(it) == WHOLE
 
 
 def test_the_frame_alone_ends_a_poll_as_a_handled_signal_would(begin: Begin) -> None:
@@ -423,82 +423,82 @@ def test_the_frame_alone_ends_a_poll_as_a_handled_signal_would(begin: Begin) -> 
     inside(it, tracer, call=7)
     tracer.signal_guardian(signal.SIGKILL)
     die(tracer)
-    it.tell("d")
+    it.send("d")
 
-    assert it.hear() == "answered -4 spoilt 0"
+    assert it.read_line() == "answered -4 spoilt 0"
 
 
 def test_the_guardian_breaks_a_ring_of_locks(begin: Begin, bin_: Path) -> None:
     it, tracer = begin()
-    it.tell(f"a {bin_ / 'holding.so'}")
-    assert it.hear() == "constructor"
+    it.send(f"a {bin_ / 'holding.so'}")
+    assert it.read_line() == "constructor"
     inside(it, tracer)
     tracer.signal_guardian(signal.SIGSTOP)
     die(tracer)
-    it.tell("l")
-    it.tell("d")
+    it.send("l")
+    it.send("d")
     it.wait_until_both_are_stuck()
     tracer.signal_guardian(signal.SIGCONT)
 
-    assert it.hear() == "loaded"
-    assert say_and_hear(it) == WHOLE
+    assert it.read_line() == "loaded"
+    assert end_wait(it) == WHOLE
     wait_for(tracer.guardian_is_gone, "the guardian's end")
 
 
 def test_the_guardian_leaves_alone_what_waits_for_something_else(begin: Begin) -> None:
     it, tracer = begin()
     inside(it, tracer)
-    it.tell("f")
+    it.send("f")
     wait_for(lambda: it.call_of(it.tid) == str(FUTEX), "a futex")
     die(tracer)
     it.wait_until_looked_at()
-    it.tell("w")
-    assert it.hear() == "woken"
-    it.tell("d")
+    it.send("w")
+    assert it.read_line() == "woken"
+    it.send("d")
 
-    assert say_and_hear(it) == WHOLE
+    assert end_wait(it) == WHOLE
     wait_for(tracer.guardian_is_gone, "the guardian's end")
 
 
 @pytest.mark.parametrize("how", ["tracer_dies", "tracer_ends"])
 def test_a_thread_that_was_let_go_is_seen_home_too(begin: Begin, bin_: Path, how: str) -> None:
     it, tracer = begin()
-    it.tell(f"a {bin_ / 'holding.so'}")
-    assert it.hear() == "constructor"
+    it.send(f"a {bin_ / 'holding.so'}")
+    assert it.read_line() == "constructor"
     inside(it, tracer, bound_s=1)
-    assert json.loads(tracer.hear())[0] == "let-go"
+    assert json.loads(tracer.read_line())[0] == "let-go"
     tracer.signal_guardian(signal.SIGSTOP)
     if how == "tracer_dies":
         die(tracer)
     else:
         assert tracer.ask("borrower.close()") is None
-    it.tell("l")
-    it.tell("d")
+    it.send("l")
+    it.send("d")
     it.wait_until_both_are_stuck()
     tracer.signal_guardian(signal.SIGCONT)
 
-    assert it.hear() == "loaded"
-    assert say_and_hear(it) == WHOLE
+    assert it.read_line() == "loaded"
+    assert end_wait(it) == WHOLE
 
 
 @pytest.mark.parametrize("where", ["b", "B"], ids=["below", "far below"])
 def test_the_guardian_leaves_alone_a_thread_that_is_home(
     begin: Begin, bin_: Path, where: str
 ) -> None:
-    """Which waits for the loader's lock for a reason of its own, from below where its frame lay."""
+    """Which waits for the loader's lock for another reason, from below where its frame lay."""
     it, tracer = begin()
     inside(it, tracer)
     tracer.signal_guardian(signal.SIGSTOP)
     die(tracer)
-    it.tell("d")
+    it.send("d")
     wait_for(lambda: it.call_of(it.tid) == str(RECVFROM), "the thread's return")
-    it.tell(f"a {bin_ / 'holding.so'}")
-    assert it.hear() == "constructor"
-    it.tell(f"{where} {bin_ / 'other.so'}")
+    it.send(f"a {bin_ / 'holding.so'}")
+    assert it.read_line() == "constructor"
+    it.send(f"{where} {bin_ / 'other.so'}")
     wait_for(lambda: it.call_of(it.tid) == str(FUTEX), "the loader's lock")
     tracer.signal_guardian(signal.SIGCONT)
     wait_for(tracer.guardian_is_gone, "the guardian's end")
-    it.tell("r")
+    it.send("r")
 
-    assert sorted((it.hear(), it.hear())) == ["loaded", "loaded below"]
-    assert say_and_hear(it) == WHOLE
+    assert sorted((it.read_line(), it.read_line())) == ["loaded", "loaded below"]
+    assert end_wait(it) == WHOLE
