@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "sonde"
 
 # A package may import from those named here, and from itself. `cli` may import anything, and
-# nothing imports `cli`. docs/architecture.md says why; change both together.
+# nothing imports `cli`. docs/architecture.md has the reasons; change both together.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "http_client": set(),
@@ -316,7 +316,7 @@ def test_only_the_command_line_prints_and_exits() -> None:
         if package_of(path) in ("cli", "__main__"):
             continue
         text = path.read_text()
-        # A module that is run as a process of its own answers its parent on standard output.
+        # A module that is run as a separate process answers its parent on standard output.
         child = 'if __name__ == "__main__":' in text
         allowed = {("sys", "stdout")} if child else set()
         if path == PACKAGE / "interpreter.py":
@@ -454,7 +454,7 @@ def test_most_lines_are_python() -> None:
     assert lines[".py"] > lines.total() / 2, lines.most_common()
 
 
-def test_no_package_has_a_name_that_says_nothing() -> None:
+def test_no_package_has_a_name_without_meaning() -> None:
     named = [p for p in tracked() if FORBIDDEN_NAMES & set(re.split(r"[/.]", p.lower()))]
 
     assert named == []
