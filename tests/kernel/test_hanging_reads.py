@@ -20,7 +20,7 @@ from sonde.agent.attaching import Attacher
 from sonde.attach.policy import Facts, Policy
 from sonde.collect.inject_memory import InjectMemory
 from sonde.collect.slots import slots_asked
-from sonde.procfs.broker import MAX_ABANDONED_OF_PARTY
+from sonde.procfs.patience import MAX_ABANDONED_OF_PARTY
 
 LIMIT_S = 45
 pytestmark = [
@@ -38,16 +38,10 @@ def hostile(request: pytest.FixtureRequest) -> Iterator[Tenant]:
 @pytest.fixture
 def broker() -> Iterator[procfs.Broker]:
     """That of this process, as new, before and after: agents in this process count its losses."""
-    _forget_all(procfs.BROKER)
+    procfs.BROKER.patience.reset()
     yield procfs.BROKER
     procfs.BROKER.close()
-    _forget_all(procfs.BROKER)
-
-
-def _forget_all(broker: procfs.Broker) -> None:
-    broker._hung.clear()
-    broker._patience.clear()
-    broker.processes_hung = broker.files_hung = 0
+    procfs.BROKER.patience.reset()
 
 
 def _sonde(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -210,12 +204,12 @@ def test_one_user_costs_nobody_else_any_file(broker: procfs.Broker) -> None:
         program = _mapped(hostile.kid, "/f")
         lost = []
         for _ in range(MAX_ABANDONED_OF_PARTY + 2):
-            broker._hung.clear()
+            broker.patience.ask_again()
             assert procfs.open_stable(program) is None
-            lost.append(len(broker._abandoned))
+            lost.append(len(broker.abandoned))
         assert lost == [1, 2, 2, 2]
-        assert broker.files_hung == len(lost)
-        broker._hung.clear()
+        assert broker.patience.files_hung == len(lost)
+        broker.patience.ask_again()
         opened = [
             procfs.open_regular(_mapped(hostile.kid, "/libc.so.6")),
             procfs.open_regular(_mapped(neighbour.pid, "/sleep")),

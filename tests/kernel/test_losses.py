@@ -154,7 +154,7 @@ class Memory:
 
 def test_what_the_kernel_side_lost_is_reported_while_it_records(monkeypatch):
     for hung in ("processes_hung", "files_hung"):  # of tests before it in this process
-        monkeypatch.setattr(procfs.BROKER, hung, 0)
+        monkeypatch.setattr(procfs.BROKER.patience, hung, 0)
     shell = HeldBack("sh", "-c", "/bin/true; /bin/true; /bin/true; echo {}")
     nobody = range(10_000_000, 10_000_000 + 16_384 - 1)
     config = Config(pids=frozenset([shell.pid, *nobody]), device_calls=False, tick_s=0.1)

@@ -55,10 +55,10 @@ def _wait_until(is_so) -> None:
 @pytest.fixture(autouse=True)
 def broker() -> Iterator[procfs.Broker]:
     """Nobody is remembered to have made this process wait."""
-    procfs.BROKER._patience.clear()
+    procfs.BROKER.patience.reset()
     yield procfs.BROKER
     procfs.BROKER.close()
-    procfs.BROKER._patience.clear()
+    procfs.BROKER.patience.reset()
 
 
 @pytest.mark.parametrize("mode", ["share", "own", "thread"])

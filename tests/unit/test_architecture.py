@@ -343,7 +343,7 @@ WRITERS: dict[str, str] = {
     "fleet/result.py": "Parquet into memory",
     "fleet/spool.py": "new segments (O_EXCL) in the party's own directory, written at offsets",
     "query/chunk_writer.py": "Arrow into memory",
-    "procfs/serve.py": "memory of memfd_create() that was held and checked, for writing",
+    "procfs/opening.py": "memory of memfd_create() that was held and checked, for writing",
     "store/copies.py": "the name of a server in its directory: a draft linked into place",
     "readers/nsys_sqlite.py": "SQLite reads a descriptor that is held: read-only and immutable",
     "resolve/build_id_links.py": "links, no files, in a private folder of the run",
