@@ -21,11 +21,6 @@ from timelines import PID, Scene
 MS = 1_000_000
 
 
-@pytest.fixture
-def writer():
-    return Writer(seconds=5)
-
-
 def run(writer: Writer, key, begin_ms: float, end_ms: float, **more) -> None:
     row = {"kind": "kernel", "name": "gemm", "weight": 1.0, "source": "cupti", "tid": 42, **more}
     start, end = START_NS + round(begin_ms * MS), START_NS + round(end_ms * MS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from captures import START_NS, Writer
+from captures import START_NS
 from sonde.analyze.bound import explain
 from sonde.model.causes import Bound, Cause
 from sonde.recording.timelines import open_timeline
@@ -20,11 +20,6 @@ SYNC = ("cudaDeviceSynchronize", "libcudart.so.13")
 ITEM = ("cudaStreamSynchronize", "libcudart.so.13")
 INSTANTIATE = ("cudaGraphInstantiateWithFlags", "libcudart.so.13")
 REPLAY = ("cudaGraphLaunch", "libcudart.so.13")
-
-
-@pytest.fixture
-def writer():
-    return Writer(seconds=5)
 
 
 @pytest.fixture

@@ -6,12 +6,9 @@ from __future__ import annotations
 
 import pytest
 
-from captures import START_NS, Writer
-from sonde.analyze.bound import explain
 from sonde.model.causes import Bound, Cause
-from sonde.recording.timelines import open_timeline
+from training_capture import on_cpu, process, runs
 
-MS = 1_000_000
 MODULE = ("<module>", "[python]", "train.py", 99, "python")
 MAIN = ("main", "[python]", "train.py", 88, "python")
 ENCODE = ("encode", "[python]", "train.py", 21, "python")
@@ -27,38 +24,6 @@ ADD = ("at::_ops::add::call", "libtorch_cpu.so")
 LAUNCH = ("cudaLaunchKernel", "libcudart.so.13")
 SEM_WAIT = ("sem_wait", "libc.so.6")
 COND_WAIT = ("pthread_cond_timedwait", "libc.so.6")
-
-
-@pytest.fixture
-def writer():
-    return Writer(seconds=5)
-
-
-@pytest.fixture
-def explained(writer, tmp_path):
-    def explained():
-        return explain(open_timeline([writer.write(tmp_path / "a.sonde")])).verdicts[0]
-
-    return explained
-
-
-def process(writer, *tids, pid=42, **more):
-    threads = [{"tid": tid, "comm": f"t{tid}"} for tid in (pid, *tids)]
-    return writer.process(pid, "train", threads=threads, **more)
-
-
-def runs(writer, key, share, *, stack=0, count=50, stream=7):
-    """Kernels that take a share of the 5 s."""
-    for number in range(count):
-        start = START_NS + 5000 * MS * number // count
-        end = start + round(5000 * MS * share / (count * 20))
-        row = {"kind": "kernel", "name": "gemm", "weight": 20.0, "source": "event"}
-        row |= {"start_time_ns": start, "end_time_ns": end, "tid": 42, "stream": stream}
-        writer.rows["device_run"].append({**key, **row, "grid": "512,1,1", "stack_id": stack})
-
-
-def on_cpu(writer, key, seconds, *stack, tid=42):
-    writer.on_cpu(key, tid, writer.stack(*stack), round(seconds * 99))
 
 
 def facts(verdict, cause):
@@ -101,7 +66,7 @@ def test_kernels_are_reported_with_the_code_that_launched_them(writer, explained
     stack = writer.stack(MAIN, ENCODE, FORWARD, ADD, LAUNCH)
     writer.calls(key, 42, "cudaStreamSynchronize", seconds=4.5, op="sync", count=50)
     on_cpu(writer, key, 0.3, MAIN, ENCODE, FORWARD, ADD, LAUNCH)
-    runs(writer, key, 0.95, stack=stack)
+    runs(writer, key, 0.95, stack_id=stack)
     (bound, *_) = explained().bounds
 
     assert bound.key == Bound.COMPUTE
