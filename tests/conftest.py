@@ -25,7 +25,7 @@ def _ignore(*_: object) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Compile the product once, not in each of the hundreds of processes that tests start: they may
-    have been told to keep no compiled files (PYTHONDONTWRITEBYTECODE). And let signals that are
+    be set to keep no compiled files (PYTHONDONTWRITEBYTECODE). And let signals that are
     ignored, as under nohup or in the background of a shell, end the programs that tests start.
     """
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
@@ -49,7 +49,7 @@ BESIDE = (
     *("test_group_names_and_shares", "test_memory_truth", "test_pid_namespaces"),
     *("test_pythons", "test_refusals", "test_server_pauses", "test_slurm", "test_symbols_files"),
 )
-"""Files of tests/kernel that run beside others: of what they watch, only processes of their own
+"""Files of tests/kernel that run beside others: of what they watch, only processes they started
 are compared, in counts and shares, and no recorder of theirs reads the memory of the library."""
 
 RINGS = "device time"

@@ -186,7 +186,7 @@ class KeptDisk:
         return next(one.identity for one in self.names(0) if one.path == self._folder)
 
     def after_power_loss(self, syncs: int, target: Path, *, keeps_names: bool) -> None:
-        """Make the directory as it is where the power is lost after so many syncs.
+        """Make the directory as it is where the power is lost after `syncs` syncs.
 
         Of each file what was synced last is left, of one that never was: nothing. Of each directory
         the names at its last sync are left, or with `keeps_names` all, as file systems with a

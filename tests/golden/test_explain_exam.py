@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verdicts on two programs each of the second and the third exam, which nobody here wrote.
 
-They taught rules (docs/lab/exam.md), so they examine nothing; they hold what was mended.
+They taught rules (docs/lab/exam.md), so they examine nothing; they hold what was fixed.
 """
 
 from __future__ import annotations

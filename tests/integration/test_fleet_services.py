@@ -241,7 +241,7 @@ def test_only_tls_1_3_and_only_the_right_party(fleet, tmp_path):
     other = replace(task, leader_url="https://127.0.0.1:1", helper_url="https://127.0.0.1:2")
     provision.provision(tmp_path / "other", other, ["a"])
     foreign = provision.client_tls(tmp_path / "other" / "nodes" / "0000")
-    # The server says which protocol it wants, or has hung up before that is read.
+    # The server answers which protocol it wants, or has hung up before that is read.
     for tls, words in ((old, "protocol|closed"), (foreign, "certificate verify failed")):
         connection = http.client.HTTPSConnection(parts.hostname, parts.port, context=tls)
         with pytest.raises(ssl.SSLError, match=f"(?i){words}"):
@@ -258,7 +258,7 @@ def test_a_body_is_bounded_by_its_bytes_and_not_by_its_header(fleet):
     parts = urlsplit(task.leader_url)
     connection = http.client.HTTPSConnection(parts.hostname, parts.port, context=tls, timeout=30)
     piece = bytes(16_384)
-    pieces = (piece for _ in range(task.max_report_bytes // len(piece) + 2))  # no length is told
+    pieces = (piece for _ in range(task.max_report_bytes // len(piece) + 2))  # without a length
     with contextlib.suppress(OSError):  # the answer may be there before the last piece
         connection.request("POST", f"/tasks/{task.id.hex()}/reports", pieces)
     answer = connection.getresponse()

@@ -158,7 +158,7 @@ def test_an_unknown_kernel_is_discovered_by_who_has_its_name(tmp_path, recording
             party.stop()
 
 
-def test_a_recording_is_taken_by_its_best_source_and_says_which(tmp_path):
+def test_a_recording_is_taken_by_its_best_source_and_names_it(tmp_path):
     made = run("aggregate", "--new", tmp_path / "fleet", "--nodes", 1)
     assert made.returncode == 0
     report = command("report", "--node", tmp_path / "fleet/nodes/0000", "--dry-run")

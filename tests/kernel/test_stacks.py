@@ -187,7 +187,9 @@ while True:
 """
 
 
-def test_children_that_are_gone_before_they_are_told_are_walked_by_what_their_parent_has(record):
+def test_children_that_are_gone_before_their_events_arrive_are_walked_by_what_their_parent_has(
+    record,
+):
     # What binds a function at its first call needs a register that is known in a leaf alone; each
     # child would do that again.
     bound = {**os.environ, "LD_BIND_NOW": "1"}

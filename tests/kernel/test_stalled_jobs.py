@@ -84,13 +84,13 @@ def test_the_missing_rank_is_named_in_time(library, first, second):
         began = [jobs[0].stall(2, first[0]), jobs[1].stall(1, second[0])]
         time.sleep(WITHIN_S)
         watching.send_signal(signal.SIGINT)
-        said, _ = watching.communicate(timeout=PATIENCE_S)
+        output, _ = watching.communicate(timeout=PATIENCE_S)
     finally:
         for job in jobs:
             job.close()
         watching.kill()
         watching.wait()
-    found = [json.loads(line) for line in said.splitlines()]
+    found = [json.loads(line) for line in output.splitlines()]
     stalls = {one["victim"]: one for one in found if one["verdict"]["ranks"]}
     wanted = [(jobs[0], 2, *first, began[0]), (jobs[1], 1, *second, began[1])]
     for job, rank, what, doing, at_s in wanted:

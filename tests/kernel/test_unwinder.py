@@ -160,7 +160,7 @@ def test_a_process_with_more_tables_than_there_is_room_for_costs_nobody_else(wat
         usage = it.unwinder.usage()
         assert usage["table_bytes"] <= 1 << 20
         assert usage["left_out"] > 0
-        assert usage["processes"] == 2  # the large one too is told, with the tables there are
+        assert usage["processes"] == 2  # the large one too is listed, with the tables there are
         found = it.sample(3)
         ends = Counter(stop for _, _, user, stop in found.values() if len(user) > 100)
         assert ends[0] > 0.9 * ends.total(), ends

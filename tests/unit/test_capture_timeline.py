@@ -21,11 +21,6 @@ from timelines import PID, Scene
 MS = 1_000_000
 
 
-@pytest.fixture
-def writer():
-    return Writer(seconds=5)
-
-
 def run(writer: Writer, key, begin_ms: float, end_ms: float, **more) -> None:
     row = {"kind": "kernel", "name": "gemm", "weight": 1.0, "source": "cupti", "tid": 42, **more}
     start, end = START_NS + round(begin_ms * MS), START_NS + round(end_ms * MS)
@@ -134,7 +129,7 @@ def test_a_device_that_idles_while_its_thread_waits_for_it_again_and_again(write
     assert list(found) == list(expected)
 
 
-def test_threads_that_wait_for_one_another_are_told_of_together(writer, tmp_path):
+def test_threads_that_wait_for_one_another_are_reported_together(writer, tmp_path):
     key = writer.process(
         42, "train", threads=[{"tid": 42, "comm": "train"}, {"tid": 43, "comm": "autograd"}]
     )
@@ -206,15 +201,15 @@ def test_a_collective_under_kernels_is_no_stall(writer, tmp_path):
 
 
 def clocks(writer: Writer, reason: str, mhz: float, gpu: int = 0) -> None:
-    """What NVML tells of a device that is held down to a clock, with 1,980 MHz its highest."""
+    """What NVML reports of a device that is held down to a clock, with 1,980 MHz its highest."""
 
     def point(series: str, at_s: float, value: float, **labels: str) -> None:
-        told = {
+        full = {
             "hw.id": f"GPU-{gpu}",
             **{name.replace("__", "."): one for name, one in labels.items()},
         }
         time_ns = START_NS + round(at_s * 1e9)
-        row = {"time_ns": time_ns, "series": series, "labels": json.dumps(told), "value": value}
+        row = {"time_ns": time_ns, "series": series, "labels": json.dumps(full), "value": value}
         writer.rows["metric"].append(row)
 
     point("sonde.gpu.info", 0, 1, sonde__gpu__index=str(gpu))
@@ -263,7 +258,7 @@ def test_clocks_that_cost_little_are_no_verdict(reason, mhz, kernel, writer, tmp
 
 
 def holds(writer: Writer, gpu: int, pid: int) -> None:
-    """What NVML tells of a process that uses a GPU."""
+    """What NVML reports of a process that uses a GPU."""
     me = {"hw.id": f"GPU-{gpu}"}
     for series, more in (
         ("sonde.gpu.info", {"sonde.gpu.index": str(gpu)}),
@@ -273,7 +268,7 @@ def holds(writer: Writer, gpu: int, pid: int) -> None:
         writer.rows["metric"].append({"time_ns": START_NS, **row})
 
 
-def test_processes_that_each_see_one_gpu_are_no_rivals(writer, tmp_path):
+def test_processes_that_each_see_one_gpu_are_no_tenants_of_one(writer, tmp_path):
     """Each calls its own GPU number 0, as CUDA_VISIBLE_DEVICES has it."""
     for number, pid in enumerate((42, 43)):
         key = writer.process(pid, f"train-{number}")
@@ -308,7 +303,7 @@ def test_the_clocks_of_the_gpu_that_a_process_uses_are_its(held_down, bound, wri
         (0, {0: ["0000:1B:00.0"]}, 0, "compute", False),
         (3, {}, PID, Bound.THROTTLED, False),  # the capture knows which GPU holds its memory
         (0, {}, PID, "compute", False),
-        (0, {}, 0, Bound.THROTTLED, True),  # nothing tells: equal numbers, and it says so
+        (0, {}, 0, Bound.THROTTLED, True),  # nothing names it: equal numbers, and a note
         (3, {}, 0, "compute", True),
     ],
 )
@@ -322,8 +317,8 @@ def test_a_trace_is_joined_with_the_clocks_of_its_own_gpu(
     writer.process(PID, "train")
     for gpu in (0, 3):
         clocks(writer, "software_power_cap" if gpu == held_down else "", 1200, gpu=gpu)
-    told = {"hw.id": "GPU-3", "sonde.gpu.index": "3", "sonde.gpu.pci.address": "00000000:1b:00.0"}
-    row = {"time_ns": START_NS, "series": "sonde.gpu.info", "labels": json.dumps(told)}
+    labels = {"hw.id": "GPU-3", "sonde.gpu.index": "3", "sonde.gpu.pci.address": "00000000:1b:00.0"}
+    row = {"time_ns": START_NS, "series": "sonde.gpu.info", "labels": json.dumps(labels)}
     writer.rows["metric"].append({**row, "value": 1.0})
     if holder:
         holds(writer, 3, holder)
@@ -337,16 +332,16 @@ def test_a_trace_is_joined_with_the_clocks_of_its_own_gpu(
 @pytest.mark.parametrize(
     ("gpus", "ordinals", "indices"),
     [
-        ([], [0, 1], [0, 1]),  # nothing tells
+        ([], [0, 1], [0, 1]),  # nothing identifies them
         ([5], [0, 0], [5, 5]),
         ([4, 5, 6, 7], [0, 1, 2, 3], [4, 5, 6, 7]),
         ([0, 3], [3, 0], [3, 0]),  # it sees all, and launched on two
-        ([1, 3], [1], [1]),  # it sees all, as far as anyone can tell
+        ([1, 3], [1], [1]),  # it sees all, as far as is known
         ([4, 5], [1], [5]),
         ([0], [0, 2], [0, 2]),  # they contradict: its own word
     ],
 )
-def test_ordinals_are_told_from_indices(gpus, ordinals, indices):
+def test_ordinals_are_distinguished_from_indices(gpus, ordinals, indices):
     known = index_of(gpus, ordinals)
 
     assert [known[one] for one in ordinals] == indices
@@ -363,7 +358,7 @@ def test_waits_name_who_ended_them(writer, tmp_path):
     assert second == 0
 
 
-def test_a_verdict_from_windows_says_how_sure_it_is_and_what_it_cannot_say(writer, tmp_path):
+def test_a_verdict_from_windows_has_its_uncertainty_and_what_it_cannot_know(writer, tmp_path):
     """20 windows of 100 ms in 5 s; how long the device waits for a lock differs from one to the
     next."""
     key = writer.process(42, "train")
@@ -384,15 +379,15 @@ def test_a_verdict_from_windows_says_how_sure_it_is_and_what_it_cannot_say(write
         sampling.half_width[Bound.LOCK], rel=0.1
     )
     assert "every 250 ms" in sampling.cannot[0]
-    said = text.render(explanation)
-    assert "seen in 20 windows, 38 % of 5.00 s: computed ±" in said
-    assert "launch times are not known" in said
+    page = text.render(explanation)
+    assert "seen in 20 windows, 38 % of 5.00 s: computed ±" in page
+    assert "launch times are not known" in page
     assert json.loads(text.to_json(explanation))["verdicts"][0]["sampling"]["windows"] == 20
 
 
 def test_intervals_from_windows_hold_the_truth(writer):
-    """Of 200 programs with bursts, seen in 20 windows each, at least nine in ten of what the
-    interval says are right."""
+    """Of 200 programs with bursts, seen in 20 windows each, at least nine in ten of the
+    intervals are right."""
     right = 0
     for seed in range(200):
         rng = random.Random(seed)

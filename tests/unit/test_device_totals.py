@@ -14,7 +14,7 @@ from sonde.query.device_counters import device_counters, device_ids, gpus_of_pro
 from sonde.recording.timelines import open_timeline
 
 US = 1_000
-TURN_NS = 1_000_000  # of a rival, at the least
+TURN_NS = 1_000_000  # of a co-tenant, at the least
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def totals(tmp_path):
     return made
 
 
-def test_a_run_counts_for_as_many_as_its_weight_says(totals):
+def test_a_run_counts_for_as_many_as_its_weight(totals):
     assert totals([50 * US] * 30) == {"gemm": (30 * 10 * 50 * US, 300)}
 
 
@@ -86,7 +86,7 @@ def test_four_times_the_usual_is_usual_and_more_is_contention(totals):
 def test_what_is_often_so_is_usual(totals):
     assert TotalKind.INTERRUPTED in totals([50 * US] * 21 + [5000 * US] * 20)
     assert set(totals([50 * US] * 20 + [5000 * US] * 21)) == {"gemm"}
-    assert set(totals([50 * US] * 18 + [5000 * US])) == {"gemm"}, "too few to tell"
+    assert set(totals([50 * US] * 18 + [5000 * US])) == {"gemm"}, "too few to know"
 
 
 def test_a_wait_is_parted_by_what_its_stacks_were_in(tmp_path):

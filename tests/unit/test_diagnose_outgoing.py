@@ -31,7 +31,7 @@ PATIENCE_S = 20.0
 
 def incident(name="train.py", evidence=("ready: 0.5 s more of each second",)) -> Incident:
     who = Offender(7, "burner", "job 9", "its CPU time rose by 0.9 CPUs", 0.8)
-    first = Candidate(FaultCause.CPU_CONTENTION, 0.9, evidence, (), who, "Give it CPUs of its own.")
+    first = Candidate(FaultCause.CPU_CONTENTION, 0.9, evidence, (), who, "Give it separate CPUs.")
     verdict = Verdict((first,), 1.9, {"ready": 0.5})
     times = (10**9, 2 * 10**9, 3 * 10**9)
     return Incident(5, name, "job 8", *times, ("ready",), verdict)
@@ -131,16 +131,16 @@ def test_a_server_that_is_busy_is_asked_again_and_one_that_refuses_is_not():
         until(lambda: poster.posted == 1)
         poster.close()
         assert (len(got), poster.left_out) == (2, 0)
-    said: list[str] = []
+    logged: list[str] = []
     with endpoint(403) as (url, got):
-        poster = Poster(url, log=said.append)
+        poster = Poster(url, log=logged.append)
         poster.post(b"{}")
         until(lambda: poster.left_out == 1)
         poster.post(b"{}")
         until(lambda: poster.left_out == 2)
         poster.close()
     assert len(got) == 2
-    assert len(said) == 1  # of failures in a row the first one is told
+    assert len(logged) == 1  # of failures in a row the first one is logged
 
 
 def test_a_redirect_leads_nowhere():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a hostile file may cost its reader: memory within the stated limit, seconds of CPU.
 
-Each command runs in a process of its own, forked from one that has loaded the libraries; measured
+Each command runs in a separate process, forked from one that has loaded the libraries; measured
 is what it takes beyond that. `pytest -s` prints the table.
 """
 
@@ -132,7 +132,7 @@ def test_a_long_name_that_every_location_of_a_profile_has_is_made_once(tmp_path)
     check(["explain", str(path)])
 
 
-def test_long_names_are_cut_and_the_report_says_so(tmp_path, capsys):
+def test_long_names_are_cut_and_the_report_shows_it(tmp_path, capsys):
     path = str(capture(tmp_path / "a.sonde", "ascii", 3))
     assert cli.main(["report", path]) == 0
     assert "3 × names cut: texts longer than 16,384 characters" in capsys.readouterr().out

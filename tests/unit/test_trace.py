@@ -265,11 +265,11 @@ def test_the_command_traces_explains_and_states_its_price_first(
         except TargetRefused:
             continue
     out, err = capsys.readouterr()
-    said = json.loads(out)
-    assert said["kernels"] == said["calls"] > 0
+    outcome = json.loads(out)
+    assert outcome["kernels"] == outcome["calls"] > 0
     assert "price" in err.splitlines()[1]
     assert "afterwards" in err
-    assert len(kineto.read(path).device) == said["kernels"]
+    assert len(kineto.read(path).device) == outcome["kernels"]
     process.kill()
     process.communicate()
 

@@ -128,8 +128,8 @@ def test_tables_come_in_columns(session: StoredSession) -> None:
     found = unpacked(packed.encode(columns(table)))
     assert found["rows"] == table.num_rows
     series = found["texts"]["series"]
-    told = [series["values"][index] for index in series["index"]]
-    assert told == table.column("series").to_pylist()
+    names = [series["values"][index] for index in series["index"]]
+    assert names == table.column("series").to_pylist()
     assert found["numbers"]["mean"] == table.column("mean").to_pylist()
 
 
@@ -188,7 +188,7 @@ def got(static: Path, path: str) -> tuple[int, dict[str, str], str]:
     return sent[0]["status"], headers, body.decode()
 
 
-def test_without_a_built_page_the_server_says_how_to_build_it(tmp_path: Path) -> None:
+def test_without_a_built_page_the_server_answers_how_to_build_it(tmp_path: Path) -> None:
     status, headers, body = got(tmp_path, "/")
     assert status == 503
     assert "scripts/setup build" in body

@@ -183,8 +183,8 @@ class Watcher:
         return bool(self._open)
 
     def worth(self, pid: int, stack_id: int) -> float:
-        """Of what may be a victim, the time that a stack stands for so far, once that is some; of
-        what is suspected, of all stacks."""
+        """Of what may be a victim, the time (ns) that a stack stands for so far, once that is some;
+        of what is suspected, of all stacks, times a factor."""
         if not self._detector.may_be_victim(pid):
             return 0.0
         ns = self._maker.unnamed_ns(stack_id)

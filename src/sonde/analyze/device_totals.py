@@ -25,7 +25,7 @@ from sonde.analyze.ranking import (
     with_stalls,
 )
 from sonde.analyze.thread_time import ThreadTime, cause_lines, locations
-from sonde.model.causes import Bound, Cause, CauseDetail
+from sonde.model.causes import Bound, Cause
 from sonde.model.collectives import is_collective
 from sonde.model.timeline import CallKind, Total, TotalKind, WaitDetail
 from sonde.model.verdict import (
@@ -323,19 +323,8 @@ def _attributed(
         ns = round(share * verdict.window_ns)
         if ns <= 0:
             continue
-        empty = CauseShare(
-            key=cause,
-            title=cause.description,
-            bound=cause.bound,
-            detail=CauseDetail.NONE,
-            ns=0,
-            share=0.0,
-            count=0,
-            longest_ns=0,
-            thread=verdict.device_name,
-            locations=waited if cause in _OF_WAITS else [],
-            facts=[],
-        )
+        at = waited if cause in _OF_WAITS else []
+        empty = CauseShare.empty(cause, thread=verdict.device_name, locations=at)
         causes.append(replace(known.get(cause, empty), ns=ns, share=share))
     # A full queue is polled: nothing that the program asked for, and no place is known.
     asked = min(1.0, sum(time.wait_places.values()) / max(1, time.waited))

@@ -262,7 +262,7 @@ def parts_of(start_ns: int, end_ns: int, tick_ns: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A series of numbers."""
+    """A series of numbers: a value each time, in the unit of the metric `name`."""
 
     name: str
     time_ns: I64
@@ -281,7 +281,7 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class StreamWaits:
-    """Waits of streams for events of other streams."""
+    """Waits of streams for events of other streams: a row each."""
 
     waiting: I32
     """Track of the stream that waits."""
@@ -304,7 +304,8 @@ def no_stream_waits() -> StreamWaits:
 
 @dataclass(frozen=True, slots=True)
 class ProcessUse:
-    """How much one process used one device, as the device's driver reports it from time to time."""
+    """How much one process used one device, as the device's driver reports it from time to time:
+    a row each."""
 
     pid: int
     device: int

@@ -8,17 +8,15 @@ rule asks, and is resolved when it ends. Of each it is known what the webhook wa
 from __future__ import annotations
 
 import json
-import sqlite3
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from sonde.errors import UsageError
-from sonde.ownership import only_ours
 from sonde.server.alert_rules import Rule
 from sonde.server.alert_values import Values
+from sonde.server.state_file import open_state
 
 NAME = "alerts.sqlite"
 RESOLVED_NS = 20 * 60 * 10**9
@@ -67,14 +65,8 @@ class AlertStates:
 
     def __init__(self, folder: Path) -> None:
         """Raises UsageError where others could change states, sqlite3.Error."""
-        if not only_ours(folder):
-            raise UsageError(f"other users can write into {folder}", "give a directory of your own")
-        path = folder / NAME
-        path.touch(mode=0o600, exist_ok=True)
         self._mutex = threading.Lock()
-        self._db = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute(_SCHEMA)
+        self._db = open_state(folder, NAME, _SCHEMA)
 
     def close(self) -> None:
         """Close the file."""

@@ -9,7 +9,6 @@ for `admin` pauses that tenant, and does not lift what the operator ordered.
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 import time
 from collections import OrderedDict
@@ -19,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from sonde.errors import UsageError
-from sonde.ownership import only_ours
+from sonde.server.state_file import open_state
 from sonde.server.tokens import TENANT
 
 NAME = "collection.sqlite"
@@ -54,14 +53,8 @@ class Collection:
 
     def __init__(self, folder: Path) -> None:
         """Raises sqlite3.Error; UsageError where others could turn a switch."""
-        if not only_ours(folder):
-            raise UsageError(f"other users can write into {folder}", "give a directory of your own")
-        path = folder / NAME
-        path.touch(mode=0o600, exist_ok=True)
         self._mutex = threading.Lock()
-        self._db = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute(_SCHEMA)
+        self._db = open_state(folder, NAME, _SCHEMA)
 
     def close(self) -> None:
         """Close the file."""

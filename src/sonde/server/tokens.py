@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-import sqlite3
 import threading
 import time
 from collections.abc import Iterable
@@ -19,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from sonde.errors import UsageError
-from sonde.ownership import only_ours
+from sonde.server.state_file import open_state
 
 NAME = "tokens.sqlite"
 PREFIX = "sonde_"
@@ -64,15 +63,8 @@ class Tokens:
 
     def __init__(self, folder: Path) -> None:
         """Raises sqlite3.Error; UsageError where others could put a token in."""
-        if not only_ours(folder):
-            raise UsageError(f"other users can write into {folder}", "give a directory of your own")
-        path = folder / NAME
-        path.touch(mode=0o600, exist_ok=True)
         self._mutex = threading.Lock()
-        self._db = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=FULL")
-        self._db.execute(_SCHEMA)
+        self._db = open_state(folder, NAME, _SCHEMA, is_synced=True)
 
     def close(self) -> None:
         """Close the file."""
