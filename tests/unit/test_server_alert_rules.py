@@ -105,6 +105,13 @@ def test_a_hostile_file_is_an_error_with_its_cause(tmp_path: Path, text: str, ca
     assert error.value.remedy and len(error.value.cause) < 500
 
 
+def test_the_secret_of_a_webhook_is_in_no_message(tmp_path: Path) -> None:
+    text = 'webhook = "https://hooks.example/services/s3cret/ x?key=s3cret"\n[[rules]]\n' + GOOD
+    with pytest.raises(UsageError, match=r"webhook is https://hooks\.example: blanks") as error:
+        load(written(tmp_path, text))
+    assert "s3cret" not in str(error.value)
+
+
 def test_a_file_that_others_can_change_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, "[[rules]]\n" + GOOD)
     path.chmod(0o666)
