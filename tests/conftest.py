@@ -62,6 +62,9 @@ GROUPS = dict.fromkeys(
 )
 """Files that share something, by what they share: tests of a group run one after another."""
 
+SPREAD = ("test_hostile_costs",)
+"""Files whose tests take long and share nothing: each may run in another worker."""
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Which tests need the machine for themselves, and which must not run beside one another.
@@ -102,7 +105,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             path = nodeid.partition("::")[0]
-            return GROUPS.get(Path(path).stem, path)
+            stem = Path(path).stem
+            return nodeid if stem in SPREAD else GROUPS.get(stem, path)
 
     return ByGroup(config, log)
 
