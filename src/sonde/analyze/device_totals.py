@@ -156,10 +156,7 @@ def with_runs(
     if shares and computed - built >= 1 - STALLED:
         bounds = with_stalls(ranked_kernels, parts)
         advice.append(Advice(next_step_of_bound(bounds[0].key), 0.0))
-        dependent, line = _of_other_streams(runs, calls, timed_ns, time)
-        if dependent.share >= LEAST_SHARE:
-            bounds.append(dependent)
-            lines.append(line)
+        names_kernels = True
     else:
         serial = waits.serializing(parts)
         if serial:
@@ -170,8 +167,14 @@ def with_runs(
             parts = [one for one in parts if one[0] != Bound.SYNCHRONIZATION]
             parts.append((Bound.SYNCHRONIZATION, serial))
         bounds = ranked_bounds(parts) or bounds
-        if waits.for_kernels >= BESIDE:  # what the thread waits for limits the work, too
+        names_kernels = waits.for_kernels >= BESIDE
+        if names_kernels:  # what the thread waits for limits the work, too
             bounds = [*bounds, *ranked_kernels]
+    if names_kernels:
+        dependent, line = _of_other_streams(runs, calls, timed_ns, time)
+        if dependent.share >= LEAST_SHARE:
+            bounds = [*bounds, dependent]
+            lines.append(line)
     before, after = set(cause_lines(verdict.causes)), cause_lines(causes)
     evidence = [*after, *(line for line in verdict.evidence[1:] if line not in before)]
     ranked = sorted(ran, key=lambda one: -one.ns)

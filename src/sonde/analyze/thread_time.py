@@ -236,19 +236,38 @@ def _is_handed_over(timeline: Timeline, total: Total) -> bool:
     """Whether another thread or process of the program hands something over in the end.
 
     By the stack (a queue, a future, a condition), or because a thread or a worker process of the
-    program ends a wait on a pipe or a socket.
+    program ends a wait on a pipe or a socket, or a worker process a wait on a futex of both (a
+    semaphore) that it does not wait for in turn.
     """
     if total.name not in HAND_OVERS:
         return False
     if total.wait_detail == WaitDetail.HAND_OVER:
         return True
-    if total.name == "futex" or total.waker_track < 0 or 2 * total.waker_ns < total.ns:
+    if total.waker_track < 0 or 2 * total.waker_ns < total.ns:
         return False
     me, other = timeline.tracks[total.track].pid, timeline.tracks[total.waker_track].pid
     if other == me:
         owner = timeline.tracks[total.waker_track].owner
-        return total.waker_track != total.track and owner == ThreadOwner.PROGRAM
-    return descends(timeline, other, me)
+        is_other = total.waker_track != total.track and owner == ThreadOwner.PROGRAM
+        return is_other and total.name != "futex"
+    if not descends(timeline, other, me):
+        return False
+    return total.name != "futex" or not _waits_for(timeline, other, me)
+
+
+def _waits_for(timeline: Timeline, pid: int, other: int) -> bool:
+    """Whether a process waits on futexes that another one wakes it on, too: both pass on a lock.
+    What one hands over to the other goes one way."""
+    tracks = timeline.tracks
+    waited = sum(
+        one.waker_ns
+        for one in timeline.totals
+        if one.kind == TotalKind.BLOCKED
+        and one.name == "futex"
+        and one.waker_track >= 0
+        and (tracks[one.track].pid, tracks[one.waker_track].pid) == (pid, other)
+    )
+    return waited >= LEAST_SHARE * (timeline.end_ns - timeline.start_ns)
 
 
 def _copying_ns(total: Total) -> int:
