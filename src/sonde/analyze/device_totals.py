@@ -39,8 +39,6 @@ from sonde.model.verdict import (
 )
 
 _KERNELS = (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH)
-LARGE_PLACE = 0.1
-"""Places that asked for less of the kernels' time are not named."""
 LEAST_STREAM_WAITS = 10
 """Fewer waits of streams for events in a record are of its start, not of its steps."""
 STREAM_PLACES = 2
@@ -197,13 +195,14 @@ def _for_building(runs: Iterable[Total]) -> float:
 
 
 def _asking(runs: Iterable[Total], time: ThreadTime) -> list[CodeLocation]:
-    """The places that asked for most of the kernels' time."""
+    """The places that asked for most of the kernels' time; smaller ones than causes that are left
+    out are left out, too."""
     places: dict[str, int] = defaultdict(int)
     for one in runs:
         if one.kind == TotalKind.STREAM:
             places[one.place] += one.ns
     ranked = locations(places, sum(places.values()), time.callers)
-    return [one for one in ranked if one.function and one.share >= LARGE_PLACE]
+    return [one for one in ranked if one.function and one.share >= LEAST_SHARE]
 
 
 def _of_other_streams(

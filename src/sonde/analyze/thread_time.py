@@ -413,8 +413,11 @@ def whom(timeline: Timeline, track: int, cause: Cause, seen: tuple[int, ...] = (
     running = sum(total.ns for total in mine if total.kind == TotalKind.SAMPLED)
     waits = [total for total in mine if total.kind in (TotalKind.BLOCKED, TotalKind.RUNQUEUE)]
     longest = max(waits, key=lambda total: total.ns, default=None)
-    waits_most = longest is not None and longest.ns > running and longest.name != "futex"
-    if longest is not None and waits_most and cause != Cause.GIL:
+    # Who waits for a lock may hold another one meanwhile; who waits in a queue holds up others.
+    waits_most = longest is not None and longest.ns > running
+    is_lock = longest is not None and longest.name == "futex"
+    is_lock = is_lock and longest.wait_detail != WaitDetail.HAND_OVER
+    if longest is not None and waits_most and not is_lock and cause != Cause.GIL:
         if longest.kind == TotalKind.RUNQUEUE:
             return f"{one.label}, mostly waiting for a CPU"
         if behind := _waited_for(timeline, track, waits, seen):
@@ -444,7 +447,9 @@ def _waited_for(
 ) -> str:
     """Who ended most of a thread's waits, and what that one mostly did; '' nobody that is known.
 
-    A thread that only passes on what others of its process made stands for the busiest of them.
+    Of another process, a thread that only passes on what others of that process made stands for the
+    busiest of them. Of the same process, it is who fills the queue that the thread waits in (the
+    thread that writes a worker's results to a pipe waits for the one that makes them).
     """
     ended: dict[int, int] = defaultdict(int)
     for one in waits:
@@ -452,6 +457,14 @@ def _waited_for(
             ended[one.waker_track] += one.waker_ns
     whole = sum(one.ns for one in waits)
     before = timeline.tracks[track].pid
+    filled: dict[int, int] = defaultdict(int)
+    for one in waits:
+        if one.wait_detail == WaitDetail.HAND_OVER and one.waker_track not in (-1, track, *seen):
+            same = timeline.tracks[one.waker_track].pid == before
+            filled[one.waker_track] += one.waker_ns if same else 0
+    fills = max(filled, key=lambda other: filled[other], default=-1)
+    if fills >= 0 and 2 * filled[fills] >= whole and len(seen) < WAITED_HOPS:
+        return whom(timeline, fills, Cause.INPUT, (*seen, track))
     processes: dict[int, int] = defaultdict(int)
     for other, ns in ended.items():
         processes[timeline.tracks[other].pid] += ns
