@@ -190,7 +190,7 @@ def with_runs(
 def _for_building(runs: Iterable[Total]) -> float:
     """The part of the kernels' time that warmed up graphs which were captured again and again."""
     asked = [one for one in runs if one.kind == TotalKind.STREAM]
-    built = sum(one.ns for one in asked if one.wait_detail == WaitDetail.BUILD)
+    built = sum(one.ns for one in asked if one.wait_detail == WaitDetail.GRAPH_CAPTURE)
     return built / max(1, sum(one.ns for one in asked))
 
 
@@ -200,7 +200,7 @@ def _asking(runs: Iterable[Total], time: ThreadTime) -> list[CodeLocation]:
     places: dict[str, int] = defaultdict(int)
     for one in runs:
         if one.kind == TotalKind.STREAM:
-            places[one.place] += one.ns
+            places[one.location] += one.ns
     ranked = locations(places, sum(places.values()), time.callers)
     return [one for one in ranked if one.function and one.share >= LEAST_SHARE]
 
@@ -215,18 +215,18 @@ def _of_other_streams(
     """
     waits = [one for one in calls if one.kind == TotalKind.CALL and one.call == CallKind.EVENT]
     count = sum(one.count for one in waits)
-    devices: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    devices: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for one in runs:
         if one.kind == TotalKind.STREAM:
-            devices[one.name.partition(" ")[0]][one.name] += one.ns
-    streams = max(devices.values(), key=lambda those: sum(those.values()), default={})
+            devices[one.device][one.stream] += one.ns
+    streams = max(devices.values(), key=lambda one: sum(one.values()), default={})
     whole = sum(streams.values())
     if count < LEAST_STREAM_WAITS or not whole or whole > ALONE * timed_ns:
         return BoundShare(Bound.DEPENDENCY, 0.0), ""
     share = sorted(streams.values())[-2] / timed_ns if len(streams) > 1 else 0.0
     places: dict[str, int] = defaultdict(int)
     for one in waits:
-        places[one.place] += one.count
+        places[one.location] += one.count
     ranked = [one for one in locations(places, count, time.callers) if one.function]
     ranked = ranked[:STREAM_PLACES]
     where = f", in {' and '.join(one.text for one in ranked)}" * bool(ranked)
