@@ -104,6 +104,7 @@ def _thread(one: ThreadStack) -> RankThread:
         StackFrame(
             frame.kind, frame.function[:TEXT],
             (frame.file if frame.kind == "python" else frame.binary)[-TEXT:], frame.line,
+            frame.origin,
         ) for frame in one.frames[:FRAMES]
     )  # fmt: skip
     return RankThread(one.tid, one.name[:TEXT], one.state, frames)
