@@ -23,7 +23,7 @@ JAVA_FRAME: Final = 1
 """Lowest bit of a stack's word: a frame of HotSpot's interpreter (abi/unwind.h)."""
 MAX_JVMS: Final = 64
 PARTS: Final = 4
-"""A party has at most one of so many equal parts of JVMs, and of rules."""
+"""A party has at most one of this number of equal parts of JVMs, and of rules."""
 MAX_REFUSED: Final = 4096
 ATTEMPTS: Final = 8
 RETRY_S: Final = 0.5
