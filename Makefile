@@ -4,7 +4,7 @@
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test coverage check docs bench stacks fuzz mutants bundle wheels clean distclean
+.PHONY: help setup demo test coverage check generate docs bench stacks fuzz mutants bundle wheels clean distclean
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -29,6 +29,11 @@ coverage:  ## share of the Python code that the tests run, by package; without t
 check:  ## lint, types, format, dependency rules
 	@scripts/setup build check
 	@scripts/check
+
+generate:  ## write again what is made from other files: row types, the ABI's twin, reference pages, types of the page
+	@scripts/setup build check
+	@for name in row_types inject_types metrics_docs health_docs cli_docs support_matrix web_types; do \
+	  $(PY) scripts/$$name.py || exit 1; done
 
 docs:  ## the site in build/site, manual pages in build/man, completions in build/completions
 	@scripts/setup build docs
