@@ -82,6 +82,11 @@ def is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or bool(_LOOPBACK.fullmatch(host))
 
 
+def is_in_the_clear(parts: SplitResult) -> bool:
+    """Whether what is sent to a URL crosses the network unencrypted."""
+    return parts.scheme == "http" and not is_loopback(parts.hostname or "")
+
+
 def request(
     method: str,
     url: str,

@@ -16,7 +16,7 @@ from rank_job import BUCKETS, HOSTILE, LATE, RANKS, job_chunks
 from sonde.query import stored_memory, stored_ranks
 from sonde.query.stored import Selection, StoredSession
 from sonde.query.stored_ranks import Slot, SlotKind, parts_of
-from sonde.server import views
+from sonde.server import timeline_answers
 from sonde.server.service import Service
 from sonde.store.flush import Flusher
 
@@ -108,9 +108,9 @@ def test_a_job_is_chosen_by_its_name_as_a_value(session: StoredSession) -> None:
 def test_steps_are_the_columns_where_every_run_was_timed(
     session: StoredSession, tmp_path: Path
 ) -> None:
-    assert views.ranks(session, WANTED, 12)["by"] == "time"
+    assert timeline_answers.ranks(session, WANTED, 12)["by"] == "time"
     with opened(tmp_path, 1) as whole:
-        found = views.ranks(whole, WANTED, 12)
+        found = timeline_answers.ranks(whole, WANTED, 12)
     assert found["by"] == "steps"
     begins = [(start - BEGIN_NS) / SECOND_NS for start in found["slots"]["start_ns"]]
     assert len(begins) >= BUCKETS - 1

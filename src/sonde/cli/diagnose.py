@@ -87,8 +87,8 @@ def _run(args: argparse.Namespace) -> int:
     import os
 
     from sonde import procfs
-    from sonde.cli.record import require_host
     from sonde.config import load
+    from sonde.host.requirements import require_recording
 
     procfs.BROKER.warm_up()
     flags: dict[str, object] = {"tick_s": TICK_S, "hz": HZ, "stack_gap_ms": STACK_GAP_MS}
@@ -96,7 +96,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.no_device:
         flags |= {"device_calls": False, "device_metrics": False}
     config = load(flags, defaults={"host_metrics": True, "host_hz": 0, "device_metrics": False})
-    require_host()
+    require_recording()
     from sonde.agent import WatchAgent
     from sonde.agent.watcher import Watcher
     from sonde.host import descriptors

@@ -18,7 +18,7 @@ from sonde.query import stored, stored_charts, stored_memory, stored_views
 from sonde.query.stored import Selection, StoredSession
 from sonde.query.stored_capture import MOST_ROWS
 from sonde.query.table_columns import columns
-from sonde.server import job, views
+from sonde.server import job, timeline_answers
 from sonde.server.service import Service
 from sonde.server.tokens import Caller
 
@@ -210,8 +210,8 @@ def _timeline(session: StoredSession, options: Options) -> pa.Table | dict[str, 
 
 def _drawn(session: StoredSession, options: Options) -> dict[str, Any]:
     if options.form is Form.COLUMNS:
-        return views.timeline(session, options.wanted, MOST_ROWS)
-    return packed.plain(views.timeline(session, options.wanted))  # type: ignore[no-any-return]
+        return timeline_answers.timeline(session, options.wanted, MOST_ROWS)
+    return packed.plain(timeline_answers.timeline(session, options.wanted))  # type: ignore[no-any-return]
 
 
 QUESTIONS: Mapping[str, Question] = {
@@ -268,7 +268,7 @@ QUESTIONS: Mapping[str, Question] = {
     ),
     "ranks": Question(
         "processes on devices by step or time: at work, in collectives",
-        lambda s, o: views.ranks(s, o.wanted, o.points),
+        lambda s, o: timeline_answers.ranks(s, o.wanted, o.points),
     ),
     "memory": Question(
         "what processes mapped, gave back and touched, bytes",
@@ -282,7 +282,9 @@ QUESTIONS: Mapping[str, Question] = {
         "GPU hours by owner: held, productive, stalled, idle, wasted",
         lambda s, o: job.owners(s, o.wanted, o.by, o.limit),
     ),
-    "verdict": Question("why one node's devices waited", lambda s, o: views.explained(s, o.wanted)),
+    "verdict": Question(
+        "why one node's devices waited", lambda s, o: timeline_answers.explained(s, o.wanted)
+    ),
 }
 
 

@@ -13,7 +13,7 @@ from sonde.errors import CaptureError, UsageError
 from sonde.query import stored
 from sonde.query.stored import QueryTimedOutError, Selection, StoredSession
 from sonde.query.stored_use import OWNERS, PARTS, by_owner, of_owner, processes_of, slot_ns
-from sonde.server import views
+from sonde.server import timeline_answers
 
 VERDICTS = 3
 """Nodes whose stalls are explained: those with most of them."""
@@ -111,7 +111,7 @@ def _explained(
         end = min(start + WINDOW_NS, wanted.end_ns)
         one = replace(wanted, start_ns=start, end_ns=end, nodes=[node])
         try:
-            verdicts = views.explained(session, one)["verdicts"]
+            verdicts = timeline_answers.explained(session, one)["verdicts"]
         except QueryTimedOutError:
             raise
         except CaptureError:
