@@ -97,10 +97,10 @@ class MemoryCollector(Attached):
         """Note where heaps end, then follow faults and calls. Raises HostError."""
         try:
             self._sum = self._bpf.attach("on_sum") if self._sum is None else self._sum
-            walk = self._bpf.attach("on_walk")
+            scan = self._bpf.attach("on_scan")
             self._links = [self._bpf.attach(program) for program in reversed(PROGRAMS)]
-            self._bpf.walk(walk)
-            self._bpf.detach(walk)
+            self._bpf.walk(scan)
+            self._bpf.detach(scan)
         except OSError as error:
             raise refusal(error) from error
 
