@@ -97,8 +97,8 @@ def _run(args: argparse.Namespace) -> int:
         flags |= {"device_calls": False, "device_metrics": False}
     config = load(flags, defaults={"host_metrics": True, "host_hz": 0, "device_metrics": False})
     require_recording()
-    from sonde.agent import WatchAgent
-    from sonde.agent.watcher import Watcher
+    from sonde.agent import DiagnosisAgent
+    from sonde.agent.slowdown_watcher import Watcher
     from sonde.host import descriptors
 
     descriptors.raise_limit()
@@ -109,7 +109,7 @@ def _run(args: argparse.Namespace) -> int:
         signal.signal(number, lambda number, _frame: signals.append(number))
     exporters = IncidentExporters(args)
     printer = Printer(args.json, args.all, args.keep, exporters)
-    agent = WatchAgent(config, lambda text: print(f"sonde: {one_line(text)}", file=sys.stderr))
+    agent = DiagnosisAgent(config, lambda text: print(f"sonde: {one_line(text)}", file=sys.stderr))
     note = Notebook(args.rows).take if args.rows else None
     watcher = Watcher(
         printer.take,
