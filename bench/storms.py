@@ -54,7 +54,7 @@ def build(to: Path) -> None:
     storm = ["-mavx2", "-mno-red-zone", "-pthread", "-rdynamic", str(PROGRAMS / "storm.c"), "-ldl"]
     for name, arguments in (
         ("storm", storm),
-        ("waits", ["-pthread", str(PROGRAMS / "waits.c")]),
+        ("waits", ["-pthread", *(str(PROGRAMS / it) for it in ("waits.c", "waits_calls.c"))]),
         ("payload.so", ["-Wl,-z,nodelete", *library]),
         ("locked.so", ["-DSTORM_LOCKED", *library, "-ldl"]),
         ("sleepy.so", ["-DSTORM_SLEEPY", *library]),

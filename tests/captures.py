@@ -112,7 +112,7 @@ class Writer:
     frame_ids: dict[tuple[str, str, str, int], int] = field(default_factory=dict)
     stack_ids: dict[tuple[int, ...], int] = field(default_factory=dict)
     host: dict[str, Any] = field(default_factory=dict)
-    """More of what the recorder says about the host."""
+    """More of what the recorder knows of the host."""
 
     def process(
         self, pid: int, comm: str, *, ppid: int = 1, threads: Rows = (), **owner: Any

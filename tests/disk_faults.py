@@ -186,7 +186,7 @@ class KeptDisk:
         return next(one.identity for one in self.names(0) if one.path == self._folder)
 
     def after_power_loss(self, syncs: int, target: Path, *, keeps_names: bool) -> None:
-        """Make the directory as it is where the power is lost after so many syncs.
+        """Make the directory as it is where the power is lost after `syncs` syncs.
 
         Of each file what was synced last is left, of one that never was: nothing. Of each directory
         the names at its last sync are left, or with `keeps_names` all, as file systems with a
@@ -237,18 +237,28 @@ def _losses(folder: Path) -> object:
 
 def _refusals(folder: Path, error: int, tries: int) -> object:
     """Write stores, in each of which another call is refused; a full disk refuses the next ones,
-    too. The calls are spread evenly over those that a store takes."""
+    too. The calls are spread evenly over those that a store takes; the last one is of the log, of
+    whose few calls none may be among them."""
     shim = ctypes.CDLL(os.environ["LD_PRELOAD"])
     shim.disk_faults_calls.restype = ctypes.c_long
     count = 12 if error == errno.ENOSPC else 1
     calls, wrong, acks = 0, [], []
-    for number in range(tries + 1):
+    calls_at_acks: list[int] = []
+
+    def acknowledge(record: Record) -> None:
+        acknowledged.append(record)
+        if not calls:
+            calls_at_acks.append(shim.disk_faults_calls())
+
+    for number in range(tries + 2):
         first = 0 if not number else 1 + (calls * (number - 1) + calls // 2) // tries
+        if number > tries:
+            first = calls_at_acks[len(calls_at_acks) // 2]  # the sync that it waited for
         store = folder / str(first)
         store.mkdir()
         acknowledged: list[Record] = []
         shim.disk_faults_refuse(ctypes.c_long(first), ctypes.c_long(count), error)
-        write_store(store, acknowledged.append)
+        write_store(store, acknowledge)
         calls = calls or shim.disk_faults_calls()
         shim.disk_faults_refuse(ctypes.c_long(0), ctypes.c_long(0), 0)
         digests = {record.digest.hex() for record in acknowledged}

@@ -31,8 +31,8 @@ class Hostile:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._ran = folder / "ran"
-        said = f"open({str(self._ran)!r}, 'a').write(f'{{os.geteuid()}} {{__name__}}\\n')"
-        code = f"import os\n{said}\n"
+        note = f"open({str(self._ran)!r}, 'a').write(f'{{os.geteuid()}} {{__name__}}\\n')"
+        code = f"import os\n{note}\n"
         (folder / "sonde").mkdir()
         (folder / "sonde" / "__init__.py").write_text(code)
         for name in (*self.MODULES, "usercustomize"):

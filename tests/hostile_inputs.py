@@ -48,7 +48,7 @@ def small_names(count: int) -> Iterator[Event]:
 
 
 def host_names(count: int) -> Iterator[Event]:
-    """Python functions with names of their own, by turns on some threads."""
+    """Python functions, each with another name, by turns on some threads."""
     yield from (_kernel(number) for number in range(100))
     for number in range(count):
         yield _x("python_function", f"f{number}" + "x" * 40, 1000 + number, 1, 1 + number % 64)
@@ -58,7 +58,7 @@ def host_names(count: int) -> Iterator[Event]:
 
 
 def threads(count: int, devices: int = 1) -> Iterator[Event]:
-    """Each kernel late, and launched by a thread of its own."""
+    """Each kernel late, and launched by a separate thread."""
     for number in range(count):
         yield _kernel(number, ts=1000 + 1000 * number, device=number % devices)
         yield _x("cuda_runtime", "cudaLaunchKernel", 990 + 1000 * number, 5, number, number,

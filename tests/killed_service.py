@@ -2,8 +2,8 @@
 """Kills a server, an agent's sender, or both, again and again, and recounts what is stored.
 
 The sender is what an agent has (`ServerSink` over a `Spool`), in a process that replays recorded
-chunks. It notes each chunk that is in its spool in a file, so what must arrive is known whoever is
-killed when: everything noted, once.
+chunks. It notes each chunk that is in its spool in a file, so what must arrive is known, whichever
+is killed and when: everything noted, once.
 """
 
 from __future__ import annotations

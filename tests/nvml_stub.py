@@ -29,7 +29,7 @@ def header_folder() -> Path:
 
 
 class Stub:
-    """The library in a folder of its own, and the file that says what it answers."""
+    """The library in a separate folder, and the file that holds what it answers."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "nvml"
@@ -40,9 +40,9 @@ class Stub:
         command = ["cc", "-D_GNU_SOURCE", "-O1", "-Wall", "-shared", "-fPIC"]
         command += ["-Wno-deprecated-declarations", f"-I{header_folder()}"]
         subprocess.run([*command, str(SOURCE), "-o", str(self.library)], check=True)
-        self.says()
+        self.set_answers()
 
-    def says(self, **answers: object) -> None:
+    def set_answers(self, **answers: object) -> None:
         """Change answers; __ stands for a dot."""
         self.answers({name.replace("__", "."): value for name, value in answers.items()})
 
@@ -58,7 +58,7 @@ class Stub:
     def forget(self) -> None:
         """Take all answers back."""
         self._values.clear()
-        self.says()
+        self.set_answers()
 
     @property
     def environment(self) -> dict[str, str]:

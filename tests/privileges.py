@@ -134,9 +134,9 @@ def observe(
         command += ["-o", str(capture)]
     agent = subprocess.Popen(command, env=os.environ | SETTINGS, stderr=subprocess.PIPE, text=True)
     assert agent.stderr is not None
-    page, found, said = "", None, ""
+    page, found, printed = "", None, ""
     while found is None and (line := agent.stderr.readline()):
-        said += line
+        printed += line
         found = re.search(r"http://([0-9.:]+)/", line)
     if found:
         time.sleep(seconds)
@@ -145,13 +145,13 @@ def observe(
             page = _page(found[1])
             time.sleep(0.5)
     agent.send_signal(signal.SIGTERM)
-    said += agent.communicate(timeout=60)[1]
+    printed += agent.communicate(timeout=60)[1]
     if not page:
-        return set(), said
+        return set(), printed
     features = set(_of_page(page))
     if captures:
         features |= set(_of_capture(Session(read(capture)), beside))
-    return features, said
+    return features, printed
 
 
 def attaches(prefix: Sequence[str], patience_s: float = 60.0) -> tuple[bool, str]:

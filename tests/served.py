@@ -118,7 +118,7 @@ class Server:
             connection.close()
 
     def wait_for(self, chunks: int, deadline_s: float = 60) -> list[dict[str, Any]]:
-        """The nodes, once all of so many chunks can be asked for."""
+        """The nodes, once all of that many chunks can be asked for."""
         ends = time.monotonic() + deadline_s
         while True:
             nodes: list[dict[str, Any]] = self.ask("nodes", **{"from": 0})

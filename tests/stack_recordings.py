@@ -79,7 +79,7 @@ class Walker:
     def __init__(self, folder: Path) -> None:
         """`folder`: where to build it."""
         library = folder / "walker.so"
-        checks = ("-fsanitize=undefined,bounds",)  # said on stderr, which tests look at
+        checks = ("-fsanitize=undefined,bounds",)  # reported on stderr, which tests look at
         flags = ("-O1", "-g", "-shared", "-fPIC", "-Wno-unknown-pragmas", *checks)
         include, source = f"-I{WALKER / 'shim'}", str(WALKER / "walker.c")
         subprocess.run(["cc", *flags, include, "-o", str(library), source], check=True)
@@ -107,9 +107,9 @@ class Walker:
     def again(self) -> Walk:
         """The stack of what was loaded last."""
         words = (ctypes.c_uint64 * MAX_WORDS)()
-        told = (ctypes.c_uint64 * (2 + STOPS))()
-        count = self._library.walk(words, MAX_WORDS, told)
-        return Walk(tuple(words[: min(count, MAX_WORDS)]), told[0], told[1], tuple(told[2:]))
+        result = (ctypes.c_uint64 * (2 + STOPS))()
+        count = self._library.walk(words, MAX_WORDS, result)
+        return Walk(tuple(words[: min(count, MAX_WORDS)]), result[0], result[1], tuple(result[2:]))
 
     @property
     def reads(self) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small programs in several languages that say where their functions are."""
+"""Small programs in several languages that print where their functions are."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Talking:
         self.listen()
 
     def listen(self) -> None:
-        """Take in what it says until it is ready."""
+        """Read what it prints until it is ready."""
         assert self.process.stdout
         for line in self.process.stdout:
             name, address = line.decode().split()

@@ -18,16 +18,16 @@ from perfetto.trace_processor.protos import ProtoFactory
 
 _ASK = """
 const channel = new MessageChannel(), worker = new Worker('/engine_bundle.js');
-let answer = [], told = null;
+let answer = [], notify = null;
 const bytes = text => Uint8Array.from(atob(text), one => one.charCodeAt(0));
 const text = parts => { let all = ''; for (const part of parts)
   for (let i = 0; i < part.length; i += 32768)
     all += String.fromCharCode(...part.subarray(i, i + 32768)); return btoa(all); };
-channel.port1.onmessage = event => { answer.push(event.data); if (told) told(); };
+channel.port1.onmessage = event => { answer.push(event.data); if (notify) notify(); };
 worker.postMessage(channel.port2, [channel.port2]);
 window.ask = (request, done) => {
   answer = [];
-  told = () => done(text(answer));
+  notify = () => done(text(answer));
   channel.port1.postMessage(bytes(request));
 };
 """

@@ -39,7 +39,7 @@ kill $manager; wait $manager
 exit $status
 """
 _APART = """
-# A manager moves everything in the group that it finds itself in. So it gets one of its own, in
+# A manager moves everything in the group that it finds itself in. So it gets a separate one, in
 # each hierarchy, before the namespace that makes this group its root.
 groups=() name=sonde-test-$$
 mapfile -t memberships </proc/self/cgroup

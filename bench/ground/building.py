@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Building the injector, the library under trial and the CUDA programs."""
+"""Building the library under trial and the CUDA programs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ def includes(cupti: Path) -> list[str]:
 def build(to: Path, cupti: Path) -> list[str]:
     errors = []
     commands = [
-        ["gcc", "-O2", "-o", f"{to}/inject", *sources("inject")],
         [
             "gcc",
             "-O2",

@@ -6,7 +6,7 @@
 //     idle | exit | busy   CYCLES of register, window, finalize while a thread replays graphs and launches
 //           kernels: finalized by that thread with the device idle, by a callback at the exit of its
 //           synchronizing calls, or by another thread in the middle of it all
-// Every kernel adds one to a counter: the last line says whether all were run. One line of JSON.
+// Every kernel adds one to a counter: the last line shows whether all were run. One line of JSON.
 #include <cuda_runtime.h>
 #include <dlfcn.h>
 #include <stdint.h>

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 import torch.profiler
 
+ATTACH = Path(__file__).resolve().with_name("attach.py")
 OPS = 100  # kernels a step
 EAGER_TAIL = 5  # eager kernels after the graph in a decode step
 
@@ -136,14 +137,11 @@ class Trial:
         self.marks.append((label, first, len(stamps) - 1))
 
     def attach(self) -> None:
-        """By ptrace, while the loop goes on."""
+        """As Sonde attaches, while the loop goes on."""
         bins = self.cell["bins"]
         t = time.monotonic_ns()
-        p = subprocess.Popen(
-            [f"{bins}/inject", str(os.getpid()), f"{bins}/windows.so", "--wait-ms", "4000"],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        command = [sys.executable, str(ATTACH), str(os.getpid()), f"{bins}/windows.so"]
+        p = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         first = len(self.stamps)
         while p.poll() is None:
             self.stamps.append(time.monotonic_ns())

@@ -44,15 +44,15 @@ def test_the_cause_is_named(kind):
     (verdict,) = explained(kind).verdicts
 
     assert verdict.bounds[0].key == bound, verdict.evidence
-    said = [cause for cause in verdict.causes if cause.bound == bound]
+    named = [cause for cause in verdict.causes if cause.bound == bound]
     texts = [
-        t for one in said for t in (one.key, one.detail, *(at.function for at in one.locations))
+        t for one in named for t in (one.key, one.detail, *(at.function for at in one.locations))
     ]
-    assert not words or any(word in told for word in words for told in texts), texts
+    assert not words or any(word in text for word in words for text in texts), texts
 
 
 @pytest.mark.parametrize("kind", [kind for kind, known in EXPECTED.items() if not known[2]])
-def test_the_trace_alone_names_it_where_the_device_side_can_tell(kind):
+def test_the_trace_alone_names_it_where_the_device_side_suffices(kind):
     (verdict,) = explained(kind, with_waits=False).verdicts
 
     bound = EXPECTED[kind][0]
@@ -122,7 +122,7 @@ CUT_WITHIN_STEPS = {
     *("copy_bound", "compute_bound", "transformer", "graph_replay"),
     *("memory_bound", "serialised_streams", "jax_products"),
 }
-"""Of their functions, which alone tell their steps, the recordings hold too few."""
+"""Of their functions, which alone show their steps, the recordings hold too few."""
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_what_is_right_follows_from_what_was_measured(cost, rest, bound):
     assert right_bound("item_every_step", cost, rest) == bound
 
 
-def test_without_the_machines_waits_it_says_what_it_cannot_know():
+def test_without_the_machines_waits_it_names_what_it_cannot_know():
     notes = explained("lock_held", with_waits=False).notes
     assert "sonde record" in notes[0]
     assert not explained("lock_held").notes
@@ -166,7 +166,7 @@ def test_a_checkpoint_that_is_written_beside_the_devices_work_has_the_gaps_behin
     assert waited.locations[0].function.startswith("fsync() in on ")
 
 
-def test_a_trace_of_a_run_without_a_device_says_so(tmp_path):
+def test_a_trace_of_a_run_without_a_device_is_reported_as_one(tmp_path):
     path = tmp_path / "trace.json"
     path.write_text('{"traceEvents": [{"ph": "X", "cat": "cpu_op", "ts": 1, "dur": 2}]}')
 
@@ -178,19 +178,19 @@ def test_a_step_of_the_truth_is_from_one_begin_on_the_device_to_the_next():
     true = truth.Truth(0.0, 0.0, np.array([1000, 3000, 5000, 7000], np.int64))
 
     assert true.step_ns(4) == 2000
-    assert true.step_ns(5) is None  # of one step nothing is told
+    assert true.step_ns(5) is None  # of one step nothing is known
 
 
-def test_it_says_it_on_one_screen():
-    said = text.render(explained("slow_loader"))
+def test_it_fits_on_one_screen():
+    screen = text.render(explained("slow_loader"))
 
-    assert said.splitlines()[0] == "GPU0 (NVIDIA H200) — input-bound: input pipeline"
-    assert "__getitem__" in said
-    assert "next: prepare batches ahead" in said
-    assert len(said.splitlines()) <= 12
+    assert screen.splitlines()[0] == "GPU0 (NVIDIA H200) — input-bound: input pipeline"
+    assert "__getitem__" in screen
+    assert "next: prepare batches ahead" in screen
+    assert len(screen.splitlines()) <= 12
 
 
-def test_nothing_in_it_tells_where_files_lie():
+def test_no_path_of_a_file_is_in_it():
     for path in RUNS.glob("*.json.gz"):
         names = open_timeline([path]).names
         assert not [name for name in names if name.startswith("/") or "/home" in name]

@@ -23,7 +23,7 @@ DATA = Path(__file__).parents[1] / "data/explain/own"
 @pytest.mark.parametrize(
     ("kind", "bound", "busy"),
     [
-        # A whole graph is timed, and has no name: the device's counters tell what limits it.
+        # A whole graph is timed, and has no name: the device's counters show what limits it.
         ("graph_replay", Bound.MEMORY, 0.998),
         # XLA waits for the device on futexes, from thread to thread up to the driver's.
         ("jax_float", Bound.SYNCHRONIZATION, 0.413),
@@ -44,6 +44,6 @@ def test_the_verdict_and_how_busy_the_device_was(kind: str, bound: Bound, busy: 
     assert sum(one.ns for one in ran) / timed_ns == pytest.approx(busy, abs=0.07)
 
 
-def test_the_counters_that_told_are_named() -> None:
+def test_the_counters_that_decided_are_named() -> None:
     verdict = explain(of_capture(read(DATA / "graph_replay.sonde"))).verdicts[0]
     assert any("hardware counters of the device" in line for line in verdict.evidence)

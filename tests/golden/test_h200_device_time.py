@@ -57,14 +57,14 @@ def test_estimates_stand_beside_exact_counts(capture):
 
 def test_who_asked_is_a_function_of_the_program(capture):
     loop, session = capture
-    told = {it.function: it for it in device_callers(session)}
+    callers = {it.function: it for it in device_callers(session)}
     asked = {"eager": "make_loop.<locals>.ops", "graph": "CUDAGraph.replay"}
     if loop == "decode":
-        replay, kernels = told["CUDAGraph.replay"], told["make_loop.<locals>.decode"]
+        replay, kernels = callers["CUDAGraph.replay"], callers["make_loop.<locals>.decode"]
         assert replay.share + kernels.share == pytest.approx(1)
         assert replay.share == pytest.approx(0.968, abs=replay.share_error)
     else:
-        assert told[asked[loop]].share == 1
+        assert callers[asked[loop]].share == 1
 
 
 def test_every_run_lies_under_the_stack_that_asked_for_it(capture):
@@ -74,7 +74,7 @@ def test_every_run_lies_under_the_stack_that_asked_for_it(capture):
     assert all(row.stack for row in profile)
 
 
-def test_reports_tell_of_the_device(capture, tmp_path):
+def test_reports_show_the_device(capture, tmp_path):
     session = capture[1]
     assert "GPU TIME" in summary.render(session)
     for exporter in (table, html):

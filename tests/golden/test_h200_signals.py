@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A minute of an H200 under known loads, replayed: do the signals say what was done?
+"""A minute of an H200 under known loads, replayed: do the signals show what was done?
 
 `bench/signals` recorded it: idle, matmul, copies to the device and back, a memory-bound kernel, 8 s
 each, while nvidia-smi's dmon watched the same device; then two tenants in turn.
@@ -34,7 +34,7 @@ def dmon(recording):
     return recording.dmon(DATA / "h200_signals_dmon.txt")
 
 
-def told_by_dmon(dmon, recording, phase, name):
+def mean_by_dmon(dmon, recording, phase, name):
     start_ns, end_ns = recording.span(phase)
     values = [value for _, value in column(dmon, name, start_ns + 2 * EDGE_NS, end_ns - EDGE_NS)]
     assert len(values) >= 2
@@ -94,7 +94,7 @@ def test_figures_are_those_of_dmon(recording, dmon, phase):
     """Within its resolution: a watt, a percent, some clock steps; its PCIe is a sample of 20 ms."""
 
     def dmons(name):
-        return told_by_dmon(dmon, recording, phase, name)
+        return mean_by_dmon(dmon, recording, phase, name)
 
     power = recording.level(phase, "hw.power")
     assert power == pytest.approx(dmons("pwr"), rel=0.02, abs=1)

@@ -54,7 +54,7 @@ def test_threads_that_wait_are_named_with_what_they_wait_for(session):
     assert ("pt_autograd_0", ProfileKind.OFF_CPU, "futex") in waits
 
 
-def test_the_summary_says_it_on_one_screen(session):
+def test_the_summary_fits_on_one_screen(session):
     text = summary.render(session)
     assert "cudaMemcpyAsync" in text
     assert "LOST  nothing" in text
@@ -62,7 +62,7 @@ def test_the_summary_says_it_on_one_screen(session):
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_nothing_in_it_tells_where_files_lie():
+def test_no_path_of_a_file_is_in_it():
     """Paths, arguments and environments stay on the machine."""
     for table in read(CAPTURE).tables.values():
         for column in table.columns:

@@ -36,12 +36,12 @@ def test_a_recorded_incident_replays_to_what_was_injected(path):
     assert incident.victim == window.victim
 
 
-def test_the_command_line_tells_them():
+def test_the_command_line_prints_them():
     command = [sys.executable, "-m", "sonde", "incidents", str(FOLDER), "--json", "--explain"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(told) == len(FILES)
-    assert {one["verdict"]["cause"] for one in told} == {
+    incidents = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(incidents) == len(FILES)
+    assert {one["verdict"]["cause"] for one in incidents} == {
         path.name.partition("--")[0] for path in FILES
     }
 

@@ -22,7 +22,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "kernel"))
 
-from device_watch import DeviceWatch, Told
+from device_watch import DeviceWatch, Program
 
 from sonde import _native, apis
 from sonde.collect.entry_points import entry_points
@@ -52,7 +52,7 @@ def nvcc():
 
 @pytest.fixture(scope="module")
 def counts(nvcc, tmp_path_factory):
-    """The program by how it is linked: nvcc links the runtime statically unless told otherwise."""
+    """The program by how it is linked: nvcc links the runtime statically by default."""
     folder = tmp_path_factory.mktemp("cuda")
     built = {}
     for linked in ("static", "shared"):
@@ -66,7 +66,7 @@ def counts(nvcc, tmp_path_factory):
     return built
 
 
-def told(ran: Told) -> Totals:
+def truth_of(ran: Program) -> Totals:
     found: Totals = {}
     for line in ran.lines:
         function, direction, status, count, size = line.split()
@@ -88,17 +88,17 @@ def table(title: str, truth: Totals, recorded: Totals) -> None:
               f"{size:>16,}{size_seen:>16,}{mark}")  # fmt: skip
 
 
-def record(*command: object, when: str, launches: bool) -> tuple[Told, DeviceWatch, float]:
+def record(*command: object, when: str, launches: bool) -> tuple[Program, DeviceWatch, float]:
     """Start the program before or after the recorder; what it does from `go` on is recorded.
 
     Returns the program, the recorder and the seconds from `go` to the program's end.
     """
     if when == "before":
-        ran = Told(*command)
+        ran = Program(*command)
         ran.wait_for("ready")
     with DeviceWatch(launches=launches) as watch:
         if when == "after":
-            ran = Told(*command)
+            ran = Program(*command)
             watch.follow(ran, "ready")
             watch.drain()
             watch.calls.clear()
@@ -107,8 +107,8 @@ def record(*command: object, when: str, launches: bool) -> tuple[Told, DeviceWat
         ran.go()
         watch.finish(ran)
         elapsed_s = time.monotonic() - began
-        print(f"\n{'; '.join(watch.told('probes_attached'))}")
-        print(f"slow: {watch.told('probe_slow')}, refused: {watch.told('probe_refused')}")
+        print(f"\n{'; '.join(watch.notes_of('probes_attached'))}")
+        print(f"slow: {watch.notes_of('probe_slow')}, refused: {watch.notes_of('probe_refused')}")
         print(f"losses: {dict(watch.collector.losses())}")
     return ran, watch, elapsed_s
 
@@ -118,7 +118,7 @@ def record(*command: object, when: str, launches: bool) -> tuple[Told, DeviceWat
 def test_a_cuda_program_of_known_calls(counts, linked, when):
     """Every kind of call of the runtime and of the driver, kernel launches among them."""
     ran, watch, _ = record(counts[linked], COUNT, "hold", when=when, launches=True)
-    truth, recorded = told(ran), seen(watch, ran.pid)
+    truth, recorded = truth_of(ran), seen(watch, ran.pid)
     table(f"runtime linked {linked}, started {when} the recorder", truth, recorded)
     # What the program does not speak of (streams, contexts) it does not count either.
     spoken_of = {key[0] for key in truth}
@@ -136,7 +136,7 @@ def test_without_launches_they_are_left_alone(counts):
 def test_a_stripped_program_is_seen_through_the_driver(counts):
     """Its own runtime has no names left: the driver's functions, as they are handed out, count."""
     ran, watch, _ = record(counts["stripped"], COUNT, "hold", when="after", launches=False)
-    truth, recorded = told(ran), seen(watch, ran.pid)
+    truth, recorded = truth_of(ran), seen(watch, ran.pid)
     table("stripped: the runtime's calls appear as the driver's", truth, recorded)
     for way in ("h2d", "d2h"):
         runtime = sum(n for (name, d, _), (n, _) in truth.items() if d == way and "cuda" in name)
@@ -152,7 +152,7 @@ def test_a_pytorch_loop_of_known_copies(when):
         pytest.skip("needs PyTorch")
     script = PROGRAMS / "cuda/torch_loop.py"
     ran, watch, _ = record(sys.executable, script, STEPS, "hold", when=when, launches=False)
-    truth, recorded = told(ran), seen(watch, ran.pid)
+    truth, recorded = truth_of(ran), seen(watch, ran.pid)
     table(f"PyTorch, started {when} the recorder", truth, recorded)
     assert {key: recorded.get(key) for key in truth} == truth
     # Nor any other copy than those, under whatever name.
@@ -162,7 +162,7 @@ def test_a_pytorch_loop_of_known_copies(when):
 
 
 def test_what_the_driver_hands_out():
-    """Says whether cuGetProcAddress gives other addresses than the exported symbols."""
+    """Prints whether cuGetProcAddress gives other addresses than the exported symbols."""
     [driver] = [api for api in apis.load() if api.name == "cuda-driver"]
     found = list(installed(driver.is_library)) or [
         str(path) for path in Path("/usr/local/nvidia").rglob("libcuda.so.*") if path.is_file()
@@ -189,7 +189,7 @@ def test_what_the_driver_hands_out():
 
 def test_what_a_call_costs(counts):
     """The same program without and with probes: what a call costs more, on average over all."""
-    alone = Told(counts["shared"], COUNT, "hold")
+    alone = Program(counts["shared"], COUNT, "hold")
     alone.wait_for("ready")
     began = time.monotonic()
     alone.go()

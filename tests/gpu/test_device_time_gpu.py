@@ -70,14 +70,14 @@ def test_ten_functions_whole(ten, tmp_path):
     print()
     for name, share in truth.items():
         it = found[name]
-        print(f"{name:6} {100 * share:6.2f} % told {100 * it.share:6.2f} ± "
+        print(f"{name:6} {100 * share:6.2f} % reported {100 * it.share:6.2f} ± "
               f"{100 * it.share_error:.2f}, {it.timed:,} timed of {it.count:,}")  # fmt: skip
         assert it.share == pytest.approx(share, abs=0.01)
     assert sum(it.timed for it in found.values()) > 0.8 * sum(it.count for it in found.values())
 
 
 def test_ten_functions_sampled(ten, tmp_path):
-    """At the default budget: within the intervals that are told, 95 % of them."""
+    """At the default budget: within the reported intervals, 95 % of them."""
     program, truth = ten
     made = recorder(program.pid, 33, tmp_path / "c.sonde")
     assert made.wait(60) == 0
@@ -91,7 +91,7 @@ def test_ten_functions_sampled(ten, tmp_path):
         for name, share in truth.items():
             it = found[name]
             inside.append(abs(it.share - share) <= it.share_error)
-            print(f"{name:6} {100 * share:6.2f} % told {100 * it.share:6.2f} ± "
+            print(f"{name:6} {100 * share:6.2f} % reported {100 * it.share:6.2f} ± "
                   f"{100 * it.share_error:.2f}, {it.timed:,} timed of {it.count:,}")  # fmt: skip
             assert abs(it.share - share) <= 2 * it.share_error
     print(f"{sum(inside)} of {len(inside)} within their interval")

@@ -17,7 +17,7 @@ from sonde.query.session import Session
 
 @pytest.fixture(scope="session")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebDriver]:
-    """One browser for all tests; each opens a page of its own in it."""
+    """One browser for all tests; each opens another page in it."""
     if not browser.CHROMIUM or not browser.DRIVER:
         pytest.skip("needs chromium and chromium-driver")
     with browser.chromium(tmp_path_factory.mktemp("chromium")) as driver:

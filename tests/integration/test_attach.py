@@ -52,7 +52,7 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts a program that says "ready"; it must end well after the test, unless it was killed."""
+    """Start a program that prints "ready"; it must end well after the test unless it was killed."""
     started: list[subprocess.Popen[str]] = []
 
     def begin(*command: str, **options: Any) -> subprocess.Popen[str]:
@@ -72,7 +72,7 @@ def start() -> Iterator[Start]:
 
 
 def python(body: str) -> list[str]:
-    """A Python program that does something, says so, and sleeps until its standard input closes."""
+    """A Python program that does something, prints "ready", and sleeps until its input closes."""
     wait = "import select\nwhile not select.select([0], [], [], 0.05)[0]: pass\n"
     return [sys.executable, "-c", f"{body}\nprint('ready', flush=True)\n{wait}"]
 
@@ -463,7 +463,7 @@ def test_landmarks_agree_with_the_dynamic_linker(start: Start) -> None:
     assert found == (base + own - own_base, None)
 
 
-def test_an_attach_that_dies_is_said(bin_: Path, start: Start, monkeypatch) -> None:
+def test_an_attach_that_dies_is_reported(bin_: Path, start: Start, monkeypatch) -> None:
     it = start(str(bin_ / "target"), "sleep")
     monkeypatch.setattr(remote, "_PATIENCE_S", 0.0)
 

@@ -53,8 +53,8 @@ def sonde(*arguments: str) -> subprocess.CompletedProcess[str]:
 def attached(pid: int) -> dict[str, object]:
     done = sonde("attach", "--json", str(pid))
     assert done.returncode == 0, done.stderr
-    said: dict[str, object] = json.loads(done.stdout)
-    return said
+    answer: dict[str, object] = json.loads(done.stdout)
+    return answer
 
 
 def test_attach_detach_and_again_load_once(sleeper: subprocess.Popen[str]) -> None:
@@ -229,5 +229,5 @@ def test_a_failure_of_ours_makes_the_next_wait(
     assert "the next attach in 60 s" in str(rows[0][6])
 
 
-def test_remote_says_what_it_cannot_find(sleeper: subprocess.Popen[str]) -> None:
+def test_remote_names_what_it_cannot_find(sleeper: subprocess.Popen[str]) -> None:
     assert not remote.is_mapped(sleeper.pid)

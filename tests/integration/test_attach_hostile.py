@@ -148,7 +148,9 @@ print(attempt.outcome, attempt.why)
 """
 
 
-def test_a_program_with_other_rights_is_not_borrowed_by_what_the_first_one_said(bin_: Path) -> None:
+def test_a_program_with_other_rights_is_not_borrowed_by_what_the_first_one_showed(
+    bin_: Path,
+) -> None:
     """The landmarks are the first program's word: on them root would jump in the second one."""
     program = f"read x; exec {bin_}/set-uid-sleep 30"
     it = hostile("/bin/sh", "-c", f"echo ready; {program}")
@@ -166,23 +168,23 @@ def test_a_program_with_other_rights_is_not_borrowed_by_what_the_first_one_said(
             time.sleep(0.01)
         time.sleep(0.1)
         now = process.read_status(it.pid)
-        said, _ = borrows.communicate("\n")
+        output, _ = borrows.communicate("\n")
     alive = it.poll() is None
     it.kill()
     it.communicate()
 
     assert now is not None
     assert now.capabilities != 0, "it runs with root's rights"
-    assert said == "passed-over it runs another program by now\n"
+    assert output == "passed-over it runs another program by now\n"
     assert alive
 
 
 @pytest.fixture(scope="module")
 def set_uid(bin_: Path) -> Path:
-    """What a set-uid program of root's says became of it; the program lies beside it."""
-    said = bin_ / "said"
-    said.touch(mode=0o600)
-    command = ["cc", "-O2", "-no-pie", f'-DSAID="{said}"', str(storms.PROGRAMS / "set_uid.c")]
+    """What became of a set-uid program of root's, as it notes; the program lies beside it."""
+    notes = bin_ / "notes"
+    notes.touch(mode=0o600)
+    command = ["cc", "-O2", "-no-pie", f'-DNOTES="{notes}"', str(storms.PROGRAMS / "set_uid.c")]
     command += ["-Wl,--section-start=.marked=0x500000,--section-start=.bss=0x600000"]
     subprocess.run([*command, "-o", str(bin_ / "set-uid")], check=True)
     (bin_ / "set-uid").chmod(0o4755)
@@ -190,7 +192,7 @@ def set_uid(bin_: Path) -> Path:
     subprocess.run([*command, "-o", str(bin_ / "execs")], check=True)
     (bin_ / "own").mkdir()
     os.chown(bin_ / "own", NOBODY, NOBODY)
-    return said
+    return notes
 
 
 @pytest.mark.parametrize("how", ["plain", "execveat", "int80", "x32", "spin"])

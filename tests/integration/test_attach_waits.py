@@ -41,9 +41,9 @@ def attach(bin_: Path, wait_s: float, *words: str) -> tuple[str, dict[str, Any]]
         came = "" if loaded is None else "loaded"
     except TargetRefused as refused:
         came = refused.cause
-    said, _ = it.communicate(timeout=20)
+    output, _ = it.communicate(timeout=20)
     assert it.returncode == 0
-    return came, json.loads(said)["modes"]
+    return came, json.loads(output)["modes"]
 
 
 def leaks(modes: dict[str, Any]) -> dict[str, int]:

@@ -265,7 +265,7 @@ def test_a_tasks_name_is_no_path_and_no_second_line(fleet, name):
 # --- disks ----------------------------------------------------------------------------------------
 
 
-def test_a_state_whose_log_is_torn_at_any_byte_holds_what_was_acknowledged_or_says_so(
+def test_a_state_whose_log_is_torn_at_any_byte_holds_what_was_acknowledged_or_reports_it(
     tmp_path,
 ):
     home = tmp_path / "whole"

@@ -40,7 +40,7 @@ def running(directory, nodes):
         max_samples=1,
         period_s=10,
         release_s=10,
-        grace_s=25,
+        grace_s=60,  # for a thousand clients, two restarts, and other tests at the same time
         min_batch=500,
         privacy=Privacy("gpu", "laplace", 1.0, 1e-6, 1.0),
         leader_url=f"https://127.0.0.1:{leader}",
@@ -94,6 +94,7 @@ def raw_sums(directory, task, start_s):
     return task.aggregation().unshard(shares)
 
 
+@pytest.mark.timeout(300)
 def test_a_thousand_clients_two_kills_and_not_one_report_lost_or_doubled(large_fleet):
     directory, task, parties = large_fleet
     rng = random.Random(7)
@@ -151,7 +152,7 @@ def test_a_thousand_clients_two_kills_and_not_one_report_lost_or_doubled(large_f
     stale = node.make_report(task, nodes[CLIENTS + 1], [1], time_s - 3600)
     assert send(stale.encode()) == "late"
 
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         found = status(directory, task, "leader")
         settled = found["refused"].get("forged", 0) == 2
@@ -241,7 +242,7 @@ def test_only_tls_1_3_and_only_the_right_party(fleet, tmp_path):
     other = replace(task, leader_url="https://127.0.0.1:1", helper_url="https://127.0.0.1:2")
     provision.provision(tmp_path / "other", other, ["a"])
     foreign = provision.client_tls(tmp_path / "other" / "nodes" / "0000")
-    # The server says which protocol it wants, or has hung up before that is read.
+    # The server answers which protocol it wants, or has hung up before that is read.
     for tls, words in ((old, "protocol|closed"), (foreign, "certificate verify failed")):
         connection = http.client.HTTPSConnection(parts.hostname, parts.port, context=tls)
         with pytest.raises(ssl.SSLError, match=f"(?i){words}"):
@@ -258,7 +259,7 @@ def test_a_body_is_bounded_by_its_bytes_and_not_by_its_header(fleet):
     parts = urlsplit(task.leader_url)
     connection = http.client.HTTPSConnection(parts.hostname, parts.port, context=tls, timeout=30)
     piece = bytes(16_384)
-    pieces = (piece for _ in range(task.max_report_bytes // len(piece) + 2))  # no length is told
+    pieces = (piece for _ in range(task.max_report_bytes // len(piece) + 2))  # without a length
     with contextlib.suppress(OSError):  # the answer may be there before the last piece
         connection.request("POST", f"/tasks/{task.id.hex()}/reports", pieces)
     answer = connection.getresponse()

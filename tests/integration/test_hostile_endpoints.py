@@ -35,13 +35,13 @@ MIB = 1 << 20
 @contextmanager
 def server(answer):
     """(port, requests' first 64 KiB); `answer(connection)` does what it likes."""
-    listener, heard = socket.create_server(("127.0.0.1", 0)), []
+    listener, requests = socket.create_server(("127.0.0.1", 0)), []
 
     def one(connection):
         with connection:
             try:
                 connection.settimeout(20)
-                heard.append(connection.recv(65_536))
+                requests.append(connection.recv(65_536))
                 answer(connection)
             except OSError:
                 pass  # the other side had enough
@@ -56,13 +56,13 @@ def server(answer):
 
     threading.Thread(target=serve, daemon=True).start()
     try:
-        yield listener.getsockname()[1], heard
+        yield listener.getsockname()[1], requests
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
 
 
-def says(*parts):
+def sends(*parts):
     def answer(connection):
         for part in parts:
             connection.sendall(part)
@@ -96,7 +96,7 @@ def ask(port, **more):
 
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 HARM = {
-    "an answer that is said to have 1.2 GB": pours(OK + b"Content-Length: 1258291200\r\n\r\n"),
+    "an answer that claims 1.2 GB": pours(OK + b"Content-Length: 1258291200\r\n\r\n"),
     "an answer without end": pours(OK + b"\r\n"),
     "chunks without end": pours(CHUNKED, b"100000\r\n" + bytes(MIB) + b"\r\n"),
     "tiny chunks": pours(CHUNKED, b"1\r\nx\r\n" * 100_000),
@@ -110,9 +110,9 @@ HARM = {
     "a body that drips": drips(OK + b"Content-Length: 900\r\n\r\n", b"z"),
     "chunks that drip": drips(CHUNKED, b"1\r\nx\r\n"),
     "silence": lambda connection: time.sleep(20),
-    "an answer cut short": says(OK + b"Content-Length: 90\r\n\r\nshort"),
-    "no HTTP": says(b"220 smtp ready\r\n\r\n"),
-    "a bomb of gzip": says(
+    "an answer cut short": sends(OK + b"Content-Length: 90\r\n\r\nshort"),
+    "no HTTP": sends(b"220 smtp ready\r\n\r\n"),
+    "a bomb of gzip": sends(
         OK + b"Content-Encoding: gzip\r\nConnection: close\r\n\r\n" + gzip.compress(bytes(64 * MIB))
     ),
 }
@@ -178,7 +178,7 @@ print(push.failed, time.monotonic() - began, (after - before) / 1024)
 """
 
 
-@pytest.mark.parametrize("kind", ["an answer that is said to have 1.2 GB", "an answer without end"])
+@pytest.mark.parametrize("kind", ["an answer that claims 1.2 GB", "an answer without end"])
 def test_an_answer_of_a_gigabyte_costs_a_push_no_memory(kind):
     with server(HARM[kind]) as (port, _):
         done = subprocess.run(
@@ -208,10 +208,10 @@ def test_a_collector_that_drips_holds_up_one_push_and_not_the_next(monkeypatch):
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_no_redirect_is_followed_with_or_without_a_credential(tmp_path, status):
     (tmp_path / "token").write_text("s3cret\n")
-    with server(says(OK + b"Content-Length: 0\r\n\r\n")) as (other, stolen):
+    with server(sends(OK + b"Content-Length: 0\r\n\r\n")) as (other, stolen):
         there = f"HTTP/1.1 {status} X\r\nLocation: http://localhost:{other}/x\r\n"
-        redirect = says(there.encode() + b"Content-Length: 0\r\nConnection: close\r\n\r\n")
-        with server(redirect) as (port, heard):
+        redirect = sends(there.encode() + b"Content-Length: 0\r\nConnection: close\r\n\r\n")
+        with server(redirect) as (port, requests):
             pods = Pods(f"http://127.0.0.1:{port}", tmp_path / "token")
             pods.request("x")
             end_s = time.monotonic() + 5
@@ -221,19 +221,19 @@ def test_no_redirect_is_followed_with_or_without_a_credential(tmp_path, status):
             pusher = OtlpPusher(f"http://127.0.0.1:{port}", 3600, list, {})
             pusher.push()
         time.sleep(0.1)
-    assert b"Bearer s3cret" in heard[0]
+    assert b"Bearer s3cret" in requests[0]
     assert (pods.last_failure, pusher.error) == (f"HTTP status {status}",) * 2
     assert stolen == []
 
 
 def test_no_proxy_of_the_environment_sees_a_request(monkeypatch):
-    with server(says(OK + b"Content-Length: 0\r\n\r\n")) as (proxy, stolen):
+    with server(sends(OK + b"Content-Length: 0\r\n\r\n")) as (proxy, stolen):
         for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{proxy}")
         monkeypatch.delenv("no_proxy", raising=False)
-        with server(says(OK + b"Content-Length: 2\r\n\r\nok")) as (port, heard):
+        with server(sends(OK + b"Content-Length: 2\r\n\r\nok")) as (port, requests):
             assert ask(port, headers={"Authorization": "Bearer s3cret"}).body == b"ok"
-        assert len(heard) == 1
+        assert len(requests) == 1
     assert stolen == []
 
 
@@ -268,11 +268,11 @@ def test_a_certificate_that_nobody_vouches_for_ends_it_before_the_credential_is_
 
 @pytest.mark.parametrize("value", ["a\r\nX-Evil: 1", "a\nb", "a\x00", "ä"])
 def test_no_value_begins_a_header_of_its_own_and_none_is_shown(value):
-    with server(says(OK + b"\r\n")) as (port, heard):
+    with server(sends(OK + b"\r\n")) as (port, requests):
         with pytest.raises(OSError) as refused:
             ask(port, headers={"Authorization": f"Bearer s3cret{value}"})
         assert "s3cret" not in str(refused.value)
-        assert heard == []
+        assert requests == []
 
 
 @pytest.mark.parametrize(
@@ -323,15 +323,15 @@ def test_a_hostile_list_of_pods_costs_little_more_than_its_bytes(text, verdict):
     done = subprocess.run(
         [sys.executable, "-c", PARSE, text], capture_output=True, text=True, timeout=60, check=True
     )
-    said, grown_mib = done.stdout.split()
-    assert said == verdict
+    found, grown_mib = done.stdout.split()
+    assert found == verdict
     assert float(grown_mib) < 200
 
 
 def test_deep_json_ends_neither_the_thread_nor_the_next_question():
     deep = b'{"items":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     head = OK + b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(deep)
-    with server(says(head, deep)) as (port, _):
+    with server(sends(head, deep)) as (port, _):
         pods = Pods(f"http://127.0.0.1:{port}")
         pods.request("x")
         end_s = time.monotonic() + 10
@@ -373,15 +373,15 @@ def scrape(server, timeout_s=10):
     return time.monotonic() - began_s, body
 
 
-def connect(server, said=b""):
+def connect(server, sent=b""):
     host, _, port = server.address.rpartition(":")
     sock = socket.create_connection((host, int(port)), timeout=10)
-    sock.sendall(said)
+    sock.sendall(sent)
     return sock
 
 
 def dripping(server, count, stop):
-    """So many sockets that send a header byte by byte, and come again when hung up on."""
+    """`count` sockets that send a header byte by byte, and come again when hung up on."""
     socks = [connect(server, b"GET /metrics HTTP/1.1\r\nx: ") for _ in range(count)]
 
     def drip():
@@ -459,7 +459,7 @@ def test_who_takes_no_answer_holds_few_pages_and_no_scrape():
 
 
 @pytest.mark.parametrize(
-    ("said", "status"),
+    ("sent", "status"),
     [
         (b"GET /metrics?x=1 HTTP/1.1\r\nHost: x\r\n\r\n", 200),
         (b"GET /metrics HTTP/1.0\n\n", 200),
@@ -469,8 +469,8 @@ def test_who_takes_no_answer_holds_few_pages_and_no_scrape():
         (b"\r\n\r\n", 400),
     ],
 )
-def test_a_request_is_answered_as_it_asks(scraped, said, status):
-    with connect(scraped[0], said) as sock:
+def test_a_request_is_answered_as_it_asks(scraped, sent, status):
+    with connect(scraped[0], sent) as sock:
         assert sock.recv(12) == b"HTTP/1.1 %d" % status
 
 

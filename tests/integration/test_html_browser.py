@@ -25,7 +25,7 @@ class Page:
 
     def __init__(self, driver, path):
         self.driver = driver
-        driver.get_log("browser")  # What another page said is not this one's.
+        driver.get_log("browser")  # What another page logged is not this one's.
         driver.get(f"file://{path}")
         self.wait(lambda _: self.js("return document.body.dataset.ready") == "true")
 
@@ -127,7 +127,7 @@ def test_it_opens_without_a_request_or_a_complaint(page):
     assert not page.find("failure").is_displayed()
 
 
-def test_the_header_tells_what_was_recorded_and_lost(page):
+def test_the_header_shows_what_was_recorded_and_lost(page):
     assert page.text("title") == "scene.sonde"
     assert "10.0 s · 4 CPUs · Linux 6.18.0 · 99 Hz" in page.text("subtitle")
     assert page.text("losses").endswith("Nothing lost")
@@ -195,7 +195,7 @@ def test_device_calls_weigh_by_bytes_too(page):
 # ---- search ----
 
 
-def test_search_tells_the_share_and_fades_the_rest(page):
+def test_search_shows_the_share_and_fades_the_rest(page):
     before = page.colour(0.02, 3), page.colour(0.7, 3)
     page.search("main")
     assert page.text("match") == "70.8 % matched"
@@ -288,11 +288,11 @@ def test_slash_searches_enter_selects_and_zooms_escape_resets(page):
 
 def test_arrows_walk_the_frames(page):
     page.js("document.getElementById('flame').focus()")
-    told = []
+    announced = []
     for key in (Keys.HOME, Keys.ARROW_DOWN, Keys.ARROW_RIGHT, Keys.ARROW_DOWN, Keys.ARROW_UP):
         page.press(key)
-        told.append(page.find("announce").get_attribute("textContent").split(",")[0])
-    assert told == ["all", "python3", "cc1 <\"&'>", "_start", "cc1 <\"&'>"]
+        announced.append(page.find("announce").get_attribute("textContent").split(",")[0])
+    assert announced == ["all", "python3", "cc1 <\"&'>", "_start", "cc1 <\"&'>"]
 
 
 def test_kinds_and_tabs_follow_the_arrow_keys(page):
@@ -383,11 +383,11 @@ def test_a_function_of_the_table_is_searched_for(page):
     assert page.text("match") == "23.1 % matched"
 
 
-def test_the_capture_tells_about_itself_its_notices_and_losses(page):
+def test_the_page_shows_the_capture_its_notices_and_losses(page):
     page.find("losses").click()
     text = page.text("table")
-    for said in ("scene.sonde", "Nothing was lost.", "1 × probe_refused: would single-step"):
-        assert said in text
+    for part in ("scene.sonde", "Nothing was lost.", "1 × probe_refused: would single-step"):
+        assert part in text
     assert "6.18.0" in text
 
 
@@ -442,7 +442,7 @@ def test_hostile_names_are_shown_as_they_are(chromium, tmp_path):
     assert page.driver.get_log("browser") == []
 
 
-def test_an_empty_capture_says_so(chromium, tmp_path):
+def test_an_empty_capture_is_shown_as_empty(chromium, tmp_path):
     page = Page(chromium, written(Writer(), tmp_path))
     assert page.text("empty") == "No samples here."
     assert page.driver.get_log("browser") == []

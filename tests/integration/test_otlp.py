@@ -72,7 +72,7 @@ def collector(tmp_path):
 def test_a_real_collector_receives_an_agents_metrics(collector, tmp_path):
     url, log = collector
     stub = Stub(tmp_path)
-    stub.says(power=321000, processes=f"{os.getpid()}:1048576:50")
+    stub.set_answers(power=321000, processes=f"{os.getpid()}:1048576:50")
     environment = stub.environment | {"SONDE_OTLP_PERIOD_S": "1"}
     agent = subprocess.Popen(
         [sys.executable, "-m", "sonde", "agent", "--otlp", url],
@@ -107,7 +107,7 @@ def test_a_real_collector_receives_an_agents_metrics(collector, tmp_path):
 
 
 class Receiver:
-    """An HTTP server that answers as told; a stand-in for a collector that misbehaves."""
+    """An HTTP server that answers as it is set to; a stand-in for a collector that misbehaves."""
 
     def __init__(self):
         self.status = 200
@@ -143,7 +143,7 @@ def pusher(url):
     return OtlpPusher(url, 3600, board.families, {"service.name": "sonde"})
 
 
-def test_a_push_is_what_the_protocol_says(receiver):
+def test_a_push_is_what_the_protocol_prescribes(receiver):
     pushing = pusher(receiver.url)
     pushing.push()
     assert (pushing.pushed, pushing.failed) == (1, 0)

@@ -20,10 +20,10 @@ LOADS = Path(__file__).parents[1] / "programs" / "nvml" / "loads.py"
 
 def test_totals_on_a_page_are_what_was_moved(tmp_path):
     stub = Stub(tmp_path)
-    stub.says(utilization=80)
+    stub.set_answers(utilization=80)
     loads = [sys.executable, str(LOADS)]
-    told = page.watch(tmp_path, [("h2d", 3.0, page.SELDOM_S)], loads, stub.environment)
-    wire = [row for row in agreement(told) if row.figure == "PCIe receive, wire"]
+    watched = page.watch(tmp_path, [("h2d", 3.0, page.SELDOM_S)], loads, stub.environment)
+    wire = [row for row in agreement(watched) if row.figure == "PCIe receive, wire"]
     assert wire[0].truth > 2e10
     for row in wire:  # the stub's has no headers
         assert row.seen == pytest.approx(row.truth, rel=0.02)

@@ -58,7 +58,7 @@ def wait_for(ask):
 @pytest.fixture(scope="module")
 def stub(tmp_path_factory):
     stub = Stub(tmp_path_factory.mktemp("stub"))
-    stub.says(utilization=73, power=250000, processes=f"{os.getpid()}:1073741824:73")
+    stub.set_answers(utilization=73, power=250000, processes=f"{os.getpid()}:1073741824:73")
     return stub
 
 
@@ -69,9 +69,9 @@ def agent(stub):
     process = subprocess.Popen(
         [*command, "--dcgm-names"], env=stub.environment, stderr=subprocess.PIPE, text=True
     )
-    said = process.stderr.readline()
-    address = re.search(r"http://\S+/metrics", said)
-    assert address, said + process.stderr.read()
+    line = process.stderr.readline()
+    address = re.search(r"http://\S+/metrics", line)
+    assert address, line + process.stderr.read()
     yield address[0]
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0
@@ -258,14 +258,14 @@ def test_dcgm_names_are_filled_from_metrics_that_there_are():
 def test_the_rest_goes_on_and_the_signal_returns(agent, page, stub, source, broken):
     up = re.compile(rf'^sonde_source_up{{sonde_source="{re.escape(source)}"}} (\S+)$', re.M)
 
-    def told(condition):
+    def page_when(condition):
         return wait_for(lambda: text if condition(text := get(agent)) else "")
 
     def interrupts(text):
         return sum(map(float, re.findall(r"^sonde_host_softirqs_total{.*} (\S+)$", text, re.M)))
 
     stub.answers(broken)
-    before = interrupts(told(lambda text: "0.0" in up.findall(text)))
-    told(lambda text: interrupts(text) > before)
+    before = interrupts(page_when(lambda text: "0.0" in up.findall(text)))
+    page_when(lambda text: interrupts(text) > before)
     stub.answers(dict.fromkeys(broken))
-    told(lambda text: "1.0" in up.findall(text))
+    page_when(lambda text: "1.0" in up.findall(text))

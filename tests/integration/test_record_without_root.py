@@ -101,7 +101,7 @@ def test_a_program_without_a_device_stays_as_it_is(folder: Path, record: Record)
     assert "exited with 0" in done.stderr
 
 
-def test_json_says_what_there_was(folder: Path, record: Record) -> None:
+def test_json_holds_what_there_was(folder: Path, record: Record) -> None:
     done = record("--json", "-o", "x.sonde", "--", "./copies", "100")
 
     outcome = json.loads(done.stdout[done.stdout.index("{") :])

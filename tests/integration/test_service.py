@@ -72,7 +72,7 @@ def test_killed_again_and_again_nothing_acknowledged_is_lost_or_doubled(tmp_path
     assert nodes
 
 
-def test_whoever_is_killed_what_was_spooled_is_stored_once(tmp_path: Path) -> None:
+def test_whichever_is_killed_what_was_spooled_is_stored_once(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     found = killed_service.run(tmp_path, kills=4, seed=7)
 
@@ -163,7 +163,7 @@ def test_tokens_separate_tenants_and_scopes_and_are_revoked_at_once(tmp_path: Pa
     store = tmp_path / "store"
     name, writes = made_token(store, "lab", "ingest")
     _, reads = made_token(store, "lab", "read")
-    _, other = made_token(store, "rival", "read")
+    _, other = made_token(store, "other", "read")
     body = as_of(CHUNKS[0], "one", 0, time.time_ns())
     with Server(store, "--keep-days", "0", token=writes) as server:
         assert server.send("one", body)[0] == 200
@@ -256,7 +256,7 @@ def test_upload_sends_a_recording_once(tmp_path: Path) -> None:
     with Server(tmp_path / "store") as server:
         command = [sys.executable, "-m", "sonde", "upload", str(capture), "--node", "gpu"]
         command += ["--server", f"http://127.0.0.1:{server.port}"]
-        said = [
+        outputs = [
             subprocess.run(command, check=True, capture_output=True, text=True).stdout
             for _ in range(2)
         ]
@@ -271,8 +271,8 @@ def test_upload_sends_a_recording_once(tmp_path: Path) -> None:
     from sonde.query.session import Session
 
     direct = queries.profile(Session(read(capture)), ProfileKind.ON_CPU)
-    assert said[0].startswith("3 chunks sent, 0 were there")
-    assert said[1].startswith("0 chunks sent, 3 were there")
+    assert outputs[0].startswith("3 chunks sent, 0 were there")
+    assert outputs[1].startswith("0 chunks sent, 3 were there")
     assert totals["n"] == pytest.approx(direct.total_events)
     assert totals["ns"] == pytest.approx(direct.total_ns, rel=1e-6)
     assert sum(one["ns"] for one in flame["stacks"]) == pytest.approx(totals["ns"])

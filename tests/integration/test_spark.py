@@ -56,7 +56,7 @@ GIVEN = {
 
 
 def fill(folder: Path, uri: str, server: str, parts: int) -> None:
-    """A server of the bucket with every recorded chunk, in so many flushes."""
+    """A server of the bucket with every recorded chunk, in that many flushes."""
     folder.mkdir()
     catalog = Catalog(folder)
     copies = BucketCopies(folder, catalog, BucketSettings(uri, server, 1 << 40))

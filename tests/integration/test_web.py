@@ -138,8 +138,8 @@ def test_names_are_text_and_scripts_of_others_are_refused(
     assert chromium.title == "Overview · Sonde"
     assert not chromium.find_elements(By.TAG_NAME, "img")
     refused = chromium.execute_script(
-        "const one = document.createElement('script'); const told = [];"
-        "document.addEventListener('securitypolicyviolation', (e) => told.push(e));"
+        "const one = document.createElement('script'); const violations = [];"
+        "document.addEventListener('securitypolicyviolation', (e) => violations.push(e));"
         "try { one.textContent = 'document.title = 2'; document.head.append(one); }"
         " catch (error) { return String(error); } return document.title"
     )

@@ -41,21 +41,21 @@ class Recorder:
 
     def wait_until_attached(self) -> None:
         assert self.process.stderr is not None
-        heard = ""
+        printed = ""
         for line in self.process.stderr:
-            heard += line
+            printed += line
             if line.startswith("sonde: recording"):
                 return
-        pytest.fail(f"the recorder did not start:\n{heard}")
+        pytest.fail(f"the recorder did not start:\n{printed}")
 
     def end(self, how: signal.Signals = signal.SIGINT) -> int:
-        """End it, unless it has ended, and read what it said. Returns its exit code."""
+        """End it, unless it has ended, and read what it printed. Returns its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(how)
-        said, self.complaints = self.process.communicate(timeout=PATIENCE_S)
+        output, self.complaints = self.process.communicate(timeout=PATIENCE_S)
         self.ended = True
-        if said:
-            self.outcome = json.loads(said)
+        if output:
+            self.outcome = json.loads(output)
         return self.process.returncode
 
     @cached_property

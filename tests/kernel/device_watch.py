@@ -19,7 +19,7 @@ from sonde.collect.kernel import Kernel
 PATIENCE_S = 120
 
 
-class Told:
+class Program:
     """A program at work. With `hold` it waits until `go`."""
 
     def __init__(
@@ -42,12 +42,12 @@ class Told:
         return self.process.pid
 
     def wait_for(self, line: str) -> None:
-        """Wait until the program says so."""
+        """Wait until the program prints this line."""
         assert self.process.stdout is not None
         while True:
-            said = self.process.stdout.readline()
-            assert said, f"ended without saying {line!r}"
-            if said.strip() == line:
+            text = self.process.stdout.readline()
+            assert text, f"ended without printing {line!r}"
+            if text.strip() == line:
                 return
 
     def go(self) -> None:
@@ -59,7 +59,7 @@ class Told:
 class DeviceWatch:
     """Collects until the block ends; sums what it saw.
 
-    `budget` is large: these tests ask for totals, and the budget has tests of its own.
+    `budget` is large: these tests ask for totals, and the budget has separate tests.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class DeviceWatch:
 
     def __enter__(self) -> DeviceWatch:
         self.collector.start()
-        self.hear()
+        self.poll_events()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.collector.stop()
 
-    def hear(self, seconds: float = 0.0) -> None:
+    def poll_events(self, seconds: float = 0.0) -> None:
         """Follow processes, as the agent does between its ticks."""
         until = time.monotonic() + seconds
         while True:
@@ -101,17 +101,17 @@ class DeviceWatch:
             if time.monotonic() >= until:
                 return
 
-    def follow(self, program: Told, line: str) -> None:
-        """Follow processes until the program says so, and what it maps by then was looked at."""
+    def follow(self, program: Program, line: str) -> None:
+        """Follow processes until the program prints this line and what it maps by then is known."""
         assert program.process.stdout is not None
         while not select.select([program.process.stdout], [], [], 0)[0]:
-            self.hear()
+            self.poll_events()
         program.wait_for(line)
-        self.hear(0.1)  # that events were lost is known with the next event only
+        self.poll_events(0.1)  # that events were lost is known with the next event only
         deadline = time.monotonic() + PATIENCE_S
         while self.collector.backlog:
             assert time.monotonic() < deadline, "the collector does not keep up"
-            self.hear()
+            self.poll_events()
 
     def drain(self) -> None:
         batch = self.collector.drain(time.monotonic_ns(), True)
@@ -130,13 +130,13 @@ class DeviceWatch:
         for walk in self.kernel.walks(list(batch.stacks)):
             self.stacks[walk.id] = (walk.kernel, walk.user)
 
-    def finish(self, *programs: Told) -> None:
+    def finish(self, *programs: Program) -> None:
         """Follow until the programs have ended; then read what is left."""
         tick = time.monotonic()
         deadline = tick + PATIENCE_S
         while any(program.process.poll() is None for program in programs):
             assert time.monotonic() < deadline, "a program does not end"
-            self.hear()
+            self.poll_events()
             if time.monotonic() - tick > 0.2:
                 tick = time.monotonic()
                 self.drain()
@@ -144,12 +144,12 @@ class DeviceWatch:
             assert program.process.stdout is not None
             program.lines = program.process.stdout.read().splitlines()
             assert program.process.returncode == 0
-        self.hear()
+        self.poll_events()
         self.drain()
 
-    def run(self, *command: object, env: Mapping[str, str] | None = None) -> Told:
+    def run(self, *command: object, env: Mapping[str, str] | None = None) -> Program:
         """Run a program to its end."""
-        program = Told(*command, env=env)
+        program = Program(*command, env=env)
         self.finish(program)
         return program
 
@@ -162,13 +162,13 @@ class DeviceWatch:
                 found[key[1]] = (calls + count, size + self.bytes[key])
         return found
 
-    def told(self, name: str) -> list[str]:
-        """What was told of probes under a name."""
+    def notes_of(self, name: str) -> list[str]:
+        """What was reported of probes under a name."""
         return [str(row[6]) for row in self.events if row[2] == name]
 
 
-def truth_of(program: Told) -> dict[str, tuple[int, int]]:
-    """What a program says it called: lines of "function count bytes"."""
+def truth_of(program: Program) -> dict[str, tuple[int, int]]:
+    """What a program reports it called: lines of "function count bytes"."""
     found = {}
     for line in program.lines:
         function, count, size = line.split()
@@ -176,7 +176,7 @@ def truth_of(program: Told) -> dict[str, tuple[int, int]]:
     return found
 
 
-def compare(watch: DeviceWatch, program: Told) -> None:
+def compare(watch: DeviceWatch, program: Program) -> None:
     """Counts, bytes and directions of every function that the program speaks of are the truth."""
     truth = truth_of(program)
     assert truth

@@ -110,7 +110,7 @@ class Server:
             try:
                 os.write(self._fd, head + data)
             except OSError:
-                continue  # the asker is gone
+                continue  # the caller is gone
 
     def _answer(self, operation: int, node: int, body: bytes) -> bytes | int | None:
         """What it brings, the error, or nothing."""
@@ -136,7 +136,7 @@ class Server:
             case 25:  # FLUSH
                 if self._answers_flush:
                     return b""
-                STEPS.tell()
+                STEPS.announce()
                 return None
             case 2 | 36 | 42:  # FORGET, INTERRUPT, BATCH_FORGET: never answered
                 return None
@@ -173,27 +173,27 @@ class Steps:
     """What the process and who started it wait for of one another."""
 
     def __init__(self) -> None:
-        self._news, self._tell = os.pipe()
+        self._news, self._announce = os.pipe()
         self._go, self._let_go = os.pipe()
 
     def pass_one(self) -> None:
         """It has mapped what it wants, and goes on once nobody answers any more."""
-        os.write(self._tell, b"m")
+        os.write(self._announce, b"m")
         os.read(self._go, 1)
 
     def done(self, last: Callable[[], object] = lambda: None) -> NoReturn:
         """It makes others wait once it has done the last, and stays."""
         time.sleep(0.5)
-        self.tell()
+        self.announce()
         last()
         while True:
             time.sleep(1)
 
-    def tell(self) -> None:
+    def announce(self) -> None:
         """It makes others wait."""
-        os.write(self._tell, b"w")
+        os.write(self._announce, b"w")
 
-    def hear(self) -> None:
+    def wait_for_step(self) -> None:
         """The process is one step further."""
         os.read(self._news, 1)
 
@@ -249,7 +249,7 @@ def read_own_memory(memory: int) -> None:
     os.pread(memory, 64, AT)
 
 
-def read_once_told(memory: int) -> None:
+def read_on_signal(memory: int) -> None:
     """When SIGUSR2 comes."""
     signal.sigwait([signal.SIGUSR2])
     read_own_memory(memory)
@@ -285,7 +285,7 @@ def run_later(folder: Path) -> None:
     memory = os.open("/proc/self/mem", os.O_RDONLY)
     STEPS.pass_one()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
-    in_thread(lambda: read_once_told(memory))
+    in_thread(lambda: read_on_signal(memory))
     STEPS.done()
 
 
@@ -320,7 +320,7 @@ def run_pulses(folder: Path) -> None:
     file = os.open(folder / "fuse/f", os.O_RDONLY)
     memory = os.open("/proc/self/mem", os.O_RDONLY)
     STEPS.pass_one()
-    STEPS.tell()
+    STEPS.announce()
     while True:
         map_file(str(folder / "fuse/f"), AT)
         read_own_memory(memory)
@@ -372,7 +372,7 @@ def main(mode: str, seconds: str, where: str, device: str, *_: str) -> None:
             time.sleep(0.01)
         time.sleep(0.2)  # it has read what it runs by then
     else:
-        STEPS.hear()
+        STEPS.wait_for_step()
     if mode == "dead":
         os.kill(server, signal.SIGKILL)
         os.waitpid(server, 0)
@@ -381,7 +381,7 @@ def main(mode: str, seconds: str, where: str, device: str, *_: str) -> None:
     if not is_elf and mode != "exec":
         time.sleep(0.3)
         STEPS.let_go()
-        STEPS.hear()
+        STEPS.wait_for_step()
 
     def finish(*_: object) -> None:
         for pid in (kid, server):

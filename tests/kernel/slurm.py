@@ -134,7 +134,7 @@ def _ready(folder: Path, name: str) -> bool:
 
 
 def wait_idle(it: Slurm) -> None:
-    """Until no job has the node: one that has to wait for it is told as root, whoever asked."""
+    """Until no job has the node: one that has to wait is shown as root's, whichever user asked."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         done = subprocess.run(

@@ -28,7 +28,7 @@ def seconds(recorder, pid, kind):
 
 
 def wait_for_chunks(recorder, count):
-    """Until the file has grown so many times. Returns the time of the last one, as monotonic s."""
+    """Until the file has grown `count` times. Returns the time of the last one, as monotonic s."""
     size = recorder.path.stat().st_size
     while count:
         time.sleep(0.02)
@@ -130,11 +130,11 @@ def test_chunks_follow_one_another_without_a_gap(record):
         truth = float(waiter.communicate("go\n", timeout=30)[0])
     assert recorder.info.clean_end
     assert recorder.info.chunks >= 5
-    ((told,),) = recorder.rows(
+    ((waited,),) = recorder.rows(
         "SELECT sum(ns) / 1e9 FROM activity WHERE pid = ? AND name = 'read'", waiter.pid
     )
     # Cut into pieces at every chunk, the wait still adds up.
-    assert told == pytest.approx(truth, rel=0.02)
+    assert waited == pytest.approx(truth, rel=0.02)
 
 
 def test_short_processes_are_known_by_name(record):
@@ -147,13 +147,13 @@ def test_short_processes_are_known_by_name(record):
     assert set(names) <= seen
 
 
-def test_it_says_what_it_costs(record):
+def test_it_reports_what_it_costs(record):
     with record() as recorder:
         time.sleep(3)
-    told = dict(recorder.rows("SELECT series, max(value) FROM metric GROUP BY series"))
-    assert 0 < told["sonde.agent.cpu_seconds"] < 3
-    assert 10e6 < told["sonde.agent.max_rss_bytes"] < 96e6
-    assert 1e6 < told["sonde.agent.kernel_map_bytes"] < 64e6
+    costs = dict(recorder.rows("SELECT series, max(value) FROM metric GROUP BY series"))
+    assert 0 < costs["sonde.agent.cpu_seconds"] < 3
+    assert 10e6 < costs["sonde.agent.max_rss_bytes"] < 96e6
+    assert 1e6 < costs["sonde.agent.kernel_map_bytes"] < 64e6
 
 
 def test_nothing_is_lost_on_a_machine_at_work(record, program):

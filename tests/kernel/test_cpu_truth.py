@@ -96,7 +96,7 @@ def test_idle_cpus_get_no_samples(record):
     assert recorder.rows("SELECT count(*) FROM sample WHERE kind = 'cpu' AND pid = 0") == [(0,)]
 
 
-def test_threads_are_told_apart(record):
+def test_threads_are_distinguished(record):
     source = (
         "import threading, time\n"
         "def burn(seconds):\n"

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from device_watch import DeviceWatch, Told
+from device_watch import DeviceWatch, Program
 
 from sonde.model.calls import STATUS_UNKNOWN
 
@@ -32,8 +32,8 @@ def callbacks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _build(tmp_path_factory.mktemp("callbacks") / "callbacks", "-rdynamic")
 
 
-def _run(watch: DeviceWatch, *command: object) -> Told:
-    ran = Told(*command)
+def _run(watch: DeviceWatch, *command: object) -> Program:
+    ran = Program(*command)
     watch.follow(ran, "ready")
     ran.go()
     watch.finish(ran)  # it exits with 0: nothing was thrown into the void

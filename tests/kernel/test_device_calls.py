@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from device_watch import OPENCL, VENDORS, DeviceWatch, Told, compare, truth_of
+from device_watch import OPENCL, VENDORS, DeviceWatch, Program, compare, truth_of
 
 from sonde import apis
 from sonde.model.calls import STATUS_UNKNOWN
@@ -60,7 +60,7 @@ def test_a_hundred_thousand_copies_and_buffers(copies):
 
 
 def test_launched_before_the_recorder(copies):
-    program = Told(copies, MANY, "hold")
+    program = Program(copies, MANY, "hold")
     program.wait_for("ready")
     with DeviceWatch() as watch:
         program.go()
@@ -74,16 +74,16 @@ def test_a_python_program_with_the_loader_of_its_wheel(when):
         pytest.skip("needs pyopencl")
     command = (sys.executable, PROGRAMS / "opencl/copies.py", MANY, "hold")
     if when == "before":
-        program = Told(*command, env=VENDORS)
+        program = Program(*command, env=VENDORS)
         program.wait_for("ready")
     with DeviceWatch() as watch:
         if when == "after":
-            program = Told(*command, env=VENDORS)
+            program = Program(*command, env=VENDORS)
             watch.follow(program, "ready")
         program.go()
         watch.finish(program)
         assert any(
-            "pyopencl" in text or "libOpenCL-" in text for text in watch.told("probes_attached")
+            "pyopencl" in text or "libOpenCL-" in text for text in watch.notes_of("probes_attached")
         )
         compare(watch, program)
 
@@ -97,7 +97,7 @@ def test_in_another_mount_namespace(copies, tmp_path):
         f"LD_LIBRARY_PATH={place} exec {copies} {SOME} hold"
     )
     with DeviceWatch() as watch:
-        program = Told("unshare", "-m", "sh", "-c", script)
+        program = Program("unshare", "-m", "sh", "-c", script)
         watch.follow(program, "ready")
         assert not list(place.iterdir())
         program.go()
@@ -109,7 +109,7 @@ def test_in_another_mount_namespace(copies, tmp_path):
 def test_from_a_deleted_library(copies, tmp_path, when):
     library = tmp_path / "libOpenCL.so.1"
     shutil.copy(OPENCL, library)
-    program = Told(copies, SOME, "hold", env={"LD_LIBRARY_PATH": str(tmp_path)})
+    program = Program(copies, SOME, "hold", env={"LD_LIBRARY_PATH": str(tmp_path)})
     program.wait_for("ready")
     if when == "before":
         library.unlink()
@@ -130,12 +130,12 @@ def test_linked_into_the_program(program, tmp_path, stripped):
     if stripped:
         subprocess.run(["strip", str(binary)], check=True)
     with DeviceWatch() as watch:
-        ran = Told(binary, SOME, "hold")
+        ran = Program(binary, SOME, "hold")
         watch.follow(ran, "ready")
         ran.go()
         watch.finish(ran)
         compare(watch, ran)
-        found = any(text.endswith(" of copies") for text in watch.told("probes_attached"))
+        found = any(text.endswith(" of copies") for text in watch.notes_of("probes_attached"))
         assert found is not stripped
 
 
@@ -144,7 +144,7 @@ def test_many_that_live_for_a_moment(copies):
     with DeviceWatch() as watch:
         programs = []
         for _ in range(20):
-            programs += [Told(copies, 20), Told(copies, 21)]
+            programs += [Program(copies, 20), Program(copies, 21)]
             watch.finish(*programs[-2:])
         for ran in programs:
             compare(watch, ran)
@@ -157,18 +157,18 @@ def test_several_versions_of_a_library_side_by_side(copies, tmp_path):
             place = tmp_path / str(version)
             place.mkdir()
             shutil.copy(OPENCL, place / "libOpenCL.so.1")
-            programs.append(Told(copies, SOME, "hold", env={"LD_LIBRARY_PATH": str(place)}))
+            programs.append(Program(copies, SOME, "hold", env={"LD_LIBRARY_PATH": str(place)}))
             watch.follow(programs[-1], "ready")
         for ran in programs:
             ran.go()
         watch.finish(*programs)
-        assert len(watch.told("probes_attached")) >= 4
+        assert len(watch.notes_of("probes_attached")) >= 4
         for ran in programs:
             compare(watch, ran)
 
 
-def test_watches_only_the_processes_it_is_told(copies):
-    watched, other = Told(copies, SOME, "hold"), Told(copies, SOME, "hold")
+def test_watches_only_the_chosen_processes(copies):
+    watched, other = Program(copies, SOME, "hold"), Program(copies, SOME, "hold")
     watched.wait_for("ready")
     other.wait_for("ready")
     with DeviceWatch(pids=[watched.pid]) as watch:

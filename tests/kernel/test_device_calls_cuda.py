@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from device_watch import DeviceWatch, Told, compare
+from device_watch import DeviceWatch, Program, compare
 
 from sonde.collect.libraries import identity
 
@@ -43,7 +43,7 @@ def compiled(cuda, folder, *libraries):
     return target
 
 
-def told(ran):
+def truth_of(ran):
     found = {}
     for line in ran.lines:
         function, direction, status, count, size = line.split()
@@ -64,15 +64,15 @@ def test_every_runtime_call_with_the_real_runtime(cuda, tmp_path, linked, when):
     command = (program, COUNT, "hold")
     env = {"LD_LIBRARY_PATH": str(cuda / "lib")}
     if when == "before":
-        ran = Told(*command, env=env)
+        ran = Program(*command, env=env)
         ran.wait_for("ready")
     with DeviceWatch(launches=True) as watch:
         if when == "after":
-            ran = Told(*command, env=env)
+            ran = Program(*command, env=env)
             watch.follow(ran, "ready")
         ran.go()
         watch.finish(ran)
-        truth = told(ran)
+        truth = truth_of(ran)
         assert len(truth) > 25
         if not Path("/dev/nvidiactl").exists():
             assert {status for _, _, status in truth} == {NO_DRIVER}
@@ -85,7 +85,7 @@ def test_functions_of_the_driver_that_no_symbol_names(program, tmp_path):
     library = tmp_path / "libcuda.so.1"
     shutil.copy(program("cuda/hidden_driver", "-shared", "-fPIC"), library)
     with DeviceWatch() as watch:
-        ran = Told(program("cuda/asks", "-ldl"), library, COUNT)
+        ran = Program(program("cuda/asks", "-ldl"), library, COUNT)
         fd = os.open(library, os.O_RDONLY)
         key = identity(fd)
         assert watch.collector._probes.examine(fd, key, library.name, trusted=True)
@@ -106,7 +106,7 @@ def test_calls_through_a_library_of_stubs_are_counted_where_they_lead_to(tmp_pat
     built("libcuda.so.1", "-shared", "-fPIC", "-DDRIVER")
     built("libstubs.so", "-shared", "-fPIC", "-DSTUBS")
     built("forwards", tmp_path / "libstubs.so")
-    ran = Told(tmp_path / "forwards", COUNT, env={"LD_LIBRARY_PATH": str(tmp_path)})
+    ran = Program(tmp_path / "forwards", COUNT, env={"LD_LIBRARY_PATH": str(tmp_path)})
     ran.wait_for("ready")
     with DeviceWatch() as watch:
         ran.go()

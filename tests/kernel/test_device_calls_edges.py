@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from device_watch import DeviceWatch, Told
+from device_watch import DeviceWatch, Program
 
 from sonde.collect import device_calls, discovery, kernel
 from sonde.collect.libraries import identity
@@ -27,7 +27,7 @@ def edges(program):
     return program("opencl/edges", "-foptimize-sibling-calls")
 
 
-def told_calls(ran: Told) -> dict[tuple[int, str], int]:
+def true_calls(ran: Program) -> dict[tuple[int, str], int]:
     """Lines of "pid function count"."""
     return {
         (int(pid), function): int(count)
@@ -35,9 +35,9 @@ def told_calls(ran: Told) -> dict[tuple[int, str], int]:
     }
 
 
-def seen_calls(watch: DeviceWatch, ran: Told) -> dict[tuple[int, str], int]:
+def seen_calls(watch: DeviceWatch, ran: Program) -> dict[tuple[int, str], int]:
     """What was recorded of the processes that the program speaks of."""
-    pids = {pid for pid, _ in told_calls(ran)}
+    pids = {pid for pid, _ in true_calls(ran)}
     found: dict[tuple[int, str], int] = {}
     for (pid, function, _, _), count in watch.calls.items():
         if pid in pids and count:
@@ -45,9 +45,9 @@ def seen_calls(watch: DeviceWatch, ran: Told) -> dict[tuple[int, str], int]:
     return found
 
 
-def run_case(watch: DeviceWatch, edges: Path, case: str, count: int = COUNT) -> Told:
+def run_case(watch: DeviceWatch, edges: Path, case: str, count: int = COUNT) -> Program:
     """Run a case once its file is known."""
-    ran = Told(edges, case, count, "hold")
+    ran = Program(edges, case, count, "hold")
     watch.follow(ran, "ready")
     ran.go()
     watch.finish(ran)
@@ -62,18 +62,18 @@ def test_what_returns_counts_once_and_what_does_not_is_a_loss(edges, case, left)
     """A call left by a jump or by the end of its thread is counted among the losses."""
     with DeviceWatch() as watch:
         ran = run_case(watch, edges, case)
-        assert seen_calls(watch, ran) == told_calls(ran)
+        assert seen_calls(watch, ran) == true_calls(ran)
         assert watch.collector.losses() == ({"nested_call": left} if left else {})
 
 
 def test_a_call_that_does_not_return_is_seen_while_it_lasts(edges):
     with DeviceWatch() as watch:
-        ran = Told(edges, "hang", 2, "hold")
+        ran = Program(edges, "hang", 2, "hold")
         watch.follow(ran, "ready")
         ran.go()
         ran.wait_for("inside")
         began = time.monotonic()
-        watch.hear(1.0)
+        watch.poll_events(1.0)
         watch.drain()
         key = (ran.pid, "clEnqueueMigrateMemObjects", "", 0)
         assert watch.calls[key] == 0
@@ -86,13 +86,13 @@ def test_a_call_that_does_not_return_is_seen_while_it_lasts(edges):
 def test_a_file_attached_twice_counts_once(edges):
     """As happens for a moment when probes are regrouped, and where one file has two identities."""
     with DeviceWatch() as watch:
-        ran = Told(edges, "nest", COUNT, "hold")
+        ran = Program(edges, "nest", COUNT, "hold")
         watch.follow(ran, "ready")
         fd = os.open(edges, os.O_RDONLY)
         assert watch.collector._probes.examine(fd, (0, 0, 1), "again")
         ran.go()
         watch.finish(ran)
-        assert seen_calls(watch, ran) == told_calls(ran)
+        assert seen_calls(watch, ran) == true_calls(ran)
         assert watch.collector.losses() == {}
 
 
@@ -117,39 +117,39 @@ def test_without_uprobe_multi_each_site_is_attached_alone(edges, monkeypatch):
         monkeypatch.setattr(watch.collector._probes, "_bpf", Older())
         ran = run_case(watch, edges, "nest")
         assert attached and all(len(sites) == 1 for sites in attached)
-        assert seen_calls(watch, ran) == told_calls(ran)
+        assert seen_calls(watch, ran) == true_calls(ran)
 
 
 def test_a_site_over_the_budget_comes_off_and_the_others_stay(edges):
     """clFlush has no instruction that a probe could replace cheaply."""
     with DeviceWatch(budget=0.001) as watch:
         ran = run_case(watch, edges, "threads", 20_000)
-        [slow] = [text for text in watch.told("probe_slow") if "clFlush" in text]
+        [slow] = [text for text in watch.notes_of("probe_slow") if "clFlush" in text]
         assert "edges" in slow
-        [taken_off] = watch.told("probe_taken_off")
+        [taken_off] = watch.notes_of("probe_taken_off")
         assert taken_off.startswith("clFlush of edges")
         seen = seen_calls(watch, ran).get((ran.pid, "clFlush"), 0)
-        assert 0 < seen <= told_calls(ran)[ran.pid, "clFlush"]
+        assert 0 < seen <= true_calls(ran)[ran.pid, "clFlush"]
         again = run_case(watch, edges, "tail")
         assert seen_calls(watch, again)[again.pid, "clFinish"] == COUNT
         assert (again.pid, "clFlush") not in seen_calls(watch, again)
 
 
 def test_a_cheap_site_over_the_budget_leaves_its_group_without_a_gap(edges):
-    """Its neighbours are attached anew before the old probes go: nothing is missed in between."""
+    """Its neighbours are attached again before the old probes go: nothing is missed in between."""
     with DeviceWatch() as watch:
-        ran = Told(edges, "nest", 60_000, "hold")
+        ran = Program(edges, "nest", 60_000, "hold")
         watch.follow(ran, "ready")
         probes = watch.collector._probes
         [(key, file)] = [(k, f) for k, f in probes.files.items() if f.name == "edges"]
         ran.go()
-        watch.hear(0.1)
+        watch.poll_events(0.1)
         assert ran.process.poll() is None
         for name in ("clFinish", "clEnqueueMigrateMemObjects"):
             [site] = [s for group in file.links.values() for s in group if s.call.function == name]
             probes.take_off(key, site)
         watch.finish(ran)
-        assert seen_calls(watch, ran) == told_calls(ran)
+        assert seen_calls(watch, ran) == true_calls(ran)
         assert watch.collector.losses() == {}
 
 
@@ -158,9 +158,9 @@ def test_probes_come_off_files_that_nobody_maps(edges, tmp_path, monkeypatch):
     binary = tmp_path / "edges"
     shutil.copy(edges, binary)
     with DeviceWatch() as watch:
-        ran = Told(binary, "nest", 10, "hold")
+        ran = Program(binary, "nest", 10, "hold")
         watch.follow(ran, "ready")
-        watch.hear(0.5)
+        watch.poll_events(0.5)
         watch.drain()
         fd = os.open(binary, os.O_RDONLY)
         key = identity(fd)
@@ -168,10 +168,10 @@ def test_probes_come_off_files_that_nobody_maps(edges, tmp_path, monkeypatch):
         assert key in watch.collector._probes.files
         ran.go()
         watch.finish(ran)
-        watch.hear(0.5)
+        watch.poll_events(0.5)
         watch.drain()
         assert key not in watch.collector._probes.files
-        assert any("no process maps it" in text for text in watch.told("probes_detached"))
+        assert any("no process maps it" in text for text in watch.notes_of("probes_detached"))
         again = run_case(watch, binary, "nest")
         assert seen_calls(watch, again)[again.pid, "clEnqueueSVMMigrateMem"] == COUNT
 
@@ -179,11 +179,11 @@ def test_probes_come_off_files_that_nobody_maps(edges, tmp_path, monkeypatch):
 def test_follows_a_fork_and_an_exec(edges):
     """The child inherits the mapping without an event; the shell becomes the program."""
     with DeviceWatch() as watch:
-        ran = Told("sh", "-c", f"sh -c 'exec {edges} fork {COUNT} hold'")
+        ran = Program("sh", "-c", f"sh -c 'exec {edges} fork {COUNT} hold'")
         watch.follow(ran, "ready")
         ran.go()
         watch.finish(ran)
-        assert seen_calls(watch, ran) == told_calls(ran)
+        assert seen_calls(watch, ran) == true_calls(ran)
 
 
 def test_stacks_begin_with_the_called_function_then_its_caller(edges):
@@ -194,7 +194,7 @@ def test_stacks_begin_with_the_called_function_then_its_caller(edges):
                 symbols[name] = range(int(address, 16), int(address, 16) + int(size, 16))
     with DeviceWatch() as watch:
         # Long enough for tens of stacks: about a hundred a second are taken of a thread.
-        ran = Told(edges, "jump", 100_000, "hold")
+        ran = Program(edges, "jump", 100_000, "hold")
         watch.follow(ran, "ready")
         [base] = [
             int(line.split("-")[0], 16)
@@ -247,4 +247,4 @@ def test_where_one_link_for_all_is_refused_each_site_has_one_of_its_own(edges, m
         monkeypatch.setattr(watch.collector._probes, "_bpf", Picky())
         ran = run_case(watch, edges, "nest")
         assert attached
-        assert seen_calls(watch, ran) == told_calls(ran)
+        assert seen_calls(watch, ran) == true_calls(ran)

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from device_watch import DeviceWatch, Told
+from device_watch import DeviceWatch, Program
 
 pytestmark = pytest.mark.bpf
 
@@ -30,8 +30,8 @@ def calls(program, tmp_path: Path) -> Path:
 def test_one_users_rows_leave_another_the_totals_and_none_is_lost(calls, processes, each):
     """By ever new statuses, and by ever new processes; all of it between two drains."""
     with DeviceWatch() as watch:
-        attacker = Told(calls, processes, each, user=ATTACKER)
-        victim = Told(calls, 1, 200, -7, user=VICTIM)
+        attacker = Program(calls, processes, each, user=ATTACKER)
+        victim = Program(calls, 1, 200, -7, user=VICTIM)
         watch.follow(attacker, "ready")
         watch.follow(victim, "ready")
         watch.drain()
@@ -54,21 +54,21 @@ BUDGET = 0.001
 LOUD_CALLS = 50_000
 
 
-def told(watch: DeviceWatch, name: str) -> list[str]:
+def notes_of(watch: DeviceWatch, name: str) -> list[str]:
     """Of this test's program: others may make calls on this machine."""
-    return [text for text in watch.told(name) if "of many_statuses" in text]
+    return [text for text in watch.notes_of(name) if "of many_statuses" in text]
 
 
-def run_loud(watch: DeviceWatch, calls: Path) -> tuple[Told, int]:
+def run_loud(watch: DeviceWatch, calls: Path) -> tuple[Program, int]:
     """A user's loops, until they are over the budget: the last one, that goes on mapping the file,
     and how many calls they made."""
     for runs in range(1, 50):
-        loud = Told(calls, 1, LOUD_CALLS, 0, "hold", user=ATTACKER)
+        loud = Program(calls, 1, LOUD_CALLS, 0, "hold", user=ATTACKER)
         watch.follow(loud, "ready")
         loud.go()
         watch.follow(loud, "made")
         watch.drain()
-        if told(watch, "calls_left_out"):
+        if notes_of(watch, "calls_left_out"):
             return loud, runs * LOUD_CALLS
         loud.go()
     pytest.fail("never over the budget")
@@ -85,12 +85,12 @@ def count_of(watch: DeviceWatch, status: int) -> Counter[str]:
 
 def test_one_users_loop_costs_another_no_call(calls):
     with DeviceWatch(budget=BUDGET) as watch:
-        victim = Told(calls, 1, 40, -7, user=VICTIM)
+        victim = Program(calls, 1, 40, -7, user=VICTIM)
         watch.follow(victim, "ready")
         loud, made = run_loud(watch, calls)
-        assert told(watch, "probe_taken_off") == []
-        assert all(f"of user {ATTACKER}" in text for text in told(watch, "calls_left_out"))
-        more = Told(calls, 1, LOUD_CALLS, 0, user=ATTACKER)
+        assert notes_of(watch, "probe_taken_off") == []
+        assert all(f"of user {ATTACKER}" in text for text in notes_of(watch, "calls_left_out"))
+        more = Program(calls, 1, LOUD_CALLS, 0, user=ATTACKER)
         watch.follow(more, "ready")
         more.go()
         watch.follow(more, "made")  # the victim goes on mapping the file until then
@@ -106,8 +106,8 @@ def test_one_users_loop_costs_another_no_call(calls):
 def test_a_probe_that_one_user_alone_made_too_dear_is_back_for_another(calls):
     with DeviceWatch(budget=BUDGET) as watch:
         loud, _ = run_loud(watch, calls)
-        assert told(watch, "probe_taken_off")
-        victim = Told(calls, 1, 40, -7, user=VICTIM)
+        assert notes_of(watch, "probe_taken_off")
+        victim = Program(calls, 1, 40, -7, user=VICTIM)
         watch.follow(victim, "ready")
         victim.go()
         loud.go()

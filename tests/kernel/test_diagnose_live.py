@@ -37,13 +37,13 @@ def test_a_stopped_process_is_an_incident(tmp_path):
         time.sleep(STOPPED_S)
         os.kill(victim.pid, signal.SIGCONT)
         watching.send_signal(signal.SIGINT)
-        said, _ = watching.communicate(timeout=PATIENCE_S)
+        output, _ = watching.communicate(timeout=PATIENCE_S)
     finally:
         for process in (victim, watching):
             process.kill()
             process.wait()
-    told = [json.loads(line) for line in said.splitlines()]
-    mine = [one for one in told if one["victim"] == victim.pid]
+    incidents = [json.loads(line) for line in output.splitlines()]
+    mine = [one for one in incidents if one["victim"] == victim.pid]
     assert [one["verdict"]["cause"] for one in mine][-1:] == ["frozen"]
     command = [sys.executable, "-m", "sonde", "incidents", "--explain", str(folder)]
     again = subprocess.run(command, capture_output=True, text=True, check=True).stdout

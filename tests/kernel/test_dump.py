@@ -97,22 +97,22 @@ def test_people_can_read_it(threads):
 
 
 @pytest.mark.parametrize(
-    ("argument", "said"),
+    ("argument", "message"),
     [
         ("4194303", "there is no process 4194303"),
         ("python", "'python' is no process id"),
         ("-3", ""),
     ],
 )
-def test_what_is_no_process_is_said_in_one_line(argument, said):
+def test_what_is_no_process_is_reported_in_one_line(argument, message):
     done = subprocess.run([*DUMP, argument], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
-def test_without_privileges_it_says_which_are_missing(threads):
+def test_without_privileges_it_names_the_missing_ones(threads):
     bare = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
     done = subprocess.run([*bare, *DUMP, str(threads.pid)], capture_output=True, text=True)
     assert done.returncode == 3

@@ -36,19 +36,19 @@ def explained(cause: str, *flags: str) -> subprocess.CompletedProcess[str]:
         assert program.stdout is not None
         assert program.stdout.readline() == "ready\n"
         command = [sys.executable, "-m", "sonde", "explain", "--pid", str(program.pid), *flags]
-        said = subprocess.run(command, capture_output=True, text=True, timeout=90)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=90)
         assert program.stdin is not None
         program.stdin.close()
         program.wait(20)
-    return said
+    return done
 
 
 @pytest.mark.parametrize("cause", BOUNDS)
 def test_what_holds_up_the_thread_that_feeds_the_device(cause):
-    said = explained(cause, "-d", "2", "--json")
+    done = explained(cause, "-d", "2", "--json")
 
-    assert said.returncode == 0, said.stderr
-    verdict = json.loads(said.stdout)["verdicts"][0]
+    assert done.returncode == 0, done.stderr
+    verdict = json.loads(done.stdout)["verdicts"][0]
     assert verdict["bounds"][0]["key"] == BOUNDS[cause], verdict["evidence"]
     if cause == "sleep":
         assert verdict["causes"][0]["key"] == Cause.SLEEP
@@ -95,8 +95,8 @@ def test_by_the_devices_own_time(cause, tmp_path):
 
 def test_a_process_that_is_not_there():
     command = [sys.executable, "-m", "sonde", "explain", "--pid", "4194303", "-d", "1"]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
 
-    assert said.returncode == 2
-    assert "Traceback" not in said.stderr
-    assert "4194303" in said.stderr
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "4194303" in done.stderr

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from sonde import _native, procfs
-from sonde.procfs import serve
+from sonde.procfs import opening
 from sonde.resolve.binaries import Binaries
 from sonde.resolve.counters import Counters
 from sonde.resolve.mappings import Mapping
@@ -79,7 +79,7 @@ def forged(folder: Path) -> Path:
 
 @pytest.fixture
 def waits(folder: Path) -> Path:
-    """A program that says that it is ready, and needs no library."""
+    """A program that prints that it is ready, and needs no library."""
     command = ["gcc", "-static", "-w", "-x", "c", "-", "-o", folder / "waits"]
     subprocess.run(command, input=WAITS, text=True, check=True)
     return folder / "waits"
@@ -237,18 +237,18 @@ def test_without_openat2_no_link_below_a_root_is_followed(
     flags = os.O_PATH | os.O_CLOEXEC
     try:
         found = {}
-        for number in (serve.OPENAT2, 9999):  # the second one is no system call
-            monkeypatch.setattr(serve, "OPENAT2", number)
+        for number in (opening.OPENAT2, 9999):  # the second one is no system call
+            monkeypatch.setattr(opening, "OPENAT2", number)
             for path in ("a/b/file", "link/b/file", "../a/b/file", f"proc/{os.getpid()}/root/etc"):
                 found[path] = []
                 with suppress(OSError):
-                    fd = serve.hold_below(root, path, flags)
+                    fd = opening.hold_below(root, path, flags)
                     found[path].append(os.fstat(fd).st_ino)
                     os.close(fd)
         assert found["a/b/file"] == [(tmp_path / "a/b/file").stat().st_ino]
         assert not found["link/b/file"] and not found["../a/b/file"]
         with pytest.raises(OSError, match=os.strerror(errno.ENOTDIR)):
-            serve.hold_below(root, "link/b/file", flags)
+            opening.hold_below(root, "link/b/file", flags)
         assert not found[f"proc/{os.getpid()}/root/etc"]
     finally:
         os.close(root)

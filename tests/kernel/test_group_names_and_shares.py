@@ -117,7 +117,7 @@ def test_names_that_are_no_text_are_recorded_apart(record) -> None:  # type: ign
         assert [it.comm for it in found] == [shown.rpartition("/")[2]]
 
 
-def test_an_event_tells_a_name_as_it_is() -> None:
+def test_an_event_has_a_name_as_it_is() -> None:
     events = _native.ProcessEvents()
     events.drain()
     code = "import ctypes; ctypes.CDLL(None).prctl(15, b'job\\xff', 0, 0, 0)"

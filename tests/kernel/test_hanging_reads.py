@@ -20,7 +20,7 @@ from sonde.agent.attaching import Attacher
 from sonde.attach.policy import Facts, Policy
 from sonde.collect.inject_memory import InjectMemory
 from sonde.collect.slots import slots_asked
-from sonde.procfs.broker import MAX_ABANDONED_OF_PARTY
+from sonde.procfs.patience import MAX_ABANDONED_OF_PARTY
 
 LIMIT_S = 45
 pytestmark = [
@@ -38,16 +38,10 @@ def hostile(request: pytest.FixtureRequest) -> Iterator[Tenant]:
 @pytest.fixture
 def broker() -> Iterator[procfs.Broker]:
     """That of this process, as new, before and after: agents in this process count its losses."""
-    _forget_all(procfs.BROKER)
+    procfs.BROKER.patience.reset()
     yield procfs.BROKER
     procfs.BROKER.close()
-    _forget_all(procfs.BROKER)
-
-
-def _forget_all(broker: procfs.Broker) -> None:
-    broker._hung.clear()
-    broker._patience.clear()
-    broker.processes_hung = broker.files_hung = 0
+    procfs.BROKER.patience.reset()
 
 
 def _sonde(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -65,8 +59,8 @@ def test_a_recording_ends_in_time_and_counts_what_hung(hostile: Tenant, tmp_path
     path = tmp_path / "x.sonde"
     done = _sonde("record", "-d", "2", "-o", str(path))
     assert done.returncode == 0, done.stderr
-    said = _sonde("report", str(path), "--format", "table").stdout + done.stdout
-    assert ("processes.hung" if hostile.mode == "exec" else "files.hung") in said
+    output = _sonde("report", str(path), "--format", "table").stdout + done.stdout
+    assert ("processes.hung" if hostile.mode == "exec" else "files.hung") in output
 
 
 def test_top_and_a_dump_of_a_neighbour_end_in_time(hostile: Tenant) -> None:
@@ -113,7 +107,7 @@ def test_files_of_a_server_that_died_are_counted_as_unread(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("mode", ["exec", "elf", "mmap"])
-def test_a_dump_of_the_hostile_process_ends_in_time_and_says_what_is_missing(mode: str) -> None:
+def test_a_dump_of_the_hostile_process_ends_in_time_and_names_what_is_missing(mode: str) -> None:
     """`mmap`: the kernel's walk itself waits for the process's map."""
     with tenant(mode) as hostile:
         began_s = time.monotonic()
@@ -187,7 +181,7 @@ def test_whether_memory_may_be_read_for_slots_is_known_at_once(broker: procfs.Br
     """In a child of ours, so that a failure of this does not hang the suite."""
     assert slots_asked(os.getppid())
     with tenant("exec") as locks:
-        asker = subprocess.Popen(
+        child = subprocess.Popen(
             [
                 *(sys.executable, "-c"),
                 "import sys; from sonde.collect.slots import slots_asked\n"
@@ -198,9 +192,9 @@ def test_whether_memory_may_be_read_for_slots_is_known_at_once(broker: procfs.Br
             text=True,
         )
         try:
-            assert asker.communicate(timeout=8)[0] == "0\n"
+            assert child.communicate(timeout=8)[0] == "0\n"
         finally:
-            asker.kill()
+            child.kill()
 
 
 def test_one_user_costs_nobody_else_any_file(broker: procfs.Broker) -> None:
@@ -210,12 +204,12 @@ def test_one_user_costs_nobody_else_any_file(broker: procfs.Broker) -> None:
         program = _mapped(hostile.kid, "/f")
         lost = []
         for _ in range(MAX_ABANDONED_OF_PARTY + 2):
-            broker._hung.clear()
+            broker.patience.ask_again()
             assert procfs.open_stable(program) is None
-            lost.append(len(broker._abandoned))
+            lost.append(len(broker.abandoned))
         assert lost == [1, 2, 2, 2]
-        assert broker.files_hung == len(lost)
-        broker._hung.clear()
+        assert broker.patience.files_hung == len(lost)
+        broker.patience.ask_again()
         opened = [
             procfs.open_regular(_mapped(hostile.kid, "/libc.so.6")),
             procfs.open_regular(_mapped(neighbour.pid, "/sleep")),

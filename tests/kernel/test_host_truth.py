@@ -32,7 +32,7 @@ def first_of(folder: Path, *names: str) -> Path:
 
 
 def run(source: str, *arguments: str, enter: Path | None = None) -> str:
-    """What a Python program says that runs in a control group."""
+    """What a Python program prints that runs in a control group."""
     if enter:
         source = f"open('{enter}/cgroup.procs', 'w').write('0')\n{source}"
     done = subprocess.run(
@@ -58,14 +58,14 @@ def test_a_quota_that_is_used_up(record):
     mine = {"sonde.cgroup": "/sonde-test-quota"}
     seconds = truth.get("throttled_time", 0) / 1e9 + truth.get("throttled_usec", 0) / 1e6
     assert truth["nr_throttled"] >= 10
-    told = last(recorder, "sonde.cgroup.cpu.throttled", **mine)
-    agrees("periods without quota, by cpu.stat", told, truth["nr_throttled"])
-    told = last(recorder, "sonde.cgroup.cpu.throttled_time", **mine)
-    agrees("seconds without quota, by cpu.stat", told, seconds)
+    recorded = last(recorder, "sonde.cgroup.cpu.throttled", **mine)
+    agrees("periods without quota, by cpu.stat", recorded, truth["nr_throttled"])
+    recorded = last(recorder, "sonde.cgroup.cpu.throttled_time", **mine)
+    agrees("seconds without quota, by cpu.stat", recorded, seconds)
 
 
 def test_waits_for_a_cpu_are_those_that_threads_had(record):
-    """Two busy loops on one CPU: what the run queue saw is what the kernel told the loops."""
+    """Two busy loops on one CPU: what the run queue saw is what the kernel counted for them."""
     loop = (
         "import os, time\nos.sched_setaffinity(0, {0})\n"
         "e = time.monotonic() + 2\nwhile time.monotonic() < e: pass\n"
@@ -89,7 +89,7 @@ def test_waits_for_a_cpu_are_those_that_threads_had(record):
     if recorder.rows("SELECT * FROM event WHERE name = 'runqueue_rest'"):
         pytest.skip("others switch so often that switches are not followed all the time")
     assert waited > 1.5
-    # Others wait on that CPU too; the kernel's own sums over all processes say how much, at most.
+    # Others wait on that CPU too; the kernel's sums over all processes show how much, at most.
     assert waited * (1 - TRUTH) <= saw <= usage * (1 + TRUTH)
     assert lengths >= 2
 
@@ -103,14 +103,14 @@ def test_run_queues_are_looked_at_a_hundred_times_a_second_while_something_runs(
             "SELECT time_ns FROM metric WHERE series = 'sonde.host.runqueue.running' ORDER BY 1"
         )
     ]
-    said = recorder.rows("SELECT name, text FROM event WHERE name LIKE 'runqueue%'")
-    assert times, said
+    notices = recorder.rows("SELECT name, text FROM event WHERE name LIKE 'runqueue%'")
+    assert times, notices
     gaps = sorted(b - a for a, b in itertools.pairwise(times))
     assert gaps[len(gaps) // 2] == pytest.approx(10e6, rel=0.1)
     # Where looks are missing it matters when: one long gap is a machine that stood still.
     longest = [gap // 10**6 for gap in gaps[-5:]]
     after_s = times[0] / 1e9 - recorder.info.start_ns / 1e9
-    assert len(times) >= 150, f"gaps {longest} ms, {after_s:.2f} s after the start, {said}"
+    assert len(times) >= 150, f"gaps {longest} ms, {after_s:.2f} s after the start, {notices}"
 
 
 # --- memory, pressure -----------------------------------------------------------------------------
@@ -133,8 +133,8 @@ def test_a_memory_limit_that_is_hit(record, tmp_path):
             truth = int(raw) if file.name == "memory.failcnt" else table(raw)["max"]
     mine = {"sonde.cgroup": "/sonde-test-memory"}
     assert truth > 0
-    told = last(recorder, "sonde.cgroup.memory.limit_hits", **mine)
-    agrees("hits of a memory limit, by failcnt", told, truth)
+    recorded = last(recorder, "sonde.cgroup.memory.limit_hits", **mine)
+    agrees("hits of a memory limit, by failcnt", recorded, truth)
 
 
 def test_faults_of_the_machine(record):
@@ -148,9 +148,9 @@ def test_faults_of_the_machine(record):
             " for i in range(0, 16 << 20, 4096): m[i] = 1\n m.close()")  # fmt: skip
         truth = faults() - before
         settle()
-    told = grown(recorder, "system.paging.faults")
+    recorded = grown(recorder, "system.paging.faults")
     assert truth > 100_000
-    assert told >= truth * (1 - TRUTH)
+    assert recorded >= truth * (1 - TRUTH)
 
 
 def test_pressure_or_why_there_is_none(record):
@@ -162,12 +162,39 @@ def test_pressure_or_why_there_is_none(record):
     except OSError:
         assert any("PSI" in text for text in notices)
         return
-    told = last(
+    recorded = last(
         recorder,
         "sonde.host.pressure",
         **{"sonde.resource": "cpu", "sonde.pressure": "some"},
     )
-    assert told == pytest.approx(truth[b"some"], rel=TRUTH)
+    assert recorded == pytest.approx(truth[b"some"], rel=TRUTH)
+
+
+def test_pressure_of_a_group_without_a_limit(record):
+    contend = (
+        "import os, sys\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "open(sys.argv[1] + '/cgroup.procs', 'w').write('0')\n"
+        f"print(flush=True); input(); os.fork()\n{TWO_SECONDS}\nprint(flush=True); input()"
+    )
+    with group("unified", "sonde-test-pressure") as unlimited:
+        file = first_of(unlimited, "cpu.pressure")
+        command = [sys.executable, "-c", contend, str(unlimited)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as two:
+            assert two.stdin and two.stdout
+            two.stdout.readline()
+            with record("--host", "--group-pressure") as recorder:
+                settle()
+                two.stdin.write(b"\n")
+                two.stdin.flush()
+                two.stdout.readline()
+                two.stdin.write(b"\n\n")
+                two.stdin.flush()
+                settle()
+                truth = dict(stalls(file.read_bytes()))
+    mine = {"sonde.cgroup": "/sonde-test-pressure", "sonde.resource": "cpu"}
+    told = last(recorder, "sonde.cgroup.pressure", **mine, **{"sonde.pressure": "some"})
+    assert truth[b"some"] > 1
+    agrees("pressure of a group, by cpu.pressure", told, truth[b"some"])
 
 
 # --- block devices --------------------------------------------------------------------------------
@@ -217,7 +244,7 @@ def test_direct_reads_by_the_one_who_reads(record, on_disk):
     ((queued,),) = recorder.rows(
         "SELECT sum(ns) FROM activity WHERE pid = ? AND kind = 'block-queue'", reader.pid
     )
-    # The interpreter reads a little of its own.
+    # The interpreter reads a little, too.
     assert size == pytest.approx(100 << 18, rel=TRUTH, abs=4 << 20)
     assert count >= 100
     assert 0 < queued < ns
@@ -242,8 +269,8 @@ def test_a_limit_on_a_disk_is_the_groups(record, on_disk):
     mine = {"sonde.cgroup": "/sonde-test-blkio", "disk.io.direction": "read"}
     assert elapsed > 1.5  # 8 MiB at 4 MiB/s
     assert truth >= 8 << 20
-    told = last(recorder, "sonde.cgroup.disk.io", **mine)
-    agrees("bytes under a blkio limit, by blkio", told, truth)
+    recorded = last(recorder, "sonde.cgroup.disk.io", **mine)
+    agrees("bytes under a blkio limit, by blkio", recorded, truth)
 
 
 # --- system calls ---------------------------------------------------------------------------------
@@ -261,7 +288,7 @@ def test_system_calls_by_process(record):
         time.sleep(0.3)
         caller = subprocess.Popen([sys.executable, "-c", calls])
         assert caller.wait(60) == 0
-    ((told, ns),) = recorder.rows(
+    ((recorded, ns),) = recorder.rows(
         'SELECT sum("count"), sum(ns) FROM activity'
         " WHERE pid = ? AND kind = 'syscall' AND name = 'getppid'",
         caller.pid,
@@ -271,6 +298,6 @@ def test_system_calls_by_process(record):
         " WHERE pid = ? AND kind = 'syscall' AND name IN ('stat', 'newfstatat') AND status <> 0",
         caller.pid,
     )
-    assert told == 5_000
+    assert recorded == 5_000
     assert 0 < ns < 1e9
     assert failed >= 700

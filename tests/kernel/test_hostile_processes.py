@@ -135,7 +135,7 @@ def test_very_many_mappings_with_long_paths_cost_little(record, installed, folde
         ((cut,),) = recorder.rows(
             "SELECT count(*) FROM event WHERE kind = 'loss' AND name = 'processes.events'"
         )
-        assert cut, "what was not heard of is told"
+        assert cut, "what was not read is reported"
 
 
 def test_twenty_hostile_rings_take_nothing_from_an_honest_one(record, installed, folder):
@@ -185,8 +185,8 @@ def test_a_process_that_keeps_its_memory_map_locked_delays_nobody(installed, fol
         return subprocess.run(command, capture_output=True, text=True, timeout=40, check=True)
 
     with attacker([hog, 3, 300, 30]) as locked:
-        said = json.loads(sonde("record", "-d", "2", "--json", "-o", str(path)).stdout)
-        assert said["elapsed_s"] < 6
+        outcome = json.loads(sonde("record", "-d", "2", "--json", "-o", str(path)).stdout)
+        assert outcome["elapsed_s"] < 6
         assert "processes.hung" in sonde("report", str(path), "--format", "table").stdout
         assert "left out: 1 process " in sonde("dump", str(locked.pid)).stdout
 
@@ -200,8 +200,8 @@ def test_a_memory_map_locked_in_the_middle_delays_nobody(installed, folder, tmp_
     try:
         time.sleep(4)
         with attacker([hog, 3, 300, 30]):
-            said = json.loads(recorder.communicate(timeout=30)[0])
-        assert 5 <= said["elapsed_s"] < 9
+            outcome = json.loads(recorder.communicate(timeout=30)[0])
+        assert 5 <= outcome["elapsed_s"] < 9
     finally:
         recorder.kill()
 

@@ -44,9 +44,9 @@ def sonde(*words):
 
 
 def asked_in(text):
-    """ns by function, as the program says at its end."""
-    said = (line.split() for line in text.splitlines())
-    return {words[0]: int(words[1]) for words in said if words[:1] and words[0] in LINES}
+    """ns by function, as the program prints at its end."""
+    lines = (line.split() for line in text.splitlines())
+    return {words[0]: int(words[1]) for words in lines if words[:1] and words[0] in LINES}
 
 
 def check(capture, asked):
@@ -93,7 +93,7 @@ def test_of_a_process_that_was_attached_to(runtime, tmp_path):
         assert process.stdout.readline() == "ready\n"
         sonde("attach", process.pid)
         sonde("record", "-o", capture, "-p", process.pid, "-d", 6)
-        process.send_signal(signal.SIGTERM)  # it tells what it did, then
+        process.send_signal(signal.SIGTERM)  # it prints what it did, then
         check(capture, asked_in(process.communicate()[0]))
     finally:
         process.kill()

@@ -44,9 +44,9 @@ class HeldBack:
 
     def ended(self):
         """What it printed."""
-        said, _ = self._process.communicate()
+        output, _ = self._process.communicate()
         assert self._process.returncode == 0
-        return json.loads(said)
+        return json.loads(output)
 
     @property
     def is_running(self):
@@ -64,12 +64,14 @@ def test_samples_whose_stack_found_no_room_are_kept_without_it(program):
         taken += sampler.take().rows(["stack_id", "count"])
     sampler.stop()
     taken += sampler.take().rows(["stack_id", "count"])
-    said = burner.ended()
+    reported = burner.ended()
     lost = sampler.losses()
     without = sum(count for stack_id, count in taken if stack_id == 0)
     assert set(lost) == {"stack_map_full"}
     assert without == lost["stack_map_full"] > 1000
-    assert sum(count for _, count in taken) == pytest.approx(said["seconds"] * HZ, rel=MISSED_TICKS)
+    assert sum(count for _, count in taken) == pytest.approx(
+        reported["seconds"] * HZ, rel=MISSED_TICKS
+    )
 
 
 def test_samples_that_found_no_row_are_counted_by_process(program, monkeypatch):
@@ -78,7 +80,7 @@ def test_samples_that_found_no_row_are_counted_by_process(program, monkeypatch):
     sampler = CpuSampler(Kernel([burner.pid]), HZ)
     sampler.start()
     burner.go()
-    said = burner.ended()
+    reported = burner.ended()
     sampler.stop()
     batch = sampler.drain(0, True)
     lost = sampler.losses()
@@ -86,7 +88,7 @@ def test_samples_that_found_no_row_are_counted_by_process(program, monkeypatch):
     assert len(columns["tid"]) >= cpu.LEAST_ROWS - 24
     assert lost["by_process"] > 1000
     assert "count_map_full" not in lost
-    assert batch.seen == pytest.approx(said["seconds"] * HZ, rel=MISSED_TICKS)
+    assert batch.seen == pytest.approx(reported["seconds"] * HZ, rel=MISSED_TICKS)
 
 
 def test_waits_that_found_no_row_are_counted_by_process(program):
@@ -94,14 +96,14 @@ def test_waits_that_found_no_row_are_counted_by_process(program):
     waits = WaitCollector(Kernel([many.pid]), span_min_ns=10**9, stack_gap_ns=10**7)
     waits.start()
     many.go()
-    said = many.ended()
+    reported = many.ended()
     waits.stop()
     batch = waits.drain(0, False)
     lost = waits.losses()
     assert lost["by_process"] > 1000
     assert "count_map_full" not in lost
     # Every time one left its CPU it waited for the next, and every new thread waited for its first.
-    truth = said["switches"] + said["threads"]
+    truth = reported["switches"] + reported["threads"]
     # The rest is what happened before and after the program counted, and what goes missing while
     # another recorder comes or goes (docs/design/overhead.md).
     assert batch.seen == pytest.approx(truth, rel=0.005)
@@ -150,9 +152,9 @@ class Memory:
         return {}
 
 
-def test_what_the_kernel_side_lost_is_told_while_it_records(monkeypatch):
+def test_what_the_kernel_side_lost_is_reported_while_it_records(monkeypatch):
     for hung in ("processes_hung", "files_hung"):  # of tests before it in this process
-        monkeypatch.setattr(procfs.BROKER, hung, 0)
+        monkeypatch.setattr(procfs.BROKER.patience, hung, 0)
     shell = HeldBack("sh", "-c", "/bin/true; /bin/true; /bin/true; echo {}")
     nobody = range(10_000_000, 10_000_000 + 16_384 - 1)
     config = Config(pids=frozenset([shell.pid, *nobody]), device_calls=False, tick_s=0.1)
@@ -180,9 +182,9 @@ def test_losses_reach_the_capture_and_the_summary(record):
     lost = recorder.losses()
     assert lost["waits.ring_full"] > 100
     assert recorder.outcome["lost"] == sum(lost.values())
-    told = {loss.name: loss for loss in queries.losses(recorder.session)}
-    assert told["waits.ring_full"].amount == lost["waits.ring_full"]
-    assert told["waits.ring_full"].text
+    losses = {loss.name: loss for loss in queries.losses(recorder.session)}
+    assert losses["waits.ring_full"].amount == lost["waits.ring_full"]
+    assert losses["waits.ring_full"].text
     command = [sys.executable, "-m", "sonde", "report", str(recorder.path), "--format", "table"]
     report = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert "ring_full" in report or told["waits.ring_full"].text in report
+    assert "ring_full" in report or losses["waits.ring_full"].text in report

@@ -55,14 +55,16 @@ def _wait_until(is_so) -> None:
 @pytest.fixture(autouse=True)
 def broker() -> Iterator[procfs.Broker]:
     """Nobody is remembered to have made this process wait."""
-    procfs.BROKER._patience.clear()
+    procfs.BROKER.patience.reset()
     yield procfs.BROKER
     procfs.BROKER.close()
-    procfs.BROKER._patience.clear()
+    procfs.BROKER.patience.reset()
 
 
 @pytest.mark.parametrize("mode", ["share", "own", "thread"])
-def test_a_recording_leaves_out_the_library_and_says_for_whom(mode: str, tmp_path: Path) -> None:
+def test_a_recording_leaves_out_the_library_and_names_the_process(
+    mode: str, tmp_path: Path
+) -> None:
     """`share` keeps the lock for reading; `thread` does after its first thread has ended."""
     path = tmp_path / "x.sonde"
     with tenant(mode, limit_s=HOLDS_S, library=LIBRARY) as holds, forks_go_on():
@@ -70,9 +72,9 @@ def test_a_recording_leaves_out_the_library_and_says_for_whom(mode: str, tmp_pat
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stderr
     command = [sys.executable, "-m", "sonde", "report", str(path), "--format", "table"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert LOSS in said
-    assert f"process {holds.kid} of user {TENANT} maps it and keeps its memory map locked" in said
+    report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert LOSS in report
+    assert f"process {holds.kid} of user {TENANT} maps it and keeps its memory map locked" in report
 
 
 def test_probes_come_when_the_lock_is_let_go(program) -> None:
@@ -82,11 +84,11 @@ def test_probes_come_when_the_lock_is_let_go(program) -> None:
             watch = DeviceWatch()
             watch.collector.start()
             watch.drain()
-            assert len(watch.told("probes_put_off")) == 1
-            assert not watch.told("probes_attached")
+            assert len(watch.notes_of("probes_put_off")) == 1
+            assert not watch.notes_of("probes_attached")
             assert watch.collector.losses()["probes_put_off"] == 1
         try:
-            _wait_until(lambda: watch.drain() or watch.told("probes_attached"))
+            _wait_until(lambda: watch.drain() or watch.notes_of("probes_attached"))
             ran = watch.run(copies, 1000)
             assert watch.totals(ran.pid)["clEnqueueReadBuffer"]
         finally:
@@ -100,7 +102,7 @@ def test_one_that_maps_another_file_keeps_nobody_waiting() -> None:
         watch.collector.start()
         watch.drain()
         watch.collector.stop()
-    assert watch.told("probes_attached"), watch.told("probes_put_off")
+    assert watch.notes_of("probes_attached"), watch.notes_of("probes_put_off")
     assert "probes_put_off" not in watch.collector.losses()
 
 
@@ -109,16 +111,16 @@ def test_probes_that_cannot_come_off_at_the_end_are_left_to_a_child() -> None:
         watch = DeviceWatch()
         watch.collector.start()
         watch.drain()
-        assert watch.told("probes_attached")
+        assert watch.notes_of("probes_attached")
         os.kill(holds.kid, signal.SIGUSR2)
         time.sleep(0.5)
         began_s = time.monotonic()
         watch.collector.stop()
         assert time.monotonic() - began_s < 10
-        [said] = watch.collector.left_behind
-        assert f"process {holds.kid} of user {TENANT}" in said
-        assert said.endswith(" waits for that")
-        child = int(said.split()[-4])
+        [note] = watch.collector.left_behind
+        assert f"process {holds.kid} of user {TENANT}" in note
+        assert note.endswith(" waits for that")
+        child = int(note.split()[-4])
         del watch
         os.kill(child, signal.SIGTERM)
         time.sleep(1)
@@ -174,21 +176,21 @@ def test_one_that_maps_the_library_very_often_stops_no_fork() -> None:
         watch.collector.start()
         watch.drain()
         watch.collector.stop()
-    assert not watch.told("probes_attached")
-    [said] = watch.told("probes_put_off")
-    assert f"process {pid} of user {TENANT} maps it so often" in said
+    assert not watch.notes_of("probes_attached")
+    [note] = watch.notes_of("probes_put_off")
+    assert f"process {pid} of user {TENANT} maps it so often" in note
 
 
 def test_probes_that_would_stop_forks_at_the_end_wait_until_they_do_not() -> None:
     watch = DeviceWatch()
     watch.collector.start()
     watch.drain()
-    assert watch.told("probes_attached")
+    assert watch.notes_of("probes_attached")
     with maps_it_often() as pid, forks_go_on():
         watch.collector.stop()
-        [said] = watch.collector.left_behind
-        assert f"process {pid} of user {TENANT} maps it so often" in said
-        child = int(said.split()[-4])
+        [note] = watch.collector.left_behind
+        assert f"process {pid} of user {TENANT} maps it so often" in note
+        child = int(note.split()[-4])
         del watch
         time.sleep(1)
         assert _links_of(child) > 0

@@ -26,7 +26,7 @@ PAUSE_US = 12_000
 
 @contextmanager
 def started(*command):
-    """A program that says when it is ready, works when it is told to, and says when it is done."""
+    """A program that prints when it is ready, works when it reads a line, and prints when done."""
     process = subprocess.Popen(
         list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -61,7 +61,7 @@ def by_function(session, kind, *functions):
     return {name: tuple(sums[name]) for name in functions}
 
 
-def test_growth_is_told_by_function_to_the_byte(record, program):
+def test_growth_is_reported_by_function_to_the_byte(record, program):
     recorder = recorded(record, program("truth/memory"), "grow", ROUNDS, PAUSE_US, stack_gap_ms=0)
     mapped = by_function(recorder.session, "mapped", "grow_much", "grow_little")
     assert mapped == {
@@ -91,7 +91,7 @@ def test_samples_of_many_faults_stand_for_all_of_them(record, program):
     )
     assert taken and most > 1, "all were taken: nothing is shown"
     weights = recorder.rows("SELECT weight_count FROM sample WHERE kind = 'faulted'")
-    # Rows sum several samples; each stands for no more than the greatest odds.
+    # Rows sum several samples; each stands for no more than the greatest divisor.
     sigma = math.sqrt(sum(weight for (weight,) in weights) * min(most, 1024))
     ((events, _),) = by_function(recorder.session, "faulted", "churn").values()
     assert abs(events - faults) < 5 * sigma
@@ -101,7 +101,7 @@ def test_samples_of_many_faults_stand_for_all_of_them(record, program):
 def test_what_is_unmapped_is_taken_from_who_mapped_it(record, program):
     recorder = recorded(record, program("truth/memory"), "cycle", ROUNDS, PAUSE_US, stack_gap_ms=0)
     mapped = by_function(recorder.session, "mapped", "come_and_go")
-    assert mapped["come_and_go"] == (4 * ROUNDS, ROUNDS * 11 * UNIT)  # mremap maps anew
+    assert mapped["come_and_go"] == (4 * ROUNDS, ROUNDS * 11 * UNIT)  # mremap maps again
     assert by_function(recorder.session, "held", "come_and_go")["come_and_go"] == (0, 0)
     assert not growth(recorder.session)
 

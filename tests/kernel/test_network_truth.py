@@ -96,10 +96,10 @@ def test_soft_interrupts_of_a_flood(record):
             settle()
         time.sleep(0.1)
     kind = {"sonde.interrupt": "net_rx"}
-    told, truth = grown_beside(recorder, seen, "sonde.host.softirqs", **kind)
+    recorded, truth = grown_beside(recorder, seen, "sonde.host.softirqs", **kind)
     assert arrived > 10_000
     assert truth > 1_000
-    agrees("NET_RX in a flood, by /proc/softirqs", told, truth)
+    agrees("NET_RX in a flood, by /proc/softirqs", recorded, truth)
 
 
 def test_what_is_sent_again_through_a_narrow_queue(record):

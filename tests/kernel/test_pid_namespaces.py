@@ -71,7 +71,7 @@ def test_top_shows_the_processes_of_the_container_by_their_own_numbers(kind, tmp
 
 
 def test_attach_refuses_numbers_of_another_namespace_s_proc(tmp_path):
-    """ptrace would borrow a thread of another process than the one that /proc tells about."""
+    """ptrace would borrow a thread of another process than the one that /proc describes."""
     victim = subprocess.Popen(["sleep", "60"])
     try:
         done = inside("the host's /proc", f"{SONDE} attach {victim.pid}", tmp_path)
@@ -94,7 +94,7 @@ def test_attach_reaches_a_process_of_its_own_namespace(tmp_path):
 
 
 @pytest.mark.parametrize("kind", INSIDE)
-def test_doctor_says_so(kind, tmp_path):
+def test_doctor_reports_it(kind, tmp_path):
     done = inside(kind, f"{SONDE} doctor", tmp_path)
 
     assert "PID namespace" in done.stdout

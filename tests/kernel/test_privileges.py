@@ -106,9 +106,9 @@ def test_the_documentation_shows_the_table():
 
 @pytest.fixture(scope="module")
 def folder():
-    """Not below /tmp, which the units have of their own."""
+    """Not below /tmp, of which the units have a private one."""
     path = Path(tempfile.mkdtemp(prefix="sonde-test-", dir="/var/lib"))
-    path.chmod(0o777)  # the metrics unit has a user of its own
+    path.chmod(0o777)  # the metrics unit runs as a separate user
     yield path
     shutil.rmtree(path)
 
@@ -171,9 +171,9 @@ def seen(folder, beside, expected, without=()) -> set[str]:
     prefix = units.under("sonde.service", folder, SETTINGS, without)
     found: set[str] = set()
     for run in range(RUNS):
-        features, said = observe(prefix, folder, beside, 2.5 * (1 + run))
+        features, printed = observe(prefix, folder, beside, 2.5 * (1 + run))
         if not features:
-            assert not without or without[0] in said, said
+            assert not without or without[0] in printed, printed
             return set()
         found |= features
         if found >= expected - {"attach"}:
@@ -204,9 +204,9 @@ def test_without_a_capability_the_features_of_the_table_go_and_no_others(
 @for_real
 def test_the_metrics_unit_shows_metrics_as_a_user_of_its_own(folder, beside):
     prefix = units.under("sonde-metrics.service", folder, {})
-    features, said = observe(prefix, folder, beside, captures=False)
+    features, printed = observe(prefix, folder, beside, captures=False)
 
-    assert features == {"host metrics", "metrics of processes"}, said
+    assert features == {"host metrics", "metrics of processes"}, printed
 
 
 @analyzed

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.bpf
 
 
 def test_a_program_that_the_verifier_rejects_is_no_lack_of_rights() -> None:
-    """The verifier says EACCES, too: here to a map whose values are too short for the program."""
+    """The verifier returns EACCES, too: here for a map with values too short for the program."""
     syscalls = _native.Bpf("syscalls", {})
 
     with pytest.raises(OSError, match=r"program on_\w+: .*out(side)? of") as refused:

@@ -75,7 +75,7 @@ def test_work_ends_the_rest(queues, worker):
     assert not scheduler.is_woken()
 
 
-def test_the_timer_tells_nobody_who_does_not_ask(queues, worker):
+def test_the_timer_wakes_nobody_who_does_not_ask(queues, worker):
     fd = queues.arm_wakeup()
     assert readable([fd], SOON_MS)
     queues.disarm_wakeup()
@@ -100,7 +100,7 @@ def test_where_a_timer_is_refused_the_sampling_clocks_look(worker, monkeypatch):
         deadline = time.monotonic() + 20
         while queues.is_on_clocks():
             assert time.monotonic() < deadline
-            assert "event" not in queues.drain(0, False).rows, "told once"
+            assert "event" not in queues.drain(0, False).rows, "reported once"
             time.sleep(0.2)
         assert 75 < looks() < 110
     finally:

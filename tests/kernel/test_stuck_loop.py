@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A main loop that really hangs: in a read of /proc that never ends. The page says so, and two
+"""A main loop that really hangs: in a read of /proc that never ends. The page shows it, and two
 signals end the program."""
 
 from __future__ import annotations
@@ -64,25 +64,25 @@ def _end(process: subprocess.Popen[str], *numbers: int) -> int | None:
         return None
 
 
-def test_the_page_of_an_agent_whose_loop_hangs_says_so() -> None:
+def test_the_page_of_an_agent_whose_loop_hangs_shows_it() -> None:
     with tenant("exec") as hostile:
         agent = _started(hostile.kid, "agent", "--prometheus", "127.0.0.1:0", "--no-device")
         try:
             url = _line_with(agent.stderr, "metrics at").split()[-1]
             until_s = time.monotonic() + 30
-            said = None
-            while said is None and time.monotonic() < until_s:
+            answer = None
+            while answer is None and time.monotonic() < until_s:
                 try:
                     with urllib.request.urlopen(url, timeout=5) as page:
                         text = page.read().decode()
                         assert "sonde_agent_loop_age_seconds" in text
                 except urllib.error.HTTPError as error:
-                    said = error.code, error.read().decode()
+                    answer = error.code, error.read().decode()
                 time.sleep(0.5)
-            assert said is not None
-            assert said[0] == 503
-            assert "main loop is stuck" in said[1]
-            assert said[1].count("\n") == 1
+            assert answer is not None
+            assert answer[0] == 503
+            assert "main loop is stuck" in answer[1]
+            assert answer[1].count("\n") == 1
             assert _end(agent, signal.SIGTERM) is None, "it hangs"
             assert _end(agent, signal.SIGTERM) == 128 + signal.SIGTERM
         finally:

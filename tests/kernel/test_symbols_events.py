@@ -36,7 +36,7 @@ class Watch:
         self.resolver.on_process_events(self.events.drain())
 
     def named(self, comm: str) -> list[TrackedProcess]:
-        """Processes of that name, as events told of them, dead or alive."""
+        """Processes of that name, as events have them, dead or alive."""
         table = self.resolver.processes
         dead = [process for same_pid in table._dead.values() for process in same_pid]
         return [it for it in [*dead, *table._live.values()] if it.comm == comm]
@@ -54,7 +54,7 @@ def watch() -> Iterator[Watch]:
 
 
 def _run(*command: str | Path) -> int:
-    """Run to the end. Returns the address that was told."""
+    """Run to the end. Returns the address that it printed."""
     done = subprocess.run(list(map(str, command)), capture_output=True, check=True, text=True)
     return int(done.stdout.split()[1], 16)
 
@@ -70,7 +70,7 @@ def test_a_process_of_50_ms_is_named_after_its_death(watch: Watch, tmp_path: Pat
     assert (record.comm, record.exe, record.ppid) == ("brief", "brief", os.getpid())
 
 
-def test_its_start_is_the_one_that_proc_would_have_told(watch: Watch, tmp_path: Path) -> None:
+def test_its_start_is_the_one_that_proc_would_have_shown(watch: Watch, tmp_path: Path) -> None:
     with Talking(build("named.c", tmp_path / "named")) as talking:
         watch.take()
         (process,) = watch.named("named")
@@ -241,15 +241,15 @@ def test_a_storm_of_short_processes_leaves_little_behind(watch: Watch) -> None:
 
 
 def mapped_by_true(events: _native.ProcessEvents) -> dict[str, tuple[int, int, int]]:
-    """Files that a run of true(1) mapped, as the events told."""
+    """Files that a run of true(1) mapped, as the events have them."""
     events.drain()
     true = subprocess.Popen(["/bin/true"])
     true.wait()
-    told = [it for it in events.drain() if isinstance(it, MmapEvent) and it.pid == true.pid]
-    return {it.path: it.file for it in told if it.file[2]}
+    came = [it for it in events.drain() if isinstance(it, MmapEvent) and it.pid == true.pid]
+    return {it.path: it.file for it in came if it.file[2]}
 
 
-def test_mappings_that_nobody_wants_are_not_told_but_the_program_is() -> None:
+def test_mappings_that_nobody_wants_are_not_reported_but_the_program_is() -> None:
     events = _native.ProcessEvents()
     all_of_them = mapped_by_true(events)
     program = next(path for path in all_of_them if path.endswith("/true"))
@@ -269,12 +269,12 @@ def test_mappings_that_nobody_wants_are_not_told_but_the_program_is() -> None:
 
 
 def passed_over(events: _native.ProcessEvents) -> list[ProcessEvent]:
-    """What came; nothing of what was mapped is to be told of again."""
-    told = events.drain()
-    for event in told:
+    """What came; nothing of what was mapped is to be reported again."""
+    came = events.drain()
+    for event in came:
         if isinstance(event, MmapEvent) and event.file[2]:
             events.ignore_mappings(event.file, event.path, 60.0)
-    return told
+    return came
 
 
 def test_what_bears_a_delay_wakes_nobody_and_is_kept() -> None:
@@ -291,7 +291,7 @@ def test_what_bears_a_delay_wakes_nobody_and_is_kept() -> None:
     assert {ForkEvent, CommEvent, MmapEvent, ExitEvent} == set(came)
 
 
-def test_a_file_that_nobody_mapped_before_is_told_at_once(tmp_path: Path) -> None:
+def test_a_file_that_nobody_mapped_before_is_reported_at_once(tmp_path: Path) -> None:
     events = _native.ProcessEvents()
     mapped_by_true(events)
     passed_over(events)
@@ -306,17 +306,17 @@ def test_a_file_that_nobody_mapped_before_is_told_at_once(tmp_path: Path) -> Non
     true.wait()
 
 
-def test_descriptors_are_heard_while_events_are_kept() -> None:
+def test_descriptors_wake_the_wait_while_events_are_kept() -> None:
     events = _native.ProcessEvents()
     events.ignore_mappings((0, 0, 1), "/none", 60.0)
-    told = os.eventfd(1)
+    ready = os.eventfd(1)
     for _ in range(3):
         subprocess.run(["/bin/true"], check=True)
-        assert events.wait(20_000, [told], 5_000)
-    os.close(told)
+        assert events.wait(20_000, [ready], 5_000)
+    os.close(ready)
 
 
-def test_of_chosen_processes_and_their_children_alone_mappings_are_told(tmp_path: Path) -> None:
+def test_of_chosen_processes_and_their_children_alone_mappings_are_reported(tmp_path: Path) -> None:
     brief = build("brief.c", tmp_path / "brief")
     shell = subprocess.Popen(["sh"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert shell.stdin and shell.stdout
@@ -331,8 +331,8 @@ def test_of_chosen_processes_and_their_children_alone_mappings_are_told(tmp_path
         began_s = time.monotonic()
         assert not events.wait(200, (), 5), "strangers wake nobody"
         assert time.monotonic() - began_s > 0.15
-        told = events.drain()
-        kinds = {type(event) for event in told if event.pid == stranger.pid}
+        came = events.drain()
+        kinds = {type(event) for event in came if event.pid == stranger.pid}
         assert kinds == {ForkEvent, CommEvent, ExitEvent}
         shell.stdin.write(f"({brief}); echo\n")  # by a child of a child
         shell.stdin.flush()
@@ -340,12 +340,12 @@ def test_of_chosen_processes_and_their_children_alone_mappings_are_told(tmp_path
         shell.stdout.readline()
         shell.stdout.readline()
         time.sleep(0.05)
-        told = events.drain()
-        mapped = {event.pid for event in told if isinstance(event, MmapEvent)}
-        named = [event for event in told if isinstance(event, CommEvent)]
+        came = events.drain()
+        mapped = {event.pid for event in came if isinstance(event, MmapEvent)}
+        named = [event for event in came if isinstance(event, CommEvent)]
         (child,) = {event.pid for event in named if event.comm == "brief"}
         assert child in mapped
-        born = {event.pid for event in told if isinstance(event, ForkEvent)}
+        born = {event.pid for event in came if isinstance(event, ForkEvent)}
         assert mapped <= born | {shell.pid}
     finally:
         shell.kill()

@@ -40,8 +40,8 @@ def faces():
 
 def functions_of(program):
     """(start, end, name)"""
-    said = subprocess.run(["nm", "-S", program], check=True, capture_output=True, text=True).stdout
-    rows = [it.split() for it in said.splitlines()]
+    table = subprocess.run(["nm", "-S", program], check=True, capture_output=True, text=True).stdout
+    rows = [it.split() for it in table.splitlines()]
     sized = [row for row in rows if len(row) == 4]
     return [(int(at, 16), int(at, 16) + int(size, 16), name) for at, size, _, name in sized]
 

@@ -24,7 +24,7 @@ ANSWERS_S = 60.0
 
 
 class Up:
-    """A running `sonde up`, as from a shell that gave it a process group of its own."""
+    """A running `sonde up`, as from a shell that gave it a separate process group."""
 
     started: ClassVar[list[Up]] = []
 
@@ -62,7 +62,7 @@ class Up:
         return sum(node["chunks"] for node in nodes)
 
     def wait_for(self, chunks: int, start_s: float = 0) -> float:
-        """Seconds since the start until so many chunks can be asked for."""
+        """Seconds since the start until that many chunks can be asked for."""
         while True:
             try:
                 if self.chunks(start_s) >= chunks:
@@ -141,16 +141,16 @@ def test_it_answers_soon_and_its_history_survives_restarts_and_kills(state: Path
     until_gone(children)
 
 
-def test_it_ends_by_itself_and_says_what_it_saw(state: Path) -> None:
+def test_it_ends_by_itself_and_prints_what_it_saw(state: Path) -> None:
     up = Up(state, "--for", "6s")
-    said, _ = up.process.communicate(timeout=60)
+    output, _ = up.process.communicate(timeout=60)
 
     assert up.process.returncode == 0
-    assert "samples of CPU time" in said
-    assert said.count("%") >= 1
+    assert "samples of CPU time" in output
+    assert output.count("%") >= 1
 
 
-def test_a_port_that_is_taken_is_said_once(state: Path) -> None:
+def test_a_port_that_is_taken_is_reported_once(state: Path) -> None:
     up = Up(state)
     port = up.url.rsplit(":", 1)[1]
     done = subprocess.run(

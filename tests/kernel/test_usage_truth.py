@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What processes use, against what the kernel tells each of them, and whose they are."""
+"""What processes use, against what the kernel reports to each of them, and whose they are."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ pytestmark = pytest.mark.bpf
 CONTAINER = "ab12" * 16
 
 # Counters of the process itself, read as late as can be.
-TELL = """
+REPORT = """
 import json, os, resource
 ended = []
 def mine():
     with open("/proc/thread-self/schedstat") as f:
         return [int(word) for word in f.read().split()]
-def tell(**more):
+def report(**more):
     cpu, delay, runs = map(sum, zip(mine(), *ended))
     used = resource.getrusage(resource.RUSAGE_SELF)
     io = dict(line.split(": ") for line in open("/proc/self/io").read().splitlines())
@@ -39,14 +39,17 @@ def tell(**more):
 """
 
 
-def told(recorder, pid):
+def usage_of(recorder, pid):
     (row,) = queries.usage(recorder.session, Where(pids=[pid]))
     return row
 
 
 def run(source: str, *arguments: str, **how):
     return subprocess.Popen(
-        [sys.executable, "-c", TELL + source, *arguments], stdout=subprocess.PIPE, text=True, **how
+        [sys.executable, "-c", REPORT + source, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        **how,
     )
 
 
@@ -64,14 +67,14 @@ def test_two_threads_that_share_a_cpu(record):
         "    while time.thread_time() < end: pass\n"
         "    for _ in range(50): time.sleep(0.001)\n"
         "other = threading.Thread(target=lambda: (work(), ended.append(mine())))\n"
-        "other.start(); work(); other.join(); tell()\n"
+        "other.start(); work(); other.join(); report()\n"
     )
     with record("--host") as recorder:
         busy = [run(spin) for _ in range(2)]
         truths = [(one.pid, json.loads(one.communicate(timeout=60)[0])) for one in busy]
     for pid, truth in truths:
-        used = told(recorder, pid)
-        # The program goes on for a moment after it told.
+        used = usage_of(recorder, pid)
+        # The program goes on for a moment after its report.
         agrees("CPU time, by schedstat", used.cpu_ns, truth["cpu_ns"], 30e6)
         agrees("waiting for a CPU, by schedstat", used.runqueue_ns, truth["runqueue_ns"], 30e6)
         agrees("voluntary switches, by getrusage", used.voluntary, truth["voluntary"], 20)
@@ -92,12 +95,12 @@ def test_bytes_and_major_faults(record, tmp_path):
         "m = mmap.mmap(f.fileno(), size, prot=mmap.PROT_READ)\n"
         "m.madvise(mmap.MADV_RANDOM)\n"
         "sum(m[i] for i in range(0, size, 1 << 16))\n"
-        "tell()\n"
+        "report()\n"
     )
     with record("--host") as recorder:
         worker = run(work, str(file))
         truth = json.loads(worker.communicate(timeout=60)[0])
-    used = told(recorder, worker.pid)
+    used = usage_of(recorder, worker.pid)
     agrees("major faults, by getrusage", used.major_faults, truth["major_faults"], 2)
     agrees("bytes read, by /proc/PID/io", used.read_bytes, truth["read_bytes"], 1 << 16)
     agrees("bytes written, by /proc/PID/io", used.written_bytes, truth["written_bytes"], 1 << 16)
@@ -117,7 +120,7 @@ def test_only_what_is_used_while_recording_counts(record):
     assert worker.stdout.readline() == "ready\n"
     with record("--host") as recorder:
         worker.communicate("go\n", timeout=60)
-    assert told(recorder, worker.pid).cpu_ns == close(0.3e9, 20e6)
+    assert usage_of(recorder, worker.pid).cpu_ns == close(0.3e9, 20e6)
 
 
 def test_memory_freed_by_the_one_who_is_over_the_limit(record, tmp_path):
@@ -142,12 +145,12 @@ def test_memory_freed_by_the_one_who_is_over_the_limit(record, tmp_path):
             "before = cached()\n"
             "for _ in range(96):\n"
             "    os.write(f, data); os.fdatasync(f)\n"
-            "tell(freed=(96 * len(data) - (cached() - before)) // 4096)\n"
+            "report(freed=(96 * len(data) - (cached() - before)) // 4096)\n"
         )
         with record("--host") as recorder:
             worker = run(work, str(limited), str(on_disk))
             truth = json.loads(worker.communicate(timeout=60)[0])["freed"]
-        used = told(recorder, worker.pid)
+        used = usage_of(recorder, worker.pid)
     # 96 MiB of file went through 24 MiB: the rest had to be freed by the writer itself.
     assert truth * 4096 > 60 << 20
     assert used.reclaims > 0

@@ -49,7 +49,7 @@ def process_seconds(recorder, pid, kind="blocked"):
 
 
 class Waiters:
-    """A recording of tests/programs/truth/waits.c with what the program says of itself."""
+    """A recording of tests/programs/truth/waits.c with what the program reports of itself."""
 
     def __init__(self, recorder, pid, truth):
         self.recorder = recorder
@@ -234,10 +234,10 @@ def test_a_wait_across_the_start_ends_when_it_ends(record):
 def test_a_late_page_is_a_page_fault(record, program):
     with record() as recorder:
         process = run(program("truth/faults"), 60)
-        said, _ = process.communicate()
+        output, _ = process.communicate()
         if process.returncode == 77:
             pytest.skip("needs userfaultfd")
-    truth = json.loads(said)
+    truth = json.loads(output)
     tid, seconds = truth["faulter"]
     blocked = seconds_of(recorder, tid, "blocked")
     ready = seconds_of(recorder, tid, "runqueue")
@@ -275,13 +275,13 @@ def test_kernel_threads_are_kept_apart(record):
     rows = recorder.rows("SELECT DISTINCT pid, name = 'kernel thread' FROM activity")
     kernel_thread = 0x00200000
     checked = 0
-    for pid, said in rows:
+    for pid, is_named in rows:
         try:
             with Path(f"/proc/{pid}/stat").open() as stat:
                 flags = int(stat.read().rpartition(")")[2].split()[6])
         except OSError:
             continue
-        if said:
+        if is_named:
             assert flags & kernel_thread
             checked += 1
     assert checked

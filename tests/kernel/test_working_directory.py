@@ -92,12 +92,12 @@ def test_the_agent(hostile, environment):
         text=True,
     )
     assert agent.stderr is not None
-    said = agent.stderr.readline()
+    line = agent.stderr.readline()
     time.sleep(2)
     agent.send_signal(signal.SIGTERM)
     agent.communicate(timeout=20)
 
-    assert "metrics at" in said
+    assert "metrics at" in line
     assert agent.returncode == 0
     assert hostile.forget() == []
 

@@ -38,7 +38,7 @@ KEY = (8, 1, 99)
 
 
 class FakeBpf:
-    """Notes what is attached; refuses what it is told to."""
+    """Notes what is attached; refuses what it is set to refuse."""
 
     def __init__(self):
         self.sites: dict[int, bytes] = {}
@@ -186,7 +186,7 @@ USUAL = {
 
 
 def charge(probes, bpf, function, count, seconds=1.0, party=1000):
-    """So many calls by processes of a party; an interval later they are charged."""
+    """`count` calls by processes of a party; an interval later they are charged."""
     site = site_of(probes, function)
     bpf.call(site.index, party, count)
     probes.charge({site.index: count}, seconds)

@@ -166,7 +166,7 @@ def test_the_reader_wants_the_tables_of_the_contract():
     assert read == written
 
 
-def test_every_reason_to_end_a_walk_is_named_and_told():
+def test_every_reason_to_end_a_walk_is_named_and_explained():
     stops = members_of("unwind_stop", (ROOT / "abi/unwind.h").read_text())
     assert stops.pop("STOP_MAX") == len(STOP_REASONS)
     assert [end.c_name for end in STOP_REASONS] == list(stops)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A collector that fails costs its own rows, is counted, and is heard of once."""
+"""A collector that fails costs its own rows, is counted, and is reported once."""
 
 from __future__ import annotations
 

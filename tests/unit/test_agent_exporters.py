@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What collectors hand over, as the page for Prometheus says it."""
+"""What collectors hand over, as the page for Prometheus shows it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_calls_are_counted_by_what_they_do_and_not_by_process(exporters):
     assert "futex" not in page
 
 
-def test_what_processes_used_is_told_by_owner(exporters):
+def test_what_processes_used_is_exported_by_owner(exporters):
     batch = Batch()
     for pid in (1, 2):
         batch.add("usage", row("usage", pid=pid, start_ns=10, cpu_ns=500_000_000))
@@ -54,8 +54,8 @@ def test_what_processes_used_is_told_by_owner(exporters):
 
 
 def test_use_is_summed_up_by_owner_and_kind(exporters):
-    told = {1: {"process.owner": "ann"}, 2: {"process.owner": "bob"}}
-    exporters._owner_of = lambda pid, start: told[pid]
+    owners = {1: {"process.owner": "ann"}, 2: {"process.owner": "bob"}}
+    exporters._owner_of = lambda pid, start: owners[pid]
     for _ in range(2):
         batch = Batch()
         for pid, faults in ((1, 3), (2, 5), (1, 4)):
@@ -77,7 +77,7 @@ def test_runs_on_devices_are_counted(exporters):
     assert 'sonde_gpu_kernel_time_seconds_total{sonde_gpu_kernel="gemm"} 0.004' in exporters.page()
 
 
-def test_losses_are_told_by_name(exporters):
+def test_losses_are_exported_by_name(exporters):
     exporters.take_loss("waits.ring_full", 7)
     assert 'sonde_agent_lost_total{sonde_loss="waits.ring_full"} 7.0' in exporters.page()
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "sonde"
 
 # A package may import from those named here, and from itself. `cli` may import anything, and
-# nothing imports `cli`. docs/architecture.md says why; change both together.
+# nothing imports `cli`. docs/architecture.md has the reasons; change both together.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "http_client": set(),
@@ -54,7 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "input_files": {"errors", "procfs"},
     "query": {"errors", "input_files", "limits", "model"},
-    "store": {"errors", "limits", "query"},
+    "store": {"errors", "limits", "ownership", "query"},
     "server": {
         *("analyze", "diagnose", "errors", "export", "http_client", "input_files", "interpreter"),
         *("limits", "model", "notify", "ownership", "query", "recording", "store"),
@@ -316,7 +316,7 @@ def test_only_the_command_line_prints_and_exits() -> None:
         if package_of(path) in ("cli", "__main__"):
             continue
         text = path.read_text()
-        # A module that is run as a process of its own answers its parent on standard output.
+        # A module that is run as a separate process answers its parent on standard output.
         child = 'if __name__ == "__main__":' in text
         allowed = {("sys", "stdout")} if child else set()
         if path == PACKAGE / "interpreter.py":
@@ -334,6 +334,7 @@ def test_only_the_command_line_prints_and_exits() -> None:
 # Who writes, makes, links or changes a file by other means than `private_files`, and why it may.
 WRITERS: dict[str, str] = {
     "private_files.py": "the one writer",
+    "agent/rank_dump.py": "the kernel's number that has it end this process first",
     "attach/lock.py": "a lock, empty, not through links; in a folder of the caller's own",
     "attach/library.py": "a library that its targets must read; into a folder it has checked",
     "cli/main.py": "/dev/null takes the place of a closed pipe",
@@ -343,18 +344,15 @@ WRITERS: dict[str, str] = {
     "fleet/result.py": "Parquet into memory",
     "fleet/spool.py": "new segments (O_EXCL) in the party's own directory, written at offsets",
     "query/chunk_writer.py": "Arrow into memory",
-    "procfs/serve.py": "memory of memfd_create() that was held and checked, for writing",
+    "procfs/opening.py": "memory of memfd_create() that was held and checked, for writing",
     "store/copies.py": "the name of a server in its directory: a draft linked into place",
     "readers/nsys_sqlite.py": "SQLite reads a descriptor that is held: read-only and immutable",
     "resolve/build_id_links.py": "links, no files, in a private folder of the run",
-    "server/alert_states.py": "SQLite opens its file by name, in the server's own directory",
     "server/alerts.py": "a lock, empty, in the server's own directory",
     "server/answers.py": "Arrow into memory",
     "store/bucket.py": "new files (O_EXCL) of the cache, and of a folder that stands for a bucket",
-    "server/collection.py": "SQLite opens its file by name, in the server's own directory",
-    "server/tokens.py": "SQLite opens its file by name, in the server's own directory",
     "sinks/spool.py": "new files (O_EXCL) in a folder that is held and that only we can change",
-    "store/catalog.py": "SQLite opens its file by name, in the server's own directory",
+    "store/database.py": "SQLite opens its file by name, in the server's own directory",
     "store/flush.py": "what ends the flusher, put aside in the server's own directory",
     "store/flusher.py": "a lock, empty, in the server's own directory",
     "store/parquet.py": "Parquet under a random name, in the server's own directory; synced",
@@ -454,7 +452,7 @@ def test_most_lines_are_python() -> None:
     assert lines[".py"] > lines.total() / 2, lines.most_common()
 
 
-def test_no_package_has_a_name_that_says_nothing() -> None:
+def test_no_package_has_a_name_without_meaning() -> None:
     named = [p for p in tracked() if FORBIDDEN_NAMES & set(re.split(r"[/.]", p.lower()))]
 
     assert named == []

@@ -97,7 +97,7 @@ def proc(folder: Path, cgroup: str, environ: bytes = b"") -> Path:
         ("0::/\n", (), "", ""),
     ],
 )  # fmt: skip
-def test_what_a_process_is_told_by(
+def test_what_a_process_is_identified_by(
     tmp_path: Path, cgroup: str, units: tuple[str, ...], job: str, pod: str
 ) -> None:
     facts = Facts.of(7, proc(tmp_path, cgroup))
@@ -116,7 +116,7 @@ def test_what_a_process_is_told_by(
         (b"XSONDE_MAY_ATTACH=on\0\xff\0", None),
     ],
 )
-def test_what_a_process_says_itself(tmp_path: Path, environ: bytes, opted: bool | None) -> None:
+def test_what_a_process_declares_itself(tmp_path: Path, environ: bytes, opted: bool | None) -> None:
     assert Facts.of(7, proc(tmp_path, "0::/\n", environ)).opted is opted
 
 
@@ -138,7 +138,7 @@ POD = "0f3c6a2e-1111-2222-3333-444455556666"
     ]
     + ["/docker/9d1c/system.slice/train-7.service", f"/docker/9d1c/pod{POD}", "/job_4711"],
 )  # fmt: skip
-def test_a_control_group_that_a_user_or_a_container_named_says_nothing(
+def test_a_control_group_that_a_user_or_a_container_named_proves_nothing(
     tmp_path: Path, group: str
 ) -> None:
     facts = Facts.of(7, proc(tmp_path, f"0::{group}\n"))

@@ -13,7 +13,7 @@ from sonde.errors import AttachFailed, TracerFailed
 
 
 @pytest.mark.parametrize(
-    ("body", "failure", "said"),
+    ("body", "failure", "cause"),
     [
         ("print('{}'); sys.exit(3)", TracerFailed, "no word from it"),
         ("sys.exit('cause\\nlast line')", TracerFailed, "last line"),
@@ -22,10 +22,10 @@ from sonde.errors import AttachFailed, TracerFailed
         ("os.kill(os.getpid(), 9)", AttachFailed, "no word from it"),
     ],
 )
-def test_an_attaching_process_that_fails_has_attached_nothing(monkeypatch, body, failure, said):
+def test_an_attaching_process_that_fails_has_attached_nothing(monkeypatch, body, failure, cause):
     command = [sys.executable, "-c", f"import os, sys; {body}"]
     monkeypatch.setattr(interpreter, "command", lambda *_: command)
-    with pytest.raises((AttachFailed, TracerFailed), match=said) as caught:
+    with pytest.raises((AttachFailed, TracerFailed), match=cause) as caught:
         remote._run([], 20.0, 0)
     assert type(caught.value) is failure
 

@@ -53,7 +53,7 @@ def run(tmp_path):
     return tmp_path
 
 
-def test_waiting_for_the_slowest_rank_is_told_within_points_of_the_truth(run):
+def test_waiting_for_the_slowest_rank_is_reported_within_points_of_the_truth(run):
     scores = judge(run)
 
     assert all(abs(one.share - one.truth) < 1 for one in scores), table(scores)

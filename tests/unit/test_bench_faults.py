@@ -47,8 +47,8 @@ def test_an_alarm_counts_from_the_onset_on_and_for_its_victim():
 def test_an_alarm_before_the_onset_and_one_on_benign_work_are_false():
     early = trial(incident("lock", 5.0))
     benign = trial(incident("lock", 11.0), fault="benign: nothing")
-    told = trial(incident("lock", 11.0, change="load"), fault="benign: nothing")
-    assert score.scores([early, benign, told])["false_alarms"] == 2
+    other = trial(incident("lock", 11.0, change="load"), fault="benign: nothing")
+    assert score.scores([early, benign, other])["false_alarms"] == 2
 
 
 def test_causes_count_alike_however_often_each_was_tried():
@@ -81,7 +81,7 @@ def test_a_plan_repeats_and_takes_victims_and_intensities_in_turn():
     assert len({it.victim for it in one}) == 4
 
 
-def test_the_page_says_what_the_results_say():
+def test_the_page_has_what_the_results_have():
     found = json.loads(RESULTS.read_text())
     page = PAGE.read_text()
     for row in score.table(found):

@@ -42,7 +42,7 @@ def test_for_each_that_cannot_be_compiled_another_one_is_drawn(monkeypatch):
     ("code", "same"),
     [
         ("def f(a: str) -> int:\n    return a + 1\n", True),
-        ('def f(a):\n    """Says."""\n    return a + 1\n', True),
+        ('def f(a):\n    """Text."""\n    return a + 1\n', True),
         ("@lru_cache(maxsize=9)\ndef f(a):\n    return a + 1\n", False),
         ("def f(a):\n    return a - 1\n", False),
     ],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of agreement says what does not hold, and what is missing."""
+"""The table of agreement shows what does not hold, and what is missing."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def test_bytes_that_a_page_lost_are_seen(lost, holds):
     assert agreement.render(data).count("NO") == (0 if holds else 2)
 
 
-def test_what_is_missing_is_named_and_the_rest_is_told(tmp_path, monkeypatch, capsys):
-    told = {"scrapes": [scrape(0, 0.0), scrape(9, 276e9)], "loads": [load("h2d", 1, 3, 256e9)]}
-    (tmp_path / "page.json").write_text(json.dumps(told))
+def test_what_is_missing_is_named_and_the_rest_is_reported(tmp_path, monkeypatch, capsys):
+    page = {"scrapes": [scrape(0, 0.0), scrape(9, 276e9)], "loads": [load("h2d", 1, 3, 256e9)]}
+    (tmp_path / "page.json").write_text(json.dumps(page))
     monkeypatch.setattr(sys, "argv", ["agreement", str(tmp_path)])
     assert agreement.main() == 1
     out = capsys.readouterr().out

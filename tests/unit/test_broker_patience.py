@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sonde import interpreter
-from sonde.procfs import Broker, Hung, broker
+from sonde.procfs import Broker, Hung, patience
 
 SERVER = """
 import marshal, socket, struct, time
@@ -33,7 +33,7 @@ GOOD, BAD = 1, 100_000
 @pytest.fixture
 def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
     """A broker whose children take 0.1 s to start."""
-    monkeypatch.setattr(broker, "party_of", lambda pid: 1 if pid >= BAD else 2)
+    monkeypatch.setattr(patience, "party_of", lambda pid: 1 if pid >= BAD else 2)
     script = tmp_path / "server.py"
     script.write_text(SERVER)
     made = Broker(interpreter.command(script))
@@ -55,13 +55,13 @@ def test_many_processes_that_hang_cost_little_more_than_a_few(slow: Broker) -> N
     took_s = [hang(slow, pid) for pid in range(BAD, BAD + 200)]
     assert slow.generation < 30  # children started: not one for each
     assert sorted(took_s)[100] < 0.05
-    assert slow.processes_hung == 200  # counted each, also those that were not asked
+    assert slow.patience.processes_hung == 200  # counted each, also those that were not asked
 
 
 def test_a_process_that_hangs_costs_its_neighbours_of_the_same_party_no_answer(
     slow: Broker,
 ) -> None:
-    for pid in range(BAD, BAD + broker.FEW_HUNG):
+    for pid in range(BAD, BAD + patience.FEW_HUNG):
         hang(slow, pid)
     assert slow.ask(BAD + 1000, ("read", "there")) == "there"
 

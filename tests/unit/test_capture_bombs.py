@@ -76,7 +76,7 @@ def compressed_on_its_own() -> bytes:
 
 
 def lies_of_its_length(field: int = 8_000_000) -> bytes:
-    """A compressed buffer begins with how long it will be: this one says 2^40 bytes."""
+    """A compressed buffer begins with how long it will be: this one claims 2^40 bytes."""
     stream = written(metrics(1_000_000), compression="zstd")
     sound = struct.pack("<q", field)
     assert sound in stream
@@ -103,7 +103,7 @@ def nulls() -> bytes:
 
 
 def rows_that_are_not_there() -> bytes:
-    """The batch says 2^31 rows; its buffers hold three."""
+    """The batch claims 2^31 rows; its buffers hold three."""
     stream = arrow_stream(metrics(3))
     table = stream.find(struct.pack("<qq", 3, 0))
     assert table > 0
@@ -197,7 +197,7 @@ def test_a_bomb_among_chunks_costs_its_chunk_alone(tmp_path, bomb):
     assert capture.info.chunks_damaged == 1
 
 
-def test_the_command_says_what_to_do_and_ends_with_1(tmp_path, monkeypatch, capsys):
+def test_the_command_prints_the_remedy_and_ends_with_1(tmp_path, monkeypatch, capsys):
     writer = Writer(seconds=1, chunk_seconds=1)
     writer.metric("sonde.agent.cpu_ns", range(1))
     for number in range(3000):
@@ -208,24 +208,24 @@ def test_the_command_says_what_to_do_and_ends_with_1(tmp_path, monkeypatch, caps
 
     monkeypatch.setenv("SONDE_READ_LIMIT", "1M")
     assert cli.main(["report", str(path)]) == 1
-    said = capsys.readouterr().err
-    assert "takes more than 0.001 GB of memory to read" in said
-    assert "remedy: record for a shorter time, or allow more: SONDE_READ_LIMIT=16G" in said
+    message = capsys.readouterr().err
+    assert "takes more than 0.001 GB of memory to read" in message
+    assert "remedy: record for a shorter time, or allow more: SONDE_READ_LIMIT=16G" in message
     monkeypatch.setenv("SONDE_READ_LIMIT", "1G")
     assert cli.main(["report", str(path)]) == 0
 
 
 @pytest.mark.parametrize(
-    ("told", "size"), [("8G", 8e9), ("500M", 5e8), ("12345", 12345), ("2gb", 2e9), ("1 ", 1)]
+    ("limit", "size"), [("8G", 8e9), ("500M", 5e8), ("12345", 12345), ("2gb", 2e9), ("1 ", 1)]
 )
-def test_a_limit_is_a_size(told, size):
-    assert most_bytes({"SONDE_READ_LIMIT": told}) == size
+def test_a_limit_is_a_size(limit, size):
+    assert most_bytes({"SONDE_READ_LIMIT": limit}) == size
 
 
-@pytest.mark.parametrize("told", ["many", "-1", "0", "1.5G", "1" * 99, "8X"])
-def test_a_limit_that_is_no_size_is_refused(told):
+@pytest.mark.parametrize("limit", ["many", "-1", "0", "1.5G", "1" * 99, "8X"])
+def test_a_limit_that_is_no_size_is_refused(limit):
     with pytest.raises(UsageError, match="SONDE_READ_LIMIT"):
-        most_bytes({"SONDE_READ_LIMIT": told})
+        most_bytes({"SONDE_READ_LIMIT": limit})
 
 
 def test_without_a_limit_it_is_half_of_the_memory_and_4_gb_at_the_most():
@@ -243,7 +243,7 @@ def test_what_is_let_go_of_may_be_held_again():
         budget.unpack(1)
 
 
-def test_processes_that_every_chunk_tells_of_are_held_once(tmp_path, monkeypatch):
+def test_processes_that_every_chunk_names_are_held_once(tmp_path, monkeypatch):
     """A long recording repeats its dictionaries; it must stay readable; the last name counts."""
     rows = [{"pid": pid, "start_ns": 1, "comm": "old"} for pid in range(1, 8001)]
     new = [{**row, "comm": "new"} for row in rows]

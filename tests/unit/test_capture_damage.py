@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damage costs what it hits and nothing else, and is told, never a traceback."""
+"""Damage costs what it hits and nothing else, and is reported, never a traceback."""
 
 import json
 import os
@@ -20,7 +20,7 @@ NOBODY = 65534
 
 @pytest.fixture
 def chunks():
-    """Three chunks of the same machine; each holds one sample of its own process."""
+    """Three chunks of the same machine; each holds one sample of another process."""
     made = []
     for seq in range(3):
         writer = Writer(seconds=1, chunk_seconds=1)

@@ -21,7 +21,7 @@ from sonde.sinks.chunk import ChunkBuilder
 
 
 def chunk(seq, events=1, last=False):
-    """A chunk with so many events, which do not compress to nothing."""
+    """A chunk with that many events, which do not compress to nothing."""
     builder = ChunkBuilder(seq * 10**9)
     noise = [int.from_bytes(os.urandom(6), "little") for _ in range(events)]
     builder.add("event", [(seq * 10**9, "notice", "n", n % 2**32, n, 1.0, "") for n in noise])
@@ -175,8 +175,8 @@ def test_a_killed_writer_leaves_every_chunk_it_had_finished(tmp_path):
         writer.stdout.readline()
     time.sleep(0.01)
     writer.send_signal(signal.SIGKILL)
-    told = [int(line) for line in writer.communicate()[0].split()]
-    finished = max(told, default=5)
+    sizes = [int(line) for line in writer.communicate()[0].split()]
+    finished = max(sizes, default=5)
     capture = read(path)
     assert capture.info.chunks >= finished
     assert capture.tables["event"].num_rows == 2000 * capture.info.chunks

@@ -205,7 +205,7 @@ def test_waits_are_exact_totals_by_thread_and_reason(session):
     assert wait.max_ns == SECOND_NS // 100
 
 
-def test_time_for_a_cpu_is_told_apart(session):
+def test_time_for_a_cpu_is_separate(session):
     assert wait_of(session, "futex", ProfileKind.RUN_QUEUE).ns == SECOND_NS // 4
     assert wait_of(session, "preempted", ProfileKind.RUN_QUEUE).ns == 3 * SECOND_NS
 

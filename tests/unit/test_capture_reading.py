@@ -22,7 +22,7 @@ def write(path, *chunks):
     return path
 
 
-def test_info_tells_what_was_recorded(capture):
+def test_info_has_what_was_recorded(capture):
     info = capture.info
     assert (info.start_ns, info.duration_ns) == (START_NS, 10_000_000_000)
     assert (info.chunks, info.chunks_damaged, info.chunks_missing, info.tail_bytes) == (2, 0, 0, 0)
@@ -76,7 +76,7 @@ def test_a_chunk_without_any_table_is_read(tmp_path):
     assert all(table.num_rows == 0 for table in capture.tables.values())
 
 
-def test_a_killed_recorder_is_told_by_the_missing_end(tmp_path):
+def test_a_killed_recorder_is_known_by_the_missing_end(tmp_path):
     path = tmp_path / "a.sonde"
     path.write_bytes(scene().bytes(last=False))
     assert not read(path).info.clean_end
@@ -87,12 +87,12 @@ def test_chunks_that_never_reached_the_file_are_counted(tmp_path):
     assert read(write(tmp_path / "a.sonde", first, third)).info.chunks_missing == 1
 
 
-def test_progress_is_told_up_to_the_end(tmp_path):
+def test_progress_is_reported_up_to_the_end(tmp_path):
     path = scene().write(tmp_path / "a.sonde")
-    told = []
-    read(path, lambda done, whole: told.append((done, whole)))
-    assert told[-1] == (path.stat().st_size, path.stat().st_size)
-    assert len(told) == 2
+    progress = []
+    read(path, lambda done, whole: progress.append((done, whole)))
+    assert progress[-1] == (path.stat().st_size, path.stat().st_size)
+    assert len(progress) == 2
 
 
 def test_the_end_is_clean_only_where_the_last_chunk_is_the_last(tmp_path):
@@ -101,7 +101,7 @@ def test_the_end_is_clean_only_where_the_last_chunk_is_the_last(tmp_path):
         assert read(write(tmp_path / "a.sonde", *chunks)).info.clean_end is clean
 
 
-def test_pauses_are_left_out_of_the_length_and_there_are_none_where_none_is_said(tmp_path):
+def test_pauses_are_left_out_of_the_length_and_there_are_none_where_none_is_recorded(tmp_path):
     first = chunk({}, **meta(0, START_NS, 5.0, paused_ns=2 * SECOND_NS))
     second = chunk({}, **meta(1, START_NS + 5 * SECOND_NS, 5.0))
     info = read(write(tmp_path / "a.sonde", first, second)).info
@@ -109,9 +109,9 @@ def test_pauses_are_left_out_of_the_length_and_there_are_none_where_none_is_said
     assert read(write(tmp_path / "a.sonde", second)).info.duration_ns == 5 * SECOND_NS
 
 
-@pytest.mark.parametrize("told", [0, -1, 1 << 31, 4.0, "4", None])
-def test_a_number_of_cpus_that_no_machine_has_is_unknown(tmp_path, told):
-    capture = {"host": {"cpus": told, "hz": (1 << 31) - 1}}
+@pytest.mark.parametrize("cpus", [0, -1, 1 << 31, 4.0, "4", None])
+def test_a_number_of_cpus_that_no_machine_has_is_unknown(tmp_path, cpus):
+    capture = {"host": {"cpus": cpus, "hz": (1 << 31) - 1}}
     info = read(write(tmp_path / "a.sonde", chunk({}, **meta(0, capture=capture)))).info
     assert (info.cpus, info.hz) == (0, (1 << 31) - 1)
 

@@ -21,11 +21,6 @@ from timelines import PID, Scene
 MS = 1_000_000
 
 
-@pytest.fixture
-def writer():
-    return Writer(seconds=5)
-
-
 def run(writer: Writer, key, begin_ms: float, end_ms: float, **more) -> None:
     row = {"kind": "kernel", "name": "gemm", "weight": 1.0, "source": "cupti", "tid": 42, **more}
     start, end = START_NS + round(begin_ms * MS), START_NS + round(end_ms * MS)
@@ -134,7 +129,7 @@ def test_a_device_that_idles_while_its_thread_waits_for_it_again_and_again(write
     assert list(found) == list(expected)
 
 
-def test_threads_that_wait_for_one_another_are_told_of_together(writer, tmp_path):
+def test_threads_that_wait_for_one_another_are_reported_together(writer, tmp_path):
     key = writer.process(
         42, "train", threads=[{"tid": 42, "comm": "train"}, {"tid": 43, "comm": "autograd"}]
     )
@@ -205,29 +200,40 @@ def test_a_collective_under_kernels_is_no_stall(writer, tmp_path):
     assert Cause.COLLECTIVE not in {cause.key for cause in verdict.causes}
 
 
-def clocks(writer: Writer, reason: str, mhz: float, gpu: int = 0) -> None:
-    """What NVML tells of a device that is held down to a clock, with 1,980 MHz its highest."""
+def clocks(writer: Writer, reason: str | tuple[str, ...], mhz: float, gpu: int = 0) -> None:
+    """What NVML reports of a device that is held down to a clock, with 1,980 MHz its highest."""
+    reasons = tuple(filter(None, (reason,))) if isinstance(reason, str) else reason
 
     def point(series: str, at_s: float, value: float, **labels: str) -> None:
-        told = {
+        full = {
             "hw.id": f"GPU-{gpu}",
             **{name.replace("__", "."): one for name, one in labels.items()},
         }
         time_ns = START_NS + round(at_s * 1e9)
-        row = {"time_ns": time_ns, "series": series, "labels": json.dumps(told), "value": value}
+        row = {"time_ns": time_ns, "series": series, "labels": json.dumps(full), "value": value}
         writer.rows["metric"].append(row)
 
     point("sonde.gpu.info", 0, 1, sonde__gpu__index=str(gpu))
     point("sonde.gpu.clock.limit", 0, 1980e6, sonde__gpu__clock__domain="sm")
-    for other in ("software_power_cap", "hardware_thermal"):
-        point("sonde.gpu.throttled", 0, other == reason, sonde__gpu__throttle__reason=other)
+    for other in {"software_power_cap", "hardware_thermal", *reasons}:
+        point("sonde.gpu.throttled", 0, other in reasons, sonde__gpu__throttle__reason=other)
     for tick in range(100):
         point("sonde.gpu.clock", tick / 100, mhz * 1e6, sonde__gpu__clock__domain="sm")
 
 
 @pytest.mark.parametrize(
     ("reason", "next_step"),
-    [("software_power_cap", "power limit"), ("hardware_thermal", "cool the GPU")],
+    [
+        ("software_power_cap", "power limit"),
+        ("hardware_thermal", "cool the GPU"),
+        ("software_thermal", "cool the GPU"),
+        ("hardware_power_brake", "power supplies and the power budget"),
+        ("hardware_slowdown", "does not report what"),
+        ("board_limit", "does not report what"),
+        # The driver sets the sum beside the reason.
+        (("hardware_slowdown", "hardware_thermal"), "cool the GPU"),
+        (("hardware_slowdown", "hardware_power_brake"), "power supplies and the power budget"),
+    ],
 )
 def test_a_device_whose_clocks_are_held_down_is_throttled(reason, next_step, writer, tmp_path):
     """Made by hand, with the series that NVML's readings have."""
@@ -247,6 +253,9 @@ def test_a_device_whose_clocks_are_held_down_is_throttled(reason, next_step, wri
     ("reason", "mhz", "kernel"),
     [
         ("", 1200, "gemm"),  # low, but nothing holds it down: the driver's own choice
+        ("sync_boost", 1200, "gemm"),  # the clock of the slowest GPU of a group, as was asked for
+        ("display_clock", 1200, "gemm"),
+        ("application_clocks", 1200, "gemm"),
         ("software_power_cap", 1800, "gemm"),  # held down by little
         ("software_power_cap", 1200, "vectorized_elementwise_kernel"),  # memory sets the pace
     ],
@@ -259,11 +268,12 @@ def test_clocks_that_cost_little_are_no_verdict(reason, mhz, kernel, writer, tmp
     (verdict,) = explain(opened(writer, tmp_path)).verdicts
 
     assert verdict.bound in (Bound.COMPUTE, Bound.MEMORY)
-    assert any("clocks throttled" in line for line in verdict.evidence) == bool(reason)
+    throttled = reason == "software_power_cap"
+    assert any("clocks throttled" in line for line in verdict.evidence) == throttled
 
 
 def holds(writer: Writer, gpu: int, pid: int) -> None:
-    """What NVML tells of a process that uses a GPU."""
+    """What NVML reports of a process that uses a GPU."""
     me = {"hw.id": f"GPU-{gpu}"}
     for series, more in (
         ("sonde.gpu.info", {"sonde.gpu.index": str(gpu)}),
@@ -273,7 +283,7 @@ def holds(writer: Writer, gpu: int, pid: int) -> None:
         writer.rows["metric"].append({"time_ns": START_NS, **row})
 
 
-def test_processes_that_each_see_one_gpu_are_no_rivals(writer, tmp_path):
+def test_processes_that_each_see_one_gpu_are_no_tenants_of_one(writer, tmp_path):
     """Each calls its own GPU number 0, as CUDA_VISIBLE_DEVICES has it."""
     for number, pid in enumerate((42, 43)):
         key = writer.process(pid, f"train-{number}")
@@ -308,7 +318,7 @@ def test_the_clocks_of_the_gpu_that_a_process_uses_are_its(held_down, bound, wri
         (0, {0: ["0000:1B:00.0"]}, 0, "compute", False),
         (3, {}, PID, Bound.THROTTLED, False),  # the capture knows which GPU holds its memory
         (0, {}, PID, "compute", False),
-        (0, {}, 0, Bound.THROTTLED, True),  # nothing tells: equal numbers, and it says so
+        (0, {}, 0, Bound.THROTTLED, True),  # nothing names it: equal numbers, and a note
         (3, {}, 0, "compute", True),
     ],
 )
@@ -322,8 +332,8 @@ def test_a_trace_is_joined_with_the_clocks_of_its_own_gpu(
     writer.process(PID, "train")
     for gpu in (0, 3):
         clocks(writer, "software_power_cap" if gpu == held_down else "", 1200, gpu=gpu)
-    told = {"hw.id": "GPU-3", "sonde.gpu.index": "3", "sonde.gpu.pci.address": "00000000:1b:00.0"}
-    row = {"time_ns": START_NS, "series": "sonde.gpu.info", "labels": json.dumps(told)}
+    labels = {"hw.id": "GPU-3", "sonde.gpu.index": "3", "sonde.gpu.pci.address": "00000000:1b:00.0"}
+    row = {"time_ns": START_NS, "series": "sonde.gpu.info", "labels": json.dumps(labels)}
     writer.rows["metric"].append({**row, "value": 1.0})
     if holder:
         holds(writer, 3, holder)
@@ -337,16 +347,16 @@ def test_a_trace_is_joined_with_the_clocks_of_its_own_gpu(
 @pytest.mark.parametrize(
     ("gpus", "ordinals", "indices"),
     [
-        ([], [0, 1], [0, 1]),  # nothing tells
+        ([], [0, 1], [0, 1]),  # nothing identifies them
         ([5], [0, 0], [5, 5]),
         ([4, 5, 6, 7], [0, 1, 2, 3], [4, 5, 6, 7]),
         ([0, 3], [3, 0], [3, 0]),  # it sees all, and launched on two
-        ([1, 3], [1], [1]),  # it sees all, as far as anyone can tell
+        ([1, 3], [1], [1]),  # it sees all, as far as is known
         ([4, 5], [1], [5]),
         ([0], [0, 2], [0, 2]),  # they contradict: its own word
     ],
 )
-def test_ordinals_are_told_from_indices(gpus, ordinals, indices):
+def test_ordinals_are_distinguished_from_indices(gpus, ordinals, indices):
     known = index_of(gpus, ordinals)
 
     assert [known[one] for one in ordinals] == indices
@@ -363,7 +373,7 @@ def test_waits_name_who_ended_them(writer, tmp_path):
     assert second == 0
 
 
-def test_a_verdict_from_windows_says_how_sure_it_is_and_what_it_cannot_say(writer, tmp_path):
+def test_a_verdict_from_windows_has_its_uncertainty_and_what_it_cannot_know(writer, tmp_path):
     """20 windows of 100 ms in 5 s; how long the device waits for a lock differs from one to the
     next."""
     key = writer.process(42, "train")
@@ -384,15 +394,15 @@ def test_a_verdict_from_windows_says_how_sure_it_is_and_what_it_cannot_say(write
         sampling.half_width[Bound.LOCK], rel=0.1
     )
     assert "every 250 ms" in sampling.cannot[0]
-    said = text.render(explanation)
-    assert "seen in 20 windows, 38 % of 5.00 s: computed ±" in said
-    assert "launch times are not known" in said
+    page = text.render(explanation)
+    assert "seen in 20 windows, 38 % of 5.00 s: computed ±" in page
+    assert "launch times are not known" in page
     assert json.loads(text.to_json(explanation))["verdicts"][0]["sampling"]["windows"] == 20
 
 
 def test_intervals_from_windows_hold_the_truth(writer):
-    """Of 200 programs with bursts, seen in 20 windows each, at least nine in ten of what the
-    interval says are right."""
+    """Of 200 programs with bursts, seen in 20 windows each, at least nine in ten of the
+    intervals are right."""
     right = 0
     for seed in range(200):
         rng = random.Random(seed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command after `--`: held back until told to start, then itself and nothing else."""
+"""The command after `--`: held back until it may start, then itself and nothing else."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_command_dies_with_a_recorder_that_is_killed(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-def test_exit_codes_and_signals_are_told_apart() -> None:
+def test_exit_codes_and_signals_are_distinguished() -> None:
     left = Child(["sh", "-c", "exit 3"])
     left.start()
     left.reap(wait=True)
@@ -108,7 +108,7 @@ def test_what_the_kernel_will_not_execute_is_wrong_use(tmp_path: Path) -> None:
         child.start()
 
 
-def test_nobody_called_sudo_unless_the_environment_says_so() -> None:
+def test_nobody_called_sudo_unless_the_environment_shows_it() -> None:
     assert invoking_user({}) is None
     assert invoking_user({"SUDO_UID": "0"}) is None
     assert invoking_user({"SUDO_UID": "what"}) is None

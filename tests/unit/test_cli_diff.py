@@ -40,18 +40,18 @@ def test_the_same_work_twice_is_within_noise(tmp_path, capsys):
     a, b = trace(tmp_path / "a", 200, 1), trace(tmp_path / "b", 200, 2)
 
     assert cli.main(["diff", a, b, "--fail-above", "3%"]) == 0
-    said = capsys.readouterr().out
-    assert "nothing got worse by more than 3 %" in said
-    assert "step" in said.splitlines()[1]
+    output = capsys.readouterr().out
+    assert "nothing got worse by more than 3 %" in output
+    assert "step" in output.splitlines()[1]
 
 
 def test_a_slower_kernel_fails_and_is_named(tmp_path, capsys):
     a, b = trace(tmp_path / "a", 200, 1), trace(tmp_path / "b", 240, 2)
 
     assert cli.main(["diff", a, b, "--fail-above", "3%"]) == 1
-    said = capsys.readouterr().out
-    assert "worse by 5.7 % of a step: kernel norm" in said
-    assert "kernel gemm" not in said.split("worse by", 1)[1]
+    output = capsys.readouterr().out
+    assert "worse by 5.7 % of a step: kernel norm" in output
+    assert "kernel gemm" not in output.split("worse by", 1)[1]
     assert cli.main(["diff", a, b, "--fail-above", "10%"]) == 0
     assert cli.main(["diff", a, b]) == 0
     assert cli.main(["diff", b, a, "--fail-above", "3%"]) == 0
@@ -61,12 +61,12 @@ def test_for_scripts(tmp_path, capsys):
     a, b = trace(tmp_path / "a", 200, 1), trace(tmp_path / "b", 240, 2, gap_us=300)
 
     assert cli.main(["diff", a, b, "--json", "--fail-above", "0.03"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told["per"] == "step"
-    kinds = {(one["kind"], one["name"]) for one in told["failed"]}
+    result = json.loads(capsys.readouterr().out)
+    assert result["per"] == "step"
+    kinds = {(one["kind"], one["name"]) for one in result["failed"]}
     assert ("step", "step time") in kinds
     assert ("kernel", "norm") in kinds
-    assert told["changes"][0]["kind"] == "step"
+    assert result["changes"][0]["kind"] == "step"
 
 
 def test_recorded_programs_with_and_against_themselves(capsys):
@@ -102,7 +102,7 @@ def capture(path: Path, seed: int, step_ms: float) -> str:
     return str(writer.write(path))
 
 
-def test_where_calls_are_only_counted_their_pace_tells(tmp_path, capsys):
+def test_where_calls_are_only_counted_their_rate_decides(tmp_path, capsys):
     a = capture(tmp_path / "a.sonde", 1, 10)
     same, slow = capture(tmp_path / "b.sonde", 2, 10), capture(tmp_path / "c.sonde", 3, 14)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/reference/cli.md says what the parsers say."""
+"""docs/reference/cli.md agrees with the parsers."""
 
 from __future__ import annotations
 

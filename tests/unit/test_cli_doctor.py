@@ -36,7 +36,7 @@ def test_a_machine_that_can_record_exits_with_0() -> None:
 
 
 @AS_ROOT
-def test_without_capabilities_it_names_them_and_says_how_to_grant_them() -> None:
+def test_without_capabilities_it_names_them_and_how_to_grant_them() -> None:
     done = subprocess.run([*WITHOUT_CAPABILITIES, *DOCTOR], capture_output=True, text=True)
 
     assert done.returncode == 3
@@ -54,13 +54,13 @@ def test_the_verdict_follows_the_worst_finding() -> None:
     assert "Boot another kernel." not in doctor.verdict([POOR, BROKEN])
 
 
-def test_a_remedy_that_mends_several_is_said_once() -> None:
+def test_a_remedy_that_fixes_several_is_printed_once() -> None:
     twin = Finding("BPF", Status.FAIL, "refused", "everything", BROKEN.remedy)
 
-    said = doctor.verdict([BROKEN, twin])
+    text = doctor.verdict([BROKEN, twin])
 
-    assert said.count(BROKEN.remedy) == 1
-    assert "lockdown, BPF" in said
+    assert text.count(BROKEN.remedy) == 1
+    assert "lockdown, BPF" in text
 
 
 @pytest.mark.parametrize("width", [60, 100, 200])
@@ -80,7 +80,7 @@ def test_colour_is_for_terminals_only() -> None:
 
 
 @pytest.mark.bpf
-def test_it_says_what_a_recording_holds_in_the_kernel() -> None:
+def test_it_reports_what_a_recording_holds_in_the_kernel() -> None:
     done = subprocess.run([*DOCTOR, "--json"], capture_output=True, text=True)
 
     findings = {it["name"]: it["detail"] for it in json.loads(done.stdout)["findings"]}

@@ -37,9 +37,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def row(name: str, line: str, code: int, says: str = "", marks: object = ()) -> object:
+def row(name: str, line: str, code: int, words: str = "", marks: object = ()) -> object:
     """A row of the table; `line` is for a shell, in which `sonde` is this command."""
-    return pytest.param(line, code, says, id=name, marks=marks)  # type: ignore[arg-type]
+    return pytest.param(line, code, words, id=name, marks=marks)  # type: ignore[arg-type]
 
 
 TABLE = [
@@ -82,9 +82,9 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize(("line", "code", "says"), TABLE)
+@pytest.mark.parametrize(("line", "code", "words"), TABLE)
 def test_every_command_ends_as_a_shell_expects(
-    place: Path, line: str, code: int, says: str
+    place: Path, line: str, code: int, words: str
 ) -> None:
     sonde = shlex.join(SONDE)
     line = line.replace("UNPRIVILEGED sonde", f"{shlex.join(WITHOUT_CAPABILITIES)} {sonde}")
@@ -100,14 +100,14 @@ def test_every_command_ends_as_a_shell_expects(
     )
 
     assert done.returncode == code, done.stderr
-    assert says in done.stdout + done.stderr
+    assert words in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert "bug in Sonde" not in done.stderr
 
 
 @pytest.mark.parametrize("stage", ["start", "reading"])
 def test_ctrl_c_is_answered_at_every_stage(place: Path, stage: str) -> None:
-    """While it starts, and while it waits for a pipe that says nothing."""
+    """While it starts, and while it waits for a pipe that sends nothing."""
     reader, writer = os.pipe()
     with subprocess.Popen(
         [*SONDE, "report", "-"], cwd=place, stdin=reader, stderr=subprocess.PIPE, text=True
@@ -117,11 +117,11 @@ def test_ctrl_c_is_answered_at_every_stage(place: Path, stage: str) -> None:
             os.write(writer, b"SONDE")
             _wait_until_read(writer)
         command.send_signal(signal.SIGINT)
-        _, said = command.communicate(timeout=60)
+        _, message = command.communicate(timeout=60)
         os.close(writer)
     assert command.returncode in (130, -signal.SIGINT)
     if stage == "reading":
-        assert "Traceback" not in said
+        assert "Traceback" not in message
 
 
 def _wait_until_read(writer: int) -> None:

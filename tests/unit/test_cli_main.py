@@ -49,7 +49,7 @@ def test_every_help_has_an_example(name: list[str]) -> None:
     assert "sonde " in done.stdout.partition("example")[2]
 
 
-def test_the_outline_says_what_the_commands_say() -> None:
+def test_the_outline_has_the_words_of_the_commands() -> None:
     assert cli.build_outline().format_help() == cli.build_parser().format_help()
 
 
@@ -96,10 +96,10 @@ def test_an_unexpected_exception_is_reported_as_a_bug_without_a_traceback(
         raise ZeroDivisionError("division by zero")
 
     assert run_as(command, monkeypatch) == 1
-    said = capsys.readouterr().err
-    assert "a bug in Sonde" in said
-    assert "SONDE_DEBUG=1" in said
-    assert "Traceback" not in said
+    message = capsys.readouterr().err
+    assert "a bug in Sonde" in message
+    assert "SONDE_DEBUG=1" in message
+    assert "Traceback" not in message
 
     monkeypatch.setenv("SONDE_DEBUG", "1")
     run_as(command, monkeypatch)

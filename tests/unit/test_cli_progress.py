@@ -25,7 +25,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_counts_are_told_in_one_line() -> None:
+def test_counts_are_printed_in_one_line() -> None:
     assert progress.describe(LIVE, None) == (
         "12 s  4,712 samples  83,201 waits  96 device calls  1.23 MB"
     )

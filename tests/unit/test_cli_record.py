@@ -73,7 +73,7 @@ def begin(folder: Path, *arguments: str) -> subprocess.Popen[str]:
         (["-d", "-1"], "'-1' is not a number of seconds"),
     ],
 )
-def test_wrong_use_is_said_and_leaves_nothing(
+def test_wrong_use_is_reported_and_leaves_nothing(
     tmp_path: Path, arguments: list[str], cause: str
 ) -> None:
     done = record(tmp_path, *arguments)
@@ -145,7 +145,7 @@ def test_an_existing_file_is_not_overwritten_unless_forced(tmp_path: Path) -> No
 
 
 @pytest.mark.bpf
-def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_reported(tmp_path: Path) -> None:
     done = record(tmp_path, "-d", "0.2", "-o", "nowhere/x.sonde")
 
     assert done.returncode == 1
@@ -256,7 +256,7 @@ def test_json_is_the_only_thing_on_standard_output(tmp_path: Path) -> None:
 
 
 @pytest.mark.bpf
-def test_quiet_says_nothing(tmp_path: Path) -> None:
+def test_quiet_prints_nothing(tmp_path: Path) -> None:
     done = record(tmp_path, "-q", "-d", "0.3", "-o", "x.sonde")
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -299,7 +299,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.bpf
-def test_a_full_disk_is_said_and_what_was_written_is_kept(small_disk: Path) -> None:
+def test_a_full_disk_is_reported_and_what_was_written_is_kept(small_disk: Path) -> None:
     done = record(small_disk, "-d", "100", "-o", "x.sonde", SONDE_CHUNK_S="0.2", SONDE_TICK_S="0.1")
 
     assert done.returncode == 1
@@ -384,12 +384,12 @@ def test_a_pause_asked_for_before_the_start_holds_from_the_start(tmp_path: Path)
     while not _catches(process.pid, signal.SIGUSR1):
         time.sleep(0.001)
     process.send_signal(signal.SIGUSR1)
-    said, complaints = process.communicate(timeout=60)
+    output, complaints = process.communicate(timeout=60)
     spinner.kill()
     spinner.wait()
 
     assert process.returncode == 0, complaints
-    outcome = json.loads(said)
+    outcome = json.loads(output)
     # Some CPU was busy all the time; the pause begins once everything stands.
     assert outcome["samples"] < 100 * outcome["elapsed_s"] / 2
 

@@ -25,7 +25,7 @@ def file(tmp_path):
     return write
 
 
-def test_defaults_hold_where_nothing_is_said(file):
+def test_defaults_hold_where_nothing_is_set(file):
     assert load({}, file("")) == Config()
 
 

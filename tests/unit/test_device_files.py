@@ -28,7 +28,7 @@ A_LIBRARY = "/usr/lib/libOpenCL.so.1"
 
 
 class FakeProbes:
-    """Finds a device API in files of the names it is told."""
+    """Finds a device API in files of the names it is given."""
 
     def __init__(self, *carriers: str) -> None:
         self.carriers = carriers
@@ -186,7 +186,7 @@ def test_a_child_that_inherited_the_mapping_keeps_the_probes(used):
     assert not probes.files
 
 
-def test_probes_stay_where_proc_knows_of_a_user_that_no_event_told_of(used, monkeypatch):
+def test_probes_stay_where_proc_shows_a_user_without_an_event(used, monkeypatch):
     found, probes = used
     one = MappedFile(30, (8, 1, 3), A_LIBRARY, 0, 4096)
     monkeypatch.setattr(discovery, "mapped_now", lambda _unread: iter([one]))
@@ -195,7 +195,7 @@ def test_probes_stay_where_proc_knows_of_a_user_that_no_event_told_of(used, monk
     assert probes.files
 
 
-def test_a_library_that_is_gone_before_it_could_be_read_is_told(monkeypatch):
+def test_a_library_that_is_gone_before_it_could_be_read_is_reported(monkeypatch):
     def gone(file):
         raise FileNotFoundError
 
@@ -308,7 +308,7 @@ def test_the_real_cache_names_libraries_that_exist():
     assert all(Path(path).exists() for path in installed(lambda name: name.startswith("libc.so")))
 
 
-def test_what_need_not_be_heard_of_again_is_what_carries_nothing(opened, monkeypatch):
+def test_what_is_ignored_from_now_on_is_what_carries_nothing(opened, monkeypatch):
     found = make(FakeProbes("libOpenCL.so.1"))
     found.irrelevant_files()  # somebody wants to know
     events = [mapped(10, 2, "/lib/libc.so.6"), mapped(10, 3, A_LIBRARY)]

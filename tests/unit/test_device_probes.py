@@ -77,7 +77,7 @@ def test_a_file_of_nothing_but_stubs_has_no_probes(bpf, monkeypatch):
     assert not probes.files and not bpf.links
 
 
-def test_costly_sites_have_a_link_of_their_own_and_are_told(bpf, monkeypatch):
+def test_costly_sites_have_a_separate_link_and_are_reported(bpf, monkeypatch):
     functions = {"wait": (200, 200, "single-step"), "copy": (100, 100, "single-step")}
     FakeElf(monkeypatch, {**USUAL, **functions, "copy_v2": (150, 150, "emulated")})
     probes = make(bpf)
@@ -96,7 +96,7 @@ def test_one_by_one_where_the_kernel_cannot_do_all_at_once(bpf, monkeypatch):
     assert [multi for _, multi in bpf.links.values()] == [False, False]
 
 
-def test_what_the_kernel_refuses_is_told_and_the_rest_attached(bpf, monkeypatch):
+def test_what_the_kernel_refuses_is_reported_and_the_rest_attached(bpf, monkeypatch):
     FakeElf(monkeypatch, USUAL)
     bpf.refused_offsets = {204}
     probes = make(bpf)
@@ -138,7 +138,7 @@ def test_a_cheap_site_may_cost_ten_times_that_for_ten_seconds(bpf, monkeypatch):
     assert bpf.offsets() == [204]
 
 
-def test_neighbours_are_attached_anew_before_the_old_probes_go(bpf, monkeypatch):
+def test_neighbours_are_attached_again_before_the_old_probes_go(bpf, monkeypatch):
     FakeElf(monkeypatch, USUAL)
     probes = make(bpf)
     examine(probes)
@@ -146,7 +146,7 @@ def test_neighbours_are_attached_anew_before_the_old_probes_go(bpf, monkeypatch)
     probes.take_off(KEY, site_of(probes, "copy"))
     assert bpf.most_links == 2
     assert bpf.offsets() == [204]
-    # The kernel side tells one hit of both by the site it names.
+    # The kernel side distinguishes one hit of both by the site it names.
     assert site_of(probes, "wait").index != before
     assert before in probes.sites
 
@@ -165,7 +165,7 @@ def test_indices_of_sites_are_used_in_turn(bpf, monkeypatch):
     assert site_of(probes, "copy").index in range(MAX_SITES)
 
 
-def test_without_room_for_more_sites_it_says_so(bpf, monkeypatch):
+def test_without_room_for_more_sites_it_reports_that(bpf, monkeypatch):
     FakeElf(monkeypatch, USUAL)
     monkeypatch.setattr(probes_module, "MAX_SITES", 1)
     probes = make(bpf)
@@ -258,15 +258,15 @@ def test_at_the_end_probes_that_cannot_come_off_are_left_to_a_child(bpf, monkeyp
     probes = make(bpf, locks=locks)
     examine(probes)
     locks.held[KEY[2]] = HOLDER
-    said = probes.close()
+    notes = probes.close()
     if has_child:
         assert kept == [1001, "outlives"]
         assert not bpf.links
-        [line] = said
+        [line] = notes
         assert line.startswith("the probes on libtest.so.1 stay until")
         assert str(HOLDER) in line and line.endswith("process 88 waits for that")
     else:
-        assert (kept, said) == (["ended"], [])
+        assert (kept, notes) == (["ended"], [])
         assert len(bpf.links) == 1  # as it is
 
 
@@ -330,7 +330,7 @@ class FakeRing:
         return lambda *arguments: []
 
 
-def test_calls_left_out_of_the_spans_are_told(calls, bpf, monkeypatch):
+def test_calls_left_out_of_the_spans_are_reported(calls, bpf, monkeypatch):
     index = site_of(calls._probes, "copy").index
     bpf.hits = {index: 1}
     bpf.rows = [row(index, count=400)]

@@ -110,10 +110,10 @@ def test_intervals_cover_what_they_promise(loop, chance):
 
 
 def test_the_share_of_a_function_and_its_interval():
-    """Each function asked for runs of its own length: a whole trace, drawn 1,000 times."""
+    """Each function asked for runs of another length: a whole trace, drawn 1,000 times."""
     rng = random.Random(5)
     truth = {f"f{n}": n / 55 for n in range(1, 11)}
-    chance, inside, told = 0.2, 0, 0
+    chance, inside, draws_seen = 0.2, 0, 0
     for _ in range(1_000):
         draw = {
             name: [(1_000 * n, 1 / chance) for _ in range(60) if rng.random() < chance]
@@ -127,5 +127,5 @@ def test_the_share_of_a_function_and_its_interval():
         }  # fmt: skip
         for name, (share, error) in shares_of(sums).items():
             inside += abs(share - truth[name]) <= error
-            told += 1
-    assert 0.93 <= inside / told <= 0.97
+            draws_seen += 1
+    assert 0.93 <= inside / draws_seen <= 0.97

@@ -91,19 +91,19 @@ def asked(source):
 
 
 def test_files_of_amdgpu(machine):
-    told = asked(machine(AMDGPU))
-    assert told["hw.gpu.utilization", "general"] == 0.37
-    assert told["hw.gpu.memory.usage",] == 1 << 20
-    assert told["hw.power", "gpu"] == 93
-    assert told["sonde.gpu.power.limit",] == 303
-    assert told["sonde.gpu.clock", "sm"] == 2.482e9
-    assert told["hw.temperature", "gpu", "gpu"] == 51
-    assert told["hw.temperature", "gpu", "memory"] == 62
-    assert told["hw.fan.speed_ratio", "fan"] == pytest.approx(0.2)
-    assert told["sonde.gpu.pcie.link.width", "current"] == 8
-    assert told["sonde.process.gpu.engine.time", "4711", "gfx"] == 2.5
-    assert told["sonde.process.gpu.engine.time", "4711", "compute"] == 0.5
-    assert told["sonde.process.gpu.memory", "4711"] == 2 << 20  # once for both descriptors
+    values = asked(machine(AMDGPU))
+    assert values["hw.gpu.utilization", "general"] == 0.37
+    assert values["hw.gpu.memory.usage",] == 1 << 20
+    assert values["hw.power", "gpu"] == 93
+    assert values["sonde.gpu.power.limit",] == 303
+    assert values["sonde.gpu.clock", "sm"] == 2.482e9
+    assert values["hw.temperature", "gpu", "gpu"] == 51
+    assert values["hw.temperature", "gpu", "memory"] == 62
+    assert values["hw.fan.speed_ratio", "fan"] == pytest.approx(0.2)
+    assert values["sonde.gpu.pcie.link.width", "current"] == 8
+    assert values["sonde.process.gpu.engine.time", "4711", "gfx"] == 2.5
+    assert values["sonde.process.gpu.engine.time", "4711", "compute"] == 0.5
+    assert values["sonde.process.gpu.memory", "4711"] == 2 << 20  # once for both descriptors
 
 
 def test_only_a_device_of_drm_is_a_card_whatever_its_path(machine, monkeypatch):
@@ -139,18 +139,18 @@ def test_many_open_cards_of_one_user_shut_nobody_else_out(machine, tmp_path, mon
     assert pids.count(4711) == 2
     points = Points()
     source._read_slow(points)
-    told = {series: value for _, series, _, value in points.metrics}
-    assert told["sonde.gpu.clients_left_out"] == 302 - drm_module.CLIENTS_MAX
+    values = {series: value for _, series, _, value in points.metrics}
+    assert values["sonde.gpu.clients_left_out"] == 302 - drm_module.CLIENTS_MAX
     monkeypatch.setattr(drm_module, "DESCRIPTORS_MAX", 100)
     source._find_clients()
     assert (len(source._clients), source._left_out) == (102, 1)
 
 
 def test_files_of_intel(machine):
-    told = asked(machine(XE))
-    assert told["hw.energy", "gpu"] == 7
-    assert told["sonde.process.gpu.engine.time", "4711", "rcs"] == 9e-9
-    assert told["sonde.process.gpu.memory", "4711"] == 4 << 20
+    values = asked(machine(XE))
+    assert values["hw.energy", "gpu"] == 7
+    assert values["sonde.process.gpu.engine.time", "4711", "rcs"] == 9e-9
+    assert values["sonde.process.gpu.memory", "4711"] == 4 << 20
 
 
 def test_cards_of_nvidia_are_left_to_nvml(machine):
@@ -207,30 +207,32 @@ def claimed_of(source):
     return {name for name, metric in catalogue().items() if source in metric.source.split(", ")}
 
 
-def test_the_catalogue_claims_no_more_of_amd_smi_than_it_tells(amdsmi):
+def test_the_catalogue_claims_no_more_of_amd_smi_than_it_reports(amdsmi):
     assert claimed_of("amdsmi") == {key[0] for key in asked(AmdSmiSource())}
 
 
-def test_the_catalogue_claims_no_more_of_drm_than_it_tells(machine):
-    told = {key[0] for key in asked(machine(AMDGPU | {f"{CARD}/hwmon/hwmon4/energy1_input": "1"}))}
-    assert claimed_of("drm") == told
+def test_the_catalogue_claims_no_more_of_drm_than_it_reports(machine):
+    values = {
+        key[0] for key in asked(machine(AMDGPU | {f"{CARD}/hwmon/hwmon4/energy1_input": "1"}))
+    }
+    assert claimed_of("drm") == values
 
 
 def test_answers_of_amd_smi(amdsmi):
-    told = asked(AmdSmiSource())
-    assert told["hw.gpu.utilization", "general"] == pytest.approx(0.9)
-    assert told["hw.gpu.memory.usage",] == 283 << 20
-    assert told["hw.power", "gpu"] == 140
-    assert told["sonde.gpu.clock", "sm"] == 1.2e9
-    assert told["hw.errors", "corrected", "gpu"] == 2
-    assert told["hw.energy", "gpu"] == pytest.approx(15.3)
+    values = asked(AmdSmiSource())
+    assert values["hw.gpu.utilization", "general"] == pytest.approx(0.9)
+    assert values["hw.gpu.memory.usage",] == 283 << 20
+    assert values["hw.power", "gpu"] == 140
+    assert values["sonde.gpu.clock", "sm"] == 1.2e9
+    assert values["hw.errors", "corrected", "gpu"] == 2
+    assert values["hw.energy", "gpu"] == pytest.approx(15.3)
 
 
 def test_one_question_that_fails_leaves_the_others(amdsmi):
     amdsmi.add("get_power_info")
-    told = asked(AmdSmiSource())
-    assert ("hw.power", "gpu") not in told
-    assert told["hw.gpu.utilization", "general"] == pytest.approx(0.9)
+    values = asked(AmdSmiSource())
+    assert ("hw.power", "gpu") not in values
+    assert values["hw.gpu.utilization", "general"] == pytest.approx(0.9)
 
 
 def test_a_driver_that_answers_nothing_is_a_gap(amdsmi):

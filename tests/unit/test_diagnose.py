@@ -58,7 +58,7 @@ def usual(number: int) -> Moment:
 def window(after: list[Moment], before: list[Moment] | None = None, **facts) -> Window:
     who = {
         VICTIM: Who(VICTIM, "train", 1),
-        OTHER: Who(OTHER, "rival", 1, "job 7"),
+        OTHER: Who(OTHER, "neighbour", 1, "job 7"),
         SERVER: Who(SERVER, "server", 1),
         CHILD: Who(CHILD, "worker", VICTIM),
         KERNEL: Who(KERNEL, "kworker", 2, is_kernel=True),
@@ -129,19 +129,19 @@ def test_nobody_is_named_whose_use_did_not_rise():
     assert all(candidate.offender is None for candidate in found.candidates)
 
 
-def test_a_quota_is_told_from_contention_by_throttled_time():
+def test_a_quota_is_distinguished_from_contention_by_throttled_time():
     slow = ticks(p100=process(0.5, 0.4), p200=process(0.4))
     found = verdict(slow, quota=0.5, throttled_s=0.4, throttled_periods=8)
     assert found.cause == FaultCause.CPU_QUOTA
 
 
-def test_pinning_is_told_from_contention_by_idle_cpus():
+def test_pinning_is_distinguished_from_contention_by_idle_cpus():
     slow = ticks(p100=process(0.5, 0.4), p200=process(0.9))
     found = verdict(slow, cpus_allowed=1, allowed=[0], cpu_busy={0: 1.0, 1: 0.1})
     assert found.cause == FaultCause.BAD_PINNING
 
 
-def test_pinning_is_told_from_contention_by_the_cpus_it_had_before():
+def test_pinning_is_distinguished_from_contention_by_the_cpus_it_had_before():
     one = window(ticks(p100=process(0.5, 0.4), p200=process(0.9)), cpus_allowed=1, allowed=[0])
     one.facts[0].cpus_before = 2
     found = explain(one, is_last_look=True)
@@ -162,15 +162,15 @@ def on_disk(reason="read", share=0.5, ns=0.5, **usage):
     return process(0.4, waits=[wait(reason, share)], disk=[use], usage=usage)
 
 
-def test_a_limit_on_a_device_is_told_from_others_on_it():
+def test_a_limit_on_a_device_is_distinguished_from_others_on_it():
     limits = ["read_bps 254:0 1048576"]
     slow = ticks(p100=on_disk(ns=0.01))
     assert verdict(slow, disk_limits=limits).cause == FaultCause.DISK_THROTTLE
 
 
 def test_others_on_a_device():
-    rival = process(0.1, disk=[DiskUse("vda", "write", 50, TICK_NS, 0, 50 << 20)])
-    found = verdict(ticks(p100=on_disk(), p200=rival))
+    neighbour = process(0.1, disk=[DiskUse("vda", "write", 50, TICK_NS, 0, 50 << 20)])
+    found = verdict(ticks(p100=on_disk(), p200=neighbour))
     assert found.cause == FaultCause.DISK_CONTENTION
     offender = found.candidates[0].offender
     assert offender is not None
@@ -207,7 +207,7 @@ def test_the_garbage_collector():
     assert found.cause == FaultCause.GARBAGE_COLLECTION
 
 
-def test_the_interpreters_lock_is_told_from_other_locks_by_stacks():
+def test_the_interpreters_lock_is_distinguished_from_other_locks_by_stacks():
     holder = wait("futex", 0.5, VICTIM)
     own = process(0.4, waits=[holder])
     interpreter = msgspec.json.decode(msgspec.json.encode(own), type=ProcessMoment)
@@ -222,7 +222,7 @@ def test_a_service_that_answers_late():
     assert found.cause == FaultCause.REMOTE_DEPENDENCY
 
 
-def test_a_server_whose_backend_is_slow_is_told_from_one_that_is_asked_less():
+def test_a_server_whose_backend_is_slow_is_distinguished_from_one_that_is_asked_less():
     def serving(asked, idle):
         one = process(0.3, waits=[wait("socket", asked + idle, count=20)])
         one.places += [Place(VICTIM, "socket", 1, idle * TICK_NS)]
@@ -250,13 +250,13 @@ def test_a_worker_that_lacks_a_cpu_is_no_slow_loader():
     assert found.cause != FaultCause.SLOW_LOADER
 
 
-def test_what_is_over_is_not_told():
+def test_what_is_over_is_not_reported():
     slow = ticks(3, p100=process(0.5, 0.4), p200=process(0.9))
     over = [moment(TICKS + 3 + n, p100=process(), p200=process(0.1)) for n in range(3)]
     assert verdict(slow + over).change == Change.PASSED
 
 
-def test_a_small_slowdown_without_a_cause_is_not_told():
+def test_a_small_slowdown_without_a_cause_is_not_reported():
     slow = ticks(p100=process(0.8, waits=[wait("driver", 0.08)]))
     assert verdict(slow).change == Change.PASSED
 

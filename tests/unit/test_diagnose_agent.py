@@ -45,7 +45,7 @@ OWN = frame("python", "step", file="train.py")
         ([frame("python", "take_gil", file="train.py")], Role.CODE),
     ],
 )  # fmt: skip
-def test_what_a_stack_tells(frames, role):
+def test_what_is_known_by_a_stack(frames, role):
     place = place_of(frames)
     assert place.role == role
     assert place.text.endswith("train.py:8")

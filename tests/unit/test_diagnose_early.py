@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from sonde import procfs
 from sonde.agent import trends
 from sonde.agent.trends import Trends
-from sonde.agent.victim_facts import group_mounts
 from sonde.diagnose.early import AGAIN_S, MOST_SERIES, EarlyWarnings, Sign
 
 STEP_S = 5
@@ -36,7 +36,7 @@ def follow(levels, *, step_s=STEP_S, limit=LIMIT):
 
 
 @pytest.mark.parametrize("noise", [0.0, 2.0])
-def test_what_grows_towards_its_limit_is_told_with_the_time_that_is_left(noise):
+def test_what_grows_towards_its_limit_is_reported_with_the_time_that_is_left(noise):
     chance = random.Random(5)
     levels = [400 + 10 * number + chance.uniform(-noise, noise) for number in range(60)]
     number, warning = follow(levels)[0]
@@ -60,13 +60,13 @@ def test_what_grows_towards_its_limit_is_told_with_the_time_that_is_left(noise):
     ],
 )
 def test_what_does_not_go_on_is_no_warning(levels):
-    told = [number for number, _ in follow(levels)]
-    # The last one did go on for a while, and is told of no more once it has levelled off.
-    assert all(number < 24 for number in told)
-    assert len(told) <= (1 if levels[-1] == 800.0 and levels[0] == 400 else 0)
+    warned = [number for number, _ in follow(levels)]
+    # The last one did go on for a while, and is not reported any more once it has levelled off.
+    assert all(number < 24 for number in warned)
+    assert len(warned) <= (1 if levels[-1] == 800.0 and levels[0] == 400 else 0)
 
 
-def test_the_same_is_not_told_again_at_once():
+def test_the_same_is_not_reported_again_at_once():
     levels = [310 + 5 * number for number in range(60)]
     assert len(follow(levels)) == 1
     assert AGAIN_S >= STEP_S * 60
@@ -105,7 +105,7 @@ def test_a_sensor_that_gets_hotter(tmp_path, monkeypatch):
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes a control group")
 def test_a_control_group_whose_memory_grows(monkeypatch):
     """Its own time is made up: a look each 5 s takes too long here."""
-    mounts = group_mounts()
+    mounts = procfs.mounts_by_controller()
     folder = Path(mounts.get("memory") or mounts.get("v2") or "") / f"sonde-early-{os.getpid()}"
     try:
         folder.mkdir()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers that nothing could have counted go through diagnosis: counters that went back, products
-that are too large. They may say what they like; they must not end it."""
+that are too large. They may be any number; they must not end it."""
 
 from __future__ import annotations
 

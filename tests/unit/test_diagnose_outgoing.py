@@ -32,7 +32,7 @@ PATIENCE_S = 20.0
 
 def incident(name="train.py", evidence=("ready: 0.5 s more of each second",)) -> Incident:
     who = Offender(7, "burner", "job 9", "its CPU time rose by 0.9 CPUs", 0.8)
-    first = Candidate(FaultCause.CPU_CONTENTION, 0.9, evidence, (), who, "Give it CPUs of its own.")
+    first = Candidate(FaultCause.CPU_CONTENTION, 0.9, evidence, (), who, "Give it separate CPUs.")
     verdict = Verdict((first,), 1.9, {"ready": 0.5})
     times = (10**9, 2 * 10**9, 3 * 10**9)
     return Incident(5, name, "job 8", *times, ("ready",), verdict)
@@ -132,16 +132,17 @@ def test_a_server_that_is_busy_is_asked_again_and_one_that_refuses_is_not():
         until(lambda: poster.posted == 1)
         poster.close()
         assert (len(got), poster.left_out) == (2, 0)
-    said: list[str] = []
+    logged: list[str] = []
     with endpoint(403) as (url, got):
-        poster = Poster(url, log=said.append)
+        poster = Poster(f"{url}/services/T0/secret-path?key=secret-key", log=logged.append)
         poster.post(b"{}")
         until(lambda: poster.left_out == 1)
         poster.post(b"{}")
         until(lambda: poster.left_out == 2)
         poster.close()
     assert len(got) == 2
-    assert len(said) == 1  # of failures in a row the first one is told
+    # Of failures in a row the first one, without the secrets of a webhook's path and query.
+    assert logged == [f"{url} does not take what is posted: HTTP status 403"]
 
 
 def test_a_redirect_leads_nowhere():
@@ -170,7 +171,12 @@ def test_who_posts_never_waits_and_what_found_no_room_is_counted(monkeypatch):
     assert poster.left_out >= QUEUED + 9
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "http://user:secret@x/", "http://", "nonsense"])
+@pytest.mark.parametrize(
+    "url",
+    ["ftp://x", "http://user:secret@x/", "http://", "nonsense", "https://x/secret\u2028",
+     "hooks.example/services/secret", "https:/hooks.example/secret", "https://u:se/secret@x/",
+     "https://x\\secret", "https://x/secret path"],
+)  # fmt: skip
 def test_what_is_no_url_is_refused_without_showing_secrets(url):
     with pytest.raises(UsageError) as caught:
         Poster(url)

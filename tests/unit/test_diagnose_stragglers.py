@@ -13,7 +13,7 @@ STAGES, REPLICAS, STEPS, PIECES = 4, 4, 6, 4
 
 
 def job(*, worker=1.0, stage=1.0, sequences=0.0, noise=0.01, replicas=REPLICAS):
-    """Durations; the worker (2, 1), and the stage 3, take so many times as long; pieces differ."""
+    """Durations; the worker (2, 1) and the stage 3 take that many times as long; pieces differ."""
     chance = random.Random(7)
     for step in range(STEPS):
         for piece in range(PIECES):
@@ -35,17 +35,17 @@ def job(*, worker=1.0, stage=1.0, sequences=0.0, noise=0.01, replicas=REPLICAS):
         ({"stage": 1.5}, Straggle.STAGE, (3, -1)),
         ({"stage": 1.5, "replicas": 1}, Straggle.STAGE, (3, -1)),
         ({"sequences": 1.5}, Straggle.SEQUENCES, (-1, -1)),
-        # The larger of two is told.
+        # The larger of two is reported.
         ({"worker": 2.5, "stage": 1.3}, Straggle.WORKER, (2, 1)),
         ({"worker": 1.2, "stage": 1.8}, Straggle.STAGE, (3, -1)),
     ],
 )
-def test_what_is_slow_is_told_apart(how, kind, where):
+def test_what_is_slow_is_distinguished(how, kind, where):
     found = straggling(job(**how))
     assert (found.kind, (found.stage, found.replica)) == (kind, where)
 
 
-def test_nothing_is_said_of_nothing():
+def test_nothing_is_reported_of_nothing():
     assert straggling([]).kind == Straggle.NOTHING
     assert straggling([Work("forward", 0, 0, 0, 0, 0.0)]).kind == Straggle.NOTHING
     assert straggling([Work("forward", 0, 0, 0, 0, 1.0)]).kind == Straggle.NOTHING

@@ -150,7 +150,7 @@ def test_work_that_was_not_begun_blames_another_process_that_used_the_device(
     assert found[cause] == pytest.approx(0.67, abs=0.03)
 
 
-def test_kernels_that_a_rival_interrupted_count_as_long_as_they_usually_are():
+def test_kernels_that_a_co_tenant_interrupted_count_as_long_as_they_usually_are():
     def step(scene: Scene, t: float) -> None:
         for number in range(30):
             begin = t + number * 50
@@ -179,7 +179,7 @@ def test_latency_between_queued_kernels_is_short():
     assert set(shares(scene)) == {Cause.KERNEL_GAP}
 
 
-def test_the_interpreter_lock_is_told_by_the_switch_interval():
+def test_the_interpreter_lock_is_known_by_the_switch_interval():
     def step(scene: Scene, t: float) -> None:
         scene.kernel(t, t + 100)
         for number in range(2):
@@ -189,7 +189,7 @@ def test_the_interpreter_lock_is_told_by_the_switch_interval():
     assert max(found, key=found.get) == Cause.GIL
 
 
-def test_faults_that_take_cpu_are_told_by_samples():
+def test_faults_that_take_cpu_are_known_by_samples():
     scene = repeated(Scene(), lambda s, t: s.kernel(t, t + 500))
     track = scene.thread()
     times = np.arange(900_000_000, 1_300_000_000, 50_000_000)
@@ -294,8 +294,8 @@ def test_no_timeline_however_odd_is_a_defect():
             assert verdict.bounds
 
 
-def shared_with_a_rival(kernel: float, pace: float, *, rival: bool) -> tuple[Scene, float]:
-    """25 steps of 100 kernels on a device that a rival gets for 2 ms whenever it is free or its
+def shared_with_a_co_tenant(kernel: float, pace: float, *, co_tenant: bool) -> tuple[Scene, float]:
+    """25 steps of 100 kernels on a device that a co-tenant gets for 2 ms whenever it is free or its
     turn comes; and how long they took."""
     rng = random.Random(1)
     scene = Scene()
@@ -305,13 +305,13 @@ def shared_with_a_rival(kernel: float, pace: float, *, rival: bool) -> tuple[Sce
         for _ in range(100):
             host += pace * rng.uniform(0.9, 1.1)
             begin = max(host + 5, device + 1)
-            if rival and begin > device + 2:
+            if co_tenant and begin > device + 2:
                 begin = device + turn * math.ceil((begin - device) / turn)
                 until = begin + turn
-            elif rival and begin >= until:
+            elif co_tenant and begin >= until:
                 begin, until = device + turn, device + 2 * turn
             end = begin + kernel
-            if rival and end > until:
+            if co_tenant and end > until:
                 end += turn
                 until = end + turn
             scene.kernel(begin, end, launched=host - 4, name="gemm", blocks=64)
@@ -323,10 +323,10 @@ def shared_with_a_rival(kernel: float, pace: float, *, rival: bool) -> tuple[Sce
 
 
 @pytest.mark.parametrize(("kernel", "pace"), [(30, 6), (10, 10), (8, 12), (5, 10), (3, 10)])
-def test_a_rivals_share_is_what_the_work_would_gain_without_it(kernel, pace):
-    """Where the host sets the pace, too: what it launches in a rival's turn runs without gaps."""
-    scene, together = shared_with_a_rival(kernel, pace, rival=True)
-    _, alone = shared_with_a_rival(kernel, pace, rival=False)
+def test_a_co_tenants_share_is_what_the_work_would_gain_without_it(kernel, pace):
+    """Where the host sets the pace, too: what it launches during the other's turn has no gaps."""
+    scene, together = shared_with_a_co_tenant(kernel, pace, co_tenant=True)
+    _, alone = shared_with_a_co_tenant(kernel, pace, co_tenant=False)
 
     found = shares(scene, busy_of=[used_by_another()])
     assert found[Cause.GPU_CONTENTION] == pytest.approx(1 - alone / together, abs=0.02)

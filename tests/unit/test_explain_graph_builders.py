@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from captures import START_NS, Writer
+from captures import START_NS
 from sonde.analyze.bound import explain
 from sonde.model.causes import Bound, Cause
 from sonde.recording.timelines import open_timeline
@@ -23,13 +23,8 @@ REPLAY = ("cudaGraphLaunch", "libcudart.so.13")
 
 
 @pytest.fixture
-def writer():
-    return Writer(seconds=5)
-
-
-@pytest.fixture
-def told(writer, tmp_path):
-    def told(*, builder=MAKE, graphs=50, forward=True):
+def explained(writer, tmp_path):
+    def explained(*, builder=MAKE, graphs=50, forward=True):
         """Of 5 s: 1 s waits for warm-ups and 1 s of launches in the builder, 2.6 s of waits for
         replays; the device works for 4.4 s, a quarter of it for the warm-ups."""
         key = writer.process(42, "train")
@@ -62,12 +57,12 @@ def told(writer, tmp_path):
                 writer.rows["device_run"].append({**key, **row, "stream": 7, "stack_id": stack})
         return explain(open_timeline([writer.write(tmp_path / "a.sonde")])).verdicts[0]
 
-    return told
+    return explained
 
 
 @pytest.mark.parametrize("change", [{"forward": True}, {"forward": False}, {"graphs": 10}])
-def test_warm_up_and_waits_are_part_of_capturing(told, change):
-    verdict = told(**change)
+def test_warm_up_and_waits_are_part_of_capturing(explained, change):
+    verdict = explained(**change)
     (first, *rest) = verdict.causes
 
     assert verdict.bounds[0].key == Bound.HOST
@@ -79,8 +74,8 @@ def test_warm_up_and_waits_are_part_of_capturing(told, change):
 
 
 @pytest.mark.parametrize("change", [{"graphs": 9}, {"builder": MAIN}])
-def test_a_few_graphs_at_the_start_and_a_loop_that_replays_them_are_no_building(told, change):
-    verdict = told(**change)
+def test_a_few_graphs_at_the_start_and_a_loop_that_replays_them_are_no_building(explained, change):
+    verdict = explained(**change)
 
     built = sum(one.share for one in verdict.causes if one.key == Cause.BUILD)
     assert built <= 0.03

@@ -6,12 +6,9 @@ from __future__ import annotations
 
 import pytest
 
-from captures import START_NS, Writer
-from sonde.analyze.bound import explain
 from sonde.model.causes import Bound, Cause
-from sonde.recording.timelines import open_timeline
+from training_capture import on_cpu, process, runs
 
-MS = 1_000_000
 MODULE = ("<module>", "[python]", "train.py", 99, "python")
 MAIN = ("main", "[python]", "train.py", 88, "python")
 ENCODE = ("encode", "[python]", "train.py", 21, "python")
@@ -29,38 +26,6 @@ SEM_WAIT = ("sem_wait", "libc.so.6")
 COND_WAIT = ("pthread_cond_timedwait", "libc.so.6")
 
 
-@pytest.fixture
-def writer():
-    return Writer(seconds=5)
-
-
-@pytest.fixture
-def told(writer, tmp_path):
-    def told():
-        return explain(open_timeline([writer.write(tmp_path / "a.sonde")])).verdicts[0]
-
-    return told
-
-
-def process(writer, *tids, pid=42, **more):
-    threads = [{"tid": tid, "comm": f"t{tid}"} for tid in (pid, *tids)]
-    return writer.process(pid, "train", threads=threads, **more)
-
-
-def runs(writer, key, share, *, stack=0, count=50, stream=7):
-    """Kernels that take a share of the 5 s."""
-    for number in range(count):
-        start = START_NS + 5000 * MS * number // count
-        end = start + round(5000 * MS * share / (count * 20))
-        row = {"kind": "kernel", "name": "gemm", "weight": 20.0, "source": "event"}
-        row |= {"start_time_ns": start, "end_time_ns": end, "tid": 42, "stream": stream}
-        writer.rows["device_run"].append({**key, **row, "grid": "512,1,1", "stack_id": stack})
-
-
-def on_cpu(writer, key, seconds, *stack, tid=42):
-    writer.on_cpu(key, tid, writer.stack(*stack), round(seconds * 99))
-
-
 def facts(verdict, cause):
     return "".join(next(one.facts for one in verdict.causes if one.key == cause))
 
@@ -75,11 +40,11 @@ def facts(verdict, cause):
     ],
     ids=["through a framework", "a function within itself", "a module is none", "none"],
 )
-def test_a_place_is_told_with_who_called_it(writer, told, outer, caller):
+def test_a_place_is_reported_with_its_caller(writer, explained, outer, caller):
     key = process(writer)
     on_cpu(writer, key, 4.0, *outer, FORWARD, EVAL)
     runs(writer, key, 0.001)
-    (first, *_) = told().causes
+    (first, *_) = explained().causes
 
     assert first.key == Cause.HOST
     (place,) = first.locations
@@ -87,28 +52,28 @@ def test_a_place_is_told_with_who_called_it(writer, told, outer, caller):
 
 
 @pytest.mark.parametrize(("mostly", "caller"), [(2.5, "encode train.py:21"), (2.0, "")])
-def test_who_called_it_for_half_of_the_time_is_no_answer(writer, told, mostly, caller):
+def test_who_called_it_for_half_of_the_time_is_no_answer(writer, explained, mostly, caller):
     key = process(writer)
     on_cpu(writer, key, mostly, MAIN, ENCODE, FORWARD, EVAL)
     on_cpu(writer, key, 2.0, MAIN, DECODE, FORWARD, EVAL)
     runs(writer, key, 0.001)
 
-    assert told().causes[0].locations[0].caller == caller
+    assert explained().causes[0].locations[0].caller == caller
 
 
-def test_kernels_are_told_with_the_code_that_launched_them(writer, told):
+def test_kernels_are_reported_with_the_code_that_launched_them(writer, explained):
     key = process(writer)
     stack = writer.stack(MAIN, ENCODE, FORWARD, ADD, LAUNCH)
     writer.calls(key, 42, "cudaStreamSynchronize", seconds=4.5, op="sync", count=50)
     on_cpu(writer, key, 0.3, MAIN, ENCODE, FORWARD, ADD, LAUNCH)
-    runs(writer, key, 0.95, stack=stack)
-    (bound, *_) = told().bounds
+    runs(writer, key, 0.95, stack_id=stack)
+    (bound, *_) = explained().bounds
 
     assert bound.key == Bound.COMPUTE
     assert [one.text for one in bound.locations] == ["forward train.py:14 ← encode train.py:21"]
 
 
-def test_where_streams_fork_and_where_they_join_are_places_of_the_dependency(writer, told):
+def test_where_streams_fork_and_where_they_join_are_places_of_the_dependency(writer, explained):
     key = process(writer)
     for where in (ENCODE, DECODE):
         stack = writer.stack(MAIN, where, ("cudaStreamWaitEvent", "libcudart.so.13"))
@@ -118,12 +83,12 @@ def test_where_streams_fork_and_where_they_join_are_places_of_the_dependency(wri
     writer.calls(key, 42, "cudaStreamSynchronize", seconds=4.5, op="sync", count=50)
     runs(writer, key, 0.6)
     runs(writer, key, 0.35, stream=8)
-    found = next(one for one in told().bounds if one.key == Bound.DEPENDENCY)
+    found = next(one for one in explained().bounds if one.key == Bound.DEPENDENCY)
 
     assert {one.function for one in found.locations} == {"encode train.py:21", "decode train.py:25"}
 
 
-def test_the_thread_between_is_told_with_where_it_waits(writer, told):
+def test_the_thread_between_is_reported_with_where_it_waits(writer, explained):
     """A batch comes from a thread that reads a pipe, which a worker fills after a sleep."""
     key = process(writer, 43)
     worker = process(writer, pid=90, ppid=42)
@@ -137,13 +102,33 @@ def test_the_thread_between_is_told_with_where_it_waits(writer, told):
     on_cpu(writer, key, 2.0, MAIN, ADD, LAUNCH)
     runs(writer, key, 0.1)
 
-    fact = facts(told(), Cause.INPUT)
+    fact = facts(explained(), Cause.INPUT)
     assert "t43 (43), which waits in fetch train.py:30 for t90 (90)" in fact
     assert "sleep in decode train.py:25" in fact
 
 
+@pytest.mark.parametrize(("inner", "follows"), [((GET, SEM_WAIT), True), ((SEM_WAIT,), False)])
+def test_a_thread_that_writes_results_to_a_pipe_stands_for_who_makes_them(
+    writer, told, inner, follows
+):
+    """It waits in a queue of its own process; who waits for a lock may hold up others itself."""
+    key = process(writer)
+    worker = process(writer, 91, pid=90, ppid=42)
+    pipe = writer.stack(FETCH, RECEIVE, ("poll", "libc.so.6"))
+    writer.wait(key, 42, "poll", 2.5, count=100, waker=(90, 91), stack=pipe)
+    writer.wait(worker, 91, "futex", 4.8, waker=(90, 90), stack=writer.stack(*inner))
+    on_cpu(writer, worker, 0.1, ENCODE, EVAL, tid=91)
+    on_cpu(writer, worker, 4.8, DECODE, EVAL, tid=90)
+    on_cpu(writer, key, 2.0, MAIN, ADD, LAUNCH)
+    runs(writer, key, 0.1)
+
+    fact = facts(told(), Cause.INPUT)
+    assert ("t91 (91), which waits for t90 (90), on a CPU in decode train.py:25" in fact) is follows
+    assert ("t91 (91), on a CPU in encode train.py:21" in fact) is not follows
+
+
 @pytest.mark.parametrize(("queued", "named"), [(1.0, True), (0.1, False)])
-def test_who_had_the_cpu_is_who_was_short_of_one_too(writer, told, queued, named):
+def test_who_had_the_cpu_is_who_was_short_of_one_too(writer, explained, queued, named):
     """Other threads that ran, but never waited for a CPU, had other ones."""
     key = process(writer, 43, 44)
     writer.wait(key, 42, "preempted", 2.4, count=900, kind="runqueue")
@@ -153,14 +138,14 @@ def test_who_had_the_cpu_is_who_was_short_of_one_too(writer, told, queued, named
         writer.wait(key, tid, "preempted", queued, count=300, kind="runqueue")
     runs(writer, key, 0.1)
 
-    fact = facts(told(), Cause.RUN_QUEUE)
+    fact = facts(explained(), Cause.RUN_QUEUE)
     text = "t43 (43) and 1 more, short of a CPU, too, had 1.2 CPUs meanwhile, mostly in encode"
     assert (text in fact) is named
     assert bool(fact) is named
 
 
 @pytest.mark.parametrize("function", ["PyEval_AcquireThread", "_PyThreadState_Attach"])
-def test_the_interpreters_lock_is_known_by_whatever_function_takes_it(writer, told, function):
+def test_the_interpreters_lock_is_known_by_whatever_function_takes_it(writer, explained, function):
     """Interpreters without symbols show only their public functions; a framework takes it, too."""
     key = process(writer, 43)
     acquire = ("pybind11::gil_scoped_acquire::gil_scoped_acquire()", "libtorch_python.so")
@@ -171,11 +156,11 @@ def test_the_interpreters_lock_is_known_by_whatever_function_takes_it(writer, to
     on_cpu(writer, key, 2.0, MAIN, ADD, LAUNCH)
     runs(writer, key, 0.1)
 
-    assert {Cause.GIL, Cause.LOCK} & {one.key for one in told().causes} == {Cause.GIL}
+    assert {Cause.GIL, Cause.LOCK} & {one.key for one in explained().causes} == {Cause.GIL}
 
 
 @pytest.mark.parametrize(("seconds", "named"), [(0.5, True), (0.05, False)])
-def test_the_timer_that_cuts_waits_for_the_interpreter_is_nobody(writer, told, seconds, named):
+def test_the_timer_that_cuts_waits_for_the_interpreter_is_nobody(writer, explained, seconds, named):
     """Of 3 s, few waits are ended by a thread: CPython asks for its lock every 5 ms."""
     key = process(writer, 43)
     stack = writer.stack(MAIN, ("take_gil", "python3.12"), COND_WAIT)
@@ -186,5 +171,5 @@ def test_the_timer_that_cuts_waits_for_the_interpreter_is_nobody(writer, told, s
     on_cpu(writer, key, 1.5, MAIN, ADD, LAUNCH)
     runs(writer, key, 0.1)
 
-    fact = facts(told(), Cause.GIL)
+    fact = facts(explained(), Cause.GIL)
     assert ("t43 (43), on a CPU in decode train.py:25" in fact) is named

@@ -100,7 +100,7 @@ def test_an_evaluation_phase_between_training_steps():
     assert 0.9 < found.regularity < 1
 
 
-def test_steps_told_apart_by_the_gaps_between_them_alone():
+def test_steps_known_by_the_gaps_between_them_alone():
     scene = Scene()
     for step in range(30):
         t = 1_000_000 + step * 5000
@@ -129,7 +129,7 @@ def test_products_that_occur_twice_a_step_do_not_halve_it():
     assert found.regularity == 1
 
 
-def test_where_only_equal_kernels_repeat_the_programs_functions_tell_its_steps():
+def test_where_only_equal_kernels_repeat_the_programs_functions_show_its_steps():
     scene = Scene()
     scene.python(999_000, 1_100_000, "train.py(1): main")
     for step in range(30):
@@ -146,7 +146,7 @@ def test_where_only_equal_kernels_repeat_the_programs_functions_tell_its_steps()
 
 
 def test_without_functions_it_is_the_loop_within_that_is_found():
-    """What cannot be told is not told: the shortest stretch that repeats, and not the author's."""
+    """What cannot be known is not guessed: the shortest stretch that repeats, not the author's."""
     scene = Scene()
     for step in range(30):
         for number in range(12):

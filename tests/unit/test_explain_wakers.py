@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import pytest
 
-from captures import START_NS, Writer
 from sonde.analyze.bound import explain
 from sonde.export.verdict import render
 from sonde.model.causes import Bound, Cause
 from sonde.recording.timelines import open_timeline
+from training_capture import on_cpu, process, runs, shares
 
-MS = 1_000_000
 EVAL = ("_PyEval_EvalFrameDefault", "python3.12")
 STEP = ("step", "[python]", "train.py", 88, "python")
 FETCH = ("fetch", "[python]", "train.py", 20, "python")
@@ -27,42 +26,6 @@ COND_WAIT = ("pthread_cond_timedwait", "libc.so.6")
 TAKE_GIL = ("take_gil", "python3.12")
 
 
-@pytest.fixture
-def writer():
-    return Writer(seconds=5)
-
-
-@pytest.fixture
-def told(writer, tmp_path):
-    def told():
-        return explain(open_timeline([writer.write(tmp_path / "a.sonde")])).verdicts
-
-    return told
-
-
-def process(writer, *tids):
-    threads = [{"tid": tid, "comm": f"t{tid}"} for tid in (42, *tids)]
-    return writer.process(42, "train", threads=threads)
-
-
-def runs(writer, key, share, *, tid=42, stream=7, count=50, **more):
-    """Kernels that take a share of the 5 s."""
-    for number in range(count):
-        start = START_NS + 5000 * MS * number // count
-        end = start + round(5000 * MS * share / (count * 20))
-        row = {"kind": "kernel", "name": "gemm", "weight": 20.0, "source": "event"}
-        row |= {"start_time_ns": start, "end_time_ns": end, "tid": tid, "stream": stream}
-        writer.rows["device_run"].append({**key, **row, "grid": "512,1,1", **more})
-
-
-def on_cpu(writer, key, seconds, *stack, tid=42):
-    writer.on_cpu(key, tid, writer.stack(*stack), round(seconds * 99))
-
-
-def shares(verdict):
-    return {one.key: one.share for one in verdict.causes}
-
-
 def without_sample(writer, key, tid, seconds, waker):
     """Waits of which no stack was taken."""
     writer.wait(key, tid, "futex", seconds, count=100, waker=(42, waker))
@@ -70,7 +33,7 @@ def without_sample(writer, key, tid, seconds, waker):
 
 
 def test_each_wait_has_its_own_waker_and_the_thread_that_launches_in_turns_takes_no_input(
-    writer, told
+    writer, verdicts
 ):
     """The backward pass in one thread, batches from another: not all waits have one waker."""
     key = process(writer, 43, 44)
@@ -83,7 +46,7 @@ def test_each_wait_has_its_own_waker_and_the_thread_that_launches_in_turns_takes
     on_cpu(writer, key, 1.9, ADD, LAUNCH, tid=43)
     runs(writer, key, 0.2)
     runs(writer, key, 0.2, tid=43)
-    (verdict,) = told()
+    (verdict,) = verdicts()
 
     assert shares(verdict)[Cause.INPUT] == pytest.approx(0.3, abs=0.05)
     assert Cause.LOCK not in shares(verdict)
@@ -93,7 +56,7 @@ def test_each_wait_has_its_own_waker_and_the_thread_that_launches_in_turns_takes
 
 @pytest.mark.parametrize("skipped", [0, 1, 2])
 def test_rows_are_joined_by_order_with_one_without_a_stack_anywhere_among_them(
-    writer, told, skipped
+    writer, verdicts, skipped
 ):
     key = process(writer, 43, 44)
     waits = [(1.0, 400, 43, (STEP, TAKE_GIL)), (3.0, 20, 44, (LOOKUP, SEM_WAIT))]
@@ -105,13 +68,13 @@ def test_rows_are_joined_by_order_with_one_without_a_stack_anywhere_among_them(
             where = writer.stack(*stack)
             writer.wait(key, 42, "futex", seconds, count=count, waker=(42, waker), stack=where)
     runs(writer, key, 0.002)
-    facts = {one.key: "".join(one.facts) for one in told()[0].causes}
+    facts = {one.key: "".join(one.facts) for one in verdicts()[0].causes}
 
     assert "100 % of it ended by t43" in facts[Cause.GIL]
     assert "100 % of it ended by t44" in facts[Cause.LOCK]
 
 
-def test_a_thread_that_asks_for_little_of_the_devices_time_is_not_told_of(writer, told):
+def test_a_thread_that_asks_for_little_of_the_devices_time_is_not_reported(writer, verdicts):
     """It sleeps between requests, which is no stall of the device that another thread feeds."""
     key = process(writer, 43, 44)
     writer.wait(key, 42, "futex", 2.0, waker=(42, 44), stack=writer.stack(LOOKUP, SEM_WAIT))
@@ -121,14 +84,14 @@ def test_a_thread_that_asks_for_little_of_the_devices_time_is_not_told_of(writer
     on_cpu(writer, key, 0.7, FETCH, ADD, LAUNCH, tid=43)
     runs(writer, key, 0.5)
     runs(writer, key, 0.03, tid=43)
-    (verdict,) = told()
+    (verdict,) = verdicts()
 
     assert verdict.bounds[0].key == Bound.LOCK
     assert Cause.SLEEP not in shares(verdict)
 
 
 @pytest.mark.parametrize("timed", [True, False])
-def test_a_copy_to_the_host_waits_for_the_work_before_it(writer, told, timed):
+def test_a_copy_to_the_host_waits_for_the_work_before_it(writer, verdicts, timed):
     """2,000 copies of 64 kB take 0.1 s at most; the calls take 2.5, as the kernels do."""
     key = process(writer)
     copies = {"count": 2000, "moved": 131_000_000, "direction": "d2h"}
@@ -139,13 +102,13 @@ def test_a_copy_to_the_host_waits_for_the_work_before_it(writer, told, timed):
     runs(writer, key, 0.5)
     if timed:
         runs(writer, key, 0.002, kind="copy", direction="d2h", bytes=65_536)
-    (verdict,) = told()
+    (verdict,) = verdicts()
 
     assert verdict.bounds[0].key == Bound.IO
     assert shares(verdict).get(Cause.COPY, 0.0) < 0.04
 
 
-def test_waits_behind_copies_are_for_the_kernels_that_ran_meanwhile(writer, told):
+def test_waits_behind_copies_are_for_the_kernels_that_ran_meanwhile(writer, verdicts):
     """Three inputs to the device and a result back in each step, each with a wait."""
     key = process(writer)
     copies = {"count": 900, "moved": 90_000_000, "direction": "h2d"}
@@ -155,31 +118,31 @@ def test_waits_behind_copies_are_for_the_kernels_that_ran_meanwhile(writer, told
     on_cpu(writer, key, 0.5, STEP, ADD, LAUNCH)
     runs(writer, key, 0.5)
     runs(writer, key, 0.002, kind="copy", direction="h2d", bytes=100_000)
-    (verdict,) = told()
+    (verdict,) = verdicts()
 
     assert verdict.bounds[0].key == Bound.IO
     assert shares(verdict).get(Cause.COPY, 0.0) < 0.06
 
 
 @pytest.mark.parametrize(("working", "cause"), [(0.05, Cause.INPUT), (1.0, Cause.SLEEP)])
-def test_a_function_that_only_receives_and_sleeps_polls(writer, told, working, cause):
+def test_a_function_that_only_receives_and_sleeps_polls(writer, verdicts, working, cause):
     key = process(writer)
     writer.wait(key, 42, "sleep", 2.5, count=2500, stack=writer.stack(FETCH, "nanosleep"))
     on_cpu(writer, key, 0.5, FETCH, GET, EVAL)
     on_cpu(writer, key, working, FETCH, EVAL)
     runs(writer, key, 0.1)
-    (verdict,) = told()
+    (verdict,) = verdicts()
 
     assert shares(verdict)[cause] >= 0.5
 
 
-def test_code_keeps_its_time_beside_waits_that_are_longer(writer, told):
+def test_code_keeps_its_time_beside_waits_that_are_longer(writer, verdicts):
     key = process(writer)
     writer.calls(key, 42, "cuStreamSynchronize", count=800, seconds=2.8, op="sync")
     on_cpu(writer, key, 1.8, FETCH, EVAL)
     on_cpu(writer, key, 0.4, STEP, ADD, LAUNCH)
     runs(writer, key, 0.6)
-    (verdict,) = told()
+    (verdict,) = verdicts()
 
     assert verdict.bounds[0].key == Bound.HOST
     assert shares(verdict)[Cause.HOST] == pytest.approx(0.36, abs=0.02)
@@ -187,7 +150,7 @@ def test_code_keeps_its_time_beside_waits_that_are_longer(writer, told):
 
 
 def test_code_that_waits_keep_from_running_beside_the_device_and_kernels_that_are_waited_for(
-    writer, told
+    writer, verdicts
 ):
     """Not waiting would save what the waits take; the code keeps its time, and comes first."""
     key = process(writer)
@@ -196,7 +159,7 @@ def test_code_that_waits_keep_from_running_beside_the_device_and_kernels_that_ar
     on_cpu(writer, key, 1.7, FETCH, EVAL)
     on_cpu(writer, key, 1.9, STEP, ADD, LAUNCH)
     runs(writer, key, 0.6)
-    (verdict,) = told()
+    (verdict,) = verdicts()
     named = {one.key: one.share for one in verdict.bounds}
 
     assert list(named) == [Bound.HOST, Bound.SYNCHRONIZATION, Bound.COMPUTE]
@@ -206,7 +169,7 @@ def test_code_that_waits_keep_from_running_beside_the_device_and_kernels_that_ar
 
 
 @pytest.mark.parametrize(("back", "slept"), [(4.5, 0.6), (1.0, 0.0)])
-def test_threads_that_wait_for_each_other_wait_for_a_timer(writer, told, back, slept):
+def test_threads_that_wait_for_each_other_wait_for_a_timer(writer, verdicts, back, slept):
     """A server collects requests until its window is over, from threads that wait for answers."""
     key = process(writer, 43)
     batches = writer.stack(STEP, GET, SEM_WAIT)
@@ -215,14 +178,14 @@ def test_threads_that_wait_for_each_other_wait_for_a_timer(writer, told, back, s
     writer.wait(key, 43, "futex", back, count=300, waker=(42, 42), stack=answers)
     on_cpu(writer, key, 0.5, STEP, ADD, LAUNCH)
     runs(writer, key, 0.1)
-    found = shares(told()[0])
+    found = shares(verdicts()[0])
 
     assert found.get(Cause.SLEEP, 0.0) == pytest.approx(slept, abs=0.01)
     assert found[Cause.INPUT] == pytest.approx(0.7 - slept, abs=0.01)
 
 
 @pytest.mark.parametrize(("inner", "cause"), [((SEM_WAIT,), Cause.LOCK), ((ADD, SEM_WAIT), None)])
-def test_a_lock_of_the_program_is_no_turn(writer, told, inner, cause):
+def test_a_lock_of_the_program_is_no_turn(writer, verdicts, inner, cause):
     """Threads that launch wait for each other: for a lock, or for the other's launches."""
     key = process(writer, 43)
     for tid, other in ((42, 43), (43, 42)):
@@ -230,19 +193,19 @@ def test_a_lock_of_the_program_is_no_turn(writer, told, inner, cause):
         writer.wait(key, tid, "futex", 3.0, count=300, waker=(42, other), stack=stack)
         on_cpu(writer, key, 1.0, STEP, ADD, LAUNCH, tid=tid)
         runs(writer, key, 0.1, tid=tid)
-    verdicts = told()
+    found = verdicts()
 
-    assert len(verdicts) == (2 if cause else 1)
-    assert shares(verdicts[0]).get(Cause.LOCK, 0.0) == pytest.approx(0.6 if cause else 0, abs=0.02)
+    assert len(found) == (2 if cause else 1)
+    assert shares(found[0]).get(Cause.LOCK, 0.0) == pytest.approx(0.6 if cause else 0, abs=0.02)
 
 
-def test_a_collective_of_the_host_is_communication(writer, told):
+def test_a_collective_of_the_host_is_communication(writer, verdicts):
     key = process(writer, 43)
     stack = writer.stack(STEP, ALL_REDUCE, WORK_WAIT, ("pthread_cond_wait", "libc.so.6"))
     writer.wait(key, 42, "futex", 3.0, count=200, waker=(42, 43), stack=stack)
     on_cpu(writer, key, 1.0, STEP, ADD, LAUNCH)
     runs(writer, key, 0.1)
-    (verdict,) = told()
+    (verdict,) = verdicts()
 
     assert verdict.bounds[0].key == Bound.COMMUNICATION
     assert verdict.causes[0].locations[0].function == "step train.py:88"
@@ -252,7 +215,7 @@ def test_a_collective_of_the_host_is_communication(writer, told):
     ("waits", "second", "is_named"), [(500, 0.2, True), (0, 0.2, False), (500, 0.03, False)]
 )
 def test_work_of_a_second_stream_for_which_the_first_one_waits(
-    writer, told, waits, second, is_named
+    writer, verdicts, waits, second, is_named
 ):
     key = process(writer)
     if waits:
@@ -263,54 +226,93 @@ def test_work_of_a_second_stream_for_which_the_first_one_waits(
     writer.calls(key, 42, "cuStreamSynchronize", count=50, seconds=4.0, op="sync")
     runs(writer, key, 0.78)
     runs(writer, key, second, stream=13, kind="replay", name="")
-    (verdict,) = told()
+    (verdict,) = verdicts()
     named = [one.share for one in verdict.bounds if one.key == Bound.DEPENDENCY]
 
     assert named == ([pytest.approx(0.2, abs=0.01)] if is_named else [])
     assert any("in lookup train.py:30" in line for line in verdict.evidence) == is_named
 
 
-def test_stalls_of_a_busy_device_are_named_beside_its_kernels(writer, told):
+@pytest.mark.parametrize(("waited", "is_named"), [(4.0, True), (0.2, False)])
+def test_the_order_of_streams_is_named_wherever_kernels_are(writer, verdicts, waited, is_named):
+    """The host waits for kernels for most of the time, and a device that idles for 25 % of it is
+    not bound by its kernels alone."""
+    key = process(writer)
+    stack = writer.stack(LOOKUP, ADD)
+    writer.calls(key, 42, "cudaStreamWaitEvent", count=500, seconds=0.01, op="sync", stack=stack)
+    item = writer.stack(STEP, ADD)
+    writer.calls(key, 42, "cuStreamSynchronize", count=50, seconds=waited, op="sync", stack=item)
+    on_cpu(writer, key, 0.8, STEP, ADD, LAUNCH)
+    runs(writer, key, 0.6)
+    runs(writer, key, 0.15, stream=13)
+    (verdict,) = verdicts()
+    named = {one.key: one.share for one in verdict.bounds}
+
+    assert (Bound.COMPUTE in named) == is_named
+    assert named.get(Bound.DEPENDENCY, 0.0) == pytest.approx(0.15 * is_named, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("back", "ppid", "cause"), [(0.0, 42, Cause.INPUT), (2.0, 42, Cause.LOCK), (0.0, 1, Cause.LOCK)]
+)
+def test_a_semaphore_goes_one_way_and_a_lock_is_passed_on(writer, verdicts, back, ppid, cause):
+    """Between a program and its worker process, on a futex in memory of both."""
+    key = process(writer)
+    worker = writer.process(90, "worker", ppid=ppid, threads=[{"tid": 90, "comm": "courier"}])
+    stack = writer.stack(FETCH, SEM_WAIT)
+    writer.wait(key, 42, "futex", 3.0, count=300, waker=(90, 90), stack=stack)
+    writer.on_cpu(worker, 90, writer.stack(LOOKUP, EVAL), 400)
+    if back:
+        writer.wait(worker, 90, "futex", back, count=300, waker=(42, 42), stack=stack)
+    runs(writer, key, 0.1)
+    first = verdicts()[0].causes[0]
+
+    assert first.key == cause
+    ended = "ended by courier (90), on a CPU in lookup train.py:30"
+    assert [ended in fact for fact in first.facts] == ([] if back else [True])
+
+
+def test_stalls_of_a_busy_device_are_named_beside_its_kernels(writer, verdicts):
     key = process(writer)
     writer.wait(key, 42, "sync to disk", 0.5, stack=writer.stack(FETCH, "fsync"))
     writer.calls(key, 42, "cuStreamSynchronize", count=50, seconds=4.0, op="sync")
     runs(writer, key, 0.88)
-    (verdict,) = told()
+    (verdict,) = verdicts()
 
     assert [one.key for one in verdict.bounds] == [Bound.COMPUTE, Bound.IO]
     assert verdict.bounds[1].share == pytest.approx(0.1, abs=0.01)
     assert sum(one.share for one in verdict.causes) <= 0.13
 
 
-def test_without_a_device_the_first_thread_is_told_of_where_others_let_it_go_on(writer, told):
+def test_without_a_device_the_first_thread_is_reported_where_others_let_it_go_on(writer, verdicts):
     """It is hardly ever on a CPU, and waits for the lock that a busy thread holds."""
     key = process(writer, 43)
     stack = writer.stack(LOOKUP, SEM_WAIT)
     writer.wait(key, 42, "futex", 4.8, count=300, waker=(42, 43), stack=stack)
     on_cpu(writer, key, 0.05, STEP, EVAL)
     on_cpu(writer, key, 4.5, FETCH, EVAL, tid=43)
-    first = told()[0]
+    first = verdicts()[0]
 
     assert first.device_name == "t42 (42)"
     assert first.bounds[0].key == Bound.LOCK
     assert "on a CPU in fetch train.py:20" in first.causes[0].facts[0]
 
 
-def test_a_thread_that_waits_for_the_end_only_is_not_told_of(writer, told):
+def test_a_thread_that_waits_for_the_end_only_is_not_reported(writer, verdicts):
     key = process(writer, 43)
     writer.wait(key, 42, "futex", 4.9, count=1, waker=(42, 43), stack=writer.stack(LOOKUP))
     on_cpu(writer, key, 4.5, FETCH, EVAL, tid=43)
 
-    assert [one.device_name for one in told()] == ["t43 (43)"]
+    assert [one.device_name for one in verdicts()] == ["t43 (43)"]
 
 
-def test_a_python_function_may_be_named_like_one_of_the_kernel_or_the_interpreter(writer, told):
+def test_a_python_function_may_be_named_like_one_of_the_kernel_or_the_interpreter(writer, verdicts):
     key = process(writer)
     names = ("take_gil", "munmap", "vfs_read")
     stack = writer.stack(*((name, "[python]", "train.py", 9, "python") for name in names), SEM_WAIT)
     writer.wait(key, 42, "futex", 2.0, count=300, stack=stack)
     writer.on_cpu(key, 42, stack, 200)
-    (verdict,) = told()
+    (verdict,) = verdicts()
 
     assert set(shares(verdict)) == {Cause.LOCK, Cause.HOST}
 
@@ -324,13 +326,13 @@ def test_a_python_function_may_be_named_like_one_of_the_kernel_or_the_interprete
     ],
 )
 def test_a_condition_of_the_interpreter_itself_is_its_lock_also_without_symbols(
-    writer, told, inside, cause
+    writer, verdicts, inside, cause
 ):
     key = process(writer, 43)
     stack = writer.stack(STEP, *inside)
     writer.wait(key, 42, "futex", 3.0, count=600, waker=(42, 43), stack=stack)
     on_cpu(writer, key, 0.5, STEP, EVAL)
-    (verdict,) = told()
+    (verdict,) = verdicts()
 
     assert verdict.causes[0].key == cause
 

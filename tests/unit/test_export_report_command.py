@@ -65,7 +65,7 @@ def test_the_rest_goes_to_a_file_beside_the_capture(report, capture, name, suffi
     assert [p.name for p in sorted(capture.parent.iterdir())] == sorted([path.name, "run.sonde"])
 
 
-def test_output_goes_where_it_is_told(report, tmp_path):
+def test_output_goes_where_the_flag_names(report, tmp_path):
     assert report("-o", tmp_path / "t.txt")[0] == 0
     assert "OFF-CPU" in (tmp_path / "t.txt").read_text()
     assert report("--format", "pprof", "-o", tmp_path / "p")[0] == 0
@@ -126,7 +126,7 @@ def test_the_capture_itself_is_never_overwritten(report, capture):
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "words"),
     [
         (None, "does not exist"),
         (b"", "is empty"),
@@ -136,14 +136,14 @@ def test_the_capture_itself_is_never_overwritten(report, capture):
     ],
     ids=["missing", "empty", "foreign", "header", "newer"],
 )
-def test_a_bad_capture_is_one_line_with_a_remedy(report, tmp_path, content, says):
+def test_a_bad_capture_is_one_line_with_a_remedy(report, tmp_path, content, words):
     path = tmp_path / "bad.sonde"
     if content is not None:
         path.write_bytes(content)
     code, out, err = report("--format", "html", file=path)
     assert (code, out) == (1, "")
     cause, remedy = err.splitlines()
-    assert says in cause
+    assert words in cause
     assert "remedy: " in remedy
     assert not path.with_suffix(".html").exists()
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What people read in a terminal, held against golden files.
 
-Run with SONDE_UPDATE_GOLDEN=1 to write them anew; then read the difference.
+Run with SONDE_UPDATE_GOLDEN=1 to write them again; then read the difference.
 """
 
 import io
@@ -113,7 +113,7 @@ def test_losses_are_always_stated(opened):
     assert "\nLOST  and 7 other kinds of loss" in text
 
 
-def test_a_killed_recorder_is_told(tmp_path):
+def test_a_killed_recorder_is_reported(tmp_path):
     path = tmp_path / "a.sonde"
     path.write_bytes(scene().bytes(last=False))
     assert "LOST  the recorder was killed" in summary.of_file(path)
@@ -135,7 +135,7 @@ def test_an_empty_capture_has_a_summary(opened):
 # ---- table ----
 
 
-def test_a_table_says_what_it_leaves_out(opened):
+def test_a_table_names_what_it_leaves_out(opened):
     text = written(table, opened(crowd()), limit=5)
     assert "more: --limit 0 shows all" in text
     assert "more:" not in written(table, opened(crowd()), limit=0)

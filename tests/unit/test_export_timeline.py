@@ -71,8 +71,8 @@ class Wire:
         assert list(fields(raw)) == [1]
         for packet in map(fields, self.packets):
             for interned in packet[12]:
-                for told in map(fields, fields(interned)[2]):
-                    names[told[1][0]] = told[2][0].decode()
+                for name in map(fields, fields(interned)[2]):
+                    names[name[1][0]] = name[2][0].decode()
             for track in map(fields, packet[60]):
                 self.tracks[track[1][0]] = (track[2][0].decode(), (track[5] or [0])[0])
             for event in map(fields, packet[11]):

@@ -64,7 +64,7 @@ def test_what_is_claimed_exists(feature: Feature) -> None:
             continue
         assert program == "sonde", command
         parser = subparsers()[name]
-        for action in parser._actions:  # a command may have commands of its own
+        for action in parser._actions:  # a command may have subcommands
             if isinstance(action, argparse._SubParsersAction) and flags:
                 assert flags[0] in action.choices, command
                 parser = action.choices[flags[0]]

@@ -322,7 +322,7 @@ def test_a_kernel_record_beyond_all_time_is_no_defect(tmp_path):
         list(read_records(path))
 
 
-# --- what is said ----------------------------------------------------------------------------
+# --- what is printed -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", ["report", "explain", "diff x", "unknown"])

@@ -211,7 +211,7 @@ def test_only_the_cap_of_a_tenants_nodes_counts(tmp_path):
     fleet.close()
 
 
-def test_the_cap_holds_for_what_a_batch_has_taken_whatever_the_roster_says_later(tmp_path):
+def test_the_cap_holds_for_what_a_batch_has_taken_whatever_the_roster_has_later(tmp_path):
     fleet = LocalDeployment(tmp_path, small_task(tenant_cap=1), ["big"] * 2)
     reasons = fleet.send(*(fleet.report(n, [1]) for n in range(2)))
     assert sorted(reasons) == ["", "tenant cap"]

@@ -93,7 +93,7 @@ def test_activity_is_cut_into_levels():
     assert space.index(99, 99) == space.index(OTHER, OTHER)
 
 
-def test_a_grid_has_64_classes_each_way_unless_the_task_says_otherwise():
+def test_a_grid_has_64_classes_each_way_unless_the_task_sets_another_number():
     assert (BucketSpace().size, BucketSpace().index(63, 63)) == (4096, 4095)
     assert BucketSpace().label(0)[2] == ""
     task = small_task(24)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user names its threads and control groups says nothing about whose they are.
+"""What a user names its threads and control groups does not show whose they are.
 
 The kernel lets such names hold every character but a line feed, those included at which Python's
 splitlines() and files opened as text begin a new line.

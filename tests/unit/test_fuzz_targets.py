@@ -16,7 +16,7 @@ MOST_SEEDS_BYTES = 300_000
 
 
 def printed_by(command: list[str]) -> str:
-    # From a shell: a process that we start inherits our peak of memory as the begin of its own
+    # From a shell: a process that we start inherits our peak of memory as its first one
     # (ru_maxrss), and libFuzzer holds that to the limit.
     from_a_shell = ["sh", "-c", '"$@"; exit $?', "sh", *command]
     done = subprocess.run(
@@ -45,8 +45,8 @@ def test_a_python_reader_takes_its_seeds_and_what_once_broke_it(target: Target) 
 
     printed = printed_by(command)
 
-    told = re.search(r"replayed (\d+) inputs, slowest \S+ s, peak (\d+) MB", printed)
-    assert told and int(told[1]) > 0 and int(told[2]) <= RSS_MB
+    summary = re.search(r"replayed (\d+) inputs, slowest \S+ s, peak (\d+) MB", printed)
+    assert summary and int(summary[1]) > 0 and int(summary[2]) <= RSS_MB
 
 
 def test_every_target_has_seeds_and_all_of_them_are_small() -> None:

@@ -21,7 +21,7 @@ SECOND_NS = 1_000_000_000
 
 
 class Chip:
-    """A GPU whose PCIe moves what it is told to, on a clock of its own."""
+    """A GPU whose PCIe moves what the test asks for, on a separate clock."""
 
     def __init__(self, stub):
         self.stub = stub
@@ -69,7 +69,7 @@ def test_the_total_is_right_whatever_the_pauses(chip):
         chip.asked()
     for number, way in ((TRANSMIT, "transmit"), (RECEIVE, "receive")):
         total = chip.total(way)
-        assert total[0] == 0  # told with the time from which it counts
+        assert total[0] == 0  # reported with the time from which it counts
         assert total == sorted(total)
         assert total[-1] == pytest.approx(chip.bytes[number] - chip.began[number], rel=1e-6)
 
@@ -109,8 +109,8 @@ def test_a_metric_that_the_chip_has_not_leaves_the_others(chip):
     chip.asked()
     for _ in range(2):
         chip.moves(1, 0, 1000)
-        told = {row[1] for row in chip.asked()}
-        assert "sonde.gpu.sm.active" in told
+        series = {row[1] for row in chip.asked()}
+        assert "sonde.gpu.sm.active" in series
     chip.stub.answers({"gpm_5_code": None, "gpm_7_code": None, "gpm_2_code": 999})
     chip.moves(1, 0, 1000)
     assert "sonde.gpu.sm.active" not in {row[1] for row in chip.asked()}
@@ -120,13 +120,13 @@ def test_a_metric_that_the_chip_has_not_leaves_the_others(chip):
     assert chip.total("receive")[-1] == pytest.approx(4000, rel=1e-3)
 
 
-@pytest.mark.parametrize("told", ["nan", "inf"])
-def test_what_is_no_number_is_not_summed_up(tmp_path, monkeypatch, told):
+@pytest.mark.parametrize("text", ["nan", "inf"])
+def test_what_is_no_number_is_not_summed_up(tmp_path, monkeypatch, text):
     stub = Stub(tmp_path)
     monkeypatch.setenv("NVML_STUB", stub.environment["NVML_STUB"])
     gpm = Gpm(Nvml(str(stub.library)), c_void_p(1), {"hw.id": "0"}, None, 0.0)
     points = Points()
-    for second, value in enumerate(("1", "1", told, "1"), start=100):
+    for second, value in enumerate(("1", "1", text, "1"), start=100):
         stub.answers({"gpm_21": value})
         gpm.read(points, second * SECOND_NS)
     totals = [row[3] for row in points.metrics if row[1] == "hw.gpu.io" and "receive" in row[2]]
@@ -145,7 +145,7 @@ def test_looking_for_devices_that_came_takes_no_samples(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Nvml, "handle", counted)
     stub = Stub(tmp_path)
-    stub.says(mig=1)
+    stub.set_answers(mig=1)
     monkeypatch.setenv("NVML_STUB", stub.environment["NVML_STUB"])
     now_ns = time.monotonic_ns()
     schedule = Schedule(NvmlSource(str(stub.library)), clock=lambda: now_ns)

@@ -59,12 +59,12 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
 
 
-def told(points: Points, series: str) -> list[float]:
+def values_of(points: Points, series: str) -> list[float]:
     return [value for _, name, _, value in points.metrics if name == series]
 
 
 def shown(points: Points) -> set[str]:
-    """The groups that memory was told of."""
+    """The groups that memory was reported of."""
     rows = [row for row in points.metrics if row[1] == "sonde.cgroup.memory.usage"]
     return {json.loads(row[2])["sonde.cgroup"] for row in rows}
 
@@ -102,7 +102,7 @@ def test_parties_of_groups_that_are_gone_are_known(tree: Tree) -> None:
 
 
 @needs_root
-def test_limited_groups_of_one_user_hide_nobody_elses_and_what_is_left_out_stays_told(
+def test_limited_groups_of_one_user_hide_nobody_elses_and_what_is_left_out_stays_reported(
     tree: Tree,
 ) -> None:
     victims = "/jobs/slurmstepd.scope/job_7/step_0/user/task_0"
@@ -117,7 +117,7 @@ def test_limited_groups_of_one_user_hide_nobody_elses_and_what_is_left_out_stays
             points = Points()
             watched._look(points)
             watched._read(points)
-            assert told(points, "sonde.cgroup.left_out") == [45]
+            assert values_of(points, "sonde.cgroup.left_out") == [45]
         groups_shown = set(watched._groups)
     finally:
         watched.close()
@@ -159,7 +159,7 @@ def test_groups_that_one_user_makes_do_not_keep_others_from_being_looked_at(
     watched._read(points)
     watched.close()
     assert shown(points) == {"/own-not/a/b/c/d"}
-    assert told(points, "sonde.cgroup.unvisited")[0] > 100
+    assert values_of(points, "sonde.cgroup.unvisited")[0] > 100
 
 
 @needs_root
@@ -257,7 +257,7 @@ def test_disk_io_of_one_users_groups_is_summed_where_others_have_their_own() -> 
     paths: dict[int, str] = {}
     io = GroupIo(lambda _, number: paths.get(number), party_of)
 
-    def told_by(numbers: range, now_ns: int) -> dict[str, float]:
+    def summed(numbers: range, now_ns: int) -> dict[str, float]:
         batch = Batch()
         batch.group_io = {(0, number, "sda", "read"): (1, 4096, 1, 1) for number in numbers}
         return {
@@ -269,11 +269,11 @@ def test_disk_io_of_one_users_groups_is_summed_where_others_have_their_own() -> 
     attackers, victims = range(1, MAX_SUMS + 501), range(10_000, 10_100)
     paths |= {number: f"/attacker/g{number}" for number in attackers}
     paths |= {number: f"/victim/g{number}" for number in victims}
-    first = told_by(attackers, SECOND)
+    first = summed(attackers, SECOND)
     assert first["other"] == 500
     assert sum(first.values()) == len(attackers)
-    later = told_by(victims, 2 * SECOND)
+    later = summed(victims, 2 * SECOND)
     assert set(later) == {paths[number] for number in victims}
     paths |= {number: f"/new/g{number}" for number in range(20_000, 20_000 + MAX_SUMS)}
-    last = told_by(range(20_000, 20_000 + MAX_SUMS), 200 * SECOND)
+    last = summed(range(20_000, 20_000 + MAX_SUMS), 200 * SECOND)
     assert "other" not in last  # those of nobody's late work made room

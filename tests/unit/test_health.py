@@ -57,14 +57,14 @@ GOOD = {
 }
 
 
-def test_devices_are_told_in_the_order_of_their_indices():
+def test_devices_are_reported_in_the_order_of_their_indices():
     rows = [
         (0, "sonde.gpu.info", labels_of({"hw.id": f"GPU-{index}", "sonde.gpu.index": index}), 1.0)
         for index in ("10", "2.1", "2", "0", "2.0")
     ]
 
-    told = [one.about["sonde.gpu.index"] for one in devices_of(rows)]
-    assert told == ["0", "2", "2.0", "2.1", "10"]
+    indices = [one.about["sonde.gpu.index"] for one in devices_of(rows)]
+    assert indices == ["0", "2", "2.0", "2.1", "10"]
 
 
 def facts_of(changes=None, about=None, **of_node):
@@ -158,6 +158,22 @@ def test_a_device_that_is_not_well(check, status, changes):
 
 
 @pytest.mark.parametrize(
+    ("reasons", "status", "figure", "remedy"),
+    [
+        (("hardware_thermal", "hardware_slowdown"), "fail", "hardware thermal", "fans"),
+        (("hardware_power_brake", "hardware_slowdown"), "fail", "hardware power brake", "budget"),
+        (("hardware_slowdown",), "fail", "hardware slowdown", "and not which"),
+        (("sync_boost", "display_clock"), "pass", "none", ""),
+    ],
+)
+def test_the_specific_reason_of_throttling_goes_before_the_sum(reasons, status, figure, remedy):
+    flags = {("sonde.gpu.throttled", f"sonde.gpu.throttle.reason={one}"): 1 for one in reasons}
+    found = of_check("throttling", facts_of(flags))
+    assert (found.status, found.figure) == (status, figure)
+    assert remedy in found.remedy
+
+
+@pytest.mark.parametrize(
     ("check", "status", "of_node"),
     [
         ("library", "fail", {"trouble": ["nvml: does not answer: it hangs in nvml.open"]}),
@@ -193,7 +209,7 @@ def test_every_class_of_failure_has_checks_and_every_check_a_class():
     assert len(numbers) == len(set(numbers))
 
 
-def test_a_device_nobody_entered_is_judged_by_what_it_says_itself():
+def test_a_device_nobody_entered_is_judged_by_what_it_reports_itself():
     about = {"hw.model": "NVIDIA Something New", "hw.name": "NVIDIA Something New"}
     results = examine(facts_of(about=about))
     assert {result.status for result in results} == {Status.PASS}
@@ -238,22 +254,22 @@ def health(stub, *arguments):
     )
 
 
-def test_the_command_says_fit(stub):
+def test_the_command_reports_fit(stub):
     done = health(stub)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1].startswith("fit for work: ")
 
 
-def test_the_command_says_unfit_and_why(stub):
+def test_the_command_reports_unfit_and_why(stub):
     stub.answers({"devices": 2, "1.sram_uncorrected": 3, "1.temperature": 85})
     done = health(stub)
     assert done.returncode == 1
     assert re.search(r"✗ gpu 1 sram errors +3 uncorrected, 0 corrected \(expected: 0", done.stdout)
     assert "remedy: Drain the node and have the GPU tested" in done.stdout
     assert "unfit for work" in done.stdout
-    told = json.loads(health(stub, "--json").stdout)
-    assert told["status"] == "fail"
-    bad = {(one["device"], one["check"]) for one in told["results"] if one["status"] != "pass"}
+    report = json.loads(health(stub, "--json").stdout)
+    assert report["status"] == "fail"
+    bad = {(one["device"], one["check"]) for one in report["results"] if one["status"] != "pass"}
     assert bad == {("gpu 1", "sram_errors"), ("gpu 1", "temperature")}
 
 
@@ -293,7 +309,7 @@ def test_a_driver_that_hangs_is_a_failure_not_a_hang(stub):
 
 
 def test_bandwidth_is_refused_while_the_device_is_in_use(stub):
-    stub.says(utilization=90)
+    stub.set_answers(utilization=90)
     done = health(stub, "--bandwidth")
     assert done.returncode == 2
     assert "gpu 0 is in use (90 % busy" in done.stderr

@@ -54,7 +54,7 @@ def answers(**given):
     return {name.replace("__", "."): value for name, value in given.items()}
 
 
-# check, state: (what the library answers, what the files say, GB/s of copies, others not well)
+# check, state: (what the library answers, what the files hold, GB/s of copies, others not well)
 STATES = {
     ("library", "warn"): (answers(fail__nvmlEventSetWait_v2=4), {}, 55, ()),
     # Nothing answers, so nothing can be counted.
@@ -107,7 +107,7 @@ STATES = {
     ("memory_temperature", "warn"): ({"field_82": 95}, {}, 55, ()),
     ("memory_temperature", "fail"): ({"field_82": 105}, {}, 55, ()),
     ("throttling", "warn"): ({"throttle": 0x20}, {}, 55, ()),
-    ("throttling", "fail"): ({"throttle": 0x40}, {}, 55, ()),
+    ("throttling", "fail"): ({"throttle": 0x48}, {}, 55, ()),
     ("power_limit", "warn"): ({"power_limit": 500_000}, {}, 55, ()),
     ("power_limit", "fail"): ({"power_limit": 300_000}, {}, 55, ()),
     ("clocks", "warn"): ({"clock_sm": 1_200} | BUSY, {}, None, ()),
@@ -125,11 +125,11 @@ def stub(tmp_path_factory):
 
 @pytest.fixture
 def judge(stub, tmp_path, monkeypatch):
-    """Verdicts of a node on which the library, the files and the copies are as told."""
+    """Verdicts of a node on which the library, the files and the copies are as given."""
 
-    def judged(told, files, copies_gb_s):
+    def judged(answers, files, copies_gb_s):
         stub.forget()
-        stub.answers(WELL | told)
+        stub.answers(WELL | answers)
         for path, text in (FILES | files).items():
             if text is not None:
                 (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -161,9 +161,9 @@ def test_a_node_that_is_well_passes_all_23(judge):
 
 @pytest.mark.parametrize(("check", "state"), STATES)
 def test_a_check_in_a_state(judge, check, state):
-    told, files, copies_gb_s, others = STATES[check, state]
+    answers, files, copies_gb_s, others = STATES[check, state]
     # Copies take a process each: only where they are what is looked at.
-    results = judge(told, files, copies_gb_s if check == "host_bandwidth" else None)
+    results = judge(answers, files, copies_gb_s if check == "host_bandwidth" else None)
     (one,) = (results[name] for name in (check, f"{check} gpu 0") if name in results)
     assert one.status == state, one
     assert one.figure, one
@@ -175,12 +175,12 @@ def test_a_check_in_a_state(judge, check, state):
     assert bad == {check, *others}
 
 
-def test_every_check_has_every_state_or_says_why_not():
+def test_every_check_has_every_state_or_a_reason_why_not():
     shown = set(STATES) | {(check, "pass") for check in CHECKS}
-    for check, told in table("checks").items():
+    for check, known in table("checks").items():
         for state in Status:
-            cannot = told.get("cannot", {}).get(state)
-            assert bool(told.get(state)) != bool(cannot), (check, state)
+            cannot = known.get("cannot", {}).get(state)
+            assert bool(known.get(state)) != bool(cannot), (check, state)
             assert ((check, state) in shown) != bool(cannot), (check, state)
 
 

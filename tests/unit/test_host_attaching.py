@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `sonde doctor` says about attaching."""
+"""What `sonde doctor` reports about attaching."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scope", "capabilities", "machine", "status", "says"),
+    ("scope", "capabilities", "machine", "status", "detail"),
     [
         (None, PTRACE, "x86_64", Status.PASS, "every user"),
         (None, 0, "x86_64", Status.PASS, "this user"),
@@ -32,7 +32,7 @@ def is_on(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_whom_this_user_may_attach_to(
-    tmp_path: Path, scope: str | None, capabilities: int, machine: str, status: Status, says: str
+    tmp_path: Path, scope: str | None, capabilities: int, machine: str, status: Status, detail: str
 ) -> None:
     yama = tmp_path / "ptrace_scope"
     if scope is not None:
@@ -41,7 +41,7 @@ def test_whom_this_user_may_attach_to(
     found = attach(yama, machine, capabilities)
 
     assert found.status is status
-    assert says in found.detail
+    assert detail in found.detail
     assert bool(found.remedy) == (status is Status.WARN)
 
 

@@ -41,7 +41,7 @@ def test_a_line_that_did_not_move_is_worked_out_again_now_and_then(passes):
     assert lines.holds(b"lo: 2")
 
 
-def test_places_of_what_is_told_are_found_by_name():
+def test_positions_in_a_report_are_found_by_name():
     found = {
         series: place for place, series, _ in _wanted(b"Tcp: A InSegs OutSegs RetransSegs", "")
     }

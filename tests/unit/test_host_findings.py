@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the host probes say of machines that this one is not: fed with such machines' files."""
+"""What the host probes report of machines that this one is not: fed with such machines' files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sonde.errors import HostError
 from sonde.host import Status, capabilities, devices, kernel, machine, namespaces
 
 
-def test_every_finding_says_what_mends_it_when_something_is_wrong() -> None:
+def test_every_finding_has_a_remedy_when_something_is_wrong() -> None:
     findings = host.examine()
 
     assert len({finding.name for finding in findings}) == len(findings)
@@ -62,7 +62,7 @@ def test_a_refused_feature_fails_and_an_unpermitted_one_is_unknown() -> None:
     assert optional.status is Status.WARN
 
 
-def test_hidden_kernel_addresses_are_told_from_visible_ones(tmp_path: Path) -> None:
+def test_hidden_kernel_addresses_are_distinguished_from_visible_ones(tmp_path: Path) -> None:
     hidden, visible = tmp_path / "hidden", tmp_path / "visible"
     hidden.write_text("0000000000000000 T _stext\n0000000000000000 T start\n")
     visible.write_text("0000000000000000 A zero\nffffffff81000000 T _stext\n")
@@ -89,7 +89,7 @@ def test_sys_admin_does_for_bpf_but_not_for_ptrace() -> None:
     assert "CAP_SYS_PTRACE" in names
 
 
-def test_a_container_is_told_how_to_be_started_a_host_to_use_sudo(
+def test_the_remedy_in_a_container_is_how_to_start_it_on_a_host_sudo(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(capabilities, "in_container", lambda: None)
@@ -145,7 +145,7 @@ def test_namespaces_that_are_not_known_are_not_the_hosts(tmp_path: Path) -> None
         namespaces.require_matching_proc(ours)
 
 
-def test_a_machine_that_cannot_be_told_from_a_container_cannot_record(
+def test_a_machine_that_cannot_be_distinguished_from_a_container_cannot_record(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(namespaces, "is_initial", lambda *_: None)
@@ -199,7 +199,7 @@ def test_an_unknown_processor_cannot_record() -> None:
     assert machine.architecture("riscv64").status is Status.FAIL
 
 
-def test_control_group_versions_are_told_apart(tmp_path: Path) -> None:
+def test_control_group_versions_are_distinguished(tmp_path: Path) -> None:
     for name, marker in {
         "two": "cgroup.controllers",
         "both": "unified/cgroup.procs",

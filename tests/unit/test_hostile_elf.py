@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ELF files made to cost their reader time or memory: anybody may write one, and root reads it.
 
-Each says something many times that honest files say once. What is far from the point lies in holes,
+Each has something many times that honest files have once. What is far from the point lies in holes,
 so that the files cost their makers nothing.
 """
 
@@ -66,7 +66,7 @@ class Image:
         if not self.segments:
             self.segments = [segment(PT_LOAD, 0, 1 << 30, CODE_AT)]
         segments_at = self.put(b"".join(self.segments))
-        # More sections than their number has bits for: the first one says how many (gabi).
+        # More sections than their number has bits for: the first one holds the number (gabi).
         count = len(self.sections)
         if count >= 0xFF00:
             raise ValueError("too many sections")

@@ -63,11 +63,11 @@ def unsafe(text):
 def test_no_name_of_a_capture_moves_the_cursor(tmp_path, name, form, capfdbinary):
     path = hostile_capture(tmp_path / "a.sonde", name)
     assert cli.main(["report", str(path), "--format", form]) == 0
-    said = capfdbinary.readouterr().out.decode()
-    assert not unsafe(said)
+    output = capfdbinary.readouterr().out.decode()
+    assert not unsafe(output)
     if form == "folded":
-        assert all(re.fullmatch(r".+ \d+", line) for line in said.splitlines())
-        assert {line.split(" ")[-1] for line in said.splitlines()} == {"300"}
+        assert all(re.fullmatch(r".+ \d+", line) for line in output.splitlines())
+        assert {line.split(" ")[-1] for line in output.splitlines()} == {"300"}
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
@@ -83,9 +83,9 @@ def test_no_name_of_a_trace_moves_the_cursor(tmp_path, name, capsys):
              "tid": 10, "ts": at + 10, "dur": 900}
         )  # fmt: skip
     named = {"ph": "M", "name": "thread_name", "pid": 9, "tid": 10, "args": {"name": name}}
-    told = document(*events, named)
-    told["deviceProperties"][0]["name"] = name
-    path = str(written(tmp_path, told))
+    trace = document(*events, named)
+    trace["deviceProperties"][0]["name"] = name
+    path = str(written(tmp_path, trace))
     assert cli.main(["explain", path, "--steps", "3"]) == 0
     assert not unsafe(capsys.readouterr().out)
     assert cli.main(["diff", path, path]) == 0
@@ -123,8 +123,8 @@ def test_no_name_becomes_markup_of_a_page(tmp_path, name):
     page = out.read_text()
     assert tags(page) == want
     packed = max(re.findall(r"[A-Za-z0-9+/=]{200,}", page), key=len)
-    told = json.loads(gzip.decompress(base64.b64decode(packed)), parse_constant=_refuse)
-    assert any(name in one for one in told["tree"]["name"])
+    trace = json.loads(gzip.decompress(base64.b64decode(packed)), parse_constant=_refuse)
+    assert any(name in one for one in trace["tree"]["name"])
 
 
 @pytest.mark.parametrize(
@@ -190,15 +190,15 @@ def test_sums_beyond_64_bits_are_one_clear_error(tmp_path, capsys):
     path = tmp_path / "a.sonde"
     path.write_bytes(file_header() + chunk({"sample": filled("sample", rows)}, **meta()))
     assert cli.main(["report", str(path), "--format", "folded"]) == 1
-    said = capsys.readouterr().err
-    assert "has impossible numbers" in said
-    assert "remedy: " in said
+    output = capsys.readouterr().err
+    assert "has impossible numbers" in output
+    assert "remedy: " in output
 
 
 @pytest.mark.parametrize(
     "host", [{"cpus": 10**300}, {"hz": -5}, {"cpus": True}, {"x": [[1e308]]}, {"name": "\x1b[2J"}]
 )
-def test_what_a_capture_says_of_its_host_is_no_trap(tmp_path, host, capsys):
+def test_what_a_capture_has_of_its_host_is_no_trap(tmp_path, host, capsys):
     about = meta()
     about["capture"]["host"] = host
     path = tmp_path / "a.sonde"

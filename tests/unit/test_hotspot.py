@@ -82,7 +82,7 @@ class Memory:
 
 
 def with_code(blobs=1, bytes_of_each=2 * SEGMENT):
-    """A JVM with so many compiled methods."""
+    """A JVM with that many compiled methods."""
     memory = Memory()
     memory.put(BASE, ARRAY)
     memory.put(ARRAY, 1, form="i")

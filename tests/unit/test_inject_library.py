@@ -39,10 +39,10 @@ def library(tmp_path_factory):
 
 
 def counted(text):
-    """What the program says it launched, by name as we tell it."""
-    said = {name: int(count) for name, count, _ in map(str.split, text.splitlines())}
+    """What the program reports it launched, by name as the library reports it."""
+    ran = {name: int(count) for name, count, _ in map(str.split, text.splitlines())}
     return {
-        "shorter(float*)": said["shorter"], "longer": said["longer"], "(graph)": said["graph"],
+        "shorter(float*)": ran["shorter"], "longer": ran["longer"], "(graph)": ran["graph"],
     }  # fmt: skip
 
 
@@ -82,10 +82,10 @@ def test_what_timing_costs_is_tried_out_and_the_sums_stay_true(launches, library
     find(process.pid).close()
     collector.start()
     rows = watch(process, collector)
-    runs, told = rows["device_run"], rows["metric"]
+    runs, metrics = rows["device_run"], rows["metric"]
     truth = counted(process.stdout.read())
-    last = {json.loads(labels)["sonde.bound"]: value for _, _, labels, value in told[-3:]}
-    assert {name for _, name, _, _ in told} == {"sonde.device_time.slowdown"}
+    last = {json.loads(labels)["sonde.bound"]: value for _, _, labels, value in metrics[-3:]}
+    assert {name for _, name, _, _ in metrics} == {"sonde.device_time.slowdown"}
     assert -1 < last["low"] <= last["median"] <= last["high"] < 1
     for name, launched in truth.items():
         weights = [run[10] for run in runs if run[3] == name]
@@ -99,7 +99,7 @@ def test_copies_sets_and_waits(launches, library):
     find(process.pid).close()
     collector.start()
     rows = watch(process, collector)
-    said = {
+    truth = {
         name: (int(count), int(size))
         for name, count, size in map(str.split, process.stdout.read().splitlines())
     }
@@ -108,7 +108,7 @@ def test_copies_sets_and_waits(launches, library):
         ("h2d", "copy", "h2d"), ("d2h", "copy", "d2h"), ("d2d", "copy", "d2d"),
         ("set", "set", ""), ("waits", "sync", ""),
     ):  # fmt: skip
-        count, size = said[name]
+        count, size = truth[name]
         runs = [run for run in rows["device_run"] if (run[2], run[14]) == (kind, direction)]
         error = sum(run[10] * (run[10] - 1) for run in runs) ** 0.5
         assert abs(sum(run[10] for run in runs) - count) < 4 * error + 0.03 * count
@@ -141,7 +141,7 @@ def test_behind_other_work_kernels_are_timed_without_a_gate(launches, library, m
         assert NS_OF[name] - 2_000 <= durations[0] <= durations[-1] < NS_OF[name] + 2_000
 
 
-def test_where_launches_are_chosen_from_is_told(launches, library):
+def test_where_launches_are_chosen_from_is_reported(launches, library):
     before_ns = time.monotonic_ns()
     process = start(launches, library, 2)
     collector = DeviceTime([process.pid], 0.05)
@@ -153,7 +153,7 @@ def test_where_launches_are_chosen_from_is_told(launches, library):
     assert before_ns < began_ns <= min(run[0] for run in rows["device_run"])
 
 
-def test_a_process_that_another_agent_reads_is_told_of_once(launches, library, monkeypatch):
+def test_a_process_that_another_agent_reads_is_reported_once(launches, library, monkeypatch):
     monkeypatch.setattr("sonde.collect.device_time.LOOK_AGAIN_S", 0.0)
     process = start(launches, library, 30)
     find(process.pid).close()
@@ -163,9 +163,9 @@ def test_a_process_that_another_agent_reads_is_told_of_once(launches, library, m
     assert first.pids == {process.pid}
     second.start()
     try:
-        told = [row for _ in range(2) for row in second.drain(0, False).rows.get("event", [])]
+        events = [row for _ in range(2) for row in second.drain(0, False).rows.get("event", [])]
         assert not second.pids
-        [(_, kind, name, pid, _, _, text)] = told
+        [(_, kind, name, pid, _, _, text)] = events
         assert (kind, name, pid) == ("notice", "device_time_refused", process.pid)
         assert "another agent" in text
         second.on_process_events([])  # none reports what comes now
@@ -200,8 +200,8 @@ def test_a_process_that_was_detached_is_read_once_it_is_allowed_again(
         process.wait()
 
 
-def test_it_ends_also_where_it_is_told_to_between_two_steps_of_its_heart():
-    """Told to end just before it forgot that it had been woken, the heart slept for ever."""
+def test_it_ends_also_where_it_is_stopped_between_two_heartbeats():
+    """Stopped just before it cleared the wake-up, the heartbeat slept for ever."""
     collector = DeviceTime([os.getpid()], 0.01)
 
     class Woken(threading.Event):
@@ -301,7 +301,7 @@ def test_kill_switch_is_for_good(launches, library):
     assert process.returncode == 0
 
 
-def test_told_off_it_makes_nothing(launches, library):
+def test_switched_off_it_makes_nothing(launches, library):
     process = start(launches, library, 0.5, request="off")
     time.sleep(0.3)
     assert InjectMemory.find(process.pid) is None

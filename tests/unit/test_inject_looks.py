@@ -35,9 +35,9 @@ def library(tmp_path_factory):
 
 def looked_through(program, library, *words):
     process = start(program, library, *words, request="1:1000")
-    said = process.communicate(timeout=60)[0]
+    output = process.communicate(timeout=60)[0]
     assert process.returncode == 0
-    longest_ms, tables_kb, cpu_ms, is_found = map(float, said.split())
+    longest_ms, tables_kb, cpu_ms, is_found = map(float, output.split())
     return longest_ms, tables_kb, cpu_ms, bool(is_found)
 
 

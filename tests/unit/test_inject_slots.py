@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Words that lead into device libraries, as they are found from outside and told to the library."""
+"""Words that lead into device libraries, as found from outside and handed to the library."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def until(memory, is_so, seconds=5.0):
     raise AssertionError(memory.seen())
 
 
-def told(memory, *words):
+def hand_over(memory, *words):
     content = b"".join(SLOT.pack(*word, 0) for word in words)
     sequence = memory.control()["slots_seq"] + 1
     os.pwrite(memory.fd, content, abi.SLOTS_AT)
@@ -100,7 +100,7 @@ def test_launches_are_timed_by_words_found_from_outside(program):
         assert counts["self_ns"] < 100_000_000
 
 
-def test_what_is_not_as_it_is_said_to_be_stays_as_it_is(program):
+def test_what_is_not_as_described_stays_as_it_is(program):
     with find(program.pid) as memory:
         begin(memory)
         (address, value, relocation), *_ = words = found(memory)
@@ -115,12 +115,12 @@ def test_what_is_not_as_it_is_said_to_be_stays_as_it_is(program):
             (real & ~7, real, 0),  # code
         ]
         for word in wrong:
-            counts = told(memory, word)
+            counts = hand_over(memory, word)
             assert counts["hooks"] == 0
         assert counts["slots_refused"] == len(wrong)
-        told(memory, *reversed([*words, (1 << 62, 0, 0)]))  # not ascending
+        hand_over(memory, *reversed([*words, (1 << 62, 0, 0)]))  # not ascending
         assert found(memory) == words
-        assert told(memory, *words)["hooks"] > 0
+        assert hand_over(memory, *words)["hooks"] > 0
         assert program.poll() is None
 
 
@@ -150,7 +150,7 @@ def test_detaching_puts_every_word_back(program):
     with find(program.pid) as memory:
         begin(memory)
         before = found(memory)
-        assert told(memory, *before)["hooks"] > 0
+        assert hand_over(memory, *before)["hooks"] > 0
         assert found(memory) != before
         memory.ask(request=abi.Request.LEAVE)
         until(memory, lambda it: it["status"] == abi.Status.LEFT)

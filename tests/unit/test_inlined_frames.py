@@ -50,12 +50,12 @@ def test_inlined_functions_come_before_the_one_they_are_in():
     }
     after = with_lines(before, places)
     rows = {row["frame_id"]: row for row in after["frame"].to_pylist()}
-    told = [
+    stacks = [
         [(rows[it]["kind"], rows[it]["function"], rows[it]["line"]) for it in stack["frame_ids"]]
         for stack in after["stack"].to_pylist()
     ]
     main = ("user", "main", 9)
-    assert told == [[("inlined", "g", 3), ("inlined", "h", 5), ("user", "f", 7), main], [main]]
+    assert stacks == [[("inlined", "g", 3), ("inlined", "h", 5), ("user", "f", 7), main], [main]]
     assert after["sample"] is before["sample"]
     assert with_lines(before, places)["stack"].equals(after["stack"])
 

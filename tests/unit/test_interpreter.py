@@ -114,18 +114,18 @@ def test_a_child_imports_this_installation_from_anywhere(tmp_path, monkeypatch):
 
     done = interpreter.run(interpreter.command(program, "a", "b"), 20)
 
-    file, argv, folder, isolated, told, standard = json.loads(done.stdout)
+    file, argv, folder, isolated, has_path, standard = json.loads(done.stdout)
     assert Path(file).parent == PACKAGE
     assert argv == [str(program), "a", "b"]
-    assert (folder, isolated, told) == ("/", 1, False)
+    assert (folder, isolated, has_path) == ("/", 1, False)
     assert Path(standard) == Path(json.__file__)
 
 
 def test_a_child_imports_what_stands_on_our_search_path_too(tmp_path, monkeypatch):
-    (tmp_path / "of_a_vendor.py").write_text("SAID = 'found'\n")
+    (tmp_path / "of_a_vendor.py").write_text("WORD = 'found'\n")
     monkeypatch.syspath_prepend(tmp_path)
     program = tmp_path / "program.py"
-    program.write_text("import of_a_vendor; print(of_a_vendor.SAID)\n")
+    program.write_text("import of_a_vendor; print(of_a_vendor.WORD)\n")
 
     assert interpreter.run(interpreter.command(program), 20).stdout == "found\n"
 

@@ -82,7 +82,7 @@ def test_a_recording_process_that_runs_out_of_descriptors_goes_on() -> None:
 
 @pytest.mark.bpf
 @pytest.mark.machine
-def test_a_program_that_cannot_be_loaded_for_want_of_a_descriptor_says_so() -> None:
+def test_a_program_that_cannot_be_loaded_for_want_of_a_descriptor_reports_that() -> None:
     import resource
 
     from sonde.collect.cpu import CpuSampler

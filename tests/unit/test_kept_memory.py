@@ -30,10 +30,10 @@ print(json.dumps({"taken": taken, "released": kept - resident()}))
 
 
 def test_memory_is_taken_once_and_given_back_when_asked() -> None:
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", ROUNDS], capture_output=True, check=True, text=True
     ).stdout
-    found = json.loads(told)
+    found = json.loads(output)
     pages = 400 * 70_000 // 4096
     assert found["taken"][0] > pages  # the first reports' memory is new
     assert sum(found["taken"][2:]) < pages // 100

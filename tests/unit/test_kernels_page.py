@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/reference/kernels.md says what was seen; and how a step on another kernel is judged."""
+"""docs/reference/kernels.md shows what was seen; and how a step on another kernel is judged."""
 
 from __future__ import annotations
 

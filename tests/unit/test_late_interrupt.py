@@ -18,9 +18,9 @@ run()
 def test_an_interrupt_on_the_way_out_changes_nothing():
     sonde = [sys.executable, "-m", "sonde"]
     late = [sys.executable, "-c", SOURCE]
-    said = [
+    ends = [
         subprocess.run(it, capture_output=True, text=True, check=False, timeout=60)
         for it in (sonde, late)
     ]
-    assert said[1].returncode == said[0].returncode >= 0
-    assert (said[1].stdout, said[1].stderr) == (said[0].stdout, said[0].stderr)
+    assert ends[1].returncode == ends[0].returncode >= 0
+    assert (ends[1].stdout, ends[1].stderr) == (ends[0].stdout, ends[0].stderr)

@@ -99,7 +99,7 @@ def test_held_is_what_was_mapped_less_what_was_unmapped(session):
     assert profile(session, ProfileKind.MEMORY_FAULTED).total_bytes == 2 * MIB * SECONDS
 
 
-def test_every_format_tells_of_memory(session):
+def test_every_format_shows_memory(session):
     kinds = kinds_seen(session)
     assert kinds[-3:] == MEMORY_KINDS
 
@@ -117,9 +117,9 @@ def test_every_format_tells_of_memory(session):
     assert shown["endValue"] == 2 * MIB * SECONDS + 90 * MIB + 1000 * SECONDS
     message = Profile.FromString(gzip.decompress(written(pprof, ProfileKind.MEMORY_FAULTED)))
     assert [sum(it.value[1] for it in message.sample)] == [2 * MIB * SECONDS]
-    told = json.loads(written(json_report))
-    assert told["memory"][0]["faulted_bytes"] == 2 * MIB * SECONDS
-    assert [it["is_suspect"] for it in told["memory_growth"]] == [True, False]
+    report = json.loads(written(json_report))
+    assert report["memory"][0]["faulted_bytes"] == 2 * MIB * SECONDS
+    assert [it["is_suspect"] for it in report["memory_growth"]] == [True, False]
     text = written(table).decode()
     assert "MEMORY" in text
     assert "leak?" in text

@@ -16,7 +16,7 @@ SECOND = 1_000_000_000
 
 
 class Scripted:
-    """A source that answers as told."""
+    """A source that answers as it is set to."""
 
     name = "scripted"
 
@@ -96,7 +96,7 @@ def test_beats_missed_are_skipped_not_made_up_for():
 
 
 class Resting(Scripted):
-    """Its device does nothing until told otherwise; the quick question sees that."""
+    """Its device does nothing until the test sets it to work; the quick question sees that."""
 
     at_rest = True
 
@@ -241,21 +241,21 @@ def test_a_source_that_hangs_is_a_gap_of_its_own(monkeypatch):
 
 
 class Runs:
-    """A runner that notes what it is told."""
+    """A runner that notes the calls it gets."""
 
     name, lost = "runs", 0
 
     def __init__(self):
-        self.told = []
+        self.calls = []
 
     def set_min_interval(self, seconds):
-        self.told.append(seconds)
+        self.calls.append(seconds)
 
     def mark_active(self):
-        self.told.append("active")
+        self.calls.append("active")
 
     def mark_idle(self):
-        self.told.append("idle")
+        self.calls.append("idle")
 
 
 def mapped(path, pid=7, time_ns=1):
@@ -271,9 +271,9 @@ def test_a_process_that_maps_a_driver_s_library_is_about_to_use_a_device():
     collector = Metrics([runs])
     others = mapped("/usr/lib/libc.so.6"), mapped("/opt/libcudart.so.12")
     collector.on_process_events([*others, ForkEvent(1, 7, 1, 7, 1)])
-    assert not runs.told
+    assert not runs.calls
     collector.on_process_events([mapped("/usr/lib/x86_64-linux-gnu/libcuda.so.580.159")])
-    assert runs.told == ["active"]
+    assert runs.calls == ["active"]
 
 
 CUDA = "/usr/lib/x86_64-linux-gnu/libcuda.so.580.159"
@@ -285,16 +285,16 @@ def test_who_maps_it_and_ends_was_not_about_to():
     collector.on_process_events(
         [mapped(CUDA), mapped(CUDA, pid=8), ended(7, 99), ended(7, 7), ended(9, 9)]
     )
-    assert runs.told == ["active"], "another one is there"
+    assert runs.calls == ["active"], "another one is there"
     collector.on_process_events([ended(8, 8)])
-    assert runs.told == ["active", "idle"]
-    collector.on_process_events([mapped(CUDA), ended(7, 7)])  # nvidia-smi, heard of when it is gone
-    assert runs.told[2:] == ["idle"]
+    assert runs.calls == ["active", "idle"]
+    collector.on_process_events([mapped(CUDA), ended(7, 7)])  # nvidia-smi, known when it is gone
+    assert runs.calls[2:] == ["idle"]
     later_ns = 60_000_000_000  # a process that came long ago and does nothing is none of them
     collector.on_process_events(
         [mapped(CUDA, pid=9), mapped(CUDA, time_ns=later_ns), ended(7, 7, later_ns)]
     )
-    assert runs.told[3:] == ["idle"]
+    assert runs.calls[3:] == ["idle"]
     collector.on_process_events([mapped(CUDA, pid=n) for n in range(10, 5_000)])
     assert len(collector._comers) <= 1_024
 

@@ -86,7 +86,7 @@ def test_a_counter_never_falls_when_processes_end(clock):
 
 
 def test_ten_thousand_short_lived_processes_do_not_grow_the_series(clock):
-    """Each with a program of its own: the worst there is."""
+    """Each with another program: the worst there is."""
     board = MetricRegistry(lambda pid, start: {PROGRAM: f"program-{pid}"}, clock)
     total = 0.0
     for pid in range(1, 10_001):
@@ -112,7 +112,7 @@ def test_series_of_other_kinds_are_bounded_too(clock, monkeypatch):
     assert board.folded == 950
 
 
-def test_what_is_not_heard_of_any_more_is_forgotten(clock):
+def test_what_is_not_reported_any_more_is_forgotten(clock):
     board = MetricRegistry(clock=clock)
     board.record([(clock.now_ns, "hw.power", labels(hw__id=GPU), 1.0)])
     clock.now_ns += int(1.5 * series.FORGOTTEN_AFTER_S * SECOND)
@@ -199,7 +199,7 @@ def test_however_many_owners_one_tenant_poses_as_the_others_keep_their_series(cl
 
 
 def test_a_users_subordinate_ids_are_his_wherever_they_run(clock, monkeypatch, tmp_path):
-    """In cron or a service, that is: no unit of a logged-in user tells whose they are."""
+    """In cron or a service, that is: no unit of a logged-in user shows whose they are."""
     subordinate = tmp_path / "subuid"
     subordinate.write_text("7:100000:65536\n")
     monkeypatch.setattr(parties, "_SUBORDINATE", subordinate)

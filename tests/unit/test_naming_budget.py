@@ -86,7 +86,7 @@ def test_parties_are_bounded_and_newcomers_share_one(
     assert budget.is_over(9)
 
 
-def test_whose_names_are_put_off_is_told_once() -> None:
+def test_whose_names_are_put_off_is_reported_once() -> None:
     budget = NamingBudget()
     budget.left_out[PARTY] += 5
     assert budget.newly_over() == [(PARTY, 5)]

@@ -87,7 +87,7 @@ def test_what_is_no_news_is_not_kept_and_news_ends_the_wait(poller, ends):
     assert not poller.is_pending(group)
 
 
-def test_a_group_at_rest_is_asked_seldom_and_tells_what_changes(poller, ends):
+def test_a_group_at_rest_is_asked_seldom_and_reports_what_changes(poller, ends):
     group = poller.group("clock")
     number = clock(poller, group, activity_field=1)  # nanoseconds: another at every tick
     poller.query(number)
@@ -100,7 +100,7 @@ def test_a_group_at_rest_is_asked_seldom_and_tells_what_changes(poller, ends):
     assert len(poller.drain(number)) == 1
 
 
-def test_a_group_that_works_may_be_asked_seldom_and_need_not_be_heard(poller, ends):
+def test_a_group_that_works_may_be_asked_seldom_and_need_not_be_drained(poller, ends):
     group = poller.group("clock")
     number = clock(poller, group, activity_field=1)
     poller.query(number)
@@ -120,7 +120,7 @@ def test_a_group_that_was_given_up_is_forgotten(poller, ends):
     assert poller.drain(number) == []
 
 
-def test_who_waits_for_it_is_heard_at_once(poller, ends):
+def test_a_descriptor_that_is_ready_ends_the_wait_at_once(poller, ends):
     poller.query(clock(poller, poller.group("clock")))
     os.write(ends[1], b"!")
     assert poller.wait(ends[0], after(LONG_NS))

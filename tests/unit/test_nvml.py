@@ -105,7 +105,7 @@ def test_layouts_are_those_of_the_header(tmp_path):
 
 def test_every_signal_of_a_device(stub, watched):
     me = os.getpid()
-    stub.says(
+    stub.set_answers(
         utilization=87, memory_busy=31, used=5 << 30, power=432100, temperature=61, clock_sm=1755,
         throttle=0x44, field_82=70, gpm_2=96.5, gpm_10=50, gpm_21=1000, ecc_corrected=12,
         sram_uncorrected=1, field_143=2, field_144=1, field_94=5, pcie_generation=4, field_91=18,
@@ -159,7 +159,7 @@ def test_every_series_is_in_the_catalogue_with_its_attributes(stub, watched):
 
 
 def test_mig_instances_are_devices_with_a_parent(stub, watched):
-    stub.says(mig=2)
+    stub.set_answers(mig=2)
     watched.until(lambda: watched.value("sonde.gpu.sm.active", hw__id="MIG-stub-0-1") is not None)
     info = [json.loads(tags) for _, series, tags, _ in watched.metrics if series.endswith(".info")]
     assert {one["hw.id"]: one.get("hw.parent") for one in info} == {
@@ -167,14 +167,14 @@ def test_mig_instances_are_devices_with_a_parent(stub, watched):
         "MIG-stub-0-0": "GPU-stub-0",
         "MIG-stub-0-1": "GPU-stub-0",
     }
-    # What an instance cannot tell is left out without a word.
+    # What an instance does not report is left out without a note.
     instance = {"hw__id": "MIG-stub-0-0"}
     assert watched.value("hw.gpu.utilization", hw__gpu__task="general", **instance) is None
     assert watched.value("hw.gpu.memory.usage", **instance)
     assert not watched.notes
 
 
-def test_an_xid_is_told_as_it_happens(stub, watched):
+def test_an_xid_is_reported_as_it_happens(stub, watched):
     watched.until(lambda: watched.value("hw.power"))
     stub.answers({"0.xid": 63, "0.xid_count": 2})
     began_s = time.monotonic()
@@ -197,15 +197,15 @@ def test_permission_denied_to_one_signal_leaves_the_others(stub, watched):
 
 
 def test_a_lost_device_leaves_the_others_and_comes_back(stub, watched):
-    stub.says(devices=2)
+    stub.set_answers(devices=2)
     watched.until(lambda: watched.value("hw.power", hw__id="GPU-stub-1"))
     stub.answers({"0.lost": 1})
     watched.until(lambda: watched.notes)
     assert "nvml.0.fast: the GPU is lost" in watched.notes[0][1]
     watched.forget()
     for _ in range(2):  # messages, each with what was asked since the one before
-        told = len(watched.metrics)
-        watched.until(lambda: watched.value("hw.power", hw__id="GPU-stub-1", since=told))  # noqa: B023
+        count = len(watched.metrics)
+        watched.until(lambda: watched.value("hw.power", hw__id="GPU-stub-1", since=count))  # noqa: B023
     assert watched.value("hw.power", hw__id="GPU-stub-0") is None
     assert watched.value("sonde.source.up", sonde__source="nvml.0.fast") in (None, 0)
     stub.answers({"0.lost": None})
@@ -214,7 +214,7 @@ def test_a_lost_device_leaves_the_others_and_comes_back(stub, watched):
     assert "signal_back" in {name for name, _ in watched.notes}
 
 
-def test_a_gap_ends_also_where_the_source_was_opened_anew_meanwhile(stub, monkeypatch):
+def test_a_gap_ends_also_where_the_source_was_opened_again_meanwhile(stub, monkeypatch):
     """In this process, by a clock of our own."""
     now_ns = time.monotonic_ns()
     schedule = Schedule(NvmlSource(str(stub.library)), clock=lambda: now_ns)
@@ -318,7 +318,7 @@ def test_the_child_ends_with_its_parent(stub):
     raise AssertionError("the child is still there")
 
 
-def test_what_is_no_message_is_a_gap_and_the_next_process_is_heard(stub, watched, monkeypatch):
+def test_what_is_no_message_is_a_gap_and_the_next_process_is_read(stub, watched, monkeypatch):
     watched.until(lambda: watched.value("hw.power"))
     watched.runner._buffer[:0] = b"\xff\xff\xff\xffrubbish"
     watched.until(lambda: watched.notes)
@@ -337,7 +337,7 @@ def test_without_room_for_a_process_the_agent_goes_on(monkeypatch):
     runner.start()
     (event,) = runner.take().events
     assert event[6] == "nvml: cannot be asked: Cannot allocate memory"
-    assert not runner.take().events  # told once
+    assert not runner.take().events  # reported once
     runner.stop()
 
 
@@ -350,10 +350,10 @@ def gaps(watched):
 def test_a_device_at_rest_is_asked_once_a_second_and_often_when_it_is_about_to_be_used(
     stub, watched
 ):
-    stub.says(utilization=0, used=0, processes="", field_91=18)
+    stub.set_answers(utilization=0, used=0, processes="", field_91=18)
     watched.until(lambda: len(gaps(watched)) >= 3 and min(gaps(watched)[-3:]) > 0.5)
     watched.forget()
-    stub.says(used=1 << 30)  # somebody took memory
+    stub.set_answers(used=1 << 30)  # somebody took memory
     watched.until(lambda: len(gaps(watched)) >= 2 and min(gaps(watched)) < 0.5)
     watched.forget()
     watched.runner.mark_active()
@@ -362,7 +362,7 @@ def test_a_device_at_rest_is_asked_once_a_second_and_often_when_it_is_about_to_b
 
 
 def test_a_device_in_use_is_asked_once_a_second_where_nobody_keeps_the_answers(stub, watched):
-    stub.says(utilization=90, processes=f"{os.getpid()}:1024:90")
+    stub.set_answers(utilization=90, processes=f"{os.getpid()}:1024:90")
     watched.until(lambda: len(gaps(watched)) >= 10 and statistics.median(gaps(watched)) < 0.5)
     watched.runner.keep_last_only(2.0)
     watched.until(lambda: len(gaps(watched)) >= 3 and min(gaps(watched)[-3:]) > 0.5)

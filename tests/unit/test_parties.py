@@ -177,7 +177,7 @@ def test_what_is_not_known_of_a_process_makes_it_nobody_in_particular(monkeypatc
     ids=["a user's", "root's"],
 )
 def test_ids_that_a_user_namespace_was_given_are_one_party(user, ids, party) -> None:
-    """No file says whose they are: who began the namespace, or its first id, does."""
+    """No file names their owner: who began the namespace, or its first id, does."""
     main = """if True:
         import ctypes, os, subprocess, sys
         ctypes.CDLL(None).unshare(0x10000000)  # CLONE_NEWUSER

@@ -44,7 +44,7 @@ def be_loud(probes, bpf, times=2, function="copy"):
         charge(probes, bpf, function, FAR_TOO_MANY, party=LOUD)
 
 
-def told(probes, name):
+def texts(probes, name):
     return [notice.text for notice in probes.notices if notice.name == name]
 
 
@@ -53,7 +53,7 @@ def test_the_calls_of_a_loud_user_are_left_out_and_those_of_others_are_not(probe
     copy = site_of(probes, "copy").index
     assert bpf.paused == {(LOUD, copy, 0)}
     assert bpf.offsets() == [100, 204]
-    [text] = told(probes, "calls_left_out")
+    [text] = texts(probes, "calls_left_out")
     assert text.startswith("copy of libtest.so.1: 10,000,000 calls/s of user 1000")
     assert text.endswith("left out for 60 s")
     charge(probes, bpf, "copy", 100, party=OTHER)
@@ -91,7 +91,7 @@ def test_a_site_comes_off_where_the_loud_user_alone_maps_the_file_and_back_later
     probes.users = [OF_LOUD]
     be_loud(probes, bpf)
     assert bpf.offsets() == [204]
-    assert told(probes, "probe_taken_off") == ["copy of libtest.so.1: user 1000 alone maps it"]
+    assert texts(probes, "probe_taken_off") == ["copy of libtest.so.1: user 1000 alone maps it"]
     assert not bpf.paused and not any(bpf.near.values())
     probes.mapped_by(KEY, OF_LOUD)
     clock[0] += 59.0

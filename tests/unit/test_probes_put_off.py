@@ -176,7 +176,7 @@ def test_asking_takes_every_lock_and_changes_nothing() -> None:
         broker.close()
 
 
-def test_a_file_is_mapped_by_whoever_has_a_private_mapping_with_whatever_rights(
+def test_a_file_is_mapped_by_any_process_with_a_private_mapping_of_any_rights(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "a file with 77 words"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What /proc says of a process: whatever it is called, and when it is gone."""
+"""What /proc has of a process: whatever it is called, and when it is gone."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_its_figures_are_those_of_the_kernel() -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     now = procfs.read_stat(os.getpid())
     assert now is not None
-    # The kernel tells both from the same sums, which go on while we ask.
+    # The kernel makes both from the same sums, which go on while we ask.
     assert now.cpu_ns / 1e9 == pytest.approx(used.ru_utime + used.ru_stime, abs=0.1)
     # Counted by CPU and summed now and then: some pages more or less.
     assert 1 << 20 < stat.resident_bytes < used.ru_maxrss * 1024 + (8 << 20)

@@ -47,8 +47,8 @@ def python() -> Interpreter:
     for path in sorted(paths, key=lambda it: "python" not in it):
         if (found := _native.find_cpython(path)) is not None:
             version, runtime, key, evaluation, raw = found
-            told = FoundInterpreter(version, runtime, key, tuple(evaluation), bytes(raw))
-            return interpreter(told, Path(path).name)
+            build = FoundInterpreter(version, runtime, key, tuple(evaluation), bytes(raw))
+            return interpreter(build, Path(path).name)
     pytest.skip("this interpreter is not one that is walked")
 
 

@@ -26,7 +26,7 @@ WANTED = Selection(BEGIN_NS, BEGIN_NS + BUCKETS * SECOND_NS)
 
 @contextmanager
 def opened(folder: Path, every: int) -> Iterator[StoredSession]:
-    """A store with the job of which so many runs were timed."""
+    """A store with the job of which `runs` runs were timed."""
     service = Service(folder / "store", open_tenant="default", flushes=False)
     caller = service.caller("")
     assert caller

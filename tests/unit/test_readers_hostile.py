@@ -105,19 +105,19 @@ def test_a_bad_correlation_is_counted_and_reported(tmp_path, word, capsys):
 )
 @pytest.mark.parametrize("word", WORDS)
 def test_a_bad_value_about_a_device(tmp_path, word, key):
-    told = document(KERNEL)
-    told["deviceProperties"][0] |= {"pciBusID": 1, "pciDeviceID": 0, key: HERE}
-    text = json.dumps(told).replace(f'"{HERE}"', WORDS[word])
+    trace = document(KERNEL)
+    trace["deviceProperties"][0] |= {"pciBusID": 1, "pciDeviceID": 0, key: HERE}
+    text = json.dumps(trace).replace(f'"{HERE}"', WORDS[word])
     assert len(kineto.read(written(tmp_path, text)).device) == 1
 
 
 @pytest.mark.parametrize("word", WORDS)
 @pytest.mark.parametrize("bare", [True, False])
 def test_a_bad_base_time(tmp_path, word, bare):
-    told = document(KERNEL)
-    base = told.pop("baseTimeNanoseconds")
+    trace = document(KERNEL)
+    base = trace.pop("baseTimeNanoseconds")
     assert base
-    text = json.dumps(told)
+    text = json.dumps(trace)
     more = f'"baseTimeNanoseconds": {WORDS[word]}'
     text = "{" + more + ", " + text[1:] if bare else text[:-1] + ", " + more + "}"
     offset = kineto.read(written(tmp_path, text)).wall_offset_ns

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces of torch.profiler: what is read of them, and what is said of those that cannot be."""
+"""Traces of torch.profiler: what is read of them, and what is reported of those that cannot be."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def test_a_trace_is_read(tmp_path, name):
 
 
 def test_a_device_is_known_by_its_uuid_and_address_where_the_trace_has_them(tmp_path):
-    told = document(KERNEL)
-    told["deviceProperties"][0] |= {"uuid": "GPU-0a1b", "pciBusID": 27, "pciDeviceID": 0}
+    trace = document(KERNEL)
+    trace["deviceProperties"][0] |= {"uuid": "GPU-0a1b", "pciBusID": 27, "pciDeviceID": 0}
 
-    assert kineto.read(written(tmp_path, told)).device_ids == {0: ["GPU-0a1b", "0000:1b:00.0"]}
+    assert kineto.read(written(tmp_path, trace)).device_ids == {0: ["GPU-0a1b", "0000:1b:00.0"]}
     assert not kineto.read(written(tmp_path, document(KERNEL))).device_ids
 
 
@@ -178,11 +178,11 @@ def test_bytes_at_random_never_get_through_as_anything_but_an_error(tmp_path):
         ("cudaStreamIsCapturing", CallKind.OTHER),
     ],
 )
-def test_calls_are_told_by_name(name, kind):
+def test_calls_are_known_by_name(name, kind):
     assert call_kind(name) == kind
 
 
-def test_collectives_are_told_by_name():
+def test_collectives_are_known_by_name():
     assert is_collective("ncclDevKernel_AllReduce_Sum_bf16_RING_LL")
     assert is_collective("ncclDevKernel_AllGather_TREE_LL128(ncclDevKernelArgsStorage<4096ul>)")
     assert is_collective("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>")
@@ -211,9 +211,9 @@ class TestCommand:
         path = str(written(tmp_path, document(*events)))
 
         assert cli.main(["explain", path]) == 0
-        said = capsys.readouterr().out
-        assert "host-bound: Python/C++ code between launches" in said
-        assert "step train.py:8" in said
+        output = capsys.readouterr().out
+        assert "host-bound: Python/C++ code between launches" in output
+        assert "step train.py:8" in output
         assert cli.main(["explain", path, "--json"]) == 0
         (verdict,) = json.loads(capsys.readouterr().out)["verdicts"]
         assert verdict["bound"] == Bound.HOST
@@ -224,10 +224,10 @@ class TestCommand:
     @pytest.mark.parametrize("content", ["hello", "{}"])
     def test_a_foreign_file_is_one_clear_line(self, tmp_path, content, capsys):
         assert cli.main(["explain", str(written(tmp_path, content))]) == 1
-        said = capsys.readouterr().err
-        assert said.startswith("sonde: ")
-        assert "remedy: " in said
-        assert "Traceback" not in said
+        output = capsys.readouterr().err
+        assert output.startswith("sonde: ")
+        assert "remedy: " in output
+        assert "Traceback" not in output
 
     def test_no_file(self, tmp_path, capsys):
         assert cli.main(["explain", str(tmp_path / "none")]) == 1

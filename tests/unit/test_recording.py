@@ -82,7 +82,7 @@ def test_every_format_is_written(recording: Recording, tmp_path: Path, name: str
         recording.save(tmp_path / "x", "svg")
 
 
-def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_reported(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match=r"nowhere\.sonde does not exist"):
         sonde.open(tmp_path / "nowhere.sonde")
 

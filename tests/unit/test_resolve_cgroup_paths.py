@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the path of a control group tells, for every runtime's way of naming."""
+"""What the path of a control group shows, for every runtime's way of naming."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_any_text_is_a_path(path):
     assert len(place.path) <= MAX_PATH
 
 
-# --- what those say who were given a control group of their own -------------------------------
+# --- what those make who were given a control group -------------------------------------------
 
 OTHER_POD = "99999999-2222-3333-4444-555555555555"
 OTHER_ID = "e11e" * 16
@@ -206,8 +206,8 @@ FORGED = (
 def test_a_group_made_in_ones_own_changes_nobodys_owner(base: str, forged: str, tmp_path: Path):
     honest, posed = place_of(base), place_of(f"{base}/{forged}")
 
-    for said in ("runtime", "container", "pod_uid", "job", "step", "unit", "units"):
-        assert getattr(posed, said) == getattr(honest, said), said
+    for field in ("runtime", "container", "pod_uid", "job", "step", "unit", "units"):
+        assert getattr(posed, field) == getattr(honest, field), field
     assert facts(tmp_path, base) == facts(tmp_path, f"{base}/{forged}")
 
 

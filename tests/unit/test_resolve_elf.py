@@ -55,7 +55,7 @@ def test_functions_of_a_static_program_are_found_by_its_symbol_table(tmp_path: P
 
 
 @x86_only
-def test_a_name_that_is_the_tail_of_another_is_told_apart(tmp_path: Path) -> None:
+def test_a_name_that_is_the_tail_of_another_is_distinguished(tmp_path: Path) -> None:
     names = library("names.S", tmp_path / "names.so", "-nostdlib", "-Wl,-O2")
     tail, long = "tail_of_a_name", "long_tail_of_a_name"
     assert _places(names, tail).keys() == {tail}
@@ -107,10 +107,10 @@ def test_a_function_that_only_hands_on_is_known_by_its_jump(tmp_path: Path) -> N
     names = ["forwards", "dispatches", *SITES]
     found = _native.find_functions(str(path), names)
     assert len(found) == len(names)
-    told = _native.probe_sites(str(path), [(it.offset, it.size, True) for it in found], 1.0)
-    assert [it.name for it, site in zip(found, told, strict=True) if site[3]] == ["forwards"]
-    told = _native.probe_sites(str(path), [(it.offset, it.size, False) for it in found], 1.0)
-    assert not any(site[3] for site in told)
+    sites = _native.probe_sites(str(path), [(it.offset, it.size, True) for it in found], 1.0)
+    assert [it.name for it, site in zip(found, sites, strict=True) if site[3]] == ["forwards"]
+    sites = _native.probe_sites(str(path), [(it.offset, it.size, False) for it in found], 1.0)
+    assert not any(site[3] for site in sites)
 
 
 def test_code_of_another_machine_gets_no_opinion(tmp_path: Path, plugin: Path) -> None:
@@ -156,7 +156,9 @@ def test_a_file_of_lies_is_no_danger(tmp_path: Path, plugin: Path) -> None:
         _ask_everything(lie)
 
 
-def test_tables_said_to_be_huge_cost_neither_time_nor_memory(tmp_path: Path, plugin: Path) -> None:
+def test_tables_that_claim_to_be_huge_cost_neither_time_nor_memory(
+    tmp_path: Path, plugin: Path
+) -> None:
     raw = bytearray(plugin.read_bytes())
     sections, count = struct.unpack_from("<Q", raw, 40)[0], struct.unpack_from("<H", raw, 60)[0]
     for n in range(count):

@@ -32,7 +32,7 @@ def test_only_executable_mappings_are_kept_unless_all_are_asked_for() -> None:
     assert len(list(parse_maps(MAPS, executable_only=False))) == 7
 
 
-def test_a_mapping_tells_its_file_and_what_a_frame_may_show_of_it() -> None:
+def test_a_mapping_has_its_file_and_what_a_frame_may_show_of_it() -> None:
     tool, jit, gone, memory, vdso, vsyscall = parse_maps(MAPS)
     assert (tool.path, tool.name, tool.file, tool.offset) == (
         *("/opt/a b/tool", "tool"),

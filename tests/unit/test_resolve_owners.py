@@ -99,11 +99,11 @@ def test_a_note_after_the_answer_changes_it():
     assert owners.of(gone, orphan, 30).cgroup == "/b"
 
 
-def test_of_several_hierarchies_the_path_that_tells_most_stands_for_it():
+def test_of_several_hierarchies_the_path_with_most_facts_stands_for_it():
     owners = OwnerResolver()
-    told = ProcessNote(1, NOBODY, 10_000_000, 1, 0, 0, ((0, 1), (4, 9), (6, 3)), "exec")
+    note = ProcessNote(1, NOBODY, 10_000_000, 1, 0, 0, ((0, 1), (4, 9), (6, 3)), "exec")
     groups = [GroupNote(0, 1, "/"), GroupNote(4, 9, "/x"), GroupNote(6, 3, "/slurm/job_7/step_2")]
-    owners.add_notes([told], groups)
+    owners.add_notes([note], groups)
 
     owner = owners.of(process(), orphan, now())
 
@@ -111,7 +111,7 @@ def test_of_several_hierarchies_the_path_that_tells_most_stands_for_it():
     assert owner.label == "job 7.2"
 
 
-def test_a_process_nobody_told_of_is_its_parents():
+def test_a_process_without_a_note_is_its_parents():
     owners = OwnerResolver()
     parent = process()
     parent.owner = Owner(container=ID, runtime="docker", inner_pid=3)
@@ -130,8 +130,8 @@ def test_a_pid_used_again_is_not_the_one_that_is_gone():
 
 def test_what_runs_in_a_container_is_of_no_job_that_its_root_names():
     owners = OwnerResolver()
-    told = ProcessNote(1, NOBODY, 10_000_000, 1, 0, 5, ((0, 77),), "exec", ("4711", "0"))
-    owners.add_notes([told], [GroupNote(0, 77, f"/system.slice/docker-{ID}.scope")])
+    note = ProcessNote(1, NOBODY, 10_000_000, 1, 0, 5, ((0, 77),), "exec", ("4711", "0"))
+    owners.add_notes([note], [GroupNote(0, 77, f"/system.slice/docker-{ID}.scope")])
     owner = owners.of(process(), orphan, now())
 
     assert (owner.container, owner.job, owner.step) == (ID, "", "")
@@ -260,7 +260,7 @@ def test_users_have_names_and_those_without_keep_their_number(tmp_path):
 
 
 class Kubelet:
-    """Answers GET /pods as it was told to."""
+    """Answers GET /pods as it is set to."""
 
     def __init__(self) -> None:
         self.answer = ANSWER

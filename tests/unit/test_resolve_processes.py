@@ -35,7 +35,7 @@ class Story:
         self.clock = count(time.monotonic_ns() - 1_000_000_000, 1_000_000)
         self.now_ns = 0
 
-    def tell(self, *events: Event) -> None:
+    def feed(self, *events: Event) -> None:
         stamped = []
         for event in events:
             self.now_ns = next(self.clock)
@@ -43,7 +43,7 @@ class Story:
         self.table.feed(stamped)
 
     def start_ns(self) -> int:
-        """As the kernel would tell the start of a process born at the last event."""
+        """As the kernel would report the start of a process born at the last event."""
         boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
         start = self.now_ns + boot
         return start - start % procfs.START_UNIT_NS
@@ -84,9 +84,9 @@ def paths(process: TrackedProcess) -> list[str]:
 
 def test_a_process_is_known_from_its_events_alone() -> None:
     story = Story()
-    story.tell(fork(SHELL, OTHER))
+    story.feed(fork(SHELL, OTHER))
     start = story.start_ns()
-    story.tell(*execute(SHELL, "sh", "/bin/dash"), mmap(SHELL, 0x7F0000, "/lib/libc.so.6"))
+    story.feed(*execute(SHELL, "sh", "/bin/dash"), mmap(SHELL, 0x7F0000, "/lib/libc.so.6"))
     process = story.table.find(SHELL, start)
     assert process.record() == Process(SHELL, start, OTHER, "sh", "dash")
     assert paths(process) == ["/bin/dash", "/lib/libc.so.6"]
@@ -95,7 +95,7 @@ def test_a_process_is_known_from_its_events_alone() -> None:
 
 def test_the_start_in_the_samples_decides_where_the_event_was_a_little_off() -> None:
     story = Story()
-    story.tell(fork(SHELL, OTHER))
+    story.feed(fork(SHELL, OTHER))
     start = story.start_ns()
     for exact in (start - procfs.START_UNIT_NS, start):
         process = story.table.find(SHELL, exact)
@@ -105,29 +105,29 @@ def test_the_start_in_the_samples_decides_where_the_event_was_a_little_off() -> 
 
 def test_a_child_has_its_parents_mappings_until_it_runs_a_program() -> None:
     story = Story()
-    story.tell(fork(SHELL, OTHER), *execute(SHELL, "sh", "/bin/dash"), fork(CHILD, SHELL))
+    story.feed(fork(SHELL, OTHER), *execute(SHELL, "sh", "/bin/dash"), fork(CHILD, SHELL))
     child = story.live(CHILD)
     assert (child.comm, child.exe, paths(child)) == ("sh", "dash", ["/bin/dash"])
-    story.tell(mmap(CHILD, 0x7F0000, "/lib/of_child.so"))
+    story.feed(mmap(CHILD, 0x7F0000, "/lib/of_child.so"))
     assert paths(child) == ["/bin/dash", "/lib/of_child.so"]
     assert paths(story.live(SHELL)) == ["/bin/dash"]
-    story.tell(*execute(CHILD, "ls", "/bin/ls"))
+    story.feed(*execute(CHILD, "ls", "/bin/ls"))
     assert (child.comm, child.exe, paths(child)) == ("ls", "ls", ["/bin/ls"])
     assert paths(story.live(SHELL)) == ["/bin/dash"]
 
 
 def test_forks_in_a_long_row_still_lead_to_the_first_ones_mappings() -> None:
     story = Story()
-    story.tell(fork(SHELL, OTHER), *execute(SHELL, "sh", "/bin/dash"))
+    story.feed(fork(SHELL, OTHER), *execute(SHELL, "sh", "/bin/dash"))
     for n in range(3000):
-        story.tell(fork(SHELL + n + 1, SHELL + n), leave(SHELL + n))
+        story.feed(fork(SHELL + n + 1, SHELL + n), leave(SHELL + n))
     assert paths(story.live(SHELL + 3000)) == ["/bin/dash"]
 
 
 def test_what_a_process_ran_before_is_kept_for_the_samples_of_that_interval() -> None:
     story = Story()
-    story.tell(fork(SHELL, OTHER), *execute(SHELL, "sh", "/bin/dash"))
-    story.tell(*execute(SHELL, "ls", "/bin/ls", at=0x900000))
+    story.feed(fork(SHELL, OTHER), *execute(SHELL, "sh", "/bin/dash"))
+    story.feed(*execute(SHELL, "ls", "/bin/ls", at=0x900000))
     process = story.live(SHELL)
     assert process.previous is not None
     assert [it.path for it in process.previous.space().mappings] == ["/bin/dash"]
@@ -137,9 +137,9 @@ def test_what_a_process_ran_before_is_kept_for_the_samples_of_that_interval() ->
 
 def test_the_dead_are_kept_for_a_while_with_all_that_was_known() -> None:
     story = Story()
-    story.tell(fork(SHELL, OTHER), *execute(SHELL, "job", "/opt/job"))
+    story.feed(fork(SHELL, OTHER), *execute(SHELL, "job", "/opt/job"))
     start = story.live(SHELL).start_ns
-    story.tell(leave(SHELL))
+    story.feed(leave(SHELL))
     process = story.table.find(SHELL, start)
     assert (process.is_alive, process.comm, process.exe) == (False, "job", "job")
     assert paths(process) == ["/opt/job"]
@@ -155,12 +155,12 @@ def test_the_dead_are_kept_for_a_while_with_all_that_was_known() -> None:
 
 def test_two_processes_with_one_pid_are_two() -> None:
     story = Story()
-    story.tell(fork(SHELL, OTHER), *execute(SHELL, "first", "/opt/first"))
+    story.feed(fork(SHELL, OTHER), *execute(SHELL, "first", "/opt/first"))
     first = story.live(SHELL)
-    story.tell(leave(SHELL))
+    story.feed(leave(SHELL))
     for _ in range(50):
         next(story.clock)
-    story.tell(fork(SHELL, OTHER), *execute(SHELL, "second", "/opt/second"))
+    story.feed(fork(SHELL, OTHER), *execute(SHELL, "second", "/opt/second"))
     second = story.live(SHELL)
     assert second is not first
     assert story.table.find(SHELL, first.start_ns) is first
@@ -170,24 +170,24 @@ def test_two_processes_with_one_pid_are_two() -> None:
 
 def test_a_birth_without_a_death_before_it_ends_the_older_process() -> None:
     story = Story()
-    story.tell(fork(SHELL, OTHER))
+    story.feed(fork(SHELL, OTHER))
     first = story.live(SHELL)
     for _ in range(50):
         next(story.clock)
-    story.tell(fork(SHELL, OTHER))
+    story.feed(fork(SHELL, OTHER))
     assert not first.is_alive
     assert story.live(SHELL) is not first
 
 
 def test_a_process_whose_birth_was_missed_is_known_by_what_it_does() -> None:
     story = Story()
-    story.tell(mmap(SHELL, 0x400000, "/opt/missed"), named(SHELL, SHELL, "missed"))
+    story.feed(mmap(SHELL, 0x400000, "/opt/missed"), named(SHELL, SHELL, "missed"))
     start = 77 * procfs.START_UNIT_NS
     process = story.table.find(SHELL, start)
     assert (process.start_ns, process.comm, paths(process)) == (start, "missed", ["/opt/missed"])
 
 
-def test_of_a_process_that_nobody_told_of_only_the_pid_is_known() -> None:
+def test_of_a_process_without_events_only_the_pid_is_known() -> None:
     story = Story()
     process = story.table.find(SHELL, 123 * procfs.START_UNIT_NS)
     assert process.record() == Process(SHELL, 123 * procfs.START_UNIT_NS)
@@ -197,22 +197,22 @@ def test_of_a_process_that_nobody_told_of_only_the_pid_is_known() -> None:
 
 def test_threads_have_names_of_their_own() -> None:
     story = Story()
-    story.tell(fork(SHELL, OTHER), *execute(SHELL, "main", "/opt/job"))
-    story.tell(thread(SHELL, SHELL + 10, SHELL), named(SHELL, SHELL + 10, "loader"))
-    story.tell(thread(SHELL, SHELL + 11, SHELL + 10))
+    story.feed(fork(SHELL, OTHER), *execute(SHELL, "main", "/opt/job"))
+    story.feed(thread(SHELL, SHELL + 10, SHELL), named(SHELL, SHELL + 10, "loader"))
+    story.feed(thread(SHELL, SHELL + 11, SHELL + 10))
     process = story.live(SHELL)
     names = [story.table.thread_name(process, SHELL + n) for n in (0, 10, 11, 12)]
     assert names == ["main", "loader", "loader", ""]
     assert process.comm == "main"
-    story.tell(leave(SHELL, SHELL + 10))
+    story.feed(leave(SHELL, SHELL + 10))
     assert process.is_alive
 
 
 def test_a_thread_that_runs_a_program_takes_the_place_of_the_first_one() -> None:
     story = Story()
-    story.tell(fork(SHELL, OTHER), *execute(SHELL, "old", "/opt/old"))
+    story.feed(fork(SHELL, OTHER), *execute(SHELL, "old", "/opt/old"))
     process = story.live(SHELL)
-    story.tell(leave(SHELL), *execute(SHELL, "new", "/opt/new"))
+    story.feed(leave(SHELL), *execute(SHELL, "new", "/opt/new"))
     assert story.live(SHELL) is process
     assert (process.is_alive, process.comm, paths(process)) == (True, "new", ["/opt/new"])
 
@@ -251,7 +251,7 @@ def test_lost_events_are_made_good_from_proc() -> None:
 
 def test_processes_that_vanished_without_a_word_are_noticed() -> None:
     story = Story()
-    story.tell(fork(SHELL, OTHER))
+    story.feed(fork(SHELL, OTHER))
     process = story.live(SHELL)
     story.table.expire(time.monotonic_ns())
     assert not process.is_alive
@@ -259,7 +259,7 @@ def test_processes_that_vanished_without_a_word_are_noticed() -> None:
 
 def test_names_show_no_control_characters() -> None:
     story = Story()
-    story.tell(fork(SHELL, OTHER), *execute(SHELL, "a\x1b[2Jb", "/opt/a\nb\udcff"))
+    story.feed(fork(SHELL, OTHER), *execute(SHELL, "a\x1b[2Jb", "/opt/a\nb\udcff"))
     record = story.live(SHELL).record()
     assert record.comm == r"a\x1b[2Jb"
     assert "\n" not in record.exe
@@ -278,13 +278,13 @@ def test_the_table_is_bounded() -> None:
     assert table.counters.processes_evicted >= 880
 
 
-def test_what_one_process_tells_is_bounded() -> None:
+def test_what_one_process_reports_is_bounded() -> None:
     story = Story()
-    story.tell(fork(SHELL, OTHER), named(SHELL, SHELL, "x", True))
-    story.tell(*(mmap(SHELL, n << 16, "/x") for n in range(MAX_PENDING + 50)))
+    story.feed(fork(SHELL, OTHER), named(SHELL, SHELL, "x", True))
+    story.feed(*(mmap(SHELL, n << 16, "/x") for n in range(MAX_PENDING + 50)))
     for n in range(MAX_THREADS + 50):
-        story.tell(named(SHELL, SHELL + n, f"t{n}"))
-        story.tell(thread(SHELL, SHELL + 100_000 + n, SHELL + n))
+        story.feed(named(SHELL, SHELL + n, f"t{n}"))
+        story.feed(thread(SHELL, SHELL + 100_000 + n, SHELL + n))
     process = story.live(SHELL)
     assert len(process.space()) == MAX_PENDING
     assert story.table.counters.mappings_left_out == 50

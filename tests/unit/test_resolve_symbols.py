@@ -20,7 +20,7 @@ x86_only = pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 ins
 
 
 def _name_at(path: Path, symbol: str, into: int = 1) -> tuple[str, int] | None:
-    """What the symbolizer says about the code that the linker calls `symbol`."""
+    """What the symbolizer finds for the code that the linker calls `symbol`."""
     (site,) = _native.find_functions(str(path), [symbol])
     return _native.Symbolizer().elf(str(path), [site.offset + into])[0]
 
@@ -146,7 +146,7 @@ def test_a_file_that_was_rewritten_is_read_again(tmp_path: Path) -> None:
 
 
 def test_a_file_that_shrinks_while_it_is_read_kills_nobody(tmp_path: Path) -> None:
-    """Whoever owns a library can do this to a profiler; a reader that maps files dies of it."""
+    """The owner of a library can do this to a profiler; a reader that maps files dies of it."""
     path, stop = tmp_path / "shrinking.so", threading.Event()
     write_library(path, [f"function_{n}" for n in range(50_000)])
     content = path.read_bytes()

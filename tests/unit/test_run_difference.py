@@ -68,7 +68,7 @@ def test_few_samples_prove_nothing_about_functions() -> None:
     assert not named(found.changes, ChangeKind.FUNCTION, "inner").certain
 
 
-def test_runs_that_overlap_are_not_told_apart() -> None:
+def test_runs_that_overlap_are_not_distinguished() -> None:
     before = [run(10, 8), run(12, 10), run(11, 9)]
     after = [run(11.5, 9.5), run(13, 11), run(12.5, 10.5)]
     overlapping = compare_runs(before, after)
@@ -116,15 +116,15 @@ def test_files_of_whole_runs_are_compared_by_run(
     b = capture(tmp_path / "b.sonde", 1200, 200, of(14 * 10**9))
 
     assert cli.main(["diff", a, b, "--fail-above", "3%", "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told["per"] == "run"
-    failed = {(one["kind"], one["name"]) for one in told["failed"]}
+    result = json.loads(capsys.readouterr().out)
+    assert result["per"] == "run"
+    failed = {(one["kind"], one["name"]) for one in result["failed"]}
     assert failed >= {("run", "CPU time"), ("run", "wall time"), ("function", "inner")}
     assert cli.main(["diff", a, a, "--fail-above", "0%"]) == 0
     assert cli.main(["diff", a, b, "--before", a, "--before", a, "--after", b]) == 0
 
 
-def test_where_nothing_says_how_much_was_done_the_gate_refuses(
+def test_where_nothing_shows_how_much_was_done_the_gate_refuses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = capture(tmp_path / "a.sonde", 80, 20, of(10**9))

@@ -29,7 +29,7 @@ def counts(board, name):
     return {}
 
 
-def test_a_run_counts_for_as_many_as_its_weight_says(board):
+def test_a_run_counts_for_as_many_as_its_weight(board):
     runs = RunMetrics(board)
     runs.take(row(weight=10.0))
     runs.take(row(weight=2.5, kind="copy", bytes=1))

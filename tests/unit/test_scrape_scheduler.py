@@ -20,7 +20,7 @@ SOON_MS = 20_000
 
 
 class Clock:
-    """Stands still unless told."""
+    """Stands still unless the test moves it."""
 
     now_s = 1000.0
 
@@ -46,9 +46,9 @@ def scheduler(clock):
 
 def asks(scheduler):
     """Somebody who asks, in a thread of his own."""
-    asker = threading.Thread(target=scheduler.request_tick)
-    asker.start()
-    return asker
+    caller = threading.Thread(target=scheduler.request_tick)
+    caller.start()
+    return caller
 
 
 def is_woken(scheduler):
@@ -64,13 +64,13 @@ def test_where_nobody_asks_it_reads_seldom(scheduler):
 
 
 def test_a_question_is_answered_by_the_tick_that_it_asks_for(scheduler):
-    asker = asks(scheduler)
+    caller = asks(scheduler)
     assert is_woken(scheduler)
     assert scheduler.is_woken()
-    assert asker.is_alive()  # it waits
+    assert caller.is_alive()  # it waits
     scheduler.on_tick([], 1.0)
-    asker.join(SOON_MS / 1000)
-    assert not asker.is_alive()
+    caller.join(SOON_MS / 1000)
+    assert not caller.is_alive()
     assert not scheduler.is_woken()
 
 
@@ -86,7 +86,7 @@ def test_it_keeps_the_pace_of_who_asks(scheduler, clock):
         scheduler.request_tick()
         clock.passes(TICK_S / 2)
     assert scheduler.tick_s == TICK_S
-    clock.passes(4 * TICK_S)  # whoever it was is gone
+    clock.passes(4 * TICK_S)  # the caller is gone
     assert scheduler.tick_s == REST_S
 
 
@@ -118,8 +118,8 @@ def test_a_trial_is_short(clock):
     scheduler.close()
 
 
-class Told(Metrics):
-    """Notes how often what is said is wanted."""
+class NotedIntervals(Metrics):
+    """Notes how often what it reports is wanted."""
 
     def __init__(self):
         self.seconds = []
@@ -129,8 +129,8 @@ class Told(Metrics):
         self.seconds.append(seconds)
 
 
-def test_sources_are_told_that_nobody_keeps_what_they_say(clock):
-    metrics = Told()
+def test_sources_learn_that_nobody_keeps_what_they_report(clock):
+    metrics = NotedIntervals()
     config = Config(on_cpu=False, off_cpu=False, rest_s=REST_S)
     scheduler = ScrapeScheduler(config, [metrics], clock)
     for _ in range(3):
@@ -153,10 +153,10 @@ def test_many_rows_are_read_sooner(scheduler):
 
 
 def test_nobody_waits_for_an_agent_that_ended(scheduler):
-    asker = asks(scheduler)
+    caller = asks(scheduler)
     scheduler.close()
-    asker.join(SOON_MS / 1000)
-    assert not asker.is_alive()
+    caller.join(SOON_MS / 1000)
+    assert not caller.is_alive()
     scheduler.request_tick()  # nor from then on
 
 

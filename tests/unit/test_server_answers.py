@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of a server's questions: as the description says, and equal to a recount."""
+"""Answers of a server's questions: as the description has them, and equal to a recount."""
 
 from __future__ import annotations
 

@@ -36,16 +36,16 @@ def test_pauses_are_lifted_by_those_who_may(tmp_path: Path) -> None:
     assert not switches.is_paused("lab")
     switches.pause("lab", TENANT)
     assert switches.is_paused("lab")
-    assert not switches.is_paused("rival")
+    assert not switches.is_paused("neighbour")
     switches.pause(EVERYBODY, OPERATOR)
-    assert Collection(tmp_path).is_paused("rival")  # another server of the directory
+    assert Collection(tmp_path).is_paused("neighbour")  # another server of the directory
 
     assert switches.resume("lab", TENANT)
     assert not switches.resume("lab", TENANT)
     assert switches.is_paused("lab")  # the operator's word stays
     assert [one.tenant for one in switches.paused("lab")] == [EVERYBODY]
     switches.pause("lab", TENANT)
-    assert len(switches.paused("rival")) == 1
+    assert len(switches.paused("neighbour")) == 1
     assert switches.resume(EVERYBODY, OPERATOR)
     assert switches.paused() == []
     with pytest.raises(UsageError, match="cannot be the name"):
@@ -60,7 +60,7 @@ def test_agents_that_go_silent_are_marked_and_the_oldest_give_way(
         seen.note("lab", node, word)
     states = {one.node: one.state for one in seen.of("lab")}
     assert states == {"one": AgentState.PAUSED, "two": AgentState.COLLECTING}
-    assert seen.of("rival") == []
+    assert seen.of("neighbour") == []
     later_s = time.time() + collection.SILENT_S + 1
     monkeypatch.setattr(time, "time", lambda: later_s)
     assert {one.state for one in seen.of("lab")} == {AgentState.SILENT}
@@ -97,7 +97,7 @@ def test_an_operators_order_reaches_a_sender_and_a_tenant_does_not_lift_it(
     tokens = Tokens(store)
     _, writes = tokens.make("lab", [Scope.INGEST])
     _, rules = tokens.make("lab", [Scope.ADMIN, Scope.READ])
-    _, rival = tokens.make("rival", [Scope.ADMIN, Scope.READ])
+    _, neighbour = tokens.make("neighbour", [Scope.ADMIN, Scope.READ])
     tokens.close()
     (tmp_path / "token").write_text(writes)
     with Server(store, "--keep-days", "0", token=rules) as server:
@@ -123,8 +123,8 @@ def test_an_operators_order_reaches_a_sender_and_a_tenant_does_not_lift_it(
         shown = command("agents", "--server", url, token=rules).stdout
         assert "paused by the tenant since" in shown
         assert "one: paused, seen " in shown
-        assert "collect" in command("resume", "--server", url, token=rival).stdout
-        assert command("agents", "--server", url, token=rival).stdout == ""
+        assert "collect" in command("resume", "--server", url, token=neighbour).stdout
+        assert command("agents", "--server", url, token=neighbour).stdout == ""
         assert command("resume", "--store", str(store), "--tenant", "lab").returncode == 0
         until(lambda: switched[-1])
         sink.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that goes on: its certificate is exchanged, its manager hears of it, SIGTERM ends it."""
+"""A server that goes on: its certificate is exchanged, its manager is notified, SIGTERM ends it."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_a_trace_of_torch_profiler_opens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "cause"),
     [
         (b"\x7fELF" * 100, "no known format"),
         (b"SONDE" + b"\xff" * 4000, ""),
@@ -55,12 +55,12 @@ def test_a_trace_of_torch_profiler_opens(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_recording_is_refused_with_a_remedy(
-    tmp_path: Path, content: bytes, said: str
+    tmp_path: Path, content: bytes, cause: str
 ) -> None:
     with pytest.raises(RefusedRequestError) as refused:
         given(tmp_path, content)
     assert refused.value.status == 422
-    assert said in refused.value.cause
+    assert cause in refused.value.cause
     assert "Traceback" not in refused.value.cause
     assert "/proc/" not in refused.value.cause
 

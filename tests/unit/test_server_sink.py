@@ -21,7 +21,7 @@ from sonde.sinks.spool import Spool
 
 
 class Stub:
-    """A server that answers what it is told to, and keeps what it took."""
+    """A server that answers as it is set to, and keeps what it took."""
 
     def __init__(self) -> None:
         self.taken: list[bytes] = []
@@ -31,7 +31,7 @@ class Stub:
         self.answer = b"{}"
         self.asked = 0
         self.states: list[str] = []
-        """What agents said they do when they asked."""
+        """What agents reported they do when they asked."""
         stub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -61,7 +61,7 @@ class Stub:
                 self.wfile.write(answer)
 
             def log_message(self, *_: Any) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.http.daemon_threads = True

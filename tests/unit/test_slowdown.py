@@ -149,7 +149,7 @@ def test_a_rate_that_was_lowered_rises_after_30_trials_that_find_little(before, 
     assert len(trials.found) == (0 if scale == 0.5 else before + 1)
 
 
-def test_a_rate_stays_low_while_trials_find_more_than_the_budget_allows_or_cannot_tell():
+def test_a_rate_stays_low_while_trials_find_more_than_the_budget_allows_or_nothing():
     trials = OverheadExperiment(0.01, random.Random(12))
     trials._scale = 0.25
     trials.found.extend([-0.1, 0.1] * 20)

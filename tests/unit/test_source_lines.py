@@ -74,7 +74,7 @@ def test_a_stripped_file_has_no_lines_and_is_no_error(tmp_path):
     assert (found.locations, found.files, found.failed) == ({}, 0, 0)
 
 
-def test_a_file_that_was_built_anew_is_not_taken_for_the_one_that_ran(tmp_path):
+def test_a_file_that_was_built_again_is_not_taken_for_the_one_that_ran(tmp_path):
     program = built(tmp_path)
     links, build_id = noted(tmp_path, program)
     built(tmp_path, "-DNDEBUG", "-O1")

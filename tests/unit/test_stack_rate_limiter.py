@@ -52,7 +52,7 @@ def test_what_may_be_named_grows_with_the_time():
         assert limiter.divisor == 3
 
 
-def test_odds_fall_by_halves_while_less_than_half_of_what_may_be_is_named():
+def test_the_divisor_falls_by_halves_while_less_than_half_of_what_may_be_is_named():
     limiter = StackRateLimiter()
     limiter.divisor = 12
     assert not limiter.after(int(NAMED_PER_S / 2), 1.0)

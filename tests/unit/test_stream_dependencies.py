@@ -48,7 +48,7 @@ def test_an_operation_waits_for_the_last_one_before_the_record():
 @pytest.mark.parametrize(
     ("has_event", "cause"), [(True, Cause.DEPENDENCY), (False, Cause.NOT_TAKEN)]
 )
-def test_a_device_that_waits_for_another_ones_stream_says_so(has_event, cause):
+def test_a_device_that_waits_for_another_ones_stream_shows_it(has_event, cause):
     rows = []
 
     def step(scene: Scene, t: float) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/reference/support_matrix.md says what the code and its tests say."""
+"""docs/reference/support_matrix.md agrees with the code and its tests."""
 
 from __future__ import annotations
 

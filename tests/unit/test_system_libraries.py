@@ -116,7 +116,7 @@ def test_a_library_of_the_linkers_cache_that_a_user_owns_is_refused_and_counted(
 ):
     library.give("file")
     monkeypatch.setattr(system_libraries, "in_cache", lambda: [("libcuda.so.1", str(library.path))])
-    told: list[tuple[str, float, str]] = []
+    reports: list[tuple[str, float, str]] = []
     trusted: list[bool] = []
 
     class Noted(Probes):
@@ -124,7 +124,7 @@ def test_a_library_of_the_linkers_cache_that_a_user_owns_is_refused_and_counted(
             self._files = {}
 
         def report(self, name: str, value: float, text: str) -> None:
-            told.append((name, value, text))
+            reports.append((name, value, text))
 
         def examine(self, *_: object) -> bool:
             trusted.append(bool(_[3]))
@@ -139,7 +139,7 @@ def test_a_library_of_the_linkers_cache_that_a_user_owns_is_refused_and_counted(
 
     assert trusted == [False]  # read for its symbols, not run
     assert discovery.refused == 1
-    [(name, value, text)] = told
+    [(name, value, text)] = reports
     assert (name, value) == ("library_refused", 1)
     assert str(library.path) in text
 

@@ -49,7 +49,7 @@ def test_between_runs_that_stand_for_several_only_long_stretches_count():
     assert windows_ns(kept, window[window != SINGLE], *times_of(kept)) == [(20 * MS, 131 * MS)]
 
 
-def test_processes_are_told_apart_and_windows_stay():
+def test_processes_are_distinguished_and_windows_stay():
     table = runs(
         *((10 * n, 30.0, 7, 0) for n in range(20)),
         *((10 * n, 1.0, 8, 0) for n in range(20)),

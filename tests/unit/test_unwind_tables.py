@@ -23,7 +23,7 @@ SIGNAL, HANDLER, GOROUTINE = 8, 10, 11
 UNCHANGED, AT_CFA, AT_RBP, UNKNOWN = range(4)
 RCX, RBX, RDI, RSP_REGISTER = 2, 3, 5, 7
 
-# Each function says in its name what is to be found at its label; none has unwind data.
+# Each function has in its name what is to be found at its label; none has unwind data.
 ASSEMBLY = """
 .text
 .macro FUNCTION name
@@ -141,10 +141,10 @@ def rules(library):
     table = library.with_suffix(".unw")
     _, _, _, _, analysed = _native.build_unwind_table(str(library), str(table))
     assert analysed >= 6
-    said = subprocess.run(["nm", library], check=True, capture_output=True, text=True).stdout
+    output = subprocess.run(["nm", library], check=True, capture_output=True, text=True).stdout
     symbols = {
         name: int(at, 16)
-        for at, _, name in (it.split() for it in said.splitlines() if it.count(" ") == 2)
+        for at, _, name in (it.split() for it in output.splitlines() if it.count(" ") == 2)
     }
     names = [name for name in symbols if name.startswith(("at_", "in_", "out_"))]
     found = _native.find_unwind_rules(str(table), [symbols[name] for name in names])
@@ -320,8 +320,8 @@ def test_a_return_address_may_be_in_a_register(tmp_path):
     command = ["gcc", "-shared", "-nostdlib", "-o", library, tmp_path / "lib.s"]
     subprocess.run(command, check=True)
     _native.build_unwind_table(str(library), str(table))
-    said = subprocess.run(["nm", library], check=True, capture_output=True, text=True).stdout
-    places = {name: int(at, 16) for at, _, name in (it.split() for it in said.splitlines())}
+    output = subprocess.run(["nm", library], check=True, capture_output=True, text=True).stdout
+    places = {name: int(at, 16) for at, _, name in (it.split() for it in output.splitlines())}
     names = ["at_system_call", "at_return"]
     found = _native.find_unwind_rules(str(table), [places[it] for it in names])
     in_register, pushed = [RULE.unpack(it) for it in found]
@@ -337,8 +337,8 @@ def test_a_frame_that_is_left_for_a_handler_has_the_handlers_frame_as_its_caller
     command = ["gcc", "-shared", "-nostdlib", "-Wl,-Bsymbolic", "-o", library, tmp_path / "lib.s"]
     subprocess.run(command, check=True)
     _native.build_unwind_table(str(library), str(table))
-    said = subprocess.run(["nm", library], check=True, capture_output=True, text=True).stdout
-    symbols = {name: int(at, 16) for at, _, name in map(str.split, said.splitlines())}
+    output = subprocess.run(["nm", library], check=True, capture_output=True, text=True).stdout
+    symbols = {name: int(at, 16) for at, _, name in map(str.split, output.splitlines())}
 
     def rule(name, back=0):
         (found,) = _native.find_unwind_rules(str(table), [symbols[name] - back])

@@ -27,9 +27,9 @@ class Walker:
 def took_s(ends):
     walker = Walker()
     began_s = time.monotonic()
-    told = warming.warm_up([walker], lambda gap_ms: time.sleep(gap_ms / 1e3), ends)
+    batches = warming.warm_up([walker], lambda gap_ms: time.sleep(gap_ms / 1e3), ends)
     # What was seen is read once, with what is still going on, so that it counts for nothing later.
-    assert [batch.seen for batch in told] == [7]
+    assert [batch.seen for batch in batches] == [7]
     assert [to_the_end for _, to_the_end in walker.drained] == [True]
     return time.monotonic() - began_s
 

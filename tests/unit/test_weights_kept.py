@@ -245,7 +245,7 @@ def test_what_is_shown_live_is_weighed(live):
     assert sums.timed == 3
 
 
-def test_counters_of_copies_tell_their_directions():
+def test_counters_of_copies_have_their_directions():
     board = MetricRegistry()
     metrics = RunMetrics(board)
     for way, moved, weight in (("h2d", 1000, 2.0), ("d2h", 300, 5.0)):

@@ -6,7 +6,7 @@
 //	{"t": ns of CLOCK_REALTIME, "pid": 1, "kind": "native", "name": "", "file": "libc.so.6", "address": 16, "frames": 12}
 //
 // Its own command line speaks to a collector only; this is the same tracer, with the same defaults,
-// in front of another reporter. It says "ready" on stderr once it observes, and ends with SIGINT.
+// in front of another reporter. It prints "ready" on stderr once it observes, and ends with SIGINT.
 package main
 
 import (
@@ -57,20 +57,20 @@ func (p *printer) ReportTraceEvent(trace *libpf.Trace, meta *samples.TraceEventM
 	if last.Type == libpf.KernelFrame {
 		return nil
 	}
-	said := line{
+	out := line{
 		Time: uint64(meta.Timestamp), PID: uint32(meta.PID), Kind: last.Type.String(),
 		Name: last.FunctionName.String(), Address: uint64(last.AddressOrLineno),
 		Frames: len(trace.Frames),
 	}
 	if last.Type.IsError() {
-		said.Kind = "error"
+		out.Kind = "error"
 	}
 	if last.Mapping.Valid() {
-		said.File = last.Mapping.Value().File.Value().FileName.String()
+		out.File = last.Mapping.Value().File.Value().FileName.String()
 	}
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
-	if err := p.to.Encode(said); err != nil {
+	if err := p.to.Encode(out); err != nil {
 		return err
 	}
 	return p.out.Flush()

@@ -88,7 +88,8 @@ class Losses:
         now |= {f"unwind.{name}": count for name, count in self._unwinding.losses().items()}
         now["stacks.forgotten"] = self._dictionary.forgotten
         now[LOST_EVENTS] = self._event_loop.lost
-        hung = procfs.BROKER.processes_hung, procfs.BROKER.files_hung
+        patience = procfs.BROKER.patience
+        hung = patience.processes_hung, patience.files_hung
         now |= zip(HUNG, hung, strict=True)
         now[STUCK] = round(self.stuck_s)
         now["processes.mappings"] = self._resolver.counters.mappings_left_out

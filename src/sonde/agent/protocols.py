@@ -42,7 +42,8 @@ class Observer(Protocol):
         """Whether something is about to be explained."""
 
     def worth(self, pid: int, stack_id: int) -> float:
-        """Of a stack without a name: what is worth most is named first, what is worth 0 is not."""
+        """Of a stack without a name, in ns that it stands for, or a multiple of them: what is worth
+        most is named first, what is worth 0 is not."""
 
 
 @dataclass(frozen=True, slots=True)

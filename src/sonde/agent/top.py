@@ -70,6 +70,7 @@ class Top:
     pids: Collection[int] | None
     """These and their children for device time, these alone otherwise; None: all."""
     budget: float
+    """Of each program's time, the share that timing its launches may take."""
     _device: DeviceTime = field(init=False)
     _before: dict[int, _Seen] = field(init=False)
     _at_ns: int = field(init=False)

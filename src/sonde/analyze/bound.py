@@ -171,20 +171,7 @@ def _with_taken(
     if not share:
         return causes
     cause = Cause.GPU_CONTENTION
-    empty = CauseShare(
-        key=cause,
-        title=cause.description,
-        bound=cause.bound,
-        detail=CauseDetail.NONE,
-        ns=0,
-        share=0.0,
-        count=0,
-        longest_ns=0,
-        thread="",
-        locations=[],
-        facts=[],
-    )
-    before = next((one for one in causes if one.key == cause), empty)
+    before = next((one for one in causes if one.key == cause), CauseShare.empty(cause))
     ns, whole = before.ns + round(share * window), before.share + share
     mine = replace(before, ns=ns, share=whole, facts=before.facts or facts)
     rest = [one for one in causes if one.key != cause]

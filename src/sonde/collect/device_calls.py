@@ -83,7 +83,8 @@ class DeviceCalls(Collector):
         budget: float,
         pids: Collection[int] | None = None,
     ) -> None:
-        """`pids`: those that are watched; None for all."""
+        """`budget`: the share of one core that calls of a probed function by one user may cost;
+        `pids`: those that are watched; None for all."""
         self._bpf = kernel.load(self.bpf_object())
         self._iterators = Iterators(self._bpf)
         apis = tuple(apis)

@@ -57,7 +57,9 @@ class DeviceTime(Collector):
         *,
         has_events: bool = False,
     ) -> None:
-        """`sites`: takes stacks in the kernel; without, the library follows frame pointers.
+        """`budget`: of each program's time, the share that timing its launches may take.
+
+        `sites`: takes stacks in the kernel; without, the library follows frame pointers.
 
         `has_events`: process events report each library as soon as it is mapped, so that there is
         seldom need to scan processes for it.

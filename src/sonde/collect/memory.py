@@ -77,6 +77,8 @@ class MemoryCollector(Attached):
         return BpfObject("memory", {"stack_gap_ns": stack_gap_ns})
 
     def __init__(self, kernel: Kernel, *, stack_gap_ns: int) -> None:
+        """`stack_gap_ns`: between two stacks of a thread, at the least. Raises KernelUnsupported,
+        OSError."""
         if platform.machine() not in SUPPORTED_MACHINES:
             raise KernelUnsupported(
                 f"memory by stack is read on x86-64 alone, and this is {platform.machine()}",

@@ -54,7 +54,7 @@ class Points:
         self.metrics.append(row)
 
     def note(self, name: str, value: float, text: str) -> None:
-        """Something that happened: a notice in the table of events."""
+        """Something that happened: a notice in the table of events. `value`: by `name`, 0 none."""
         self.events.append(EventRow(time.monotonic_ns(), "notice", name, 0, 0, float(value), text))
 
 

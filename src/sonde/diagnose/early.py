@@ -53,6 +53,7 @@ class EarlyWarning(msgspec.Struct, frozen=True):
     subject: str
     """Control group, mount point, sensor."""
     level: float
+    """What it was last, in the unit of `limit`."""
     limit: float
     """Bytes, threads a CPU, or °C, as of the level."""
     slope: float

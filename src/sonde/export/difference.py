@@ -67,7 +67,8 @@ def worse(per: str, failed: Sequence[Changed]) -> list[str]:
 def to_json(
     per: str, changes: Sequence[Changed], failed: Sequence[Changed], above: float | None
 ) -> str:
-    """The document for scripts: ns, and shares of 1; an infinite change is null."""
+    """The document for scripts: ns, and shares of 1; an infinite change is null. `above`: the
+    threshold of --fail-above, a share of 1."""
     document: dict[str, Any] = {
         "format": FORMAT,
         "per": per,

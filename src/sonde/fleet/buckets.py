@@ -23,6 +23,7 @@ class BucketSpace:
 
     @property
     def size(self) -> int:
+        """Buckets of a report."""
         return self.applications * self.kernels * self.levels
 
     def index(self, application: int, kernel: int, activity: float = 0.0) -> int:

@@ -54,7 +54,7 @@ def collect(directory: Path, start_s: int) -> Result:
     """The release of the batch that begins at `start_s`.
 
     Raises ReleaseDenied with the aggregators' reason if they refuse, and SinkError if they cannot
-    be reached or their answer is invalid.
+    be reached or their answer is invalid; UsageError where the directory is no collector's.
     """
     bundle, task = Credentials.load(directory), Task.load(directory / "task.json")
     if bundle.role != "collector":

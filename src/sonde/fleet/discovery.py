@@ -26,6 +26,7 @@ DISCOVERY_SPACE = {"purpose": "discovery"}
 
 
 def is_discovery(task: Task) -> bool:
+    """Whether a task asks for hashes of names that no list has."""
     return task.space.get("purpose") == "discovery"
 
 

@@ -65,6 +65,7 @@ def sign(node: Identity, report: Report) -> Report:
 
 
 def make_report(task: Task, node: Identity, samples: Sequence[int], time_s: int) -> Report:
+    """The report of one node; `samples` are bucket indices. Raises UsageError."""
     return make_reports(task, [node], [samples], time_s)[0]
 
 

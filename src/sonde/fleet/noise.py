@@ -132,8 +132,8 @@ def composed_epsilon(rho: int, pure: int | None, delta: float) -> float:
 
 
 def format_rounded_up(value: float, digits: int = 3) -> str:
-    """A privacy loss or budget as text with `digits` digits, rounded up: the stated figure is never
-    less than the real one.
+    """A privacy loss or budget, `value`, as text with `digits` digits, rounded up: the
+    stated figure is never less than the real one.
     """
     if not math.isfinite(value):
         return str(value)

@@ -181,6 +181,7 @@ def provision(directory: Path, task: Task, tenants: Sequence[str]) -> Task:
 
 
 def load_node(directory: Path) -> Identity:
+    """The identity that a directory of a node holds. Raises UsageError."""
     try:
         return Identity(bytes.fromhex(read_secret(directory / "node.key").strip()))
     except OSError as error:

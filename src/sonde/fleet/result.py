@@ -38,7 +38,8 @@ class Row:
 class Result:
     """A release. `epsilon` is per unit of privacy; None: that unit is not protected.
 
-    `deviation` is the standard deviation of a bucket's noise, in samples.
+    `budget` is the epsilon that may be spent in a year. `deviation` is the standard deviation of a
+    bucket's noise, in samples.
     """
 
     task: str
@@ -52,6 +53,7 @@ class Result:
     rows: list[Row]
 
     def top(self, count: int) -> list[Row]:
+        """The rows with the most samples, the largest first."""
         return sorted(self.rows, key=lambda row: -row.count)[:count]
 
     def privacy_guarantee(self) -> str:

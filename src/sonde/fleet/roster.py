@@ -88,6 +88,7 @@ class Roster:
             out.write(self.to_json().encode())
 
     def to_json(self) -> str:
+        """As `load` reads it."""
         return json.dumps({node.hex(): tag for node, tag in self._tag_of.items()})
 
     @staticmethod

@@ -82,6 +82,7 @@ class Sampler:
         self._unclassified: str | None = None
 
     def observe(self, record: KernelRecord) -> None:
+        """Take in a run of a kernel: of those that run at a sampled instant, it keeps one."""
         kind = self._class_of.get(record.name)
         if kind is None:
             kind = self._class_of[record.name] = self._classes.kernel(record.name)

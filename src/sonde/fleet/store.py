@@ -87,6 +87,7 @@ class Store:
         """Batches that begin before this time were deleted."""
 
     def close(self) -> None:
+        """Close the database and the spool."""
         self._database.close()
         self._spool.close()
 
@@ -342,6 +343,7 @@ class Store:
             return int(db.execute(query, (start,)).fetchone()[0])
 
     def batch(self, start: int) -> Batch:
+        """The sum of the batch that begins at `start` (s since 1970); empty where there is none."""
         with self._database.reading() as db:
             row = db.execute(
                 "SELECT share, count, checksum FROM batch WHERE start = ?", (start,)
@@ -419,6 +421,7 @@ class Store:
         return lost + len(gone)
 
     def ledger(self) -> list[LedgerEntry]:
+        """What each release spent, the oldest first."""
         with self._database.reading() as db:
             rows = db.execute(
                 "SELECT start, gpu_rho, gpu_epsilon, tenant_rho, tenant_epsilon FROM release "
@@ -429,6 +432,7 @@ class Store:
     # --- status ------------------------------------------------------------------------------
 
     def refusals(self) -> dict[str, int]:
+        """Reports that were refused, by reason."""
         return self._database.refusals()
 
     def counts(self) -> dict[int, int]:

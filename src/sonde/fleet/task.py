@@ -150,6 +150,7 @@ class Task:
 
     @property
     def mechanism(self) -> Mechanism:
+        """The noise of a release."""
         return Mechanism(self.privacy.mechanism, self.privacy.scale)
 
     def sensitivity(self, unit: Unit) -> int | None:
@@ -211,10 +212,12 @@ class Task:
         return 16 * self.buckets + 1024
 
     def to_json(self) -> str:
+        """As `from_json` reads it: the same bytes for the same task."""
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
 
     @staticmethod
     def from_json(text: str) -> Task:
+        """The task that a text holds. Raises UsageError."""
         try:
             fields = json.loads(text)
             return Task(**{**fields, "privacy": Privacy(**fields["privacy"])})
@@ -225,6 +228,7 @@ class Task:
 
     @staticmethod
     def load(path: Path) -> Task:
+        """The task that a file holds. Raises UsageError."""
         try:
             return Task.from_json(read_text(path, MAX_TASK_FILE_BYTES))
         except OSError as error:

@@ -198,6 +198,7 @@ class Loss:
 
     name: str
     amount: float
+    """How many, of what `name` counts."""
     text: str
     """A sentence for people; may be empty."""
 
@@ -227,7 +228,8 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class MetricUse:
-    """A summary of one metric series."""
+    """A summary of one metric series; `first`, `last`, `min`, `mean` and `max` in its unit
+    (docs/reference/metrics.md)."""
 
     series: str
     labels: str

@@ -58,7 +58,8 @@ def beta_quantile(p: float, a: float, b: float) -> float:
 def student_t_quantile(p: float, degrees: int) -> float:
     """The quantile of Student's t distribution: the value it stays below with probability `p`.
 
-    For 0.5 <= p < 1, from I_x(degrees/2, 1/2) with x = degrees / (degrees + t²) (DLMF 8.17).
+    For 0.5 <= p < 1, from I_x(degrees/2, 1/2) with x = degrees / (degrees + t²) (DLMF 8.17). Raises
+    ValueError for other numbers.
     """
     if not 0.5 <= p < 1 or degrees < 1:
         raise ValueError(f"no quantile for p={p} with {degrees} degrees of freedom")

@@ -48,6 +48,25 @@ class CauseShare:
     facts: Sequence[str]
     """Figures that support the cause."""
 
+    @classmethod
+    def empty(
+        cls, cause: Cause, thread: str = "", locations: Sequence[CodeLocation] = ()
+    ) -> CauseShare:
+        """That of a cause without a stall, where no stalls but totals are known."""
+        return cls(
+            key=cause,
+            title=cause.description,
+            bound=cause.bound,
+            detail=CauseDetail.NONE,
+            ns=0,
+            share=0.0,
+            count=0,
+            longest_ns=0,
+            thread=thread,
+            locations=list(locations),
+            facts=[],
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class KernelShare:

@@ -19,7 +19,7 @@ def plain(text: str) -> str:
 
 
 def number(value: float) -> float:
-    """Finite: JSON has no other."""
+    """A value of any unit, finite: JSON has no other."""
     return round(min(max(value, -1e9), 1e9), 6) if value == value else 0.0
 
 

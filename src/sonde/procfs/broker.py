@@ -8,7 +8,7 @@ SIGKILL. So all of that is asked of a child (`serve.py`). Where it does not answ
 killed, not waited for, and another one is started; the process is left alone for a while. A child
 that cannot die holds nothing of ours: it has a separate session and descriptors.
 
-How long is waited is bounded for each party (parties.py), so that many processes of one cost no
+How long is waited is bounded for each party (patience.py), so that many processes of one cost no
 more than one. What a child costs that is started in the place of a lost one is part of it.
 """
 
@@ -30,7 +30,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from sonde import interpreter
-from sonde.procfs.parties import NOBODY, party_of
+from sonde.procfs.parties import NOBODY
+from sonde.procfs.patience import Abandoned, Patience, payer_of
 
 SERVER: Final = interpreter.command(Path(__file__).resolve().with_name("serve.py"))
 DEADLINE_S: Final = 0.25
@@ -39,24 +40,8 @@ LATE_S: Final = 3.0
 START_S: Final = 10.0
 FREE_S: Final = 0.02
 """An answer that comes so soon costs its party nothing."""
-PATIENCE_S: Final = 1.0
-"""What may be waited for the processes of one party, and what comes back of it in a second."""
-PATIENCE_SHARE: Final = 0.02
-FEW_HUNG: Final = 4
-"""Where more processes of a party are left alone, and its patience is used up, none is asked."""
-HUNG_S: Final = 10.0
-"""A process that did not answer is left alone for so long, and twice that each time after."""
-HUNG_MOST_S: Final = 160.0
-MAX_HUNG: Final = 4096
-MAX_PARTIES: Final = 1024
-"""Whose patience is known; where all of them have used up some, newcomers share one."""
 MAX_EACH: Final = 256
 """Files asked for in one request."""
-MAX_ABANDONED: Final = 8
-"""Children that did not die yet, in all."""
-MAX_ABANDONED_OF_PARTY: Final = 2
-"""The same over processes of one party. Beyond either, nothing is done that may cost another child;
-files that nobody can make wait are opened still."""
 
 _LENGTH: Final = struct.Struct("<I")
 _MAX_FDS: Final = 1
@@ -67,18 +52,6 @@ class Hung(OSError):  # noqa: N818 (what the process is)
 
     def __init__(self, what: str) -> None:
         super().__init__(errno.ETIMEDOUT, "it makes readers wait", what)
-
-
-class _Patience:
-    __slots__ = ("left_s", "since_s")
-
-    def __init__(self, now_s: float) -> None:
-        self.left_s, self.since_s = PATIENCE_S, now_s
-
-    def left(self, now_s: float) -> float:
-        self.left_s = min(PATIENCE_S, self.left_s + (now_s - self.since_s) * PATIENCE_SHARE)
-        self.since_s = now_s
-        return self.left_s
 
 
 class Broker:
@@ -94,26 +67,21 @@ class Broker:
         """The child has reported that it started."""
         self._received = b""
         self._fds: list[int] = []
-        self._abandoned: list[tuple[subprocess.Popen[bytes], int]] = []
-        """With the party over whose process it was."""
-        self._hung: dict[object, tuple[float, float, int]] = {}
-        """Until when, how long in all, and of which party."""
+        self.patience: Final = Patience()
+        """Who is left alone, and what was counted of that."""
+        self.abandoned = Abandoned()
+        """Its children that did not die yet."""
         self._lost_over = NOBODY
         """The party that pays for the start of the child that is there."""
-        self._patience: dict[int, _Patience] = {}
         self._pid = os.getpid()
         self._generation = 0
-        self.processes_hung = 0
-        """Processes left alone for a while, each time."""
-        self.files_hung = 0
-        """Files that did not open in time, and those not opened because too many did not."""
 
     def ask(self, who: int | None, request: tuple[Any, ...], *, is_deadly: bool = False) -> Any:
         """An answer's content. `who`: the process it is about; `is_deadly`: a child that waits for
         it cannot be killed. Raises OSError, of it Hung."""
         with self._exchange():
             self._check(who)
-            if is_deadly and self._is_crowded(who):
+            if is_deadly and self.abandoned.is_crowded(who):
                 raise Hung(str(who))
             self._send(request)
             return self._next(who)
@@ -122,8 +90,8 @@ class Broker:
         """The same of a file. Raises OSError, of it Hung."""
         with self._exchange():
             self._check_file(who)
-            if self._is_crowded(who):
-                self.files_hung += 1
+            if self.abandoned.is_crowded(who):
+                self.patience.files_hung += 1
                 raise Hung(str(who))
             self._send(request)
             return self._next(who, is_file=True)
@@ -137,9 +105,9 @@ class Broker:
         """
         with self._exchange():
             self._check_file(who)
-            if self._is_crowded(who):
+            if self.abandoned.is_crowded(who):
                 if crowded is None:
-                    self.files_hung += 1
+                    self.patience.files_hung += 1
                     raise Hung(str(who))
                 request = crowded
             self._send(request)
@@ -148,7 +116,7 @@ class Broker:
             except Hung:
                 raise
             except OSError:
-                self.files_hung += request is crowded
+                self.patience.files_hung += request is crowded
                 raise
             if not self._fds:  # the table of descriptors is full: the kernel left it out
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -158,7 +126,7 @@ class Broker:
         """Write (place, bytes) to a file that a process can keep locked. Raises OSError."""
         with self._exchange():
             self._check(who)
-            if self._is_crowded(who):
+            if self.abandoned.is_crowded(who):
                 raise Hung(str(who))
             self._send(("write", list(pieces)), fd)
             self._next(who)
@@ -167,7 +135,9 @@ class Broker:
         """The content of many files, of a process each; None where there is none to be had."""
         found: list[bytes | None] = [None] * len(paths)
         with self._exchange():
-            waiting = [number for number in range(len(paths)) if not self._is_hung(whos[number])]
+            waiting = [
+                number for number in range(len(paths)) if not self.patience.is_hung(whos[number])
+            ]
             while waiting:
                 asked, waiting = waiting[:MAX_EACH], waiting[MAX_EACH:]
                 try:
@@ -267,15 +237,12 @@ class Broker:
     def left_alone(self) -> tuple[int, int]:
         """How many processes are left alone now, and of how many files are."""
         with self._lock:
-            now_s = time.monotonic()
-            keys = [key for key, (until_s, _, _) in self._hung.items() if now_s < until_s]
-        files = sum(isinstance(key, tuple) for key in keys)
-        return len(keys) - files, files
+            return self.patience.left_alone()
 
     def leave_alone(self, who: int) -> None:
         """A process made somebody else of ours wait."""
         with self._lock:
-            self._mark(who, False)
+            self.patience.mark(who, is_file=False)
 
     def notify(self, request: tuple[Any, ...], generation: int) -> None:
         """What has no answer."""
@@ -311,66 +278,14 @@ class Broker:
                 self._give_up()
                 raise
 
-    # Who is left alone.
-
-    def _is_hung(self, who: object) -> bool:
-        known = self._hung.get(who)
-        return known is not None and time.monotonic() < known[0]
-
     def _check(self, who: int | None) -> None:
-        if who is not None and (self._is_hung(who) or self._is_exhausted(who)):
+        if who is not None and (self.patience.is_hung(who) or self.patience.is_exhausted(who)):
             raise Hung(str(who))
-
-    def _is_exhausted(self, who: int) -> bool:
-        """Whether its party has many processes that hang, and no patience left for one more."""
-        now_s = time.monotonic()
-        if sum(now_s < until_s for until_s, _, _ in self._hung.values()) <= FEW_HUNG:
-            return False
-        party = _party_of(who)
-        of_party = sum(now_s < until_s and of == party for until_s, _, of in self._hung.values())
-        if of_party <= FEW_HUNG or self._patience_of(party, now_s).left(now_s) > 0:
-            return False
-        self.processes_hung += 1
-        return True
 
     def _check_file(self, who: int | None) -> None:
         self._check(who)
-        if who is not None and self._is_hung((who, "file")):
+        if who is not None and self.patience.is_hung(who, is_file=True):
             raise Hung(str(who))
-
-    def _is_crowded(self, who: int | None) -> bool:
-        """Whether too many children do not die: then none may be lost over this process."""
-        if not self._abandoned:
-            return False
-        self._reap()
-        if len(self._abandoned) < min(MAX_ABANDONED, MAX_ABANDONED_OF_PARTY):
-            return False
-        party = _party_of(who)
-        of_party = sum(of == party for _, of in self._abandoned)
-        return len(self._abandoned) >= MAX_ABANDONED or of_party >= MAX_ABANDONED_OF_PARTY
-
-    def _mark(self, who: int | None, is_file: bool) -> None:
-        if is_file:
-            self.files_hung += 1
-        else:
-            self.processes_hung += 1
-        if who is None:
-            return
-        key: object = (who, "file") if is_file else who
-        _, before_s, _ = self._hung.pop(key, (0.0, HUNG_S / 2, NOBODY))
-        held_s = min(2 * before_s, HUNG_MOST_S)
-        self._hung[key] = time.monotonic() + held_s, held_s, _party_of(who)
-        while len(self._hung) > MAX_HUNG:
-            del self._hung[next(iter(self._hung))]
-
-    def _patience_of(self, party: int, now_s: float) -> _Patience:
-        if len(self._patience) > MAX_PARTIES and party not in self._patience:
-            for known, of_known in list(self._patience.items()):
-                if of_known.left(now_s) >= PATIENCE_S:  # as good as new
-                    del self._patience[known]
-            if len(self._patience) > MAX_PARTIES:
-                party = NOBODY
-        return self._patience.setdefault(party, _Patience(now_s))
 
     # The child.
 
@@ -385,13 +300,13 @@ class Broker:
                 raise
             finally:
                 now_s = time.monotonic()
-                self._patience_of(self._lost_over, now_s).left_s -= now_s - began_s
+                self.patience.of(self._lost_over, now_s).left_s -= now_s - began_s
             self._is_greeted, self._lost_over = True, NOBODY
         return link
 
     def _start(self) -> socket.socket:
         if self._pid != os.getpid():  # forked: the child is the parent's
-            self._pid, self._child, self._abandoned = os.getpid(), None, []
+            self._pid, self._child, self.abandoned = os.getpid(), None, Abandoned()
             if self._link is not None:
                 self._link.close()
                 self._link = None
@@ -437,7 +352,7 @@ class Broker:
             number, content = self._receive_of(who, began_s)
         except Hung:
             if marks:
-                self._mark(who, is_file)
+                self.patience.mark(who, is_file=is_file)
             raise
         if number:
             raise OSError(number, os.strerror(number))
@@ -449,7 +364,7 @@ class Broker:
         except TimeoutError:
             pass
         now_s = time.monotonic()
-        patience = self._patience_of(_party_of(who), now_s)
+        patience = self.patience.of(payer_of(who), now_s)
         until_s = min(began_s + self._deadline_s, now_s + max(0.0, patience.left(now_s)))
         try:
             while True:
@@ -460,7 +375,7 @@ class Broker:
                     if now_s < began_s + LATE_S and self._is_running():
                         until_s = now_s + 0.05
                         continue
-                    self._lost_over = _party_of(who)
+                    self._lost_over = payer_of(who)
                     self._give_up(self._lost_over)
                     with suppress(OSError):
                         self._start()  # it comes up while we do something else
@@ -517,15 +432,7 @@ class Broker:
             return
         with suppress(OSError):
             child.send_signal(signal.SIGKILL)
-        self._abandoned.append((child, party))
-        self._reap()
-
-    def _reap(self) -> None:
-        self._abandoned = [lost for lost in self._abandoned if lost[0].poll() is None]
-
-
-def _party_of(who: int | None) -> int:
-    return NOBODY if who is None else party_of(who)
+        self.abandoned.add(child, party)
 
 
 def _wait(link: socket.socket, what: int, timeout_s: float) -> bool:

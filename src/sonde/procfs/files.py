@@ -137,7 +137,7 @@ def identity_of(path: str, who: int | None) -> tuple[int, int, int]:
 
 def open_regular(path: str, *, follow: bool = False, who: int | None = None) -> int | None:
     """A descriptor of the regular file at `path`, which others may have put there; None otherwise,
-    and where somebody can make its readers wait (`serve.py` decides where that is).
+    and where somebody can make its readers wait (`opening.py` decides where that is).
 
     The last component must not be a symbolic link, except one of /proc's own, unless `follow`.
     Below /proc/PID/root, links lead to where they lead that process.

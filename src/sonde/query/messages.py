@@ -97,7 +97,7 @@ def read_streams(
 ) -> tuple[pa.Table, list[int]]:
     """(the wanted columns of streams with the same schema, number of rows of each).
 
-    Reading many together costs a fraction of reading each. Raises as `read_table`.
+    Reading many together costs a fraction of reading each. Raises as `read_table`, RefusedError.
     """
     schema = pa.ipc.read_schema(pa.py_buffer(streams[0].schema))
     if len(schema.names) > MOST_COLUMNS:

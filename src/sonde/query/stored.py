@@ -66,7 +66,8 @@ class Selection:
     def sql(
         self, time: str = "time_ns", kind: bool = True, process: bool = True
     ) -> tuple[str, list[Any]]:
-        """(WHERE clause, its parameters) for a table that has a `kind`, a `process`, or not."""
+        """(WHERE clause, its parameters) for a table that has a `kind`, a `process`, or not. Raises
+        CaptureError."""
         wanted = [f"{time} >= ?", f"{time} < ?"]
         parameters: list[Any] = [self.start_ns, self.end_ns]
         if kind:

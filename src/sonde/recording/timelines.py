@@ -22,7 +22,8 @@ _PERF_DATA = (b"PERFILE2", b"2ELIFREP", b"PERFFILE")
 
 
 def open_timeline(paths: Sequence[Path]) -> Timeline:
-    """The files as one timeline, joined to the first with device activity. Raises CaptureError."""
+    """The files as one timeline, joined to the first with device activity. Raises CaptureError,
+    MissingDependency."""
     try:
         from sonde.analyze.merge import merged, with_interpreter_lock
     except ModuleNotFoundError as error:

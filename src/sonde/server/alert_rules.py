@@ -43,7 +43,8 @@ class Reduce(StrEnum):
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A question, and from which value on its answer is an alert."""
+    """A question, and from which value on its answer is an alert: `above` or `below`, in the unit
+    of the answer's field."""
 
     name: str
     question: str
@@ -72,7 +73,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def threshold(self) -> float:
-        """That of `above` or `below`."""
+        """That of `above` or `below`, in the unit of the answer's field."""
         return self.above if self.above is not None else self.below or 0.0
 
     def holds(self, value: float) -> bool:
@@ -151,7 +152,7 @@ def _check_url(name: str, url: str) -> None:
         http_client.split_url(url)
     except ValueError as error:
         raise UsageError(
-            f"alerts: {name} is {http_client.shown(url)!r}: {error}", "write https://HOST/PATH"
+            f"alerts: {name} is {http_client.origin(url)}: {error}", "write https://HOST/PATH"
         ) from error
 
 

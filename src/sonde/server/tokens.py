@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-import sqlite3
-import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from sonde.errors import UsageError
-from sonde.ownership import only_ours
+from sonde.store.database import Database
 
 NAME = "tokens.sqlite"
 PREFIX = "sonde_"
@@ -63,21 +61,12 @@ class Tokens:
     """The tokens of a store. Thread-safe; processes may share it."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises sqlite3.Error; UsageError where others could put a token in."""
-        if not only_ours(folder):
-            raise UsageError(f"other users can write into {folder}", "give a directory of your own")
-        path = folder / NAME
-        path.touch(mode=0o600, exist_ok=True)
-        self._mutex = threading.Lock()
-        self._db = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=FULL")
-        self._db.execute(_SCHEMA)
+        """Raises sqlite3.Error, OSError; UsageError where others could put a token in."""
+        self._db = Database(folder, NAME, _SCHEMA)
 
     def close(self) -> None:
         """Close the file."""
-        with self._mutex:
-            self._db.close()
+        self._db.close()
 
     def make(self, tenant: str, scopes: Iterable[Scope], lifetime_s: int = 0) -> tuple[str, str]:
         """(id, token) of a new token; the token is not kept. Raises UsageError."""
@@ -92,8 +81,8 @@ class Tokens:
         token = PREFIX + secrets.token_urlsafe(32)
         name = secrets.token_hex(6)
         now = int(time.time())
-        with self._mutex:
-            self._db.execute(
+        with self._db.held() as db:
+            db.execute(
                 "INSERT INTO token VALUES (?, ?, ?, ?, ?, ?, 0)",
                 [
                     _hash(token),
@@ -108,8 +97,8 @@ class Tokens:
 
     def revoke(self, name: str) -> bool:
         """Refuse a token from now on; whether there was one."""
-        with self._mutex:
-            done = self._db.execute(
+        with self._db.held() as db:
+            done = db.execute(
                 "UPDATE token SET revoked_s = ? WHERE id = ? AND revoked_s = 0",
                 [int(time.time()), name],
             )
@@ -117,8 +106,8 @@ class Tokens:
 
     def listed(self) -> list[TokenInfo]:
         """All tokens, revoked ones too."""
-        with self._mutex:
-            rows = self._db.execute(
+        with self._db.held() as db:
+            rows = db.execute(
                 "SELECT id, tenant, scopes, made_s, expires_s, revoked_s FROM token"
                 " ORDER BY made_s, id"
             ).fetchall()
@@ -128,8 +117,8 @@ class Tokens:
         """Whose token it is; None for unknown, revoked and expired ones."""
         if not token.startswith(PREFIX) or len(token) > 128:
             return None
-        with self._mutex:
-            row = self._db.execute(
+        with self._db.held() as db:
+            row = db.execute(
                 "SELECT id, tenant, scopes, expires_s FROM token WHERE hash = ? AND revoked_s = 0",
                 [_hash(token)],
             ).fetchone()

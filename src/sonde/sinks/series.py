@@ -144,7 +144,8 @@ class MetricRegistry:
                 last.value, last.time_ns = value, time_ns
 
     def count(self, series: str, attributes: Mapping[str, str], more: float) -> None:
-        """Add to a counter of the registry; a process is replaced by its owner."""
+        """Add `more`, in the series' unit, to a counter of the registry; a process is replaced by
+        its owner."""
         with self._lock:
             whole, base, kept = self._folded(attributes)
             known = self._counts.setdefault(series, {})

@@ -45,7 +45,7 @@ void use_reader(reader it)
 	of.reader = it;
 }
 
-/* Have pages readable as a whole, as they are: what was not recorded of them is told by its bytes. */
+/* Have pages readable as a whole, as they are: what was not recorded of them is marked by its bytes. */
 void use_whole_pages(int on)
 {
 	of.whole_pages = on;
@@ -70,7 +70,7 @@ void set_registers(const u64 *values)
 	of.fs_base = values[sizeof(of.registers) / 8];
 }
 
-/* A recording of before `told` was there ends with what is before it. */
+/* An older recording may be shorter: it ends before the fields that were added since. */
 void set_process(const void *raw, u32 size)
 {
 	memcpy(&of.process, raw, size < sizeof(of.process) ? size : sizeof(of.process));
@@ -188,10 +188,10 @@ u64 bpf_task_pt_regs(struct task_struct *task)
 }
 
 /*
- * Walk. Returns how many words the stack has, at most `most` of which are written; `told`: why it
+ * Walk. Returns how many words the stack has, at most `most` of which are written; `result`: why it
  * ended, how many steps it took, and how often each thing was counted.
  */
-u32 walk(u64 *words, u32 most, u64 *told)
+u32 walk(u64 *words, u32 most, u64 *result)
 {
 	/* The walker sees one task by two structs; what it reads of either does not overlap. */
 	union {
@@ -215,8 +215,8 @@ u32 walk(u64 *words, u32 most, u64 *told)
 			if (count < most)
 				words[count] = w.pieces[piece].user[slot];
 	}
-	told[0] = w.stop;
-	told[1] = of.steps;
-	memcpy(told + 2, of.stops, sizeof(of.stops));
+	result[0] = w.stop;
+	result[1] = of.steps;
+	memcpy(result + 2, of.stops, sizeof(of.stops));
 	return count;
 }

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // A program of which one thread waits to be borrowed, with known values in all that it has, and
-// that stands still in the middle of the load until it is told to go on. So a test can do at a
+// that stands still in the middle of the load until a line lets it go on. So a test can do at a
 // known point what otherwise would have to meet it by chance.
 //
 //   borrowed recv|poll|partial|flip
 //
 // The thread waits in recv(); in poll(); in recv(MSG_WAITALL), of which half has come; by turns in a
 // nanosleep() and a futex, so short that it is often met in the other one than it was seen in.
-// Says "ready TID ADDRESS…": of functions which the test names in place of others. hook() and mark()
+// Prints "ready TID ADDRESS…": of functions which the test names in place of others. hook() and mark()
 // stand for dlopen, slow_lock() for the C library's lock of open files.
-// Then does what it is told, a letter (and a path) a line:
+// Then does what it reads, a letter (and a path) a line:
 //
 //   f   hook(): wait in a futex of the program's own, until "w"
 //   g   slow_lock(): take the lock
@@ -17,7 +17,7 @@
 //   a   load the library PATH in another thread (holding.c), whose constructor waits
 //   l   that constructor: take the lock of open files for a moment, then return
 //   r   that constructor: return
-//   s   the thread: end its wait, and say what became of it
+//   s   the thread: end its wait, and print what became of it
 //   b   the thread: end its wait, call dlopen() from below on its stack, then wait as before
 //   B   the same from further below than a load reaches, with every signal blocked
 #define _GNU_SOURCE
@@ -38,7 +38,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static int wait_fd[2], hook_fd[2], holder_fd[2], told;
+static int wait_fd[2], hook_fd[2], holder_fd[2], orders;
 static const char *mode;
 static atomic_uint word, marked, in_futex, borrowed_in_futex;
 static char holding[4096], deep[4096];
@@ -228,11 +228,11 @@ static void *waits(void *arg)
 	uint64_t mask = signal_mask();
 	*(atomic_int *)arg = gettid();
 	for (;;) {
-		char said[2] = {0};
+		char got[2] = {0};
 		int spoilt = 0;
-		long result = wait_once(said, &spoilt);
-		if (said[0] == 'b' || said[0] == 'B') {
-			said[0] == 'b' ? load_from_below(128 * 1024) : load_from_far_below();
+		long result = wait_once(got, &spoilt);
+		if (got[0] == 'b' || got[0] == 'B') {
+			got[0] == 'b' ? load_from_below(128 * 1024) : load_from_far_below();
 			continue;
 		}
 		sigaltstack(NULL, &now);
@@ -260,7 +260,7 @@ static void *flips(void *arg)
 static int read_line(char *to, size_t most)
 {
 	size_t length = 0;
-	while (length < most - 1 && read(told, to + length, 1) == 1 && to[length] != '\n')
+	while (length < most - 1 && read(orders, to + length, 1) == 1 && to[length] != '\n')
 		length++;
 	to[length] = 0;
 	return length > 0;
@@ -281,7 +281,7 @@ int main(int argc, char **argv)
 	*(void **)&list_lock = dlsym(RTLD_DEFAULT, "_IO_list_lock");
 	if (socketpair(AF_UNIX, SOCK_STREAM, 0, wait_fd) || pipe(hook_fd) || pipe(holder_fd))
 		return 1;
-	told = dup(0);
+	orders = dup(0);
 	close(0); // so that a memfd is number 0, which is as good as any
 	if (!strcmp(mode, "partial"))
 		send_to(wait_fd[1], "s", 1);

@@ -6,7 +6,7 @@
 //
 // LIBRARY: where to write the file, a name that a C library has. VICTIM: the set-uid program
 // (set_uid.c). HOW: plain, execveat, int80, x32 (the way into the kernel), spin (after the tracer
-// began to interrupt it). Says "ready" and the pid of a child that shares its memory, so that the
+// began to interrupt it). Prints "ready" and the pid of a child that shares its memory, so that the
 // memory outlives the exec; both sleep until they are killed.
 #define _GNU_SOURCE
 #include <elf.h>

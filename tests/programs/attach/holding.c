@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A library whose constructor stays inside the loader until borrowed.c is told otherwise.
+// A library whose constructor stays inside the loader until borrowed.c lets it return.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdlib.h>

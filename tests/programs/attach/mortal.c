@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Preloaded: kills its process right before the ptrace call whose number MORTAL_AT says, of those that set a
+// Preloaded: kills its process right before the ptrace call whose number is MORTAL_AT, of those that set a
 // thread's state or let it run. Children that it forks live on.
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A set-uid program as there are many: it takes root, asks for its parent and has work in memory.
-// It writes to the file SAID what became of it. Linked at fixed addresses, with `marked` at 0x500000
+// It writes to the file NOTES what became of it. Linked at fixed addresses, with `marked` at 0x500000
 // and the work from 0x600000 on, so that an attacker knows where to send it.
 #include <fcntl.h>
 #include <string.h>
@@ -10,7 +10,7 @@ static char work[1 << 20];
 
 static void say(const char *text)
 {
-	int fd = open(SAID, O_WRONLY | O_APPEND);
+	int fd = open(NOTES, O_WRONLY | O_APPEND);
 	if (write(fd, text, strlen(text)) < 0)
 		_exit(3);
 }

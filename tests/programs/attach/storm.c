@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program in the worst state to be attached to, which checks itself and says at the end whether
+// A program in the worst state to be attached to, which checks itself and prints at the end whether
 // anything was disturbed.
 //
 //   storm malloc|dlopen|fork|users|all|trap SECONDS [TURNS,TURNS,TURNS]

@@ -5,7 +5,7 @@
 //   swap VICTIM          a descriptor of VICTIM that needs no right to it (O_PATH)
 //   swap --own NAME      a memfd of the program's own, of this name, mapped where it can be written
 //
-// Says "ready"; ends when its standard input closes, with what it swapped.
+// Prints "ready"; ends when its standard input closes, with what it swapped.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <poll.h>

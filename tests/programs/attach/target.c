@@ -5,7 +5,7 @@
 //   target loading LIBRARY   one thread is inside dlopen
 //   target leaderless        main() ends by pthread_exit(): the process ends with its last thread
 //
-// Says "ready" and stays so until its standard input closes (seen by a thread that is itself never
+// Prints "ready" and stays so until its standard input closes (seen by a thread that is itself never
 // to be borrowed: it spins slowly on its own CPU time, or waits in a futex).
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -3,7 +3,7 @@
  *   cc -shared -fPIC -DDRIVER -o libcuda.so.1 forwards.c
  *   cc -shared -fPIC -DSTUBS -o libstubs.so forwards.c
  *   cc -o forwards forwards.c libstubs.so
- * The program makes N allocations and N frees of 4,096 bytes once it is told to.
+ * The program makes N allocations and N frees of 4,096 bytes once it has read a line.
  */
 #include <dlfcn.h>
 #include <stddef.h>

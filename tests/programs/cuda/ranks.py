@@ -11,7 +11,7 @@ import torch
 
 
 def main() -> None:
-    """Rank r multiplies matrices of 256·(r + 1), so that its kernels can be told from others'."""
+    """Rank r multiplies matrices of 256·(r + 1), so that its kernels differ from others'."""
     rank = int(os.environ.get("RANK", 0))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     a = torch.rand(256 * (rank + 1), 256 * (rank + 1), device=device)

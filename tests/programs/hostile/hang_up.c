@@ -4,7 +4,7 @@
 //
 //     hang_up FOLDER
 //
-// Says "ready"; then "taken" and hangs up as soon as some session has it, and waits.
+// Prints "ready"; then "taken" and hangs up as soon as some session has it, and waits.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sched.h>

@@ -4,7 +4,7 @@
 //     many_mappings FOLDER COUNT [storm]
 //
 // Every second one is executable, so that no two merge. "storm": then one page is mapped over and
-// over, as fast as the kernel does it. Says "ready" once they stand.
+// over, as fast as the kernel does it. Prints "ready" once they stand.
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>

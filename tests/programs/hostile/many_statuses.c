@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Device calls of its own that return another status each time, from as many processes as wanted.
+ * Device calls, to functions in this file, that return another status each time, from as many processes as wanted.
  *
- * many_statuses PROCESSES CALLS [STATUS [hold]]: says "ready", waits for a line, then each process makes so many
+ * many_statuses PROCESSES CALLS [STATUS [hold]]: prints "ready", waits for a line, then each process makes CALLS
  * calls, one process after the other; with STATUS they all return that. Prints "made" at the end; with "hold" it
  * waits for one more line then.
  */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Keeps the lock of its own memory map: threads that change the protection of a large area, which
+/* Keeps the lock of its memory map: threads that change the protection of a large area, which
  * shows the page of zeroes alone and so costs next to no memory. Who wants to read the map waits
  * for all of them.  usage: map_lock GIBIBYTES THREADS SECONDS, and it ends after SECONDS. */
 #define _GNU_SOURCE

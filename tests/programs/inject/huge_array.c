@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program with a static array of 16 GiB, of which it touches as many MiB as the second argument says,
+// A program with a static array of 16 GiB, of which it touches as many MiB as the second argument is,
 // that loads a plugin again and again. The array's last word holds a device function's address. After as
-// many seconds as the first argument says it prints: the longest dlopen in ms, page tables in kB, processor
+// many seconds as the first argument is, it prints: the longest dlopen in ms, page tables in kB, processor
 // time of the thread "sonde" in ms, and whether the last word leads elsewhere now.
 #include <dirent.h>
 #include <dlfcn.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program that launches on a (stub) device: threads with streams of their own, captures in between,
+// A program that launches on a (stub) device: threads with a stream each, captures in between,
 // forks, a handler of signals. Prints what it did: name, launches, ns each.
 //
 //     launches SECONDS [capture] [fork] [exec] [legacy] [copies] [deep]

@@ -20,7 +20,7 @@ struct function {
 	atomic_ulong launches;
 	atomic_ulong total_ns;
 };
-// A primary context is used again at the same address: its epoch tells one life from the next.
+// A primary context is used again at the same address: its epoch distinguishes one life from the next.
 struct context {
 	atomic_int is_alive;
 	atomic_int epoch;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the stub answers: read from the file that NVML_STUB names, anew when it is another one, a line
+/* What the stub answers: read from the file that NVML_STUB names, again when it is another one, a line
  * each: `key=value`, or `0.key=value` for the first device alone. `fail.FUNCTION=code` makes a
  * function fail, `hang.FUNCTION=1` makes it hang until the line is gone, `crash.FUNCTION=1` kills the
  * process. */

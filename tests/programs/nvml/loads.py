@@ -22,7 +22,7 @@ def main() -> None:
     always = answers.read_text()
     counts = dict.fromkeys(NUMBERS.values(), 1e12)
 
-    def tell(moving: int, since_s: float) -> None:
+    def report(moving: int, since_s: float) -> None:
         lines = [f"gpm_since={since_s:.9f}"]
         for number, count in counts.items():
             lines += [f"gpm_bytes_{number}={count:.0f}"]
@@ -31,20 +31,20 @@ def main() -> None:
         fresh.write_text(always + "\n".join(lines) + "\n")
         fresh.replace(answers)
 
-    tell(0, 0.0)
+    report(0, 0.0)
     print("ready", flush=True)
     for line in sys.stdin:
         name, seconds = line.split()
         began_s, number = time.monotonic(), NUMBERS.get(name, 0)
-        tell(number, began_s)
+        report(number, began_s)
         time.sleep(float(seconds))
         ended_s = time.monotonic()
         moved = round(RATE * (ended_s - began_s)) if number else 0
         if number:
             counts[number] += moved
-        tell(0, ended_s)
-        told = {"start_ns": int(began_s * 1e9), "end_ns": int(ended_s * 1e9), "bytes": moved}
-        print(json.dumps(told), flush=True)
+        report(0, ended_s)
+        moves = {"start_ns": int(began_s * 1e9), "end_ns": int(ended_s * 1e9), "bytes": moved}
+        print(json.dumps(moves), flush=True)
 
 
 if __name__ == "__main__":

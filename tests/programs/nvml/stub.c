@@ -359,8 +359,8 @@ nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsi
 
 /* GPM: every metric has the value of its key, gpm_2 for the second and so on, and fails with
  * gpm_2_code. With gpm_bytes_20 or gpm_bytes_21 (PCIe) a sample keeps a count, as the chip's does,
- * and the rate is that between two samples: of so many bytes, and gpm_rate_20 more a second since
- * gpm_since (CLOCK_MONOTONIC, s). It is gpm_now, where that is told. */
+ * and the rate is that between two samples: of that many bytes, and gpm_rate_20 more a second since
+ * gpm_since (CLOCK_MONOTONIC, s). It is gpm_now, where that is set. */
 enum { COUNTED_FIRST = 20, COUNTED = 2 };
 
 struct nvmlGpmSample_st {

@@ -2,7 +2,7 @@
 // Functions of the caller that a device call runs, and that do not return to it. The program brings its own
 // OpenCL entry point; built with -DBELOW it is a library with the entry point that a loader calls.
 //
-// callbacks throw|exit|nest COUNT [LIBRARY]: says "ready", waits for a line, makes the calls, prints how many
+// callbacks throw|exit|nest COUNT [LIBRARY]: prints "ready", waits for a line, makes the calls, prints how many
 // exceptions were caught or guards released.
 #include <dlfcn.h>
 #include <pthread.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Makes a known number of OpenCL calls and says how many.
+ * Makes a known number of OpenCL calls and prints how many.
  *
  * copies COUNT [hold]   COUNT buffers made and released, COUNT copies in three directions; the truth
  *                       goes to standard output, one "function count bytes" a line. With `hold`

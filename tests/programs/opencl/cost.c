@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * cost COUNT [hold]: ns per call of entry points that do next to nothing, so that what a probe adds
- * can be told. One "function ns" a line.
+ * can be measured. One "function ns" a line.
  *
  *   clFlush               begins with a load, which is single-stepped under a probe
  *   clFinish              begins with a push, which is emulated

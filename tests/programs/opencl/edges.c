@@ -53,7 +53,7 @@ ENTRY_POINT int clEnqueueSVMMigrateMem(void *program)
 	return status;
 }
 
-static void tell(const char *function, long count)
+static void report(const char *function, long count)
 {
 	printf("%d %s %ld\n", getpid(), function, count);
 	fflush(stdout);
@@ -84,7 +84,7 @@ static void say_and_sleep(void *program, void *data)
 	sleep(atoi(data));
 }
 
-/* One call, so many bytes of stack below the caller's. */
+/* One call, `bytes` bytes of stack below the caller's. */
 static __attribute__((noinline)) void deeper(size_t bytes)
 {
 	volatile char room[bytes];
@@ -129,7 +129,7 @@ int main(int argc, char **argv)
 			else
 				deeper(64 + i % 7 * 512);
 		}
-		tell("clFlush", count);
+		report("clFlush", count);
 	} else if (!strcmp(which, "fork")) {
 		pid_t child = 0;
 
@@ -137,12 +137,12 @@ int main(int argc, char **argv)
 		for (i = 0; i < count; i++)
 			clFlush(NULL);
 		if (!child) {
-			tell("clFlush", count);
+			report("clFlush", count);
 			return 0;
 		}
 		waitpid(child, NULL, 0);
-		tell("clEnqueueMigrateMemObjects", 1);
-		tell("clFlush", count);
+		report("clEnqueueMigrateMemObjects", 1);
+		report("clFlush", count);
 	} else if (!strcmp(which, "end")) {
 		pthread_t thread;
 
@@ -151,15 +151,15 @@ int main(int argc, char **argv)
 			pthread_join(thread, NULL);
 		}
 		clFlush(NULL);
-		tell("clFlush", 1);
+		report("clFlush", 1);
 	} else if (!strcmp(which, "tail")) {
 		for (i = 0; i < count; i++)
 			clFinish(NULL);
-		tell("clFinish", count);
+		report("clFinish", count);
 	} else if (!strcmp(which, "nest")) {
 		for (i = 0; i < count; i++)
 			clEnqueueSVMMigrateMem(NULL);
-		tell("clEnqueueSVMMigrateMem", count);
+		report("clEnqueueSVMMigrateMem", count);
 	} else if (!strcmp(which, "threads")) {
 		pthread_t threads[8];
 
@@ -167,10 +167,10 @@ int main(int argc, char **argv)
 			pthread_create(&threads[i], NULL, flush_many, &count);
 		for (i = 0; i < 8; i++)
 			pthread_join(threads[i], NULL);
-		tell("clFlush", 8 * count);
+		report("clFlush", 8 * count);
 	} else if (!strcmp(which, "hang")) {
 		clEnqueueMigrateMemObjects(NULL, 0, NULL, NULL, say_and_sleep, argv[2]);
-		tell("clEnqueueMigrateMemObjects", 1);
+		report("clEnqueueMigrateMemObjects", 1);
 	} else {
 		fprintf(stderr, "no such case: %s\n", which);
 		return 2;

@@ -8,7 +8,7 @@
 
 #define SIZE 65536
 
-static void tell(const char *function, size_t bytes, const char *direction, cl_int status)
+static void report(const char *function, size_t bytes, const char *direction, cl_int status)
 {
 	printf("%s %zu %s %d\n", function, bytes, direction, status);
 }
@@ -39,76 +39,76 @@ int main(void)
 	queue = clCreateCommandQueue(context, device, 0, &status);
 
 	a = clCreateBuffer(context, CL_MEM_READ_WRITE, SIZE, NULL, &status);
-	tell("clCreateBuffer", SIZE, "-", status);
+	report("clCreateBuffer", SIZE, "-", status);
 	b = clCreateBuffer(context, CL_MEM_READ_WRITE | CL_MEM_COPY_HOST_PTR, SIZE, host, NULL);
-	tell("clCreateBuffer", SIZE, "h2d", 0);
+	report("clCreateBuffer", SIZE, "h2d", 0);
 	clCreateBuffer(context, CL_MEM_READ_WRITE, 0, NULL, &status);
-	tell("clCreateBuffer", 0, "-", status);
+	report("clCreateBuffer", 0, "-", status);
 	clCreateBuffer(context, CL_MEM_READ_WRITE, 0, NULL, NULL);
-	tell("clCreateBuffer", 0, "-", (cl_int)0x80000000);
+	report("clCreateBuffer", 0, "-", (cl_int)0x80000000);
 
 	status = clEnqueueWriteBuffer(queue, a, CL_TRUE, 3, 1001, host, 0, NULL, NULL);
-	tell("clEnqueueWriteBuffer", 1001, "h2d", status);
+	report("clEnqueueWriteBuffer", 1001, "h2d", status);
 	status = clEnqueueReadBuffer(queue, a, CL_TRUE, 0, 2002, host, 0, NULL, NULL);
-	tell("clEnqueueReadBuffer", 2002, "d2h", status);
+	report("clEnqueueReadBuffer", 2002, "d2h", status);
 	status = clEnqueueReadBuffer(queue, a, CL_TRUE, SIZE, 8, host, 0, NULL, NULL);
-	tell("clEnqueueReadBuffer", 8, "d2h", status);
+	report("clEnqueueReadBuffer", 8, "d2h", status);
 	status = clEnqueueWriteBufferRect(queue, a, CL_TRUE, origin, origin, region, 64, 1024, 32,
 					  512, host, 0, NULL, NULL);
-	tell("clEnqueueWriteBufferRect", 512, "h2d", status);
+	report("clEnqueueWriteBufferRect", 512, "h2d", status);
 	status = clEnqueueReadBufferRect(queue, a, CL_TRUE, origin, origin, region, 0, 0, 0, 0,
 					 host, 0, NULL, NULL);
-	tell("clEnqueueReadBufferRect", 512, "d2h", status);
+	report("clEnqueueReadBufferRect", 512, "d2h", status);
 	status = clEnqueueCopyBuffer(queue, a, b, 0, 7, 3003, 0, NULL, NULL);
-	tell("clEnqueueCopyBuffer", 3003, "d2d", status);
+	report("clEnqueueCopyBuffer", 3003, "d2d", status);
 	status = clEnqueueCopyBufferRect(queue, a, b, origin, origin, region, 64, 1024, 64, 1024, 0,
 					 NULL, NULL);
-	tell("clEnqueueCopyBufferRect", 512, "d2d", status);
+	report("clEnqueueCopyBufferRect", 512, "d2d", status);
 	status = clEnqueueFillBuffer(queue, a, pattern, sizeof(pattern), 0, 4004, 0, NULL, NULL);
-	tell("clEnqueueFillBuffer", 4004, "-", status);
+	report("clEnqueueFillBuffer", 4004, "-", status);
 
 	mapped =
 		clEnqueueMapBuffer(queue, a, CL_TRUE, CL_MAP_READ, 16, 505, 0, NULL, NULL, &status);
-	tell("clEnqueueMapBuffer", 505, "d2h", status);
+	report("clEnqueueMapBuffer", 505, "d2h", status);
 	status = clEnqueueUnmapMemObject(queue, a, mapped, 0, NULL, NULL);
-	tell("clEnqueueUnmapMemObject", 0, "-", status);
+	report("clEnqueueUnmapMemObject", 0, "-", status);
 	mapped = clEnqueueMapBuffer(queue, a, CL_TRUE, CL_MAP_WRITE, 0, 606, 0, NULL, NULL, NULL);
-	tell("clEnqueueMapBuffer", 606, "h2d", 0);
+	report("clEnqueueMapBuffer", 606, "h2d", 0);
 	status = clEnqueueUnmapMemObject(queue, a, mapped, 0, NULL, NULL);
-	tell("clEnqueueUnmapMemObject", 0, "-", status);
+	report("clEnqueueUnmapMemObject", 0, "-", status);
 	clEnqueueMapBuffer(queue, a, CL_TRUE, CL_MAP_READ, SIZE, 1, 0, NULL, NULL, &status);
-	tell("clEnqueueMapBuffer", 1, "d2h", status);
+	report("clEnqueueMapBuffer", 1, "d2h", status);
 
 	shared = clSVMAlloc(context, CL_MEM_READ_WRITE, 8192, 0);
-	tell("clSVMAlloc", 8192, "-", 0);
+	report("clSVMAlloc", 8192, "-", 0);
 	status = clEnqueueSVMMemcpy(queue, CL_TRUE, shared, host, 707, 0, NULL, NULL);
-	tell("clEnqueueSVMMemcpy", 707, "unknown", status);
+	report("clEnqueueSVMMemcpy", 707, "unknown", status);
 	status = clEnqueueSVMMap(queue, CL_TRUE, CL_MAP_READ, shared, 808, 0, NULL, NULL);
-	tell("clEnqueueSVMMap", 808, "d2h", status);
+	report("clEnqueueSVMMap", 808, "d2h", status);
 	status = clEnqueueSVMUnmap(queue, shared, 0, NULL, NULL);
-	tell("clEnqueueSVMUnmap", 0, "-", status);
+	report("clEnqueueSVMUnmap", 0, "-", status);
 	status = clEnqueueSVMMemFill(queue, shared, pattern, sizeof(pattern), 908, 0, NULL, NULL);
-	tell("clEnqueueSVMMemFill", 908, "-", status);
+	report("clEnqueueSVMMemFill", 908, "-", status);
 	clFinish(queue);
-	tell("clFinish", 0, "-", 0);
+	report("clFinish", 0, "-", 0);
 	clSVMFree(context, shared);
-	tell("clSVMFree", 0, "-", 0);
+	report("clSVMFree", 0, "-", 0);
 
 	program = clCreateProgramWithSource(context, 1, &broken, NULL, &status);
 	status = clBuildProgram(program, 1, &device, "", NULL, NULL);
-	tell("clBuildProgram", 0, "-", status);
+	report("clBuildProgram", 0, "-", status);
 	program = clCreateProgramWithSource(context, 1, &source, NULL, &status);
 	status = clBuildProgram(program, 1, &device, "", NULL, NULL);
-	tell("clBuildProgram", 0, "-", status);
+	report("clBuildProgram", 0, "-", status);
 	kernel = clCreateKernel(program, "add", &status);
 	clSetKernelArg(kernel, 0, sizeof(a), &a);
 	status = clEnqueueNDRangeKernel(queue, kernel, 1, NULL, &items, NULL, 0, NULL, &event);
-	tell("clEnqueueNDRangeKernel", 0, "-", status);
+	report("clEnqueueNDRangeKernel", 0, "-", status);
 	status = clFlush(queue);
-	tell("clFlush", 0, "-", status);
+	report("clFlush", 0, "-", status);
 	status = clWaitForEvents(1, &event);
-	tell("clWaitForEvents", 0, "-", status);
+	report("clWaitForEvents", 0, "-", status);
 	status = clReleaseMemObject(b);
-	tell("clReleaseMemObject", 0, "-", status);
+	report("clReleaseMemObject", 0, "-", status);
 	return 0;
 }

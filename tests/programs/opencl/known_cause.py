@@ -2,7 +2,7 @@
 """known_cause.py CAUSE: feeds an OpenCL device in a loop that is held up by one thing.
 
 device: kernels that the host waits for; loader: a slow thread that hands batches over; sleep: the
-feeding thread sleeps; host: it computes in Python. Says "ready" before
+feeding thread sleeps; host: it computes in Python. Prints "ready" before
 the loop. Runs until its standard input ends.
 """
 
@@ -40,7 +40,7 @@ batches: queue.Queue[int] = queue.Queue(1)
 
 
 def load() -> None:
-    # Nothing in the name says that it loads.
+    # Nothing in the name shows that it loads.
     Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("A")
     while True:
         time.sleep(0.02)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A process whose first thread ends at once while two others burn CPU in functions of their own:
+/* A process whose first thread ends at once while two others burn CPU in separate functions:
  * usage: headless SECONDS [SECONDS_BEFORE_THAT] */
 #include <pthread.h>
 #include <stdlib.h>

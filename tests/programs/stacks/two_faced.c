@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs for ever in spin(), called by outer(), called by main(). CFA is what its unwind data say of
+// Runs for ever in spin(), called by outer(), called by main(). CFA is what its unwind data have for
 // spin(): 48 is right. Built with one build id and another CFA, the file has the same size.
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lives for 50 ms, says where its work is, and is gone. */
+/* Lives for 50 ms, prints where its work is, and is gone. */
 #include <stdio.h>
 #include <unistd.h>
 

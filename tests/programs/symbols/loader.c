@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Loads the library it is given once it is told to, and says where plugin_work is in it. */
+/* Loads the library it is given once it reads a line, and prints where plugin_work is in it. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Says where its functions are, then waits to be told to go on. */
+/* Prints where its functions are, then waits for a line to go on. */
 #include <stdio.h>
 #include <unistd.h>
 

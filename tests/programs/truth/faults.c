@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread whose page faults are answered late, by a thread that says when (userfaultfd): every
+// A thread whose page faults are answered late, by a thread that chooses when (userfaultfd): every
 // fault blocks for 20 ms. Prints the truth as JSON: {"faulter": [tid, seconds], "pager": [tid, 0]}.
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // PROCESSES processes of THREADS threads each, all of which nap, over and over, for SECONDS.
-// Says "ready" once every thread waits to begin, begins when it reads a line, says "done" once every
-// thread has stopped; whoever started it kills its process group.
+// Prints "ready" once every thread waits to begin, begins when it reads a line, prints "done" once every
+// thread has stopped; its parent kills its process group.
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Burns CPU time in as many different stacks as possible: two functions call one another in an order
-// that is drawn anew each time. Prints the CPU time it used as JSON: {"seconds": s}.
+// that is drawn again each time. Prints the CPU time it used as JSON: {"seconds": s}.
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>

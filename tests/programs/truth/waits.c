@@ -155,7 +155,7 @@ int main(int argc, char **argv)
 	static struct truth truths[] = {
 		{"sleeper", 0, 0},     {"holder", 0, 0},      {"futex_waiter", 0, 0},
 		{"pipe_reader", 0, 0}, {"pipe_writer", 0, 0}, {"starved", 0, 0},
-		{"rival", 0, 0},
+		{"competitor", 0, 0},
 	};
 	static void *(*const bodies[])(void *) = {
 		sleeper, holder, futex_waiter, pipe_reader, pipe_writer, busy, busy,

@@ -42,6 +42,7 @@ def unexpected_results(attacks: Sequence[AttackResult]) -> list[AttackResult]:
 
 
 def to_table(attacks: Sequence[AttackResult]) -> str:
+    """Two lines an attack: what it reached and may reach, then what it was."""
     lines = [f"{'attack':<42} {'reached':<24} {'limit':<22} verdict"]
     for attack in attacks:
         lines.append(f"{attack.name:<42} {attack.reached:<24} {attack.limit:<22} {attack.verdict}")

@@ -32,7 +32,7 @@ _CLASSES = 8
 
 
 def run_all(seed: int = 1, confidence: float = CONFIDENCE) -> list[AttackResult]:
-    """Runs all attacks and controls; takes some seconds."""
+    """Runs all attacks and controls; takes some seconds. `confidence`: that of each interval."""
     rng = np.random.default_rng(seed)
     table = reconstruction(rng, confidence)
     table.append(collusion(rng))

@@ -87,7 +87,7 @@ def _cluster() -> bool:
 
 @contextmanager
 def open_engine(name: str, workers: int) -> Iterator[LocalEngine | RayEngine]:
-    """The engine of that name, closed at the end."""
+    """The engine of that name, closed at the end. Raises UsageError where there is none."""
     makers: dict[str, Callable[[int], LocalEngine | RayEngine]] = {
         "local": LocalEngine,
         "ray": RayEngine,

@@ -47,7 +47,8 @@ class Population:
     def draw(
         nodes: int, buckets: int, tenants: int, rng: np.random.Generator, concentration: float = 0.7
     ) -> Population:
-        """Draws a fleet whose tenant sizes follow Zipf's law."""
+        """Draws a fleet whose tenant sizes follow Zipf's law. `concentration`: the probability
+        that a node runs its tenant's main application."""
         tenant = rng.choice(tenants, size=nodes, p=zipf(tenants))
         return Population.of_tenants(tenant, tenants, buckets, rng, concentration)
 
@@ -75,6 +76,7 @@ class Population:
 
     @property
     def nodes(self) -> int:
+        """Nodes of the fleet."""
         return len(self.tenant)
 
     def busy(self, hour: float) -> Floats:

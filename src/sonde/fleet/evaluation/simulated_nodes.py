@@ -29,7 +29,8 @@ BUNDLE = 64  # reports without proofs in one bundle of a relay
 
 @dataclass(frozen=True)
 class Scenario:
-    """A fleet and its faults. `dropouts` is a share of all nodes, the other shares are of the
+    """A fleet and its faults. `dropouts` is a share of all nodes; `one_sided` (one party's
+    share is damaged), `stragglers` (late) and `liars` (more than they may send) are shares of the
     remaining ones.
     """
 

@@ -72,7 +72,7 @@ class SimulationResult:
 
     @property
     def rate(self) -> float:
-        """Reports verified and summed per second, including the opening of their sessions.
+        """Reports verified and summed in a second, the opening of their sessions included.
 
         A session serves a week of hourly reports; each report bears its part of it.
         """
@@ -80,6 +80,7 @@ class SimulationResult:
         return self.verified / whole_s if whole_s else 0.0
 
     def figures(self) -> dict[str, Any]:
+        """All of them by name, for JSON."""
         return {
             "nodes": self.scenario.nodes,
             "buckets": self.scenario.buckets,

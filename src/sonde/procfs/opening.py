@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which files the child of `procfs.broker` (serve.py) hands out, and how it opens them.
+
+Those that nobody but root can make wait are handed out as they are. Of the file systems that an
+unprivileged user can mount (in a user namespace), two wait for somebody: FUSE for its server,
+overlayfs for the file systems below it, which may be FUSE. So a file on any other type is handed
+out, one on overlayfs where the first process's mount namespace has that very mount's file system
+(container runtimes mount there), and of the rest a copy in memory.
+
+What lies below a process's root is looked up as that process would: its symbolic links lead nowhere
+else, so no container chooses which of the host's files root opens.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import stat
+import struct
+
+OPENING = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+OVERLAY_MAGIC, BTRFS_MAGIC = 0x794C7630, 0x9123683E
+WAITING = {
+    0x65735546,  # FUSE waits for its server …
+    # … and files of the kernel's own, which anybody can mount in the place of another, for locks.
+    *(0x9FA0, 0x62656572, 0x27E0EB, 0x63677270, 0x64626720, 0x74726163, 0x73636673, 0xCAFE4A11),
+    *(0x42494E4D, 0xDE5E81E4, 0x62656570, 0x6165676C, 0xF97CFF8C, 0x0187, 0x6C6F6F70, 0x19800202),
+}
+"""f_type (statfs(2)) of fuse, proc, sysfs, cgroup, cgroup2, debugfs, tracefs, securityfs, bpf,
+binfmt_misc, efivarfs, configfs, pstore, selinuxfs, autofs, binder, mqueue."""
+SURE = {b"ext2", b"ext3", b"ext4", b"xfs", b"btrfs", b"f2fs", b"tmpfs", b"ramfs", b"rootfs"}
+SURE |= {b"squashfs", b"erofs", b"iso9660", b"vfat", b"zfs", b"devtmpfs"}
+"""Types of local file systems that wait for nobody, where the first process has them mounted."""
+MAX_COPY_BYTES = 64 << 20
+"""Of a file that is copied; a longer one is refused."""
+MAX_MOUNTS_BYTES = 4 << 20
+OPENAT2 = 437
+"""Its number, on every architecture."""
+HOW = struct.Struct("=QQQ")
+"""struct open_how: flags, mode, resolve."""
+RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT = 0x02, 0x10
+
+
+class Mounts:
+    """Devices of the file systems that the first process's mount namespace has, by type."""
+
+    def __init__(self) -> None:
+        self.file: int | None = None
+        for pid in ("1", "self"):
+            try:
+                self.file = os.open(f"/proc/{pid}/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+                break
+            except OSError:
+                continue
+        self.poll = select.poll()
+        if self.file is not None:
+            self.poll.register(self.file, select.POLLPRI | select.POLLERR)
+        self.known: dict[bytes, bytes] | None = None
+
+    def type_of(self, device: bytes) -> bytes:
+        """b"" of a file system that it does not have."""
+        if self.file is None:
+            return b""
+        if self.known is None or self.poll.poll(0):
+            self.known = {
+                fields[2]: fields[fields.index(b"-") + 1] for fields in lines_of(self.file)
+            }
+        return self.known.get(device, b"")
+
+
+def lines_of(fd: int) -> list[list[bytes]]:
+    os.lseek(fd, 0, os.SEEK_SET)
+    raw = b""
+    while len(raw) < MAX_MOUNTS_BYTES and (piece := os.read(fd, 1 << 18)):
+        raw += piece
+    return [line.split() for line in raw.split(b"\n") if b" - " in line]
+
+
+def file_system(fd: int) -> int:
+    """f_type of statfs(2)."""
+    import ctypes
+
+    buffer = (ctypes.c_long * 64)()
+    if ctypes.CDLL(None, use_errno=True).fstatfs(fd, buffer):
+        raise OSError(ctypes.get_errno(), "fstatfs")
+    return buffer[0] & 0xFFFFFFFF
+
+
+def device_of(fd: int, *pids: int) -> bytes | None:
+    """Device of the file system that an open file lies on, by these processes' mounts; else None.
+
+    stat() shows another one on overlayfs, and before Linux 6.8 mappings do.
+    """
+    with open(f"/proc/self/fdinfo/{fd}", "rb") as file:  # noqa: PTH123
+        words = file.read().split()
+    mount = words[words.index(b"mnt_id:") + 1]
+    for who in (*pids, "self", 1):
+        try:
+            mounts = os.open(f"/proc/{who}/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            for fields in lines_of(mounts):
+                if fields[0] == mount:
+                    return fields[2]
+        finally:
+            os.close(mounts)
+    return None
+
+
+def is_sound(mounts: Mounts, kind: int, overlay: bytes | None) -> bool:
+    """Whether reading it waits for nobody but devices and root's servers. `overlay`: the device,
+    where it is one."""
+    if kind != OVERLAY_MAGIC:
+        return kind not in WAITING
+    return overlay is not None and mounts.type_of(overlay) == b"overlay"
+
+
+def is_surely_sound(mounts: Mounts, handle: int, pid: int) -> bool:
+    """The same of an O_PATH descriptor, known without asking the file system anything."""
+    device = device_of(handle, pid)
+    return device is not None and mounts.type_of(device) in SURE
+
+
+def copy_of(fd: int) -> int:
+    """All of a file in sealed memory."""
+    size = os.fstat(fd).st_size
+    if size > MAX_COPY_BYTES:
+        raise OSError(errno.EFBIG, "too long to be copied")
+    memory = os.memfd_create("sonde-copy", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    at = 0
+    try:
+        while at < size and (piece := os.pread(fd, min(1 << 20, size - at), at)):
+            os.write(memory, piece)
+            at += len(piece)
+    except BaseException:
+        os.close(memory)
+        raise
+    return memory
+
+
+def root_of(path: str) -> tuple[int, str]:
+    """(pid, path below its root) of /proc/PID/root/…, (0, "") of another path."""
+    parts = path.split("/", 4)
+    if len(parts) == 5 and parts[:2] == ["", "proc"] and parts[3] == "root":
+        return int(parts[2]), parts[4].lstrip("/")
+    return 0, ""
+
+
+def hold(path: str, flags: int) -> int:
+    """An O_PATH descriptor of what a path leads to."""
+    pid, below = root_of(path)
+    if not pid:
+        return os.open(path, flags)
+    root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return hold_below(root, below, flags)
+    finally:
+        os.close(root)
+
+
+def hold_below(root: int, path: str, flags: int) -> int:
+    """The same within a folder: a link to an absolute path leads to there below it, and none of
+    /proc's leads anywhere. Before Linux 5.6 no link does."""
+    import ctypes
+
+    name = os.fsencode(path)
+    if b"\0" in name:
+        raise ValueError("a null byte in a path")
+    how = HOW.pack(flags, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    for _ in range(8):  # EAGAIN: something was renamed or mounted meanwhile
+        fd: int = call(
+            ctypes.c_long(OPENAT2), root, ctypes.c_char_p(name), how, ctypes.c_size_t(HOW.size)
+        )
+        if fd >= 0:
+            return fd
+        number = ctypes.get_errno()
+        if number in (errno.ENOSYS, errno.EPERM):  # EPERM: a filter that does not know it
+            return walk_below(root, path, flags)
+        if number != errno.EAGAIN:
+            break
+    raise OSError(number, os.strerror(number), path)
+
+
+def walk_below(root: int, path: str, flags: int) -> int:
+    """The same, one folder after the other, without any link."""
+    *folders, name = [part for part in path.split("/") if part not in ("", ".")] or ["."]
+    if ".." in (*folders, name):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+    at = os.dup(root)
+    try:
+        for folder in folders:
+            below = os.open(
+                folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at
+            )
+            os.close(at)
+            at = below
+        return os.open(name, flags | os.O_NOFOLLOW, dir_fd=at)
+    finally:
+        os.close(at)
+
+
+def open_file(
+    mounts: Mounts, path: str, follow: bool, pid: int, inode: int, may_copy: bool, sure: bool
+) -> tuple[int, bool, tuple[int, int, int, int, int], bool, tuple[int, int, int] | None]:
+    """(descriptor, is a copy, which file it is, whether mappings of it show another device,
+    (major, minor, inode) that only this file has). `inode`: what it must be, 0 any; `sure`: only
+    what a mapping leads to and nobody can make wait, not even for being looked at."""
+    flags = os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    if path.startswith("/proc/") and (found_pid := path.split("/", 3)[2]).isdecimal():
+        pid = int(found_pid)
+    if sure and not path.startswith(f"/proc/{pid}/map_files/"):
+        raise OSError(errno.ETIMEDOUT, "looking it up may wait")
+    handle = hold(path, flags)
+    try:
+        if sure and not is_surely_sound(mounts, handle, pid):
+            raise OSError(errno.ETIMEDOUT, "it may wait")
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        if inode and found.st_ino != inode:
+            raise OSError(errno.ESTALE, "another file")
+        fd = os.open(f"/proc/self/fd/{handle}", OPENING)
+    finally:
+        os.close(handle)
+    which = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    try:
+        kind = file_system(fd)
+        is_strange = kind in (OVERLAY_MAGIC, BTRFS_MAGIC)
+        overlay = device_of(fd, pid, root_of(path)[0]) if kind == OVERLAY_MAGIC else None
+        key = key_of(found, kind, overlay)
+        if is_sound(mounts, kind, overlay):
+            return fd, False, which, is_strange, key
+        if not may_copy:
+            raise OSError(errno.EXDEV, "somebody else can make reading it wait")
+        memory = copy_of(fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return memory, True, which, is_strange, key
+
+
+def key_of(found: os.stat_result, kind: int, overlay: bytes | None) -> tuple[int, int, int] | None:
+    """Device and inode. stat() of a file on overlayfs may show the device of a layer, with an inode
+    that its maker chose: the mount's own device counts; None where that is not known."""
+    if kind != OVERLAY_MAGIC:
+        return os.major(found.st_dev), os.minor(found.st_dev), found.st_ino
+    if overlay is None:
+        return None
+    major, minor = overlay.split(b":")
+    return int(major), int(minor), found.st_ino
+
+
+def open_memory(path: str, device: int, size: int) -> int:
+    """A memfd's memory, for reading and writing."""
+    handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        found = os.fstat(handle)
+        is_memory = stat.S_ISREG(found.st_mode) and found.st_dev == device
+        if not is_memory or found.st_nlink or found.st_size != size:
+            raise OSError(errno.EINVAL, "no such memory")
+        return os.open(f"/proc/self/fd/{handle}", OPENING & ~os.O_RDONLY | os.O_RDWR)
+    finally:
+        os.close(handle)

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long processes may make their readers wait, and what that may cost: of each, of each party.
+
+What one party's processes (parties.py) make others wait is bounded, and so are the children that
+were killed over them and cannot die. What did not answer is left alone for a while.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from typing import Final
+
+from sonde.procfs.parties import NOBODY, party_of
+
+PATIENCE_S: Final = 1.0
+"""What may be waited for the processes of one party, and what comes back of it in a second."""
+PATIENCE_SHARE: Final = 0.02
+FEW_HUNG: Final = 4
+"""Where more processes of a party are left alone, and its patience is used up, none is asked."""
+HUNG_S: Final = 10.0
+"""A process that did not answer is left alone for so long, and twice that each time after."""
+HUNG_MOST_S: Final = 160.0
+MAX_HUNG: Final = 4096
+MAX_PARTIES: Final = 1024
+"""Whose patience is known; where all of them have used up some, newcomers share one."""
+MAX_ABANDONED: Final = 8
+"""Children that did not die yet, in all."""
+MAX_ABANDONED_OF_PARTY: Final = 2
+"""The same over processes of one party. Beyond either, nothing is done that may cost another child;
+files that nobody can make wait are opened still."""
+
+
+def payer_of(who: int | None) -> int:
+    """The party that pays for waiting for a process; NOBODY where it is about none."""
+    return NOBODY if who is None else party_of(who)
+
+
+class PartyPatience:
+    """What is left of it, in seconds."""
+
+    __slots__ = ("left_s", "since_s")
+
+    def __init__(self, now_s: float) -> None:
+        self.left_s, self.since_s = PATIENCE_S, now_s
+
+    def left(self, now_s: float) -> float:
+        """What is left now, in seconds; below 0 where more was spent."""
+        self.left_s = min(PATIENCE_S, self.left_s + (now_s - self.since_s) * PATIENCE_SHARE)
+        self.since_s = now_s
+        return self.left_s
+
+
+class Patience:
+    """Which processes and files are left alone, and how long each party's may be waited for.
+
+    Not locked: its owner is (`broker.Broker`).
+    """
+
+    def __init__(self) -> None:
+        self._hung: dict[object, tuple[float, float, int]] = {}
+        """Until when, how long in all, and of which party."""
+        self._parties: dict[int, PartyPatience] = {}
+        self.processes_hung = 0
+        """Processes left alone for a while, each time."""
+        self.files_hung = 0
+        """Files that did not open in time, and those not opened because too many did not."""
+
+    def is_hung(self, who: object, *, is_file: bool = False) -> bool:
+        """Whether the process, or a file of it, is left alone now."""
+        known = self._hung.get((who, "file") if is_file else who)
+        return known is not None and time.monotonic() < known[0]
+
+    def is_exhausted(self, who: int) -> bool:
+        """Whether its party has many processes that hang, and no patience left for one more. Counts
+        it as left alone then."""
+        now_s = time.monotonic()
+        if sum(now_s < until_s for until_s, _, _ in self._hung.values()) <= FEW_HUNG:
+            return False
+        party = payer_of(who)
+        of_party = sum(now_s < until_s and of == party for until_s, _, of in self._hung.values())
+        if of_party <= FEW_HUNG or self.of(party, now_s).left(now_s) > 0:
+            return False
+        self.processes_hung += 1
+        return True
+
+    def mark(self, who: int | None, *, is_file: bool) -> None:
+        """It did not answer: leave it alone for a while."""
+        if is_file:
+            self.files_hung += 1
+        else:
+            self.processes_hung += 1
+        if who is None:
+            return
+        key: object = (who, "file") if is_file else who
+        _, before_s, _ = self._hung.pop(key, (0.0, HUNG_S / 2, NOBODY))
+        held_s = min(2 * before_s, HUNG_MOST_S)
+        self._hung[key] = time.monotonic() + held_s, held_s, payer_of(who)
+        while len(self._hung) > MAX_HUNG:
+            del self._hung[next(iter(self._hung))]
+
+    def of(self, party: int, now_s: float) -> PartyPatience:
+        """That with a party's processes."""
+        if len(self._parties) > MAX_PARTIES and party not in self._parties:
+            for known, of_known in list(self._parties.items()):
+                if of_known.left(now_s) >= PATIENCE_S:  # as good as new
+                    del self._parties[known]
+            if len(self._parties) > MAX_PARTIES:
+                party = NOBODY
+        return self._parties.setdefault(party, PartyPatience(now_s))
+
+    def left_alone(self) -> tuple[int, int]:
+        """How many processes are left alone now, and of how many files are."""
+        now_s = time.monotonic()
+        keys = [key for key, (until_s, _, _) in self._hung.items() if now_s < until_s]
+        files = sum(isinstance(key, tuple) for key in keys)
+        return len(keys) - files, files
+
+    def ask_again(self) -> None:
+        """Leave nobody alone any more."""
+        self._hung.clear()
+
+    def reset(self) -> None:
+        """As new: nobody made a reader wait, and nothing is counted."""
+        self._hung.clear()
+        self._parties.clear()
+        self.processes_hung = self.files_hung = 0
+
+
+class Abandoned:
+    """Children that were killed and did not die yet, with the party over whose process each was."""
+
+    def __init__(self) -> None:
+        self._children: list[tuple[subprocess.Popen[bytes], int]] = []
+
+    def __len__(self) -> int:
+        return len(self._children)
+
+    def add(self, child: subprocess.Popen[bytes], party: int) -> None:
+        """One more; those that have died are forgotten."""
+        self._children.append((child, party))
+        self._reap()
+
+    def is_crowded(self, who: int | None) -> bool:
+        """Whether too many do not die: then none may be lost over this process."""
+        if not self._children:
+            return False
+        self._reap()
+        if len(self._children) < min(MAX_ABANDONED, MAX_ABANDONED_OF_PARTY):
+            return False
+        party = payer_of(who)
+        of_party = sum(of == party for _, of in self._children)
+        return len(self._children) >= MAX_ABANDONED or of_party >= MAX_ABANDONED_OF_PARTY
+
+    def _reap(self) -> None:
+        self._children = [lost for lost in self._children if lost[0].poll() is None]
