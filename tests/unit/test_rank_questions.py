@@ -83,7 +83,7 @@ def test_a_run_counts_in_each_part_of_the_time_that_it_lies_in(session: StoredSe
 def test_slots_are_bounded_and_cover_the_time() -> None:
     for points in (1, 7, 240, 10**9):
         slots = parts_of(WANTED, points)
-        assert len(slots) <= stored_ranks.MOST_SLOTS
+        assert len(slots) <= stored_ranks.MAX_SLOTS
         assert (slots[0].start_ns, slots[-1].end_ns) == (WANTED.start_ns, WANTED.end_ns)
         assert all(a.end_ns == b.start_ns for a, b in pairwise(slots))
     assert parts_of(Selection(5, 5), 10) == [Slot(5, 5)]
@@ -92,7 +92,7 @@ def test_slots_are_bounded_and_cover_the_time() -> None:
 def test_ranks_beyond_the_limit_are_counted(
     session: StoredSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_ranks, "MOST_RANKS", 3)
+    monkeypatch.setattr(stored_ranks, "MAX_RANKS", 3)
     found = stored_ranks.ranks(session, WANTED, parts_of(WANTED, 5), SlotKind.TIME)
     assert (len(found["ranks"]), found["left_out"]) == (3, RANKS - 3)
     assert set(found["cells"]["rank"]) <= {0, 1, 2}

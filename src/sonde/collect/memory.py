@@ -49,7 +49,7 @@ OTHER: Final = ("other", "")
 PROGRAMS: Final = (
     *("on_call", "on_user_fault", "on_kernel_fault", "on_pages", "on_end", "on_fork"),
 )
-MOST_PIECES: Final = 16
+MAX_PIECES: Final = 16
 """What is left of one mapping around its holes is followed in at most this many pieces."""
 Range = tuple[int, int]
 """Addresses, the second one behind its end."""
@@ -189,7 +189,7 @@ class MemoryCollector(Attached):
                 continue
             for index, (since, until) in enumerate(pieces):
                 whose = (start, stack_id, until - since, tid, weight, number)
-                if index < MOST_PIECES:
+                if index < MAX_PIECES:
                     self._follow(pid, since, until, (*whose, is_part or index > 0))
                 else:
                     self._unfollowed += 1

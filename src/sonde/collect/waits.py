@@ -43,7 +43,7 @@ MOST_ROWS: Final = 32_768
 ROWS_A_THREAD: Final = 2
 ROWS_A_PROCESS: Final = 4
 LEAST_SPARE: Final = 2_048
-MOST_SPARE: Final = 16_384
+MAX_SPARE: Final = 16_384
 
 
 def _threads() -> int:
@@ -58,7 +58,7 @@ def _room() -> dict[str, int]:
     Where they do not suffice, rows get coarser: by process, and at the last one for all.
     """
     rows = min(max(ROWS_A_THREAD * _threads(), ROWS), MOST_ROWS)
-    spare = min(max(ROWS_A_PROCESS * len(procfs.pids()), LEAST_SPARE), MOST_SPARE)
+    spare = min(max(ROWS_A_PROCESS * len(procfs.pids()), LEAST_SPARE), MAX_SPARE)
     return {"waits": by_cpus(rows), "waits_spare": spare}
 
 

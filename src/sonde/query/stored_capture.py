@@ -27,7 +27,7 @@ from sonde.query.validation import frame_count
 
 MOST_ROWS = 1_000_000
 """Of all tables together: what a server holds in memory for one question."""
-MOST_DEVICES = 64
+MAX_DEVICES = 64
 """Each is explained by itself, beside the work of all others."""
 _BYTES = 512 << 20
 _INTERVALS = ("span", "device_run")
@@ -105,9 +105,9 @@ def capture_of(session: StoreTables, wanted: Selection) -> Capture:
         for name, (clause, parameters) in conditions.items()
     }
     devices = pc.count_distinct(tables["device_run"].column("device")).as_py()
-    if devices > MOST_DEVICES:
+    if devices > MAX_DEVICES:
         raise CaptureTooLarge(
-            f"this node has {devices:,} devices, more than {MOST_DEVICES}",
+            f"this node has {devices:,} devices, more than {MAX_DEVICES}",
             "`sonde explain` on a recording has no such bound",
         )
     used = [one.column("stack_id") for one in tables.values() if "stack_id" in one.column_names]

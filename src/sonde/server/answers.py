@@ -23,9 +23,9 @@ from sonde.server.service import Service
 from sonde.server.tokens import Caller
 
 HOUR_S = 3_600
-_MOST_S = 4e9
+_MAX_S = 4e9
 """Before and after 1970: the difference of two times in ns has to fit 64 bits."""
-_MOST_VALUES = 1_000
+_MAX_VALUES = 1_000
 MEMORY_KINDS = ("mapped", "unmapped", "faulted")
 _OWNERS = ("user", "pod", "namespace", "job", "comm", "exe", "container", "unit")
 PARAMETERS: Mapping[str, str] = {
@@ -91,8 +91,8 @@ def parse(items: Iterable[tuple[str, str]]) -> Options:
     for number, (name, value) in enumerate(items):
         if name not in PARAMETERS:
             raise UsageError(f"no parameter is called {name[:40]!r}", "see /openapi.json")
-        if number >= _MOST_VALUES:
-            raise UsageError("too many parameters", f"give at most {_MOST_VALUES}")
+        if number >= _MAX_VALUES:
+            raise UsageError("too many parameters", f"give at most {_MAX_VALUES}")
         given.setdefault(name, []).append(value)
 
     def one(name: str, default: str) -> str:
@@ -129,7 +129,7 @@ def _ns(name: str, text: str) -> int:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not -_MOST_S <= seconds <= _MOST_S:
+    if not -_MAX_S <= seconds <= _MAX_S:
         raise UsageError(f"{name} is no time", "give seconds since 1970")
     return round(seconds * 1e9)
 

@@ -19,7 +19,7 @@ VERDICTS = 3
 """Nodes whose stalls are explained: those with most of them."""
 WINDOW_NS = 60 * 10**9
 """Of each: its minute with most stalled time."""
-MOST_FUNCTIONS = 50
+MAX_FUNCTIONS = 50
 _PID = re.compile(r"\((\d{1,10})\)$")
 _HOUR_NS = 3_600e9
 NOT_COVERED = (
@@ -63,7 +63,7 @@ def job(session: StoredSession, wanted: Selection, limit: int) -> dict[str, Any]
         pids[row["node"]].add(row["pid"])
     total = {name: sum(row[name] for row in slots) for name in ("held", *PARTS)}
     explained = _explained(session, every, slots, pids)
-    functions = stored.top_functions(session, wanted, min(limit, MOST_FUNCTIONS)).to_pylist()
+    functions = stored.top_functions(session, wanted, min(limit, MAX_FUNCTIONS)).to_pylist()
     return {
         "by": by,
         "id": owner,

@@ -11,7 +11,7 @@ from sonde.errors import CaptureTooLarge
 from sonde.export import timeline_columns, verdict
 from sonde.query.stored import Selection, StoredSession
 from sonde.query.stored_capture import capture_of, run_columns
-from sonde.query.stored_ranks import MOST_SLOTS, Slot, SlotKind, parts_of, timed_whole
+from sonde.query.stored_ranks import MAX_SLOTS, Slot, SlotKind, parts_of, timed_whole
 from sonde.query.stored_ranks import ranks as ranks_in
 from sonde.recording.timelines import timeline_of
 
@@ -28,7 +28,7 @@ def explained(session: StoredSession, wanted: Selection) -> dict[str, Any]:
 
 
 def timeline(
-    session: StoredSession, wanted: Selection, most_spans: int = timeline_columns.MOST_SPANS
+    session: StoredSession, wanted: Selection, most_spans: int = timeline_columns.MAX_SPANS
 ) -> dict[str, Any]:
     """The spans of one node and its verdict, in columns (arrays); times in ns after `origin_ns`.
 
@@ -70,7 +70,7 @@ def _steps(session: StoredSession, wanted: Selection) -> list[Slot]:
         return []
     for one in found.verdicts:
         table = one.steps
-        if table is not None and _MIN_STEPS <= table.count <= MOST_SLOTS:
+        if table is not None and _MIN_STEPS <= table.count <= MAX_SLOTS:
             pairs = zip(table.start_ns, table.duration_ns, strict=True)
             return [Slot(int(start), int(start) + max(1, int(ns))) for start, ns in pairs]
     return []

@@ -33,7 +33,7 @@ from sonde.metrics import labels_of
 
 PERCENT, MIB = 0.01, 2.0**20
 DRAM, PCIE = 10, (20, 21)
-MOST_FAILURES = 30
+MAX_FAILURES = 30
 """In a row, of a metric that had answers before; then it is asked no more."""
 SHORTEST_NS = 200_000_000
 """Between two samples. The library wants more than 100 ms, as its own are renewed so often."""
@@ -150,7 +150,7 @@ class Gpm:
     def _may_return(self, metric: GpmMetric) -> bool:
         """Whether one that failed had an answer before, and may have one again."""
         failed = metric.nvmlReturn and metric.nvmlReturn not in ABSENT
-        return bool(failed) and metric.metricId in self._known and self._failed < MOST_FAILURES
+        return bool(failed) and metric.metricId in self._known and self._failed < MAX_FAILURES
 
     def _add(self, points: Points, number: int, answer: float, now_ns: int) -> None:
         row = self._rows[number]
