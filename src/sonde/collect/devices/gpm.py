@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPM: what the units of a GPU did between two samples (Hopper and newer).
+"""NVML's GPM (GPU Performance Monitoring): what a GPU did between two samples (Hopper and newer).
 
 A sample is a snapshot of the chip's counters (some 0.1 ms); the library turns two of them into
 shares and rates, which takes it 2 ms of CPU time, however few are asked for. It disturbs no
@@ -41,7 +41,7 @@ SHORTEST_NS = 200_000_000
 _TENSOR = "sonde.gpu.tensor.active"
 _PIPE = "sonde.gpu.pipe.active"
 _PRECISION = "sonde.gpu.precision"
-_WAY = "network.io.direction"
+_DIRECTION = "network.io.direction"
 
 METRICS: dict[int, tuple[str, dict[str, str], float]] = {
     1: ("sonde.gpu.graphics.active", {}, PERCENT),
@@ -56,10 +56,10 @@ METRICS: dict[int, tuple[str, dict[str, str], float]] = {
     11: (_PIPE, {_PRECISION: "fp64"}, PERCENT),
     12: (_PIPE, {_PRECISION: "fp32"}, PERCENT),
     13: (_PIPE, {_PRECISION: "fp16"}, PERCENT),
-    20: ("sonde.gpu.pcie.throughput", {_WAY: "transmit"}, MIB),
-    21: ("sonde.gpu.pcie.throughput", {_WAY: "receive"}, MIB),
-    60: ("sonde.gpu.nvlink.throughput", {_WAY: "receive"}, MIB),
-    61: ("sonde.gpu.nvlink.throughput", {_WAY: "transmit"}, MIB),
+    20: ("sonde.gpu.pcie.throughput", {_DIRECTION: "transmit"}, MIB),
+    21: ("sonde.gpu.pcie.throughput", {_DIRECTION: "receive"}, MIB),
+    60: ("sonde.gpu.nvlink.throughput", {_DIRECTION: "receive"}, MIB),
+    61: ("sonde.gpu.nvlink.throughput", {_DIRECTION: "transmit"}, MIB),
 }
 """nvmlGpmMetricId_t: series, attributes, and what the library's unit is in ours."""
 
