@@ -306,7 +306,7 @@ struct process_note {
 
 #define SONDE_ENVIRONMENT 8192
 
-/* The end of the environment of a program that a keeper of Slurm's steps started. */
+/* The end of the environment of a program that slurmstepd started. */
 struct step_note {
 	__u64 start_ns;
 	__u32 tgid;

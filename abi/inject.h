@@ -152,15 +152,15 @@ enum inject_status {
 /* Why something asked for is not done. */
 enum inject_reason {
 	INJECT_OK,
-	INJECT_NO_LIBRARY,     /* neither libcuda nor OpenCL is loaded */
-	INJECT_NO_HOOK,	       /* loaded, but nothing that launches could be hooked */
-	INJECT_DRIVER_OLD,     /* the driver lacks a function that is needed */
-	INJECT_NO_EVENTS,      /* events could not be made in the context */
-	INJECT_CUPTI_MISSING,  /* none loaded, none found beside the runtime */
-	INJECT_CUPTI_UNPROVED, /* a build that is not in the table of proved ones */
-	INJECT_CUPTI_TAKEN,    /* another user holds it */
-	INJECT_CUPTI_DENIED,   /* profiling is restricted to administrators */
-	INJECT_CUPTI_FAILED,   /* cupti_error has the error */
+	INJECT_NO_LIBRARY,    /* neither libcuda nor OpenCL is loaded */
+	INJECT_NO_HOOK,	      /* loaded, but nothing that launches could be hooked */
+	INJECT_DRIVER_OLD,    /* the driver lacks a function that is needed */
+	INJECT_NO_EVENTS,     /* events could not be made in the context */
+	INJECT_CUPTI_MISSING, /* none loaded, none found beside the runtime */
+	INJECT_CUPTI_UNPROVED, /* a build of CUPTI that is not on the list of those tried (cupti_builds.toml) */
+	INJECT_CUPTI_TAKEN,  /* another user holds it */
+	INJECT_CUPTI_DENIED, /* profiling is restricted to administrators */
+	INJECT_CUPTI_FAILED, /* cupti_error has the error */
 	INJECT_NO_MEMORY,
 };
 
@@ -171,16 +171,24 @@ struct inject_state {
 	uint64_t head;	    /* records put into the ring, ever; written after them */
 	uint64_t names_end; /* bytes of names in use */
 
-	/* Exact counts since the library was loaded; launches and replays of every thread. */
-	uint64_t launches, replays, copies, commands; /* seen by hooks that were armed */
-	uint64_t sampled, timed;		      /* chosen; of these, with a duration */
-	uint64_t lost_ring, lost_names;		      /* no room */
-	uint64_t lost_pool;			      /* chosen while no pair of events was free */
+	/* Exact counts since the library was loaded, of what hooks saw while they were armed. */
+	uint64_t launches; /* of kernels, by every thread */
+	uint64_t replays;  /* launches of CUDA graphs, by every thread */
+	uint64_t copies;
+	uint64_t commands;	 /* of OpenCL */
+	uint64_t sampled;	 /* chosen to be timed */
+	uint64_t timed;		 /* of those chosen, with a duration */
+	uint64_t lost_ring;	 /* no room in the ring */
+	uint64_t lost_names;	 /* no room for the name */
+	uint64_t lost_pool;	 /* chosen while no pair of events was free */
 	uint64_t lost_order;	 /* the device answered late or out of bounds */
 	uint64_t left_capturing; /* not timed: its stream was being captured */
-	uint64_t windows, window_records, window_dropped, window_cut;
-	uint64_t host_ns; /* time spent by us in the host's threads, in sampled calls */
-	uint64_t self_ns; /* CPU time of our own thread */
+	uint64_t windows;	 /* sessions in which CUPTI recorded */
+	uint64_t window_records;
+	uint64_t window_dropped; /* records that CUPTI dropped, or that found no room */
+	uint64_t window_cut;	 /* sessions that ended early */
+	uint64_t host_ns;	 /* time spent by us in the host's threads, in sampled calls */
+	uint64_t self_ns;	 /* CPU time of our own thread */
 
 	uint32_t cupti_version, cupti_error;
 	uint32_t driver_version;
@@ -219,7 +227,7 @@ struct inject_slot {
 
 enum inject_type {
 	INJECT_KERNEL = 1,
-	INJECT_REPLAY, /* a whole CUDA graph */
+	INJECT_REPLAY, /* one launch of a whole CUDA graph */
 	INJECT_COPY,
 	INJECT_SET,
 	INJECT_SYNC,
@@ -253,8 +261,9 @@ struct inject_record {
 	uint64_t bytes; /* moved or set */
 	uint32_t tid;	/* who launched, in the process's own pid namespace */
 	uint32_t device;
-	uint32_t window;	  /* cluster: CUPTI window, or 0 */
-	uint16_t registers, kind; /* kind: of a copy, as CUPTI numbers it (1 h2d, 2 d2h, 8 d2d) */
+	uint32_t window; /* CUPTI session it was recorded in, or 0 */
+	uint16_t registers;
+	uint16_t kind; /* of a copy, as CUPTI numbers it (1 h2d, 2 d2h, 8 d2d) */
 	uint32_t grid[3], block[3];
 	uint32_t shared_bytes, unused;
 };

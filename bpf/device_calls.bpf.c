@@ -448,7 +448,7 @@ int BPF_PROG(on_thread_exit, struct task_struct *task)
  * apart, since the thread itself may be writing to its own.
  */
 SEC("iter/task")
-int on_walk(struct bpf_iter__task *ctx)
+int on_scan(struct bpf_iter__task *ctx)
 {
 	struct task_struct *task = ctx->task;
 	struct call_key key = {};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
  * TCP by process: bytes, segments, what was sent again, queues. The kernel counts in every socket;
- * a walk over the open files of all tasks takes what was added, and a connection that closes adds its
+ * a scan of the open files of all tasks takes what was added, and a connection that closes adds its
  * rest. No program runs on a packet.
  *
  * The owner of a connection is who connects or closes it, both done in its own context, or who holds
@@ -176,13 +176,13 @@ static __always_inline int walk(struct bpf_iter__task_file *ctx, bool count)
 }
 
 SEC("iter/task_file")
-int on_walk(struct bpf_iter__task_file *ctx)
+int on_scan(struct bpf_iter__task_file *ctx)
 {
 	return walk(ctx, true);
 }
 
 SEC("iter/task_file")
-int on_first_walk(struct bpf_iter__task_file *ctx)
+int on_first_scan(struct bpf_iter__task_file *ctx)
 {
 	return walk(ctx, false);
 }

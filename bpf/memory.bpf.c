@@ -426,7 +426,7 @@ static __always_inline void note_break(struct task_struct *task)
 }
 
 SEC("iter/task")
-int on_walk(struct bpf_iter__task *ctx)
+int on_scan(struct bpf_iter__task *ctx)
 {
 	struct task_struct *task = ctx->task;
 

@@ -3,8 +3,8 @@
  * What processes use, and whose they are.
  *
  * The kernel counts for every task already: time on a CPU, time ready without one, switches,
- * migrations, faults, bytes read and written. A walk over all tasks takes what was added since the
- * walk before; a thread that ends takes its rest on its way out. So the sums are the kernel's own,
+ * migrations, faults, bytes read and written. A scan of all tasks takes what was added since the
+ * scan before; a thread that ends takes its rest on its way out. So the sums are the kernel's own,
  * and a process that lives 50 ms is in them. Nothing here runs on a switch or on a fault.
  *
  * Whose a process is is noted when it executes, when it is moved to another control group and when
@@ -15,17 +15,17 @@
 #include <bpf/bpf_tracing.h>
 #include <bpf/bpf_core_read.h>
 #include "../abi/events.h"
-#define SONDE_MAX_STACKS 1 /* takes none */
+#define SONDE_MAX_STACKS 1 /* takes none: stack.h is here for count_loss */
 #include "stack.h"
 #include "task.h"
 #include "host_types.h"
 #include "share.h"
 
 SWAPPED_ROWS(usage, struct usage_key, struct usage_value, 16384)
-SPARE_ROWS(usage, struct usage_key, struct usage_value, 1) /* for all the rest */
+SPARE_ROWS(usage, struct usage_key, struct usage_value, 1) /* the overflow row: key all 0 */
 
 /*
- * What has been counted of a thread so far. Replaced atomically, by the walk or the thread's end; it
+ * What has been counted of a thread so far. Replaced atomically, by the scan or the thread's end; it
  * only ever grows: of two that read a counter at once, the one that read it first may come last.
  */
 struct counted {
@@ -82,9 +82,9 @@ static __always_inline struct usage_value *usage_of(struct task_struct *task)
 	struct usage_key key = {.tgid = task->tgid, .start_ns = start_of(task)};
 
 	struct usage_value *v = find_row(&usage, &key, &zero);
-	const struct usage_key rest = {};
+	const struct usage_key overflow = {};
 
-	return v ?: spare_row_of(&usage_spare, &rest, &zero, &rest);
+	return v ?: spare_row_of(&usage_spare, &overflow, &zero, &overflow);
 }
 
 #define TAKE(field, now)                                                                           \
@@ -137,7 +137,7 @@ static __always_inline void take(struct task_struct *task, struct counted *c, bo
 	ADD(written_bytes);
 }
 
-static __always_inline int walk(struct task_struct *task, bool count)
+static __always_inline int scan(struct task_struct *task, bool count)
 {
 	struct counted *c;
 
@@ -151,24 +151,24 @@ static __always_inline int walk(struct task_struct *task, bool count)
 
 /* Once a tick: over every task there is. */
 SEC("iter/task")
-int on_walk(struct bpf_iter__task *ctx)
+int on_scan(struct bpf_iter__task *ctx)
 {
 	struct task_struct *task = ctx->task;
 
 	if (!task || !task->pid || !watched(task->tgid))
 		return 0;
-	return walk(task, true);
+	return scan(task, true);
 }
 
 /* Once at the start: what was counted before we came is not reported. */
 SEC("iter/task")
-int on_first_walk(struct bpf_iter__task *ctx)
+int on_first_scan(struct bpf_iter__task *ctx)
 {
 	struct task_struct *task = ctx->task;
 
 	if (!task || !task->pid)
 		return 0;
-	return walk(task, false);
+	return scan(task, false);
 }
 
 static __always_inline void note_cgroup(struct process_note *n, u32 slot, struct cgroup *cgroup)
@@ -240,9 +240,9 @@ static __always_inline void note(struct task_struct *task, u32 kind)
  * step, and both may be gone before anybody could look at it. Every user may call a process
  * slurmstepd, but only root's may speak for a job.
  */
-static __always_inline void note_step(struct task_struct *task)
+static __always_inline void note_slurm_step(struct task_struct *task)
 {
-	const char keeper[] = "slurmstepd";
+	const char daemon[] = "slurmstepd";
 	struct task_struct___owner *t = (void *)task, *parent;
 	char comm[16] = {};
 	struct step_note *n;
@@ -250,12 +250,12 @@ static __always_inline void note_step(struct task_struct *task)
 
 	parent = (void *)BPF_CORE_READ(t, real_parent);
 	bpf_core_read(comm, sizeof(comm), &parent->comm);
-	for (u32 i = 0; i < sizeof(keeper); i++)
-		if (comm[i] != keeper[i])
+	for (u32 i = 0; i < sizeof(daemon); i++)
+		if (comm[i] != daemon[i])
 			return;
 	if (BPF_CORE_READ(parent, real_cred, uid.val))
 		return;
-	/* Root of a container can start such a keeper, too: it may not crowd out the machine's. */
+	/* Root of a container can start such a daemon, too: it may not crowd out the machine's. */
 	n = within_share(party_of((void *)parent), STEP_NOTES, STEP_NOTES_OF_ONE) ?
 		    bpf_ringbuf_reserve(&step_notes, sizeof(*n), 0) :
 		    NULL;
@@ -286,7 +286,7 @@ int BPF_PROG(on_exec, struct task_struct *task)
 {
 	if (watched(task->tgid)) {
 		note(task, NOTE_EXEC);
-		note_step(task);
+		note_slurm_step(task);
 	}
 	return 0;
 }
@@ -298,7 +298,7 @@ int BPF_PROG(on_exit, struct task_struct *task)
 
 	if (!watched(task->tgid))
 		return 0;
-	/* No walk has seen it: it was born after the first one, and nothing of it is counted yet. */
+	/* No scan has seen it: it began after the first one, and nothing of it is counted yet. */
 	c = bpf_task_storage_get(&threads, task, 0, 0);
 	take(task, c ?: &none, true);
 	if (!BPF_CORE_READ(task, signal, live.counter)) /* the last of its threads */
@@ -307,7 +307,7 @@ int BPF_PROG(on_exit, struct task_struct *task)
 }
 
 SEC("tp_btf/cgroup_attach_task")
-int BPF_PROG(on_attach, struct cgroup *to, const char *path, struct task_struct *task)
+int BPF_PROG(on_cgroup_attach, struct cgroup *to, const char *path, struct task_struct *task)
 {
 	if (watched(task->tgid))
 		note(task, NOTE_MOVED);
@@ -316,7 +316,7 @@ int BPF_PROG(on_attach, struct cgroup *to, const char *path, struct task_struct 
 
 /* A container's group may be gone before anybody could look at it. */
 SEC("tp_btf/cgroup_mkdir")
-int BPF_PROG(on_mkdir, struct cgroup *made, const char *path)
+int BPF_PROG(on_cgroup_mkdir, struct cgroup *made, const char *path)
 {
 	struct task_struct *task = (struct task_struct *)bpf_get_current_task_btf();
 	struct cgroup_note *n = NULL;

@@ -54,7 +54,7 @@ struct {
 	__type(value, struct waiting);
 } threads SEC(".maps");
 
-/* [0] on_switch, which nothing can interleave on its CPU; [1] the walk over all tasks, alone. */
+/* [0] on_switch, which nothing can interleave on its CPU; [1] the scan of all tasks, alone. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 2);
@@ -397,7 +397,7 @@ int BPF_PROG(on_new, struct task_struct *task)
  * server's accept) is seen while it lasts.
  */
 SEC("iter/task")
-int on_walk(struct bpf_iter__task *ctx)
+int on_scan(struct bpf_iter__task *ctx)
 {
 	struct task_struct *task = ctx->task;
 	const u32 slot = 1;

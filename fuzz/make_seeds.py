@@ -91,7 +91,7 @@ def of_programs(folder: Path) -> None:
         symbols = struct.pack("<8H", 0, 16, 32, 8, 64, 0, 1, 40)
         rela = struct.pack("<QQQ", 0, 8, 0x1090) * 2
         save("eh_frame", name, part(code) + part(rela) + part(symbols) + frames)
-        save("prologue", name, code[:400])
+        save("inferred_rules", name, code[:400])
         save("cpython", name, b"\0\0" + cpython_parts(code) + frames)
     for version in ("4", "5"):
         built = program(folder, "lines", f"-gdwarf-{version}", "-O2")
@@ -222,9 +222,15 @@ def main() -> None:
     for number, text in enumerate(PERF_MAP):
         save("perf_map", str(number), text)
     save(
-        "prologue", "aligned", bytes.fromhex("4c8d5424084883e4e041ff72f8554889e5415253c9498d62f8c3")
+        "inferred_rules",
+        "aligned",
+        bytes.fromhex("4c8d5424084883e4e041ff72f8554889e5415253c9498d62f8c3"),
     )
-    save("prologue", "loop", bytes.fromhex("5553 4883ec18 75fb 488d65f0 5b 5d c3 ff25000000 00"))
+    save(
+        "inferred_rules",
+        "loop",
+        bytes.fromhex("5553 4883ec18 75fb 488d65f0 5b 5d c3 ff25000000 00"),
+    )
     import python_seeds
 
     python_seeds.write(save, part)

@@ -18,14 +18,14 @@ WORK: Final = ROOT / "build/fuzz"
 TIMEOUT_S: Final = 5
 RSS_MB: Final = 512
 _NATIVE: Final = (
-    *("elf", "eh_frame", "go", "cpython", "prologue", "unwind_table", "perf_map", "lines"),
+    *("elf", "eh_frame", "go", "cpython", "inferred_rules", "unwind_table", "perf_map", "lines"),
     *("names", "modules"),
 )
 _PYTHON: Final = (
     *("ring", "python_code", "chunks", "questions", "stored", "kineto", "perf_script"),
     "otlp_profiles",
 )
-_LENGTHS: Final = {"prologue": 16_384, "lines": 16_384, "elf": 16_384, "kineto": 8_192}
+_LENGTHS: Final = {"inferred_rules": 16_384, "lines": 16_384, "elf": 16_384, "kineto": 8_192}
 """Longest input where it is not libFuzzer's own choice."""
 _COVERAGE: Final = ("level=4", "inline-8bit-counters", "pc-table", "trace-compares")
 

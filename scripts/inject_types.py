@@ -176,12 +176,11 @@ def document(of_traces: bool = False) -> str:
         code = "".join(field.code for field in fields)
         lines += ["", "", f"class {struct.title()}(NamedTuple):"]
         lines += [f'    """struct inject_{struct}"""', ""]
-        documented = ""
         for at, field in enumerate(fields):
             kind = "float" if field.code == "d" else "int"
             lines.append(f"    {field.name}: {kind}")
             following = fields[at + 1].doc if at + 1 < len(fields) else ""
-            if field.doc != following and field.doc != documented:  # at the last of a line
+            if field.doc != following:  # at the last of a line
                 lines += _quoted(field.doc)
         upper = struct.upper()
         lines += ["", "", f'{upper} = Struct("={code}")']

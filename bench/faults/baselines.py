@@ -34,7 +34,7 @@ from bench.faults.score import HURT, Line, slowdown
 STEP_S = 0.5
 WINDOW_S = 5.0
 SPIKE = 3.0
-MOST_LAG = 4
+MAX_LAG = 4
 """Steps of half a second."""
 CAUSE_OF = {
     "victim.ready": "cpu-contention",
@@ -137,7 +137,7 @@ def _spike(before: Sequence[float], now: Sequence[float]) -> float:
 
 def _correlation(one: Sequence[float], other: Sequence[float]) -> float:
     best = 0.0
-    for lag in range(MOST_LAG + 1):
+    for lag in range(MAX_LAG + 1):
         a, b = one[lag:], other[: len(other) - lag]
         if len(a) > 2 and statistics.pstdev(a) > 0 and statistics.pstdev(b) > 0:
             best = max(best, statistics.correlation(a, b))

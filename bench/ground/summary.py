@@ -1,11 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: E501
-"""The short table that is printed last."""
+"""The table of the CUPTI matrix that `bench.ground.matrix` prints last: one line a run, in groups of
+columns that `|` separates (LEGEND)."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
+
+LEGEND = """\
+build, workload, mode
+exit: of the workload; digest: of its results beside those without a tool (same, DIFF), or over:
+  its time was up; stop: how long the attach stopped it
+steps/s: before the attach, idle, outside windows, inside, right after, later; with hooks, without
+n: kernels recorded; windows, of them failed and empty (no kernel of more than 5 steps)
+lost: single launches not recorded once; graphs recorded whole/all, graphs without a record;
+  stale: kernels whose launch is not of the window; early: kernels that began before it > of these,
+  launched in it; long: kernels of more than 20 ms > of these, launched in it
+ms to open a window, to close it, to flush it
+kineto: kernels/expected of each session of torch.profiler, ! those that are strange
+yields: to another user of CUPTI; foreign: its buffers, handed to us; then hooks, children,
+  fin CALLS-MISSED RESULT of cuptiFinalize, and what the run left"""
 
 
 def table(report: dict[str, Any]) -> None:
@@ -26,29 +41,27 @@ def table(report: dict[str, Any]) -> None:
     for r in report["rows"]:
         if r["mode"] == "none" and "work" in r:
             digests.setdefault(r["workload"], r["work"]["digest"])
-    print(
-        "build workload mode | exit digest | steps/s before idle out in after later | n win fail empty | "
-        "lost whole/graphs none stale early>mine long>mine | open close flush ms | kineto got/expected | yields foreign"
-    )
+    print(LEGEND)
     print("not run:", sum(r["exit"] == "not run" for r in report["rows"]))
     for r in report["rows"]:
         if r["exit"] == "not run":
             continue
-        w, t, c, x = r.get("work", {}), r.get("truth", {}), r.get("cupti", {}), r.get("rates", {})
+        work, truth = r.get("work", {}), r.get("truth", {})
+        cupti, rates = r.get("cupti", {}), r.get("rates", {})
 
-        def m(k: str, x: dict[str, Any] = x) -> str:
-            return f"{x[k]['median']:.0f}" if k in x else "-"
+        def rate(part: str, rates: dict[str, Any] = rates) -> str:
+            return f"{rates[part]['median']:.0f}" if part in rates else "-"
 
         same = (
-            {True: "same", False: "DIFF"}[w.get("digest") == digests[r["workload"]]]
-            if w.get("digest") and r["workload"] in digests
+            {True: "same", False: "DIFF"}[work.get("digest") == digests[r["workload"]]]
+            if work.get("digest") and r["workload"] in digests
             else "-"
         )
-        if w.get("over"):
+        if work.get("over"):
             same = "over"
         kineto = " ".join(
             f"{s['kernels']}/{s['expected']}{'!' + str(s['strange']) if s['strange'] else ''}"
-            for s in w.get("sessions", [])
+            for s in work.get("sessions", [])
         )
         print(
             r["build"],
@@ -57,36 +70,36 @@ def table(report: dict[str, Any]) -> None:
             "|",
             r["exit"],
             same,
-            f"{w.get('attach', {}).get('stop_us', '-')}us",
+            f"{work.get('attach', {}).get('stop_us', '-')}us",
             "|",
-            *(m(k) for k in ("before", "idle", "outside", "inside", "after", "later")),
-            m("hooked"),
-            m("free"),
+            *(rate(k) for k in ("before", "idle", "outside", "inside", "after", "later")),
+            rate("hooked"),
+            rate("free"),
             "|",
-            t.get("n", "-"),
-            t.get("windows", "-"),
-            t.get("failed", "-"),
-            t.get("empty", "-"),
+            truth.get("n", "-"),
+            truth.get("windows", "-"),
+            truth.get("failed", "-"),
+            truth.get("empty", "-"),
             "|",
-            t.get("single_lost", "-"),
-            f"{t.get('graph_whole', '-')}/{t.get('graphs', '-')}",
-            t.get("graph_none", "-"),
-            t.get("stale", "-"),
-            f"{t.get('early', '-')}>{t.get('early_mine', '-')}",
-            f"{t.get('long', '-')}>{t.get('long_mine', '-')}",
+            truth.get("single_lost", "-"),
+            f"{truth.get('graph_whole', '-')}/{truth.get('graphs', '-')}",
+            truth.get("graph_none", "-"),
+            truth.get("stale", "-"),
+            f"{truth.get('early', '-')}>{truth.get('early_mine', '-')}",
+            f"{truth.get('long', '-')}>{truth.get('long_mine', '-')}",
             "|",
-            *(f"{t.get(k, 0):.1f}" for k in ("open_ms", "close_ms", "flush_ms")),
+            *(f"{truth.get(k, 0):.1f}" for k in ("open_ms", "close_ms", "flush_ms")),
             "|",
             kineto,
             "|",
-            c.get("yields", "-"),
-            c.get("foreign_buffers", "-"),
-            f"hooked {c['hooked']}" if c.get("hooked") else "",
-            w.get("kids") or "",
-            f"fin {c['finalizes']}-{c['finalize_missed']} {c['finalize_result']}"
-            if c.get("finalizes") or c.get("finalize_missed")
+            cupti.get("yields", "-"),
+            cupti.get("foreign_buffers", "-"),
+            f"hooked {cupti['hooked']}" if cupti.get("hooked") else "",
+            work.get("kids") or "",
+            f"fin {cupti['finalizes']}-{cupti['finalize_missed']} {cupti['finalize_result']}"
+            if cupti.get("finalizes") or cupti.get("finalize_missed")
             else "",
             (str(r.get("threads", ""))[:200] + r.get("log", "")[-150:]) if r["exit"] else "",
-            "STUCK" if w.get("stuck") else "",
+            "STUCK" if work.get("stuck") else "",
             r.get("unread", ""),
         )

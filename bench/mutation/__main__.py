@@ -37,7 +37,7 @@ WORK: Final = ROOT / "build" / "mutation"
 HERE: Final = Path(__file__).parent
 NATIVE: Final = "src/sonde/_native.abi3.so"
 _PR_SET_CHILD_SUBREAPER: Final = 36
-_MOST_MEMORY_BYTES: Final = 12 << 30
+_MAX_MEMORY_BYTES: Final = 12 << 30
 """Of each process of the tests: a mutant may ask for any amount."""
 
 
@@ -117,7 +117,7 @@ def run_tests(tree: Path, tests: list[str], limit_s: float) -> tuple[str, float,
     command = [str(ROOT / ".venv/bin/python"), "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
     began = time.monotonic()
     log = tree / "build" / "output.txt"
-    limits = (_MOST_MEMORY_BYTES, _MOST_MEMORY_BYTES)
+    limits = (_MAX_MEMORY_BYTES, _MAX_MEMORY_BYTES)
     with log.open("wb") as output:
         child = subprocess.Popen(
             [*command, *tests],

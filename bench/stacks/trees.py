@@ -19,7 +19,7 @@ PYTHON = ("plain", "sorts", "generates", "constructs", "reduces", "awaits")
 SPIN = "spin"
 THREADS = 2
 _NODES = 24
-_MOST_CHILDREN = 3
+_MAX_CHILDREN = 3
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ def plant(seed: int, kinds: tuple[str, ...]) -> Tree:
         while len(nodes) < _NODES:
             # mostly under the youngest: deep trees rather than wide ones
             parent = chance.choice(nodes[-3:])
-            if len(parent.children) == _MOST_CHILDREN:
+            if len(parent.children) == _MAX_CHILDREN:
                 parent = nodes[-1]
             depth = chance.choice((0, 0, 0, 0, 0, 2, 7, 25))
             node = Node(f"n{next(numbers)}", chance.choice(kinds), depth, chance.randrange(4))

@@ -20,7 +20,7 @@ fuzz_target!(|input: &[u8]| {
     let Ok(file) = ElfFile::parse(file, identity) else { return };
     assert!(hex(&file.build_id()).len() <= 128);
     for name in [".eh_frame", ".debug_info", ".gopclntab", ".rela.dyn"] {
-        if let Ok(Some(found)) = section::named(&file, name) {
+        if let Ok(Some(found)) = section::by_name(&file, name) {
             let read = found.read(&file, MAX_SECTION_BYTES);
             assert!(read.map_or(0, |it| it.len() as u64) <= MAX_SECTION_BYTES);
         }

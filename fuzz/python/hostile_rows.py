@@ -18,14 +18,14 @@ _KINDS = (
     *("python", "h2d", "d2h", "futex", "cuLaunchKernel", "count_map_full", "stack_end", "event"),
     *("cuda", "launch", "1,1,1", "gpu.utilization", '{"gpu": "0"}', "[]", "", "{}", "\x00'\"%s"),
 )
-_MOST_ROWS = 6
+_MAX_ROWS = 6
 
 
 def tables(data: Data) -> dict[str, pa.Table]:
     """A few rows of some tables."""
     found = {}
     for name in TABLES:
-        count = data.byte() % _MOST_ROWS
+        count = data.byte() % _MAX_ROWS
         columns = {field.name: field.type for field in TABLES[name]}
         rows = [{it: _value(data, kind) for it, kind in columns.items()} for _ in range(count)]
         if rows:

@@ -10,10 +10,10 @@ from data import Data
 from sonde.collect import inject_abi as abi
 from sonde.collect.device_rows import row_of
 from sonde.collect.inject_memory import InjectMemory
-from sonde.collect.inject_records import LONGEST_NS, MOST_WEIGHT, Ring
+from sonde.collect.inject_records import LONGEST_NS, MAX_WEIGHT, Ring
 
 _NOW_NS = 1_000_000_000_000
-_MOST_RECORDS = 64
+_MAX_RECORDS = 64
 _fd = os.memfd_create("input", os.MFD_CLOEXEC)
 os.ftruncate(_fd, abi.BYTES)
 
@@ -24,7 +24,7 @@ def one(raw: bytes) -> None:
     tail, ahead, right = data.number(64), data.number(32), data.byte()
     os.pwrite(_fd, data.part()[: abi.STATE.size], abi.STATE_AT)
     os.pwrite(_fd, data.part()[:4096], abi.NAMES_AT)
-    for number in range(_MOST_RECORDS):
+    for number in range(_MAX_RECORDS):
         record = bytearray(data.bytes(abi.RECORD_BYTES).ljust(abi.RECORD_BYTES, b"\0"))
         if right >> (number % 8) & 1:
             struct.pack_into("=Q", record, 0, (tail + number + 1) & (1 << 64) - 1)
@@ -39,5 +39,5 @@ def one(raw: bytes) -> None:
     assert len(taken.runs) + taken.wrong + taken.skipped <= max(ahead, abi.RING_RECORDS)
     for run in taken.runs:
         row_of(run, (1, 1), run.tid, 0, 0)
-        assert 0 <= run.end_ns - run.start_ns <= LONGEST_NS and 0 < run.weight <= MOST_WEIGHT
+        assert 0 <= run.end_ns - run.start_ns <= LONGEST_NS and 0 < run.weight <= MAX_WEIGHT
         assert len(run.name) <= abi.NAME_MAX

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Loading a library into a live process on one of the process's threads, which is borrowed and put back.
+//! Loading a library into a live process on one of the process's threads, which is borrowed (stopped by
+//! ptrace while it sleeps, and restored).
 //!
 //! What has to happen between a thread's stop and its going on, and nothing else: which process,
 //! which thread, when to try again and what to report are decided in `sonde.attach`.
 //!
-//! The rules that make it safe, with the storms that showed them, are in docs/design/attach.md. In
+//! The rules that make it safe, with the stress tests that showed them, are in docs/design/attach.md. In
 //! short: the thread sleeps in a call that restarts unnoticed; before it runs anything foreign, a
 //! genuine signal frame with its whole state lies below its stack and every foreign step returns
 //! into the C library's `rt_sigreturn` stub, so that this program may be killed at any instant; the
-//! load runs under the lock that fork() takes; a wait for the loader's lock is given up after 10 ms.
+//! load runs under the lock that fork() takes; a wait for the dynamic linker's lock is given up after 10 ms.
 //!
-//! Made for a separate process with a single thread: it forks a guardian and waits for SIGCHLD.
+//! Made for a separate process with a single thread: it forks a watchdog (guard.rs) and waits for SIGCHLD.
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use std::time::Duration;
@@ -49,11 +50,12 @@ pub struct Landmarks {
     pub getppid: u64,
     /// Of errno, from the thread pointer.
     pub errno_offset: Option<i64>,
+    /// The dynamic linker's code.
     pub loader_code: Range,
-    /// A C library older than 2.34, whose loader's locks show their owner only in programs with
+    /// A C library older than 2.34, whose dynamic linker's locks show their owner only in programs with
     /// threads.
     pub old_loader: bool,
-    /// Where the loader keeps its locks.
+    /// Where the dynamic linker keeps its locks.
     pub loader_data: Range,
 }
 
@@ -123,7 +125,7 @@ pub struct Candidate {
     pub stack_high: u64,
     /// Whether it is the main thread, whose thread control block lies elsewhere.
     pub is_main: bool,
-    /// Seccomp filters that were judged.
+    /// How many seccomp filters it had when they were judged.
     pub filters: u32,
 }
 
@@ -152,6 +154,8 @@ impl ThreadBorrower {
         self.inner.settle();
     }
 
+    /// Load `library` on the thread `tid`. `filters`: how many seccomp filters it had when they were judged;
+    /// `path_seed`: chooses a spelling of the path that the dynamic linker has not seen; `bound_s`: how long it may take.
     #[pyo3(signature = (tid, library, name, *, inner_tid, call, sp, stack, is_main, filters,
                         path_seed, bound_s))]
     #[allow(clippy::too_many_arguments)] // by name only

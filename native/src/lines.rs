@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Source lines and inlined callers of code, as Python asks for them: slow and hungry beside all else
-//! here. It is for a separate process (sonde.resolve.lines), under limits that end it.
+//! here. It is for a separate process (sonde.resolve.line_reader), under limits that end it.
 use std::collections::HashMap;
 use std::path::PathBuf;
 

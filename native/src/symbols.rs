@@ -10,14 +10,15 @@ use pyo3::prelude::*;
 
 use sonde_elf::file::{build_id_of_notes, hex, identity_of, open};
 use sonde_symbols::files::{Files, Named, Party};
-use sonde_symbols::{kernel, names};
+use sonde_symbols::kallsyms::{self, Kallsyms};
+use sonde_symbols::names;
 
 mod perf_map;
 
 #[pyclass(frozen)]
 pub struct Symbolizer {
     files: Mutex<Files>,
-    kernel: Mutex<kernel::Kernel>,
+    kallsyms: Mutex<Kallsyms>,
 }
 
 /// What a panic left behind is whole: each change is made in one step.
@@ -41,7 +42,7 @@ impl Symbolizer {
     #[new]
     #[pyo3(signature = (cache_bytes = 8 << 20))]
     fn new(cache_bytes: usize) -> Self {
-        Self { files: Mutex::new(Files::new(cache_bytes)), kernel: Mutex::default() }
+        Self { files: Mutex::new(Files::new(cache_bytes)), kallsyms: Mutex::default() }
     }
 
     /// For each file offset (function, offset in it), or None where no symbol covers it.
@@ -81,8 +82,8 @@ impl Symbolizer {
     }
 
     /// For each address (function, offset in it, module, offset from the base of that module).
-    fn kernel(&self, py: Python<'_>, addresses: Vec<u64>) -> Vec<Option<kernel::Found>> {
-        py.detach(|| locked(&self.kernel).find(&addresses))
+    fn kernel(&self, py: Python<'_>, addresses: Vec<u64>) -> Vec<Option<kallsyms::Found>> {
+        py.detach(|| locked(&self.kallsyms).find(&addresses))
     }
 
     /// Forget a file. Returns whether it was known.
@@ -92,7 +93,7 @@ impl Symbolizer {
 
     /// (files, their bytes, files dropped to make room, kernel functions, their bytes)
     fn usage(&self) -> (usize, usize, u64, usize, usize) {
-        let (files, kernel) = (locked(&self.files), locked(&self.kernel));
+        let (files, kernel) = (locked(&self.files), locked(&self.kallsyms));
         (files.count(), files.bytes(), files.evicted(), kernel.functions(), kernel.bytes())
     }
 }

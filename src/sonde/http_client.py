@@ -26,7 +26,7 @@ HEAD_BYTES: Final = 64 << 10
 _PIECE: Final = 64 << 10
 _FRAMING: Final = 8
 """Greatest number of bytes on the wire per byte of the body: the overhead of tiny chunks."""
-_MOST_RETRY_AFTER_S: Final = 300.0
+_MAX_RETRY_AFTER_S: Final = 300.0
 """A server that asks for more is tried after this time all the same."""
 _ADDRESSES: Final = 4
 """Addresses of a host that are tried."""
@@ -96,6 +96,11 @@ def origin(url: str) -> str:
 def is_loopback(host: str) -> bool:
     """Whether what is sent to a host of this name stays on this machine."""
     return host in ("localhost", "::1") or bool(_LOOPBACK.fullmatch(host))
+
+
+def is_in_the_clear(parts: SplitResult) -> bool:
+    """Whether what is sent to a URL crosses the network unencrypted."""
+    return parts.scheme == "http" and not is_loopback(parts.hostname or "")
 
 
 def request(
@@ -324,5 +329,5 @@ def _read(sock: socket.socket, method: str, end_s: float, max_bytes: int) -> tup
         raise RequestError("the response is truncated")
     wanted = response.getheader("Retry-After", "").strip()
     retry_after_s = float(wanted) if wanted.isascii() and wanted.isdigit() else 0.0
-    found = Response(response.status, b"".join(parts), min(retry_after_s, _MOST_RETRY_AFTER_S))
+    found = Response(response.status, b"".join(parts), min(retry_after_s, _MAX_RETRY_AFTER_S))
     return found, not response.will_close

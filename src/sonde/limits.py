@@ -22,7 +22,7 @@ FREE_BYTES = 64 << 20
 RATIO = 512
 """Greatest compression ratio above that. Captures reach 40, traces 60."""
 
-MOST_NAME_CHARS = 16_384
+MAX_NAME_CHARS = 16_384
 """Names and paths are cut to this length; cuts are counted and reported. Compilers make names of
 kilobytes; the longest known one has some 20,000 characters."""
 
@@ -48,8 +48,8 @@ def text_bytes(text: str) -> int:
 
 
 def shortened(text: str) -> str:
-    """A name, cut to `MOST_NAME_CHARS`."""
-    return text if len(text) <= MOST_NAME_CHARS else text[: MOST_NAME_CHARS - 1] + "…"
+    """A name, cut to `MAX_NAME_CHARS`."""
+    return text if len(text) <= MAX_NAME_CHARS else text[: MAX_NAME_CHARS - 1] + "…"
 
 
 def is_plausible(unpacked_bytes: int, packed_bytes: int) -> bool:

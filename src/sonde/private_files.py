@@ -27,7 +27,7 @@ from sonde.errors import SinkError, UsageError
 from sonde.ownership import only_ours, owners
 
 MODE = 0o600
-_MOST_LINKS = 40
+_MAX_LINKS = 40
 """The kernel's limit for one path."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OWN_DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d{1,9})")
@@ -242,7 +242,7 @@ def _folder(path: Path, make: int | None = None) -> Iterator[tuple[int, str]]:
                 try:
                     _trust(at, path, f"the link {step}")
                     links += 1
-                    if links > _MOST_LINKS:
+                    if links > _MAX_LINKS:
                         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                     steps.extend(reversed(Path(os.readlink("", dir_fd=found)).parts))
                 finally:

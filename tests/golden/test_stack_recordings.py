@@ -24,7 +24,7 @@ FOLDER = ROOT / "tests" / "data" / "stacks"
 RECORDINGS = sorted(FOLDER.glob("*.stack"))
 STOPS = [name for name, *_ in json.loads((ROOT / "abi" / "errors.json").read_text())["stops"]]
 NOTES = {"PYTHON_NO_THREAD", "PYTHON_MEMORY", "PYTHON_NO_FRAME"}
-MOST_STEPS = int(re.search(r"unwind_steps = (\d+)", (ROOT / "bpf/unwind_state.h").read_text())[1])
+MAX_STEPS = int(re.search(r"unwind_steps = (\d+)", (ROOT / "bpf/unwind_state.h").read_text())[1])
 PYTHON = 1 << 63
 
 
@@ -74,7 +74,7 @@ def is_sound(walk: Walk) -> bool:
     """It ended for one numbered reason, counted once, within the bound."""
     ends = sum(n for name, n in zip(STOPS, walk.counted, strict=True) if name not in NOTES)
     return (
-        walk.steps <= MOST_STEPS
+        walk.steps <= MAX_STEPS
         and walk.stop < len(STOPS)
         and STOPS[walk.stop] not in NOTES
         and ends == walk.counted[walk.stop] == 1

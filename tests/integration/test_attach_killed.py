@@ -25,7 +25,7 @@ while not select.select([0], [], [], 0.05)[0]:
     pass
 """
 BLOCKED = 1 << (signal.SIGUSR2 - 1)
-MOST_CALLS = 200
+MAX_CALLS = 200
 PATIENCE_S = 20.0
 
 
@@ -54,7 +54,7 @@ def test_a_thread_is_itself_again_wherever_its_tracer_dies(tmp_path: Path) -> No
     assert program.stdout is not None
     try:
         assert program.stdout.readline() == "ready\n"
-        for number in range(1, MOST_CALLS):
+        for number in range(1, MAX_CALLS):
             tracer = [sys.executable, "-m", "sonde.attach.tracer", str(program.pid)]
             tracer += [str(tmp_path / "payload.so"), f"storm-{number}", "5"]
             env = os.environ | {"LD_PRELOAD": str(shim), "MORTAL_AT": str(number)}

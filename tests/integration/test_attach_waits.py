@@ -92,4 +92,4 @@ def test_a_thread_that_is_refused_is_stopped_a_few_times_and_no_more(bin_: Path)
     answer = json.loads(done.stdout)
     assert answer["outcome"] == "refused"
     # The server's two threads; without a bound they were stopped 340 times a second.
-    assert 2 <= answer["stops"] <= 2 * tracer.MOST_STOPS
+    assert 2 <= answer["stops"] <= 2 * tracer.MAX_STOPS

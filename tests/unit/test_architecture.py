@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "apis": {"errors"},
     "config": {"errors", "input_files", "ownership"},
     "limits": {"errors"},
-    "host": {"errors", "_native"},
+    "host": {"attach", "errors", "_native"},
     "metrics": {"errors"},
     "collect": {
         *("apis", "config", "errors", "interpreter", "metrics", "model", "procfs"),

@@ -76,7 +76,7 @@ def test_tracers_that_hang_over_one_users_processes_stop_that_users_attaches_alo
 
 
 def test_tracers_that_hang_are_bounded_in_all(monkeypatch, cannot_die):
-    monkeypatch.setattr(remote, "MOST_HANGING", 3)
+    monkeypatch.setattr(remote, "MAX_HANGING", 3)
     for party in (1, 2, 3):
         hang(monkeypatch, party)
     with pytest.raises(TracerFailed, match="3 attaching processes were killed"):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sonde.attach import switch
+from sonde.attach import kill_switch
 from sonde.attach.glibc import Mapped
 from sonde.attach.threads import SAFE_CALLS, _stack, sleepers
 from sonde.errors import TargetRefused
@@ -152,12 +152,12 @@ def test_the_main_stack_reaches_down_to_its_limit(limit):
 
 def test_nothing_is_brought_into_any_process_while_a_switch_is_thrown(monkeypatch, tmp_path):
     files = (tmp_path / "etc", tmp_path / "run")
-    monkeypatch.setattr(switch, "FILES", files)
-    switch.require_on()
+    monkeypatch.setattr(kill_switch, "FILES", files)
+    kill_switch.require_on()
     for file in files:
         file.touch()
-        assert switch.thrown() == file
+        assert kill_switch.set_by() == file
         with pytest.raises(TargetRefused, match=re.escape(os.fspath(file))):
-            switch.require_on()
+            kill_switch.require_on()
         file.unlink()
-    switch.require_on()
+    kill_switch.require_on()

@@ -11,7 +11,7 @@ from sonde.query import queries
 from sonde.query.capture import read
 from sonde.query.queries import Where
 from sonde.query.session import Session
-from sonde.query.validation import MOST_NUMBER
+from sonde.query.validation import MAX_NUMBER
 
 
 @pytest.fixture
@@ -262,7 +262,7 @@ def test_sizes_that_no_call_means_leave_the_answer_readable(ask):
     for _ in range(8):
         writer.calls(process, 7, "clCreateBuffer", count=1, seconds=1, op="alloc", moved=2**61)
     (call,) = queries.device_calls(ask(writer))
-    assert (call.calls, call.bytes_total) == (8, MOST_NUMBER)
+    assert (call.calls, call.bytes_total) == (8, MAX_NUMBER)
 
 
 def test_device_calls_come_longest_first(session):

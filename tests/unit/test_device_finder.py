@@ -13,8 +13,8 @@ from sonde.collect import device_process, libraries
 from sonde.collect.device_process import (
     FIND_CREDIT_S,
     FIND_SHARE,
+    MAX_AWAITED,
     MAX_PARTIES,
-    MOST_AWAITED,
     Finder,
 )
 from sonde.collect.inject_memory import InjectMemory
@@ -85,7 +85,7 @@ def test_parties_beyond_those_that_are_known_share_one_credit(clock):
 
 def test_waiting_processes_of_one_party_are_bounded_and_keep_no_others_waiting(clock):
     finder = Finder()
-    for pid in range(MOST_AWAITED + LAST):
+    for pid in range(MAX_AWAITED + LAST):
         finder.expect(pid, 1.0, ATTACKER)
     finder.expect(9999, 1.0, VICTIM)
     assert finder.unread.processes == LAST
@@ -141,4 +141,4 @@ def test_a_scan_of_all_reads_long_mappings_of_each_party_and_of_none_for_long(mo
     monkeypatch.setattr(procfs, "party_of", lambda pid: pid)
     read.clear()
     assert list(mapped_now()) == []
-    assert len(read) == libraries.MOST_LONG_CPU_S // 0.3 + 1
+    assert len(read) == libraries.MAX_LONG_CPU_S // 0.3 + 1

@@ -16,7 +16,7 @@ import pytest
 from sonde import procfs
 from sonde.agent import trends
 from sonde.agent.trends import Trends
-from sonde.diagnose.early import AGAIN_S, MOST_SERIES, EarlyWarnings, Sign
+from sonde.diagnose.early import AGAIN_S, MAX_SERIES, EarlyWarnings, Sign
 
 STEP_S = 5
 LIMIT = 1000.0
@@ -80,7 +80,7 @@ def test_levels_that_are_none_end_nothing(level):
 
 def test_series_beyond_the_bound_are_left_out_and_counted():
     early = EarlyWarnings()
-    for number in range(MOST_SERIES + 5):
+    for number in range(MAX_SERIES + 5):
         early.take(Sign.DISK, str(number), 1.0, 2.0, 10**9)
     assert early.left_out == 5
 

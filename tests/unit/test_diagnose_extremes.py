@@ -13,7 +13,7 @@ from test_diagnose import PLACES, VICTIM, window
 
 from sonde.agent.explainer import Explainer
 from sonde.agent.moments import LARGEST, MomentMaker
-from sonde.agent.watcher import LOOKS_S, Watcher
+from sonde.agent.slowdown_watcher import LOOKS_S, Watcher
 from sonde.collect.collector import Batch
 from sonde.diagnose.detector import Detector
 from sonde.diagnose.explain import explain

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from served import Server
-from sonde.cli.incident_exporters import IncidentExporters, add_arguments, chunk_of
+from sonde.cli.incident_exporters import IncidentExporters, add_arguments, row_of
 from sonde.diagnose.incident import Candidate, FaultCause, Incident, Offender, Verdict
 from sonde.diagnose.outgoing import alerts, otlp_log, plain
 from sonde.errors import UsageError
@@ -24,6 +24,7 @@ from sonde.notify.poster import MOST_BYTES, QUEUED, Poster
 from sonde.notify.texts import TEXT, encoded
 from sonde.query.capture import read
 from sonde.sinks.capture import HEADER
+from sonde.sinks.incidents import chunk_of
 
 WALL_NS = 1_700_000_000 * 10**9
 PATIENCE_S = 20.0
@@ -184,7 +185,8 @@ def test_what_is_no_url_is_refused_without_showing_secrets(url):
 
 def test_an_incident_is_a_chunk_that_a_server_takes(tmp_path):
     """A real server, which knows nothing of incidents."""
-    raw = chunk_of(incident(), "host", "0" * 32, 0, WALL_NS)
+    row = row_of(incident(), "host", WALL_NS)
+    raw = chunk_of(row, 10**9, 3 * 10**9, WALL_NS, "0" * 32, 0)
     with Server(tmp_path / "store") as server:
         status, answer = server.send("node-1", raw)
         assert status == 200, answer

@@ -55,14 +55,14 @@ def test_what_is_no_release_is_counted_and_not_shown(
     (tmp_path / "notes.txt").write_text("")
     found = json.loads(fleet_releases.listed(tmp_path))
     assert (found["releases"], found["unreadable"]) == ([], 5)
-    monkeypatch.setattr(fleet_releases, "MOST_FILES", 2)
+    monkeypatch.setattr(fleet_releases, "MAX_FILES", 2)
     assert json.loads(fleet_releases.listed(tmp_path))["older"] == 3
     for folder in (None, tmp_path / "missing"):
         assert not json.loads(fleet_releases.listed(folder))["shown"]
 
 
 def test_many_classes_are_cut_and_counted(tmp_path: Path) -> None:
-    most = fleet_releases.MOST_CLASSES
+    most = fleet_releases.MAX_CLASSES
     rows = [Row(i, f"app{i}", "gemm", "", 10_000 + i, 1.0, 0.0) for i in range(most + 5)]
     (tmp_path / "many.json").write_text(content(replace(RELEASE, rows=rows)))
     (one,) = json.loads(fleet_releases.listed(tmp_path))["releases"]

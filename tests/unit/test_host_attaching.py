@@ -7,10 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from sonde.attach import kill_switch
 from sonde.host.attaching import attach
 from sonde.host.finding import Status
 
 PTRACE = 1 << 19
+
+
+@pytest.fixture(autouse=True)
+def is_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kill_switch, "FILES", ())
 
 
 @pytest.mark.parametrize(
@@ -32,18 +38,19 @@ def test_whom_this_user_may_attach_to(
     if scope is not None:
         yama.write_text(scope + "\n")
 
-    found = attach(yama, (), machine, capabilities)
+    found = attach(yama, machine, capabilities)
 
     assert found.status is status
     assert detail in found.detail
     assert bool(found.remedy) == (status is Status.WARN)
 
 
-def test_the_kill_switch_is_named(tmp_path: Path) -> None:
-    switch = tmp_path / "off"
-    switch.touch()
+def test_the_kill_switch_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "off"
+    path.touch()
+    monkeypatch.setattr(kill_switch, "FILES", (path,))
 
-    found = attach(tmp_path / "none", (switch,), "x86_64", PTRACE)
+    found = attach(tmp_path / "none", "x86_64", PTRACE)
 
     assert found.status is Status.WARN
-    assert found.remedy == f"rm {switch}"
+    assert found.remedy == f"rm {path}"

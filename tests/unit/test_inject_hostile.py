@@ -16,7 +16,7 @@ import pytest
 from sonde.collect import inject_abi as abi
 from sonde.collect.device_time import DeviceTime
 from sonde.collect.inject_memory import InjectMemory
-from sonde.collect.inject_records import MOST_A_TURN, Ring
+from sonde.collect.inject_records import MAX_A_TURN, Ring
 from sonde.sinks.chunk import ChunkBuilder
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -98,7 +98,7 @@ def test_records_of_any_bytes_cost_a_count(memory, seed):
     assert time.monotonic() - began < 30
 
 
-@pytest.mark.parametrize("head", [1, MOST_A_TURN, abi.RING_RECORDS, 1 << 40, (1 << 64) - 1])
+@pytest.mark.parametrize("head", [1, MAX_A_TURN, abi.RING_RECORDS, 1 << 40, (1 << 64) - 1])
 def test_a_head_of_any_value_takes_one_turn(memory, head):
     ring = Ring(memory, 0)
     for _ in range(3):

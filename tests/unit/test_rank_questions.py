@@ -16,7 +16,7 @@ from rank_job import BUCKETS, HOSTILE, LATE, RANKS, job_chunks
 from sonde.query import stored_memory, stored_ranks
 from sonde.query.stored import Selection, StoredSession
 from sonde.query.stored_ranks import Slot, SlotKind, parts_of
-from sonde.server import views
+from sonde.server import timeline_answers
 from sonde.server.service import Service
 from sonde.store.flush import Flusher
 
@@ -83,7 +83,7 @@ def test_a_run_counts_in_each_part_of_the_time_that_it_lies_in(session: StoredSe
 def test_slots_are_bounded_and_cover_the_time() -> None:
     for points in (1, 7, 240, 10**9):
         slots = parts_of(WANTED, points)
-        assert len(slots) <= stored_ranks.MOST_SLOTS
+        assert len(slots) <= stored_ranks.MAX_SLOTS
         assert (slots[0].start_ns, slots[-1].end_ns) == (WANTED.start_ns, WANTED.end_ns)
         assert all(a.end_ns == b.start_ns for a, b in pairwise(slots))
     assert parts_of(Selection(5, 5), 10) == [Slot(5, 5)]
@@ -92,7 +92,7 @@ def test_slots_are_bounded_and_cover_the_time() -> None:
 def test_ranks_beyond_the_limit_are_counted(
     session: StoredSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_ranks, "MOST_RANKS", 3)
+    monkeypatch.setattr(stored_ranks, "MAX_RANKS", 3)
     found = stored_ranks.ranks(session, WANTED, parts_of(WANTED, 5), SlotKind.TIME)
     assert (len(found["ranks"]), found["left_out"]) == (3, RANKS - 3)
     assert set(found["cells"]["rank"]) <= {0, 1, 2}
@@ -108,9 +108,9 @@ def test_a_job_is_chosen_by_its_name_as_a_value(session: StoredSession) -> None:
 def test_steps_are_the_columns_where_every_run_was_timed(
     session: StoredSession, tmp_path: Path
 ) -> None:
-    assert views.ranks(session, WANTED, 12)["by"] == "time"
+    assert timeline_answers.ranks(session, WANTED, 12)["by"] == "time"
     with opened(tmp_path, 1) as whole:
-        found = views.ranks(whole, WANTED, 12)
+        found = timeline_answers.ranks(whole, WANTED, 12)
     assert found["by"] == "steps"
     begins = [(start - BEGIN_NS) / SECOND_NS for start in found["slots"]["start_ns"]]
     assert len(begins) >= BUCKETS - 1

@@ -115,14 +115,14 @@ def test_a_tree_is_bounded_in_depth_and_boxes() -> None:
     tree = stored_views.flame_tree(deep, frames, "ns")
     assert json.dumps(tree).count('"name"') == stored_views.DEEPEST + 1
     tree = stored_views.flame_tree(wide, frames, "ns")
-    assert len(tree["root"]["children"]) <= stored_views.MOST_NODES + 1
+    assert len(tree["root"]["children"]) <= stored_views.MAX_NODES + 1
     assert tree["left_out"] > 30_000
 
 
 def test_boxes_are_bounded_while_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     from sonde.query import stored_views
 
-    monkeypatch.setattr(stored_views, "MOST_MADE", 100)
+    monkeypatch.setattr(stored_views, "MAX_MADE", 100)
     frames = {key: {"function": f"f{key}", "binary": "b", "kind": "user"} for key in range(1_000)}
     rows = [{"frame_keys": list(range(at, at + 20)), "ns": 1e3 - at} for at in range(900)]
 
@@ -134,7 +134,7 @@ def test_boxes_are_bounded_while_they_are_made(monkeypatch: pytest.MonkeyPatch) 
 def test_nodes_of_impossibly_many_devices_are_refused(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_capture, "MOST_DEVICES", 0)
+    monkeypatch.setattr(stored_capture, "MAX_DEVICES", 0)
     for question in ("timeline", "verdict"):
         with pytest.raises(CaptureTooLarge, match="devices"):
             ask(service, question, node="one")

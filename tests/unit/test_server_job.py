@@ -191,7 +191,7 @@ def test_an_owner_with_too_many_rows_is_refused_and_not_summed_in_part(
         (owner, *_) = (row["owner"] for row in by_owner(session, wanted, "comm").to_pylist())
         found = of_owner(session, wanted, "comm", owner)
         assert found.num_rows > 1
-        monkeypatch.setattr("sonde.query.stored_use.MOST_OF_OWNER", found.num_rows - 1)
+        monkeypatch.setattr("sonde.query.stored_use.MAX_OF_OWNER", found.num_rows - 1)
         with pytest.raises(CaptureTooLarge, match="choose a shorter time"):
             of_owner(session, wanted, "comm", owner)
     finally:

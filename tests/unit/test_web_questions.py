@@ -24,7 +24,7 @@ from sonde.query.stored import Selection, StoredSession
 from sonde.query.stored_capture import capture_of, run_columns
 from sonde.query.table_columns import columns
 from sonde.query.timeline import of_capture
-from sonde.server import pages, views
+from sonde.server import pages, timeline_answers
 from sonde.server.service import Service
 from sonde.store.flush import Flusher
 
@@ -100,7 +100,7 @@ def test_a_store_of_earlier_versions_is_read(earlier: StoredSession) -> None:
 
 def test_a_timeline_is_json_with_times_after_its_origin(session: StoredSession) -> None:
     wanted = selected(3, 6)
-    drawn = packed.plain(views.timeline(session, wanted))
+    drawn = packed.plain(timeline_answers.timeline(session, wanted))
     assert len(strict_json.dumps(drawn)) < 1 << 20
     assert drawn["origin_ns"] == wanted.start_ns
     for name in ("calls", "states"):
@@ -131,9 +131,9 @@ def unpacked(content: bytes) -> Any:
 
 
 def test_a_packed_timeline_holds_what_the_plain_one_does(session: StoredSession) -> None:
-    drawn = views.timeline(session, selected(3, 6))
+    drawn = timeline_answers.timeline(session, selected(3, 6))
     assert unpacked(packed.encode(drawn)) == json.loads(strict_json.dumps(packed.plain(drawn)))
-    few = views.timeline(session, selected(3, 6), 10)
+    few = timeline_answers.timeline(session, selected(3, 6), 10)
     assert len(few["states"]["start"]) == 10
     assert few["states"]["left_out"] == len(drawn["states"]["start"]) - 10
 
@@ -155,9 +155,9 @@ def test_tables_come_in_columns(session: StoredSession) -> None:
 
 def test_a_timeline_needs_one_node_that_sent_something(session: StoredSession) -> None:
     with pytest.raises(CaptureError, match="one node"):
-        views.timeline(session, Selection(0, 1 << 62))
+        timeline_answers.timeline(session, Selection(0, 1 << 62))
     with pytest.raises(CaptureError, match="sent nothing"):
-        views.timeline(session, Selection(0, 1_000_000_000, nodes=["one"]))
+        timeline_answers.timeline(session, Selection(0, 1_000_000_000, nodes=["one"]))
 
 
 def test_charts_hold_metrics_and_what_was_observed(session: StoredSession) -> None:

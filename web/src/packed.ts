@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Answers with columns of numbers: JSON, and behind it the numbers as the machine has them, so that a
-// million spans need no parsing. The counterpart of src/sonde/server/packed.py, where the layout is.
+// million spans need no parsing. The counterpart of src/sonde/export/packed.py, where the layout is.
 
 export const MEDIA_TYPE = "application/vnd.sonde.columns";
 

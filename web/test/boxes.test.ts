@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 import { describe, expect, it } from "vitest";
-import { boxAt, covered, firstEndingAfter, makeRow, mixed, Painter, type Row, type Window } from "../src/draw/boxes";
+import { between, boxAt, firstEndingAfter, makeRow, mixed, Painter, type Row, type Window } from "../src/draw/boxes";
+
+function covered(row: Row, left: number, right: number): number {
+  return between(row, firstEndingAfter(row, left), firstEndingAfter(row, right), left, right);
+}
 
 const RED = 0xff0000ff;
 const WHITE = 0xffffffff;

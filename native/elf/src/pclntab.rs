@@ -75,9 +75,9 @@ fn u32_at(raw: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(raw[at..at + 4].try_into().unwrap())
 }
 
-fn section_of(file: &ElfFile) -> Result<Option<section::Found>> {
+fn section_of(file: &ElfFile) -> Result<Option<section::NamedSection>> {
     for name in SECTIONS {
-        if let Some(found) = section::named(file, name)? {
+        if let Some(found) = section::by_name(file, name)? {
             return Ok(Some(found));
         }
     }
@@ -97,7 +97,7 @@ fn pointer_at(file: &ElfFile, address: u64) -> Result<u64> {
             return Ok(value);
         }
     }
-    let Some(section) = section::named(file, ".rela.dyn")? else { return Ok(0) };
+    let Some(section) = section::by_name(file, ".rela.dyn")? else { return Ok(0) };
     let raw = section.read(file, MAX_RELOCATIONS_BYTES)?;
     let is_it = |it: &&[u8]| u64_at(it, 0) == address && u64_at(it, 8) as u32 == RELATIVE;
     Ok(raw.chunks_exact(RELA_BYTES).find(is_it).map_or(0, |it| u64_at(it, 16)))
@@ -109,7 +109,7 @@ fn text_of(file: &ElfFile, table: u64) -> Result<u64> {
     if text != 0 {
         return Ok(text);
     }
-    let Some(module) = section::named(file, MODULE)? else { return Ok(0) };
+    let Some(module) = section::by_name(file, MODULE)? else { return Ok(0) };
     // Its first word is the address of the table: this description is of that one.
     if pointer_at(file, module.address)? != table {
         return Ok(0);

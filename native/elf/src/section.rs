@@ -6,13 +6,19 @@ use crate::file::ElfFile;
 
 const SHF_COMPRESSED: u64 = 1 << 11;
 const ELFCLASS64: u8 = 2;
+/// Type, 4 bytes reserved, size, alignment.
+const COMPRESSION_HEADER_BYTES: usize = 24;
 const ELFCOMPRESS_ZLIB: u32 = 1;
+const ELFCOMPRESS_ZSTD: u32 = 2;
 /// Of the names of all sections.
 const MAX_NAMES_BYTES: u64 = 1 << 24;
 /// Deflate makes no more out of a byte.
-const MAX_RATIO: usize = 1032;
+const MAX_ZLIB_RATIO: usize = 1032;
+/// Nor zstd: a block of 128 KiB, all of one byte, takes four.
+const MAX_ZSTD_RATIO: usize = 32 << 10;
 
-pub struct Found {
+/// A section that a file has under a name.
+pub struct NamedSection {
     pub address: u64,
     offset: u64,
     size: u64,
@@ -31,8 +37,12 @@ pub fn u64_at(raw: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(raw[at..at + 8].try_into().unwrap())
 }
 
+fn invalid(why: &str) -> Error {
+    Error::new(ErrorKind::InvalidData, why)
+}
+
 /// The first section called `name` that has bytes in the file.
-pub fn named(file: &ElfFile, name: &str) -> Result<Option<Found>> {
+pub fn by_name(file: &ElfFile, name: &str) -> Result<Option<NamedSection>> {
     const ENTRY: u64 = 64;
     let header = file.read(0, 64)?;
     if header[4] != ELFCLASS64 {
@@ -44,12 +54,12 @@ pub fn named(file: &ElfFile, name: &str) -> Result<Option<Found>> {
     let entries = file.read(table, ENTRY * file.sections.len() as u64)?;
     let strings = file.read(names.offset, names.size.min(MAX_NAMES_BYTES))?;
     for raw in entries.chunks_exact(ENTRY as usize) {
-        let Some(found) = strings.get(u32_at(raw, 0) as usize..) else { continue };
+        let Some(from) = strings.get(u32_at(raw, 0) as usize..) else { continue };
         // Never a search for the name's end, which may be far for each of them.
-        let is_it = found.strip_prefix(name.as_bytes()).is_some_and(|it| it.first() == Some(&0));
+        let has_name = from.strip_prefix(name.as_bytes()).is_some_and(|it| it.first() == Some(&0));
         const NOBITS: u32 = 8;
-        if is_it && u32_at(raw, 4) != NOBITS {
-            return Ok(Some(Found {
+        if has_name && u32_at(raw, 4) != NOBITS {
+            return Ok(Some(NamedSection {
                 address: u64_at(raw, 0x10),
                 offset: u64_at(raw, 0x18),
                 size: u64_at(raw, 0x20),
@@ -60,29 +70,47 @@ pub fn named(file: &ElfFile, name: &str) -> Result<Option<Found>> {
     Ok(None)
 }
 
-impl Found {
+impl NamedSection {
     /// In the file.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Its bytes, unpacked. InvalidData where there are more than `most`.
+    /// Its bytes, decompressed. InvalidData where there are more than `most`, where they are damaged,
+    /// and where they are compressed in a way that is not known.
     pub fn read(&self, file: &ElfFile, most: u64) -> Result<Vec<u8>> {
-        let too_large = || Error::new(ErrorKind::InvalidData, "a section is too large");
         if self.size > most {
-            return Err(too_large());
+            return Err(invalid("a section is too large"));
         }
         let raw = file.read(self.offset, self.size)?;
         if !self.is_compressed {
             return Ok(raw);
         }
-        if raw.len() < 24 || u32_at(&raw, 0) != ELFCOMPRESS_ZLIB || u64_at(&raw, 8) > most {
-            return Err(too_large());
+        let Some((header, packed)) = raw.split_at_checked(COMPRESSION_HEADER_BYTES) else {
+            return Err(invalid("the compression header of a section is cut"));
+        };
+        let size = u64_at(header, 8);
+        if size > most {
+            return Err(invalid("a section is too large"));
         }
         // No more than its declared size, and room for that at once: growing would hold it twice.
-        let size = u64_at(&raw, 8);
-        let mut bytes = Vec::with_capacity(raw.len().saturating_mul(MAX_RATIO).min(size as usize));
-        flate2::read::ZlibDecoder::new(&raw[24..]).take(size).read_to_end(&mut bytes)?;
-        Ok(bytes)
+        let room =
+            |ratio| Vec::with_capacity(packed.len().saturating_mul(ratio).min(size as usize));
+        match u32_at(header, 0) {
+            ELFCOMPRESS_ZLIB => {
+                let mut bytes = room(MAX_ZLIB_RATIO);
+                flate2::read::ZlibDecoder::new(packed).take(size).read_to_end(&mut bytes)?;
+                Ok(bytes)
+            }
+            ELFCOMPRESS_ZSTD => {
+                // In one step: as a stream it would hold a window of the size that the file chose.
+                let mut bytes = room(MAX_ZSTD_RATIO);
+                zstd::bulk::Decompressor::new()?
+                    .decompress_to_buffer(packed, &mut bytes)
+                    .map_err(|_| invalid("a compressed section is damaged"))?;
+                Ok(bytes)
+            }
+            _ => Err(invalid("a section is compressed in an unknown way")),
+        }
     }
 }

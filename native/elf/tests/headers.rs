@@ -36,7 +36,7 @@ fn sections_at(bytes: &[u8]) -> usize {
 fn ask(file: &ElfFile) {
     file.build_id();
     for name in [".text", ".symtab", ".nothing"] {
-        if let Ok(Some(found)) = section::named(file, name) {
+        if let Ok(Some(found)) = section::by_name(file, name) {
             let _ = found.read(file, 1 << 20);
         }
     }
@@ -59,9 +59,9 @@ fn a_valid_file_is_read_whole() {
     assert_eq!(file.offset_of(address), Some(address - 0x1000));
     assert_eq!(file.address_of(address - 0x1000), Some(address));
     assert!(file.is_code(address) && !file.is_code(0));
-    let text = section::named(&file, ".text").unwrap().unwrap();
+    let text = section::by_name(&file, ".text").unwrap().unwrap();
     assert_eq!(text.read(&file, 64).unwrap(), [0x90; 64]);
-    assert!(section::named(&file, ".data").unwrap().is_none());
+    assert!(section::by_name(&file, ".data").unwrap().is_none());
     let found = functions::find(&file, &["g".to_owned(), "f".to_owned()]).unwrap();
     assert_eq!(found.len(), 1);
     assert_eq!((found[0].name, found[0].address, found[0].size), (1, address, 8));
@@ -211,7 +211,7 @@ fn a_record_is_of_files_that_read_the_same() {
     let (bytes, _) = image();
     let held = file_of(&bytes);
     let file = ElfFile::open_recorded(&path_of(&held)).unwrap();
-    section::named(&file, ".text").unwrap();
+    section::by_name(&file, ".text").unwrap();
     let made_of = file.into_record().unwrap();
 
     assert!(made_of.is_of(&file_of(&bytes)).unwrap());
@@ -228,7 +228,7 @@ fn a_file_that_shrinks_while_it_is_read_has_no_record() {
     let held: File = file_of(&bytes);
     let file = ElfFile::open_recorded(&path_of(&held)).unwrap();
     held.set_len(64).unwrap();
-    assert!(section::named(&file, ".text").is_err());
+    assert!(section::by_name(&file, ".text").is_err());
     held.write_all_at(&bytes, 0).unwrap();
 
     assert!(file.into_record().is_err());

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Source lines and inlined callers of code, from DWARF. Slow and hungry beside all else here: it
-//! is for a separate process (sonde.resolve.lines), under limits that end it.
+//! is for a separate process (sonde.resolve.line_reader), under limits that end it.
 use std::borrow::Cow;
 use std::io::Result;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use addr2line::{Context, FrameIter, Location};
 use gimli::{Dwarf, EndianArcSlice, LittleEndian, SectionId};
 
-use sonde_elf::file::{hex, ElfFile};
-use sonde_elf::section;
+use sonde_elf::file::ElfFile;
+use sonde_elf::{debug_file, section};
 use sonde_symbols::names::demangled;
 
-const DEBUG_FILES: &str = "/usr/lib/debug/.build-id";
 /// Of one section, unpacked.
 const MAX_SECTION_BYTES: u64 = 1 << 30;
 /// Of the path of a source file as it is reported: the end of a longer one.
@@ -25,24 +24,19 @@ type Bytes = EndianArcSlice<LittleEndian>;
 pub type Place = (String, String, u32);
 
 fn bytes(file: &ElfFile, id: SectionId) -> Result<Bytes> {
-    let found = section::named(file, id.name())?;
+    let found = section::by_name(file, id.name())?;
     let raw = found.map(|it| it.read(file, MAX_SECTION_BYTES)).transpose()?;
     Ok(EndianArcSlice::new(Arc::from(raw.unwrap_or_default()), LittleEndian))
 }
 
-/// Of the machine's debug files, that of a build id.
-fn debug_file(id: &[u8]) -> Option<PathBuf> {
-    let rest = id.get(1..).filter(|it| !it.is_empty())?;
-    Some(Path::new(DEBUG_FILES).join(hex(&id[..1])).join(hex(rest) + ".debug"))
-}
-
 /// What several debug files of a package share (dwz): a separate file, named with its build id.
 fn shared_file(file: &ElfFile, path: &Path) -> Option<ElfFile> {
-    let link = section::named(file, ".gnu_debugaltlink").ok()??.read(file, MAX_LINK_BYTES).ok()?;
+    let link =
+        section::by_name(file, ".gnu_debugaltlink").ok()??.read(file, MAX_LINK_BYTES).ok()?;
     let end = link.iter().position(|&byte| byte == 0)?;
     let (name, id) = (std::str::from_utf8(&link[..end]).ok()?, &link[end + 1..]);
     let beside = path.parent()?.join(name);
-    [Some(beside), debug_file(id)]
+    [Some(beside), debug_file::path_of(id)]
         .into_iter()
         .flatten()
         .filter_map(|it| ElfFile::open(&it).ok())
@@ -57,12 +51,12 @@ impl Lines {
     /// None where neither the file nor its debug file holds DWARF.
     pub fn open(file: ElfFile, path: &Path) -> Result<Option<Self>> {
         let has =
-            |it: &ElfFile| Ok::<_, std::io::Error>(section::named(it, ".debug_info")?.is_some());
+            |it: &ElfFile| Ok::<_, std::io::Error>(section::by_name(it, ".debug_info")?.is_some());
         let id = file.build_id();
         let (file, path) = if has(&file)? {
             (file, path.to_path_buf())
         } else {
-            let Some(path) = debug_file(&id) else { return Ok(None) };
+            let Some(path) = debug_file::path_of(&id) else { return Ok(None) };
             match ElfFile::open(&path) {
                 Ok(debug) if debug.build_id() == id && has(&debug)? => (debug, path),
                 _ => return Ok(None),

@@ -70,7 +70,7 @@ fn a_file_without_dwarf_has_no_lines() {
 fn sections_that_are_cut_have_less_or_nothing() {
     let (file, address) = own();
     let held =
-        |name| section::named(&file, name).unwrap().map(|it| it.read(&file, MOST_BYTES).unwrap());
+        |name| section::by_name(&file, name).unwrap().map(|it| it.read(&file, MOST_BYTES).unwrap());
     let whole: Vec<_> = SECTIONS.map(held).into_iter().map(Option::unwrap_or_default).collect();
     for cut in 0..SECTIONS.len() {
         for part in [2, 3, 100] {

@@ -2,12 +2,13 @@
 //! The functions of one ELF file by address: 10 bytes a function, all else left in the file.
 use std::collections::HashMap;
 use std::io::Result;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use object::elf;
 
-use sonde_elf::file::{hex, open, ElfFile, Identity, Layout, Section, Symbol};
+use sonde_elf::debug_file;
+use sonde_elf::file::{open, ElfFile, Identity, Layout, Section, Symbol};
 use sonde_elf::pclntab::Pclntab;
 
 use crate::names;
@@ -20,7 +21,6 @@ const MAX_UNSIZED_BYTES: u64 = 64 << 10;
 /// How many symbols before an address are asked whether they hold it: functions can lie in larger
 /// ones, and one function can have many names.
 const MAX_CANDIDATES: usize = 32;
-const DEBUG_FILES: &str = "/usr/lib/debug/.build-id";
 
 /// Sizes are kept in units of this, rounded up; a function larger than the largest is asked in the
 /// file.
@@ -66,10 +66,7 @@ pub struct Index {
 /// Debug symbols that the distribution put beside the stripped file.
 fn debug_file_of(file: &ElfFile) -> Option<(DebugFile, ElfFile)> {
     let id = file.build_id();
-    if id.len() < 4 {
-        return None;
-    }
-    let path = Path::new(DEBUG_FILES).join(hex(&id[..1])).join(hex(&id[1..]) + ".debug");
+    let path = debug_file::path_of(&id)?;
     let (opened, identity) = open(&path).ok()?;
     let debug = ElfFile::parse(opened, identity).ok()?;
     let layout = debug.layout();

@@ -7,5 +7,5 @@
 pub mod files;
 pub mod index;
 pub mod jit_code;
-pub mod kernel;
+pub mod kallsyms;
 pub mod names;

@@ -190,7 +190,7 @@ fn moved_away(file: &ElfFile, function: Symbol) -> Result<Option<(u64, u64)>> {
         }
     })?;
     targets.sort_unstable();
-    let Some(found) = section::named(file, ".eh_frame")? else { return Ok(None) };
+    let Some(found) = section::by_name(file, ".eh_frame")? else { return Ok(None) };
     let bytes = found.read(file, 1 << 28)?;
     let section = EhFrame::from(EndianSlice::new(&bytes, LittleEndian));
     let bases = BaseAddresses::default().set_eh_frame(found.address);

@@ -14,7 +14,7 @@ use std::io::Result;
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 
 use crate::handlers::Range;
-use crate::prologue;
+use crate::inferred_rules;
 use crate::rules::{Cfa, Rbp, Rule};
 use sonde_elf::file::ElfFile;
 use sonde_elf::functions;
@@ -242,8 +242,8 @@ fn followed(it: &Body, goroutine: Option<Rule>) -> Vec<Range> {
         };
         return vec![Range { start, end, rule: Rule { rbp: Rbp::AtCfa, ..rule } }];
     }
-    let mut steps = prologue::MAX_STEPS;
-    let rules = prologue::analyse(&it.code, it.start, &mut steps).unwrap_or_default();
+    let mut steps = inferred_rules::MAX_STEPS;
+    let rules = inferred_rules::analyse(&it.code, it.start, &mut steps).unwrap_or_default();
     let ends = rules.iter().skip(1).map(|it| it.0).chain([it.end()]);
     let ranges = rules.iter().zip(ends).map(|(&(start, rule), end)| {
         // extra: the goroutine's stack may lie below the thread's

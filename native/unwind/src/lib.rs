@@ -4,8 +4,8 @@
 pub mod cpython;
 pub mod go;
 pub mod handlers;
+pub mod inferred_rules;
 pub mod plain;
-pub mod prologue;
 pub mod rules;
 pub mod saved;
 pub mod table;

@@ -10,7 +10,7 @@ use std::io::Result;
 use object::elf;
 
 use crate::go::Frames;
-use crate::prologue;
+use crate::inferred_rules;
 use crate::rules::Rule;
 use sonde_elf::file::ElfFile;
 use sonde_elf::section;
@@ -139,7 +139,9 @@ impl<'a> Plain<'a> {
     }
 
     fn by_pointers(&self, gaps: &Gaps, known: &[(u64, u64)]) -> Result<Vec<(u64, u64)>> {
-        let Some(section) = section::named(self.file, ".rela.dyn")? else { return Ok(Vec::new()) };
+        let Some(section) = section::by_name(self.file, ".rela.dyn")? else {
+            return Ok(Vec::new());
+        };
         let mut found = Vec::new();
         for raw in section.read(self.file, MAX_RELA_BYTES)?.chunks_exact(RELA_BYTES) {
             let (info, address) = (section::u64_at(raw, 8), section::u64_at(raw, 16));
@@ -170,12 +172,14 @@ impl<'a> Plain<'a> {
                 }
             }
             self.looked_at_bytes += end - start;
-            if end - start > prologue::MAX_FUNCTION_BYTES || self.looked_at_bytes > MAX_CODE_BYTES {
+            if end - start > inferred_rules::MAX_FUNCTION_BYTES
+                || self.looked_at_bytes > MAX_CODE_BYTES
+            {
                 continue;
             }
             let Some(offset) = self.file.offset_of(start) else { continue };
             let Ok(code) = self.file.read(offset, end - start) else { continue };
-            if let Some(rules) = prologue::analyse(&code, start, &mut self.steps_left) {
+            if let Some(rules) = inferred_rules::analyse(&code, start, &mut self.steps_left) {
                 return Ok(Some((end, rules)));
             }
         }

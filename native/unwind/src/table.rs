@@ -331,7 +331,7 @@ impl Table {
         let mut builder = Builder::new(others);
         let go = Go::find(file)?;
         let (described, gos) =
-            (section::named(file, ".eh_frame")?, section::named(file, ".debug_frame")?);
+            (section::by_name(file, ".eh_frame")?, section::by_name(file, ".debug_frame")?);
         // With C code linked in, .eh_frame describes that alone.
         let frames = match go {
             Some(_) if described.is_some() || gos.is_none() => Frames::find(file)?,

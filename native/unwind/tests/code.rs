@@ -4,7 +4,7 @@
 use sonde_elf::file::{identity_of, ElfFile};
 use sonde_images::{file_of, Image};
 use sonde_unwind::rules::{Cfa, Rbp, Rule, RSP};
-use sonde_unwind::{cpython, go, handlers, prologue};
+use sonde_unwind::{cpython, go, handlers, inferred_rules};
 
 const START: u64 = 0x40_1000;
 
@@ -15,8 +15,8 @@ fn file(image: Image) -> ElfFile {
 }
 
 fn analysed(code: &[u8]) -> Option<Vec<(u64, Rule)>> {
-    let mut steps = prologue::MAX_STEPS;
-    let found = prologue::analyse(code, START, &mut steps)?;
+    let mut steps = inferred_rules::MAX_STEPS;
+    let found = inferred_rules::analyse(code, START, &mut steps)?;
     Some(found.into_iter().map(|(at, rule)| (at - START, rule)).collect())
 }
 
@@ -53,9 +53,9 @@ fn code_that_nothing_reaches_has_no_rule() {
 fn steps_are_counted_and_come_to_an_end() {
     let code = [0x50, 0x75, 0xfd].repeat(1000); // push, and back
     let mut steps = 100;
-    assert!(prologue::analyse(&code, START, &mut steps).is_none());
+    assert!(inferred_rules::analyse(&code, START, &mut steps).is_none());
     assert_eq!(steps, 0);
-    assert!(prologue::analyse(&code, u64::MAX - 1, &mut steps).is_none());
+    assert!(inferred_rules::analyse(&code, u64::MAX - 1, &mut steps).is_none());
 }
 
 #[test]

@@ -2,7 +2,7 @@
 """The composition root of a node: the only package that joins collectors, resolver and sinks."""
 
 from sonde.agent.agent import Agent
+from sonde.agent.diagnosis_agent import DiagnosisAgent
 from sonde.agent.protocols import Live, Observer, Sink
-from sonde.agent.watching import WatchAgent
 
-__all__ = ["Agent", "Live", "Observer", "Sink", "WatchAgent"]
+__all__ = ["Agent", "DiagnosisAgent", "Live", "Observer", "Sink"]

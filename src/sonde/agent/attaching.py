@@ -26,7 +26,7 @@ from sonde.agent.attach_queue import (
     Identity,
     Pauses,
 )
-from sonde.attach import process, remote, switch
+from sonde.attach import kill_switch, process, remote
 from sonde.attach.policy import Facts, Policy
 from sonde.collect.inject_memory import InjectMemory
 from sonde.collect.libraries import Unread, mapped_now
@@ -148,7 +148,7 @@ class Attacher:
     def _attach(self, identity: Identity, party: int) -> None:
         pid, began = identity
         try:
-            if process.start_time(pid) == began and switch.thrown() is None:
+            if process.start_time(pid) == began and kill_switch.set_by() is None:
                 self._load_into(pid, party)
         except TargetStopped as error:
             if identity in self._stopped:

@@ -105,7 +105,7 @@ class EventLoop:
         self._resyncs = Resyncs()
         self._news_s = 0.0
         """When a process did something last, or a walk asked for something."""
-        self.rests = False
+        self.is_idle = False
         """No stack is taken at present, so that no walk asks for anything."""
         self._follow_chosen()
 
@@ -211,7 +211,7 @@ class EventLoop:
             return self._config.tick_s if is_charged else self._config.rest_s
         if self._unwinding.is_busy:
             return BUSY_GAP_S
-        if self.rests:
+        if self.is_idle:
             return math.inf
         if not self._looks_closely:
             return STACKLESS_LOOK_S if self._keeps_rows or is_charged else math.inf

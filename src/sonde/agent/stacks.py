@@ -27,7 +27,7 @@ ENTRIES = frozenset(
     }
 )
 """Where threads begin: a walk that ends in one of these is whole."""
-_MOST_FORKS = 4
+_MAX_FORKS = 4
 """Generations between a process and the one that is known."""
 NOT_WALKED = -1
 """In place of a walk's end, where a library took the stack: its last frame decides."""
@@ -180,7 +180,7 @@ class StackReader:
         """
         owners: list[tuple[TrackedProcess, Interpreter]] = []
         asked: TrackedProcess | None = process
-        for _ in range(_MOST_FORKS):
+        for _ in range(_MAX_FORKS):
             if asked is None or (owners and owners[0][0].is_alive):
                 break
             if (python := self._unwinding.python_of(asked.key)) is not None:

@@ -62,7 +62,7 @@ _OF_COPIES = (Cause.LAUNCH, Cause.SYNCHRONIZATION, Cause.COPY)
 """Stalls of these causes that end with a copy to the device are the copy's."""
 _WAITING = re.compile(r"^(cu|cuda|hip)\w*(Synchronize|Query)$")
 """Functions that wait for the device. Samples in them do not show why the thread launched late."""
-MOST_THREADS, LEAST_THREADS = 256, 2
+MAX_THREADS, LEAST_THREADS = 256, 2
 """Threads analysed for all devices together, and at least for each; programs have about ten."""
 CODE_IS_LONGER = 0.95
 """Waits that cover less of the code behind them are shorter than it; the rest is rounding, since a
@@ -184,7 +184,7 @@ def _latest(timeline: Timeline, track: I32, late_ns: I64) -> tuple[list[int], in
     Each thread costs a pass over the whole timeline, so the number is bounded.
     """
     tracks, inverse = np.unique(track, return_inverse=True)
-    most = max(LEAST_THREADS, MOST_THREADS // max(1, len(devices_of(timeline))))
+    most = max(LEAST_THREADS, MAX_THREADS // max(1, len(devices_of(timeline))))
     if len(tracks) <= most:
         return tracks.tolist(), 0
     whole = np.bincount(inverse.reshape(-1), late_ns)

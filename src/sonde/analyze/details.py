@@ -25,7 +25,7 @@ from sonde.model.timeline import (
 
 SMALL_BYTES = 65_536
 """A smaller copy is mostly the cost of its call."""
-MOST_TOGETHER = 64
+MAX_TOGETHER = 64
 """Up to this many devices are compared to find the last one in each collective."""
 QUOTA_WAIT_NS = 12_000_000
 """Longer waits are for a quota: time slices last milliseconds, a spent quota to its period end."""
@@ -103,7 +103,7 @@ def collective(timeline: Timeline, blame: BlamedStalls) -> Detail:
     whole = timeline.device.take(timeline.device.kind == DeviceKind.COLLECTIVE)
     device_of = timeline.device_of_track[whole.track]
     devices = np.unique(device_of)
-    if len(devices) > MOST_TOGETHER:
+    if len(devices) > MAX_TOGETHER:
         return CauseDetail.NONE, facts
     begins = [whole.start_ns[device_of == one] for one in devices.tolist()]
     names = [whole.name[device_of == one] for one in devices.tolist()]

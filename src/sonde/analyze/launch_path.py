@@ -28,7 +28,7 @@ An operator that calls no device and takes longer computes on the CPU. Of a call
 recorded operator around it, this much time before it may be its dispatch."""
 ENQUEUES = (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH, CallKind.COPY, CallKind.SET)
 """Calls that ask a device for work."""
-MOST_DEPTH = 512
+MAX_DEPTH = 512
 """Functions nested deeper belong to the ones around them."""
 _FRAME = re.compile(r"^(?P<file>[^()]*)\(\d+\): (?P<function>.*)$")
 
@@ -89,7 +89,7 @@ def launch_path(timeline: Timeline, track: int) -> tuple[Intervals, Intervals]:
     start, end = host.start_ns[rows], host.end_ns[rows]
     role = _roles(timeline, track, rows)
     depth, parent = _nesting(start, end)
-    for level in range(min(MOST_DEPTH, int(depth.max()) + 1)):
+    for level in range(min(MAX_DEPTH, int(depth.max()) + 1)):
         inherits = (depth == level) & (role == _Role.AS_AROUND) & (parent >= 0)
         role[inherits] = role[parent[inherits]]
     at, owner = _innermost(start, end, depth, parent)

@@ -20,7 +20,7 @@ UNDERFILLED_BOUND = 0.5
 """From this share of the kernel time with one small kernel alone, this is the bound."""
 LEAST_SHARE = 0.05
 """Smaller causes are not reported in evidence and advice, nor beside kernels."""
-MOST_STALLS = 2
+MAX_STALLS = 2
 """Causes of stalls that are reported beside kernels."""
 
 
@@ -35,7 +35,7 @@ def with_stalls(
     """The bounds of a device that is rarely stalled, and the causes of its stalls that are not
     small: two at most. They are what can be gained without faster kernels."""
     stalls = [one for one in _ranked(parts) if one.share >= LEAST_SHARE]
-    return [*kernels, *stalls[:MOST_STALLS]]
+    return [*kernels, *stalls[:MAX_STALLS]]
 
 
 def _ranked(parts: Iterable[tuple[Bound, float]]) -> list[BoundShare]:

@@ -21,7 +21,7 @@ _MUSL: Final = re.compile(r"(ld-musl-[^/]*|libc\.musl-[^/]*)$")
 _SIGRETURN: Final = bytes.fromhex("48c7c00f0000000f05")  # mov $15,%rax; syscall
 _RET: Final = b"\xc3"
 _MACHINE_X86_64: Final = 62
-_MOST_CODE_BYTES: Final = 8 << 20
+_MAX_CODE_BYTES: Final = 8 << 20
 
 STARTED: Final = "Start the program with: sonde record -- CMD"
 FOREIGN: Final = "Only programs that are linked to glibc at run time can take a library in."
@@ -117,7 +117,7 @@ def landmarks(memory: ProcessMemory, mappings: list[Mapped]) -> _native.Landmark
         raise TargetRefused(f"the process's C library cannot be read: {error}", FOREIGN) from error
     if missing := [name for name, address in found.items() if address is None]:
         raise TargetRefused(f"the process's C library lacks {', '.join(missing)}", FOREIGN)
-    text = memory.read(code[0], min(code[1] - code[0], _MOST_CODE_BYTES))
+    text = memory.read(code[0], min(code[1] - code[0], _MAX_CODE_BYTES))
     stub, ret = text.find(_SIGRETURN), text.find(_RET)
     if stub < 0 or ret < 0:
         raise TargetRefused("the process's C library has no way back from a signal", FOREIGN)

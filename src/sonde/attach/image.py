@@ -17,10 +17,10 @@ _PT_DYNAMIC: Final = 2
 _DT_STRTAB, _DT_SYMTAB, _DT_STRSZ, _DT_GNU_HASH = 5, 6, 10, 0x6FFFFEF5
 _STT_FUNC: Final = 2
 _SYMBOL: Final = struct.Struct("<IBBHQQ")
-_MOST_HEADERS: Final = 64
-_MOST_DYNAMIC: Final = 256
-_MOST_CHAIN: Final = 1 << 16
-_MOST_BLOOM: Final = 1 << 20
+_MAX_HEADERS: Final = 64
+_MAX_DYNAMIC: Final = 256
+_MAX_CHAIN: Final = 1 << 16
+_MAX_BLOOM: Final = 1 << 20
 
 
 class ProcessMemory:
@@ -59,7 +59,7 @@ class LoadedImage:
         self.machine: int = struct.unpack_from("<H", header, 18)[0]
         headers_at: int = struct.unpack_from("<Q", header, 32)[0]
         size, count = struct.unpack_from("<HH", header, 54)
-        if size != 56 or not 0 < count <= _MOST_HEADERS or headers_at > 1 << 20:
+        if size != 56 or not 0 < count <= _MAX_HEADERS or headers_at > 1 << 20:
             raise ValueError("strange program headers")
         self._dynamic = self._read_dynamic(memory.read(base + headers_at, size * count))
 
@@ -71,13 +71,13 @@ class LoadedImage:
         table = self._address(_DT_GNU_HASH)
         strings, symbols = self._address(_DT_STRTAB), self._address(_DT_SYMTAB)
         buckets, first, bloom, _ = struct.unpack("<IIII", self._memory.read(table, 16))
-        if not 0 < buckets < 1 << 20 or bloom > _MOST_BLOOM:
+        if not 0 < buckets < 1 << 20 or bloom > _MAX_BLOOM:
             raise ValueError("a strange hash table")
         wanted, encoded = _gnu_hash(name), name.encode() + b"\0"
         buckets_at = table + 16 + 8 * bloom
         (index,) = struct.unpack("<I", self._memory.read(buckets_at + 4 * (wanted % buckets), 4))
         chain_at = buckets_at + 4 * buckets
-        for _ in range(_MOST_CHAIN if index >= first else 0):
+        for _ in range(_MAX_CHAIN if index >= first else 0):
             (found,) = struct.unpack("<I", self._memory.read(chain_at + 4 * (index - first), 4))
             if found | 1 == wanted | 1:
                 raw = self._memory.read(symbols + 24 * index, 24)
@@ -99,7 +99,7 @@ class LoadedImage:
 
     def _entries(self, at: int) -> dict[int, int]:
         entries: dict[int, int] = {}
-        for index in range(_MOST_DYNAMIC):
+        for index in range(_MAX_DYNAMIC):
             tag, value = struct.unpack("<QQ", self._memory.read(at + 16 * index, 16))
             if tag == 0:
                 break

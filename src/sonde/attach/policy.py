@@ -33,7 +33,7 @@ from sonde.procfs.cgroup_paths import place_of
 KINDS: Final = ("exe", "unit", "job", "pod", "user", "opted-in")
 OPT: Final = "SONDE_MAY_ATTACH"
 
-_MOST_ENVIRON_BYTES: Final = 256 << 10
+_MAX_ENVIRON_BYTES: Final = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,9 @@ def _user(status: Iterable[str], party: int) -> str:
 
 def _opted(environ: Path) -> bool | None:
     try:
-        file = procfs.HeldFile(str(environ), first=_MOST_ENVIRON_BYTES)
+        file = procfs.HeldFile(str(environ), first=_MAX_ENVIRON_BYTES)
         try:
-            raw = file.read(_MOST_ENVIRON_BYTES)
+            raw = file.read(_MAX_ENVIRON_BYTES)
         finally:
             file.close()
     except procfs.Hung:

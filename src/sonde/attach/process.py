@@ -15,7 +15,7 @@ from typing import Final
 from sonde import procfs
 from sonde.errors import PermissionDenied, ProcessGone, TargetRefused, TargetStopped, UsageError
 
-MOST_THREADS: Final = 65_536
+MAX_THREADS: Final = 65_536
 _CAP_SYS_PTRACE: Final = 19
 _YAMA: Final = Path("/proc/sys/kernel/yama/ptrace_scope")
 _LOOK_UP: Final = "Look the pid up with: ps -e -o pid,args"
@@ -42,10 +42,10 @@ class Status:
 
 def threads_of(pid: int) -> dict[int, tuple[int, str]]:
     """Number here and name of each thread, by its number in the process's own namespace; at most
-    MOST_THREADS. Empty where the process is gone."""
+    MAX_THREADS. Empty where the process is gone."""
     found = {}
     with suppress(OSError), os.scandir(f"/proc/{pid}/task") as entries:
-        for entry in islice(entries, MOST_THREADS):
+        for entry in islice(entries, MAX_THREADS):
             if entry.name.isdigit() and (status := read_status(pid, int(entry.name))):
                 found[status.inner_tid] = int(entry.name), status.name
     return found

@@ -21,7 +21,7 @@ _PATIENCE_S: Final = 10.0
 HANGING_OF_PARTY: Final = 2
 """Tracers over processes of one party (procfs.party_of) that were killed and cannot die. With this
 many of them no other process of that party is attached to."""
-MOST_HANGING: Final = 16
+MAX_HANGING: Final = 16
 """The same of all parties; at this number nothing more is attached."""
 
 
@@ -104,7 +104,7 @@ def _require_few_hanging(party: int) -> None:
     remedy = "Look for file systems (FUSE, NFS) whose server does not answer."
     for failure, count, most, whose in (
         (AttachFailed, hanging(party), HANGING_OF_PARTY, f", of {procfs.name_of(party)}"),
-        (TracerFailed, hanging(), MOST_HANGING, ""),
+        (TracerFailed, hanging(), MAX_HANGING, ""),
     ):
         if count >= most:
             raise failure(

@@ -22,7 +22,7 @@ _ERRNO: Final = 0x00050000
 _ACTION: Final = 0xFFFF0000
 _WORD: Final = 0xFFFFFFFF
 _DATA: Final = struct.Struct("<iIQ6Q")
-_MOST_STEPS: Final = 65_536
+_MAX_STEPS: Final = 65_536
 
 _THREAD_FLAGS: Final = 0x3D0F00  # as pthread_create() calls clone()
 _NEEDED: Final[dict[str, tuple[int, tuple[int, ...]]]] = {
@@ -101,7 +101,7 @@ def run(program: Sequence[Instruction], number: int, arguments: Sequence[int] = 
     data = _DATA.pack(number, _ARCH_X86_64, 0, *padded)
     a = x = at = 0
     memory = [0] * 16
-    for _ in range(_MOST_STEPS):
+    for _ in range(_MAX_STEPS):
         try:
             code, jump_true, jump_false, k = program[at]
         except IndexError as error:

@@ -28,9 +28,9 @@ WAIT_S: Final = 5.0
 """How long a thread is waited for that sleeps where it may be borrowed."""
 BOUND_S: Final = 1.0
 """How long a borrowed thread may be away before it is let go to finish by itself."""
-MOST_STOPS: Final = 12
+MAX_STOPS: Final = 12
 """Of one thread in one attach that were for nothing, as each is a disturbance."""
-MOST_STOPS_IN_ALL: Final = 128
+MAX_STOPS_IN_ALL: Final = 128
 _GAP_S: Final = 0.002
 _PAUSE_S: Final = 0.01
 _LONGEST_PAUSE_S: Final = 1.0
@@ -108,11 +108,11 @@ class _Attach:
     def run(self, wait_s: float) -> Answer:
         """Try one thread after the other, again and again, until it worked or time is up."""
         deadline = time.monotonic() + wait_s
-        while time.monotonic() < deadline and self._answer.stops < MOST_STOPS_IN_ALL:
+        while time.monotonic() < deadline and self._answer.stops < MAX_STOPS_IN_ALL:
             for sleeper in self._sleepers():
                 if self._try(sleeper):
                     return self._answer
-                if time.monotonic() >= deadline or self._answer.stops >= MOST_STOPS_IN_ALL:
+                if time.monotonic() >= deadline or self._answer.stops >= MAX_STOPS_IN_ALL:
                     break
             time.sleep(_GAP_S)
             self._borrower.settle()
@@ -138,7 +138,7 @@ class _Attach:
         free = [
             sleeper
             for sleeper in seen
-            if of[sleeper.tid].stops < MOST_STOPS and of[sleeper.tid].not_before_s <= now_s
+            if of[sleeper.tid].stops < MAX_STOPS and of[sleeper.tid].not_before_s <= now_s
         ]
         # What is equal stays in order: the main thread last.
         return sorted(free, key=lambda it: (it.starts_over, of[it.tid].stops))

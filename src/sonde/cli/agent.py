@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace, hang_ups: HangUps) -> int:
     from sonde import procfs
-    from sonde.cli.record import require_host
+    from sonde.host.requirements import require_recording
 
     procfs.BROKER.warm_up()
     config = _config(args)
@@ -97,7 +97,7 @@ def _run(args: argparse.Namespace, hang_ups: HangUps) -> int:
         raise UsageError("the agent has no output", "Give --server, --prometheus, --otlp or -o.")
     if config.server and args.output:
         raise UsageError("a capture and a server at once", "Give -o to a second agent.")
-    require_host()
+    require_recording()
     from sonde.agent import Agent
     from sonde.host import descriptors
 

@@ -57,12 +57,12 @@ def _seconds(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Attach. Raises SondeError where that is impossible; the process is then unchanged."""
-    from sonde.attach import process, switch
+    from sonde.attach import kill_switch, process
     from sonde.collect import device_process, slots
     from sonde.collect import inject_abi as abi
     from sonde.host import namespaces
 
-    switch.require_on()
+    kill_switch.require_on()
     namespaces.require_matching_proc()
     process.require(args.pid)
     memory, loaded = _found_or_loaded(args.pid, args.wait)

@@ -14,8 +14,6 @@ import msgspec
 from sonde.errors import SinkError, UsageError
 from sonde.export.layout import one_line
 
-REQUEST_S = 20.0
-ANSWER_BYTES = 8 << 20
 EXAMPLE = """\
 examples:
   sonde collection pause --store DIR --tenant lab     agents of that tenant stop within seconds
@@ -106,22 +104,20 @@ class _Pause(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    """What each of the requests is answered with, or its refusal."""
+    """What each of the requests is answered with."""
 
     agents: list[_Agent] = []
     paused: list[_Pause] = []
     collect: bool = True
-    error: str = ""
-    remedy: str = ""
 
 
 def _over_http(url: str, action: str) -> None:
     if action in ("pause", "resume"):
         wanted = "true" if action == "resume" else "false"
-        found = _request(url, "PUT", f"/v1/collection?collect={wanted}")
+        found = _request(url, "PUT", "collection", collect=wanted)
         print("the tenant's agents " + ("collect" if found.collect else "are paused"))
         return
-    found = _request(url, "GET", "/v1/agents")
+    found = _request(url, "GET", "agents")
     for pause in found.paused:
         print(_paused("the tenant's agents", pause.authority, pause.since_s))
     if action == "agents":
@@ -131,36 +127,12 @@ def _over_http(url: str, action: str) -> None:
             print(f"{one_line(agent.node)}: {one_line(agent.state)}, seen {ago_s:.0f} s ago")
 
 
-def _request(url: str, method: str, path: str) -> _Answer:
+def _request(url: str, method: str, path: str, **parameters: str) -> _Answer:
     """The answer. Raises UsageError for a bad URL, SinkError for every other failure."""
-    from sonde import http_client
+    from sonde.server.client import ServerClient
 
-    headers = {}
+    client = ServerClient(url, token=os.environ.get("SONDE_TOKEN", ""))
     try:
-        parts = http_client.split_url(url)
-        if token := os.environ.get("SONDE_TOKEN", ""):
-            headers["Authorization"] = f"Bearer {token}"
-            if parts.scheme == "http" and not http_client.is_loopback(parts.hostname or ""):
-                raise UsageError(
-                    "the token would cross the network in the clear", "write https://…"
-                )
-        answer = http_client.request(
-            method,
-            url.rstrip("/") + path,
-            deadline_s=REQUEST_S,
-            max_bytes=ANSWER_BYTES,
-            headers=headers,
-        )
-    except ValueError as error:
-        raise UsageError(f"no server's URL: {error}", "write https://HOST:PORT") from error
-    except OSError as error:
-        raise SinkError(f"the server does not answer: {error}", "is it running?") from error
-    try:
-        found = msgspec.json.decode(answer.body, type=_Answer)
-    except (ValueError, RecursionError):
-        found = _Answer(error="no answer of a Sonde server")
-    if answer.status == 200 and not found.error:
-        return found
-    raise SinkError(
-        f"HTTP status {answer.status}: {found.error}", found.remedy or "is it the server's URL?"
-    )
+        return msgspec.convert(client.request(method, path, parameters), _Answer)
+    except msgspec.ValidationError as error:
+        raise SinkError("no answer of a Sonde server", "check the server's URL") from error

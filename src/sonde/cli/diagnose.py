@@ -87,8 +87,8 @@ def _run(args: argparse.Namespace) -> int:
     import os
 
     from sonde import procfs
-    from sonde.cli.record import require_host
     from sonde.config import load
+    from sonde.host.requirements import require_recording
 
     procfs.BROKER.warm_up()
     flags: dict[str, object] = {"tick_s": TICK_S, "hz": HZ, "stack_gap_ms": STACK_GAP_MS}
@@ -96,9 +96,9 @@ def _run(args: argparse.Namespace) -> int:
     if args.no_device:
         flags |= {"device_calls": False, "device_metrics": False}
     config = load(flags, defaults={"host_metrics": True, "host_hz": 0, "device_metrics": False})
-    require_host()
-    from sonde.agent import WatchAgent
-    from sonde.agent.watcher import Watcher
+    require_recording()
+    from sonde.agent import DiagnosisAgent
+    from sonde.agent.slowdown_watcher import Watcher
     from sonde.host import descriptors
 
     descriptors.raise_limit()
@@ -109,7 +109,7 @@ def _run(args: argparse.Namespace) -> int:
         signal.signal(number, lambda number, _frame: signals.append(number))
     exporters = IncidentExporters(args)
     printer = Printer(args.json, args.all, args.keep, exporters)
-    agent = WatchAgent(config, lambda text: print(f"sonde: {one_line(text)}", file=sys.stderr))
+    agent = DiagnosisAgent(config, lambda text: print(f"sonde: {one_line(text)}", file=sys.stderr))
     note = Notebook(args.rows).take if args.rows else None
     watcher = Watcher(
         printer.take,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sonde import procfs
-from sonde.cli import blocked_processes
+from sonde.cli import unread_processes
 from sonde.errors import UsageError
 from sonde.export.layout import one_line
 
@@ -94,12 +94,12 @@ def _run(args: argparse.Namespace) -> int:
             "pid": args.pid,
             "name": comm,
             "threads": documents,
-            "left_out": blocked_processes.counts(),
+            "left_out": unread_processes.counts(),
         }
         print(json.dumps(whole, indent=2))
     else:
         print(text(args.pid, comm, threads, hidden))
-        if note := blocked_processes.line():
+        if note := unread_processes.line():
             print(f"\n{note}")
     return 0
 

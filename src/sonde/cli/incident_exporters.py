@@ -6,20 +6,19 @@ from __future__ import annotations
 import argparse
 import platform
 import sys
-import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sonde.export.layout import one_line
+from sonde.model.rows import EventRow
 
 if TYPE_CHECKING:
     from sonde.diagnose.incident import Incident
     from sonde.notify.poster import Poster
-    from sonde.sinks.server import ServerSink
+    from sonde.sinks.incidents import IncidentUploader
 
 LOGS_PATH: Final = "/v1/logs"
-SPOOL_BYTES: Final = 8 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +40,7 @@ class IncidentExporters:
         """Raises UsageError for what is no URL, SinkError for a token that cannot be read."""
         self._host = args.node or platform.node()
         self._posters: list[tuple[Poster, Callable[[Incident, int], object]]] = []
-        self._server: IncidentStore | None = None
+        self._server: IncidentUploader | None = None
         if args.webhook:
             self._add(args.webhook, "", self._plain)
         if args.alertmanager:
@@ -51,7 +50,11 @@ class IncidentExporters:
         if args.otlp:
             self._add(args.otlp, LOGS_PATH, self._log)
         if args.server:
-            self._server = IncidentStore(args.server, self._host, args.token_file)
+            from sonde.cli.state_folder import state_folder
+            from sonde.sinks.incidents import IncidentUploader
+
+            spool = state_folder() / "incident-spool"
+            self._server = IncidentUploader(args.server, self._host, spool, args.token_file)
 
     def _add(self, url: str, path: str, body: Callable[[Incident, int], object]) -> None:
         from sonde.notify.poster import Poster
@@ -82,15 +85,16 @@ class IncidentExporters:
         """Send an incident on; a change that is no fault is nobody's alarm. At once."""
         if not incident.verdict.is_fault:
             return
-        if self._posters:
-            from sonde.notify.poster import wall_offset_ns
-            from sonde.notify.texts import encoded
+        from sonde.notify.poster import wall_offset_ns
+        from sonde.notify.texts import encoded
 
-            offset_ns = wall_offset_ns()
-            for poster, body in self._posters:
-                poster.post(encoded(body(incident, offset_ns)))
+        offset_ns = wall_offset_ns()
+        for poster, body in self._posters:
+            poster.post(encoded(body(incident, offset_ns)))
         if self._server is not None:
-            self._server.take(incident)
+            row = row_of(incident, self._host, offset_ns)
+            end_ns = max(incident.explained_ns, incident.began_ns + 1)
+            self._server.take(row, incident.began_ns, end_ns, offset_ns)
 
     def close(self) -> None:
         """Deliver what there is, for some seconds."""
@@ -106,70 +110,11 @@ class IncidentExporters:
         return {"incidents.posts": left_out, **(self._server.losses if self._server else {})}
 
 
-class IncidentStore:
-    """Stores incidents at a Sonde server: a chunk each, with one row of `event`, kind notice, name
-    incident, whose text is the incident as JSON. So the server needs to know nothing of them."""
-
-    def __init__(self, url: str, node: str, token_file: Path | None) -> None:
-        from sonde.cli.state_folder import state_folder
-        from sonde.sinks.server import ServerSink
-        from sonde.sinks.spool import Spool
-
-        spool = Spool(state_folder() / "incident-spool", SPOOL_BYTES)
-        self._sink: ServerSink = ServerSink(url, node, spool, token_file)
-        self._host = node
-        self._id = str(uuid.uuid4())
-        self._seq = 0
-
-    def take(self, incident: Incident) -> None:
-        """Hand one over."""
-        from sonde.notify.poster import wall_offset_ns
-
-        self._sink.write(chunk_of(incident, self._host, self._id, self._seq, wall_offset_ns()))
-        self._seq += 1
-
-    def close(self) -> None:
-        """The rest waits in the spool for the next start."""
-        self._sink.close()
-
-    @property
-    def losses(self) -> Mapping[str, int]:
-        """Chunks that the server will not get."""
-        return self._sink.losses()
-
-
-def chunk_of(incident: Incident, host: str, capture: str, seq: int, offset_ns: int) -> bytes:
-    """An incident as a chunk."""
-    import os
-
-    from sonde import _native
+def row_of(incident: Incident, host: str, offset_ns: int) -> EventRow:
+    """An incident as a row of `event`, whose text is the incident as JSON."""
     from sonde.diagnose import outgoing
-    from sonde.model.rows import EventRow
     from sonde.notify.texts import encoded
-    from sonde.sinks.chunk import ChunkBuilder
 
     text = encoded(outgoing.plain(incident, host, offset_ns)).decode()
     value = float(incident.verdict.slowdown)
-    chunk = ChunkBuilder(incident.began_ns)
-    row = EventRow(incident.noticed_ns, "notice", "incident", incident.victim, 0, value, text)
-    chunk.add("event", [row])
-    meta = {
-        "seq": seq,
-        "start_ns": incident.began_ns,
-        "end_ns": max(incident.explained_ns, incident.began_ns + 1),
-        "wall_offset_ns": offset_ns,
-        "paused_ns": 0,
-        "last": False,
-        "capture": {
-            "id": capture,
-            "version": _native.VERSION,
-            "host": {
-                "kernel": platform.release(),
-                "machine": platform.machine(),
-                "cpus": os.cpu_count() or 0,
-                "hz": 0,
-                "whole_machine": True,
-            },
-        },
-    }
-    return chunk.encode(meta)
+    return EventRow(incident.noticed_ns, "notice", "incident", incident.victim, 0, value, text)

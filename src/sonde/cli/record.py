@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sonde.errors import (
-    KernelUnsupported,
     MissingDependency,
     PermissionDenied,
     SinkError,
@@ -143,8 +142,10 @@ def _privileged(args: argparse.Namespace, command: list[str]) -> bool:
     Prints a note on stderr then. Raises HostError where nothing can be recorded.
     """
     wants_device_time = _gives_library(args) if command else bool(args.pids and args.device_time)
+    from sonde.host.requirements import require_recording
+
     try:
-        require_host()
+        require_recording()
     except PermissionDenied as denied:
         if not wants_device_time:
             raise
@@ -162,30 +163,13 @@ def _gives_library(args: argparse.Namespace) -> bool:
     return not (args.no_device or args.no_device_time)
 
 
-def require_host() -> None:
-    """Raise HostError when this machine, or this user on it, cannot record at all."""
-    from sonde.host import Status, capabilities, kernel, machine, namespaces
-
-    for finding, error in (
-        (machine.architecture(), KernelUnsupported),
-        (machine.native_module(), MissingDependency),
-        (kernel.btf(), KernelUnsupported),
-        (kernel.lockdown(), KernelUnsupported),
-        *((finding, KernelUnsupported) for finding in kernel.bpf_programs()),
-    ):
-        if finding.status is Status.FAIL:
-            raise error(f"{finding.name}: {finding.detail}", finding.remedy)
-    capabilities.require()
-    namespaces.require_host_pids()
-
-
 def _make_child(command: list[str], args: argparse.Namespace) -> Child | None:
     if not command:
         return None
-    from sonde.attach import launch, library, switch
+    from sonde.attach import kill_switch, launch, library
     from sonde.cli.child import Child
 
-    if not _gives_library(args) or switch.thrown() is not None:
+    if not _gives_library(args) or kill_switch.set_by() is not None:
         return Child(command)
     try:
         path = library.path()

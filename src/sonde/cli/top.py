@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from sonde import procfs
-from sonde.cli import blocked_processes
+from sonde.cli import unread_processes
 from sonde.errors import UsageError
 from sonde.export.layout import one_line, size
 
@@ -109,13 +109,13 @@ def _show(top: Top, args: argparse.Namespace) -> None:
     if args.json:
         document = {
             "processes": [asdict(one) for one in found],
-            "left_out": blocked_processes.counts(),
+            "left_out": unread_processes.counts(),
         }
         print(json.dumps(document), flush=True)
         return
     columns, rows = shutil.get_terminal_size((100, 40))
     lines = args.lines or max(1, rows - SPARE_LINES)
-    screen = table(found, lines, columns, blocked_processes.line())
+    screen = table(found, lines, columns, unread_processes.line())
     print((CLEAR if sys.stdout.isatty() and not args.once else "") + screen, flush=True)
 
 

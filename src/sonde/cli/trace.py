@@ -69,10 +69,10 @@ def _seconds(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Trace. Raises SondeError where that is refused; the process is then as it was."""
-    from sonde.attach import cupti_builds, memory_room, process, switch
+    from sonde.attach import cupti_builds, kill_switch, memory_room, process
     from sonde.host import namespaces
 
-    switch.require_on()
+    kill_switch.require_on()
     namespaces.require_matching_proc()
     process.require(args.pid)
     try:
@@ -157,13 +157,13 @@ class _Stacks:
         """The trace that `take` makes. Raises what that raises; without the right to sample there
         are no stacks, which is noted."""
         from sonde.agent import Agent
-        from sonde.cli.record import require_host
         from sonde.config import load
         from sonde.host import descriptors
+        from sonde.host.requirements import require_recording
         from sonde.sinks.capture import CaptureFile
 
         try:
-            require_host()
+            require_recording()
         except HostError as error:
             _note(f"no stacks: {error.cause}")
             return take(lambda: True)

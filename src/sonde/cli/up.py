@@ -92,12 +92,12 @@ class _Place:
 
 def run(args: argparse.Namespace) -> int:
     """Run until SIGTERM, SIGINT or the end of `--for`. Raises SondeError."""
-    from sonde.cli.record import require_host
     from sonde.cli.state_folder import state_folder
+    from sonde.host.requirements import require_recording
 
     seconds = _seconds(args.duration)
     state = (args.state or state_folder()).absolute()
-    require_host()
+    require_recording()
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: signals.append(number))

@@ -46,17 +46,17 @@ class Attached(Collector):
         return self._bpf.map_bytes()
 
 
-class Walking(Attached):
-    """One that also walks over all there is, by `on_walk`, and takes what was counted since."""
+class Scanning(Attached):
+    """One that also scans all there is, by `on_scan`, and takes what was counted since."""
 
     def __init__(self, bpf: _native.Bpf) -> None:
         super().__init__(bpf)
-        self._walk: int | None = None
+        self._scan: int | None = None
 
-    def _begin_walks(self) -> None:
+    def _begin_scans(self) -> None:
         """Note what was counted before. Raises OSError."""
-        first = self._bpf.attach("on_first_walk")
+        first = self._bpf.attach("on_first_scan")
         self._bpf.walk(first)
         self._bpf.detach(first)
-        if self._walk is None:
-            self._walk = self._bpf.attach("on_walk")
+        if self._scan is None:
+            self._scan = self._bpf.attach("on_scan")

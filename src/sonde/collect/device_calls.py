@@ -90,7 +90,7 @@ class DeviceCalls(Collector):
         apis = tuple(apis)
         self._probes = Probes(self._bpf, apis, launches, budget, has_multi=has_uprobe_multi())
         self._discovery = Discovery(apis, self._probes, pids)
-        self._walk: int | None = None
+        self._scan: int | None = None
         self._exit: int | None = None
         self._left_out = 0
         self.left_behind = []
@@ -104,7 +104,7 @@ class DeviceCalls(Collector):
         """Probe what is installed and what is mapped. Raises HostError where that is refused."""
         try:
             self._exit = self._bpf.attach("on_thread_exit")
-            self._walk = self._bpf.attach("on_walk")
+            self._scan = self._bpf.attach("on_scan")
         except OSError as error:
             raise refusal(error) from error
         self._charged_s = time.monotonic()
@@ -138,8 +138,8 @@ class DeviceCalls(Collector):
         batch = Batch()
         hits = self._new_hits()
         if hits is not None:
-            if to_the_end and self._walk is not None:
-                self._iterators.run(self._walk)
+            if to_the_end and self._scan is not None:
+                self._iterators.run(self._scan)
             self._add_rows(batch, since_ns, self._bpf.drain("device_calls"))
             self._add_spans(batch, since_ns)
             self._charge(hits)
@@ -154,10 +154,10 @@ class DeviceCalls(Collector):
     def stop(self) -> None:
         """Take all probes off; what was summed stays readable."""
         self.left_behind = self._probes.close()
-        for link in (self._exit, self._walk):
+        for link in (self._exit, self._scan):
             if link is not None:
                 self._bpf.detach(link)
-        self._exit = self._walk = None
+        self._exit = self._scan = None
 
     def pause(self) -> None:
         """Nothing: putting probes on and taking them off stops the processes that run there. Calls

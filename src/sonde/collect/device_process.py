@@ -19,7 +19,7 @@ from sonde.collect.overhead_controller import OverheadController
 from sonde.collect.ring_budget import Allowance
 
 REQUEST: Final = abi.Request.EVENTS | abi.Request.OPENCL
-MOST_STREAMS: Final = 4_096
+MAX_STREAMS: Final = 4_096
 FIND_SHARE: Final = 0.05
 """Of a CPU, for looking through the mappings of processes: shared by the parties that need it."""
 FIND_CREDIT_S: Final = 0.5
@@ -27,7 +27,7 @@ FIND_CREDIT_S: Final = 0.5
 MAX_PARTIES: Final = 1024
 """Whose credit is known; where all of them have spent some, newcomers share one."""
 
-MOST_AWAITED: Final = 1024
+MAX_AWAITED: Final = 1024
 """Processes of one party that are to be looked at soon."""
 
 
@@ -79,7 +79,7 @@ class DeviceProcess:
         """A small number for a stream; addresses are nobody's business."""
         if not handle:
             return 0
-        if handle not in self.streams and len(self.streams) >= MOST_STREAMS:
+        if handle not in self.streams and len(self.streams) >= MAX_STREAMS:
             return 0
         return self.streams.setdefault(handle, len(self.streams) + 1)
 
@@ -139,8 +139,8 @@ class Finder:
         """Look at a process soon. One too many of its party is left out, and counted."""
         is_full = (
             pid not in self._awaited
-            and len(self._awaited) >= MOST_AWAITED
-            and sum(of == party for _, of in self._awaited.values()) >= MOST_AWAITED
+            and len(self._awaited) >= MAX_AWAITED
+            and sum(of == party for _, of in self._awaited.values()) >= MAX_AWAITED
         )
         if is_full:
             self.unread.processes += 1

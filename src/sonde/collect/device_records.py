@@ -24,14 +24,14 @@ from sonde.collect.device_process import DeviceProcess
 from sonde.collect.device_rows import name_of, row_of
 from sonde.collect.inject_memory import Seen
 from sonde.collect.inject_records import Run
-from sonde.collect.ring_budget import MOST_SPARE_S, Turn, shares
+from sonde.collect.ring_budget import MAX_SPARE_S, Turn, shares
 from sonde.collect.slowdown import estimate
 from sonde.metrics import labels
 from sonde.model.rows import EventRow
 
 STACKS_HELD: Final = 16_384
 """Stacks of launches whose runs have not come yet, a process."""
-MOST_NOTICES: Final = 256
+MAX_NOTICES: Final = 256
 LEFT_S: Final = 1.0
 """What a program left behind over which another was executed is read as in a turn of so long."""
 REPORT_S: Final = 10.0
@@ -52,7 +52,7 @@ class RunReader:
         self._notices: list[EventRow] = []
         self._turn_ns = time.monotonic_ns()
         """When rings were read last."""
-        self._spare_s = MOST_SPARE_S
+        self._spare_s = MAX_SPARE_S
         """Of the time of turns before, not needed there."""
         self._known_stacks: OrderedDict[int, None] = OrderedDict()
         self._rings_left_out: Counter[int] = Counter()
@@ -75,7 +75,7 @@ class RunReader:
 
     def note(self, key: ProcessKey, name: str, text: str) -> None:
         """Report something about a process in the next batch."""
-        if len(self._notices) < MOST_NOTICES:
+        if len(self._notices) < MAX_NOTICES:
             row = EventRow(time.monotonic_ns(), "notice", name, *key, 1.0, text)
             self._notices.append(row)
 
@@ -189,7 +189,7 @@ class RunReader:
         process.lost += count
         if (
             now_ns >= process.lost_reported_ns + int(REPORT_S * 1e9)
-            and len(self._notices) < MOST_NOTICES
+            and len(self._notices) < MAX_NOTICES
         ):
             process.lost_reported_ns = now_ns
             lost, process.lost = process.lost, 0

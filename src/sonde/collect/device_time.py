@@ -39,7 +39,7 @@ YOUNG_S: Final = 10.0
 SOON_S: Final = 1.0
 SILENT_NS: Final = 1_500_000_000
 """A library that is silent for so long may have gone with the program that was executed over."""
-MOST_RINGS: Final = 256
+MAX_RINGS: Final = 256
 """Processes that are read at a time."""
 
 
@@ -365,7 +365,7 @@ class DeviceTime(Collector):
     def _has_place(self, party: int) -> bool:
         """Whether one more process of this party may be read; another's makes room where it has
         more than its part."""
-        if len(self._processes) < MOST_RINGS:
+        if len(self._processes) < MAX_RINGS:
             return True
         held = Counter(process.party for process in self._processes.values())
         most, count = held.most_common(1)[0]

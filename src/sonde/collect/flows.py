@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from sonde.collect.attached import Walking
+from sonde.collect.attached import Scanning
 from sonde.collect.collector import Batch
 from sonde.collect.kernel import BpfObject, Kernel, expect_fields, refusal
 from sonde.procfs import START_UNIT_NS
@@ -43,12 +43,12 @@ class Flow(NamedTuple):
 FIELDS = Flow._fields
 MAX_PEERS = 256
 """Peers with a name in a tick; bytes to and from the others are one peer, other."""
-WALK_SHARE = 0.0002
-"""Of one core, for the walk over open files: where there are many, it is done less often."""
-WALK_GAP_S = 1.0
+SCAN_SHARE = 0.0002
+"""Of one core, for the scan of open files: where there are many, it is done less often."""
+SCAN_GAP_S = 1.0
 
 
-class FlowCollector(Walking):
+class FlowCollector(Scanning):
     """Rows of `activity`, kind tcp, named after the peer: op send, receive, retransmit."""
 
     name = "flows"
@@ -60,13 +60,13 @@ class FlowCollector(Walking):
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel.load(self.bpf_object()))
-        self._next_walk_s = 0.0
+        self._next_scan_s = 0.0
         expect_fields(self._bpf, "flows", FIELDS)
 
     def start(self) -> None:
         """Note what was counted before; then follow connections. Raises HostError."""
         try:
-            self._begin_walks()
+            self._begin_scans()
             self._links = [self._bpf.attach("on_state")]
         except OSError as error:
             raise refusal(error) from error
@@ -74,7 +74,7 @@ class FlowCollector(Walking):
     def drain(self, since_ns: int, to_the_end: bool) -> Batch:
         """What connections moved since the last tick, those that ended included."""
         batch = Batch()
-        self._walk_when_due(to_the_end)
+        self._scan_when_due(to_the_end)
         rows = self._bpf.drain("flows")
         flows: Iterable[Flow] = map(Flow._make, rows)
         if len(rows) > MAX_PEERS:
@@ -96,14 +96,14 @@ class FlowCollector(Walking):
             batch.seen += 1
         return batch
 
-    def _walk_when_due(self, now_at_last: bool) -> None:
+    def _scan_when_due(self, now_at_last: bool) -> None:
         now_s = time.monotonic()
-        if self._walk is None or (now_s < self._next_walk_s and not now_at_last):
+        if self._scan is None or (now_s < self._next_scan_s and not now_at_last):
             return
         began_s = time.thread_time()
-        self._iterators.run(self._walk)
+        self._iterators.run(self._scan)
         spent_s = time.thread_time() - began_s
-        self._next_walk_s = now_s + max(0.9 * WALK_GAP_S, spent_s / WALK_SHARE)
+        self._next_scan_s = now_s + max(0.9 * SCAN_GAP_S, spent_s / SCAN_SHARE)
 
 
 def _moved_bytes(flow: Flow) -> int:

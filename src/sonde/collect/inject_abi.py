@@ -95,7 +95,7 @@ class Reason(IntEnum):
     CUPTI_MISSING = 5
     """none loaded, none found beside the runtime"""
     CUPTI_UNPROVED = 6
-    """a build that is not in the table of proved ones"""
+    """a build of CUPTI that is not on the list of those tried (cupti_builds.toml)"""
     CUPTI_TAKEN = 7
     """another user holds it"""
     CUPTI_DENIED = 8
@@ -110,7 +110,7 @@ class Type(IntEnum):
 
     KERNEL = 1
     REPLAY = 2
-    """a whole CUDA graph"""
+    """one launch of a whole CUDA graph"""
     COPY = 3
     SET = 4
     SYNC = 5
@@ -224,16 +224,20 @@ class State(NamedTuple):
     names_end: int
     """bytes of names in use"""
     launches: int
+    """of kernels, by every thread"""
     replays: int
+    """launches of CUDA graphs, by every thread"""
     copies: int
     commands: int
-    """seen by hooks that were armed"""
+    """of OpenCL"""
     sampled: int
+    """chosen to be timed"""
     timed: int
-    """chosen; of these, with a duration"""
+    """of those chosen, with a duration"""
     lost_ring: int
+    """no room in the ring"""
     lost_names: int
-    """no room"""
+    """no room for the name"""
     lost_pool: int
     """chosen while no pair of events was free"""
     lost_order: int
@@ -241,9 +245,12 @@ class State(NamedTuple):
     left_capturing: int
     """not timed: its stream was being captured"""
     windows: int
+    """sessions in which CUPTI recorded"""
     window_records: int
     window_dropped: int
+    """records that CUPTI dropped, or that found no room"""
     window_cut: int
+    """sessions that ended early"""
     host_ns: int
     """time spent by us in the host's threads, in sampled calls"""
     self_ns: int
@@ -382,10 +389,10 @@ class Record(NamedTuple):
     """who launched, in the process's own pid namespace"""
     device: int
     window: int
-    """cluster: CUPTI window, or 0"""
+    """CUPTI session it was recorded in, or 0"""
     registers: int
     kind: int
-    """kind: of a copy, as CUPTI numbers it (1 h2d, 2 d2h, 8 d2d)"""
+    """of a copy, as CUPTI numbers it (1 h2d, 2 d2h, 8 d2d)"""
     grid_0: int
     grid_1: int
     grid_2: int

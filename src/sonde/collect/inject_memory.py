@@ -37,9 +37,9 @@ REASON_TEXT: Final = {
     abi.Reason.CUPTI_FAILED: "CUPTI refused",
     abi.Reason.NO_MEMORY: "no memory for records",
 }
-_MOST_DESCRIPTORS: Final = 65_536
+_MAX_DESCRIPTORS: Final = 65_536
 """Of one process, looked at."""
-_MOST_TRIED: Final = 16
+_MAX_TRIED: Final = 16
 """Descriptors, and mappings, of its name: one is what the library makes, two where it forked."""
 LIBRARY: Final = re.compile(r"sonde-inject-[0-9a-f]+\.so( \(deleted\))?$|^/memfd:sonde-library ")
 """How the library is mapped: from a file, which may have been replaced since, or attached."""
@@ -231,9 +231,9 @@ def _descriptors(pid: int, mapped_as: str) -> Iterator[str]:
     folder = f"/proc/{procfs.memory_task(pid)}/fd"
     with suppress(FileNotFoundError, ProcessLookupError), os.scandir(folder) as entries:
         tried = 0
-        for entry in islice(entries, _MOST_DESCRIPTORS):
+        for entry in islice(entries, _MAX_DESCRIPTORS):
             with suppress(OSError):
-                if tried < _MOST_TRIED and procfs.read_link(entry.path) == mapped_as:
+                if tried < _MAX_TRIED and procfs.read_link(entry.path) == mapped_as:
                     tried += 1
                     yield entry.path
 
@@ -250,7 +250,7 @@ def _mapped(pid: int, name: str, most_bytes: int, unread: Unread | None) -> list
         with procfs.MapsReader(pid, most_bytes) as reader:
             for line in reader.lines():
                 if line.endswith(mapped_as):
-                    if len(spans) < _MOST_TRIED:
+                    if len(spans) < _MAX_TRIED:
                         spans.append(line.partition(b" ")[0].decode())
                 elif not has_library and line[line.find(b" ") + 3 : line.find(b" ") + 4] == b"x":
                     parts = line.split(None, 5)

@@ -17,14 +17,14 @@ from sonde import _native
 from sonde.collect import inject_abi as abi
 from sonde.collect.ring_budget import Turn
 
-MOST_A_TURN: Final = 16_384
+MAX_A_TURN: Final = 16_384
 """Records read from one process at a time; the rest waits, or finds the ring full."""
-MOST_NAMES: Final = 20_000
-MOST_NAME_BYTES: Final = 1 << 20
+MAX_NAMES: Final = 20_000
+MAX_NAME_BYTES: Final = 1 << 20
 """Of names of one ring, kept so that they are not read again."""
 LONGEST_NS: Final = 3_600_000_000_000
 """No run on a device takes an hour; what claims more is wrong."""
-MOST_WEIGHT: Final = 1e7
+MAX_WEIGHT: Final = 1e7
 STACKS_HELD: Final = 4_096
 ADDRESSES_HELD: Final = 65_536
 """Of those stacks together."""
@@ -92,7 +92,7 @@ class Ring:
         return waiting if 0 <= waiting <= abi.RING_RECORDS else 0
 
     def take(
-        self, head: int, now_ns: int, most: int = MOST_A_TURN, turn: Turn | None = None
+        self, head: int, now_ns: int, most: int = MAX_A_TURN, turn: Turn | None = None
     ) -> Taken:
         """Records up to `head`, as the library gave it, and at most `most`.
 
@@ -106,7 +106,7 @@ class Ring:
             taken.skipped += min(abs(waiting), abi.RING_RECORDS)
             self.tail = head
             return taken
-        left = min(waiting, most, MOST_A_TURN)
+        left = min(waiting, most, MAX_A_TURN)
         while left:
             at = self.tail % abi.RING_RECORDS
             count = min(left, abi.RING_RECORDS - at)
@@ -160,7 +160,7 @@ class Ring:
         stack = self._drop_stack(correlation)
         if not (0 <= end_ns - start_ns <= LONGEST_NS and start_ns <= now_ns + LONGEST_NS):
             return None
-        if not 0 < weight <= MOST_WEIGHT or moved >= 1 << 62:
+        if not 0 < weight <= MAX_WEIGHT or moved >= 1 << 62:
             return None
         return Run(
             kind,
@@ -196,7 +196,7 @@ class Ring:
             turn.name_bytes -= len(text)
         self._names[offset] = text
         self._name_bytes += len(text)
-        while len(self._names) > MOST_NAMES or self._name_bytes > MOST_NAME_BYTES:
+        while len(self._names) > MAX_NAMES or self._name_bytes > MAX_NAME_BYTES:
             self._name_bytes -= len(self._names.popitem(last=False)[1])
         return text
 

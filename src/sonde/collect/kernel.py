@@ -49,7 +49,7 @@ STACKS: Final = 8192
 """Stacks and pieces of long ones that the kernel keeps on a large machine (bpf/stack.h)."""
 
 
-MOST_CHOSEN: Final = 512
+MAX_CHOSEN: Final = 512
 """Processes that are looked at closely where a kernel chooses (bpf/chosen.h)."""
 WITHOUT_STACKS, WITH_STACKS = b"\x01", b"\x02"
 """enum closeness"""
@@ -58,7 +58,7 @@ CHOOSING: Final = frozenset(("cpu", "waits"))
 SHARED_MAPS: Final = ("stacks", "chosen")
 """Shared by all that take stacks; owned by unwind.bpf.c, too."""
 
-MOST_TYPE_BYTES: Final = 64 << 20
+MAX_TYPE_BYTES: Final = 64 << 20
 
 NEWLY_MET: Final = 512
 """Processes that walks met for the first time, until they are read (every 0.25 s); one that found
@@ -122,7 +122,7 @@ class Kernel:
             most = {
                 "unwind_wanted": NEWLY_MET,
                 "stacks": self.stacks_most,
-                "chosen": MOST_CHOSEN if self._chooses else 1,
+                "chosen": MAX_CHOSEN if self._chooses else 1,
             }
             with _refusals():
                 self._unwind = _native.Bpf("unwind", {}, self._shared, (), most)
@@ -147,9 +147,9 @@ class Kernel:
         self._shared["targets"].set_hash("targets", struct.pack("=I", pid), b"\x01")
 
     def choose(self, pids: Mapping[int, bool]) -> None:
-        """From now on count waits of these processes, at most `MOST_CHOSEN`, and take stacks of
+        """From now on count waits of these processes, at most `MAX_CHOSEN`, and take stacks of
         those that are True."""
-        wanted = dict(islice(pids.items(), MOST_CHOSEN))
+        wanted = dict(islice(pids.items(), MAX_CHOSEN))
         if wanted == self._chosen or (owner := self._shared.get("chosen")) is None:
             return
         for pid in self._chosen.keys() - wanted.keys():
@@ -240,7 +240,7 @@ def has_uprobe_multi(types: Path = Path("/sys/kernel/btf/vmlinux")) -> bool:
     """Whether one link may hold probes on many places (Linux 6.6): by the kernel's types."""
     try:
         with types.open("rb") as file:
-            return b"\0bpf_uprobe_multi_link\0" in file.read(MOST_TYPE_BYTES)
+            return b"\0bpf_uprobe_multi_link\0" in file.read(MAX_TYPE_BYTES)
     except OSError:
         return False
 

@@ -25,13 +25,13 @@ FileKey = tuple[int, int, int]
 
 MAX_FILES: Final = 4_096
 """Executable files of one process."""
-MOST_LINKS: Final = 8
+MAX_LINKS: Final = 8
 """From the name of a library to its file."""
 FIRST_BYTES: Final = 256 << 10
 """Of the mappings of a process, read before all others had their turn: 2,500 lines."""
 LONG_CPU_S: Final = 0.5
 """CPU time for what is longer than that, of all processes of one party."""
-MOST_LONG_CPU_S: Final = 2.0
+MAX_LONG_CPU_S: Final = 2.0
 """The same of all parties."""
 
 _DELETED = " (deleted)"
@@ -111,7 +111,7 @@ def mapped_now(unread: Unread | None = None) -> Iterator[MappedFile]:
     spent_s = dict.fromkeys(long, 0.0)
     while long:
         party = min(long, key=lambda it: spent_s[it])
-        if spent_s[party] > LONG_CPU_S or sum(spent_s.values()) > MOST_LONG_CPU_S:
+        if spent_s[party] > LONG_CPU_S or sum(spent_s.values()) > MAX_LONG_CPU_S:
             if unread is not None:
                 unread.processes += sum(map(len, long.values()))
             return
@@ -187,7 +187,7 @@ def installed(wanted: Callable[[str], bool]) -> Iterator[str]:
 def _names_along(path: str) -> Iterator[str]:
     """The file names of a path and of what it leads to; links of folders are not looked at, which
     would take the time of ten."""
-    for _ in range(MOST_LINKS):
+    for _ in range(MAX_LINKS):
         folder, _, name = path.rpartition("/")
         yield name
         try:

@@ -49,7 +49,7 @@ OTHER: Final = ("other", "")
 PROGRAMS: Final = (
     *("on_call", "on_user_fault", "on_kernel_fault", "on_pages", "on_end", "on_fork"),
 )
-MOST_PIECES: Final = 16
+MAX_PIECES: Final = 16
 """What is left of one mapping around its holes is followed in at most this many pieces."""
 Range = tuple[int, int]
 """Addresses, the second one behind its end."""
@@ -99,10 +99,10 @@ class MemoryCollector(Attached):
         """Note where heaps end, then follow faults and calls. Raises HostError."""
         try:
             self._sum = self._bpf.attach("on_sum") if self._sum is None else self._sum
-            walk = self._bpf.attach("on_walk")
+            scan = self._bpf.attach("on_scan")
             self._links = [self._bpf.attach(program) for program in reversed(PROGRAMS)]
-            self._bpf.walk(walk)
-            self._bpf.detach(walk)
+            self._bpf.walk(scan)
+            self._bpf.detach(scan)
         except OSError as error:
             raise refusal(error) from error
 
@@ -189,7 +189,7 @@ class MemoryCollector(Attached):
                 continue
             for index, (since, until) in enumerate(pieces):
                 whose = (start, stack_id, until - since, tid, weight, number)
-                if index < MOST_PIECES:
+                if index < MAX_PIECES:
                     self._follow(pid, since, until, (*whose, is_part or index > 0))
                 else:
                     self._unfollowed += 1

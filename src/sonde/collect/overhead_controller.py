@@ -18,7 +18,7 @@ FIRST_COST_NS: Final = 11_000.0
 CHARGED: Final = 4.0
 """A timed launch is charged this many times its host time: the device has work with it too."""
 LEAST_TO_JUDGE: Final = 20
-MOST_A_SECOND: Final = 5_000
+MAX_A_SECOND: Final = 5_000
 
 
 class OverheadController:
@@ -49,4 +49,4 @@ class OverheadController:
 
 def samples_a_second(budget: float, cost_ns: float) -> int:
     """Launches a second that may be timed for `budget`, a share of the process's time."""
-    return max(1, min(MOST_A_SECOND, int(budget * 1e9 / (CHARGED * max(cost_ns, 1_000.0)))))
+    return max(1, min(MAX_A_SECOND, int(budget * 1e9 / (CHARGED * max(cost_ns, 1_000.0)))))

@@ -25,7 +25,7 @@ CHEAP: Final = frozenset({"emulated", "unknown"})
 NEAR: Final = 0.25
 """Of what a site may cost in advance; from there on its hits are counted by party."""
 PAUSE_S: Final = 60.0
-MOST_PAUSE_S: Final = 960.0
+MAX_PAUSE_S: Final = 960.0
 """For which the calls of a party are left out: twice as long each time."""
 WITHIN_S: Final = 300.0
 """Within the budget for so long, hits of a site are counted together again."""
@@ -33,7 +33,7 @@ WITHIN_S: Final = 300.0
 _KEY: Final = struct.Struct("=QII")
 _ON: Final = struct.pack("=I", 1)
 _OFF: Final = struct.pack("=I", 0)
-_MOST_USERS: Final = 1 << 32
+_MAX_USERS: Final = 1 << 32
 """The kernel's numbers of containers are larger."""
 
 
@@ -205,7 +205,7 @@ class Budget:
         self._bpf.set_array("near_budget", index, _ON)
 
     def _pause(self, account: Account, number: int, site: Site, now_s: float) -> Over:
-        account.pause_s = min(2 * account.pause_s, MOST_PAUSE_S)
+        account.pause_s = min(2 * account.pause_s, MAX_PAUSE_S)
         account.paused_until_s = now_s + account.pause_s
         account.excess_ns = 0.0
         self._leave_out(number, site.index)
@@ -243,4 +243,4 @@ class Budget:
 
 def _party_of(number: int, pid: int) -> int:
     """A party as the kernel numbers it (bpf/share.h), one of whose processes is `pid`."""
-    return number if number < _MOST_USERS else procfs.party_of(pid)
+    return number if number < _MAX_USERS else procfs.party_of(pid)

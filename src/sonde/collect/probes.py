@@ -32,7 +32,7 @@ CHOOSE_CPU_S = 1.0
 """Of one file, to look at its functions: a GPU's driver takes a tenth of it."""
 TAKE_OFF_EVERY_S = 10.0
 """It takes the kernel a tenth of a second each time; until then the calls are left out alone."""
-MOST_USERS = 2_048
+MAX_USERS = 2_048
 """Processes that map a file, of which is asked whose they are."""
 
 
@@ -329,7 +329,7 @@ class Probes:
     def _only_user(self, key: FileKey, party: int) -> int:
         """`party` where no process of another one maps a file; else NOBODY."""
         users = self.users_of(key)
-        if len(users) > MOST_USERS or party == procfs.UNKNOWN_PARTY:
+        if len(users) > MAX_USERS or party == procfs.UNKNOWN_PARTY:
             return procfs.NOBODY
         others = (it for it in map(procfs.party_of, users) if it not in (party, procfs.NOBODY))
         return party if next(others, None) is None else procfs.NOBODY

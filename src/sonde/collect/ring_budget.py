@@ -23,7 +23,7 @@ STACKS_A_SECOND: Final = 1_024
 """Stacks that were not known yet, of all rings together: each has to be resolved."""
 LONGEST_TURN_S: Final = 4.0
 """A turn that comes later than this gets no more for it."""
-MOST_SPARE_S: Final = 1.0
+MAX_SPARE_S: Final = 1.0
 """Handed on from one turn to the next."""
 LIKELY_RECORDS: Final = 2.0
 """A launch that was asked for has this many records, and as many again in a burst ..."""
@@ -103,4 +103,4 @@ class Turn:
             self.stacks / STACKS_A_SECOND,
             self.cpu_s / CPU_SHARE,
         )
-        return min(max(left, 0.0), MOST_SPARE_S)
+        return min(max(left, 0.0), MAX_SPARE_S)

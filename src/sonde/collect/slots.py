@@ -40,7 +40,7 @@ SHARE: Final = 0.05
 """Of a CPU that looks at one process may take, but for the first."""
 DEADLINE_S: Final = 10.0
 """For one look; whose takes longer is not looked at again."""
-MOST_ANSWER_BYTES: Final = 8 << 20
+MAX_ANSWER_BYTES: Final = 8 << 20
 IDLE_S: Final = 5.0
 """The subprocess ends after this long without a request."""
 CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
@@ -218,7 +218,7 @@ class Slots:
         deadline_s = time.monotonic() + DEADLINE_S
         while not raw.endswith(b"\n"):
             left_s = deadline_s - time.monotonic()
-            if self._ending or left_s <= 0 or len(raw) > MOST_ANSWER_BYTES:
+            if self._ending or left_s <= 0 or len(raw) > MAX_ANSWER_BYTES:
                 raise TimeoutError
             if select.select([fd], [], [], min(left_s, 0.25))[0]:
                 more = os.read(fd, 1 << 16)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from sonde import procfs
-from sonde.collect.attached import Walking
+from sonde.collect.attached import Scanning
 from sonde.collect.collector import Batch, ProcessKey
 from sonde.collect.kernel import BpfObject, Kernel, by_cpus, expect_fields, refusal
 from sonde.model.owner import GroupNote, ProcessNote, step_of
@@ -43,7 +43,7 @@ def _room() -> int:
     return min(max(2 * len(procfs.pids()), by_cpus(2 * LEAST_ROWS)), MOST_ROWS)
 
 
-class TaskCollector(Walking):
+class TaskCollector(Scanning):
     """One row of `usage` for each process that used anything since the last tick."""
 
     name = "tasks"
@@ -61,10 +61,16 @@ class TaskCollector(Walking):
         """Note what was counted before; follow ends, executions and groups. Raises HostError."""
         try:
             # What ends before it is followed has counted as much as it had before.
-            self._begin_walks()
+            self._begin_scans()
             self._links = [
                 self._bpf.attach(program)
-                for program in ("on_exit", "on_exec", "on_attach", "on_mkdir", *OPTIONAL)
+                for program in (
+                    "on_exit",
+                    "on_exec",
+                    "on_cgroup_attach",
+                    "on_cgroup_mkdir",
+                    *OPTIONAL,
+                )
             ]
         except OSError as error:
             raise refusal(error) from error
@@ -72,8 +78,8 @@ class TaskCollector(Walking):
     def drain(self, since_ns: int, to_the_end: bool) -> Batch:
         """Rows of `usage`, and notes on processes and control groups."""
         batch = Batch()
-        if self._walk is not None:
-            self._iterators.run(self._walk)
+        if self._scan is not None:
+            self._iterators.run(self._scan)
         rows = batch.rows["usage"] = []
         for row in self._bpf.drain("usage"):
             pid, start, cpu, ready, runs, waits, preempted, moves, minor, major, *io = row

@@ -28,7 +28,7 @@ SETTLED_S: Final = 0.6
 DRAINED_S: Final = 8.0
 """After its end, within which a trace is fetched."""
 _TURN_S: Final = 0.02
-_MOST_NAMES: Final = 65_536
+_MAX_NAMES: Final = 65_536
 _COUNTED_A_SECOND: Final = 200
 
 
@@ -222,7 +222,7 @@ def _all(fd: int, size: int, at: int) -> bytes:
 def _names(names: bytes, offsets: list[int]) -> dict[int, str]:
     """Texts by their offsets; '' for what cannot be one."""
     found = {}
-    for offset in offsets[:_MOST_NAMES]:
+    for offset in offsets[:_MAX_NAMES]:
         text = ""
         if 8 <= offset <= len(names) - abi.NAME.size and not offset % 8:
             length, _ = abi.NAME.unpack_from(names, offset)

@@ -43,7 +43,7 @@ MOST_ROWS: Final = 32_768
 ROWS_A_THREAD: Final = 2
 ROWS_A_PROCESS: Final = 4
 LEAST_SPARE: Final = 2_048
-MOST_SPARE: Final = 16_384
+MAX_SPARE: Final = 16_384
 
 
 def _threads() -> int:
@@ -58,7 +58,7 @@ def _room() -> dict[str, int]:
     Where they do not suffice, rows get coarser: by process, and at the last one for all.
     """
     rows = min(max(ROWS_A_THREAD * _threads(), ROWS), MOST_ROWS)
-    spare = min(max(ROWS_A_PROCESS * len(procfs.pids()), LEAST_SPARE), MOST_SPARE)
+    spare = min(max(ROWS_A_PROCESS * len(procfs.pids()), LEAST_SPARE), MAX_SPARE)
     return {"waits": by_cpus(rows), "waits_spare": spare}
 
 
@@ -88,7 +88,7 @@ class WaitCollector(Collector):
         self._iterators = Iterators(self._bpf)
         self._links: list[int] = []
         self._switches: list[int] = []
-        self._walk: int | None = None
+        self._scan: int | None = None
         self._missed = 0
         self._forget: int | None = None
         self._reasons = reason_names()
@@ -100,19 +100,19 @@ class WaitCollector(Collector):
             # State for threads to be born, then for those there are; then follow all of them, and
             # take in what went to sleep meanwhile.
             self._links = [self._bpf.attach("on_born")]
-            self._walk = self._bpf.attach("on_walk")
+            self._scan = self._bpf.attach("on_scan")
             self._forget = self._bpf.attach("on_forget")
-            self._bpf.walk(self._walk)
+            self._bpf.walk(self._scan)
         except OSError as error:
             raise refusal(error) from error
         self.resume()
 
     def resume(self) -> None:
         """Follow every switch, and take in the threads that wait already. Raises HostError."""
-        assert self._walk is not None
+        assert self._scan is not None
         try:
             self._switches = [self._bpf.attach(program) for program in SWITCHES]
-            self._bpf.walk(self._walk)
+            self._bpf.walk(self._scan)
         except OSError as error:
             raise refusal(error) from error
 
@@ -121,15 +121,15 @@ class WaitCollector(Collector):
 
         A wait that goes on meanwhile counts up to here, and again from `resume` on.
         """
-        assert self._walk is not None and self._forget is not None
+        assert self._scan is not None and self._forget is not None
         self._let_go()
-        self._iterators.run(self._walk)
+        self._iterators.run(self._scan)
         self._iterators.run(self._forget)
 
     def drain(self, since_ns: int, to_the_end: bool) -> Batch:
         """Totals of each thread by reason, weighted stacks, and the long waits one by one."""
-        if self._walk is not None and self._switches and (to_the_end or self._misses_threads()):
-            self._iterators.run(self._walk)
+        if self._scan is not None and self._switches and (to_the_end or self._misses_threads()):
+            self._iterators.run(self._scan)
         batch = Batch()
         self._add_rows(batch, since_ns, self._bpf.drain("waits"))
         self._add_spans(batch)
@@ -140,7 +140,7 @@ class WaitCollector(Collector):
         self._bpf.set_array("stack_divisor", 0, struct.pack("=I", divisor))
 
     def _misses_threads(self) -> bool:
-        """Threads turned up that had no state, for want of memory at birth: the walk makes it."""
+        """Threads turned up that had no state, for want of memory at birth: the scan makes it."""
         missed = losses_of(self._bpf).get("task_storage", 0)
         self._missed, new = missed, missed > self._missed
         return new

@@ -31,7 +31,7 @@ NEAR: Final = 0.3
 TWICE: Final = 2
 AGAIN_S: Final = 600.0
 """The same is reported again no sooner."""
-MOST_SERIES: Final = 1_024
+MAX_SERIES: Final = 1_024
 
 
 class Sign(enum.StrEnum):
@@ -88,7 +88,7 @@ class EarlyWarnings:
             return None
         key = sign, subject
         one = self._followed.pop(key, None)
-        if one is None and len(self._followed) >= MOST_SERIES:
+        if one is None and len(self._followed) >= MAX_SERIES:
             self.left_out += 1
             del self._followed[next(iter(self._followed))]
         self._followed[key] = one = one or _Followed(deque(maxlen=KEPT))  # the last one in order

@@ -19,7 +19,7 @@ LEAST_S: Final = 2.0
 """A pause is looked into from then on."""
 OF_LONGEST: Final = 1.5
 """And only if it is so much longer than the longest one before."""
-MOST_S: Final = 30.0
+MAX_S: Final = 30.0
 """However long pauses were."""
 PAUSE_S: Final = 0.5
 TICKS: Final = 64
@@ -120,7 +120,7 @@ class JobPace:
     @property
     def is_due(self) -> bool:
         """Whether the pause is long enough to be looked into."""
-        return self.quiet_s >= min(MOST_S, max(LEAST_S, OF_LONGEST * self.longest_pause_s))
+        return self.quiet_s >= min(MAX_S, max(LEAST_S, OF_LONGEST * self.longest_pause_s))
 
     def used(self, pid: int) -> tuple[float, float]:
         """CPUs, and bytes a second, of a rank since it stopped."""

@@ -28,7 +28,7 @@ from sonde.query import queries
 from sonde.query.queries import EVERYTHING, Where
 from sonde.query.session import Session
 
-MOST_CHARS = 1 << 30
+MAX_CHARS = 1 << 30
 _ANNOTATIONS = {"kernel": "_[k]", "jit": "_[j]", "inlined": "_[i]"}
 
 
@@ -119,7 +119,7 @@ def _check_size(texts: _Texts, keys: Iterable[tuple[int, tuple[int, ...], int]])
         if id(path) not in of_path:
             of_path[id(path)] = sum(map(length.__getitem__, path))
         size += length[process] + of_path[id(path)] + (length[end] if end >= 0 else 0)
-    if size > MOST_CHARS:
+    if size > MAX_CHARS:
         raise CaptureTooLarge(
             f"the folded stacks of this capture have {size:,} characters",
             "choose a process (--pid) or a part of the time (--from, --to), or use --format html",

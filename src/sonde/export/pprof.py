@@ -47,7 +47,7 @@ _LABELS = {
     **dict.fromkeys(MEMORY_KINDS, "memory"),
 }
 
-_MOST_PENDING_BYTES = 1 << 21
+_MAX_PENDING_BYTES = 1 << 21
 """A message is written once it has about this many bytes."""
 
 # Samples share stacks and labels, so these parts are encoded once: parts of a message that follow
@@ -138,7 +138,7 @@ class _Builder:
             value = Sample(value=values).SerializeToString()
             size = _varint(len(stack) + len(value) + len(label))
             self._samples += b"".join((_SAMPLE_TAG, size, stack, value, label))
-            if len(self._samples) + 8 * self._pending > _MOST_PENDING_BYTES:
+            if len(self._samples) + 8 * self._pending > _MAX_PENDING_BYTES:
                 self._flush()
 
     def finish(self) -> None:

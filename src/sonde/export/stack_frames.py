@@ -19,7 +19,7 @@ I64 = npt.NDArray[np.int64]
 
 _FRAMES_AT_ONCE = 1 << 19
 
-MOST_FRAMES = 100_000_000
+MAX_FRAMES = 100_000_000
 """In all rows of a profile together. An hour on a large machine has some ten million."""
 
 
@@ -29,9 +29,9 @@ def check_size(profile: Profile) -> None:
     A hostile capture can refer to one deep stack from any number of rows.
     """
     depths = np.diff(np.asarray(profile.stacks.offsets, np.int64))
-    if int(depths[np.asarray(profile.row_stack, np.int64)].sum()) > MOST_FRAMES:
+    if int(depths[np.asarray(profile.row_stack, np.int64)].sum()) > MAX_FRAMES:
         raise CaptureTooLarge(
-            f"the stacks of this capture have more than {MOST_FRAMES:,} frames in all",
+            f"the stacks of this capture have more than {MAX_FRAMES:,} frames in all",
             "choose a process (--pid), a metric, or a part of the time (--from, --to); or use "
             "--format html, which writes what stacks share once",
         )

@@ -235,7 +235,7 @@ def _device_row(one: DeviceCalls) -> tuple[str, ...]:
     )
 
 
-_RUNS_HEAD = ("GPU TIME", "", "runs", "total", "95 %", "mean", "p99")
+_RUNS_HEAD = ("GPU TIME", "", "runs", "total", "±95 % CI", "mean", "p99")
 _RUNS_WIDTHS = (44, -7, -10, -7, -8, -7, -7)
 
 

@@ -206,7 +206,7 @@ def _device_runs(session: Session, where: Where, limit: int) -> Iterator[str]:
         )
         for run in runs
     ]
-    head = ("GPU TIME", "runs", "", "total", "95 %", "mean", "p50", "p99", "", "timed", "name")
+    head = ("GPU TIME", "runs", "", "total", "±95 % CI", "mean", "p50", "p99", "", "timed", "name")
     return _rows(head, rows, (24, -9, -7, -7, -8, -7, -7, -7, -10, -7, 0), limit)
 
 
@@ -223,7 +223,7 @@ def _device_callers(session: Session, where: Where, limit: int) -> Iterator[str]
         )
         for it in device_callers(session, where)
     ]
-    head = ("LAUNCHED BY", "", "95 %", "total", "runs", "timed", "function")
+    head = ("LAUNCHED BY", "", "±95 % CI", "total", "runs", "timed", "function")
     return _rows(head, rows, (24, -7, -6, -7, -9, -7, 0), limit)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from sonde.model.timeline import CallKind, DeviceKind, Events, StateKind, Timeline
 from sonde.query.stored_capture import RunColumns
 
-MOST_SPANS = 200_000
+MAX_SPANS = 200_000
 """Of a table in JSON; packed, all of them are sent."""
 
 
@@ -25,7 +25,7 @@ def document(
     stalls: Iterable[tuple[int, int, int, str]],
     runs: RunColumns,
     origin_ns: int,
-    most_spans: int = MOST_SPANS,
+    most_spans: int = MAX_SPANS,
 ) -> dict[str, Any]:
     """`stalls`: (device, start_ns, end_ns, cause); `runs`: `device_run` of the same time.
 

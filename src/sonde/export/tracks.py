@@ -16,7 +16,7 @@ import numpy as np
 from sonde.model.timeline import Events, Timeline
 
 TABLES = ("device", "calls", "host", "states")
-MOST_LEVELS = 32
+MAX_LEVELS = 32
 """Greatest number of tracks for overlapping intervals; coroutines need about ten."""
 
 
@@ -83,7 +83,7 @@ def _nested(
     for one in slices:
         start, end = one[:2]
         level = _level_of(open_ends, start, end)
-        if level == MOST_LEVELS:
+        if level == MAX_LEVELS:
             left_out += 1
             continue
         if level == len(levels):

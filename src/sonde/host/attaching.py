@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from sonde.attach import kill_switch
 from sonde.host.capabilities import effective
 from sonde.host.finding import Finding, Status
 
 YAMA: Final = Path("/proc/sys/kernel/yama/ptrace_scope")
-OFF: Final = (Path("/etc/sonde/device-time-off"), Path("/run/sonde/device-time-off"))
 _NAME: Final = "attach"
 _NEEDED_FOR: Final = "device time of processes that already run"
 _CAP_SYS_PTRACE: Final = 19
@@ -25,15 +25,13 @@ def findings() -> Iterator[Finding]:
 
 def attach(
     yama: Path = YAMA,
-    off: tuple[Path, ...] = OFF,
     machine: str | None = None,
     capabilities: int | None = None,
 ) -> Finding:
     """Which processes this user may attach to."""
     machine = machine or platform.machine()
-    thrown = next((path for path in off if path.exists()), None)
-    if thrown is not None:
-        return _warn(f"turned off on this machine by {thrown}", f"rm {thrown}")
+    if (path := kill_switch.set_by()) is not None:
+        return _warn(f"turned off on this machine by {path}", f"rm {path}")
     if machine != "x86_64":
         return _warn(
             f"supported on x86-64 only, not on {machine}",

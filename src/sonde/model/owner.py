@@ -71,7 +71,7 @@ class ProcessNote:
     kind: str
     """exec | moved | exit"""
     step: tuple[str, str] | None = None
-    """(job, step) of Slurm, where a keeper of its steps started it."""
+    """(job, step) of Slurm, where slurmstepd started it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ __all__ = [
     "F64",
     "I32",
     "I64",
-    "MOST_PARTS",
+    "MAX_PARTS",
     "U8",
     "Activity",
     "CallKind",
@@ -255,13 +255,13 @@ class Total:
     parts of `parts_of`."""
 
 
-MOST_PARTS = 64
+MAX_PARTS = 64
 """Parts of a record in which it is known what ran: bits of `Total.when`."""
 
 
 def parts_of(start_ns: int, end_ns: int, tick_ns: int) -> int:
     """How many equal parts of a record are kept: none shorter than a tick."""
-    return max(1, min(MOST_PARTS, (end_ns - start_ns) // max(1, tick_ns)))
+    return max(1, min(MAX_PARTS, (end_ns - start_ns) // max(1, tick_ns)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,11 @@ CONTENDED_S = 0.001
 """One that takes longer is taken three times, and the median counts."""
 ORDINARY = 4
 """Mappings over one place of a file that any process may have: the loader makes one or two."""
-MOST_OF_PROCESS = 32
+MAX_OF_PROCESS = 32
 """Such mappings of one process: the kernel takes its lock once for each, for each function."""
-MOST_OF_PARTY = 256
+MAX_OF_PARTY = 256
 """The same of all processes of a party, beyond the ordinary ones of each."""
-MOST_WAIT_S = 0.05
+MAX_WAIT_S = 0.05
 """What the kernel may wait for the locks of one party, for one function: forks wait as long."""
 
 
@@ -141,7 +141,7 @@ def too_much(costs: list[tuple[int, int, float]]) -> int | None:
     for pid, times, each_s in costs:
         surplus += max(0, times - ORDINARY)
         wait_s += times * each_s
-        if times > MOST_OF_PROCESS or surplus > MOST_OF_PARTY or wait_s > MOST_WAIT_S:
+        if times > MAX_OF_PROCESS or surplus > MAX_OF_PARTY or wait_s > MAX_WAIT_S:
             return pid
     return None
 

@@ -32,7 +32,7 @@ Progress = Callable[[int, int], None]
 
 _MAX_RAW_BYTES = 512 << 20
 """A chunk covers seconds of one machine; one that claims more than this is damaged or hostile."""
-_MOST_TABLES = 256
+_MAX_TABLES = 256
 _PIPE_BYTES = 1 << 20
 _ENGINE_BYTES = 1 << 30
 _FIXED_BYTES = 56 << 20
@@ -71,7 +71,7 @@ class CaptureInfo:
     rows_refused: int = 0
     """Rows with impossible numbers (NaN, infinite, far too large), left out."""
     names_cut: int = 0
-    """Texts that were longer than `limits.MOST_NAME_CHARS`."""
+    """Texts that were longer than `limits.MAX_NAME_CHARS`."""
     program: ProgramRun | None = None
     """The program that was recorded from its start to its end."""
 
@@ -101,7 +101,7 @@ class Capture:
     """Memory used for reading so far; large results are accounted for here, too."""
 
 
-MOST_NESTED = 16
+MAX_NESTED = 16
 """Depth of the description of a chunk: what is deeper cannot be written as JSON again."""
 
 
@@ -385,11 +385,11 @@ def chunk_meta(raw: bytes) -> dict[str, Any]:
             and min(meta["start_ns"], meta["end_ns"], numbers[-1]) >= 0
             and meta["end_ns"] + meta["wall_offset_ns"] >= 0
             and meta["start_ns"] + meta["wall_offset_ns"] >= 0
-            and len(meta["tables"]) <= _MOST_TABLES
+            and len(meta["tables"]) <= _MAX_TABLES
             and 0 <= meta["raw_len"] <= _MAX_RAW_BYTES
             and isinstance(meta["tables"], list)
             and isinstance(capture.get("host"), dict)
-            and not _is_nested_deeper(capture, MOST_NESTED)
+            and not _is_nested_deeper(capture, MAX_NESTED)
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedChunkError(f"meta: {error}") from error

@@ -33,10 +33,10 @@ CHUNK_HEADER = struct.Struct("<4sHHIIQII")
 VERSION = 1
 
 _SCAN_BYTES = 1 << 20
-_MOST_META_BYTES = 1 << 20
+_MAX_META_BYTES = 1 << 20
 """Greatest size of a chunk's metadata; Sonde writes about 2 KB."""
-_MOST_PAYLOAD_BYTES = 512 << 20
-_MOST_WASTED = 2
+_MAX_PAYLOAD_BYTES = 512 << 20
+_MAX_WASTED = 2
 """Reading stops after this many times the file's size was read for damaged chunks: in a hostile
 file each of many headers can claim the rest of the file."""
 
@@ -119,7 +119,7 @@ def framed_chunks(
             position = chunk.end
             continue
         wasted_bytes += header.size_bytes if header else 0
-        if wasted_bytes > _MOST_WASTED * size_bytes:
+        if wasted_bytes > _MAX_WASTED * size_bytes:
             yield BadChunk(offset=position, size_bytes=size_bytes - position, at_end=False)
             return
         following = _after_damage(file, position, header, size_bytes)
@@ -153,7 +153,7 @@ def _chunk_at(file: BinaryIO, position: int, header: _Header, size_bytes: int) -
     end = position + header.size_bytes
     if header.version != VERSION or end > size_bytes:
         return None
-    if header.meta_len > _MOST_META_BYTES or header.payload_len > _MOST_PAYLOAD_BYTES:
+    if header.meta_len > _MAX_META_BYTES or header.payload_len > _MAX_PAYLOAD_BYTES:
         return None
     meta = file.read(header.meta_len)
     payload = file.read(header.payload_len)

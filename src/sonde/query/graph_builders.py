@@ -21,7 +21,7 @@ from sonde.query.columns import Frames, whole
 
 LEAST_BUILDS = 10
 """Graphs that a function builds within a record; fewer are of the program's start."""
-MOST_BUILDERS = 16
+MAX_BUILDERS = 16
 """Functions that are looked for on all stacks, those that build most."""
 _CAPTURES = re.compile(r"GraphInstantiate")
 _REPLAYS = re.compile(r"GraphLaunch|^\(graph\)$")
@@ -40,7 +40,7 @@ def stacks_in_graph_capture(frames: Frames, sample: pa.Table) -> Mask:
         if location >= 0:
             count[roles.locations[location].rpartition(":")[0]] += times
     often = sorted((it for it in count if count[it] >= LEAST_BUILDS), key=lambda it: -count[it])
-    for function in often[:MOST_BUILDERS]:
+    for function in often[:MAX_BUILDERS]:
         inside = frames.within(function)
         if not inside[row[replays]].any():
             found |= inside

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-MOST_META_BYTES = 256 << 10
+MAX_META_BYTES = 256 << 10
 """Greatest size of one message's metadata; Sonde writes about 3 KB."""
-MOST_BATCHES = 20_000
+MAX_BATCHES = 20_000
 """Of one table in a chunk: a chunk of 600 s with a part every 0.05 s has 12,000."""
-MOST_COLUMNS = 256
+MAX_COLUMNS = 256
 BATCH_BYTES = 1_024
 COLUMN_BYTES = 512
 """Memory that Arrow uses for a batch, and for each of its columns, without any rows."""
@@ -60,7 +60,7 @@ def checked(raw: pa.Buffer) -> Stream:
         if length == 0:
             break  # the end of the stream
         start = at + 8
-        if length > min(MOST_META_BYTES, len(view) - start):
+        if length > min(MAX_META_BYTES, len(view) - start):
             raise RefusedError(f"metadata of {length} bytes")
         kind, body = _check_message(bytes(view[start : start + length]))
         if kind != (_SCHEMA if count < 0 else _RECORD_BATCH):
@@ -72,8 +72,8 @@ def checked(raw: pa.Buffer) -> Stream:
         if count < 0:
             begin = at
         count += 1
-        if count > MOST_BATCHES:
-            raise RefusedError(f"more than {MOST_BATCHES} batches")
+        if count > MAX_BATCHES:
+            raise RefusedError(f"more than {MAX_BATCHES} batches")
     if count < 0:
         raise RefusedError("a stream without a schema")
     return Stream(bytes(view[:begin]), raw.slice(begin, at - begin), count)
@@ -100,7 +100,7 @@ def read_streams(
     Reading many together costs a fraction of reading each. Raises as `read_table`, RefusedError.
     """
     schema = pa.ipc.read_schema(pa.py_buffer(streams[0].schema))
-    if len(schema.names) > MOST_COLUMNS:
+    if len(schema.names) > MAX_COLUMNS:
         raise RefusedError(f"{len(schema.names)} columns")
     chosen = [number for number, name in enumerate(schema.names) if name in wanted]
     if len({schema.names[number] for number in chosen}) != len(chosen):

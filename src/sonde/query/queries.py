@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sonde.limits import MOST_NAME_CHARS
+from sonde.limits import MAX_NAME_CHARS
 from sonde.model.answers import (
     DeviceCalls,
     FunctionUse,
@@ -33,7 +33,7 @@ from sonde.model.profile import Profile, ProfileKind
 from sonde.query.function_weights import function_weights
 from sonde.query.schema import USAGE_COUNTERS
 from sonde.query.session import Session
-from sonde.query.validation import MOST_NUMBER
+from sonde.query.validation import MAX_NUMBER
 
 IDLE_SHARE = 0.9
 """A thread counts as idle if one of its waits lasted this share of the recording or longer."""
@@ -334,13 +334,13 @@ def own_frame(stacks: Stacks, stack: int) -> Frame | None:
 
 def device_calls(session: Session, where: Where = EVERYTHING) -> list[DeviceCalls]:
     """Device calls by process and function, the longest total first. A program may ask for any
-    number of bytes: sums end at MOST_NUMBER."""
+    number of bytes: sums end at MAX_NUMBER."""
     clause, parameters = where.sql("kind = 'device'")
     rows = session.rows(
         'SELECT process, name, api, op, direction, CAST(sum("count") AS BIGINT),'
         f' CAST(sum(CASE WHEN status IN (0, {STATUS_UNKNOWN}) THEN 0 ELSE "count" END) AS BIGINT),'
         f" CAST(sum(ns) AS BIGINT), CAST(max(max_ns) AS BIGINT),"
-        f" CAST(least(sum(bytes), {MOST_NUMBER}) AS BIGINT),"
+        f" CAST(least(sum(bytes), {MAX_NUMBER}) AS BIGINT),"
         f' CAST(sum(CASE WHEN status = {STATUS_UNKNOWN} THEN "count" ELSE 0 END) AS BIGINT) '
         f"FROM activity {clause} GROUP BY process, name, api, op, direction "
         "ORDER BY process, name, api, op, direction",
@@ -386,7 +386,7 @@ def losses(session: Session) -> list[Loss]:
         text = "with numbers that no recorder writes (NaN, infinite, beyond all time)"
         found.append(Loss("rows refused", info.rows_refused, text))
     if info.names_cut:
-        text = f"texts longer than {MOST_NAME_CHARS:,} characters; their beginning is kept"
+        text = f"texts longer than {MAX_NAME_CHARS:,} characters; their beginning is kept"
         found.append(Loss("names cut", info.names_cut, text))
     if info.tail_bytes:
         found.append(Loss("bytes cut", info.tail_bytes, "of an unfinished chunk at the end"))

@@ -26,11 +26,11 @@ from sonde.query.schema import TABLES
 
 MOST_POINTS = 1_440
 """Points of a series: what a screen shows."""
-MOST_STACKS = 20_000
-MOST_PLACES = 2_000_000
+MAX_STACKS = 20_000
+MAX_PLACES = 2_000_000
 """Frames of all stacks of an answer together."""
-MOST_FRAMES = 100_000
-MOST_SERIES = 1_000
+MAX_FRAMES = 100_000
+MAX_SERIES = 1_000
 MOST_ROWS = 10_000
 MOST_BYTES = 256 << 20
 """Of what one statement answers: texts are as long as their senders like."""
@@ -293,7 +293,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return pa.int64() if pa.types.is_integer(kind) else kind
 
 
-def flame_graph(session: StoreTables, wanted: Selection, limit: int = MOST_STACKS) -> pa.Table:
+def flame_graph(session: StoreTables, wanted: Selection, limit: int = MAX_STACKS) -> pa.Table:
     """Stacks, heaviest first: stack (key), n, ns, bytes, frame_keys (leaf first)."""
     clause, parameters = wanted.sql()
     return session.arrow(
@@ -307,7 +307,7 @@ def flame_graph(session: StoreTables, wanted: Selection, limit: int = MOST_STACK
         " FROM weight w LEFT JOIN once o ON w.stack = o.key), "
         "placed AS (SELECT *, sum(array_length(frame_keys))"
         " OVER (ORDER BY ns DESC, bytes DESC, stack) AS places FROM listed) "
-        f"SELECT stack, n, ns, bytes, frame_keys FROM placed WHERE places <= {MOST_PLACES}"
+        f"SELECT stack, n, ns, bytes, frame_keys FROM placed WHERE places <= {MAX_PLACES}"
         " ORDER BY ns DESC, bytes DESC, stack",
         parameters,
     )
@@ -328,7 +328,7 @@ def known_frames(session: StoreTables) -> pa.Table:
     ids."""
     return session.arrow(
         'SELECT DISTINCT key, kind, function, "binary", file, line FROM frame'
-        f" ORDER BY key LIMIT {MOST_FRAMES}"
+        f" ORDER BY key LIMIT {MAX_FRAMES}"
     )
 
 
@@ -412,7 +412,7 @@ def series(
         "WITH chosen AS (SELECT node, labels, time_ns, value FROM metric"
         f" {clause} AND series = ?), "
         "listed AS (SELECT DISTINCT node, labels FROM chosen ORDER BY node, labels"
-        f" LIMIT {MOST_SERIES}) "
+        f" LIMIT {MAX_SERIES}) "
         "SELECT node, labels, ? + (time_ns - ?) // ? * ? AS time_ns, avg(value) AS value,"
         " min(value) AS least, max(value) AS most FROM chosen JOIN listed USING (node, labels)"
         " GROUP BY 1, 2, 3 ORDER BY 1, 2, 3",

@@ -27,12 +27,12 @@ from sonde.query.validation import frame_count
 
 MOST_ROWS = 1_000_000
 """Of all tables together: what a server holds in memory for one question."""
-MOST_DEVICES = 64
+MAX_DEVICES = 64
 """Each is explained by itself, beside the work of all others."""
 _BYTES = 512 << 20
 _INTERVALS = ("span", "device_run")
 _RENAMED = {"frame_ids": "frame_keys", "frame_id": "key"}
-_IDENTITY = {"process": ("pid", "start_ns"), "thread": ("pid", "start_ns", "tid")}
+_KEY_COLUMNS = {"process": ("pid", "start_ns"), "thread": ("pid", "start_ns", "tid")}
 
 
 class NothingStoredError(CaptureError):
@@ -105,9 +105,9 @@ def capture_of(session: StoreTables, wanted: Selection) -> Capture:
         for name, (clause, parameters) in conditions.items()
     }
     devices = pc.count_distinct(tables["device_run"].column("device")).as_py()
-    if devices > MOST_DEVICES:
+    if devices > MAX_DEVICES:
         raise CaptureTooLarge(
-            f"this node has {devices:,} devices, more than {MOST_DEVICES}",
+            f"this node has {devices:,} devices, more than {MAX_DEVICES}",
             "`sonde explain` on a recording has no such bound",
         )
     used = [one.column("stack_id") for one in tables.values() if "stack_id" in one.column_names]
@@ -121,7 +121,7 @@ def capture_of(session: StoreTables, wanted: Selection) -> Capture:
 
 def _where(name: str, wanted: Selection) -> tuple[str, list[Any]]:
     node = wanted.nodes[0]
-    if name in _IDENTITY:
+    if name in _KEY_COLUMNS:
         return "WHERE node = ?", [node]
     if name in _INTERVALS:
         clause = "WHERE node = ? AND start_time_ns < ? AND end_time_ns >= ?"
@@ -158,7 +158,7 @@ def _table(
     sql = f"SELECT {columns} FROM {name} {clause}"
     if name in ("stack", "frame"):
         sql = f"SELECT {columns} FROM (SELECT DISTINCT ON (key) * FROM {name} {clause})"
-    elif name in _IDENTITY:
+    elif name in _KEY_COLUMNS:
         sql = f"SELECT {columns} FROM {name} {clause} ORDER BY time_ns"
     found = session.arrow(sql, parameters, chosen)
     unsigned = {}
@@ -169,8 +169,10 @@ def _table(
         plain = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         unsigned[field.name] = column.cast(plain, safe=False)
     table = conform(name, pa.table(unsigned))
-    if name in _IDENTITY:
-        keys = list(zip(*(table.column(key).to_pylist() for key in _IDENTITY[name]), strict=True))
+    if name in _KEY_COLUMNS:
+        keys = list(
+            zip(*(table.column(key).to_pylist() for key in _KEY_COLUMNS[name]), strict=True)
+        )
         last = {key: row for row, key in enumerate(keys)}
         table = table.take(pa.array(last.values(), pa.int64()))
     return table.unify_dictionaries()

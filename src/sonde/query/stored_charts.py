@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sonde.query.stored import MOST_POINTS, MOST_ROWS, MOST_SERIES, Selection, StoreTables
+from sonde.query.stored import MAX_SERIES, MOST_POINTS, MOST_ROWS, Selection, StoreTables
 
 SUMMARY = (
     *("hw.gpu.utilization", "sonde.gpu.sm.active", "sonde.gpu.tensor.active", "hw.power"),
@@ -49,7 +49,7 @@ def charts(
         "WITH chosen AS (SELECT node, series, labels, time_ns, value FROM metric"
         f" {clause} AND series IN ({chosen})), "
         "listed AS (SELECT DISTINCT node, series, labels FROM chosen ORDER BY node, series, labels"
-        f" LIMIT {MOST_SERIES}) "
+        f" LIMIT {MAX_SERIES}) "
         "SELECT node, series, labels, ? + (time_ns - ?) // ? * ? AS time_ns, avg(value) AS value,"
         " min(value) AS least, max(value) AS most FROM chosen JOIN listed"
         " USING (node, series, labels) GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4",
@@ -68,7 +68,7 @@ def _observed(session: StoreTables, wanted: Selection, step: int) -> pa.Table:
         f"WITH seen AS ({rows}) SELECT node, series, labels,"
         " ? + (time_ns - ?) // ? * ? AS time_ns, sum(amount) / ? AS value,"
         " sum(amount) / ? AS least, sum(amount) / ? AS most FROM seen"
-        f" GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4 LIMIT {MOST_POINTS * MOST_SERIES}",
+        f" GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4 LIMIT {MOST_POINTS * MAX_SERIES}",
         [*parameters, wanted.start_ns, wanted.start_ns, step, step, step, step, step],
     )
 

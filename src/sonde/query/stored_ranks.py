@@ -18,8 +18,8 @@ from sonde.model.collectives import is_collective
 from sonde.query.stored import MOST_ROWS, Selection, StoreTables
 from sonde.query.timed_windows import NEARLY_ALL
 
-MOST_RANKS = 512
-MOST_SLOTS = 240
+MAX_RANKS = 512
+MAX_SLOTS = 240
 """Columns of a heat map: more are too narrow to click."""
 _LEAST_SLOT_NS = 250_000_000
 """Runs are timed in part: finer parts would show which ones were."""
@@ -46,7 +46,7 @@ class Slot:
 def parts_of(wanted: Selection, points: int) -> list[Slot]:
     """The time in equal parts, at most `points` and at most 240."""
     length = wanted.end_ns - wanted.start_ns
-    count = max(1, min(points, MOST_SLOTS))
+    count = max(1, min(points, MAX_SLOTS))
     step = max(_LEAST_SLOT_NS, -(-length // count))
     edges = range(wanted.start_ns, max(wanted.end_ns, wanted.start_ns + 1), step)
     return [Slot(start, min(start + step, wanted.end_ns)) for start in edges]
@@ -82,7 +82,7 @@ def ranks(
         "every AS (SELECT node, pid, start_ns, device,"
         " sum(weight * (end_time_ns - start_time_ns)) AS ns FROM seen GROUP BY ALL), "
         "heavy AS (SELECT * FROM every ORDER BY ns DESC, node, pid, start_ns, device"
-        f" LIMIT {MOST_RANKS}), "
+        f" LIMIT {MAX_RANKS}), "
     )
     who = ", ".join(f"any_value({name}) AS {name}" for name in _OWNERS)
     known = ", ".join(f"coalesce(p.{name}, '') AS {name}" for name in _OWNERS)

@@ -18,8 +18,8 @@ from sonde.query.stored import MOST_ROWS, Selection, StoredSession
 OWNERS = ("user", "job", "pod", "namespace", "container", "unit", "comm", "exe")
 PARTS = ("productive", "stalled", "idle", "unknown")
 _SHORT_S, _LONG_S = 600, 18_000
-_MOST_SLOTS = 1_800
-MOST_OF_OWNER = 200_000
+_MAX_SLOTS = 1_800
+MAX_OF_OWNER = 200_000
 """Rows of one owner: each becomes a Python object of some 1 KB."""
 _LITTLE = 0.01
 """Use of a device that counts as none, where it is not known by whom."""
@@ -30,7 +30,7 @@ def slot_ns(wanted: Selection) -> int:
     length_s = (wanted.end_ns - wanted.start_ns) / 1e9
     if length_s <= _SHORT_S:
         return 2 * 10**9
-    return (10 if length_s <= _LONG_S else round(length_s / _MOST_SLOTS)) * 10**9
+    return (10 if length_s <= _LONG_S else round(length_s / _MAX_SLOTS)) * 10**9
 
 
 def by_owner(session: StoredSession, wanted: Selection, by: str, limit: int = 50) -> pa.Table:
@@ -51,19 +51,19 @@ def of_owner(session: StoredSession, wanted: Selection, by: str, owner: str) -> 
     """The slots of one owner: node, slot (ns since 1970), and in ns, over its devices, held,
     productive, stalled, idle, unknown; devices.
 
-    Raises CaptureTooLarge beyond `MOST_OF_OWNER`: sums over a part would be too small.
+    Raises CaptureTooLarge beyond `MAX_OF_OWNER`: sums over a part would be too small.
     """
     cells, parameters = _cells(wanted, by)
     sums = ", ".join(f"sum({name}) AS {name}" for name in ("held", *PARTS))
     found = session.arrow(
         f"WITH {cells} SELECT node, ? + slot * ? AS slot, {sums},"
         " array_agg(DISTINCT device) AS devices FROM part WHERE owner = ? GROUP BY node, slot"
-        f" ORDER BY node, slot LIMIT {MOST_OF_OWNER + 1}",
+        f" ORDER BY node, slot LIMIT {MAX_OF_OWNER + 1}",
         [*parameters, wanted.start_ns, slot_ns(wanted), owner],
     )
-    if found.num_rows > MOST_OF_OWNER:
+    if found.num_rows > MAX_OF_OWNER:
         raise CaptureTooLarge(
-            f"this owner has more than {MOST_OF_OWNER:,} slots on nodes", "choose a shorter time"
+            f"this owner has more than {MAX_OF_OWNER:,} slots on nodes", "choose a shorter time"
         )
     return found
 

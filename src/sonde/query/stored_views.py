@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from sonde.query.stored import MOST_POINTS, MOST_ROWS, SUMS, Selection, StoreTables
 
-MOST_LANES = 500
-MOST_SPANS = 20_000
-MOST_NODES = 20_000
+MAX_LANES = 500
+MAX_SPANS = 20_000
+MAX_NODES = 20_000
 """Boxes of a flame graph."""
-MOST_MADE = 200_000
+MAX_MADE = 200_000
 """Boxes of which those are chosen. Beyond, a stack, lighter than all before it, counts for the last
 box of it that there is."""
 DEEPEST = 256
@@ -84,7 +84,7 @@ def flame_tree(
                 named = _named(frames.get(key))
                 box = boxes[key] = numbers.setdefault(named, len(numbers)), named
             child = at.children.get(box[0])
-            if child is None and len(values) >= MOST_MADE:
+            if child is None and len(values) >= MAX_MADE:
                 break
             if child is None:
                 child = at.children[box[0]] = FlameNode(*box[1])
@@ -93,7 +93,7 @@ def flame_tree(
             at = child
         at.self_value += weight
     weights = sorted((node.value for node in values), reverse=True)
-    least = weights[MOST_NODES] if len(weights) > MOST_NODES else 0.0
+    least = weights[MAX_NODES] if len(weights) > MAX_NODES else 0.0
     left_out = sum(one < least for one in weights)
     return {"left_out": left_out, "root": root.plain(least)}
 
@@ -136,7 +136,7 @@ def timeline(
     common = (
         f"WITH interval AS ({intervals}), lane AS (SELECT {_LANE}, sum(b - a) AS ns"
         f" FROM interval GROUP BY ALL ORDER BY ns DESC, {_LANE}"
-        f" LIMIT {max(1, min(int(lanes), MOST_LANES))}), numbered AS ("
+        f" LIMIT {max(1, min(int(lanes), MAX_LANES))}), numbered AS ("
         f"SELECT CAST(row_number() OVER (ORDER BY ns DESC, {_LANE}) - 1 AS INTEGER) AS lane, *"
         " FROM lane) "
     )
@@ -152,12 +152,12 @@ def timeline(
         f" (a - {start}) // {step} AS slot FROM interval JOIN numbered"
         " USING (node, lane_kind, pid, start_ns, tid, device, stream)), "
         'long AS (SELECT lane, a AS start, b AS "end", name, CAST(1 AS BIGINT) AS n, b - a AS ns'
-        f" FROM box WHERE b - a >= {step} ORDER BY b - a DESC, lane, a LIMIT {MOST_SPANS}), "
+        f" FROM box WHERE b - a >= {step} ORDER BY b - a DESC, lane, a LIMIT {MAX_SPANS}), "
         f'short AS (SELECT lane, slot * {step} AS start, (slot + 1) * {step} AS "end",'
         " max_by(name, b - a) AS name, count(*) AS n, CAST(sum(b - a) AS BIGINT) AS ns"
         f" FROM box WHERE b - a < {step} GROUP BY lane, slot) "
         "SELECT * FROM (SELECT * FROM long UNION ALL SELECT * FROM short)"
-        f' ORDER BY lane, start, "end" LIMIT {MOST_SPANS + MOST_LANES * MOST_POINTS}',
+        f' ORDER BY lane, start, "end" LIMIT {MAX_SPANS + MAX_LANES * MOST_POINTS}',
         parameters,
     )
     return listed, boxes

@@ -12,18 +12,18 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sonde.limits import MOST_NAME_CHARS
+from sonde.limits import MAX_NAME_CHARS
 from sonde.query.schema import TABLES, USAGE_COUNTERS
 
-MOST_WEIGHT = 1e17
+MAX_WEIGHT = 1e17
 """Greatest weight of one row: three years in ns."""
-MOST_VALUE = 1e100
+MAX_VALUE = 1e100
 """Greatest value of a metric; a sum of many such values is still finite."""
-MOST_NUMBER = (1 << 62) - 1
-MOST_TEXT_BYTES = 64 << 10
+MAX_NUMBER = (1 << 62) - 1
+MAX_TEXT_BYTES = 64 << 10
 """Of one name. The longest names of compilers have some 20,000 bytes; longer ones are damage."""
-MOST_FRAMES = 65_536
-MOST_DEVICE = 65_535
+MAX_FRAMES = 65_536
+MAX_DEVICE = 65_535
 """Greatest ordinal of a device in its process."""
 
 _WEIGHTS = frozenset({"weight", "weight_count", "weight_ns", "weight_bytes"})
@@ -82,24 +82,24 @@ def check_columns(name: str, table: pa.Table) -> None:
         if any(alike(column.type) != alike(wanted) for alike in _KINDS):
             raise ValueError(f"{field.name} is {str(column.type)[:80]}")
         if pa.types.is_string(column.type):
-            if (pc.max(pc.binary_length(column)).as_py() or 0) > MOST_TEXT_BYTES:
-                raise ValueError(f"{field.name} is longer than {MOST_TEXT_BYTES} bytes")
-        elif pa.types.is_list(column.type) and _longest_list(column) > MOST_FRAMES:
-            raise ValueError(f"{field.name} has more than {MOST_FRAMES} values")
+            if (pc.max(pc.binary_length(column)).as_py() or 0) > MAX_TEXT_BYTES:
+                raise ValueError(f"{field.name} is longer than {MAX_TEXT_BYTES} bytes")
+        elif pa.types.is_list(column.type) and _longest_list(column) > MAX_FRAMES:
+            raise ValueError(f"{field.name} has more than {MAX_FRAMES} values")
 
 
 def truncate_names(table: pa.Table) -> tuple[pa.Table, int]:
-    """The table with names cut to `limits.MOST_NAME_CHARS`, and how many were cut."""
+    """The table with names cut to `limits.MAX_NAME_CHARS`, and how many were cut."""
     count = 0
     for at, field in enumerate(table.schema):
         column = table.column(at)
         if not pa.types.is_string(field.type):
             continue
-        if (pc.max(pc.binary_length(column)).as_py() or 0) <= MOST_NAME_CHARS:
+        if (pc.max(pc.binary_length(column)).as_py() or 0) <= MAX_NAME_CHARS:
             continue
-        long = pc.greater(pc.utf8_length(column), MOST_NAME_CHARS)
+        long = pc.greater(pc.utf8_length(column), MAX_NAME_CHARS)
         if amount := pc.sum(long).as_py() or 0:
-            begin = pc.utf8_slice_codeunits(column, 0, MOST_NAME_CHARS - 1)
+            begin = pc.utf8_slice_codeunits(column, 0, MAX_NAME_CHARS - 1)
             short = pc.binary_join_element_wise(begin, "…", "")
             table = table.set_column(at, field.name, pc.if_else(long, short, column))
             count += amount
@@ -172,11 +172,11 @@ def _valid_values(
 ) -> pa.ChunkedArray | None:
     """Mask of valid values; None for a column in which every value is valid."""
     if pa.types.is_floating(kind):
-        low, high = (0.0, MOST_WEIGHT) if column in _WEIGHTS else (-MOST_VALUE, MOST_VALUE)
+        low, high = (0.0, MAX_WEIGHT) if column in _WEIGHTS else (-MAX_VALUE, MAX_VALUE)
         # Comparisons with NaN are false.
         return pc.and_(pc.greater_equal(values, low), pc.less_equal(values, high))
     if column == "device":
-        return pc.less_equal(values, pa.scalar(MOST_DEVICE, kind))
+        return pc.less_equal(values, pa.scalar(MAX_DEVICE, kind))
     if column in _QUANTITIES:
-        return pc.less_equal(values, pa.scalar(MOST_NUMBER, kind))
+        return pc.less_equal(values, pa.scalar(MAX_NUMBER, kind))
     return None

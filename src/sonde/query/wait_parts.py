@@ -28,7 +28,7 @@ GIL_FRAMES = (
 )
 """Functions of CPython that wait for its lock; the first is missing in interpreters without a
 table of symbols."""
-MOST_PARTS = 32
+MAX_PARTS = 32
 """Parts that the waits of one thread for one reason are split into: the longest."""
 _IN_CALLS = (Activity.DEVICE_WAIT, Activity.COPY, Activity.ALLOCATION)
 """What a thread that is blocked within a device's call does there."""
@@ -92,7 +92,7 @@ def parts_of_waits(
     for key, parts in sums.items():
         all_ns = sum(parts.values())
         ranked = sorted(parts.items(), key=lambda item: -item[1])
-        found[key] = {part: ns / all_ns for part, ns in ranked[:MOST_PARTS] if all_ns}
+        found[key] = {part: ns / all_ns for part, ns in ranked[:MAX_PARTS] if all_ns}
     return found
 
 

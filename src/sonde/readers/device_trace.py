@@ -18,13 +18,13 @@ from sonde.errors import NotACapture
 from sonde.model.device_trace import CALL_KINDS, DEVICE_KINDS, DeviceTrace, Kind, RawTrace
 
 LONGEST_NS: Final = 60_000_000_000
-_MOST_EARLY_NS: Final = 10_000_000
-_MOST_RATE: Final = 100.0
+_MAX_EARLY_NS: Final = 10_000_000
+_MAX_RATE: Final = 100.0
 """Of CUPTI's clock, ticks a ns or ns a tick."""
 _SAME: Final = 0.001
 """Clocks in ns differ by less."""
 _MOST_BYTES: Final = 1 << 50
-_MOST_DEVICES: Final = 1 << 16
+_MAX_DEVICES: Final = 1 << 16
 _NUMPY: Final = {"Q": "u8", "I": "u4", "H": "u2", "B": "u1"}
 _LAUNCHES: Final = re.compile(r"cu(da)?(Launch|GraphLaunch)")
 _ENOUGH: Final = 20
@@ -53,7 +53,7 @@ def read(
     rows = np.frombuffer(raw.records, _dtype(raw)).copy()
     for field in ("start_ns", "end_ns"):
         rows[field] = clock.to_host(rows[field])
-    true = _possible(rows, head["opened_ns"] - _MOST_EARLY_NS, head["closed_ns"] + LONGEST_NS)
+    true = _possible(rows, head["opened_ns"] - _MAX_EARLY_NS, head["closed_ns"] + LONGEST_NS)
     lost["records that cannot be true"] = int(np.count_nonzero(~true))
     rows = rows[true]
     is_call = np.isin(rows["kind"], CALL_KINDS)
@@ -110,7 +110,7 @@ class _Clock:
             0 < span_ns <= LONGEST_NS
             and self._begin_ns < 1 << 62
             and 0 < self._low < head["closed_cupti_ns"] < 1 << 63
-            and 1 / _MOST_RATE < span / span_ns < _MOST_RATE
+            and 1 / _MAX_RATE < span / span_ns < _MAX_RATE
         ):
             raise NotACapture(
                 f"the clocks in the trace of process {pid} disagree", "Trace it again."
@@ -142,7 +142,7 @@ def _possible(rows: NDArray[Any], low: int, high: int) -> NDArray[np.bool_]:
     start, end = rows["start_ns"], rows["end_ns"]
     known = np.isin(rows["kind"], [*DEVICE_KINDS, *CALL_KINDS])
     timed = (start >= max(low, 1)) & (start <= end) & (end <= high)
-    bounded = (rows["bytes"] <= _MOST_BYTES) & (rows["device"] < _MOST_DEVICES)
+    bounded = (rows["bytes"] <= _MOST_BYTES) & (rows["device"] < _MAX_DEVICES)
     possible: NDArray[np.bool_] = known & timed & bounded
     return possible
 

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from sonde.errors import CaptureTooLarge, NotACapture
-from sonde.limits import MOST_NAME_CHARS, Budget, shortened, text_bytes
+from sonde.limits import MAX_NAME_CHARS, Budget, shortened, text_bytes
 from sonde.model.collectives import is_collective
 from sonde.model.timeline import (
     CallKind,
@@ -40,7 +40,7 @@ _PIECE = 1 << 20
 _HEAD_LIMIT = 16 << 20
 """The list of events begins within this many characters, or the file is no trace."""
 
-_MOST_EVENT = 1 << 20
+_MAX_EVENT = 1 << 20
 """Largest length of one event; events with shapes and stacks have about 100 kB."""
 _ROW_BYTES = 200
 _TRACK_BYTES = 700
@@ -49,13 +49,13 @@ _COLUMN_BYTES = 256
 _EVENTS_AT_ONCE = 4_096
 _PIECES_BYTES = 48 << 20
 """Memory of the text while it is read: pieces of it, and one decoded event."""
-_MOST_TRACKS = 1 << 20
-_MOST_LOST = 1_000_000
-_MOST_DEVICES = (1 << 16) - 1
-_MOST_TRACED = 256
+_MAX_TRACKS = 1 << 20
+_MAX_LOST = 1_000_000
+_MAX_DEVICES = (1 << 16) - 1
+_MAX_TRACED = 256
 """Devices in one trace; a host has about sixteen."""
-_MOST_CALLS = 100_000
-_MOST_CORRELATION = (1 << 48) - 1
+_MAX_CALLS = 100_000
+_MAX_CORRELATION = (1 << 48) - 1
 """Largest correlation id; those of CUPTI have 32 bits."""
 _MOST_BYTES = 1 << 50
 _LAST_NS = 1 << 62
@@ -159,7 +159,7 @@ class _Reader:
         """A name, truncated if too long; lone surrogates, which JSON may escape, are replaced."""
         if not isinstance(value, str):
             raise TypeError("a name")
-        if len(value) > MOST_NAME_CHARS:
+        if len(value) > MAX_NAME_CHARS:
             self.names_cut += 1
             value = shortened(value)
         return value if value.isascii() else value.encode(errors="replace").decode()
@@ -170,11 +170,11 @@ class _Reader:
         return self._track(track, before)
 
     def _stream(self, args: dict[str, Any], event: dict[str, Any]) -> int:
-        device = _number(args.get("device", event["pid"]), _MOST_DEVICES)
+        device = _number(args.get("device", event["pid"]), _MAX_DEVICES)
         self._devices.add(device)
-        if len(self._devices) > _MOST_TRACED:
+        if len(self._devices) > _MAX_TRACED:
             raise CaptureTooLarge(
-                f"{self.budget.name} has more than {_MOST_TRACED} devices",
+                f"{self.budget.name} has more than {_MAX_TRACED} devices",
                 "trace fewer of them",
             )
         before = len(self.interner.tracks)
@@ -184,9 +184,9 @@ class _Reader:
     def _track(self, track: int, before: int) -> int:
         if track >= before:
             self.budget.hold(_TRACK_BYTES)
-        if track >= _MOST_TRACKS:
+        if track >= _MAX_TRACKS:
             raise CaptureTooLarge(
-                f"{self.budget.name} has more than {_MOST_TRACKS:,} threads and streams",
+                f"{self.budget.name} has more than {_MAX_TRACKS:,} threads and streams",
                 "trace for a shorter time",
             )
         return track
@@ -239,7 +239,7 @@ class _Reader:
         kind = self._call_kinds.get(name)
         if kind is None:
             kind = call_kind(name)
-            if len(self._call_kinds) < _MOST_CALLS:
+            if len(self._call_kinds) < _MAX_CALLS:
                 self.budget.hold(_ROW_BYTES + text_bytes(name))
                 self._call_kinds[name] = kind
         if kind == CallKind.OTHER:
@@ -267,7 +267,7 @@ class _Reader:
         self.budget.hold(_ROW_BYTES)
         waiting = self._stream(args, event)
         awaited = self._stream({"device": args.get("device", 0), "stream": other}, event)
-        row = (waiting, awaited, _correlation(args), min(record, _MOST_CORRELATION))
+        row = (waiting, awaited, _correlation(args), min(record, _MAX_CORRELATION))
         self.stream_waits.append(row)
 
     def _python(self, event: dict[str, Any], start: int, end: int) -> None:
@@ -304,7 +304,7 @@ def _number(value: object, most: int = (1 << 62) - 1) -> int:
 def _correlation(args: dict[str, Any]) -> int:
     """The correlation id, 0 none. Raises for an invalid one, which would join unrelated events."""
     value = args.get("correlation")
-    return 0 if value is None else _number(value, _MOST_CORRELATION)
+    return 0 if value is None else _number(value, _MAX_CORRELATION)
 
 
 def _size(args: dict[str, Any]) -> int:
@@ -361,9 +361,9 @@ def read(path: Path, on_progress: Progress | None = None) -> Timeline:
                 reader.add(item)
             except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
                 reader.lost["not understood"] += 1
-                if reader.lost["not understood"] > _MOST_LOST:
+                if reader.lost["not understood"] > _MAX_LOST:
                     raise NotACapture(
-                        f"{path} has more than {_MOST_LOST:,} entries that are no events",
+                        f"{path} has more than {_MAX_LOST:,} entries that are no events",
                         "give what torch.profiler wrote",
                     ) from None
             count += 1
@@ -400,7 +400,7 @@ def read(path: Path, on_progress: Progress | None = None) -> Timeline:
     notes = [f"{amount:,} events {what}" for what, amount in reader.lost.items()]
     if reader.names_cut:
         notes.append(
-            f"{reader.names_cut:,} names were longer than {MOST_NAME_CHARS:,} characters and "
+            f"{reader.names_cut:,} names were longer than {MAX_NAME_CHARS:,} characters and "
             "are truncated"
         )
     if not complete:
@@ -482,4 +482,4 @@ def _events(
         raise NotACapture(
             f"{budget.name} is no trace in Chrome's JSON", "give what torch.profiler wrote"
         )
-    yield from values_of_list(text.read, piece, at, tail, _MOST_EVENT)
+    yield from values_of_list(text.read, piece, at, tail, _MAX_EVENT)

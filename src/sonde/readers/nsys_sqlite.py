@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from sonde.errors import NotACapture
-from sonde.limits import MOST_NAME_CHARS, Budget, shortened, text_bytes
+from sonde.limits import MAX_NAME_CHARS, Budget, shortened, text_bytes
 from sonde.model.collectives import is_collective
 from sonde.model.timeline import (
     CallKind,
@@ -51,8 +51,8 @@ _STEPS_A_BYTE: Final = 16
 """Real exports need less than 2."""
 _LAST_NS: Final = 1 << 62
 _LONGEST_NS: Final = 1 << 53
-_MOST_DEVICE: Final = (1 << 16) - 1
-_MOST_STREAM: Final = 1 << 40
+_MAX_DEVICE: Final = (1 << 16) - 1
+_MAX_STREAM: Final = 1 << 40
 _MOST_BYTES: Final = 1 << 50
 _ID_BITS: Final = 24
 """Of a process or thread in `globalTid`: vendor and host, process, thread."""
@@ -246,8 +246,8 @@ class _Reader:
         return number + (process << 32) if number else 0
 
     def _stream(self, row: dict[str, object]) -> int:
-        device = _number(row["deviceId"], _MOST_DEVICE)
-        stream = _number(row["streamId"], _MOST_STREAM)
+        device = _number(row["deviceId"], _MAX_DEVICE)
+        stream = _number(row["streamId"], _MAX_STREAM)
         pid = _number(row.get("globalPid", 0)) >> _ID_BITS & (1 << _ID_BITS) - 1
         return self._naming.stream(device, stream, pid)
 
@@ -394,9 +394,9 @@ class _Reader:
         names, processors = {}, {}
         for row in self._rows("TARGET_INFO_GPU", "id name", "smCount"):
             number, count = row["id"], row.get("smCount")
-            if isinstance(number, int) and 0 <= number <= _MOST_DEVICE:
+            if isinstance(number, int) and 0 <= number <= _MAX_DEVICE:
                 names[number] = _shown(str(row["name"]))
-                if isinstance(count, int) and 0 < count <= _MOST_DEVICE:
+                if isinstance(count, int) and 0 < count <= _MAX_DEVICE:
                     processors[number] = count
         return names, processors
 
@@ -410,7 +410,7 @@ class _Reader:
 
 def _shown(text: str) -> str:
     """A name, truncated if too long; lone surrogates are replaced."""
-    if len(text) > MOST_NAME_CHARS:
+    if len(text) > MAX_NAME_CHARS:
         text = shortened(text)
     return text if text.isascii() else text.encode(errors="replace").decode()
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sonde.errors import MissingDependency, NotACapture
-from sonde.limits import MOST_NAME_CHARS, Budget, shortened, text_bytes
+from sonde.limits import MAX_NAME_CHARS, Budget, shortened, text_bytes
 from sonde.model.timeline import Interner, Samples, Timeline
 from sonde.readers.text import opened
 
@@ -25,7 +25,7 @@ _OBJECT_BYTES = 48
 """Memory of the decoded objects per byte of a message: an empty message has two bytes."""
 _TEXT_BYTES = 200
 _SAMPLE_BYTES = 240
-_MOST_NS = 10**15
+_MAX_NS = 10**15
 """Largest weight of one sample: eleven days."""
 _CPU = {"cpu", "samples", "on-cpu", "on_cpu", "sample"}
 _NS_OF = {"nanoseconds": 1, "ns": 1, "microseconds": 1_000, "us": 1_000, "milliseconds": 1_000_000}
@@ -111,7 +111,7 @@ class _Reader:
         return known
 
     def _short(self, text: str) -> str:
-        if len(text) > MOST_NAME_CHARS:
+        if len(text) > MAX_NAME_CHARS:
             self._names_cut += 1
             text = shortened(text)
         self._budget.hold(_TEXT_BYTES + text_bytes(text))
@@ -157,7 +157,7 @@ class _Reader:
                 if time_ns >= 1 << 62:
                     self._lost["with a time out of range"] += 1
                     continue
-                if not 0 <= weight <= _MOST_NS:
+                if not 0 <= weight <= _MAX_NS:
                     self._lost["with an impossible weight"] += 1
                     continue
                 self.time.append(time_ns)

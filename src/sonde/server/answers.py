@@ -18,14 +18,14 @@ from sonde.query import stored, stored_charts, stored_memory, stored_views
 from sonde.query.stored import Selection, StoredSession
 from sonde.query.stored_capture import MOST_ROWS
 from sonde.query.table_columns import columns
-from sonde.server import job, views
+from sonde.server import job, timeline_answers
 from sonde.server.service import Service
 from sonde.server.tokens import Caller
 
 HOUR_S = 3_600
-_MOST_S = 4e9
+_MAX_S = 4e9
 """Before and after 1970: the difference of two times in ns has to fit 64 bits."""
-_MOST_VALUES = 1_000
+_MAX_VALUES = 1_000
 MEMORY_KINDS = ("mapped", "unmapped", "faulted")
 _OWNERS = ("user", "pod", "namespace", "job", "comm", "exe", "container", "unit")
 PARAMETERS: Mapping[str, str] = {
@@ -91,8 +91,8 @@ def parse(items: Iterable[tuple[str, str]]) -> Options:
     for number, (name, value) in enumerate(items):
         if name not in PARAMETERS:
             raise UsageError(f"no parameter is called {name[:40]!r}", "see /openapi.json")
-        if number >= _MOST_VALUES:
-            raise UsageError("too many parameters", f"give at most {_MOST_VALUES}")
+        if number >= _MAX_VALUES:
+            raise UsageError("too many parameters", f"give at most {_MAX_VALUES}")
         given.setdefault(name, []).append(value)
 
     def one(name: str, default: str) -> str:
@@ -129,7 +129,7 @@ def _ns(name: str, text: str) -> int:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not -_MOST_S <= seconds <= _MOST_S:
+    if not -_MAX_S <= seconds <= _MAX_S:
         raise UsageError(f"{name} is no time", "give seconds since 1970")
     return round(seconds * 1e9)
 
@@ -210,8 +210,8 @@ def _timeline(session: StoredSession, options: Options) -> pa.Table | dict[str, 
 
 def _drawn(session: StoredSession, options: Options) -> dict[str, Any]:
     if options.form is Form.COLUMNS:
-        return views.timeline(session, options.wanted, MOST_ROWS)
-    return packed.plain(views.timeline(session, options.wanted))  # type: ignore[no-any-return]
+        return timeline_answers.timeline(session, options.wanted, MOST_ROWS)
+    return packed.plain(timeline_answers.timeline(session, options.wanted))  # type: ignore[no-any-return]
 
 
 QUESTIONS: Mapping[str, Question] = {
@@ -268,7 +268,7 @@ QUESTIONS: Mapping[str, Question] = {
     ),
     "ranks": Question(
         "processes on devices by step or time: at work, in collectives",
-        lambda s, o: views.ranks(s, o.wanted, o.points),
+        lambda s, o: timeline_answers.ranks(s, o.wanted, o.points),
     ),
     "memory": Question(
         "what processes mapped, gave back and touched, bytes",
@@ -282,7 +282,9 @@ QUESTIONS: Mapping[str, Question] = {
         "GPU hours by owner: held, productive, stalled, idle, wasted",
         lambda s, o: job.owners(s, o.wanted, o.by, o.limit),
     ),
-    "verdict": Question("why one node's devices waited", lambda s, o: views.explained(s, o.wanted)),
+    "verdict": Question(
+        "why one node's devices waited", lambda s, o: timeline_answers.explained(s, o.wanted)
+    ),
 }
 
 

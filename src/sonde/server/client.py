@@ -32,28 +32,33 @@ class QuestionError(SinkError):
 class ServerClient:
     """Questions to one server, with one token. Thread-safe: each request has its connection."""
 
-    def __init__(self, url: str, token_file: Path | None = None) -> None:
-        """Raises UsageError for a URL that is none, SinkError for a token that cannot be read."""
+    def __init__(self, url: str, token_file: Path | None = None, token: str = "") -> None:
+        """The token is that of `token_file`, or `token`. Raises UsageError for a URL that is none,
+        SinkError for a token that cannot be read."""
         try:
             parts = http_client.split_url(url)
         except ValueError as error:
             raise UsageError(
                 f"{http_client.shown(url)!r} is no server's URL: {error}", "write https://HOST:PORT"
             ) from error
-        clear = parts.scheme == "http" and not http_client.is_loopback(parts.hostname or "")
-        if token_file is not None and clear:
+        if (token_file is not None or token) and http_client.is_in_the_clear(parts):
             raise UsageError("the token would cross the network in the clear", "write https://…")
         self.url = url.rstrip("/")
         self._token_file = token_file
+        self._token = token
         self._headers()  # a token that cannot be read is reported now
 
     def ask(self, question: str, parameters: Mapping[str, Value] | None = None) -> Any:
         """The answer of /v1/QUESTION, parsed from JSON. Raises QuestionError, SinkError."""
+        return self.request("GET", question, parameters)
+
+    def request(self, method: str, path: str, parameters: Mapping[str, Value] | None = None) -> Any:
+        """The answer to METHOD /v1/PATH, parsed from JSON. Raises QuestionError, SinkError."""
         query = urlencode(parameters or {}, doseq=True)
         try:
             answer = http_client.request(
-                "GET",
-                f"{self.url}/v1/{question}" + (f"?{query}" if query else ""),
+                method,
+                f"{self.url}/v1/{path}" + (f"?{query}" if query else ""),
                 deadline_s=REQUEST_S,
                 max_bytes=ANSWER_BYTES,
                 headers=self._headers(),
@@ -77,7 +82,7 @@ class ServerClient:
     def _headers(self) -> dict[str, str]:
         """With the token as the file has it now: a renewed one counts without a restart."""
         if self._token_file is None:
-            return {}
+            return {"Authorization": f"Bearer {self._token}"} if self._token else {}
         try:
             with open_input(self._token_file) as file:
                 token = file.read(_TOKEN_BYTES).decode("ascii").strip()

@@ -19,13 +19,13 @@ from sonde.export.strict_json import dumps
 from sonde.input_files import open_input
 
 SUFFIX = ".json"
-MOST_FILES = 60
+MAX_FILES = 60
 """The newest ones; the answer has how many more there are."""
 MOST_BYTES = 16 << 20
 """Of one."""
-MOST_CLASSES = 200
+MAX_CLASSES = 200
 """Of one list of a release."""
-_MOST_CHARS = 200
+_MAX_CHARS = 200
 _95_PERCENT = 1.96
 
 
@@ -77,7 +77,7 @@ def listed(folder: Path | None) -> bytes:
     files.sort(reverse=True)
     found: list[dict[str, Any]] = []
     unreadable = 0
-    for _, name, path in files[:MOST_FILES]:
+    for _, name, path in files[:MAX_FILES]:
         one = _read(path)
         if one is None:
             unreadable += 1
@@ -88,7 +88,7 @@ def listed(folder: Path | None) -> bytes:
         {
             "shown": folder is not None,
             "releases": found,
-            "older": max(0, len(files) - MOST_FILES),
+            "older": max(0, len(files) - MAX_FILES),
             "unreadable": unreadable,
         }
     ).encode()
@@ -111,18 +111,18 @@ def _document(one: _Release, name: str) -> dict[str, Any]:
     ledger = one.ledger
     return {
         "id": name,
-        "task": one.task[:_MOST_CHARS],
+        "task": one.task[:_MAX_CHARS],
         "start_s": one.start_s,
         "duration_s": one.duration_s,
-        "unit": one.unit[:_MOST_CHARS],
-        "privacy": one.privacy[:_MOST_CHARS],
+        "unit": one.unit[:_MAX_CHARS],
+        "privacy": one.privacy[:_MAX_CHARS],
         "delta": one.delta,
         "budget": one.budget,
         "samples": sum(row.count for row in one.rows),
         "buckets": len(one.rows),
         "spent": [
             {
-                "unit": unit[:_MOST_CHARS],
+                "unit": unit[:_MAX_CHARS],
                 "one_release": epsilon,
                 "worst_year": cost.worst_year if cost else None,
                 "full_year": cost.full_year if cost else None,
@@ -156,14 +156,14 @@ def _classes(one: _Release, column: str) -> dict[str, Any]:
     return {
         "rows": [
             {
-                "name": name[:_MOST_CHARS],
+                "name": name[:_MAX_CHARS],
                 "count": counts[name],
                 "error": errors[name],
                 "share": counts[name] / whole,
                 "share_error": errors[name] / whole,
             }
-            for name in clear[:MOST_CLASSES]
+            for name in clear[:MAX_CLASSES]
         ],
         "in_noise": len(counts) - len(clear),
-        "left_out": max(0, len(clear) - MOST_CLASSES),
+        "left_out": max(0, len(clear) - MAX_CLASSES),
     }

@@ -15,7 +15,7 @@ from sonde.export.strict_json import dumps
 from sonde.input_files import open_input
 
 SUFFIX = ".json.gz"
-MOST_FILES = 300
+MAX_FILES = 300
 """The newest ones; the answer has how many more there are."""
 MOST_BYTES = 64 << 20
 """Of one, unpacked; as `sonde incidents`."""
@@ -34,7 +34,7 @@ def listed(folder: Path | None) -> bytes:
     files.sort(reverse=True)
     found: list[dict[str, Any]] = []
     unreadable = 0
-    for modified_ns, path in files[:MOST_FILES]:
+    for modified_ns, path in files[:MAX_FILES]:
         one = _read(path)
         if one is None:
             unreadable += 1
@@ -45,7 +45,7 @@ def listed(folder: Path | None) -> bytes:
         {
             "shown": folder is not None,
             "incidents": found,
-            "older": max(0, len(files) - MOST_FILES),
+            "older": max(0, len(files) - MAX_FILES),
             "unreadable": unreadable,
         }
     ).encode()

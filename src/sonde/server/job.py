@@ -13,13 +13,13 @@ from sonde.errors import CaptureError, UsageError
 from sonde.query import stored
 from sonde.query.stored import QueryTimedOutError, Selection, StoredSession
 from sonde.query.stored_use import OWNERS, PARTS, by_owner, of_owner, processes_of, slot_ns
-from sonde.server import views
+from sonde.server import timeline_answers
 
 VERDICTS = 3
 """Nodes whose stalls are explained: those with most of them."""
 WINDOW_NS = 60 * 10**9
 """Of each: its minute with most stalled time."""
-MOST_FUNCTIONS = 50
+MAX_FUNCTIONS = 50
 _PID = re.compile(r"\((\d{1,10})\)$")
 _HOUR_NS = 3_600e9
 NOT_COVERED = (
@@ -63,7 +63,7 @@ def job(session: StoredSession, wanted: Selection, limit: int) -> dict[str, Any]
         pids[row["node"]].add(row["pid"])
     total = {name: sum(row[name] for row in slots) for name in ("held", *PARTS)}
     explained = _explained(session, every, slots, pids)
-    functions = stored.top_functions(session, wanted, min(limit, MOST_FUNCTIONS)).to_pylist()
+    functions = stored.top_functions(session, wanted, min(limit, MAX_FUNCTIONS)).to_pylist()
     return {
         "by": by,
         "id": owner,
@@ -111,7 +111,7 @@ def _explained(
         end = min(start + WINDOW_NS, wanted.end_ns)
         one = replace(wanted, start_ns=start, end_ns=end, nodes=[node])
         try:
-            verdicts = views.explained(session, one)["verdicts"]
+            verdicts = timeline_answers.explained(session, one)["verdicts"]
         except QueryTimedOutError:
             raise
         except CaptureError:

@@ -13,11 +13,11 @@ from sonde.server.oidc_keys import Keys, KeysUnavailableError
 from sonde.server.service import RefusedRequestError
 from sonde.server.tokens import TENANT, Caller, Scope
 
-MOST_CHARS = 8_192
+MAX_CHARS = 8_192
 """Of a token."""
-MOST_LIFETIME_S = 31 * 24 * 3600.0
+MAX_LIFETIME_S = 31 * 24 * 3600.0
 """Until a token expires: it cannot be withdrawn before."""
-_MOST_SUBJECT = 255
+_MAX_SUBJECT = 255
 _LOGIN = "get another token from the issuer"
 _MAPPING = "have the issuer's claims and the file of --oidc agree"
 
@@ -39,14 +39,14 @@ class Oidc:
         that gives nobody a tenant and a scope, 503 while the issuer's keys are not known."""
         claims = await self._claims(token)
         subject = claims.get("sub")
-        if not isinstance(subject, str) or not 0 < len(subject) <= _MOST_SUBJECT:
+        if not isinstance(subject, str) or not 0 < len(subject) <= _MAX_SUBJECT:
             raise RefusedRequestError(401, "the token names no subject", _LOGIN)
         tenant = self._tenant(claims.get(self._config.tenant_claim))
         scopes = self._scopes(claims.get(self._config.scopes_claim))
         return Caller(f"oidc:{subject}", tenant, scopes)
 
     async def _claims(self, token: str) -> dict[str, Any]:
-        if len(token) > MOST_CHARS:
+        if len(token) > MAX_CHARS:
             raise RefusedRequestError(401, "the token is too long", _LOGIN)
         try:
             head = jwt.get_unverified_header(token)
@@ -75,7 +75,7 @@ class Oidc:
             why = type(error).__name__.removesuffix("Error")
             raise RefusedRequestError(401, f"the token is not valid ({why})", _LOGIN) from None
         expires = claims["exp"]
-        if not isinstance(expires, int | float) or expires > time.time() + MOST_LIFETIME_S:
+        if not isinstance(expires, int | float) or expires > time.time() + MAX_LIFETIME_S:
             raise RefusedRequestError(401, "the token expires in more than 31 days", _LOGIN)
         return claims
 

@@ -19,7 +19,7 @@ ALGORITHMS = frozenset(
 )
 """Asymmetric ones alone: the key that checks must not be one that signs."""
 _MOST_BYTES = 64 << 10
-_MOST_LEEWAY_S = 300
+_MAX_LEEWAY_S = 300
 
 
 class OidcConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -83,9 +83,9 @@ def _check(config: OidcConfig) -> None:
             f"algorithms has {wrong[0]!r}" if wrong else "algorithms is empty",
             f"choose among {', '.join(sorted(ALGORITHMS))}",
         )
-    if not 0 <= config.leeway_s <= _MOST_LEEWAY_S:
+    if not 0 <= config.leeway_s <= _MAX_LEEWAY_S:
         raise UsageError(
-            f"leeway_s is {config.leeway_s:g}", f"choose a value from 0 to {_MOST_LEEWAY_S}"
+            f"leeway_s is {config.leeway_s:g}", f"choose a value from 0 to {_MAX_LEEWAY_S}"
         )
     for tenant in config.tenants.values():
         if not TENANT.fullmatch(tenant):

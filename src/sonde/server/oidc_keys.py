@@ -27,7 +27,7 @@ LOG = logging.getLogger("sonde.server")
 DEADLINE_S = 5.0
 """For all requests of a fetch together."""
 DOCUMENT_BYTES = 256 << 10
-MOST_KEYS = 64
+MAX_KEYS = 64
 COOLDOWN_S = 10.0
 FRESH_S = 300.0
 """Keys of this age are fetched again, while they are still used."""
@@ -113,8 +113,8 @@ def _fetched(config: OidcConfig) -> Mapping[str, Key]:
             raise ValueError("the discovery document names no jwks_uri")
         check_url("jwks_uri", url)
     listed = _document(url, ends).get("keys")
-    if not isinstance(listed, list) or len(listed) > MOST_KEYS:
-        raise ValueError(f"no list of at most {MOST_KEYS} keys")
+    if not isinstance(listed, list) or len(listed) > MAX_KEYS:
+        raise ValueError(f"no list of at most {MAX_KEYS} keys")
     keys: dict[str, Key] = {}
     for at, one in enumerate(listed):
         key = _key(one) if isinstance(one, dict) else None

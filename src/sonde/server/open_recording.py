@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sonde.query.capture import Capture
 
 GOOD, BAD = b"+", b"-"
-_MOST_STACKS = 200_000
+_MAX_STACKS = 200_000
 """Of a kind; the heaviest are sent, and `total` has the others, too."""
 
 
@@ -110,7 +110,7 @@ def _flame(profile: Profile) -> dict[str, Any]:
             weights[at] += amount
     heaviest = sorted(merged.items(), key=lambda one: -one[1][1] - one[1][2])
     stacks = []
-    for (stack, label), (events, ns, size) in heaviest[:_MOST_STACKS]:
+    for (stack, label), (events, ns, size) in heaviest[:_MAX_STACKS]:
         frames = profile.stacks[stack]
         keys = [(one.kind, one.function, one.binary, one.file, one.line) for one in frames]
         if label:

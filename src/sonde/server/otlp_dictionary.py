@@ -13,15 +13,15 @@ from typing import Any
 
 from sonde.server.service import RefusedRequestError
 
-MOST_STEPS = 1_500_000
+MAX_STEPS = 1_500_000
 """Entries that are looked at for one request, or frames of its stacks: about a microsecond each."""
-MOST_MADE_BYTES = 16 << 20
+MAX_MADE_BYTES = 16 << 20
 """Of the rows and texts of dictionaries (frames, processes, threads) that are made of a request."""
-MOST_FRAMES = 1_024
+MAX_FRAMES = 1_024
 """Of a stack; the outermost are left out."""
-MOST_LINES = 64
+MAX_LINES = 64
 """Inlined functions of a location."""
-MOST_TEXT = 512
+MAX_TEXT = 512
 _KINDS = {"kernel": "kernel", "cpython": "python", "native": "user", "go": "user", "rust": "user"}
 _FRAME_TYPE = "profile.frame.type"
 
@@ -37,7 +37,7 @@ class Allowance:
     __slots__ = ("_made_bytes", "_steps")
 
     def __init__(self) -> None:
-        self._steps, self._made_bytes = MOST_STEPS, MOST_MADE_BYTES
+        self._steps, self._made_bytes = MAX_STEPS, MAX_MADE_BYTES
 
     def look(self, count: int) -> None:
         """Count entries that are about to be looked at. Raises RefusedRequestError."""
@@ -75,7 +75,7 @@ class Dictionary:
         known = self._strings.get(at)
         if known is None:
             table = self.tables.string_table
-            known = self._strings[at] = table[at][:MOST_TEXT] if 0 <= at < len(table) else ""
+            known = self._strings[at] = table[at][:MAX_TEXT] if 0 <= at < len(table) else ""
         return known
 
     def attributes(self, indices: Sequence[int]) -> Attributes:
@@ -102,7 +102,7 @@ class Dictionary:
     def stack(self, at: int) -> Sequence[int]:
         """The locations of a stack, leaf first."""
         table = self.tables.stack_table
-        return table[at].location_indices[:MOST_FRAMES] if 0 <= at < len(table) else ()
+        return table[at].location_indices[:MAX_FRAMES] if 0 <= at < len(table) else ()
 
     def location(self, at: int) -> Sequence[FrameRow]:
         """Frames of a location, innermost first: several where functions are inlined."""
@@ -123,7 +123,7 @@ class Dictionary:
             mapping = tables.mapping_table[location.mapping_index]
             binary = self.string(mapping.filename_strindex).rpartition("/")[2] or binary
         offset = location.address if 0 <= location.address < 1 << 63 else 0
-        lines = location.lines[:MOST_LINES]
+        lines = location.lines[:MAX_LINES]
         self.allowance.look(4 + 4 * len(lines))
         found: list[FrameRow] = []
         for line in lines or [None]:
@@ -140,4 +140,4 @@ class Dictionary:
 
 def value_of(value: Any) -> tuple[str, int]:
     """Text and whole number of a value, of which at most one is not empty."""
-    return str(value.string_value)[:MOST_TEXT], int(value.int_value)
+    return str(value.string_value)[:MAX_TEXT], int(value.int_value)

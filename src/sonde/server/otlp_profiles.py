@@ -24,7 +24,7 @@ from opentelemetry.proto.collector.profiles.v1development import profiles_servic
 from sonde.query.chunk_writer import chunk_of
 from sonde.query.schema import TABLES
 from sonde.server.otlp_dictionary import (
-    MOST_FRAMES,
+    MAX_FRAMES,
     Allowance,
     Attributes,
     Dictionary,
@@ -36,9 +36,9 @@ from sonde.server.service import RefusedRequestError
 MOST_BYTES = 4 << 20
 """Of a request, decompressed: decoded objects take some ten times as much."""
 MOST_ROWS = 200_000
-MOST_HOSTS = 64
+MAX_HOSTS = 64
 """Each is a separate chunk: agents are their own host, collectors send for some."""
-_MOST_NS = 10**15
+_MAX_NS = 10**15
 """Largest weight of one row: eleven days."""
 _ON_CPU = {"cpu", "samples", "sample", "on-cpu", "on_cpu", ""}
 _OFF_CPU = {"off_cpu", "off-cpu", "events"}
@@ -102,9 +102,9 @@ def chunks(body: bytes, encoding: str, node: str, received_ns: int) -> list[Node
         host = "".join(c if c.isascii() and c.isprintable() else "?" for c in host)[:253]
         builder = of_node.get(host)
         if builder is None:
-            if len(of_node) >= MOST_HOSTS:
+            if len(of_node) >= MAX_HOSTS:
                 raise RefusedRequestError(
-                    413, f"profiles of more than {MOST_HOSTS} hosts at once", "send them by host"
+                    413, f"profiles of more than {MAX_HOSTS} hosts at once", "send them by host"
                 )
             builder = of_node[host] = _Builder(dictionary, received_ns)
         for scope in resource.scope_profiles:
@@ -197,7 +197,7 @@ class _Builder:
             self.left_out += len(profile.samples)
             return 0
         column = "blocked" if kind in _OFF_CPU else "cpu"
-        period = profile.period if 0 < profile.period < _MOST_NS else _USUAL_NS
+        period = profile.period if 0 < profile.period < _MAX_NS else _USUAL_NS
         scale = _NS_OF.get(unit, 0)
         rows = self.samples
         made = 0
@@ -209,7 +209,7 @@ class _Builder:
             stack = self._stack(sample.stack_index)
             for time_ns, value in self._points(times, values, profile.time_unix_nano):
                 ns = value * (scale or period)
-                if not 0 <= ns <= _MOST_NS or made >= room:
+                if not 0 <= ns <= _MAX_NS or made >= room:
                     self.left_out += 1
                     continue
                 rows.time_ns.append(time_ns)
@@ -274,8 +274,8 @@ class _Builder:
                 if ids is None:
                     ids = self.of_location[place] = self._location(place)
                 self.frame_ids += ids
-                if len(self.frame_ids) - begun >= MOST_FRAMES:
-                    del self.frame_ids[begun + MOST_FRAMES :]
+                if len(self.frame_ids) - begun >= MAX_FRAMES:
+                    del self.frame_ids[begun + MAX_FRAMES :]
                     break
             self.dictionary.allowance.look(len(self.frame_ids) - begun)
             self.stacks[at] = len(self.frame_ids)

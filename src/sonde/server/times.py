@@ -11,7 +11,7 @@ from sonde.errors import UsageError
 
 _AGO = re.compile(r"-(\d{1,6}(?:\.\d{1,3})?)\s*([smhd])")
 _UNIT_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
-_MOST_S = 4e9
+_MAX_S = 4e9
 
 
 def seconds(text: str, now_s: float) -> float:
@@ -31,7 +31,7 @@ def seconds(text: str, now_s: float) -> float:
             found = zoned.timestamp()
         except (ValueError, OverflowError):
             found = math.nan
-    if not 0 <= found <= _MOST_S:
+    if not 0 <= found <= _MAX_S:
         raise UsageError(
             f"{text[:40]!r} is no time", "write now, -15m, 2026-11-24T10:00:00Z, or seconds"
         )

@@ -91,11 +91,7 @@ class ServerSink:
             ) from error
         if not 0 < len(node) <= 253 or not node.isprintable() or not node.isascii():
             raise UsageError(f"{node!r} cannot be the name of a node", "give --node NAME")
-        if (
-            parts.scheme == "http"
-            and token_file
-            and not http_client.is_loopback(parts.hostname or "")
-        ):
+        if token_file and http_client.is_in_the_clear(parts):
             raise UsageError("the token would cross the network in the clear", "write https://…")
         tls = None
         if parts.scheme == "https":

@@ -33,7 +33,7 @@ LOG = logging.getLogger("sonde.store")
 
 COMPACTED_FROM = 12
 """Files of one table and hour (day, of dictionaries) before they become one."""
-MOST_AT_ONCE = 64
+MAX_AT_ONCE = 64
 LARGEST_BYTES = 128 << 20
 """Files of this size are left as they are."""
 GRACE_NS = 120 * 10**9
@@ -68,7 +68,7 @@ def compact(folder: Path, catalog: Catalog, copies: Copies | None = None) -> Com
         if one.size_bytes < LARGEST_BYTES and one.level >= 0 and one.name != SUMMED
     ]
     for _, group in groupby(sorted(small, key=place), place):
-        files = sorted(group, key=lambda one: one.size_bytes)[:MOST_AT_ONCE]
+        files = sorted(group, key=lambda one: one.size_bytes)[:MAX_AT_ONCE]
         if len(files) < COMPACTED_FROM:
             continue
         try:

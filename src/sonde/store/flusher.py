@@ -44,7 +44,7 @@ _FAILURES = (
     zlib.error,
 )
 TIDY_S = 30.0
-MOST_PAUSE_S = 30.0
+MAX_PAUSE_S = 30.0
 """Between attempts while the bucket fails, of which each takes twice as long to come as the one
 before: an attempt decodes a batch."""
 SEGMENTS = 4
@@ -88,7 +88,7 @@ def main() -> None:
             )
             # Its keys may be ahead of the files that count.
             flusher = Flusher(folder, catalog, copies)
-            pause_s = PERIOD_S if is_bucket_there else min(2 * pause_s, MOST_PAUSE_S)
+            pause_s = PERIOD_S if is_bucket_there else min(2 * pause_s, MAX_PAUSE_S)
             tidied = -math.inf  # what is too old may be what fills the disk
         if time.monotonic() - tidied > TIDY_S:
             tidied = time.monotonic()

@@ -30,8 +30,8 @@ MAGIC = b"SWAL"
 FIXED = struct.Struct("<4sIQI16sq")
 MAC_BYTES = 16
 HEAD_BYTES = FIXED.size + MAC_BYTES
-MOST_OWNER_BYTES = 1_024
-MOST_BODY_BYTES = 64 << 20
+MAX_OWNER_BYTES = 1_024
+MAX_BODY_BYTES = 64 << 20
 _SCAN_BYTES = 1 << 20
 
 
@@ -137,7 +137,7 @@ def _head_at(file: BinaryIO, position: int, secret: bytes) -> _Head | None:
         return None
     fixed, mac = raw[: FIXED.size], raw[FIXED.size :]
     _, owner_len, body_len, body_crc, digest, received_ns = FIXED.unpack(fixed)
-    if owner_len > MOST_OWNER_BYTES or body_len > MOST_BODY_BYTES:
+    if owner_len > MAX_OWNER_BYTES or body_len > MAX_BODY_BYTES:
         return None
     owner = _read(file, position + HEAD_BYTES, owner_len)
     if not hmac.compare_digest(mac, _mac(secret, fixed, owner)):

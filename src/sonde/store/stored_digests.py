@@ -13,7 +13,7 @@ from sonde.store.catalog import Catalog, StoredFile
 from sonde.store.copies import Copies
 from sonde.store.tables import Origin
 
-MOST_DIGESTS = 4 << 20
+MAX_DIGESTS = 4 << 20
 """Whose beginnings (8 bytes) are kept in memory."""
 
 
@@ -45,7 +45,7 @@ class StoredDigests:
             digests = b"".join(digest[:8] for digest in column.to_pylist())
             known = self._of_file[one.path] = np.sort(np.frombuffer(digests, np.int64))
             self._count += len(known)
-            while self._count > MOST_DIGESTS and len(self._of_file) > 1:
+            while self._count > MAX_DIGESTS and len(self._of_file) > 1:
                 self._count -= len(self._of_file.popitem(last=False)[1])
         self._of_file.move_to_end(one.path)
         return known

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sonde.query import stored
-from sonde.query.validation import MOST_FRAMES
+from sonde.query.validation import MAX_FRAMES
 
 DICTIONARIES = ("frame", "stack", "process", "thread")
 """Tables whose rows are stored once a tenant and day, distinguished by `key`."""
@@ -55,7 +55,7 @@ _FACTOR = np.uint64(int.from_bytes(os.urandom(8), "little") | 1)
 chooses the ids of a chunk cannot know which would equal those of another chunk."""
 _CHUNK_FACTOR = np.uint64(int.from_bytes(os.urandom(8), "little") | 1)
 """Another odd one."""
-_FACTORS_BY_PLACE = tuple(np.frombuffer(os.urandom(8 * MOST_FRAMES), np.uint64) for _ in range(2))
+_FACTORS_BY_PLACE = tuple(np.frombuffer(os.urandom(8 * MAX_FRAMES), np.uint64) for _ in range(2))
 """For each place in a list, drawn for each process."""
 
 _KNOWN_TEXTS, _KNOWN_CHARS = 50_000, 512

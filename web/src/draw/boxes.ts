@@ -71,14 +71,9 @@ export function boxAt(row: Row, x: number, slack = 0): number {
   return after <= before ? box : box - 1;
 }
 
-/** Summed length of what the boxes of a row cover between two places. */
-export function covered(row: Row, left: number, right: number): number {
-  const from = firstEndingAfter(row, left);
-  return between(row, from, firstEndingAfter(row, right, from), left, right);
-}
-
-/** The same, where the first boxes that end after each of the places are known. */
-function between(row: Row, from: number, to: number, left: number, right: number): number {
+/** Summed length of what the boxes of a row cover between two places, where `from` and `to` are the
+ * first boxes that end after each of them. */
+export function between(row: Row, from: number, to: number, left: number, right: number): number {
   const { start, sum } = row;
   if (from >= start.length) return 0;
   let total = sum[to]! - sum[from]!;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPM: what the units of a GPU did between two samples (Hopper and newer).
+"""NVML's GPM (GPU Performance Monitoring): what a GPU did between two samples (Hopper and newer).
 
 A sample is a snapshot of the chip's counters (some 0.1 ms); the library turns two of them into
 shares and rates, which takes it 2 ms of CPU time, however few are asked for. It disturbs no
@@ -33,7 +33,7 @@ from sonde.metrics import labels_of
 
 PERCENT, MIB = 0.01, 2.0**20
 DRAM, PCIE = 10, (20, 21)
-MOST_FAILURES = 30
+MAX_FAILURES = 30
 """In a row, of a metric that had answers before; then it is asked no more."""
 SHORTEST_NS = 200_000_000
 """Between two samples. The library wants more than 100 ms, as its own are renewed so often."""
@@ -41,7 +41,7 @@ SHORTEST_NS = 200_000_000
 _TENSOR = "sonde.gpu.tensor.active"
 _PIPE = "sonde.gpu.pipe.active"
 _PRECISION = "sonde.gpu.precision"
-_WAY = "network.io.direction"
+_DIRECTION = "network.io.direction"
 
 METRICS: dict[int, tuple[str, dict[str, str], float]] = {
     1: ("sonde.gpu.graphics.active", {}, PERCENT),
@@ -56,10 +56,10 @@ METRICS: dict[int, tuple[str, dict[str, str], float]] = {
     11: (_PIPE, {_PRECISION: "fp64"}, PERCENT),
     12: (_PIPE, {_PRECISION: "fp32"}, PERCENT),
     13: (_PIPE, {_PRECISION: "fp16"}, PERCENT),
-    20: ("sonde.gpu.pcie.throughput", {_WAY: "transmit"}, MIB),
-    21: ("sonde.gpu.pcie.throughput", {_WAY: "receive"}, MIB),
-    60: ("sonde.gpu.nvlink.throughput", {_WAY: "receive"}, MIB),
-    61: ("sonde.gpu.nvlink.throughput", {_WAY: "transmit"}, MIB),
+    20: ("sonde.gpu.pcie.throughput", {_DIRECTION: "transmit"}, MIB),
+    21: ("sonde.gpu.pcie.throughput", {_DIRECTION: "receive"}, MIB),
+    60: ("sonde.gpu.nvlink.throughput", {_DIRECTION: "receive"}, MIB),
+    61: ("sonde.gpu.nvlink.throughput", {_DIRECTION: "transmit"}, MIB),
 }
 """nvmlGpmMetricId_t: series, attributes, and what the library's unit is in ours."""
 
@@ -150,7 +150,7 @@ class Gpm:
     def _may_return(self, metric: GpmMetric) -> bool:
         """Whether one that failed had an answer before, and may have one again."""
         failed = metric.nvmlReturn and metric.nvmlReturn not in ABSENT
-        return bool(failed) and metric.metricId in self._known and self._failed < MOST_FAILURES
+        return bool(failed) and metric.metricId in self._known and self._failed < MAX_FAILURES
 
     def _add(self, points: Points, number: int, answer: float, now_ns: int) -> None:
         row = self._rows[number]

@@ -7,42 +7,35 @@ from dataclasses import replace
 from typing import Any
 
 from sonde.analyze.bound import StallCauses, explain
-from sonde.analyze.merge import merged, with_interpreter_lock
 from sonde.errors import CaptureTooLarge
 from sonde.export import timeline_columns, verdict
-from sonde.model.timeline import Timeline
-from sonde.query.capture import Capture
 from sonde.query.stored import Selection, StoredSession
 from sonde.query.stored_capture import capture_of, run_columns
-from sonde.query.stored_ranks import MOST_SLOTS, Slot, SlotKind, parts_of, timed_whole
+from sonde.query.stored_ranks import MAX_SLOTS, Slot, SlotKind, parts_of, timed_whole
 from sonde.query.stored_ranks import ranks as ranks_in
-from sonde.query.timeline import of_capture
+from sonde.recording.timelines import timeline_of
 
-_LEAST_STEPS = 4
-_STEPS_S = 120
-"""Times up to which steps are looked for: all rows of a node are read for that."""
-
-
-def _timeline(capture: Capture) -> Timeline:
-    return with_interpreter_lock(merged(of_capture(capture)))
+_MIN_STEPS = 4
+_MAX_RANGE_S = 120
+"""The longest range in which steps are looked for: all rows of a node are read for that."""
 
 
 def explained(session: StoredSession, wanted: Selection) -> dict[str, Any]:
     """The verdict on one node, as `sonde explain --json`. Raises CaptureError."""
-    found = _timeline(capture_of(session, wanted))
+    found = timeline_of(capture_of(session, wanted))
     session.check()
     return verdict.document(explain(found))
 
 
 def timeline(
-    session: StoredSession, wanted: Selection, most_spans: int = timeline_columns.MOST_SPANS
+    session: StoredSession, wanted: Selection, most_spans: int = timeline_columns.MAX_SPANS
 ) -> dict[str, Any]:
     """The spans of one node and its verdict, in columns (arrays); times in ns after `origin_ns`.
 
     `most_spans`: of each table; the longest are kept. Raises CaptureError.
     """
     capture = capture_of(session, wanted)
-    found = _timeline(capture)
+    found = timeline_of(capture)
     session.check()
     drawn = timeline_columns.document(
         found, StallCauses(found), run_columns(capture), wanted.start_ns, most_spans
@@ -65,19 +58,19 @@ def ranks(session: StoredSession, wanted: Selection, points: int) -> dict[str, A
 
 def _steps(session: StoredSession, wanted: Selection) -> list[Slot]:
     """The steps of one node as far as a heat map can show them; empty: not known."""
-    if wanted.end_ns - wanted.start_ns > _STEPS_S * 10**9:
+    if wanted.end_ns - wanted.start_ns > _MAX_RANGE_S * 10**9:
         return []
     node = timed_whole(session, wanted)
     if not node:
         return []
     try:
-        found = explain(_timeline(capture_of(session, replace(wanted, nodes=[node]))))
+        found = explain(timeline_of(capture_of(session, replace(wanted, nodes=[node]))))
         session.check()
     except CaptureTooLarge:
         return []
     for one in found.verdicts:
         table = one.steps
-        if table is not None and _LEAST_STEPS <= table.count <= MOST_SLOTS:
+        if table is not None and _MIN_STEPS <= table.count <= MAX_SLOTS:
             pairs = zip(table.start_ns, table.duration_ns, strict=True)
             return [Slot(int(start), int(start) + max(1, int(ns))) for start, ns in pairs]
     return []

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The kernel's own list of its functions.
-use sonde_symbols::kernel::Table;
+use sonde_symbols::kallsyms::Table;
 
 const LINES: &str = "\
 ffffffff81000000 T _text

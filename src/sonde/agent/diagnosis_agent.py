@@ -35,28 +35,28 @@ EVENT_GAP_S: Final = 0.1
 """After some process events were read, at least so long passes."""
 EVENTS_S: Final = 0.25
 """Process events that are not urgent may wait so long."""
-WHOLE_NS: Final = 5_000_000_000
+FULL_SCAN_NS: Final = 5_000_000_000
 SUSPECTING_NS: Final = 500_000_000
 """Between looks at everything; while something is suspected."""
-HOUSE_NS: Final = 1_000_000_000
+HOUSEKEEPING_NS: Final = 1_000_000_000
 """How often what is no longer needed is dropped."""
 FAILURES_IN_TURN: Final = 20
 """Ticks that failed one after another: then it is no matter of what one of them brought."""
 
 
-class WatchScheduler(Scheduler):
+class DiagnosisScheduler(Scheduler):
     """A tick each `tick_s` while something is chosen, else each `rest_s`."""
 
     def __init__(self, tick_s: float, rest_s: float = REST_S) -> None:
         self.fds: list[int] = []
         self._tick_s = tick_s
         self._rest_s = max(tick_s, rest_s)
-        self.rests = False
+        self.is_idle = False
 
     @property
     def tick_s(self) -> float:
         """From the last tick to the next one."""
-        return self._rest_s if self.rests else self._tick_s
+        return self._rest_s if self.is_idle else self._tick_s
 
     def is_woken(self) -> bool:
         """Never: who is noticed needs a past of seconds, so a tick is always soon enough."""
@@ -70,12 +70,12 @@ class WatchScheduler(Scheduler):
         return EVENTS_S
 
 
-class WatchAgent(Agent):
+class DiagnosisAgent(Agent):
     """Observes this node for one observer."""
 
     def __init__(self, config: Config, log: Callable[[str], None]) -> None:
         """`log` is called with one line of each kind of failure. Raises HostError."""
-        self._watch_scheduler = WatchScheduler(config.tick_s)
+        self._watch_scheduler = DiagnosisScheduler(config.tick_s)
         super().__init__(config, None, chooses=True)
         self._log = log
         self._event_loop.gap_s = EVENT_GAP_S
@@ -85,7 +85,7 @@ class WatchAgent(Agent):
         self.failures = 0
         """Ticks of which something was lost by a fault of ours."""
         self._failed_in_turn = 0
-        self._kept_house_ns = 0
+        self._housekept_ns = 0
         self._whole_ns = 0
         self._logged: set[str] = set()
 
@@ -140,10 +140,10 @@ class WatchAgent(Agent):
         finally:
             self._kernel.choose(self._observer.chosen())
             self._name(batches, (self._tick_ns - since_ns) / 1e9)
-        self._watch_scheduler.rests = not self._kernel.has_chosen
-        self._event_loop.rests = self._watch_scheduler.rests
-        if self._tick_ns - self._kept_house_ns >= HOUSE_NS:
-            self._kept_house_ns = self._tick_ns
+        self._watch_scheduler.is_idle = not self._kernel.has_chosen
+        self._event_loop.is_idle = self._watch_scheduler.is_idle
+        if self._tick_ns - self._housekept_ns >= HOUSEKEEPING_NS:
+            self._housekept_ns = self._tick_ns
             self._resolver.tick(self._tick_ns)
             self._count_losses()
 
@@ -152,7 +152,7 @@ class WatchAgent(Agent):
         else walked over as rarely as there are many."""
         assert self._observer is not None
         passed_ns = self._tick_ns - self._whole_ns
-        if passed_ns < (SUSPECTING_NS if self._observer.suspects() else WHOLE_NS):
+        if passed_ns < (SUSPECTING_NS if self._observer.suspects() else FULL_SCAN_NS):
             return False
         self._whole_ns = self._tick_ns
         return True

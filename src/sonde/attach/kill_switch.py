@@ -11,13 +11,13 @@ from sonde.errors import TargetRefused
 FILES: Final = (Path("/etc/sonde/device-time-off"), Path("/run/sonde/device-time-off"))
 
 
-def thrown() -> Path | None:
+def set_by() -> Path | None:
     """The file that turns device time off; None where it is allowed."""
     return next((path for path in FILES if path.exists()), None)
 
 
 def require_on() -> None:
     """Raises TargetRefused while device time is turned off on this machine."""
-    path = thrown()
+    path = set_by()
     if path is not None:
         raise TargetRefused(f"device time is turned off on this machine by {path}", f"rm {path}")

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The functions of the running kernel and its modules, from /proc/kallsyms.
+//! The functions of the running Linux kernel and its modules, from /proc/kallsyms.
 use std::fs::File;
 use std::io::{BufRead, BufReader, Result};
 use std::time::{Duration, Instant};
@@ -129,12 +129,12 @@ impl Table {
 }
 
 #[derive(Default)]
-pub struct Kernel {
+pub struct Kallsyms {
     table: Table,
     read_at: Option<Instant>,
 }
 
-impl Kernel {
+impl Kallsyms {
     pub fn find(&mut self, addresses: &[u64]) -> Vec<Option<Found>> {
         let may_have_changed = |table: &Table| {
             let core = table.modules.first().map_or(0, |it| it.base)..table.core_end;

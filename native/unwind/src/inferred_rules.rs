@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Rules for code without any unwind data: hand-written assembly, such as the kernels of BLAS
+//! Unwind rules inferred from machine code without unwind data: hand-written assembly, such as that of BLAS
 //! libraries. What each instruction does to the stack pointer, the frame pointer and to copies of
 //! them is followed along every path through the function; where paths meet and disagree, what they
 //! disagree on is not known. Nothing is guessed: code with no sound rule gets none.
@@ -47,10 +47,10 @@ impl Value {
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct State {
     registers: [Value; REGISTERS],
-    /// Where the caller's rbp is kept, from the CFA.
+    /// Where the caller's rbp is saved, from the CFA.
     rbp_at: Option<i64>,
-    /// (place from the aligned stack pointer, what is kept there from the CFA)
-    kept: Option<(i64, i64)>,
+    /// (offset from the aligned stack pointer, the address that is saved there, from the CFA)
+    saved: Option<(i64, i64)>,
 }
 
 fn number(register: Register) -> Option<usize> {
@@ -63,10 +63,10 @@ impl State {
         let mut registers = [Value::Unknown; REGISTERS];
         registers[RSP] = Value::Cfa(-8);
         registers[RBP] = Value::CallersRbp;
-        Self { registers, rbp_at: None, kept: None }
+        Self { registers, rbp_at: None, saved: None }
     }
 
-    /// What holds on both ways here. Returns whether that is less than before.
+    /// What holds on both paths: the meet of dataflow analysis. Returns whether that is less than before.
     fn meet(&mut self, other: &Self) -> bool {
         let before = self.clone();
         for (mine, theirs) in self.registers.iter_mut().zip(other.registers) {
@@ -75,7 +75,7 @@ impl State {
             }
         }
         self.rbp_at = self.rbp_at.filter(|_| self.rbp_at == other.rbp_at);
-        self.kept = self.kept.filter(|_| self.kept == other.kept);
+        self.saved = self.saved.filter(|_| self.saved == other.saved);
         *self != before
     }
 
@@ -92,8 +92,8 @@ impl State {
             (rule.cfa, rule.offset) = (Cfa::Rbp, offset);
         } else if let Some(offset) = known(RSP) {
             (rule.cfa, rule.offset) = (Cfa::Rsp, offset);
-        } else if let (Value::Aligned(rsp), Some((at, kept))) = (self.registers[RSP], self.kept) {
-            let (Some(offset), Some(extra)) = (fits(at - rsp), fits(-kept)) else {
+        } else if let (Value::Aligned(rsp), Some((at, saved))) = (self.registers[RSP], self.saved) {
+            let (Some(offset), Some(extra)) = (fits(at - rsp), fits(-saved)) else {
                 return Rule::NONE;
             };
             (rule.cfa, rule.offset, rule.extra) = (Cfa::RspDeref, offset, extra);
@@ -124,8 +124,8 @@ impl State {
     fn load(&self, from: Value) -> Value {
         match from {
             Value::Cfa(at) if self.rbp_at == Some(at) => Value::CallersRbp,
-            Value::Aligned(at) => match self.kept {
-                Some((place, kept)) if place == at => Value::Cfa(kept),
+            Value::Aligned(at) => match self.saved {
+                Some((place, saved)) if place == at => Value::Cfa(saved),
                 _ => Value::Unknown,
             },
             _ => Value::Unknown,
@@ -136,8 +136,8 @@ impl State {
         match (to, value) {
             (Value::Cfa(at), Value::CallersRbp) => self.rbp_at = Some(at),
             (Value::Cfa(at), _) if self.rbp_at == Some(at) => self.rbp_at = None,
-            (Value::Aligned(at), Value::Cfa(kept)) => self.kept = Some((at, kept)),
-            (Value::Aligned(at), _) if self.kept.is_some_and(|it| it.0 == at) => self.kept = None,
+            (Value::Aligned(at), Value::Cfa(saved)) => self.saved = Some((at, saved)),
+            (Value::Aligned(at), _) if self.saved.is_some_and(|it| it.0 == at) => self.saved = None,
             _ => {}
         }
     }
@@ -148,7 +148,7 @@ impl State {
             // What lies below the stack pointer may be overwritten at any time.
             match value {
                 Value::Cfa(top) => self.rbp_at = self.rbp_at.filter(|&at| at >= top),
-                Value::Aligned(top) => self.kept = self.kept.filter(|it| it.0 >= top),
+                Value::Aligned(top) => self.saved = self.saved.filter(|it| it.0 >= top),
                 _ => {}
             }
         }
@@ -204,7 +204,7 @@ impl State {
                 self.set(at, self.registers[at].plus(by));
             }
             Mnemonic::And if of(0) == Some(RSP) => {
-                self.kept = None;
+                self.saved = None;
                 self.set(RSP, Value::Aligned(0));
                 for at in 0..REGISTERS {
                     // Another alignment before this one: its places are not ours.
