@@ -237,18 +237,28 @@ def _losses(folder: Path) -> object:
 
 def _refusals(folder: Path, error: int, tries: int) -> object:
     """Write stores, in each of which another call is refused; a full disk refuses the next ones,
-    too. The calls are spread evenly over those that a store takes."""
+    too. The calls are spread evenly over those that a store takes; the last one is of the log, of
+    whose few calls none may be among them."""
     shim = ctypes.CDLL(os.environ["LD_PRELOAD"])
     shim.disk_faults_calls.restype = ctypes.c_long
     count = 12 if error == errno.ENOSPC else 1
     calls, wrong, acks = 0, [], []
-    for number in range(tries + 1):
+    calls_at_acks: list[int] = []
+
+    def acknowledge(record: Record) -> None:
+        acknowledged.append(record)
+        if not calls:
+            calls_at_acks.append(shim.disk_faults_calls())
+
+    for number in range(tries + 2):
         first = 0 if not number else 1 + (calls * (number - 1) + calls // 2) // tries
+        if number > tries:
+            first = calls_at_acks[len(calls_at_acks) // 2]  # the sync that it waited for
         store = folder / str(first)
         store.mkdir()
         acknowledged: list[Record] = []
         shim.disk_faults_refuse(ctypes.c_long(first), ctypes.c_long(count), error)
-        write_store(store, acknowledged.append)
+        write_store(store, acknowledge)
         calls = calls or shim.disk_faults_calls()
         shim.disk_faults_refuse(ctypes.c_long(0), ctypes.c_long(0), 0)
         digests = {record.digest.hex() for record in acknowledged}

@@ -47,6 +47,9 @@ class Config:
     of stacks it would cost as much again."""
     host_hz: int = 100
     """Looks at the run queues a second, while something runs; 0: none."""
+    group_pressure: bool = False
+    """Pressure (PSI) of control groups of version 2 without a limit, too: those of the processes
+    that are watched, or of the node."""
     syscalls: bool = False
     """Count the system calls of every process: costs some 0.2 microseconds a call."""
     memory: bool = False

@@ -36,6 +36,7 @@ _TARGET: Final = re.compile(r"[!-~]+")
 _VALUE: Final = re.compile(r"[!-~]([ -~]*[!-~])?|")
 _LOOPBACK: Final = re.compile(r"127(\.\d{1,3}){3}")
 _NAME: Final = re.compile(r"[A-Za-z0-9-]+")
+_HOST: Final = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
 
 
 class RequestError(OSError):
@@ -56,7 +57,8 @@ def split_url(url: str) -> SplitResult:
     """The parts of a valid URL. Raises ValueError with a message that shows no secret."""
     try:
         parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        good = parts.scheme in ("http", "https") and parts.port != 0
+        good = good and bool(_HOST.fullmatch(parts.hostname or ""))
     except ValueError:
         good = False
     if not good:
@@ -75,6 +77,20 @@ def shown(url: str) -> str:
     host, slash, path = address.partition("/")
     text = (f"{scheme}{mark}" if mark else "") + host.rpartition("@")[2] + slash + path
     return "".join(c if "!" <= c <= "~" else "?" for c in text[:200])
+
+
+def origin(url: str) -> str:
+    """Scheme, host and port of a URL for messages: in the path and query of a webhook's URL stands
+    its secret. "no http:// or https:// address" where it is none."""
+    try:
+        parts = urlsplit(url)
+        scheme, host, port = parts.scheme, parts.hostname or "", parts.port
+    except ValueError:
+        scheme, host, port = "", "", None
+    if scheme not in ("http", "https") or not _HOST.fullmatch(host):
+        return "no http:// or https:// address"
+    name = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{name}" + (f":{port}" if port is not None else "")
 
 
 def is_loopback(host: str) -> bool:

@@ -170,6 +170,33 @@ def test_pressure_or_why_there_is_none(record):
     assert recorded == pytest.approx(truth[b"some"], rel=TRUTH)
 
 
+def test_pressure_of_a_group_without_a_limit(record):
+    contend = (
+        "import os, sys\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "open(sys.argv[1] + '/cgroup.procs', 'w').write('0')\n"
+        f"print(flush=True); input(); os.fork()\n{TWO_SECONDS}\nprint(flush=True); input()"
+    )
+    with group("unified", "sonde-test-pressure") as unlimited:
+        file = first_of(unlimited, "cpu.pressure")
+        command = [sys.executable, "-c", contend, str(unlimited)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as two:
+            assert two.stdin and two.stdout
+            two.stdout.readline()
+            with record("--host", "--group-pressure") as recorder:
+                settle()
+                two.stdin.write(b"\n")
+                two.stdin.flush()
+                two.stdout.readline()
+                two.stdin.write(b"\n\n")
+                two.stdin.flush()
+                settle()
+                truth = dict(stalls(file.read_bytes()))
+    mine = {"sonde.cgroup": "/sonde-test-pressure", "sonde.resource": "cpu"}
+    told = last(recorder, "sonde.cgroup.pressure", **mine, **{"sonde.pressure": "some"})
+    assert truth[b"some"] > 1
+    agrees("pressure of a group, by cpu.pressure", told, truth[b"some"])
+
+
 # --- block devices --------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import UTC, datetime
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from sonde.errors import UsageError
 from sonde.mcp import troubles
+from sonde.mcp.tools import Tools
 from sonde.mcp.untrusted import ANSWER_BYTES, TEXT, clean, escaped, fitting, flame, size_of
 from sonde.server import times
 
@@ -27,6 +29,12 @@ NOW_S = 1_795_500_000.0
         ("zero\u200bwidth\ufeff", "zero\\u200bwidth\\ufeff"),
         ("tag\U000e0041", "tag\\U000e0041"),
         ("lone\ud800", "lone\\ud800"),
+        ("join\u034fed", "join\\u034fed"),
+        ("\u115f\u1160\u3164\uffa0", "\\u115f\\u1160\\u3164\\uffa0"),
+        ("\u17b4\u17b5\u2800", "\\u17b4\\u17b5\\u2800"),
+        ("\u180b\u180c\u180d\u180e\u180f", "\\u180b\\u180c\\u180d\\u180e\\u180f"),
+        ("a\ufe00b\ufe0f", "a\\ufe00b\\ufe0f"),
+        ("a\U000e0100b\U000e01ef", "a\\U000e0100b\\U000e01ef"),
     ],
 )
 def test_what_is_not_printable_is_escaped(text: str, shown: str) -> None:
@@ -38,6 +46,16 @@ def test_a_long_name_keeps_its_ends() -> None:
     shown = escaped("begin" + "x" * 100_000 + "end")
 
     assert len(shown) <= TEXT and shown.startswith("begin") and shown.endswith("end")
+
+
+@pytest.mark.parametrize("text", ["\x1b" * 300, "\U000e0041" * 29 + "\u202e" * 100, "\x00" * 5_000])
+def test_what_escapes_make_long_is_cut_between_them(text: str) -> None:
+    shown = escaped(text)
+    begin, end = shown.split("…")
+
+    assert len(shown) <= TEXT and len(begin) > TEXT / 2 - 12 < len(end) + 10
+    code = r"(\\x..|\\u....|\\U........)*"
+    assert re.fullmatch(code, begin) and re.fullmatch(code, end)
 
 
 def test_keys_and_what_is_nested_are_escaped() -> None:
@@ -54,6 +72,8 @@ def test_rows_beyond_the_bounds_are_left_out_and_counted() -> None:
     assert size_of(many) <= ANSWER_BYTES + len(many)
     assert cut == [f"{1_000 - len(many)} of 1,000 rows are left out"]
     assert fitting([1], 5, "rows") == ([1], [])
+    huge = {"name": ["n" * 250] * 250}
+    assert fitting([1, huge, 2], 5, "rows") == ([1, 2], ["1 of 3 rows are left out"])
 
 
 def box(name: str, value: float, *children: dict[str, Any]) -> dict[str, Any]:
@@ -84,6 +104,69 @@ def test_a_deep_wide_hostile_graph_is_bounded() -> None:
     while tree.get("children"):
         tree, levels = tree["children"][0], levels + 1
     assert levels <= 30
+
+
+def test_a_chain_of_long_names_is_bounded_and_says_why() -> None:
+    """Each box weighs the same: none of them is the lightest."""
+    node = box("last", 1.0)
+    for _ in range(400):
+        node = box("\U0001f388" * 400, 1.0, node) | {"binary": "b\x00" * 400}
+    tree, cut = flame(node, 1.0, 400)
+
+    assert size_of(tree) <= ANSWER_BYTES and len(tree["frames"]) >= 10
+    assert cut[0].endswith("of 401 boxes, the lightest and the deepest, are left out")
+    assert "names are so long" in cut[1]
+    equal = [box(str(n), 1.0) for n in range(5_000)]
+    tree, cut = flame(box("all", 5_000.0, *equal), 5_000.0, 100)
+    assert len(tree["children"]) == 99 and cut[0].startswith("4,901 of 5,001")
+
+
+class Answering:
+    """A server that answers each question with a fixed value."""
+
+    url = "http://server"
+
+    def __init__(self, **answers: Any) -> None:
+        self._answers = {"overview": [], "nodes": []} | answers
+
+    def ask(self, question: str, _given: object = None) -> Any:
+        return self._answers[question]
+
+
+def test_a_job_that_is_too_large_loses_rows_one_by_one() -> None:
+    cause = {
+        "title": "t" * 300, "share": 0.5, "ns": 1e9, "detail": "d" * 300, "thread": "x" * 300,
+        "locations": [{"function": "f" * 300, "caller": "c" * 300}] * 3,
+    }  # fmt: skip
+    verdict = {
+        "device": -1, "device_name": "n" * 300, "bounds": [], "computing": 0.5,
+        "causes": [cause] * 6, "evidence": ["e" * 300] * 12, "advice": [],
+    }  # fmt: skip
+    found = {
+        "by": "job", "id": "7", "held_h": 2.0, "not_covered": ["a\x1b[2J"],
+        "nodes": ["n" * 300] * 100, "wasted": [{"cause": "idle", "gpu_h": 1.0}],
+        "verdicts": [{"verdict": verdict}] * 3,
+        "functions": [{"function": "\U0001f388" * 300, "own_ns": n} for n in range(10)],
+    }  # fmt: skip
+    made = Tools(Answering(job=found)).job("7")  # type: ignore[arg-type]
+    data = made["data"]
+
+    assert size_of(data) <= ANSWER_BYTES
+    assert data["held_h"] == 2.0 and data["wasted"] and data["not_covered"] == ["a\\x1b[2J"]
+    assert len(data["verdicts"]) == 2 and 1 <= len(data["functions"]) < 10
+    assert made["left_out"][0] == "1 of 3 verdicts are left out"
+    assert len(made["left_out"]) == 3, "functions and nodes, too"
+
+
+def test_units_and_notes_of_a_server_are_escaped() -> None:
+    tools = Tools(
+        Answering(
+            flametree={"unit": "n\u202es", "total": 1.0, "root": box("all", 1.0)},
+            owners={"owners": [], "left_out": 0, "not_covered": ["a\u202eb"]},
+        )  # type: ignore[arg-type]
+    )
+    assert tools.flame_graph()["data"]["unit"] == "n\\u202es"
+    assert tools.owners()["data"]["not_covered"] == ["a\\u202eb"]
 
 
 @pytest.mark.parametrize(

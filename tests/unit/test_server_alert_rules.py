@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from sonde.errors import UsageError
 from sonde.server import alert_rules
 from sonde.server.alert_rules import AlertConfig, Reduce, Rule, load
 from sonde.server.alert_states import RESOLVED_NS, AlertState, AlertStates
-from sonde.server.alert_values import MOST_ALERTS, evaluate, field, of_rows
+from sonde.server.alert_values import LABEL, MOST_ALERTS, evaluate, field, key_of, of_rows
 from sonde.server.alerts import Alerts, _bodies
 from sonde.server.service import Service
 from sonde.store.flush import Flusher
@@ -104,6 +105,13 @@ def test_a_hostile_file_is_an_error_with_its_cause(tmp_path: Path, text: str, ca
     assert error.value.remedy and len(error.value.cause) < 500
 
 
+def test_the_secret_of_a_webhook_is_in_no_message(tmp_path: Path) -> None:
+    text = 'webhook = "https://hooks.example/services/s3cret/ x?key=s3cret"\n[[rules]]\n' + GOOD
+    with pytest.raises(UsageError, match=r"webhook is https://hooks\.example: blanks") as error:
+        load(written(tmp_path, text))
+    assert "s3cret" not in str(error.value)
+
+
 def test_a_file_that_others_can_change_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, "[[rules]]\n" + GOOD)
     path.chmod(0o666)
@@ -157,6 +165,80 @@ def test_too_many_values_are_left_out() -> None:
 
     assert (len(values.found), values.left_out) == (MOST_ALERTS, 10)
     assert values.found[0].value == MOST_ALERTS + 9
+
+
+def test_known_alerts_stay_where_there_are_too_many() -> None:
+    one = rule(by={"name": "name"})
+    rows = [{"name": str(n), "ns": 10 + n} for n in range(2 * MOST_ALERTS)]
+    known = {key_of({"name": str(n)}) for n in range(10)} | {key_of({"name": "fine"})}
+    values = of_rows(one, [*rows, {"name": "fine", "ns": 0.0}], known)
+
+    assert (len(values.found), values.left_out) == (MOST_ALERTS, MOST_ALERTS + 1)
+    assert [one.labels["name"] for one in values.found[:10]] == [str(n) for n in range(9, -1, -1)]
+    assert values.found[10].labels["name"] == str(2 * MOST_ALERTS - 1)
+    assert all(one.holds for one in values.found)
+
+
+def test_labels_are_short_and_none_becomes_another_one() -> None:
+    begin = "x" * 5_000
+    values = of_rows(
+        rule(by={"name": "name"}), [{"name": begin + end, "ns": 5.0} for end in "abca"]
+    )
+    labels = [one.labels["name"] for one in values.found]
+
+    assert len(set(labels)) == 3 and all(len(one) == LABEL for one in labels)
+    assert of_rows(rule(by={"a": "a"}), [{"a": "x" * LABEL, "ns": 5}]).found[0].labels == {
+        "a": "x" * LABEL
+    }
+
+
+def test_labels_that_data_chooses_fill_no_store(states: AlertStates) -> None:
+    one = rule(by={"name": "name"})
+    quiet = rule(tenant="quiet")
+    states.update(quiet, of_rows(quiet, [ROW]), 10**9)
+    for turn in range(6):
+        rows = [{"name": f"{turn}-{n}", "ns": 5.0} for n in range(MOST_ALERTS)]
+        states.update(one, of_rows(one, rows, states.active(one)), (turn + 1) * 10**9)
+        if turn == 0:
+            for alert in states.listed("default"):
+                states.note_sent(alert)
+
+    listed = states.listed("default")
+    resolved = [one for one in listed if one.state == AlertState.RESOLVED]
+    assert (len(listed), len(resolved)) == (2 * MOST_ALERTS, MOST_ALERTS)
+    assert states.resolved_dropped == 4 * MOST_ALERTS
+    assert {one.resolved_ns for one in resolved} == {6 * 10**9}, "the newest are kept"
+    assert states.counts("quiet")[AlertState.FIRING] == len(states.listed("quiet")) == 1
+    shown = states.foremost("default", MOST_ALERTS + 1)
+    assert [one.state for one in shown] == [AlertState.FIRING] * MOST_ALERTS + [AlertState.RESOLVED]
+
+
+def test_alerts_are_counted_without_the_file(states: AlertStates, tmp_path: Path) -> None:
+    one = rule(by={"node": "node"})
+    states.update(one, of_rows(one, [{"node": str(n), "ns": 5.0} for n in range(3)]), 10**9)
+    other = AlertStates(tmp_path)
+    states.update(one, of_rows(one, [{"node": "0", "ns": 5.0}]), 2 * 10**9)
+    expected = {AlertState.PENDING: 0, AlertState.FIRING: 1, AlertState.RESOLVED: 2}
+    found: list[object] = []
+    with states._db.transaction():
+        counter = threading.Thread(target=lambda: found.append(states.counts()), daemon=True)
+        counter.start()
+        counter.join(5)
+
+    assert found == [expected]
+    assert other.counts()[AlertState.FIRING] == 3
+    other.recount()
+    assert other.counts() == expected
+    other.close()
+
+
+def test_lists_of_alerts_are_read_by_an_index(states: AlertStates) -> None:
+    for wanted in ("tenant = 'a'", "tenant = 'a' AND rule = 'b'", "tenant = 'a' AND state = 'c'"):
+        with states._db.held() as db:
+            (plan,) = db.execute(
+                f"EXPLAIN QUERY PLAN SELECT * FROM alert WHERE {wanted}"
+            ).fetchall()
+        assert plan[3].startswith("SEARCH"), plan
 
 
 @pytest.fixture

@@ -104,7 +104,7 @@ def test_a_new_disk_gets_everything_back_and_takes_no_chunk_twice(tmp_path: Path
 
     assert stored(bucket) == once(range(25))
     expected = sum(rows_of(record(seq).body, "sample") for seq in range(25))
-    samples = [second.copies.local(one.path) for one in second.catalog.files("lab", "sample")]
+    samples = [second.copies.local(one) for one in second.catalog.files("lab", "sample")]
     assert sum(pq.read_table(path).num_rows for path in samples) == expected
     assert second.catalog.counters()["files_adopted"] > 0
 
@@ -283,7 +283,7 @@ def test_every_server_answers_with_what_all_have(
     files = shared.files("lab", "chunk", 0, 1 << 62)
     assert shared.files("other", "chunk", 0, 1 << 62) == []
     with monkeypatch.context() as patch, pytest.raises(QueryTimedOutError):
-        patch.setattr("sonde.store.shared.fetched", lambda *_: time.sleep(0.2))
+        patch.setattr(shared.downloads, "file", lambda *_: time.sleep(0.2))
         shared.paths(files, time.monotonic() + 0.01)
     paths = shared.paths(files, time.monotonic() + 10)
     assert paths == shared.paths(files, time.monotonic() + 10)

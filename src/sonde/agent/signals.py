@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from sonde.collect import host
 from sonde.collect.devices import present
+from sonde.collect.host.group_pressure import GroupPressure
 from sonde.collect.metrics import Runner, ThreadRunner
 from sonde.collect.polling import Source
 from sonde.collect.subprocess_runner import SubprocessRunner
@@ -19,7 +20,7 @@ from sonde.config import Config
 
 def are_wanted(config: Config) -> bool:
     """Whether the configuration wants any source."""
-    return config.host_metrics or config.device_metrics
+    return config.host_metrics or config.group_pressure or config.device_metrics
 
 
 def runners(config: Config) -> list[Runner]:
@@ -34,7 +35,12 @@ def runners(config: Config) -> list[Runner]:
 
 def sources_beside(config: Config) -> Sequence[Source]:
     """Sources that are asked in a thread of the agent."""
-    return host.sources() if config.host_metrics else ()
+    found: list[Source] = []
+    if config.host_metrics:
+        found += host.sources()
+    if config.group_pressure:
+        found.append(GroupPressure(config.pids, are_limited_read=config.host_metrics))
+    return found
 
 
 def sources_apart(config: Config) -> Sequence[SubprocessRunner]:

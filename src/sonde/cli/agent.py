@@ -68,6 +68,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("-o", "--output", type=Path, metavar="FILE",
         help="also record a capture, with stacks and waits")  # fmt: skip
     add("-f", "--force", action="store_true", help="overwrite FILE if it exists")
+    add("--group-pressure", action="store_true",
+        help="pressure (PSI) of control groups without a limit, too")  # fmt: skip
     add("--no-device", action="store_true", help="no device calls, no device metrics")
     log_output.add_options(parser)
     add(end_with_input.FLAG, action="store_true", help=end_with_input.HELP)
@@ -154,6 +156,8 @@ def _config(args: argparse.Namespace) -> Config:
     ):
         if value:
             flags[name] = value
+    if args.group_pressure:
+        flags["group_pressure"] = True
     if args.no_device:
         flags |= {"device_calls": False, "device_metrics": False}
     config = load(flags, defaults={"host_metrics": True})

@@ -79,6 +79,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "microseconds a page fault)")  # fmt: skip
     add("--host", action="store_true",
         help="what the machine does, too: run queues, disks, network, memory")  # fmt: skip
+    add("--group-pressure", action="store_true",
+        help="pressure (PSI) of control groups, too: all, or those of the processes")  # fmt: skip
     add("--no-offcpu", action="store_true", help="leave out what threads wait for")
     add("--no-device", action="store_true", help="leave out device calls and device time")
     add("--device-time", action="store_true",
@@ -210,6 +212,8 @@ def _config(args: argparse.Namespace, watched: list[int]) -> Config:
         flags["memory"] = True
     if args.host:
         flags["host_metrics"] = True
+    if args.group_pressure:
+        flags["group_pressure"] = True
     if args.no_offcpu:
         flags["off_cpu"] = False
     if args.no_device:

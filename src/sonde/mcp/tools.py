@@ -15,7 +15,7 @@ from pydantic import Field
 
 from sonde.mcp import troubles
 from sonde.mcp.selection import Chosen, observed
-from sonde.mcp.untrusted import clean, fitting, flame
+from sonde.mcp.untrusted import clean, fitting, fitting_lists, flame
 from sonde.server.client import ServerClient
 
 MOST_ROWS = 200
@@ -158,7 +158,7 @@ class Tools:
         chosen = Chosen.of(start, end, node, pid=pid, job=job, user=user, pod=pod)
         found = self._server.ask("flametree", chosen.parameters(kind=kind))
         tree, cut = flame(found["root"], found["total"], boxes)
-        data = {"unit": found["unit"], "total": found["total"], "root": tree}
+        data = clean({"unit": found["unit"], "total": found["total"]}) | {"root": tree}
         page = chosen.page(self._page, "range", kind=kind, pid=str(pid or ""))
         return self._answer(chosen, data, cut, page)
 
@@ -223,11 +223,10 @@ class Tools:
         stalls as the verdict explains them), functions by own CPU time."""
         chosen = Chosen.of(start, end, **{by: owner})
         found = self._server.ask("job", chosen.parameters(limit=10))
-        found["nodes"], cut = fitting(found["nodes"], 50, "nodes")
         found["verdicts"] = [_verdict(one["verdict"]) for one in found["verdicts"]]
-        data, more = fitting([found], 1, "jobs")
-        page = chosen.page(self._page, "")
-        return self._answer(chosen, data[0] if data else None, cut + more, page)
+        most = {"not_covered": 10, "wasted": 30, "verdicts": 16, "functions": 10, "nodes": 50}
+        data, cut = fitting_lists(found, most)
+        return self._answer(chosen, data, cut, chosen.page(self._page, ""))
 
     def owners(
         self, by: OwnerKind = "user", start: Start = "-1d", end: End = "now", limit: Rows = 30
@@ -239,7 +238,7 @@ class Tools:
         data, cut = fitting(found["owners"], limit, "owners")
         if found["left_out"]:
             cut.append(f"{found['left_out']:,} owners with less waste are left out")
-        table = {"owners": data, "not_covered": found["not_covered"]}
+        table = {"owners": data, "not_covered": clean(found["not_covered"][:10])}
         return self._answer(chosen, table, cut, chosen.page(self._page, ""))
 
     def compare(
@@ -267,7 +266,7 @@ class Tools:
         data, cut = _counted(fitting(rows, limit, "functions"), len(rows) > limit)
         answer = self._answer(chosen, data, cut, chosen.page(self._page, "compare", kind=kind))
         answer["evidence"] = {
-            "before": earlier.shown() | observed(self._server, earlier),
+            "before": earlier.shown() | clean(observed(self._server, earlier)),
             "after": answer["evidence"],
         }
         return answer

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 TEXT = 300
@@ -12,25 +13,47 @@ TEXT = 300
 ANSWER_BYTES = 48 << 10
 """Of the data of one answer, as JSON."""
 _ENDS = TEXT // 2 - 2
+_INVISIBLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
+    "\U000e0100-\U000e01ef]"
+)
+"""Printable by their category, and yet nothing is seen: joiners, fillers, variation selectors."""
 MOST_BOXES = 400
 DEEPEST = 30
 """Levels of a nested flame graph after chains of single children became one box."""
 
 
 def escaped(text: str) -> str:
-    """A text without control, format and other unprintable characters, at most `TEXT` long.
+    """A text without control, format, invisible and other unprintable characters, at most `TEXT`
+    long.
 
-    Bidirectional overrides, zero-width characters and lone surrogates are among those; each is
-    written as \\xNN, \\uNNNN or \\UNNNNNNNN.
+    Bidirectional overrides, zero-width characters, variation selectors, fillers and lone surrogates
+    are among those; each is written as \\xNN, \\uNNNN or \\UNNNNNNNN, and none of these is cut.
     """
-    if len(text) > TEXT:
-        text = f"{text[:_ENDS]}…{text[-_ENDS:]}"
-    if text.isprintable():
+    if len(text) <= TEXT and text.isprintable() and not _INVISIBLE.search(text):
         return text
-    return "".join(c if c.isprintable() else _code(ord(c)) for c in text)
+    is_long = len(text) > 2 * TEXT
+    parts = [_shown(c) for c in (text[:TEXT] + text[-TEXT:] if is_long else text)]
+    if not is_long and sum(map(len, parts)) <= TEXT:
+        return "".join(parts)
+    return f"{_first(parts)}…{_first(parts[::-1], is_reversed=True)}"
 
 
-def _code(point: int) -> str:
+def _first(parts: Sequence[str], is_reversed: bool = False) -> str:
+    """As many of the parts as `_ENDS` characters take."""
+    kept, size = [], 0
+    for part in parts:
+        size += len(part)
+        if size > _ENDS:
+            break
+        kept.append(part)
+    return "".join(kept[::-1] if is_reversed else kept)
+
+
+def _shown(character: str) -> str:
+    if character.isprintable() and not _INVISIBLE.match(character):
+        return character
+    point = ord(character)
     if point < 0x100:
         return f"\\x{point:02x}"
     return f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
@@ -52,72 +75,101 @@ def size_of(value: Any) -> int:
     return len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
 
 
-def fitting(rows: Sequence[Any], limit: int, what: str) -> tuple[list[Any], list[str]]:
-    """(the first rows, cleaned, within `limit` and `ANSWER_BYTES`; a line where rows are left out).
+def fitting(
+    rows: Sequence[Any], limit: int, what: str, room: int = ANSWER_BYTES
+) -> tuple[list[Any], list[str]]:
+    """(the first rows, cleaned, within `limit` and `room` bytes; a line where rows are left out).
 
-    `what`: a plural for that line.
+    A row that does not fit costs itself. `what`: a plural for that line.
     """
     kept: list[Any] = []
     size = 0
     for row in rows[:limit]:
         one = clean(row)
-        size += size_of(one) + 1
-        if size > ANSWER_BYTES:
-            break
-        kept.append(one)
+        one_size = size_of(one) + 1
+        if size + one_size <= room:
+            size += one_size
+            kept.append(one)
     left = len(rows) - len(kept)
     return kept, [f"{left:,} of {len(rows):,} {what} are left out"] if left else []
 
 
+def fitting_lists(
+    document: Mapping[str, Any], lists: Mapping[str, int]
+) -> tuple[dict[str, Any], list[str]]:
+    """(a document of few fields and some lists, cleaned, within `ANSWER_BYTES`; lines of what is
+    left out).
+
+    `lists`: names of its lists and most rows of each; rows are left out one by one, those of the
+    lists that come last first.
+    """
+    made = {name: clean(value) for name, value in document.items() if name not in lists}
+    cut: list[str] = []
+    room = ANSWER_BYTES - size_of(made)
+    for name, most in lists.items():
+        made[name], more = fitting(document[name], most, name, room)
+        room -= size_of(made[name]) + len(name) + 4
+        cut += more
+    return {name: made[name] for name in document}, cut
+
+
 def flame(root: Mapping[str, Any], total: float, most: int) -> tuple[dict[str, Any], list[str]]:
-    """(the heaviest boxes of a flame graph, nested; a line where some are left out).
+    """(the heaviest boxes of a flame graph, nested; lines where some are left out).
 
     `root`: as the server's `flametree`. A box has `frames` (a chain of callers where each calls
-    only the next one), `share` of `total`, `self_share`, `children`.
+    only the next one), `share` of `total`, `self_share`, `children`. However long names are, some
+    ten boxes always fit.
     """
-    weights = sorted(_weights(root), reverse=True)
-    most = max(1, min(most, MOST_BOXES))
+    # A caller comes before what it calls where both weigh the same.
+    heaviest = sorted(_boxes(root), key=lambda one: -float(one["value"]))
+    wanted = most = max(1, min(most, MOST_BOXES, len(heaviest)))
     while True:
-        least = weights[most - 1] if len(weights) > most else 0.0
-        made = _box(root, total or 1.0, least, 0)
+        made = _box(root, total or 1.0, {id(one) for one in heaviest[:most]}, 0)
         if size_of(made) <= ANSWER_BYTES or most == 1:
             break
         most //= 2
-    kept = _count(made)
-    left = len(weights) - kept
-    if left <= 0:
-        return made, []
-    return made, [f"{left:,} of {len(weights):,} boxes, the lightest and the deepest, are left out"]
+    cut = []
+    left = len(heaviest) - _count(made)
+    if left > 0:
+        cut.append(
+            f"{left:,} of {len(heaviest):,} boxes, the lightest and the deepest, are left out"
+        )
+    if most < wanted:
+        cut.append(
+            f"names are so long that no more than {most:,} boxes fit: choose one process, or ask"
+            " for top_functions"
+        )
+    return made, cut
 
 
-def _weights(node: Mapping[str, Any]) -> list[float]:
+def _boxes(node: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     found, stack = [], [node]
     while stack:
         one = stack.pop()
-        found.append(float(one["value"]))
+        found.append(one)
         stack += one.get("children", ())
     return found
 
 
-def _box(node: Mapping[str, Any], total: float, least: float, depth: int) -> dict[str, Any]:
+def _box(node: Mapping[str, Any], total: float, chosen: Set[int], depth: int) -> dict[str, Any]:
     frames = [_frame(node)]
-    children = _kept(node, least)
+    children = _kept(node, chosen)
     while len(children) == 1 and not node["self"] and children[0]["value"] == node["value"]:
         node = children[0]
         frames.append(_frame(node))
-        children = _kept(node, least)
+        children = _kept(node, chosen)
     box: dict[str, Any] = {
         "frames": frames,
         "share": round(node["value"] / total, 4),
         "self_share": round(node["self"] / total, 4),
     }
     if children and depth < DEEPEST:
-        box["children"] = [_box(child, total, least, depth + 1) for child in children]
+        box["children"] = [_box(child, total, chosen, depth + 1) for child in children]
     return box
 
 
-def _kept(node: Mapping[str, Any], least: float) -> list[Mapping[str, Any]]:
-    return [child for child in node.get("children", ()) if child["value"] >= least]
+def _kept(node: Mapping[str, Any], chosen: Set[int]) -> list[Mapping[str, Any]]:
+    return [child for child in node.get("children", ()) if id(child) in chosen]
 
 
 def _frame(node: Mapping[str, Any]) -> str:

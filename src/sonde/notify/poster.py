@@ -41,11 +41,11 @@ class Poster:
             parts = http_client.split_url(url)
         except ValueError as error:
             raise UsageError(
-                f"{http_client.shown(url)!r} is not a URL to post to: {error}",
+                f"cannot post to {http_client.origin(url)}: {error}",
                 "write http://HOST:PORT/PATH or https://…",
             ) from error
         self._url = url if parts.path.strip("/") or not path else url.rstrip("/") + path
-        self._shown = http_client.shown(self._url)
+        self._shown = http_client.origin(self._url)
         self._log = log
         self._queue: deque[tuple[bytes, Callable[[bool], None]]] = deque()
         self._changed = threading.Condition()

@@ -152,7 +152,7 @@ def _check_url(name: str, url: str) -> None:
         http_client.split_url(url)
     except ValueError as error:
         raise UsageError(
-            f"alerts: {name} is {http_client.shown(url)!r}: {error}", "write https://HOST/PATH"
+            f"alerts: {name} is {http_client.origin(url)}: {error}", "write https://HOST/PATH"
         ) from error
 
 

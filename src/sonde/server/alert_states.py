@@ -8,24 +8,27 @@ rule asks, and is resolved when it ends. Of each it is known what the webhook wa
 from __future__ import annotations
 
 import json
-import threading
+import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from sonde.server.alert_rules import Rule
-from sonde.server.alert_values import Values
-from sonde.server.state_file import open_state
+from sonde.server.alert_values import MOST_ALERTS, Values, key_of
+from sonde.store.database import Database
 
 NAME = "alerts.sqlite"
 RESOLVED_NS = 20 * 60 * 10**9
-"""How long a resolved alert is kept, and repeated to Alertmanager, as Prometheus does."""
+"""How long a resolved alert is kept, and repeated to Alertmanager, as Prometheus does: the newest
+`MOST_ALERTS` of a rule, because data chooses the labels."""
 _SCHEMA = """CREATE TABLE IF NOT EXISTS alert (
   tenant TEXT NOT NULL, rule TEXT NOT NULL, labels TEXT NOT NULL, state TEXT NOT NULL,
   since_ns INTEGER NOT NULL, fired_ns INTEGER NOT NULL, resolved_ns INTEGER NOT NULL,
   value REAL NOT NULL, notified TEXT NOT NULL,
-  PRIMARY KEY (tenant, rule, labels)) WITHOUT ROWID"""
+  PRIMARY KEY (tenant, rule, labels)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS alert_by_state ON alert (tenant, state, since_ns);
+"""
 _COLUMNS = "tenant, rule, labels, state, since_ns, fired_ns, resolved_ns, value, notified"
 _UPSERT = f"INSERT OR REPLACE INTO alert ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
@@ -57,42 +60,74 @@ class Alert:
     @property
     def key(self) -> str:
         """Its labels as text: with tenant and rule it is the alert's identity."""
-        return json.dumps(self.labels, sort_keys=True)
+        return key_of(self.labels)
 
 
 class AlertStates:
-    """The alerts of a store. Thread-safe; processes may share it."""
+    """The alerts of a store. Thread-safe; processes may share it, of which one changes them."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises UsageError where others could change states, sqlite3.Error."""
-        self._mutex = threading.Lock()
-        self._db = open_state(folder, NAME, _SCHEMA)
+        """Raises UsageError where others could change states, sqlite3.Error, OSError."""
+        self._db = Database(folder, NAME, _SCHEMA)
+        self._by_rule: dict[tuple[str, str], dict[AlertState, int]] = {}
+        """How many alerts each rule has, as of the last change here or `recount`."""
+        self.resolved_dropped = 0
+        """Resolved alerts that were forgotten before `RESOLVED_NS`, because a rule had too many."""
+        self.recount()
 
     def close(self) -> None:
         """Close the file."""
-        with self._mutex:
-            self._db.close()
+        self._db.close()
 
     def listed(self, tenant: str = "") -> list[Alert]:
-        """All alerts of a tenant; '' of all."""
-        with self._mutex:
-            rows = self._db.execute(
-                f"SELECT {_COLUMNS} FROM alert WHERE ? IN ('', tenant)"
-                " ORDER BY tenant, rule, labels",
-                [tenant],
-            ).fetchall()
-        return [_alert(row) for row in rows]
+        """All alerts of a tenant, '' of all, by tenant, rule and labels."""
+        return self._of("tenant = ?" if tenant else "TRUE", [tenant] if tenant else [])
 
-    def counts(self) -> dict[AlertState, int]:
-        """Alerts of all tenants by state."""
-        with self._mutex:
-            rows = self._db.execute("SELECT state, count(*) FROM alert GROUP BY state").fetchall()
-        return dict.fromkeys(AlertState, 0) | {AlertState(state): count for state, count in rows}
+    def foremost(self, tenant: str, most: int) -> list[Alert]:
+        """At most `most` alerts of a tenant: those that fire first, then pending ones, then
+        resolved ones, the newest of each first."""
+        found: list[Alert] = []
+        for state in (AlertState.FIRING, AlertState.PENDING, AlertState.RESOLVED):
+            found += self._of(
+                "tenant = ? AND state = ?", [tenant, state],
+                order="since_ns DESC, rule, labels", most=most - len(found),
+            )  # fmt: skip
+        return found
+
+    def active(self, rule: Rule) -> set[str]:
+        """Keys of a rule's alerts that are pending or fire."""
+        return {
+            one.key
+            for one in self._of("tenant = ? AND rule = ?", [rule.tenant, rule.name])
+            if one.state is not AlertState.RESOLVED
+        }
+
+    def counts(self, tenant: str = "") -> dict[AlertState, int]:
+        """Alerts of a tenant, '' of all, by state. Kept in memory: it waits for nobody."""
+        found = dict.fromkeys(AlertState, 0)
+        for (of_tenant, _), counts in list(self._by_rule.items()):
+            if tenant in ("", of_tenant):
+                for state, count in counts.items():
+                    found[state] += count
+        return found
+
+    def recount(self) -> None:
+        """Count what others have changed, too. Raises sqlite3.Error."""
+        found: dict[tuple[str, str], dict[AlertState, int]] = {}
+        with self._db.held() as db:
+            rows = db.execute(
+                "SELECT tenant, rule, state, count(*) FROM alert GROUP BY tenant, rule, state"
+            )
+            for tenant, rule, state, count in rows:
+                found.setdefault((tenant, rule), {})[AlertState(state)] = count
+        self._by_rule = found
 
     def update(self, rule: Rule, values: Values, now_ns: int) -> None:
         """What a rule gave now."""
-        holding = {json.dumps(one.labels, sort_keys=True): one for one in values.found if one.holds}
-        of_rule = {one.key: one for one in self.listed(rule.tenant) if one.rule == rule.name}
+        holding = {key_of(one.labels): one for one in values.found if one.holds}
+        of_rule = {
+            one.key: one for one in self._of("tenant = ? AND rule = ?", [rule.tenant, rule.name])
+        }
         changed = []
         for key, value in holding.items():
             before = of_rule.get(key)
@@ -107,46 +142,71 @@ class AlertStates:
                 (rule.tenant, rule.name, key, state, since_ns, fired_ns, 0, value.value, notified)
             )
         ended = [one for key, one in of_rule.items() if key not in holding]
-        self._write(changed, ended, now_ns)
+        self._write((rule.tenant, rule.name), changed, ended, now_ns)
 
     def end_others(self, rules: set[tuple[str, str]], now_ns: int) -> None:
         """End the alerts of rules that there are no more; `rules`: (tenant, name) of the others."""
-        self._write(
-            [], [one for one in self.listed() if (one.tenant, one.rule) not in rules], now_ns
-        )
+        for key in [one for one in self._by_rule if one not in rules]:
+            self._write(key, [], self._of("tenant = ? AND rule = ?", list(key)), now_ns)
 
     def note_sent(self, alert: Alert) -> None:
         """The webhook has taken the alert in its state."""
-        with self._mutex:
-            self._db.execute(
+        with self._db.held() as db:
+            db.execute(
                 "UPDATE alert SET notified = state WHERE tenant = ? AND rule = ? AND labels = ?"
                 " AND state = ? AND fired_ns = ?",
                 [alert.tenant, alert.rule, alert.key, alert.state, alert.fired_ns],
             )
 
-    def _write(
-        self, changed: Sequence[tuple[object, ...]], ended: list[Alert], now_ns: int
-    ) -> None:
-        with self._mutex:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                self._db.executemany(_UPSERT, changed)
-                for one in ended:
-                    self._end(one, now_ns)
-                self._db.execute("COMMIT")
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
+    def _of(
+        self, where: str, given: list[str], order: str = "tenant, rule, labels", most: int = -1
+    ) -> list[Alert]:
+        with self._db.held() as db:
+            rows = db.execute(
+                f"SELECT {_COLUMNS} FROM alert WHERE {where} ORDER BY {order} LIMIT ?",
+                [*given, most],
+            ).fetchall()
+        return [_alert(row) for row in rows]
 
-    def _end(self, one: Alert, now_ns: int) -> None:
-        where = "WHERE tenant = ? AND rule = ? AND labels = ?"
-        key = [one.tenant, one.rule, one.key]
-        if one.state is AlertState.FIRING:
-            self._db.execute(
-                f"UPDATE alert SET state = 'resolved', resolved_ns = ? {where}", [now_ns, *key]
-            )
-        elif one.state is AlertState.PENDING or now_ns - one.resolved_ns > RESOLVED_NS:
-            self._db.execute(f"DELETE FROM alert {where}", key)
+    def _write(
+        self,
+        rule: tuple[str, str],
+        changed: Sequence[tuple[object, ...]],
+        ended: list[Alert],
+        now_ns: int,
+    ) -> None:
+        if not changed and not ended:
+            return
+        with self._db.transaction() as db:
+            db.executemany(_UPSERT, changed)
+            for one in ended:
+                _end(db, one, now_ns)
+            # What nobody has been sent yet stays longest.
+            dropped = db.execute(
+                "DELETE FROM alert WHERE tenant = ?1 AND rule = ?2 AND labels IN (SELECT labels"
+                " FROM alert WHERE tenant = ?1 AND rule = ?2 AND state = 'resolved'"
+                " ORDER BY notified = state, resolved_ns DESC LIMIT -1 OFFSET ?3)",
+                [*rule, MOST_ALERTS],
+            ).rowcount
+            rows = db.execute(
+                "SELECT state, count(*) FROM alert WHERE tenant = ? AND rule = ? GROUP BY state",
+                rule,
+            ).fetchall()
+        self.resolved_dropped += dropped
+        counts = {AlertState(state): count for state, count in rows}
+        if counts:
+            self._by_rule[rule] = counts
+        else:
+            self._by_rule.pop(rule, None)
+
+
+def _end(db: sqlite3.Connection, one: Alert, now_ns: int) -> None:
+    where = "WHERE tenant = ? AND rule = ? AND labels = ?"
+    key = [one.tenant, one.rule, one.key]
+    if one.state is AlertState.FIRING:
+        db.execute(f"UPDATE alert SET state = 'resolved', resolved_ns = ? {where}", [now_ns, *key])
+    elif one.state is AlertState.PENDING or now_ns - one.resolved_ns > RESOLVED_NS:
+        db.execute(f"DELETE FROM alert {where}", key)
 
 
 def _alert(row: tuple[str, str, str, str, int, int, int, float, str]) -> Alert:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 from sonde.errors import CaptureTooLarge
@@ -18,7 +19,9 @@ from sonde.server.service import Service
 from sonde.server.tokens import Caller, Scope
 
 MOST_ALERTS = 500
-"""Of one rule: those farthest from the threshold."""
+"""Of one rule: those that were alerts before, then those farthest from the threshold."""
+LABEL = 128
+"""Characters of a label. A longer one ends with a digest, so that no two become one."""
 ANSWER_BYTES = 32 << 20
 
 
@@ -44,10 +47,17 @@ class Values:
     """Values beyond `MOST_ALERTS`."""
 
 
-def evaluate(service: Service, rule: Rule, now_s: float) -> Values:
+def key_of(labels: Mapping[str, str]) -> str:
+    """Labels as text: with tenant and rule it is an alert's identity."""
+    return json.dumps(labels, sort_keys=True)
+
+
+def evaluate(
+    service: Service, rule: Rule, now_s: float, known: Collection[str] = frozenset()
+) -> Values:
     """Ask the question for the rule's tenant, within the limits of every question.
 
-    Raises SondeError where it cannot be answered.
+    `known`: keys of the rule's alerts. Raises SondeError where it cannot be answered.
     """
     times = [("from", repr(now_s - rule.range_s)), ("to", repr(now_s))]
     options = answers.parse([*parameters(rule), *times])
@@ -55,17 +65,18 @@ def evaluate(service: Service, rule: Rule, now_s: float) -> Values:
     try:
         answer = answers.ask(service, caller, answers.QUESTIONS[rule.question], options)
     except NothingStoredError:
-        return of_rows(rule, [])
+        return of_rows(rule, [], known)
     if len(answer.content) > ANSWER_BYTES:
         raise CaptureTooLarge(
             f"the answer has more than {ANSWER_BYTES >> 20} MiB", "select fewer nodes, or a limit"
         )
     found = json.loads(answer.content)
-    return of_rows(rule, field(found, rule.rows) if rule.rows else found)
+    return of_rows(rule, field(found, rule.rows) if rule.rows else found, known)
 
 
-def of_rows(rule: Rule, rows: Any) -> Values:
-    """The values of an answer."""
+def of_rows(rule: Rule, rows: Any, known: Collection[str] = frozenset()) -> Values:
+    """The values of an answer. Of too many those stay whose keys are `known` and that still hold:
+    new ones would end them all, and the next ones these."""
     groups: dict[tuple[str, ...], list[float]] = {}
     if rule.reduce is Reduce.COUNT and not rule.by:
         groups[()] = []  # so that nothing is 0
@@ -85,6 +96,8 @@ def of_rows(rule: Rule, rows: Any) -> Values:
         for key, value in ((key, _reduced(rule.reduce, values)) for key, values in groups.items())
     ]
     found.sort(key=lambda one: -one.value if rule.above is not None else one.value)
+    if len(found) > MOST_ALERTS and known:
+        found.sort(key=lambda one: not (one.holds and key_of(one.labels) in known))
     return Values(found[:MOST_ALERTS], counted, max(0, len(found) - MOST_ALERTS))
 
 
@@ -131,9 +144,13 @@ def _value(rule: Rule, row: Any) -> float | None:
 
 
 def _label(value: Any) -> str:
-    if isinstance(value, str):
-        return texts.plain(value)
-    return "" if value is None else texts.plain(json.dumps(value))
+    if value is None:
+        return ""
+    text = value if isinstance(value, str) else json.dumps(value)
+    if len(text) <= LABEL:
+        return texts.plain(text)
+    digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return f"{texts.plain(text[: LABEL - len(digest) - 1])}…{digest}"
 
 
 def _reduced(how: Reduce, values: Sequence[float]) -> float:

@@ -22,7 +22,7 @@ from sonde.errors import SondeError
 from sonde.notify import alertmanager, texts
 from sonde.notify.poster import MOST_BYTES, Poster
 from sonde.server.alert_rules import AlertConfig, filled
-from sonde.server.alert_states import Alert, AlertState, AlertStates
+from sonde.server.alert_states import Alert, AlertStates
 from sonde.server.alert_values import evaluate
 from sonde.server.service import Service
 
@@ -82,9 +82,7 @@ class Alerts:
 
     def listed(self, tenant: str) -> dict[str, Any]:
         """A tenant's rules and alerts, as /v1/alerts has them: what fires first."""
-        order = [AlertState.FIRING, AlertState.PENDING, AlertState.RESOLVED]
-        alerts = self.states.listed(tenant)
-        alerts.sort(key=lambda one: (order.index(one.state), -one.since_ns))
+        alerts = self.states.foremost(tenant, MOST_LISTED)
         return {
             "rules": [
                 {
@@ -98,8 +96,8 @@ class Alerts:
                 for key, rule in self._rules.items()
                 if rule.tenant == tenant
             ],
-            "alerts": [self._document(one) for one in alerts[:MOST_LISTED]],
-            "not_shown": max(0, len(alerts) - MOST_LISTED),
+            "alerts": [self._document(one) for one in alerts],
+            "not_shown": max(0, sum(self.states.counts(tenant).values()) - len(alerts)),
         }
 
     def figures(self) -> Iterator[tuple[str, str, str, float]]:
@@ -108,6 +106,8 @@ class Alerts:
             yield "sonde_server_alerts", "gauge", f'{{state="{state}"}}', count
         for name in ("evaluations", "failures", "late_rounds", "given_up"):
             yield f"sonde_server_alert_{name}_total", "counter", "", self.counters[name]
+        dropped = self.states.resolved_dropped
+        yield "sonde_server_alert_resolved_dropped_total", "counter", "", dropped
         for name, poster in (("webhook", self._webhook), ("alertmanager", self._manager)):
             if poster is not None:
                 labels = f'{{to="{name}"}}'
@@ -117,12 +117,16 @@ class Alerts:
     def _run(self) -> None:
         while not self._ended.is_set():
             started = time.monotonic()
-            if self._holds_lock():
-                try:
+            try:
+                held = self._lock is not None
+                evaluates = self._holds_lock()
+                if not (held and evaluates):  # another server has changed them
+                    self.states.recount()
+                if evaluates:
                     self.turn(time.time_ns())
-                except (OSError, sqlite3.Error) as error:
-                    self.counters["failures"] += 1
-                    LOG.error("alerts cannot be kept: %s", error)
+            except (OSError, sqlite3.Error) as error:
+                self.counters["failures"] += 1
+                LOG.error("alerts cannot be kept: %s", error)
             took_s = time.monotonic() - started
             self.counters["late_rounds"] += took_s > self._config.interval_s
             self._ended.wait(max(0.1, self._config.interval_s - took_s))
@@ -152,7 +156,8 @@ class Alerts:
                 return
             self.counters["evaluations"] += 1
             try:
-                values = evaluate(self._service, rule, now_ns / 1e9)
+                known = self.states.active(rule)
+                values = evaluate(self._service, rule, now_ns / 1e9, known)
             except SondeError as error:
                 self.counters["failures"] += 1
                 if key not in self.errors:

@@ -9,7 +9,6 @@ for `admin` pauses that tenant, and does not lift what the operator ordered.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -18,8 +17,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from sonde.errors import UsageError
-from sonde.server.state_file import open_state
 from sonde.server.tokens import TENANT
+from sonde.store.database import Database
 
 NAME = "collection.sqlite"
 EVERYBODY = ""
@@ -52,29 +51,27 @@ class Collection:
     """The switches of a store. Thread-safe; processes may share it."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises sqlite3.Error; UsageError where others could turn a switch."""
-        self._mutex = threading.Lock()
-        self._db = open_state(folder, NAME, _SCHEMA)
+        """Raises sqlite3.Error, OSError; UsageError where others could turn a switch."""
+        self._db = Database(folder, NAME, _SCHEMA)
 
     def close(self) -> None:
         """Close the file."""
-        with self._mutex:
-            self._db.close()
+        self._db.close()
 
     def pause(self, tenant: str, authority: Authority) -> None:
         """The agents of a tenant stop collecting. Raises UsageError for what names no tenant."""
         if tenant != EVERYBODY and not TENANT.fullmatch(tenant):
             raise UsageError(f"{tenant!r} cannot be the name of a tenant", "see `sonde token list`")
-        with self._mutex:
-            self._db.execute(
+        with self._db.held() as db:
+            db.execute(
                 "INSERT OR IGNORE INTO pause VALUES (?, ?, ?)", [tenant, authority, _now_s()]
             )
 
     def resume(self, tenant: str, authority: Authority) -> bool:
         """Lift the pauses of a tenant, EVERYBODY: all; whether there were any. A tenant lifts only
         what it ordered."""
-        with self._mutex:
-            done = self._db.execute(
+        with self._db.held() as db:
+            done = db.execute(
                 "DELETE FROM pause WHERE (? = '' OR tenant = ?)"
                 " AND (? = 'operator' OR authority = ?)",
                 [tenant, tenant, authority, authority],
@@ -83,16 +80,14 @@ class Collection:
 
     def is_paused(self, tenant: str) -> bool:
         """Whether the agents of a tenant are to collect nothing."""
-        with self._mutex:
-            found = self._db.execute(
-                "SELECT 1 FROM pause WHERE tenant IN ('', ?)", [tenant]
-            ).fetchone()
+        with self._db.held() as db:
+            found = db.execute("SELECT 1 FROM pause WHERE tenant IN ('', ?)", [tenant]).fetchone()
         return found is not None
 
     def paused(self, tenant: str = EVERYBODY) -> list[Pause]:
         """All pauses; those that the agents of a tenant heed."""
-        with self._mutex:
-            rows = self._db.execute(
+        with self._db.held() as db:
+            rows = db.execute(
                 "SELECT tenant, authority, since_s FROM pause WHERE ? = '' OR tenant IN ('', ?)"
                 " ORDER BY tenant, authority",
                 [tenant, tenant],

@@ -38,7 +38,11 @@ def exposition(service: Service) -> str:
         add("sonde_server_bucket_refuses", "gauge", bool(service.flusher.get("bucket_error")))
         add("sonde_server_bucket_view_age_seconds", "gauge", service.shared.age_s)
         add("sonde_server_bucket_view_failures_total", "counter", service.shared.failures)
-        add("sonde_server_bucket_files_fetched_total", "counter", service.shared.fetched_files)
+        downloads = service.shared.downloads
+        add("sonde_server_bucket_files_fetched_total", "counter", downloads.fetched_files)
+        for why in ("disk", "size", "time"):
+            name, labels = "sonde_server_bucket_fetches_refused_total", f'{{reason="{why}"}}'
+            add(name, "counter", downloads.refused[why], labels)
     for name, count in sorted(service.catalog.counters().items()):
         add(f"sonde_store_{name}_total", "counter", count)
     for name, kind, labels, value in service.alerts.figures() if service.alerts else ():

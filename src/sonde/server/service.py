@@ -29,7 +29,8 @@ from sonde.server.collection import Collection, SeenAgents
 from sonde.server.tokens import Caller, Scope, Tokens
 from sonde.store.catalog import Catalog, StoredFile
 from sonde.store.chosen_files import chosen_files
-from sonde.store.copies import CACHE, BucketSettings, keep_server_name
+from sonde.store.copies import BucketSettings, keep_server_name
+from sonde.store.downloads import CACHE
 from sonde.store.record import Record, digest_of
 from sonde.store.shared import FetchedPaths, SharedStore
 from sonde.store.wal import Wal

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from sonde.errors import UsageError
-from sonde.server.state_file import open_state
+from sonde.store.database import Database
 
 NAME = "tokens.sqlite"
 PREFIX = "sonde_"
@@ -62,14 +61,12 @@ class Tokens:
     """The tokens of a store. Thread-safe; processes may share it."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises sqlite3.Error; UsageError where others could put a token in."""
-        self._mutex = threading.Lock()
-        self._db = open_state(folder, NAME, _SCHEMA, is_synced=True)
+        """Raises sqlite3.Error, OSError; UsageError where others could put a token in."""
+        self._db = Database(folder, NAME, _SCHEMA)
 
     def close(self) -> None:
         """Close the file."""
-        with self._mutex:
-            self._db.close()
+        self._db.close()
 
     def make(self, tenant: str, scopes: Iterable[Scope], lifetime_s: int = 0) -> tuple[str, str]:
         """(id, token) of a new token; the token is not kept. Raises UsageError."""
@@ -84,8 +81,8 @@ class Tokens:
         token = PREFIX + secrets.token_urlsafe(32)
         name = secrets.token_hex(6)
         now = int(time.time())
-        with self._mutex:
-            self._db.execute(
+        with self._db.held() as db:
+            db.execute(
                 "INSERT INTO token VALUES (?, ?, ?, ?, ?, ?, 0)",
                 [
                     _hash(token),
@@ -100,8 +97,8 @@ class Tokens:
 
     def revoke(self, name: str) -> bool:
         """Refuse a token from now on; whether there was one."""
-        with self._mutex:
-            done = self._db.execute(
+        with self._db.held() as db:
+            done = db.execute(
                 "UPDATE token SET revoked_s = ? WHERE id = ? AND revoked_s = 0",
                 [int(time.time()), name],
             )
@@ -109,8 +106,8 @@ class Tokens:
 
     def listed(self) -> list[TokenInfo]:
         """All tokens, revoked ones too."""
-        with self._mutex:
-            rows = self._db.execute(
+        with self._db.held() as db:
+            rows = db.execute(
                 "SELECT id, tenant, scopes, made_s, expires_s, revoked_s FROM token"
                 " ORDER BY made_s, id"
             ).fetchall()
@@ -120,8 +117,8 @@ class Tokens:
         """Whose token it is; None for unknown, revoked and expired ones."""
         if not token.startswith(PREFIX) or len(token) > 128:
             return None
-        with self._mutex:
-            row = self._db.execute(
+        with self._db.held() as db:
+            row = db.execute(
                 "SELECT id, tenant, scopes, expires_s FROM token WHERE hash = ? AND revoked_s = 0",
                 [_hash(token)],
             ).fetchone()

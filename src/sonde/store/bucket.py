@@ -24,7 +24,7 @@ from sonde.store.wal import sync_folder
 
 _PARAMETERS = ("endpoint_override", "region", "scheme")
 _CONNECT_S, _REQUEST_S, _ATTEMPTS = 5.0, 30.0, 3
-_PART = ".part"
+PART = ".part"
 """Ends the names of files that are being written, in a folder."""
 _BLOCK = 4 << 20
 MOST_BYTES = 1 << 30
@@ -33,6 +33,10 @@ MOST_BYTES = 1 << 30
 
 class BucketError(OSError):
     """The bucket refused, or cannot be reached."""
+
+
+class DamagedObjectError(BucketError):
+    """An object is not what its catalog states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +77,29 @@ class Bucket:
             content: bytes = file.read()
             return content
 
-    def fetch(self, name: str, path: Path) -> int:
-        """Copy an object to a file that appears as a whole; returns its bytes.
+    def fetch(self, name: str, path: Path, size_bytes: int) -> None:
+        """Copy an object to a file that appears as a whole. `size_bytes`: what it must have.
 
-        Raises FileNotFoundError, BucketError, OSError where the file cannot be written.
+        Raises FileNotFoundError, DamagedObjectError, BucketError, OSError where the file cannot be
+        written.
         """
-        draft = path.with_name(f".{uuid.uuid4().hex}{_PART}")
-        size = 0
+        draft = path.with_name(f".{uuid.uuid4().hex}{PART}")
         try:
             with _errors():
                 source = self._fs.open_input_file(self._at(name))
-            with source, draft.open("xb") as to:
-                while block := _block_of(source):
-                    size += to.write(block)
+                size = source.size()
+            with source:
+                if size != size_bytes:
+                    raise DamagedObjectError(f"{name} has {size:,} bytes, not {size_bytes:,}")
+                left = size_bytes
+                with draft.open("xb") as to:
+                    while block := _block_of(source, min(_BLOCK, left)):
+                        left -= to.write(block)
+            if left:
+                raise DamagedObjectError(f"{name} ends {left:,} bytes too early")
             draft.rename(path)
         finally:
             draft.unlink(missing_ok=True)
-        return size
 
     def listed(self, folder: str) -> list[Found]:
         """The objects below a name, [] where there is none. Raises BucketError."""
@@ -100,7 +110,7 @@ class Bucket:
         return [
             Found(one.path[at:], one.size)
             for one in found
-            if one.is_file and not one.base_name.endswith(_PART)
+            if one.is_file and not one.base_name.endswith(PART)
         ]
 
     def folders(self) -> list[str]:
@@ -114,6 +124,18 @@ class Bucket:
         """Remove an object, if it is there. Raises BucketError."""
         with suppress(FileNotFoundError), _errors():
             self._fs.delete_file(self._at(name))
+
+    def remove_drafts(self, folder: str) -> int:
+        """Remove what its killed writer has left below a name; returns how many. For that writer's
+        successor: of another one's it would remove what is being written. Raises BucketError."""
+        if not self._is_folder:
+            return 0  # an object that was not written to its end is none
+        gone = 0
+        with _errors():
+            for path in Path(self._at(folder)).rglob(f".*{PART}"):
+                path.unlink(missing_ok=True)
+                gone += 1
+        return gone
 
     def address(self, name: str) -> str:
         """What Spark calls an object."""
@@ -129,7 +151,7 @@ class Bucket:
                     file.write(block)
             return
         path = Path(self._at(name))
-        draft = path.with_name(f".{uuid.uuid4().hex}{_PART}")
+        draft = path.with_name(f".{uuid.uuid4().hex}{PART}")
         try:
             with _errors():
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -181,9 +203,9 @@ def _opened(uri: str) -> tuple[pafs.FileSystem, str]:
     return system, f"{parts.netloc}{parts.path}".rstrip("/")
 
 
-def _block_of(source: pa.NativeFile) -> bytes:
+def _block_of(source: pa.NativeFile, size: int) -> bytes:
     with _errors():
-        block: bytes = source.read(_BLOCK)
+        block: bytes = source.read(size)
         return block
 
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import secrets
 import sqlite3
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from sonde.store.database import Database
 
 NAME = "catalog.sqlite"
 _SCHEMA = """
@@ -62,54 +63,43 @@ class Catalog:
     """The catalog of a store. Thread-safe; processes may share it."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises sqlite3.Error, OSError."""
-        self._mutex = threading.Lock()
-        self._db = sqlite3.connect(
-            folder / NAME, timeout=30, isolation_level=None, check_same_thread=False
-        )
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=FULL")
-        self._db.executescript(_SCHEMA)
+        """Raises UsageError where other users could change it, sqlite3.Error, OSError."""
+        self._db = Database(folder, NAME, _SCHEMA)
 
     def close(self) -> None:
         """Close the database."""
-        with self._mutex:
-            self._db.close()
+        self._db.close()
 
     def known(self, digests: Sequence[bytes]) -> set[bytes]:
         """Those of the digests whose chunks are in the files."""
         marks = ",".join("?" * len(digests))
-        with self._mutex:
-            rows = self._db.execute(f"SELECT digest FROM chunk WHERE digest IN ({marks})", digests)
+        with self._db.held() as db:
+            rows = db.execute(f"SELECT digest FROM chunk WHERE digest IN ({marks})", digests)
             return {row[0] for row in rows}
 
     def read_bytes(self, segment: str) -> int:
         """How far a segment of the log was read."""
-        with self._mutex:
-            row = self._db.execute(
-                "SELECT read_bytes FROM segment WHERE path = ?", [segment]
-            ).fetchone()
+        with self._db.held() as db:
+            row = db.execute("SELECT read_bytes FROM segment WHERE path = ?", [segment]).fetchone()
         return row[0] if row else 0
 
     def secret(self) -> bytes:
         """32 bytes that keys of this store depend on; the same for its life."""
-        with self._mutex:
-            self._db.execute(
-                "INSERT OR IGNORE INTO secret VALUES ('keys', ?)", [secrets.token_bytes(32)]
-            )
-            row = self._db.execute("SELECT value FROM secret WHERE name = 'keys'").fetchone()
+        with self._db.held() as db:
+            db.execute("INSERT OR IGNORE INTO secret VALUES ('keys', ?)", [secrets.token_bytes(32)])
+            row = db.execute("SELECT value FROM secret WHERE name = 'keys'").fetchone()
         return bytes(row[0])
 
     def attempt(self, segment: str, read_bytes: int, flusher: str) -> int:
         """Note that `flusher` begins to store what follows a place of a segment; returns how many
         others have died while they did. One that fails and goes on has not died."""
-        with self._mutex:
-            row = self._db.execute(
+        with self._db.held() as db:
+            row = db.execute(
                 "SELECT read_bytes, flusher, deaths FROM attempt WHERE path = ?", [segment]
             ).fetchone()
             deaths = row[2] + (row[1] != flusher) if row and row[0] == read_bytes else 0
             if row != (read_bytes, flusher, deaths):
-                self._db.execute(
+                db.execute(
                     "INSERT OR REPLACE INTO attempt VALUES (?, ?, ?, ?)",
                     [segment, read_bytes, flusher, deaths],
                 )
@@ -124,47 +114,31 @@ class Catalog:
         counted: dict[str, int],
     ) -> None:
         """Make a batch visible. `chunks`: (digest, when it came in ns)."""
-        with self._mutex:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                self._add(files)
-                self._db.executemany("INSERT OR IGNORE INTO chunk VALUES (?, ?)", chunks)
-                self._db.execute(
-                    "INSERT OR REPLACE INTO segment VALUES (?, ?)", [segment, read_bytes]
-                )
-                self._count(counted)
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
+        with self._db.transaction() as db:
+            _add(db, files)
+            db.executemany("INSERT OR IGNORE INTO chunk VALUES (?, ?)", chunks)
+            db.execute("INSERT OR REPLACE INTO segment VALUES (?, ?)", [segment, read_bytes])
+            _count(db, counted)
 
     def replace(
         self, new: Iterable[StoredFile], old: Iterable[StoredFile], now_ns: int, **counted: int
     ) -> None:
         """Exchange files in one step; the old ones are marked as removed since `now_ns`."""
-        with self._mutex:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                self._add(new)
-                self._db.executemany(
-                    "UPDATE file SET removed_ns = ? WHERE path = ?",
-                    [(now_ns, one.path) for one in old],
-                )
-                self._count(counted)
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
+        with self._db.transaction() as db:
+            _add(db, new)
+            db.executemany(
+                "UPDATE file SET removed_ns = ? WHERE path = ?",
+                [(now_ns, one.path) for one in old],
+            )
+            _count(db, counted)
 
     def leave(self, files: Iterable[StoredFile]) -> None:
         """Note that files cannot be compacted."""
-        with self._mutex:
-            self._db.execute("BEGIN IMMEDIATE")
-            self._db.executemany(
+        with self._db.transaction() as db:
+            db.executemany(
                 "UPDATE file SET level = -1 WHERE path = ?", [(one.path,) for one in files]
             )
-            self._count({"compactions_failed": 1})
-            self._db.execute("COMMIT")
+            _count(db, {"compactions_failed": 1})
 
     def adopt(
         self,
@@ -175,35 +149,16 @@ class Catalog:
     ) -> None:
         """Take in what a bucket has and this catalog does not, with its chunks; drop the entries
         of files that neither has."""
-        with self._mutex:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                self._add(files)
-                self._db.executemany("INSERT OR IGNORE INTO chunk VALUES (?, ?)", chunks)
-                self._db.executemany("DELETE FROM file WHERE path = ?", [(one,) for one in gone])
-                self._count(counted)
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
+        with self._db.transaction() as db:
+            _add(db, files)
+            db.executemany("INSERT OR IGNORE INTO chunk VALUES (?, ?)", chunks)
+            db.executemany("DELETE FROM file WHERE path = ?", [(one,) for one in gone])
+            _count(db, counted)
 
     def count(self, **counted: int) -> None:
         """Add to counters."""
-        with self._mutex:
-            self._count(counted)
-
-    def _add(self, files: Iterable[StoredFile]) -> None:
-        self._db.executemany(
-            f"INSERT INTO file ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?)",
-            [tuple(getattr(one, name) for name in _COLUMNS.split(", ")) for one in files],
-        )
-
-    def _count(self, counted: dict[str, int]) -> None:
-        self._db.executemany(
-            "INSERT INTO counter VALUES (?, ?) "
-            "ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
-            [(name, value) for name, value in counted.items() if value],
-        )
+        with self._db.transaction() as db:
+            _count(db, counted)
 
     def files(
         self,
@@ -219,37 +174,52 @@ class Catalog:
             if value is not None:
                 wanted += f" AND {column} = ?"
                 parameters.append(value)
-        with self._mutex:
-            rows = self._db.execute(
+        with self._db.held() as db:
+            rows = db.execute(
                 f"SELECT {_COLUMNS} FROM file WHERE {wanted} ORDER BY day, hour, path", parameters
             ).fetchall()
         return [StoredFile(*row) for row in rows]
 
     def removed(self, before_ns: int) -> list[str]:
         """Paths of files that were exchanged or expired before a time."""
-        with self._mutex:
-            rows = self._db.execute(
+        with self._db.held() as db:
+            rows = db.execute(
                 "SELECT path FROM file WHERE removed_ns > 0 AND removed_ns < ?", [before_ns]
             )
             return [row[0] for row in rows]
 
     def forget(self, paths: Iterable[str]) -> None:
         """Drop the entries of files that are gone."""
-        with self._mutex:
-            self._db.executemany("DELETE FROM file WHERE path = ?", [(path,) for path in paths])
+        with self._db.transaction() as db:
+            db.executemany("DELETE FROM file WHERE path = ?", [(path,) for path in paths])
 
     def forget_segment(self, path: str) -> None:
         """Drop the progress of a segment that is gone."""
-        with self._mutex:
-            self._db.execute("DELETE FROM segment WHERE path = ?", [path])
-            self._db.execute("DELETE FROM attempt WHERE path = ?", [path])
+        with self._db.transaction() as db:
+            db.execute("DELETE FROM segment WHERE path = ?", [path])
+            db.execute("DELETE FROM attempt WHERE path = ?", [path])
 
     def forget_chunks(self, before_ns: int) -> None:
         """Drop the digests of chunks that came before a time: the table `chunk` has them, too."""
-        with self._mutex:
-            self._db.execute("DELETE FROM chunk WHERE end_ns < ?", [before_ns])
+        with self._db.held() as db:
+            db.execute("DELETE FROM chunk WHERE end_ns < ?", [before_ns])
 
     def counters(self) -> dict[str, int]:
         """What all flushes have counted."""
-        with self._mutex:
-            return dict(self._db.execute("SELECT name, value FROM counter").fetchall())
+        with self._db.held() as db:
+            return dict(db.execute("SELECT name, value FROM counter").fetchall())
+
+
+def _add(db: sqlite3.Connection, files: Iterable[StoredFile]) -> None:
+    db.executemany(
+        f"INSERT INTO file ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?)",
+        [tuple(getattr(one, name) for name in _COLUMNS.split(", ")) for one in files],
+    )
+
+
+def _count(db: sqlite3.Connection, counted: dict[str, int]) -> None:
+    db.executemany(
+        "INSERT INTO counter VALUES (?, ?) "
+        "ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
+        [(name, value) for name, value in counted.items() if value],
+    )

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import duckdb
 
+from sonde.store.bucket import DamagedObjectError
 from sonde.store.catalog import Catalog, StoredFile
 from sonde.store.copies import Copies
 from sonde.store.flush import REMEMBERED_NS
@@ -72,7 +73,7 @@ def compact(folder: Path, catalog: Catalog, copies: Copies | None = None) -> Com
             continue
         try:
             merged = _merged(folder, files, copies)
-        except duckdb.Error as error:
+        except (duckdb.Error, DamagedObjectError) as error:
             LOG.warning("%d files of %s stay: %s", len(files), files[0].name, error)
             catalog.leave(files)
             done.failed += 1
@@ -94,7 +95,7 @@ def _merged(folder: Path, files: list[StoredFile], copies: Copies) -> StoredFile
     first = files[0]
     path = Path(first.path).with_name(f"{uuid.uuid4().hex}.parquet")
     whole = folder / path
-    sources = ", ".join(_literal(copies.local(one.path)) for one in files)
+    sources = ", ".join(_literal(copies.local(one)) for one in files)
     choice, order = "*", order_of(first.name)
     if first.name in DICTIONARIES:
         choice, order = "DISTINCT ON (key) *", ("key",)

@@ -28,15 +28,14 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from sonde.errors import UsageError
-from sonde.store.bucket import Bucket, BucketError
+from sonde.store.bucket import Bucket, BucketError, DamagedObjectError
 from sonde.store.catalog import Catalog, StoredFile
+from sonde.store.downloads import CACHE, Downloads, places, remove_drafts
 from sonde.store.published import Published, Publisher, folder_of, servers_of
 from sonde.store.wal import sealed_segments, sync_folder
 
 LOG = logging.getLogger("sonde.store")
 
-CACHE = "cache"
-"""Folder for what was fetched, of whichever server; like `data` inside."""
 SERVER_NAME = "server-name"
 """File with the name under which the directory is in its bucket."""
 _AT_ONCE = 4
@@ -72,9 +71,9 @@ class Copies:
     def publish(self) -> None:
         """Make known what counts. Raises BucketError."""
 
-    def local(self, path: str) -> Path:
-        """A file of the catalog in the directory. Raises BucketError."""
-        return self._folder / path
+    def local(self, one: StoredFile) -> Path:
+        """A file of the catalog in the directory. Raises BucketError, OSError."""
+        return self._folder / one.path
 
     def deletable(self, paths: list[str]) -> list[str]:
         """Those of the removed files that nobody reads any more."""
@@ -134,7 +133,10 @@ class BucketCopies(Copies):
         super().__init__(folder)
         self._catalog, self._settings = catalog, settings
         self._bucket = Bucket(settings.uri)
+        self._downloads = Downloads(folder, self._bucket, settings.cache_bytes)
         self._publisher = Publisher(self._bucket, settings.server)
+        self._refused = 0
+        """Downloads that the catalog has counted as refused."""
         self._is_joined = False
         self._elsewhere: set[bytes] = set()
 
@@ -146,6 +148,7 @@ class BucketCopies(Copies):
             return
         published = dict(self._publisher.load())
         folder = folder_of(self._settings.server)
+        self._catalog.count(drafts_removed=self._bucket.remove_drafts(folder))
         there = {
             one.name.removeprefix(f"{folder}/") for one in self._bucket.listed(f"{folder}/data")
         }
@@ -194,7 +197,7 @@ class BucketCopies(Copies):
                 if one.name != "chunk" or (one.day, one.hour) < first_hour:
                     continue
                 try:
-                    path = fetched(self._folder, self._bucket, name, one.path)
+                    path = self._downloads.file(name, one)
                     rows = pq.read_table(path, columns=["digest"], filters=received)
                     found.update(rows.column("digest").to_pylist())
                 except Exception as error:
@@ -219,7 +222,11 @@ class BucketCopies(Copies):
         found: list[tuple[bytes, int]] = []
         for one in files:
             if one.name == "chunk" and one.day >= first_day:
-                path = self.local(one.path)
+                try:
+                    path = self.local(one)
+                except DamagedObjectError as error:
+                    self._not_known(self._settings.server, error)
+                    continue
                 try:
                     rows = pq.read_table(path, columns=["digest", "received_ns"])
                     columns = [rows.column(name).to_pylist() for name in ("digest", "received_ns")]
@@ -256,9 +263,9 @@ class BucketCopies(Copies):
             self._catalog.count(bucket_failures=1)
             raise
 
-    def local(self, path: str) -> Path:
-        """A file in the directory, fetched where it is not there. Raises BucketError."""
-        return fetched(self._folder, self._bucket, self._settings.server, path)
+    def local(self, one: StoredFile) -> Path:
+        """A file in the directory, fetched where it is not there. Raises BucketError, OSError."""
+        return self._downloads.file(self._settings.server, one)
 
     def deletable(self, paths: list[str]) -> list[str]:
         """Those that have been published as gone for as long as somebody may read them."""
@@ -267,13 +274,19 @@ class BucketCopies(Copies):
     def delete(self, path: str) -> None:
         """Remove a file here and there. Raises BucketError."""
         self._bucket.delete(self._name(path))
-        for one in _places(self._folder, path):
+        for one in places(self._folder, path):
             one.unlink(missing_ok=True)
         self._publisher.forget(path)
 
     def bound(self) -> int:
         """Remove from the directory what was used least recently, beyond the size of the cache;
         returns how many files. The bucket has them."""
+        refused = self._downloads.refused.total()
+        self._catalog.count(
+            drafts_removed=remove_drafts(self._folder),
+            downloads_refused=refused - self._refused,
+        )
+        self._refused = refused
         published = self._publisher.state.files
         every = [*(self._folder / CACHE).glob("*/*/*/*/*.parquet")]
         every += [path for one in published if (path := self._folder / one).exists()]
@@ -292,30 +305,3 @@ class BucketCopies(Copies):
             size -= size_bytes
             gone += 1
         return gone
-
-
-def _places(folder: Path, path: str) -> tuple[Path, Path]:
-    """Where a file may lie: as it was written, or as it was fetched."""
-    return folder / path, folder / CACHE / path.partition("/")[2]
-
-
-def at_hand(folder: Path, path: str) -> Path | None:
-    """A file in the directory, marked as used now; None: it is not there. Raises OSError."""
-    for place in _places(folder, path):
-        with suppress(FileNotFoundError):
-            os.utime(place)
-            return place
-    return None
-
-
-def fetched(folder: Path, bucket: Bucket, server: str, path: str) -> Path:
-    """A file in the directory, copied from the bucket where it is not there.
-
-    Raises FileNotFoundError, BucketError.
-    """
-    found = at_hand(folder, path)
-    if found is None:
-        found = _places(folder, path)[1]
-        found.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        bucket.fetch(f"{folder_of(server)}/{path}", found)
-    return found

@@ -329,7 +329,7 @@ class Flusher:
         if keys is None:
             tenant, day, name = at
             paths = [
-                self._copies.local(one.path)
+                self._copies.local(one)
                 for one in self._catalog.files(tenant, name)
                 if one.day == day
             ]

@@ -35,7 +35,7 @@ _ENCODED = {
     **dict.fromkeys(("weight_ns", "value", "ns", "max_ns"), "PLAIN"),
 }
 """Columns that are not encoded by a dictionary."""
-_SYNCS_AT_ONCE = 8
+_SYNCING = ThreadPoolExecutor(8, "sonde-sync")
 _MADE_DURABLE: set[Path] = set()
 """Folders whose names this process has synced."""
 
@@ -111,9 +111,8 @@ def make_durable(folder: Path, files: Sequence[StoredFile]) -> None:
     parents = {(folder / one.path).parent for one in files}
     try:
         # Together: one commit of the file system's journal is enough for all that wait for it.
-        with ThreadPoolExecutor(_SYNCS_AT_ONCE) as pool:
-            list(pool.map(sync_file, [folder / one.path for one in files]))
-            list(pool.map(sync_folder, parents))
+        list(_SYNCING.map(sync_file, [folder / one.path for one in files]))
+        list(_SYNCING.map(sync_folder, parents))
     except BaseException:
         remove(folder, files)
         raise

@@ -101,11 +101,13 @@ class Published:
 
         Raises BucketError; what was known before stays then.
         """
-        files, last = dict(self.files), self.last
+        files, last = self.files, self.last
         for attempt in (1, 2):
             try:
                 found = self._generations()
                 for one, read in self._new(found, last):
+                    if files is self.files:  # others may be reading it
+                        files = dict(files)
                     files = self._with(files, one, read)
                     last = one
             except FileNotFoundError as error:  # an older one was removed meanwhile

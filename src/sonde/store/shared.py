@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -18,7 +19,8 @@ from sonde.errors import CaptureError, CaptureTooLarge
 from sonde.query.stored import QueryTimedOutError
 from sonde.store.bucket import Bucket
 from sonde.store.catalog import StoredFile
-from sonde.store.copies import BucketSettings, at_hand, fetched
+from sonde.store.copies import BucketSettings
+from sonde.store.downloads import Downloads, at_hand
 from sonde.store.published import Published, servers_of
 
 LOG = logging.getLogger("sonde.store")
@@ -26,6 +28,28 @@ LOG = logging.getLogger("sonde.store")
 LOOK_S = 5.0
 """Between two looks at what others have published."""
 _AT_ONCE = 8
+"""Downloads of one question: of all questions downloads.AT_ONCE."""
+
+
+class _Listed:
+    """What one server has listed, by tenant and table, each by its last time."""
+
+    def __init__(self, view: Published) -> None:
+        self.last = view.last
+        self.files = view.files
+        """By path."""
+        grouped: dict[tuple[str, str], list[StoredFile]] = {}
+        for one in view.files.values():
+            grouped.setdefault((one.tenant, one.name), []).append(one)
+        self._places: dict[tuple[str, str], tuple[list[int], list[StoredFile]]] = {}
+        for key, some in grouped.items():
+            some.sort(key=lambda one: (one.max_ns, one.path))
+            self._places[key] = [one.max_ns for one in some], some
+
+    def of(self, tenant: str, name: str, start_ns: int, end_ns: int) -> list[StoredFile]:
+        """Files of a table with a time in [start_ns, end_ns)."""
+        ends_ns, some = self._places.get((tenant, name), ((), ()))
+        return [one for one in some[bisect_left(ends_ns, start_ns) :] if one.min_ns < end_ns]
 
 
 class SharedStore:
@@ -35,13 +59,12 @@ class SharedStore:
         """Raises UsageError. Looks, in another thread, until `close`."""
         self._folder, self._settings = folder, settings
         self._bucket = Bucket(settings.uri)
-        self._mutex = threading.Lock()
-        self._others: dict[str, dict[str, StoredFile]] = {}
-        self._server_of: dict[str, str] = {}
+        self.downloads = Downloads(folder, self._bucket, settings.cache_bytes)
+        self._others: Mapping[str, _Listed] = {}
+        """By server; exchanged as a whole, never changed."""
         self._looked_at = -1.0
         self.failures = 0
         """Looks that have failed."""
-        self.fetched_files = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._keep_looking, name="sonde-bucket", daemon=True)
         self._thread.start()
@@ -80,25 +103,22 @@ class SharedStore:
                 views.setdefault(name, Published(self._bucket, name)).refresh()
             except Exception as error:  # one server's catalog costs no other one
                 failed.append(error)
-        others = {name: dict(view.files) for name, view in views.items()}
-        server_of = {path: name for name, files in others.items() for path in files}
-        with self._mutex:
-            self._others, self._server_of = others, server_of
+        # Only what has changed is sorted again.
+        self._others = {
+            name: known
+            if (known := self._others.get(name)) is not None and known.last == view.last
+            else _Listed(view)
+            for name, view in views.items()
+        }
         return failed
 
     def files(self, tenant: str, name: str, start_ns: int, end_ns: int) -> list[StoredFile]:
-        """Files of the other servers, as `Catalog.files`."""
-        with self._mutex:
-            others = self._others
-        return [
-            one
-            for files in others.values()
-            for one in files.values()
-            if one.tenant == tenant
-            and one.name == name
-            and one.max_ns >= start_ns
-            and one.min_ns < end_ns
-        ]
+        """Files of the other servers, as `Catalog.files`; a path that two list is one file."""
+        found: dict[str, StoredFile] = {}
+        for listed in self._others.values():
+            for one in listed.of(tenant, name, start_ns, end_ns):
+                found[one.path] = one
+        return list(found.values())
 
     def paths(self, files: Sequence[StoredFile], ends_s: float) -> list[Path]:
         """Files in the directory, fetched where they are not there, until a time (monotonic).
@@ -106,7 +126,7 @@ class SharedStore:
         Raises CaptureTooLarge where the cache cannot hold them, QueryTimedOutError (what was
         fetched stays), CaptureError.
         """
-        places = {one.path: at_hand(self._folder, one.path) for one in files}
+        places = {one.path: at_hand(self._folder, one) for one in files}
         missing = [one for one in files if places[one.path] is None]
         size = sum(one.size_bytes for one in missing)
         if size > self._settings.cache_bytes:
@@ -118,38 +138,33 @@ class SharedStore:
             places |= self._fetch(missing, ends_s)
         return [place for one in files if (place := places[one.path])]
 
+    def _server_of(self, path: str) -> str:
+        """Who has written a file."""
+        listing = (name for name, listed in self._others.items() if path in listed.files)
+        return next(listing, self._settings.server)
+
     def _fetch(self, missing: list[StoredFile], ends_s: float) -> dict[str, Path]:
-        with self._mutex:
-            servers = self._server_of
         pool = ThreadPoolExecutor(_AT_ONCE, "sonde-fetch")
         try:
             begun = {
-                one.path: pool.submit(
-                    fetched,
-                    self._folder,
-                    self._bucket,
-                    servers.get(one.path, self._settings.server),
-                    one.path,
-                )
+                one.path: pool.submit(self.downloads.file, self._server_of(one.path), one, ends_s)
                 for one in missing
             }
             _, late = wait(begun.values(), max(0.0, ends_s - time.monotonic()))
-            if late:
-                raise QueryTimedOutError(
-                    f"{len(late)} of {len(missing)} files are still to come from the bucket",
-                    "ask again, or choose a shorter time",
-                )
-            found = {path: one.result() for path, one in begun.items()}
-        except QueryTimedOutError:
-            raise
+            if not late:
+                return {path: one.result() for path, one in begun.items()}
+        except TimeoutError:
+            late = {one for one in begun.values() if one.exception()}
         except OSError as error:
             raise CaptureError(
                 f"the bucket cannot be read: {str(error)[:200]}", "try again"
             ) from error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        self.fetched_files += len(found)
-        return found
+        raise QueryTimedOutError(
+            f"{len(late)} of {len(missing)} files are still to come from the bucket",
+            "ask again, or choose a shorter time",
+        )
 
 
 class FetchedPaths(Mapping[str, Sequence[Path]]):

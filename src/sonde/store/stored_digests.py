@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from sonde.store.catalog import Catalog
+from sonde.store.catalog import Catalog, StoredFile
 from sonde.store.copies import Copies
 from sonde.store.tables import Origin
 
@@ -32,25 +32,25 @@ class StoredDigests:
         begin = np.frombuffer(chunk.digest[:8], np.int64)[0]
         # A file with the chunk has the time of its end.
         for one in self._catalog.files(chunk.tenant, "chunk", chunk.end_ns, chunk.end_ns + 1):
-            known = self._begins(one.path)
+            known = self._begins(one)
             at = int(np.searchsorted(known, begin))
-            if at < len(known) and known[at] == begin and self._is_in(one.path, chunk.digest):
+            if at < len(known) and known[at] == begin and self._is_in(one, chunk.digest):
                 return True
         return False
 
-    def _begins(self, path: str) -> Any:
-        known = self._of_file.get(path)
+    def _begins(self, one: StoredFile) -> Any:
+        known = self._of_file.get(one.path)
         if known is None:
-            column = pq.read_table(self._copies.local(path), columns=["digest"]).column("digest")
-            digests = b"".join(one[:8] for one in column.to_pylist())
-            known = self._of_file[path] = np.sort(np.frombuffer(digests, np.int64))
+            column = pq.read_table(self._copies.local(one), columns=["digest"]).column("digest")
+            digests = b"".join(digest[:8] for digest in column.to_pylist())
+            known = self._of_file[one.path] = np.sort(np.frombuffer(digests, np.int64))
             self._count += len(known)
             while self._count > MOST_DIGESTS and len(self._of_file) > 1:
                 self._count -= len(self._of_file.popitem(last=False)[1])
-        self._of_file.move_to_end(path)
+        self._of_file.move_to_end(one.path)
         return known
 
-    def _is_in(self, path: str, digest: bytes) -> bool:
+    def _is_in(self, one: StoredFile, digest: bytes) -> bool:
         filters = [("digest", "=", digest)]
-        found = pq.read_table(self._copies.local(path), columns=["digest"], filters=filters)
+        found = pq.read_table(self._copies.local(one), columns=["digest"], filters=filters)
         return bool(found.num_rows)

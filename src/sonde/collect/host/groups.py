@@ -72,9 +72,9 @@ class Groups:
         limited: dict[str, tuple[str, dict[str, str]]] = {}
         unvisited = 0
         for mount, controllers in _mounts(self._mountinfo):
-            tree = _Tree(mount)
+            tree = GroupTree(mount)
             for folder, path, party in tree.groups():
-                if files := _limited(folder, controllers):
+                if files := limited_files(folder, controllers):
                     limited.setdefault(path, (party, {}))[1].update(files)
             unvisited += tree.unvisited
         there = [(party, path) for path, (party, _) in limited.items()]
@@ -171,7 +171,7 @@ def _mounts(mountinfo: Path) -> list[procfs.GroupMount]:
     return [procfs.GroupMount(point, wanted) for wanted, point in found.items()]
 
 
-class _Tree:
+class GroupTree:
     """The groups of one hierarchy below its root: parties in turn, of each the parents first."""
 
     def __init__(self, mount: str) -> None:
@@ -222,7 +222,7 @@ class _Tree:
             self.unvisited += 1
 
 
-def _limited(folder: str, kinds: frozenset[str]) -> dict[str, str]:
+def limited_files(folder: str, kinds: frozenset[str]) -> dict[str, str]:
     """The files to read of a group that has a limit, {} for one that has none."""
     files: dict[str, str] = {}
     if "v2" in kinds:

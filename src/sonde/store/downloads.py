@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What comes from a bucket into a server's directory: bounded together, for all that ask.
+
+Who writes to the bucket chooses what lies there and what its catalogs state, and any question may
+need files. So a file has the size that its catalog states or is refused, few come at a time, and
+the disk, which the log of chunks needs, keeps some room.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from sonde.store.bucket import PART, Bucket, DamagedObjectError
+from sonde.store.catalog import StoredFile
+from sonde.store.published import folder_of
+
+LOG = logging.getLogger("sonde.store")
+
+CACHE = "cache"
+"""Folder for what was fetched, of whichever server; like `data` inside."""
+AT_ONCE = 16
+"""Downloads at a time, of all questions."""
+KEPT_FREE_BYTES = 1 << 30
+KEPT_FREE_SHARE = 0.05
+"""The less of the two of the disk stays free."""
+DRAFT_S = 600.0
+"""A draft that was not written to for so long has no writer: a block of a download comes within
+the bucket's time for a request."""
+
+
+def places(folder: Path, path: str) -> tuple[Path, Path]:
+    """Where a file may lie: as it was written, or as it was fetched."""
+    return folder / path, folder / CACHE / path.partition("/")[2]
+
+
+def at_hand(folder: Path, one: StoredFile) -> Path | None:
+    """A file in the directory, marked as used now; None: it is not there. Raises OSError."""
+    written, fetched = places(folder, one.path)
+    with suppress(FileNotFoundError):
+        os.utime(written)
+        return written
+    with suppress(FileNotFoundError):
+        # A fetched file is not synced: after a loss of power it may be shorter.
+        if fetched.stat().st_size == one.size_bytes:
+            os.utime(fetched)
+            return fetched
+    return None
+
+
+class Downloads:
+    """Of one process into one directory. Thread-safe."""
+
+    def __init__(self, folder: Path, bucket: Bucket, most_bytes: int) -> None:
+        """`most_bytes`: of what comes at a time; a larger file comes alone."""
+        self._folder, self._bucket, self._most_bytes = folder, bucket, most_bytes
+        self._changed = threading.Condition()
+        self._running = 0
+        self._running_bytes = 0
+        self.fetched_files = 0
+        self.refused: Counter[str] = Counter()
+        """Downloads by why they were refused: disk, size, time."""
+
+    def file(self, server: str, one: StoredFile, ends_s: float = math.inf) -> Path:
+        """A file in the directory, copied from the bucket where it is not there; it begins to come
+        before `ends_s` (monotonic), or not at all.
+
+        Raises FileNotFoundError, BucketError, TimeoutError, OSError where the disk has no room.
+        """
+        found = at_hand(self._folder, one)
+        if found is not None:
+            return found
+        found = places(self._folder, one.path)[1]
+        with self._turn(one, ends_s):
+            found.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                self._bucket.fetch(f"{folder_of(server)}/{one.path}", found, one.size_bytes)
+            except DamagedObjectError as error:
+                self._refuse("size", str(error))
+                raise
+        with self._changed:
+            self.fetched_files += 1
+        return found
+
+    @contextmanager
+    def _turn(self, one: StoredFile, ends_s: float) -> Iterator[None]:
+        size = one.size_bytes
+        with self._changed:
+            while self._running and (
+                self._running >= AT_ONCE or self._running_bytes + size > self._most_bytes
+            ):
+                left_s = ends_s - time.monotonic()
+                if left_s <= 0:
+                    self._refuse("time", f"{one.path} did not get its turn")
+                    raise TimeoutError("other downloads took the time")
+                self._changed.wait(min(left_s, threading.TIMEOUT_MAX))
+            free = self._free_bytes() - self._running_bytes
+            if size > free:
+                text = (
+                    f"{size:,} bytes from the bucket do not fit the disk: {max(0, free):,} are free"
+                )
+                self._refuse("disk", text)
+                raise OSError(errno.ENOSPC, text)
+            self._running += 1
+            self._running_bytes += size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._running_bytes -= size
+                self._changed.notify_all()
+
+    def _free_bytes(self) -> int:
+        """Of the disk, beyond what stays free."""
+        found = os.statvfs(self._folder)
+        kept = min(KEPT_FREE_BYTES, int(KEPT_FREE_SHARE * found.f_blocks * found.f_frsize))
+        return found.f_bavail * found.f_frsize - kept
+
+    def _refuse(self, why: str, text: str) -> None:
+        with self._changed:
+            self.refused[why] += 1
+        LOG.warning("a download is refused: %s", text)
+
+
+def remove_drafts(folder: Path) -> int:
+    """Remove what killed downloads have left in the cache; returns how many."""
+    gone = 0
+    oldest_s = time.time() - DRAFT_S
+    for path in (folder / CACHE).glob(f"*/*/*/*/.*{PART}"):
+        with suppress(FileNotFoundError):
+            if path.stat().st_mtime < oldest_s:
+                path.unlink()
+                gone += 1
+    if gone:
+        LOG.warning("%d drafts of files from the bucket had no writer any more", gone)
+    return gone
