@@ -118,7 +118,7 @@ struct dump_key {
 
 struct dump_value {
 	__u64 stack_id; /* 0: it was on a CPU, or there was no room */
-	__u32 state;	/* the kernel's task state */
+	__u32 state;	/* the kernel's task state with its exit state */
 	__u32 on_cpu;
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
  * The stacks of all threads of one process now, for those that are not on a CPU. A thread that runs
- * has its registers in its CPU: it is the sampling clock's (cpu.bpf.c) to see.
+ * has its registers in its CPU: the CPU sampler (cpu.bpf.c) sees it.
  *
  * The same walk as everywhere, over another task's memory as user space brings it (other_memory.h):
  * a thread whose walk lacked a page is walked again once it is there.
@@ -59,7 +59,7 @@ int on_dump(struct bpf_iter__task *ctx)
 	row = row_of(&dumped, &key, &zero);
 	if (!row || row->stack_id)
 		return 0;
-	row->state = state_of(task);
+	row->state = state_of(task) | BPF_CORE_READ(task, exit_state);
 	row->on_cpu = task->on_cpu;
 	if (row->on_cpu)
 		return 0;

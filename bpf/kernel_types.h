@@ -67,6 +67,7 @@ struct signal_struct {
 struct task_struct {
 	void *stack;
 	unsigned int __state;
+	int exit_state;
 	unsigned int flags;
 	unsigned int on_cpu; /* one byte on 7.2: what is unsigned is read at any size */
 	int pid;

@@ -162,13 +162,16 @@ static uint32_t kernel_name(const char *text)
 	if (!text)
 		return 0;
 	unsigned slot = (uint32_t)((uintptr_t)text >> 3) * 2654435761u >> 20 & (CACHED - 1);
-	if (trace.kernels[slot].text == text)
-		return trace.kernels[slot].name;
-	uint32_t name = shared_name(text);
+	// Between two reads of its text, the name is that of the text.
+	const char *known = __atomic_load_n(&trace.kernels[slot].text, __ATOMIC_ACQUIRE);
+	uint32_t name = __atomic_load_n(&trace.kernels[slot].name, __ATOMIC_ACQUIRE);
+	if (known == text && __atomic_load_n(&trace.kernels[slot].text, __ATOMIC_ACQUIRE) == text)
+		return name;
+	name = shared_name(text);
 	// Buffers come from several threads; a pair that another one writes is left to it.
 	if (!atomic_exchange(&trace.names_lock, 1)) {
 		__atomic_store_n(&trace.kernels[slot].text, NULL, __ATOMIC_RELEASE);
-		trace.kernels[slot].name = name;
+		__atomic_store_n(&trace.kernels[slot].name, name, __ATOMIC_RELEASE);
 		__atomic_store_n(&trace.kernels[slot].text, text, __ATOMIC_RELEASE);
 		atomic_store(&trace.names_lock, 0);
 	}

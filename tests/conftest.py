@@ -38,19 +38,16 @@ def pytest_configure(config: pytest.Config) -> None:
 OBSERVE_THE_MACHINE = ("kernel", "integration", "gpu")
 """Folders of tests that start recorders, agents and servers, and look at their results."""
 
-ALONE = ("test_fleet_services", "test_fleet_view")
-"""Files of tests/integration whose parties have to send within the time of a batch. They run one
-after another, as do tests/gpu and tests/kernel (but BESIDE): there rates, shares and losses are
-compared, and a process that keeps a lock of its memory keeps probes from being put on everywhere.
-The rest of tests/integration runs beside other tests."""
-
 BESIDE = (
     *("test_agent_reload", "test_children_that_cannot_die", "test_dump", "test_go_stacks"),
     *("test_group_names_and_shares", "test_memory_truth", "test_pid_namespaces"),
     *("test_pythons", "test_refusals", "test_server_pauses", "test_slurm", "test_symbols_files"),
 )
 """Files of tests/kernel that run beside others: of what they watch, only processes they started
-are compared, in counts and shares, and no recorder of theirs reads the memory of the library."""
+are compared, in counts and shares, and no recorder of theirs reads the memory of the library. The
+rest of tests/kernel and tests/gpu runs one after another: there rates, shares and losses are
+compared, and a process that keeps a lock of its memory keeps probes from being put on everywhere.
+"""
 
 RINGS = "device time"
 """Of tests that read the memory of the library in a process: only one reader may at a time."""
@@ -65,6 +62,9 @@ GROUPS = dict.fromkeys(
 )
 """Files that share something, by what they share: tests of a group run one after another."""
 
+SPREAD = ("test_hostile_costs",)
+"""Files whose tests take long and share nothing: each may run in another worker."""
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Which tests need the machine for themselves, and which must not run beside one another.
@@ -76,7 +76,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         stem, folder = item.path.stem, item.path.parent.name
         observes = folder in OBSERVE_THE_MACHINE or stem in GROUPS
-        if (folder in ("kernel", "gpu") and stem not in BESIDE) or stem in ALONE:
+        if folder in ("kernel", "gpu") and stem not in BESIDE:
             item.add_marker(pytest.mark.machine)
         if can_rerun and (observes or item.get_closest_marker("machine")):
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=5))
@@ -105,7 +105,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             path = nodeid.partition("::")[0]
-            return GROUPS.get(Path(path).stem, path)
+            stem = Path(path).stem
+            return nodeid if stem in SPREAD else GROUPS.get(stem, path)
 
     return ByGroup(config, log)
 

@@ -30,7 +30,7 @@ def command(*args: object) -> list[str]:
 
 def run(*args: object) -> subprocess.CompletedProcess[str]:
     """Run `sonde fleet` to its end."""
-    return subprocess.run(command(*args), capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command(*args), capture_output=True, text=True, timeout=240, check=False)
 
 
 def free_ports(count: int) -> list[int]:

@@ -20,6 +20,7 @@ from sonde.collect.inject_memory import InjectMemory
 PROGRAMS = Path(__file__).parent / "programs/inject"
 REQUEST = f"{int(abi.Request.EVENTS | abi.Request.STACKS)}:1000"
 NAMES = ("launches", "contexts", "traced", "cancel")
+WITH_CUPTI = ("traced", "steady")
 
 
 def build(where: Path, *flags: str, names: Sequence[str] = NAMES) -> Path:
@@ -38,7 +39,7 @@ def build(where: Path, *flags: str, names: Sequence[str] = NAMES) -> Path:
         check=True,
     )  # fmt: skip
     for name in names:
-        stubs = (cupti, stub) if name == "traced" else (stub,)
+        stubs = (cupti, stub) if name in WITH_CUPTI else (stub,)
         subprocess.run(
             [*common, "-o", where / name, PROGRAMS / f"{name}.c", *stubs, f"-Wl,-rpath,{where}"],
             check=True,

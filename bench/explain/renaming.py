@@ -79,9 +79,11 @@ def of_tables(capture: Capture, new: Renamer) -> Capture:
     """A capture with other names of threads, processes, and of the program's functions."""
     rows = capture.tables["frame"].to_pylist()
     for row in rows:
-        own_python = row["kind"] == "python" and kind_of_file(row["file"]) == CodeKind.OWN_PYTHON
+        kind = kind_of_file(row["file"], origin=row["origin"])
+        own_python = row["kind"] == "python" and kind == CodeKind.OWN_PYTHON
         native = row["kind"] == "user" and row["function"]
-        native = native and kind_of_native(row["binary"], "") == CodeKind.OWN_NATIVE
+        kind = kind_of_native(row["binary"], "", row["origin"])
+        native = native and kind == CodeKind.OWN_NATIVE
         if own_python or native:
             row["function"] = new(row["function"], trap=own_python)
         if own_python:

@@ -601,7 +601,8 @@ class UnwindMaps:
 
     def add_rules(self, rows: Sequence[tuple[int, tuple[int, int, int, int]]], end: int) -> int:
         """Put a table of generated code into the kernel: its number. From each address on, in
-        order and up to `end`, the rule as (cfa, rbp, offset, offset of rbp): abi/unwind.h."""
+        order and up to `end`, the rule as (cfa, rbp, offset, offset of rbp): abi/unwind.h.
+        ENOSPC where it would leave no room for the pages of other tables."""
 
     def pages(self, table: int) -> list[int]:
         """Pages of a table that were loaded one by one; none where it was loaded whole."""

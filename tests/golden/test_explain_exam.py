@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verdicts on two programs each of the second and the third exam, which nobody here wrote.
+"""Verdicts on two programs each of the second to the fourth exam, which nobody here wrote.
 
 They taught rules (docs/lab/exam.md), so they examine nothing; they hold what was fixed.
 """
@@ -72,3 +72,25 @@ def test_a_co_tenant_that_is_recorded_too_takes_its_time_out_of_the_kernels() ->
     assert first.share == pytest.approx(0.235, abs=0.01)
     assert verdict.computing + sum(one.share for one in verdict.causes) == pytest.approx(1.0)
     assert "kernels of thumbnails p12.py:26" in first.facts[0]
+
+
+def test_streams_in_order_are_named_beside_the_kernels_that_are_waited_for() -> None:
+    """Exam 4, p09: 24 % of a step by the program's own measurement."""
+    verdict = verdict_of("streams_in_order")
+    named = {one.key: one for one in verdict.bounds}
+
+    assert named[Bound.DEPENDENCY].share == pytest.approx(0.15, abs=0.01)
+    assert [one.function for one in named[Bound.DEPENDENCY].locations] == [
+        "Stitcher.measure_order p09.py:58",
+        "Stitcher.hand_over p09.py:54",
+    ]
+
+
+def test_what_a_worker_process_hands_over_through_a_semaphore_is_input() -> None:
+    """Exam 4, p21: frames lie in shared memory; what is waited for is a futex of both processes."""
+    verdict = verdict_of("worker_semaphore")
+    (first, *_) = verdict.causes
+
+    assert [one.key for one in verdict.bounds] == [Bound.INPUT]
+    assert first.share == pytest.approx(0.43, abs=0.01)
+    assert "on a CPU in courier_main p21.py:25" in first.facts[0]

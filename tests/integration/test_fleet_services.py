@@ -40,7 +40,7 @@ def running(directory, nodes):
         max_samples=1,
         period_s=10,
         release_s=10,
-        grace_s=25,
+        grace_s=60,  # for a thousand clients, two restarts, and other tests at the same time
         min_batch=500,
         privacy=Privacy("gpu", "laplace", 1.0, 1e-6, 1.0),
         leader_url=f"https://127.0.0.1:{leader}",
@@ -94,6 +94,7 @@ def raw_sums(directory, task, start_s):
     return task.aggregation().unshard(shares)
 
 
+@pytest.mark.timeout(300)
 def test_a_thousand_clients_two_kills_and_not_one_report_lost_or_doubled(large_fleet):
     directory, task, parties = large_fleet
     rng = random.Random(7)
@@ -151,7 +152,7 @@ def test_a_thousand_clients_two_kills_and_not_one_report_lost_or_doubled(large_f
     stale = node.make_report(task, nodes[CLIENTS + 1], [1], time_s - 3600)
     assert send(stale.encode()) == "late"
 
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         found = status(directory, task, "leader")
         settled = found["refused"].get("forged", 0) == 2

@@ -14,8 +14,10 @@ from sonde.fleet import provision
 from sonde.fleet.discovery import DISCOVERY_SPACE
 from sonde.fleet.task import Privacy, Task
 
+pytestmark = pytest.mark.timeout(300)
+
 RELEASE_S = 6
-GRACE_S = 16  # for the reports: each is a process that loads what reads recordings
+GRACE_S = 60  # for the reports, beside other tests: each is a process that reads a recording
 NODES = 4
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -99,7 +100,7 @@ def test_a_dump_of_it_shows_its_threads(program: Path) -> None:
     with running(program, "60") as pid:
         for _ in range(2):
             done = subprocess.run(
-                [sys.executable, "-m", "sonde", "dump", str(pid)],
+                [sys.executable, "-m", "sonde", "dump", str(pid), "--json"],
                 capture_output=True,
                 text=True,
                 timeout=60,
@@ -108,3 +109,6 @@ def test_a_dump_of_it_shows_its_threads(program: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "first_work" in done.stdout
     assert "second_work" in done.stdout
+    states = {it["tid"]: it["state"] for it in json.loads(done.stdout)["threads"]}
+    assert states.pop(pid) == "Z"
+    assert "Z" not in states.values()

@@ -21,14 +21,23 @@ WHOLE, RIGHT = 0.99, 0.999
 MAIN = ["_start", "__libc_start_main", "__libc_start_call_main", "main"]
 THREAD = ["clone3", "start_thread", "thread_entry"]
 
+
+def is_interpreter(path):
+    """Not one of pyenv's scripts, which run an interpreter that is found by itself."""
+    with path.open("rb") as file:
+        if file.read(4) != b"\x7fELF":
+            return False
+    return subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0
+
+
 PYTHONS = [
     path
     for version in ("3.10", "3.11", "3.12", "3.13", "3.14")
     for path in (
-        shutil.which(f"python{version}"),
+        *filter(None, [shutil.which(f"python{version}")]),
         *Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"),
     )
-    if path and subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0
+    if is_interpreter(Path(path))
 ]
 
 

@@ -20,6 +20,8 @@ PROGRAMS = Path(__file__).parents[1] / "programs" / "ranks"
 USUAL_S = 13.0
 WITHIN_S = 10.0
 PATIENCE_S = 60
+EARLIER_S = 1.5
+SAME_WAIT = {"lock", "remote-dependency", "unknown"}
 LINES = (PROGRAMS / "job.py").read_text().splitlines()
 
 
@@ -100,6 +102,13 @@ def test_the_missing_rank_is_named_in_time(library, first, second):
         missing = [one for one in incident["verdict"]["ranks"] if one["is_missing"]]
         assert [(one["pid"], one["rank"]) for one in missing] == [(job.pids[rank], rank)]
         assert doing in missing[0]["doing"]
+        # What the others wait for is the stall: they have no incidents of it by themselves.
+        waiting = {one["pid"] for one in incident["verdict"]["ranks"] if not one["is_missing"]}
+        theirs = [
+            one["verdict"]["cause"] for one in found
+            if one["victim"] in waiting and one["began_ns"] / 1e9 > at_s - EARLIER_S
+        ]  # fmt: skip
+        assert not SAME_WAIT & set(theirs), theirs
         assert any("job.py:" in text for text in missing[0]["stack"])
         if what != "stop":
             assert missing[0]["line"].endswith(f"job.py:{line_of(what)}")

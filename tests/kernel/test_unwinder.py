@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import struct
@@ -167,6 +168,31 @@ def test_a_process_with_more_tables_than_there_is_room_for_costs_nobody_else(wat
     finally:
         large.kill()
         large.wait()
+
+
+def test_generated_code_leaves_room_for_the_pages_of_other_tables(watch, tree):
+    process = subprocess.Popen([tree, "60", "20"])
+    room_bytes = 8 << 20
+    try:
+        maps = watch(process.pid, room_bytes=room_bytes).unwinder._maps
+        rules = [(0x10000 + at, (2, at % 2, 8, 0)) for at in range(65_000)]
+        tables = []
+        for _ in range(40):
+            try:
+                tables.append(maps.add_rules(rules, 0x20000))
+            except OSError as error:
+                assert error.errno == errno.ENOSPC
+                break
+        assert len(tables) > 20
+        size, free, *_ = maps.usage()
+        assert room_bytes - (size - free) >= room_bytes // 8
+        maps.drop_table(tables.pop())
+        maps.drop_table(tables.pop())
+        time.sleep(1.1)  # walks that began before may still read them
+        maps.add_rules(rules, 0x20000)
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture

@@ -85,6 +85,17 @@ def claims() -> Iterator[tuple[str, str, str]]:
     )
     yield page, left_out, f"program left out: {loaded(left_out)['left_out']} of 54"
     yield page, renamed, f"{loaded(renamed)['same']} of {len(loaded(renamed)['captures'])} captures"
+    result = "bench/explain/results/exam-4-now.json"
+    exam = loaded(result)
+    placed = [row["place_right"] for row in exam if row["place_right"] is not None]
+    yield page, result, f"{sum(row['is_right'] for row in exam)} of {len(exam)} in"
+    yield page, result, f"{placed.count(True)} of {len(placed)} places, with no false offender"
+    assert not any(row["false_offender"] for row in exam)
+    left_out, renamed = (
+        f"bench/explain/results/exam-4-{name}.json" for name in ("left-out", "renaming")
+    )
+    yield page, left_out, f"with one program left out, {loaded(left_out)['left_out']} of 22"
+    yield page, renamed, f"{loaded(renamed)['same']} of {len(loaded(renamed)['captures'])} captures"
     page, result = "docs/lab/explain.md", "bench/explain/results/host-programs.json"
     yield page, result, f"{sum(row['is_right'] for row in loaded(result))} of 11"
     runs = ("second", "fourth", "fifth")

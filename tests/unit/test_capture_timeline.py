@@ -200,8 +200,9 @@ def test_a_collective_under_kernels_is_no_stall(writer, tmp_path):
     assert Cause.COLLECTIVE not in {cause.key for cause in verdict.causes}
 
 
-def clocks(writer: Writer, reason: str, mhz: float, gpu: int = 0) -> None:
+def clocks(writer: Writer, reason: str | tuple[str, ...], mhz: float, gpu: int = 0) -> None:
     """What NVML reports of a device that is held down to a clock, with 1,980 MHz its highest."""
+    reasons = tuple(filter(None, (reason,))) if isinstance(reason, str) else reason
 
     def point(series: str, at_s: float, value: float, **labels: str) -> None:
         full = {
@@ -214,15 +215,25 @@ def clocks(writer: Writer, reason: str, mhz: float, gpu: int = 0) -> None:
 
     point("sonde.gpu.info", 0, 1, sonde__gpu__index=str(gpu))
     point("sonde.gpu.clock.limit", 0, 1980e6, sonde__gpu__clock__domain="sm")
-    for other in ("software_power_cap", "hardware_thermal"):
-        point("sonde.gpu.throttled", 0, other == reason, sonde__gpu__throttle__reason=other)
+    for other in {"software_power_cap", "hardware_thermal", *reasons}:
+        point("sonde.gpu.throttled", 0, other in reasons, sonde__gpu__throttle__reason=other)
     for tick in range(100):
         point("sonde.gpu.clock", tick / 100, mhz * 1e6, sonde__gpu__clock__domain="sm")
 
 
 @pytest.mark.parametrize(
     ("reason", "next_step"),
-    [("software_power_cap", "power limit"), ("hardware_thermal", "cool the GPU")],
+    [
+        ("software_power_cap", "power limit"),
+        ("hardware_thermal", "cool the GPU"),
+        ("software_thermal", "cool the GPU"),
+        ("hardware_power_brake", "power supplies and the power budget"),
+        ("hardware_slowdown", "does not report what"),
+        ("board_limit", "does not report what"),
+        # The driver sets the sum beside the reason.
+        (("hardware_slowdown", "hardware_thermal"), "cool the GPU"),
+        (("hardware_slowdown", "hardware_power_brake"), "power supplies and the power budget"),
+    ],
 )
 def test_a_device_whose_clocks_are_held_down_is_throttled(reason, next_step, writer, tmp_path):
     """Made by hand, with the series that NVML's readings have."""
@@ -242,6 +253,9 @@ def test_a_device_whose_clocks_are_held_down_is_throttled(reason, next_step, wri
     ("reason", "mhz", "kernel"),
     [
         ("", 1200, "gemm"),  # low, but nothing holds it down: the driver's own choice
+        ("sync_boost", 1200, "gemm"),  # the clock of the slowest GPU of a group, as was asked for
+        ("display_clock", 1200, "gemm"),
+        ("application_clocks", 1200, "gemm"),
         ("software_power_cap", 1800, "gemm"),  # held down by little
         ("software_power_cap", 1200, "vectorized_elementwise_kernel"),  # memory sets the pace
     ],
@@ -254,7 +268,8 @@ def test_clocks_that_cost_little_are_no_verdict(reason, mhz, kernel, writer, tmp
     (verdict,) = explain(opened(writer, tmp_path)).verdicts
 
     assert verdict.bound in (Bound.COMPUTE, Bound.MEMORY)
-    assert any("clocks throttled" in line for line in verdict.evidence) == bool(reason)
+    throttled = reason == "software_power_cap"
+    assert any("clocks throttled" in line for line in verdict.evidence) == throttled
 
 
 def holds(writer: Writer, gpu: int, pid: int) -> None:

@@ -361,6 +361,37 @@ def test_a_file_is_tried_at_once_where_the_process_is_gone(opened):
     assert (8, 1, 3) in probes.files
 
 
+def test_a_file_that_got_its_probes_waits_no_longer_where_the_time_was_over_then(
+    opened, monkeypatch
+):
+    probes = FakeProbes("libOpenCL.so.1")
+    key = (8, 1, 3)
+    probes.held[key] = Holder(500_000_001, 1000)
+    found = make(probes)
+    found.on_process_events([mapped(10, 3, A_LIBRARY)])
+    probes.held.clear()
+    monkeypatch.setattr(discovery, "EXAMINE_S", 0.0)
+    found.tidy()
+    assert key in probes.files
+    tries = len(probes.examined)
+    probes.drop(key)
+    found.tidy()
+    assert len(probes.examined) == tries
+
+
+def test_a_file_beyond_the_bound_is_counted_once(opened, monkeypatch):
+    monkeypatch.setattr(put_off, "MAX_FILES", 1)
+    monkeypatch.setattr(discovery, "EXAMINED_FOR_S", 0.0)
+    probes = FakeProbes("libOpenCL.so.1")
+    probes.held[8, 1, 3] = probes.held[8, 1, 4] = Holder(os.getpid(), 1000)
+    found = make(probes)
+    for pid in range(10, 15):
+        found.on_process_events([mapped(pid, 3, A_LIBRARY), mapped(pid, 4, A_LIBRARY)])
+    assert len(probes.examined) == 6
+    assert found.put_off == 2
+    assert len(probes.notices) == 2
+
+
 def test_where_the_way_to_a_file_is_gone_others_are_looked_for(opened, monkeypatch):
     probes = FakeProbes("libOpenCL.so.1")
     probes.held[8, 1, 3] = Holder(500_000_001, 1000)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from sonde import procfs
 from sonde.agent import trends
 from sonde.agent.trends import Trends
-from sonde.agent.victim_facts import group_mounts
 from sonde.diagnose.early import AGAIN_S, MOST_SERIES, EarlyWarnings, Sign
 
 STEP_S = 5
@@ -105,7 +105,7 @@ def test_a_sensor_that_gets_hotter(tmp_path, monkeypatch):
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes a control group")
 def test_a_control_group_whose_memory_grows(monkeypatch):
     """Its own time is made up: a look each 5 s takes too long here."""
-    mounts = group_mounts()
+    mounts = procfs.mounts_by_controller()
     folder = Path(mounts.get("memory") or mounts.get("v2") or "") / f"sonde-early-{os.getpid()}"
     try:
         folder.mkdir()

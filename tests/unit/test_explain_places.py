@@ -107,6 +107,26 @@ def test_the_thread_between_is_reported_with_where_it_waits(writer, explained):
     assert "sleep in decode train.py:25" in fact
 
 
+@pytest.mark.parametrize(("inner", "follows"), [((GET, SEM_WAIT), True), ((SEM_WAIT,), False)])
+def test_a_thread_that_writes_results_to_a_pipe_stands_for_who_makes_them(
+    writer, told, inner, follows
+):
+    """It waits in a queue of its own process; who waits for a lock may hold up others itself."""
+    key = process(writer)
+    worker = process(writer, 91, pid=90, ppid=42)
+    pipe = writer.stack(FETCH, RECEIVE, ("poll", "libc.so.6"))
+    writer.wait(key, 42, "poll", 2.5, count=100, waker=(90, 91), stack=pipe)
+    writer.wait(worker, 91, "futex", 4.8, waker=(90, 90), stack=writer.stack(*inner))
+    on_cpu(writer, worker, 0.1, ENCODE, EVAL, tid=91)
+    on_cpu(writer, worker, 4.8, DECODE, EVAL, tid=90)
+    on_cpu(writer, key, 2.0, MAIN, ADD, LAUNCH)
+    runs(writer, key, 0.1)
+
+    fact = facts(told(), Cause.INPUT)
+    assert ("t91 (91), which waits for t90 (90), on a CPU in decode train.py:25" in fact) is follows
+    assert ("t91 (91), on a CPU in encode train.py:21" in fact) is not follows
+
+
 @pytest.mark.parametrize(("queued", "named"), [(1.0, True), (0.1, False)])
 def test_who_had_the_cpu_is_who_was_short_of_one_too(writer, explained, queued, named):
     """Other threads that ran, but never waited for a CPU, had other ones."""

@@ -39,7 +39,10 @@ def numbers(path: Path) -> dict[str, str]:
 def test_the_table_has_every_constant_with_its_value():
     query = [
         ROOT / f"src/sonde/query/{name}.py"
-        for name in ("thread_totals", "wait_parts", "graph_builders")
+        for name in (
+            *("thread_totals", "sample_totals", "run_totals", "wait_parts"),
+            "graph_builders",
+        )
     ]
     files = [*(ROOT / "src/sonde/analyze").glob("*.py"), *query]
     code = {f"{path.stem}.{name}": value for path in files for name, value in numbers(path).items()}

@@ -233,6 +233,45 @@ def test_work_of_a_second_stream_for_which_the_first_one_waits(
     assert any("in lookup train.py:30" in line for line in verdict.evidence) == is_named
 
 
+@pytest.mark.parametrize(("waited", "is_named"), [(4.0, True), (0.2, False)])
+def test_the_order_of_streams_is_named_wherever_kernels_are(writer, verdicts, waited, is_named):
+    """The host waits for kernels for most of the time, and a device that idles for 25 % of it is
+    not bound by its kernels alone."""
+    key = process(writer)
+    stack = writer.stack(LOOKUP, ADD)
+    writer.calls(key, 42, "cudaStreamWaitEvent", count=500, seconds=0.01, op="sync", stack=stack)
+    item = writer.stack(STEP, ADD)
+    writer.calls(key, 42, "cuStreamSynchronize", count=50, seconds=waited, op="sync", stack=item)
+    on_cpu(writer, key, 0.8, STEP, ADD, LAUNCH)
+    runs(writer, key, 0.6)
+    runs(writer, key, 0.15, stream=13)
+    (verdict,) = verdicts()
+    named = {one.key: one.share for one in verdict.bounds}
+
+    assert (Bound.COMPUTE in named) == is_named
+    assert named.get(Bound.DEPENDENCY, 0.0) == pytest.approx(0.15 * is_named, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("back", "ppid", "cause"), [(0.0, 42, Cause.INPUT), (2.0, 42, Cause.LOCK), (0.0, 1, Cause.LOCK)]
+)
+def test_a_semaphore_goes_one_way_and_a_lock_is_passed_on(writer, verdicts, back, ppid, cause):
+    """Between a program and its worker process, on a futex in memory of both."""
+    key = process(writer)
+    worker = writer.process(90, "worker", ppid=ppid, threads=[{"tid": 90, "comm": "courier"}])
+    stack = writer.stack(FETCH, SEM_WAIT)
+    writer.wait(key, 42, "futex", 3.0, count=300, waker=(90, 90), stack=stack)
+    writer.on_cpu(worker, 90, writer.stack(LOOKUP, EVAL), 400)
+    if back:
+        writer.wait(worker, 90, "futex", back, count=300, waker=(42, 42), stack=stack)
+    runs(writer, key, 0.1)
+    first = verdicts()[0].causes[0]
+
+    assert first.key == cause
+    ended = "ended by courier (90), on a CPU in lookup train.py:30"
+    assert [ended in fact for fact in first.facts] == ([] if back else [True])
+
+
 def test_stalls_of_a_busy_device_are_named_beside_its_kernels(writer, verdicts):
     key = process(writer)
     writer.wait(key, 42, "sync to disk", 0.5, stack=writer.stack(FETCH, "fsync"))

@@ -158,6 +158,22 @@ def test_a_device_that_is_not_well(check, status, changes):
 
 
 @pytest.mark.parametrize(
+    ("reasons", "status", "figure", "remedy"),
+    [
+        (("hardware_thermal", "hardware_slowdown"), "fail", "hardware thermal", "fans"),
+        (("hardware_power_brake", "hardware_slowdown"), "fail", "hardware power brake", "budget"),
+        (("hardware_slowdown",), "fail", "hardware slowdown", "and not which"),
+        (("sync_boost", "display_clock"), "pass", "none", ""),
+    ],
+)
+def test_the_specific_reason_of_throttling_goes_before_the_sum(reasons, status, figure, remedy):
+    flags = {("sonde.gpu.throttled", f"sonde.gpu.throttle.reason={one}"): 1 for one in reasons}
+    found = of_check("throttling", facts_of(flags))
+    assert (found.status, found.figure) == (status, figure)
+    assert remedy in found.remedy
+
+
+@pytest.mark.parametrize(
     ("check", "status", "of_node"),
     [
         ("library", "fail", {"trouble": ["nvml: does not answer: it hangs in nvml.open"]}),

@@ -107,7 +107,7 @@ STATES = {
     ("memory_temperature", "warn"): ({"field_82": 95}, {}, 55, ()),
     ("memory_temperature", "fail"): ({"field_82": 105}, {}, 55, ()),
     ("throttling", "warn"): ({"throttle": 0x20}, {}, 55, ()),
-    ("throttling", "fail"): ({"throttle": 0x40}, {}, 55, ()),
+    ("throttling", "fail"): ({"throttle": 0x48}, {}, 55, ()),
     ("power_limit", "warn"): ({"power_limit": 500_000}, {}, 55, ()),
     ("power_limit", "fail"): ({"power_limit": 300_000}, {}, 55, ()),
     ("clocks", "warn"): ({"clock_sm": 1_200} | BUSY, {}, None, ()),

@@ -24,7 +24,6 @@ sys.path.insert(0, str(TESTS))
 
 from hostile_inputs import CAPTURES, TRACES, WIDE, _kernel, capture, trace  # noqa: E402
 
-pytestmark = pytest.mark.machine  # measures memory and CPU time
 LIMIT_MB = 120
 MOST_CPU_S = 5
 """Of a quiet machine."""
@@ -58,8 +57,8 @@ def cpu():
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
+slow = slowness()
 for command in json.loads(sys.argv[1]):
-    slow = slowness()
     if child := os.fork():
         assert os.waitpid(child, 0)[1] == 0, command
         continue
@@ -70,7 +69,8 @@ for command in json.loads(sys.argv[1]):
     code = main.main(command)
     sys.stdout.flush()
     took = {"command": command, "code": code, "mb": peak() - before, "cpu_s": cpu() - began}
-    took["slowness"] = max(slow, slowness())
+    # Once more where the limit of a quiet machine is not enough: that takes CPU time itself.
+    took["slowness"] = max(slow, slowness() if took["cpu_s"] > float(sys.argv[2]) else slow)
     os.write(2, (json.dumps(took) + "\\n").encode())
     os._exit(0)
 """
@@ -79,7 +79,7 @@ for command in json.loads(sys.argv[1]):
 def check(*commands: list[str]) -> None:
     """Run each; it may be refused, but not cost too much."""
     ran = subprocess.run(
-        [sys.executable, "-P", "-c", RUN, json.dumps(commands)],
+        [sys.executable, "-P", "-c", RUN, json.dumps(commands), str(MOST_CPU_S)],
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",

@@ -29,7 +29,7 @@ def test_a_process_without_a_library_is_read_seldom(monkeypatch):
 
 
 def test_shares_of_a_process_are_bounded(monkeypatch):
-    lines = b"\n".join(b"1-2 rw-s 0 0:1 %d /dev/shm/nccl-%d" % (n, n) for n in range(500))
+    lines = b"\n".join(b"1-2 rw-s 0 00:1a %d   /dev/shm/nccl-%d" % (n, n) for n in range(500))
     monkeypatch.setattr(job_finder.procfs, "read_maps", lambda pid: lines)
     one = process(7)
     JobFinder()._has_library(one)
@@ -60,6 +60,47 @@ def test_tables_are_read_once_for_a_namespace(monkeypatch):
     links = job_finder._links([process(10), process(11), process(12)])
     assert read == [10]
     assert links == {10: {11}, 11: {10}}
+
+
+def test_ends_in_another_network_namespace_connect_nobody(monkeypatch):
+    """Where a process has made one, it may have any address there."""
+    monkeypatch.setattr(job_finder, "sockets_of", lambda pid: {str(pid)})
+    monkeypatch.setattr(
+        job_finder.procfs, "read_inode", lambda path: 6 if path == "/proc/12/ns/net" else 5
+    )
+    tables = {
+        10: [("a:1", "a:2", "01", "10"), ("a:2", "a:1", "01", "11")],
+        12: [("a:1", "a:2", "01", "12"), ("a:2", "a:1", "01", "12")],
+    }
+    monkeypatch.setattr(job_finder, "connections", lambda pid: tables[pid])
+    links = job_finder._links([process(10), process(11), process(12)])
+    assert links == {10: {11}, 11: {10}}
+
+
+def test_shared_memory_is_the_same_by_its_file_not_by_its_name(monkeypatch):
+    line = b"7f00-7f10 rw-s 0 00:%s 77                         /dev/shm/nccl-AbCdEf\n"
+    maps = {10: line % b"1a", 11: line % b"1a", 12: line % b"9f"}
+    monkeypatch.setattr(job_finder.procfs, "read_maps", maps.__getitem__)
+    monkeypatch.setattr(job_finder, "sockets_of", lambda pid: set())
+    monkeypatch.setattr(job_finder, "connections", lambda pid: [])
+    members = [process(pid) for pid in maps]
+    finder = JobFinder()
+    for one in members:
+        finder._has_library(one)
+    (part,) = job_finder._connected(members)
+    assert {one.pid for one in part} == {10, 11}
+
+
+def test_who_has_many_processes_with_low_numbers_hides_nobody(monkeypatch):
+    monkeypatch.setattr(job_finder, "OWNERS_READ", 300)
+    owner_of = lambda pid: SimpleNamespace(uids=(1000 if pid < 900 else 7,))  # noqa: E731
+    monkeypatch.setattr(job_finder.procfs, "read_owner", owner_of)
+    looked = set()
+    monkeypatch.setattr(job_finder, "_look", looked.add)
+    finder = JobFinder()
+    for _ in range(60):
+        finder.find(range(1, 903), str)
+    assert {900, 901, 902} <= looked
 
 
 def test_processes_with_one_share_are_connected(monkeypatch):

@@ -129,8 +129,8 @@ def test_waits_in_the_os_runtime_explain_stalls(export, function, bound):
     (verdict,) = explain(timeline).verdicts
 
     assert verdict.bounds[0].key == bound
-    hands_over = timeline.states.wait_detail[0] == WaitDetail.HAND_OVER
-    assert hands_over == (bound == Bound.INPUT)
+    in_queue = timeline.states.wait_detail[0] == WaitDetail.QUEUE
+    assert in_queue == (bound == Bound.INPUT)
 
 
 def test_waits_of_streams_are_joined_with_the_last_record_of_their_event(export):

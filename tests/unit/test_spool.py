@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -68,6 +69,28 @@ def test_beyond_its_bound_the_oldest_goes_and_is_counted(tmp_path: Path) -> None
     spool.close()
 
     assert Spool(tmp_path / "spool").dropped == 7
+
+
+def test_the_stored_count_goes_on_after_a_write_of_it_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool(tmp_path / "spool", most_bytes=2_500)
+    write = os.write
+
+    def full(fd: int, content: bytes) -> int:
+        if len(content) < len(CHUNK):
+            raise OSError(errno.ENOSPC, "no space")
+        return write(fd, content)
+
+    monkeypatch.setattr(os, "write", full)
+    for _ in range(3):
+        spool.add(CHUNK)
+    assert spool.dropped == 1
+    monkeypatch.setattr(os, "write", write)
+    spool.add(CHUNK)
+    spool.close()
+
+    assert Spool(tmp_path / "spool").dropped == 2
 
 
 def test_two_agents_do_not_share_a_spool(tmp_path: Path) -> None:

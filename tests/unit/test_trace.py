@@ -8,12 +8,13 @@ import gzip
 import io
 import json
 import os
+import subprocess
 import time
 
 import numpy as np
 import pytest
 
-from sonde import _native
+from sonde import _native, procfs
 from sonde.attach import cupti_builds, glibc
 from sonde.cli import main
 from sonde.collect import inject_trace_abi as abi
@@ -278,6 +279,72 @@ def run(*words: str) -> int:
     args = main.build_command_parser("trace").parse_args(list(words))
     code: int = args.run(args)
     return code
+
+
+def groups(root, version, *limits):
+    """Control groups, one in the other, as (limit, usage) from the top down; the innermost path."""
+    names = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes")}.get(
+        version, ("memory.max", "memory.current")
+    )
+    folder = root
+    for number, words in enumerate(limits):
+        folder = folder / f"g{number}"
+        folder.mkdir(parents=True)
+        for name, word in zip(names, words, strict=True):
+            (folder / name).write_text(f"{word}\n")
+    return "/" + str(folder.relative_to(root))
+
+
+@pytest.mark.parametrize(
+    ("version", "limits", "left"),
+    [
+        (2, [("max", 5)], None),
+        (2, [("2000000000", 1_600_000_000)], 400_000_000),
+        (2, [("1000000000", 700_000_000), ("max", 1)], 300_000_000),  # an ancestor's
+        (2, [("1000000000", 100_000_000), ("600000000", 700_000_000)], 0),
+        (1, [(9223372036854771712, 5)], None),
+        (1, [("2000000000", 1_600_000_000), (9223372036854771712, 5)], 400_000_000),
+    ],
+)
+def test_memory_that_control_groups_leave(monkeypatch, tmp_path, version, limits, left):
+    path = groups(tmp_path, version, *limits)
+    line = f"4:memory:{path}\n" if version == 1 else f"0::{path}\n"
+    read = procfs.read_file
+    own = f"/proc/{os.getpid()}/cgroup"
+    monkeypatch.setattr(
+        "sonde.procfs.process_groups.read_file",
+        lambda name, *most: line.encode() if name == own else read(name, *most),
+    )
+    mounts = {"memory" if version == 1 else "v2": str(tmp_path)}
+    found = procfs.memory_left(os.getpid(), mounts)
+    assert (found.bytes if found else None) == left
+
+
+@pytest.fixture
+def sleeper():
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize(("left", "is_refused"), [(511_999_999, True), (512_000_000, False)])
+def test_a_process_with_little_memory_left_is_refused_before_anything_is_touched(
+    monkeypatch, capsys, sleeper, left, is_refused
+):
+    monkeypatch.setattr(cupti_builds, "require", lambda pid: cupti_builds.proved()[0])
+    monkeypatch.setattr(
+        procfs, "memory_left", lambda pid: procfs.MemoryLeft(left, 2_000_000_000, "/x")
+    )
+    words = ["trace", str(sleeper.pid), "--dry-run"]
+    if not is_refused:
+        assert run(*words) == 0
+        return
+    with pytest.raises(TargetRefused, match="511 MB of memory left in its control group") as error:
+        run(*words)
+    assert error.value.exit_code == 3
+    assert "memory limit" in error.value.remedy
+    assert "price" not in capsys.readouterr().err
 
 
 def test_a_process_without_cupti_is_refused():

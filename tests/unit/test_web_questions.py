@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from starlette.applications import Starlette
 
@@ -33,9 +34,17 @@ CAPTURE = Path(__file__).parents[1] / "data" / "explain" / "own" / "cpu_quota.so
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredSession]:
     """A store that holds the capture as node `one`, and other chunks as node `two`."""
-    service = Service(
-        tmp_path_factory.mktemp("web") / "store", open_tenant="default", flushes=False
-    )
+    yield from stored(tmp_path_factory.mktemp("web") / "store")
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> Iterator[StoredSession]:
+    """The same, stored before frames had an origin."""
+    yield from stored(tmp_path / "store", without="origin")
+
+
+def stored(folder: Path, without: str = "") -> Iterator[StoredSession]:
+    service = Service(folder, open_tenant="default", flushes=False)
     caller = service.caller("")
     assert caller
     content = CAPTURE.read_bytes()[framing.FILE_HEADER.size :]
@@ -45,6 +54,10 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredSession]
     everything = Selection(0, 1 << 62)
     service.wal.close()
     assert Flusher(service.folder, service.catalog).flush().chunks == 6
+    for path in service.folder.rglob("*.parquet") if without else ():
+        table = pq.read_table(path)
+        if without in table.column_names:
+            pq.write_table(table.drop_columns([without]), path)
     session = service.session(caller, everything)
     yield session
     session.close()
@@ -76,6 +89,13 @@ def test_a_stored_node_reads_as_the_capture_that_it_sent(session: StoredSession)
     assert one.bound == other.bound
     assert [cause.key for cause in one.causes[:2]] == [cause.key for cause in other.causes[:2]]
     assert len(run_columns(found)) == sent.tables["device_run"].num_rows
+
+
+def test_a_store_of_earlier_versions_is_read(earlier: StoredSession) -> None:
+    assert "origin" not in earlier.arrow("SELECT * FROM frame LIMIT 0").column_names
+    found, sent = capture_of(earlier, selected()), read(CAPTURE)
+    assert found.tables["frame"].num_rows == sent.tables["frame"].num_rows
+    assert set(found.tables["frame"].column("origin").to_pylist()) == {""}
 
 
 def test_a_timeline_is_json_with_times_after_its_origin(session: StoredSession) -> None:

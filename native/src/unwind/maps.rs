@@ -22,7 +22,8 @@ use sonde_unwind::table::{GeneratedRow, Table};
 /// As many as `unwind_chunks` has entries.
 const MAX_CHUNKS: usize = 160;
 const MAX_RANGES: usize = 4096;
-/// A table is loaded whole only where this part of all room is left after it.
+/// A table is loaded whole, or at all if it is one of generated code, only where this part of all
+/// room is left after it.
 const KEPT_FOR_PAGES: usize = 8;
 const RANGE_WORDS: usize = 10;
 /// `struct unwind_python`
@@ -107,7 +108,7 @@ impl UnwindMaps {
         Ok(Loaded { places, source, pages, rules, page_count, first_page })
     }
 
-    fn has_room_for(&self, table: &Table) -> bool {
+    fn has_room_for(&mut self, table: &Table) -> bool {
         let words = table.rows.len() + table.rules.len() / 4 + 2 * table.page_rows.len();
         self.pool.left_words() >= words + self.pool.most_words() / KEPT_FOR_PAGES
     }
@@ -231,9 +232,13 @@ impl UnwindMaps {
     }
 
     /// Put a table of generated code into the kernel: from each address on, in order and up to `end`,
-    /// the rule as (cfa, rbp, offset, offset of rbp). Returns its number.
+    /// the rule as (cfa, rbp, offset, offset of rbp). Returns its number. ENOSPC where that would
+    /// leave no room for the pages of other tables: a process chooses how much code it generates.
     fn add_rules(&mut self, rows: Vec<GeneratedRow>, end: u64) -> PyResult<u32> {
         let table = Table::of_rules(&rows, end)?;
+        if !self.has_room_for(&table) {
+            return Err(numbered(Error::from_raw_os_error(libc::ENOSPC)));
+        }
         let mut places = Vec::new();
         let result = self.fill(&table, true, &mut places);
         if result.is_err() {

@@ -91,7 +91,8 @@ impl Pool {
     }
 
     /// Words that could be given out yet: free ones, and those of chunks not made yet.
-    pub fn left_words(&self) -> usize {
+    pub fn left_words(&mut self) -> usize {
+        self.reuse();
         self.free_words() + self.max_chunks.saturating_sub(self.chunks.len()) * CHUNK_WORDS
     }
 

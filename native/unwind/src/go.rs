@@ -51,6 +51,8 @@ const MAX_FUNCTION_BYTES: u64 = 4096;
 const ABI: &str = ".abi0";
 /// Rules of all functions of a file: several times those of the largest programs.
 const MAX_STEPS: usize = 1 << 24;
+/// Functions of one name. A program has one or two; each costs a look for every row of its table.
+const MAX_OF_NAME: usize = 64;
 /// More than any of the names above has.
 const MAX_NAME_BYTES: usize = 64;
 /// Where the frame of a signal has registers, behind its return address: `struct ucontext`.
@@ -82,8 +84,15 @@ impl Body {
 /// Functions of the runtime by name: by symbols, or by Go's own table in a stripped program. That has
 /// names without `.abi0`, which wrappers share that are not written in assembly.
 fn named(file: &ElfFile, names: &[String]) -> Result<Vec<functions::Found>> {
+    let mut left = vec![MAX_OF_NAME; names.len()];
+    let mut fits = |name: usize| {
+        let is_left = left[name] > 0;
+        left[name] -= usize::from(is_left);
+        is_left
+    };
     let mut found = functions::find(file, names)?;
     if !found.is_empty() {
+        found.retain(|it| fits(it.name));
         return Ok(found);
     }
     let Some(mut table) = Pclntab::find(file)? else { return Ok(found) };
@@ -95,6 +104,9 @@ fn named(file: &ElfFile, names: &[String]) -> Result<Vec<functions::Found>> {
         let name = details.and_then(|details| table.name(file, details, MAX_NAME_BYTES));
         let name = name.and_then(|name| wanted.get(&name[..]).copied());
         if let (Some(name), Some(offset)) = (name, file.offset_of(it.start)) {
+            if !fits(name) {
+                continue;
+            }
             let size = it.end - it.start;
             found.push(functions::Found { name, address: it.start, offset, size });
         }
@@ -204,16 +216,17 @@ fn going(gogo: &Body) -> Option<[Range; 2]> {
     let switched = switched_at(&instructions)?;
     let is_jump =
         |it: &Instruction| it.code() == Code::Jmp_rm64 && it.op0_kind() == OpKind::Register;
-    let jump = instructions.iter().position(is_jump)?;
+    let at = instructions.get(switched)?.ip();
+    let jump = switched + instructions[switched..].iter().position(is_jump)?;
     let (to, from) = (instructions[jump].op0_register(), instructions[switched - 1].memory_base());
-    let load = instructions[..jump].iter().rfind(|it| loads(it) && it.op0_register() == to)?;
+    let between = &instructions[switched..jump];
+    let load = between.iter().rfind(|it| loads(it) && it.op0_register() == to)?;
     if load.memory_base() != from {
         return None;
     }
     let handler = Rule { cfa: Cfa::Handler, ..Rule::NONE };
     let before = Rule { register: number(from)?, extra: place(load)?, ..handler };
     let after = Rule { register: number(to)?, ..handler };
-    let at = instructions[switched].ip();
     Some([
         Range { start: at, end: load.next_ip(), rule: before },
         Range { start: load.next_ip(), end: instructions[jump].next_ip(), rule: after },

@@ -167,6 +167,75 @@ fn a_handler_of_signals_is_known_by_what_it_returns_with() {
     }
 }
 
+/// Go's runtime with `gogo` alone, of this code.
+fn gogo(code: &[u8]) -> Vec<handlers::Range> {
+    let mut image = Image::default();
+    let at = image.section(".text", code);
+    image.section(".gopclntab", &[0; 16]);
+    image.symbol("gogo", at, code.len() as u64);
+    go::find(&file(image)).unwrap()
+}
+
+#[test]
+fn a_goroutine_that_is_gone_to_by_no_jump_has_no_rules() {
+    // mov (%rbx), %rsp; mov 8(%rbx), %rbx; jmp *%rbx
+    let (switch, load, jump) = ([0x48, 0x8b, 0x23], [0x48, 0x8b, 0x5b, 8], [0xff, 0xe3]);
+    let whole = gogo(&[&switch[..], &load, &jump].concat());
+    assert_eq!(whole.len(), 2);
+    assert_eq!((whole[1].start - whole[0].start, whole[1].end - whole[1].start), (4, 2));
+
+    // Nothing behind the switch; and the only jump is ahead of it.
+    assert!(gogo(&switch).is_empty());
+    assert!(gogo(&[&load[..], &jump, &switch].concat()).is_empty());
+    assert!(gogo(&[&load[..], &jump, &switch, &load].concat()).is_empty());
+    // A jump ahead is passed over; a load ahead is of another time.
+    let whole = gogo(&[&jump[..], &switch, &load, &jump].concat());
+    assert!(whole.len() == 2 && whole.iter().all(|it| it.start < it.end));
+    assert!(gogo(&[&load[..], &switch, &jump].concat()).is_empty());
+}
+
+/// A stripped program of `count` functions of 16 bytes, all of them `runtime.goexit`.
+fn stripped(count: u32) -> (Image, u64) {
+    let mut image = Image::default();
+    let code = image.section(".text", &vec![0x90; 16 * count as usize]);
+    let name = b"runtime.goexit\0";
+    let functions = 72 + name.len() as u64;
+    let mut table = 0xffff_fff1u32.to_le_bytes().to_vec();
+    table.extend([0, 0, 1, 8]);
+    for word in [u64::from(count), 0, code, 72, 0, 0, 72, functions] {
+        table.extend(word.to_le_bytes());
+    }
+    table.extend(name);
+    let description = 8 * count + 4;
+    for number in 0..count {
+        table.extend((16 * number).to_le_bytes());
+        table.extend(description.to_le_bytes());
+    }
+    table.extend((16 * count).to_le_bytes());
+    let mut assembly = [0; 44];
+    assembly[41] = 4;
+    table.extend(assembly);
+    image.section(".gopclntab", &table);
+    (image, code)
+}
+
+#[test]
+fn functions_of_one_name_are_believed_up_to_a_number() {
+    let end = Rule { cfa: Cfa::End, ..Rule::NONE };
+    let (image, code) = stripped(100);
+    let found = go::Go::find(&file(image)).unwrap().unwrap();
+    let roots = (0..100).filter(|it| found.rule(code + 16 * it, rsp(8)) == end).count();
+    assert_eq!(roots, 64);
+
+    let mut image = Image::default();
+    let at = image.section(".text", &[0xc3; 100]);
+    image.section(".gopclntab", &[0; 16]);
+    (0..100).for_each(|it| image.symbol("runtime.goexit.abi0", at + it, 1));
+    let found = go::Go::find(&file(image)).unwrap().unwrap();
+    let roots = (0..100).filter(|it| found.rule(at + it, rsp(8)) == end).count();
+    assert_eq!(roots, 64);
+}
+
 #[test]
 fn functions_of_go_with_false_descriptions_are_no_danger() {
     let names = ["runtime.systemstack.abi0", "runtime.morestack.abi0", "gogo", "time.now"];

@@ -2,13 +2,16 @@
 """Which processes of this node are ranks of one job, by what the kernel shows of them.
 
 Ranks run the same program for the same user, have a collective library mapped, are no descendants
-of one another (loaders are), and are connected: by TCP, or by shared memory of such a library. The
-environment is read for one thing, the number of a rank, and nothing but that number is kept.
+of one another (loaders are), and are connected: by TCP in one network namespace, or by a file of
+shared memory of such a library. In a namespace that a process has made it may have any address, so
+the ends of a connection there connect it to nobody elsewhere. The environment is read for one
+thing, the number of a rank, and nothing but that number is kept.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import re
 import time
 from collections import defaultdict
@@ -45,7 +48,8 @@ _LIBRARY = re.compile(
     rb"|xla_extension[^/\n]*|libtensorflow_framework[^/\n]*)$"
 )
 """Libraries with collectives in them: PyTorch has gloo in libtorch_cpu, JAX in its own."""
-_SHARED = re.compile(rb"^/dev/shm/(nccl|mpi|ucx|vader|psm|gloo|rccl|cma)")
+_FILE = re.compile(rb" (\w+:\w+ \d+) +/dev/shm/(?:nccl|mpi|ucx|vader|psm|gloo|rccl|cma)")
+"""Device and inode: a name is of its mount namespace, and others may choose the same one."""
 _NUMBERS: Final = (
     b"RANK", b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK", b"PMI_RANK", b"SLURM_PROCID", b"LOCAL_RANK",
 )  # fmt: skip
@@ -69,6 +73,8 @@ class Job:
     ranks: tuple[Rank, ...]
     """By number."""
     numbered_by: str
+    party: int = procfs.NOBODY
+    """Whose it is, as what all share is divided by (`procfs.party_of`)."""
 
 
 @dataclass(slots=True)
@@ -121,8 +127,8 @@ class JobFinder:
             raw = procfs.read_maps(one.pid) or b""
             lines = [line.rstrip() for line in raw.split(b"\n")]
             known = any(_LIBRARY.search(line) for line in lines)
-            names = (line.rpartition(b" ")[2] for line in lines if b"/dev/shm/" in line)
-            shares = set(islice((name for name in names if _SHARED.match(name)), SHARES))
+            its = (_FILE.search(line) for line in lines if b" /dev/shm/" in line)
+            shares = set(islice((it[1] for it in its if it is not None), SHARES))
             next_s = now_s + AGAIN_S * 2 ** min(times, 6)
             self._maps[key] = (known, shares, times + 1, next_s)
         one.shares = shares
@@ -135,7 +141,9 @@ def _chosen(pids: Sequence[int], known: Container[int]) -> Sequence[int]:
         return pids
     ranks = [pid for pid in pids if pid in known]
     by_user: dict[int, list[int]] = defaultdict(list)
-    for pid in islice((pid for pid in pids if pid not in known), OWNERS_READ):
+    others = [pid for pid in pids if pid not in known]
+    # By chance: who has many processes with low numbers must not keep others from being looked at.
+    for pid in random.sample(others, min(len(others), OWNERS_READ)):
         if (owner := procfs.read_owner(pid)) is not None:
             by_user[owner.uids[0]].append(pid)
     in_turn = sorted((turn, pid) for its in by_user.values() for turn, pid in enumerate(its))
@@ -187,22 +195,23 @@ def _links(members: Sequence[_Process]) -> dict[int, set[int]]:
     for one in members:
         one.inodes = sockets_of(one.pid)
     whole = {one.pid: (one.inodes, one.shares) for one in members}
-    ends: dict[int, list[tuple[str, str]]] = {}
-    by_end: dict[tuple[str, str], int] = {}
+    ends: dict[int, list[tuple[int, str, str]]] = {}
+    by_end: dict[tuple[int, str, str], int] = {}
     tables: dict[int, list[tuple[str, str, str, str]]] = {}
     for one in members:
         inodes, shares = whole.get(one.parent, (set[str](), set[bytes]()))
         one.inodes, one.shares = one.inodes - inodes, one.shares - shares
+        space, table = _table(one.pid, tables)
         ends[one.pid] = [
-            (local, peer) for local, peer, state, inode in _table(one.pid, tables)
+            (space, local, peer) for local, peer, state, inode in table
             if state == _ESTABLISHED and inode in one.inodes
         ]  # fmt: skip
         for end in ends[one.pid]:
             by_end.setdefault(end, one.pid)
     links: dict[int, set[int]] = defaultdict(set)
     pairs = [
-        (pid, by_end[peer, local]) for pid, its in ends.items() for local, peer in its
-        if (peer, local) in by_end
+        (pid, by_end[space, peer, local]) for pid, its in ends.items()
+        for space, local, peer in its if (space, peer, local) in by_end
     ]  # fmt: skip
     first: dict[bytes, int] = {}
     for one in members:
@@ -216,27 +225,28 @@ def _links(members: Sequence[_Process]) -> dict[int, set[int]]:
 
 def _table(
     pid: int, tables: dict[int, list[tuple[str, str, str, str]]]
-) -> list[tuple[str, str, str, str]]:
-    """The connections of its network namespace, read once for all processes in it."""
+) -> tuple[int, list[tuple[str, str, str, str]]]:
+    """Its network namespace, and the connections there, read once for all processes in it."""
     try:
         inode = procfs.read_inode(f"/proc/{pid}/ns/net")
     except OSError:  # it ended, or may not be looked at
-        return []
+        return 0, []
     if inode not in tables:
         tables[inode] = connections(pid)
-    return tables[inode]
+    return inode, tables[inode]
 
 
 def _job(part: Sequence[_Process], owner: str) -> Job:
     numbers = {one.pid: number_of(one.pid) for one in part}
     values = [number for number, _ in numbers.values()]
+    party = procfs.party_of(part[0].pid)
     source = next((name for _, name in numbers.values()), "")
     in_order = sorted(part, key=lambda it: (it.start_ns, it.pid))
     if None in values or len(set(values)) != len(values):
         ranks = [Rank(one.pid, one.start_ns, at) for at, one in enumerate(in_order)]
-        return Job(owner, tuple(ranks), BY_START)
+        return Job(owner, tuple(ranks), BY_START, party)
     known = [Rank(one.pid, one.start_ns, numbers[one.pid][0] or 0) for one in part]
-    return Job(owner, tuple(sorted(known, key=lambda it: it.number)), source)
+    return Job(owner, tuple(sorted(known, key=lambda it: it.number)), source, party)
 
 
 def number_of(pid: int) -> tuple[int | None, str]:

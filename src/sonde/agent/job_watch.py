@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 from sonde import procfs
@@ -17,6 +18,7 @@ from sonde.agent.job_finder import Job, JobFinder, Rank, listens
 from sonde.agent.rank_dump import RankStacks
 from sonde.agent.rank_stacks import RankStackReader
 from sonde.agent.ras_client import ask
+from sonde.agent.stall_reports import StallReports
 from sonde.agent.victim_facts import FactReader
 from sonde.diagnose.causes.stalled import victim
 from sonde.diagnose.incident import Incident, Verdict
@@ -38,6 +40,12 @@ AGAIN_MOST_S: Final = 30.0
 LOOKED_AT: Final = 16
 """Ranks of a job whose stacks are taken, those first that do less than before."""
 JOBS: Final = 16
+"""That are watched; more are left out and counted."""
+PARTS: Final = 4
+"""A party (`procfs.party_of`) has at most one of this number of equal parts of them."""
+ROOT: Final = 0
+"""The machine's own root may have all of them."""
+KEPT_CANDIDATES: Final = 8_192
 NOTICED_BY: Final = "progress of the job"
 
 
@@ -58,14 +66,15 @@ class JobWatch:
 
     def __init__(
         self,
-        report: Callable[[Incident, Window], None],
+        reports: StallReports,
         explain: Callable[[Window, Callable[[Verdict | None], None]], None],
         who_of: Callable[[int], Who],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """`explain` has a window explained, and calls back from another thread; `who_of` must be
-        callable from any thread; `failed` is called with what went wrong in a look."""
-        self._report = report
+        """`reports` takes what is found; `explain` has a window explained, and calls back from
+        another thread; `who_of` must be callable from any thread; `failed` is called with what went
+        wrong in a look."""
+        self._reports = reports
         self._explain = explain
         self._who_of = who_of
         self._failed = failed
@@ -81,6 +90,8 @@ class JobWatch:
         self._asking = ThreadPoolExecutor(1, "sonde-ras")
         self.looks_failed = 0
         self.jobs_left_out = 0
+        self._left_out: set[Rank] = set()
+        """First ranks of jobs that are left out now: each job counts once."""
 
     def start(self) -> None:
         """Begin to look for jobs."""
@@ -91,6 +102,7 @@ class JobWatch:
         self._ended = True
         self._due.set()
         self._asking.shutdown(wait=False, cancel_futures=True)
+        self._reports.close()
 
     @property
     def pids(self) -> set[int]:
@@ -101,7 +113,12 @@ class JobWatch:
     def losses(self) -> dict[str, int]:
         """What was lost, by name."""
         failed = self.looks_failed + self._stacks.failed
-        return {"diagnose.job_looks": failed, "diagnose.jobs": self.jobs_left_out}
+        return {
+            "diagnose.job_looks": failed,
+            "diagnose.jobs": self.jobs_left_out,
+            "diagnose.job_candidates": self._finder.left_out,
+            "diagnose.waiting_ranks": self._reports.folded,
+        }
 
     def ranks(self) -> list[int]:
         """Ranks of known jobs."""
@@ -112,11 +129,11 @@ class JobWatch:
     def on_moment(self, moment: Moment, chosen: Iterable[int]) -> None:
         """Take in a tick. At once."""
         with self._lock:
-            self._candidates |= set(chosen)
             least = SWITCHES * moment.seconds
-            self._candidates |= {
-                pid for pid, it in moment.processes.items() if it.usage.voluntary >= least
-            }
+            busy = (pid for pid, it in moment.processes.items() if it.usage.voluntary >= least)
+            for pid in chain(chosen, busy):
+                if len(self._candidates) < KEPT_CANDIDATES:
+                    self._candidates.add(pid)
             for one in self._jobs:
                 one.pace.add(moment, one.ended)
                 if not one.pace.quiet_since_ns:
@@ -124,6 +141,11 @@ class JobWatch:
                     one.next_look_s, one.again_s = 0.0, AGAIN_S
                 elif self._is_due(one):
                     self._due.set()
+            quiet = [
+                ([rank.pid for rank in one.job.ranks], one.pace.quiet_since_ns)
+                for one in self._jobs if one.pace.quiet_since_ns
+            ]  # fmt: skip
+        self._reports.update(moment.end_ns, quiet)
 
     @staticmethod
     def _is_due(one: _Watched) -> bool:
@@ -135,8 +157,9 @@ class JobWatch:
             self._due.wait(0.5)
             self._due.clear()
             try:
+                self._note_ended()
+                self._reports.release()
                 with self._lock:
-                    self._note_ended()
                     due = [one for one in self._jobs if self._is_due(one)]
                 for one in due:
                     self._look_into(one)
@@ -153,29 +176,44 @@ class JobWatch:
             known = {rank.pid for one in self._jobs for rank in one.job.ranks}
             candidates, self._candidates = self._candidates | known, set()
         jobs = self._finder.find(candidates, lambda pid: self._who_of(pid).owner, known)
-        self.jobs_left_out += max(0, len(jobs) - JOBS)
+        left_out: set[Rank] = set()
         with self._lock:
-            for job in jobs[:JOBS]:
+            for job in jobs:
                 pids = {rank.pid for rank in job.ranks}
                 its = [one for one in self._jobs if pids & {r.pid for r in one.job.ranks}]
                 if any(pids <= {r.pid for r in one.job.ranks} for one in its):
                     continue  # of one that lost a rank the rest is no job by itself
-                for one in its:
-                    self._jobs.remove(one)
+                if not self._has_room(job, its):
+                    left_out.add(job.ranks[0])
+                    continue
+                self._jobs = [one for one in self._jobs if one not in its]
                 self._jobs.append(_Watched(job, JobPace(pids)))
             cold = next((one for one in self._jobs if not one.is_warm), None)
+        self.jobs_left_out += len(left_out - self._left_out)
+        self._left_out = left_out
         if cold is not None:
             # The tables that stacks are walked by are made while nothing waits for them.
             cold.is_warm = True
             self._stacks.take([cold.job.ranks[0].pid], STACKS_S)
 
+    def _has_room(self, job: Job, replaced: Sequence[_Watched]) -> bool:
+        """Whether one more may be watched, in place of others."""
+        kept = [one for one in self._jobs if one not in replaced]
+        its = sum(one.job.party == job.party for one in kept)
+        return len(kept) < JOBS and (job.party == ROOT or its < JOBS // PARTS)
+
     def _note_ended(self) -> None:
-        for one in list(self._jobs):
-            for rank in one.job.ranks:
-                if rank.pid not in one.ended and _state(rank) == "":
-                    one.ended.add(rank.pid)
-            if len(one.ended) == len(one.job.ranks):
-                self._jobs.remove(one)
+        with self._lock:
+            ranks = [
+                (one, rank) for one in self._jobs for rank in one.job.ranks
+                if rank.pid not in one.ended
+            ]  # fmt: skip
+        # Nobody waits for the lock meanwhile: ticks need it.
+        gone = [(one, rank.pid) for one, rank in ranks if _state(rank) == ""]
+        with self._lock:
+            for one, pid in gone:
+                one.ended.add(pid)
+            self._jobs = [one for one in self._jobs if len(one.ended) < len(one.job.ranks)]
 
     def _look_into(self, one: _Watched) -> None:
         since_ns = one.pace.quiet_since_ns
@@ -190,12 +228,16 @@ class JobWatch:
         last = self._look(one, answer)
         one.next_look_s = time.monotonic() + one.again_s
         one.again_s = min(AGAIN_MOST_S, 2 * one.again_s)
-        pace, job = one.pace, one.job
-        signs = [f"rank {r.number}: {pace.signs[r.pid]}" for r in job.ranks if r.pid in pace.signs]
+        job = one.job
+        with self._lock:
+            found, quiet_s = one.pace.signs, one.pace.quiet_s
+            longest_s = one.pace.longest_pause_s
+        if not quiet_s:
+            return
+        signs = [f"rank {r.number}: {found[r.pid]}" for r in job.ranks if r.pid in found]
         facts = JobFacts(
-            job.name, pace.quiet_s, pace.longest_pause_s, (first, last), job.numbered_by,
-            tuple(signs[:4]),
-        )  # fmt: skip
+            job.name, quiet_s, longest_s, (first, last), job.numbered_by, tuple(signs[:4])
+        )
         about = victim(facts)
         if about is None:
             return
@@ -211,7 +253,7 @@ class JobWatch:
             if verdict.is_fault:
                 one.pace.note_stall()
             named = who[about.pid]
-            self._report(
+            self._reports.stalled(
                 Incident(
                     about.pid, named.name or about.name, named.owner or named.cgroup, since_ns,
                     noticed_ns, time.monotonic_ns(), tuple(window.noticed_by), verdict,
@@ -224,7 +266,8 @@ class JobWatch:
         now_ns = time.monotonic_ns()
         states = {rank.pid: _state(rank) for rank in one.job.ranks}
         alive = [rank.pid for rank in one.job.ranks if states[rank.pid]]
-        alive.sort(key=lambda pid: pid not in one.pace.signs)
+        signs = one.pace.signs  # another one at each tick
+        alive.sort(key=lambda pid: pid not in signs)
         stacks = self._stacks.take(alive[:LOOKED_AT], STACKS_S)
         ranks = tuple(self._of(one, rank, states, stacks) for rank in one.job.ranks)
         report = None
@@ -246,7 +289,8 @@ class JobWatch:
         found = stacks.get(pid)
         failed = "its stack was not taken in time" if found is None else found.failed
         threads: Sequence[RankThread] = found.threads if found is not None else ()
-        cpu, moved = one.pace.used(pid)
+        with self._lock:
+            cpu, moved = one.pace.used(pid)
         is_frozen = self._facts.read(pid, asks_peers=False).is_frozen
         return RankLook(
             rank.number, pid, name, state, is_frozen, cpu, moved, listens(pid), tuple(threads),

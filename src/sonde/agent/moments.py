@@ -206,7 +206,7 @@ def place_of(frames: Sequence[KnownFrame]) -> CodePlace:
     role, text, library = Role.UNKNOWN, "", ""
     for _, frame in frames[:FRAMES_LOOKED_AT]:
         if frame.kind == "python":
-            kind = kind_of_file(frame.file, frame.function)
+            kind = kind_of_file(frame.file, frame.function, frame.origin)
             if kind == CodeKind.OWN_PYTHON:
                 text = f"{frame.function} {frame.file}:{frame.line}"
                 break
@@ -217,13 +217,13 @@ def place_of(frames: Sequence[KnownFrame]) -> CodePlace:
                 role = Role.GARBAGE
             elif frame.function in LOCK_FRAMES:
                 role = Role.INTERPRETER_LOCK
-            kind = kind_of_native(frame.binary, frame.function)
+            kind = kind_of_native(frame.binary, frame.function, frame.origin)
             if kind == CodeKind.OWN_NATIVE and not text and frame.function:
                 text = f"{frame.function} {frame.binary}"
         else:
             continue
-        if role <= Role.CODE and kind == CodeKind.HAND_OVER:
-            role = Role.HAND_OVER
+        if role <= Role.CODE and kind == CodeKind.QUEUE:
+            role = Role.QUEUE
         library = library or (frame.file or frame.binary)
     if role == Role.UNKNOWN and (text or library):
         role = Role.CODE

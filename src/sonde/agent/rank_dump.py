@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The child that takes the stacks of ranks: a list of pids a line in, a line of JSON each out.
 
-Niced, with a limit on CPU time: what the stacks of other programs make it read is theirs
-to choose. The processes are not stopped (`sonde.agent.dump`).
+Niced, with limits on CPU time and memory, and the first to go where memory is short: what the
+stacks of other programs make it read is theirs to choose. The processes are not stopped
+(`sonde.agent.dump`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ from sonde.model.thread_stack import ThreadStack
 
 CPU_S: Final = 300
 """In its whole life; its parent starts another one."""
+MEMORY_BYTES: Final = 256 << 20
+"""Beyond it a process's stacks are not taken, with that reason."""
 NICE: Final = 5
+OOM_SCORE_ADJ: Final = 1000
+"""The most: of all processes, the kernel ends this one first."""
 KEPT_S: Final = 12.0
 """Files that a process maps later are unknown to what was made before."""
 PIDS: Final = 64
@@ -104,16 +109,32 @@ def _thread(one: ThreadStack) -> RankThread:
         StackFrame(
             frame.kind, frame.function[:TEXT],
             (frame.file if frame.kind == "python" else frame.binary)[-TEXT:], frame.line,
+            frame.origin,
         ) for frame in one.frames[:FRAMES]
     )  # fmt: skip
     return RankThread(one.tid, one.name[:TEXT], one.state, frames)
 
 
-def main() -> None:
-    """Serve until the input ends."""
+def bound_itself() -> None:
+    """Limit what this process, and what it starts, may use; each as far as the kernel allows it."""
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+    with suppress(OSError, ValueError):  # what makes unwind tables for it has a limit for itself
+        most = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, most))
+    with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICE)
+    with suppress(OSError):
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, b"%d" % OOM_SCORE_ADJ)
+        finally:
+            os.close(fd)
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    bound_itself()
     procfs.BROKER.warm_up()
     taker = RankDump()
     while True:

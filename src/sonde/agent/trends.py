@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final
 
 from sonde import procfs
-from sonde.agent.victim_facts import group_mounts, groups_of, memory_of
 from sonde.diagnose.early import EarlyWarning, EarlyWarnings, Sign
 
 EVERY_NS: Final = 5_000_000_000
@@ -55,13 +54,13 @@ class Trends:
     @staticmethod
     def _groups(pids: Iterable[int]) -> Iterator[tuple[Sign, str, float, float]]:
         chosen = sorted(pids)[:PROCESSES]
-        mounts = group_mounts() if chosen else {}
+        mounts = procfs.mounts_by_controller() if chosen else {}
         of_memory = {name: point for name, point in mounts.items() if name in ("memory", "v2")}
         folders: dict[str, None] = {}
         for pid in chosen:
-            folders |= dict.fromkeys(groups_of(pid, of_memory))
+            folders |= dict.fromkeys(procfs.groups_of(pid, of_memory))
         for folder in list(folders)[:GROUPS]:
-            usage, limit = memory_of(folder)
+            usage, limit = procfs.memory_of(folder)
             if limit:
                 yield Sign.MEMORY, folder, float(usage), float(limit)
 

@@ -7,19 +7,15 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 
 from sonde import procfs
 from sonde.diagnose.moments import Facts
 
-MOUNTINFO = Path("/proc/self/mountinfo")
 DESCRIPTORS = 1_024
 """Of a process that are looked at; it may have any number."""
 CONNECTIONS = 4_096
-NO_LIMIT = 1 << 60
-"""Version 1 of control groups writes a number near 2^63 where there is no limit."""
 _ESTABLISHED, _LISTENING = "01", "0A"
 _STATES = {"01": "established", "02": "connecting", "08": "close-wait"}
 
@@ -42,7 +38,7 @@ class FactReader:
             facts.allowed = sorted(os.sched_getaffinity(pid))
         facts.cpus = os.cpu_count() or 0
         facts.cpu_busy = self.cpu_busy()
-        groups = groups_of(pid)
+        groups = procfs.groups_of(pid)
         cpuset = next((folder for folder in groups if "cpuset" in folder), "")
         if cpuset and (cpus := _cpus(_read(f"{cpuset}/cpuset.cpus"))):
             facts.allowed = [cpu for cpu in facts.allowed if cpu in cpus]
@@ -74,35 +70,14 @@ class FactReader:
         return found
 
 
-def group_mounts() -> dict[str, str]:
-    """Where each controller's control groups are mounted."""
-    mounts: dict[str, str] = {}
-    for point, controllers in procfs.group_mounts(MOUNTINFO):
-        for controller in controllers:
-            mounts.setdefault(controller, point)
-    return mounts
-
-
-def groups_of(pid: int, mounts: Mapping[str, str] | None = None) -> list[str]:
-    """Folders of the control groups of a process, their parents too, the root left out."""
-    mounts = group_mounts() if mounts is None else mounts
-    found: dict[str, None] = {}
-    for line in _read(f"/proc/{pid}/cgroup").split("\n"):
-        _, _, rest = line.partition(":")
-        names, _, path = rest.partition(":")
-        mount = next((mounts[it] for it in (names or "v2").split(",") if it in mounts), "")
-        parts = [part for part in path.split("/") if part and part != ".."]
-        if mount:
-            for depth in range(len(parts), 0, -1):
-                found[f"{mount}/{'/'.join(parts[:depth])}"] = None
-    return list(found)
-
-
 def _add_cpu(facts: Facts, folder: str) -> None:
     stat = _table(f"{folder}/cpu.stat")
     facts.throttled_s += stat.get("throttled_time", 0) / 1e9 + stat.get("throttled_usec", 0) / 1e6
     facts.throttled_periods += stat.get("nr_throttled", 0)
-    quota, period = _number(f"{folder}/cpu.cfs_quota_us"), _number(f"{folder}/cpu.cfs_period_us")
+    quota, period = (
+        procfs.number_in(f"{folder}/cpu.cfs_quota_us"),
+        procfs.number_in(f"{folder}/cpu.cfs_period_us"),
+    )
     words = _read(f"{folder}/cpu.max").split()
     if len(words) == 2 and all(word.isdigit() for word in words):
         quota, period = int(words[0]), int(words[1])
@@ -112,27 +87,15 @@ def _add_cpu(facts: Facts, folder: str) -> None:
 
 
 def _add_memory(facts: Facts, folder: str) -> None:
-    usage, most = memory_of(folder)
+    usage, most = procfs.memory_of(folder)
     if not most:
         return
     if not facts.memory_limit or most < facts.memory_limit:
         facts.memory_limit, facts.memory_usage = most, usage
-    hits = _number(f"{folder}/memory.failcnt")  # version 1
+    hits = procfs.number_in(f"{folder}/memory.failcnt")  # version 1
     facts.memory_limit_hits += (
         hits if hits >= 0 else _table(f"{folder}/memory.events").get("max", 0)
     )
-
-
-def memory_of(folder: str) -> tuple[int, int]:
-    """Bytes that a control group uses, and its limit; (0, 0) where it has none."""
-    for limit, usage in (
-        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ("memory.max", "memory.current"),
-    ):
-        most = _number(f"{folder}/{limit}")
-        if 0 < most < NO_LIMIT:
-            return max(0, _number(f"{folder}/{usage}")), most
-    return 0, 0
 
 
 def _add_disk(facts: Facts, folder: str) -> None:
@@ -222,11 +185,6 @@ def _table(path: str) -> dict[str, int]:
         if value.lstrip("-").isdigit():
             found[name] = int(value)
     return found
-
-
-def _number(path: str) -> int:
-    text = _read(path).strip()
-    return int(text) if text.lstrip("-").isdigit() else -1
 
 
 def _read(path: str) -> str:

@@ -20,6 +20,7 @@ from sonde import procfs
 from sonde.agent.explainer import Explainer
 from sonde.agent.job_watch import JobWatch
 from sonde.agent.moments import MomentMaker
+from sonde.agent.stall_reports import StallReports
 from sonde.agent.trends import Trends
 from sonde.agent.victim_facts import FactReader
 from sonde.collect.collector import Batch
@@ -122,7 +123,7 @@ class Watcher:
         `failed` with what went wrong in a look that came to nothing; `warn` with what is about to
         go wrong."""
         self._note = note
-        self._report = report
+        self._reports = StallReports(report)
         self._process_of = process_of
         self._running = running
         self._maker = MomentMaker(frames_of, 1e9 / hz)
@@ -139,7 +140,7 @@ class Watcher:
         self._failed = failed
         self._warn = warn
         self._trends = Trends()
-        self._jobs = JobWatch(report, self._explain_stall, self._known_who, failed)
+        self._jobs = JobWatch(self._reports, self._explain_stall, self._known_who, failed)
         self.looks_failed = 0
         self.left_out = 0
         """Suspicions for which there was no room."""
@@ -374,7 +375,7 @@ class Watcher:
                 who.pid, who.name, who.owner or who.cgroup, one.suspicion.began_ns,
                 one.suspicion.noticed_ns, time.monotonic_ns(), tuple(window.noticed_by), verdict,
             )  # fmt: skip
-            self._report(incident, window)
+            self._reports.offer(incident, window)
 
         return answer
 

@@ -81,6 +81,10 @@ OF_BOUND: Mapping[tuple[Bound, CauseDetail], str] = {
     ): "trace the device (torch.profiler) and explain the trace with this capture",
     (Bound.THROTTLED, CauseDetail.TEMPERATURE): "cool the GPU: check fans, airflow, inlet "
     "temperature, and other heat sources nearby",
+    (Bound.THROTTLED, CauseDetail.POWER_BRAKE): "check the power supplies and the power budget of "
+    "chassis and rack: they asked the GPU for less power",
+    (Bound.THROTTLED, CauseDetail.HARDWARE): "the driver does not report what slows the clocks: "
+    "check temperature (nvidia-smi -q -d TEMPERATURE), power supplies and power cables",
     (Bound.THROTTLED, CauseDetail.NONE): "raise the power limit where the board allows it, or use "
     "fewer operations: power, not arithmetic, is the limit",
     (Bound.SMALL_KERNELS, CauseDetail.NONE): "run independent kernels on several streams at once, "

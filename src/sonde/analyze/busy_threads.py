@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from sonde.analyze.causes import GENERATIONS, HAND_OVERS
+from sonde.analyze.causes import GENERATIONS, QUEUE_REASONS
 from sonde.model.timeline import (
     Activity,
     CallKind,
@@ -51,7 +51,7 @@ def busiest_threads(timeline: Timeline, by_track: dict[int, list[Total]], window
             active[track] += one.ns if one.kind in _BUSY else 0
             if one.kind == TotalKind.BLOCKED:
                 waits[track] += one.count
-                handed = one.waker_track in by_track and one.name in HAND_OVERS
+                handed = one.waker_track in by_track and one.name in QUEUE_REASONS
                 ended_by[track] += one.waker_ns if handed else 0
     ranked = sorted(active, key=lambda track: (active[track], waits[track]), reverse=True)
     ranked = [track for track in ranked if active[track] or waits[track] >= LEAST_WAITS]
@@ -120,6 +120,6 @@ def _add_samples(timeline: Timeline, by_track: dict[int, list[Total]]) -> None:
         doing = Activity.PAGE_FAULT if fault else Activity.CODE
         total = Total(
             track, TotalKind.SAMPLED, doing, CallKind.OTHER, round(sum_ns), 0,
-            place=timeline.names[name], samples=of,
+            location=timeline.names[name], samples=of,
         )  # fmt: skip
         by_track[track].append(total)

@@ -55,7 +55,7 @@ WAITS = re.compile(
 _SLEEP = re.compile(r"<built-in (method|function) sleep\b")
 GENERATIONS = 8
 """A worker is at most this many generations below its program: fork servers are one more."""
-HAND_OVERS = {"futex", "read", "poll", "socket"}
+QUEUE_REASONS = {"futex", "read", "poll", "socket"}
 """Reasons of a wait that another thread or process ends by handing something over."""
 IO_REASONS = {"read", "write", "sync to disk", "file", "socket", "poll", "message queue"}
 """Reasons of waits, as in captures, that are I/O."""
@@ -119,10 +119,10 @@ def input_pipeline(timeline: Timeline, track: int) -> Intervals:
     host = timeline.host
     mine = np.flatnonzero((host.track == track) & (host.kind != HostKind.PYTHON))
     ranges = _rows(host, mine[matching(timeline.names, host.name[mine], _INPUT)])
-    loading = _of_kinds(timeline, track, CodeKind.LOADER, CodeKind.HAND_OVER)
+    loading = _of_kinds(timeline, track, CodeKind.LOADER, CodeKind.QUEUE)
     waits = [
-        _blocked(timeline, track, HAND_OVERS, WaitDetail.INPUT),
-        _blocked(timeline, track, HAND_OVERS, WaitDetail.HAND_OVER),
+        _blocked(timeline, track, QUEUE_REASONS, WaitDetail.INPUT),
+        _blocked(timeline, track, QUEUE_REASONS, WaitDetail.QUEUE),
         _from_workers(timeline, track),
     ]
     return sets.joined(ranges, loading, *waits)
@@ -133,7 +133,7 @@ def _from_workers(timeline: Timeline, track: int) -> Intervals:
     states = timeline.states
     pid = timeline.tracks[track].pid
     rows = np.flatnonzero((states.track == track) & (states.kind == StateKind.BLOCKED))
-    kinds = HAND_OVERS - {"futex"}
+    kinds = QUEUE_REASONS - {"futex"}
     rows = rows[named(timeline.names, states.name[rows], kinds.__contains__)]
     wakers, which = np.unique(states.waker[rows], return_inverse=True)  # 0: not known
     others = [timeline.tracks[it - 1].pid if it else pid for it in wakers.tolist()]
@@ -150,9 +150,9 @@ def descends(timeline: Timeline, pid: int, ancestor: int) -> bool:
     return False
 
 
-def exchange(timeline: Timeline, track: int) -> Intervals:
+def host_collectives(timeline: Timeline, track: int) -> Intervals:
     """Blocked in a collective of the host (gloo, MPI) until other processes take part."""
-    return _blocked(timeline, track, HAND_OVERS, WaitDetail.EXCHANGE)
+    return _blocked(timeline, track, QUEUE_REASONS, WaitDetail.COMMUNICATION)
 
 
 def allocation(timeline: Timeline, track: int) -> Intervals:
@@ -205,7 +205,7 @@ CLAIMS: tuple[tuple[Cause, Claim], ...] = (
     (Cause.STOPPED, stopped),
     (Cause.RUN_QUEUE, run_queue),
     (Cause.INPUT, input_pipeline),
-    (Cause.COLLECTIVE, exchange),
+    (Cause.COLLECTIVE, host_collectives),
     (Cause.ALLOCATION, allocation),
     (Cause.BUILD, build),
     (Cause.SYNCHRONIZATION, synchronization),

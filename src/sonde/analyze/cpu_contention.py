@@ -32,7 +32,7 @@ def contention_for_cpus(timeline: Timeline, turns: Collection[int], waited: int)
             continue
         if one.kind == TotalKind.SAMPLED:
             ran[one.track] += one.ns
-            places[one.track][one.place] += one.ns
+            places[one.track][one.location] += one.ns
         elif one.kind == TotalKind.RUNQUEUE:
             queued[one.track] += one.ns
     short = [track for track, ns in ran.items() if queued[track] >= QUEUED * ns]

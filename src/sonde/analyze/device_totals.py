@@ -39,8 +39,6 @@ from sonde.model.verdict import (
 )
 
 _KERNELS = (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH)
-LARGE_PLACE = 0.1
-"""Places that asked for less of the kernels' time are not named."""
 LEAST_STREAM_WAITS = 10
 """Fewer waits of streams for events in a record are of its start, not of its steps."""
 STREAM_PLACES = 2
@@ -156,10 +154,7 @@ def with_runs(
     if shares and computed - built >= 1 - STALLED:
         bounds = with_stalls(ranked_kernels, parts)
         advice.append(Advice(next_step_of_bound(bounds[0].key), 0.0))
-        dependent, line = _of_other_streams(runs, calls, timed_ns, time)
-        if dependent.share >= LEAST_SHARE:
-            bounds.append(dependent)
-            lines.append(line)
+        names_kernels = True
     else:
         serial = waits.serializing(parts)
         if serial:
@@ -170,8 +165,14 @@ def with_runs(
             parts = [one for one in parts if one[0] != Bound.SYNCHRONIZATION]
             parts.append((Bound.SYNCHRONIZATION, serial))
         bounds = ranked_bounds(parts) or bounds
-        if waits.for_kernels >= BESIDE:  # what the thread waits for limits the work, too
+        names_kernels = waits.for_kernels >= BESIDE
+        if names_kernels:  # what the thread waits for limits the work, too
             bounds = [*bounds, *ranked_kernels]
+    if names_kernels:
+        dependent, line = _of_other_streams(runs, calls, timed_ns, time)
+        if dependent.share >= LEAST_SHARE:
+            bounds = [*bounds, dependent]
+            lines.append(line)
     before, after = set(cause_lines(verdict.causes)), cause_lines(causes)
     evidence = [*after, *(line for line in verdict.evidence[1:] if line not in before)]
     ranked = sorted(ran, key=lambda one: -one.ns)
@@ -189,18 +190,19 @@ def with_runs(
 def _for_building(runs: Iterable[Total]) -> float:
     """The part of the kernels' time that warmed up graphs which were captured again and again."""
     asked = [one for one in runs if one.kind == TotalKind.STREAM]
-    built = sum(one.ns for one in asked if one.wait_detail == WaitDetail.BUILD)
+    built = sum(one.ns for one in asked if one.wait_detail == WaitDetail.GRAPH_CAPTURE)
     return built / max(1, sum(one.ns for one in asked))
 
 
 def _asking(runs: Iterable[Total], time: ThreadTime) -> list[CodeLocation]:
-    """The places that asked for most of the kernels' time."""
+    """The places that asked for most of the kernels' time; smaller ones than causes that are left
+    out are left out, too."""
     places: dict[str, int] = defaultdict(int)
     for one in runs:
         if one.kind == TotalKind.STREAM:
-            places[one.place] += one.ns
+            places[one.location] += one.ns
     ranked = locations(places, sum(places.values()), time.callers)
-    return [one for one in ranked if one.function and one.share >= LARGE_PLACE]
+    return [one for one in ranked if one.function and one.share >= LEAST_SHARE]
 
 
 def _of_other_streams(
@@ -213,18 +215,18 @@ def _of_other_streams(
     """
     waits = [one for one in calls if one.kind == TotalKind.CALL and one.call == CallKind.EVENT]
     count = sum(one.count for one in waits)
-    devices: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    devices: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for one in runs:
         if one.kind == TotalKind.STREAM:
-            devices[one.name.partition(" ")[0]][one.name] += one.ns
-    streams = max(devices.values(), key=lambda those: sum(those.values()), default={})
+            devices[one.device][one.stream] += one.ns
+    streams = max(devices.values(), key=lambda one: sum(one.values()), default={})
     whole = sum(streams.values())
     if count < LEAST_STREAM_WAITS or not whole or whole > ALONE * timed_ns:
         return BoundShare(Bound.DEPENDENCY, 0.0), ""
     share = sorted(streams.values())[-2] / timed_ns if len(streams) > 1 else 0.0
     places: dict[str, int] = defaultdict(int)
     for one in waits:
-        places[one.place] += one.count
+        places[one.location] += one.count
     ranked = [one for one in locations(places, count, time.callers) if one.function]
     ranked = ranked[:STREAM_PLACES]
     where = f", in {' and '.join(one.text for one in ranked)}" * bool(ranked)

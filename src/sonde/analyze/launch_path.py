@@ -46,14 +46,14 @@ class _Role(IntEnum):
 
 
 _OF_KIND = {
-    CodeKind.DISPATCH: _Role.PATH,
-    CodeKind.EXCHANGE: _Role.PATH,
+    CodeKind.FRAMEWORK: _Role.PATH,
+    CodeKind.COMMUNICATION: _Role.PATH,
     CodeKind.COMPILER: _Role.BUILD,
     CodeKind.OWN_PYTHON: _Role.CODE,
     CodeKind.LIBRARY: _Role.CODE,
     CodeKind.STORAGE: _Role.CODE,
     CodeKind.LOADER: _Role.CODE,
-    CodeKind.HAND_OVER: _Role.CODE,
+    CodeKind.QUEUE: _Role.CODE,
 }
 
 

@@ -28,14 +28,14 @@ class OtherUse:
     reports: int
     """Reports with work, of all."""
     of: int
-    place: str = ""
+    location: str = ""
     """The code that asked for most of its kernels, if it is in the record, too."""
 
     @property
     def text(self) -> str:
         """For people."""
         who = f"{self.name} ({self.pid})" if self.name else f"process {self.pid}"
-        asking = f", for kernels of {self.place}" if self.place else ""
+        asking = f", for kernels of {self.location}" if self.location else ""
         return (
             f"{who} used the device for {100 * self.share:.0f} % of the time by the driver's "
             f"reports, in {self.reports} of {self.of}{asking}"
@@ -84,8 +84,8 @@ def _asking(timeline: Timeline, pid: int) -> str:
     """The place in a process that asked for most of its kernels' time; '' not known."""
     places: dict[str, int] = defaultdict(int)
     for one in timeline.totals:
-        if one.kind == TotalKind.STREAM and one.place and timeline.tracks[one.track].pid == pid:
-            places[one.place] += one.ns
+        if one.kind == TotalKind.STREAM and one.location and timeline.tracks[one.track].pid == pid:
+            places[one.location] += one.ns
     return max(places, key=lambda place: places[place], default="")
 
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sonde.analyze.causes import HAND_OVERS, IO_REASONS, descends
+from sonde.analyze.causes import IO_REASONS, QUEUE_REASONS, descends
 from sonde.analyze.device_waits import RESULT_BYTES
 from sonde.analyze.ranking import LEAST_SHARE
 from sonde.model.causes import Cause
@@ -71,7 +71,7 @@ _OF_ACTIVITY = {
     Activity.COPY: Cause.COPY,
     Activity.DEVICE_WAIT: Cause.SYNCHRONIZATION,
     Activity.FILE: Cause.IO,
-    Activity.EXCHANGE: Cause.COLLECTIVE,
+    Activity.COMMUNICATION: Cause.COLLECTIVE,
     Activity.CODE: Cause.HOST,
     Activity.UNKNOWN: Cause.UNKNOWN,
 }
@@ -119,16 +119,16 @@ class ThreadTime:
             return
         self.ns[cause] += ns
         self.count[cause] += one.count
-        if one.place:
-            self.places[cause][one.place] += ns
+        if one.location:
+            self.places[cause][one.location] += ns
         if one.kind == TotalKind.BLOCKED and one.waker_track >= 0 and one.waker_ns:
             self.others[cause][one.waker_track] += min(ns, one.waker_ns)
 
     def wait(self, ns: int, one: Total) -> None:
         """Adds a wait for the device."""
         self.waited += max(0, ns)
-        if one.place:
-            self.wait_places[one.place] += ns
+        if one.location:
+            self.wait_places[one.location] += ns
 
 
 def thread_time(
@@ -141,7 +141,7 @@ def thread_time(
     for one in totals:
         if one.kind != TotalKind.CALL:
             continue
-        builds = one.wait_detail == WaitDetail.BUILD
+        builds = one.wait_detail == WaitDetail.GRAPH_CAPTURE
         activity = _ACTIVITY_OF_CALL.get(one.call, Activity.LAUNCH_PATH)
         called[Activity.BUILD if builds else activity] += one.ns
         if builds:
@@ -198,8 +198,8 @@ def _on_cpu(
         if activity == Activity.UNKNOWN:
             continue
         for one in group:
-            samples, when = found.spread.get(function_of(one.place), (0, 0))
-            found.spread[function_of(one.place)] = samples + one.samples, when | one.when
+            samples, when = found.spread.get(function_of(one.location), (0, 0))
+            found.spread[function_of(one.location)] = samples + one.samples, when | one.when
         whole = sum(one.ns for one in group)
         left_out = min(whole, called[activity])
         inside -= left_out
@@ -221,9 +221,9 @@ def cause_of(timeline: Timeline, total: Total) -> Cause:
         return Cause.RUN_QUEUE
     if total.wait_detail == WaitDetail.GIL:
         return Cause.GIL
-    if total.wait_detail == WaitDetail.EXCHANGE:
+    if total.wait_detail == WaitDetail.COMMUNICATION:
         return Cause.COLLECTIVE
-    if total.wait_detail == WaitDetail.BUILD:
+    if total.wait_detail == WaitDetail.GRAPH_CAPTURE:
         return Cause.BUILD
     if total.wait_detail == WaitDetail.COMPUTE:
         return Cause.HOST
@@ -236,19 +236,38 @@ def _is_handed_over(timeline: Timeline, total: Total) -> bool:
     """Whether another thread or process of the program hands something over in the end.
 
     By the stack (a queue, a future, a condition), or because a thread or a worker process of the
-    program ends a wait on a pipe or a socket.
+    program ends a wait on a pipe or a socket, or a worker process a wait on a futex of both (a
+    semaphore) that it does not wait for in turn.
     """
-    if total.name not in HAND_OVERS:
+    if total.name not in QUEUE_REASONS:
         return False
-    if total.wait_detail == WaitDetail.HAND_OVER:
+    if total.wait_detail == WaitDetail.QUEUE:
         return True
-    if total.name == "futex" or total.waker_track < 0 or 2 * total.waker_ns < total.ns:
+    if total.waker_track < 0 or 2 * total.waker_ns < total.ns:
         return False
     me, other = timeline.tracks[total.track].pid, timeline.tracks[total.waker_track].pid
     if other == me:
         owner = timeline.tracks[total.waker_track].owner
-        return total.waker_track != total.track and owner == ThreadOwner.PROGRAM
-    return descends(timeline, other, me)
+        is_other = total.waker_track != total.track and owner == ThreadOwner.PROGRAM
+        return is_other and total.name != "futex"
+    if not descends(timeline, other, me):
+        return False
+    return total.name != "futex" or not _waits_for(timeline, other, me)
+
+
+def _waits_for(timeline: Timeline, pid: int, other: int) -> bool:
+    """Whether a process waits on futexes that another one wakes it on, too: both pass on a lock.
+    What one hands over to the other goes one way."""
+    tracks = timeline.tracks
+    waited = sum(
+        one.waker_ns
+        for one in timeline.totals
+        if one.kind == TotalKind.BLOCKED
+        and one.name == "futex"
+        and one.waker_track >= 0
+        and (tracks[one.track].pid, tracks[one.waker_track].pid) == (pid, other)
+    )
+    return waited >= LEAST_SHARE * (timeline.end_ns - timeline.start_ns)
 
 
 def _copying_ns(total: Total) -> int:
@@ -286,7 +305,7 @@ def _with_timers(found: ThreadTime, timeline: Timeline, totals: Iterable[Total])
     """
     window = max(1, timeline.end_ns - timeline.start_ns)
     waits = [one for one in totals if one.kind == TotalKind.BLOCKED and one.name == "futex"]
-    waits = [one for one in waits if one.wait_detail == WaitDetail.HAND_OVER]
+    waits = [one for one in waits if one.wait_detail == WaitDetail.QUEUE]
     length = sum(one.ns for one in waits)
     tracks = {one.track for one in waits}
     ended: dict[int, int] = defaultdict(int)
@@ -304,9 +323,9 @@ def _with_timers(found: ThreadTime, timeline: Timeline, totals: Iterable[Total])
     if moved <= 0:
         return
     for one in waits:
-        part = min(moved * one.ns // length, found.places[Cause.INPUT].get(one.place, 0))
-        found.places[Cause.INPUT][one.place] -= part
-        found.places[Cause.SLEEP][one.place] += part
+        part = min(moved * one.ns // length, found.places[Cause.INPUT].get(one.location, 0))
+        found.places[Cause.INPUT][one.location] -= part
+        found.places[Cause.SLEEP][one.location] += part
     rest = found.ns[Cause.INPUT] - moved
     for track, ns in found.others[Cause.INPUT].items():
         found.others[Cause.INPUT][track] = ns * rest // found.ns[Cause.INPUT]
@@ -327,9 +346,9 @@ def _wait_for_copies(totals: Iterable[Total]) -> bool:
 def _inside_rank(total: Total) -> tuple[int, int]:
     """Order in which blocked time is counted as time within device calls."""
     rank = len(_INSIDE_CALLS) + 1
-    if total.wait_detail in (WaitDetail.IN_CALL, WaitDetail.DEVICE, WaitDetail.BUILD):
+    if total.wait_detail in (WaitDetail.IN_CALL, WaitDetail.DEVICE, WaitDetail.GRAPH_CAPTURE):
         rank = 0
-    elif total.name in _INSIDE_CALLS and not total.place and not total.wait_detail:
+    elif total.name in _INSIDE_CALLS and not total.location and not total.wait_detail:
         rank = 1 + _INSIDE_CALLS.index(total.name)
     return rank, -total.ns
 
@@ -394,28 +413,34 @@ def whom(timeline: Timeline, track: int, cause: Cause, seen: tuple[int, ...] = (
     running = sum(total.ns for total in mine if total.kind == TotalKind.SAMPLED)
     waits = [total for total in mine if total.kind in (TotalKind.BLOCKED, TotalKind.RUNQUEUE)]
     longest = max(waits, key=lambda total: total.ns, default=None)
-    waits_most = longest is not None and longest.ns > running and longest.name != "futex"
+    # Who waits for a lock may hold another one meanwhile; who waits in a queue holds up others.
+    waits_most = longest is not None and longest.ns > running and not _is_lock(longest)
     if longest is not None and waits_most and cause != Cause.GIL:
         if longest.kind == TotalKind.RUNQUEUE:
             return f"{one.label}, mostly waiting for a CPU"
         if behind := _waited_for(timeline, track, waits, seen):
             return f"{one.label}, which waits{_where(waits)} for {behind}"
-        where = locations({longest.place: longest.ns}, longest.ns, timeline.callers)[0]
-        text = f" in {where.text}" if longest.place else ""
+        where = locations({longest.location: longest.ns}, longest.ns, timeline.callers)[0]
+        text = f" in {where.text}" if longest.location else ""
         return f"{one.label}, mostly waiting: {longest.name}{text}"
     places: dict[str, int] = defaultdict(int)
     for total in mine:
-        if total.kind == TotalKind.SAMPLED and total.place:
-            places[total.place] += total.ns
+        if total.kind == TotalKind.SAMPLED and total.location:
+            places[total.location] += total.ns
     found = locations(places, running, timeline.callers)
     return f"{one.label}, on a CPU in {found[0].text}" if found else one.label
+
+
+def _is_lock(wait: Total) -> bool:
+    """Whether a wait is for a lock, and not in a queue."""
+    return wait.name == "futex" and wait.wait_detail != WaitDetail.QUEUE
 
 
 def _where(waits: Iterable[Total]) -> str:
     """Where in the program most of these waits are: ' in fetch train.py:8'; '' not known."""
     places: dict[str, int] = defaultdict(int)
     for one in waits:
-        places[one.place] += one.ns
+        places[one.location] += one.ns
     most = max(places, key=lambda place: places[place], default="")
     return f" in {most}" if most else ""
 
@@ -425,7 +450,9 @@ def _waited_for(
 ) -> str:
     """Who ended most of a thread's waits, and what that one mostly did; '' nobody that is known.
 
-    A thread that only passes on what others of its process made stands for the busiest of them.
+    Of another process, a thread that only passes on what others of that process made stands for the
+    busiest of them. Of the same process, it is who fills the queue that the thread waits in (the
+    thread that writes a worker's results to a pipe waits for the one that makes them).
     """
     ended: dict[int, int] = defaultdict(int)
     for one in waits:
@@ -433,6 +460,14 @@ def _waited_for(
             ended[one.waker_track] += one.waker_ns
     whole = sum(one.ns for one in waits)
     before = timeline.tracks[track].pid
+    filled: dict[int, int] = defaultdict(int)
+    for one in waits:
+        if one.wait_detail == WaitDetail.QUEUE and one.waker_track not in (-1, track, *seen):
+            same = timeline.tracks[one.waker_track].pid == before
+            filled[one.waker_track] += one.waker_ns if same else 0
+    fills = max(filled, key=lambda other: filled[other], default=-1)
+    if fills >= 0 and 2 * filled[fills] >= whole and len(seen) < WAITED_HOPS:
+        return whom(timeline, fills, Cause.INPUT, (*seen, track))
     processes: dict[int, int] = defaultdict(int)
     for other, ns in ended.items():
         processes[timeline.tracks[other].pid] += ns

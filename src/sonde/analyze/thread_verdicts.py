@@ -186,7 +186,7 @@ def _waits_for_device(timeline: Timeline, by_track: Mapping[int, list[Total]]) -
         ended: dict[int, int] = defaultdict(int)
         for one in totals:
             on_futex = one.kind == TotalKind.BLOCKED and one.name == "futex"
-            if on_futex and one.wait_detail in (WaitDetail.NONE, WaitDetail.HAND_OVER):
+            if on_futex and one.wait_detail in (WaitDetail.NONE, WaitDetail.QUEUE):
                 waits[track].append(one)
                 if one.waker_track >= 0:
                     ended[one.waker_track] += one.waker_ns
@@ -266,7 +266,7 @@ def _in_turns(
             return False
         if one.kind != TotalKind.BLOCKED or one.wait_detail in _NO_TURN:
             return False
-        return one.wait_detail != WaitDetail.HAND_OVER or launched[waker] >= launched[one.track]
+        return one.wait_detail != WaitDetail.QUEUE or launched[waker] >= launched[one.track]
 
     waited: dict[tuple[int, int], int] = defaultdict(int)
     for track in chosen:
@@ -415,8 +415,8 @@ def _waiting_at(timeline: Timeline, places: Collection[str], window: int) -> set
     """The threads that wait on a futex at one of these places for a good part of the time."""
     waited: dict[int, int] = defaultdict(int)
     for one in timeline.totals:
-        if one.kind == TotalKind.BLOCKED and one.name == "futex" and one.place in places:
-            waited[one.track] += one.ns if one.place else 0
+        if one.kind == TotalKind.BLOCKED and one.name == "futex" and one.location in places:
+            waited[one.track] += one.ns if one.location else 0
     return {track for track, ns in waited.items() if ns >= LEAST_SHARE * window}
 
 

@@ -20,7 +20,21 @@ from sonde.model.timeline import F64, I64, Counter, Timeline
 CLOCK, LIMIT, THROTTLED = "sonde.gpu.clock", "sonde.gpu.clock.limit", "sonde.gpu.throttled"
 MOST_REASONS = 32
 """Drivers report about ten reasons."""
-_HEAT = ("thermal", "hardware_slowdown")
+_HARDWARE_SLOWDOWN = "hardware_slowdown"
+"""NVML's sum of heat, the power brake and the fast power trigger, of which the last has no bit of
+its own."""
+_SPECIFIC = ("hardware_thermal", "hardware_power_brake")
+"""What distinguishes two of them, on drivers that have these bits."""
+_BY_CHOICE = frozenset(
+    ("sync_boost", "display_clock", "application_clocks", "gpu_idle", "idle", "none")
+)
+"""Somebody set the clock, or nothing ran: nothing holds it down."""
+_DETAILS = {
+    "hardware_thermal": CauseDetail.TEMPERATURE,
+    "software_thermal": CauseDetail.TEMPERATURE,
+    "hardware_power_brake": CauseDetail.POWER_BRAKE,
+    "software_power_cap": CauseDetail.POWER,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +53,16 @@ class Throttling:
 
     @property
     def detail(self) -> CauseDetail:
-        """Temperature or power."""
-        heat = any(word in self.reason for word in _HEAT)
-        return CauseDetail.TEMPERATURE if heat else CauseDetail.POWER
+        """What held the clocks down: temperature, the power limit, the power brake, or another
+        limit of the hardware that the driver does not specify."""
+        return _DETAILS.get(self.reason, CauseDetail.HARDWARE)
 
 
 def throttling_of(timeline: Timeline, stalls: Stalls) -> Throttling | None:
     """None without counters, or without throttling."""
     mine = [one for one in timeline.counters if one.device == stalls.device and len(one.time_ns)]
-    flags = [one for one in mine if one.name == THROTTLED][:MOST_REASONS]
+    flags = [one for one in mine if one.name == THROTTLED and one.which not in _BY_CHOICE]
+    flags = flags[:MOST_REASONS]
     clocks = [one for one in mine if (one.name, one.which) == (CLOCK, "sm")]
     limits = [one for one in mine if (one.name, one.which) == (LIMIT, "sm")]
     if not flags or not clocks or not len(stalls.window):
@@ -66,6 +81,9 @@ def throttling_of(timeline: Timeline, stalls: Stalls) -> Throttling | None:
     if not whole or highest <= 0:
         return None
     missing = np.clip(1 - clock / highest, 0, 1)
+    specific = [flagged[one] for one in _SPECIFIC if one in flagged]
+    if _HARDWARE_SLOWDOWN in flagged and specific:
+        flagged[_HARDWARE_SLOWDOWN] &= ~np.logical_or.reduce(specific)
     reason = max(flagged, key=lambda which: int(traced[flagged[which]].sum()))
     return Throttling(
         share=whole / stalls.window_ns,

@@ -34,6 +34,8 @@ STATES: Final = {
     "R": "running",
     "S": "sleeping",
     "D": "uninterruptible sleep",
+    "I": "idle",
+    "P": "parked",
     "T": "stopped",
     "t": "stopped by a tracer",
     "Z": "ended",

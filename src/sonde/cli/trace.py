@@ -69,7 +69,7 @@ def _seconds(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Trace. Raises SondeError where that is refused; the process is then as it was."""
-    from sonde.attach import cupti_builds, process, switch
+    from sonde.attach import cupti_builds, memory_room, process, switch
     from sonde.host import namespaces
 
     switch.require_on()
@@ -79,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
         build = cupti_builds.require(args.pid)
     except OSError as error:
         raise process.gone(args.pid) from error
+    memory_room.require(args.pid)
     for line in price_of(build):
         _note(line)
     if args.dry_run:

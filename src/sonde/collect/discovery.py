@@ -251,11 +251,12 @@ class Discovery:
         deadline_s = time.monotonic() + EXAMINE_S
         tried = []
         for key, where in self._put_off.due():
-            if isinstance(where, str):
-                self._examine_installed(where)
-            else:
-                tried.append(key)
-                self._examine(where)
+            with self._put_off.attempt(key):
+                if isinstance(where, str):
+                    self._examine_installed(where)
+                else:
+                    tried.append(key)
+                    self._examine(where)
             if time.monotonic() >= deadline_s:
                 break
         if any(key not in self._probes.files and key not in self._put_off for key in tried):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where every thread of one process is now: by an iterator over tasks for those that sleep, by the
-sampling clock for those that run, whose registers are in their CPU."""
+CPU sampler for those that run, whose registers are in their CPU."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ from sonde.procfs import START_UNIT_NS
 
 FIELDS: Final = ("tgid", "tid", "start_ns", "stack_id", "state", "on_cpu")
 HZ: Final = 997
-LOOK_S: Final = 0.005
-"""How long the sampling clock looks at a time: some five ticks of each CPU."""
-LOOKS: Final = 10
-WALK_S: Final = 8.0
-"""How long a walk over all threads may take: 3,000 of them take a second."""
-STATES: Final = {0x0: "R", 0x1: "S", 0x2: "D", 0x4: "T", 0x8: "t", 0x10: "X", 0x20: "Z"}
-"""Letters of ps(1) by the kernel's bits (include/linux/sched.h)."""
-_STATE_BITS: Final = 0x3F
+PASS_S: Final = 0.005
+"""How long the CPU sampler runs at a time: some five samples of each CPU."""
+MAX_PASSES: Final = 10
+ITERATION_S: Final = 8.0
+"""How long the iteration over all threads may take: 3,000 of them take a second."""
+_TASK_IDLE: Final = 0x402
+_RTLOCK_WAIT: Final = 0x1000
+_FROZEN: Final = 0x8000
+_LETTERS: Final = "RSDTtXZP"
+"""Of ps(1), by the highest of the bits that the kernel reports (TASK_REPORT of linux/sched.h)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,8 @@ class ThreadState:
     start_ns: int
     """Of its process."""
     state: str
-    """As in ps(1): R running, S asleep, D asleep without signals, T stopped, t traced, Z ended."""
+    """As in ps(1): R running, S interruptible sleep, D uninterruptible sleep, I idle, T stopped,
+    t traced, P parked, Z ended, X being removed."""
     stack_id: int
     """0: its stack could not be taken."""
 
@@ -63,7 +66,7 @@ class ThreadDump:
 
     def take(self) -> list[ThreadState]:
         """Every thread, by number. A thread that runs is looked at until it was seen or sleeps."""
-        threads = self._look()
+        threads = self._iterate()
         left = {tid for tid, it in threads.items() if not it.stack_id and it.state == "R"}
         if left and not self._is_given_up:
             self._sampler.start()
@@ -74,16 +77,16 @@ class ThreadDump:
         return [threads[tid] for tid in sorted(threads)]
 
     def _see_running(self, threads: dict[int, ThreadState], left: set[int]) -> None:
-        for _ in range(LOOKS):
-            time.sleep(LOOK_S)
+        for _ in range(MAX_PASSES):
+            time.sleep(PASS_S)
             seen = self._sampler.take().rows(["tid", "start_ns", "stack_id"])
             for tid, start_ns, stack_id in seen:
                 if tid in left and stack_id:
-                    threads[tid] = ThreadState(tid, _cut(start_ns), "R", stack_id)
+                    threads[tid] = ThreadState(tid, _in_clock_ticks(start_ns), "R", stack_id)
                     left.discard(tid)
             if not left or self._is_given_up:
                 return
-            now = self._look()
+            now = self._iterate()
             for tid in list(left):
                 if tid not in now:
                     del threads[tid]  # it ended
@@ -92,11 +95,11 @@ class ThreadDump:
                     threads[tid] = now[tid]
                     left.discard(tid)
 
-    def _look(self) -> dict[int, ThreadState]:
+    def _iterate(self) -> dict[int, ThreadState]:
         try:
             link = self._bpf.attach("on_dump")
             try:
-                self._walk(link)
+                self._read_all(link)
             finally:
                 self._bpf.detach(link)
         except OSError as error:
@@ -105,16 +108,16 @@ class ThreadDump:
             raise refusal(error) from error
         found = {}
         for _, tid, start_ns, stack_id, state, on_cpu in self._bpf.drain("dumped"):
-            letter = "R" if on_cpu else STATES.get(_lowest(state & _STATE_BITS), "S")
-            found[tid] = ThreadState(tid, _cut(start_ns), letter, stack_id)
+            letter = "R" if on_cpu else state_letter(state)
+            found[tid] = ThreadState(tid, _in_clock_ticks(start_ns), letter, stack_id)
         return found
 
-    def _walk(self, link: int) -> None:
+    def _read_all(self, link: int) -> None:
         """In a child, which may be given up: it reads the process's stacks, and waits where the
         process keeps its own memory map locked, or a page of a stack is that of a file which its
         server does not bring. What was seen until then counts. Raises OSError."""
         memory = OtherMemory(self._bpf, self._pid)
-        status = interpreter.run_forked(lambda: memory.walk(link), WALK_S)
+        status = interpreter.run_forked(lambda: memory.walk(link), ITERATION_S)
         if status is None:
             self._is_given_up = True
             procfs.BROKER.leave_alone(self._pid)
@@ -126,12 +129,19 @@ class ThreadDump:
         return self._sampler.losses()
 
 
-def _cut(start_ns: int) -> int:
+def state_letter(bits: int) -> str:
+    """Of ps(1), by the task's state and exit state together, as the kernel's task_state_index()."""
+    if bits & (_RTLOCK_WAIT | _FROZEN):
+        return "D"
+    if bits & _TASK_IDLE == _TASK_IDLE:
+        return "I"
+    reported = bits & (1 << len(_LETTERS) - 1) - 1
+    return _LETTERS[reported.bit_length()]
+
+
+def _in_clock_ticks(start_ns: int) -> int:
+    """As /proc has it: whole ticks of USER_HZ."""
     return start_ns - start_ns % START_UNIT_NS
-
-
-def _lowest(bits: int) -> int:
-    return bits & -bits
 
 
 def stacks(kernel: Kernel, threads: list[ThreadState]) -> dict[int, _native.RawStack]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -13,7 +14,7 @@ from sonde import procfs
 from sonde.collect.libraries import FileKey, MappedFile
 
 FIRST_S: Final = 1.0
-MOST_S: Final = 60.0
+MAX_S: Final = 60.0
 """To the next attempt: twice as long each time, unless the process is gone."""
 MAX_FILES: Final = 1_024
 
@@ -24,7 +25,8 @@ class _Waiting:
     """How to open it: by a mapping, or by the path where it is installed."""
     holder_pid: int
     gap_s: float
-    due_s: float
+    due_s: float = 0.0
+    attempts: int = 0
 
 
 class PutOffFiles:
@@ -33,7 +35,8 @@ class PutOffFiles:
     def __init__(self) -> None:
         self._files: dict[FileKey, _Waiting] = {}
         self.count = 0
-        """Of files, so far: each once as long as it waits."""
+        """Of files, so far: each once as long as it waits, and once while there is no room."""
+        self._no_room: set[FileKey] = set()
 
     def __contains__(self, key: FileKey) -> bool:
         return key in self._files
@@ -41,15 +44,20 @@ class PutOffFiles:
     def add(self, key: FileKey, where: MappedFile | str, holder: procfs.Holder) -> bool:
         """Put a file off, or once more; True where it is new."""
         known = self._files.get(key)
+        is_new = known is None and key not in self._no_room
+        self.count += is_new
         if known is None:
-            self.count += 1
             if len(self._files) >= MAX_FILES:
-                return True  # counted, and found again when somebody maps it
-            known = self._files[key] = _Waiting(where, 0, FIRST_S / 2, 0.0)
-        is_new = known.due_s == 0.0
+                if len(self._no_room) >= MAX_FILES:
+                    self._no_room.clear()
+                self._no_room.add(key)
+                return is_new  # counted, and found again when somebody maps it
+            self._no_room.discard(key)
+            known = self._files[key] = _Waiting(where, 0, FIRST_S / 2)
         known.holder_pid = holder.pid
-        known.gap_s = min(2 * known.gap_s, MOST_S)
+        known.gap_s = min(2 * known.gap_s, MAX_S)
         known.due_s = time.monotonic() + known.gap_s
+        known.attempts += 1
         return is_new
 
     def mapped(self, file: MappedFile) -> None:
@@ -58,15 +66,23 @@ class PutOffFiles:
         if isinstance(known.where, MappedFile):
             known.where = file
 
-    def due(self) -> Iterator[tuple[FileKey, MappedFile | str]]:
-        """Files to be tried now. One that is not put off again then waits no longer."""
+    def due(self) -> list[tuple[FileKey, MappedFile | str]]:
+        """Files to be tried now, each in an `attempt`, and how to open them."""
         now_s = time.monotonic()
-        for key, waiting in list(self._files.items()):
-            if now_s >= waiting.due_s or not Path(f"/proc/{waiting.holder_pid}").exists():
-                before_s = waiting.due_s
-                yield key, waiting.where
-                if waiting.due_s == before_s:
-                    self.done(key)
+        return [
+            (key, waiting.where)
+            for key, waiting in self._files.items()
+            if now_s >= waiting.due_s or not Path(f"/proc/{waiting.holder_pid}").exists()
+        ]
+
+    @contextmanager
+    def attempt(self, key: FileKey) -> Iterator[None]:
+        """A file is tried meanwhile: unless `add` puts it off again, it waits no longer."""
+        before = self._files[key].attempts
+        yield
+        waiting = self._files.get(key)
+        if waiting is not None and waiting.attempts == before:
+            self.done(key)
 
     def done(self, key: FileKey) -> None:
         """It waits no longer."""

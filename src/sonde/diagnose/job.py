@@ -19,6 +19,8 @@ class StackFrame(msgspec.Struct, array_like=True, frozen=True):
     where: str
     """File of a Python frame, binary of another one."""
     line: int = 0
+    origin: str = ""
+    """Whose code it is: a value of `CodeOrigin`."""
 
     @property
     def text(self) -> str:

@@ -23,7 +23,7 @@ class Role(enum.IntEnum):
     """The interpreter looks for garbage."""
     INTERPRETER_LOCK = 3
     """Waits for the lock of the interpreter."""
-    HAND_OVER = 4
+    QUEUE = 4
     """Waits in a queue, a future or a condition."""
     LOADER = 5
 

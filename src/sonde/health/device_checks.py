@@ -20,6 +20,9 @@ from sonde.health.results import (
 
 Check = Callable[[Device, Facts], Iterator[Result]]
 
+_CHOSEN_CLOCKS = frozenset(("sync_boost", "display_clock", "application_clocks"))
+"""Reasons of a lower clock that somebody set: no throttling."""
+
 
 def _reachable(device: Device, facts: Facts) -> Iterator[Result]:
     index = device.about.get("sonde.gpu.index", "")
@@ -215,14 +218,24 @@ def _throttling(device: Device, facts: Facts) -> Iterator[Result]:
     reasons = device.all("sonde.gpu.throttled", "sonde.gpu.throttle.reason")
     if not reasons:
         return
-    now = sorted(name for name, on in reasons.items() if on)
+    now = sorted(name for name, on in reasons.items() if on and name not in _CHOSEN_CLOCKS)
     hard = [name for name in now if name.startswith("hardware_")]
+    specific = [name for name in hard if name != "hardware_slowdown"]
+    if specific and len(specific) < len(hard):  # the sum of these, and of the fast power trigger
+        now.remove("hardware_slowdown")
     soft = [name for name in now if name == "software_thermal"]
     status = Status.FAIL if hard else Status.WARN if soft else Status.PASS
     figure = ", ".join(name.replace("_", " ") for name in now) or "none"
-    yield result(
-        "throttling", device, status, figure, "no thermal throttling, no power brake", "thermal"
-    )
+    remedy = ""
+    if specific == ["hardware_power_brake"]:
+        remedy = "Check the power supplies and the power budget of the chassis."
+    elif hard and not specific:
+        remedy = (
+            "Check temperature, power supplies and power cables: the driver reports a slowdown by "
+            "the hardware (heat, power brake or fast power trigger), and not which."
+        )
+    expected = "no thermal throttling, no power brake"
+    yield result("throttling", device, status, figure, expected, "thermal", remedy)
 
 
 def _power_limit(device: Device, facts: Facts) -> Iterator[Result]:

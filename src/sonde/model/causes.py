@@ -205,6 +205,11 @@ class CauseDetail(StrEnum):
     """Throttled: the device was too hot."""
     POWER = "power"
     """Throttled: the device reached its power limit."""
+    POWER_BRAKE = "power brake"
+    """Throttled: the chassis or its power supply asked for less power."""
+    HARDWARE = "hardware limit"
+    """Throttled: by the hardware; the driver does not report why (heat, a power brake, a peak of
+    power, a limit of the board's voltage)."""
 
 
 class PathKind(StrEnum):

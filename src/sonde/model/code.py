@@ -5,7 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
+
+
+class CodeOrigin(StrEnum):
+    """Whose code a file holds, by the folder that it lies in."""
+
+    UNKNOWN = ""
+    """Recorded before this was known, or without a file."""
+    PROGRAM = "program"
+    """The program's: it lies in none of the folders below. So does a project that is installed in
+    editable mode."""
+    PACKAGE = "package"
+    """Installed for an interpreter: below `site-packages` or `dist-packages`."""
+    INTERPRETER = "interpreter"
+    """The interpreter's standard library."""
+    SYSTEM = "system"
+    """A library of the system, or of a device's toolkit."""
 
 
 class Frame(NamedTuple):
@@ -23,6 +40,8 @@ class Frame(NamedTuple):
     """Offset in the file (user), address less its base (kernel)."""
     file: str = ""
     line: int = 0
+    origin: str = ""
+    """A value of `CodeOrigin`."""
 
     @property
     def name(self) -> str:

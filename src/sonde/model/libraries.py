@@ -1,16 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """What kind of code a frame is, by the library that it belongs to.
 
-The names of a program's own functions and threads are never looked at: they may be anything. What
-decides is the file or the binary of a library, and the documented entry points of device APIs.
+Whose code it is shows the folder that its file lies in, which the recorder knows (`CodeOrigin`).
+What no folder shows is listed here: which libraries are those of a device, a framework, a compiler
+or a data loader, by file, by binary, and by the documented entry points of device APIs. Captures of
+earlier versions and traces lack the folder: for them there is a list of installed packages, too.
+
+The names of a program's own functions and threads are never looked at: they may be anything.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from enum import IntEnum
 from functools import lru_cache
+
+from sonde.model.code import CodeOrigin
 
 
 class CodeKind(IntEnum):
@@ -20,7 +27,7 @@ class CodeKind(IntEnum):
     """Of no meaning: the kernel, libc, Python itself and its standard library, unknown frames."""
     DEVICE = 1
     """The runtime, the driver, or a library of kernels of a device."""
-    DISPATCH = 2
+    FRAMEWORK = 2
     """A framework on its way to a device: operators, modules, optimizers, autograd."""
     CPU_KERNEL = 3
     """A framework's or a library's computation on the CPU."""
@@ -30,7 +37,7 @@ class CodeKind(IntEnum):
     """Any other installed library: image codecs, serialization."""
     LOADER = 6
     """A data loader's package."""
-    HAND_OVER = 7
+    QUEUE = 7
     """Waits until another thread or process hands something over: queues, futures, conditions."""
     OWN_PYTHON = 8
     """Python code of the program."""
@@ -38,25 +45,29 @@ class CodeKind(IntEnum):
     """Machine code of the program, or of an extension module."""
     STORAGE = 12
     """A framework's code that serializes, saves and loads."""
-    EXCHANGE = 11
+    COMMUNICATION = 11
     """Exchanges data with other processes of the job: gloo, MPI, UCC."""
     SONDE = 10
     """Sonde's library in the process."""
 
 
 _DEVICE_BINARY = re.compile(
-    r"^(lib(cuda|cudart|cublas|cublasLt|cudnn\w*|cufft|cufile|curand|cusolver|cusparse|nccl|cupti"
-    r"|nvToolsExt|amdhip64|hsa-runtime64|rocblas|hipblas\w*|MIOpen|rccl|OpenCL|pocl|ze_loader"
-    r"|ze_intel_gpu|torch_cuda\w*|torch_hip|c10_cuda|c10_hip)\b"
+    r"^(lib(cuda|cudart|cudadevrt|cudadebugger|cublas\w*|cudnn\w*|cudss\w*|cufft\w*|cufile\w*|cupti"
+    r"|curand|cusolver\w*|cusparse\w*|cutensor\w*|nccl\w*|nvcomp\w*|nvcuvid|nvidia-encode|nvjpeg\w*"
+    r"|npp[a-z]*|nvshmem\w*|nvToolsExt|nvperf_\w+|nvonnxparser\w*"
+    r"|amdhip64|hip\w*|hsa-[\w-]+|roc(blas|fft|rand|solver|sparse|tx64|tracer64|profiler\w*)"
+    r"|MIOpen\w*|rccl\w*|OpenCL|pocl|ze_\w+|sycl|mkl_sycl\w*|torch_cuda\w*|torch_hip\w*|torch_xpu\w*"
+    r"|c10_cuda|c10_hip|c10_xpu)\b"
     r"|__triton_launcher|cuda_utils\b)"
 )
-_DISPATCH_BINARY = re.compile(
+_FRAMEWORK_BINARY = re.compile(
     r"^(libtorch|libtorch_cpu|libtorch_python|libc10|_C\b|libjax_common|xla_cuda_plugin"
     r"|xla_extension|libtensorflow|_pywrap_tensorflow|libpaddle|libmxnet|libonnxruntime|libnvinfer)"
 )
 _CPU_BINARY = re.compile(r"^lib(gomp|iomp5|mkl|openblas|dnnl|blis|omp)\b")
 _COMPILER_BINARY = re.compile(
-    r"^(lib(nvrtc|nvJitLink|nvidia-ptxjitcompiler|nvidia-nvvm|nvptxcompiler|triton|LLVM|amd_comgr)"
+    r"^(lib(nvrtc|nvJitLink|nvidia-ptxjitcompiler|nvidia-nvvm|nvptxcompiler|nvvm|hiprtc|triton|LLVM"
+    r"|amd_comgr)"
     r"|ptxas)"
 )
 _NEUTRAL_BINARY = re.compile(
@@ -64,23 +75,23 @@ _NEUTRAL_BINARY = re.compile(
     r"|tcmalloc|mimalloc|protobuf|absl\w*|nvidia-ml|sqlite3|expat)[.-]|ld-linux|ld-musl|libpython"
     r"|python[\d.]*$|\[)"
 )
-_EXCHANGE_BINARY = re.compile(r"^lib(mpi|gloo|ucc|ucp|ucs|horovod|ccl)\b")
+_COMMUNICATION_BINARY = re.compile(r"^lib(mpi|gloo|ucc|ucp|ucs|horovod|ccl)\b")
 _STORAGE_FUNCTION = re.compile(r"^(caffe2::serialize::|mz_|torch::jit::(Unp|P)ickler)")
-_EXCHANGE_FUNCTION = re.compile(r"^(c10d|gloo)::")
-_EXCHANGE_FILE = re.compile(
+_COMMUNICATION_FUNCTION = re.compile(r"^(c10d|gloo)::")
+_COMMUNICATION_FILE = re.compile(
     r"^(torch/distributed/(distributed_c10d|_functional_collectives|nn/functional)\.py|mpi4py/"
     r"|horovod/)"
 )
 _CPU_FUNCTION = re.compile(r"wrapper_CPU|::(AVX2|AVX512|DEFAULT|NEON|SVE\d*)::|mkldnn|cpublas")
 _COMPILER_FUNCTION = re.compile(r"^(llvm|mlir)::|nvrtc|NVPTXCompiler|CompileToTargetBinary")
-_HAND_OVER_FUNCTION = re.compile(
+_QUEUE_FUNCTION = re.compile(
     r"^(pthread_cond_(timed|clock)?wait|std::condition_variable|std::__future_base|cnd_wait)"
 )
 _LOADER_FILE = re.compile(
     r"^(torch/utils/data/|torchdata/|nvidia/dali/|tensorflow/python/data/|webdataset/|ffcv/"
     r"|datasets/(iterable|arrow)_dataset\.py|grain/|streaming/base/)"
 )
-_HAND_OVER_FILE = re.compile(
+_QUEUE_FILE = re.compile(
     r"^(queue\.py|concurrent/futures/|multiprocessing/(queues|pool|connection|managers)\.py)"
 )
 _COMPILER_FILE = re.compile(r"^(torch/(_dynamo|_inductor|_functorch)/|triton/compiler/)")
@@ -88,7 +99,7 @@ _COMPILED_FILE = re.compile(r"^torch/(_dynamo/eval_frame|_inductor/(runtime|util
 _FRAMEWORK_FILE = re.compile(
     r"^(torch|triton|jax|jaxlib|flax|optax|tensorflow|keras|apex|transformer_engine|functorch)/"
 )
-_NO_DISPATCH_FILE = re.compile(
+_STORAGE_FILE = re.compile(
     r"^(torch/(serialization|storage|_weights_only_unpickler|hub|random)\.py"
     r"|torch/(multiprocessing|profiler|testing|package|distributed/checkpoint|utils/tensorboard)/"
     r"|tensorflow/python/(checkpoint|training/saving)|flax/serialization\.py)"
@@ -101,10 +112,11 @@ _INSTALLED = frozenset(
         *("sklearn", "ray", "pyarrow", "h5py", "zarr", "fsspec", "tqdm", "requests", "yaml"),
         *("pyopencl", "nibabel", "librosa", "soundfile", "msgpack", "orjson", "PyTorch", "timm"),
         *("imageio", "skimage", "albumentations", "kornia", "einops", "wandb", "tensorboard"),
+        *("vllm", "sglang", "lightning_fabric", "torchmetrics", "peft", "trl", "bitsandbytes"),
         *("site-packages", "dist-packages", "importlib", "_distutils_hack"),
     )
 )
-"""Installed packages that programs often call; their frames are not the program's own."""
+"""Installed packages that programs often call, for frames whose folder is not known."""
 _CONDITIONS = frozenset(("wait", "wait_for", "join"))
 _RECEIVES = frozenset(
     (
@@ -119,34 +131,38 @@ _STANDARD_PACKAGES = frozenset(
         *("asyncio", "collections", "concurrent", "ctypes", "dbm", "email", "encodings", "html"),
         *("http", "json", "logging", "multiprocessing", "re", "sqlite3", "tomllib", "unittest"),
         *("urllib", "xml", "zipfile", "zoneinfo"),
+        *("_pyrepl", "curses", "distutils", "ensurepip", "pathlib", "pydoc_data", "sysconfig"),
+        *("tkinter", "wsgiref", "xmlrpc"),
     )
 )
+"""Packages of the standard library, for frames whose folder is not known: without those that a
+project's folders may well be named as (`test`, `string`, `compression`)."""
 
 
 @lru_cache(16384)
-def kind_of_file(file: str, function: str = "") -> CodeKind:
+def kind_of_file(file: str, function: str = "", origin: str = "") -> CodeKind:
     """The kind of a Python frame, by its file: as captures and traces have it, without the folder
     of installed packages ('torch/nn/modules/module.py', 'threading.py', 'src/train.py').
 
     `function` matters in Python's own library only: waiting for a condition is not waiting for a
-    lock, and filling a queue is not waiting for what it holds.
+    lock, and filling a queue is not waiting for what it holds. `origin`: a value of `CodeOrigin`;
+    where it is unknown, the name of the file decides.
     """
-    receives = function.rpartition(".")[2]
-    if file == "threading.py" and receives in _CONDITIONS:
-        return CodeKind.HAND_OVER
     if not file or file.startswith("<"):
         return CodeKind.NEUTRAL
-    if _LOADER_FILE.match(file):
-        return CodeKind.LOADER
-    if _HAND_OVER_FILE.match(file):
-        return CodeKind.HAND_OVER if receives in _RECEIVES else CodeKind.NEUTRAL
-    if _EXCHANGE_FILE.match(file):
-        return CodeKind.EXCHANGE
-    if _COMPILER_FILE.match(file):
-        is_run = _COMPILED_FILE.match(file)
-        return CodeKind.DISPATCH if is_run else CodeKind.COMPILER
-    if _FRAMEWORK_FILE.match(file):
-        return CodeKind.STORAGE if _NO_DISPATCH_FILE.match(file) else CodeKind.DISPATCH
+    if origin == CodeOrigin.PROGRAM:
+        return CodeKind.OWN_PYTHON
+    if origin in (CodeOrigin.INTERPRETER, CodeOrigin.UNKNOWN):
+        waits = _kind_of_queue(file, function.rpartition(".")[2])
+        if waits is not None:
+            return waits
+    if origin == CodeOrigin.INTERPRETER:
+        return CodeKind.NEUTRAL
+    listed = _kind_of_framework(file)
+    if listed is not None:
+        return listed
+    if origin == CodeOrigin.PACKAGE:
+        return CodeKind.LIBRARY
     top, folder, _ = file.partition("/")
     standard = top in _STANDARD_PACKAGES if folder else top.removesuffix(".py") in _STANDARD
     if standard:
@@ -154,29 +170,60 @@ def kind_of_file(file: str, function: str = "") -> CodeKind:
     return CodeKind.LIBRARY if top in _INSTALLED else CodeKind.OWN_PYTHON
 
 
+def _kind_of_queue(file: str, function: str) -> CodeKind | None:
+    """Of Python's queues, futures, pipes and conditions; None for any other file."""
+    if file == "threading.py" and function in _CONDITIONS:
+        return CodeKind.QUEUE
+    if _QUEUE_FILE.match(file):
+        return CodeKind.QUEUE if function in _RECEIVES else CodeKind.NEUTRAL
+    return None
+
+
+def _kind_of_framework(file: str) -> CodeKind | None:
+    """Of the files of frameworks and data loaders; None for any other."""
+    if _LOADER_FILE.match(file):
+        return CodeKind.LOADER
+    if _COMMUNICATION_FILE.match(file):
+        return CodeKind.COMMUNICATION
+    if _COMPILER_FILE.match(file):
+        is_run = _COMPILED_FILE.match(file)
+        return CodeKind.FRAMEWORK if is_run else CodeKind.COMPILER
+    if _FRAMEWORK_FILE.match(file):
+        return CodeKind.STORAGE if _STORAGE_FILE.match(file) else CodeKind.FRAMEWORK
+    return None
+
+
+_OF_ORIGIN: Mapping[str, CodeKind] = {
+    CodeOrigin.PACKAGE: CodeKind.LIBRARY,
+    CodeOrigin.SYSTEM: CodeKind.LIBRARY,
+    CodeOrigin.INTERPRETER: CodeKind.NEUTRAL,
+}
+"""Machine code that no list names; all other is the program's."""
+
+
 @lru_cache(65536)
-def kind_of_native(binary: str, function: str) -> CodeKind:
+def kind_of_native(binary: str, function: str, origin: str = "") -> CodeKind:
     """The kind of a frame of machine code, by the name of its file and, within libraries, by its
-    function."""
+    function. `origin`: a value of `CodeOrigin`."""
     if binary.startswith("[memfd:sonde"):
         return CodeKind.SONDE
     if _COMPILER_BINARY.match(binary):
         return CodeKind.COMPILER
     if _DEVICE_BINARY.match(binary):
         return CodeKind.COMPILER if _COMPILER_FUNCTION.search(function) else CodeKind.DEVICE
-    if _EXCHANGE_BINARY.match(binary):
-        return CodeKind.EXCHANGE
-    if _DISPATCH_BINARY.match(binary):
-        if _EXCHANGE_FUNCTION.match(function):
-            return CodeKind.EXCHANGE
+    if _COMMUNICATION_BINARY.match(binary):
+        return CodeKind.COMMUNICATION
+    if _FRAMEWORK_BINARY.match(binary):
+        if _COMMUNICATION_FUNCTION.match(function):
+            return CodeKind.COMMUNICATION
         if _STORAGE_FUNCTION.match(function):
             return CodeKind.STORAGE
         if _CPU_FUNCTION.search(function):
             return CodeKind.CPU_KERNEL
-        return CodeKind.COMPILER if _COMPILER_FUNCTION.search(function) else CodeKind.DISPATCH
+        return CodeKind.COMPILER if _COMPILER_FUNCTION.search(function) else CodeKind.FRAMEWORK
     if _CPU_BINARY.match(binary):
         return CodeKind.CPU_KERNEL
     if not binary or _NEUTRAL_BINARY.match(binary):
-        waits = _HAND_OVER_FUNCTION.match(function)
-        return CodeKind.HAND_OVER if waits else CodeKind.NEUTRAL
-    return CodeKind.OWN_NATIVE
+        waits = _QUEUE_FUNCTION.match(function)
+        return CodeKind.QUEUE if waits else CodeKind.NEUTRAL
+    return _OF_ORIGIN.get(origin, CodeKind.OWN_NATIVE)

@@ -242,10 +242,14 @@ class Total:
     """Of copies."""
     wait_detail: WaitDetail = WaitDetail.NONE
     """Of waits, estimated from the stacks of some of them."""
-    place: str = ""
+    location: str = ""
     """The program's innermost own code in the stacks: 'function file:line'; '' not known."""
     samples: int = 0
     """Of `TotalKind.SAMPLED`: on-CPU samples."""
+    device: int = -1
+    """Of `TotalKind.STREAM`, as its process numbers devices; -1 of other totals."""
+    stream: int = -1
+    """Of `TotalKind.STREAM`; -1 of other totals."""
     when: int = 0
     """Of `TotalKind.SAMPLED`: bit N is set if a sample lies in part N of the record, of the equal
     parts of `parts_of`."""
@@ -332,7 +336,7 @@ class Timeline:
     counters: Sequence[Counter] = ()
     totals: Sequence[Total] = ()
     callers: Mapping[str, str] = field(default_factory=dict)
-    """By `Total.place`: the place in the program that mostly called it, where known."""
+    """By `Total.location`: the location in the program that mostly called it, where known."""
     extent_ns: tuple[int, int] | None = None
     """Begin and end of the record; None: those of its rows."""
     timed_ns: tuple[int, int] | None = None

@@ -81,15 +81,15 @@ class WaitDetail(IntEnum):
     """In the data loader."""
     DEVICE = 3
     """For the device, by way of a thread of its driver."""
-    HAND_OVER = 4
+    QUEUE = 4
     """Until another thread or process hands something over: a queue, a future, a condition."""
     IN_CALL = 5
     """Within a call of a device's API."""
     COMPUTE = 6
     """For other threads of a computation on the CPU."""
-    EXCHANGE = 7
+    COMMUNICATION = 7
     """For other processes of the job, in a collective of the host."""
-    BUILD = 8
+    GRAPH_CAPTURE = 8
     """While a graph was captured, which the program does again and again. Also of calls, and of
     kernels of `TotalKind.STREAM`."""
     OWN_LOCK = 9
@@ -131,8 +131,8 @@ class TotalKind(StrEnum):
     """Kernel runs with so few thread blocks that most of the device stays idle; they are among
     `RUN`, too."""
     STREAM = "stream"
-    """Kernels and graphs that a device ran for a thread in one stream; the name is the device's
-    number, a space, and the stream's. They are among `RUN`, too."""
+    """Kernels and graphs that a device ran for a thread in one stream (`Total.device` and
+    `Total.stream`). They are among `RUN`, too."""
     SAMPLED = "sampled"
     """On-CPU time of a thread in one `Activity`, which is the name."""
 
@@ -158,7 +158,7 @@ class Activity(StrEnum):
     """It polled in a call that waits for the device."""
     FILE = "file"
     """The kernel read or wrote files, pipes or sockets for it."""
-    EXCHANGE = "exchange"
+    COMMUNICATION = "communication"
     """It was in a library that exchanges data with other processes of the job."""
     CODE = "code"
     """Any other code: the program's, or what that called on the CPU."""

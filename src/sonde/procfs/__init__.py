@@ -27,6 +27,14 @@ from sonde.procfs.map_locks import Holder, MapLocks
 from sonde.procfs.maps import MAX_MAPS_BYTES, MapsReader, read_maps
 from sonde.procfs.names import printable, raw_name, text
 from sonde.procfs.parties import NOBODY, UNKNOWN_PARTY, name_of, party_of, party_of_user
+from sonde.procfs.process_groups import (
+    MemoryLeft,
+    groups_of,
+    memory_left,
+    memory_of,
+    mounts_by_controller,
+    number_in,
+)
 from sonde.procfs.processes import (
     MAX_PARENTS,
     START_UNIT_NS,
@@ -63,6 +71,7 @@ __all__ = [
     "Hung",
     "MapLocks",
     "MapsReader",
+    "MemoryLeft",
     "Opened",
     "Owner",
     "Stat",
@@ -71,10 +80,15 @@ __all__ = [
     "descends",
     "family",
     "group_mounts",
+    "groups_of",
     "has_threads",
     "identity_of",
+    "memory_left",
+    "memory_of",
     "memory_task",
+    "mounts_by_controller",
     "name_of",
+    "number_in",
     "open_memory",
     "open_regular",
     "open_stable",

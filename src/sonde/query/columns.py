@@ -15,7 +15,7 @@ from sonde.model.timeline import I32, I64, U8, Interner, Mask
 from sonde.query.stack_roles import StackRoles, stack_roles
 
 
-class Lanes:
+class ThreadTracks:
     """Maps columns of pid and tid to the indices of threads in a timeline."""
 
     def __init__(self, naming: Interner, tables: dict[str, pa.Table]) -> None:
@@ -61,8 +61,8 @@ class Lanes:
             )
             for key in keys
         ]
-        lanes: I32 = np.array(numbers or [0], np.int32)[inverse]
-        return lanes
+        tracks: I32 = np.array(numbers or [0], np.int32)[inverse]
+        return tracks
 
     def wakers(self, spans: pa.Table) -> I64:
         """Index of the thread that ended each span, plus 1; 0 unknown."""

@@ -114,6 +114,7 @@ TABLES: dict[str, pa.Schema] = {
             "offset": _U64,
             "file": _TEXT,
             "line": _U32,
+            "origin": _TEXT,
         }
     ),
     "process": pa.schema(
@@ -151,6 +152,7 @@ TABLES: dict[str, pa.Schema] = {
 
 ADDED_LATER: dict[str, frozenset[str]] = {
     **{name: frozenset() for name in TABLES},
+    "frame": frozenset({"origin"}),
     "process": frozenset(OWNER_COLUMNS),
     "span": frozenset({"waker_pid", "waker_tid"}),
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,8 +22,11 @@ from sonde.model.timeline import I32, I64, U8, Activity, CallKind, Mask, ThreadO
 
 ACTIVITIES: tuple[Activity, ...] = tuple(Activity)
 """The activity of each number in columns."""
-_CODE = {one: number for number, one in enumerate(ACTIVITIES)}
-_OF_CALL = {
+NUMBER_OF: dict[Activity, int] = {one: number for number, one in enumerate(ACTIVITIES)}
+"""The number of each activity in columns."""
+_CALL_KINDS = tuple(CallKind)
+_OWNERS = tuple(ThreadOwner)
+_ACTIVITY_OF_CALL = {
     CallKind.SYNC: Activity.DEVICE_WAIT,
     CallKind.COPY: Activity.COPY,
     CallKind.ALLOC: Activity.ALLOCATION,
@@ -30,11 +34,11 @@ _OF_CALL = {
     CallKind.PIN: Activity.ALLOCATION,
     CallKind.BUILD: Activity.BUILD,
 }
-_ENTRY = re.compile(r"^(cuda|cu|hip|cl|ze)[A-Z]\w*$")
+_DEVICE_FUNCTION = re.compile(r"^(cuda|cu|hip|cl|ze)[A-Z]\w*$")
 """Functions of device APIs."""
 _CPU_KINDS = (
-    *(CodeKind.DEVICE, CodeKind.DISPATCH, CodeKind.CPU_KERNEL, CodeKind.COMPILER),
-    *(CodeKind.LIBRARY, CodeKind.OWN_NATIVE, CodeKind.OWN_PYTHON, CodeKind.HAND_OVER),
+    *(CodeKind.DEVICE, CodeKind.FRAMEWORK, CodeKind.CPU_KERNEL, CodeKind.COMPILER),
+    *(CodeKind.LIBRARY, CodeKind.OWN_NATIVE, CodeKind.OWN_PYTHON, CodeKind.QUEUE),
     CodeKind.STORAGE,
 )
 """Kinds whose innermost frame shows what the CPU does."""
@@ -46,106 +50,153 @@ class StackRoles:
 
     activity: U8
     """Index into `ACTIVITIES`, for a thread on a CPU."""
-    place: I32
-    """Index into `places` of the program's innermost own code, -1 none."""
-    places: list[str]
+    location: I32
+    """Index into `locations` of the program's innermost own code, -1 none."""
+    locations: list[str]
     """'function file:line', or a function of machine code."""
     caller: I32
-    """Index into `places` of the program's own function around that one, -1 none."""
-    hands_over: Mask
+    """Index into `locations` of the program's own function around that one, -1 none."""
+    in_queue: Mask
     """The stack waits in a queue, a future or a condition."""
-    interpreter: Mask
+    in_interpreter: Mask
     """The interpreter itself waits in a condition: on Linux, CPython does for its lock alone."""
-    exchanges: Mask
+    communicates: Mask
     """The stack is in a library that exchanges data with other processes of the job."""
-    bare: Mask
+    own_python_innermost: Mask
     """The program's own Python code is innermost, but for the interpreter and the system."""
     computes: Mask
     """The stack is in a computation on the CPU, which may run in several threads."""
     owner: U8
     """1 + the number of the `ThreadOwner` that the outermost code belongs to; 0 not known."""
 
+    def location_of(self, index: int) -> str:
+        """The text of an index of `location`; '' for -1."""
+        return self.locations[index] if index >= 0 else ""
+
+
+class _FrameColumns(NamedTuple):
+    """Of each row of the table of frames, and one more for unknown ones."""
+
+    kind: U8
+    """`CodeKind`."""
+    call: U8
+    """1 + the number of the `CallKind` of an entry of a device's API; 0 none."""
+    location: I32
+    """Index into `locations`; -1 none."""
+    locations: list[str]
+
+
+class _Stacks(NamedTuple):
+    """The frames of all stacks, one after another, innermost first in each."""
+
+    stack: I64
+    """The stack of each frame, ascending."""
+    size: int
+    """Of stacks. Columns of stacks have one more, for unknown ones."""
+
+    def innermost(self, chosen: Mask) -> I64:
+        """Position of the innermost chosen frame of each stack; that past the last one for none."""
+        found = np.full(self.size + 1, len(self.stack), np.int64)
+        positions = np.flatnonzero(chosen)
+        found[self.stack[positions][::-1]] = positions[::-1]
+        return found
+
+    def at_outermost(self, chosen: Mask, values: U8) -> U8:
+        """The value at the outermost chosen frame of each stack; 0 for none."""
+        found = np.zeros(self.size + 1, np.uint8)
+        positions = np.flatnonzero(chosen)
+        found[self.stack[positions]] = values[positions]  # the last one stays
+        return found
+
+    def have(self, chosen: Mask) -> Mask:
+        """Whether each stack has a chosen frame."""
+        return np.bincount(self.stack[chosen], minlength=self.size + 1) > 0
+
 
 def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackRoles:
     """The roles of all stacks.
 
-    `flat`: row of each frame of all stacks, innermost first, -1 unknown; `parents`: the stack of
-    each, ascending; `stacks`: their number.
+    `frame`: the table; `flat`: row of each frame of all stacks, innermost first, -1 unknown;
+    `parents`: the stack of each, ascending; `stacks`: their number.
     """
-    kinds, calls, places, place_of = _frames(frame)
-    kind = np.where(flat >= 0, kinds[flat], CodeKind.NEUTRAL).astype(np.uint8)
-    call = np.where(flat >= 0, calls[flat], 0).astype(np.uint8)
-    at = np.arange(len(flat))
+    table, all_stacks = _frame_columns(frame), _Stacks(parents, stacks)
+    none = len(flat)
+    kind, call = table.kind[flat], table.call[flat]  # -1 is the last row: unknown
+    own = all_stacks.innermost(kind == CodeKind.OWN_PYTHON)
+    has_own = own < none
+    position = np.arange(none)
+    inside = position < own[parents]
+    """Frames inside the program's innermost own Python frame."""
+    inside_or_own = position <= own[parents]
 
-    def first(rows: Mask) -> I64:
-        """Position of the innermost such frame of each stack; len(flat) none."""
-        found = np.full(stacks + 1, len(flat), np.int64)
-        where = at[rows]
-        found[parents[where][::-1]] = where[::-1]
-        return found
+    def called(*kinds: CodeKind) -> Mask:
+        return all_stacks.have(inside & np.isin(kind, kinds))
 
-    def has(rows: Mask) -> Mask:
-        return np.bincount(parents[rows], minlength=stacks + 1) > 0
-
-    own = first(kind == CodeKind.OWN_PYTHON)
-    inner = at < own[parents] if len(flat) else np.zeros(0, bool)
-    is_cpu = np.isin(kind, _CPU_KINDS)
-    leaf = first(is_cpu & (at <= own[parents]) if len(flat) else is_cpu)
-    leaf_kind = np.where(leaf < len(flat), np.append(kind, 0)[leaf], 0)
-    compiled = has(inner & (kind == CodeKind.COMPILER))
-    in_device = has(inner & (kind == CodeKind.DEVICE))
-    in_dispatch = has(inner & (kind == CodeKind.DISPATCH))
-    on_cpu = has(inner & (kind == CodeKind.CPU_KERNEL))
-    stores = has(inner & (kind == CodeKind.STORAGE))
-    loads = has(kind == CodeKind.LOADER)
+    leaf = all_stacks.innermost(np.isin(kind, _CPU_KINDS) & inside_or_own)
+    leaf_kind = np.append(kind, np.uint8(CodeKind.NEUTRAL))[leaf]
+    in_device, in_framework = called(CodeKind.DEVICE), called(CodeKind.FRAMEWORK)
+    computes, compiles = called(CodeKind.CPU_KERNEL), called(CodeKind.COMPILER)
+    communicates = called(CodeKind.COMMUNICATION) & ~in_device
     # The outermost entry into the device's API shows what was asked for.
-    entry = np.zeros(stacks + 1, np.uint8)
-    entries = at[inner & (kind == CodeKind.DEVICE) & (call > 0)]
-    entry[parents[entries]] = call[entries]  # the last one stays
+    entry = all_stacks.at_outermost(inside & (kind == CodeKind.DEVICE) & (call > 0), call)
+    # Somewhere in the driver; the rest of the stack is missing.
+    driver_only = in_device & ~in_framework & ~has_own & (entry == 0)
     # A library between the framework and the CPU (an image codec, NumPy) is no launch path.
-    launches = in_device | (
-        in_dispatch & ~on_cpu & ~stores & np.isin(leaf_kind, (CodeKind.DISPATCH, CodeKind.DEVICE))
+    dispatches = in_framework & ~computes & ~called(CodeKind.STORAGE)
+    dispatches &= np.isin(leaf_kind, (CodeKind.FRAMEWORK, CodeKind.DEVICE))
+    calls = [
+        (in_device & (entry == 1 + _CALL_KINDS.index(one)) & ~compiles, activity)
+        for one, activity in _ACTIVITY_OF_CALL.items()
+    ]
+    by_priority = [  # the first that applies
+        (all_stacks.have(kind == CodeKind.LOADER), Activity.INPUT),
+        *calls,
+        (compiles, Activity.BUILD),
+        (communicates, Activity.COMMUNICATION),
+        ((in_device | dispatches) & ~driver_only, Activity.LAUNCH_PATH),
+        (driver_only | (leaf == none), Activity.UNKNOWN),
+    ]
+    activity = np.select(
+        [applies for applies, _ in by_priority],
+        [NUMBER_OF[one] for _, one in by_priority],
+        NUMBER_OF[Activity.CODE],
     )
-    activity = np.full(stacks + 1, _CODE[Activity.CODE], np.uint8)
-    activity[leaf >= len(flat)] = _CODE[Activity.UNKNOWN]
-    alone = in_device & ~in_dispatch & (own >= len(flat)) & (entry == 0)
-    activity[alone] = _CODE[Activity.UNKNOWN]  # somewhere in the driver; the rest is missing
-    launches &= ~alone
-    activity[launches] = _CODE[Activity.LAUNCH_PATH]
-    exchanges = has(inner & (kind == CodeKind.EXCHANGE)) & ~in_device
-    activity[exchanges] = _CODE[Activity.EXCHANGE]
-    activity[compiled] = _CODE[Activity.BUILD]
-    for number, kind_of_call in enumerate(CallKind):
-        if kind_of_call in _OF_CALL:
-            chosen = in_device & ~compiled & (entry == number + 1)
-            activity[chosen] = _CODE[_OF_CALL[kind_of_call]]
-    activity[loads] = _CODE[Activity.INPUT]
-    place = np.full(stacks + 1, -1, np.int32)
-    native = first(kind == CodeKind.OWN_NATIVE)
-    library = first(np.isin(kind, (CodeKind.LIBRARY, CodeKind.STORAGE, CodeKind.DISPATCH)))
-    for found in (library, native, own):
-        known = found < len(flat)
-        named = place_of[flat[found[known]]] if known.any() else np.zeros(0, np.int32)
-        place[np.flatnonzero(known)[named >= 0]] = named[named >= 0]
-    caller = _callers(frame, flat, parents, kind == CodeKind.OWN_PYTHON, own, place_of)
-    waits = has((kind == CodeKind.HAND_OVER) & (at <= own[parents]) if len(flat) else is_cpu)
-    waits &= ~in_dispatch & ~in_device  # a framework waits for its own threads
-    python = np.append(pc.equal(frame.column("kind"), "python").to_numpy(), False)[flat]
-    in_condition = inner & (kind == CodeKind.HAND_OVER) & ~python
-    beside = inner & (kind != CodeKind.NEUTRAL) & ~in_condition
-    interpreter = has(in_condition) & ~has(beside) & (own < len(flat))
-    waits &= ~interpreter
-    bare = (own < len(flat)) & ~has(inner & (kind != CodeKind.NEUTRAL))
-    owners = _owners(kind, parents, stacks)
+    is_python = np.append(pc.equal(frame.column("kind"), "python").to_numpy(), False)[flat]
+    native_wait = inside & (kind == CodeKind.QUEUE) & ~is_python
+    beside = inside & (kind != CodeKind.NEUTRAL) & ~native_wait
+    in_interpreter = all_stacks.have(native_wait) & ~all_stacks.have(beside) & has_own
+    in_queue = all_stacks.have((kind == CodeKind.QUEUE) & inside_or_own)
+    in_queue &= ~in_framework & ~in_device  # a framework waits for its own threads
     return StackRoles(
-        activity, place, places, caller, waits, interpreter, exchanges, bare, on_cpu, owners
+        activity=activity.astype(np.uint8),
+        location=_locations(all_stacks, table, flat, own),
+        locations=table.locations,
+        caller=_callers(frame, all_stacks, table, flat, own),
+        in_queue=in_queue & ~in_interpreter,
+        in_interpreter=in_interpreter,
+        communicates=communicates,
+        own_python_innermost=has_own & ~all_stacks.have(inside & (kind != CodeKind.NEUTRAL)),
+        computes=computes,
+        owner=_owners(all_stacks, kind),
     )
 
 
-def _callers(
-    frame: pa.Table, flat: I64, parents: I64, is_own: Mask, own: I64, place_of: I32
-) -> I32:
-    """The place of the innermost own frame outside of the function of frame `own`, of each stack.
+def _locations(stacks: _Stacks, table: _FrameColumns, flat: I64, own: I64) -> I32:
+    """The program's innermost own Python code (at the positions `own`), else its machine code, else
+    that of a library, of each stack."""
+    kind = table.kind[flat]
+    own_native = stacks.innermost(kind == CodeKind.OWN_NATIVE)
+    libraries = (CodeKind.LIBRARY, CodeKind.STORAGE, CodeKind.FRAMEWORK)
+    library = stacks.innermost(np.isin(kind, libraries))
+    location = np.full(stacks.size + 1, -1, np.int32)
+    for position in (own, own_native, library):
+        candidate = np.append(table.location[flat], np.int32(-1))[position]
+        location = np.where(location < 0, candidate, location)
+    return location
+
+
+def _callers(frame: pa.Table, stacks: _Stacks, table: _FrameColumns, flat: I64, own: I64) -> I32:
+    """The location of the innermost own frame outside of the function at `own`, of each stack.
 
     A module is left out: it calls everything.
     """
@@ -153,49 +204,44 @@ def _callers(
     texts = list(zip(*columns, strict=True))
     known: dict[tuple[str, str], int] = {}
     number = np.array([known.setdefault(text, len(known)) for text in texts] + [-1], np.int64)
-    whole = np.array([function != "<module>" for function, _ in texts] + [False])
-    mine = np.append(number[flat], -1)[own]
-    rows = np.flatnonzero(is_own & whole[flat])
-    rows = rows[(rows > own[parents[rows]]) & (number[flat[rows]] != mine[parents[rows]])]
-    caller = np.full(len(own), -1, np.int32)
-    caller[parents[rows][::-1]] = place_of[flat[rows]][::-1]
-    return caller
+    is_function = np.array([function != "<module>" for function, _ in texts] + [False])
+    own_function = np.append(number[flat], -1)[own]
+    stack = stacks.stack
+    outside = (np.arange(len(flat)) > own[stack]) & (number[flat] != own_function[stack])
+    is_own = table.kind[flat] == CodeKind.OWN_PYTHON
+    position = stacks.innermost(is_own & is_function[flat] & outside)
+    return np.append(table.location[flat], np.int32(-1))[position]
 
 
-def _owners(kind: U8, parents: I64, stacks: int) -> U8:
+def _owners(stacks: _Stacks, kind: U8) -> U8:
     """By the outermost code of a stack: the driver calls the program's functions back."""
-    outermost = np.zeros(stacks + 1, np.uint8)
-    rows = np.flatnonzero(kind != CodeKind.NEUTRAL)
-    outermost[parents[rows]] = kind[rows]
-    owners = list(ThreadOwner)
-    owner = np.where(outermost > 0, 1 + owners.index(ThreadOwner.PROGRAM), 0).astype(np.uint8)
-    owner[outermost == CodeKind.DEVICE] = 1 + owners.index(ThreadOwner.DRIVER)
-    owner[outermost == CodeKind.SONDE] = 1 + owners.index(ThreadOwner.SONDE)
+    outermost = stacks.at_outermost(kind != CodeKind.NEUTRAL, kind)
+    owner = np.where(outermost > 0, 1 + _OWNERS.index(ThreadOwner.PROGRAM), 0).astype(np.uint8)
+    owner[outermost == CodeKind.DEVICE] = 1 + _OWNERS.index(ThreadOwner.DRIVER)
+    owner[outermost == CodeKind.SONDE] = 1 + _OWNERS.index(ThreadOwner.SONDE)
     return owner
 
 
-def _frames(frame: pa.Table) -> tuple[U8, U8, list[str], I32]:
-    """(kind; 1 + number of the `CallKind` of an entry of a device's API, 0 none; places; index of
-    its place, -1 none), of each frame, and one more for unknown ones."""
-    columns = [frame.column(name).to_pylist() for name in ("kind", "function", "binary", "file")]
-    lines = frame.column("line").to_pylist()
-    count = len(lines)
+def _frame_columns(frame: pa.Table) -> _FrameColumns:
+    count = frame.num_rows
     kinds = np.zeros(count + 1, np.uint8)
     calls = np.zeros(count + 1, np.uint8)
-    place_of = np.full(count + 1, -1, np.int32)
+    location_of = np.full(count + 1, -1, np.int32)
     known: dict[str, int] = {}
-    numbers = {one: number for number, one in enumerate(CallKind)}
-    for row, (kind, function, binary, file, line) in enumerate(zip(*columns, lines, strict=True)):
-        place = ""
+    names = ("kind", "function", "binary", "file", "line", "origin")
+    columns = (frame.column(name).to_pylist() for name in names)
+    rows = enumerate(zip(*columns, strict=True))
+    for row, (kind, function, binary, file, line, origin) in rows:
+        location = ""
         if kind == "python":
-            kinds[row] = found = kind_of_file(file, function)
-            place = f"{function} {file}:{line}" if file else ""
+            kinds[row] = kind_of_file(file, function, origin)
+            location = f"{function} {file}:{line}" if file else ""
         elif kind in ("user", "inlined", "jit"):
-            kinds[row] = found = kind_of_native(binary, function)
-            if found == CodeKind.DEVICE and function:
-                call = kind_by_name(function) if _ENTRY.match(function) else CallKind.OTHER
-                calls[row] = 0 if call == CallKind.OTHER else 1 + numbers[call]
-            place = function if found == CodeKind.OWN_NATIVE else ""
-        if place:
-            place_of[row] = known.setdefault(place, len(known))
-    return kinds, calls, list(known), place_of
+            kinds[row] = found = kind_of_native(binary, function, origin)
+            if found == CodeKind.DEVICE and _DEVICE_FUNCTION.match(function):
+                call = kind_by_name(function)
+                calls[row] = 0 if call == CallKind.OTHER else 1 + _CALL_KINDS.index(call)
+            location = function if found == CodeKind.OWN_NATIVE else ""
+        if location:
+            location_of[row] = known.setdefault(location, len(known))
+    return _FrameColumns(kinds, calls, location_of, list(known))

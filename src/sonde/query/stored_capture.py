@@ -21,7 +21,7 @@ from sonde.limits import Budget
 from sonde.model.timeline import F64, I32, I64
 from sonde.query.capture import Capture, CaptureInfo
 from sonde.query.columns import whole
-from sonde.query.schema import TABLES, conform
+from sonde.query.schema import ADDED_LATER, TABLES, conform
 from sonde.query.stored import Selection, StoreTables
 from sonde.query.validation import frame_count
 
@@ -146,8 +146,14 @@ def _table(
     chosen: pa.Table | None = None,
 ) -> pa.Table:
     renamed = _RENAMED | {"stack_id": "key" if name == "stack" else "stack"}
+    fields = list(TABLES[name])
+    if ADDED_LATER[name]:
+        # What was stored by earlier versions only lacks their columns.
+        stored = session.arrow(f"SELECT * FROM {name} LIMIT 0", []).column_names
+        absent = ADDED_LATER[name].difference(stored)
+        fields = [field for field in fields if field.name not in absent]
     columns = ", ".join(
-        f'"{renamed.get(field.name, field.name)}" AS "{field.name}"' for field in TABLES[name]
+        f'"{renamed.get(field.name, field.name)}" AS "{field.name}"' for field in fields
     )
     sql = f"SELECT {columns} FROM {name} {clause}"
     if name in ("stack", "frame"):
@@ -156,7 +162,7 @@ def _table(
         sql = f"SELECT {columns} FROM {name} {clause} ORDER BY time_ns"
     found = session.arrow(sql, parameters, chosen)
     unsigned = {}
-    for field in TABLES[name]:
+    for field in fields:
         column = found.column(field.name)
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)

@@ -26,7 +26,7 @@ from sonde.model.timeline import (
     no_events,
 )
 from sonde.query.capture import Capture, engine_bytes
-from sonde.query.columns import Frames, Lanes, blocks_of, coded, names_of, whole
+from sonde.query.columns import Frames, ThreadTracks, blocks_of, coded, names_of, whole
 from sonde.query.device_counters import (
     device_counters,
     device_ids,
@@ -34,22 +34,20 @@ from sonde.query.device_counters import (
     sharing,
     uses_of_processes,
 )
+from sonde.query.device_kinds import CALL_KIND_OF_OPERATION, CALL_KIND_OF_RUN, DIRECTIONS
 from sonde.query.device_times import times_on_device
-from sonde.query.stack_roles import ACTIVITIES
-from sonde.query.thread_totals import (
-    ASKED,
-    CALLS,
-    FAULT_FRAMES,
-    WAYS,
-    callers_of,
-    parents_of,
-    set_owners,
-    totals_of,
-)
+from sonde.query.location_callers import callers_of
+from sonde.query.sample_totals import FAULT_FRAMES
+from sonde.query.stack_roles import NUMBER_OF
+from sonde.query.thread_owners import set_owners
+from sonde.query.thread_totals import totals_of
 from sonde.query.timed_windows import SINGLE, window_of, windows_ns
 from sonde.query.validation import frame_count
 from sonde.query.wait_parts import GIL_FRAMES
 
+_DIRECTIONS = {name: int(code) for name, code in DIRECTIONS.items()}
+_CALL_KIND_OF_RUN = {kind: int(code) for kind, code in CALL_KIND_OF_RUN.items()}
+_CALL_KIND_OF_OPERATION = {op: int(code) for op, code in CALL_KIND_OF_OPERATION.items()}
 _DEVICE_KINDS = {"copy": DeviceKind.COPY, "set": DeviceKind.SET}
 _ROW_BYTES = {"sample": 448, "activity": 512, "span": 320, "device_run": 512, "metric": 256}
 """Memory for a row from here to the verdict."""
@@ -70,12 +68,12 @@ def of_capture(capture: Capture) -> Timeline:
         )
     naming = Interner()
     tables = capture.tables
-    lanes = Lanes(naming, tables)
+    tracks = ThreadTracks(naming, tables)
     frames = Frames(tables)
     spans = tables["span"]
     kinds = spans.column("kind")
     blocked, runqueue = pc.equal(kinds, "blocked"), pc.equal(kinds, "runqueue")
-    calls = _calls(naming, lanes, spans.filter(pc.equal(kinds, "device")))
+    calls = _calls(naming, tracks, spans.filter(pc.equal(kinds, "device")))
     waits = pc.equal(tables["device_run"].column("kind").cast(pa.string()), "sync")
     run = tables["device_run"].filter(pc.invert(waits))
     tick_ns = _tick(tables["sample"])
@@ -85,26 +83,26 @@ def of_capture(capture: Capture) -> Timeline:
     singly = run.filter(pa.array(~all_timed))
     times = times_on_device(traced)
     gpus = gpus_of_processes(tables["metric"])
-    device, asked = _device(naming, lanes, traced, times, gpus)
+    device, asked = _device(naming, tracks, traced, times, gpus)
     span = (capture.info.start_ns, capture.info.end_ns)
     uses = uses_of_processes(tables["metric"])
     shared = sharing(uses, gpus)
-    totals = totals_of(lanes, frames, tables, singly, span, tick_ns, shared)
-    set_owners(naming, lanes, frames, tables["sample"])
+    totals = totals_of(tracks, frames, tables, singly, span=span, tick_ns=tick_ns, shared=shared)
+    set_owners(naming, tracks, frames, tables["sample"])
     if len(device) and not (calls.kind == CallKind.SYNC).any():
-        calls = _together(calls, _waits(naming, lanes, tables["device_run"].filter(waits)))
+        calls = _together(calls, _waits(naming, tracks, tables["device_run"].filter(waits)))
     return Timeline(
         names=naming.names,
         tracks=naming.tracks,
         device=device,
         calls=_together(calls, asked),
         windows_ns=windows_ns(traced, window[all_timed], *times),
-        states=_states(naming, lanes, frames, spans.filter(pc.or_(blocked, runqueue))),
-        samples=_samples(naming, lanes, frames, tables["sample"]),
+        states=_states(naming, tracks, frames, spans.filter(pc.or_(blocked, runqueue))),
+        samples=_samples(naming, tracks, frames, tables["sample"]),
         counters=device_counters(tables["metric"]),
         device_ids=device_ids(tables["metric"]),
         gpus_of=gpus,
-        parents=parents_of(tables["process"]),
+        parents=_parents(tables["process"]),
         busy_of=uses,
         totals=totals,
         callers=callers_of(frames, tables["sample"]),
@@ -118,7 +116,7 @@ def of_capture(capture: Capture) -> Timeline:
 
 def _device(
     naming: Interner,
-    lanes: Lanes,
+    tracks: ThreadTracks,
     rows: pa.Table,
     times: tuple[I64, I64],
     gpus: Mapping[int, Sequence[int]],
@@ -135,7 +133,7 @@ def _device(
     for pid, one, _ in different.tolist():
         ordinals.setdefault(pid, []).append(one)
     index = {pid: index_of(gpus.get(pid, ()), used) for pid, used in ordinals.items()}
-    lane = np.array(
+    stream_of = np.array(
         [naming.stream(index[pid][one], stream, pid) for pid, one, stream in different.tolist()],
         np.int32,
     )
@@ -143,39 +141,45 @@ def _device(
     enqueued = whole(rows, "start_time_ns")
     kind = coded(rows, "kind", {kind: int(code) for kind, code in _DEVICE_KINDS.items()})
     names = rows.column("name").combine_chunks()
-    exchanging = np.array([*map(is_collective, names.dictionary.to_pylist()), False])
-    exchanges = exchanging[names.indices.to_numpy()]
+    of_name = np.array([*map(is_collective, names.dictionary.to_pylist()), False])
+    collective = of_name[names.indices.to_numpy()]
     ran = events(
         start_ns=times[0],
         end_ns=times[1],
-        kind=np.where((kind == DeviceKind.KERNEL) & exchanges, DeviceKind.COLLECTIVE, kind),
+        kind=np.where((kind == DeviceKind.KERNEL) & collective, DeviceKind.COLLECTIVE, kind),
         name=names_of(naming, rows, "name"),
-        track=lane[inverse.reshape(-1)],
+        track=stream_of[inverse.reshape(-1)],
         correlation=ids,
         bytes=whole(rows, "bytes"),
         blocks=blocks_of(rows),
-        direction=coded(rows, "direction", {way: int(code) for way, code in WAYS.items()}),
+        direction=coded(rows, "direction", _DIRECTIONS),
     )
     asked = events(
         start_ns=enqueued,
         end_ns=enqueued,
-        kind=coded(rows, "kind", {kind: int(code) for kind, code in ASKED.items()}),
+        kind=coded(rows, "kind", _CALL_KIND_OF_RUN),
         name=names_of(naming, rows, "name"),
-        track=lanes.of(rows),
+        track=tracks.of(rows),
         correlation=ids,
     )
     return ran, asked
 
 
-def _waits(naming: Interner, lanes: Lanes, rows: pa.Table) -> Events:
+def _waits(naming: Interner, tracks: ThreadTracks, rows: pa.Table) -> Events:
     """Waits for the device, as the host timed them."""
     return events(
         start_ns=whole(rows, "start_time_ns"),
         end_ns=whole(rows, "end_time_ns"),
         kind=np.full(rows.num_rows, CallKind.SYNC, np.uint8),
         name=names_of(naming, rows, "name"),
-        track=lanes.of(rows),
+        track=tracks.of(rows),
     )
+
+
+def _parents(process: pa.Table) -> dict[int, int]:
+    """The parent of each process."""
+    pids, parents = (process.column(name).to_pylist() for name in ("pid", "ppid"))
+    return dict(zip(pids, parents, strict=True))
 
 
 def _timed(
@@ -217,19 +221,19 @@ def _lossy(event: pa.Table, tick_ns: int) -> list[tuple[int, int]]:
     return [(time_ns - tick_ns - tick_ns // 10, time_ns) for time_ns in times]
 
 
-def _calls(naming: Interner, lanes: Lanes, rows: pa.Table) -> Events:
+def _calls(naming: Interner, tracks: ThreadTracks, rows: pa.Table) -> Events:
     # Where a stream waits for an event the thread does not.
     waits = pc.match_substring(rows.column("name").cast(pa.string()), "StreamWaitEvent")
-    kind = coded(rows, "op", {op: int(kind) for op, kind in CALLS.items()})
+    kind = coded(rows, "op", _CALL_KIND_OF_OPERATION)
     kind[waits.to_numpy()] = CallKind.EVENT
     return events(
         start_ns=whole(rows, "start_time_ns"),
         end_ns=whole(rows, "end_time_ns"),
         kind=kind,
         name=names_of(naming, rows, "name"),
-        track=lanes.of(rows),
+        track=tracks.of(rows),
         bytes=whole(rows, "bytes"),
-        direction=coded(rows, "direction", {way: int(code) for way, code in WAYS.items()}),
+        direction=coded(rows, "direction", _DIRECTIONS),
     )
 
 
@@ -244,30 +248,30 @@ def _together(calls: Events, asked: Events) -> Events:
     return events(**columns)
 
 
-def _states(naming: Interner, lanes: Lanes, frames: Frames, rows: pa.Table) -> Events:
+def _states(naming: Interner, tracks: ThreadTracks, frames: Frames, rows: pa.Table) -> Events:
     kind = coded(rows, "kind", {"runqueue": int(StateKind.RUNQUEUE)})
     stacks = rows.column("stack_id")
     roles, row = frames.roles, frames.row_of(stacks)
-    gil = frames.holding(stacks, GIL_FRAMES) | roles.interpreter[row]
-    loads = roles.activity[row] == ACTIVITIES.index(Activity.INPUT)
-    details = (WaitDetail.INPUT, WaitDetail.GIL, WaitDetail.EXCHANGE, WaitDetail.HAND_OVER)
-    chosen = [loads, gil, roles.exchanges[row], roles.hands_over[row]]
+    gil = frames.holding(stacks, GIL_FRAMES) | roles.in_interpreter[row]
+    loads = roles.activity[row] == NUMBER_OF[Activity.INPUT]
+    details = (WaitDetail.INPUT, WaitDetail.GIL, WaitDetail.COMMUNICATION, WaitDetail.QUEUE)
+    chosen = [loads, gil, roles.communicates[row], roles.in_queue[row]]
     return events(
         start_ns=whole(rows, "start_time_ns"),
         end_ns=whole(rows, "end_time_ns"),
         kind=kind,
         name=names_of(naming, rows, "name"),
-        track=lanes.of(rows),
-        waker=lanes.wakers(rows),
+        track=tracks.of(rows),
+        waker=tracks.wakers(rows),
         wait_detail=np.select(chosen, details, 0).astype(np.uint8),
     )
 
 
-def _samples(naming: Interner, lanes: Lanes, frames: Frames, table: pa.Table) -> Samples:
+def _samples(naming: Interner, tracks: ThreadTracks, frames: Frames, table: pa.Table) -> Samples:
     rows = table.filter(pc.equal(table.column("kind"), "cpu"))
     return Samples(
         time_ns=whole(rows, "time_ns"),
-        track=lanes.of(rows),
+        track=tracks.of(rows),
         weight_ns=rows.column("weight_ns").to_numpy().astype(np.int64),
         name=frames.functions(naming, rows.column("stack_id")),
         fault=frames.holding(rows.column("stack_id"), FAULT_FRAMES),

@@ -9,16 +9,18 @@ without a stack has none in `sample`. So the two are joined by order.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sonde.model.timeline import F64, I64, Activity, Mask, WaitDetail
-from sonde.query.columns import Frames, Lanes, texts_of, whole
-from sonde.query.stack_roles import ACTIVITIES
+from sonde.query.columns import Frames, ThreadTracks, texts_of, whole
+from sonde.query.stack_roles import NUMBER_OF
 
 GIL_FRAMES = (
     *("take_gil", "PyEval_RestoreThread", "PyEval_AcquireThread", "PyEval_AcquireLock"),
@@ -30,6 +32,7 @@ MOST_PARTS = 32
 """Parts that the waits of one thread for one reason are split into: the longest."""
 _IN_CALLS = (Activity.DEVICE_WAIT, Activity.COPY, Activity.ALLOCATION)
 """What a thread that is blocked within a device's call does there."""
+_OF_LOCKS = (WaitDetail.GIL, WaitDetail.OWN_LOCK)
 _KINDS = pa.array(["blocked", "device"])
 
 
@@ -38,49 +41,53 @@ class WaitPart:
     """Waits, or calls of a device, that are alike."""
 
     detail: WaitDetail
-    place: str
+    location: str
     """Of the program's innermost own code; '' not known."""
     waker_tid: int
     """Thread that ended them: 0 none, -1 not known."""
 
 
-Parts = dict[tuple[int, str, str], dict[WaitPart, float]]
+class PartsKey(NamedTuple):
+    """What waits that are split have in common."""
+
+    track: int
+    kind: str
+    name: str
+
+
+Parts = dict[PartsKey, dict[WaitPart, float]]
 """By thread, kind and reason of a wait, or function of a device call: the share of each part."""
 
 
 def parts_of_waits(
-    lanes: Lanes, frames: Frames, sample: pa.Table, activity: pa.Table, builds: Mask
+    tracks: ThreadTracks,
+    frames: Frames,
+    sample: pa.Table,
+    activity: pa.Table,
+    in_capture: Mask,
 ) -> Parts:
-    """The parts of all waits and calls with stacks. `builds`: which stacks build graphs."""
+    """The parts of all waits and calls with stacks. `in_capture`: which stacks capture graphs."""
     rows = sample.filter(pc.is_in(sample.column("kind"), _KINDS))
-    stacks = rows.column("stack_id")
-    weight = whole(rows, "weight_ns")
     kinds, names = texts_of(rows, "kind"), texts_of(rows, "name")
-    roles, row = frames.roles, frames.row_of(stacks)
-    doing = roles.activity[row]
-    in_call = np.isin(doing, [ACTIVITIES.index(one) for one in _IN_CALLS])
-    loads = doing == ACTIVITIES.index(Activity.INPUT)
-    held = frames.holding(stacks, GIL_FRAMES) | roles.interpreter[row]
-    details = (
-        *(WaitDetail.BUILD, WaitDetail.INPUT, WaitDetail.IN_CALL, WaitDetail.GIL),
-        WaitDetail.EXCHANGE,
-        *(WaitDetail.COMPUTE, WaitDetail.HAND_OVER, WaitDetail.OWN_LOCK),
+    roles = frames.roles
+    columns = (
+        tracks.of(rows),
+        _details(frames, rows, in_capture),
+        roles.location[frames.row_of(rows.column("stack_id"))],
+        _wakers(tracks, rows, activity),
+        whole(rows, "weight_ns"),
     )
-    inside = (roles.exchanges[row], roles.computes[row], roles.hands_over[row], roles.bare[row])
-    chosen = [builds[row], loads, in_call, held, *inside]
-    about = np.select(chosen, details, 0)
-    sums: dict[tuple[int, str, str], dict[WaitPart, int]] = {}
-    columns = (lanes.of(rows), about, roles.place[row], weight, _wakers(lanes, rows, activity))
-    figures = (column.tolist() for column in columns)
-    for kind, name, lane, what, place, ns, waker in zip(kinds, names, *figures, strict=True):
-        detail = WaitDetail(what)
-        if kind != "blocked" and detail != WaitDetail.BUILD:
+    sums: dict[PartsKey, dict[WaitPart, int]] = defaultdict(lambda: defaultdict(int))
+    for kind, name, track, number, location, waker_tid, ns in zip(
+        kinds, names, *(column.tolist() for column in columns), strict=True
+    ):
+        detail = WaitDetail(number)
+        if kind != "blocked" and detail != WaitDetail.GRAPH_CAPTURE:
             detail = WaitDetail.NONE
-        if detail in (WaitDetail.GIL, WaitDetail.OWN_LOCK) and name != "futex":
+        if detail in _OF_LOCKS and name != "futex":
             detail = WaitDetail.NONE
-        part = WaitPart(detail, roles.places[place] if place >= 0 else "", waker)
-        parts = sums.setdefault((lane, kind, name), {})
-        parts[part] = parts.get(part, 0) + int(ns)
+        part = WaitPart(detail, roles.location_of(location), waker_tid)
+        sums[PartsKey(track, kind, name)][part] += ns
     found: Parts = {}
     for key, parts in sums.items():
         all_ns = sum(parts.values())
@@ -89,7 +96,31 @@ def parts_of_waits(
     return found
 
 
-def _wakers(lanes: Lanes, sample: pa.Table, activity: pa.Table) -> I64:
+def _details(frames: Frames, rows: pa.Table, in_capture: Mask) -> I64:
+    """The `WaitDetail` of each row, by its stack."""
+    stacks = rows.column("stack_id")
+    roles, row = frames.roles, frames.row_of(stacks)
+    activity = roles.activity[row]
+    for_lock = frames.holding(stacks, GIL_FRAMES) | roles.in_interpreter[row]
+    by_priority = [  # the first that applies
+        (in_capture[row], WaitDetail.GRAPH_CAPTURE),
+        (activity == NUMBER_OF[Activity.INPUT], WaitDetail.INPUT),
+        (np.isin(activity, [NUMBER_OF[one] for one in _IN_CALLS]), WaitDetail.IN_CALL),
+        (for_lock, WaitDetail.GIL),
+        (roles.communicates[row], WaitDetail.COMMUNICATION),
+        (roles.computes[row], WaitDetail.COMPUTE),
+        (roles.in_queue[row], WaitDetail.QUEUE),
+        (roles.own_python_innermost[row], WaitDetail.OWN_LOCK),
+    ]
+    details: I64 = np.select(
+        [applies for applies, _ in by_priority],
+        [int(one) for _, one in by_priority],
+        int(WaitDetail.NONE),
+    )
+    return details
+
+
+def _wakers(tracks: ThreadTracks, sample: pa.Table, activity: pa.Table) -> I64:
     """Thread that ended the waits of each row of `sample`: 0 none, -1 not known.
 
     Rows of one second, thread and reason are in the same order in both tables. Where `activity` has
@@ -105,7 +136,7 @@ def _wakers(lanes: Lanes, sample: pa.Table, activity: pa.Table) -> I64:
     def keys_of(table: pa.Table) -> I64:
         pairs = zip(texts_of(table, "kind"), texts_of(table, "name"), strict=True)
         named = [numbers.setdefault(pair, len(numbers)) for pair in pairs]
-        columns = (whole(table, "time_ns"), lanes.of(table).astype(np.int64), named)
+        columns = (whole(table, "time_ns"), tracks.of(table).astype(np.int64), named)
         return np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
 
     both = np.concatenate([keys_of(sample), keys_of(totals)])

@@ -75,7 +75,7 @@ _DIRECTIONS: Final = {
 """By CUpti_ActivityMemcpyKind; 11 to 13 are unified memory's."""
 _MEMORY: Final = {"pageable": Memory.PAGEABLE, "pinned": Memory.PINNED}
 _WAITS: Final = (
-    (re.compile(r"cond_(timed|clock)?wait"), "futex", WaitDetail.HAND_OVER),
+    (re.compile(r"cond_(timed|clock)?wait"), "futex", WaitDetail.QUEUE),
     (re.compile(r"mutex|rwlock|sem_\w*wait|futex|pthread_join|barrier_wait"), "futex",
      WaitDetail.NONE),
     (re.compile(r"fsync|fdatasync|syncfs|msync"), "sync to disk", WaitDetail.NONE),

@@ -81,6 +81,12 @@ def frame_id(frame: Frame) -> int:
     return int.from_bytes(digest, "little") or 1
 
 
+def _frame_in(binary: Binary, function: str, offset: int) -> Frame:
+    """Code at an offset of a file."""
+    named = (binary.kind, function, binary.name, binary.build_id, offset)
+    return Frame(*named, origin=binary.origin)
+
+
 def _code_addresses(addresses: Sequence[int], has_leaf: bool) -> list[CodeAddress]:
     """The kernel or user part of a stack, leaf first. `has_leaf`: the first one is a leaf."""
     found = [(address, 0) for address in addresses]
@@ -371,7 +377,7 @@ class Resolver:
         found = []
         for offset, name in zip(offsets, names, strict=True):
             function = intern(name[0]) if name else ""
-            frame = Frame(binary.kind, function, binary.name, binary.build_id, offset)
+            frame = _frame_in(binary, function, offset)
             known = KnownFrame(frame_id(frame), frame)
             self.counters.frames_new += 1
             self.counters.frames_unnamed += not function
@@ -391,7 +397,7 @@ class Resolver:
         self._put_off.add(process)
         self.budget.left_out[process.party] += len(offsets)
         self.counters.names_put_off += len(offsets)
-        frames = [Frame(binary.kind, "", binary.name, binary.build_id, it) for it in offsets]
+        frames = [_frame_in(binary, "", it) for it in offsets]
         return [KnownFrame(frame_id(frame), frame) for frame in frames]
 
     def _resolve_without_file(

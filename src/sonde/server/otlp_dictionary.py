@@ -25,8 +25,8 @@ MOST_TEXT = 512
 _KINDS = {"kernel": "kernel", "cpython": "python", "native": "user", "go": "user", "rust": "user"}
 _FRAME_TYPE = "profile.frame.type"
 
-FrameRow = tuple[str, str, str, str, int, str, int]
-"""kind, function, binary, build id, offset, file, line."""
+FrameRow = tuple[str, str, str, str, int, str, int, str]
+"""kind, function, binary, build id, offset, file, line, origin (unknown)."""
 Attributes = Mapping[str, tuple[str, int]]
 """Text and whole number of each attribute that is of use."""
 
@@ -133,7 +133,8 @@ class Dictionary:
                 function = self.string(entry.name_strindex)
                 file = self.string(entry.filename_strindex)
                 number = line.line if 0 <= line.line < 1 << 31 else 0
-            found.append((kind, function, binary, "", 0 if function else offset, file, number))
+            named = (kind, function, binary, "", 0 if function else offset)
+            found.append((*named, file, number, ""))
         return found
 
 

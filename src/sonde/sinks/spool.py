@@ -164,19 +164,7 @@ class Spool:
         return OrderedDict(sorted(sizes.items())), dropped
 
     def _write(self, chunk: bytes) -> None:
-        draft = f"{self._next:016d}{_DRAFT}"
-        fd = os.open(draft, _NEW, private_files.MODE, dir_fd=self._fd)
-        try:
-            view = memoryview(chunk)
-            while view:
-                view = view[os.write(fd, view) :]
-            os.rename(draft, _name(self._next), src_dir_fd=self._fd, dst_dir_fd=self._fd)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(draft, dir_fd=self._fd)
-            raise
-        finally:
-            os.close(fd)
+        self._replace(_name(self._next), f"{self._next:016d}{_DRAFT}", chunk)
         self._sizes[self._next] = len(chunk)
         self._unsynced.add(self._next)
         self.size_bytes += len(chunk)
@@ -198,12 +186,22 @@ class Spool:
         self.remove(number)
         self.dropped += 1
         with contextlib.suppress(OSError):
-            fd = os.open(f"dropped{_DRAFT}", _NEW, private_files.MODE, dir_fd=self._fd)
-            try:
-                os.write(fd, b"%d\n" % self.dropped)
-            finally:
-                os.close(fd)
-            os.rename(f"dropped{_DRAFT}", "dropped", src_dir_fd=self._fd, dst_dir_fd=self._fd)
+            self._replace("dropped", f"dropped{_DRAFT}", b"%d\n" % self.dropped)
+
+    def _replace(self, name: str, draft: str, content: bytes) -> None:
+        """Write a file at once or not at all. Raises OSError, and leaves no draft then."""
+        fd = os.open(draft, _NEW, private_files.MODE, dir_fd=self._fd)
+        try:
+            view = memoryview(content)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.rename(draft, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(draft, dir_fd=self._fd)
+            raise
+        finally:
+            os.close(fd)
 
 
 def _name(number: int) -> str:

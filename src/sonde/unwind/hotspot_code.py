@@ -25,7 +25,7 @@ MAX_RESERVED_BYTES: Final = 1 << 30
 MAX_BLOBS: Final = 65_536
 """Of one JVM; code beyond it is not known, and counted."""
 MAX_ROWS: Final = 1 << 19
-"""Rules of one JVM. Ordinary code has some five a method."""
+"""Rules of one JVM, which take 50 MB. Ordinary code has some five a method."""
 MAX_BLOB_ROWS: Final = 4096
 """Rules of one blob: three for each return. Code with more counts as code that is not known."""
 MAX_BLOCKS: Final = 2 * MAX_BLOBS
@@ -134,10 +134,12 @@ class HotspotCode:
         """Time ran out for the blocks of a heap since the first one was looked at."""
         self._is_changed = False
         """Since the last refresh that ended without an error."""
+        self.most_rows = MAX_ROWS
+        """Rules that it may have now: others share the memory for them."""
         self.bounds = (0, 0)
         """What is reserved for code: first address, end."""
         self.left_out = 0
-        """Blobs beyond MAX_BLOBS at the last refresh."""
+        """Blobs beyond MAX_BLOBS or `most_rows` at the last refresh."""
         self.is_behind = False
         """Time ran out: call `refresh` again."""
         self.has_replaced = False
@@ -145,6 +147,11 @@ class HotspotCode:
 
     def __len__(self) -> int:
         return len(self._blobs)
+
+    @property
+    def rows(self) -> int:
+        """Rules of all its code."""
+        return self._rows
 
     def refresh(self, memory: Memory, until_s: float) -> bool:
         """Read what is new, until `until_s` (CLOCK_MONOTONIC). Returns whether anything changed.
@@ -284,7 +291,7 @@ class HotspotCode:
             self._drop(block)
         if blob is None:
             return before is not None
-        if len(self._blobs) >= MAX_BLOBS or self._rows + len(blob.rules) > MAX_ROWS:
+        if len(self._blobs) >= MAX_BLOBS or self._rows + len(blob.rules) > self.most_rows:
             self.left_out += 1  # what was there before it is gone all the same
             return before is not None
         self._blobs[block] = blob

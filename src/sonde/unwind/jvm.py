@@ -11,9 +11,10 @@ from typing import Final
 from sonde import _native, procfs
 from sonde.model.code import Frame, KnownFrame
 from sonde.resolve import Resolver
+from sonde.resolve.allowance import ROOT
 from sonde.resolve.resolver import frame_id
 from sonde.resolve.tracked_process import JitName, TrackedProcess
-from sonde.unwind.hotspot_code import HotspotCode
+from sonde.unwind.hotspot_code import MAX_ROWS, HotspotCode
 from sonde.unwind.hotspot_layout import EXPORTS, UnsupportedJvmError, read_layout
 from sonde.unwind.java_methods import TRUST_NS, JavaMethods
 
@@ -21,17 +22,24 @@ LIBRARY: Final = "libjvm.so"
 JAVA_FRAME: Final = 1
 """Lowest bit of a stack's word: a frame of HotSpot's interpreter (abi/unwind.h)."""
 MAX_JVMS: Final = 64
+PARTS: Final = 4
+"""A party has at most one of this number of equal parts of JVMs, and of rules."""
 MAX_REFUSED: Final = 4096
 ATTEMPTS: Final = 8
 RETRY_S: Final = 0.5
 """A JVM that has just been mapped cannot be read yet: as many attempts, so far apart."""
 MAX_ALL_BLOBS: Final = 1 << 18
 """Pieces of code of all JVMs. Beyond it, new JVMs are walked by frame pointers."""
+MAX_ALL_ROWS: Final = 1 << 20
+"""Rules of all JVMs: 100 MB here, 4 MB in the kernel. Code beyond it is not known, and counted."""
 REFRESH_S: Final = 0.03
 """Time limit of one look at new code."""
 PAUSE_S: Final = 0.25
 MAX_PAUSE_S: Final = 1.0
 """Between two looks: twice as long each time that nothing was new."""
+MAX_PUT_PAUSE_S: Final = 4.0
+"""Between two tables of a JVM in the kernel: from PAUSE_S on twice as long each time, as long as
+its code keeps changing. Each one is copied whole."""
 CHECK_S: Final = 5.0
 """Known code is looked at again after this, as it may be replaced."""
 MAX_CACHED_FRAMES: Final = 16_384
@@ -123,18 +131,37 @@ class Jvm:
 class _Loaded:
     """A JVM, and its table in the kernel."""
 
-    def __init__(self, jvm: Jvm) -> None:
+    def __init__(self, jvm: Jvm, party: int) -> None:
         self.jvm = jvm
+        self.party = party
         self.table = 0
         self.replaced: list[int] = []
         """Tables that may be in use until the process is loaded."""
         self.pause_s = PAUSE_S
         self.looked_s = 0.0
+        self.is_changed = False
+        """Its code has changed since its table was put into the kernel."""
+        self.put_s = -2 * MAX_PUT_PAUSE_S
+        self.put_pause_s = PAUSE_S
 
     def is_due(self, now_s: float) -> bool:
         """Whether to look at it without a walk's request."""
         wait_s = CHECK_S if self.table else self.pause_s
+        if self.is_changed and now_s > max(self.looked_s + self.pause_s, self.put_due_s):
+            return True
         return self.jvm.code.is_behind or now_s > self.looked_s + wait_s
+
+    @property
+    def put_due_s(self) -> float:
+        """When a table may be put into the kernel again."""
+        return self.put_s + self.put_pause_s
+
+    def note_put(self, now_s: float) -> None:
+        """One is, or would be if there were room."""
+        has_calmed = now_s > self.put_s + 2 * self.put_pause_s
+        longer_s = min(2 * self.put_pause_s, MAX_PUT_PAUSE_S)
+        self.put_pause_s = PAUSE_S if has_calmed else longer_s
+        self.put_s = now_s
 
 
 class Jvms:
@@ -174,9 +201,11 @@ class Jvms:
         elif is_due:
             changed = False
             with suppress(*_FAILURES), self._resolver.budget.charged(process.party):
+                code.most_rows = self._most_rows(known)
                 changed = known.jvm.refresh()
-                if changed or not known.table:
-                    self._put(known)
+                known.is_changed |= changed
+                if (known.is_changed or not known.table) and now_s >= known.put_due_s:
+                    self._put(known, now_s)
             known.pause_s = PAUSE_S if changed else min(2 * known.pause_s, MAX_PAUSE_S)
             if changed and code.has_replaced:
                 process.forget_frames()
@@ -186,12 +215,11 @@ class Jvms:
         attempts, last_s = self._refused.get(process.key, (0, 0.0))
         if attempts >= ATTEMPTS or (attempts and time.monotonic() < last_s + RETRY_S):
             return None
-        held = sum(len(it.jvm.code) for it in self._loaded.values())
-        if len(self._loaded) < MAX_JVMS and held < MAX_ALL_BLOBS:
+        if self._has_room(process.party):
             with suppress(UnsupportedJvmError, OSError):
                 exports = _native.exported_addresses(library, EXPORTS)
                 addresses = {name: at + bias for name, at in exports.items()}
-                found = _Loaded(Jvm(process, addresses))
+                found = _Loaded(Jvm(process, addresses), process.party)
                 self._refused.pop(process.key, None)
                 return found
         attempts += 1
@@ -201,16 +229,40 @@ class Jvms:
         self._refused[process.key] = attempts, time.monotonic()
         return None
 
-    def _put(self, known: _Loaded) -> None:
+    def _has_room(self, party: int) -> bool:
+        """For one JVM more of a party."""
+        held = sum(len(it.jvm.code) for it in self._loaded.values())
+        its = sum(it.party == party for it in self._loaded.values())
+        most = MAX_JVMS if party == ROOT else MAX_JVMS // PARTS
+        return its < most and len(self._loaded) < MAX_JVMS and held < MAX_ALL_BLOBS
+
+    def _most_rows(self, known: _Loaded) -> int:
+        """Rules that a JVM may have, beside those of the others."""
+        rows = its = 0
+        for it in self._loaded.values():
+            if it is not known:
+                rows += it.jvm.code.rows
+                its += it.jvm.code.rows if it.party == known.party else 0
+        left = MAX_ALL_ROWS - rows
+        if known.party != ROOT:
+            left = min(left, MAX_ALL_ROWS // PARTS - its)
+        return max(0, min(MAX_ROWS, left))
+
+    def _put(self, known: _Loaded, now_s: float) -> None:
         rules = known.jvm.code.rules()
         if len(rules) < 2:  # it has just started
             return
+        known.note_put(now_s)
+        known.is_changed = False
         try:
             table = self._maps.add_rules(rules, known.jvm.code.bounds[1])
         except OSError:
             self.left_out += 1
+            known.is_changed = True
             return
-        if known.table:
+        if known.table and known.replaced:  # the process was not loaded with it
+            self._maps.drop_table(known.table)
+        elif known.table:
             known.replaced.append(known.table)
         known.table = table
 

@@ -22,6 +22,7 @@ from typing import Final
 
 from sonde import _native, procfs
 from sonde.model.code import Frame, KnownFrame
+from sonde.resolve.code_origin import origin_of_source
 from sonde.resolve.lru_cache import LruCache
 from sonde.resolve.resolver import frame_id
 from sonde.resolve.tracked_process import TrackedProcess
@@ -56,6 +57,8 @@ class _CodeObject:
     head: bytes
     function: str
     file: str
+    origin: str
+    """A value of `CodeOrigin`."""
     first_line: int
     lines: bytes | None
     """Line table; None where it was evicted."""
@@ -191,7 +194,9 @@ class PythonCode:
             line = line_at(lines, known.first_line, offset, python.version)
         if not 0 < line < MAX_LINE:
             line = 0
-        frame = Frame("python", known.function, "[python]", file=known.file, line=line)
+        frame = Frame(
+            "python", known.function, "[python]", file=known.file, line=line, origin=known.origin
+        )
         return KnownFrame(frame_id(frame), frame)
 
     def _lines(
@@ -263,6 +268,7 @@ def _read(
         head=head,
         function=intern(_text(memory, name, python.version)),
         file=intern(short_path(file, pid)),
+        origin=origin_of_source(file).value,
         first_line=first_line,
         lines=None,
         checked_ns=now_ns,

@@ -2,6 +2,9 @@
 // Stands in for libcupti.so: what is switched on, and how many launches the driver saw meanwhile. Hands
 // over a record of a call and one of a kernel for each of them, in CUPTI's layout, and, as CUPTI does from
 // the second window on, first some kernels of the window before. Ends the program where CUPTI would crash.
+// With STUB_CUPTI_THREAD set, a thread hands buffers over all the time, whatever is switched on: CUPTI has
+// threads, and what it was given once comes back whenever it likes.
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -20,8 +23,9 @@ typedef void completed_fn(void *, uint32_t, uint8_t *, size_t, size_t);
 unsigned long stub_all_launches(void);
 static _Atomic unsigned kinds;
 static unsigned long before, seen, kernels_before;
-static requested_fn *requested;
-static completed_fn *completed;
+static requested_fn *_Atomic requested;
+static completed_fn *_Atomic completed;
+static _Atomic unsigned long buffers;
 static uint64_t opened_ns;
 static unsigned long waiting; // launches whose records are not handed over yet
 static uint32_t next_correlation = 1, windows;
@@ -116,11 +120,42 @@ int cuptiActivityEnableDriverApi(uint32_t id, uint8_t on)
 	return 0;
 }
 
+static void *hand_over_always(void *unused)
+{
+	struct timespec t = {0, 20000};
+	(void)unused;
+	for (;; nanosleep(&t, NULL)) {
+		uint8_t *buffer;
+		size_t size, most;
+		requested_fn *wants = atomic_load(&requested);
+		completed_fn *gives = atomic_load(&completed);
+		wants(&buffer, &size, &most);
+		if (!buffer)
+			continue;
+		uint64_t now = clock_ns();
+		struct kernel kernel = {.kind = CONCURRENT_KERNEL,
+					.start = now,
+					.end = now + 300,
+					.stream = 7,
+					.name = "_Z7shorterPf"};
+		memcpy(buffer, &kernel, sizeof kernel);
+		nanosleep(&t, NULL); // the trace may end meanwhile
+		gives(NULL, 0, buffer, size, sizeof kernel);
+		buffers++;
+	}
+	return NULL;
+}
+
 int cuptiActivityRegisterCallbacks(requested_fn *wants, completed_fn *gives)
 {
+	static _Atomic int began;
+	pthread_t thread;
 	requested = wants;
 	completed = gives;
 	waiting = 0; // what an earlier one did not fetch
+	if (getenv("STUB_CUPTI_THREAD") && !began++ &&
+	    pthread_create(&thread, NULL, hand_over_always, NULL))
+		abort();
 	return 0;
 }
 
@@ -223,6 +258,16 @@ int cuptiActivityGetNumDroppedRecords(void *context, uint32_t stream, size_t *dr
 int cuptiFinalize(void)
 {
 	abort(); // no process that replays graphs survives it
+}
+
+unsigned stub_kinds(void)
+{
+	return kinds;
+}
+
+unsigned long stub_buffers(void)
+{
+	return buffers;
 }
 
 unsigned long stub_traced(void)

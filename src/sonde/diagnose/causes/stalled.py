@@ -269,7 +269,7 @@ def _doing(thread: RankThread) -> Doing:
                 in_kernel = next((it for part, it in _KERNEL if part in name), Doing.WAITS)
             continue
         kind = _kind(frame)
-        if kind == CodeKind.EXCHANGE:
+        if kind == CodeKind.COMMUNICATION:
             return Doing.COLLECTIVE
         if kind == CodeKind.DEVICE:
             return Doing.COLLECTIVE if "nccl" in frame.where.lower() else Doing.DEVICE
@@ -288,16 +288,16 @@ def _waits_for_backward(main: RankThread, threads: Iterable[RankThread]) -> bool
         kinds.append(_kind(frame))
         if kinds[-1] == CodeKind.OWN_PYTHON:
             break
-    if CodeKind.DISPATCH not in kinds:
+    if CodeKind.FRAMEWORK not in kinds:
         return False
     return any(it.name.startswith("pt_autograd") and _doing(it) in WAITING for it in threads)
 
 
 def _kind(frame: StackFrame) -> CodeKind:
     if frame.kind == "python":
-        return kind_of_file(frame.where, frame.function)
+        return kind_of_file(frame.where, frame.function, frame.origin)
     if frame.kind in ("user", "inlined"):
-        return kind_of_native(frame.where, frame.function)
+        return kind_of_native(frame.where, frame.function, frame.origin)
     return CodeKind.NEUTRAL
 
 

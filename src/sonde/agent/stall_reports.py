@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Incidents of single processes, beside the stall of the job that they are ranks of.
+
+Where a job stalls, each rank that waits for the missing one becomes slower, too: a wait for a
+lock, for somebody else's answer, or for what nobody knows. That is the same wait, and belongs to
+the report on the job. So an incident of a rank is kept back while its job pauses, until it is known
+what the pause is: those of waiting ranks become evidence of the stall, all others are reported.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from sonde.diagnose.incident import FaultCause, Incident, RankReport
+from sonde.diagnose.moments import Window
+
+SAME_WAIT: Final = frozenset((FaultCause.LOCK, FaultCause.REMOTE_DEPENDENCY, FaultCause.UNKNOWN))
+"""What a wait in a collective, or for a device, looks like in a process by itself."""
+HOLD_S: Final = 12.0
+"""An incident is kept back for no longer."""
+EARLIER_NS: Final = 1_500_000_000
+"""When something began is an estimate: it may be so much earlier than its cause."""
+KEPT_NS: Final = 30_000_000_000
+"""After a stall is over, incidents that began in it may still come."""
+HELD: Final = 16
+STALLS: Final = 64
+SHOWN: Final = 4
+"""Incidents that a report on a job lists."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Held:
+    incident: Incident
+    window: Window
+    until_s: float
+
+
+@dataclass(slots=True)
+class _Stall:
+    since_ns: int
+    waiting: frozenset[int]
+    missing: frozenset[int]
+    ended_ns: int = 0
+    """0: it goes on."""
+
+    def has(self, incident: Incident) -> bool:
+        """Whether an incident began in it."""
+        is_early = incident.began_ns < self.since_ns - EARLIER_NS
+        return not is_early and not 0 < self.ended_ns < incident.began_ns
+
+
+class StallReports:
+    """Of one node. Methods may be called from any thread; reports come one after another."""
+
+    def __init__(self, report: Callable[[Incident, Window], None]) -> None:
+        """`report` is called with what is to be reported, from the thread that calls a method."""
+        self._report = report
+        self._reporting = threading.Lock()
+        self._lock = threading.Lock()
+        self._quiet: dict[int, int] = {}
+        """Since when the job of a rank pauses."""
+        self._held: list[_Held] = []
+        self._stalls: deque[_Stall] = deque(maxlen=STALLS)
+        self.folded = 0
+        """Incidents of waiting ranks that came after the report on their job, which nothing
+        shows."""
+
+    def update(self, now_ns: int, quiet: Iterable[tuple[Collection[int], int]]) -> None:
+        """Take in which jobs pause: the ranks of each, and since when. Reports nothing."""
+        with self._lock:
+            self._quiet = {pid: since_ns for pids, since_ns in quiet for pid in pids}
+            for stall in self._stalls:
+                ranks = stall.waiting | stall.missing
+                goes_on = any(self._quiet.get(pid) == stall.since_ns for pid in ranks)
+                if not stall.ended_ns and not goes_on:
+                    stall.ended_ns = now_ns
+            while self._stalls and 0 < self._stalls[0].ended_ns < now_ns - KEPT_NS:
+                self._stalls.popleft()
+
+    def offer(self, incident: Incident, window: Window) -> None:
+        """Report an incident of one process, unless it is part of a stall, or may be."""
+        with self._lock:
+            if self._is_part(incident):
+                self.folded += 1
+                return
+            if self._may_be_part(incident) and len(self._held) < HELD:
+                self._held.append(_Held(incident, window, time.monotonic() + HOLD_S))
+                return
+        self._pass_on([(incident, window)])
+
+    def stalled(self, incident: Incident, window: Window) -> None:
+        """Report what a pause of a job is, and incidents of its ranks that are no part of it."""
+        ranks = incident.verdict.ranks
+        waiting = frozenset(one.pid for one in ranks if not one.is_missing)
+        missing = frozenset(one.pid for one in ranks) - waiting
+        stall = _Stall(incident.began_ns, waiting, missing)
+        with self._lock:
+            self._stalls.append(stall)
+            its = [it for it in self._held if it.incident.victim in waiting | missing]
+            parts = [it for it in its if it.incident.victim in waiting and stall.has(it.incident)]
+            free = [it for it in its if it not in parts]
+            self._held = [it for it in self._held if it not in its]
+        whole = _with_parts(incident, [it.incident for it in parts], ranks)
+        self._pass_on([(whole, window), *((it.incident, it.window) for it in free)])
+
+    def release(self) -> None:
+        """Report what was kept back for long enough, or for a pause that was no stall."""
+        now_s = time.monotonic()
+        with self._lock:
+            free = [
+                it for it in self._held
+                if now_s >= it.until_s or it.incident.victim not in self._quiet
+            ]  # fmt: skip
+            self._held = [it for it in self._held if it not in free]
+        self._pass_on((it.incident, it.window) for it in free)
+
+    def close(self) -> None:
+        """Report all that is kept back."""
+        with self._lock:
+            free, self._held = self._held, []
+        self._pass_on((it.incident, it.window) for it in free)
+
+    def _is_part(self, incident: Incident) -> bool:
+        return _looks_like_one(incident) and any(
+            incident.victim in it.waiting and it.has(incident) for it in self._stalls
+        )
+
+    def _may_be_part(self, incident: Incident) -> bool:
+        since_ns = self._quiet.get(incident.victim, 0)
+        if not since_ns or not _looks_like_one(incident):
+            return False
+        if any(it.since_ns == since_ns and incident.victim in it.missing for it in self._stalls):
+            return False
+        return incident.began_ns >= since_ns - EARLIER_NS
+
+    def _pass_on(self, found: Iterable[tuple[Incident, Window]]) -> None:
+        with self._reporting:
+            for incident, window in found:
+                self._report(incident, window)
+
+
+def _looks_like_one(incident: Incident) -> bool:
+    return incident.verdict.is_fault and incident.verdict.cause in SAME_WAIT
+
+
+def _with_parts(
+    incident: Incident, parts: Iterable[Incident], ranks: Iterable[RankReport]
+) -> Incident:
+    """With the incidents of waiting ranks as evidence of the likeliest cause."""
+    numbers = {one.pid: one.rank for one in ranks}
+    found = [
+        f"rank {numbers[one.victim]} ({one.victim}) is slower by this wait: {_text(one)}"
+        for one in parts
+    ]
+    candidates = incident.verdict.candidates
+    if not found or not candidates:
+        return incident
+    more = (f"{len(found) - SHOWN} more waiting ranks are slower",) if len(found) > SHOWN else ()
+    evidence = (*candidates[0].evidence, *found[:SHOWN], *more)
+    first = msgspec.structs.replace(candidates[0], evidence=evidence)
+    verdict = msgspec.structs.replace(incident.verdict, candidates=(first, *candidates[1:]))
+    return msgspec.structs.replace(incident, verdict=verdict)
+
+
+def _text(incident: Incident) -> str:
+    first = next(iter(incident.verdict.candidates), None)
+    if first is None or not first.evidence:
+        return str(incident.verdict.cause)
+    return f"{incident.verdict.cause}: {first.evidence[0]}"

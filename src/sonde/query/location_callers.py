@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which function of the program called a location in it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pyarrow as pa
+
+from sonde.query.columns import Frames, whole
+
+
+def callers_of(frames: Frames, sample: pa.Table) -> dict[str, str]:
+    """By location: the one that called it, where one function did for most of its time."""
+    roles, row = frames.roles, frames.row_of(sample.column("stack_id"))
+    pairs = np.stack([roles.location[row], roles.caller[row]], axis=1)
+    different, inverse = np.unique(pairs, axis=0, return_inverse=True)
+    times = np.bincount(inverse.reshape(-1), whole(sample, "weight_ns"), len(different))
+    by_caller: dict[int, dict[int, float]] = defaultdict(dict)
+    for (location, caller), ns in zip(different.tolist(), times.tolist(), strict=True):
+        by_caller[location][caller] = ns
+    found = {}
+    for location, callers in by_caller.items():
+        most = max(callers, key=lambda one: callers[one])
+        if location >= 0 and most >= 0 and 2 * callers[most] > sum(callers.values()):
+            found[roles.locations[location]] = roles.locations[most]
+    return found

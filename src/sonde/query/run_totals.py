@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Estimated totals of runs on devices, from runs that were sampled one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sonde.model.collectives import is_collective
+from sonde.model.timeline import (
+    I32,
+    I64,
+    CallKind,
+    CopyDirection,
+    Mask,
+    Total,
+    TotalKind,
+    WaitDetail,
+)
+from sonde.query.columns import Frames, ThreadTracks, blocks_of, coded, texts_of, whole
+from sonde.query.device_kinds import CALL_KIND_OF_RUN, DIRECTIONS
+
+STRETCHED = 4
+"""A kernel that took this many times its usual time, and a time slice longer, was held up."""
+TIME_SLICE_NS = 1_000_000
+"""Least time slice that a device gives to another process."""
+LEAST_RUNS = 20
+"""Runs of one kernel and grid whose median is its usual length."""
+FEW_BLOCKS = 16
+"""Kernels with so few blocks leave most of a device with 40 or more multiprocessors idle."""
+
+
+class _RunKey(NamedTuple):
+    """What runs that are summed have in common."""
+
+    track: int
+    kind: str
+    name: str
+    direction: int
+    """`CopyDirection`."""
+
+
+class _StreamKey(NamedTuple):
+    """What kernels that are summed by stream have in common."""
+
+    track: int
+    device: int
+    stream: int
+    location: int
+    """Index into `StackRoles.locations`; -1 none."""
+    in_capture: int
+    """1 for kernels that warm up a graph which is captured, else 0."""
+
+
+def run_totals(
+    tracks: ThreadTracks,
+    frames: Frames,
+    rows: pa.Table,
+    *,
+    in_capture: Mask,
+    shared: Collection[int],
+) -> list[Total]:
+    """Totals of runs by kernel, and of kernels by stream.
+
+    `rows`: of `device_run`; `in_capture`: which stacks capture graphs; `shared`: processes whose
+    devices another process used, too. There, kernels that took far longer than usual are cut: the
+    rest is of `TotalKind.INTERRUPTED`. Kernels with so few thread blocks that most of any device
+    stays idle also count as `TotalKind.UNDERFILLED`.
+    """
+    if not rows.num_rows:
+        return []
+    weight = rows.column("weight").to_numpy()
+    length_ns = whole(rows, "end_time_ns") - whole(rows, "start_time_ns")
+    moved, blocks, pids = whole(rows, "bytes"), blocks_of(rows), whole(rows, "pid")
+    made = _stream_totals(tracks, frames, rows, in_capture)
+    for key, mine in _by_kernel(tracks, rows).items():
+        ns, weights, grid = length_ns[mine], weight[mine], blocks[mine]
+        is_kernel = key.kind == "kernel"
+        beyond = np.zeros(len(mine), np.int64)
+        if is_kernel and int(pids[mine[0]]) in shared:
+            beyond = _beyond_usual(ns, grid)
+        made.append(
+            Total(
+                key.track,
+                TotalKind.RUN,
+                key.name or key.kind,
+                CALL_KIND_OF_RUN[key.kind],
+                ns=round((weights * (ns - beyond)).sum()),
+                count=round(weights.sum()),
+                bytes=round((weights * moved[mine]).sum()),
+                direction=CopyDirection(key.direction),
+            )
+        )
+        few = (grid > 0) & (grid <= FEW_BLOCKS)
+        for kind, part in ((TotalKind.UNDERFILLED, ns * few), (TotalKind.INTERRUPTED, beyond)):
+            if is_kernel and part.any():
+                part_ns = round((weights * part).sum())
+                made.append(Total(key.track, kind, key.name, CallKind.OTHER, part_ns, 0))
+    return made
+
+
+def _by_kernel(tracks: ThreadTracks, rows: pa.Table) -> dict[_RunKey, list[int]]:
+    """The rows of each thread, kind of run, kernel and direction of copies."""
+    directions = coded(rows, "direction", {name: int(code) for name, code in DIRECTIONS.items()})
+    columns = (tracks.of(rows), directions)
+    track, direction = (column.tolist() for column in columns)
+    kinds, names = texts_of(rows, "kind"), texts_of(rows, "name")
+    found: dict[_RunKey, list[int]] = {}
+    for row, key in enumerate(map(_RunKey, track, kinds, names, direction)):
+        if key.kind in CALL_KIND_OF_RUN:
+            found.setdefault(key, []).append(row)
+    return found
+
+
+def _beyond_usual(ns: I64, blocks: I32) -> I64:
+    """How much longer than usual each run of a kernel took, if that is a time slice of another
+    process or more; else 0.
+
+    The usual length is the median of the runs with that grid: where it is often long, it is not
+    often far beyond. `ns`: lengths; `blocks`: thread blocks.
+    """
+    beyond = np.zeros(len(ns), np.int64)
+    for grid in np.unique(blocks):
+        same = np.flatnonzero(blocks == grid)
+        if len(same) >= LEAST_RUNS:
+            usual = int(np.median(ns[same]))
+            over = ns[same] - usual
+            far = (ns[same] > STRETCHED * usual) & (over > TIME_SLICE_NS)
+            beyond[same] = np.where(far, over, 0)
+    return beyond
+
+
+def _stream_totals(
+    tracks: ThreadTracks, frames: Frames, rows: pa.Table, in_capture: Mask
+) -> list[Total]:
+    """Kernels and graphs by stream, and by the location in the program that asked for them; those
+    that warm up a graph which is captured are distinguished."""
+    ran = pc.is_in(rows.column("kind").cast(pa.string()), pa.array(["kernel", "replay"]))
+    rows = rows.filter(ran)
+    names = rows.column("name").combine_chunks()
+    collective = np.array([*map(is_collective, names.dictionary.to_pylist()), False])
+    rows = rows.filter(pa.array(~collective[names.indices.to_numpy()]))
+    roles, row = frames.roles, frames.row_of(rows.column("stack_id"))
+    device, stream = whole(rows, "device"), whole(rows, "stream")
+    # In the order of `_StreamKey`.
+    columns = (tracks.of(rows), device, stream, roles.location[row], in_capture[row])
+    keys = np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
+    different, inverse = np.unique(keys, axis=0, return_inverse=True)
+    length_ns = whole(rows, "end_time_ns") - whole(rows, "start_time_ns")
+    weighted = rows.column("weight").to_numpy() * length_ns
+    sums = np.bincount(inverse.reshape(-1), weighted, len(different)).round().tolist()
+    return [
+        Total(
+            key.track,
+            TotalKind.STREAM,
+            "",
+            CallKind.OTHER,
+            ns=int(ns),
+            count=0,
+            device=key.device,
+            stream=key.stream,
+            location=roles.location_of(key.location),
+            wait_detail=WaitDetail.GRAPH_CAPTURE if key.in_capture else WaitDetail.NONE,
+        )
+        for key, ns in zip(map(_StreamKey._make, different.tolist()), sums, strict=True)
+    ]

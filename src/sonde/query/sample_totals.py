@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CPU time of threads by activity and by location in the program, from on-CPU stacks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sonde.model.timeline import I64, Activity, CallKind, Mask, Total, TotalKind, parts_of
+from sonde.query.columns import Frames, ThreadTracks, whole
+from sonde.query.stack_roles import ACTIVITIES, NUMBER_OF
+
+FAULT_FRAMES = (
+    *("exc_page_fault", "asm_exc_page_fault", "handle_mm_fault", "do_user_addr_fault"),
+    *("munmap", "__x64_sys_munmap", "__arm64_sys_munmap", "__vm_munmap", "do_vmi_munmap"),
+    *("unmap_region", "unmap_vmas", "shmem_evict_inode"),
+)
+"""The kernel allocates or frees memory of the program: both are costs of new mappings."""
+FILE_FRAMES = (
+    *("vfs_read", "vfs_write", "vfs_readv", "vfs_writev", "vfs_fsync_range", "ksys_read"),
+    *("ksys_write", "do_sys_openat2", "__sys_sendto", "__sys_recvfrom", "__sys_sendmsg"),
+    *("__sys_recvmsg", "io_submit_one", "vfs_iter_read", "vfs_iter_write"),
+)
+"""The kernel reads or writes for the thread."""
+_YIELDS = ("sched_yield", "do_sched_yield", "__sched_yield")
+_LAUNCHES = (
+    *("cuLaunchKernel", "cuLaunchKernelEx", "cuGraphLaunch", "cuMemcpyHtoDAsync_v2"),
+    *("cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2", "cuMemcpyAsync", "cuMemsetD8Async"),
+    *("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaGraphLaunch", "cudaMemcpyAsync"),
+)
+"""A thread that yields in one of them waits for a free slot in the device's queue."""
+FULL_QUEUE_YIELDS = 0.4
+"""A thread that yields for this share of its time in launches finds the queue full all the time."""
+
+
+class _SampleKey(NamedTuple):
+    """What samples that are summed have in common."""
+
+    track: int
+    activity: int
+    """Index into `ACTIVITIES`."""
+    location: int
+    """Index into `StackRoles.locations`; -1 none."""
+
+
+def sample_totals(
+    tracks: ThreadTracks,
+    frames: Frames,
+    sample: pa.Table,
+    *,
+    in_capture: Mask,
+    span: tuple[int, int],
+    tick_ns: int,
+) -> list[Total]:
+    """Totals by thread, activity and location.
+
+    `in_capture`: which stacks capture graphs; `span`: begin and end of the record; `tick_ns`: the
+    interval that one row sums up.
+    """
+    rows = sample.filter(pc.equal(sample.column("kind"), "cpu"))
+    row = frames.row_of(rows.column("stack_id"))
+    activities = _activities(tracks, frames, rows, in_capture)
+    columns = (tracks.of(rows), activities, frames.roles.location[row])  # of `_SampleKey`
+    keys = np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
+    different, inverse = np.unique(keys, axis=0, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    ns = np.zeros(len(different), np.int64)
+    np.add.at(ns, inverse, whole(rows, "weight_ns"))
+    count = np.bincount(inverse, whole(rows, "weight_count"), len(different)).round()
+    when = np.zeros(len(different), np.uint64)
+    part = _parts(whole(rows, "time_ns"), span, tick_ns).astype(np.uint64)
+    np.bitwise_or.at(when, inverse, np.left_shift(np.uint64(1), part))
+    sums = zip(ns.tolist(), count.astype(np.int64).tolist(), when.tolist(), strict=True)
+    return [
+        Total(
+            key.track,
+            TotalKind.SAMPLED,
+            ACTIVITIES[key.activity],
+            CallKind.OTHER,
+            ns=sum_ns,
+            count=0,
+            location=frames.roles.location_of(key.location),
+            samples=samples,
+            when=bits,
+        )
+        for key, (sum_ns, samples, bits) in zip(
+            map(_SampleKey._make, different.tolist()), sums, strict=True
+        )
+    ]
+
+
+def _activities(tracks: ThreadTracks, frames: Frames, rows: pa.Table, in_capture: Mask) -> I64:
+    """Index into `ACTIVITIES` of each row."""
+    stacks = rows.column("stack_id")
+    row = frames.row_of(stacks)
+    by_stack, in_queue = frames.roles.activity[row], frames.roles.in_queue[row]
+    is_code = by_stack == NUMBER_OF[Activity.CODE]
+    is_input = by_stack == NUMBER_OF[Activity.INPUT]
+    by_priority = [  # the first that applies
+        (in_capture[row], Activity.BUILD),
+        (_full_queue(tracks, frames, rows), Activity.FULL_QUEUE),
+        (frames.holding(stacks, FAULT_FRAMES) & ~is_input & ~in_queue, Activity.PAGE_FAULT),
+        # What another thread or process produced is unpacked here, out of a queue or a pipe.
+        (is_code & in_queue, Activity.INPUT),
+        (is_code & frames.holding(stacks, FILE_FRAMES), Activity.FILE),
+    ]
+    chosen: I64 = np.select(
+        [applies for applies, _ in by_priority],
+        [NUMBER_OF[one] for _, one in by_priority],
+        by_stack.astype(np.int64),
+    )
+    return chosen
+
+
+def _full_queue(tracks: ThreadTracks, frames: Frames, rows: pa.Table) -> Mask:
+    """Launches of threads that yield in them for much of the time, of each row."""
+    stacks, track = rows.column("stack_id"), tracks.of(rows)
+    launching, weight = frames.holding(stacks, _LAUNCHES), whole(rows, "weight_ns")
+    launch_ns = np.bincount(track, weight * launching)
+    yield_ns = np.bincount(track, weight * (launching & frames.holding(stacks, _YIELDS)))
+    full: Mask = launching & (yield_ns >= FULL_QUEUE_YIELDS * launch_ns)[track]
+    return full
+
+
+def _parts(time_ns: I64, span: tuple[int, int], tick_ns: int) -> I64:
+    """In which part of the record (`parts_of`) each time lies."""
+    start, end = span
+    parts = parts_of(start, end, tick_ns)
+    found: I64 = np.clip((time_ns - start) * parts // max(1, end - start), 0, parts - 1)
+    return found

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose code threads run, by all of their stacks that show it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from sonde.model.timeline import Interner, ThreadOwner
+from sonde.query.columns import Frames, ThreadTracks
+
+_OWNERS = tuple(ThreadOwner)
+
+
+def set_owners(naming: Interner, tracks: ThreadTracks, frames: Frames, sample: pa.Table) -> None:
+    """Sets `Track.owner` of each thread of `naming` whose stacks agree on one."""
+    owner = frames.roles.owner[frames.row_of(sample.column("stack_id"))]
+    pairs = np.unique(np.stack([tracks.of(sample).astype(np.int64), owner], axis=1), axis=0)
+    found: dict[int, set[ThreadOwner]] = {}
+    for track, number in pairs.tolist():
+        if number:
+            found.setdefault(track, set()).add(_OWNERS[number - 1])
+    for track, owners in found.items():
+        if len(owners) == 1:
+            naming.tracks[track] = replace(naming.tracks[track], owner=owners.pop())

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose code a file holds, by the folder that it lies in: paths themselves are not recorded.
+
+Packages are installed below `site-packages` (Debian: `dist-packages`), the standard library is the
+rest of `lib/python3.N`, in a virtual environment, a conda environment or the system alike. What
+lies elsewhere is the program's, and so is a project in editable mode, whose files stay where they
+are. Packages that `pip install --target` put into another folder count as the program's, too.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from sonde.model.code import CodeOrigin
+
+_PACKAGES: Final = re.compile(r"(^|/)(site|dist)-packages/")
+_STANDARD: Final = re.compile(r"(^|/)lib(64)?/(python|pypy)3(\.\d+t?/|\d+\.zip/)")
+_SYSTEM: Final = re.compile(r"^/(usr/)?lib(32|64|x32)?/|^/usr/local/cuda[^/]*/|^/opt/rocm[^/]*/")
+
+
+def origin_of_source(path: str) -> CodeOrigin:
+    """Of a Python file, as its code object has it: absolute, relative to where the program was
+    started, or in angle brackets where there is no file."""
+    if path.startswith("<frozen "):
+        return CodeOrigin.INTERPRETER
+    if not path or path.startswith("<"):
+        return CodeOrigin.UNKNOWN
+    return _of_python(path) or CodeOrigin.PROGRAM
+
+
+def origin_of_binary(path: str) -> CodeOrigin:
+    """Of a file with machine code, by its absolute path as its process sees it; an executable in
+    `/usr/bin` is the program's."""
+    if not path.startswith("/"):
+        return CodeOrigin.UNKNOWN
+    found = _of_python(path) or (CodeOrigin.SYSTEM if _SYSTEM.search(path) else None)
+    return found or CodeOrigin.PROGRAM
+
+
+def _of_python(path: str) -> CodeOrigin | None:
+    if _PACKAGES.search(path):
+        return CodeOrigin.PACKAGE
+    return CodeOrigin.INTERPRETER if _STANDARD.search(path) else None

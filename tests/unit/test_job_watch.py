@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What watching jobs may hold and cost, whatever its processes are."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from sonde.agent import job_watch
+from sonde.agent.job_finder import Job, Rank
+from sonde.agent.job_watch import JOBS, KEPT_CANDIDATES, PARTS, JobWatch
+from sonde.agent.rank_dump import MEMORY_BYTES
+from sonde.agent.rank_stacks import RankStackReader
+from sonde.agent.stall_reports import StallReports
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    it = JobWatch(
+        StallReports(lambda *_: None), lambda *_: None,
+        lambda pid: SimpleNamespace(owner="", name=""), lambda _: None,
+    )  # fmt: skip
+    monkeypatch.setattr(it._stacks, "take", lambda *_: {})
+    yield it
+    it.close()
+
+
+def job(number, party):
+    ranks = tuple(Rank(10 * number + at, 5, at) for at in range(2))
+    return Job("", ranks, "RANK", party)
+
+
+def found(watch, *jobs):
+    watch._finder.find = lambda *_: list(jobs)
+    watch._find()
+    return [one.job for one in watch._jobs]
+
+
+def test_jobs_are_bounded_and_those_left_out_are_counted_once(watch):
+    many = [job(number, number) for number in range(1, JOBS + 6)]
+    # One look after another, as they come.
+    for at in range(1, len(many) + 1):
+        found(watch, *many[:at])
+    assert len(watch._jobs) == JOBS
+    found(watch, *many)
+    assert watch.losses["diagnose.jobs"] == 5
+
+
+def test_a_party_has_a_part_of_the_jobs(watch):
+    its = [job(number, 1000) for number in range(1, 20)]
+    other = job(50, 1001)
+    watched = found(watch, *its, other)
+    assert len(watched) == JOBS // PARTS + 1
+    assert other in watched
+    assert watch.losses["diagnose.jobs"] == len(its) - JOBS // PARTS
+
+
+def test_the_machines_own_root_may_have_all_jobs(watch):
+    assert len(found(watch, *(job(number, 0) for number in range(1, 30)))) == JOBS
+
+
+def test_a_job_that_grew_takes_its_own_place(watch):
+    its = [job(number, 1000) for number in range(1, JOBS // PARTS + 1)]
+    found(watch, *its)
+    grown = Job("", (*its[0].ranks, Rank(99, 5, 2)), "RANK", 1000)
+    watched = found(watch, grown)
+    assert len(watched) == JOBS // PARTS
+    assert grown in watched
+    assert its[0] not in watched
+
+
+def test_nobody_waits_while_it_is_looked_who_has_ended(watch, monkeypatch):
+    found(watch, job(1, 1000))
+    held = []
+
+    def state(rank):
+        held.append(watch._lock.locked())
+        return "" if rank.number else "S"
+
+    monkeypatch.setattr(job_watch, "_state", state)
+    watch._note_ended()
+    assert held == [False, False]
+    assert watch._jobs[0].ended == {11}
+    assert watch.ranks() == [10]
+    monkeypatch.setattr(job_watch, "_state", lambda _: "")
+    watch._note_ended()
+    assert watch._jobs == []
+
+
+def test_signs_that_end_during_a_look_are_those_of_its_begin(watch, monkeypatch):
+    found(watch, job(1, 1000))
+    (one,) = watch._jobs
+
+    class Signs(dict):
+        """As the tick's thread has it: between two reads it may be another one."""
+
+        def __contains__(self, pid):
+            one.pace.signs = {}
+            return dict.__contains__(self, pid)
+
+    monkeypatch.setattr(job_watch.time, "sleep", lambda _: None)
+    monkeypatch.setattr(job_watch, "ask", lambda _: None)
+    monkeypatch.setattr(watch, "_look", lambda *_: None)
+    seen = []
+    monkeypatch.setattr(job_watch, "victim", lambda facts: seen.append(facts))
+    one.pace._quiet_ns, one.pace._now_ns = 1, 3_000_000_001
+    one.pace.signs = Signs({10: "CPU time", 11: "waits"})
+    watch._look_into(one)
+    assert seen[0].signs == ("rank 0: CPU time", "rank 1: waits")
+
+
+def test_candidates_that_were_left_out_are_a_loss(watch):
+    watch._finder.left_out = 7
+    assert watch.losses["diagnose.job_candidates"] == 7
+
+
+def test_candidates_are_bounded(watch):
+    moment = SimpleNamespace(seconds=1.0, processes={}, end_ns=1)
+    watch.on_moment(moment, range(1, 3 * KEPT_CANDIDATES))
+    assert len(watch._candidates) == KEPT_CANDIDATES
+
+
+def test_the_child_that_takes_stacks_is_bounded():
+    reader = RankStackReader()
+    try:
+        pid = reader._alive().pid
+        until_s = time.monotonic() + 30
+        while time.monotonic() < until_s:
+            limits = Path(f"/proc/{pid}/limits").read_text().splitlines()
+            (data,) = [line.split() for line in limits if line.startswith("Max data size")]
+            score = Path(f"/proc/{pid}/oom_score_adj").read_text().strip()
+            if data[3] == str(MEMORY_BYTES) and score == "1000":
+                break
+            threading.Event().wait(0.05)
+        assert (data[3], score) == (str(MEMORY_BYTES), "1000")
+        assert os.getpriority(os.PRIO_PROCESS, pid) > 0
+    finally:
+        reader.close()
