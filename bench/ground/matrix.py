@@ -4,7 +4,7 @@
 
     python3 matrix.py --cupti DIR --out DIR --set first|second [--deadline-s 480]
 
-DIR/NAME/libcupti.so.N are the builds (NAME such as 13.5). Builds the programs with gcc and nvcc, runs
+DIR/NAME/libcupti.so.N are the builds (NAME such as 13.5). Builds the programs with gcc and nvcc, attaches as Sonde does (root, and Sonde in the same Python), runs
 the trials in order of weight until the deadline, writes ground.json and prints a short table last.
 """
 

@@ -9,6 +9,7 @@ import subprocess
 import pytest
 from bench.stacks.entries import Entries
 from bench.stacks.programs import HERE
+from user_stacks import user_stacks
 
 pytestmark = pytest.mark.bpf
 
@@ -35,18 +36,10 @@ def seen(request, tmp_path_factory, record):
     finally:
         program.kill()
         program.wait()
-    tables = recorder.capture.tables
-    frames = {row["frame_id"]: row for row in tables["frame"].to_pylist()}
-    stacks = {row["stack_id"]: row["frame_ids"] for row in tables["stack"].to_pylist()}
-    found = []
-    for row in tables["sample"].to_pylist():
-        if row["kind"] == "cpu":
-            stack = [frames[it] for it in stacks.get(row["stack_id"], [])]
-            stack = [it for it in stack if it["kind"] != "kernel"]
-            at = entries.of_offset(stack[-1]["binary"], stack[-1]["offset"]) if stack else None
-            names = [it["function"].removesuffix(".abi0") for it in stack]
-            found.append((names, at is not None and entries.has(at), row["weight_count"]))
-    return found
+    return [
+        ([it["function"].removesuffix(".abi0") for it in stack], is_whole, count)
+        for stack, is_whole, count in user_stacks(recorder.capture.tables, entries)
+    ]
 
 
 def share(seen, *functions):

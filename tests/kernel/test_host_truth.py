@@ -192,9 +192,9 @@ def test_pressure_of_a_group_without_a_limit(record):
                 settle()
                 truth = dict(stalls(file.read_bytes()))
     mine = {"sonde.cgroup": "/sonde-test-pressure", "sonde.resource": "cpu"}
-    told = last(recorder, "sonde.cgroup.pressure", **mine, **{"sonde.pressure": "some"})
+    recorded = last(recorder, "sonde.cgroup.pressure", **mine, **{"sonde.pressure": "some"})
     assert truth[b"some"] > 1
-    agrees("pressure of a group, by cpu.pressure", told, truth[b"some"])
+    agrees("pressure of a group, by cpu.pressure", recorded, truth[b"some"])
 
 
 # --- block devices --------------------------------------------------------------------------------

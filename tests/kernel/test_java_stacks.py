@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from bench.stacks.entries import Entries
+from user_stacks import user_stacks
 
 pytestmark = pytest.mark.bpf
 
@@ -48,18 +49,7 @@ def seen(request, classes, record):
     finally:
         program.kill()
         program.wait()
-    tables = recorder.capture.tables
-    frames = {row["frame_id"]: row for row in tables["frame"].to_pylist()}
-    stacks = {row["stack_id"]: row["frame_ids"] for row in tables["stack"].to_pylist()}
-    found = []
-    for row in tables["sample"].to_pylist():
-        if row["kind"] == "cpu":
-            stack = [frames[it] for it in stacks.get(row["stack_id"], [])]
-            stack = [it for it in stack if it["kind"] != "kernel"]
-            at = entries.of_offset(stack[-1]["binary"], stack[-1]["offset"]) if stack else None
-            is_whole = at is not None and entries.has(at)
-            found.append((stack, is_whole, row["weight_count"]))
-    return request.param, found
+    return request.param, user_stacks(recorder.capture.tables, entries)
 
 
 def names(stack):

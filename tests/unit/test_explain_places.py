@@ -109,9 +109,9 @@ def test_the_thread_between_is_reported_with_where_it_waits(writer, explained):
 
 @pytest.mark.parametrize(("inner", "follows"), [((GET, SEM_WAIT), True), ((SEM_WAIT,), False)])
 def test_a_thread_that_writes_results_to_a_pipe_stands_for_who_makes_them(
-    writer, told, inner, follows
+    writer, explained, inner, follows
 ):
-    """It waits in a queue of its own process; who waits for a lock may hold up others itself."""
+    """It waits in a queue of the same process; who waits for a lock may hold up others itself."""
     key = process(writer)
     worker = process(writer, 91, pid=90, ppid=42)
     pipe = writer.stack(FETCH, RECEIVE, ("poll", "libc.so.6"))
@@ -122,7 +122,7 @@ def test_a_thread_that_writes_results_to_a_pipe_stands_for_who_makes_them(
     on_cpu(writer, key, 2.0, MAIN, ADD, LAUNCH)
     runs(writer, key, 0.1)
 
-    fact = facts(told(), Cause.INPUT)
+    fact = facts(explained(), Cause.INPUT)
     assert ("t91 (91), which waits for t90 (90), on a CPU in decode train.py:25" in fact) is follows
     assert ("t91 (91), on a CPU in encode train.py:21" in fact) is not follows
 

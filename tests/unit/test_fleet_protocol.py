@@ -94,9 +94,9 @@ def test_a_report_that_one_party_cannot_open_counts_for_neither(fleet, part):
     assert fleet.leader.store.batch(START_S).checksum == fleet.helper.store.batch(START_S).checksum
 
 
-def test_the_helper_does_not_take_the_leaders_word_for_a_report(fleet):
-    report = fleet.report(0, [1])
-    item = Item(
+def item_of(report):
+    """What a lying leader could send of a report: with a digest of zeroes, and no message."""
+    return Item(
         report.id,
         report.time_s,
         report.node,
@@ -106,6 +106,11 @@ def test_the_helper_does_not_take_the_leaders_word_for_a_report(fleet):
         report.signature,
         b"",
     )
+
+
+def test_the_helper_does_not_take_the_leaders_word_for_a_report(fleet):
+    report = fleet.report(0, [1])
+    item = item_of(report)
     reply = decode_replies(fleet.helper.process_job(encode_job(bytes(16), [item])), 1)
     assert reply == [Reply(None, "forged")]
     assert fleet.helper.store.counts() == {}
@@ -113,16 +118,7 @@ def test_the_helper_does_not_take_the_leaders_word_for_a_report(fleet):
 
 def test_a_job_with_the_same_report_twice_is_refused(fleet):
     report = fleet.report(0, [1])
-    item = Item(
-        report.id,
-        report.time_s,
-        report.node,
-        bytes(32),
-        report.public,
-        report.helper,
-        report.signature,
-        b"",
-    )
+    item = item_of(report)
     with pytest.raises(Refused, match="distinct reports"):
         fleet.helper.process_job(encode_job(bytes(16), [item, item]))
 
@@ -130,16 +126,7 @@ def test_a_job_with_the_same_report_twice_is_refused(fleet):
 def test_the_helper_refuses_replays_in_another_job(fleet):
     report = fleet.report(0, [1])
     fleet.send(report)
-    item = Item(
-        report.id,
-        report.time_s,
-        report.node,
-        bytes(32),
-        report.public,
-        report.helper,
-        report.signature,
-        b"",
-    )
+    item = item_of(report)
     assert decode_replies(fleet.helper.process_job(encode_job(b"j" * 16, [item])), 1) == [
         Reply(None, "replayed")
     ]

@@ -69,7 +69,7 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def asked(source: GroupPressure) -> Points:
-    """What it says at first, and a look later."""
+    """What it reports at first, and a look later."""
     points = Points()
     source.open()
     try:
@@ -80,36 +80,38 @@ def asked(source: GroupPressure) -> Points:
     return points
 
 
-def told(points: Points, series: str = "sonde.cgroup.pressure") -> dict[tuple[str, ...], float]:
+def values_of(
+    points: Points, series: str = "sonde.cgroup.pressure"
+) -> dict[tuple[str, ...], float]:
     """Values by the values of their attributes: group, pressure, resource."""
     found = [(json.loads(row[2] or "{}"), row[3]) for row in points.metrics if row[1] == series]
     return {tuple(value for _, value in sorted(of.items())): seconds for of, seconds in found}
 
 
-def test_groups_that_have_processes_are_told_of(tree: Tree) -> None:
+def test_groups_that_have_processes_are_reported(tree: Tree) -> None:
     tree.add("/a.slice", 3_000_000)
     tree.add("/a.slice/b.service", 2_000_000)
     tree.add("/a.slice/empty.service", 9_000_000, populated=0)
     points = asked(tree.source())
-    found = told(points)
+    found = values_of(points)
     assert found["/a.slice", "some", "memory"] == 3.0
     assert found["/a.slice/b.service", "full", "memory"] == 1.0
     assert found["/a.slice/b.service", "some", "io"] == 0.0
     assert len(found) == 2 * 3 * 2
-    assert told(points, "sonde.cgroup.pressure_left_out") == {(): 0.0}
+    assert values_of(points, "sonde.cgroup.pressure_left_out") == {(): 0.0}
 
 
 def test_of_recorded_processes_their_groups_alone(tree: Tree) -> None:
     tree.add("/mine", 1_000_000)
     tree.add("/others", 1_000_000)
     tree.put(os.getpid(), "/mine")
-    assert {path for path, _, _ in told(asked(tree.source(os.getpid())))} == {"/mine"}
+    assert {path for path, _, _ in values_of(asked(tree.source(os.getpid())))} == {"/mine"}
 
 
 @pytest.mark.parametrize("path", ["/", "/../outside", "/gone (deleted)"])
 def test_a_process_in_no_group_that_can_be_read_is_no_error(tree: Tree, path: str) -> None:
     tree.put(os.getpid(), path)
-    assert not told(asked(tree.source(os.getpid())))
+    assert not values_of(asked(tree.source(os.getpid())))
 
 
 def test_what_is_beyond_the_bound_is_counted_and_hides_no_other_party(
@@ -120,9 +122,9 @@ def test_what_is_beyond_the_bound_is_counted_and_hides_no_other_party(
         tree.add(f"/many.service/g{number}", 1)
     tree.add("/one.service", 1)
     points = asked(tree.source())
-    assert len({path for path, _, _ in told(points)}) == 40
-    assert ("/one.service", "some", "memory") in told(points)
-    assert told(points, "sonde.cgroup.pressure_left_out") == {(): 21.0}
+    assert len({path for path, _, _ in values_of(points)}) == 40
+    assert ("/one.service", "some", "memory") in values_of(points)
+    assert values_of(points, "sonde.cgroup.pressure_left_out") == {(): 21.0}
 
 
 def test_groups_of_one_party_take_few_descriptors(tree: Tree) -> None:
@@ -137,11 +139,11 @@ def test_groups_of_one_party_take_few_descriptors(tree: Tree) -> None:
     assert 0 < taken <= 3 * MAX_KEPT_OF_PARTY
 
 
-def test_a_limited_group_is_told_of_once(tree: Tree) -> None:
+def test_a_limited_group_is_reported_once(tree: Tree) -> None:
     (tree.add("/limited", 1_000_000) / "memory.max").write_text("4096\n")
-    found = told(asked(tree.source(are_limited_read=True)))
+    found = values_of(asked(tree.source(are_limited_read=True)))
     assert {resource for _, _, resource in found} == {"cpu", "io"}
-    assert len(told(asked(tree.source()))) == 3 * 2
+    assert len(values_of(asked(tree.source()))) == 3 * 2
 
 
 def test_a_group_that_is_removed_is_no_error(tree: Tree) -> None:
@@ -155,7 +157,7 @@ def test_a_group_that_is_removed_is_no_error(tree: Tree) -> None:
     source._read(points)
     source._look(points)
     source.close()
-    assert {path for path, _, _ in told(points)} == {"/stays"}
+    assert {path for path, _, _ in values_of(points)} == {"/stays"}
 
 
 def test_a_machine_without_pressure_of_groups_is_a_gap_with_its_reason(tree: Tree) -> None:
@@ -165,7 +167,7 @@ def test_a_machine_without_pressure_of_groups_is_a_gap_with_its_reason(tree: Tre
     tree.mountinfo.write_text("1 1 0:1 / /x rw - cgroup cgroup rw,memory\n")
     points = Points()
     Schedule(tree.source()).run_due(points)
-    assert told(points, "sonde.source.up") == {("psi",): 0.0}
+    assert values_of(points, "sonde.source.up") == {("psi",): 0.0}
     assert [event.text for event in points.events] == [
         "psi: no control groups of version 2 are mounted"
     ]

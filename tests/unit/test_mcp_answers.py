@@ -106,7 +106,7 @@ def test_a_deep_wide_hostile_graph_is_bounded() -> None:
     assert levels <= 30
 
 
-def test_a_chain_of_long_names_is_bounded_and_says_why() -> None:
+def test_a_chain_of_long_names_is_bounded_and_has_the_reason() -> None:
     """Each box weighs the same: none of them is the lightest."""
     node = box("last", 1.0)
     for _ in range(400):

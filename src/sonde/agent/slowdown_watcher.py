@@ -144,7 +144,6 @@ class Watcher:
         self.looks_failed = 0
         self.left_out = 0
         """Suspicions for which there was no room."""
-        self.suspicions = 0
         self._processes_left_out = 0
         self._tokens = BURST
         self._affinity: dict[int, deque[tuple[int, int]]] = {}
@@ -231,7 +230,6 @@ class Watcher:
     def _suspect(self, found: Iterable[Suspicion], now_ns: int) -> None:
         # Where there is no room for all, those that lost most come first.
         for suspicion in sorted(found, key=lambda it: -it.lost):
-            self.suspicions += 1
             kept = 0 if suspicion.lost >= LARGE else RESERVE
             if len(self._open) >= OPEN or self._tokens < 1 + kept:
                 self.left_out += 1

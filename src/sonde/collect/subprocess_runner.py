@@ -100,7 +100,6 @@ class SubprocessRunner:
         before `present` is true."""
         self.name = name
         self.lost = 0
-        self.restarts = 0
         self._source = source
         self._present = present
         self._child: subprocess.Popen[bytes] | None = None
@@ -255,7 +254,6 @@ class SubprocessRunner:
         child, self._child = self._child, None
         assert child is not None
         self._end(child)
-        self.restarts += 1
         self._start_at_s = now_s + self._pause_s
         self._pause_s = min(2 * self._pause_s, RETRY_LAST_S)
         self._mark_lost(points, now_s, reason)

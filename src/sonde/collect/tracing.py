@@ -172,6 +172,7 @@ class Tracer:
             )
         fd = find_memory(self.pid, trace_abi.TRACE_MEMFD, trace_abi.TRACE_BYTES)
         if fd is None:
+            self._require_alive()
             raise AttachFailed(
                 f"the trace of process {self.pid} is not to be found in it", "Try again."
             )

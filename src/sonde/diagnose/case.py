@@ -19,7 +19,6 @@ class Rates:
 
     cpu: float = 0.0
     disk_bytes: float = 0.0
-    disk_requests: float = 0.0
     disk_s: float = 0.0
     major_faults: float = 0.0
     reclaim_s: float = 0.0

@@ -18,7 +18,6 @@ from sonde.diagnose.moments import Window
 
 LEAST_LOST = 0.06
 """Seconds a second."""
-LEAST_SLOWDOWN = 1.1
 CLAIMED = 0.4
 """Share of the lost time from which on a cause is named."""
 LASTS = 0.3

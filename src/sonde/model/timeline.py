@@ -398,10 +398,6 @@ class Timeline:
     def _tables(self) -> tuple[Events, ...]:
         return (self.device, self.calls, self.host, self.states)
 
-    def with_notes(self, *notes: str) -> Timeline:
-        """The timeline with these notes appended."""
-        return replace(self, notes=(*self.notes, *notes))
-
 
 class Interner:
     """Gives each distinct name and track an index while a timeline is built."""

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import re
 from functools import cached_property
 from typing import Any
 
@@ -99,11 +98,6 @@ class Frames:
     def row_of(self, stack_ids: Any) -> I64:
         """The row of each stack in the table of stacks; one past the last for unknown ones."""
         return self._row(stack_ids)
-
-    def in_files(self, stack_ids: Any, parts: tuple[str, ...]) -> Mask:
-        """Whether each stack has a frame in a file whose name contains one of the parts."""
-        pattern = "|".join(map(re.escape, parts))
-        return self._holding(stack_ids, pc.match_substring_regex(self._file, pattern))
 
     def holding(self, stack_ids: Any, functions: tuple[str, ...]) -> Mask:
         """Whether each stack contains one of the functions of the kernel or of a library.

@@ -288,8 +288,3 @@ def _memory(array: pa.Array) -> memoryview[int]:
     """The values of an int32 array without nulls, without a copy."""
     values: memoryview[int] = memoryview(array.buffers()[1]).cast("i")
     return values[array.offset : array.offset + len(array)]
-
-
-def _array(values: Sequence[int], kind: pa.DataType) -> pa.Array:
-    """The reverse of `_memory`."""
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])

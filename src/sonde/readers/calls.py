@@ -40,11 +40,6 @@ def _ops() -> dict[str, CallKind]:
     return known
 
 
-def kind_of_op(op: str) -> CallKind:
-    """The kind of a call by its operation in the tables of `sonde.apis`."""
-    return _KIND_OF_OP.get(op, CallKind.OTHER)
-
-
 def call_kind(name: str) -> CallKind:
     """The kind of a call by the name of its function."""
     if _EVENTS.search(name):  # a stream waits, the thread does not

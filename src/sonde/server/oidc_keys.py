@@ -57,7 +57,6 @@ class Keys:
         self._fetched_s = self._tried_s = float("-inf")
         self._fetching: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "sonde-oidc")
-        self.fetches = 0
         self.failures = 0
 
     async def key(self, name: str) -> Key | None:
@@ -87,7 +86,6 @@ class Keys:
             self._fetching = asyncio.create_task(self._renew())
 
     async def _renew(self) -> None:
-        self.fetches += 1
         try:
             loop = asyncio.get_running_loop()
             self._keys = await loop.run_in_executor(self._thread, _fetched, self._config)

@@ -29,7 +29,6 @@ class Sent:
     accepted: int = 0
     duplicates: int = 0
     damaged: int = 0
-    retries: int = 0
 
 
 def waits(attempt: int, draw: Callable[[float, float], float] = random.uniform) -> float:
@@ -89,7 +88,6 @@ def _send(url: str, headers: dict[str, str], body: bytes, give_up_s: float, sent
         wait = after_s + waits(attempt)
         if not again or time.monotonic() + wait > ends:
             raise SinkError(f"the server did not take a chunk: {problem}", "see the server's log")
-        sent.retries += 1
         time.sleep(wait)
 
 

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stacks of CPU samples of one program, and whether each reaches where its thread began."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bench.stacks.entries import Entries
+
+Row = Mapping[str, Any]
+
+
+def user_stacks(tables: Mapping[str, Any], entries: Entries) -> list[tuple[list[Row], bool, int]]:
+    """(rows of frames outside the kernel, from the innermost on; whether the last is an entry;
+    samples) of each CPU sample of a capture's tables."""
+    frames = {row["frame_id"]: row for row in tables["frame"].to_pylist()}
+    stacks = {row["stack_id"]: row["frame_ids"] for row in tables["stack"].to_pylist()}
+    found = []
+    for row in tables["sample"].to_pylist():
+        if row["kind"] == "cpu":
+            stack = [frames[it] for it in stacks.get(row["stack_id"], [])]
+            stack = [it for it in stack if it["kind"] != "kernel"]
+            at = entries.of_offset(stack[-1]["binary"], stack[-1]["offset"]) if stack else None
+            found.append((stack, at is not None and entries.has(at), row["weight_count"]))
+    return found
