@@ -90,6 +90,7 @@ class JobWatch:
         self._asking = ThreadPoolExecutor(1, "sonde-ras")
         self.looks_failed = 0
         self.jobs_left_out = 0
+        self._candidates_left_out = 0
         self._left_out: set[Rank] = set()
         """First ranks of jobs that are left out now: each job counts once."""
 
@@ -116,7 +117,7 @@ class JobWatch:
         return {
             "diagnose.job_looks": failed,
             "diagnose.jobs": self.jobs_left_out,
-            "diagnose.job_candidates": self._finder.left_out,
+            "diagnose.job_candidates": self._finder.left_out + self._candidates_left_out,
             "diagnose.waiting_ranks": self._reports.folded,
         }
 
@@ -134,6 +135,8 @@ class JobWatch:
             for pid in chain(chosen, busy):
                 if len(self._candidates) < KEPT_CANDIDATES:
                     self._candidates.add(pid)
+                else:
+                    self._candidates_left_out += pid not in self._candidates
             for one in self._jobs:
                 one.pace.add(moment, one.ended)
                 if not one.pace.quiet_since_ns:
