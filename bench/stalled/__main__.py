@@ -126,6 +126,12 @@ def _table(out: Path, incidents_file: Path, notes: dict[str, Path]) -> None:
             row = {"job": name, "how": note["how"], "after_s": None, "cause": None}
             if its:
                 first = its[0]
+                waiting = {one["pid"] for one in first["verdict"]["ranks"] if not one["is_missing"]}
+                row["by_waiting_ranks"] = [
+                    one["verdict"]["cause"] for one in incidents
+                    if one["victim"] in waiting and not one["verdict"]["ranks"]
+                    and note["ns"] - 1.5e9 <= one["began_ns"] <= note["ns"] + STOP_S * 1e9
+                ]  # fmt: skip
                 missing = [rank for rank in first["verdict"]["ranks"] if rank["is_missing"]]
                 best = first["verdict"]["candidates"][:1]
                 row |= {

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sonde.agent import job_finder
+from sonde.agent import job_finder, ras_client
 from sonde.agent.job_finder import CANDIDATES, JobFinder
 
 
@@ -60,6 +60,18 @@ def test_tables_are_read_once_for_a_namespace(monkeypatch):
     links = job_finder._links([process(10), process(11), process(12)])
     assert read == [10]
     assert links == {10: {11}, 11: {10}}
+
+
+def test_who_listens_is_read_once_for_a_namespace(monkeypatch):
+    read = []
+    monkeypatch.setattr(job_finder, "sockets_of", lambda pid: {str(pid)})
+    monkeypatch.setattr(job_finder.procfs, "read_inode", lambda path: 5)
+    whole = [("a:1", "0:0", "0A", "10"), ("a:2", "a:1", "01", "11")]
+    monkeypatch.setattr(job_finder, "connections", lambda pid: read.append(pid) or whole)
+    assert job_finder.listening([10, 11, 12]) == {10}
+    assert read == [10]
+    assert ras_client.ask([11, 12, 13]) is None
+    assert read == [10, 11]
 
 
 def test_ends_in_another_network_namespace_connect_nobody(monkeypatch):

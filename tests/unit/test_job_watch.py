@@ -123,6 +123,7 @@ def test_candidates_are_bounded(watch):
     moment = SimpleNamespace(seconds=1.0, processes={}, end_ns=1)
     watch.on_moment(moment, range(1, 3 * KEPT_CANDIDATES))
     assert len(watch._candidates) == KEPT_CANDIDATES
+    assert watch.losses["diagnose.job_candidates"] == 2 * KEPT_CANDIDATES - 1
 
 
 def test_the_child_that_takes_stacks_is_bounded():

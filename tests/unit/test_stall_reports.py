@@ -148,6 +148,7 @@ def test_where_one_rank_works_alone_the_others_wait_is_no_incident(node):
     node.stalls(Change.OWN_WORK)
     node.offer(12)
     assert node.victims == [MISSING]
+    assert node.reports.folded == 2
 
 
 def test_of_many_the_first_ones_are_listed(node):

@@ -53,6 +53,8 @@ _FILE = re.compile(rb" (\w+:\w+ \d+) +/dev/shm/(?:nccl|mpi|ucx|vader|psm|gloo|rc
 _NUMBERS: Final = (
     b"RANK", b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK", b"PMI_RANK", b"SLURM_PROCID", b"LOCAL_RANK",
 )  # fmt: skip
+Tables = dict[int, list[tuple[str, str, str, str]]]
+"""`connections` by network namespace."""
 BY_START: Final = "the order in which they began"
 
 
@@ -197,7 +199,7 @@ def _links(members: Sequence[_Process]) -> dict[int, set[int]]:
     whole = {one.pid: (one.inodes, one.shares) for one in members}
     ends: dict[int, list[tuple[int, str, str]]] = {}
     by_end: dict[tuple[int, str, str], int] = {}
-    tables: dict[int, list[tuple[str, str, str, str]]] = {}
+    tables: Tables = {}
     for one in members:
         inodes, shares = whole.get(one.parent, (set[str](), set[bytes]()))
         one.inodes, one.shares = one.inodes - inodes, one.shares - shares
@@ -223,9 +225,7 @@ def _links(members: Sequence[_Process]) -> dict[int, set[int]]:
     return links
 
 
-def _table(
-    pid: int, tables: dict[int, list[tuple[str, str, str, str]]]
-) -> tuple[int, list[tuple[str, str, str, str]]]:
+def _table(pid: int, tables: Tables) -> tuple[int, list[tuple[str, str, str, str]]]:
     """Its network namespace, and the connections there, read once for all processes in it."""
     try:
         inode = procfs.read_inode(f"/proc/{pid}/ns/net")
@@ -291,11 +291,12 @@ def _plain(end: str) -> str:
     return end[len(mapped) :] if end.startswith(mapped) else end
 
 
-def listens_at(pid: int, port: int) -> str:
-    """The loopback address at which a process itself listens at a TCP port; '': it does not."""
+def listens_at(pid: int, port: int, tables: Tables | None = None) -> str:
+    """The loopback address at which a process itself listens at a TCP port; '': it does not.
+    `tables`: what was read for other processes, and is read for this one."""
     wanted = f":{port:04X}"
     mine = sockets_of(pid)
-    for local, _, state, inode in connections(pid):
+    for local, _, state, inode in _table(pid, {} if tables is None else tables)[1]:
         if state == _LISTENING and inode in mine and local.endswith(wanted):
             address = local.rpartition(":")[0]
             if address in ("0100007F", "00000000", "0" * 32):
@@ -305,7 +306,13 @@ def listens_at(pid: int, port: int) -> str:
     return ""
 
 
-def listens(pid: int) -> bool:
-    """Whether a process takes TCP connections."""
-    mine = sockets_of(pid)
-    return any(it[2] == _LISTENING and it[3] in mine for it in connections(pid))
+def listening(pids: Iterable[int]) -> set[int]:
+    """Those of some processes that take TCP connections. The table of a namespace is read once:
+    how long it is, its processes decide."""
+    tables: Tables = {}
+    found = set()
+    for pid in pids:
+        mine = sockets_of(pid)
+        if any(it[2] == _LISTENING and it[3] in mine for it in _table(pid, tables)[1]):
+            found.add(pid)
+    return found

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
 
 from sonde import procfs
-from sonde.agent.job_finder import Job, JobFinder, Rank, listens
+from sonde.agent.job_finder import Job, JobFinder, Rank, listening
 from sonde.agent.rank_dump import RankStacks
 from sonde.agent.rank_stacks import RankStackReader
 from sonde.agent.ras_client import ask
@@ -90,6 +90,7 @@ class JobWatch:
         self._asking = ThreadPoolExecutor(1, "sonde-ras")
         self.looks_failed = 0
         self.jobs_left_out = 0
+        self._candidates_left_out = 0
         self._left_out: set[Rank] = set()
         """First ranks of jobs that are left out now: each job counts once."""
 
@@ -116,7 +117,7 @@ class JobWatch:
         return {
             "diagnose.job_looks": failed,
             "diagnose.jobs": self.jobs_left_out,
-            "diagnose.job_candidates": self._finder.left_out,
+            "diagnose.job_candidates": self._finder.left_out + self._candidates_left_out,
             "diagnose.waiting_ranks": self._reports.folded,
         }
 
@@ -134,6 +135,8 @@ class JobWatch:
             for pid in chain(chosen, busy):
                 if len(self._candidates) < KEPT_CANDIDATES:
                     self._candidates.add(pid)
+                else:
+                    self._candidates_left_out += pid not in self._candidates
             for one in self._jobs:
                 one.pace.add(moment, one.ended)
                 if not one.pace.quiet_since_ns:
@@ -269,7 +272,8 @@ class JobWatch:
         signs = one.pace.signs  # another one at each tick
         alive.sort(key=lambda pid: pid not in signs)
         stacks = self._stacks.take(alive[:LOOKED_AT], STACKS_S)
-        ranks = tuple(self._of(one, rank, states, stacks) for rank in one.job.ranks)
+        asked = listening(alive)
+        ranks = tuple(self._of(one, rank, states, stacks, asked) for rank in one.job.ranks)
         report = None
         if answer is not None:
             try:
@@ -280,7 +284,7 @@ class JobWatch:
 
     def _of(
         self, one: _Watched, rank: Rank, states: Mapping[int, str],
-        stacks: Mapping[int, RankStacks],
+        stacks: Mapping[int, RankStacks], asked: Container[int],
     ) -> RankLook:  # fmt: skip
         pid, state = rank.pid, states[rank.pid]
         name = self._who_of(pid).name
@@ -293,7 +297,7 @@ class JobWatch:
             cpu, moved = one.pace.used(pid)
         is_frozen = self._facts.read(pid, asks_peers=False).is_frozen
         return RankLook(
-            rank.number, pid, name, state, is_frozen, cpu, moved, listens(pid), tuple(threads),
+            rank.number, pid, name, state, is_frozen, cpu, moved, pid in asked, tuple(threads),
             failed,
         )  # fmt: skip
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from sonde import procfs
-from sonde.agent.job_finder import listens_at
+from sonde.agent.job_finder import Tables, listens_at
 from sonde.diagnose.job import RasReport
 from sonde.diagnose.ras import parse
 
@@ -28,12 +28,13 @@ LINE: Final = 4_096
 
 def ask(pids: Iterable[int], deadline_s: float = DEADLINE_S, port: int = PORT) -> RasReport | None:
     """The report of a job; None where none of its processes listens. Raises nothing."""
+    tables: Tables = {}
     for pid in pids:
-        if not (address := listens_at(pid, port)):
+        if not (address := listens_at(pid, port, tables)):
             continue
-        if procfs.read_inode(f"/proc/{pid}/ns/net") != procfs.read_inode("/proc/self/ns/net"):
-            return RasReport(failed="it listens in another network namespace")
         try:
+            if procfs.read_inode(f"/proc/{pid}/ns/net") != procfs.read_inode("/proc/self/ns/net"):
+                return RasReport(failed="it listens in another network namespace")
             return _ask(pid, address, port, time.monotonic() + deadline_s)
         except (OSError, ValueError) as error:
             return RasReport(failed=str(error)[:200] or type(error).__name__)

@@ -69,8 +69,8 @@ class StallReports:
         self._held: list[_Held] = []
         self._stalls: deque[_Stall] = deque(maxlen=STALLS)
         self.folded = 0
-        """Incidents of waiting ranks that came after the report on their job, which nothing
-        shows."""
+        """Incidents of waiting ranks that nothing shows: they came after the report on their job,
+        or that is of no fault."""
 
     def update(self, now_ns: int, quiet: Iterable[tuple[Collection[int], int]]) -> None:
         """Take in which jobs pause: the ranks of each, and since when. Reports nothing."""
@@ -107,6 +107,8 @@ class StallReports:
             parts = [it for it in its if it.incident.victim in waiting and stall.has(it.incident)]
             free = [it for it in its if it not in parts]
             self._held = [it for it in self._held if it not in its]
+            if not incident.verdict.is_fault:
+                self.folded += len(parts)
         whole = _with_parts(incident, [it.incident for it in parts], ranks)
         self._pass_on([(whole, window), *((it.incident, it.window) for it in free)])
 
