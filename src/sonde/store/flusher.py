@@ -97,7 +97,7 @@ def main() -> None:
             tidied = -math.inf  # what is too old may be what fills the disk
         if time.monotonic() - tidied > TIDY_S:
             tidied = time.monotonic()
-            # The engine has memory of its own: what flushes have freed goes back first.
+            # The engine allocates by itself: what flushes have freed goes back first.
             pa.default_memory_pool().release_unused()
             _tidy(
                 lambda: retain(folder, catalog, age_ns, size_bytes, time.time_ns()),
