@@ -192,7 +192,7 @@ def test_memory_follows_what_chunks_unpack_to(
     columns = {"time_ns": pa.array(np.full(rows, 1_500_000_000, np.uint64))}
     columns["value"] = pa.array(np.zeros(rows))
     columns["series"] = columns["labels"] = pa.array(["x"] * rows)
-    large = [chunk({"metric": pa.table(columns)}, seq=seq) for seq in range(16)]
+    large = [chunk({"metric": pa.table(columns)}, seq=seq) for seq in range(32)]
     assert max(map(len, large)) < 1_000_000
     write(tmp_path, [record("evil", 0, body=body) for body in large])
     sizes: list[int] = []
@@ -205,7 +205,7 @@ def test_memory_follows_what_chunks_unpack_to(
     monkeypatch.setattr(Flusher, "_ready", watched)
     done = Flusher(tmp_path, Catalog(tmp_path)).flush()
 
-    assert done.chunks == 16
+    assert done.chunks == 32
     assert len(sizes) > 1
     assert max(sizes) < 2 * flush.BATCH_BYTES
 

@@ -36,6 +36,7 @@ _ENCODED = {
 }
 """Columns that are not encoded by a dictionary."""
 _SYNCING = ThreadPoolExecutor(8, "sonde-sync")
+"""Kept: to start eight threads for each batch took 3 % of the time of a recovery."""
 _MADE_DURABLE: set[Path] = set()
 """Folders whose names this process has synced."""
 

@@ -117,7 +117,7 @@ class SharedStore:
         found: dict[str, StoredFile] = {}
         for listed in self._others.values():
             for one in listed.of(tenant, name, start_ns, end_ns):
-                found[one.path] = one
+                found.setdefault(one.path, one)  # of the server that `_server_of` names
         return list(found.values())
 
     def paths(self, files: Sequence[StoredFile], ends_s: float) -> list[Path]:
