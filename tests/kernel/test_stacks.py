@@ -145,6 +145,12 @@ def test_python_call_trees_are_whole_and_right(record, python):
         for it in frames
         if it["kind"] == "python" and it["file"].endswith("tree.py")
     }
+    origins = {
+        (it["binary"] if it["kind"] == "user" else Path(it["file"]).name, it["origin"])
+        for frames, _, _ in seen
+        for it in frames
+    }
+    assert {("tree.py", "program"), ("libc.so.6", "system")} <= origins
     text = source.read_text().splitlines()
     assert total > 300
     assert whole / total >= WHOLE

@@ -146,6 +146,8 @@ def test_libraries_of_devices_are_known_wherever_they_lie(binary):
     [
         *((it, PACKAGE, CodeKind.COMPILER) for it in ("libnvrtc.so.13", "libnvrtc-builtins.so.13.0",
           "libnvJitLink.so.13", "libhiprtc.so.6", "libamd_comgr.so.2", "libtriton.so")),
+        *((it, PACKAGE, CodeKind.CPU_KERNEL) for it in ("libscipy_openblas64_-32a4b2a6.so",
+          "libmkl_intel_thread.so.2", "libopenblasp-r0-23e5df77.so", "libgomp-a34b3233.so.1")),
         ("libtorch_cpu.so", PACKAGE, CodeKind.FRAMEWORK),
         ("libc.so.6", SYSTEM, CodeKind.NEUTRAL),
         ("python3.12", PROGRAM, CodeKind.NEUTRAL),

@@ -64,7 +64,7 @@ _FRAMEWORK_BINARY = re.compile(
     r"^(libtorch|libtorch_cpu|libtorch_python|libc10|_C\b|libjax_common|xla_cuda_plugin"
     r"|xla_extension|libtensorflow|_pywrap_tensorflow|libpaddle|libmxnet|libonnxruntime|libnvinfer)"
 )
-_CPU_BINARY = re.compile(r"^lib(gomp|iomp5|mkl|openblas|dnnl|blis|omp)\b")
+_CPU_BINARY = re.compile(r"^lib(gomp|iomp5|mkl\w*|(scipy_)?openblas\w*|dnnl|blis|omp)\b")
 _COMPILER_BINARY = re.compile(
     r"^(lib(nvrtc|nvJitLink|nvidia-ptxjitcompiler|nvidia-nvvm|nvptxcompiler|nvvm|hiprtc|triton|LLVM"
     r"|amd_comgr)"

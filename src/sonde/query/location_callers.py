@@ -14,12 +14,14 @@ from sonde.query.columns import Frames, whole
 def callers_of(frames: Frames, sample: pa.Table) -> dict[str, str]:
     """By location: the one that called it, where one function did for most of its time."""
     roles, row = frames.roles, frames.row_of(sample.column("stack_id"))
-    pairs = np.stack([roles.location[row], roles.caller[row]], axis=1)
-    different, inverse = np.unique(pairs, axis=0, return_inverse=True)
-    times = np.bincount(inverse.reshape(-1), whole(sample, "weight_ns"), len(different))
+    # One number for each pair: a capture may have millions of rows.
+    base = len(roles.locations) + 1
+    pairs = (roles.location[row].astype(np.int64) + 1) * base + roles.caller[row] + 1
+    different, inverse = np.unique(pairs, return_inverse=True)
+    times = np.bincount(inverse, whole(sample, "weight_ns"), len(different))
     by_caller: dict[int, dict[int, float]] = defaultdict(dict)
-    for (location, caller), ns in zip(different.tolist(), times.tolist(), strict=True):
-        by_caller[location][caller] = ns
+    for pair, ns in zip(different.tolist(), times.tolist(), strict=True):
+        by_caller[pair // base - 1][pair % base - 1] = ns
     found = {}
     for location, callers in by_caller.items():
         most = max(callers, key=lambda one: callers[one])

@@ -17,9 +17,11 @@ _OWNERS = tuple(ThreadOwner)
 def set_owners(naming: Interner, tracks: ThreadTracks, frames: Frames, sample: pa.Table) -> None:
     """Sets `Track.owner` of each thread of `naming` whose stacks agree on one."""
     owner = frames.roles.owner[frames.row_of(sample.column("stack_id"))]
-    pairs = np.unique(np.stack([tracks.of(sample).astype(np.int64), owner], axis=1), axis=0)
+    # One number for each pair: a capture may have millions of rows.
+    base = len(_OWNERS) + 1
     found: dict[int, set[ThreadOwner]] = {}
-    for track, number in pairs.tolist():
+    for pair in np.unique(tracks.of(sample).astype(np.int64) * base + owner).tolist():
+        track, number = divmod(pair, base)
         if number:
             found.setdefault(track, set()).add(_OWNERS[number - 1])
     for track, owners in found.items():
