@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -96,9 +97,14 @@ def test_files_of_a_server_that_died_are_counted_as_unread(tmp_path: Path) -> No
     """What is read of them is ENOTCONN, whatever was to be known."""
     path = tmp_path / "x.sonde"
     with tenant("dead") as dead:
-        recorded = _sonde("record", "-d", "2", "-p", str(dead.kid), "-o", str(path))
-        dumped = _sonde("dump", str(dead.kid))
-        explained = _sonde("explain", "--pid", str(dead.kid), "--duration", "2")
+        pid = str(dead.kid)
+        commands = (
+            ("record", "-d", "2", "-p", pid, "-o", str(path)),
+            ("dump", pid),
+            ("explain", "--pid", pid, "--duration", "2"),
+        )
+        with ThreadPoolExecutor() as pool:
+            recorded, dumped, explained = pool.map(lambda words: _sonde(*words), commands)
     assert recorded.returncode == 0, recorded.stderr
     assert dumped.returncode == 0, dumped.stderr
     for done in (recorded, dumped, explained):

@@ -48,21 +48,26 @@ def test_rows_are_counted_and_handed_on_by_table():
     assert [(table, len(rows)) for table, rows in batch.by_table()] == [("event", 3), ("usage", 0)]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        *('batch.add("event", (0, "notice", "x", 0, 0, 1.0, ""))', 'batch.add("usage", (0, 1))'),
-        'batch.rows["activity"] = [("now",)]',
-        "next(batch.records(EventRow)).txt",
-    ],
+WRONG = (
+    'batch.add("event", (0, "notice", "x", 0, 0, 1.0, ""))',
+    'batch.add("usage", (0, 1))',
+    'batch.rows["activity"] = [("now",)]',
+    "next(batch.records(EventRow)).txt",
 )
-def test_a_row_of_another_shape_is_found_before_it_runs(line, tmp_path):
-    """By mypy: `strict` in scripts/check."""
-    module = tmp_path / "wrong.py"
+
+
+@pytest.fixture(scope="module")
+def complaints(tmp_path_factory):
+    """What mypy says of them: `strict` in scripts/check."""
+    module = tmp_path_factory.mktemp("rows") / "wrong.py"
     module.write_text(
         "from sonde.collect.collector import Batch\n"
-        f"from sonde.model.rows import EventRow\nbatch = Batch()\n{line}\n"
+        "from sonde.model.rows import EventRow\nbatch = Batch()\n" + "\n".join(WRONG) + "\n"
     )
     command = [sys.executable, "-m", "mypy", "--strict", str(module)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert "wrong.py:4: error" in done.stdout
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_a_row_of_another_shape_is_found_before_it_runs(line, complaints):
+    assert f"wrong.py:{4 + WRONG.index(line)}: error" in complaints
