@@ -381,7 +381,7 @@ class Unwinder:
         if runtime is None and v8_mappings.file is not None:
             runtime = self._v8s.load(process, v8_mappings)
             if runtime is not None:
-                ranges = self._v8s.with_generated(ranges, mappings)
+                ranges = self._v8s.with_generated(pid, ranges, mappings)
         try:
             self._maps.set_process(pid, found.start_code, ranges, runtime)
         except OSError as error:

@@ -56,7 +56,7 @@ class V8:
         self._memory: procfs.HeldFile | None = None
         self.layout: V8Layout = read_layout(self._opened(), exports)
         self._functions = V8Functions(self.layout)
-        self._codes = V8Codes(self.layout, self._functions)
+        self.codes = V8Codes(self.layout, self._functions)
         self._frames = _native.FrameCache()
         self._frames_since_ns = 0
         self._frames_drops = 0
@@ -110,7 +110,7 @@ class V8:
             bytecode = place - self.layout.bytecodes + 1
             calls = [(function, self._functions.line_of_bytecode(memory, function, bytecode))]
         else:
-            calls = self._codes.calls_at(memory, function, code, place, now_ns)
+            calls = self.codes.calls_at(memory, function, code, place, now_ns)
         frames = [
             Frame("jit", it.name, "[jit]", file=it.script.file, line=line) for it, line in calls
         ]
@@ -183,7 +183,9 @@ class V8s:
         binary = self._resolver.file_of(process, mapped.file) if mapped.file is not None else None
         return _native.exported_addresses(binary.fd, EXPORTS) if binary is not None else {}
 
-    def with_generated(self, ranges: Sequence[Range], mappings: Sequence[Mapping]) -> list[Range]:
+    def with_generated(
+        self, pid: int, ranges: Sequence[Range], mappings: Sequence[Mapping]
+    ) -> list[Range]:
         """The executable mappings of a process, with those of the code that V8 generates."""
         if not self._table:
             try:
@@ -191,6 +193,8 @@ class V8s:
             except OSError:
                 return list(ranges)
         code = generated(mappings)
+        if (known := self._loaded.get(pid)) is not None:
+            known.codes.generated = code
         starts = {start for start, _ in code}
         found = [it for it in ranges if it[3] or it[0] not in starts]
         for start, end in code:

@@ -136,6 +136,10 @@ class V8Layout:
     """Which of these."""
     instruction_size: int
     """Code: bytes of instructions, i32."""
+    has_code: bool
+    """A JSFunction leads to its Code: not since dispatch tables do."""
+    code_before: int
+    """From its first instruction, so many bytes before it there is a pointer to Code; or Code."""
     code_kind: int
     """Code: u32, kind in the lowest 4 bits."""
     code_positions: int
@@ -232,6 +236,8 @@ def _layout(memory: Memory, exports: Mapping[str, int]) -> V8Layout:
         instruction_start=start,
         has_address=has_address,
         instruction_size=size,
+        has_code="code" in found or version < (13, 0),
+        code_before=(24 if "wrapper" in found else 8) if has_address else start,
         code_kind=found.get("flags", start + _WORD),
         code_positions=positions,
         baseline=found["baseline"],
