@@ -211,7 +211,8 @@ mapped:
 		return v8_step(w, task);
 	if (in_evaluation(w, look_at) && python_enter(w, task))
 		w->in_python = 1;
-	else if (rule.cfa == CFA_RBP && in_v8(w, look_at))
+	else if ((rule.cfa == CFA_RBP || (rule.cfa == CFA_NONE && w->is_return)) &&
+		 in_v8(w, look_at))
 		was_put = v8_put_frame(w, task, look_at, true);
 	if (was_put < 0 || (!was_put && !w->in_python && !put(w, pc)))
 		return 1;
@@ -282,8 +283,8 @@ mapped:
 
 		if (on_stack(w, task, &bp, at))
 			goto unreadable;
-	} else if (rule.rbp == RBP_UNKNOWN) {
-		bp = 0;
+	} else if (rule.rbp == RBP_UNKNOWN && !in_v8(w, look_at)) {
+		bp = 0; /* V8's builtins use it for nothing else */
 	}
 	/* A rule may lead to another stack, which may lie below; the steps of a walk are bounded. */
 	if (cfa <= w->sp && !(rule.cfa == CFA_RBP && rule.extra)) {
