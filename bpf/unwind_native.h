@@ -221,6 +221,15 @@ mapped:
 		want(w->process.tgid);
 		return step_by_frame_pointer(w, task, STOP_NO_RULE);
 	case CFA_NONE:
+		/* V8's builtins make no frame where they need none. */
+		if (w->is_first && in_v8(w, look_at) && !on_stack(w, task, &to, w->sp) &&
+		    find_range(w, to)) {
+			w->pc = to;
+			w->sp += 8;
+			w->is_return = 1;
+			w->is_first = 0;
+			return 0;
+		}
 		return step_by_frame_pointer(w, task, STOP_NO_RULE);
 	case CFA_END:
 		w->stop = STOP_ENTRY;

@@ -139,7 +139,7 @@ class V8Layout:
     has_code: bool
     """A JSFunction leads to its Code: not since dispatch tables do."""
     code_before: int
-    """From its first instruction, so many bytes before it there is a pointer to Code; or Code."""
+    """Bytes from a pointer to Code, or from Code, to the first instruction behind it."""
     code_kind: int
     """Code: u32, kind in the lowest 4 bits."""
     code_positions: int
