@@ -30,7 +30,6 @@ NUMBERS = {
     "class_Script__line_ends__Object": 56,
     "class_String__length__int32_t": 12,
     "scopeinfo_idx_ncontextlocals": 2,
-    "class_UncompiledData__start_position__int32_t": 16,
     "scopeinfo_idx_first_vars": 3,
     "class_BytecodeArray__data__uintptr_t": 54,
     "CodeKindBaseline": 11,

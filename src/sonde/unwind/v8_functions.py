@@ -153,9 +153,7 @@ class V8Functions:
         text, start = self._name(memory, name)
         found = self._script(memory, script, now_ns) if script & 3 == 1 else NO_SCRIPT
         is_builtin = found is NO_SCRIPT and data & 1 == 0
-        bytecode, uncompiled = self._bytecode(memory, data)
-        if start < 0:
-            start = uncompiled
+        bytecode = self._bytecode(memory, data)
         line = found.line_at(start)
         return V8Function(text or ANONYMOUS, found, line, is_builtin, bytecode, now_ns)
 
@@ -202,24 +200,21 @@ class V8Functions:
             start = run[-2]
         return name, start
 
-    def _bytecode(self, memory: Memory, pointer: int) -> tuple[int, int]:
-        """(BytecodeArray or 0, where a function begins that has not been compiled, or -1)."""
+    def _bytecode(self, memory: Memory, pointer: int) -> int:
+        """Its BytecodeArray; 0 without one."""
         layout = self._layout
         for _ in range(3):
-            if pointer & 3 != 1:
-                return 0, -1
             try:
                 type_, raw = self.objects.read(memory, pointer, 64)
-            except (OSError, ValueError):
-                return 0, -1
-            if type_ == layout.of_bytecode:
-                return pointer, -1
-            if type_ == layout.of_code:  # Sparkplug's, which has it where others have what to undo
-                at = layout.code_positions - 8
-            else:
-                return 0, -1
-            (pointer,) = struct.unpack_from("<Q", raw, at)
-        return 0, -1
+                if type_ == layout.of_bytecode:
+                    return pointer
+                if type_ != layout.of_code:
+                    return 0
+                # Sparkplug's has it where other code has what undoes it.
+                (pointer,) = struct.unpack_from("<Q", raw, layout.code_positions - 8)
+            except (OSError, ValueError, struct.error):
+                return 0
+        return 0
 
     def _script(self, memory: Memory, pointer: int, now_ns: int) -> V8Script:
         known = self._scripts.get(pointer)

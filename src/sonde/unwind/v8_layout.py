@@ -25,7 +25,6 @@ _WORD: Final = 8
 _USER_END: Final = 1 << 47
 
 _VERSION: Final = tuple(f"_ZN2v88internal7Version6{it}_E" for it in ("major", "minor"))
-_SIZES_OF_BYTECODES: Final = "_ZN2v88internal11interpreter9Bytecodes14kBytecodeSizesE"
 _CONSTANTS: Final = {
     "shared": ("class_JSFunction__shared__SharedFunctionInfo",),
     "code": tuple(f"class_JSFunction__code__{it}" for it in ("Tagged_Code_", "CodeT", "Code")),
@@ -42,7 +41,6 @@ _CONSTANTS: Final = {
     "script_source": ("class_Script__source__Object",),
     "line_ends": ("class_Script__line_ends__Object",),
     "length": ("class_String__length__int32_t",),
-    "first_position": ("class_UncompiledData__start_position__int32_t",),
     "context_locals": ("scopeinfo_idx_ncontextlocals",),
     "first_names": ("scopeinfo_idx_first_vars",),
     "bytecodes": ("class_BytecodeArray__data__uintptr_t",),
@@ -66,7 +64,6 @@ _CONSTANTS: Final = {
 }
 EXPORTS: Final = (
     *_VERSION,
-    _SIZES_OF_BYTECODES,
     *(f"v8dbg_{name}" for names in _CONSTANTS.values() for name in names),
 )
 """Symbols of a file with V8 that are read."""
@@ -118,8 +115,6 @@ class V8Layout:
     line_ends: int
     length: int
     """String: characters, i32."""
-    first_position: int
-    """UncompiledData: where the function begins, i32."""
     context_locals: int
     """ScopeInfo: word of their number."""
     first_names: int
@@ -160,8 +155,6 @@ class V8Layout:
     of_array: int
     first_other: int
     """Types from this one on are no strings."""
-    bytecode_sizes: int
-    """Address of the sizes of bytecodes; 0: not exported."""
 
     def for_kernel(self, code: list[tuple[int, int]]) -> bytes:
         """`struct unwind_v8`. `code`: start and end of the mappings of its file's code."""
@@ -227,7 +220,6 @@ def _layout(memory: Memory, exports: Mapping[str, int]) -> V8Layout:
         script_source=found["script_source"],
         line_ends=found["line_ends"],
         length=found["length"],
-        first_position=found["first_position"],
         context_locals=found["context_locals"],
         first_names=found["first_names"],
         has_fixed_position=found["first_names"] >= 5,
@@ -251,5 +243,4 @@ def _layout(memory: Memory, exports: Mapping[str, int]) -> V8Layout:
         of_bytecode=found["of_bytecode"],
         of_array=found["of_array"],
         first_other=found["first_other"],
-        bytecode_sizes=exports.get(_SIZES_OF_BYTECODES, 0),
     )
