@@ -13,7 +13,7 @@ import pytest
 from sonde.unwind.v8_code import V8Codes
 from sonde.unwind.v8_functions import ANONYMOUS, MAX_ALL_BYTES, V8Functions
 from sonde.unwind.v8_layout import EXPORTS, UnsupportedV8Error, read_layout
-from sonde.unwind.v8_mappings import V8Mappings, generated
+from sonde.unwind.v8_mappings import MAX_GENERATED, V8Mappings, generated
 from sonde.unwind.v8_objects import MAX_NAME, V8Objects, position_at
 
 BASE = 0x3000_0000_0000
@@ -250,6 +250,13 @@ def test_what_is_reserved_beside_generated_code_belongs_to_it():
         mapping(60, 70, "---p"),
     ]
     assert generated(maps) == [(20, 30), (30, 40), (40, 50)]
+
+
+def test_mappings_of_any_size_make_few_ranges():
+    huge = [mapping(0, 1 << 46, "---p"), mapping(1 << 46, (1 << 46) + 4096, "rwxp")]
+    assert generated(huge) == [(1 << 46, (1 << 46) + 4096)]
+    many = [mapping(at << 13, (at << 13) + 4096, "r-xp") for at in range(10_000)]
+    assert len(generated(many)) == MAX_GENERATED
 
 
 def test_the_file_of_v8_is_the_library_where_there_is_one():

@@ -92,6 +92,8 @@ class V8:
             self.close()
         *inlined, known = found
         if inlined:
+            if len(self.inlined) >= MAX_CACHED_FRAMES:
+                self.inlined.clear()
             self.inlined[word, where] = inlined
         cache.put(word, where, known, needs_reorder=bool(inlined))
         return known

@@ -10,6 +10,9 @@ from sonde.resolve.mappings import Mapping
 
 FILES: Final = ("node", "libnode", "libv8")
 """How the names of files begin that are looked into."""
+MAX_BYTES: Final = 1 << 32
+"""Of one mapping that is taken for V8's: its process decides how large one is."""
+MAX_GENERATED: Final = 64
 
 
 class V8Mappings:
@@ -51,7 +54,8 @@ def generated(mappings: Sequence[Mapping]) -> list[tuple[int, int]]:
     reserved: list[tuple[int, int]] = []
     for mapping in mappings:
         is_code = "x" in mapping.prot
-        if mapping.path or not (is_code or mapping.prot.startswith("---")):
+        is_ours = is_code or mapping.prot.startswith("---")
+        if mapping.path or not is_ours or mapping.end - mapping.start > MAX_BYTES:
             reserved.clear()
             continue
         if reserved and reserved[-1][1] != mapping.start:
@@ -64,4 +68,4 @@ def generated(mappings: Sequence[Mapping]) -> list[tuple[int, int]]:
             found.append(here)
         else:
             reserved.append(here)
-    return found
+    return found[:MAX_GENERATED]
