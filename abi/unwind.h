@@ -42,6 +42,7 @@ enum unwind_cfa {
 	CFA_GOROUTINE,
 	CFA_GENERATED,
 	CFA_INTERPRETED,
+	CFA_V8,
 };
 
 enum unwind_rbp {
@@ -94,13 +95,30 @@ struct unwind_python {
 	__u16 unused[3];
 };
 
+/* How to find the functions of V8's frames. Offsets in bytes, multiples of 8. */
+struct unwind_v8 {
+	__u64 unused;
+	__u64 builtins[4]; /* start and end of its file's code, and of a second mapping of that */
+	__u16 shared;	   /* JSFunction: SharedFunctionInfo, */
+	__u16 code;	   /* and Code */
+};
+
+enum unwind_runtime {
+	RUNTIME_NONE,
+	RUNTIME_PYTHON,
+	RUNTIME_V8,
+};
+
 struct unwind_process {
 	__u64 start_code; /* of its address space: an exec makes the entry stale */
 	__u32 tgid;
-	__u32 has_python;
-	__u32 ranges; /* reference */
+	__u32 runtime; /* enum unwind_runtime: which of the union is meant */
+	__u32 ranges;  /* reference */
 	__u32 range_count;
-	struct unwind_python python;
+	union {
+		struct unwind_python python;
+		struct unwind_v8 v8; /* `builtins` lies where `eval` does */
+	};
 	__u64 walks; /* counted by the programs: who is worth their room */
 	__u64 epoch; /* another random number each time the process is loaded */
 };
@@ -142,5 +160,16 @@ enum unwind_stop {
  *     1 << 63 | address of the bytecode that it executes
  */
 #define JAVA_FRAME (PYTHON_FRAME | 1)
+
+/*
+ * And a frame of V8. "place" is a number of 32 bits, in two halves:
+ *     1 << 63 | upper half << 47 | address of the SharedFunctionInfo | 2
+ *     1 << 63 | lower half << 47 | address of the Code; place: lower half of the instruction's address
+ * or, in V8's own code (builtins, the interpreter):
+ *     1 << 63 | upper half << 47 | address of the SharedFunctionInfo | 6
+ *     1 << 63 | lower half << 47 | address of the instruction; place: the bytecode offset's slot
+ */
+#define V8_FRAME (PYTHON_FRAME | 2)
+#define V8_BUILTIN 4
 
 #endif

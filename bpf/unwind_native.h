@@ -81,6 +81,8 @@ static __always_inline long step_by_frame_pointer(struct unwind_walk *w, struct 
 	return 0;
 }
 
+#include "unwind_v8.h" /* steps by frame pointers, too */
+
 /* A register of the first frame. */
 static __always_inline u64 register_of(const struct unwind_walk *w, u32 reg)
 {
@@ -175,6 +177,7 @@ static __always_inline long native_step(struct unwind_walk *w, struct task_struc
 	u64 pc = w->pc, look_at = pc - (w->is_return ? 1 : 0), cfa, to, bp;
 	u64 key = memo_key(w, look_at);
 	bool is_known = recall(memo, key, &rule);
+	long was_put = 0;
 
 	if (!is_known && !find_range(w, pc)) {
 		if (w->is_return && see_through_trampoline(w, task)) {
@@ -204,15 +207,29 @@ mapped:
 	}
 	if (rule.cfa == CFA_INTERPRETED)
 		return java_step(w, task);
+	if (rule.cfa == CFA_V8)
+		return v8_step(w, task);
 	if (in_evaluation(w, look_at) && python_enter(w, task))
 		w->in_python = 1;
-	else if (!put(w, pc))
+	else if ((rule.cfa == CFA_RBP || (rule.cfa == CFA_NONE && w->is_return)) &&
+		 in_v8(w, look_at))
+		was_put = v8_put_frame(w, task, look_at, true);
+	if (was_put < 0 || (!was_put && !w->in_python && !put(w, pc)))
 		return 1;
 	switch (rule.cfa) {
 	case CFA_GENERATED:
 		want(w->process.tgid);
 		return step_by_frame_pointer(w, task, STOP_NO_RULE);
 	case CFA_NONE:
+		/* V8's builtins make no frame where they need none. */
+		if (w->is_first && in_v8(w, look_at) && !on_stack(w, task, &to, w->sp) &&
+		    find_range(w, to)) {
+			w->pc = to;
+			w->sp += 8;
+			w->is_return = 1;
+			w->is_first = 0;
+			return 0;
+		}
 		return step_by_frame_pointer(w, task, STOP_NO_RULE);
 	case CFA_END:
 		w->stop = STOP_ENTRY;
@@ -275,8 +292,8 @@ mapped:
 
 		if (on_stack(w, task, &bp, at))
 			goto unreadable;
-	} else if (rule.rbp == RBP_UNKNOWN) {
-		bp = 0;
+	} else if (rule.rbp == RBP_UNKNOWN && !in_v8(w, look_at)) {
+		bp = 0; /* V8's builtins use it for nothing else */
 	}
 	/* A rule may lead to another stack, which may lie below; the steps of a walk are bounded. */
 	if (cfa <= w->sp && !(rule.cfa == CFA_RBP && rule.extra)) {

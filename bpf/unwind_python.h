@@ -15,7 +15,7 @@ static __always_inline bool in_evaluation(const struct unwind_walk *w, u64 pc)
 {
 	const struct unwind_python *p = &w->process.python;
 
-	return w->process.has_python &&
+	return w->process.runtime == RUNTIME_PYTHON &&
 	       ((pc >= p->eval[0] && pc < p->eval[1]) || (pc >= p->eval[2] && pc < p->eval[3]));
 }
 

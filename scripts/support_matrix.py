@@ -54,7 +54,12 @@ frame pointers |
 interpreter, of compiled methods and stubs, from the tables that libjvm.so publishes. Tested: \
 OpenJDK 17; 21 measured by hand. Methods that the compiler inlined are not shown apart from the \
 one they are in; other versions and JVMs are refused and counted (`sonde.unwind.jvms_refused`) |
-| Node and other just-in-time compilers that keep frame pointers and write a perf map | frame \
+| Node.js 18 to 24, without a flag, a restart or an agent | frame pointers; functions, inlined \
+ones too, with file and line from V8's heap ([how](../design/stacks.md#nodejs)). Tested: 20; 18, \
+22, 24 and Debian's 18 measured by hand. Debian's is stripped: its builtins have no names. Other \
+versions of V8 are refused and counted (`sonde.unwind.v8s_refused`); files with other names than \
+`node…`, `libnode…` and `libv8…` are not looked into |
+| other just-in-time compilers that keep frame pointers and write a perf map | frame \
 pointers; names from `/tmp/perf-PID.map`. Tested: Node with `--perf-basic-prof`. Others need their \
 own flag, e.g. other Java `-XX:+PreserveFramePointer` and `jcmd PID Compiler.perfmap`, .NET \
 `DOTNET_PerfMapEnabled=1` |

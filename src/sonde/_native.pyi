@@ -618,9 +618,10 @@ class UnwindMaps:
         tgid: int,
         start_code: int,
         ranges: Sequence[tuple[int, int, int, int]],
-        python: bytes | None = None,
+        runtime: tuple[int, bytes] | None = None,
     ) -> None:
-        """Load a process's executable mappings: (start, end, bias modulo 2^64, table or 0)."""
+        """Load a process's executable mappings: (start, end, bias modulo 2^64, table or 0).
+        `runtime`: its number and its struct, by `enum unwind_runtime` of abi/unwind.h."""
 
     def drop_process(self, tgid: int) -> bool: ...
     def limit(self, bytes: int) -> None:

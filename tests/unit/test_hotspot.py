@@ -364,7 +364,7 @@ def test_frames_of_a_jvm_cost_its_user_time(monkeypatch):
 
     process = SimpleNamespace(party=1000, image=SimpleNamespace(pending=False), frames={})
     unwinding = SimpleNamespace(
-        jvm_of=lambda _: SimpleNamespace(frame=frame), python_of=lambda _: None
+        runtime_of=lambda _: SimpleNamespace(frame=frame), python_of=lambda _: None
     )
     resolver = SimpleNamespace(
         budget=budget,

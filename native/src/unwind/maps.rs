@@ -276,13 +276,14 @@ impl UnwindMaps {
     }
 
     /// Load a process's mappings for the programs, in place of those loaded before.
-    #[pyo3(signature = (tgid, start_code, ranges, python = None))]
+    /// `runtime`: (its number, its struct), by `enum unwind_runtime`.
+    #[pyo3(signature = (tgid, start_code, ranges, runtime = None))]
     fn set_process(
         &mut self,
         tgid: u32,
         start_code: u64,
         mut ranges: Vec<Range>,
-        python: Option<Vec<u8>>,
+        runtime: Option<(u32, Vec<u8>)>,
     ) -> PyResult<()> {
         ranges.sort_unstable();
         ranges.truncate(MAX_RANGES);
@@ -296,12 +297,12 @@ impl UnwindMaps {
         let mut value = Vec::with_capacity(PROCESS_BYTES);
         value.extend(start_code.to_ne_bytes());
         value.extend(tgid.to_ne_bytes());
-        value.extend(u32::from(python.is_some()).to_ne_bytes());
+        let (runtime, mut layout) = runtime.unwrap_or_default();
+        value.extend(runtime.to_ne_bytes());
         value.extend(place.reference.to_ne_bytes());
         value.extend((ranges.len() as u32).to_ne_bytes());
-        let mut python = python.unwrap_or_default();
-        python.resize(PYTHON_BYTES, 0);
-        value.extend(python);
+        layout.resize(PYTHON_BYTES, 0);
+        value.extend(layout);
         value.extend(0u64.to_ne_bytes());
         self.tellings += 1;
         value.extend(self.random.hash_one(self.tellings).to_ne_bytes());

@@ -48,12 +48,14 @@ pub enum Cfa {
     Generated,
     /// A frame of HotSpot's interpreter: rip is at rbp + 8, rsp at rbp - 8, rbp at rbp.
     Interpreted,
+    /// A frame of code that V8 has compiled: by the frame pointer, and it has a function.
+    V8,
 }
 
 impl Cfa {
     /// One that code made at run time may have.
     pub fn of_generated(number: u8) -> Option<Self> {
-        [Self::Rsp, Self::Rbp, Self::Generated, Self::Interpreted]
+        [Self::Rsp, Self::Rbp, Self::Generated, Self::Interpreted, Self::V8]
             .into_iter()
             .find(|&it| it as u8 == number)
     }

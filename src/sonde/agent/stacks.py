@@ -10,10 +10,11 @@ from sonde.agent.unwinding import Unwinding
 from sonde.resolve import KnownFrame, Resolver
 from sonde.resolve.resolver import EVAL_FUNCTION
 from sonde.resolve.tracked_process import TrackedProcess
-from sonde.unwind import Interpreter, Jvm, PythonCode
+from sonde.unwind import V8, Interpreter, Jvm, PythonCode
 from sonde.unwind.jvm import JAVA_FRAME, UNREAD
 from sonde.unwind.python_code import NO_FRAME, PYTHON_FRAME
 from sonde.unwind.stop_reasons import WHOLE
+from sonde.unwind.v8 import V8_FRAME
 
 ENTRIES = frozenset(
     {
@@ -27,6 +28,7 @@ ENTRIES = frozenset(
     }
 )
 """Where threads begin: a walk that ends in one of these is whole."""
+_OF_RUNTIME = JAVA_FRAME | V8_FRAME
 _MAX_FORKS = 4
 """Generations between a process and the one that is known."""
 NOT_WALKED = -1
@@ -75,23 +77,23 @@ class StackReader:
             process.space()
         kernel, native, python = self._resolver.kernel_frames, process.frames, None
         codes = _native.python_codes(walks)
-        of_python = [code for code in codes if not code & JAVA_FRAME]
+        of_python = [code for code in codes if not code & _OF_RUNTIME]
         owners = self._owners(process) if of_python else []
-        jvm = self._unwinding.jvm_of(process) if len(codes) > len(of_python) else None
+        runtime = self._unwinding.runtime_of(process) if len(codes) > len(of_python) else None
         if owners:
             python = self.python.frame_cache(owners, of_python)
-        elif jvm is not None:
-            python = jvm.frame_cache()
+        elif runtime is not None:
+            python = runtime.frame_cache()
         *places, pairs = _native.unknown_frames(walks, kernel, native, python)
         self._resolver.prepare(process, *places)
         if python is not None:
             for pair in pairs:
-                self._interpreted(process, owners, jvm, *pair, python)
+                self._interpreted(process, owners, runtime, *pair, python)
         named = _native.frames_of(walks, kernel, native, python)
         for walk, frames in zip(walks, named, strict=True):
             if frames is None:
                 words = walk.kernel, walk.user
-                frames = tuple(self._merged(process, *words, owners, jvm, python))
+                frames = tuple(self._merged(process, *words, owners, runtime, python))
             yield walk, frames
 
     def frames(
@@ -100,31 +102,31 @@ class StackReader:
         """Frames of a walk. A Python frame is two words of it, marked by their highest bit."""
         has_python = user and max(user) >= PYTHON_FRAME  # the highest bit marks them
         owners = self._owners(process) if has_python else []
-        jvm = self._unwinding.jvm_of(process) if has_python else None
-        places = _native.FrameCache() if owners or jvm is not None else None
-        return self._merged(process, kernel, user, owners, jvm, places)
+        runtime = self._unwinding.runtime_of(process) if has_python else None
+        places = _native.FrameCache() if owners or runtime is not None else None
+        return self._merged(process, kernel, user, owners, runtime, places)
 
     def _interpreted(
         self,
         process: TrackedProcess,
         owners: Sequence[tuple[TrackedProcess, Interpreter]],
-        jvm: Jvm | None,
+        runtime: Jvm | V8 | None,
         word: int,
         where: int,
         cache: _native.FrameCache,
     ) -> KnownFrame:
-        """The frame of two words of a walk, of Python or Java.
+        """The frame of two words of a walk, of Python, Java or JavaScript.
 
-        A JVM may hold any number of methods: its user's or container's time for names pays for
-        each, however little it takes.
+        A JVM or V8 may hold any number of functions: its user's or container's time for names pays
+        for each, however little it takes.
         """
-        if jvm is not None and word & JAVA_FRAME:
+        if runtime is not None and word & _OF_RUNTIME:
             budget = self._resolver.budget
             if budget.is_over(process.party):
                 budget.left_out[process.party] += 1
                 return UNREAD  # not cached: it is read once there is time again
             with budget.charged(process.party, free_s=0.0):
-                return jvm.frame(word, where, cache)
+                return runtime.frame(word, where, cache)
         return self.python.frame(owners, word, where, cache)
 
     def _merged(
@@ -133,7 +135,7 @@ class StackReader:
         kernel: Sequence[int],
         user: Sequence[int],
         owners: Sequence[tuple[TrackedProcess, Interpreter]],
-        jvm: Jvm | None,
+        runtime: Jvm | V8 | None,
         python: _native.FrameCache | None,
     ) -> list[KnownFrame]:
         """`python`: of frames of Python that are known; None where there are none."""
@@ -146,6 +148,7 @@ class StackReader:
         if process.image.pending:
             process.space()
         known_native, known_python = process.frames.get, python.get
+        inlined = runtime.inlined if isinstance(runtime, V8) else {}
         loops: list[tuple[int, int]] = []
         """Where in `frames` those of each evaluation loop are."""
         for word in words:
@@ -163,7 +166,9 @@ class StackReader:
             where = next(words, 0)
             known = known_python(word, where)
             if known is None:
-                known = self._interpreted(process, owners, jvm, word, where, python)
+                known = self._interpreted(process, owners, runtime, word, where, python)
+            if inlined:
+                frames += inlined.get((word, where), ())
             if known is not NO_FRAME:
                 end = len(frames)
                 begin = loops.pop()[0] if loops and loops[-1][1] == end else end

@@ -13,7 +13,7 @@ from sonde.metrics import MetricRow, labels
 from sonde.model.rows import EventRow
 from sonde.resolve import Resolver
 from sonde.resolve.tracked_process import TrackedProcess
-from sonde.unwind import STOP_REASONS, Interpreter, Jvm, Unwinder
+from sonde.unwind import STOP_REASONS, V8, Interpreter, Jvm, Unwinder
 
 MAX_KERNEL_BYTES = 64_000_000
 """For all BPF maps together; unwind tables take what the others leave."""
@@ -93,9 +93,9 @@ class Unwinding:
         """The Python that a process (pid, start_ns) runs or ran last."""
         return self._unwinder.python_of(key) if self._unwinder is not None else None
 
-    def jvm_of(self, process: TrackedProcess) -> Jvm | None:
-        """The JVM that a process runs; None without one whose code can be read."""
-        return self._unwinder.jvm_of(process) if self._unwinder is not None else None
+    def runtime_of(self, process: TrackedProcess) -> Jvm | V8 | None:
+        """The JVM or V8 that a process runs; None without one whose code can be read."""
+        return self._unwinder.runtime_of(process) if self._unwinder is not None else None
 
     def memory_bytes(self) -> int:
         """Kernel memory of tables and mappings."""

@@ -7,6 +7,7 @@ the programs of `collect` use.
 
 - `Unwinder` keeps those maps up to date.
 - `Jvm` reads and names the code that HotSpot has generated in a process.
+- `V8` names the functions of V8's frames.
 - `PythonCode` names the Python frames of unwound stacks.
 - `STOP_REASONS` are the reasons why a stack walk ends.
 """
@@ -16,5 +17,6 @@ from sonde.unwind.jvm import Jvm
 from sonde.unwind.python_code import PythonCode
 from sonde.unwind.stop_reasons import STOP_REASONS
 from sonde.unwind.unwinder import Unwinder
+from sonde.unwind.v8 import V8
 
-__all__ = ["STOP_REASONS", "Interpreter", "Jvm", "PythonCode", "Unwinder"]
+__all__ = ["STOP_REASONS", "V8", "Interpreter", "Jvm", "PythonCode", "Unwinder"]

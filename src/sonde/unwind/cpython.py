@@ -16,6 +16,8 @@ from typing import Final
 
 from sonde.errors import SondeError
 
+RUNTIME: Final = 1
+"""RUNTIME_PYTHON of abi/unwind.h."""
 ABSENT: Final = 0xFFFF
 """Offset of a field that this version does not have."""
 OLDEST: Final = (3, 10)

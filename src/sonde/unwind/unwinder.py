@@ -30,12 +30,14 @@ from sonde.resolve.binary import Binary
 from sonde.resolve.lru_cache import LruCache
 from sonde.resolve.mappings import Mapping
 from sonde.resolve.tracked_process import TrackedProcess
-from sonde.unwind.cpython import Interpreter, UnsupportedPythonError, interpreter
+from sonde.unwind.cpython import RUNTIME, Interpreter, UnsupportedPythonError, interpreter
 from sonde.unwind.jvm import LIBRARY, Jvm, Jvms
 from sonde.unwind.load_bias import load_bias
 from sonde.unwind.preload import startup_files
 from sonde.unwind.stop_reasons import STOP_REASONS
 from sonde.unwind.table_cache import TableCache, key_of
+from sonde.unwind.v8 import V8, V8s
+from sonde.unwind.v8_mappings import V8Mappings
 
 UPDATE_S: Final = 0.025
 """Time limit of one update, which continues at the next call: the event loop must not stall."""
@@ -123,6 +125,7 @@ class Unwinder:
         """Walks of each process at the last eviction."""
         self._pythons: LruCache[tuple[int, int], Interpreter] = LruCache(MAX_PYTHONS)
         self._jvms = Jvms(self._maps, resolver)
+        self._v8s = V8s(self._maps, resolver)
         self.refused_python = 0
         """Files with an unsupported CPython."""
         self.left_out = 0
@@ -234,7 +237,7 @@ class Unwinder:
             self._stale |= self._ready
             self._ready = set()
         self._stale |= {pid for pid in self._maps.wanted() if self._is_due(pid, now_s)}
-        self._stale.update(self._jvms.due(now_s))
+        self._stale.update(self._jvms.due(now_s), self._v8s.due(now_s))
         for pid, retry in self._retries.items():
             if now_s > retry.at_s:
                 self._stale.add(pid)
@@ -270,10 +273,10 @@ class Unwinder:
         """The CPython that a process runs or ran last; None without a supported one."""
         return self._pythons.get(key)
 
-    def jvm_of(self, process: TrackedProcess) -> Jvm | None:
-        """The JVM that a process runs; None without a supported one."""
+    def runtime_of(self, process: TrackedProcess) -> Jvm | V8 | None:
+        """The JVM or V8 that a process runs; None without a supported one."""
         code = process.generated_code
-        return code if isinstance(code, Jvm) else None
+        return code if isinstance(code, Jvm | V8) else None
 
     def stops(self) -> dict[str, int]:
         """How often walks ended for each reason so far, by name (`stop_reasons`)."""
@@ -286,6 +289,8 @@ class Unwinder:
         found = {"no_room": no_room} if no_room else {}
         if self._jvms.refused:
             found["jvm.refused"] = self._jvms.refused
+        if self._v8s.refused:
+            found["v8.refused"] = self._v8s.refused
         return found | {f"{name.lower()}.refused": n for name, n in self.refused.items()}
 
     def limit(self, bytes_: int) -> None:
@@ -307,6 +312,7 @@ class Unwinder:
             "left_out": self.left_out,
             "python_refused": self.refused_python,
             **self._jvms.usage(),
+            **self._v8s.usage(),
         }
 
     def memory_bytes(self) -> int:
@@ -341,7 +347,8 @@ class Unwinder:
         process = self._resolver.processes.find(pid, found.start_ns)
         loaded = _LoadedProcess(process, time.monotonic())
         ranges = []
-        kernel_python = generated = None
+        generated = runtime = None
+        v8_mappings = V8Mappings()
         fits = True
         mappings = process.space().mappings
         is_musl = any("/ld-musl-" in mapping.path for mapping in mappings)
@@ -363,15 +370,20 @@ class Unwinder:
             ranges.append((mapping.start, mapping.end, bias % 2**64, file.table))
             if file.python is not None:
                 loaded.python = file.python
-                kernel_python = file.python.for_kernel(bias, is_musl)
+                runtime = RUNTIME, file.python.for_kernel(bias, is_musl)
+            v8_mappings.add(mapping, bias)
             if mapping.path.endswith(f"/{LIBRARY}"):
                 library = self._resolver.file_of(process, mapping)
                 if library is not None:
                     generated = self._jvms.load(process, library.fd, bias)
         if generated is not None:
             ranges = [_in_generated(it, *generated) for it in ranges]
+        if runtime is None and v8_mappings.file is not None:
+            runtime = self._v8s.load(process, v8_mappings)
+            if runtime is not None:
+                ranges = self._v8s.with_generated(pid, ranges, mappings)
         try:
-            self._maps.set_process(pid, found.start_code, ranges, kernel_python)
+            self._maps.set_process(pid, found.start_code, ranges, runtime)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.E2BIG, errno.ENOMEM):
                 raise
@@ -393,6 +405,7 @@ class Unwinder:
         self._headless.discard(pid)
         self._maps.drop_process(pid)
         self._jvms.forget(pid)
+        self._v8s.forget(pid)
         loaded = self._loaded.pop(pid, None)
         if loaded is not None:
             self._drop_user(pid, loaded.files)

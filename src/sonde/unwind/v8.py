@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The V8s among the processes that are walked (Node.js): where their code is, and names."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from sonde import _native, procfs
+from sonde.model.code import Frame, KnownFrame
+from sonde.resolve import Resolver
+from sonde.resolve.mappings import Mapping
+from sonde.resolve.resolver import frame_id
+from sonde.resolve.tracked_process import JitName, TrackedProcess
+from sonde.unwind.v8_code import V8Codes
+from sonde.unwind.v8_functions import TRUST_NS, V8Functions
+from sonde.unwind.v8_layout import EXPORTS, MARK, UnsupportedV8Error, V8Layout, read_layout
+from sonde.unwind.v8_mappings import V8Mappings, generated
+
+V8_FRAME: Final = 2
+"""Bit of a stack's first word: a frame of V8 (abi/unwind.h)."""
+V8_BUILTIN: Final = 4
+RUNTIME: Final = 2
+"""RUNTIME_V8 of abi/unwind.h."""
+MAX_V8S: Final = 256
+MAX_REFUSED: Final = 4096
+ATTEMPTS: Final = 8
+RETRY_S: Final = 0.5
+"""Its file may just have been mapped: as many attempts, so far apart."""
+MAX_CACHED_FRAMES: Final = 16_384
+TABLE_BYTES: Final = 1 << 27
+"""Of generated code that the table covers; more is several ranges."""
+_RULES: Final = [(0, (14, 0, 0, 0))]
+"""CFA_V8 everywhere."""
+_ADDRESS: Final = (1 << 47) - 1
+_HALF: Final = 0xFFFF
+_UNKNOWN: Final = Frame("jit", "", "[jit]")
+UNREAD: Final = KnownFrame(frame_id(_UNKNOWN), _UNKNOWN)
+"""In place of a frame whose function was not read."""
+
+Range = tuple[int, int, int, int]
+"""(start, end, bias, table), as `UnwindMaps.set_process` takes it."""
+
+
+class V8:
+    """One running V8."""
+
+    def __init__(
+        self, process: TrackedProcess, resolver: Resolver, exports: dict[str, int]
+    ) -> None:
+        """`exports`: addresses in its memory. Raises UnsupportedV8Error, OSError."""
+        self._process = process
+        self._resolver = resolver
+        self._memory: procfs.HeldFile | None = None
+        self.layout: V8Layout = read_layout(self._opened(), exports)
+        self._functions = V8Functions(self.layout)
+        self.codes = V8Codes(self.layout, self._functions)
+        self._frames = _native.FrameCache()
+        self._frames_since_ns = 0
+        self._frames_drops = 0
+        """`drops` of the functions that the frames were made of."""
+        self.inlined: dict[tuple[int, int], list[KnownFrame]] = {}
+        """Frames that two words of a walk stand for, beside the one that is known by them."""
+
+    def name_at(self, address: int) -> JitName | None:
+        """Nothing: what code is of is known by its frame alone."""
+        return None
+
+    def frame_cache(self) -> _native.FrameCache:
+        """Frames by the two words of a walk, as far as they are known."""
+        now_ns = time.monotonic_ns()
+        if (
+            now_ns > self._frames_since_ns + TRUST_NS
+            or len(self._frames) > MAX_CACHED_FRAMES
+            or self._frames_drops != self._functions.drops
+        ):
+            self._frames, self._frames_since_ns = _native.FrameCache(), now_ns
+            self._frames_drops = self._functions.drops
+            self.inlined = {}
+        return self._frames
+
+    def frame(self, word: int, where: int, cache: _native.FrameCache) -> KnownFrame:
+        """The frame of two words of a walk, which is put into `cache`."""
+        place = (word >> 47 & _HALF) << 16 | where >> 47 & _HALF
+        shared, code = word & _ADDRESS & ~7, where & _ADDRESS
+        found = [UNREAD]
+        try:
+            found = self._frames_at(shared, code, place, bool(word & V8_BUILTIN))
+        except OSError:
+            self.close()
+        *inlined, known = found
+        if inlined:
+            if len(self.inlined) >= MAX_CACHED_FRAMES:
+                self.inlined.clear()
+            self.inlined[word, where] = inlined
+        cache.put(word, where, known, needs_reorder=bool(inlined))
+        return known
+
+    def _frames_at(self, shared: int, code: int, place: int, is_builtin: bool) -> list[KnownFrame]:
+        """From the innermost inlined function on."""
+        memory, now_ns = self._opened(), time.monotonic_ns()
+        function = self._functions.find(memory, shared, now_ns)
+        if is_builtin and (function is None or function.is_builtin):
+            native = self._resolver.resolve(self._process, (), [code])
+            if native and (function is None or native[0].frame.function):
+                return native[:1]
+        if function is None:
+            return [UNREAD]
+        if is_builtin:
+            bytecode = place - self.layout.bytecodes + 1
+            calls = [(function, self._functions.line_of_bytecode(memory, function, bytecode))]
+        else:
+            calls = self.codes.calls_at(memory, function, code, place, now_ns)
+        frames = [
+            Frame("jit", it.name, "[jit]", file=it.script.file, line=line) for it, line in calls
+        ]
+        return [KnownFrame(frame_id(it), it) for it in frames]
+
+    def close(self) -> None:
+        """Close its memory, until it is needed again."""
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
+
+    def _opened(self) -> procfs.HeldFile:
+        if self._memory is None:
+            self._memory = procfs.HeldFile(f"/proc/{self._process.pid}/mem")
+        return self._memory
+
+
+class V8s:
+    """All of them, by pid."""
+
+    def __init__(self, maps: _native.UnwindMaps, resolver: Resolver) -> None:
+        self._maps = maps
+        self._resolver = resolver
+        self._loaded: dict[int, V8] = {}
+        self._refused: dict[tuple[int, int], tuple[int, float]] = {}
+        """Attempts so far, and when the last one was."""
+        self._table = 0
+        """One for all: the same rule everywhere."""
+        self.refused = 0
+        """V8s that could not be read, or that were one too many."""
+
+    def load(self, process: TrackedProcess, mapped: V8Mappings) -> tuple[int, bytes] | None:
+        """(RUNTIME, `struct unwind_v8`) of a process; None without a V8 that can be read."""
+        known = self._loaded.get(process.pid)
+        if known is None or process.generated_code is not known:
+            self._drop(process.pid)
+            known = self._found(process, mapped)
+            if known is None:
+                return None
+            self._loaded[process.pid] = known
+            process.generated_code = known
+        return RUNTIME, known.layout.for_kernel(mapped.code)
+
+    def _found(self, process: TrackedProcess, mapped: V8Mappings) -> V8 | None:
+        attempts, last_s = self._refused.get(process.key, (0, 0.0))
+        if attempts >= ATTEMPTS or (attempts and time.monotonic() < last_s + RETRY_S):
+            return None
+        if self._resolver.budget.is_over(process.party):
+            return None
+        is_v8 = False
+        with self._resolver.budget.charged(process.party), suppress(OSError):
+            exports = self._exports(process, mapped)
+            is_v8 = MARK in exports
+            for bias in sorted(mapped.bounds)[:2]:
+                if not is_v8 or len(self._loaded) >= MAX_V8S:
+                    break
+                with suppress(UnsupportedV8Error, OSError):
+                    addresses = {name: at + bias for name, at in exports.items()}
+                    found = V8(process, self._resolver, addresses)
+                    self._refused.pop(process.key, None)
+                    return found
+        attempts = attempts + 1 if is_v8 else ATTEMPTS
+        self.refused += is_v8 and attempts == ATTEMPTS
+        if len(self._refused) > MAX_REFUSED:
+            self._refused.clear()
+        self._refused[process.key] = attempts, time.monotonic()
+        return None
+
+    def _exports(self, process: TrackedProcess, mapped: V8Mappings) -> dict[str, int]:
+        binary = self._resolver.file_of(process, mapped.file) if mapped.file is not None else None
+        return _native.exported_addresses(binary.fd, EXPORTS) if binary is not None else {}
+
+    def with_generated(
+        self, pid: int, ranges: Sequence[Range], mappings: Sequence[Mapping]
+    ) -> list[Range]:
+        """The executable mappings of a process, with those of the code that V8 generates."""
+        if not self._table:
+            try:
+                self._table = self._maps.add_rules(_RULES, TABLE_BYTES)
+            except OSError:
+                return list(ranges)
+        code = generated(mappings)
+        if (known := self._loaded.get(pid)) is not None:
+            known.codes.generated = code
+        starts = {start for start, _ in code}
+        found = [it for it in ranges if it[3] or it[0] not in starts]
+        for start, end in code:
+            for at in range(start, end, TABLE_BYTES):
+                found.append((at, min(at + TABLE_BYTES, end), at, self._table))
+        return found
+
+    def forget(self, pid: int) -> None:
+        """A process is no longer loaded. What names its code stays with it."""
+        for key in [key for key in self._refused if key[0] == pid]:
+            del self._refused[key]
+        self._drop(pid)
+
+    def _drop(self, pid: int) -> None:
+        known = self._loaded.pop(pid, None)
+        if known is not None:
+            known.close()
+
+    def due(self, now_s: float) -> list[int]:
+        """Pids of those to load again."""
+        return [
+            pid
+            for (pid, _), (attempts, last_s) in self._refused.items()
+            if attempts < ATTEMPTS and now_s > last_s + RETRY_S
+        ]
+
+    def usage(self) -> dict[str, int]:
+        """Counts by name; each is a metric `sonde.unwind.NAME`."""
+        return {"v8s": len(self._loaded), "v8s_refused": self.refused}
