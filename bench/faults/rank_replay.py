@@ -4,10 +4,11 @@
     python -m bench.faults.rank_replay [--seeds N] [--shapes FOLDER] [--json FILE]
 
 Made up: a pipeline of 8 stages times 128 replicas, forward and backward of 4 micro batches, then an
-all-reduce of each stage. Each seed is replayed with one rank that computes 15 % to 60 % longer, with
-one link between two stages over which a transfer takes 10 to 40 ms (others 2 ms), and with neither.
-Durations vary as those of FOLDER do (`trace-AR.parquet` of ByteDance-Seed/StragglerAnalysis, without
-its slow worker), else by 3 %; clocks of nodes (8 ranks each) differ by up to 0.5 ms.
+all-reduce of each stage. Each seed is replayed with one rank that computes 15 % to 60 % longer,
+with one link between two stages over which a transfer takes 10 to 40 ms (others 2 ms), and with
+neither. Durations vary as those of FOLDER do (`trace-AR.parquet` of
+ByteDance-Seed/StragglerAnalysis, without its slow worker), else by 3 %; clocks of
+nodes (8 ranks each) differ by up to 0.5 ms.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def replay(
     every = np.arange(stages * replicas, dtype=np.float64).reshape(stages, replicas)
 
     def put(stage: int, what: int, start: Array, end: Array) -> None:
-        columns.append((every[stage], what, start, end))
+        columns.append((every[stage], what, start.copy(), end.copy()))
 
     clock = np.zeros((stages, replicas))
     edges = [0.0]
@@ -97,12 +98,12 @@ def replay(
             order = range(stages) if forward else range(stages - 1, -1, -1)
             factor = 1.0 if forward else 2.0
             ready = np.zeros(replicas)
-            for piece in range(MICRO):
+            for _ in range(MICRO):
                 before = -1
                 for stage in order:
                     if before >= 0:
                         link = transfer[min(stage, before)]
-                        posted, sent = free[stage], free[before]
+                        posted, sent = free[stage].copy(), free[before].copy()
                         end = np.maximum(posted, sent) + link * chance.uniform(0.95, 1.05, replicas)
                         put(before, EXCHANGE, sent, end)
                         put(stage, EXCHANGE, posted, end)
@@ -113,7 +114,6 @@ def replay(
                     put(stage, COMPUTE, begin, begin + took)
                     free[stage] = begin + took
                     before = stage
-                _ = piece
         for stage in range(stages):
             end = np.full(replicas, free[stage].max() + REDUCE_S)
             put(stage, REDUCE, free[stage].copy(), end)

@@ -30,7 +30,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "job",
         help="what a job did with its GPUs: hours held and wasted, why, functions",
         description="Report the GPU hours of a Slurm job, a pod, a container, a unit or a user: "
-        "held, productive, wasted and why, with the functions that used the CPUs.",
+        "held, productive, wasted and why, with the rank that the others wait for and the "
+        "functions that used the CPUs.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

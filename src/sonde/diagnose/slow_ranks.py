@@ -26,6 +26,8 @@ LEAST_SLOTS: Final = 4
 """Slots in which two ranks were timed both."""
 _APART: Final = 0.4
 """Of the way from the usual to the slow ones that is free of ranks."""
+_LEAST_WORK: Final = 0.02
+"""Of a slot, by which slow ranks work longer; by their own work it is `LEAST` at least."""
 _DEVIATIONS: Final = 4.0
 _STAGE: Final = 1 / 16
 """Share of the ranks from which on a slow group is a stage."""
@@ -35,7 +37,11 @@ _LONGER: Final = 2.0
 """A slow exchange by a usual one."""
 _OF_ITS: Final = 0.6
 """Share of the long exchanges of a rank that are with the same one."""
-_LEAST_EXCHANGES: Final = 4
+_LEAST_EXCHANGES: Final = 6
+_MORE_LONG: Final = 0.1
+"""Share of its exchanges that are long, beyond that of the usual rank."""
+_SAME_NS: Final = 100_000
+"""By how much the difference of two ends may vary."""
 _VARIES: Final = 0.1
 """Between the quartiles of pieces by the median of the same rank: what sequences differ by."""
 _NEIGHBOURS: Final = 64
@@ -96,7 +102,7 @@ def slow_ranks(times: RankTimes, pieces: Pieces | None = None) -> SlowRanks:
     waits = np.minimum(times.collective[:, kept] / length, 1)
     if work.shape[0] < 2 or (np.isfinite(work).sum(axis=1) >= LEAST_SLOTS).sum() < 2:
         return SlowRanks(Straggle.NOTHING)
-    late = _longest(work)
+    late = _longest(work, _LEAST_WORK)
     excess = dict.fromkeys((Straggle.WORKER, Straggle.STAGE, Straggle.SEQUENCES), 0.0)
     mean = _means(work)
     if late is not None:
@@ -120,7 +126,7 @@ def slow_ranks(times: RankTimes, pieces: Pieces | None = None) -> SlowRanks:
 
 def _by_host(waits: Floats, excess: dict[Straggle, float]) -> SlowRanks:
     """The rank that hardly waits, though it has no more work than the others."""
-    late = _longest(1 - waits)
+    late = _longest(1 - waits, LEAST)
     if late is None:
         return SlowRanks(Straggle.NOTHING, excess=excess)
     mean = _means(waits)
@@ -142,7 +148,7 @@ def _means(values: Floats) -> Floats:
     return np.where(count >= LEAST_SLOTS, total / np.maximum(count, 1), np.nan)
 
 
-def _longest(values: Floats) -> Whole | None:
+def _longest(values: Floats, least: float) -> Whole | None:
     """The ranks beyond the largest gap of the upper half, where it stands out."""
     mean = _means(values)
     known = np.flatnonzero(np.isfinite(mean))
@@ -154,7 +160,7 @@ def _longest(values: Floats) -> Whole | None:
     at = half + int(np.argmax(gaps))
     late, rest = order[at:], order[:at]
     apart = float(np.median(mean[late]) - np.median(mean[rest]))
-    if apart < LEAST / 2 or float(gaps.max()) < _APART * apart:
+    if apart < least or float(gaps.max()) < _APART * apart:
         return None
     # The difference of each slot, so that what slows all ranks in one counts for none.
     with np.errstate(all="ignore"):
@@ -201,28 +207,28 @@ def slow_links(rank: Whole, start_ns: Whole, end_ns: Whole, most: int = 8) -> li
     length = (end_ns - start_ns).astype(np.float64)
     floors = [float(np.quantile(length[rank == one], 0.25)) for one in np.unique(rank)]
     least = max(_LONGER * float(np.median(floors)), 2.0 * _ALIKE_NS)
-    long = np.flatnonzero(length >= least)
+    many = np.bincount(rank, length >= least) / np.maximum(np.bincount(rank), 1)
+    usually = float(np.median(many[np.unique(rank)]))
+    long = np.flatnonzero((length >= least) & (many[rank] > usually + _MORE_LONG))
     long = long[np.argsort(end_ns[long], kind="stable")]
     its = Counter(rank[long].tolist())
-    # One partner of each exchange: the run of another rank that is most like it.
-    together: dict[tuple[int, int], list[float]] = defaultdict(list)
+    together: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
     ends, begins, ranks = end_ns[long], start_ns[long], rank[long]
-    first = np.searchsorted(ends, ends - _ALIKE_NS)
-    last = np.minimum(np.searchsorted(ends, ends + _ALIKE_NS, "right"), first + _NEIGHBOURS)
+    last = np.searchsorted(ends, ends + _ALIKE_NS, "right")
     for at in range(len(long)):
-        near = np.arange(first[at], last[at])
-        near = near[ranks[near] != ranks[at]]
-        for other in near[near > at]:
-            shared = min(ends[at], ends[other]) - max(begins[at], begins[other])
-            if shared >= least:
-                pair = tuple(sorted((int(ranks[at]), int(ranks[other]))))
-                together[pair[0], pair[1]].append(float(shared))
+        for other in range(at + 1, min(int(last[at]), at + 1 + _NEIGHBOURS)):
+            shared = float(ends[at] - max(begins[at], begins[other]))
+            if ranks[at] != ranks[other] and shared >= least:
+                low, high = (at, other) if ranks[at] < ranks[other] else (other, at)
+                apart = float(ends[high] - ends[low])
+                together[int(ranks[low]), int(ranks[high])].append((apart, shared))
     usual = float(np.median(floors)) / 1e9
-    found = [
-        SlowLink(pair, float(np.median(shared)) / 1e9, usual, len(shared))
-        for pair, shared in together.items()
-        if len(shared) >= _LEAST_EXCHANGES
-        and len(shared) >= _OF_ITS * min(its[pair[0]], its[pair[1]])
-    ]
+    found = []
+    for pair, runs in together.items():
+        each = np.array(runs)
+        # Clocks of two nodes differ by as much each time: other coincidences do not.
+        each = each[abs(each[:, 0] - np.median(each[:, 0])) <= _SAME_NS]
+        if len(each) >= max(_LEAST_EXCHANGES, _OF_ITS * min(its[pair[0]], its[pair[1]])):
+            found.append(SlowLink(pair, float(np.median(each[:, 1])) / 1e9, usual, len(each)))
     found.sort(key=lambda one: (-one.exchanges * (one.seconds - usual), one.ranks))
     return found[:most]
