@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sonde.diagnose.slow_ranks import Pieces, RankTimes, slow_links, slow_ranks
+from sonde.analyze.slow_ranks import Pieces, RankTimes, slow_links, slow_ranks
 
 STAGES, REPLICAS, MICRO, STEPS = 8, 128, 4, 6
 NODE_RANKS = 8
@@ -140,7 +140,8 @@ def named(runs: Runs, ranks: int) -> Truth:
     working = runs.kind == COMPUTE
 
     def summed(which: npt.NDArray[np.bool_]) -> Array:
-        return np.bincount(at[which], took[which], ranks * steps).reshape(ranks, steps)
+        filled = np.bincount(at[which], took[which], ranks * steps)
+        return filled.astype(np.float64).reshape(ranks, steps)
 
     times = RankTimes(summed(working) * 1e9, summed(~working) * 1e9, length * 1e9, True)
     order = np.lexsort((runs.start, at))

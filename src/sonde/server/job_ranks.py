@@ -8,11 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from sonde.diagnose import slow_ranks as rule
-from sonde.diagnose.slow_ranks import LEAST_SLOTS, Pieces, RankTimes, SlowLink, SlowRanks
-from sonde.diagnose.stragglers import LEAST, Straggle
+from sonde.analyze import rank_tables
+from sonde.analyze.slow_ranks import LEAST_SLOTS, Pieces, RankTimes, SlowLink, SlowRanks, slow_ranks
+from sonde.analyze.stragglers import LEAST, Straggle
 from sonde.errors import CaptureError
 from sonde.query import stored_pieces
 from sonde.query.stored import QueryTimedOutError, Selection, StoredSession
@@ -33,7 +31,7 @@ _TITLES = {
     Straggle.SEQUENCES: "unequal sequences",
 }
 _MANY_JOBS = ("user", "namespace")
-_Key = tuple[str, int, int, int]
+_Key = rank_tables.Key
 
 
 def waiting(session: StoredSession, wanted: Selection) -> dict[str, Any]:
@@ -69,16 +67,14 @@ def waiting(session: StoredSession, wanted: Selection) -> dict[str, Any]:
     if not answer["collectives"]:
         return _unknown(found, "no kernel of a collective library was timed: what the ranks wait "
                                "for, and whether they do, is not known")  # fmt: skip
-    times = _times(answer)
-    apart = ~(np.nan_to_num(times.collective).sum(axis=1) > 0)
-    if apart.any():
-        times.work[apart] = times.collective[apart] = np.nan
+    times = rank_tables.times_of(answer)
+    apart = rank_tables.leave_out_alone(times)
+    if apart:
         found["missing"].append(
-            f"{int(apart.sum()):,} of {len(ranks):,} processes ran no collective: not compared"
+            f"{apart:,} of {len(ranks):,} processes ran no collective: not compared"
         )
-    seen = np.isfinite(times.work).sum(axis=1)
-    thin = int((seen < LEAST_SLOTS).sum())
-    few = thin - int(apart.sum())
+    thin = rank_tables.too_thin(times)
+    few = thin - apart
     if few:
         found["missing"].append(
             f"{few:,} of {len(ranks):,} ranks were timed in fewer than {LEAST_SLOTS} parts of the "
@@ -101,8 +97,8 @@ def waiting(session: StoredSession, wanted: Selection) -> dict[str, Any]:
             "no exchange between two ranks was timed with its begin on the device: a slow link "
             "would not be seen"
         )
-    slow = rule.slow_ranks(times, pieces)
-    scale = float(np.median(times.slot_ns)) / 1e9 if times.are_steps else 1.0
+    slow = slow_ranks(times, pieces)
+    scale = rank_tables.slot_s(times)[0] if times.are_steps else 1.0
     if slow.kind == Straggle.NOTHING and links:
         _name_link(found, ranks, links[0], times, scale)
     else:
@@ -122,38 +118,11 @@ def _key(row: Mapping[str, Any]) -> _Key:
     return row["node"], row["pid"], row["start_ns"], row["device"]
 
 
-def _times(answer: Mapping[str, Any]) -> RankTimes:
-    slots = answer["slots"]
-    length = np.subtract(slots["end_ns"], slots["start_ns"]).astype(np.float64)
-    cells = answer["cells"]
-    at = (np.array(cells["rank"], np.int64), np.array(cells["slot"], np.int64))
-    filled = []
-    for name in ("work_ns", "collective_ns"):
-        values = np.full((len(answer["ranks"]), len(length)), np.nan)
-        values[at] = cells[name]
-        filled.append(values)
-    return RankTimes(filled[0], filled[1], length, answer["by"] == "steps")
-
-
 def _pieces(
     session: StoredSession, wanted: Selection, answer: Mapping[str, Any], keys: Mapping[_Key, int]
 ) -> Pieces | None:
     slots = [Slot(*pair) for pair in zip(*answer["slots"].values(), strict=True)]
-    columns = stored_pieces.pieces(session, wanted, slots)
-    rank = _numbers(columns.to_pydict(), keys)
-    if not len(rank):
-        return None
-    return Pieces(
-        rank,
-        columns.column("slot").to_numpy().astype(np.int64),
-        columns.column("piece").to_numpy().astype(np.int64),
-        columns.column("ns").to_numpy().astype(np.float64) / 1e9,
-    )
-
-
-def _numbers(columns: Mapping[str, Sequence[Any]], keys: Mapping[_Key, int]) -> Any:
-    who = zip(*(columns[name] for name in ("node", "pid", "start_ns", "device")), strict=True)
-    return np.array([keys.get(one, -1) for one in who], np.int64)
+    return rank_tables.pieces_of(stored_pieces.pieces(session, wanted, slots).to_pydict(), keys)
 
 
 def _links(
@@ -161,14 +130,7 @@ def _links(
 ) -> list[SlowLink] | None:
     """None: no such exchange was timed."""
     columns = stored_pieces.exchanges(session, wanted)
-    if not columns.num_rows:
-        return None
-    rank = _numbers(columns.to_pydict(), keys)
-    begin, end = (
-        columns.column(name).to_numpy().astype(np.int64) for name in ("begin_ns", "end_ns")
-    )
-    known = rank >= 0
-    return rule.slow_links(rank[known], begin[known], end[known])
+    return rank_tables.links_of(columns.to_pydict(), keys) if columns.num_rows else None
 
 
 def _name(rank: Mapping[str, Any]) -> str:
@@ -178,21 +140,12 @@ def _name(rank: Mapping[str, Any]) -> str:
 def _listed(
     ranks: Sequence[Mapping[str, Any]], chosen: Sequence[int], times: RankTimes
 ) -> list[dict[str, Any]]:
-    with np.errstate(all="ignore"):
-        return [
-            {
-                **{name: ranks[one][name] for name in ("node", "pid", "device", "comm")},
-                "number": one,
-                "work": _share(times.work[one], times.slot_ns),
-                "collective": _share(times.collective[one], times.slot_ns),
-            }
-            for one in chosen[:LISTED]
-        ]
-
-
-def _share(ns: Any, slot_ns: Any) -> float:
-    seen = np.isfinite(ns)
-    return round(float(ns[seen].sum() / slot_ns[seen].sum()), 4) if seen.any() else 0.0
+    listed = []
+    for one in chosen[:LISTED]:
+        work, waits = rank_tables.shares(times, one)
+        who = {name: ranks[one][name] for name in ("node", "pid", "device", "comm")}
+        listed.append(who | {"number": one, "work": work, "collective": waits})
+    return listed
 
 
 def _name_link(
@@ -205,7 +158,7 @@ def _name_link(
     found["kind"], found["count"] = "slow-link", 2
     found["ranks"] = _listed(ranks, link.ranks, times)
     spent_s = link.exchanges * (link.seconds - link.usual)
-    found["lost_s"] = spent_s / (float(times.slot_ns.sum()) / 1e9) * scale
+    found["lost_s"] = spent_s / rank_tables.slot_s(times)[1] * scale
     one, other = (_name(ranks[at]) for at in link.ranks)
     found["text"] = f"slow link: between {one} and {other}"
     found["evidence"] = [
@@ -222,9 +175,7 @@ def _name_ranks(
     times: RankTimes,
     scale: float,
 ) -> None:
-    rest = np.setdiff1d(np.arange(len(ranks)), slow.ranks)
-    usual_work = float(np.median([_share(times.work[one], times.slot_ns) for one in rest]))
-    usual_wait = float(np.median([_share(times.collective[one], times.slot_ns) for one in rest]))
+    usual_work, usual_wait = rank_tables.usual_shares(times, slow.ranks)
     found["kind"], found["count"] = str(slow.kind), len(slow.ranks)
     found["ranks"] = _listed(ranks, slow.ranks, times)
     found["lost_s"] = slow.lost * scale

@@ -5,7 +5,6 @@ Compared are ranks of one job in the same slots of time, by device time at work.
 and one of them hardly waits in collectives, its host is late. Stages of a pipeline are not stored:
 ranks of which a group works equally much longer than the rest count as one. Exchanges between two
 ranks end at both at once: what both spend in it together is the transfer, the rest is waiting.
-Used by a server alone: needs NumPy.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from sonde.diagnose.stragglers import LEAST, Straggle, Work, straggling
+from sonde.analyze.stragglers import LEAST, Straggle, Work, straggling
 
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
