@@ -26,6 +26,7 @@ _PLAIN = {
     "number": "number",
     "boolean": "boolean",
     "null": "null",
+    "object": "Record<string, unknown>",
 }
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*\Z")
 

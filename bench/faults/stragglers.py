@@ -5,7 +5,7 @@
 
 FOLDER: `trace-NAME.parquet` of ByteDance-Seed/StragglerAnalysis (operations of all ranks, with
 stage, step, micro batch, start and duration). Only computing is passed to
-`sonde.diagnose.stragglers`.
+`sonde.analyze.stragglers`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from sonde.diagnose.stragglers import Straggling, Work, straggling
+from sonde.analyze.stragglers import Straggling, Work, straggling
 
 TRUTH = {"AR": "slow-worker", "ST": "slow-stage", "SE": "unequal-sequences"}
 """The authors' label of each."""

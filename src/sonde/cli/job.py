@@ -30,7 +30,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "job",
         help="what a job did with its GPUs: hours held and wasted, why, functions",
         description="Report the GPU hours of a Slurm job, a pod, a container, a unit or a user: "
-        "held, productive, wasted and why, with the functions that used the CPUs.",
+        "held, productive, wasted and why, with the rank that the others wait for and the "
+        "functions that used the CPUs.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -103,6 +104,7 @@ def as_text(found: Mapping[str, Any]) -> str:
         lines.append(f"verdict on {whose}, at {when}: {bound}-bound")
         lines += [f"  evidence: {text}" for text in verdict["evidence"][1:4]]
         lines += [f"  next: {advice['text']}" for advice in verdict["advice"][:1]]
+    lines += _waiting(found["waiting"])
     if found["functions"]:
         lines.append("functions by own time on CPUs")
         rows = [
@@ -112,6 +114,22 @@ def as_text(found: Mapping[str, Any]) -> str:
         lines += _table(rows, (-10, 0, 0))
     lines += [f"not covered: {text}" for text in found["not_covered"]]
     return "\n".join(map(one_line, lines))
+
+
+def _waiting(found: Mapping[str, Any]) -> list[str]:
+    """Whom the ranks wait for."""
+    lines = [f"ranks: {found['text']}"]
+    if found["lost_s"]:
+        lines[0] += f"; lost: {found['lost_s']:.3f} s of each {found['per']}"
+    lines += [f"  evidence: {text}" for text in found["evidence"]]
+    about = found["node"]
+    if about is not None:
+        bound = f"{about['bound']}-bound" if about["bound"] else "no verdict on this rank"
+        lines.append(f"  its node {about['node']}: {bound}")
+        lines += [f"    evidence: {text}" for text in about["evidence"]]
+        lines += [f"    incident: {one['cause']}" for one in about["incidents"]]
+        lines += [f"    next: {about['next']}"] if about["next"] else []
+    return lines + [f"  missing: {text}" for text in found["missing"]]
 
 
 def hours(value: float) -> str:

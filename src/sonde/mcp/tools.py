@@ -220,7 +220,8 @@ class Tools:
         self, owner: OneOwner, by: OwnerKind = "job", start: Start = "-1d", end: End = "now"
     ) -> Answer:
         """One job, pod, container, unit or user: GPU hours held, productive, wasted by cause (idle,
-        stalls as the verdict explains them), functions by own CPU time."""
+        stalls as the verdict explains them), functions by own CPU time; `waiting`: which rank,
+        stage or link the other ranks wait for, with evidence and what its node shows."""
         chosen = Chosen.of(start, end, **{by: owner})
         found = self._server.ask("job", chosen.parameters(limit=10))
         found["verdicts"] = [_verdict(one["verdict"]) for one in found["verdicts"]]

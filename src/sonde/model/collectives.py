@@ -22,3 +22,11 @@ _COLLECTIVE = re.compile(
 def is_collective(kernel: str) -> bool:
     """Whether a kernel exchanges with other devices: it waits for them, too."""
     return bool(_COLLECTIVE.search(both_ends(kernel).lower()))
+
+
+_OF_TWO = re.compile(r"send_?recv|nccl.*_(send|recv)\b")
+
+
+def is_exchange_of_two(kernel: str) -> bool:
+    """Whether a kernel sends to, or receives from, single devices: stages of a pipeline do."""
+    return is_collective(kernel) and bool(_OF_TWO.search(both_ends(kernel).lower()))

@@ -68,11 +68,11 @@ def timed_whole(session: StoreTables, wanted: Selection) -> str:
 
 
 def ranks(
-    session: StoreTables, wanted: Selection, slots: Sequence[Slot], by: SlotKind
+    session: StoreTables, wanted: Selection, slots: Sequence[Slot], by: SlotKind, most: int = 0
 ) -> dict[str, Any]:
     """`slots` (columns `start_ns`, `end_ns`), `ranks` (who they are, by job, node and device),
     `cells` (columns `rank`, `slot`, `work_ns`, `collective_ns`, `runs`: timed ones), `left_out`
-    (ranks beyond 512, those with the least device time).
+    (ranks beyond `most`, those with the least device time; 0: 512).
 
     A rank without a cell in a slot was not timed there.
     """
@@ -82,7 +82,7 @@ def ranks(
         "every AS (SELECT node, pid, start_ns, device,"
         " sum(weight * (end_time_ns - start_time_ns)) AS ns FROM seen GROUP BY ALL), "
         "heavy AS (SELECT * FROM every ORDER BY ns DESC, node, pid, start_ns, device"
-        f" LIMIT {MAX_RANKS}), "
+        f" LIMIT {int(most) or MAX_RANKS}), "
     )
     who = ", ".join(f"any_value({name}) AS {name}" for name in _OWNERS)
     known = ", ".join(f"coalesce(p.{name}, '') AS {name}" for name in _OWNERS)

@@ -13,7 +13,7 @@ from sonde.errors import CaptureError, UsageError
 from sonde.query import stored
 from sonde.query.stored import QueryTimedOutError, Selection, StoredSession
 from sonde.query.stored_use import OWNERS, PARTS, by_owner, of_owner, processes_of, slot_ns
-from sonde.server import timeline_answers
+from sonde.server import job_ranks, timeline_answers
 
 VERDICTS = 3
 """Nodes whose stalls are explained: those with most of them."""
@@ -50,7 +50,7 @@ def job(session: StoredSession, wanted: Selection, limit: int) -> dict[str, Any]
     """One owner, named by exactly one of job, pod, container, unit, user, ….
 
     Its GPU hours, wasted ones by cause (they add up to `wasted_h`), verdicts, and functions by own
-    time. Raises UsageError, CaptureError.
+    time; `waiting`: whom its ranks wait for. Raises UsageError, CaptureError.
     """
     chosen = dict(wanted.owners or {})
     if len(chosen) != 1:
@@ -78,6 +78,7 @@ def job(session: StoredSession, wanted: Selection, limit: int) -> dict[str, Any]
             if verdict is not None
         ],
         "functions": functions,
+        "waiting": job_ranks.waiting(session, wanted),
         "not_covered": [*NOT_COVERED],
     }
 

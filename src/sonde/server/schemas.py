@@ -143,6 +143,18 @@ ANSWERS: Mapping[str, Schema] = {
         wasted=_list(_object(cause=_TEXT, gpu_h=_NUMBER)),
         verdicts=_list(_object(node=_TEXT, start_ns=_WHOLE, end_ns=_WHOLE, verdict=_ANY)),
         functions=_list(_object(function=_TEXT, binary=_TEXT, own_ns=_NUMBER, total_ns=_NUMBER)),
+        waiting=_object(
+            kind=_TEXT, text=_TEXT, count=_WHOLE, compared=_WHOLE, lost_s=_NUMBER,
+            per={"enum": ["step", "second"]}, evidence=_list(_TEXT), missing=_list(_TEXT),
+            start_ns=_WHOLE, end_ns=_WHOLE,
+            ranks=_list(
+                _object(
+                    node=_TEXT, pid=_WHOLE, device=_WHOLE, comm=_TEXT, number=_WHOLE,
+                    work=_NUMBER, collective=_NUMBER,
+                )
+            ),
+            node={"type": ["object", "null"]},
+        ),
         not_covered=_list(_TEXT),
     ),
     "owners": _object(

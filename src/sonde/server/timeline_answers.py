@@ -44,7 +44,7 @@ def timeline(
     return drawn | {"explanation": verdict.document(explain(found))}
 
 
-def ranks(session: StoredSession, wanted: Selection, points: int) -> dict[str, Any]:
+def ranks(session: StoredSession, wanted: Selection, points: int, most: int = 0) -> dict[str, Any]:
     """Ranks by the steps of a node where every run was timed, or by time where none are known.
 
     Ranks of a job that exchange data in each step have their steps at the same time, as far as the
@@ -52,8 +52,8 @@ def ranks(session: StoredSession, wanted: Selection, points: int) -> dict[str, A
     """
     slots = _steps(session, wanted)
     if slots:
-        return ranks_in(session, wanted, slots, SlotKind.STEPS)
-    return ranks_in(session, wanted, parts_of(wanted, points), SlotKind.TIME)
+        return ranks_in(session, wanted, slots, SlotKind.STEPS, most)
+    return ranks_in(session, wanted, parts_of(wanted, points), SlotKind.TIME, most)
 
 
 def _steps(session: StoredSession, wanted: Selection) -> list[Slot]:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from sonde.diagnose.stragglers import Straggle, Work, straggling
+from sonde.analyze.stragglers import Straggle, Work, straggling
 
 STAGES, REPLICAS, STEPS, PIECES = 4, 4, 6, 4
 

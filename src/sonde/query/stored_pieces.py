@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Single runs of ranks on devices: work between two exchanges, and exchanges of two ranks.
+
+Only where every run was timed: between runs that were sampled others are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from sonde.model.collectives import is_collective, is_exchange_of_two
+from sonde.query.stored import MOST_ROWS, Selection, StoreTables
+from sonde.query.stored_ranks import Slot
+from sonde.query.timed_windows import NEARLY_ALL
+
+MOST_PIECES = 400_000
+"""Rows of an answer; beyond it there is none, since a part would be compared with a whole."""
+_WHOLE = f"""kind <> 'sync' AND (weight <= {NEARLY_ALL} OR "window" > 0)"""
+
+
+def last_run_ns(session: StoreTables, wanted: Selection) -> int:
+    """When the last timed run of a selection began, ns since 1970; 0: there is none."""
+    clause, parameters = wanted.sql("start_time_ns", kind=False)
+    rows = session.arrow(
+        f"SELECT max(start_time_ns) AS last FROM device_run {clause} AND kind <> 'sync'", parameters
+    )
+    return int(rows.to_pylist()[0]["last"] or 0)
+
+
+def pieces(session: StoreTables, wanted: Selection, slots: Sequence[Slot]) -> pa.Table:
+    """Columns node, pid, start_ns, device, slot, piece (exchanges before it in the slot), ns."""
+    clause, parameters = wanted.sql("start_time_ns", kind=False)
+    chosen = pa.table(
+        {
+            "slot": pa.array(range(len(slots)), pa.int64()),
+            "begin_ns": pa.array([slot.start_ns for slot in slots], pa.int64()),
+            "end_ns": pa.array([slot.end_ns for slot in slots], pa.int64()),
+        }
+    )
+    names = _names(session, wanted, exchanges_of_two=False)
+    found = session.arrow(
+        "WITH run AS (SELECT s.node, s.pid, s.start_ns, s.device, c.slot, s.start_time_ns,"
+        " s.end_time_ns - s.start_time_ns AS ns, s.kind = 'kernel'"
+        " AND list_contains(CAST(? AS VARCHAR[]), s.name) AS exchanges"
+        f" FROM (SELECT * FROM device_run {clause} AND {_WHOLE}) s JOIN chosen c"
+        " ON s.start_time_ns >= c.begin_ns AND s.start_time_ns < c.end_ns), "
+        "placed AS (SELECT *, sum(CASE WHEN exchanges THEN 1 ELSE 0 END) OVER"
+        " (PARTITION BY node, pid, start_ns, device, slot ORDER BY start_time_ns) AS piece"
+        " FROM run) "
+        "SELECT node, pid, start_ns, device, slot, CAST(piece AS BIGINT) AS piece, sum(ns) AS ns"
+        " FROM placed WHERE NOT exchanges GROUP BY 1, 2, 3, 4, 5, 6"
+        f" ORDER BY 1, 2, 3, 4, 5, 6 LIMIT {MOST_PIECES + 1}",
+        [names, *parameters],
+        chosen,
+    )
+    return found if found.num_rows <= MOST_PIECES else found.slice(0, 0)
+
+
+def exchanges(session: StoreTables, wanted: Selection) -> pa.Table:
+    """Kernels that send to, or receive from, another rank: columns node, pid, start_ns, device,
+    begin_ns, end_ns. Only those whose begin on the device is known."""
+    clause, parameters = wanted.sql("start_time_ns", kind=False)
+    names = _names(session, wanted, exchanges_of_two=True)
+    found = session.arrow(
+        "SELECT node, pid, start_ns, device, start_time_ns AS begin_ns, end_time_ns AS end_ns"
+        f" FROM device_run {clause} AND {_WHOLE} AND kind = 'kernel' AND source = 'cupti'"
+        f" AND list_contains(CAST(? AS VARCHAR[]), name) ORDER BY 1, 2, 3, 4, 5, 6"
+        f" LIMIT {MOST_PIECES + 1}",
+        [*parameters, names],
+    )
+    return found if found.num_rows <= MOST_PIECES else found.slice(0, 0)
+
+
+def _names(session: StoreTables, wanted: Selection, exchanges_of_two: bool) -> list[Any]:
+    clause, parameters = wanted.sql("start_time_ns", kind=False)
+    rows = session.arrow(
+        f"SELECT name FROM (SELECT DISTINCT name FROM device_run {clause} AND kind = 'kernel')"
+        f" ORDER BY name LIMIT {10 * MOST_ROWS}",
+        parameters,
+    )
+    is_wanted = is_exchange_of_two if exchanges_of_two else is_collective
+    return [name for name in rows.column("name").to_pylist() if is_wanted(name or "")]

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rank of a job the others wait for, and what its node shows of the reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sonde.analyze import rank_tables
+from sonde.analyze.slow_ranks import LEAST_SLOTS, Pieces, RankTimes, SlowLink, SlowRanks, slow_ranks
+from sonde.analyze.stragglers import LEAST, Straggle
+from sonde.errors import CaptureError
+from sonde.query import stored_pieces
+from sonde.query.stored import QueryTimedOutError, Selection, StoredSession
+from sonde.query.stored_ranks import Slot
+from sonde.server import views
+
+WINDOW_NS = 60 * 10**9
+"""Before the last timed run of the job."""
+MOST_RANKS = 4_096
+SLOTS = 60
+LISTED = 16
+"""Slow ranks that are listed; `count` has how many there are."""
+_INCIDENTS = 8
+_MOST_TEXT = 1 << 16
+_TITLES = {
+    Straggle.WORKER: "slow worker",
+    Straggle.STAGE: "slow stage",
+    Straggle.SEQUENCES: "unequal sequences",
+}
+_MANY_JOBS = ("user", "namespace")
+_Key = rank_tables.Key
+
+
+def waiting(session: StoredSession, wanted: Selection) -> dict[str, Any]:
+    """`kind` (slow-worker, slow-stage, slow-link, unequal-sequences, nothing, unknown), `text`,
+    `ranks` (the slow ones), `count`, `lost_s` of each step or, where steps are not known, of a
+    second, `per`, `evidence`, `node` (what that rank's node shows), `missing`, and the time, ns
+    since 1970. Raises CaptureError."""
+    by = next(iter(wanted.owners or {}), "")
+    last = stored_pieces.last_run_ns(session, wanted)
+    end = min(wanted.end_ns, last + 10**9) if last else wanted.end_ns
+    one = replace(wanted, start_ns=max(wanted.start_ns, end - WINDOW_NS), end_ns=end)
+    found: dict[str, Any] = {
+        "kind": "unknown", "text": "", "ranks": [], "count": 0, "lost_s": 0.0, "per": "second",
+        "evidence": [], "node": None, "missing": [],
+        "start_ns": one.start_ns, "end_ns": one.end_ns, "compared": 0,
+    }  # fmt: skip
+    if not last:
+        return _unknown(found, "no run on a device was timed: agents time them by default on "
+                               "NVIDIA's GPUs; see the losses of the nodes")  # fmt: skip
+    if by in _MANY_JOBS:
+        return _unknown(found, f"a {by} may have several jobs, whose ranks do not wait for one "
+                               "another: ask about one job")  # fmt: skip
+    if by not in ("job", "pod"):
+        found["missing"].append(f"all ranks of one {by} count as one job")
+    answer = views.ranks(session, one, SLOTS, MOST_RANKS)
+    ranks = answer["ranks"]
+    found["compared"] = len(ranks)
+    found["per"] = "step" if answer["by"] == "steps" else "second"
+    if answer["left_out"]:
+        found["missing"].append(f"{answer['left_out']:,} ranks with less device time are left out")
+    if len(ranks) < 2:
+        return _unknown(found, "one rank alone was timed: there is no other to compare it with")
+    if not answer["collectives"]:
+        return _unknown(found, "no kernel of a collective library was timed: what the ranks wait "
+                               "for, and whether they do, is not known")  # fmt: skip
+    times = rank_tables.times_of(answer)
+    apart = rank_tables.leave_out_alone(times)
+    if apart:
+        found["missing"].append(
+            f"{apart:,} of {len(ranks):,} processes ran no collective: not compared"
+        )
+    thin = rank_tables.too_thin(times)
+    few = thin - apart
+    if few:
+        found["missing"].append(
+            f"{few:,} of {len(ranks):,} ranks were timed in fewer than {LEAST_SLOTS} parts of the "
+            "time and are not compared"
+        )
+    if len(ranks) - thin < 2:
+        return _unknown(found, "too few ranks were timed at the same time: choose a longer time")
+    keys = {_key(rank): number for number, rank in enumerate(ranks)}
+    pieces = None
+    if times.are_steps:
+        pieces = _pieces(session, one, answer, keys)
+    else:
+        found["missing"].append(
+            "steps are not known (that needs every run of a node timed, in up to 120 s): unequal "
+            "sequences would not be seen"
+        )
+    links = _links(session, one, keys)
+    if links is None:
+        found["missing"].append(
+            "no exchange between two ranks was timed with its begin on the device: a slow link "
+            "would not be seen"
+        )
+    slow = slow_ranks(times, pieces)
+    scale = rank_tables.slot_s(times)[0] if times.are_steps else 1.0
+    if slow.kind == Straggle.NOTHING and links:
+        _name_link(found, ranks, links[0], times, scale)
+    else:
+        _name_ranks(found, ranks, slow, times, scale)
+    if found["ranks"]:
+        found["node"] = _on_node(session, one, found["ranks"][0])
+    return found
+
+
+def _unknown(found: dict[str, Any], why: str) -> dict[str, Any]:
+    found["text"] = f"not known: {why}"
+    found["missing"].append(why)
+    return found
+
+
+def _key(row: Mapping[str, Any]) -> _Key:
+    return row["node"], row["pid"], row["start_ns"], row["device"]
+
+
+def _pieces(
+    session: StoredSession, wanted: Selection, answer: Mapping[str, Any], keys: Mapping[_Key, int]
+) -> Pieces | None:
+    slots = [Slot(*pair) for pair in zip(*answer["slots"].values(), strict=True)]
+    return rank_tables.pieces_of(stored_pieces.pieces(session, wanted, slots).to_pydict(), keys)
+
+
+def _links(
+    session: StoredSession, wanted: Selection, keys: Mapping[_Key, int]
+) -> list[SlowLink] | None:
+    """None: no such exchange was timed."""
+    columns = stored_pieces.exchanges(session, wanted)
+    return rank_tables.links_of(columns.to_pydict(), keys) if columns.num_rows else None
+
+
+def _name(rank: Mapping[str, Any]) -> str:
+    return f"{rank['comm'] or '?'} ({rank['pid']}) on GPU {rank['device']} of {rank['node']}"
+
+
+def _listed(
+    ranks: Sequence[Mapping[str, Any]], chosen: Sequence[int], times: RankTimes
+) -> list[dict[str, Any]]:
+    listed = []
+    for one in chosen[:LISTED]:
+        work, waits = rank_tables.shares(times, one)
+        who = {name: ranks[one][name] for name in ("node", "pid", "device", "comm")}
+        listed.append(who | {"number": one, "work": work, "collective": waits})
+    return listed
+
+
+def _name_link(
+    found: dict[str, Any],
+    ranks: Sequence[Mapping[str, Any]],
+    link: SlowLink,
+    times: RankTimes,
+    scale: float,
+) -> None:
+    found["kind"], found["count"] = "slow-link", 2
+    found["ranks"] = _listed(ranks, link.ranks, times)
+    spent_s = link.exchanges * (link.seconds - link.usual)
+    found["lost_s"] = spent_s / rank_tables.slot_s(times)[1] * scale
+    one, other = (_name(ranks[at]) for at in link.ranks)
+    found["text"] = f"slow link: between {one} and {other}"
+    found["evidence"] = [
+        f"both were in {link.exchanges:,} exchanges together for {1e3 * link.seconds:.1f} ms each; "
+        f"others take {1e3 * link.usual:.1f} ms",
+        "neither of them, nor another rank, works longer than the rest",
+    ]
+
+
+def _name_ranks(
+    found: dict[str, Any],
+    ranks: Sequence[Mapping[str, Any]],
+    slow: SlowRanks,
+    times: RankTimes,
+    scale: float,
+) -> None:
+    usual_work, usual_wait = rank_tables.usual_shares(times, slow.ranks)
+    found["kind"], found["count"] = str(slow.kind), len(slow.ranks)
+    found["ranks"] = _listed(ranks, slow.ranks, times)
+    found["lost_s"] = slow.lost * scale
+    if slow.kind == Straggle.NOTHING:
+        found["text"] = (
+            f"no rank is slow: of {len(ranks):,} ranks none works {100 * LEAST:.0f} % longer than "
+            "the others, or waits that much less in collectives"
+        )
+        found["evidence"] = [
+            f"the usual rank is in collectives for {100 * usual_wait:.0f} % of the time: where "
+            "that is much, exchanging itself takes it"
+        ]
+        return
+    title = _TITLES[slow.kind]
+    excess = 100 * slow.excess[slow.kind]
+    if slow.kind == Straggle.SEQUENCES:
+        found["text"] = f"{title}: from piece to piece another rank has most to do"
+        found["evidence"] = [
+            f"of the pieces that are worked on at a time the longest takes {excess:.0f} % longer "
+            "than their mean, and no rank always has it"
+        ]
+        return
+    first = found["ranks"][0]
+    whom = _name(ranks[slow.ranks[0]])
+    more = f" and {len(slow.ranks) - 1:,} more" if len(slow.ranks) > 1 else ""
+    found["text"] = f"{title}: the others wait for {whom}{more}"
+    found["evidence"] = [
+        f"at work on its device for {100 * first['work']:.0f} % of the time; the usual rank "
+        f"{100 * usual_work:.0f} %",
+        f"in collectives for {100 * first['collective']:.0f} % of the time; the usual rank "
+        f"{100 * usual_wait:.0f} %",
+    ]
+    if slow.by_host:
+        found["evidence"].append("its device has no more work: its host is late to launch it")
+    if slow.kind == Straggle.STAGE:
+        found["evidence"].append(
+            f"{len(slow.ranks):,} of {len(ranks):,} ranks are slow alike, as a stage of a pipeline "
+            "is, or ranks that share something; which stage a rank has is not stored"
+        )
+
+
+def _on_node(session: StoredSession, wanted: Selection, rank: Mapping[str, Any]) -> dict[str, Any]:
+    """`node`, `bound` ('' not known), `evidence`, `next`, `incidents` (stored in that time)."""
+    here = replace(wanted, nodes=[rank["node"]])
+    about: dict[str, Any] = {"node": rank["node"], "bound": "", "evidence": [], "next": ""}
+    try:
+        verdicts = views.explained(session, here)["verdicts"]
+    except QueryTimedOutError:
+        raise
+    except CaptureError:
+        verdicts = []
+    for one in verdicts:
+        if one["device_name"].endswith(f"({rank['pid']})") and one["bounds"]:
+            about["bound"] = one["bounds"][0]["key"]
+            about["evidence"] = one["evidence"][1:4]
+            about["next"] = one["advice"][0]["text"] if one["advice"] else ""
+            break
+    clause, parameters = replace(here, owners=None).sql(kind=False, process=False)
+    rows = session.arrow(
+        f"SELECT time_ns, text FROM event {clause} AND kind = 'notice' AND name = 'incident'"
+        f" AND length(text) <= {_MOST_TEXT} ORDER BY time_ns DESC LIMIT {_INCIDENTS}",
+        parameters,
+    ).to_pylist()
+    causes = [(row["time_ns"], _cause(row["text"])) for row in rows]
+    about["incidents"] = [{"time_ns": at, "cause": cause} for at, cause in causes if cause]
+    return about
+
+
+def _cause(text: str) -> str:
+    """Of an incident that a node sent; '' where it is none."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return ""
+    cause = found.get("cause") if isinstance(found, dict) else None
+    return cause[:64] if isinstance(cause, str) else ""
