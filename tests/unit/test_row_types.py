@@ -58,7 +58,7 @@ WRONG = (
 
 @pytest.fixture(scope="module")
 def complaints(tmp_path_factory):
-    """What mypy says of them: `strict` in scripts/check."""
+    """What mypy reports of them: `strict` in scripts/check."""
     module = tmp_path_factory.mktemp("rows") / "wrong.py"
     module.write_text(
         "from sonde.collect.collector import Batch\n"

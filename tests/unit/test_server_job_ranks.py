@@ -98,7 +98,7 @@ def test_jobs_that_others_labelled(
     steps = [Slot(BEGIN_NS + round(at * 1.01e9), BEGIN_NS + round((at + 1) * 1.01e9))
              for at in range(6)]  # fmt: skip
     # The traces lack the launches by which steps are found.
-    monkeypatch.setattr("sonde.server.views._steps", lambda *_: steps)
+    monkeypatch.setattr("sonde.server.timeline_answers._steps", lambda *_: steps)
     with stored(tmp_path, chunks_of(rows, seconds)) as session:
         found = asked(session, seconds)
     ranks = sorted(stages)

@@ -52,7 +52,9 @@ class RankTimes:
     """Times of ranks, ns. Shapes: ranks x slots; NaN where a rank was not timed."""
 
     work: Floats
+    """By rank and slot: kernels that are no collectives."""
     collective: Floats
+    """By rank and slot: kernels of collectives."""
     slot_ns: Floats
     """Length of each slot."""
     are_steps: bool = False
@@ -89,7 +91,7 @@ class SlowLink:
 
     ranks: tuple[int, int]
     seconds: float
-    usual: float
+    usual_s: float
     exchanges: int
 
 

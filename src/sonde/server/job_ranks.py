@@ -15,11 +15,11 @@ from sonde.errors import CaptureError
 from sonde.query import stored_pieces
 from sonde.query.stored import QueryTimedOutError, Selection, StoredSession
 from sonde.query.stored_ranks import Slot
-from sonde.server import views
+from sonde.server import timeline_answers
 
 WINDOW_NS = 60 * 10**9
 """Before the last timed run of the job."""
-MOST_RANKS = 4_096
+MAX_RANKS = 4_096
 SLOTS = 60
 LISTED = 16
 """Slow ranks that are listed; `count` has how many there are."""
@@ -56,7 +56,7 @@ def waiting(session: StoredSession, wanted: Selection) -> dict[str, Any]:
                                "another: ask about one job")  # fmt: skip
     if by not in ("job", "pod"):
         found["missing"].append(f"all ranks of one {by} count as one job")
-    answer = views.ranks(session, one, SLOTS, MOST_RANKS)
+    answer = timeline_answers.ranks(session, one, SLOTS, MAX_RANKS)
     ranks = answer["ranks"]
     found["compared"] = len(ranks)
     found["per"] = "step" if answer["by"] == "steps" else "second"
@@ -157,13 +157,13 @@ def _name_link(
 ) -> None:
     found["kind"], found["count"] = "slow-link", 2
     found["ranks"] = _listed(ranks, link.ranks, times)
-    spent_s = link.exchanges * (link.seconds - link.usual)
+    spent_s = link.exchanges * (link.seconds - link.usual_s)
     found["lost_s"] = spent_s / rank_tables.slot_s(times)[1] * scale
     one, other = (_name(ranks[at]) for at in link.ranks)
     found["text"] = f"slow link: between {one} and {other}"
     found["evidence"] = [
         f"both were in {link.exchanges:,} exchanges together for {1e3 * link.seconds:.1f} ms each; "
-        f"others take {1e3 * link.usual:.1f} ms",
+        f"others take {1e3 * link.usual_s:.1f} ms",
         "neither of them, nor another rank, works longer than the rest",
     ]
 
@@ -222,7 +222,7 @@ def _on_node(session: StoredSession, wanted: Selection, rank: Mapping[str, Any])
     here = replace(wanted, nodes=[rank["node"]])
     about: dict[str, Any] = {"node": rank["node"], "bound": "", "evidence": [], "next": ""}
     try:
-        verdicts = views.explained(session, here)["verdicts"]
+        verdicts = timeline_answers.explained(session, here)["verdicts"]
     except QueryTimedOutError:
         raise
     except CaptureError:
