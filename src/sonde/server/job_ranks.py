@@ -49,8 +49,8 @@ def waiting(session: StoredSession, wanted: Selection) -> dict[str, Any]:
         "start_ns": one.start_ns, "end_ns": one.end_ns, "compared": 0,
     }  # fmt: skip
     if not last:
-        return _unknown(found, "no run on a device was timed: agents time them by default on "
-                               "NVIDIA's GPUs; see the losses of the nodes")  # fmt: skip
+        return _unknown(found, "no run of it on a device was timed in this time; the losses "
+                               "of its nodes have why")  # fmt: skip
     if by in _MANY_JOBS:
         return _unknown(found, f"a {by} may have several jobs, whose ranks do not wait for one "
                                "another: ask about one job")  # fmt: skip
@@ -86,6 +86,11 @@ def waiting(session: StoredSession, wanted: Selection) -> dict[str, Any]:
     pieces = None
     if times.are_steps:
         pieces = _pieces(session, one, answer, keys)
+        if pieces is None:
+            found["missing"].append(
+                f"no work between collectives, or more than {stored_pieces.MOST_PIECES:,} pieces "
+                "of it: unequal sequences would not be seen"
+            )
     else:
         found["missing"].append(
             "steps are not known (that needs every run of a node timed, in up to 120 s): unequal "
@@ -94,8 +99,8 @@ def waiting(session: StoredSession, wanted: Selection) -> dict[str, Any]:
     links = _links(session, one, keys)
     if links is None:
         found["missing"].append(
-            "no exchange between two ranks was timed with its begin on the device: a slow link "
-            "would not be seen"
+            "no exchange between two ranks was timed with its begin on the device, or more than "
+            f"{stored_pieces.MOST_PIECES:,}: a slow link would not be seen"
         )
     slow = slow_ranks(times, pieces)
     scale = rank_tables.slot_s(times)[0] if times.are_steps else 1.0
