@@ -49,12 +49,12 @@ _NEIGHBOURS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class RankTimes:
-    """Times of ranks, ns. Shapes: ranks x slots; NaN where a rank was not timed."""
+    """Times of ranks, ns: a row for each rank, a column for each slot; NaN where a rank was not timed."""
 
     work: Floats
-    """By rank and slot: kernels that are no collectives."""
+    """Kernels that are no collectives."""
     collective: Floats
-    """By rank and slot: kernels of collectives."""
+    """Kernels of collectives."""
     slot_ns: Floats
     """Length of each slot."""
     are_steps: bool = False
