@@ -49,7 +49,7 @@ _NEIGHBOURS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class RankTimes:
-    """Times of ranks, ns: a row for each rank, a column for each slot; NaN where a rank was not timed."""
+    """Times in ns: a row for each rank, a column for each slot; NaN where one was not timed."""
 
     work: Floats
     """Kernels that are no collectives."""
