@@ -36,7 +36,7 @@ BASELINE = 60
 """Ticks in the detector's baseline."""
 REST = 48
 """Ticks in which it does not report the same again."""
-LEARNS, MOST_LEARNT = 0.15, 5_000
+LEARNS, MAX_LEARNT = 0.15, 5_000
 GAUSSIAN_WINDOW = 6_400
 TIMES = tuple(0.5 * 1.25**step for step in range(20))
 """Thresholds that are tried, by what is usual."""
@@ -60,7 +60,7 @@ class Labelled:
     @property
     def learns(self) -> int:
         """Values before anything counts."""
-        return int(LEARNS * min(len(self.values), MOST_LEARNT))
+        return int(LEARNS * min(len(self.values), MAX_LEARNT))
 
 
 def read(folder: Path) -> list[Labelled]:

@@ -42,9 +42,9 @@ HZ = 997
 STEP_US = 0.25
 """Of the kernel's histogram (bpf/unwind_state.h)."""
 PATIENCE_S = 60
-MOST_TABLE_S, MOST_TABLE_BYTES = 1.0, 100e6
+MAX_TABLE_S, MAX_TABLE_BYTES = 1.0, 100e6
 MAX_READY_S = 3.0
-MOST_MEDIAN_US, MOST_P99_US = 10.0, 40.0
+MAX_MEDIAN_US, MAX_P99_US = 10.0, 40.0
 
 _NO_CODE = 60
 """Files called *.so that are no libraries: N are spared for them."""
@@ -127,7 +127,7 @@ def large_library(folder: Path) -> Iterator[Figure]:
         cache.close()
         name = Path(path).name
         text = f"{name}, {entries:,} entries: tabled in {took_s:.2f} s, {most_bytes / 1e6:.0f} MB"
-        yield Figure(text, took_s <= MOST_TABLE_S and most_bytes <= MOST_TABLE_BYTES)
+        yield Figure(text, took_s <= MAX_TABLE_S and most_bytes <= MAX_TABLE_BYTES)
 
 
 def _peak_bytes(pid: int) -> int:
@@ -237,7 +237,7 @@ def _walks(name: str, spent: list[int], frames: list[int]) -> Figure:
     median_us, p99_us = (_quantile(spent, share) for share in (0.5, 0.99))
     text = f"{name}: {total:,} walks of {statistics.median(frames):.0f} frames: "
     text += f"median {median_us:.2f} µs, p99 {p99_us:.2f} µs"
-    return Figure(text, median_us <= MOST_MEDIAN_US and p99_us <= MOST_P99_US)
+    return Figure(text, median_us <= MAX_MEDIAN_US and p99_us <= MAX_P99_US)
 
 
 def _quantile(spent: list[int], share: float) -> float:

@@ -23,7 +23,7 @@ from sonde.input_files import read_checked
 from sonde.ownership import only_ours
 
 DEVICE_TIME = ("off", "allow-list", "all")
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 DEFAULT_FILE = Path("/etc/sonde/config.toml")
 
 
@@ -166,7 +166,7 @@ def _from_file(environ: Mapping[str, str]) -> dict[str, Any]:
             )
 
     try:
-        table = tomllib.loads(read_checked(path, _MOST_BYTES, check).decode())
+        table = tomllib.loads(read_checked(path, _MAX_BYTES, check).decode())
     except CaptureError as error:
         raise UsageError(f"the configuration {error.cause}", "name a file") from error
     except (OSError, ValueError, RecursionError) as error:

@@ -20,7 +20,7 @@ from sonde.diagnose.incident import Candidate, FaultCause, Incident, Offender, V
 from sonde.diagnose.outgoing import alerts, otlp_log, plain
 from sonde.errors import UsageError
 from sonde.http_client import Response
-from sonde.notify.poster import MOST_BYTES, QUEUED, Poster
+from sonde.notify.poster import MAX_BYTES, QUEUED, Poster
 from sonde.notify.texts import TEXT, encoded
 from sonde.query.capture import read
 from sonde.sinks.capture import HEADER
@@ -116,7 +116,7 @@ def test_what_others_chose_is_printable_and_bounded():
     for one in (hostile, huge):
         for body in (plain(one, "h", WALL_NS), alerts(one, "h", WALL_NS)):
             raw = encoded(body)
-            assert len(raw) < MOST_BYTES
+            assert len(raw) < MAX_BYTES
             json.loads(raw)
         otlp = json.loads(encoded(otlp_log(one, "h", WALL_NS, {})))
         (record,) = otlp["resourceLogs"][0]["scopeLogs"][0]["logRecords"]
@@ -164,7 +164,7 @@ def test_who_posts_never_waits_and_what_found_no_room_is_counted(monkeypatch):
     began_s = time.monotonic()
     for _ in range(QUEUED + 10):
         poster.post(b"{}")
-    poster.post(b" " * (MOST_BYTES + 1))
+    poster.post(b" " * (MAX_BYTES + 1))
     assert time.monotonic() - began_s < PATIENCE_S / 2
     poster.close()
     waits.set()

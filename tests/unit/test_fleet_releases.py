@@ -46,7 +46,7 @@ def test_the_newest_release_comes_first_and_a_ledger_may_be_missing(tmp_path: Pa
 def test_what_is_no_release_is_counted_and_not_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet_releases, "MOST_BYTES", 1 << 16)
+    monkeypatch.setattr(fleet_releases, "MAX_BYTES", 1 << 16)
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "other.json").write_text('{"task": 3}')
     (tmp_path / "negative.json").write_text(content(deviation=-1.0))

@@ -57,7 +57,7 @@ def test_rows_that_are_read_one_by_one_end_in_time(session: StoredSession) -> No
 def test_an_answer_of_long_texts_is_refused(
     session: StoredSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(stored, "MAX_BYTES", 1 << 20)
     with pytest.raises(CaptureTooLarge):
         session.arrow("SELECT repeat('x', 3000) AS t FROM range(200000)")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sonde.agent.job_finder import listens_at
-from sonde.agent.ras_client import MOST_BYTES, ask
+from sonde.agent.ras_client import MAX_BYTES, ask
 from sonde.diagnose import ras
 
 FOLDER = Path(__file__).parents[1] / "data" / "ras"
@@ -201,7 +201,7 @@ def _drips(link):
 
 
 def _floods(link):
-    for _ in range(MOST_BYTES // 65536 + 2):
+    for _ in range(MAX_BYTES // 65536 + 2):
         link.sendall(b"x" * 65536)
 
 

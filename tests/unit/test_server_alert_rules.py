@@ -17,7 +17,7 @@ from sonde.errors import UsageError
 from sonde.server import alert_rules
 from sonde.server.alert_rules import AlertConfig, Reduce, Rule, load
 from sonde.server.alert_states import RESOLVED_NS, AlertState, AlertStates
-from sonde.server.alert_values import LABEL, MOST_ALERTS, evaluate, field, key_of, of_rows
+from sonde.server.alert_values import LABEL, MAX_ALERTS, evaluate, field, key_of, of_rows
 from sonde.server.alerts import Alerts, _bodies
 from sonde.server.service import Service
 from sonde.store.flush import Flusher
@@ -160,22 +160,22 @@ def test_rows_become_values(given: dict[str, object], found: object) -> None:
 
 
 def test_too_many_values_are_left_out() -> None:
-    rows = [{"name": str(n), "ns": n} for n in range(MOST_ALERTS + 10)]
+    rows = [{"name": str(n), "ns": n} for n in range(MAX_ALERTS + 10)]
     values = of_rows(rule(by={"name": "name"}), rows)
 
-    assert (len(values.found), values.left_out) == (MOST_ALERTS, 10)
-    assert values.found[0].value == MOST_ALERTS + 9
+    assert (len(values.found), values.left_out) == (MAX_ALERTS, 10)
+    assert values.found[0].value == MAX_ALERTS + 9
 
 
 def test_known_alerts_stay_where_there_are_too_many() -> None:
     one = rule(by={"name": "name"})
-    rows = [{"name": str(n), "ns": 10 + n} for n in range(2 * MOST_ALERTS)]
+    rows = [{"name": str(n), "ns": 10 + n} for n in range(2 * MAX_ALERTS)]
     known = {key_of({"name": str(n)}) for n in range(10)} | {key_of({"name": "fine"})}
     values = of_rows(one, [*rows, {"name": "fine", "ns": 0.0}], known)
 
-    assert (len(values.found), values.left_out) == (MOST_ALERTS, MOST_ALERTS + 1)
+    assert (len(values.found), values.left_out) == (MAX_ALERTS, MAX_ALERTS + 1)
     assert [one.labels["name"] for one in values.found[:10]] == [str(n) for n in range(9, -1, -1)]
-    assert values.found[10].labels["name"] == str(2 * MOST_ALERTS - 1)
+    assert values.found[10].labels["name"] == str(2 * MAX_ALERTS - 1)
     assert all(one.holds for one in values.found)
 
 
@@ -197,7 +197,7 @@ def test_labels_that_data_chooses_fill_no_store(states: AlertStates) -> None:
     quiet = rule(tenant="quiet")
     states.update(quiet, of_rows(quiet, [ROW]), 10**9)
     for turn in range(6):
-        rows = [{"name": f"{turn}-{n}", "ns": 5.0} for n in range(MOST_ALERTS)]
+        rows = [{"name": f"{turn}-{n}", "ns": 5.0} for n in range(MAX_ALERTS)]
         states.update(one, of_rows(one, rows, states.active(one)), (turn + 1) * 10**9)
         if turn == 0:
             for alert in states.listed("default"):
@@ -205,12 +205,12 @@ def test_labels_that_data_chooses_fill_no_store(states: AlertStates) -> None:
 
     listed = states.listed("default")
     resolved = [one for one in listed if one.state == AlertState.RESOLVED]
-    assert (len(listed), len(resolved)) == (2 * MOST_ALERTS, MOST_ALERTS)
-    assert states.resolved_dropped == 4 * MOST_ALERTS
+    assert (len(listed), len(resolved)) == (2 * MAX_ALERTS, MAX_ALERTS)
+    assert states.resolved_dropped == 4 * MAX_ALERTS
     assert {one.resolved_ns for one in resolved} == {6 * 10**9}, "the newest are kept"
     assert states.counts("quiet")[AlertState.FIRING] == len(states.listed("quiet")) == 1
-    shown = states.foremost("default", MOST_ALERTS + 1)
-    assert [one.state for one in shown] == [AlertState.FIRING] * MOST_ALERTS + [AlertState.RESOLVED]
+    shown = states.foremost("default", MAX_ALERTS + 1)
+    assert [one.state for one in shown] == [AlertState.FIRING] * MAX_ALERTS + [AlertState.RESOLVED]
 
 
 def test_alerts_are_counted_without_the_file(states: AlertStates, tmp_path: Path) -> None:

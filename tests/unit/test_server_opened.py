@@ -74,7 +74,7 @@ def test_a_child_that_goes_on_is_killed(tmp_path: Path, monkeypatch: pytest.Monk
 def test_large_files_are_refused_before_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opened, "MOST_BYTES", 1000)
+    monkeypatch.setattr(opened, "MAX_BYTES", 1000)
     for declared_bytes in (0, 5000):
         with pytest.raises(RefusedRequestError) as refused:
             given(tmp_path, b"x" * 5000, declared_bytes)

@@ -47,7 +47,7 @@ def test_profiles_are_asked_for_as_our_own_and_stored_once(tmp_path: Path) -> No
 
 
 def test_what_is_hostile_is_refused_or_harmless() -> None:
-    bomb = gzip.compress(bytes(otlp_profiles.MOST_BYTES + 1))
+    bomb = gzip.compress(bytes(otlp_profiles.MAX_BYTES + 1))
     for body, encoding, status in (
         (bomb, "gzip", 413), (b"no gzip", "gzip", 400), (b"\xff" * 100, "", 400), (b"", "br", 415),
     ):  # fmt: skip
@@ -71,7 +71,7 @@ def test_what_is_hostile_is_refused_or_harmless() -> None:
 
 
 def test_rows_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(otlp_profiles, "MOST_ROWS", 4)
+    monkeypatch.setattr(otlp_profiles, "MAX_ROWS", 4)
     (one,) = otlp_profiles.chunks(request(10).SerializeToString(), "", "", 1)
 
     assert b'"name": "event"' in one.content

@@ -86,7 +86,7 @@ interface Source {
   first: number;
 }
 
-const MOST_LAYERS = 6;
+const MAX_LAYERS = 6;
 
 /** The spans `order` as layers without overlaps: each goes into the first layer that is free. */
 export function layered(start: Float64Array, end: Float64Array, order: Int32Array): Int32Array[] {
@@ -109,7 +109,7 @@ export function layered(start: Float64Array, end: Float64Array, order: Int32Arra
     let at = 0;
     while (at < ends.length && ends[at]! > from) at++;
     layer[i] = at;
-    if (at === MOST_LAYERS) continue;
+    if (at === MAX_LAYERS) continue;
     ends[at] = Math.max(from, end[sorted[i]!]!);
     counts[at] = (counts[at] ?? 0) + 1;
   }
@@ -117,7 +117,7 @@ export function layered(start: Float64Array, end: Float64Array, order: Int32Arra
   const filled = counts.map(() => 0);
   for (let i = 0; i < sorted.length; i++) {
     const at = layer[i]!;
-    if (at < MOST_LAYERS) layers[at]![filled[at]!++] = sorted[i]!;
+    if (at < MAX_LAYERS) layers[at]![filled[at]!++] = sorted[i]!;
   }
   return layers;
 }

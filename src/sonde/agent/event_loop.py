@@ -31,7 +31,7 @@ CALM_AFTER_S = 3.0
 0.2 ms, most of it for memory that has gone from the caches."""
 PAUSED_WAIT_MS = 250
 RESYNC_LEAST_S = 0.5
-RESYNC_MOST_S = 30.0
+MAX_RESYNC_S = 30.0
 RESYNC_CALM_S = 30.0
 """After so long without losses the next one is looked into at once again."""
 RESYNC_SHARE = 0.05
@@ -63,9 +63,7 @@ class Resyncs:
         self._is_wanted = False
         if now_s > self._not_before_s + RESYNC_CALM_S:
             self._gap_s = 0.0
-        self._gap_s = min(
-            RESYNC_MOST_S, max(2 * self._gap_s, RESYNC_LEAST_S, cost_s / RESYNC_SHARE)
-        )
+        self._gap_s = min(MAX_RESYNC_S, max(2 * self._gap_s, RESYNC_LEAST_S, cost_s / RESYNC_SHARE))
         self._not_before_s = now_s + self._gap_s
 
 

@@ -22,7 +22,7 @@ DEADLINE_S: Final = 5.0
 """For one answer; a child that takes longer is killed."""
 WAITING: Final = 16
 """Windows that wait; more are left out and counted."""
-MOST_BYTES: Final = 64 << 20
+MAX_BYTES: Final = 64 << 20
 """Of one window."""
 
 
@@ -57,7 +57,7 @@ class Explainer:
         """Have a window explained; `answer` is called from another thread. At once."""
         look = child_module.LAST_LOOK if is_last_look else child_module.FIRST_LOOK
         raw = look + msgspec.json.encode(window) + b"\n"
-        if len(self._waiting) >= WAITING or len(raw) > MOST_BYTES:
+        if len(self._waiting) >= WAITING or len(raw) > MAX_BYTES:
             self.left_out += 1
             return
         self._waiting.append(_Asked(raw, answer))

@@ -36,7 +36,7 @@ SWITCHES: Final = 10
 """Waits a second of a process from which on it may be a rank, though it uses little CPU."""
 AGAIN_S: Final = 2.0
 """Where a look showed nothing, until the next one; twice as long each time."""
-AGAIN_MOST_S: Final = 30.0
+MAX_AGAIN_S: Final = 30.0
 LOOKED_AT: Final = 16
 """Ranks of a job whose stacks are taken, those first that do less than before."""
 JOBS: Final = 16
@@ -230,7 +230,7 @@ class JobWatch:
             return  # it went on
         last = self._look(one, answer)
         one.next_look_s = time.monotonic() + one.again_s
-        one.again_s = min(AGAIN_MOST_S, 2 * one.again_s)
+        one.again_s = min(MAX_AGAIN_S, 2 * one.again_s)
         job = one.job
         with self._lock:
             found, quiet_s = one.pace.signs, one.pace.quiet_s

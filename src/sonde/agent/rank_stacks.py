@@ -15,7 +15,7 @@ import msgspec
 from sonde import interpreter
 from sonde.agent.rank_dump import RankStacks
 
-MOST_BYTES: Final = 16 << 20
+MAX_BYTES: Final = 16 << 20
 """Of one answer."""
 BLOCK: Final = 1 << 16
 
@@ -74,7 +74,7 @@ def _lines(fd: int, count: int, until_s: float) -> Iterable[bytes]:
             return
         block = os.read(fd, BLOCK)
         kept += block
-        if not block or len(kept) > MOST_BYTES:
+        if not block or len(kept) > MAX_BYTES:
             return
         while count > 0 and b"\n" in kept:
             line, _, kept = kept.partition(b"\n")

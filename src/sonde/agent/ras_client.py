@@ -22,7 +22,7 @@ PORT: Final = 28028
 DEADLINE_S: Final = 3.0
 TIMEOUT_S: Final = 1
 """For which RAS is to wait for a rank that does not answer."""
-MOST_BYTES: Final = 1 << 20
+MAX_BYTES: Final = 1 << 20
 LINE: Final = 4_096
 
 
@@ -90,8 +90,8 @@ class _Line:
         parts, size = [self._kept], len(self._kept)
         while block := self._block():
             size += len(block)
-            if size > MOST_BYTES:
-                raise ValueError(f"its answer is larger than {MOST_BYTES:,} bytes")
+            if size > MAX_BYTES:
+                raise ValueError(f"its answer is larger than {MAX_BYTES:,} bytes")
             parts.append(block)
         return b"".join(parts)
 

@@ -18,7 +18,7 @@ from sonde.model.causes import CauseDetail
 from sonde.model.timeline import F64, I64, Counter, Timeline
 
 CLOCK, LIMIT, THROTTLED = "sonde.gpu.clock", "sonde.gpu.clock.limit", "sonde.gpu.throttled"
-MOST_REASONS = 32
+MAX_REASONS = 32
 """Drivers report about ten reasons."""
 _HARDWARE_SLOWDOWN = "hardware_slowdown"
 """NVML's sum of heat, the power brake and the fast power trigger, of which the last has no bit of
@@ -62,7 +62,7 @@ def throttling_of(timeline: Timeline, stalls: Stalls) -> Throttling | None:
     """None without counters, or without throttling."""
     mine = [one for one in timeline.counters if one.device == stalls.device and len(one.time_ns)]
     flags = [one for one in mine if one.name == THROTTLED and one.which not in _BY_CHOICE]
-    flags = flags[:MOST_REASONS]
+    flags = flags[:MAX_REASONS]
     clocks = [one for one in mine if (one.name, one.which) == (CLOCK, "sm")]
     limits = [one for one in mine if (one.name, one.which) == (LIMIT, "sm")]
     if not flags or not clocks or not len(stalls.window):

@@ -27,7 +27,7 @@ examples:
   sonde incidents one.json.gz --json     one of them, as a line of JSON
   sonde incidents incidents.d --explain  explained again from the rows, by this version's rules
 """
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 """Of one incident, unpacked."""
 SUFFIX = ".json.gz"
 
@@ -89,9 +89,9 @@ def read(path: Path) -> tuple[Incident, Window]:
 
     try:
         with open_input(path) as file, gzip.GzipFile(fileobj=file) as unpacked:
-            raw = unpacked.read(MOST_BYTES + 1)
-        if len(raw) > MOST_BYTES:
-            raise CaptureError(f"{path} is larger than {MOST_BYTES:,} bytes unpacked")
+            raw = unpacked.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
+            raise CaptureError(f"{path} is larger than {MAX_BYTES:,} bytes unpacked")
         recorded = msgspec.json.decode(raw, type=Recorded)
     except (OSError, EOFError, zlib.error, msgspec.DecodeError) as error:
         raise CaptureError(

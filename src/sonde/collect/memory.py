@@ -58,7 +58,7 @@ COMPARE_SHARE: Final = 0.01
 COMPARE_CREDIT_S: Final = 0.05
 """CPU time for that which can be saved up: enough for every chunk of a machine at ease."""
 
-COMPARE_MOST_S: Final = 0.5
+MAX_COMPARE_S: Final = 0.5
 """CPU time of one comparison, after which what was not read counts as mapped still."""
 _ALL: Final = 1 << 64
 
@@ -128,7 +128,7 @@ class MemoryCollector(Attached):
         self._credited_s = now_s
         if self._credit_s > 0:
             began_s = time.thread_time()
-            self._compare_until_s = began_s + COMPARE_MOST_S
+            self._compare_until_s = began_s + MAX_COMPARE_S
             self._compare(batch, since_ns)
             self._credit_s -= time.thread_time() - began_s
 

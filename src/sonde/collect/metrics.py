@@ -25,7 +25,7 @@ SILENT_S = 3.0
 """Sources report at least once a second; after this long without a report they hang."""
 DRIVER_LIBRARY = re.compile(r"/lib(cuda|amdhip64|ze_loader)\.so[.0-9]*$")
 """What a process maps before it uses a device."""
-COMERS_MOST = 1_024
+MAX_COMERS = 1_024
 POINTS_KEPT = 200_000
 """Of one thread between two ticks."""
 
@@ -188,7 +188,7 @@ class Metrics(Collector):
             if isinstance(event, MmapEvent):
                 if not DRIVER_LIBRARY.search(event.path):
                     continue
-                if len(comers) >= COMERS_MOST:
+                if len(comers) >= MAX_COMERS:
                     comers.clear()  # then only a timeout shows that they are idle
                 comers[event.pid] = event.time_ns
                 came = True

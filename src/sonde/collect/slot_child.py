@@ -23,7 +23,7 @@ from sonde import _native
 
 MEMORY_BYTES = 512 << 20
 NICE = 10
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 """Of a process's data, read in one look."""
 
 
@@ -40,7 +40,7 @@ def respond(finder: _native.SlotFinder, request: dict[str, Any]) -> dict[str, ob
     try:
         if start_ticks(pid) != request["start_ticks"]:
             return {"error": "it ended"}
-        slots, cut, read = finder.find(task, addresses, bool(request["wide"]), MOST_BYTES)
+        slots, cut, read = finder.find(task, addresses, bool(request["wide"]), MAX_BYTES)
         if start_ticks(pid) != request["start_ticks"]:
             return {"error": "it ended"}
     except (OSError, MemoryError) as error:

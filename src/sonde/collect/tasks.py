@@ -34,13 +34,13 @@ NOTES_A_TICK = 4_096
 OPTIONAL = ("on_reclaim", "on_reclaimed", "on_group_reclaim", "on_group_reclaimed")
 """Programs without which the rest is still worth having."""
 LEAST_ROWS: Final = 4_096
-MOST_ROWS: Final = 16_384
+MAX_ROWS: Final = 16_384
 
 
 def _room() -> int:
     """Processes that have separate rows in a tick, those too that end in it; the others share
     one."""
-    return min(max(2 * len(procfs.pids()), by_cpus(2 * LEAST_ROWS)), MOST_ROWS)
+    return min(max(2 * len(procfs.pids()), by_cpus(2 * LEAST_ROWS)), MAX_ROWS)
 
 
 class TaskCollector(Scanning):

@@ -38,7 +38,7 @@ SWITCHES = ("on_waking", "on_new", "on_switch")
 OTHER: Final = ("other", "")
 """Reason and call of what was counted for all processes together."""
 ROWS: Final = 16_384
-MOST_ROWS: Final = 32_768
+MAX_ROWS: Final = 32_768
 """More would take longer to read than a tick has."""
 ROWS_A_THREAD: Final = 2
 ROWS_A_PROCESS: Final = 4
@@ -57,7 +57,7 @@ def _room() -> dict[str, int]:
 
     Where they do not suffice, rows get coarser: by process, and at the last one for all.
     """
-    rows = min(max(ROWS_A_THREAD * _threads(), ROWS), MOST_ROWS)
+    rows = min(max(ROWS_A_THREAD * _threads(), ROWS), MAX_ROWS)
     spare = min(max(ROWS_A_PROCESS * len(procfs.pids()), LEAST_SPARE), MAX_SPARE)
     return {"waits": by_cpus(rows), "waits_spare": spare}
 

@@ -18,8 +18,8 @@ from sonde.mcp.selection import Chosen, observed
 from sonde.mcp.untrusted import clean, fitting, fitting_lists, flame
 from sonde.server.client import ServerClient
 
-MOST_ROWS = 200
-MOST_POINTS = 240
+MAX_ROWS = 200
+MAX_POINTS = 240
 
 Start = Annotated[
     str, Field(description="begin: now, -15m, -2h, ISO 8601 (UTC), or seconds since 1970")
@@ -32,7 +32,7 @@ OneNode = Annotated[
 ]
 Pid = Annotated[int, Field(description="one process; 0: all", ge=0, lt=1 << 32)]
 Owner = Annotated[str, Field(description="exactly as recorded; empty: all", max_length=300)]
-Rows = Annotated[int, Field(description="most rows of the answer", ge=1, le=MOST_ROWS)]
+Rows = Annotated[int, Field(description="most rows of the answer", ge=1, le=MAX_ROWS)]
 OneOwner = Annotated[
     str, Field(description="its number or name, exactly", min_length=1, max_length=300)
 ]
@@ -88,9 +88,7 @@ class Tools:
         ] = [],  # noqa: B006
         start: Start = "-1h",
         end: End = "now",
-        points: Annotated[
-            int, Field(description="most points a series", ge=1, le=MOST_POINTS)
-        ] = 30,
+        points: Annotated[int, Field(description="most points a series", ge=1, le=MAX_POINTS)] = 30,
     ) -> Answer:
         """Metrics of one node over time: mean, least and most of each step. Besides polled metrics
         (hw.gpu.utilization, hw.power, …) there are sonde.cpu (threads on CPU, blocked, ready),
@@ -99,7 +97,7 @@ class Tools:
         page = chosen.page(self._page, "node")
         if not metrics:
             found = self._server.ask("metrics", chosen.parameters())
-            names, cut = fitting([row["series"] for row in found], MOST_ROWS, "metrics")
+            names, cut = fitting([row["series"] for row in found], MAX_ROWS, "metrics")
             return self._answer(chosen, {"metrics": names}, cut, page)
         rows = self._server.ask("charts", chosen.parameters(series=metrics, points=points))
         lines: dict[tuple[str, str], dict[str, Any]] = {}
@@ -112,7 +110,7 @@ class Tools:
                     **{name: round(row[name], 6) for name in ("value", "least", "most")},
                 }
                 line["points"].append(point)
-        data, cut = fitting(list(lines.values()), MOST_ROWS, "series")
+        data, cut = fitting(list(lines.values()), MAX_ROWS, "series")
         return self._answer(chosen, data, cut, page)
 
     def processes(
@@ -190,7 +188,7 @@ class Tools:
         """Processes on devices (ranks of jobs), those with most work first: a
         straggler works longer and waits less in collectives than the others."""
         chosen = Chosen.of(start, end, node, job=job)
-        found = self._server.ask("ranks", chosen.parameters(points=MOST_POINTS))
+        found = self._server.ask("ranks", chosen.parameters(points=MAX_POINTS))
         rows = _ranks(found)
         data, cut = fitting(rows, limit, "ranks")
         if found["left_out"]:

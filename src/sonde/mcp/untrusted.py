@@ -18,7 +18,7 @@ _INVISIBLE = re.compile(
     "\U000e0100-\U000e01ef]"
 )
 """Printable by their category, and yet nothing is seen: joiners, fillers, variation selectors."""
-MOST_BOXES = 400
+MAX_BOXES = 400
 DEEPEST = 30
 """Levels of a nested flame graph after chains of single children became one box."""
 
@@ -122,7 +122,7 @@ def flame(root: Mapping[str, Any], total: float, most: int) -> tuple[dict[str, A
     """
     # A caller comes before what it calls where both weigh the same.
     heaviest = sorted(_boxes(root), key=lambda one: -float(one["value"]))
-    wanted = most = max(1, min(most, MOST_BOXES, len(heaviest)))
+    wanted = most = max(1, min(most, MAX_BOXES, len(heaviest)))
     while True:
         made = _box(root, total or 1.0, {id(one) for one in heaviest[:most]}, 0)
         if size_of(made) <= ANSWER_BYTES or most == 1:

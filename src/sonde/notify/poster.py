@@ -16,7 +16,7 @@ from typing import Final
 from sonde.errors import UsageError
 
 QUEUED: Final = 64
-MOST_BYTES: Final = 64 << 10
+MAX_BYTES: Final = 64 << 10
 """Of one body."""
 REQUEST_S: Final = 5.0
 """From the name lookup to the last byte of the answer."""
@@ -62,7 +62,7 @@ class Poster:
         """Hand a body over; returns at once. `done` is called with whether it was delivered, by the
         thread that posts, or here where there is no room."""
         with self._changed:
-            accepted = len(self._queue) < QUEUED and len(body) <= MOST_BYTES and not self._ended
+            accepted = len(self._queue) < QUEUED and len(body) <= MAX_BYTES and not self._ended
             if accepted:
                 self._queue.append((body, done))
                 self._changed.notify()

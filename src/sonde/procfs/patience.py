@@ -20,7 +20,7 @@ FEW_HUNG: Final = 4
 """Where more processes of a party are left alone, and its patience is used up, none is asked."""
 HUNG_S: Final = 10.0
 """A process that did not answer is left alone for so long, and twice that each time after."""
-HUNG_MOST_S: Final = 160.0
+MAX_HUNG_S: Final = 160.0
 MAX_HUNG: Final = 4096
 MAX_PARTIES: Final = 1024
 """Whose patience is known; where all of them have used up some, newcomers share one."""
@@ -94,7 +94,7 @@ class Patience:
             return
         key: object = (who, "file") if is_file else who
         _, before_s, _ = self._hung.pop(key, (0.0, HUNG_S / 2, NOBODY))
-        held_s = min(2 * before_s, HUNG_MOST_S)
+        held_s = min(2 * before_s, MAX_HUNG_S)
         self._hung[key] = time.monotonic() + held_s, held_s, payer_of(who)
         while len(self._hung) > MAX_HUNG:
             del self._hung[next(iter(self._hung))]

@@ -21,7 +21,7 @@ from sqlglot.errors import SqlglotError
 
 from sonde.errors import CaptureError, CaptureTooLarge
 from sonde.query.schema import TABLES
-from sonde.query.stored import MOST_BYTES, SUMMED, SUMS, empty_table
+from sonde.query.stored import MAX_BYTES, SUMMED, SUMS, empty_table
 
 _SETTINGS = {
     "spark.sql.ansi.enabled": "true",  # as DuckDB: an overflow is an error, no null
@@ -65,7 +65,7 @@ class SparkTables:
         finally:
             if chosen is not None:
                 self._spark.catalog.dropTempView("chosen")
-        if found.nbytes > MOST_BYTES:
+        if found.nbytes > MAX_BYTES:
             raise CaptureTooLarge("the answer is too large", "choose a shorter time or fewer nodes")
         return found
 

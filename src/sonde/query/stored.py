@@ -24,15 +24,15 @@ import pyarrow as pa
 from sonde.errors import CaptureError, CaptureTooLarge
 from sonde.query.schema import TABLES
 
-MOST_POINTS = 1_440
+MAX_POINTS = 1_440
 """Points of a series: what a screen shows."""
 MAX_STACKS = 20_000
 MAX_PLACES = 2_000_000
 """Frames of all stacks of an answer together."""
 MAX_FRAMES = 100_000
 MAX_SERIES = 1_000
-MOST_ROWS = 10_000
-MOST_BYTES = 256 << 20
+MAX_ROWS = 10_000
+MAX_BYTES = 256 << 20
 """Of what one statement answers: texts are as long as their senders like."""
 _ROWS_AT_ONCE = 65_536
 _AGAIN_S = 0.1
@@ -194,7 +194,7 @@ class StoredSession:
             for batch in reader:
                 self.check()
                 size += batch.nbytes
-                if size > MOST_BYTES:
+                if size > MAX_BYTES:
                     raise _too_large()
                 batches.append(batch)
         except (OSError, pa.ArrowException) as error:
@@ -374,7 +374,7 @@ def top_functions(session: StoreTables, wanted: Selection, limit: int = 50) -> p
     members = _MEMBERS.format(clause=clause, at="")
     return session.arrow(
         f"WITH {members} SELECT * FROM function ORDER BY own_ns DESC, total_ns DESC, 1, 2"
-        f" LIMIT {min(int(limit), MOST_ROWS)}",
+        f" LIMIT {min(int(limit), MAX_ROWS)}",
         parameters,
     )
 
@@ -396,16 +396,16 @@ def difference(
         " coalesce(b.own_ns, 0) / greatest((SELECT sum(own_ns) FROM function1), 1) AS after"
         ' FROM function0 a FULL JOIN function1 b USING (function, "binary")) '
         "SELECT * FROM share"
-        f" ORDER BY abs(after - before) DESC, 1, 2 LIMIT {min(int(limit), MOST_ROWS)}",
+        f" ORDER BY abs(after - before) DESC, 1, 2 LIMIT {min(int(limit), MAX_ROWS)}",
         parameters,
     )
 
 
 def series(
-    session: StoreTables, wanted: Selection, name: str, points: int = MOST_POINTS
+    session: StoreTables, wanted: Selection, name: str, points: int = MAX_POINTS
 ) -> pa.Table:
     """A metric's series, at most 1,440 points each: node, labels, time_ns, value, least, most."""
-    points = max(1, min(points, MOST_POINTS))
+    points = max(1, min(points, MAX_POINTS))
     step = max(1, -(-(wanted.end_ns - wanted.start_ns) // points))
     clause, parameters = wanted.sql(kind=False, process=False)
     return session.arrow(
@@ -427,7 +427,7 @@ def nodes(session: StoreTables, wanted: Selection) -> pa.Table:
         "SELECT node, count(*) AS chunks, CAST(sum(sample_rows) AS BIGINT) AS sample_rows,"
         " min(start_ns) AS first_ns, max(end_ns) AS last_ns,"
         " CAST(sum(size_bytes) AS BIGINT) AS size_bytes, max_by(about, end_ns) AS about"
-        f" FROM chunk {clause} GROUP BY node ORDER BY node LIMIT {MOST_ROWS}",
+        f" FROM chunk {clause} GROUP BY node ORDER BY node LIMIT {MAX_ROWS}",
         parameters,
     )
 
@@ -437,6 +437,6 @@ def losses(session: StoreTables, wanted: Selection) -> pa.Table:
     clause, parameters = wanted.sql(kind=False)
     return session.arrow(
         f"SELECT node, name, sum(value) AS value FROM event {clause} AND kind = 'loss'"
-        f" GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT {MOST_ROWS}",
+        f" GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT {MAX_ROWS}",
         parameters,
     )

@@ -25,7 +25,7 @@ from sonde.query.schema import ADDED_LATER, TABLES, conform
 from sonde.query.stored import Selection, StoreTables
 from sonde.query.validation import frame_count
 
-MOST_ROWS = 1_000_000
+MAX_ROWS = 1_000_000
 """Of all tables together: what a server holds in memory for one question."""
 MAX_DEVICES = 64
 """Each is explained by itself, beside the work of all others."""
@@ -96,9 +96,9 @@ def capture_of(session: StoreTables, wanted: Selection) -> Capture:
     for name, (clause, parameters) in conditions.items():
         counted = session.arrow(f"SELECT count(*) AS n FROM {name} {clause}", parameters)
         rows += counted.column("n")[0].as_py()
-    if rows > MOST_ROWS:
+    if rows > MAX_ROWS:
         raise CaptureTooLarge(
-            f"this time has {rows:,} rows, more than {MOST_ROWS:,}", "choose a shorter time"
+            f"this time has {rows:,} rows, more than {MAX_ROWS:,}", "choose a shorter time"
         )
     tables = {
         name: _table(name, session, clause, parameters)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sonde.query.stored import MAX_SERIES, MOST_POINTS, MOST_ROWS, Selection, StoreTables
+from sonde.query.stored import MAX_POINTS, MAX_ROWS, MAX_SERIES, Selection, StoreTables
 
 SUMMARY = (
     *("hw.gpu.utilization", "sonde.gpu.sm.active", "sonde.gpu.tensor.active", "hw.power"),
@@ -34,14 +34,14 @@ _OBSERVED = (
 
 
 def charts(
-    session: StoreTables, wanted: Selection, names: Sequence[str], points: int = MOST_POINTS
+    session: StoreTables, wanted: Selection, names: Sequence[str], points: int = MAX_POINTS
 ) -> pa.Table:
     """Several series at once: node, series, labels, time_ns, value, least, most.
 
     A point is a step of the selected time divided by `points`, at most 1,440; of observed series
     at least a second.
     """
-    points = max(1, min(points, MOST_POINTS))
+    points = max(1, min(points, MAX_POINTS))
     step = max(1, -(-(wanted.end_ns - wanted.start_ns) // points))
     clause, parameters = wanted.sql(kind=False, process=False)
     chosen = ", ".join("?" * len(names)) or "''"
@@ -68,12 +68,12 @@ def _observed(session: StoreTables, wanted: Selection, step: int) -> pa.Table:
         f"WITH seen AS ({rows}) SELECT node, series, labels,"
         " ? + (time_ns - ?) // ? * ? AS time_ns, sum(amount) / ? AS value,"
         " sum(amount) / ? AS least, sum(amount) / ? AS most FROM seen"
-        f" GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4 LIMIT {MOST_POINTS * MAX_SERIES}",
+        f" GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4 LIMIT {MAX_POINTS * MAX_SERIES}",
         [*parameters, wanted.start_ns, wanted.start_ns, step, step, step, step, step],
     )
 
 
-def devices(session: StoreTables, wanted: Selection, limit: int = 10 * MOST_ROWS) -> pa.Table:
+def devices(session: StoreTables, wanted: Selection, limit: int = 10 * MAX_ROWS) -> pa.Table:
     """Of every node and label set: node, series, labels, mean, least, most, last.
 
     The series are those of `SUMMARY`; `last` is the latest value. At most `limit` rows.
@@ -97,6 +97,6 @@ def kernels(session: StoreTables, wanted: Selection, limit: int = 50) -> pa.Tabl
         " sum(weight * (end_time_ns - start_time_ns)) / sum(weight) AS mean_ns,"
         " max(end_time_ns - start_time_ns) AS most_ns, count(*) AS timed"
         f" FROM device_run {clause} AND kind <> 'sync' GROUP BY 1, 2"
-        f" ORDER BY 4 DESC, 1, 2 LIMIT {min(int(limit), MOST_ROWS)}",
+        f" ORDER BY 4 DESC, 1, 2 LIMIT {min(int(limit), MAX_ROWS)}",
         parameters,
     )

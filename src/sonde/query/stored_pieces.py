@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow as pa
 
 from sonde.model.collectives import is_collective, is_exchange_of_two
-from sonde.query.stored import MOST_ROWS, Selection, StoreTables
+from sonde.query.stored import MAX_ROWS, Selection, StoreTables
 from sonde.query.stored_ranks import Slot
 from sonde.query.timed_windows import NEARLY_ALL
 
-MOST_PIECES = 400_000
+MAX_PIECES = 400_000
 """Rows of an answer; beyond it there is none, since a part would be compared with a whole."""
 _WHOLE = f"""kind <> 'sync' AND (weight <= {NEARLY_ALL} OR "window" > 0)"""
 
@@ -52,11 +52,11 @@ def pieces(session: StoreTables, wanted: Selection, slots: Sequence[Slot]) -> pa
         " FROM run) "
         "SELECT node, pid, start_ns, device, slot, CAST(piece AS BIGINT) AS piece, sum(ns) AS ns"
         " FROM placed WHERE NOT exchanges GROUP BY 1, 2, 3, 4, 5, 6"
-        f" ORDER BY 1, 2, 3, 4, 5, 6 LIMIT {MOST_PIECES + 1}",
+        f" ORDER BY 1, 2, 3, 4, 5, 6 LIMIT {MAX_PIECES + 1}",
         [names, *parameters],
         chosen,
     )
-    return found if found.num_rows <= MOST_PIECES else found.slice(0, 0)
+    return found if found.num_rows <= MAX_PIECES else found.slice(0, 0)
 
 
 def exchanges(session: StoreTables, wanted: Selection) -> pa.Table:
@@ -68,17 +68,17 @@ def exchanges(session: StoreTables, wanted: Selection) -> pa.Table:
         "SELECT node, pid, start_ns, device, start_time_ns AS begin_ns, end_time_ns AS end_ns"
         f" FROM device_run {clause} AND {_WHOLE} AND kind = 'kernel' AND source = 'cupti'"
         f" AND list_contains(CAST(? AS VARCHAR[]), name) ORDER BY 1, 2, 3, 4, 5, 6"
-        f" LIMIT {MOST_PIECES + 1}",
+        f" LIMIT {MAX_PIECES + 1}",
         [*parameters, names],
     )
-    return found if found.num_rows <= MOST_PIECES else found.slice(0, 0)
+    return found if found.num_rows <= MAX_PIECES else found.slice(0, 0)
 
 
 def _names(session: StoreTables, wanted: Selection, exchanges_of_two: bool) -> list[Any]:
     clause, parameters = wanted.sql("start_time_ns", kind=False)
     rows = session.arrow(
         f"SELECT name FROM (SELECT DISTINCT name FROM device_run {clause} AND kind = 'kernel')"
-        f" ORDER BY name LIMIT {10 * MOST_ROWS}",
+        f" ORDER BY name LIMIT {10 * MAX_ROWS}",
         parameters,
     )
     is_wanted = is_exchange_of_two if exchanges_of_two else is_collective

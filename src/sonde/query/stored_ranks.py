@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from sonde.model.collectives import is_collective
-from sonde.query.stored import MOST_ROWS, Selection, StoreTables
+from sonde.query.stored import MAX_ROWS, Selection, StoreTables
 from sonde.query.timed_windows import NEARLY_ALL
 
 MAX_RANKS = 512
@@ -97,7 +97,7 @@ def ranks(
     rows = listed.to_pylist()
     names = session.arrow(
         f"SELECT name FROM (SELECT DISTINCT name FROM device_run {clause} AND kind = 'kernel')"
-        f" ORDER BY name LIMIT {10 * MOST_ROWS}",
+        f" ORDER BY name LIMIT {10 * MAX_ROWS}",
         parameters,
     )
     collectives = [name for name in names.column("name").to_pylist() if is_collective(name or "")]

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from sonde.errors import CaptureError, CaptureTooLarge
-from sonde.query.stored import MOST_ROWS, Selection, StoredSession
+from sonde.query.stored import MAX_ROWS, Selection, StoredSession
 
 OWNERS = ("user", "job", "pod", "namespace", "container", "unit", "comm", "exe")
 PARTS = ("productive", "stalled", "idle", "unknown")
@@ -42,7 +42,7 @@ def by_owner(session: StoredSession, wanted: Selection, by: str, limit: int = 50
         f"WITH {cells} SELECT owner, count(DISTINCT node) AS nodes,"
         f" count(DISTINCT node || ' ' || device) AS devices, {sums},"
         " sum(stalled) + sum(idle) AS wasted, count(*) OVER () AS owners FROM part GROUP BY owner"
-        f" ORDER BY wasted DESC, owner LIMIT {max(1, min(int(limit), MOST_ROWS))}",
+        f" ORDER BY wasted DESC, owner LIMIT {max(1, min(int(limit), MAX_ROWS))}",
         parameters,
     )
 
@@ -74,7 +74,7 @@ def processes_of(session: StoredSession, wanted: Selection, by: str, owner: str)
     return session.arrow(
         f'SELECT DISTINCT node, pid FROM process WHERE "{_checked(by)}" = ?'
         f" AND (node, pid, start_ns) IN (SELECT node, pid, start_ns FROM sample {clause})"
-        f" ORDER BY node, pid LIMIT {MOST_ROWS}",
+        f" ORDER BY node, pid LIMIT {MAX_ROWS}",
         [owner, *parameters],
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sonde.query.stored import MOST_POINTS, MOST_ROWS, SUMS, Selection, StoreTables
+from sonde.query.stored import MAX_POINTS, MAX_ROWS, SUMS, Selection, StoreTables
 
 MAX_LANES = 500
 MAX_SPANS = 20_000
@@ -110,7 +110,7 @@ _INTERVALS = (
 
 
 def timeline(
-    session: StoreTables, wanted: Selection, points: int = MOST_POINTS, lanes: int = 100
+    session: StoreTables, wanted: Selection, points: int = MAX_POINTS, lanes: int = 100
 ) -> tuple[pa.Table, pa.Table]:
     """(lanes, boxes) of a time.
 
@@ -121,7 +121,7 @@ def timeline(
     together.
     """
     start, end = wanted.start_ns, wanted.end_ns
-    points = max(1, min(points, MOST_POINTS))
+    points = max(1, min(points, MAX_POINTS))
     step = max(1, -(-(end - start) // points))
     every = replace(wanted, start_ns=-(1 << 62))
     clauses = []
@@ -157,7 +157,7 @@ def timeline(
         " max_by(name, b - a) AS name, count(*) AS n, CAST(sum(b - a) AS BIGINT) AS ns"
         f" FROM box WHERE b - a < {step} GROUP BY lane, slot) "
         "SELECT * FROM (SELECT * FROM long UNION ALL SELECT * FROM short)"
-        f' ORDER BY lane, start, "end" LIMIT {MAX_SPANS + MAX_LANES * MOST_POINTS}',
+        f' ORDER BY lane, start, "end" LIMIT {MAX_SPANS + MAX_LANES * MAX_POINTS}',
         parameters,
     )
     return listed, boxes
@@ -180,7 +180,7 @@ def overview(session: StoreTables, wanted: Selection) -> pa.Table:
         f"l AS (SELECT node, sum(value) AS lost FROM event {plain} AND kind = 'loss' GROUP BY node)"
         " SELECT c.*, s.* EXCLUDE (node), coalesce(l.lost, 0) AS lost FROM c"
         " LEFT JOIN s USING (node) LEFT JOIN l USING (node)"
-        f" ORDER BY node LIMIT {MOST_ROWS}",
+        f" ORDER BY node LIMIT {MAX_ROWS}",
         [*first, *second, *second],
     )
 
@@ -193,7 +193,7 @@ def processes(session: StoreTables, wanted: Selection, limit: int = 50) -> pa.Ta
     return session.arrow(
         "WITH w AS (SELECT node, pid, start_ns, sum(weight_count) AS n, sum(weight_ns) AS ns,"
         f" sum(weight_bytes) AS bytes FROM {SUMS} {clause} GROUP BY ALL"
-        f" ORDER BY ns DESC, bytes DESC, node, pid LIMIT {min(int(limit), MOST_ROWS)}), "
+        f" ORDER BY ns DESC, bytes DESC, node, pid LIMIT {min(int(limit), MAX_ROWS)}), "
         f"p AS (SELECT node, pid, start_ns, {who} FROM process"
         " WHERE (node, pid, start_ns) IN (SELECT node, pid, start_ns FROM w) GROUP BY ALL) "
         "SELECT w.*, p.* EXCLUDE (node, pid, start_ns) FROM w"
@@ -208,7 +208,7 @@ def names(session: StoreTables, wanted: Selection, limit: int = 50) -> pa.Table:
     return session.arrow(
         "SELECT name, sum(weight_count) AS n, sum(weight_ns) AS ns, sum(weight_bytes) AS bytes"
         f" FROM {SUMS} {clause} GROUP BY name ORDER BY ns DESC, bytes DESC, name"
-        f" LIMIT {min(int(limit), MOST_ROWS)}",
+        f" LIMIT {min(int(limit), MAX_ROWS)}",
         parameters,
     )
 
@@ -218,6 +218,6 @@ def metrics(session: StoreTables, wanted: Selection) -> pa.Table:
     clause, parameters = wanted.sql(kind=False, process=False)
     return session.arrow(
         f"SELECT series, count(DISTINCT node) AS nodes, count(*) AS rows FROM metric {clause}"
-        f" GROUP BY series ORDER BY series LIMIT {MOST_ROWS}",
+        f" GROUP BY series ORDER BY series LIMIT {MAX_ROWS}",
         parameters,
     )

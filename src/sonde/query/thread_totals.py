@@ -17,7 +17,7 @@ from sonde.query.run_totals import run_totals
 from sonde.query.sample_totals import sample_totals
 from sonde.query.wait_parts import PartsKey, WaitPart, parts_of_waits
 
-MOST_WAKERS = 8
+MAX_WAKERS = 8
 """Threads that the waits of one thread for one reason are split by, where no stack was taken."""
 _TOTAL_KINDS = {
     "blocked": TotalKind.BLOCKED,
@@ -146,7 +146,7 @@ def _groups(tracks: ThreadTracks, activity: pa.Table) -> dict[_Key, list[_OfWake
 
 def _by_waker(group: Sequence[_OfWaker], all_ns: int) -> dict[WaitPart, float]:
     """The shares of the threads that ended the waits, where no stack was taken."""
-    ranked = sorted(group, reverse=True)[:MOST_WAKERS]
+    ranked = sorted(group, reverse=True)[:MAX_WAKERS]
     if not all_ns or not any(one.waker_tid for one in ranked):
         return {}
     return {WaitPart(WaitDetail.NONE, "", one.waker_tid): one.amounts.ns / all_ns for one in ranked}

@@ -23,7 +23,7 @@ _MAX_RATE: Final = 100.0
 """Of CUPTI's clock, ticks a ns or ns a tick."""
 _SAME: Final = 0.001
 """Clocks in ns differ by less."""
-_MOST_BYTES: Final = 1 << 50
+_MAX_BYTES: Final = 1 << 50
 _MAX_DEVICES: Final = 1 << 16
 _NUMPY: Final = {"Q": "u8", "I": "u4", "H": "u2", "B": "u1"}
 _LAUNCHES: Final = re.compile(r"cu(da)?(Launch|GraphLaunch)")
@@ -142,7 +142,7 @@ def _possible(rows: NDArray[Any], low: int, high: int) -> NDArray[np.bool_]:
     start, end = rows["start_ns"], rows["end_ns"]
     known = np.isin(rows["kind"], [*DEVICE_KINDS, *CALL_KINDS])
     timed = (start >= max(low, 1)) & (start <= end) & (end <= high)
-    bounded = (rows["bytes"] <= _MOST_BYTES) & (rows["device"] < _MAX_DEVICES)
+    bounded = (rows["bytes"] <= _MAX_BYTES) & (rows["device"] < _MAX_DEVICES)
     possible: NDArray[np.bool_] = known & timed & bounded
     return possible
 

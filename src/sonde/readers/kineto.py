@@ -57,7 +57,7 @@ _MAX_TRACED = 256
 _MAX_CALLS = 100_000
 _MAX_CORRELATION = (1 << 48) - 1
 """Largest correlation id; those of CUPTI have 32 bits."""
-_MOST_BYTES = 1 << 50
+_MAX_BYTES = 1 << 50
 _LAST_NS = 1 << 62
 _LONGEST_NS = 1 << 53
 
@@ -309,7 +309,7 @@ def _correlation(args: dict[str, Any]) -> int:
 
 def _size(args: dict[str, Any]) -> int:
     value = args.get("bytes")
-    return 0 if value is None else _number(value, _MOST_BYTES)
+    return 0 if value is None else _number(value, _MAX_BYTES)
 
 
 def _nanoseconds(value: object) -> int:

@@ -53,7 +53,7 @@ _LAST_NS: Final = 1 << 62
 _LONGEST_NS: Final = 1 << 53
 _MAX_DEVICE: Final = (1 << 16) - 1
 _MAX_STREAM: Final = 1 << 40
-_MOST_BYTES: Final = 1 << 50
+_MAX_BYTES: Final = 1 << 50
 _ID_BITS: Final = 24
 """Of a process or thread in `globalTid`: vendor and host, process, thread."""
 _SUFFIX: Final = re.compile(r"(_v\d+|_ptsz|_ptds)+$")
@@ -288,7 +288,7 @@ class _Reader:
             memory = kinds.get(row.get(end_of), Memory.UNKNOWN)
             number, track = self._naming.name(f"Memcpy {way.name}"), self._stream(row)
             correlation = self._correlation(row, "globalPid")
-            size = _number(row["bytes"], _MOST_BYTES)
+            size = _number(row["bytes"], _MAX_BYTES)
             into.add(start, end, DeviceKind.COPY, number, track, correlation, size, 0, way, memory)
 
         needed = "deviceId streamId correlationId bytes copyKind"
@@ -298,7 +298,7 @@ class _Reader:
         def add(row: dict[str, object], start: int, end: int) -> None:
             number, track = self._naming.name("Memset"), self._stream(row)
             correlation = self._correlation(row, "globalPid")
-            size = _number(row.get("bytes", 0), _MOST_BYTES)
+            size = _number(row.get("bytes", 0), _MAX_BYTES)
             into.add(start, end, DeviceKind.SET, number, track, correlation, size)
 
         needed = "deviceId streamId correlationId"

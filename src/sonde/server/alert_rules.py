@@ -18,11 +18,11 @@ from sonde.server import answers
 from sonde.server.schemas import ANSWERS
 from sonde.server.tokens import TENANT
 
-MOST_RULES = 200
-_MOST_BYTES = 1 << 20
-_MOST_ENTRIES = 32
+MAX_RULES = 200
+_MAX_BYTES = 1 << 20
+_MAX_ENTRIES = 32
 """Of each table of a rule."""
-_MOST_TEXT = 1_000
+_MAX_TEXT = 1_000
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 """Of a rule and of a label: what Alertmanager takes."""
 _IN_BRACES = re.compile(r"\{(\w+)\}")
@@ -101,9 +101,9 @@ def load(path: Path) -> AlertConfig:
                     f"other users can change {path}, which decides where data is sent",
                     "take their right to write: chmod go-w",
                 )
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise ValueError(f"longer than {_MOST_BYTES:,} bytes")
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise ValueError(f"longer than {_MAX_BYTES:,} bytes")
         found = msgspec.toml.decode(content, type=AlertConfig)
     except CaptureError as error:
         raise UsageError(f"alerts: {error.cause}", "name a file of rules") from error
@@ -129,9 +129,9 @@ def _check(config: AlertConfig) -> None:
         url = getattr(config, name)
         if url:
             _check_url(name, url)
-    if not 0 < len(config.rules) <= MOST_RULES:
+    if not 0 < len(config.rules) <= MAX_RULES:
         raise UsageError(
-            f"alerts: {len(config.rules)} rules", f"write 1 to {MOST_RULES} tables [[rules]]"
+            f"alerts: {len(config.rules)} rules", f"write 1 to {MAX_RULES} tables [[rules]]"
         )
     seen = set()
     for number, rule in enumerate(config.rules, 1):
@@ -177,12 +177,12 @@ def _check_rule(rule: Rule) -> None:
         raise UsageError(f"for_s is {rule.for_s:g}", "choose a value from 0 to 604800")
     for name in ("select", "where", "by", "labels", "annotations"):
         table = getattr(rule, name)
-        if len(table) > _MOST_ENTRIES or any(
-            len(str(text)) > _MOST_TEXT for entry in table.items() for text in entry
+        if len(table) > _MAX_ENTRIES or any(
+            len(str(text)) > _MAX_TEXT for entry in table.items() for text in entry
         ):
             raise UsageError(
                 f"{name} is too large",
-                f"at most {_MOST_ENTRIES} entries with texts of {_MOST_TEXT} characters",
+                f"at most {_MAX_ENTRIES} entries with texts of {_MAX_TEXT} characters",
             )
     _check_parameters(rule)
     _check_labels(rule)

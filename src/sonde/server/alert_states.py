@@ -15,13 +15,13 @@ from enum import StrEnum
 from pathlib import Path
 
 from sonde.server.alert_rules import Rule
-from sonde.server.alert_values import MOST_ALERTS, Values, key_of
+from sonde.server.alert_values import MAX_ALERTS, Values, key_of
 from sonde.store.database import Database
 
 NAME = "alerts.sqlite"
 RESOLVED_NS = 20 * 60 * 10**9
 """How long a resolved alert is kept, and repeated to Alertmanager, as Prometheus does: the newest
-`MOST_ALERTS` of a rule, because data chooses the labels."""
+`MAX_ALERTS` of a rule, because data chooses the labels."""
 _SCHEMA = """CREATE TABLE IF NOT EXISTS alert (
   tenant TEXT NOT NULL, rule TEXT NOT NULL, labels TEXT NOT NULL, state TEXT NOT NULL,
   since_ns INTEGER NOT NULL, fired_ns INTEGER NOT NULL, resolved_ns INTEGER NOT NULL,
@@ -186,7 +186,7 @@ class AlertStates:
                 "DELETE FROM alert WHERE tenant = ?1 AND rule = ?2 AND labels IN (SELECT labels"
                 " FROM alert WHERE tenant = ?1 AND rule = ?2 AND state = 'resolved'"
                 " ORDER BY notified = state, resolved_ns DESC LIMIT -1 OFFSET ?3)",
-                [*rule, MOST_ALERTS],
+                [*rule, MAX_ALERTS],
             ).rowcount
             rows = db.execute(
                 "SELECT state, count(*) FROM alert WHERE tenant = ? AND rule = ? GROUP BY state",

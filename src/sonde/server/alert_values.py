@@ -18,7 +18,7 @@ from sonde.server.alert_rules import Reduce, Rule, parameters
 from sonde.server.service import Service
 from sonde.server.tokens import Caller, Scope
 
-MOST_ALERTS = 500
+MAX_ALERTS = 500
 """Of one rule: those that were alerts before, then those farthest from the threshold."""
 LABEL = 128
 """Characters of a label. A longer one ends with a digest, so that no two become one."""
@@ -44,7 +44,7 @@ class Values:
     rows: int
     """Of the answer that count."""
     left_out: int
-    """Values beyond `MOST_ALERTS`."""
+    """Values beyond `MAX_ALERTS`."""
 
 
 def key_of(labels: Mapping[str, str]) -> str:
@@ -96,9 +96,9 @@ def of_rows(rule: Rule, rows: Any, known: Collection[str] = frozenset()) -> Valu
         for key, value in ((key, _reduced(rule.reduce, values)) for key, values in groups.items())
     ]
     found.sort(key=lambda one: -one.value if rule.above is not None else one.value)
-    if len(found) > MOST_ALERTS and known:
+    if len(found) > MAX_ALERTS and known:
         found.sort(key=lambda one: not (one.holds and key_of(one.labels) in known))
-    return Values(found[:MOST_ALERTS], counted, max(0, len(found) - MOST_ALERTS))
+    return Values(found[:MAX_ALERTS], counted, max(0, len(found) - MAX_ALERTS))
 
 
 def field(row: Any, path: str) -> Any:

@@ -20,7 +20,7 @@ from urllib.parse import urlencode
 
 from sonde.errors import SondeError
 from sonde.notify import alertmanager, texts
-from sonde.notify.poster import MOST_BYTES, Poster
+from sonde.notify.poster import MAX_BYTES, Poster
 from sonde.server.alert_rules import AlertConfig, filled
 from sonde.server.alert_states import Alert, AlertStates
 from sonde.server.alert_values import evaluate
@@ -31,9 +31,9 @@ RESEND_S = 60.0
 """How often Alertmanager gets each alert again, and the webhook what it did not take."""
 GIVE_UP_NS = 15 * 60 * 10**9
 """After a change of state that no webhook took, it is not sent any more."""
-MOST_LISTED = 1_000
+MAX_LISTED = 1_000
 _CLOSE_S = 20.0
-_BODY_BYTES = MOST_BYTES - 1_024
+_BODY_BYTES = MAX_BYTES - 1_024
 
 
 class Alerts:
@@ -82,7 +82,7 @@ class Alerts:
 
     def listed(self, tenant: str) -> dict[str, Any]:
         """A tenant's rules and alerts, as /v1/alerts has them: what fires first."""
-        alerts = self.states.foremost(tenant, MOST_LISTED)
+        alerts = self.states.foremost(tenant, MAX_LISTED)
         return {
             "rules": [
                 {

@@ -16,7 +16,7 @@ from sonde.errors import UsageError
 from sonde.export import packed, strict_json
 from sonde.query import stored, stored_charts, stored_memory, stored_views
 from sonde.query.stored import Selection, StoredSession
-from sonde.query.stored_capture import MOST_ROWS
+from sonde.query.stored_capture import MAX_ROWS
 from sonde.query.table_columns import columns
 from sonde.server import job, timeline_answers
 from sonde.server.service import Service
@@ -117,7 +117,7 @@ def parse(items: Iterable[tuple[str, str]]) -> Options:
         Selection(start, end, **common),
         Selection(before, before_end, **common),
         given.get("series", []),
-        _whole("points", one("points", str(stored.MOST_POINTS)), 1 << 31),
+        _whole("points", one("points", str(stored.MAX_POINTS)), 1 << 31),
         _whole("limit", one("limit", "50"), 1 << 31),
         form,
         one("by", "user"),
@@ -210,7 +210,7 @@ def _timeline(session: StoredSession, options: Options) -> pa.Table | dict[str, 
 
 def _drawn(session: StoredSession, options: Options) -> dict[str, Any]:
     if options.form is Form.COLUMNS:
-        return timeline_answers.timeline(session, options.wanted, MOST_ROWS)
+        return timeline_answers.timeline(session, options.wanted, MAX_ROWS)
     return packed.plain(timeline_answers.timeline(session, options.wanted))  # type: ignore[no-any-return]
 
 
@@ -256,7 +256,7 @@ QUESTIONS: Mapping[str, Question] = {
     "devices": Question(
         "metrics of devices: mean, least, most, last",
         lambda s, o: stored_charts.devices(
-            s, o.wanted, MOST_ROWS if o.form is Form.COLUMNS else 10 * stored.MOST_ROWS
+            s, o.wanted, MAX_ROWS if o.form is Form.COLUMNS else 10 * stored.MAX_ROWS
         ),
     ),
     "kernels": Question(

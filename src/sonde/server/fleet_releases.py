@@ -21,7 +21,7 @@ from sonde.input_files import open_input
 SUFFIX = ".json"
 MAX_FILES = 60
 """The newest ones; the answer has how many more there are."""
-MOST_BYTES = 16 << 20
+MAX_BYTES = 16 << 20
 """Of one."""
 MAX_CLASSES = 200
 """Of one list of a release."""
@@ -97,8 +97,8 @@ def listed(folder: Path | None) -> bytes:
 def _read(path: Path) -> _Release | None:
     try:
         with open_input(path) as file:
-            raw = file.read(MOST_BYTES + 1)
-        if len(raw) > MOST_BYTES:
+            raw = file.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
             return None
         one = msgspec.json.decode(raw, type=_Release)
     except (OSError, ValueError, CaptureError):

@@ -17,7 +17,7 @@ from sonde.input_files import open_input
 SUFFIX = ".json.gz"
 MAX_FILES = 300
 """The newest ones; the answer has how many more there are."""
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 """Of one, unpacked; as `sonde incidents`."""
 
 
@@ -54,8 +54,8 @@ def listed(folder: Path | None) -> bytes:
 def _read(path: Path) -> Headline | None:
     try:
         with open_input(path) as file, gzip.GzipFile(fileobj=file) as unpacked:
-            raw = unpacked.read(MOST_BYTES + 1)
-        return headline(raw) if len(raw) <= MOST_BYTES else None
+            raw = unpacked.read(MAX_BYTES + 1)
+        return headline(raw) if len(raw) <= MAX_BYTES else None
     except (OSError, EOFError, zlib.error, ValueError, CaptureError):
         return None
 

@@ -24,7 +24,7 @@ SLOTS = 60
 LISTED = 16
 """Slow ranks that are listed; `count` has how many there are."""
 _INCIDENTS = 8
-_MOST_TEXT = 1 << 16
+_MAX_TEXT = 1 << 16
 _TITLES = {
     Straggle.WORKER: "slow worker",
     Straggle.STAGE: "slow stage",
@@ -88,7 +88,7 @@ def waiting(session: StoredSession, wanted: Selection) -> dict[str, Any]:
         pieces = _pieces(session, one, answer, keys)
         if pieces is None:
             found["missing"].append(
-                f"no work between collectives, or more than {stored_pieces.MOST_PIECES:,} pieces "
+                f"no work between collectives, or more than {stored_pieces.MAX_PIECES:,} pieces "
                 "of it: unequal sequences would not be seen"
             )
     else:
@@ -100,7 +100,7 @@ def waiting(session: StoredSession, wanted: Selection) -> dict[str, Any]:
     if links is None:
         found["missing"].append(
             "no exchange between two ranks was timed with its begin on the device, or more than "
-            f"{stored_pieces.MOST_PIECES:,}: a slow link would not be seen"
+            f"{stored_pieces.MAX_PIECES:,}: a slow link would not be seen"
         )
     slow = slow_ranks(times, pieces)
     scale = rank_tables.slot_s(times)[0] if times.are_steps else 1.0
@@ -241,7 +241,7 @@ def _on_node(session: StoredSession, wanted: Selection, rank: Mapping[str, Any])
     clause, parameters = replace(here, owners=None).sql(kind=False, process=False)
     rows = session.arrow(
         f"SELECT time_ns, text FROM event {clause} AND kind = 'notice' AND name = 'incident'"
-        f" AND length(text) <= {_MOST_TEXT} ORDER BY time_ns DESC LIMIT {_INCIDENTS}",
+        f" AND length(text) <= {_MAX_TEXT} ORDER BY time_ns DESC LIMIT {_INCIDENTS}",
         parameters,
     ).to_pylist()
     causes = [(row["time_ns"], _cause(row["text"])) for row in rows]

@@ -18,7 +18,7 @@ ALGORITHMS = frozenset(
     {f"{kind}{bits}" for kind in ("RS", "PS", "ES") for bits in (256, 384, 512)} | {"EdDSA"}
 )
 """Asymmetric ones alone: the key that checks must not be one that signs."""
-_MOST_BYTES = 64 << 10
+_MAX_BYTES = 64 << 10
 _MAX_LEEWAY_S = 300
 
 
@@ -56,7 +56,7 @@ def load(path: Path) -> OidcConfig:
             )
 
     try:
-        content = read_checked(path, _MOST_BYTES, check)
+        content = read_checked(path, _MAX_BYTES, check)
         found = msgspec.toml.decode(content, type=OidcConfig)
     except CaptureError as error:
         raise UsageError(f"--oidc {error.cause}", "name a file") from error

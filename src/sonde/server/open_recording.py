@@ -58,7 +58,7 @@ def document(path: Path) -> dict[str, Any]:
     """What the page shows of a file: `timeline`, and `flames` by kind. Raises SondeError."""
     from sonde.analyze.bound import StallCauses, explain
     from sonde.export import timeline_columns, verdict
-    from sonde.query.stored_capture import MOST_ROWS
+    from sonde.query.stored_capture import MAX_ROWS
     from sonde.recording.timelines import open_timeline, timeline_of
 
     with path.open("rb") as file:
@@ -66,7 +66,7 @@ def document(path: Path) -> dict[str, Any]:
     capture = _capture(path) if is_capture else None
     found = timeline_of(capture) if capture else open_timeline([path])
     begin = found.extent_ns[0] if found.extent_ns else 0
-    drawn = timeline_columns.document(found, StallCauses(found), _runs(capture), begin, MOST_ROWS)
+    drawn = timeline_columns.document(found, StallCauses(found), _runs(capture), begin, MAX_ROWS)
     drawn["origin_ns"] += capture.info.wall_offset_ns if capture else 0
     drawn["explanation"] = verdict.document(explain(found))
     return {"timeline": drawn, "flames": _flames(capture) if capture else {}}

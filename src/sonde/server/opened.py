@@ -20,7 +20,7 @@ from sonde.server.open_recording import BAD, GOOD
 from sonde.server.service import RefusedRequestError
 from sonde.server.turns import Turns
 
-MOST_BYTES = 256 << 20
+MAX_BYTES = 256 << 20
 """Of a file."""
 ANSWER_BYTES = 256 << 20
 MEMORY_BYTES = 6 << 30
@@ -47,7 +47,7 @@ class Opener:
 
     async def open(self, tenant: str, declared_bytes: int, parts: AsyncIterator[bytes]) -> Answer:
         """The packed document of a file (open_recording.py). Raises RefusedRequestError."""
-        if declared_bytes > MOST_BYTES:
+        if declared_bytes > MAX_BYTES:
             raise _too_large()
         try:
             with (
@@ -77,7 +77,7 @@ class Opener:
                 async for part in parts:
                     size += len(part)
                     limit.reschedule(begun + min(BODY_S, BEGIN_S + size / LEAST_BYTES_A_SECOND))
-                    if size > MOST_BYTES:
+                    if size > MAX_BYTES:
                         raise _too_large()
                     file.write(part)
         except TimeoutError:
@@ -86,7 +86,7 @@ class Opener:
 
 
 def _too_large() -> RefusedRequestError:
-    return RefusedRequestError(413, f"the file has more than {MOST_BYTES >> 20} MiB", _REMEDY)
+    return RefusedRequestError(413, f"the file has more than {MAX_BYTES >> 20} MiB", _REMEDY)
 
 
 def _read(descriptor: int) -> bytes:

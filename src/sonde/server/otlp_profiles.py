@@ -33,9 +33,9 @@ from sonde.server.otlp_dictionary import (
 )
 from sonde.server.service import RefusedRequestError
 
-MOST_BYTES = 4 << 20
+MAX_BYTES = 4 << 20
 """Of a request, decompressed: decoded objects take some ten times as much."""
-MOST_ROWS = 200_000
+MAX_ROWS = 200_000
 MAX_HOSTS = 64
 """Each is a separate chunk: agents are their own host, collectors send for some."""
 _MAX_NS = 10**15
@@ -110,7 +110,7 @@ def chunks(body: bytes, encoding: str, node: str, received_ns: int) -> list[Node
         for scope in resource.scope_profiles:
             allowance.look(_PROFILE_STEPS)
             for profile in scope.profiles:
-                rows += builder.add(profile, attributes, MOST_ROWS - rows)
+                rows += builder.add(profile, attributes, MAX_ROWS - rows)
     return [NodeChunk(host, builder.chunk(name)) for host, builder in of_node.items()]
 
 
@@ -120,14 +120,14 @@ def unpacked(body: bytes, encoding: str) -> bytes:
         content = body
     elif encoding == "gzip":
         try:
-            content = zlib.decompressobj(wbits=31).decompress(body, MOST_BYTES + 1)
+            content = zlib.decompressobj(wbits=31).decompress(body, MAX_BYTES + 1)
         except zlib.error:
             raise RefusedRequestError(400, "the body is no gzip", "send it again") from None
     else:
         raise RefusedRequestError(415, "no such encoding", "use gzip")
-    if len(content) > MOST_BYTES:
+    if len(content) > MAX_BYTES:
         raise RefusedRequestError(
-            413, f"more than {MOST_BYTES >> 20} MiB of profiles at once", "send them more often"
+            413, f"more than {MAX_BYTES >> 20} MiB of profiles at once", "send them more often"
         )
     return content
 

@@ -27,7 +27,7 @@ _CONNECT_S, _REQUEST_S, _ATTEMPTS = 5.0, 30.0, 3
 PART = ".part"
 """Ends the names of files that are being written, in a folder."""
 _BLOCK = 4 << 20
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 """Of an object that is read into memory."""
 
 
@@ -72,7 +72,7 @@ class Bucket:
     def get(self, name: str) -> bytes:
         """An object's content. Raises FileNotFoundError, BucketError."""
         with _errors(), self._fs.open_input_file(self._at(name)) as file:
-            if file.size() > MOST_BYTES:
+            if file.size() > MAX_BYTES:
                 raise OSError(f"{name} has {file.size():,} bytes")
             content: bytes = file.read()
             return content

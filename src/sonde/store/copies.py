@@ -47,7 +47,7 @@ _CLOCKS_S = 600.0
 """By how much the clocks of servers may differ."""
 _HOURS_S = 3 * 3_600
 """A chunk is stored under an hour that began at most so long before it came (flush.CLOSE_NS)."""
-_MOST_ELSEWHERE = 4 << 20
+_MAX_ELSEWHERE = 4 << 20
 _ABSENT_S = 120.0
 """Objects stay so long after they were published as gone, for those who read them."""
 
@@ -202,7 +202,7 @@ class BucketCopies(Copies):
                     found.update(rows.column("digest").to_pylist())
                 except Exception as error:
                     self._not_known(name, error)
-            if len(found) > _MOST_ELSEWHERE:
+            if len(found) > _MAX_ELSEWHERE:
                 LOG.warning("others have stored more chunks than are looked at")
                 break
         return found

@@ -36,9 +36,9 @@ _PATH = re.compile(
     re.ASCII,
 )
 _OBJECT = re.compile(r"(\d{12})-([0-9a-f]{32})-(all|changes)\.json\.gz", re.ASCII)
-_MOST_BYTES = 512 << 20
+_MAX_BYTES = 512 << 20
 """Of a generation, decompressed: some two million files."""
-_MOST_SIZE = 1 << 40
+_MAX_SIZE = 1 << 40
 """Of a file, in bytes and rows."""
 ALL_EVERY = 100
 """Generations after which every file is listed again."""
@@ -163,7 +163,7 @@ def _is_file(one: StoredFile) -> bool:
     if not (
         0 <= one.hour < 24
         and all(-(1 << 63) <= time_ns < 1 << 63 for time_ns in times)
-        and all(0 <= size < _MOST_SIZE for size in sizes)
+        and all(0 <= size < _MAX_SIZE for size in sizes)
         and abs(one.level) < 1 << 16
         and _is_day(one.day)
     ):
@@ -183,7 +183,7 @@ def _is_day(text: str) -> bool:
 def _read(content: bytes, name: str) -> _Generation:
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-            text = file.read(_MOST_BYTES)
+            text = file.read(_MAX_BYTES)
         found = msgspec.json.decode(text, type=_Generation)
     except _DAMAGE as error:
         raise BucketError(f"{name} in the bucket cannot be read") from error

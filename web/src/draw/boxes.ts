@@ -95,18 +95,18 @@ export function mixed(over: number, ground: number, share: number, least = LEAST
   return (0xff000000 | (blue << 16) | (green << 8) | red) >>> 0;
 }
 
-const MOST_LABELS = 4096;
+const MAX_LABELS = 4096;
 
 /** Boxes that are wide enough for text: left edge and width in device pixels, cut at the edges. */
 export class Labels {
   count = 0;
-  readonly row = new Int32Array(MOST_LABELS);
-  readonly box = new Int32Array(MOST_LABELS);
-  readonly x = new Int32Array(MOST_LABELS);
-  readonly width = new Int32Array(MOST_LABELS);
+  readonly row = new Int32Array(MAX_LABELS);
+  readonly box = new Int32Array(MAX_LABELS);
+  readonly x = new Int32Array(MAX_LABELS);
+  readonly width = new Int32Array(MAX_LABELS);
 
   add(row: number, box: number, x: number, width: number): void {
-    if (this.count === MOST_LABELS) return;
+    if (this.count === MAX_LABELS) return;
     const at = this.count++;
     this.row[at] = row;
     this.box[at] = box;

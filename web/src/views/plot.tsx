@@ -11,7 +11,7 @@ const LINES = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9",
 const LINES_DARK = ["#56b4e9", "#ff9e58", "#3ddc9f", "#f0a6cf", "#f0e442", "#8ecbff", "#c39bff", "#b5b5b5"];
 
 /** Lines of a chart up to which they are wide and some dashed: with more that costs seconds, and nobody can distinguish them. */
-const MOST_DASHED = 8;
+const MAX_DASHED = 8;
 /** Of a label of the axis of time, with room around it. */
 const LABEL_PX = 84;
 /** Room to the right of a plot: half of the last label of its axis of time. */
@@ -54,8 +54,8 @@ export function Plot(props: {
         { ...axis, size: 66, values: (_, ticks) => ticks.map((tick) => chart.percent ? `${Math.round(tick * 100)} %` : scaled(tick, chart.unit === "at once" ? "" : chart.unit)), space: 22 },
       ],
       series: [{}, ...chart.lines.map((line, i) => ({
-        label: line.label, stroke: colours[i % colours.length]!, width: chart.lines.length <= MOST_DASHED ? 1.5 : 1 / devicePixelRatio, spanGaps: false, ...(chart.stepped ? { paths: uPlot.paths.stepped!({ align: 1 }) } : {}), points: { show: line.times.length < 2, size: 4 },
-        ...(i >= 4 && chart.lines.length <= MOST_DASHED ? { dash: [4, 3] } : {}), ...(i === 0 && chart.lines.length < 5 ? { fill: `${colours[0]!}1f` } : {}),
+        label: line.label, stroke: colours[i % colours.length]!, width: chart.lines.length <= MAX_DASHED ? 1.5 : 1 / devicePixelRatio, spanGaps: false, ...(chart.stepped ? { paths: uPlot.paths.stepped!({ align: 1 }) } : {}), points: { show: line.times.length < 2, size: 4 },
+        ...(i >= 4 && chart.lines.length <= MAX_DASHED ? { dash: [4, 3] } : {}), ...(i === 0 && chart.lines.length < 5 ? { fill: `${colours[0]!}1f` } : {}),
       }))],
       hooks: {
         setCursor: [(one) => {

@@ -21,7 +21,7 @@ const MEASURES: readonly [Measure, string, string][] = [
 const SPAN_S = 60;
 const POINTS = 120;
 const AROUND_S = 1;
-const MOST_TABLE = 64;
+const MAX_TABLE = 64;
 /** In the address: processes of no job; without anything it is the job with most ranks. */
 const NO_JOB = "-";
 
@@ -185,7 +185,7 @@ function Hovered({ hover, grid, isSteps }: { hover: Live<Hover | null>; grid: Gr
 
 function Table({ grid, word, isKnown }: { grid: Grid; word: string; isKnown: boolean }): preact.JSX.Element {
   const open = useOpen(grid);
-  const [most, setMost] = useState(MOST_TABLE);
+  const [most, setMost] = useState(MAX_TABLE);
   const sorted = useMemo(() => [...grid.summaries].sort((a, b) => b.late - a.late || a.rank - b.rank), [grid]);
   return (
     <div class="sheet" tabIndex={0} role="region" aria-label="Ranks">
