@@ -78,7 +78,7 @@ class Loop:
 def memory_of(pid: int) -> InjectMemory:
     """That of the library, which is loaded if it is not there."""
     if (memory := InjectMemory.find(pid)) is None:
-        remote.load_product(pid)
+        remote.load_injected_library(pid)
         until = time.monotonic() + 3
         while (memory := InjectMemory.find(pid)) is None and time.monotonic() < until:
             time.sleep(0.02)

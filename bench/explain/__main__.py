@@ -68,7 +68,7 @@ def main() -> int:
                 if time.monotonic() - began > args.budget:
                     print(f"budget spent: {len(runs) - first} runs left out", flush=True)
                     break
-                for truth in harness.batch(runs[first : first + BATCH], args.scratch):
+                for truth in harness.run_group(runs[first : first + BATCH], args.scratch):
                     name = f"{truth['kind']}-{truth['seed']}"
                     if "error" in truth:
                         failed[name] = truth["error"][-300:]

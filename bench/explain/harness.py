@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs one program: with its cause and without, traced by torch.profiler and watched by Sonde.
 
-`batch` forks children from this process, which has imported PyTorch but not touched the device, so
-that a run costs its own second and not the imports'. A run leaves `trace.json` (Kineto, the steps
-with the cause), `off.json` (without) and `truth.json` in its folder, a batch one capture of the
-machine's waits.
+`run_group` forks children from this process, which has imported PyTorch but not touched the device,
+so that a run costs its own second and not the imports'. A run leaves `trace.json` (Kineto, the
+steps with the cause), `off.json` (without) and `truth.json` in its folder, a group one capture of
+the machine's waits.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Child:
     kind: str
     seed: int
     folder: Path
-    disturber: Nothing
+    disturber: Disturber
     pid: int = 0
     inward: int = -1
     outward: int = -1
 
 
-def batch(runs: list[tuple[str, int]], folder: Path) -> list[dict[str, Any]]:
+def run_group(runs: list[tuple[str, int]], folder: Path) -> list[dict[str, Any]]:
     """Several runs: they warm up together, then are measured one after another."""
     from bench.explain.every_program import KINDS
 
@@ -69,7 +69,7 @@ def batch(runs: list[tuple[str, int]], folder: Path) -> list[dict[str, Any]]:
         waiting = [child for child in children if _receive(child, deadline) == b"r"]
         for child in waiting:
             with contextlib.suppress(OSError):
-                _converse(child)
+                _run_protocol(child)
         sonde.send_signal(signal.SIGINT)
     truths = []
     for child in children:
@@ -131,33 +131,34 @@ def _receive(child: Child, deadline: float) -> bytes:
     return b""
 
 
-def _converse(child: Child) -> None:
-    """Through its measurement: '+' disturb from now, '-' no more, 'e' end."""
+def _run_protocol(child: Child) -> None:
+    """Through its measurement. It writes 'r' when it is ready, '+' to be disturbed from now on, '-'
+    for no more, 'e' at its end; each but the last is answered by 'k', after which it goes on."""
     deadline = time.monotonic() + LIMIT_S
     os.write(child.outward, b"k")
     while (message := _receive(child, deadline)) in (b"+", b"-"):
         if message == b"+":
-            child.disturber.on(child.pid)
+            child.disturber.start(child.pid)
         else:
-            child.disturber.off(child.pid)
+            child.disturber.stop(child.pid)
         os.write(child.outward, b"k")
-    child.disturber.off(child.pid)
+    child.disturber.stop(child.pid)
 
 
-class Nothing:
-    """A disturber that does nothing; the base class of the others."""
+class Disturber:
+    """What interferes with a program while its cause is to be there; this one does nothing."""
 
     def tick(self, child: int) -> None:
         time.sleep(0.001)
 
-    def on(self, child: int) -> None: ...
+    def start(self, child: int) -> None: ...
 
-    def off(self, child: int) -> None: ...
+    def stop(self, child: int) -> None: ...
 
     def close(self) -> None: ...
 
 
-class CpuCompetitor(Nothing):
+class CpuCompetitor(Disturber):
     """Busy processes on the child's one core."""
 
     def __init__(self, count: int = 3) -> None:
@@ -173,14 +174,14 @@ class CpuCompetitor(Nothing):
             self.competitors.append(competitor)
         self.core = core
 
-    def on(self, child: int) -> None:
+    def start(self, child: int) -> None:
         for task in Path(f"/proc/{child}/task").iterdir():
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(int(task.name), {self.core})
         for competitor in self.competitors:
             os.kill(competitor, signal.SIGCONT)
 
-    def off(self, child: int) -> None:
+    def stop(self, child: int) -> None:
         for competitor in self.competitors:
             os.kill(competitor, signal.SIGSTOP)
 
@@ -190,7 +191,7 @@ class CpuCompetitor(Nothing):
             os.waitpid(competitor, 0)
 
 
-class Quota(Nothing):
+class Quota(Disturber):
     """A CPU quota, as a container gets it: half a core."""
 
     def __init__(self) -> None:
@@ -216,12 +217,12 @@ class Quota(Nothing):
         if self.group is None:
             raise RuntimeError("no cgroup with a CPU quota here")
 
-    def on(self, child: int) -> None:
+    def start(self, child: int) -> None:
         assert self.group
         (self.group / "cgroup.procs").write_text(str(child))
         self.file.write_text("50000" if "quota" in self.file.name else "50000 100000")
 
-    def off(self, child: int) -> None:
+    def stop(self, child: int) -> None:
         self.file.write_text("-1" if "quota" in self.file.name else "max 100000")
 
     def close(self) -> None:
@@ -230,7 +231,7 @@ class Quota(Nothing):
             self.group.rmdir()
 
 
-class Stopper(Nothing):
+class Stopper(Disturber):
     """SIGSTOP for 12 ms of every 30, as debuggers, checkpointers and freezers do."""
 
     active = False
@@ -244,14 +245,14 @@ class Stopper(Nothing):
         os.kill(child, signal.SIGCONT)
         time.sleep(0.018)
 
-    def on(self, child: int) -> None:
+    def start(self, child: int) -> None:
         self.active = True
 
-    def off(self, child: int) -> None:
+    def stop(self, child: int) -> None:
         self.active = False
 
 
-class GpuCompetitor(Nothing):
+class GpuCompetitor(Disturber):
     """Another process that keeps the same GPU busy."""
 
     def __init__(self) -> None:
@@ -268,10 +269,10 @@ class GpuCompetitor(Nothing):
                     a @ a
                 torch.cuda.synchronize()
 
-    def on(self, child: int) -> None:
+    def start(self, child: int) -> None:
         os.kill(self.competitor, signal.SIGCONT)
 
-    def off(self, child: int) -> None:
+    def stop(self, child: int) -> None:
         os.kill(self.competitor, signal.SIGSTOP)
 
     def close(self) -> None:
@@ -280,7 +281,7 @@ class GpuCompetitor(Nothing):
 
 
 _DISTURBERS = {
-    "": Nothing,
+    "": Disturber,
     "cpu": CpuCompetitor,
     "gpu": GpuCompetitor,
     "stop": Stopper,
@@ -289,7 +290,7 @@ _DISTURBERS = {
 
 
 @contextlib.contextmanager
-def disturbing(name: str) -> Iterator[Nothing]:
+def disturbing(name: str) -> Iterator[Disturber]:
     disturber = _DISTURBERS[name]()
     try:
         yield disturber

@@ -20,7 +20,12 @@ from sonde.recording.timelines import open_timeline
 THRESHOLDS = (
     *("thread_verdicts.TURNS", "thread_verdicts.LEAST_WORK", "thread_verdicts.LEAST_CALLS"),
     *("thread_time.COPIED_NS_PER_BYTE", "thread_time.POLLS", "thread_time.FOR_COPIES"),
-    *("ranking.STALLED", "ranking.MIX", "ranking.BESIDE", "ranking.LEAST_SHARE"),
+    *(
+        "ranking.STALLED",
+        "ranking.CO_DOMINANT_FRACTION",
+        "ranking.SECOND_BOUND_SHARE",
+        "ranking.LEAST_SHARE",
+    ),
     "ranking.UNDERFILLED_BOUND",
     *("device_totals.LEAST_STREAM_WAITS", "device_totals.LEAST_SHARE", "device_totals.STALLED"),
     *("kernels.ALONE", "device_totals.ALONE", "offenders.LEAST_USE", "kernels.ACTIVE"),

@@ -103,11 +103,11 @@ def watch(program: Program, recordings: Mapping[str, str]) -> None:
         """`command` in the program while `meanwhile` returns true."""
         program.send(command)
         if command != b"f":
-            disturber.on(program.pid)
+            disturber.start(program.pid)
         until = time.monotonic() + LIMIT_S
         while meanwhile() and time.monotonic() < until:
             disturber.tick(program.pid)
-        disturber.off(program.pid)
+        disturber.stop(program.pid)
         program.end_phase()
         phases[name] = json.loads((program.folder / "phase.json").read_text())
 
@@ -147,7 +147,7 @@ def _record(pid: int, budget: str, capture: Path) -> subprocess.Popen[bytes]:
 class Program:
     """A forked process with one program, which runs a phase until a command ends the phase."""
 
-    def __init__(self, kind: str, seed: int, folder: Path, disturber: harness.Nothing) -> None:
+    def __init__(self, kind: str, seed: int, folder: Path, disturber: harness.Disturber) -> None:
         self.kind, self.seed, self.folder, self.disturber = kind, seed, folder, disturber
         self._end = mmap.mmap(-1, 4096)
         from_parent, self._outward = os.pipe()

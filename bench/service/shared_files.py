@@ -21,9 +21,9 @@ from sonde.store import shared as sharing
 from sonde.store.bucket import Bucket
 from sonde.store.catalog import StoredFile
 from sonde.store.chosen_files import chosen_files
-from sonde.store.copies import BucketSettings
 from sonde.store.published import Published, Publisher
 from sonde.store.shared import SharedStore
+from sonde.store.storage import BucketSettings
 
 DAY = "2027-01-15"
 START_NS = 1_800_000_000 * 10**9

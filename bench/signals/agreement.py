@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.signals.recording import (
+    DIRECTIONS,
     EDGE_NS,
     HEADERS,
-    WAYS,
+    LoadRecording,
     Points,
-    Recording,
     Rows,
     column,
     integral,
@@ -88,34 +88,34 @@ FIGURES = (
 )  # fmt: skip
 
 
-def loads(recording: Recording, dmon: Rows) -> list[Row]:
+def loads(recording: LoadRecording, dmon: Rows) -> list[Row]:
     """The phases of a recorded load."""
     rows: list[Row] = []
     for phase in recording.phases:
         for one in FIGURES:
             rows += _or_missing(one.name, phase, lambda: [_beside(recording, dmon, phase, one)])  # noqa: B023
     rows += _or_missing("DRAM", "stream", lambda: [_dram(recording)])
-    for phase in WAYS:
+    for phase in DIRECTIONS:
         rows += _or_missing("PCIe", phase, lambda: _recorded_pcie(recording, phase))  # noqa: B023
-    rows += [_calls(recording, phase) for phase in WAYS]
+    rows += [_calls(recording, phase) for phase in DIRECTIONS]
     return [*rows, *_or_missing("energy", "all phases", lambda: [_energy(recording, dmon)])]
 
 
-def tenants(recording: Recording) -> list[Row]:
+def tenants(recording: LoadRecording) -> list[Row]:
     """Two processes on one device: what is reported of each, summed up, beside the device's."""
     phases = recording.phases
     start_ns = max(one["start_ns"] for one in phases) + EDGE_NS
     end_ns = min(one["end_ns"] for one in phases) - EDGE_NS
 
-    def level(series: str, **wanted: str) -> float:
+    def mean_of(series: str, **wanted: str) -> float:
         attributes = {name.replace("__", "."): value for name, value in wanted.items()}
         found = [mean(points, start_ns, end_ns) for points in recording.each(series, attributes)]
         return sum(value for value in found if value == value)
 
-    held, device = level("sonde.process.gpu.memory"), level("hw.gpu.memory.usage")
-    used = 100 * level("sonde.process.gpu.utilization", sonde__gpu__engine="sm")
-    active = 100 * level("sonde.gpu.graphics.active")
-    general = 100 * level("hw.gpu.utilization", **GENERAL)
+    held, device = mean_of("sonde.process.gpu.memory"), mean_of("hw.gpu.memory.usage")
+    used = 100 * mean_of("sonde.process.gpu.utilization", sonde__gpu__engine="sm")
+    active = 100 * mean_of("sonde.gpu.graphics.active")
+    general = 100 * mean_of("hw.gpu.utilization", **GENERAL)
     return [
         _share("memory of processes", "tenants", "the device's", device, held, "B", MEMORY_BOUND),
         _share("use by processes", "tenants", "GPM's", active, used, "%", BYTES_BOUND),
@@ -129,14 +129,17 @@ def page(watched: Any) -> list[Row]:
     `bench.signals.page` writes it."""
     scrapes, rows = watched["scrapes"], []
     for number, load in enumerate(watched["loads"]):
-        way, where = WAYS.get(load["name"], ""), f"{load['name']}, each {load['pace_s']:g} s"
+        direction, where = (
+            DIRECTIONS.get(load["name"], ""),
+            f"{load['name']}, each {load['pace_s']:g} s",
+        )
         later = [*watched["loads"][number + 1 :], {"start_ns": float("inf")}][0]
         before = _last(scrapes, load["start_ns"])
         after = _last(scrapes, later["start_ns"])
-        if way:
-            seen = _counted(after, way) - _counted(before, way)
-            rows += _pcie(f"page: {where}", way, load["bytes"], seen)
-            seen = _called(after, way) - _called(before, way)
+        if direction:
+            seen = _counted(after, direction) - _counted(before, direction)
+            rows += _pcie(f"page: {where}", direction, load["bytes"], seen)
+            seen = _called(after, direction) - _called(before, direction)
             rows.append(_exact("bytes of device calls", f"page: {where}", load["bytes"], seen))
         else:
             seconds = (load["end_ns"] - load["start_ns"]) / 1e9
@@ -160,7 +163,7 @@ def costs(out: Path) -> list[Row]:
     process, asking = "the NVML process", {"sonde.source": "nvml"}
     for name in ("idle", "phases"):
         if (out / f"{name}.sonde").exists():
-            recording = Recording(out / f"{name}.sonde")
+            recording = LoadRecording(out / f"{name}.sonde")
             for points in recording.each("sonde.source.cpu_seconds", asking):
                 rows.append(_cost(name, process, points[len(points) // 3 :]))
     if (out / "page.json").exists():
@@ -181,11 +184,11 @@ def read(out: Path) -> tuple[list[Row], list[str]]:
     failed: list[str] = []
 
     def with_loads() -> list[Row]:
-        recording = Recording(out / "phases.sonde", out / "phases.json")
+        recording = LoadRecording(out / "phases.sonde", out / "phases.json")
         return loads(recording, recording.dmon(out / "dmon.txt"))
 
     def with_tenants() -> list[Row]:
-        recording = Recording(out / "tenants.sonde")
+        recording = LoadRecording(out / "tenants.sonde")
         recording.phases = [
             json.loads(path.read_text()) for path in sorted(out.glob("tenant-*.json"))
         ]
@@ -245,7 +248,7 @@ def main() -> int:
 # ---- rows ----
 
 
-def _beside(recording: Recording, dmon: Rows, phase: str, figure: Figure) -> Row:
+def _beside(recording: LoadRecording, dmon: Rows, phase: str, figure: Figure) -> Row:
     start_ns, end_ns = recording.span(phase)
     values = column(dmon, figure.column, start_ns + EDGE_NS, end_ns - EDGE_NS)
     points = [
@@ -286,12 +289,12 @@ def _exact(figure: str, where: str, truth: float, seen: float) -> Row:
     return Row(figure, where, "bytes copied", truth, seen, "B", difference, "exact", holds)
 
 
-def _pcie(where: str, way: str, copied: float, seen: float) -> list[Row]:
+def _pcie(where: str, direction: str, copied: float, seen: float) -> list[Row]:
     """On the wire, and without headers."""
-    data = seen / (1 + HEADERS[way])
+    data = seen / (1 + HEADERS[direction])
     return [
-        _share(f"PCIe {way}, wire", where, "bytes copied", copied, seen, "B", None),
-        _share(f"PCIe {way}, data", where, "bytes copied", copied, data, "B", BYTES_BOUND),
+        _share(f"PCIe {direction}, wire", where, "bytes copied", copied, seen, "B", None),
+        _share(f"PCIe {direction}, data", where, "bytes copied", copied, data, "B", BYTES_BOUND),
     ]
 
 
@@ -303,19 +306,21 @@ def _or_missing(figure: str, where: str, make: Callable[[], list[Row]]) -> list[
         return [Row(figure, where, "", 0, 0, "", "", f"missing: {error}", False)]
 
 
-def _dram(recording: Recording) -> Row:
-    seen = recording.amount("stream", "sonde.gpu.dram.throughput")
+def _dram(recording: LoadRecording) -> Row:
+    seen = recording.integral_of("stream", "sonde.gpu.dram.throughput")
     moved = recording.phases["stream"]["bytes"]
     return _share("DRAM", "stream", "bytes moved", moved, seen, "B", BYTES_BOUND)
 
 
-def _recorded_pcie(recording: Recording, phase: str) -> list[Row]:
-    way = WAYS[phase]
-    seen = recording.amount(phase, "sonde.gpu.pcie.throughput", network__io__direction=way)
-    return _pcie(phase, way, recording.phases[phase]["bytes"], seen)
+def _recorded_pcie(recording: LoadRecording, phase: str) -> list[Row]:
+    direction = DIRECTIONS[phase]
+    seen = recording.integral_of(
+        phase, "sonde.gpu.pcie.throughput", network__io__direction=direction
+    )
+    return _pcie(phase, direction, recording.phases[phase]["bytes"], seen)
 
 
-def _calls(recording: Recording, phase: str) -> Row:
+def _calls(recording: LoadRecording, phase: str) -> Row:
     """All of the recording: rows of calls are of whole seconds. A step ran before the phases."""
     load = recording.phases[phase]
     truth = load["bytes"] + load["bytes"] // max(1, load["steps"])
@@ -323,7 +328,7 @@ def _calls(recording: Recording, phase: str) -> Row:
     return _exact("bytes of device calls", phase, truth, seen)
 
 
-def _energy(recording: Recording, dmon: Rows) -> Row:
+def _energy(recording: LoadRecording, dmon: Rows) -> Row:
     """Between its first and its last row beside dmon's power."""
     values = column(dmon, "pwr", 0, 2**63)
     points = [
@@ -358,14 +363,14 @@ def _page_energy(scrapes: list[Any]) -> Iterator[Row]:
 def _chip_totals(scrapes: list[Any]) -> Iterator[Row]:
     """For information: newer libraries have totals themselves (GPM 255, 256)."""
     values = [one for one in scrapes if one.get("gpm_totals")]
-    for way in ("transmit", "receive"):
-        if len(values) >= 2 and way in values[0]["gpm_totals"]:
-            truth = values[-1]["gpm_totals"][way] - values[0]["gpm_totals"][way]
+    for direction in ("transmit", "receive"):
+        if len(values) >= 2 and direction in values[0]["gpm_totals"]:
+            truth = values[-1]["gpm_totals"][direction] - values[0]["gpm_totals"][direction]
             if not truth:
                 continue
-            seen = _counted(values[-1], way) - _counted(values[0], way)
-            yield _share(f"PCIe {way}, wire", "page: all of it", "chip's total", truth, seen, "B",
-                None)  # fmt: skip
+            seen = _counted(values[-1], direction) - _counted(values[0], direction)
+            what = f"PCIe {direction}, wire"
+            yield _share(what, "page: all of it", "chip's total", truth, seen, "B", None)
 
 
 def _cost(where: str, who: str, points: Points) -> Row:
@@ -382,14 +387,14 @@ def _last(scrapes: list[Any], before_ns: float) -> Any:
     return [one for one in scrapes if one["time_ns"] <= before_ns][-1]
 
 
-def _counted(scrape: Any, way: str) -> float:
-    wanted = f'network_io_direction="{way}"'
+def _counted(scrape: Any, direction: str) -> float:
+    wanted = f'network_io_direction="{direction}"'
     return _value(scrape, "hw_gpu_io_bytes_total", wanted)
 
 
-def _called(scrape: Any, way: str) -> float:
-    """Bytes of all device calls that way."""
-    wanted = f'network_io_direction="{way}"'
+def _called(scrape: Any, direction: str) -> float:
+    """Bytes of all device calls in that direction."""
+    wanted = f'network_io_direction="{direction}"'
     return sum(
         float(value)
         for key, value in scrape["values"].items()

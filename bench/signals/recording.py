@@ -19,7 +19,7 @@ EDGE_NS = 1_500_000_000
 """Left out at both ends of a phase when its level is asked for: readings hold for a second."""
 HEADERS = {"receive": 20 / 256, "transmit": 24 / 256}
 """Of a PCIe packet with 256 bytes: completions come with 20 more, writes with 24."""
-WAYS = {"h2d": "receive", "d2h": "transmit"}
+DIRECTIONS = {"h2d": "receive", "d2h": "transmit"}
 """As seen from the device."""
 
 Points = list[tuple[int, float]]
@@ -28,8 +28,8 @@ Rows = list[tuple[int, dict[str, float]]]
 """Of dmon: (CLOCK_MONOTONIC ns of the second it stands for, {column: value})."""
 
 
-class Recording:
-    """A capture and the phases of its load."""
+class LoadRecording:
+    """A capture, and when each phase of its load (idle, matmul, copies, …) began and ended."""
 
     def __init__(self, capture: Path, phases: Path | None = None) -> None:
         """Raises SondeError for what is no capture, OSError where there is none."""
@@ -66,13 +66,13 @@ class Recording:
         """When it began and ended, CLOCK_MONOTONIC ns."""
         return self.phases[phase]["start_ns"], self.phases[phase]["end_ns"]
 
-    def level(self, phase: str, series: str, **attributes: str) -> float:
+    def mean_of(self, phase: str, series: str, **attributes: str) -> float:
         """Mean of a series in the midst of a phase."""
         start_ns, end_ns = self.span(phase)
         points = self.points(series, **attributes)
         return mean(points, start_ns + EDGE_NS, end_ns - EDGE_NS // 3)
 
-    def amount(self, phase: str, series: str, **attributes: str) -> float:
+    def integral_of(self, phase: str, series: str, **attributes: str) -> float:
         """What a rate adds up to over a phase and the pauses around it, in which nothing ran."""
         start_ns, end_ns = self.span(phase)
         points = self.points(series, **attributes)
@@ -83,9 +83,9 @@ class Recording:
             for i in range(first, min(last + 1, len(points)))
         )
 
-    def copied(self, way: str) -> int:
+    def copied(self, direction: str) -> int:
         """Bytes of all device calls of the recording in that direction: h2d, d2h."""
-        return sum(call.bytes.get(way, 0) for call in queries.device_calls(self.session))
+        return sum(call.bytes.get(direction, 0) for call in queries.device_calls(self.session))
 
     def dmon(self, path: Path) -> Rows:
         """What dmon (-o T, in UTC) reported of the first device."""

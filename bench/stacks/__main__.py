@@ -115,7 +115,7 @@ def _load(path: Path | None) -> Results:
 def _save(path: Path | None, results: Results) -> None:
     if path is not None:
         plain = {
-            name: {tool: [it.whole, it.total] for tool, it in shares.items()}
+            name: {tool: [it.hits, it.total] for tool, it in shares.items()}
             for name, shares in results.items()
         }
         path.write_text(json.dumps(plain, indent=1))

@@ -12,15 +12,15 @@ _Z = 1.96
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Stacks that reach the entry, of all."""
+    """How many stacks are as they should be (reach the entry, or are right), of all."""
 
-    whole: int = 0
+    hits: int = 0
     total: int = 0
 
     @property
     def value(self) -> float:
         """From 0 to 1; 0 of none."""
-        return self.whole / self.total if self.total else 0.0
+        return self.hits / self.total if self.total else 0.0
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -34,7 +34,7 @@ class Share:
         return max(0.0, low), min(1.0, high)
 
     def __add__(self, other: Share) -> Share:
-        return Share(self.whole + other.whole, self.total + other.total)
+        return Share(self.hits + other.hits, self.total + other.total)
 
     def __str__(self) -> str:
         if not self.total:

@@ -72,7 +72,7 @@ class Tree:
         return bool(without) and without in self.paths.get(without[-1], [])
 
 
-def plant(seed: int, kinds: tuple[str, ...]) -> Tree:
+def random_tree(seed: int, kinds: tuple[str, ...]) -> Tree:
     """A tree by chance, the same for a seed every time. `kinds`: NATIVE, or PYTHON and more."""
     chance = random.Random(seed)
     roots = []

@@ -62,13 +62,13 @@ def cases(folder: Path, seeds: int) -> Iterator[Case]:
 
 def native_case(folder: Path, seed: int) -> Case:
     """In C++."""
-    tree = trees.plant(seed, trees.NATIVE)
+    tree = trees.random_tree(seed, trees.NATIVE)
     program = _compiled(folder, f"native-{seed}", sources.native(tree), "-pthread")
     return Case(f"native, tree {seed}", (str(program),), tree, "native")
 
 
 def _python_case(folder: Path, seed: int, name: str, command: tuple[str, ...]) -> Case:
-    tree = trees.plant(seed, trees.PYTHON)
+    tree = trees.random_tree(seed, trees.PYTHON)
     script = folder / f"python-{seed}.py"
     script.write_text(sources.python(tree))
     return Case(f"{name}, tree {seed}", (*command, str(script)), tree, "python")
@@ -76,7 +76,7 @@ def _python_case(folder: Path, seed: int, name: str, command: tuple[str, ...]) -
 
 def mixed_case(folder: Path, seed: int, name: str, command: tuple[str, ...]) -> Case:
     """In Python, by an interpreter, that calls C++ that calls Python."""
-    tree = trees.plant(seed, (*trees.PYTHON, "calls", "calls"))
+    tree = trees.random_tree(seed, (*trees.PYTHON, "calls", "calls"))
     script = folder / f"mixed-{seed}.py"
     script.write_text(sources.python(tree))
     shared = _compiled(folder, f"mixed-{seed}.so", sources.library(tree), "-shared", "-fPIC")
@@ -127,8 +127,8 @@ def judge(case: Case, capture: Path, pid: int) -> tuple[Share, Counter[str]]:
     return Share(total - wrong.total(), total), wrong
 
 
-def _ends(capture: Path) -> dict[str, int]:
-    """Why walks ended, by name."""
+def _stop_reasons(capture: Path) -> dict[str, int]:
+    """The stop reasons of walks (event `stack_end`), by name."""
     from sonde.query.capture import read
 
     ends = Counter[str]()
@@ -184,11 +184,11 @@ def main() -> int:
                 continue
             shares[case.name], wrong = share_of(case, args.seconds, Path(name))
             if wrong and args.wrong:
-                print(f"{case.name}: {_ends(Path(name) / CAPTURE)}", file=sys.stderr)
+                print(f"{case.name}: {_stop_reasons(Path(name) / CAPTURE)}", file=sys.stderr)
             for stack, count in wrong.most_common(args.wrong):
                 print(f"{case.name}: {count} {stack}", file=sys.stderr)
     if args.results:
-        plain = {case: [it.whole, it.total] for case, it in shares.items()}
+        plain = {case: [it.hits, it.total] for case, it in shares.items()}
         args.results.write_text(json.dumps(plain, indent=1))
     print("| program | right |\n|---|---|")
     for case_name, share in shares.items():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from bench.signals import agreement
-from bench.signals.recording import EDGE_NS, HEADERS, Recording, column
+from bench.signals.recording import EDGE_NS, HEADERS, LoadRecording, column
 
 from sonde.export import summary
 from sonde.query import queries
@@ -21,7 +21,7 @@ DATA = Path(__file__).parents[1] / "data"
 
 
 def recorded(name):
-    return Recording(DATA / f"{name}.sonde", DATA / f"{name}.json")
+    return LoadRecording(DATA / f"{name}.sonde", DATA / f"{name}.json")
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +52,17 @@ def test_it_is_a_minute_at_ten_readings_a_second(recording):
 
 def test_device_memory_traffic_is_what_was_moved(recording):
     moved = recording.phases["stream"]["bytes"]
-    assert recording.amount("stream", "sonde.gpu.dram.throughput") == pytest.approx(moved, rel=0.02)
+    assert recording.integral_of("stream", "sonde.gpu.dram.throughput") == pytest.approx(
+        moved, rel=0.02
+    )
 
 
-@pytest.mark.parametrize(("phase", "way"), [("h2d", "receive"), ("d2h", "transmit")])
-def test_pcie_traffic_is_what_was_copied_and_the_headers(recording, phase, way):
-    copied = recording.phases[phase]["bytes"] * (1 + HEADERS[way])
-    seen = recording.amount(phase, "sonde.gpu.pcie.throughput", network__io__direction=way)
+@pytest.mark.parametrize(("phase", "direction"), [("h2d", "receive"), ("d2h", "transmit")])
+def test_pcie_traffic_is_what_was_copied_and_the_headers(recording, phase, direction):
+    copied = recording.phases[phase]["bytes"] * (1 + HEADERS[direction])
+    seen = recording.integral_of(
+        phase, "sonde.gpu.pcie.throughput", network__io__direction=direction
+    )
     assert seen == pytest.approx(copied, rel=0.02)
 
 
@@ -77,12 +81,12 @@ def test_device_calls_on_the_same_clock_moved_the_same_bytes(recording, phase):
     [("idle", 0, 0), ("matmul", 0.95, 1), ("h2d", 0, 0.001), ("stream", 0.95, 1)],
 )
 def test_multiprocessors_work_when_kernels_run_and_not_for_copies(recording, phase, low, high):
-    assert low <= recording.level(phase, "sonde.gpu.sm.active") <= high
+    assert low <= recording.mean_of(phase, "sonde.gpu.sm.active") <= high
 
 
 def test_only_the_matmul_uses_tensor_cores(recording):
     tensor = {
-        phase: recording.level(phase, "sonde.gpu.tensor.active", sonde__gpu__precision="any")
+        phase: recording.mean_of(phase, "sonde.gpu.tensor.active", sonde__gpu__precision="any")
         for phase in recording.phases
     }
     assert tensor.pop("matmul") > 0.9
@@ -96,22 +100,24 @@ def test_figures_are_those_of_dmon(recording, dmon, phase):
     def dmons(name):
         return mean_by_dmon(dmon, recording, phase, name)
 
-    power = recording.level(phase, "hw.power")
+    power = recording.mean_of(phase, "hw.power")
     assert power == pytest.approx(dmons("pwr"), rel=0.02, abs=1)
-    busy = recording.level(phase, "hw.gpu.utilization", hw__gpu__task="general")
+    busy = recording.mean_of(phase, "hw.gpu.utilization", hw__gpu__task="general")
     assert 100 * busy == pytest.approx(dmons("sm"), abs=2)
-    memory = recording.level(phase, "sonde.gpu.memory.busy")
+    memory = recording.mean_of(phase, "sonde.gpu.memory.busy")
     assert 100 * memory == pytest.approx(dmons("mem"), abs=2)
-    clock = recording.level(phase, "sonde.gpu.clock", sonde__gpu__clock__domain="sm")
+    clock = recording.mean_of(phase, "sonde.gpu.clock", sonde__gpu__clock__domain="sm")
     assert clock / 1e6 == pytest.approx(dmons("pclk"), rel=0.02)
-    held = recording.level(phase, "hw.gpu.memory.usage")
+    held = recording.mean_of(phase, "hw.gpu.memory.usage")
     assert held / 2**20 == pytest.approx(dmons("fb"), rel=0.001)
-    degrees = recording.level(phase, "hw.temperature", hw__sensor_location="gpu")
+    degrees = recording.mean_of(phase, "hw.temperature", hw__sensor_location="gpu")
     assert degrees == pytest.approx(dmons("gtemp"), abs=2)
-    # The way that data goes: the two count the requests that go the other way differently.
-    ways = {"h2d": [("rxpci", "receive")], "d2h": [("txpci", "transmit")]}
-    for name, way in ways.get(phase, ()):
-        rate = recording.level(phase, "sonde.gpu.pcie.throughput", network__io__direction=way)
+    # The direction of the data: the two count the requests of the other direction differently.
+    directions = {"h2d": [("rxpci", "receive")], "d2h": [("txpci", "transmit")]}
+    for name, direction in directions.get(phase, ()):
+        rate = recording.mean_of(
+            phase, "sonde.gpu.pcie.throughput", network__io__direction=direction
+        )
         assert rate / 1e6 == pytest.approx(dmons(name), rel=0.03)
 
 

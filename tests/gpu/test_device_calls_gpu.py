@@ -26,7 +26,7 @@ from device_watch import DeviceWatch, Program
 
 from sonde import _native, apis
 from sonde.collect.entry_points import entry_points
-from sonde.collect.libraries import installed
+from sonde.collect.mapped_files import installed
 
 pytestmark = [
     pytest.mark.bpf,

@@ -134,7 +134,7 @@ def test_afterwards_it_may_change_its_user(start: Start) -> None:
         "print(os.geteuid(), os.getegid(), flush=True)\n"
     )
     it = start(sys.executable, "-c", body)
-    assert remote.load_product(it.pid) is not None
+    assert remote.load_injected_library(it.pid) is not None
     found = (Path(task, "status").read_text() for task in Path(f"/proc/{it.pid}/task").iterdir())
     blocked = [int(text.partition("SigBlk:\t")[2].split()[0], 16) for text in found]
 
@@ -145,7 +145,7 @@ def test_afterwards_it_may_change_its_user(start: Start) -> None:
 
 def test_it_ends_with_the_last_thread_of_its_own(bin_: Path, start: Start) -> None:
     it = start(str(bin_ / "target"), "leaderless")
-    assert remote.load_product(it.pid) is not None
+    assert remote.load_injected_library(it.pid) is not None
     assert it.poll() is None
 
     it.stdin.close()

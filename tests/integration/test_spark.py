@@ -23,10 +23,10 @@ from sonde.query.stored_capture import capture_of
 from sonde.server import answers
 from sonde.store.catalog import Catalog
 from sonde.store.compaction import compact
-from sonde.store.copies import BucketCopies, BucketSettings
 from sonde.store.flush import Flusher
 from sonde.store.readable_files import in_bucket
 from sonde.store.record import Record, digest_of
+from sonde.store.storage import BucketSettings, BucketStorage
 from sonde.store.wal import Wal
 from stored_chunks import as_of, recorded
 
@@ -59,7 +59,7 @@ def fill(folder: Path, uri: str, server: str, parts: int) -> None:
     """A server of the bucket with every recorded chunk, in that many flushes."""
     folder.mkdir()
     catalog = Catalog(folder)
-    copies = BucketCopies(folder, catalog, BucketSettings(uri, server, 1 << 40))
+    copies = BucketStorage(folder, catalog, BucketSettings(uri, server, 1 << 40))
     copies.join()
     flusher = Flusher(folder, catalog, copies)
     for part in range(parts):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from device_watch import DeviceWatch, Program, compare
 
-from sonde.collect.libraries import identity
+from sonde.collect.mapped_files import identity
 
 pytestmark = pytest.mark.bpf
 

@@ -13,7 +13,7 @@ import pytest
 from device_watch import DeviceWatch, Program
 
 from sonde.collect import device_calls, discovery, kernel
-from sonde.collect.libraries import identity
+from sonde.collect.mapped_files import identity
 from sonde.host import syscalls
 
 pytestmark = pytest.mark.bpf

@@ -40,8 +40,8 @@ def test_a_tree_of_python_and_native_code_is_right(tmp_path):
 
 
 def test_a_tree_knows_each_of_its_paths():
-    tree = trees.plant(7, PYTHON)
-    again = trees.plant(7, PYTHON)
+    tree = trees.random_tree(7, PYTHON)
+    again = trees.random_tree(7, PYTHON)
     assert tree.paths == again.paths
     for name, paths in tree.paths.items():
         for path in paths:
@@ -50,4 +50,4 @@ def test_a_tree_knows_each_of_its_paths():
             assert tree.is_right([*path, trees.SPIN])
             assert not tree.is_right(path[1:])
     assert not tree.is_right([])
-    assert {it.kind for it in trees.nodes(trees.plant(7, NATIVE))} >= {"catches", "signals"}
+    assert {it.kind for it in trees.nodes(trees.random_tree(7, NATIVE))} >= {"catches", "signals"}

@@ -18,7 +18,7 @@ from fuse_tenants import ANOTHER, Tenant, tenant
 
 from sonde import procfs
 from sonde.agent.attaching import Attacher
-from sonde.attach.policy import Facts, Policy
+from sonde.attach.policy import Policy, ProcessFacts
 from sonde.collect.inject_memory import InjectMemory
 from sonde.collect.slots import slots_asked
 from sonde.procfs.patience import MAX_ABANDONED_OF_PARTY
@@ -164,7 +164,7 @@ def test_whether_a_process_may_be_attached_to_is_decided_at_once(
         attacher = Attacher(Policy("all"), load=lambda _: None)
         began_s = time.monotonic()
         attacher.consider(waits.kid)
-        facts = Facts.of(waits.kid)
+        facts = ProcessFacts.of(waits.kid)
         assert time.monotonic() - began_s < 2
         assert Policy("all").allows(facts) == (mode == "libc")
         assert len(attacher._waiting) == (mode == "libc")

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from sonde.attach import launch
-from sonde.attach.policy import Facts, Policy
+from sonde.attach.policy import Policy, ProcessFacts
 from sonde.errors import UsageError
 
-TRAINER = Facts(
+TRAINER = ProcessFacts(
     exe="python3.11",
     units=("system.slice", "train-7.service"),
     job="4711",
@@ -21,12 +21,12 @@ TRAINER = Facts(
 
 
 def test_off_allows_nobody() -> None:
-    assert not Policy("off").allows(Facts(opted=True))
+    assert not Policy("off").allows(ProcessFacts(opted=True))
 
 
 def test_all_allows_everybody_but_those_who_opted_out() -> None:
-    assert Policy("all").allows(Facts())
-    assert not Policy("all").allows(Facts(opted=False))
+    assert Policy("all").allows(ProcessFacts())
+    assert not Policy("all").allows(ProcessFacts(opted=False))
 
 
 @pytest.mark.parametrize(
@@ -35,22 +35,24 @@ def test_all_allows_everybody_but_those_who_opted_out() -> None:
 )
 def test_a_list_allows_what_it_names(entry: str) -> None:
     assert Policy("allow-list", [entry]).allows(TRAINER)
-    assert not Policy("allow-list", [entry]).allows(Facts(exe="", user="bob", job="47110"))
+    assert not Policy("allow-list", [entry]).allows(ProcessFacts(exe="", user="bob", job="47110"))
 
 
 def test_a_process_opts_in_only_where_the_operator_lets_its_user() -> None:
-    wishes = Facts(user="bob", opted=True)
+    wishes = ProcessFacts(user="bob", opted=True)
     assert not Policy("allow-list").allows(wishes)
     assert not Policy("allow-list", ["user:alice", "opted-in:alice"]).allows(wishes)
     assert Policy("allow-list", ["opted-in:bob"]).allows(wishes)
     assert Policy("allow-list", ["opted-in:*"]).allows(wishes)
-    assert not Policy("allow-list", ["opted-in:*"]).allows(Facts(user="bob"))
-    assert not Policy("allow-list", ["opted-in:*"]).allows(Facts(opted=True)), "of nobody known"
+    assert not Policy("allow-list", ["opted-in:*"]).allows(ProcessFacts(user="bob"))
+    assert not Policy("allow-list", ["opted-in:*"]).allows(ProcessFacts(opted=True)), (
+        "of nobody known"
+    )
 
 
 def test_a_process_opts_out_whatever_the_operator_lists() -> None:
     listed = Policy("allow-list", ["user:alice", "opted-in:*"])
-    assert not listed.allows(Facts(user="alice", opted=False))
+    assert not listed.allows(ProcessFacts(user="alice", opted=False))
 
 
 @pytest.mark.parametrize("entry", ["python", "exe:", "label:x", ":x", ""])
@@ -100,7 +102,7 @@ def proc(folder: Path, cgroup: str, environ: bytes = b"") -> Path:
 def test_what_a_process_is_identified_by(
     tmp_path: Path, cgroup: str, units: tuple[str, ...], job: str, pod: str
 ) -> None:
-    facts = Facts.of(7, proc(tmp_path, cgroup))
+    facts = ProcessFacts.of(7, proc(tmp_path, cgroup))
 
     assert (facts.exe, facts.units, facts.job, facts.pod) == ("trainer", units, job, pod)
     assert facts.user
@@ -117,7 +119,7 @@ def test_what_a_process_is_identified_by(
     ],
 )
 def test_what_a_process_declares_itself(tmp_path: Path, environ: bytes, opted: bool | None) -> None:
-    assert Facts.of(7, proc(tmp_path, "0::/\n", environ)).opted is opted
+    assert ProcessFacts.of(7, proc(tmp_path, "0::/\n", environ)).opted is opted
 
 
 POD = "0f3c6a2e-1111-2222-3333-444455556666"
@@ -141,7 +143,7 @@ POD = "0f3c6a2e-1111-2222-3333-444455556666"
 def test_a_control_group_that_a_user_or_a_container_named_proves_nothing(
     tmp_path: Path, group: str
 ) -> None:
-    facts = Facts.of(7, proc(tmp_path, f"0::{group}\n"))
+    facts = ProcessFacts.of(7, proc(tmp_path, f"0::{group}\n"))
 
     assert (facts.job, facts.pod) == ("", "")
     assert "train-7.service" not in facts.units
@@ -156,11 +158,11 @@ def test_a_process_with_the_rights_of_two_users_is_neither_s(
     folder = proc(tmp_path, "0::/\n")
     (folder / "7/status").write_text("Uid:\t" + uids.replace(" ", "\t") + "\n")
 
-    assert Facts.of(7, folder).user == user
+    assert ProcessFacts.of(7, folder).user == user
 
 
 def test_nothing_is_known_of_a_process_that_is_gone(tmp_path: Path) -> None:
-    assert Facts.of(8, tmp_path) == Facts()
+    assert ProcessFacts.of(8, tmp_path) == ProcessFacts()
 
 
 # ---- programs that are started ----

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from sonde.agent import attach_queue
-from sonde.agent.attach_queue import AttachQueue, Pauses
+from sonde.agent.attach_queue import AttachQueue, Backoff
 from sonde.agent.attaching import Attacher
 from sonde.attach import process
 from sonde.attach.policy import Policy
@@ -19,9 +19,9 @@ MALLORY, ALICE = 1001, 1002
 
 
 def test_a_failure_over_a_users_process_pauses_that_user_alone() -> None:
-    pauses = Pauses()
+    backoff = Backoff()
 
-    assert [pauses.failed(MALLORY, 0.0) for _ in range(8)] == [
+    assert [backoff.failed(MALLORY, 0.0) for _ in range(8)] == [
         60,
         120,
         240,
@@ -32,26 +32,26 @@ def test_a_failure_over_a_users_process_pauses_that_user_alone() -> None:
         3600,
     ]
 
-    assert pauses.is_paused(MALLORY, 3599.0)
-    assert not pauses.is_paused(ALICE, 0.0)
-    assert not pauses.is_paused(MALLORY, 3600.0)
+    assert backoff.is_paused(MALLORY, 3599.0)
+    assert not backoff.is_paused(ALICE, 0.0)
+    assert not backoff.is_paused(MALLORY, 3600.0)
 
 
 def test_a_failure_of_ours_pauses_everybody_until_one_works() -> None:
-    pauses = Pauses()
-    pauses.failed(None, 0.0)
-    assert pauses.is_paused(ALICE, 59.0)
-    assert not pauses.is_paused(ALICE, 60.0)
-    pauses.worked(ALICE)
-    assert pauses.failed(None, 0.0) == 60
+    backoff = Backoff()
+    backoff.failed(None, 0.0)
+    assert backoff.is_paused(ALICE, 59.0)
+    assert not backoff.is_paused(ALICE, 60.0)
+    backoff.worked(ALICE)
+    assert backoff.failed(None, 0.0) == 60
 
 
 def test_what_is_known_of_users_is_bounded() -> None:
-    pauses = Pauses()
+    backoff = Backoff()
     for uid in range(3 * attach_queue._PARTIES):
-        pauses.failed(uid, float(uid))
-    assert len(pauses._of) == attach_queue._PARTIES
-    assert pauses.is_paused(3 * attach_queue._PARTIES - 1, 3.0 * attach_queue._PARTIES)
+        backoff.failed(uid, float(uid))
+    assert len(backoff._of) == attach_queue._PARTIES
+    assert backoff.is_paused(3 * attach_queue._PARTIES - 1, 3.0 * attach_queue._PARTIES)
 
 
 def test_one_user_fills_neither_the_queue_nor_the_turns() -> None:
@@ -60,19 +60,19 @@ def test_one_user_fills_neither_the_queue_nor_the_turns() -> None:
     assert kept.count(True) == attach_queue.WAITING_OF_A_PARTY
     assert queue.put((5000, 0), ALICE, 1.0)
 
-    turns = [queue.take(2.0, Pauses()) for _ in range(2)]
+    turns = [queue.take(2.0, Backoff()) for _ in range(2)]
     assert [uid for _, uid in filter(None, turns)] == [MALLORY, ALICE]
 
 
 def test_a_paused_users_process_waits_and_others_pass_it() -> None:
-    queue, pauses = AttachQueue(), Pauses()
+    queue, backoff = AttachQueue(), Backoff()
     queue.put((1, 0), MALLORY, 0.0)
     queue.put((2, 0), ALICE, 1.0)
-    pauses.failed(MALLORY, 0.0)
+    backoff.failed(MALLORY, 0.0)
 
-    assert queue.take(1.0, pauses) == ((2, 0), ALICE)
-    assert queue.take(1.0, pauses) is None
-    assert queue.take(60.0, pauses) == ((1, 0), MALLORY)
+    assert queue.take(1.0, backoff) == ((2, 0), ALICE)
+    assert queue.take(1.0, backoff) is None
+    assert queue.take(60.0, backoff) == ((1, 0), MALLORY)
 
 
 @pytest.mark.parametrize(
@@ -90,5 +90,5 @@ def test_the_agent_waits_for_everybody_only_when_it_failed_itself(
     [(*_, text)] = attacher.rows(1)
     assert (f"user {MALLORY}" in str(text)) is not others_wait
     now_s = time.monotonic()
-    assert attacher._pauses.is_paused(MALLORY, now_s)
-    assert attacher._pauses.is_paused(ALICE, now_s) is others_wait
+    assert attacher._backoff.is_paused(MALLORY, now_s)
+    assert attacher._backoff.is_paused(ALICE, now_s) is others_wait

@@ -17,9 +17,9 @@ import pytest
 
 from sonde import apis, procfs, system_libraries
 from sonde._native import CommEvent, ExitEvent, ForkEvent, MmapEvent
-from sonde.collect import discovery, libraries, put_off
+from sonde.collect import discovery, mapped_files, put_off
 from sonde.collect.discovery import Discovery
-from sonde.collect.libraries import MappedFile, identity, installed, mapped_by, open_mapped
+from sonde.collect.mapped_files import MappedFile, identity, installed, mapped_by, open_mapped
 from sonde.collect.probe_shares import FILES_OF_PARTY, PLACES_OF_PARTY
 from sonde.collect.probes import MAX_SITES, PutOff, TooManyPlaces
 from sonde.procfs import Holder
@@ -32,10 +32,10 @@ class FakeProbes:
 
     def __init__(self, *carriers: str) -> None:
         self.carriers = carriers
-        self.files: dict[libraries.FileKey, str] = {}
+        self.files: dict[mapped_files.FileKey, str] = {}
         self.examined: list[str] = []
-        self.held: dict[libraries.FileKey, Holder] = {}
-        self.counts: dict[libraries.FileKey, int] = {}
+        self.held: dict[mapped_files.FileKey, Holder] = {}
+        self.counts: dict[mapped_files.FileKey, int] = {}
         self.notices: list[tuple[str, float, str]] = []
 
     def examine(self, fd, key, name, trusted=False, most=MAX_SITES):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from sonde import procfs
-from sonde.collect import device_process, libraries
+from sonde.collect import device_process, mapped_files
 from sonde.collect.device_process import (
     FIND_CREDIT_S,
     FIND_SHARE,
@@ -18,7 +18,7 @@ from sonde.collect.device_process import (
     Finder,
 )
 from sonde.collect.inject_memory import InjectMemory
-from sonde.collect.libraries import FIRST_BYTES, Unread, mapped_now
+from sonde.collect.mapped_files import FIRST_BYTES, UnreadProcesses, mapped_now
 
 ATTACKER, VICTIM, LAST = 12345, 20001, 3
 
@@ -113,7 +113,7 @@ def test_whose_processes_are_is_looked_up_within_bounds(clock, monkeypatch):
 
 
 def test_a_process_with_more_mappings_than_are_read_is_counted():
-    unread = Unread()
+    unread = UnreadProcesses()
     assert InjectMemory.find(os.getpid(), 100, unread) is None
     assert unread.processes == 1
 
@@ -129,16 +129,16 @@ def test_a_scan_of_all_reads_long_mappings_of_each_party_and_of_none_for_long(mo
             read.append(pid)
         return iter(())
 
-    monkeypatch.setattr(libraries, "mapped_by", mapped_by)
-    monkeypatch.setattr(libraries, "time", SimpleNamespace(thread_time=lambda: spent_s[0]))
+    monkeypatch.setattr(mapped_files, "mapped_by", mapped_by)
+    monkeypatch.setattr(mapped_files, "time", SimpleNamespace(thread_time=lambda: spent_s[0]))
     pids = [*range(100), *range(1000, 1003)]
     monkeypatch.setattr(procfs, "pids", lambda: pids)
     monkeypatch.setattr(procfs, "party_of", lambda pid: VICTIM if pid >= 1000 else ATTACKER)
-    unread = Unread()
+    unread = UnreadProcesses()
     assert list(mapped_now(unread)) == []
     assert read == [0, 1000, 1, 1001]
     assert unread.processes == len(pids) - len(read)
     monkeypatch.setattr(procfs, "party_of", lambda pid: pid)
     read.clear()
     assert list(mapped_now()) == []
-    assert len(read) == libraries.MAX_LONG_CPU_S // 0.3 + 1
+    assert len(read) == mapped_files.MAX_LONG_CPU_S // 0.3 + 1

@@ -5,14 +5,25 @@ from __future__ import annotations
 
 import pytest
 
-from sonde.analyze.ranking import BESIDE, LEAST_SHARE, MIX, ranked_bounds, with_stalls
+from sonde.analyze.ranking import (
+    CO_DOMINANT_FRACTION,
+    LEAST_SHARE,
+    SECOND_BOUND_SHARE,
+    ranked_bounds,
+    with_stalls,
+)
 from sonde.model.causes import Bound
 from sonde.model.verdict import BoundShare
 
 
 @pytest.mark.parametrize(
     ("largest", "second", "is_named"),
-    [(0.6, BESIDE, True), (0.6, BESIDE - 0.001, False), (0.1, 0.1 * MIX, True), (0.1, 0.05, False)],
+    [
+        (0.6, SECOND_BOUND_SHARE, True),
+        (0.6, SECOND_BOUND_SHARE - 0.001, False),
+        (0.1, 0.1 * CO_DOMINANT_FRACTION, True),
+        (0.1, 0.05, False),
+    ],
 )
 def test_a_second_cause_counts_from_a_tenth_of_the_time_or_about_as_large(
     largest, second, is_named

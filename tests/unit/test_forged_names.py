@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from sonde import procfs
-from sonde.attach.policy import Facts, Policy
+from sonde.attach.policy import Policy, ProcessFacts
 from sonde.attach.process import read_status
 from sonde.resolve.cgroup_index import CgroupIndex
 from sonde.resolve.owners import OwnerResolver
@@ -52,10 +52,10 @@ def nobody_named(comm: str) -> Iterator[int]:
 @pytest.mark.parametrize("end", LINE_ENDS, ids=ascii)
 def test_a_name_of_a_thread_makes_nobody_another_user(end: str):
     with nobody_named(f"{end}Uid:\t1\t1") as pid:
-        facts = Facts.of(pid)
+        facts = ProcessFacts.of(pid)
         status = read_status(pid)
 
-    assert facts.user == Facts(user="nobody").user
+    assert facts.user == ProcessFacts(user="nobody").user
     assert not Policy("allow-list", ["user:daemon", "opted-in:daemon"]).allows(facts)
     assert status is not None
     assert status.uid == NOBODY
@@ -68,7 +68,7 @@ def test_a_name_of_a_control_group_makes_nobody_another_unit_or_job(tmp_path: Pa
     (tmp_path / "7/cgroup").write_bytes(
         f"0::{own}/x{end}0::/system.slice/train-1.service{end}0::/slurm/uid_5/job_4711\n".encode()
     )
-    facts = Facts.of(7, tmp_path)
+    facts = ProcessFacts.of(7, tmp_path)
 
     assert facts.units == ("user.slice", "user-1001.slice", "user@1001.service")
     assert facts.job == ""
@@ -138,7 +138,7 @@ def test_a_user_who_makes_groups_in_a_delegated_one_stays_the_owner(name: str):
         stat = procfs.read_stat(it.pid)
         assert stat is not None
         process = TrackedProcess(it.pid, stat.start_ns, 1, "python3", ProcessImage(it.pid, "exec"))
-        facts = Facts.of(it.pid)
+        facts = ProcessFacts.of(it.pid)
         owner = OwnerResolver().of(process, lambda _: None, time.monotonic_ns())
         it.communicate()
 

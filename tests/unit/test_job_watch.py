@@ -92,15 +92,15 @@ def test_nobody_waits_while_it_is_looked_who_has_ended(watch, monkeypatch):
     assert watch._jobs == []
 
 
-def test_signs_that_end_during_a_look_are_those_of_its_begin(watch, monkeypatch):
+def test_symptoms_that_end_during_a_look_are_those_of_its_begin(watch, monkeypatch):
     found(watch, job(1, 1000))
     (one,) = watch._jobs
 
-    class Signs(dict):
+    class Symptoms(dict):
         """As the tick's thread has it: between two reads it may be another one."""
 
         def __contains__(self, pid):
-            one.pace.signs = {}
+            one.pace.symptoms = {}
             return dict.__contains__(self, pid)
 
     monkeypatch.setattr(job_watch.time, "sleep", lambda _: None)
@@ -109,9 +109,9 @@ def test_signs_that_end_during_a_look_are_those_of_its_begin(watch, monkeypatch)
     seen = []
     monkeypatch.setattr(job_watch, "victim", lambda facts: seen.append(facts))
     one.pace._quiet_ns, one.pace._now_ns = 1, 3_000_000_001
-    one.pace.signs = Signs({10: "CPU time", 11: "waits"})
+    one.pace.symptoms = Symptoms({10: "CPU time", 11: "waits"})
     watch._look_into(one)
-    assert seen[0].signs == ("rank 0: CPU time", "rank 1: waits")
+    assert seen[0].symptoms == ("rank 0: CPU time", "rank 1: waits")
 
 
 def test_candidates_that_were_left_out_are_a_loss(watch):

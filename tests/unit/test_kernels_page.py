@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bench.kernels import judge, page
+from bench.distro_kernels import judge, page
 
 
 def test_the_page_is_that_of_the_committed_results() -> None:

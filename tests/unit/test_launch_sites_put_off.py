@@ -12,7 +12,7 @@ import pytest
 from sonde import _native
 from sonde.collect import launch_sites
 from sonde.collect.launch_sites import FIELDS, LaunchSites
-from sonde.collect.libraries import MappedFile
+from sonde.collect.mapped_files import MappedFile
 from sonde.procfs import Holder
 
 INODE = 5

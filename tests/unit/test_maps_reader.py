@@ -14,8 +14,8 @@ import pytest
 
 from sonde import procfs
 from sonde.attach import glibc
-from sonde.collect import libraries
-from sonde.collect.libraries import FIRST_BYTES, Unread, mapped_by, mapped_now
+from sonde.collect import mapped_files
+from sonde.collect.mapped_files import FIRST_BYTES, UnreadProcesses, mapped_by, mapped_now
 from sonde.collect.ring_budget import Allowance, Turn, fair, shares
 from sonde.errors import TargetRefused
 from sonde.resolve.process_image import ProcessImage
@@ -42,7 +42,7 @@ def cpu_of(work):
 
 def test_no_reader_of_mappings_takes_long_over_very_many(many):
     def counted():
-        unread = Unread()
+        unread = UnreadProcesses()
         files = list(mapped_by(many, unread))
         assert unread.processes == 1
         assert len(files) < 20, "each file once"
@@ -62,9 +62,9 @@ def test_no_reader_of_mappings_takes_long_over_very_many(many):
 
 def test_a_process_with_very_many_mappings_comes_last_and_delays_nobody(many, monkeypatch):
     few = subprocess.Popen(["sleep", "60"])  # not this process, which maps what other tests use
-    monkeypatch.setattr(libraries.procfs, "pids", lambda: [many, few.pid])
-    monkeypatch.setattr(libraries, "LONG_CPU_S", -1.0)
-    unread = Unread()
+    monkeypatch.setattr(mapped_files.procfs, "pids", lambda: [many, few.pid])
+    monkeypatch.setattr(mapped_files, "LONG_CPU_S", -1.0)
+    unread = UnreadProcesses()
     try:
         assert {file.pid for file in mapped_now(unread)} == {many, few.pid}
     finally:

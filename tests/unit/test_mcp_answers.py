@@ -13,7 +13,15 @@ import pytest
 from sonde.errors import UsageError
 from sonde.mcp import troubles
 from sonde.mcp.tools import Tools
-from sonde.mcp.untrusted import ANSWER_BYTES, TEXT, clean, escaped, fitting, flame, size_of
+from sonde.mcp.untrusted import (
+    MAX_ANSWER_BYTES,
+    MAX_TEXT_CHARS,
+    clean,
+    escaped,
+    fitting,
+    flame,
+    size_of,
+)
 from sonde.server import times
 
 NOW_S = 1_795_500_000.0
@@ -45,7 +53,7 @@ def test_what_is_not_printable_is_escaped(text: str, shown: str) -> None:
 def test_a_long_name_keeps_its_ends() -> None:
     shown = escaped("begin" + "x" * 100_000 + "end")
 
-    assert len(shown) <= TEXT and shown.startswith("begin") and shown.endswith("end")
+    assert len(shown) <= MAX_TEXT_CHARS and shown.startswith("begin") and shown.endswith("end")
 
 
 @pytest.mark.parametrize("text", ["\x1b" * 300, "\U000e0041" * 29 + "\u202e" * 100, "\x00" * 5_000])
@@ -53,7 +61,7 @@ def test_what_escapes_make_long_is_cut_between_them(text: str) -> None:
     shown = escaped(text)
     begin, end = shown.split("…")
 
-    assert len(shown) <= TEXT and len(begin) > TEXT / 2 - 12 < len(end) + 10
+    assert len(shown) <= MAX_TEXT_CHARS and len(begin) > MAX_TEXT_CHARS / 2 - 12 < len(end) + 10
     code = r"(\\x..|\\u....|\\U........)*"
     assert re.fullmatch(code, begin) and re.fullmatch(code, end)
 
@@ -69,7 +77,7 @@ def test_rows_beyond_the_bounds_are_left_out_and_counted() -> None:
     assert (few, cut) == ([0, 1, 2], ["7 of 10 numbers are left out"])
     rows = [{"name": "n" * 250} for _ in range(1_000)]
     many, cut = fitting(rows, 1_000, "rows")
-    assert size_of(many) <= ANSWER_BYTES + len(many)
+    assert size_of(many) <= MAX_ANSWER_BYTES + len(many)
     assert cut == [f"{1_000 - len(many)} of 1,000 rows are left out"]
     assert fitting([1], 5, "rows") == ([1], [])
     huge = {"name": ["n" * 250] * 250}
@@ -99,7 +107,7 @@ def test_a_deep_wide_hostile_graph_is_bounded() -> None:
         node = box("\x1b" * 4_000, node["value"] + 1.0, node, box(str(depth), 0.5))
     tree, cut = flame(node, node["value"], 400)
 
-    assert size_of(tree) <= ANSWER_BYTES and cut
+    assert size_of(tree) <= MAX_ANSWER_BYTES and cut
     levels = 0
     while tree.get("children"):
         tree, levels = tree["children"][0], levels + 1
@@ -113,7 +121,7 @@ def test_a_chain_of_long_names_is_bounded_and_has_the_reason() -> None:
         node = box("\U0001f388" * 400, 1.0, node) | {"binary": "b\x00" * 400}
     tree, cut = flame(node, 1.0, 400)
 
-    assert size_of(tree) <= ANSWER_BYTES and len(tree["frames"]) >= 10
+    assert size_of(tree) <= MAX_ANSWER_BYTES and len(tree["frames"]) >= 10
     assert cut[0].endswith("of 401 boxes, the lightest and the deepest, are left out")
     assert "names are so long" in cut[1]
     equal = [box(str(n), 1.0) for n in range(5_000)]
@@ -151,7 +159,7 @@ def test_a_job_that_is_too_large_loses_rows_one_by_one() -> None:
     made = Tools(Answering(job=found)).job("7")  # type: ignore[arg-type]
     data = made["data"]
 
-    assert size_of(data) <= ANSWER_BYTES
+    assert size_of(data) <= MAX_ANSWER_BYTES
     assert data["held_h"] == 2.0 and data["wasted"] and data["not_covered"] == ["a\\x1b[2J"]
     assert len(data["verdicts"]) == 2 and 1 <= len(data["functions"]) < 10
     assert made["left_out"][0] == "1 of 3 verdicts are left out"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from sonde import procfs
-from sonde.attach.policy import Facts, Policy
+from sonde.attach.policy import Policy, ProcessFacts
 from sonde.collect.carriers import same_tids
 from sonde.procfs import parties
 
@@ -114,7 +114,7 @@ def test_a_container_that_begins_user_namespaces_as_others_is_one_party(first: b
         assert len(parties_seen) == 1
         assert parties_seen.pop() < procfs.NOBODY
         allowed = Policy("allow-list", ["user:daemon", "user:root"])
-        assert not any(allowed.allows(Facts.of(pid)) for pid in inner)
+        assert not any(allowed.allows(ProcessFacts.of(pid)) for pid in inner)
         for pid in inner:
             with suppress(ProcessLookupError):
                 os.kill(pid, 9)
@@ -214,11 +214,11 @@ def test_ids_that_a_user_namespace_was_given_are_one_party(user, ids, party) -> 
 def test_a_container_that_takes_a_users_id_is_not_that_user() -> None:
     allowed = Policy("allow-list", ["user:nobody"])
     with shell(user=USER) as pid:
-        assert allowed.allows(Facts.of(pid))
+        assert allowed.allows(ProcessFacts.of(pid))
     drop = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups")
     with shell("unshare", "--pid", "--fork", *drop) as pid:
         assert procfs.party_of(pid) < procfs.NOBODY
-        assert not allowed.allows(Facts.of(pid))
+        assert not allowed.allows(ProcessFacts.of(pid))
 
 
 def test_in_a_container_the_machines_own_list_of_subordinate_ids_counts(

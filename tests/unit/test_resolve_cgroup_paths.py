@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sonde.attach.policy import Facts
+from sonde.attach.policy import ProcessFacts
 from sonde.procfs.cgroup_paths import MAX_PATH, place_of
 
 ID = "4f2c" * 16
@@ -214,7 +214,7 @@ def test_a_group_made_in_ones_own_changes_nobodys_owner(base: str, forged: str, 
 def facts(folder: Path, path: str) -> tuple[object, ...]:
     (folder / "7").mkdir(exist_ok=True)
     (folder / "7/cgroup").write_text(f"0::{path}\n")
-    found = Facts.of(7, folder)
+    found = ProcessFacts.of(7, folder)
     return found.units, found.job, found.pod
 
 

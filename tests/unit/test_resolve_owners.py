@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from sonde import procfs
-from sonde.attach.policy import Facts
+from sonde.attach.policy import ProcessFacts
 from sonde.model.owner import GroupNote, Owner, ProcessNote
 from sonde.procfs.cgroup_paths import place_of
 from sonde.resolve.cgroup_index import MAX_GROUPS, CgroupIndex, _groups
@@ -198,7 +198,7 @@ def test_a_control_group_named_with_a_carriage_return_is_no_step_of_slurm():
         with subprocess.Popen(["sleep", "60"]) as it:
             (groups[-1] / "cgroup.procs").write_text(str(it.pid))
             facts, owner = (
-                Facts.of(it.pid),
+                ProcessFacts.of(it.pid),
                 OwnerResolver().of(process(it.pid, dead=False), orphan, now()),
             )
             it.kill()

@@ -214,7 +214,7 @@ def test_a_job_that_stopped_is_due_after_two_seconds():
     pace = paced(*[(SPINS, IDLE)] * 8)
     assert pace.is_due
     assert pace.quiet_since_ns == 40 * TICK_NS
-    assert pace.signs[101] == "CPU time"
+    assert pace.symptoms[101] == "CPU time"
 
 
 def test_a_usual_pause_puts_it_off_and_a_reported_stall_does_not():

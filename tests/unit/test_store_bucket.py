@@ -19,16 +19,16 @@ import pytest
 from sonde.errors import CaptureTooLarge, UsageError
 from sonde.query.stored import QueryTimedOutError
 from sonde.server.service import Service
-from sonde.store import copies as store_copies
+from sonde.store import storage
 from sonde.store.bucket import Bucket, BucketError
 from sonde.store.catalog import Catalog
 from sonde.store.compaction import compact, retain, sweep
-from sonde.store.copies import BucketCopies, BucketSettings, keep_server_name
 from sonde.store.flush import Flusher
 from sonde.store.published import NameTakenError, Published, Publisher, servers_of
 from sonde.store.readable_files import in_bucket
 from sonde.store.record import Record, digest_of
 from sonde.store.shared import SharedStore
+from sonde.store.storage import BucketSettings, BucketStorage, keep_server_name
 from sonde.store.wal import Wal, sealed_segments
 from stored_chunks import as_of, recorded, rows_of
 
@@ -57,12 +57,12 @@ class Place:
         self.folder = folder
         self.settings = BucketSettings(f"file://{bucket}", server, cache)
         self.catalog = Catalog(folder)
-        self.copies = BucketCopies(folder, self.catalog, self.settings)
+        self.storage = BucketStorage(folder, self.catalog, self.settings)
 
     def flush(self) -> int:
         """As the flusher does; returns the chunks."""
-        self.copies.join()
-        return Flusher(self.folder, self.catalog, self.copies).flush().chunks
+        self.storage.join()
+        return Flusher(self.folder, self.catalog, self.storage).flush().chunks
 
 
 def published(bucket: Path, name: str = "chunk", server: str = "a") -> list[Path]:
@@ -104,7 +104,7 @@ def test_a_new_disk_gets_everything_back_and_takes_no_chunk_twice(tmp_path: Path
 
     assert stored(bucket) == once(range(25))
     expected = sum(rows_of(record(seq).body, "sample") for seq in range(25))
-    samples = [second.copies.local(one) for one in second.catalog.files("lab", "sample")]
+    samples = [second.storage.local(one) for one in second.catalog.files("lab", "sample")]
     assert sum(pq.read_table(path).num_rows for path in samples) == expected
     assert second.catalog.counters()["files_adopted"] > 0
 
@@ -112,11 +112,11 @@ def test_a_new_disk_gets_everything_back_and_takes_no_chunk_twice(tmp_path: Path
 KILLED = """
 import os, sys
 from pathlib import Path
-from sonde.store import bucket, catalog, copies, flush, published
+from sonde.store import bucket, catalog, storage, flush, published
 step, at, folder, to = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
 def die(*_a, **_k): os.kill(os.getpid(), 9)
 kept = catalog.Catalog(folder)
-here = copies.BucketCopies(folder, kept, copies.BucketSettings(to, "a", 1 << 40))
+here = storage.BucketStorage(folder, kept, storage.BucketSettings(to, "a", 1 << 40))
 here.join()
 if step == "upload":
     whole, calls = bucket.Bucket.put_file, []
@@ -199,12 +199,12 @@ def test_objects_that_somebody_removed_are_counted_and_written_again_where_they_
     samples.unlink()
 
     other = Place(tmp_path / "other", bucket)
-    other.copies.join()
+    other.storage.join()
     assert other.catalog.counters()["files_lost"] == 2
     assert len(other.catalog.files()) == len(first.catalog.files()) - 2
 
     again = Place(first.folder, bucket)
-    again.copies.join()
+    again.storage.join()
     assert stored(bucket) == once(range(5))
     assert samples.exists()
 
@@ -220,18 +220,18 @@ def test_compaction_and_retention_happen_in_both(
     before = sum(pq.read_table(path).num_rows for path in published(bucket, "sample"))
     objects_before = objects(bucket)
 
-    gone = compact(place.folder, place.catalog, place.copies).gone
+    gone = compact(place.folder, place.catalog, place.storage).gone
     assert gone > 0
     assert sum(pq.read_table(path).num_rows for path in published(bucket, "sample")) == before
     # Those who read an older catalog may go on.
-    assert sweep(place.folder, place.catalog, time.time_ns() + 10**12, place.copies) == 0
+    assert sweep(place.folder, place.catalog, time.time_ns() + 10**12, place.storage) == 0
     assert objects_before <= objects(bucket)
-    monkeypatch.setattr(store_copies, "_ABSENT_S", 0)
-    assert sweep(place.folder, place.catalog, time.time_ns() + 10**12, place.copies) == gone
+    monkeypatch.setattr(storage, "_ABSENT_S", 0)
+    assert sweep(place.folder, place.catalog, time.time_ns() + 10**12, place.storage) == gone
 
     assert retain(place.folder, place.catalog, 0, 1, time.time_ns()) > 0
     for _ in range(2):
-        sweep(place.folder, place.catalog, time.time_ns() + 10**12, place.copies)
+        sweep(place.folder, place.catalog, time.time_ns() + 10**12, place.storage)
     assert objects(bucket) == objects(place.folder) == set()
 
 
@@ -241,13 +241,13 @@ def test_the_directory_is_bounded_and_compacts_what_it_fetches(tmp_path: Path) -
     for seq in range(13):
         write(place.folder, range(seq, seq + 1))
         place.flush()
-    assert place.copies.bound() == 0, "used a moment ago"
+    assert place.storage.bound() == 0, "used a moment ago"
     for name in objects(place.folder):
         os.utime(place.folder / name, (1, 1))
-    assert place.copies.bound() > 0
+    assert place.storage.bound() > 0
     assert sum((place.folder / name).stat().st_size for name in objects(place.folder)) <= 1_000
 
-    assert compact(place.folder, place.catalog, place.copies).gone > 0
+    assert compact(place.folder, place.catalog, place.storage).gone > 0
     assert stored(bucket) == once(range(13))
 
 

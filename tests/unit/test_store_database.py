@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sonde.errors import UsageError
-from sonde.server import alert_states, collection, tokens
+from sonde.server import alert_states, collection_pauses, tokens
 from sonde.store import catalog
 from sonde.store.database import Database
 
@@ -19,7 +19,7 @@ SCHEMA = "CREATE TABLE IF NOT EXISTS it (x INTEGER PRIMARY KEY)"
 ALL: dict[str, Callable[[Path], object]] = {
     alert_states.NAME: alert_states.AlertStates,
     catalog.NAME: catalog.Catalog,
-    collection.NAME: collection.Collection,
+    collection_pauses.NAME: collection_pauses.CollectionPauses,
     tokens.NAME: tokens.Tokens,
 }
 
@@ -66,9 +66,9 @@ def test_a_file_that_is_none_of_sqlite_is_an_error_and_stays_closed(tmp_path: Pa
 
 
 def test_what_cannot_be_compacted_leaves_no_open_transaction(tmp_path: Path) -> None:
-    """`leave` ended no transaction that had failed: each later one failed, too."""
+    """`exclude_from_compaction` ended no failed transaction: each later one failed, too."""
     with closing(catalog.Catalog(tmp_path)) as kept:
         with pytest.raises(AttributeError):
-            kept.leave([None])  # type: ignore[list-item]
+            kept.exclude_from_compaction([None])  # type: ignore[list-item]
         kept.count(tries=1)
         assert kept.counters() == {"tries": 1}

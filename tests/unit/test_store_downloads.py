@@ -21,10 +21,10 @@ from sonde.query.stored import QueryTimedOutError
 from sonde.store.bucket import Bucket, DamagedObjectError
 from sonde.store.catalog import Catalog, StoredFile
 from sonde.store.compaction import COMPACTED_FROM, compact
-from sonde.store.copies import BucketCopies, BucketSettings
 from sonde.store.downloads import AT_ONCE, DRAFT_S, Downloads, remove_drafts
 from sonde.store.published import Publisher
 from sonde.store.shared import SharedStore
+from sonde.store.storage import BucketSettings, BucketStorage
 
 LARGE = 1 << 40
 PATIENCE_S = 20.0
@@ -158,9 +158,9 @@ def test_drafts_of_the_dead_are_removed_and_those_of_the_living_stay(place: Plac
     (cache / f".{'1' * 32}.part").write_bytes(b"alive")
     os.utime(cache / f".{'0' * 32}.part", (1, time.time() - DRAFT_S - 60))
     catalog = Catalog(place.folder)
-    copies = BucketCopies(place.folder, catalog, place.settings)
-    copies.join()
-    copies.bound()
+    storage = BucketStorage(place.folder, catalog, place.settings)
+    storage.join()
+    storage.bound()
 
     assert catalog.counters()["drafts_removed"] == 2
     assert [path.name for path in cache.iterdir()] == [f".{'1' * 32}.part"]
@@ -186,7 +186,7 @@ def test_a_damaged_object_keeps_no_other_table_from_compaction(place: Place) -> 
     catalog.replace(files, [], 1)
     for name in ("chunk", "metric"):
         (place.folder / files[0].path.replace("chunk", name)).parent.mkdir(parents=True)
-    done = compact(place.folder, catalog, BucketCopies(place.folder, catalog, place.settings))
+    done = compact(place.folder, catalog, BucketStorage(place.folder, catalog, place.settings))
 
     assert (done.failed, done.gone) == (1, COMPACTED_FROM)
     assert len(catalog.files("lab", "metric")) == 1

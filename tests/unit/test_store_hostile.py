@@ -86,7 +86,7 @@ def test_no_chunk_keeps_others_from_being_stored(tmp_path: Path, make: Any) -> N
     assert not sealed_segments(tmp_path / "wal")
 
 
-def test_a_chunk_that_ends_the_flusher_is_put_aside(
+def test_a_chunk_that_ends_the_flusher_is_quarantined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As an engine that crashes, or the kernel where memory is short, would end it."""
@@ -100,16 +100,16 @@ def test_a_chunk_that_ends_the_flusher_is_put_aside(
         return unpack(one)
 
     monkeypatch.setattr(flush, "unpack", dies)
-    deaths = 0
+    crashes = 0
     while sealed_segments(tmp_path / "wal"):
         try:
             Flusher(tmp_path, catalog).flush()
         except KeyboardInterrupt:
-            deaths += 1
-        assert deaths < 20
+            crashes += 1
+        assert crashes < 20
 
     assert chunks_of(tmp_path, catalog, "victim") == 2
-    assert len(list((tmp_path / "aside").iterdir())) == 1
+    assert len(list((tmp_path / "quarantine").iterdir())) == 1
 
 
 def test_a_disk_that_refuses_puts_nothing_aside(

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from sonde import interpreter, system_libraries
-from sonde.collect import libraries
+from sonde.collect import mapped_files
 from sonde.collect.devices.nvml_library import Nvml, NvmlError
 from sonde.collect.discovery import Discovery
 from sonde.collect.entry_points import entry_points
@@ -134,7 +134,7 @@ def test_a_library_of_the_linkers_cache_that_a_user_owns_is_refused_and_counted(
         libraries = ("libcuda.so.1",)
 
     discovery = Discovery([Api()], Noted())  # type: ignore[list-item]
-    for path in libraries.installed(discovery._is_library):
+    for path in mapped_files.installed(discovery._is_library):
         discovery._examine_installed(path)
 
     assert trusted == [False]  # read for its symbols, not run

@@ -20,8 +20,9 @@ from sonde.errors import CaptureError
 from sonde.export import packed, strict_json
 from sonde.query import framing, stored_charts
 from sonde.query.capture import read
+from sonde.query.run_columns import run_columns
 from sonde.query.stored import Selection, StoredSession
-from sonde.query.stored_capture import capture_of, run_columns
+from sonde.query.stored_capture import capture_of
 from sonde.query.table_columns import columns
 from sonde.query.timeline import of_capture
 from sonde.server import pages, timeline_answers

@@ -22,8 +22,8 @@ LONGEST_PAUSE_S: Final = 3600.0
 _PARTIES: Final = 1024
 
 
-class Pauses:
-    """Ever longer ones, of parties or of everybody. Times: monotonic s."""
+class Backoff:
+    """Ever longer pauses, of parties or of everybody. Times: monotonic s."""
 
     def __init__(self) -> None:
         self._of: dict[int | None, tuple[int, float]] = {}
@@ -69,13 +69,13 @@ class AttachQueue:
             self._waiting[identity] = (party, due_s)
             return True
 
-    def take(self, now_s: float, pauses: Pauses) -> tuple[Identity, int] | None:
+    def take(self, now_s: float, backoff: Backoff) -> tuple[Identity, int] | None:
         """The process that is due, of the party whose last turn is longest ago; and the party."""
         with self._lock:
             due = [
                 (self._served.get(party, 0), due_s, identity)
                 for identity, (party, due_s) in self._waiting.items()
-                if due_s <= now_s and not pauses.is_paused(party, now_s)
+                if due_s <= now_s and not backoff.is_paused(party, now_s)
             ]
             if not due:
                 return None

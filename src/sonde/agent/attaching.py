@@ -23,13 +23,13 @@ from sonde.agent.attach_queue import (
     WAITING,
     WAITING_OF_A_PARTY,
     AttachQueue,
+    Backoff,
     Identity,
-    Pauses,
 )
 from sonde.attach import kill_switch, process, remote
-from sonde.attach.policy import Facts, Policy
+from sonde.attach.policy import Policy, ProcessFacts
 from sonde.collect.inject_memory import InjectMemory
-from sonde.collect.libraries import Unread, mapped_now
+from sonde.collect.mapped_files import UnreadProcesses, mapped_now
 from sonde.errors import AttachFailed, ProcessGone, SondeError, TargetStopped, TracerFailed
 from sonde.model.rows import EventRow
 
@@ -38,7 +38,7 @@ SETTLE_S: Final = 1.0
 """A process that has just mapped a device's library is busy in the loader."""
 STOPPED_PAUSE_S: Final = 60.0
 """A process that stays stopped is tried after 1, 2, 4 s and so on up to this."""
-LOOK_S: Final = 0.25
+POLL_S: Final = 0.25
 _REMEMBERED: Final = 65_536
 
 
@@ -49,7 +49,7 @@ class Attacher:
         self,
         policy: Policy,
         roots: frozenset[int] | None = None,
-        load: Callable[[int], object] = remote.load_product,
+        load: Callable[[int], object] = remote.load_injected_library,
     ) -> None:
         """`roots`: only these processes and their descendants; `load`: brings the library in."""
         self._policy = policy
@@ -61,7 +61,7 @@ class Attacher:
         """Processes that were stopped: party, when to try again (monotonic s), next pause."""
         self._reports: queue.Queue[tuple[str, int, str]] = queue.Queue(WAITING)
         self._ending = threading.Event()
-        self._pauses = Pauses()
+        self._backoff = Backoff()
         self._thread = threading.Thread(target=self._work, name="sonde-attach", daemon=True)
         self.left_out = 0
         """Candidates for which there was no room in the queue, for their party or at all, and
@@ -73,7 +73,7 @@ class Attacher:
         """Consider what runs now, and begin."""
         if self._policy.mode == "off":
             return
-        unread = Unread()
+        unread = UnreadProcesses()
         for file in mapped_now(unread):
             if DEVICE_LIBRARY.match(file.name):
                 self.consider(file.pid)
@@ -102,7 +102,7 @@ class Attacher:
         if len(self._known) >= _REMEMBERED:
             self._known.clear()
         self._known.add(identity)
-        if not (self._is_watched(pid) and self._policy.allows(Facts.of(pid))):
+        if not (self._is_watched(pid) and self._policy.allows(ProcessFacts.of(pid))):
             return
         party = procfs.party_of(pid)
         if party != procfs.NOBODY and not self._waiting.put(
@@ -131,15 +131,15 @@ class Attacher:
     def _work(self) -> None:
         while not self._ending.is_set():
             self._try_stopped(time.monotonic())
-            taken = self._waiting.take(time.monotonic(), self._pauses)
+            taken = self._waiting.take(time.monotonic(), self._backoff)
             if taken is None:
-                self._ending.wait(LOOK_S)
+                self._ending.wait(POLL_S)
             else:
                 self._attach(*taken)
 
     def _try_stopped(self, now_s: float) -> None:
         for identity, (party, due_s, pause_s) in list(self._stopped.items()):
-            paused = now_s < due_s or self._pauses.is_paused(party, now_s)
+            paused = now_s < due_s or self._backoff.is_paused(party, now_s)
             if paused or self._ending.is_set():
                 continue
             self._stopped[identity] = (party, now_s + pause_s, min(2 * pause_s, STOPPED_PAUSE_S))
@@ -165,7 +165,7 @@ class Attacher:
         except AttachFailed as error:
             self.failed += 1
             is_ours = isinstance(error, TracerFailed)
-            pause_s = self._pauses.failed(None if is_ours else party, time.monotonic())
+            pause_s = self._backoff.failed(None if is_ours else party, time.monotonic())
             whose = "" if is_ours else f" to a process of {procfs.name_of(party)}"
             text = f"{error.cause}; the next attach{whose} in {pause_s:.0f} s"
             self._report("attach_failed", pid, text)
@@ -175,14 +175,14 @@ class Attacher:
 
     def _load_into(self, pid: int, party: int) -> None:
         # Again: since it was queued it may have executed a program with other rights.
-        if not self._policy.allows(Facts.of(pid)):
+        if not self._policy.allows(ProcessFacts.of(pid)):
             return
         memory = InjectMemory.find(pid)
         if memory is not None:
             memory.close()
             return
         self._load(pid)
-        self._pauses.worked(party)
+        self._backoff.worked(party)
         self._report("attached", pid, "")
 
     def _report(self, name: str, pid: int, text: str) -> None:

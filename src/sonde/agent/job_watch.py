@@ -32,7 +32,7 @@ BETWEEN_S: Final = 1.0
 """Between two looks at a job."""
 STACKS_S: Final = 8.0
 """For all stacks of one look."""
-SWITCHES: Final = 10
+VOLUNTARY_SWITCHES_A_SECOND: Final = 10
 """Waits a second of a process from which on it may be a rank, though it uses little CPU."""
 AGAIN_S: Final = 2.0
 """Where a look showed nothing, until the next one; twice as long each time."""
@@ -130,7 +130,7 @@ class JobWatch:
     def on_moment(self, moment: Moment, chosen: Iterable[int]) -> None:
         """Take in a tick. At once."""
         with self._lock:
-            least = SWITCHES * moment.seconds
+            least = VOLUNTARY_SWITCHES_A_SECOND * moment.seconds
             busy = (pid for pid, it in moment.processes.items() if it.usage.voluntary >= least)
             for pid in chain(chosen, busy):
                 if len(self._candidates) < KEPT_CANDIDATES:
@@ -233,19 +233,19 @@ class JobWatch:
         one.again_s = min(MAX_AGAIN_S, 2 * one.again_s)
         job = one.job
         with self._lock:
-            found, quiet_s = one.pace.signs, one.pace.quiet_s
+            found, quiet_s = one.pace.symptoms, one.pace.quiet_s
             longest_s = one.pace.longest_pause_s
         if not quiet_s:
             return
-        signs = [f"rank {r.number}: {found[r.pid]}" for r in job.ranks if r.pid in found]
+        symptoms = [f"rank {r.number}: {found[r.pid]}" for r in job.ranks if r.pid in found]
         facts = JobFacts(
-            job.name, quiet_s, longest_s, (first, last), job.numbered_by, tuple(signs[:4])
+            job.name, quiet_s, longest_s, (first, last), job.numbered_by, tuple(symptoms[:4])
         )
-        about = victim(facts)
-        if about is None:
+        affected = victim(facts)
+        if affected is None:
             return
         who = {rank.pid: self._who_of(rank.pid) for rank in job.ranks}
-        window = Window(about.pid, 0, [], [], who, [], [], [NOTICED_BY], facts)
+        window = Window(affected.pid, 0, [], [], who, [], [], [NOTICED_BY], facts)
 
         def answered(verdict: Verdict | None) -> None:
             if verdict is None or one.is_reported or one.pace.quiet_since_ns != since_ns:
@@ -255,11 +255,11 @@ class JobWatch:
             one.is_reported, one.reported_change = verdict.is_fault, not verdict.is_fault
             if verdict.is_fault:
                 one.pace.note_stall()
-            named = who[about.pid]
+            named = who[affected.pid]
             self._reports.stalled(
                 Incident(
-                    about.pid, named.name or about.name, named.owner or named.cgroup, since_ns,
-                    noticed_ns, time.monotonic_ns(), tuple(window.noticed_by), verdict,
+                    affected.pid, named.name or affected.name, named.owner or named.cgroup,
+                    since_ns, noticed_ns, time.monotonic_ns(), tuple(window.noticed_by), verdict,
                 ), window,
             )  # fmt: skip
 
@@ -269,8 +269,8 @@ class JobWatch:
         now_ns = time.monotonic_ns()
         states = {rank.pid: _state(rank) for rank in one.job.ranks}
         alive = [rank.pid for rank in one.job.ranks if states[rank.pid]]
-        signs = one.pace.signs  # another one at each tick
-        alive.sort(key=lambda pid: pid not in signs)
+        symptoms = one.pace.symptoms  # another one at each tick
+        alive.sort(key=lambda pid: pid not in symptoms)
         stacks = self._stacks.take(alive[:LOOKED_AT], STACKS_S)
         asked = listening(alive)
         ranks = tuple(self._of(one, rank, states, stacks, asked) for rank in one.job.ranks)

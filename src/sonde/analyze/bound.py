@@ -18,7 +18,13 @@ from sonde.analyze.critical_path import critical_path
 from sonde.analyze.details import detail_of
 from sonde.analyze.kernels import classes_of, top_kernels, underfilled_share
 from sonde.analyze.phases import phases_of
-from sonde.analyze.ranking import STALLED, UNDERFILLED_BOUND, mixed, ranked_bounds, with_stalls
+from sonde.analyze.ranking import (
+    STALLED,
+    UNDERFILLED_BOUND,
+    co_dominant,
+    ranked_bounds,
+    with_stalls,
+)
 from sonde.analyze.sampling import sampling_of
 from sonde.analyze.stalls import DeviceState, Stalls, devices_of
 from sonde.analyze.steps import steps_of
@@ -195,7 +201,7 @@ def _bounds(
         return with_stalls([BoundShare(Bound.SMALL_KERNELS, computing)], parts)
     kernels = max(1, sum(one.ns for one in classes))
     shares = [BoundShare(one.bound, computing * one.ns / kernels) for one in classes]
-    return with_stalls(mixed(shares), parts) or unknown
+    return with_stalls(co_dominant(shares), parts) or unknown
 
 
 def _evidence(

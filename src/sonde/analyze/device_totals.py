@@ -16,11 +16,11 @@ from sonde.analyze.advice import next_step, next_step_of_bound
 from sonde.analyze.kernels import ALONE, class_by_counters, class_of
 from sonde.analyze.offenders import OtherUse
 from sonde.analyze.ranking import (
-    BESIDE,
     LEAST_SHARE,
+    SECOND_BOUND_SHARE,
     STALLED,
     UNDERFILLED_BOUND,
-    mixed,
+    co_dominant,
     ranked_bounds,
     with_stalls,
 )
@@ -65,7 +65,7 @@ class _Waits:
         its stalls; else 0. One of the two saves it, so it is never more than the code is."""
         code = sum(share for bound, share in parts if bound == Bound.HOST)
         saved = max(self.counted, min(self.before_code, code))
-        return saved if saved >= BESIDE and saved > self.counted else 0.0
+        return saved if saved >= SECOND_BOUND_SHARE and saved > self.counted else 0.0
 
 
 def with_runs(
@@ -147,7 +147,9 @@ def with_runs(
     causes, waits = _attributed(verdict, computed - built, of_device, time)
     advice = [Advice(next_step(one.key), 0.0) for one in causes if one.share >= LEAST_SHARE]
     parts = [(one.bound, one.share) for one in causes]
-    ranked_kernels = mixed([BoundShare(one.bound, one.share) for one in shares]) if shares else []
+    ranked_kernels = (
+        co_dominant([BoundShare(one.bound, one.share) for one in shares]) if shares else []
+    )
     if shares and alone >= UNDERFILLED_BOUND * computing and computing <= ALONE * timed_ns:
         ranked_kernels = [BoundShare(Bound.SMALL_KERNELS, computed)]
     ranked_kernels = [replace(it, locations=asking) for it in ranked_kernels]
@@ -165,7 +167,7 @@ def with_runs(
             parts = [one for one in parts if one[0] != Bound.SYNCHRONIZATION]
             parts.append((Bound.SYNCHRONIZATION, serial))
         bounds = ranked_bounds(parts) or bounds
-        names_kernels = waits.for_kernels >= BESIDE
+        names_kernels = waits.for_kernels >= SECOND_BOUND_SHARE
         if names_kernels:  # what the thread waits for limits the work, too
             bounds = [*bounds, *ranked_kernels]
     if names_kernels:

@@ -11,10 +11,10 @@ from sonde.model.verdict import BoundShare
 
 STALLED = 0.15
 """A device that was stalled for less than this share of the time is bound by its kernels."""
-MIX = 0.6
-"""A bound with this fraction of the largest one, or with `BESIDE` of the time, is reported
-beside it."""
-BESIDE = 0.1
+CO_DOMINANT_FRACTION = 0.6
+"""A bound with this fraction of the largest one, or with `SECOND_BOUND_SHARE` of the time, is
+reported beside it."""
+SECOND_BOUND_SHARE = 0.1
 """A cause of stalls with this share of the time is worth a separate step, beside a larger one."""
 UNDERFILLED_BOUND = 0.5
 """From this share of the kernel time with one small kernel alone, this is the bound."""
@@ -24,9 +24,9 @@ MAX_STALLS = 2
 """Causes of stalls that are reported beside kernels."""
 
 
-def mixed(ranked: Sequence[BoundShare]) -> list[BoundShare]:
+def co_dominant(ranked: Sequence[BoundShare]) -> list[BoundShare]:
     """The first bound, and those about as large; three at most."""
-    return [one for one in ranked if one.share >= MIX * ranked[0].share][:3]
+    return [one for one in ranked if one.share >= CO_DOMINANT_FRACTION * ranked[0].share][:3]
 
 
 def with_stalls(
@@ -45,13 +45,14 @@ def _ranked(parts: Iterable[tuple[Bound, float]]) -> list[BoundShare]:
     return sorted((BoundShare(*one) for one in shares.items()), key=lambda one: -one.share)
 
 
-def _with_large(ranked: Sequence[BoundShare]) -> list[BoundShare]:
-    """The first bound, and those about as large or with `BESIDE` of the time; three at most."""
-    large = MIX * ranked[0].share if ranked else 0.0
-    least = min(large, BESIDE)
+def _co_dominant_or_large(ranked: Sequence[BoundShare]) -> list[BoundShare]:
+    """The first bound, and those about as large or with `SECOND_BOUND_SHARE` of the time; three
+    at most."""
+    large = CO_DOMINANT_FRACTION * ranked[0].share if ranked else 0.0
+    least = min(large, SECOND_BOUND_SHARE)
     return [one for one in ranked if one.share >= (large if one.key == Bound.DEVICE else least)][:3]
 
 
 def ranked_bounds(parts: Iterable[tuple[Bound, float]]) -> list[BoundShare]:
     """The largest bound, and those about as large, from shares of the time by bound."""
-    return _with_large(_ranked(parts))
+    return _co_dominant_or_large(_ranked(parts))

@@ -37,7 +37,7 @@ _MAX_ENVIRON_BYTES: Final = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ProcessFacts:
     """What identifies a process."""
 
     exe: str = ""
@@ -109,7 +109,7 @@ class Policy:
         self.mode = mode
         self._allow = [_entry(text) for text in allow]
 
-    def allows(self, facts: Facts) -> bool:
+    def allows(self, facts: ProcessFacts) -> bool:
         """Whether this process may have device time."""
         if self.mode == "off" or facts.opted is False:
             return False
@@ -128,7 +128,7 @@ def _entry(text: str) -> tuple[str, str]:
     return kind, pattern
 
 
-def _matches(kind: str, pattern: str, facts: Facts) -> bool:
+def _matches(kind: str, pattern: str, facts: ProcessFacts) -> bool:
     known: dict[str, tuple[str, ...]] = {
         "exe": (facts.exe,),
         "unit": facts.units,

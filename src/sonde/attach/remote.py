@@ -140,7 +140,7 @@ def _run(arguments: list[str], wait_s: float, party: int) -> dict[str, Any]:
     return outcome
 
 
-def load_product(pid: int, wait_s: float = WAIT_S) -> Loaded | None:
+def load_injected_library(pid: int, wait_s: float = WAIT_S) -> Loaded | None:
     """The same with Sonde's own library. Raises MissingDependency where it was not built, too."""
     return load(pid, library.path(), wait_s=wait_s)
 

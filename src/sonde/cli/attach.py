@@ -98,7 +98,7 @@ def _found_or_loaded(pid: int, wait_s: float) -> tuple[InjectMemory, Loaded | No
 
     memory, loaded = _find(pid), None
     if memory is None:
-        loaded = remote.load_product(pid, wait_s=wait_s)
+        loaded = remote.load_injected_library(pid, wait_s=wait_s)
         memory = _appears(pid)
     if memory.seen().status is abi.Status.KILLED:
         memory.close()

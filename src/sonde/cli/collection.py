@@ -60,36 +60,36 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _in_store(args: argparse.Namespace) -> None:
-    from sonde.server.collection import EVERYBODY, Authority, Collection
+    from sonde.server.collection_pauses import ALL_TENANTS, CollectionPauses, PausedBy
 
     if not args.store.is_dir():
         raise UsageError(f"{args.store} is no directory", "make it, or start `sonde serve` first")
-    tenant = EVERYBODY if args.all else args.tenant
+    tenant = ALL_TENANTS if args.all else args.tenant
     shown = _shown(tenant)
-    collection = Collection(args.store)
+    pauses = CollectionPauses(args.store)
     try:
         if args.action == "pause":
-            collection.pause(tenant, Authority.OPERATOR)
+            pauses.pause(tenant, PausedBy.OPERATOR)
             print(f"{shown} are paused")
         elif args.action == "resume":
-            if not collection.resume(tenant, Authority.OPERATOR):
+            if not pauses.resume(tenant, PausedBy.OPERATOR):
                 raise UsageError(f"{shown} are not paused", "see `sonde collection list`")
-            still = collection.is_paused(tenant)
+            still = pauses.is_paused(tenant)
             print(f"{shown} {'stay paused: all are' if still else 'collect again'}")
         else:
-            for one in collection.paused():
-                print(_paused(_shown(one.tenant), one.authority, one.since_s))
+            for one in pauses.paused():
+                print(_paused(_shown(one.tenant), one.paused_by, one.since_s))
     finally:
-        collection.close()
+        pauses.close()
 
 
 def _shown(tenant: str) -> str:
     return f"agents of {tenant}" if tenant else "all agents"
 
 
-def _paused(whose: str, authority: str, since_s: int) -> str:
+def _paused(agents: str, paused_by: str, since_s: int) -> str:
     since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since_s))
-    return f"{whose}: paused by the {one_line(authority)} since {since}"
+    return f"{agents}: paused by the {one_line(paused_by)} since {since}"
 
 
 class _Agent(msgspec.Struct):

@@ -17,7 +17,7 @@ from sonde.errors import MissingDependency, UsageError
 if TYPE_CHECKING:
     from sonde.server.listen import Listener
     from sonde.server.service import TokenIssuer
-    from sonde.store.copies import BucketSettings
+    from sonde.store.storage import BucketSettings
 
 LOG = logging.getLogger("sonde.server")
 EXAMPLE = """\
@@ -158,8 +158,8 @@ def _bucket(args: argparse.Namespace) -> BucketSettings | None:
             raise UsageError("--server-name and --cache-gb have no meaning without --bucket",
                              "name the bucket, or leave them out")  # fmt: skip
         return None
-    from sonde.store.copies import BucketSettings
     from sonde.store.published import is_server_name
+    from sonde.store.storage import BucketSettings
 
     name = args.server_name or socket.gethostname()
     if not is_server_name(name):

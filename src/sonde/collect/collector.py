@@ -16,7 +16,7 @@ from sonde.procfs import START_UNIT_NS
 
 if TYPE_CHECKING:
     from sonde._native import Columns, ProcessEvent
-    from sonde.collect.libraries import FileKey
+    from sonde.collect.mapped_files import FileKey
 
 TableRow = tuple[object, ...]
 """A row in the column order of abi/tables.json."""

@@ -26,7 +26,7 @@ from sonde.collect.kernel import (
     has_uprobe_multi,
     refusal,
 )
-from sonde.collect.libraries import FileKey
+from sonde.collect.mapped_files import FileKey
 from sonde.collect.probes import Probes
 from sonde.model.calls import STATUS_UNKNOWN
 from sonde.model.rows import EventRow

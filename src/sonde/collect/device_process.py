@@ -14,7 +14,7 @@ from sonde.collect import inject_abi as abi
 from sonde.collect.collector import ProcessKey
 from sonde.collect.inject_memory import InjectMemory
 from sonde.collect.inject_records import Ring
-from sonde.collect.libraries import FIRST_BYTES, Unread
+from sonde.collect.mapped_files import FIRST_BYTES, UnreadProcesses
 from sonde.collect.overhead_controller import OverheadController
 from sonde.collect.ring_budget import Allowance
 
@@ -100,7 +100,7 @@ class Finder:
         self._awaited: dict[int, tuple[float, int]] = {}
         """Processes that map the library, until (monotonic s) they are waited for to use it, and
         their party."""
-        self.unread = Unread()
+        self.unread = UnreadProcesses()
         """How often not all of a process's mappings were looked through."""
 
     def is_free(self, party: int) -> bool:

@@ -18,10 +18,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from sonde import procfs, system_libraries
 from sonde._native import CommEvent, ExitEvent, ForkEvent, MmapEvent, ProcessEvent
 from sonde.apis import Api
-from sonde.collect.libraries import (
+from sonde.collect.mapped_files import (
     FileKey,
     MappedFile,
-    Unread,
+    UnreadProcesses,
     identity,
     installed,
     mapped_by,
@@ -72,7 +72,7 @@ class Discovery:
         self._irrelevant: dict[tuple[FileKey, str], float] | None = None
         self._put_off = PutOffFiles()
         self._shares = PlaceShares()
-        self.unread = Unread()
+        self.unread = UnreadProcesses()
         self.left_out = 0
         """Files that were not looked at, as too many waited for it."""
         self.refused = 0

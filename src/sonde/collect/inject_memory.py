@@ -20,7 +20,7 @@ from typing import Final, Self
 
 from sonde import procfs
 from sonde.collect import inject_abi as abi
-from sonde.collect.libraries import Unread
+from sonde.collect.mapped_files import UnreadProcesses
 
 MAPPED_AS: Final = f"/memfd:{abi.MEMFD} (deleted)"
 """How the memory's mapping, and the link of its descriptor, read in /proc."""
@@ -71,7 +71,10 @@ class InjectMemory:
 
     @classmethod
     def find(
-        cls, pid: int, most_bytes: int = procfs.MAX_MAPS_BYTES, unread: Unread | None = None
+        cls,
+        pid: int,
+        most_bytes: int = procfs.MAX_MAPS_BYTES,
+        unread: UnreadProcesses | None = None,
     ) -> Self | None:
         """That of process `pid`, which has our library mapped; None where it has none.
 
@@ -238,7 +241,9 @@ def _descriptors(pid: int, mapped_as: str) -> Iterator[str]:
                     yield entry.path
 
 
-def _mapped(pid: int, name: str, most_bytes: int, unread: Unread | None) -> list[str] | None:
+def _mapped(
+    pid: int, name: str, most_bytes: int, unread: UnreadProcesses | None
+) -> list[str] | None:
     """Ranges of addresses that show such memory; None where no code of the library is mapped.
 
     Raises PermissionError.

@@ -15,7 +15,7 @@ from sonde import _native, procfs
 from sonde.collect.collector import ProcessKey
 from sonde.collect.inject_memory import LIBRARY
 from sonde.collect.kernel import BpfObject, Kernel, by_cpus, expect_fields, losses_of
-from sonde.collect.libraries import FileKey, mapped_by, open_mapped
+from sonde.collect.mapped_files import FileKey, mapped_by, open_mapped
 from sonde.collect.probe_removal import Removal
 from sonde.procfs import START_UNIT_NS
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Final
 
 from sonde import procfs
-from sonde.collect.libraries import FileKey
+from sonde.collect.mapped_files import FileKey
 
 PLACES_OF_PARTY: Final = 1_024
 """Of the 4,096 of all. A driver library has at most 145 functions that are probed."""

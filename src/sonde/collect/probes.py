@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from sonde import _native, procfs
 from sonde.apis import Api, Call
 from sonde.collect.entry_points import entry_points
-from sonde.collect.libraries import FileKey
+from sonde.collect.mapped_files import FileKey
 from sonde.collect.probe_budget import Budget, Over, Site
 from sonde.collect.probe_removal import Removal
 

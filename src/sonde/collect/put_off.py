@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from sonde import procfs
-from sonde.collect.libraries import FileKey, MappedFile
+from sonde.collect.mapped_files import FileKey, MappedFile
 
 FIRST_S: Final = 1.0
 MAX_S: Final = 60.0

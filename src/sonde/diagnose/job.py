@@ -112,5 +112,5 @@ class JobFacts(msgspec.Struct, frozen=True):
     looks: tuple[JobLook, ...]
     numbered_by: str = ""
     """Where numbers of ranks are from."""
-    signs: tuple[str, ...] = ()
+    symptoms: tuple[str, ...] = ()
     """What showed that it stopped."""

@@ -30,7 +30,7 @@ RESUMED: Final = 2
 """Ticks in a row in which it goes on, after which a pause is over."""
 FLOORS: Final = {"cpu": 0.05, "switches": 10.0, "calls": 10.0}
 """A second, under which a series shows nothing: CPUs, voluntary switches, calls of devices."""
-SIGNS: Final = {"cpu": "CPU time", "switches": "waits", "calls": "calls of its device"}
+SYMPTOMS: Final = {"cpu": "CPU time", "switches": "waits", "calls": "calls of its device"}
 CALLS: Final = "calls"
 
 
@@ -46,7 +46,7 @@ class JobPace:
         self._used: dict[int, list[float]] = {}
         """CPU time (s) and bytes of each rank since it stopped."""
         self.longest_pause_s = 0.0
-        self.signs: dict[int, str] = {}
+        self.symptoms: dict[int, str] = {}
         """What each rank does no longer."""
         self._now_ns = 0
         self._is_stall = False
@@ -60,7 +60,7 @@ class JobPace:
         self._now_ns = moment.end_ns
         gone = set(ended)
         rates = {pid: _rates(moment.processes.get(pid), moment.seconds) for pid in self._past}
-        signs = dict.fromkeys(gone & self._past.keys(), "has ended")
+        symptoms = dict.fromkeys(gone & self._past.keys(), "has ended")
         calls_on = False
         for pid, its in rates.items():
             for name, rate in its.items():
@@ -68,14 +68,14 @@ class JobPace:
                 if usual < FLOORS[name]:
                     continue
                 if rate <= FELL_TO * usual:
-                    signs.setdefault(pid, SIGNS[name])
+                    symptoms.setdefault(pid, SYMPTOMS[name])
                 elif name == CALLS:
                     calls_on = True
-        if signs and not calls_on:
+        if symptoms and not calls_on:
             if not self._quiet_ns:
                 self._quiet_ns, self._used = moment.start_ns, {}
             self._resumed = 0
-            self.signs = signs
+            self.symptoms = symptoms
         elif self._quiet_ns:
             self._resumed += 1
             if self._resumed == 1:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sonde.model.timeline import CallKind, DeviceKind, Events, StateKind, Timeline
-from sonde.query.stored_capture import RunColumns
+from sonde.query.run_columns import RunColumns
 
 MAX_SPANS = 200_000
 """Of a table in JSON; packed, all of them are sent."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call is about: a range of time and whose; the address of the page that shows it."""
+"""What a call selects: a range of time, a node, owners; the address of the page that shows it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sonde.server.client import ServerClient
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """A range, seconds since 1970, and owners; '' and 0 choose all."""
+class Selection:
+    """A range, seconds since 1970, and owners; '' and 0 select all."""
 
     from_s: float
     to_s: float
@@ -24,7 +24,7 @@ class Chosen:
     """Parameters of the server: pid, job, user, pod, container, …"""
 
     @classmethod
-    def of(cls, start: str, end: str, node: str = "", **owners: str | int) -> Chosen:
+    def of(cls, start: str, end: str, node: str = "", **owners: str | int) -> Selection:
         """From what a caller wrote. Raises UsageError."""
         now_s = time.time()
         to_s = times.seconds(end, now_s)
@@ -45,19 +45,19 @@ class Chosen:
         shown: dict[str, str] = clean(range_ | named | self.owners)
         return shown
 
-    def page(self, base: str, view: str, **more: str) -> str:
+    def page_url(self, base: str, view: str, **more: str) -> str:
         """The address of the page's view of it; every value is percent-encoded."""
-        place = {"view": view, "node": self.node, **more}
-        place |= {"from": f"{self.from_s:.6f}", "to": f"{self.to_s:.6f}"}
-        return f"{base}/?{urlencode({name: text for name, text in place.items() if text})}"
+        query = {"view": view, "node": self.node, **more}
+        query |= {"from": f"{self.from_s:.6f}", "to": f"{self.to_s:.6f}"}
+        return f"{base}/?{urlencode({name: text for name, text in query.items() if text})}"
 
 
-def observed(server: ServerClient, chosen: Chosen) -> dict[str, Any]:
+def observed(server: ServerClient, selection: Selection) -> dict[str, Any]:
     """What an answer rests on: nodes, chunks, seconds of recordings, events lost; where nothing
     was sent in the range, when there is newer or older data. Raises SinkError."""
-    only = {"from": repr(chosen.from_s), "to": repr(chosen.to_s)}
-    if chosen.node:
-        only["node"] = chosen.node
+    only = {"from": repr(selection.from_s), "to": repr(selection.to_s)}
+    if selection.node:
+        only["node"] = selection.node
     rows = server.ask("overview", only)
     found: dict[str, Any] = {
         "nodes": len(rows),

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypedDict
 from pydantic import Field
 
 from sonde.mcp import troubles
-from sonde.mcp.selection import Chosen, observed
+from sonde.mcp.selection import Selection, observed
 from sonde.mcp.untrusted import clean, fitting, fitting_lists, flame
 from sonde.server.client import ServerClient
 
@@ -69,12 +69,12 @@ class Tools:
     def overview(self, start: Start = "-1h", end: End = "now", limit: Rows = 50) -> Answer:
         """All nodes, those with problems first: problems found, share of GPU time used, seconds of
         CPU, of waits, of device work. Ask this first."""
-        chosen = Chosen.of(start, end)
-        found = self._server.ask("overview", chosen.parameters())
-        devices = self._server.ask("devices", chosen.parameters()) if found else []
-        rows = troubles.ranked(found, devices, min(time.time(), chosen.to_s))
+        selection = Selection.of(start, end)
+        found = self._server.ask("overview", selection.parameters())
+        devices = self._server.ask("devices", selection.parameters()) if found else []
+        rows = troubles.ranked(found, devices, min(time.time(), selection.to_s))
         data, cut = fitting(rows, limit, "nodes")
-        return self._answer(chosen, data, cut, chosen.page(self._page, ""))
+        return self._answer(selection, data, cut, selection.page_url(self._page, ""))
 
     def node_series(
         self,
@@ -93,45 +93,47 @@ class Tools:
         """Metrics of one node over time: mean, least and most of each step. Besides polled metrics
         (hw.gpu.utilization, hw.power, …) there are sonde.cpu (threads on CPU, blocked, ready),
         sonde.device.busy and sonde.device.launches, made of what was observed."""
-        chosen = Chosen.of(start, end, node)
-        page = chosen.page(self._page, "node")
+        selection = Selection.of(start, end, node)
+        page = selection.page_url(self._page, "node")
         if not metrics:
-            found = self._server.ask("metrics", chosen.parameters())
+            found = self._server.ask("metrics", selection.parameters())
             names, cut = fitting([row["series"] for row in found], MAX_ROWS, "metrics")
-            return self._answer(chosen, {"metrics": names}, cut, page)
-        rows = self._server.ask("charts", chosen.parameters(series=metrics, points=points))
+            return self._answer(selection, {"metrics": names}, cut, page)
+        rows = self._server.ask("charts", selection.parameters(series=metrics, points=points))
         lines: dict[tuple[str, str], dict[str, Any]] = {}
         for row in rows:
             if row["series"] in metrics:
                 key = row["series"], row["labels"]
                 line = lines.setdefault(key, {"metric": key[0], "labels": key[1], "points": []})
                 point = {
-                    "s_after_begin": round(row["time_ns"] / 1e9 - chosen.from_s, 3),
+                    "s_after_begin": round(row["time_ns"] / 1e9 - selection.from_s, 3),
                     **{name: round(row[name], 6) for name in ("value", "least", "most")},
                 }
                 line["points"].append(point)
         data, cut = fitting(list(lines.values()), MAX_ROWS, "series")
-        return self._answer(chosen, data, cut, page)
+        return self._answer(selection, data, cut, page)
 
     def processes(
         self, kind: Kind = "cpu", node: Node = "", start: Start = "-1h", end: End = "now",
         limit: Rows = 20,
     ) -> Answer:  # fmt: skip
         """Processes by time (or bytes) of a kind, with user, job, pod, container and unit."""
-        chosen = Chosen.of(start, end, node)
-        asked = chosen.parameters(kind=kind, limit=limit + 1)
+        selection = Selection.of(start, end, node)
+        asked = selection.parameters(kind=kind, limit=limit + 1)
         rows = [_seconds(row) for row in self._server.ask("processes", asked)]
         data, cut = _counted(fitting(rows, limit, "processes"), len(rows) > limit)
-        return self._answer(chosen, data, cut, chosen.page(self._page, "range", kind=kind))
+        return self._answer(
+            selection, data, cut, selection.page_url(self._page, "range", kind=kind)
+        )
 
     def top_functions(
         self, kind: Kind = "cpu", node: Node = "", pid: Pid = 0, job: Owner = "", user: Owner = "",
         pod: Owner = "", start: Start = "-1h", end: End = "now", limit: Rows = 20,
     ) -> Answer:  # fmt: skip
         """Functions by their own time of a kind; total is with what they called."""
-        chosen = Chosen.of(start, end, node, pid=pid, job=job, user=user, pod=pod)
-        whole = self._server.ask("totals", chosen.parameters(kind=kind))["ns"]
-        asked = chosen.parameters(kind=kind, limit=limit + 1)
+        selection = Selection.of(start, end, node, pid=pid, job=job, user=user, pod=pod)
+        whole = self._server.ask("totals", selection.parameters(kind=kind))["ns"]
+        asked = selection.parameters(kind=kind, limit=limit + 1)
         rows = [
             {
                 "function": row["function"] or "(no name)",
@@ -143,8 +145,8 @@ class Tools:
             for row in self._server.ask("top", asked)
         ]
         data, cut = _counted(fitting(rows, limit, "functions"), len(rows) > limit)
-        page = chosen.page(self._page, "range", kind=kind, pid=str(pid or ""), shape="table")
-        return self._answer(chosen, data, cut, page)
+        page = selection.page_url(self._page, "range", kind=kind, pid=str(pid or ""), shape="table")
+        return self._answer(selection, data, cut, page)
 
     def flame_graph(
         self, kind: Kind = "cpu", node: Node = "", pid: Pid = 0, job: Owner = "", user: Owner = "",
@@ -153,33 +155,35 @@ class Tools:
     ) -> Answer:  # fmt: skip
         """Whole stacks as a nested flame graph: each box has `frames` (callers first; each calls
         only the next), `share` of all time, `self_share`, `children`."""
-        chosen = Chosen.of(start, end, node, pid=pid, job=job, user=user, pod=pod)
-        found = self._server.ask("flametree", chosen.parameters(kind=kind))
+        selection = Selection.of(start, end, node, pid=pid, job=job, user=user, pod=pod)
+        found = self._server.ask("flametree", selection.parameters(kind=kind))
         tree, cut = flame(found["root"], found["total"], boxes)
         data = clean({"unit": found["unit"], "total": found["total"]}) | {"root": tree}
-        page = chosen.page(self._page, "range", kind=kind, pid=str(pid or ""))
-        return self._answer(chosen, data, cut, page)
+        page = selection.page_url(self._page, "range", kind=kind, pid=str(pid or ""))
+        return self._answer(selection, data, cut, page)
 
     def why_waiting(self, node: OneNode, start: Start = "-2m", end: End = "now") -> Answer:
         """The verdict on one node: what its GPUs or the launching threads were bound by, the causes
         of waits with the code that waited, evidence, and one next step. A short range (10 s to
         5 min) is best: all its rows are read."""
-        chosen = Chosen.of(start, end, node)
-        found = self._server.ask("verdict", chosen.parameters())
+        selection = Selection.of(start, end, node)
+        found = self._server.ask("verdict", selection.parameters())
         verdicts, cut = fitting([_verdict(one) for one in found["verdicts"]], 16, "verdicts")
         data = {"verdicts": verdicts, "notes": clean(found["notes"][:10])}
-        return self._answer(chosen, data, cut, chosen.page(self._page, "range"))
+        return self._answer(selection, data, cut, selection.page_url(self._page, "range"))
 
     def kernels(
         self, node: Node = "", start: Start = "-1h", end: End = "now", limit: Rows = 20
     ) -> Answer:
         """Work on devices (kernels, copies, replayed graphs) by device time; `timed` runs were
         measured, `runs` is estimated from them."""
-        chosen = Chosen.of(start, end, node)
-        asked = chosen.parameters(limit=limit + 1)
+        selection = Selection.of(start, end, node)
+        asked = selection.parameters(limit=limit + 1)
         rows = [_seconds(row) for row in self._server.ask("kernels", asked)]
         data, cut = _counted(fitting(rows, limit, "kernels"), len(rows) > limit)
-        return self._answer(chosen, data, cut, chosen.page(self._page, "range", shape="kernels"))
+        return self._answer(
+            selection, data, cut, selection.page_url(self._page, "range", shape="kernels")
+        )
 
     def ranks(
         self, node: Node = "", job: Owner = "", start: Start = "-10m", end: End = "now",
@@ -187,24 +191,25 @@ class Tools:
     ) -> Answer:  # fmt: skip
         """Processes on devices (ranks of jobs), those with most work first: a
         straggler works longer and waits less in collectives than the others."""
-        chosen = Chosen.of(start, end, node, job=job)
-        found = self._server.ask("ranks", chosen.parameters(points=MAX_POINTS))
+        selection = Selection.of(start, end, node, job=job)
+        found = self._server.ask("ranks", selection.parameters(points=MAX_POINTS))
         rows = _ranks(found)
         data, cut = fitting(rows, limit, "ranks")
         if found["left_out"]:
             cut.append(f"{found['left_out']:,} ranks with less device time are not in the figures")
-        return self._answer(chosen, data, cut, chosen.page(self._page, "ranks", job=job))
+        return self._answer(selection, data, cut, selection.page_url(self._page, "ranks", job=job))
 
     def incidents(
         self, node: Node = "", start: Start = "-1d", end: End = "now", limit: Rows = 20
     ) -> Answer:
         """What became slower, why, and who did it, as `sonde diagnose` found it, newest first."""
-        chosen = Chosen.of(start, end, node)
+        selection = Selection.of(start, end, node)
         found = self._server.ask("incidents")
         rows = [
             _incident(one)
             for one in found["incidents"]
-            if chosen.from_s <= one["noticed_ns"] / 1e9 < chosen.to_s and node in ("", one["node"])
+            if selection.from_s <= one["noticed_ns"] / 1e9 < selection.to_s
+            and node in ("", one["node"])
         ]
         data, cut = fitting(rows, limit, "incidents")
         for name in ("older", "unreadable"):
@@ -212,7 +217,7 @@ class Tools:
                 cut.append(f"{found[name]:,} {name} incidents are not read")
         if not found["shown"]:
             cut.append("this server keeps no incidents: start it with --incidents")
-        return self._answer(chosen, data, cut, chosen.page(self._page, "incidents"))
+        return self._answer(selection, data, cut, selection.page_url(self._page, "incidents"))
 
     def job(
         self, owner: OneOwner, by: OwnerKind = "job", start: Start = "-1d", end: End = "now"
@@ -220,25 +225,25 @@ class Tools:
         """One job, pod, container, unit or user: GPU hours held, productive, wasted by cause (idle,
         stalls as the verdict explains them), functions by own CPU time; `waiting`: which rank,
         stage or link the other ranks wait for, with evidence and what its node shows."""
-        chosen = Chosen.of(start, end, **{by: owner})
-        found = self._server.ask("job", chosen.parameters(limit=10))
+        selection = Selection.of(start, end, **{by: owner})
+        found = self._server.ask("job", selection.parameters(limit=10))
         found["verdicts"] = [_verdict(one["verdict"]) for one in found["verdicts"]]
         most = {"not_covered": 10, "wasted": 30, "verdicts": 16, "functions": 10, "nodes": 50}
         data, cut = fitting_lists(found, most)
-        return self._answer(chosen, data, cut, chosen.page(self._page, ""))
+        return self._answer(selection, data, cut, selection.page_url(self._page, ""))
 
     def owners(
         self, by: OwnerKind = "user", start: Start = "-1d", end: End = "now", limit: Rows = 30
     ) -> Answer:
         """Who held GPUs and what they did with them, most wasted first: hours held, productive
         (kernels ran), stalled (the owner was at work, the GPU was not), idle, unknown."""
-        chosen = Chosen.of(start, end)
-        found = self._server.ask("owners", chosen.parameters(by=by, limit=limit))
+        selection = Selection.of(start, end)
+        found = self._server.ask("owners", selection.parameters(by=by, limit=limit))
         data, cut = fitting(found["owners"], limit, "owners")
         if found["left_out"]:
             cut.append(f"{found['left_out']:,} owners with less waste are left out")
         table = {"owners": data, "not_covered": clean(found["not_covered"][:10])}
-        return self._answer(chosen, table, cut, chosen.page(self._page, ""))
+        return self._answer(selection, table, cut, selection.page_url(self._page, ""))
 
     def compare(
         self,
@@ -252,9 +257,9 @@ class Tools:
     ) -> Answer:
         """Functions whose share of the time changed most between two ranges: `before` and `after`
         are shares of all time of the kind."""
-        chosen = Chosen.of(start, end, node)
-        earlier = Chosen.of(before_start, before_end, node)
-        asked = chosen.parameters(
+        selection = Selection.of(start, end, node)
+        earlier = Selection.of(before_start, before_end, node)
+        asked = selection.parameters(
             kind=kind, limit=limit + 1,
             before_from=repr(earlier.from_s), before_to=repr(earlier.to_s),
         )  # fmt: skip
@@ -263,17 +268,19 @@ class Tools:
             for row in self._server.ask("diff", asked)
         ]
         data, cut = _counted(fitting(rows, limit, "functions"), len(rows) > limit)
-        answer = self._answer(chosen, data, cut, chosen.page(self._page, "compare", kind=kind))
+        answer = self._answer(
+            selection, data, cut, selection.page_url(self._page, "compare", kind=kind)
+        )
         answer["evidence"] = {
             "before": earlier.shown() | clean(observed(self._server, earlier)),
             "after": answer["evidence"],
         }
         return answer
 
-    def _answer(self, chosen: Chosen, data: Any, cut: list[str], page: str) -> Answer:
-        evidence: dict[str, Any] = clean(observed(self._server, chosen))
+    def _answer(self, selection: Selection, data: Any, cut: list[str], page: str) -> Answer:
+        evidence: dict[str, Any] = clean(observed(self._server, selection))
         return Answer(
-            selection=chosen.shown(), data=data, left_out=cut, evidence=evidence, page=page
+            selection=selection.shown(), data=data, left_out=cut, evidence=evidence, page=page
         )
 
 

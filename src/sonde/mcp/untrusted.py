@@ -8,33 +8,35 @@ import re
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-TEXT = 300
+MAX_TEXT_CHARS = 300
 """Characters of a text: of a longer one the middle is left out."""
-ANSWER_BYTES = 48 << 10
+MAX_ANSWER_BYTES = 48 << 10
 """Of the data of one answer, as JSON."""
-_ENDS = TEXT // 2 - 2
+_ENDS = MAX_TEXT_CHARS // 2 - 2
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
     "\U000e0100-\U000e01ef]"
 )
 """Printable by their category, and yet nothing is seen: joiners, fillers, variation selectors."""
 MAX_BOXES = 400
-DEEPEST = 30
+MAX_DEPTH = 30
 """Levels of a nested flame graph after chains of single children became one box."""
 
 
 def escaped(text: str) -> str:
-    """A text without control, format, invisible and other unprintable characters, at most `TEXT`
-    long.
+    """A text without control, format, invisible and other unprintable characters, at most
+    `MAX_TEXT_CHARS` long.
 
     Bidirectional overrides, zero-width characters, variation selectors, fillers and lone surrogates
     are among those; each is written as \\xNN, \\uNNNN or \\UNNNNNNNN, and none of these is cut.
     """
-    if len(text) <= TEXT and text.isprintable() and not _INVISIBLE.search(text):
+    if len(text) <= MAX_TEXT_CHARS and text.isprintable() and not _INVISIBLE.search(text):
         return text
-    is_long = len(text) > 2 * TEXT
-    parts = [_shown(c) for c in (text[:TEXT] + text[-TEXT:] if is_long else text)]
-    if not is_long and sum(map(len, parts)) <= TEXT:
+    is_long = len(text) > 2 * MAX_TEXT_CHARS
+    parts = [
+        _shown(c) for c in (text[:MAX_TEXT_CHARS] + text[-MAX_TEXT_CHARS:] if is_long else text)
+    ]
+    if not is_long and sum(map(len, parts)) <= MAX_TEXT_CHARS:
         return "".join(parts)
     return f"{_first(parts)}…{_first(parts[::-1], is_reversed=True)}"
 
@@ -76,7 +78,7 @@ def size_of(value: Any) -> int:
 
 
 def fitting(
-    rows: Sequence[Any], limit: int, what: str, room: int = ANSWER_BYTES
+    rows: Sequence[Any], limit: int, what: str, room: int = MAX_ANSWER_BYTES
 ) -> tuple[list[Any], list[str]]:
     """(the first rows, cleaned, within `limit` and `room` bytes; a line where rows are left out).
 
@@ -97,15 +99,15 @@ def fitting(
 def fitting_lists(
     document: Mapping[str, Any], lists: Mapping[str, int]
 ) -> tuple[dict[str, Any], list[str]]:
-    """(a document of few fields and some lists, cleaned, within `ANSWER_BYTES`; lines of what is
-    left out).
+    """(a document of few fields and some lists, cleaned, within `MAX_ANSWER_BYTES`; lines of what
+    is left out).
 
     `lists`: names of its lists and most rows of each; rows are left out one by one, those of the
     lists that come last first.
     """
     made = {name: clean(value) for name, value in document.items() if name not in lists}
     cut: list[str] = []
-    room = ANSWER_BYTES - size_of(made)
+    room = MAX_ANSWER_BYTES - size_of(made)
     for name, most in lists.items():
         made[name], more = fitting(document[name], most, name, room)
         room -= size_of(made[name]) + len(name) + 4
@@ -125,7 +127,7 @@ def flame(root: Mapping[str, Any], total: float, most: int) -> tuple[dict[str, A
     wanted = most = max(1, min(most, MAX_BOXES, len(heaviest)))
     while True:
         made = _box(root, total or 1.0, {id(one) for one in heaviest[:most]}, 0)
-        if size_of(made) <= ANSWER_BYTES or most == 1:
+        if size_of(made) <= MAX_ANSWER_BYTES or most == 1:
             break
         most //= 2
     cut = []
@@ -163,7 +165,7 @@ def _box(node: Mapping[str, Any], total: float, chosen: Set[int], depth: int) ->
         "share": round(node["value"] / total, 4),
         "self_share": round(node["self"] / total, 4),
     }
-    if children and depth < DEEPEST:
+    if children and depth < MAX_DEPTH:
         box["children"] = [_box(child, total, chosen, depth + 1) for child in children]
     return box
 

@@ -8,7 +8,6 @@ store. Rows count where their interval overlaps the selected time.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,7 @@ import pyarrow.compute as pc
 
 from sonde.errors import CaptureError, CaptureTooLarge
 from sonde.limits import Budget
-from sonde.model.timeline import F64, I32, I64
 from sonde.query.capture import Capture, CaptureInfo
-from sonde.query.columns import whole
 from sonde.query.schema import ADDED_LATER, TABLES, conform
 from sonde.query.stored import Selection, StoreTables
 from sonde.query.validation import frame_count
@@ -37,54 +34,6 @@ _KEY_COLUMNS = {"process": ("pid", "start_ns"), "thread": ("pid", "start_ns", "t
 
 class NothingStoredError(CaptureError):
     """There is nothing of a node in a time."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunColumns:
-    """Rows of `device_run`, each column with one entry for each."""
-
-    start_ns: I64
-    end_ns: I64
-    name: I32
-    """Index into `names`, as `kind` into `kinds`."""
-    kind: I32
-    pid: I64
-    device: I64
-    stream: I64
-    weight: F64
-    names: list[str]
-    kinds: list[str]
-
-    def __len__(self) -> int:
-        return len(self.start_ns)
-
-
-def no_runs() -> RunColumns:
-    """Of a recording that timed none."""
-    none = np.array([], np.int64)
-    return RunColumns(
-        none, none, none.astype(np.int32), none.astype(np.int32), none, none, none,
-        none.astype(np.float64), [], [],
-    )  # fmt: skip
-
-
-def run_columns(capture: Capture) -> RunColumns:
-    """The single runs on devices of a capture."""
-    runs = capture.tables["device_run"]
-    names = runs.column("name").combine_chunks()
-    kinds = runs.column("kind").combine_chunks()
-    return RunColumns(
-        start_ns=whole(runs, "start_time_ns"),
-        end_ns=whole(runs, "end_time_ns"),
-        name=names.indices.to_numpy(),
-        kind=kinds.indices.to_numpy(),
-        pid=whole(runs, "pid"),
-        device=whole(runs, "device"),
-        stream=whole(runs, "stream"),
-        weight=runs.column("weight").to_numpy(),
-        names=names.dictionary.to_pylist(),
-        kinds=kinds.dictionary.to_pylist(),
-    )
 
 
 def capture_of(session: StoreTables, wanted: Selection) -> Capture:
@@ -161,14 +110,14 @@ def _table(
     elif name in _KEY_COLUMNS:
         sql = f"SELECT {columns} FROM {name} {clause} ORDER BY time_ns"
     found = session.arrow(sql, parameters, chosen)
-    unsigned = {}
+    decoded = {}
     for field in fields:
         column = found.column(field.name)
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
-        plain = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-        unsigned[field.name] = column.cast(plain, safe=False)
-    table = conform(name, pa.table(unsigned))
+        value_type = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        decoded[field.name] = column.cast(value_type, safe=False)
+    table = conform(name, pa.table(decoded))
     if name in _KEY_COLUMNS:
         keys = list(
             zip(*(table.column(key).to_pylist() for key in _KEY_COLUMNS[name]), strict=True)

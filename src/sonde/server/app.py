@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from sonde.errors import SondeError
 from sonde.server import answers, fleet_releases, incidents, pages
-from sonde.server.collection import Authority
+from sonde.server.collection_pauses import PausedBy
 from sonde.server.openapi import document
 from sonde.server.opened import Opener
 from sonde.server.selfmetrics import exposition
@@ -199,7 +199,7 @@ class Api:
             self._give_back(caller, len(body))
         self._service.counters.acked(time.perf_counter() - started)
         new = sum(fresh for _, fresh in taken)
-        collect = not self._service.collection.is_paused(caller.tenant)
+        collect = not self._service.pauses.is_paused(caller.tenant)
         counted = {"accepted": new, "duplicates": len(taken) - new, "collect": collect}
         return JSONResponse(counted)
 
@@ -213,14 +213,14 @@ class Api:
         """What the tenant's agents do."""
         self._service.admit(caller, 0)
         agents = self._service.agents.of(caller.tenant)
-        paused = self._service.collection.paused(caller.tenant)
+        paused = self._service.pauses.paused(caller.tenant)
         return JSONResponse(
             {
                 "agents": [
                     {"node": one.node, "seen_s": round(one.seen_s, 3), "state": one.state}
                     for one in agents
                 ],
-                "paused": [{"authority": one.authority, "since_s": one.since_s} for one in paused],
+                "paused": [{"authority": one.paused_by, "since_s": one.since_s} for one in paused],
             }
         )
 
@@ -228,18 +228,18 @@ class Api:
         """Whether the tenant's agents are to collect."""
         self._service.admit(caller, 0)
         self._note_agent(request, caller)
-        return JSONResponse({"collect": not self._service.collection.is_paused(caller.tenant)})
+        return JSONResponse({"collect": not self._service.pauses.is_paused(caller.tenant)})
 
     async def _set_collection(self, request: Request, caller: Caller) -> Response:
         """Pause or resume the tenant's agents."""
         wanted = request.query_params.get("collect", "")
         if wanted == "true":
-            self._service.collection.resume(caller.tenant, Authority.TENANT)
+            self._service.pauses.resume(caller.tenant, PausedBy.TENANT)
         elif wanted == "false":
-            self._service.collection.pause(caller.tenant, Authority.TENANT)
+            self._service.pauses.pause(caller.tenant, PausedBy.TENANT)
         else:
             raise RefusedRequestError(400, "neither on nor off", "give collect=true or false")
-        return JSONResponse({"collect": not self._service.collection.is_paused(caller.tenant)})
+        return JSONResponse({"collect": not self._service.pauses.is_paused(caller.tenant)})
 
     async def _profiles(self, request: Request, caller: Caller) -> Response:
         """OTLP profiles: acknowledged as chunks are."""

@@ -79,7 +79,7 @@ def _capture(path: Path) -> Capture:
 
 
 def _runs(capture: Capture | None) -> Any:
-    from sonde.query.stored_capture import no_runs, run_columns
+    from sonde.query.run_columns import no_runs, run_columns
 
     return run_columns(capture) if capture else no_runs()
 

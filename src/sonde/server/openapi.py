@@ -7,8 +7,9 @@ from typing import Any
 
 from sonde import __version__
 from sonde.server.answers import PARAMETERS, QUESTIONS, Question
-from sonde.server.collection import AgentState, Authority
+from sonde.server.collection_pauses import PausedBy
 from sonde.server.schemas import ALERTS, ANSWERS, FLAME_NODE, FLEET
+from sonde.server.seen_agents import AgentState
 
 _ERROR = {
     "description": "refused, with cause and remedy",
@@ -41,7 +42,7 @@ def _agents() -> dict[str, Any]:
                 seen_s={"type": "number"},
                 state={"enum": [*AgentState]},
             ),
-            "paused": rows(authority={"enum": [*Authority]}, since_s={"type": "integer"}),
+            "paused": rows(authority={"enum": [*PausedBy]}, since_s={"type": "integer"}),
         },
     }
     return {"description": "both", "content": {"application/json": {"schema": schema}}}

@@ -2,7 +2,7 @@
 """The tables that all profiles of an OTLP request refer to, each entry read once, within bounds.
 
 A few bytes of a request can refer to an entry as often as they like, so what a request costs does
-not follow its size: it is counted while it is read (`Allowance`).
+not follow its size: it is counted while it is read (`RequestBudget`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Attributes = Mapping[str, tuple[str, int]]
 """Text and whole number of each attribute that is of use."""
 
 
-class Allowance:
+class RequestBudget:
     """What one request may still cost."""
 
     __slots__ = ("_made_bytes", "_steps")
@@ -39,13 +39,13 @@ class Allowance:
     def __init__(self) -> None:
         self._steps, self._made_bytes = MAX_STEPS, MAX_MADE_BYTES
 
-    def look(self, count: int) -> None:
+    def charge_entries(self, count: int) -> None:
         """Count entries that are about to be looked at. Raises RefusedRequestError."""
         self._steps -= count
         if self._steps < 0:
             raise _too_much()
 
-    def make(self, row_bytes: int, texts: Iterable[str]) -> None:
+    def charge_row(self, row_bytes: int, texts: Iterable[str]) -> None:
         """Count a row that is about to be made. Raises RefusedRequestError."""
         self._made_bytes -= row_bytes + sum(len(text.encode()) for text in texts)
         if self._made_bytes < 0:
@@ -59,13 +59,13 @@ def _too_much() -> RefusedRequestError:
 
 
 @dataclass(slots=True)
-class Dictionary:
+class OtlpDictionary:
     """The tables of a request. References that lead nowhere are empty."""
 
     tables: Any
     wanted: frozenset[str]
     """Keys of attributes that are of use."""
-    allowance: Allowance
+    budget: RequestBudget
     _strings: dict[int, str] = field(default_factory=dict)
     _attributes: dict[int, tuple[str, tuple[str, int]]] = field(default_factory=dict)
     _locations: dict[int, Sequence[FrameRow]] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Dictionary:
 
     def attributes(self, indices: Sequence[int]) -> Attributes:
         """Those attributes of a list that are of use."""
-        self.allowance.look(len(indices))
+        self.budget.charge_entries(len(indices))
         found = {}
         for at in indices:
             key, value = self._attributes.get(at) or self._attribute(at)
@@ -124,7 +124,7 @@ class Dictionary:
             binary = self.string(mapping.filename_strindex).rpartition("/")[2] or binary
         offset = location.address if 0 <= location.address < 1 << 63 else 0
         lines = location.lines[:MAX_LINES]
-        self.allowance.look(4 + 4 * len(lines))
+        self.budget.charge_entries(4 + 4 * len(lines))
         found: list[FrameRow] = []
         for line in lines or [None]:
             function, file, number = "", "", 0

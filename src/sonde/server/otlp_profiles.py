@@ -25,10 +25,10 @@ from sonde.query.chunk_writer import chunk_of
 from sonde.query.schema import TABLES
 from sonde.server.otlp_dictionary import (
     MAX_FRAMES,
-    Allowance,
     Attributes,
-    Dictionary,
     FrameRow,
+    OtlpDictionary,
+    RequestBudget,
     value_of,
 )
 from sonde.server.service import RefusedRequestError
@@ -60,7 +60,7 @@ _WANTED = frozenset(
      "thread.name")
 )  # fmt: skip
 _SAMPLE_STEPS, _STACK_STEPS, _PROFILE_STEPS = 6, 4, 20
-"""What they cost beside their lists, in steps of an allowance."""
+"""What they cost beside their lists, in entries of the budget."""
 _FRAME_BYTES, _PROCESS_BYTES, _THREAD_BYTES = 64, 256, 64
 """Of a row without its texts."""
 
@@ -87,12 +87,12 @@ def chunks(body: bytes, encoding: str, node: str, received_ns: int) -> list[Node
             400, "no profiles by opentelemetry-proto 1.45", "send application/x-protobuf"
         ) from None
     name = blake2b(body, digest_size=16).hexdigest()
-    allowance = Allowance()
-    dictionary = Dictionary(request.dictionary, _WANTED, allowance)
+    budget = RequestBudget()
+    dictionary = OtlpDictionary(request.dictionary, _WANTED, budget)
     of_node: dict[str, _Builder] = {}
     rows = 0
     for resource in request.resource_profiles:
-        allowance.look(_PROFILE_STEPS + len(resource.resource.attributes))
+        budget.charge_entries(_PROFILE_STEPS + len(resource.resource.attributes))
         attributes = {
             one.key: value_of(one.value)
             for one in resource.resource.attributes
@@ -108,7 +108,7 @@ def chunks(body: bytes, encoding: str, node: str, received_ns: int) -> list[Node
                 )
             builder = of_node[host] = _Builder(dictionary, received_ns)
         for scope in resource.scope_profiles:
-            allowance.look(_PROFILE_STEPS)
+            budget.charge_entries(_PROFILE_STEPS)
             for profile in scope.profiles:
                 rows += builder.add(profile, attributes, MAX_ROWS - rows)
     return [NodeChunk(host, builder.chunk(name)) for host, builder in of_node.items()]
@@ -174,7 +174,7 @@ class _Rows:
 class _Builder:
     """The tables of one node."""
 
-    dictionary: Dictionary
+    dictionary: OtlpDictionary
     received_ns: int
     samples: _Rows = field(default_factory=_Rows)
     frames: dict[FrameRow, int] = field(default_factory=dict)
@@ -189,8 +189,8 @@ class _Builder:
 
     def add(self, profile: Any, resource: Attributes, room: int) -> int:
         """Add a profile; returns how many rows it made, at most `room`."""
-        look = self.dictionary.allowance.look
-        look(_PROFILE_STEPS)
+        charge_entries = self.dictionary.budget.charge_entries
+        charge_entries(_PROFILE_STEPS)
         kind = self.dictionary.string(profile.sample_type.type_strindex).lower()
         unit = self.dictionary.string(profile.sample_type.unit_strindex).lower()
         if kind not in _ON_CPU | _OFF_CPU:
@@ -204,7 +204,7 @@ class _Builder:
         owners: dict[bytes, tuple[int, int]] = {}
         for sample in profile.samples:
             times, values = sample.timestamps_unix_nano, sample.values
-            look(_SAMPLE_STEPS + len(times) + len(values))
+            charge_entries(_SAMPLE_STEPS + len(times) + len(values))
             pid, tid = self._owner(sample.attribute_indices, resource, owners)
             stack = self._stack(sample.stack_index)
             for time_ns, value in self._points(times, values, profile.time_unix_nano):
@@ -239,7 +239,7 @@ class _Builder:
         self, indices: Sequence[int], resource: Attributes, known: dict[bytes, tuple[int, int]]
     ) -> tuple[int, int]:
         """(pid, tid) of a sample by its attributes; `known`: of lists that were read before."""
-        self.dictionary.allowance.look(len(indices))
+        self.dictionary.budget.charge_entries(len(indices))
         key = array("l", indices).tobytes()
         found = known.get(key)
         if found is None:
@@ -250,15 +250,15 @@ class _Builder:
         return found
 
     def _note(self, pid: int, tid: int, attributes: Attributes) -> None:
-        make = self.dictionary.allowance.make
+        charge_row = self.dictionary.budget.charge_row
         comm = _text(attributes, "process.executable.name") or _text(attributes, "service.name")
         if pid not in self.processes:
             owners = {column: _text(attributes, key) for column, key in _OWNERS.items()}
-            make(_PROCESS_BYTES, (comm, *owners.values()))
+            charge_row(_PROCESS_BYTES, (comm, *owners.values()))
             self.processes[pid] = {"pid": pid, "start_ns": 0, "comm": comm, **owners}
         if (pid, tid) not in self.threads:
             name = _text(attributes, "thread.name") or comm
-            make(_THREAD_BYTES, (name,))
+            charge_row(_THREAD_BYTES, (name,))
             self.threads[pid, tid] = name
 
     def _stack(self, at: int) -> int:
@@ -267,7 +267,7 @@ class _Builder:
             if at < 0:
                 return 0
             places = self.dictionary.stack(at)
-            self.dictionary.allowance.look(_STACK_STEPS + len(places))
+            self.dictionary.budget.charge_entries(_STACK_STEPS + len(places))
             begun = len(self.frame_ids)
             for place in places:
                 ids = self.of_location.get(place)
@@ -277,7 +277,7 @@ class _Builder:
                 if len(self.frame_ids) - begun >= MAX_FRAMES:
                     del self.frame_ids[begun + MAX_FRAMES :]
                     break
-            self.dictionary.allowance.look(len(self.frame_ids) - begun)
+            self.dictionary.budget.charge_entries(len(self.frame_ids) - begun)
             self.stacks[at] = len(self.frame_ids)
         return at + 1
 
@@ -286,10 +286,10 @@ class _Builder:
         for row in self.dictionary.location(at):
             number = self.frames.get(row)
             if number is None:
-                self.dictionary.allowance.make(_FRAME_BYTES, (row[1], row[2], row[5]))
+                self.dictionary.budget.charge_row(_FRAME_BYTES, (row[1], row[2], row[5]))
                 number = self.frames[row] = len(self.frames) + 1
             ids.append(number)
-        self.dictionary.allowance.look(len(ids))
+        self.dictionary.budget.charge_entries(len(ids))
         return ids
 
     def chunk(self, name: str) -> bytes:

@@ -26,6 +26,7 @@ def exposition(service: Service) -> str:
         add("sonde_server_refused_total", "counter", count, f'{{reason="{why}"}}')
     for state, count in service.agents.counts().items():
         add("sonde_server_agents", "gauge", count, f'{{state="{state}"}}')
+    # "log" is the write-ahead log, "bucket" the object store.
     add("sonde_server_log_records_total", "counter", wal.records)
     add("sonde_server_log_bytes_total", "counter", wal.record_bytes)
     add("sonde_server_log_syncs_total", "counter", wal.syncs)
@@ -48,9 +49,9 @@ def exposition(service: Service) -> str:
     for name, kind, labels, value in service.alerts.figures() if service.alerts else ():
         add(name, kind, value, labels)
     lines.append("# TYPE sonde_server_ack_seconds histogram")
-    for bound, seen in zip(ACK_BUCKETS_S, counters.acks_s, strict=True):
-        text = "+Inf" if bound == float("inf") else f"{bound:g}"
-        lines.append(f'sonde_server_ack_seconds_bucket{{le="{text}"}} {int(seen)}')
+    for upper_s, count in zip(ACK_BUCKETS_S, counters.ack_bucket_counts, strict=True):
+        text = "+Inf" if upper_s == float("inf") else f"{upper_s:g}"
+        lines.append(f'sonde_server_ack_seconds_bucket{{le="{text}"}} {int(count)}')
     lines.append(f"sonde_server_ack_seconds_sum {counters.ack_sum_s:g}")
-    lines.append(f"sonde_server_ack_seconds_count {int(counters.acks_s[-1])}")
+    lines.append(f"sonde_server_ack_seconds_count {int(counters.ack_bucket_counts[-1])}")
     return "\n".join(lines) + "\n"

@@ -25,14 +25,15 @@ from sonde.ownership import only_ours
 from sonde.query import framing
 from sonde.query.capture import DamagedChunkError, chunk_meta
 from sonde.query.stored import Selection, StoredSession
-from sonde.server.collection import Collection, SeenAgents
+from sonde.server.collection_pauses import CollectionPauses
+from sonde.server.seen_agents import SeenAgents
 from sonde.server.tokens import Caller, Scope, Tokens
 from sonde.store.catalog import Catalog, StoredFile
 from sonde.store.chosen_files import chosen_files
-from sonde.store.copies import BucketSettings, keep_server_name
 from sonde.store.downloads import CACHE
 from sonde.store.record import Record, digest_of
 from sonde.store.shared import FetchedPaths, SharedStore
+from sonde.store.storage import BucketSettings, keep_server_name
 from sonde.store.wal import Wal
 
 LOG = logging.getLogger("sonde.server")
@@ -95,7 +96,7 @@ class Counters:
     refused: dict[str, int] = field(default_factory=dict)
     queries: int = 0
     query_failures: int = 0
-    acks_s: list[float] = field(default_factory=lambda: [0.0] * len(ACK_BUCKETS_S))
+    ack_bucket_counts: list[float] = field(default_factory=lambda: [0.0] * len(ACK_BUCKETS_S))
     ack_sum_s: float = 0.0
 
     def refuse(self, why: str) -> None:
@@ -106,7 +107,7 @@ class Counters:
         """Count an acknowledgement."""
         self.ack_sum_s += seconds
         for at, bound in enumerate(ACK_BUCKETS_S):
-            self.acks_s[at] += seconds <= bound
+            self.ack_bucket_counts[at] += seconds <= bound
 
 
 def is_node(name: str) -> bool:
@@ -211,7 +212,7 @@ class Service:
             (self.folder / "data").mkdir(mode=0o700, exist_ok=True)
             self.catalog = Catalog(self.folder)
             self.tokens = Tokens(self.folder)
-            self.collection = Collection(self.folder)
+            self.pauses = CollectionPauses(self.folder)
             self.agents = SeenAgents(self.limits.nodes_a_tenant)
             self.shared: SharedStore | None = None
             if bucket:
@@ -256,7 +257,7 @@ class Service:
                 interpreter.give_up(child)
         self.catalog.close()
         self.tokens.close()
-        self.collection.close()
+        self.pauses.close()
 
     @property
     def is_open(self) -> bool:

@@ -9,8 +9,9 @@ from typing import Any
 from sonde.analyze.bound import StallCauses, explain
 from sonde.errors import CaptureTooLarge
 from sonde.export import timeline_columns, verdict
+from sonde.query.run_columns import run_columns
 from sonde.query.stored import Selection, StoredSession
-from sonde.query.stored_capture import capture_of, run_columns
+from sonde.query.stored_capture import capture_of
 from sonde.query.stored_ranks import MAX_SLOTS, Slot, SlotKind, parts_of, timed_whole
 from sonde.query.stored_ranks import ranks as ranks_in
 from sonde.recording.timelines import timeline_of

@@ -55,7 +55,13 @@ class StoredFile:
     level: int
     """0: as flushed; above: compacted; below: cannot be."""
 
+    @property
+    def is_compactable(self) -> bool:
+        """Whether it may be merged with others."""
+        return self.level >= 0
 
+
+_NOT_COMPACTABLE = -1
 _COLUMNS = "path, tenant, name, day, hour, min_ns, max_ns, row_count, size_bytes, level"
 
 
@@ -91,19 +97,19 @@ class Catalog:
         return bytes(row[0])
 
     def attempt(self, segment: str, read_bytes: int, flusher: str) -> int:
-        """Note that `flusher` begins to store what follows a place of a segment; returns how many
-        others have died while they did. One that fails and goes on has not died."""
+        """Note that `flusher` begins to store what follows an offset of a segment; returns how many
+        others have crashed while they did. One that fails and goes on has not crashed."""
         with self._db.held() as db:
             row = db.execute(
                 "SELECT read_bytes, flusher, deaths FROM attempt WHERE path = ?", [segment]
             ).fetchone()
-            deaths = row[2] + (row[1] != flusher) if row and row[0] == read_bytes else 0
-            if row != (read_bytes, flusher, deaths):
+            crashes = row[2] + (row[1] != flusher) if row and row[0] == read_bytes else 0
+            if row != (read_bytes, flusher, crashes):
                 db.execute(
                     "INSERT OR REPLACE INTO attempt VALUES (?, ?, ?, ?)",
-                    [segment, read_bytes, flusher, deaths],
+                    [segment, read_bytes, flusher, crashes],
                 )
-        return int(deaths)
+        return int(crashes)
 
     def commit(
         self,
@@ -132,11 +138,12 @@ class Catalog:
             )
             _count(db, counted)
 
-    def leave(self, files: Iterable[StoredFile]) -> None:
+    def exclude_from_compaction(self, files: Iterable[StoredFile]) -> None:
         """Note that files cannot be compacted."""
         with self._db.transaction() as db:
             db.executemany(
-                "UPDATE file SET level = -1 WHERE path = ?", [(one.path,) for one in files]
+                "UPDATE file SET level = ? WHERE path = ?",
+                [(_NOT_COMPACTABLE, one.path) for one in files],
             )
             _count(db, {"compactions_failed": 1})
 

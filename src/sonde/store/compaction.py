@@ -16,7 +16,6 @@ import duckdb
 
 from sonde.store.bucket import DamagedObjectError
 from sonde.store.catalog import Catalog, StoredFile
-from sonde.store.copies import Copies
 from sonde.store.flush import REMEMBERED_NS
 from sonde.store.parquet import (
     ROW_GROUP,
@@ -26,6 +25,7 @@ from sonde.store.parquet import (
     sync_file,
     write_batches,
 )
+from sonde.store.storage import DirectoryStorage
 from sonde.store.tables import DICTIONARIES, SUMMED
 from sonde.store.wal import sync_folder
 
@@ -51,13 +51,13 @@ class Compacted:
     """Groups that do not fit the engine's memory."""
 
 
-def compact(folder: Path, catalog: Catalog, copies: Copies | None = None) -> Compacted:
+def compact(folder: Path, catalog: Catalog, storage: DirectoryStorage | None = None) -> Compacted:
     """Exchange small files for large ones. A group that cannot be merged is left as it is, and
     keeps no other one from being merged. Raises OSError, sqlite3.Error."""
-    copies = copies or Copies(folder)
+    storage = storage or DirectoryStorage(folder)
     done = Compacted()
 
-    def place(one: StoredFile) -> tuple[str, str, str, int]:
+    def partition(one: StoredFile) -> tuple[str, str, str, int]:
         return one.tenant, one.name, one.day, -1 if one.name in DICTIONARIES else one.hour
 
     every = catalog.files()
@@ -65,37 +65,37 @@ def compact(folder: Path, catalog: Catalog, copies: Copies | None = None) -> Com
     small = [
         one
         for one in every
-        if one.size_bytes < LARGEST_BYTES and one.level >= 0 and one.name != SUMMED
+        if one.size_bytes < LARGEST_BYTES and one.is_compactable and one.name != SUMMED
     ]
-    for _, group in groupby(sorted(small, key=place), place):
+    for _, group in groupby(sorted(small, key=partition), partition):
         files = sorted(group, key=lambda one: one.size_bytes)[:MAX_AT_ONCE]
         if len(files) < COMPACTED_FROM:
             continue
         try:
-            merged = _merged(folder, files, copies)
+            merged = _merged(folder, files, storage)
         except (duckdb.Error, DamagedObjectError) as error:
-            LOG.warning("%d files of %s stay: %s", len(files), files[0].name, error)
-            catalog.leave(files)
+            LOG.warning("%d files of %s are not compacted: %s", len(files), files[0].name, error)
+            catalog.exclude_from_compaction(files)
             done.failed += 1
             continue
         made = [merged, *_sums_of(folder, merged)]
         try:
-            copies.put(made)
+            storage.put(made)
         except BaseException:
             remove(folder, made)
             raise
         old_sums = [summed[name] for one in files if (name := Path(one.path).name) in summed]
         catalog.replace(made, files + old_sums, time.time_ns())
         done.gone += len(files) + len(old_sums)
-    copies.publish()
+    storage.publish()
     return done
 
 
-def _merged(folder: Path, files: list[StoredFile], copies: Copies) -> StoredFile:
+def _merged(folder: Path, files: list[StoredFile], storage: DirectoryStorage) -> StoredFile:
     first = files[0]
     path = Path(first.path).with_name(f"{uuid.uuid4().hex}.parquet")
     whole = folder / path
-    sources = ", ".join(_literal(copies.local(one)) for one in files)
+    sources = ", ".join(_literal(storage.local(one)) for one in files)
     choice, order = "*", order_of(first.name)
     if first.name in DICTIONARIES:
         choice, order = "DISTINCT ON (key) *", ("key",)
@@ -245,13 +245,15 @@ def hour_ns(day: str, hour: int) -> int:
     return (calendar.timegm(time.strptime(day, "%Y-%m-%d")) + 3600 * hour) * 10**9
 
 
-def sweep(folder: Path, catalog: Catalog, now_ns: int, copies: Copies | None = None) -> int:
+def sweep(
+    folder: Path, catalog: Catalog, now_ns: int, storage: DirectoryStorage | None = None
+) -> int:
     """Remove files that no longer count, here and in a bucket. Raises OSError."""
-    copies = copies or Copies(folder)
-    copies.publish()
-    gone = copies.deletable(catalog.removed(now_ns - GRACE_NS))
+    storage = storage or DirectoryStorage(folder)
+    storage.publish()
+    gone = storage.deletable(catalog.removed(now_ns - GRACE_NS))
     for path in gone:
-        copies.delete(path)
+        storage.delete(path)
     catalog.forget(gone)
     return len(gone)
 

@@ -29,9 +29,9 @@ from sonde.query import framing, messages
 from sonde.query.capture import DamagedChunkError, conformed, damage, streams_of
 from sonde.query.schema import TABLES
 from sonde.store.catalog import Catalog, StoredFile
-from sonde.store.copies import Copies
 from sonde.store.parquet import make_durable, remove, write_file
 from sonde.store.record import Damage, Record, scan
+from sonde.store.storage import DirectoryStorage
 from sonde.store.stored_digests import StoredDigests
 from sonde.store.tables import (
     CHUNK_NUMBER,
@@ -54,11 +54,11 @@ JOINED_BYTES = 512 << 20
 CLOSE_NS = 2 * 3600 * 10**9
 """Chunks that began this close to when they came are stored under the hour in which they began;
 others, of nodes whose clocks are wrong or that were cut off, under the hour in which they came."""
-DEATHS_OF_BATCH, DEATHS_OF_CHUNK = 3, 5
-"""After this many dead flushers over a batch its chunks are stored singly. Over one chunk: it is
-put aside."""
-ASIDE_BYTES = 256 << 20
-"""Most that is put aside, in DIR/aside; beyond, it is dropped and counted."""
+MAX_CRASHES_OF_BATCH, MAX_CRASHES_OF_CHUNK = 3, 5
+"""After this many flushers that crashed over a batch its chunks are stored singly. Over one chunk:
+it is quarantined."""
+MAX_QUARANTINE_BYTES = 256 << 20
+"""Of DIR/quarantine; beyond, chunks are dropped and counted."""
 REMEMBERED_NS = 3 * 86_400 * 10**9
 """How long after it came a chunk's digest is in the catalog, so that this stays small. Whether an
 older chunk is stored is read from the files of its hour."""
@@ -81,7 +81,7 @@ class Flushed:
     size_bytes: int = 0
 
 
-_Hour = tuple[str, str, int]
+_Partition = tuple[str, str, int]
 """A tenant, a day and an hour."""
 
 
@@ -89,7 +89,7 @@ _Hour = tuple[str, str, int]
 class _Batch:
     """Chunks that are stored by one transaction."""
 
-    fresh: dict[_Hour, list[Unpacked]] = field(default_factory=dict)
+    fresh: dict[_Partition, list[Unpacked]] = field(default_factory=dict)
     digests: set[bytes] = field(default_factory=set)
     size_bytes: int = 0
     records: int = 0
@@ -120,14 +120,16 @@ class _Stage:
 class Flusher:
     """Flushes the sealed segments of all servers of a directory. One at a time (`flush.lock`)."""
 
-    def __init__(self, folder: Path, catalog: Catalog, copies: Copies | None = None) -> None:
-        """`copies`: where files are beside the directory."""
+    def __init__(
+        self, folder: Path, catalog: Catalog, storage: DirectoryStorage | None = None
+    ) -> None:
+        """`storage`: where files are beside the directory."""
         self._folder, self._catalog = folder, catalog
-        self._copies = copies or Copies(folder)
+        self._storage = storage or DirectoryStorage(folder)
         self._id = uuid.uuid4().hex
         self._wal_secret = secret_of(folder / "wal")
         self._hasher = Hasher(catalog.secret())
-        self._stored = StoredDigests(catalog, self._copies)
+        self._stored = StoredDigests(catalog, self._storage)
         self._known: OrderedDict[tuple[str, str, str], Any] = OrderedDict()
         self._decoder, self._writer = _Stage("sonde-decode"), _Stage("sonde-store")
         self._in_flight: deque[set[bytes]] = deque(maxlen=2)
@@ -155,32 +157,33 @@ class Flusher:
 
     def _flush_segment(self, path: Path, name: str, done: Flushed) -> None:
         end = start = self._catalog.read_bytes(name)
-        deaths = self._catalog.attempt(name, start, self._id)
-        # Who has died here is to be found: one thing at a time.
-        is_careful, alone = deaths > 0, BATCH_CHUNKS if deaths >= DEATHS_OF_BATCH else 0
+        crashes = self._catalog.attempt(name, start, self._id)
+        # The chunk that crashes flushers is to be found: one thing at a time.
+        is_careful = crashes > 0
+        singles_left = BATCH_CHUNKS if crashes >= MAX_CRASHES_OF_BATCH else 0
         batch = _Batch()
         for found in scan(path, self._wal_secret, start):
             end = found.end
             if isinstance(found.item, Damage):
                 batch.damaged += 1
                 continue
-            if deaths >= DEATHS_OF_CHUNK and not batch.records:
+            if crashes >= MAX_CRASHES_OF_CHUNK and not batch.records:
                 batch.records += 1
                 batch.undecodable += 1
-                self._put_aside(found.item)
+                self._quarantine(found.item)
             else:
                 self._take(found.item, batch)
             is_full = batch.size_bytes >= BATCH_BYTES or batch.records >= BATCH_CHUNKS
-            if is_full or alone:
+            if is_full or singles_left:
                 self._flush_batch(batch, name, end, done)
                 if is_careful:
                     self._wait()
-                batch, deaths, alone = _Batch(), 0, max(0, alone - 1)
+                batch, crashes, singles_left = _Batch(), 0, max(0, singles_left - 1)
         if end > start:
             self._flush_batch(batch, name, end, done)
 
         def forget() -> None:
-            self._copies.publish()
+            self._storage.publish()
             path.unlink()
             self._catalog.forget_segment(name)
 
@@ -190,7 +193,7 @@ class Flusher:
         """Decode a record into a batch. Whatever it holds, it costs itself at most."""
         batch.records += 1
         is_here = any(record.digest in some for some in (batch.digests, *self._in_flight))
-        is_here = is_here or self._copies.is_elsewhere(record.digest)
+        is_here = is_here or self._storage.is_elsewhere(record.digest)
         if is_here or self._catalog.known([record.digest]):
             batch.duplicates += 1
             return
@@ -205,16 +208,16 @@ class Flusher:
             batch.duplicates += 1
             return
         batch.size_bytes += one.size_bytes
-        place = record.tenant, *_hour_of(one.origin)
-        batch.fresh.setdefault(place, []).append(one)
+        partition = record.tenant, *_hour_of(one.origin)
+        batch.fresh.setdefault(partition, []).append(one)
 
-    def _put_aside(self, record: Record) -> None:
-        """Keep a chunk over which flushers die, as a capture without its header. Raises OSError."""
-        folder = self._folder / "aside"
+    def _quarantine(self, record: Record) -> None:
+        """Keep a chunk that crashes flushers, as a capture without its header. Raises OSError."""
+        folder = self._folder / "quarantine"
         folder.mkdir(mode=0o700, exist_ok=True)
-        LOG.error("a chunk of %s ends the flusher; it is put aside", record.node)
+        LOG.error("a chunk of %s ends the flusher; it is quarantined", record.node)
         kept = sum(path.stat().st_size for path in folder.iterdir())
-        if kept + len(record.body) <= ASIDE_BYTES:
+        if kept + len(record.body) <= MAX_QUARANTINE_BYTES:
             (folder / f"{record.digest.hex()}.chunk").write_bytes(record.body)
 
     def _flush_batch(self, batch: _Batch, segment: str, end: int, done: Flushed) -> None:
@@ -225,17 +228,17 @@ class Flusher:
     def _decode(self, batch: _Batch, segment: str, end: int, done: Flushed) -> None:
         parts = []
         while batch.fresh:
-            place, some = batch.fresh.popitem()
+            partition, some = batch.fresh.popitem()
             batch.undecodable += len(some)
             for part in self._tables_of(some):
                 batch.undecodable -= len(part.origins)
-                parts.append((place, part))
+                parts.append((partition, part))
         self._writer.begin(lambda: self._store(batch, parts, segment, end, done))
 
     def _store(
         self,
         batch: _Batch,
-        parts: list[tuple[_Hour, _Ready]],
+        parts: list[tuple[_Partition, _Ready]],
         segment: str,
         end: int,
         done: Flushed,
@@ -244,15 +247,15 @@ class Flusher:
         learned: list[tuple[tuple[str, str, str], Any]] = []
         stored = [one for _, part in parts for one in part.origins]
         try:
-            for place, part in parts:
-                for one in self._write_files(place, part, learned):
+            for partition, part in parts:
+                for one in self._write_files(partition, part, learned):
                     files.append(one)
         except BaseException:
             remove(self._folder, files)
             raise
         make_durable(self._folder, files)
         try:
-            self._copies.put(files)
+            self._storage.put(files)
         except BaseException:
             remove(self._folder, files)
             raise
@@ -308,16 +311,16 @@ class Flusher:
         return self._stored.has(chunk)
 
     def _write_files(
-        self, place: _Hour, ready: _Ready, learned: list[tuple[tuple[str, str, str], Any]]
+        self, partition: _Partition, ready: _Ready, learned: list[tuple[tuple[str, str, str], Any]]
     ) -> Iterator[StoredFile]:
-        tenant, day, hour = place
+        tenant, day, hour = partition
         origins = ready.origins
         span = min(one.start_ns for one in origins), max(one.end_ns for one in origins)
         for name, table in ready.tables.items():
             if name in DICTIONARIES:
                 at = (tenant, day, name)
                 keys = table.column("key").to_numpy()
-                of_this_batch = [some for place, some in learned if place == at]
+                of_this_batch = [some for key, some in learned if key == at]
                 known = np.concatenate([self._known_keys(at), *of_this_batch])
                 fresh = ~np.isin(keys, known)
                 table = table.filter(pa.array(fresh))
@@ -330,7 +333,7 @@ class Flusher:
         if keys is None:
             tenant, day, name = at
             paths = [
-                self._copies.local(one)
+                self._storage.local(one)
                 for one in self._catalog.files(tenant, name)
                 if one.day == day
             ]

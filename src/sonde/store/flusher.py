@@ -27,8 +27,8 @@ import pyarrow as pa
 from sonde.store.bucket import BucketError
 from sonde.store.catalog import Catalog
 from sonde.store.compaction import compact, retain, sweep, sweep_orphans
-from sonde.store.copies import BucketCopies, BucketSettings, Copies
 from sonde.store.flush import Flusher
+from sonde.store.storage import BucketSettings, BucketStorage, DirectoryStorage
 
 PERIOD_S = 1.0
 _FAILURES = (
@@ -70,14 +70,14 @@ def main() -> None:
             return
     catalog = Catalog(folder)
     sweep_orphans(folder, catalog)
-    copies = BucketCopies(folder, catalog, bucket) if bucket else Copies(folder)
-    flusher = Flusher(folder, catalog, copies)
+    storage = BucketStorage(folder, catalog, bucket) if bucket else DirectoryStorage(folder)
+    flusher = Flusher(folder, catalog, storage)
     tidied = time.monotonic()
     pause_s = PERIOD_S
     while True:
         is_bucket_there = True
         try:
-            copies.join()
+            storage.join()
             done = flusher.flush(SEGMENTS)
             is_behind, pause_s = done.segments == SEGMENTS, PERIOD_S
             _report(leads=True, chunks=done.chunks, error="", bucket_error="")
@@ -92,7 +92,7 @@ def main() -> None:
                 bucket_error="" if is_bucket_there else _text(failed),
             )
             # Its keys may be ahead of the files that count.
-            flusher = Flusher(folder, catalog, copies)
+            flusher = Flusher(folder, catalog, storage)
             pause_s = PERIOD_S if is_bucket_there else min(2 * pause_s, MAX_PAUSE_S)
             tidied = -math.inf  # what is too old may be what fills the disk
         if time.monotonic() - tidied > TIDY_S:
@@ -101,18 +101,20 @@ def main() -> None:
             pa.default_memory_pool().release_unused()
             _tidy(
                 lambda: retain(folder, catalog, age_ns, size_bytes, time.time_ns()),
-                *_moves(folder, catalog, copies) if is_bucket_there else (),
-                copies.bound,
+                *_moves(folder, catalog, storage) if is_bucket_there else (),
+                storage.bound,
             )
         if _ended(0 if is_behind else pause_s):
             return
 
 
-def _moves(folder: Path, catalog: Catalog, copies: Copies) -> tuple[Callable[[], object], ...]:
+def _moves(
+    folder: Path, catalog: Catalog, storage: DirectoryStorage
+) -> tuple[Callable[[], object], ...]:
     """What needs the bucket, where there is one."""
     return (
-        lambda: sweep(folder, catalog, time.time_ns(), copies),
-        lambda: compact(folder, catalog, copies),
+        lambda: sweep(folder, catalog, time.time_ns(), storage),
+        lambda: compact(folder, catalog, storage),
     )
 
 

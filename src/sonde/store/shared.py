@@ -19,9 +19,9 @@ from sonde.errors import CaptureError, CaptureTooLarge
 from sonde.query.stored import QueryTimedOutError
 from sonde.store.bucket import Bucket
 from sonde.store.catalog import StoredFile
-from sonde.store.copies import BucketSettings
 from sonde.store.downloads import Downloads, at_hand
 from sonde.store.published import Published, servers_of
+from sonde.store.storage import BucketSettings
 
 LOG = logging.getLogger("sonde.store")
 

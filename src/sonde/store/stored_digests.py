@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from sonde.store.catalog import Catalog, StoredFile
-from sonde.store.copies import Copies
+from sonde.store.storage import DirectoryStorage
 from sonde.store.tables import Origin
 
 MAX_DIGESTS = 4 << 20
@@ -22,8 +22,8 @@ class StoredDigests:
     after days send many old chunks, and who claims old times would have all files read for
     each of his."""
 
-    def __init__(self, catalog: Catalog, copies: Copies) -> None:
-        self._copies, self._catalog = copies, catalog
+    def __init__(self, catalog: Catalog, storage: DirectoryStorage) -> None:
+        self._storage, self._catalog = storage, catalog
         self._of_file: OrderedDict[str, Any] = OrderedDict()
         self._count = 0
 
@@ -41,7 +41,7 @@ class StoredDigests:
     def _begins(self, one: StoredFile) -> Any:
         known = self._of_file.get(one.path)
         if known is None:
-            column = pq.read_table(self._copies.local(one), columns=["digest"]).column("digest")
+            column = pq.read_table(self._storage.local(one), columns=["digest"]).column("digest")
             digests = b"".join(digest[:8] for digest in column.to_pylist())
             known = self._of_file[one.path] = np.sort(np.frombuffer(digests, np.int64))
             self._count += len(known)
@@ -52,5 +52,5 @@ class StoredDigests:
 
     def _is_in(self, one: StoredFile, digest: bytes) -> bool:
         filters = [("digest", "=", digest)]
-        found = pq.read_table(self._copies.local(one), columns=["digest"], filters=filters)
+        found = pq.read_table(self._storage.local(one), columns=["digest"], filters=filters)
         return bool(found.num_rows)

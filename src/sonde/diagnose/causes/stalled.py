@@ -350,8 +350,8 @@ def _quiet(job: JobFacts) -> str:
     before = (
         f"; it paused for {job.longest_pause_s:.1f} s at most before" if job.longest_pause_s else ""
     )
-    signs = f" ({', '.join(job.signs[:2])})" if job.signs else ""
-    return f"no progress for {job.quiet_s:.1f} s{signs}{before}"
+    symptoms = f" ({', '.join(job.symptoms[:2])})" if job.symptoms else ""
+    return f"no progress for {job.quiet_s:.1f} s{symptoms}{before}"
 
 
 def _name(one: _Rank) -> str:

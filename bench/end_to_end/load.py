@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that count what they get done: `python -m bench.whole.load NAME FILE`.
+"""Programs that count what they get done: `python -m bench.end_to_end.load NAME FILE`.
 
 FILE holds a u64 of units of work that were done. They go on until they are killed.
 """

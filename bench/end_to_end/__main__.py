@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all of Sonde costs a program, from the first second on.
 
-    python -m bench.whole OUT [--loads python,…] [--blocks 10] [--quota 0.5] [--table]
+    python -m bench.end_to_end OUT [--loads python,…] [--blocks 10] [--quota 0.5] [--table]
 
-Each block has a turn of each arm, in random order: twice nothing of ours (the second one is the
+Each block has a trial of each arm, in random order: twice nothing of ours (the second one is the
 noise of the measurement), the library attached and idle, a recording of the process with defaults,
-and one of the whole machine. All other processes of the benchmark are held meanwhile. Turns with
-a recorder are divided: its start until it reports that it records, two seconds, what follows, its
-end. OUT takes one line of JSON a block; a run goes on where the last one ended.
+and one of the whole machine. All other processes of the benchmark are stopped meanwhile. Trials
+with a recorder are divided: its start until it reports that it records, two seconds, what follows,
+its end. OUT takes one line of JSON a block; a run goes on where the last one ended.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.cgroup import Cgroup
+from bench.end_to_end.subject import ROOT, Quota, Subject, rate
 from bench.statistics import bounded
 from bench.tools import require_root
-from bench.whole.subject import ROOT, Quota, Subject, rate
 
 LOADS = ("python", "mappings", "locks", "switches-20k", "switches-200k", "forks")
 ARMS = ("nothing", "nothing again", "attached", "record -p", "record")
@@ -40,8 +40,8 @@ WASHOUT_S = 0.3
 SONDE = [str(Path(sys.executable).with_name("sonde"))]
 
 
-def idle_turn(subject: Subject) -> dict[str, float]:
-    """A turn without a recorder."""
+def idle_trial(subject: Subject) -> dict[str, float]:
+    """A trial without a recorder."""
     before, cpu_s = subject.done(), subject.cpu_s()
     time.sleep(STEADY_S)
     after = subject.done()
@@ -49,13 +49,13 @@ def idle_turn(subject: Subject) -> dict[str, float]:
     return {"steady": rate(before, after), "cpu_a_unit": (subject.cpu_s() - cpu_s) / units}
 
 
-def recorded_turn(subject: Subject, folder: Path, whole_machine: bool) -> dict[str, float]:
-    """A turn with one, from its start to its end."""
+def recorded_trial(subject: Subject, folder: Path, whole_machine: bool) -> dict[str, float]:
+    """A trial with one, from its start to its end."""
     group = Cgroup()
     of = [] if whole_machine else ["-p", str(subject.pid)]
     begin, began_s = subject.done(), time.monotonic()
     recorder = subprocess.Popen(
-        [*SONDE, "record", "--json", *of, "-f", "-o", str(folder / "turn.sonde")],
+        [*SONDE, "record", "--json", *of, "-f", "-o", str(folder / "trial.sonde")],
         cwd=ROOT, preexec_fn=group.enter, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         text=True,
     )  # fmt: skip
@@ -85,7 +85,7 @@ def recorded_turn(subject: Subject, folder: Path, whole_machine: bool) -> dict[s
 
 
 def block(load: str, cpus: float | None, folder: Path) -> dict[str, Any]:
-    """A turn of each arm, in new processes."""
+    """A trial of each arm, in new processes."""
     with ExitStack() as stack:
         quota = Quota(cpus) if cpus else None
         if quota:
@@ -94,24 +94,24 @@ def block(load: str, cpus: float | None, folder: Path) -> dict[str, Any]:
         stack.callback(untouched.close)
         attached = Subject(folder, load, quota)
         stack.callback(attached.close)
-        attached.let_go()
+        attached.resume()
         done = subprocess.run(
             [*SONDE, "attach", str(attached.pid)], capture_output=True, cwd=ROOT, check=False
         )
-        attached.hold()
+        attached.suspend()
         arms = [arm for arm in ARMS if arm != "attached" or done.returncode == 0]
         random.shuffle(arms)
-        turns: dict[str, dict[str, float]] = {}
+        trials: dict[str, dict[str, float]] = {}
         for arm in arms:
             subject = attached if arm == "attached" else untouched
-            subject.let_go()
+            subject.resume()
             time.sleep(WASHOUT_S)
             if arm.startswith("record"):
-                turns[arm] = recorded_turn(subject, folder, arm == "record")
+                trials[arm] = recorded_trial(subject, folder, arm == "record")
             else:
-                turns[arm] = idle_turn(subject)
-            subject.hold()
-        return {"load": load, "quota": cpus, "order": arms, "turns": turns}
+                trials[arm] = idle_trial(subject)
+            subject.suspend()
+        return {"load": load, "quota": cpus, "order": arms, "turns": trials}
 
 
 def blocks(path: Path) -> Iterator[dict[str, Any]]:
@@ -122,10 +122,10 @@ def blocks(path: Path) -> Iterator[dict[str, Any]]:
 
 def slower(each: list[dict[str, Any]], arm: str, part: str, base: str = "steady") -> list[float]:
     """How much slower than with nothing of ours, by block."""
-    turns = [it["turns"] for it in each if arm in it["turns"] and it["turns"][arm].get(part)]
+    trials = [it["turns"] for it in each if arm in it["turns"] and it["turns"][arm].get(part)]
     if base == "cpu_a_unit":
-        return [it[arm][part] / it["nothing"][base] - 1 for it in turns if it["nothing"][base]]
-    return [it["nothing"][base] / it[arm][part] - 1 for it in turns]
+        return [it[arm][part] / it["nothing"][base] - 1 for it in trials if it["nothing"][base]]
+    return [it["nothing"][base] / it[arm][part] - 1 for it in trials]
 
 
 def print_table(path: Path) -> None:
@@ -157,9 +157,9 @@ def print_table(path: Path) -> None:
 
 def _print_recorder(each: list[dict[str, Any]]) -> None:
     for arm in ("record -p", "record"):
-        turns = [it["turns"][arm] for it in each if arm in it["turns"]]
-        if turns:
-            middle = {name: statistics.median(it[name] for it in turns) for name in turns[0]}
+        trials = [it["turns"][arm] for it in each if arm in it["turns"]]
+        if trials:
+            middle = {name: statistics.median(it[name] for it in trials) for name in trials[0]}
             print(
                 f"    {arm}: ready in {middle['ready_s']:.2f} s ({middle['start_cpu_s']:.2f} s of"
                 f" CPU), then {middle['own_share']:.1%} of a CPU, ends in {middle['end_s']:.2f} s"
@@ -168,7 +168,7 @@ def _print_recorder(each: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     """Measure what is missing, then print."""
-    parser = argparse.ArgumentParser(prog="python -m bench.whole", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.end_to_end", description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--loads", default=",".join(LOADS), help="default: %(default)s")
     parser.add_argument("--blocks", type=int, default=10, help="of each load; default: %(default)s")

@@ -10,7 +10,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.kernels.debian import Suite
+from bench.distro_kernels.debian import Suite
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests/programs"
@@ -126,7 +126,7 @@ def initrd(cache: Path, target: Target, native: Path) -> Path:
     root = cache / f"root-{target.arch}"
     shutil.rmtree(root, ignore_errors=True)
     shutil.copytree(user_space(cache, target), root, symlinks=True)
-    listed = (ROOT / "bench/kernels/applets.txt").read_text().split()
+    listed = (ROOT / "bench/distro_kernels/applets.txt").read_text().split()
     for name in listed:
         link = root / "usr/bin" / name
         if not link.exists() and not link.is_symlink():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A load as a process that can be held and let go, and asked how much it got done."""
+"""A load as a process that can be stopped and resumed, and asked how much it got done."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ class Quota:
 
 
 class Subject:
-    """One process of a load, held unless it is its turn."""
+    """One process of a load, stopped (SIGSTOP) unless its trial runs."""
 
     def __init__(self, folder: Path, name: str, quota: Quota | None) -> None:
         self._file = folder / f"{name}-{time.monotonic_ns()}"
         self._file.write_bytes(bytes(SLOT_BYTES * (os.cpu_count() or 1)))
         self._has_busy = name in SWITCHES
-        command = [sys.executable, "-m", "bench.whole.load", name, str(self._file)]
+        command = [sys.executable, "-m", "bench.end_to_end.load", name, str(self._file)]
         if self._has_busy:
             program = folder / "switches"
             if not program.exists():
@@ -81,14 +81,14 @@ class Subject:
         )  # fmt: skip
         self.pid = self._process.pid
         time.sleep(1.0)
-        self.hold()
+        self.suspend()
 
-    def hold(self) -> None:
-        """Stop it."""
+    def suspend(self) -> None:
+        """Stop it: SIGSTOP."""
         os.killpg(self.pid, signal.SIGSTOP)
 
-    def let_go(self) -> None:
-        """Let it run."""
+    def resume(self) -> None:
+        """Let it run: SIGCONT."""
         os.killpg(self.pid, signal.SIGCONT)
 
     def done(self) -> Done:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the files of a store are, beside its directory: nowhere, or in a bucket.
+"""Where the files of a store are: in its directory alone, or in a bucket, too.
 
 With a bucket the directory is a cache of it, of bounded size, and the log of chunks stays until
 what was made of it is published there:
@@ -52,8 +52,8 @@ _ABSENT_S = 120.0
 """Objects stay so long after they were published as gone, for those who read them."""
 
 
-class Copies:
-    """Of a store without a bucket: everything is in its directory."""
+class DirectoryStorage:
+    """Files of a store without a bucket: all of them are in its directory."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -125,8 +125,8 @@ def keep_server_name(folder: Path, server: str) -> None:
         )
 
 
-class BucketCopies(Copies):
-    """Of a store with a bucket. For the process that flushes: one at a time."""
+class BucketStorage(DirectoryStorage):
+    """Files of a store with a bucket. For the process that flushes: one at a time."""
 
     def __init__(self, folder: Path, catalog: Catalog, settings: BucketSettings) -> None:
         """Raises UsageError."""

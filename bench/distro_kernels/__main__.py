@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m bench.kernels [--only NAME…]`: download, boot, judge, write results and page."""
+"""`python -m bench.distro_kernels [--only NAME…]`: download, boot, judge, write results, page."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import bench.kernels
-from bench.kernels import image, judge, machine, page
-from bench.kernels.debian import Suite
+import bench.distro_kernels
+from bench.distro_kernels import image, judge, machine, page
+from bench.distro_kernels.debian import Suite
 
 CACHE = image.ROOT / "build/kernels"
 
@@ -42,7 +42,7 @@ KERNELS = {
 def main() -> int:
     """1 where anything failed."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.kernels", description=bench.kernels.__doc__
+        prog="python -m bench.distro_kernels", description=bench.distro_kernels.__doc__
     )
     parser.add_argument("--only", nargs="*", choices=KERNELS, help="default: all")
     parser.add_argument("--steps", nargs="*", choices=page.FEATURES, help="again; default: all")
@@ -56,7 +56,7 @@ def main() -> int:
         folder = CACHE / f"seen-{name.replace(' ', '-')}"
         if not (args.keep and (folder / "boot.json").exists()):
             if missing := _missing(kernel):
-                print(f"bench.kernels: {name} is left out: {missing}", file=sys.stderr)
+                print(f"bench.distro_kernels: {name} is left out: {missing}", file=sys.stderr)
                 continue
             _observe(kernel, folder, args.limit, args.steps or [])
         results[name] = _judge(folder)
@@ -80,7 +80,7 @@ def _missing(kernel: Kernel) -> str:
         if shutil.which(program) is None:
             return f"apt-get install {package}"
     if not (image.ROOT / kernel.native).exists():
-        return "make setup" if not prefix else "bench/kernels/build_arm64"
+        return "make setup" if not prefix else "bench/distro_kernels/build_arm64"
     return ""
 
 
@@ -130,4 +130,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except subprocess.CalledProcessError as error:
-        sys.exit(f"bench.kernels: {error}")
+        sys.exit(f"bench.distro_kernels: {error}")

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.kernels.guest import MARK
-from bench.kernels.image import Target
+from bench.distro_kernels.guest import MARK
+from bench.distro_kernels.image import Target
 
 MEMORY_MB = 2048
 CPUS = 2

@@ -56,14 +56,14 @@ class MappedFile:
 
 
 @dataclass(slots=True)
-class Unread:
+class UnreadProcesses:
     """How often not all of what a process has mapped was looked at."""
 
     processes: int = 0
 
 
 def mapped_by(
-    pid: int, unread: Unread | None = None, most_bytes: int = procfs.MAX_MAPS_BYTES
+    pid: int, unread: UnreadProcesses | None = None, most_bytes: int = procfs.MAX_MAPS_BYTES
 ) -> Iterator[MappedFile]:
     """The executable files that a process has mapped now, each once; nothing where it is gone.
 
@@ -95,7 +95,7 @@ def mapped_by(
         return
 
 
-def mapped_now(unread: Unread | None = None) -> Iterator[MappedFile]:
+def mapped_now(unread: UnreadProcesses | None = None) -> Iterator[MappedFile]:
     """Every (process, executable file) of the machine, as far as its mount of /proc shows.
 
     Processes with very many mappings come last, the party first that has taken least time, and
@@ -104,7 +104,7 @@ def mapped_now(unread: Unread | None = None) -> Iterator[MappedFile]:
     """
     long: dict[int, list[int]] = {}
     for pid in procfs.pids():
-        here = Unread()
+        here = UnreadProcesses()
         yield from mapped_by(pid, here, FIRST_BYTES)
         if here.processes:
             long.setdefault(procfs.party_of(pid), []).append(pid)

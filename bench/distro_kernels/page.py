@@ -26,14 +26,14 @@ FEATURES = {
     "syscalls": "system calls (`--syscalls`)",
     "memory": "memory (`--memory`)",
 }
-"""Steps of `bench.kernels.guest` in the order of the page."""
+"""Steps of `bench.distro_kernels.guest` in the order of the page."""
 
 HEAD = """\
 # Kernels
 
-Written by `python -m bench.kernels` from what it saw; a test compares. Each kernel is Debian's own,
-booted under qemu without KVM on two emulated CPUs, with Debian 12's user space. Programs with a
-known truth run beside Sonde, and the captures are judged outside of the machine.
+Written by `python -m bench.distro_kernels` from what it saw; a test compares. Each kernel is
+Debian's own, booted under qemu without KVM on two emulated CPUs, with Debian 12's user space.
+Programs with a known truth run beside Sonde, and the captures are judged outside of the machine.
 
 - **ok**: what was seen is the truth within 5 %; figures made of few samples, within three standard
   deviations; run-queue time, within 15 %, since a thread is pushed aside before and after its work,

@@ -13,15 +13,16 @@ import pytest
 
 from served import Server
 from sonde.errors import UsageError
-from sonde.server import collection
-from sonde.server.collection import EVERYBODY, AgentState, Authority, Collection, SeenAgents
+from sonde.server import seen_agents
+from sonde.server.collection_pauses import ALL_TENANTS, CollectionPauses, PausedBy
+from sonde.server.seen_agents import AgentState, SeenAgents
 from sonde.server.service import Bucket
 from sonde.server.tokens import Scope, Tokens
 from sonde.sinks import server as sending
 from sonde.sinks.server import ServerSink
 from sonde.sinks.spool import Spool
 
-OPERATOR, TENANT = Authority.OPERATOR, Authority.TENANT
+OPERATOR, TENANT = PausedBy.OPERATOR, PausedBy.TENANT
 
 
 def until(done: Callable[[], object], seconds: float = 30) -> None:
@@ -32,24 +33,24 @@ def until(done: Callable[[], object], seconds: float = 30) -> None:
 
 
 def test_pauses_are_lifted_by_those_who_may(tmp_path: Path) -> None:
-    switches = Collection(tmp_path)
-    assert not switches.is_paused("lab")
-    switches.pause("lab", TENANT)
-    assert switches.is_paused("lab")
-    assert not switches.is_paused("neighbour")
-    switches.pause(EVERYBODY, OPERATOR)
-    assert Collection(tmp_path).is_paused("neighbour")  # another server of the directory
+    pauses = CollectionPauses(tmp_path)
+    assert not pauses.is_paused("lab")
+    pauses.pause("lab", TENANT)
+    assert pauses.is_paused("lab")
+    assert not pauses.is_paused("neighbour")
+    pauses.pause(ALL_TENANTS, OPERATOR)
+    assert CollectionPauses(tmp_path).is_paused("neighbour")  # another server of the directory
 
-    assert switches.resume("lab", TENANT)
-    assert not switches.resume("lab", TENANT)
-    assert switches.is_paused("lab")  # the operator's word stays
-    assert [one.tenant for one in switches.paused("lab")] == [EVERYBODY]
-    switches.pause("lab", TENANT)
-    assert len(switches.paused("neighbour")) == 1
-    assert switches.resume(EVERYBODY, OPERATOR)
-    assert switches.paused() == []
+    assert pauses.resume("lab", TENANT)
+    assert not pauses.resume("lab", TENANT)
+    assert pauses.is_paused("lab")  # the operator's word stays
+    assert [one.tenant for one in pauses.paused("lab")] == [ALL_TENANTS]
+    pauses.pause("lab", TENANT)
+    assert len(pauses.paused("neighbour")) == 1
+    assert pauses.resume(ALL_TENANTS, OPERATOR)
+    assert pauses.paused() == []
     with pytest.raises(UsageError, match="cannot be the name"):
-        switches.pause("../lab", OPERATOR)
+        pauses.pause("../lab", OPERATOR)
 
 
 def test_agents_that_go_silent_are_marked_and_the_oldest_give_way(
@@ -61,7 +62,7 @@ def test_agents_that_go_silent_are_marked_and_the_oldest_give_way(
     states = {one.node: one.state for one in seen.of("lab")}
     assert states == {"one": AgentState.PAUSED, "two": AgentState.COLLECTING}
     assert seen.of("neighbour") == []
-    later_s = time.time() + collection.SILENT_S + 1
+    later_s = time.time() + seen_agents.SILENT_S + 1
     monkeypatch.setattr(time, "time", lambda: later_s)
     assert {one.state for one in seen.of("lab")} == {AgentState.SILENT}
     assert seen.counts()[AgentState.SILENT] == 2

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs inside the machine: each step beside a program with a known truth; all goes to the console.
 
-Lines that begin with MARK are read by `bench.kernels.machine`. Nothing is judged here.
+Lines that begin with MARK are read by `bench.distro_kernels.machine`. Nothing is judged here.
 """
 
 from __future__ import annotations

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which agents a server has seen since it started, and what they do."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+SILENT_S = 30.0
+"""An agent that was not seen for so long is called silent; it asks every 8 to 12 s."""
+
+
+class AgentState(StrEnum):
+    """What an agent does, as it reports; `silent`: it reports nothing."""
+
+    COLLECTING = "collecting"
+    PAUSED = "paused"
+    SILENT = "silent"
+
+
+@dataclass(frozen=True, slots=True)
+class SeenAgent:
+    """When an agent was seen last."""
+
+    node: str
+    seen_s: float
+    """Seconds since 1970."""
+    state: AgentState
+
+
+class SeenAgents:
+    """The agents that sent or asked something since this server started."""
+
+    def __init__(self, nodes_a_tenant: int) -> None:
+        self._max_nodes = nodes_a_tenant
+        self._seen: dict[str, OrderedDict[str, SeenAgent]] = {}
+
+    def note(self, tenant: str, node: str, reported: str) -> None:
+        """A request came; `reported`: the agent's word for its state."""
+        state = AgentState.PAUSED if reported == AgentState.PAUSED else AgentState.COLLECTING
+        nodes = self._seen.setdefault(tenant, OrderedDict())
+        nodes[node] = SeenAgent(node, time.time(), state)
+        nodes.move_to_end(node)
+        if len(nodes) > self._max_nodes:
+            nodes.popitem(last=False)
+
+    def of(self, tenant: str) -> Sequence[SeenAgent]:
+        """Those of a tenant, by name; who went silent is marked."""
+        silent_s = time.time() - SILENT_S
+        return [
+            one if one.seen_s >= silent_s else SeenAgent(one.node, one.seen_s, AgentState.SILENT)
+            for _, one in sorted(self._seen.get(tenant, {}).items())
+        ]
+
+    def counts(self) -> dict[AgentState, int]:
+        """Of all tenants, by state."""
+        found = dict.fromkeys(AgentState, 0)
+        for tenant in self._seen:
+            for one in self.of(tenant):
+                found[one.state] += 1
+        return found
