@@ -67,7 +67,7 @@ const ROW = 17;
 const NARROW = 0.3;
 
 /** A flame graph as a picture; frames below a third of a pixel are left out. */
-export function svg(tree: Tree, top: number, colours: Uint32Array, ink: string, ground: string): string {
+export function svg(tree: Tree, top: number, colours: Uint32Array, ink: string, background: string): string {
   const scale = WIDTH / (tree.total[top] || 1);
   const base = tree.depth[top]!;
   const shapes: string[] = [];
@@ -85,7 +85,7 @@ export function svg(tree: Tree, top: number, colours: Uint32Array, ink: string, 
     shapes.push(`<g><title>${xml(`${fn.label} ${fn.binary} ${share} %`)}</title><rect x="${x.toFixed(2)}" y="${level * ROW}" width="${Math.max(0.3, width - 0.5).toFixed(2)}" height="${ROW - 1}" fill="${css(colours[tree.fn[node]!]!)}"/>${label ? `<text x="${(x + 3).toFixed(2)}" y="${level * ROW + 12}">${xml(label)}</text>` : ""}</g>`);
   }
   const height = (deepest + 1) * ROW;
-  return `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${WIDTH} ${height}" width="${WIDTH}" height="${height}" font-family="monospace" font-size="11" fill="${ink}"><rect width="100%" height="100%" fill="${ground}"/>${shapes.join("")}</svg>`;
+  return `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${WIDTH} ${height}" width="${WIDTH}" height="${height}" font-family="monospace" font-size="11" fill="${ink}"><rect width="100%" height="100%" fill="${background}"/>${shapes.join("")}</svg>`;
 }
 
 /** Chrome's trace events (which Perfetto opens) of the spans that overlap a time; ns after the origin. */

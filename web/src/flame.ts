@@ -246,21 +246,21 @@ export function table(tree: Tree): { fn: number; own: number; total: number; cou
 }
 
 /** The levels as rows; their shades are functions, and those behind them the same ones faded. */
-export function rowsOf(tree: Tree, ground: number, lit: Uint8Array | null): Row[] {
+export function rowsOf(tree: Tree, background: number, lit: Uint8Array | null): Row[] {
   const { order, first, x, total, fn } = tree;
   const faded = tree.functions.length;
   return Array.from({ length: tree.levels }, (_, level) => {
     const id = order.subarray(first[level], first[level + 1]);
     const start = new Float64Array(id.length);
     const end = new Float64Array(id.length);
-    const shade = new Uint32Array(id.length);
+    const colourIndex = new Uint32Array(id.length);
     for (let i = 0; i < id.length; i++) {
       const node = id[i]!;
       start[i] = x[node]!;
       end[i] = x[node]! + total[node]!;
-      shade[i] = fn[node]! + (lit && !lit[node] ? faded : 0);
+      colourIndex[i] = fn[node]! + (lit && !lit[node] ? faded : 0);
     }
-    return makeRow(start, end, shade, id, level * ROW_HEIGHT, ROW_HEIGHT - 1, ground);
+    return makeRow(start, end, colourIndex, id, level * ROW_HEIGHT, ROW_HEIGHT - 1, background);
   });
 }
 

@@ -3,7 +3,7 @@
 
 import type { RanksAnswer } from "./answers";
 import type { Row } from "./draw/boxes";
-import { packed } from "./draw/colours";
+import { abgr } from "./draw/colours";
 import type { Measure } from "./url";
 
 export type Rank = RanksAnswer["ranks"][number];
@@ -115,26 +115,26 @@ export function coloursOf(measure: Measure, dark: boolean): Uint32Array {
   const hue = HUES[measure];
   return Uint32Array.from({ length: LEVELS }, (_, level) => {
     const share = level / (LEVELS - 1);
-    return dark ? packed(hue, 30 + 45 * share, 22 + 46 * share) : packed(hue, 40 + 45 * share, 93 - 53 * share);
+    return dark ? abgr(hue, 30 + 45 * share, 22 + 46 * share) : abgr(hue, 40 + 45 * share, 93 - 53 * share);
   });
 }
 
-export function rowsOf(grid: Grid, measure: Measure, ground: number): Row[] {
+export function rowsOf(grid: Grid, measure: Measure, background: number): Row[] {
   const byRank: number[][] = grid.ranks.map(() => []);
   grid.cells.forEach((cell, at) => byRank[cell.rank]!.push(at));
   return byRank.map((cells, rank) => {
     cells.sort((a, b) => grid.cells[a]!.slot - grid.cells[b]!.slot);
     const count = cells.length;
     const row: Row = {
-      start: new Float64Array(count), end: new Float64Array(count), sum: new Float64Array(count + 1), shade: new Uint32Array(count),
-      id: Int32Array.from(cells), top: rank * ROW_HEIGHT, height: ROW_HEIGHT - 2, ground,
+      start: new Float64Array(count), end: new Float64Array(count), sum: new Float64Array(count + 1), colourIndex: new Uint32Array(count),
+      id: Int32Array.from(cells), top: rank * ROW_HEIGHT, height: ROW_HEIGHT - 2, background,
     };
     cells.forEach((at, i) => {
       const cell = grid.cells[at]!;
       row.start[i] = grid.start[cell.slot]!;
       row.end[i] = grid.end[cell.slot]!;
       row.sum[i + 1] = row.sum[i]! + row.end[i]! - row.start[i]!;
-      row.shade[i] = levelOf(cell, grid, measure);
+      row.colourIndex[i] = levelOf(cell, grid, measure);
     });
     return row;
   });

@@ -4,4 +4,4 @@
 
 export { makeRow } from "./draw/boxes";
 export { BoxCanvas } from "./draw/canvas";
-export { packed } from "./draw/colours";
+export { abgr } from "./draw/colours";

@@ -34,7 +34,7 @@ export interface Lanes {
   spans: number;
   /** Spans that are not drawn, as too many overlap. */
   hidden: number;
-  /** A shade is the index of a kind times the number of names, plus the index of a name. */
+  /** A colourIndex is the index of a kind times the number of names, plus the index of a name. */
   kinds: readonly string[];
   names: readonly string[];
 }
@@ -76,7 +76,7 @@ interface Source {
   start: Float64Array;
   end: Float64Array;
   /** What the box looks like: its kind and its name, as one number. */
-  shade: Uint32Array;
+  colourIndex: Uint32Array;
   /** Index of the group that is a separate lane. */
   group: ArrayLike<number>;
   groups: number;
@@ -184,16 +184,16 @@ class Layout {
     const count = spans.length;
     const start = new Float64Array(count);
     const end = new Float64Array(count);
-    const shade = new Uint32Array(count);
+    const colourIndex = new Uint32Array(count);
     const id = new Int32Array(count);
     for (let i = 0; i < count; i++) {
       const at = spans[i]!;
       start[i] = source.start[at]!;
       end[i] = source.end[at]!;
-      shade[i] = source.shade[at]!;
+      colourIndex[i] = source.colourIndex[at]!;
       id[i] = source.first + at;
     }
-    this.rows.push(makeRow(start, end, shade, id, this.top, height, 0));
+    this.rows.push(makeRow(start, end, colourIndex, id, this.top, height, 0));
   }
 
   span(id: number): Span {
@@ -202,9 +202,9 @@ class Layout {
     while (at > 0 && sources[at]!.first > id) at--;
     const source = sources[at]!;
     const index = id - source.first;
-    const shade = source.shade[index]!;
+    const colourIndex = source.colourIndex[index]!;
     return {
-      name: names[shade % names.length]!, kind: this.kinds[Math.floor(shade / names.length)]!,
+      name: names[colourIndex % names.length]!, kind: this.kinds[Math.floor(colourIndex / names.length)]!,
       start: source.start[index]!, end: source.end[index]!, note: source.note(index),
       lane: source.lanes[source.group[index]!]!,
     };
@@ -213,10 +213,10 @@ class Layout {
 
 const doubles = (values: ArrayLike<number>): Float64Array => values instanceof Float64Array ? values : Float64Array.from(values);
 
-function shadesOf(kind: ArrayLike<number>, kinds: readonly number[], name: ArrayLike<number>, from: number, names: number): Uint32Array {
-  const shade = new Uint32Array(kind.length);
-  for (let i = 0; i < shade.length; i++) shade[i] = kinds[kind[i]!]! * names + from + name[i]!;
-  return shade;
+function colourIndicesOf(kind: ArrayLike<number>, kinds: readonly number[], name: ArrayLike<number>, from: number, names: number): Uint32Array {
+  const colourIndex = new Uint32Array(kind.length);
+  for (let i = 0; i < colourIndex.length; i++) colourIndex[i] = kinds[kind[i]!]! * names + from + name[i]!;
+  return colourIndex;
 }
 
 /** Where everything stands; colours are apart (`coloursOf`), so that a theme or a cause changes them alone. */
@@ -235,13 +235,13 @@ export function layout(answer: TimelineAnswer): Lanes {
   const devices = [...new Set(Array.from(stalls.device))].sort((a, b) => a - b);
   const stalled = made.add({
     start: doubles(stalls.start), end: doubles(stalls.end), group: Array.from(stalls.device, (one) => devices.indexOf(one)),
-    groups: devices.length, note: none, shade: shadesOf(new Uint8Array(stalls.start.length), [made.kindOf("stall")], stalls.cause, ofCauses, names),
+    groups: devices.length, note: none, colourIndex: colourIndicesOf(new Uint8Array(stalls.start.length), [made.kindOf("stall")], stalls.cause, ofCauses, names),
   });
   devices.forEach((device, group) => made.lane(`GPU${device} idle`, "why no kernel ran", [{ source: stalled, group, height: LANE }]));
 
   const spansOf = (spans: SpanColumns): Source => made.add({
     start: doubles(spans.start), end: doubles(spans.end), group: spans.track, groups: answer.tracks.length,
-    shade: shadesOf(spans.kind, spans.kinds.map((kind) => made.kindOf(kind)), spans.name, 0, names),
+    colourIndex: colourIndicesOf(spans.kind, spans.kinds.map((kind) => made.kindOf(kind)), spans.name, 0, names),
     note: (index) => {
       const waker = spans.waker[index]! > 0 ? answer.tracks[spans.waker[index]! - 1] : undefined;
       return waker ? `woken by ${waker.label}` : "";
@@ -285,7 +285,7 @@ function streams(made: Layout, runs: RunColumns, names: number): void {
   }
   const source = made.add({
     start: doubles(runs.start), end: doubles(runs.end), group, groups: keys.size,
-    shade: shadesOf(runs.kind, runs.kinds.map((kind) => made.kindOf(kind)), runs.name, names, made.names.length),
+    colourIndex: colourIndicesOf(runs.kind, runs.kinds.map((kind) => made.kindOf(kind)), runs.name, names, made.names.length),
     note: (index) => {
       const weight = runs.weight[index]!;
       return weight > 1.001 ? `timed for about ${weight.toFixed(1)} like it` : "";
@@ -311,7 +311,7 @@ function onCpu(made: Layout, answer: TimelineAnswer, weights: Float64Array): Sou
   }
   return made.add({
     start, end, group: track, groups: answer.tracks.length,
-    shade: shadesOf(new Uint8Array(time.length), [made.kindOf("running")], name, 0, made.names.length),
+    colourIndex: colourIndicesOf(new Uint8Array(time.length), [made.kindOf("running")], name, 0, made.names.length),
     note: () => "estimate from samples of this second, not its place in it",
   });
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 import { describe, expect, it } from "vitest";
-import { between, boxAt, firstEndingAfter, makeRow, mixed, Painter, type Row, type Window } from "../src/draw/boxes";
+import { between, boxAt, firstEndingAfter, makeRow, blended, Painter, type Row, type Viewport } from "../src/draw/boxes";
 
 function covered(row: Row, left: number, right: number): number {
   return between(row, firstEndingAfter(row, left), firstEndingAfter(row, right), left, right);
@@ -18,9 +18,9 @@ function rowOf(spans: readonly [number, number][], height = 2): Row {
 const painter = new Painter();
 
 function paint(
-  pixels: Uint32Array, width: number, height: number, ratio: number, rows: readonly Row[], window: Window, ground: number, labelWidth: number,
+  pixels: Uint32Array, width: number, height: number, ratio: number, rows: readonly Row[], viewport: Viewport, background: number, labelWidth: number,
 ): { row: number; box: number; x: number; width: number }[] {
-  const { count, row, box, x, width: room } = painter.paint(pixels, width, height, ratio, rows, Uint32Array.of(RED), window, ground, labelWidth);
+  const { count, row, box, x, width: room } = painter.paint(pixels, width, height, ratio, rows, Uint32Array.of(RED), viewport, background, labelWidth);
   return Array.from({ length: count }, (_, i) => ({ row: row[i]!, box: box[i]!, x: x[i]!, width: room[i]! }));
 }
 
@@ -69,7 +69,7 @@ describe("searches", () => {
 });
 
 describe("paint", () => {
-  it("fills wide boxes and leaves the ground between them", () => {
+  it("fills wide boxes and leaves the background between them", () => {
     const pixels = new Uint32Array(20 * 2);
     const labels = paint(pixels, 20, 2, 1, [rowOf([[0, 10], [10, 20]])], { left: 0, right: 20, scroll: 0 }, WHITE, 8);
     expect([...pixels.slice(0, 20)].map((one) => one === RED)).toEqual(
@@ -81,7 +81,7 @@ describe("paint", () => {
     const spans = Array.from({ length: 1000 }, (_, i): [number, number] => [i, i + 0.5]);
     const pixels = new Uint32Array(10);
     paint(pixels, 10, 1, 1, [rowOf(spans, 1)], { left: 0, right: 1000, scroll: 0 }, WHITE, 30);
-    expect(new Set(pixels)).toEqual(new Set([mixed(RED, WHITE, 0.5)]));
+    expect(new Set(pixels)).toEqual(new Set([blended(RED, WHITE, 0.5)]));
   });
 
   it("adds up to what boxes below a pixel cover", () => {
@@ -97,7 +97,7 @@ describe("paint", () => {
       const row = rowOf(spans, 1);
       const pixels = new Uint32Array(200);
       paint(pixels, 200, 1, 1, [row], { left: 0, right: 2000, scroll: 0 }, WHITE, 30);
-      // Green of a pixel goes from 255 (ground) to 0 (red): its sum is what is not covered.
+      // Green of a pixel goes from 255 (background) to 0 (red): its sum is what is not covered.
       const shown = pixels.reduce((sum, one) => sum + (255 - ((one >>> 8) & 255)) / 255, 0) * 10;
       expect(Math.abs(shown - covered(row, 0, 2000)) / 2000).toBeLessThan(0.02);
     }

@@ -49,9 +49,9 @@ def exposition(service: Service) -> str:
     for name, kind, labels, value in service.alerts.figures() if service.alerts else ():
         add(name, kind, value, labels)
     lines.append("# TYPE sonde_server_ack_seconds histogram")
-    for upper_s, count in zip(ACK_BUCKETS_S, counters.ack_bucket_counts, strict=True):
+    for upper_s, acks in zip(ACK_BUCKETS_S, counters.ack_bucket_counts, strict=True):
         text = "+Inf" if upper_s == float("inf") else f"{upper_s:g}"
-        lines.append(f'sonde_server_ack_seconds_bucket{{le="{text}"}} {int(count)}')
+        lines.append(f'sonde_server_ack_seconds_bucket{{le="{text}"}} {int(acks)}')
     lines.append(f"sonde_server_ack_seconds_sum {counters.ack_sum_s:g}")
     lines.append(f"sonde_server_ack_seconds_count {int(counters.ack_bucket_counts[-1])}")
     return "\n".join(lines) + "\n"

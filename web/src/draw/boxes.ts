@@ -12,18 +12,18 @@ export interface Row {
   end: Float64Array;
   /** `sum[i]`: summed length of the boxes before i; one entry more than boxes. */
   sum: Float64Array;
-  /** Which of the colours each box has. */
-  shade: Uint32Array;
+  /** Which of the colours each box has: an index into the list of colours. */
+  colourIndex: Uint32Array;
   /** What the box is for the one who made the row. */
   id: Int32Array;
   /** Top and height in CSS pixels. */
   top: number;
   height: number;
-  /** Behind the boxes. */
-  ground: number;
+  /** The colour behind the boxes. */
+  background: number;
 }
 
-export interface Window {
+export interface Viewport {
   /** In the unit of the rows. */
   left: number;
   right: number;
@@ -82,16 +82,16 @@ export function between(row: Row, from: number, to: number, left: number, right:
   return total;
 }
 
-/** Share of the colour that a box below a pixel gets at least, so that it is seen. */
-const LEAST = 0.25;
+/** A box below a pixel gets at least this much of its colour, so that it is seen. */
+const MIN_COVERAGE = 0.25;
 
-export function mixed(over: number, ground: number, share: number, least = LEAST): number {
-  if (share >= 0.996) return over;
-  const part = Math.round(256 * Math.max(least, share));
+export function blended(over: number, background: number, coverage: number, least = MIN_COVERAGE): number {
+  if (coverage >= 0.996) return over;
+  const part = Math.round(256 * Math.max(least, coverage));
   const rest = 256 - part;
-  const red = ((over & 255) * part + (ground & 255) * rest) >> 8;
-  const green = (((over >>> 8) & 255) * part + ((ground >>> 8) & 255) * rest) >> 8;
-  const blue = (((over >>> 16) & 255) * part + ((ground >>> 16) & 255) * rest) >> 8;
+  const red = ((over & 255) * part + (background & 255) * rest) >> 8;
+  const green = (((over >>> 8) & 255) * part + ((background >>> 8) & 255) * rest) >> 8;
+  const blue = (((over >>> 16) & 255) * part + ((background >>> 16) & 255) * rest) >> 8;
   return (0xff000000 | (blue << 16) | (green << 8) | red) >>> 0;
 }
 
@@ -125,32 +125,32 @@ export class Painter {
    */
   paint(
     pixels: Uint32Array, width: number, height: number, ratio: number, rows: readonly Row[],
-    colours: Uint32Array, window: Window, ground: number, labelWidth: number,
+    colours: Uint32Array, viewport: Viewport, background: number, labelWidth: number,
   ): Labels {
-    pixels.fill(ground);
+    pixels.fill(background);
     this.labels.count = 0;
     if (this.line.length !== width) this.line = new Uint32Array(width);
     for (let number = 0; number < rows.length; number++) {
       const row = rows[number]!;
-      const top = Math.round((row.top - window.scroll) * ratio);
-      const bottom = Math.min(height, Math.round((row.top + row.height - window.scroll) * ratio));
+      const top = Math.round((row.top - viewport.scroll) * ratio);
+      const bottom = Math.min(height, Math.round((row.top + row.height - viewport.scroll) * ratio));
       if (bottom <= 0 || top >= height) continue;
-      this.paintLine(width, row, number, colours, window, labelWidth);
+      this.paintLine(width, row, number, colours, viewport, labelWidth);
       for (let y = Math.max(0, top); y < bottom; y++) pixels.set(this.line, y * width);
     }
     return this.labels;
   }
 
   private paintLine(
-    width: number, row: Row, number: number, colours: Uint32Array, window: Window, labelWidth: number,
+    width: number, row: Row, number: number, colours: Uint32Array, viewport: Viewport, labelWidth: number,
   ): void {
     const { line } = this;
-    const { start, end, shade, ground } = row;
-    const left = window.left;
-    const scale = width / (window.right - window.left);
+    const { start, end, colourIndex, background } = row;
+    const left = viewport.left;
+    const scale = width / (viewport.right - viewport.left);
     const unit = 1 / scale;
     const count = start.length;
-    line.fill(ground);
+    line.fill(background);
     let box = firstEndingAfter(row, left);
     let free = 0; // the first pixel that is not painted
     while (box < count && free < width) {
@@ -160,8 +160,8 @@ export class Painter {
       const from = Math.max(free, Math.round(x0));
       const to = Math.min(width, Math.round(x1));
       if (to - from >= 2) {
-        // A pixel of the ground stays between neighbours that are wide enough to be distinguished.
-        line.fill(colours[shade[box]!]!, from, to - from > 4 && x1 <= width ? to - 1 : to);
+        // A pixel of the background stays between neighbours that are wide enough to be distinguished.
+        line.fill(colours[colourIndex[box]!]!, from, to - from > 4 && x1 <= width ? to - 1 : to);
         if (to - from >= labelWidth) this.labels.add(number, box, from, to - from);
         free = to;
         box++;
@@ -174,12 +174,12 @@ export class Painter {
       // The box before was painted to a whole pixel, and may end within this one.
       const first = box > 0 && end[box - 1]! > low ? box - 1 : box;
       const after = next(end, high, box);
-      const share = between(row, first, after, low, high) * scale;
+      const coverage = between(row, first, after, low, high) * scale;
       // A box that only reaches in from the pixel before was seen there.
-      if (start[box]! >= low || after > box || share > 0.02) {
+      if (start[box]! >= low || after > box || coverage > 0.02) {
         const reaches = after < count && start[after]! < high;
         const shown = longest(start, end, box, reaches ? after : Math.max(box, after - 1));
-        line[pixel] = mixed(colours[shade[shown]!]!, ground, share, start[box]! >= low || after > box ? LEAST : 0);
+        line[pixel] = blended(colours[colourIndex[shown]!]!, background, coverage, start[box]! >= low || after > box ? MIN_COVERAGE : 0);
       }
       free = pixel + 1;
       box = after;
@@ -198,11 +198,11 @@ function longest(start: Float64Array, end: Float64Array, first: number, last: nu
 
 /** A row of boxes that are sorted by start and do not overlap. */
 export function makeRow(
-  start: Float64Array, end: Float64Array, shade: Uint32Array, id: Int32Array, top: number,
-  height: number, ground: number,
+  start: Float64Array, end: Float64Array, colourIndex: Uint32Array, id: Int32Array, top: number,
+  height: number, background: number,
 ): Row {
   const sum = new Float64Array(start.length + 1);
   let total = 0;
   for (let i = 0; i < start.length; i++) sum[i + 1] = total += end[i]! - start[i]!;
-  return { start, end, sum, shade, id, top, height, ground };
+  return { start, end, sum, colourIndex, id, top, height, background };
 }

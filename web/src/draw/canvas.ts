@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A canvas in a scroller that shows rows of boxes: drawing, pointer and keys.
 
-import { boxAt, Painter, type Row, type Window } from "./boxes";
+import { boxAt, Painter, type Row, type Viewport } from "./boxes";
 import type { Palette } from "./colours";
 
 const FONT = '12px system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
@@ -11,15 +11,15 @@ export interface At { row: number; box: number }
 
 export interface Shown {
   rows: readonly Row[];
-  /** Of boxes, by their `shade`, as pixels of a canvas have them (ABGR). */
+  /** Of boxes, by their `colourIndex`, as pixels of a canvas have them (ABGR). */
   colours: Uint32Array;
   height: number;
   left: number;
   right: number;
-  /** The widest window. */
+  /** The widest viewport. */
   first: number;
   last: number;
-  palette: Pick<Palette, "ground" | "ink" | "fadedInk">;
+  palette: Pick<Palette, "background" | "ink" | "fadedInk">;
   labelOf(id: number): string;
   isFaded(id: number): boolean;
 }
@@ -27,7 +27,7 @@ export interface Shown {
 export interface Events {
   hover(id: number, x: number, y: number): void;
   click(id: number): void;
-  /** The window changed by pointer or keys; `done` when it rests. */
+  /** The viewport changed by pointer or keys; `done` when it rests. */
   moved?(left: number, right: number, done: boolean): void;
   /** A box was reached by keys; -1: none. */
   selected?(id: number): void;
@@ -37,7 +37,7 @@ export interface Events {
 
 export class BoxCanvas {
   private shown: Shown | null = null;
-  private window: Window = { left: 0, right: 1, scroll: 0 };
+  private viewport: Viewport = { left: 0, right: 1, scroll: 0 };
   private hovered: At | null = null;
   private selected: At | null = null;
   private readonly painter = new Painter();
@@ -80,8 +80,8 @@ export class BoxCanvas {
   show(shown: Shown): void {
     if (this.shown?.rows !== shown.rows) this.hovered = this.selected = null;
     this.shown = shown;
-    this.window.left = shown.left;
-    this.window.right = shown.right;
+    this.viewport.left = shown.left;
+    this.viewport.right = shown.right;
     this.draw();
   }
 
@@ -107,9 +107,9 @@ export class BoxCanvas {
       this.image = context.createImageData(width, height);
       this.pixels = new Uint32Array(this.image.data.buffer);
     }
-    this.window.scroll = scroller.scrollTop;
-    const labels = this.painter.paint(this.pixels, width, height, ratio, shown.rows, shown.colours, this.window,
-      shown.palette.ground, TEXT_PX * ratio);
+    this.viewport.scroll = scroller.scrollTop;
+    const labels = this.painter.paint(this.pixels, width, height, ratio, shown.rows, shown.colours, this.viewport,
+      shown.palette.background, TEXT_PX * ratio);
     context.setTransform(1, 0, 0, 1, 0, 0);
     context.putImageData(this.image!, 0, 0);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
@@ -122,7 +122,7 @@ export class BoxCanvas {
       const text = this.fitted(shown.labelOf(id), labels.width[i]! / ratio - 8);
       if (!text) continue;
       context.fillStyle = shown.isFaded(id) ? shown.palette.fadedInk : shown.palette.ink;
-      context.fillText(text, labels.x[i]! / ratio + 4, one.top - this.window.scroll + one.height / 2 + 0.5);
+      context.fillText(text, labels.x[i]! / ratio + 4, one.top - this.viewport.scroll + one.height / 2 + 0.5);
     }
     if (this.hovered) this.outline(this.hovered, 1);
     if (this.selected && document.activeElement === canvas) this.outline(this.selected, 2);
@@ -141,13 +141,13 @@ export class BoxCanvas {
     const row = this.shown!.rows[at.row];
     if (!row) return;
     const width = this.cssWidth;
-    const scale = width / (this.window.right - this.window.left);
-    const x0 = Math.max(0, (row.start[at.box]! - this.window.left) * scale);
-    const x1 = Math.min(width, (row.end[at.box]! - this.window.left) * scale);
+    const scale = width / (this.viewport.right - this.viewport.left);
+    const x0 = Math.max(0, (row.start[at.box]! - this.viewport.left) * scale);
+    const x1 = Math.min(width, (row.end[at.box]! - this.viewport.left) * scale);
     if (x1 < 0 || x0 > width) return;
     this.context.strokeStyle = this.shown!.palette.ink;
     this.context.lineWidth = thickness;
-    this.context.strokeRect(x0 + thickness / 2, row.top - this.window.scroll + thickness / 2,
+    this.context.strokeRect(x0 + thickness / 2, row.top - this.viewport.scroll + thickness / 2,
       Math.max(1, x1 - x0 - thickness), row.height - thickness);
   }
 
@@ -174,14 +174,14 @@ export class BoxCanvas {
   }
 
   private hit(x: number, y: number): At | null {
-    const { shown, window } = this;
+    const { shown, viewport } = this;
     if (!shown) return null;
-    const down = y + window.scroll;
+    const down = y + viewport.scroll;
     let row = shown.rows.length - 1;
     while (row >= 0 && !(down >= shown.rows[row]!.top && down < shown.rows[row]!.top + shown.rows[row]!.height + 1)) row--;
     if (row < 0) return null;
-    const unit = (window.right - window.left) / this.cssWidth;
-    const box = boxAt(shown.rows[row]!, window.left + x * unit, unit * 1.5);
+    const unit = (viewport.right - viewport.left) / this.cssWidth;
+    const box = boxAt(shown.rows[row]!, viewport.left + x * unit, unit * 1.5);
     return box < 0 ? null : { row, box };
   }
 
@@ -216,7 +216,7 @@ export class BoxCanvas {
 
   private readonly onDown = (event: PointerEvent): void => {
     if (event.button !== 0) return;
-    this.drag = { x: event.offsetX, left: this.window.left, right: this.window.right, moved: false };
+    this.drag = { x: event.offsetX, left: this.viewport.left, right: this.viewport.right, moved: false };
     this.canvas.setPointerCapture(event.pointerId);
   };
 
@@ -235,16 +235,16 @@ export class BoxCanvas {
     const sideways = Math.abs(event.deltaX) > Math.abs(event.deltaY);
     if (!sideways && !event.ctrlKey && !event.metaKey) return;
     event.preventDefault();
-    const span = this.window.right - this.window.left;
+    const span = this.viewport.right - this.viewport.left;
     if (sideways) {
       const by = (event.deltaX / this.cssWidth) * span;
-      this.move(this.window.left + by, this.window.right + by);
+      this.move(this.viewport.left + by, this.viewport.right + by);
     } else this.zoom(Math.exp(event.deltaY / 300), event.offsetX / this.cssWidth);
   };
 
   zoom(factor: number, at = 0.5): void {
-    const span = this.window.right - this.window.left;
-    const fixed = this.window.left + span * at;
+    const span = this.viewport.right - this.viewport.left;
+    const fixed = this.viewport.left + span * at;
     this.move(fixed - span * factor * at, fixed + span * factor * (1 - at));
   }
 
@@ -252,24 +252,24 @@ export class BoxCanvas {
     const { first, last } = this.shown!;
     const span = Math.min(last - first, Math.max((last - first) * 1e-7, right - left));
     const from = Math.min(Math.max(first, left), last - span);
-    this.window.left = from;
-    this.window.right = from + span;
+    this.viewport.left = from;
+    this.viewport.right = from + span;
     this.draw();
     this.events.moved?.(from, from + span, false);
     clearTimeout(this.resting);
-    this.resting = window.setTimeout(() => this.events.moved?.(this.window.left, this.window.right, true), 250);
+    this.resting = window.setTimeout(() => this.events.moved?.(this.viewport.left, this.viewport.right, true), 250);
   }
 
   private readonly onKey = (event: KeyboardEvent): void => {
     const { shown } = this;
     if (!shown || event.ctrlKey || event.metaKey || event.altKey) return;
-    const span = this.window.right - this.window.left;
+    const span = this.viewport.right - this.viewport.left;
     if (this.events.moved) {
       if (event.key === "+" || event.key === "=") this.zoom(0.5);
       else if (event.key === "-") this.zoom(2);
       else if (event.key === "a" || event.key === "d") {
         const by = event.key === "a" ? -span / 4 : span / 4;
-        this.move(this.window.left + by, this.window.right + by);
+        this.move(this.viewport.left + by, this.viewport.right + by);
       }
     }
     const at = this.selected ?? this.firstInSight();
@@ -319,9 +319,9 @@ export class BoxCanvas {
     const canvas = this.canvas.getBoundingClientRect();
     const row = this.selected && this.shown?.rows[this.selected.row];
     if (!row || !this.selected) return { x: canvas.left, y: canvas.top };
-    const scale = this.cssWidth / (this.window.right - this.window.left);
-    const left = Math.max(0, (row.start[this.selected.box]! - this.window.left) * scale);
-    return { x: canvas.left + left, y: canvas.top + row.top - this.window.scroll + row.height };
+    const scale = this.cssWidth / (this.viewport.right - this.viewport.left);
+    const left = Math.max(0, (row.start[this.selected.box]! - this.viewport.left) * scale);
+    return { x: canvas.left + left, y: canvas.top + row.top - this.viewport.scroll + row.height };
   }
 
   private firstInSight(): At | null {
@@ -333,7 +333,7 @@ export class BoxCanvas {
     const rows = this.shown!.rows;
     const here = rows[at.row]!;
     const middle = (here.start[at.box]! + here.end[at.box]!) / 2;
-    const span = this.window.right - this.window.left;
+    const span = this.viewport.right - this.viewport.left;
     for (let row = at.row + step; row >= 0 && row < rows.length; row += step) {
       const x = step > 0 ? here.start[at.box]! + (here.end[at.box]! - here.start[at.box]!) * 1e-6 : middle;
       const box = boxAt(rows[row]!, x, span);

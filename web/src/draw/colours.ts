@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Colours that people with colour-blindness distinguish (after Okabe and Ito, 2008), for both themes.
 
-export function packed(hue: number, saturation: number, lightness: number): number {
+/** A colour as one number: alpha, blue, green, red, as pixels of a canvas have it in memory. */
+export function abgr(hue: number, saturation: number, lightness: number): number {
   const s = saturation / 100;
   const l = lightness / 100;
   const part = (n: number): number => {
@@ -23,7 +24,7 @@ export function hashOf(text: string): number {
 
 export interface Palette {
   dark: boolean;
-  ground: number;
+  background: number;
   lane: number;
   ink: string;
   faded: number;
@@ -47,21 +48,21 @@ const SPANS: Record<string, readonly [number, number, number, number]> = {
 export function paletteOf(dark: boolean): Palette {
   return {
     dark,
-    ground: dark ? packed(222, 22, 13) : packed(0, 0, 100),
-    lane: dark ? packed(222, 20, 16) : packed(220, 24, 97),
+    background: dark ? abgr(222, 22, 13) : abgr(0, 0, 100),
+    lane: dark ? abgr(222, 20, 16) : abgr(220, 24, 97),
     ink: dark ? "rgb(240 243 250)" : "rgb(18 24 38)",
-    faded: dark ? packed(222, 12, 22) : packed(222, 18, 92),
+    faded: dark ? abgr(222, 12, 22) : abgr(222, 18, 92),
     fadedInk: dark ? "rgb(130 138 155)" : "rgb(120 128 145)",
     frame(kind, binary, name) {
-      const shade = (hashOf(name) % 7) - 3;
-      if (kind === "root") return dark ? packed(222, 14, 28) : packed(222, 22, 89);
-      if (kind === "unknown" || kind === "light") return dark ? packed(222, 8, 32) : packed(222, 10, 86);
+      const shift = (hashOf(name) % 7) - 3;
+      if (kind === "root") return dark ? abgr(222, 14, 28) : abgr(222, 22, 89);
+      if (kind === "unknown" || kind === "light") return dark ? abgr(222, 8, 32) : abgr(222, 10, 86);
       const hue = KIND_HUES[kind] ?? NATIVE_HUES[hashOf(binary) % NATIVE_HUES.length]!;
-      return dark ? packed(hue, 36, 34 + shade) : packed(hue, 62, 77 + shade);
+      return dark ? abgr(hue, 36, 34 + shift) : abgr(hue, 62, 77 + shift);
     },
     span(kind) {
       const [hue, saturation, light, darkLight] = SPANS[kind] ?? SPANS["other"]!;
-      return packed(hue, dark ? saturation * 0.75 : saturation, dark ? darkLight : light);
+      return abgr(hue, dark ? saturation * 0.75 : saturation, dark ? darkLight : light);
     },
   };
 }

@@ -89,7 +89,7 @@ function Graph({ kind, flame, weight, hint, name, isFile }: { kind: string; flam
     }]),
     { name: "speedscope", about: "what is shown, for speedscope.app", run: () => save(`${file}.speedscope.json`, text(speedscope(tree, top(), file, weight === "bytes" ? "bytes" : "nanoseconds"), "application/json")) },
     { name: "Folded stacks", about: "what is shown, a line a stack", run: () => save(`${file}.folded`, text(folded(tree, top()))) },
-    { name: "SVG", about: "the flame graph as shown", run: () => save(`${file}.svg`, text(svg(tree, top(), coloursOf(tree, palette), palette.ink, css(palette.ground)), "image/svg+xml")) },
+    { name: "SVG", about: "the flame graph as shown", run: () => save(`${file}.svg`, text(svg(tree, top(), coloursOf(tree, palette), palette.ink, css(palette.background)), "image/svg+xml")) },
     { name: "PNG", about: "the part of the flame graph in sight", run: async () => { const found = canvasOf.current; if (!found) throw new Error("show the graph first"); save(`${file}.png`, await found.picture()); } },
     ...(isFile ? [] : [copyLink]),
   ];
@@ -117,7 +117,7 @@ function Graph({ kind, flame, weight, hint, name, isFile }: { kind: string; flam
 
 function Chart({ tree, lit, show, use }: { tree: Tree; lit: Uint8Array | null; show: (value: number) => string; use: (canvas: BoxCanvas | null) => void }): preact.JSX.Element {
   const { place, go, palette } = useApp();
-  const rows = useMemo(() => rowsOf(tree, palette.ground, lit), [tree, palette, lit]);
+  const rows = useMemo(() => rowsOf(tree, palette.background, lit), [tree, palette, lit]);
   const colours = useMemo(() => coloursOf(tree, palette), [tree, palette]);
   const scroller = useRef<HTMLDivElement>(null);
   const focused = useMemo(() => nodeOf(tree, place.focus), [tree, place.focus]);

@@ -23,7 +23,7 @@ interface Hover { id: number; x: number; y: number }
 export function TimelinePanel({ answer, name, isFile }: { answer: TimelineAnswer; name: string; isFile: boolean }): preact.JSX.Element {
   const { place, go, palette } = useApp();
   const lanes = useMemo(() => layout(answer), [answer]);
-  const rows = useMemo(() => lanes.rows.map((row) => ({ ...row, ground: palette.lane })), [lanes, palette]);
+  const rows = useMemo(() => lanes.rows.map((row) => ({ ...row, background: palette.lane })), [lanes, palette]);
   const colours = useMemo(() => coloursOf(lanes, answer, palette, place.cause), [lanes, answer, palette, place.cause]);
   const scroller = useRef<HTMLDivElement>(null);
   const canvas = useRef<BoxCanvas | null>(null);

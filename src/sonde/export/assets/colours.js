@@ -54,13 +54,13 @@ class Colours {
   }
 
   ofBinary(binary, name = "") {
-    const shade = name ? (hashOf(name) % 7) - 3 : 0;
+    const shift = name ? (hashOf(name) % 7) - 3 : 0;
     if (binary === "" || binary === "[unknown]" || binary === "[no stack]") {
       return this.dark ? "hsl(220 8% 34%)" : "hsl(220 12% 86%)";
     }
     const hue = binary === "[kernel]" ? KERNEL_HUE
       : this.hues.get(binary) ?? HUES[hashOf(binary) % HUES.length];
-    return this.dark ? `hsl(${hue} 38% ${35 + shade * 1.1}%)` : `hsl(${hue} 66% ${80 + shade * 1.1}%)`;
+    return this.dark ? `hsl(${hue} 38% ${35 + shift * 1.1}%)` : `hsl(${hue} 66% ${80 + shift * 1.1}%)`;
   }
 
   ofFunction(fn) {

@@ -6,7 +6,7 @@ const ROW = 20; // px
 // "hsl(211 38% 35%)" or "rgb(1, 2, 3)" as a pixel of a canvas.
 function pixelOf(colour) {
   const [a, b, c] = colour.match(/[\d.]+/g).map(Number);
-  return colour.startsWith("hsl") ? Boxes.packed(a, b, c) : (0xff000000 | (c << 16) | (b << 8) | a) >>> 0;
+  return colour.startsWith("hsl") ? Boxes.abgr(a, b, c) : (0xff000000 | (c << 16) | (b << 8) | a) >>> 0;
 }
 
 class FlameView {
@@ -72,8 +72,8 @@ class FlameView {
     return this.boxes.place;
   }
 
-  // A row for each level; a shade is a function, what stands behind all functions a group, and the
-  // second half of them faded.
+  // A row for each level; a colour index is a function, what stands behind all functions a group,
+  // and the second half of them faded.
   layOut() {
     const { tree, found } = this;
     const functions = this.colours.calls.name.length;
@@ -89,8 +89,8 @@ class FlameView {
         tree.x.slice(first, end),
         Float64Array.from(ids, (node) => tree.x[node] + tree.total[node]),
         Uint32Array.from(ids, (node) => {
-          const shade = tree.fn[node] < 0 ? functions : tree.fn[node];
-          return found && !found.matched[node] ? shade + functions + 1 : shade;
+          const colour = tree.fn[node] < 0 ? functions : tree.fn[node];
+          return found && !found.matched[node] ? colour + functions + 1 : colour;
         }),
         ids, top, ROW - 1, 0));
       first = end;
@@ -102,15 +102,15 @@ class FlameView {
     const { tree, colours } = this;
     if (!tree) return;
     const functions = colours.calls.name.length;
-    const shades = new Uint32Array(2 * functions + 2).fill(pixelOf(colours.faded));
-    for (let fn = 0; fn < functions; fn++) shades[fn] = pixelOf(colours.ofFunction(fn));
-    shades[functions] = pixelOf(colours.group);
-    const ground = pixelOf(getComputedStyle(this.scroller).backgroundColor);
-    for (const row of this.rows) row.ground = ground;
+    const pixels = new Uint32Array(2 * functions + 2).fill(pixelOf(colours.faded));
+    for (let fn = 0; fn < functions; fn++) pixels[fn] = pixelOf(colours.ofFunction(fn));
+    pixels[functions] = pixelOf(colours.group);
+    const background = pixelOf(getComputedStyle(this.scroller).backgroundColor);
+    for (const row of this.rows) row.background = background;
     this.boxes.show({
-      rows: this.rows, colours: shades, height: tree.depth * ROW, first: 0, last: tree.total[0] || 1,
+      rows: this.rows, colours: pixels, height: tree.depth * ROW, first: 0, last: tree.total[0] || 1,
       left: tree.x[this.zoomed], right: tree.x[this.zoomed] + (tree.total[this.zoomed] || 1),
-      palette: { ground, ink: colours.ink, fadedInk: colours.fadedInk }, labelOf: this.labelOf,
+      palette: { background, ink: colours.ink, fadedInk: colours.fadedInk }, labelOf: this.labelOf,
       isFaded: (node) => Boolean(this.found) && !this.found.matched[node],
     });
     this.boxes.drawNow();
