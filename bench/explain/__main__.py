@@ -18,7 +18,7 @@ from pathlib import Path
 from bench.explain import kept
 from bench.explain.score import Score, keep_away, scored, table
 
-BATCH = 6
+GROUP_SIZE = 6
 
 
 def main() -> int:
@@ -64,11 +64,11 @@ def main() -> int:
         def run(runs: list[tuple[str, int]]) -> None:
             """Measure, and score meanwhile; what gives no score is in `failed`."""
             pending: dict[str, Future[Score]] = {}
-            for first in range(0, len(runs), BATCH):
+            for first in range(0, len(runs), GROUP_SIZE):
                 if time.monotonic() - began > args.budget:
                     print(f"budget spent: {len(runs) - first} runs left out", flush=True)
                     break
-                for truth in harness.run_group(runs[first : first + BATCH], args.scratch):
+                for truth in harness.run_group(runs[first : first + GROUP_SIZE], args.scratch):
                     name = f"{truth['kind']}-{truth['seed']}"
                     if "error" in truth:
                         failed[name] = truth["error"][-300:]

@@ -15,7 +15,7 @@ from captures import SECOND_NS, START_NS, WALL_OFFSET_NS
 from rank_job import BUCKETS, HOSTILE, LATE, RANKS, job_chunks
 from sonde.query import stored_memory, stored_ranks
 from sonde.query.stored import Selection, StoredSession
-from sonde.query.stored_ranks import Slot, SlotKind, parts_of
+from sonde.query.stored_ranks import BinKind, TimeBin, parts_of
 from sonde.server import timeline_answers
 from sonde.server.service import Service
 from sonde.store.flush import Flusher
@@ -55,7 +55,7 @@ def by_cell(answer: dict[str, Any], column: str) -> dict[tuple[int, int], float]
 
 
 def test_the_late_rank_works_while_the_others_wait_in_collectives(session: StoredSession) -> None:
-    found = stored_ranks.ranks(session, WANTED, parts_of(WANTED, BUCKETS), SlotKind.TIME)
+    found = stored_ranks.ranks(session, WANTED, parts_of(WANTED, BUCKETS), BinKind.TIME)
     assert [one["job"] for one in found["ranks"]] == ["train-7"] * RANKS
     assert [one["comm"] for one in found["ranks"]] == [HOSTILE] * RANKS
     assert found["left_out"] == 0
@@ -71,7 +71,7 @@ def test_the_late_rank_works_while_the_others_wait_in_collectives(session: Store
 
 
 def test_a_run_counts_in_each_part_of_the_time_that_it_lies_in(session: StoredSession) -> None:
-    found = stored_ranks.ranks(session, WANTED, parts_of(WANTED, 4 * BUCKETS), SlotKind.TIME)
+    found = stored_ranks.ranks(session, WANTED, parts_of(WANTED, 4 * BUCKETS), BinKind.TIME)
     waits = by_cell(found, "collective_ns")
     # Of each second the others wait from 0.4 to 0.9, the late one from 0.8.
     others = [waits.get((0, slot), 0) / SECOND_NS for slot in range(4)]
@@ -83,17 +83,17 @@ def test_a_run_counts_in_each_part_of_the_time_that_it_lies_in(session: StoredSe
 def test_slots_are_bounded_and_cover_the_time() -> None:
     for points in (1, 7, 240, 10**9):
         slots = parts_of(WANTED, points)
-        assert len(slots) <= stored_ranks.MAX_SLOTS
+        assert len(slots) <= stored_ranks.MAX_BINS
         assert (slots[0].start_ns, slots[-1].end_ns) == (WANTED.start_ns, WANTED.end_ns)
         assert all(a.end_ns == b.start_ns for a, b in pairwise(slots))
-    assert parts_of(Selection(5, 5), 10) == [Slot(5, 5)]
+    assert parts_of(Selection(5, 5), 10) == [TimeBin(5, 5)]
 
 
 def test_ranks_beyond_the_limit_are_counted(
     session: StoredSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stored_ranks, "MAX_RANKS", 3)
-    found = stored_ranks.ranks(session, WANTED, parts_of(WANTED, 5), SlotKind.TIME)
+    found = stored_ranks.ranks(session, WANTED, parts_of(WANTED, 5), BinKind.TIME)
     assert (len(found["ranks"]), found["left_out"]) == (3, RANKS - 3)
     assert set(found["cells"]["rank"]) <= {0, 1, 2}
 
@@ -101,7 +101,7 @@ def test_ranks_beyond_the_limit_are_counted(
 def test_a_job_is_chosen_by_its_name_as_a_value(session: StoredSession) -> None:
     for job, count in (("train-7", RANKS), ("' OR 1=1 --", 0)):
         wanted = Selection(WANTED.start_ns, WANTED.end_ns, owners={"job": job})
-        found = stored_ranks.ranks(session, wanted, parts_of(wanted, 5), SlotKind.TIME)
+        found = stored_ranks.ranks(session, wanted, parts_of(wanted, 5), BinKind.TIME)
         assert len(found["ranks"]) == count
 
 

@@ -18,7 +18,7 @@ from captures import SECOND_NS, START_NS, WALL_OFFSET_NS, Writer
 from rank_job import LATE, job_chunks
 from sonde.cli.job import _waiting
 from sonde.query.stored import Selection, StoredSession
-from sonde.query.stored_ranks import Slot
+from sonde.query.stored_ranks import TimeBin
 from sonde.server import job_ranks
 from sonde.server.service import Service
 from sonde.store.flush import Flusher
@@ -95,7 +95,7 @@ def test_jobs_that_others_labelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
 ) -> None:
     rows, seconds, stages = labelled(name)
-    steps = [Slot(BEGIN_NS + round(at * 1.01e9), BEGIN_NS + round((at + 1) * 1.01e9))
+    steps = [TimeBin(BEGIN_NS + round(at * 1.01e9), BEGIN_NS + round((at + 1) * 1.01e9))
              for at in range(6)]  # fmt: skip
     # The traces lack the launches by which steps are found.
     monkeypatch.setattr("sonde.server.timeline_answers._steps", lambda *_: steps)

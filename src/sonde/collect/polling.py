@@ -165,14 +165,14 @@ class _Turn:
     """With the source's."""
     due_ns: int
     gap: Gap
-    rests: bool = False
+    is_idle: bool = False
     """It is due later than it would be, because what it asks about did nothing."""
 
-    def set_min_interval(self, rests: bool) -> None:
+    def set_min_interval(self, is_idle: bool) -> None:
         """From now on, or no longer."""
-        if rests != self.rests:
-            self.rests = rests
-            self.poll.paced(rests)
+        if is_idle != self.is_idle:
+            self.is_idle = is_idle
+            self.poll.paced(is_idle)
 
 
 class Schedule:
@@ -235,7 +235,7 @@ class Schedule:
         """Where an answer shows activity, what was idle is due now: the time before is
         reported by itself."""
         for turn in self._turns:
-            if turn.rests and not self._at_rest(turn.poll):
+            if turn.is_idle and not self._at_rest(turn.poll):
                 turn.set_min_interval(False)
                 turn.due_ns = now_ns
 
@@ -315,7 +315,7 @@ class Schedule:
         # After a delay, the ticks that were missed are skipped.
         turn.set_min_interval(self._at_rest(turn.poll))
         rest_s = max(
-            turn.poll.rest_s if turn.rests else 0.0, self._rest_s if turn.poll.may_wait else 0.0
+            turn.poll.rest_s if turn.is_idle else 0.0, self._rest_s if turn.poll.may_wait else 0.0
         )
         turn.due_ns = _tick_after(now_ns, max(turn.poll.period_s, rest_s))
 

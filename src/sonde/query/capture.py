@@ -102,7 +102,7 @@ class Capture:
 
 
 MAX_NESTED = 16
-"""Depth of the description of a chunk: what is deeper cannot be written as JSON again."""
+"""Depth of the metadata of a chunk: what is deeper cannot be written as JSON again."""
 
 
 class DamagedChunkError(Exception):
@@ -373,7 +373,7 @@ def conformed(name: str, table: pa.Table, budget: Budget) -> tuple[pa.Table, int
 
 
 def chunk_meta(raw: bytes) -> dict[str, Any]:
-    """The description of a chunk. Raises DamagedChunkError where a value is impossible."""
+    """The metadata of a chunk. Raises DamagedChunkError where a value is impossible."""
     try:
         meta: dict[str, Any] = json.loads(raw, parse_constant=_no_number)
         numbers = [meta[k] for k in ("seq", "start_ns", "end_ns", "wall_offset_ns", "raw_len")]

@@ -15,7 +15,7 @@ from sonde.query import framing
 
 
 def chunk_of(meta: Mapping[str, Any], tables: Mapping[str, pa.Table]) -> bytes:
-    """A chunk. `meta`: its description without `tables` and `raw_len`."""
+    """A chunk. `meta`: its metadata without `tables` and `raw_len`."""
     parts = []
     entries = []
     offset = 0

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from sonde.model.collectives import is_collective, is_exchange_of_two
 from sonde.query.stored import MAX_ROWS, Selection, StoreTables
-from sonde.query.stored_ranks import Slot
+from sonde.query.stored_ranks import TimeBin
 from sonde.query.timed_windows import NEARLY_ALL
 
 MAX_PIECES = 400_000
@@ -30,7 +30,7 @@ def last_run_ns(session: StoreTables, wanted: Selection) -> int:
     return int(rows.to_pylist()[0]["last"] or 0)
 
 
-def pieces(session: StoreTables, wanted: Selection, slots: Sequence[Slot]) -> pa.Table:
+def pieces(session: StoreTables, wanted: Selection, slots: Sequence[TimeBin]) -> pa.Table:
     """Columns node, pid, start_ns, device, slot, piece (exchanges before it in the slot), ns."""
     clause, parameters = wanted.sql("start_time_ns", kind=False)
     chosen = pa.table(

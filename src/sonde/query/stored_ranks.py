@@ -19,7 +19,7 @@ from sonde.query.stored import MAX_ROWS, Selection, StoreTables
 from sonde.query.timed_windows import NEARLY_ALL
 
 MAX_RANKS = 512
-MAX_SLOTS = 240
+MAX_BINS = 240
 """Columns of a heat map: more are too narrow to click."""
 _LEAST_SLOT_NS = 250_000_000
 """Runs are timed in part: finer parts would show which ones were."""
@@ -28,7 +28,7 @@ _WHOLE = 0.9
 _OWNERS = ("comm", "job", "user", "pod", "container")
 
 
-class SlotKind(StrEnum):
+class BinKind(StrEnum):
     """What the columns of the heat map are."""
 
     STEPS = "steps"
@@ -36,20 +36,20 @@ class SlotKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class TimeBin:
     """A column: a step, or a part of the time. ns since 1970, the end exclusive."""
 
     start_ns: int
     end_ns: int
 
 
-def parts_of(wanted: Selection, points: int) -> list[Slot]:
+def parts_of(wanted: Selection, points: int) -> list[TimeBin]:
     """The time in equal parts, at most `points` and at most 240."""
     length = wanted.end_ns - wanted.start_ns
-    count = max(1, min(points, MAX_SLOTS))
+    count = max(1, min(points, MAX_BINS))
     step = max(_LEAST_SLOT_NS, -(-length // count))
     edges = range(wanted.start_ns, max(wanted.end_ns, wanted.start_ns + 1), step)
-    return [Slot(start, min(start + step, wanted.end_ns)) for start in edges]
+    return [TimeBin(start, min(start + step, wanted.end_ns)) for start in edges]
 
 
 def timed_whole(session: StoreTables, wanted: Selection) -> str:
@@ -68,7 +68,7 @@ def timed_whole(session: StoreTables, wanted: Selection) -> str:
 
 
 def ranks(
-    session: StoreTables, wanted: Selection, slots: Sequence[Slot], by: SlotKind, most: int = 0
+    session: StoreTables, wanted: Selection, slots: Sequence[TimeBin], by: BinKind, most: int = 0
 ) -> dict[str, Any]:
     """`slots` (columns `start_ns`, `end_ns`), `ranks` (who they are, by job, node and device),
     `cells` (columns `rank`, `slot`, `work_ns`, `collective_ns`, `runs`: timed ones), `left_out`

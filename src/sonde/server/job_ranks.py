@@ -14,7 +14,7 @@ from sonde.analyze.stragglers import LEAST, Straggle
 from sonde.errors import CaptureError
 from sonde.query import stored_pieces
 from sonde.query.stored import QueryTimedOutError, Selection, StoredSession
-from sonde.query.stored_ranks import Slot
+from sonde.query.stored_ranks import TimeBin
 from sonde.server import timeline_answers
 
 WINDOW_NS = 60 * 10**9
@@ -126,7 +126,7 @@ def _key(row: Mapping[str, Any]) -> _Key:
 def _pieces(
     session: StoredSession, wanted: Selection, answer: Mapping[str, Any], keys: Mapping[_Key, int]
 ) -> Pieces | None:
-    slots = [Slot(*pair) for pair in zip(*answer["slots"].values(), strict=True)]
+    slots = [TimeBin(*pair) for pair in zip(*answer["slots"].values(), strict=True)]
     return rank_tables.pieces_of(stored_pieces.pieces(session, wanted, slots).to_pydict(), keys)
 
 

@@ -12,7 +12,7 @@ from sonde.export import timeline_columns, verdict
 from sonde.query.run_columns import run_columns
 from sonde.query.stored import Selection, StoredSession
 from sonde.query.stored_capture import capture_of
-from sonde.query.stored_ranks import MAX_SLOTS, Slot, SlotKind, parts_of, timed_whole
+from sonde.query.stored_ranks import MAX_BINS, BinKind, TimeBin, parts_of, timed_whole
 from sonde.query.stored_ranks import ranks as ranks_in
 from sonde.recording.timelines import timeline_of
 
@@ -53,11 +53,11 @@ def ranks(session: StoredSession, wanted: Selection, points: int, most: int = 0)
     """
     slots = _steps(session, wanted)
     if slots:
-        return ranks_in(session, wanted, slots, SlotKind.STEPS, most)
-    return ranks_in(session, wanted, parts_of(wanted, points), SlotKind.TIME, most)
+        return ranks_in(session, wanted, slots, BinKind.STEPS, most)
+    return ranks_in(session, wanted, parts_of(wanted, points), BinKind.TIME, most)
 
 
-def _steps(session: StoredSession, wanted: Selection) -> list[Slot]:
+def _steps(session: StoredSession, wanted: Selection) -> list[TimeBin]:
     """The steps of one node as far as a heat map can show them; empty: not known."""
     if wanted.end_ns - wanted.start_ns > _MAX_RANGE_S * 10**9:
         return []
@@ -71,7 +71,7 @@ def _steps(session: StoredSession, wanted: Selection) -> list[Slot]:
         return []
     for one in found.verdicts:
         table = one.steps
-        if table is not None and _MIN_STEPS <= table.count <= MAX_SLOTS:
+        if table is not None and _MIN_STEPS <= table.count <= MAX_BINS:
             pairs = zip(table.start_ns, table.duration_ns, strict=True)
-            return [Slot(int(start), int(start) + max(1, int(ns))) for start, ns in pairs]
+            return [TimeBin(int(start), int(start) + max(1, int(ns))) for start, ns in pairs]
     return []

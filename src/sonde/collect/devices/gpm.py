@@ -113,15 +113,15 @@ class Gpm:
         then covers this time too."""
         if self._before_ns and now_ns - self._before_ns < SHORTEST_NS:
             return
-        before, room = self._samples
+        before, scratch = self._samples
         if self._instance is None:
-            self._nvml.call("nvmlGpmSampleGet", self._device, room)
+            self._nvml.call("nvmlGpmSampleGet", self._device, scratch)
         else:
             instance = c_uint(self._instance)
-            self._nvml.call("nvmlGpmMigSampleGet", self._device, instance, room)
+            self._nvml.call("nvmlGpmMigSampleGet", self._device, instance, scratch)
         if self._before_ns:
-            self._report(points, before, room, now_ns)
-        self._samples, self._before_ns = [room, before], now_ns
+            self._report(points, before, scratch, now_ns)
+        self._samples, self._before_ns = [scratch, before], now_ns
 
     def close(self) -> None:
         """Give the samples back."""

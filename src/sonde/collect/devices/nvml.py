@@ -48,7 +48,7 @@ class NvmlSource:
         self._poller = _native.NativePoller(self._tick_ns)
         self._event_group = self._event_query = -1
         """Group and query for events of devices."""
-        self._rests = self._keeps_last_only = False
+        self._is_idle = self._keeps_last_only = False
         self._nvml: Nvml | None = None
         self._devices: list[NvmlDevice] = []
         self._events: c_void_p | None = None
@@ -86,7 +86,7 @@ class NvmlSource:
         if self._events is not None:
             polls.append(self._events_poll(self._events))
         polls.append(Poll("devices", SLOW_S, self._look_for_changes))
-        self._rests = False
+        self._is_idle = False
         self._pace_devices()
         return polls
 
@@ -99,8 +99,8 @@ class NvmlSource:
         for device in self._devices:
             device.keep_last_only(self._keeps_last_only)
         if self._events is not None:
-            ticks = TICKS_AT_REST if self._rests or self._keeps_last_only else 1
-            self._poller.set_interval(self._event_group, ticks, self._rests)
+            ticks = TICKS_AT_REST if self._is_idle or self._keeps_last_only else 1
+            self._poller.set_interval(self._event_group, ticks, self._is_idle)
 
     def wait(self, fd: int, until_ns: int, page: mmap) -> bool:
         """Run fast queries at every tick, and wait for events of devices."""
@@ -139,8 +139,8 @@ class NvmlSource:
             every_ticks=max(1, round(EVENTS_S * 1e9 / self._tick_ns)),
         )
 
-        def pace(rests: bool) -> None:
-            self._rests = rests
+        def pace(is_idle: bool) -> None:
+            self._is_idle = is_idle
             self._pace_devices()
 
         poll = Poll(name, NORMAL_S, self._read_events, self._at_rest, NORMAL_AT_REST_S)

@@ -83,7 +83,7 @@ class NvmlDevice:
         self._known_tags: dict[tuple[tuple[str, str], ...], str] = {}
         self._process_since_us = 0
         self._in_use = True
-        self._rests = self._keeps_last_only = False
+        self._is_idle = self._keeps_last_only = False
         self._energy_again_ns = 0
         self._highest: dict[str, int] = {}
         self._wraps: dict[int, tuple[float, float]] = {}
@@ -106,9 +106,9 @@ class NvmlDevice:
         """Answers of fast queries are read now."""
         self._poller.mark_read(self._group)
 
-    def pace(self, rests: bool) -> None:
+    def pace(self, is_idle: bool) -> None:
         """Run fast queries seldom, or at every tick."""
-        self._rests = rests
+        self._is_idle = is_idle
         self._pace()
 
     def keep_last_only(self, last_only: bool) -> None:
@@ -117,8 +117,8 @@ class NvmlDevice:
         self._pace()
 
     def _pace(self) -> None:
-        ticks = TICKS_AT_REST if self._rests or self._keeps_last_only else 1
-        self._poller.set_interval(self._group, ticks, self._rests)
+        ticks = TICKS_AT_REST if self._is_idle or self._keeps_last_only else 1
+        self._poller.set_interval(self._group, ticks, self._is_idle)
 
     @property
     def counts_at_ticks(self) -> bool:
