@@ -123,7 +123,7 @@ class Flusher:
     def __init__(
         self, folder: Path, catalog: Catalog, storage: DirectoryStorage | None = None
     ) -> None:
-        """`storage`: where files are beside the directory."""
+        """`storage`: where its files are; the directory alone where not given."""
         self._folder, self._catalog = folder, catalog
         self._storage = storage or DirectoryStorage(folder)
         self._id = uuid.uuid4().hex
