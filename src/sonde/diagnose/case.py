@@ -10,7 +10,7 @@ from functools import cached_property
 
 from sonde.diagnose.incident import Offender
 from sonde.diagnose.lost_time import Lost, Part, family, lost_time
-from sonde.diagnose.moments import DiskUse, Facts, Moment, Who, Window
+from sonde.diagnose.moments import DiskUse, Facts, Moment, ProcessMoment, Who, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +120,28 @@ class Case:
 
 
 def _rates(moments: list[Moment]) -> dict[int, Rates]:
-    sums: dict[int, list[float]] = defaultdict(lambda: [0.0] * 8)
-    seconds = max(1e-3, sum(moment.seconds for moment in moments))
+    of: dict[int, list[ProcessMoment]] = defaultdict(list)
     for moment in moments:
         for pid, one in moment.processes.items():
-            row = sums[pid]
-            row[0] += one.usage.cpu_ns / 1e9
-            row[1] += sum(use.bytes for use in one.disk)
-            row[2] += sum(use.count for use in one.disk)
-            row[3] += sum(use.ns for use in one.disk) / 1e9
-            row[4] += one.usage.major_faults
-            row[5] += one.usage.reclaim_ns / 1e9
-            row[6] += sum(flow.segments for flow in one.flows if flow.operation == "retransmit")
-            row[7] += sum(flow.segments for flow in one.flows if flow.operation == "receive")
-    return {pid: Rates(*(value / seconds for value in row)) for pid, row in sums.items()}
+            of[pid].append(one)
+    seconds = max(1e-3, sum(moment.seconds for moment in moments))
+
+    def each(values: Iterable[float]) -> float:
+        return sum(values) / seconds
+
+    return {
+        pid: Rates(
+            cpu=each(it.usage.cpu_ns / 1e9 for it in its),
+            disk_bytes=each(use.bytes for it in its for use in it.disk),
+            disk_s=each(use.ns / 1e9 for it in its for use in it.disk),
+            major_faults=each(it.usage.major_faults for it in its),
+            reclaim_s=each(it.usage.reclaim_ns / 1e9 for it in its),
+            retransmits=each(_segments(it, "retransmit") for it in its),
+            segments=each(_segments(it, "receive") for it in its),
+        )
+        for pid, its in of.items()
+    }
+
+
+def _segments(one: ProcessMoment, operation: str) -> int:
+    return sum(flow.segments for flow in one.flows if flow.operation == operation)
