@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from sonde.analyze.slow_ranks import LEAST_SLOTS, Pieces, RankTimes, SlowLink, slow_links
 
@@ -78,7 +77,7 @@ def slot_s(times: RankTimes) -> tuple[float, float]:
     return float(np.median(times.slot_ns)) / 1e9, float(times.slot_ns.sum()) / 1e9
 
 
-def pieces_of(columns: pa.Table, keys: Mapping[Key, int]) -> Pieces | None:
+def pieces_of(columns: Mapping[str, Sequence[Any]], keys: Mapping[Key, int]) -> Pieces | None:
     """Of the columns of `sonde.query.stored_pieces.pieces`; None: there are none."""
     rank = _numbers(columns, keys)
     known = rank >= 0
@@ -86,27 +85,24 @@ def pieces_of(columns: pa.Table, keys: Mapping[Key, int]) -> Pieces | None:
         return None
     return Pieces(
         rank[known],
-        columns.column("slot").to_numpy()[known].astype(np.int64),
-        columns.column("piece").to_numpy()[known].astype(np.int64),
-        columns.column("ns").to_numpy()[known].astype(np.float64) / 1e9,
+        np.array(columns["slot"], np.int64)[known],
+        np.array(columns["piece"], np.int64)[known],
+        np.array(columns["ns"], np.float64)[known] / 1e9,
     )
 
 
 def links_of(
-    columns: pa.Table, keys: Mapping[Key, int], check: Callable[[], None]
+    columns: Mapping[str, Sequence[Any]], keys: Mapping[Key, int], check: Callable[[], None]
 ) -> list[SlowLink] | None:
     """Slow links, by the columns of `sonde.query.stored_pieces.exchanges`; None as `slow_links`.
     Raises what `check` does."""
     rank = _numbers(columns, keys)
     check()
     known = rank >= 0
-    begin, end = (columns.column(name).to_numpy()[known] for name in ("begin_ns", "end_ns"))
+    begin, end = (np.array(columns[name], np.int64)[known] for name in ("begin_ns", "end_ns"))
     return slow_links(rank[known], begin, end, check=check)
 
 
-def _numbers(columns: pa.Table, keys: Mapping[Key, int]) -> Any:
-    who = zip(
-        *(columns.column(name).to_pylist() for name in ("node", "pid", "start_ns", "device")),
-        strict=True,
-    )
+def _numbers(columns: Mapping[str, Sequence[Any]], keys: Mapping[Key, int]) -> Any:
+    who = zip(*(columns[name] for name in ("node", "pid", "start_ns", "device")), strict=True)
     return np.array([keys.get(one, -1) for one in who], np.int64)

@@ -102,7 +102,7 @@ def waiting(session: StoredSession, wanted: Selection) -> dict[str, Any]:
     exchanges = stored_pieces.exchanges(session, one)
     links = None
     if 0 < exchanges.num_rows <= stored_pieces.MOST_EXCHANGES:
-        links = rank_tables.links_of(exchanges, keys, session.check)
+        links = rank_tables.links_of(exchanges.to_pydict(), keys, session.check)
     slow = slow_ranks(times, pieces, session.check)
     if not slow.is_known:
         return _unknown(found, "who stands out was timed in too few of the same parts of the time "
@@ -158,7 +158,7 @@ def _pieces(
     columns = stored_pieces.pieces(session, wanted, slots)
     if columns.num_rows > stored_pieces.MOST_PIECES:
         return None
-    return rank_tables.pieces_of(columns, keys)
+    return rank_tables.pieces_of(columns.to_pydict(), keys)
 
 
 def _name(rank: Mapping[str, Any]) -> str:
