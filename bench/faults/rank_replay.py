@@ -152,7 +152,7 @@ def named(runs: Runs, ranks: int) -> Truth:
     pieces = Pieces(runs.rank[working], step[working], piece[working], took[working])
     slow = slow_ranks(times, pieces)
     if slow.ranks:
-        return Truth("rank", slow.ranks)
+        return Truth("rank" if slow.others_wait else "unequal-work", slow.ranks)
     of_two = runs.kind == EXCHANGE
     links = slow_links(
         runs.rank[of_two],

@@ -229,7 +229,9 @@ def clocks(writer: Writer, reason: str | tuple[str, ...], mhz: float, gpu: int =
         ("software_thermal", "cool the GPU"),
         ("hardware_power_brake", "power supplies and the power budget"),
         ("hardware_slowdown", "does not report what"),
-        ("board_limit", "does not report what"),
+        ("board_limit", "the voltage that the board may use"),
+        ("reliability", "the voltage that the board may use"),
+        ("of_a_later_driver", "look up the reason"),
         # The driver sets the sum beside the reason.
         (("hardware_slowdown", "hardware_thermal"), "cool the GPU"),
         (("hardware_slowdown", "hardware_power_brake"), "power supplies and the power budget"),

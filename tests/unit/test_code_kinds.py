@@ -105,6 +105,14 @@ def test_a_project_in_editable_mode_stays_the_users_own(tmp_path):
         ("torch/distributed/distributed_c10d.py", "all_reduce", PACKAGE, CodeKind.COMMUNICATION),
         # The program's own files and folders may be named as a library's are.
         ("datasets/images.py", "decode", PROGRAM, CodeKind.OWN_PYTHON),
+        ("grain/loop.py", "step", PROGRAM, CodeKind.OWN_PYTHON),
+        ("streaming/base/world.py", "step", PROGRAM, CodeKind.OWN_PYTHON),
+        # Frameworks are also used from a checkout, or below PYTHONPATH.
+        ("torch/nn/modules/module.py", "_call_impl", PROGRAM, CodeKind.FRAMEWORK),
+        ("torch/utils/data/dataloader.py", "__next__", PROGRAM, CodeKind.LOADER),
+        ("triton/compiler/compiler.py", "compile", PROGRAM, CodeKind.COMPILER),
+        ("jax/_src/pjit.py", "call", PROGRAM, CodeKind.FRAMEWORK),
+        ("tensorflow/python/ops/math_ops.py", "add", PROGRAM, CodeKind.FRAMEWORK),
         ("queue.py", "get", PROGRAM, CodeKind.OWN_PYTHON),
         ("threading.py", "wait", PACKAGE, CodeKind.LIBRARY),
         ("pathlib/_local.py", "read_text", INTERPRETER, CodeKind.NEUTRAL),

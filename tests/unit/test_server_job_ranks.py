@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import json
+import time
+import tracemalloc
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +18,15 @@ import pytest
 from bench.faults.rank_replay import COMPUTE, EXCHANGE, named, replay
 
 from captures import SECOND_NS, START_NS, WALL_OFFSET_NS, Writer
-from rank_job import LATE, job_chunks
-from sonde.cli.job import _waiting
-from sonde.query.stored import Selection, StoredSession
+from rank_job import LATE, RANKS, job_chunks
+from sonde.analyze import rank_tables
+from sonde.analyze.slow_ranks import MAX_LONG, Pieces, _of_sequences, slow_links
+from sonde.analyze.stragglers import Straggle, Work, straggling
+from sonde.cli.job import _waiting, as_text
+from sonde.errors import CaptureTooLarge
+from sonde.query.stored import QueryTimedOutError, Selection, StoredSession
 from sonde.query.stored_ranks import TimeBin
-from sonde.server import job_ranks
+from sonde.server import job, job_ranks
 from sonde.server.service import Service
 from sonde.store.flush import Flusher
 
@@ -48,7 +55,9 @@ def stored(folder: Path, chunks: dict[str, bytes]) -> Iterator[StoredSession]:
     service.tokens.close()
 
 
-def chunks_of(rows: list[Row], seconds: float, a_node: int = 8) -> dict[str, bytes]:
+def chunks_of(
+    rows: list[Row], seconds: float, a_node: int = 8, weight: float = 1.0
+) -> dict[str, bytes]:
     writers: dict[int, Writer] = {}
     keys: dict[int, dict[str, int]] = {}
     for rank, name, start, end in rows:
@@ -59,7 +68,7 @@ def chunks_of(rows: list[Row], seconds: float, a_node: int = 8) -> dict[str, byt
             keys[rank] = writers[node].process(1000 + rank, "train", job="7", user="ada")
         writers[node].add(
             "device_run", keys[rank], kind="kernel", name=name, tid=1000 + rank, source="cupti",
-            weight=1.0, device=rank % a_node, start_time_ns=START_NS + round(start * SECOND_NS),
+            weight=weight, device=rank % a_node, start_time_ns=START_NS + round(start * SECOND_NS),
             end_time_ns=START_NS + round(end * SECOND_NS),
         )  # fmt: skip
     return {f"node-{at:03}": b"".join(one.chunks()) for at, one in writers.items()}
@@ -119,15 +128,17 @@ def test_a_late_rank_is_named_with_its_node_and_what_it_costs(tmp_path: Path) ->
         found = asked(session, 12, job="train-7")
         of_user = asked(session, 12, user="ada")
         nobody = asked(session, 12, job="x")
+        several = [asked(session, 12, **{by: "x"}) for by in ("comm", "exe", "container", "unit")]
     assert found["kind"] == "slow-worker"
     assert [one["pid"] for one in found["ranks"]] == [100 + LATE]
     assert found["node"]["node"] == "gpu-b"
     assert found["lost_s"] == pytest.approx(0.4, abs=0.05) and found["per"] == "second"
     assert any("unequal sequences" in text for text in found["missing"])
+    assert found["compared"] == RANKS
     text = "\n".join(_waiting(found))
     assert "slow worker: the others wait for train (105) on GPU 1 of gpu-b" in text
     assert of_user["kind"] == nobody["kind"] == "unknown"
-    assert "ask about one job" in of_user["text"]
+    assert all("ask about one job" in one["text"] for one in [of_user, *several])
 
 
 @pytest.mark.parametrize("kind", ["rank", "link", "nothing"])
@@ -150,6 +161,113 @@ def test_the_rule_on_a_few_seeds(kind: str) -> None:
     for seed in range(4):
         truth, runs = replay(kind, seed, SPREAD, replicas=32)
         assert named(runs, 256) == truth
+
+
+def steady(ranks: int, seconds: int, work: dict[int, float], waits: float) -> list[Row]:
+    """In each second all work, 0.3 s if nothing else is given, then are in a collective."""
+    rows: list[Row] = []
+    for second in range(seconds):
+        for rank in range(ranks):
+            took = work.get(rank, 0.3) + 0.005 * ((second + rank) % 3)
+            rows.append((rank, "gemm", second, second + took))
+            rows.append((rank, f"{NCCL}AllReduce", second + took, second + took + waits))
+    return rows
+
+
+def test_more_work_for_which_nobody_waits_costs_nothing(tmp_path: Path) -> None:
+    with stored(tmp_path, chunks_of(steady(8, 8, {3: 0.5}, 0.1), 9)) as session:
+        found = asked(session, 9)
+    assert (found["kind"], found["lost_s"]) == ("unequal-work", 0.0), found
+    assert [one["pid"] for one in found["ranks"]] == [1003]
+    assert "wait" not in found["text"]
+
+
+def test_a_rank_without_runs_between_others_of_its_own_was_idle() -> None:
+    answer = {
+        "by": "time", "slots": {"start_ns": [0, 10, 20, 30, 40], "end_ns": [10, 20, 30, 40, 50]},
+        "ranks": [{"whole": True}, {"whole": False}],
+        "cells": {"rank": [0, 0, 1, 1], "slot": [1, 3, 1, 3], "work_ns": [5, 5, 5, 5],
+                  "collective_ns": [1, 1, 1, 1]},
+    }  # fmt: skip
+    work = rank_tables.times_of(answer).work
+    nan = np.nan
+    np.testing.assert_array_equal(work, [[nan, 5, 0, 5, nan], [nan, 5, nan, 5, nan]])
+
+
+def test_ranks_that_were_timed_one_after_the_other_are_not_compared(tmp_path: Path) -> None:
+    early = steady(2, 6, {}, 0.3)
+    later = [(rank + 2, name, a + 7, b + 7 + 0.1 * (name == "gemm")) for rank, name, a, b in early]
+    with stored(tmp_path / "a", chunks_of([*early, *later], 14, weight=2.0)) as session:
+        apart = asked(session, 14)
+    short = [row for row in steady(2, 3, {1: 0.6}, 0.2) if row[2] < 1]
+    with stored(tmp_path / "b", chunks_of(short, 3)) as session:
+        few = asked(session, 3)
+    assert apart["kind"] == "unknown" and "too few of the same parts" in apart["text"]
+    assert (few["kind"], few["compared"]) == ("unknown", 0) and "no rank" not in few["text"]
+
+
+def test_what_a_sender_makes_of_exchanges_costs_little_and_is_not_known() -> None:
+    """Half of the ranks are in long exchanges all the time, which all end together."""
+    chance = np.random.default_rng(2)
+    rank = chance.integers(0, 4096, 200_000)
+    end = np.where(rank < 1500, 10**12 + chance.integers(0, 10**6, len(rank)), 10**9)
+    begin = end - np.where(rank < 1500, 10**9, 10**5)
+    calls: list[int] = []
+    tracemalloc.start()
+    began = time.thread_time()
+    assert slow_links(rank, begin, end, check=lambda: calls.append(1)) is None
+    kept = (rank >= 1500) | (np.cumsum(rank < 1500) <= MAX_LONG)
+    assert slow_links(rank[kept], begin[kept], end[kept], check=lambda: calls.append(1)) is None
+    assert time.thread_time() - began < 5 and tracemalloc.get_traced_memory()[1] < 200 << 20
+    tracemalloc.stop()
+    assert len(calls) > 2
+
+    def late() -> None:
+        raise QueryTimedOutError("late")
+
+    with pytest.raises(QueryTimedOutError):
+        slow_links(rank, begin, end, check=late)
+
+
+def test_sequences_are_compared_as_single_pieces_are() -> None:
+    chance = np.random.default_rng(3)
+    rows = [(rank, step, piece) for rank in range(12) for step in range(5)
+            for piece in range(4 + rank % 2) if chance.random() > 0.02]  # fmt: skip
+    rank, step, piece = np.array(rows).T
+    seconds = chance.exponential(1, len(rows)) * (chance.random(len(rows)) > 0.05)
+    counts = Counter((one[0], one[1]) for one in rows)
+    work = [
+        Work(f"{a in (3, 4)} {counts[a, b]} {c}", int(a in (3, 4)), a, b, c, float(took))
+        for (a, b, c), took in zip(rows, seconds, strict=True)
+    ]
+    found = _of_sequences(Pieces(rank, step, piece, seconds), np.array([3, 4]), lambda: None)
+    assert found == pytest.approx(straggling(work).excess[Straggle.SEQUENCES])
+
+
+def test_ranks_that_cannot_be_compared_cost_the_answer_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raising(error: Exception) -> None:
+        def waiting(*_: object) -> None:
+            raise error
+
+        monkeypatch.setattr(job_ranks, "waiting", waiting)
+
+    with stored(tmp_path, job_chunks(comm="train", every=2)) as session:
+        wanted = Selection(BEGIN_NS, BEGIN_NS + 12 * SECOND_NS, owners={"job": "train-7"})
+        raising(CaptureTooLarge("the query needs more memory than it may use"))
+        found = job.job(session, wanted, 5)
+        raising(QueryTimedOutError("late"))
+        with pytest.raises(QueryTimedOutError):
+            job.job(session, wanted, 5)
+    assert found["waiting"]["kind"] == "unknown"
+    assert "more memory" in found["waiting"]["text"]
+    text = as_text(found)
+    assert "more memory" in text
+    del found["waiting"]  # as servers of earlier versions answer
+    assert as_text(found) == "\n".join(
+        line for line in text.split("\n") if "more memory" not in line
+    )
 
 
 def test_an_incident_text_that_is_none_has_no_cause() -> None:

@@ -219,3 +219,47 @@ def test_what_servers_list_is_sorted_again_only_where_it_changed(
     assert shared._others["a"] is before["a"] and shared._others["c"] is not before["c"]
     assert shared._server_of(stored(7, 1, "span").path) == "c"
     shared.close()
+
+
+def test_a_disk_without_room_loses_what_the_bucket_has_and_files_come_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Far below the size of the cache: the disk is full of something else."""
+    place.settings = replace(place.settings, server="a")
+    old, used, new = (place.put(number) for number in range(3))
+    catalog = Catalog(place.folder)
+    copies = BucketStorage(place.folder, catalog, place.settings)
+    paths = [copies.local(one) for one in (old, used)]
+    os.utime(paths[0], (1, 1))
+
+    def free(_: object) -> int:  # room for two files
+        return 200 - sum(path.stat().st_size for path in place.folder.rglob("*.parquet"))
+
+    monkeypatch.setattr("sonde.store.storage.free_bytes", free)
+    monkeypatch.setattr("sonde.store.downloads.free_bytes", free)
+    assert copies.local(new).read_bytes() == b"x" * 100
+    assert [path.exists() for path in paths] == [False, True], "used a moment ago"
+    with pytest.raises(OSError, match="do not fit"):
+        copies.local(old)
+    os.utime(paths[1], (1, 1))
+    with pytest.raises(OSError, match="do not fit"):
+        copies.local(stored(9, LARGE))
+    assert paths[1].exists(), "all together would not do"
+    monkeypatch.setattr("sonde.store.storage.free_bytes", lambda _: -1)
+    assert copies.bound() == 1 and not paths[1].exists()
+    assert catalog.counters()["downloads_refused"] == 3
+
+
+def test_refusals_are_all_counted_and_logged_once_a_minute(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    downloads = Downloads(place.folder, place.bucket, LARGE)
+    is_held: list[bool] = []
+    held = downloads._changed._is_owned  # type: ignore[attr-defined]
+    monkeypatch.setattr(Downloads, "_free_bytes", lambda _: -1)
+    monkeypatch.setattr("sonde.store.downloads.LOG.filters", [lambda _: not is_held.append(held())])
+    for number in range(50):
+        with pytest.raises(OSError, match="do not fit"):
+            downloads.file("a", stored(number, 100))
+    assert downloads.refused == {"disk": 50}
+    assert is_held == [False] and len(caplog.records) == 1

@@ -85,6 +85,13 @@ OF_BOUND: Mapping[tuple[Bound, CauseDetail], str] = {
     "chassis and rack: they asked the GPU for less power",
     (Bound.THROTTLED, CauseDetail.HARDWARE): "the driver does not report what slows the clocks: "
     "check temperature (nvidia-smi -q -d TEMPERATURE), power supplies and power cables",
+    (
+        Bound.THROTTLED,
+        CauseDetail.BOARD,
+    ): "nothing to set right: the voltage that the board may use "
+    "limits the clocks; where other GPUs of the model are faster, see the vendor",
+    (Bound.THROTTLED, CauseDetail.OTHER_LIMIT): "look up the reason at the driver "
+    "(nvidia-smi -q -d PERFORMANCE)",
     (Bound.THROTTLED, CauseDetail.NONE): "raise the power limit where the board allows it, or use "
     "fewer operations: power, not arithmetic, is the limit",
     (Bound.SMALL_KERNELS, CauseDetail.NONE): "run independent kernels on several streams at once, "

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ Key = tuple[str, int, int, int]
 
 
 def times_of(answer: Mapping[str, Any]) -> RankTimes:
-    """Of the answer of `sonde.query.stored_ranks.ranks`."""
+    """Of the answer of `sonde.query.stored_ranks.ranks`. A rank of which every run was timed was
+    idle where it has none, between its first run and its last one."""
     slots, cells = answer["slots"], answer["cells"]
     length = np.subtract(slots["end_ns"], slots["start_ns"]).astype(np.float64)
     at = (np.array(cells["rank"], np.int64), np.array(cells["slot"], np.int64))
@@ -23,20 +24,32 @@ def times_of(answer: Mapping[str, Any]) -> RankTimes:
     for name in ("work_ns", "collective_ns"):
         values = np.full((len(answer["ranks"]), len(length)), np.nan)
         values[at] = cells[name]
+        seen = np.isfinite(values)
+        since = np.maximum.accumulate(seen, axis=1)
+        until = np.maximum.accumulate(seen[:, ::-1], axis=1)[:, ::-1]
+        whole = np.array([bool(one["whole"]) for one in answer["ranks"]], np.bool_)[:, None]
+        values[whole & since & until & ~seen] = 0
         filled.append(values)
     return RankTimes(filled[0], filled[1], length, answer["by"] == "steps")
 
 
 def leave_out_alone(times: RankTimes) -> int:
-    """Make those that ran no collective ranks that were not timed; returns how many."""
-    apart = ~(np.nan_to_num(times.collective).sum(axis=1) > 0)
+    """Make those that were timed and ran no collective ranks that were not timed; returns how
+    many."""
+    seen = np.isfinite(times.work).any(axis=1)
+    apart = seen & ~(np.nan_to_num(times.collective).sum(axis=1) > 0)
     times.work[apart] = times.collective[apart] = np.nan
     return int(apart.sum())
 
 
-def too_thin(times: RankTimes) -> int:
-    """How many ranks were timed in too few slots."""
-    return int((np.isfinite(times.work).sum(axis=1) < LEAST_SLOTS).sum())
+def leave_out_thin(times: RankTimes) -> int:
+    """Make those that were timed in too few slots in which others were, too, ranks that were not
+    timed; returns how many were not, with those that were none before."""
+    seen = np.isfinite(times.work)
+    common = seen & (seen.sum(axis=0) > 1)
+    thin = common.sum(axis=1) < LEAST_SLOTS
+    times.work[thin] = times.collective[thin] = np.nan
+    return int(thin.sum())
 
 
 def shares(times: RankTimes, rank: int) -> tuple[float, float]:
@@ -78,12 +91,16 @@ def pieces_of(columns: Mapping[str, Sequence[Any]], keys: Mapping[Key, int]) -> 
     )
 
 
-def links_of(columns: Mapping[str, Sequence[Any]], keys: Mapping[Key, int]) -> list[SlowLink]:
-    """Slow links, by the columns of `sonde.query.stored_pieces.exchanges`."""
+def links_of(
+    columns: Mapping[str, Sequence[Any]], keys: Mapping[Key, int], check: Callable[[], None]
+) -> list[SlowLink] | None:
+    """Slow links, by the columns of `sonde.query.stored_pieces.exchanges`; None as `slow_links`.
+    Raises what `check` does."""
     rank = _numbers(columns, keys)
+    check()
     known = rank >= 0
     begin, end = (np.array(columns[name], np.int64)[known] for name in ("begin_ns", "end_ns"))
-    return slow_links(rank[known], begin, end)
+    return slow_links(rank[known], begin, end, check=check)
 
 
 def _numbers(columns: Mapping[str, Sequence[Any]], keys: Mapping[Key, int]) -> Any:

@@ -258,15 +258,7 @@ def _is_handed_over(timeline: Timeline, total: Total) -> bool:
 def _waits_for(timeline: Timeline, pid: int, other: int) -> bool:
     """Whether a process waits on futexes that another one wakes it on, too: both pass on a lock.
     What one hands over to the other goes one way."""
-    tracks = timeline.tracks
-    waited = sum(
-        one.waker_ns
-        for one in timeline.totals
-        if one.kind == TotalKind.BLOCKED
-        and one.name == "futex"
-        and one.waker_track >= 0
-        and (tracks[one.track].pid, tracks[one.waker_track].pid) == (pid, other)
-    )
+    waited = timeline.ended_futexes_ns.get((pid, other), 0)
     return waited >= LEAST_SHARE * (timeline.end_ns - timeline.start_ns)
 
 
@@ -314,10 +306,8 @@ def _with_timers(found: ThreadTime, timeline: Timeline, totals: Iterable[Total])
             ended[one.waker_track] += one.waker_ns
     if len(tracks) != 1 or not ended:
         return
-    back: dict[int, int] = defaultdict(int)
-    for one in timeline.totals:
-        if one.track in ended and one.kind == TotalKind.BLOCKED and one.waker_track in tracks:
-            back[one.track] += one.waker_ns
+    (mine,) = tracks
+    back = {track: timeline.ended_ns.get((track, mine), 0) for track in ended}
     both = sum(ns * max(0, length + back[track] - window) for track, ns in ended.items())
     moved = min(both // sum(ended.values()), length, found.ns[Cause.INPUT])
     if moved <= 0:

@@ -34,7 +34,11 @@ _DETAILS = {
     "software_thermal": CauseDetail.TEMPERATURE,
     "hardware_power_brake": CauseDetail.POWER_BRAKE,
     "software_power_cap": CauseDetail.POWER,
+    "board_limit": CauseDetail.BOARD,
+    "reliability": CauseDetail.BOARD,
+    _HARDWARE_SLOWDOWN: CauseDetail.HARDWARE,
 }
+"""Of a reason that is not listed nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +57,10 @@ class Throttling:
 
     @property
     def detail(self) -> CauseDetail:
-        """What held the clocks down: temperature, the power limit, the power brake, or another
-        limit of the hardware that the driver does not specify."""
-        return _DETAILS.get(self.reason, CauseDetail.HARDWARE)
+        """What held the clocks down: temperature, the power limit, the power brake, a limit of the
+        board, or a limit of the hardware that the driver does not specify; OTHER_LIMIT for a reason
+        that has no name here."""
+        return _DETAILS.get(self.reason, CauseDetail.OTHER_LIMIT)
 
 
 def throttling_of(timeline: Timeline, stalls: Stalls) -> Throttling | None:

@@ -104,7 +104,8 @@ def as_text(found: Mapping[str, Any]) -> str:
         lines.append(f"verdict on {whose}, at {when}: {bound}-bound")
         lines += [f"  evidence: {text}" for text in verdict["evidence"][1:4]]
         lines += [f"  next: {advice['text']}" for advice in verdict["advice"][:1]]
-    lines += _waiting(found["waiting"])
+    waiting = found.get("waiting")  # servers of earlier versions have none
+    lines += _waiting(waiting) if waiting else []
     if found["functions"]:
         lines.append("functions by own time on CPUs")
         rows = [

@@ -209,7 +209,11 @@ class CauseDetail(StrEnum):
     """Throttled: the chassis or its power supply asked for less power."""
     HARDWARE = "hardware limit"
     """Throttled: by the hardware; the driver does not report why (heat, a power brake, a peak of
-    power, a limit of the board's voltage)."""
+    power)."""
+    BOARD = "board limit"
+    """Throttled: by the limits of the board's voltage, which also keep it reliable."""
+    OTHER_LIMIT = "another limit"
+    """Throttled: for a reason of the driver's that has no name here."""
 
 
 class PathKind(StrEnum):

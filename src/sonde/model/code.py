@@ -18,7 +18,8 @@ class CodeOrigin(StrEnum):
     """The program's: it lies in none of the folders below. So does a project that is installed in
     editable mode."""
     PACKAGE = "package"
-    """Installed for an interpreter: below `site-packages` or `dist-packages`."""
+    """Installed for an interpreter: below `site-packages` or `dist-packages`. So is a project that
+    is installed as a copy, not in editable mode."""
     INTERPRETER = "interpreter"
     """The interpreter's standard library."""
     SYSTEM = "system"

@@ -99,6 +99,12 @@ _COMPILED_FILE = re.compile(r"^torch/(_dynamo/eval_frame|_inductor/(runtime|util
 _FRAMEWORK_FILE = re.compile(
     r"^(torch|triton|jax|jaxlib|flax|optax|tensorflow|keras|apex|transformer_engine|functorch)/"
 )
+_UNAMBIGUOUS_FILE = re.compile(
+    r"^(torch|torchdata|triton|jax|jaxlib|flax|optax|tensorflow|keras|apex|transformer_engine"
+    r"|functorch|nvidia/dali|webdataset|ffcv|mpi4py|horovod)/"
+)
+"""Packages that no program's own folder is named as. Those of a checkout count as installed ones
+do; `datasets/`, `grain/`, `streaming/` are names of programs' folders, too."""
 _STORAGE_FILE = re.compile(
     r"^(torch/(serialization|storage|_weights_only_unpickler|hub|random)\.py"
     r"|torch/(multiprocessing|profiler|testing|package|distributed/checkpoint|utils/tensorboard)/"
@@ -151,7 +157,9 @@ def kind_of_file(file: str, function: str = "", origin: str = "") -> CodeKind:
     if not file or file.startswith("<"):
         return CodeKind.NEUTRAL
     if origin == CodeOrigin.PROGRAM:
-        return CodeKind.OWN_PYTHON
+        # In a checkout, or below PYTHONPATH: a framework's code all the same.
+        listed = _kind_of_framework(file) if _UNAMBIGUOUS_FILE.match(file) else None
+        return CodeKind.OWN_PYTHON if listed is None else listed
     if origin in (CodeOrigin.INTERPRETER, CodeOrigin.UNKNOWN):
         waits = _kind_of_queue(file, function.rpartition(".")[2])
         if waits is not None:

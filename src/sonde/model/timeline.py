@@ -368,12 +368,28 @@ class Timeline:
     """The device of each track, -1 for threads; [-1] without tracks."""
     pid_of_track: I64 = field(init=False, repr=False, compare=False)
     """The process of each track; [0] without tracks."""
+    ended_ns: Mapping[tuple[int, int], int] = field(init=False, repr=False, compare=False)
+    """By track and that of the thread that ended most of a wait: how much of it, of blocked ones
+    in `totals`."""
+    ended_futexes_ns: Mapping[tuple[int, int], int] = field(init=False, repr=False, compare=False)
+    """The same of futexes alone, by their processes."""
 
     def __post_init__(self) -> None:
         devices = np.array([track.device for track in self.tracks] or [-1], np.int32)
         object.__setattr__(self, "device_of_track", devices)
         pids = np.array([track.pid for track in self.tracks] or [0], np.int64)
         object.__setattr__(self, "pid_of_track", pids)
+        ended: dict[tuple[int, int], int] = {}
+        futexes: dict[tuple[int, int], int] = {}
+        for one in self.totals:
+            if one.kind == TotalKind.BLOCKED and one.waker_track >= 0:
+                tracks = one.track, one.waker_track
+                ended[tracks] = ended.get(tracks, 0) + one.waker_ns
+                if one.name == "futex":
+                    both = self.tracks[one.track].pid, self.tracks[one.waker_track].pid
+                    futexes[both] = futexes.get(both, 0) + one.waker_ns
+        object.__setattr__(self, "ended_ns", ended)
+        object.__setattr__(self, "ended_futexes_ns", futexes)
 
     @property
     def start_ns(self) -> int:

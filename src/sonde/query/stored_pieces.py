@@ -16,8 +16,10 @@ from sonde.query.stored import MAX_ROWS, Selection, StoreTables
 from sonde.query.stored_ranks import TimeBin
 from sonde.query.timed_windows import NEARLY_ALL
 
-MAX_PIECES = 400_000
-"""Rows of an answer; beyond it there is none, since a part would be compared with a whole."""
+MAX_PIECES = 50_000
+MAX_EXCHANGES = 200_000
+"""Rows of an answer; beyond it there is one row more, since a part would be compared with a whole:
+who asks has no answer then."""
 _WHOLE = f"""kind <> 'sync' AND (weight <= {NEARLY_ALL} OR "window" > 0)"""
 
 
@@ -41,7 +43,7 @@ def pieces(session: StoreTables, wanted: Selection, slots: Sequence[TimeBin]) ->
         }
     )
     names = _names(session, wanted, exchanges_of_two=False)
-    found = session.arrow(
+    return session.arrow(
         "WITH run AS (SELECT s.node, s.pid, s.start_ns, s.device, c.slot, s.start_time_ns,"
         " s.end_time_ns - s.start_time_ns AS ns, s.kind = 'kernel'"
         " AND list_contains(CAST(? AS VARCHAR[]), s.name) AS exchanges"
@@ -56,7 +58,6 @@ def pieces(session: StoreTables, wanted: Selection, slots: Sequence[TimeBin]) ->
         [names, *parameters],
         chosen,
     )
-    return found if found.num_rows <= MAX_PIECES else found.slice(0, 0)
 
 
 def exchanges(session: StoreTables, wanted: Selection) -> pa.Table:
@@ -64,14 +65,13 @@ def exchanges(session: StoreTables, wanted: Selection) -> pa.Table:
     begin_ns, end_ns. Only those whose begin on the device is known."""
     clause, parameters = wanted.sql("start_time_ns", kind=False)
     names = _names(session, wanted, exchanges_of_two=True)
-    found = session.arrow(
+    return session.arrow(
         "SELECT node, pid, start_ns, device, start_time_ns AS begin_ns, end_time_ns AS end_ns"
         f" FROM device_run {clause} AND {_WHOLE} AND kind = 'kernel' AND source = 'cupti'"
         f" AND list_contains(CAST(? AS VARCHAR[]), name) ORDER BY 1, 2, 3, 4, 5, 6"
-        f" LIMIT {MAX_PIECES + 1}",
+        f" LIMIT {MAX_EXCHANGES + 1}",
         [*parameters, names],
     )
-    return found if found.num_rows <= MAX_PIECES else found.slice(0, 0)
 
 
 def _names(session: StoreTables, wanted: Selection, exchanges_of_two: bool) -> list[Any]:

@@ -78,9 +78,19 @@ def job(session: StoredSession, wanted: Selection, limit: int) -> dict[str, Any]
             if verdict is not None
         ],
         "functions": functions,
-        "waiting": job_ranks.waiting(session, wanted),
+        "waiting": _waiting(session, wanted),
         "not_covered": [*NOT_COVERED],
     }
+
+
+def _waiting(session: StoredSession, wanted: Selection) -> dict[str, Any]:
+    """That ranks cannot be compared takes nothing from the rest of the answer."""
+    try:
+        return job_ranks.waiting(session, wanted)
+    except QueryTimedOutError:
+        raise
+    except CaptureError as error:
+        return job_ranks.not_known(wanted, str(error))
 
 
 def _hours(row: Mapping[str, Any]) -> dict[str, float]:

@@ -9,7 +9,15 @@ from dataclasses import replace
 from typing import Any
 
 from sonde.analyze import rank_tables
-from sonde.analyze.slow_ranks import LEAST_SLOTS, Pieces, RankTimes, SlowLink, SlowRanks, slow_ranks
+from sonde.analyze.slow_ranks import (
+    LEAST_SLOTS,
+    MAX_LONG,
+    Pieces,
+    RankTimes,
+    SlowLink,
+    SlowRanks,
+    slow_ranks,
+)
 from sonde.analyze.stragglers import LEAST, Straggle
 from sonde.errors import CaptureError
 from sonde.query import stored_pieces
@@ -30,35 +38,29 @@ _TITLES = {
     Straggle.STAGE: "slow stage",
     Straggle.SEQUENCES: "unequal sequences",
 }
-_MANY_JOBS = ("user", "namespace")
+UNEQUAL_WORK = "unequal-work"
+_ONE_JOB = ("job", "pod")
 _Key = rank_tables.Key
 
 
 def waiting(session: StoredSession, wanted: Selection) -> dict[str, Any]:
-    """`kind` (slow-worker, slow-stage, slow-link, unequal-sequences, nothing, unknown), `text`,
-    `ranks` (the slow ones), `count`, `lost_s` of each step or, where steps are not known, of a
-    second, `per`, `evidence`, `node` (what that rank's node shows), `missing`, and the time, ns
-    since 1970. Raises CaptureError."""
-    by = next(iter(wanted.owners or {}), "")
+    """`kind` (slow-worker, slow-stage, slow-link, unequal-sequences, unequal-work, nothing,
+    unknown), `text`, `ranks` (the slow ones), `count`, `lost_s` of each step or, where steps are
+    not known, of a second, `per`, `evidence`, `node` (what that rank's node shows), `missing`,
+    `compared` (how many ranks were), and the time, ns since 1970. Raises CaptureError."""
     last = stored_pieces.last_run_ns(session, wanted)
     end = min(wanted.end_ns, last + 10**9) if last else wanted.end_ns
     one = replace(wanted, start_ns=max(wanted.start_ns, end - WINDOW_NS), end_ns=end)
-    found: dict[str, Any] = {
-        "kind": "unknown", "text": "", "ranks": [], "count": 0, "lost_s": 0.0, "per": "second",
-        "evidence": [], "node": None, "missing": [],
-        "start_ns": one.start_ns, "end_ns": one.end_ns, "compared": 0,
-    }  # fmt: skip
+    found = _nothing(one)
+    by = next(iter(wanted.owners or {}), "")
+    if by not in _ONE_JOB:
+        return _unknown(found, f"a {by} may have several jobs, whose ranks do not wait for one "
+                               "another: ask about one job, or one pod")  # fmt: skip
     if not last:
         return _unknown(found, "no run of it on a device was timed in this time; the losses "
                                "of its nodes have why")  # fmt: skip
-    if by in _MANY_JOBS:
-        return _unknown(found, f"a {by} may have several jobs, whose ranks do not wait for one "
-                               "another: ask about one job")  # fmt: skip
-    if by not in ("job", "pod"):
-        found["missing"].append(f"all ranks of one {by} count as one job")
     answer = timeline_answers.ranks(session, one, SLOTS, MAX_RANKS)
     ranks = answer["ranks"]
-    found["compared"] = len(ranks)
     found["per"] = "step" if answer["by"] == "steps" else "second"
     if answer["left_out"]:
         found["missing"].append(f"{answer['left_out']:,} ranks with less device time are left out")
@@ -73,15 +75,16 @@ def waiting(session: StoredSession, wanted: Selection) -> dict[str, Any]:
         found["missing"].append(
             f"{apart:,} of {len(ranks):,} processes ran no collective: not compared"
         )
-    thin = rank_tables.too_thin(times)
+    thin = rank_tables.leave_out_thin(times)
     few = thin - apart
     if few:
         found["missing"].append(
             f"{few:,} of {len(ranks):,} ranks were timed in fewer than {LEAST_SLOTS} parts of the "
-            "time and are not compared"
+            "time in which another one was, and are not compared"
         )
     if len(ranks) - thin < 2:
         return _unknown(found, "too few ranks were timed at the same time: choose a longer time")
+    found["compared"] = len(ranks) - thin
     keys = {_key(rank): number for number, rank in enumerate(ranks)}
     pieces = None
     if times.are_steps:
@@ -96,21 +99,46 @@ def waiting(session: StoredSession, wanted: Selection) -> dict[str, Any]:
             "steps are not known (that needs every run of a node timed, in up to 120 s): unequal "
             "sequences would not be seen"
         )
-    links = _links(session, one, keys)
-    if links is None:
+    exchanges = stored_pieces.exchanges(session, one)
+    links = None
+    if 0 < exchanges.num_rows <= stored_pieces.MAX_EXCHANGES:
+        links = rank_tables.links_of(exchanges.to_pydict(), keys, session.check)
+    slow = slow_ranks(times, pieces, session.check)
+    if not slow.is_known:
+        return _unknown(found, "who stands out was timed in too few of the same parts of the time "
+                               "as the rest: choose a longer time")  # fmt: skip
+    if links is None and exchanges.num_rows:
+        why = f"more than {stored_pieces.MAX_EXCHANGES:,} exchanges, or {MAX_LONG:,} long ones"
+        if slow.kind == Straggle.NOTHING:
+            return _unknown(found, f"no rank is slow, and whether a link is: there are {why}, "
+                                   "choose a shorter time")  # fmt: skip
+        found["missing"].append(f"there are {why}: a slow link would not be seen")
+    elif links is None:
         found["missing"].append(
-            "no exchange between two ranks was timed with its begin on the device, or more than "
-            f"{stored_pieces.MAX_PIECES:,}: a slow link would not be seen"
+            "no exchange between two ranks was timed with its begin on the device: a slow link "
+            "would not be seen"
         )
-    slow = slow_ranks(times, pieces)
     scale = rank_tables.slot_s(times)[0] if times.are_steps else 1.0
-    if slow.kind == Straggle.NOTHING and links:
+    if links and (slow.kind == Straggle.NOTHING or not slow.others_wait):
         _name_link(found, ranks, links[0], times, scale)
     else:
         _name_ranks(found, ranks, slow, times, scale)
     if found["ranks"]:
         found["node"] = _on_node(session, one, found["ranks"][0])
     return found
+
+
+def not_known(wanted: Selection, why: str) -> dict[str, Any]:
+    """As `waiting`, where that cannot be asked."""
+    return _unknown(_nothing(wanted), why)
+
+
+def _nothing(wanted: Selection) -> dict[str, Any]:
+    return {
+        "kind": "unknown", "text": "", "ranks": [], "count": 0, "lost_s": 0.0, "per": "second",
+        "evidence": [], "node": None, "missing": [],
+        "start_ns": wanted.start_ns, "end_ns": wanted.end_ns, "compared": 0,
+    }  # fmt: skip
 
 
 def _unknown(found: dict[str, Any], why: str) -> dict[str, Any]:
@@ -127,15 +155,10 @@ def _pieces(
     session: StoredSession, wanted: Selection, answer: Mapping[str, Any], keys: Mapping[_Key, int]
 ) -> Pieces | None:
     slots = [TimeBin(*pair) for pair in zip(*answer["slots"].values(), strict=True)]
-    return rank_tables.pieces_of(stored_pieces.pieces(session, wanted, slots).to_pydict(), keys)
-
-
-def _links(
-    session: StoredSession, wanted: Selection, keys: Mapping[_Key, int]
-) -> list[SlowLink] | None:
-    """None: no such exchange was timed."""
-    columns = stored_pieces.exchanges(session, wanted)
-    return rank_tables.links_of(columns.to_pydict(), keys) if columns.num_rows else None
+    columns = stored_pieces.pieces(session, wanted, slots)
+    if columns.num_rows > stored_pieces.MAX_PIECES:
+        return None
+    return rank_tables.pieces_of(columns.to_pydict(), keys)
 
 
 def _name(rank: Mapping[str, Any]) -> str:
@@ -169,7 +192,7 @@ def _name_link(
     found["evidence"] = [
         f"both were in {link.exchanges:,} exchanges together for {1e3 * link.seconds:.1f} ms each; "
         f"others take {1e3 * link.usual_s:.1f} ms",
-        "neither of them, nor another rank, works longer than the rest",
+        "no rank works so much longer than the rest that the others wait for it",
     ]
 
 
@@ -186,8 +209,8 @@ def _name_ranks(
     found["lost_s"] = slow.lost * scale
     if slow.kind == Straggle.NOTHING:
         found["text"] = (
-            f"no rank is slow: of {len(ranks):,} ranks none works {100 * LEAST:.0f} % longer than "
-            "the others, or waits that much less in collectives"
+            f"no rank is slow: of {found['compared']:,} ranks none works {100 * LEAST:.0f} % "
+            "longer than the others, or waits that much less in collectives"
         )
         found["evidence"] = [
             f"the usual rank is in collectives for {100 * usual_wait:.0f} % of the time: where "
@@ -207,6 +230,12 @@ def _name_ranks(
     whom = _name(ranks[slow.ranks[0]])
     more = f" and {len(slow.ranks) - 1:,} more" if len(slow.ranks) > 1 else ""
     found["text"] = f"{title}: the others wait for {whom}{more}"
+    if not slow.others_wait:
+        found["kind"] = UNEQUAL_WORK
+        found["text"] = (
+            f"unequal work: {whom}{more} works longer, and the others are not longer in "
+            "collectives for it"
+        )
     found["evidence"] = [
         f"at work on its device for {100 * first['work']:.0f} % of the time; the usual rank "
         f"{100 * usual_work:.0f} %",
@@ -217,8 +246,8 @@ def _name_ranks(
         found["evidence"].append("its device has no more work: its host is late to launch it")
     if slow.kind == Straggle.STAGE:
         found["evidence"].append(
-            f"{len(slow.ranks):,} of {len(ranks):,} ranks are slow alike, as a stage of a pipeline "
-            "is, or ranks that share something; which stage a rank has is not stored"
+            f"{len(slow.ranks):,} of {found['compared']:,} ranks are slow alike, as a stage of a "
+            "pipeline is, or ranks that share something; which stage a rank has is not stored"
         )
 
 

@@ -32,6 +32,8 @@ AT_ONCE = 16
 KEPT_FREE_BYTES = 1 << 30
 KEPT_FREE_SHARE = 0.05
 """The less of the two of the disk stays free."""
+LOGGED_AGAIN_S = 60.0
+"""Refusals of one reason are logged once in this time, however many files a question needs."""
 DRAFT_S = 600.0
 """A draft that was not written to for so long has no writer: a block of a download comes within
 the bucket's time for a request."""
@@ -68,6 +70,7 @@ class Downloads:
         self.fetched_files = 0
         self.refused: Counter[str] = Counter()
         """Downloads by why they were refused: disk, size, time."""
+        self._logged_s: dict[str, float] = {}
 
     def file(self, server: str, one: StoredFile, ends_s: float = math.inf) -> Path:
         """A file in the directory, copied from the bucket where it is not there; it begins to come
@@ -93,24 +96,15 @@ class Downloads:
     @contextmanager
     def _turn(self, one: StoredFile, ends_s: float) -> Iterator[None]:
         size = one.size_bytes
-        with self._changed:
-            while self._running and (
-                self._running >= AT_ONCE or self._running_bytes + size > self._most_bytes
-            ):
-                left_s = ends_s - time.monotonic()
-                if left_s <= 0:
-                    self._refuse("time", f"{one.path} did not get its turn")
-                    raise TimeoutError("other downloads took the time")
-                self._changed.wait(min(left_s, threading.TIMEOUT_MAX))
-            free = self._free_bytes() - self._running_bytes
-            if size > free:
-                text = (
-                    f"{size:,} bytes from the bucket do not fit the disk: {max(0, free):,} are free"
-                )
-                self._refuse("disk", text)
-                raise OSError(errno.ENOSPC, text)
-            self._running += 1
-            self._running_bytes += size
+        try:
+            self._begin(one, ends_s)
+        except TimeoutError:
+            self._refuse("time", f"{one.path} did not get its turn")
+            raise
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                self._refuse("disk", str(error.strerror))
+            raise
         try:
             yield
         finally:
@@ -119,16 +113,46 @@ class Downloads:
                 self._running_bytes -= size
                 self._changed.notify_all()
 
+    def _begin(self, one: StoredFile, ends_s: float) -> None:
+        """Wait for a turn, and count it. Raises TimeoutError, OSError."""
+        size = one.size_bytes
+        with self._changed:
+            while self._running and (
+                self._running >= AT_ONCE or self._running_bytes + size > self._most_bytes
+            ):
+                left_s = ends_s - time.monotonic()
+                if left_s <= 0:
+                    raise TimeoutError("other downloads took the time")
+                self._changed.wait(min(left_s, threading.TIMEOUT_MAX))
+            free = self._free_bytes() - self._running_bytes
+            if size > free:
+                text = (
+                    f"{size:,} bytes from the bucket do not fit the disk: {max(0, free):,} are free"
+                )
+                raise OSError(errno.ENOSPC, text)
+            self._running += 1
+            self._running_bytes += size
+
     def _free_bytes(self) -> int:
-        """Of the disk, beyond what stays free."""
-        found = os.statvfs(self._folder)
-        kept = min(KEPT_FREE_BYTES, int(KEPT_FREE_SHARE * found.f_blocks * found.f_frsize))
-        return found.f_bavail * found.f_frsize - kept
+        return free_bytes(self._folder)
 
     def _refuse(self, why: str, text: str) -> None:
+        now_s = time.monotonic()
         with self._changed:
             self.refused[why] += 1
-        LOG.warning("a download is refused: %s", text)
+            count = self.refused[why]
+            is_due = now_s >= self._logged_s.get(why, -math.inf) + LOGGED_AGAIN_S
+            if is_due:
+                self._logged_s[why] = now_s
+        if is_due:  # a slow log keeps no download waiting
+            LOG.warning("a download is refused (%s, %d so far): %s", why, count, text)
+
+
+def free_bytes(folder: Path) -> int:
+    """Of the disk, beyond what stays free: negative where less is. Raises OSError."""
+    found = os.statvfs(folder)
+    kept = min(KEPT_FREE_BYTES, int(KEPT_FREE_SHARE * found.f_blocks * found.f_frsize))
+    return found.f_bavail * found.f_frsize - kept
 
 
 def remove_drafts(folder: Path) -> int:

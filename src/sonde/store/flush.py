@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from sonde.limits import Budget
 from sonde.query import framing, messages
@@ -32,7 +31,7 @@ from sonde.store.catalog import Catalog, StoredFile
 from sonde.store.parquet import make_durable, remove, write_file
 from sonde.store.record import Damage, Record, scan
 from sonde.store.storage import DirectoryStorage
-from sonde.store.stored_digests import StoredDigests
+from sonde.store.stored_digests import StoredDigests, column_of
 from sonde.store.tables import (
     CHUNK_NUMBER,
     DICTIONARIES,
@@ -332,14 +331,12 @@ class Flusher:
         keys = self._known.get(at)
         if keys is None:
             tenant, day, name = at
-            paths = [
-                self._storage.local(one)
-                for one in self._catalog.files(tenant, name)
-                if one.day == day
-            ]
-            parts = [
-                pq.read_table(path, columns=["key"]).column("key").to_numpy() for path in paths
-            ]
+            parts = []
+            for one in self._catalog.files(tenant, name):
+                if one.day == day:
+                    # Without a damaged one rows are stored again, until they are compacted.
+                    column = column_of(self._catalog, self._storage, one, "key")
+                    parts.append(np.zeros(0, np.int64) if column is None else column.to_numpy())
             keys = np.concatenate([np.zeros(0, np.int64), *parts])
             self._known[at] = keys
         self._known.move_to_end(at)

@@ -15,6 +15,7 @@ are published at the next start (3); never a chunk in both.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -30,7 +31,7 @@ import pyarrow.parquet as pq
 from sonde.errors import UsageError
 from sonde.store.bucket import Bucket, BucketError, DamagedObjectError
 from sonde.store.catalog import Catalog, StoredFile
-from sonde.store.downloads import CACHE, Downloads, places, remove_drafts
+from sonde.store.downloads import CACHE, Downloads, free_bytes, places, remove_drafts
 from sonde.store.published import Published, Publisher, folder_of, servers_of
 from sonde.store.wal import sealed_segments, sync_folder
 
@@ -264,7 +265,13 @@ class BucketStorage(DirectoryStorage):
             raise
 
     def local(self, one: StoredFile) -> Path:
-        """A file in the directory, fetched where it is not there. Raises BucketError, OSError."""
+        """A file in the directory, fetched where it is not there; where the disk lacks room, others
+        make it. Raises BucketError, OSError."""
+        try:
+            return self._downloads.file(self._settings.server, one)
+        except OSError as error:
+            if error.errno != errno.ENOSPC or not self._evict(one.size_bytes):
+                raise
         return self._downloads.file(self._settings.server, one)
 
     def deletable(self, paths: list[str]) -> list[str]:
@@ -279,15 +286,20 @@ class BucketStorage(DirectoryStorage):
         self._publisher.forget(path)
 
     def bound(self) -> int:
-        """Remove from the directory what was used least recently, beyond the size of the cache;
-        returns how many files. The bucket has them."""
+        """Remove from the directory what was used least recently, beyond the size of the cache and
+        until the disk has the room that it keeps; returns how many files. The bucket has them."""
         refused = self._downloads.refused.total()
         self._catalog.count(
             drafts_removed=remove_drafts(self._folder),
             downloads_refused=refused - self._refused,
         )
         self._refused = refused
-        published = self._publisher.state.files
+        return self._evict(0)
+
+    def _evict(self, wanted_bytes: int) -> int:
+        """As `bound`, and until so much more is free; nothing where that would not do: catalogs may
+        state any size."""
+        published = list(self._publisher.state.files)
         every = [*(self._folder / CACHE).glob("*/*/*/*/*.parquet")]
         every += [path for one in published if (path := self._folder / one).exists()]
         found = []
@@ -297,11 +309,17 @@ class BucketStorage(DirectoryStorage):
                 found.append((about.st_mtime, about.st_size, path))
         found.sort()
         size = sum(one[1] for one in found)
+        lacking = wanted_bytes - free_bytes(self._folder)
+        recent_s = time.time() - _USED_S
+        if wanted_bytes and lacking > sum(one[1] for one in found if one[0] <= recent_s):
+            return 0
         gone = 0
         for used_s, size_bytes, path in found:
-            if size <= self._settings.cache_bytes or used_s > time.time() - _USED_S:
+            is_enough = size <= self._settings.cache_bytes and lacking <= 0
+            if is_enough or used_s > recent_s:
                 break
             path.unlink(missing_ok=True)
             size -= size_bytes
+            lacking -= size_bytes
             gone += 1
         return gone

@@ -3,18 +3,41 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sonde.store.bucket import DamagedObjectError
 from sonde.store.catalog import Catalog, StoredFile
 from sonde.store.storage import DirectoryStorage
 from sonde.store.tables import Origin
 
+LOG = logging.getLogger("sonde.store")
+
 MAX_DIGESTS = 4 << 20
 """Whose beginnings (8 bytes) are kept in memory."""
+
+
+def column_of(
+    catalog: Catalog, storage: DirectoryStorage, one: StoredFile, name: str, chosen: Any = None
+) -> Any:
+    """A column of a file, of the rows that an expression chooses. None where its object, or what is
+    in it, is damaged, which is counted: one file keeps nobody's chunks from being stored.
+
+    Raises OSError, BucketError of what may pass.
+    """
+    try:
+        path = storage.local(one)
+        return pq.read_table(path, columns=[name], filters=chosen).column(name)
+    except (DamagedObjectError, pa.ArrowException, KeyError) as error:
+        catalog.count(damaged_files=1)
+        LOG.warning("%s is damaged, and is not looked into: %s", one.path, error)
+        return None
 
 
 class StoredDigests:
@@ -41,8 +64,10 @@ class StoredDigests:
     def _begins(self, one: StoredFile) -> Any:
         known = self._of_file.get(one.path)
         if known is None:
-            column = pq.read_table(self._storage.local(one), columns=["digest"]).column("digest")
-            digests = b"".join(digest[:8] for digest in column.to_pylist())
+            column = column_of(self._catalog, self._storage, one, "digest")
+            digests = (
+                b"".join(digest[:8] for digest in column.to_pylist()) if column is not None else b""
+            )
             known = self._of_file[one.path] = np.sort(np.frombuffer(digests, np.int64))
             self._count += len(known)
             while self._count > MAX_DIGESTS and len(self._of_file) > 1:
@@ -51,6 +76,6 @@ class StoredDigests:
         return known
 
     def _is_in(self, one: StoredFile, digest: bytes) -> bool:
-        filters = [("digest", "=", digest)]
-        found = pq.read_table(self._storage.local(one), columns=["digest"], filters=filters)
-        return bool(found.num_rows)
+        chosen = pc.field("digest") == digest
+        found = column_of(self._catalog, self._storage, one, "digest", chosen)
+        return found is not None and len(found) > 0

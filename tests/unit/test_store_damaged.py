@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A damaged object in a bucket keeps nobody's chunks from being stored, and is counted."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from sonde.store.catalog import Catalog
+from sonde.store.flush import Flusher
+from sonde.store.record import Record, digest_of
+from sonde.store.storage import BucketSettings, BucketStorage
+from sonde.store.stored_digests import StoredDigests
+from sonde.store.tables import DICTIONARIES, Origin
+from sonde.store.wal import Wal, sealed_segments
+from stored_chunks import as_of, recorded
+
+CHUNKS = recorded()
+NOW_NS = 1_800_001_800 * 10**9
+
+
+def flushed(folder: Path, catalog: Catalog, copies: BucketStorage, seq: int) -> Record:
+    body = as_of(CHUNKS[seq], "one", seq, NOW_NS + seq * 10**9)
+    record = Record("lab", "one", digest_of("lab", "one", body), time.time_ns(), body)
+    wal = Wal(folder / "wal")
+    wal.append(record).result(10)
+    wal.close()
+    copies.join()
+    assert Flusher(folder, catalog, copies).flush().chunks == 1
+    return record
+
+
+@pytest.mark.parametrize("content", [b"", b"as long as it was"])
+def test_a_damaged_object_stops_no_flush(tmp_path: Path, content: bytes) -> None:
+    folder, bucket = tmp_path / "store", tmp_path / "bucket"
+    folder.mkdir()
+    catalog = Catalog(folder)
+    copies = BucketStorage(folder, catalog, BucketSettings(f"file://{bucket}", "a", 1 << 40))
+    record = flushed(folder, catalog, copies, 0)
+    (chunk,) = catalog.files("lab", "chunk")
+    for path in bucket.rglob("*.parquet"):
+        size = path.stat().st_size
+        path.write_bytes(content and content.ljust(size))
+    shutil.rmtree(folder / "data")
+
+    flushed(folder, catalog, copies, 1)
+    assert not sealed_segments(folder / "wal")
+    dictionaries = sum(bool(catalog.files("lab", name)) for name in DICTIONARIES)
+    assert 0 < catalog.counters()["damaged_files"] <= dictionaries
+
+    meta = {"start_ns": chunk.max_ns, "end_ns": chunk.max_ns, "wall_offset_ns": 0}
+    origin = Origin("lab", "one", record.digest, 0, 1, meta)
+    assert not StoredDigests(catalog, copies).has(origin), "it is not known to be there"
