@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import struct
 import time
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from sonde.unwind import v8
 from sonde.unwind.v8_code import V8Codes
 from sonde.unwind.v8_functions import ANONYMOUS, MAX_ALL_BYTES, V8Functions
 from sonde.unwind.v8_layout import EXPORTS, UnsupportedV8Error, read_layout
@@ -186,6 +188,7 @@ def test_texts_that_lead_to_themselves_end():
         {"v8dbg_class_JSFunction__shared__SharedFunctionInfo": -8},
         {"v8dbg_class_JSFunction__shared__SharedFunctionInfo": 25},
         {"v8dbg_scopeinfo_idx_first_vars": 200},
+        {"v8dbg_scopeinfo_idx_ncontextlocals": 20},
         {"v8dbg_DeoptimizationDataLiteralArrayIndex": 200},
         {"v8dbg_type_Script__SCRIPT_TYPE": -1},
         {"_ZN2v88internal7Version6major_E": 6},
@@ -195,6 +198,41 @@ def test_texts_that_lead_to_themselves_end():
 def test_absurd_constants_are_refused(changes):
     with pytest.raises(UnsupportedV8Error):
         layout_of(Heap(), changes)
+
+
+def test_arrays_that_end_where_memory_does_lead_to_no_error():
+    heap = Heap()
+    layout = layout_of(heap, {"v8dbg_DeoptimizationDataLiteralArrayIndex": 15})
+    functions = V8Functions(layout)
+    codes = V8Codes(layout, functions)
+    outer = function_of(heap, "outer", "a\n", 0)
+    found = functions.find(heap, outer, 0)
+    first = BASE + 0x80000
+    # Of the data by which code is undone, fewer words are there than the constants name.
+    end = BASE + len(heap.raw)
+    undo = end - 16 - 8 * 9 + 1
+    words = (heap.maps[ARRAY], 16 << 32, 0, 1 << 32, *[0] * 5, heap.bytes(b""), 0)
+    struct.pack_into("<11Q", heap.raw, undo - 1 - BASE, *words)
+    content = struct.pack("<QQQQQIII", 0, undo, heap.bytes(b""), 0, first, 12, 0, 64)
+    code = heap.object(CODE, content + bytes(120)) - 1
+    assert codes.calls_at(heap, found, code, first + 20 & 0xFFFFFFFF, 0) == [(found, 1)]
+    # So of a function's ScopeInfo.
+    scope = end - 16
+    struct.pack_into("<QQ", heap.raw, scope - BASE, heap.maps[SCOPE], 0)
+    shared = heap.object(SHARED, struct.pack("<7Q", 0, scope + 1, 0, 0, 0, 0, 0)) - 1
+    assert functions.find(heap, shared, 0) is None
+
+
+@pytest.mark.parametrize("error", [IndexError, OverflowError, struct.error, RuntimeError])
+def test_no_error_of_a_read_leaves_a_v8(error, monkeypatch):
+    monkeypatch.setattr(v8, "read_layout", lambda *_: layout_of(Heap()))
+    one = v8.V8(SimpleNamespace(pid=os.getpid(), key=(os.getpid(), 0), party=7), None, {})
+
+    def find(*_):
+        raise error
+
+    monkeypatch.setattr(one._functions, "find", find)
+    assert one.frame(v8.V8_FRAME | 1 << 63, 0, one.frame_cache()) is v8.UNREAD
 
 
 def test_any_memory_costs_bounded_time_and_memory():

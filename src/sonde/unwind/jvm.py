@@ -47,7 +47,7 @@ _WORD: Final = (1 << 63) - 1
 _UNKNOWN: Final = Frame("jit", "", "[jit]")
 UNREAD: Final = KnownFrame(frame_id(_UNKNOWN), _UNKNOWN)
 """In place of a frame of the interpreter whose method was not read."""
-_FAILURES: Final = (OSError, ValueError, struct.error)
+_FAILURES: Final = (OSError, ValueError, LookupError, ArithmeticError, struct.error)
 
 
 class Jvm:
@@ -69,7 +69,7 @@ class Jvm:
         """Look for new code. Returns whether anything changed. Raises OSError, ValueError."""
         try:
             return self.code.refresh(self._opened(), time.monotonic() + REFRESH_S)
-        except struct.error as error:
+        except (LookupError, ArithmeticError, struct.error) as error:
             raise ValueError("its memory holds no code heap") from error
         except OSError:
             self.close()
@@ -105,7 +105,7 @@ class Jvm:
     def frame(self, method: int, bytecode: int, cache: _native.FrameCache) -> KnownFrame:
         """The frame of two words of a walk, which is put into `cache`."""
         found = None
-        with suppress(OSError):
+        with suppress(Exception):  # its memory may hold anything, and everybody waits for this tick
             at = method & _WORD & ~JAVA_FRAME
             found = self._methods.find(self._opened(), at, time.monotonic_ns())
         known = UNREAD

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sonde.resolve.lru_cache import LruCache
-from sonde.unwind.v8_layout import Memory, V8Layout
+from sonde.unwind.v8_layout import FAILURES, SCOPE_WORDS, Memory, V8Layout
 from sonde.unwind.v8_objects import V8Objects, position_at
 
 MAX_FUNCTIONS: Final = 16_384
@@ -27,8 +27,6 @@ TRUST_NS: Final = 10_000_000_000
 """How long a function is used before it is read again: its place may be another's by then."""
 ANONYMOUS: Final = "(anonymous)"
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
-_SLOTS: Final = 20
-"""Words of a ScopeInfo that are looked at behind what has a fixed place."""
 _MAX_LOCALS: Final = 75
 """With more, their names are in one table."""
 _SHARED_BYTES: Final = 64
@@ -102,7 +100,7 @@ class V8Functions:
             return known
         try:
             found = self._read(memory, at, now_ns)
-        except (OSError, ValueError, struct.error):
+        except FAILURES:
             return known
         self.keep(found.bytes - (known.bytes if known is not None else 0))
         self._known.put(at, found)
@@ -130,7 +128,7 @@ class V8Functions:
                         (table,) = struct.unpack_from("<Q", raw, offset)
                         function.positions = self.objects.byte_array(memory, table)
                         self.keep(len(function.positions))
-                    except (OSError, ValueError, struct.error):
+                    except FAILURES:
                         continue
         return line_of(function, position_at(function.positions, bytecode))
 
@@ -161,7 +159,7 @@ class V8Functions:
         """(name, where it begins or -1)."""
         if pointer & 1 == 0:
             return "", -1
-        type_, raw = self.objects.read(memory, pointer, 8 * (_SLOTS + 1))
+        type_, raw = self.objects.read(memory, pointer, 8 * (SCOPE_WORDS + 1))
         if type_ < self._layout.first_other:
             return printable(self.objects.text(memory, pointer)), -1
         if type_ != self._layout.of_scope:
@@ -194,7 +192,7 @@ class V8Functions:
             if not name:
                 try:
                     name = printable(self.objects.text(memory, word))
-                except (OSError, ValueError, struct.error):
+                except FAILURES:
                     break
         if not layout.has_fixed_position and len(run) >= 2:
             start = run[-2]
@@ -212,7 +210,7 @@ class V8Functions:
                     return 0
                 # Sparkplug's has it where other code has what undoes it.
                 (pointer,) = struct.unpack_from("<Q", raw, layout.code_positions - 8)
-            except (OSError, ValueError, struct.error):
+            except FAILURES:
                 return 0
         return 0
 
@@ -233,7 +231,7 @@ class V8Functions:
         if name & 3 == 1:
             try:
                 text = printable(self.objects.text(memory, name, 4096))
-            except (OSError, ValueError, struct.error):
+            except FAILURES:
                 text = ""
         if known is not None and known[0].name == text:
             found = known[0]
@@ -262,7 +260,7 @@ class V8Functions:
                     if len(found) >= MAX_LINES:
                         return found
                 offset += len(piece) // width
-        except (OSError, ValueError, struct.error):
+        except FAILURES:
             return array("I")
         return found
 
