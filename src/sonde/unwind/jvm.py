@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from sonde import _native, procfs
+from sonde import _native
 from sonde.model.code import Frame, KnownFrame
 from sonde.resolve import Resolver
 from sonde.resolve.allowance import ROOT
@@ -17,6 +17,7 @@ from sonde.resolve.tracked_process import JitName, TrackedProcess
 from sonde.unwind.hotspot_code import MAX_ROWS, HotspotCode
 from sonde.unwind.hotspot_layout import EXPORTS, UnsupportedJvmError, read_layout
 from sonde.unwind.java_methods import TRUST_NS, JavaMethods
+from sonde.unwind.process_memory import ProcessMemory
 
 LIBRARY: Final = "libjvm.so"
 JAVA_FRAME: Final = 1
@@ -55,9 +56,12 @@ class Jvm:
 
     def __init__(self, process: TrackedProcess, exports: dict[str, int]) -> None:
         """`exports`: addresses in its memory. Raises UnsupportedJvmError, OSError."""
-        self._pid = process.pid
-        self._memory: procfs.HeldFile | None = None
-        self._layout = read_layout(self._opened(), exports)
+        self._memory = ProcessMemory(*process.key)
+        try:
+            self._layout = read_layout(self._memory, exports)
+        except BaseException:
+            self.close()
+            raise
         self.code = HotspotCode(self._layout)
         self._methods = JavaMethods(self._layout)
         self._frames = _native.FrameCache()
@@ -68,12 +72,9 @@ class Jvm:
     def refresh(self) -> bool:
         """Look for new code. Returns whether anything changed. Raises OSError, ValueError."""
         try:
-            return self.code.refresh(self._opened(), time.monotonic() + REFRESH_S)
+            return self.code.refresh(self._memory, time.monotonic() + REFRESH_S)
         except (LookupError, ArithmeticError, struct.error) as error:
             raise ValueError("its memory holds no code heap") from error
-        except OSError:
-            self.close()
-            raise
 
     def name_at(self, address: int) -> JitName | None:
         """The compiled method or stub at an address: the method that was compiled, not those
@@ -83,11 +84,7 @@ class Jvm:
             return None
         if not blob.method:
             return JitName("jit", blob.kind) if blob.kind else None
-        try:
-            method = self._methods.find(self._opened(), blob.method, time.monotonic_ns())
-        except OSError:
-            self.close()
-            return None
+        method = self._methods.find(self._memory, blob.method, time.monotonic_ns())
         return JitName("jit", method.name, method.file) if method is not None else None
 
     def frame_cache(self) -> _native.FrameCache:
@@ -107,7 +104,7 @@ class Jvm:
         found = None
         with suppress(Exception):  # its memory may hold anything, and everybody waits for this tick
             at = method & _WORD & ~JAVA_FRAME
-            found = self._methods.find(self._opened(), at, time.monotonic_ns())
+            found = self._methods.find(self._memory, at, time.monotonic_ns())
         known = UNREAD
         if found is not None:
             line = found.line_at(bytecode & _WORD)
@@ -117,15 +114,8 @@ class Jvm:
         return known
 
     def close(self) -> None:
-        """Close its memory, until it is needed again."""
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
-
-    def _opened(self) -> procfs.HeldFile:
-        if self._memory is None:
-            self._memory = procfs.HeldFile(f"/proc/{self._pid}/mem")
-        return self._memory
+        """Close its memory for good. What is known stays."""
+        self._memory.close()
 
 
 class _Loaded:

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from sonde import _native, procfs
+from sonde import _native
 from sonde.model.code import Frame, KnownFrame
 from sonde.resolve import Resolver
 from sonde.resolve.mappings import Mapping
 from sonde.resolve.resolver import frame_id
 from sonde.resolve.tracked_process import JitName, TrackedProcess
+from sonde.unwind.process_memory import ProcessMemory
 from sonde.unwind.v8_code import V8Codes
 from sonde.unwind.v8_functions import TRUST_NS, V8Functions
 from sonde.unwind.v8_layout import EXPORTS, MARK, UnsupportedV8Error, V8Layout, read_layout
@@ -53,8 +54,12 @@ class V8:
         """`exports`: addresses in its memory. Raises UnsupportedV8Error, OSError."""
         self._process = process
         self._resolver = resolver
-        self._memory: procfs.HeldFile | None = None
-        self.layout: V8Layout = read_layout(self._opened(), exports)
+        self._memory = ProcessMemory(*process.key)
+        try:
+            self.layout: V8Layout = read_layout(self._memory, exports)
+        except BaseException:
+            self.close()
+            raise
         self._functions = V8Functions(self.layout)
         self.codes = V8Codes(self.layout, self._functions)
         self._frames = _native.FrameCache()
@@ -99,7 +104,7 @@ class V8:
 
     def _frames_at(self, shared: int, code: int, place: int, is_builtin: bool) -> list[KnownFrame]:
         """From the innermost inlined function on."""
-        memory, now_ns = self._opened(), time.monotonic_ns()
+        memory, now_ns = self._memory, time.monotonic_ns()
         function = self._functions.find(memory, shared, now_ns)
         if is_builtin and (function is None or function.is_builtin):
             native = self._resolver.resolve(self._process, (), [code])
@@ -118,15 +123,8 @@ class V8:
         return [KnownFrame(frame_id(it), it) for it in frames]
 
     def close(self) -> None:
-        """Close its memory, until it is needed again."""
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
-
-    def _opened(self) -> procfs.HeldFile:
-        if self._memory is None:
-            self._memory = procfs.HeldFile(f"/proc/{self._process.pid}/mem")
-        return self._memory
+        """Close its memory for good. What is known stays."""
+        self._memory.close()
 
 
 class V8s:
