@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,7 +34,7 @@ def other():
 def opened(pid):
     """How often the child that reads for us has the memory of a process open."""
     fds = Path(f"/proc/{procfs.BROKER._child.pid}/fd")
-    links = [os.readlink(fd) for fd in fds.iterdir() if fd.is_symlink()]
+    links = [str(fd.readlink()) for fd in fds.iterdir() if fd.is_symlink()]
     return sum(it.startswith(f"/proc/{pid}/") and it.endswith("/mem") for it in links)
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,6 +13,7 @@ from typing import Final
 from sonde import _native
 from sonde.model.code import Frame, KnownFrame
 from sonde.resolve import Resolver
+from sonde.resolve.allowance import ROOT
 from sonde.resolve.mappings import Mapping
 from sonde.resolve.resolver import frame_id
 from sonde.resolve.tracked_process import JitName, TrackedProcess
@@ -26,10 +29,14 @@ V8_BUILTIN: Final = 4
 RUNTIME: Final = 2
 """RUNTIME_V8 of abi/unwind.h."""
 MAX_V8S: Final = 256
+PARTS: Final = 4
+"""A party has at most one of this number of equal parts of them."""
 MAX_REFUSED: Final = 4096
 ATTEMPTS: Final = 8
 RETRY_S: Final = 0.5
-"""Its file may just have been mapped: as many attempts, so far apart."""
+"""Its file may just have been mapped, or be about to be: as many attempts, so far apart."""
+OVER_S: Final = 5.0
+"""Until it is tried again where its party has no time for names left."""
 MAX_CACHED_FRAMES: Final = 16_384
 TABLE_BYTES: Final = 1 << 27
 """Of generated code that the table covers; more is several ranges."""
@@ -53,6 +60,7 @@ class V8:
     ) -> None:
         """`exports`: addresses in its memory. Raises UnsupportedV8Error, OSError."""
         self._process = process
+        self.party = process.party
         self._resolver = resolver
         self._memory = ProcessMemory(*process.key)
         try:
@@ -135,11 +143,11 @@ class V8s:
         self._resolver = resolver
         self._loaded: dict[int, V8] = {}
         self._refused: dict[tuple[int, int], tuple[int, float]] = {}
-        """Attempts so far, and when the last one was."""
+        """Attempts so far, and when the next one is due."""
         self._table = 0
         """One for all: the same rule everywhere."""
         self.refused = 0
-        """V8s that could not be read, or that were one too many."""
+        """V8s that could not be read, files that could be one, and V8s that were one too many."""
 
     def load(self, process: TrackedProcess, mapped: V8Mappings) -> tuple[int, bytes] | None:
         """(RUNTIME, `struct unwind_v8`) of a process; None without a V8 that can be read."""
@@ -154,33 +162,48 @@ class V8s:
         return RUNTIME, known.layout.for_kernel(mapped.code)
 
     def _found(self, process: TrackedProcess, mapped: V8Mappings) -> V8 | None:
-        attempts, last_s = self._refused.get(process.key, (0, 0.0))
-        if attempts >= ATTEMPTS or (attempts and time.monotonic() < last_s + RETRY_S):
+        if mapped.file is None:
+            return None
+        attempts, due_s = self._refused.get(process.key, (0, 0.0))
+        if attempts >= ATTEMPTS or time.monotonic() < due_s:
             return None
         if self._resolver.budget.is_over(process.party):
+            self._put_off(process.key, attempts, OVER_S)
             return None
-        is_v8 = False
+        may_be_v8 = True
         with self._resolver.budget.charged(process.party), suppress(OSError):
-            exports = self._exports(process, mapped)
-            is_v8 = MARK in exports
+            exports = self._exports(process, mapped.file)
+            may_be_v8 = MARK in exports
             for bias in sorted(mapped.bounds)[:2]:
-                if not is_v8 or len(self._loaded) >= MAX_V8S:
+                if not may_be_v8 or not self._has_room(process.party):
                     break
                 with suppress(UnsupportedV8Error, OSError):
                     addresses = {name: at + bias for name, at in exports.items()}
                     found = V8(process, self._resolver, addresses)
                     self._refused.pop(process.key, None)
                     return found
-        attempts = attempts + 1 if is_v8 else ATTEMPTS
-        self.refused += is_v8 and attempts == ATTEMPTS
-        if len(self._refused) > MAX_REFUSED:
-            self._refused.clear()
-        self._refused[process.key] = attempts, time.monotonic()
+        # A small program's library with V8 in it may come yet. One without is no loss.
+        self.refused += may_be_v8 and attempts + 1 == ATTEMPTS
+        self._put_off(process.key, attempts + 1, RETRY_S)
         return None
 
-    def _exports(self, process: TrackedProcess, mapped: V8Mappings) -> dict[str, int]:
-        binary = self._resolver.file_of(process, mapped.file) if mapped.file is not None else None
-        return _native.exported_addresses(binary.fd, EXPORTS) if binary is not None else {}
+    def _put_off(self, key: tuple[int, int], attempts: int, wait_s: float) -> None:
+        if len(self._refused) > MAX_REFUSED:
+            self._refused.clear()
+        self._refused[key] = attempts, time.monotonic() + wait_s
+
+    def _has_room(self, party: int) -> bool:
+        """For one V8 more of a party."""
+        its = sum(it.party == party for it in self._loaded.values())
+        most = MAX_V8S if party == ROOT else MAX_V8S // PARTS
+        return its < most and len(self._loaded) < MAX_V8S
+
+    def _exports(self, process: TrackedProcess, file: Mapping) -> dict[str, int]:
+        """Raises OSError."""
+        binary = self._resolver.file_of(process, file)
+        if binary is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return _native.exported_addresses(binary.fd, EXPORTS)
 
     def with_generated(
         self, pid: int, ranges: Sequence[Range], mappings: Sequence[Mapping]
@@ -216,8 +239,8 @@ class V8s:
         """Pids of those to load again."""
         return [
             pid
-            for (pid, _), (attempts, last_s) in self._refused.items()
-            if attempts < ATTEMPTS and now_s > last_s + RETRY_S
+            for (pid, _), (attempts, due_s) in self._refused.items()
+            if attempts < ATTEMPTS and now_s > due_s
         ]
 
     def usage(self) -> dict[str, int]:
