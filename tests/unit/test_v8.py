@@ -13,7 +13,13 @@ import pytest
 
 from sonde.unwind import v8
 from sonde.unwind.v8_code import V8Codes
-from sonde.unwind.v8_functions import ANONYMOUS, MAX_ALL_BYTES, V8Functions
+from sonde.unwind.v8_functions import (
+    ANONYMOUS,
+    MAX_ALL_BYTES,
+    MAX_CALLS,
+    TRUST_NS,
+    V8Functions,
+)
 from sonde.unwind.v8_layout import EXPORTS, UnsupportedV8Error, read_layout
 from sonde.unwind.v8_mappings import MAX_GENERATED, V8Mappings, generated
 from sonde.unwind.v8_objects import MAX_NAME, V8Objects, position_at
@@ -267,6 +273,49 @@ def test_what_is_kept_has_a_limit():
     assert not functions.drops
     functions.keep(1)
     assert functions.drops == 1
+
+
+def test_what_is_kept_of_a_function_is_counted_and_bounded():
+    heap = Heap()
+    functions = V8Functions(layout_of(heap))
+    found = functions.find(heap, function_of(heap, "f", "a\nb\n", 0, path=4000 * "x"), 0)
+    assert len(found.script.file) == MAX_NAME
+    assert found.script.file is found.script.file
+    before = functions._bytes
+    assert before >= found.bytes + found.script.bytes
+    for bytecode in range(10 * MAX_CALLS):
+        functions.line_of_bytecode(heap, found, bytecode)
+    assert len(found.lines) == MAX_CALLS
+    assert functions._bytes - before >= MAX_CALLS * 64
+
+
+def test_lines_of_a_script_whose_text_is_another_one_are_read_again():
+    heap = Heap()
+    functions = V8Functions(layout_of(heap))
+    at = function_of(heap, "f", "\n\n\n\n", 3, path="")
+    assert functions.find(heap, at, 0).line == 4
+    script = struct.unpack_from("<Q", heap.raw, at - BASE + 32)[0]
+    struct.pack_into("<Q", heap.raw, script - 1 - BASE + 8, heap.text("abc\n"))
+    assert functions.find(heap, at, 2 * TRUST_NS).line == 1
+    assert functions.find(heap, at, 4 * TRUST_NS).script is functions.find(heap, at, 0).script
+
+
+@pytest.mark.parametrize("text", ["a\u010d\nb\n", "\u0a0a\u0d0d\u000a\u0a00\u000d\n\u0d0a\n"])
+def test_lines_of_two_byte_texts(text):
+    heap = Heap()
+    functions = V8Functions(layout_of(heap))
+    raw = text.encode("utf-16-le")
+    heap.maps["two"] = heap.put(struct.pack("<QIHH", 1, 0, 0, 0))
+    source = heap.object("two", struct.pack("<Ii", 0, len(text)) + raw)
+    ends = [at for at, it in enumerate(text) if it == "\n" and text[at - 1] != "\r" or it == "\r"]
+    assert list(functions._line_ends(heap, source, 0)) == ends
+
+
+def test_an_end_of_a_line_in_two_pieces_is_one():
+    heap = Heap()
+    functions = V8Functions(layout_of(heap))
+    pair = struct.pack("<IiQQ", 0, 4, heap.text("a\r"), heap.text("\nb\n"))
+    assert list(functions._line_ends(heap, heap.object(CONS, pair), 0)) == [1, 4]
 
 
 def test_a_table_that_does_not_end():

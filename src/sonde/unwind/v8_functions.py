@@ -13,7 +13,7 @@ from typing import Final
 
 from sonde.resolve.lru_cache import LruCache
 from sonde.unwind.v8_layout import FAILURES, SCOPE_WORDS, Memory, V8Layout
-from sonde.unwind.v8_objects import V8Objects, position_at
+from sonde.unwind.v8_objects import MAX_NAME, V8Objects, position_at
 
 MAX_FUNCTIONS: Final = 16_384
 """Of one V8."""
@@ -21,12 +21,17 @@ MAX_SCRIPTS: Final = 1_024
 MAX_SOURCE: Final = 8 << 20
 """Characters of a script in which lines are counted."""
 MAX_LINES: Final = 1 << 18
+MAX_CALLS: Final = 64
+"""Lines of bytecodes that are kept of one function."""
+_CALL_BYTES: Final = 128
+"""What one of them takes, about."""
 MAX_ALL_BYTES: Final = 8 << 20
 """Of names, tables and lines of one V8. Beyond it, all are read again when they are needed."""
 TRUST_NS: Final = 10_000_000_000
 """How long a function is used before it is read again: its place may be another's by then."""
 ANONYMOUS: Final = "(anonymous)"
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
+_ALL_ONES: Final = bytes([0]) + 255 * b"\xff"
 _MAX_LOCALS: Final = 75
 """With more, their names are in one table."""
 _SHARED_BYTES: Final = 64
@@ -36,15 +41,17 @@ _SHARED_BYTES: Final = 64
 class V8Script:
     """One script."""
 
-    name: str
-    """As V8 has it: a path, a URL or node:…; '' unknown."""
+    file: str
+    """Without folders, but of Node.js's own: node:…; '' unknown."""
     line_ends: array[int]
     """Offsets; empty: unknown."""
+    source: tuple[int, int] = (0, 0)
+    """Where the text was that they are of, and its characters."""
 
     @property
-    def file(self) -> str:
-        """Without folders, but of Node.js's own."""
-        return self.name if self.name.startswith("node:") else self.name.rpartition("/")[2]
+    def bytes(self) -> int:
+        """What it takes of memory, about."""
+        return sys.getsizeof(self.file) + sys.getsizeof(self.line_ends) + 256
 
     def line_at(self, offset: int) -> int:
         """The line of a character, from 1; 0 unknown."""
@@ -112,8 +119,9 @@ class V8Functions:
         line = function.lines.get(bytecode)
         if line is None:
             line = self._line_of_bytecode(memory, function, bytecode)
-            if len(function.lines) < MAX_SCRIPTS:
+            if len(function.lines) < MAX_CALLS:
                 function.lines[bytecode] = line
+                self.keep(_CALL_BYTES)
         return line
 
     def _line_of_bytecode(self, memory: Memory, function: V8Function, bytecode: int) -> int:
@@ -233,13 +241,28 @@ class V8Functions:
                 text = printable(self.objects.text(memory, name, 4096))
             except FAILURES:
                 text = ""
-        if known is not None and known[0].name == text:
-            found = known[0]
+        file = (text if text.startswith("node:") else text.rpartition("/")[2])[:MAX_NAME]
+        which = source, self._characters(memory, source)
+        if known is not None and known[0].line_ends and known[0].source == which:
+            if known[0].file == file:
+                found = known[0]
+            else:
+                found = V8Script(file, known[0].line_ends, which)
+                self.keep(found.bytes)
         else:
-            found = V8Script(text, self._line_ends(memory, source, ends))
-            self.keep(sys.getsizeof(found.line_ends))
+            found = V8Script(file, self._line_ends(memory, source, ends), which)
+            self.keep(found.bytes)
         self._scripts.put(pointer, (found, now_ns))
         return found
+
+    def _characters(self, memory: Memory, source: int) -> int:
+        """Of a script's text; 0 where there is none."""
+        try:
+            _, raw = self.objects.read(memory, source, self._layout.length + 4)
+            (length,) = struct.unpack_from("<i", raw, self._layout.length)
+        except FAILURES:
+            return 0
+        return int(length)
 
     def _line_ends(self, memory: Memory, source: int, ends: int) -> array[int]:
         found = array("I")
@@ -250,19 +273,26 @@ class V8Functions:
                 if type_ == self._layout.of_array and 0 < count <= MAX_LINES:
                     words = array("Q", memory.read_at(8 * count, ends - 1 + 16))
                     return array("I", (min(it >> 32, 0xFFFFFFFF) for it in words))
-            offset = 0
+            offset, is_after_return = 0, False
             for piece, encoding in self.objects.parts(memory, source, MAX_SOURCE):
-                width = 1 if encoding == "latin-1" else 2
-                for match in _LINE_END.finditer(piece[::width]):
-                    at = match.start()
-                    if width == 1 or not piece[2 * at + 1]:
-                        found.append(offset + at)
+                text = piece if encoding == "latin-1" else _low_bytes(piece)
+                skipped = int(is_after_return and text.startswith(b"\n"))
+                for match in _LINE_END.finditer(text, skipped):
+                    found.append(offset + match.start())
                     if len(found) >= MAX_LINES:
                         return found
-                offset += len(piece) // width
+                offset += len(text)
+                is_after_return = text.endswith(b"\r") or (is_after_return and not text)
         except FAILURES:
             return array("I")
         return found
+
+
+def _low_bytes(text: bytes) -> bytes:
+    """One byte for each character of two: 255 for those that need both."""
+    low, high = text[::2], text[1::2].translate(_ALL_ONES)
+    both = int.from_bytes(low, "little") | int.from_bytes(high, "little")
+    return both.to_bytes(len(low), "little")
 
 
 def line_of(function: V8Function, position: int) -> int:
