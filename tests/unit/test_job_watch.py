@@ -74,6 +74,16 @@ def test_a_job_that_grew_takes_its_own_place(watch):
     assert its[0] not in watched
 
 
+def test_a_job_of_which_a_part_was_looked_into_stays_whole(watch):
+    ranks = tuple(Rank(100 + at, 5, at) for at in range(8))
+    whole = Job("", ranks, "RANK", 1000)
+    found(watch, whole)
+    part = Job("", (*ranks[:3], Rank(99, 5, 8)), "RANK", 1000)
+    assert found(watch, part) == [whole]
+    watch._jobs[0].ended.update(rank.pid for rank in ranks[3:])
+    assert found(watch, part) == [part]
+
+
 def test_nobody_waits_while_it_is_looked_who_has_ended(watch, monkeypatch):
     found(watch, job(1, 1000))
     held = []

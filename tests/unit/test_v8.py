@@ -307,7 +307,7 @@ def test_lines_of_two_byte_texts(text):
     raw = text.encode("utf-16-le")
     heap.maps["two"] = heap.put(struct.pack("<QIHH", 1, 0, 0, 0))
     source = heap.object("two", struct.pack("<Ii", 0, len(text)) + raw)
-    ends = [at for at, it in enumerate(text) if it == "\n" and text[at - 1] != "\r" or it == "\r"]
+    ends = [at for at, it in enumerate(text) if (it == "\n" and text[at - 1] != "\r") or it == "\r"]
     assert list(functions._line_ends(heap, source, 0)) == ends
 
 

@@ -25,6 +25,8 @@ from sonde import procfs
 
 CANDIDATES: Final = 128
 """Processes that are looked into at a time."""
+NEWCOMERS: Final = CANDIDATES // 2
+"""Of these, that are no known ranks: jobs that are watched keep nobody else's from being found."""
 OWNERS_READ: Final = 1_024
 """Processes whose owner is read where there are more candidates than that."""
 AGAIN_S: Final = 4.0
@@ -138,18 +140,25 @@ class JobFinder:
 
 
 def _chosen(pids: Sequence[int], known: Container[int]) -> Sequence[int]:
-    """As many as are looked into: known ranks, then of each user in turn."""
+    """As many as are looked into: known ranks and others, of each user in turn."""
     if len(pids) <= CANDIDATES:
         return pids
-    ranks = [pid for pid in pids if pid in known]
-    by_user: dict[int, list[int]] = defaultdict(list)
+    ranks = _in_turn([pid for pid in pids if pid in known])
     others = [pid for pid in pids if pid not in known]
     # By chance: who has many processes with low numbers must not keep others from being looked at.
-    for pid in random.sample(others, min(len(others), OWNERS_READ)):
+    others = _in_turn(random.sample(others, min(len(others), OWNERS_READ)))
+    most = max(CANDIDATES - len(others), CANDIDATES - NEWCOMERS)
+    return (ranks[:most] + others)[:CANDIDATES]
+
+
+def _in_turn(pids: Sequence[int]) -> list[int]:
+    """Of each user in turn. Those that are gone are left out."""
+    by_user: dict[int, list[int]] = defaultdict(list)
+    for pid in pids:
         if (owner := procfs.read_owner(pid)) is not None:
             by_user[owner.uids[0]].append(pid)
     in_turn = sorted((turn, pid) for its in by_user.values() for turn, pid in enumerate(its))
-    return (ranks + [pid for _, pid in in_turn])[:CANDIDATES]
+    return [pid for _, pid in in_turn]
 
 
 def _look(pid: int) -> _Process | None:

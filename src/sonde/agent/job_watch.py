@@ -186,6 +186,8 @@ class JobWatch:
                 its = [one for one in self._jobs if pids & {r.pid for r in one.job.ranks}]
                 if any(pids <= {r.pid for r in one.job.ranks} for one in its):
                     continue  # of one that lost a rank the rest is no job by itself
+                if len(pids) < sum(len(one.job.ranks) - len(one.ended) for one in its):
+                    continue  # not all of its ranks were looked into
                 if not self._has_room(job, its):
                     left_out.add(job.ranks[0])
                     continue
