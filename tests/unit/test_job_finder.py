@@ -120,6 +120,15 @@ def test_shared_memory_is_the_same_by_its_file_not_by_its_name(monkeypatch):
     assert {one.pid for one in part} == {10, 11}
 
 
+def test_a_path_forges_no_shared_memory(monkeypatch):
+    real = b"7f00-7f10 rw-s 00000000 00:1a 77                     "
+    forged = real + b"/tmp/x 00:1a 78 /dev/shm/nccl-AbCdEf\n" + real + b"/dev/shm/nccl-AbCdEf\n"
+    monkeypatch.setattr(job_finder.procfs, "read_maps", lambda _: forged)
+    one = process(7)
+    JobFinder()._has_library(one)
+    assert one.shares == {b"00:1a 77"}
+
+
 def test_who_has_many_processes_with_low_numbers_hides_nobody(monkeypatch):
     monkeypatch.setattr(job_finder, "OWNERS_READ", 300)
     owner_of = lambda pid: SimpleNamespace(uids=(1000 if pid < 900 else 7,))  # noqa: E731

@@ -50,8 +50,12 @@ _LIBRARY = re.compile(
     rb"|xla_extension[^/\n]*|libtensorflow_framework[^/\n]*)$"
 )
 """Libraries with collectives in them: PyTorch has gloo in libtorch_cpu, JAX in its own."""
-_FILE = re.compile(rb" (\w+:\w+ \d+) +/dev/shm/(?:nccl|mpi|ucx|vader|psm|gloo|rccl|cma)")
-"""Device and inode: a name is of its mount namespace, and others may choose the same one."""
+_FILE = re.compile(
+    rb"[0-9a-f]+-[0-9a-f]+ \S{4} [0-9a-f]+ ([0-9a-f]+:[0-9a-f]+ \d+) +/dev/shm/"
+    rb"(?:nccl|mpi|ucx|vader|psm|gloo|rccl|cma)"
+)
+"""Device and inode: a name is of its mount namespace, and others may choose the same one. From the
+begin of a line on, as a path may hold anything."""
 _NUMBERS: Final = (
     b"RANK", b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK", b"PMI_RANK", b"SLURM_PROCID", b"LOCAL_RANK",
 )  # fmt: skip
@@ -131,7 +135,7 @@ class JobFinder:
             raw = procfs.read_maps(one.pid) or b""
             lines = [line.rstrip() for line in raw.split(b"\n")]
             known = any(_LIBRARY.search(line) for line in lines)
-            its = (_FILE.search(line) for line in lines if b" /dev/shm/" in line)
+            its = (_FILE.match(line) for line in lines if b" /dev/shm/" in line)
             shares = set(islice((it[1] for it in its if it is not None), SHARES))
             next_s = now_s + AGAIN_S * 2 ** min(times, 6)
             self._maps[key] = (known, shares, times + 1, next_s)
