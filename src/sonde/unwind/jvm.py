@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
@@ -14,7 +15,7 @@ from sonde.resolve import Resolver
 from sonde.resolve.allowance import ROOT
 from sonde.resolve.resolver import frame_id
 from sonde.resolve.tracked_process import JitName, TrackedProcess
-from sonde.unwind.hotspot_code import MAX_ROWS, HotspotCode
+from sonde.unwind.hotspot_code import MAX_BLOBS, MAX_ROWS, HotspotCode
 from sonde.unwind.hotspot_layout import EXPORTS, UnsupportedJvmError, read_layout
 from sonde.unwind.java_methods import TRUST_NS, JavaMethods
 from sonde.unwind.process_memory import ProcessMemory
@@ -24,13 +25,14 @@ JAVA_FRAME: Final = 1
 """Lowest bit of a stack's word: a frame of HotSpot's interpreter (abi/unwind.h)."""
 MAX_JVMS: Final = 64
 PARTS: Final = 4
-"""A party has at most one of this number of equal parts of JVMs, and of rules."""
+"""A party has at most one of this number of equal parts of JVMs, of their code, and of rules."""
 MAX_REFUSED: Final = 4096
 ATTEMPTS: Final = 8
 RETRY_S: Final = 0.5
 """A JVM that has just been mapped cannot be read yet: as many attempts, so far apart."""
 MAX_ALL_BLOBS: Final = 1 << 18
-"""Pieces of code of all JVMs. Beyond it, new JVMs are walked by frame pointers."""
+"""Pieces of code of all JVMs, of which a party has a part, too. Beyond it, new JVMs are walked by
+frame pointers, and code of others is not known, and counted."""
 MAX_ALL_ROWS: Final = 1 << 20
 """Rules of all JVMs: 100 MB here, 4 MB in the kernel. Code beyond it is not known, and counted."""
 REFRESH_S: Final = 0.03
@@ -154,6 +156,16 @@ class _Loaded:
         self.put_s = now_s
 
 
+def _left(most: int, held: Iterable[tuple[int, int]], party: int) -> int:
+    """What a party may still have of something. `held`: by whom it is, and how much."""
+    everybody = its = 0
+    for other, amount in held:
+        everybody += amount
+        its += amount if other == party else 0
+    left = most - everybody
+    return max(0, left if party == ROOT else min(left, most // PARTS - its))
+
+
 class Jvms:
     """All of them, by pid."""
 
@@ -191,7 +203,7 @@ class Jvms:
         elif is_due:
             changed = False
             with suppress(*_FAILURES), self._resolver.budget.charged(process.party):
-                code.most_rows = self._most_rows(known)
+                code.most_blobs, code.most_rows = self._most_blobs(known), self._most_rows(known)
                 changed = known.jvm.refresh()
                 known.is_changed |= changed
                 if (known.is_changed or not known.table) and now_s >= known.put_due_s:
@@ -221,22 +233,21 @@ class Jvms:
 
     def _has_room(self, party: int) -> bool:
         """For one JVM more of a party."""
-        held = sum(len(it.jvm.code) for it in self._loaded.values())
-        its = sum(it.party == party for it in self._loaded.values())
-        most = MAX_JVMS if party == ROOT else MAX_JVMS // PARTS
-        return its < most and len(self._loaded) < MAX_JVMS and held < MAX_ALL_BLOBS
+        ones = [(it.party, 1) for it in self._loaded.values()]
+        blobs = [(it.party, len(it.jvm.code)) for it in self._loaded.values()]
+        return _left(MAX_JVMS, ones, party) > 0 and _left(MAX_ALL_BLOBS, blobs, party) > 0
+
+    def _most_blobs(self, known: _Loaded) -> int:
+        """Pieces of code that a JVM may have, beside those of the others."""
+        others = [it for it in self._loaded.values() if it is not known]
+        held = [(it.party, len(it.jvm.code)) for it in others]
+        return min(MAX_BLOBS, _left(MAX_ALL_BLOBS, held, known.party))
 
     def _most_rows(self, known: _Loaded) -> int:
-        """Rules that a JVM may have, beside those of the others."""
-        rows = its = 0
-        for it in self._loaded.values():
-            if it is not known:
-                rows += it.jvm.code.rows
-                its += it.jvm.code.rows if it.party == known.party else 0
-        left = MAX_ALL_ROWS - rows
-        if known.party != ROOT:
-            left = min(left, MAX_ALL_ROWS // PARTS - its)
-        return max(0, min(MAX_ROWS, left))
+        """The same of rules."""
+        others = [it for it in self._loaded.values() if it is not known]
+        held = [(it.party, it.jvm.code.rows) for it in others]
+        return min(MAX_ROWS, _left(MAX_ALL_ROWS, held, known.party))
 
     def _put(self, known: _Loaded, now_s: float) -> None:
         rules = known.jvm.code.rules()
