@@ -124,6 +124,31 @@ def test_signs_that_end_during_a_look_are_those_of_its_begin(watch, monkeypatch)
     assert seen[0].signs == ("rank 0: CPU time", "rank 1: waits")
 
 
+def test_jobs_are_looked_at_by_turns_and_what_is_due_is_reported_between(watch, monkeypatch):
+    found(watch, job(1, 1000), job(2, 1000), job(3, 1000), job(4, 1001))
+    done = []
+    monkeypatch.setattr(watch, "_note_ended", lambda: None)
+    monkeypatch.setattr(watch, "_find", lambda: None)
+    monkeypatch.setattr(watch, "_is_due", lambda one: one.job.ranks[0].pid not in done)
+
+    def note(what):
+        done.append(what)
+        watch._ended = len(done) >= 8
+
+    def look(one):
+        note(one.job.ranks[0].pid)
+
+    monkeypatch.setattr(watch._reports, "release", lambda: note("released"))
+
+    monkeypatch.setattr(watch, "_look_into", look)
+    watch._due.set()
+    began_s = time.monotonic()
+    watch._run()
+    assert done[::2] == ["released"] * 4
+    assert done[1::2] == [10, 40, 20, 30]
+    assert time.monotonic() - began_s < 0.4  # it waited for nothing in between
+
+
 def test_candidates_that_were_left_out_are_a_loss(watch):
     watch._finder.left_out = 7
     assert watch.losses["diagnose.job_candidates"] == 7
