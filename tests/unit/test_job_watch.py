@@ -16,6 +16,7 @@ from sonde.agent.job_finder import Job, Rank
 from sonde.agent.job_watch import JOBS, KEPT_CANDIDATES, PARTS, JobWatch
 from sonde.agent.rank_dump import MEMORY_BYTES
 from sonde.agent.rank_stacks import RankStackReader
+from sonde.agent.slowdown_watcher import Watcher
 from sonde.agent.stall_reports import StallReports
 
 
@@ -147,6 +148,15 @@ def test_jobs_are_looked_at_by_turns_and_what_is_due_is_reported_between(watch, 
     assert done[::2] == ["released"] * 4
     assert done[1::2] == [10, 40, 20, 30]
     assert time.monotonic() - began_s < 0.4  # it waited for nothing in between
+
+
+def test_the_last_answer_comes_before_what_is_kept_back_is_reported():
+    ended = []
+    watcher = Watcher.__new__(Watcher)
+    watcher._jobs = SimpleNamespace(close=lambda: ended.append("jobs"))
+    watcher._explainer = SimpleNamespace(close=lambda: ended.append("explainer"))
+    watcher.close()
+    assert ended == ["explainer", "jobs"]
 
 
 def test_candidates_that_were_left_out_are_a_loss(watch):
