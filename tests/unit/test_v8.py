@@ -241,6 +241,24 @@ def test_no_error_of_a_read_leaves_a_v8(error, monkeypatch):
     assert one.frame(v8.V8_FRAME | 1 << 63, 0, one.frame_cache()) is v8.UNREAD
 
 
+def test_frames_that_are_known_with_others_stay_so(monkeypatch):
+    monkeypatch.setattr(v8, "MAX_CACHED_FRAMES", 10)
+    monkeypatch.setattr(v8, "read_layout", lambda *_: layout_of(Heap()))
+    one = v8.V8(SimpleNamespace(pid=os.getpid(), key=(os.getpid(), 0), party=7), None, {})
+    monkeypatch.setattr(one, "_frames_at", lambda *_: 4 * [v8.UNREAD])
+    cache = one.frame_cache()
+    put = {}
+    taken = SimpleNamespace(
+        put=lambda word, where, _, needs_reorder: put.update({(word, where): needs_reorder})
+    )
+    for where in range(20):
+        one.frame(1 << 63, where, taken)
+    assert {key for key, needs_reorder in put.items() if needs_reorder} == set(one.inlined)
+    assert 10 <= sum(map(len, one.inlined.values())) < 14
+    assert one.frame_cache() is not cache
+    assert one.inlined == {}
+
+
 def test_any_memory_costs_bounded_time_and_memory():
     generator = random.Random(7)
     heap = Heap()
@@ -336,14 +354,15 @@ def test_what_is_reserved_beside_generated_code_belongs_to_it():
         mapping(50, 60, "rw-p"),
         mapping(60, 70, "---p"),
     ]
-    assert generated(maps) == [(20, 30), (30, 40), (40, 50)]
+    assert generated(maps) == ([(20, 30), (30, 40), (40, 50)], 0)
 
 
 def test_mappings_of_any_size_make_few_ranges():
     huge = [mapping(0, 1 << 46, "---p"), mapping(1 << 46, (1 << 46) + 4096, "rwxp")]
-    assert generated(huge) == [(1 << 46, (1 << 46) + 4096)]
+    assert generated(huge) == ([(1 << 46, (1 << 46) + 4096)], 0)
     many = [mapping(at << 13, (at << 13) + 4096, "r-xp") for at in range(10_000)]
-    assert len(generated(many)) == MAX_GENERATED
+    found, left_out = generated(many)
+    assert (len(found), left_out) == (MAX_GENERATED, len(many) - MAX_GENERATED)
 
 
 def test_the_file_of_v8_is_the_library_where_there_is_one():

@@ -18,6 +18,7 @@ MAPPED = SimpleNamespace(file="node", bounds={0: (0, 1 << 20)}, code=[])
 class ReadableV8:
     def __init__(self, process, resolver, exports):
         self.party = process.party
+        self.code_left_out = 0
         self.layout = SimpleNamespace(for_kernel=lambda _: b"")
 
     def close(self):

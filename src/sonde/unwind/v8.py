@@ -76,6 +76,9 @@ class V8:
         """`drops` of the functions that the frames were made of."""
         self.inlined: dict[tuple[int, int], list[KnownFrame]] = {}
         """Frames that two words of a walk stand for, beside the one that is known by them."""
+        self._inlined_frames = 0
+        self.code_left_out = 0
+        """Ranges of generated code that were one too many when it was last loaded."""
 
     def name_at(self, address: int) -> JitName | None:
         """Nothing: what code is of is known by its frame alone."""
@@ -87,11 +90,12 @@ class V8:
         if (
             now_ns > self._frames_since_ns + TRUST_NS
             or len(self._frames) > MAX_CACHED_FRAMES
+            or self._inlined_frames >= MAX_CACHED_FRAMES
             or self._frames_drops != self._functions.drops
         ):
             self._frames, self._frames_since_ns = _native.FrameCache(), now_ns
             self._frames_drops = self._functions.drops
-            self.inlined = {}
+            self.inlined, self._inlined_frames = {}, 0
         return self._frames
 
     def frame(self, word: int, where: int, cache: _native.FrameCache) -> KnownFrame:
@@ -103,10 +107,11 @@ class V8:
         except Exception:  # its memory may hold anything, and everybody waits for this tick
             found = [UNREAD]
         *inlined, known = found
+        if self._inlined_frames >= MAX_CACHED_FRAMES:
+            inlined = []  # until the next cache, which has none of those that are kept
         if inlined:
-            if len(self.inlined) >= MAX_CACHED_FRAMES:
-                self.inlined.clear()
             self.inlined[word, where] = inlined
+            self._inlined_frames += len(inlined)
         cache.put(word, where, known, needs_reorder=bool(inlined))
         return known
 
@@ -214,9 +219,9 @@ class V8s:
                 self._table = self._maps.add_rules(_RULES, TABLE_BYTES)
             except OSError:
                 return list(ranges)
-        code = generated(mappings)
+        code, left_out = generated(mappings)
         if (known := self._loaded.get(pid)) is not None:
-            known.codes.generated = code
+            known.codes.generated, known.code_left_out = code, left_out
         starts = {start for start, _ in code}
         found = [it for it in ranges if it[3] or it[0] not in starts]
         for start, end in code:
@@ -245,4 +250,8 @@ class V8s:
 
     def usage(self) -> dict[str, int]:
         """Counts by name; each is a metric `sonde.unwind.NAME`."""
-        return {"v8s": len(self._loaded), "v8s_refused": self.refused}
+        return {
+            "v8s": len(self._loaded),
+            "v8_code_left_out": sum(it.code_left_out for it in self._loaded.values()),
+            "v8s_refused": self.refused,
+        }
