@@ -28,9 +28,7 @@ def test_a_path_of_a_shared_file_is_of_its_mapping_alone(tmp_path):
     maps, prot = [], mmap.PROT_READ | mmap.PROT_EXEC
     for path in (first, other):
         with path.open("rb") as file:
-            maps.append(
-                mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
-            )
+            maps.append(mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, prot))
     lines = Path("/proc/self/maps").read_text().splitlines()
     starts = {line.split()[-1]: int(line.split("-")[0], 16) for line in lines if " r-xp " in line}
     resolver = Resolver()

@@ -93,7 +93,7 @@ def _origin_of(path: str) -> str:
 def _frame_in(binary: Binary, function: str, at: _FileLocation) -> Frame:
     """Code at an offset of a file.
 
-    The folder is that of the mapping: where one process has a file says nothing of another's.
+    The folder is that of the mapping: other processes may have the file in another one.
     """
     named = (binary.kind, function, binary.name, binary.build_id, at.offset)
     return Frame(*named, origin=_origin_of(at.mapping.path))
