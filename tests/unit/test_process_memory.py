@@ -65,6 +65,17 @@ def test_memory_is_opened_once_more_by_another_child(other):
         memory.read_at(4, other.at)
 
 
+def test_a_process_that_may_not_be_looked_at_now_may_be_later(other, monkeypatch):
+    memory = ProcessMemory(*other.key)
+    with monkeypatch.context() as patch:
+        patch.setattr(procfs, "read_stat", lambda _: None)
+        with pytest.raises(ProcessLookupError):
+            memory.read_at(4, other.at)
+    assert memory.read_at(4, other.at) == b"here"
+    assert opened(other.pid) == 1
+    memory.close()
+
+
 def test_another_process_with_the_pid_is_not_read(other):
     memory = ProcessMemory(other.pid, other.key[1] - 1_000_000_000)
     for _ in range(2):

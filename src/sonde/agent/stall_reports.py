@@ -126,7 +126,7 @@ class StallReports:
         self._pass_on((it.incident, it.window) for it in free)
 
     def close(self) -> None:
-        """Report all that is kept back. Nothing is from now on."""
+        """Report all that is kept back, and from now on all at once."""
         with self._lock:
             self._is_closed = True
             free, self._held = self._held, []

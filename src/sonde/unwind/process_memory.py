@@ -38,7 +38,8 @@ class ProcessMemory:
             # Only now: until it is open, the pid may become another process's.
             stat = procfs.read_stat(self._pid)
             if stat is None or (self._start_ns and stat.start_ns != self._start_ns):
-                self.close()
+                self._let_go()
+                self._is_closed = stat is not None  # else it may not be looked at for a while
                 raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))
         return self._file
 
