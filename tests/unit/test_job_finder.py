@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from sonde.agent import job_finder, ras_client
-from sonde.agent.job_finder import CANDIDATES, JobFinder
+from sonde.agent.job_finder import CANDIDATES, NEWCOMERS, JobFinder
 
 
 def process(pid, **its):
@@ -49,6 +49,23 @@ def test_known_ranks_come_first_and_then_each_user_in_turn(monkeypatch):
     assert looked[0] == 902
     assert {900, 901} <= set(looked)
     assert finder.left_out == len(owners) - CANDIDATES
+
+
+def test_jobs_that_are_known_keep_no_other_users_job_from_being_found(monkeypatch):
+    known = range(1, 2 * CANDIDATES)
+    owner_of = lambda pid: SimpleNamespace(uids=(1000 if pid < 900 else 7,))  # noqa: E731
+    monkeypatch.setattr(job_finder.procfs, "read_owner", owner_of)
+    looked = []
+    monkeypatch.setattr(job_finder, "_look", looked.append)
+    finder = JobFinder()
+    finder.find([*range(1, 800), 900, 901], str, known)
+    assert {900, 901} <= set(looked)
+    assert len(looked) == CANDIDATES
+    assert sum(pid in known for pid in looked) == CANDIDATES - NEWCOMERS
+    looked.clear()
+    finder.find([*known, 900, 901], str, known)
+    assert {900, 901} <= set(looked)
+    assert len(looked) == CANDIDATES
 
 
 def test_tables_are_read_once_for_a_namespace(monkeypatch):
@@ -101,6 +118,15 @@ def test_shared_memory_is_the_same_by_its_file_not_by_its_name(monkeypatch):
         finder._has_library(one)
     (part,) = job_finder._connected(members)
     assert {one.pid for one in part} == {10, 11}
+
+
+def test_a_path_forges_no_shared_memory(monkeypatch):
+    real = b"7f00-7f10 rw-s 00000000 00:1a 77                     "
+    forged = real + b"/tmp/x 00:1a 78 /dev/shm/nccl-AbCdEf\n" + real + b"/dev/shm/nccl-AbCdEf\n"
+    monkeypatch.setattr(job_finder.procfs, "read_maps", lambda _: forged)
+    one = process(7)
+    JobFinder()._has_library(one)
+    assert one.shares == {b"00:1a 77"}
 
 
 def test_who_has_many_processes_with_low_numbers_hides_nobody(monkeypatch):

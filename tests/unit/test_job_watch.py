@@ -16,6 +16,7 @@ from sonde.agent.job_finder import Job, Rank
 from sonde.agent.job_watch import JOBS, KEPT_CANDIDATES, PARTS, JobWatch
 from sonde.agent.rank_dump import MEMORY_BYTES
 from sonde.agent.rank_stacks import RankStackReader
+from sonde.agent.slowdown_watcher import Watcher
 from sonde.agent.stall_reports import StallReports
 
 
@@ -74,6 +75,16 @@ def test_a_job_that_grew_takes_its_own_place(watch):
     assert its[0] not in watched
 
 
+def test_a_job_of_which_a_part_was_looked_into_stays_whole(watch):
+    ranks = tuple(Rank(100 + at, 5, at) for at in range(8))
+    whole = Job("", ranks, "RANK", 1000)
+    found(watch, whole)
+    part = Job("", (*ranks[:3], Rank(99, 5, 8)), "RANK", 1000)
+    assert found(watch, part) == [whole]
+    watch._jobs[0].ended.update(rank.pid for rank in ranks[3:])
+    assert found(watch, part) == [part]
+
+
 def test_nobody_waits_while_it_is_looked_who_has_ended(watch, monkeypatch):
     found(watch, job(1, 1000))
     held = []
@@ -112,6 +123,40 @@ def test_symptoms_that_end_during_a_look_are_those_of_its_begin(watch, monkeypat
     one.pace.symptoms = Symptoms({10: "CPU time", 11: "waits"})
     watch._look_into(one)
     assert seen[0].symptoms == ("rank 0: CPU time", "rank 1: waits")
+
+
+def test_jobs_are_looked_at_by_turns_and_what_is_due_is_reported_between(watch, monkeypatch):
+    found(watch, job(1, 1000), job(2, 1000), job(3, 1000), job(4, 1001))
+    done = []
+    monkeypatch.setattr(watch, "_note_ended", lambda: None)
+    monkeypatch.setattr(watch, "_find", lambda: None)
+    monkeypatch.setattr(watch, "_is_due", lambda one: one.job.ranks[0].pid not in done)
+
+    def note(what):
+        done.append(what)
+        watch._ended = len(done) >= 8
+
+    def look(one):
+        note(one.job.ranks[0].pid)
+
+    monkeypatch.setattr(watch._reports, "release", lambda: note("released"))
+
+    monkeypatch.setattr(watch, "_look_into", look)
+    watch._due.set()
+    began_s = time.monotonic()
+    watch._run()
+    assert done[::2] == ["released"] * 4
+    assert done[1::2] == [10, 40, 20, 30]
+    assert time.monotonic() - began_s < 0.4  # it waited for nothing in between
+
+
+def test_the_last_answer_comes_before_what_is_kept_back_is_reported():
+    ended = []
+    watcher = Watcher.__new__(Watcher)
+    watcher._jobs = SimpleNamespace(close=lambda: ended.append("jobs"))
+    watcher._explainer = SimpleNamespace(close=lambda: ended.append("explainer"))
+    watcher.close()
+    assert ended == ["explainer", "jobs"]
 
 
 def test_candidates_that_were_left_out_are_a_loss(watch):

@@ -11,7 +11,7 @@ import pytest
 from sonde.resolve.naming_budget import NamingBudget
 from sonde.unwind import jvm
 from sonde.unwind.hotspot_code import MAX_ROWS
-from sonde.unwind.jvm import MAX_ALL_ROWS, MAX_JVMS, MAX_PUT_PAUSE_S, PARTS, Jvms
+from sonde.unwind.jvm import MAX_ALL_BLOBS, MAX_ALL_ROWS, MAX_JVMS, MAX_PUT_PAUSE_S, PARTS, Jvms
 
 USER = 1000
 
@@ -43,9 +43,10 @@ class Code:
         self.left_out = self.rows = 0
         self.bounds = (1, 9)
         self.most_rows = MAX_ROWS
+        self.blobs = 1
 
     def __len__(self):
-        return 1
+        return self.blobs
 
     def rules(self):
         return [(1, 0), (2, 0)]
@@ -107,6 +108,30 @@ def test_rules_of_all_jvms_and_of_a_party_are_bounded(jvms):
         rows[it.party] = rows.get(it.party, 0) + it.jvm.code.rows
     assert sum(rows.values()) == MAX_ALL_ROWS
     assert max(rows.values()) == MAX_ALL_ROWS // PARTS
+
+
+def test_code_of_all_jvms_and_of_a_party_is_bounded(jvms):
+    for party in range(1, 9):
+        for number in range(3):
+            one = process(10 * party + number, party)
+            jvms.load(one, 0, 0)
+            if one.generated_code is not None:
+                one.generated_code.code.blobs = one.generated_code.code.most_blobs
+    blobs = {}
+    for it in jvms._loaded.values():
+        blobs[it.party] = blobs.get(it.party, 0) + it.jvm.code.blobs
+    assert sum(blobs.values()) == MAX_ALL_BLOBS
+    assert max(blobs.values()) == MAX_ALL_BLOBS // PARTS
+
+
+def test_who_has_its_part_of_the_code_keeps_no_others_jvm_out(jvms):
+    one = process(1)
+    jvms.load(one, 0, 0)
+    one.generated_code.code.blobs = MAX_ALL_BLOBS // PARTS
+    assert jvms.load(process(2), 0, 0) is None
+    assert jvms.usage()["jvms"] == 1
+    jvms.load(process(3, USER + 1), 0, 0)
+    assert jvms.usage()["jvms"] == 2
 
 
 def turns(jvms, clock, one, seconds, settles=True):

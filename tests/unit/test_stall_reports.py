@@ -142,6 +142,13 @@ def test_nothing_is_kept_back_for_long_or_without_a_bound(node, clock):
     assert node.victims[-1] == 12
 
 
+def test_after_the_end_nothing_is_kept_back(node):
+    node.pauses()
+    node.reports.close()
+    node.offer(10)
+    assert node.victims == [10]
+
+
 def test_where_one_rank_works_alone_the_others_wait_is_no_incident(node):
     node.pauses()
     node.offer(10)

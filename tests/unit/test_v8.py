@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import struct
 import time
@@ -10,8 +11,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from sonde.unwind import v8
 from sonde.unwind.v8_code import V8Codes
-from sonde.unwind.v8_functions import ANONYMOUS, MAX_ALL_BYTES, V8Functions
+from sonde.unwind.v8_functions import (
+    ANONYMOUS,
+    MAX_ALL_BYTES,
+    MAX_CALLS,
+    TRUST_NS,
+    V8Functions,
+)
 from sonde.unwind.v8_layout import EXPORTS, UnsupportedV8Error, read_layout
 from sonde.unwind.v8_mappings import MAX_GENERATED, V8Mappings, generated
 from sonde.unwind.v8_objects import MAX_NAME, V8Objects, position_at
@@ -186,6 +194,7 @@ def test_texts_that_lead_to_themselves_end():
         {"v8dbg_class_JSFunction__shared__SharedFunctionInfo": -8},
         {"v8dbg_class_JSFunction__shared__SharedFunctionInfo": 25},
         {"v8dbg_scopeinfo_idx_first_vars": 200},
+        {"v8dbg_scopeinfo_idx_ncontextlocals": 20},
         {"v8dbg_DeoptimizationDataLiteralArrayIndex": 200},
         {"v8dbg_type_Script__SCRIPT_TYPE": -1},
         {"_ZN2v88internal7Version6major_E": 6},
@@ -195,6 +204,59 @@ def test_texts_that_lead_to_themselves_end():
 def test_absurd_constants_are_refused(changes):
     with pytest.raises(UnsupportedV8Error):
         layout_of(Heap(), changes)
+
+
+def test_arrays_that_end_where_memory_does_lead_to_no_error():
+    heap = Heap()
+    layout = layout_of(heap, {"v8dbg_DeoptimizationDataLiteralArrayIndex": 15})
+    functions = V8Functions(layout)
+    codes = V8Codes(layout, functions)
+    outer = function_of(heap, "outer", "a\n", 0)
+    found = functions.find(heap, outer, 0)
+    first = BASE + 0x80000
+    # Of the data by which code is undone, fewer words are there than the constants name.
+    end = BASE + len(heap.raw)
+    undo = end - 16 - 8 * 9 + 1
+    words = (heap.maps[ARRAY], 16 << 32, 0, 1 << 32, *[0] * 5, heap.bytes(b""), 0)
+    struct.pack_into("<11Q", heap.raw, undo - 1 - BASE, *words)
+    content = struct.pack("<QQQQQIII", 0, undo, heap.bytes(b""), 0, first, 12, 0, 64)
+    code = heap.object(CODE, content + bytes(120)) - 1
+    assert codes.calls_at(heap, found, code, first + 20 & 0xFFFFFFFF, 0) == [(found, 1)]
+    # So of a function's ScopeInfo.
+    scope = end - 16
+    struct.pack_into("<QQ", heap.raw, scope - BASE, heap.maps[SCOPE], 0)
+    shared = heap.object(SHARED, struct.pack("<7Q", 0, scope + 1, 0, 0, 0, 0, 0)) - 1
+    assert functions.find(heap, shared, 0) is None
+
+
+@pytest.mark.parametrize("error", [IndexError, OverflowError, struct.error, RuntimeError])
+def test_no_error_of_a_read_leaves_a_v8(error, monkeypatch):
+    monkeypatch.setattr(v8, "read_layout", lambda *_: layout_of(Heap()))
+    one = v8.V8(SimpleNamespace(pid=os.getpid(), key=(os.getpid(), 0), party=7), None, {})
+
+    def find(*_):
+        raise error
+
+    monkeypatch.setattr(one._functions, "find", find)
+    assert one.frame(v8.V8_FRAME | 1 << 63, 0, one.frame_cache()) is v8.UNREAD
+
+
+def test_frames_that_are_known_with_others_stay_so(monkeypatch):
+    monkeypatch.setattr(v8, "MAX_CACHED_FRAMES", 10)
+    monkeypatch.setattr(v8, "read_layout", lambda *_: layout_of(Heap()))
+    one = v8.V8(SimpleNamespace(pid=os.getpid(), key=(os.getpid(), 0), party=7), None, {})
+    monkeypatch.setattr(one, "_frames_at", lambda *_: 4 * [v8.UNREAD])
+    cache = one.frame_cache()
+    put = {}
+    taken = SimpleNamespace(
+        put=lambda word, where, _, needs_reorder: put.update({(word, where): needs_reorder})
+    )
+    for where in range(20):
+        one.frame(1 << 63, where, taken)
+    assert {key for key, needs_reorder in put.items() if needs_reorder} == set(one.inlined)
+    assert 10 <= sum(map(len, one.inlined.values())) < 14
+    assert one.frame_cache() is not cache
+    assert one.inlined == {}
 
 
 def test_any_memory_costs_bounded_time_and_memory():
@@ -231,6 +293,49 @@ def test_what_is_kept_has_a_limit():
     assert functions.drops == 1
 
 
+def test_what_is_kept_of_a_function_is_counted_and_bounded():
+    heap = Heap()
+    functions = V8Functions(layout_of(heap))
+    found = functions.find(heap, function_of(heap, "f", "a\nb\n", 0, path=4000 * "x"), 0)
+    assert len(found.script.file) == MAX_NAME
+    assert found.script.file is found.script.file
+    before = functions._bytes
+    assert before >= found.bytes + found.script.bytes
+    for bytecode in range(10 * MAX_CALLS):
+        functions.line_of_bytecode(heap, found, bytecode)
+    assert len(found.lines) == MAX_CALLS
+    assert functions._bytes - before >= MAX_CALLS * 64
+
+
+def test_lines_of_a_script_whose_text_is_another_one_are_read_again():
+    heap = Heap()
+    functions = V8Functions(layout_of(heap))
+    at = function_of(heap, "f", "\n\n\n\n", 3, path="")
+    assert functions.find(heap, at, 0).line == 4
+    script = struct.unpack_from("<Q", heap.raw, at - BASE + 32)[0]
+    struct.pack_into("<Q", heap.raw, script - 1 - BASE + 8, heap.text("abc\n"))
+    assert functions.find(heap, at, 2 * TRUST_NS).line == 1
+    assert functions.find(heap, at, 4 * TRUST_NS).script is functions.find(heap, at, 0).script
+
+
+@pytest.mark.parametrize("text", ["a\u010d\nb\n", "\u0a0a\u0d0d\u000a\u0a00\u000d\n\u0d0a\n"])
+def test_lines_of_two_byte_texts(text):
+    heap = Heap()
+    functions = V8Functions(layout_of(heap))
+    raw = text.encode("utf-16-le")
+    heap.maps["two"] = heap.put(struct.pack("<QIHH", 1, 0, 0, 0))
+    source = heap.object("two", struct.pack("<Ii", 0, len(text)) + raw)
+    ends = [at for at, it in enumerate(text) if (it == "\n" and text[at - 1] != "\r") or it == "\r"]
+    assert list(functions._line_ends(heap, source, 0)) == ends
+
+
+def test_an_end_of_a_line_in_two_pieces_is_one():
+    heap = Heap()
+    functions = V8Functions(layout_of(heap))
+    pair = struct.pack("<IiQQ", 0, 4, heap.text("a\r"), heap.text("\nb\n"))
+    assert list(functions._line_ends(heap, heap.object(CONS, pair), 0)) == [1, 4]
+
+
 def test_a_table_that_does_not_end():
     assert position_at(b"\xff" * 1000, 5) >= 0
     assert position_at(b"", 5) == 0
@@ -249,14 +354,15 @@ def test_what_is_reserved_beside_generated_code_belongs_to_it():
         mapping(50, 60, "rw-p"),
         mapping(60, 70, "---p"),
     ]
-    assert generated(maps) == [(20, 30), (30, 40), (40, 50)]
+    assert generated(maps) == ([(20, 30), (30, 40), (40, 50)], 0)
 
 
 def test_mappings_of_any_size_make_few_ranges():
     huge = [mapping(0, 1 << 46, "---p"), mapping(1 << 46, (1 << 46) + 4096, "rwxp")]
-    assert generated(huge) == [(1 << 46, (1 << 46) + 4096)]
+    assert generated(huge) == ([(1 << 46, (1 << 46) + 4096)], 0)
     many = [mapping(at << 13, (at << 13) + 4096, "r-xp") for at in range(10_000)]
-    assert len(generated(many)) == MAX_GENERATED
+    found, left_out = generated(many)
+    assert (len(found), left_out) == (MAX_GENERATED, len(many) - MAX_GENERATED)
 
 
 def test_the_file_of_v8_is_the_library_where_there_is_one():

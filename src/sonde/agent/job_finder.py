@@ -25,6 +25,8 @@ from sonde import procfs
 
 CANDIDATES: Final = 128
 """Processes that are looked into at a time."""
+NEWCOMERS: Final = CANDIDATES // 2
+"""Of these, that are no known ranks: jobs that are watched keep nobody else's from being found."""
 OWNERS_READ: Final = 1_024
 """Processes whose owner is read where there are more candidates than that."""
 AGAIN_S: Final = 4.0
@@ -48,8 +50,12 @@ _LIBRARY = re.compile(
     rb"|xla_extension[^/\n]*|libtensorflow_framework[^/\n]*)$"
 )
 """Libraries with collectives in them: PyTorch has gloo in libtorch_cpu, JAX in its own."""
-_FILE = re.compile(rb" (\w+:\w+ \d+) +/dev/shm/(?:nccl|mpi|ucx|vader|psm|gloo|rccl|cma)")
-"""Device and inode: a name is of its mount namespace, and others may choose the same one."""
+_FILE = re.compile(
+    rb"[0-9a-f]+-[0-9a-f]+ \S{4} [0-9a-f]+ ([0-9a-f]+:[0-9a-f]+ \d+) +/dev/shm/"
+    rb"(?:nccl|mpi|ucx|vader|psm|gloo|rccl|cma)"
+)
+"""Device and inode: a name is of its mount namespace, and others may choose the same one. From the
+begin of a line on, as a path may hold anything."""
 _NUMBERS: Final = (
     b"RANK", b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK", b"PMI_RANK", b"SLURM_PROCID", b"LOCAL_RANK",
 )  # fmt: skip
@@ -129,7 +135,7 @@ class JobFinder:
             raw = procfs.read_maps(one.pid) or b""
             lines = [line.rstrip() for line in raw.split(b"\n")]
             known = any(_LIBRARY.search(line) for line in lines)
-            its = (_FILE.search(line) for line in lines if b" /dev/shm/" in line)
+            its = (_FILE.match(line) for line in lines if b" /dev/shm/" in line)
             shares = set(islice((it[1] for it in its if it is not None), SHARES))
             next_s = now_s + AGAIN_S * 2 ** min(times, 6)
             self._maps[key] = (known, shares, times + 1, next_s)
@@ -138,18 +144,25 @@ class JobFinder:
 
 
 def _chosen(pids: Sequence[int], known: Container[int]) -> Sequence[int]:
-    """As many as are looked into: known ranks, then of each user in turn."""
+    """As many as are looked into: known ranks and others, of each user in turn."""
     if len(pids) <= CANDIDATES:
         return pids
-    ranks = [pid for pid in pids if pid in known]
-    by_user: dict[int, list[int]] = defaultdict(list)
+    ranks = _in_turn([pid for pid in pids if pid in known])
     others = [pid for pid in pids if pid not in known]
     # By chance: who has many processes with low numbers must not keep others from being looked at.
-    for pid in random.sample(others, min(len(others), OWNERS_READ)):
+    others = _in_turn(random.sample(others, min(len(others), OWNERS_READ)))
+    most = max(CANDIDATES - len(others), CANDIDATES - NEWCOMERS)
+    return (ranks[:most] + others)[:CANDIDATES]
+
+
+def _in_turn(pids: Sequence[int]) -> list[int]:
+    """Of each user in turn. Those that are gone are left out."""
+    by_user: dict[int, list[int]] = defaultdict(list)
+    for pid in pids:
         if (owner := procfs.read_owner(pid)) is not None:
             by_user[owner.uids[0]].append(pid)
     in_turn = sorted((turn, pid) for its in by_user.values() for turn, pid in enumerate(its))
-    return (ranks + [pid for _, pid in in_turn])[:CANDIDATES]
+    return [pid for _, pid in in_turn]
 
 
 def _look(pid: int) -> _Process | None:

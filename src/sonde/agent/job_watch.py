@@ -59,6 +59,8 @@ class _Watched:
     reported_change: bool = False
     ended: set[int] = field(default_factory=set)
     is_warm: bool = False
+    looked: int = 0
+    """Which look the last one at it was, of all looks at jobs; 0: none yet."""
 
 
 class JobWatch:
@@ -88,6 +90,9 @@ class JobWatch:
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="sonde-jobs", daemon=True)
         self._asking = ThreadPoolExecutor(1, "sonde-ras")
+        self._looks = 0
+        self._party_looked: dict[int, int] = {}
+        """Which look the last one at a job of each party was."""
         self.looks_failed = 0
         self.jobs_left_out = 0
         self._candidates_left_out = 0
@@ -162,17 +167,34 @@ class JobWatch:
             try:
                 self._note_ended()
                 self._reports.release()
-                with self._lock:
-                    due = [one for one in self._jobs if self._is_due(one)]
-                for one in due:
+                # One alone: what is kept back is due meanwhile, and other jobs are as urgent.
+                if (one := self._next_due()) is not None:
                     self._look_into(one)
                 if time.monotonic() >= find_s:
                     self._find()
                     find_s = time.monotonic() + FIND_S
             except Exception as error:  # the next look is made
                 self.looks_failed += 1
+                self._due.clear()  # but not at once
                 self._failed(error)
         self._stacks.close()
+
+    def _next_due(self) -> _Watched | None:
+        """The job to be looked at, of those that are due: of each party in turn. Where there are
+        more, no event is waited for before the next one."""
+        with self._lock:
+            due = [one for one in self._jobs if self._is_due(one)]
+            parties = {one.job.party for one in self._jobs}
+        seen = {party: self._party_looked.get(party, 0) for party in parties}
+        if not due:
+            return None
+        one = min(due, key=lambda it: (seen[it.job.party], it.looked))
+        self._looks += 1
+        one.looked = seen[one.job.party] = self._looks
+        self._party_looked = seen
+        if len(due) > 1:
+            self._due.set()
+        return one
 
     def _find(self) -> None:
         with self._lock:
@@ -186,6 +208,8 @@ class JobWatch:
                 its = [one for one in self._jobs if pids & {r.pid for r in one.job.ranks}]
                 if any(pids <= {r.pid for r in one.job.ranks} for one in its):
                     continue  # of one that lost a rank the rest is no job by itself
+                if len(pids) < sum(len(one.job.ranks) - len(one.ended) for one in its):
+                    continue  # not all of its ranks were looked into
                 if not self._has_room(job, its):
                     left_out.add(job.ranks[0])
                     continue

@@ -157,8 +157,8 @@ class Watcher:
 
     def close(self) -> None:
         """Explain no more."""
+        self._explainer.close()  # its last answer may be kept back, which the other one reports
         self._jobs.close()
-        self._explainer.close()
 
     @property
     def losses(self) -> dict[str, int]:

@@ -67,6 +67,7 @@ class StallReports:
         self._quiet: dict[int, int] = {}
         """Since when the job of a rank pauses."""
         self._held: list[_Held] = []
+        self._is_closed = False
         self._stalls: deque[_Stall] = deque(maxlen=STALLS)
         self.folded = 0
         """Incidents of waiting ranks that nothing shows: they came after the report on their job,
@@ -90,7 +91,8 @@ class StallReports:
             if self._is_part(incident):
                 self.folded += 1
                 return
-            if self._may_be_part(incident) and len(self._held) < HELD:
+            has_room = len(self._held) < HELD and not self._is_closed
+            if has_room and self._may_be_part(incident):
                 self._held.append(_Held(incident, window, time.monotonic() + HOLD_S))
                 return
         self._pass_on([(incident, window)])
@@ -124,8 +126,9 @@ class StallReports:
         self._pass_on((it.incident, it.window) for it in free)
 
     def close(self) -> None:
-        """Report all that is kept back."""
+        """Report all that is kept back, and from now on all at once."""
         with self._lock:
+            self._is_closed = True
             free, self._held = self._held, []
         self._pass_on((it.incident, it.window) for it in free)
 

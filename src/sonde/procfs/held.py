@@ -62,6 +62,11 @@ class HeldFile:
             return content
         return os.pread(self._fd, size, at)
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the child that holds it is still there, as far as is known."""
+        return self._pid is None or self._child == BROKER.generation
+
     def close(self) -> None:
         """Let go of it."""
         if self._fd >= 0:

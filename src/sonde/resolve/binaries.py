@@ -22,7 +22,6 @@ from typing import Final
 from sonde import procfs
 from sonde.resolve.binary import Binary, FileIdentity, FileKey
 from sonde.resolve.build_id_links import BuildIdLinks
-from sonde.resolve.code_origin import origin_of_binary
 from sonde.resolve.counters import Counters
 from sonde.resolve.lru_cache import LruCache
 from sonde.resolve.mappings import Mapping
@@ -128,7 +127,6 @@ class Binaries:
             return known
         binary = known or Binary(mapping.name)
         binary.key = found.key
-        binary.origin = origin_of_binary(mapping.path).value
         if not self._hold(binary, found, _LastUse(process, time.monotonic_ns())):
             return Binary(mapping.name)
         if found.key is not None:

@@ -39,7 +39,7 @@ class Binary:
 
     __slots__ = (
         *("build_id", "fd", "identity", "index", "is_copy", "is_elf"),
-        *("key", "kind", "name", "origin"),
+        *("key", "kind", "name"),
     )
 
     def __init__(self, name: str, kind: str = "user") -> None:
@@ -48,8 +48,6 @@ class Binary:
         self.name = procfs.printable(name)[:MAX_NAME]
         self.kind = kind
         """Kind of its frames: user, vdso."""
-        self.origin = ""
-        """Whose code it is: a value of `CodeOrigin`."""
         self.build_id = ""
         """In hex; '' without one."""
         self.is_elf = False

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from sys import intern
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -25,6 +26,7 @@ from sonde.model.process import Process
 from sonde.resolve.binaries import Binaries
 from sonde.resolve.binary import Binary
 from sonde.resolve.build_id_links import BuildIdLinks
+from sonde.resolve.code_origin import origin_of_binary
 from sonde.resolve.counters import Counters
 from sonde.resolve.lru_cache import LruCache
 from sonde.resolve.mappings import Mapping
@@ -52,6 +54,8 @@ or for twenty of these. The party that holds most of it gives way first."""
 MAX_NEW_FILES: Final = 32
 """Newly mapped files opened at one tick, in case the process ends before it is sampled."""
 MAX_KERNEL_FRAMES: Final = 16_384
+MAX_ORIGINS: Final = 1_024
+"""Paths of which it is kept whose code they are."""
 
 EVAL_FUNCTION: Final = "_PyEval_EvalFrameDefault"
 """CPython's evaluation loop, which runs the Python frames of a stack."""
@@ -81,10 +85,18 @@ def frame_id(frame: Frame) -> int:
     return int.from_bytes(digest, "little") or 1
 
 
-def _frame_in(binary: Binary, function: str, offset: int) -> Frame:
-    """Code at an offset of a file."""
-    named = (binary.kind, function, binary.name, binary.build_id, offset)
-    return Frame(*named, origin=binary.origin)
+@lru_cache(MAX_ORIGINS)
+def _origin_of(path: str) -> str:
+    return origin_of_binary(path).value
+
+
+def _frame_in(binary: Binary, function: str, at: _FileLocation) -> Frame:
+    """Code at an offset of a file.
+
+    The folder is that of the mapping: other processes may have the file in another one.
+    """
+    named = (binary.kind, function, binary.name, binary.build_id, at.offset)
+    return Frame(*named, origin=_origin_of(at.mapping.path))
 
 
 def _code_addresses(addresses: Sequence[int], has_leaf: bool) -> list[CodeAddress]:
@@ -132,7 +144,8 @@ class Resolver:
         self._perf_maps = PerfMaps(self.counters, self.budget)
         self._put_off: set[TrackedProcess] = set()
         """Processes with frames that have no name yet."""
-        self._by_offset: LruCache[tuple[int, int], KnownFrame] = LruCache(MAX_FRAMES)
+        self._by_offset: LruCache[tuple[int, int, str], KnownFrame] = LruCache(MAX_FRAMES)
+        """Frames by the file's index, offset and origin."""
         self._without_file: LruCache[Frame, KnownFrame] = LruCache(MAX_FRAMES // 4)
         """Frames of just-in-time compiled code and unknown ones, by content."""
         self.kernel_frames = _native.FrameCache()
@@ -321,7 +334,8 @@ class Resolver:
                     continue  # not cached: a perf map may name it soon
             else:
                 offset = address - mapping.start + mapping.offset
-                frames[i] = self._by_offset.get((binary.index, offset))
+                origin = _origin_of(mapping.path)
+                frames[i] = self._by_offset.get((binary.index, offset, origin))
                 if frames[i] is None:
                     by_file.setdefault(binary, []).append(_FileLocation(i, offset, mapping))
                     continue
@@ -373,16 +387,16 @@ class Resolver:
             with suppress(OSError), self.budget.charged(process.party):
                 names = self._symbols.elf_open(binary.fd, offsets, process.party, may_build)
         if names is None:
-            return self._put_names_off(process, binary, offsets)
+            return self._put_names_off(process, binary, locations)
         found = []
-        for offset, name in zip(offsets, names, strict=True):
+        for location, name in zip(locations, names, strict=True):
             function = intern(name[0]) if name else ""
-            frame = _frame_in(binary, function, offset)
+            frame = _frame_in(binary, function, location)
             known = KnownFrame(frame_id(frame), frame)
             self.counters.frames_new += 1
             self.counters.frames_unnamed += not function
             if is_open:  # else not cached: another process may still lead to the file
-                self._by_offset.put((binary.index, offset), known)
+                self._by_offset.put((binary.index, location.offset, frame.origin), known)
             found.append(known)
         return found
 
@@ -391,13 +405,13 @@ class Resolver:
         return process in self._put_off
 
     def _put_names_off(
-        self, process: TrackedProcess, binary: Binary, offsets: Sequence[int]
+        self, process: TrackedProcess, binary: Binary, locations: Sequence[_FileLocation]
     ) -> list[KnownFrame]:
         """Frames without names, until their party has time for them again."""
         self._put_off.add(process)
-        self.budget.left_out[process.party] += len(offsets)
-        self.counters.names_put_off += len(offsets)
-        frames = [_frame_in(binary, "", it) for it in offsets]
+        self.budget.left_out[process.party] += len(locations)
+        self.counters.names_put_off += len(locations)
+        frames = [_frame_in(binary, "", it) for it in locations]
         return [KnownFrame(frame_id(frame), frame) for frame in frames]
 
     def _resolve_without_file(

@@ -134,12 +134,14 @@ class HotspotCode:
         """Time ran out for the blocks of a heap since the first one was looked at."""
         self._is_changed = False
         """Since the last refresh that ended without an error."""
+        self.most_blobs = MAX_BLOBS
+        """Pieces of code that it may have now: others share the memory for them, too."""
         self.most_rows = MAX_ROWS
         """Rules that it may have now: others share the memory for them."""
         self.bounds = (0, 0)
         """What is reserved for code: first address, end."""
         self.left_out = 0
-        """Blobs beyond MAX_BLOBS or `most_rows` at the last refresh."""
+        """Blobs beyond `most_blobs` or `most_rows` at the last refresh."""
         self.is_behind = False
         """Time ran out: call `refresh` again."""
         self.has_replaced = False
@@ -291,7 +293,7 @@ class HotspotCode:
             self._drop(block)
         if blob is None:
             return before is not None
-        if len(self._blobs) >= MAX_BLOBS or self._rows + len(blob.rules) > self.most_rows:
+        if len(self._blobs) >= self.most_blobs or self._rows + len(blob.rules) > self.most_rows:
             self.left_out += 1  # what was there before it is gone all the same
             return before is not None
         self._blobs[block] = blob

@@ -80,7 +80,7 @@ class JavaMethods:
             return known
         try:
             found = self._read(memory, at, now_ns)
-        except (OSError, ValueError, struct.error):
+        except (OSError, ValueError, LookupError, ArithmeticError, struct.error):
             return known
         self._bytes += found.bytes - (known.bytes if known is not None else 0)
         if self._bytes > MAX_ALL_BYTES:

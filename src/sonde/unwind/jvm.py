@@ -5,31 +5,34 @@ from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
-from sonde import _native, procfs
+from sonde import _native
 from sonde.model.code import Frame, KnownFrame
 from sonde.resolve import Resolver
 from sonde.resolve.allowance import ROOT
 from sonde.resolve.resolver import frame_id
 from sonde.resolve.tracked_process import JitName, TrackedProcess
-from sonde.unwind.hotspot_code import MAX_ROWS, HotspotCode
+from sonde.unwind.hotspot_code import MAX_BLOBS, MAX_ROWS, HotspotCode
 from sonde.unwind.hotspot_layout import EXPORTS, UnsupportedJvmError, read_layout
 from sonde.unwind.java_methods import TRUST_NS, JavaMethods
+from sonde.unwind.process_memory import ProcessMemory
 
 LIBRARY: Final = "libjvm.so"
 JAVA_FRAME: Final = 1
 """Lowest bit of a stack's word: a frame of HotSpot's interpreter (abi/unwind.h)."""
 MAX_JVMS: Final = 64
 PARTS: Final = 4
-"""A party has at most one of this number of equal parts of JVMs, and of rules."""
+"""A party has at most one of this number of equal parts of JVMs, of their code, and of rules."""
 MAX_REFUSED: Final = 4096
 ATTEMPTS: Final = 8
 RETRY_S: Final = 0.5
 """A JVM that has just been mapped cannot be read yet: as many attempts, so far apart."""
 MAX_ALL_BLOBS: Final = 1 << 18
-"""Pieces of code of all JVMs. Beyond it, new JVMs are walked by frame pointers."""
+"""Pieces of code of all JVMs, of which a party has a part, too. Beyond it, new JVMs are walked by
+frame pointers, and code of others is not known, and counted."""
 MAX_ALL_ROWS: Final = 1 << 20
 """Rules of all JVMs: 100 MB here, 4 MB in the kernel. Code beyond it is not known, and counted."""
 REFRESH_S: Final = 0.03
@@ -47,7 +50,7 @@ _WORD: Final = (1 << 63) - 1
 _UNKNOWN: Final = Frame("jit", "", "[jit]")
 UNREAD: Final = KnownFrame(frame_id(_UNKNOWN), _UNKNOWN)
 """In place of a frame of the interpreter whose method was not read."""
-_FAILURES: Final = (OSError, ValueError, struct.error)
+_FAILURES: Final = (OSError, ValueError, LookupError, ArithmeticError, struct.error)
 
 
 class Jvm:
@@ -55,9 +58,12 @@ class Jvm:
 
     def __init__(self, process: TrackedProcess, exports: dict[str, int]) -> None:
         """`exports`: addresses in its memory. Raises UnsupportedJvmError, OSError."""
-        self._pid = process.pid
-        self._memory: procfs.HeldFile | None = None
-        self._layout = read_layout(self._opened(), exports)
+        self._memory = ProcessMemory(*process.key)
+        try:
+            self._layout = read_layout(self._memory, exports)
+        except BaseException:
+            self.close()
+            raise
         self.code = HotspotCode(self._layout)
         self._methods = JavaMethods(self._layout)
         self._frames = _native.FrameCache()
@@ -68,12 +74,9 @@ class Jvm:
     def refresh(self) -> bool:
         """Look for new code. Returns whether anything changed. Raises OSError, ValueError."""
         try:
-            return self.code.refresh(self._opened(), time.monotonic() + REFRESH_S)
-        except struct.error as error:
+            return self.code.refresh(self._memory, time.monotonic() + REFRESH_S)
+        except (LookupError, ArithmeticError, struct.error) as error:
             raise ValueError("its memory holds no code heap") from error
-        except OSError:
-            self.close()
-            raise
 
     def name_at(self, address: int) -> JitName | None:
         """The compiled method or stub at an address: the method that was compiled, not those
@@ -83,11 +86,7 @@ class Jvm:
             return None
         if not blob.method:
             return JitName("jit", blob.kind) if blob.kind else None
-        try:
-            method = self._methods.find(self._opened(), blob.method, time.monotonic_ns())
-        except OSError:
-            self.close()
-            return None
+        method = self._methods.find(self._memory, blob.method, time.monotonic_ns())
         return JitName("jit", method.name, method.file) if method is not None else None
 
     def frame_cache(self) -> _native.FrameCache:
@@ -105,9 +104,9 @@ class Jvm:
     def frame(self, method: int, bytecode: int, cache: _native.FrameCache) -> KnownFrame:
         """The frame of two words of a walk, which is put into `cache`."""
         found = None
-        with suppress(OSError):
+        with suppress(Exception):  # its memory may hold anything, and everybody waits for this tick
             at = method & _WORD & ~JAVA_FRAME
-            found = self._methods.find(self._opened(), at, time.monotonic_ns())
+            found = self._methods.find(self._memory, at, time.monotonic_ns())
         known = UNREAD
         if found is not None:
             line = found.line_at(bytecode & _WORD)
@@ -117,15 +116,8 @@ class Jvm:
         return known
 
     def close(self) -> None:
-        """Close its memory, until it is needed again."""
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
-
-    def _opened(self) -> procfs.HeldFile:
-        if self._memory is None:
-            self._memory = procfs.HeldFile(f"/proc/{self._pid}/mem")
-        return self._memory
+        """Close its memory for good. What is known stays."""
+        self._memory.close()
 
 
 class _Loaded:
@@ -162,6 +154,16 @@ class _Loaded:
         longer_s = min(2 * self.put_pause_s, MAX_PUT_PAUSE_S)
         self.put_pause_s = PAUSE_S if has_calmed else longer_s
         self.put_s = now_s
+
+
+def _left(most: int, held: Iterable[tuple[int, int]], party: int) -> int:
+    """What a party may still have of something. `held`: by whom it is, and how much."""
+    everybody = its = 0
+    for other, amount in held:
+        everybody += amount
+        its += amount if other == party else 0
+    left = most - everybody
+    return max(0, left if party == ROOT else min(left, most // PARTS - its))
 
 
 class Jvms:
@@ -201,7 +203,7 @@ class Jvms:
         elif is_due:
             changed = False
             with suppress(*_FAILURES), self._resolver.budget.charged(process.party):
-                code.most_rows = self._most_rows(known)
+                code.most_blobs, code.most_rows = self._most_blobs(known), self._most_rows(known)
                 changed = known.jvm.refresh()
                 known.is_changed |= changed
                 if (known.is_changed or not known.table) and now_s >= known.put_due_s:
@@ -231,22 +233,21 @@ class Jvms:
 
     def _has_room(self, party: int) -> bool:
         """For one JVM more of a party."""
-        held = sum(len(it.jvm.code) for it in self._loaded.values())
-        its = sum(it.party == party for it in self._loaded.values())
-        most = MAX_JVMS if party == ROOT else MAX_JVMS // PARTS
-        return its < most and len(self._loaded) < MAX_JVMS and held < MAX_ALL_BLOBS
+        ones = [(it.party, 1) for it in self._loaded.values()]
+        blobs = [(it.party, len(it.jvm.code)) for it in self._loaded.values()]
+        return _left(MAX_JVMS, ones, party) > 0 and _left(MAX_ALL_BLOBS, blobs, party) > 0
+
+    def _most_blobs(self, known: _Loaded) -> int:
+        """Pieces of code that a JVM may have, beside those of the others."""
+        others = [it for it in self._loaded.values() if it is not known]
+        held = [(it.party, len(it.jvm.code)) for it in others]
+        return min(MAX_BLOBS, _left(MAX_ALL_BLOBS, held, known.party))
 
     def _most_rows(self, known: _Loaded) -> int:
-        """Rules that a JVM may have, beside those of the others."""
-        rows = its = 0
-        for it in self._loaded.values():
-            if it is not known:
-                rows += it.jvm.code.rows
-                its += it.jvm.code.rows if it.party == known.party else 0
-        left = MAX_ALL_ROWS - rows
-        if known.party != ROOT:
-            left = min(left, MAX_ALL_ROWS // PARTS - its)
-        return max(0, min(MAX_ROWS, left))
+        """The same of rules."""
+        others = [it for it in self._loaded.values() if it is not known]
+        held = [(it.party, it.jvm.code.rows) for it in others]
+        return min(MAX_ROWS, _left(MAX_ALL_ROWS, held, known.party))
 
     def _put(self, known: _Loaded, now_s: float) -> None:
         rules = known.jvm.code.rules()

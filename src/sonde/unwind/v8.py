@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from sonde import _native, procfs
+from sonde import _native
 from sonde.model.code import Frame, KnownFrame
 from sonde.resolve import Resolver
+from sonde.resolve.allowance import ROOT
 from sonde.resolve.mappings import Mapping
 from sonde.resolve.resolver import frame_id
 from sonde.resolve.tracked_process import JitName, TrackedProcess
+from sonde.unwind.process_memory import ProcessMemory
 from sonde.unwind.v8_code import V8Codes
 from sonde.unwind.v8_functions import TRUST_NS, V8Functions
 from sonde.unwind.v8_layout import EXPORTS, MARK, UnsupportedV8Error, V8Layout, read_layout
@@ -25,10 +29,14 @@ V8_BUILTIN: Final = 4
 RUNTIME: Final = 2
 """RUNTIME_V8 of abi/unwind.h."""
 MAX_V8S: Final = 256
+PARTS: Final = 4
+"""A party has at most one of this number of equal parts of them."""
 MAX_REFUSED: Final = 4096
 ATTEMPTS: Final = 8
 RETRY_S: Final = 0.5
-"""Its file may just have been mapped: as many attempts, so far apart."""
+"""Its file may just have been mapped, or be about to be: as many attempts, so far apart."""
+OVER_S: Final = 5.0
+"""Until it is tried again where its party has no time for names left."""
 MAX_CACHED_FRAMES: Final = 16_384
 TABLE_BYTES: Final = 1 << 27
 """Of generated code that the table covers; more is several ranges."""
@@ -52,9 +60,14 @@ class V8:
     ) -> None:
         """`exports`: addresses in its memory. Raises UnsupportedV8Error, OSError."""
         self._process = process
+        self.party = process.party
         self._resolver = resolver
-        self._memory: procfs.HeldFile | None = None
-        self.layout: V8Layout = read_layout(self._opened(), exports)
+        self._memory = ProcessMemory(*process.key)
+        try:
+            self.layout: V8Layout = read_layout(self._memory, exports)
+        except BaseException:
+            self.close()
+            raise
         self._functions = V8Functions(self.layout)
         self.codes = V8Codes(self.layout, self._functions)
         self._frames = _native.FrameCache()
@@ -63,6 +76,9 @@ class V8:
         """`drops` of the functions that the frames were made of."""
         self.inlined: dict[tuple[int, int], list[KnownFrame]] = {}
         """Frames that two words of a walk stand for, beside the one that is known by them."""
+        self._inlined_frames = 0
+        self.code_left_out = 0
+        """Ranges of generated code that were one too many when it was last loaded."""
 
     def name_at(self, address: int) -> JitName | None:
         """Nothing: what code is of is known by its frame alone."""
@@ -74,33 +90,34 @@ class V8:
         if (
             now_ns > self._frames_since_ns + TRUST_NS
             or len(self._frames) > MAX_CACHED_FRAMES
+            or self._inlined_frames >= MAX_CACHED_FRAMES
             or self._frames_drops != self._functions.drops
         ):
             self._frames, self._frames_since_ns = _native.FrameCache(), now_ns
             self._frames_drops = self._functions.drops
-            self.inlined = {}
+            self.inlined, self._inlined_frames = {}, 0
         return self._frames
 
     def frame(self, word: int, where: int, cache: _native.FrameCache) -> KnownFrame:
         """The frame of two words of a walk, which is put into `cache`."""
         place = (word >> 47 & _HALF) << 16 | where >> 47 & _HALF
         shared, code = word & _ADDRESS & ~7, where & _ADDRESS
-        found = [UNREAD]
         try:
             found = self._frames_at(shared, code, place, bool(word & V8_BUILTIN))
-        except OSError:
-            self.close()
+        except Exception:  # its memory may hold anything, and everybody waits for this tick
+            found = [UNREAD]
         *inlined, known = found
+        if self._inlined_frames >= MAX_CACHED_FRAMES:
+            inlined = []  # until the next cache, which has none of those that are kept
         if inlined:
-            if len(self.inlined) >= MAX_CACHED_FRAMES:
-                self.inlined.clear()
             self.inlined[word, where] = inlined
+            self._inlined_frames += len(inlined)
         cache.put(word, where, known, needs_reorder=bool(inlined))
         return known
 
     def _frames_at(self, shared: int, code: int, place: int, is_builtin: bool) -> list[KnownFrame]:
         """From the innermost inlined function on."""
-        memory, now_ns = self._opened(), time.monotonic_ns()
+        memory, now_ns = self._memory, time.monotonic_ns()
         function = self._functions.find(memory, shared, now_ns)
         if is_builtin and (function is None or function.is_builtin):
             native = self._resolver.resolve(self._process, (), [code])
@@ -119,15 +136,8 @@ class V8:
         return [KnownFrame(frame_id(it), it) for it in frames]
 
     def close(self) -> None:
-        """Close its memory, until it is needed again."""
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
-
-    def _opened(self) -> procfs.HeldFile:
-        if self._memory is None:
-            self._memory = procfs.HeldFile(f"/proc/{self._process.pid}/mem")
-        return self._memory
+        """Close its memory for good. What is known stays."""
+        self._memory.close()
 
 
 class V8s:
@@ -138,11 +148,11 @@ class V8s:
         self._resolver = resolver
         self._loaded: dict[int, V8] = {}
         self._refused: dict[tuple[int, int], tuple[int, float]] = {}
-        """Attempts so far, and when the last one was."""
+        """Attempts so far, and when the next one is due."""
         self._table = 0
         """One for all: the same rule everywhere."""
         self.refused = 0
-        """V8s that could not be read, or that were one too many."""
+        """V8s that could not be read, files that could be one, and V8s that were one too many."""
 
     def load(self, process: TrackedProcess, mapped: V8Mappings) -> tuple[int, bytes] | None:
         """(RUNTIME, `struct unwind_v8`) of a process; None without a V8 that can be read."""
@@ -157,33 +167,48 @@ class V8s:
         return RUNTIME, known.layout.for_kernel(mapped.code)
 
     def _found(self, process: TrackedProcess, mapped: V8Mappings) -> V8 | None:
-        attempts, last_s = self._refused.get(process.key, (0, 0.0))
-        if attempts >= ATTEMPTS or (attempts and time.monotonic() < last_s + RETRY_S):
+        if mapped.file is None:
+            return None
+        attempts, due_s = self._refused.get(process.key, (0, 0.0))
+        if attempts >= ATTEMPTS or time.monotonic() < due_s:
             return None
         if self._resolver.budget.is_over(process.party):
+            self._put_off(process.key, attempts, OVER_S)
             return None
-        is_v8 = False
+        may_be_v8 = True
         with self._resolver.budget.charged(process.party), suppress(OSError):
-            exports = self._exports(process, mapped)
-            is_v8 = MARK in exports
+            exports = self._exports(process, mapped.file)
+            may_be_v8 = MARK in exports
             for bias in sorted(mapped.bounds)[:2]:
-                if not is_v8 or len(self._loaded) >= MAX_V8S:
+                if not may_be_v8 or not self._has_room(process.party):
                     break
                 with suppress(UnsupportedV8Error, OSError):
                     addresses = {name: at + bias for name, at in exports.items()}
                     found = V8(process, self._resolver, addresses)
                     self._refused.pop(process.key, None)
                     return found
-        attempts = attempts + 1 if is_v8 else ATTEMPTS
-        self.refused += is_v8 and attempts == ATTEMPTS
-        if len(self._refused) > MAX_REFUSED:
-            self._refused.clear()
-        self._refused[process.key] = attempts, time.monotonic()
+        # A small program's library with V8 in it may come yet. One without is no loss.
+        self.refused += may_be_v8 and attempts + 1 == ATTEMPTS
+        self._put_off(process.key, attempts + 1, RETRY_S)
         return None
 
-    def _exports(self, process: TrackedProcess, mapped: V8Mappings) -> dict[str, int]:
-        binary = self._resolver.file_of(process, mapped.file) if mapped.file is not None else None
-        return _native.exported_addresses(binary.fd, EXPORTS) if binary is not None else {}
+    def _put_off(self, key: tuple[int, int], attempts: int, wait_s: float) -> None:
+        if len(self._refused) > MAX_REFUSED:
+            self._refused.clear()
+        self._refused[key] = attempts, time.monotonic() + wait_s
+
+    def _has_room(self, party: int) -> bool:
+        """For one V8 more of a party."""
+        its = sum(it.party == party for it in self._loaded.values())
+        most = MAX_V8S if party == ROOT else MAX_V8S // PARTS
+        return its < most and len(self._loaded) < MAX_V8S
+
+    def _exports(self, process: TrackedProcess, file: Mapping) -> dict[str, int]:
+        """Raises OSError."""
+        binary = self._resolver.file_of(process, file)
+        if binary is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return _native.exported_addresses(binary.fd, EXPORTS)
 
     def with_generated(
         self, pid: int, ranges: Sequence[Range], mappings: Sequence[Mapping]
@@ -194,9 +219,9 @@ class V8s:
                 self._table = self._maps.add_rules(_RULES, TABLE_BYTES)
             except OSError:
                 return list(ranges)
-        code = generated(mappings)
+        code, left_out = generated(mappings)
         if (known := self._loaded.get(pid)) is not None:
-            known.codes.generated = code
+            known.codes.generated, known.code_left_out = code, left_out
         starts = {start for start, _ in code}
         found = [it for it in ranges if it[3] or it[0] not in starts]
         for start, end in code:
@@ -219,10 +244,14 @@ class V8s:
         """Pids of those to load again."""
         return [
             pid
-            for (pid, _), (attempts, last_s) in self._refused.items()
-            if attempts < ATTEMPTS and now_s > last_s + RETRY_S
+            for (pid, _), (attempts, due_s) in self._refused.items()
+            if attempts < ATTEMPTS and now_s > due_s
         ]
 
     def usage(self) -> dict[str, int]:
         """Counts by name; each is a metric `sonde.unwind.NAME`."""
-        return {"v8s": len(self._loaded), "v8s_refused": self.refused}
+        return {
+            "v8s": len(self._loaded),
+            "v8_code_left_out": sum(it.code_left_out for it in self._loaded.values()),
+            "v8s_refused": self.refused,
+        }

@@ -11,7 +11,7 @@ from typing import Final
 
 from sonde.resolve.lru_cache import LruCache
 from sonde.unwind.v8_functions import TRUST_NS, V8Function, V8Functions, line_of
-from sonde.unwind.v8_layout import Memory, V8Layout
+from sonde.unwind.v8_layout import FAILURES, Memory, V8Layout
 from sonde.unwind.v8_objects import HEADER_BYTES, position_at
 
 MAX_CODES: Final = 2_048
@@ -97,7 +97,7 @@ class V8Codes:
         if code is None or now_ns > code.read_ns + TRUST_NS:
             try:
                 code = self._read(memory, at, now_ns)
-            except (ValueError, OSError, struct.error):
+            except FAILURES:
                 return None
             self._known.put(at, code)
         return code if (place - code.start) & 0xFFFFFFFF < code.size else None
@@ -116,7 +116,7 @@ class V8Codes:
                     return code
             try:
                 return self._search(memory, low, pc, now_ns)
-            except (ValueError, OSError, struct.error):
+            except FAILURES:
                 return None
         return None
 
@@ -173,7 +173,8 @@ class V8Codes:
         _, raw = objects.read(memory, data, HEADER_BYTES + 8 * 16)
         words = struct.unpack(f"<{(len(raw) - HEADER_BYTES) // 8}Q", raw[HEADER_BYTES:])
         length = struct.unpack_from("<q", raw, 8)[0] >> 32
-        if length <= layout.inlined_calls or len(words) <= layout.inlined_calls:
+        last = max(layout.inlined_count, layout.inlined_calls, layout.literals)
+        if length <= last or len(words) <= last:
             return b"", b""
         count = words[layout.inlined_count] >> 32
         if not 0 < count <= MAX_FUNCTIONS:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sonde.resolve.lru_cache import LruCache
-from sonde.unwind.v8_layout import Memory, V8Layout
-from sonde.unwind.v8_objects import V8Objects, position_at
+from sonde.unwind.v8_layout import FAILURES, SCOPE_WORDS, Memory, V8Layout
+from sonde.unwind.v8_objects import MAX_NAME, V8Objects, position_at
 
 MAX_FUNCTIONS: Final = 16_384
 """Of one V8."""
@@ -21,14 +21,17 @@ MAX_SCRIPTS: Final = 1_024
 MAX_SOURCE: Final = 8 << 20
 """Characters of a script in which lines are counted."""
 MAX_LINES: Final = 1 << 18
+MAX_CALLS: Final = 64
+"""Lines of bytecodes that are kept of one function."""
+_CALL_BYTES: Final = 128
+"""What one of them takes, about."""
 MAX_ALL_BYTES: Final = 8 << 20
 """Of names, tables and lines of one V8. Beyond it, all are read again when they are needed."""
 TRUST_NS: Final = 10_000_000_000
 """How long a function is used before it is read again: its place may be another's by then."""
 ANONYMOUS: Final = "(anonymous)"
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
-_SLOTS: Final = 20
-"""Words of a ScopeInfo that are looked at behind what has a fixed place."""
+_ALL_ONES: Final = bytes([0]) + 255 * b"\xff"
 _MAX_LOCALS: Final = 75
 """With more, their names are in one table."""
 _SHARED_BYTES: Final = 64
@@ -38,15 +41,17 @@ _SHARED_BYTES: Final = 64
 class V8Script:
     """One script."""
 
-    name: str
-    """As V8 has it: a path, a URL or node:…; '' unknown."""
+    file: str
+    """Without folders, but of Node.js's own: node:…; '' unknown."""
     line_ends: array[int]
     """Offsets; empty: unknown."""
+    source: tuple[int, int] = (0, 0)
+    """Where the text was that they are of, and its characters."""
 
     @property
-    def file(self) -> str:
-        """Without folders, but of Node.js's own."""
-        return self.name if self.name.startswith("node:") else self.name.rpartition("/")[2]
+    def bytes(self) -> int:
+        """What it takes of memory, about."""
+        return sys.getsizeof(self.file) + sys.getsizeof(self.line_ends) + 256
 
     def line_at(self, offset: int) -> int:
         """The line of a character, from 1; 0 unknown."""
@@ -102,7 +107,7 @@ class V8Functions:
             return known
         try:
             found = self._read(memory, at, now_ns)
-        except (OSError, ValueError, struct.error):
+        except FAILURES:
             return known
         self.keep(found.bytes - (known.bytes if known is not None else 0))
         self._known.put(at, found)
@@ -114,8 +119,9 @@ class V8Functions:
         line = function.lines.get(bytecode)
         if line is None:
             line = self._line_of_bytecode(memory, function, bytecode)
-            if len(function.lines) < MAX_SCRIPTS:
+            if len(function.lines) < MAX_CALLS:
                 function.lines[bytecode] = line
+                self.keep(_CALL_BYTES)
         return line
 
     def _line_of_bytecode(self, memory: Memory, function: V8Function, bytecode: int) -> int:
@@ -130,7 +136,7 @@ class V8Functions:
                         (table,) = struct.unpack_from("<Q", raw, offset)
                         function.positions = self.objects.byte_array(memory, table)
                         self.keep(len(function.positions))
-                    except (OSError, ValueError, struct.error):
+                    except FAILURES:
                         continue
         return line_of(function, position_at(function.positions, bytecode))
 
@@ -161,7 +167,7 @@ class V8Functions:
         """(name, where it begins or -1)."""
         if pointer & 1 == 0:
             return "", -1
-        type_, raw = self.objects.read(memory, pointer, 8 * (_SLOTS + 1))
+        type_, raw = self.objects.read(memory, pointer, 8 * (SCOPE_WORDS + 1))
         if type_ < self._layout.first_other:
             return printable(self.objects.text(memory, pointer)), -1
         if type_ != self._layout.of_scope:
@@ -194,7 +200,7 @@ class V8Functions:
             if not name:
                 try:
                     name = printable(self.objects.text(memory, word))
-                except (OSError, ValueError, struct.error):
+                except FAILURES:
                     break
         if not layout.has_fixed_position and len(run) >= 2:
             start = run[-2]
@@ -212,7 +218,7 @@ class V8Functions:
                     return 0
                 # Sparkplug's has it where other code has what undoes it.
                 (pointer,) = struct.unpack_from("<Q", raw, layout.code_positions - 8)
-            except (OSError, ValueError, struct.error):
+            except FAILURES:
                 return 0
         return 0
 
@@ -233,15 +239,30 @@ class V8Functions:
         if name & 3 == 1:
             try:
                 text = printable(self.objects.text(memory, name, 4096))
-            except (OSError, ValueError, struct.error):
+            except FAILURES:
                 text = ""
-        if known is not None and known[0].name == text:
-            found = known[0]
+        file = (text if text.startswith("node:") else text.rpartition("/")[2])[:MAX_NAME]
+        which = source, self._characters(memory, source)
+        if known is not None and known[0].line_ends and known[0].source == which:
+            if known[0].file == file:
+                found = known[0]
+            else:
+                found = V8Script(file, known[0].line_ends, which)
+                self.keep(found.bytes)
         else:
-            found = V8Script(text, self._line_ends(memory, source, ends))
-            self.keep(sys.getsizeof(found.line_ends))
+            found = V8Script(file, self._line_ends(memory, source, ends), which)
+            self.keep(found.bytes)
         self._scripts.put(pointer, (found, now_ns))
         return found
+
+    def _characters(self, memory: Memory, source: int) -> int:
+        """Of a script's text; 0 where there is none."""
+        try:
+            _, raw = self.objects.read(memory, source, self._layout.length + 4)
+            (length,) = struct.unpack_from("<i", raw, self._layout.length)
+        except FAILURES:
+            return 0
+        return int(length)
 
     def _line_ends(self, memory: Memory, source: int, ends: int) -> array[int]:
         found = array("I")
@@ -252,19 +273,26 @@ class V8Functions:
                 if type_ == self._layout.of_array and 0 < count <= MAX_LINES:
                     words = array("Q", memory.read_at(8 * count, ends - 1 + 16))
                     return array("I", (min(it >> 32, 0xFFFFFFFF) for it in words))
-            offset = 0
+            offset, is_after_return = 0, False
             for piece, encoding in self.objects.parts(memory, source, MAX_SOURCE):
-                width = 1 if encoding == "latin-1" else 2
-                for match in _LINE_END.finditer(piece[::width]):
-                    at = match.start()
-                    if width == 1 or not piece[2 * at + 1]:
-                        found.append(offset + at)
+                text = piece if encoding == "latin-1" else _low_bytes(piece)
+                skipped = int(is_after_return and text.startswith(b"\n"))
+                for match in _LINE_END.finditer(text, skipped):
+                    found.append(offset + match.start())
                     if len(found) >= MAX_LINES:
                         return found
-                offset += len(piece) // width
-        except (OSError, ValueError, struct.error):
+                offset += len(text)
+                is_after_return = text.endswith(b"\r") or (is_after_return and not text)
+        except FAILURES:
             return array("I")
         return found
+
+
+def _low_bytes(text: bytes) -> bytes:
+    """One byte for each character of two: 255 for those that need both."""
+    low, high = text[::2], text[1::2].translate(_ALL_ONES)
+    both = int.from_bytes(low, "little") | int.from_bytes(high, "little")
+    return both.to_bytes(len(low), "little")
 
 
 def line_of(function: V8Function, position: int) -> int:

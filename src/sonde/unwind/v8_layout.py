@@ -67,6 +67,10 @@ EXPORTS: Final = (
     *(f"v8dbg_{name}" for names in _CONSTANTS.values() for name in names),
 )
 """Symbols of a file with V8 that are read."""
+FAILURES: Final = (OSError, ValueError, LookupError, ArithmeticError, struct.error)
+"""What reading memory that holds anything raises: it ends early, or its numbers lead nowhere."""
+SCOPE_WORDS: Final = 20
+"""Words of a ScopeInfo that are read."""
 MARK: Final = f"v8dbg_{_CONSTANTS['shared'][0]}"
 """A file without it has no V8, or one that publishes nothing."""
 
@@ -197,6 +201,8 @@ def _layout(memory: Memory, exports: Mapping[str, int]) -> V8Layout:
         raise ValueError("shared, code")
     if not 0 < found["first_names"] < MAX_FIRST_NAMES:
         raise ValueError("first_names")
+    if found["context_locals"] >= SCOPE_WORDS:
+        raise ValueError("context_locals")
     if max(found.get(it, 0) for it in ("inlined_count", "inlined_calls", "literals")) > 15:
         raise ValueError("inlined_calls")
     if "instruction_start" in found:

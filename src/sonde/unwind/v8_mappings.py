@@ -13,6 +13,7 @@ FILES: Final = ("node", "libnode", "libv8")
 MAX_BYTES: Final = 1 << 32
 """Of one mapping that is taken for V8's: its process decides how large one is."""
 MAX_GENERATED: Final = 64
+"""Ranges of generated code. What of it lies in others is walked as code of no known kind."""
 
 
 class V8Mappings:
@@ -47,9 +48,9 @@ class V8Mappings:
         return sorted(self.bounds.values())
 
 
-def generated(mappings: Sequence[Mapping]) -> list[tuple[int, int]]:
+def generated(mappings: Sequence[Mapping]) -> tuple[list[tuple[int, int]], int]:
     """(start, end) of anonymous code, and of what is reserved beside it: V8 makes that executable
-    later, which no event reports."""
+    later, which no event reports. And how many more there are than are kept."""
     found: list[tuple[int, int]] = []
     reserved: list[tuple[int, int]] = []
     for mapping in mappings:
@@ -68,4 +69,4 @@ def generated(mappings: Sequence[Mapping]) -> list[tuple[int, int]]:
             found.append(here)
         else:
             reserved.append(here)
-    return found[:MAX_GENERATED]
+    return found[:MAX_GENERATED], max(0, len(found) - MAX_GENERATED)

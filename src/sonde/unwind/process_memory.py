@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory of one process, held open as long as its runtime is looked into."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from sonde import procfs
+
+
+class ProcessMemory:
+    """Opened when it is read first, and once more where the child that held it was replaced."""
+
+    def __init__(self, pid: int, start_ns: int) -> None:
+        """`start_ns`: as /proc/PID/stat has it; 0 unknown."""
+        self._pid = pid
+        self._start_ns = start_ns
+        self._file: procfs.HeldFile | None = None
+        self._is_closed = False
+
+    def read_at(self, size: int, at: int) -> bytes:
+        """What pread() returns. Raises OSError, ESRCH for another process with this pid."""
+        return self._opened().read_at(size, at)
+
+    def close(self) -> None:
+        """Close it for good: reads raise OSError from now on."""
+        self._is_closed = True
+        self._let_go()
+
+    def _opened(self) -> procfs.HeldFile:
+        if self._is_closed:
+            raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))
+        if self._file is not None and not self._file.is_held:
+            self._let_go()
+        if self._file is None:
+            self._file = procfs.HeldFile(f"/proc/{self._pid}/mem")
+            # Only now: until it is open, the pid may become another process's.
+            stat = procfs.read_stat(self._pid)
+            if stat is None or (self._start_ns and stat.start_ns != self._start_ns):
+                self._let_go()
+                self._is_closed = stat is not None  # else it may not be looked at for a while
+                raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))
+        return self._file
+
+    def _let_go(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
