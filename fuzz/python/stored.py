@@ -45,7 +45,7 @@ def one(raw: bytes) -> None:
         finally:
             service.catalog.close()
             service.tokens.close()
-            service.collection.close()
+            service.pauses.close()
 
 
 def _bodies(data: Data, kind: int) -> list[bytes]:

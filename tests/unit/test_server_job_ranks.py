@@ -229,6 +229,18 @@ def test_what_a_sender_makes_of_exchanges_costs_little_and_is_not_known() -> Non
         slow_links(rank, begin, end, check=late)
 
 
+def test_too_many_exchanges_make_the_answer_unknown_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [(rank, name.replace("AllReduce", "SendRecv"), a, b)
+            for rank, name, a, b in steady(4, 6, {}, 0.3)]  # fmt: skip
+    with stored(tmp_path, chunks_of(rows, 7)) as session:
+        assert asked(session, 7)["kind"] == "nothing"
+        monkeypatch.setattr("sonde.query.stored_pieces.MAX_EXCHANGES", 20)
+        found = asked(session, 7)
+    assert found["kind"] == "unknown" and "more than 20 exchanges" in found["text"]
+
+
 def test_sequences_are_compared_as_single_pieces_are() -> None:
     chance = np.random.default_rng(3)
     rows = [(rank, step, piece) for rank in range(12) for step in range(5)

@@ -12,6 +12,7 @@ from sonde.analyze import rank_tables
 from sonde.analyze.slow_ranks import (
     LEAST_SLOTS,
     MAX_LONG,
+    MAX_PAIRS,
     Pieces,
     RankTimes,
     SlowLink,
@@ -108,7 +109,10 @@ def waiting(session: StoredSession, wanted: Selection) -> dict[str, Any]:
         return _unknown(found, "who stands out was timed in too few of the same parts of the time "
                                "as the rest: choose a longer time")  # fmt: skip
     if links is None and exchanges.num_rows:
-        why = f"more than {stored_pieces.MAX_EXCHANGES:,} exchanges, or {MAX_LONG:,} long ones"
+        why = (
+            f"more than {stored_pieces.MAX_EXCHANGES:,} exchanges, {MAX_LONG:,} long ones, or "
+            f"{MAX_PAIRS:,} pairs of these"
+        )
         if slow.kind == Straggle.NOTHING:
             return _unknown(found, f"no rank is slow, and whether a link is: there are {why}, "
                                    "choose a shorter time")  # fmt: skip
