@@ -185,7 +185,7 @@ def test_more_work_for_which_nobody_waits_costs_nothing(tmp_path: Path) -> None:
 def test_a_rank_without_runs_between_others_of_its_own_was_idle() -> None:
     answer = {
         "by": "time", "slots": {"start_ns": [0, 10, 20, 30, 40], "end_ns": [10, 20, 30, 40, 50]},
-        "ranks": [{"whole": True}, {"whole": False}],
+        "ranks": [{"all_timed": True}, {"all_timed": False}],
         "cells": {"rank": [0, 0, 1, 1], "slot": [1, 3, 1, 3], "work_ns": [5, 5, 5, 5],
                   "collective_ns": [1, 1, 1, 1]},
     }  # fmt: skip

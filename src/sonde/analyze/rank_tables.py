@@ -27,8 +27,8 @@ def times_of(answer: Mapping[str, Any]) -> RankTimes:
         seen = np.isfinite(values)
         since = np.maximum.accumulate(seen, axis=1)
         until = np.maximum.accumulate(seen[:, ::-1], axis=1)[:, ::-1]
-        whole = np.array([bool(one["whole"]) for one in answer["ranks"]], np.bool_)[:, None]
-        values[whole & since & until & ~seen] = 0
+        timed = np.array([bool(one["all_timed"]) for one in answer["ranks"]], np.bool_)[:, None]
+        values[timed & since & until & ~seen] = 0
         filled.append(values)
     return RankTimes(filled[0], filled[1], length, answer["by"] == "steps")
 

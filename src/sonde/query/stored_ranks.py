@@ -71,7 +71,7 @@ def ranks(
     session: StoreTables, wanted: Selection, slots: Sequence[TimeBin], by: BinKind, most: int = 0
 ) -> dict[str, Any]:
     """`slots` (columns `start_ns`, `end_ns`), `ranks` (who they are, by job, node and device;
-    `whole`: every run of it was timed),
+    `all_timed`: every run of it was timed),
     `cells` (columns `rank`, `slot`, `work_ns`, `collective_ns`, `runs`: timed ones), `left_out`
     (ranks beyond `most`, those with the least device time; 0: 512).
 
@@ -82,7 +82,7 @@ def ranks(
         f"seen AS (SELECT * FROM device_run {clause} AND kind <> 'sync'), "
         "every AS (SELECT node, pid, start_ns, device,"
         " sum(weight * (end_time_ns - start_time_ns)) AS ns,"
-        f" max(weight) <= {NEARLY_ALL} AS whole FROM seen GROUP BY ALL), "
+        f" max(weight) <= {NEARLY_ALL} AS all_timed FROM seen GROUP BY ALL), "
         "heavy AS (SELECT * FROM every ORDER BY ns DESC, node, pid, start_ns, device"
         f" LIMIT {int(most) or MAX_RANKS}), "
     )
@@ -91,7 +91,7 @@ def ranks(
     listed = session.arrow(
         f"WITH {seen} p AS (SELECT node, pid, start_ns, {who} FROM process"
         " WHERE (node, pid, start_ns) IN (SELECT node, pid, start_ns FROM heavy) GROUP BY ALL) "
-        f"SELECT heavy.node, heavy.pid, heavy.start_ns, device, heavy.ns, heavy.whole, {known},"
+        f"SELECT heavy.node, heavy.pid, heavy.start_ns, device, heavy.ns, heavy.all_timed, {known},"
         " (SELECT count(*) FROM every) AS ranks FROM heavy LEFT JOIN p"
         " USING (node, pid, start_ns) ORDER BY job, heavy.node, device, heavy.pid, heavy.start_ns",
         parameters,

@@ -122,7 +122,7 @@ ANSWERS: Mapping[str, Schema] = {
         ranks=_list(
             _object(
                 node=_TEXT, pid=_WHOLE, start_ns=_WHOLE, device=_WHOLE, ns=_NUMBER, comm=_TEXT,
-                job=_TEXT, user=_TEXT, pod=_TEXT, container=_TEXT,
+                job=_TEXT, user=_TEXT, pod=_TEXT, container=_TEXT, all_timed={"type": "boolean"},
             )
         ),
         cells=_object(
