@@ -3,7 +3,7 @@ import { describe, expect, it } from "vitest";
 import type { RanksAnswer } from "../src/answers";
 import { coloursOf, gridOf, jobsOf, levelOf, LEVELS, rowsOf } from "../src/ranks";
 
-const rank = (node: string, job = "a") => ({ node, pid: 1, start_ns: 0, device: 0, ns: 1, comm: "<b>", job, user: "", pod: "", container: "" });
+const rank = (node: string, job = "a") => ({ node, pid: 1, start_ns: 0, device: 0, ns: 1, comm: "<b>", job, user: "", pod: "", container: "", all_timed: true });
 
 /** Collective time by [rank][slot] in ms; null: not timed. Slots of 100 ms; what is left of them is work. */
 function answerOf(waits: readonly (readonly (number | null)[])[], jobs: readonly string[] = []): RanksAnswer {
