@@ -109,7 +109,7 @@ def test_a_brief_process_whose_file_is_gone_keeps_file_name_and_offset(
     program.unlink()
     watch.take()
     frame = watch.frame(watch.named("brief")[0], address + 1)
-    assert frame == Frame("user", "", "brief", offset=site.offset + 1)
+    assert frame == Frame("user", "", "brief", offset=site.offset + 1, origin="program")
     assert watch.resolver.counters.files_unopened >= 1
 
 
