@@ -211,7 +211,8 @@ def _timeline(session: StoredSession, options: Options) -> pa.Table | dict[str, 
 def _drawn(session: StoredSession, options: Options) -> dict[str, Any]:
     if options.form is Form.COLUMNS:
         return timeline_answers.timeline(session, options.wanted, MAX_ROWS)
-    return packed.plain(timeline_answers.timeline(session, options.wanted))  # type: ignore[no-any-return]
+    answer: dict[str, Any] = packed.plain(timeline_answers.timeline(session, options.wanted))
+    return answer
 
 
 QUESTIONS: Mapping[str, Question] = {

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Final
 
-from sonde.unwind.hotspot_layout import HotspotLayout, Memory, read_exactly, read_word
+from sonde.unwind.hotspot_layout import HotspotLayout
+from sonde.unwind.process_memory import Memory, read_exactly, read_word
 
 MAX_HEAPS: Final = 8
 MAX_RESERVED_BYTES: Final = 1 << 30

@@ -10,9 +10,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from sonde.errors import SondeError
+from sonde.unwind.process_memory import Memory, read_exactly, read_word
 
 MAX_TABLE_BYTES: Final = 1 << 19
 MAX_ENTRIES: Final = 8192
@@ -20,7 +21,6 @@ MAX_TEXT_BYTES: Final = 4 << 20
 """Of memory in which the names of a table's entries are."""
 MAX_OFFSET: Final = 4096
 _MAX_NAME: Final = 128
-_USER_END: Final = 1 << 47
 
 OLDEST: Final = 17
 NEWEST: Final = 21
@@ -43,28 +43,6 @@ EXPORTS: Final = (
 
 class UnsupportedJvmError(SondeError):
     """A JVM whose code cannot be read: it publishes no tables, or others than are known."""
-
-
-class Memory(Protocol):
-    """The memory of a process: `procfs.HeldFile`."""
-
-    def read_at(self, size: int, at: int) -> bytes:
-        """What pread() returns. Raises OSError."""
-
-
-def read_exactly(memory: Memory, size: int, at: int) -> bytes:
-    """`size` bytes. Raises OSError or ValueError where they are not there."""
-    if not 0 < at < _USER_END:
-        raise ValueError("no address of user space")
-    content = memory.read_at(size, at)
-    if len(content) != size:
-        raise ValueError("memory ends")
-    return content
-
-
-def read_word(memory: Memory, at: int) -> int:
-    """8 bytes as a number. Raises as `read_exactly`."""
-    return int.from_bytes(read_exactly(memory, 8, at), "little")
 
 
 @dataclass(frozen=True, slots=True)

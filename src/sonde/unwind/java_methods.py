@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from sonde.resolve.lru_cache import LruCache
-from sonde.unwind.hotspot_layout import HotspotLayout, Memory, read_exactly, read_word
+from sonde.unwind.hotspot_layout import HotspotLayout
+from sonde.unwind.process_memory import Memory, read_exactly, read_word
 
 MAX_METHODS: Final = 16_384
 """Of one JVM."""

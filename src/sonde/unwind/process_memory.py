@@ -5,8 +5,33 @@ from __future__ import annotations
 
 import errno
 import os
+from typing import Final, Protocol
 
 from sonde import procfs
+
+_USER_END: Final = 1 << 47
+
+
+class Memory(Protocol):
+    """What can be read: `ProcessMemory`, `procfs.HeldFile`."""
+
+    def read_at(self, size: int, at: int) -> bytes:
+        """What pread() returns. Raises OSError."""
+
+
+def read_exactly(memory: Memory, size: int, at: int) -> bytes:
+    """`size` bytes. Raises OSError or ValueError where they are not there."""
+    if not 0 < at < _USER_END:
+        raise ValueError("no address of user space")
+    content = memory.read_at(size, at)
+    if len(content) != size:
+        raise ValueError("memory ends")
+    return content
+
+
+def read_word(memory: Memory, at: int) -> int:
+    """8 bytes as a number. Raises as `read_exactly`."""
+    return int.from_bytes(read_exactly(memory, 8, at), "little")
 
 
 class ProcessMemory:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from sonde.resolve.lru_cache import LruCache
+from sonde.unwind.process_memory import Memory
 from sonde.unwind.v8_functions import TRUST_NS, V8Function, V8Functions, line_of
-from sonde.unwind.v8_layout import FAILURES, Memory, V8Layout
+from sonde.unwind.v8_layout import FAILURES, V8Layout
 from sonde.unwind.v8_objects import HEADER_BYTES, position_at
 
 MAX_CODES: Final = 2_048

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sonde.resolve.lru_cache import LruCache
-from sonde.unwind.v8_layout import FAILURES, SCOPE_WORDS, Memory, V8Layout
+from sonde.unwind.process_memory import Memory
+from sonde.unwind.v8_layout import FAILURES, SCOPE_WORDS, V8Layout
 from sonde.unwind.v8_objects import MAX_NAME, V8Objects, position_at
 
 MAX_FUNCTIONS: Final = 16_384

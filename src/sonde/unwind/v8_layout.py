@@ -11,9 +11,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from sonde.errors import SondeError
+from sonde.unwind.process_memory import Memory, read_exactly
 
 OLDEST: Final = 10, 2
 """Of Node.js 18, (major, minor)."""
@@ -22,7 +23,6 @@ NEWEST: Final = 14, 99
 MAX_OFFSET: Final = 256
 MAX_FIRST_NAMES: Final = 16
 _WORD: Final = 8
-_USER_END: Final = 1 << 47
 
 _VERSION: Final = tuple(f"_ZN2v88internal7Version6{it}_E" for it in ("major", "minor"))
 _CONSTANTS: Final = {
@@ -77,23 +77,6 @@ MARK: Final = f"v8dbg_{_CONSTANTS['shared'][0]}"
 
 class UnsupportedV8Error(SondeError):
     """A V8 whose functions cannot be read: it publishes nothing, or what is not known."""
-
-
-class Memory(Protocol):
-    """The memory of a process: `procfs.HeldFile`."""
-
-    def read_at(self, size: int, at: int) -> bytes:
-        """What pread() returns. Raises OSError."""
-
-
-def read_exactly(memory: Memory, size: int, at: int) -> bytes:
-    """`size` bytes. Raises OSError, or ValueError where they are not there."""
-    if not 0 < at < _USER_END:
-        raise ValueError("no address of user space")
-    content = memory.read_at(size, at)
-    if len(content) != size:
-        raise ValueError("memory ends")
-    return content
 
 
 @dataclass(frozen=True, slots=True)

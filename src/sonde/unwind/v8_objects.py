@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from sonde.resolve.lru_cache import LruCache
-from sonde.unwind.v8_layout import Memory, V8Layout, read_exactly
+from sonde.unwind.process_memory import Memory, read_exactly
+from sonde.unwind.v8_layout import V8Layout
 
 MAX_NAME: Final = 256
 """Characters of a name; the rest is left out."""
