@@ -20,7 +20,7 @@ from walk_watch import Watch
 from sonde import procfs
 from sonde.agent.stacks import StackReader
 from sonde.collect.kernel import BpfObject, Kernel
-from sonde.unwind.unwinder import PAGING_S
+from sonde.unwind.paging import PAGING_S
 
 pytestmark = pytest.mark.bpf
 

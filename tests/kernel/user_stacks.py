@@ -24,3 +24,11 @@ def user_stacks(tables: Mapping[str, Any], entries: Entries) -> list[tuple[list[
             at = entries.of_offset(stack[-1]["binary"], stack[-1]["offset"]) if stack else None
             found.append((stack, at is not None and entries.has(at), row["weight_count"]))
     return found
+
+
+def reach_their_entry(found: list[tuple[list[Row], bool, int]], at_least: int) -> None:
+    """Assert that 98 % of more than `at_least` samples are whole."""
+    total = sum(count for *_, count in found)
+    whole = sum(count for _, is_whole, count in found if is_whole)
+    assert total > at_least
+    assert whole / total >= 0.98

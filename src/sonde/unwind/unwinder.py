@@ -33,6 +33,7 @@ from sonde.resolve.tracked_process import TrackedProcess
 from sonde.unwind.cpython import RUNTIME, Interpreter, UnsupportedPythonError, interpreter
 from sonde.unwind.jvm import LIBRARY, Jvm, Jvms
 from sonde.unwind.load_bias import load_bias
+from sonde.unwind.paging import Paging
 from sonde.unwind.preload import startup_files
 from sonde.unwind.stop_reasons import STOP_REASONS
 from sonde.unwind.table_cache import TableCache, key_of
@@ -49,10 +50,6 @@ MAX_RETRY_S: Final = 60.0
 """Longest time between two retries."""
 RELOAD_INTERVAL_S: Final = 0.25
 """Between two loads of a process that walks request."""
-PAGING_S: Final = 0.3
-"""After a walk requested a page of a table, how long more requests are expected."""
-MAX_PAGING_S: Final = 3.0
-"""With continuous requests, `is_paging` holds for this long at a time."""
 MAX_PYTHONS: Final = 8192
 """Processes, alive and ended, whose CPython is remembered."""
 _SKIPPED: Final = ("[uprobes]", "[vsyscall]")
@@ -118,9 +115,7 @@ class Unwinder:
         self._evict_after_s = 0.0
         self._pages = 0
         """Pages loaded so far because walks requested them."""
-        self._paging_s = 0.0
-        """Until when more requests are expected."""
-        self._paging_since_s = 0.0
+        self._paging = Paging()
         self._walks: dict[int, int] = {}
         """Walks of each process at the last eviction."""
         self._pythons: LruCache[tuple[int, int], Interpreter] = LruCache(MAX_PYTHONS)
@@ -172,16 +167,11 @@ class Unwinder:
     def is_paging(self) -> bool:
         """Whether walks are expected to request pages of tables: call `update` again in
         milliseconds. Until a page is loaded, walks that need it are cut."""
-        return time.monotonic() < self._paging_s
+        return self._paging.is_expected(time.monotonic())
 
     def expect_pages(self) -> None:
         """Sampling starts: expect requests for pages."""
-        self._start_paging(time.monotonic())
-
-    def _start_paging(self, now_s: float) -> None:
-        if now_s > self._paging_s + MAX_PAGING_S:
-            self._paging_since_s = now_s
-        self._paging_s = min(now_s + PAGING_S, self._paging_since_s + MAX_PAGING_S)
+        self._paging.expect(time.monotonic())
 
     def on_process_events(self, events: Iterable[ProcessEvent]) -> None:
         """Note which processes changed or ended."""
@@ -228,7 +218,7 @@ class Unwinder:
         now_s = time.monotonic()
         if (pages := self._maps.usage()[4]) != self._pages:
             self._pages = pages
-            self._start_paging(now_s)
+            self._paging.expect(now_s)
         if self._ready and (
             not self._cache.is_busy or now_s > self._ready_loaded_s + READY_INTERVAL_S
         ):
