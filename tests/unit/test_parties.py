@@ -42,7 +42,7 @@ def shell(*command: str, user: int = 0) -> Iterator[int]:
 
 @contextmanager
 def beneath_a_shell(command: str, user: int = 0, *around: str) -> Iterator[list[int]]:
-    """A shell that runs `command`, and all that it started: their pids."""
+    """A shell that runs `command`, and all that it started: their pids, the oldest first."""
     with subprocess.Popen(
         [*around, "/bin/sh", "-c", f"{command}; :"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -50,7 +50,7 @@ def beneath_a_shell(command: str, user: int = 0, *around: str) -> Iterator[list[
     ) as started:  # fmt: skip
         assert started.stdout is not None
         assert started.stdout.readline() == "there\n"
-        yield procfs.family([started.pid])
+        yield sorted(procfs.family([started.pid]))
         assert started.stdin is not None
         started.stdin.close()
 

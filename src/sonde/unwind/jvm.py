@@ -40,9 +40,12 @@ REFRESH_S: Final = 0.03
 PAUSE_S: Final = 0.25
 MAX_PAUSE_S: Final = 1.0
 """Between two looks: twice as long each time that nothing was new."""
-MAX_PUT_PAUSE_S: Final = 4.0
-"""Between two tables of a JVM in the kernel: from PAUSE_S on twice as long each time, as long as
-its code keeps changing. Each one is copied whole."""
+PUT_SHARE: Final = 0.04
+"""Of a core, for copying the tables of one JVM into the kernel, whole each time, as long as its
+code keeps changing."""
+MAX_PUT_PAUSE_S: Final = 16.0
+"""Between two tables of a JVM: PAUSE_S where they are small; twice as long each time that the
+kernel had no room."""
 CHECK_S: Final = 5.0
 """Known code is looked at again after this, as it may be replaced."""
 MAX_CACHED_FRAMES: Final = 16_384
@@ -148,11 +151,14 @@ class _Loaded:
         """When a table may be put into the kernel again."""
         return self.put_s + self.put_pause_s
 
-    def note_put(self, now_s: float) -> None:
-        """One is, or would be if there were room."""
-        has_calmed = now_s > self.put_s + 2 * self.put_pause_s
-        longer_s = min(2 * self.put_pause_s, MAX_PUT_PAUSE_S)
-        self.put_pause_s = PAUSE_S if has_calmed else longer_s
+    def note_put(self, now_s: float, cpu_s: float) -> None:
+        """One was, in so much CPU time."""
+        self.put_pause_s = min(max(PAUSE_S, cpu_s / PUT_SHARE), MAX_PUT_PAUSE_S)
+        self.put_s = now_s
+
+    def note_full(self, now_s: float) -> None:
+        """There was no room for one."""
+        self.put_pause_s = min(2 * self.put_pause_s, MAX_PUT_PAUSE_S)
         self.put_s = now_s
 
 
@@ -250,17 +256,19 @@ class Jvms:
         return min(MAX_ROWS, _left(MAX_ALL_ROWS, held, known.party))
 
     def _put(self, known: _Loaded, now_s: float) -> None:
+        since_s = time.thread_time()
         rules = known.jvm.code.rules()
         if len(rules) < 2:  # it has just started
             return
-        known.note_put(now_s)
-        known.is_changed = False
         try:
             table = self._maps.add_rules(rules, known.jvm.code.bounds[1])
         except OSError:
             self.left_out += 1
             known.is_changed = True
+            known.note_full(now_s)
             return
+        known.is_changed = False
+        known.note_put(now_s, time.thread_time() - since_s)
         if known.table and known.replaced:  # the process was not loaded with it
             self._maps.drop_table(known.table)
         elif known.table:
