@@ -56,6 +56,12 @@ def claims() -> Iterator[tuple[str, str, str]]:
         yield page, result, f"{27 - len(wrong)} of 27"
         yield page, result, f"{sum(row['is_right'] for row in exam)} of {len(exam)}"
         yield page, result, f"{placed.count(True)} of {len(placed)}"
+    result = "bench/faults/results/rank_replay.json"
+    replayed = loaded(result)
+    rank = replayed["rank"]["right"]
+    assert rank == replayed["link"]["right"] == replayed["nothing"]["right"]
+    for page_of_ranks in ("docs/lab/faults.md", "docs/reference/features.md"):
+        yield page_of_ranks, result, f"{rank} of {replayed['seeds']}"
     result = "bench/explain/results/exam-2-sealed.json"
     exam = loaded(result)
     placed = [row["place_right"] for row in exam if row["place_right"] is not None]
