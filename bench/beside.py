@@ -20,10 +20,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.accuracy import WAITS
-
 TRACES = ("transformer", "small_kernels", "slow_loader", "lock_held", "jax_products", "page_faults")
 """Of tests/data/explain, which both trees have."""
+WAITS = ("sleeper", "futex_waiter", "pipe_reader", "starved")
+"""As in bench.accuracy, which is not imported: a child's peak is at least its parent's memory."""
 LOADS = {"cpu": "CPU-bound", "switches": r"[\d,]+ switches", "python": "Python, one"}
 
 
@@ -35,7 +35,7 @@ class Bench:
     figures: dict[str, str]
     """Name (with its unit) and pattern; its only group is the number."""
     has_cpu: bool = False
-    """Its CPU time is a figure as well: nothing runs in it for as long as it likes."""
+    """Its CPU time and memory are figures as well: nothing runs in it for as long as it likes."""
     texts: str = ""
     """A pattern of what must be the same in both, as the verdict of a trace."""
 
@@ -60,7 +60,21 @@ def _explain(trace: str) -> tuple[str, ...]:
     return ("sonde", "explain", "--json", f"{at}.json.gz", f"{at}.sonde")
 
 
+RECORD = (
+    "sonde",
+    "record",
+    "-q",
+    "-f",
+    "-d",
+    "3",
+    "-o",
+    "/tmp/beside.sonde",
+    "-p",
+    str(os.getpid()),
+)
+"""Of this process, which waits: what a recorder costs however busy the machine is."""
 BENCHES = {
+    "record": Bench((RECORD,), {}, True),
     "explain": Bench(
         tuple(map(_explain, TRACES)), {}, True, r'"bounds": \[\s*\{\s*"key": "([^"]+)"'
     ),
@@ -136,7 +150,7 @@ def run(tree: Path, bench: Bench) -> tuple[dict[str, float], list[str]]:
     """(figures, texts) of one run in a tree. Raises RuntimeError where it printed no figure."""
     figures: dict[str, float] = {}
     texts: list[str] = []
-    cpu_s = 0.0
+    cpu_s = peak_mb = 0.0
     environment = os.environ | {"PYTHONPATH": str(tree / "src")}
     for command in bench.commands:
         with tempfile.TemporaryFile("w+") as out:
@@ -148,13 +162,14 @@ def run(tree: Path, bench: Bench) -> tuple[dict[str, float], list[str]]:
             out.seek(0)
             printed = out.read()
         cpu_s += usage.ru_utime + usage.ru_stime
+        peak_mb = max(peak_mb, usage.ru_maxrss / 1e3)
         if bench.texts:
             texts += re.findall(bench.texts, printed)
         for name, pattern in bench.figures.items():
             if found := re.search(pattern, printed):
                 figures[name] = float(found[1].replace(",", ""))
     if bench.has_cpu:
-        figures["CPU (s)"] = round(cpu_s, 2)
+        figures |= {"CPU (s)": round(cpu_s, 2), "peak of a process (MB)": round(peak_mb, 1)}
     if not figures:
         raise RuntimeError(f"{command} in {tree} printed no figure: {printed[-2000:]}")
     return figures, texts

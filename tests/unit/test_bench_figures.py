@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from bench.beside import summary
 
 ROOT = Path(__file__).parents[2]
