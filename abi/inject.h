@@ -134,7 +134,7 @@ struct inject_control {
 	uint32_t slots_count;  /* written before slots_seq */
 	uint32_t slots_seq;    /* one more with each list */
 	uint32_t window_calls; /* 1: all calls of the driver, 0: those that launch or copy */
-	uint32_t window_unused;
+	uint32_t unused;
 };
 
 enum inject_status {
@@ -152,15 +152,14 @@ enum inject_status {
 /* Why something asked for is not done. */
 enum inject_reason {
 	INJECT_OK,
-	INJECT_NO_LIBRARY,    /* neither libcuda nor OpenCL is loaded */
-	INJECT_NO_HOOK,	      /* loaded, but nothing that launches could be hooked */
-	INJECT_DRIVER_OLD,    /* the driver lacks a function that is needed */
-	INJECT_NO_EVENTS,     /* events could not be made in the context */
-	INJECT_CUPTI_MISSING, /* none loaded, none found beside the runtime */
-	INJECT_CUPTI_UNPROVED, /* a build of CUPTI that is not on the list of those tried (cupti_builds.toml) */
-	INJECT_CUPTI_TAKEN,  /* another user holds it */
-	INJECT_CUPTI_DENIED, /* profiling is restricted to administrators */
-	INJECT_CUPTI_FAILED, /* cupti_error has the error */
+	INJECT_NO_LIBRARY,	/* neither libcuda nor OpenCL is loaded */
+	INJECT_NO_HOOK,		/* loaded, but nothing that launches could be hooked */
+	INJECT_DRIVER_OLD,	/* the driver lacks a function that is needed */
+	INJECT_NO_EVENTS,	/* events could not be made in the context */
+	INJECT_CUPTI_MISSING,	/* none loaded, none found beside the runtime */
+	INJECT_CUPTI_TAKEN = 7, /* another user holds it */
+	INJECT_CUPTI_DENIED,	/* profiling is restricted to administrators */
+	INJECT_CUPTI_FAILED,	/* cupti_error has the error */
 	INJECT_NO_MEMORY,
 };
 
@@ -231,15 +230,13 @@ enum inject_type {
 	INJECT_COPY,
 	INJECT_SET,
 	INJECT_SYNC,
-	INJECT_FRAMES,	    /* struct inject_frames */
-	INJECT_WINDOW_EDGE, /* a closed window: start_ns, end_ns, window, bytes = launches in it */
+	INJECT_FRAMES, /* struct inject_frames */
 };
 #define INJECT_TYPES 8 /* more than any of them */
 
 enum inject_source {
 	INJECT_BY_EVENT = 1,
-	INJECT_BY_CUPTI,
-	INJECT_BY_OPENCL,
+	INJECT_BY_OPENCL = 3,
 	INJECT_BY_HOST, /* not the device's time: that of the call, in the host's thread */
 };
 

@@ -157,13 +157,16 @@ static __always_inline s32 status_of(struct pt_regs *ctx, const struct in_call *
 {
 	u64 returned = PT_REGS_RC(ctx);
 
-	if (call->result == RESULT_NONE)
-		return 0;
-	if (call->result == RESULT_STATUS)
+	switch (call->result) {
+	case RESULT_STATUS:
 		return (s32)returned;
-	if (call->status_at) /* a handle, and the status through a pointer */
-		return (s32)user_int(call->status_at);
-	return returned ? 0 : CALL_FAILED;
+	case RESULT_HANDLE:
+		if (call->status_at)
+			return (s32)user_int(call->status_at);
+		return returned ? 0 : CALL_FAILED;
+	default: /* RESULT_NONE */
+		return 0;
+	}
 }
 
 /*

@@ -278,6 +278,7 @@ mapped:
 		return to_handler(w, task, &rule);
 	case CFA_GOROUTINE:
 		return to_goroutine(w, task, &rule);
+	case CFA_UNSUPPORTED:
 	default:
 		w->stop = STOP_UNSUPPORTED;
 		return 1;

@@ -27,10 +27,12 @@ from sonde.collect.kernel import LOSSES
 from sonde.collect.reasons import reason_of
 from sonde.query import queries
 from sonde.query.schema import TABLES
-from sonde.unwind import STOP_REASONS
+from sonde.unwind import STOP_REASONS, hotspot_code
 
 ROOT = Path(__file__).parents[2]
 EVENTS = (ROOT / "abi/events.h").read_text()
+UNWIND = (ROOT / "abi/unwind.h").read_text()
+RULES = (ROOT / "native/unwind/src/rules.rs").read_text()
 
 
 def without_comments(text):
@@ -167,9 +169,26 @@ def test_the_reader_wants_the_tables_of_the_contract():
 
 
 def test_every_reason_to_end_a_walk_is_named_and_explained():
-    stops = members_of("unwind_stop", (ROOT / "abi/unwind.h").read_text())
+    stops = members_of("unwind_stop", UNWIND)
     assert stops.pop("STOP_MAX") == len(STOP_REASONS)
     assert [end.c_name for end in STOP_REASONS] == list(stops)
     assert len({end.name for end in STOP_REASONS}) == len(STOP_REASONS)
     assert {end.kind for end in STOP_REASONS} <= {"whole", "early", "first", "note"}
     assert all(end.text for end in STOP_REASONS)
+
+
+@pytest.mark.parametrize("name", ["Cfa", "Rbp"])
+def test_rules_of_unwind_tables_are_numbered_as_the_kernel_side_reads_them(name):
+    body = re.search(rf"enum {name} {{(.*?)\n}}", RULES, re.DOTALL).group(1)
+    variants = re.findall(r"^    (\w+),", body, re.MULTILINE)
+    upper = [re.sub(r"(?<=[a-z])(?=[A-Z])", "_", it).upper() for it in variants]
+    numbers = members_of(f"unwind_{name.lower()}", UNWIND)
+    assert {f"{name.upper()}_{it}": at for at, it in enumerate(upper)} == numbers
+
+
+def test_rules_of_generated_code_are_numbered_as_the_kernel_side_reads_them():
+    numbers = members_of("unwind_cfa", UNWIND) | members_of("unwind_rbp", UNWIND)
+    for name in ("CFA_RSP", "CFA_RBP", "CFA_GENERATED", "CFA_INTERPRETED"):
+        assert getattr(hotspot_code, f"_{name}") == numbers[name], name
+    assert numbers["RBP_UNCHANGED"] == hotspot_code._UNCHANGED
+    assert numbers["RBP_AT_CFA"] == hotspot_code._AT_CFA

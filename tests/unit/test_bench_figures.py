@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench.beside import summary
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "bench" / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -257,6 +258,19 @@ def test_the_score_of_the_gate_is_the_one_measured() -> None:
         f"{result['false']} of {result['unchanged']} pairs without one"
     )
     assert claim in text_of("docs/guide/everyday.md")
+
+
+BESIDE = "bench/results/beside_before_house.json"
+
+
+@pytest.mark.parametrize("bench", loaded(BESIDE))
+def test_the_differences_between_two_trees_are_those_measured(bench: str) -> None:
+    for figure, it in loaded(BESIDE)[bench]["figures"].items():
+        row = row_of("docs/lab/beside.md", BESIDE, f"{bench} | {figure} |")
+        spread = f"[{it['least']:+g}, {it['greatest']:+g}]"
+        cells = f"{it['turns']} | {it['before']:g} | {it['now']:g} | {it['difference']:+g} {spread}"
+        assert row == f"| {bench} | {figure} | {cells} |"
+        assert it == summary(loaded(BESIDE)[bench]["runs"])[figure]
 
 
 def test_the_table_of_the_page() -> None:

@@ -116,7 +116,7 @@ def test_losses_are_always_stated(opened):
 def test_a_killed_recorder_is_reported(tmp_path):
     path = tmp_path / "a.sonde"
     path.write_bytes(scene().bytes(last=False))
-    assert "LOST  the recorder was killed" in summary.of_file(path)
+    assert "LOST  the recorder was killed" in summary.render(Session(read(path)))
 
 
 def test_a_summary_of_chosen_processes(opened):

@@ -27,7 +27,6 @@ from sonde.fleet.noise import (
     discovery_threshold,
     epsilon_of_rho,
     plan,
-    release_unknown,
     rho_of_epsilon,
 )
 
@@ -140,11 +139,12 @@ def test_reports_without_proofs_have_no_privacy_guarantee():
     assert "proofs" in caught.value.remedy
 
 
-def test_unknown_keys_show_only_above_the_threshold():
+def test_the_threshold_of_unknown_keys_hides_what_one_unit_holds():
     threshold = discovery_threshold(1.0, 1e-6)
     assert 10 < threshold < 30
-    shown = release_unknown({"common": 500, "rare": 1}, 1.0, threshold)
-    assert set(shown) == {"common"}
+    noise = np.random.default_rng(1).laplace(0.0, 1.0, 100_000)
+    assert (1 + noise < threshold).all()
+    assert discovery_threshold(1.0, 1e-9) > threshold
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -18,6 +21,8 @@ from sonde.cli.main import COMMANDS
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
+WORKSPACE = tomllib.loads((ROOT / "native/Cargo.toml").read_text())["workspace"]
+PROJECT_VERSION = WORKSPACE["package"]["version"]
 
 THIRD_PARTY = {
     *("aiohttp", "cryptography", "duckdb", "google", "httptools", "msgspec", "numpy"),
@@ -107,6 +112,56 @@ def test_a_node_s_command_loads_neither_other_commands_nor_what_serves_them(comm
     assert modules & other == set()
 
 
+UNPACKED = sorted(ROOT.glob("build/pythons/*/root/usr/bin/python3.*"))
+"""Interpreters of other Debian suites, which run in their own root."""
+OTHERS = [
+    *filter(None, (shutil.which(f"python3.{minor}") for minor in range(11, 15))),
+    *map(str, Path.home().glob(".pyenv/versions/3.1[1-4].*/bin/python3.1[1-4]")),
+]
+OLDEST = (3, 11)
+"""Of the stable ABI that the native module is built for."""
+LOAD = """
+import importlib, sys
+sys.path.insert(0, sys.argv[1])
+for module in sys.argv[2:]: importlib.import_module(module)
+print(sys.modules["sonde._native"].VERSION)
+"""
+NATIVE = "sonde._native"
+AROUND_IT = ("sonde.procfs", "sonde.resolve.processes", "sonde.unwind.unwinder", "sonde.host")
+"""What imports it, without other libraries; these interpreters have none."""
+
+
+def version_of(python: str) -> tuple[int, ...]:
+    return tuple(map(int, Path(python).name.removeprefix("python").split(".")))
+
+
+@pytest.mark.parametrize("python", OTHERS)
+def test_the_native_module_loads_in_every_interpreter_from_the_oldest_on(python: str) -> None:
+    command = [python, "-I", "-S", "-c", LOAD, str(ROOT / "src"), NATIVE, *AROUND_IT]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "pyenv: " in done.stderr:
+        pytest.skip("a script that finds no interpreter")
+    assert done.stdout.startswith(PROJECT_VERSION), done.stderr
+
+
+@pytest.mark.parametrize(
+    "python", [it for it in UNPACKED if version_of(it.name) >= OLDEST], ids=str
+)
+def test_the_native_module_loads_in_interpreters_of_other_suites(python: Path) -> None:
+    if os.geteuid():
+        pytest.skip("changing the root needs root")
+    root = python.parents[2]
+    with tempfile.TemporaryDirectory(dir=root / "tmp") as folder:
+        ignored = shutil.ignore_patterns("__pycache__", "static", "built")
+        shutil.copytree(ROOT / "src/sonde", Path(folder) / "sonde", ignore=ignored)
+        inside = str(Path("/") / Path(folder).relative_to(root))
+        # They lack most of the standard library.
+        run = ["chroot", str(root), f"/usr/bin/{python.name}", "-I", "-S", "-c", LOAD]
+        command = [*run, inside, NATIVE]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith(PROJECT_VERSION), done.stderr
+
+
 def locked(name: str) -> dict[str, list[Requirement]]:
     """Requirements of requirements/NAME.txt by package. Fails where one has no hash."""
     text = (ROOT / "requirements" / f"{name}.txt").read_text()
@@ -165,10 +220,9 @@ def test_the_lock_files_agree_with_each_other(name: str) -> None:
 
 
 def test_every_crate_takes_the_workspace_s_rust_version() -> None:
-    manifest = tomllib.loads((ROOT / "native/Cargo.toml").read_text())
-    oldest = manifest["workspace"]["package"]["rust-version"]
+    oldest = WORKSPACE["package"]["rust-version"]
 
     assert f"RUST_MINIMUM={oldest}\n" in (ROOT / "scripts/setup").read_text()
-    for crate in [".", *manifest["workspace"]["members"]]:
+    for crate in [".", *WORKSPACE["members"]]:
         package = tomllib.loads((ROOT / "native" / crate / "Cargo.toml").read_text())["package"]
         assert package["rust-version"] == {"workspace": True}, crate

@@ -19,7 +19,6 @@ _KINDS: Final = {
 }
 _SOURCES: Final[dict[int, str]] = {
     abi.Source.BY_EVENT: "event",
-    abi.Source.BY_CUPTI: "cupti",
     abi.Source.BY_OPENCL: "opencl",
     abi.Source.BY_HOST: "host",
 }

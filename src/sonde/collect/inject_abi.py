@@ -94,8 +94,6 @@ class Reason(IntEnum):
     """events could not be made in the context"""
     CUPTI_MISSING = 5
     """none loaded, none found beside the runtime"""
-    CUPTI_UNPROVED = 6
-    """a build of CUPTI that is not on the list of those tried (cupti_builds.toml)"""
     CUPTI_TAKEN = 7
     """another user holds it"""
     CUPTI_DENIED = 8
@@ -116,15 +114,12 @@ class Type(IntEnum):
     SYNC = 5
     FRAMES = 6
     """struct inject_frames"""
-    WINDOW_EDGE = 7
-    """a closed window: start_ns, end_ns, window, bytes = launches in it"""
 
 
 class Source(IntEnum):
     """What a duration was measured by."""
 
     BY_EVENT = 1
-    BY_CUPTI = 2
     BY_OPENCL = 3
     BY_HOST = 4
     """not the device's time: that of the call, in the host's thread"""
@@ -189,7 +184,7 @@ class Control(NamedTuple):
     """one more with each list"""
     window_calls: int
     """1: all calls of the driver, 0: those that launch or copy"""
-    window_unused: int
+    unused: int
 
 
 CONTROL = Struct("=QIIQIIQIIIIII")
@@ -206,7 +201,7 @@ CONTROL_FIELDS: Mapping[str, tuple[int, str]] = {
     "slots_count": (48, "I"),
     "slots_seq": (52, "I"),
     "window_calls": (56, "I"),
-    "window_unused": (60, "I"),
+    "unused": (60, "I"),
 }
 
 

@@ -31,7 +31,6 @@ REASON_TEXT: Final = {
     abi.Reason.DRIVER_OLD: "the driver lacks a function that timing needs; update the driver",
     abi.Reason.NO_EVENTS: "the device context has no room for timing events",
     abi.Reason.CUPTI_MISSING: "this process has no CUPTI beside its CUDA runtime",
-    abi.Reason.CUPTI_UNPROVED: "its build of CUPTI is not among those proved to be safe",
     abi.Reason.CUPTI_TAKEN: "another profiler in this process holds CUPTI",
     abi.Reason.CUPTI_DENIED: "profiling is restricted to administrators (NVreg_RestrictProfiling)",
     abi.Reason.CUPTI_FAILED: "CUPTI refused",

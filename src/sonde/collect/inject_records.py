@@ -133,7 +133,7 @@ class Ring:
                 taken.wrong += 1
             else:
                 taken.runs.append(run)
-        elif record.type != abi.Type.WINDOW_EDGE:
+        else:
             taken.wrong += 1
 
     def _frames(self, record: Iterable[int], taken: Taken) -> None:

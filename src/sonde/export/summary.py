@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from pathlib import Path
 from typing import BinaryIO
 
 from sonde.export import metric_charts
@@ -29,7 +28,7 @@ from sonde.model.answers import (
 from sonde.model.process import Process, Thread
 from sonde.model.profile import BASIC_KINDS, ProfileKind
 from sonde.query import queries
-from sonde.query.capture import CaptureInfo, read
+from sonde.query.capture import CaptureInfo
 from sonde.query.device_runs import device_runs
 from sonde.query.memory import growth
 from sonde.query.queries import EVERYTHING, Where
@@ -44,11 +43,6 @@ ACTIVE_SHARE = 0.01
 """A process is active if it was on a CPU or in a run queue for this share of the recording."""
 
 _LEFT_WIDTH = 44
-
-
-def of_file(path: Path) -> str:
-    """The summary of a capture file. Raises CaptureError."""
-    return render(Session(read(path)))
 
 
 def render(session: Session, where: Where = EVERYTHING) -> str:

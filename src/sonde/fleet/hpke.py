@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
 
-LEADER, HELPER, COLLECTOR = b"\x00", b"\x01", b"\x02"
+LEADER, HELPER = b"\x00", b"\x01"
 
 
 class DecryptionError(Exception):

@@ -206,13 +206,3 @@ def discovery_threshold(scale: float, delta: float, contribution: int = 1) -> in
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle + 1, high)
     return low
-
-
-def release_unknown(counts: dict[str, int], scale: float, threshold: int) -> dict[str, int]:
-    """Noised counts of the keys that enough units hold; each unit adds 1 to one key."""
-    dp = _opendp()
-    domain = dp.map_domain(dp.atom_domain(T=str), dp.atom_domain(T="i64"))
-    metric = dp.l01inf_distance(dp.absolute_distance(T="i64"))
-    made = dp.m.make_laplace_threshold(domain, metric, scale=scale, threshold=threshold)
-    released: dict[str, int] = made(counts)
-    return released

@@ -216,8 +216,6 @@ LAYOUTS: dict[str, type[Structure | Union]] = {
 }
 MEMORY_VERSION = sizeof(Memory) | 2 << 24
 
-Handle = c_void_p
-
 
 class Nvml:
     """The library, opened and initialised."""
