@@ -70,7 +70,7 @@ bundle:  ## wheel and dependencies for a host without a network, in dist/bundle
 
 clean:  ## forget what was built; keep .venv
 	rm -rf build dist demo/out demo/report.html .mypy_cache .ruff_cache .pytest_cache
-	rm -f src/sonde/_native*.so
+	rm -f src/sonde/_native*.so src/sonde/_fleet*.so
 	find src tests bench demo scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## forget everything that setup made

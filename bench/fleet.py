@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sonde._native import Aggregation
+from sonde._fleet import Aggregation
 from sonde.fleet import hpke
 from sonde.fleet.buckets import BucketSpace
 from sonde.fleet.budget import releases_a_year

@@ -14,7 +14,6 @@ mod maps;
 mod memory;
 mod perf;
 mod poller;
-mod prio;
 mod slots;
 mod symbols;
 mod unwind;
@@ -39,7 +38,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     elf::register(module)?;
     memory::register(module)?;
     perf::register(module)?;
-    prio::register(module)?;
     slots::register(module)?;
     symbols::register(module)?;
     unwind::register(module)?;

@@ -71,7 +71,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "__init__": {"recording"},
     "fleet": {
-        *("errors", "http_client", "input_files", "model", "private_files", "query", "_native"),
+        *("errors", "http_client", "input_files", "model", "private_files", "query"),
+        *("_fleet", "_native"),
     },
 }
 

@@ -15,7 +15,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from leader import listening
-from sonde._native import signed_by, unfit_keys
+from sonde._fleet import signed_by, unfit_keys
 from sonde.cli import fleet_collect
 from sonde.cli.main import main
 from sonde.errors import SinkError, UsageError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sonde._native import Aggregation
+from sonde._fleet import Aggregation
 from sonde.fleet.task import chunk_length
 
 VECTORS = Path(__file__).parents[1] / "data" / "vdaf"

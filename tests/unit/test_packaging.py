@@ -106,10 +106,19 @@ def test_a_node_s_command_loads_neither_other_commands_nor_what_serves_them(comm
     modules = set(re.findall(r'"([^"]+)"', done.stdout.splitlines()[-1]))
 
     assert third_party(modules) <= {"msgspec"}
-    of_fleet = {"sonde.fleet", "sonde.server", "sonde.store", "sonde.query", "sonde.analyze"}
-    assert {name for name in modules if ".".join(name.split(".")[:2]) in of_fleet} == set()
+    unneeded = {"sonde.fleet", "sonde.server", "sonde.store", "sonde.query", "sonde.analyze"}
+    unneeded.add("sonde._fleet")
+    assert {name for name in modules if ".".join(name.split(".")[:2]) in unneeded} == set()
     other = {f"sonde.cli.{name}" for name in COMMANDS if name not in NODE_COMMANDS}
     assert modules & other == set()
+
+
+def test_what_an_agent_loads_holds_no_cryptography_of_the_fleet() -> None:
+    crates = (b"/prio-", b"/ed25519-dalek-", b"/curve25519-dalek-")
+    (of_agents,) = (ROOT / "src/sonde").glob("_native*.so")
+    (of_fleet,) = (ROOT / "src/sonde").glob("_fleet*.so")
+    assert [it for it in crates if it in of_agents.read_bytes()] == []
+    assert [it for it in crates if it in of_fleet.read_bytes()] != []
 
 
 UNPACKED = sorted(ROOT.glob("build/pythons/*/root/usr/bin/python3.*"))

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sonde._native import signed_by
+from sonde._fleet import signed_by
 from sonde.fleet import hpke
 from sonde.fleet.budget import BudgetSpent, authorize_release
 from sonde.fleet.roster import Roster

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sonde._native import unfit_keys
+from sonde._fleet import unfit_keys
 from sonde.errors import UsageError
 from sonde.fleet.party_files import MAX_ROSTER_BYTES, read_text
 from sonde.private_files import replacing

@@ -25,7 +25,7 @@ from operator import itemgetter
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from sonde._native import Keyring, signed_by
+from sonde._fleet import Keyring, signed_by
 from sonde.fleet import hpke
 from sonde.fleet.roster import Identity
 from sonde.fleet.task import Task

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
-from sonde._native import Aggregation
+from sonde._fleet import Aggregation
 from sonde.errors import UsageError
 from sonde.fleet.noise import Mechanism, MechanismKind
 from sonde.fleet.party_files import MAX_TASK_FILE_BYTES, read_text

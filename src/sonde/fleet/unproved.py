@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from sonde._native import Intake, Taken
+from sonde._fleet import Intake, Taken
 from sonde.fleet import hpke
 from sonde.fleet.session import Session, Sessions, binding
 from sonde.fleet.task import Task

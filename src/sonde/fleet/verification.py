@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-from sonde._native import signed_by
+from sonde._fleet import signed_by
 from sonde.fleet import hpke
 from sonde.fleet.task import Task
 from sonde.fleet.wire import Item, Reply, Report

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
-from sonde._native import Aggregation
+from sonde._fleet import Aggregation
 from sonde.fleet import hpke, unproved
 from sonde.fleet.node import make_reports, sign
 from sonde.fleet.roster import Identity

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from sonde._native import signed_by
+from sonde._fleet import signed_by
 from sonde.fleet import hpke, unproved
 from sonde.fleet.collector import combine_shares
 from sonde.fleet.evaluation.engine import Engine, open_engine

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Secret-shared sums with proofs, from libprio: the cryptography of the fleet protocol.
+//! Secret-shared sums with proofs, from libprio: the cryptography of the fleet protocol. A module
+//! apart from `sonde._native`, so that an agent, which is root, does not load it;
+//! `src/sonde/_fleet.pyi` is its face to Python.
 //!
 //! A report travels in three parts: a public share, the leader's input share and the helper's.
 //! Proved schemes are the standard two-party Prio3 types of draft-irtf-cfrg-vdaf-18 and
@@ -73,7 +75,7 @@ fn key_of(bytes: &[u8]) -> PyResult<Key> {
 }
 
 /// One aggregation scheme with its parameters, bound to a context (the task).
-#[pyclass(frozen, module = "sonde._native")]
+#[pyclass(frozen, module = "sonde._fleet")]
 pub struct Aggregation {
     scheme: Box<dyn Scheme>,
     #[pyo3(get)]
@@ -81,7 +83,7 @@ pub struct Aggregation {
 }
 
 /// The leader's reports between its message to the helper and the helper's reply.
-#[pyclass(module = "sonde._native")]
+#[pyclass(module = "sonde._fleet")]
 pub struct Pending {
     zero: Sum,
     rest: Vec<Option<Finish>>,
@@ -354,7 +356,8 @@ impl Pending {
     }
 }
 
-pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+#[pymodule]
+fn _fleet(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Aggregation>()?;
     module.add_class::<Pending>()?;
     module.add_class::<bundle::Keyring>()?;

@@ -49,7 +49,7 @@ struct Held {
 }
 
 /// The open sessions of one party.
-#[pyclass(frozen, module = "sonde._native")]
+#[pyclass(frozen, module = "sonde._fleet")]
 #[derive(Default)]
 pub struct Keyring {
     held: RwLock<HashMap<Id, Held>>,
@@ -95,7 +95,7 @@ impl Keyring {
 
 /// One aggregator's side of a batch of reports without proofs. Thread-safe: each node has one report
 /// per period.
-#[pyclass(frozen, module = "sonde._native")]
+#[pyclass(frozen, module = "sonde._fleet")]
 pub struct Intake {
     aggregation: Py<Aggregation>,
     keyring: Py<Keyring>,
@@ -116,7 +116,7 @@ struct Kept {
 }
 
 /// The outcome of a bundle.
-#[pyclass(module = "sonde._native")]
+#[pyclass(module = "sonde._fleet")]
 pub struct Taken {
     intake: Py<Intake>,
     body: PyBackedBytes,
