@@ -15,6 +15,7 @@ mod memory;
 mod perf;
 mod poller;
 mod prio;
+mod rows;
 mod slots;
 mod symbols;
 mod unwind;
@@ -40,6 +41,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     memory::register(module)?;
     perf::register(module)?;
     prio::register(module)?;
+    rows::register(module)?;
     slots::register(module)?;
     symbols::register(module)?;
     unwind::register(module)?;
