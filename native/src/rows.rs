@@ -27,7 +27,7 @@ impl Block {
     }
 
     /// # Safety
-    /// Called by Python, with a view of its own.
+    /// Called by Python, with a view that is to be filled.
     unsafe fn __getbuffer__(
         slf: Bound<'_, Self>,
         view: *mut ffi::Py_buffer,

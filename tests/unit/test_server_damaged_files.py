@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A damaged file of the store costs its own rows: others are served, and the answer says so."""
+"""A damaged file of the store costs its own rows: others are served, and the answer reports it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from sonde.server import answers
 from sonde.server.app import Api
 from sonde.server.selfmetrics import exposition
 from sonde.server.sending import LEFT_OUT
-from sonde.server.service import Service
+from sonde.server.service import ServerLimits, Service
 from sonde.store.flush import Flusher
 from sonde.store.record import Record, digest_of
 from sonde.store.wal import Wal
 from stored_chunks import as_of, recorded, rows_of
 
 CHUNKS = recorded()
+PATIENT = ServerLimits(query_s=120)
 
 
 def store(service: Service, numbers: range) -> int:
@@ -57,7 +58,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("name", ["sample", "chunk", "stack", "frame"])
 @pytest.mark.parametrize("how", DAMAGE)
 def test_a_damaged_file_costs_its_own_rows(tmp_path: Path, name: str, how: str) -> None:
-    service = Service(tmp_path / "store", open_tenant="lab", flushes=False)
+    service = Service(tmp_path / "store", PATIENT, open_tenant="lab", flushes=False)
     rows = store(service, range(3))
     first = service.catalog.files("lab", name)[0]
     path = service.folder / first.path
@@ -90,7 +91,7 @@ def test_a_damaged_file_costs_its_own_rows(tmp_path: Path, name: str, how: str) 
 def test_a_question_that_no_damage_explains_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = Service(tmp_path / "store", open_tenant="lab", flushes=False)
+    service = Service(tmp_path / "store", PATIENT, open_tenant="lab", flushes=False)
     store(service, range(1))
     asked = []
 

@@ -252,7 +252,7 @@ def test_a_disk_without_room_loses_what_the_bucket_has_and_files_come_again(
 def test_a_question_has_room_made_for_its_files(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shared = SharedStore(place.folder, place.settings)
+    shared = SharedStore(place.folder, replace(place.settings, server="a"))
     old, used, new = (place.put(number) for number in range(3))
     ends_s = time.monotonic() + PATIENCE_S
     paths = shared.paths([old, used], ends_s)

@@ -100,7 +100,7 @@ impl Keys {
         u64::from_le_bytes(state.finalize().as_bytes().try_into().expect("8 bytes"))
     }
 
-    /// 128 bits that tell lists of at most MAX_FRAMES keys apart within this process.
+    /// 128 bits that distinguish lists of at most MAX_FRAMES keys within this process.
     pub fn sums(&self, keys: &[u64]) -> (u64, u64) {
         keys.iter().zip(&self.factors).fold((0, 0), |sums: (u64, u64), (key, factors)| {
             (

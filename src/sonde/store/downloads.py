@@ -71,7 +71,7 @@ class Downloads:
         make_room: Callable[[int], int] = lambda _: 0,
     ) -> None:
         """`most_bytes`: of what comes at a time; a larger file comes alone. `make_room`: has the
-        disk get room for so many bytes; returns how many files went for it."""
+        disk get room for a number of bytes; returns how many files went for it."""
         self._folder, self._bucket, self._most_bytes = folder, bucket, most_bytes
         self._make_room = make_room
         self._changed = threading.Condition()

@@ -144,7 +144,7 @@ class Flusher:
         self._begun.append(self._writer.submit(work_unless_failed))
 
     def _wait(self, most: int = 0) -> None:
-        """Until at most so many things are to be written. Raises what has been raised there."""
+        """Until at most `most` things are to be written. Raises what has been raised there."""
         while len(self._begun) > most:
             self._begun.popleft().result()
 
