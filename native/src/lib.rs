@@ -14,6 +14,7 @@ mod maps;
 mod memory;
 mod perf;
 mod poller;
+mod rows;
 mod slots;
 mod symbols;
 mod unwind;
@@ -38,6 +39,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     elf::register(module)?;
     memory::register(module)?;
     perf::register(module)?;
+    rows::register(module)?;
     slots::register(module)?;
     symbols::register(module)?;
     unwind::register(module)?;

@@ -712,3 +712,32 @@ class ThreadBorrower:
 
     def close(self) -> None:
         """The guardian is no longer needed."""
+
+@final
+class Block:
+    """Bytes that are read where they are, by the buffer protocol."""
+
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class RowDecoder:
+    """Makes columns of the store of chunks of many nodes, as far as they are what Sonde writes."""
+
+    def __init__(
+        self,
+        tables: Sequence[tuple[str, Sequence[tuple[str, str, bool, bool, float, float, int]]]],
+        secret: bytes,
+        of_rows: tuple[int, int],
+    ) -> None:
+        """`tables`: by name, columns as (name, kind, may be missing, is a time to be shifted, least
+        and most of floats, most of whole numbers or bytes of texts). `secret`: 32 bytes; `of_rows`:
+        the key of SipHash."""
+
+    def decode(
+        self,
+        chunks: Sequence[tuple[bytes, int, Sequence[tuple[str, int, int]], int, int, int]],
+        nodes: Sequence[str],
+    ) -> tuple[dict[str, Block], list[int]]:
+        """(streams of Arrow by table, rows of `sample` by chunk) of chunks: (payload, its unpacked
+        bytes, (table, offset, bytes) of each, ns to add to times, ns since 1970 of its end, number
+        of its node). Raises ValueError for what Sonde does not write."""

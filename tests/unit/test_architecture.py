@@ -54,7 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "input_files": {"errors", "procfs"},
     "query": {"errors", "input_files", "limits", "model"},
-    "store": {"errors", "limits", "ownership", "query"},
+    "store": {"errors", "limits", "ownership", "query", "_native"},
     "server": {
         *("analyze", "diagnose", "errors", "export", "http_client", "input_files", "interpreter"),
         *("limits", "model", "notify", "ownership", "query", "recording", "store"),

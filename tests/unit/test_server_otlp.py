@@ -14,7 +14,8 @@ from otlp_requests import NOW_NS, request
 from sonde.server import answers, otlp_profiles
 from sonde.server.service import RefusedRequestError, Service
 from sonde.server.tokens import Caller, Scope
-from sonde.store.flush import Flusher, joined, unpack
+from sonde.store.chunks import joined, open_chunk
+from sonde.store.flush import Flusher
 from sonde.store.record import Record
 
 ME = Caller("test", "default", frozenset(Scope))
@@ -64,7 +65,7 @@ def test_what_is_hostile_is_refused_or_harmless() -> None:
 
     (one,) = otlp_profiles.chunks(wild.SerializeToString(), "", "", NOW_NS)
 
-    unpacked = unpack(Record("a", one.node, b"0" * 16, 1, one.content))
+    unpacked = open_chunk(Record("a", one.node, b"0" * 16, 1, one.content))
     tables, rows_refused = joined([unpacked])
     assert rows_refused == 0
     assert tables["event"].column("value").to_pylist() == [2.0]

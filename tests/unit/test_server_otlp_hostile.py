@@ -13,7 +13,7 @@ from otlp_requests import NOW_NS, request
 from sonde.server import otlp_profiles
 from sonde.server.otlp_dictionary import MAX_FRAMES
 from sonde.server.service import RefusedRequestError
-from sonde.store.flush import joined, unpack
+from sonde.store.chunks import joined, open_chunk
 from sonde.store.record import Record
 
 MAX_S = 4.0
@@ -158,7 +158,7 @@ def test_stacks_are_cut_and_references_to_nowhere_are_empty() -> None:
         profile_of(made).samples.add(stack_index=stack)
     _, (one,) = taken(made)
 
-    unpacked = unpack(Record("a", one.node, b"0" * 16, 1, one.content))
+    unpacked = open_chunk(Record("a", one.node, b"0" * 16, 1, one.content))
     tables, refused = joined([unpacked])
     assert refused == 0
     lengths = [len(ids) for ids in tables["stack"].column("frame_ids").to_pylist()]

@@ -159,6 +159,32 @@ def test_answers_that_are_not_read_are_given_up(served: tuple[Service, int]) -> 
     assert len(read(asked(port, evil))) > 8 << 20
 
 
+def test_a_slow_disk_holds_up_no_request_but_its_own(
+    served: tuple[Service, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, port = served
+    is_asked, may_go_on = threading.Event(), threading.Event()
+
+    def slowly_counted() -> dict[str, int]:
+        is_asked.set()
+        assert may_go_on.wait(30)
+        return {"chunks_stored": 7}
+
+    monkeypatch.setattr(service.catalog, "counters", slowly_counted)
+
+    def get(path: str) -> socket.socket:
+        one = socket.create_connection(("127.0.0.1", port), 30)
+        one.sendall(f"GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
+        return one
+
+    with get("/metrics") as slow:
+        assert is_asked.wait(10)
+        with get("/healthz") as other:
+            assert b" 200 " in other.recv(1000)
+        may_go_on.set()
+        assert b"sonde_store_chunks_stored_total 7\n" in read(slow)
+
+
 def test_refused_requests_are_logged_at_a_bounded_rate(
     served: tuple[Service, int], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sonde.store.catalog import Catalog
+from sonde.store.compaction import retain
 from sonde.store.flush import Flusher
 from sonde.store.record import Record, digest_of
 from sonde.store.storage import BucketSettings, BucketStorage
@@ -53,4 +54,35 @@ def test_a_damaged_object_stops_no_flush(tmp_path: Path, content: bytes) -> None
 
     meta = {"start_ns": chunk.max_ns, "end_ns": chunk.max_ns, "wall_offset_ns": 0}
     origin = Origin("lab", "one", record.digest, 0, 1, meta)
-    assert not StoredDigests(catalog, copies).has(origin), "it is not known to be there"
+    assert StoredDigests(catalog, copies).has(origin) is None, "nobody knows whether it is there"
+
+
+def test_an_old_chunk_is_not_stored_twice_because_its_file_is_damaged(tmp_path: Path) -> None:
+    """It is kept beside, and counted, where nobody can know any more whether it is stored."""
+    old_ns = time.time_ns() - 30 * 86_400 * 10**9
+    bodies = [as_of(CHUNKS[seq], "one", seq, old_ns) for seq in range(2)]
+    records = [Record("lab", "one", digest_of("lab", "one", one), old_ns, one) for one in bodies]
+    catalog = Catalog(tmp_path)
+
+    def flush(some: list[Record]) -> tuple[int, int]:
+        wal = Wal(tmp_path / "wal")
+        for one in some:
+            wal.append(one).result(10)
+        wal.close()
+        done = Flusher(tmp_path, catalog).flush()
+        return done.chunks, done.duplicates
+
+    assert flush(records[:1]) == (1, 0)
+    retain(tmp_path, catalog, 0, 0, time.time_ns())
+    assert flush(records[:1]) == (0, 1), "its file knows it"
+    (chunk,) = catalog.files("lab", "chunk")
+    whole = (tmp_path / chunk.path).read_bytes()
+    (tmp_path / chunk.path).write_bytes(whole[: len(whole) // 2])
+
+    assert flush(records) == (0, 0)
+    counters = catalog.counters()
+    assert (counters["chunks_stored"], counters["chunks_set_aside"]) == (1, 2)
+    kept = {path.name: path.read_bytes() for path in (tmp_path / "quarantine").iterdir()}
+    assert kept == {f"{one.digest.hex()}.chunk": one.body for one in records}
+    (tmp_path / chunk.path).write_bytes(whole)
+    assert flush(records) == (1, 1), "once it is whole again"

@@ -235,7 +235,6 @@ def test_a_disk_without_room_loses_what_the_bucket_has_and_files_come_again(
     def free(_: object) -> int:  # room for two files
         return 200 - sum(path.stat().st_size for path in place.folder.rglob("*.parquet"))
 
-    monkeypatch.setattr("sonde.store.storage.free_bytes", free)
     monkeypatch.setattr("sonde.store.downloads.free_bytes", free)
     assert copies.local(new).read_bytes() == b"x" * 100
     assert [path.exists() for path in paths] == [False, True], "used a moment ago"
@@ -245,9 +244,34 @@ def test_a_disk_without_room_loses_what_the_bucket_has_and_files_come_again(
     with pytest.raises(OSError, match="do not fit"):
         copies.local(stored(9, LARGE))
     assert paths[1].exists(), "all together would not do"
-    monkeypatch.setattr("sonde.store.storage.free_bytes", lambda _: -1)
+    monkeypatch.setattr("sonde.store.downloads.free_bytes", lambda _: -1)
     assert copies.bound() == 1 and not paths[1].exists()
     assert catalog.counters()["downloads_refused"] == 3
+
+
+def test_a_question_has_room_made_for_its_files(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = SharedStore(place.folder, replace(place.settings, server="a"))
+    old, used, new = (place.put(number) for number in range(3))
+    ends_s = time.monotonic() + PATIENCE_S
+    paths = shared.paths([old, used], ends_s)
+    own = place.folder / "data/lab/chunk/day=2027-01-15/hour=08/own.parquet"
+    own.parent.mkdir(parents=True)
+    own.write_bytes(b"x" * 100)
+    for path in (paths[0], own):
+        os.utime(path, (1, 1))
+
+    def free(_: object) -> int:  # room for three files
+        return 300 - sum(path.stat().st_size for path in place.folder.rglob("*.parquet"))
+
+    monkeypatch.setattr("sonde.store.downloads.free_bytes", free)
+    (path,) = shared.paths([new], ends_s)
+    assert path.read_bytes() == b"x" * 100
+    assert [path.exists() for path in (*paths, own)] == [False, True, True]
+    with pytest.raises(CaptureError, match="do not fit the disk"):
+        shared.paths([old], ends_s)
+    shared.close()
 
 
 def test_refusals_are_all_counted_and_logged_once_a_minute(

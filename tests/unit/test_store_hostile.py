@@ -92,14 +92,14 @@ def test_a_chunk_that_ends_the_flusher_is_quarantined(
     """As an engine that crashes, or the kernel where memory is short, would end it."""
     write(tmp_path, [record("victim", 0), record("evil", 1), record("victim", 2)])
     catalog = Catalog(tmp_path)
-    unpack = flush.unpack
+    open_chunk = flush.open_chunk
 
     def dies(one: Record) -> Any:
         if one.tenant == "evil":
             raise KeyboardInterrupt
-        return unpack(one)
+        return open_chunk(one)
 
-    monkeypatch.setattr(flush, "unpack", dies)
+    monkeypatch.setattr(flush, "open_chunk", dies)
     crashes = 0
     while sealed_segments(tmp_path / "wal"):
         try:
@@ -198,7 +198,7 @@ def test_memory_follows_what_chunks_unpack_to(
     sizes: list[int] = []
     ready = Flusher._ready
 
-    def watched(self: Flusher, chunks: list[flush.Unpacked]) -> Any:
+    def watched(self: Flusher, chunks: list[flush.OpenedChunk]) -> Any:
         sizes.append(sum(one.size_bytes for one in chunks))
         return ready(self, chunks)
 

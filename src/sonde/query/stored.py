@@ -48,6 +48,10 @@ class QueryTimedOutError(CaptureError):
     """A query took longer than it may."""
 
 
+class UnreadableStoreError(CaptureError):
+    """The engine cannot answer: a file may be damaged, or has just been removed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """Which rows count; an empty field chooses all. Times are ns since 1970, the end exclusive."""
@@ -141,6 +145,11 @@ class StoredSession:
         self._connection.execute(f"SET allowed_directories = [{folders}]")
         self._connection.execute("SET enable_external_access = false")
         self._connection.execute("SET lock_configuration = true")
+
+    @property
+    def files(self) -> Mapping[str, Sequence[Path]]:
+        """By table, as they were given."""
+        return self._files
 
     def close(self) -> None:
         """Release the engine."""
@@ -251,9 +260,9 @@ def _too_large() -> CaptureTooLarge:
     )
 
 
-def _unanswerable(text: str) -> CaptureError:
+def _unanswerable(text: str) -> UnreadableStoreError:
     line = text.split("\n", 1)[0][:160]
-    return CaptureError(f"the store cannot answer this: {line}", "try again")
+    return UnreadableStoreError(f"the store cannot answer this: {line}", "try again")
 
 
 def _engine_error(text: str) -> CaptureError:
@@ -262,16 +271,31 @@ def _engine_error(text: str) -> CaptureError:
     return _too_large() if text.startswith("Out of Memory") else _unanswerable(text)
 
 
+_UNREADABLE = (
+    duckdb.OutOfRangeException,
+    duckdb.ConversionException,
+    # What the engine raises for files that are none, by what is wrong with them.
+    duckdb.IOException,
+    duckdb.InvalidInputException,
+    duckdb.SerializationException,
+)
+
+
 @contextmanager
 def _errors() -> Iterator[None]:
     try:
         yield
     except duckdb.InterruptException:
         raise _timed_out() from None
-    except (duckdb.OutOfRangeException, duckdb.ConversionException, duckdb.IOException) as error:
+    except _UNREADABLE as error:
         raise _unanswerable(str(error)) from error
     except duckdb.OutOfMemoryException:
         raise _too_large() from None
+    except duckdb.Error as error:
+        if type(error) is not duckdb.Error:
+            raise
+        # Of a footer that is none, the reader's own error, which has no type of the engine's.
+        raise _unanswerable(str(error)) from error
 
 
 def empty_table(name: str) -> pa.Table:

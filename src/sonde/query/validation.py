@@ -20,6 +20,7 @@ MAX_WEIGHT = 1e17
 MAX_VALUE = 1e100
 """Greatest value of a metric; a sum of many such values is still finite."""
 MAX_NUMBER = (1 << 62) - 1
+ANY_NUMBER = (1 << 64) - 1
 MAX_TEXT_BYTES = 64 << 10
 """Of one name. The longest names of compilers have some 20,000 bytes; longer ones are damage."""
 MAX_FRAMES = 65_536
@@ -172,11 +173,20 @@ def _valid_values(
 ) -> pa.ChunkedArray | None:
     """Mask of valid values; None for a column in which every value is valid."""
     if pa.types.is_floating(kind):
-        low, high = (0.0, MAX_WEIGHT) if column in _WEIGHTS else (-MAX_VALUE, MAX_VALUE)
+        low, high = weight_limits(column)
         # Comparisons with NaN are false.
         return pc.and_(pc.greater_equal(values, low), pc.less_equal(values, high))
+    most = whole_limit(column)
+    return pc.less_equal(values, pa.scalar(most, kind)) if most < ANY_NUMBER else None
+
+
+def weight_limits(column: str) -> tuple[float, float]:
+    """Least and greatest valid value of a column of floats."""
+    return (0.0, MAX_WEIGHT) if column in _WEIGHTS else (-MAX_VALUE, MAX_VALUE)
+
+
+def whole_limit(column: str) -> int:
+    """Greatest valid value of a column of whole numbers; ANY_NUMBER where each is valid."""
     if column == "device":
-        return pc.less_equal(values, pa.scalar(MAX_DEVICE, kind))
-    if column in _QUANTITIES:
-        return pc.less_equal(values, pa.scalar(MAX_NUMBER, kind))
-    return None
+        return MAX_DEVICE
+    return MAX_NUMBER if column in _QUANTITIES else ANY_NUMBER

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -15,10 +15,11 @@ import pyarrow as pa
 from sonde.errors import UsageError
 from sonde.export import packed, strict_json
 from sonde.query import stored, stored_charts, stored_memory, stored_views
-from sonde.query.stored import Selection, StoredSession
+from sonde.query.stored import Selection, StoredSession, UnreadableStoreError
 from sonde.query.stored_capture import MAX_ROWS
 from sonde.query.table_columns import columns
 from sonde.server import job, timeline_answers
+from sonde.server.damaged_files import WholePaths
 from sonde.server.service import Service
 from sonde.server.tokens import Caller
 
@@ -73,6 +74,8 @@ class Answer:
 
     content: bytes
     media_type: str
+    left_out: int = 0
+    """Files that it would be made from, and that are damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,12 +298,34 @@ def ask(service: Service, caller: Caller, question: Question, options: Options) 
     if question is QUESTIONS["diff"]:
         earliest = min(wanted.start_ns, options.before.start_ns)
         wanted = Selection(earliest, max(wanted.end_ns, options.before.end_ns))
-    session = service.session(caller, wanted)
-    try:
-        with session.deadline(service.limits.query_s):
-            found = question.answer(session, options)
-    finally:
-        session.close()
+    found, left_out = _found(service, caller, question, options, wanted)
+    if left_out:
+        return replace(_written(found, options), left_out=left_out)
+    return _written(found, options)
+
+
+def _found(
+    service: Service, caller: Caller, question: Question, options: Options, wanted: Selection
+) -> tuple[pa.Table | dict[str, Any] | Answer, int]:
+    """(what answers a question, damaged files that it lacks). Raises CaptureError."""
+    ends_s = time.monotonic() + service.limits.query_s
+    while True:
+        session = service.session(caller, wanted)
+        try:
+            with session.deadline(max(0.1, ends_s - time.monotonic())):
+                found = question.answer(session, options)
+            files = session.files
+            return found, files.left_out if isinstance(files, WholePaths) else 0
+        except UnreadableStoreError:
+            files = session.files
+            is_less = isinstance(files, WholePaths) and files.look()
+            if not is_less or time.monotonic() > ends_s:
+                raise
+        finally:
+            session.close()
+
+
+def _written(found: pa.Table | dict[str, Any] | Answer, options: Options) -> Answer:
     if isinstance(found, Answer):
         return found
     if options.form is Form.ARROW and isinstance(found, pa.Table):

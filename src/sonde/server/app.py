@@ -406,7 +406,9 @@ class Api:
         return PlainTextResponse("ready\n", headers={"Connection": "close"})
 
     async def _metrics(self, _request: Request) -> Response:
-        text = exposition(self._service)
+        # The disk may be slow, and no request waits for it but this one.
+        stored = await asyncio.to_thread(self._service.catalog.counters)
+        text = exposition(self._service, stored)
         return PlainTextResponse(
             text, media_type="text/plain; version=0.0.4", headers={"Connection": "close"}
         )

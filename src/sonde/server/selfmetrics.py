@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from sonde.server.service import ACK_BUCKETS_S, Service
 
 
-def exposition(service: Service) -> str:
-    """All counters of the server and of its store."""
+def exposition(service: Service, stored: Mapping[str, int]) -> str:
+    """All counters of the server and of its store; `stored`: those of the catalog, which are read
+    from the disk."""
     counters, wal = service.counters, service.wal.counters
     lines: list[str] = []
 
@@ -26,6 +29,7 @@ def exposition(service: Service) -> str:
         add("sonde_server_refused_total", "counter", count, f'{{reason="{why}"}}')
     for state, count in service.agents.counts().items():
         add("sonde_server_agents", "gauge", count, f'{{state="{state}"}}')
+    add("sonde_server_damaged_files", "gauge", len(service.damaged))
     # "log" is the write-ahead log, "bucket" the object store.
     add("sonde_server_log_records_total", "counter", wal.records)
     add("sonde_server_log_bytes_total", "counter", wal.record_bytes)
@@ -44,7 +48,7 @@ def exposition(service: Service) -> str:
         for why in ("disk", "size", "time"):
             name, labels = "sonde_server_bucket_fetches_refused_total", f'{{reason="{why}"}}'
             add(name, "counter", downloads.refused[why], labels)
-    for name, count in sorted(service.catalog.counters().items()):
+    for name, count in sorted(stored.items()):
         add(f"sonde_store_{name}_total", "counter", count)
     for name, kind, labels, value in service.alerts.figures() if service.alerts else ():
         add(name, kind, value, labels)

@@ -15,6 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from sonde.server.answers import Answer
 
+LEFT_OUT = "X-Sonde-Files-Left-Out"
+"""Head of an answer: how many files it lacks because they are damaged."""
 _WORTH_PACKING = 64 << 10
 """Bytes of an answer."""
 _PIECE_BYTES = 256 << 10
@@ -33,6 +35,8 @@ class Packed:
 def packed(request: Request, answer: Answer) -> Packed:
     """The answer, compressed where the client takes that. Takes a while where it is large."""
     headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+    if answer.left_out:
+        headers[LEFT_OUT] = str(answer.left_out)
     content = answer.content
     takes_gzip = "gzip" in request.headers.get("accept-encoding", "") and not _is_near(request)
     if len(content) > _WORTH_PACKING and takes_gzip:

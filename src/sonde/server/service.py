@@ -26,6 +26,7 @@ from sonde.query import framing
 from sonde.query.capture import DamagedChunkError, chunk_meta
 from sonde.query.stored import Selection, StoredSession
 from sonde.server.collection_pauses import CollectionPauses
+from sonde.server.damaged_files import DamagedFiles, WholePaths
 from sonde.server.seen_agents import SeenAgents
 from sonde.server.tokens import Caller, Scope, Tokens
 from sonde.store.catalog import Catalog, StoredFile
@@ -230,6 +231,7 @@ class Service:
         self._recent: OrderedDict[bytes, Future[None] | None] = OrderedDict()
         self._nodes: dict[str, set[str]] = {}
         self._rates: OrderedDict[str, tuple[Bucket, Bucket]] = OrderedDict()
+        self.damaged = DamagedFiles()
         self.flusher: dict[str, object] = {}
         """The flusher's last report."""
         self._ended = threading.Event()
@@ -403,7 +405,8 @@ class Service:
         return future, True
 
     def session(self, caller: Caller, wanted: Selection) -> StoredSession:
-        """A view of what the caller's tenant has in a time. Raises CaptureError."""
+        """A view of what the caller's tenant has in a time, without files that are known to be
+        damaged. Raises CaptureError."""
         chosen = chosen_files(self._files_of, caller.tenant, wanted.start_ns, wanted.end_ns)
         files: Mapping[str, Sequence[Path]] = {
             name: [self.folder / one.path for one in some] for name, some in chosen.items()
@@ -413,7 +416,7 @@ class Service:
         try:
             return StoredSession(
                 [self.folder / top / caller.tenant for top in ("data", CACHE)],
-                files,
+                WholePaths(files, self.damaged),
                 self.limits.query_bytes,
                 self.folder / "spill",
             )

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -32,6 +32,8 @@ AT_ONCE = 16
 KEPT_FREE_BYTES = 1 << 30
 KEPT_FREE_SHARE = 0.05
 """The less of the two of the disk stays free."""
+USED_S = 120.0
+"""Files that were used since then stay in the cache, however full it is."""
 LOGGED_AGAIN_S = 60.0
 """Refusals of one reason are logged once in this time, however many files a question needs."""
 DRAFT_S = 600.0
@@ -61,9 +63,17 @@ def at_hand(folder: Path, one: StoredFile) -> Path | None:
 class Downloads:
     """Of one process into one directory. Thread-safe."""
 
-    def __init__(self, folder: Path, bucket: Bucket, most_bytes: int) -> None:
-        """`most_bytes`: of what comes at a time; a larger file comes alone."""
+    def __init__(
+        self,
+        folder: Path,
+        bucket: Bucket,
+        most_bytes: int,
+        make_room: Callable[[int], int] = lambda _: 0,
+    ) -> None:
+        """`most_bytes`: of what comes at a time; a larger file comes alone. `make_room`: has the
+        disk get room for a number of bytes; returns how many files went for it."""
         self._folder, self._bucket, self._most_bytes = folder, bucket, most_bytes
+        self._make_room = make_room
         self._changed = threading.Condition()
         self._running = 0
         self._running_bytes = 0
@@ -74,13 +84,21 @@ class Downloads:
 
     def file(self, server: str, one: StoredFile, ends_s: float = math.inf) -> Path:
         """A file in the directory, copied from the bucket where it is not there; it begins to come
-        before `ends_s` (monotonic), or not at all.
+        before `ends_s` (monotonic), or not at all. Where the disk lacks room, others make it.
 
         Raises FileNotFoundError, BucketError, TimeoutError, OSError where the disk has no room.
         """
         found = at_hand(self._folder, one)
         if found is not None:
             return found
+        try:
+            return self._fetched(server, one, ends_s)
+        except OSError as error:
+            if error.errno != errno.ENOSPC or not self._make_room(one.size_bytes):
+                raise
+        return self._fetched(server, one, ends_s)
+
+    def _fetched(self, server: str, one: StoredFile, ends_s: float) -> Path:
         found = places(self._folder, one.path)[1]
         with self._turn(one, ends_s):
             found.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -153,6 +171,38 @@ def free_bytes(folder: Path) -> int:
     found = os.statvfs(folder)
     kept = min(KEPT_FREE_BYTES, int(KEPT_FREE_SHARE * found.f_blocks * found.f_frsize))
     return found.f_bavail * found.f_frsize - kept
+
+
+def fetched_files(folder: Path) -> list[Path]:
+    """What the cache has of the bucket."""
+    return list((folder / CACHE).glob("*/*/*/*/*.parquet"))
+
+
+def evict(folder: Path, files: Iterable[Path], cache_bytes: int, wanted_bytes: int = 0) -> int:
+    """Remove files that the bucket has, those that were used least recently first: beyond a size of
+    all, and until the disk has the room that it keeps and so much more. Nothing where that would
+    not do: catalogs may state any size. Returns how many."""
+    found = []
+    for path in files:
+        with suppress(FileNotFoundError):
+            about = path.stat()
+            found.append((about.st_mtime, about.st_size, path))
+    found.sort()
+    size = sum(one[1] for one in found)
+    lacking = wanted_bytes - free_bytes(folder)
+    recent_s = time.time() - USED_S
+    if wanted_bytes and lacking > sum(one[1] for one in found if one[0] <= recent_s):
+        return 0
+    gone = 0
+    for used_s, size_bytes, path in found:
+        is_enough = size <= cache_bytes and lacking <= 0
+        if is_enough or used_s > recent_s:
+            break
+        path.unlink(missing_ok=True)
+        size -= size_bytes
+        lacking -= size_bytes
+        gone += 1
+    return gone
 
 
 def remove_drafts(folder: Path) -> int:

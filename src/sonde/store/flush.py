@@ -9,6 +9,7 @@ another decodes the next one, and the log is read on.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import uuid
 from collections import OrderedDict, deque
@@ -16,29 +17,21 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from io import BytesIO
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from sonde.limits import Budget
-from sonde.query import framing, messages
-from sonde.query.capture import DamagedChunkError, conformed, damage, streams_of
-from sonde.query.schema import TABLES
 from sonde.store.catalog import Catalog, StoredFile
-from sonde.store.parquet import make_durable, remove, write_file
+from sonde.store.chunks import OpenedChunk, open_chunk
+from sonde.store.parquet import make_durable, remove, write_all, write_file
 from sonde.store.record import Damage, Record, scan
+from sonde.store.row_reader import RowReader
 from sonde.store.storage import DirectoryStorage
 from sonde.store.stored_digests import StoredDigests, column_of
-from sonde.store.tables import (
-    CHUNK_NUMBER,
-    DICTIONARIES,
-    Hasher,
-    Origin,
-    stored_tables,
-)
+from sonde.store.tables import DICTIONARIES, Origin
 from sonde.store.wal import sealed_segments, secret_of
 
 BATCH_BYTES = 40 << 20
@@ -46,10 +39,8 @@ BATCH_BYTES = 40 << 20
 their way, about a sixth of what is used. Each batch makes a file a table, so that half as much
 takes a fifth more time."""
 BATCH_CHUNKS = 1_024
-CHUNK_BYTES = 256 << 20
-"""Memory that one chunk may take to decode."""
-JOINED_BYTES = 512 << 20
-"""The same of a batch. Beyond, its chunks are decoded one by one."""
+DECODERS = 2
+"""Batches that are decoded at a time; one more is written, and one is read from the log."""
 CLOSE_NS = 2 * 3600 * 10**9
 """Chunks that began this close to when they came are stored under the hour in which they began;
 others, of nodes whose clocks are wrong or that were cut off, under the hour in which they came."""
@@ -88,32 +79,14 @@ _Partition = tuple[str, str, int]
 class _Batch:
     """Chunks that are stored by one transaction."""
 
-    fresh: dict[_Partition, list[Unpacked]] = field(default_factory=dict)
+    fresh: dict[_Partition, list[OpenedChunk]] = field(default_factory=dict)
     digests: set[bytes] = field(default_factory=set)
     size_bytes: int = 0
     records: int = 0
     duplicates: int = 0
     undecodable: int = 0
+    set_aside: int = 0
     damaged: int = 0
-
-
-class _Stage:
-    """A thread that does one thing at a time, and nothing more where one has failed."""
-
-    def __init__(self, name: str) -> None:
-        self._pool = ThreadPoolExecutor(1, name)
-        self._last: Future[None] | None = None
-
-    def wait(self) -> None:
-        """Until it does nothing. Raises what the last thing has raised, once."""
-        last, self._last = self._last, None
-        if last is not None:
-            last.result()
-
-    def begin(self, work: Callable[[], None]) -> None:
-        """Begin the next thing once the last one is done. Raises what that has raised."""
-        self.wait()
-        self._last = self._pool.submit(work)
 
 
 class Flusher:
@@ -127,11 +100,17 @@ class Flusher:
         self._storage = storage or DirectoryStorage(folder)
         self._id = uuid.uuid4().hex
         self._wal_secret = secret_of(folder / "wal")
-        self._hasher = Hasher(catalog.secret())
+        self._secret = catalog.secret()
+        self._of_thread = threading.local()
         self._stored = StoredDigests(catalog, self._storage)
         self._known: OrderedDict[tuple[str, str, str], Any] = OrderedDict()
-        self._decoder, self._writer = _Stage("sonde-decode"), _Stage("sonde-store")
-        self._in_flight: deque[set[bytes]] = deque(maxlen=2)
+        self._decoders = ThreadPoolExecutor(DECODERS, "sonde-decode")
+        self._writer = ThreadPoolExecutor(1, "sonde-store")
+        self._begun: deque[Future[None]] = deque()
+        """What the writer does, in order."""
+        self._has_failed = False
+        """Then what comes after it must not be stored: a segment is read from one offset on."""
+        self._in_flight: deque[set[bytes]] = deque(maxlen=DECODERS + 1)
         """Names of the chunks of the batches that are decoded and written."""
 
     def flush(self, most_segments: int = 1 << 30) -> Flushed:
@@ -143,16 +122,31 @@ class Flusher:
                 self._flush_segment(path, str(path.relative_to(self._folder)), done)
             self._wait()
         finally:
-            for stage in (self._decoder, self._writer):
+            while self._begun:
                 with suppress(Exception):  # where it matters it is raised already
-                    stage.wait()
+                    self._begun.popleft().result()
             self._in_flight.clear()
+            self._has_failed = False
         return done
 
-    def _wait(self) -> None:
-        """Until nothing is decoded or written. Raises what has been raised there."""
-        self._decoder.wait()
-        self._writer.wait()
+    def _begin(self, work: Callable[[], None]) -> None:
+        """Have the writer do something after all else."""
+
+        def work_unless_failed() -> None:
+            if self._has_failed:
+                return
+            try:
+                work()
+            except BaseException:
+                self._has_failed = True
+                raise
+
+        self._begun.append(self._writer.submit(work_unless_failed))
+
+    def _wait(self, most: int = 0) -> None:
+        """Until at most `most` things are to be written. Raises what has been raised there."""
+        while len(self._begun) > most:
+            self._begun.popleft().result()
 
     def _flush_segment(self, path: Path, name: str, done: Flushed) -> None:
         end = start = self._catalog.read_bytes(name)
@@ -169,7 +163,7 @@ class Flusher:
             if crashes >= MAX_CRASHES_OF_CHUNK and not batch.records:
                 batch.records += 1
                 batch.undecodable += 1
-                self._quarantine(found.item)
+                self._quarantine(found.item, "ends the flusher")
             else:
                 self._take(found.item, batch)
             is_full = batch.size_bytes >= BATCH_BYTES or batch.records >= BATCH_CHUNKS
@@ -186,7 +180,7 @@ class Flusher:
             path.unlink()
             self._catalog.forget_segment(name)
 
-        self._decoder.begin(lambda: self._writer.begin(forget))
+        self._begin(forget)
 
     def _take(self, record: Record, batch: _Batch) -> None:
         """Decode a record into a batch. Whatever it holds, it costs itself at most."""
@@ -198,33 +192,43 @@ class Flusher:
             return
         batch.digests.add(record.digest)
         try:
-            one = unpack(record)
+            one = open_chunk(record)
         except Exception as error:  # it must keep nobody else's chunks from being stored
             LOG.warning("a chunk of %s cannot be decoded: %r", record.node, error)
             batch.undecodable += 1
             return
-        if self._is_old_and_stored(one.origin):
+        is_stored = self._is_old_and_stored(one.origin)
+        if is_stored is None:
+            batch.set_aside += 1
+            self._quarantine(record, "is old, and a file that may have it is damaged")
+            return
+        if is_stored:
             batch.duplicates += 1
             return
         batch.size_bytes += one.size_bytes
         partition = record.tenant, *_hour_of(one.origin)
         batch.fresh.setdefault(partition, []).append(one)
 
-    def _quarantine(self, record: Record) -> None:
-        """Keep a chunk that crashes flushers, as a capture without its header. Raises OSError."""
+    def _quarantine(self, record: Record, why: str) -> None:
+        """Keep a chunk that is not stored, as a capture without its header. Raises OSError."""
         folder = self._folder / "quarantine"
         folder.mkdir(mode=0o700, exist_ok=True)
-        LOG.error("a chunk of %s ends the flusher; it is quarantined", record.node)
+        LOG.error("a chunk of %s is quarantined: it %s", record.node, why)
         kept = sum(path.stat().st_size for path in folder.iterdir())
         if kept + len(record.body) <= MAX_QUARANTINE_BYTES:
             (folder / f"{record.digest.hex()}.chunk").write_bytes(record.body)
+        else:
+            LOG.error("the quarantine is full: a chunk of %s is lost", record.node)
+            self._catalog.count(chunks_lost=1)
 
     def _flush_batch(self, batch: _Batch, segment: str, end: int, done: Flushed) -> None:
-        """Have a batch decoded and written, each once the one before it is."""
-        self._decoder.begin(lambda: self._decode(batch, segment, end, done))
+        """Have a batch decoded, beside others, and written, once those before it are."""
+        self._wait(DECODERS)
+        parts = self._decoders.submit(self._decode, batch)
         self._in_flight.append(batch.digests)
+        self._begin(lambda: self._store(batch, parts.result(), segment, end, done))
 
-    def _decode(self, batch: _Batch, segment: str, end: int, done: Flushed) -> None:
+    def _decode(self, batch: _Batch) -> list[tuple[_Partition, _Ready]]:
         parts = []
         while batch.fresh:
             partition, some = batch.fresh.popitem()
@@ -232,7 +236,7 @@ class Flusher:
             for part in self._tables_of(some):
                 batch.undecodable -= len(part.origins)
                 parts.append((partition, part))
-        self._writer.begin(lambda: self._store(batch, parts, segment, end, done))
+        return parts
 
     def _store(
         self,
@@ -242,16 +246,10 @@ class Flusher:
         end: int,
         done: Flushed,
     ) -> None:
-        files: list[StoredFile] = []
         learned: list[tuple[tuple[str, str, str], Any]] = []
         stored = [one for _, part in parts for one in part.origins]
-        try:
-            for partition, part in parts:
-                for one in self._write_files(partition, part, learned):
-                    files.append(one)
-        except BaseException:
-            remove(self._folder, files)
-            raise
+        writes = [one for each in parts for one in self._fresh_tables(*each, learned)]
+        files = write_all(writes, self._folder)
         make_durable(self._folder, files)
         try:
             self._storage.put(files)
@@ -267,6 +265,7 @@ class Flusher:
                 "chunks_stored": len(stored),
                 "chunks_duplicate": batch.duplicates,
                 "chunks_undecodable": batch.undecodable,
+                "chunks_set_aside": batch.set_aside,
                 "log_parts_damaged": batch.damaged,
                 "rows_refused": sum(part.refused for _, part in parts),
             },
@@ -280,7 +279,7 @@ class Flusher:
         done.undecodable += batch.undecodable
         done.size_bytes += sum(one.size_bytes for one in files)
 
-    def _tables_of(self, chunks: list[Unpacked]) -> Iterator[_Ready]:
+    def _tables_of(self, chunks: list[OpenedChunk]) -> Iterator[_Ready]:
         """Chunks of one hour as tables of the store.
 
         They are decoded and checked together, which is many times faster than one by one. Where
@@ -298,20 +297,25 @@ class Flusher:
         yield from self._tables_of(chunks[:middle])
         yield from self._tables_of(chunks[middle:])
 
-    def _ready(self, chunks: list[Unpacked]) -> _Ready:
-        tables, refused = joined(chunks)
-        origins = [one.origin for one in chunks]
-        return _Ready(origins, stored_tables(origins, tables, self._hasher), refused)
+    def _ready(self, chunks: list[OpenedChunk]) -> _Ready:
+        rows = getattr(self._of_thread, "rows", None)
+        if rows is None:
+            rows = self._of_thread.rows = RowReader(self._secret)
+        tables, refused, is_sorted = rows.read(chunks)
+        return _Ready([one.origin for one in chunks], tables, refused, is_sorted)
 
-    def _is_old_and_stored(self, chunk: Origin) -> bool:
-        """Whether a chunk, whose digest the catalog may have forgotten, is in the files."""
+    def _is_old_and_stored(self, chunk: Origin) -> bool | None:
+        """Whether a chunk, whose digest the catalog may have forgotten, is in the files; None:
+        nobody knows."""
         if chunk.end_ns > time.time_ns() - REMEMBERED_NS // 2:
             return False
         return self._stored.has(chunk)
 
-    def _write_files(
+    def _fresh_tables(
         self, partition: _Partition, ready: _Ready, learned: list[tuple[tuple[str, str, str], Any]]
-    ) -> Iterator[StoredFile]:
+    ) -> Iterator[Callable[[], StoredFile]]:
+        """What writes the tables of a batch, each without the rows of dictionaries that are known.
+        What becomes known by them is added to `learned`."""
         tenant, day, hour = partition
         origins = ready.origins
         span = min(one.start_ns for one in origins), max(one.end_ns for one in origins)
@@ -319,13 +323,16 @@ class Flusher:
             if name in DICTIONARIES:
                 at = (tenant, day, name)
                 keys = table.column("key").to_numpy()
-                of_this_batch = [some for key, some in learned if key == at]
-                known = np.concatenate([self._known_keys(at), *of_this_batch])
-                fresh = ~np.isin(keys, known)
+                fresh = ~_is_among(keys, self._known_keys(at))
+                for key, some in learned:
+                    if key == at:
+                        fresh &= ~np.isin(keys, some)
                 table = table.filter(pa.array(fresh))
                 learned.append((at, keys[fresh]))
             if table.num_rows:
-                yield write_file(self._folder, tenant, name, day, hour, table, span)
+                yield partial(
+                    write_file, self._folder, tenant, name, day, hour, table, span, ready.is_sorted
+                )
 
     def _known_keys(self, at: tuple[str, str, str]) -> Any:
         keys = self._known.get(at)
@@ -337,26 +344,18 @@ class Flusher:
                     # Without a damaged one rows are stored again, until they are compacted.
                     column = column_of(self._catalog, self._storage, one, "key")
                     parts.append(np.zeros(0, np.int64) if column is None else column.to_numpy())
-            keys = np.concatenate([np.zeros(0, np.int64), *parts])
+            keys = np.sort(np.concatenate([np.zeros(0, np.int64), *parts]))
             self._known[at] = keys
         self._known.move_to_end(at)
         return keys
 
     def _learn(self, at: tuple[str, str, str], keys: Any) -> None:
         if at in self._known:
-            self._known[at] = np.concatenate([self._known[at], keys])
+            # Two runs that are in order: merged in one pass.
+            both = np.concatenate([self._known[at], np.sort(keys)])
+            self._known[at] = np.sort(both, kind="stable")
         while len(self._known) > 1 and sum(map(len, self._known.values())) > _KNOWN_KEYS:
             self._known.popitem(last=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Unpacked:
-    """A chunk in memory, its tables as they were sent: checked messages, undecoded."""
-
-    origin: Origin
-    streams: dict[str, messages.Stream]
-    size_bytes: int
-    """Memory of the tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,47 +366,16 @@ class _Ready:
     tables: dict[str, pa.Table]
     refused: int
     """Rows that hold impossible values."""
+    is_sorted: bool
+    """By node and, more or less, by time."""
 
 
-def unpack(record: Record) -> Unpacked:
-    """The chunk of a record. Raises DamagedChunkError, CaptureError."""
-    raw = next(iter(framing.framed_chunks(BytesIO(record.body), len(record.body))), None)
-    if not isinstance(raw, framing.RawChunk):
-        raise DamagedChunkError("no chunk with correct checksums")
-    budget = Budget(f"a chunk of {record.node}", len(record.body), CHUNK_BYTES)
-    meta, streams = streams_of(raw, budget)
-    for name, stream in streams.items():
-        budget.hold(messages.memory_bytes(stream, len(TABLES[name])))
-    size = len(record.body)
-    origin = Origin(record.tenant, record.node, record.digest, record.received_ns, size, meta)
-    return Unpacked(origin, streams, max(budget.held_bytes, size))
-
-
-def joined(chunks: list[Unpacked]) -> tuple[dict[str, pa.Table], int]:
-    """(tables of all chunks, checked, with the chunk of each row; rows refused).
-
-    Raises DamagedChunkError, CaptureTooLarge.
-    """
-    alike: dict[tuple[str, bytes, int], list[int]] = {}
-    for number, chunk in enumerate(chunks):
-        for name, stream in chunk.streams.items():
-            # What is not padded would put the buffers that follow at odd addresses.
-            is_padded = not (len(stream.schema) % 8 or stream.batches.size % 8)
-            kind = name, stream.schema, -1 if is_padded else number
-            alike.setdefault(kind, []).append(number)
-    budget = Budget("a batch of chunks", sum(one.origin.size_bytes for one in chunks), JOINED_BYTES)
-    refused = 0
-    found: dict[str, list[pa.Table]] = {}
-    for (name, _, _), numbers in alike.items():
-        streams = [chunks[number].streams[name] for number in numbers]
-        with damage():
-            table, rows = messages.read_streams(streams, TABLES[name].names, budget.hold)
-            of_chunk = pa.array(np.repeat(np.array(numbers, np.int32), rows))
-            table = table.combine_chunks().append_column(CHUNK_NUMBER, of_chunk)
-        table, left_out, _ = conformed(name, table, budget)
-        refused += left_out
-        found.setdefault(name, []).append(table)
-    return {name: pa.concat_tables(some) for name, some in found.items()}, refused
+def _is_among(keys: Any, known: Any) -> Any:
+    """Which keys are among the known ones, which are in order."""
+    if not len(known):
+        return np.zeros(len(keys), np.bool_)
+    places = np.searchsorted(known, keys)
+    return known[np.minimum(places, len(known) - 1)] == keys
 
 
 def _hour_of(origin: Origin) -> tuple[str, int]:

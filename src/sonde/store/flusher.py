@@ -45,6 +45,8 @@ _FAILURES = (
     zlib.error,
 )
 TIDY_S = 30.0
+BEHIND_S = 120.0
+"""Without compaction as long as a long log is flushed: its chunks come first."""
 MAX_PAUSE_S = 30.0
 """Between attempts while the bucket fails, of which each takes twice as long to come as the one
 before: an attempt decodes a batch."""
@@ -63,6 +65,7 @@ def main() -> None:
     # mapped half as often as by Arrow's own allocator, and a tenth less is resident.
     pa.set_memory_pool(pa.system_memory_pool())
     gc.freeze()  # modules and what they hold are there until the end
+    gc.set_threshold(50_000)  # each chunk makes a thousand objects, none in a circle
     held = os.open(folder / "flush.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     while not _acquired(held):
         _report(leads=False)
@@ -72,7 +75,7 @@ def main() -> None:
     sweep_orphans(folder, catalog)
     storage = BucketStorage(folder, catalog, bucket) if bucket else DirectoryStorage(folder)
     flusher = Flusher(folder, catalog, storage)
-    tidied = time.monotonic()
+    tidied = compacted = time.monotonic()
     pause_s = PERIOD_S
     while True:
         is_bucket_there = True
@@ -99,9 +102,13 @@ def main() -> None:
             tidied = time.monotonic()
             # The engine allocates by itself: what flushes have freed goes back first.
             pa.default_memory_pool().release_unused()
+            moves: tuple[Callable[[], object], ...] = ()
+            if is_bucket_there and not (is_behind and tidied - compacted < BEHIND_S):
+                compacted = tidied
+                moves = _moves(folder, catalog, storage)
             _tidy(
                 lambda: retain(folder, catalog, age_ns, size_bytes, time.time_ns()),
-                *_moves(folder, catalog, storage) if is_bucket_there else (),
+                *moves,
                 storage.bound,
             )
         if _ended(0 if is_behind else pause_s):

@@ -19,7 +19,7 @@ from sonde.errors import CaptureError, CaptureTooLarge
 from sonde.query.stored import QueryTimedOutError
 from sonde.store.bucket import Bucket
 from sonde.store.catalog import StoredFile
-from sonde.store.downloads import Downloads, at_hand
+from sonde.store.downloads import Downloads, at_hand, evict, fetched_files
 from sonde.store.published import Published, servers_of
 from sonde.store.storage import BucketSettings
 
@@ -59,7 +59,7 @@ class SharedStore:
         """Raises UsageError. Looks, in another thread, until `close`."""
         self._folder, self._settings = folder, settings
         self._bucket = Bucket(settings.uri)
-        self.downloads = Downloads(folder, self._bucket, settings.cache_bytes)
+        self.downloads = Downloads(folder, self._bucket, settings.cache_bytes, self._make_room)
         self._others: Mapping[str, _Listed] = {}
         """By server; exchanged as a whole, never changed."""
         self._looked_at = -1.0
@@ -72,6 +72,12 @@ class SharedStore:
     def close(self) -> None:
         """Look no more."""
         self._ended.set()
+
+    def _make_room(self, wanted_bytes: int) -> int:
+        """Where the disk lacks room for a question's file, others that were fetched make it: what
+        this server has written is for the flusher to remove, which knows what the bucket has."""
+        files = fetched_files(self._folder)
+        return evict(self._folder, files, self._settings.cache_bytes, wanted_bytes)
 
     @property
     def age_s(self) -> float:

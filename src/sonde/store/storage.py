@@ -15,7 +15,6 @@ are published at the next start (3); never a chunk in both.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import time
@@ -31,7 +30,7 @@ import pyarrow.parquet as pq
 from sonde.errors import UsageError
 from sonde.store.bucket import Bucket, BucketError, DamagedObjectError
 from sonde.store.catalog import Catalog, StoredFile
-from sonde.store.downloads import CACHE, Downloads, free_bytes, places, remove_drafts
+from sonde.store.downloads import Downloads, evict, fetched_files, places, remove_drafts
 from sonde.store.published import Published, Publisher, folder_of, servers_of
 from sonde.store.wal import sealed_segments, sync_folder
 
@@ -40,8 +39,6 @@ LOG = logging.getLogger("sonde.store")
 SERVER_NAME = "server-name"
 """File with the name under which the directory is in its bucket."""
 _AT_ONCE = 4
-_USED_S = 120.0
-"""Files that were used since then stay in the cache, however full it is."""
 _REMEMBERED_S = 4 * 86_400
 """At least as long as the catalog remembers chunks (flush.REMEMBERED_NS)."""
 _CLOCKS_S = 600.0
@@ -134,7 +131,7 @@ class BucketStorage(DirectoryStorage):
         super().__init__(folder)
         self._catalog, self._settings = catalog, settings
         self._bucket = Bucket(settings.uri)
-        self._downloads = Downloads(folder, self._bucket, settings.cache_bytes)
+        self._downloads = Downloads(folder, self._bucket, settings.cache_bytes, self._evict)
         self._publisher = Publisher(self._bucket, settings.server)
         self._refused = 0
         """Downloads that the catalog has counted as refused."""
@@ -267,11 +264,6 @@ class BucketStorage(DirectoryStorage):
     def local(self, one: StoredFile) -> Path:
         """A file in the directory, fetched where it is not there; where the disk lacks room, others
         make it. Raises BucketError, OSError."""
-        try:
-            return self._downloads.file(self._settings.server, one)
-        except OSError as error:
-            if error.errno != errno.ENOSPC or not self._evict(one.size_bytes):
-                raise
         return self._downloads.file(self._settings.server, one)
 
     def deletable(self, paths: list[str]) -> list[str]:
@@ -297,29 +289,8 @@ class BucketStorage(DirectoryStorage):
         return self._evict(0)
 
     def _evict(self, wanted_bytes: int) -> int:
-        """As `bound`, and until so much more is free; nothing where that would not do: catalogs may
-        state any size."""
+        """As `bound`, and until so much more is free."""
         published = list(self._publisher.state.files)
-        every = [*(self._folder / CACHE).glob("*/*/*/*/*.parquet")]
+        every = fetched_files(self._folder)
         every += [path for one in published if (path := self._folder / one).exists()]
-        found = []
-        for path in every:
-            with suppress(FileNotFoundError):
-                about = path.stat()
-                found.append((about.st_mtime, about.st_size, path))
-        found.sort()
-        size = sum(one[1] for one in found)
-        lacking = wanted_bytes - free_bytes(self._folder)
-        recent_s = time.time() - _USED_S
-        if wanted_bytes and lacking > sum(one[1] for one in found if one[0] <= recent_s):
-            return 0
-        gone = 0
-        for used_s, size_bytes, path in found:
-            is_enough = size <= self._settings.cache_bytes and lacking <= 0
-            if is_enough or used_s > recent_s:
-                break
-            path.unlink(missing_ok=True)
-            size -= size_bytes
-            lacking -= size_bytes
-            gone += 1
-        return gone
+        return evict(self._folder, every, self._settings.cache_bytes, wanted_bytes)

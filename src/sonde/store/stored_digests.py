@@ -50,32 +50,42 @@ class StoredDigests:
         self._of_file: OrderedDict[str, Any] = OrderedDict()
         self._count = 0
 
-    def has(self, chunk: Origin) -> bool:
-        """Whether a chunk is in the files. Raises OSError."""
+    def has(self, chunk: Origin) -> bool | None:
+        """Whether a chunk is in the files; None: a file that may have it is damaged. Raises
+        OSError."""
         begin = np.frombuffer(chunk.digest[:8], np.int64)[0]
+        found: bool | None = False
         # A file with the chunk has the time of its end.
         for one in self._catalog.files(chunk.tenant, "chunk", chunk.end_ns, chunk.end_ns + 1):
             known = self._begins(one)
+            if known is None:
+                found = None
+                continue
             at = int(np.searchsorted(known, begin))
-            if at < len(known) and known[at] == begin and self._is_in(one, chunk.digest):
-                return True
-        return False
+            if at < len(known) and known[at] == begin:
+                is_in = self._is_in(one, chunk.digest)
+                if is_in:
+                    return True
+                found = None if is_in is None else found
+        return found
 
     def _begins(self, one: StoredFile) -> Any:
-        known = self._of_file.get(one.path)
-        if known is None:
+        """Of all digests of a file, in order; None: it is damaged."""
+        if one.path not in self._of_file:
             column = column_of(self._catalog, self._storage, one, "digest")
-            digests = (
-                b"".join(digest[:8] for digest in column.to_pylist()) if column is not None else b""
-            )
-            known = self._of_file[one.path] = np.sort(np.frombuffer(digests, np.int64))
-            self._count += len(known)
+            known = None
+            if column is not None:
+                digests = b"".join(digest[:8] for digest in column.to_pylist())
+                known = np.sort(np.frombuffer(digests, np.int64))
+                self._count += len(known)
+            self._of_file[one.path] = known
             while self._count > MAX_DIGESTS and len(self._of_file) > 1:
-                self._count -= len(self._of_file.popitem(last=False)[1])
+                gone = self._of_file.popitem(last=False)[1]
+                self._count -= 0 if gone is None else len(gone)
         self._of_file.move_to_end(one.path)
-        return known
+        return self._of_file[one.path]
 
-    def _is_in(self, one: StoredFile, digest: bytes) -> bool:
+    def _is_in(self, one: StoredFile, digest: bytes) -> bool | None:
         chosen = pc.field("digest") == digest
         found = column_of(self._catalog, self._storage, one, "digest", chosen)
-        return found is not None and len(found) > 0
+        return None if found is None else len(found) > 0

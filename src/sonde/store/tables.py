@@ -100,7 +100,10 @@ class Hasher:
     def __init__(self, secret: bytes) -> None:
         """`secret`: 32 bytes, the same for the life of the store."""
         self._secret = secret
-        self._words = struct.unpack("<2Q", blake2b(b"rows", digest_size=16, key=secret).digest())
+        self.words: tuple[int, int] = struct.unpack(
+            "<2Q", blake2b(b"rows", digest_size=16, key=secret).digest()
+        )
+        """The key of SipHash for rows."""
         self._texts: dict[str, int] = {}
 
     def of_rows(self, table: pa.Table) -> Any:
@@ -110,7 +113,7 @@ class Hasher:
         """
         rows, first = contents(table.columns)
         chosen = table.take(pa.array(first))
-        return siphash(self._words, [self._word_of(column) for column in chosen.columns])[rows]
+        return siphash(self.words, [self._word_of(column) for column in chosen.columns])[rows]
 
     def _word_of(self, column: pa.ChunkedArray) -> Any:
         whole = column.combine_chunks()
@@ -272,7 +275,11 @@ def stored_tables(
         if name in found:
             keys = hasher.of_rows(found[name].drop_columns(["time_ns"]))
             found[name] = found[name].append_column("key", pa.array(_signed(keys)))
-    found["chunk"] = _chunk_rows(origins, tables.get("sample"))
+    samples = np.zeros(len(origins), np.int64)
+    if "sample" in tables:
+        numbers = tables["sample"].column(CHUNK_NUMBER).to_numpy()
+        samples = np.bincount(numbers, minlength=len(origins))
+    found["chunk"] = chunk_rows(origins, samples)
     return {name: _once(table) if name in DICTIONARIES else table for name, table in found.items()}
 
 
@@ -369,24 +376,19 @@ def _signed_columns(table: pa.Table) -> pa.Table:
     return pa.table(columns)
 
 
-def _chunk_rows(origins: list[Origin], sample: pa.Table | None) -> pa.Table:
-    samples = np.zeros(len(origins), np.int64)
-    if sample is not None:
-        samples = np.bincount(sample.column(CHUNK_NUMBER).to_numpy(), minlength=len(origins))
-    rows = [
-        {
-            "digest": one.digest,
-            "node": one.node,
-            "capture": _text(str(one.meta["capture"].get("id", "")))[:64],
-            "seq": one.meta["seq"],
-            "start_ns": one.start_ns,
-            "end_ns": one.end_ns,
-            "wall_offset_ns": one.meta["wall_offset_ns"],
-            "received_ns": one.received_ns,
-            "size_bytes": one.size_bytes,
-            "sample_rows": int(count),
-            "about": json.dumps(one.meta["capture"])[:4096],
-        }
-        for one, count in zip(origins, samples, strict=True)
-    ]
-    return pa.Table.from_pylist(rows, schema=CHUNK)
+def chunk_rows(origins: list[Origin], samples: Any) -> pa.Table:
+    """The table `chunk`; `samples`: rows of `sample` of each."""
+    columns = {
+        "digest": [one.digest for one in origins],
+        "node": [one.node for one in origins],
+        "capture": [_text(str(one.meta["capture"].get("id", "")))[:64] for one in origins],
+        "seq": [one.meta["seq"] for one in origins],
+        "start_ns": [one.start_ns for one in origins],
+        "end_ns": [one.end_ns for one in origins],
+        "wall_offset_ns": [one.meta["wall_offset_ns"] for one in origins],
+        "received_ns": [one.received_ns for one in origins],
+        "size_bytes": [one.size_bytes for one in origins],
+        "sample_rows": np.asarray(samples, np.int64),
+        "about": [json.dumps(one.meta["capture"])[:4096] for one in origins],
+    }
+    return pa.table(columns, schema=CHUNK)

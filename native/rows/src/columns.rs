@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Columns that rows are appended to, and how a value of a chunk becomes one of the store.
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use ahash::RandomState;
+use arrow_array::builder::{BooleanBuilder, StringBuilder};
+use arrow_array::types::Int32Type;
+use arrow_array::{Array, StringArray};
+use arrow_array::{ArrayRef, DictionaryArray, Float64Array, Int32Array, Int64Array, ListArray};
+use arrow_buffer::{OffsetBuffer, ScalarBuffer};
+use arrow_schema::{DataType, Field};
+
+/// Of all plain texts of a column: its offsets have 31 bits.
+const MAX_TEXT_BYTES: usize = 1 << 30;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    U32,
+    U64,
+    I32,
+    F64,
+    Bool,
+    /// Stored as it is.
+    Text,
+    /// Stored by dictionary.
+    Name,
+    /// Of u64.
+    List,
+}
+
+impl Kind {
+    pub fn named(name: &str) -> Option<Self> {
+        Some(match name {
+            "u32" => Self::U32,
+            "u64" => Self::U64,
+            "i32" => Self::I32,
+            "f64" => Self::F64,
+            "bool" => Self::Bool,
+            "text" => Self::Text,
+            "name" => Self::Name,
+            "list" => Self::List,
+            _ => return None,
+        })
+    }
+
+    /// Whether a chunk's column of a type may be read as this.
+    pub fn reads(self, ty: &DataType) -> bool {
+        match self {
+            Self::U32 => ty == &DataType::UInt32,
+            Self::U64 => ty == &DataType::UInt64,
+            Self::I32 => ty == &DataType::Int32,
+            Self::F64 => ty == &DataType::Float64,
+            Self::Bool => ty == &DataType::Boolean,
+            Self::Text | Self::Name => ty == &DataType::Utf8,
+            Self::List => {
+                matches!(ty, DataType::List(item) if item.data_type() == &DataType::UInt64)
+            }
+        }
+    }
+
+    /// An empty column of the store for it.
+    pub fn values(self, rows: usize) -> Values {
+        match self {
+            Self::U32 | Self::U64 => Values::Ints(Vec::with_capacity(rows)),
+            Self::I32 => Values::Shorts(Vec::with_capacity(rows)),
+            Self::F64 => Values::Floats(Vec::with_capacity(rows)),
+            Self::Bool => Values::Bools(BooleanBuilder::new()),
+            Self::Text => Values::Texts(StringBuilder::new()),
+            Self::Name => Values::Names(Names::of(rows)),
+            Self::List => Values::Lists(Vec::new(), vec![0]),
+        }
+    }
+}
+
+/// Texts that repeat: each once, and which of them a row has.
+#[derive(Default)]
+pub struct Names {
+    known: HashMap<Box<str>, i32, RandomState>,
+    texts: Vec<Box<str>>,
+    rows: Vec<i32>,
+}
+
+impl Names {
+    fn of(rows: usize) -> Self {
+        Self { rows: Vec::with_capacity(rows), ..Self::default() }
+    }
+
+    pub fn push(&mut self, text: &str) {
+        // Rows next to one another have the same name more often than not.
+        if let Some(&last) = self.rows.last() {
+            if *self.texts[last as usize] == *text {
+                self.rows.push(last);
+                return;
+            }
+        }
+        let number = match self.known.get(text) {
+            Some(number) => *number,
+            None => {
+                let number = self.texts.len() as i32;
+                self.known.insert(text.into(), number);
+                self.texts.push(text.into());
+                number
+            }
+        };
+        self.rows.push(number);
+    }
+
+    /// The same text for some rows.
+    pub fn repeat(&mut self, text: &str, count: usize) {
+        if count > 0 {
+            self.push(text);
+            let last = self.rows[self.rows.len() - 1];
+            self.rows.resize(self.rows.len() + count - 1, last);
+        }
+    }
+}
+
+pub enum Values {
+    Ints(Vec<i64>),
+    Shorts(Vec<i32>),
+    Floats(Vec<f64>),
+    Bools(BooleanBuilder),
+    Texts(StringBuilder),
+    Names(Names),
+    /// Values one behind another, and where each list begins and the last ends.
+    Lists(Vec<i64>, Vec<i32>),
+}
+
+impl Values {
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Ints(values) => values.len(),
+            Self::Shorts(values) => values.len(),
+            Self::Floats(values) => values.len(),
+            Self::Bools(values) => arrow_array::builder::ArrayBuilder::len(values),
+            Self::Texts(values) => arrow_array::builder::ArrayBuilder::len(values),
+            Self::Names(names) => names.rows.len(),
+            Self::Lists(_, offsets) => offsets.len() - 1,
+        }
+    }
+
+    /// Whether it can take no more.
+    pub fn is_full(&self) -> bool {
+        match self {
+            Self::Texts(values) => values.values_slice().len() > MAX_TEXT_BYTES,
+            Self::Lists(values, _) => values.len() > MAX_TEXT_BYTES,
+            _ => false,
+        }
+    }
+
+    /// What rows have whose writer did not know the column.
+    pub fn repeat_default(&mut self, count: usize) {
+        match self {
+            Self::Ints(values) => values.resize(values.len() + count, 0),
+            Self::Shorts(values) => values.resize(values.len() + count, 0),
+            Self::Floats(values) => values.resize(values.len() + count, 0.0),
+            Self::Bools(values) => values.append_n(count, false),
+            Self::Texts(values) => (0..count).for_each(|_| values.append_value("")),
+            Self::Names(names) => names.repeat("", count),
+            Self::Lists(values, offsets) => {
+                offsets.resize(offsets.len() + count, values.len() as i32);
+            }
+        }
+    }
+
+    /// The column, with its type.
+    pub fn finish(self) -> Result<(DataType, ArrayRef), String> {
+        let array: ArrayRef = match self {
+            Self::Ints(values) => Arc::new(Int64Array::from(values)),
+            Self::Shorts(values) => Arc::new(Int32Array::from(values)),
+            Self::Floats(values) => Arc::new(Float64Array::from(values)),
+            Self::Bools(mut values) => Arc::new(values.finish()),
+            Self::Texts(mut values) => Arc::new(values.finish()),
+            Self::Names(names) => {
+                let texts = StringArray::from_iter_values(&names.texts);
+                let rows = Int32Array::from(names.rows);
+                let made = DictionaryArray::<Int32Type>::try_new(rows, Arc::new(texts));
+                Arc::new(made.map_err(|error| error.to_string())?)
+            }
+            Self::Lists(values, offsets) => {
+                let item = Arc::new(Field::new("item", DataType::Int64, true));
+                let offsets = OffsetBuffer::new(ScalarBuffer::from(offsets));
+                let values = Arc::new(Int64Array::from(values));
+                let made = ListArray::try_new(item, offsets, values, None);
+                Arc::new(made.map_err(|error| error.to_string())?)
+            }
+        };
+        Ok((array.data_type().clone(), array))
+    }
+}
