@@ -182,7 +182,8 @@ function stateOf(node: NodeRow, table: Columns | null, [first, end]: Rows, lost:
     const used = device.smActive ?? device.utilization;
     if (used !== null) idle += 1 - used;
     if (used !== null && used < 0.5) {
-      troubles.push({ text: `${shortId(device.id)} ${device.smActive === null ? "idle" : "SMs idle"} ${percent(1 - used)}`, score: 60 * (1 - used), tone: used < 0.2 ? "bad" : "warn", device: device.id });
+      const which = devices.size > 1 ? `${shortId(device.id)} ` : "";
+      troubles.push({ text: `${which}${device.smActive === null ? "idle" : "SMs idle"} ${percent(1 - used)}`, score: 60 * (1 - used), tone: used < 0.2 ? "bad" : "warn", device: device.id });
     }
   }
   if (lost > 0) troubles.push({ text: `${Math.round(lost).toLocaleString("en-US")} events not observed`, score: 3, tone: "warn", device: "" });

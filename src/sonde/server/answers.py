@@ -40,7 +40,7 @@ PARAMETERS: Mapping[str, str] = {
     "points": "the most points of a series; of lanes: steps; up to 1440",
     "limit": "the most rows; of lanes: lanes",
     "group": "of flamegraph: process or thread, which become the outermost frames",
-    "by": "of owners and holders: user, job, pod, namespace, container, unit, comm or exe; default user",
+    "by": "of owners, holders: user, job, pod, namespace, container, unit, comm, exe; default user",
     "before_from": "of diff: the earlier time",
     "before_to": "of diff: its end",
     "format": "json or arrow; of timeline and of tables also columns (docs/design/web.md)",
