@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -54,9 +55,12 @@ def table(folder: Path, rows: list[tuple[Any, ...]], jobs: dict[int, str]) -> di
 
 @contextmanager
 def asked(
-    folder: Path, rows: list[tuple[Any, ...]], jobs: dict[int, str], users: Mapping[int, str] = {}
+    folder: Path,
+    rows: list[tuple[Any, ...]],
+    jobs: dict[int, str],
+    users: Mapping[int, str] = MappingProxyType({}),
 ) -> Iterator[StoredSession]:
-    """A store with these rows of `metric` of one node, and the processes of these jobs and users."""
+    """A store with these rows of `metric` of one node, and processes of these jobs and users."""
     builder = ChunkBuilder(BEGIN_NS)
     builder.add("metric", rows)
     names = columns_of("process")

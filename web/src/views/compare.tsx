@@ -95,7 +95,7 @@ function Change(props: { before: Flame; after: Flame; weight: "ns" | "bytes"; ti
           { name: "CSV", about: "functions and their shares before and after", run: () => save("changes.csv", text(csv(rows), "text/csv")) }, copyLink]} />
       </div>
       {isTable ? <div class="sheet tall" tabIndex={0} role="region" aria-label="Functions by change"><table>
-        <thead><tr><th>Function</th><th>Binary</th><th class="number">Before</th><th class="number">After</th><th class="number">Change of its own time</th></tr></thead>
+        <thead><tr><th>Function</th><th>Binary</th><th class="number">Before</th><th class="number">After</th><th class="number">Change of own time</th></tr></thead>
         <tbody>{shown.map((row) => <tr><td class="code" title={row.fn.file}>{row.fn.label}</td><td class="quiet">{row.fn.binary}</td><td class="number">{percent(row.before)}</td><td class="number">{percent(row.after)}</td><td class="number">{points(row.change)}</td></tr>)}
           {!shown.length && <tr><td colSpan={5} class="none">No function matches. Clear the search.</td></tr>}</tbody>
       </table></div> : <>
