@@ -139,7 +139,7 @@ def _cells(wanted: Selection, by: str) -> tuple[str, list[Any]]:
       WHERE series = 'hw.gpu.utilization' AND labels LIKE '%"hw.gpu.task":"general"%'
       GROUP BY ALL),
     powered AS (SELECT node, device, slot, avg(value) AS watts FROM polled
-      WHERE series = 'hw.power' AND value >= 0 AND isfinite(value) GROUP BY ALL),
+      WHERE series = 'hw.power' AND value BETWEEN 0 AND 1e300 GROUP BY ALL),
     calling AS (SELECT DISTINCT node, pid, start_ns, (time_ns - ?) // ? AS slot FROM sample
       {clause} AND kind IN ('device', 'kernel')),
     holder AS (SELECT coalesce(o.owner, '') AS owner, h.node, h.device, h.slot,
