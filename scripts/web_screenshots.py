@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 import time
@@ -21,7 +22,8 @@ from selenium.webdriver.remote.webdriver import WebDriver  # noqa: E402
 
 import browser  # noqa: E402
 from fleet_release import RELEASE, content  # noqa: E402
-from rank_job import job_chunks  # noqa: E402
+from kept_incident import moved  # noqa: E402
+from rank_job import JOB, job_chunks  # noqa: E402
 from served import Server  # noqa: E402
 from sonde.fleet.result import Row  # noqa: E402
 from sonde.server.upload import upload  # noqa: E402
@@ -37,6 +39,36 @@ NODES = {
     "inference-0": OWN / "graph_replay.sonde",
 }
 SIZES = ((1280, 860), (1920, 1080))
+RULES = """
+interval_s = 2.0
+[[rules]]
+name = "NothingSent"
+question = "nodes"
+reduce = "count"
+below = 1
+range_s = 300.0
+labels = {severity = "page"}
+annotations = {summary = "{value} nodes sent something in five minutes"}
+[[rules]]
+name = "GpuIdle"
+question = "devices"
+where = {series = "hw.gpu.utilization"}
+by = {node = "node", gpu = "labels.hw.id"}
+value = "mean"
+below = 0.5
+range_s = 604800.0
+for_s = 6000.0
+annotations = {summary = "{gpu} of {node} is used {value} of the time, less than {threshold}"}
+[[rules]]
+name = "WaitsForInput"
+question = "verdict"
+select = {node = "trainer-9"}
+rows = "verdicts"
+value = "bounds.0.share"
+above = 0.3
+"""
+OPENED = {"file": OWN / "graph_replay.sonde", "trace": OWN.parent / "transformer.json.gz"}
+"""Views of files that are dropped on the page."""
 CALM_S = 0.4
 
 
@@ -52,8 +84,12 @@ def settle(driver: WebDriver, deadline_s: float = 25) -> None:
 def main() -> None:
     into = Path(sys.argv[1])
     into.mkdir(parents=True, exist_ok=True)
-    flags = ("--open", "--incidents", str(ROOT / "tests" / "data" / "incidents"))
     with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
+        kept = Path(shutil.copytree(DATA / "incidents", Path(folder) / "incidents"))
+        rules = Path(folder) / "rules.toml"
+        rules.write_text(RULES)
+        rules.chmod(0o600)
+        flags = ("--open", "--incidents", str(kept), "--alerts", str(rules))
         flags += ("--fleet", str(releases_in(Path(folder) / "fleet")))
         server = opened.enter_context(Server(Path(folder) / "store", *flags))
         origin = f"http://127.0.0.1:{server.port}"
@@ -62,6 +98,7 @@ def main() -> None:
         nodes = {row["node"]: row for row in server.wait_for(15)}
         for node, chunk in job_chunks("python3").items():
             server.send(node, as_of(chunk, node, 0, nodes["ranker-0"]["last_ns"]))
+        moved(kept, "ranker-0", nodes["ranker-0"]["first_ns"] + 6 * 10**9)
         server.wait_for(17)
         views = places(nodes)
         only = set(sys.argv[2:])
@@ -77,9 +114,9 @@ def main() -> None:
                         if only and name not in only:
                             continue
                         driver.get(f"{origin}/?{urlencode(query, doseq=True)}")
-                        if name == "file":
+                        if name in OPENED:
                             chosen = driver.find_element("css selector", "input[type=file]")
-                            chosen.send_keys(str(OWN / "graph_replay.sonde"))
+                            chosen.send_keys(str(OPENED[name]))
                         settle(driver)
                         if name == "overview":
                             time.sleep(4)  # verdicts come one after another
@@ -113,8 +150,16 @@ def places(nodes: dict[str, dict[str, int]]) -> dict[str, dict[str, object]]:
     spot = {"node": "ranker-0", "from": round(begin + 1, 3), "to": round(begin + 11, 3)}
     last_of_job = nodes["ranker-0"]["last_ns"] / 1e9
     job = {"from": round(last_of_job - 12, 3), "to": round(last_of_job, 3)}
+    whole = {"from": int(first) - 1, "to": int(last) + 2}
     return {
-        "overview": {"from": int(first) - 1, "to": int(last) + 2},
+        "overview": whole,
+        "gpus": {"list": "gpus", **whole},
+        "owners": {"view": "owners", **whole},
+        "jobs": {"view": "jobs", **whole},
+        "job": {"view": "job", "by": "job", "id": JOB, **job},
+        "user": {"view": "job", "by": "user", "id": "root", **whole},
+        "no-job": {"view": "job", "by": "job", "id": "4711", **whole},
+        "alerts": {"view": "alerts"},
         "node": {"view": "node", "node": "ranker-0"},
         "range": {"view": "range", **spot},
         "cause": {
@@ -126,9 +171,23 @@ def places(nodes: dict[str, dict[str, int]]) -> dict[str, dict[str, object]]:
         },
         "table": {"view": "range", "shape": "table", **spot},
         "kernels": {"view": "range", "shape": "kernels", **spot},
+        "threads": {"view": "range", "group": "thread", **spot},
+        "sandwich": {
+            "view": "range",
+            "shape": "sandwich",
+            "fn": "main.<locals>.train_step  p03.py:43",
+            **spot,
+        },
         "compare": {
             "view": "compare",
             "node": "ranker-0",
+            "from": round(begin + 6, 3),
+            "to": round(begin + 11, 3),
+        },
+        "changes": {
+            "view": "compare",
+            "node": "ranker-0",
+            "shape": "table",
             "from": round(begin + 6, 3),
             "to": round(begin + 11, 3),
         },
@@ -139,6 +198,7 @@ def places(nodes: dict[str, dict[str, int]]) -> dict[str, dict[str, object]]:
         "fleet": {"view": "fleet"},
         "incidents": {"view": "incidents"},
         "file": {"view": "file"},
+        "trace": {"view": "file"},
         "empty": {"from": 1, "to": 3601},
     }
 

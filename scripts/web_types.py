@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from generated import write_or_check
-from sonde.server.schemas import ANSWERS, FLAME_NODE, FLEET
+from sonde.server.schemas import ALERTS, ANSWERS, FLAME_NODE, FLEET, IDENTITY
 
 TARGET = Path(__file__).parents[1] / "web" / "src" / "answers.ts"
 HEAD = """\
@@ -64,7 +64,7 @@ def document() -> str:
     """The module."""
     named = {"FlameNode": FLAME_NODE}
     named |= {f"{name.title()}Answer": schema for name, schema in ANSWERS.items()}
-    named["FleetAnswer"] = FLEET
+    named |= {"FleetAnswer": FLEET, "AlertsAnswer": ALERTS, "IdentityAnswer": IDENTITY}
     types = [f"export type {name} = {written(schema)};" for name, schema in named.items()]
     return "\n".join([HEAD, *types, ""])
 

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job of eight ranks on two nodes, made up: one rank is late in each of twelve steps, and the
-others wait for it in their collective. Each rank mapped and touched memory."""
+others wait for it in their collective. Each rank mapped and touched memory and holds a GPU, and so
+does a notebook that never uses its GPU."""
 
 from __future__ import annotations
+
+import json
 
 from captures import SECOND_NS, START_NS, Writer
 
@@ -15,6 +18,11 @@ RUNS = 8
 JOB = "train-7"
 HOSTILE = '"><img src=x onerror=document.title=1>'
 NODES = ("gpu-a", "gpu-b")
+NOTEBOOK = "notebook-3"
+"""The job of another user, on the last GPU of the second node."""
+USED = 0.9
+"""Share of the time in which a kernel of a rank runs, its collective among them."""
+WATTS = 500.0
 _A_NODE = RANKS // len(NODES)
 _MIB = 1 << 20
 
@@ -30,7 +38,11 @@ def _writer(node: int, comm: str, every: int) -> Writer:
     writer = Writer(seconds=float(BUCKETS), chunk_seconds=float(BUCKETS))
     for local in range(_A_NODE):
         _rank(writer, node * _A_NODE + local, local, comm, every)
+    if node == 1:
+        writer.process(300, "jupyter", job=NOTEBOOK, user="bob")
     for second in range(BUCKETS):
+        for local in range(_A_NODE):
+            _hold(writer, second, local, 100 + node * _A_NODE + local, USED, WATTS)
         row = {"time_ns": START_NS + second * SECOND_NS}
         for state, size in (("used", 300 + 10 * second), ("cached", 90), ("free", 60)):
             writer.rows["metric"].append(
@@ -41,6 +53,8 @@ def _writer(node: int, comm: str, every: int) -> Writer:
                     "value": float(size << 30),
                 }
             )
+        if node == 1:
+            _hold(writer, second, _A_NODE, 300, 0.0, 90.0)
         available = (512 << 30) - second * (10 << 30)
         for series, size in (
             ("sonde.host.memory.available", available),
@@ -48,6 +62,27 @@ def _writer(node: int, comm: str, every: int) -> Writer:
         ):
             writer.rows["metric"].append({**row, "series": series, "value": float(size)})
     return writer
+
+
+def _hold(writer: Writer, second: int, device: int, pid: int, used: float, watts: float) -> None:
+    """What an agent polls of a GPU that one process holds."""
+    gpu = {"hw.id": f"GPU-{device}"}
+    whose = gpu | {"process.pid": str(pid), "sonde.process.start": str(pid * 10_000_000)}
+    points: list[tuple[str, dict[str, str], float]] = [
+        ("sonde.process.gpu.memory", whose, 40e9),
+        ("sonde.process.gpu.utilization", whose | {"sonde.gpu.engine": "sm"}, used),
+        ("hw.gpu.utilization", gpu | {"hw.gpu.task": "general"}, used),
+        ("hw.gpu.memory.usage", gpu, 40e9),
+        ("hw.gpu.memory.limit", gpu, 80e9),
+        ("hw.power", gpu, watts),
+    ]
+    for series, labels, value in points:
+        writer.rows["metric"].append(
+            {
+                "time_ns": START_NS + second * SECOND_NS, "series": series, "value": value,
+                "labels": json.dumps(labels, separators=(",", ":")),
+            }
+        )  # fmt: skip
 
 
 def _rank(writer: Writer, rank: int, local: int, comm: str, every: int) -> None:

@@ -306,6 +306,31 @@ def test_the_table_of_the_page() -> None:
             assert f"| {found[f'{of}: {what}: CPU of a frame, mean']:g} a frame |" in row
 
 
+def test_the_table_of_the_page_beside_perfetto() -> None:
+    page, result = "docs/design/web.md", "bench/results/web_speed_perfetto.json"
+    found = loaded(result)
+    own, peer = "timeline of 1,000,000 spans", "Perfetto, 1,000,000 spans"
+    pan, sideways = f"{own}: pan of all of it", "between two frames {}, moving sideways"
+    cells = {
+        "to the drawing, by the clock": (
+            f"{found[f'{own}: answer to drawing']:.0f}",
+            f"{found[f'{peer}: load to drawing']:.0f}",
+        ),
+        "to the drawing, CPU": (
+            f"{found[f'{own}: answer to drawing, CPU']:g}",
+            f"{found[f'{peer}: load to drawing, CPU of its main thread']:.0f}",
+        ),
+        "moving sideways": (
+            f"{found[f'{pan}: between two frames p95']:g}"
+            f" ({found[f'{pan}: between two frames median']:g})",
+            f"{found[f'{peer}: ' + sideways.format('p95')]:g}"
+            f" ({found[f'{peer}: ' + sideways.format('median')]:g})",
+        ),
+    }
+    for start, (mine, its) in cells.items():
+        assert f"| {mine} | {its} |" in row_of(page, result, start)
+
+
 def test_every_result_is_named_and_every_name_is_a_result() -> None:
     named = {found for page in PAGES for found in RESULT.findall(page.read_text())}
     there = {

@@ -5,13 +5,17 @@ truth is known, through the store."""
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from sonde import _native
-from sonde.query.stored import Selection
+from sonde.query.stored import Selection, StoredSession
 from sonde.server import job
 from sonde.server.service import Service
 from sonde.server.tokens import Caller, Scope
@@ -36,14 +40,34 @@ def of(pid: int, device: str = "GPU-1", **more: str) -> dict[str, str]:
 
 
 def table(folder: Path, rows: list[tuple[Any, ...]], jobs: dict[int, str]) -> dict[str, Any]:
-    """The owner table by job of one node with these rows of `metric`."""
+    """The owner table by job of one node with these rows of `metric`: seconds."""
+    with asked(folder, rows, jobs) as session:
+        found = job.owners(session, WANTED, "job", 50)
+    return {
+        one["owner"]: {
+            name.removesuffix("_h"): pytest.approx(3_600 * hours, abs=1e-6)
+            for name, hours in one.items()
+            if name.endswith("_h")
+        }
+        for one in found["owners"]
+    }
+
+
+@contextmanager
+def asked(
+    folder: Path,
+    rows: list[tuple[Any, ...]],
+    jobs: dict[int, str],
+    users: Mapping[int, str] = MappingProxyType({}),
+) -> Iterator[StoredSession]:
+    """A store with these rows of `metric` of one node, and processes of these jobs and users."""
     builder = ChunkBuilder(BEGIN_NS)
     builder.add("metric", rows)
     names = columns_of("process")
     numbers = {"pid", "start_ns", "ppid", "inner_pid"}
     for pid, name in jobs.items():
         row = dict.fromkeys(names, "") | dict.fromkeys(numbers, 0)
-        row |= {"pid": pid, "start_ns": 1, "job": name}
+        row |= {"pid": pid, "start_ns": 1, "job": name, "user": users.get(pid, "")}
         builder.add("process", [tuple(row[name] for name in names)])
     meta = {
         "seq": 0, "start_ns": BEGIN_NS, "end_ns": BEGIN_NS + LENGTH_S * 10**9, "last": True,
@@ -56,18 +80,10 @@ def table(folder: Path, rows: list[tuple[Any, ...]], jobs: dict[int, str]) -> di
     service.wal.close()
     Flusher(folder, service.catalog).flush()
     session = service.session(ME, WANTED)
-    found = job.owners(session, WANTED, "job", 50)
+    yield session
     session.close()
     service.catalog.close()
     service.tokens.close()
-    return {
-        one["owner"]: {
-            name.removesuffix("_h"): pytest.approx(3_600 * hours, abs=1e-6)
-            for name, hours in one.items()
-            if name.endswith("_h")
-        }
-        for one in found["owners"]
-    }
 
 
 def parts(held: float, productive: float, stalled: float, idle: float, unknown: float = 0) -> Any:
@@ -133,3 +149,41 @@ def test_hostile_labels_are_nobody_and_nothing_is_made_of_them(tmp_path: Path) -
     for one in found.values():
         every = sum(one[name].expected for name in ("productive", "stalled", "idle", "unknown"))
         assert one["held"] == every and every == every
+
+
+def test_the_jobs_of_one_user_and_who_holds_which_node(tmp_path: Path) -> None:
+    rows = [
+        metric(s + 0.5, MEMORY, 1e9, **of(pid, device))
+        for s in range(20)
+        for pid, device in ((1, "GPU-1"), (2, "GPU-2"), (3, "GPU-3"))
+    ]
+    jobs, users = {1: "a", 2: "b", 3: "c"}, {1: "ada", 2: "ada", 3: "bob"}
+    with asked(tmp_path, rows, jobs, users) as session:
+        of_ada = job.owners(session, replace(WANTED, owners={"user": "ada"}), "job", 50)
+        nobody = job.owners(session, replace(WANTED, owners={"user": "' OR 1=1"}), "job", 50)
+        holders = job.holders(session, WANTED, "user", 50)
+        one = job.job(session, replace(WANTED, owners={"user": "bob"}), 5)
+    assert {row["owner"] for row in of_ada["owners"]} == {"a", "b"}
+    assert of_ada["left_out"] == 0
+    assert nobody["owners"] == []
+    assert [(row["node"], row["owner"], row["gpus"]) for row in holders] == [
+        ("node", "ada", 2), ("node", "bob", 1),
+    ]  # fmt: skip
+    assert holders[0]["held_h"] == pytest.approx(2 * holders[1]["held_h"])
+    assert one["gpus"] == 1 and one["joules"] is None
+
+
+def test_energy_is_the_power_of_devices_for_the_time_held(tmp_path: Path) -> None:
+    rows = []
+    for second in range(20):
+        at = second + 0.5
+        rows += [metric(at, MEMORY, 1e9, **of(pid, "shared")) for pid in (1, 2)]
+        rows.append(metric(at, "hw.power", 300.0, **{"hw.id": "shared"}))
+        rows.append(metric(at, "hw.power", 900.0, **{"hw.id": "of nobody"}))
+        rows.append(metric(at, MEMORY, 1e9, **of(3, "dark")))
+        rows.append(metric(at, "hw.power", float("nan"), **{"hw.id": "dark"}))
+    with asked(tmp_path, rows, {1: "a", 2: "b", 3: "c"}) as session:
+        found = {
+            one["owner"]: one["joules"] for one in job.owners(session, WANTED, "job", 9)["owners"]
+        }
+    assert found == {"a": pytest.approx(3_000), "b": pytest.approx(3_000), "c": None}

@@ -7,6 +7,7 @@ import asyncio
 import json
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,16 @@ from starlette.applications import Starlette
 
 from sonde.analyze.bound import explain
 from sonde.errors import CaptureError
-from sonde.export import packed, strict_json
-from sonde.query import framing, stored_charts
+from sonde.export import packed, strict_json, timeline_columns
+from sonde.query import framing, stored, stored_charts
 from sonde.query.capture import read
-from sonde.query.run_columns import run_columns
+from sonde.query.run_columns import no_runs, run_columns
 from sonde.query.stored import Selection, StoredSession
 from sonde.query.stored_capture import capture_of
 from sonde.query.table_columns import columns
 from sonde.query.timeline import of_capture
-from sonde.server import pages, timeline_answers
+from sonde.recording.timelines import open_timeline
+from sonde.server import answers, pages, timeline_answers
 from sonde.server.service import Service
 from sonde.store.flush import Flusher
 
@@ -35,16 +37,16 @@ CAPTURE = Path(__file__).parents[1] / "data" / "explain" / "own" / "cpu_quota.so
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredSession]:
     """A store that holds the capture as node `one`, and other chunks as node `two`."""
-    yield from stored(tmp_path_factory.mktemp("web") / "store")
+    yield from in_a_store(tmp_path_factory.mktemp("web") / "store")
 
 
 @pytest.fixture
 def earlier(tmp_path: Path) -> Iterator[StoredSession]:
     """The same, stored before frames had an origin."""
-    yield from stored(tmp_path / "store", without="origin")
+    yield from in_a_store(tmp_path / "store", without="origin")
 
 
-def stored(folder: Path, without: str = "") -> Iterator[StoredSession]:
+def in_a_store(folder: Path, without: str = "") -> Iterator[StoredSession]:
     service = Service(folder, open_tenant="default", flushes=False)
     caller = service.caller("")
     assert caller
@@ -225,3 +227,54 @@ def test_only_files_of_the_page_are_served(tmp_path: Path) -> None:
     assert got(tmp_path, "/assets/a.js")[1]["content-type"].startswith("text/javascript")
     for name in ("../secret.js", "..%2fsecret.js", "b.js", "../index.html", ".."):
         assert got(tmp_path, f"/assets/{name}")[0] == 404, name
+
+
+@pytest.mark.parametrize("by", ["process", "thread"])
+def test_stacks_kept_apart_add_up_to_all_of_them(session: StoredSession, by: str) -> None:
+    wanted = selected()
+    together = stored.flame_graph(session, wanted).to_pylist()
+    apart = stored.flame_graph(session, wanted, by=by).to_pylist()
+    assert sum(row["ns"] for row in apart) == pytest.approx(sum(row["ns"] for row in together))
+    names = {row["group_name"] for row in apart}
+    assert "python3 (1097)" in names
+    assert len(names) >= (1 if by == "process" else 3)
+    both = stored.flame_graph(session, replace(wanted, nodes=[]), by=by).to_pylist()
+    assert {row["group_name"].split(" ")[0] for row in both} == {"one", "two"}
+
+
+def test_stacks_of_a_group_have_it_as_their_outermost_frame(session: StoredSession) -> None:
+    options = replace(answers.parse([("group", "thread")]), wanted=selected())
+    found = answers.QUESTIONS["flamegraph"].answer(session, options)
+    assert isinstance(found, dict)
+    outermost = {found["frames"][stack["frames"][-1]]["kind"] for stack in found["stacks"]}
+    assert outermost == {"thread"}
+    with pytest.raises(CaptureError, match="not kept by 'evil'"):
+        stored.flame_graph(session, selected(), by="evil")
+
+
+def test_counters_of_a_timeline_are_on_its_clock() -> None:
+    found = of_capture(read(CAPTURE))
+    begin = found.start_ns
+    drawn = timeline_columns.document(found, (), run_columns(read(CAPTURE)), begin)
+    power = next(one for one in drawn["counters"] if one["label"].endswith("hw.power"))
+    assert len(power["time"]) == len(power["value"]) > 1
+    assert power["time"].min() >= 0 and power["time"].max() <= found.end_ns - begin
+    assert unpacked(packed.encode(drawn))["counters"][0]["value"]
+
+
+def test_steps_and_launches_of_a_trace_are_on_its_clock() -> None:
+    found = open_timeline([CAPTURE.parents[1] / "transformer.json.gz"])
+    begin = found.start_ns
+    steps = timeline_columns.steps(explain(found), begin)
+    assert len(steps["start"]) == len(steps["end"]) == len(steps["like"]) > 3
+    assert steps["anchor"] and (steps["end"] > steps["start"]).all()
+    assert steps["start"].min() >= 0 and steps["end"].max() <= found.end_ns - begin
+    drawn = timeline_columns.document(found, (), no_runs(), begin)
+    runs = drawn["device"]["correlation"]
+    assert set(runs[runs > 0]) & set(drawn["calls"]["correlation"])
+    assert len(drawn["host"]["start"]) == len(found.host)
+
+
+def test_a_timeline_without_steps_has_none() -> None:
+    steps = timeline_columns.steps(explain(of_capture(read(CAPTURE))), 0)
+    assert [len(steps[name]) for name in ("start", "end", "like")] == [0, 0, 0]

@@ -27,7 +27,12 @@ export type Numbers = ArrayLike<number>;
 export interface SpanColumns {
   kinds: string[]; left_out: number; start: Numbers; end: Numbers; kind: Numbers; name: Numbers;
   track: Numbers; waker: Numbers;
+  /** Joins a call with the runs on devices for it; 0: none. */
+  correlation?: Numbers;
 }
+export interface CounterColumns { label: string; time: Numbers; value: Numbers }
+/** `like`: 1 where a step is like the typical one. */
+export interface StepColumns { start: Numbers; end: Numbers; like: Numbers; anchor: string }
 export interface RunColumns {
   start: Numbers; end: Numbers; names: string[]; name: Numbers; kinds: string[]; kind: Numbers;
   pid: Numbers; device: Numbers; stream: Numbers; weight: Numbers; left_out: number;
@@ -38,6 +43,9 @@ export interface Track {
 export interface TimelineAnswer {
   origin_ns: number; begin_ns: number; end_ns: number; names: string[]; tracks: Track[];
   calls: SpanColumns; states: SpanColumns; device: SpanColumns;
+  /** Operators, Python functions and ranges of threads: of traces that have them. */
+  host?: SpanColumns;
+  counters?: CounterColumns[]; steps?: StepColumns;
   samples: { time: Numbers; track: Numbers; weight: Numbers; name: Numbers; left_out: number };
   sampled: boolean; runs: RunColumns | null; tick_ns: number; causes: string[];
   stalls: { device: Numbers; start: Numbers; end: Numbers; cause: Numbers };

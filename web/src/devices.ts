@@ -15,7 +15,18 @@ export interface Device {
   temperature: number | null;
 }
 
-export interface Trouble { text: string; score: number; tone: "bad" | "warn" }
+/** `device`: the id of the one that it is about; '' the whole node. */
+export interface Trouble { text: string; score: number; tone: "bad" | "warn"; device: string }
+
+/** Who holds GPUs of a node, most wasted hours first. */
+export interface Holder { owner: string; heldH: number; wastedH: number }
+
+/** What is known of nodes beside their metrics. */
+export interface Known {
+  holders: readonly { node: string; owner: string; held_h: number; wasted_h: number }[];
+  incidents: readonly { node: string; began_ns: number; verdict: { cause: string; change: string | null } }[];
+}
+const NOTHING_MORE: Known = { holders: [], incidents: [] };
 
 export interface NodeState {
   node: string;
@@ -24,7 +35,33 @@ export interface NodeState {
   devices: Device[];
   troubles: Trouble[];
   idleGpuS: number;
+  holders: Holder[];
+  /** Null: nobody is known to have held a GPU here. */
+  wastedH: number | null;
+  incidents: number;
   score: number;
+}
+
+/** One GPU of a node, with what is wrong with it. */
+export interface DeviceState { node: NodeState; device: Device; troubles: Trouble[]; score: number }
+
+/** All devices of nodes, what is wrong first. */
+export function devicesOf(nodes: readonly NodeState[]): DeviceState[] {
+  const all = nodes.flatMap((node) => node.devices.map((device): DeviceState => {
+    const troubles = node.troubles.filter((one) => one.device === device.id);
+    return { node, device, troubles, score: troubles.reduce((sum, one) => sum + one.score, 0) };
+  }));
+  return all.sort((a, b) => b.score - a.score);
+}
+
+function grouped<T extends { node: string }>(rows: readonly T[]): Map<string, T[]> {
+  const found = new Map<string, T[]>();
+  for (const row of rows) {
+    const some = found.get(row.node);
+    if (some) some.push(row);
+    else found.set(row.node, [row]);
+  }
+  return found;
 }
 
 function textAt(column: Columns["texts"][string] | undefined, row: number): string {
@@ -52,12 +89,30 @@ function labelOf(text: string, name: string): string {
 
 const REASONS_OF_CHOICE = new Set(["gpu_idle", "idle", "application_clocks", "display_clock", "sync_boost", "none"]);
 
-export function states(nodes: readonly NodeRow[], table: Columns | null, losses: readonly LossRow[], nowS: number): NodeState[] {
+export function states(nodes: readonly NodeRow[], table: Columns | null, losses: readonly LossRow[], nowS: number, known: Known = NOTHING_MORE): NodeState[] {
+  const holders = grouped(known.holders);
+  const incidents = grouped(known.incidents);
   const byNode = rowsByNode(table);
   const lost = new Map<string, number>();
   for (const row of losses) lost.set(row.node, (lost.get(row.node) ?? 0) + row.value);
-  return nodes.map((node) => stateOf(node, table, byNode.get(node.node) ?? NONE, lost.get(node.node) ?? 0, nowS))
+  return nodes.map((node) => withOwners(stateOf(node, table, byNode.get(node.node) ?? NONE, lost.get(node.node) ?? 0, nowS), holders.get(node.node) ?? [], incidents.get(node.node) ?? []))
     .sort((a, b) => b.score - a.score || BY_NAME.compare(a.node, b.node));
+}
+
+function withOwners(state: NodeState, holders: Known["holders"], incidents: Known["incidents"]): NodeState {
+  const faults = incidents.filter((one) => one.began_ns / 1e9 <= state.lastS && !one.verdict.change);
+  const troubles = [...state.troubles];
+  if (faults.length) {
+    const causes = [...new Set(faults.map((one) => one.verdict.cause.replaceAll("-", " ")))];
+    troubles.push({ text: `${faults.length} incident${faults.length > 1 ? "s" : ""}: ${causes.slice(0, 2).join(", ")}`, score: 50 + faults.length, tone: "bad", device: "" });
+    troubles.sort((a, b) => b.score - a.score);
+  }
+  const wastedH = holders.length ? holders.reduce((sum, one) => sum + one.wasted_h, 0) : null;
+  return {
+    ...state, troubles, incidents: faults.length, wastedH,
+    holders: holders.map((one) => ({ owner: one.owner, heldH: one.held_h, wastedH: one.wasted_h })).sort((a, b) => b.wastedH - a.wastedH || b.heldH - a.heldH),
+    score: state.score + (faults.length ? 50 + faults.length : 0) + Math.min(20, wastedH ?? 0),
+  };
 }
 
 const BY_NAME = new Intl.Collator("en", { numeric: true });
@@ -81,8 +136,8 @@ function rowsByNode(table: Columns | null): Map<string, Rows> {
 function stateOf(node: NodeRow, table: Columns | null, [first, end]: Rows, lost: number, nowS: number): NodeState {
   const devices = new Map<string, Device>();
   const troubles: Trouble[] = [];
-  const throttled = new Map<string, number>();
-  let errors = 0;
+  const throttled = new Map<string, { share: number; device: string }>();
+  const errors = new Map<string, number>();
   for (let i = first; i < end; i++) {
     const { numbers, texts } = table!;
     const labels = textAt(texts["labels"], i);
@@ -104,32 +159,38 @@ function stateOf(node: NodeRow, table: Columns | null, [first, end]: Rows, lost:
       case "hw.temperature": if (labelOf(labels, "hw.sensor_location") === "gpu") device.temperature = row.most; break;
       case "sonde.gpu.throttled": {
         const reason = labelOf(labels, "sonde.gpu.throttle.reason");
-        if (row.mean > 0 && !REASONS_OF_CHOICE.has(reason)) throttled.set(reason, Math.max(row.mean, throttled.get(reason) ?? 0));
+        if (row.mean > 0 && !REASONS_OF_CHOICE.has(reason)) {
+          const worst = throttled.get(reason);
+          if (!worst || row.mean > worst.share) throttled.set(reason, { share: row.mean, device: id });
+        }
         break;
       }
-      case "hw.errors": if (labelOf(labels, "error.type") === "uncorrected") errors += row.most; break;
+      case "hw.errors": if (labelOf(labels, "error.type") === "uncorrected") errors.set(id, (errors.get(id) ?? 0) + row.most); break;
     }
   }
   const lastS = node.last_ns / 1e9;
   const firstS = node.first_ns / 1e9;
-  if (errors > 0) troubles.push({ text: `${errors} uncorrected memory error${errors > 1 ? "s" : ""}`, score: 100, tone: "bad" });
-  if (nowS - lastS > 120) troubles.push({ text: `nothing sent for ${duration((nowS - lastS) * 1e9)}`, score: 30, tone: "warn" });
-  for (const [reason, share] of throttled) {
-    if (share >= 0.05) troubles.push({ text: `throttled ${percent(share)} of the time: ${reason.replaceAll("_", " ")}`, score: 40 * share, tone: "warn" });
+  for (const [device, number] of errors) {
+    if (number > 0) troubles.push({ text: `${number} uncorrected memory error${number > 1 ? "s" : ""}`, score: 100, tone: "bad", device });
+  }
+  if (nowS - lastS > 120) troubles.push({ text: `nothing sent for ${duration((nowS - lastS) * 1e9)}`, score: 30, tone: "warn", device: "" });
+  for (const [reason, { share, device }] of throttled) {
+    if (share >= 0.05) troubles.push({ text: `throttled ${percent(share)}: ${reason.replaceAll("_", " ")}`, score: 40 * share, tone: "warn", device });
   }
   let idle = 0;
   for (const device of devices.values()) {
     const used = device.smActive ?? device.utilization;
     if (used !== null) idle += 1 - used;
     if (used !== null && used < 0.5) {
-      troubles.push({ text: `${shortId(device.id)} ${device.smActive === null ? "idle" : "SMs idle"} ${percent(1 - used)} of the time`, score: 60 * (1 - used), tone: used < 0.2 ? "bad" : "warn" });
+      const which = devices.size > 1 ? `${shortId(device.id)} ` : "";
+      troubles.push({ text: `${which}${device.smActive === null ? "idle" : "SMs idle"} ${percent(1 - used)}`, score: 60 * (1 - used), tone: used < 0.2 ? "bad" : "warn", device: device.id });
     }
   }
-  if (lost > 0) troubles.push({ text: `${Math.round(lost).toLocaleString("en-US")} events not observed`, score: 3, tone: "warn" });
+  if (lost > 0) troubles.push({ text: `${Math.round(lost).toLocaleString("en-US")} events not observed`, score: 3, tone: "warn", device: "" });
   troubles.sort((a, b) => b.score - a.score);
   const idleGpuS = idle * Math.max(0, lastS - firstS);
   return {
-    node: node.node, firstS, lastS, devices: [...devices.values()], troubles, idleGpuS,
+    node: node.node, firstS, lastS, devices: [...devices.values()], troubles, idleGpuS, holders: [], wastedH: null, incidents: 0,
     score: troubles.reduce((sum, one) => sum + one.score, 0) + Math.min(20, idleGpuS / 3600),
   };
 }

@@ -99,6 +99,10 @@ export function traceEvents(lanes: Lanes, left: number, right: number): string {
     for (let i = 0; i < row.start.length; i++) {
       if (row.end[i]! < left || row.start[i]! > right) continue;
       const span = lanes.span(row.id[i]!);
+      if (span.value !== undefined) {
+        events.push({ ph: "C", name: lanes.lanes[span.lane]!.label, pid: 1, ts: span.start / 1e3, args: { value: span.value } });
+        continue;
+      }
       events.push({
         ph: "X", name: span.name || span.kind, cat: span.kind, pid: 1, tid: span.lane + 1, ts: span.start / 1e3,
         dur: (span.end - span.start) / 1e3, ...(span.note ? { args: { note: span.note } } : {}),

@@ -5,6 +5,9 @@ import type { Flame, FrameRow } from "./api";
 import { makeRow, type Row } from "./draw/boxes";
 import type { Palette } from "./draw/colours";
 
+/** A stack of a comparison: `ns` is the mean of its two shares, and this the one before. */
+interface Compared { before?: number }
+
 export const ROW_HEIGHT = 19;
 export type Weight = "ns" | "bytes";
 export type Hide = "" | "kernel" | "runtime" | "python";
@@ -29,6 +32,8 @@ export interface Tree {
   total: Float64Array;
   own: Float64Array;
   count: Float64Array;
+  /** Of a comparison: the share of each node in the stacks before. */
+  before: Float64Array;
   x: Float64Array;
   levels: number;
   /** The heaviest child of each node, and the next lighter child of its parent; -1: none. */
@@ -39,9 +44,13 @@ export interface Tree {
   first: Int32Array;
 }
 
+/** Kinds of frames that stand for what stacks are kept apart by: they are outermost, however the tree is turned. */
+const GROUP_KINDS = new Set(["process", "thread", "binary"]);
+
 const RUNTIME = /^(libc[.-]|libpthread|ld-linux|ld-musl|libpython|python3|\[vdso\]|libstdc\+\+|libgcc_s)/;
 
 function isHidden(frame: FrameRow, hide: Hide): boolean {
+  if (GROUP_KINDS.has(frame.kind)) return false;
   if (hide === "python") return frame.kind !== "python";
   if (frame.kind === "kernel") return hide === "kernel" || hide === "runtime";
   return hide === "runtime" && frame.kind !== "python" && RUNTIME.test(frame.binary);
@@ -84,19 +93,68 @@ export function build(flame: Flame, weight: Weight, invert: boolean, hide: Hide)
     const amount = weight === "bytes" ? stack.bytes : stack.ns;
     if (!(amount > 0)) continue;
     let node = 0;
+    const before = (stack as Compared).before ?? 0;
     grown.total[0]! += amount;
+    grown.before[0]! += before;
     grown.count[0]! += stack.n;
-    const length = stack.frames.length;
+    const last = stack.frames.length - 1;
+    const isGrouped = last >= 0 && GROUP_KINDS.has(flame.frames[stack.frames[last]!]!.kind);
+    if (isGrouped) {
+      node = grown.under(0, numberOf[stack.frames[last]!]!);
+      grown.total[node]! += amount;
+      grown.before[node]! += before;
+      grown.count[node]! += stack.n;
+    }
+    const length = isGrouped ? last : last + 1;
     for (let i = 0; i < length; i++) {
       const frame = numberOf[stack.frames[invert ? i : length - 1 - i]!] ?? -1;
       if (frame < 0 || (frame === grown.fn[node] && !functions[frame]!.named)) continue;
       node = grown.under(node, frame);
       grown.total[node]! += amount;
+      grown.before[node]! += before;
       grown.count[node]! += stack.n;
     }
     grown.own[node]! += amount;
   }
   return arranged(functions, grown);
+}
+
+/** The same stacks, each under the binary of its innermost frame that is not hidden: where the time was spent. */
+export function byBinary(flame: Flame, hide: Hide): Flame {
+  const frames = [...flame.frames];
+  const numbers = new Map<string, number>();
+  const stacks = flame.stacks.map((stack) => {
+    const at = stack.frames.find((number) => !isHidden(flame.frames[number]!, hide));
+    const name = (at === undefined ? "" : flame.frames[at]!.binary) || "[no binary]";
+    let number = numbers.get(name);
+    if (number === undefined) {
+      number = frames.push({ kind: "binary", function: name, binary: "", file: "", line: 0 }) - 1;
+      numbers.set(name, number);
+    }
+    return { ...stack, frames: [...stack.frames, number] };
+  });
+  return { ...flame, frames, stacks };
+}
+
+/** Stacks with a function, cut at its outermost call: `callers` from it outwards, `callees` from it inwards. */
+export function around(flame: Flame, label: string): { callers: Flame; callees: Flame; weight: { ns: number; bytes: number; n: number } } {
+  const isIt = flame.frames.map((frame) => described(frame).label === label);
+  const callers: Flame["stacks"] = [];
+  const callees: Flame["stacks"] = [];
+  const weight = { ns: 0, bytes: 0, n: 0 };
+  for (const stack of flame.stacks) {
+    let at = stack.frames.length - 1;
+    while (at >= 0 && !isIt[stack.frames[at]!]) at--;
+    if (at < 0) continue;
+    const { length } = stack.frames;
+    const end = GROUP_KINDS.has(flame.frames[stack.frames[length - 1]!]!.kind) ? length - 1 : length;
+    callers.push({ ...stack, frames: stack.frames.slice(at, end) });
+    callees.push({ ...stack, frames: stack.frames.slice(0, at + 1) });
+    weight.ns += stack.ns;
+    weight.bytes += stack.bytes;
+    weight.n += stack.n;
+  }
+  return { callers: { ...flame, stacks: callers }, callees: { ...flame, stacks: callees }, weight };
 }
 
 /** A tree while it grows. Which child of a node has a function is looked up in one table for all nodes. */
@@ -107,6 +165,7 @@ class Grown {
   own = new Float64Array(1024);
   total = new Float64Array(1024);
   count = new Float64Array(1024);
+  before = new Float64Array(1024);
   private table = new Int32Array(4096);
 
   under(node: number, fn: number): number {
@@ -140,6 +199,7 @@ class Grown {
     this.own = longer(this.own, new Float64Array(size));
     this.total = longer(this.total, new Float64Array(size));
     this.count = longer(this.count, new Float64Array(size));
+    this.before = longer(this.before, new Float64Array(size));
     this.table = new Int32Array(4 * size);
     for (let node = 1; node < this.size; node++) this.put(node);
   }
@@ -189,7 +249,7 @@ function arranged(functions: Function[], grown: Grown): Tree {
   }
   return {
     functions, parent, fn: grown.fn.slice(0, size), depth, total, own: grown.own.slice(0, size),
-    count: grown.count.slice(0, size), x, levels: first.length - 1, child, sibling, order, first: Int32Array.from(first),
+    count: grown.count.slice(0, size), before: grown.before.slice(0, size), x, levels: first.length - 1, child, sibling, order, first: Int32Array.from(first),
   };
 }
 

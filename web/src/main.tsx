@@ -3,19 +3,57 @@ import { render } from "preact";
 import { useEffect } from "preact/hooks";
 import "uplot/dist/uPlot.min.css";
 import "./style.css";
-import { AppContext, useAppState } from "./state";
+import { AppContext, useApp, useAppState } from "./state";
 import { Overview } from "./views/overview";
 import { NodeView } from "./views/node";
 import { RangeView } from "./views/range";
 import { CompareView } from "./views/compare";
 import { DropHint, FileButton, FileView, held, show } from "./views/file";
+import { AlertsView } from "./views/alerts";
 import { IncidentsView } from "./views/incidents";
+import { JobView } from "./views/job";
+import { OwnersView } from "./views/owners";
+import { TenantMenu } from "./views/tenant";
 import { FleetView } from "./views/fleet";
 import { LiveButton } from "./views/live";
 import { MemoryView } from "./views/memory";
 import { RanksView } from "./views/ranks";
 import { clock, day } from "./numbers";
-import { START } from "./url";
+import { format, START, type Place, type View } from "./url";
+
+/** Views over all nodes, in the order in which they are offered. */
+const VIEWS: readonly [View, string][] = [
+  ["overview", "Overview"], ["owners", "Owners"], ["jobs", "Jobs"], ["ranks", "Ranks"], ["incidents", "Incidents"], ["alerts", "Alerts"], ["fleet", "Fleet"],
+];
+const SHOWN_UNDER: Partial<Record<View, View>> = { node: "overview", range: "overview", memory: "overview", compare: "overview", job: "jobs" };
+/** Between these the chosen time stays. */
+const KEEPS_TIME: ReadonlySet<View> = new Set<View>(["overview", "owners", "jobs", "job"]);
+const LIVE: ReadonlySet<View> = new Set<View>(["overview", "node", "owners", "jobs", "job"]);
+
+/** Where a view of one node or one job stands, and the way back. */
+function Trail({ times, link }: { times: string; link: (event: Event, change: Partial<Place>) => void }): preact.JSX.Element | null {
+  const { place, go, hrefOf } = useApp();
+  const { view, node, from, to } = place;
+  const crumbs: [string, Partial<Place> | null][] = [];
+  if (view === "job") {
+    crumbs.push(["Jobs", { view: "jobs", from, to }], [`${place.by || "job"} ${place.id}`, null]);
+  } else if (view === "jobs" && place.owner) {
+    crumbs.push(["Owners", { view: "owners", by: place.ownerBy, from, to }], [`jobs of ${place.owner}`, null]);
+  } else if (node && view !== "ranks" && view in SHOWN_UNDER) {
+    crumbs.push(["Overview", {}], [node, view === "node" ? null : { view: "node", node }]);
+    if (view === "memory") crumbs.push(["Memory", null]);
+    if (view === "compare") crumbs.push([times, { view: "range", node, from, to, pid: place.pid }], ["Compare", null]);
+    if (view === "range") crumbs.push([times, null]);
+  }
+  if (!crumbs.length) return null;
+  return (
+    <div class="trail">
+      <nav aria-label="Place"><ol>{crumbs.map(([name, target]) => (
+        <li>{target ? <a href={hrefOf({ ...START, ...target })} onClick={(event) => link(event, target)}>{name}</a> : <span aria-current="page">{name}</span>}</li>))}</ol></nav>
+      {view === "range" && <button onClick={() => go({ view: "compare" })}>Compare with the time before</button>}
+    </div>
+  );
+}
 
 function Page(): preact.JSX.Element {
   const app = useAppState();
@@ -50,27 +88,20 @@ function Page(): preact.JSX.Element {
           </svg>
           Sonde
         </a>
-        <nav aria-label="Place">
-          <ol>
-            <li><a href="/" aria-current={place.view === "overview" ? "page" : undefined} onClick={(event) => link(event, {})}>Overview</a></li>
-            {place.node && <li><a href="/" aria-current={place.view === "node" ? "page" : undefined}
-              onClick={(event) => link(event, { view: "node", node: place.node })}>{place.node}</a></li>}
-            {place.view === "memory" && place.node && <li><span aria-current="page">Memory</span></li>}
-            {place.view === "ranks" && <li><span aria-current="page">Ranks</span></li>}
-            {place.view === "file" && <li><span aria-current="page">File</span></li>}
-            {(place.view === "range" || place.view === "compare") && <li><span aria-current="page">{place.view === "range" ? times : `Compare · ${times}`}</span></li>}
-          </ol>
+        <nav class="views" aria-label="Views">
+          <ul>{VIEWS.map(([view, name]) => {
+            const target = { view, ...(KEEPS_TIME.has(view) && KEEPS_TIME.has(place.view) ? { from: place.from, to: place.to, live: place.live } : {}) };
+            return <li><a href={format({ ...START, ...target }) || "/"} aria-current={(SHOWN_UNDER[place.view] ?? place.view) === view ? "page" : undefined} onClick={(event) => link(event, target)}>{name}</a></li>;
+          })}</ul>
         </nav>
-        {(place.view === "overview" || place.view === "node") && <LiveButton />}
-        {place.view === "range" && <button class="plain" onClick={() => go({ view: "compare" })}>Compare with the time before</button>}
-        <a class="plain" href="?view=ranks" aria-current={place.view === "ranks" ? "page" : undefined} onClick={(event) => link(event, { view: "ranks" })}>Ranks</a>
-        <a class="plain" href="?view=fleet" aria-current={place.view === "fleet" ? "page" : undefined} onClick={(event) => link(event, { view: "fleet" })}>Fleet</a>
-        <a class="plain" href="?view=incidents" aria-current={place.view === "incidents" ? "page" : undefined} onClick={(event) => link(event, { view: "incidents" })}>Incidents</a>
+        {LIVE.has(place.view) && <LiveButton />}
         <FileButton />
+        <TenantMenu />
         <button class="plain" onClick={() => app.setTheme(!palette.dark)} aria-label={palette.dark ? "Use the light theme" : "Use the dark theme"}>
           {palette.dark ? "☀ Light" : "☾ Dark"}
         </button>
       </header>
+      <Trail times={times} link={link} />
       <main id="main" class={place.view}>
         {place.view === "overview" && <Overview />}
         {place.view === "node" && <NodeView />}
@@ -80,6 +111,9 @@ function Page(): preact.JSX.Element {
         {place.view === "memory" && <MemoryView />}
         {place.view === "fleet" && <FleetView />}
         {place.view === "incidents" && <IncidentsView />}
+        {place.view === "alerts" && <AlertsView />}
+        {(place.view === "owners" || place.view === "jobs") && <OwnersView key={place.view} />}
+        {place.view === "job" && <JobView />}
         {place.view === "file" && <FileView />}
       </main>
       <DropHint />

@@ -11,6 +11,8 @@ export interface App {
   place: Place;
   /** Go to a place; `replace`: the back button skips the one before. */
   go(change: Partial<Place>, replace?: boolean): void;
+  /** The address of such a place, for links. */
+  hrefOf(change: Partial<Place>): string;
   palette: Palette;
   setTheme(dark: boolean): void;
   /** Raised when a token was given or somebody asked again. */
@@ -49,13 +51,17 @@ export function useAppState(): App {
     document.documentElement.dataset["theme"] = dark ? "dark" : "light";
   }, [dark]);
   useEffect(() => {
-    const named: Partial<Record<View, string>> = { overview: "Overview", ranks: "Ranks", fleet: "Fleet", memory: `Memory of ${place.node}` };
+    const named: Partial<Record<View, string>> = {
+      overview: "Overview", ranks: "Ranks", fleet: "Fleet", memory: `Memory of ${place.node}`, alerts: "Alerts", incidents: "Incidents",
+      owners: "Owners", jobs: "Jobs", job: `${place.by || "job"} ${place.id}`, compare: "Compare",
+    };
     const parts = [named[place.view] ?? place.node, "Sonde"].filter(Boolean);
     document.title = parts.join(" · ");
-  }, [place.view, place.node]);
+  }, [place.view, place.node, place.by, place.id]);
   const palette = useMemo(() => paletteOf(dark), [dark]);
   return {
     place, palette, attempt,
+    hrefOf: (change) => `${location.pathname}${format({ ...current.current, ...change })}`,
     again: () => setAttempt((count) => count + 1),
     go(change, replace = false) {
       const next = { ...current.current, ...change };

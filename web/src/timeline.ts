@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The answer `timeline` as lanes of boxes: threads with their waits and calls, streams with runs.
 
-import type { RunColumns, SpanColumns, TimelineAnswer, Verdict } from "./api";
+import type { CounterColumns, Numbers, RunColumns, SpanColumns, StepColumns, TimelineAnswer, Verdict } from "./api";
 import { makeRow, type Row } from "./draw/boxes";
 import type { Palette } from "./draw/colours";
+import { duration, percent, scaled } from "./numbers";
 
 export const LANE = 22;
 const GAP = 8;
@@ -16,6 +17,8 @@ export interface Span {
   end: number;
   note: string;
   lane: number;
+  /** Of a counter. */
+  value?: number;
 }
 
 export interface Lane {
@@ -25,12 +28,17 @@ export interface Lane {
   height: number;
 }
 
+/** Why something ran: from a thread that woke another, or from a launch to its run on the device. */
+export interface Link { fromX: number; fromY: number; toX: number; toY: number; kind: "wake" | "launch" }
+
 export interface Lanes {
   lanes: Lane[];
   rows: Row[];
   height: number;
   /** What a box is, by its id. */
   span(id: number): Span;
+  /** The arrows from and to a box. */
+  linksOf(id: number): readonly Link[];
   spans: number;
   /** Spans that are not drawn, as too many overlap. */
   hidden: number;
@@ -81,15 +89,22 @@ interface Source {
   group: ArrayLike<number>;
   groups: number;
   note(index: number): string;
+  /** Of counters. */
+  value?: Numbers;
+  /** In place of the name of its `colourIndex`. */
+  text?(index: number): string;
   /** Set by the layout: the lane of each group, and the id of the first span. */
   lanes: Int32Array;
   first: number;
 }
 
 const MAX_LAYERS = 6;
+/** Of what calls one another: as deep as stacks of frameworks are. */
+const MAX_CALLS = 40;
+const CALL = 16;
 
 /** The spans `order` as layers without overlaps: each goes into the first layer that is free. */
-export function layered(start: Float64Array, end: Float64Array, order: Int32Array): Int32Array[] {
+export function layered(start: Float64Array, end: Float64Array, order: Int32Array, most = MAX_LAYERS): Int32Array[] {
   let last = -Infinity;
   let isSorted = true;
   let isFlat = true;
@@ -109,7 +124,7 @@ export function layered(start: Float64Array, end: Float64Array, order: Int32Arra
     let at = 0;
     while (at < ends.length && ends[at]! > from) at++;
     layer[i] = at;
-    if (at === MAX_LAYERS) continue;
+    if (at === most) continue;
     ends[at] = Math.max(from, end[sorted[i]!]!);
     counts[at] = (counts[at] ?? 0) + 1;
   }
@@ -117,7 +132,7 @@ export function layered(start: Float64Array, end: Float64Array, order: Int32Arra
   const filled = counts.map(() => 0);
   for (let i = 0; i < sorted.length; i++) {
     const at = layer[i]!;
-    if (at < MAX_LAYERS) layers[at]![filled[at]!++] = sorted[i]!;
+    if (at < most) layers[at]![filled[at]!++] = sorted[i]!;
   }
   return layers;
 }
@@ -161,14 +176,14 @@ class Layout {
     return this.byGroup.get(source)![group] ?? new Int32Array(0);
   }
 
-  lane(label: string, detail: string, parts: readonly { source: Source; group: number; height: number }[]): void {
+  lane(label: string, detail: string, parts: readonly { source: Source; group: number; height: number; layers?: number }[]): void {
     const lane = this.lanes.length;
     const from = this.top;
-    for (const { source, group, height } of parts) {
+    for (const { source, group, height, layers } of parts) {
       source.lanes[group] = lane;
       const spans = this.of(source, group);
       let shown = 0;
-      for (const layer of layered(source.start, source.end, spans)) {
+      for (const layer of layered(source.start, source.end, spans, layers)) {
         this.row(source, layer, height);
         this.top += height + 1;
         shown += layer.length;
@@ -196,19 +211,83 @@ class Layout {
     this.rows.push(makeRow(start, end, colourIndex, id, this.top, height, 0));
   }
 
-  span(id: number): Span {
-    const { sources, names } = this;
+  /** The source of a box, and which one of it. */
+  placed(id: number): [source: Source, index: number] {
+    const { sources } = this;
     let at = sources.length - 1;
     while (at > 0 && sources[at]!.first > id) at--;
-    const source = sources[at]!;
-    const index = id - source.first;
+    return [sources[at]!, id - sources[at]!.first];
+  }
+
+  span(id: number): Span {
+    const { names } = this;
+    const [source, index] = this.placed(id);
     const colourIndex = source.colourIndex[index]!;
     return {
-      name: names[colourIndex % names.length]!, kind: this.kinds[Math.floor(colourIndex / names.length)]!,
+      name: source.text?.(index) ?? names[colourIndex % names.length]!, kind: this.kinds[Math.floor(colourIndex / names.length)]!,
       start: source.start[index]!, end: source.end[index]!, note: source.note(index),
-      lane: source.lanes[source.group[index]!]!,
+      lane: source.lanes[source.group[index]!]!, ...(source.value ? { value: source.value[index]! } : {}),
     };
   }
+}
+
+/** Where arrows begin and end. Which run belongs to which launch is looked up once somebody asks. */
+class Links {
+  private launches: Map<number, number> | null = null;
+  private runs: Map<number, number> | null = null;
+
+  constructor(
+    private readonly made: Layout, private readonly answer: TimelineAnswer, private readonly calls: Source,
+    private readonly states: Source, private readonly device: Source, private readonly laneOfTrack: Int32Array,
+  ) {}
+
+  of(id: number): Link[] {
+    const [source, index] = this.made.placed(id);
+    if (source === this.states) return this.wake(index);
+    if (source === this.calls) return this.launch(index, this.runOf(index));
+    if (source === this.device) return this.launch(this.launchOf(index), index);
+    return [];
+  }
+
+  /** The run of a call on a device, and the other way round; -1: none is known. */
+  runOf(call: number): number {
+    this.runs ??= byCorrelation(this.answer.device);
+    return this.runs.get(this.answer.calls.correlation?.[call] || -1) ?? -1;
+  }
+
+  launchOf(run: number): number {
+    this.launches ??= byCorrelation(this.answer.calls);
+    return this.launches.get(this.answer.device.correlation?.[run] || -1) ?? -1;
+  }
+
+  private middle(lane: number): number {
+    return this.made.lanes[lane]!.top + LANE / 2;
+  }
+
+  private wake(index: number): Link[] {
+    const { waker, track } = this.answer.states;
+    const from = waker[index]! > 0 ? this.laneOfTrack[waker[index]! - 1]! : -1;
+    const to = this.laneOfTrack[track[index]!]!;
+    if (from < 0 || to < 0 || from === to) return [];
+    const x = this.states.end[index]!;
+    return [{ fromX: x, fromY: this.middle(from), toX: x, toY: this.middle(to), kind: "wake" }];
+  }
+
+  private launch(call: number, run: number): Link[] {
+    if (call < 0 || run < 0) return [];
+    const from = this.calls.lanes[this.calls.group[call]!]!;
+    const to = this.device.lanes[this.device.group[run]!]!;
+    return [{ fromX: this.calls.start[call]!, fromY: this.middle(from), toX: this.device.start[run]!, toY: this.middle(to), kind: "launch" }];
+  }
+}
+
+function byCorrelation({ correlation, start }: SpanColumns): Map<number, number> {
+  const found = new Map<number, number>();
+  for (let i = 0; correlation && i < start.length; i++) {
+    const key = correlation[i]!;
+    if (key && !found.has(key)) found.set(key, i);
+  }
+  return found;
 }
 
 const doubles = (values: ArrayLike<number>): Float64Array => values instanceof Float64Array ? values : Float64Array.from(values);
@@ -228,9 +307,13 @@ export function layout(answer: TimelineAnswer): Lanes {
   for (const list of [answer.names, runs?.names ?? [], answer.causes]) {
     for (const name of list) made.names.push(name);
   }
-  if (!made.names.length) made.names.push("");
+  const ofNothing = made.names.push("") - 1;
   const names = made.names.length;
   const none = (): string => "";
+  if (answer.steps) steps(made, answer.steps, ofNothing);
+  const counters = answer.counters?.filter((one) => one.time.length > 1 && Array.from(one.value).some((value) => value !== 0)) ?? [];
+  const [above, below] = [counters.filter(({ label }) => KEY_COUNTERS.test(label)), counters.filter(({ label }) => !KEY_COUNTERS.test(label))];
+  drawCounters(made, above.slice(0, MAX_ABOVE), answer.end_ns, ofNothing);
 
   const devices = [...new Set(Array.from(stalls.device))].sort((a, b) => a - b);
   const stalled = made.add({
@@ -243,10 +326,20 @@ export function layout(answer: TimelineAnswer): Lanes {
     start: doubles(spans.start), end: doubles(spans.end), group: spans.track, groups: answer.tracks.length,
     colourIndex: colourIndicesOf(spans.kind, spans.kinds.map((kind) => made.kindOf(kind)), spans.name, 0, names),
     note: (index) => {
+      if (spans === answer.device || spans === answer.calls) return launchNote(spans === answer.calls, index);
       const waker = spans.waker[index]! > 0 ? answer.tracks[spans.waker[index]! - 1] : undefined;
       return waker ? `woken by ${waker.label}` : "";
     },
   });
+  const laneOfTrack = new Int32Array(answer.tracks.length).fill(-1);
+  let links: Links | null = null;
+  const launchNote = (isCall: boolean, index: number): string => {
+    const [call, run] = isCall ? [index, links!.runOf(index)] : [links!.launchOf(index), index];
+    if (call < 0 || run < 0) return "";
+    const ago = duration(device.start[run]! - calls.start[call]!);
+    const where = answer.tracks[isCall ? answer.device.track[run]! : answer.calls.track[call]!]?.label ?? "";
+    return isCall ? `runs ${ago} later on ${where}` : `launched ${ago} before by ${where}`;
+  };
   const device = spansOf(answer.device);
   answer.tracks.forEach((track, group) => {
     if (made.of(device, group).length) made.lane(track.label, track.process, [{ source: device, group, height: LANE }]);
@@ -255,22 +348,64 @@ export function layout(answer: TimelineAnswer): Lanes {
 
   const calls = spansOf(answer.calls);
   const states = spansOf(answer.states);
+  const host = answer.host ? spansOf(answer.host) : null;
   const weights = new Float64Array(answer.tracks.length);
   const ran = onCpu(made, answer, weights);
   const score = (track: number): number =>
-    (made.of(calls, track).length ? 1e18 : 0) + weights[track]! + made.of(states, track).length;
+    (made.of(calls, track).length ? 1e18 : 0) + weights[track]! + made.of(states, track).length + (host ? made.of(host, track).length : 0);
   const order = answer.tracks.map((_, track) => track).filter((track) => score(track) > 0).sort((a, b) => score(b) - score(a) || a - b);
   for (const group of order) {
     const thread = answer.tracks[group]!;
     const parts = [
-      { source: calls, group, height: LANE }, { source: states, group, height: HALF }, { source: ran, group, height: HALF },
+      ...(host ? [{ source: host, group, height: CALL, layers: MAX_CALLS }] : []), { source: calls, group, height: LANE }, { source: states, group, height: HALF }, { source: ran, group, height: HALF },
     ].filter((part) => made.of(part.source, group).length);
+    laneOfTrack[group] = made.lanes.length;
     made.lane(thread.label, `${thread.process}${thread.owner === "program" ? "" : ` · ${thread.owner}`}`, parts);
   }
+  drawCounters(made, below.slice(0, MAX_BELOW), answer.end_ns, ofNothing);
+  links = new Links(made, answer, calls, states, device, laneOfTrack);
+  const arrows = links;
   return {
     lanes: made.lanes, rows: made.rows, height: made.top, spans: made.spans, hidden: made.hidden,
-    kinds: made.kinds, names: made.names, span: (id) => made.span(id),
+    kinds: made.kinds, names: made.names, span: (id) => made.span(id), linksOf: (id) => arrows.of(id),
   };
+}
+
+/** Counters that are worth a place beside the idle gaps. */
+const KEY_COUNTERS = /gpu\.utilization|sm\.active|hw\.power/;
+const MAX_ABOVE = 3;
+const MAX_BELOW = 12;
+export const COUNTER_LEVELS = 8;
+
+function steps(made: Layout, { start, end, like, anchor }: StepColumns, name: number): void {
+  if (!start.length) return;
+  const kinds = [made.kindOf("odd step"), made.kindOf("step")];
+  const names = made.names.length;
+  const source = made.add({
+    start: doubles(start), end: doubles(end), group: new Uint8Array(start.length), groups: 1,
+    colourIndex: Uint32Array.from(start, (_, i) => kinds[like[i] ? 1 : 0]! * names + name),
+    note: (index) => `${duration(end[index]! - start[index]!)}${like[index] ? "" : ", unlike the typical step"}`,
+    text: (index) => `step ${index + 1}`,
+  });
+  made.lane("Steps", anchor ? `by ${anchor}` : "", [{ source, group: 0, height: HALF + 3 }]);
+}
+
+/** Each value as a box until the next one, the darker the higher: beside spans a shade is read at once. */
+function drawCounters(made: Layout, counters: readonly CounterColumns[], end: number, name: number): void {
+  const kinds = Array.from({ length: COUNTER_LEVELS }, (_, level) => made.kindOf(`counter ${level}`));
+  const names = made.names.length;
+  for (const { label, time, value } of counters) {
+    const most = Math.max(0, ...Array.from(value));
+    const start = doubles(time);
+    const isShare = most <= 1 && /utilization|active|throttled/.test(label);
+    const shown = (index: number): string => (isShare ? percent(value[index]!) : scaled(value[index]!, ""));
+    const source = made.add({
+      start, end: Float64Array.from(start, (from, i) => (i + 1 < start.length ? start[i + 1]! : Math.max(from, end))),
+      group: new Uint8Array(start.length), groups: 1, text: shown, value, note: () => label,
+      colourIndex: Uint32Array.from(start, (_, i) => kinds[most > 0 ? Math.max(0, Math.min(COUNTER_LEVELS - 1, Math.round((value[i]! / most) * (COUNTER_LEVELS - 1)))) : 0]! * names + name),
+    });
+    made.lane(label.replace(/\b(hw\.gpu|sonde\.gpu|hw|sonde)\./, "").replaceAll(/[._]/g, " "), `up to ${isShare ? percent(most) : scaled(most, "")}`, [{ source, group: 0, height: HALF + 3 }]);
+  }
 }
 
 function streams(made: Layout, runs: RunColumns, names: number): void {
@@ -328,7 +463,7 @@ export function coloursOf(lanes: Lanes, answer: TimelineAnswer, palette: Palette
     const from = number * names.length;
     const colour = palette.span(kind);
     colours.fill(colour, from, from + names.length);
-    if (isLit) names.forEach((name, i) => { if (!isLit(kind, name)) colours[from + i] = palette.faded; });
+    if (isLit && !/^(counter|step|odd step)/.test(kind)) names.forEach((name, i) => { if (!isLit(kind, name)) colours[from + i] = palette.faded; });
   });
   return colours;
 }

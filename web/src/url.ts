@@ -1,10 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is shown, as the address of the page: back, reload and a copied link restore it.
 
-export type View = "overview" | "node" | "range" | "compare" | "ranks" | "memory" | "fleet" | "incidents" | "file";
-const VIEWS: readonly View[] = ["overview", "node", "range", "compare", "ranks", "memory", "fleet", "incidents", "file"];
+const VIEWS = [
+  "overview", "node", "range", "compare", "ranks", "memory", "fleet", "incidents", "alerts", "owners", "jobs", "job", "file",
+] as const;
+export type View = (typeof VIEWS)[number];
+const MEASURES = ["late", "work", "wait"] as const;
 /** What a heat map of ranks shows. */
-export type Measure = "late" | "work" | "wait";
+export type Measure = (typeof MEASURES)[number];
+const SHAPES = ["graph", "table", "sandwich", "kernels"] as const;
+const GROUPS = ["", "binary", "process", "thread"] as const;
+/** What stacks are kept apart by. */
+export type Group = (typeof GROUPS)[number];
+const LISTS = ["nodes", "gpus"] as const;
+export const OWNER_KINDS = ["user", "job", "pod", "namespace", "container", "unit", "comm", "exe"] as const;
+export type OwnerKind = (typeof OWNER_KINDS)[number];
 
 export interface Place {
   view: View;
@@ -18,7 +28,10 @@ export interface Place {
   focus: readonly string[];
   invert: boolean;
   hide: string;
-  shape: "graph" | "table" | "kernels";
+  shape: (typeof SHAPES)[number];
+  group: Group;
+  /** The function between its callers and callees. */
+  fn: string;
   cause: string;
   /** Process whose stacks are shown; '' all. */
   pid: string;
@@ -27,6 +40,21 @@ export interface Place {
   measure: Measure;
   /** Of the fleet view; '' the newest. */
   release: string;
+  /** What the tables of owners and jobs, and a job's view, name their rows by; '' the view's usual kind. */
+  by: OwnerKind | "";
+  /** Which one a job's view is about. */
+  id: string;
+  /** Whose jobs are listed, and what kind of owner that is; '' all. */
+  owner: string;
+  ownerBy: OwnerKind | "";
+  /** What the overview lists. */
+  list: (typeof LISTS)[number];
+  /** What a comparison compares with; '' and 0: the same node and process, the time just before. */
+  node2: string;
+  pid2: string;
+  job2: string;
+  from2: number;
+  to2: number;
   /** Seconds that `from` and `to` follow the present by; 0: they stand still. */
   live: number;
   /** Of the timeline: seconds since 1970; 0: the whole range. */
@@ -36,52 +64,43 @@ export interface Place {
 
 export const START: Place = {
   view: "overview", node: "", from: 0, to: 0, kind: "cpu", search: "", focus: [], invert: false,
-  hide: "", shape: "graph", cause: "", pid: "", live: 0, left: 0, right: 0,
-  job: "", measure: "late", release: "",
+  hide: "", shape: "graph", group: "", fn: "", cause: "", pid: "", live: 0, left: 0, right: 0,
+  job: "", measure: "late", release: "", by: "", id: "", owner: "", ownerBy: "", list: "nodes",
+  node2: "", pid2: "", job2: "", from2: 0, to2: 0,
 };
+
+const TEXTS = ["node", "kind", "search", "hide", "fn", "cause", "pid", "job", "release", "id", "owner", "node2", "pid2", "job2"] as const;
+const TIMES = ["from", "to", "live", "left", "right", "from2", "to2"] as const;
+const DAY_S = 86_400;
 
 export function parse(query: string): Place {
   const given = new URLSearchParams(query);
-  const text = (name: string, otherwise = ""): string => given.get(name) ?? otherwise;
-  const seconds = (name: string): number => {
-    const value = Number(text(name, "0"));
-    return Number.isFinite(value) && value > 0 && value < 9e9 ? value : 0;
+  const one = <T extends string>(name: string, known: readonly T[], otherwise: T): T => known.find((value) => value === given.get(name)) ?? otherwise;
+  const place: Place = {
+    ...START, view: one("view", VIEWS, "overview"), shape: one("shape", SHAPES, "graph"), measure: one("measure", MEASURES, "late"),
+    group: one("group", GROUPS, ""), by: one("by", OWNER_KINDS, "" as OwnerKind), ownerBy: one("ownerBy", OWNER_KINDS, "" as OwnerKind),
+    list: one("list", LISTS, "nodes"), focus: given.getAll("focus"), invert: given.get("invert") === "1",
   };
-  const view = VIEWS.find((one) => one === text("view")) ?? "overview";
-  const shape = (["graph", "table", "kernels"] as const).find((one) => one === text("shape")) ?? "graph";
-  const measure = (["late", "work", "wait"] as const).find((one) => one === text("measure")) ?? "late";
-  return {
-    job: text("job"), measure, release: text("release"),
-    view, shape, node: text("node"), from: seconds("from"), to: seconds("to"), kind: text("kind", "cpu"),
-    search: text("search"), focus: given.getAll("focus"), invert: text("invert") === "1",
-    hide: text("hide"), cause: text("cause"), pid: text("pid"), live: Math.min(86400, seconds("live")), left: seconds("left"), right: seconds("right"),
-  };
+  for (const name of TEXTS) place[name] = given.get(name) ?? START[name];
+  for (const name of TIMES) {
+    const value = Number(given.get(name) ?? 0);
+    place[name] = Number.isFinite(value) && value > 0 && value < 9e9 ? value : 0;
+  }
+  place.live = Math.min(DAY_S, place.live);
+  return place;
 }
 
 export function format(place: Place): string {
   const query = new URLSearchParams();
-  const put = (name: string, value: string, otherwise = ""): void => {
-    if (value !== otherwise) query.append(name, value);
-  };
-  const time = (value: number): string => (value ? String(Math.round(value * 1e6) / 1e6) : "");
-  put("view", place.view, "overview");
-  put("node", place.node);
-  put("from", time(place.from));
-  put("to", time(place.to));
-  put("kind", place.kind, "cpu");
-  put("search", place.search);
-  for (const one of place.focus) query.append("focus", one);
-  put("invert", place.invert ? "1" : "");
-  put("hide", place.hide);
-  put("shape", place.shape, "graph");
-  put("cause", place.cause);
-  put("pid", place.pid);
-  put("job", place.job);
-  put("measure", place.measure, "late");
-  put("release", place.release);
-  put("live", time(place.live));
-  put("left", time(place.left));
-  put("right", time(place.right));
+  const names: readonly (keyof Place)[] = ["view", ...TEXTS, ...TIMES, "focus", "invert", "shape", "group", "measure", "by", "ownerBy", "list"];
+  for (const name of names) {
+    const value = place[name];
+    if (value === START[name]) continue;
+    if (typeof value === "number") query.append(name, String(Math.round(value * 1e6) / 1e6));
+    else if (typeof value === "boolean") query.append(name, "1");
+    else if (typeof value === "string") query.append(name, value);
+    else for (const text of value) query.append(name, text);
+  }
   const text = query.toString();
   return text ? `?${text}` : "";
 }

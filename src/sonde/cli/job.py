@@ -89,6 +89,9 @@ def as_text(found: Mapping[str, Any]) -> str:
         lines += _table(
             [(name, hours(found[f"{name}_h"]), share(found[f"{name}_h"], held)) for name in PARTS]
         )
+    joules = found.get("joules")  # servers of earlier versions have none
+    if joules is not None:
+        lines.append(f"  energy of the GPUs while it held them: {energy(joules)}")
     if found["wasted"]:
         lines.append("wasted by cause")
         rows = [
@@ -136,6 +139,11 @@ def _waiting(found: Mapping[str, Any]) -> list[str]:
 def hours(value: float) -> str:
     """GPU hours, with enough digits for seconds."""
     return f"{value:,.2f} h" if value >= 1 else f"{value:.4f} h"
+
+
+def energy(joules: float) -> str:
+    """Of watts over time, as bills have it from 0.1 kWh on."""
+    return f"{joules / 3.6e6:,.2f} kWh" if joules >= 3.6e5 else f"{joules / 1e3:,.1f} kJ"
 
 
 def share(part: float, whole: float) -> str:

@@ -8,14 +8,28 @@ has more than `most_spans` rows the longest are kept; `left_out` counts the othe
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from sonde.model.timeline import CallKind, DeviceKind, Events, StateKind, Timeline
+from sonde.model.timeline import (
+    CallKind,
+    Counter,
+    DeviceKind,
+    Events,
+    HostKind,
+    StateKind,
+    Timeline,
+)
+from sonde.model.verdict import Explanation
 from sonde.query.run_columns import RunColumns
 
+_COLUMNS = ("name", "track", "waker", "correlation")
+MAX_COUNTERS = 64
+MAX_POINTS = 4_000
+"""Of a counter."""
+MAX_STEPS = 10_000
 MAX_SPANS = 200_000
 """Of a table in JSON; packed, all of them are sent."""
 
@@ -39,8 +53,8 @@ def document(
     sampled = not len(timeline.device) and len(runs) > 0
     return {
         "origin_ns": origin_ns,
-        "end_ns": timeline.extent_ns[1] - origin_ns if timeline.extent_ns else 0,
-        "begin_ns": timeline.extent_ns[0] - origin_ns if timeline.extent_ns else 0,
+        "end_ns": timeline.end_ns - origin_ns,
+        "begin_ns": timeline.start_ns - origin_ns,
         "names": list(timeline.names),
         "tracks": [
             {
@@ -56,6 +70,8 @@ def document(
         "calls": _events(timeline.calls, origin_ns, CallKind, most_spans),
         "states": _events(timeline.states, origin_ns, StateKind, most_spans),
         "device": _events(timeline.device, origin_ns, DeviceKind, most_spans),
+        "host": _events(timeline.host, origin_ns, HostKind, most_spans),
+        "counters": _counters(timeline.counters, origin_ns),
         "samples": _samples(timeline, origin_ns, most_spans),
         "sampled": sampled,
         "runs": _runs(runs, origin_ns, most_spans) if sampled else None,
@@ -90,8 +106,31 @@ def _events(events: Events, origin_ns: int, kinds: type[enum.IntEnum], most: int
         "start": events.start_ns[rows] - origin_ns,
         "end": events.end_ns[rows] - origin_ns,
         "kind": events.kind[rows].astype(np.uint8),
-        **{name: getattr(events, name)[rows] for name in ("name", "track", "waker")},
+        **{name: getattr(events, name)[rows] for name in _COLUMNS},
     }
+
+
+def _counters(counters: Sequence[Counter], origin_ns: int) -> list[dict[str, Any]]:
+    """The first `MAX_COUNTERS`; of long ones every N-th value."""
+    found = []
+    for one in counters[:MAX_COUNTERS]:
+        rows = slice(None, None, -(-len(one.time_ns) // MAX_POINTS) or 1)
+        finite = np.isfinite(one.value[rows])
+        time_ns = one.time_ns[rows][finite] - origin_ns
+        found.append({"label": one.label, "time": time_ns, "value": one.value[rows][finite]})
+    return found
+
+
+def steps(explanation: Explanation, origin_ns: int) -> dict[str, Any]:
+    """The steps of the first verdict that has any, by whose operation they are known (`anchor`):
+    `start` and `end` (ns after `origin_ns`), `like`: 1 where a step is like the typical one."""
+    table = next((one.steps for one in explanation.verdicts if one.steps is not None), None)
+    start = np.array(table.start_ns if table else [], np.int64)[:MAX_STEPS]
+    length = np.array(table.duration_ns if table else [], np.int64)[:MAX_STEPS]
+    like = np.array(table.like if table else [], np.uint8)[:MAX_STEPS]
+    begin = start - origin_ns
+    anchor = table.anchor if table else ""
+    return {"start": begin, "end": begin + length, "like": like, "anchor": anchor}
 
 
 def _samples(timeline: Timeline, origin_ns: int, most: int) -> dict[str, Any]:

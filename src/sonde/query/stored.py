@@ -317,8 +317,23 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return pa.int64() if pa.types.is_integer(kind) else kind
 
 
-def flame_graph(session: StoreTables, wanted: Selection, limit: int = MAX_STACKS) -> pa.Table:
-    """Stacks, heaviest first: stack (key), n, ns, bytes, frame_keys (leaf first)."""
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "process": ("node", "pid", "start_ns"),
+    "thread": ("node", "pid", "start_ns", "tid"),
+}
+"""What stacks can be kept apart by, as columns of `sample`."""
+
+
+def flame_graph(
+    session: StoreTables, wanted: Selection, limit: int = MAX_STACKS, by: str = ""
+) -> pa.Table:
+    """Stacks, heaviest first: stack (key), n, ns, bytes, frame_keys (leaf first).
+
+    `by`: process or thread; with it also `group_name`: 'python3 (4121)', with more than one node
+    in the selection the node before it. Raises CaptureError.
+    """
+    if by:
+        return _grouped_flame_graph(session, wanted, limit, by)
     clause, parameters = wanted.sql()
     return session.arrow(
         "WITH weight AS ("
@@ -333,6 +348,34 @@ def flame_graph(session: StoreTables, wanted: Selection, limit: int = MAX_STACKS
         " OVER (ORDER BY ns DESC, bytes DESC, stack) AS places FROM listed) "
         f"SELECT stack, n, ns, bytes, frame_keys FROM placed WHERE places <= {MAX_PLACES}"
         " ORDER BY ns DESC, bytes DESC, stack",
+        parameters,
+    )
+
+
+def _grouped_flame_graph(session: StoreTables, wanted: Selection, limit: int, by: str) -> pa.Table:
+    if by not in GROUPS:
+        raise CaptureError(f"stacks are not kept by {by[:40]!r}", f"use {' or '.join(GROUPS)}")
+    key = ", ".join(GROUPS[by])
+    number = "tid" if by == "thread" else "pid"
+    whose = "" if len(wanted.nodes) == 1 else "w.node || ' ' || "
+    clause, parameters = wanted.sql()
+    return session.arrow(
+        "WITH weight AS ("
+        f" SELECT stack, {key}, sum(weight_count) AS n, sum(weight_ns) AS ns,"
+        f" sum(weight_bytes) AS bytes FROM sample {clause} GROUP BY stack, {key}"
+        f" ORDER BY sum(weight_ns) DESC, sum(weight_bytes) DESC, stack, {key}"
+        f" LIMIT {int(limit)}), "
+        "once AS (SELECT key, any_value(frame_keys) AS frame_keys FROM stack"
+        " WHERE key IN (SELECT stack FROM weight) GROUP BY key), "
+        f"named AS (SELECT {key}, any_value(comm) AS comm FROM {by} GROUP BY {key}), "
+        "listed AS (SELECT w.stack, w.n, w.ns, w.bytes,"
+        f" {whose}coalesce(nullif(m.comm, ''), '{by}') || ' (' || w.{number} || ')' AS group_name,"
+        " coalesce(o.frame_keys, []) AS frame_keys FROM weight w LEFT JOIN once o"
+        f" ON w.stack = o.key LEFT JOIN named m USING ({key})), "
+        "placed AS (SELECT *, sum(array_length(frame_keys))"
+        " OVER (ORDER BY ns DESC, bytes DESC, stack, group_name) AS places FROM listed) "
+        "SELECT stack, n, ns, bytes, frame_keys, group_name FROM placed"
+        f" WHERE places <= {MAX_PLACES} ORDER BY ns DESC, bytes DESC, stack, group_name",
         parameters,
     )
 

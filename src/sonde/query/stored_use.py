@@ -17,8 +17,11 @@ from sonde.query.stored import MAX_ROWS, Selection, StoredSession
 
 OWNERS = ("user", "job", "pod", "namespace", "container", "unit", "comm", "exe")
 PARTS = ("productive", "stalled", "idle", "unknown")
+_SUMS = ", ".join(f"sum({name}) AS {name}" for name in ("held", *PARTS, "joules"))
 _SHORT_S, _LONG_S = 600, 18_000
 _MAX_SLOTS = 1_800
+MAX_HOLDERS = 100_000
+"""Pairs of a node and an owner: a fleet of 10,000 nodes with ten owners each."""
 MAX_OF_OWNER = 200_000
 """Rows of one owner: each becomes a Python object of some 1 KB."""
 _LITTLE = 0.01
@@ -35,29 +38,45 @@ def slot_ns(wanted: Selection) -> int:
 
 def by_owner(session: StoredSession, wanted: Selection, by: str, limit: int = 50) -> pa.Table:
     """Owners by wasted time: owner ('' not known), nodes, devices, and in ns held, wasted
-    (stalled + idle), productive, stalled, idle, unknown; `owners`: how many there are."""
+    (stalled + idle), productive, stalled, idle, unknown; joules (null: power is not known);
+    `owners`: how many there are.
+
+    With `wanted.owners` only the processes of those count: the jobs of a user.
+    """
     cells, parameters = _cells(wanted, by)
-    sums = ", ".join(f"sum({name}) AS {name}" for name in ("held", *PARTS))
     return session.arrow(
         f"WITH {cells} SELECT owner, count(DISTINCT node) AS nodes,"
-        f" count(DISTINCT node || ' ' || device) AS devices, {sums},"
-        " sum(stalled) + sum(idle) AS wasted, count(*) OVER () AS owners FROM part GROUP BY owner"
+        f" count(DISTINCT node || ' ' || device) AS devices, {_SUMS},"
+        " sum(stalled) + sum(idle) AS wasted, count(*) OVER () AS owners FROM part WHERE chosen"
+        " GROUP BY owner"
         f" ORDER BY wasted DESC, owner LIMIT {max(1, min(int(limit), MAX_ROWS))}",
+        parameters,
+    )
+
+
+def by_node(session: StoredSession, wanted: Selection, by: str, limit: int = 50) -> pa.Table:
+    """Owners of each node's devices by wasted time: node, owner, devices, and the columns of time
+    and energy of `by_owner`."""
+    cells, parameters = _cells(wanted, by)
+    return session.arrow(
+        f"WITH {cells} SELECT node, owner, count(DISTINCT device) AS devices, {_SUMS},"
+        " sum(stalled) + sum(idle) AS wasted FROM part WHERE chosen GROUP BY node, owner"
+        f" ORDER BY wasted DESC, node, owner LIMIT {max(1, min(int(limit), MAX_HOLDERS))}",
         parameters,
     )
 
 
 def of_owner(session: StoredSession, wanted: Selection, by: str, owner: str) -> pa.Table:
     """The slots of one owner: node, slot (ns since 1970), and in ns, over its devices, held,
-    productive, stalled, idle, unknown; devices.
+    productive, stalled, idle, unknown; joules; devices.
 
     Raises CaptureTooLarge beyond `MAX_OF_OWNER`: sums over a part would be too small.
     """
     cells, parameters = _cells(wanted, by)
-    sums = ", ".join(f"sum({name}) AS {name}" for name in ("held", *PARTS))
     found = session.arrow(
-        f"WITH {cells} SELECT node, ? + slot * ? AS slot, {sums},"
-        " array_agg(DISTINCT device) AS devices FROM part WHERE owner = ? GROUP BY node, slot"
+        f"WITH {cells} SELECT node, ? + slot * ? AS slot, {_SUMS},"
+        " array_agg(DISTINCT device) AS devices FROM part WHERE owner = ? AND chosen"
+        " GROUP BY node, slot"
         f" ORDER BY node, slot LIMIT {MAX_OF_OWNER + 1}",
         [*parameters, wanted.start_ns, slot_ns(wanted), owner],
     )
@@ -92,9 +111,12 @@ def _label(name: str, pattern: str) -> str:
 def _cells(wanted: Selection, by: str) -> tuple[str, list[Any]]:
     """(common table expressions that end in `part`, their parameters).
 
-    `part`: owner, node, device, slot (number), and in ns held, productive, stalled, idle, unknown.
+    `part`: owner, node, device, slot (number), in ns held, productive, stalled, idle, unknown;
+    joules (the device's mean power for the time held); whether `wanted.owners` chose it.
     """
     step = slot_ns(wanted)
+    among = wanted.owners or {}
+    chosen = " AND ".join(f'any_value("{_checked(name)}") = ?' for name in among) or "true"
     clause, parameters = wanted.sql(kind=False, process=False)
     process = (
         f"CAST(nullif({_label('process.pid', '[0-9]{1,9}')}, '') AS BIGINT) AS pid,"
@@ -104,9 +126,9 @@ def _cells(wanted: Selection, by: str) -> tuple[str, list[Any]]:
     polled AS (SELECT node, {_label("hw.id", '[^"]{1,200}')} AS device, {process},
       (time_ns - ?) // ? AS slot, series, value, labels FROM metric {clause}
       AND series IN ('sonde.process.gpu.memory', 'sonde.process.gpu.utilization',
-        'hw.gpu.utilization')),
-    owned AS (SELECT node, pid, start_ns, any_value("{_checked(by)}") AS owner FROM process
-      GROUP BY ALL),
+        'hw.gpu.utilization', 'hw.power')),
+    owned AS (SELECT node, pid, start_ns, any_value("{_checked(by)}") AS owner,
+      coalesce({chosen}, false) AS chosen FROM process GROUP BY node, pid, start_ns),
     holding AS (SELECT node, device, pid, start_ns, slot, count(*) AS looks FROM polled
       WHERE series = 'sonde.process.gpu.memory' AND value > 0 GROUP BY ALL),
     working AS (SELECT node, device, pid, start_ns, slot, sum(value) AS used FROM polled
@@ -116,14 +138,17 @@ def _cells(wanted: Selection, by: str) -> tuple[str, list[Any]]:
     busy AS (SELECT node, device, slot, least(1, greatest(0, avg(value))) AS used FROM polled
       WHERE series = 'hw.gpu.utilization' AND labels LIKE '%"hw.gpu.task":"general"%'
       GROUP BY ALL),
+    powered AS (SELECT node, device, slot, avg(value) AS watts FROM polled
+      WHERE series = 'hw.power' AND value BETWEEN 0 AND 1e300 GROUP BY ALL),
     calling AS (SELECT DISTINCT node, pid, start_ns, (time_ns - ?) // ? AS slot FROM sample
       {clause} AND kind IN ('device', 'kernel')),
     holder AS (SELECT coalesce(o.owner, '') AS owner, h.node, h.device, h.slot,
+      coalesce(o.chosen, {"false" if among else "true"}) AS chosen,
       sum(greatest(0, least(1, coalesce(w.used, 0) / h.looks))) AS used,
       bool_or(coalesce(w.used, 0) > 0 OR c.slot IS NOT NULL) AS active
       FROM holding h LEFT JOIN working w USING (node, device, pid, start_ns, slot)
       LEFT JOIN owned o USING (node, pid, start_ns)
-      LEFT JOIN calling c USING (node, pid, start_ns, slot) GROUP BY 1, 2, 3, 4),
+      LEFT JOIN calling c USING (node, pid, start_ns, slot) GROUP BY 1, 2, 3, 4, 5),
     shared AS (SELECT *, count(*) OVER (PARTITION BY node, device, slot) AS holders FROM holder),
     known AS (SELECT s.*, CASE WHEN a.device IS NOT NULL THEN s.used
       WHEN b.used IS NULL THEN NULL WHEN s.holders = 1 THEN b.used
@@ -132,16 +157,18 @@ def _cells(wanted: Selection, by: str) -> tuple[str, list[Any]]:
       LEFT JOIN busy b USING (node, device, slot)),
     scaled AS (SELECT *, greatest(1, sum(share) OVER (PARTITION BY node, device, slot)) AS whole
       FROM known),
-    split AS (SELECT owner, node, device, slot, active OR share > 0 AS active,
+    split AS (SELECT owner, chosen, node, device, slot, active OR share > 0 AS active,
       share / whole AS used,
       (1 - sum(share / whole) OVER (PARTITION BY node, device, slot)) / holders AS unused, holders
       FROM scaled),
-    part AS (SELECT owner, node, device, slot,
+    part AS (SELECT owner, chosen, node, device, slot,
+      {step / 1e9} * coalesce(used + unused, 1.0 / holders) * watts AS joules,
       {step} * coalesce(used + unused, 1.0 / holders) AS held,
       {step} * coalesce(used, 0) AS productive,
       {step} * CASE WHEN active THEN coalesce(unused, 0) ELSE 0 END AS stalled,
       {step} * CASE WHEN active THEN 0 ELSE coalesce(unused, 0) END AS idle,
-      {step} * CASE WHEN used IS NULL THEN 1.0 / holders ELSE 0 END AS unknown FROM split)
+      {step} * CASE WHEN used IS NULL THEN 1.0 / holders ELSE 0 END AS unknown FROM split
+      LEFT JOIN powered USING (node, device, slot))
     """
     at = [wanted.start_ns, step]
-    return cells, [*at, *parameters, *at, *parameters]
+    return cells, [*at, *parameters, *among.values(), *at, *parameters]

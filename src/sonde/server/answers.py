@@ -40,7 +40,8 @@ PARAMETERS: Mapping[str, str] = {
     "series": "name of a metric; of charts may be repeated",
     "points": "the most points of a series; of lanes: steps; up to 1440",
     "limit": "the most rows; of lanes: lanes",
-    "by": "of owners: user, job, pod, namespace, container, unit, comm or exe; default user",
+    "group": "of flamegraph: process or thread, which become the outermost frames",
+    "by": "of owners, holders: user, job, pod, namespace, container, unit, comm, exe; default user",
     "before_from": "of diff: the earlier time",
     "before_to": "of diff: its end",
     "format": "json or arrow; of timeline and of tables also columns (docs/design/web.md)",
@@ -66,6 +67,7 @@ class Options:
     limit: int
     form: Form
     by: str
+    group: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,7 @@ def parse(items: Iterable[tuple[str, str]]) -> Options:
         _whole("limit", one("limit", "50"), 1 << 31),
         form,
         one("by", "user"),
+        one("group", ""),
     )
 
 
@@ -144,27 +147,34 @@ def _whole(name: str, text: str, below: int) -> int:
 
 
 def _stacks(
-    session: StoredSession, options: Options
+    session: StoredSession, options: Options, by: str = ""
 ) -> tuple[list[dict[str, Any]], dict[int, dict[str, Any]]]:
     """(stacks with their weights, frames by key)."""
-    rows = stored.flame_graph(session, options.wanted).to_pylist()
+    rows = stored.flame_graph(session, options.wanted, by=by).to_pylist()
     keys = sorted({key for row in rows for key in row["frame_keys"]})
     return rows, {row.pop("key"): row for row in stored.frames(session, keys).to_pylist()}
 
 
 def _flame(session: StoredSession, options: Options) -> pa.Table | dict[str, Any]:
+    by = options.group
     if options.form is Form.ARROW:
-        return stored.flame_graph(session, options.wanted)
-    rows, found = _stacks(session, options)
+        return stored.flame_graph(session, options.wanted, by=by)
+    rows, found = _stacks(session, options, by)
     keys = sorted({key for row in rows for key in row["frame_keys"]})
     place = {key: at for at, key in enumerate(keys)}
     unknown = {"kind": "unknown", "function": "", "binary": "", "file": "", "line": 0}
+    groups = sorted({row["group_name"] for row in rows}) if by else []
+    group_at = {name: len(keys) + at for at, name in enumerate(groups)}
     return {
         "total": stored.totals(session, options.wanted),
-        "frames": [found.get(key, unknown) for key in keys],
+        "frames": [
+            *(found.get(key, unknown) for key in keys),
+            *(unknown | {"kind": by, "function": name} for name in groups),
+        ],
         "stacks": [
             {
-                "frames": [place[key] for key in row["frame_keys"]],
+                "frames": [place[key] for key in row["frame_keys"]]
+                + ([group_at[row["group_name"]]] if by else []),
                 "n": row["n"],
                 "ns": row["ns"],
                 "bytes": row["bytes"],
@@ -285,6 +295,10 @@ QUESTIONS: Mapping[str, Question] = {
     "owners": Question(
         "GPU hours by owner: held, productive, stalled, idle, wasted",
         lambda s, o: job.owners(s, o.wanted, o.by, o.limit),
+    ),
+    "holders": Question(
+        "GPU hours by node and owner: who holds which node's GPUs, and wastes them",
+        lambda s, o: {"by": o.by, "holders": job.holders(s, o.wanted, o.by, o.limit)},
     ),
     "verdict": Question(
         "why one node's devices waited", lambda s, o: timeline_answers.explained(s, o.wanted)

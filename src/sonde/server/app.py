@@ -100,6 +100,7 @@ class Api:
             Route("/v1/alerts", self._guarded(Scope.READ, self._alerts)),
             Route("/v1/fleet", self._guarded(Scope.READ, self._fleet)),
             Route("/v1/open", self._guarded(Scope.READ, self._open), methods=["POST"]),
+            Route("/v1/identity", self._guarded(Scope.READ, self._identity)),
             Route("/v1/tokens", self._guarded(Scope.ADMIN, self._tokens)),
             Route("/healthz", self._health),
             Route("/readyz", self._ready),
@@ -382,6 +383,17 @@ class Api:
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(self._threads, packed, request, answer)
         return PacedResponse(found, self._unsent_bytes, caller.tenant)
+
+    async def _identity(self, _request: Request, caller: Caller) -> Response:
+        """Whose data the caller sees: the page switches between tenants by their tokens."""
+        self._service.admit(caller, 0)
+        return JSONResponse(
+            {
+                "tenant": caller.tenant,
+                "scopes": sorted(map(str, caller.scopes)),
+                "open": self._service.is_open,
+            }
+        )
 
     async def _tokens(self, _request: Request, caller: Caller) -> Response:
         listed = [one for one in self._service.tokens.listed() if one.tenant == caller.tenant]

@@ -12,7 +12,15 @@ from typing import Any
 from sonde.errors import CaptureError, UsageError
 from sonde.query import stored
 from sonde.query.stored import QueryTimedOutError, Selection, StoredSession
-from sonde.query.stored_use import OWNERS, PARTS, by_owner, of_owner, processes_of, slot_ns
+from sonde.query.stored_use import (
+    OWNERS,
+    PARTS,
+    by_node,
+    by_owner,
+    of_owner,
+    processes_of,
+    slot_ns,
+)
 from sonde.server import job_ranks, timeline_answers
 
 VERDICTS = 3
@@ -30,7 +38,8 @@ NOT_COVERED = (
 
 
 def owners(session: StoredSession, wanted: Selection, by: str, limit: int) -> dict[str, Any]:
-    """The owner table: GPU hours by owner, most wasted first. Raises CaptureError."""
+    """The owner table: GPU hours by owner, most wasted first; with an owner in the selection, of
+    its processes alone: the jobs of a user. Raises CaptureError."""
     rows = by_owner(session, wanted, by, limit).to_pylist()
     every = rows[0]["owners"] if rows else 0
     return {
@@ -44,6 +53,14 @@ def owners(session: StoredSession, wanted: Selection, by: str, limit: int) -> di
         "left_out": every - len(rows),
         "not_covered": [*NOT_COVERED],
     }
+
+
+def holders(session: StoredSession, wanted: Selection, by: str, limit: int) -> list[dict[str, Any]]:
+    """GPU hours by node and owner, most wasted first. Raises CaptureError."""
+    return [
+        {"node": row["node"], "owner": row["owner"] or "", "gpus": row["devices"]} | _hours(row)
+        for row in by_node(session, wanted, by, limit).to_pylist()
+    ]
 
 
 def job(session: StoredSession, wanted: Selection, limit: int) -> dict[str, Any]:
@@ -62,6 +79,8 @@ def job(session: StoredSession, wanted: Selection, limit: int) -> dict[str, Any]
     for row in processes_of(session, every, by, owner).to_pylist():
         pids[row["node"]].add(row["pid"])
     total = {name: sum(row[name] for row in slots) for name in ("held", *PARTS)}
+    joules = [row["joules"] for row in slots if row["joules"] is not None]
+    total["joules"] = sum(joules) if joules else None
     explained = _explained(session, every, slots, pids)
     functions = stored.top_functions(session, wanted, min(limit, MAX_FUNCTIONS)).to_pylist()
     return {
@@ -93,9 +112,11 @@ def _waiting(session: StoredSession, wanted: Selection) -> dict[str, Any]:
         return job_ranks.not_known(wanted, str(error))
 
 
-def _hours(row: Mapping[str, Any]) -> dict[str, float]:
-    found = {f"{name}_h": (row[name] or 0) / _HOUR_NS for name in ("held", *PARTS)}
-    return found | {"wasted_h": found["stalled_h"] + found["idle_h"]}
+def _hours(row: Mapping[str, Any]) -> dict[str, float | None]:
+    """The hours of a row, and `joules`: null where the power of its devices is not known."""
+    hours = {f"{name}_h": (row[name] or 0) / _HOUR_NS for name in ("held", *PARTS)}
+    hours["wasted_h"] = hours["stalled_h"] + hours["idle_h"]
+    return {**hours, "joules": row["joules"]}
 
 
 Explained = dict[str, tuple[int, int, dict[str, Any] | None]]

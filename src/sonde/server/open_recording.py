@@ -65,10 +65,12 @@ def document(path: Path) -> dict[str, Any]:
         is_capture = file.read(5) == b"SONDE"
     capture = _capture(path) if is_capture else None
     found = timeline_of(capture) if capture else open_timeline([path])
-    begin = found.extent_ns[0] if found.extent_ns else 0
+    begin = found.start_ns
     drawn = timeline_columns.document(found, StallCauses(found), _runs(capture), begin, MAX_ROWS)
+    explanation = explain(found)
+    drawn["steps"] = timeline_columns.steps(explanation, begin)
     drawn["origin_ns"] += capture.info.wall_offset_ns if capture else 0
-    drawn["explanation"] = verdict.document(explain(found))
+    drawn["explanation"] = verdict.document(explanation)
     return {"timeline": drawn, "flames": _flames(capture) if capture else {}}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from sonde import __version__
 from sonde.server.answers import PARAMETERS, QUESTIONS, Question
 from sonde.server.collection_pauses import PausedBy
-from sonde.server.schemas import ALERTS, ANSWERS, FLAME_NODE, FLEET
+from sonde.server.schemas import ALERTS, ANSWERS, FLAME_NODE, FLEET, IDENTITY
 from sonde.server.seen_agents import AgentState
 
 _ERROR = {
@@ -152,6 +152,11 @@ def document() -> dict[str, Any]:
             | _REFUSALS,
         }
     }
+    identity = {
+        "description": "tenant and scopes of the token; `open`: the server asks for none",
+        "content": {"application/json": {"schema": IDENTITY}},
+    }
+    paths["/v1/identity"] = {"get": {"responses": {"200": identity} | _REFUSALS}}
     listed = {"description": "the tenant's tokens", "content": {"application/json": {"schema": {}}}}
     paths["/v1/tokens"] = {"get": {"responses": {"200": listed} | _REFUSALS}}
     switch = {

@@ -44,7 +44,7 @@ _PROCESS = dict.fromkeys(
 _ANY: Schema = {"type": "object"}
 _GPU_HOURS = dict.fromkeys(
     ("held_h", "productive_h", "stalled_h", "idle_h", "unknown_h", "wasted_h"), _NUMBER
-)
+) | {"joules": _MAYBE_NUMBER}
 
 ANSWERS: Mapping[str, Schema] = {
     "overview": _list(
@@ -162,6 +162,9 @@ ANSWERS: Mapping[str, Schema] = {
         owners=_list(_object(owner=_TEXT, nodes=_WHOLE, gpus=_WHOLE, **_GPU_HOURS)),
         left_out=_WHOLE, not_covered=_list(_TEXT),
     ),
+    "holders": _object(
+        by=_TEXT, holders=_list(_object(node=_TEXT, owner=_TEXT, gpus=_WHOLE, **_GPU_HOURS)),
+    ),
     "losses": _list(_object(node=_TEXT, name=_TEXT, value=_NUMBER)),
 }  # fmt: skip
 """By question. `pprof` is no JSON; `verdict` is what `sonde explain --json` writes, and is part of
@@ -210,4 +213,6 @@ ALERTS: Schema = _object(
     not_shown=_WHOLE,
 )  # fmt: skip
 """Rules of alerts and their alerts."""
+IDENTITY: Schema = _object(tenant=_TEXT, scopes=_list(_TEXT), open={"type": "boolean"})
+"""Whose data a caller sees."""
 UNDESCRIBED = frozenset({"pprof", "timeline", "verdict"})

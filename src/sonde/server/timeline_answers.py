@@ -42,7 +42,9 @@ def timeline(
         found, StallCauses(found), run_columns(capture), wanted.start_ns, most_spans
     )
     session.check()
-    return drawn | {"explanation": verdict.document(explain(found))}
+    explanation = explain(found)
+    drawn["steps"] = timeline_columns.steps(explanation, wanted.start_ns)
+    return drawn | {"explanation": verdict.document(explanation)}
 
 
 def ranks(session: StoredSession, wanted: Selection, points: int, most: int = 0) -> dict[str, Any]:

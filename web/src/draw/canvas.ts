@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // A canvas in a scroller that shows rows of boxes: drawing, pointer and keys.
 
-import { boxAt, Painter, type Row, type Viewport } from "./boxes";
-import type { Palette } from "./colours";
+import { boxAt, firstEndingAfter, Painter, type Row, type Viewport } from "./boxes";
+import { css, type Palette } from "./colours";
 
 const FONT = '12px system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
 const TEXT_PX = 34;
 
 export interface At { row: number; box: number }
+
+/** From one place to another, in the unit of the rows and in CSS pixels from the top of all rows. */
+export interface Arrow { fromX: number; fromY: number; toX: number; toY: number }
 
 export interface Shown {
   rows: readonly Row[];
@@ -22,6 +25,8 @@ export interface Shown {
   palette: Pick<Palette, "background" | "ink" | "fadedInk">;
   labelOf(id: number): string;
   isFaded(id: number): boolean;
+  /** The arrows of a box: drawn while it is hovered or selected. */
+  linksOf?(id: number): readonly Arrow[];
 }
 
 export interface Events {
@@ -46,6 +51,7 @@ export class BoxCanvas {
   private widths = new Map<string, number>();
   private frame = 0;
   private frames = 0;
+  private arrows = 0;
   private resting = 0;
   private drag: { x: number; left: number; right: number; moved: boolean } | null = null;
   private readonly context: CanvasRenderingContext2D;
@@ -125,7 +131,12 @@ export class BoxCanvas {
       context.fillText(text, labels.x[i]! / ratio + 4, one.top - this.viewport.scroll + one.height / 2 + 0.5);
     }
     if (this.hovered) this.outline(this.hovered, 1);
-    if (this.selected && document.activeElement === canvas) this.outline(this.selected, 2);
+    const isFocused = document.activeElement === canvas;
+    if (this.selected && isFocused) this.outline(this.selected, 2);
+    this.arrows = 0;
+    if (this.hovered) this.drawArrows(this.hovered);
+    if (this.selected && isFocused && this.idOf(this.selected) !== this.idOf(this.hovered)) this.drawArrows(this.selected);
+    canvas.dataset["arrows"] = String(this.arrows);
     this.spentMs = performance.now() - began;
     canvas.dataset["ms"] = this.spentMs.toFixed(1);
     canvas.dataset["frames"] = String(++this.frames);
@@ -149,6 +160,46 @@ export class BoxCanvas {
     this.context.lineWidth = thickness;
     this.context.strokeRect(x0 + thickness / 2, row.top - this.viewport.scroll + thickness / 2,
       Math.max(1, x1 - x0 - thickness), row.height - thickness);
+  }
+
+  /** Where a viewport can be moved, to what was selected by keys beyond its edges. */
+  private revealSideways(at: At): void {
+    const row = this.shown!.rows[at.row]!;
+    const { left, right } = this.viewport;
+    const [start, end] = [row.start[at.box]!, row.end[at.box]!];
+    if (!this.events.moved || (start < right && end > left)) return;
+    const middle = (Math.max(start, Math.min(end, left)) + Math.min(end, Math.max(start, right))) / 2;
+    this.move(middle - (right - left) / 2, middle + (right - left) / 2);
+  }
+
+  private drawArrows(at: At): void {
+    const { context, viewport } = this;
+    const { palette } = this.shown!;
+    const scale = this.cssWidth / (viewport.right - viewport.left);
+    const x = (value: number): number => Math.max(-1e5, Math.min(1e5, (value - viewport.left) * scale));
+    for (const one of this.shown!.linksOf?.(this.idOf(at)) ?? []) {
+      const [x0, y0, x1, y1] = [x(one.fromX), one.fromY - viewport.scroll, x(one.toX), one.toY - viewport.scroll];
+      const bend = Math.max(24, Math.abs(x1 - x0) / 2);
+      // Twice: a halo of the background keeps it apart from what it crosses.
+      for (const [width, colour] of [[5, css(palette.background)], [1.8, palette.ink]] as const) {
+        context.lineWidth = width;
+        context.strokeStyle = context.fillStyle = colour;
+        context.beginPath();
+        context.moveTo(x0, y0);
+        context.bezierCurveTo(x0 + bend, y0, x1 - bend, y1, x1, y1);
+        context.stroke();
+        context.beginPath();
+        context.arc(x0, y0, width + 0.8, 0, 2 * Math.PI);
+        context.fill();
+        context.beginPath();
+        context.moveTo(x1, y1);
+        context.lineTo(x1 - 9, y1 - 4.5);
+        context.lineTo(x1 - 9, y1 + 4.5);
+        context.closePath();
+        context.fill();
+      }
+      this.arrows++;
+    }
   }
 
   private get cssWidth(): number {
@@ -325,7 +376,13 @@ export class BoxCanvas {
   }
 
   private firstInSight(): At | null {
-    const row = this.shown!.rows.findIndex((one) => one.start.length > 0);
+    const { left, right } = this.viewport;
+    const { rows } = this.shown!;
+    for (let row = 0; row < rows.length; row++) {
+      const box = firstEndingAfter(rows[row]!, left);
+      if (box < rows[row]!.start.length && rows[row]!.start[box]! < right) return { row, box };
+    }
+    const row = rows.findIndex((one) => one.start.length > 0);
     return row < 0 ? null : { row, box: 0 };
   }
 
@@ -345,6 +402,7 @@ export class BoxCanvas {
   private reveal(at: At): void {
     const { top, height } = this.shown!.rows[at.row]!;
     const { scrollTop, clientHeight } = this.scroller;
+    this.revealSideways(at);
     if (top < scrollTop) this.scroller.scrollTop = top;
     else if (top + height > scrollTop + clientHeight) this.scroller.scrollTop = top + height - clientHeight;
   }

@@ -33,7 +33,7 @@ export interface Palette {
   span(kind: string): number;
 }
 
-const KIND_HUES: Record<string, number> = { python: 208, kernel: 28, jit: 320, call: 265, unknown: 0 };
+const KIND_HUES: Record<string, number> = { python: 208, kernel: 28, jit: 320, call: 265, unknown: 0, process: 176, thread: 176, binary: 60 };
 const NATIVE_HUES = [164, 186, 140, 236, 300, 50];
 
 /** Hue, saturation, lightness in the light theme and in the dark one. */
@@ -42,6 +42,7 @@ const SPANS: Record<string, readonly [number, number, number, number]> = {
   replay: [245, 55, 62, 62], launch: [200, 70, 58, 52], graph_launch: [215, 65, 58, 56], sync: [12, 75, 60, 56],
   alloc: [330, 55, 62, 56], free: [330, 30, 72, 44], pin: [345, 45, 66, 50], event: [190, 30, 70, 44],
   build: [20, 40, 52, 48], other: [210, 14, 70, 46], blocked: [215, 12, 80, 34], runqueue: [35, 95, 55, 54],
+  step: [222, 30, 80, 36], "odd step": [28, 80, 66, 48], operator: [208, 55, 74, 40], python: [178, 40, 74, 36], range: [285, 40, 76, 42],
   running: [160, 45, 52, 42], stall: [340, 75, 48, 62],
 };
 
@@ -61,6 +62,8 @@ export function paletteOf(dark: boolean): Palette {
       return dark ? abgr(hue, 36, 34 + shift) : abgr(hue, 62, 77 + shift);
     },
     span(kind) {
+      const counter = /^counter (\d)$/.exec(kind);
+      if (counter) return dark ? abgr(200, 34, 22 + 5 * Number(counter[1])) : abgr(200, 50, 93 - 6 * Number(counter[1]));
       const [hue, saturation, light, darkLight] = SPANS[kind] ?? SPANS["other"]!;
       return abgr(hue, dark ? saturation * 0.75 : saturation, dark ? darkLight : light);
     },

@@ -1,28 +1,149 @@
 // SPDX-License-Identifier: Apache-2.0
-// What changed between the time before and this one.
+// What changed between two selections of stacks: times, nodes, processes (ranks), or jobs (versions).
 
-import type { DiffRow } from "../api";
-import { clock, percent } from "../numbers";
+import { useMemo } from "preact/hooks";
+import type { NodesAnswer, ProcessesAnswer } from "../answers";
+import type { Flame } from "../api";
+import { afterOf, changeColours, changes, compared, levelOf, LEVELS } from "../compare";
+import { css } from "../draw/colours";
+import { save, text } from "../exports";
+import { build, matcher } from "../flame";
+import { clock, day, percent } from "../numbers";
 import { Answer, Empty } from "../parts";
 import { useAnswer, useApp } from "../state";
+import type { Place } from "../url";
+import { Drawn, KINDS } from "./flame";
+import { copyLink, SaveMenu } from "./save";
+
+/** What one side of the comparison selects. */
+interface Side { node: string; pid: string; job: string; from: number; to: number }
+
+const MOST_ROWS = 300;
+const EARLIER: readonly [string, number][] = [["The time before", 0], ["An hour earlier", 3600], ["A day earlier", 86_400]];
+
+function sidesOf(place: Place): [before: Side, after: Side] {
+  const after = { node: place.node, pid: place.pid, job: place.job, from: place.from, to: place.to };
+  const isOwnTime = place.from2 > 0 && place.to2 > place.from2;
+  const isOther = Boolean(place.node2 || place.pid2 || place.job2);
+  const length = place.to - place.from;
+  const [from, to] = isOwnTime ? [place.from2, place.to2] : isOther ? [place.from, place.to] : [place.from - length, place.from];
+  // A process is one of its node; a job may be on any.
+  const pid = place.pid2 || (place.node2 || place.job2 ? "" : place.pid);
+  return [{ node: place.node2 || (place.job2 ? "" : place.node), pid, job: place.job2 || (place.node2 || place.pid2 ? "" : place.job), from, to }, after];
+}
 
 export function CompareView(): preact.JSX.Element {
   const { place, go } = useApp();
   const ready = place.from > 0 && place.to > place.from;
-  const asked = useAnswer<DiffRow[]>(ready ? "diff" : null, { node: place.node, from: place.from, to: place.to, kind: place.kind, limit: 200 });
-  if (!ready) return <Empty title="No time is chosen">Choose a node, then drag over one of its charts.</Empty>;
-  const before = place.from - (place.to - place.from);
+  const [before, after] = sidesOf(place);
+  const [kind, title, weight, hint] = KINDS.find(([one]) => one === place.kind) ?? KINDS[0]!;
+  const asked = useAnswer<Flame>(ready ? "flamegraph" : null, { ...before, kind });
+  const askedAfter = useAnswer<Flame>(ready ? "flamegraph" : null, { ...after, kind });
+  if (!ready) return <Empty title="No time is chosen">Choose a node, drag over one of its charts, then “Compare with the time before”.</Empty>;
+  const shape = place.shape === "table" ? "table" : "graph";
   return (
     <>
-      <div class="tools"><h1>What changed</h1><span class="quiet">{clock(before, 0.1)} – {clock(place.from, 0.1)} before, {clock(place.from, 0.1)} – {clock(place.to, 0.1)} after: shares of own time</span>
-        <button onClick={() => go({ view: "range" })}>Back to the range</button></div>
-      <Answer asked={asked} loading="Comparing…">
-        {(rows) => rows.length ? <div class="sheet panel"><table>
-          <thead><tr><th>Function</th><th>Binary</th><th class="number">Before</th><th class="number">After</th><th class="number">Change</th></tr></thead>
-          <tbody>{rows.map((row) => <tr><td class="code">{row.function || "[no name]"}</td><td class="quiet">{row.binary}</td><td class="number">{percent(row.before)}</td><td class="number">{percent(row.after)}</td>
-            <td class="number">{row.after >= row.before ? "+" : "−"}{(100 * Math.abs(row.after - row.before)).toFixed(1)} points</td></tr>)}</tbody>
-        </table></div> : <Empty title="Nothing to compare">Neither time has samples of this kind.</Empty>}
+      <div class="tools">
+        <h1>What changed</h1>
+        <div class="segments" role="group" aria-label="Shape">
+          <button aria-pressed={shape === "graph"} onClick={() => go({ shape: "graph" })}>Graph</button>
+          <button aria-pressed={shape === "table"} onClick={() => go({ shape: "table" })}>Table</button>
+        </div>
+        <div class="segments" role="group" aria-label="What is counted">
+          {KINDS.map(([one, name, , about]) => <button aria-pressed={one === kind} title={about} onClick={() => go({ kind: one, focus: [] })}>{name}</button>)}
+        </div>
+        {place.node && <button onClick={() => go({ view: "range", shape: "graph" })}>Back to the range</button>}
+      </div>
+      <div class="sides">
+        <SideForm title="Before" side={before} set={(side) => go({ node2: side.node, pid2: side.pid, job2: side.job, from2: side.from, to2: side.to, focus: [] })} />
+        <SideForm title="After" side={after} set={(side) => go({ ...side, focus: [] })} />
+      </div>
+      <div class="tools"><span class="quiet">Compare with</span>
+        {EARLIER.map(([name, by]) => <button onClick={() => go({ node2: "", pid2: "", job2: "", from2: by ? place.from - by : 0, to2: by ? place.to - by : 0, focus: [] })}>{name}</button>)}
+        <button onClick={() => go({ node: before.node, pid: before.pid, job: before.job, from: before.from, to: before.to, node2: after.node, pid2: after.pid, job2: after.job, from2: after.from, to2: after.to, focus: [] })}>Swap the two</button></div>
+      <Answer asked={asked} loading="Asking for the stacks before…">
+        {(flame) => <Answer asked={askedAfter} loading="Asking for the stacks after…">
+          {(flameAfter) => <Change before={flame} after={flameAfter} weight={weight} title={title} hint={hint} isTable={shape === "table"} />}
+        </Answer>}
       </Answer>
     </>
+  );
+}
+
+function Change(props: { before: Flame; after: Flame; weight: "ns" | "bytes"; title: string; hint: string; isTable: boolean }): preact.JSX.Element {
+  const { before, after, weight, hint, isTable } = props;
+  const { place, go, palette } = useApp();
+  const both = useMemo(() => compared(before, after, weight), [before, after, weight]);
+  const tree = useMemo(() => (both ? build(both, weight, place.invert, "") : null), [both, weight, place.invert]);
+  const rows = useMemo(() => changes(before, after, weight, ""), [before, after, weight]);
+  const shade = useMemo(() => (tree ? {
+    colours: changeColours(palette.dark), levelOf: (node: number) => levelOf(tree, node),
+    lines: (node: number): [string, string][] => [["Before", percent(tree.before[node]!)], ["After", percent(afterOf(tree, node))], ["Change", points(afterOf(tree, node) - tree.before[node]!)]],
+  } : null), [tree, palette]);
+  if (!both || !tree || !shade) {
+    const empty = before.stacks.length ? (after.stacks.length ? "Neither" : "The selection after") : after.stacks.length ? "The selection before" : "Neither selection";
+    return <Empty title="Nothing to compare">{empty} has stacks of “{props.title}”, which counts {hint}. Choose another kind, time, node or process.</Empty>;
+  }
+  const search = matcher(place.search);
+  const shown = rows.filter((row) => !search || search(row.fn)).slice(0, MOST_ROWS);
+  return (
+    <section class="panel" aria-label="Changes">
+      <div class="tools">
+        <label class="search">Search <input type="search" value={place.search} placeholder="function, file or binary" onInput={(event) => go({ search: event.currentTarget.value }, true)} /></label>
+        <label class="check"><input type="checkbox" checked={place.invert} onChange={(event) => go({ invert: event.currentTarget.checked, focus: [] })} /> Invert</label>
+        <SaveMenu label="Save the changes" choices={[
+          { name: "CSV", about: "functions and their shares before and after", run: () => save("changes.csv", text(csv(rows), "text/csv")) }, copyLink]} />
+      </div>
+      {isTable ? <div class="sheet tall" tabIndex={0} role="region" aria-label="Functions by change"><table>
+        <thead><tr><th>Function</th><th>Binary</th><th class="number">Before</th><th class="number">After</th><th class="number">Change of own time</th></tr></thead>
+        <tbody>{shown.map((row) => <tr><td class="code" title={row.fn.file}>{row.fn.label}</td><td class="quiet">{row.fn.binary}</td><td class="number">{percent(row.before)}</td><td class="number">{percent(row.after)}</td><td class="number">{points(row.change)}</td></tr>)}
+          {!shown.length && <tr><td colSpan={5} class="none">No function matches. Clear the search.</td></tr>}</tbody>
+      </table></div> : <>
+        <Drawn tree={tree} lit={null} show={percent} focus={place.focus} zoom={(focus) => go({ focus })} name="Flame graph of changes" shade={shade} />
+        <div class="under">
+          <span class="scale" aria-hidden="true">{[0, 3, 7, 11, LEVELS - 1].map((level) => <i style={{ background: css(shade.colours[level]!) }} />)}</span>
+          <span>from a tenth of the whole less to a tenth more; as wide as the mean of both shares</span>
+        </div></>}
+    </section>
+  );
+}
+
+function points(change: number): string {
+  return `${change >= 0 ? "+" : "−"}${(100 * Math.abs(change)).toFixed(1)} points`;
+}
+
+function csv(rows: ReturnType<typeof changes>): string {
+  // A cell that a spreadsheet would take for a formula is text.
+  const cell = (value: string): string => `"${value.replace(/^[=+\-@\t\r]/, "'$&").replaceAll('"', '""')}"`;
+  return ["function,file,binary,before,after", ...rows.map((row) => [cell(row.fn.label), cell(row.fn.file), cell(row.fn.binary), row.before, row.after].join(","))].join("\r\n");
+}
+
+/** A time as the field for times has it, of this browser's zone. */
+function localTime(seconds: number): string {
+  return `${day(seconds)}T${clock(seconds, 0.001)}`;
+}
+
+function SideForm({ title, side, set }: { title: string; side: Side; set: (side: Side) => void }): preact.JSX.Element {
+  const nodes = useAnswer<NodesAnswer>("nodes", { from: side.from, to: side.to });
+  const processes = useAnswer<ProcessesAnswer>("processes", { node: side.node, from: side.from, to: side.to, limit: 100 });
+  const jobs = [...new Set((processes.answer ?? []).map((one) => one.job ?? "").filter(Boolean)), side.job].filter((one, i, all) => one && all.indexOf(one) === i);
+  const names = [...new Set([...(nodes.answer ?? []).map((one) => one.node), side.node].filter(Boolean))];
+  const pids = (processes.answer ?? []).map((one): [string, string] => [String(one.pid), `${one.comm ?? "unknown"} (${one.pid})`]);
+  if (side.pid && !pids.some(([pid]) => pid === side.pid)) pids.push([side.pid, side.pid]);
+  const time = (value: string, name: "from" | "to"): void => {
+    const seconds = new Date(value).getTime() / 1000;
+    if (Number.isFinite(seconds) && (name === "from" ? seconds < side.to : seconds > side.from)) set({ ...side, [name]: seconds });
+  };
+  return (
+    <section class="panel pad side" aria-label={title}>
+      <h2>{title}</h2>
+      <div class="fields">
+        <label>Node <select value={side.node} onChange={(event) => set({ ...side, node: event.currentTarget.value, pid: "" })}><option value="">all nodes</option>{names.map((name) => <option value={name}>{name}</option>)}</select></label>
+        <label>Process <select value={side.pid} onChange={(event) => set({ ...side, pid: event.currentTarget.value })}><option value="">all processes</option>{pids.map(([pid, name]) => <option value={pid}>{name}</option>)}</select></label>
+        <label>Job <select value={side.job} onChange={(event) => set({ ...side, job: event.currentTarget.value })}><option value="">all jobs</option>{jobs.map((name) => <option value={name}>{name}</option>)}</select></label>
+        <label>From <input type="datetime-local" step="0.001" value={localTime(side.from)} onChange={(event) => time(event.currentTarget.value, "from")} /></label>
+        <label>To <input type="datetime-local" step="0.001" value={localTime(side.to)} onChange={(event) => time(event.currentTarget.value, "to")} /></label>
+      </div>
+    </section>
   );
 }

@@ -5,16 +5,17 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { send, type Flame, type KernelRow } from "../api";
 import type { BoxCanvas } from "../draw/canvas";
 import { folded, save, speedscope, svg, text } from "../exports";
-import { build, coloursOf, found, matcher, nodeOf, pathOf, rowsOf, ROW_HEIGHT, table, type Hide, type Tree, type Weight } from "../flame";
+import { around, build, byBinary, coloursOf, found, matcher, nodeOf, pathOf, rowsOf, ROW_HEIGHT, table, type Hide, type Tree, type Weight } from "../flame";
 import { css } from "../draw/colours";
 import { Live, useLive } from "../live";
 import { duration, grouped, percent, scaled } from "../numbers";
 import { Answer, Empty, Tooltip } from "../parts";
 import { useAnswer, useApp } from "../state";
+import type { Group } from "../url";
 import { Boxes } from "./canvas";
 import { copyLink, SaveMenu, type Choice } from "./save";
 
-const KINDS: readonly [string, string, Weight, string][] = [
+export const KINDS: readonly [string, string, Weight, string][] = [
   ["cpu", "On CPU", "ns", "code that ran on CPUs"],
   ["blocked", "Blocked", "ns", "threads that waited: locks, I/O, sleep"],
   ["runqueue", "Run queue", "ns", "threads that could run and had no CPU"],
@@ -31,10 +32,15 @@ const MEMORY_KINDS: typeof KINDS = [
 
 const HIDES: readonly [Hide, string][] = [["", "all frames"], ["kernel", "without the kernel"], ["runtime", "without kernel and runtime"], ["python", "Python only"]];
 
+const GROUPS: readonly [Group, string][] = [["", "all together"], ["binary", "by binary"], ["process", "by process"], ["thread", "by thread"]];
+
 /** Rows of samples sum up a second and are chosen by its start: the one that a time begins in counts, too. */
 const TICK_S = 1;
 const NO_FLAME: Flame = { total: { rows: 0, n: 0, ns: 0, bytes: 0 }, frames: [], stacks: [] };
 const SHORT_S = 20;
+
+/** What the server has to keep stacks apart by: which binary a frame is of is in every answer. */
+const serverGroup = (group: Group): string => (group === "binary" ? "" : group);
 
 /** `memory`: kinds of host memory alone. */
 export function FlamePanel({ name, flames, memory = false }: { name: string; flames?: Record<string, Flame>; memory?: boolean }): preact.JSX.Element {
@@ -42,7 +48,7 @@ export function FlamePanel({ name, flames, memory = false }: { name: string; fla
   const kinds = memory ? MEMORY_KINDS : KINDS;
   const [chosen, title, weight, hint] = kinds.find(([kind]) => kind === place.kind) ?? kinds[0]!;
   const isKernels = place.shape === "kernels" && !memory;
-  const asked = useAnswer<Flame>(isKernels || flames ? null : "flamegraph", { node: place.node, from: place.from - TICK_S, to: place.to, kind: chosen, pid: place.pid });
+  const asked = useAnswer<Flame>(isKernels || flames ? null : "flamegraph", { node: place.node, from: place.from - TICK_S, to: place.to, kind: chosen, pid: place.pid, group: serverGroup(place.group) });
   return (
     <>
       <div class="tools">
@@ -51,6 +57,7 @@ export function FlamePanel({ name, flames, memory = false }: { name: string; fla
         <div class="segments" role="group" aria-label="Shape">
           <button aria-pressed={place.shape === "graph"} onClick={() => go({ shape: "graph" })}>Graph</button>
           <button aria-pressed={place.shape === "table"} onClick={() => go({ shape: "table" })}>Table</button>
+          <button aria-pressed={place.shape === "sandwich"} title="one function between its callers and callees" onClick={() => go({ shape: "sandwich", fn: place.fn || place.focus[place.focus.length - 1] || "" })}>Sandwich</button>
         </div>
         <div class="segments" role="group" aria-label="What is counted">
           {kinds.map(([kind, name, , about]) => (
@@ -73,7 +80,8 @@ function Graph({ kind, flame, weight, hint, name, isFile }: { kind: string; flam
   const { place, go, palette } = useApp();
   const canvasOf = useRef<BoxCanvas | null>(null);
   const hide = HIDES.find(([one]) => one === place.hide)?.[0] ?? "";
-  const tree = useMemo(() => build(flame, weight, place.invert, hide), [flame, weight, place.invert, hide]);
+  const grouped = useMemo(() => (place.group === "binary" ? byBinary(flame, hide) : flame), [flame, place.group, hide]);
+  const tree = useMemo(() => build(grouped, weight, place.invert, hide), [grouped, weight, place.invert, hide]);
   const search = useMemo(() => matcher(place.search), [place.search]);
   const hits = useMemo(() => (search ? found(tree, search) : null), [tree, search]);
   const show = (value: number): string => (weight === "bytes" ? scaled(value, "B") : duration(value));
@@ -87,6 +95,13 @@ function Graph({ kind, flame, weight, hint, name, isFile }: { kind: string; flam
         save(`${file}.pb.gz`, await (await send(`/v1/pprof?${new URLSearchParams(given)}`, {})).blob());
       },
     }]),
+    ...(isFile ? [] : [{
+      name: "Arrow", about: "stacks with their weights, as an Arrow stream",
+      run: async () => {
+        const given = { node: place.node, from: String(place.from - TICK_S), to: String(place.to), kind, format: "arrow", ...(place.pid ? { pid: place.pid } : {}), ...(serverGroup(place.group) ? { group: place.group } : {}) };
+        save(`${file}.arrows`, await (await send(`/v1/flamegraph?${new URLSearchParams(given)}`, {})).blob());
+      },
+    }]),
     { name: "speedscope", about: "what is shown, for speedscope.app", run: () => save(`${file}.speedscope.json`, text(speedscope(tree, top(), file, weight === "bytes" ? "bytes" : "nanoseconds"), "application/json")) },
     { name: "Folded stacks", about: "what is shown, a line a stack", run: () => save(`${file}.folded`, text(folded(tree, top()))) },
     { name: "SVG", about: "the flame graph as shown", run: () => save(`${file}.svg`, text(svg(tree, top(), coloursOf(tree, palette), palette.ink, css(palette.background)), "image/svg+xml")) },
@@ -97,14 +112,18 @@ function Graph({ kind, flame, weight, hint, name, isFile }: { kind: string; flam
   return (
     <>
       <div class="tools second">
-        <label class="search">Search <input type="search" value={place.search} aria-invalid={wrong} placeholder="function, file or binary; /regular expression/"
+        <label class="search">Search <input type="search" value={place.search} aria-invalid={wrong} placeholder="function, file, binary or /regex/"
           onInput={(event) => go({ search: event.currentTarget.value }, true)} /></label>
         {hits && <output class="match">{percent(hits.weight / (tree.total[0] || 1))}</output>}
-        <label>Show <select value={hide} onChange={(event) => go({ hide: event.currentTarget.value, focus: [] })}>{HIDES.map(([value, name]) => <option value={value}>{name}</option>)}</select></label>
+        <select aria-label="Frames that are shown" value={hide} onChange={(event) => go({ hide: event.currentTarget.value, focus: [] })}>{HIDES.map(([value, name]) => <option value={value}>{name}</option>)}</select>
+        <select aria-label="What stacks are kept apart by" value={place.group} onChange={(event) => go({ group: event.currentTarget.value as Group, focus: [] })}>
+          {GROUPS.filter(([value]) => !isFile || value === "" || value === "binary").map(([value, name]) => <option value={value}>{name}</option>)}</select>
         <label class="check"><input type="checkbox" checked={place.invert} onChange={(event) => go({ invert: event.currentTarget.checked, focus: [] })} /> Invert</label>
         <SaveMenu label="Save the stacks" choices={choices} />
       </div>
-      {place.shape === "table" ? <Functions tree={tree} show={show} search={search} /> : <Chart tree={tree} lit={hits?.lit ?? null} show={show} use={(one) => { canvasOf.current = one; }} />}
+      {place.shape === "table" ? <Functions tree={tree} show={show} search={search} />
+        : place.shape === "sandwich" ? <Sandwich flame={grouped} tree={tree} weight={weight} hide={hide} show={show} search={search} />
+        : <Chart tree={tree} lit={hits?.lit ?? null} show={show} use={(one) => { canvasOf.current = one; }} />}
       <div class="under">
         <span><i style={{ background: css(palette.frame("python", "", "")) }} />Python</span>
         <span><i style={{ background: css(palette.frame("kernel", "", "")) }} />kernel</span>
@@ -116,11 +135,36 @@ function Graph({ kind, flame, weight, hint, name, isFile }: { kind: string; flam
 }
 
 function Chart({ tree, lit, show, use }: { tree: Tree; lit: Uint8Array | null; show: (value: number) => string; use: (canvas: BoxCanvas | null) => void }): preact.JSX.Element {
-  const { place, go, palette } = useApp();
-  const rows = useMemo(() => rowsOf(tree, palette.background, lit), [tree, palette, lit]);
-  const colours = useMemo(() => coloursOf(tree, palette), [tree, palette]);
+  const { place, go } = useApp();
+  const path = pathOf(tree, useMemo(() => nodeOf(tree, place.focus), [tree, place.focus]));
+  return (
+    <>
+      <nav class="crumbs" aria-label="Zoomed to">
+        <button aria-current={path.length === 0} onClick={() => go({ focus: [] })}>all</button>
+        {path.slice(-5).map((label, i) => <button aria-current={i === Math.min(5, path.length) - 1} title={label}
+          onClick={() => go({ focus: path.slice(0, Math.max(0, path.length - 5) + i + 1) })}>{label}</button>)}
+      </nav>
+      <Drawn tree={tree} lit={lit} show={show} use={use} focus={place.focus} zoom={(focus) => go({ focus })} name="Flame graph" />
+    </>
+  );
+}
+
+/** Colours of nodes in place of those of their functions, and more lines of their tooltips. */
+export interface Shade { colours: Uint32Array; levelOf(node: number): number; lines(node: number): readonly [string, string][] }
+
+export function Drawn({ tree, lit, show, use, focus, zoom, name, shade }: {
+  tree: Tree; lit: Uint8Array | null; show: (value: number) => string; use?: (canvas: BoxCanvas | null) => void;
+  focus: readonly string[]; zoom: (focus: string[]) => void; name: string; shade?: Shade;
+}): preact.JSX.Element {
+  const { palette } = useApp();
+  const rows = useMemo(() => {
+    const made = rowsOf(tree, palette.background, lit);
+    for (const row of shade ? made : []) row.id.forEach((node, i) => { row.colourIndex[i] = shade!.levelOf(node); });
+    return made;
+  }, [tree, palette, lit, shade]);
+  const colours = useMemo(() => shade?.colours ?? coloursOf(tree, palette), [tree, palette, shade]);
   const scroller = useRef<HTMLDivElement>(null);
-  const focused = useMemo(() => nodeOf(tree, place.focus), [tree, place.focus]);
+  const focused = useMemo(() => nodeOf(tree, focus), [tree, focus]);
   const [hover] = useState(() => new Live<{ id: number; x: number; y: number } | null>(null));
   const labelOf = (node: number): string => tree.functions[tree.fn[node]!]!.label;
   const shown = useMemo(() => ({
@@ -130,32 +174,56 @@ function Chart({ tree, lit, show, use }: { tree: Tree; lit: Uint8Array | null; s
   useEffect(() => {
     if (scroller.current) scroller.current.scrollTop = Math.max(0, (tree.depth[focused]! - 2) * ROW_HEIGHT);
   }, [focused, tree]);
-  useEffect(() => () => use(null), []);
-  const path = pathOf(tree, focused);
+  useEffect(() => () => use?.(null), []);
   return (
     <>
-      <nav class="crumbs" aria-label="Zoomed to">
-        <button aria-current={path.length === 0} onClick={() => go({ focus: [] })}>all</button>
-        {path.slice(-5).map((label, i) => <button aria-current={i === Math.min(5, path.length) - 1} title={label}
-          onClick={() => go({ focus: path.slice(0, Math.max(0, path.length - 5) + i + 1) })}>{label}</button>)}
-      </nav>
       <div class="scroller flames" ref={scroller}>
         <div class="spacer" style={{ height: `${tree.levels * ROW_HEIGHT}px` }}>
           <div class="canvas">
-            <Boxes shown={shown} scroller={scroller} use={use} pans={false} label={`Flame graph of ${tree.fn.length} nodes. Arrow keys select a frame, Enter zooms to it. The table shows the same as text.`}
+            <Boxes shown={shown} scroller={scroller} {...(use ? { use } : {})} pans={false} label={`${name} of ${tree.fn.length} nodes. Arrow keys select a frame, Enter zooms to it. The table shows the same as text.`}
               events={{
                 hover: (id, x, y) => hover.set(id < 0 ? null : { id, x, y }),
-                click: (id) => go({ focus: id === focused ? pathOf(tree, tree.parent[id]!) : pathOf(tree, id) }),
+                click: (id) => zoom(id === focused ? pathOf(tree, tree.parent[id]!) : pathOf(tree, id)),
               }} />
           </div>
         </div>
       </div>
-      <Hovered hover={hover} tree={tree} show={show} />
+      <Hovered hover={hover} tree={tree} show={show} {...(shade ? { shade } : {})} />
     </>
   );
 }
 
-function Hovered({ hover, tree, show }: { hover: Live<{ id: number; x: number; y: number } | null>; tree: Tree; show: (value: number) => string }): preact.JSX.Element | null {
+/** One function between its callers and callees, as two trees from it outwards and inwards. */
+function Sandwich({ flame, tree, weight, hide, show, search }: {
+  flame: Flame; tree: Tree; weight: Weight; hide: Hide; show: (value: number) => string; search: ReturnType<typeof matcher>;
+}): preact.JSX.Element {
+  const { place, go } = useApp();
+  const cut = useMemo(() => (place.fn ? around(flame, place.fn) : null), [flame, place.fn]);
+  const callers = useMemo(() => (cut ? build(cut.callers, weight, true, hide) : null), [cut, weight, hide]);
+  const callees = useMemo(() => (cut ? build(cut.callees, weight, false, hide) : null), [cut, weight, hide]);
+  const [outwards, setOutwards] = useState<readonly string[]>([]);
+  const [inwards, setInwards] = useState<readonly string[]>([]);
+  useEffect(() => { setOutwards([]); setInwards([]); }, [cut]);
+  if (!cut) return <><p class="quiet note">Choose a function: its callers and its callees are shown.</p><Functions tree={tree} show={show} search={search} choose={(fn) => go({ fn })} /></>;
+  if (!cut.callers.stacks.length) {
+    return <Empty title="This function is in no stack here">{place.fn}: choose another kind above, or <button class="link open" onClick={() => go({ fn: "" })}>another function</button>.</Empty>;
+  }
+  const whole = tree.total[0] || 1;
+  return (
+    <>
+      <div class="tools second"><strong class="code">{place.fn}</strong><span class="quiet">{show(cut.weight[weight])}, {percent(cut.weight[weight] / whole)}, with what it calls</span>
+        <button onClick={() => go({ fn: "" })}>Another function</button></div>
+      <div class="sandwich">
+        <section aria-label="Callers"><h3>Callers: the first row is the function, below it who called it</h3>
+          <Drawn tree={callers!} lit={null} show={show} focus={outwards} zoom={setOutwards} name="Callers" /></section>
+        <section aria-label="Callees"><h3>Callees: the first row is the function, below it what it called</h3>
+          <Drawn tree={callees!} lit={null} show={show} focus={inwards} zoom={setInwards} name="Callees" /></section>
+      </div>
+    </>
+  );
+}
+
+function Hovered({ hover, tree, show, shade }: { hover: Live<{ id: number; x: number; y: number } | null>; tree: Tree; show: (value: number) => string; shade?: Shade }): preact.JSX.Element | null {
   const at = useLive(hover);
   if (!at || at.id >= tree.fn.length) return null;
   const node = at.id;
@@ -165,16 +233,16 @@ function Hovered({ hover, tree, show }: { hover: Live<{ id: number; x: number; y
       <strong>{fn.name}</strong>
       {fn.file && <p>{fn.file}{fn.line ? `:${fn.line}` : ""}</p>}
       {fn.binary && <p>{fn.binary}</p>}
-      <dl>
+      {shade ? <dl>{shade.lines(node).map(([title, value]) => <><dt>{title}</dt><dd>{value}</dd></>)}</dl> : <dl>
         <dt>With callees</dt><dd>{show(tree.total[node]!)}, {percent(tree.total[node]! / (tree.total[0] || 1))}</dd>
         <dt>By itself</dt><dd>{show(tree.own[node]!)}, {percent(tree.own[node]! / (tree.total[0] || 1))}</dd>
         <dt>Events</dt><dd>about {grouped(tree.count[node]!)}</dd>
-      </dl>
+      </dl>}
     </Tooltip>
   );
 }
 
-function Functions({ tree, show, search }: { tree: Tree; show: (value: number) => string; search: ReturnType<typeof matcher> }): preact.JSX.Element {
+function Functions({ tree, show, search, choose }: { tree: Tree; show: (value: number) => string; search: ReturnType<typeof matcher>; choose?: (label: string) => void }): preact.JSX.Element {
   const { go } = useApp();
   const [byTotal, setByTotal] = useState(false);
   const rows = useMemo(() => {
@@ -190,7 +258,7 @@ function Functions({ tree, show, search }: { tree: Tree; show: (value: number) =
         <tbody>{rows.map((row) => {
           const fn = tree.functions[row.fn]!;
           return <tr><td class="number">{show(row.own)} <small>{percent(row.own / whole)}</small></td><td class="number">{show(row.total)} <small>{percent(row.total / whole)}</small></td>
-            <td class="code"><button class="link" title={fn.file} onClick={() => go({ search: fn.name, shape: "graph" })}>{fn.label}</button></td><td class="quiet">{fn.binary}</td></tr>;
+            <td class="code"><button class="link" title={fn.file} onClick={() => { if (choose) choose(fn.label); else go({ fn: fn.label, shape: "sandwich" }); }}>{fn.label}</button></td><td class="quiet">{fn.binary}</td></tr>;
         })}
           {!rows.length && <tr><td colSpan={4} class="none">No function matches. Clear the search.</td></tr>}</tbody>
       </table>

@@ -2,12 +2,16 @@
 // One node: its series on one axis of time, one cursor over all; a brushed time opens.
 
 import { useMemo, useState } from "preact/hooks";
-import type { Columns, NodeRow } from "../api";
+import { send, type Columns, type NodeRow } from "../api";
 import { chartsOf, dips, SERIES, type Dip } from "../charts";
+import { save } from "../exports";
 import { clock, duration, percent } from "../numbers";
 import { Answer, Empty } from "../parts";
 import { useAnswer, useApp } from "../state";
+import { START } from "../url";
+import type { Incidents } from "./incidents";
 import { Plot } from "./plot";
+import { copyLink, SaveMenu } from "./save";
 import { TimeTools } from "./time";
 
 const SHORT_S = 4;
@@ -45,6 +49,11 @@ function Series({ from, to }: { from: number; to: number }): preact.JSX.Element 
         <h1>{place.node}</h1>
         <TimeTools from={from} to={to} />
         <button class="primary" onClick={() => open(from, to)}>Open all of it</button>
+        <SaveMenu label="Save the series" choices={[
+          { name: "Arrow", about: "the series of this time, as an Arrow stream", run: async () => {
+            const query = new URLSearchParams([["node", place.node], ["from", String(from)], ["to", String(to)], ["points", "1440"], ["format", "arrow"], ...SERIES.map((one) => ["series", one])]);
+            save(`${place.node}-${Math.round(from)}.arrows`, await (await send(`/v1/charts?${query}`, {})).blob());
+          } }, copyLink]} />
         <button onClick={() => go({ view: "memory", live: 0, from, to, kind: "mapped", focus: [], search: "", pid: "" })}>Memory</button>
       </div>
       <Answer asked={asked} loading="Asking for the series…">
@@ -61,21 +70,45 @@ function Charts(props: { table: Columns; from: number; to: number; open: (from: 
     const line = charts.find((chart) => chart.title === "GPU use")?.lines[0] ?? charts.find((chart) => chart.title === "Runs on devices")?.lines[0];
     return line ? dips(line) : [];
   }, [charts]);
+  const incidents = useIncidents(props.from, props.to);
   if (!charts.length) return <Empty title="Nothing was measured here in this time">Go earlier or wider, or choose another node.</Empty>;
   return (
     <>
       <section class="dips" aria-label="Dips of GPU use">
         <strong>{found.length ? "GPU use dips" : "GPU use does not dip here."}</strong>
         {found.map((dip) => <DipButton dip={dip} open={props.open} />)}
+        {incidents.length > 0 && <strong>Incidents</strong>}
+        {incidents.slice(0, 4).map((one) => <IncidentButton one={one} />)}
+        {incidents.length > 4 && <span class="quiet">and {incidents.length - 4} more, marked in the charts</span>}
         <span class="quiet">or drag over a chart to open a time</span>
       </section>
       <div class="charts panel">
         {charts.map((chart, number) => (
-          <Plot key={chart.title} chart={chart} from={props.from} to={props.to} first={number === 0} last={number === 0 || number === charts.length - 1} at={at} setAt={setAt} open={props.open} />
+          <Plot key={chart.title} chart={chart} from={props.from} to={props.to} first={number === 0} last={number === 0 || number === charts.length - 1} at={at} setAt={setAt} open={props.open} marks={incidents} />
         ))}
       </div>
       {missing.length > 0 && <p class="quiet">Not recorded here: {missing.join(", ")}.</p>}
     </>
+  );
+}
+
+interface Marked { from: number; to: number; cause: string; victim: string }
+
+/** Incidents of this node that overlap a time. */
+function useIncidents(from: number, to: number): readonly Marked[] {
+  const { place } = useApp();
+  const asked = useAnswer<Incidents>("incidents", {});
+  return useMemo(() => (asked.answer?.incidents ?? [])
+    .filter((one) => one.node === place.node && one.began_ns / 1e9 < to && one.explained_ns / 1e9 > from)
+    .map((one) => ({ from: one.began_ns / 1e9, to: one.explained_ns / 1e9, victim: one.victim_name, cause: one.verdict.change ?? one.verdict.cause })), [asked.answer, place.node, from, to]);
+}
+
+function IncidentButton({ one }: { one: Marked }): preact.JSX.Element {
+  const { go } = useApp();
+  return (
+    <button class="dip incident-at" title="Show its evidence" onClick={() => go({ ...START, view: "incidents", search: one.victim })}>
+      {clock(one.from)} {one.victim}: {one.cause.replaceAll(/[-_]/g, " ")}
+    </button>
   );
 }
 

@@ -22,13 +22,34 @@ function valueText(chart: Chart, value: number | null | undefined): string {
   return chart.percent ? percent(value) : scaled(value, chart.unit === "at once" ? "" : chart.unit);
 }
 
+/** A time that is marked in all charts, such as an incident. */
+export interface Mark { from: number; to: number }
+
+function drawMarks(plot: uPlot, marks: readonly Mark[], colour: string): void {
+  const { left, top, width, height } = plot.bbox;
+  plot.ctx.save();
+  plot.ctx.beginPath();
+  plot.ctx.rect(left, top, width, height);
+  plot.ctx.clip();
+  for (const { from, to } of marks) {
+    const x0 = plot.valToPos(from, "x", true);
+    const x1 = Math.max(x0 + 2 * devicePixelRatio, plot.valToPos(to, "x", true));
+    plot.ctx.fillStyle = `${colour}26`;
+    plot.ctx.fillRect(x0, top, x1 - x0, height);
+    plot.ctx.fillStyle = colour;
+    plot.ctx.fillRect(x0, top, 2 * devicePixelRatio, height);
+  }
+  plot.ctx.restore();
+}
+
 export function Plot(props: {
   chart: Chart; from: number; to: number; first: boolean; last: boolean; at: number | null;
-  setAt: (at: number | null) => void; open: (from: number, to: number) => void;
+  setAt: (at: number | null) => void; open: (from: number, to: number) => void; marks?: readonly Mark[];
 }): preact.JSX.Element {
   const { chart, from, to, last } = props;
   const { palette } = useApp();
   const holder = useRef<HTMLDivElement>(null);
+  const drawn = useRef<uPlot | null>(null);
   const latest = useRef(props);
   latest.current = props;
   const data = useMemo(() => aligned(chart.lines), [chart]);
@@ -58,6 +79,7 @@ export function Plot(props: {
         ...(i >= 4 && chart.lines.length <= MAX_DASHED ? { dash: [4, 3] } : {}), ...(i === 0 && chart.lines.length < 5 ? { fill: `${colours[0]!}1f` } : {}),
       }))],
       hooks: {
+        drawClear: [(one) => drawMarks(one, latest.current.marks ?? [], palette.dark ? "#ff9a90" : "#b0201a")],
         setCursor: [(one) => {
           const index = one.cursor.idx;
           const left = one.cursor.left ?? -1;
@@ -72,13 +94,16 @@ export function Plot(props: {
         }],
       },
     }, data as uPlot.AlignedData, box);
+    drawn.current = plot;
     const observer = new ResizeObserver(() => plot.setSize({ width: box.clientWidth, height: height() }));
     observer.observe(box);
     return () => {
       observer.disconnect();
+      drawn.current = null;
       plot.destroy();
     };
   }, [data, palette, last]);
+  useEffect(() => drawn.current?.redraw(false), [props.marks]);
   const value = (line: Chart["lines"][number]): number | null => {
     if (props.at === null) return null;
     let low = 0;

@@ -27,12 +27,14 @@ export function RangeView(): preact.JSX.Element {
 
 /** The timeline, and beside it the stacks: of the server, or `flames` of a file. */
 export function Sides({ timeline, flames, name }: { timeline: Asked<TimelineAnswer>; flames?: Record<string, Flame>; name: string }): preact.JSX.Element {
+  const isAlone = flames !== undefined && !Object.keys(flames).length;
   return (
-    <div class="sides">
+    <div class={isAlone ? "stack" : "sides"}>
       <section class="panel" aria-label="Timeline">
         <Answer asked={timeline} loading="Asking for the timeline…">{(answer) => <TimelinePanel answer={answer} name={name} isFile={flames !== undefined} />}</Answer>
       </section>
-      <section class="panel" aria-label="Stacks"><FlamePanel name={name} {...(flames ? { flames } : {})} /></section>
+      {isAlone ? <p class="quiet">This file has no samples of stacks; what called what is in the lanes of its threads.</p>
+        : <section class="panel" aria-label="Stacks"><FlamePanel name={name} {...(flames ? { flames } : {})} /></section>}
     </div>
   );
 }

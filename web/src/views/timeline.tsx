@@ -14,7 +14,7 @@ import { copyLink, SaveMenu } from "./save";
 
 const LEGEND: readonly [string, string][] = [
   ["kernel", "kernel"], ["copy", "copy"], ["launch", "launch"], ["sync", "waits for the device"],
-  ["runqueue", "waits for a CPU"], ["blocked", "blocked"], ["running", "on a CPU"], ["stall", "device idle"],
+  ["runqueue", "waits for a CPU"], ["blocked", "blocked"], ["running", "on a CPU"], ["stall", "device idle"], ["step", "step"], ["odd step", "unlike step"],
 ];
 
 type Seen = readonly [left: number, right: number];
@@ -38,7 +38,7 @@ export function TimelinePanel({ answer, name, isFile }: { answer: TimelineAnswer
   const [seen] = useState(() => new Live<Seen>([left, right]));
   const shown = useMemo(() => ({
     rows, colours, height: lanes.height, left, right, first, last, palette,
-    labelOf: (id: number) => { const span = lanes.span(id); return span.name || span.kind; }, isFaded: () => false,
+    labelOf: (id: number) => { const span = lanes.span(id); return span.name || span.kind; }, isFaded: () => false, linksOf: lanes.linksOf,
   }), [rows, colours, left, right, first, last]);
   useEffect(() => seen.set([left, right]), [left, right]);
   const leftOut = answer.calls.left_out + answer.states.left_out + answer.device.left_out + answer.samples.left_out + (answer.runs?.left_out ?? 0) + lanes.hidden;
@@ -84,7 +84,7 @@ export function TimelinePanel({ answer, name, isFile }: { answer: TimelineAnswer
       </div>
       <div class="under">
         {LEGEND.map(([kind, text]) => <span><i style={{ background: css(palette.span(kind)) }} />{text}</span>)}
-        <span class="quiet">Ctrl+wheel zooms, drag moves{leftOut ? `; ${leftOut.toLocaleString("en-US")} spans are not drawn: too many overlap` : ""}</span>
+        <span class="quiet">Ctrl+wheel zooms, drag moves; an arrow leads from who woke a thread, and from a launch to its run{leftOut ? `; ${leftOut.toLocaleString("en-US")} spans are not drawn: too many overlap` : ""}</span>
       </div>
       <Hovered hover={hover} lanes={lanes} originS={originS} />
     </>

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// GPU hours as a bar of their parts, and what views of owners share.
+
+import { gpuHours, percent } from "../numbers";
+import { PARTS, sharesOf, type Hours } from "../gpu_hours";
+import { useApp } from "../state";
+
+export const RANGES: readonly [string, number][] = [["15 min", 900], ["1 h", 3600], ["6 h", 21600], ["24 h", 86400], ["7 days", 604800]];
+export const DAY_S = 86_400;
+
+/** The time that views over all nodes show: chosen, or the last day. */
+export function useRange(nowS: number): { from: number; to: number; length: number } {
+  const { place } = useApp();
+  const length = place.from && place.to ? place.to - place.from : DAY_S;
+  return { from: place.from || nowS - length, to: place.to || nowS + 1, length };
+}
+
+export function RangeButtons({ nowS, length }: { nowS: number; length: number }): preact.JSX.Element {
+  const { place, go } = useApp();
+  return (
+    <div class="segments" role="group" aria-label="Time">
+      {RANGES.map(([name, seconds]) => (
+        <button aria-pressed={length === seconds} onClick={() => go({ from: nowS - seconds, to: nowS, live: place.live ? seconds : 0 })}>{name}</button>
+      ))}
+    </div>
+  );
+}
+
+export function HoursBar({ hours }: { hours: Hours }): preact.JSX.Element {
+  const shares = sharesOf(hours);
+  const text = shares.map((one) => `${one.title} ${percent(one.share)}`).join(", ");
+  return (
+    <span class="parts-bar" role="img" aria-label={text || "nothing was held"} title={text}>
+      {shares.map((one) => one.share > 0 && <i class={one.part} style={{ width: `${100 * one.share}%` }} />)}
+    </span>
+  );
+}
+
+export function HoursLegend(): preact.JSX.Element {
+  return <div class="under">{PARTS.map(([part, title, about]) => <span title={about}><i class={part} />{title}: {about}</span>)}</div>;
+}
+
+export function HoursParts({ hours }: { hours: Hours }): preact.JSX.Element {
+  return (
+    <table class="plain-rows">
+      <thead class="unseen"><tr><th>Part</th><th>GPU hours</th><th>Share of the hours held</th></tr></thead>
+      <tbody>{sharesOf(hours).map((one) => (
+        <tr title={one.about}><th scope="row"><i class={`swatch ${one.part}`} />{one.title} <small>{one.about}</small></th><td class="number">{gpuHours(one.hours)}</td><td class="number">{percent(one.share)}</td></tr>
+      ))}</tbody>
+    </table>
+  );
+}

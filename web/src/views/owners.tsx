@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who holds GPUs and wastes them: owners, and the jobs of one or of all.
+
+import { useMemo, useState } from "preact/hooks";
+import type { OwnersAnswer } from "../answers";
+import { save, text } from "../exports";
+import { KIND_NAMES, sumOf } from "../gpu_hours";
+import { count, energy, gpuHours, percent } from "../numbers";
+import { Answer, Empty } from "../parts";
+import { useAnswer, useApp } from "../state";
+import { START, type OwnerKind, type Place } from "../url";
+import { HoursBar, HoursLegend, RangeButtons, useRange } from "./hours";
+import { copyLink, SaveMenu } from "./save";
+
+const MOST = 1000;
+const AT_ONCE = 100;
+const OF_OWNERS: readonly OwnerKind[] = ["user", "namespace", "unit", "comm", "exe"];
+const OF_JOBS: readonly OwnerKind[] = ["job", "pod", "container"];
+type Row = OwnersAnswer["owners"][number];
+
+export function OwnersView(): preact.JSX.Element {
+  const { place, go, attempt } = useApp();
+  const isJobs = place.view === "jobs";
+  const kinds = isJobs ? OF_JOBS : OF_OWNERS;
+  const by = kinds.find((one) => one === place.by) ?? kinds[0]!;
+  const now = useMemo(() => Math.ceil(Date.now() / 1000), [attempt, place.from, place.to]);
+  const { from, to, length } = useRange(now);
+  const among = isJobs && place.owner && place.ownerBy ? { [place.ownerBy]: place.owner } : {};
+  const asked = useAnswer<OwnersAnswer>("owners", { from, to, by, limit: MOST, ...among });
+  return (
+    <>
+      <div class="tools">
+        <h1>{isJobs ? "Jobs" : "Owners"}</h1>
+        <RangeButtons nowS={now} length={length} />
+        <label>By <select value={by} onChange={(event) => go({ by: event.currentTarget.value as OwnerKind })}>
+          {kinds.map((one) => <option value={one}>{KIND_NAMES[one].toLowerCase()}</option>)}</select></label>
+        {isJobs && place.owner && place.ownerBy && <button onClick={() => go({ owner: "", ownerBy: "" })} aria-label={`Jobs of ${place.ownerBy} ${place.owner}; show all`}>{KIND_NAMES[place.ownerBy]} {place.owner} ✕</button>}
+        <label class="search">Filter <input type="search" value={place.search} placeholder={`name of ${isJobs ? "a job" : "an owner"}`}
+          onInput={(event) => go({ search: event.currentTarget.value }, true)} /></label>
+        {asked.answer && <SaveMenu label="Save the table" choices={[
+          { name: "JSON", about: "the server's answer", run: () => save(`${place.view}.json`, text(JSON.stringify(asked.answer, null, 1), "application/json")) }, copyLink]} />}
+      </div>
+      <Answer asked={asked} loading="Adding up GPU hours…">{(answer) => answer.owners.length ? <Table answer={answer} by={by} isJobs={isJobs} from={from} to={to} />
+        : <Empty title="No process held a GPU in this time">Choose a longer time. GPU hours are made of what <code>sudo sonde agent --server {location.origin}</code> polls of each process on each GPU.</Empty>}</Answer>
+    </>
+  );
+}
+
+/** Where a row leads: the jobs of an owner, or the job. */
+function leadsTo(row: Row, by: OwnerKind, isJobs: boolean): Partial<Place> {
+  return isJobs ? { view: "job", by, id: row.owner } : { view: "jobs", by: "", owner: row.owner, ownerBy: by };
+}
+
+function Table({ answer, by, isJobs, from, to }: { answer: OwnersAnswer; by: OwnerKind; isJobs: boolean; from: number; to: number }): preact.JSX.Element {
+  const { place, go } = useApp();
+  const [most, setMost] = useState(AT_ONCE);
+  const words = place.search.toLowerCase();
+  const shown = words ? answer.owners.filter((row) => row.owner.toLowerCase().includes(words)) : answer.owners;
+  const whole = sumOf(answer.owners);
+  const widest = Math.max(1e-12, ...answer.owners.map((row) => row.wasted_h));
+  const title = KIND_NAMES[by];
+  return (
+    <div class="stack">
+      <dl class="figures">
+        <div><dt>{title}s</dt><dd>{answer.owners.length + answer.left_out}</dd></div>
+        <div><dt>GPU time held</dt><dd>{gpuHours(whole.held_h)}</dd></div>
+        <div><dt>Wasted</dt><dd>{gpuHours(whole.wasted_h)} <small>{whole.held_h > 0 ? percent(whole.wasted_h / whole.held_h) : ""}</small></dd></div>
+        <div><dt>Energy</dt><dd>{whole.joules === null ? "not known" : energy(whole.joules)}</dd></div>
+      </dl>
+      <div class="sheet" tabIndex={0} role="region" aria-label={isJobs ? "Jobs" : "Owners"}>
+        <table class="owners">
+          <thead><tr><th>{title}</th><th>Wasted</th><th class="number">Of it held</th><th>What the hours held were</th><th class="number">Held</th><th class="number">Energy</th><th class="number">GPUs</th><th class="number">Nodes</th><th>Opens</th></tr></thead>
+          <tbody>{shown.slice(0, most).map((row) => (
+            <tr key={row.owner}>
+              <td class="name">{row.owner ? <OwnerLink row={row} by={by} isJobs={isJobs} from={from} to={to} /> : <span class="quiet">no {title.toLowerCase()} known</span>}</td>
+              <td><span class="meter bad"><span class="bar-of" aria-hidden="true"><i style={{ width: `${(100 * row.wasted_h) / widest}%` }} /></span><b>{gpuHours(row.wasted_h)}</b></span></td>
+              <td class="number">{row.held_h > 0 ? percent(row.wasted_h / row.held_h) : "–"}</td>
+              <td><HoursBar hours={row} /></td>
+              <td class="number">{gpuHours(row.held_h)}</td><td class="number">{row.joules === null ? "–" : energy(row.joules)}</td><td class="number">{row.gpus}</td><td class="number">{row.nodes}</td>
+              <td>{row.owner && (isJobs
+                ? <button class="link open" onClick={() => go({ ...START, from, to, view: "ranks", ...(by === "job" ? { job: row.owner } : {}) })}>Ranks</button>
+                : <button class="link open" onClick={() => go({ ...START, from, to, live: place.live, view: "job", by, id: row.owner })}>Why</button>)}</td>
+            </tr>))}
+          {!shown.length && <tr><td colSpan={9} class="none">Nothing matches “{place.search}”. <button class="link" onClick={() => go({ search: "" })}>Show all</button></td></tr>}
+          </tbody>
+        </table>
+        {shown.length > most && <button class="more" onClick={() => setMost(most + 500)}>Show 500 more of {shown.length - most}</button>}
+      </div>
+      <HoursLegend />
+      <NotCovered lines={answer.not_covered} more={answer.left_out > 0 ? [`${count(answer.left_out, "owner")} with less waste are not shown`] : []} />
+    </div>
+  );
+}
+
+function OwnerLink({ row, by, isJobs, from, to }: { row: Row; by: OwnerKind; isJobs: boolean; from: number; to: number }): preact.JSX.Element {
+  const { place, go, hrefOf } = useApp();
+  const target: Partial<Place> = { ...START, from, to, live: place.live, ...leadsTo(row, by, isJobs) };
+  return <a href={hrefOf(target)} title={row.owner} onClick={(event) => { event.preventDefault(); go(target); }}>{row.owner}</a>;
+}
+
+export function NotCovered({ lines, more = [] }: { lines: readonly string[]; more?: readonly string[] }): preact.JSX.Element {
+  return <p class="quiet">Not covered: {[...lines, ...more].join("; ")}.</p>;
+}

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+import { describe, expect, it } from "vitest";
+import type { Flame, SpanColumns, TimelineAnswer } from "../src/api";
+import { afterOf, changes, compared, levelOf, LEVELS } from "../src/compare";
+import { devicesOf, states } from "../src/devices";
+import { traceEvents } from "../src/exports";
+import { around, build, byBinary, nodeOf, pathOf } from "../src/flame";
+import { sharesOf, sumOf, type Hours } from "../src/gpu_hours";
+import { energy, gpuHours } from "../src/numbers";
+import { LANE, layout } from "../src/timeline";
+import { format, parse, START } from "../src/url";
+import { placeOf } from "../src/views/alerts";
+
+const frame = (name: string, binary = "app", kind = "user") => ({ kind, function: name, binary, file: "", line: 0 });
+const stack = (frames: number[], ns: number) => ({ frames, n: 1, ns, bytes: 0 });
+/** main → work → {read, read → work}, in innermost-first order. */
+const FLAME: Flame = {
+  total: { rows: 3, n: 3, ns: 10, bytes: 0 }, frames: [frame("main"), frame("work"), frame("read", "libc.so.6"), frame("idle")],
+  stacks: [stack([2, 1, 0], 6), stack([1, 2, 1, 0], 3), stack([3, 0], 1)],
+};
+
+describe("address", () => {
+  it("gives back what owners, jobs, comparisons and groups add", () => {
+    const place = {
+      ...START, view: "job" as const, by: "user" as const, id: "a&b", owner: "o<p>", ownerBy: "namespace" as const, list: "gpus" as const, group: "thread" as const,
+      fn: "f  a.py:3", node2: "n", pid2: "7", job2: "j", from2: 5, to2: 9.5, shape: "sandwich" as const,
+    };
+    expect(parse(format(place))).toEqual(place);
+    expect(parse("?view=jobs&by=evil&ownerBy=x&group=x&list=x&from2=-1")).toEqual({ ...START, view: "jobs" });
+  });
+});
+
+describe("GPU hours", () => {
+  const row: Hours = { held_h: 4, productive_h: 1, stalled_h: 2, idle_h: 1, unknown_h: 0, wasted_h: 3, joules: null };
+
+  it("are parts of what was held", () => {
+    expect(sharesOf(row).map(({ part, share }) => [part, share])).toEqual([["productive", 0.25], ["stalled", 0.5], ["idle", 0.25], ["unknown", 0]]);
+    expect(sharesOf({ ...row, held_h: 0 })).toEqual([]);
+    expect(sumOf([row, { ...row, joules: 5 }])).toEqual({ held_h: 8, productive_h: 2, stalled_h: 4, idle_h: 2, unknown_h: 0, wasted_h: 6, joules: 5 });
+    expect(sumOf([row]).joules).toBeNull();
+  });
+
+  it("are written as people read them", () => {
+    expect([0, 0.0031, 0.5, 2.5, 1234].map(gpuHours)).toEqual(["0", "11.2 s", "30 min", "2.50 h", "1,234 h"]);
+    expect([500, 56000, 7.2e6].map(energy)).toEqual(["500 J", "56.0 kJ", "2.00 kWh"]);
+  });
+});
+
+describe("stacks", () => {
+  it("are kept apart by the binary in which the time was spent", () => {
+    const tree = build(byBinary(FLAME, ""), "ns", false, "");
+    const share = (...path: string[]): number => tree.total[nodeOf(tree, path)]!;
+    expect([share("libc.so.6"), share("app"), share("libc.so.6", "main", "work", "read")]).toEqual([6, 4, 6]);
+    const inverted = build(byBinary(FLAME, ""), "ns", true, "");
+    expect(pathOf(inverted, nodeOf(inverted, ["libc.so.6", "read"]))).toEqual(["libc.so.6", "read"]);
+  });
+
+  it("keep their group where only Python is shown", () => {
+    const flame: Flame = { ...FLAME, frames: [...FLAME.frames, frame("python3 (7)", "", "process")], stacks: [stack([2, 1, 0, 4], 5)] };
+    const tree = build(flame, "ns", false, "python");
+    expect(pathOf(tree, 1)).toEqual(["python3 (7)"]);
+    expect(tree.total[1]).toBe(5);
+  });
+
+  it("are cut at the outermost call of a function, counted once", () => {
+    const { callers, callees, weight } = around(FLAME, "work");
+    expect(weight.ns).toBe(9);
+    const [out, into] = [build(callers, "ns", true, ""), build(callees, "ns", false, "")];
+    expect(out.total[nodeOf(out, ["work", "main"])]).toBe(9);
+    expect(into.total[nodeOf(into, ["work", "read"])]).toBe(9);
+    expect(into.total[nodeOf(into, ["work", "read", "work"])]).toBe(3);
+    expect(around(FLAME, "nothing").callers.stacks).toEqual([]);
+  });
+});
+
+describe("a comparison", () => {
+  const after: Flame = { ...FLAME, frames: [frame("idle"), frame("main")], stacks: [stack([0, 1], 100)] };
+
+  it("is of shares, whatever the lengths are", () => {
+    const both = build(compared(FLAME, after, "ns")!, "ns", false, "");
+    const idle = nodeOf(both, ["main", "idle"]);
+    expect(both.before[idle]).toBeCloseTo(0.1);
+    expect(afterOf(both, idle)).toBeCloseTo(1);
+    expect(levelOf(both, idle)).toBe(LEVELS - 1);
+    expect(levelOf(both, nodeOf(both, ["main", "work"]))).toBe(0);
+    expect(levelOf(both, nodeOf(both, ["main"]))).toBe((LEVELS - 1) / 2);
+    expect(compared(FLAME, { ...after, stacks: [] }, "ns")).toBeNull();
+  });
+
+  it("lists functions by how much their own time changed", () => {
+    const rows = changes(FLAME, after, "ns", "").map(({ fn, before, after: now }) => [fn.label, Math.round(100 * before), Math.round(100 * now)]);
+    expect(rows).toEqual([["idle", 10, 100], ["read", 60, 0], ["work", 30, 0]]);
+  });
+});
+
+describe("nodes", () => {
+  const node = { node: "a", chunks: 1, sample_rows: 1, first_ns: 0, last_ns: 100e9, size_bytes: 1, about: "" };
+  const holder = (owner: string, wasted_h: number) => ({ node: "a", owner, held_h: 5, wasted_h });
+
+  it("have owners by waste, and incidents that are no change of work as troubles", () => {
+    const incident = (change: string | null) => ({ node: "a", began_ns: 50e9, verdict: { cause: "cpu-quota", change } });
+    const [one] = states([node], null, [], 100, { holders: [holder("ada", 1), holder("bob", 4)], incidents: [incident(null), incident("more-work"), { ...incident(null), node: "b" }] });
+    expect(one!.holders.map(({ owner }) => owner)).toEqual(["bob", "ada"]);
+    expect([one!.wastedH, one!.incidents]).toEqual([5, 1]);
+    expect(one!.troubles[0]!.text).toBe("1 incident: cpu quota");
+    expect(states([node], null, [], 100)[0]!.wastedH).toBeNull();
+    expect(devicesOf([one!])).toEqual([]);
+  });
+});
+
+describe("an alert", () => {
+  const alert = { status: "firing" as const, annotations: {}, value: 1, since: "2026-01-01T00:00:00Z", fired: "2026-01-01T00:10:00Z", resolved: null, page: "" };
+
+  it("leads to its node, to its owner, or to its time", () => {
+    const from = Date.parse(alert.fired) / 1000 - 300;
+    expect(placeOf({ ...alert, labels: { node: "n1" } })).toMatchObject({ view: "node", node: "n1", from });
+    expect(placeOf({ ...alert, labels: { user: "ada" } })).toMatchObject({ view: "job", by: "user", id: "ada", from });
+    expect(placeOf({ ...alert, labels: {} })).toMatchObject({ view: "overview", from });
+    expect(placeOf({ ...alert, since: "nonsense", fired: null, labels: {} })).toEqual({ view: "overview" });
+  });
+});
+
+describe("a timeline", () => {
+  const none = (): SpanColumns => ({ kinds: [], left_out: 0, start: [], end: [], kind: [], name: [], track: [], waker: [], correlation: [] });
+  const track = (label: string, kind: "thread" | "stream") => ({ kind, label, pid: 1, device: 0, process: "python3", owner: "program" });
+  const answer: TimelineAnswer = {
+    origin_ns: 0, begin_ns: 0, end_ns: 100, names: ["launch", "gemm", "futex"], tracks: [track("main", "thread"), track("loader", "thread"), track("GPU0 stream 7", "stream")],
+    calls: { ...none(), kinds: ["launch"], start: [10], end: [12], kind: [0], name: [0], track: [0], waker: [0], correlation: [5] },
+    device: { ...none(), kinds: ["kernel"], start: [30], end: [50], kind: [0], name: [1], track: [2], waker: [0], correlation: [5] },
+    states: { ...none(), kinds: ["blocked"], start: [60], end: [80], kind: [0], name: [2], track: [0], waker: [2], correlation: [0] },
+    samples: { time: [60], track: [1], weight: [10], name: [2], left_out: 0 }, sampled: false, runs: null, tick_ns: 10, causes: [],
+    stalls: { device: [], start: [], end: [], cause: [] }, explanation: { verdicts: [], notes: [] },
+    counters: [{ label: "GPU0 hw.gpu.utilization", time: [0, 50], value: [0.25, 1] }, { label: "GPU0 sonde.gpu.clock sm", time: [0, 50], value: [0, 0] }],
+    steps: { start: [0, 50], end: [50, 90], like: [1, 0], anchor: "gemm" },
+  };
+  const lanes = layout(answer);
+  const laneOf = (label: string) => lanes.lanes.findIndex((lane) => lane.label === label);
+  const middle = (label: string): number => lanes.lanes[laneOf(label)]!.top + LANE / 2;
+  const idOf = (kind: string): number => Array.from({ length: lanes.spans }, (_, id) => id).find((id) => lanes.span(id).kind === kind)!;
+
+  it("has arrows from a launch to its run, from either end, and from who woke a thread", () => {
+    const launch = [{ fromX: 10, fromY: middle("main"), toX: 30, toY: middle("GPU0 stream 7"), kind: "launch" }];
+    expect(lanes.linksOf(idOf("launch"))).toEqual(launch);
+    expect(lanes.linksOf(idOf("kernel"))).toEqual(launch);
+    expect(lanes.linksOf(idOf("blocked"))).toEqual([{ fromX: 80, fromY: middle("loader"), toX: 80, toY: middle("main"), kind: "wake" }]);
+    expect(lanes.linksOf(idOf("step"))).toEqual([]);
+    expect(lanes.span(idOf("kernel")).note).toBe("launched 20 ns before by main");
+    expect(lanes.span(idOf("launch")).note).toBe("runs 20 ns later on GPU0 stream 7");
+    expect(lanes.span(idOf("blocked")).note).toBe("woken by loader");
+  });
+
+  it("has steps, and counters that are ever above nothing", () => {
+    expect(lanes.span(idOf("step"))).toMatchObject({ name: "step 1", start: 0, end: 50 });
+    expect(lanes.span(idOf("odd step"))).toMatchObject({ name: "step 2", note: "40 ns, unlike the typical step" });
+    expect(lanes.span(idOf("counter 7"))).toMatchObject({ name: "100 %", start: 50, end: 100, value: 1 });
+    expect(laneOf("GPU0 clock sm")).toBe(-1);
+    const events = JSON.parse(traceEvents(lanes, 0, 100)).traceEvents as { ph: string; name: string; args?: { value?: number } }[];
+    expect(events.filter(({ ph }) => ph === "C").map(({ name, args }) => [name, args?.value])).toEqual([["GPU0 utilization", 0.25], ["GPU0 utilization", 1]]);
+  });
+
+  it("is drawn from answers without what is newer, too", () => {
+    const { host: _, counters: __, steps: ___, ...older } = { host: undefined, ...answer };
+    expect(layout({ ...older, calls: { ...answer.calls, correlation: undefined! } }).lanes.length).toBe(3);
+  });
+});
