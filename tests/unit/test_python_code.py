@@ -110,6 +110,45 @@ def test_a_line_table_that_is_gone_when_it_is_asked_for_again_is_counted(python,
     assert code.lineless == 1
 
 
+def test_another_process_with_the_pid_is_not_read(python, made):
+    program, addresses = made
+    code, process = PythonCode(), process_of(program.pid)
+    before = TrackedProcess(
+        program.pid,
+        process.start_ns - 1_000_000_000,
+        process.ppid,
+        "",
+        ProcessImage(program.pid, ""),
+    )
+    place = 1 << 32 | python.code.instructions
+    for _ in range(2):
+        found = code.frame(
+            [(before, python)], PYTHON_FRAME | addresses[0], place, _native.FrameCache()
+        )
+        assert found.frame.function == ""
+    assert code.unread == 2
+    assert line_of(code, process, python, addresses[0], 40) > 10
+    code.close()
+
+
+def test_a_process_is_read_on_when_it_runs_another_program(python, monkeypatch):
+    monkeypatch.setattr("sonde.unwind.python_code.TRUST_NS", 0)
+    source = SOURCE.format(count=2).replace("sys.stdin.read()", "sys.stdin.readline()")
+    again = f"import os; os.execv(sys.executable, [sys.executable, '-c', {source!r}])"
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", f"{source}\n{again}"]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        code = PythonCode()
+        for _ in range(2):
+            at = int(program.stdout.readline().split()[0])
+            assert line_of(code, process_of(program.pid), python, at, 40) > 10
+            program.stdin.write("go on\n")
+            program.stdin.flush()
+        code.close()
+
+
 def test_another_code_object_in_the_same_place_has_another_name(python, monkeypatch):
     monkeypatch.setattr("sonde.unwind.python_code.TRUST_NS", 0)
     pipe = subprocess.PIPE

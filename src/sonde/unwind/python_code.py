@@ -27,6 +27,7 @@ from sonde.resolve.lru_cache import LruCache
 from sonde.resolve.resolver import frame_id
 from sonde.resolve.tracked_process import TrackedProcess
 from sonde.unwind.cpython import CodeLayout, Interpreter
+from sonde.unwind.process_memory import Memory, ProcessMemory
 from sonde.unwind.python_lines import line_at
 
 PYTHON_FRAME: Final = 1 << 63
@@ -102,7 +103,7 @@ class PythonCode:
         self._line_tables = _LineTables(max_line_table_bytes)
         self._caches: dict[tuple[int, int], _native.FrameCache] = {}
         """Of each process: frames by the two words of a stack walk."""
-        self._memory: tuple[tuple[int, int], procfs.HeldFile] | None = None
+        self._memory: tuple[tuple[int, int], ProcessMemory] | None = None
         """(process key, open memory) of the process read last."""
         self._own_pid = os.getpid()
         """This process creates no code objects at run time, so its own need no check."""
@@ -239,12 +240,12 @@ class PythonCode:
         except (OSError, struct.error, UnicodeDecodeError, OverflowError):
             return known
 
-    def _memory_of(self, process: TrackedProcess) -> procfs.HeldFile:
+    def _memory_of(self, process: TrackedProcess) -> ProcessMemory:
         """The memory of a process, kept open: a stack has many frames."""
         if self._memory is not None and self._memory[0] == process.key:
             return self._memory[1]
         self.close()
-        memory = procfs.HeldFile(f"/proc/{process.pid}/mem")
+        memory = ProcessMemory(*process.key)
         self._memory = (process.key, memory)
         return memory
 
@@ -255,9 +256,7 @@ class PythonCode:
             self._memory = None
 
 
-def _read(
-    memory: procfs.HeldFile, pid: int, python: Interpreter, head: bytes, now_ns: int
-) -> _CodeObject:
+def _read(memory: Memory, pid: int, python: Interpreter, head: bytes, now_ns: int) -> _CodeObject:
     layout: CodeLayout = python.code
     (first_line,) = struct.unpack_from("<i", head, layout.first_line)
     filename, name = (
@@ -275,13 +274,13 @@ def _read(
     )
 
 
-def _lines_of(memory: procfs.HeldFile, head: bytes, layout: CodeLayout) -> bytes:
+def _lines_of(memory: Memory, head: bytes, layout: CodeLayout) -> bytes:
     (at,) = struct.unpack_from("<Q", head, layout.linetable)
     (length,) = struct.unpack("<q", memory.read_at(8, at + 16))
     return memory.read_at(max(0, min(length, MAX_LINES_BYTES)), at + 32)
 
 
-def _text(memory: procfs.HeldFile, at: int, version: tuple[int, int]) -> str:
+def _text(memory: Memory, at: int, version: tuple[int, int]) -> str:
     """A str: PyASCIIObject or PyCompactUnicodeObject (Include/cpython/unicodeobject.h)."""
     head = memory.read_at(40, at)
     length, _, state = struct.unpack_from("<qqI", head, 16)
