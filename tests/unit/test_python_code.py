@@ -13,7 +13,12 @@ from sonde import _native, procfs
 from sonde.resolve.process_image import ProcessImage
 from sonde.resolve.tracked_process import TrackedProcess
 from sonde.unwind import PythonCode
-from sonde.unwind.cpython import FoundInterpreter, Interpreter, interpreter
+from sonde.unwind.cpython import (
+    FoundInterpreter,
+    Interpreter,
+    UnsupportedPythonError,
+    interpreter,
+)
 from sonde.unwind.python_code import PYTHON_FRAME
 
 FUNCTIONS = 400
@@ -80,6 +85,18 @@ def line_of(
     known = code.frame([(process, python)], PYTHON_FRAME | at, 1 << 32 | place, places)
     assert known.frame.function == "f"
     return known.frame.line
+
+
+def test_the_name_of_a_file_decides_its_version_only_where_the_file_has_none():
+    of_3_12 = FoundInterpreter(0x030C01F0, 1, 2, (3, 4, 0, 0), b"")
+    unnamed = FoundInterpreter(0, 1, 2, (3, 4, 0, 0), b"")
+
+    for name in ("python3.12", "python3.12t", "python3.9", "worker", ""):
+        assert interpreter(of_3_12, name).version == (3, 12)
+    assert interpreter(unnamed, "libpython3.10.so.1.0").version == (3, 10)
+    for name in ("worker", "python3.15", f"python3.{10**300}"):
+        with pytest.raises(UnsupportedPythonError):
+            interpreter(unnamed, name)
 
 
 def test_line_tables_that_made_room_are_read_again(python, made):

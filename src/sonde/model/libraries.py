@@ -195,7 +195,10 @@ def is_python_queue(binary: str, function: str, origin: str = "") -> bool:
 
     Builds without symbols have it in an extension module, whose one function that waits it is.
     """
-    if _PYTHON_QUEUE_BINARY.match(binary) and origin not in (CodeOrigin.PROGRAM, CodeOrigin.PACKAGE):
+    if _PYTHON_QUEUE_BINARY.match(binary) and origin not in (
+        CodeOrigin.PROGRAM,
+        CodeOrigin.PACKAGE,
+    ):
         return not function or bool(_PYTHON_QUEUE_FUNCTION.match(function))
     is_python = not binary or bool(_NEUTRAL_BINARY.match(binary))
     return is_python and bool(_PYTHON_QUEUE_FUNCTION.match(function))

@@ -19,7 +19,7 @@ from functools import lru_cache
 from sys import intern
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sonde import _native
+from sonde import _native, procfs
 from sonde.model.code import Frame, KnownFrame
 from sonde.model.owner import GroupNote, Owner, ProcessNote
 from sonde.model.process import Process
@@ -54,8 +54,10 @@ or for twenty of these. The party that holds most of it gives way first."""
 MAX_NEW_FILES: Final = 32
 """Newly mapped files opened at one tick, in case the process ends before it is sampled."""
 MAX_KERNEL_FRAMES: Final = 16_384
-MAX_ORIGINS: Final = 1_024
-"""Paths of which it is kept whose code they are."""
+MAX_LABELS: Final = 1_024
+"""Paths of which it is kept what frames show of them."""
+MAX_NAME: Final = 128
+"""Characters of a file name that a frame shows."""
 
 EVAL_FUNCTION: Final = "_PyEval_EvalFrameDefault"
 """CPython's evaluation loop, which runs the Python frames of a stack."""
@@ -85,18 +87,28 @@ def frame_id(frame: Frame) -> int:
     return int.from_bytes(digest, "little") or 1
 
 
-@lru_cache(MAX_ORIGINS)
-def _origin_of(path: str) -> str:
-    return origin_of_binary(path).value
+class _Label(NamedTuple):
+    """What frames show of a mapping's path."""
+
+    name: str
+    origin: str
+    """A value of `CodeOrigin`."""
+
+
+@lru_cache(MAX_LABELS)
+def _label_of(name: str, path: str) -> _Label:
+    """Of `Mapping.name` and `Mapping.path`."""
+    return _Label(procfs.printable(name)[:MAX_NAME], origin_of_binary(path).value)
 
 
 def _frame_in(binary: Binary, function: str, at: _FileLocation) -> Frame:
     """Code at an offset of a file.
 
-    The folder is that of the mapping: other processes may have the file in another one.
+    Name and folder are those of the mapping: other processes may have the file at another path.
     """
-    named = (binary.kind, function, binary.name, binary.build_id, at.offset)
-    return Frame(*named, origin=_origin_of(at.mapping.path))
+    label = _label_of(at.mapping.name, at.mapping.path)
+    named = (binary.kind, function, label.name, binary.build_id, at.offset)
+    return Frame(*named, origin=label.origin)
 
 
 def _code_addresses(addresses: Sequence[int], has_leaf: bool) -> list[CodeAddress]:
@@ -144,8 +156,8 @@ class Resolver:
         self._perf_maps = PerfMaps(self.counters, self.budget)
         self._put_off: set[TrackedProcess] = set()
         """Processes with frames that have no name yet."""
-        self._by_offset: LruCache[tuple[int, int, str], KnownFrame] = LruCache(MAX_FRAMES)
-        """Frames by the file's index, offset and origin."""
+        self._by_offset: LruCache[tuple[int, int, _Label], KnownFrame] = LruCache(MAX_FRAMES)
+        """Frames by the file's index, offset, and what is shown of its path."""
         self._without_file: LruCache[Frame, KnownFrame] = LruCache(MAX_FRAMES // 4)
         """Frames of just-in-time compiled code and unknown ones, by content."""
         self.kernel_frames = _native.FrameCache()
@@ -334,8 +346,8 @@ class Resolver:
                     continue  # not cached: a perf map may name it soon
             else:
                 offset = address - mapping.start + mapping.offset
-                origin = _origin_of(mapping.path)
-                frames[i] = self._by_offset.get((binary.index, offset, origin))
+                label = _label_of(mapping.name, mapping.path)
+                frames[i] = self._by_offset.get((binary.index, offset, label))
                 if frames[i] is None:
                     by_file.setdefault(binary, []).append(_FileLocation(i, offset, mapping))
                     continue
@@ -396,7 +408,8 @@ class Resolver:
             self.counters.frames_new += 1
             self.counters.frames_unnamed += not function
             if is_open:  # else not cached: another process may still lead to the file
-                self._by_offset.put((binary.index, location.offset, frame.origin), known)
+                label = _Label(frame.binary, frame.origin)
+                self._by_offset.put((binary.index, location.offset, label), known)
             found.append(known)
         return found
 
@@ -427,7 +440,8 @@ class Resolver:
         if name is not None:
             return self._shared_frame(Frame(name.kind, name.function, _JIT, file=name.file))
         start = mapping.start - (mapping.offset if mapping.has_file else 0)
-        return self._shared_frame(Frame("unknown", "", mapping.name, offset=address - start))
+        label = _label_of(mapping.name, mapping.path)
+        return self._shared_frame(Frame("unknown", "", label.name, offset=address - start))
 
     def _shared_frame(self, frame: Frame) -> KnownFrame:
         known = self._without_file.get(frame)
