@@ -5,11 +5,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from sonde import _native, procfs
+from sonde.agent.stacks import StackReader
+from sonde.resolve import naming_budget
+from sonde.resolve.naming_budget import NamingBudget
 from sonde.resolve.process_image import ProcessImage
 from sonde.resolve.tracked_process import TrackedProcess
 from sonde.unwind import PythonCode
@@ -125,6 +130,49 @@ def test_a_line_table_that_is_gone_when_it_is_asked_for_again_is_counted(python,
     assert code.lineless == 1
     assert line_of(code, process, python, addresses[-1], 80) > 40
     assert code.lineless == 1
+
+
+def test_names_of_python_code_cost_its_user_time(python, made, monkeypatch):
+    """Of a long function each line takes long to find, and a program may have any number."""
+    program, addresses = made
+    process = process_of(program.pid)
+    monkeypatch.setattr(TrackedProcess, "party", 1000)
+    budget = NamingBudget(True, naming_budget.PYTHON_BURST_S, naming_budget.PYTHON_SHARE)
+    found = []
+
+    def slow(*_):
+        found.append(1)
+        until_s = time.thread_time() + 0.002
+        while time.thread_time() < until_s:
+            pass
+        return 7
+
+    monkeypatch.setattr("sonde.unwind.python_code.line_at", slow)
+    monkeypatch.setattr(naming_budget, "TURN_S", 0.01)
+    resolver = SimpleNamespace(budget=NamingBudget(), python_budget=budget)
+    stacks = StackReader(resolver, SimpleNamespace())
+    owners, words = [(process, python)], [PYTHON_FRAME | at for at in addresses[:100]]
+    where = PYTHON_FRAME | 1 << 32 | python.code.instructions
+
+    def lines():
+        cache = stacks.python.frame_cache(owners, words, not budget.is_over(1000))
+        found = [
+            cache.get(word, where) or stacks._interpreted(process, owners, None, word, where, cache)
+            for word in words
+        ]
+        return [known.frame.line for known in found]
+
+    first = lines()
+    assert 1 <= first.count(7) == len(found) <= 6
+    assert first.count(0) == 100 - len(found)
+    assert resolver.budget.left_out[1000] == 100 - len(found)
+    before = len(found)
+    again = lines()
+    assert (again.count(7), len(found)) == (first.count(7), before)  # and nothing is read meanwhile
+    for _ in range(40):
+        budget.tick()
+        now = lines()
+    assert now == [7] * 100
 
 
 def test_another_process_with_the_pid_is_not_read(python, made):

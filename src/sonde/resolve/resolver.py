@@ -30,7 +30,7 @@ from sonde.resolve.code_origin import origin_of_binary
 from sonde.resolve.counters import Counters
 from sonde.resolve.lru_cache import LruCache
 from sonde.resolve.mappings import Mapping
-from sonde.resolve.naming_budget import NamingBudget
+from sonde.resolve.naming_budget import PYTHON_BURST_S, PYTHON_SHARE, NamingBudget
 from sonde.resolve.owners import OwnerResolver
 from sonde.resolve.perf_maps import PerfMaps
 from sonde.resolve.processes import GRACE_NS, ProcessTable
@@ -153,6 +153,8 @@ class Resolver:
         self._binaries = Binaries(self.counters, links=links)
         self.budget = NamingBudget(has_budget)
         """Of the time that names take, by user or container."""
+        self.python_budget = NamingBudget(has_budget, PYTHON_BURST_S, PYTHON_SHARE)
+        """Of that which names of Python code take. What it leaves out, `budget` counts."""
         self._perf_maps = PerfMaps(self.counters, self.budget)
         self._put_off: set[TrackedProcess] = set()
         """Processes with frames that have no name yet."""
@@ -218,6 +220,7 @@ class Resolver:
         self._binaries.expire(now_ns)
         self._perf_maps.expire()
         self.budget.tick()
+        self.python_budget.tick()
         for process in list(self._put_off):
             if not process.is_alive or not self.budget.is_over(process.party):
                 self._put_off.remove(process)
