@@ -411,7 +411,7 @@ class Resolver:
             self.counters.frames_new += 1
             self.counters.frames_unnamed += not function
             if is_open:  # else not cached: another process may still lead to the file
-                label = _Label(frame.binary, frame.origin)
+                label = _label_of(location.mapping.name, location.mapping.path)
                 self._by_offset.put((binary.index, location.offset, label), known)
             found.append(known)
         return found
