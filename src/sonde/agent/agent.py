@@ -381,6 +381,8 @@ class Agent:
             ends = self._unwinding.ends(self._tick_ns, self._dictionary.tails_dropped)
             self._chunk.add("event", list(ends))
             self._count_self()
+        else:
+            self._chunk.compact()
 
     def _limit_stacks(self, collector: Collector, named: int, since_ns: int) -> None:
         if self._stack_limiter.after(named, (self._tick_ns - since_ns) / 1e9):
