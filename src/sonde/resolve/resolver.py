@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sonde import _native, procfs
 from sonde.model.code import Frame, KnownFrame
+from sonde.model.digests import blake2b
 from sonde.model.owner import GroupNote, Owner, ProcessNote
 from sonde.model.process import Process
 from sonde.resolve.binaries import Binaries
@@ -38,11 +39,6 @@ from sonde.resolve.tracked_process import TrackedProcess
 
 if TYPE_CHECKING:
     from sonde.resolve.pods import Pods
-
-try:
-    from _blake2 import blake2b  # hashlib has the same, and loads OpenSSL with it: 4 MB
-except ImportError:
-    from hashlib import blake2b
 
 MAX_FRAMES: Final = 32_768
 """Frames kept by (file, offset)."""
