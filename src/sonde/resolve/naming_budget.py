@@ -35,11 +35,17 @@ class NamingBudget:
     """CPU time by party."""
 
     def __init__(
-        self, is_limited: bool = True, burst_s: float = BURST_S, share: float = SHARE
+        self,
+        is_limited: bool = True,
+        burst_s: float | None = None,
+        share: float | None = None,
     ) -> None:
-        """Not `is_limited`: where nobody else waits."""
+        """Not `is_limited`: where nobody else waits. `burst_s`, `share`: other than BURST_S (s),
+        SHARE."""
         self._is_limited = is_limited
-        self._time = Allowance(burst_s, share)
+        self._time = Allowance(
+            BURST_S if burst_s is None else burst_s, SHARE if share is None else share
+        )
         self._turn: defaultdict[int, float] = defaultdict(float)
         """Seconds used in this tick."""
         self._over: set[int] = set()
