@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 PATIENCE_S = 20.0
-FUTEX, NANOSLEEP, RECVFROM = 202, 35, 45
+FUTEX, NANOSLEEP, POLL, RECVFROM = 202, 35, 7, 45
 ALL_BUT_SETXID = (1 << 64) - 1 & ~(1 << 8 | 1 << 18 | 1 << 32)
 """A signal mask: the kernel lets nobody block SIGKILL (9) and SIGSTOP (19); 33 is SIGSETXID."""
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from borrowed_threads import (
     HOOK,
     NANOSLEEP,
     PATIENCE_S,
+    POLL,
     RECVFROM,
     WHOLE,
     Begin,
@@ -144,37 +146,71 @@ def test_a_thread_that_took_the_fork_guard_late_gives_it_back(begin: Begin, bin_
 
 
 SPINS = """
-import time
+import sys, time
 print("here", flush=True)
 input()
-until = time.monotonic() + 0.4
+until = time.monotonic() + float(sys.argv[1])
 while time.monotonic() < until:
     pass
 """
 
 
-def test_a_thread_that_stops_late_is_let_go_and_borrowed_again(begin: Begin) -> None:
-    """Its CPU is somebody else's, for longer than its stop is waited for."""
-    it, tracer = begin(dlopen="mark")
+@contextmanager
+def cpu_taken(it: Borrowed, tracer: Tracer, seconds: float) -> Iterator[Conversation]:
+    """The CPU of the thread is somebody else's, for some time from a line on; the tracer has
+    another one."""
     cpus = sorted(os.sched_getaffinity(0))
     if len(cpus) < 2:
         pytest.skip("one CPU")
     os.sched_setaffinity(it.tid, {cpus[0]})
     os.sched_setaffinity(tracer.process.pid, {cpus[1]})
     run_first(tracer.process.pid, 1)
-    spins = Conversation(sys.executable, "-c", SPINS)
+    spins = Conversation(sys.executable, "-c", SPINS, str(seconds))
     try:
         assert spins.read_line() == "here"
         os.sched_setaffinity(spins.process.pid, {cpus[0]})
         run_first(spins.process.pid, 1)
-        spins.send("")
-        late = tracer.ask(f"load({RECVFROM}, 60)")
+        yield spins
         assert spins.process.wait(PATIENCE_S) == 0
     finally:
         spins.kill()
 
+
+def test_a_thread_that_stops_late_is_let_go_and_borrowed_again(begin: Begin) -> None:
+    """Its CPU is somebody else's, for longer than its stop is waited for."""
+    it, tracer = begin(dlopen="mark")
+    with cpu_taken(it, tracer, 0.4) as spins:
+        spins.send("")
+        late = tracer.ask(f"load({RECVFROM}, 60)")
+
     assert late == ["passed-over", "it did not stop", "borrow", True]
     wait_for(lambda: tracer.ask(f"load({RECVFROM}, 60)")[0] == "done", "a load")
+    assert end_wait(it) == WHOLE
+
+
+def test_a_thread_that_stops_late_is_not_interrupted_by_the_tracers_end(begin: Begin) -> None:
+    """Its call would answer EINTR."""
+    it, tracer = begin("timed", dlopen="mark")
+    with cpu_taken(it, tracer, 0.4) as spins:
+        spins.send("")
+        late = tracer.ask(f"load({RECVFROM}, 60)")
+        assert tracer.ask("borrower.close()") is None
+        tracer.kill()
+
+    assert late == ["passed-over", "it did not stop", "borrow", True]
+    assert end_wait(it) == WHOLE
+
+
+def test_a_load_without_a_cpu_is_waited_for(begin: Begin) -> None:
+    """It comes home as it left: to let it go would bring it home no sooner."""
+    it, tracer = begin("poll")
+    with cpu_taken(it, tracer, 2.5) as spins:
+        inside(it, tracer, bound_s=0.5, call=POLL)
+        spins.send("")
+        it.send("d")
+        outcome = json.loads(tracer.read_line())
+
+    assert outcome[0] == "done", outcome
     assert end_wait(it) == WHOLE
 
 
@@ -224,7 +260,7 @@ def test_the_frame_alone_restores_a_thread_in_recv(begin: Begin) -> None:
 
 def test_the_frame_alone_ends_a_poll_as_a_handled_signal_would(begin: Begin) -> None:
     it, tracer = begin("poll")
-    inside(it, tracer, call=7)
+    inside(it, tracer, call=POLL)
     tracer.signal_guardian(signal.SIGKILL)
     die(tracer)
     it.send("d")

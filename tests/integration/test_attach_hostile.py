@@ -119,7 +119,7 @@ def test_nobody_else_can_keep_attaches_away_with_a_lock(bin_: Path) -> None:
             it.kill()
             it.communicate()
 
-    assert took_s < remote._PATIENCE_S / 2
+    assert took_s < 5.0
     assert not own.exists()
 
 

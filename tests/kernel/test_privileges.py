@@ -193,8 +193,7 @@ def seen(folder, beside, capability: str) -> set[str]:
         if not features:
             assert not without or without[0] in printed, printed
             return set()
-        # Whether the library is in a program by then depends on how long the runs before were.
-        found |= features - {"device time"}
+        found |= features
         if found >= expected(capability) - {"attach"}:
             break
     worked, _ = attaches(units.under("sonde.service", folder, {}, without, daemon=False))

@@ -135,6 +135,10 @@ def test_short_waits_within_a_window_are_parted_as_the_totals_are(writer, key, e
 
 GET = ("Queue.get", "[python]", "queue.py", 171, "python")
 WAIT = ("Condition.wait", "[python]", "threading.py", 355, "python")
+SIMPLE_GET = ("_queue_SimpleQueue_get", "python3.12")
+STRIPPED_GET = ("", "_queue.cpython-311-x86_64-linux-gnu.so")
+SEM_WAIT = ("sem_clockwait", "libc.so.6")
+GIL_WAIT = ("pthread_cond_timedwait", "libc.so.6")
 WORK = ("decode", "[python]", "data/images.py", 31, "python")
 
 
@@ -148,8 +152,14 @@ WORK = ("decode", "[python]", "data/images.py", 31, "python")
         ((("serve", "server"), ("pthread_mutex_lock", "libc.so.6")), Cause.LOCK),
         ((STEP, ADD, ("pthread_cond_wait", "libc.so.6")), Cause.LOCK),
         ((STEP, ADD, CPU_ADD, ("gomp_barrier_wait", "libgomp.so.1")), Cause.HOST),
-        ((STEP, WAIT, ("take_gil", "python3.12"), ("pthread_cond_timedwait", "libc.so.6")),
-         Cause.GIL),
+        ((STEP, WAIT, ("take_gil", "python3.12"), GIL_WAIT), Cause.GIL),
+        ((STEP, SIMPLE_GET, SEM_WAIT), Cause.INPUT),
+        ((STEP, EVAL, STRIPPED_GET, ("PyThread_acquire_lock_timed", "python3.11"), SEM_WAIT),
+         Cause.INPUT),
+        ((STEP, ("_queue_SimpleQueue_put", "_queue.abi3.so"), SEM_WAIT), Cause.LOCK),
+        # It has what it waited for, and is not let run.
+        ((STEP, SIMPLE_GET, ("take_gil", "python3.12"), GIL_WAIT), Cause.GIL),
+        ((STEP, STRIPPED_GET, ("PyEval_RestoreThread", "python3.11"), GIL_WAIT), Cause.GIL),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["loader", "A"])

@@ -162,6 +162,7 @@ def test_libraries_of_devices_are_known_wherever_they_lie(binary):
         ("libjpeg.so.62", SYSTEM, CodeKind.LIBRARY),
         ("_imaging.cpython-312-x86_64-linux-gnu.so", PACKAGE, CodeKind.LIBRARY),
         ("_multiprocessing.cpython-312-x86_64-linux-gnu.so", INTERPRETER, CodeKind.NEUTRAL),
+        ("_queue.cpython-312-x86_64-linux-gnu.so", PROGRAM, CodeKind.OWN_NATIVE),
         ("server", PROGRAM, CodeKind.OWN_NATIVE),
         ("libcudf.so", PACKAGE, CodeKind.LIBRARY),
         ("libhelpers.so", PROGRAM, CodeKind.OWN_NATIVE),

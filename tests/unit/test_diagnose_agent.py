@@ -39,6 +39,8 @@ OWN = frame("python", "step", file="train.py")
         ([frame("user", "visit_decref"), frame("user", "gc_collect_main"), OWN], Role.GARBAGE),
         ([frame("user", "pthread_cond_timedwait", "libc.so.6"), frame("user", "take_gil"), OWN],
          Role.INTERPRETER_LOCK),
+        ([frame("user", "sem_wait", "libc.so.6"), frame("user", "_queue_SimpleQueue_get"), OWN],
+         Role.QUEUE),
         ([OWN], Role.CODE),
         # Names of the program's own functions decide nothing.
         ([frame("python", "gc_collect_main", file="train.py")], Role.CODE),

@@ -12,6 +12,8 @@ import pytest
 from sonde.agent import job_finder, ras_client
 from sonde.agent.job_finder import CANDIDATES, NEWCOMERS, JobFinder
 
+COSTS = job_finder._Costs()
+
 
 def process(pid, **its):
     return job_finder._Process(pid, 1, 5, (0, "python"), **its)
@@ -74,7 +76,7 @@ def test_tables_are_read_once_for_a_namespace(monkeypatch):
     monkeypatch.setattr(job_finder.procfs, "read_inode", lambda path: 5)
     whole = [("a:1", "a:2", "01", "10"), ("a:2", "a:1", "01", "11")]
     monkeypatch.setattr(job_finder, "connections", lambda pid: read.append(pid) or whole)
-    links = job_finder._links([process(10), process(11), process(12)])
+    links = job_finder._links([process(10), process(11), process(12)], COSTS)
     assert read == [10]
     assert links == {10: {11}, 11: {10}}
 
@@ -102,7 +104,7 @@ def test_ends_in_another_network_namespace_connect_nobody(monkeypatch):
         12: [("a:1", "a:2", "01", "12"), ("a:2", "a:1", "01", "12")],
     }
     monkeypatch.setattr(job_finder, "connections", lambda pid: tables[pid])
-    links = job_finder._links([process(10), process(11), process(12)])
+    links = job_finder._links([process(10), process(11), process(12)], COSTS)
     assert links == {10: {11}, 11: {10}}
 
 
@@ -116,7 +118,7 @@ def test_shared_memory_is_the_same_by_its_file_not_by_its_name(monkeypatch):
     finder = JobFinder()
     for one in members:
         finder._has_library(one)
-    (part,) = job_finder._connected(members)
+    (part,) = job_finder._connected(members, COSTS)
     assert {one.pid for one in part} == {10, 11}
 
 
@@ -145,7 +147,7 @@ def test_processes_with_one_share_are_connected(monkeypatch):
     monkeypatch.setattr(job_finder, "sockets_of", lambda pid: set())
     monkeypatch.setattr(job_finder, "connections", lambda pid: [])
     members = [process(pid, shares={b"x", b"%d" % pid}) for pid in (10, 11, 12)]
-    (part,) = job_finder._connected(members)
+    (part,) = job_finder._connected(members, COSTS)
     assert {one.pid for one in part} == {10, 11, 12}
 
 
@@ -158,3 +160,40 @@ def test_sockets_of_this_process(count):
     finally:
         for one in its:
             one.close()
+
+
+def test_looking_into_one_party_costs_no_more_than_its_time(monkeypatch):
+    """However many processes, descriptors and connections it has."""
+    costs = {"time": 0.0}
+    monkeypatch.setattr(job_finder.time, "thread_time", lambda: costs["time"])
+    monkeypatch.setattr(job_finder, "_look", lambda pid: process(pid, shares={b"%d" % (pid // 2)}))
+    monkeypatch.setattr(job_finder.procfs, "party_of", lambda pid: 1000 if pid < 900 else 1001)
+    monkeypatch.setattr(job_finder.procfs, "descends", lambda *_: False)
+    monkeypatch.setattr(job_finder.procfs, "read_inode", lambda path: 5)
+    monkeypatch.setattr(job_finder, "number_of", lambda _: (None, ""))
+    monkeypatch.setattr(job_finder, "connections", lambda pid: [])
+    monkeypatch.setattr(JobFinder, "_has_library", lambda *_: True)
+    asked = []
+
+    def sockets(pid):
+        asked.append(pid)
+        costs["time"] += 0.05 if pid < 900 else 0.0
+        return {str(pid)}
+
+    monkeypatch.setattr(job_finder, "sockets_of", sockets)
+    finder = JobFinder()
+    for _ in range(5):
+        jobs = finder.find([*range(2, 100), 900, 901], str)
+    greedy = [pid for pid in asked if pid < 900]
+    assert len(greedy) * 0.05 * job_finder._CHILDS <= job_finder.BURST_S + 0.3
+    assert [rank.pid for job in jobs for rank in job.ranks] == [900, 901]
+    assert finder.left_out == 4 * 98
+
+
+def test_tables_of_few_namespaces_are_read_in_a_look(monkeypatch):
+    read = []
+    monkeypatch.setattr(job_finder, "sockets_of", lambda pid: {str(pid)})
+    monkeypatch.setattr(job_finder.procfs, "read_inode", lambda path: int(path.split("/")[2]))
+    monkeypatch.setattr(job_finder, "connections", lambda pid: read.append(pid) or [])
+    job_finder.listening(range(1, 60))
+    assert read == list(range(1, 1 + job_finder.NAMESPACES))

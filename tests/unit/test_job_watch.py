@@ -11,13 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from sonde.agent import job_watch
+from sonde.agent import job_watch, stall_reports
 from sonde.agent.job_finder import Job, Rank
 from sonde.agent.job_watch import JOBS, KEPT_CANDIDATES, PARTS, JobWatch
 from sonde.agent.rank_dump import MEMORY_BYTES
 from sonde.agent.rank_stacks import RankStackReader
 from sonde.agent.slowdown_watcher import Watcher
 from sonde.agent.stall_reports import StallReports
+from sonde.diagnose.incident import Candidate, FaultCause, Incident, Verdict
 
 
 @pytest.fixture
@@ -125,29 +126,81 @@ def test_symptoms_that_end_during_a_look_are_those_of_its_begin(watch, monkeypat
     assert seen[0].symptoms == ("rank 0: CPU time", "rank 1: waits")
 
 
-def test_jobs_are_looked_at_by_turns_and_what_is_due_is_reported_between(watch, monkeypatch):
+def test_jobs_are_looked_at_by_turns(watch, monkeypatch):
     found(watch, job(1, 1000), job(2, 1000), job(3, 1000), job(4, 1001))
     done = []
     monkeypatch.setattr(watch, "_note_ended", lambda: None)
     monkeypatch.setattr(watch, "_find", lambda: None)
     monkeypatch.setattr(watch, "_is_due", lambda one: one.job.ranks[0].pid not in done)
 
-    def note(what):
-        done.append(what)
-        watch._ended = len(done) >= 8
-
     def look(one):
-        note(one.job.ranks[0].pid)
-
-    monkeypatch.setattr(watch._reports, "release", lambda: note("released"))
+        done.append(one.job.ranks[0].pid)
+        watch._ended = len(done) >= 4
 
     monkeypatch.setattr(watch, "_look_into", look)
     watch._due.set()
     began_s = time.monotonic()
     watch._run()
-    assert done[::2] == ["released"] * 4
-    assert done[1::2] == [10, 40, 20, 30]
+    assert done == [10, 40, 20, 30]
     assert time.monotonic() - began_s < 0.4  # it waited for nothing in between
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_what_is_kept_back_waits_for_no_look(monkeypatch, goes_on):
+    """It is due after a while, or once the job goes on, however long a look takes."""
+    monkeypatch.setattr(stall_reports, "HOLD_S", 60.0 if goes_on else 0.3)
+    reported, looks, looked_at = [], threading.Event(), threading.Event()
+    reports = StallReports(lambda incident, _: reported.append(incident.victim))
+    who = SimpleNamespace(owner="", name="")
+    watch = JobWatch(reports, lambda *_: None, lambda _: who, lambda _: None)
+    found(watch, job(1, 1000))
+    monkeypatch.setattr(watch, "_note_ended", lambda: None)
+    monkeypatch.setattr(watch, "_find", lambda: None)
+    monkeypatch.setattr(watch, "_is_due", lambda _: True)
+    monkeypatch.setattr(watch, "_look_into", lambda _: (looked_at.set(), looks.wait(20)))
+    try:
+        reports.update(100, [((10, 11), 100)])
+        watch._due.set()
+        watch.start()
+        assert looked_at.wait(5)
+        verdict = Verdict((Candidate(FaultCause.LOCK, 1.0, ()),), 1.0, {}, None)
+        reports.offer(Incident(10, "python", "", 100, 100, 100, (), verdict), None)
+        time.sleep(0.1)
+        assert not reported
+        if goes_on:
+            reports.update(101, [])
+        until_s = time.monotonic() + 5
+        while not reported and time.monotonic() < until_s:
+            time.sleep(0.02)
+        assert reported == [10]
+        assert not looks.is_set()
+    finally:
+        watch.close()
+        looks.set()
+        watch._thread.join(10)
+
+
+def test_a_report_that_fails_keeps_no_other_back(monkeypatch):
+    monkeypatch.setattr(stall_reports, "HOLD_S", 0.0)
+    reported, failures = [], []
+
+    def report(incident, _):
+        reported.append(incident.victim)
+        if len(reported) == 1:
+            raise OSError("no room")
+
+    reports = StallReports(report)
+    reports.start(failures.append)
+    verdict = Verdict((Candidate(FaultCause.LOCK, 1.0, ()),), 1.0, {}, None)
+    for pid in (10, 11):
+        reports.update(100, [((10, 11), 100)])
+        reports.offer(Incident(pid, "python", "", 100, 100, 100, (), verdict), None)
+        until_s = time.monotonic() + 5
+        while pid not in reported and time.monotonic() < until_s:
+            time.sleep(0.02)
+    reports.close()
+    assert reported == [10, 11]
+    assert len(failures) == 1
 
 
 def test_the_last_answer_comes_before_what_is_kept_back_is_reported():

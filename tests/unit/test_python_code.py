@@ -5,15 +5,25 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from sonde import _native, procfs
+from sonde.agent.stacks import StackReader
+from sonde.resolve import naming_budget
+from sonde.resolve.naming_budget import NamingBudget
 from sonde.resolve.process_image import ProcessImage
 from sonde.resolve.tracked_process import TrackedProcess
 from sonde.unwind import PythonCode
-from sonde.unwind.cpython import FoundInterpreter, Interpreter, interpreter
+from sonde.unwind.cpython import (
+    FoundInterpreter,
+    Interpreter,
+    UnsupportedPythonError,
+    interpreter,
+)
 from sonde.unwind.python_code import PYTHON_FRAME
 
 FUNCTIONS = 400
@@ -82,6 +92,18 @@ def line_of(
     return known.frame.line
 
 
+def test_the_name_of_a_file_decides_its_version_only_where_the_file_has_none():
+    of_3_12 = FoundInterpreter(0x030C01F0, 1, 2, (3, 4, 0, 0), b"")
+    unnamed = FoundInterpreter(0, 1, 2, (3, 4, 0, 0), b"")
+
+    for name in ("python3.12", "python3.12t", "python3.9", "worker", ""):
+        assert interpreter(of_3_12, name).version == (3, 12)
+    assert interpreter(unnamed, "libpython3.10.so.1.0").version == (3, 10)
+    for name in ("worker", "python3.15", f"python3.{10**300}"):
+        with pytest.raises(UnsupportedPythonError):
+            interpreter(unnamed, name)
+
+
 def test_line_tables_that_made_room_are_read_again(python, made):
     program, addresses = made
     bound = 64 << 10
@@ -108,6 +130,88 @@ def test_a_line_table_that_is_gone_when_it_is_asked_for_again_is_counted(python,
     assert code.lineless == 1
     assert line_of(code, process, python, addresses[-1], 80) > 40
     assert code.lineless == 1
+
+
+def test_names_of_python_code_cost_its_user_time(python, made, monkeypatch):
+    """Of a long function each line takes long to find, and a program may have any number."""
+    program, addresses = made
+    process = process_of(program.pid)
+    monkeypatch.setattr(TrackedProcess, "party", 1000)
+    budget = NamingBudget(True, naming_budget.PYTHON_BURST_S, naming_budget.PYTHON_SHARE)
+    found = []
+
+    def slow(*_):
+        found.append(1)
+        until_s = time.thread_time() + 0.002
+        while time.thread_time() < until_s:
+            pass
+        return 7
+
+    monkeypatch.setattr("sonde.unwind.python_code.line_at", slow)
+    monkeypatch.setattr(naming_budget, "TURN_S", 0.01)
+    resolver = SimpleNamespace(budget=NamingBudget(), python_budget=budget)
+    stacks = StackReader(resolver, SimpleNamespace())
+    owners, words = [(process, python)], [PYTHON_FRAME | at for at in addresses[:100]]
+    where = PYTHON_FRAME | 1 << 32 | python.code.instructions
+
+    def lines():
+        cache = stacks.python.frame_cache(owners, words, not budget.is_over(1000))
+        found = [
+            cache.get(word, where) or stacks._interpreted(process, owners, None, word, where, cache)
+            for word in words
+        ]
+        return [known.frame.line for known in found]
+
+    first = lines()
+    assert 1 <= first.count(7) == len(found) <= 6
+    assert first.count(0) == 100 - len(found)
+    assert resolver.budget.left_out[1000] == 100 - len(found)
+    before = len(found)
+    again = lines()
+    assert (again.count(7), len(found)) == (first.count(7), before)  # and nothing is read meanwhile
+    for _ in range(40):
+        budget.tick()
+        now = lines()
+    assert now == [7] * 100
+
+
+def test_another_process_with_the_pid_is_not_read(python, made):
+    program, addresses = made
+    code, process = PythonCode(), process_of(program.pid)
+    before = TrackedProcess(
+        program.pid,
+        process.start_ns - 1_000_000_000,
+        process.ppid,
+        "",
+        ProcessImage(program.pid, ""),
+    )
+    place = 1 << 32 | python.code.instructions
+    for _ in range(2):
+        found = code.frame(
+            [(before, python)], PYTHON_FRAME | addresses[0], place, _native.FrameCache()
+        )
+        assert found.frame.function == ""
+    assert code.unread == 2
+    assert line_of(code, process, python, addresses[0], 40) > 10
+    code.close()
+
+
+def test_a_process_is_read_on_when_it_runs_another_program(python, monkeypatch):
+    monkeypatch.setattr("sonde.unwind.python_code.TRUST_NS", 0)
+    source = SOURCE.format(count=2).replace("sys.stdin.read()", "sys.stdin.readline()")
+    again = f"import os; os.execv(sys.executable, [sys.executable, '-c', {source!r}])"
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", f"{source}\n{again}"]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        code = PythonCode()
+        for _ in range(2):
+            at = int(program.stdout.readline().split()[0])
+            assert line_of(code, process_of(program.pid), python, at, 40) > 10
+            program.stdin.write("go on\n")
+            program.stdin.flush()
+        code.close()
 
 
 def test_another_code_object_in_the_same_place_has_another_name(python, monkeypatch):

@@ -159,6 +159,12 @@ def test_rows_become_values(given: dict[str, object], found: object) -> None:
     assert [(one.labels, one.value, one.holds) for one in values.found] == found
 
 
+def test_a_number_in_labels_that_is_none_costs_its_row_alone() -> None:
+    rows = [{"labels": f'{{"at": {text}}}'} for text in ("1" + 400 * "0", "1e999", "NaN", "4")]
+    values = of_rows(rule(value="labels.at"), rows)
+    assert [one.value for one in values.found] == [4.0]
+
+
 def test_too_many_values_are_left_out() -> None:
     rows = [{"name": str(n), "ns": n} for n in range(MAX_ALERTS + 10)]
     values = of_rows(rule(by={"name": "name"}), rows)

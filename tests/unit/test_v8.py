@@ -318,14 +318,23 @@ def test_lines_of_a_script_whose_text_is_another_one_are_read_again():
     assert functions.find(heap, at, 4 * TRUST_NS).script is functions.find(heap, at, 0).script
 
 
-@pytest.mark.parametrize("text", ["a\u010d\nb\n", "\u0a0a\u0d0d\u000a\u0a00\u000d\n\u0d0a\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("a\u010d\nb\n", "\u0a0a\u0d0d\u000a\u0a00\u000d\n\u0d0a\n"),
+        *("a\u2028b\u2029\r\u2028\n", "\u2800\u2820\u2028\u2900\u2028"),
+    ],
+)
 def test_lines_of_two_byte_texts(text):
     heap = Heap()
     functions = V8Functions(layout_of(heap))
     raw = text.encode("utf-16-le")
     heap.maps["two"] = heap.put(struct.pack("<QIHH", 1, 0, 0, 0))
     source = heap.object("two", struct.pack("<Ii", 0, len(text)) + raw)
-    ends = [at for at, it in enumerate(text) if (it == "\n" and text[at - 1] != "\r") or it == "\r"]
+    first_of_two = {at for at in range(len(text)) if text[at : at + 2] == "\r\n"}
+    ends = [
+        at for at, it in enumerate(text) if it in "\r\n\u2028\u2029" and at - 1 not in first_of_two
+    ]
     assert list(functions._line_ends(heap, source, 0)) == ends
 
 

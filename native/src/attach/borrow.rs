@@ -108,7 +108,7 @@ fn stack_refusal(
 impl Borrowed {
     /// Stop the thread and keep its state; or why it must not be borrowed, and it goes on.
     pub fn take(program: &Program, it: &Candidate) -> Result<Self, Passed> {
-        let thread = Thread { tid: it.tid, pid: program.pid };
+        let thread = Thread::new(it.tid, program.pid);
         if !sleeps(program.pid, it) {
             return Err(Passed::untouched("it moved on"));
         }

@@ -171,7 +171,7 @@ fn guard(pipe: i32, shared: &Shared, pid: pid_t, auxv: &[u8], at: &Landmarks) {
         }
         let frame = shared.frame.load(Ordering::SeqCst);
         std::thread::sleep(LOCK_BOUND);
-        let thread = Thread { tid, pid };
+        let thread = Thread::new(tid, pid);
         match thread.seize() {
             Ok(()) => {}
             // The tracer, or the kernel after its end, has not let go of it yet.

@@ -18,6 +18,8 @@ const TRAP_AND_DIRECTION: u64 = 0x500;
 const RTLD_NOW: u64 = 2;
 const MFD_CLOEXEC_SEALING: u64 = 3;
 const MFD_EXEC: u64 = 0x10; // known since Linux 6.3
+/// What a load, or a stop, may take longer where the thread has no CPU.
+const AT_WORK_BOUND: Duration = Duration::from_secs(5);
 const SETTLE: Duration = Duration::from_millis(100);
 
 /// How an attempt ended; `Attempt` reports it to Python.
@@ -162,6 +164,7 @@ impl Load<'_> {
     /// rt_sigreturn. Safe to be killed anywhere.
     fn take_fork_guard(&mut self) -> Result<(), Trouble> {
         self.stage = "fork guard";
+        self.it.thread.patience = AT_WORK_BOUND;
         let below = self.it.places.frame - 16;
         let mut r = self.regs()?;
         self.run_from(&mut r, self.at.list_lock, below)?;
@@ -201,8 +204,15 @@ impl Load<'_> {
         // But who waits in setuid() for every thread's answer holds a lock that making one takes.
         self.it.thread.set_mask(!SETXID)?;
         self.run_from(&mut r, self.at.dlopen, self.it.places.frame - 16)?;
+        let mut at_work_left = AT_WORK_BOUND;
         loop {
-            match self.run_to_sigreturn(Instant::now() + LOCK_BOUND) {
+            let began = Instant::now();
+            let ran = self.run_to_sigreturn(began + LOCK_BOUND);
+            // Longer than that only while it was at work.
+            let at_work = began.elapsed().saturating_sub(LOCK_BOUND).min(at_work_left);
+            at_work_left -= at_work;
+            self.until += at_work;
+            match ran {
                 Ok(()) => {
                     // From here on each stop at a call is taken for the next one of ours.
                     self.it.thread.set_mask(u64::MAX)?;
@@ -252,6 +262,7 @@ impl Load<'_> {
     /// Undo what can be undone. Before the load nothing is held and the thread is put back; in it,
     /// and where it may hold the fork guard, the thread finishes by itself.
     fn recover(&mut self, trouble: Trouble) -> Ended {
+        self.it.thread.patience = AT_WORK_BOUND;
         let thread = self.it.thread;
         let stands = matches!(trouble, Trouble::Busy(_));
         // At any other stop than one in the signal path the interrupt alone does not stop it.
@@ -312,8 +323,15 @@ impl Borrower {
         Ok(Self { pid, auxv, at, guardian, stragglers: Vec::new() })
     }
 
+    /// Threads that have not stopped yet are waited for: a call of theirs that answers EINTR to a
+    /// stop would do so once nobody traces them.
     pub fn close(&mut self) {
+        let until = Instant::now() + AT_WORK_BOUND;
         self.settle();
+        while !self.stragglers.is_empty() && Instant::now() < until {
+            std::thread::sleep(LOCK_BOUND);
+            self.settle();
+        }
         self.guardian.dismiss();
     }
 
@@ -356,7 +374,7 @@ impl Borrower {
             Ok(it) => it,
             Err(it) => {
                 if it.straggles {
-                    self.stragglers.push(Thread { tid: candidate.tid, pid: self.pid });
+                    self.stragglers.push(Thread::new(candidate.tid, self.pid));
                 }
                 return passed(it, "borrow", Duration::ZERO);
             }
@@ -397,7 +415,7 @@ impl Borrower {
         if !self.stragglers.is_empty() {
             return Err(Error::from_raw_os_error(libc::EBUSY));
         }
-        let thread = Thread { tid, pid: self.pid };
+        let thread = Thread::new(tid, self.pid);
         thread.seize()?;
         match thread.to_event_stop(false, Instant::now() + Duration::from_millis(50)) {
             Ok(()) => {}

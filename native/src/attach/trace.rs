@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! ptrace, step by step: to a system call's boundary, to a stop in the kernel's signal path.
-use std::io::{Error, Result as IoResult};
+use std::fs::File;
+use std::io::{Error, Read, Result as IoResult};
 use std::mem::{size_of, zeroed};
 use std::ptr::{from_mut, from_ref, null_mut};
 use std::time::{Duration, Instant};
@@ -23,6 +24,8 @@ const NT_X86_XSTATE: usize = 0x202;
 pub const XSTATE_MOST_BYTES: usize = 16 * 1024;
 /// Upper bound of a sleep while waiting for a stop, should a SIGCHLD be missed.
 const NAP: Duration = Duration::from_millis(2);
+/// Of /proc/PID/task/TID/status, for its third line.
+const STATUS_BYTES: usize = 512;
 /// An exec ends the other threads before it reports itself.
 const EXEC_BOUND: Duration = Duration::from_millis(500);
 
@@ -42,6 +45,9 @@ pub type Step<T = ()> = Result<T, Stuck>;
 pub struct Thread {
     pub tid: pid_t,
     pub pid: pid_t,
+    /// For how long past its bound it is waited for while it runs, or waits for a CPU: to let it go
+    /// would bring it home no sooner.
+    pub patience: Duration,
 }
 
 /// The start of `struct ptrace_syscall_info` (ptrace(2)).
@@ -88,6 +94,10 @@ pub fn block_sigchld() {
 }
 
 impl Thread {
+    pub fn new(tid: pid_t, pid: pid_t) -> Self {
+        Self { tid, pid, patience: Duration::ZERO }
+    }
+
     /// An exec of the thread then always stops it before the new program runs (PTRACE_EVENT_EXEC).
     pub fn seize(self) -> IoResult<()> {
         let options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC;
@@ -182,11 +192,12 @@ impl Thread {
             if found < 0 && Error::last_os_error().raw_os_error() != Some(libc::EINTR) {
                 return Err(self.lost());
             }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let now = Instant::now();
+            let left = until.saturating_duration_since(now);
+            if left.is_zero() && !(now < until + self.patience && self.is_at_work()) {
                 return Err(Stuck::Late);
             }
-            let nap = left.min(NAP);
+            let nap = if left.is_zero() { NAP } else { left.min(NAP) };
             // SAFETY: a set and a time on our stack.
             unsafe {
                 let mut set = zeroed();
@@ -198,10 +209,23 @@ impl Thread {
         }
     }
 
+    /// Whether it runs, waits for a CPU or a disk, or has stopped meanwhile. `status` takes none of
+    /// the process's locks.
+    fn is_at_work(self) -> bool {
+        let mut head = [0u8; STATUS_BYTES];
+        let read = File::open(format!("/proc/{}/task/{}/status", self.pid, self.tid))
+            .and_then(|mut file| file.read(&mut head));
+        let lines = &head[..read.unwrap_or(0)];
+        let mut states = lines.split(|byte| *byte == b'\n').filter_map(|line| {
+            line.strip_prefix(b"State:\t").and_then(<[u8]>::first) // no name has a line feed there
+        });
+        matches!(states.next(), Some(b'R' | b'D' | b't'))
+    }
+
     /// Why the thread cannot be found any more: it ended, or it executed a program and has its
     /// process's number now. Then that is let go.
     fn lost(self) -> Stuck {
-        let first = Thread { tid: self.pid, pid: self.pid };
+        let first = Thread::new(self.pid, self.pid);
         if self.tid == self.pid {
             return Stuck::Gone;
         }

@@ -60,6 +60,8 @@ LATE_S = 3.0
 """A tick that comes so much later than meant was held up."""
 GC_THRESHOLDS = (10_000, 20, 20)
 """A tick makes thousands of rows, none of which is part of a cycle."""
+RELEASE_S = 60.0
+"""How often memory that was freed goes back to the kernel: up to 30 MB, in some 10 ms."""
 REHEARSED = 2_000
 """Rows of a chunk in which a lot happens."""
 
@@ -91,6 +93,7 @@ class Agent:
         self._spans = 0
         self._stack_limiter = StackRateLimiter()
         self._chunk = ChunkBuilder(0)
+        self._released_ns = 0
         self._kernel = Kernel(config.pids if privileged else None, chooses=chooses)
         if privileged:
             load_ahead(config, self._kernel)
@@ -211,6 +214,7 @@ class Agent:
         if self._exporters is not None:
             self._exporters.start()
         _native.release_memory()  # what the way here took
+        self._released_ns = time.monotonic_ns()
         gc.freeze()  # tables of the machine's processes and files: not worth a walk each second
         gc.set_threshold(*GC_THRESHOLDS)
 
@@ -381,6 +385,8 @@ class Agent:
             ends = self._unwinding.ends(self._tick_ns, self._dictionary.tails_dropped)
             self._chunk.add("event", list(ends))
             self._count_self()
+        else:
+            self._chunk.compact()
 
     def _limit_stacks(self, collector: Collector, named: int, since_ns: int) -> None:
         if self._stack_limiter.after(named, (self._tick_ns - since_ns) / 1e9):
@@ -452,6 +458,9 @@ class Agent:
         self._paused_ns = 0
         del chunk
         gc.collect(0)  # while there are few objects to look at: all of those rows are gone
+        if self._tick_ns - self._released_ns > RELEASE_S * 1e9:
+            self._released_ns = self._tick_ns
+            _native.release_memory()
 
 
 def _grace_ns(config: Config) -> int:

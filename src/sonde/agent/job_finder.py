@@ -10,18 +10,18 @@ thing, the number of a rank, and nothing but that number is kept.
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
 from sonde import procfs
+from sonde.resolve.allowance import Allowance
 
 CANDIDATES: Final = 128
 """Processes that are looked into at a time."""
@@ -42,6 +42,14 @@ DESCRIPTORS: Final = 1_024
 CONNECTIONS: Final = 8_192
 NET_BYTES: Final = 1 << 21
 ENVIRON_BYTES: Final = 1 << 17
+NAMESPACES: Final = 8
+"""Network namespaces of one job whose connections are read in a look at it."""
+BURST_S: Final = 1.0
+"""Time (CPU) that looking into the processes of one party may take at once."""
+SHARE: Final = 0.02
+"""Of a processor: what comes back of it in a second."""
+_CHILDS: Final = 5
+"""Times what it takes here: the child that reads for us has most of it."""
 _ESTABLISHED: Final = "01"
 _LISTENING: Final = "0A"
 
@@ -94,6 +102,27 @@ class _Process:
     """User and program."""
     inodes: set[str] = field(default_factory=set)
     shares: set[bytes] = field(default_factory=set)
+    party: int = procfs.UNKNOWN_PARTY
+
+
+class _Costs:
+    """Time that looking into the processes of each party takes."""
+
+    def __init__(self) -> None:
+        self._time = Allowance(BURST_S, SHARE)
+
+    def is_over(self, party: int) -> bool:
+        """Whether none is left."""
+        return self._time.left(party) <= 0
+
+    @contextmanager
+    def of(self, party: int) -> Iterator[None]:
+        """What is done within costs a party time."""
+        began_s = time.thread_time()
+        try:
+            yield
+        finally:
+            self._time.take(party, _CHILDS * (time.thread_time() - began_s))
 
 
 class JobFinder:
@@ -102,6 +131,7 @@ class JobFinder:
     def __init__(self) -> None:
         self._maps: dict[tuple[int, int], tuple[bool, set[bytes], int, float]] = {}
         """By process: whether it has a library, its shared memory, times looked, when next."""
+        self._costs = _Costs()
         self.left_out = 0
         """Candidates that were not looked into, summed over all calls."""
 
@@ -122,8 +152,16 @@ class JobFinder:
         if len(self._maps) > REMEMBERED:
             self._maps = {key: value for key, value in self._maps.items() if key in alive}
         for its in found.values():
-            members = [one for one in its if len(its) > 1 and self._has_library(one)]
-            for part in _connected(members):
+            members = []
+            for one in its if len(its) > 1 else ():
+                one.party = procfs.party_of(one.pid)
+                if self._costs.is_over(one.party):
+                    self.left_out += 1
+                    continue
+                with self._costs.of(one.party):
+                    if self._has_library(one):
+                        members.append(one)
+            for part in _connected(members, self._costs):
                 jobs.append(_job(part, owner_of(part[0].pid)))
         return jobs
 
@@ -175,11 +213,11 @@ def _look(pid: int) -> _Process | None:
     return _Process(pid, stat.ppid, stat.start_ns, (owner.uids[0], exe))
 
 
-def _connected(members: Sequence[_Process]) -> list[list[_Process]]:
+def _connected(members: Sequence[_Process], costs: _Costs) -> list[list[_Process]]:
     """The ranks among them, in parts that are connected, of two at least."""
     if len(members) < 2:
         return []
-    links = _links(members)
+    links = _links(members, costs)
     by_pid = {one.pid: one for one in members}
     siblings = {
         one.pid for one in members
@@ -205,10 +243,13 @@ def _connected(members: Sequence[_Process]) -> list[list[_Process]]:
     return parts
 
 
-def _links(members: Sequence[_Process]) -> dict[int, set[int]]:
-    """Who is connected to whom. What a process has from its parent connects nobody."""
+def _links(members: Sequence[_Process], costs: _Costs) -> dict[int, set[int]]:
+    """Who is connected to whom. What a process has from its parent connects nobody. Of whom there
+    is no time left only shared memory is looked at."""
     for one in members:
-        one.inodes = sockets_of(one.pid)
+        if not costs.is_over(one.party):
+            with costs.of(one.party):
+                one.inodes = sockets_of(one.pid)
     whole = {one.pid: (one.inodes, one.shares) for one in members}
     ends: dict[int, list[tuple[int, str, str]]] = {}
     by_end: dict[tuple[int, str, str], int] = {}
@@ -216,11 +257,15 @@ def _links(members: Sequence[_Process]) -> dict[int, set[int]]:
     for one in members:
         inodes, shares = whole.get(one.parent, (set[str](), set[bytes]()))
         one.inodes, one.shares = one.inodes - inodes, one.shares - shares
-        space, table = _table(one.pid, tables)
-        ends[one.pid] = [
-            (space, local, peer) for local, peer, state, inode in table
-            if state == _ESTABLISHED and inode in one.inodes
-        ]  # fmt: skip
+        ends[one.pid] = []
+        if not one.inodes or costs.is_over(one.party):
+            continue
+        with costs.of(one.party):
+            space, table = _table(one.pid, tables)
+            ends[one.pid] = [
+                (space, local, peer) for local, peer, state, inode in table
+                if state == _ESTABLISHED and inode in one.inodes
+            ]  # fmt: skip
         for end in ends[one.pid]:
             by_end.setdefault(end, one.pid)
     links: dict[int, set[int]] = defaultdict(set)
@@ -238,13 +283,18 @@ def _links(members: Sequence[_Process]) -> dict[int, set[int]]:
     return links
 
 
-def _table(pid: int, tables: Tables) -> tuple[int, list[tuple[str, str, str, str]]]:
-    """Its network namespace, and the connections there, read once for all processes in it."""
+def _table(
+    pid: int, tables: Tables, most: int = CANDIDATES
+) -> tuple[int, list[tuple[str, str, str, str]]]:
+    """Its network namespace, and the connections there, read once for all processes in it. `most`:
+    tables; of a namespace beyond that nothing is known."""
     try:
         inode = procfs.read_inode(f"/proc/{pid}/ns/net")
     except OSError:  # it ended, or may not be looked at
         return 0, []
     if inode not in tables:
+        if len(tables) >= most:
+            return inode, []
         tables[inode] = connections(pid)
     return inode, tables[inode]
 
@@ -276,14 +326,10 @@ def number_of(pid: int) -> tuple[int | None, str]:
 
 def sockets_of(pid: int) -> set[str]:
     """Inodes of the sockets that a process has open."""
-    found = set()
-    with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
-        for entry in islice(entries, DESCRIPTORS):
-            with suppress(OSError):
-                link = procfs.read_link(entry.path)
-                if link.startswith("socket:["):
-                    found.add(link[8:-1])
-    return found
+    try:
+        return procfs.sockets_of(pid, DESCRIPTORS)
+    except OSError:
+        return set()
 
 
 def connections(pid: int) -> list[tuple[str, str, str, str]]:
@@ -309,7 +355,7 @@ def listens_at(pid: int, port: int, tables: Tables | None = None) -> str:
     `tables`: what was read for other processes, and is read for this one."""
     wanted = f":{port:04X}"
     mine = sockets_of(pid)
-    for local, _, state, inode in _table(pid, {} if tables is None else tables)[1]:
+    for local, _, state, inode in _table(pid, {} if tables is None else tables, NAMESPACES)[1]:
         if state == _LISTENING and inode in mine and local.endswith(wanted):
             address = local.rpartition(":")[0]
             if address in ("0100007F", "00000000", "0" * 32):
@@ -326,6 +372,6 @@ def listening(pids: Iterable[int]) -> set[int]:
     found = set()
     for pid in pids:
         mine = sockets_of(pid)
-        if any(it[2] == _LISTENING and it[3] in mine for it in _table(pid, tables)[1]):
+        if any(it[2] == _LISTENING and it[3] in mine for it in _table(pid, tables, NAMESPACES)[1]):
             found.add(pid)
     return found

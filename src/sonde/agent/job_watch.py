@@ -101,6 +101,7 @@ class JobWatch:
 
     def start(self) -> None:
         """Begin to look for jobs."""
+        self._reports.start(self._note_failed)
         self._thread.start()
 
     def close(self) -> None:
@@ -166,18 +167,20 @@ class JobWatch:
             self._due.clear()
             try:
                 self._note_ended()
-                self._reports.release()
-                # One alone: what is kept back is due meanwhile, and other jobs are as urgent.
+                # One alone: other jobs are as urgent.
                 if (one := self._next_due()) is not None:
                     self._look_into(one)
                 if time.monotonic() >= find_s:
                     self._find()
                     find_s = time.monotonic() + FIND_S
             except Exception as error:  # the next look is made
-                self.looks_failed += 1
                 self._due.clear()  # but not at once
-                self._failed(error)
+                self._note_failed(error)
         self._stacks.close()
+
+    def _note_failed(self, error: BaseException) -> None:
+        self.looks_failed += 1
+        self._failed(error)
 
     def _next_due(self) -> _Watched | None:
         """The job to be looked at, of those that are due: of each party in turn. Where there are

@@ -81,7 +81,10 @@ class StackReader:
         owners = self._owners(process) if of_python else []
         runtime = self._unwinding.runtime_of(process) if len(codes) > len(of_python) else None
         if owners:
-            python = self.python.frame_cache(owners, of_python)
+            budget = self._resolver.python_budget
+            may_read = not budget.is_over(process.party)
+            with budget.charged(process.party):
+                python = self.python.frame_cache(owners, of_python, may_read)
         elif runtime is not None:
             python = runtime.frame_cache()
         *places, pairs = _native.unknown_frames(walks, kernel, native, python)
@@ -117,17 +120,21 @@ class StackReader:
     ) -> KnownFrame:
         """The frame of two words of a walk, of Python, Java or JavaScript.
 
-        A JVM or V8 may hold any number of functions: its user's or container's time for names pays
-        for each, however little it takes.
+        A process may have any number of functions, with tables of any length: its user's or
+        container's time for names pays for each, however little it takes.
         """
-        if runtime is not None and word & _OF_RUNTIME:
-            budget = self._resolver.budget
-            if budget.is_over(process.party):
-                budget.left_out[process.party] += 1
+        of_runtime = runtime if word & _OF_RUNTIME else None
+        resolver, party = self._resolver, process.party
+        budget = resolver.python_budget if of_runtime is None else resolver.budget
+        if budget.is_over(party):
+            resolver.budget.left_out[party] += 1
+            if of_runtime is not None:
                 return UNREAD  # not cached: it is read once there is time again
-            with budget.charged(process.party, free_s=0.0):
-                return runtime.frame(word, where, cache)
-        return self.python.frame(owners, word, where, cache)
+            return self.python.put_off(process, word, where, cache)
+        with budget.charged(party, free_s=0.0):
+            if of_runtime is not None:
+                return of_runtime.frame(word, where, cache)
+            return self.python.frame(owners, word, where, cache)
 
     def _merged(
         self,

@@ -64,6 +64,7 @@ class StallReports:
         self._report = report
         self._reporting = threading.Lock()
         self._lock = threading.Lock()
+        self._may_be_due = threading.Condition(self._lock)
         self._quiet: dict[int, int] = {}
         """Since when the job of a rank pauses."""
         self._held: list[_Held] = []
@@ -72,6 +73,13 @@ class StallReports:
         self.folded = 0
         """Incidents of waiting ranks that nothing shows: they came after the report on their job,
         or that is of no fault."""
+
+    def start(self, failed: Callable[[BaseException], None]) -> None:
+        """Begin to report what was kept back as soon as that is due: looks at jobs take longer.
+        `failed` is called with what goes wrong in that."""
+        threading.Thread(
+            target=self._run, args=(failed,), name="sonde-reports", daemon=True
+        ).start()
 
     def update(self, now_ns: int, quiet: Iterable[tuple[Collection[int], int]]) -> None:
         """Take in which jobs pause: the ranks of each, and since when. Reports nothing."""
@@ -84,6 +92,8 @@ class StallReports:
                     stall.ended_ns = now_ns
             while self._stalls and 0 < self._stalls[0].ended_ns < now_ns - KEPT_NS:
                 self._stalls.popleft()
+            if self._held:
+                self._may_be_due.notify()
 
     def offer(self, incident: Incident, window: Window) -> None:
         """Report an incident of one process, unless it is part of a stall, or may be."""
@@ -94,6 +104,7 @@ class StallReports:
             has_room = len(self._held) < HELD and not self._is_closed
             if has_room and self._may_be_part(incident):
                 self._held.append(_Held(incident, window, time.monotonic() + HOLD_S))
+                self._may_be_due.notify()
                 return
         self._pass_on([(incident, window)])
 
@@ -114,21 +125,40 @@ class StallReports:
         whole = _with_parts(incident, [it.incident for it in parts], ranks)
         self._pass_on([(whole, window), *((it.incident, it.window) for it in free)])
 
+    def _run(self, failed: Callable[[BaseException], None]) -> None:
+        while self._wait_until_due():
+            try:
+                self.release()
+            except Exception as error:  # the next ones are reported
+                failed(error)
+
+    def _wait_until_due(self) -> bool:
+        """Until something may be reported that was kept back; False: closed."""
+        with self._lock:
+            while not self._is_closed and not any(map(self._is_due, self._held)):
+                next_s = min((it.until_s for it in self._held), default=None)
+                wait_s = None if next_s is None else max(0.0, next_s - time.monotonic())
+                self._may_be_due.wait(wait_s)
+            return not self._is_closed
+
+    def _is_due(self, one: _Held) -> bool:
+        """Whether it was kept back for long enough, or for a pause that was no stall."""
+        return time.monotonic() >= one.until_s or one.incident.victim not in self._quiet
+
     def release(self) -> None:
         """Report what was kept back for long enough, or for a pause that was no stall."""
-        now_s = time.monotonic()
-        with self._lock:
-            free = [
-                it for it in self._held
-                if now_s >= it.until_s or it.incident.victim not in self._quiet
-            ]  # fmt: skip
-            self._held = [it for it in self._held if it not in free]
-        self._pass_on((it.incident, it.window) for it in free)
+        with self._reporting:  # until it is reported: `close` waits for that
+            with self._lock:
+                due = [it for it in self._held if self._is_due(it)]
+                self._held = [it for it in self._held if it not in due]
+            for it in due:
+                self._report(it.incident, it.window)
 
     def close(self) -> None:
         """Report all that is kept back, and from now on all at once."""
         with self._lock:
             self._is_closed = True
+            self._may_be_due.notify()
             free, self._held = self._held, []
         self._pass_on((it.incident, it.window) for it in free)
 

@@ -8,7 +8,6 @@ its content, where only its owner can change it and everyone can read it.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import tempfile
@@ -27,6 +26,8 @@ def path() -> Path:
 
     Raises MissingDependency where the library was not built, SinkError where no file can be made.
     """
+    import hashlib  # and OpenSSL with it: an agent that attaches to nobody needs neither
+
     content = _native.inject_library()
     if not content:
         raise MissingDependency(

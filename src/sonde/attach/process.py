@@ -125,11 +125,11 @@ def _require_living(pid: int, status: Status) -> None:
             raise TargetRefused(f"process {pid} has ended; its parent has not noticed yet", "")
         case "T":
             raise TargetStopped(f"process {pid} is stopped", f"Let it run: kill -CONT {pid}")
-        case "t":
+        case "t" if status.tracer != os.getpid():
             raise _traced(pid, status.tracer)
     for tid in _tids(pid):
         thread = read_status(pid, tid)
-        if thread is not None and thread.tracer:
+        if thread is not None and thread.tracer not in (0, os.getpid()):
             raise _traced(pid, thread.tracer)
         if thread is not None and thread.shadow_stack:
             raise TargetRefused(

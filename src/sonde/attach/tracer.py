@@ -26,7 +26,7 @@ from sonde.errors import SondeError, TargetRefused
 
 WAIT_S: Final = 5.0
 """How long a thread is waited for that sleeps where it may be borrowed."""
-BOUND_S: Final = 1.0
+BOUND_S: Final = 4.0
 """How long a borrowed thread may be away before it is let go to finish by itself."""
 MAX_STOPS: Final = 12
 """Of one thread in one attach that were for nothing, as each is a disturbance."""

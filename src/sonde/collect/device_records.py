@@ -8,7 +8,6 @@ weights stay true. How much is read in a turn is bounded (`ring_budget`).
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import random
 import time
@@ -27,6 +26,7 @@ from sonde.collect.inject_records import Run
 from sonde.collect.ring_budget import MAX_SPARE_S, Turn, shares
 from sonde.collect.slowdown import estimate
 from sonde.metrics import labels
+from sonde.model.digests import blake2b
 from sonde.model.rows import EventRow
 
 STACKS_HELD: Final = 16_384
@@ -229,7 +229,7 @@ class RunReader:
         if not addresses:
             return 0
         packed = b"".join(word.to_bytes(8, "little") for word in (*key, *addresses))
-        stack_id = int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") or 1
+        stack_id = int.from_bytes(blake2b(packed, digest_size=8).digest(), "little") or 1
         if stack_id in self._known_stacks:
             self._known_stacks.move_to_end(stack_id)
         elif turn.stacks <= 0:

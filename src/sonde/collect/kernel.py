@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import functools
 import os
-import secrets
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -99,7 +98,7 @@ class Kernel:
         self._chooses = chooses
         self._chosen: dict[int, bool] = {}
         self.stacks_most = by_cpus(STACKS)
-        self._stack_seed = secrets.randbits(64)
+        self._stack_seed = int.from_bytes(os.urandom(8), "little")
         self._shared: dict[str, _native.Bpf] = {}
         self._constants: dict[str, int] = {}
         self._ahead: dict[str, tuple[BpfObject, _native.LoadAhead]] = {}

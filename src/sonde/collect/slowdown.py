@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 import random
-import statistics
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -57,7 +56,9 @@ def estimate(differences: Iterable[float]) -> Estimate | None:
     if len(ordered) < LEAST_TRIALS:
         return None
     outer = _outer(len(ordered))
-    return Estimate(statistics.median(ordered), ordered[outer], ordered[-1 - outer], len(ordered))
+    middle = len(ordered) // 2
+    median = (ordered[middle] + ordered[-1 - middle]) / 2
+    return Estimate(median, ordered[outer], ordered[-1 - outer], len(ordered))
 
 
 def _outer(count: int) -> int:

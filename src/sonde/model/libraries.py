@@ -87,6 +87,8 @@ _COMPILER_FUNCTION = re.compile(r"^(llvm|mlir)::|nvrtc|NVPTXCompiler|CompileToTa
 _QUEUE_FUNCTION = re.compile(
     r"^(pthread_cond_(timed|clock)?wait|std::condition_variable|std::__future_base|cnd_wait)"
 )
+_PYTHON_QUEUE_BINARY = re.compile(r"^_queue\.")
+_PYTHON_QUEUE_FUNCTION = re.compile(r"^_queue_SimpleQueue_get")
 _LOADER_FILE = re.compile(
     r"^(torch/utils/data/|torchdata/|nvidia/dali/|tensorflow/python/data/|webdataset/|ffcv/"
     r"|datasets/(iterable|arrow)_dataset\.py|grain/|streaming/base/)"
@@ -187,6 +189,21 @@ def _kind_of_queue(file: str, function: str) -> CodeKind | None:
     return None
 
 
+def is_python_queue(binary: str, function: str, origin: str = "") -> bool:
+    """Whether a frame of machine code is `queue.SimpleQueue.get` of CPython, which no Python frame
+    shows. It waits with the calls that locks wait with. `origin`: a value of `CodeOrigin`.
+
+    Builds without symbols have it in an extension module, whose one function that waits it is.
+    """
+    if _PYTHON_QUEUE_BINARY.match(binary) and origin not in (
+        CodeOrigin.PROGRAM,
+        CodeOrigin.PACKAGE,
+    ):
+        return not function or bool(_PYTHON_QUEUE_FUNCTION.match(function))
+    is_python = not binary or bool(_NEUTRAL_BINARY.match(binary))
+    return is_python and bool(_PYTHON_QUEUE_FUNCTION.match(function))
+
+
 def _kind_of_framework(file: str) -> CodeKind | None:
     """Of the files of frameworks and data loaders; None for any other."""
     if _LOADER_FILE.match(file):
@@ -231,6 +248,8 @@ def kind_of_native(binary: str, function: str, origin: str = "") -> CodeKind:
         return CodeKind.COMPILER if _COMPILER_FUNCTION.search(function) else CodeKind.FRAMEWORK
     if _CPU_BINARY.match(binary):
         return CodeKind.CPU_KERNEL
+    if is_python_queue(binary, function, origin):
+        return CodeKind.QUEUE
     if not binary or _NEUTRAL_BINARY.match(binary):
         waits = _QUEUE_FUNCTION.match(function)
         return CodeKind.QUEUE if waits else CodeKind.NEUTRAL

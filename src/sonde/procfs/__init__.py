@@ -13,6 +13,7 @@ from sonde.procfs.files import (
     read_inode,
     read_lines,
     read_link,
+    sockets_of,
 )
 from sonde.procfs.group_parties import (
     MACHINE,
@@ -109,5 +110,6 @@ __all__ = [
     "read_owner",
     "read_stat",
     "read_stats",
+    "sockets_of",
     "text",
 ]

@@ -110,6 +110,11 @@ def read_link(path: str) -> str:
     return os.fsdecode(BROKER.ask(pid, ("link", path)))
 
 
+def sockets_of(pid: int, limit: int) -> set[str]:
+    """Inodes of the sockets among the first `limit` descriptors of a process. Raises OSError."""
+    return set(BROKER.ask(pid, ("sockets", f"/proc/{pid}/fd", limit)))
+
+
 def read_inode(path: str) -> int:
     """Inode of what a link of /proc/PID leads to. Raises OSError."""
     pid = whose(path)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sonde.model.call_kinds import kind_by_name
-from sonde.model.libraries import CodeKind, kind_of_file, kind_of_native
+from sonde.model.libraries import CodeKind, is_python_queue, kind_of_file, kind_of_native
 from sonde.model.timeline import I32, I64, U8, Activity, CallKind, Mask, ThreadOwner
 
 ACTIVITIES: tuple[Activity, ...] = tuple(Activity)
@@ -84,6 +84,8 @@ class _FrameColumns(NamedTuple):
     location: I32
     """Index into `locations`; -1 none."""
     locations: list[str]
+    in_python_queue: Mask
+    """Machine code of Python's own queue, within which a condition is the interpreter's lock."""
 
 
 class _Stacks(NamedTuple):
@@ -162,8 +164,9 @@ def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackR
         NUMBER_OF[Activity.CODE],
     )
     is_python = np.append(pc.equal(frame.column("kind"), "python").to_numpy(), False)[flat]
-    native_wait = inside & (kind == CodeKind.QUEUE) & ~is_python
-    beside = inside & (kind != CodeKind.NEUTRAL) & ~native_wait
+    waits = inside & (kind == CodeKind.QUEUE) & ~is_python
+    native_wait = waits & ~table.in_python_queue[flat]
+    beside = inside & (kind != CodeKind.NEUTRAL) & ~waits
     in_interpreter = all_stacks.have(native_wait) & ~all_stacks.have(beside) & has_own
     in_queue = all_stacks.have((kind == CodeKind.QUEUE) & inside_or_own)
     in_queue &= ~in_framework & ~in_device  # a framework waits for its own threads
@@ -227,6 +230,7 @@ def _frame_columns(frame: pa.Table) -> _FrameColumns:
     kinds = np.zeros(count + 1, np.uint8)
     calls = np.zeros(count + 1, np.uint8)
     location_of = np.full(count + 1, -1, np.int32)
+    in_python_queue = np.zeros(count + 1, np.bool_)
     known: dict[str, int] = {}
     names = ("kind", "function", "binary", "file", "line", "origin")
     columns = (frame.column(name).to_pylist() for name in names)
@@ -238,10 +242,11 @@ def _frame_columns(frame: pa.Table) -> _FrameColumns:
             location = f"{function} {file}:{line}" if file else ""
         elif kind in ("user", "inlined", "jit"):
             kinds[row] = found = kind_of_native(binary, function, origin)
+            in_python_queue[row] = is_python_queue(binary, function, origin)
             if found == CodeKind.DEVICE and _DEVICE_FUNCTION.match(function):
                 call = kind_by_name(function)
                 calls[row] = 0 if call == CallKind.OTHER else 1 + _CALL_KINDS.index(call)
             location = function if found == CodeKind.OWN_NATIVE else ""
         if location:
             location_of[row] = known.setdefault(location, len(known))
-    return _FrameColumns(kinds, calls, location_of, list(known))
+    return _FrameColumns(kinds, calls, location_of, list(known), in_python_queue)

@@ -33,7 +33,7 @@ class Allowance:
         return min(self._most, left + (time.monotonic() - since_s) * self._each_s)
 
     def take(self, party: int, amount: float) -> None:
-        """A party used some of it."""
+        """A party used some of it. `amount`: in the unit of `most`."""
         if party == ROOT:
             return
         if party not in self._left and len(self._left) >= MAX_PARTIES:

@@ -120,15 +120,15 @@ class Binaries:
         if found is None:
             # Whether it is the known file is uncertain: no name is better than a wrong one.
             self._counters.files_unopened += 1
-            return Binary(mapping.name)
+            return Binary()
         known = None if found.key is None else self._known.get(found.key)
         if known is not None and known.fd >= 0:
             os.close(found.fd)
             return known
-        binary = known or Binary(mapping.name)
+        binary = known or Binary()
         binary.key = found.key
         if not self._hold(binary, found, _LastUse(process, time.monotonic_ns())):
-            return Binary(mapping.name)
+            return Binary()
         if found.key is not None:
             self._known.put(found.key, binary)
         if self._links is not None and binary.build_id and not binary.is_copy:
@@ -208,7 +208,7 @@ def _dump_vdso() -> Binary | None:
     for line in (procfs.read_maps(os.getpid()) or b"").split(b"\n"):
         if line.endswith(b"[vdso]"):
             start, _, end = line.partition(b" ")[0].partition(b"-")
-            binary = Binary("[vdso]", "vdso")
+            binary = Binary("vdso")
             try:
                 with open("/proc/self/mem", "rb", buffering=0) as memory:  # noqa: PTH123
                     image = os.pread(memory.fileno(), int(end, 16) - int(start, 16), int(start, 16))

@@ -7,10 +7,7 @@ import os
 from itertools import count
 from typing import Final, NamedTuple
 
-from sonde import _native, procfs
-
-MAX_NAME: Final = 128
-"""Characters of a file name that a frame shows."""
+from sonde import _native
 
 FileKey = tuple[int, int, int]
 """(major, minor, inode) of the device and file, as /proc/PID/maps and mmap events show them."""
@@ -35,17 +32,16 @@ _NOT_READ: Final = FileIdentity(0, 0, 0, 0, 0)
 
 
 class Binary:
-    """One file with code in it."""
+    """One file with code in it. It has no name: each process may have it under another one."""
 
     __slots__ = (
         *("build_id", "fd", "identity", "index", "is_copy", "is_elf"),
-        *("key", "kind", "name"),
+        *("key", "kind"),
     )
 
-    def __init__(self, name: str, kind: str = "user") -> None:
+    def __init__(self, kind: str = "user") -> None:
         self.index = next(_indices)
         """Number of the content: it changes when the file changes."""
-        self.name = procfs.printable(name)[:MAX_NAME]
         self.kind = kind
         """Kind of its frames: user, vdso."""
         self.build_id = ""

@@ -20,6 +20,9 @@ BURST_S: Final = 1.0
 """What a party may use at once: ten of the largest symbol tables, some thousand common ones."""
 SHARE: Final = 0.1
 """Of a processor: what comes back of it in a second."""
+PYTHON_BURST_S: Final = 10.0
+PYTHON_SHARE: Final = 0.3
+"""Of Python code, which is read from memory, function by function, when a hundred workers begin."""
 TURN_S: Final = 0.3
 """What it may use in one tick: so long, and one symbol table more, the loop does nothing else."""
 FREE_S: Final = 0.0003
@@ -31,10 +34,18 @@ ENOUGH_S: Final = 0.2
 class NamingBudget:
     """CPU time by party."""
 
-    def __init__(self, is_limited: bool = True) -> None:
-        """Not `is_limited`: where nobody else waits."""
+    def __init__(
+        self,
+        is_limited: bool = True,
+        burst_s: float | None = None,
+        share: float | None = None,
+    ) -> None:
+        """Not `is_limited`: where nobody else waits. `burst_s`, `share`: other than BURST_S (s),
+        SHARE."""
         self._is_limited = is_limited
-        self._time = Allowance(BURST_S, SHARE)
+        self._time = Allowance(
+            BURST_S if burst_s is None else burst_s, SHARE if share is None else share
+        )
         self._turn: defaultdict[int, float] = defaultdict(float)
         """Seconds used in this tick."""
         self._over: set[int] = set()

@@ -19,8 +19,9 @@ from functools import lru_cache
 from sys import intern
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sonde import _native
+from sonde import _native, procfs
 from sonde.model.code import Frame, KnownFrame
+from sonde.model.digests import blake2b
 from sonde.model.owner import GroupNote, Owner, ProcessNote
 from sonde.model.process import Process
 from sonde.resolve.binaries import Binaries
@@ -30,7 +31,7 @@ from sonde.resolve.code_origin import origin_of_binary
 from sonde.resolve.counters import Counters
 from sonde.resolve.lru_cache import LruCache
 from sonde.resolve.mappings import Mapping
-from sonde.resolve.naming_budget import NamingBudget
+from sonde.resolve.naming_budget import PYTHON_BURST_S, PYTHON_SHARE, NamingBudget
 from sonde.resolve.owners import OwnerResolver
 from sonde.resolve.perf_maps import PerfMaps
 from sonde.resolve.processes import GRACE_NS, ProcessTable
@@ -38,11 +39,6 @@ from sonde.resolve.tracked_process import TrackedProcess
 
 if TYPE_CHECKING:
     from sonde.resolve.pods import Pods
-
-try:
-    from _blake2 import blake2b  # hashlib has the same, and loads OpenSSL with it: 4 MB
-except ImportError:
-    from hashlib import blake2b
 
 MAX_FRAMES: Final = 32_768
 """Frames kept by (file, offset)."""
@@ -54,8 +50,10 @@ or for twenty of these. The party that holds most of it gives way first."""
 MAX_NEW_FILES: Final = 32
 """Newly mapped files opened at one tick, in case the process ends before it is sampled."""
 MAX_KERNEL_FRAMES: Final = 16_384
-MAX_ORIGINS: Final = 1_024
-"""Paths of which it is kept whose code they are."""
+MAX_LABELS: Final = 1_024
+"""Paths of which it is kept what frames show of them."""
+MAX_NAME: Final = 128
+"""Characters of a file name that a frame shows."""
 
 EVAL_FUNCTION: Final = "_PyEval_EvalFrameDefault"
 """CPython's evaluation loop, which runs the Python frames of a stack."""
@@ -85,18 +83,28 @@ def frame_id(frame: Frame) -> int:
     return int.from_bytes(digest, "little") or 1
 
 
-@lru_cache(MAX_ORIGINS)
-def _origin_of(path: str) -> str:
-    return origin_of_binary(path).value
+class _Label(NamedTuple):
+    """What frames show of a mapping's path."""
+
+    name: str
+    origin: str
+    """A value of `CodeOrigin`."""
+
+
+@lru_cache(MAX_LABELS)
+def _label_of(name: str, path: str) -> _Label:
+    """Of `Mapping.name` and `Mapping.path`."""
+    return _Label(procfs.printable(name)[:MAX_NAME], origin_of_binary(path).value)
 
 
 def _frame_in(binary: Binary, function: str, at: _FileLocation) -> Frame:
     """Code at an offset of a file.
 
-    The folder is that of the mapping: other processes may have the file in another one.
+    Name and folder are those of the mapping: other processes may have the file at another path.
     """
-    named = (binary.kind, function, binary.name, binary.build_id, at.offset)
-    return Frame(*named, origin=_origin_of(at.mapping.path))
+    label = _label_of(at.mapping.name, at.mapping.path)
+    named = (binary.kind, function, label.name, binary.build_id, at.offset)
+    return Frame(*named, origin=label.origin)
 
 
 def _code_addresses(addresses: Sequence[int], has_leaf: bool) -> list[CodeAddress]:
@@ -141,11 +149,13 @@ class Resolver:
         self._binaries = Binaries(self.counters, links=links)
         self.budget = NamingBudget(has_budget)
         """Of the time that names take, by user or container."""
+        self.python_budget = NamingBudget(has_budget, PYTHON_BURST_S, PYTHON_SHARE)
+        """Of that which names of Python code take. What it leaves out, `budget` counts."""
         self._perf_maps = PerfMaps(self.counters, self.budget)
         self._put_off: set[TrackedProcess] = set()
         """Processes with frames that have no name yet."""
-        self._by_offset: LruCache[tuple[int, int, str], KnownFrame] = LruCache(MAX_FRAMES)
-        """Frames by the file's index, offset and origin."""
+        self._by_offset: LruCache[tuple[int, int, _Label], KnownFrame] = LruCache(MAX_FRAMES)
+        """Frames by the file's index, offset, and what is shown of its path."""
         self._without_file: LruCache[Frame, KnownFrame] = LruCache(MAX_FRAMES // 4)
         """Frames of just-in-time compiled code and unknown ones, by content."""
         self.kernel_frames = _native.FrameCache()
@@ -206,6 +216,7 @@ class Resolver:
         self._binaries.expire(now_ns)
         self._perf_maps.expire()
         self.budget.tick()
+        self.python_budget.tick()
         for process in list(self._put_off):
             if not process.is_alive or not self.budget.is_over(process.party):
                 self._put_off.remove(process)
@@ -334,8 +345,8 @@ class Resolver:
                     continue  # not cached: a perf map may name it soon
             else:
                 offset = address - mapping.start + mapping.offset
-                origin = _origin_of(mapping.path)
-                frames[i] = self._by_offset.get((binary.index, offset, origin))
+                label = _label_of(mapping.name, mapping.path)
+                frames[i] = self._by_offset.get((binary.index, offset, label))
                 if frames[i] is None:
                     by_file.setdefault(binary, []).append(_FileLocation(i, offset, mapping))
                     continue
@@ -396,7 +407,8 @@ class Resolver:
             self.counters.frames_new += 1
             self.counters.frames_unnamed += not function
             if is_open:  # else not cached: another process may still lead to the file
-                self._by_offset.put((binary.index, location.offset, frame.origin), known)
+                label = _label_of(location.mapping.name, location.mapping.path)
+                self._by_offset.put((binary.index, location.offset, label), known)
             found.append(known)
         return found
 
@@ -427,7 +439,8 @@ class Resolver:
         if name is not None:
             return self._shared_frame(Frame(name.kind, name.function, _JIT, file=name.file))
         start = mapping.start - (mapping.offset if mapping.has_file else 0)
-        return self._shared_frame(Frame("unknown", "", mapping.name, offset=address - start))
+        label = _label_of(mapping.name, mapping.path)
+        return self._shared_frame(Frame("unknown", "", label.name, offset=address - start))
 
     def _shared_frame(self, frame: Frame) -> KnownFrame:
         known = self._without_file.get(frame)

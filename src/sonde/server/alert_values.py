@@ -130,7 +130,11 @@ def _parsed(text: str) -> dict[str, Any]:
 def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) else None
+    try:
+        number = float(value)
+    except OverflowError:  # of labels, which data chooses
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _value(rule: Rule, row: Any) -> float | None:

@@ -4,12 +4,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from typing import Any, Final
 
 from sonde import _native
 
-Row = tuple[object, ...]
+Row = tuple[Any, ...]
+COMPACTED: Final = 512
+"""Rows that are worth a separate part of a chunk, which takes some hundred bytes of it."""
+_ARRAYS: Final = {"u64": "Q", "u32": "I", "i32": "i", "f64": "d"}
 
 
 @cache
@@ -17,6 +22,21 @@ def columns_of(table: str) -> tuple[str, ...]:
     """Columns of a table in the order in which rows list them."""
     contract = json.loads(_native.tables_contract())
     return tuple(column[0] for column in contract["tables"][table]["columns"])
+
+
+@cache
+def _types_of(table: str) -> tuple[str, ...]:
+    contract = json.loads(_native.tables_contract())
+    return tuple(column[1] for column in contract["tables"][table]["columns"])
+
+
+def _as_columns(table: str, rows: Sequence[Row]) -> dict[str, object]:
+    """Rows as columns: of numbers as arrays, of a fifth of the memory."""
+    columns = zip(columns_of(table), _types_of(table), zip(*rows, strict=True), strict=True)
+    return {
+        name: array(_ARRAYS[type_], values) if type_ in _ARRAYS else list(values)
+        for name, type_, values in columns
+    }
 
 
 class ChunkBuilder:
@@ -35,14 +55,20 @@ class ChunkBuilder:
         """Append rows given as whole columns."""
         self.parts.setdefault(table, []).append(columns)
 
+    def compact(self) -> None:
+        """Keep what was added so far in less memory, where it is much: numbers of rows are objects,
+        and a chunk has those of many ticks."""
+        for table, rows in self.rows.items():
+            if len(rows) >= COMPACTED:
+                self.add_part(table, _as_columns(table, rows))
+                rows.clear()
+
     def encode(self, meta: Mapping[str, object]) -> bytes:
         """The finished chunk."""
         tables: list[tuple[str, list[Mapping[str, object]]]] = []
         for table in sorted({*self.rows, *self.parts}):
             parts = list(self.parts.get(table, ()))
             if rows := self.rows.get(table):
-                parts.append(
-                    dict(zip(columns_of(table), map(list, zip(*rows, strict=True)), strict=True))
-                )
+                parts.append(_as_columns(table, rows))
             tables.append((table, parts))
         return _native.encode_chunk(json.dumps(meta), tables)

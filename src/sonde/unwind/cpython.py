@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Final
 
 from sonde.errors import SondeError
@@ -22,10 +23,11 @@ ABSENT: Final = 0xFFFF
 """Offset of a field that this version does not have."""
 OLDEST: Final = (3, 10)
 NEWEST: Final = (3, 14)
+_KEPT_INTERPRETERS: Final = 64
 _ADDRESS: Final = (1 << 64) - 1
 _MAX_OFFSET: Final = 4096
 _COOKIE: Final = b"xdebugpy"
-_NAMED: Final = re.compile(r"python(3)\.(\d+)(t?)")
+_NAMED: Final = re.compile(r"python(3)\.(\d{1,3})")
 # struct unwind_python of abi/unwind.h
 _KERNEL: Final = struct.Struct("<5Q16H")
 _GLIBC_TSD: Final = (0x318, 16, ABSENT)
@@ -137,13 +139,15 @@ _OWNED_BY_LOOP: Final = 3
 
 
 def interpreter(found: FoundInterpreter, file_name: str) -> Interpreter:
-    """The layouts of an interpreter. `file_name` may name its version. Raises
-    UnsupportedPythonError."""
-    version, is_threaded = _version(found, file_name)
+    """The layouts of an interpreter. `file_name`, as the process that runs it has the file, names
+    the version where the file itself does not (3.10). Raises UnsupportedPythonError."""
+    return _interpreter(found, _version(found, file_name))
+
+
+@lru_cache(_KEPT_INTERPRETERS)
+def _interpreter(found: FoundInterpreter, version: tuple[int, int]) -> Interpreter:
     if not OLDEST <= version <= NEWEST:
         raise UnsupportedPythonError(f"no layout of CPython {version[0]}.{version[1]} is known")
-    if is_threaded:
-        raise UnsupportedPythonError("a free-threaded build of CPython")
     if not found.thread_key:
         raise UnsupportedPythonError(
             "the key of the thread states was not found in this build of CPython"
@@ -156,15 +160,14 @@ def interpreter(found: FoundInterpreter, file_name: str) -> Interpreter:
     return Interpreter(version, found.thread_key, found.evaluation, frames, code)
 
 
-def _version(found: FoundInterpreter, file_name: str) -> tuple[tuple[int, int], bool]:
-    named = _NAMED.search(file_name)
-    is_threaded = bool(named and named[3])
+def _version(found: FoundInterpreter, file_name: str) -> tuple[int, int]:
     if found.version:
-        return ((found.version >> 24) & 0xFF, (found.version >> 16) & 0xFF), is_threaded
+        return (found.version >> 24) & 0xFF, (found.version >> 16) & 0xFF
     if found.runtime_bytes.startswith(_COOKIE):
         (version,) = struct.unpack_from("<Q", found.runtime_bytes, 8)
-        return (version >> 24 & 0xFF, version >> 16 & 0xFF), is_threaded
-    return ((int(named[1]), int(named[2])) if named else (0, 0)), is_threaded
+        return version >> 24 & 0xFF, version >> 16 & 0xFF
+    named = _NAMED.search(file_name)
+    return (int(named[1]), int(named[2])) if named else (0, 0)
 
 
 def _published(raw: bytes, minor: int) -> tuple[FrameLayout, CodeLayout]:

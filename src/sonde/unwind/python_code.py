@@ -27,6 +27,7 @@ from sonde.resolve.lru_cache import LruCache
 from sonde.resolve.resolver import frame_id
 from sonde.resolve.tracked_process import TrackedProcess
 from sonde.unwind.cpython import CodeLayout, Interpreter
+from sonde.unwind.process_memory import Memory, ProcessMemory
 from sonde.unwind.python_lines import line_at
 
 PYTHON_FRAME: Final = 1 << 63
@@ -43,10 +44,13 @@ MAX_CACHED_FRAMES: Final = 16_384
 """In the caches of processes, by which native code names whole stacks; then they are cleared."""
 TRUST_NS: Final = 200_000_000
 """How long a code object is used without checking its memory again."""
+LONGER_TRUST_NS: Final = 10_000_000_000
+"""The same where its user has no time for names left."""
 _ASCII, _UNICODE_3_10, _UNICODE_3_12 = 40, (48, 72), (40, 56)
 _UNKNOWN: Final = Frame("python", "", "[python]")
 _numbers = count(1)
-_UNREAD: Final = KnownFrame(frame_id(_UNKNOWN), _UNKNOWN)
+UNREAD: Final = KnownFrame(frame_id(_UNKNOWN), _UNKNOWN)
+"""In place of a frame whose code object was not read."""
 NO_FRAME: Final = KnownFrame(0, _UNKNOWN)
 """Stands for a frame to hide: code of the interpreter itself."""
 _INSTALLED: Final = ("/site-packages/", "/dist-packages/")
@@ -102,7 +106,9 @@ class PythonCode:
         self._line_tables = _LineTables(max_line_table_bytes)
         self._caches: dict[tuple[int, int], _native.FrameCache] = {}
         """Of each process: frames by the two words of a stack walk."""
-        self._memory: tuple[tuple[int, int], procfs.HeldFile] | None = None
+        self._put_off: set[tuple[int, int]] = set()
+        """Processes with frames in their caches that are to be read later."""
+        self._memory: tuple[tuple[int, int], ProcessMemory] | None = None
         """(process key, open memory) of the process read last."""
         self._own_pid = os.getpid()
         """This process creates no code objects at run time, so its own need no check."""
@@ -117,12 +123,16 @@ class PythonCode:
         return self._line_tables.bytes
 
     def frame_cache(
-        self, owners: Sequence[tuple[TrackedProcess, Interpreter]], codes: Iterable[int]
+        self,
+        owners: Sequence[tuple[TrackedProcess, Interpreter]],
+        codes: Iterable[int],
+        may_read: bool = True,
     ) -> _native.FrameCache:
         """The cache of a process: frames by the two words of a stack walk.
 
         `owners`: see `frame`. `codes`: first words of the stacks that will be named. Their code
-        objects are checked, and frames of replaced ones are dropped.
+        objects are checked, and frames of replaced ones are dropped. Not `may_read`: those that
+        were not checked lately are dropped.
         """
         process, python = owners[0]
         if len(owners) > 1:
@@ -132,17 +142,34 @@ class PythonCode:
         cache = self._caches.get(process.key)
         if cache is None:
             if sum(map(len, self._caches.values())) > MAX_CACHED_FRAMES:
-                self._caches = {}
+                self._caches, self._put_off = {}, set()
             cache = self._caches[process.key] = _native.FrameCache()
             return cache
-        if len(cache) > MAX_CACHED_FRAMES:
+        if len(cache) > MAX_CACHED_FRAMES or (may_read and process.key in self._put_off):
             cache.clear()
+            self._put_off.discard(process.key)
+        trusted_ns = time.monotonic_ns() - LONGER_TRUST_NS
         for code in codes:
             at = code & ~PYTHON_FRAME
             known = self._known.get((*process.key, at))
-            if known is None or self._code(process, python, at) is not known:
+            if known is None:
+                is_same = False
+            elif may_read:
+                is_same = self._code(process, python, at) is known
+            else:
+                is_same = known.checked_ns > trusted_ns
+            if not is_same:
                 cache.drop(code)
         return cache
+
+    def put_off(
+        self, process: TrackedProcess, code: int, where: int, cache: _native.FrameCache
+    ) -> KnownFrame:
+        """UNREAD, for a frame that is read once `frame_cache` may read again. See `frame`."""
+        if self._caches.get(process.key) is cache:
+            self._put_off.add(process.key)
+        cache.put(code, where, UNREAD)
+        return UNREAD
 
     def frame(
         self,
@@ -163,8 +190,8 @@ class PythonCode:
                 cache.put(code, where, found, absent=found is NO_FRAME)
                 return found
         self.unread += 1
-        cache.put(code, where, _UNREAD)  # until its code object is checked again
-        return _UNREAD
+        cache.put(code, where, UNREAD)  # until its code object is checked again
+        return UNREAD
 
     def _find(
         self, process: TrackedProcess, python: Interpreter, code: int, where: int
@@ -239,12 +266,12 @@ class PythonCode:
         except (OSError, struct.error, UnicodeDecodeError, OverflowError):
             return known
 
-    def _memory_of(self, process: TrackedProcess) -> procfs.HeldFile:
+    def _memory_of(self, process: TrackedProcess) -> ProcessMemory:
         """The memory of a process, kept open: a stack has many frames."""
         if self._memory is not None and self._memory[0] == process.key:
             return self._memory[1]
         self.close()
-        memory = procfs.HeldFile(f"/proc/{process.pid}/mem")
+        memory = ProcessMemory(*process.key)
         self._memory = (process.key, memory)
         return memory
 
@@ -255,9 +282,7 @@ class PythonCode:
             self._memory = None
 
 
-def _read(
-    memory: procfs.HeldFile, pid: int, python: Interpreter, head: bytes, now_ns: int
-) -> _CodeObject:
+def _read(memory: Memory, pid: int, python: Interpreter, head: bytes, now_ns: int) -> _CodeObject:
     layout: CodeLayout = python.code
     (first_line,) = struct.unpack_from("<i", head, layout.first_line)
     filename, name = (
@@ -275,13 +300,13 @@ def _read(
     )
 
 
-def _lines_of(memory: procfs.HeldFile, head: bytes, layout: CodeLayout) -> bytes:
+def _lines_of(memory: Memory, head: bytes, layout: CodeLayout) -> bytes:
     (at,) = struct.unpack_from("<Q", head, layout.linetable)
     (length,) = struct.unpack("<q", memory.read_at(8, at + 16))
     return memory.read_at(max(0, min(length, MAX_LINES_BYTES)), at + 32)
 
 
-def _text(memory: procfs.HeldFile, at: int, version: tuple[int, int]) -> str:
+def _text(memory: Memory, at: int, version: tuple[int, int]) -> str:
     """A str: PyASCIIObject or PyCompactUnicodeObject (Include/cpython/unicodeobject.h)."""
     head = memory.read_at(40, at)
     length, _, state = struct.unpack_from("<qqI", head, 16)

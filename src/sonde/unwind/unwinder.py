@@ -30,7 +30,13 @@ from sonde.resolve.binary import Binary
 from sonde.resolve.lru_cache import LruCache
 from sonde.resolve.mappings import Mapping
 from sonde.resolve.tracked_process import TrackedProcess
-from sonde.unwind.cpython import RUNTIME, Interpreter, UnsupportedPythonError, interpreter
+from sonde.unwind.cpython import (
+    RUNTIME,
+    FoundInterpreter,
+    Interpreter,
+    UnsupportedPythonError,
+    interpreter,
+)
 from sonde.unwind.jvm import LIBRARY, Jvm, Jvms
 from sonde.unwind.load_bias import load_bias
 from sonde.unwind.paging import Paging
@@ -69,8 +75,10 @@ class _File:
     """The kernel side refused its first table, which was then built again."""
     segments: Sequence[ExecutableSegment] = ()
     """Its executable ones."""
-    python: Interpreter | None = None
+    python: FoundInterpreter | None = None
     """The CPython interpreter in it."""
+    is_refused: bool = False
+    """That one is not walked, in some process at least."""
     users: set[int] = field(default_factory=set)
     """Pids of loaded processes that map it."""
 
@@ -150,7 +158,7 @@ class Unwinder:
                 continue
             with suppress(OSError):
                 try:
-                    binary = Binary(path.rpartition("/")[2])
+                    binary = Binary()
                     binary.use_descriptor(fd)
                     key = _key_of(binary)
                     if binary.is_elf and self._cache.find(key) is None:
@@ -358,9 +366,9 @@ class Unwinder:
                 self._waiting.setdefault(file.key, set()).add(pid)
             loaded.files.add(index)
             ranges.append((mapping.start, mapping.end, bias % 2**64, file.table))
-            if file.python is not None:
-                loaded.python = file.python
-                runtime = RUNTIME, file.python.for_kernel(bias, is_musl)
+            if (python := self._python_in(file, mapping)) is not None:
+                loaded.python = python
+                runtime = RUNTIME, python.for_kernel(bias, is_musl)
             v8_mappings.add(mapping, bias)
             if mapping.path.endswith(f"/{LIBRARY}"):
                 library = self._resolver.file_of(process, mapping)
@@ -443,11 +451,18 @@ class Unwinder:
             self._cache.request(file.key, binary.fd)
             return
         file.is_final = True
-        if built.python is not None:
-            try:
-                file.python = interpreter(built.python, binary.name)
-            except UnsupportedPythonError:
-                self.refused_python += 1
+        file.python = built.python
+
+    def _python_in(self, file: _File, mapping: Mapping) -> Interpreter | None:
+        """The interpreter in a file, by the name that its own process has the file by."""
+        if file.python is None:
+            return None
+        try:
+            return interpreter(file.python, mapping.name)
+        except UnsupportedPythonError:
+            self.refused_python += not file.is_refused
+            file.is_refused = True
+            return None
 
     def _evict(self, pid: int, files: set[int]) -> None:
         """Remove a quarter of the processes, those with the fewest recent walks, and unused tables.

@@ -32,6 +32,8 @@ TRUST_NS: Final = 10_000_000_000
 """How long a function is used before it is read again: its place may be another's by then."""
 ANONYMOUS: Final = "(anonymous)"
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
+_SEPARATOR: Final = re.compile(rb"[\x28\x29]\x20")
+"""In UTF-16: U+2028 and U+2029 end lines of JavaScript, too."""
 _ALL_ONES: Final = bytes([0]) + 255 * b"\xff"
 _MAX_LOCALS: Final = 75
 """With more, their names are in one table."""
@@ -278,15 +280,23 @@ class V8Functions:
             for piece, encoding in self.objects.parts(memory, source, MAX_SOURCE):
                 text = piece if encoding == "latin-1" else _low_bytes(piece)
                 skipped = int(is_after_return and text.startswith(b"\n"))
-                for match in _LINE_END.finditer(text, skipped):
-                    found.append(offset + match.start())
-                    if len(found) >= MAX_LINES:
-                        return found
+                its = [match.start() for match in _LINE_END.finditer(text, skipped)]
+                if text is not piece:
+                    its = sorted([*its, *_separators(piece)])
+                found.extend(offset + it for it in its[: MAX_LINES - len(found)])
+                if len(found) >= MAX_LINES:
+                    return found
                 offset += len(text)
                 is_after_return = text.endswith(b"\r") or (is_after_return and not text)
         except FAILURES:
             return array("I")
         return found
+
+
+def _separators(text: bytes) -> list[int]:
+    """Positions of U+2028 and U+2029 in UTF-16, in characters."""
+    starts = (match.start() for match in _SEPARATOR.finditer(text))
+    return [it // 2 for it in starts if it % 2 == 0]
 
 
 def _low_bytes(text: bytes) -> bytes:

@@ -3,9 +3,10 @@
 // that stands still in the middle of the load until a line lets it go on. So a test can do at a
 // known point what otherwise would have to meet it by chance.
 //
-//   borrowed recv|poll|partial|flip
+//   borrowed recv|timed|poll|partial|flip
 //
-// The thread waits in recv(); in poll(); in recv(MSG_WAITALL), of which half has come; by turns in a
+// The thread waits in recv(); in one with a timeout, which answers EINTR to a stop; in poll(); in
+// recv(MSG_WAITALL), of which half has come; by turns in a
 // nanosleep() and a futex, so short that it is often met in the other one than it was seen in.
 // Prints "ready TID ADDRESS…": of functions which the test names in place of others. hook() and mark()
 // stand for dlopen, slow_lock() for the C library's lock of open files.
@@ -35,6 +36,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -283,6 +285,10 @@ int main(int argc, char **argv)
 		return 1;
 	orders = dup(0);
 	close(0); // so that a memfd is number 0, which is as good as any
+	const struct timeval timeout = {600, 0};
+	if (!strcmp(mode, "timed") &&
+	    setsockopt(wait_fd[0], SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout))
+		return 1;
 	if (!strcmp(mode, "partial"))
 		send_to(wait_fd[1], "s", 1);
 	pthread_create(&thread, NULL, holder, NULL);
