@@ -43,6 +43,7 @@ enum unwind_cfa {
 	CFA_GENERATED,
 	CFA_INTERPRETED,
 	CFA_V8,
+	CFA_LOOP,
 };
 
 enum unwind_rbp {
@@ -103,10 +104,44 @@ struct unwind_v8 {
 	__u16 code;	   /* and Code */
 };
 
+/* How the frames of an interpreter are reached. */
+enum unwind_root {
+	ROOT_AT_ADDRESS, /* `root` is where a pointer is */
+	ROOT_OF_THREAD,	 /* the same, from the thread's base (fs) on */
+	ROOT_OF_MODULE,	 /* the same, in the thread's copy of the variables of module `module` */
+};
+
+/*
+ * How to find the frames of Ruby and PHP: a chain of them, the newest one first. Offsets in bytes,
+ * multiples of 8; 0xffff: this interpreter has no such field. src/sonde/unwind/ruby_layout.py and
+ * php_layout.py have their sources.
+ */
+struct unwind_chain {
+	__u64 root;    /* enum unwind_root has what it is */
+	__u64 eval[4]; /* start and end of the evaluation loop, and of its cold part */
+	__u16 root_kind;
+	__u16 module;
+	__u16 module_stride; /* of the thread's table of modules: 16 (glibc) or 8 (musl) */
+	__u16 newest; /* of what the root points to: the newest frame; 0xffff: the root is that */
+	__u16 frame_bytes;
+	__u16 function; /* 0 there: a function of C, whose description is at `native` */
+	__u16 place;
+	__u16 previous; /* 0xffff: it follows the frame in memory */
+	__u16 flags;
+	__u16 flags_are_behind; /* a pointer to them is there */
+	__u16 last;		/* number of the bit: the loop was entered with this frame */
+	__u16 native;		/* bytes before the flags; 0xffff: none */
+	__u16 place_register; /* DWARF's number; in the loop itself it has the place. 0xffff: none */
+	__u16 dummy; /* upper half of the flags, but the sign: no frame, the chain ends; 0: none */
+	__u16 bounded; /* before the pointer to the newest: where their memory begins, and its words */
+	__u16 unused;
+};
+
 enum unwind_runtime {
 	RUNTIME_NONE,
 	RUNTIME_PYTHON,
 	RUNTIME_V8,
+	RUNTIME_CHAIN, /* Ruby, PHP */
 };
 
 struct unwind_process {
@@ -118,6 +153,7 @@ struct unwind_process {
 	union {
 		struct unwind_python python;
 		struct unwind_v8 v8; /* `builtins` lies where `eval` does */
+		struct unwind_chain chain;
 	};
 	__u64 walks; /* counted by the programs: who is worth their room */
 	__u64 epoch; /* another random number each time the process is loaded */
@@ -144,6 +180,8 @@ enum unwind_stop {
 	PYTHON_NO_FRAME,  /* an evaluation loop without a separate frame */
 	STOP_SIGNALS,	  /* more signal handlers on one stack than are followed */
 	STOP_TAIL, /* counted in user space: outer pieces were dropped before they were read */
+	CHAIN_NO_THREAD, /* counted, the walk goes on: no newest frame of Ruby or PHP */
+	CHAIN_MEMORY,	 /* a frame of theirs could not be read */
 	STOP_MAX,
 };
 
@@ -171,5 +209,16 @@ enum unwind_stop {
  */
 #define V8_FRAME (PYTHON_FRAME | 2)
 #define V8_BUILTIN 4
+
+/*
+ * And a frame of Ruby or PHP:
+ *     1 << 63 | address of the function | 3 (7: one of C's, by `native`)
+ *     1 << 63 | address of the instruction
+ * or, where an evaluation loop has no frame (yet), its address; 0: frames follow that no loop has taken:
+ *     1 << 63 | 3
+ *     1 << 63 | the loop's address
+ */
+#define CHAIN_FRAME (PYTHON_FRAME | 3)
+#define CHAIN_NATIVE 4
 
 #endif

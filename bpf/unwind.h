@@ -30,8 +30,10 @@ static long unwind_step(u32 i, void *arg)
 {
 	struct unwind_context *c = arg;
 
-	return c->walk->in_python ? python_step(c->walk, c->task) :
-				    native_step(c->walk, c->task, c->memo);
+	if (!c->walk->in_loop)
+		return native_step(c->walk, c->task, c->memo) && !chain_has_rest(c->walk);
+	return c->walk->process.runtime == RUNTIME_CHAIN ? chain_step(c->walk, c->task) :
+							   python_step(c->walk, c->task);
 }
 
 /*
@@ -56,8 +58,8 @@ static __always_inline bool start_walk(struct unwind_walk *w, struct task_struct
 	u32 tgid = task->tgid;
 	struct unwind_process *process = bpf_map_lookup_elem(&unwind_processes, &tgid);
 
-	w->has_range = w->is_return = w->in_python = w->python_known = w->signals = 0;
-	w->entering = 0;
+	w->has_range = w->is_return = w->in_loop = w->next_known = w->signals = 0;
+	w->entering = w->loop_before = w->in_first_loop = w->is_rest = 0;
 	w->is_first = 1;
 	window_clear(&w->stack, WINDOW_OF_STACK);
 	if (!process) {

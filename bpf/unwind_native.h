@@ -5,6 +5,7 @@
 
 #include "unwind_java.h"
 #include "unwind_python.h"
+#include "unwind_chain.h" /* reads frames as Python's are read */
 #include "unwind_tables.h"
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
@@ -176,7 +177,7 @@ static __always_inline long native_step(struct unwind_walk *w, struct task_struc
 	struct unwind_rule rule = {};
 	u64 pc = w->pc, look_at = pc - (w->is_return ? 1 : 0), cfa, to, bp;
 	u64 key = memo_key(w, look_at);
-	bool is_known = recall(memo, key, &rule);
+	bool is_known = recall(memo, key, &rule), is_loop;
 	long was_put = 0;
 
 	if (!is_known && !find_range(w, pc)) {
@@ -209,12 +210,28 @@ mapped:
 		return java_step(w, task);
 	if (rule.cfa == CFA_V8)
 		return v8_step(w, task);
-	if (in_evaluation(w, look_at) && python_enter(w, task))
-		w->in_python = 1;
-	else if ((rule.cfa == CFA_RBP || (rule.cfa == CFA_NONE && w->is_return)) &&
-		 in_v8(w, look_at))
+	is_loop = in_evaluation(w, look_at);
+	if (w->loop_before) {
+		w->loop_before = 0;
+		/* The loop itself has the frames of both. */
+		if (!is_loop) {
+			if (chain_begin(w, task) < 0)
+				return 1;
+			if (w->in_loop)
+				return 0; /* this frame comes after them */
+		}
+	}
+	if (rule.cfa == CFA_LOOP) {
+		w->loop_before = was_put = 1;
+	} else if (is_loop) {
+		if (w->process.runtime == RUNTIME_CHAIN)
+			was_put = chain_begin(w, task);
+		else
+			w->in_loop = python_enter(w, task);
+	} else if ((rule.cfa == CFA_RBP || (rule.cfa == CFA_NONE && w->is_return)) &&
+		   in_v8(w, look_at))
 		was_put = v8_put_frame(w, task, look_at, true);
-	if (was_put < 0 || (!was_put && !w->in_python && !put(w, pc)))
+	if (was_put < 0 || (!was_put && !w->in_loop && !put(w, pc)))
 		return 1;
 	switch (rule.cfa) {
 	case CFA_GENERATED:
@@ -235,6 +252,7 @@ mapped:
 		w->stop = STOP_ENTRY;
 		return 1;
 	case CFA_RSP:
+	case CFA_LOOP:
 		cfa = w->sp + rule.offset;
 		break;
 	case CFA_RBP:

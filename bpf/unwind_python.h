@@ -11,11 +11,11 @@
 /* Of the code of an evaluation loop, until its frame is known to the thread. */
 #define EVAL_ENTRY_BYTES 192
 
+/* In the loop of CPython, or of another interpreter: `eval` lies at the same place. */
 static __always_inline bool in_evaluation(const struct unwind_walk *w, u64 pc)
 {
 	const struct unwind_python *p = &w->process.python;
-
-	return w->process.runtime == RUNTIME_PYTHON &&
+	return (w->process.runtime == RUNTIME_PYTHON || w->process.runtime == RUNTIME_CHAIN) &&
 	       ((pc >= p->eval[0] && pc < p->eval[1]) || (pc >= p->eval[2] && pc < p->eval[3]));
 }
 
@@ -26,10 +26,10 @@ static __always_inline bool python_enter(struct unwind_walk *w, struct task_stru
 	u64 values = w->thread_base, thread = 0, frame = 0;
 	u32 key[2];
 
-	if (w->python_known)
-		return w->python_frame != 0;
-	w->python_known = 1;
-	w->python_frame = 0;
+	if (w->next_known)
+		return w->next_frame != 0;
+	w->next_known = 1;
+	w->next_frame = 0;
 	/* 3.10's are objects anywhere in the heap. */
 	window_clear(&w->frames, p->instruction_is_index ? PYTHON_FRAME_BYTES : WINDOW_OF_FRAMES);
 	__builtin_memset(w->codes, 0, sizeof(w->codes));
@@ -51,7 +51,7 @@ static __always_inline bool python_enter(struct unwind_walk *w, struct task_stru
 		if (read_user(task, &frame, 8, frame + p->frame_of_cframe))
 			goto none;
 	}
-	w->python_frame = frame;
+	w->next_frame = frame;
 	if (frame)
 		return true;
 none:
@@ -70,8 +70,8 @@ static __always_inline void python_of_caller(struct unwind_walk *w, struct task_
 
 	if (!read_user(task, &caller, 8, w->entering + at + 8) &&
 	    !read_user(task, &frame, 8, caller + at)) {
-		w->python_frame = frame;
-		w->in_python = 0; /* it has none yet */
+		w->next_frame = frame;
+		w->in_loop = 0; /* it has none yet */
 	}
 }
 
@@ -142,25 +142,25 @@ static __always_inline long python_step(struct unwind_walk *w, struct task_struc
 	const struct unwind_python *p = &w->process.python;
 	u16 at_previous = p->previous, at_code = p->code, at_instruction = p->instruction;
 	u16 at_owner = p->owner, at_entry = p->entry;
-	u64 code, place_in_code, frame = w->python_frame;
+	u64 code, place_in_code, frame = w->next_frame;
 	bool is_last = false;
 	u32 line;
 
 	if (!frame) {
 		count_stop(PYTHON_NO_FRAME);
-		w->in_python = 0;
+		w->in_loop = 0;
 		return 0;
 	}
 	if (!read_frame(w, task, frame)) {
 		count_stop(PYTHON_MEMORY);
-		w->python_frame = 0;
-		w->in_python = 0;
+		w->next_frame = 0;
+		w->in_loop = 0;
 		return 0;
 	}
-	w->python_frame = field(w, frame, at_previous);
+	w->next_frame = field(w, frame, at_previous);
 	if (at_owner != ABSENT) {
 		if ((u8)field(w, frame, at_owner) >= p->owner_entry) {
-			w->in_python = 0;
+			w->in_loop = 0;
 			return 0;
 		}
 	} else {
@@ -179,7 +179,7 @@ static __always_inline long python_step(struct unwind_walk *w, struct task_struc
 	    !put(w, PYTHON_FRAME | (u64)(line & 0x7fffffff) << 32 | (u32)place_in_code))
 		return 1;
 	if (is_last)
-		w->in_python = 0;
+		w->in_loop = 0;
 	return 0;
 }
 

@@ -117,7 +117,8 @@ struct unwind_walk {
 	u64 sp;
 	u64 bp;
 	u64 registers[16]; /* of the first frame, by DWARF's numbers */
-	u64 python_frame;
+	u64 next_frame;	   /* of an interpreter */
+	u64 frames_end;	   /* where the memory of Ruby's frames ends */
 	u64 thread_base;
 	u64 entering; /* of an evaluation loop that is just being entered: what leads to its frame */
 	struct unwind_process process;
@@ -125,9 +126,12 @@ struct unwind_walk {
 	u32 has_range;
 	u32 is_return; /* pc is behind a call */
 	u32 is_first;
-	u32 in_python;	  /* between an evaluation loop's first Python frame and its last */
-	u32 python_known; /* python_frame holds the next one */
-	u32 signals;	  /* frames of signal handlers so far */
+	u32 in_loop;	   /* between the first frame of an evaluation loop and its last */
+	u32 next_known;	   /* next_frame holds the next one */
+	u32 loop_before;   /* the frame before ran in a loop's place: its frames come next */
+	u32 is_rest;	   /* frames that no loop has taken: 0, REST_UNMARKED or REST_MARKED */
+	u32 in_first_loop; /* the loop is the first frame of all */
+	u32 signals;	   /* frames of signal handlers so far */
 	u32 stop;
 	u32 piece;
 	u32 slot;
@@ -136,7 +140,8 @@ struct unwind_walk {
 	u64 codes[PYTHON_CODES]; /* met on this walk, each with its first line */
 	u32 lines[PYTHON_CODES];
 	struct unwind_window stack;
-	struct unwind_window frames; /* Python's */
+	struct unwind_window frames; /* of an interpreter */
+	struct unwind_window values; /* Ruby's flags of frames */
 	struct sonde_stack pieces[UNWIND_PIECES];
 };
 

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from generated import write_or_check
+from sonde.unwind import php_layout, ruby_layout
 from sonde.unwind.cpython import NEWEST, OLDEST
 from sonde.unwind.stop_reasons import STOP_REASONS
 
@@ -59,6 +60,16 @@ ones too, with file and line from V8's heap ([how](../design/stacks.md#nodejs)).
 22, 24 and Debian's 18 measured by hand. Debian's is stripped: its builtins have no names. Other \
 versions of V8 are refused and counted (`sonde.unwind.v8s_refused`); files with other names than \
 `node…`, `libnode…` and `libv8…` are not looked into |
+| Ruby {ruby}, without a flag, a restart or an extension | its control frames, taken by its \
+evaluation loops; methods, blocks and methods in C, with file and line \
+([how](../design/stacks.md#ruby-and-php)). Tested: Debian's 3.1; 3.3 of trixie by hand; 3.2 and \
+3.4 by their headers, not run. Code of YJIT: that of 3.1 alone. Other versions are refused with \
+the reason (notice `engine_refused` of a capture) |
+| PHP {php}, without a flag, a restart or an extension, builds without threads (NTS) | its frames, \
+taken by its evaluation loops; functions and methods, with file and line \
+([how](../design/stacks.md#ruby-and-php)), also of code that the JIT compiler has made. Tested: \
+Debian's 8.2; 8.4 of trixie by hand; 8.1 and 8.3 by their headers, not run. Builds for threads and \
+debug builds are refused like other versions |
 | other just-in-time compilers that keep frame pointers and write a perf map | frame \
 pointers; names from `/tmp/perf-PID.map`. Tested: Node with `--perf-basic-prof`. Others need their \
 own flag, e.g. other Java `-XX:+PreserveFramePointer` and `jcmd PID Compiler.perfmap`, .NET \
@@ -137,7 +148,11 @@ def document() -> str:
         lines.append(f"| {version} | {how} | {'; '.join(tested)} |\n")
     lines.append(NATIVE)
     lines += [f"| {name} | {why} |\n" for name, why in unwalked.items()]
-    lines.append(OTHERS)
+    ruby, php = (
+        f"{it.OLDEST[0]}.{it.OLDEST[1]} to {it.NEWEST[0]}.{it.NEWEST[1]}"
+        for it in (ruby_layout, php_layout)
+    )
+    lines.append(OTHERS.replace("{ruby}", ruby).replace("{php}", php))
     lines += [f"| {end.name} | {end.kind} | {end.text} |\n" for end in STOP_REASONS]
     lines.append(SIGNALS)
     return "".join(lines)

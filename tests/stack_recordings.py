@@ -18,7 +18,7 @@ from typing import Any, Self
 
 WALKER = Path(__file__).parent / "golden" / "unwind"
 MAX_WORDS = 2048
-STOPS = 19
+STOPS = 21
 """STOP_MAX"""
 
 

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use pyo3::prelude::*;
 
 use sonde_elf::file::{hex, open, ElfFile};
+use sonde_unwind::engines::Language;
 use sonde_unwind::saved::Saved;
 use sonde_unwind::table::Table;
-use sonde_unwind::{cpython, rules};
+use sonde_unwind::{cpython, engines, rules};
 
 mod maps;
 mod pool;
@@ -24,7 +25,8 @@ fn build_unwind_table(
         let file = ElfFile::open_recorded(&path)?;
         let table = Table::build(&file)?;
         let python = cpython::find(&file).unwrap_or(None).map(interpreter);
-        let about = serde_json::to_vec(&python).map_err(std::io::Error::other)?;
+        let engine = engines::find(&file).unwrap_or(None).map(engine);
+        let about = serde_json::to_vec(&(python, engine)).map_err(std::io::Error::other)?;
         table.save(&out, &file.into_record()?, &about)?;
         Ok((
             table.descriptions,
@@ -36,13 +38,15 @@ fn build_unwind_table(
     })
 }
 
-/// Of a saved table: the digest of all that was read to make it, and the interpreter that was found.
+/// Of a saved table: the digest of all that was read to make it, and the CPython interpreter or the
+/// engine of Ruby or PHP that was found.
 #[pyfunction]
-fn unwind_table_origin(py: Python<'_>, path: PathBuf) -> PyResult<(String, Option<Interpreter>)> {
+fn unwind_table_origin(py: Python<'_>, path: PathBuf) -> PyResult<Origin> {
     py.detach(|| {
         let saved = Saved::open(&path)?;
-        let python = serde_json::from_slice(&saved.about()?).map_err(std::io::Error::other)?;
-        Ok((hex(&saved.digest()?), python))
+        let (python, engine) =
+            serde_json::from_slice(&saved.about()?).map_err(std::io::Error::other)?;
+        Ok((hex(&saved.digest()?), python, engine))
     })
 }
 
@@ -69,6 +73,24 @@ fn find_unwind_rules(
 /// (version, runtime, thread key, evaluation loop, first bytes of the runtime), as linked.
 type Interpreter = (u64, u64, u64, [u64; 4], Vec<u8>);
 
+/// (language, version, access, root, evaluation loop, variables), as linked (`engines::Engine`).
+type Engine = (String, String, u8, i64, [u64; 4], [u64; 2]);
+type Origin = (String, Option<Interpreter>, Option<Engine>);
+
+/// The engine of Ruby or PHP in an ELF file, None where there is none.
+#[pyfunction]
+fn find_engine(py: Python<'_>, path: PathBuf) -> PyResult<Option<Engine>> {
+    py.detach(|| Ok(engines::find(&ElfFile::open(&path)?)?.map(engine)))
+}
+
+fn engine(it: engines::Engine) -> Engine {
+    let language = match it.language {
+        Language::Ruby => "ruby",
+        Language::Php => "php",
+    };
+    (language.to_owned(), it.version, it.access as u8, it.root, it.evaluation, it.variables)
+}
+
 /// The CPython interpreter in an ELF file, None where there is none.
 #[pyfunction]
 fn find_cpython(py: Python<'_>, path: PathBuf) -> PyResult<Option<Interpreter>> {
@@ -85,5 +107,6 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(unwind_table_origin, module)?)?;
     module.add_function(wrap_pyfunction!(is_unwind_table_of, module)?)?;
     module.add_function(wrap_pyfunction!(find_cpython, module)?)?;
+    module.add_function(wrap_pyfunction!(find_engine, module)?)?;
     module.add_function(wrap_pyfunction!(find_unwind_rules, module)?)
 }

@@ -573,9 +573,13 @@ def build_unwind_table(path: str, out: str) -> tuple[int, int, int, int, int]:
 
 def unwind_table_origin(
     path: str,
-) -> tuple[str, tuple[int, int, int, list[int], bytes] | None]:
+) -> tuple[
+    str,
+    tuple[int, int, int, list[int], bytes] | None,
+    tuple[str, str, int, int, list[int], list[int]] | None,
+]:
     """Of a saved unwind table: the digest (hexadecimal) of all that was read to make it, and what
-    `find_cpython` found in the file."""
+    `find_cpython` and `find_engine` found in the file."""
 
 def is_unwind_table_of(table: str, path: str) -> bool:
     """Whether a saved unwind table is the one that would be made of the ELF file at `path`: every
@@ -589,6 +593,13 @@ def find_cpython(path: str) -> tuple[int, int, int, list[int], bytes] | None:
 
     (version as in PY_VERSION_HEX or 0, _PyRuntime, its key of thread states or 0, start and end of
     the evaluation loop and of its cold part, the first bytes of _PyRuntime)
+    """
+
+def find_engine(path: str) -> tuple[str, str, int, int, list[int], list[int]] | None:
+    """The engine of Ruby or PHP in an ELF file, None where there is none. Addresses as linked.
+
+    (language, version as the file claims it, what the root is, the root, start and end of the
+    evaluation loop and of its cold part, start and end of the variables with a value in the file)
     """
 
 class UnwindMaps:

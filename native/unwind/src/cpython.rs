@@ -41,13 +41,13 @@ pub struct Interpreter {
 }
 
 #[derive(Clone, Copy, Default)]
-struct Symbol {
-    value: u64,
-    size: u64,
+pub(crate) struct Symbol {
+    pub(crate) value: u64,
+    pub(crate) size: u64,
 }
 
 impl Symbol {
-    fn end(&self) -> u64 {
+    pub(crate) fn end(&self) -> u64 {
         self.value.saturating_add(self.size)
     }
 }
@@ -57,7 +57,8 @@ pub fn find(file: &ElfFile) -> Result<Option<Interpreter>> {
     if file.machine != elf::EM_X86_64 {
         return Ok(None);
     }
-    let symbols = symbols_of(file)?;
+    let cold = format!("{EVALUATE}.cold");
+    let symbols = symbols_of(file, &[EVALUATE, RUNTIME, OF_THIS_THREAD, VERSION, &cold])?;
     let symbol = |name: &str| symbols.get(name).copied();
     let (Some(loop_), Some(runtime)) = (symbol(EVALUATE), symbol(RUNTIME)) else { return Ok(None) };
     let mut found = Interpreter { runtime: runtime.value, ..Default::default() };
@@ -66,7 +67,7 @@ pub fn find(file: &ElfFile) -> Result<Option<Interpreter>> {
     }
     found.evaluation[0] = loop_.value;
     found.evaluation[1] = loop_.end();
-    if let Some(cold) = symbol(&format!("{EVALUATE}.cold")) {
+    if let Some(cold) = symbol(&cold) {
         found.evaluation[2] = cold.value;
         found.evaluation[3] = cold.end();
     } else if let Some((start, end)) = moved_away(file, loop_)? {
@@ -85,9 +86,9 @@ pub fn find(file: &ElfFile) -> Result<Option<Interpreter>> {
     Ok(Some(found))
 }
 
-fn symbols_of(file: &ElfFile) -> Result<HashMap<String, Symbol>> {
-    let cold = format!("{EVALUATE}.cold");
-    let wanted = [EVALUATE, RUNTIME, OF_THIS_THREAD, VERSION, &cold].map(str::to_owned);
+/// What is defined under each of these names.
+pub(crate) fn symbols_of(file: &ElfFile, wanted: &[&str]) -> Result<HashMap<String, Symbol>> {
+    let wanted: Vec<String> = wanted.iter().map(|&it| it.to_owned()).collect();
     let mut found = HashMap::new();
     for kind in [elf::SHT_DYNSYM, elf::SHT_SYMTAB] {
         let Some((table, strings)) = file.symbol_table(kind) else { continue };
@@ -105,7 +106,7 @@ fn symbols_of(file: &ElfFile) -> Result<HashMap<String, Symbol>> {
     Ok(found)
 }
 
-fn each_instruction(
+pub(crate) fn each_instruction(
     file: &ElfFile,
     function: Symbol,
     mut visit: impl FnMut(&Instruction),
@@ -174,7 +175,7 @@ fn thread_key(file: &ElfFile, function: Symbol, runtime: Symbol) -> Result<u64> 
 
 /// The part of a function that the compiler put elsewhere (".cold"), where no symbol is: the code
 /// that jumps out of the function lead into, other than to a function's start.
-fn moved_away(file: &ElfFile, function: Symbol) -> Result<Option<(u64, u64)>> {
+pub(crate) fn moved_away(file: &ElfFile, function: Symbol) -> Result<Option<(u64, u64)>> {
     let end = function.end();
     let mut targets = Vec::new();
     each_instruction(file, function, |it| {
@@ -190,12 +191,24 @@ fn moved_away(file: &ElfFile, function: Symbol) -> Result<Option<(u64, u64)>> {
         }
     })?;
     targets.sort_unstable();
-    let Some(found) = section::by_name(file, ".eh_frame")? else { return Ok(None) };
+    let mut best = (0, (0, 0));
+    each_described(file, |start, end| {
+        let before = |limit: u64| targets.partition_point(|&it| it < limit);
+        let inside = before(end).saturating_sub(targets.partition_point(|&it| it <= start));
+        if inside > best.0 {
+            best = (inside, (start, end));
+        }
+    })?;
+    Ok((best.0 > 0).then_some(best.1))
+}
+
+/// Start and end of all code that `.eh_frame` describes.
+pub(crate) fn each_described(file: &ElfFile, mut visit: impl FnMut(u64, u64)) -> Result<()> {
+    let Some(found) = section::by_name(file, ".eh_frame")? else { return Ok(()) };
     let bytes = found.read(file, 1 << 28)?;
     let section = EhFrame::from(EndianSlice::new(&bytes, LittleEndian));
     let bases = BaseAddresses::default().set_eh_frame(found.address);
     let mut entries = section.entries(&bases);
-    let mut best = (0, (0, 0));
     // Each once: a description may be short and what it refers to long.
     let mut known = HashMap::new();
     while let Ok(Some(entry)) = entries.next() {
@@ -210,12 +223,7 @@ fn moved_away(file: &ElfFile, function: Symbol) -> Result<Option<(u64, u64)>> {
         });
         let Ok(fde) = parsed else { continue };
         let start = fde.initial_address();
-        let end = start.saturating_add(fde.len());
-        let before = |limit: u64| targets.partition_point(|&it| it < limit);
-        let inside = before(end).saturating_sub(targets.partition_point(|&it| it <= start));
-        if inside > best.0 {
-            best = (inside, (start, end));
-        }
+        visit(start, start.saturating_add(fde.len()));
     }
-    Ok((best.0 > 0).then_some(best.1))
+    Ok(())
 }

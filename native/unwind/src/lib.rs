@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tables to walk stacks by, made from ELF files and kept on disk; and what the files of CPython and
-//! Go record about their own stacks.
+//! Tables to walk stacks by, made from ELF files and kept on disk; and what the files of CPython,
+//! Ruby, PHP and Go record about their own stacks.
 pub mod cpython;
+pub mod engines;
 pub mod go;
 pub mod handlers;
 pub mod inferred_rules;

@@ -50,12 +50,14 @@ pub enum Cfa {
     Interpreted,
     /// A frame of code that V8 has compiled: by the frame pointer, and it has a function.
     V8,
+    /// rsp + offset, in generated code that runs in the place of an evaluation loop (PHP, Ruby).
+    Loop,
 }
 
 impl Cfa {
     /// One that code made at run time may have.
     pub fn of_generated(number: u8) -> Option<Self> {
-        [Self::Rsp, Self::Rbp, Self::Generated, Self::Interpreted, Self::V8]
+        [Self::Rsp, Self::Rbp, Self::Generated, Self::Interpreted, Self::V8, Self::Loop]
             .into_iter()
             .find(|&it| it as u8 == number)
     }

@@ -10,7 +10,10 @@ from sonde.agent.unwinding import Unwinding
 from sonde.resolve import KnownFrame, Resolver
 from sonde.resolve.resolver import EVAL_FUNCTION
 from sonde.resolve.tracked_process import TrackedProcess
-from sonde.unwind import V8, Interpreter, Jvm, PythonCode
+from sonde.unwind import V8, Engine, Interpreter, Jvm, PythonCode
+from sonde.unwind.chain import CHAIN_NATIVE
+from sonde.unwind.engines import REST, is_empty_loop
+from sonde.unwind.engines import UNREAD as UNREAD_ENGINES
 from sonde.unwind.jvm import JAVA_FRAME, UNREAD
 from sonde.unwind.python_code import NO_FRAME, PYTHON_FRAME
 from sonde.unwind.stop_reasons import WHOLE
@@ -47,14 +50,36 @@ def aligned(frames: list[KnownFrame], loops: Sequence[tuple[int, int]]) -> list[
     the walk, so did that one, and the outermost was left with none.
     """
     rest = range(loops[-1][1], len(frames)) if loops else ()
-    empty = [at for at in rest if frames[at].frame.function == EVAL_FUNCTION]
-    if len(empty) != 1 or any(it.frame.function == EVAL_FUNCTION for it in frames[: loops[-1][1]]):
+    empty = [at for at in rest if _is_empty(frames[at])]
+    if len(empty) != 1 or any(_is_empty(it) for it in frames[: loops[-1][1]]):
         return frames
     moved = frames[: loops[0][0]]
     ends = [begin for begin, _ in loops[1:]] + empty
     for (begin, end), until in zip(loops, ends, strict=True):
         moved += frames[end:until] + frames[begin:end]
     return moved + frames[empty[0] + 1 :]
+
+
+def moved_inward(
+    frames: list[KnownFrame], loops: Sequence[tuple[int, int]], leaf: int, rest: int
+) -> list[KnownFrame]:
+    """Interpreted frames at the loops that run them, where the newest loop is about to be entered.
+
+    Its frames were taken by the loop before in the walk, so did that one, and the outermost's are
+    left over: from `rest` on. `leaf`: the first frame that is not the kernel's.
+    """
+    if rest == len(frames):
+        return frames
+    own = [it for it in loops if it[1] <= rest]
+    moved, at = frames[:leaf], leaf
+    for begin, end in own:
+        moved += frames[begin:end] + frames[at:begin]
+        at = end
+    return moved + frames[rest:] + frames[at:rest]
+
+
+def _is_empty(known: KnownFrame) -> bool:
+    return known.frame.function == EVAL_FUNCTION or is_empty_loop(known)
 
 
 class StackReader:
@@ -113,12 +138,12 @@ class StackReader:
         self,
         process: TrackedProcess,
         owners: Sequence[tuple[TrackedProcess, Interpreter]],
-        runtime: Jvm | V8 | None,
+        runtime: Jvm | V8 | Engine | None,
         word: int,
         where: int,
         cache: _native.FrameCache,
     ) -> KnownFrame:
-        """The frame of two words of a walk, of Python, Java or JavaScript.
+        """The frame of two words of a walk, of Python, Java, JavaScript, Ruby or PHP.
 
         A process may have any number of functions, with tables of any length: its user's or
         container's time for names pays for each, however little it takes.
@@ -128,9 +153,12 @@ class StackReader:
         budget = resolver.python_budget if of_runtime is None else resolver.budget
         if budget.is_over(party):
             resolver.budget.left_out[party] += 1
-            if of_runtime is not None:
-                return UNREAD  # not cached: it is read once there is time again
-            return self.python.put_off(process, word, where, cache)
+            if of_runtime is None:
+                return self.python.put_off(process, word, where, cache)
+            # Not cached: it is read once there is time again.
+            if isinstance(of_runtime, Engine):
+                return UNREAD_ENGINES[of_runtime.language]
+            return UNREAD
         with budget.charged(party, free_s=0.0):
             if of_runtime is not None:
                 return of_runtime.frame(word, where, cache)
@@ -142,7 +170,7 @@ class StackReader:
         kernel: Sequence[int],
         user: Sequence[int],
         owners: Sequence[tuple[TrackedProcess, Interpreter]],
-        runtime: Jvm | V8 | None,
+        runtime: Jvm | V8 | Engine | None,
         python: _native.FrameCache | None,
     ) -> list[KnownFrame]:
         """`python`: of frames of Python that are known; None where there are none."""
@@ -158,6 +186,7 @@ class StackReader:
         inlined = runtime.inlined if isinstance(runtime, V8) else {}
         loops: list[tuple[int, int]] = []
         """Where in `frames` those of each evaluation loop are."""
+        leaf, rest = len(frames), None
         for word in words:
             if not word & PYTHON_FRAME:
                 known = None if run or has_leaf else known_native(word)
@@ -176,13 +205,21 @@ class StackReader:
                 known = self._interpreted(process, owners, runtime, word, where, python)
             if inlined:
                 frames += inlined.get((word, where), ())
-            if known is not NO_FRAME:
+            if known is REST:
+                rest = len(frames)
+            elif rest is not None and word & CHAIN_NATIVE:
+                pass  # of a fiber that C began
+            elif is_empty_loop(known):
+                frames.append(known)
+            elif known is not NO_FRAME:
                 end = len(frames)
                 begin = loops.pop()[0] if loops and loops[-1][1] == end else end
                 loops.append((begin, end + 1))
                 frames.append(known)
         if run:
             frames += self._resolver.resolve(process, (), run, has_leaf)
+        if rest is not None:
+            return moved_inward(frames, loops, leaf, rest)
         return aligned(frames, loops)
 
     def _owners(self, process: TrackedProcess) -> list[tuple[TrackedProcess, Interpreter]]:

@@ -13,7 +13,7 @@ from sonde.metrics import MetricRow, labels
 from sonde.model.rows import EventRow
 from sonde.resolve import Resolver
 from sonde.resolve.tracked_process import TrackedProcess
-from sonde.unwind import STOP_REASONS, V8, Interpreter, Jvm, Unwinder
+from sonde.unwind import STOP_REASONS, V8, Engine, Interpreter, Jvm, Unwinder
 
 MAX_KERNEL_BYTES = 64_000_000
 """For all BPF maps together; unwind tables take what the others leave."""
@@ -93,8 +93,8 @@ class Unwinding:
         """The Python that a process (pid, start_ns) runs or ran last."""
         return self._unwinder.python_of(key) if self._unwinder is not None else None
 
-    def runtime_of(self, process: TrackedProcess) -> Jvm | V8 | None:
-        """The JVM or V8 that a process runs; None without one whose code can be read."""
+    def runtime_of(self, process: TrackedProcess) -> Jvm | V8 | Engine | None:
+        """The JVM, V8, Ruby or PHP that a process runs; None without one that can be read."""
         return self._unwinder.runtime_of(process) if self._unwinder is not None else None
 
     def memory_bytes(self) -> int:
@@ -114,7 +114,8 @@ class Unwinding:
         self._ends = {**self.stops(), "tail_dropped": tails_dropped}
 
     def ends(self, now_ns: int, tails_dropped: int) -> Iterator[EventRow]:
-        """Rows of `event`: how the walks since the last call ended, reason by reason."""
+        """Rows of `event`: how the walks since the last call ended, reason by reason; and whose
+        functions have no names, and why."""
         if self._unwinder is None:
             return
         now = self._unwinder.stops()
@@ -126,6 +127,9 @@ class Unwinding:
                 name = f"{end.kind}.{end.name}"
                 yield EventRow(now_ns, "stack_end", name, 0, 0, float(new), end.text)
         self._ends = now
+        for (pid, start_ns), reason in self._unwinder.take_refusals():
+            text = f"{reason}; its stacks are native"
+            yield EventRow(now_ns, "notice", "engine_refused", pid, start_ns, 1.0, text)
 
     def metrics(self, now_ns: int) -> Iterator[MetricRow]:
         """Rows of `metric`."""

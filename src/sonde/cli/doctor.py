@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     findings = host.examine()
     can_record = not host.blocking(findings)
     if can_record:
-        findings += _kernel_memory()
+        findings += [*_kernel_memory(), _runtimes()]
     if args.json:
         document = {
             "can_record": can_record,
@@ -72,6 +72,21 @@ def _kernel_memory() -> list[Finding]:
         return []
     detail = f"{at_start / 1e6:.0f} MB at the start, at most {most / 1e6:.0f} MB with unwind tables"
     return [Finding("memory of BPF maps", Status.PASS, detail)]
+
+
+def _runtimes() -> Finding:
+    """Whose functions have names, beside native code's."""
+    from sonde.host import Finding, Status
+    from sonde.unwind import cpython, php_layout, ruby_layout
+
+    ranges = (
+        ("CPython", cpython.OLDEST, cpython.NEWEST),
+        ("Ruby", ruby_layout.OLDEST, ruby_layout.NEWEST),
+        ("PHP", php_layout.OLDEST, php_layout.NEWEST),
+    )
+    named = [f"{name} {a}.{b} to {c}.{d}" for name, (a, b), (c, d) in ranges]
+    detail = f"{', '.join(named)}, Java 17 to 21, Node.js 18 to 24; others have native stacks"
+    return Finding("interpreters", Status.PASS, detail)
 
 
 def table(findings: list[Finding], *, width: int, colour: bool) -> str:

@@ -2,21 +2,23 @@
 """Stack unwinding: the data that the kernel programs unwind user stacks with.
 
 These are unwind tables of files and of HotSpot's generated code, mappings of processes, and
-layouts of CPython's frames. The package reads mappings from `resolve` and writes the BPF maps that
-the programs of `collect` use.
+layouts of the frames of CPython, Ruby and PHP. The package reads mappings from `resolve` and writes
+the BPF maps that the programs of `collect` use.
 
 - `Unwinder` keeps those maps up to date.
 - `Jvm` reads and names the code that HotSpot has generated in a process.
 - `V8` names the functions of V8's frames.
+- `Engine` names the functions of Ruby's and PHP's frames.
 - `PythonCode` names the Python frames of unwound stacks.
 - `STOP_REASONS` are the reasons why a stack walk ends.
 """
 
 from sonde.unwind.cpython import Interpreter
+from sonde.unwind.engines import Engine
 from sonde.unwind.jvm import Jvm
 from sonde.unwind.python_code import PythonCode
 from sonde.unwind.stop_reasons import STOP_REASONS
 from sonde.unwind.unwinder import Unwinder
 from sonde.unwind.v8 import V8
 
-__all__ = ["STOP_REASONS", "V8", "Interpreter", "Jvm", "PythonCode", "Unwinder"]
+__all__ = ["STOP_REASONS", "V8", "Engine", "Interpreter", "Jvm", "PythonCode", "Unwinder"]

@@ -48,7 +48,7 @@ def build(path: str, folder: Path, prefix: str) -> str:
     temporary = folder / f"{prefix}-{os.getpid()}.new"
     try:
         _native.build_unwind_table(path, str(temporary))
-        digest, _ = _native.unwind_table_origin(str(temporary))
+        digest, *_ = _native.unwind_table_origin(str(temporary))
         name = f"{prefix}-{digest}"
         temporary.replace(folder / f"{name}{_ENDING}")
     finally:

@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from sonde import _native, interpreter
 from sonde.unwind.cache_folder import default_folder
+from sonde.unwind.chain import FoundEngine
 from sonde.unwind.cpython import FoundInterpreter
 from sonde.unwind.table_index import TableIndex
 
@@ -63,6 +64,8 @@ class CachedTable:
     path: Path
     python: FoundInterpreter | None
     """The CPython interpreter in the file, if any."""
+    engine: FoundEngine | None
+    """The engine of Ruby or PHP in the file, if any."""
 
 
 @dataclass(slots=True)
@@ -75,6 +78,19 @@ def _found(python: tuple[int, int, int, list[int], bytes]) -> FoundInterpreter:
     version, runtime, key, evaluation, raw = python
     first, end, moved, moved_end = evaluation
     return FoundInterpreter(version, runtime, key, (first, end, moved, moved_end), bytes(raw))
+
+
+def _engine(
+    language: str,
+    version: str,
+    access: int,
+    root: int,
+    evaluation: list[int],
+    variables: list[int],
+) -> FoundEngine:
+    first, end, moved, moved_end = evaluation
+    loop, (start, stop) = (first, end, moved, moved_end), variables
+    return FoundEngine(language, version, access, root, loop, (start, stop))
 
 
 class TableCache:
@@ -128,13 +144,15 @@ class TableCache:
             return None
         path = self._folder / f"{name}{_ENDING}"
         try:
-            _, python = _native.unwind_table_origin(str(path))
+            _, python, engine = _native.unwind_table_origin(str(path))
             if name not in self._used:
                 self._used.add(name)
                 os.utime(path)
         except OSError:
             return None
-        return CachedTable(path, _found(python) if python else None)
+        return CachedTable(
+            path, _found(python) if python else None, _engine(*engine) if engine else None
+        )
 
     def pages_of(self, key: str) -> Sequence[int]:
         """Pages of a file's table that walks needed in the run before."""

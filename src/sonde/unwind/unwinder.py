@@ -30,6 +30,7 @@ from sonde.resolve.binary import Binary
 from sonde.resolve.lru_cache import LruCache
 from sonde.resolve.mappings import Mapping
 from sonde.resolve.tracked_process import TrackedProcess
+from sonde.unwind.chain import FoundEngine, Rule, rule_of
 from sonde.unwind.cpython import (
     RUNTIME,
     FoundInterpreter,
@@ -37,6 +38,7 @@ from sonde.unwind.cpython import (
     UnsupportedPythonError,
     interpreter,
 )
+from sonde.unwind.engines import Engine, Engines
 from sonde.unwind.jvm import LIBRARY, Jvm, Jvms
 from sonde.unwind.load_bias import load_bias
 from sonde.unwind.paging import Paging
@@ -79,6 +81,10 @@ class _File:
     """The CPython interpreter in it."""
     is_refused: bool = False
     """That one is not walked, in some process at least."""
+    engine: FoundEngine | None = None
+    """The engine of Ruby or PHP in it."""
+    loop_rule: Rule | None = None
+    """Of the engine's evaluation loop."""
     users: set[int] = field(default_factory=set)
     """Pids of loaded processes that map it."""
 
@@ -129,6 +135,7 @@ class Unwinder:
         self._pythons: LruCache[tuple[int, int], Interpreter] = LruCache(MAX_PYTHONS)
         self._jvms = Jvms(self._maps, resolver)
         self._v8s = V8s(self._maps, resolver)
+        self._engines = Engines(self._maps, resolver.budget)
         self.refused_python = 0
         """Files with an unsupported CPython."""
         self.left_out = 0
@@ -235,7 +242,7 @@ class Unwinder:
             self._stale |= self._ready
             self._ready = set()
         self._stale |= {pid for pid in self._maps.wanted() if self._is_due(pid, now_s)}
-        self._stale.update(self._jvms.due(now_s), self._v8s.due(now_s))
+        self._stale.update(self._jvms.due(now_s), self._v8s.due(now_s), self._engines.due(now_s))
         for pid, retry in self._retries.items():
             if now_s > retry.at_s:
                 self._stale.add(pid)
@@ -271,10 +278,15 @@ class Unwinder:
         """The CPython that a process runs or ran last; None without a supported one."""
         return self._pythons.get(key)
 
-    def runtime_of(self, process: TrackedProcess) -> Jvm | V8 | None:
-        """The JVM or V8 that a process runs; None without a supported one."""
+    def runtime_of(self, process: TrackedProcess) -> Jvm | V8 | Engine | None:
+        """The JVM, V8, Ruby or PHP that a process runs; None without a supported one."""
         code = process.generated_code
-        return code if isinstance(code, Jvm | V8) else None
+        return code if isinstance(code, Jvm | V8 | Engine) else None
+
+    def take_refusals(self) -> list[tuple[tuple[int, int], str]]:
+        """(pid, start_ns) and reason of processes with a Ruby or PHP whose frames are not walked,
+        since the last call; some at the most."""
+        return self._engines.take_refusals()
 
     def stops(self) -> dict[str, int]:
         """How often walks ended for each reason so far, by name (`stop_reasons`)."""
@@ -289,6 +301,8 @@ class Unwinder:
             found["jvm.refused"] = self._jvms.refused
         if self._v8s.refused:
             found["v8.refused"] = self._v8s.refused
+        if self._engines.refused:
+            found["engine.refused"] = self._engines.refused
         return found | {f"{name.lower()}.refused": n for name, n in self.refused.items()}
 
     def limit(self, bytes_: int) -> None:
@@ -311,6 +325,7 @@ class Unwinder:
             "python_refused": self.refused_python,
             **self._jvms.usage(),
             **self._v8s.usage(),
+            **self._engines.usage(),
         }
 
     def memory_bytes(self) -> int:
@@ -347,7 +362,7 @@ class Unwinder:
         ranges = []
         generated = runtime = None
         v8_mappings = V8Mappings()
-        fits = True
+        fits, has_engine = True, False
         mappings = process.space().mappings
         is_musl = any("/ld-musl-" in mapping.path for mapping in mappings)
         for mapping in mappings:
@@ -369,6 +384,9 @@ class Unwinder:
             if (python := self._python_in(file, mapping)) is not None:
                 loaded.python = python
                 runtime = RUNTIME, python.for_kernel(bias, is_musl)
+            if file.engine is not None and runtime is None:
+                runtime = self._engines.load(process, file.engine, bias, is_musl, file.loop_rule)
+                has_engine = runtime is not None
             v8_mappings.add(mapping, bias)
             if mapping.path.endswith(f"/{LIBRARY}"):
                 library = self._resolver.file_of(process, mapping)
@@ -376,6 +394,8 @@ class Unwinder:
                     generated = self._jvms.load(process, library.fd, bias)
         if generated is not None:
             ranges = [_in_generated(it, *generated) for it in ranges]
+        if has_engine:
+            ranges = self._engines.with_generated(pid, ranges, mappings)
         if runtime is None and v8_mappings.file is not None:
             runtime = self._v8s.load(process, v8_mappings)
             if runtime is not None:
@@ -404,6 +424,7 @@ class Unwinder:
         self._maps.drop_process(pid)
         self._jvms.forget(pid)
         self._v8s.forget(pid)
+        self._engines.forget(pid)
         loaded = self._loaded.pop(pid, None)
         if loaded is not None:
             self._drop_user(pid, loaded.files)
@@ -452,6 +473,11 @@ class Unwinder:
             return
         file.is_final = True
         file.python = built.python
+        if (engine := built.engine) is not None:
+            file.engine = engine
+            middle = (engine.evaluation[0] + engine.evaluation[1]) // 2
+            (rule,) = _native.find_unwind_rules(str(built.path), [middle])
+            file.loop_rule = rule_of(rule) if rule is not None else None
 
     def _python_in(self, file: _File, mapping: Mapping) -> Interpreter | None:
         """The interpreter in a file, by the name that its own process has the file by."""

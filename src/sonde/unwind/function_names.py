@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of a function of Ruby or PHP, and how its name and file are shown."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from sonde.unwind.process_memory import Memory
+from sonde.unwind.python_code import short_path
+
+MAX_LINE: Final = 1 << 24
+FAILURES: Final = (OSError, ValueError, LookupError, ArithmeticError, struct.error)
+"""What reading memory that holds anything raises: it ends early, or its numbers lead nowhere."""
+_INSTALLED: Final = ("/gems/", "/vendor_ruby/", "/site_ruby/", "/vendor/")
+"""Folders of libraries: a file is shown from there on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function."""
+
+    name: str
+    file: str
+    """Its path as the interpreter has it; '' for one of C."""
+    line: int
+    """Its first one; 0 unknown."""
+    place: int = 0
+    """What its lines are found by; 0: it has none."""
+    last_line: int = 0
+
+
+class Names(Protocol):
+    """Reads functions of one language: `RubyNames`, `PhpNames`."""
+
+    def read(self, memory: Memory, at: int, is_native: bool, pid: int) -> Function:
+        """The function at an address. Raises what FAILURES has."""
+
+    def line_at(self, memory: Memory, function: Function, place: int) -> int:
+        """The line of an instruction; 0 unknown. Raises what FAILURES has."""
+
+
+def one_line(text: str) -> str:
+    """A name without what cannot be printed."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
+def shown_path(path: str, pid: int) -> str:
+    """A source file as frames show it: from its library or project on, never a full path."""
+    for folder in _INSTALLED:
+        if folder in path:
+            return path.rpartition(folder)[2]
+    return short_path(path, pid)
