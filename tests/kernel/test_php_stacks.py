@@ -132,9 +132,9 @@ def test_lines_are_those_that_run(seen):
     assert ("heavy", "return spin(3 * $n) ^ 1;") in lines
     assert ("caught", "return spin($n) ^ 3;") in lines
     assert ("down", "return heavy($n) + light($n) + caught($n);") in lines
-    assert any(
-        (function == "spin" and "for (" in text) or "$x = (" in text for function, text in lines
-    )
+    if "JIT" in seen[0]:  # compiled code keeps its place where it calls
+        return
+    assert ("spin", "$x = ($x * 25173 + 13849) & 65535;") in lines
 
 
 def test_functions_in_c_lie_between_those_that_called_them_and_that_they_call(seen):

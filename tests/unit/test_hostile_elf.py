@@ -222,6 +222,18 @@ def test_what_descriptions_refer_to_is_read_once(path: Path) -> None:
     assert timed(lambda: _native.find_cpython(str(path))) < LIMIT_S
 
 
+def test_code_that_is_described_again_and_again_is_searched_for_rubys_loop_once(path: Path) -> None:
+    names = b"\0rb_thread_current\0ruby_version\0"
+    image = Image()
+    code = CODE_AT + image.put(b"\xff\xe0" * (1 << 17))
+    current = symbol(code, 1, 320)
+    image.add_symbols(current + symbol(code, names.index(b"ruby_v"), 1 << 40), names)
+    image.add(1, frames(b"z" + b"S" * (1 << 18), 30_000, code))
+    image.write(path, names=b"\0.eh_frame\0")
+
+    assert timed(lambda: _native.find_engine(str(path))) < LIMIT_S
+
+
 def test_headers_count_for_the_memory_of_symbols(tmp_path: Path) -> None:
     symbolizer = _native.Symbolizer(cache_bytes=8 << 20)
     before_mb = resident_mb()
