@@ -11,7 +11,15 @@ import pytest
 from sonde.resolve.naming_budget import NamingBudget
 from sonde.unwind import jvm
 from sonde.unwind.hotspot_code import MAX_ROWS
-from sonde.unwind.jvm import MAX_ALL_BLOBS, MAX_ALL_ROWS, MAX_JVMS, MAX_PUT_PAUSE_S, PARTS, PUT_SHARE, Jvms
+from sonde.unwind.jvm import (
+    MAX_ALL_BLOBS,
+    MAX_ALL_ROWS,
+    MAX_JVMS,
+    MAX_PUT_PAUSE_S,
+    PARTS,
+    PUT_SHARE,
+    Jvms,
+)
 
 USER = 1000
 
