@@ -63,12 +63,14 @@ versions of V8 are refused and counted (`sonde.unwind.v8s_refused`); files with 
 | Ruby {ruby}, without a flag, a restart or an extension | its control frames, taken by its \
 evaluation loops; methods, blocks and methods in C, with file and line \
 ([how](../design/stacks.md#ruby-and-php)). Tested: Debian's 3.1; 3.3 of trixie by hand; 3.2 and \
-3.4 by offsets that agree with those of OpenTelemetry's profiler, not run. Code of YJIT: that of 3.1 alone. Other versions are refused with \
+3.4 by offsets that agree with those of OpenTelemetry's \
+profiler, not run. Code of YJIT: that of 3.1 alone. Other versions are refused with \
 the reason (notice `engine_refused` of a capture) |
 | PHP {php}, without a flag, a restart or an extension, builds without threads (NTS) | its frames, \
 taken by its evaluation loops; functions and methods, with file and line \
 ([how](../design/stacks.md#ruby-and-php)), also of code that the JIT compiler has made. Tested: \
-Debian's 8.2; 8.4 of trixie by hand; 8.1 and 8.3 by offsets that agree with those of OpenTelemetry's profiler, not run. Builds for threads and \
+Debian's 8.2; 8.4 of trixie by hand; 8.1 and 8.3 by offsets that agree with those of \
+OpenTelemetry's profiler, not run. Builds for threads and \
 debug builds are refused like other versions |
 | other just-in-time compilers that keep frame pointers and write a perf map | frame \
 pointers; names from `/tmp/perf-PID.map`. Tested: Node with `--perf-basic-prof`. Others need their \

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layouts of Ruby's frames, instruction sequences and strings, by minor version: those of 3.2 and 3.4 were not tried on a running program.
+"""Layouts of Ruby's frames, instruction sequences and strings, by minor version.
 
 Sources: vm_core.h (rb_execution_context_t, rb_control_frame_t, rb_iseq_t, rb_iseq_constant_body,
 rb_iseq_location_t), iseq.c (succ_index_table, iseq_insn_info_entry), method.h
 (rb_method_entry_t), symbol.h (rb_symbols_t), internal/imemo.h, and
 include/ruby/internal/core/{rbasic,rstring,rarray}.h of each. They keep these for the life of a
-minor version. All offsets in bytes, for 64-bit builds.
+minor version. All offsets in bytes, for 64-bit builds. Those of 3.2 and 3.4 were not tried on a
+running program.
 """
 
 from __future__ import annotations
