@@ -35,5 +35,6 @@ def innermost_user_frame(frames: Iterable[Frame]) -> Frame | None:
 
 def is_of_sonde(frame: Frame) -> bool:
     """Whether it is in the library that Sonde has in a process."""
-    kind = kind_of_native(frame.binary, frame.function, frame.origin)
-    return frame.kind == "user" and kind == CodeKind.SONDE
+    if frame.kind != "user":
+        return False
+    return kind_of_native(frame.binary, frame.function, frame.origin) == CodeKind.SONDE

@@ -36,7 +36,8 @@ def locations_of_functions(
     per_stack = np.zeros(len(session.stacks))
     per_stack[stacks] = weight
     every_depth = np.diff(offsets)
-    per_frame: Floats = np.bincount(flat, np.repeat(per_stack, every_depth), len(frames))
+    sums = np.bincount(flat, np.repeat(per_stack, every_depth), len(frames))
+    per_frame: Floats = sums.astype(np.float64)
     own = np.arange(len(frames))
     lines = _heaviest(of_frame[:-1], own, per_frame)
     found = []

@@ -30,7 +30,6 @@ from sonde.model.answers import (
 from sonde.model.calls import STATUS_UNKNOWN
 from sonde.model.code import Frame, Stacks
 from sonde.model.profile import Profile, ProfileKind
-from sonde.model.user_code import is_of_sonde
 from sonde.query.function_locations import locations_of_functions
 from sonde.query.function_weights import function_weights
 from sonde.query.schema import USAGE_COUNTERS
@@ -203,10 +202,15 @@ def top_functions(
     columns = [part[order].tolist() for part in (*own[:3], *whole[:3])]
     heaviness = weights[2 if kind.is_memory else 1]
     locations = locations_of_functions(session, order.tolist(), stacks, heaviness)
-    return [
-        FunctionUse(*functions[number], *(round(weight) for weight in row), location=location)
-        for number, location, *row in zip(order.tolist(), locations, *columns, strict=True)
-    ]
+    found = []
+    for number, location, *row in zip(order.tolist(), locations, *columns, strict=True):
+        name, binary, file = functions[number]
+        count, ns, size, all_count, all_ns, all_size = map(round, row)
+        use = FunctionUse(
+            name, binary, file, count, ns, size, all_count, all_ns, all_size, location
+        )
+        found.append(use)
+    return found
 
 
 def processes(session: Session, where: Where = EVERYTHING) -> list[ProcessUse]:
@@ -322,7 +326,7 @@ def _hints(
         found[thread, kind, reason] = (
             own_frame(session.stacks, stack),
             session.stacks.frames[user] if user >= 0 else None,
-            user < 0 and any(map(is_of_sonde, session.stacks[stack])),
+            bool(session.waits_of_sonde[stack]),
         )
     return found
 

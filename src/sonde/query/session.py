@@ -33,7 +33,7 @@ from sonde.model.owner import OWNER_COLUMNS, Owner
 from sonde.model.process import Process, Thread
 from sonde.query.capture import Capture, CaptureInfo, engine_bytes
 from sonde.query.probe_frames import without_probe_frames
-from sonde.query.user_frames import user_frames
+from sonde.query.user_frames import user_frames, waits_of_sonde
 
 _UNKNOWN_FRAME = Frame(kind="unknown", function="", binary="[unknown]")
 
@@ -145,6 +145,11 @@ class Session:
     def user_frames(self) -> npt.NDArray[np.int64]:
         """The frame of the user's code of each stack (index into `stacks.frames`), -1 none."""
         return user_frames(self.stacks)
+
+    @cached_property
+    def waits_of_sonde(self) -> npt.NDArray[np.bool_]:
+        """Which stacks are of Sonde's own library in a process."""
+        return waits_of_sonde(self.stacks, self.user_frames)
 
     @cached_property
     def functions(self) -> Sequence[FunctionKey]:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.model.code import Stacks
-from sonde.model.user_code import RANKS, rank_of
+from sonde.model.user_code import RANKS, is_of_sonde, rank_of
 
 Ints = npt.NDArray[np.int64]
 
@@ -20,6 +20,13 @@ def user_frames(stacks: Stacks) -> Ints:
     for rank in RANKS:
         found = np.where(found < 0, _innermost(stacks, ranks == rank), found)
     return found
+
+
+def waits_of_sonde(stacks: Stacks, users: Ints) -> npt.NDArray[np.bool_]:
+    """Which stacks are in Sonde's library and in no Python code; `users`: by `user_frames`."""
+    frames = stacks.frames
+    chosen = np.fromiter(map(is_of_sonde, frames), np.bool_, len(frames))
+    return (users < 0) & (_innermost(stacks, chosen) >= 0)
 
 
 def _innermost(stacks: Stacks, chosen: npt.NDArray[np.bool_]) -> Ints:
