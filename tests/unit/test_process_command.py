@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process was started as: enough to tell ranks apart, and nothing secret."""
+"""What a process was started as: enough to distinguish ranks, and nothing secret."""
 
 from __future__ import annotations
 

@@ -75,7 +75,9 @@ def _capture(session: Session) -> Iterator[str]:
     began = datetime.fromtimestamp((info.start_ns + info.wall_offset_ns) / 1e9, UTC)
     yield f"{info.path}: {duration(info.duration_ns)} from {began:%Y-%m-%d %H:%M:%S} UTC"
     facts = [
-        one_line(f"{name} {value}") for name, value in info.host.items() if value not in ("", None)
+        one_line(f"{name} {value}")
+        for name, value in info.host.items()
+        if value not in ("", None) and not isinstance(value, dict)
     ]
     yield f"{', '.join(facts)}; {info.chunks} chunks, {size(info.size_bytes)}"
 

@@ -143,12 +143,13 @@ class Session:
 
     @cached_property
     def user_frames(self) -> npt.NDArray[np.int64]:
-        """The frame of the user's code of each stack (index into `stacks.frames`), -1 none."""
+        """The frame of the user's code of each stack (index into `stacks.frames`), -1 none; shape
+        (stacks,)."""
         return user_frames(self.stacks)
 
     @cached_property
     def waits_of_sonde(self) -> npt.NDArray[np.bool_]:
-        """Which stacks are of Sonde's own library in a process."""
+        """For each stack: whether Sonde's own library waits there; shape (stacks,)."""
         return waits_of_sonde(self.stacks, self.user_frames)
 
     @cached_property
