@@ -124,7 +124,13 @@ class Writer:
         return key
 
     def frame(
-        self, function: str, binary: str = "app", file: str = "", line: int = 0, kind: str = ""
+        self,
+        function: str,
+        binary: str = "app",
+        file: str = "",
+        line: int = 0,
+        kind: str = "",
+        origin: str = "",
     ) -> int:
         key = (function, binary, file, line)
         if key not in self.frame_ids:
@@ -141,6 +147,7 @@ class Writer:
                     "offset": 0x1000 + 16 * len(self.frame_ids),
                     "file": file,
                     "line": line,
+                    "origin": origin,
                 }
             )
         return self.frame_ids[key]

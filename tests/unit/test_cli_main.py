@@ -122,3 +122,19 @@ def test_a_reader_that_exits_is_no_bug() -> None:
 
     assert done.stderr == ""
     assert done.stdout.splitlines()[0] == "{"
+
+
+def test_a_library_that_the_host_lacks_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(argv: object) -> int:
+        raise ImportError(
+            "libstdc++.so.6: cannot open shared object file: No such file or directory"
+        )
+
+    monkeypatch.setattr(cli, "_dispatch", run)
+
+    assert cli.main(["report", "x.sonde"]) == 3
+    message = capsys.readouterr().err
+    assert "the library libstdc++.so.6 is missing on this host" in message
+    assert "libstdc++6 (apt)" in message

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from captures import START_NS, Writer
-from sonde.analyze.difference import Change, ChangeKind, Unit, regressions
-from sonde.analyze.run_difference import RecordedRun, compare_runs
+from sonde.analyze.difference import Change, ChangeKind, Difference, Unit, regressions
+from sonde.analyze.run_difference import RecordedRun, are_pairs, compare_runs
 from sonde.cli import main as cli
 from sonde.model.answers import FunctionUse
 from sonde.model.program_run import ProgramRun
@@ -141,3 +142,64 @@ def test_impossible_figures_of_a_run_are_no_run(tmp_path: Path, wrong: dict[str,
     path = capture(tmp_path / "a.sonde", 8, 2, of(10**9) | wrong)  # type: ignore[arg-type]
 
     assert read(Path(path)).info.program is None
+
+
+def beside(one: RecordedRun, began_s: float, clock_ns: int = 0) -> RecordedRun:
+    """A run that began then."""
+    start_ns = round(began_s * 1e9)
+    return replace(one, start_ns=start_ns, end_ns=start_ns + one.program.wall_ns, clock_ns=clock_ns)
+
+
+def duet(change: float, noise: tuple[float, ...], apart_s: float = 0.0) -> Difference:
+    """Pairs of runs on a machine whose speed differs from pair to pair by `noise`."""
+    pairs = [
+        (run(12, 10 * slow), run(12, (10 + 11 * change) * slow + 0.02 * (-1) ** number))
+        for number, slow in enumerate(noise)
+    ]
+    before = [beside(one, 100.0 * number) for number, (one, _) in enumerate(pairs)]
+    after = [beside(one, 100.0 * number + apart_s) for number, (_, one) in enumerate(pairs)]
+    return compare_runs(before, after)
+
+
+NOISE = (1.0, 1.3, 0.9, 1.2, 1.05)
+
+
+def test_runs_of_the_same_time_show_what_noise_would_hide() -> None:
+    together = named(duet(0.03, NOISE).changes, ChangeKind.RUN, "CPU time")
+
+    assert together.certain
+    assert together.weight == pytest.approx(0.03, abs=0.005)
+    one_by_one = named(duet(0.03, NOISE, apart_s=50).changes, ChangeKind.RUN, "CPU time")
+    assert not one_by_one.certain
+
+
+def test_runs_of_the_same_time_without_a_change_are_the_same() -> None:
+    found = duet(0.0, NOISE)
+
+    assert not any(one.certain for one in found.changes)
+    assert regressions(found, 0.001) == []
+
+
+def test_clocks_of_two_machines_make_no_pairs() -> None:
+    one = beside(run(12, 10), 0)
+
+    assert are_pairs([one, one], [one, one])
+    other = beside(run(12, 10), 0, clock_ns=60 * 10**9)
+    assert not are_pairs([one, one], [other, other])
+    assert not are_pairs([one], [one])
+
+
+def renamed(name: str, inner_s: float) -> RecordedRun:
+    """A program whose work is in a function of this name."""
+    one = run(12, inner_s)
+    functions = [replace(use, function=name) for use in one.functions if use.function == "inner"]
+    return replace(one, functions=functions)
+
+
+def test_a_new_name_for_old_code_is_not_worse() -> None:
+    before = [renamed("work", 10 + change) for change in (0.0, 0.1, 0.2)]
+    after = [renamed("work_all", 10 + change) for change in (0.05, 0.15, 0.25)]
+    assert regressions(compare_runs(before, after), 0.02) == []
+
+    more = [renamed("work_all", 15 + change) for change in (0.05, 0.15, 0.25)]
+    assert {one.name for one in regressions(compare_runs(before, more), 0.02)} == {"CPU time"}

@@ -10,6 +10,14 @@ counts (for all comparisons together: 5 %, Bonferroni).
 How much runs of a program differ from one another is not known from one run of each side; then the
 allowed change has to be larger than that. With several runs a change is certain only if each run
 after lies on the same side of each run before (for three and three, by chance in 1 of 20 cases).
+
+What else happens on a machine changes how much CPU time the same work takes, by several percent.
+Runs of both sides that took place at the same time on one machine met the same (duet benchmarking:
+Bulej et al., ICPE 2020). Where each run before has such a run after, the ratios of the pairs are
+compared: a change is their geometric mean, certain if Student's t finds it at 5 % on its side.
+
+A function that no run before has may be a new name for old code. It counts as more time only if CPU
+time as a whole grew by half of that.
 """
 
 from __future__ import annotations
@@ -17,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, median
+from statistics import NormalDist, fmean, median, stdev
 
 from sonde.analyze.difference import LEAST_SHARE, Change, ChangeKind, Difference, Unit
 from sonde.model.answers import FunctionUse
@@ -25,6 +33,14 @@ from sonde.model.program_run import ProgramRun
 
 _ERROR = 0.05
 """Chance that any of the compared functions is called changed where none is."""
+
+_STUDENT_95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
+"""95 % quantile of Student's t for 1, 2, … degrees of freedom; the last for more of them."""
+_BESIDE = 0.5
+"""Runs are of the same time if they overlap for this share of the longer one."""
+_SAME_CLOCK_NS = 10**9
+"""Clocks that differ by more, or machines that started at other times, are two machines."""
+_NEW_NAME_GROWTH = 0.5
 
 CPU_TIME = "CPU time"
 """Name of the change of the whole run's CPU time."""
@@ -42,16 +58,29 @@ class RecordedRun:
     """On-CPU time of the run's processes."""
     runqueue_ns: int = 0
     """How long its threads were ready and had no CPU, together."""
+    start_ns: int = 0
+    """CLOCK_MONOTONIC, as `end_ns`."""
+    end_ns: int = 0
+    clock_ns: int = 0
+    """Add to those for the time since 1970."""
+
+    def is_beside(self, other: RecordedRun) -> bool:
+        """Whether both took place at the same time on one machine."""
+        both_ns = min(self.end_ns, other.end_ns) - max(self.start_ns, other.start_ns)
+        longer_ns = max(self.end_ns - self.start_ns, other.end_ns - other.start_ns)
+        same_machine = abs(self.clock_ns - other.clock_ns) < _SAME_CLOCK_NS
+        return same_machine and both_ns > _BESIDE * longer_ns
 
 
 def compare_runs(before: Sequence[RecordedRun], after: Sequence[RecordedRun]) -> Difference:
-    """The changes between the medians of some runs (at least one) and of later ones.
+    """The changes between some runs (at least one) and later ones, or ones of the same time.
 
     Wall and CPU time come first, then functions: the certain changes, the costliest first.
     """
     wall = _wall(before, after)
-    cpu = _exact(CPU_TIME, *([run.program.cpu_ns for run in side] for side in (before, after)))
-    cpu_ns = max(1.0, cpu.before)
+    paired = are_pairs(before, after)
+    was, now = ([run.program.cpu_ns for run in side] for side in (before, after))
+    cpu = _paired(CPU_TIME, was, now) if paired else _exact(CPU_TIME, was, now)
     functions = [
         change
         for kind, uses in ((ChangeKind.FUNCTION, _own), (ChangeKind.INCLUSIVE, _inclusive))
@@ -59,17 +88,43 @@ def compare_runs(before: Sequence[RecordedRun], after: Sequence[RecordedRun]) ->
             kind,
             [uses(run.functions) for run in before],
             [uses(run.functions) for run in after],
-            cpu_ns,
+            cpu,
+            paired,
         )
     ]
     functions.sort(key=lambda change: (not change.certain, -abs(change.weight)))
     return Difference(Unit.RUN, wall.before, wall.after, (wall, cpu, *functions))
 
 
+def are_pairs(before: Sequence[RecordedRun], after: Sequence[RecordedRun]) -> bool:
+    """Whether each run before (two or more) has the run after that took place beside it."""
+    if len(before) != len(after) or len(before) < 2:
+        return False
+    return all(one.is_beside(other) for one, other in zip(before, after, strict=True))
+
+
 def _exact(name: str, before: Sequence[float], after: Sequence[float]) -> Change:
     was, now = median(before), median(after)
     weight = now / was - 1 if was else 0.0
     return Change(ChangeKind.RUN, name, was, now, weight, certain=_separate(before, after))
+
+
+def _paired(name: str, before: Sequence[float], after: Sequence[float]) -> Change:
+    """By the ratios of runs that took place at the same time."""
+    pairs = list(zip(before, after, strict=True))
+    was = median(before)
+    if not all(one > 0 and other > 0 for one, other in pairs):
+        return _exact(name, before, after)
+    ratios = [math.log(other / one) for one, other in pairs]
+    weight = math.expm1(fmean(ratios))
+    return Change(ChangeKind.RUN, name, was, was * (1 + weight), weight, _differ(ratios))
+
+
+def _differ(differences: Sequence[float]) -> bool:
+    """Whether the mean of two or more differences is on one side of zero, by Student's t."""
+    freedom = len(differences) - 1
+    error = stdev(differences) / math.sqrt(len(differences))
+    return abs(fmean(differences)) > _STUDENT_95[min(freedom, len(_STUDENT_95)) - 1] * error
 
 
 def _wall(before: Sequence[RecordedRun], after: Sequence[RecordedRun]) -> Change:
@@ -109,9 +164,10 @@ def _summed(rows: Iterable[tuple[str, int, int]]) -> _Use:
 
 
 def _functions(
-    kind: ChangeKind, before: Sequence[_Use], after: Sequence[_Use], cpu_ns: float
+    kind: ChangeKind, before: Sequence[_Use], after: Sequence[_Use], cpu: Change, paired: bool
 ) -> list[Change]:
     nothing = (0.0, 0)
+    cpu_ns = max(1.0, cpu.before)
     names = {
         name
         for use in (*before, *after)
@@ -122,10 +178,18 @@ def _functions(
     changes = []
     for name in sorted(names):
         old, new = ([use.get(name, nothing) for use in side] for side in (before, after))
-        was, now = (median(ns for ns, _ in side) for side in (old, new))
-        sampled = abs(now - was) > least * math.hypot(_deviation(old), _deviation(new))
-        certain = sampled and _separate([ns for ns, _ in old], [ns for ns, _ in new])
-        changes.append(Change(kind, name, was, now, (now - was) / cpu_ns, certain))
+        olds, news = ([ns for ns, _ in side] for side in (old, new))
+        if paired:
+            apart = [other - one for one, other in zip(olds, news, strict=True)]
+            was, change_ns, differs = median(olds), fmean(apart), _differ(apart)
+        else:
+            was, differs = median(olds), _separate(olds, news)
+            change_ns = median(news) - was
+        sampled = abs(change_ns) > least * math.hypot(_deviation(old), _deviation(new))
+        weight = change_ns / cpu_ns
+        is_old_code = not any(olds) and cpu.weight < _NEW_NAME_GROWTH * weight
+        certain = sampled and differs and not is_old_code
+        changes.append(Change(kind, name, was, max(0.0, was + change_ns), weight, certain))
     return changes
 
 

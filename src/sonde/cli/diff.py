@@ -25,6 +25,9 @@ Compared is the cost of the same work: of a step where both have steps; of the w
 were recorded with `sonde record -- CMD` to the end; of a call that waits for the device. Otherwise
 times per second are shown, but --fail-above refuses to judge (exit code 2). Only changes beyond the
 noise of sampling count, and only what costs more than the given share.
+
+On a busy machine record both sides at the same time, several times: what else runs there then meets
+both alike, and each pair (the first A with the first B, and so on) is compared with itself.
 """
 
 
@@ -124,6 +127,9 @@ def _recorded_run(path: Path) -> RecordedRun | None:
         capture.info.program,
         queries.top_functions(session, ProfileKind.ON_CPU),
         sum(use.runqueue_ns for use in queries.processes(session)),
+        capture.info.start_ns,
+        capture.info.end_ns,
+        capture.info.wall_offset_ns,
     )
 
 

@@ -13,6 +13,7 @@ from sonde import procfs
 from sonde.cli import unread_processes
 from sonde.errors import UsageError
 from sonde.export.layout import one_line
+from sonde.model.user_code import innermost_user_frame
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -127,7 +128,10 @@ def text(pid: int, comm: str, threads: Sequence[ThreadStack], hidden: set[str]) 
     count = f"{len(threads)} thread{'s' if len(threads) != 1 else ''}"
     lines = [f"process {pid} ({one_line(comm)}), {count}"]
     for it in threads:
-        lines += ["", f"thread {it.tid} ({one_line(it.name)}), {STATES.get(it.state, it.state)}"]
+        user = innermost_user_frame(it.frames)
+        at = f", in {one_line(user.location)}" if user else ""
+        state = STATES.get(it.state, it.state)
+        lines += ["", f"thread {it.tid} ({one_line(it.name)}), {state}{at}"]
         frames = [one for one in it.frames if one.kind not in hidden]
         lines += [f"    {_line(one)}" for one in frames]
         if not it.is_whole:

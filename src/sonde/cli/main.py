@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from sonde import __version__
 from sonde.cli import pause_signals
-from sonde.errors import SondeError
+from sonde.errors import MissingDependency, SondeError
 from sonde.export.layout import one_line
 
 COMMANDS = {
@@ -53,6 +53,7 @@ examples:
   sonde report FILE.sonde --format html -o report.html
 """
 
+_NO_LIBRARY = "cannot open shared object file"
 ABORTED_BY_SIGINT = 128 + signal.SIGINT
 
 
@@ -135,7 +136,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(file=sys.stderr)
         return ABORTED_BY_SIGINT
     except Exception as error:
+        if isinstance(error, ImportError) and _NO_LIBRARY in str(error):
+            print_error(_missing_library(error))
+            return MissingDependency.exit_code
         return _report_bug(error)
+
+
+def _missing_library(error: ImportError) -> MissingDependency:
+    """Of a package (NumPy, Arrow) that needs a library which this host lacks."""
+    name = str(error).partition(":")[0]
+    return MissingDependency(
+        f"the library {name} is missing on this host",
+        "install it; libstdc++.so.6 is in libstdc++6 (apt) or libstdc++ (dnf)",
+    )
 
 
 def _dispatch(argv: Sequence[str] | None) -> int:

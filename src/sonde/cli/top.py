@@ -8,7 +8,7 @@ import json
 import shutil
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from sonde import procfs
@@ -30,7 +30,8 @@ examples:
 
 Device columns need the library in a process: `sonde attach PID`, or `sonde record -- CMD`; a
 process whose library a recorder reads shows none here. BUSY is the time of its runs on devices as a
-share of the elapsed time: an estimate from the runs that were timed.
+share of the elapsed time: an estimate from the runs that were timed. PROCESS is the program, what
+an interpreter runs, and the rank in a job; other arguments may hold secrets and are not shown (…).
 """
 BUDGET: Final = 0.01
 CLEAR: Final = "\033[H\033[J"
@@ -108,14 +109,17 @@ def _show(top: Top, args: argparse.Namespace) -> None:
     found = in_order(top.look(), args.sort)
     if args.json:
         document = {
-            "processes": [asdict(one) for one in found],
+            "processes": [
+                asdict(one) | {"command": procfs.command_of(one.pid, one.name)} for one in found
+            ],
             "left_out": unread_processes.counts(),
         }
         print(json.dumps(document), flush=True)
         return
     columns, rows = shutil.get_terminal_size((100, 40))
     lines = args.lines or max(1, rows - SPARE_LINES)
-    screen = table(found, lines, columns, unread_processes.line())
+    shown = [replace(one, name=procfs.command_of(one.pid, one.name)) for one in found[:lines]]
+    screen = table([*shown, *found[lines:]], lines, columns, unread_processes.line())
     print((CLEAR if sys.stdout.isatty() and not args.once else "") + screen, flush=True)
 
 

@@ -194,8 +194,8 @@ def _tables(session: Session, kinds: Sequence[ProfileKind], where: Where) -> dic
                 "ns": wait.ns,
                 "max": wait.max_ns,
                 "waker": wait.waker,
-                "hint": wait.hint,
-                "binary": wait.hint_binary,
+                "hint": wait.location or wait.hint,
+                "binary": "" if wait.location else wait.hint_binary,
             }
             for wait in waits[:MAX_ROWS]
         ],

@@ -81,6 +81,15 @@ def fit(text: str, width: int) -> str:
     return text + " " * (width - width_of(text))
 
 
+def fit_location(text: str, width: int) -> str:
+    """A location ('step train.py:12') in at most `width` cells: its function is shortened first."""
+    function, space, place = one_line(text).rpartition(" ")
+    left = width - width_of(place) - 1
+    if width_of(function) <= left or left < 4:
+        return fit(text, width).rstrip()
+    return f"{fit(function, left).rstrip()}{space}{place}"
+
+
 def _beginning(text: str, width: int) -> str:
     """As much of a text as fits into `width` cells."""
     taken = 0

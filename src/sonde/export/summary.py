@@ -14,7 +14,16 @@ from itertools import zip_longest
 from typing import BinaryIO
 
 from sonde.export import metric_charts
-from sonde.export.layout import columns, duration, fit, loss_line, one_line, percent, size
+from sonde.export.layout import (
+    columns,
+    duration,
+    fit,
+    fit_location,
+    loss_line,
+    one_line,
+    percent,
+    size,
+)
 from sonde.model.answers import (
     DeviceCalls,
     DeviceRuns,
@@ -43,6 +52,7 @@ ACTIVE_SHARE = 0.01
 """A process is active if it was on a CPU or in a run queue for this share of the recording."""
 
 _LEFT_WIDTH = 44
+_LOCATION_WIDTH = 23
 
 
 def render(session: Session, where: Where = EVERYTHING) -> str:
@@ -108,11 +118,11 @@ def _on_cpu(
     )
     right = columns(
         [
-            (percent(use.self_ns, busy_ns), use.function, use.binary)
+            (percent(use.self_ns, busy_ns), use.function, _location(use))
             for use in functions
             if use.self_ns
         ],
-        (-7, 27, 16),
+        (-7, 20, _LOCATION_WIDTH),
     )
     head = fit(f"ON CPU  {duration(busy_ns)}{of_all}", _LEFT_WIDTH) + "  HOTTEST FUNCTIONS (self)"
     if not busy_ns:
@@ -121,6 +131,12 @@ def _on_cpu(
         head,
         *(f"{a:{_LEFT_WIDTH}}{b}".rstrip() for a, b in zip_longest(left, right, fillvalue="")),
     ]
+
+
+def _location(use: FunctionUse) -> str:
+    """Where a function is in the user's code, or who there calls it; else its binary."""
+    place = use.location.removeprefix(f"{use.function} ")
+    return fit_location(place, _LOCATION_WIDTH) if place else use.binary
 
 
 @dataclass(slots=True)
@@ -150,7 +166,8 @@ class _ThreadWaits:
         if wait:
             share = round(100 * wait.ns / self.blocked_ns) if self.blocked_ns else 100
             reason = wait.reason if share > 99 else f"{wait.reason} {share} %"
-            where, waker = wait.hint, wait.waker
+            where = fit_location(wait.location, _WAIT_WIDTHS[3]) if wait.location else wait.hint
+            waker = wait.waker
         return (
             f"  {name} ({thread.tid})",
             duration(self.blocked_ns),
@@ -162,15 +179,17 @@ class _ThreadWaits:
 
 
 _WAIT_HEAD = ("LONGEST WAITS", "off-CPU", "main reason", "in", "woken by", "run queue")
-_WAIT_WIDTHS = (28, -7, 16, 16, 14, -9)
+_WAIT_WIDTHS = (25, -7, 13, 22, 14, -9)
 
 
 def _waits(info: CaptureInfo, processes: Sequence[ProcessUse], waits: Sequence[Wait]) -> list[str]:
     idle = {wait.thread for wait in waits if wait.idle and not wait.thread.process.is_kernel}
     kernel = {wait.thread for wait in waits if wait.thread.process.is_kernel}
+    others = {wait.thread for wait in waits if wait.hint and not wait.of_sonde}
+    sonde = {wait.thread for wait in waits if wait.of_sonde} - others - idle
     threads: dict[Thread, _ThreadWaits] = {}
     for wait in waits:
-        if wait.thread not in idle and wait.thread not in kernel:
+        if wait.thread not in idle and wait.thread not in kernel and wait.thread not in sonde:
             threads.setdefault(wait.thread, _ThreadWaits(wait.thread)).add(wait)
     rank = _ranks(info, processes)
     ranked = sorted(
@@ -181,6 +200,7 @@ def _waits(info: CaptureInfo, processes: Sequence[ProcessUse], waits: Sequence[W
         (len(ranked) - WAIT_ROWS, "more"),
         (len(idle), "idle all the time"),
         (len(kernel), "of the kernel"),
+        (len(sonde), "of Sonde"),
     )
     folded = [f"{count:,} {what}" for count, what in left_out if count > 0]
     if not ranked:

@@ -8,9 +8,18 @@ from datetime import UTC, datetime
 from typing import BinaryIO
 
 from sonde.export import metric_charts
-from sonde.export.layout import columns, duration, loss_line, one_line, percent, rate, size
+from sonde.export.layout import (
+    columns,
+    duration,
+    fit_location,
+    loss_line,
+    one_line,
+    percent,
+    rate,
+    size,
+)
 from sonde.export.summary import directions
-from sonde.model.answers import Wait
+from sonde.model.answers import FunctionUse, Wait
 from sonde.model.profile import BASIC_KINDS, MEMORY_KINDS, ProfileKind
 from sonde.query import queries
 from sonde.query.device_callers import device_callers
@@ -21,6 +30,9 @@ from sonde.query.session import Session
 
 ROWS = 30
 """Rows of each table by default."""
+_LOCATION_WIDTH = 32
+_OF_SONDE = ("probes_attached", "probe_slow")
+"""Notices that show how Sonde works, not what it missed: they are in JSON alone."""
 
 
 def write(
@@ -63,7 +75,9 @@ def _capture(session: Session) -> Iterator[str]:
     began = datetime.fromtimestamp((info.start_ns + info.wall_offset_ns) / 1e9, UTC)
     yield f"{info.path}: {duration(info.duration_ns)} from {began:%Y-%m-%d %H:%M:%S} UTC"
     facts = [
-        one_line(f"{name} {value}") for name, value in info.host.items() if value not in ("", None)
+        one_line(f"{name} {value}")
+        for name, value in info.host.items()
+        if value not in ("", None) and not isinstance(value, dict)
     ]
     yield f"{', '.join(facts)}; {info.chunks} chunks, {size(info.size_bytes)}"
 
@@ -131,23 +145,34 @@ def _usage(session: Session, where: Where, limit: int) -> Iterator[str]:
 def _functions(session: Session, where: Where, limit: int) -> Iterator[str]:
     uses = queries.top_functions(session, ProfileKind.ON_CPU, where)
     all_ns = sum(use.self_ns for use in uses)
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             percent(use.self_ns, all_ns),
             duration(use.self_ns),
             percent(use.total_ns, all_ns),
             duration(use.total_ns),
-            use.binary,
-            use.function,
+            fit_location(use.location, _LOCATION_WIDTH),
+            _with_binary(use),
         )
         for use in uses
     ]
-    head = ("ON CPU", "self", "", "total", "binary", "function")
-    return _rows(head, rows, (-7, -7, -7, -7, 22, 0), limit)
+    head: tuple[str, ...] = ("ON CPU", "self", "", "total", "in", "function")
+    widths: tuple[int, ...] = (-7, -7, -7, -7, _LOCATION_WIDTH, 0)
+    if not any(use.location for use in uses):  # no Python
+        head, widths = (*head[:4], head[5]), (*widths[:4], widths[5])
+        rows = [(*row[:4], row[5]) for row in rows]
+    return _rows(head, rows, widths, limit)
+
+
+def _with_binary(use: FunctionUse) -> str:
+    """A function and its file: 'memcpy [libc.so.6]'; that of Python stands beside it."""
+    if use.binary == "[python]" or use.function.strip("[]") == use.binary.strip("[]"):
+        return use.function
+    return f"{use.function} [{use.binary.strip('[]')}]"
 
 
 def _waits(every: Sequence[Wait], kind: ProfileKind, limit: int) -> Iterator[str]:
-    waits = [wait for wait in every if wait.kind == kind]
+    waits = [wait for wait in every if wait.kind == kind and not wait.of_sonde]
     # Last come threads that slept all the time, and kernel threads.
     waits.sort(key=lambda wait: wait.idle or wait.thread.process.is_kernel)
     rows = [
@@ -160,7 +185,7 @@ def _waits(every: Sequence[Wait], kind: ProfileKind, limit: int) -> Iterator[str
             if wait.system_call not in ("", wait.reason)
             else wait.reason,
             wait.waker,
-            f"{wait.hint} [{wait.hint_binary}]" if wait.hint else "",
+            wait.place,
         )
         for wait in waits
     ]
@@ -283,5 +308,7 @@ def _losses(session: Session) -> Iterator[str]:
         lines.append("LOST  the recorder was killed: its last rows are not in the file")
     yield from lines or ["LOST  nothing"]
     for notice in queries.notices(session):
+        if notice.name in _OF_SONDE:
+            continue
         where = f" {notice.process}" if notice.process else ""
         yield one_line(f"NOTICE  {notice.count:,} × {notice.name}{where}: {notice.text}")

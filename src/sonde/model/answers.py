@@ -90,6 +90,8 @@ class FunctionUse:
     total_count: int
     total_ns: int
     total_bytes: int
+    location: str = ""
+    """Of the user's code that most of this was in or was called from: 'step train.py:12'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,17 @@ class Wait:
     hint: str
     """The function of the program that waited, from the heaviest sampled stack."""
     hint_binary: str
+    location: str = ""
+    """Of the user's code in that stack: 'step train.py:12'; '' where it has no Python."""
+    of_sonde: bool = False
+    """It is a wait of Sonde's own library in the process."""
+
+    @property
+    def place(self) -> str:
+        """Where it waited, for people: in the user's code if that is known."""
+        if self.location or self.hint.strip("[]") == self.hint_binary.strip("[]"):
+            return self.location or self.hint
+        return f"{self.hint} [{self.hint_binary.strip('[]')}]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,16 @@ class Frame(NamedTuple):
             return self.function
         return self.binary if self.binary.startswith("[") else f"[{self.binary or 'unknown'}]"
 
+    @property
+    def location(self) -> str:
+        """Where it is in source code: 'step train.py:12'; the name alone where no file is known."""
+        if not self.file:
+            return self.name
+        folder, _, file = self.file.rpartition("/")
+        if file == "__init__.py" and folder:
+            file = f"{folder.rpartition('/')[2]}/{file}"
+        return f"{self.name} {file}:{self.line}" if self.line else f"{self.name} {file}"
+
 
 class KnownFrame(NamedTuple):
     """A frame and its id, which is the same wherever the same code location is seen."""

@@ -2,6 +2,7 @@
 """What /proc has about a process that is still there. Everything may vanish at any time: None."""
 
 from sonde.procfs.broker import BROKER, Broker, Hung
+from sonde.procfs.command import command_of
 from sonde.procfs.files import (
     Opened,
     character_device,
@@ -78,6 +79,7 @@ __all__ = [
     "Stat",
     "busiest",
     "character_device",
+    "command_of",
     "descends",
     "family",
     "group_mounts",

@@ -30,6 +30,7 @@ from sonde.model.answers import (
 from sonde.model.calls import STATUS_UNKNOWN
 from sonde.model.code import Frame, Stacks
 from sonde.model.profile import Profile, ProfileKind
+from sonde.query.function_locations import locations_of_functions
 from sonde.query.function_weights import function_weights
 from sonde.query.schema import USAGE_COUNTERS
 from sonde.query.session import Session
@@ -199,10 +200,17 @@ def top_functions(
     seen = np.flatnonzero(whole[3])
     order = seen[np.lexsort((seen, -whole[1][seen], -own[1][seen]))][: limit or None]
     columns = [part[order].tolist() for part in (*own[:3], *whole[:3])]
-    return [
-        FunctionUse(*functions[number], *(round(weight) for weight in row))
-        for number, *row in zip(order.tolist(), *columns, strict=True)
-    ]
+    heaviness = weights[2 if kind.is_memory else 1]
+    locations = locations_of_functions(session, order.tolist(), stacks, heaviness)
+    found = []
+    for number, location, *row in zip(order.tolist(), locations, *columns, strict=True):
+        name, binary, file = functions[number]
+        count, ns, size, all_count, all_ns, all_size = map(round, row)
+        use = FunctionUse(
+            name, binary, file, count, ns, size, all_count, all_ns, all_size, location
+        )
+        found.append(use)
+    return found
 
 
 def processes(session: Session, where: Where = EVERYTHING) -> list[ProcessUse]:
@@ -262,7 +270,7 @@ def waits(session: Session, where: Where = EVERYTHING) -> list[Wait]:
     for thread, kind, reason, count, ns, max_ns, system_call, waker_tid in rows:
         waker = tids.get(waker_tid)
         name = f"{waker.name} ({waker_tid})" if waker else f"tid {waker_tid}" if waker_tid else ""
-        hint = hints.get((thread, kind, reason))
+        hint, user, of_sonde = hints.get((thread, kind, reason), (None, None, False))
         found.append(
             Wait(
                 thread=session.threads[thread],
@@ -276,6 +284,8 @@ def waits(session: Session, where: Where = EVERYTHING) -> list[Wait]:
                 idle=thread in idle,
                 hint=hint.name if hint else "",
                 hint_binary=hint.binary if hint else "",
+                location=user.location if user else "",
+                of_sonde=of_sonde,
             )
         )
     return found
@@ -297,8 +307,11 @@ def _idle_threads(session: Session, rows: Iterable[tuple[Any, ...]]) -> frozense
     return frozenset(row[0] for row in rows if row[1] == "blocked" and row[5] >= span_ns)
 
 
-def _hints(session: Session, where: Where) -> dict[tuple[int, str, str], Frame]:
-    """The frame to blame for the waits of (thread, kind of row, reason)."""
+def _hints(
+    session: Session, where: Where
+) -> dict[tuple[int, str, str], tuple[Frame | None, Frame | None, bool]]:
+    """The frame to blame for the waits of (thread, kind of row, reason), the user's code, and
+    whether Sonde's library waited."""
     clause, parameters = where.sql("kind IN ('blocked', 'runqueue')")
     rows = session.rows(
         "WITH part AS ("
@@ -307,8 +320,15 @@ def _hints(session: Session, where: Where) -> dict[tuple[int, str, str], Frame]:
         "SELECT thread, kind, name, max_by(stack, ns) FROM part GROUP BY thread, kind, name",
         parameters,
     )
-    frames = ((key, own_frame(session.stacks, stack)) for *key, stack in rows)
-    return {(key[0], key[1], key[2]): frame for key, frame in frames if frame}
+    found = {}
+    for thread, kind, reason, stack in rows:
+        user = int(session.user_frames[stack])
+        found[thread, kind, reason] = (
+            own_frame(session.stacks, stack),
+            session.stacks.frames[user] if user >= 0 else None,
+            bool(session.waits_of_sonde[stack]),
+        )
+    return found
 
 
 def own_frame(stacks: Stacks, stack: int) -> Frame | None:

@@ -22,6 +22,7 @@ from typing import Any
 
 import duckdb
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -32,6 +33,7 @@ from sonde.model.owner import OWNER_COLUMNS, Owner
 from sonde.model.process import Process, Thread
 from sonde.query.capture import Capture, CaptureInfo, engine_bytes
 from sonde.query.probe_frames import without_probe_frames
+from sonde.query.user_frames import user_frames, waits_of_sonde
 
 _UNKNOWN_FRAME = Frame(kind="unknown", function="", binary="[unknown]")
 
@@ -138,6 +140,17 @@ class Session:
                 f"{self.info.path} needs more memory and disk space to read than there is",
                 f"free some space in {tempfile.gettempdir()}, or record for a shorter time",
             ) from error
+
+    @cached_property
+    def user_frames(self) -> npt.NDArray[np.int64]:
+        """The frame of the user's code of each stack (index into `stacks.frames`), -1 none; shape
+        (stacks,)."""
+        return user_frames(self.stacks)
+
+    @cached_property
+    def waits_of_sonde(self) -> npt.NDArray[np.bool_]:
+        """For each stack: whether Sonde's own library waits there; shape (stacks,)."""
+        return waits_of_sonde(self.stacks, self.user_frames)
 
     @cached_property
     def functions(self) -> Sequence[FunctionKey]:
@@ -247,11 +260,11 @@ def _process(row: dict[str, Any]) -> Process:
 def _stacks(stack: pa.Table, frame: pa.Table) -> Stacks:
     """Stacks with dense indices: 0 is the empty stack, the others follow in table order."""
     names = [_texts(frame.column(name)) for name in ("kind", "function", "binary")]
-    names += [_texts(frame.column(name)) for name in ("build_id", "file")]
+    names += [_texts(frame.column(name)) for name in ("build_id", "file", "origin")]
     numbers = [frame.column(name).to_pylist() for name in ("offset", "line")]
     frames = [
-        Frame(kind, function, binary, build_id, offset, file, line)
-        for kind, function, binary, build_id, file, offset, line in zip(
+        Frame(kind, function, binary, build_id, offset, file, line, origin)
+        for kind, function, binary, build_id, file, origin, offset, line in zip(
             *names, *numbers, strict=True
         )
     ]

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frame of the user's code of each stack (`sonde.model.user_code`)."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from sonde.model.code import Stacks
+from sonde.model.user_code import RANKS, is_of_sonde, rank_of
+
+Ints = npt.NDArray[np.int64]
+
+
+def user_frames(stacks: Stacks) -> Ints:
+    """The index of the frame of the user's code of each stack; -1 where it has no Python."""
+    frames = stacks.frames
+    ranks = np.fromiter(map(rank_of, frames), np.int8, len(frames))
+    found = np.full(len(stacks), -1, np.int64)
+    for rank in RANKS:
+        found = np.where(found < 0, _innermost(stacks, ranks == rank), found)
+    return found
+
+
+def waits_of_sonde(stacks: Stacks, users: Ints) -> npt.NDArray[np.bool_]:
+    """Which stacks are in Sonde's library and in no Python code; `users`: by `user_frames`."""
+    frames = stacks.frames
+    chosen = np.fromiter(map(is_of_sonde, frames), np.bool_, len(frames))
+    return (users < 0) & (_innermost(stacks, chosen) >= 0)
+
+
+def _innermost(stacks: Stacks, chosen: npt.NDArray[np.bool_]) -> Ints:
+    found = np.full(len(stacks), -1, np.int64)
+    flat = np.asarray(stacks.frame_indices, np.int32)
+    if not len(flat):
+        return found
+    positions = np.flatnonzero(chosen[flat])
+    stack = np.searchsorted(np.asarray(stacks.offsets, np.int64), positions, side="right") - 1
+    found[stack[::-1]] = flat[positions[::-1]]
+    return found
