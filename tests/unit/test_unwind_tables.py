@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from sonde import _native
-from sonde.unwind.table_cache import TableCache
+from sonde.unwind.table_cache import MAX_SENT, TableCache
 
 RULE = struct.Struct("<BBHiii")
 NONE, END, RSP, RBP, REGISTER, PLT, RSP_DEREF = range(7)
@@ -374,6 +374,25 @@ def test_a_file_that_hangs_its_reader_is_given_up(tmp_path):
     assert cache.has_failed("hanging")
     assert not Path(f"/proc/{child}").exists()
     cache.close()
+
+
+def test_files_that_are_needed_most_are_built_first(tmp_path):
+    cache = TableCache(tmp_path, builder=(sys.executable, "-c", CLUMSY))
+    names = [f"file{number}" for number in range(40)]
+    for name in names:
+        cache.request(name, os.open(os.devnull, os.O_RDONLY))
+    assert cache.has_queue
+    cache.order({"file35": 2.0, "file39": 7.0, "file20": 2.0})
+    answered = []
+    until_s = time.monotonic() + 20
+    while len(answered) < len(names) and time.monotonic() < until_s:
+        answered += cache.poll()
+        time.sleep(0.01)
+    cache.close()
+    sent_before = names[:MAX_SENT]
+    first = ["file39", "file20", "file35"]
+    rest = [name for name in names if name not in (*sent_before, *first)]
+    assert answered == [*sent_before, *first, *rest]
 
 
 # Answers requests, but dies over one.

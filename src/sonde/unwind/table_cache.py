@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,6 +174,15 @@ class TableCache:
         self._requested.add(key)
         self._queue.append(_Request(key, os.dup(fd)))
         self._send()
+
+    @property
+    def has_queue(self) -> bool:
+        """Whether requests wait that the subprocess does not have yet."""
+        return bool(self._queue)
+
+    def order(self, weights: Mapping[str, float]) -> None:
+        """Have files with the greatest weights built first; of equal ones the first asked for."""
+        self._queue = deque(sorted(self._queue, key=lambda it: -weights.get(it.key, 0.0)))
 
     def warm_up(self) -> None:
         """Start the subprocess before its first request."""

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 from sonde import _native, procfs
@@ -52,6 +53,8 @@ UPDATE_S: Final = 0.025
 """Time limit of one update, which continues at the next call: the event loop must not stall."""
 READY_INTERVAL_S: Final = 0.2
 """While tables are being built, finished ones are loaded this often."""
+ORDER_S: Final = 0.25
+"""Between two looks at which of the files that wait for a table is needed most."""
 RETRY_S: Final = 1.5
 """First retry of a process that did not fit: by then the kernel has freed what was evicted."""
 MAX_RETRY_S: Final = 60.0
@@ -112,6 +115,8 @@ class Unwinder:
         self._cache = cache or TableCache()
         self._files: dict[int, _File] = {}
         """By `resolve.binary.Binary.index`."""
+        self._ordered_s = 0.0
+        """When requests for tables were put in order last."""
         self._waiting: dict[str, set[int]] = {}
         """Pids that wait for a table, by the key of its file."""
         self._loaded: dict[int, _LoadedProcess] = {}
@@ -227,6 +232,8 @@ class Unwinder:
             self._forget(pid)
         for key in self._cache.poll():
             self._ready |= self._waiting.pop(key, set())
+        if self._cache.has_queue:
+            self._order_requests()
         if refused := self._maps.load_pages():
             self.left_out += refused
             self._evict(0, set())
@@ -478,6 +485,22 @@ class Unwinder:
             middle = (engine.evaluation[0] + engine.evaluation[1]) // 2
             (rule,) = _native.find_unwind_rules(str(built.path), [middle])
             file.loop_rule = rule_of(rule) if rule is not None else None
+
+    def _order_requests(self) -> None:
+        """Have the files of processes that are walked most built first; a process that waits for
+        many files has a part of its walks for each."""
+        now_s = time.monotonic()
+        if now_s < self._ordered_s + ORDER_S:
+            return
+        self._ordered_s = now_s
+        walks = self._maps.walks()
+        files = Counter(chain.from_iterable(self._waiting.values()))
+        self._cache.order(
+            {
+                key: sum(walks.get(pid, 0) / files[pid] for pid in pids)
+                for key, pids in self._waiting.items()
+            }
+        )
 
     def _python_in(self, file: _File, mapping: Mapping) -> Interpreter | None:
         """The interpreter in a file, by the name that its own process has the file by."""
