@@ -175,6 +175,30 @@ def test_a_jvm_that_warms_up_is_in_the_kernel_as_soon_as_it_is_looked_at(jvms, c
     assert len(jvms._maps.tables) == 1
 
 
+def test_a_part_of_the_code_is_followed_at_once_by_all_of_it(jvms, clock, put_takes):
+    put_takes[0] = 0.3
+    one = process(1)
+    jvms.load(one, 0, 0)
+    jvms.settle(1)
+    code = one.generated_code.code
+    clock[0] += 60
+    code.is_behind = True
+    jvms.load(one, 0, 0)
+    assert jvms._maps.put == 2
+    clock[0] += 0.05
+    jvms.load(one, 0, 0)  # it is still being read
+    assert jvms._maps.put == 2
+    code.is_behind = False
+    one.generated_code.is_quiet = True
+    clock[0] += 0.3
+    jvms.load(one, 0, 0)
+    assert jvms._maps.put == 3
+    clock[0] += 0.3
+    one.generated_code.is_quiet = False
+    jvms.load(one, 0, 0)
+    assert jvms._maps.put == 3  # that table was whole
+
+
 def test_large_tables_of_a_jvm_whose_code_keeps_changing_take_a_share_of_a_core(
     jvms, clock, put_takes
 ):

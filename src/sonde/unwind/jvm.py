@@ -136,6 +136,8 @@ class _Loaded:
         self.looked_s = 0.0
         self.is_changed = False
         """Its code has changed since its table was put into the kernel."""
+        self.is_partial = False
+        """Not all code was read when its table was put into the kernel."""
         self.put_s = -2 * MAX_PUT_PAUSE_S
         self.put_pause_s = PAUSE_S
 
@@ -151,8 +153,15 @@ class _Loaded:
         """When a table may be put into the kernel again."""
         return self.put_s + self.put_pause_s
 
+    def may_put(self, now_s: float) -> bool:
+        """Whether to put a table into the kernel now. All code follows a part of it at once."""
+        is_whole_now = self.is_partial and not self.jvm.code.is_behind
+        is_due = is_whole_now or now_s >= self.put_due_s
+        return is_due and (self.is_changed or not self.table)
+
     def note_put(self, now_s: float, cpu_s: float) -> None:
         """One was, in so much CPU time."""
+        self.is_partial = self.jvm.code.is_behind
         self.put_pause_s = min(max(PAUSE_S, cpu_s / PUT_SHARE), MAX_PUT_PAUSE_S)
         self.put_s = now_s
 
@@ -212,7 +221,7 @@ class Jvms:
                 code.most_blobs, code.most_rows = self._most_blobs(known), self._most_rows(known)
                 changed = known.jvm.refresh()
                 known.is_changed |= changed
-                if (known.is_changed or not known.table) and now_s >= known.put_due_s:
+                if known.may_put(now_s):
                     self._put(known, now_s)
             known.pause_s = PAUSE_S if changed else min(2 * known.pause_s, MAX_PAUSE_S)
             if changed and code.has_replaced:
