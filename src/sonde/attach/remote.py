@@ -17,7 +17,7 @@ from sonde.errors import AttachFailed, SondeError, TargetRefused, TracerFailed
 LIBRARY_MEMFD: Final = "sonde-library"
 """What a process's mappings call the memfd that the library is loaded from."""
 WAIT_S: Final = 5.0
-_PATIENCE_S: Final = 20.0
+_PATIENCE_S: Final = 15.0
 HANGING_OF_PARTY: Final = 2
 """Tracers over processes of one party (procfs.party_of) that were killed and cannot die. With this
 many of them no other process of that party is attached to."""
