@@ -42,7 +42,7 @@ class Maps:
 
 
 class Cache:
-    is_busy = False
+    is_busy = has_queue = False
     built = failed = 0
 
     def poll(self) -> list[str]:
