@@ -17,6 +17,7 @@ from sonde.resolve.mappings import Mapping
 from sonde.resolve.naming_budget import NamingBudget
 from sonde.resolve.resolver import frame_id
 from sonde.resolve.tracked_process import JitName, TrackedProcess
+from sonde.unwind.attempts import ATTEMPTS, RETRY_S, Attempts
 from sonde.unwind.chain import (
     CHAIN_NATIVE,
     RUNTIME,
@@ -39,12 +40,8 @@ from sonde.unwind.v8 import Range
 MAX_ENGINES: Final = 256
 PARTS: Final = 4
 """A party has at most one of this number of equal parts of them."""
-MAX_REFUSED: Final = 4096
 MAX_NOTICES: Final = 32
 """Reasons that are kept until they are reported."""
-ATTEMPTS: Final = 8
-RETRY_S: Final = 0.5
-"""A program may just begin, its variables not be there yet: as many attempts, so far apart."""
 OVER_S: Final = 5.0
 """Until it is tried again where its party has no time for names left."""
 MAX_TABLES: Final = 16
@@ -223,8 +220,7 @@ class Engines:
         self._tables: dict[Rule, int] = {}
         """Of generated code: the same rule everywhere."""
         self._loaded: dict[int, Engine] = {}
-        self._put_off: dict[tuple[int, int], tuple[int, float]] = {}
-        """Attempts so far, and when the next one is due."""
+        self._attempts = Attempts()
         self.refused = 0
         """Processes whose frames are not walked."""
         self._new_refusals: deque[tuple[tuple[int, int], str]] = deque(maxlen=MAX_NOTICES)
@@ -260,11 +256,11 @@ class Engines:
         is_musl: bool,
         loop_rule: Rule | None,
     ) -> Engine | None:
-        attempts, due_s = self._put_off.get(process.key, (0, 0.0))
-        if attempts >= ATTEMPTS or time.monotonic() < due_s:
+        if not self._attempts.is_due(process.key):
             return None
+        attempts = self._attempts.made(process.key)
         if self._budget.is_over(process.party):
-            self._wait(process.key, attempts, OVER_S)
+            self._attempts.put_off(process.key, attempts, OVER_S)
             return None
         if not self._has_room(process.party):
             self._refuse(
@@ -280,9 +276,9 @@ class Engines:
             if attempts + 1 == ATTEMPTS:
                 self._refuse(process.key, f"{NAMES[found.language]}: its memory cannot be read")
             else:
-                self._wait(process.key, attempts + 1, RETRY_S)
+                self._attempts.put_off(process.key, attempts + 1, RETRY_S)
         else:
-            self._put_off.pop(process.key, None)
+            self._attempts.has_worked(process.key)
             return engine
         return None
 
@@ -290,18 +286,13 @@ class Engines:
         """For good: what a file claims does not change."""
         self.refused += 1
         self._new_refusals.append((key, reason))
-        self._wait(key, ATTEMPTS, 0.0)
+        self._attempts.put_off(key, ATTEMPTS, 0.0)
 
     def take_refusals(self) -> list[tuple[tuple[int, int], str]]:
         """(key of the process, reason) of those since the last call, MAX_NOTICES at the most."""
         found = list(self._new_refusals)
         self._new_refusals.clear()
         return found
-
-    def _wait(self, key: tuple[int, int], attempts: int, wait_s: float) -> None:
-        if len(self._put_off) > MAX_REFUSED:
-            self._put_off.clear()
-        self._put_off[key] = attempts, time.monotonic() + wait_s
 
     def _has_room(self, party: int) -> bool:
         """For one engine more of a party."""
@@ -343,8 +334,7 @@ class Engines:
 
     def forget(self, pid: int) -> None:
         """A process is no longer loaded. What names its frames stays with it."""
-        for key in [key for key in self._put_off if key[0] == pid]:
-            del self._put_off[key]
+        self._attempts.forget(pid)
         self._drop(pid)
 
     def _drop(self, pid: int) -> None:
@@ -354,11 +344,7 @@ class Engines:
 
     def due(self, now_s: float) -> list[int]:
         """Pids of those to load again."""
-        return [
-            pid
-            for (pid, _), (attempts, due_s) in self._put_off.items()
-            if attempts < ATTEMPTS and now_s > due_s
-        ]
+        return self._attempts.due(now_s)
 
     def usage(self) -> dict[str, int]:
         """Counts by name; each is a metric `sonde.unwind.NAME`."""

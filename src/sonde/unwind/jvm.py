@@ -15,6 +15,7 @@ from sonde.resolve import Resolver
 from sonde.resolve.allowance import ROOT
 from sonde.resolve.resolver import frame_id
 from sonde.resolve.tracked_process import JitName, TrackedProcess
+from sonde.unwind.attempts import ATTEMPTS, RETRY_S, Attempts
 from sonde.unwind.hotspot_code import MAX_BLOBS, MAX_ROWS, HotspotCode
 from sonde.unwind.hotspot_layout import EXPORTS, UnsupportedJvmError, read_layout
 from sonde.unwind.java_methods import TRUST_NS, JavaMethods
@@ -26,10 +27,6 @@ JAVA_FRAME: Final = 1
 MAX_JVMS: Final = 64
 PARTS: Final = 4
 """A party has at most one of this number of equal parts of JVMs, of their code, and of rules."""
-MAX_REFUSED: Final = 4096
-ATTEMPTS: Final = 8
-RETRY_S: Final = 0.5
-"""A JVM that has just been mapped cannot be read yet: as many attempts, so far apart."""
 MAX_ALL_BLOBS: Final = 1 << 18
 """Pieces of code of all JVMs, of which a party has a part, too. Beyond it, new JVMs are walked by
 frame pointers, and code of others is not known, and counted."""
@@ -188,8 +185,7 @@ class Jvms:
         self._maps = maps
         self._resolver = resolver
         self._loaded: dict[int, _Loaded] = {}
-        self._refused: dict[tuple[int, int], tuple[int, float]] = {}
-        """Attempts so far, and when the last one was: it may be about to start."""
+        self._attempts = Attempts()
         self.refused = 0
         """JVMs whose code could not be read, or that were one too many."""
         self.left_out = 0
@@ -229,21 +225,18 @@ class Jvms:
         return (*code.bounds, known.table) if known.table else None
 
     def _found(self, process: TrackedProcess, library: int, bias: int) -> _Loaded | None:
-        attempts, last_s = self._refused.get(process.key, (0, 0.0))
-        if attempts >= ATTEMPTS or (attempts and time.monotonic() < last_s + RETRY_S):
+        if not self._attempts.is_due(process.key):
             return None
         if self._has_room(process.party):
             with suppress(UnsupportedJvmError, OSError):
                 exports = _native.exported_addresses(library, EXPORTS)
                 addresses = {name: at + bias for name, at in exports.items()}
                 found = _Loaded(Jvm(process, addresses), process.party)
-                self._refused.pop(process.key, None)
+                self._attempts.has_worked(process.key)
                 return found
-        attempts += 1
+        attempts = self._attempts.made(process.key) + 1
         self.refused += attempts == ATTEMPTS
-        if len(self._refused) > MAX_REFUSED:
-            self._refused.clear()
-        self._refused[process.key] = attempts, time.monotonic()
+        self._attempts.put_off(process.key, attempts, RETRY_S)
         return None
 
     def _has_room(self, party: int) -> bool:
@@ -294,8 +287,7 @@ class Jvms:
 
     def forget(self, pid: int) -> None:
         """A process is no longer loaded. What names its code stays with it."""
-        for key in [key for key in self._refused if key[0] == pid]:
-            del self._refused[key]
+        self._attempts.forget(pid)
         self._drop(pid)
 
     def _drop(self, pid: int) -> None:
@@ -314,10 +306,7 @@ class Jvms:
     def due(self, now_s: float) -> list[int]:
         """Pids of those to load again: there is more to read, or code to be checked."""
         found = [pid for pid, it in self._loaded.items() if it.is_due(now_s)]
-        for (pid, _), (attempts, last_s) in self._refused.items():
-            if attempts < ATTEMPTS and now_s > last_s + RETRY_S:
-                found.append(pid)
-        return found
+        return found + self._attempts.due(now_s)
 
     def pause_s(self, pid: int) -> float:
         """How long after the last time walks may make us look for new code of a process."""

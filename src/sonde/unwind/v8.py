@@ -17,6 +17,7 @@ from sonde.resolve.allowance import ROOT
 from sonde.resolve.mappings import Mapping
 from sonde.resolve.resolver import frame_id
 from sonde.resolve.tracked_process import JitName, TrackedProcess
+from sonde.unwind.attempts import ATTEMPTS, RETRY_S, Attempts
 from sonde.unwind.process_memory import ProcessMemory
 from sonde.unwind.v8_code import V8Codes
 from sonde.unwind.v8_functions import TRUST_NS, V8Functions
@@ -31,10 +32,6 @@ RUNTIME: Final = 2
 MAX_V8S: Final = 256
 PARTS: Final = 4
 """A party has at most one of this number of equal parts of them."""
-MAX_REFUSED: Final = 4096
-ATTEMPTS: Final = 8
-RETRY_S: Final = 0.5
-"""Its file may just have been mapped, or be about to be: as many attempts, so far apart."""
 OVER_S: Final = 5.0
 """Until it is tried again where its party has no time for names left."""
 MAX_CACHED_FRAMES: Final = 16_384
@@ -147,8 +144,7 @@ class V8s:
         self._maps = maps
         self._resolver = resolver
         self._loaded: dict[int, V8] = {}
-        self._refused: dict[tuple[int, int], tuple[int, float]] = {}
-        """Attempts so far, and when the next one is due."""
+        self._attempts = Attempts()
         self._table = 0
         """One for all: the same rule everywhere."""
         self.refused = 0
@@ -169,11 +165,11 @@ class V8s:
     def _found(self, process: TrackedProcess, mapped: V8Mappings) -> V8 | None:
         if mapped.file is None:
             return None
-        attempts, due_s = self._refused.get(process.key, (0, 0.0))
-        if attempts >= ATTEMPTS or time.monotonic() < due_s:
+        if not self._attempts.is_due(process.key):
             return None
+        attempts = self._attempts.made(process.key)
         if self._resolver.budget.is_over(process.party):
-            self._put_off(process.key, attempts, OVER_S)
+            self._attempts.put_off(process.key, attempts, OVER_S)
             return None
         may_be_v8 = True
         with self._resolver.budget.charged(process.party), suppress(OSError):
@@ -185,17 +181,12 @@ class V8s:
                 with suppress(UnsupportedV8Error, OSError):
                     addresses = {name: at + bias for name, at in exports.items()}
                     found = V8(process, self._resolver, addresses)
-                    self._refused.pop(process.key, None)
+                    self._attempts.has_worked(process.key)
                     return found
         # A small program's library with V8 in it may come yet. One without is no loss.
         self.refused += may_be_v8 and attempts + 1 == ATTEMPTS
-        self._put_off(process.key, attempts + 1, RETRY_S)
+        self._attempts.put_off(process.key, attempts + 1, RETRY_S)
         return None
-
-    def _put_off(self, key: tuple[int, int], attempts: int, wait_s: float) -> None:
-        if len(self._refused) > MAX_REFUSED:
-            self._refused.clear()
-        self._refused[key] = attempts, time.monotonic() + wait_s
 
     def _has_room(self, party: int) -> bool:
         """For one V8 more of a party."""
@@ -231,8 +222,7 @@ class V8s:
 
     def forget(self, pid: int) -> None:
         """A process is no longer loaded. What names its code stays with it."""
-        for key in [key for key in self._refused if key[0] == pid]:
-            del self._refused[key]
+        self._attempts.forget(pid)
         self._drop(pid)
 
     def _drop(self, pid: int) -> None:
@@ -242,11 +232,7 @@ class V8s:
 
     def due(self, now_s: float) -> list[int]:
         """Pids of those to load again."""
-        return [
-            pid
-            for (pid, _), (attempts, due_s) in self._refused.items()
-            if attempts < ATTEMPTS and now_s > due_s
-        ]
+        return self._attempts.due(now_s)
 
     def usage(self) -> dict[str, int]:
         """Counts by name; each is a metric `sonde.unwind.NAME`."""

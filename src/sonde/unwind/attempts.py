@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes whose runtime could not be read yet: how often that was tried, and when it is again."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+MAX_PROCESSES: Final = 4096
+ATTEMPTS: Final = 8
+RETRY_S: Final = 0.5
+"""A program may just begin, its memory not be as it will be: as many attempts, so far apart."""
+
+_Key = tuple[int, int]
+"""(pid, start_ns)"""
+
+
+class Attempts:
+    """Of one kind of runtime."""
+
+    def __init__(self) -> None:
+        self._made: dict[_Key, tuple[int, float]] = {}
+        """Attempts so far, and when the next one is due (CLOCK_MONOTONIC, s)."""
+
+    def made(self, key: _Key) -> int:
+        """How many were made for a process."""
+        return self._made.get(key, (0, 0.0))[0]
+
+    def is_due(self, key: _Key) -> bool:
+        """Whether to try it now."""
+        attempts, due_s = self._made.get(key, (0, 0.0))
+        return attempts < ATTEMPTS and time.monotonic() >= due_s
+
+    def put_off(self, key: _Key, attempts: int, wait_s: float) -> None:
+        """That number was made, ATTEMPTS for good; the next is due in `wait_s` seconds."""
+        if len(self._made) > MAX_PROCESSES:
+            self._made.clear()
+        self._made[key] = attempts, time.monotonic() + wait_s
+
+    def has_worked(self, key: _Key) -> None:
+        """It is read."""
+        self._made.pop(key, None)
+
+    def forget(self, pid: int) -> None:
+        """A process is no longer of interest."""
+        for key in [key for key in self._made if key[0] == pid]:
+            del self._made[key]
+
+    def due(self, now_s: float) -> list[int]:
+        """Pids of those to try again, at a time of CLOCK_MONOTONIC."""
+        return [
+            pid
+            for (pid, _), (attempts, due_s) in self._made.items()
+            if attempts < ATTEMPTS and now_s > due_s
+        ]
