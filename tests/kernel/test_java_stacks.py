@@ -5,16 +5,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
-from bench.stacks.entries import Entries
-from user_stacks import reach_their_entry, user_stacks
+from user_stacks import reach_their_entry, stacks_of
 
 pytestmark = pytest.mark.bpf
 
-HZ = 499
 SOURCE = Path(__file__).parents[1] / "programs/java/CallTree.java"
 CASES = {
     "compiled": (["-XX:CompileCommand=quiet", "-XX:CompileCommand=dontinline,CallTree::*"], 1),
@@ -37,19 +34,9 @@ def classes(tmp_path_factory):
 def seen(request, classes, record):
     """(case, [(names from the innermost on, whether it reaches the thread's entry, samples)])."""
     flags, threads = CASES[request.param]
-    program = subprocess.Popen(
-        ["java", *flags, "-cp", classes, "CallTree", "2000", str(threads)], stdout=subprocess.PIPE
+    return request.param, stacks_of(
+        ["java", *flags, "-cp", classes, "CallTree", "2000", str(threads)], record, 5
     )
-    try:
-        program.stdout.readline()
-        time.sleep(2)  # it is compiled by then
-        with record("-F", str(HZ), "-p", str(program.pid), "-d", "5") as recorder:
-            recorder.process.wait(60)
-        entries = Entries(program.pid)
-    finally:
-        program.kill()
-        program.wait()
-    return request.param, user_stacks(recorder.capture.tables, entries)
 
 
 def names(stack):

@@ -5,17 +5,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
-from bench.stacks.entries import Entries
-from user_stacks import reach_their_entry, user_stacks
+from user_stacks import reach_their_entry, stacks_of
 
 pytestmark = pytest.mark.bpf
 
-HZ = 499
 SOURCE = Path(__file__).parents[1] / "programs/node/call_tree.js"
 CASES = {
     "compiled": ([], 1),
@@ -33,17 +29,7 @@ def seen(request, record):
     if NODE is None:
         pytest.skip("needs node")
     flags, threads = CASES[request.param]
-    program = subprocess.Popen([NODE, *flags, SOURCE, "2000", str(threads)], stdout=subprocess.PIPE)
-    try:
-        program.stdout.readline()
-        time.sleep(2)  # it is compiled by then
-        with record("-F", str(HZ), "-p", str(program.pid), "-d", "4") as recorder:
-            recorder.process.wait(60)
-        entries = Entries(program.pid)
-    finally:
-        program.kill()
-        program.wait()
-    return request.param, user_stacks(recorder.capture.tables, entries)
+    return request.param, stacks_of([NODE, *flags, SOURCE, "2000", str(threads)], record, 4)
 
 
 def called(stack):

@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pytest
 from bench.stacks.entries import Entries
 
 Row = Mapping[str, Any]
+HZ = 499
 
 
 def user_stacks(tables: Mapping[str, Any], entries: Entries) -> list[tuple[list[Row], bool, int]]:
@@ -32,3 +37,30 @@ def reach_their_entry(found: list[tuple[list[Row], bool, int]], at_least: int) -
     whole = sum(count for _, is_whole, count in found if is_whole)
     assert total > at_least
     assert whole / total >= 0.98
+
+
+def stacks_of(
+    command: Sequence[str], record: Callable[..., Any], seconds: int
+) -> list[tuple[list[Row], bool, int]]:
+    """`user_stacks` of a program that prints a line when it has begun, recorded for some seconds
+    once it is compiled."""
+    program = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert program.stdout is not None
+    try:
+        program.stdout.readline()
+        time.sleep(2)  # it is compiled by then
+        with record("-F", str(HZ), "-p", str(program.pid), "-d", str(seconds)) as recorder:
+            recorder.process.wait(60)
+        entries = Entries(program.pid)
+    finally:
+        program.kill()
+        program.wait()
+    return user_stacks(recorder.capture.tables, entries)
+
+
+def shares_are_three_to_one(by: Mapping[str, int]) -> None:
+    """Assert that `heavy` has 60 % of the samples of `spin`, by its caller, and `light` 20 %."""
+    total = Counter(by).total()
+    assert total > 100
+    assert by["heavy"] / total == pytest.approx(0.6, abs=max(0.05, 2 / total**0.5))
+    assert by["light"] / total == pytest.approx(0.2, abs=max(0.05, 2 / total**0.5))
