@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attach, detach and die beside live PyTorch loops; are they whole, and as fast as before?
 
-    python -m bench.attach_cycles [--modes train,graph,eager] [--cycles 200] [--kills 20]
-                                  [--loads 20] [--turns 24] [--out FILE] [--stub]
+    python -m bench.attach_cycles [--modes train,graph,eager,decode] [--cycles 200] [--kills 20]
+                                  [--loads 10] [--turns 24] [--out FILE] [--stub]
 
 `--stub`: on a stub of the CUDA driver, without a GPU, to see that it runs.
 
-Loops (training a transformer, replaying a CUDA graph, launching small kernels one by one; OpenCL,
-which needs no GPU) run beside twins that nobody touches, with the same seeds. What it costs to be
-there, and what detaching leaves behind: steps of each loop against its twin, turn by turn, before
-anything was attached, with the library attached and asked for nothing, and after all was timed,
-killed and detached. Root.
+Loops (training a transformer, replaying a CUDA graph, launching small kernels one by one, decoding
+as both and a copy that waits; OpenCL, which needs no GPU) run beside twins that nobody touches,
+with the same seeds. What it costs to be there, and what detaching leaves behind: steps of each loop
+against its twin, turn by turn, before anything was attached, with the library attached and asked
+for nothing, and after all was timed, killed and detached. Each load takes 121 bytes of the loader's
+reserve for thread-local data: a process has room for 13. Root.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ PROGRAMS = {
     "train": [str(LOADS / "torch_steps.py"), "train"],
     "graph": [str(LOADS / "torch_steps.py"), "graph"],
     "eager": [str(LOADS / "torch_steps.py"), "eager"],
+    "decode": [str(LOADS / "torch_steps.py"), "decode"],
     "opencl": [str(LOADS / "opencl_steps.py")],
     "stub": [str(LOADS / "stub_steps.py")],
 }
@@ -194,8 +196,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cycles", type=int, default=200)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--loads", type=int, default=20)
-    parser.add_argument("--modes", default="train,graph,eager", help="or opencl, stub")
+    parser.add_argument("--loads", type=int, default=10)
+    parser.add_argument("--modes", default="train,graph,eager,decode", help="or opencl, stub")
     parser.add_argument("--turns", type=int, default=24, help="of each loop, each time")
     parser.add_argument("--time", type=float, default=0.35, help="seconds a turn")
     parser.add_argument("--out", type=Path, default=Path("/tmp/attach_cycles.json"))

@@ -30,7 +30,7 @@ def main() -> int:
         "context_churn": ["--seconds", "1" if quick else "10", "--times", "3" if quick else "20"],
         "attach_cycles": [
             *("--cycles", str(args.cycles), "--kills", "3" if quick else "20"),
-            *("--loads", "3" if quick else "20", "--out", f"{args.out}/attach_cycles.json"),
+            *("--loads", "3" if quick else "10", "--out", f"{args.out}/attach_cycles.json"),
         ],
         "device_time": ["--blocks", str(args.blocks), "--out", args.out]
         + (["--loops", "eager,graph,decode"] if quick else []),

@@ -19,6 +19,7 @@
 #include "stack.h"
 #include "task.h"
 #include "chosen.h"
+#include "short_waits.h"
 
 #define TASK_INTERRUPTIBLE 0x1
 #define TASK_UNINTERRUPTIBLE 0x2
@@ -42,6 +43,7 @@ struct waiting {
 	struct stack_chance chance;
 	u64 start_ns; /* of the process */
 	u32 weight;   /* inverse chance of the stack; 0: none taken */
+	u32 drawn;    /* what it counts for if it is short (short_waits.h) */
 	s32 reason;
 	u32 waker_tgid;
 	u32 waker_tid;
@@ -153,9 +155,9 @@ static __always_inline struct wait_value *coarser_row(struct wait_key *key)
 			v->field += (more);                                                        \
 	} while (0)
 
-/* Sum a wait up to `now`. `ended`: it is over, else it goes on. */
+/* Sum a wait up to `now`, as `times` of them. `ended`: it is over, else it goes on. */
 static __always_inline void sum_wait(struct waiting *w, u32 tgid, u32 tid, u64 from, u64 now,
-				     bool ended)
+				     bool ended, u32 times)
 {
 	const struct wait_value zero = {};
 	struct wait_key key = {
@@ -194,9 +196,9 @@ static __always_inline void sum_wait(struct waiting *w, u32 tgid, u32 tid, u64 f
 	if (!v)
 		return;
 	is_shared = !key.tid;
-	ADD_WAIT(count, (u64)ended);
-	ADD_WAIT(blocked_ns, blocked);
-	ADD_WAIT(runqueue_ns, runqueue);
+	ADD_WAIT(count, ended ? times : 0);
+	ADD_WAIT(blocked_ns, blocked * times);
+	ADD_WAIT(runqueue_ns, runqueue * times);
 	if (w->weight) {
 		u64 walk = w->walk_ns, hidden;
 
@@ -246,8 +248,12 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 	enum closeness closeness;
 	struct waiting *w;
 	struct unwind_walk *walk;
+	u32 times;
 
 	if (!preempted && (state & TASK_DEAD))
+		return;
+	times = drawn(prev->pid, state, preempted, now);
+	if (!times)
 		return;
 	w = bpf_task_storage_get(&threads, prev, 0, 0);
 	if (!w) {
@@ -262,6 +268,7 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 	if (!w->start_ns)
 		w->start_ns = start_of(prev);
 	w->reason = reason_of(prev, state, preempted);
+	w->drawn = times;
 	if (w->reason == WAIT_PREEMPTED) /* nobody wakes a thread that is ready */
 		w->waker_tgid = w->waker_tid = 0;
 	w->stack_id = 0;
@@ -269,7 +276,7 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 	if (closeness == WITH_STACKS)
 		w->weight = stack_weight(&w->chance, w->reason, now);
 	if (w->weight)
-		w->weight = thinned(w->weight);
+		w->weight = weight_of_stack(thinned(w->weight), times, now);
 	walk = w->weight ? bpf_map_lookup_elem(&scratch, &slot) : NULL;
 	w->walk_ns = 0;
 	if (walk) {
@@ -281,19 +288,47 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 	__sync_lock_test_and_set(&w->counted_ns, now);
 }
 
+/* What a line holds of a wait that proved long, as if it had been drawn. */
+static __always_inline void take_in(struct waiting *w, struct task_struct *task,
+				    const struct wait_line *line)
+{
+	w->start_ns = start_of(task);
+	w->began_ns = line->began_ns;
+	w->wake_ns = line->wake_ns;
+	w->reason = reason_of(task, line->task_state, line->preempted);
+	w->waker_tgid = line->waker_tgid;
+	w->waker_tid = line->waker_tid;
+	w->stack_id = 0;
+	w->weight = 0;
+	w->walk_ns = 0;
+	w->drawn = 1;
+}
+
 static __always_inline void end_wait(struct task_struct *next, u64 now)
 {
-	struct waiting *w = bpf_task_storage_get(&threads, next, 0, 0);
+	struct wait_line *line = noted_line_of(next->pid);
+	struct waiting *w;
 	u64 from;
 
+	if (line && !take_line(line))
+		line = NULL; /* the scan was faster */
+	if (line && !is_long(now - line->began_ns, now))
+		return;
+	w = bpf_task_storage_get(&threads, next, 0, 0);
 	if (!w)
 		return;
-	from = __sync_lock_test_and_set(&w->counted_ns, 0);
-	if (!from)
-		return;
+	if (line) {
+		take_in(w, next, line);
+		from = w->began_ns;
+	} else {
+		from = __sync_lock_test_and_set(&w->counted_ns, 0);
+		if (!from)
+			return;
+	}
 	if (now < from) /* the walk summed it up after we looked at the clock */
 		now = from;
-	sum_wait(w, next->tgid, next->pid, from, now, true);
+	sum_wait(w, next->tgid, next->pid, from, now, true,
+		 w->drawn > 1 && !is_long(now - w->began_ns, now) ? w->drawn : 1);
 }
 
 SEC("tp_btf/sched_switch")
@@ -340,11 +375,24 @@ static __always_inline bool in_interrupt(struct task_struct *task)
 SEC("tp_btf/sched_waking")
 int BPF_PROG(on_waking, struct task_struct *task)
 {
+	struct wait_line *line;
 	struct waiting *w;
-	u64 waker;
+	u64 waker, now;
 
 	if (!watched(task->tgid))
 		return 0;
+	line = noted_line_of(task->pid);
+	if (line) {
+		now = bpf_ktime_get_ns();
+		line->wake_ns = now;
+		if (now - line->began_ns >= long_wait_ns &&
+		    !in_interrupt(bpf_get_current_task_btf())) {
+			waker = bpf_get_current_pid_tgid();
+			line->waker_tgid = waker >> 32;
+			line->waker_tid = (u32)waker;
+		}
+		return 0;
+	}
 	w = bpf_task_storage_get(&threads, task, 0, 0);
 	if (!w)
 		return 0;
@@ -385,6 +433,7 @@ int BPF_PROG(on_new, struct task_struct *task)
 		return 0;
 	}
 	w->start_ns = start_of(task);
+	w->drawn = 1;
 	w->reason = WAIT_NEW;
 	w->began_ns = bpf_ktime_get_ns();
 	__sync_lock_test_and_set(&w->counted_ns, w->began_ns);
@@ -404,6 +453,7 @@ int on_scan(struct bpf_iter__task *ctx)
 	enum closeness closeness;
 	struct unwind_walk *walk;
 	struct sonde_stack *s;
+	struct wait_line *line;
 	struct waiting *w;
 	u64 now, from;
 	long n;
@@ -426,14 +476,23 @@ int on_scan(struct bpf_iter__task *ctx)
 	if (from) {
 		struct waiting seen = *w; /* once it is ours, the thread may begin another */
 
+		/* A short one counts once it is over. */
 		if (now > from && now > seen.began_ns &&
+		    (seen.drawn <= 1 || now - seen.began_ns >= longest_short_wait_ns) &&
 		    __sync_val_compare_and_swap(&w->counted_ns, from, now) == from)
-			sum_wait(&seen, task->tgid, task->pid, from, now, false);
+			sum_wait(&seen, task->tgid, task->pid, from, now, false, 1);
 		return 0;
+	}
+	line = noted_line_of(task->pid);
+	if (line && now - line->began_ns >= longest_short_wait_ns && take_line(line)) {
+		take_in(w, task, line);
+		__sync_val_compare_and_swap(&w->counted_ns, 0, w->began_ns);
+		return 0; /* summed from the next scan on, or by its end */
 	}
 	if (w->start_ns) /* seen before, and running by now */
 		return 0;
 	w->start_ns = start_of(task);
+	w->drawn = 1;
 	w->reason = reason_of(task, state_of(task), false);
 	w->weight = 0;
 	w->stack_id = 0;
@@ -463,10 +522,14 @@ SEC("iter/task")
 int on_forget(struct bpf_iter__task *ctx)
 {
 	struct task_struct *task = ctx->task;
+	struct wait_line *line;
 	struct waiting *w;
 
 	if (!task)
 		return 0;
+	line = noted_line_of(task->pid);
+	if (line)
+		take_line(line);
 	w = bpf_task_storage_get(&threads, task, 0, 0);
 	if (w) {
 		__sync_lock_test_and_set(&w->counted_ns, 0);

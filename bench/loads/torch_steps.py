@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A PyTorch loop that can be repeated bit by bit: torch_steps.py train|graph|eager."""
+"""A PyTorch loop that can be repeated bit by bit: torch_steps.py train|graph|eager|decode."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from conversation import converse
 from torch import nn
 
-EVERY = {"train": 2, "graph": 400, "eager": 40}
+EVERY = {"train": 2, "graph": 400, "eager": 40, "decode": 200}
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WIDTH = 1024 if DEVICE == "cuda" else 64
 
@@ -65,13 +65,34 @@ def small_kernels(replayed: bool) -> tuple[Callable[[], None], Callable[[], byte
     return graph.replay, state
 
 
+def decode() -> tuple[Callable[[], None], Callable[[], bytes]]:
+    """A replay of 100 kernels, five launched one by one, and a copy to the host that waits."""
+    replay, state = small_kernels(replayed=True)
+    z = torch.zeros(256, device=DEVICE)
+
+    def step() -> None:
+        replay()
+        for _ in range(5):
+            z.add_(0.5)
+        z[:1].cpu()
+
+    return step, lambda: state() + bytes(z.cpu().numpy().tobytes())
+
+
+def make(mode: str) -> tuple[Callable[[], None], Callable[[], bytes]]:
+    """A step of a loop, and what was computed so far."""
+    if mode in (makers := {"train": train, "decode": decode}):
+        return makers[mode]()
+    return small_kernels(replayed=mode == "graph")
+
+
 def main() -> None:
     """Step until the command to end."""
     torch.use_deterministic_algorithms(True)
     torch.backends.cuda.enable_flash_sdp(False)  # some of these add up in any order
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     mode = sys.argv[1]
-    step, state = train() if mode == "train" else small_kernels(replayed=mode == "graph")
+    step, state = make(mode)
     converse(step, state, EVERY[mode])  # a state waits for the device
 
 

@@ -16,27 +16,12 @@ import time
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable
 
 import torch
-from torch_steps import DEVICE, small_kernels, train
+from torch_steps import DEVICE, make
 
 BLOCK = {"eager": 20, "graph": 50, "decode": 50, "train": 1}
 """Steps between two looks at standard input."""
-
-
-def decode() -> tuple[Callable[[], None], Callable[[], bytes]]:
-    """A replay of 100 kernels, five launched one by one, and a copy to the host that waits."""
-    replay, state = small_kernels(replayed=True)
-    z = torch.zeros(256, device=DEVICE)
-
-    def step() -> None:
-        replay()
-        for _ in range(5):
-            z.add_(0.5)
-        z[:1].cpu()
-
-    return step, lambda: state() + bytes(z.cpu().numpy().tobytes())
 
 
 class Loop:
@@ -46,10 +31,7 @@ class Loop:
         torch.use_deterministic_algorithms(True)
         torch.backends.cuda.enable_flash_sdp(False)
         torch.backends.cuda.enable_mem_efficient_sdp(False)
-        makers = {"train": train, "decode": decode}
-        self.step, self.state = (
-            makers[mode]() if mode in makers else small_kernels(replayed=mode == "graph")
-        )
+        self.step, self.state = make(mode)
         self.block = BLOCK[mode]
         self.began = array("q")
 

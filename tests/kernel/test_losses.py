@@ -103,10 +103,17 @@ def test_waits_that_found_no_row_are_counted_by_process(program):
     assert lost["by_process"] > 1000
     assert "count_map_full" not in lost
     # Every time one left its CPU it waited for the next, and every new thread waited for its first.
-    truth = reported["switches"] + reported["threads"]
+    truth = reported["switches"] + reported["threads"] - reported["first"]
+    # The first thread joins the others, 20,000 times: some of its waits stand for all.
+    of_first = sum(
+        row[10]
+        for row in batch.rows["activity"]
+        if row[9] == many.pid and (row[1] == "blocked" or row[2] == "preempted")
+    )
+    assert of_first == pytest.approx(reported["first"], rel=0.4)
     # The rest is what happened before and after the program counted, and what goes missing while
     # another recorder comes or goes (docs/design/overhead.md).
-    assert batch.seen == pytest.approx(truth, rel=0.005)
+    assert batch.seen - of_first == pytest.approx(truth, rel=0.005)
 
 
 def test_spans_that_found_no_room_are_counted_and_in_the_totals(program):

@@ -82,7 +82,10 @@ def _remedy(why: str, pid: int) -> str:
     if "seccomp" in why and "cannot be read" in why:
         return "Give CAP_SYS_ADMIN, and run Sonde itself without a seccomp filter."
     if "refused the library" in why or "memfd" in why:
-        return "Look for a denial of SELinux or AppArmor, and at sysctl vm.memfd_noexec."
+        return (
+            "Look for a denial of SELinux or AppArmor, and at sysctl vm.memfd_noexec; if it has many "
+            "libraries, start it with GLIBC_TUNABLES=glibc.rtld.optional_static_tls=4096."
+        )
     if "slept" in why:
         return (
             "Try again when it is less busy, or start it with: sonde record -- CMD "

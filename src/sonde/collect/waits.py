@@ -35,6 +35,10 @@ SWITCHES = ("on_waking", "on_new", "on_switch")
 """Programs that run at every switch or wake-up."""
 
 
+LONG_WAIT_NS: Final = 1_000_000
+"""Waits from here on are counted one by one, however many there are (bpf/short_waits.h)."""
+LONGEST_SHORT_WAIT_NS: Final = 4_000_000
+"""The same on CPUs that are short of time for it."""
 OTHER: Final = ("other", "")
 """Reason and call of what was counted for all processes together."""
 ROWS: Final = 16_384
@@ -79,6 +83,9 @@ class WaitCollector(Collector):
             "span_min_ns": span_min_ns,
             "stack_gap_ns": stack_gap_ns,
             "unwind_steps": WALK_STEPS,
+            "long_wait_ns": min(LONG_WAIT_NS, span_min_ns),
+            "longest_short_wait_ns": min(LONGEST_SHORT_WAIT_NS, span_min_ns),
+            "draws_short_waits": 1,
         }
         return BpfObject("waits", constants, most=_room())
 

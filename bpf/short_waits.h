@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * Which waits are counted one by one. A thread that switches ten thousand times a second would pay for each
+ * switch and wake-up what a row in a hash map costs, so of its short waits one stands for many: in a window of
+ * about a second the first 64 of a thread are counted, then one in 2, 4, 8 …, drawn at random; each
+ * counts for as many. Waits of `long_wait_ns` or more are all counted, as 1: what is not drawn leaves its
+ * beginning in the thread's line, and if it proves long it is counted at its end. So sums are unbiased, and no
+ * wait that anybody would look for is missing.
+ *
+ * The draw is made at the beginning, because stacks are taken there. A CPU on which many were counted in
+ * this window counts fewer, and calls waits long from 2 or 4 ms on.
+ *
+ * A line is one cache line, under the thread's number modulo SHORT_WAIT_LINES; what is asked of it is who has
+ * it. Two threads with one line are counted by turns or one by one; nothing is mixed up.
+ */
+#ifndef SONDE_SHORT_WAITS_H
+#define SONDE_SHORT_WAITS_H
+
+#define SHORT_WAIT_LINES 4096
+#define SHORT_WAIT_WINDOW_SHIFT 30 /* 1.07 s */
+#define SHORT_WAITS_SHIFT 6	   /* so many of a thread's are counted in a window: 64 */
+#define LEVEL_SHIFT 11		   /* at each 2048 waits counted on a CPU in a window: */
+#define MAX_LEVEL 2
+#define FEWER_SHIFT 1		   /* half as many of a thread's */
+#define WAIT_STACKS_SHIFT 5	   /* so many stacks on a CPU in a window before they are thinned */
+#define MAX_DRAW_SHIFT 10
+
+const volatile u64 long_wait_ns = 1000000;
+const volatile u64 longest_short_wait_ns = 4000000; /* a wait this long is long at every level */
+const volatile bool draws_short_waits = false;
+
+enum line_state {
+	LINE_IDLE,  /* the thread runs, or its wait is in the task's storage */
+	LINE_NOTED, /* its wait was not drawn: what is known of it stands here */
+};
+
+struct wait_line {
+	u32 tid;
+	u32 window;
+	u32 waits; /* in this window */
+	u32 state;
+	u64 began_ns;
+	u64 wake_ns;
+	u32 waker_tgid;
+	u32 waker_tid;
+	u32 task_state; /* it left its CPU in */
+	u32 preempted;
+	u64 unused[2];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SHORT_WAIT_LINES);
+	__type(key, u32);
+	__type(value, struct wait_line);
+} wait_lines SEC(".maps");
+
+/* Of a CPU. */
+struct wait_pressure {
+	u64 not_drawn; /* waits that others stand for, since the start */
+	u32 window;
+	u32 counted; /* waits, one by one, in this window */
+	u32 stacks;  /* taken in this window */
+	u32 unused;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct wait_pressure);
+} wait_pressure SEC(".maps");
+
+static __always_inline struct wait_line *line_of(u32 tid)
+{
+	const u32 at = tid % SHORT_WAIT_LINES;
+
+	return draws_short_waits && !chosen_only ? bpf_map_lookup_elem(&wait_lines, &at) : NULL;
+}
+
+/* That of this CPU in this window; NULL where all waits are counted. */
+static __always_inline struct wait_pressure *pressure_now(u64 now)
+{
+	const u32 window = now >> SHORT_WAIT_WINDOW_SHIFT, first = 0;
+	struct wait_pressure *it;
+
+	if (!draws_short_waits || chosen_only)
+		return NULL;
+	it = bpf_map_lookup_elem(&wait_pressure, &first);
+	if (it && it->window != window) {
+		it->window = window;
+		it->counted = it->stacks = 0;
+	}
+	return it;
+}
+
+static __always_inline u32 level_of(const struct wait_pressure *it)
+{
+	u32 level = it ? it->counted >> LEVEL_SHIFT : 0;
+
+	return level < MAX_LEVEL ? level : MAX_LEVEL;
+}
+
+/* Whether a wait counts as one, whatever was drawn. It is asked at its end, by whoever sums it up. */
+static __always_inline bool is_long(u64 ns, u64 now)
+{
+	u64 from_ns;
+
+	if (ns < long_wait_ns)
+		return false;
+	from_ns = long_wait_ns << level_of(pressure_now(now));
+	return ns >= from_ns || ns >= longest_short_wait_ns;
+}
+
+/* log2 of one in how many is drawn: of `number` times as many as are all taken. About as many of each octave. */
+static __always_inline u32 octave(u32 number)
+{
+	u32 shift = 0;
+
+	while (number && shift < MAX_DRAW_SHIFT) {
+		number >>= 1;
+		shift++;
+	}
+	return shift;
+}
+
+/* True for one in 2^shift. */
+static __always_inline bool one_in(u32 shift)
+{
+	return !shift || !(bpf_get_prandom_u32() & ((1U << shift) - 1));
+}
+
+/*
+ * A thread leaves its CPU: how many waits this one counts for. 0: others stand for it, and its line holds what
+ * is known of it.
+ */
+static __always_inline u32 drawn(u32 tid, u32 task_state, bool preempted, u64 now)
+{
+	const u32 window = now >> SHORT_WAIT_WINDOW_SHIFT;
+	struct wait_line *line = line_of(tid);
+	struct wait_pressure *pressure;
+	u32 shift;
+
+	if (!line)
+		return 1;
+	if (line->tid != tid) {
+		if (line->state == LINE_NOTED) /* somebody else's, who waits */
+			return 1;
+		line->tid = tid;
+		line->window = 0;
+	}
+	if (line->window != window) {
+		line->window = window;
+		line->waits = 0;
+	}
+	pressure = pressure_now(now);
+	if (!pressure)
+		return 1;
+	shift = octave(line->waits++ >> (SHORT_WAITS_SHIFT - FEWER_SHIFT * level_of(pressure)));
+	if (one_in(shift)) {
+		pressure->counted++;
+		return 1U << shift;
+	}
+	pressure->not_drawn++;
+	line->began_ns = now;
+	line->wake_ns = 0;
+	line->waker_tgid = line->waker_tid = 0;
+	line->task_state = task_state;
+	line->preempted = preempted;
+	__sync_lock_test_and_set(&line->state, LINE_NOTED);
+	return 0;
+}
+
+/*
+ * The weight of a stack that is due, 0 to take none, of a wait that counts for `times`: of threads that make many
+ * waits a CPU takes fewer where many were taken in this window.
+ */
+static __always_inline u32 weight_of_stack(u32 weight, u32 times, u64 now)
+{
+	struct wait_pressure *pressure = weight && times > 1 ? pressure_now(now) : NULL;
+	u32 shift;
+
+	if (!pressure)
+		return weight;
+	shift = octave(pressure->stacks >> WAIT_STACKS_SHIFT);
+	if (!one_in(shift))
+		return 0;
+	pressure->stacks++;
+	return weight * times << shift;
+}
+
+/* The line that holds what is known of this thread's wait; NULL where none does. */
+static __always_inline struct wait_line *noted_line_of(u32 tid)
+{
+	struct wait_line *line = line_of(tid);
+
+	return line && line->tid == tid && line->state == LINE_NOTED ? line : NULL;
+}
+
+/* Take what a line holds: once, by the wait's end or by the scan of all tasks. */
+static __always_inline bool take_line(struct wait_line *line)
+{
+	return __sync_val_compare_and_swap(&line->state, LINE_NOTED, LINE_IDLE) == LINE_NOTED;
+}
+
+#endif
