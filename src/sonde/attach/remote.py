@@ -83,8 +83,8 @@ def _remedy(why: str, pid: int) -> str:
         return "Give CAP_SYS_ADMIN, and run Sonde itself without a seccomp filter."
     if "refused the library" in why or "memfd" in why:
         return (
-            "Look for a denial of SELinux or AppArmor, and at sysctl vm.memfd_noexec; if it has many "
-            "libraries, start it with GLIBC_TUNABLES=glibc.rtld.optional_static_tls=4096."
+            "Look for a denial of SELinux or AppArmor, and at sysctl vm.memfd_noexec; if it has "
+            "many libraries, start it with GLIBC_TUNABLES=glibc.rtld.optional_static_tls=4096."
         )
     if "slept" in why:
         return (
