@@ -109,6 +109,7 @@ class Agent:
         walks = privileged and names_code
         self._unwinding = Unwinding(self._kernel if walks else None, self._resolver)
         self._dictionary = Dictionary(self._kernel, self._resolver, self._unwinding)
+        without_tables = self._unwinding.memory_bytes()
         self._begin_to_get_ready()
         try:
             self._collectors = collectors_of(config, self._kernel, privileged=privileged)
@@ -128,7 +129,7 @@ class Agent:
             self._collectors, self._kernel, self._unwinding, self._dictionary, self._event_loop,
             self._resolver, self._attacher, sink,
         )  # fmt: skip
-        self._unwinding.limit(self.kernel_bytes())
+        self._unwinding.limit(self._map_bytes + without_tables)
         self._exporters = self._make_exporters(config)
 
     def _begin_to_get_ready(self) -> None:
