@@ -109,7 +109,14 @@ class Agent:
         walks = privileged and names_code
         self._unwinding = Unwinding(self._kernel if walks else None, self._resolver)
         self._dictionary = Dictionary(self._kernel, self._resolver, self._unwinding)
-        self._collectors = collectors_of(config, self._kernel, privileged=privileged)
+        without_tables = self._unwinding.memory_bytes()
+        self._begin_to_get_ready()
+        try:
+            self._collectors = collectors_of(config, self._kernel, privileged=privileged)
+        except BaseException:
+            self._unwinding.close()
+            self._resolver.close()
+            raise
         self._map_bytes = self._kernel.memory_bytes() + sum(
             collector.memory_bytes() for collector in self._collectors
         )
@@ -122,8 +129,15 @@ class Agent:
             self._collectors, self._kernel, self._unwinding, self._dictionary, self._event_loop,
             self._resolver, self._attacher, sink,
         )  # fmt: skip
-        self._unwinding.limit(self.kernel_bytes())
+        self._unwinding.limit(self._map_bytes + without_tables)
         self._exporters = self._make_exporters(config)
+
+    def _begin_to_get_ready(self) -> None:
+        """What needs no collector, while the kernel's verifier is at work on other threads."""
+        self._resolver.start()
+        if self._unwinding.walks:
+            self._unwinding.expect(procfs.family(self._config.pids or ()))
+            self._resolver.load_kernel_symbols()
 
     def kernel_bytes(self) -> int:
         """Memory of all BPF maps."""
@@ -190,9 +204,6 @@ class Agent:
 
         Raises HostError where this machine cannot.
         """
-        self._resolver.start()
-        if self._unwinding.walks:
-            self._resolver.load_kernel_symbols()
         family = procfs.family(self._config.pids or ())
         self._unwinding.get_ready(family, self._event_loop.poll_starting, program)
         # Not before: while it gets ready nothing is observed.

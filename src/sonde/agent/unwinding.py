@@ -50,6 +50,11 @@ class Unwinding:
         if self._unwinder is not None:
             self._unwinder.limit(MAX_KERNEL_BYTES - others_bytes)
 
+    def expect(self, pids: Iterable[int]) -> None:
+        """Begin to have the tables of chosen processes made; `get_ready` waits for them."""
+        if self._unwinder is not None and (chosen := set(pids)):
+            self._unwinder.expect(chosen)
+
     def get_ready(
         self, pids: Iterable[int], poll_events: Callable[[int], None], program: str = ""
     ) -> None:

@@ -140,6 +140,9 @@ class WaitCollector(Collector):
         batch = Batch()
         self._add_rows(batch, since_ns, self._bpf.drain("waits"))
         self._add_spans(batch)
+        if to_the_end:
+            estimated = sum(row[0] for row in self._bpf.values("wait_pressure", 0, per_cpu=True))
+            batch.metrics.append((since_ns, "sonde.waits.estimated", "", float(estimated)))
         return batch
 
     def set_stack_divisor(self, divisor: int) -> None:
