@@ -18,11 +18,12 @@
 
 #define SHORT_WAIT_LINES 4096
 #define SHORT_WAIT_WINDOW_SHIFT 30 /* 1.07 s */
-#define SHORT_WAITS_SHIFT 6	   /* so many of a thread's are counted in a window: 64 */
+#define SHORT_WAITS_SHIFT 6	   /* log2 of how many of a thread are counted in a window: 64 */
 #define LEVEL_SHIFT 11		   /* at each 2048 waits counted on a CPU in a window: */
 #define MAX_LEVEL 2
-#define FEWER_SHIFT 1		   /* half as many of a thread's */
-#define WAIT_STACKS_SHIFT 5	   /* so many stacks on a CPU in a window before they are thinned */
+#define FEWER_SHIFT 1 /* half as many of a thread's */
+#define WAIT_STACKS_SHIFT                                                                          \
+	5 /* log2 of how many stacks a CPU takes in a window before they are thinned */
 #define MAX_DRAW_SHIFT 10
 
 const volatile u64 long_wait_ns = 1000000;
@@ -101,7 +102,7 @@ static __always_inline u32 level_of(const struct wait_pressure *it)
 	return level < MAX_LEVEL ? level : MAX_LEVEL;
 }
 
-/* Whether a wait counts as one, whatever was drawn. It is asked at its end, by whoever sums it up. */
+/* Whether a wait counts as one, whatever was drawn. Asked where it is summed up. */
 static __always_inline bool is_long(u64 ns, u64 now)
 {
 	u64 from_ns;

@@ -85,7 +85,8 @@ def _of_kinds(timeline: Timeline, track: int, *kinds: CodeKind) -> Intervals:
 
 def _calls(timeline: Timeline, track: int, *kinds: CallKind) -> Intervals:
     calls = timeline.calls
-    return _rows(calls, (calls.track == track) & is_one_of(calls.kind, *kinds))
+    mine = np.flatnonzero(calls.track == track)
+    return _rows(calls, mine[is_one_of(calls.kind[mine], *kinds)])
 
 
 def _blocked(

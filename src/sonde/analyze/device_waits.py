@@ -35,7 +35,8 @@ def device_waits(timeline: Timeline, stalls: Stalls, track: int) -> DeviceWaits:
     busy = sets.subtract(stalls.window, sets.union(stalls.start[idle], stalls.end[idle]))
     calls, host = timeline.calls, timeline.host
     kinds = (CallKind.SYNC, CallKind.COPY, CallKind.FREE)
-    rows = np.flatnonzero((calls.track == track) & is_one_of(calls.kind, *kinds))
+    mine = np.flatnonzero(calls.track == track)
+    rows = mine[is_one_of(calls.kind[mine], *kinds)]
     waits, moves = _waits(timeline, stalls.events, rows)
     named = np.flatnonzero(host.track == track)
     named = named[matching(timeline.names, host.name[named], WAITS)]

@@ -110,6 +110,8 @@ def others_on_device(
 
     `devices`: indices; empty: unknown, then nothing is known of others.
     """
+    if not (others := reports_on_others(timeline, devices, pids)):
+        return []
     names = {track.pid: track.process or track.name for track in timeline.tracks}
     found = []
     reports = [
@@ -117,7 +119,7 @@ def others_on_device(
         for one in timeline.busy_of
         if one.device in devices
     ]
-    for one in reports_on_others(timeline, devices, pids):
+    for one in others:
         inside = (one.time_ns >= span[0]) & (one.time_ns <= span[1])
         share = one.share[inside]
         busy = share >= LEAST_USE
