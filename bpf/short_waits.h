@@ -28,7 +28,6 @@
 
 const volatile u64 long_wait_ns = 1000000;
 const volatile u64 longest_short_wait_ns = 4000000; /* a wait this long is long at every level */
-const volatile bool draws_short_waits = false;
 
 enum line_state {
 	LINE_IDLE,  /* the thread runs, or its wait is in the task's storage */
@@ -76,7 +75,7 @@ static __always_inline struct wait_line *line_of(u32 tid)
 {
 	const u32 at = tid % SHORT_WAIT_LINES;
 
-	return draws_short_waits && !chosen_only ? bpf_map_lookup_elem(&wait_lines, &at) : NULL;
+	return chosen_only ? NULL : bpf_map_lookup_elem(&wait_lines, &at);
 }
 
 /* That of this CPU in this window; NULL where all waits are counted. */
@@ -85,7 +84,7 @@ static __always_inline struct wait_pressure *pressure_now(u64 now)
 	const u32 window = now >> SHORT_WAIT_WINDOW_SHIFT, first = 0;
 	struct wait_pressure *it;
 
-	if (!draws_short_waits || chosen_only)
+	if (chosen_only)
 		return NULL;
 	it = bpf_map_lookup_elem(&wait_pressure, &first);
 	if (it && it->window != window) {

@@ -27,7 +27,7 @@ from sonde.model.timeline import (
     StateKind,
     Timeline,
     WaitDetail,
-    is_one_of,
+    rows_on,
 )
 
 CODE: Mapping[Cause, int] = {cause: code for code, cause in enumerate(Cause)}
@@ -84,9 +84,7 @@ def _of_kinds(timeline: Timeline, track: int, *kinds: CodeKind) -> Intervals:
 
 
 def _calls(timeline: Timeline, track: int, *kinds: CallKind) -> Intervals:
-    calls = timeline.calls
-    mine = np.flatnonzero(calls.track == track)
-    return _rows(calls, mine[is_one_of(calls.kind[mine], *kinds)])
+    return _rows(timeline.calls, rows_on(timeline.calls, track, *kinds))
 
 
 def _blocked(

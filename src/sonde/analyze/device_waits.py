@@ -14,7 +14,7 @@ from sonde.analyze.intervals import Coverage, Intervals
 from sonde.analyze.launch_path import ENQUEUES
 from sonde.analyze.stalls import DeviceState, Stalls
 from sonde.model.name_parts import matching
-from sonde.model.timeline import I64, CallKind, Events, Mask, Memory, Timeline, is_one_of
+from sonde.model.timeline import I64, CallKind, Events, Mask, Memory, Timeline, is_one_of, rows_on
 
 RESULT_BYTES = 4096
 """A copy to the host up to this size reads a result: a loss, a flag."""
@@ -35,8 +35,7 @@ def device_waits(timeline: Timeline, stalls: Stalls, track: int) -> DeviceWaits:
     busy = sets.subtract(stalls.window, sets.union(stalls.start[idle], stalls.end[idle]))
     calls, host = timeline.calls, timeline.host
     kinds = (CallKind.SYNC, CallKind.COPY, CallKind.FREE)
-    mine = np.flatnonzero(calls.track == track)
-    rows = mine[is_one_of(calls.kind[mine], *kinds)]
+    rows = rows_on(calls, track, *kinds)
     waits, moves = _waits(timeline, stalls.events, rows)
     named = np.flatnonzero(host.track == track)
     named = named[matching(timeline.names, host.name[named], WAITS)]

@@ -85,7 +85,6 @@ class WaitCollector(Collector):
             "unwind_steps": WALK_STEPS,
             "long_wait_ns": min(LONG_WAIT_NS, span_min_ns),
             "longest_short_wait_ns": min(LONGEST_SHORT_WAIT_NS, span_min_ns),
-            "draws_short_waits": 1,
         }
         return BpfObject("waits", constants, most=_room())
 

@@ -70,6 +70,7 @@ __all__ = [
     "no_samples",
     "no_stream_waits",
     "parts_of",
+    "rows_on",
 ]
 
 I64: TypeAlias = NDArray[np.int64]
@@ -168,6 +169,12 @@ def is_one_of(kinds: U8, *wanted: int) -> Mask:
     table[list(wanted)] = True
     found: Mask = table[kinds]
     return found
+
+
+def rows_on(events: Events, track: int, *kinds: int) -> I64:
+    """Indices of a track's rows of these kinds: the track's few are looked at, not all."""
+    mine = np.flatnonzero(events.track == track)
+    return mine[is_one_of(events.kind[mine], *kinds)]
 
 
 def events(**columns: Any) -> Events:
