@@ -27,7 +27,7 @@ THRESHOLDS = (
         "ranking.LEAST_SHARE",
     ),
     "ranking.UNDERFILLED_BOUND",
-    *("device_totals.LEAST_STREAM_WAITS", "device_totals.LEAST_SHARE", "device_totals.STALLED"),
+    *("ordered_streams.LEAST_STREAM_WAITS", "device_totals.LEAST_SHARE", "device_totals.STALLED"),
     *("kernels.ALONE", "device_totals.ALONE", "offenders.LEAST_USE", "kernels.ACTIVE"),
 )
 AS_IS = "as it is"

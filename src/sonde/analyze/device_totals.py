@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from sonde.analyze.advice import next_step, next_step_of_bound
 from sonde.analyze.kernels import ALONE, class_by_counters, class_of
 from sonde.analyze.offenders import OtherUse
+from sonde.analyze.ordered_streams import ordered_copies, work_of_second_stream
 from sonde.analyze.ranking import (
     LEAST_SHARE,
     SECOND_BOUND_SHARE,
@@ -27,7 +28,7 @@ from sonde.analyze.ranking import (
 from sonde.analyze.thread_time import ThreadTime, cause_lines, locations
 from sonde.model.causes import Bound, Cause
 from sonde.model.collectives import is_collective
-from sonde.model.timeline import CallKind, Total, TotalKind, WaitDetail
+from sonde.model.timeline import CallKind, CopyDirection, Total, TotalKind, WaitDetail
 from sonde.model.verdict import (
     Advice,
     BoundShare,
@@ -39,10 +40,6 @@ from sonde.model.verdict import (
 )
 
 _KERNELS = (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH)
-LEAST_STREAM_WAITS = 10
-"""Fewer waits of streams for events in a record are of its start, not of its steps."""
-STREAM_PLACES = 2
-"""Places at which streams wait that are named: the one where work forks, and where it joins."""
 _OF_WAITS = (Cause.SYNCHRONIZATION, Cause.GPU_CONTENTION, Cause.COLLECTIVE)
 """Causes that show in the thread's waits for the device."""
 _COUNTERS = {Bound.MEMORY: "memory bandwidth", Bound.COMPUTE: "tensor cores"}
@@ -53,12 +50,13 @@ class _Waits:
     """What a thread's waits for the device stand for. Shares of the time."""
 
     for_kernels: float
-    """The device computed meanwhile, and nothing is gained by not waiting: kernels limit the work.
-    """
+    """The device computed meanwhile: faster kernels would shorten them, whatever else would."""
     counted: float
     """Stalls that count as synchronization."""
     before_code: float
     """Stalls of code and launches that would run beside the device if the thread did not wait."""
+    before_launches: float
+    """Stalls of launches alone that would do so: fewer of them would save it, too."""
 
     def serializing(self, parts: Iterable[tuple[Bound, float]]) -> float:
         """What would be saved by not waiting, if that is worth a step beside the code that keeps
@@ -66,6 +64,11 @@ class _Waits:
         code = sum(share for bound, share in parts if bound == Bound.HOST)
         saved = max(self.counted, min(self.before_code, code))
         return saved if saved >= SECOND_BOUND_SHARE and saved > self.counted else 0.0
+
+    def with_launches(self, parts: Iterable[tuple[Bound, float]]) -> float:
+        """What fewer launches would save, where not waiting saves a part of the same; else 0."""
+        alone = sum(share for bound, share in parts if bound == Bound.LAUNCH)
+        return alone + self.before_launches if self.before_launches >= SECOND_BOUND_SHARE else 0.0
 
 
 def with_runs(
@@ -89,7 +92,7 @@ def with_runs(
     """
     if not runs:
         return _by_counters(verdict, active)
-    ran = [one for one in runs if one.kind == TotalKind.RUN and one.call in _KERNELS]
+    ran = [one for one in runs if one.kind == TotalKind.RUN and _is_work(one)]
     kernels = [one for one in ran if not is_collective(one.name)]
     exchanged = sum(one.ns for one in ran if is_collective(one.name)) / timed_ns
     computed = min(1.0, sum(one.ns for one in kernels) / timed_ns)
@@ -113,7 +116,7 @@ def with_runs(
         held_up = max(held_up, min(unexplained, by_others, 1.0 - computed))
     classes: dict[Bound, list[Total]] = defaultdict(list)
     for one in kernels:
-        by_name = class_of(one.name)
+        by_name = class_of(one.name) if one.call in _KERNELS else Bound.MEMORY
         classes[by_counters if by_counters and by_name == Bound.KERNELS else by_name].append(one)
     shares = [
         KernelClassShare(bound, *_sum_of(group, timed_ns)) for bound, group in classes.items()
@@ -166,15 +169,24 @@ def with_runs(
             )
             parts = [one for one in parts if one[0] != Bound.SYNCHRONIZATION]
             parts.append((Bound.SYNCHRONIZATION, serial))
+        joint = waits.with_launches(parts)
+        if joint:
+            lines.append(
+                f"launches keep the device waiting for {100 * joint:.0f} % of the time, in part "
+                "because they begin after a wait for it: fewer launches save that, too"
+            )
+            parts = [one for one in parts if one[0] != Bound.LAUNCH]
+            parts.append((Bound.LAUNCH, joint))
         bounds = ranked_bounds(parts) or bounds
         names_kernels = waits.for_kernels >= SECOND_BOUND_SHARE
         if names_kernels:  # what the thread waits for limits the work, too
             bounds = [*bounds, *ranked_kernels]
-    if names_kernels:
-        dependent, line = _of_other_streams(runs, calls, timed_ns, time)
-        if dependent.share >= LEAST_SHARE:
-            bounds = [*bounds, dependent]
-            lines.append(line)
+    ordered = work_of_second_stream(runs, calls, timed_ns, time) if names_kernels else None
+    exposed_copies = sum(one.share for one in causes if one.key == Cause.COPY)
+    ordered = ordered or ordered_copies(calls, exposed_copies, window, time)
+    if ordered:
+        bounds = [*bounds, ordered.bound]
+        lines.append(ordered.evidence)
     before, after = set(cause_lines(verdict.causes)), cause_lines(causes)
     evidence = [*after, *(line for line in verdict.evidence[1:] if line not in before)]
     ranked = sorted(ran, key=lambda one: -one.ns)
@@ -186,6 +198,14 @@ def with_runs(
         kernel_classes=shares,
         evidence=[verdict.evidence[0], *lines, *evidence],
         advice=advice,
+    )
+
+
+def _is_work(run: Total) -> bool:
+    """Whether a run is work of the device itself: a kernel, or a copy within its memory, which
+    takes the place of one in its stream and uses nothing else."""
+    return run.call in _KERNELS or (
+        run.call == CallKind.COPY and run.direction == CopyDirection.D2D
     )
 
 
@@ -205,37 +225,6 @@ def _asking(runs: Iterable[Total], time: ThreadTime) -> list[CodeLocation]:
             places[one.location] += one.ns
     ranked = locations(places, sum(places.values()), time.callers)
     return [one for one in ranked if one.function and one.share >= LEAST_SHARE]
-
-
-def _of_other_streams(
-    runs: Iterable[Total], calls: Iterable[Total], timed_ns: int, time: ThreadTime
-) -> tuple[BoundShare, str]:
-    """(share of the time and places, evidence) of the work of the second stream, where streams wait
-    for one another and hardly ever run at a time: the first one, with the most work, waits.
-
-    Work that is spread over many streams is that of a pool, whose streams come one after another.
-    """
-    waits = [one for one in calls if one.kind == TotalKind.CALL and one.call == CallKind.EVENT]
-    count = sum(one.count for one in waits)
-    devices: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-    for one in runs:
-        if one.kind == TotalKind.STREAM:
-            devices[one.device][one.stream] += one.ns
-    streams = max(devices.values(), key=lambda one: sum(one.values()), default={})
-    whole = sum(streams.values())
-    if count < LEAST_STREAM_WAITS or not whole or whole > ALONE * timed_ns:
-        return BoundShare(Bound.DEPENDENCY, 0.0), ""
-    share = sorted(streams.values())[-2] / timed_ns if len(streams) > 1 else 0.0
-    places: dict[str, int] = defaultdict(int)
-    for one in waits:
-        places[one.location] += one.count
-    ranked = [one for one in locations(places, count, time.callers) if one.function]
-    ranked = ranked[:STREAM_PLACES]
-    where = f", in {' and '.join(one.text for one in ranked)}" * bool(ranked)
-    return BoundShare(Bound.DEPENDENCY, share, ranked), (
-        f"streams waited for events of other streams {count:,} times{where}; the work of a second "
-        f"stream ran for {100 * share:.0f} % of the time, hardly ever at the same time"
-    )
 
 
 def _by_counters(verdict: Verdict, active: Mapping[Bound, float]) -> Verdict:
@@ -263,10 +252,11 @@ def _sum_of(group: list[Total], timed_ns: int) -> tuple[int, float, int]:
 
 
 def _copied(runs: list[Total], calls: list[Total], window: int, timed_ns: int) -> float:
-    """Share of the time in which the device copied."""
+    """Share of the time in which the device copied from or to other memory than its own."""
     share = 0.0
-    for direction in {one.direction for one in runs if one.call == CallKind.COPY}:
-        mine = [one for one in runs if one.call == CallKind.COPY and one.direction == direction]
+    copies = [one for one in runs if one.call == CallKind.COPY and not _is_work(one)]
+    for direction in {one.direction for one in copies}:
+        mine = [one for one in copies if one.direction == direction]
         ns, moved = sum(one.ns for one in mine), sum(one.bytes for one in mine)
         asked = sum(
             one.bytes for one in calls if one.call == CallKind.COPY and one.direction == direction
@@ -333,8 +323,9 @@ def _attributed(
     # A full queue is polled: nothing that the program asked for, and no place is known.
     asked = min(1.0, sum(time.wait_places.values()) / max(1, time.waited))
     stand = _Waits(
-        for_kernels=min(max(0.0, waits - synchronized), computed),
+        for_kernels=min(max(0.0, waits), computed),
         counted=synchronized,
         before_code=asked * min(waits, kept + synchronized),
+        before_launches=asked * min(synchronized, launch),
     )
     return sorted(causes, key=lambda one: -one.ns), stand
