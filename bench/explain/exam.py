@@ -4,7 +4,8 @@
 A program (p*.py) is started with `--seed S --seconds T`. It warms up, prints `READY {"pid": …}`,
 runs with its cause for T seconds, prints `PHASE2`, runs without it in the same process, and prints
 `TRUTH {…}`: the share of a step that the cause costs, measured by itself. While the cause is on,
-`sonde record --device-time -p PID` records it at the default budget, nobody else watching.
+`sonde record --device-time -p PID` records it at the default budget, nobody else watching; with
+`--trace S`, `sonde trace PID -d S` traces it instead, into OUT/NAME-SEED.json.gz beside the .sonde.
 
 OUT/NAME-SEED.sonde and .truth.json are what `bench.explain.exam_score` judges, later and elsewhere:
 programs stay sealed until the rules are frozen.
@@ -51,6 +52,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--recorded", type=float, help="seconds; default: one less than --seconds")
+    parser.add_argument(
+        "--trace", type=float, metavar="S", help="a full trace of S seconds instead"
+    )
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
     parser.add_argument("--budget", type=float, default=540.0, help="seconds; the rest is left out")
     parser.add_argument("--smoke", action="store_true", help="tiny, unrecorded, several at once")
@@ -131,15 +135,20 @@ def _follow(
         word, _, rest = line.partition(" ")
         if word == "READY" and not args.smoke:
             pid = json.loads(rest)["pid"]
-            recorder = _recorder(pid, args.out / f"{path.stem}-{seed}.sonde", length_s)
+            name = f"{path.stem}-{seed}"
+            if args.trace:
+                recorder = _tracer(pid, args.out / f"{name}.json.gz", args.trace)
+                continue
+            recorder = _recorder(pid, args.out / f"{name}.sonde", length_s)
             # The recorder counts from when it is ready: seconds later, the first time on a machine.
             end = threading.Timer(length_s, recorder.send_signal, (signal.SIGINT,))
             end.start()
         elif word == "TRUTH":
             truth = json.loads(rest)
-    if recorder is not None and end is not None:
+    if recorder is not None:
         _, printed = recorder.communicate(timeout=120)
-        end.cancel()
+        if end is not None:
+            end.cancel()
         outcome.recorder = "" if recorder.returncode == 0 else printed.strip()[-300:]
     if truth is None:
         return "no truth"
@@ -152,6 +161,12 @@ def _follow(
 def _recorder(pid: int, capture: Path, seconds: float) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "sonde", "record", "-q", "--device-time", "-f"]
     command += ["-p", str(pid), "-d", f"{seconds:g}", "-o", str(capture)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def _tracer(pid: int, timeline: Path, seconds: float) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "sonde", "trace", str(pid), "-d", f"{seconds:g}"]
+    command += ["-o", str(timeline)]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 

@@ -3,14 +3,17 @@
 
 A program's answer is right if Sonde names what costs the time according to its author: as the
 largest part of the stalls where it costs at least 35 % of a step, else as any part of at least a
-third of its size. A program counts if all its seeds are right. An offender named where the author
-knows of none is counted by itself. These rules were written before the first recording was judged.
+third of its size. Where a program has two causes, each has the size that its author measured
+without the other, or half of both. A program counts if all its seeds are right. An offender named
+where the author knows of none is counted by itself. These rules were written before the first
+recording was judged.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 from dataclasses import dataclass, field
@@ -118,7 +121,7 @@ def judge(truth_file: Path, timeline: Timeline | None = None, *, loaded: bool = 
     classes = [cause["class"] for cause in truth["causes"]] or ["healthy"]
     one = Judged(name, int(seed), classes, float(truth["lost_share"]))
     try:
-        document = texts.document(explain(timeline or open_timeline([capture_of(truth_file)])))
+        document = texts.document(explain(timeline or open_timeline(_files_of(truth_file))))
     except Exception as error:
         one.failure = f" {type(error).__name__}: {error}"
         return one
@@ -132,7 +135,10 @@ def judge(truth_file: Path, timeline: Timeline | None = None, *, loaded: bool = 
                 named["sleep"] = cause["share"]  # a bound by itself; it was host code once
         named.pop("cpu contention", None)
     one.named = sorted(named.items(), key=lambda pair: -pair[1])
-    one.is_right = all(_is_named(kind, one, named) for kind in classes)
+    sizes = [float(cause.get("share", math.nan)) for cause in truth["causes"]] or [math.nan]
+    one.is_right = all(
+        _is_named(kind, one, named, size) for kind, size in zip(classes, sizes, strict=True)
+    )
     one.false_offender = "gpu_cotenant" not in classes and named.get("gpu contention", 0) >= 0.02
     places = [cause["place"] for cause in truth["causes"] if cause.get("place")]
     if places and classes != ["healthy"]:
@@ -145,6 +151,13 @@ def judge(truth_file: Path, timeline: Timeline | None = None, *, loaded: bool = 
 def capture_of(truth_file: Path) -> Path:
     """The recording that a truth belongs to."""
     return truth_file.with_name(truth_file.name.removesuffix(".truth.json") + ".sonde")
+
+
+def _files_of(truth_file: Path) -> list[Path]:
+    """The recording, or a full trace and what was recorded beside it."""
+    capture = capture_of(truth_file)
+    trace = capture.with_suffix(".json.gz")
+    return [one for one in (trace, capture) if one.is_file()] or [capture]
 
 
 def _named(document: dict[str, Any]) -> tuple[dict[str, float], list[str]]:
@@ -170,7 +183,8 @@ def _places(locations: list[dict[str, Any]]) -> list[str]:
     return [place[key] for place in locations for key in ("function", "caller")]
 
 
-def _is_named(kind: str, one: Judged, named: dict[str, float]) -> bool:
+def _is_named(kind: str, one: Judged, named: dict[str, float], size: float) -> bool:
+    """`size`: share of a step that this cause costs alone; NaN where that was not measured."""
     names = NAMES[kind]
     share = max((named.get(name, 0.0) for name in names), default=0.0)
     if kind in ("healthy", "device_compute", "device_memory_bandwidth"):
@@ -178,7 +192,9 @@ def _is_named(kind: str, one: Judged, named: dict[str, float]) -> bool:
     if one.lost_share >= LARGE and len(one.classes) == 1:
         stalls = [value for name, value in named.items() if name not in _DEVICE]
         return share > 0 and share >= max(stalls, default=0.0)
-    return share >= LEAST_PART * max(one.lost_share / len(one.classes), 0.03)
+    if math.isnan(size) or len(one.classes) == 1:
+        size = one.lost_share / len(one.classes)
+    return share >= LEAST_PART * max(size, 0.03)
 
 
 if __name__ == "__main__":
