@@ -158,6 +158,42 @@ def test_waits_for_a_device_that_another_process_used_are_that_processs(
     assert found == (expected and pytest.approx(expected, abs=0.02))
 
 
+@pytest.mark.parametrize(
+    ("own", "other", "waited", "expected"),
+    [
+        (0.7, 0.2, 0.7, 0.2),
+        (0.7, 0.1, 0.7, None),  # a fifth of the device is idle: there is room for both
+        (0.7, 0.2, 0.1, 0.1),  # no more than the thread waited
+    ],
+)
+def test_what_another_process_has_of_a_full_device_is_contention(
+    writer, key, explained, own, other, waited, expected
+):
+    """Kernels take longer while another process has the device, and explain the waits for them."""
+    writer.calls(key, 42, "cuStreamSynchronize", count=500, seconds=5 * waited, op="sync")
+    timed_runs(writer, key, 1.0, weight=100 * own, grid="512,1,1")
+    on_cpu(writer, key, 4.9 - 5 * waited, "main", STEP, LAUNCH)
+    used(writer, 77, other)
+
+    found = shares(explained()).get(Cause.GPU_CONTENTION)
+    assert found == (expected and pytest.approx(expected, abs=0.02))
+
+
+@pytest.mark.parametrize(("each", "copying"), [(4, False), (1 << 20, True)])
+def test_a_copy_that_reads_a_result_is_a_wait_and_no_copy(writer, key, explained, each, copying):
+    stack = writer.stack(STEP, ADD)
+    copied = {"op": "copy", "direction": "d2h", "moved": 20_000 * each, "stack": stack}
+    writer.calls(key, 42, "cuMemcpyDtoHAsync_v2", count=20_000, seconds=1.5, **copied)
+    on_cpu(writer, key, 3.4, "main", STEP, LAUNCH)
+    timed_runs(writer, key, 0.4, weight=50.0)
+    read = {"kind": "copy", "name": "", "direction": "d2h", "bytes": each, "grid": ""}
+    timed_runs(writer, key, 0.05, weight=200.0, **read)
+    named = {one.key for one in explained().bounds}
+
+    assert (Bound.COPY in named) == copying
+    assert (Bound.SYNCHRONIZATION in named) != copying
+
+
 @pytest.mark.parametrize(("blocks", "weight", "bound"), [
     ("1,1,1", 95.0, Bound.SMALL_KERNELS), ("1,1,1", 400.0, Bound.COMPUTE),
     ("512,1,1", 95.0, Bound.COMPUTE),

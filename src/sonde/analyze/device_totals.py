@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sonde.analyze.advice import next_step, next_step_of_bound
+from sonde.analyze.device_waits import RESULT_BYTES
 from sonde.analyze.kernels import ALONE, class_by_counters, class_of
 from sonde.analyze.offenders import OtherUse
 from sonde.analyze.ordered_streams import ordered_copies, work_of_second_stream
@@ -114,6 +115,10 @@ def with_runs(
         # The thread waited for a device that ran none of its work, and others' work meanwhile.
         unexplained = verdict.computing - computed - copied - exposed
         held_up = max(held_up, min(unexplained, by_others, 1.0 - computed))
+        if unexplained <= 0 and computed + by_others >= 1 - STALLED:
+            # The device is full: what others have of it, this process has not. Its own kernels
+            # take longer meanwhile, and so explain all of its waits.
+            held_up = max(held_up, min(by_others, 1.0 - computed))
     classes: dict[Bound, list[Total]] = defaultdict(list)
     for one in kernels:
         by_name = class_of(one.name) if one.call in _KERNELS else Bound.MEMORY
@@ -209,6 +214,10 @@ def _is_work(run: Total) -> bool:
     )
 
 
+def _reads_results(run: Total) -> bool:
+    return run.direction == CopyDirection.D2H and run.bytes <= RESULT_BYTES * run.count
+
+
 def _for_building(runs: Iterable[Total]) -> float:
     """The part of the kernels' time that warmed up graphs which were captured again and again."""
     asked = [one for one in runs if one.kind == TotalKind.STREAM]
@@ -252,9 +261,14 @@ def _sum_of(group: list[Total], timed_ns: int) -> tuple[int, float, int]:
 
 
 def _copied(runs: list[Total], calls: list[Total], window: int, timed_ns: int) -> float:
-    """Share of the time in which the device copied from or to other memory than its own."""
+    """Share of the time in which the device copied from or to other memory than its own. Copies to
+    the host that read results take no time: their calls wait (`sonde.analyze.thread_time`)."""
     share = 0.0
-    copies = [one for one in runs if one.call == CallKind.COPY and not _is_work(one)]
+    copies = [
+        one
+        for one in runs
+        if one.call == CallKind.COPY and not _is_work(one) and not _reads_results(one)
+    ]
     for direction in {one.direction for one in copies}:
         mine = [one for one in copies if one.direction == direction]
         ns, moved = sum(one.ns for one in mine), sum(one.bytes for one in mine)
