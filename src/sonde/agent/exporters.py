@@ -233,8 +233,8 @@ USAGE: Sequence[tuple[str, Mapping[str, str], float]] = (
     ("sonde.process.reclaim.time", {}, 1e9),
     ("sonde.process.reclaimed_pages", {}, 1.0),
 )
-"""What becomes of the counters of the table usage, in the order of `UsageTuple`: series, attributes,
-and one of its unit."""
+"""What becomes of the counters of the table usage, in the order of `UsageTuple`: series,
+attributes, and one of its unit."""
 
 
 def _health(families: Families) -> list[MetricRow]:
