@@ -5,8 +5,8 @@
 
 The process comes first. Frames of the kernel end in `_[k]`, of JIT code in `_[j]`, inlined ones in
 `_[i]`. Weights are CPU samples, bytes of memory, and microseconds of all other kinds; a stack whose
-weight rounds to 0 has no line. In names `;` is `:`. Files that the page saves are alike, with times in
-ns (web/src/exports.ts). Source: https://github.com/brendangregg/FlameGraph#2-fold-stacks
+weight rounds to 0 has no line. In names `;` is `:`. Files that the page saves are alike, with times
+in ns (web/src/exports.ts). Source: https://github.com/brendangregg/FlameGraph#2-fold-stacks
 """
 
 from __future__ import annotations
