@@ -27,11 +27,14 @@ const MAX_RELA_BYTES: u64 = 1 << 28;
 /// Where programs and threads begin: nothing called them, so there is no return address.
 const BEGINNINGS: [&[u8]; 5] = [b"_start", b"_dl_start", b"_dlstart", b"__clone", b"clone"];
 
+/// (start, end) of each.
+type Functions = Vec<(u64, u64)>;
+
 pub struct Plain<'a> {
     file: &'a ElfFile,
     go: Option<Frames>,
-    /// (start, end), the last one first.
-    functions: Vec<(u64, u64)>,
+    /// The last one first.
+    functions: Functions,
     looked_at_bytes: u64,
     steps_left: usize,
 }
@@ -109,7 +112,7 @@ impl<'a> Plain<'a> {
     }
 
     /// (functions; which of them are `BEGINNINGS`).
-    fn by_symbols(&self, gaps: &Gaps) -> Result<(Vec<(u64, u64)>, HashSet<u64>)> {
+    fn by_symbols(&self, gaps: &Gaps) -> Result<(Functions, HashSet<u64>)> {
         let mut found = Vec::new();
         let mut beginnings = HashSet::new();
         for kind in [elf::SHT_DYNSYM, elf::SHT_SYMTAB] {
@@ -139,7 +142,7 @@ impl<'a> Plain<'a> {
         Ok((found, beginnings))
     }
 
-    fn by_pointers(&self, gaps: &Gaps, known: &[(u64, u64)]) -> Result<Vec<(u64, u64)>> {
+    fn by_pointers(&self, gaps: &Gaps, known: &[(u64, u64)]) -> Result<Functions> {
         let Some(section) = section::by_name(self.file, ".rela.dyn")? else {
             return Ok(Vec::new());
         };
