@@ -148,7 +148,7 @@ struct section *section_enter(void);
 void section_leave(struct section *section);
 /* Is any thread in one? */
 bool launches_under_way(void);
-/* Until none is, for some 5 ms at most. */
+/* Until none is, for 50 ms at most. */
 void launches_wait_out(void);
 /* By our own thread: clear up after threads that ended in one. */
 void sections_poll(void);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which threads are in a launch that is timed, from the search for a pool to the end of the pair.
 //
-// A capture waits until none is. A thread may end in there: a launch that blocks in the driver is a
-// place where pthread_cancel acts, and a handler of the program may call pthread_exit. It runs nothing of
-// ours then, so each has an entry under its number, and our own thread clears the entries of the dead.
+// Who begins a stream capture waits until none is, within a bound. A thread may end in there: a launch that
+// blocks in the driver is a place where pthread_cancel acts, and a handler of the program may call
+// pthread_exit. It runs nothing of ours then, so each has an entry under its number, and our own thread
+// clears the entries of the dead.
 #include "cuda.h"
 
 #include <errno.h>
@@ -12,7 +13,8 @@
 #include <unistd.h>
 
 #define SECTIONS 64
-#define SUSPECT_NS 20000000u // longer in the driver than this: alive still?
+#define WAIT_OUT_NS 50000000u // the caller is the program: a launch that blocks holds it no longer
+#define SUSPECT_NS 20000000u  // longer in the driver than this: alive still?
 
 static struct section sections[SECTIONS];
 
@@ -46,8 +48,9 @@ bool launches_under_way(void)
 
 void launches_wait_out(void)
 {
-	for (int i = 0; launches_under_way() && i < 1000; i++) {
-		struct timespec t = {0, 5000};
+	uint64_t begun_ns = now_ns();
+	for (int i = 0; launches_under_way() && now_ns() - begun_ns < WAIT_OUT_NS; i++) {
+		struct timespec t = {0, 5000}; // and the thread's timer slack, 50 us as a rule
 		if (i > 50)
 			clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
 		else

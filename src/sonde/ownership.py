@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Collection, Iterable
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Final
 
 _WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
+_MAX_LINKS: Final = 40
+"""Symbolic links in one path that Linux follows."""
 
 
 @cache
@@ -22,31 +25,55 @@ def owners() -> frozenset[int]:
 def only_ours(path: Path, by: Collection[int] | None = None) -> bool:
     """Whether only the users `by` (default: `owners`) can change or replace the file at `path`.
 
-    Every parent folder and every symbolic link is checked. A parent may have the sticky bit, like
-    /tmp: other users cannot replace trusted files there.
+    Every folder and every symbolic link on the way to it is checked, also links that links lead to.
+    A parent may have the sticky bit, like /tmp: other users cannot replace trusted files there.
     """
     trusted = owners() if by is None else by
-    literal = Path(os.path.abspath(path))  # noqa: PTH100 (links stay, to be checked too)
     try:
-        paths = {literal, literal.resolve(strict=True)}
-        return all(_is_protected(each, trusted) for each in paths)
-    except (OSError, RuntimeError):
+        passed, file = _way_to(path.absolute())
+        return all(_is_protected(part, trusted, part != file) for part in passed)
+    except OSError:
         return False
 
 
-def _is_protected(path: Path, trusted: Collection[int]) -> bool:
-    """Whether only trusted users can change each part. Raises OSError for a missing part."""
-    for part in (path, *path.parents):
-        found = part.lstat()
-        if found.st_uid not in trusted:
-            return False
-        if stat.S_ISLNK(found.st_mode) or not found.st_mode & _WRITABLE_BY_OTHERS:
+def _way_to(path: Path) -> tuple[set[Path], Path]:
+    """(every folder, link and file that a look-up of an absolute path passes; where it ends).
+
+    Each is given without links above it. Raises OSError for a missing part, or too many links.
+    """
+    at = Path("/")
+    passed = {at}
+    links = 0
+    ahead = [*reversed(path.parts[1:])]
+    while ahead:
+        name = ahead.pop()
+        if name == "..":
+            at = at.parent
             continue
-        by_group_root = not found.st_mode & stat.S_IWOTH and found.st_gid == 0
-        is_sticky_parent = part != path and bool(found.st_mode & stat.S_ISVTX)
-        if not (by_group_root or is_sticky_parent):
-            return False
-    return True
+        part = at / name
+        passed.add(part)
+        if not stat.S_ISLNK(part.lstat().st_mode):
+            at = part
+            continue
+        links += 1
+        if links > _MAX_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        target = part.readlink()
+        if target.is_absolute():
+            at = Path("/")
+        ahead += reversed([name for name in target.parts if name != target.root])
+    return passed, at
+
+
+def _is_protected(part: Path, trusted: Collection[int], is_parent: bool) -> bool:
+    """Whether only trusted users can change it. Raises OSError where it is missing."""
+    found = part.lstat()
+    if found.st_uid not in trusted:
+        return False
+    if stat.S_ISLNK(found.st_mode) or not found.st_mode & _WRITABLE_BY_OTHERS:
+        return True
+    by_group_root = not found.st_mode & stat.S_IWOTH and found.st_gid == 0
+    return by_group_root or (is_parent and bool(found.st_mode & stat.S_ISVTX))
 
 
 def trusted_folders(folders: Iterable[str]) -> list[str]:

@@ -175,7 +175,7 @@ def test_another_tenant_sees_nothing(tenants: Tenants) -> None:
 
     every, verdict = with_client(tenants, tenants.other, use)
     assert answer(every)["data"] == []
-    assert answer(every)["evidence"]["note"] == "no such node has sent anything"
+    assert answer(every)["evidence"]["note"] == "no node has sent anything"
     assert verdict.is_error and "sent nothing in this time" in verdict.content[0].text
 
 

@@ -77,6 +77,22 @@ def test_runs_on_devices_are_counted(exporters):
     assert 'sonde_gpu_kernel_time_seconds_total{sonde_gpu_kernel="gemm"} 0.004' in exporters.page()
 
 
+def test_a_page_is_whole_where_the_push_ends_meanwhile(exporters):
+    class Pusher:
+        failed = 1
+
+        @property
+        def pushed(self):
+            exporters.pusher = None  # as `reconfigure` does in the main thread
+            return 3
+
+    exporters.pusher = Pusher()
+    page = exporters.page()
+
+    assert 'sonde_otlp_pushes_total{sonde_outcome="done"} 3.0' in page
+    assert 'sonde_otlp_pushes_total{sonde_outcome="failed"} 1.0' in page
+
+
 def test_losses_are_exported_by_name(exporters):
     exporters.take_loss("waits.ring_full", 7)
     assert 'sonde_agent_lost_total{sonde_loss="waits.ring_full"} 7.0' in exporters.page()

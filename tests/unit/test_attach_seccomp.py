@@ -183,11 +183,14 @@ LDI, LDXI, TAX, TXA, RETA = 0x00, 0x01, 0x07, 0x87, (0x16, 0, 0, 0)
             ([(LDXI, 0, 0, 5), (LDI, 0, 0, 12), (0x0C | kind, 0, 0, 100), RETA], result)
             for kind, result in ((0x00, 17), (0x10, 7), (0x20, 60), (0x30, 2), (0x60, 384))
         ],
-        ([(LDI, 0, 0, 12), (0x34, 0, 0, 0), RETA], 0),
+        # The thread is killed (0), whatever would follow.
+        ([(LDI, 0, 0, 12), (0x3C, 0, 0, 0), (RET, 0, 0, ALLOW)], 0),
         ([(LDI, 0, 0, 1), (0x64, 0, 0, 31), RETA], 1 << 31),
-        ([(LDI, 0, 0, 1), (0x64, 0, 0, 32), RETA], 0),
+        ([(LDXI, 0, 0, 32), (LDI, 0, 0, 6), (0x6C, 0, 0, 0), RETA], 6),
+        ([(LDXI, 0, 0, 33), (LDI, 0, 0, 6), (0x6C, 0, 0, 0), RETA], 12),
         ([(LDI, 0, 0, 1 << 31), (0x74, 0, 0, 31), RETA], 1),
-        ([(LDI, 0, 0, M), (0x74, 0, 0, 32), RETA], 0),
+        ([(LDXI, 0, 0, 32), (LDI, 0, 0, 6), (0x7C, 0, 0, 0), RETA], 6),
+        ([(LDXI, 0, 0, M), (LDI, 0, 0, M), (0x7C, 0, 0, 0), RETA], 1),
         ([(LDI, 0, 0, M), (0x04, 0, 0, 2), RETA], 1),
         ([(LDI, 0, 0, 1), (0x14, 0, 0, 2), RETA], M),
         # Jumps, with a constant (X is 100) and with X.
@@ -220,8 +223,21 @@ def test_each_instruction_does_what_the_kernel_s_does(program, answer):
         [(0x28, 0, 0, 0), (RET, 0, 0, 0)],  # a half-word
         [(0x55, 0, 0, 0), (RET, 0, 0, 0)],
         [(0x94, 0, 0, 0), (RET, 0, 0, 0)],
+        [(0x34, 0, 0, 0), (RET, 0, 0, 0)],  # the kernel takes no constants like these
+        [(0x64, 0, 0, 32), (RET, 0, 0, 0)],
+        [(0x74, 0, 0, 32), (RET, 0, 0, 0)],
+        [(0x20, 0, 0, 61), (RET, 0, 0, 0)],
+        [(0x20, 0, 0, 64), (RET, 0, 0, 0)],
+        [(0x20, 0, 0, M), (RET, 0, 0, 0)],
+        *[[(code, 0, 0, 16), (RET, 0, 0, 0)] for code in (0x60, 0x61, 0x02, 0x03)],
     ],
 )
 def test_what_is_no_filter_is_an_error(program):
     with pytest.raises(ValueError, match="filter"):
         seccomp.run(program, 5)
+    assert seccomp.verdict([packed(*program)]).startswith("its seccomp filter cannot be followed")
+
+
+def test_bytes_that_are_no_whole_instructions_are_an_error():
+    with pytest.raises(ValueError, match="filter"):
+        seccomp.decode(packed((RET, 0, 0, ALLOW))[:-1])

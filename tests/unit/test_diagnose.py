@@ -13,6 +13,7 @@ from sonde.diagnose.moments import (
     CodePlace,
     DiskUse,
     Facts,
+    FlowUse,
     Moment,
     Place,
     ProcessMoment,
@@ -220,6 +221,27 @@ def test_a_service_that_answers_late():
     slow = process(0.4, waits=[wait("socket", 0.5)])
     found = verdict(ticks(p100=slow), peers={"10.0.0.2:80": "established"})
     assert found.cause == FaultCause.REMOTE_DEPENDENCY
+
+
+@pytest.mark.parametrize(
+    ("pid", "peer", "cause"),
+    [
+        (VICTIM, "10.0.0.2:80", FaultCause.SLOW_NETWORK),
+        (SERVER, "10.0.0.1:80", FaultCause.SLOW_NETWORK),  # the other end, on this node, too
+        (OTHER, "10.0.0.9:9000", FaultCause.REMOTE_DEPENDENCY),
+    ],
+)
+def test_segments_that_others_send_again_are_no_fault_of_a_program_s_path(pid, peer, cause):
+    slow = ticks(
+        p100=process(0.4, waits=[wait("socket", 0.5)]), p200=process(0.1), p300=process(0.1)
+    )
+    for one in slow:
+        one.processes[VICTIM].flows.append(FlowUse("10.0.0.2:80", "send", 10))
+        one.processes[pid].flows.append(FlowUse(peer, "retransmit", 5))
+
+    found = verdict(slow, peers={"10.0.0.2:80": "established"})
+
+    assert found.cause == cause
 
 
 def test_a_server_whose_backend_is_slow_is_distinguished_from_one_that_is_asked_less():

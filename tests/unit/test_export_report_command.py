@@ -49,6 +49,21 @@ def test_text_goes_to_standard_output(report, name, begin):
 
 
 @pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("html", "html is for other programs"),
+        ("speedscope", "speedscope is for other programs"),
+        ("pprof", "a pprof profile is binary"),
+    ],
+)
+def test_what_nobody_reads_in_a_terminal_is_not_written_to_one(report, monkeypatch, name, why):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    code, out, err = report("--format", name, "-o", "-")
+    assert (code, out) == (2, "")
+    assert f"{why}: not for a terminal" in err
+
+
+@pytest.mark.parametrize(
     ("name", "suffix", "begin"),
     [
         ("html", ".html", b"<!doctype html>"),

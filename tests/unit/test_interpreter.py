@@ -170,6 +170,32 @@ def test_what_others_can_change_is_not_only_ours(tmp_path):
 
 
 @ROOT_ONLY
+def test_every_link_of_a_chain_is_checked(tmp_path):
+    """Links lead on to links: who may change one of them chooses the file."""
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    ours.mkdir()
+    theirs.mkdir()
+    (ours / "file").write_text("")
+    (ours / "near").symlink_to("file")
+    (ours / "far").symlink_to(ours / "near")
+    (ours / "up").symlink_to("../ours/far")
+    assert ownership.only_ours(ours / "up")
+    assert ownership.only_ours(tmp_path / "theirs" / ".." / "ours" / "up")
+
+    (theirs / "between").symlink_to(ours / "file")
+    (ours / "chained").symlink_to(theirs / "between")
+    (ours / "folder").symlink_to(theirs)
+    (ours / "through").symlink_to("folder/between")
+    os.chown(theirs, NOBODY, -1)
+    for name in ("chained", "through", "folder/between", "folder/../ours/file"):
+        assert (ours / name).resolve() == ours / "file"
+        assert not ownership.only_ours(ours / name), name
+
+    (ours / "loop").symlink_to("loop")
+    assert not ownership.only_ours(ours / "loop")
+
+
+@ROOT_ONLY
 def test_python_m_sonde_imports_nothing_more_from_the_working_directory(hostile):
     """What `-m` itself takes for `sonde` is the interpreter's choice; what comes after is ours."""
     subprocess.run(["rm", "-r", str(hostile.folder / "sonde")], check=True)

@@ -7,11 +7,13 @@ import re
 import time
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
 from sonde.errors import UsageError
 from sonde.mcp import troubles
+from sonde.mcp.selection import Selection, observed
 from sonde.mcp.tools import Tools
 from sonde.mcp.untrusted import (
     MAX_ANSWER_BYTES,
@@ -197,6 +199,43 @@ def test_times(text: str, seconds: float) -> None:
 def test_what_is_no_time(text: str) -> None:
     with pytest.raises(UsageError, match="is no time"):
         times.seconds(text, NOW_S)
+
+
+class Server:
+    """Which was sent nothing, ever, or one chunk by one node."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self._rows = rows
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+
+    def ask(self, question: str, parameters: dict[str, Any]) -> list[dict[str, Any]]:
+        self.asked.append((question, parameters))
+        return self._rows
+
+
+@pytest.mark.parametrize(
+    ("node", "note"),
+    [("", "no node has sent anything"), ("n\n1", "no node called n\n1 has sent anything")],
+)
+def test_where_nothing_was_ever_sent_a_node_is_named_only_if_one_was(node: str, note: str) -> None:
+    found = observed(Server([]), Selection.of("-1h", "now", node))  # type: ignore[arg-type]
+    assert found["note"] == note
+
+
+def test_evidence_of_selected_owners_is_known_as_that_of_all() -> None:
+    server: Any = Server([{"chunks": 2, "seconds": 1.0, "lost": 0}])
+    every = observed(server, Selection.of("-1h", "now"))
+    one = observed(server, Selection.of("-1h", "now", user="ann"))
+    assert one == every | {"of": "all processes in the range, not only the selected ones"}
+
+
+def test_a_link_leads_to_what_was_selected_as_far_as_the_page_selects() -> None:
+    selection = Selection.of("-1h", "now", "n", pid=7, job="a&b", user="ann", pod="")
+    url = urlsplit(selection.page_url("http://s", "range", kind="cpu"))
+    found = dict(parse_qsl(url.query))
+    assert {name: found[name] for name in sorted(found.keys() - {"from", "to"})} == {
+        "job": "a&b", "kind": "cpu", "node": "n", "pid": "7", "view": "range",
+    }  # fmt: skip
 
 
 def test_the_node_in_the_worst_state_is_first() -> None:

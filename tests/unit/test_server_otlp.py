@@ -71,6 +71,57 @@ def test_what_is_hostile_is_refused_or_harmless() -> None:
     assert tables["event"].column("value").to_pylist() == [2.0]
 
 
+def weights(made: Any) -> tuple[list[float], list[float]]:
+    """The weights of a request's samples in ns, and what was left out."""
+    (one,) = otlp_profiles.chunks(made.SerializeToString(), "", "", NOW_NS)
+    tables, _ = joined([open_chunk(Record("a", one.node, b"0" * 16, 1, one.content))])
+    lost = tables["event"].column("value").to_pylist() if "event" in tables else []
+    found = tables["sample"].column("weight_ns").to_pylist() if "sample" in tables else []
+    return found, lost
+
+
+@pytest.mark.parametrize(
+    ("unit", "ns"),
+    [("ns", 1), ("Nanoseconds", 1), ("us", 10**3), ("ms", 10**6), ("milliseconds", 10**6),
+     ("s", 10**9), ("seconds", 10**9), ("count", 52e6), ("samples", 52e6), ("", 52e6)],
+)  # fmt: skip
+def test_a_weight_is_in_the_unit_that_its_type_names(unit: str, ns: float) -> None:
+    made = request(1)
+    profile = made.resource_profiles[0].scope_profiles[0].profiles[0]
+    made.dictionary.string_table[2] = unit
+    profile.samples[0].values.append(3)
+
+    assert weights(made) == ([3.0 * ns], [])
+
+
+def test_a_weight_in_another_unit_is_left_out_and_counted() -> None:
+    made = request(4)
+    made.dictionary.string_table[2] = "fortnights"
+    assert weights(made) == ([], [4.0])
+
+
+@pytest.mark.parametrize(
+    ("unit", "period", "ns"),
+    [("ms", 10, 10**7), ("nanoseconds", 10, 10), ("bytes", 10, 10**9 // 19), ("", 0, 10**9 // 19)],
+)
+def test_a_period_is_in_the_unit_that_its_type_names(unit: str, period: int, ns: int) -> None:
+    made = request(1)
+    profile = made.resource_profiles[0].scope_profiles[0].profiles[0]
+    profile.period, profile.period_type.unit_strindex = period, 8
+    made.dictionary.string_table.append(unit)
+
+    assert weights(made) == ([float(ns)], [])
+
+
+def test_a_cut_gzip_is_refused() -> None:
+    whole = gzip.compress(request().SerializeToString())
+    assert len(otlp_profiles.chunks(whole, "gzip", "", 1)) == 1
+    for body in (whole[:-1], whole[: len(whole) // 2], b"", whole + whole):
+        with pytest.raises(RefusedRequestError, match="gzip") as refused:
+            otlp_profiles.chunks(body, "gzip", "", 1)
+        assert refused.value.status == 400
+
+
 def test_rows_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(otlp_profiles, "MAX_ROWS", 4)
     (one,) = otlp_profiles.chunks(request(10).SerializeToString(), "", "", 1)

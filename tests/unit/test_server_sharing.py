@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import uvicorn
+from starlette.routing import Route
 from test_server_opened import unpacked
 
 from captures import scene
@@ -23,6 +24,8 @@ from sonde.server.opened import Opener
 from sonde.server.service import RefusedRequestError, ServerLimits, Service
 from sonde.server.tokens import Scope
 from sonde.server.turns import Turns
+
+PROFILES = "v1development/profiles"
 
 
 async def slowly() -> AsyncIterator[bytes]:
@@ -141,6 +144,14 @@ def read(one: socket.socket) -> bytes:
     return content
 
 
+def read_until(one: socket.socket, end: bytes) -> bytes:
+    """What comes until `end`, or until the other side closes."""
+    content = b""
+    while end not in content and (part := one.recv(1 << 20)):
+        content += part
+    return content
+
+
 def test_answers_that_are_not_read_are_given_up(served: tuple[Service, int]) -> None:
     service, port = served
     evil = service.tokens.make("evil", {Scope.READ})[1]
@@ -250,3 +261,60 @@ def test_bodies_that_arrive_slowly_leave_connections_to_others(
     assert len(read(asked(port, victim))) > 8 << 20
     for one in slow:
         one.close()
+
+
+def test_a_client_that_goes_away_is_no_defect(
+    served: tuple[Service, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    service, port = served
+    token = service.tokens.make("a", {Scope.INGEST, Scope.READ})[1]
+    with caplog.at_level(logging.ERROR):
+        for path in ("chunks", "open"):
+            with socket.create_connection(("127.0.0.1", port), timeout=30) as one:
+                head = f"POST /v1/{path} HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n"
+                kind = "Content-Type: application/octet-stream"
+                one.sendall(f"{head}{kind}\r\nAuthorization: Bearer {token}\r\n\r\nx".encode())
+                time.sleep(0.3)
+        deadline_s = time.monotonic() + 20
+        while service.counters.refused.get("gone", 0) < 2 and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+    assert service.counters.refused.get("gone") == 2
+    assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
+
+
+def test_every_request_counts_against_its_token_s_rate(
+    served: tuple[Service, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, port = served
+    token = service.tokens.make("a", set(Scope))[1]
+
+    def full(*_: object) -> None:
+        raise RefusedRequestError(429, "this token sends too much", "send less")
+
+    monkeypatch.setattr(service, "admit", full)
+    kinds = {"/v1/open": "application/octet-stream"}
+    routes = [one for one in Api(service).app().routes if isinstance(one, Route)]
+    for route in routes:
+        if not route.path.startswith("/v1/") or "{" in route.path:
+            continue
+        for method in sorted((route.methods or {"GET"}) - {"HEAD"}):
+            with socket.create_connection(("127.0.0.1", port), timeout=30) as one:
+                kind = f"Content-Type: {kinds.get(route.path, '')}\r\nContent-Length: 0\r\n"
+                head = f"{method} {route.path} HTTP/1.1\r\nHost: a\r\n{kind}"
+                one.sendall(f"{head}Authorization: Bearer {token}\r\n\r\n".encode())
+                assert b" 429 " in one.recv(1000), (method, route.path)
+
+
+def test_senders_of_profiles_and_of_chunks_are_advised_on_their_encodings(
+    served: tuple[Service, int],
+) -> None:
+    service, port = served
+    token = service.tokens.make("a", {Scope.INGEST})[1]
+    for path, remedy in (("v1/chunks", b"chunks as they are"), (PROFILES, b"use gzip")):
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as one:
+            head = f"POST /{path} HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\nContent-Encoding: br"
+            kind = "Content-Type: application/x-protobuf"
+            one.sendall(f"{head}\r\n{kind}\r\nAuthorization: Bearer {token}\r\n\r\n".encode())
+            answer = read_until(one, b"}")
+        assert b" 415 " in answer
+        assert remedy in answer

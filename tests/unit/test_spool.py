@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sonde.errors import UsageError
+from sonde.errors import SinkError, UsageError
 from sonde.sinks.spool import Spool
 
 CHUNK = bytes(1_000)
@@ -99,6 +100,81 @@ def test_two_agents_do_not_share_a_spool(tmp_path: Path) -> None:
         Spool(tmp_path / "spool")
     spool.close()
     Spool(tmp_path / "spool").close()
+
+
+def test_a_spool_that_cannot_be_read_is_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_fd: int) -> list[str]:
+        raise OSError(errno.EIO, "input/output error")
+
+    open_before = len(list(Path("/proc/self/fd").iterdir()))
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "listdir", fails)
+        with pytest.raises(SinkError, match="cannot use the spool"):
+            Spool(tmp_path / "spool")
+
+    assert len(list(Path("/proc/self/fd").iterdir())) == open_before
+    Spool(tmp_path / "spool").close()
+
+
+def test_a_file_system_without_locks_is_no_other_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_fd: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", fails)
+    with pytest.raises(SinkError, match=r"cannot lock the spool .*: No locks available"):
+        Spool(tmp_path / "spool")
+
+
+def test_what_the_disk_did_not_take_is_written_again_by_the_next_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool(tmp_path / "spool")
+    spool.add(b"first")
+    spool.add(b"second")
+    first = tmp_path / "spool" / "0000000000000001.chunk"
+    written = first.stat().st_ino
+    really, synced, failing = os.fdatasync, [], [written]
+
+    def fdatasync(fd: int) -> None:
+        inode = os.fstat(fd).st_ino
+        if inode in failing:
+            raise OSError(errno.EIO, "input/output error")
+        really(fd)
+        synced.append(inode)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    spool.sync()
+    second = (tmp_path / "spool" / "0000000000000002.chunk").stat().st_ino
+    assert synced == [second]
+
+    spool.sync()
+
+    assert first.stat().st_ino != written  # pages that failed once count as clean
+    assert synced == [second, first.stat().st_ino]
+    assert contents(spool) == [b"first", b"second"]
+    spool.sync()
+    assert len(synced) == 2
+
+
+def test_a_folder_that_cannot_be_synced_leaves_all_for_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool(tmp_path / "spool")
+    spool.add(CHUNK)
+    calls = []
+
+    def fails(fd: int) -> None:
+        calls.append(fd)
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    spool.sync()
+    spool.sync()
+    assert len(calls) == 2
 
 
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,18 @@ import { labelsOf, shortId } from "./devices";
 export interface Line { label: string; times: number[]; values: number[] }
 export interface Chart { title: string; unit: string; percent: boolean; lines: Line[]; top: number | null; stepped: boolean }
 
+/** A line's last value up to a time; null before its first one. */
+export function valueAt(line: Line, at: number): number | null {
+  let low = 0;
+  let high = line.times.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (line.times[middle]! <= at) low = middle + 1;
+    else high = middle;
+  }
+  return line.values[low - 1] ?? null;
+}
+
 interface Wanted { series: string; label: string; where?: [string, string]; by?: string; scale?: number; skip?: readonly string[] }
 export interface Group { title: string; unit: string; percent?: boolean; stepped?: boolean; wanted: readonly Wanted[] }
 

@@ -17,7 +17,7 @@ export function save(name: string, content: Blob): void {
 export const text = (content: string, type = "text/plain"): Blob => new Blob([content], { type });
 
 /** Nodes with self weight at or below `top`, each with its path from the root. */
-function* leaves(tree: Tree, top: number): Generator<[path: number[], own: number]> {
+function* stacksOf(tree: Tree, top: number): Generator<[path: number[], own: number]> {
   const inside = new Uint8Array(tree.fn.length);
   inside[top] = 1;
   for (let node = 0; node < tree.fn.length; node++) {
@@ -29,11 +29,17 @@ function* leaves(tree: Tree, top: number): Generator<[path: number[], own: numbe
   }
 }
 
-/** Brendan Gregg's folded stacks: `a;b;c WEIGHT` a line. */
+/** What `sonde report --format folded` replaces, too: controls, and spaces and line ends other than " ". */
+const UNPRINTABLE = /(?! )[\p{C}\p{Z}]/gu;
+
+/** Brendan Gregg's folded stacks: `a;b;c WEIGHT` a line, without those whose weight rounds to 0. */
 export function folded(tree: Tree, top: number): string {
   const lines: string[] = [];
-  const clean = tree.functions.map((fn) => fn.label.replace(/[;\r\n\u2028\u2029]/g, "_"));
-  for (const [path, own] of leaves(tree, top)) lines.push(`${path.map((fn) => clean[fn]).join(";")} ${Math.round(own)}`);
+  const clean = tree.functions.map((fn) => fn.label.replace(UNPRINTABLE, "\ufffd").replaceAll(";", ":"));
+  for (const [path, own] of stacksOf(tree, top)) {
+    const weight = Math.round(own);
+    if (weight) lines.push(`${path.map((fn) => clean[fn]).join(";")} ${weight}`);
+  }
   return `${lines.join("\n")}\n`;
 }
 
@@ -41,7 +47,7 @@ export function folded(tree: Tree, top: number): string {
 export function speedscope(tree: Tree, top: number, name: string, unit: "bytes" | "nanoseconds"): string {
   const samples: number[][] = [];
   const weights: number[] = [];
-  for (const [path, own] of leaves(tree, top)) {
+  for (const [path, own] of stacksOf(tree, top)) {
     samples.push(path.map((fn) => fn - 1));
     weights.push(own);
   }

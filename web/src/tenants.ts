@@ -23,15 +23,18 @@ export function hold(tenant: string): void {
   sessionStorage.setItem(HELD, JSON.stringify(Object.fromEntries([...others, [tenant, token.get()]])));
 }
 
+/** Use the token that is kept for a tenant. Returns whether there is one. */
 export function use(tenant: string): boolean {
   const found = held()[tenant];
   if (found) token.set(found);
   return Boolean(found);
 }
 
+/** Keep a tenant's token no longer; nor use it, if it is the one in use. */
 export function forget(tenant: string): void {
+  const isInUse = held()[tenant] === token.get();
   sessionStorage.setItem(HELD, JSON.stringify(Object.fromEntries(Object.entries(held()).filter(([name]) => name !== tenant))));
-  token.set("");
+  if (isInUse) token.set("");
 }
 
 /** Whose data the token shows; null where that is not known. Never throws. */

@@ -16,11 +16,19 @@ const tree = build(FLAME, "ns", false, "");
 
 describe("what is saved", () => {
   it("has every stack once, with its own weight", () => {
-    expect(folded(tree, 0).split("\n")).toEqual(["main;a 60", `main;a;</text><script>alert(1)</script>__"& 40`, ""]);
+    expect(folded(tree, 0).split("\n")).toEqual(["main;a 60", `main;a;</text><script>alert(1)</script>:\ufffd"& 40`, ""]);
     expect(folded(tree, nodeOf(tree, ["main", "a", EVIL])).split(" ").at(-1)).toBe("40\n");
     const scope = JSON.parse(speedscope(tree, 0, "x", "nanoseconds")) as { profiles: { samples: number[][]; weights: number[] }[]; shared: { frames: { name: string }[] } };
     expect(scope.profiles[0]!.weights).toEqual([60, 40]);
     expect(scope.profiles[0]!.samples[1]!.map((at) => scope.shared.frames[at]!.name)).toEqual(["main", "a", EVIL]);
+  });
+
+  it("has no stack that weighs nothing, and one line each, whatever names hold", () => {
+    const flame: Flame = {
+      ...FLAME, frames: [frame("main"), frame("b\u2028c\u00a0d\u200be f;g")],
+      stacks: [{ frames: [0], n: 1, ns: 0.4, bytes: 0 }, { frames: [1, 0], n: 1, ns: 2.4, bytes: 0 }],
+    };
+    expect(folded(build(flame, "ns", false, ""), 0)).toBe("main;b\ufffdc\ufffdd\ufffde f:g 2\n");
   });
 
   it("has no name as markup", () => {

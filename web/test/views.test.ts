@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-import { describe, expect, it } from "vitest";
-import type { Flame, SpanColumns, TimelineAnswer } from "../src/api";
+import { describe, expect, it, vi } from "vitest";
+import type { MemoryAnswer } from "../src/answers";
+import { token, type Flame, type SpanColumns, type TimelineAnswer } from "../src/api";
+import { valueAt } from "../src/charts";
 import { afterOf, changes, compared, levelOf, LEVELS } from "../src/compare";
 import { devicesOf, states } from "../src/devices";
 import { traceEvents } from "../src/exports";
 import { around, build, byBinary, nodeOf, pathOf } from "../src/flame";
 import { sharesOf, sumOf, type Hours } from "../src/gpu_hours";
 import { energy, gpuHours } from "../src/numbers";
+import { forget, held, hold } from "../src/tenants";
 import { LANE, layout } from "../src/timeline";
 import { format, parse, START } from "../src/url";
 import { placeOf } from "../src/views/alerts";
+import { reused } from "../src/views/memory";
 
 const frame = (name: string, binary = "app", kind = "user") => ({ kind, function: name, binary, file: "", line: 0 });
 const stack = (frames: number[], ns: number) => ({ frames, n: 1, ns, bytes: 0 });
@@ -27,6 +31,40 @@ describe("address", () => {
     };
     expect(parse(format(place))).toEqual(place);
     expect(parse("?view=jobs&by=evil&ownerBy=x&group=x&list=x&from2=-1")).toEqual({ ...START, view: "jobs" });
+  });
+});
+
+describe("charts", () => {
+  it("show no value before a line's first point", () => {
+    const line = { label: "", times: [10, 20, 30], values: [1, 2, 3] };
+    expect([9, 10, 19.9, 20, 99].map((at) => valueAt(line, at))).toEqual([null, 1, 1, 2, 3]);
+    expect(valueAt({ label: "", times: [], values: [] }, 5)).toBeNull();
+  });
+});
+
+describe("memory", () => {
+  it("knows numbers that several processes had", () => {
+    const row = (pid: number, start_ns: number): MemoryAnswer[number] => ({
+      node: "n", pid, start_ns, mapped: 0, unmapped: 0, grown: 0, faulted: 0, reserved: 0, comm: null, exe: null,
+      user: null, pod: null, namespace: null, job: null, container: null, unit: null,
+    });
+    expect([...reused([row(7, 1), row(8, 1), row(7, 2), row(7, 3)])]).toEqual([7]);
+  });
+});
+
+describe("tenants", () => {
+  it("lose the token in use only where it is theirs", () => {
+    const kept = new Map<string, string>();
+    vi.stubGlobal("sessionStorage", { getItem: (key: string) => kept.get(key) ?? null, setItem: (key: string, text: string) => kept.set(key, text) });
+    for (const name of ["a", "b"]) {
+      token.set(`token of ${name}`);
+      hold(name);
+    }
+    forget("a");
+    expect([token.get(), Object.keys(held())]).toEqual(["token of b", ["b"]]);
+    forget("b");
+    expect([token.get(), held()]).toEqual(["", {}]);
+    vi.unstubAllGlobals();
   });
 });
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Functions that no frame description covers: where they are, and their rules.
 //!
-//! Symbols have their starts; in a stripped file, pointers to them do that the loader relocates
-//! (tables of functions), and Go's own table does, which has their rules, too. Only code between
+//! Their starts are those of symbols; in a stripped file, where pointers lead that the loader relocates
+//! (tables of functions). A Go program has its own table of starts, and of rules. Only code between
 //! descriptions is looked at.
 use std::collections::HashSet;
 use std::io::Result;
@@ -27,11 +27,14 @@ const MAX_RELA_BYTES: u64 = 1 << 28;
 /// Where programs and threads begin: nothing called them, so there is no return address.
 const BEGINNINGS: [&[u8]; 5] = [b"_start", b"_dl_start", b"_dlstart", b"__clone", b"clone"];
 
+/// (start, end) of each.
+type Functions = Vec<(u64, u64)>;
+
 pub struct Plain<'a> {
     file: &'a ElfFile,
     go: Option<Frames>,
-    /// (start, end), the last one first.
-    functions: Vec<(u64, u64)>,
+    /// The last one first.
+    functions: Functions,
     looked_at_bytes: u64,
     steps_left: usize,
 }
@@ -84,7 +87,7 @@ impl<'a> Plain<'a> {
         described: impl Iterator<Item = (u64, u64)>,
     ) -> Result<()> {
         let gaps = Gaps::new(code, described);
-        let mut found = self.by_symbols(&gaps)?;
+        let (mut found, beginnings) = self.by_symbols(&gaps)?;
         if let Some(go) = &self.go {
             let within = |(start, end)| gaps.end_at(start).map(|most| (start, most.min(end)));
             found.extend(go.functions().filter_map(within));
@@ -101,17 +104,20 @@ impl<'a> Plain<'a> {
             let next = found[at].0;
             found[at - 1].1 = found[at - 1].1.min(next);
         }
-        found.retain(|it| it.1 - it.0 >= LEAST_BYTES);
+        // Only now: no pointer brings them back, and what is before them ends where they start.
+        found.retain(|it| it.1 - it.0 >= LEAST_BYTES && !beginnings.contains(&it.0));
         found.reverse();
         self.functions = found;
         Ok(())
     }
 
-    fn by_symbols(&self, gaps: &Gaps) -> Result<Vec<(u64, u64)>> {
+    /// (functions; which of them are `BEGINNINGS`).
+    fn by_symbols(&self, gaps: &Gaps) -> Result<(Functions, HashSet<u64>)> {
         let mut found = Vec::new();
+        let mut beginnings = HashSet::new();
         for kind in [elf::SHT_DYNSYM, elf::SHT_SYMTAB] {
             let Some((table, strings)) = self.file.symbol_table(kind) else { continue };
-            let mut beginnings = Vec::new();
+            let mut named = Vec::new();
             self.file.each_symbol(table, |symbol| {
                 if symbol.kind != elf::STT_FUNC || !symbol.is_defined() {
                     return;
@@ -123,22 +129,20 @@ impl<'a> Plain<'a> {
                 };
                 if found.len() < MAX_FUNCTIONS {
                     found.push((symbol.value, end));
-                    beginnings.push((symbol.value, symbol.name));
+                    named.push((symbol.value, symbol.name));
                 }
             })?;
-            // Names are read for the few that are left, and only to leave out what begins threads.
+            // Names are read for those within gaps alone, and only to leave out what begins threads.
             let begins = |name| {
                 let name = self.file.name(strings, name, 16).unwrap_or_default();
                 BEGINNINGS.contains(&name.as_slice())
             };
-            beginnings.retain(|it| begins(it.1));
-            let beginnings: HashSet<u64> = beginnings.iter().map(|it| it.0).collect();
-            found.retain(|it| !beginnings.contains(&it.0));
+            beginnings.extend(named.iter().filter(|it| begins(it.1)).map(|it| it.0));
         }
-        Ok(found)
+        Ok((found, beginnings))
     }
 
-    fn by_pointers(&self, gaps: &Gaps, known: &[(u64, u64)]) -> Result<Vec<(u64, u64)>> {
+    fn by_pointers(&self, gaps: &Gaps, known: &[(u64, u64)]) -> Result<Functions> {
         let Some(section) = section::by_name(self.file, ".rela.dyn")? else {
             return Ok(Vec::new());
         };
@@ -150,7 +154,7 @@ impl<'a> Plain<'a> {
             }
             let Some(end) = gaps.end_at(address) else { continue };
             let after = known.partition_point(|it| it.0 <= address);
-            // Into the middle of a function that has a symbol: a label, not a start.
+            // Into the middle of a function of a symbol or of Go's table: a label, not a start.
             if after > 0 && address < known[after - 1].1 {
                 continue;
             }

@@ -229,6 +229,29 @@ fn a_file_whose_frame_section_is_empty_has_the_rules_of_its_instructions() {
 }
 
 #[test]
+fn no_pointer_makes_a_function_of_where_a_program_begins() {
+    let mut image = Image::default();
+    // push %rbp; mov %rsp, %rbp; pop %rbp; ret, three times; the last without a symbol
+    let body = [0x55, 0x48, 0x89, 0xe5, 0x5d, 0xc3];
+    let code = image.section(".text", &[&body[..], &[0xcc; 58]].concat().repeat(3));
+    image.symbol("assembly", code, 0);
+    image.symbol("_start", code + 64, 48);
+    image.section(".eh_frame", &[]);
+    let relative = |to: u64| [0, 8, to].iter().flat_map(|it| it.to_le_bytes()).collect::<Vec<_>>();
+    let pointers = [code + 64, code + 80, code + 128].map(relative);
+    image.section(".rela.dyn", &pointers.concat());
+
+    let table = Table::build(&parse(&image.finish()).unwrap()).unwrap();
+
+    assert_eq!((table.descriptions, table.analysed), (0, 2));
+    assert_rule(&table, code, rsp(8));
+    assert_rule(&table, code + 128, rsp(8));
+    for inside in [64, 80] {
+        assert_rule(&table, code + inside, Rule::NONE);
+    }
+}
+
+#[test]
 fn code_of_go_without_descriptions_has_no_rules_of_its_instructions() {
     let mut image = Image::default();
     let body = [0x55, 0x48, 0x89, 0xe5, 0x5d, 0xc3];

@@ -69,7 +69,7 @@ class Exporters:
         self._owner_of = owner_of
         self._dcgm_names = config.dcgm_names
         self._host = procfs.printable(platform.node())
-        self._examined_s = time.monotonic() + SETTLES_S - HEALTH_S
+        self._examined_s = time.monotonic() + SETTLES_S - HEALTH_S  # first after SETTLES_S
         self.resource = {
             "service.name": "sonde",
             "service.version": _native.VERSION,
@@ -135,7 +135,8 @@ class Exporters:
         self.registry.count("sonde.agent.lost", {"sonde.loss": name}, count)
 
     def families(self) -> Families:
-        """What there is now; of a loop that is stuck or paused that alone: the rest is old."""
+        """What there is now. Where the loop is stuck or paused, only that, and its age: the rest is
+        old. Called from threads of exporters."""
         if self._is_stuck() or self._is_paused():
             return [
                 (metric, series)
@@ -143,9 +144,10 @@ class Exporters:
                 if metric.name in (LOOP_AGE, PAUSED)
             ]
         self._fresh()
-        if self.pusher is not None:
+        pusher = self.pusher  # `reconfigure` may replace it meanwhile
+        if pusher is not None:
             now_ns = time.monotonic_ns()
-            done, failed = float(self.pusher.pushed), float(self.pusher.failed)
+            done, failed = float(pusher.pushed), float(pusher.failed)
             self.registry.record(
                 (now_ns, "sonde.otlp.pushes", labels(sonde__outcome=outcome), count)
                 for outcome, count in (("done", done), ("failed", failed))
@@ -231,7 +233,8 @@ USAGE: Sequence[tuple[str, Mapping[str, str], float]] = (
     ("sonde.process.reclaim.time", {}, 1e9),
     ("sonde.process.reclaimed_pages", {}, 1.0),
 )
-"""What becomes of the counters of the table usage: series, attributes, and one of its unit."""
+"""What becomes of the counters of the table usage, in the order of `UsageTuple`: series,
+attributes, and one of its unit."""
 
 
 def _health(families: Families) -> list[MetricRow]:

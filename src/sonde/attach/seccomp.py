@@ -22,6 +22,7 @@ _ERRNO: Final = 0x00050000
 _ACTION: Final = 0xFFFF0000
 _WORD: Final = 0xFFFFFFFF
 _DATA: Final = struct.Struct("<iIQ6Q")
+_LOADED: Final = struct.Struct("<I")
 _MAX_STEPS: Final = 65_536
 
 _THREAD_FLAGS: Final = 0x3D0F00  # as pthread_create() calls clone()
@@ -67,16 +68,29 @@ _ASKED: Final[dict[str, tuple[int, tuple[int, ...]]]] = {
     "process_vm_readv": (310, ()),
     "tgkill": (234, (1, 1, 0)),
 }
+"""Calls that may be refused with an error, and must not end or halt the thread."""
 
 
 def decode(program: bytes) -> list[Instruction]:
-    """The instructions of a packed program of `struct sock_filter`."""
-    return list(struct.iter_unpack("<HBBI", program))
+    """The instructions of a packed program of `struct sock_filter`. Raises ValueError."""
+    try:
+        return list(struct.iter_unpack("<HBBI", program))
+    except struct.error as error:
+        raise ValueError("not whole instructions of a filter") from error
 
 
 def verdict(programs: Iterable[bytes]) -> str | None:
-    """None where a load may go on under these filters; else which call stands in the way."""
-    filters = [decode(program) for program in programs]
+    """None where a load may go on under these filters; else which call stands in the way.
+
+    A filter that cannot be followed stands in the way, too.
+    """
+    try:
+        return _verdict([decode(program) for program in programs])
+    except ValueError as error:
+        return f"its seccomp filter cannot be followed: {error}"
+
+
+def _verdict(filters: Sequence[list[Instruction]]) -> str | None:
     for name, (number, arguments) in _NEEDED.items():
         if _answer(filters, number, arguments) not in _ALLOWED:
             return f"its seccomp filter forbids {name}"
@@ -96,7 +110,10 @@ def _answer(filters: Sequence[list[Instruction]], number: int, arguments: tuple[
 
 
 def run(program: Sequence[Instruction], number: int, arguments: Sequence[int] = ()) -> int:
-    """What the filter answers to a call. Raises ValueError for what is no filter."""
+    """What the filter answers to a call. Raises ValueError for what the kernel takes for no filter.
+
+    The instruction pointer is 0: which call a thread makes, not from where, is what is asked.
+    """
     padded = [*arguments, *[0] * (6 - len(arguments))]
     data = _DATA.pack(number, _ARCH_X86_64, 0, *padded)
     a = x = at = 0
@@ -109,7 +126,7 @@ def run(program: Sequence[Instruction], number: int, arguments: Sequence[int] = 
         at += 1
         match code:
             case 0x20:  # ld [k]
-                (a,) = struct.unpack_from("<I", data, k)
+                (a,) = _LOADED.unpack_from(data, _within(k, len(data), _LOADED.size))
             case 0x80 | 0x81:  # ld len, ldx len
                 a, x = (len(data), x) if code == 0x80 else (a, len(data))
             case 0x00:
@@ -117,13 +134,13 @@ def run(program: Sequence[Instruction], number: int, arguments: Sequence[int] = 
             case 0x01:
                 x = k
             case 0x60:
-                a = memory[k]
+                a = memory[_within(k, len(memory))]
             case 0x61:
-                x = memory[k]
+                x = memory[_within(k, len(memory))]
             case 0x02:
-                memory[k] = a
+                memory[_within(k, len(memory))] = a
             case 0x03:
-                memory[k] = x
+                memory[_within(k, len(memory))] = x
             case 0x07:  # tax
                 x = a
             case 0x87:  # txa
@@ -136,11 +153,20 @@ def run(program: Sequence[Instruction], number: int, arguments: Sequence[int] = 
                 return a
             case _ if code & 7 == 5:
                 at += jump_true if _holds(code, a, x if code & 8 else k) else jump_false
+            case 0x3C if x == 0:  # div x: the kernel ends the program with 0 (core/filter.c)
+                return 0
             case _ if code & 7 == 4:
                 a = _computed(code, a, x if code & 8 else k)
             case _:
                 raise ValueError(f"no instruction {code:#x} in a seccomp filter")
     raise ValueError("the filter does not end")
+
+
+def _within(k: int, end: int, size: int = 1) -> int:
+    """`k`, where `size` bytes or slots from there lie before `end`. Raises ValueError."""
+    if k % size or k + size > end:
+        raise ValueError(f"a place {k} that no seccomp filter has")
+    return k
 
 
 def _holds(code: int, a: int, b: int) -> bool:
@@ -157,6 +183,9 @@ def _holds(code: int, a: int, b: int) -> bool:
 
 
 def _computed(code: int, a: int, b: int) -> int:
+    """Raises ValueError for what no filter may compute."""
+    if (code == 0x34 and b == 0) or (code in (0x64, 0x74) and b >= 32):
+        raise ValueError(f"no constant {b} for {code:#x} in a seccomp filter")
     match code & 0xF0:
         case 0x00:
             a += b
@@ -165,15 +194,15 @@ def _computed(code: int, a: int, b: int) -> int:
         case 0x20:
             a *= b
         case 0x30:
-            a = a // b if b else 0
+            a //= b
         case 0x40:
             a |= b
         case 0x50:
             a &= b
         case 0x60:
-            a = a << b if b < 32 else 0
+            a <<= b & 31  # as the processor does
         case 0x70:
-            a = a >> b if b < 32 else 0
+            a >>= b & 31
         case 0x80:
             a = -a
         case 0xA0:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from sonde.errors import MissingDependency, SinkError, UsageError
 from sonde.export.layout import one_line
-from sonde.model.profile import BASIC_KINDS, ProfileKind
+from sonde.model.profile import ProfileKind
 
 if TYPE_CHECKING:
     from sonde.query.capture import Capture
@@ -60,7 +60,8 @@ class _Format:
     module: str
     suffix: str = ""
     """Of the file that is written by default; '' for standard output."""
-    default_kinds: tuple[ProfileKind, ...] = BASIC_KINDS
+    default_kinds: tuple[ProfileKind, ...] | None = None
+    """What is shown where --metric names none; None: all that was recorded."""
 
 
 _HTML = _Format("html", ".html")
@@ -84,7 +85,7 @@ _FORMER_METRIC_NAMES = {
     "faulted": ProfileKind.MEMORY_FAULTED,
     "held": ProfileKind.MEMORY_HELD,
 }
-"""Accepted for scripts that were written for version 0.2 and before; not in the help."""
+"""Accepted for scripts that have the names from before 0.1.0; not in the help."""
 
 _UNUSED_TABLES = ("span",)
 """No format of a report shows single intervals; they are a third of a capture."""
@@ -175,7 +176,7 @@ def _recorded_kinds(session: Session, chosen: _Format) -> tuple[ProfileKind, ...
     """The kinds to show where --metric names none."""
     from sonde.query.device_runs import kinds_seen
 
-    return kinds_seen(session) if len(chosen.default_kinds) > 1 else chosen.default_kinds
+    return kinds_seen(session) if chosen.default_kinds is None else chosen.default_kinds
 
 
 def _output(args: argparse.Namespace, chosen: _Format) -> Path | None:
@@ -185,7 +186,10 @@ def _output(args: argparse.Namespace, chosen: _Format) -> Path | None:
     piped = own_descriptor(args.file) is not None
     if args.output == "-" or (args.output is None and (piped or not chosen.suffix)):
         if chosen.suffix and sys.stdout.isatty():
-            what = "a pprof profile is binary" if chosen.suffix == ".pb.gz" else "it is no text"
+            is_binary = chosen.suffix == ".pb.gz"
+            what = (
+                "a pprof profile is binary" if is_binary else f"{args.format} is for other programs"
+            )
             raise UsageError(f"{what}: not for a terminal", "name a file with -o, or pipe it")
         return None
     output: Path = Path(args.output) if args.output else args.file.with_suffix(chosen.suffix)

@@ -22,8 +22,6 @@ class Rates:
     disk_s: float = 0.0
     major_faults: float = 0.0
     reclaim_s: float = 0.0
-    retransmits: float = 0.0
-    segments: float = 0.0
 
 
 class Case:
@@ -136,12 +134,6 @@ def _rates(moments: list[Moment]) -> dict[int, Rates]:
             disk_s=each(use.ns / 1e9 for it in its for use in it.disk),
             major_faults=each(it.usage.major_faults for it in its),
             reclaim_s=each(it.usage.reclaim_ns / 1e9 for it in its),
-            retransmits=each(_segments(it, "retransmit") for it in its),
-            segments=each(_segments(it, "receive") for it in its),
         )
         for pid, its in of.items()
     }
-
-
-def _segments(one: ProcessMoment, operation: str) -> int:
-    return sum(flow.segments for flow in one.flows if flow.operation == operation)

@@ -4,8 +4,9 @@
     python3;_start;main;train_step;do_syscall_64_[k] 4211
 
 The process comes first. Frames of the kernel end in `_[k]`, of JIT code in `_[j]`, inlined ones in
-`_[i]`. Weights are CPU samples, bytes of memory, and microseconds of all other kinds. Source:
-https://github.com/brendangregg/FlameGraph#2-fold-stacks
+`_[i]`. Weights are CPU samples, bytes of memory, and microseconds of all other kinds; a stack whose
+weight rounds to 0 has no line. In names `;` is `:`. Files that the page saves are alike, with times
+in ns (web/src/exports.ts). Source: https://github.com/brendangregg/FlameGraph#2-fold-stacks
 """
 
 from __future__ import annotations

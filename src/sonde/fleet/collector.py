@@ -26,7 +26,8 @@ ANSWER_S = 120.0
 """Deadline of a whole release: the leader asks the helper meanwhile."""
 _MAX_REASON_BYTES = 500  # of a refusal
 _MAX_PLAUSIBLE_SUM = 1 << 53
-"""Upper bound of an honest sum. Two shares that do not belong together almost always exceed it."""
+"""Upper bound of an honest sum. Two shares that do not belong together almost always exceed it;
+those of a `plain` task never do, as its sums are modulo 2^32: there it is not noticed."""
 
 
 _REMEDIES = {
@@ -56,14 +57,14 @@ def collect(directory: Path, start_s: int) -> Result:
     Raises ReleaseDenied with the aggregators' reason if they refuse, and SinkError if they cannot
     be reached or their answer is invalid; UsageError where the directory is no collector's.
     """
-    bundle, task = Credentials.load(directory), Task.load(directory / "task.json")
-    if bundle.role != "collector":
+    credentials, task = Credentials.load(directory), Task.load(directory / "task.json")
+    if credentials.role != "collector":
         raise UsageError(
-            f"{directory} belongs to a {bundle.role}, not to a collector",
+            f"{directory} belongs to a {credentials.role}, not to a collector",
             "name the collector's directory",
         )
-    sealed = _request(task, bundle, start_s)
-    opener = hpke.Opener(bundle.hpke_private)
+    sealed = _request(task, credentials, start_s)
+    opener = hpke.Opener(credentials.hpke_private)
     try:
         shares = [
             opener.open(share, aggregate_binding(role, task.id, start_s, task.release_s))
@@ -71,6 +72,7 @@ def collect(directory: Path, start_s: int) -> Result:
         ]
     except hpke.DecryptionError as error:
         raise SinkError("an aggregate share does not open with this collector's key") from error
+    # First: the aggregators have spent the batch's budget, also where the shares do not fit.
     _record_collected(directory, start_s)
     return combine_shares(task, start_s, shares)
 
@@ -112,11 +114,11 @@ def combine_shares(task: Task, start_s: int, shares: list[bytes]) -> Result:
     return make_result(task, start_s, sums, losses)
 
 
-def _request(task: Task, bundle: Credentials, start_s: int) -> tuple[bytes, bytes]:
+def _request(task: Task, credentials: Credentials, start_s: int) -> tuple[bytes, bytes]:
     url = urlsplit(task.leader_url)
     body = start_s.to_bytes(8, "big") + task.release_s.to_bytes(8, "big")
     try:
-        answer = post(task, bundle, url.hostname or "", url.port, "releases", body)
+        answer = post(task, credentials, url.hostname or "", url.port, "releases", body)
         reader = Reader(answer)
         return reader.length_prefixed(), reader.length_prefixed()
     except Refused as refused:
@@ -126,15 +128,15 @@ def _request(task: Task, bundle: Credentials, start_s: int) -> tuple[bytes, byte
 
 
 def post(
-    task: Task, bundle: Credentials, host: str, port: int | None, path: str, body: bytes
+    task: Task, credentials: Credentials, host: str, port: int | None, path: str, body: bytes
 ) -> bytes:
     """One authorized request to the leader. Raises Refused or SinkError."""
-    connection = Connection(host, port, bundle.client_tls())
+    connection = Connection(host, port, credentials.client_tls())
     try:
         status, answer = post_request(
             connection,
             task,
-            bundle.token,
+            credentials.token,
             path,
             body,
             deadline_s=ANSWER_S,

@@ -35,7 +35,10 @@ class Database:
     def __init__(
         self, path: Path, schema: str, on_open: Callable[[sqlite3.Connection], None]
     ) -> None:
-        """Opens or creates the file; `on_open` reads it first. Raises SinkError."""
+        """Opens or creates the file; `on_open` reads it first.
+
+        Raises SinkError; UsageError where other users could change its directory.
+        """
         self._lock = threading.Lock()
         self._unwritten_lock = threading.Lock()
         self._unwritten: Counter[str] = Counter()

@@ -15,7 +15,7 @@ from sonde.server.client import ServerClient
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A range, seconds since 1970, and owners; '' and 0 select all."""
+    """A range, seconds since 1970, a node ('': all), and owners."""
 
     from_s: float
     to_s: float
@@ -25,7 +25,7 @@ class Selection:
 
     @classmethod
     def of(cls, start: str, end: str, node: str = "", **owners: str | int) -> Selection:
-        """From what a caller wrote. Raises UsageError."""
+        """From what a caller wrote; owners that are '' or 0 select all. Raises UsageError."""
         now_s = time.time()
         to_s = times.seconds(end, now_s)
         given = {name: str(value) for name, value in owners.items() if value}
@@ -46,15 +46,20 @@ class Selection:
         return shown
 
     def page_url(self, base: str, view: str, **more: str) -> str:
-        """The address of the page's view of it; every value is percent-encoded."""
-        query = {"view": view, "node": self.node, **more}
+        """The address of the page's view of it; every value is percent-encoded.
+
+        Views select by process and job alone, where they do: of other owners they show all.
+        """
+        owners = {name: self.owners[name] for name in ("pid", "job") if name in self.owners}
+        query = {"view": view, "node": self.node, **owners, **more}
         query |= {"from": f"{self.from_s:.6f}", "to": f"{self.to_s:.6f}"}
         return f"{base}/?{urlencode({name: text for name, text in query.items() if text})}"
 
 
 def observed(server: ServerClient, selection: Selection) -> dict[str, Any]:
-    """What an answer rests on: nodes, chunks, seconds of recordings, events lost; where nothing
-    was sent in the range, when there is newer or older data. Raises SinkError."""
+    """What an answer rests on: nodes, chunks, seconds of recordings, events lost, of all owners
+    together, as each chunk is; where nothing was sent in the range, when there is newer or older
+    data. Raises SinkError."""
     only = {"from": repr(selection.from_s), "to": repr(selection.to_s)}
     if selection.node:
         only["node"] = selection.node
@@ -65,12 +70,16 @@ def observed(server: ServerClient, selection: Selection) -> dict[str, Any]:
         "recorded_s": round(sum(row["seconds"] for row in rows), 3),
         "events_lost": sum(row["lost"] for row in rows),
     }
+    if selection.owners:
+        found["of"] = "all processes in the range, not only the selected ones"
     if not rows:
         every = server.ask("nodes", only | {"from": "1", "to": "4000000000"})
         last_ns = max((row["last_ns"] for row in every), default=0)
         found["note"] = (
             f"nothing was sent in this range; the newest data is of {times.iso(last_ns / 1e9)}"
             if last_ns
-            else "no such node has sent anything"
+            else f"no node called {selection.node} has sent anything"
+            if selection.node
+            else "no node has sent anything"
         )
     return found

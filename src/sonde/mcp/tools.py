@@ -145,7 +145,7 @@ class Tools:
             for row in self._server.ask("top", asked)
         ]
         data, cut = _counted(fitting(rows, limit, "functions"), len(rows) > limit)
-        page = selection.page_url(self._page, "range", kind=kind, pid=str(pid or ""), shape="table")
+        page = selection.page_url(self._page, "range", kind=kind, shape="table")
         return self._answer(selection, data, cut, page)
 
     def flame_graph(
@@ -159,7 +159,7 @@ class Tools:
         found = self._server.ask("flametree", selection.parameters(kind=kind))
         tree, cut = flame(found["root"], found["total"], boxes)
         data = clean({"unit": found["unit"], "total": found["total"]}) | {"root": tree}
-        page = selection.page_url(self._page, "range", kind=kind, pid=str(pid or ""))
+        page = selection.page_url(self._page, "range", kind=kind)
         return self._answer(selection, data, cut, page)
 
     def why_waiting(self, node: OneNode, start: Start = "-2m", end: End = "now") -> Answer:
@@ -197,7 +197,7 @@ class Tools:
         data, cut = fitting(rows, limit, "ranks")
         if found["left_out"]:
             cut.append(f"{found['left_out']:,} ranks with less device time are not in the figures")
-        return self._answer(selection, data, cut, selection.page_url(self._page, "ranks", job=job))
+        return self._answer(selection, data, cut, selection.page_url(self._page, "ranks"))
 
     def incidents(
         self, node: Node = "", start: Start = "-1d", end: End = "now", limit: Rows = 20
@@ -230,7 +230,8 @@ class Tools:
         found["verdicts"] = [_verdict(one["verdict"]) for one in found["verdicts"]]
         most = {"not_covered": 10, "wasted": 30, "verdicts": 16, "functions": 10, "nodes": 50}
         data, cut = fitting_lists(found, most)
-        return self._answer(selection, data, cut, selection.page_url(self._page, ""))
+        page = selection.page_url(self._page, "job", by=by, id=owner)
+        return self._answer(selection, data, cut, page)
 
     def owners(
         self, by: OwnerKind = "user", start: Start = "-1d", end: End = "now", limit: Rows = 30
@@ -243,7 +244,7 @@ class Tools:
         if found["left_out"]:
             cut.append(f"{found['left_out']:,} owners with less waste are left out")
         table = {"owners": data, "not_covered": clean(found["not_covered"][:10])}
-        return self._answer(selection, table, cut, selection.page_url(self._page, ""))
+        return self._answer(selection, table, cut, selection.page_url(self._page, "owners", by=by))
 
     def compare(
         self,

@@ -32,7 +32,10 @@ MAX_FILES: Final = 4_096
 MAX_OPEN: Final = 96
 """Files held open."""
 IDLE_NS: Final = 30_000_000_000
-"""Files are closed this long after their last use: until then a deleted one occupies its disk."""
+"""Files are closed this long after their last use; deleted ones only once the process that used
+them is gone, as its own mapping keeps them on the disk."""
+RETRY_NS: Final = 10_000_000_000
+"""A file that could not be opened is looked for again after this: what failed may have passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,17 @@ class _LastUse:
     process: TrackedProcess
     time_ns: int
     """CLOCK_MONOTONIC."""
+
+
+class _Missed(Binary):
+    """A file that could not be opened: nothing is known of it."""
+
+    __slots__ = ("retry_ns",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.retry_ns = time.monotonic_ns() + RETRY_NS
+        """It is not looked for before; CLOCK_MONOTONIC."""
 
 
 class Binaries:
@@ -56,6 +70,8 @@ class Binaries:
         self._open: dict[Binary, _LastUse] = {}
         """The most recently used at the end."""
         self._vdso: Binary | None = None
+        self._retries: dict[TrackedProcess, int] = {}
+        """When a process has files that are looked for again; CLOCK_MONOTONIC."""
 
     @property
     def held_open(self) -> int:
@@ -63,9 +79,14 @@ class Binaries:
         return len(self._open)
 
     def of(self, process: TrackedProcess, mapping: Mapping) -> Binary | None:
-        """The file behind a mapping; None where there is none."""
+        """The file behind a mapping; None where there is none.
+
+        One that cannot be opened is a `Binary` without content, until it is looked for again.
+        """
         binary = mapping.binary
-        if binary is None:
+        if binary is None or (
+            isinstance(binary, _Missed) and binary.retry_ns <= time.monotonic_ns()
+        ):
             if mapping.has_file:
                 binary = self._find(process, mapping)
             elif mapping.path == "[vdso]":
@@ -74,16 +95,16 @@ class Binaries:
         return binary
 
     def open(self, binary: Binary, process: TrackedProcess, mapping: Mapping) -> bool:
-        """Open the file for reading. False where it cannot be reached any more."""
+        """Open the file for reading. False where it cannot be reached, now or any more."""
         use = _LastUse(process, time.monotonic_ns())
+        if isinstance(binary, _Missed):
+            self._retries.setdefault(process, binary.retry_ns)
+            return False
         if binary.fd < 0:
-            found = self._open_mapped(process, mapping)
-            if found is None:
-                return False
-            if found.key != binary.key:
-                os.close(found.fd)
-                return False
-            return self._hold(binary, found, use)
+            is_open = self._reopen(binary, process, mapping, use)
+            if not is_open:
+                self._retries.setdefault(process, use.time_ns + RETRY_NS)
+            return is_open
         if binary in self._open:
             if not binary.is_copy:
                 try:
@@ -91,10 +112,30 @@ class Binaries:
                 except OSError:
                     self._counters.files_unopened += 1
                     self._release(binary)
+                    self._retries.setdefault(process, use.time_ns + RETRY_NS)
                     return False
             del self._open[binary]
             self._open[binary] = use
         return True
+
+    def _reopen(
+        self, binary: Binary, process: TrackedProcess, mapping: Mapping, use: _LastUse
+    ) -> bool:
+        found = self._open_mapped(process, mapping)
+        if found is None:
+            return False
+        if found.key != binary.key:
+            os.close(found.fd)
+            return False
+        return self._hold(binary, found, use)
+
+    def to_retry(self, now_ns: int) -> list[TrackedProcess]:
+        """Processes some of whose files could not be opened, and may be now: their frames without
+        names are to be looked up again. Each is returned once."""
+        due = [it for it, at_ns in self._retries.items() if at_ns <= now_ns or not it.is_alive]
+        for process in due:
+            del self._retries[process]
+        return due
 
     def expire(self, now_ns: int) -> None:
         """Close files that were not used lately, except deleted ones of living processes."""
@@ -119,8 +160,8 @@ class Binaries:
         found = self._open_mapped(process, mapping)
         if found is None:
             # Whether it is the known file is uncertain: no name is better than a wrong one.
-            self._counters.files_unopened += 1
-            return Binary()
+            self._counters.files_unopened += not isinstance(mapping.binary, _Missed)
+            return _Missed()
         known = None if found.key is None else self._known.get(found.key)
         if known is not None and known.fd >= 0:
             os.close(found.fd)
@@ -128,7 +169,7 @@ class Binaries:
         binary = known or Binary()
         binary.key = found.key
         if not self._hold(binary, found, _LastUse(process, time.monotonic_ns())):
-            return Binary()
+            return _Missed()
         if found.key is not None:
             self._known.put(found.key, binary)
         if self._links is not None and binary.build_id and not binary.is_copy:
@@ -213,9 +254,13 @@ def _dump_vdso() -> Binary | None:
                 with open("/proc/self/mem", "rb", buffering=0) as memory:  # noqa: PTH123
                     image = os.pread(memory.fileno(), int(end, 16) - int(start, 16), int(start, 16))
                 fd = os.memfd_create("vdso", os.MFD_CLOEXEC)
-                os.write(fd, image)
             except OSError:
                 return None
-            binary.use_descriptor(fd)
+            try:
+                os.write(fd, image)
+                binary.use_descriptor(fd)
+            except OSError:
+                os.close(fd)
+                return None
             return binary
     return None

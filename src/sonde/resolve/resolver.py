@@ -214,6 +214,8 @@ class Resolver:
         """End a tick: drop what is no longer needed. `now_ns`: CLOCK_MONOTONIC."""
         self.processes.expire(now_ns)
         self._binaries.expire(now_ns)
+        for process in self._binaries.to_retry(now_ns):
+            process.forget_frames()
         self._perf_maps.expire()
         self.budget.tick()
         self.python_budget.tick()
@@ -337,7 +339,7 @@ class Resolver:
                 frames[i] = _UNMAPPED
                 unmapped += 1
                 continue  # not cached: it may be mapped soon, and seldom comes twice
-            binary = mapping.binary or self._binaries.of(process, mapping)
+            binary = self._binaries.of(process, mapping)
             if binary is None or binary.holds_no_code:
                 generated = self._resolve_without_file(process, mapping, address)
                 frames[i] = generated

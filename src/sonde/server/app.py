@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
@@ -27,7 +27,7 @@ from sonde.server.selfmetrics import exposition
 from sonde.server.sending import PacedResponse, packed
 from sonde.server.service import AUDIT, LOG, Bucket, RefusedRequestError, Service
 from sonde.server.tokens import Caller, Scope
-from sonde.server.turns import Turns
+from sonde.server.turns import Places, Turns
 from sonde.store.wal import WalBusyError, WalFailedError
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -64,7 +64,7 @@ class Api:
         self._bodies_bytes: Counter[str] = Counter()
         """Of unfinished requests, by tenant."""
         connections = self._limits.connections
-        self._bodies = Turns(1, 3 * connections // 4, connections // 2)
+        self._bodies = Places(3 * connections // 4, connections // 2)
         """Requests whose bodies arrive."""
         waiting = self._limits.queries_waiting
         self._questions = Turns(self._limits.queries - 1, waiting, waiting // 2)
@@ -151,6 +151,9 @@ class Api:
                     response = refusal(503, error.cause, error.remedy, **{"Retry-After": "5"})
                 except SondeError as error:
                     response = refusal(400, error.cause, error.remedy)
+                except ClientDisconnect:  # nobody reads this; the audit log has it
+                    self._service.counters.refuse("gone")
+                    response = refusal(400, "the request ended within its body", "send it again")
                 except Exception:
                     response = refusal(500, "the server has a defect", "see its log")
                     if self._failures.take(1):
@@ -233,6 +236,7 @@ class Api:
 
     async def _set_collection(self, request: Request, caller: Caller) -> Response:
         """Pause or resume the tenant's agents."""
+        self._service.admit(caller, 0)
         wanted = request.query_params.get("collect", "")
         if wanted == "true":
             self._service.pauses.resume(caller.tenant, PausedBy.TENANT)
@@ -273,11 +277,12 @@ class Api:
     ) -> bytes:
         """The whole body; the caller gives its bytes back. Raises RefusedRequestError."""
         if request.headers.get("content-encoding", "identity").lower() not in encodings:
-            raise RefusedRequestError(415, "no such encoding", "send chunks as they are")
+            remedy = "use gzip, or none" if "gzip" in encodings else "send chunks as they are"
+            raise RefusedRequestError(415, "no such encoding", remedy)
         length = request.headers.get("content-length", "")
         if length.isdigit() and int(length) > self._limits.body_bytes:
             self._service.counters.refuse("large")
-            raise RefusedRequestError(413, "the request is too large", "send fewer chunks at once")
+            raise RefusedRequestError(413, "the request is too large", "send less at once")
         with self._bodies.place(caller.tenant):
             return await self._received(request, caller)
 
@@ -291,7 +296,9 @@ class Api:
                     self._bodies_bytes[caller.tenant] += len(part)
                     if size > self._limits.body_bytes:
                         self._service.counters.refuse("large")
-                        raise RefusedRequestError(413, "the request is too large", "send fewer")
+                        raise RefusedRequestError(
+                            413, "the request is too large", "send less at once"
+                        )
                     of_tenant = self._bodies_bytes[caller.tenant]
                     most = self._limits.bodies_bytes
                     if of_tenant > most // 4 or self._bodies_bytes.total() > most:
@@ -396,6 +403,7 @@ class Api:
         )
 
     async def _tokens(self, _request: Request, caller: Caller) -> Response:
+        self._service.admit(caller, 0)
         listed = [one for one in self._service.tokens.listed() if one.tenant == caller.tenant]
         names = ("id", "tenant", "scopes", "made_s", "expires_s", "revoked_s")
         return JSONResponse([{name: getattr(one, name) for name in names} for one in listed])

@@ -2,9 +2,9 @@
 """OTLP profiles as chunks: what other agents send is stored and asked for as our own.
 
 Schema: opentelemetry-proto 1.45, `profiles/v1development`, which is not stable. On-CPU and off-CPU
-sample types become samples of kind cpu and blocked; others are left out and counted as a loss. The
-same request makes the same chunks, so one that is sent twice is stored once. References that lead
-nowhere leave a name empty; they are no error.
+sample types become samples of kind cpu and blocked; others are left out and counted as a loss. A
+request whose profiles have times always makes the same chunks, so one that is sent twice is stored
+once. References that lead nowhere leave a name empty; they are no error.
 """
 
 from __future__ import annotations
@@ -42,8 +42,17 @@ _MAX_NS = 10**15
 """Largest weight of one row: eleven days."""
 _ON_CPU = {"cpu", "samples", "sample", "on-cpu", "on_cpu", ""}
 _OFF_CPU = {"off_cpu", "off-cpu", "events"}
-_NS_OF = {"nanoseconds": 1, "ns": 1, "microseconds": 1_000, "us": 1_000, "milliseconds": 1_000_000}
-_USUAL_NS = 1_000_000_000 // 19
+_NS_OF = {
+    **dict.fromkeys(("nanoseconds", "nanosecond", "ns"), 1),
+    **dict.fromkeys(("microseconds", "microsecond", "us"), 10**3),
+    **dict.fromkeys(("milliseconds", "millisecond", "ms"), 10**6),
+    **dict.fromkeys(("seconds", "second", "s"), 10**9),
+}
+"""Units of time, in ns."""
+_COUNTED = {"", "1", "count", "counts", "sample", "samples", "event", "events"}
+"""Units of values that are numbers of periods."""
+_USUAL_NS = 10**9 // 19
+"""The period of a profile without one: Parca's agent samples at 19 Hz where nothing else is set."""
 _OWNERS = {
     "container": "container.id",
     "container_name": "k8s.container.name",
@@ -119,10 +128,15 @@ def unpacked(body: bytes, encoding: str) -> bytes:
     if encoding in ("", "identity"):
         content = body
     elif encoding == "gzip":
+        stream = zlib.decompressobj(wbits=31)
         try:
-            content = zlib.decompressobj(wbits=31).decompress(body, MAX_BYTES + 1)
+            content = stream.decompress(body, MAX_BYTES + 1)
         except zlib.error:
             raise RefusedRequestError(400, "the body is no gzip", "send it again") from None
+        if len(content) <= MAX_BYTES and (not stream.eof or stream.unused_data):
+            raise RefusedRequestError(
+                400, "the gzip body is cut, or has something after its end", "send it again"
+            )
     else:
         raise RefusedRequestError(415, "no such encoding", "use gzip")
     if len(content) > MAX_BYTES:
@@ -185,35 +199,35 @@ class _Builder:
     processes: dict[int, dict[str, Any]] = field(default_factory=dict)
     threads: dict[tuple[int, int], str] = field(default_factory=dict)
     left_out: int = 0
-    """Samples of other types, beyond the bound, or with an impossible weight."""
+    """Samples of other types or units, beyond the bound, or with an impossible weight."""
 
     def add(self, profile: Any, resource: Attributes, room: int) -> int:
         """Add a profile; returns how many rows it made, at most `room`."""
         charge_entries = self.dictionary.budget.charge_entries
         charge_entries(_PROFILE_STEPS)
-        kind = self.dictionary.string(profile.sample_type.type_strindex).lower()
+        sampled = self.dictionary.string(profile.sample_type.type_strindex).lower()
         unit = self.dictionary.string(profile.sample_type.unit_strindex).lower()
-        if kind not in _ON_CPU | _OFF_CPU:
+        if sampled not in _ON_CPU | _OFF_CPU or unit not in _NS_OF.keys() | _COUNTED:
             self.left_out += len(profile.samples)
             return 0
-        column = "blocked" if kind in _OFF_CPU else "cpu"
-        period = profile.period if 0 < profile.period < _MAX_NS else _USUAL_NS
+        kind = "blocked" if sampled in _OFF_CPU else "cpu"
         scale = _NS_OF.get(unit, 0)
+        ns_of_one = scale or self._period_ns(profile)
         rows = self.samples
         made = 0
-        owners: dict[bytes, tuple[int, int]] = {}
+        threads: dict[bytes, tuple[int, int]] = {}
         for sample in profile.samples:
             times, values = sample.timestamps_unix_nano, sample.values
             charge_entries(_SAMPLE_STEPS + len(times) + len(values))
-            pid, tid = self._owner(sample.attribute_indices, resource, owners)
+            pid, tid = self._thread_of(sample.attribute_indices, resource, threads)
             stack = self._stack(sample.stack_index)
             for time_ns, value in self._points(times, values, profile.time_unix_nano):
-                ns = value * (scale or period)
+                ns = value * ns_of_one
                 if not 0 <= ns <= _MAX_NS or made >= room:
                     self.left_out += 1
                     continue
                 rows.time_ns.append(time_ns)
-                rows.kind.append(column)
+                rows.kind.append(kind)
                 rows.pid.append(pid)
                 rows.tid.append(tid)
                 rows.stack_id.append(stack)
@@ -221,6 +235,11 @@ class _Builder:
                 rows.weight_ns.append(ns)
                 made += 1
         return made
+
+    def _period_ns(self, profile: Any) -> int:
+        unit = self.dictionary.string(profile.period_type.unit_strindex).lower()
+        period = profile.period * _NS_OF.get(unit, 0 if unit else 1)
+        return period if 0 < period < _MAX_NS else _USUAL_NS
 
     def _points(
         self, times: Sequence[int], values: Sequence[int], time_ns: int
@@ -235,7 +254,7 @@ class _Builder:
     def _time(self, time_ns: int) -> int:
         return time_ns if 0 < time_ns < 1 << 62 else self.received_ns
 
-    def _owner(
+    def _thread_of(
         self, indices: Sequence[int], resource: Attributes, known: dict[bytes, tuple[int, int]]
     ) -> tuple[int, int]:
         """(pid, tid) of a sample by its attributes; `known`: of lists that were read before."""

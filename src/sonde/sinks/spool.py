@@ -10,7 +10,8 @@ DIR/dropped                 how many chunks were dropped since the spool was mad
 
 A chunk is in the page cache when `add` returns, so it survives a kill of the agent. Files are
 synced only once the server stays away (`sync`): chunks that are acknowledged at once cost no disk
-write. Where the bound is reached, or the disk is full, the oldest chunks are dropped and counted.
+write. Where the bound is reached, or the disk is full, the oldest chunks are dropped and counted; a
+single chunk beyond the bound is kept.
 """
 
 from __future__ import annotations
@@ -53,14 +54,16 @@ class Spool:
         """May be changed; what is beyond it goes with the next chunk."""
         with private_files.secret_folder(path, "chunks") as folder, _reported(path):
             self._fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder.fd)
-        try:
+        with contextlib.ExitStack() as opened:
+            opened.callback(os.close, self._fd)
             self._lock_fd = self._locked()
+            opened.callback(os.close, self._lock_fd)
             self._sizes, self.dropped = self._read()
-        except BaseException:
-            os.close(self._fd)
-            raise
+            opened.pop_all()
         self._next = next(reversed(self._sizes), 0) + 1
         self._unsynced: set[int] = set()
+        self._unwritten: set[int] = set()
+        """Of those, what the disk failed to take."""
         self.size_bytes = sum(self._sizes.values())
 
     def __len__(self) -> int:
@@ -113,22 +116,36 @@ class Spool:
         """Remove a chunk that was acknowledged, or that no server takes."""
         self.size_bytes -= self._sizes.pop(number, 0)
         self._unsynced.discard(number)
+        self._unwritten.discard(number)
         with contextlib.suppress(OSError):
             os.unlink(_name(number), dir_fd=self._fd)
 
     def sync(self) -> None:
-        """Make what waits survive a power loss, where the disk does what it is asked."""
-        for number in sorted(self._unsynced):
-            with contextlib.suppress(OSError):
-                fd = self._opened(number)
-                try:
-                    os.fdatasync(fd)
-                finally:
-                    os.close(fd)
-        if self._unsynced:
-            with contextlib.suppress(OSError):
-                os.fsync(self._fd)
-        self._unsynced.clear()
+        """Make what waits survive a power loss, where the disk does what it is asked.
+
+        What fails stays for the next call, which writes it again: to the kernel the pages that it
+        could not write are clean.
+        """
+        if not self._unsynced:
+            return
+        self._unwritten = {number for number in sorted(self._unsynced) if not self._synced(number)}
+        with contextlib.suppress(OSError):
+            os.fsync(self._fd)
+            self._unsynced &= self._unwritten
+
+    def _synced(self, number: int) -> bool:
+        try:
+            if number in self._unwritten:
+                content = self._content(number, self._sizes[number])
+                self._replace(_name(number), _draft(number), content)
+            fd = self._opened(number)
+            try:
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+        except OSError:
+            return False
+        return True
 
     def _locked(self) -> int:
         with _reported(self.path):
@@ -136,10 +153,16 @@ class Spool:
             fd = os.open("lock", flags, private_files.MODE, dir_fd=self._fd)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             os.close(fd)
             raise UsageError(
                 f"another agent uses the spool {self.path}", "give this one another --spool"
+            ) from error
+        except OSError as error:
+            os.close(fd)
+            raise SinkError(
+                f"cannot lock the spool {self.path}: {error.strerror}",
+                "give another directory with --spool, on a file system with locks",
             ) from error
         return fd
 
@@ -164,7 +187,7 @@ class Spool:
         return OrderedDict(sorted(sizes.items())), dropped
 
     def _write(self, chunk: bytes) -> None:
-        self._replace(_name(self._next), f"{self._next:016d}{_DRAFT}", chunk)
+        self._replace(_name(self._next), _draft(self._next), chunk)
         self._sizes[self._next] = len(chunk)
         self._unsynced.add(self._next)
         self.size_bytes += len(chunk)
@@ -206,6 +229,10 @@ class Spool:
 
 def _name(number: int) -> str:
     return f"{number:016d}{_SUFFIX}"
+
+
+def _draft(number: int) -> str:
+    return f"{number:016d}{_DRAFT}"
 
 
 @contextlib.contextmanager

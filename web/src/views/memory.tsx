@@ -13,6 +13,7 @@ import { Plot } from "./plot";
 import { TimeTools } from "./time";
 
 const SERIES = seriesOf(MEMORY_GROUPS);
+/** Processes that are listed, the heaviest. */
 const MOST = 200;
 const HOUR_S = 3600;
 
@@ -70,34 +71,43 @@ function Drawn({ table }: { table: Columns }): preact.JSX.Element {
 
 function Processes(): preact.JSX.Element {
   const { place } = useApp();
-  const asked = useAnswer<MemoryAnswer>("memory", { node: place.node, from: place.from, to: place.to, limit: MOST });
+  const asked = useAnswer<MemoryAnswer>("memory", { node: place.node, from: place.from, to: place.to, limit: MOST + 1 });
   return (
     <section class="panel" aria-label="Processes">
       <div class="tools"><h2>Processes</h2><span class="quiet">what they did in this time; the name selects whose stacks are shown</span></div>
-      <Answer asked={asked} loading="Asking for the processes…">{(rows) => rows.length ? <Table rows={rows} /> : (
+      <Answer asked={asked} loading="Asking for the processes…">{(rows) => rows.length ? <Table rows={rows.slice(0, MOST)} isCut={rows.length > MOST} /> : (
         <Empty title="No allocation was recorded here">Mappings and first touches are recorded with <code>sudo sonde record --memory -o run.sonde -- CMD</code>; then <code>sonde upload run.sonde</code>. What a node has in use is in the charts above.</Empty>
       )}</Answer>
     </section>
   );
 }
 
-function Table({ rows }: { rows: MemoryAnswer }): preact.JSX.Element {
+/** Numbers that several of these processes had, one after another. */
+export function reused(rows: MemoryAnswer): Set<number> {
+  const seen = new Set<number>();
+  return new Set(rows.map((row) => row.pid).filter((pid) => seen.size === seen.add(pid).size));
+}
+
+function Table({ rows, isCut }: { rows: MemoryAnswer; isCut: boolean }): preact.JSX.Element {
   const { place, go } = useApp();
+  const shared = useMemo(() => reused(rows), [rows]);
   const size = (bytes: number): string => (bytes < 0 ? `−${scaled(-bytes, "B")}` : scaled(Math.round(bytes), "B"));
   return (
     <div class="sheet tall" tabIndex={0} role="region" aria-label="Processes by memory">
       <table>
         <thead><tr><th>Process</th><th class="number">Mapped</th><th class="number">Given back</th><th class="number">Grown by</th><th class="number">Touched</th></tr></thead>
         <tbody>{rows.map((row) => {
-          const isChosen = place.pid === String(row.pid);
+          // Stacks are asked for by number: of all processes that had it.
+          const isShown = place.pid === String(row.pid);
           return (
-            <tr>
-              <td><button class="link" aria-pressed={isChosen} title={row.exe ?? ""} onClick={() => go({ pid: isChosen ? "" : String(row.pid), focus: [] })}>{row.comm ?? "unknown"}</button> <small>{row.pid}{row.user && ` · ${row.user}`}{row.job && ` · ${row.job}`}</small></td>
+            <tr key={`${row.pid}.${row.start_ns}`}>
+              <td><button class="link" aria-pressed={isShown} title={row.exe ?? ""} onClick={() => go({ pid: isShown ? "" : String(row.pid), focus: [] })}>{row.comm ?? "unknown"}</button> <small>{row.pid}{shared.has(row.pid) && " (number used again; stacks are of all that had it)"}{row.user && ` · ${row.user}`}{row.job && ` · ${row.job}`}</small></td>
               <td class="number">{size(row.mapped)}</td><td class="number">{size(row.unmapped)}</td><td class="number">{size(row.grown)}</td><td class="number">{size(row.faulted)}</td>
             </tr>
           );
         })}</tbody>
       </table>
+      {isCut && <p class="quiet">The {MOST} that mapped and touched most; there are more.</p>}
     </div>
   );
 }

@@ -3,14 +3,14 @@
 
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import uPlot from "uplot";
-import { aligned, type Chart } from "../charts";
+import { aligned, valueAt, type Chart } from "../charts";
 import { clock, percent, scaled } from "../numbers";
 import { useApp } from "../state";
 
 const LINES = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7a5195", "#8a8a8a"];
 const LINES_DARK = ["#56b4e9", "#ff9e58", "#3ddc9f", "#f0a6cf", "#f0e442", "#8ecbff", "#c39bff", "#b5b5b5"];
 
-/** Lines of a chart up to which they are wide and some dashed: with more that costs seconds, and nobody can distinguish them. */
+/** Of a chart with more lines none is wide or dashed: drawing them would take seconds, and nobody could distinguish them. */
 const MAX_DASHED = 8;
 /** Of a label of the axis of time, with room around it. */
 const LABEL_PX = 84;
@@ -59,7 +59,7 @@ export function Plot(props: {
     const quiet = palette.dark ? "#98a2b5" : "#5d6678";
     const grid = palette.dark ? "#262c39" : "#eceff4";
     const axis = { stroke: quiet, font: "11px system-ui", grid: { stroke: grid, width: 1 }, ticks: { show: false } };
-    const height = (): number => (props.first ? 156 : last ? 108 : 84);
+    const height = (): number => (latest.current.first ? 156 : last ? 108 : 84);
     const plot = new uPlot({
       width: box.clientWidth, height: height(), legend: { show: false },
       cursor: {
@@ -102,25 +102,14 @@ export function Plot(props: {
       drawn.current = null;
       plot.destroy();
     };
-  }, [data, palette, last]);
+  }, [data, palette, props.first, last]);
   useEffect(() => drawn.current?.redraw(false), [props.marks]);
-  const value = (line: Chart["lines"][number]): number | null => {
-    if (props.at === null) return null;
-    let low = 0;
-    let high = line.times.length - 1;
-    while (low < high) {
-      const middle = (low + high + 1) >> 1;
-      if (line.times[middle]! <= props.at) low = middle;
-      else high = middle - 1;
-    }
-    return line.values[low] ?? null;
-  };
   return (
     <section class="chart" aria-label={`${chart.title}, ${chart.unit}`}>
       <div class="legend">
         <h2>{chart.title}</h2>
         {chart.lines.slice(0, 6).map((line, i) => (
-          <span><i style={{ background: colours[i % colours.length] ?? "" }} />{line.label} <b>{props.at === null ? "" : valueText(chart, value(line))}</b></span>
+          <span><i style={{ background: colours[i % colours.length] ?? "" }} />{line.label} <b>{props.at === null ? "" : valueText(chart, valueAt(line, props.at))}</b></span>
         ))}
         {chart.lines.length > 6 && <span class="quiet">and {chart.lines.length - 6} more</span>}
       </div>

@@ -9,12 +9,15 @@ What to do: look at the path (drops, limits) or at that service.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 
 from sonde.diagnose.case import Case
 from sonde.diagnose.incident import Candidate, FaultCause
 from sonde.diagnose.lost_time import Part
+from sonde.diagnose.moments import FlowUse, Moment
 
 LEAST = 0.08
+"""Seconds more in each second that its threads waited."""
 LEAST_SENT_AGAIN = 2.0
 """Segments a second more."""
 LEAST_ROUND_S = 0.05
@@ -31,9 +34,9 @@ def path(case: Case) -> Candidate | None:
         return None
     evidence = [f"waited {lost:.2f} s more of each second for the network"]
     if again >= LEAST_SENT_AGAIN:
-        evidence.append(f"{again:.0f} segments a second more were sent again")
+        evidence.append(f"{again:.0f} segments a second more were sent again on its connections")
     if queued:
-        evidence.append(f"a round trip took {now * 1e3:.1f} ms, before {was * 1e3:.1f}")
+        evidence.append(f"a round trip took up to {now * 1e3:.1f} ms, before {was * 1e3:.1f}")
     share = _share(case)
     step = "Look for drops and limits on the way: ip -s link, tc -s qdisc."
     return Candidate(FaultCause.SLOW_NETWORK, share, tuple(evidence), next_step=step)
@@ -64,6 +67,8 @@ def dependency(case: Case) -> Candidate | None:
 
 
 def _lost(case: Case) -> float:
+    """Seconds more in each second in sockets, where it waited for an answer: a thread of a process
+    that is asked itself waits for requests where it mostly waited before."""
     idle = 0.0 if case.lost.asks_nobody else case.lost.parts.get(Part.NETWORK, 0.0)
     return idle + case.lost.parts.get(Part.ASKED, 0.0)
 
@@ -73,8 +78,41 @@ def _share(case: Case) -> float:
 
 
 def _sent_again(case: Case) -> float:
-    """Segments a second more, by all processes of this node: the other end may be here, too."""
-    return sum(max(0.0, case.grew("retransmits", pid)) for pid in case.after)
+    """Segments a second more that either end of the program's connections sent again.
+
+    The other end may be on this node, too: its rows have the same port, the service's (`flow_key`
+    in abi/events.h).
+    """
+    window = case.window
+    ports = {_port(flow) for _, flow in _flows((*window.before, *window.after), case.own)}
+    was = _again(window.before, case.own, ports)
+    now = _again(window.after, case.own, ports)
+    return sum(max(0.0, rate - was.get(pid, 0.0)) for pid, rate in now.items())
+
+
+def _again(moments: list[Moment], own: set[int], ports: set[str]) -> dict[int, float]:
+    """Segments a second, by process, that were sent again on connections with these ports."""
+    counts: dict[int, float] = defaultdict(float)
+    for pid, flow in _flows(moments):
+        if flow.operation == "retransmit" and (pid in own or _port(flow) in ports):
+            counts[pid] += flow.segments
+    seconds = max(1e-3, sum(moment.seconds for moment in moments))
+    return {pid: count / seconds for pid, count in counts.items()}
+
+
+def _flows(
+    moments: Iterable[Moment], pids: set[int] | None = None
+) -> Iterator[tuple[int, FlowUse]]:
+    """(pid, flow) of these processes, of all where None."""
+    for moment in moments:
+        for pid, one in moment.processes.items():
+            if pids is None or pid in pids:
+                yield from ((pid, flow) for flow in one.flows)
+
+
+def _port(flow: FlowUse) -> str:
+    """`other` of peers beyond the bound of names."""
+    return flow.peer.rpartition(":")[2]
 
 
 def _segments(case: Case) -> dict[str, float]:
