@@ -159,7 +159,7 @@ def test_what_timing_leaves_open_is_added_on_each_side():
 
 
 def test_the_table_holds_what_was_measured():
-    """Kernels of which so many runs were timed that their mean has next to no error of sampling."""
+    """Kernels of which 60 runs or more were timed: their mean has next to no error of sampling."""
     held = json.loads((RESULTS / "h200-device-time.json").read_text())
     means = [
         (one["event_ns"], one["cupti_ns"])

@@ -131,7 +131,7 @@ def _sampled(verdict: Verdict, sampling: Sampling) -> list[str]:
 
 def _on_device(shares: Sequence[DeviceShare]) -> list[str]:
     """What runs that were timed one by one took of the time; all kernels together are evidence."""
-    large = [one for one in shares if one.share >= 0.005]
+    large = [one for one in shares if one.share >= 0.01]
     texts = {
         "kernels": [f"{_short(one.name)} {one.text}" for one in large if one.kind == "kernel"][
             :KERNELS

@@ -188,6 +188,7 @@ class DeviceShare:
     low: float
     """Begin of the 95 % interval: what sampling and timing together leave open."""
     high: float
+    """End of it, a share of the time."""
     sampling: float
     """Half width of the 95 % interval of sampling alone."""
     less: float
