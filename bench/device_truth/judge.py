@@ -98,9 +98,12 @@ def judge_folder(folder: Path) -> int:
 
 def judged(truth: dict[str, Any], capture: Path, number: int) -> list[Judged]:
     """The intervals of one recording beside their truths. Raises ValueError where it has none."""
-    timeline = of_capture(read(capture))
+    kept = read(capture)
+    timeline = of_capture(kept)
     if timeline.timed_ns is None:
-        raise ValueError("no run was timed")
+        events = kept.tables["event"].to_pylist()
+        reasons = [one["text"] for one in events if one["name"] == "device_time_refused"]
+        raise ValueError(f"no run was timed: {'; '.join(reasons) or 'no reason is known'}")
     verdict = _of_process(explain(timeline).verdicts)
     rate = steps_a_second(truth["stamps"], *timeline.timed_ns)
     windows = truth["windows"][number : number + 2]

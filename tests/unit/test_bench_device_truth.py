@@ -144,6 +144,15 @@ def test_loops_that_were_not_steady_are_named(recorded, capsys):
     )
 
 
+def test_a_recording_without_runs_has_the_reason(recorded, capsys):
+    _, folder = recorded()
+    writer = Writer(seconds=6)
+    writer.event("notice", "device_time_refused", 1.0, "read by another recorder")
+    writer.write(folder / "0.sonde")
+    assert judge.judge_folder(folder.parent) == 1
+    assert "no run was timed: read by another recorder" in capsys.readouterr().out
+
+
 def test_a_recording_that_is_missing_is_a_trouble(recorded, capsys):
     _, folder = recorded()
     (folder / "0.sonde").unlink()
