@@ -139,7 +139,7 @@ def test_another_process_is_blamed_for_long_kernels_where_it_used_the_device(
     if cause:
         assert shares(verdict)[cause] == pytest.approx(0.8, abs=0.04)
     assert verdict.bounds[0].key == (Bound.GPU_CONTENTION if cause else Bound.COMPUTE)
-    assert f"about {20 if cause else 100} %" in verdict.evidence[1]
+    assert f"computed {20 if cause else 100} %" in verdict.evidence[1]
     named = any("process 77 used the device" in line for line in verdict.evidence)
     assert named == (pid == 77)
 

@@ -97,7 +97,7 @@ def test_runs_timed_singly_give_totals_but_no_gaps(writer, tmp_path, weight, bou
 
     assert not len(timeline.device)
     assert verdict.bounds[0].key == bound
-    assert f"about {weight:.0f} %" in verdict.evidence[1]
+    assert f"computed {weight:.0f} %" in verdict.evidence[1]
 
 
 def test_how_busy_a_device_was_counts_from_when_it_was_watched(writer, tmp_path):
@@ -109,7 +109,7 @@ def test_how_busy_a_device_was_counts_from_when_it_was_watched(writer, tmp_path)
     (verdict,) = explain(opened(writer, tmp_path)).verdicts
 
     assert verdict.bound == Bound.COMPUTE
-    assert "about 96 %" in verdict.evidence[1]
+    assert "computed 96 %" in verdict.evidence[1]
 
 
 def test_a_device_that_idles_while_its_thread_waits_for_it_again_and_again(writer, tmp_path):

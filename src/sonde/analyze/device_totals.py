@@ -35,6 +35,7 @@ from sonde.model.verdict import (
     BoundShare,
     CauseShare,
     CodeLocation,
+    DeviceShare,
     KernelClassShare,
     KernelShare,
     Verdict,
@@ -43,6 +44,8 @@ from sonde.model.verdict import (
 _KERNELS = (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH)
 _OF_WAITS = (Cause.SYNCHRONIZATION, Cause.GPU_CONTENTION, Cause.COLLECTIVE)
 """Causes that show in the thread's waits for the device."""
+SAME_SHARE = 0.005
+"""Shares of the time that are printed alike."""
 _COUNTERS = {Bound.MEMORY: "memory bandwidth", Bound.COMPUTE: "tensor cores"}
 
 
@@ -82,6 +85,7 @@ def with_runs(
     others: Sequence[OtherUse],
     time: ThreadTime,
     reported: float | None = None,
+    shares_of_runs: Sequence[DeviceShare] = (),
 ) -> Verdict:
     """The verdict on a thread with the device's time in it.
 
@@ -89,7 +93,8 @@ def with_runs(
     `calls`, in ns; `timed_ns`: the time in which runs were timed; `active`: shares of that time by
     the device's counters (`sonde.analyze.kernels`); `others`: other processes that used the device
     meanwhile; `time`: of the thread; `reported`: share of the time with kernels of its process, by
-    the driver. Runs overlap, and their sum has an error of sampling: it is an upper limit of it.
+    the driver; `shares_of_runs`: what runs took of the time, with intervals. Runs overlap, and
+    their sum has an error of sampling: it is an upper limit of it.
     """
     if not runs:
         return _by_counters(verdict, active)
@@ -131,7 +136,7 @@ def with_runs(
     shares.sort(key=lambda one: -one.ns)
     bounds = verdict.bounds
     how = "by runs timed singly" if computed == summed else "by the driver's reports"
-    lines = [f"the device computed about {100 * computed:.0f} % of the time, {how}"]
+    lines = [f"the device computed {_with_interval(computed, shares_of_runs)} of the time, {how}"]
     if summed - computed >= LEAST_SHARE:
         lines.append(
             f"runs timed singly sum up to {100 * summed:.0f} % of the time: they overlap, or are "
@@ -201,6 +206,7 @@ def with_runs(
         causes=causes,
         kernels=[KernelShare(one.name, *_sum_of([one], timed_ns)) for one in ranked[:5]],
         kernel_classes=shares,
+        device_shares=shares_of_runs,
         evidence=[verdict.evidence[0], *lines, *evidence],
         advice=advice,
     )
@@ -216,6 +222,14 @@ def _is_work(run: Total) -> bool:
 
 def _reads_results(run: Total) -> bool:
     return run.direction == CopyDirection.D2H and run.bytes <= RESULT_BYTES * run.count
+
+
+def _with_interval(computed: float, shares: Sequence[DeviceShare]) -> str:
+    """The share of the time with an interval, where `shares` begins with one of the same: of kernels
+    alone, that no report of the driver limits."""
+    if shares and abs(shares[0].share - computed) < SAME_SHARE:
+        return shares[0].text
+    return f"about {100 * computed:.0f} %"
 
 
 def _for_building(runs: Iterable[Total]) -> float:

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from sonde.model.devices import index_of, same_devices
+from sonde.model.single_runs import no_single_runs
 from sonde.model.timeline import (
     I32,
     I64,
@@ -119,6 +120,7 @@ def _merged(one: Timeline, two: Timeline) -> Timeline:
         one,
         extent_ns=None,
         totals=(),
+        single_runs=no_single_runs(),
         names=interner.names,
         tracks=interner.tracks,
         device=device,

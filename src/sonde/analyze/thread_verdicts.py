@@ -13,7 +13,7 @@ one, the backward pass in another) launch in turns, and get one verdict together
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +21,7 @@ import numpy as np
 from sonde.analyze.advice import next_step, next_step_of_bound
 from sonde.analyze.busy_threads import busiest_threads
 from sonde.analyze.cpu_contention import contention_for_cpus
+from sonde.analyze.device_shares import device_shares
 from sonde.analyze.device_totals import with_runs
 from sonde.analyze.offenders import others_on_device, own_use
 from sonde.analyze.ranking import LEAST_SHARE, ranked_bounds
@@ -45,7 +46,7 @@ from sonde.model.timeline import (
     WaitDetail,
     parts_of,
 )
-from sonde.model.verdict import Advice, BoundShare, CauseShare, Verdict
+from sonde.model.verdict import Advice, BoundShare, CauseShare, DeviceShare, Verdict
 
 LAUNCH_NS = 5_000
 """Estimated CPU time of one launch; launches are not probed."""
@@ -130,10 +131,33 @@ def thread_verdicts(timeline: Timeline) -> list[Verdict]:
         devices = timeline.gpus_of.get(pid, ())
         others = others_on_device(timeline, devices, {pid}, span)
         reported = own_use(timeline, devices, pid, span)
+        shares = _shares(timeline, pid, by_track, window, timed_ns, reported)
         verdicts.append(
-            with_runs(verdict, mine, totals, window, timed_ns, active, others, time, reported)
+            with_runs(
+                verdict, mine, totals, window, timed_ns, active, others, time, reported, shares
+            )
         )
     return verdicts
+
+
+def _shares(
+    timeline: Timeline,
+    pid: int,
+    by_track: Mapping[int, Sequence[Total]],
+    window: int,
+    timed_ns: int,
+    reported: float | None,
+) -> list[DeviceShare]:
+    """What a process's runs took of the time: copies of all its threads, whichever launched."""
+    runs = timeline.single_runs
+    mine = runs.take(timeline.pid_of_track[runs.track] == pid)
+    calls = [
+        one
+        for track, totals in by_track.items()
+        if timeline.tracks[track].pid == pid
+        for one in totals
+    ]
+    return device_shares(mine, timeline.names, calls, window, timed_ns, reported)
 
 
 def _with_work(

@@ -10,12 +10,20 @@ from typing import Any
 
 from sonde.export import strict_json
 from sonde.export.layout import columns, duration, one_line
-from sonde.model.verdict import CauseShare, Explanation, PathPart, Sampling, Verdict
+from sonde.model.verdict import CauseShare, DeviceShare, Explanation, PathPart, Sampling, Verdict
 
 FORMAT = 2
 """Raised when a field is renamed or removed; new fields leave it as it is."""
 
 CAUSE_ROWS = 6
+KERNELS = 3
+_DIRECTIONS = {
+    "h2d": "to the device",
+    "d2h": "to the host",
+    "d2d": "within the device",
+    "p2p": "between devices",
+    "unknown": "of unknown direction",
+}
 _WITHOUT_DEVICE = {
     " between launches": "",
     "than the launching one": "than this one",
@@ -68,6 +76,7 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
         lines.append(f"  {did} {100 * verdict.computing:.1f} % of {duration(verdict.window_ns)}")
     if verdict.sampling is not None:
         lines += _sampled(verdict, verdict.sampling)
+    lines += _on_device(verdict.device_shares)
     shown = [cause for cause in verdict.causes if cause.share >= 0.005][:CAUSE_ROWS]
     if shown:
         lines.append(f"  {did_not}:")
@@ -120,6 +129,24 @@ def _sampled(verdict: Verdict, sampling: Sampling) -> list[str]:
     return lines + [f"  limits of sampling: {text}" for text in sampling.cannot]
 
 
+def _on_device(shares: Sequence[DeviceShare]) -> list[str]:
+    """What runs that were timed one by one took of the time; all kernels together are evidence."""
+    large = [one for one in shares if one.share >= 0.01]
+    texts = {
+        "kernels": [f"{_short(one.name)} {one.text}" for one in large if one.kind == "kernel"][
+            :KERNELS
+        ],
+        "copies": [
+            f"{_DIRECTIONS.get(one.name, one.name)} {one.text}"
+            for one in large
+            if one.kind == "copy"
+        ],
+        "sets": [one.text for one in large if one.kind == "set"],
+    }
+    parts = [f"{title} {', '.join(found)}" for title, found in texts.items() if found]
+    return [f"  on the device, of the time (95 %): {'; '.join(parts)}"] if parts else []
+
+
 def _row(cause: CauseShare) -> tuple[str, str, str]:
     kind = f" ({cause.detail})" if cause.detail and cause.detail not in cause.title else ""
     places = ", ".join(
@@ -170,7 +197,14 @@ def document(explanation: Explanation) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "verdicts": [
-            {**asdict(verdict), "bound": verdict.bound} for verdict in explanation.verdicts
+            {
+                **asdict(verdict),
+                "bound": verdict.bound,
+                "device_shares": [
+                    {**asdict(one), "half_width": one.half_width} for one in verdict.device_shares
+                ],
+            }
+            for verdict in explanation.verdicts
         ],
         "sources": list(explanation.sources),
         "notes": list(explanation.notes),

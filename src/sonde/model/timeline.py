@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from sonde.model.single_runs import SingleRuns, no_single_runs
 from sonde.model.timeline_kinds import (
     Activity,
     CallKind,
@@ -342,6 +343,8 @@ class Timeline:
     stream_waits: StreamWaits = field(default_factory=no_stream_waits)
     counters: Sequence[Counter] = ()
     totals: Sequence[Total] = ()
+    single_runs: SingleRuns = field(default_factory=no_single_runs)
+    """The runs that `totals` sum up, where these were chosen one by one."""
     callers: Mapping[str, str] = field(default_factory=dict)
     """By `Total.location`: the location in the program that mostly called it, where known."""
     extent_ns: tuple[int, int] | None = None

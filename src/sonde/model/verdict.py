@@ -10,6 +10,8 @@ from sonde.model.causes import Bound, Cause, CauseDetail, PathKind, PhaseName
 
 MIX = "mix"
 """`Verdict.bound` where several bounds are about as large."""
+LOPSIDED = 1.2
+"""Up to this ratio of its two sides an interval is written by its wider one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,44 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceShare:
+    """A share of the time, estimated from runs that were timed one by one, with its interval."""
+
+    kind: str
+    """'computing': with a kernel running; 'kernel': in the kernels of one name; 'copy': in the
+    copies of one direction; 'set': in memory sets."""
+    name: str
+    """The kernel, or 'h2d', 'd2h' and so on; '' else."""
+    share: float
+    low: float
+    """Begin of the 95 % interval: what sampling and timing together leave open."""
+    high: float
+    """End of it, a share of the time."""
+    sampling: float
+    """Half width of the 95 % interval of sampling alone."""
+    less: float
+    """How far below the estimate the truth may lie because of how runs are timed: a share of the
+    time."""
+    more: float
+    """How far above it."""
+    timed: int
+    """Runs that were timed."""
+
+    @property
+    def half_width(self) -> float:
+        """Half of the interval, a share of the time."""
+        return (self.high - self.low) / 2
+
+    @property
+    def text(self) -> str:
+        """'38 % ± 2.1', or '38 % (20 to 39)' where one side is much wider."""
+        below, above = self.share - self.low, self.high - self.share
+        if max(below, above) <= LOPSIDED * min(below, above) + 0.0005:
+            return f"{100 * self.share:.0f} % ± {100 * max(below, above):.1f}"
+        return f"{100 * self.share:.0f} % ({100 * self.low:.0f} to {100 * self.high:.0f})"
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What limits one device, why, and what to do.
 
@@ -206,6 +246,9 @@ class Verdict:
     """Empty where all of the time is one phase."""
     sampling: Sampling | None = None
     """None where all of the time was traced."""
+    device_shares: Sequence[DeviceShare] = ()
+    """What the device did, where runs were timed one by one: all kernels first, then the largest
+    ones, copies by direction, and sets."""
     without_device: bool = False
     """Nothing called a device: it is about a busy thread."""
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,17 +11,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sonde.model.collectives import is_collective
+from sonde.model.single_runs import SingleRuns, no_single_runs
 from sonde.model.timeline import (
     I32,
     I64,
     CallKind,
     CopyDirection,
+    Interner,
     Mask,
     Total,
     TotalKind,
     WaitDetail,
 )
-from sonde.query.columns import Frames, ThreadTracks, blocks_of, coded, texts_of, whole
+from sonde.query.columns import Frames, ThreadTracks, blocks_of, coded, names_of, texts_of, whole
 from sonde.query.device_kinds import CALL_KIND_OF_RUN, DIRECTIONS
 
 STRETCHED = 4
@@ -32,6 +34,7 @@ LEAST_RUNS = 20
 """Runs of one kernel and grid whose median is its usual length."""
 FEW_BLOCKS = 16
 """Kernels with so few blocks leave most of a device with 40 or more multiprocessors idle."""
+_DIRECTIONS = {name: int(code) for name, code in DIRECTIONS.items()}
 
 
 class _RunKey(NamedTuple):
@@ -75,14 +78,13 @@ def run_totals(
         return []
     weight = rows.column("weight").to_numpy()
     length_ns = whole(rows, "end_time_ns") - whole(rows, "start_time_ns")
-    moved, blocks, pids = whole(rows, "bytes"), blocks_of(rows), whole(rows, "pid")
+    moved, blocks = whole(rows, "bytes"), blocks_of(rows)
     made = _stream_totals(tracks, frames, rows, in_capture)
-    for key, mine in _by_kernel(tracks, rows).items():
-        ns, weights, grid = length_ns[mine], weight[mine], blocks[mine]
+    by_kernel = _by_kernel(tracks, rows)
+    held_up = _held_up(by_kernel, rows, shared)
+    for key, mine in by_kernel.items():
+        ns, weights, grid, beyond = length_ns[mine], weight[mine], blocks[mine], held_up[mine]
         is_kernel = key.kind == "kernel"
-        beyond = np.zeros(len(mine), np.int64)
-        if is_kernel and int(pids[mine[0]]) in shared:
-            beyond = _beyond_usual(ns, grid)
         made.append(
             Total(
                 key.track,
@@ -103,10 +105,48 @@ def run_totals(
     return made
 
 
+def single_runs(
+    naming: Interner, tracks: ThreadTracks, rows: pa.Table, *, shared: Collection[int]
+) -> SingleRuns:
+    """The rows of `device_run` that `run_totals` sums up, one by one, by the time of the launch."""
+    kinds = pc.is_in(rows.column("kind").cast(pa.string()), pa.array(list(CALL_KIND_OF_RUN)))
+    rows = rows.filter(kinds).sort_by("start_time_ns")
+    if not rows.num_rows:
+        return no_single_runs()
+    start_ns = whole(rows, "start_time_ns")
+    beyond = _held_up(_by_kernel(tracks, rows), rows, shared)
+    streams = np.stack([whole(rows, name) for name in ("pid", "device", "stream")], axis=1)
+    return SingleRuns(
+        start_ns=start_ns,
+        length_ns=whole(rows, "end_time_ns") - start_ns - beyond,
+        weight=rows.column("weight").to_numpy(),
+        track=tracks.of(rows),
+        name=names_of(naming, rows, "name"),
+        call=coded(rows, "kind", {kind: int(code) for kind, code in CALL_KIND_OF_RUN.items()}),
+        stream=np.unique(streams, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64),
+        direction=coded(rows, "direction", _DIRECTIONS),
+        bytes=whole(rows, "bytes"),
+    )
+
+
+def _held_up(
+    by_kernel: Mapping[_RunKey, Sequence[int]], rows: pa.Table, shared: Collection[int]
+) -> I64:
+    """How long other processes held up each run (`_beyond_usual`); 0 where none can have."""
+    beyond = np.zeros(rows.num_rows, np.int64)
+    if not shared:
+        return beyond
+    length_ns = whole(rows, "end_time_ns") - whole(rows, "start_time_ns")
+    blocks, pids = blocks_of(rows), whole(rows, "pid")
+    for key, mine in by_kernel.items():
+        if key.kind == "kernel" and int(pids[mine[0]]) in shared:
+            beyond[mine] = _beyond_usual(length_ns[mine], blocks[mine])
+    return beyond
+
+
 def _by_kernel(tracks: ThreadTracks, rows: pa.Table) -> dict[_RunKey, list[int]]:
     """The rows of each thread, kind of run, kernel and direction of copies."""
-    directions = coded(rows, "direction", {name: int(code) for name, code in DIRECTIONS.items()})
-    columns = (tracks.of(rows), directions)
+    columns = (tracks.of(rows), coded(rows, "direction", _DIRECTIONS))
     track, direction = (column.tolist() for column in columns)
     kinds, names = texts_of(rows, "kind"), texts_of(rows, "name")
     found: dict[_RunKey, list[int]] = {}

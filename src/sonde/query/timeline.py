@@ -37,6 +37,7 @@ from sonde.query.device_counters import (
 from sonde.query.device_kinds import CALL_KIND_OF_OPERATION, CALL_KIND_OF_RUN, DIRECTIONS
 from sonde.query.device_times import times_on_device
 from sonde.query.location_callers import callers_of
+from sonde.query.run_totals import single_runs
 from sonde.query.sample_totals import FAULT_FRAMES
 from sonde.query.stack_roles import NUMBER_OF
 from sonde.query.thread_owners import set_owners
@@ -88,6 +89,7 @@ def of_capture(capture: Capture) -> Timeline:
     uses = uses_of_processes(tables["metric"])
     shared = sharing(uses, gpus)
     totals = totals_of(tracks, frames, tables, singly, span=span, tick_ns=tick_ns, shared=shared)
+    chosen_singly = single_runs(naming, tracks, singly, shared=shared)
     set_owners(naming, tracks, frames, tables["sample"])
     if len(device) and not (calls.kind == CallKind.SYNC).any():
         calls = _together(calls, _waits(naming, tracks, tables["device_run"].filter(waits)))
@@ -105,6 +107,7 @@ def of_capture(capture: Capture) -> Timeline:
         parents=_parents(tables["process"]),
         busy_of=uses,
         totals=totals,
+        single_runs=chosen_singly,
         callers=callers_of(frames, tables["sample"]),
         timed_ns=_timed(singly, traced, tables, capture.info.start_ns),
         extent_ns=span,
