@@ -225,8 +225,8 @@ def _reads_results(run: Total) -> bool:
 
 
 def _with_interval(computed: float, shares: Sequence[DeviceShare]) -> str:
-    """The share of the time with an interval, where `shares` begins with one of the same: of kernels
-    alone, that no report of the driver limits."""
+    """The share of the time with an interval, where `shares` begins with the same one: of kernels
+    alone, which no report of the driver limits."""
     if shares and abs(shares[0].share - computed) < SAME_SHARE:
         return shares[0].text
     return f"about {100 * computed:.0f} %"
