@@ -11,8 +11,8 @@ use pyo3::types::{PyList, PyString, PyTuple};
 use crate::columns::Column;
 use crate::maps::Walked;
 
-/// Two words of a walk whose first has this bit are a frame of Python.
-const PYTHON_FRAME: u64 = 1 << 63;
+/// Two words of a walk whose first has this bit are an interpreted frame, of any language.
+const INTERPRETED_FRAME: u64 = 1 << 63;
 
 /// (address, 1 where it is a leaf's), or the two words of a Python frame.
 type Place = (u64, u64);
@@ -138,7 +138,7 @@ impl RawStack {
             let word = *words.get(at)?;
             let is_first = at == 0;
             at += 1;
-            if word & PYTHON_FRAME == 0 {
+            if word & INTERPRETED_FRAME == 0 {
                 return Some((word, u64::from(is_first)));
             }
             let second = words.get(at).copied().unwrap_or(0);
@@ -198,7 +198,7 @@ fn frames_of<'py>(
             frames.push(&kernel.known.get(&place)?.frame);
         }
         for place in walk.user_places() {
-            let places = if place.0 & PYTHON_FRAME == 0 { Some(native) } else { python };
+            let places = if place.0 & INTERPRETED_FRAME == 0 { Some(native) } else { python };
             let known = places?.known.get(&place)?;
             match known.role {
                 Role::Plain => frames.push(&known.frame),
@@ -217,7 +217,7 @@ fn python_codes(walks: Vec<Bound<'_, RawStack>>) -> Vec<u64> {
     let mut seen = HashSet::new();
     for walk in &walks {
         let codes = walk.get().user_places().map(|it| it.0);
-        seen.extend(codes.filter(|word| word & PYTHON_FRAME != 0));
+        seen.extend(codes.filter(|word| word & INTERPRETED_FRAME != 0));
     }
     seen.into_iter().collect()
 }
@@ -241,7 +241,7 @@ fn unknown_frames(
             }
         }
         for place in walk.user_places() {
-            let (places, found) = if place.0 & PYTHON_FRAME == 0 {
+            let (places, found) = if place.0 & INTERPRETED_FRAME == 0 {
                 (Some(native), &mut found.1)
             } else {
                 (python, &mut found.2)
