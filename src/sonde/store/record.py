@@ -3,7 +3,7 @@
 
 ```
 record   "SWAL" u32 owner_len u64 body_len u32 body_crc32 16s digest i64 received_ns 16s head_mac
-         owner   UTF-8 JSON: [tenant, node]
+         owner   UTF-8 JSON: [tenant, node], whose chunk it is
          body    the chunk as it came (src/sonde/query/framing.py)
 ```
 
@@ -42,7 +42,8 @@ class Record:
     tenant: str
     node: str
     digest: bytes
-    """What is stored once: `digest_of` tenant, node and content."""
+    """`digest_of` tenant, node and content: a chunk that comes again has the same, and is stored
+    once."""
     received_ns: int
     """Since 1970."""
     body: bytes
@@ -76,7 +77,8 @@ def _mac(secret: bytes, fixed: bytes, owner: bytes) -> bytes:
 
 
 def encode(record: Record, secret: bytes) -> list[bytes]:
-    """The parts of a record, for one gathered write. `secret`: the log's, 32 bytes."""
+    """The parts of a record, for one gathered write. `secret`: the log's, 32 bytes. The caller keeps
+    to `MAX_OWNER_BYTES` and `MAX_BODY_BYTES`: beyond them a scan takes the record for damage."""
     owner = json.dumps([record.tenant, record.node]).encode()
     fixed = FIXED.pack(
         MAGIC, len(owner), len(record.body), zlib.crc32(record.body), record.digest,
