@@ -13,7 +13,8 @@ use sonde_elf::pclntab::Pclntab;
 
 use crate::names;
 
-/// Functions of one file; the rest are left out (they resolve to file and offset).
+/// Functions of one file; the rest are left out. An address in one that was left out resolves to file and
+/// offset, or to a symbol without a size before it, if that may reach there (`MAX_UNSIZED_BYTES`).
 const MAX_FUNCTIONS: usize = 1 << 20;
 /// A symbol of assembly code may have no size. It then reaches to the next one or to the end of its
 /// section, but not further than this.
@@ -30,11 +31,11 @@ const LARGEST: u16 = u16::MAX;
 struct Entry {
     /// Less `Index::base`.
     start: u32,
-    /// Its place in the symbol table.
+    /// Its number in the symbol table.
     symbol: u32,
 }
 
-/// A function's name, kept because code comes back to it at other places: for what lies
+/// A function's name, kept because code comes back to it at other addresses: for those that lie
 /// nearer to its start than `reach`.
 struct Named {
     reach: u64,
@@ -54,7 +55,7 @@ pub struct Index {
     /// Of each entry, in `SIZE_UNIT`; 0 where the symbol has none.
     sizes: Vec<u16>,
     table: elf::SectionType,
-    /// Go's own table, by which entries are named where it is there: `symbol` is a function's place in it.
+    /// Go's own table, by which entries are named where it is there: `symbol` is a function's number in it.
     go: Option<Pclntab>,
     /// The file that holds the symbols, where it is another than the one that is run.
     debug_file: Option<DebugFile>,
@@ -272,7 +273,9 @@ impl Index {
         let nearest = before.last()?.start;
         let mut start = None;
         let mut best = None;
-        // So far from the start the same symbols hold an address: 0 where one was passed over.
+        // Whether the name may be kept for other addresses of the function, and how far from its start
+        // on: so far, the same symbols would be chosen from. 0, not to be kept, where a symbol that starts
+        // nearer was passed over, as it may hold other addresses.
         let mut same_until = u64::MAX;
         for (entry, &size) in before.iter().zip(&self.sizes[..after]).rev().take(MAX_CANDIDATES) {
             if start.is_some_and(|it| it != entry.start) {
