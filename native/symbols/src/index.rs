@@ -153,16 +153,16 @@ impl Index {
         self.base = base_of(file);
         let base = self.base;
         let mut entries = Vec::with_capacity(file.symbol_count(table).min(MAX_FUNCTIONS));
-        let mut place = 0;
+        let mut number = 0;
         file.each_symbol(table, |symbol| {
             let start = symbol.value.checked_sub(base).and_then(|it| u32::try_from(it).ok());
             if let (Some(start), true) = (start, is_function(&symbol)) {
                 if entries.len() < MAX_FUNCTIONS {
                     let size = symbol.size.div_ceil(SIZE_UNIT).min(u64::from(LARGEST)) as u16;
-                    entries.push((start, place, size));
+                    entries.push((start, number, size));
                 }
             }
-            place += 1;
+            number += 1;
         })?;
         entries.sort_unstable();
         self.sizes = entries.iter().map(|it| it.2).collect();
@@ -206,23 +206,23 @@ impl Index {
     /// For each file offset the function that holds it: its name, how far into it.
     pub fn find(&mut self, file: &ElfFile, offsets: &[u64]) -> Vec<Option<(String, u64)>> {
         let at = |&it: &u64| file.address_of(it).and_then(|it| it.checked_sub(self.base));
-        let places: Vec<_> = offsets.iter().map(at).collect();
+        let addresses: Vec<_> = offsets.iter().map(at).collect();
         let known = |it: &Option<u64>| it.map_or(Some(None), |at| self.known(at).map(Some));
-        let mut found: Vec<_> = places.iter().map(known).collect();
+        let mut found: Vec<_> = addresses.iter().map(known).collect();
         if found.iter().any(Option::is_none) {
             let debug = self.debug_file.as_ref().and_then(DebugFile::open);
             let file = debug.as_ref().unwrap_or(file);
             if self.go.is_some() {
-                for (found, place) in found.iter_mut().zip(&places) {
+                for (found, address) in found.iter_mut().zip(&addresses) {
                     if found.is_none() {
-                        *found = Some(place.and_then(|at| self.go_function(file, at)));
+                        *found = Some(address.and_then(|at| self.go_function(file, at)));
                     }
                 }
             } else if let Some((table, strings)) = file.symbol_table(self.table) {
                 let source = Source { file, table, strings };
-                for (found, place) in found.iter_mut().zip(&places) {
+                for (found, address) in found.iter_mut().zip(&addresses) {
                     if found.is_none() {
-                        *found = Some(place.and_then(|at| self.function(&source, at)));
+                        *found = Some(address.and_then(|at| self.function(&source, at)));
                     }
                 }
             }

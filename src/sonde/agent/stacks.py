@@ -108,8 +108,8 @@ def _is_empty(known: KnownFrame) -> bool:
 class StackReader:
     """Names the frames of walks.
 
-    What a place in code is called is asked for once, for all walks of a process together; a walk
-    whose places are all known is named in native code.
+    A word of a walk is named once, for all walks of a process together; a walk whose words all have
+    names is turned into frames in native code.
     """
 
     def __init__(self, resolver: Resolver, unwinding: Unwinding) -> None:
