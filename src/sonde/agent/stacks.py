@@ -20,7 +20,7 @@ from sonde.unwind.chain import CHAIN_NATIVE
 from sonde.unwind.engines import REST, is_empty_loop
 from sonde.unwind.engines import UNREAD as UNREAD_ENGINES
 from sonde.unwind.jvm import JAVA_FRAME, UNREAD
-from sonde.unwind.python_code import NO_FRAME, INTERPRETED_FRAME
+from sonde.unwind.python_code import INTERPRETED_FRAME, NO_FRAME
 from sonde.unwind.stop_reasons import WHOLE
 from sonde.unwind.v8 import V8_FRAME
 
@@ -83,8 +83,8 @@ def moved_inward(
     next inner one. `loops` and the order are those of `aligned`.
 
     The newest interpreted frame may have no loop yet: it is about to be entered. The walk then gave
-    its frames to the newest loop that is there, that loop's to the next one, and so on; those of the
-    outermost loop are left over, from `rest` on. So each loop's frames move in by one loop, the
+    its frames to the newest loop that is there, that loop's to the next one, and so on; those of
+    the outermost loop are left over, from `rest` on. So each loop's frames move in by one loop, the
     first ones to `leaf`, the first frame that is not the kernel's. Here K is the kernel's, capitals
     are native, small letters interpreted; d and e are left over:
 
@@ -151,7 +151,8 @@ class StackReader:
     def frames(
         self, process: TrackedProcess, kernel: Sequence[int], user: Sequence[int]
     ) -> list[KnownFrame]:
-        """Frames of a walk. An interpreted frame is two words of it, marked by their highest bit."""
+        """Frames of a walk. An interpreted frame is two words of it, marked by their highest
+        bit."""
         has_interpreted = user and max(user) >= INTERPRETED_FRAME
         lineage = self._lineage(process) if has_interpreted else []
         runtime = self._unwinding.runtime_of(process) if has_interpreted else None
@@ -197,7 +198,8 @@ class StackReader:
         runtime: Jvm | V8 | Engine | None,
         interpreted: _native.FrameCache | None,
     ) -> list[KnownFrame]:
-        """`interpreted`: interpreted frames that are known; None where the walk has none of them."""
+        """`interpreted`: interpreted frames that are known; None where the walk has none of
+        them."""
         if interpreted is None:
             return self._resolver.resolve(process, kernel, user)
         frames = self._resolver.resolve(process, kernel, ())

@@ -328,6 +328,4 @@ def _functions(a: _Side, b: _Side) -> list[Change]:
 
 def regressions(difference: Difference, above: float) -> list[Change]:
     """Certain changes that cost more than `above` of the whole (0.03: 3 %)."""
-    return [
-        one for one in difference.changes if one.certain and one.cost > above and one.after > 0
-    ]
+    return [one for one in difference.changes if one.certain and one.cost > above and one.after > 0]

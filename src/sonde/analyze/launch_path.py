@@ -97,8 +97,8 @@ def launch_path(timeline: Timeline, track: int) -> tuple[Intervals, Intervals]:
     for level in range(min(MAX_DEPTH, int(depth.max()) + 1)):
         inherits = (depth == level) & (role == _Role.AS_AROUND) & (parent >= 0)
         role[inherits] = role[parent[inherits]]
-    at, owner = _innermost(start, end, depth, parent)
-    roles = np.where(owner >= 0, role[owner], _Role.AS_AROUND)[:-1]
+    at, innermost = _innermost(start, end, depth, parent)
+    roles = np.where(innermost >= 0, role[innermost], _Role.AS_AROUND)[:-1]
     begins, ends = at[:-1], at[1:]
     path, compiles = (
         sets.union(begins[chosen], ends[chosen])
@@ -166,6 +166,6 @@ def _innermost(start: I64, end: I64, depth: I64, parent: I64) -> tuple[I64, I64]
     times = np.concatenate([end, start])
     begins: Mask = np.concatenate([np.zeros(count, bool), np.ones(count, bool)])
     levels = np.concatenate([-depth, depth])
-    owner = np.concatenate([parent, np.arange(count)])
+    innermost = np.concatenate([parent, np.arange(count)])
     order = np.lexsort((levels, begins, times))
-    return times[order], owner[order]
+    return times[order], innermost[order]

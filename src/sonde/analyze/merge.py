@@ -28,9 +28,9 @@ from sonde.model.timeline import (
 )
 
 _GIL_WAIT_NS = (4_900_000, 5_450_000)
-"""Length of waits of one switch interval, 5 ms by default: after it a thread that waits for Python's
-interpreter lock requests it. A thread with enough of them waits for that lock, also where its stacks
-do not show it."""
+"""Length of waits of one switch interval, 5 ms by default: after it a thread that waits for
+Python's interpreter lock requests it. A thread with enough of them waits for that lock, also where
+its stacks do not show it."""
 _LONGER_NS = 100_000
 """Shorter futex waits are neither counted nor marked."""
 _GIL_SHARE = 0.2

@@ -68,11 +68,14 @@ def parse(maps: Iterable[bytes]) -> list[Mapped]:
 
 def mappings_of(pid: int) -> list[Mapped]:
     """What the process has mapped now. Raises OSError when it is gone, TargetRefused where that is
-    more than is looked at: the stacks of its threads lie at the end, and a load has to know them."""
+    more than is looked at: the stacks of its threads lie at the end, and a load has to know
+    them."""
     with procfs.MapsReader(pid) as reader:
         found = parse(reader.blocks())
         if reader.is_cut:
-            raise TargetRefused(f"process {pid} has more mappings than are looked at", START_WITH_SONDE)
+            raise TargetRefused(
+                f"process {pid} has more mappings than are looked at", START_WITH_SONDE
+            )
     return found
 
 
@@ -118,7 +121,9 @@ def landmarks(memory: ProcessMemory, mappings: list[Mapped]) -> _native.Landmark
             found["dlopen"] = LoadedImage(memory, dl).function("dlopen")
         offset = _errno_offset(memory, libc.function("__errno_location"))
     except ValueError as error:
-        raise TargetRefused(f"the process's C library cannot be read: {error}", NEEDS_GLIBC) from error
+        raise TargetRefused(
+            f"the process's C library cannot be read: {error}", NEEDS_GLIBC
+        ) from error
     if missing := [name for name, address in found.items() if address is None]:
         raise TargetRefused(f"the process's C library lacks {', '.join(missing)}", NEEDS_GLIBC)
     text = memory.read(code[0], min(code[1] - code[0], _MAX_CODE_BYTES))
@@ -130,7 +135,9 @@ def landmarks(memory: ProcessMemory, mappings: list[Mapped]) -> _native.Landmark
         # The tables are the process's own. What they name must at least be code of that library.
         library = _LIBDL if is_old and name == "dlopen" else _LIBC
         if not any(m.start <= address < m.end for m in _all_code(mappings, library)):
-            raise TargetRefused(f"the process's {name} lies outside its C library's code", NEEDS_GLIBC)
+            raise TargetRefused(
+                f"the process's {name} lies outside its C library's code", NEEDS_GLIBC
+            )
     return _native.Landmarks(
         dlopen=addresses["dlopen"],
         sigreturn=code[0] + stub,
@@ -143,7 +150,6 @@ def landmarks(memory: ProcessMemory, mappings: list[Mapped]) -> _native.Landmark
         loader_data=_loader_data(mappings),
         old_loader=is_old,
     )
-
 
 
 def _loader_data(mappings: list[Mapped]) -> tuple[int, int]:

@@ -36,8 +36,8 @@ def variables(environ: Mapping[str, str], library: Path, per_second: int = 200) 
     others = environ.get(OPENCL, "")
     given = {
         BEGIN: f"{_REQUEST}:{per_second}",
-        # To the OpenCL loader the library is no valid layer, as it exports no function of one. So it
-        # is not used as a layer; but to find that out it was loaded, which is what is wanted.
+        # To the OpenCL loader the library is no valid layer, as it exports no function of one. So
+        # it is not used as a layer; but to find that out it was loaded, which is what is wanted.
         OPENCL: f"{library}:{others}" if others else str(library),
     }
     if CUDA not in environ:

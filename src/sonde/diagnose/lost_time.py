@@ -82,8 +82,9 @@ class Lost:
 
     asks_nobody: bool = False
     """The victim is taken for one that is asked: it listens for connections, or made none itself.
-    Then its waits in sockets where it mostly waited before (`Part.NETWORK`) are for requests and not
-    lost time. It may ask others, too: waits elsewhere in its code (`Part.ASKED`) count all the same."""
+    Then its waits in sockets where it mostly waited before (`Part.NETWORK`) are for requests and
+    not lost time. It may ask others, too: waits elsewhere in its code (`Part.ASKED`) count all the
+    same."""
 
     @property
     def whole(self) -> float:

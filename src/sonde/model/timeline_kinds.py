@@ -97,8 +97,8 @@ class WaitDetail(IntEnum):
     COMMUNICATION = 7
     """For other processes of the job, in a collective of the host."""
     GRAPH_CAPTURE = 8
-    """The thread captured a device graph: that is compilation, not work. Not of waits alone: also of
-    calls within a capture, and of `TotalKind.STREAM` totals of kernels that warm up for one."""
+    """The thread captured a device graph: that is compilation, not work. Not of waits alone: also
+    of calls within a capture, and of `TotalKind.STREAM` totals of kernels that warm up for one."""
     OWN_LOCK = 9
     """For a lock that the program's own code takes: no library is between the two."""
 

@@ -33,8 +33,8 @@ class Opened:
 
     fd: int
     which: tuple[int, int, int, int, int]
-    """The identity of the file that was opened: device, inode, size, times (ns) of change of content
-    and inode. Of a copy: of the original."""
+    """The identity of the file that was opened: device, inode, size, times (ns) of change of
+    content and inode. Of a copy: of the original."""
     is_copy: bool
     """`fd` is a copy in memory: of a file that could not be opened harmlessly by itself."""
     is_strange: bool

@@ -21,8 +21,8 @@ from sonde.query.schema import TABLES
 U64s = npt.NDArray[np.uint64]
 
 _COMPACT_ROWS = 20_000
-"""Of process and thread: duplicate rows are dropped once the new ones outnumber those kept last time
-by this many. In the other dictionaries duplicates are dropped at once."""
+"""Of process and thread: duplicate rows are dropped once the new ones outnumber those kept last
+time by this many. In the other dictionaries duplicates are dropped at once."""
 
 _KEYS: dict[str, tuple[str, ...]] = {
     "stack": ("stack_id",),

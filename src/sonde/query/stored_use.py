@@ -152,7 +152,7 @@ def _cells(wanted: Selection, by: str) -> tuple[str, list[Any]]:
       AND labels LIKE '%"sonde.gpu.engine":"sm"%' GROUP BY ALL),
     -- devices whose use is known for each process
     apart AS (SELECT DISTINCT node, device FROM working),
-    -- the mean use of each device, whoever used it
+    -- the mean use of each device, by all of its users
     busy AS (SELECT node, device, slot, least(1, greatest(0, avg(value))) AS used FROM polled
       WHERE series = 'hw.gpu.utilization' AND labels LIKE '%"hw.gpu.task":"general"%'
       GROUP BY ALL),

@@ -78,7 +78,8 @@ class PerfMaps:
         self._bytes += known.counted_bytes
 
     def _make_room(self, now_ns: int) -> None:
-        """Evict maps until the rest fits: of the party that holds most, the one asked least lately."""
+        """Evict maps until the rest fits: of the party that holds most, the one asked least
+        lately."""
         while self._bytes > MAX_BYTES:
             self._bytes = 0  # counted again: maps go with their process's program, too
             held: Counter[int] = Counter()
@@ -110,7 +111,7 @@ class PerfMaps:
         known.checked_ns = now_ns
         credentials = process.credentials
         if credentials is None:
-            credentials = process.credentials = procfs.read_owner(process.pid)
+            credentials = process.credentials = procfs.read_credentials(process.pid)
         if credentials is None:
             return False
         path = f"/proc/{process.pid}/root/tmp/perf-{credentials.inner_pid}.map"

@@ -27,7 +27,8 @@ MAX_TYPES: Final = 4096
 MAX_TABLE_BYTES: Final = 1 << 16
 """Of a table of positions."""
 HEAD_BYTES: Final = 320
-"""What is read of a string or an array at first: most are shorter, so that one reading is enough."""
+"""What is read of a string or an array at first: most are shorter, so that one reading is
+enough."""
 HEADER_BYTES: Final = 16
 """Of an array or a string: what follows is its content."""
 _SEQUENTIAL, _CONS, _EXTERNAL, _SLICED, _THIN = 0, 1, 2, 3, 5
@@ -135,9 +136,9 @@ def position_at(table: bytes, code_offset: int) -> int:
     result is V8's SourcePosition (source-position.h): 1 for what is not JavaScript, else
     2 * (1 + offset in the script in characters) + (number of an inlined call << 31).
 
-    An entry has two numbers, zigzag-encoded: how far the code offset and the position are from those
-    of the entry before. The sign of the first is a flag, whether a statement begins here: a negative
-    one stands for -number - 1.
+    An entry has two numbers, zigzag-encoded: how far the code offset and the position are from
+    those of the entry before. The sign of the first is a flag, whether a statement begins here: a
+    negative one stands for -number - 1.
     """
     at, here, position, best = 0, -1, 0, 0
     while at < len(table):
