@@ -180,9 +180,7 @@ struct inject_state {
 	uint64_t lost_ring;	 /* no room in the ring */
 	uint64_t lost_names;	 /* no room for the name */
 	uint64_t lost_pool;	 /* chosen while no pair of events was free */
-	/* The device answered late or out of bounds; or a pair of events did not come about: its first one could not
-	 * be enqueued, or the thread ended in between. */
-	uint64_t lost_order;
+	uint64_t lost_order;	 /* answer late or out of bounds; no whole pair; thread ended */
 	uint64_t left_capturing; /* not timed: its stream was being captured */
 	uint64_t windows;	 /* sessions in which CUPTI recorded */
 	uint64_t window_records;

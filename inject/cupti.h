@@ -31,7 +31,7 @@ typedef void (*cupti_buffer_completed)(cu_context context, uint32_t stream, uint
 enum cupti_kind {
 	CUPTI_MEMCPY = 1,
 	CUPTI_MEMSET = 2,
-	CUPTI_KERNEL = 3, /* the kind that serializes kernels: never switched on here; its record is alike */
+	CUPTI_KERNEL = 3, /* serializes kernels: never switched on here; its record is alike */
 	CUPTI_DRIVER = 4,
 	CUPTI_RUNTIME = 5,
 	CUPTI_CONCURRENT_KERNEL = 10,
@@ -85,7 +85,7 @@ struct __attribute__((packed)) cupti_kernel {
 /* A copy or a set: of both these fields lie at the same offsets. */
 struct __attribute__((packed)) cupti_transfer {
 	uint32_t kind;
-	uint8_t direction, from, to, flags; /* copyKind, srcKind, dstKind; of a set its value instead */
+	uint8_t direction, from, to, flags; /* copyKind, srcKind, dstKind; of a set: its value */
 	uint64_t bytes, start, end;
 	uint32_t device, context, stream, correlation;
 	uint8_t unused[12];

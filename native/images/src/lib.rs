@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Images: ELF files around sections and symbols that a test or an input of a fuzz target chose, so that
 //! what reads those is reached behind headers that are sound; and files in memory to put them in.
+//!
+//! Terms:
+//! - load bias: what an address is above the offset in the file of the same byte
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;

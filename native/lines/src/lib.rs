@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Source lines and inlined callers of code, from DWARF. Slow and hungry beside all else here: it
 //! is for a separate process (sonde.resolve.line_reader), under limits that end it.
+//!
+//! Terms:
+//! - source location: function, file and line; shared file: what several debug files refer to (dwz)
 use std::borrow::Cow;
 use std::io::Result;
 use std::path::Path;

@@ -1,5 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What /proc has about a process that is still there. Everything may vanish at any time: None."""
+"""What /proc has about a process that is still there. Everything may vanish at any time: None.
+
+Terms:
+- broker: the child that reads what a process can make wait for ever
+- party: a user or a container, who cannot make more of themselves
+- holder: a process that keeps a map lock, so that a probe must wait
+- patience: how long readers wait for a process, and for a party
+- elsewhere: the thread by which memory is seen once the first thread has ended
+- sound: a file that nobody but root can make its readers wait at
+"""
 
 from sonde.procfs.broker import BROKER, Broker, Hung
 from sonde.procfs.command import command_of

@@ -39,8 +39,10 @@ class SharedTable(Generic[Key, Value]):
         return len(mine) < self._most // (len(self._parties) + (not mine))
 
     def add(self, party: str, key: Key, value: Value) -> tuple[Key, Value] | None:
-        """Add a new entry; returns the one that made way. Only where `has_room` is true and the key is not there:
-        else a party takes more than its part."""
+        """Add a new entry, where `has_room`; returns the one that made way, None where none had to.
+
+        Without room a party would take more than its part.
+        """
         evicted = None
         if len(self) >= self._most:
             largest = max(self._parties.values(), key=len)

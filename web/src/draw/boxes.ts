@@ -164,7 +164,8 @@ export class Painter {
       const from = Math.max(free, Math.round(x0));
       const to = Math.min(width, Math.round(x1));
       if (to - from >= 2) {
-        // A pixel of the background stays between neighbours that are wide enough to be distinguished.
+        // The last pixel of a box of more than four stays background, so that neighbours are distinguished;
+        // but not of one that goes on beyond the right edge.
         line.fill(colours[colourIndex[box]!]!, from, to - from > 4 && x1 <= width ? to - 1 : to);
         if (to - from >= labelWidth) this.labels.add(number, box, from, to - from);
         free = to;

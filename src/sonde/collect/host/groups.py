@@ -85,13 +85,13 @@ class Groups:
             party, files = limited[path]
             held[party] += 1
             found[path] = self._group(path, files, held[party] <= MAX_KEPT_OF_PARTY)
-        self.close()  # those that were not taken over
+        self.close()  # what is left there: `_group` has taken out those that go on
         self._groups = found
         points.add("sonde.cgroup.left_out", len(limited) - len(found))
         points.add("sonde.cgroup.unvisited", unvisited)
 
     def _group(self, path: str, files: dict[str, str], is_kept: bool) -> _Group:
-        """A group, with the files that are open already."""
+        """A group, with the files that are open already; it is taken out of `self._groups`."""
         known = self._groups.get(path)
         group = known or _Group(labels(sonde__cgroup=path))
         before, group.files = group.files, {}
