@@ -180,7 +180,7 @@ struct inject_state {
 	uint64_t lost_ring;	 /* no room in the ring */
 	uint64_t lost_names;	 /* no room for the name */
 	uint64_t lost_pool;	 /* chosen while no pair of events was free */
-	uint64_t lost_order;	 /* the device answered late or out of bounds */
+	uint64_t lost_order;	 /* answer late or out of bounds; no whole pair; thread ended */
 	uint64_t left_capturing; /* not timed: its stream was being captured */
 	uint64_t windows;	 /* sessions in which CUPTI recorded */
 	uint64_t window_records;

@@ -186,39 +186,40 @@ enum unwind_stop {
 };
 
 /*
- * A Python frame takes two words of a stack, marked by their highest bit:
+ * An interpreted frame takes two words of a stack, marked by their highest bit, in which no address of user
+ * space has a 1. Of Python:
  *     1 << 63 | address of the code object
  *     1 << 63 | its first line << 32 | the instruction's place (bytes from the code object; 3.10: index)
  */
-#define PYTHON_FRAME (1ULL << 63)
+#define INTERPRETED_FRAME (1ULL << 63)
 
 /*
- * So does a frame of HotSpot's interpreter, whose first word also has the lowest bit:
+ * Of HotSpot's interpreter, whose first word also has the lowest bit:
  *     1 << 63 | address of the Method | 1
  *     1 << 63 | address of the bytecode that it executes
  */
-#define JAVA_FRAME (PYTHON_FRAME | 1)
+#define JAVA_FRAME (INTERPRETED_FRAME | 1)
 
 /*
- * And a frame of V8. "place" is a number of 32 bits, in two halves:
+ * Of V8. "place" is a number of 32 bits, in two halves:
  *     1 << 63 | upper half << 47 | address of the SharedFunctionInfo | 2
  *     1 << 63 | lower half << 47 | address of the Code; place: lower half of the instruction's address
  * or, in V8's own code (builtins, the interpreter):
  *     1 << 63 | upper half << 47 | address of the SharedFunctionInfo | 6
  *     1 << 63 | lower half << 47 | address of the instruction; place: the bytecode offset's slot
  */
-#define V8_FRAME (PYTHON_FRAME | 2)
+#define V8_FRAME (INTERPRETED_FRAME | 2)
 #define V8_BUILTIN 4
 
 /*
- * And a frame of Ruby or PHP:
+ * Of Ruby or PHP:
  *     1 << 63 | address of the function | 3 (7: one of C's, by `native`)
  *     1 << 63 | address of the instruction
  * or, where an evaluation loop has no frame (yet), its address; 0: frames follow that no loop has taken:
  *     1 << 63 | 3
  *     1 << 63 | the loop's address
  */
-#define CHAIN_FRAME (PYTHON_FRAME | 3)
+#define CHAIN_FRAME (INTERPRETED_FRAME | 3)
 #define CHAIN_NATIVE 4
 
 #endif

@@ -70,7 +70,7 @@ const struct call_span *call_span_layout __attribute__((unused));
 
 /*
  * A thread's outermost call. Only programs on the thread itself write to it, one after the other;
- * counted_ns alone is contended, by the walk, and changes hands by atomic exchange.
+ * counted_ns alone is contended, by the scan, and changes hands by atomic exchange.
  */
 struct in_call {
 	u64 entry_sp; /* 0: in no call */
@@ -380,7 +380,7 @@ static __always_inline int leave(struct pt_regs *ctx)
 		call->entry_sp = 0;
 		return 0;
 	}
-	if (now < from) /* the walk summed it up after we looked at the clock */
+	if (now < from) /* the scan summed it up after we looked at the clock */
 		now = from;
 	ns = now - call->began_ns;
 	weight = ns >= long_ns ? 1 : stack_weight(&call->chance, call->site, now);

@@ -5,7 +5,7 @@
  * rest. No program runs on a packet.
  *
  * The owner of a connection is who connects or closes it, both done in its own context, or who holds
- * it open when the walk comes by.
+ * it open when the scan comes by.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -148,7 +148,7 @@ static __always_inline bool is_tcp(struct sock *sk)
 	return sk->sk_protocol == IPPROTO_TCP && (family == AF_INET || family == AF_INET6);
 }
 
-static __always_inline int walk(struct bpf_iter__task_file *ctx, bool count)
+static __always_inline int scan(struct bpf_iter__task_file *ctx, bool count)
 {
 	struct task_struct *task = ctx->task;
 	struct file *file = ctx->file;
@@ -178,13 +178,13 @@ static __always_inline int walk(struct bpf_iter__task_file *ctx, bool count)
 SEC("iter/task_file")
 int on_scan(struct bpf_iter__task_file *ctx)
 {
-	return walk(ctx, true);
+	return scan(ctx, true);
 }
 
 SEC("iter/task_file")
 int on_first_scan(struct bpf_iter__task_file *ctx)
 {
-	return walk(ctx, false);
+	return scan(ctx, false);
 }
 
 SEC("tp_btf/inet_sock_set_state")

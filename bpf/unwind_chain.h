@@ -58,7 +58,7 @@ static __noinline long chain_put(struct unwind_walk *w, u64 first, u64 second)
 {
 	if (w->slot == SONDE_USER_FRAMES - 1 && !put(w, 0))
 		return 0;
-	return put(w, first) && put(w, PYTHON_FRAME | (second & CHAIN_ADDRESS));
+	return put(w, first) && put(w, INTERPRETED_FRAME | (second & CHAIN_ADDRESS));
 }
 
 /* An evaluation loop takes its frames next; where there are none, that is put in its place. */

@@ -25,16 +25,19 @@ static __always_inline long java_step(struct unwind_walk *w, struct task_struct 
 		w->stop = STOP_MEMORY;
 		return 1;
 	}
-	if (w->is_first) /* it is stored only when something is called */
+	if (w->is_first) /* the innermost frame: its bytecode is stored only when it calls something */
 		bytecode = w->registers[BYTECODE_REGISTER];
 	if (sp <= at || !pc) {
 		w->stop = STOP_NO_PROGRESS;
 		return 1;
 	}
-	/* The two words are kept together or not at all. */
+	/*
+	 * A long stack is stored in pieces of SONDE_USER_FRAMES words. In the last slot of a piece comes a 0,
+	 * so that the two words are in one piece.
+	 */
 	if (w->slot == SONDE_USER_FRAMES - 1 && !put(w, 0))
 		return 1;
-	if (!put(w, JAVA_FRAME | (method & ~7ULL)) || !put(w, PYTHON_FRAME | bytecode))
+	if (!put(w, JAVA_FRAME | (method & ~7ULL)) || !put(w, INTERPRETED_FRAME | bytecode))
 		return 1;
 	w->pc = pc;
 	w->sp = sp;

@@ -175,8 +175,8 @@ static __always_inline long python_step(struct unwind_walk *w, struct task_struc
 	/* The two words are kept together or not at all. */
 	if (w->slot == SONDE_USER_FRAMES - 1 && !put(w, 0))
 		return 1;
-	if (!put(w, PYTHON_FRAME | code) ||
-	    !put(w, PYTHON_FRAME | (u64)(line & 0x7fffffff) << 32 | (u32)place_in_code))
+	if (!put(w, INTERPRETED_FRAME | code) ||
+	    !put(w, INTERPRETED_FRAME | (u64)(line & 0x7fffffff) << 32 | (u32)place_in_code))
 		return 1;
 	if (is_last)
 		w->in_loop = 0;

@@ -61,7 +61,7 @@ static __noinline long v8_put(struct unwind_walk *w, struct task_struct *task, u
 	if (w->slot == SONDE_USER_FRAMES - 1 && !put(w, 0))
 		return -1;
 	if (!put(w, kind | place >> 16 << 47 | (shared & V8_ADDRESS & ~7ULL)) ||
-	    !put(w, PYTHON_FRAME | (place & 0xffff) << 47 | (code & V8_ADDRESS)))
+	    !put(w, INTERPRETED_FRAME | (place & 0xffff) << 47 | (code & V8_ADDRESS)))
 		return -1;
 	return 1;
 }

@@ -32,7 +32,7 @@ SPARE_ROWS(waits, struct wait_key, struct wait_value, 16384)
 /* A wait in progress; all zero while the thread runs. */
 struct waiting {
 	u64 began_ns;	/* switch-out */
-	u64 counted_ns; /* summed up to here; taken by atomic exchange: on_switch or the walk */
+	u64 counted_ns; /* summed up to here; taken by atomic exchange: on_switch or the scan */
 	u64 wake_ns;	/* last wake-up */
 	u64 stack_id;
 	u64 walk_ns; /* what taking it added to the wait */
@@ -228,7 +228,7 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 	}
 	closeness = closeness_of(prev->tgid);
 	if (closeness == NOT_CHOSEN) {
-		w->start_ns = 0; /* once it is chosen, the walk takes the thread in */
+		w->start_ns = 0; /* once it is chosen, the scan takes the thread in */
 		return;
 	}
 	if (!w->start_ns)
@@ -291,7 +291,7 @@ static __always_inline void end_wait(struct task_struct *next, u64 now)
 		if (!from)
 			return;
 	}
-	if (now < from) /* the walk summed it up after we looked at the clock */
+	if (now < from) /* the scan summed it up after we looked at the clock */
 		now = from;
 	sum_wait(w, next->tgid, next->pid, from, now, true,
 		 w->drawn > 1 && !is_long(now - w->began_ns, now) ? w->drawn : 1);
@@ -349,7 +349,7 @@ int BPF_PROG(on_waking, struct task_struct *task)
 }
 
 /*
- * A thread's state is made at its birth or by the walk, never in the scheduler's own hooks: up to
+ * A thread's state is made at its birth or by the scan, never in the scheduler's own hooks: up to
  * 6.3 that allocates memory, which under the run-queue lock may wake the kernel's reclaim and hang.
  */
 SEC("tp_btf/sched_process_fork")

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which threads are in a launch that is timed, from the search for a pool to the end of the pair.
+// Sections: which threads are in a launch that is timed, from the search for a pool (of pairs of events) to
+// the end of the pair (the two events around the launch). A thread has one section at a time, under its tid.
 //
-// Who begins a stream capture waits until none is, within a bound. A thread may end in there: a launch that
-// blocks in the driver is a place where pthread_cancel acts, and a handler of the program may call
-// pthread_exit. It runs nothing of ours then, so each has an entry under its number, and our own thread
-// clears the entries of the dead.
+// A stream capture of the program, or another profiler, that begins must not find half a pair in a stream:
+// launches_wait_out() waits, within a bound, until no thread is in a section.
+//
+// A thread may end in its section: a launch that blocks in the driver is a place where pthread_cancel acts,
+// and a handler of the program may call pthread_exit. It runs nothing of ours then, so our own thread clears
+// the sections of threads that have ended.
 #include "cuda.h"
 
 #include <errno.h>

@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What is used of CUPTI: functions, and where fields of its records lie. These places are the same from
+ * What is used of CUPTI: functions, and where fields of its records lie. These offsets are the same from
  * CUPTI 12.9 to 13.5; a build is used only after it was tried (src/sonde/attach/cupti_builds.toml).
+ *
+ * A field has its name of CUPTI (CUpti_ActivityKernel9 and others) where nothing else is noted. To *switch* a
+ * call or kind of record on is cuptiActivityEnable and its kin. The *head* of a trace is struct inject_trace
+ * (abi/inject.h), which the agent reads first.
  */
 #ifndef SONDE_CUPTI_H
 #define SONDE_CUPTI_H
@@ -27,7 +31,7 @@ typedef void (*cupti_buffer_completed)(cu_context context, uint32_t stream, uint
 enum cupti_kind {
 	CUPTI_MEMCPY = 1,
 	CUPTI_MEMSET = 2,
-	CUPTI_KERNEL = 3,
+	CUPTI_KERNEL = 3, /* serializes kernels: never switched on here; its record is alike */
 	CUPTI_DRIVER = 4,
 	CUPTI_RUNTIME = 5,
 	CUPTI_CONCURRENT_KERNEL = 10,
@@ -63,24 +67,25 @@ struct __attribute__((packed)) cupti_kernel {
 	uint32_t kind;
 	uint16_t cache, registers;
 	uint8_t unused_1[8];
-	uint64_t start, end, completed;
+	uint64_t start, end;
+	uint64_t completed; /* not read */
 	uint32_t device, context, stream;
 	uint32_t grid[3], block[3];
 	uint32_t static_shared, dynamic_shared;
 	uint8_t unused_2[8];
 	uint32_t correlation;
-	uint64_t number;
+	uint64_t number; /* gridId */
 	const char *name;
 	uint8_t unused_3[32];
-	uint64_t node;
+	uint64_t node; /* graphNodeId */
 	uint8_t unused_4[4];
-	uint32_t graph;
+	uint32_t graph; /* graphId */
 };
 
-/* Copies and sets begin alike. */
+/* A copy or a set: of both these fields lie at the same offsets. */
 struct __attribute__((packed)) cupti_transfer {
 	uint32_t kind;
-	uint8_t direction, from, to, flags;
+	uint8_t direction, from, to, flags; /* copyKind, srcKind, dstKind; of a set: its value */
 	uint64_t bytes, start, end;
 	uint32_t device, context, stream, correlation;
 	uint8_t unused[12];
@@ -122,8 +127,8 @@ _Static_assert(offsetof(struct cupti_call, tid) == 28, "as CUPTI has it");
 bool records_begin(const struct cupti *cupti, uint32_t window);
 /* The head of it. */
 struct inject_trace *records_head(void);
-/* From now on records are kept, or, with `on` false, are not; then none is being kept any more after 1 s, but
- * where CUPTI hangs. */
+/* `on`: keep records from now on. Else keep no more, and wait until the one that is being kept is done: for 1 s
+ * at most, as CUPTI may hang. */
 void records_keep(bool on);
 /* Buffers that CUPTI has. */
 unsigned records_held(void);

@@ -2,6 +2,20 @@
 /*
  * What the files of the library share. It lives in somebody else's process: nothing here prints,
  * allocates from the host's heap, waits for a lock of the host's, or stops the host for what fails.
+ *
+ * Terms:
+ * - host: the profiled program; our thread: the one that the library runs in it
+ * - hook: our function in place of a real one; to stand in, pass on: to be called in its place, to call it; armed: a
+ *   hook that does more than pass on
+ * - slot: a pointer in a module's data (such as an entry of the GOT) through which the program calls a device library
+ * - ring, record: shared memory that the agent reads, and an entry of it; frames: a stack that goes with a record
+ * - sample: a launch that is chosen to be timed; weight: how many launches it stands for; to carry: to give the weight of
+ *   one that could not be timed to the next; draw, left, rest, after: which launch is next (sampling.c)
+ * - pair: two events around a launch; pool: the pairs of a context; section: a thread's stay in a timed launch
+ * - gate: a kernel that holds a stream until the launch that is timed has arrived behind it
+ * - step: a stretch in which a thread of ours is in a device library (steps.c)
+ * - window: a stretch in which CUPTI records every kernel; trace: what it recorded; replay: a launch of a CUDA graph
+ * - self_sampling: what the calling thread knows of the sampling; generation: changes with the loaded modules
  */
 #ifndef SONDE_INTERNAL_H
 #define SONDE_INTERNAL_H

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The dynamic linker's list, for the files that iterate over it: modules.c and pointer_scan.c. */
+/* The dynamic linker's list of modules, for the files that read it: modules.c, slots.c (most of the uses) and
+ * pointer_scan.c. */
 #ifndef SONDE_MODULES_H
 #define SONDE_MODULES_H
 
@@ -7,8 +8,9 @@
 
 #pragma GCC visibility push(hidden)
 
-/* Each loaded module, by dl_iterate_phdr: under the loader's lock, which keeps every dlopen() of the host
- * and some exceptions waiting. So nothing in `each` may take long. */
+/* Calls `each` for every loaded module, by dl_iterate_phdr. It runs under `modules_walking` (internal.h, which a
+ * fork waits for) and under the loader's lock, which keeps every dlopen() of the host and some exceptions
+ * waiting. So nothing in `each` may take long, or call modules_walk again. */
 int modules_walk(int (*each)(struct dl_phdr_info *, size_t, void *), void *data);
 const char *base_name(const char *path);
 struct dynamic {
@@ -19,7 +21,8 @@ struct dynamic {
 	size_t plt_count, rela_count;
 };
 bool read_dynamic(const struct dl_phdr_info *i, struct dynamic *to);
-/* Whether all of these bytes lie in a segment of the module with these rights (PF_…). */
+/* Whether all of these bytes lie in one PT_LOAD segment of the module whose flags include `rights` (PF_R, PF_W,
+ * PF_X). A module's tables are only what it claims, so each pointer from them is asked about here first. */
 bool module_holds(const struct dl_phdr_info *i, const void *at, size_t bytes, uint32_t rights);
 /* Of its symbol number `n`; NULL where it has none. */
 const char *symbol_name(const struct dl_phdr_info *i, const struct dynamic *d, uint32_t n);

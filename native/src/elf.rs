@@ -147,7 +147,7 @@ fn probe_sites(
     let functions: Vec<_> = functions.into_iter().map(function).collect();
     let cpu = Duration::try_from_secs_f64(cpu_s.clamp(0.0, LONGEST_S)).unwrap_or_default();
     py.detach(|| {
-        let found = probe::places(&ElfFile::open(&path)?, &functions, cpu)?;
+        let found = probe::sites(&ElfFile::open(&path)?, &functions, cpu)?;
         Ok(found.into_iter().map(|it| (it.offset, it.cost, it.text, it.is_forwarder)).collect())
     })
 }

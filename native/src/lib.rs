@@ -1,6 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Sonde's native part: it drains what the kernel collected, resolves addresses and encodes chunks.
 //! It moves bytes and knows no policy; `src/sonde/_native.pyi` is its face to Python.
+//!
+//! Terms:
+//! - row: an entry of a BPF map that is drained; link: an attached program
+//! - walk, raw stack: a stack as the kernel unwound it; frame key: what one of its frames is known by
+//! - chunk: a few seconds of tables; in `unwind`: 256 KiB of the kernel's memory, piece: a part of one
+//! - slot: a pointer of a program into a device library; poller: asks a driver ten times a second
+//! - load, borrow, guardian, settle, landmarks: of an attach (docs/reference/glossary.md)
 use pyo3::{prelude::*, types::PyBytes};
 
 mod attach;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use pyo3::prelude::*;
 
 use sonde_elf::file::ElfFile;
-use sonde_lines::{Lines, Place};
+use sonde_lines::{Lines, SourceLocation};
 
 /// For each offset in the file: (function, source file, line) of what is inlined there, innermost
 /// first, and of the function itself last. Empty where the file has nothing about it.
@@ -17,14 +17,14 @@ fn source_lines(
     path: PathBuf,
     file_offsets: Vec<u64>,
     most: usize,
-) -> PyResult<Vec<Vec<Place>>> {
+) -> PyResult<Vec<Vec<SourceLocation>>> {
     py.detach(|| {
         let file = ElfFile::open(&path)?;
         let addresses: Vec<_> = file_offsets.iter().map(|&it| file.address_of(it)).collect();
         let Some(lines) = Lines::open(file, &path)? else {
             return Ok(vec![Vec::new(); addresses.len()]);
         };
-        let mut known: HashMap<u64, Vec<Place>> = HashMap::new();
+        let mut known: HashMap<u64, Vec<SourceLocation>> = HashMap::new();
         let mut found = Vec::with_capacity(addresses.len());
         for address in addresses {
             found.push(address.map_or_else(Vec::new, |it| {

@@ -11,11 +11,11 @@ use pyo3::types::{PyList, PyString, PyTuple};
 use crate::columns::Column;
 use crate::maps::Walked;
 
-/// Two words of a walk whose first has this bit are a frame of Python.
-const PYTHON_FRAME: u64 = 1 << 63;
+/// Two words of a walk whose first has this bit are an interpreted frame, of any language.
+const INTERPRETED_FRAME: u64 = 1 << 63;
 
-/// (address, 1 where it is a leaf's), or the two words of a Python frame.
-type Place = (u64, u64);
+/// What a frame is known by: (address, 1 where it is a leaf's), or the two words of an interpreted frame.
+type FrameKey = (u64, u64);
 
 /// What a frame is to a walk.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -71,11 +71,11 @@ impl BuildHasher for Factor {
     }
 }
 
-/// Frames by place.
+/// Frames by key.
 #[pyclass]
 #[derive(Default)]
 pub struct FrameCache {
-    known: HashMap<Place, Known, Factor>,
+    known: HashMap<FrameKey, Known, Factor>,
 }
 
 #[pymethods]
@@ -89,13 +89,13 @@ impl FrameCache {
         self.known.len()
     }
 
-    /// The frame of a place, or None.
+    /// The frame of a key, or None.
     #[pyo3(signature = (word, second=0))]
     fn get(&self, py: Python<'_>, word: u64, second: u64) -> Option<Py<PyAny>> {
         self.known.get(&(word, second)).map(|it| it.frame.clone_ref(py))
     }
 
-    /// The frame of a place. `absent`: walks leave it out; `needs_reorder`: Python puts stacks with it together.
+    /// The frame of a key. `absent`: walks leave it out; `needs_reorder`: Python puts stacks with it together.
     #[pyo3(signature = (word, second, frame, absent=false, needs_reorder=false))]
     fn put(&mut self, word: u64, second: u64, frame: Py<PyAny>, absent: bool, needs_reorder: bool) {
         let role = match (absent, needs_reorder) {
@@ -106,9 +106,9 @@ impl FrameCache {
         self.known.insert((word, second), Known { frame, role });
     }
 
-    /// Forget all places with this first word.
+    /// Forget all frames whose key has this first word.
     fn drop(&mut self, word: u64) {
-        self.known.retain(|place, _| place.0 != word);
+        self.known.retain(|key, _| key.0 != word);
     }
 
     fn clear(&mut self) {
@@ -127,18 +127,18 @@ impl RawStack {
         Self { walked }
     }
 
-    fn kernel_places(&self) -> impl Iterator<Item = Place> + '_ {
+    fn kernel_keys(&self) -> impl Iterator<Item = FrameKey> + '_ {
         self.walked.kernel.iter().enumerate().map(|(i, &word)| (word, u64::from(i == 0)))
     }
 
-    fn user_places(&self) -> impl Iterator<Item = Place> + '_ {
+    fn user_keys(&self) -> impl Iterator<Item = FrameKey> + '_ {
         let words = &self.walked.user;
         let mut at = 0;
         std::iter::from_fn(move || {
             let word = *words.get(at)?;
             let is_first = at == 0;
             at += 1;
-            if word & PYTHON_FRAME == 0 {
+            if word & INTERPRETED_FRAME == 0 {
                 return Some((word, u64::from(is_first)));
             }
             let second = words.get(at).copied().unwrap_or(0);
@@ -194,12 +194,12 @@ fn frames_of<'py>(
     let mut frames = Vec::new();
     let mut gather = |walk: &RawStack| {
         frames.clear();
-        for place in walk.kernel_places() {
-            frames.push(&kernel.known.get(&place)?.frame);
+        for key in walk.kernel_keys() {
+            frames.push(&kernel.known.get(&key)?.frame);
         }
-        for place in walk.user_places() {
-            let places = if place.0 & PYTHON_FRAME == 0 { Some(native) } else { python };
-            let known = places?.known.get(&place)?;
+        for key in walk.user_keys() {
+            let cache = if key.0 & INTERPRETED_FRAME == 0 { Some(native) } else { python };
+            let known = cache?.known.get(&key)?;
             match known.role {
                 Role::Plain => frames.push(&known.frame),
                 Role::None => {}
@@ -216,13 +216,13 @@ fn frames_of<'py>(
 fn python_codes(walks: Vec<Bound<'_, RawStack>>) -> Vec<u64> {
     let mut seen = HashSet::new();
     for walk in &walks {
-        let codes = walk.get().user_places().map(|it| it.0);
-        seen.extend(codes.filter(|word| word & PYTHON_FRAME != 0));
+        let codes = walk.get().user_keys().map(|it| it.0);
+        seen.extend(codes.filter(|word| word & INTERPRETED_FRAME != 0));
     }
     seen.into_iter().collect()
 }
 
-/// The places of walks that are not known yet, each once: in the kernel, in user code, of Python.
+/// The keys of walks that are not known yet, each once: in the kernel, in user code, of interpreted frames.
 #[pyfunction]
 #[pyo3(signature = (walks, kernel, native, python=None))]
 fn unknown_frames(
@@ -230,24 +230,24 @@ fn unknown_frames(
     kernel: &FrameCache,
     native: &FrameCache,
     python: Option<&FrameCache>,
-) -> (Vec<Place>, Vec<Place>, Vec<Place>) {
+) -> (Vec<FrameKey>, Vec<FrameKey>, Vec<FrameKey>) {
     let mut found = (Vec::new(), Vec::new(), Vec::new());
     let mut seen = HashSet::new();
     for walk in &walks {
         let walk = walk.get();
-        for place in walk.kernel_places() {
-            if !kernel.known.contains_key(&place) && seen.insert(place) {
-                found.0.push(place);
+        for key in walk.kernel_keys() {
+            if !kernel.known.contains_key(&key) && seen.insert(key) {
+                found.0.push(key);
             }
         }
-        for place in walk.user_places() {
-            let (places, found) = if place.0 & PYTHON_FRAME == 0 {
+        for key in walk.user_keys() {
+            let (cache, found) = if key.0 & INTERPRETED_FRAME == 0 {
                 (Some(native), &mut found.1)
             } else {
                 (python, &mut found.2)
             };
-            if places.is_some_and(|it| !it.known.contains_key(&place)) && seen.insert(place) {
-                found.push(place);
+            if cache.is_some_and(|it| !it.known.contains_key(&key)) && seen.insert(key) {
+                found.push(key);
             }
         }
     }

@@ -91,7 +91,7 @@ class Bpf:
         what is attached for longer."""
 
     def walk(self, link: int) -> None:
-        """Run an iterator program to its end."""
+        """Run an iterator program to its end: a scan, by the glossary; no stack is walked here."""
 
     def fields(self, rows: str) -> list[str]:
         """Names of a drained row's fields, key first."""
@@ -179,11 +179,11 @@ def frames_of(
     native: FrameCache,
     python: FrameCache | None = None,
 ) -> list[tuple[KnownFrame, ...] | None]:
-    """The frames of each walk, where all are known and none needs reordering. Without `python` a
-    walk with frames of Python has none."""
+    """The frames of each walk, where all are known and none needs reordering. `python`: interpreted
+    frames, of any language; without it a walk that has some has none."""
 
 def python_codes(walks: Sequence[RawStack]) -> list[int]:
-    """First words of frames of Python in walks, each once."""
+    """First words of interpreted frames (of any language) in walks, each once."""
 
 def unknown_frames(
     walks: Sequence[RawStack],
@@ -191,7 +191,8 @@ def unknown_frames(
     native: FrameCache,
     python: FrameCache | None = None,
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[tuple[int, int]]]:
-    """Places of walks that have no frame yet, each once: in the kernel, in user code, of Python."""
+    """Words of walks that have no frame yet, each once: in the kernel, in user code, pairs of words
+    of interpreted frames."""
 
 def stack_columns(stacks: list[tuple[KnownFrame, ...]]) -> tuple[Column, list[Column]]:
     """For the encoder: the ids of the frames of each stack; of every frame once, its id and its

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node observes: one frozen Config, read once.
+"""Every setting of the recorder and the agent: one frozen Config, read once.
 
-Later sources win: the file (SONDE_CONFIG, else /etc/sonde/config.toml), the environment
-(SONDE_HZ and so on, one variable a field), then the command's flags.
+Later sources win: the command's own defaults, the file (SONDE_CONFIG, else
+/etc/sonde/config.toml), the environment (SONDE_HZ and so on, one variable a field), then the
+command's flags.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Config:
     """Everything an operator may set for the agent."""
 
     hz: int = 99
-    """On-CPU samples a second and CPU."""
+    """On-CPU samples per second on each CPU."""
     pids: frozenset[int] | None = None
     """Processes to watch, with the children they get; None for the whole machine."""
     on_cpu: bool = True
@@ -85,8 +86,8 @@ class Config:
     tick_s: float = 1.0
     """How often rows are read out of the kernel: the time resolution of totals."""
     rest_s: float = 5.0
-    """The same for an agent that takes no stacks, while the machine does next to nothing: it is
-    woken when that ends. 0: no rest."""
+    """The same for an agent that takes no stacks, while it rests: while the machine does next to
+    nothing. It is woken when that ends. 0: it never rests."""
     chunk_s: float = 5.0
     """How often a chunk is written: what a killed recorder may lose."""
     wait_span_ms: float = 10.0
@@ -137,8 +138,8 @@ def load(
     environ: Mapping[str, str] = os.environ,
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> Config:
-    """The configuration of this process: flags, then the environment, the file, a command's own
-    defaults. Raises UsageError for what cannot be read."""
+    """The configuration of this process: `flags` win over `environ`, that over the file, that over
+    the command's `defaults`. Raises UsageError for what cannot be read."""
     settings = {**_from_file(environ), **_from_environment(environ)}
     merged: dict[str, Any] = {**defaults, **settings, **flags}
     known = {field.name for field in fields(Config)}

@@ -18,7 +18,7 @@ import pytest
 from sonde.errors import CaptureError
 from sonde.export.pprof_profile_pb2 import Profile
 from sonde.query import stored, stored_memory
-from sonde.query.stored import SUMS, Selection, StoredSession
+from sonde.query.stored import SUMS_VIEW, Selection, StoredSession
 from sonde.query.stored_capture import capture_of
 from sonde.server import answers
 from sonde.store.catalog import Catalog
@@ -81,7 +81,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     fill(folder / "one", uri, "a", 1)
     fill(folder / "two", uri, "b", 13)
     found = in_bucket(uri, "lab", 1_800_001_000 * 10**9, 1_800_003_000 * 10**9)
-    assert Counter("/sample_summed/" in path for path in found[SUMS]) == {True: 1, False: 1}
+    assert Counter("/sample_summed/" in path for path in found[SUMS_VIEW]) == {True: 1, False: 1}
     return found
 
 

@@ -171,6 +171,20 @@ def test_packages_import_only_what_they_may(path: Path) -> None:
             assert parts[1] in allowed, f"{path}:{line}: {package} may not import {name}"
 
 
+def test_the_table_of_the_documentation_is_the_one_that_is_held() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    _, _, table = text.partition("| package | may import |\n|---|---|\n")
+    natives = {"the native module": "_native", "the fleet's module": "_fleet"}
+    written = {}
+    for packages, imports in re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", table, re.MULTILINE):
+        allowed = re.split(r", (?:and )?", re.split(r"[:(]|, and only", imports)[0].strip())
+        for package in re.sub(r"\([^)]*\)|`", "", packages).split(","):
+            written[package.strip()] = {natives.get(it, it) for it in allowed}
+
+    assert written.pop("cli") == {"anything; nothing imports cli"}
+    assert written == {package: may or {"nothing of ours"} for package, may in MAY_IMPORT.items()}
+
+
 def dotted_name(path: Path) -> str:
     """`sonde.cli.main` for src/sonde/cli/main.py, `sonde.cli` for its __init__.py."""
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts

@@ -153,11 +153,11 @@ def test_the_main_stack_reaches_down_to_its_limit(limit):
 def test_nothing_is_brought_into_any_process_while_a_switch_is_thrown(monkeypatch, tmp_path):
     files = (tmp_path / "etc", tmp_path / "run")
     monkeypatch.setattr(kill_switch, "FILES", files)
-    kill_switch.require_on()
+    kill_switch.require_allowed()
     for file in files:
         file.touch()
-        assert kill_switch.set_by() == file
+        assert kill_switch.found_file() == file
         with pytest.raises(TargetRefused, match=re.escape(os.fspath(file))):
-            kill_switch.require_on()
+            kill_switch.require_allowed()
         file.unlink()
-    kill_switch.require_on()
+    kill_switch.require_allowed()

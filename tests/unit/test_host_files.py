@@ -51,11 +51,11 @@ def test_positions_in_a_report_are_found_by_name():
 
 
 def test_whose_a_process_is_is_read_from_its_status():
-    found = procfs.read_owner(os.getpid())
+    found = procfs.read_credentials(os.getpid())
     assert found is not None
     assert found.uids == (os.getuid(), os.geteuid())
     assert found.levels >= 1
-    assert procfs.read_owner(2**22 + 1) is None
+    assert procfs.read_credentials(2**22 + 1) is None
 
 
 def test_the_kernel_s_log_is_read_on_from_where_it_was():

@@ -16,7 +16,7 @@ from sonde.unwind.hotspot_code import CALLED, GENERATED, MAX_BLOBS, PUSHED, Hots
 from sonde.unwind.hotspot_layout import EXPORTS, HotspotLayout, UnsupportedJvmError, read_layout
 from sonde.unwind.java_methods import JavaMethods, line_table
 from sonde.unwind.jvm import JAVA_FRAME, UNREAD
-from sonde.unwind.python_code import PYTHON_FRAME
+from sonde.unwind.python_code import INTERPRETED_FRAME
 
 BASE = 0x7000_0000_0000
 LAYOUT = HotspotLayout(
@@ -373,7 +373,7 @@ def test_frames_of_a_jvm_cost_its_user_time(monkeypatch):
     )
     process.key = (1, 1)
     stacks = StackReader(resolver, unwinding)
-    words = [PYTHON_FRAME | 0x1000 | JAVA_FRAME, 5]
+    words = [INTERPRETED_FRAME | 0x1000 | JAVA_FRAME, 5]
     monkeypatch.setattr("sonde.resolve.naming_budget.TURN_S", 0.005)
     for _ in range(50):
         assert stacks.frames(process, [], words) == [UNREAD]

@@ -41,7 +41,7 @@ def test_shares_of_a_process_are_bounded(monkeypatch):
 def test_known_ranks_come_first_and_then_each_user_in_turn(monkeypatch):
     owners = dict.fromkeys(range(1, 900), 1000) | {900: 7, 901: 7, 902: 1000}
     monkeypatch.setattr(
-        job_finder.procfs, "read_owner", lambda pid: SimpleNamespace(uids=(owners[pid],))
+        job_finder.procfs, "read_credentials", lambda pid: SimpleNamespace(uids=(owners[pid],))
     )
     looked = []
     monkeypatch.setattr(job_finder, "_look", looked.append)
@@ -56,7 +56,7 @@ def test_known_ranks_come_first_and_then_each_user_in_turn(monkeypatch):
 def test_jobs_that_are_known_keep_no_other_users_job_from_being_found(monkeypatch):
     known = range(1, 2 * CANDIDATES)
     owner_of = lambda pid: SimpleNamespace(uids=(1000 if pid < 900 else 7,))  # noqa: E731
-    monkeypatch.setattr(job_finder.procfs, "read_owner", owner_of)
+    monkeypatch.setattr(job_finder.procfs, "read_credentials", owner_of)
     looked = []
     monkeypatch.setattr(job_finder, "_look", looked.append)
     finder = JobFinder()
@@ -134,7 +134,7 @@ def test_a_path_forges_no_shared_memory(monkeypatch):
 def test_who_has_many_processes_with_low_numbers_hides_nobody(monkeypatch):
     monkeypatch.setattr(job_finder, "OWNERS_READ", 300)
     owner_of = lambda pid: SimpleNamespace(uids=(1000 if pid < 900 else 7,))  # noqa: E731
-    monkeypatch.setattr(job_finder.procfs, "read_owner", owner_of)
+    monkeypatch.setattr(job_finder.procfs, "read_credentials", owner_of)
     looked = set()
     monkeypatch.setattr(job_finder, "_look", looked.add)
     finder = JobFinder()

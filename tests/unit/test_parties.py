@@ -102,7 +102,9 @@ def test_a_container_that_begins_user_namespaces_as_others_is_one_party(first: b
         f"unshare --pid --fork --mount-proc /bin/sh -c {shlex.quote(inside)}"
     ) as family:
         inner = [pid for pid in family if b"NSpid" in parties.read_status(pid)]
-        inner = [pid for pid in inner if (owner := procfs.read_owner(pid)) and owner.levels == 2]
+        inner = [
+            pid for pid in inner if (owner := procfs.read_credentials(pid)) and owner.levels == 2
+        ]
         until_s = time.monotonic() + 20
         while not first and not all(
             b" 4294967295" not in Path(f"/proc/{pid}/uid_map").read_bytes() for pid in inner[1:]
@@ -156,7 +158,7 @@ def test_a_container_whose_processes_have_every_group_is_the_same_container() ->
     )
     with shell("unshare", "--pid", "--fork", sys.executable, "-c", groups % SLEEPS) as pid:
         assert procfs.party_of(pid) < procfs.NOBODY
-        owner = procfs.read_owner(pid)
+        owner = procfs.read_credentials(pid)
         assert owner is not None
         assert owner.levels == 2
         assert not same_tids(pid)

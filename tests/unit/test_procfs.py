@@ -88,7 +88,7 @@ def test_what_is_gone_is_none() -> None:
     for gone in (pid, NOBODY):
         assert procfs.read_stat(gone) is None
         assert procfs.read_stat(gone, gone) is None
-        assert procfs.read_owner(gone) is None
+        assert procfs.read_credentials(gone) is None
         assert procfs.read_comm(gone, gone) is None
         assert list(procfs.parents(gone)) == []
         assert not procfs.has_threads(gone)
@@ -107,7 +107,7 @@ def test_a_process_descends_from_who_began_it_and_not_from_who_adopts_all() -> N
 
 
 def test_a_process_of_our_own_namespace_has_one_pid() -> None:
-    owner = procfs.read_owner(os.getpid())
+    owner = procfs.read_credentials(os.getpid())
 
     assert owner is not None
     assert (owner.uids, owner.levels) == ((os.getuid(), os.geteuid()), 1)

@@ -24,7 +24,7 @@ from sonde.unwind.cpython import (
     UnsupportedPythonError,
     interpreter,
 )
-from sonde.unwind.python_code import PYTHON_FRAME
+from sonde.unwind.python_code import INTERPRETED_FRAME
 
 FUNCTIONS = 400
 TAKES_OVER = """
@@ -87,7 +87,7 @@ def line_of(
     """The line that the frame of a function made above shows for one of its instructions."""
     place = python.code.instructions + 2 * nth if python.code.instructions else nth
     places = _native.FrameCache()
-    known = code.frame([(process, python)], PYTHON_FRAME | at, 1 << 32 | place, places)
+    known = code.frame([(process, python)], INTERPRETED_FRAME | at, 1 << 32 | place, places)
     assert known.frame.function == "f"
     return known.frame.line
 
@@ -151,8 +151,8 @@ def test_names_of_python_code_cost_its_user_time(python, made, monkeypatch):
     monkeypatch.setattr(naming_budget, "TURN_S", 0.01)
     resolver = SimpleNamespace(budget=NamingBudget(), python_budget=budget)
     stacks = StackReader(resolver, SimpleNamespace())
-    owners, words = [(process, python)], [PYTHON_FRAME | at for at in addresses[:100]]
-    where = PYTHON_FRAME | 1 << 32 | python.code.instructions
+    owners, words = [(process, python)], [INTERPRETED_FRAME | at for at in addresses[:100]]
+    where = INTERPRETED_FRAME | 1 << 32 | python.code.instructions
 
     def lines():
         cache = stacks.python.frame_cache(owners, words, not budget.is_over(1000))
@@ -188,7 +188,7 @@ def test_another_process_with_the_pid_is_not_read(python, made):
     place = 1 << 32 | python.code.instructions
     for _ in range(2):
         found = code.frame(
-            [(before, python)], PYTHON_FRAME | addresses[0], place, _native.FrameCache()
+            [(before, python)], INTERPRETED_FRAME | addresses[0], place, _native.FrameCache()
         )
         assert found.frame.function == ""
     assert code.unread == 2
@@ -222,9 +222,9 @@ def test_another_code_object_in_the_same_place_has_another_name(python, monkeypa
     ) as program:
         assert program.stdin is not None
         assert program.stdout is not None
-        word = PYTHON_FRAME | int(program.stdout.readline())
+        word = INTERPRETED_FRAME | int(program.stdout.readline())
         code, owners = PythonCode(), [(process_of(program.pid), python)]
-        where = PYTHON_FRAME | 1 << 32 | python.code.instructions
+        where = INTERPRETED_FRAME | 1 << 32 | python.code.instructions
         places = code.frame_cache(owners, [word])
         assert code.frame(owners, word, where, places).frame.function == "first"
         places = code.frame_cache(owners, [word])
@@ -233,7 +233,7 @@ def test_another_code_object_in_the_same_place_has_another_name(python, monkeypa
         assert known.frame.function == "first"
         program.stdin.write("go on\n")
         program.stdin.flush()
-        assert int(program.stdout.readline()) | PYTHON_FRAME == word
+        assert int(program.stdout.readline()) | INTERPRETED_FRAME == word
         places = code.frame_cache(owners, [word])
         assert places.get(word, where) is None
         assert code.frame(owners, word, where, places).frame.function == "second"

@@ -48,7 +48,7 @@ def test_an_inner_loop_that_does_half_as_much_again_is_named() -> None:
     assert named(found.changes, ChangeKind.RUN, "CPU time").relative == pytest.approx(4 / 9)
     inner = named(found.changes, ChangeKind.FUNCTION, "inner")
     assert inner.certain
-    assert inner.weight == pytest.approx(4 / 9, abs=0.01)
+    assert inner.cost == pytest.approx(4 / 9, abs=0.01)
     assert not named(found.changes, ChangeKind.FUNCTION, "outer").certain
     assert named(found.changes, ChangeKind.INCLUSIVE, "outer").certain
     failed = {(one.kind, one.name) for one in regressions(found, 0.03)}
@@ -85,7 +85,7 @@ def test_a_program_that_used_no_cpu_at_all() -> None:
     idle = RecordedRun(ProgramRun(0, 0, 0, 0, 0), [])
     found = compare_runs([idle], [idle])
 
-    assert all(math.isfinite(one.weight) for one in found.changes)
+    assert all(math.isfinite(one.cost) for one in found.changes)
     assert regressions(found, 0) == []
 
 
@@ -168,7 +168,7 @@ def test_runs_of_the_same_time_show_what_noise_would_hide() -> None:
     together = named(duet(0.03, NOISE).changes, ChangeKind.RUN, "CPU time")
 
     assert together.certain
-    assert together.weight == pytest.approx(0.03, abs=0.005)
+    assert together.cost == pytest.approx(0.03, abs=0.005)
     one_by_one = named(duet(0.03, NOISE, apart_s=50).changes, ChangeKind.RUN, "CPU time")
     assert not one_by_one.certain
 

@@ -19,7 +19,7 @@ from sonde.store.catalog import Catalog
 from sonde.store.compaction import compact, sweep
 from sonde.store.flush import Flusher
 from sonde.store.record import Record, digest_of
-from sonde.store.tables import SUMMED
+from sonde.store.tables import SUMMED_TABLE
 from sonde.store.wal import Wal
 from stored_chunks import as_of, recorded
 
@@ -80,7 +80,7 @@ def test_sums_answer_what_rows_do(service: Service) -> None:
     ]
     rows = [answers(service, wanted) for wanted in selections]
     compact(service.folder, service.catalog)
-    (summed,) = service.catalog.files("lab", SUMMED)
+    (summed,) = service.catalog.files("lab", SUMMED_TABLE)
     (sample,) = service.catalog.files("lab", "sample")
     assert 2 * summed.row_count <= sample.row_count
 
@@ -117,12 +117,12 @@ def test_new_rows_are_added_to_sums(service: Service) -> None:
     assert both["ns"] == pytest.approx(every.column("ns")[0].as_py())
 
     compact(service.folder, service.catalog)
-    files = service.catalog.files("lab", SUMMED)
+    files = service.catalog.files("lab", SUMMED_TABLE)
     assert [Path(one.path).name for one in files] == [
         Path(one.path).name for one in service.catalog.files("lab", "sample")
     ]
     sweep(service.folder, service.catalog, 1 << 62)
     kept = {Path(one.path) for one in files}
     assert {
-        p.relative_to(service.folder) for p in service.folder.rglob(f"{SUMMED}/**/*.parquet")
+        p.relative_to(service.folder) for p in service.folder.rglob(f"{SUMMED_TABLE}/**/*.parquet")
     } == kept

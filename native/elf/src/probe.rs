@@ -20,7 +20,7 @@ pub struct Function {
 }
 
 /// Where its probe goes.
-pub struct Place {
+pub struct Site {
     /// In the file.
     pub offset: u64,
     pub cost: &'static str,
@@ -39,20 +39,20 @@ fn cpu_time() -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-/// A place for each function, in their order, as far as `cpu` of processor time goes.
-pub fn places(file: &ElfFile, functions: &[Function], cpu: Duration) -> Result<Vec<Place>> {
+/// A site for each function, in their order, as far as `cpu` of processor time goes.
+pub fn sites(file: &ElfFile, functions: &[Function], cpu: Duration) -> Result<Vec<Site>> {
     let until = cpu_time() + cpu;
     let in_time = functions.iter().take_while(|_| cpu_time() < until);
-    in_time.map(|it| place(file, it)).collect()
+    in_time.map(|it| site_of(file, it)).collect()
 }
 
-fn place(file: &ElfFile, function: &Function) -> Result<Place> {
+fn site_of(file: &ElfFile, function: &Function) -> Result<Site> {
     let &Function { offset, size, .. } = function;
     let is_forwarder = function.passes_forwarders && is_forwarder(file, offset)?;
     let bitness = match file.machine {
         elf::EM_X86_64 if !is_forwarder => 64,
         elf::EM_386 => 32,
-        _ => return Ok(Place { offset, cost: "unknown", text: String::new(), is_forwarder }),
+        _ => return Ok(Site { offset, cost: "unknown", text: String::new(), is_forwarder }),
     };
     let is_whole = (1..=site::MAX_BODY_BYTES).contains(&size);
     let mut body = vec![0; if is_whole { size as usize } else { site::LONGEST_INSTRUCTION }];
@@ -65,7 +65,7 @@ fn place(file: &ElfFile, function: &Function) -> Result<Place> {
         Cost::Nop => "nop",
         Cost::SingleStep => "single-step",
     };
-    Ok(Place { offset: offset + moved as u64, cost, text, is_forwarder })
+    Ok(Site { offset: offset + moved as u64, cost, text, is_forwarder })
 }
 
 /// Whether a function does nothing but hand on to one of another file (x86-64; else false).

@@ -57,7 +57,8 @@ fn cost(instruction: &Instruction, bytes: &[u8]) -> Cost {
     }
 }
 
-/// Whether a probe behind the instruction sees the same as one before it, every time.
+/// Whether a probe behind the instruction sees the same as one before it, every time: it goes on to
+/// the next one and writes no register of `KEPT`.
 fn is_passable(instruction: &Instruction, facts: &mut InstructionInfoFactory) -> bool {
     if instruction.is_invalid() || instruction.flow_control() != FlowControl::Next {
         return false;
@@ -75,9 +76,9 @@ fn is_passable(instruction: &Instruction, facts: &mut InstructionInfoFactory) ->
         .all(|it| !(writes(it.access()) && KEPT.contains(&it.register().full_register())))
 }
 
-/// Whether the function hands its callers on before it does anything else: its first way out
-/// is a jump through a word of the file's data, where the address of another file's function is
-/// put at run time. Stubs that load a library when it is first needed are made so.
+/// Whether the function, of x86-64, is a forwarder: it hands its callers on before it does anything
+/// else. Its first way out is a jump through a word of the file's data, where the address of another
+/// file's function is put at run time. Stubs that load a library when it is first needed are made so.
 pub fn is_forwarder(body: &[u8]) -> bool {
     let mut facts = InstructionInfoFactory::new();
     for instruction in &mut Decoder::with_ip(64, body, 0, DecoderOptions::NONE) {
@@ -92,7 +93,12 @@ pub fn is_forwarder(body: &[u8]) -> bool {
     false
 }
 
-/// The best site in `body`, the code of a whole function: how far in, its cost, its instruction.
+/// The best site in `body`: how far in, its cost, its instruction.
+///
+/// With `is_whole` it is the code of a whole function; else only its first instruction is read, and
+/// the site is the start. A site behind the start is given up where a jump of the function leads
+/// back to it. Only direct jumps are looked at: where a jump by register (a jump table) leads is
+/// not known; it is assumed that none leads into the first `REACH_BYTES`.
 pub fn choose(body: &[u8], bitness: u32, is_whole: bool) -> (usize, Cost, String) {
     let decode = |from: usize| {
         let code = body.get(from..).unwrap_or_default();

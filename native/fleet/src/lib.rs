@@ -9,6 +9,13 @@
 //! `plain` is the same shape without a proof: additive shares modulo 2^32, the helper's expanded
 //! from a seed by XofHmacSha256Aes128.
 //!
+//! Terms:
+//! - leader, helper: the two parties that sum without seeing a report; share: a party's part of it
+//! - scheme: how histograms are shared and checked; plain (elsewhere: unproved): one without a proof
+//! - sum: a party's share of the totals; fault: why a report does not count; finish: what ends a check
+//! - bundle: all reports of one upload without proofs; session: a node's agreed key; place: the one
+//!   report of a node and period
+//!
 //! Each call processes a batch, releases the interpreter lock and uses `threads` threads.
 //! A report that fails does not fail its batch: its place in the answer holds the reason.
 

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! ELF files around sections and symbols that a test or an input of a fuzz target chose, so that what
-//! reads those is reached behind headers that are sound; and files in memory to put them in.
+//! Images: ELF files around sections and symbols that a test or an input of a fuzz target chose, so that
+//! what reads those is reached behind headers that are sound; and files in memory to put them in.
+//!
+//! Terms:
+//! - load bias: what an address is above the offset in the file of the same byte
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-const CODE_AT: u64 = 0x1000;
+/// What an address is above the offset in the file of the same byte.
+const LOAD_BIAS: u64 = 0x1000;
 const SHT_PROGBITS: u32 = 1;
 const SHT_SYMTAB: u32 = 2;
 const SHT_STRTAB: u32 = 3;
@@ -22,7 +26,8 @@ struct Section {
     link: u32,
 }
 
-/// A file in the making: every byte is loaded, `CODE_AT` above its place in the file.
+/// A file in the making: every byte is loaded, `LOAD_BIAS` above its offset in the file. All symbols are
+/// global functions in the first section, whichever section they lie in.
 pub struct Image {
     bytes: Vec<u8>,
     sections: Vec<Section>,
@@ -48,7 +53,7 @@ impl Image {
     fn add(&mut self, name: &'static str, kind: u32, bytes: &[u8], link: u32) -> u64 {
         self.bytes.resize(self.bytes.len().next_multiple_of(ALIGN), 0);
         let offset = self.bytes.len();
-        let address = CODE_AT + offset as u64;
+        let address = LOAD_BIAS + offset as u64;
         self.bytes.extend(bytes);
         self.sections.push(Section { name, kind, address, offset, size: bytes.len(), link });
         address
@@ -114,7 +119,7 @@ impl Image {
             head.extend(half.to_le_bytes());
         }
         head.extend([1, 0, 0, 0, 7, 0, 0, 0]); // PT_LOAD, to be run
-        for word in [0, CODE_AT, CODE_AT, length, length, 0x1000] {
+        for word in [0, LOAD_BIAS, LOAD_BIAS, length, length, 0x1000] {
             head.extend(u64::to_le_bytes(word));
         }
         self.bytes[..head.len()].copy_from_slice(&head);

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Source lines and inlined callers of code, from DWARF. Slow and hungry beside all else here: it
 //! is for a separate process (sonde.resolve.line_reader), under limits that end it.
+//!
+//! Terms:
+//! - source location: function, file and line; shared file: what several debug files refer to (dwz)
 use std::borrow::Cow;
 use std::io::Result;
 use std::path::Path;
@@ -21,7 +24,7 @@ const MAX_LINK_BYTES: u64 = 4096;
 
 type Bytes = EndianArcSlice<LittleEndian>;
 /// (function, file, line); '' and 0 where they are not known.
-pub type Place = (String, String, u32);
+pub type SourceLocation = (String, String, u32);
 
 fn bytes(file: &ElfFile, id: SectionId) -> Result<Bytes> {
     let found = section::by_name(file, id.name())?;
@@ -72,27 +75,27 @@ impl Lines {
 
     /// What is executed at an address as linked: the innermost inlined function first, the function
     /// that the code belongs to last. Empty where the debug data has nothing about it.
-    pub fn find(&self, address: u64, most: usize) -> Vec<Place> {
-        let mut places = Vec::new();
+    pub fn find(&self, address: u64, most: usize) -> Vec<SourceLocation> {
+        let mut locations = Vec::new();
         let Ok(mut frames) = self.context.find_frames(address).skip_all_loads() else {
-            return places;
+            return locations;
         };
-        while let (Some(place), true) = (next(&mut frames), places.len() < most) {
-            places.push(place);
+        while let (Some(location), true) = (next(&mut frames), locations.len() < most) {
+            locations.push(location);
         }
-        places
+        locations
     }
 }
 
-fn next(frames: &mut FrameIter<'_, Bytes>) -> Option<Place> {
+fn next(frames: &mut FrameIter<'_, Bytes>) -> Option<SourceLocation> {
     let frame = frames.next().ok()??;
     let raw =
         frame.function.as_ref().and_then(|it| it.raw_name().ok()).unwrap_or(Cow::Borrowed(""));
-    let (file, line) = frame.location.as_ref().map_or((String::new(), 0), place);
+    let (file, line) = frame.location.as_ref().map_or((String::new(), 0), location);
     Some((demangled(raw.as_bytes()), file, line))
 }
 
-fn place(location: &Location<'_>) -> (String, u32) {
+fn location(location: &Location<'_>) -> (String, u32) {
     let file = location.file.unwrap_or_default().replace(|it: char| it.is_control(), "?");
     let cut = file.len().saturating_sub(MAX_PATH_BYTES);
     let cut = (cut..=file.len()).find(|&at| file.is_char_boundary(at)).unwrap_or(file.len());

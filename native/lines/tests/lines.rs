@@ -52,8 +52,8 @@ fn code_has_the_line_that_it_was_made_of() {
 
     let lines = Lines::open(file, Path::new("/nowhere")).unwrap().unwrap();
 
-    let places = lines.find(address, MOST);
-    let (function, path, line) = places.last().unwrap();
+    let locations = lines.find(address, MOST);
+    let (function, path, line) = locations.last().unwrap();
     assert_eq!(function, "sonde_marked");
     assert!(path.ends_with("lines/tests/lines.rs"), "{path}");
     assert!((MARKED_LINE - 1..=MARKED_LINE).contains(line), "{line}");

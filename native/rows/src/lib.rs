@@ -5,6 +5,10 @@
 //! Whatever else a chunk holds (columns of other types, values that no recorder writes, missing
 //! ones) makes the whole batch refused: its caller then reads it with Arrow, which finds out what
 //! of it counts. So all that is here is the ordinary case, and bounds.
+//!
+//! Terms:
+//! - chunk: a few seconds of one node's tables; batch: the chunks that are stored together
+//! - key: 64 bits that stand for a stack or frame by its content, other ones in each process
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use pyo3::exceptions::{PyKeyError, PyOSError};
 use pyo3::prelude::*;
 
-use super::pool::{Place, Pool};
+use super::pool::{Piece, Pool};
 use crate::bpf::Bpf;
 use crate::maps;
 use sonde_unwind::rules::Rule;
@@ -40,11 +40,11 @@ struct Source {
 }
 
 struct Loaded {
-    places: Vec<Place>,
+    pieces: Vec<Piece>,
     /// None where every page is loaded.
     source: Option<Source>,
-    pages: Place,
-    rules: Place,
+    pages: Piece,
+    rules: Piece,
     page_count: u32,
     first_page: u32,
 }
@@ -62,7 +62,7 @@ pub struct UnwindMaps {
     stops: (RawFd, usize),
     cost: (RawFd, usize),
     tables: HashMap<u32, Loaded>,
-    ranges: HashMap<u32, Place>,
+    ranges: HashMap<u32, Piece>,
     next_table: u32,
     /// Makes the epoch of a process a number that nobody else can predict.
     random: RandomState,
@@ -95,17 +95,17 @@ impl UnwindMaps {
     /// All of a table; or, where that would leave little room for others, its directory and rules:
     /// then pages are loaded as walks ask for them.
     fn load(&mut self, table: &Table, path: &Path) -> Result<Loaded> {
-        let mut places = Vec::new();
+        let mut pieces = Vec::new();
         let source = self.has_room_for(table).not().then(|| source_of(table, path)).transpose()?;
-        let result = self.fill(table, source.is_none(), &mut places);
+        let result = self.fill(table, source.is_none(), &mut pieces);
         if result.is_err() {
-            places.iter().for_each(|&place| self.pool.give_back(place));
+            pieces.iter().for_each(|&piece| self.pool.give_back(piece));
         }
-        self.pool.rest();
+        self.pool.unmap();
         let (pages, rules) = result?;
         let page_count = table.page_rows.len() as u32 - 1;
         let first_page = table.first_page as u32;
-        Ok(Loaded { places, source, pages, rules, page_count, first_page })
+        Ok(Loaded { pieces, source, pages, rules, page_count, first_page })
     }
 
     fn has_room_for(&mut self, table: &Table) -> bool {
@@ -125,15 +125,15 @@ impl UnwindMaps {
         let page = ((reference - loaded.pages.reference) / 2) as usize;
         let Some(source) = &mut loaded.source else { return Ok(Some(false)) };
         let Some(&Some((offset, count))) = source.pages.get(page) else { return Ok(Some(false)) };
-        let place = match self.pool.allocate(count) {
+        let piece = match self.pool.allocate(count) {
             Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => return Ok(None),
-            place => place?,
+            piece => piece?,
         };
-        loaded.places.push(place);
+        loaded.pieces.push(piece);
         let mut raw = vec![0; 4 * count];
         source.file.read_exact_at(&mut raw, offset)?;
-        self.pool.write(place, &words_of(&raw))?;
-        self.pool.write_pair(reference & !1, [place.reference, count as u32])?;
+        self.pool.write(piece, &words_of(&raw))?;
+        self.pool.write_pair(reference & !1, [piece.reference, count as u32])?;
         source.pages[page] = None;
         Ok(Some(true))
     }
@@ -142,24 +142,24 @@ impl UnwindMaps {
         &mut self,
         table: &Table,
         all: bool,
-        places: &mut Vec<Place>,
-    ) -> Result<(Place, Place)> {
+        pieces: &mut Vec<Piece>,
+    ) -> Result<(Piece, Piece)> {
         let mut pages = vec![0; 2 * (table.page_rows.len() - 1)];
         for (page, bounds) in table.page_rows.windows(2).enumerate().filter(|_| all) {
             let rows = table
                 .rows
                 .get(bounds[0] as usize..bounds[1] as usize)
                 .ok_or_else(|| Error::from_raw_os_error(libc::EINVAL))?;
-            let place = self.pool.allocate(rows.len())?;
-            places.push(place);
-            self.pool.write(place, rows)?;
-            pages[2 * page..2 * page + 2].copy_from_slice(&[place.reference, rows.len() as u32]);
+            let piece = self.pool.allocate(rows.len())?;
+            pieces.push(piece);
+            self.pool.write(piece, rows)?;
+            pages[2 * page..2 * page + 2].copy_from_slice(&[piece.reference, rows.len() as u32]);
         }
         let rules = self.pool.allocate(table.rules.len() / 4)?;
-        places.push(rules);
+        pieces.push(rules);
         self.pool.write(rules, &words_of(&table.rules))?;
         let directory = self.pool.allocate(pages.len())?;
-        places.push(directory);
+        pieces.push(directory);
         self.pool.write(directory, &pages)?;
         Ok((directory, rules))
     }
@@ -227,7 +227,7 @@ impl UnwindMaps {
                 break;
             }
         }
-        self.pool.rest();
+        self.pool.unmap();
         Ok(self.next_table)
     }
 
@@ -239,16 +239,16 @@ impl UnwindMaps {
         if !self.has_room_for(&table) {
             return Err(numbered(Error::from_raw_os_error(libc::ENOSPC)));
         }
-        let mut places = Vec::new();
-        let result = self.fill(&table, true, &mut places);
+        let mut pieces = Vec::new();
+        let result = self.fill(&table, true, &mut pieces);
         if result.is_err() {
-            places.iter().for_each(|&place| self.pool.give_back(place));
+            pieces.iter().for_each(|&piece| self.pool.give_back(piece));
         }
-        self.pool.rest();
+        self.pool.unmap();
         let (pages, rules) = result.map_err(numbered)?;
         let page_count = table.page_rows.len() as u32 - 1;
         let first_page = table.first_page as u32;
-        let loaded = Loaded { places, source: None, pages, rules, page_count, first_page };
+        let loaded = Loaded { pieces, source: None, pages, rules, page_count, first_page };
         self.next_table += 1;
         self.tables.insert(self.next_table, loaded);
         Ok(self.next_table)
@@ -265,13 +265,13 @@ impl UnwindMaps {
     fn drop_table(&mut self, table: u32) -> PyResult<()> {
         let gone =
             self.tables.remove(&table).ok_or_else(|| PyKeyError::new_err("no such table"))?;
-        gone.places.into_iter().for_each(|place| self.pool.give_back(place));
+        gone.pieces.into_iter().for_each(|piece| self.pool.give_back(piece));
         Ok(())
     }
 
     /// Words of 4 bytes that a table takes.
     fn table_words(&self, table: u32) -> usize {
-        let words = |it: &Loaded| it.places.iter().map(|place| place.words as usize).sum();
+        let words = |it: &Loaded| it.pieces.iter().map(|piece| piece.words as usize).sum();
         self.tables.get(&table).map_or(0, words)
     }
 
@@ -291,15 +291,15 @@ impl UnwindMaps {
         for range in &ranges {
             words.extend(self.range_words(range).map_err(numbered)?);
         }
-        let place = self.pool.allocate_kept(words.len()).map_err(numbered)?;
-        self.pool.write(place, &words).map_err(numbered)?;
-        self.pool.rest();
+        let piece = self.pool.allocate_kept(words.len()).map_err(numbered)?;
+        self.pool.write(piece, &words).map_err(numbered)?;
+        self.pool.unmap();
         let mut value = Vec::with_capacity(PROCESS_BYTES);
         value.extend(start_code.to_ne_bytes());
         value.extend(tgid.to_ne_bytes());
         let (runtime, mut layout) = runtime.unwrap_or_default();
         value.extend(runtime.to_ne_bytes());
-        value.extend(place.reference.to_ne_bytes());
+        value.extend(piece.reference.to_ne_bytes());
         value.extend((ranges.len() as u32).to_ne_bytes());
         layout.resize(PYTHON_BYTES, 0);
         value.extend(layout);
@@ -307,10 +307,10 @@ impl UnwindMaps {
         self.tellings += 1;
         value.extend(self.random.hash_one(self.tellings).to_ne_bytes());
         if let Err(error) = maps::update(self.processes, &tgid.to_ne_bytes(), &value) {
-            self.pool.give_back(place);
+            self.pool.give_back(piece);
             return Err(numbered(error));
         }
-        if let Some(before) = self.ranges.insert(tgid, place) {
+        if let Some(before) = self.ranges.insert(tgid, piece) {
             self.pool.give_back(before);
         }
         Ok(())
@@ -319,11 +319,11 @@ impl UnwindMaps {
     /// Forget a process. Returns whether it was known.
     fn drop_process(&mut self, tgid: u32) -> bool {
         drop(maps::delete(self.processes, &tgid.to_ne_bytes()));
-        let place = self.ranges.remove(&tgid);
-        if let Some(place) = place {
-            self.pool.give_back(place);
+        let piece = self.ranges.remove(&tgid);
+        if let Some(piece) = piece {
+            self.pool.give_back(piece);
         }
-        place.is_some()
+        piece.is_some()
     }
 
     /// Hold at most `bytes` of tables and mappings; what is there already stays.
@@ -358,7 +358,7 @@ impl UnwindMaps {
                 None => left_out += 1,
             }
         }
-        self.pool.rest();
+        self.pool.unmap();
         Ok(left_out)
     }
 

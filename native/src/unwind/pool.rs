@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The kernel's memory for unwind tables and mappings: chunks of 256 KiB, made when needed, written
-//! through a mapping of them (abi/unwind.h).
+//! through a mapping of one of them at a time (abi/unwind.h). They have nothing to do with the chunks
+//! of a capture. A piece of a chunk is what `allocate` gives out.
 use std::io::{Error, Result};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,14 +18,14 @@ const BPF_F_MMAPABLE: u32 = 1 << 10;
 /// its stacks would be walked by frame pointers.
 const KEPT_CHUNKS: usize = 2;
 /// Chunks are made several at a time, half of those that there are within these bounds: the kernel
-/// waits for a grace period (some 10 ms) whenever it takes new ones in.
+/// waits for an RCU grace period (some 10 ms) whenever it takes new ones in.
 const MADE_AT_ONCE: (usize, usize) = (4, 16);
-/// A walk that began before a place was given back is over long before this.
-const GRACE: Duration = Duration::from_secs(1);
+/// A walk that began before a piece was given back is over long before this.
+const REUSED_AFTER: Duration = Duration::from_secs(1);
 
 /// A piece of a chunk: number of the chunk << 16 | index of its first word.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct Piece {
     pub reference: u32,
     pub words: u32,
 }
@@ -69,10 +70,11 @@ impl Drop for Mapped {
 }
 
 pub struct Pool {
+    /// The map of maps that has a map for each chunk (bpf/unwind_state.h).
     outer: OwnedFd,
     chunks: Vec<Chunk>,
     max_chunks: usize,
-    given_back: Vec<(Instant, Place)>,
+    given_back: Vec<(Instant, Piece)>,
     mapped: Option<Mapped>,
 }
 
@@ -85,7 +87,7 @@ impl Pool {
         self.chunks.len() * CHUNK_BYTES
     }
 
-    /// Make no more chunks than fit in `bytes`, nor more than `most`.
+    /// Make no more chunks than fit in `bytes` (four at least), nor more than `most`, which is 4 or more.
     pub fn limit(&mut self, bytes: usize, most: usize) {
         self.max_chunks = (bytes / CHUNK_BYTES).clamp(4, most);
     }
@@ -106,8 +108,9 @@ impl Pool {
         self.chunks.iter().map(words).sum()
     }
 
-    /// Room for `words` of a table, on an even word. ENOSPC where there is none.
-    pub fn allocate(&mut self, words: usize) -> Result<Place> {
+    /// Room for `words` of a table, on an even word. ENOSPC where there is none, E2BIG for more words
+    /// than a chunk has, and the errors of making chunks.
+    pub fn allocate(&mut self, words: usize) -> Result<Piece> {
         if self.chunks.len() < KEPT_CHUNKS {
             self.add_chunks()?;
         }
@@ -115,11 +118,11 @@ impl Pool {
     }
 
     /// Room for `words` of a process's mappings, where tables may be and where they may not.
-    pub fn allocate_kept(&mut self, words: usize) -> Result<Place> {
+    pub fn allocate_kept(&mut self, words: usize) -> Result<Piece> {
         self.allocate_from(0, words)
     }
 
-    fn allocate_from(&mut self, first: usize, words: usize) -> Result<Place> {
+    fn allocate_from(&mut self, first: usize, words: usize) -> Result<Piece> {
         let words = u32::try_from(words.max(2).next_multiple_of(2))
             .ok()
             .filter(|&it| it as usize <= CHUNK_WORDS)
@@ -133,7 +136,7 @@ impl Pool {
             } else {
                 chunk.free[at] = (start + words, length - words);
             }
-            return Ok(Place { reference: (number as u32) << 16 | start, words });
+            return Ok(Piece { reference: (number as u32) << 16 | start, words });
         }
         if self.chunks.len() >= self.max_chunks {
             return Err(Error::from_raw_os_error(libc::ENOSPC));
@@ -142,7 +145,7 @@ impl Pool {
         let chunk = &mut self.chunks[number];
         chunk.free = vec![(words, CHUNK_WORDS as u32 - words)];
         chunk.free.retain(|it| it.1 > 0);
-        Ok(Place { reference: (number as u32) << 16, words })
+        Ok(Piece { reference: (number as u32) << 16, words })
     }
 
     /// Chunks more, all of them free. Returns the number of the first.
@@ -192,34 +195,34 @@ impl Pool {
         Ok(())
     }
 
-    pub fn write(&mut self, place: Place, words: &[u32]) -> Result<()> {
-        assert!(words.len() <= place.words as usize);
-        let mapped = self.mapped((place.reference >> 16) as usize)?;
-        let at = (place.reference & 0xffff) as usize;
+    pub fn write(&mut self, piece: Piece, words: &[u32]) -> Result<()> {
+        assert!(words.len() <= piece.words as usize);
+        let mapped = self.mapped((piece.reference >> 16) as usize)?;
+        let at = (piece.reference & 0xffff) as usize;
         assert!(at + words.len() <= CHUNK_WORDS);
         // SAFETY: inside the mapping; programs read only what they were led to after this.
         unsafe { std::ptr::copy_nonoverlapping(words.as_ptr(), mapped.base.add(at), words.len()) };
         Ok(())
     }
 
-    /// Unmap: between writes the chunks cost user space no memory.
-    pub fn rest(&mut self) {
+    /// Unmap the chunk that was written last: between writes chunks cost user space no memory.
+    pub fn unmap(&mut self) {
         self.mapped = None;
     }
 
-    /// The place is reached by nothing new from now on.
-    pub fn give_back(&mut self, place: Place) {
-        self.given_back.push((Instant::now(), place));
+    /// The piece is reached by nothing new from now on.
+    pub fn give_back(&mut self, piece: Piece) {
+        self.given_back.push((Instant::now(), piece));
     }
 
     fn reuse(&mut self) {
-        let ripe = self.given_back.partition_point(|it| it.0.elapsed() > GRACE);
-        for (_, place) in self.given_back.drain(..ripe) {
-            let free = &mut self.chunks[(place.reference >> 16) as usize].free;
-            let start = place.reference & 0xffff;
+        let ripe = self.given_back.partition_point(|it| it.0.elapsed() > REUSED_AFTER);
+        for (_, piece) in self.given_back.drain(..ripe) {
+            let free = &mut self.chunks[(piece.reference >> 16) as usize].free;
+            let start = piece.reference & 0xffff;
             let at = free.partition_point(|it| it.0 < start);
-            free.insert(at, (start, place.words));
-            if at + 1 < free.len() && start + place.words == free[at + 1].0 {
+            free.insert(at, (start, piece.words));
+            if at + 1 < free.len() && start + piece.words == free[at + 1].0 {
                 free[at].1 += free.remove(at + 1).1;
             }
             if at > 0 && free[at - 1].0 + free[at - 1].1 == free[at].0 {

@@ -13,7 +13,8 @@ use sonde_elf::pclntab::Pclntab;
 
 use crate::names;
 
-/// Functions of one file; the rest are left out (they resolve to file and offset).
+/// Functions of one file; the rest are left out. An address in one that was left out resolves to file and
+/// offset, or to a symbol without a size before it, if that may reach there (`MAX_UNSIZED_BYTES`).
 const MAX_FUNCTIONS: usize = 1 << 20;
 /// A symbol of assembly code may have no size. It then reaches to the next one or to the end of its
 /// section, but not further than this.
@@ -30,11 +31,11 @@ const LARGEST: u16 = u16::MAX;
 struct Entry {
     /// Less `Index::base`.
     start: u32,
-    /// Its place in the symbol table.
+    /// Its number in the symbol table.
     symbol: u32,
 }
 
-/// A function's name, kept because code comes back to it at other places: for what lies
+/// A function's name, kept because code comes back to it at other addresses: for those that lie
 /// nearer to its start than `reach`.
 struct Named {
     reach: u64,
@@ -54,7 +55,7 @@ pub struct Index {
     /// Of each entry, in `SIZE_UNIT`; 0 where the symbol has none.
     sizes: Vec<u16>,
     table: elf::SectionType,
-    /// Go's own table, by which entries are named where it is there: `symbol` is a function's place in it.
+    /// Go's own table, by which entries are named where it is there: `symbol` is a function's number in it.
     go: Option<Pclntab>,
     /// The file that holds the symbols, where it is another than the one that is run.
     debug_file: Option<DebugFile>,
@@ -152,16 +153,16 @@ impl Index {
         self.base = base_of(file);
         let base = self.base;
         let mut entries = Vec::with_capacity(file.symbol_count(table).min(MAX_FUNCTIONS));
-        let mut place = 0;
+        let mut number = 0;
         file.each_symbol(table, |symbol| {
             let start = symbol.value.checked_sub(base).and_then(|it| u32::try_from(it).ok());
             if let (Some(start), true) = (start, is_function(&symbol)) {
                 if entries.len() < MAX_FUNCTIONS {
                     let size = symbol.size.div_ceil(SIZE_UNIT).min(u64::from(LARGEST)) as u16;
-                    entries.push((start, place, size));
+                    entries.push((start, number, size));
                 }
             }
-            place += 1;
+            number += 1;
         })?;
         entries.sort_unstable();
         self.sizes = entries.iter().map(|it| it.2).collect();
@@ -205,23 +206,23 @@ impl Index {
     /// For each file offset the function that holds it: its name, how far into it.
     pub fn find(&mut self, file: &ElfFile, offsets: &[u64]) -> Vec<Option<(String, u64)>> {
         let at = |&it: &u64| file.address_of(it).and_then(|it| it.checked_sub(self.base));
-        let places: Vec<_> = offsets.iter().map(at).collect();
+        let addresses: Vec<_> = offsets.iter().map(at).collect();
         let known = |it: &Option<u64>| it.map_or(Some(None), |at| self.known(at).map(Some));
-        let mut found: Vec<_> = places.iter().map(known).collect();
+        let mut found: Vec<_> = addresses.iter().map(known).collect();
         if found.iter().any(Option::is_none) {
             let debug = self.debug_file.as_ref().and_then(DebugFile::open);
             let file = debug.as_ref().unwrap_or(file);
             if self.go.is_some() {
-                for (found, place) in found.iter_mut().zip(&places) {
+                for (found, address) in found.iter_mut().zip(&addresses) {
                     if found.is_none() {
-                        *found = Some(place.and_then(|at| self.go_function(file, at)));
+                        *found = Some(address.and_then(|at| self.go_function(file, at)));
                     }
                 }
             } else if let Some((table, strings)) = file.symbol_table(self.table) {
                 let source = Source { file, table, strings };
-                for (found, place) in found.iter_mut().zip(&places) {
+                for (found, address) in found.iter_mut().zip(&addresses) {
                     if found.is_none() {
-                        *found = Some(place.and_then(|at| self.function(&source, at)));
+                        *found = Some(address.and_then(|at| self.function(&source, at)));
                     }
                 }
             }
@@ -272,7 +273,9 @@ impl Index {
         let nearest = before.last()?.start;
         let mut start = None;
         let mut best = None;
-        // So far from the start the same symbols hold an address: 0 where one was passed over.
+        // Whether the name may be kept for other addresses of the function, and how far from its start
+        // on: so far, the same symbols would be chosen from. 0, not to be kept, where a symbol that starts
+        // nearer was passed over, as it may hold other addresses.
         let mut same_until = u64::MAX;
         for (entry, &size) in before.iter().zip(&self.sizes[..after]).rev().take(MAX_CANDIDATES) {
             if start.is_some_and(|it| it != entry.start) {

@@ -4,6 +4,11 @@
 //! The readers are our own because those at hand map the files they read, and the owner of a
 //! mapped file can kill its reader by shrinking it. An index of 10 bytes a function is kept for
 //! the files used last; the rest stays in the files.
+//!
+//! Terms:
+//! - place: a function's number in its symbol table, or an address less the base of its file
+//! - identity, layout: of a file, see sonde_elf; rank: which of a function's names is shown
+//! - reach: how far from its start on a symbol holds addresses; kallsyms: the kernel's own symbols
 pub mod files;
 pub mod index;
 pub mod jit_code;

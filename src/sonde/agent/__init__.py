@@ -1,5 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The composition root of a node: the only package that joins collectors, resolver and sinks."""
+"""The composition root of a node: the only package that joins collectors, resolver and sinks.
+
+Terms:
+- tick: the regular moment of draining the collectors, 1 s by default
+- rest: to do little while the machine does next to nothing
+- walk, raw stack: a stack as the kernel unwound it; a `StackReader` names its frames
+- moment: the rows of one tick, summed by process, for diagnosis
+- look: one reading of something that is read again and again, such as all ranks' stacks
+- party: a user or a container; what all share is divided between parties
+- left out: what a bound kept out of the result, counted
+- holder: the user whose subordinate ids (/etc/subuid) those of a container are
+"""
 
 from sonde.agent.agent import Agent
 from sonde.agent.diagnosis_agent import DiagnosisAgent

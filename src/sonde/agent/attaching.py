@@ -148,7 +148,7 @@ class Attacher:
     def _attach(self, identity: Identity, party: int) -> None:
         pid, began = identity
         try:
-            if process.start_time(pid) == began and kill_switch.set_by() is None:
+            if process.start_time(pid) == began and kill_switch.found_file() is None:
                 self._load_into(pid, party)
         except TargetStopped as error:
             if identity in self._stopped:

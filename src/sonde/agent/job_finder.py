@@ -197,8 +197,8 @@ def _in_turn(pids: Sequence[int]) -> list[int]:
     """Of each user in turn. Those that are gone are left out."""
     by_user: dict[int, list[int]] = defaultdict(list)
     for pid in pids:
-        if (owner := procfs.read_owner(pid)) is not None:
-            by_user[owner.uids[0]].append(pid)
+        if (credentials := procfs.read_credentials(pid)) is not None:
+            by_user[credentials.uids[0]].append(pid)
     in_turn = sorted((turn, pid) for its in by_user.values() for turn, pid in enumerate(its))
     return [pid for _, pid in in_turn]
 
@@ -207,10 +207,10 @@ def _look(pid: int) -> _Process | None:
     stat = procfs.read_stat(pid)
     if stat is None or not stat.goes_on:
         return None
-    exe, owner = procfs.read_exe(pid), procfs.read_owner(pid)
-    if not exe or owner is None:
+    exe, credentials = procfs.read_exe(pid), procfs.read_credentials(pid)
+    if not exe or credentials is None:
         return None
-    return _Process(pid, stat.ppid, stat.start_ns, (owner.uids[0], exe))
+    return _Process(pid, stat.ppid, stat.start_ns, (credentials.uids[0], exe))
 
 
 def _connected(members: Sequence[_Process], costs: _Costs) -> list[list[_Process]]:

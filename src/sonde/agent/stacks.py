@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a walk brought back from the kernel, as frames: native ones and Python's, merged."""
+"""The frames of a walk: native ones, and those of Python, Java, JavaScript, Ruby and PHP, merged.
+
+An *evaluation loop* is the native function of an interpreter that runs interpreted frames. The walk
+puts a loop's interpreted frames in place of the loop's native one. Where it gave some loops the
+frames of the next ones, `aligned` and `moved_inward` put them right.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,7 @@ from sonde.unwind.chain import CHAIN_NATIVE
 from sonde.unwind.engines import REST, is_empty_loop
 from sonde.unwind.engines import UNREAD as UNREAD_ENGINES
 from sonde.unwind.jvm import JAVA_FRAME, UNREAD
-from sonde.unwind.python_code import NO_FRAME, PYTHON_FRAME
+from sonde.unwind.python_code import INTERPRETED_FRAME, NO_FRAME
 from sonde.unwind.stop_reasons import WHOLE
 from sonde.unwind.v8 import V8_FRAME
 
@@ -32,8 +37,10 @@ ENTRIES = frozenset(
 )
 """Where threads begin: a walk that ends in one of these is whole."""
 _OF_RUNTIME = JAVA_FRAME | V8_FRAME
-_MAX_FORKS = 4
-"""Generations between a process and the one that is known."""
+"""Bits of a first word that Python's frames do not have: 1 Java, 2 V8, both (CHAIN_FRAME) Ruby or
+PHP."""
+_MAX_LINEAGE = 4
+"""A process and three generations before it: in whose memory its code objects are looked for."""
 NOT_WALKED = -1
 """In place of a walk's end, where a library took the stack: its last frame decides."""
 
@@ -44,10 +51,19 @@ def is_whole(frames: Sequence[KnownFrame], stop: int) -> bool:
 
 
 def aligned(frames: list[KnownFrame], loops: Sequence[tuple[int, int]]) -> list[KnownFrame]:
-    """Python's frames at the evaluation loops that run them.
+    """Python's frames at the evaluation loops that run them, where the walk gave each loop those of
+    the next outer one. `loops`: (begin, end) in `frames` of each loop's interpreted frames. As
+    `frames` they are the innermost first.
 
-    A loop that has just been entered, or is about to be left, has no frame: it took its caller's in
-    the walk, so did that one, and the outermost was left with none.
+    A loop that has just been entered, or is about to be left, has no interpreted frame. The walk
+    then gave it those of the next loop, that one those of the loop after it, and so on; the
+    outermost loop was left with none and is there as a native frame. So each loop's frames move out
+    by one loop. Here A, B and C are Python's, `loop` is the empty one, the rest is native:
+
+        before: A B sort vector C call loop main
+        after:  sort vector A B call C main
+
+    Nothing is moved unless exactly one loop is empty and it is the outermost.
     """
     rest = range(loops[-1][1], len(frames)) if loops else ()
     empty = [at for at in rest if _is_empty(frames[at])]
@@ -63,10 +79,17 @@ def aligned(frames: list[KnownFrame], loops: Sequence[tuple[int, int]]) -> list[
 def moved_inward(
     frames: list[KnownFrame], loops: Sequence[tuple[int, int]], leaf: int, rest: int
 ) -> list[KnownFrame]:
-    """Interpreted frames at the loops that run them, where the newest loop is about to be entered.
+    """Frames of Ruby or PHP at the loops that run them, where the walk gave each loop those of the
+    next inner one. `loops` and the order are those of `aligned`.
 
-    Its frames were taken by the loop before in the walk, so did that one, and the outermost's are
-    left over: from `rest` on. `leaf`: the first frame that is not the kernel's.
+    The newest interpreted frame may have no loop yet: it is about to be entered. The walk then gave
+    its frames to the newest loop that is there, that loop's to the next one, and so on; those of
+    the outermost loop are left over, from `rest` on. So each loop's frames move in by one loop, the
+    first ones to `leaf`, the first frame that is not the kernel's. Here K is the kernel's, capitals
+    are native, small letters interpreted; d and e are left over:
+
+        before: K N a X b c Y d e
+        after:  K a N b c X d e Y
     """
     if rest == len(frames):
         return frames
@@ -85,8 +108,8 @@ def _is_empty(known: KnownFrame) -> bool:
 class StackReader:
     """Names the frames of walks.
 
-    What a place in code is called is asked for once, for all walks of a process together; a walk
-    whose places are all known is named in native code.
+    A word of a walk is named once, for all walks of a process together; a walk whose words all have
+    names is turned into frames in native code.
     """
 
     def __init__(self, resolver: Resolver, unwinding: Unwinding) -> None:
@@ -100,44 +123,46 @@ class StackReader:
         """Walks of one process with their frames."""
         if process.image.pending:
             process.space()
-        kernel, native, python = self._resolver.kernel_frames, process.frames, None
+        kernel, native = self._resolver.kernel_frames, process.frames
+        interpreted: _native.FrameCache | None = None
         codes = _native.python_codes(walks)
         of_python = [code for code in codes if not code & _OF_RUNTIME]
-        owners = self._owners(process) if of_python else []
+        lineage = self._lineage(process) if of_python else []
         runtime = self._unwinding.runtime_of(process) if len(codes) > len(of_python) else None
-        if owners:
+        if lineage:
             budget = self._resolver.python_budget
             may_read = not budget.is_over(process.party)
             with budget.charged(process.party):
-                python = self.python.frame_cache(owners, of_python, may_read)
+                interpreted = self.python.frame_cache(lineage, of_python, may_read)
         elif runtime is not None:
-            python = runtime.frame_cache()
-        *places, pairs = _native.unknown_frames(walks, kernel, native, python)
+            interpreted = runtime.frame_cache()
+        *places, pairs = _native.unknown_frames(walks, kernel, native, interpreted)
         self._resolver.prepare(process, *places)
-        if python is not None:
+        if interpreted is not None:
             for pair in pairs:
-                self._interpreted(process, owners, runtime, *pair, python)
-        named = _native.frames_of(walks, kernel, native, python)
+                self._interpreted(process, lineage, runtime, *pair, interpreted)
+        named = _native.frames_of(walks, kernel, native, interpreted)
         for walk, frames in zip(walks, named, strict=True):
             if frames is None:
                 words = walk.kernel, walk.user
-                frames = tuple(self._merged(process, *words, owners, runtime, python))
+                frames = tuple(self._merged(process, *words, lineage, runtime, interpreted))
             yield walk, frames
 
     def frames(
         self, process: TrackedProcess, kernel: Sequence[int], user: Sequence[int]
     ) -> list[KnownFrame]:
-        """Frames of a walk. A Python frame is two words of it, marked by their highest bit."""
-        has_python = user and max(user) >= PYTHON_FRAME  # the highest bit marks them
-        owners = self._owners(process) if has_python else []
-        runtime = self._unwinding.runtime_of(process) if has_python else None
-        places = _native.FrameCache() if owners or runtime is not None else None
-        return self._merged(process, kernel, user, owners, runtime, places)
+        """Frames of a walk. An interpreted frame is two words of it, marked by their highest
+        bit."""
+        has_interpreted = user and max(user) >= INTERPRETED_FRAME
+        lineage = self._lineage(process) if has_interpreted else []
+        runtime = self._unwinding.runtime_of(process) if has_interpreted else None
+        cache = _native.FrameCache() if lineage or runtime is not None else None
+        return self._merged(process, kernel, user, lineage, runtime, cache)
 
     def _interpreted(
         self,
         process: TrackedProcess,
-        owners: Sequence[tuple[TrackedProcess, Interpreter]],
+        lineage: Sequence[tuple[TrackedProcess, Interpreter]],
         runtime: Jvm | V8 | Engine | None,
         word: int,
         where: int,
@@ -152,7 +177,7 @@ class StackReader:
         resolver, party = self._resolver, process.party
         budget = resolver.python_budget if of_runtime is None else resolver.budget
         if budget.is_over(party):
-            resolver.budget.left_out[party] += 1
+            resolver.budget.left_out[party] += 1  # of both budgets together
             if of_runtime is None:
                 return self.python.put_off(process, word, where, cache)
             # Not cached: it is read once there is time again.
@@ -162,33 +187,35 @@ class StackReader:
         with budget.charged(party, free_s=0.0):
             if of_runtime is not None:
                 return of_runtime.frame(word, where, cache)
-            return self.python.frame(owners, word, where, cache)
+            return self.python.frame(lineage, word, where, cache)
 
     def _merged(
         self,
         process: TrackedProcess,
         kernel: Sequence[int],
         user: Sequence[int],
-        owners: Sequence[tuple[TrackedProcess, Interpreter]],
+        lineage: Sequence[tuple[TrackedProcess, Interpreter]],
         runtime: Jvm | V8 | Engine | None,
-        python: _native.FrameCache | None,
+        interpreted: _native.FrameCache | None,
     ) -> list[KnownFrame]:
-        """`python`: of frames of Python that are known; None where there are none."""
-        if python is None:
+        """`interpreted`: interpreted frames that are known; None where the walk has none of
+        them."""
+        if interpreted is None:
             return self._resolver.resolve(process, kernel, user)
         frames = self._resolver.resolve(process, kernel, ())
         run: list[int] = []
         """Native frames that follow one another."""
         words, has_leaf = iter(user), True
+        # has_leaf: the next native word is where the thread is; later ones are return addresses.
         if process.image.pending:
             process.space()
-        known_native, known_python = process.frames.get, python.get
+        known_native, known_interpreted = process.frames.get, interpreted.get
         inlined = runtime.inlined if isinstance(runtime, V8) else {}
         loops: list[tuple[int, int]] = []
         """Where in `frames` those of each evaluation loop are."""
         leaf, rest = len(frames), None
         for word in words:
-            if not word & PYTHON_FRAME:
+            if not word & INTERPRETED_FRAME:
                 known = None if run or has_leaf else known_native(word)
                 if known is not None:
                     frames.append(known)
@@ -200,9 +227,9 @@ class StackReader:
                 run = []
             has_leaf = False
             where = next(words, 0)
-            known = known_python(word, where)
+            known = known_interpreted(word, where)
             if known is None:
-                known = self._interpreted(process, owners, runtime, word, where, python)
+                known = self._interpreted(process, lineage, runtime, word, where, interpreted)
             if inlined:
                 frames += inlined.get((word, where), ())
             if known is REST:
@@ -222,17 +249,17 @@ class StackReader:
             return moved_inward(frames, loops, leaf, rest)
         return aligned(frames, loops)
 
-    def _owners(self, process: TrackedProcess) -> list[tuple[TrackedProcess, Interpreter]]:
-        """In whose memory the code of Python frames is looked for, and how.
-
-        One that forked has the code objects of its parent, and may be gone by now.
+    def _lineage(self, process: TrackedProcess) -> list[tuple[TrackedProcess, Interpreter]]:
+        """The processes in whose memory the code of Python frames is looked for: the process, then
+        those that it was forked from. A forked process has the code objects of its parent, and may
+        be gone by now.
         """
-        owners: list[tuple[TrackedProcess, Interpreter]] = []
+        lineage: list[tuple[TrackedProcess, Interpreter]] = []
         asked: TrackedProcess | None = process
-        for _ in range(_MAX_FORKS):
-            if asked is None or (owners and owners[0][0].is_alive):
+        for _ in range(_MAX_LINEAGE):
+            if asked is None or (lineage and lineage[0][0].is_alive):
                 break
             if (python := self._unwinding.python_of(asked.key)) is not None:
-                owners.append((asked, python))
+                lineage.append((asked, python))
             asked = self._resolver.processes.parent(asked)
-        return owners
+        return lineage

@@ -2,9 +2,20 @@
 """What a timeline means: pure functions of tables, without a clock, a file or a socket.
 
 intervals   unions of intervals, and how much of them lies where
-idle        what a device was in at each moment: kernels, collectives, copies, nothing
+stalls      what a device was in at each moment: kernels, collectives, copies, nothing
 causes      the causes of waiting as data, each with a function that claims time for it
 blame       one cause for each interval in which a device computed nothing
 steps       the period of the work, without instrumentation
 bound       the verdict, its evidence and one next step
+
+Terms:
+- track: a thread, or a stream of a device; total: a sum over one of its threads
+- stall: a stretch of a device's traced time without a running kernel; blame: its cause
+- launch path: a framework's dispatch, the runtime and the driver, on the way to a device
+- bare call: a call of the device that no function of the trace encloses
+- run: one kernel or copy as a device ran it; asked for: launched by a call of this thread
+- claim: time of a thread that a cause explains
+- window: the traced time of a device; slot: a time bin that ranks are compared in
+- bound: what the work is limited by; step: one iteration of the training loop
+- per, cost, certain: of a difference: its unit, its share of the unit, larger than noise
 """

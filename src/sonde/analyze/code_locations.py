@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program's own code that a thread executed in stalls of one cause."""
+"""The program's own code that a thread executed in stalls of one cause.
+
+It needs a timeline with functions, so a trace (torch.profiler): a capture of the machine has none.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,16 @@ from sonde.model.verdict import CodeLocation
 
 SAMPLED_STALLS = 48
 """This many of the longest stalls of a cause are sampled."""
+MAX_LOCATIONS = 4
+"""Places in code that are named of one cause and thread."""
+_BEFORE_NS = 500
+"""A stall by synchronization begins when the device has done what the thread waits for. This long
+before, the thread is still in the call that waits."""
 _DEPTH = 96
 """Frames of a stack, the innermost ones."""
 _SCAN = 65_536
-"""Function events before a time that may still be open at it."""
+"""Function events before a time that are looked at. A function is not found at a time if this many
+others began in between."""
 _FRAME = re.compile(r"^(?P<file>[^()]*)\((?P<line>\d+)\): (?P<function>.*)$")
 _BUILTIN = re.compile(r"^<built-in (?:method|function) (?P<name>\w+)")
 _ENTRIES = {"<module>", "main", "_run_code", "_run_module_as_main"}
@@ -30,7 +39,8 @@ _ENTRIES = {"<module>", "main", "_run_code", "_run_module_as_main"}
 
 
 class Stacks:
-    """The functions and ranges of a thread at any time, from a trace."""
+    """The functions and ranges of a thread at any time, from a trace. The timeline's rows of
+    functions are sorted by start."""
 
     def __init__(self, timeline: Timeline, track: int) -> None:
         host = timeline.host
@@ -72,7 +82,11 @@ def describe(stack: Sequence[tuple[HostKind, str]]) -> str:
 def code_locations_of(
     timeline: Timeline, blame: BlamedStalls, cause: Cause, track: int
 ) -> list[CodeLocation]:
-    """Code of a thread in the longest stalls of a cause, the largest share first."""
+    """Code of a thread in the longest stalls of a cause, the largest share first.
+
+    Shares are of all those stalls' time. What no function is known of is a part of the whole and
+    may take one of the `MAX_LOCATIONS` places, so shares need not add up to 1.
+    """
     stalls = blame.stalls
     rows = np.flatnonzero((blame.cause == CODE[cause]) & (blame.track == track))
     if not len(rows) or track < 0:
@@ -83,10 +97,12 @@ def code_locations_of(
     weights: dict[str, int] = defaultdict(int)
     for row in chosen.tolist():
         begin, launch = int(stalls.start[row]), int(blame.launch_ns[row])
-        at = begin - 500 if cause == Cause.SYNCHRONIZATION else (begin + launch) // 2
+        is_synchronization = cause == Cause.SYNCHRONIZATION
+        at = begin - _BEFORE_NS if is_synchronization else (begin + launch) // 2
         if blame.earlier_wait_ns[row] >= 0:
             at = int(blame.earlier_wait_ns[row])
         weights[describe(stacks.at(at))] += int(stalls.end[row]) - begin
     whole = sum(weights.values())
     ranked = sorted(weights.items(), key=lambda item: -item[1])
-    return [CodeLocation(text, weight / whole) for text, weight in ranked[:4] if text and whole]
+    first = ranked[:MAX_LOCATIONS]
+    return [CodeLocation(text, weight / whole) for text, weight in first if text and whole]

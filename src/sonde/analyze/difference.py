@@ -52,7 +52,7 @@ class ChangeKind(StrEnum):
 
 
 class Unit(StrEnum):
-    """What times in a difference are relative to."""
+    """What times in a difference are per: ns per step, per call, per run or per second."""
 
     STEP = "step"
     CALL = "call"
@@ -72,9 +72,10 @@ class Change:
     before: float
     """ns per unit."""
     after: float
-    weight: float
-    """The change as a share of the whole unit before: what it costs."""
+    cost: float
+    """The change as a share of the whole unit before; negative where it got faster."""
     certain: bool
+    """It is larger than what two recordings of the same program differ by (the noise)."""
 
     @property
     def relative(self) -> float:
@@ -131,7 +132,7 @@ def compare(before: Timeline, after: Timeline) -> Difference:
     )
     whole = [*_steps(a, b, stepwise), *(_rate_change(a, b, *rates) if rates else [])]
     changes = [*whole, *_kernels(a, b), *_causes(a, b), *_functions(a, b)]
-    changes.sort(key=lambda one: (one.kind != ChangeKind.STEP, -abs(one.weight)))
+    changes.sort(key=lambda one: (one.kind != ChangeKind.STEP, -abs(one.cost)))
     per = Unit.STEP if stepwise else Unit.CALL if rates else Unit.SECOND
     return Difference(per, a.unit_ns, b.unit_ns, tuple(changes))
 
@@ -180,10 +181,10 @@ def _calls_of_busiest(timeline: Timeline) -> dict[str, _Rate]:
 
 
 def _rate_change(a: _Side, b: _Side, before: _Rate, after: _Rate) -> list[Change]:
-    weight = b.unit_ns / a.unit_ns - 1
+    cost = b.unit_ns / a.unit_ns - 1
     spread = math.sqrt(1 / before.count + 1 / after.count)
     name = f"from one {before.call} to the next"
-    return [Change(ChangeKind.STEP, name, a.unit_ns, b.unit_ns, weight, abs(weight) > _Z * spread)]
+    return [Change(ChangeKind.STEP, name, a.unit_ns, b.unit_ns, cost, abs(cost) > _Z * spread)]
 
 
 def _side(timeline: Timeline, verdict: Verdict | None, stepwise: bool, rate: _Rate | None) -> _Side:
@@ -272,8 +273,8 @@ def _steps(a: _Side, b: _Side, stepwise: bool) -> list[Change]:
     if not stepwise:
         return []
     intervals = [median_interval(np.sort(side.steps)) for side in (a, b)]
-    weight = b.unit_ns / a.unit_ns - 1 if a.unit_ns else 0.0
-    return [Change(ChangeKind.STEP, "step time", a.unit_ns, b.unit_ns, weight, _apart(*intervals))]
+    cost = b.unit_ns / a.unit_ns - 1 if a.unit_ns else 0.0
+    return [Change(ChangeKind.STEP, "step time", a.unit_ns, b.unit_ns, cost, _apart(*intervals))]
 
 
 def _kernels(a: _Side, b: _Side) -> list[Change]:
@@ -283,8 +284,8 @@ def _kernels(a: _Side, b: _Side) -> list[Change]:
         before, was = a.kernels.get(name, nothing)
         after, now = b.kernels.get(name, nothing)
         if max(before / a.unit_ns, after / b.unit_ns) >= LEAST_SHARE:
-            weight = (after - before) / a.unit_ns
-            changes.append(Change(ChangeKind.KERNEL, name, before, after, weight, _apart(was, now)))
+            cost = (after - before) / a.unit_ns
+            changes.append(Change(ChangeKind.KERNEL, name, before, after, cost, _apart(was, now)))
     return changes
 
 
@@ -294,9 +295,9 @@ def _causes(a: _Side, b: _Side) -> list[Change]:
         before, spread = a.causes.get(name, (0.0, 0.0))
         after, spread_after = b.causes.get(name, (0.0, 0.0))
         if max(before / a.unit_ns, after / b.unit_ns) >= LEAST_SHARE:
-            weight = (after - before) / a.unit_ns
+            cost = (after - before) / a.unit_ns
             certain = abs(after - before) > math.hypot(spread, spread_after)
-            changes.append(Change(ChangeKind.CAUSE, name, before, after, weight, certain))
+            changes.append(Change(ChangeKind.CAUSE, name, before, after, cost, certain))
     return changes
 
 
@@ -327,6 +328,4 @@ def _functions(a: _Side, b: _Side) -> list[Change]:
 
 def regressions(difference: Difference, above: float) -> list[Change]:
     """Certain changes that cost more than `above` of the whole (0.03: 3 %)."""
-    return [
-        one for one in difference.changes if one.certain and one.weight > above and one.after > 0
-    ]
+    return [one for one in difference.changes if one.certain and one.cost > above and one.after > 0]

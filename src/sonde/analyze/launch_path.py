@@ -29,7 +29,8 @@ recorded operator around it, this much time before it may be its dispatch."""
 ENQUEUES = (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH, CallKind.COPY, CallKind.SET)
 """Calls that ask a device for work."""
 MAX_DEPTH = 512
-"""Functions nested deeper belong to the ones around them."""
+"""Of functions nested deeper, those that decide nothing themselves (`_Role.AS_AROUND`) are in
+neither result."""
 _FRAME = re.compile(r"^(?P<file>[^()]*)\(\d+\): (?P<function>.*)$")
 
 
@@ -37,18 +38,21 @@ class _Role(IntEnum):
     AS_AROUND = 0
     """As the function around it."""
     PATH = 1
+    """On the launch path."""
     CODE = 2
+    """Other code, of the program or of a library."""
     OPERATOR = 3
     """Depends on what it calls."""
     BUILTIN = 4
     """The same, for a function of Python that is written in C."""
-    BUILD = 5
+    COMPILER = 5
+    """Compiles code for the device: in the second result of `launch_path`."""
 
 
 _OF_KIND = {
     CodeKind.FRAMEWORK: _Role.PATH,
     CodeKind.COMMUNICATION: _Role.PATH,
-    CodeKind.COMPILER: _Role.BUILD,
+    CodeKind.COMPILER: _Role.COMPILER,
     CodeKind.OWN_PYTHON: _Role.CODE,
     CodeKind.LIBRARY: _Role.CODE,
     CodeKind.STORAGE: _Role.CODE,
@@ -76,9 +80,10 @@ def _role_of_python(name: str) -> _Role:
 
 
 def launch_path(timeline: Timeline, track: int) -> tuple[Intervals, Intervals]:
-    """(when the thread was on the launch path, when it compiled), both outside of calls.
+    """(when the thread was on the launch path, when it compiled).
 
-    Time outside of all functions is in neither, except right before calls that nothing encloses.
+    Time within calls of the device API is not taken out: `blame` does that. Time outside of all
+    functions is in neither, except right before bare calls: those that no function encloses.
     """
     host = timeline.host
     rows = np.flatnonzero(
@@ -92,20 +97,20 @@ def launch_path(timeline: Timeline, track: int) -> tuple[Intervals, Intervals]:
     for level in range(min(MAX_DEPTH, int(depth.max()) + 1)):
         inherits = (depth == level) & (role == _Role.AS_AROUND) & (parent >= 0)
         role[inherits] = role[parent[inherits]]
-    at, owner = _innermost(start, end, depth, parent)
-    roles = np.where(owner >= 0, role[owner], _Role.AS_AROUND)[:-1]
+    at, innermost = _innermost(start, end, depth, parent)
+    roles = np.where(innermost >= 0, role[innermost], _Role.AS_AROUND)[:-1]
     begins, ends = at[:-1], at[1:]
     path, compiles = (
         sets.union(begins[chosen], ends[chosen])
-        for wanted in (_Role.PATH, _Role.BUILD)
+        for wanted in (_Role.PATH, _Role.COMPILER)
         for chosen in [(roles == wanted) & (ends > begins)]
     )
     return sets.joined(path, _before_bare_calls(timeline, track, path, rows)), compiles
 
 
 def _before_bare_calls(timeline: Timeline, track: int, path: Intervals, rows: I64) -> Intervals:
-    """The time before calls that no function on the launch path encloses, up to `DISPATCH_NS`, to
-    the call before, and to the end of the last function before."""
+    """The time before bare calls: those that no function on the launch path encloses. It reaches
+    back `DISPATCH_NS`, but no further than the call before or the end of the last function."""
     calls, host = timeline.calls, timeline.host
     mine = np.flatnonzero((calls.track == track) & is_one_of(calls.kind, *ENQUEUES))
     start = calls.start_ns[mine]
@@ -161,6 +166,6 @@ def _innermost(start: I64, end: I64, depth: I64, parent: I64) -> tuple[I64, I64]
     times = np.concatenate([end, start])
     begins: Mask = np.concatenate([np.zeros(count, bool), np.ones(count, bool)])
     levels = np.concatenate([-depth, depth])
-    owner = np.concatenate([parent, np.arange(count)])
+    innermost = np.concatenate([parent, np.arange(count)])
     order = np.lexsort((levels, begins, times))
-    return times[order], owner[order]
+    return times[order], innermost[order]

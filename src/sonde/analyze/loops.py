@@ -3,7 +3,7 @@
 
 Traces with Python functions show the loop of the program. A function that encloses all others does
 not repeat, so functions are examined level by level from the outside: at each level, those that no
-other function of the level encloses, as owners of the device work requested in them.
+other function of the level encloses, as the functions that the device work requested in them is of.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _NUMBERED = re.compile(r"[#\s_:.-]*\d+$")
 
 
 def levels(timeline: Timeline, asked: I64) -> Iterator[tuple[I64, I64]]:
-    """(owner of each request, -1 none; number of the owner's name, -1 none), from the outside in.
+    """(function of each request, -1 none; number of the function's name, -1 none), from the outside
+    in.
 
     `asked`: the time of each request, ascending. The functions are those of the thread with
     functions that launches most. Launches of other threads (a backward pass) belong to the function

@@ -29,10 +29,14 @@ from sonde.model.timeline import (
 )
 
 _GIL_WAIT_NS = (4_900_000, 5_450_000)
-"""A thread that waits for Python's interpreter lock requests it after the switch interval, 5 ms by
-default. Waits of this length are for that lock, also where their stacks do not show it."""
+"""Length of waits of one switch interval, 5 ms by default: after it a thread that waits for
+Python's interpreter lock requests it. A thread with enough of them waits for that lock, also where
+its stacks do not show it."""
+_LONGER_NS = 100_000
+"""Shorter futex waits are neither counted nor marked."""
 _GIL_SHARE = 0.2
-"""Of the longer futex waits of a thread: from this share on, such waits are no coincidence."""
+"""Of a thread's futex waits from `_LONGER_NS` on: if this share has the length `_GIL_WAIT_NS`, that
+is no coincidence."""
 _MARGIN_NS = 20_000_000
 """Rows of other records are kept up to this long before and after the first one."""
 
@@ -76,6 +80,7 @@ def _merged(one: Timeline, two: Timeline) -> Timeline:
                     known[value] = interner.name(two.names[value])
         return np.array([known[value] for value in values.tolist()] or [0], np.int32)[inverse]
 
+    # A waker is the number of its track plus 1; 0: not known.
     def wakers(column: I32) -> I32:
         column, known = column.copy(), column > 0
         column[known] = number(column[known] - 1, tracks, True) + 1
@@ -114,6 +119,7 @@ def _merged(one: Timeline, two: Timeline) -> Timeline:
         for counter in two.counters
         if counter.device < 0 or not numbers or counter.device in numbers
     ]
+    # One record's calls and device rows alone: those of two would count the same work twice.
     calls = one.calls if len(one.calls) else moved(two.calls)
     device = one.device if len(one.device) else moved(two.device)
     return replace(
@@ -193,7 +199,9 @@ def with_interpreter_lock(timeline: Timeline) -> Timeline:
     """The timeline with waits for Python's interpreter lock marked (`WaitDetail.GIL`).
 
     Waits with whole stacks are marked already. The others are marked by the switch interval: if
-    `_GIL_SHARE` of the longer futex waits of a thread last just that long, they are for the lock.
+    `_GIL_SHARE` of the longer futex waits of a thread, and three at least, last just that long, the
+    thread waits for the lock. Then all its futex waits from `_LONGER_NS` up to that length are
+    marked: a wait is shorter where the lock is released before the interval is over.
     """
     states = timeline.states
     if not len(states):
@@ -205,7 +213,7 @@ def with_interpreter_lock(timeline: Timeline) -> Timeline:
     ticks = futex & (length >= low) & (length <= high)
     detail = states.wait_detail.copy()
     for track in np.unique(states.track[ticks]):
-        mine = futex & (states.track == track) & (length >= 100_000)
+        mine = futex & (states.track == track) & (length >= _LONGER_NS)
         if (ticks & mine).sum() >= max(3, _GIL_SHARE * mine.sum()):
             detail[mine & (length <= high)] = WaitDetail.GIL
     return replace(timeline, states=replace(states, wait_detail=detail))

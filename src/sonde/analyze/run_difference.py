@@ -92,7 +92,7 @@ def compare_runs(before: Sequence[RecordedRun], after: Sequence[RecordedRun]) ->
             paired,
         )
     ]
-    functions.sort(key=lambda change: (not change.certain, -abs(change.weight)))
+    functions.sort(key=lambda change: (not change.certain, -abs(change.cost)))
     return Difference(Unit.RUN, wall.before, wall.after, (wall, cpu, *functions))
 
 
@@ -105,8 +105,8 @@ def are_pairs(before: Sequence[RecordedRun], after: Sequence[RecordedRun]) -> bo
 
 def _exact(name: str, before: Sequence[float], after: Sequence[float]) -> Change:
     was, now = median(before), median(after)
-    weight = now / was - 1 if was else 0.0
-    return Change(ChangeKind.RUN, name, was, now, weight, certain=_separate(before, after))
+    cost = now / was - 1 if was else 0.0
+    return Change(ChangeKind.RUN, name, was, now, cost, certain=_separate(before, after))
 
 
 def _paired(name: str, before: Sequence[float], after: Sequence[float]) -> Change:
@@ -116,8 +116,8 @@ def _paired(name: str, before: Sequence[float], after: Sequence[float]) -> Chang
     if not all(one > 0 and other > 0 for one, other in pairs):
         return _exact(name, before, after)
     ratios = [math.log(other / one) for one, other in pairs]
-    weight = math.expm1(fmean(ratios))
-    return Change(ChangeKind.RUN, name, was, was * (1 + weight), weight, _differ(ratios))
+    cost = math.expm1(fmean(ratios))
+    return Change(ChangeKind.RUN, name, was, was * (1 + cost), cost, _differ(ratios))
 
 
 def _differ(differences: Sequence[float]) -> bool:
@@ -136,8 +136,8 @@ def _wall(before: Sequence[RecordedRun], after: Sequence[RecordedRun]) -> Change
     ]
     was, now = (median(side) for side in most)
     certain = max(most[0]) < min(least[1]) or max(most[1]) < min(least[0])
-    weight = now / was - 1 if was else 0.0
-    return Change(ChangeKind.RUN, "wall time", was, now, weight, certain)
+    cost = now / was - 1 if was else 0.0
+    return Change(ChangeKind.RUN, "wall time", was, now, cost, certain)
 
 
 def _separate(before: Sequence[float], after: Sequence[float]) -> bool:
@@ -186,10 +186,10 @@ def _functions(
             was, differs = median(olds), _separate(olds, news)
             change_ns = median(news) - was
         sampled = abs(change_ns) > least * math.hypot(_deviation(old), _deviation(new))
-        weight = change_ns / cpu_ns
-        is_old_code = not any(olds) and cpu.weight < _NEW_NAME_GROWTH * weight
+        cost = change_ns / cpu_ns
+        is_old_code = not any(olds) and cpu.cost < _NEW_NAME_GROWTH * cost
         certain = sampled and differs and not is_old_code
-        changes.append(Change(kind, name, was, max(0.0, was + change_ns), weight, certain))
+        changes.append(Change(kind, name, was, max(0.0, was + change_ns), cost, certain))
     return changes
 
 

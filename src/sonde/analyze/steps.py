@@ -289,11 +289,11 @@ def _by_calls(timeline: Timeline, single: _Sequence) -> _Cut | None:
     """The cut at repeated calls of the program: the outermost that hold nearly all requests."""
     if not len(single.asked):
         return None
-    for owner, named in loops.levels(timeline, single.asked):
-        if (owner >= 0).mean() < WORK:
+    for function, named in loops.levels(timeline, single.asked):
+        if (function >= 0).mean() < WORK:
             return None  # inner calls hold even fewer requests
         first = np.ones(len(single), bool)
-        first[1:] = (owner[1:] != owner[:-1]) | (owner[1:] < 0)
+        first[1:] = (function[1:] != function[:-1]) | (function[1:] < 0)
         rows = np.flatnonzero(first)
         if len(rows) <= LEAST:
             continue

@@ -21,6 +21,12 @@ calls_back = true                          # runs functions of its caller: count
 ```
 
 Size arguments are 64 bits wide (size_t) in all these APIs.
+
+Terms:
+- api: the functions of one library (cuda, hip, opencl, …)
+- op: what a call does, the same for all apis (launch, copy, alloc, …)
+- handle: what a call returns where it returns no status: an object, or a pointer to memory
+- reading: how the kernel side reads a call: in which argument the size, the handle, … are
 """
 
 from sonde.apis.model import DIRECTIONS, OPS, Api, Call

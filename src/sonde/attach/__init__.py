@@ -9,6 +9,16 @@
     remote    starts that process, and turns its answer into words
 
 docs/design/attach.md explains why it is safe, with figures.
+
+Terms:
+- load: one remote dlopen in another process
+- borrow: to stop a sleeping thread by ptrace, run one call on it, and restore it; a thread that
+  sleeps where that does no harm is a `Sleeper`
+- landmarks: addresses in the C library and the dynamic linker that a load needs
+- loader: the dynamic linker (ld.so)
+- kill switch: a file that forbids to bring anything into a process of this machine
+- policy: which processes the operator allows device time for
+- build: a build of CUPTI, proved where it was tried
 """
 
 from __future__ import annotations

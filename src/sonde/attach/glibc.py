@@ -22,9 +22,13 @@ _SIGRETURN: Final = bytes.fromhex("48c7c00f0000000f05")  # mov $15,%rax; syscall
 _RET: Final = b"\xc3"
 _MACHINE_X86_64: Final = 62
 _MAX_CODE_BYTES: Final = 8 << 20
+"""Of the C library's code: how much is searched for the instructions that a load returns by."""
 
-STARTED: Final = "Start the program with: sonde record -- CMD"
-FOREIGN: Final = "Only programs that are linked to glibc at run time can take a library in."
+_FUNCTIONS: Final = ("dlopen", "_IO_list_lock", "_IO_list_unlock", "getppid")
+
+# Remedies: the second argument of TargetRefused.
+START_WITH_SONDE: Final = "Start the program with: sonde record -- CMD"
+NEEDS_GLIBC: Final = "Only programs that are linked to glibc at run time can take a library in."
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +68,14 @@ def parse(maps: Iterable[bytes]) -> list[Mapped]:
 
 def mappings_of(pid: int) -> list[Mapped]:
     """What the process has mapped now. Raises OSError when it is gone, TargetRefused where that is
-    more than is looked at: its threads' stacks lie at the end."""
+    more than is looked at: the stacks of its threads lie at the end, and a load has to know
+    them."""
     with procfs.MapsReader(pid) as reader:
         found = parse(reader.blocks())
         if reader.is_cut:
-            raise TargetRefused(f"process {pid} has more mappings than are looked at", STARTED)
+            raise TargetRefused(
+                f"process {pid} has more mappings than are looked at", START_WITH_SONDE
+            )
     return found
 
 
@@ -97,11 +104,11 @@ def _code(mappings: list[Mapped], leaf: re.Pattern[str]) -> tuple[int, int] | No
 def landmarks(memory: ProcessMemory, mappings: list[Mapped]) -> _native.Landmarks:
     """Everything at once. Raises TargetRefused for what is missing, OSError when it is gone."""
     if any(_MUSL.search(m.leaf) for m in mappings):
-        raise TargetRefused("the process uses musl as its C library, not glibc", FOREIGN)
+        raise TargetRefused("the process uses musl as its C library, not glibc", NEEDS_GLIBC)
     base, code = _base(mappings, _LIBC), _code(mappings, _LIBC)
     loader_code = _code(mappings, _LOADER)
     if base is None or code is None or loader_code is None:
-        raise TargetRefused("the process has no dynamic glibc: a static program?", FOREIGN)
+        raise TargetRefused("the process has no dynamic glibc: a static program?", NEEDS_GLIBC)
     try:
         libc = LoadedImage(memory, base)
         if libc.machine != _MACHINE_X86_64:
@@ -114,19 +121,23 @@ def landmarks(memory: ProcessMemory, mappings: list[Mapped]) -> _native.Landmark
             found["dlopen"] = LoadedImage(memory, dl).function("dlopen")
         offset = _errno_offset(memory, libc.function("__errno_location"))
     except ValueError as error:
-        raise TargetRefused(f"the process's C library cannot be read: {error}", FOREIGN) from error
+        raise TargetRefused(
+            f"the process's C library cannot be read: {error}", NEEDS_GLIBC
+        ) from error
     if missing := [name for name, address in found.items() if address is None]:
-        raise TargetRefused(f"the process's C library lacks {', '.join(missing)}", FOREIGN)
+        raise TargetRefused(f"the process's C library lacks {', '.join(missing)}", NEEDS_GLIBC)
     text = memory.read(code[0], min(code[1] - code[0], _MAX_CODE_BYTES))
     stub, ret = text.find(_SIGRETURN), text.find(_RET)
     if stub < 0 or ret < 0:
-        raise TargetRefused("the process's C library has no way back from a signal", FOREIGN)
+        raise TargetRefused("the process's C library has no way back from a signal", NEEDS_GLIBC)
     addresses = {name: address for name, address in found.items() if address is not None}
     for name, address in addresses.items():
         # The tables are the process's own. What they name must at least be code of that library.
         library = _LIBDL if is_old and name == "dlopen" else _LIBC
         if not any(m.start <= address < m.end for m in _all_code(mappings, library)):
-            raise TargetRefused(f"the process's {name} lies outside its C library's code", FOREIGN)
+            raise TargetRefused(
+                f"the process's {name} lies outside its C library's code", NEEDS_GLIBC
+            )
     return _native.Landmarks(
         dlopen=addresses["dlopen"],
         sigreturn=code[0] + stub,
@@ -141,14 +152,11 @@ def landmarks(memory: ProcessMemory, mappings: list[Mapped]) -> _native.Landmark
     )
 
 
-_FUNCTIONS: Final = ("dlopen", "_IO_list_lock", "_IO_list_unlock", "getppid")
-
-
 def _loader_data(mappings: list[Mapped]) -> tuple[int, int]:
     """The writable mapping of the loader: its globals, locks among them."""
     written = [m for m in mappings if _LOADER.match(m.leaf) and m.prot.startswith("rw")]
     if not written:
-        raise TargetRefused("the process's loader has no data segment", FOREIGN)
+        raise TargetRefused("the process's loader has no data segment", NEEDS_GLIBC)
     return written[0].start, written[-1].end
 
 

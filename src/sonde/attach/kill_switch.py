@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kill switch of this machine: while the file is there, nothing is brought into any process."""
+"""The kill switch of this machine: while one of its files is there, nothing is brought into any
+process. So there is no device time (`sonde record`), no `sonde attach` and no `sonde trace`."""
 
 from __future__ import annotations
 
@@ -11,13 +12,15 @@ from sonde.errors import TargetRefused
 FILES: Final = (Path("/etc/sonde/device-time-off"), Path("/run/sonde/device-time-off"))
 
 
-def set_by() -> Path | None:
-    """The file that turns device time off; None where it is allowed."""
+def found_file() -> Path | None:
+    """The file that is the kill switch, where it is there; None where attaching is allowed."""
     return next((path for path in FILES if path.exists()), None)
 
 
-def require_on() -> None:
-    """Raises TargetRefused while device time is turned off on this machine."""
-    path = set_by()
+def require_allowed() -> None:
+    """Raises TargetRefused while the kill switch forbids to bring anything into a process."""
+    path = found_file()
     if path is not None:
-        raise TargetRefused(f"device time is turned off on this machine by {path}", f"rm {path}")
+        raise TargetRefused(
+            f"device time, attach and trace are turned off on this machine by {path}", f"rm {path}"
+        )

@@ -14,26 +14,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from sonde.attach.policy import OPT
+from sonde.attach.policy import MAY_ATTACH
 
 CUDA: Final = "CUDA_INJECTION64_PATH"
 OPENCL: Final = "OPENCL_LAYERS"
 BEGIN: Final = "SONDE_INJECT"
 _REQUEST: Final = 1 | 2 | 8
-"""INJECT_EVENTS, INJECT_OPENCL, INJECT_STACKS of abi/inject.h: begin with these."""
+"""INJECT_EVENTS, INJECT_OPENCL, INJECT_STACKS of abi/inject.h: what the library begins with."""
 
 
 def variables(environ: Mapping[str, str], library: Path, per_second: int = 200) -> dict[str, str]:
     """What to set besides `environ`; nothing where the program opted out (SONDE_MAY_ATTACH=off).
 
-    Another tool's claim on CUDA_INJECTION64_PATH is left as it is: two would time each other.
+    `per_second`: how many launches the library aims to time in each process.
+
+    A CUDA_INJECTION64_PATH of another tool is left as it is, as two would time each other: CUDA is
+    then that tool's. The other variables are set all the same, for OpenCL.
     """
-    if environ.get(OPT, "").lower() == "off" or environ.get(BEGIN) == "off":
+    if environ.get(MAY_ATTACH, "").lower() == "off" or environ.get(BEGIN) == "off":
         return {}
     others = environ.get(OPENCL, "")
     given = {
         BEGIN: f"{_REQUEST}:{per_second}",
-        # The library exports nothing of a layer, so the loader leaves it out; by then it is there.
+        # To the OpenCL loader the library is no valid layer, as it exports no function of one. So
+        # it is not used as a layer; but to find that out it was loaded, which is what is wanted.
         OPENCL: f"{library}:{others}" if others else str(library),
     }
     if CUDA not in environ:

@@ -31,7 +31,8 @@ from sonde.errors import UsageError
 from sonde.procfs.cgroup_paths import place_of
 
 KINDS: Final = ("exe", "unit", "job", "pod", "user", "opted-in")
-OPT: Final = "SONDE_MAY_ATTACH"
+MAY_ATTACH: Final = "SONDE_MAY_ATTACH"
+"""The variable by which a program opts in (on) or out (off)."""
 
 _MAX_ENVIRON_BYTES: Final = 256 << 10
 
@@ -98,7 +99,7 @@ def _opted(environ: Path) -> bool | None:
     given = dict(entry.partition(b"=")[::2] for entry in reversed(raw.split(b"\0")))
     if given.get(b"SONDE_INJECT") == b"off":  # the library itself would obey that, too
         return False
-    return {b"on": True, b"off": False}.get(given.get(OPT.encode(), b"").strip().lower())
+    return {b"on": True, b"off": False}.get(given.get(MAY_ATTACH.encode(), b"").strip().lower())
 
 
 class Policy:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("sonde.agent")
 ALWAYS_HZ = 19
-"""Samples a second and CPU of an agent that always runs."""
+"""Samples per second on each CPU of an agent that always runs."""
 EXAMPLE = """\
 examples:
   sudo sonde agent --prometheus 127.0.0.1:9400     a metrics endpoint for Prometheus, on loopback
@@ -64,7 +64,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="how much may wait there, oldest dropped first (default: 256)")  # fmt: skip
     add("--chunk", type=float, metavar="S", help="send every S seconds (default: 5)")
     add("-F", "--hz", type=int, metavar="HZ",
-        help="samples a second and CPU (default: 99; with --server 19)")  # fmt: skip
+        help="samples per second on each CPU (default: 99; with --server 19)")  # fmt: skip
     add("-o", "--output", type=Path, metavar="FILE",
         help="also record a capture, with stacks and waits")  # fmt: skip
     add("-f", "--force", action="store_true", help="overwrite FILE if it exists")

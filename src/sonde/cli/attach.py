@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     from sonde.collect import inject_abi as abi
     from sonde.host import namespaces
 
-    kill_switch.require_on()
+    kill_switch.require_allowed()
     namespaces.require_matching_proc()
     process.require(args.pid)
     memory, loaded = _found_or_loaded(args.pid, args.wait)

@@ -63,7 +63,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add = parser.add_argument
     add("-d", "--duration", type=_seconds, metavar="S", help="end after S seconds")
-    add("-F", "--hz", type=int, metavar="HZ", help="samples a second and CPU (default: 99)")
+    add("-F", "--hz", type=int, metavar="HZ", help="samples per second on each CPU (default: 99)")
     add("-p", "--pid", type=int, action="append", default=[], metavar="PID", dest="pids",
         help="watch this process and its children only; may be given again")  # fmt: skip
     add("-o", "--output", type=Path, metavar="FILE",
@@ -169,7 +169,7 @@ def _make_child(command: list[str], args: argparse.Namespace) -> Child | None:
     from sonde.attach import kill_switch, launch, library
     from sonde.cli.child import Child
 
-    if not _gives_library(args) or kill_switch.set_by() is not None:
+    if not _gives_library(args) or kill_switch.found_file() is not None:
         return Child(command)
     try:
         path = library.path()

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     from sonde.attach import cupti_builds, kill_switch, memory_room, process
     from sonde.host import namespaces
 
-    kill_switch.require_on()
+    kill_switch.require_allowed()
     namespaces.require_matching_proc()
     process.require(args.pid)
     try:

@@ -57,7 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--for", dest="duration", default="", metavar="TIME",
         help="end after so long: 20s, 5m, 1h")  # fmt: skip
     add("-F", "--hz", type=int, default=0, metavar="HZ",
-        help="samples a second and CPU (default: 19)")  # fmt: skip
+        help="samples per second on each CPU (default: 19)")  # fmt: skip
     add("--keep-days", type=float, default=14, metavar="N", help="of history (default: 14)")
     add("--keep-gb", type=float, default=10, metavar="N",
         help="of history, oldest removed first (default: 10)")  # fmt: skip

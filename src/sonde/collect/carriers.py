@@ -51,5 +51,5 @@ def _most_files(pid: int) -> int | None:
 
 def same_tids(pid: int) -> bool:
     """Is it known that its threads have the same numbers there and here?"""
-    owner = procfs.read_owner(pid)
-    return owner is not None and owner.levels == 1
+    credentials = procfs.read_credentials(pid)
+    return credentials is not None and credentials.levels == 1

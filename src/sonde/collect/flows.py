@@ -23,8 +23,11 @@ class Flow(NamedTuple):
     family: int
     """AF_INET or AF_INET6; 0: all connections for which there was no room."""
     port: int
+    """The lower port number of the two ends, which is most often the service's: for a server the
+    program's own port, beside the client's address."""
     start_ns: int
     address_0: int
+    """The other end's address, as on the wire, in four words; an IPv4 address is the first."""
     address_1: int
     address_2: int
     address_3: int
@@ -111,6 +114,7 @@ def _moved_bytes(flow: Flow) -> int:
 
 
 def _peer(flow: Flow) -> str:
+    """The other end's address and the service's port (`Flow.port`): 10.0.0.7:443."""
     words = (flow.address_0, flow.address_1, flow.address_2, flow.address_3)
     raw = struct.pack("=4I", *words)
     if flow.family == socket.AF_INET:

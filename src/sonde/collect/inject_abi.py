@@ -236,7 +236,7 @@ class State(NamedTuple):
     lost_pool: int
     """chosen while no pair of events was free"""
     lost_order: int
-    """the device answered late or out of bounds"""
+    """answer late or out of bounds; no whole pair; thread ended"""
     left_capturing: int
     """not timed: its stream was being captured"""
     windows: int

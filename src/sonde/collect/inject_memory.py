@@ -267,5 +267,5 @@ def _mapped(
 
 
 def _inner_pid(pid: int) -> int:
-    owner = procfs.read_owner(pid)
-    return pid if owner is None else owner.inner_pid
+    credentials = procfs.read_credentials(pid)
+    return pid if credentials is None else credentials.inner_pid

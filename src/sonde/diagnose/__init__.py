@@ -2,4 +2,14 @@
 """Why work on this node became slower: rows of the last minute in, an incident out.
 
 Pure: no file, clock, socket or BPF. docs/design/diagnose.md describes how it decides.
+
+Terms:
+- moment: what the node did in one tick; window: the moments before and after a suspicion
+- victim: the process that became slower; offender: who caused it
+- lost time: seconds per second that the victim's threads no longer work; part: what they do in it
+- case: a window with the lost time, as the causes judge it
+- place: where in its code a thread waits or runs
+- incident: a slowdown with its cause, offender and evidence; sign, early warning: one to come
+- pace: how fast a job makes progress; RAS: NCCL's answers about its ranks
+- look: the stacks of all ranks at one time
 """

@@ -81,8 +81,10 @@ class Lost:
     slowdown: float = 1.0
 
     asks_nobody: bool = False
-    """It made no connection itself, or takes some: it waits in sockets to be asked, where it mostly
-    did before."""
+    """The victim is taken for one that is asked: it listens for connections, or made none itself.
+    Then its waits in sockets where it mostly waited before (`Part.NETWORK`) are for requests and
+    not lost time. It may ask others, too: waits elsewhere in its code (`Part.ASKED`) count all the
+    same."""
 
     @property
     def whole(self) -> float:

@@ -3,4 +3,11 @@
 
 Each exporter is a module with `write(session, out, kinds, where)`, which writes results of
 `sonde.query` to a binary stream. None of them prints.
+
+Terms:
+- kind: which profile is written (`ProfileKind`: on-cpu, off-cpu, gpu-time, …)
+- weight: of a stack or node, samples, ns or bytes by kind; self weight: without its callees
+- leaf label: the name of what was waited for or called, on top of the stack
+- track: a row of a timeline, slices: the spans in it
+- lane: a track as the page draws it; packed: columns of numbers for the page
 """

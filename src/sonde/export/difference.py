@@ -11,11 +11,18 @@ from sonde.export import strict_json
 from sonde.export.layout import columns, duration, one_line
 
 FORMAT = 1
+"""Version of the JSON document."""
 ROWS = 20
+"""Changes that the text shows, at most."""
 
 
 class Changed(Protocol):
-    """One figure in both recordings (`sonde.analyze.difference.Change`)."""
+    """One figure in both recordings (`sonde.analyze.difference.Change`).
+
+    `before` and `after` are ns per unit: a step, call, run or second, named by `per` below. `cost`
+    is the change as a share of the whole unit before ("weight" in the JSON), `relative` as a share
+    of `before`, infinite where that is 0. `certain`: it is larger than the noise.
+    """
 
     @property
     def kind(self) -> str: ...
@@ -26,7 +33,7 @@ class Changed(Protocol):
     @property
     def after(self) -> float: ...
     @property
-    def weight(self) -> float: ...
+    def cost(self) -> float: ...
     @property
     def certain(self) -> bool: ...
     @property
@@ -34,7 +41,8 @@ class Changed(Protocol):
 
 
 def render(per: str, changes: Sequence[Changed], limit: int = ROWS) -> str:
-    """A table of the changes, costliest first."""
+    """A table of the first `limit` changes, in the order given: that of `compare` is the costliest
+    first, by the size of the cost."""
     head = ("", f"before/{per}", f"after/{per}", "change", f"of a {per}", "", "")
     rows: list[tuple[str, ...]] = [head]
     for one in changes[:limit]:
@@ -45,7 +53,7 @@ def render(per: str, changes: Sequence[Changed], limit: int = ROWS) -> str:
                 duration(one.before),
                 duration(one.after),
                 relative,
-                f"{100 * one.weight:+.1f} %",
+                f"{100 * one.cost:+.1f} %",
                 "" if one.certain else "(within noise)",
                 one.name,
             )
@@ -59,7 +67,7 @@ def render(per: str, changes: Sequence[Changed], limit: int = ROWS) -> str:
 def worse(per: str, failed: Sequence[Changed]) -> list[str]:
     """One line for each figure that got worse by more than allowed."""
     return [
-        one_line(f"worse by {100 * one.weight:.1f} % of a {per}: {one.kind} {one.name}")
+        one_line(f"worse by {100 * one.cost:.1f} % of a {per}: {one.kind} {one.name}")
         for one in failed
     ]
 
@@ -86,6 +94,6 @@ def _row(one: Changed) -> dict[str, Any]:
         "before_ns": one.before,
         "after_ns": one.after,
         "relative": None if math.isinf(one.relative) else one.relative,
-        "weight": one.weight,
+        "weight": one.cost,
         "certain": one.certain,
     }

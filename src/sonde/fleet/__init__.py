@@ -11,4 +11,16 @@ collector    collector ──noised shares──▶ result, page
 `docs/guide/fleet.md` is the guide, `docs/design/fleet.md` the design with its guarantees and
 limits.
 `evaluation` simulates and attacks the protocol; nothing here imports it.
+
+Terms:
+- party: leader, helper or collector; aggregator: the leader or the helper
+- report: what a node uploads for a period; bundle: all reports of one upload without proofs
+- bucket: one count of the histogram: application class, kernel class and activity
+- task: what the parties agree on ahead; batch: the reports of one period
+- release: the noised totals of a batch; ledger, budget: the privacy that releases have cost, may
+  cost
+- unproved: without a zero-knowledge proof; session: an agreed key of a node
+- unit (of privacy): a GPU or a tenant; tenant cap: how many nodes of one tenant count
+- roster: the enrolled nodes; slot: room for one upload that is being read
+- mark: a row of metadata in an aggregator's database
 """

@@ -87,11 +87,11 @@ class Credentials:
     @staticmethod
     def load(directory: Path) -> Credentials:
         try:
-            bundle = Credentials(directory, **json.loads(read_secret(directory / "keys.json")))
-            for key in (bundle.hpke_private, bundle.verify_key):
+            credentials = Credentials(directory, **json.loads(read_secret(directory / "keys.json")))
+            for key in (credentials.hpke_private, credentials.verify_key):
                 if key and len(bytes.fromhex(key)) != 32:
                     raise ValueError("a key of another length than 32 bytes")
-            return bundle
+            return credentials
         except OSError as error:
             raise UsageError(
                 f"no fleet party at {directory}: {error.strerror}",
@@ -135,7 +135,7 @@ def provision(directory: Path, task: Task, tenants: Sequence[str]) -> Task:
         collector_key=pairs["collector"][1],
     )
     verify_key, for_collector, for_leader, own, theirs = (secrets.token_hex(32) for _ in range(5))
-    bundles = (
+    everybody = (
         Credentials(
             directory / "leader",
             "leader",
@@ -161,14 +161,14 @@ def provision(directory: Path, task: Task, tenants: Sequence[str]) -> Task:
     roster = Roster({node.public: tag for node, tag in zip(nodes, tenants, strict=True)})
     authority = _Authority()
     with secret_folder(directory) as fleet:
-        for bundle in bundles:
-            with fleet.make(bundle.role) as folder:
-                bundle.save(folder)
+        for credentials in everybody:
+            with fleet.make(credentials.role) as folder:
+                credentials.save(folder)
                 folder.write("task.json", task.to_json().encode())
                 folder.write("ca.crt", authority.certificate)
-                if bundle.role != "collector":
+                if credentials.role != "collector":
                     folder.write("roster.json", roster.to_json().encode())
-                    certificate, key = authority.issue(bundle.role)
+                    certificate, key = authority.issue(credentials.role)
                     folder.write("tls.crt", certificate)
                     folder.write("tls.key", key)
         with fleet.make("nodes") as folders:

@@ -75,9 +75,9 @@ _Upload = tuple[Sequence[bytes | memoryview], asyncio.Future[list[str]]]
 class Service:
     """An aggregator as an HTTP application with background tasks."""
 
-    def __init__(self, aggregator: Aggregator, bundle: Credentials) -> None:
+    def __init__(self, aggregator: Aggregator, credentials: Credentials) -> None:
         self._aggregator = aggregator
-        self._bundle = bundle
+        self._credentials = credentials
         self._task = aggregator.task
         self._uploads: asyncio.Queue[_Upload] = asyncio.Queue(4096)
         self._batch_slots = UploadSlots(_slots_within_memory(_BATCH_SLOTS, self._batch_bytes))
@@ -105,16 +105,18 @@ class Service:
         app.on_response_prepare.append(_hide_server_version)
         prefix = f"/tasks/{self._task.id.hex()}"
         app.router.add_post(
-            f"{prefix}/releases", self._authorised(self._release, self._bundle.token)
+            f"{prefix}/releases", self._authorised(self._release, self._credentials.token)
         )
         app.router.add_get(
-            f"{prefix}/status", self._authorised(self._status, self._bundle.operator_token)
+            f"{prefix}/status", self._authorised(self._status, self._credentials.operator_token)
         )
         if isinstance(self._aggregator, Leader):
             app.router.add_post(f"{prefix}/reports", self._upload)
             app.router.add_post(f"{prefix}/reports/batch", self._upload_batch)
         else:
-            app.router.add_post(f"{prefix}/jobs", self._authorised(self._job, self._bundle.token))
+            app.router.add_post(
+                f"{prefix}/jobs", self._authorised(self._job, self._credentials.token)
+            )
         app.cleanup_ctx.append(self._background_tasks)
         return app
 
@@ -367,19 +369,19 @@ def open_aggregator(state: Path, threads: int) -> tuple[Aggregator, Credentials]
     """The aggregator of a state directory, and its credentials. Raises UsageError, SinkError,
     ClockNotTrusted.
     """
-    bundle = Credentials.load(state)
-    if bundle.role not in ("leader", "helper"):
+    credentials = Credentials.load(state)
+    if credentials.role not in ("leader", "helper"):
         raise UsageError(
-            f"{state} belongs to a {bundle.role}, not to an aggregator",
+            f"{state} belongs to a {credentials.role}, not to an aggregator",
             "name the leader's or the helper's directory",
         )
     task, roster = Task.load(state / "task.json"), Roster.load(state / "roster.json")
     clock = PartyClock(state)  # before the state is opened, which expires old batches
     path = state / "state.sqlite"
-    if bundle.role == "helper":
-        return Helper(task, bundle.keys, roster, path, threads, clock), bundle
-    client = HelperClient(task, bundle.helper_token, bundle.client_tls())
-    return Leader(task, bundle.keys, roster, path, client.post, threads, clock), bundle
+    if credentials.role == "helper":
+        return Helper(task, credentials.keys, roster, path, threads, clock), credentials
+    client = HelperClient(task, credentials.helper_token, credentials.client_tls())
+    return Leader(task, credentials.keys, roster, path, client.post, threads, clock), credentials
 
 
 def runner_of(service: Service) -> web.AppRunner:
@@ -399,15 +401,15 @@ def serve(state: Path, threads: int = 2, ready: Callable[[str], None] = lambda u
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     keep_memory()  # six 70 kB buffers per report: keeps the kernel from zeroing pages again
-    aggregator, bundle = open_aggregator(state, threads)
-    url = aggregator.task.leader_url if bundle.role == "leader" else aggregator.task.helper_url
+    aggregator, credentials = open_aggregator(state, threads)
+    url = aggregator.task.leader_url if credentials.role == "leader" else aggregator.task.helper_url
     parts = urlsplit(url)
 
     gc.freeze()  # a large roster must not be traversed at each collection
     gc.set_threshold(20_000, 20, 50)
 
     async def run() -> None:
-        service = Service(aggregator, bundle)
+        service = Service(aggregator, credentials)
         front = runner_of(service)
         await front.setup()
         assert front.server is not None
@@ -418,11 +420,11 @@ def serve(state: Path, threads: int = 2, ready: Callable[[str], None] = lambda u
             )
         ]
         connections = ConnectionLimiter(
-            front.server, bundle.server_tls(), aggregator.store.note_refusals
+            front.server, credentials.server_tls(), aggregator.store.note_refusals
         )
         accepting = [asyncio.create_task(connections.accept(one)) for one in listeners]
         ready(url)
-        _log.info("task %s: serving as %s", aggregator.task.name, bundle.role)
+        _log.info("task %s: serving as %s", aggregator.task.name, credentials.role)
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -3,6 +3,11 @@
 
 `gather()` collects facts (the device metrics that the agent reads, and some files of the kernel),
 `examine()` checks them. Nothing on a device is changed, and nothing runs on it.
+
+Terms:
+- fact: a value that a check reads; expectation: what it should be, by the device's model (SKU)
+- result: passes, warns or fails, or is not known
+- part: a MIG instance of a GPU
 """
 
 from sonde.health.checks import CHECKS, examine, worst

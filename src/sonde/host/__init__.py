@@ -4,6 +4,10 @@
 `examine()` runs every probe and returns one `Finding` each. Probes read /proc and /sys and make
 a few harmless system calls: what they create (a map of one page, a disabled perf event) is gone
 when the call returns. They never raise for what a machine lacks; lacking is an answer.
+
+Terms:
+- finding: one thing that this machine supports or not, with its remedy
+- ABSENT: not there, or not known without more privileges (n/a)
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def attach(
 ) -> Finding:
     """Which processes this user may attach to."""
     machine = machine or platform.machine()
-    if (path := kill_switch.set_by()) is not None:
+    if (path := kill_switch.found_file()) is not None:
         return _warn(f"turned off on this machine by {path}", f"rm {path}")
     if machine != "x86_64":
         return _warn(

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Features of the running kernel that Sonde uses, and settings that restrict them."""
+"""Features of the running kernel that Sonde uses, and settings that restrict them.
+
+BPF programs, uprobe_multi and perf clocks are tried by making one. BTF, lockdown and uprobes are
+looked up by a file of the kernel.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ SYSCTL = Path("/proc/sys/kernel")
 UPROBE_SOURCE = Path("/sys/bus/event_source/devices/uprobe/type")
 
 _NOT_PERMITTED = (errno.EPERM, errno.EACCES)
-_UNKNOWABLE = "cannot be probed without CAP_BPF and CAP_PERFMON"
+_UNKNOWABLE = "cannot be probed: needs CAP_BPF and CAP_PERFMON, and no seccomp filter against it"
 
 
 def findings() -> Iterator[Finding]:

@@ -4,4 +4,9 @@
 It holds no data. Each call is a question over HTTP with a token for `read`, so tenants, limits and
 the audit log are the server's. Names in answers were chosen by recorded programs and are hostile:
 every text is escaped and cut (untrusted.py), every answer is bounded, and what was cut is listed.
+
+Terms:
+- selection: a range of time, a node and owners
+- observed: what an answer rests on: nodes, chunks, seconds recorded, losses
+- trouble: something wrong with a node
 """

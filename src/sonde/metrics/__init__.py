@@ -3,6 +3,11 @@
 
 It is abi/metrics.json; `metrics.json` here is a link to it, for installed packages. A new metric is
 a new line there; docs/reference/metrics.md is generated from it.
+
+Terms:
+- series: the values of one metric with one set of labels
+- group: the metrics of one subject
+- rate: how often a metric is read: fast, normal, slow, or at an event
 """
 
 from __future__ import annotations

@@ -1,2 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frozen records that packages hand to one another. They import nothing of ours and do nothing."""
+"""Frozen records that packages hand to one another. They import nothing of ours and do nothing.
+
+Terms:
+- track: a thread, or a stream of a device, in a timeline; extent: the time that it spans
+- total: a sum over a thread where not every interval is kept
+- run: one kernel, copy or fill as a device ran it; program run: from start to end
+- kind: of a profile (`ProfileKind`), with another spelling in the column `kind` of files
+- waker: the thread that ended a wait; in columns its track plus 1, 0 unknown
+- origin: whose code a file holds, by its folder
+- note: a record of the kernel about whose a process is; of a verdict: a sentence on its limits
+"""

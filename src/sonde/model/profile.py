@@ -91,7 +91,7 @@ class ProfileRow(NamedTuple):
     events: int
     """Samples, waits or calls."""
     ns: int
-    """Time on a CPU, waiting, or inside the call."""
+    """Time on a CPU, waiting, inside the call, or of the kernel on the device."""
     bytes: int
     """Bytes moved or allocated by the calls, mapped or touched."""
 

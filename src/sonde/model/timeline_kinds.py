@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds in a timeline (`sonde.model.timeline`): what a row, a track or a total stands for."""
+"""The kinds in a timeline (`sonde.model.timeline`): what a row, a track or a total stands for.
+
+A *track* is a thread, or a stream of a device. A *total* is a sum over the whole recording, of what
+is not there as single rows. *P2P* is a copy between two devices (peers).
+"""
 
 from __future__ import annotations
 
@@ -41,8 +45,11 @@ class HostKind(IntEnum):
     """`kind` of a row of `host`."""
 
     OPERATOR = 0
+    """An operator of a framework, such as aten::mm."""
     PYTHON = 1
+    """A Python function, or a built-in that it called."""
     RANGE = 2
+    """A named range that the program or its framework marks: record_function, NVTX."""
 
 
 class StateKind(IntEnum):
@@ -90,8 +97,8 @@ class WaitDetail(IntEnum):
     COMMUNICATION = 7
     """For other processes of the job, in a collective of the host."""
     GRAPH_CAPTURE = 8
-    """While a graph was captured, which the program does again and again. Also of calls, and of
-    kernels of `TotalKind.STREAM`."""
+    """The thread captured a device graph: that is compilation, not work. Not of waits alone: also
+    of calls within a capture, and of `TotalKind.STREAM` totals of kernels that warm up for one."""
     OWN_LOCK = 9
     """For a lock that the program's own code takes: no library is between the two."""
 
@@ -125,8 +132,8 @@ class TotalKind(StrEnum):
     RUN = "run"
     """Operations that a device ran for a thread; the name is the kernel's."""
     INTERRUPTED = "interrupted"
-    """The part of kernel runs far beyond the usual length of the kernel: another process had the
-    device."""
+    """The part of kernel runs far beyond the usual length of the kernel, on a device that another
+    process used, too: it is taken to have had the device then."""
     UNDERFILLED = "underfilled"
     """Kernel runs with so few thread blocks that most of the device stays idle; they are among
     `RUN`, too."""

@@ -3,4 +3,7 @@
 
 Bodies are small JSON; every text in them is printable and bounded; delivery is retried, bounded and
 counted.
+
+Terms:
+- poster: a queue and a thread for one URL
 """

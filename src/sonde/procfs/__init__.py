@@ -1,5 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What /proc has about a process that is still there. Everything may vanish at any time: None."""
+"""What /proc has about a process that is still there. Everything may vanish at any time: None.
+
+Terms:
+- broker: the child that reads what a process can make wait for ever
+- party: a user or a container, who cannot make more of themselves
+- holder: a process that keeps a map lock, so that a probe must wait
+- patience: how long readers wait for a process, and for a party
+- elsewhere: the thread by which memory is seen once the first thread has ended
+- sound: a file that nobody but root can make its readers wait at
+"""
 
 from sonde.procfs.broker import BROKER, Broker, Hung
 from sonde.procfs.command import command_of
@@ -40,7 +49,7 @@ from sonde.procfs.process_groups import (
 from sonde.procfs.processes import (
     MAX_PARENTS,
     START_UNIT_NS,
-    Owner,
+    Credentials,
     Stat,
     busiest,
     descends,
@@ -50,8 +59,8 @@ from sonde.procfs.processes import (
     parents,
     pids,
     read_comm,
+    read_credentials,
     read_exe,
-    read_owner,
     read_stat,
     read_stats,
 )
@@ -65,6 +74,7 @@ __all__ = [
     "START_UNIT_NS",
     "UNKNOWN_PARTY",
     "Broker",
+    "Credentials",
     "GroupMount",
     "GroupParties",
     "GroupParty",
@@ -75,7 +85,6 @@ __all__ = [
     "MapsReader",
     "MemoryLeft",
     "Opened",
-    "Owner",
     "Stat",
     "busiest",
     "character_device",
@@ -103,13 +112,13 @@ __all__ = [
     "printable",
     "raw_name",
     "read_comm",
+    "read_credentials",
     "read_exe",
     "read_file",
     "read_inode",
     "read_lines",
     "read_link",
     "read_maps",
-    "read_owner",
     "read_stat",
     "read_stats",
     "sockets_of",

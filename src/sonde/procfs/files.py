@@ -33,10 +33,13 @@ class Opened:
 
     fd: int
     which: tuple[int, int, int, int, int]
-    """The file: device, inode, size, times of change of content and inode."""
+    """The identity of the file that was opened: device, inode, size, times (ns) of change of
+    content and inode. Of a copy: of the original."""
     is_copy: bool
+    """`fd` is a copy in memory: of a file that could not be opened harmlessly by itself."""
     is_strange: bool
-    """Mappings of it show another device than stat() does (btrfs, overlayfs)."""
+    """It lies on btrfs or overlayfs: in /proc/PID/maps such a file has another device number than
+    stat() gives, so `key` and a mapping's numbers cannot be compared."""
     key: tuple[int, int, int] | None
     """(major, minor, inode) that no other file has, of any owner; None where that is not known.
     Mappings of it show the same, unless it is strange."""

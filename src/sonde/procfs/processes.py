@@ -49,7 +49,7 @@ class Stat:
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class Credentials:
     """Of /proc/PID/status: whose process it is, and which pid it has in its own namespace."""
 
     uids: tuple[int, ...]
@@ -187,15 +187,15 @@ def read_exe(pid: int) -> str:
     return printable(path.removesuffix(" (deleted)").rpartition("/")[2])
 
 
-def read_owner(pid: int) -> Owner | None:
-    """Whose process it is."""
+def read_credentials(pid: int) -> Credentials | None:
+    """The user ids and pids of a process; None where it is gone."""
     raw = read_status(pid)
     try:
         uids = tuple(map(int, _field(raw, b"\nUid:")[:2]))
         pids = [int(word) for word in _field(raw, b"\nNSpid:")]
     except ValueError:
         return None
-    return Owner(uids, pids[-1] if pids else pid, len(pids)) if uids else None
+    return Credentials(uids, pids[-1] if pids else pid, len(pids)) if uids else None
 
 
 def _field(raw: bytes, name: bytes) -> list[bytes]:

@@ -3,4 +3,16 @@
 
 `capture` reads a `.sonde` file into columnar tables, `session` opens them in the engine, `queries`
 and the modules named after a subject (`memory`, `device_runs`, ...) return typed rows.
+
+Terms:
+- session: a capture in the engine; store: files of many nodes (`stored`)
+- dictionary: a table that others refer to: stack, frame, process, thread
+- run: one kernel, copy or fill as a device ran it, timed by chance and weighted
+- own frame: the innermost frame that is not of the kernel or the C library
+- part: what a wait was for, by the stacks of some of the waits
+- role: what a stack shows its thread to do; location: 'function file:line'
+- slot, bin: a stretch of time that values are summed over
+- held, productive, stalled, idle: of GPU time: see `stored_use`
+- sums, summed: the view with pre-summed samples, and the table of their files
+- budget: memory that reading may still take; conformed: brought to Sonde's columns
 """

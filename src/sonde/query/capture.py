@@ -60,7 +60,8 @@ class CaptureInfo:
     """Add to a monotonic time for the time since 1970."""
     chunks: int
     chunks_damaged: int
-    """Parts of the file between chunks that are unreadable."""
+    """Parts of the file that are unreadable: chunks whose checksums or content are wrong, and what
+    lies between chunks and is none."""
     chunks_missing: int
     """Gaps in the sequence of chunks, less the damaged parts."""
     damaged_bytes: int
@@ -87,7 +88,7 @@ class CaptureInfo:
 
     @property
     def hz(self) -> int:
-        """Samples per second and CPU, 0 unknown."""
+        """Samples per second on each CPU, 0 unknown."""
         return _whole(self.host.get("hz"))
 
 
@@ -279,6 +280,7 @@ def _checked(group: Sequence[_Unpacked], budget: Budget) -> Iterator[_Checked | 
         if len(group) == 1:
             yield group[0]
             return
+    # Give back what the failed try had taken: each chunk takes its part again below.
     budget.hold(held_bytes - budget.held_bytes)
     for chunk in group:
         yield from _checked([chunk], budget)
@@ -356,7 +358,8 @@ def damage() -> Iterator[None]:
 def conformed(name: str, table: pa.Table, budget: Budget) -> tuple[pa.Table, int, int]:
     """(the table with Sonde's columns, number of refused rows, number of cut names).
 
-    `table` may be that of several chunks, with further columns after a `carry_` that are kept.
+    `table` may have the rows of several chunks. Columns whose names begin with `carry_` are the
+    caller's own and are kept as they are: a server's store notes there which chunk a row is from.
     Raises DamagedChunkError, CaptureTooLarge.
     """
     carried = [column for column in table.column_names if column.startswith("carry_")]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device time by the function of the program that launched the work.
+"""Device time by the function that launched the work: the innermost Python function; in a stack
+without Python the innermost function outside of device API libraries, which may be one of a library
+of kernels such as cuBLAS.
 
 The share R = Y / T of a function is a ratio of two estimates from the same sample, each run of
 which was sampled with probability 1 / weight. Its variance is that of the sum of
@@ -23,7 +25,7 @@ from sonde.query.session import Session
 K = TypeVar("K", bound=Hashable)
 
 DEVICE_LIBRARIES = ("libcuda.", "libcudart", "libOpenCL", "libpocl", "libamdhip", "libze_")
-"""Device API libraries, which are never reported as the caller."""
+"""Device API libraries, by the beginning of their file names: never reported as the caller."""
 
 
 @dataclass(slots=True)
@@ -38,6 +40,7 @@ class _Sum:
 def device_callers(session: Session, where: Where = EVERYTHING) -> list[DeviceCaller]:
     """Device time by process and calling function, longest first; without host waits."""
     clause, parameters = where.sql("kind <> 'sync'")
+    # `where` is written for samples; a run's time is that of its start.
     clause = clause.replace("time_ns", "start_time_ns")
     rows = session.rows(
         "WITH run AS (SELECT process, stack, weight AS w,"
@@ -48,14 +51,14 @@ def device_callers(session: Session, where: Where = EVERYTHING) -> list[DeviceCa
     )
     sums: dict[tuple[int, str, str, str], _Sum] = defaultdict(_Sum)
     known: dict[int, tuple[str, str, str]] = {}
-    for process, stack, timed, count, ns, own in rows:
+    for process, stack, timed, count, ns, variance in rows:
         if stack not in known:
             known[stack] = _caller_key(caller(session.stacks, stack))
         it = sums[process, *known[stack]]
         it.timed += timed
         it.count += count
         it.ns += ns
-        it.variance += own
+        it.variance += variance
     shares = shares_of({key: (it.ns, it.variance) for key, it in sums.items()})
     found = []
     for key, it in sums.items():
@@ -83,12 +86,12 @@ def shares_of(sums: Mapping[K, tuple[float, float]]) -> dict[K, tuple[float, flo
     `sums`: (sum of weight * d, sum of weight * (weight - 1) * d * d), with durations d in ns.
     """
     all_ns = sum(ns for ns, _ in sums.values()) or 1.0
-    all_variance = sum(own for _, own in sums.values())
+    all_variance = sum(variance for _, variance in sums.values())
     found = {}
-    for key, (ns, own) in sums.items():
+    for key, (ns, variance) in sums.items():
         share = ns / all_ns
-        variance = (1 - 2 * share) * own + share * share * all_variance
-        found[key] = share, NORMAL_95 * max(variance, 0.0) ** 0.5 / all_ns
+        of_share = (1 - 2 * share) * variance + share * share * all_variance
+        found[key] = share, NORMAL_95 * max(of_share, 0.0) ** 0.5 / all_ns
     return found
 
 
@@ -98,12 +101,12 @@ def caller(stacks: Stacks, stack: int) -> Frame | None:
     python = next((frame for frame in frames if frame.kind == "python"), None)
     if python:
         return python
-    own = (
+    outside = (
         frame
         for frame in frames
         if frame.kind == "user" and frame.function and not frame.binary.startswith(DEVICE_LIBRARIES)
     )
-    return next(own, None) or own_frame(stacks, stack)
+    return next(outside, None) or own_frame(stacks, stack)
 
 
 def _caller_key(frame: Frame | None) -> tuple[str, str, str]:

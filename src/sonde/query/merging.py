@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of many chunks made one: each dictionary row once, in separate memory.
 
+A dictionary is a table that other rows refer to by a key: stack, frame, process, thread.
 Rows read from a chunk lie in the memory that the chunk was decompressed to. So chunks are merged in
 groups: the copy that joins their rows lets go of that memory, and each check runs once a group.
 """
@@ -20,7 +21,8 @@ from sonde.query.schema import TABLES
 U64s = npt.NDArray[np.uint64]
 
 _COMPACT_ROWS = 20_000
-"""Duplicate rows of a dictionary are dropped after this many new ones."""
+"""Of process and thread: duplicate rows are dropped once the new ones outnumber those kept last
+time by this many. In the other dictionaries duplicates are dropped at once."""
 
 _KEYS: dict[str, tuple[str, ...]] = {
     "stack": ("stack_id",),
@@ -28,8 +30,10 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "process": ("pid", "start_ns"),
     "thread": ("pid", "start_ns", "tid"),
 }
-_RENAMED_BY_EXEC = ("process", "thread")
-"""Dictionaries of which the last row counts: a program may rename itself. Others never change."""
+_RENAMED = ("process", "thread")
+"""Dictionaries of which the last row of a key counts: exec gives a new name, and a thread may take
+one by prctl. Rows of the other dictionaries never change."""
+_UNCHANGING = tuple(name for name in _KEYS if name not in _RENAMED)
 
 
 @dataclass(slots=True)
@@ -62,16 +66,16 @@ class Merge:
 
     budget: Budget
     parts: dict[str, list[pa.Table]] = field(default_factory=lambda: {n: [] for n in TABLES})
-    seen: dict[str, _Seen] = field(default_factory=lambda: {n: _Seen() for n in _KEYS})
-    kept: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_RENAMED_BY_EXEC, 0))
+    seen: dict[str, _Seen] = field(default_factory=lambda: {n: _Seen() for n in _UNCHANGING})
+    kept: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_RENAMED, 0))
     """Rows left when the parts of a table were last made one."""
-    pending: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_RENAMED_BY_EXEC, 0))
+    pending: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_RENAMED, 0))
     """Rows added since."""
 
     def add(self, name: str, table: pa.Table) -> None:
         """Add rows of a table of the schema. Raises CaptureTooLarge."""
         keys = _KEYS.get(name)
-        if name in _RENAMED_BY_EXEC:
+        if name in _RENAMED:
             table = _last_of_each(name, table)
         elif keys:
             fresh = self.seen[name].first_rows(table.column(keys[0]).to_numpy())
@@ -85,7 +89,7 @@ class Merge:
         if name == "stack":
             self.budget.hold(validation.FRAME_BYTES * validation.frame_count(table))
         self.parts[name].append(table)
-        if name in _RENAMED_BY_EXEC:
+        if name in _RENAMED:
             self.pending[name] += table.num_rows
             if self.pending[name] > self.kept[name] + _COMPACT_ROWS:
                 self._compact(name)
@@ -106,7 +110,7 @@ class Merge:
         for name, schema in TABLES.items():
             parts = self.parts.pop(name)
             table = pa.concat_tables(parts).unify_dictionaries() if parts else schema.empty_table()
-            merged[name] = _last_of_each(name, table) if name in _RENAMED_BY_EXEC else table
+            merged[name] = _last_of_each(name, table) if name in _RENAMED else table
         return merged
 
 

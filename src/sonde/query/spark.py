@@ -21,7 +21,7 @@ from sqlglot.errors import SqlglotError
 
 from sonde.errors import CaptureError, CaptureTooLarge
 from sonde.query.schema import TABLES
-from sonde.query.stored import MAX_BYTES, SUMMED, SUMS, empty_table
+from sonde.query.stored import MAX_BYTES, SUMMED_TABLE, SUMS_VIEW, empty_table
 
 _SETTINGS = {
     "spark.sql.ansi.enabled": "true",  # as DuckDB: an overflow is an error, no null
@@ -73,19 +73,19 @@ class SparkTables:
         """Nothing: Spark has its own limits of time."""
 
     def _make_views(self, sql: str) -> None:
-        for name in (*TABLES, "chunk", SUMS):
+        for name in (*TABLES, "chunk", SUMS_VIEW):
             if name not in self._views and re.search(rf"\b{name}\b", sql):
                 self._views.add(name)
                 self._table(name).createOrReplaceTempView(name)
 
     def _table(self, name: str) -> DataFrame:
         paths = self._files.get(name, ())
-        if name != SUMS:
+        if name != SUMS_VIEW:
             if not paths:
                 return self._spark.createDataFrame(empty_table(name))
             return self._read(paths)
         paths = paths or self._files.get("sample", ())
-        if any(f"/{SUMMED}/" in path for path in paths):
+        if any(f"/{SUMMED_TABLE}/" in path for path in paths):
             rows = F.coalesce(F.col("rows"), F.lit(1).cast("bigint"))
             return self._read(paths).withColumn("rows", rows)
         self._make_views("sample")

@@ -36,11 +36,13 @@ MAX_BYTES = 256 << 20
 """Of what one statement answers: texts are as long as their senders like."""
 _ROWS_AT_ONCE = 65_536
 _AGAIN_S = 0.1
-SUMS = "sample_sums"
-"""Rows of `sample` of which many may be summed up as one: without threads, for questions whose
-answers are sums over the whole time. `rows` has how many a row is."""
-SUMMED = "sample_summed"
-"""The table of files of such sums (src/sonde/store/tables.py)."""
+SUMS_VIEW = "sample_sums"
+"""A view for questions whose answers are sums over the whole time: the rows of `sample`, of which
+many may be summed up as one, without threads. `rows` has how many a row is. It reads files of
+`sample`, or in place of each the file of `SUMMED_TABLE` that sums it up."""
+SUMMED_TABLE = "sample_summed"
+"""The table whose files have such sums, one for each file of `sample` that is summed up
+(src/sonde/store/tables.py)."""
 _OWNERS = ("user", "pod", "namespace", "job", "comm", "exe", "container", "unit")
 
 
@@ -157,12 +159,12 @@ class StoredSession:
 
     def _make_views(self, sql: str) -> None:
         """Make what a query may name: each costs a look at every file of its table."""
-        for name in (*TABLES, "chunk", SUMS):
+        for name in (*TABLES, "chunk", SUMS_VIEW):
             if name in self._views or not re.search(rf"\b{name}\b", sql):
                 continue
             self._views.add(name)
             paths = self._files.get(name, ())
-            if name == SUMS:
+            if name == SUMS_VIEW:
                 self._make_sums(self._files.get(name if name in self._files else "sample", ()))
             elif paths:
                 self._connection.execute(f'CREATE VIEW "{name}" AS SELECT * FROM {_source(paths)}')
@@ -171,11 +173,11 @@ class StoredSession:
 
     def _make_sums(self, paths: Sequence[Path]) -> None:
         columns = "SELECT *, CAST(1 AS BIGINT) AS rows FROM sample"
-        if any(path.parts[-4] == SUMMED for path in paths):
+        if any(path.parts[-4] == SUMMED_TABLE for path in paths):
             columns = f"SELECT * REPLACE (coalesce(rows, 1) AS rows) FROM {_source(paths)}"
         else:
             self._make_views("sample")
-        self._connection.execute(f'CREATE VIEW "{SUMS}" AS {columns}')
+        self._connection.execute(f'CREATE VIEW "{SUMS_VIEW}" AS {columns}')
 
     def arrow(
         self, sql: str, parameters: Sequence[Any] = (), chosen: pa.Table | None = None
@@ -338,7 +340,7 @@ def flame_graph(
     return session.arrow(
         "WITH weight AS ("
         " SELECT stack, sum(weight_count) AS n, sum(weight_ns) AS ns, sum(weight_bytes) AS bytes"
-        f" FROM {SUMS} {clause} GROUP BY stack"
+        f" FROM {SUMS_VIEW} {clause} GROUP BY stack"
         f" ORDER BY sum(weight_ns) DESC, sum(weight_bytes) DESC, stack LIMIT {int(limit)}), "
         "once AS (SELECT key, any_value(frame_keys) AS frame_keys FROM stack"
         " WHERE key IN (SELECT stack FROM weight) GROUP BY key), "
@@ -405,7 +407,7 @@ def totals(session: StoreTables, wanted: Selection) -> dict[str, float]:
     row = session.arrow(
         "SELECT coalesce(sum(rows), 0) AS rows, coalesce(sum(weight_count), 0) AS n,"
         " coalesce(sum(weight_ns), 0) AS ns, coalesce(sum(weight_bytes), 0) AS bytes"
-        f" FROM {SUMS} {clause}",
+        f" FROM {SUMS_VIEW} {clause}",
         parameters,
     ).to_pylist()[0]
     return {name: float(value) for name, value in row.items()}

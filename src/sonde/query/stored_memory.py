@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from sonde.query.stored import MAX_ROWS, SUMS, Selection, StoreTables
+from sonde.query.stored import MAX_ROWS, SUMS_VIEW, Selection, StoreTables
 
 _OWNERS = ("comm", "exe", "user", "pod", "namespace", "job", "container", "unit")
 
@@ -28,7 +28,7 @@ def memory(session: StoreTables, wanted: Selection, limit: int = 50) -> pa.Table
         " AS unmapped,"
         " coalesce(sum(weight_bytes) FILTER (kind = 'faulted'), 0) AS faulted,"
         " coalesce(sum(weight_bytes) FILTER (kind = 'mapped' AND name = 'reserved'), 0) AS reserved"
-        f" FROM {SUMS} {clause} AND kind IN ('mapped', 'unmapped', 'faulted') GROUP BY ALL"
+        f" FROM {SUMS_VIEW} {clause} AND kind IN ('mapped', 'unmapped', 'faulted') GROUP BY ALL"
         f" ORDER BY mapped + faulted DESC, node, pid LIMIT {min(int(limit), MAX_ROWS)}), "
         f"p AS (SELECT node, pid, start_ns, {who} FROM process"
         " WHERE (node, pid, start_ns) IN (SELECT node, pid, start_ns FROM w) GROUP BY ALL) "

@@ -1,9 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who held GPUs, and what they did with them: time held = productive + stalled + idle + unknown.
 
-Time is cut into slots. A process holds a device in a slot in which it had memory there. A device
-that several owners hold counts once: what each used counts for it, and what nobody used is split
-evenly among the holders. So the times of all owners add up to those of the devices.
+Time is cut into slots (time bins). A process holds a device in a slot in which it had memory there;
+its owner is then a holder. Of each slot that a device was held:
+
+- productive: the share in which the device ran something (its utilization);
+- stalled: the rest, for an owner that was active in the slot: that used the device, or called it;
+- idle: the rest, for an owner that only held memory;
+- unknown: everything, where it is not known who used the device.
+
+A device that several owners hold counts once: what each used counts for it, and what nobody used is
+split evenly among the holders. So the times of all owners add up to those of the devices.
 """
 
 from __future__ import annotations
@@ -111,8 +118,13 @@ def _label(name: str, pattern: str) -> str:
 def _cells(wanted: Selection, by: str) -> tuple[str, list[Any]]:
     """(common table expressions that end in `part`, their parameters).
 
-    `part`: owner, node, device, slot (number), in ns held, productive, stalled, idle, unknown;
-    joules (the device's mean power for the time held); whether `wanted.owners` chose it.
+    `part`: owner, node, device, slot (its number from the start on), in ns held, productive,
+    stalled, idle, unknown; joules (the device's mean power for the time held); whether
+    `wanted.owners` chose it. Above `part` use, share, used and unused are shares of a slot.
+
+    Example, one slot of 10 s: user a used 0.5 of a device and b, who also has memory there and
+    called nothing, used none. What nobody used is 0.5, a half of it for each: a has held 7.5 s,
+    productive 5, stalled 2.5; b has held 2.5 s, idle 2.5.
     """
     step = slot_ns(wanted)
     among = wanted.owners or {}
@@ -123,25 +135,35 @@ def _cells(wanted: Selection, by: str) -> tuple[str, list[Any]]:
         f" CAST(nullif({_label('sonde.process.start', '[0-9]{1,18}')}, '') AS BIGINT) AS start_ns"
     )
     cells = f"""
+    -- what the GPU metrics were at each poll, with the number of its slot
     polled AS (SELECT node, {_label("hw.id", '[^"]{1,200}')} AS device, {process},
       (time_ns - ?) // ? AS slot, series, value, labels FROM metric {clause}
       AND series IN ('sonde.process.gpu.memory', 'sonde.process.gpu.utilization',
         'hw.gpu.utilization', 'hw.power')),
+    -- the owner of each process, and whether wanted.owners chose it
     owned AS (SELECT node, pid, start_ns, any_value("{_checked(by)}") AS owner,
       coalesce({chosen}, false) AS chosen FROM process GROUP BY node, pid, start_ns),
+    -- slots in which a process had memory on a device; looks: polls that found it
     holding AS (SELECT node, device, pid, start_ns, slot, count(*) AS looks FROM polled
       WHERE series = 'sonde.process.gpu.memory' AND value > 0 GROUP BY ALL),
+    -- the utilization of SMs by each process, summed over the polls of a slot
     working AS (SELECT node, device, pid, start_ns, slot, sum(value) AS used FROM polled
       WHERE series = 'sonde.process.gpu.utilization'
       AND labels LIKE '%"sonde.gpu.engine":"sm"%' GROUP BY ALL),
+    -- devices whose use is known for each process
     apart AS (SELECT DISTINCT node, device FROM working),
+    -- the mean use of each device, by all of its users
     busy AS (SELECT node, device, slot, least(1, greatest(0, avg(value))) AS used FROM polled
       WHERE series = 'hw.gpu.utilization' AND labels LIKE '%"hw.gpu.task":"general"%'
       GROUP BY ALL),
+    -- each device's mean power
     powered AS (SELECT node, device, slot, avg(value) AS watts FROM polled
       WHERE series = 'hw.power' AND value BETWEEN 0 AND 1e300 GROUP BY ALL),
+    -- slots in which a process called a device, or ran kernels on one
     calling AS (SELECT DISTINCT node, pid, start_ns, (time_ns - ?) // ? AS slot FROM sample
       {clause} AND kind IN ('device', 'kernel')),
+    -- holders. Both series of a process are read at each poll, so the mean of its use is the
+    -- sum over looks: a poll without a value of use counts as 0
     holder AS (SELECT coalesce(o.owner, '') AS owner, h.node, h.device, h.slot,
       coalesce(o.chosen, {"false" if among else "true"}) AS chosen,
       sum(greatest(0, least(1, coalesce(w.used, 0) / h.looks))) AS used,
@@ -149,18 +171,24 @@ def _cells(wanted: Selection, by: str) -> tuple[str, list[Any]]:
       FROM holding h LEFT JOIN working w USING (node, device, pid, start_ns, slot)
       LEFT JOIN owned o USING (node, pid, start_ns)
       LEFT JOIN calling c USING (node, pid, start_ns, slot) GROUP BY 1, 2, 3, 4, 5),
+    -- how many owners hold a device in a slot
     shared AS (SELECT *, count(*) OVER (PARTITION BY node, device, slot) AS holders FROM holder),
+    -- share: the use by each holder. Where only the device's use is known, it is that of a
+    -- single holder; of several nobody's if it is next to nothing, else unknown (NULL)
     known AS (SELECT s.*, CASE WHEN a.device IS NOT NULL THEN s.used
       WHEN b.used IS NULL THEN NULL WHEN s.holders = 1 THEN b.used
       WHEN b.used <= {_LITTLE} THEN 0 ELSE NULL END AS share
       FROM shared s LEFT JOIN apart a USING (node, device)
       LEFT JOIN busy b USING (node, device, slot)),
+    -- shares that add up to more than 1, by how they are measured, are scaled to 1
     scaled AS (SELECT *, greatest(1, sum(share) OVER (PARTITION BY node, device, slot)) AS whole
       FROM known),
+    -- what nobody used is split evenly among the holders
     split AS (SELECT owner, chosen, node, device, slot, active OR share > 0 AS active,
       share / whole AS used,
       (1 - sum(share / whole) OVER (PARTITION BY node, device, slot)) / holders AS unused, holders
       FROM scaled),
+    -- the same in ns; where the use is unknown each holder held an equal part
     part AS (SELECT owner, chosen, node, device, slot,
       {step / 1e9} * coalesce(used + unused, 1.0 / holders) * watts AS joules,
       {step} * coalesce(used + unused, 1.0 / holders) AS held,

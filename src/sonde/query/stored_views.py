@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sonde.query.stored import MAX_POINTS, MAX_ROWS, SUMS, Selection, StoreTables
+from sonde.query.stored import MAX_POINTS, MAX_ROWS, SUMS_VIEW, Selection, StoreTables
 
 MAX_LANES = 500
 MAX_SPANS = 20_000
@@ -176,7 +176,7 @@ def overview(session: StoreTables, wanted: Selection) -> pa.Table:
     return session.arrow(
         "WITH c AS (SELECT node, count(*) AS chunks, min(start_ns) AS first_ns,"
         f" max(end_ns) AS last_ns, sum(end_ns - start_ns) / 1e9 AS seconds FROM chunk {chunk}"
-        f" GROUP BY node), s AS (SELECT node, {sums} FROM {SUMS} {plain} GROUP BY node), "
+        f" GROUP BY node), s AS (SELECT node, {sums} FROM {SUMS_VIEW} {plain} GROUP BY node), "
         f"l AS (SELECT node, sum(value) AS lost FROM event {plain} AND kind = 'loss' GROUP BY node)"
         " SELECT c.*, s.* EXCLUDE (node), coalesce(l.lost, 0) AS lost FROM c"
         " LEFT JOIN s USING (node) LEFT JOIN l USING (node)"
@@ -192,7 +192,7 @@ def processes(session: StoreTables, wanted: Selection, limit: int = 50) -> pa.Ta
     who = ", ".join(f"any_value({name}) AS {name}" for name in names)
     return session.arrow(
         "WITH w AS (SELECT node, pid, start_ns, sum(weight_count) AS n, sum(weight_ns) AS ns,"
-        f" sum(weight_bytes) AS bytes FROM {SUMS} {clause} GROUP BY ALL"
+        f" sum(weight_bytes) AS bytes FROM {SUMS_VIEW} {clause} GROUP BY ALL"
         f" ORDER BY ns DESC, bytes DESC, node, pid LIMIT {min(int(limit), MAX_ROWS)}), "
         f"p AS (SELECT node, pid, start_ns, {who} FROM process"
         " WHERE (node, pid, start_ns) IN (SELECT node, pid, start_ns FROM w) GROUP BY ALL) "
@@ -207,7 +207,7 @@ def names(session: StoreTables, wanted: Selection, limit: int = 50) -> pa.Table:
     clause, parameters = wanted.sql()
     return session.arrow(
         "SELECT name, sum(weight_count) AS n, sum(weight_ns) AS ns, sum(weight_bytes) AS bytes"
-        f" FROM {SUMS} {clause} GROUP BY name ORDER BY ns DESC, bytes DESC, name"
+        f" FROM {SUMS_VIEW} {clause} GROUP BY name ORDER BY ns DESC, bytes DESC, name"
         f" LIMIT {min(int(limit), MAX_ROWS)}",
         parameters,
     )

@@ -2,4 +2,8 @@
 """Readers of other tools' files. Each format has a module whose `read(path)` returns a timeline.
 
 The counterpart of `export`. Sonde's own captures are read by `query`.
+
+Terms:
+- lost: events of a file that were not understood, named in the timeline's notes
+- range: a named stretch that a program marks (NVTX, record_function)
 """

@@ -22,10 +22,11 @@ _KIND_OF_OP = {
     "free": CallKind.FREE,
     "pin": CallKind.PIN,
     "unpin": CallKind.PIN,
-    "map": CallKind.COPY,
-    "unmap": CallKind.COPY,
+    "map": CallKind.COPY,  # of a buffer into the program's memory: may copy it there
+    "unmap": CallKind.COPY,  # and back
     "build": CallKind.BUILD,
 }
+"""By `op`, which the tables of `sonde.apis` have for each function; others are found by name."""
 _EVENTS = re.compile(r"StreamWaitEvent|EventRecord")
 
 
@@ -42,7 +43,7 @@ def _ops() -> dict[str, CallKind]:
 
 def call_kind(name: str) -> CallKind:
     """The kind of a call by the name of its function."""
-    if _EVENTS.search(name):  # a stream waits, the thread does not
+    if _EVENTS.search(name):  # queued in a stream, which waits or records: the thread does neither
         return CallKind.EVENT
     known = _ops().get(name)
     if known is not None:

@@ -47,7 +47,7 @@ class Block:
     ) -> None:
         """`path`: the capture to write (overwritten); None: a temporary file, deleted once read.
 
-        `hz`: samples a second and CPU; `device_time`: load the device-time library into this
+        `hz`: samples per second on each CPU; `device_time`: load the device-time library into this
         process; `memory`: host memory by stack, too.
         """
         self._path = Path(path).absolute() if path is not None else None

@@ -4,6 +4,15 @@
 `Resolver` is the public interface: it takes process events, and returns processes, threads and
 frames. Everything it keeps is bounded; `Counters` counts what was evicted or could not be named.
 Full paths never leave this package: frames show file names.
+
+Terms:
+- owner: the pod, job, container, unit or user that a process belongs to
+- image: the mappings of a process from one execve to the next; pending: not parsed yet
+- binary: a file with code, held open; identity: device, inode, size and times of it
+- inner pid: the pid that a process has in its own pid namespace
+- perf map: the file in which a process names its just-in-time compiled code
+- naming budget: CPU time that one party's names may take; put off: asked again later
+- note: a record of the kernel about whose a process is
 """
 
 from sonde.model.code import KnownFrame

@@ -133,7 +133,7 @@ class OwnerResolver:
 
     def _read(self, process: TrackedProcess) -> Owner | None:
         """The owner by /proc; None where the process is gone, or its pid has a new process."""
-        credentials = procfs.read_owner(process.pid)
+        credentials = procfs.read_credentials(process.pid)
         raw = procfs.read_file(f"/proc/{process.pid}/cgroup")
         stat = procfs.read_stat(process.pid)
         if credentials is None or not raw or stat is None or stat.start_ns != process.start_ns:
@@ -229,7 +229,7 @@ def _is_slurmstepd(pid: int) -> bool:
     which a set-user-id program started through a link lacks. It is in the host's pid namespace: a
     container's root starts no job steps of the machine.
     """
-    credentials = procfs.read_owner(pid)
+    credentials = procfs.read_credentials(pid)
     is_root = credentials is not None and credentials.uids[0] == 0 and credentials.levels == 1
     return is_root and procfs.read_exe(pid) == STEP_DAEMON
 

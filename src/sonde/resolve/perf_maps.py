@@ -24,7 +24,8 @@ MAX_BYTES: Final = 48 << 20
 RECHECK_NS: Final = 1_000_000_000
 """A process's map is read again for new lines no sooner than after this."""
 EVICTED_NS: Final = 10_000_000_000
-"""The same of one that had to give way: it is read from its beginning."""
+"""A map that was evicted is read again, from its beginning, no sooner than after this. Until then
+its process's code has no names."""
 
 # An absolute path or file URL inside a name, up to its last slash.
 _FOLDERS: Final = re.compile(r"(?:(?<=^)|(?<=[\s:(\[]))(?:\w+://)?/(?:[^\s/:]+/)*(?=[^\s/])")
@@ -50,7 +51,7 @@ class PerfMaps:
         self._users.pop(process, None)
         self._users[process] = None
         name = known.names.find(address)
-        if name is None and self._may_read(process, known, now_ns):
+        if name is None and self._take_turn(process, known, now_ns):
             with self._budget.charged(process.party):
                 has_more = self._read_more(process, known, now_ns)
             self._count(known)
@@ -59,7 +60,9 @@ class PerfMaps:
                 self._make_room(now_ns)
         return None if name is None else parse_name(name)
 
-    def _may_read(self, process: TrackedProcess, known: PerfMapState, now_ns: int) -> bool:
+    def _take_turn(self, process: TrackedProcess, known: PerfMapState, now_ns: int) -> bool:
+        """Whether the map is to be read now. Where its party's time for names is used up, that is
+        counted and put off by `RECHECK_NS`."""
         if not process.is_alive or now_ns < known.checked_ns + RECHECK_NS:
             return False
         if self._budget.is_over(process.party):
@@ -75,7 +78,8 @@ class PerfMaps:
         self._bytes += known.counted_bytes
 
     def _make_room(self, now_ns: int) -> None:
-        """Forget what the party with most of it has asked about least lately."""
+        """Evict maps until the rest fits: of the party that holds most, the one asked least
+        lately."""
         while self._bytes > MAX_BYTES:
             self._bytes = 0  # counted again: maps go with their process's program, too
             held: Counter[int] = Counter()
@@ -91,7 +95,7 @@ class PerfMaps:
             [(most, _)] = held.most_common(1)
             known = oldest[most]
             known.names, known.inode = _native.PerfMap(), 0
-            known.checked_ns = now_ns + EVICTED_NS - RECHECK_NS
+            known.checked_ns = now_ns + EVICTED_NS - RECHECK_NS  # due after EVICTED_NS
             self._count(known)
             self._counters.perf_maps_evicted += 1
 
@@ -107,7 +111,7 @@ class PerfMaps:
         known.checked_ns = now_ns
         credentials = process.credentials
         if credentials is None:
-            credentials = process.credentials = procfs.read_owner(process.pid)
+            credentials = process.credentials = procfs.read_credentials(process.pid)
         if credentials is None:
             return False
         path = f"/proc/{process.pid}/root/tmp/perf-{credentials.inner_pid}.map"

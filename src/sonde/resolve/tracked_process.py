@@ -84,7 +84,7 @@ class TrackedProcess:
         """When it was last looked up, CLOCK_MONOTONIC."""
         self.frames = _native.FrameCache()
         """Frames by (address, 1 for a leaf)."""
-        self.credentials: procfs.Owner | None = None
+        self.credentials: procfs.Credentials | None = None
         """User ids and inner pid, read when its perf map is."""
         self.perf_map: PerfMapState | None = None
         self.generated_code: GeneratedCode | None = None

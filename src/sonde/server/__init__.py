@@ -1,2 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP service: takes chunks, answers questions. docs/design/store.md"""
+"""The HTTP service: takes chunks, answers questions. docs/design/store.md
+
+Terms:
+- tenant: whose data it is; scope: what a token allows; open: no token is needed
+- question: a query over HTTP, with options
+- place, turn: room for a request that waits or is served; permission to be served now
+- bucket: the object store; class Bucket: a token bucket, a rate with a burst
+- collection: whether agents observe anything; authority: who paused it
+- pause: an order to agents to collect nothing; seen: when an agent sent or asked something last
+- release: noised totals of a fleet; holder: an owner that holds GPUs
+- paced, packed: sent no faster than it is read; compressed
+"""

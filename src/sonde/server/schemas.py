@@ -1,5 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the answers look like, as JSON Schema; a test holds real answers to it."""
+"""What the answers look like, as JSON Schema; tests/unit/test_server_answers.py holds real answers
+to it.
+
+Every property of an object is always there. Units are in the names: `_ns` (of time points: since
+1970), `_s`, `_h` (hours of one GPU), `bytes`. Names that stand in several answers:
+
+- `boxes`, `cells`, `slots`: tables by column. Entry i of each list is of row i. `slots` are time
+  bins, `lanes` the rows of a timeline, `boxes` the spans in them.
+- `n`: how many events; `rows`: how many rows of the store they are in; `value`: in the unit of the
+  metric or of the answer's `unit`; `least`, `most`: the smallest and largest value.
+- `work`, `collective` (of a rank): shares of its time in kernels that are none of communication,
+  and in collectives. `error` (of a count): half of its 95 % interval.
+- `left_out`, `not_shown`, `older`: how many entries there are beyond those in the answer.
+  `in_noise`: how many classes of a release have a count within its noise, so that it is not shown.
+  `not_covered`: sentences on what the figures leave out.
+- `shown`: whether this server has a folder of such files at all. `open`: whether it needs no token.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bounded table that parties share: none of them can fill another's part of it."""
+"""A bounded table that parties share: each can have its equal part of it when it comes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ class SharedTable(Generic[Key, Value]):
         return len(mine) < self._most // (len(self._parties) + (not mine))
 
     def add(self, party: str, key: Key, value: Value) -> tuple[Key, Value] | None:
-        """Add an entry for which there is room; returns the one that made way."""
+        """Add a new entry, where `has_room`; returns the one that made way, None where none had to.
+
+        Without room a party would take more than its part.
+        """
         evicted = None
         if len(self) >= self._most:
             largest = max(self._parties.values(), key=len)

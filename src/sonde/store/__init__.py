@@ -2,4 +2,15 @@
 """What a server remembers: a write-ahead log of chunks, then immutable Parquet, and a catalog.
 
 docs/design/store.md describes what is durable when, and what is not done.
+
+Terms:
+- log: the write-ahead log of chunks, in segments; record: a chunk in it
+- flush: from the log to Parquet; flusher: the child process that does it
+- level: 0 as flushed, above that compacted; counts: is read by questions
+- dictionary: a table whose rows are stored once a day: frame, stack, process, thread
+- sums, summed: rows of `sample` summed up ahead, in the files of another table
+- bucket: the object store; generation: a numbered, written-once state of a catalog
+- look: one reading of the other servers' catalogs; at hand: in the directory already
+- digest: names a chunk by tenant, node and content, so that it is stored once
+- origin: a chunk of a batch, without its rows
 """

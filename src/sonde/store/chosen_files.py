@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sonde.query.schema import TABLES
-from sonde.query.stored import SUMS
+from sonde.query.stored import SUMS_VIEW
 from sonde.store.catalog import StoredFile
-from sonde.store.tables import DICTIONARIES, SUMMED
+from sonde.store.tables import DICTIONARIES, SUMMED_TABLE
 
 FilesOf = Callable[[str, str, int, int], list[StoredFile]]
 """Files of (tenant, table, start_ns, end_ns), as `Catalog.files`."""
@@ -19,9 +19,12 @@ _EVER = 0, (1 << 63) - 1
 def chosen_files(
     files_of: FilesOf, tenant: str, start_ns: int, end_ns: int
 ) -> dict[str, list[StoredFile]]:
-    """By table, the files with a time in [start_ns, end_ns), and the dictionaries of their days.
+    """By table, the files with a time in [start_ns, end_ns), and the dictionaries of their days
+    (stack, frame, process, thread: rows that others refer to, stored once a day).
 
-    `SUMS` has the files of `sample`, or their sums where all of a file lies in the time.
+    `SUMS_VIEW` has the files of `sample`, or their sums where all of a file lies in the time: a sum
+    has the file name of what it sums up. Table `chunk`, which only a store has, is one row for each
+    chunk of a capture that was received.
     """
     found: dict[str, list[StoredFile]] = {}
     days = set()
@@ -29,8 +32,8 @@ def chosen_files(
         if name not in DICTIONARIES:
             found[name] = files_of(tenant, name, start_ns, end_ns)
             days |= {one.day for one in found[name]}
-    sums = {Path(one.path).name: one for one in files_of(tenant, SUMMED, start_ns, end_ns)}
-    found[SUMS] = [
+    sums = {Path(one.path).name: one for one in files_of(tenant, SUMMED_TABLE, start_ns, end_ns)}
+    found[SUMS_VIEW] = [
         sums.get(Path(one.path).name, one)
         if start_ns <= one.min_ns and one.max_ns < end_ns
         else one

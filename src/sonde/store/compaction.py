@@ -26,7 +26,7 @@ from sonde.store.parquet import (
     write_batches,
 )
 from sonde.store.storage import DirectoryStorage
-from sonde.store.tables import DICTIONARIES, SUMMED
+from sonde.store.tables import DICTIONARIES, SUMMED_TABLE
 from sonde.store.wal import sync_folder
 
 LOG = logging.getLogger("sonde.store")
@@ -61,11 +61,11 @@ def compact(folder: Path, catalog: Catalog, storage: DirectoryStorage | None = N
         return one.tenant, one.name, one.day, -1 if one.name in DICTIONARIES else one.hour
 
     every = catalog.files()
-    summed = {Path(one.path).name: one for one in every if one.name == SUMMED}
+    summed = {Path(one.path).name: one for one in every if one.name == SUMMED_TABLE}
     small = [
         one
         for one in every
-        if one.size_bytes < LARGEST_BYTES and one.is_compactable and one.name != SUMMED
+        if one.size_bytes < LARGEST_BYTES and one.is_compactable and one.name != SUMMED_TABLE
     ]
     for _, group in groupby(sorted(small, key=partition), partition):
         files = sorted(group, key=lambda one: one.size_bytes)[:MAX_AT_ONCE]
@@ -125,7 +125,7 @@ def _sums_of(folder: Path, sample: StoredFile) -> list[StoredFile]:
     if sample.name != "sample":
         return []
     # Day, hour and name as the file has them.
-    path = Path("data", sample.tenant, SUMMED, *Path(sample.path).parts[3:])
+    path = Path("data", sample.tenant, SUMMED_TABLE, *Path(sample.path).parts[3:])
     make_folders(folder, path.parent)
     try:
         rows = _copied(
@@ -144,7 +144,7 @@ def _sums_of(folder: Path, sample: StoredFile) -> list[StoredFile]:
         (folder / path).unlink()
         return []
     size = (folder / path).stat().st_size
-    return [replace(sample, path=str(path), name=SUMMED, row_count=rows, size_bytes=size)]
+    return [replace(sample, path=str(path), name=SUMMED_TABLE, row_count=rows, size_bytes=size)]
 
 
 def _copied(folder: Path, sql: str, path: Path) -> int:

@@ -188,7 +188,7 @@ def _read(content: bytes, name: str) -> _Generation:
     except _DAMAGE as error:
         raise BucketError(f"{name} in the bucket cannot be read") from error
     if found.version != 1:
-        raise BucketError(f"{name} in the bucket is of a newer version of Sonde")
+        raise BucketError(f"{name} in the bucket is of another version of Sonde")
     return found
 
 
@@ -212,10 +212,11 @@ class Publisher:
         return self.state.files
 
     def publish(self, files: Iterable[StoredFile]) -> int:
-        """Publish which files count; returns how many were added or are gone.
+        """Publish which files count (those that questions read); returns how many were added or are
+        gone.
 
-        Raises NameTakenError, BucketError. Whether a generation is there after that, the next call
-        finds out.
+        Raises NameTakenError, BucketError. After a BucketError the generation may be there or not:
+        the next call reads the bucket and goes on from what it finds.
         """
         wanted = {one.path: one for one in files}
         state = self.state
@@ -256,12 +257,13 @@ class Publisher:
             )
 
     def absent_s(self, path: str) -> float:
-        """For how long a file has been published as gone, as far as this process knows."""
+        """Seconds since this was first asked about a file that is published as gone; 0 for one that
+        is published. The first question starts the clock, so the true time is longer."""
         if path in self.state.files:
             return 0.0
         now = time.monotonic()
         return now - self._absent_since.setdefault(path, now)
 
     def forget(self, path: str) -> None:
-        """Nobody will ask for this path again."""
+        """Drop the clock of `absent_s`: nobody will ask for this path again."""
         self._absent_since.pop(path, None)

@@ -2,13 +2,13 @@
 """The layout of the write-ahead log: one record a chunk, each with its own checksums.
 
 ```
-record   "SWAL" u32 owner_len u64 body_len u32 body_crc32 16s digest i64 received_ns 16s head_mac
-         owner   UTF-8 JSON: [tenant, node]
+record   "SWAL" u32 sender_len u64 body_len u32 body_crc32 16s digest i64 received_ns 16s head_mac
+         sender  UTF-8 JSON: [tenant, node], whose chunk it is
          body    the chunk as it came (src/sonde/query/framing.py)
 ```
 
-All little endian. `head_mac` is the BLAKE2b of the fixed part before it and the owner, keyed by the
-log's secret: a body is a sender's choice and may look like records, but not like ours. A record
+All little endian. `head_mac` is the BLAKE2b of the fixed part before it and the sender, keyed by
+the log's secret: a body is a sender's choice and may look like records, but not like ours. A record
 that was cut or changed costs itself: the scan goes on at the next head that is right. Only one
 record is in memory at a time, so a scan needs the same memory for a log of any size.
 """
@@ -30,7 +30,7 @@ MAGIC = b"SWAL"
 FIXED = struct.Struct("<4sIQI16sq")
 MAC_BYTES = 16
 HEAD_BYTES = FIXED.size + MAC_BYTES
-MAX_OWNER_BYTES = 1_024
+MAX_SENDER_BYTES = 1_024
 MAX_BODY_BYTES = 64 << 20
 _SCAN_BYTES = 1 << 20
 
@@ -42,7 +42,8 @@ class Record:
     tenant: str
     node: str
     digest: bytes
-    """What is stored once: `digest_of` tenant, node and content."""
+    """`digest_of` tenant, node and content: a chunk that comes again has the same, and is stored
+    once."""
     received_ns: int
     """Since 1970."""
     body: bytes
@@ -71,18 +72,20 @@ def digest_of(tenant: str, node: str, body: bytes) -> bytes:
     return blake2b(body, digest_size=16, key=blake2b(key, digest_size=32).digest()).digest()
 
 
-def _mac(secret: bytes, fixed: bytes, owner: bytes) -> bytes:
-    return blake2b(fixed + owner, digest_size=MAC_BYTES, key=secret).digest()
+def _mac(secret: bytes, fixed: bytes, sender: bytes) -> bytes:
+    return blake2b(fixed + sender, digest_size=MAC_BYTES, key=secret).digest()
 
 
 def encode(record: Record, secret: bytes) -> list[bytes]:
-    """The parts of a record, for one gathered write. `secret`: the log's, 32 bytes."""
-    owner = json.dumps([record.tenant, record.node]).encode()
+    """The parts of a record, for one gathered write. `secret`: the log's, 32 bytes. The caller
+    keeps to `MAX_SENDER_BYTES` and `MAX_BODY_BYTES`: beyond them a scan takes the record for
+    damage."""
+    sender = json.dumps([record.tenant, record.node]).encode()
     fixed = FIXED.pack(
-        MAGIC, len(owner), len(record.body), zlib.crc32(record.body), record.digest,
+        MAGIC, len(sender), len(record.body), zlib.crc32(record.body), record.digest,
         record.received_ns,
     )  # fmt: skip
-    return [fixed, _mac(secret, fixed, owner), owner, record.body]
+    return [fixed, _mac(secret, fixed, sender), sender, record.body]
 
 
 def scan(path: Path, secret: bytes, start: int = 0, bodies: bool = True) -> Iterator[Found]:
@@ -112,7 +115,7 @@ class _Head:
     body_crc: int
     digest: bytes
     received_ns: int
-    owner: bytes
+    sender: bytes
 
     @property
     def end(self) -> int:
@@ -136,19 +139,19 @@ def _head_at(file: BinaryIO, position: int, secret: bytes) -> _Head | None:
     if len(raw) < HEAD_BYTES or not raw.startswith(MAGIC):
         return None
     fixed, mac = raw[: FIXED.size], raw[FIXED.size :]
-    _, owner_len, body_len, body_crc, digest, received_ns = FIXED.unpack(fixed)
-    if owner_len > MAX_OWNER_BYTES or body_len > MAX_BODY_BYTES:
+    _, sender_len, body_len, body_crc, digest, received_ns = FIXED.unpack(fixed)
+    if sender_len > MAX_SENDER_BYTES or body_len > MAX_BODY_BYTES:
         return None
-    owner = _read(file, position + HEAD_BYTES, owner_len)
-    if not hmac.compare_digest(mac, _mac(secret, fixed, owner)):
+    sender = _read(file, position + HEAD_BYTES, sender_len)
+    if not hmac.compare_digest(mac, _mac(secret, fixed, sender)):
         return None
-    body_at = position + HEAD_BYTES + owner_len
-    return _Head(position, body_at, body_len, body_crc, digest, received_ns, owner)
+    body_at = position + HEAD_BYTES + sender_len
+    return _Head(position, body_at, body_len, body_crc, digest, received_ns, sender)
 
 
 def _record(file: BinaryIO, head: _Head, bodies: bool) -> Record | Damage:
     """The record of a head; damage where its body was cut or changed."""
-    tenant, node = json.loads(head.owner)
+    tenant, node = json.loads(head.sender)
     if not bodies:
         return Record(tenant, node, head.digest, head.received_ns, b"")
     body = _read(file, head.body_at, head.body_len)

@@ -64,13 +64,13 @@ class SharedStore:
         """By server; exchanged as a whole, never changed."""
         self._looked_at = -1.0
         self.failures = 0
-        """Looks that have failed."""
+        """Catalogs of other servers that could not be read, counted at each look."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._keep_looking, name="sonde-bucket", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more."""
+        """End the looks: readings of the other servers' catalogs, one every `LOOK_S`."""
         self._ended.set()
 
     def _make_room(self, wanted_bytes: int) -> int:
@@ -81,7 +81,8 @@ class SharedStore:
 
     @property
     def age_s(self) -> float:
-        """Since when the others are known as they are, -1: they are not."""
+        """Seconds since every other server's catalog could be read, -1: never yet. One that fails
+        makes this grow."""
         return time.monotonic() - self._looked_at if self._looked_at >= 0 else -1.0
 
     def _keep_looking(self) -> None:

@@ -31,7 +31,7 @@ from sonde.query.validation import MAX_FRAMES
 
 DICTIONARIES = ("frame", "stack", "process", "thread")
 """Tables whose rows are stored once a tenant and day, distinguished by `key`."""
-SUMMED = stored.SUMMED
+SUMMED_TABLE = stored.SUMMED_TABLE
 """Rows of `sample` of one compacted file, summed over its threads and times: without `tid`, with
 `time_ns` (the least) and `rows` (how many). Each file has the name of the file that it sums."""
 TIMES = ("time_ns", "start_time_ns", "end_time_ns")

@@ -11,6 +11,16 @@ the BPF maps that the programs of `collect` use.
 - `Engine` names the functions of Ruby's and PHP's frames.
 - `PythonCode` names the Python frames of unwound stacks.
 - `STOP_REASONS` are the reasons why a stack walk ends.
+
+Terms:
+- walk: unwinding one stack in the kernel; stop reason: why it ended where it did
+- table, page: the unwind rules of a file, and a part of them that is loaded when it is needed
+- evaluation loop: the native function that runs interpreted frames
+- interpreted frame: two words of a stack with the highest bit set
+- chain: the frames of Ruby or PHP, linked in the program's memory; native: one of C's
+- REST: in a walk, frames of a chain follow that no loop has taken; NO_FRAME: one to hide
+- engine: a Ruby or PHP; Map, tagged pointer: V8's own words (`v8_objects`)
+- UNREAD: the frame of code whose name could not be read
 """
 
 from sonde.unwind.cpython import Interpreter

@@ -30,8 +30,9 @@ from sonde.unwind.cpython import CodeLayout, Interpreter
 from sonde.unwind.process_memory import Memory, ProcessMemory
 from sonde.unwind.python_lines import line_at
 
-PYTHON_FRAME: Final = 1 << 63
-"""Bit of a stack's word that marks a code object; the next word is the position in it."""
+INTERPRETED_FRAME: Final = 1 << 63
+"""Bit of a stack's word that marks it as one of the two words of an interpreted frame. Of Python's
+the first word is a code object, the second the position in it."""
 MAX_CODE: Final = 32_768
 MAX_TEXT: Final = 512
 MAX_LINE: Final = 1 << 31
@@ -124,18 +125,18 @@ class PythonCode:
 
     def frame_cache(
         self,
-        owners: Sequence[tuple[TrackedProcess, Interpreter]],
+        lineage: Sequence[tuple[TrackedProcess, Interpreter]],
         codes: Iterable[int],
         may_read: bool = True,
     ) -> _native.FrameCache:
         """The cache of a process: frames by the two words of a stack walk.
 
-        `owners`: see `frame`. `codes`: first words of the stacks that will be named. Their code
+        `lineage`: see `frame`. `codes`: first words of the stacks that will be named. Their code
         objects are checked, and frames of replaced ones are dropped. Not `may_read`: those that
         were not checked lately are dropped.
         """
-        process, python = owners[0]
-        if len(owners) > 1:
+        process, python = lineage[0]
+        if len(lineage) > 1:
             return (
                 _native.FrameCache()
             )  # it has ended: each frame may be in another process's memory
@@ -150,7 +151,7 @@ class PythonCode:
             self._put_off.discard(process.key)
         trusted_ns = time.monotonic_ns() - LONGER_TRUST_NS
         for code in codes:
-            at = code & ~PYTHON_FRAME
+            at = code & ~INTERPRETED_FRAME
             known = self._known.get((*process.key, at))
             if known is None:
                 is_same = False
@@ -173,18 +174,18 @@ class PythonCode:
 
     def frame(
         self,
-        owners: Sequence[tuple[TrackedProcess, Interpreter]],
+        lineage: Sequence[tuple[TrackedProcess, Interpreter]],
         code: int,
         where: int,
         cache: _native.FrameCache,
     ) -> KnownFrame:
         """The frame of two words of a stack walk; NO_FRAME for one to hide.
 
-        `owners`: the processes whose memory may hold the code object, the process itself first.
-        `code`: address | PYTHON_FRAME. `where`: first line << 32 | offset of the instruction.
+        `lineage`: the processes whose memory may hold the code object, the process itself first.
+        `code`: address | INTERPRETED_FRAME. `where`: first line << 32 | offset of the instruction.
         `cache`: where to store the frame.
         """
-        for process, python in owners:
+        for process, python in lineage:
             found = self._find(process, python, code, where)
             if found is not None:
                 cache.put(code, where, found, absent=found is NO_FRAME)
@@ -197,7 +198,7 @@ class PythonCode:
         self, process: TrackedProcess, python: Interpreter, code: int, where: int
     ) -> KnownFrame | None:
         first_line, position = (where >> 32) & 0x7FFFFFFF, where & 0xFFFFFFFF
-        known = self._code(process, python, code & ~PYTHON_FRAME)
+        known = self._code(process, python, code & ~INTERPRETED_FRAME)
         if known is None or known.first_line != first_line:
             return None
         found = self._frames.get((known.number, position))

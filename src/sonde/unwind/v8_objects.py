@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Objects in the heap of a running V8: their types, texts and tables.
 
+V8's words: a *Map* is the object that describes the layout and type (`instance_type`) of others. A
+string is sequential (its characters follow), external (they lie elsewhere), cons (two strings after
+one another), sliced (a part of another one), or thin (another one in its place).
+
 The heap is memory of the profiled process, and changes while it is read: a pointer leads anywhere,
 a type is checked before an object is taken for one, and every length has a limit.
 """
@@ -18,11 +22,13 @@ from sonde.unwind.v8_layout import V8Layout
 MAX_NAME: Final = 256
 """Characters of a name; the rest is left out."""
 MAX_PARTS: Final = 32
-"""Of one text that V8 has put together of others."""
+"""Of one text that V8 has put together of others (cons strings); the rest is left out."""
 MAX_TYPES: Final = 4096
 MAX_TABLE_BYTES: Final = 1 << 16
 """Of a table of positions."""
 HEAD_BYTES: Final = 320
+"""What is read of a string or an array at first: most are shorter, so that one reading is
+enough."""
 HEADER_BYTES: Final = 16
 """Of an array or a string: what follows is its content."""
 _SEQUENTIAL, _CONS, _EXTERNAL, _SLICED, _THIN = 0, 1, 2, 3, 5
@@ -122,17 +128,23 @@ class V8Objects:
         return read_exactly(memory, size, pointer - 1 + HEADER_BYTES)
 
 
-def position_at(table: bytes, place: int) -> int:
-    """The source position of a place in code, by V8's table of them; 0 unknown.
+def position_at(table: bytes, code_offset: int) -> int:
+    """The source position of an instruction, by V8's table of them (its
+    src/codegen/source-position-table.cc); 0 unknown.
 
-    1 for what is not JavaScript, else 2 * (1 + offset in the script) + the number of an inlined
-    call << 31.
+    `code_offset`: bytes from the first instruction (of bytecode: from the first bytecode) on. The
+    result is V8's SourcePosition (source-position.h): 1 for what is not JavaScript, else
+    2 * (1 + offset in the script in characters) + (number of an inlined call << 31).
+
+    An entry has two numbers, zigzag-encoded: how far the code offset and the position are from
+    those of the entry before. The sign of the first is a flag, whether a statement begins here: a
+    negative one stands for -number - 1.
     """
     at, here, position, best = 0, -1, 0, 0
     while at < len(table):
         by, at = _signed(table, at)
         here += by if by >= 0 else -by - 1
-        if here > place:
+        if here > code_offset:
             break
         by, at = _signed(table, at)
         position += by
@@ -141,7 +153,7 @@ def position_at(table: bytes, place: int) -> int:
 
 
 def unsigned(table: bytes, at: int) -> tuple[int, int]:
-    """A number of 7 bits a byte, and where it ends."""
+    """A number of 7 bits a byte (LEB128), and where it ends."""
     value = shift = 0
     while at < len(table) and shift < 70:
         byte = table[at]
@@ -154,5 +166,6 @@ def unsigned(table: bytes, at: int) -> tuple[int, int]:
 
 
 def _signed(table: bytes, at: int) -> tuple[int, int]:
+    """The same of a number with a sign: zigzag, so that 0, 1, 2, 3 stand for 0, -1, 1, -2."""
     value, at = unsigned(table, at)
     return value >> 1 ^ -(value & 1), at

@@ -4,8 +4,12 @@
 // A row is a list of intervals that do not overlap, sorted by start, in columns of numbers. A row is
 // walked pixel by pixel: what ends within a pixel is skipped by a search that starts where the last
 // one ended and doubles its steps, so the work depends on the pixels and only by its logarithm on the
-// boxes in one. Boxes narrower than a pixel are not dropped: prefix sums give the exact share of a
-// pixel that they cover, and the pixel gets that much of the colour. Nothing is allocated in a frame.
+// boxes in one. Boxes that round to less than two pixels are not dropped: prefix sums give the exact
+// share of a pixel that they cover, and the pixel gets that much of the colour, but at least
+// MIN_COVERAGE, so that a lone box is seen. Nothing is allocated in a frame.
+//
+// A colour is one number, 0xAABBGGRR: its bytes in memory are red, green, blue, alpha on the
+// little-endian machines that browsers run on. Alpha is always 255.
 
 export interface Row {
   start: Float64Array;
@@ -14,12 +18,12 @@ export interface Row {
   sum: Float64Array;
   /** Which of the colours each box has: an index into the list of colours. */
   colourIndex: Uint32Array;
-  /** What the box is for the one who made the row. */
+  /** What the caller knows each box by: a node of the flame graph, a row of the timeline. */
   id: Int32Array;
   /** Top and height in CSS pixels. */
   top: number;
   height: number;
-  /** The colour behind the boxes. */
+  /** The colour that is blended with small boxes' colour, and seen where there is no box. */
   background: number;
 }
 
@@ -82,7 +86,7 @@ export function between(row: Row, from: number, to: number, left: number, right:
   return total;
 }
 
-/** A box below a pixel gets at least this much of its colour, so that it is seen. */
+/** A pixel with small boxes gets at least this much of their colour, though they cover less of it. */
 const MIN_COVERAGE = 0.25;
 
 export function blended(over: number, background: number, coverage: number, least = MIN_COVERAGE): number {
@@ -160,7 +164,8 @@ export class Painter {
       const from = Math.max(free, Math.round(x0));
       const to = Math.min(width, Math.round(x1));
       if (to - from >= 2) {
-        // A pixel of the background stays between neighbours that are wide enough to be distinguished.
+        // The last pixel of a box of more than four stays background, so that neighbours are distinguished;
+        // but not of one that goes on beyond the right edge.
         line.fill(colours[colourIndex[box]!]!, from, to - from > 4 && x1 <= width ? to - 1 : to);
         if (to - from >= labelWidth) this.labels.add(number, box, from, to - from);
         free = to;
@@ -175,7 +180,7 @@ export class Painter {
       const first = box > 0 && end[box - 1]! > low ? box - 1 : box;
       const after = next(end, high, box);
       const coverage = between(row, first, after, low, high) * scale;
-      // A box that only reaches in from the pixel before was seen there.
+      // A box that only reaches in from the pixel before was seen there; 2 % of this one is too little.
       if (start[box]! >= low || after > box || coverage > 0.02) {
         const reaches = after < count && start[after]! < high;
         const shown = longest(start, end, box, reaches ? after : Math.max(box, after - 1));

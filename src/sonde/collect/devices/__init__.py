@@ -3,4 +3,9 @@
 
 Each vendor's library is loaded in a separate subprocess (`sonde.collect.subprocess_runner`), so
 modules here import only what they need.
+
+Terms:
+- part: a MIG instance of a GPU
+- GPM: NVML's counters of how busy SMs, tensor cores and memory were
+- reading: one question to a device, with a separate gap where it has no answer
 """

@@ -3,6 +3,11 @@
 
 Each module is a concern and a `Source`. Files stay open and are read again with one call; a counter
 that has not moved is not reported again.
+
+Terms:
+- point: one value of a metric; source, poll: see `sonde.collect.polling`
+- controllers: what a hierarchy of control groups limits ("v2": everything, version 2)
+- party: a user or container; groups are read in turn, a party after the other
 """
 
 from collections.abc import Sequence

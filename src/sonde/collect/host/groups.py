@@ -23,7 +23,7 @@ from sonde.collect.polling import NORMAL_S, SLOW_S, Points, Poll, SourceUnavaila
 MAX_GROUPS = 256
 """Limited groups that are read; how many more there are is reported."""
 MAX_KEPT_OF_PARTY = 16
-"""Groups of one party whose files stay open, four to seven each; others are opened each time."""
+"""Groups of one party whose files stay open, one to seven each; others are opened each time."""
 MAX_VISITED = 8_192
 """Groups of a hierarchy that are looked at; how many more are known is reported."""
 LINE_BYTES = 256
@@ -85,13 +85,13 @@ class Groups:
             party, files = limited[path]
             held[party] += 1
             found[path] = self._group(path, files, held[party] <= MAX_KEPT_OF_PARTY)
-        self.close()  # those that were not taken over
+        self.close()  # what is left there: `_group` has taken out those that go on
         self._groups = found
         points.add("sonde.cgroup.left_out", len(limited) - len(found))
         points.add("sonde.cgroup.unvisited", unvisited)
 
     def _group(self, path: str, files: dict[str, str], is_kept: bool) -> _Group:
-        """A group, with the files that are open already."""
+        """A group, with the files that are open already; it is taken out of `self._groups`."""
         known = self._groups.get(path)
         group = known or _Group(labels(sonde__cgroup=path))
         before, group.files = group.files, {}
@@ -110,6 +110,7 @@ class Groups:
                     raw = file.read()
                 except SourceUnavailable:
                     continue  # removed; the next look sees it
+                # `what` is a key of `limited_files`: cpu, memory_events, …
                 getattr(self, f"_report_{what}")(points, group.label, raw)
 
     def _report_cpu(self, points: Points, label: str, raw: bytes) -> None:
@@ -147,9 +148,9 @@ class Groups:
             report(points, "sonde.cgroup.memory.reclaimed", freed, label)
 
     def _report_pressure(self, points: Points, label: str, raw: bytes, resource: str) -> None:
-        path = label[:-1]
+        opened = label.removesuffix("}")  # labels are a JSON object: two members are added to it
         for kind, seconds in stalls(raw):
-            both = f'{path},"sonde.pressure":"{kind.decode()}","sonde.resource":"{resource}"}}'
+            both = f'{opened},"sonde.pressure":"{kind.decode()}","sonde.resource":"{resource}"}}'
             self._counters.report(points, "sonde.cgroup.pressure", seconds, both)
 
     def _report_pressure_cpu(self, points: Points, label: str, raw: bytes) -> None:
@@ -163,12 +164,12 @@ class Groups:
 
 
 def _mounts(mountinfo: Path) -> list[procfs.GroupMount]:
-    """Where what is read here lies, each once."""
+    """The hierarchies that are read here, each once, with those of their controllers that are."""
     found: dict[frozenset[str], str] = {}
     for point, controllers in procfs.group_mounts(mountinfo):
-        if wanted := controllers & {"v2", "cpu", "memory"}:
-            found.setdefault(wanted, point)
-    return [procfs.GroupMount(point, wanted) for wanted, point in found.items()]
+        if read_here := controllers & {"v2", "cpu", "memory"}:
+            found.setdefault(read_here, point)
+    return [procfs.GroupMount(point, controllers) for controllers, point in found.items()]
 
 
 class GroupTree:
@@ -222,10 +223,13 @@ class GroupTree:
             self.unvisited += 1
 
 
-def limited_files(folder: str, kinds: frozenset[str]) -> dict[str, str]:
-    """The files to read of a group that has a limit, {} for one that has none."""
+def limited_files(folder: str, controllers: frozenset[str]) -> dict[str, str]:
+    """The files to read of a group that has a limit, by what they hold; {} for one without a limit.
+
+    `controllers`: those of its hierarchy, as in `procfs.GroupMount` ("v2": all of version 2).
+    """
     files: dict[str, str] = {}
-    if "v2" in kinds:
+    if "v2" in controllers:
         if _word(f"{folder}/cpu.max") not in ("", "max"):
             files |= {"cpu": "cpu.stat", "pressure_cpu": "cpu.pressure"}
         if _word(f"{folder}/memory.max") not in ("", "max"):
@@ -237,9 +241,9 @@ def limited_files(folder: str, kinds: frozenset[str]) -> dict[str, str]:
             }
         if _word(f"{folder}/io.max"):
             files["pressure_io"] = "io.pressure"
-    if "cpu" in kinds and _number(f"{folder}/cpu.cfs_quota_us") > 0:
+    if "cpu" in controllers and _number(f"{folder}/cpu.cfs_quota_us") > 0:
         files["cpu"] = "cpu.stat"
-    if "memory" in kinds and 0 <= _number(f"{folder}/memory.limit_in_bytes") < NO_LIMIT_BYTES:
+    if "memory" in controllers and 0 <= _number(f"{folder}/memory.limit_in_bytes") < NO_LIMIT_BYTES:
         files |= {
             "memory_failcnt": "memory.failcnt",
             "memory_usage": "memory.usage_in_bytes",

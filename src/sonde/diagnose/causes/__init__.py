@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causes, one concern a file. Each claims, from a `Case`, its part of the lost time."""
+"""Causes, one concern a file. Each claims, from a `Case`, its part of the lost time.
+
+Terms:
+- judge: from a case to the candidate that a cause makes of it, None where it has no part
+- part: what the victim's threads did in the lost time (`sonde.diagnose.lost_time.Part`)
+"""
 
 from __future__ import annotations
 

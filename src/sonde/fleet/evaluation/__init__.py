@@ -13,4 +13,9 @@ attack_results    the outcome of an attack, with its statistics
 ```
 
 Nothing in `sonde.fleet` outside this package imports it.
+
+Terms:
+- portion: the nodes that are simulated at once; block: reports that one worker verifies
+- canary: a sample that is added to measure what a release reveals of it
+- grid: the times at which releases may begin and end, so that they cannot overlap
 """

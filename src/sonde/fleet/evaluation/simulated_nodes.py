@@ -50,7 +50,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class ChunkUploads:
-    """A chunk of nodes' uploads, in blocks, and the nodes whose report must be counted."""
+    """A portion of the nodes' uploads, in blocks, and the nodes whose report must be counted."""
 
     blocks: list[Any]
     honest: list[int]
@@ -64,10 +64,10 @@ def identity_of(scenario: Scenario, node: int) -> Identity:
     return Identity(sha256(secret).digest())
 
 
-def make_chunk(
+def make_portion(
     scenario: Scenario, task: Task, nodes: Any, samples: Any, fault_draws: Any, workers: int
 ) -> ChunkUploads:
-    """A chunk's uploads in blocks, two per worker."""
+    """A portion's uploads in blocks, two per worker."""
     if task.kind == "plain":
         return make_bundles(scenario, task, nodes, samples, fault_draws, workers)
     made, honest = make_uploads(scenario, task, nodes, samples, fault_draws, workers)
@@ -109,7 +109,7 @@ def make_bundles(
 def make_uploads(
     scenario: Scenario, task: Task, nodes: Any, samples: Any, fault_draws: Any, threads: int
 ) -> tuple[list[bytes], list[int]]:
-    """The chunk's uploads with their faults, and the nodes whose report must be counted."""
+    """The portion's uploads with their faults, and the nodes whose report must be counted."""
     identities = [identity_of(scenario, int(n)) for n in nodes]
     buckets = [[int(samples[n])] for n in nodes]
     reports = make_reports(task, identities, buckets, scenario.start_s + 60, threads)

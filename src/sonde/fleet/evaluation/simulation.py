@@ -3,7 +3,7 @@
 signatures, proofs.
 
 Reports are made (the nodes' cost), then verified and summed by both parties (timed separately), one
-chunk at a time, so that memory does not grow with the fleet. Network and disk are left out;
+portion at a time, so that memory does not grow with the fleet. Network and disk are left out;
 `bench/fleet_services.py` measures the services.
 """
 
@@ -31,7 +31,7 @@ from sonde.fleet.evaluation.simulated_nodes import (
     HOUR_S,
     PLAIN_CHUNK,
     Scenario,
-    make_chunk,
+    make_portion,
 )
 from sonde.fleet.noise import plan
 from sonde.fleet.result import Result
@@ -231,9 +231,9 @@ def run(scenario: Scenario, engine: Engine, progress: Progress | None = None) ->
         partial(verify_block, work) if scenario.kind != "plain" else partial(add_bundle, parties)
     )
     for at in range(0, len(nodes), size):
-        chunk = nodes[at : at + size]
+        portion = nodes[at : at + size]
         before = time.process_time()
-        made = make_chunk(scenario, work.task, chunk, samples, fault_draws, engine.workers)
+        made = make_portion(scenario, work.task, portion, samples, fault_draws, engine.workers)
         node_s += time.process_time() - before
         np.add.at(expected, samples[made.honest], 1)
         report_bytes = max(report_bytes, made.report_bytes)
@@ -252,7 +252,7 @@ def run(scenario: Scenario, engine: Engine, progress: Progress | None = None) ->
         server_s += time.perf_counter() - began
         server_cpu_s += time.process_time() - began_cpu
         if progress is not None:
-            progress(at + len(chunk), len(nodes))
+            progress(at + len(portion), len(nodes))
     exact = np.array_equal(aggregation.unshard([leader_block, helper_block]), expected)
     mechanism = work.task.mechanism
     noised = [

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sonde_elf::file::{identity_of, ElfFile};
-use sonde_elf::probe::{places, Function, Place};
+use sonde_elf::probe::{sites, Function, Site};
 use sonde_elf::site::{self, Cost};
 use sonde_images::{file_of, Image};
 
@@ -26,41 +26,41 @@ fn function(offset: u64, size: u64) -> Function {
     Function { offset, size, passes_forwarders: true }
 }
 
-fn place(code: &[u8], size: u64) -> (u64, &'static str, bool) {
+fn site_of(code: &[u8], size: u64) -> (u64, &'static str, bool) {
     let (file, at) = file(code);
-    let found = places(&file, &[function(at, size)], LONG).unwrap();
-    let [Place { offset, cost, is_forwarder, .. }] = &found[..] else { panic!("one place") };
+    let found = sites(&file, &[function(at, size)], LONG).unwrap();
+    let [Site { offset, cost, is_forwarder, .. }] = &found[..] else { panic!("one site") };
     (offset - at, cost, *is_forwarder)
 }
 
 #[test]
 fn a_probe_moves_to_where_the_kernel_emulates() {
-    assert_eq!(place(&[PUSH, RET], 2), (0, "emulated", false));
+    assert_eq!(site_of(&[PUSH, RET], 2), (0, "emulated", false));
     let behind = [&ENDBR64[..], &[PUSH, RET]].concat();
-    assert_eq!(place(&behind, 6), (4, "emulated", false));
-    assert_eq!(place(&behind, 0), (0, "single-step", false)); // unknown where it ends
-    assert_eq!(place(&[RET], 1), (0, "single-step", false));
+    assert_eq!(site_of(&behind, 6), (4, "emulated", false));
+    assert_eq!(site_of(&behind, 0), (0, "single-step", false)); // unknown where it ends
+    assert_eq!(site_of(&[RET], 1), (0, "single-step", false));
     // sub $8, %rsp: behind it the stack pointer is another
-    assert_eq!(place(&[0x48, 0x83, 0xec, 8, PUSH, RET], 6), (0, "single-step", false));
+    assert_eq!(site_of(&[0x48, 0x83, 0xec, 8, PUSH, RET], 6), (0, "single-step", false));
 }
 
 #[test]
 fn a_function_that_only_hands_on_is_found() {
     let code = [&ENDBR64[..], &FORWARD].concat();
-    assert!(place(&code, 10).2);
+    assert!(site_of(&code, 10).2);
     let (file, at) = file(&code);
     let asked = [Function { passes_forwarders: false, ..function(at, 10) }];
-    assert!(!places(&file, &asked, LONG).unwrap()[0].is_forwarder);
+    assert!(!sites(&file, &asked, LONG).unwrap()[0].is_forwarder);
 }
 
 #[test]
 fn functions_outside_of_the_file_are_no_danger() {
     let (file, at) = file(&[PUSH; 16]);
     for (offset, size) in [(at, u64::MAX), (1 << 40, 16), (at + 8, 1 << 20)] {
-        let found = places(&file, &[function(offset, size)], LONG).unwrap();
+        let found = sites(&file, &[function(offset, size)], LONG).unwrap();
         assert_eq!(found[0].offset, offset);
     }
-    assert!(places(&file, &[function(u64::MAX, 1)], LONG).is_err());
+    assert!(sites(&file, &[function(u64::MAX, 1)], LONG).is_err());
 }
 
 #[test]
@@ -69,8 +69,8 @@ fn it_ends_when_its_time_is_over() {
     let (file, at) = file(&code);
     let functions: Vec<_> = (0..4096).map(|_| function(at, 1 << 19)).collect();
 
-    assert!(places(&file, &functions, Duration::ZERO).unwrap().is_empty());
-    let found = places(&file, &functions, Duration::from_millis(50)).unwrap();
+    assert!(sites(&file, &functions, Duration::ZERO).unwrap().is_empty());
+    let found = sites(&file, &functions, Duration::from_millis(50)).unwrap();
     assert!((1..functions.len()).contains(&found.len()));
 }
 
