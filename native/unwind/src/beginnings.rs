@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where programs and threads begin in code that does not say so: static programs, musl's loader.
+//! Where programs and threads begin, in static programs that do not describe it.
 //!
 //! Nothing has called that code, and it marks its frame as the outermost by a frame pointer of 0
 //! (System V ABI for x86-64, 3.4.1). A description of it, where there is one, leads on to whatever

@@ -242,7 +242,7 @@ fn code_of_go_without_descriptions_has_no_rules_of_its_instructions() {
 }
 
 /// `_start` of musl, its call of what follows; and `__clone` from its system call on, which a
-/// description says to be a function like any other.
+/// description has as a function like any other.
 fn static_program(entry: u64) -> (Table, u64) {
     let start = [0x31, 0xed, 0x48, 0x89, 0xe7, 0xe8, 0, 0, 0, 0, 0xf4];
     // syscall; test %eax, %eax; jne to ret; xor %ebp, %ebp; pop %rdi; call *%r9; hlt; ret
