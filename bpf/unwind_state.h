@@ -39,7 +39,8 @@ struct {
 	__type(value, struct unwind_process);
 } unwind_processes SEC(".maps");
 
-/* Processes met without an entry, or with a stale one: user space reads and empties it. */
+/* Processes met without an entry, or with a stale one, and by how many walks: user space reads and
+ * empties it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, UNWIND_PROCESSES);
@@ -157,8 +158,12 @@ static __always_inline void count_stop(u32 why)
 static __always_inline void want(u32 tgid)
 {
 	const u32 one = 1;
+	u32 *walks = bpf_map_lookup_elem(&unwind_wanted, &tgid);
 
-	bpf_map_update_elem(&unwind_wanted, &tgid, &one, BPF_ANY);
+	if (walks)
+		(*walks)++;
+	else
+		bpf_map_update_elem(&unwind_wanted, &tgid, &one, BPF_ANY);
 }
 
 /* Ask user space to load a page of a table. */

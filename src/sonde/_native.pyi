@@ -642,7 +642,7 @@ class UnwindMaps:
     def walks(self) -> dict[int, int]:
         """How many stacks were walked of each loaded process."""
 
-    def wanted(self) -> list[int]:
+    def wanted(self) -> list[tuple[int, int]]:
         """Processes that walks met without knowing them, since the last call."""
 
     def stops(self) -> list[int]:

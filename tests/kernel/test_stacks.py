@@ -238,3 +238,19 @@ def test_children_that_are_gone_before_their_events_arrive_are_walked_by_what_th
     assert total > 300
     assert whole / total >= 0.98
     assert named / total >= 0.9
+
+
+def test_stacks_of_a_static_program_of_musl_are_whole_for_the_kernel_too(record, tmp_path):
+    """Where its threads begin has no unwind data: the walk ends there, and counts as whole."""
+    compiler = shutil.which("musl-gcc") or pytest.skip("needs musl-gcc")
+    program, source = tmp_path / "outermost", PROGRAMS / "outermost.c"
+    subprocess.run([compiler, "-O2", "-static", "-o", program, source, "-pthread"], check=True)
+    with record("--", str(program), "1") as recorder:
+        recorder.process.wait(30)  # its tables are made
+    with record("-F", str(HZ), "--", str(program), "3") as recorder:
+        recorder.process.wait(30)
+    rows = recorder.capture.tables["event"].to_pylist()
+    ends = Counter({it["name"]: it["value"] for it in rows if it["kind"] == "stack_end"})
+    walks = sum(n for name, n in ends.items() if not name.startswith("note."))
+    assert walks > 300
+    assert ends["whole.entry"] / walks >= 0.97, ends

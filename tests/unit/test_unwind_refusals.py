@@ -31,7 +31,7 @@ class Maps:
     def usage(self) -> tuple[int, ...]:
         return 0, 0, 0, 0, 0
 
-    def wanted(self) -> list[int]:
+    def wanted(self) -> list[tuple[int, int]]:
         return []
 
     def walks(self) -> dict[int, int]:

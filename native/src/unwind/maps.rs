@@ -341,10 +341,10 @@ impl UnwindMaps {
         self.ranges.keys().filter_map(walks).collect()
     }
 
-    /// Processes that were met without mappings since the last call.
-    fn wanted(&self) -> PyResult<Vec<u32>> {
-        let (keys, _) = maps::take_all(self.wanted, 4, 4, 256)?;
-        Ok(words_of(&keys))
+    /// Processes that were met without mappings since the last call, and by how many walks.
+    fn wanted(&self) -> PyResult<Vec<(u32, u32)>> {
+        let (keys, walks) = maps::take_all(self.wanted, 4, 4, 256)?;
+        Ok(words_of(&keys).into_iter().zip(words_of(&walks)).collect())
     }
 
     /// Load the pages that walks asked for since the last call. Returns for how many there was no

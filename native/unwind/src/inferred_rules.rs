@@ -32,6 +32,8 @@ enum Value {
     Aligned(i64),
     /// What the caller had in rbp.
     CallersRbp,
+    /// 0 in rbp, and what was there is kept nowhere: by the ABI this frame is the outermost.
+    NoCaller,
 }
 
 impl Value {
@@ -49,6 +51,8 @@ struct State {
     registers: [Value; REGISTERS],
     /// Where the caller's rbp is saved, from the CFA.
     rbp_at: Option<i64>,
+    /// It was saved on some path to here, there or anywhere.
+    was_saved: bool,
     /// (offset from the aligned stack pointer, the address that is saved there, from the CFA)
     saved: Option<(i64, i64)>,
 }
@@ -63,7 +67,7 @@ impl State {
         let mut registers = [Value::Unknown; REGISTERS];
         registers[RSP] = Value::Cfa(-8);
         registers[RBP] = Value::CallersRbp;
-        Self { registers, rbp_at: None, saved: None }
+        Self { registers, rbp_at: None, was_saved: false, saved: None }
     }
 
     /// What holds on both paths: the meet of dataflow analysis. Returns whether that is less than before.
@@ -75,6 +79,7 @@ impl State {
             }
         }
         self.rbp_at = self.rbp_at.filter(|_| self.rbp_at == other.rbp_at);
+        self.was_saved |= other.was_saved;
         self.saved = self.saved.filter(|_| self.saved == other.saved);
         *self != before
     }
@@ -86,6 +91,10 @@ impl State {
             _ => None,
         };
         let mut rule = Rule::NONE;
+        if self.registers[RBP] == Value::NoCaller {
+            rule.cfa = Cfa::End;
+            return rule;
+        }
         // The frame pointer first: a function that takes its arguments off the stack as it returns
         // (V8's) leaves its caller another stack pointer than it was called with.
         if let Some(offset) = known(RBP) {
@@ -133,6 +142,7 @@ impl State {
     }
 
     fn store(&mut self, to: Value, value: Value) {
+        self.was_saved |= value == Value::CallersRbp;
         match (to, value) {
             (Value::Cfa(at), Value::CallersRbp) => self.rbp_at = Some(at),
             (Value::Cfa(at), _) if self.rbp_at == Some(at) => self.rbp_at = None,
@@ -180,6 +190,16 @@ impl State {
                 if of(0) != Some(RSP) {
                     self.set(RSP, rsp.plus(i64::from(it.stack_pointer_increment())));
                 }
+            }
+            Mnemonic::Xor
+                if matches!(it.op0_register(), Register::EBP | Register::RBP)
+                    && it.op1_register() == it.op0_register() =>
+            {
+                let is_kept = self.was_saved
+                    || (0..REGISTERS)
+                        .any(|at| at != RBP && self.registers[at] == Value::CallersRbp)
+                    || self.registers[RBP] != Value::CallersRbp;
+                self.set(RBP, if is_kept { Value::Unknown } else { Value::NoCaller });
             }
             Mnemonic::Leave => {
                 let frame = self.registers[RBP];

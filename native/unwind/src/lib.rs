@@ -9,6 +9,7 @@
 //! - gap: code between described functions; meet: where paths join, what both know remains
 //! - frames (go.rs): Go's own table of frame sizes; handlers: functions of libgcc that return
 //!   to an exception's handler
+pub mod beginnings;
 pub mod cpython;
 pub mod engines;
 pub mod go;

@@ -11,7 +11,7 @@ use crate::table::{malformed, Table, HEADER_BYTES};
 use sonde_elf::record::{self, Finished};
 
 const MAGIC: [u8; 8] = *b"SNDUNWND";
-const VERSION: u32 = 13;
+const VERSION: u32 = 14;
 const MAX_FILE_BYTES: u64 = 1 << 28;
 
 impl Table {

@@ -17,6 +17,7 @@ use gimli::{
 };
 use object::elf;
 
+use crate::beginnings;
 use crate::go::{self, Frames, Go};
 use crate::handlers::{self, Range};
 use crate::plain::Plain;
@@ -176,8 +177,10 @@ impl Builder {
     }
 
     fn finish(mut self) -> Result<Table> {
-        if self.page.is_some() {
+        let end = self.others.iter().map(|it| it.end).fold(self.end, u64::max);
+        if self.page.is_some() || end > self.end {
             self.push(self.end, Rule::NONE)?;
+            self.push(end, Rule::NONE)?;
         }
         self.table.page_rows.push(self.table.rows.len() as u32);
         Ok(self.table)
@@ -327,6 +330,7 @@ impl Table {
             .collect();
         let mut others = handlers::find(file)?;
         others.extend(go::find(file)?);
+        others.extend(beginnings::find(file)?);
         others.sort_unstable_by_key(|it| it.start);
         let mut builder = Builder::new(others);
         let go = Go::find(file)?;

@@ -304,3 +304,27 @@ fn an_interpreter_cut_anywhere_is_one_or_none() {
         }
     }
 }
+
+#[test]
+fn a_frame_pointer_of_0_marks_the_outermost_frame() {
+    let end = Rule { cfa: Cfa::End, ..Rule::NONE };
+    // musl's _start: xor %rbp, %rbp; mov %rsp, %rdi; and $-16, %rsp; call; nop
+    let start = [
+        &[0x48, 0x31, 0xed, 0x48, 0x89, 0xe7, 0x48, 0x83, 0xe4, 0xf0][..],
+        &[0xe8, 1, 0, 0, 0, 0x90],
+    ];
+    assert_eq!(analysed(&start.concat()).unwrap(), [(0, rsp(8)), (3, end)]);
+    // musl's __clone, in the thread: xor %ebp, %ebp; pop %rdi; call *%r9
+    let thread = [0x31, 0xed, 0x5f, 0x41, 0xff, 0xd1];
+    assert_eq!(analysed(&thread).unwrap(), [(0, rsp(8)), (2, end)]);
+}
+
+#[test]
+fn a_frame_pointer_of_0_that_was_something_else_before_marks_nothing() {
+    let ends = |code: &[u8]| analysed(code).unwrap().iter().any(|it| it.1.cfa == Cfa::End);
+    assert!(!ends(&[0x55, 0x31, 0xed, 0x90, 0x5d, 0xc3])); // pushed before
+    assert!(!ends(&[0x48, 0x89, 0x6f, 0x08, 0x31, 0xed, 0x90, 0xc3])); // mov %rbp, 8(%rdi)
+    assert!(!ends(&[0x48, 0x89, 0xe8, 0x31, 0xed, 0x90, 0xc3])); // mov %rbp, %rax
+    assert!(!ends(&[0x31, 0xdd, 0x90, 0xc3])); // xor %ebx, %ebp
+    assert!(!ends(&[0x74, 0x02, 0x31, 0xed, 0xc3])); // je over it: the caller's on one path
+}

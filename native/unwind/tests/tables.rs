@@ -263,3 +263,40 @@ fn code_of_go_without_descriptions_has_no_rules_of_its_instructions() {
 
     assert_eq!((table.descriptions, table.analysed), (0, 0));
 }
+
+/// `_start` of musl, its call of what follows; and `__clone` from its system call on, which a
+/// description has as a function like any other.
+fn static_program(entry: u64) -> (Table, u64) {
+    let start = [0x31, 0xed, 0x48, 0x89, 0xe7, 0xe8, 0, 0, 0, 0, 0xf4];
+    // syscall; test %eax, %eax; jne to ret; xor %ebp, %ebp; pop %rdi; call *%r9; hlt; ret
+    let clone =
+        [0x0f, 0x05, 0x85, 0xc0, 0x75, 0x07, 0x31, 0xed, 0x5f, 0x41, 0xff, 0xd1, 0xf4, 0xc3];
+    let mut image = Image::default();
+    let code = image.section(".text", &[&start[..], &[0xcc; 53], &clone, &[0xcc; 50]].concat());
+    let frames = [common(&AT_ENTRY), description(common(&AT_ENTRY).len(), code + 64, 14, &[])];
+    image.section(".eh_frame", &frames.concat());
+    let mut bytes = image.finish();
+    bytes[24..32].copy_from_slice(&(code + entry).to_le_bytes());
+    (Table::build(&parse(&bytes).unwrap()).unwrap(), code)
+}
+
+#[test]
+fn stacks_of_a_static_program_begin_at_its_entry_and_behind_clone() {
+    let (table, code) = static_program(0);
+
+    let end = Rule { cfa: Cfa::End, ..Rule::NONE };
+    assert_rule(&table, code, end);
+    assert_rule(&table, code + 9, end); // the call
+    assert_rule(&table, code + 64, rsp(8));
+    assert_rule(&table, code + 64 + 7, rsp(8));
+    assert_rule(&table, code + 64 + 8, end);
+    assert_rule(&table, code + 64 + 11, end); // the call
+    assert_rule(&table, code + 64 + 13, rsp(8)); // of the process that makes the thread
+}
+
+#[test]
+fn a_file_that_is_entered_elsewhere_keeps_its_descriptions() {
+    let (table, code) = static_program(64 + 13);
+
+    assert_rule(&table, code + 64 + 11, rsp(8));
+}

@@ -21,6 +21,7 @@ from sonde import _native, procfs
 from sonde._native import (
     CommEvent,
     ExecutableSegment,
+    ExitEvent,
     ForkEvent,
     MmapEvent,
     ProcessEvent,
@@ -49,8 +50,10 @@ from sonde.unwind.table_cache import TableCache, key_of
 from sonde.unwind.v8 import V8, V8s
 from sonde.unwind.v8_mappings import V8Mappings
 
-UPDATE_S: Final = 0.025
-"""Time limit of one update, which continues at the next call: the event loop must not stall."""
+UPDATE_CPU_S: Final = 0.025
+"""CPU time of one update, which continues at the next call: the event loop must not stall."""
+UPDATE_S: Final = 0.25
+"""The same of the clock, beside others that take the CPUs."""
 READY_INTERVAL_S: Final = 0.2
 """While tables are being built, finished ones are loaded this often."""
 ORDER_S: Final = 0.25
@@ -122,6 +125,8 @@ class Unwinder:
         self._loaded: dict[int, _LoadedProcess] = {}
         self._stale: set[int] = set()
         """Pids to load (again)."""
+        self._asked: Counter[int] = Counter()
+        """How many walks have asked for each pid that is to be loaded."""
         self._expected: set[int] = set()
         """Pids to load before a walk meets them; `expect`."""
         self._headless: set[int] = set()
@@ -205,7 +210,8 @@ class Unwinder:
                 if event.parent_pid in expected:
                     expected.add(pid)
             elif pid not in loaded and pid not in expected:
-                continue
+                if pid in self._stale and isinstance(event, ExitEvent) and event.tid == pid:
+                    self._leave_out(pid)
             elif isinstance(event, CommEvent):
                 if event.is_exec:
                     self._forget(pid)
@@ -220,6 +226,12 @@ class Unwinder:
         """Whether other threads still run, as far as the table of processes knows."""
         loaded = self._loaded.get(pid)
         return loaded.process.is_alive if loaded else self._resolver.processes.start_of(pid) != 0
+
+    def _leave_out(self, pid: int) -> None:
+        """No longer load a process that has ended before it was."""
+        if not self._goes_on(pid):
+            self._stale.discard(pid)
+            self._asked.pop(pid, None)
 
     def update(self) -> bool:
         """Load new tables, pages and processes into the kernel. Cheap when nothing changed.
@@ -248,16 +260,26 @@ class Unwinder:
             self._ready_loaded_s = now_s
             self._stale |= self._ready
             self._ready = set()
-        self._stale |= {pid for pid in self._maps.wanted() if self._is_due(pid, now_s)}
+        for pid, walks in self._maps.wanted():
+            if self._is_due(pid, now_s):
+                self._stale.add(pid)
+                self._asked[pid] += walks
         self._stale.update(self._jvms.due(now_s), self._v8s.due(now_s), self._engines.due(now_s))
         for pid, retry in self._retries.items():
             if now_s > retry.at_s:
                 self._stale.add(pid)
-        # Expected ones first. Others as time allows: events wait to be read meanwhile.
-        for pid in sorted(self._stale, key=lambda pid: pid not in self._expected):
-            if time.monotonic() > now_s + UPDATE_S:
+        self._load_stale(now_s)
+        return (len(self._loaded), self._pages) != before
+
+    def _load_stale(self, now_s: float) -> None:
+        """Load processes as time allows, for events wait to be read meanwhile: expected ones first,
+        then those that most walks ask for."""
+        cpu_s = time.thread_time() + UPDATE_CPU_S
+        for pid in sorted(self._stale, key=lambda it: (it not in self._expected, -self._asked[it])):
+            if time.thread_time() > cpu_s or time.monotonic() > now_s + UPDATE_S:
                 break
             self._stale.discard(pid)
+            self._asked.pop(pid, None)
             try:
                 fits = self._load(pid)
             except OSError as error:  # affects the stacks of this process alone
@@ -269,7 +291,6 @@ class Unwinder:
             else:
                 self.left_out += 1
                 self._retry_later(pid, now_s)
-        return (len(self._loaded), self._pages) != before
 
     def resync(self) -> None:
         """Events were lost: load all processes again."""

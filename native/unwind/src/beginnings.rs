@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Where programs and threads begin, in static programs that do not describe it.
+//!
+//! Nothing has called that code, and it marks its frame as the outermost by a frame pointer of 0
+//! (System V ABI for x86-64, 3.4.1). A description of it, where there is one, leads on to whatever
+//! lies on the stack. It stands at the file's entry point and behind the system call that makes a
+//! thread.
+use std::io::Result;
+
+use object::elf;
+
+use crate::handlers::Range;
+use crate::inferred_rules;
+use crate::rules::Cfa;
+use sonde_elf::file::ElfFile;
+use sonde_elf::section;
+
+/// `e_entry` in the file's header.
+const ENTRY_OFFSET: u64 = 24;
+/// Both are shorter by far.
+const MAX_BEGINNING_BYTES: usize = 64;
+/// Larger static programs are not searched for where threads begin.
+const MAX_CODE_BYTES: u64 = 1 << 24;
+const MAX_STEPS: usize = 1 << 16;
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+
+/// Sorted. None of them where the kernel does not enter the file: at a library, or at a program that
+/// has a loader, whose own files have descriptions.
+pub fn find(file: &ElfFile) -> Result<Vec<Range>> {
+    let entry = section::u64_at(&file.read(ENTRY_OFFSET, 8)?, 0);
+    let mut steps = MAX_STEPS;
+    let mut ranges = Vec::new();
+    if file.is_code(entry) {
+        if let Some(offset) = file.offset_of(entry) {
+            let mut code = vec![0; MAX_BEGINNING_BYTES];
+            let there = file.read_some(&mut code, offset)?;
+            ranges = marked(&code[..there], entry, &mut steps);
+            if let Some(first) = ranges.first_mut() {
+                first.start = entry;
+            }
+        }
+    }
+    let has_loader = file.segments.iter().any(|it| it.kind == elf::PT_INTERP);
+    if !ranges.is_empty() && !has_loader {
+        for segment in file.executable_segments() {
+            if segment.file_size > MAX_CODE_BYTES {
+                continue;
+            }
+            let code = file.read(segment.offset, segment.file_size)?;
+            let calls = code.windows(SYSCALL.len()).enumerate().filter(|it| it.1 == SYSCALL);
+            for at in calls.map(|(at, _)| at + SYSCALL.len()) {
+                let rest = &code[at..code.len().min(at + MAX_BEGINNING_BYTES)];
+                ranges.extend(marked(rest, segment.address + at as u64, &mut steps));
+            }
+        }
+    }
+    ranges.sort_unstable_by_key(|it| it.start);
+    ranges.dedup_by_key(|it| it.start);
+    Ok(ranges)
+}
+
+/// The parts of `code`, which begins at `start` as linked, whose frame is marked as the outermost.
+fn marked(code: &[u8], start: u64, steps: &mut usize) -> Vec<Range> {
+    let rules = inferred_rules::analyse(code, start, steps).unwrap_or_default();
+    let ends = rules.iter().skip(1).map(|it| it.0).chain([start + code.len() as u64]);
+    let ranges = rules.iter().zip(ends).map(|(&(start, rule), end)| Range { start, end, rule });
+    ranges.filter(|it| it.rule.cfa == Cfa::End).collect()
+}
