@@ -156,6 +156,7 @@ def main() -> int:
     )
     parser.add_argument("out", type=Path, nargs="?", help="where recordings and truths go")
     parser.add_argument("--judge", type=Path, metavar="FOLDER", help="score what is there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="what was judged, too")
     parser.add_argument("--only", nargs="*", default=[], metavar="LOOP", help=", ".join(LOOPS))
     parser.add_argument("--seconds", type=float, default=6.0, help="of a recording")
     parser.add_argument("--profiled", type=float, default=0.7, help="seconds of a window of CUPTI")
@@ -165,7 +166,7 @@ def main() -> int:
     if args.judge:
         from bench.device_truth.judge import judge_folder
 
-        return judge_folder(args.judge)
+        return judge_folder(args.judge, args.json)
     if args.out is None:
         parser.error("where are recordings to go?")
     known = STUB_LOOPS if args.stub else tuple(LOOPS)

@@ -16,7 +16,7 @@ import re
 import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -76,7 +76,7 @@ class Judged:
         )
 
 
-def judge_folder(folder: Path) -> int:
+def judge_folder(folder: Path, out: Path | None = None) -> int:
     """Print coverage, widths and misses; 1 where fewer are held, or they are wider, than wanted."""
     found, troubles = [], []
     with tempfile.TemporaryDirectory() as scratch:
@@ -93,6 +93,9 @@ def judge_folder(folder: Path) -> int:
                     troubles.append(f"{held['loop']} {number}: {error!r}")
     for text in (*troubles, *unsteady(found)):
         print(text)
+    if out is not None:
+        rows = [{**asdict(one), "holds": one.holds, "quantity": one.quantity[:60]} for one in found]
+        out.write_text(json.dumps(rows, indent=1, default=str) + "\n")
     return int(print_table(found) or bool(troubles))
 
 

@@ -120,6 +120,16 @@ def claims() -> Iterator[tuple[str, str, str]]:
     )
     yield page, left_out, f"with one program left out, {loaded(left_out)['left_out']} of 22"
     yield page, renamed, f"{loaded(renamed)['same']} of {len(loaded(renamed)['captures'])} captures"
+    result = "bench/results/device_truth_h200.json"
+    rows = loaded(result)
+    for words, kinds in (
+        ("hold the truth in ", ("computing", "kernel", "copy", "set")),
+        ("kernels together ", ("computing",)),
+        ("single kernels ", ("kernel",)),
+        ("copies ", ("copy",)),
+    ):
+        held = [row["holds"] for row in rows if row["quantity"].split()[0] in kinds]
+        yield "docs/design/explain.md", result, f"{words}{sum(held)} of {len(held)}"
     for number in (5, 6):
         result = f"bench/explain/results/exam-{number}-now.json"
         exam = loaded(result)
