@@ -108,6 +108,8 @@ def price_of(build: Build) -> list[str]:
         f"afterwards, until the process ends, {after.launch_us:g} and {after.replay_us:g} µs; "
         f"where it launches and replays in turn, {during.mixed_us:g} µs a replay more, and "
         f"{after.mixed_us:g} afterwards; up to 320 MB of memory meanwhile",
+        "a training loop that torch.profiler profiled after 102 traces ended with an error of "
+        "PyTorch's, once: do not trace a training job that is to be profiled by itself later",
     ]
 
 
