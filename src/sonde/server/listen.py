@@ -4,44 +4,19 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 import ssl
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sonde.errors import UsageError
+from sonde.server.addresses import BACKLOG, Address, bound
 from sonde.server.app import Api
 from sonde.server.service import ServerLimits, Service
-
-BACKLOG = 2048
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where to listen; port 0: any free one."""
-
-    host: str
-    port: int
-    certificate: Path | None = None
-    key: Path | None = None
-    client_authority: Path | None = None
-    """Clients must show a certificate of this authority."""
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
-
 
 LEAST_READ_BYTES = 64 << 10
 
@@ -146,10 +121,13 @@ def protocol_with(limits: ServerLimits) -> type[HttpToolsProtocol]:
 class Listener:
     """A service on a socket."""
 
-    def __init__(self, service: Service, address: Address) -> None:
-        """Bind and listen. Raises UsageError for an address or certificate that cannot be used."""
+    def __init__(
+        self, service: Service, address: Address, listening: socket.socket | None = None
+    ) -> None:
+        """Bind and listen, unless a socket that does is given. Raises UsageError for an address or
+        certificate that cannot be used."""
         self._address = address
-        self._socket = _bound(address)
+        self._socket = listening or bound(address.host, address.port)
         try:
             self._config = _config(service, address)
             self._config.load()
@@ -193,22 +171,6 @@ class Listener:
                 f"the certificate cannot be used: {error}", "the former one stays in use"
             ) from error
         return True
-
-
-def _bound(address: Address) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((address.host, address.port))
-        sock.listen(BACKLOG)  # clients that get the URL may connect at once
-    except OSError as error:
-        sock.close()
-        raise UsageError(
-            f"cannot listen on {address.host}:{address.port}: {error.strerror}",
-            "choose another --listen",
-        ) from error
-    return sock
 
 
 def _config(service: Service, address: Address) -> uvicorn.Config:

@@ -98,7 +98,7 @@ class ServerSink:
             import ssl
 
             tls = ssl.create_default_context()
-        self._connection = http_client.Connection(parts.hostname or "", parts.port, tls)
+        self._connection = http_client.Connection(parts.hostname or "", parts.port, tls, ours=True)
         self._base = parts.path.rstrip("/")
         self._headers = {"Content-Type": "application/octet-stream", "X-Sonde-Node": node}
         self._token_file = token_file
