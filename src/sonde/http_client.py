@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
@@ -316,7 +317,7 @@ def _listening(path: str, port: int) -> dict[str, tuple[int, int]]:
     found: dict[str, tuple[int, int]] = {}
     left = _LISTENERS_BYTES
     try:
-        with open(path, "rb") as file:
+        with Path(path).open("rb") as file:
             file.readline()
             while line := file.readline(400):
                 words = line.decode("ascii", "replace").split()

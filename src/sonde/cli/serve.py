@@ -48,7 +48,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="default 127.0.0.1:7373; port 0: any free port; a socket unit of systemd takes "
         "precedence")  # fmt: skip
     add("--listen-fd", type=int, metavar="N",
-        help="take connections of this listening socket, for programs that start this command")  # fmt: skip
+        help="take connections of this listening socket, for programs that start this "
+        "command")  # fmt: skip
     add("--open", action="store_true", help="no tokens; on loopback alone")
     add("--oidc", type=Path, metavar="FILE",
         help="take tokens of an OpenID Connect issuer, too (docs/guide/server.md)")  # fmt: skip
@@ -85,9 +86,9 @@ def run(args: argparse.Namespace) -> int:
     if bool(args.certificate) != bool(args.key):
         raise UsageError("TLS needs both --certificate and --key", "give both")
     try:
+        from sonde.server.addresses import Address, handed_over, parse
         from sonde.server.alert_rules import load
         from sonde.server.alerts import Alerts
-        from sonde.server.addresses import Address, handed_over, parse
         from sonde.server.listen import Listener
         from sonde.server.service import Service
     except ModuleNotFoundError as error:
