@@ -70,21 +70,22 @@ def is_closed(one: socket.socket) -> bool:
 
 @pytest.mark.parametrize(
     ("begin", "more"),
-    [
+    ids=["headers", "header", "path", "trailer", "trailers"],
+    argvalues=[
         (GET, b"a:b\r\n" * 10_000),
         (GET + b"X: ", b"a" * 50_000),
         (b"GET /", b"a" * 50_000),
         (b"GET / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: ", b"a" * 50_000),
         (
             b"GET / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n",
-            b"a:b\r\n" * 9_999,
+            b"a:b\r\n" * 999,
         ),
     ],
 )
 def test_an_endless_head_is_cut_off(
     served: tuple[Service, int, uvicorn.Server], begin: bytes, more: bytes
 ) -> None:
-    service, port, server = served
+    service, port, _ = served
     with connected(port) as one:
         one.sendall(begin)
         sent = 0

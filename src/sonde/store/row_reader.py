@@ -15,11 +15,16 @@ import numpy as np
 import pyarrow as pa
 
 from sonde import _native
+from sonde.errors import CaptureTooLarge
 from sonde.limits import MAX_NAME_CHARS
 from sonde.query.schema import ADDED_LATER, TABLES
 from sonde.query.validation import weight_limits, whole_limit
 from sonde.store.chunks import OpenedChunk, joined
 from sonde.store.tables import TIMES, Hasher, chunk_rows, stored_tables
+
+ROWS_BYTES = 96 << 20
+"""Memory of the rows of a batch while native code makes them; it may take twice as much. What
+agents send makes some 1.5 times its unpacked size."""
 
 LOG = logging.getLogger("sonde.store")
 
@@ -35,7 +40,7 @@ class RowReader:
         tables = [
             (name, [_column(name, field) for field in schema]) for name, schema in TABLES.items()
         ]
-        self._native = _native.RowDecoder(tables, secret, self._hasher.words)
+        self._native = _native.RowDecoder(tables, secret, self._hasher.words, ROWS_BYTES)
         self.refused_batches = 0
         """Read by Arrow."""
 
@@ -55,13 +60,18 @@ class RowReader:
         return stored_tables(origins, tables, self._hasher), left_out, False
 
     def _in_native_code(self, chunks: list[OpenedChunk]) -> dict[str, pa.Table]:
-        """Raises ValueError where it refuses the chunks."""
+        """Raises ValueError where it refuses the chunks, CaptureTooLarge where they have too many
+        rows."""
         chunks = sorted(chunks, key=lambda one: (one.origin.node, one.origin.start_ns))
         names = sorted({one.origin.node for one in chunks})
         numbers = {name: number for number, name in enumerate(names)}
         try:
             sources = [_source(one, numbers[one.origin.node]) for one in chunks]
             streams, samples = self._native.decode(sources, names)
+        except MemoryError as error:
+            raise CaptureTooLarge(
+                f"the rows of {len(chunks)} chunks take more than {ROWS_BYTES >> 20} MiB", ""
+            ) from error
         except (TypeError, KeyError, OverflowError, UnicodeError) as error:
             raise ValueError(f"a description that is not ours: {error!r}") from error
         tables = {
