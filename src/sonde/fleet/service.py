@@ -36,6 +36,7 @@ from sonde.errors import UsageError
 from sonde.fleet.aggregator import Aggregator, Helper, HelperUnavailable, Leader, Refused
 from sonde.fleet.clock import PartyClock
 from sonde.fleet.connections import ConnectionLimiter
+from sonde.fleet.first_reads import FirstReads
 from sonde.fleet.helper_client import HelperClient
 from sonde.fleet.provision import Credentials
 from sonde.fleet.request_body import PROGRESS_BYTES, read_body, read_first
@@ -80,6 +81,7 @@ class Service:
         self._bundle = bundle
         self._task = aggregator.task
         self._uploads: asyncio.Queue[_Upload] = asyncio.Queue(4096)
+        self._first_reads = FirstReads()
         self._batch_slots = UploadSlots(_slots_within_memory(_BATCH_SLOTS, self._batch_bytes))
         self._work_available = asyncio.Event()
         self._work_done = asyncio.Event()
@@ -136,7 +138,8 @@ class Service:
     async def _upload_batch(self, request: web.Request) -> web.Response:
         """Admits reports of many nodes from one relay; each is accepted or refused by itself."""
         assert isinstance(self._aggregator, Leader)
-        first = await read_first(request)  # a client that sends nothing gets no slot
+        with self._first_reads.place() as read:
+            first = await read_first(request, read)  # a client that sends nothing gets no slot
         is_from_node = self._aggregator.is_from_enrolled_node(first_length_prefixed(first))
         async with self._batch_slots.acquire(is_from_node) as slot:
             body = await read_body(
