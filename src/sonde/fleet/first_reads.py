@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from sonde.fleet.upload_slots import MIN_HOLD_S, NoFreeSlot
 
-MAX_READ = 256
+MAX_READ = 128
 
 
 @dataclass(eq=False, slots=True)

@@ -63,6 +63,7 @@ _MAX_JOB_BYTES = 256 << 20
 _JOB_SLOTS = _CONCURRENT_JOBS  # whose bodies are held at a time: a leader sends no more
 _JOB_S = 120.0  # for the body of a job, from the leader alone
 _RELEASE_BYTES = 256  # a request is 56 bytes
+_LINGER_S = 3.0  # for the rest of a refused body: a client that still sends then reads its answer
 _IDLE_S = 30  # of a connection without a complete request
 _MAX_REPORTS_PER_REQUEST = 1024  # reports in one request
 _STRANGER_DELAY_S = 0.25  # before the answer to a request in which no enrolled node signed anything
@@ -392,6 +393,7 @@ def runner_of(service: Service) -> web.AppRunner:
         access_log=None,
         logger=service.http_log(),
         keepalive_timeout=_IDLE_S,
+        lingering_time=_LINGER_S,
         auto_decompress=False,
     )
 
