@@ -83,7 +83,9 @@ def test_nothing_is_sent_to_a_stranger(address: str) -> None:
 
 
 @as_root
-def test_no_client_of_a_server_sends_a_stranger_anything(tmp_path: Path) -> None:
+def test_no_client_of_a_server_sends_a_stranger_anything(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     token = tmp_path / "token"
     token.write_text("sonde_secret")
     capture = Path(__file__).parents[1] / "data" / "h200_signals.sonde"
@@ -97,6 +99,7 @@ def test_no_client_of_a_server_sends_a_stranger_anything(tmp_path: Path) -> None
         sink.write(b"chunk")
         sink.close()
         assert "listens on port" in sink.error
+        assert len([one for one in caplog.records if "nothing is sent" in one.message]) == 1
         assert sink.collects and not sink.sent
         assert not got.poll(0.2)
 
