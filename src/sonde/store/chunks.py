@@ -18,7 +18,7 @@ from sonde.store.tables import CHUNK_NUMBER, DICTIONARIES, Origin
 
 CHUNK_BYTES = 256 << 20
 """Memory that one chunk may take to decode."""
-JOINED_BYTES = 512 << 20
+JOINED_BYTES = 256 << 20
 """The same of a batch. Beyond, its chunks are decoded one by one."""
 
 

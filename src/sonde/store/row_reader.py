@@ -10,6 +10,7 @@ the same rows with the same keys.
 from __future__ import annotations
 
 import logging
+import threading
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,9 @@ from sonde.store.tables import TIMES, Hasher, chunk_rows, stored_tables
 ROWS_BYTES = 96 << 20
 """Memory of the rows of a batch while native code makes them; it may take twice as much. What
 agents send makes some 1.5 times its unpacked size."""
+
+_BY_ARROW = threading.Lock()
+"""One batch at a time, whoever decodes: it takes several times its budget at its peak."""
 
 LOG = logging.getLogger("sonde.store")
 
@@ -56,8 +60,9 @@ class RowReader:
             LOG.debug("%d chunks are read by Arrow: %s", len(chunks), refused)
             self.refused_batches += 1
         origins = [one.origin for one in chunks]
-        tables, left_out = joined(chunks)
-        return stored_tables(origins, tables, self._hasher), left_out, False
+        with _BY_ARROW:
+            tables, left_out = joined(chunks)
+            return stored_tables(origins, tables, self._hasher), left_out, False
 
     def _in_native_code(self, chunks: list[OpenedChunk]) -> dict[str, pa.Table]:
         """Raises ValueError where it refuses the chunks, CaptureTooLarge where they have too many
