@@ -28,7 +28,7 @@ ROWS_BYTES = 96 << 20
 agents send makes some 1.5 times its unpacked size."""
 
 _BY_ARROW = threading.Lock()
-"""One batch at a time, whoever decodes: it takes several times its budget at its peak."""
+"""One batch at a time, in whichever thread: it takes several times its budget at its peak."""
 
 LOG = logging.getLogger("sonde.store")
 
