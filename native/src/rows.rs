@@ -5,12 +5,12 @@ use std::ffi::c_int;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::{Mutex, PoisonError};
 
-use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::exceptions::{PyBufferError, PyMemoryError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use sonde_rows::{Chunk, ColumnSpec, Decoder, Kind, Refused, Rows, TableSpec};
+use sonde_rows::{Chunk, ColumnSpec, Decoder, Kind, Refused, Rows, TableSpec, TOO_LARGE};
 
 type Column = (String, String, bool, bool, f64, f64, u64);
 type Origin<'py> = (Bound<'py, PyBytes>, usize, Vec<(String, usize, usize)>, i64, i64, usize);
@@ -67,6 +67,7 @@ impl RowDecoder {
         tables: Vec<(String, Vec<Column>)>,
         secret: [u8; 32],
         of_rows: (u64, u64),
+        most_bytes: usize,
     ) -> PyResult<Self> {
         let mut specs = Vec::with_capacity(tables.len());
         for (name, columns) in tables {
@@ -86,11 +87,13 @@ impl RowDecoder {
             specs.push(TableSpec { name, columns: found });
         }
         let numbers = specs.iter().enumerate().map(|(at, it)| (it.name.clone(), at)).collect();
-        let decoder = Decoder::new(specs, secret, of_rows).map_err(PyValueError::new_err)?;
+        let decoder = Decoder::new(specs, secret, of_rows, most_bytes);
+        let decoder = decoder.map_err(PyValueError::new_err)?;
         Ok(Self { decoder: Mutex::new(decoder), numbers })
     }
 
-    /// (streams of Arrow by table, rows of `sample` by chunk), or ValueError.
+    /// (streams of Arrow by table, rows of `sample` by chunk), or ValueError; MemoryError where
+    /// fewer chunks may be decoded.
     fn decode<'py>(
         &self,
         py: Python<'py>,
@@ -121,7 +124,10 @@ impl RowDecoder {
             let made = catch_unwind(AssertUnwindSafe(|| held.decode(&own, &nodes)));
             made.unwrap_or(Err(Refused("a chunk that cannot be read")))
         });
-        let rows = made.map_err(|why| PyValueError::new_err(why.0))?;
+        let rows = made.map_err(|why| match why == TOO_LARGE {
+            true => PyMemoryError::new_err(why.0),
+            false => PyValueError::new_err(why.0),
+        })?;
         let tables = rows.tables.into_iter().map(|(name, it)| (name, Block(it)));
         Ok((tables.collect(), rows.samples))
     }

@@ -740,10 +740,11 @@ class RowDecoder:
         tables: Sequence[tuple[str, Sequence[tuple[str, str, bool, bool, float, float, int]]]],
         secret: bytes,
         of_rows: tuple[int, int],
+        most_bytes: int,
     ) -> None:
         """`tables`: by name, columns as (name, kind, may be missing, is a time to be shifted, least
         and most of floats, most of whole numbers or bytes of texts). `secret`: 32 bytes; `of_rows`:
-        the key of SipHash."""
+        the key of SipHash. `most_bytes`: memory of the rows of a batch."""
 
     def decode(
         self,
@@ -752,4 +753,5 @@ class RowDecoder:
     ) -> tuple[dict[str, Block], list[int]]:
         """(streams of Arrow by table, rows of `sample` by chunk) of chunks: (payload, its unpacked
         bytes, (table, offset, bytes) of each, ns to add to times, ns since 1970 of its end, number
-        of its node). Raises ValueError for what Sonde does not write."""
+        of its node). Raises ValueError for what Sonde does not write, MemoryError where the rows
+        would be beyond `most_bytes`."""

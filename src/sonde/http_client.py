@@ -5,19 +5,27 @@ Every outgoing request of Sonde is made here. One deadline covers the whole requ
 connecting, TLS, sending, and the response, however slowly it arrives. A response beyond its limit
 is refused, not buffered. No redirect is followed and no proxy of the environment is used, so
 requests and credentials reach only the named host. Responses are never decompressed.
+
+A port of loopback belongs to whichever user took it first. Before an unencrypted request with a
+credential, or one to a server of ours, goes to loopback, the kernel is asked who listens there:
+root, this user or the user who called sudo, or nothing is sent.
 """
 
 from __future__ import annotations
 
 import http.client
 import io
+import ipaddress
+import os
 import re
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
@@ -39,8 +47,16 @@ _NAME: Final = re.compile(r"[A-Za-z0-9-]+")
 _HOST: Final = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
 
 
+_LISTENERS_BYTES: Final = 32 << 20
+"""Read at most of a list of listening sockets."""
+
+
 class RequestError(OSError):
     """There was no valid response."""
+
+
+class StrangerListensError(RequestError):
+    """Another user's process has the port; nothing was sent."""
 
 
 @dataclass(frozen=True)
@@ -112,14 +128,16 @@ def request(
     body: bytes = b"",
     headers: Mapping[str, str] | None = None,
     tls: ssl.SSLContext | None = None,
+    ours: bool = False,
 ) -> Response:
     """Send one request on a new connection. Raises OSError, or ValueError for a bad URL.
 
     `tls` is for https only; by default the system's certificate authorities are trusted.
+    `ours`: to a server of Sonde, which on loopback no other user may stand for.
     """
     parts = split_url(url)
     secure = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
-    connection = Connection(parts.hostname or "", parts.port, secure)
+    connection = Connection(parts.hostname or "", parts.port, secure, ours=ours)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     try:
         return connection.request(
@@ -132,9 +150,13 @@ def request(
 class Connection:
     """A persistent connection. Not thread-safe."""
 
-    def __init__(self, host: str, port: int | None, tls: ssl.SSLContext | None) -> None:
-        """`tls` None: without encryption."""
-        self._host, self._tls = host, tls
+    def __init__(
+        self, host: str, port: int | None, tls: ssl.SSLContext | None, *, ours: bool = False
+    ) -> None:
+        """`tls` None: without encryption. `ours`: to a server of Sonde, see `request`."""
+        self._host, self._tls, self._ours = host, tls, ours
+        self._checked = False
+        """Whether it is known who listens where the present socket is connected to."""
         self._port = port or (443 if tls else 80)
         self._sock: socket.socket | None = None
 
@@ -145,7 +167,7 @@ class Connection:
 
     def close(self) -> None:
         """Close the connection; the next request opens it again."""
-        sock, self._sock = self._sock, None
+        sock, self._sock, self._checked = self._sock, None, False
         if sock is not None:
             sock.close()
 
@@ -165,9 +187,13 @@ class Connection:
         """
         head = self._head(method, target, len(body), headers or {})
         end_s = time.monotonic() + deadline_s
+        check = self._tls is None and (self._ours or "Authorization" in (headers or {}))
+        if check and not self._checked:
+            self.close()
         try:
             if self._sock is None:
-                self._sock = self._connect(end_s)
+                self._sock = self._connect(end_s, check)
+                self._checked = check
             _send(self._sock, head, end_s)
             _send(self._sock, body, end_s)
             answer, keep = _read(self._sock, method, end_s, max_bytes)
@@ -204,14 +230,17 @@ class Connection:
         text = "".join(f"{key}: {value}\r\n" for key, value in lines.items())
         return f"{method} {target} HTTP/1.1\r\n{text}\r\n".encode("ascii")
 
-    def _connect(self, end_s: float) -> socket.socket:
+    def _connect(self, end_s: float, check: bool) -> socket.socket:
         addresses = _look_up(self._host, self._port, end_s)[:_ADDRESSES]
         failed: OSError = RequestError(f"no address of {self._host}")
         for number, (family, kind, protocol, _, address) in enumerate(addresses):
             sock = socket.socket(family, kind, protocol)
             try:
                 sock.settimeout(_left(end_s) / (len(addresses) - number))
-                sock.connect(address)
+                if check and _is_loopback_address(address[0]):
+                    _connect_to_trusted(sock, address)
+                else:
+                    sock.connect(address)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if self._tls is None:
                     return sock
@@ -224,6 +253,91 @@ class Connection:
                 sock.close()
                 raise
         raise failed
+
+
+def _is_loopback_address(host: str) -> bool:
+    address = ipaddress.ip_address(host.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def _connect_to_trusted(sock: socket.socket, address: Any) -> None:
+    """Connect to what a trusted user listens with. Raises OSError.
+
+    The same socket listens before and after: no other one took the connection and went away.
+    """
+    before = _listener(sock.family, *address[:2])
+    _check_owner(before, address[1])
+    sock.connect(address)
+    if _listener(sock.family, *address[:2]) != before:
+        raise RequestError("another socket listens on the port now; nothing was sent")
+
+
+def _check_owner(listener: tuple[int, int] | None, port: int) -> None:
+    """Raises OSError unless root, this user or the user who called sudo made the socket."""
+    if listener is None:
+        raise ConnectionRefusedError(
+            f"no process of this network namespace listens on port {port} of loopback"
+        )
+    trusted = {0, os.geteuid()}
+    caller = os.environ.get("SUDO_UID", "")
+    if os.geteuid() == 0 and caller.isascii() and caller.isdigit():
+        trusted.add(int(caller))
+    if listener[0] not in trusted:
+        raise StrangerListensError(
+            f"user {listener[0]} listens on port {port} of loopback, not root or this user: "
+            "nothing was sent; run the server as root or this user, by a socket unit of systemd, "
+            "or with https"
+        )
+
+
+def _listener(family: int, host: str, port: int) -> tuple[int, int] | None:
+    """(user id, inode) of the socket that takes connections to an address, as the kernel chooses:
+    of the address before one of all addresses, of its family before one of both."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+        address, family = address.ipv4_mapped, socket.AF_INET
+    six = _listening("/proc/thread-self/net/tcp6", port)
+    if family == socket.AF_INET6:
+        return six.get(_hex(address.packed)) or six.get(_hex(bytes(16)))
+    four = _listening("/proc/thread-self/net/tcp", port)
+    mapped = bytes(10) + b"\xff\xff" + address.packed
+    exact = four.get(_hex(address.packed)) or six.get(_hex(mapped))
+    return exact or four.get(_hex(bytes(4))) or six.get(_hex(bytes(16)))
+
+
+def _hex(packed: bytes) -> str:
+    """An address as /proc/net/tcp has it: words of 4 bytes in the byte order of the machine."""
+    words = (packed[i : i + 4] for i in range(0, len(packed), 4))
+    return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words)
+
+
+def _listening(path: str, port: int) -> dict[str, tuple[int, int]]:
+    """(user id, inode) of the sockets that listen on a port, by address. Raises RequestError."""
+    found: dict[str, tuple[int, int]] = {}
+    left = _LISTENERS_BYTES
+    try:
+        with Path(path).open("rb") as file:
+            file.readline()
+            while line := file.readline(400):
+                words = line.decode("ascii", "replace").split()
+                if words[3] != "0A":
+                    break  # listening sockets come first
+                left -= len(line)
+                if left < 0:
+                    raise RequestError("it is not known who listens on loopback: too many sockets")
+                host, _, number = words[1].partition(":")
+                if int(number, 16) == port:
+                    found[host] = max(found.get(host, (0, 0)), (int(words[7]), int(words[9])))
+    except FileNotFoundError as error:
+        if path.endswith("6"):
+            return {}  # a kernel without IPv6
+        raise RequestError("it is not known who listens on loopback: no /proc/net/tcp") from error
+    except (OSError, ValueError, IndexError) as error:
+        if isinstance(error, RequestError):
+            raise
+        raise RequestError(f"it is not known who listens on loopback: {error}") from error
+    return found
 
 
 def _left(end_s: float) -> float:

@@ -6,14 +6,18 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import time
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from sonde.errors import CaptureTooLarge, SondeError, UsageError
 from sonde.export.pprof_profile_pb2 import Profile as PprofProfile
 from sonde.query import stored_capture
+from sonde.query.stored import QueryTimedOutError
 from sonde.server import answers
 from sonde.server.openapi import document
 from sonde.server.schemas import ANSWERS, FLAME_NODE, UNDESCRIBED
@@ -203,3 +207,47 @@ def test_pprof_of_a_selection_holds_its_weights(service: Service, kind: str) -> 
     ids = {location.id for location in message.location}
     assert all(set(sample.location_id) <= ids for sample in message.sample)
     assert message.string_table[0] == ""
+
+
+def long_texts(rows: int, chars: int) -> pa.Table:
+    texts = ["\x01" * chars + f"{at}" for at in range(rows)]
+    return pa.table({"function": texts, "line": list(range(rows))})
+
+
+def test_an_answer_is_written_in_pieces_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = answers.parse([])
+    table = long_texts(600, 10)
+    written = json.loads(answers._written(table, options).content)
+    assert written == table.to_pylist()
+    assert json.loads(answers._written(table.slice(0, 0), options).content) == []
+
+    monkeypatch.setattr(answers, "ANSWER_BYTES", 1 << 20)
+    table = long_texts(400, 1_000)
+    tracemalloc.start()
+    for found, form in (
+        (table, "json"),
+        (table, "columns"),
+        ({"frames": table.to_pylist()}, "json"),
+    ):
+        with pytest.raises(CaptureTooLarge, match="larger than 1 MiB"):
+            answers._written(found, answers.parse([("format", form)]))
+    assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    tracemalloc.stop()
+
+
+def test_long_texts_of_answers_are_cut() -> None:
+    (row,) = json.loads(answers._written(long_texts(1, 16_000), answers.parse([])).content)
+    assert len(row["function"]) == answers.TEXT_CHARS
+
+
+def test_an_answer_that_takes_too_long_to_write_is_given_up() -> None:
+    with pytest.raises(QueryTimedOutError):
+        answers._written(long_texts(10, 10), answers.parse([]), time.monotonic() - 1)
+
+
+def test_nested_boxes_with_long_texts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    box = {"name": "\x01" * 1_000, "children": [{"name": "\x01" * 1_000, "children": []}] * 9}
+    answers._check_texts(box)
+    monkeypatch.setattr(answers, "ANSWER_BYTES", 40_000)
+    with pytest.raises(CaptureTooLarge):
+        answers._check_texts(box)

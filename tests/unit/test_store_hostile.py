@@ -23,7 +23,7 @@ from sonde.query import framing
 from sonde.server.service import RefusedRequestError, ServerLimits, Service
 from sonde.server.tokens import Caller, Scope, Tokens
 from sonde.server.upload import _counts
-from sonde.store import compaction, flush
+from sonde.store import chunks, compaction, flush, row_reader
 from sonde.store.catalog import Catalog
 from sonde.store.flush import Flusher
 from sonde.store.record import MAGIC, Record, digest_of, encode, scan
@@ -208,6 +208,84 @@ def test_memory_follows_what_chunks_unpack_to(
     assert done.chunks == 32
     assert len(sizes) > 1
     assert max(sizes) < 2 * flush.BATCH_BYTES
+
+
+def small_rows(rows: int, seq: int = 0, **more: Any) -> bytes:
+    """Rows of `process` of 24 bytes, of 400 once the columns that they leave out are made."""
+    empty = pa.StringArray.from_buffers(
+        rows, pa.py_buffer(np.zeros(rows + 1, np.int32)), pa.py_buffer(b"")
+    )
+    columns = {
+        "pid": np.arange(rows, dtype=np.uint32),
+        "start_ns": np.full(rows, seq + 1, np.uint64),
+        "ppid": np.zeros(rows, np.uint32),
+        "comm": empty,
+        "exe": empty,
+    }
+    return chunk({"process": pa.table(columns | more)}, seq=seq)
+
+
+@pytest.mark.parametrize("way", ["native", "arrow"])
+def test_small_rows_are_charged_for_what_is_made_of_them(
+    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_reader, "ROWS_BYTES", 4 << 20)
+    monkeypatch.setattr(chunks, "JOINED_BYTES", 8 << 20)
+    rows = 50_000
+    more = {"unknown": pa.array(np.zeros(rows, np.int8))} if way == "arrow" else {}
+    bomb = record("evil", 0, body=small_rows(rows, 0, **more))
+    others = [record("evil", 1, body=small_rows(2_000, 1)), record("victim", 2)]
+    write(tmp_path, [bomb, *others])
+    catalog = Catalog(tmp_path)
+
+    done = Flusher(tmp_path, catalog).flush()
+
+    assert (done.chunks, done.undecodable) == (2, 1)
+    assert chunks_of(tmp_path, catalog, "victim") == chunks_of(tmp_path, catalog, "evil") == 1
+    catalog.close()
+
+
+def test_a_batch_whose_rows_are_large_is_written_part_by_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_reader, "ROWS_BYTES", 4 << 20)
+    monkeypatch.setattr(flush, "MADE_BYTES", 1 << 20)
+    write(tmp_path, [record("evil", seq, body=small_rows(8_000, seq)) for seq in range(6)])
+    catalog = Catalog(tmp_path)
+    most = []
+    some = flush._some
+
+    def counted(parts: Any) -> Any:
+        found = some(parts)
+        most.append(len(found))
+        return found
+
+    monkeypatch.setattr(flush, "_some", counted)
+    done = Flusher(tmp_path, catalog).flush()
+
+    assert (done.chunks, done.undecodable) == (6, 0)
+    assert max(most) <= 2
+    files = catalog.files("evil", "process")
+    assert sum(pq.read_table(tmp_path / one.path).num_rows for one in files) == 6 * 8_000
+    catalog.close()
+
+
+def test_keys_of_a_day_are_known_up_to_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, [record("a", seq, body=small_rows(1_000, seq)) for seq in range(3)])
+    catalog = Catalog(tmp_path)
+    Flusher(tmp_path, catalog).flush()
+    flusher = Flusher(tmp_path, catalog)
+    (one,) = catalog.files("a", "process")
+    assert len(flusher._known_keys(("a", one.day, "process"))) == 3_000
+
+    monkeypatch.setattr(flush, "_KNOWN_KEYS", 2_000)
+    flusher = Flusher(tmp_path, catalog)
+    assert len(flusher._known_keys(("a", one.day, "process"))) == 0
+    flusher._learn(("a", one.day, "process"), np.arange(3_000))
+    assert len(flusher._known_keys(("a", one.day, "process"))) == 0
+    catalog.close()
 
 
 def test_retention_takes_from_who_has_most(tmp_path: Path) -> None:

@@ -11,6 +11,10 @@ use arrow_array::{ArrayRef, DictionaryArray, Float64Array, Int32Array, Int64Arra
 use arrow_buffer::{OffsetBuffer, ScalarBuffer};
 use arrow_schema::{DataType, Field};
 
+/// Of the different names of a column in a batch.
+const MAX_NAMES_BYTES: usize = 24 << 20;
+/// Memory of a name beside its text, which is there twice.
+const NAME_BYTES: usize = 100;
 /// Of all plain texts of a column: its offsets have 31 bits.
 const MAX_TEXT_BYTES: usize = 1 << 30;
 
@@ -59,6 +63,15 @@ impl Kind {
         }
     }
 
+    /// Memory of a value in the store, without texts and what lists hold.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::U32 | Self::U64 | Self::F64 => 8,
+            Self::I32 | Self::Text | Self::Name | Self::List => 4,
+            Self::Bool => 1,
+        }
+    }
+
     /// An empty column of the store for it.
     pub fn values(self, rows: usize) -> Values {
         match self {
@@ -79,6 +92,7 @@ pub struct Names {
     known: HashMap<Box<str>, i32, RandomState>,
     texts: Vec<Box<str>>,
     rows: Vec<i32>,
+    names_bytes: usize,
 }
 
 impl Names {
@@ -96,14 +110,26 @@ impl Names {
         }
         let number = match self.known.get(text) {
             Some(number) => *number,
+            None if self.is_full() => 0, // what is made is not used
             None => {
                 let number = self.texts.len() as i32;
+                self.names_bytes += NAME_BYTES + 2 * text.len();
                 self.known.insert(text.into(), number);
                 self.texts.push(text.into());
                 number
             }
         };
         self.rows.push(number);
+    }
+
+    /// Whether it can take no more names.
+    fn is_full(&self) -> bool {
+        self.names_bytes > MAX_NAMES_BYTES
+    }
+
+    /// Memory that it takes.
+    pub fn bytes(&self) -> usize {
+        4 * self.rows.len() + self.names_bytes
     }
 
     /// The same text for some rows.
@@ -140,11 +166,25 @@ impl Values {
         }
     }
 
+    /// Memory that it takes.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Ints(values) => 8 * values.len(),
+            Self::Shorts(values) => 4 * values.len(),
+            Self::Floats(values) => 8 * values.len(),
+            Self::Bools(_) => self.len(),
+            Self::Texts(values) => values.values_slice().len() + 4 * self.len(),
+            Self::Names(names) => names.bytes(),
+            Self::Lists(values, offsets) => 8 * values.len() + 4 * offsets.len(),
+        }
+    }
+
     /// Whether it can take no more.
     pub fn is_full(&self) -> bool {
         match self {
             Self::Texts(values) => values.values_slice().len() > MAX_TEXT_BYTES,
             Self::Lists(values, _) => values.len() > MAX_TEXT_BYTES,
+            Self::Names(names) => names.is_full(),
             _ => false,
         }
     }

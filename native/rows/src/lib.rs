@@ -34,6 +34,13 @@ const KEPT_BYTES: usize = 8 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused(pub &'static str);
 
+/// The rows of a batch would take more memory than is allowed: there may be fewer chunks in it.
+pub const TOO_LARGE: Refused = Refused("rows beyond the memory of a batch");
+
+/// Memory that a row takes beside its columns: which keys were met, and where.
+const KEPT_BYTES_OF_ROW: usize = 40;
+const KEPT_BYTES_OF_STACK: usize = 120;
+
 /// A column of a table of chunks, and its valid values.
 pub struct ColumnSpec {
     pub name: String,
@@ -52,6 +59,24 @@ pub struct ColumnSpec {
 pub struct TableSpec {
     pub name: String,
     pub columns: Vec<ColumnSpec>,
+}
+
+impl TableSpec {
+    /// Whether rows are stored once, by a key of their content.
+    fn is_keyed(&self) -> bool {
+        matches!(self.name.as_str(), "frame" | "stack" | "process" | "thread")
+    }
+
+    /// Memory of a row without its texts and lists, columns that its writer left out included:
+    /// (while it is made, kept with the batch).
+    fn row_bytes(&self) -> (usize, usize) {
+        let columns: usize = self.columns.iter().map(|it| it.kind.bytes()).sum();
+        match self.name.as_str() {
+            "stack" => (8, columns + KEPT_BYTES_OF_STACK),
+            _ if self.is_keyed() => (8 * (self.columns.len() + 1), columns + KEPT_BYTES_OF_ROW),
+            _ => (0, columns + 4),
+        }
+    }
 }
 
 /// A chunk, whose checksums are right.
@@ -99,6 +124,16 @@ impl Sink {
             seen: HashSet::default(),
         }
     }
+
+    /// Memory of its rows.
+    fn bytes(&self, spec: &TableSpec) -> usize {
+        let values: usize = self.values.iter().map(Values::bytes).sum();
+        let kept = match spec.name.as_str() {
+            "stack" => KEPT_BYTES_OF_STACK,
+            _ => KEPT_BYTES_OF_ROW,
+        };
+        values + 8 * self.stacks.len() + self.nodes.bytes() + kept * self.seen.len()
+    }
 }
 
 type Ids = HashMap<u64, u64, RandomState>;
@@ -113,6 +148,8 @@ pub struct Decoder {
     unpacked: Vec<u8>,
     /// Rows of each table in the batch before.
     sizes: Vec<usize>,
+    /// Of the rows of a batch.
+    most_bytes: usize,
 }
 
 /// What is known of the chunk that is read, and of stacks of the batch.
@@ -122,14 +159,18 @@ struct Known {
     stacks: Ids,
     /// By sums, length and completeness: the key.
     lists: HashMap<(u64, u64, usize, bool), u64, RandomState>,
+    /// Memory of the rows so far.
+    held_bytes: usize,
 }
 
 impl Decoder {
-    /// `secret`, `of_rows`: as of `Keys`.
+    /// `secret`, `of_rows`: as of `Keys`. `most_bytes`: of the rows of a batch; encoding a table
+    /// takes as much again.
     pub fn new(
         specs: Vec<TableSpec>,
         secret: [u8; 32],
         of_rows: (u64, u64),
+        most_bytes: usize,
     ) -> Result<Self, String> {
         let layouts = specs.iter().map(|_| None).collect();
         let unpacker = Decompressor::new().map_err(|error| error.to_string())?;
@@ -140,6 +181,7 @@ impl Decoder {
             unpacked: Vec::new(),
             sizes: vec![0; specs.len()],
             specs,
+            most_bytes,
         })
     }
 
@@ -209,11 +251,17 @@ impl Decoder {
         known.frames.clear();
         known.stacks.clear();
         let mut samples = 0;
+        let most_bytes = self.most_bytes;
         for (table, stream, _) in streams {
             let (spec, sink) = (&self.specs[table], &mut sinks[table]);
             let keys = &mut self.keys;
             each_batch(stream, spec, &mut self.layouts[table], |batch| {
                 let rows = Part { spec, batch };
+                // Rows may be many times as large as in the chunk: columns may be left out of it.
+                if rows.bytes_at_most() > most_bytes.saturating_sub(known.held_bytes) {
+                    return Err(TOO_LARGE);
+                }
+                let before = sink.bytes(spec);
                 match spec.name.as_str() {
                     "frame" => rows.add_frames(sink, keys, &mut known.frames)?,
                     "stack" => rows.add_stacks(sink, keys, known)?,
@@ -224,8 +272,12 @@ impl Decoder {
                         samples += if name == "sample" { batch.rows as u64 } else { 0 };
                     }
                 }
-                match sink.values.iter().any(Values::is_full) {
-                    true => Err(Refused("too much for a table")),
+                if sink.values.iter().any(Values::is_full) {
+                    return Err(TOO_LARGE);
+                }
+                known.held_bytes += sink.bytes(spec).saturating_sub(before);
+                match known.held_bytes > most_bytes {
+                    true => Err(TOO_LARGE),
                     false => Ok(()),
                 }
             })?;
@@ -241,6 +293,19 @@ struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
+    /// Memory that its rows may take, but for names, which repeat.
+    fn bytes_at_most(&self) -> usize {
+        let (made, kept) = self.spec.row_bytes();
+        let own = self.spec.columns.iter().zip(&self.batch.columns);
+        let content = own.map(|(spec, column)| match column {
+            Some(Column::Texts(texts)) if spec.kind == Kind::Text => texts.bytes(),
+            Some(Column::Lists(_, values)) => values.bytes(),
+            _ => 0,
+        });
+        let rows = self.batch.rows.saturating_mul(made + kept);
+        content.fold(rows, usize::saturating_add)
+    }
+
     fn named(&self, name: &str) -> Option<Column<'a>> {
         let number = self.spec.columns.iter().position(|it| it.name == name)?;
         self.batch.columns[number]

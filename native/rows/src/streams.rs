@@ -69,6 +69,11 @@ impl<'a> Numbers<'a> {
         u32::from_le_bytes(self.0[4 * row..4 * row + 4].try_into().expect("4 bytes"))
     }
 
+    /// Memory that they take.
+    pub fn bytes(self) -> usize {
+        self.0.len()
+    }
+
     fn offset(self, row: usize) -> usize {
         // What is negative lies beyond every end.
         self.u32_at(row) as usize
@@ -111,6 +116,11 @@ impl<'a> Texts<'a> {
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &'a str> + use<'a> {
         let own = *self;
         (0..own.count).map(move |row| own.at(row))
+    }
+
+    /// Of all together.
+    pub fn bytes(&self) -> usize {
+        self.text.len()
     }
 
     /// Bytes of the longest one.

@@ -33,7 +33,7 @@ fn what_is_no_chunk_is_refused() {
         most_whole: 0,
     };
     let specs = vec![TableSpec { name: "metric".into(), columns: vec![column] }];
-    let mut decoder = Decoder::new(specs, [0; 32], (0, 0)).expect("decoder");
+    let mut decoder = Decoder::new(specs, [0; 32], (0, 0), 1 << 20).expect("decoder");
     let content = [0xff; 64];
     let packed = zstd::bulk::compress(&content, 1).expect("zstd");
     let decode = |decoder: &mut Decoder, payload: &[u8], size: usize, tables: &[_]| {

@@ -27,10 +27,12 @@ FOR_GOOD = (0, 2, 3)
 class Child:
     """`sonde NAME …` as a child. It ends with this process, and gets no separate Ctrl-C."""
 
-    def __init__(self, arguments: Sequence[str]) -> None:
-        """Start it; what it writes to standard error is shown. Raises OSError."""
+    def __init__(self, arguments: Sequence[str], pass_fds: Sequence[int] = ()) -> None:
+        """Start it; what it writes to standard error is shown. Each start gets the descriptors
+        `pass_fds`. Raises OSError."""
         self.name = arguments[0]
         self._arguments = list(arguments)
+        self._pass_fds = tuple(pass_fds)
         self._failures = 0
         self._due_s = 0.0
         self._start()
@@ -38,11 +40,9 @@ class Child:
     def _start(self) -> None:
         argv = interpreter.command("sonde.cli.main", *self._arguments, end_with_input.FLAG)
         self._started_s = time.monotonic()
-        self.process = interpreter.start(argv, stderr=sys.stderr.fileno(), own_session=True)
-
-    def replace_argument(self, flag: str, value: str) -> None:
-        """For the next start."""
-        self._arguments[self._arguments.index(flag) + 1] = value
+        self.process = interpreter.start(
+            argv, stderr=sys.stderr.fileno(), pass_fds=self._pass_fds, own_session=True
+        )
 
     def ended_for_good(self) -> bool:
         """Whether it ended, and would again."""

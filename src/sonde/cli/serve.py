@@ -45,7 +45,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add = parser.add_argument
     add("--store", type=Path, required=True, metavar="DIR", help="where everything is kept")
     add("--listen", default="127.0.0.1:7373", metavar="HOST:PORT",
-        help="default 127.0.0.1:7373; port 0: any free port")  # fmt: skip
+        help="default 127.0.0.1:7373; port 0: any free port; a socket unit of systemd takes "
+        "precedence")  # fmt: skip
+    add("--listen-fd", type=int, metavar="N",
+        help="take connections of this listening socket, for programs that start this "
+        "command")  # fmt: skip
     add("--open", action="store_true", help="no tokens; on loopback alone")
     add("--oidc", type=Path, metavar="FILE",
         help="take tokens of an OpenID Connect issuer, too (docs/guide/server.md)")  # fmt: skip
@@ -79,27 +83,23 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Serve. Raises UsageError, MissingDependency."""
     hang_ups = HangUps()  # before libraries start threads
-    host, mark, port = args.listen.rpartition(":")
-    if not mark or not port.isdigit() or int(port) > 65_535:
-        raise UsageError(f"{args.listen!r} is no address", "write HOST:PORT")
     if bool(args.certificate) != bool(args.key):
         raise UsageError("TLS needs both --certificate and --key", "give both")
     try:
+        from sonde.server.addresses import Address, handed_over, parse
         from sonde.server.alert_rules import load
         from sonde.server.alerts import Alerts
-        from sonde.server.listen import Address, Listener
+        from sonde.server.listen import Listener
         from sonde.server.service import Service
     except ModuleNotFoundError as error:
         raise MissingDependency(
             f"the server needs {error.name}", "install it: pip install 'sonde[server]'"
         ) from error
-    address = Address(
-        host.strip("[]") or "127.0.0.1",
-        int(port),
-        args.certificate,
-        args.key,
-        args.client_authority,
-    )
+    host, port = parse(args.listen)
+    listening = handed_over(args.listen_fd)
+    if listening is not None:
+        host, port = listening.getsockname()[:2]
+    address = Address(host, port, args.certificate, args.key, args.client_authority)
     if args.open and not address.is_loopback:
         raise UsageError(
             "--open would let anybody on the network read and write",
@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
         service.issuer = issuer
         alerts = None
         try:
-            listener = Listener(service, address)
+            listener = Listener(service, address, listening)
             if rules is not None:
                 alerts = service.alerts = Alerts(service, rules)
                 alerts.start()

@@ -7,16 +7,20 @@ import argparse
 import json
 import re
 import signal
+import socket
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from sonde.cli.children import Child, first_line
 from sonde.errors import MissingDependency, SinkError, UsageError
 from sonde.export.layout import one_line
+
+if TYPE_CHECKING:
+    from sonde.server.tokens import Scope, Tokens
 
 EXAMPLE = """\
 examples:
@@ -28,6 +32,8 @@ Stops at SIGTERM or Ctrl-C. The next start goes on with the same history.
 """
 CHUNK_S = 3.0
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+READ_TOKEN, AGENT_TOKEN = "token", "agent-token"
+"""Files with the token for questions, and with that of the agent, which can only send."""
 SHOWN = 5
 """Functions in the summary of `--for`."""
 START_S = 60.0
@@ -82,6 +88,7 @@ class _Place:
                 deadline_s=20,
                 max_bytes=16 << 20,
                 headers={"Authorization": f"Bearer {self.token}"},
+                ours=True,
             )
         except OSError as error:
             raise SinkError(f"the server does not answer: {error}", "see above") from error
@@ -101,12 +108,15 @@ def run(args: argparse.Namespace) -> int:
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: signals.append(number))
-    token = _token(state)
+    token = _tokens(state)
     started_s = time.time()
+    # The port stays with this process: while the server is started again nobody else gets it.
+    listening = _listening(args.listen)
     server = Child(
-        ("serve", "--store", str(state / "store"), "--listen", args.listen,
+        ("serve", "--store", str(state / "store"), "--listen-fd", str(listening.fileno()),
          "--log-level", "warning", "--keep-days", f"{args.keep_days:g}",
          "--keep-gb", f"{args.keep_gb:g}"),
+        pass_fds=(listening.fileno(),),
     )  # fmt: skip
     agent: Child | None = None
     try:
@@ -114,9 +124,8 @@ def run(args: argparse.Namespace) -> int:
         if not line.startswith("serving "):
             return 0 if signals else server.failed("the server did not start")
         place = _Place(line.removeprefix("serving ").strip(), token)
-        server.replace_argument("--listen", place.url.partition("://")[2])
         agent = Child(
-            ("agent", "--server", place.url, "--token-file", str(state / "token"),
+            ("agent", "--server", place.url, "--token-file", str(state / AGENT_TOKEN),
              "--spool", str(state / "spool"), "--chunk", f"{CHUNK_S:g}",
              *(("--hz", str(args.hz)) if args.hz else ())),
         )  # fmt: skip
@@ -135,6 +144,7 @@ def run(args: argparse.Namespace) -> int:
         for one in (agent, server):
             if one is not None:
                 one.end(END_S)
+        listening.close()
     return 0
 
 
@@ -148,10 +158,17 @@ def _seconds(text: str) -> float:
     return float(found[1]) * UNITS[found[2]]
 
 
-def _token(state: Path) -> str:
-    """The token of this machine's agent and questions: read, or made. Raises SondeError."""
+def _listening(address: str) -> socket.socket:
+    """The socket of the server. Raises UsageError."""
+    from sonde.server.addresses import bound, parse
+
+    return bound(*parse(address))
+
+
+def _tokens(state: Path) -> str:
+    """The token for this machine's questions; that of its agent is in its file, too. They are read,
+    or made. Raises SondeError."""
     from sonde import private_files
-    from sonde.input_files import open_input
 
     try:
         from sonde.server.tokens import Scope, Tokens
@@ -162,26 +179,37 @@ def _token(state: Path) -> str:
     with private_files.secret_folder(state / "store", "the history"):
         tokens = Tokens(state / "store")
     try:
-        path = state / "token"
-        if path.exists():
-            with open_input(path) as file:
-                text = file.read(4_096).decode("ascii", "replace").strip()
-            if tokens.caller(text) is not None:
-                return text
-        _, text = tokens.make("default", [Scope.INGEST, Scope.READ])
-        with private_files.replacing(path) as out:
-            out.write(f"{text}\n".encode())
-        return text
+        _token(state / AGENT_TOKEN, tokens, Scope.INGEST)
+        return _token(state / READ_TOKEN, tokens, Scope.READ)
     finally:
         tokens.close()
+
+
+def _token(path: Path, tokens: Tokens, scope: Scope) -> str:
+    """The token of a file, for one scope: one for more is revoked. Raises SondeError."""
+    from sonde import private_files
+    from sonde.input_files import open_input
+
+    if path.exists():
+        with open_input(path) as file:
+            text = file.read(4_096).decode("ascii", "replace").strip()
+        caller = tokens.caller(text)
+        if caller is not None and caller.scopes == {scope}:
+            return text
+        if caller is not None:
+            tokens.revoke(caller.id)
+    _, text = tokens.make("default", [scope])
+    with private_files.replacing(path) as out:
+        out.write(f"{text}\n".encode())
+    return text
 
 
 def _print_address(place: _Place, state: Path) -> None:
     secret = f"/#token={place.token}" if sys.stdout.isatty() else ""
     print(f"sonde: watching this machine: {place.url}{secret}", flush=True)
-    print(f"  history and token: {state}", flush=True)
+    print(f"  history and tokens: {state}", flush=True)
     print(
-        f'  ask: curl -H "Authorization: Bearer $(cat {state / "token"})" {place.url}/v1/top',
+        f'  ask: curl -H "Authorization: Bearer $(cat {state / READ_TOKEN})" {place.url}/v1/top',
         flush=True,
     )
 

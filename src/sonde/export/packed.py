@@ -13,6 +13,7 @@ Text is only ever a string in the JSON, so no name can stand for a column.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,11 @@ _ALIGNED = 8
 _KINDS = {"f": ("f64", "<f8"), "u": ("u8", "u1"), "i": ("i32", "<i4")}
 
 
-def encode(document: dict[str, Any]) -> bytes:
-    """The document as bytes. Whole numbers beyond 32 bits become floats: exact to 2^53."""
+def encode(
+    document: dict[str, Any], check: Callable[[bytes], object] = lambda _piece: None
+) -> bytes:
+    """The document as bytes. Whole numbers beyond 32 bits become floats: exact to 2^53. `check` is
+    called with each piece of the JSON, and may raise."""
     parts: list[bytes] = []
     size = 0
 
@@ -47,7 +51,14 @@ def encode(document: dict[str, Any]) -> bytes:
         size += len(content) + padding
         return {"$": [kind, at, len(value)]}
 
-    text = strict_json.dumps(placed(document), separators=(",", ":")).encode()
+    pieces: list[bytes] = []
+
+    def write(piece: bytes) -> None:
+        check(piece)
+        pieces.append(piece)
+
+    strict_json.write_compact(write, placed(document))
+    text = b"".join(pieces)
     head = _HEAD.pack(len(text), _VERSION)
     return b"".join([head, text, b" " * (-len(text) % _ALIGNED), *parts])
 

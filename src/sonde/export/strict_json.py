@@ -42,13 +42,27 @@ def _encoder(**options: Any) -> json.JSONEncoder:
     return json.JSONEncoder(allow_nan=False, **options)
 
 
-def write_compact(write: Write, document: dict[str, Any]) -> None:
+def write_compact(write: Write, document: Any) -> None:
     """Write a document without whitespace.
 
     A list is encoded some items at a time, what a tuple, an iterator or `Fragments` holds item by
     item.
     """
     _write(write, _compact(document))
+
+
+def write_rows(write: Write, rows: Iterable[list[Any]]) -> None:
+    """Write the rows of all lists as one list, without whitespace; each list is encoded at once."""
+
+    def texts() -> Iterator[str]:
+        comma = "["
+        for some in rows:
+            if some:
+                yield comma + dumps(some, separators=(",", ":"))[1:-1]
+                comma = ","
+        yield "]" if comma == "," else "[]"
+
+    _write(write, texts())
 
 
 def write_indented(write: Write, document: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import asyncio
 
 from aiohttp import web
 
+from sonde.fleet.first_reads import FirstRead
 from sonde.fleet.upload_slots import Slot
 from sonde.fleet.wire import first_length_prefixed_bytes
 
@@ -17,13 +18,23 @@ PROGRESS_INTERVAL_S = 2.0
 FIRST_REPORT_BYTES = 256 << 10  # at most this much, if the first report is larger
 
 
-async def read_first(request: web.Request) -> bytes:
-    """Reads the beginning of a batch including its first report, or all of it, with a deadline."""
+async def read_first(request: web.Request, read: FirstRead) -> bytes:
+    """Reads the beginning of a batch including its first report, or all of it, within BODY_S.
+
+    Beyond FIRST_BYTES the sender must send PROGRESS_BYTES in each PROGRESS_INTERVAL_S. `read`: its
+    place, which it may lose; then the request is refused.
+    """
     parts, wanted = bytearray(), FIRST_BYTES
+    now_s = asyncio.get_running_loop().time
+    ends_s, due_bytes = now_s() + BODY_S, FIRST_BYTES
     try:
-        async with asyncio.timeout(BODY_S):
+        async with asyncio.timeout_at(ends_s) as read.deadline:
             while len(parts) < wanted and (part := await request.content.readany()):
                 parts += part
+                read.received_bytes = len(parts)
+                if len(parts) >= due_bytes:
+                    due_bytes = len(parts) + PROGRESS_BYTES
+                    read.deadline.reschedule(min(ends_s, now_s() + PROGRESS_INTERVAL_S))
                 wanted = max(
                     FIRST_BYTES, min(FIRST_REPORT_BYTES, first_length_prefixed_bytes(parts))
                 )

@@ -36,6 +36,7 @@ from sonde.errors import UsageError
 from sonde.fleet.aggregator import Aggregator, Helper, HelperUnavailable, Leader, Refused
 from sonde.fleet.clock import PartyClock
 from sonde.fleet.connections import ConnectionLimiter
+from sonde.fleet.first_reads import FirstReads
 from sonde.fleet.helper_client import HelperClient
 from sonde.fleet.provision import Credentials
 from sonde.fleet.request_body import PROGRESS_BYTES, read_body, read_first
@@ -62,6 +63,7 @@ _MAX_JOB_BYTES = 256 << 20
 _JOB_SLOTS = _CONCURRENT_JOBS  # whose bodies are held at a time: a leader sends no more
 _JOB_S = 120.0  # for the body of a job, from the leader alone
 _RELEASE_BYTES = 256  # a request is 56 bytes
+_LINGER_S = 3.0  # for the rest of a refused body: a client that still sends then reads its answer
 _IDLE_S = 30  # of a connection without a complete request
 _MAX_REPORTS_PER_REQUEST = 1024  # reports in one request
 _STRANGER_DELAY_S = 0.25  # before the answer to a request in which no enrolled node signed anything
@@ -80,6 +82,7 @@ class Service:
         self._credentials = credentials
         self._task = aggregator.task
         self._uploads: asyncio.Queue[_Upload] = asyncio.Queue(4096)
+        self._first_reads = FirstReads()
         self._batch_slots = UploadSlots(_slots_within_memory(_BATCH_SLOTS, self._batch_bytes))
         self._work_available = asyncio.Event()
         self._work_done = asyncio.Event()
@@ -138,7 +141,8 @@ class Service:
     async def _upload_batch(self, request: web.Request) -> web.Response:
         """Admits reports of many nodes from one relay; each is accepted or refused by itself."""
         assert isinstance(self._aggregator, Leader)
-        first = await read_first(request)  # a client that sends nothing gets no slot
+        with self._first_reads.place() as read:
+            first = await read_first(request, read)  # a client that sends nothing gets no slot
         is_from_node = self._aggregator.is_from_enrolled_node(first_length_prefixed(first))
         async with self._batch_slots.acquire(is_from_node) as slot:
             body = await read_body(
@@ -391,6 +395,7 @@ def runner_of(service: Service) -> web.AppRunner:
         access_log=None,
         logger=service.http_log(),
         keepalive_timeout=_IDLE_S,
+        lingering_time=_LINGER_S,
         auto_decompress=False,
     )
 

@@ -5,17 +5,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from sonde.errors import UsageError
+from sonde.errors import CaptureTooLarge, UsageError
 from sonde.export import packed, strict_json
 from sonde.query import stored, stored_charts, stored_memory, stored_views
-from sonde.query.stored import Selection, StoredSession, UnreadableStoreError
+from sonde.query.stored import (
+    QueryTimedOutError,
+    Selection,
+    StoredSession,
+    UnreadableStoreError,
+)
 from sonde.query.stored_capture import MAX_ROWS
 from sonde.query.table_columns import columns
 from sonde.server import job, timeline_answers
@@ -27,6 +33,10 @@ HOUR_S = 3_600
 _MAX_S = 4e9
 """Before and after 1970: the difference of two times in ns has to fit 64 bits."""
 _MAX_VALUES = 1_000
+ANSWER_BYTES = 64 << 20
+TEXT_CHARS = 4_096
+"""Of a text in an answer; a recorder's are shorter, nearly always."""
+_ROWS_AT_ONCE = 256
 MEMORY_KINDS = ("mapped", "unmapped", "faulted")
 _OWNERS = ("user", "pod", "namespace", "job", "comm", "exe", "container", "unit")
 PARAMETERS: Mapping[str, str] = {
@@ -152,7 +162,8 @@ def _stacks(
     """(stacks with their weights, frames by key)."""
     rows = stored.flame_graph(session, options.wanted, by=by).to_pylist()
     keys = sorted({key for row in rows for key in row["frame_keys"]})
-    return rows, {row.pop("key"): row for row in stored.frames(session, keys).to_pylist()}
+    found = _shown(stored.frames(session, keys))
+    return rows, {row.pop("key"): row for row in found.to_pylist()}
 
 
 def _flame(session: StoredSession, options: Options) -> pa.Table | dict[str, Any]:
@@ -189,8 +200,27 @@ def _tree(session: StoredSession, options: Options) -> dict[str, Any]:
     rows, found = _stacks(session, options)
     total = stored.totals(session, options.wanted)
     tree = stored_views.flame_tree(rows, found, weight)
+    _check_texts(tree["root"])
     shown = tree["root"]["value"]
     return {"unit": weight, "total": total[weight], "not_shown": total[weight] - shown, **tree}
+
+
+def _check_texts(root: dict[str, Any]) -> None:
+    """Raises CaptureTooLarge where the texts of nested boxes are too long to write: a box and what
+    is in it are encoded at once."""
+    sizes: dict[str, int] = {}
+    left_bytes = ANSWER_BYTES
+    boxes = [root]
+    while boxes:
+        for value in boxes.pop().values():
+            if isinstance(value, list):
+                boxes += value
+            elif isinstance(value, str):
+                if value not in sizes:
+                    sizes[value] = len(strict_json.dumps(value))
+                left_bytes -= sizes[value]
+        if left_bytes < 0:
+            raise _too_large()
 
 
 def _pprof(session: StoredSession, options: Options) -> Answer:
@@ -309,20 +339,23 @@ QUESTIONS: Mapping[str, Question] = {
 def ask(service: Service, caller: Caller, question: Question, options: Options) -> Answer:
     """Answer a question, within its time and memory. Raises CaptureError."""
     wanted = options.wanted
+    ends_s = time.monotonic() + service.limits.query_s
     if question is QUESTIONS["diff"]:
         earliest = min(wanted.start_ns, options.before.start_ns)
         wanted = Selection(earliest, max(wanted.end_ns, options.before.end_ns))
-    found, left_out = _found(service, caller, question, options, wanted)
-    if left_out:
-        return replace(_written(found, options), left_out=left_out)
-    return _written(found, options)
+    found, left_out = _found(service, caller, question, options, wanted, ends_s)
+    return replace(_written(found, options, ends_s), left_out=left_out)
 
 
 def _found(
-    service: Service, caller: Caller, question: Question, options: Options, wanted: Selection
+    service: Service,
+    caller: Caller,
+    question: Question,
+    options: Options,
+    wanted: Selection,
+    ends_s: float,
 ) -> tuple[pa.Table | dict[str, Any] | Answer, int]:
     """(what answers a question, damaged files that it lacks). Raises CaptureError."""
-    ends_s = time.monotonic() + service.limits.query_s
     while True:
         session = service.session(caller, wanted)
         try:
@@ -339,9 +372,63 @@ def _found(
             session.close()
 
 
-def _written(found: pa.Table | dict[str, Any] | Answer, options: Options) -> Answer:
+def _shown(table: pa.Table) -> pa.Table:
+    """With long texts cut."""
+    for at, field in enumerate(table.schema):
+        column = table.column(at)
+        if pa.types.is_string(field.type):
+            longest = pc.max(pc.utf8_length(column)).as_py() or 0
+            if longest > TEXT_CHARS:
+                cut = pc.utf8_slice_codeunits(column, 0, TEXT_CHARS)
+                table = table.set_column(at, field, cut)
+    return table
+
+
+def _too_large() -> CaptureTooLarge:
+    return CaptureTooLarge(
+        f"the answer is larger than {ANSWER_BYTES >> 20} MiB",
+        "choose a shorter time or fewer nodes, or a smaller limit",
+    )
+
+
+class _Content:
+    """What is written, as long as there is room and time. Raises CaptureTooLarge,
+    QueryTimedOutError."""
+
+    def __init__(self, ends_s: float) -> None:
+        self._pieces: list[bytes] = []
+        self._left_bytes = ANSWER_BYTES
+        self._ends_s = ends_s
+
+    def check(self, piece: bytes) -> None:
+        self._left_bytes -= len(piece)
+        if self._left_bytes < 0:
+            raise _too_large()
+        if time.monotonic() > self._ends_s:
+            raise QueryTimedOutError("the answer took too long to write", "choose a shorter time")
+
+    def write(self, piece: bytes) -> None:
+        self.check(piece)
+        self._pieces.append(piece)
+
+    def whole(self) -> bytes:
+        return b"".join(self._pieces)
+
+
+def _some_rows(table: pa.Table) -> Iterator[list[Any]]:
+    for at in range(0, table.num_rows, _ROWS_AT_ONCE):
+        yield table.slice(at, _ROWS_AT_ONCE).to_pylist()
+
+
+def _written(
+    found: pa.Table | dict[str, Any] | Answer, options: Options, ends_s: float = math.inf
+) -> Answer:
+    """Raises CaptureError where it would be too large, or takes too long."""
     if isinstance(found, Answer):
         return found
+    if isinstance(found, pa.Table):
+        found = _shown(found)
+    content = _Content(ends_s)
     if options.form is Form.ARROW and isinstance(found, pa.Table):
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, found.schema) as writer:
@@ -349,6 +436,9 @@ def _written(found: pa.Table | dict[str, Any] | Answer, options: Options) -> Ans
         return Answer(sink.getvalue().to_pybytes(), "application/vnd.apache.arrow.stream")
     if options.form is Form.COLUMNS:
         document = columns(found) if isinstance(found, pa.Table) else found
-        return Answer(packed.encode(document), packed.MEDIA_TYPE)
-    rows = found.to_pylist() if isinstance(found, pa.Table) else found
-    return Answer(strict_json.dumps(rows, separators=(",", ":")).encode(), "application/json")
+        return Answer(packed.encode(document, content.check), packed.MEDIA_TYPE)
+    if isinstance(found, pa.Table):
+        strict_json.write_rows(content.write, _some_rows(found))
+    else:
+        strict_json.write_compact(content.write, found)
+    return Answer(content.whole(), "application/json")

@@ -62,6 +62,7 @@ class ServerClient:
                 deadline_s=REQUEST_S,
                 max_bytes=ANSWER_BYTES,
                 headers=self._headers(),
+                ours=True,
             )
         except (OSError, ValueError) as error:
             raise QuestionError(

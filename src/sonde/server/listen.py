@@ -5,89 +5,166 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import socket
 import ssl
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sonde.errors import UsageError
+from sonde.server.addresses import BACKLOG, Address, bound
 from sonde.server.app import Api
-from sonde.server.service import ServerLimits, Service
-
-BACKLOG = 2048
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where to listen; port 0: any free one."""
-
-    host: str
-    port: int
-    certificate: Path | None = None
-    key: Path | None = None
-    client_authority: Path | None = None
-    """Clients must show a certificate of this authority."""
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
-
+from sonde.server.service import Bucket, ServerLimits, Service
 
 LEAST_READ_BYTES = 64 << 10
+HEAD_BYTES = 64 << 10
+"""Of the head of a request, and of what follows a body."""
+HEAD_FIELDS = 100
+"""Headers of a request."""
+PIPELINED = 8
+"""Requests of one connection that are not answered yet."""
+PIECE_BYTES = 16 << 10
+"""Given to the parser at once: by so much a limit may be passed."""
+LOGGED_A_SECOND = 2.0
+"""Lines about bad requests, and about failed ones."""
 
 
-def protocol_with(limits: ServerLimits) -> type[HttpToolsProtocol]:
+class TooMuchError(Exception):
+    """A request beyond a limit of its connection, which is closed."""
+
+
+def origin(host: str) -> str:
+    """Of whom a connection counts: an address that one machine has alone. This machine has all of
+    127.0.0.0/8, and a machine with IPv6 most often a whole /64."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is None:
+            return "loopback" if address.is_loopback else address.packed[:8].hex()
+        address = address.ipv4_mapped
+    return "loopback" if address.is_loopback else str(address)
+
+
+class _Silent:
+    """Connections on which no head of a request has arrived yet, the oldest first."""
+
+    def __init__(self, limits: ServerLimits) -> None:
+        self._limits = limits
+        self._all: OrderedDict[HttpToolsProtocol, str] = OrderedDict()
+        self._by_origin: dict[str, OrderedDict[HttpToolsProtocol, None]] = {}
+
+    def add(self, one: HttpToolsProtocol, host: str) -> HttpToolsProtocol | None:
+        """The one that is to be closed for it."""
+        found = origin(host)
+        self._all[one] = found
+        same = self._by_origin.setdefault(found, OrderedDict())
+        same[one] = None
+        if len(same) > self._limits.connections_unknown:
+            return next(iter(same))
+        # The other half is for connections with a request.
+        return next(iter(self._all)) if 2 * len(self._all) > self._limits.connections else None
+
+    def remove(self, one: HttpToolsProtocol) -> None:
+        """It has sent a head, or it is closed."""
+        found = self._all.pop(one, None)
+        if found is not None:
+            same = self._by_origin[found]
+            del same[one]
+            if not same:
+                del self._by_origin[found]
+
+
+def protocol_with(
+    limits: ServerLimits, refuse: Callable[[str], None] = lambda _why: None
+) -> type[HttpToolsProtocol]:
     """The HTTP protocol that closes connections
 
-    - whose request head does not arrive in time,
-    - of an address that opens many and asks for nothing,
+    - whose request head does not arrive in time, or is beyond 64 KiB or 100 headers,
+    - that have sent no head: the oldest of an origin that has many, and of all where these are
+      half of what is allowed,
+    - with more than 8 requests that are not answered yet,
     - that do not take their answer: within each `unread_s` the rest of what is written, or 64 KiB,
     - that only wait for another request, the longest first, while three quarters of all are used.
+
+    `refuse` is called with the reason where a connection is closed for what it sent. An answered
+    request leaves nothing behind in its connection.
     """
-    unknown: Counter[str] = Counter()
+    silent = _Silent(limits)
     idle: OrderedDict[HttpToolsProtocol, None] = OrderedDict()
 
     class Bounded(HttpToolsProtocol):
         _head_timer: asyncio.TimerHandle | None = None
-        _counted_for: str | None = None
         _unread_timer: asyncio.TimerHandle | None = None
+        _head_bytes = 0
+        """Of the headers so far."""
+        _fields = 0
+        _unparsed_bytes = 0
+        """Of what came since the parser got to the end of a head or to a piece of a body."""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            host = self.client[0] if self.client else ""
-            if unknown[host] >= limits.connections_unknown:
-                transport.abort()
-                return
-            unknown[host] += 1
-            self._counted_for = host
+            excess = silent.add(self, self.client[0] if self.client else "")
             self._await_head()
+            if excess is not None:
+                silent.remove(excess)
+                excess.transport.abort()
             if idle and 4 * len(self.connections) > 3 * limits.connections:
                 idle.popitem(last=False)[0].transport.close()
 
+        def data_received(self, data: bytes) -> None:
+            for at in range(0, len(data), PIECE_BYTES):
+                if self.parser is None or self.transport.is_closing():
+                    return
+                piece = data[at : at + PIECE_BYTES]
+                self._unparsed_bytes += len(piece)
+                super().data_received(piece)
+                if self._unparsed_bytes > HEAD_BYTES:
+                    self._give_up("head")
+
         def on_message_begin(self) -> None:
+            answered = self.cycle is None or self.cycle.response_complete
+            if not answered and len(self.pipeline) + 1 >= PIPELINED:
+                self._give_up("pipelined")
+                raise TooMuchError
+            self._head_bytes = self._fields = self._unparsed_bytes = 0
             idle.pop(self, None)
             self._await_head()
             super().on_message_begin()
 
+        def on_url(self, url: bytes) -> None:
+            self._count_head(len(url))
+            super().on_url(url)
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            self._fields += 1
+            self._count_head(len(name) + len(value) + 4)
+            super().on_header(name, value)
+
         def on_headers_complete(self) -> None:
+            self._unparsed_bytes = 0
             self._stop()
-            self._is_known()
+            silent.remove(self)
             super().on_headers_complete()
+
+        def on_body(self, body: bytes) -> None:
+            self._unparsed_bytes = 0
+            super().on_body(body)
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            if not self.transport.is_closing() and self.cycle.response_complete:
+            if self.transport.is_closing() or not self.cycle.response_complete:
+                return
+            if self.scope is self.cycle.scope:  # otherwise the head of the next request is here
                 idle[self] = None
+                self.headers, self.url = [], b""
+                self.scope = {}  # type: ignore[typeddict-item]
+            self.cycle.scope, self.cycle.body = {}, bytearray()  # type: ignore[typeddict-item]
 
         def pause_writing(self) -> None:
             super().pause_writing()
@@ -99,17 +176,21 @@ def protocol_with(limits: ServerLimits) -> type[HttpToolsProtocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             idle.pop(self, None)
+            silent.remove(self)
             self._has_read()
             self._stop()
-            self._is_known()
+            self.pipeline.clear()
             super().connection_lost(exc)
 
-        def _is_known(self) -> None:
-            host, self._counted_for = self._counted_for, None
-            if host is not None:
-                unknown[host] -= 1
-                if not unknown[host]:
-                    del unknown[host]
+        def _count_head(self, size: int) -> None:
+            self._head_bytes += size
+            if self._head_bytes > HEAD_BYTES or self._fields > HEAD_FIELDS:
+                self._give_up("head")
+                raise TooMuchError
+
+        def _give_up(self, why: str) -> None:
+            refuse(why)
+            self.transport.abort()
 
         def _await_head(self) -> None:
             self._stop()
@@ -143,13 +224,33 @@ def protocol_with(limits: ServerLimits) -> type[HttpToolsProtocol]:
     return Bounded
 
 
+class _FewLines(logging.Filter):
+    """Lets few lines of the HTTP server into the log: strangers cause them. The others count."""
+
+    def __init__(self, refuse: Callable[[str], None]) -> None:
+        super().__init__()
+        self._refuse = refuse
+        self._buckets = {True: Bucket(LOGGED_A_SECOND), False: Bucket(LOGGED_A_SECOND)}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING:
+            return True
+        if self._buckets[record.levelno >= logging.ERROR].take(1):
+            return True
+        self._refuse("unlogged")
+        return False
+
+
 class Listener:
     """A service on a socket."""
 
-    def __init__(self, service: Service, address: Address) -> None:
-        """Bind and listen. Raises UsageError for an address or certificate that cannot be used."""
-        self._address = address
-        self._socket = _bound(address)
+    def __init__(
+        self, service: Service, address: Address, listening: socket.socket | None = None
+    ) -> None:
+        """Bind and listen, unless a socket that does is given. Raises UsageError for an address or
+        certificate that cannot be used."""
+        self._address, self._refuse = address, service.counters.refuse
+        self._socket = listening or bound(address.host, address.port)
         try:
             self._config = _config(service, address)
             self._config.load()
@@ -175,8 +276,13 @@ class Listener:
             on_turn()
 
         self._config.callback_notify, self._config.timeout_notify = turn, 1
-        with self._socket:
-            uvicorn.Server(self._config).run(sockets=[self._socket])
+        log, few = logging.getLogger("uvicorn.error"), _FewLines(self._refuse)
+        log.addFilter(few)
+        try:
+            with self._socket:
+                uvicorn.Server(self._config).run(sockets=[self._socket])
+        finally:
+            log.removeFilter(few)
 
     def renew_certificate(self) -> bool:
         """Read certificate and key again, for connections from now on; whether there are any.
@@ -195,31 +301,16 @@ class Listener:
         return True
 
 
-def _bound(address: Address) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((address.host, address.port))
-        sock.listen(BACKLOG)  # clients that get the URL may connect at once
-    except OSError as error:
-        sock.close()
-        raise UsageError(
-            f"cannot listen on {address.host}:{address.port}: {error.strerror}",
-            "choose another --listen",
-        ) from error
-    return sock
-
-
 def _config(service: Service, address: Address) -> uvicorn.Config:
     return uvicorn.Config(
         Api(service).app(),
-        http=protocol_with(service.limits),
+        http=protocol_with(service.limits, service.counters.refuse),
         loop="auto",
         lifespan="off",
         ws="none",
         log_config=None,
         access_log=False,
+        proxy_headers=False,  # the audit log has the address that asked, not one that it claims
         server_header=False,
         limit_concurrency=service.limits.connections,
         timeout_keep_alive=75,

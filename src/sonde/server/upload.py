@@ -70,7 +70,7 @@ def _send(url: str, headers: dict[str, str], body: bytes, give_up_s: float, sent
         try:
             answer = http_client.request(
                 "POST", url, deadline_s=REQUEST_S, max_bytes=ANSWER_BYTES, body=body,
-                headers=headers,
+                headers=headers, ours=True,
             )  # fmt: skip
         except ValueError as error:
             raise UsageError(f"no server's URL: {error}", "write http://HOST:PORT") from error

@@ -14,6 +14,7 @@ server keeps away, too, and the server knows that a paused agent lives.
 from __future__ import annotations
 
 import json
+import logging
 import random
 import threading
 import time
@@ -30,6 +31,7 @@ from sonde.sinks.spool import Spool, SpooledChunk
 if TYPE_CHECKING:
     from sonde.http_client import Response
 
+LOG = logging.getLogger("sonde.agent")
 PATH = "/v1/chunks"
 SWITCH = "/v1/collection"
 SWITCH_S = 10.0
@@ -98,7 +100,7 @@ class ServerSink:
             import ssl
 
             tls = ssl.create_default_context()
-        self._connection = http_client.Connection(parts.hostname or "", parts.port, tls)
+        self._connection = http_client.Connection(parts.hostname or "", parts.port, tls, ours=True)
         self._base = parts.path.rstrip("/")
         self._headers = {"Content-Type": "application/octet-stream", "X-Sonde-Node": node}
         self._token_file = token_file
@@ -252,7 +254,7 @@ class ServerSink:
             answer = self._request("POST", PATH, body, REQUEST_S)
         except OSError as error:
             self.failures += 1
-            self.error = str(error)
+            self._note(error)
             return Outcome.AGAIN
         if answer.retry_after_s:
             self._quiet_until_s = time.monotonic() + quiet_s(answer.retry_after_s)
@@ -271,7 +273,7 @@ class ServerSink:
         try:
             answer = self._request("GET", SWITCH, b"", SWITCH_REQUEST_S)
         except OSError as error:
-            self.error = str(error)
+            self._note(error)
             return
         if answer.status == 200:
             self._obey(answer.body)
@@ -291,6 +293,14 @@ class ServerSink:
             deadline_s=deadline_s,
             max_bytes=ANSWER_BYTES,
         )
+
+    def _note(self, error: OSError) -> None:
+        """Remember why a request failed; that somebody else has the port is logged, once."""
+        from sonde.http_client import StrangerListensError
+
+        if isinstance(error, StrangerListensError) and self.error != str(error):
+            LOG.warning("nothing is sent to the server: %s", error)
+        self.error = str(error)
 
     def _obey(self, body: bytes) -> None:
         """Turn collection on or off as the server orders; one that does not know of this wants it

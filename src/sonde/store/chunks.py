@@ -14,11 +14,11 @@ from sonde.query import framing, messages
 from sonde.query.capture import DamagedChunkError, chunk_meta, conformed, damage, streams_of
 from sonde.query.schema import TABLES
 from sonde.store.record import Record
-from sonde.store.tables import CHUNK_NUMBER, Origin
+from sonde.store.tables import CHUNK_NUMBER, DICTIONARIES, Origin
 
 CHUNK_BYTES = 256 << 20
 """Memory that one chunk may take to decode."""
-JOINED_BYTES = 512 << 20
+JOINED_BYTES = 256 << 20
 """The same of a batch. Beyond, its chunks are decoded one by one."""
 
 
@@ -67,6 +67,9 @@ def joined(chunks: list[OpenedChunk]) -> tuple[dict[str, pa.Table], int]:
             table, rows = messages.read_streams(streams, TABLES[name].names, budget.hold)
             of_chunk = pa.array(np.repeat(numbers, rows))
             table = table.combine_chunks().append_column(CHUNK_NUMBER, of_chunk)
+        # Columns that a chunk leaves out are made, and the words that keys are made of, several times.
+        words = 6 if name in DICTIONARIES else 1
+        budget.hold(8 * words * len(TABLES[name]) * table.num_rows)
         table, left_out, _ = conformed(name, table, budget)
         refused += left_out
         found.setdefault(name, []).append(table)

@@ -39,6 +39,9 @@ BATCH_BYTES = 40 << 20
 their way, about a sixth of what is used. Each batch makes a file a table, so that half as much
 takes a fifth more time."""
 BATCH_CHUNKS = 1_024
+MADE_BYTES = 96 << 20
+"""Rows of a batch that are decoded before some are written: rows may be many times as large as in
+their chunks."""
 DECODERS = 2
 """Batches that are decoded at a time; one more is written, and one is read from the log."""
 CLOSE_NS = 2 * 3600 * 10**9
@@ -228,30 +231,37 @@ class Flusher:
         self._in_flight.append(batch.digests)
         self._begin(lambda: self._store(batch, parts.result(), segment, end, done))
 
-    def _decode(self, batch: _Batch) -> list[tuple[_Partition, _Ready]]:
-        parts = []
+    def _decode(self, batch: _Batch) -> _Decoded:
+        """The first parts of a batch, and the others, which are decoded when they are asked for."""
+        others = self._parts(batch)
+        return _some(others), others
+
+    def _parts(self, batch: _Batch) -> Iterator[tuple[_Partition, _Ready]]:
         while batch.fresh:
             partition, some = batch.fresh.popitem()
             batch.undecodable += len(some)
             for part in self._tables_of(some):
                 batch.undecodable -= len(part.origins)
-                parts.append((partition, part))
-        return parts
+                yield partition, part
 
     def _store(
-        self,
-        batch: _Batch,
-        parts: list[tuple[_Partition, _Ready]],
-        segment: str,
-        end: int,
-        done: Flushed,
+        self, batch: _Batch, decoded: _Decoded, segment: str, end: int, done: Flushed
     ) -> None:
         learned: list[tuple[tuple[str, str, str], Any]] = []
-        stored = [one for _, part in parts for one in part.origins]
-        writes = [one for each in parts for one in self._fresh_tables(*each, learned)]
-        files = write_all(writes, self._folder)
-        make_durable(self._folder, files)
+        stored: list[Origin] = []
+        files: list[StoredFile] = []
+        refused = 0
+        parts, others = decoded
         try:
+            while parts:
+                stored += [one for _, part in parts for one in part.origins]
+                refused += sum(part.refused for _, part in parts)
+                writes = [one for each in parts for one in self._fresh_tables(*each, learned)]
+                files += write_all(writes, self._folder)
+                parts.clear()
+                writes.clear()
+                parts = _some(others)
+            make_durable(self._folder, files)
             self._storage.put(files)
         except BaseException:
             remove(self._folder, files)
@@ -267,7 +277,7 @@ class Flusher:
                 "chunks_undecodable": batch.undecodable,
                 "chunks_set_aside": batch.set_aside,
                 "log_parts_damaged": batch.damaged,
-                "rows_refused": sum(part.refused for _, part in parts),
+                "rows_refused": refused,
             },
         )
         for key, keys in learned:
@@ -339,8 +349,10 @@ class Flusher:
         if keys is None:
             tenant, day, name = at
             parts = []
+            left = _KNOWN_KEYS
             for one in self._catalog.files(tenant, name):
-                if one.day == day:
+                left -= one.row_count if one.day == day else 0
+                if one.day == day and left >= 0:
                     # Without a damaged one rows are stored again, until they are compacted.
                     column = column_of(self._catalog, self._storage, one, "key")
                     parts.append(np.zeros(0, np.int64) if column is None else column.to_numpy())
@@ -350,7 +362,7 @@ class Flusher:
         return keys
 
     def _learn(self, at: tuple[str, str, str], keys: Any) -> None:
-        if at in self._known:
+        if at in self._known and len(self._known[at]) + len(keys) <= _KNOWN_KEYS:
             # Two runs that are in order: merged in one pass.
             both = np.concatenate([self._known[at], np.sort(keys)])
             self._known[at] = np.sort(both, kind="stable")
@@ -368,6 +380,21 @@ class _Ready:
     """Rows that hold impossible values."""
     is_sorted: bool
     """By node and, more or less, by time."""
+
+
+_Decoded = tuple[list[tuple[_Partition, _Ready]], Iterator[tuple[_Partition, _Ready]]]
+
+
+def _some(parts: Iterator[tuple[_Partition, _Ready]]) -> list[tuple[_Partition, _Ready]]:
+    """The next ones, until they are large."""
+    found: list[tuple[_Partition, _Ready]] = []
+    size = 0
+    for partition, part in parts:
+        found.append((partition, part))
+        size += sum(table.nbytes for table in part.tables.values())
+        if size >= MADE_BYTES:
+            break
+    return found
 
 
 def _is_among(keys: Any, known: Any) -> Any:

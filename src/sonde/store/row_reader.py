@@ -10,16 +10,25 @@ the same rows with the same keys.
 from __future__ import annotations
 
 import logging
+import threading
 
 import numpy as np
 import pyarrow as pa
 
 from sonde import _native
+from sonde.errors import CaptureTooLarge
 from sonde.limits import MAX_NAME_CHARS
 from sonde.query.schema import ADDED_LATER, TABLES
 from sonde.query.validation import weight_limits, whole_limit
 from sonde.store.chunks import OpenedChunk, joined
 from sonde.store.tables import TIMES, Hasher, chunk_rows, stored_tables
+
+ROWS_BYTES = 96 << 20
+"""Memory of the rows of a batch while native code makes them; it may take twice as much. 40 MiB
+of what agents send take less than 24 MiB."""
+
+_BY_ARROW = threading.Lock()
+"""One batch at a time, in whichever thread: it takes several times its budget at its peak."""
 
 LOG = logging.getLogger("sonde.store")
 
@@ -35,7 +44,7 @@ class RowReader:
         tables = [
             (name, [_column(name, field) for field in schema]) for name, schema in TABLES.items()
         ]
-        self._native = _native.RowDecoder(tables, secret, self._hasher.words)
+        self._native = _native.RowDecoder(tables, secret, self._hasher.words, ROWS_BYTES)
         self.refused_batches = 0
         """Read by Arrow."""
 
@@ -51,17 +60,23 @@ class RowReader:
             LOG.debug("%d chunks are read by Arrow: %s", len(chunks), refused)
             self.refused_batches += 1
         origins = [one.origin for one in chunks]
-        tables, left_out = joined(chunks)
-        return stored_tables(origins, tables, self._hasher), left_out, False
+        with _BY_ARROW:
+            tables, left_out = joined(chunks)
+            return stored_tables(origins, tables, self._hasher), left_out, False
 
     def _in_native_code(self, chunks: list[OpenedChunk]) -> dict[str, pa.Table]:
-        """Raises ValueError where it refuses the chunks."""
+        """Raises ValueError where it refuses the chunks, CaptureTooLarge where they have too many
+        rows."""
         chunks = sorted(chunks, key=lambda one: (one.origin.node, one.origin.start_ns))
         names = sorted({one.origin.node for one in chunks})
         numbers = {name: number for number, name in enumerate(names)}
         try:
             sources = [_source(one, numbers[one.origin.node]) for one in chunks]
             streams, samples = self._native.decode(sources, names)
+        except MemoryError as error:
+            raise CaptureTooLarge(
+                f"the rows of {len(chunks)} chunks take more than {ROWS_BYTES >> 20} MiB", ""
+            ) from error
         except (TypeError, KeyError, OverflowError, UnicodeError) as error:
             raise ValueError(f"a description that is not ours: {error!r}") from error
         tables = {
