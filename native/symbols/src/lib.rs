@@ -6,6 +6,7 @@
 //! the files used last; the rest stays in the files.
 pub mod files;
 pub mod index;
+mod itanium;
 pub mod jit_code;
 pub mod kallsyms;
 pub mod names;
