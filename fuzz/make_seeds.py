@@ -32,6 +32,15 @@ NAMES = (
     "_ZZ4mainENKUlvE_clEv",
     "memcpy@@GLIBC_2.14",
     "_ZN5boost6spirit2qi6detail13fail_functionINS_9iterator_INS_6vectorIcEEEEEclEv",
+    *(
+        f"{before}{part * 8}{after}"
+        for before, part, after in (
+            *(("_Z1fIX", part, "EEvv") for part in ("dl", "da", "gsdl", "nw", "na_")),
+            *(("_Z1f", part, "!") for part in ("SaI", "CI1", "TsUl", "Tscv")),
+            *(("_Z1fI", part, "E") for part in ("L1aI", "L_Z1fI", "LSaI")),
+            ("_ZN1fcv", "T_I", "E"),
+        )
+    ),
 )
 PERF_MAP = (
     b"7f0000001000 40 py::main:/home/a/b.py\n7f0000001040 0x20 LazyCompile:*f file:///x/y.js:1\n",

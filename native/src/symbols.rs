@@ -107,8 +107,8 @@ fn kernel_build_id() -> String {
 
 /// A symbol's name as people read it; what is not mangled stays as it is.
 #[pyfunction]
-fn demangle(name: &[u8]) -> String {
-    names::demangled(name)
+fn demangle(py: Python<'_>, name: &[u8]) -> String {
+    py.detach(|| names::demangled(name))
 }
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -211,7 +211,7 @@ def test_one_user_costs_nobody_else_any_file(broker: procfs.Broker) -> None:
         lost = []
         for _ in range(MAX_ABANDONED_OF_PARTY + 2):
             broker.patience.ask_again()
-            assert procfs.open_stable(program) is None
+            assert procfs.open_stable(program, copy_bytes=1 << 20) is None
             lost.append(len(broker.abandoned))
         assert lost == [1, 2, 2, 2]
         assert broker.patience.files_hung == len(lost)

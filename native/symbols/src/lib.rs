@@ -11,6 +11,7 @@
 //! - reach: how far from its start on a symbol holds addresses; kallsyms: the kernel's own symbols
 pub mod files;
 pub mod index;
+mod itanium;
 pub mod jit_code;
 pub mod kallsyms;
 pub mod names;

@@ -5,6 +5,8 @@ use std::fmt::{Error, Result, Write};
 
 use cpp_demangle::{DemangleOptions, Symbol};
 
+use crate::itanium;
+
 /// Bytes of a name as it stands in a file. Longer ones are cut.
 pub const MAX_RAW_BYTES: usize = 4096;
 /// Bytes of a name as it is shown. A mangled name can stand for one exponentially longer.
@@ -49,7 +51,8 @@ pub fn demangled(raw: &[u8]) -> String {
         // The alternate form leaves the hash at the end away.
         return bounded(|out| write!(out, "{rust:#}"));
     }
-    if raw.starts_with("_Z") || raw.starts_with("__Z") {
+    // Of one that is not sound the time could double with each two of its bytes.
+    if itanium::is_sound(raw.as_bytes()) {
         if let Ok(symbol) = Symbol::new(raw.as_bytes()) {
             let mut fits = false;
             let text = bounded(|out| {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Names of symbols, as compilers and others wrote them.
+use std::time::{Duration, Instant};
+
 use sonde_symbols::names::{demangled, plain, rank, MAX_RAW_BYTES};
 
 /// 1024 and the sign for what was cut.
@@ -48,6 +50,67 @@ fn a_short_name_that_stands_for_an_endless_one_is_cut() {
         assert!(demangled(raw).len() <= MAX_SHOWN_BYTES);
     }
     assert!(plain(&b"x".repeat(MAX_RAW_BYTES)).ends_with('…'));
+}
+
+/// Parts that a reader which tries alternatives in turn reads twice, so that its time doubles with
+/// each: as they stand before them, repeated, after them.
+const READ_TWICE: [(&str, &str, &str); 20] = [
+    ("_Z1fIX", "dl", "EEvv"),
+    ("_Z1fIX", "da", "EEvv"),
+    ("_Z1fIX", "gsdl", "EEvv"),
+    ("_Z1fIX", "nw", "EEvv"),
+    ("_Z1fIX", "na_", "EEvv"),
+    ("_Z1fDt", "dl", ""),
+    ("_Z1fA", "dl", "_i"),
+    ("_Z1fDv", "da", "_i"),
+    ("_Z1fDO", "dl", "EFvvE"),
+    ("_Z1f", "SaI", ""),
+    ("_Z1f1a", "S_I", ""),
+    ("_Z1f", "StI", "!"),
+    ("_Z1f", "CI1", ""),
+    ("_Z1f", "TsUl", ""),
+    ("_Z1f", "Tscv", ""),
+    ("_Z1fI", "L1aI", ""),
+    ("_Z1fI", "L_Z1fI", ""),
+    ("_Z1fI", "LSaI", "!"),
+    ("_ZN1fcv", "T_I", ""),
+    ("_ZN1f", "UlvEUl", ""),
+];
+
+#[test]
+fn no_name_takes_more_time_than_its_length_allows() {
+    let enough = Duration::from_millis(100); // without optimization
+    for (before, part, after) in READ_TWICE {
+        for bytes in [60, 120, 1024, MAX_RAW_BYTES] {
+            let raw = format!("{before}{}{after}", part.repeat(bytes / part.len()));
+            let took = |_| {
+                let began = Instant::now();
+                assert!(demangled(raw.as_bytes()).len() <= MAX_SHOWN_BYTES);
+                began.elapsed()
+            };
+            let least = (0..3).map(took).find(|&it| it < enough);
+            assert!(least.is_some(), "{raw}");
+        }
+    }
+}
+
+#[test]
+fn what_is_rare_in_names_is_read_too() {
+    for (raw, shown) in [
+        ("_ZN1AcvT_IiEEv", "A::operator int<int>()"),
+        ("_ZN1AcvT_IT0_EIS_iEEv", "A::operator int<int><A, int>()"),
+        ("_Z1fIXadL_Z1gvEEEvv", "void f<&g()>()"),
+        ("_Z1fIiEDTplfp_Li1EET_", "decltype ({parm#1}+(1)) f<int>(int)"),
+        ("_Z1fIJicEEvDpT_", "void f<int, char>(int, char)"),
+        ("_ZN1A1xMUlvE_clEv", "A::x::{lambda()#1}::operator()()"),
+        ("_ZZ4mainENKUliE0_clEi", "main::{lambda(int)#2}::operator()(int) const"),
+        ("_ZThn16_N1A1fEv", "{virtual override thunk({offset(-16)}, A::f())}"),
+        ("_Z1fM1AKFivEPA3_i", "f(int (A::*)() const, int (*) [3])"),
+        ("_Z1fDv4_fDF16_u6__bf16", "f(float __vector(4), _Float16, __bf16)"),
+        ("_Z1fi.isra.0", "f(int) [clone .isra.0]"),
+    ] {
+        assert_eq!(demangled(raw.as_bytes()), shown, "{raw}");
+    }
 }
 
 #[test]

@@ -11,8 +11,8 @@ use crate::table::{malformed, Table, HEADER_BYTES};
 use sonde_elf::record::{self, Finished};
 
 const MAGIC: [u8; 8] = *b"SNDUNWND";
-const VERSION: u32 = 14;
-const MAX_FILE_BYTES: u64 = 1 << 28;
+const VERSION: u32 = 15;
+const MAX_FILE_BYTES: u64 = 1 << 25;
 
 impl Table {
     /// Write to `path`, whole or not at all: through a file beside it that is renamed. With what was
@@ -22,6 +22,9 @@ impl Table {
         body.extend(about);
         body.extend(record::encode(&made_of.ranges));
         body.extend(made_of.digest);
+        if (HEADER_BYTES + body.len()) as u64 > MAX_FILE_BYTES {
+            return Err(malformed("its unwind table is too large"));
+        }
         let mut header = Vec::with_capacity(HEADER_BYTES);
         header.extend(MAGIC);
         header.extend(VERSION.to_le_bytes());

@@ -30,7 +30,8 @@ type Slice<'a> = EndianSlice<'a, LittleEndian>;
 pub const HEADER_BYTES: usize = 64;
 pub const PAGE_BITS: u32 = 16;
 const MAX_PAGES: u64 = 1 << 15;
-const MAX_ROWS: usize = 1 << 25;
+/// Three times what the largest libraries have.
+const MAX_ROWS: usize = 1 << 22;
 /// As many as fit in one of the kernel's chunks (abi/unwind.h).
 const MAX_RULES: usize = 65536 * 4 / Rule::BYTES;
 const MAX_FRAME_SECTION_BYTES: u64 = 1 << 28;

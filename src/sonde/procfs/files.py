@@ -151,7 +151,7 @@ def open_regular(path: str, *, follow: bool = False, who: int | None = None) -> 
     Below /proc/PID/root, links lead to where they lead that process.
     `who`: the process that chose the path, where that does not begin with /proc/PID.
     """
-    found = open_stable(path, follow=follow, may_copy=False, who=who)
+    found = open_stable(path, follow=follow, who=who)
     return None if found is None else found.fd
 
 
@@ -159,15 +159,15 @@ def open_stable(
     path: str,
     *,
     follow: bool = False,
-    may_copy: bool = True,
+    copy_bytes: int = 0,
     inode: int = 0,
     who: int | None = None,
 ) -> Opened | None:
-    """The same; as a copy in memory where reading the file itself could wait. `inode`: that of the
-    file unless 0."""
+    """The same; as a copy where reading the file itself could wait and `copy_bytes` of memory are
+    enough for one. `inode`: that of the file unless 0."""
     pid = whose(path) or who
     follow = follow or "/map_files/" in path
-    asked = ("open", _for_child(path), follow, pid or os.getpid(), inode, may_copy)
+    asked = ("open", _for_child(path), follow, pid or os.getpid(), inode, copy_bytes)
     try:
         (is_copy, which, is_strange, key), fd = BROKER.open(pid, (*asked, False), (*asked, True))
     except (OSError, ValueError):

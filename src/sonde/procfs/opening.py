@@ -18,6 +18,7 @@ import os
 import select
 import stat
 import struct
+import sys
 
 OPENING = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 OVERLAY_MAGIC, BTRFS_MAGIC = 0x794C7630, 0x9123683E
@@ -32,8 +33,10 @@ binfmt_misc, efivarfs, configfs, pstore, selinuxfs, autofs, binder, mqueue."""
 SURE = {b"ext2", b"ext3", b"ext4", b"xfs", b"btrfs", b"f2fs", b"tmpfs", b"ramfs", b"rootfs"}
 SURE |= {b"squashfs", b"erofs", b"iso9660", b"vfat", b"zfs", b"devtmpfs"}
 """Types of local file systems that wait for nobody, where the first process has them mounted."""
-MAX_COPY_BYTES = 64 << 20
+MAX_COPIED_SIZE = 64 << 20
 """Of a file that is copied; a longer one is refused."""
+COPY_PIECE = 64 << 10
+"""Bytes that are left out of a copy where they are all zero: its memory is not used then."""
 MAX_MOUNTS_BYTES = 4 << 20
 OPENAT2 = 437
 """Its number, on every architecture."""
@@ -123,21 +126,37 @@ def is_surely_sound(mounts: Mounts, handle: int, pid: int) -> bool:
     return device is not None and mounts.type_of(device) in SURE
 
 
-def copy_of(fd: int) -> int:
-    """All of a file in sealed memory."""
+def copy_of(fd: int, limit: int) -> int:
+    """All of a file in memory, of which it takes `limit` bytes at most: what is zero takes none."""
     size = os.fstat(fd).st_size
-    if size > MAX_COPY_BYTES:
+    if size > MAX_COPIED_SIZE:
         raise OSError(errno.EFBIG, "too long to be copied")
     memory = os.memfd_create("sonde-copy", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    at = 0
+    at = taken = 0
     try:
-        while at < size and (piece := os.pread(fd, min(1 << 20, size - at), at)):
-            os.write(memory, piece)
+        os.ftruncate(memory, size)
+        while (at := next_data(fd, at)) < size:
+            piece = os.pread(fd, min(COPY_PIECE, size - at), at)
+            if not piece:
+                break
+            if piece.count(0) < len(piece):
+                taken += COPY_PIECE
+                if taken > limit:
+                    raise OSError(errno.EDQUOT, "no room for a copy")
+                os.pwrite(memory, piece, at)
             at += len(piece)
     except BaseException:
         os.close(memory)
         raise
     return memory
+
+
+def next_data(fd: int, at: int) -> int:
+    """Where a file's next data are, from `at` on; `at` where that is not known."""
+    try:
+        return max(at, os.lseek(fd, at, os.SEEK_DATA))
+    except OSError as error:
+        return sys.maxsize if error.errno == errno.ENXIO else at
 
 
 def root_of(path: str) -> tuple[int, str]:
@@ -203,11 +222,12 @@ def walk_below(root: int, path: str, flags: int) -> int:
 
 
 def open_file(
-    mounts: Mounts, path: str, follow: bool, pid: int, inode: int, may_copy: bool, sure: bool
+    mounts: Mounts, path: str, follow: bool, pid: int, inode: int, copy_bytes: int, sure: bool
 ) -> tuple[int, bool, tuple[int, int, int, int, int], bool, tuple[int, int, int] | None]:
     """(descriptor, is a copy, which file it is, whether mappings of it show another device,
-    (major, minor, inode) that only this file has). `inode`: what it must be, 0 any; `sure`: only
-    what a mapping leads to and nobody can make wait, not even for being looked at."""
+    (major, minor, inode) that only this file has). `inode`: what it must be, 0 any; `copy_bytes`:
+    of memory for a copy, 0 for none; `sure`: only what a mapping leads to and nobody can make wait,
+    not even for being looked at."""
     flags = os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     if path.startswith("/proc/") and (found_pid := path.split("/", 3)[2]).isdecimal():
         pid = int(found_pid)
@@ -233,9 +253,9 @@ def open_file(
         key = key_of(found, kind, overlay)
         if is_sound(mounts, kind, overlay):
             return fd, False, which, is_strange, key
-        if not may_copy:
+        if not copy_bytes:
             raise OSError(errno.EXDEV, "somebody else can make reading it wait")
-        memory = copy_of(fd)
+        memory = copy_of(fd, copy_bytes)
     except BaseException:
         os.close(fd)
         raise

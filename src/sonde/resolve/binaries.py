@@ -9,6 +9,8 @@ All processes that map a file share its `Binary`. The key is the device and inod
 was opened, never those of the mapping. On btrfs and, before Linux 6.18, on overlayfs, mappings may
 show another file's numbers: there the file is opened once for each process, and shared by its real
 device.
+
+A copy in memory does not hold its file's device: it has no key, and is shared as copies.py has it.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Final
 from sonde import procfs
 from sonde.resolve.binary import Binary, FileIdentity, FileKey
 from sonde.resolve.build_id_links import BuildIdLinks
+from sonde.resolve.copies import Copies
 from sonde.resolve.counters import Counters
 from sonde.resolve.lru_cache import LruCache
 from sonde.resolve.mappings import Mapping
@@ -69,9 +72,15 @@ class Binaries:
         self._known: LruCache[FileKey, Binary] = LruCache(MAX_FILES)
         self._open: dict[Binary, _LastUse] = {}
         """The most recently used at the end."""
+        self._copies = Copies()
         self._vdso: Binary | None = None
         self._retries: dict[TrackedProcess, int] = {}
         """When a process has files that are looked for again; CLOCK_MONOTONIC."""
+
+    @property
+    def copied_bytes(self) -> int:
+        """Memory that copies of files take."""
+        return self._copies.held_bytes
 
     @property
     def held_open(self) -> int:
@@ -116,6 +125,7 @@ class Binaries:
                     return False
             del self._open[binary]
             self._open[binary] = use
+            self._copies.use(binary)
         return True
 
     def _reopen(
@@ -124,7 +134,7 @@ class Binaries:
         found = self._open_mapped(process, mapping)
         if found is None:
             return False
-        if found.key != binary.key:
+        if _key_of(found) != binary.key:
             os.close(found.fd)
             return False
         return self._hold(binary, found, use)
@@ -138,11 +148,12 @@ class Binaries:
         return due
 
     def expire(self, now_ns: int) -> None:
-        """Close files that were not used lately, except deleted ones of living processes."""
+        """Close files that were not used lately, except deleted ones of living processes: a copy is
+        made again when it is asked for."""
         for binary, use in list(self._open.items()):
             if use.time_ns + IDLE_NS > now_ns:
                 break
-            if not use.process.is_alive or _has_name(binary.fd):
+            if binary.is_copy or not use.process.is_alive or _has_name(binary.fd):
                 self._release(binary)
 
     def close(self) -> None:
@@ -157,21 +168,27 @@ class Binaries:
         known = self._known.get(mapping.file)
         if known is not None and known.fd >= 0:
             return known
+        copy = self._copies.find(process, mapping)
+        if copy is not None:
+            return copy
         found = self._open_mapped(process, mapping)
         if found is None:
             # Whether it is the known file is uncertain: no name is better than a wrong one.
             self._counters.files_unopened += not isinstance(mapping.binary, _Missed)
             return _Missed()
-        known = None if found.key is None else self._known.get(found.key)
+        key = _key_of(found)
+        known = None if key is None else self._known.get(key)
         if known is not None and known.fd >= 0:
             os.close(found.fd)
             return known
         binary = known or Binary()
-        binary.key = found.key
+        binary.key = key
         if not self._hold(binary, found, _LastUse(process, time.monotonic_ns())):
             return _Missed()
-        if found.key is not None:
-            self._known.put(found.key, binary)
+        if found.is_copy:
+            self._copies.share(binary, process, mapping)
+        if key is not None:
+            self._known.put(key, binary)
         if self._links is not None and binary.build_id and not binary.is_copy:
             with suppress(OSError):
                 status = os.fstat(binary.fd)
@@ -191,15 +208,19 @@ class Binaries:
             return False
         self._counters.files_copied += found.is_copy
         self._counters.files_opened += 1
+        if found.is_copy:
+            for other in self._copies.add(binary, use.process.party):
+                self._release(other)
         while len(self._open) >= self._max_open:
             # A deleted file cannot be opened again once its process is gone: close those last.
-            with_name = (it for it in self._open if _has_name(it.fd))
+            with_name = (it for it in self._open if it.is_copy or _has_name(it.fd))
             self._release(next(with_name, next(iter(self._open))))
         self._open[binary] = use
         return True
 
     def _release(self, binary: Binary) -> None:
         del self._open[binary]
+        self._copies.drop(binary)
         os.close(binary.fd)
         binary.fd = -1
 
@@ -212,15 +233,16 @@ class Binaries:
         the result counts only where it is the same file.
         """
         pid, path, inode = process.pid, mapping.path, mapping.file[2]
+        room = self._copies.room_for(process.party)
         if process.is_alive:
             span = f"{mapping.start:x}-{mapping.end:x}"
-            found = procfs.open_stable(f"/proc/{pid}/map_files/{span}")
+            found = procfs.open_stable(f"/proc/{pid}/map_files/{span}", copy_bytes=room)
             if found is not None:
                 if found.is_strange or found.which[1] == inode:
                     return found
                 os.close(found.fd)
         for root in (f"/proc/{pid}/root", f"/proc/{process.ppid}/root", ""):
-            found = procfs.open_stable(root + path, inode=inode, who=pid)
+            found = procfs.open_stable(root + path, inode=inode, who=pid, copy_bytes=room)
             if found is not None:
                 # On btrfs and overlayfs the key cannot match: there a mount of the machine's own
                 # counts (no copy was needed), not one of a user.
@@ -235,6 +257,11 @@ class Binaries:
             self._vdso = _dump_vdso()
         same = self._vdso is not None and self._vdso.identity.size == mapping.end - mapping.start
         return self._vdso if same else None
+
+
+def _key_of(found: procfs.Opened) -> FileKey | None:
+    """What others may know an opened file by, while it is held open."""
+    return None if found.is_copy else found.key
 
 
 def _has_name(fd: int) -> bool:

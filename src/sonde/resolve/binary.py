@@ -50,7 +50,8 @@ class Binary:
         self.key: FileKey | None = None
         """Of the file itself; None where it is known for one mapping only."""
         self.is_copy = False
-        """`fd` is a copy in memory: reads of the file itself could block."""
+        """`fd` is a copy in memory: reads of the file itself could block. Nothing that is known by
+        its `identity` alone is its: it can be another file's, of another user."""
         self.fd = -1
         """Open for reading; -1 while closed."""
         self.identity = _NOT_READ

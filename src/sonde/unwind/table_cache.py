@@ -24,10 +24,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from sonde import _native, interpreter
+from sonde.resolve.allowance import ROOT
 from sonde.unwind.cache_folder import default_folder
 from sonde.unwind.chain import FoundEngine
 from sonde.unwind.cpython import FoundInterpreter
 from sonde.unwind.table_index import TableIndex
+from sonde.unwind.table_room import ENDING, TableRoom
 
 MAX_CACHE_BYTES: Final = 512 << 20
 MAX_QUEUED: Final = 1024
@@ -43,7 +45,6 @@ MAX_FAILED: Final = 65_536
 MAX_KNOWN: Final = 65_536
 """Files whose table is known; others are compared with the tables on disk again."""
 _KEY_SEPARATOR: Final = "@"
-_ENDING: Final = ".unw"
 _NAME: Final = re.compile(r"[0-9a-z-]{1,200}")
 IDLE_S: Final = 5.0
 """The subprocess ends after this long without a request."""
@@ -72,6 +73,7 @@ class CachedTable:
 class _Request:
     key: str
     fd: int
+    party: int
 
 
 def _found(python: tuple[int, int, int, list[int], bytes]) -> FoundInterpreter:
@@ -113,6 +115,7 @@ class TableCache:
             )
             folder = Path(self._temporary.name)
         self._folder = folder.absolute()
+        self._room = TableRoom(self._folder, max_bytes)
         self._index = TableIndex(self._folder)
         self._names = self._index.read()
         """Of tables on disk, by the keys of the files that they belong to."""
@@ -130,7 +133,6 @@ class TableCache:
         """Since when the oldest unanswered request is the oldest."""
         self.built = 0
         self.failed = 0
-        self._shrink(max_bytes)
 
     @property
     def is_busy(self) -> bool:
@@ -142,11 +144,12 @@ class TableCache:
         name = self._names.get(key)
         if name is None:
             return None
-        path = self._folder / f"{name}{_ENDING}"
+        path = self._folder / f"{name}{ENDING}"
         try:
             _, python, engine = _native.unwind_table_origin(str(path))
             if name not in self._used:
                 self._used.add(name)
+                self._room.use(name)
                 os.utime(path)
         except OSError:
             return None
@@ -167,12 +170,13 @@ class TableCache:
         """Whether no table could be built of the file."""
         return key in self._failed
 
-    def request(self, key: str, fd: int) -> None:
-        """Have the table of an open file found or built. The descriptor is duplicated."""
+    def request(self, key: str, fd: int, party: int = ROOT) -> None:
+        """Have the table of an open file found or built, for a party. The descriptor is
+        duplicated."""
         if key in self._requested or key in self._failed or len(self._queue) >= MAX_QUEUED:
             return
         self._requested.add(key)
-        self._queue.append(_Request(key, os.dup(fd)))
+        self._queue.append(_Request(key, os.dup(fd), party))
         self._send()
 
     @property
@@ -198,9 +202,10 @@ class TableCache:
             os.close(request.fd)
             self._requested.discard(request.key)
             name = response.get("name", "")
-            if _NAME.fullmatch(name):
+            was_there = bool(response.get("was_there", False))
+            if _NAME.fullmatch(name) and (was_there or self._room.add(name, request.party)):
                 self._add_name(request.key, name)
-                self.built += not response.get("was_there", False)
+                self.built += not was_there
             else:
                 self.mark_failed(request.key)
             done.append(request.key)
@@ -233,7 +238,7 @@ class TableCache:
         name = self._names.pop(key, None)
         if name is not None:
             with suppress(OSError):
-                (self._folder / f"{name}{_ENDING}").unlink()
+                (self._folder / f"{name}{ENDING}").unlink()
 
     def close(self) -> None:
         """End the subprocess and drop unanswered requests."""
@@ -304,18 +309,3 @@ class TableCache:
                 child.wait(END_S)
                 return
         # It is blocked in the kernel, and ends when that call returns.
-
-    def _shrink(self, max_bytes: int) -> None:
-        """Delete the least recently used tables until `max_bytes` are left."""
-        found = []
-        with suppress(OSError):
-            for entry in os.scandir(self._folder):
-                status = entry.stat()
-                found.append((max(status.st_atime, status.st_mtime), status.st_size, entry.path))
-        total = sum(size for _, size, _ in found)
-        for _, size, path in sorted(found):
-            if total <= max_bytes:
-                break
-            with suppress(OSError):
-                os.unlink(path)  # noqa: PTH108
-                total -= size

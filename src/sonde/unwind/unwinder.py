@@ -475,16 +475,16 @@ class Unwinder:
                 _key_of(binary), segments=executable_segments(binary.fd)
             )
         if not found.is_final:
-            self._load_table(found, binary)
+            self._load_table(found, binary, process.party)
         return found, binary.index
 
-    def _load_table(self, file: _File, binary: Binary) -> None:
-        """Load the table of a file, or request it. Raises _NoRoomError."""
+    def _load_table(self, file: _File, binary: Binary, party: int) -> None:
+        """Load the table of a file, or request it for a party. Raises _NoRoomError."""
         built = self._cache.find(file.key)
         if built is None:
             file.is_final = self._cache.has_failed(file.key)
             if not file.is_final:
-                self._cache.request(file.key, binary.fd)
+                self._cache.request(file.key, binary.fd, party)
             return
         try:
             file.table = self._maps.add_table(str(built.path), self._cache.pages_of(file.key))
@@ -497,7 +497,7 @@ class Unwinder:
                 return
             file.was_rebuilt = True
             self._cache.discard(file.key)  # damaged, or of another version
-            self._cache.request(file.key, binary.fd)
+            self._cache.request(file.key, binary.fd, party)
             return
         file.is_final = True
         file.python = built.python
@@ -578,4 +578,7 @@ class _Retry:
 
 
 def _key_of(binary: Binary) -> str:
-    return key_of(binary.build_id, binary.identity)
+    """In the table cache. That of a copy is its own, of no device: its table is looked for by its
+    content, each time."""
+    own = (0, binary.index) if binary.is_copy else ()
+    return key_of(binary.build_id, (*own, *binary.identity))
