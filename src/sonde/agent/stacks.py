@@ -98,8 +98,7 @@ class StackReader:
         self, process: TrackedProcess, walks: Sequence[_native.RawStack]
     ) -> Iterator[tuple[_native.RawStack, tuple[KnownFrame, ...]]]:
         """Walks of one process with their frames."""
-        if process.image.pending:
-            process.space()
+        self._resolver.update_mappings(process)
         kernel, native, python = self._resolver.kernel_frames, process.frames, None
         codes = _native.python_codes(walks)
         of_python = [code for code in codes if not code & _OF_RUNTIME]
@@ -180,8 +179,7 @@ class StackReader:
         run: list[int] = []
         """Native frames that follow one another."""
         words, has_leaf = iter(user), True
-        if process.image.pending:
-            process.space()
+        self._resolver.update_mappings(process)
         known_native, known_python = process.frames.get, python.get
         inlined = runtime.inlined if isinstance(runtime, V8) else {}
         loops: list[tuple[int, int]] = []

@@ -167,6 +167,10 @@ class TableCache:
         """Whether no table could be built of the file."""
         return key in self._failed
 
+    def awaits(self, key: str) -> bool:
+        """Whether the table of a file is requested, and not there yet."""
+        return key in self._requested
+
     def request(self, key: str, fd: int) -> None:
         """Have the table of an open file found or built. The descriptor is duplicated."""
         if key in self._requested or key in self._failed or len(self._queue) >= MAX_QUEUED:
