@@ -133,7 +133,7 @@ def test_functions_are_looked_for_among_as_many_symbols_as_programs_have(
     image.write(path, hole=(1 << 20) + (24 << 22))
 
     def found(place: int) -> int:
-        with path.open("r+b") as file:
+        with path.open("r+b", buffering=0) as file:
             file.seek(last_at + 24 * place)
             file.write(symbol(CODE_AT))
             assert timed(lambda: _native.find_functions(str(path), ["f"])) < LIMIT_S

@@ -17,7 +17,7 @@ NewFile = tuple[TrackedProcess, FileKey]
 
 
 def in_turn(files: Sequence[NewFile], most: int) -> list[NewFile]:
-    """At most so many of `files`, which are in the order in which they were mapped: the newest ones
+    """At most that number of `files`, which are in the order in which they were mapped: the newest ones
     of each party, one of each at a time."""
     if len(files) <= most:
         return list(reversed(files))
