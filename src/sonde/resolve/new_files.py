@@ -17,8 +17,8 @@ NewFile = tuple[TrackedProcess, FileKey]
 
 
 def in_turn(files: Sequence[NewFile], most: int) -> list[NewFile]:
-    """At most that number of `files`, which are in the order in which they were mapped: the newest ones
-    of each party, one of each at a time."""
+    """The newest of `files`, which are in the order in which they were mapped: one of each party at
+    a time, `most` of them at the most."""
     if len(files) <= most:
         return list(reversed(files))
     by_party: dict[int, list[NewFile]] = {}
