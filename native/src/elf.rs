@@ -73,9 +73,8 @@ fn executable_segments(py: Python<'_>, fd: RawFd) -> PyResult<Vec<ExecutableSegm
             return Ok(Vec::new());
         };
         let file = File::from(owned);
-        let Ok(elf) = identity_of(&file).and_then(|identity| ElfFile::parse(file, identity)) else {
-            return Ok(Vec::new());
-        };
+        let parsed = identity_of(&file).and_then(|it| ElfFile::parse_briefly(file, it));
+        let Ok(elf) = parsed else { return Ok(Vec::new()) };
         let segment = |it: &Segment| ExecutableSegment {
             offset: it.offset,
             address: it.address,
@@ -106,7 +105,7 @@ fn exported_addresses(
 /// The build id in hex, '' where the file has none or is no ELF file.
 #[pyfunction]
 fn build_id(py: Python<'_>, path: PathBuf) -> PyResult<String> {
-    py.detach(|| match ElfFile::open(&path) {
+    py.detach(|| match ElfFile::open_briefly(&path) {
         Ok(file) => Ok(hex(&file.build_id())),
         Err(error) if error.kind() == std::io::ErrorKind::InvalidData => Ok(String::new()),
         Err(error) => Err(error.into()),

@@ -324,7 +324,7 @@ def test_a_table_that_is_no_good_is_made_once_more_and_then_given_up(watch, deep
             raise OSError(22, "a damaged unwind table")
 
     monkeypatch.setattr(it.cache, "request", spoilt)
-    it.unwinder._maps = Spoilt(it.unwinder._maps)
+    it.unwinder._files._maps = Spoilt(it.unwinder._maps)
     it.settle(deep.pid)
     for _ in range(20):
         it.unwinder.resync()

@@ -14,13 +14,12 @@ from sonde.agent.stacks import aligned, moved_inward
 from sonde.model.code import Frame, KnownFrame
 from sonde.resolve.naming_budget import NamingBudget
 from sonde.unwind import engines
-from sonde.unwind.attempts import ATTEMPTS, RETRY_S
+from sonde.unwind.attempts import ATTEMPTS, OVER_S, RETRY_S
 from sonde.unwind.chain import CHAIN_FRAME, RUNTIME, Access, FoundEngine, RootKind
 from sonde.unwind.engines import (
     EMPTY_LOOPS,
     MAX_ENGINES,
     MAX_NOTICES,
-    OVER_S,
     PARTS,
     REST,
     UNREAD,

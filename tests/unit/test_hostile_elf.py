@@ -19,7 +19,7 @@ from sonde import _native
 
 LIMIT_S = 2.0
 """Processor time of one call. Before there was a bound each of these took longer."""
-SHT_SYMTAB, SHT_STRTAB, SHT_NOTE, PT_LOAD, PT_NOTE = 2, 3, 7, 1, 4
+SHT_SYMTAB, SHT_STRTAB, SHT_NOTE, SHT_DYNSYM, PT_LOAD, PT_NOTE = 2, 3, 7, 11, 1, 4
 FUNCTION, GLOBAL_UNTYPED = 0x12, 0x10
 CODE_AT = 0x1000
 MANY = 65_000
@@ -104,6 +104,46 @@ def test_a_build_id_is_not_searched_in_the_same_megabyte_again_and_again(path: P
     image.write(path, hole=8 << 20)
 
     assert timed(lambda: _native.build_id(str(path))) < LIMIT_S
+
+
+def test_a_file_is_identified_by_its_first_headers_and_notes(path: Path) -> None:
+    """Every file that anybody maps is asked for this, on the loop that all wait for."""
+    image = Image()
+    image.sections += [section(0, SHT_NOTE, 64, 16)] * MANY
+    image.write(path, hole=1 << 20)
+
+    with path.open("rb") as file:
+        build_id_s = min(timed(lambda: _native.build_id(str(path))) for _ in range(5))
+        segments_s = min(timed(lambda: _native.executable_segments(file.fileno())) for _ in "12345")
+    assert build_id_s < 0.003
+    assert segments_s < 0.003
+
+
+@pytest.mark.parametrize("kind", [SHT_DYNSYM, SHT_SYMTAB])
+def test_functions_are_looked_for_among_as_many_symbols_as_programs_have(
+    path: Path, kind: int
+) -> None:
+    """A hole of 4 million symbols, none of them one; of exports, which come first, a wanted one
+    that stands behind what the largest libraries export."""
+    most = (1 << 19) if kind == SHT_DYNSYM else (1 << 21)
+    image = Image()
+    names_at = image.put(b"\0f\0")
+    last_at = image.put(b"") + (1 << 20)
+    image.sections += [section(0, kind, last_at, 24 << 22, 2), section(0, SHT_STRTAB, names_at, 3)]
+    image.write(path, hole=(1 << 20) + (24 << 22))
+
+    def found(place: int) -> int:
+        with path.open("r+b", buffering=0) as file:
+            file.seek(last_at + 24 * place)
+            file.write(symbol(CODE_AT))
+            assert timed(lambda: _native.find_functions(str(path), ["f"])) < LIMIT_S
+            count = len(_native.find_functions(str(path), ["f"]))
+            file.seek(last_at + 24 * place)
+            file.write(bytes(24))
+        return count
+
+    assert found(most - 1) == 1
+    assert found(most) == 0
 
 
 def test_a_file_with_more_segments_than_any_program_is_none(path: Path) -> None:

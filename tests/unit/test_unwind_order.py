@@ -11,6 +11,7 @@ from sonde import _native
 from sonde._native import ExitEvent
 from sonde.resolve import Resolver
 from sonde.unwind import unwinder
+from sonde.unwind.code_files import Deadline
 from sonde.unwind.unwinder import Unwinder
 
 SLOW_S = 0.03
@@ -52,7 +53,7 @@ class Loads(Unwinder):
         self.order: list[int] = []
         self.pause = time.sleep
 
-    def _load(self, pid: int) -> bool:
+    def _load(self, pid: int, until: Deadline) -> bool:
         self.order.append(pid)
         self.pause(SLOW_S)
         return True

@@ -54,6 +54,9 @@ class Cache:
     def has_failed(self, _: str) -> bool:
         return True
 
+    def awaits(self, _: str) -> bool:
+        return False
+
     def warm_up(self) -> None:
         pass
 
@@ -63,6 +66,8 @@ def refused_with(code: int, monkeypatch: pytest.MonkeyPatch) -> Unwinder:
     monkeypatch.setattr(_native, "UnwindMaps", lambda _owner: Maps(code))
     it = Unwinder(None, Resolver(), Cache())  # type: ignore[arg-type]
     it.expect([os.getpid()])
+    while it.is_busy:  # as long as it takes to look up its files
+        it.update()
     return it
 
 

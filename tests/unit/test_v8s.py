@@ -9,8 +9,8 @@ import pytest
 
 from sonde.resolve.naming_budget import NamingBudget
 from sonde.unwind import v8
-from sonde.unwind.attempts import ATTEMPTS, RETRY_S
-from sonde.unwind.v8 import MAX_V8S, OVER_S, PARTS, RUNTIME, V8s
+from sonde.unwind.attempts import ATTEMPTS, OVER_S, RETRY_S
+from sonde.unwind.v8 import MAX_V8S, PARTS, RUNTIME, V8s
 
 USER = 1000
 MAPPED = SimpleNamespace(file="node", bounds={0: (0, 1 << 20)}, code=[])

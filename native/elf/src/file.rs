@@ -27,10 +27,14 @@ const MAX_SYMBOLS: u64 = 1 << 22;
 const SHORT_NAME_BYTES: usize = 128;
 const IDENT_BYTES: u64 = 16;
 const MAX_SECTIONS: usize = 1 << 16;
+/// Of those, where no more is asked than how a file is identified: linked files have some forty.
+const FIRST_SECTIONS: usize = 1 << 10;
 /// Programs have some ten. Each address that is asked for is held against all of them.
 const MAX_SEGMENTS: usize = 256;
 /// Of all notes of a file together: a header may point to the same megabyte many times.
 const MAX_NOTES_BYTES: u64 = 1 << 20;
+/// Places with notes that are read for a build id: linkers make a handful, its own the first or second.
+const MAX_NOTES: usize = 64;
 const NT_GNU_BUILD_ID: u32 = 3;
 
 pub struct Segment {
@@ -157,6 +161,13 @@ impl ElfFile {
         Self::parse(file, identity)
     }
 
+    /// Like `open`, with the segments and the first sections alone: for the question what file it is,
+    /// which is asked of every file that is mapped.
+    pub fn open_briefly(path: &Path) -> Result<Self> {
+        let (file, identity) = open(path)?;
+        Self::parse_briefly(file, identity)
+    }
+
     /// A file opened again whose headers are known.
     pub fn with_layout(file: File, layout: Arc<Layout>) -> Self {
         Self { file, layout, record: None }
@@ -166,7 +177,7 @@ impl ElfFile {
     pub fn open_recorded(path: &Path) -> Result<Self> {
         let (file, identity) = open(path)?;
         let record = Record::new(identity.len);
-        Self::parse_with(file, identity, Some(Mutex::new(record)))
+        Self::parse_with(file, identity, Some(Mutex::new(record)), MAX_SECTIONS)
     }
 
     /// What was read since `open_recorded`. InvalidData where the file changed meanwhile.
@@ -186,10 +197,20 @@ impl ElfFile {
     }
 
     pub fn parse(file: File, identity: Identity) -> Result<Self> {
-        Self::parse_with(file, identity, None)
+        Self::parse_with(file, identity, None, MAX_SECTIONS)
     }
 
-    fn parse_with(file: File, identity: Identity, record: Option<Mutex<Record>>) -> Result<Self> {
+    /// As `open_briefly` does.
+    pub fn parse_briefly(file: File, identity: Identity) -> Result<Self> {
+        Self::parse_with(file, identity, None, FIRST_SECTIONS)
+    }
+
+    fn parse_with(
+        file: File,
+        identity: Identity,
+        record: Option<Mutex<Record>>,
+        most_sections: usize,
+    ) -> Result<Self> {
         let layout = Layout {
             len: identity.len,
             endian: Endianness::Little,
@@ -207,9 +228,9 @@ impl ElfFile {
         let is_big = ident[5] == elf::ELFDATA2MSB.0;
         let endian = if is_big { Endianness::Big } else { Endianness::Little };
         this.layout = Arc::new(if is_64 {
-            this.read_headers::<elf::FileHeader64<Endianness>>(endian)?
+            this.read_headers::<elf::FileHeader64<Endianness>>(endian, most_sections)?
         } else {
-            this.read_headers::<elf::FileHeader32<Endianness>>(endian)?
+            this.read_headers::<elf::FileHeader32<Endianness>>(endian, most_sections)?
         });
         Ok(this)
     }
@@ -262,6 +283,7 @@ impl ElfFile {
     fn read_headers<E: FileHeader<Endian = Endianness>>(
         &self,
         endian: Endianness,
+        most_sections: usize,
     ) -> Result<Layout> {
         let header = *self.read_table::<E>(0, 1)?.first().ok_or_else(|| malformed("no header"))?;
         let sections_at: u64 = header.e_shoff(endian).into();
@@ -298,7 +320,10 @@ impl ElfFile {
         // A file without a readable section table still runs, and can still be named by its build id.
         let sections = match sections_at {
             0 => Vec::new(),
-            at => self.read_table::<E::SectionHeader>(at, section_count).unwrap_or_default(),
+            at => {
+                let count = section_count.min(most_sections);
+                self.read_table::<E::SectionHeader>(at, count).unwrap_or_default()
+            }
         };
         let sections = sections
             .iter()
@@ -365,7 +390,17 @@ impl ElfFile {
     }
 
     pub fn each_symbol(&self, table: &Section, visit: impl FnMut(Symbol)) -> Result<()> {
-        self.symbols(table, 0, self.symbol_count(table), visit)
+        self.first_symbols(table, usize::MAX, visit)
+    }
+
+    /// The first `most` of them.
+    pub fn first_symbols(
+        &self,
+        table: &Section,
+        most: usize,
+        visit: impl FnMut(Symbol),
+    ) -> Result<()> {
+        self.symbols(table, 0, self.symbol_count(table).min(most), visit)
     }
 
     /// The symbol at a place in the table.
@@ -451,7 +486,7 @@ impl ElfFile {
             .map(|it| (it.offset, it.file_size, it.align))
             .chain(sections.map(|it| (it.offset, it.size, it.align)));
         let mut left = MAX_NOTES_BYTES;
-        for (offset, size, align) in places {
+        for (offset, size, align) in places.take(MAX_NOTES) {
             let size = size.min(left);
             if let Ok(notes) = self.read(offset, size) {
                 left -= size;

@@ -187,6 +187,70 @@ fn a_build_id_is_found_behind_other_notes() {
     assert_eq!(of(&[0xff; 64]), None);
 }
 
+/// A file whose sections after the first are notes, the last of which holds a build id.
+fn with_notes(count: usize) -> Vec<u8> {
+    let mut bytes = vec![0; 64];
+    bytes[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+    bytes[0x28] = 64; // the table of sections
+    bytes[0x34..0x36].copy_from_slice(&64u16.to_le_bytes());
+    bytes[0x3a..0x3c].copy_from_slice(&64u16.to_le_bytes());
+    bytes[SECTION_COUNT..SECTION_COUNT + 2].copy_from_slice(&(count as u16 + 1).to_le_bytes());
+    let notes_at = 64 * (count + 2);
+    let others = note(b"CORE\0", b"", 1);
+    let id = note(b"GNU\0", &[0xab; 20], 3);
+    bytes.resize(64 + 64, 0);
+    for number in 1..=count {
+        let (at, size) = match number {
+            _ if number == count => (notes_at + others.len(), id.len()),
+            _ => (notes_at, others.len()),
+        };
+        let mut header = [0; 64];
+        header[4] = 7; // SHT_NOTE
+        header[0x18..0x20].copy_from_slice(&(at as u64).to_le_bytes());
+        header[0x20..0x28].copy_from_slice(&(size as u64).to_le_bytes());
+        bytes.extend(header);
+    }
+    bytes.extend([others, id].concat());
+    bytes
+}
+
+#[test]
+fn a_build_id_is_looked_for_in_so_many_places_and_no_more() {
+    assert_eq!(parse(&with_notes(1)).unwrap().build_id(), [0xab; 20]);
+    assert_eq!(parse(&with_notes(64)).unwrap().build_id(), [0xab; 20]);
+    assert!(parse(&with_notes(65)).unwrap().build_id().is_empty());
+}
+
+#[test]
+fn of_a_file_that_is_only_to_be_identified_the_first_sections_are_read() {
+    let of = |count: usize| {
+        let file = file_of(&with_notes(count));
+        let identity = identity_of(&file).unwrap();
+        ElfFile::parse_briefly(file, identity).unwrap().sections.len()
+    };
+    assert_eq!(of(3), 4);
+    assert_eq!(of(60_000), 1024);
+    assert_eq!(parse(&with_notes(60_000)).unwrap().sections.len(), 60_001);
+}
+
+#[test]
+fn what_is_exported_is_looked_for_among_so_many_strings_and_no_more() {
+    const SHT_DYNSYM: u8 = 11;
+    let exported = |others: usize| {
+        let mut image = Image::default();
+        let at = image.section(".text", &[0x90; 64]);
+        image.symbol("x\0".repeat(others), at, 4);
+        image.symbol("wanted", at, 4);
+        let mut bytes = image.finish();
+        let symtab = sections_at(&bytes) + 2 * 64;
+        bytes[symtab + 4] = SHT_DYNSYM;
+        let names = ["wanted".to_owned()];
+        functions::exported(&parse(&bytes).unwrap(), &names).unwrap().len()
+    };
+    assert_eq!(exported(1000), 1);
+    assert_eq!(exported(1 << 19), 0);
+}
+
 #[test]
 fn bytes_outside_of_the_file_are_an_error_and_ask_for_no_memory() {
     let (bytes, _) = image();

@@ -112,7 +112,12 @@ class Agent:
         without_tables = self._unwinding.memory_bytes()
         self._begin_to_get_ready()
         try:
-            self._collectors = collectors_of(config, self._kernel, privileged=privileged)
+            self._collectors = collectors_of(
+                config,
+                self._kernel,
+                privileged=privileged,
+                files_budget=self._resolver.files_budget,
+            )
         except BaseException:
             self._unwinding.close()
             self._resolver.close()

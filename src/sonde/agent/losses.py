@@ -93,6 +93,7 @@ class Losses:
         now |= zip(HUNG, hung, strict=True)
         now[STUCK] = round(self.stuck_s)
         now["processes.mappings"] = self._resolver.counters.mappings_left_out
+        now["processes.files_put_off"] = self._resolver.counters.files_put_off
         now["processes.names_put_off"] = self._resolver.counters.names_put_off
         if (it := self._attacher) is not None:
             now |= {"attach.queue_full": it.left_out, "attach.attaches_failed": it.failed}

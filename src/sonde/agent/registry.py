@@ -25,6 +25,7 @@ from sonde.collect.metrics import Metrics
 from sonde.collect.queues import QueueCollector
 from sonde.collect.syscalls import SyscallCollector
 from sonde.collect.tasks import TaskCollector
+from sonde.collect.waiting_files import FileBudget
 from sonde.collect.waits import WaitCollector
 from sonde.config import Config
 from sonde.errors import HostError
@@ -38,6 +39,8 @@ class Setup:
     kernel: Kernel
     privileged: bool
     """False for a user whom the kernel lets load no BPF program and read no process events."""
+    files_budget: FileBudget | None = None
+    """CPU time that looking at the files of a user or container may take."""
 
     @property
     def stack_gap_ns(self) -> int:
@@ -71,7 +74,7 @@ def _device_calls(setup: Setup) -> DeviceCalls:
     config = setup.config
     return DeviceCalls(
         setup.kernel, apis.load(), launches=config.launches, budget=config.probe_budget,
-        pids=config.pids,
+        pids=config.pids, files_budget=setup.files_budget,
     )  # fmt: skip
 
 
@@ -79,7 +82,7 @@ def _device_time(setup: Setup) -> DeviceTime:
     sites = None
     if setup.privileged:
         with suppress(HostError):  # then stacks are the library's own
-            sites = LaunchSites(setup.kernel)
+            sites = LaunchSites(setup.kernel, setup.files_budget)
     config = setup.config
     return DeviceTime(config.pids, config.device_budget, sites, has_events=setup.privileged)
 
@@ -146,12 +149,15 @@ def load_ahead(config: Config, kernel: Kernel) -> None:
     )
 
 
-def collectors_of(config: Config, kernel: Kernel, *, privileged: bool) -> list[Collector]:
+def collectors_of(
+    config: Config, kernel: Kernel, *, privileged: bool, files_budget: FileBudget | None = None
+) -> list[Collector]:
     """The collectors that a configuration asks for: loaded, not started.
 
-    Raises HostError where this machine cannot.
+    `files_budget`: CPU time that looking at the files of a user or container may take. Raises
+    HostError where this machine cannot.
     """
-    setup = Setup(config, kernel, privileged)
+    setup = Setup(config, kernel, privileged, files_budget)
     return [
         it.make(setup)
         for it in REGISTRY

@@ -121,8 +121,7 @@ class StackReader:
         self, process: TrackedProcess, walks: Sequence[_native.RawStack]
     ) -> Iterator[tuple[_native.RawStack, tuple[KnownFrame, ...]]]:
         """Walks of one process with their frames."""
-        if process.image.pending:
-            process.space()
+        self._resolver.update_mappings(process)
         kernel, native = self._resolver.kernel_frames, process.frames
         interpreted: _native.FrameCache | None = None
         codes = _native.python_codes(walks)
@@ -207,8 +206,7 @@ class StackReader:
         """Native frames that follow one another."""
         words, has_leaf = iter(user), True
         # has_leaf: the next native word is where the thread is; later ones are return addresses.
-        if process.image.pending:
-            process.space()
+        self._resolver.update_mappings(process)
         known_native, known_interpreted = process.frames.get, interpreted.get
         inlined = runtime.inlined if isinstance(runtime, V8) else {}
         loops: list[tuple[int, int]] = []

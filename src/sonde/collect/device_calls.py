@@ -28,6 +28,7 @@ from sonde.collect.kernel import (
 )
 from sonde.collect.mapped_files import FileKey
 from sonde.collect.probes import Probes
+from sonde.collect.waiting_files import FileBudget
 from sonde.model.calls import STATUS_UNKNOWN
 from sonde.model.rows import EventRow
 from sonde.procfs import START_UNIT_NS
@@ -82,14 +83,16 @@ class DeviceCalls(Collector):
         launches: bool,
         budget: float,
         pids: Collection[int] | None = None,
+        files_budget: FileBudget | None = None,
     ) -> None:
         """`budget`: the share of one core that calls of a probed function by one user may cost;
-        `pids`: those that are watched; None for all."""
+        `pids`: those that are watched; None for all; `files_budget`: CPU time that looking at the
+        files of a user or container may take."""
         self._bpf = kernel.load(self.bpf_object())
         self._iterators = Iterators(self._bpf)
         apis = tuple(apis)
         self._probes = Probes(self._bpf, apis, launches, budget, has_multi=has_uprobe_multi())
-        self._discovery = Discovery(apis, self._probes, pids)
+        self._discovery = Discovery(apis, self._probes, pids, files_budget)
         self._scan: int | None = None
         self._exit: int | None = None
         self._left_out = 0

@@ -12,7 +12,7 @@ import fnmatch
 import os
 import re
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from sonde import procfs, system_libraries
@@ -31,6 +31,7 @@ from sonde.collect.mapped_files import (
 from sonde.collect.probe_shares import PLACES_OF_PARTY, PlaceShares
 from sonde.collect.probes import KEPT_ON_S, MAX_SITES, Probes, PutOff, TooManyPlaces
 from sonde.collect.put_off import PutOffFiles
+from sonde.collect.waiting_files import FileBudget, Unlimited, WaitingFiles
 
 EXAMINED_FILES = 16_384
 """Files remembered to carry no device API."""
@@ -40,8 +41,6 @@ EXAMINE_S = 0.2
 """At most this long on new files at a time; the rest waits for the next."""
 SCAN_S = 10.0
 """The same at the start, when all there are are new: a machine of a thousand programs takes one."""
-MAX_WAITING = 16_384
-"""Files that wait to be looked at."""
 UNMAPPED_S = 30.0
 """Probes stay this long on a file that no process maps any more."""
 
@@ -53,18 +52,24 @@ class Discovery:
     """Hands files to `probes` and takes them back when no process maps them any more."""
 
     def __init__(
-        self, apis: Sequence[Api], probes: Probes, pids: Collection[int] | None = None
+        self,
+        apis: Sequence[Api],
+        probes: Probes,
+        pids: Collection[int] | None = None,
+        budget: FileBudget | None = None,
     ) -> None:
         """`pids`: only what these processes and their descendants map is looked for; what others
-        map is looked at as they map it."""
+        map is looked at as they map it. `budget`: CPU time that it may take; None where nobody else
+        waits."""
         self._pids = pids
         patterns = {pattern for api in apis for pattern in api.libraries}
         self._library = re.compile("|".join(map(fnmatch.translate, sorted(patterns))) or "(?!)")
         self._probes = probes
         self._examined: OrderedDict[tuple[FileKey, str], float] = OrderedDict()
-        self._urgent: deque[MappedFile] = deque()
-        """Not looked at yet: device libraries by their name, and programs."""
-        self._others: deque[MappedFile] = deque()
+        self._budget = budget or Unlimited()
+        self._waiting = WaitingFiles()
+        self._parties: dict[int, int] = {}
+        """Of processes that mapped something since the last look at what waits."""
         self._users: dict[FileKey, set[int]] = {}
         probes.users_of = lambda key: self._users.get(key, ())
         self._files_of: dict[int, set[FileKey]] = {}
@@ -73,8 +78,6 @@ class Discovery:
         self._put_off = PutOffFiles()
         self._shares = PlaceShares()
         self.unread = UnreadProcesses()
-        self.left_out = 0
-        """Files that were not looked at, as too many waited for it."""
         self.refused = 0
         """Installed libraries that were not loaded, because others can change them."""
 
@@ -83,7 +86,7 @@ class Discovery:
         for path in installed(self._is_library):
             self._examine_installed(path)
         self.resync()
-        self._examine_waiting(SCAN_S)
+        self._examine_waiting(SCAN_S, in_turn=False)
 
     def resync(self) -> None:
         """Take in what is mapped now, whatever events there were."""
@@ -123,7 +126,12 @@ class Discovery:
     @property
     def backlog(self) -> int:
         """Files not looked at yet."""
-        return len(self._urgent) + len(self._others)
+        return len(self._waiting)
+
+    @property
+    def left_out(self) -> int:
+        """Files that were not looked at, as too many waited for it."""
+        return self._waiting.left_out
 
     def irrelevant_files(self) -> dict[tuple[FileKey, str], float]:
         """Files that were mapped again since the last call and carry no device API, with the time
@@ -162,11 +170,9 @@ class Discovery:
         if self._is_examined(file.key, file.path):
             return
         is_urgent = self._is_library(file.name) or ".so" not in file.name
-        waiting = self._urgent if is_urgent else self._others
-        if len(waiting) < MAX_WAITING:
-            waiting.append(file)
-        else:
-            self.left_out += 1
+        if (party := self._parties.get(file.pid)) is None:
+            party = self._parties[file.pid] = procfs.party_of(file.pid)
+        self._waiting.add(party, file, is_urgent)
 
     def _is_examined(self, key: FileKey, path: str) -> bool:
         """Whether it was looked at of late and carries no device API."""
@@ -180,19 +186,25 @@ class Discovery:
             self._irrelevant[key, path] = looked_s + EXAMINED_FOR_S
         return True
 
-    def _examine_waiting(self, limit_s: float) -> None:
+    def _examine_waiting(self, limit_s: float, in_turn: bool = True) -> None:
+        """Without `in_turn` before anything is recorded."""
+        self._parties.clear()  # a number may be another process's by the next time
         deadline_s = time.monotonic() + limit_s
-        while self.backlog and time.monotonic() < deadline_s:
-            file = (self._urgent or self._others).popleft()
+
+        def may_go(party: int) -> bool:
+            return not self._budget.is_over(party, in_turn=in_turn)
+
+        while time.monotonic() < deadline_s and (found := self._waiting.take(may_go)):
+            party, file = found
             if file.key in self._probes.files:
                 self._used(file.key, file.pid)
                 continue
             if (file.key, file.path) in self._examined or file.key in self._put_off:
                 continue
-            self._examine(file)
+            with self._budget.charged(party, free_s=0.0):
+                self._examine(file, party)
 
-    def _examine(self, file: MappedFile) -> None:
-        party = procfs.party_of(file.pid)
+    def _examine(self, file: MappedFile, party: int) -> None:
         room = self._shares.room(party)
         if room <= 0:
             self._refuse(party)
@@ -251,12 +263,13 @@ class Discovery:
         deadline_s = time.monotonic() + EXAMINE_S
         tried = []
         for key, where in self._put_off.due():
-            with self._put_off.attempt(key):
-                if isinstance(where, str):
+            if isinstance(where, str):
+                with self._put_off.attempt(key):
                     self._examine_installed(where)
-                else:
-                    tried.append(key)
-                    self._examine(where)
+            elif not self._budget.is_over(party := procfs.party_of(where.pid)):
+                tried.append(key)
+                with self._put_off.attempt(key), self._budget.charged(party, free_s=0.0):
+                    self._examine(where, party)
             if time.monotonic() >= deadline_s:
                 break
         if any(key not in self._probes.files and key not in self._put_off for key in tried):

@@ -17,6 +17,7 @@ from sonde.collect.inject_memory import LIBRARY
 from sonde.collect.kernel import BpfObject, Kernel, by_cpus, expect_fields, losses_of
 from sonde.collect.mapped_files import FileKey, mapped_by, open_mapped
 from sonde.collect.probe_removal import Removal
+from sonde.collect.waiting_files import FileBudget, Unlimited
 from sonde.procfs import START_UNIT_NS
 
 FIELDS: Final = ("tgid", "start_ns", "correlation", "stack_id")
@@ -31,7 +32,7 @@ OF_ONE_PARTY: Final = 4
 any process may call the site."""
 CHEAP: Final = "emulated"
 """Of _native.probe_sites. A site that some kernel would single-step is refused."""
-LOOK_CPU_S: Final = 1.0
+LOOK_CPU_S: Final = 0.1
 """Of one file: anybody may map one that defines the site thousands of times."""
 PUT_OFF_S: Final = 10.0
 """To the next attempt, where somebody would keep the kernel waiting (procfs.map_locks)."""
@@ -61,8 +62,10 @@ class LaunchSites:
         }
         return BpfObject("launch_sites", shares, most={"launch_sites": rows})
 
-    def __init__(self, kernel: Kernel) -> None:
-        """Raises HostError where the kernel does not take the program."""
+    def __init__(self, kernel: Kernel, budget: FileBudget | None = None) -> None:
+        """`budget`: CPU time that looking at libraries may take; None where nobody else waits.
+        Raises HostError where the kernel does not take the program."""
+        self._budget = budget or Unlimited()
         self._bpf = kernel.load(self.bpf_object())
         self._files: dict[FileKey, _Probed] = {}
         self._locks = procfs.MapLocks()
@@ -79,6 +82,14 @@ class LaunchSites:
     def add(self, pid: int) -> bool:
         """Probe the library that a process has mapped. False: it cannot be, or not cheaply, or not
         now: then `due` brings the process up again."""
+        party = procfs.party_of(pid)
+        if self._budget.is_over(party):
+            self._wait(pid)
+            return False
+        with self._budget.charged(party):
+            return self._add(pid)
+
+    def _add(self, pid: int) -> bool:
         for file in mapped_by(pid):
             if not LIBRARY.search(file.path):
                 continue

@@ -80,6 +80,12 @@ LOSS_TEXT = {
     "requests": "requests to block devices that could not be followed",
     "names_put_off": "code locations without a name, because their user or container had used up"
     " the time for names; file and offset are kept",
+    "files_put_off": "newly mapped files that were not opened in advance, because their user or"
+    " container had used up the time for it; code of processes that ended at once has no names",
+    "delayed": "times that the files of a process were not looked at, because its user or container"
+    " had used up the time for it; stacks were walked by frame pointers until then",
+    "too_many_files": "times that a process had more files with code than are looked at; the rest"
+    " was walked by frame pointers",
     "mappings": "mappings that could not be followed; when they are unmapped is not seen",
     "share": "launches beyond one process's or user's share of the table of stacks; counted without"
     " a stack",

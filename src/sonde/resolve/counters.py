@@ -38,6 +38,9 @@ class Counters:
     names_put_off: int = 0
     """Code locations left without a name, as their user or container had used up the time for
     names; they are looked up again later."""
+    files_put_off: int = 0
+    """Newly mapped files not opened in advance, as their user or container had used up the time for
+    that; code of processes that end before it is sampled has no names then."""
     processes_unknown: int = 0
     """Processes that ended before anything was known of them."""
     processes_evicted: int = 0

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from sys import intern
@@ -14,6 +15,10 @@ from sonde.resolve.binary import Binary, FileKey
 
 MAX_MAPPINGS: Final = 16_384
 """Executable mappings kept of one process."""
+PATH_UNIT_BYTES: Final = 256
+"""A mapping counts once more for each of these that its path takes in memory."""
+MAX_PATH_BYTES: Final = 4 << 20
+"""Of the paths of one process's mappings together: 16,384 have room for 200 characters each."""
 
 _DELETED: Final = " (deleted)"
 # start-end perms offset major:minor inode path (proc_pid_maps(5))
@@ -97,13 +102,14 @@ def parse_maps(text: bytes, executable_only: bool = True) -> Iterator[Mapping]:
 class AddressSpace:
     """The mappings of a process, sorted by address, without overlaps."""
 
-    __slots__ = ("_starts", "left_out", "mappings")
+    __slots__ = ("_path_bytes", "_starts", "left_out", "mappings")
 
     def __init__(self, mappings: Iterable[Mapping] = ()) -> None:
         self.mappings: list[Mapping] = []
         self._starts: list[int] = []
+        self._path_bytes = 0
         self.left_out = 0
-        """Mappings beyond MAX_MAPPINGS."""
+        """Mappings beyond MAX_MAPPINGS or MAX_PATH_BYTES."""
         for mapping in mappings:
             self.add(mapping)
 
@@ -112,6 +118,7 @@ class AddressSpace:
         copy = AddressSpace()
         copy.mappings = self.mappings.copy()
         copy._starts = self._starts.copy()
+        copy._path_bytes = self._path_bytes
         return copy
 
     @classmethod
@@ -163,15 +170,28 @@ class AddressSpace:
                 pieces.insert(0, _part(old, old.start, mapping.start))
             if old.end > mapping.end:
                 pieces.append(_part(old, mapping.end, old.end))
-        if len(self.mappings) + len(pieces) - (last - first) > MAX_MAPPINGS:
+        paths = self._path_bytes + sum(map(_path_bytes, pieces))
+        paths -= sum(map(_path_bytes, self.mappings[first:last]))
+        is_full = len(self.mappings) + len(pieces) - (last - first) > MAX_MAPPINGS
+        if is_full or paths > MAX_PATH_BYTES:
             self.left_out += 1
             return False
+        self._path_bytes = paths
         self.mappings[first:last] = pieces
         self._starts[first:last] = [piece.start for piece in pieces]
         return last > first
 
     def __len__(self) -> int:
         return len(self.mappings)
+
+    @property
+    def size(self) -> int:
+        """Mappings in memory; long paths count for several."""
+        return len(self.mappings) + self._path_bytes // PATH_UNIT_BYTES
+
+
+def _path_bytes(mapping: Mapping) -> int:
+    return sys.getsizeof(mapping.path) if mapping.path else 0
 
 
 def _part(mapping: Mapping, start: int, end: int) -> Mapping:

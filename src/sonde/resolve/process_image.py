@@ -12,7 +12,7 @@ from typing import Final, Literal
 from sonde import procfs
 from sonde._native import MmapEvent
 from sonde.resolve.binary import FileKey
-from sonde.resolve.mappings import AddressSpace, Mapping
+from sonde.resolve.mappings import PATH_UNIT_BYTES, AddressSpace, Mapping
 
 MAX_PENDING: Final = 4096
 """Queued mmap events of one image."""
@@ -127,9 +127,25 @@ class ProcessImage:
                 self._space, self._source, self._depth = space, "exec", 0
 
     @property
-    def size(self) -> int:
+    def is_built(self) -> bool:
+        """Whether its mappings are known but for queued ones."""
+        return self._space is not None
+
+    @property
+    def source(self) -> ProcessImage | None:
+        """The parent's image, as long as this one refers to it."""
+        return self._source if isinstance(self._source, ProcessImage) else None
+
+    @property
+    def count(self) -> int:
         """Mappings in memory, queued ones included."""
         return len(self.pending) + (0 if self._space is None else len(self._space))
+
+    @property
+    def size(self) -> int:
+        """The same, where long paths count for several."""
+        queued = len(self.pending) + self._pending_bytes // PATH_UNIT_BYTES
+        return queued + (0 if self._space is None else self._space.size)
 
 
 def _mapping(event: MmapEvent) -> Mapping:

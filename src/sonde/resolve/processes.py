@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Final
 
@@ -31,7 +31,8 @@ STEP_DAEMON: Final = "slurmstepd"
 MAX_SEEN_FILES: Final = 65_536
 """Files remembered so that `new_files` has each of them once."""
 MAX_MAPPINGS_HELD: Final = 262_144
-"""Of all processes together: some 100 MB. A thousand usual processes have 50,000."""
+"""Of all processes together, where long paths count for several: some 100 MB. A thousand usual
+processes have 50,000, which count for 75,000."""
 _EAGER_MAPS: Final = 512
 """Processes whose mappings are read at the start, in case they end before they are sampled."""
 _MANY_ENDED: Final = 8
@@ -176,19 +177,22 @@ class ProcessTable:
         Their frames have no names until they execute another program.
         """
         held = 0
+        seen: set[int] = set()
         for process in self._live.values():
-            image = process.image
-            if image.left_out:
-                self._count_left_out(image)
-            held += image.size
+            if process.image.left_out:
+                self._count_left_out(process.image)
+            for image in _images_of(process):
+                if id(image) not in seen:
+                    seen.add(id(image))
+                    held += image.size
         if held <= MAX_MAPPINGS_HELD:
             return
-        for process in sorted(self._live.values(), key=lambda it: it.image.size, reverse=True):
+        for process in sorted(self._live.values(), key=_held_by, reverse=True):
             if held <= MAX_MAPPINGS_HELD:
                 break
-            held -= process.image.size
-            self.counters.mappings_left_out += process.image.size
-            process.image = ProcessImage(process.pid, "exec")
+            held -= _held_by(process)
+            self.counters.mappings_left_out += sum(it.count for it in _images_of(process))
+            process.image, process.previous = ProcessImage(process.pid, "exec"), None
             process.forget_frames()
 
     def _count_left_out(self, image: ProcessImage) -> None:
@@ -378,3 +382,16 @@ class ProcessTable:
         same_pid.remove(process)
         if not same_pid:
             del self._dead[process.pid]
+
+
+def _images_of(process: TrackedProcess) -> Iterator[ProcessImage]:
+    """Those that a process keeps in memory: of its program, of the one before, of its parents."""
+    for first in (process.image, process.previous):
+        image = first
+        while image is not None:
+            yield image
+            image = image.source
+
+
+def _held_by(process: TrackedProcess) -> int:
+    return sum(it.size for it in _images_of(process))

@@ -25,13 +25,20 @@ from sonde.model.digests import blake2b
 from sonde.model.owner import GroupNote, Owner, ProcessNote
 from sonde.model.process import Process
 from sonde.resolve.binaries import Binaries
-from sonde.resolve.binary import Binary
+from sonde.resolve.binary import Binary, FileKey
 from sonde.resolve.build_id_links import BuildIdLinks
 from sonde.resolve.code_origin import origin_of_binary
 from sonde.resolve.counters import Counters
 from sonde.resolve.lru_cache import LruCache
 from sonde.resolve.mappings import Mapping
-from sonde.resolve.naming_budget import PYTHON_BURST_S, PYTHON_SHARE, NamingBudget
+from sonde.resolve.naming_budget import (
+    FILES_BURST_S,
+    PYTHON_BURST_S,
+    PYTHON_SHARE,
+    SHARE,
+    NamingBudget,
+)
+from sonde.resolve.new_files import in_turn
 from sonde.resolve.owners import OwnerResolver
 from sonde.resolve.perf_maps import PerfMaps
 from sonde.resolve.processes import GRACE_NS, ProcessTable
@@ -151,6 +158,8 @@ class Resolver:
         """Of the time that names take, by user or container."""
         self.python_budget = NamingBudget(has_budget, PYTHON_BURST_S, PYTHON_SHARE)
         """Of that which names of Python code take. What it leaves out, `budget` counts."""
+        self.files_budget = NamingBudget(has_budget, FILES_BURST_S, SHARE)
+        """Of reading which files processes map, and what these are."""
         self._perf_maps = PerfMaps(self.counters, self.budget)
         self._put_off: set[TrackedProcess] = set()
         """Processes with frames that have no name yet."""
@@ -180,10 +189,19 @@ class Resolver:
         self.processes.new_steps.clear()
         new_files = self.processes.new_files
         if new_files:
-            for process, file in new_files[-MAX_NEW_FILES:] if self._resolves_frames else ():
-                if mapping := process.image.pending_mapping(file):
-                    self._binaries.of(process, mapping)
+            if self._resolves_frames:
+                for process, file in in_turn(new_files, MAX_NEW_FILES):
+                    self._open_ahead(process, file)
             new_files.clear()
+
+    def _open_ahead(self, process: TrackedProcess, file: FileKey) -> None:
+        """Open a newly mapped file, in case its process ends before it is sampled."""
+        if self.files_budget.is_over(process.party):
+            self.counters.files_put_off += 1
+            return
+        with self.files_budget.charged(process.party, free_s=0.0):
+            if mapping := process.image.pending_mapping(file):
+                self._binaries.of(process, mapping)
 
     def add_notes(self, notes: Iterable[ProcessNote], groups: Iterable[GroupNote]) -> None:
         """Take in notes of the kernel programs on processes and control groups, by time."""
@@ -219,8 +237,11 @@ class Resolver:
         self._perf_maps.expire()
         self.budget.tick()
         self.python_budget.tick()
+        self.files_budget.tick()
         for process in list(self._put_off):
-            if not process.is_alive or not self.budget.is_over(process.party):
+            party = process.party
+            is_over = self.budget.is_over(party) or self.files_budget.is_over(party)
+            if not process.is_alive or not is_over:
                 self._put_off.remove(process)
                 process.forget_frames()  # to be looked up again
         self._with_frames = {it for it in self._with_frames if it.frames}
@@ -274,8 +295,7 @@ class Resolver:
             if not all(found):
                 self._look_up_kernel(addresses, found)
         if user:
-            if process.image.pending:
-                process.space()
+            self.update_mappings(process)
             addresses = _code_addresses(user, has_leaf)
             frames = [process.frames.get(*it) for it in addresses]
             found += frames if all(frames) else self._look_up(process, addresses, frames)
@@ -339,7 +359,10 @@ class Resolver:
                 frames[i] = _UNMAPPED
                 unmapped += 1
                 continue  # not cached: it may be mapped soon, and seldom comes twice
-            binary = self._binaries.of(process, mapping)
+            if self._must_wait(process, mapping):
+                frames[i] = self._put_file_off(process, mapping, address)
+                continue
+            binary = self._binary_of(process, mapping)
             if binary is None or binary.holds_no_code:
                 generated = self._resolve_without_file(process, mapping, address)
                 frames[i] = generated
@@ -380,20 +403,33 @@ class Resolver:
         self._with_frames.add(process)
         process.frames.put(*address, known, needs_reorder=known.frame.function == EVAL_FUNCTION)
 
-    @staticmethod
-    def _mappings(process: TrackedProcess, addresses: Sequence[int]) -> list[Mapping | None]:
-        found = process.space().find_all(addresses)
-        if process.previous is not None and None in found:
+    def update_mappings(self, process: TrackedProcess) -> None:
+        """Take in what a process has mapped since its mappings were used last."""
+        if process.image.pending:
+            with self.files_budget.charged(process.party):
+                process.space()
+
+    def _mappings(self, process: TrackedProcess, addresses: Sequence[int]) -> list[Mapping | None]:
+        party, image, previous = process.party, process.image, process.previous
+        if not image.is_built and self.files_budget.is_over(party):
+            self._put_off.add(process)
+            self.budget.left_out[party] += len(addresses)
+            self.counters.names_put_off += len(addresses)
+            return [None] * len(addresses)
+        with self.files_budget.charged(party):
+            found = process.space().find_all(addresses)
+            if previous is None or None not in found:
+                return found
             # The process ran another program earlier in this tick.
-            before = process.previous.space().find_all(addresses)
-            found = [now or then for now, then in zip(found, before, strict=True)]
-        return found
+            before = previous.space().find_all(addresses)
+            return [now or then for now, then in zip(found, before, strict=True)]
 
     def _symbolize(
         self, process: TrackedProcess, binary: Binary, locations: Sequence[_FileLocation]
     ) -> list[KnownFrame]:
         offsets = [it.offset for it in locations]
-        is_open = self._binaries.open(binary, process, locations[0].mapping)
+        with self.files_budget.charged(process.party):
+            is_open = self._binaries.open(binary, process, locations[0].mapping)
         names: Sequence[tuple[str, int] | None] | None = [None] * len(offsets)
         if is_open:
             may_build = not self.budget.is_over(process.party)
@@ -417,6 +453,26 @@ class Resolver:
     def is_put_off(self, process: TrackedProcess) -> bool:
         """Whether code of a process has no name for now, as its party has no time left for it."""
         return process in self._put_off
+
+    def _must_wait(self, process: TrackedProcess, mapping: Mapping) -> bool:
+        """Whether a file has to be looked at for which its party has no time left."""
+        is_new = mapping.binary is None and mapping.has_file
+        return is_new and self.files_budget.is_over(process.party)
+
+    def _binary_of(self, process: TrackedProcess, mapping: Mapping) -> Binary | None:
+        if mapping.binary is not None:
+            return mapping.binary
+        with self.files_budget.charged(process.party, free_s=0.0):
+            return self._binaries.of(process, mapping)
+
+    def _put_file_off(self, process: TrackedProcess, mapping: Mapping, address: int) -> KnownFrame:
+        """A frame of a file that is not looked at until its party has time for that."""
+        self._put_off.add(process)
+        self.budget.left_out[process.party] += 1
+        self.counters.names_put_off += 1
+        offset = address - mapping.start + mapping.offset
+        label = _label_of(mapping.name, mapping.path)
+        return self._shared_frame(Frame("unknown", "", label.name, offset=offset))
 
     def _put_names_off(
         self, process: TrackedProcess, binary: Binary, locations: Sequence[_FileLocation]

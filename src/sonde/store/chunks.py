@@ -67,7 +67,7 @@ def joined(chunks: list[OpenedChunk]) -> tuple[dict[str, pa.Table], int]:
             table, rows = messages.read_streams(streams, TABLES[name].names, budget.hold)
             of_chunk = pa.array(np.repeat(numbers, rows))
             table = table.combine_chunks().append_column(CHUNK_NUMBER, of_chunk)
-        # Columns that a chunk leaves out are made, and the words that keys are made of, several times.
+        # Columns that a chunk leaves out are made, and the words of keys, several times.
         words = 6 if name in DICTIONARIES else 1
         budget.hold(8 * words * len(TABLES[name]) * table.num_rows)
         table, left_out, _ = conformed(name, table, budget)

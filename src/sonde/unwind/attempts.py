@@ -10,6 +10,8 @@ MAX_PROCESSES: Final = 4096
 ATTEMPTS: Final = 8
 RETRY_S: Final = 0.5
 """A program may just begin, its memory not be as it will be: as many attempts, so far apart."""
+OVER_S: Final = 5.0
+"""To the next attempt, where its party has no time left for one."""
 
 _Key = tuple[int, int]
 """(pid, start_ns)"""

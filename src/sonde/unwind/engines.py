@@ -17,7 +17,7 @@ from sonde.resolve.mappings import Mapping
 from sonde.resolve.naming_budget import NamingBudget
 from sonde.resolve.resolver import frame_id
 from sonde.resolve.tracked_process import JitName, TrackedProcess
-from sonde.unwind.attempts import ATTEMPTS, RETRY_S, Attempts
+from sonde.unwind.attempts import ATTEMPTS, OVER_S, RETRY_S, Attempts
 from sonde.unwind.chain import (
     CHAIN_NATIVE,
     RUNTIME,
@@ -42,8 +42,6 @@ PARTS: Final = 4
 """A party has at most one of this number of equal parts of them."""
 MAX_NOTICES: Final = 32
 """Reasons that are kept until they are reported."""
-OVER_S: Final = 5.0
-"""Until it is tried again where its party has no time for names left."""
 MAX_TABLES: Final = 16
 """Of generated code: each is another rule, which comes from a file."""
 TABLE_BYTES: Final = 1 << 27

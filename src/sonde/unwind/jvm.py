@@ -15,7 +15,7 @@ from sonde.resolve import Resolver
 from sonde.resolve.allowance import ROOT
 from sonde.resolve.resolver import frame_id
 from sonde.resolve.tracked_process import JitName, TrackedProcess
-from sonde.unwind.attempts import ATTEMPTS, RETRY_S, Attempts
+from sonde.unwind.attempts import ATTEMPTS, OVER_S, RETRY_S, Attempts
 from sonde.unwind.hotspot_code import MAX_BLOBS, MAX_ROWS, HotspotCode
 from sonde.unwind.hotspot_layout import EXPORTS, UnsupportedJvmError, read_layout
 from sonde.unwind.java_methods import TRUST_NS, JavaMethods
@@ -227,16 +227,20 @@ class Jvms:
     def _found(self, process: TrackedProcess, library: int, bias: int) -> _Loaded | None:
         if not self._attempts.is_due(process.key):
             return None
+        attempts = self._attempts.made(process.key)
+        if self._resolver.budget.is_over(process.party):
+            self._attempts.put_off(process.key, attempts, OVER_S)
+            return None
         if self._has_room(process.party):
-            with suppress(UnsupportedJvmError, OSError):
+            charged = self._resolver.budget.charged(process.party)
+            with charged, suppress(UnsupportedJvmError, OSError):
                 exports = _native.exported_addresses(library, EXPORTS)
                 addresses = {name: at + bias for name, at in exports.items()}
                 found = _Loaded(Jvm(process, addresses), process.party)
                 self._attempts.has_worked(process.key)
                 return found
-        attempts = self._attempts.made(process.key) + 1
-        self.refused += attempts == ATTEMPTS
-        self._attempts.put_off(process.key, attempts, RETRY_S)
+        self.refused += attempts + 1 == ATTEMPTS
+        self._attempts.put_off(process.key, attempts + 1, RETRY_S)
         return None
 
     def _has_room(self, party: int) -> bool:

@@ -170,6 +170,10 @@ class TableCache:
         """Whether no table could be built of the file."""
         return key in self._failed
 
+    def awaits(self, key: str) -> bool:
+        """Whether the table of a file is requested, and not there yet."""
+        return key in self._requested
+
     def request(self, key: str, fd: int, party: int = ROOT) -> None:
         """Have the table of an open file found or built, for a party. The descriptor is
         duplicated."""

@@ -11,42 +11,26 @@ import errno
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Final
 
 from sonde import _native, procfs
-from sonde._native import (
-    CommEvent,
-    ExecutableSegment,
-    ExitEvent,
-    ForkEvent,
-    MmapEvent,
-    ProcessEvent,
-    executable_segments,
-)
+from sonde._native import CommEvent, ExitEvent, ForkEvent, MmapEvent, ProcessEvent
 from sonde.resolve import Resolver
 from sonde.resolve.binary import Binary
 from sonde.resolve.lru_cache import LruCache
-from sonde.resolve.mappings import Mapping
 from sonde.resolve.tracked_process import TrackedProcess
-from sonde.unwind.chain import FoundEngine, Rule, rule_of
-from sonde.unwind.cpython import (
-    RUNTIME,
-    FoundInterpreter,
-    Interpreter,
-    UnsupportedPythonError,
-    interpreter,
-)
+from sonde.unwind.code_files import CodeFiles, Deadline, OutOfTimeError, has_code, key_of_file
+from sonde.unwind.cpython import RUNTIME, Interpreter
 from sonde.unwind.engines import Engine, Engines
 from sonde.unwind.jvm import LIBRARY, Jvm, Jvms
 from sonde.unwind.load_bias import load_bias
 from sonde.unwind.paging import Paging
 from sonde.unwind.preload import startup_files
 from sonde.unwind.stop_reasons import STOP_REASONS
-from sonde.unwind.table_cache import TableCache, key_of
+from sonde.unwind.table_cache import TableCache
 from sonde.unwind.v8 import V8, V8s
 from sonde.unwind.v8_mappings import V8Mappings
 
@@ -56,43 +40,16 @@ UPDATE_S: Final = 0.25
 """The same of the clock, beside others that take the CPUs."""
 READY_INTERVAL_S: Final = 0.2
 """While tables are being built, finished ones are loaded this often."""
-ORDER_S: Final = 0.25
-"""Between two looks at which of the files that wait for a table is needed most."""
 RETRY_S: Final = 1.5
 """First retry of a process that did not fit: by then the kernel has freed what was evicted."""
 MAX_RETRY_S: Final = 60.0
 """Longest time between two retries."""
+PUT_OFF_S: Final = 1.0
+"""Until a process is tried again whose user or container had no time left for its files."""
 RELOAD_INTERVAL_S: Final = 0.25
 """Between two loads of a process that walks request."""
 MAX_PYTHONS: Final = 8192
 """Processes, alive and ended, whose CPython is remembered."""
-_SKIPPED: Final = ("[uprobes]", "[vsyscall]")
-
-
-@dataclass(slots=True)
-class _File:
-    """One file with code, and its table in the kernel."""
-
-    key: str
-    """In the table cache."""
-    table: int = 0
-    """Number of its table in the kernel; 0: not loaded."""
-    is_final: bool = False
-    """Its table is loaded, or there will be none."""
-    was_rebuilt: bool = False
-    """The kernel side refused its first table, which was then built again."""
-    segments: Sequence[ExecutableSegment] = ()
-    """Its executable ones."""
-    python: FoundInterpreter | None = None
-    """The CPython interpreter in it."""
-    is_refused: bool = False
-    """That one is not walked, in some process at least."""
-    engine: FoundEngine | None = None
-    """The engine of Ruby or PHP in it."""
-    loop_rule: Rule | None = None
-    """Of the engine's evaluation loop."""
-    users: set[int] = field(default_factory=set)
-    """Pids of loaded processes that map it."""
 
 
 @dataclass(slots=True)
@@ -116,12 +73,7 @@ class Unwinder:
         self._maps = _native.UnwindMaps(owner)
         self._resolver = resolver
         self._cache = cache or TableCache()
-        self._files: dict[int, _File] = {}
-        """By `resolve.binary.Binary.index`."""
-        self._ordered_s = 0.0
-        """When requests for tables were put in order last."""
-        self._waiting: dict[str, set[int]] = {}
-        """Pids that wait for a table, by the key of its file."""
+        self._files = CodeFiles(self._maps, resolver, self._cache, self._evict)
         self._loaded: dict[int, _LoadedProcess] = {}
         self._stale: set[int] = set()
         """Pids to load (again)."""
@@ -129,6 +81,10 @@ class Unwinder:
         """How many walks have asked for each pid that is to be loaded."""
         self._expected: set[int] = set()
         """Pids to load before a walk meets them; `expect`."""
+        self._first: set[int] = set()
+        """Pids that are loaded before anything is sampled."""
+        self._put_off: dict[int, float] = {}
+        """When to try those again whose party had no time left (CLOCK_MONOTONIC, s), by pid."""
         self._headless: set[int] = set()
         """Pids whose first thread has ended before others."""
         self._ready: set[int] = set()
@@ -146,10 +102,10 @@ class Unwinder:
         self._jvms = Jvms(self._maps, resolver)
         self._v8s = V8s(self._maps, resolver)
         self._engines = Engines(self._maps, resolver.budget)
-        self.refused_python = 0
-        """Files with an unsupported CPython."""
         self.left_out = 0
         """How often a table or a process did not fit into the kernel's maps."""
+        self.delayed = 0
+        """How often a process was not loaded, as its party had no time left for its files."""
         self.refused: Counter[str] = Counter()
         """How often loading a process failed otherwise, by name of the error."""
 
@@ -163,7 +119,8 @@ class Unwinder:
 
     def load_now(self, pids: Iterable[int]) -> None:
         """Load these processes before a walk meets them, as they are now."""
-        self._stale |= set(pids)
+        self._first = set(pids)
+        self._stale |= self._first
         self._cache.warm_up()
         self.update()
 
@@ -177,7 +134,7 @@ class Unwinder:
                 try:
                     binary = Binary()
                     binary.use_descriptor(fd)
-                    key = _key_of(binary)
+                    key = key_of_file(binary)
                     if binary.is_elf and self._cache.find(key) is None:
                         self._cache.request(key, fd)
                 finally:
@@ -196,6 +153,7 @@ class Unwinder:
 
     def expect_pages(self) -> None:
         """Sampling starts: expect requests for pages."""
+        self._first.clear()
         self._paging.expect(time.monotonic())
 
     def on_process_events(self, events: Iterable[ProcessEvent]) -> None:
@@ -242,10 +200,8 @@ class Unwinder:
         for pid in [pid for pid in self._headless if not self._goes_on(pid)]:
             self._expected.discard(pid)
             self._forget(pid)
-        for key in self._cache.poll():
-            self._ready |= self._waiting.pop(key, set())
-        if self._cache.has_queue:
-            self._order_requests()
+        self._ready |= self._files.finished()
+        self._files.order_requests()
         if refused := self._maps.load_pages():
             self.left_out += refused
             self._evict(0, set())
@@ -268,20 +224,25 @@ class Unwinder:
         for pid, retry in self._retries.items():
             if now_s > retry.at_s:
                 self._stale.add(pid)
+        self._stale.update(pid for pid, due_s in self._put_off.items() if now_s > due_s)
         self._load_stale(now_s)
         return (len(self._loaded), self._pages) != before
 
     def _load_stale(self, now_s: float) -> None:
-        """Load processes as time allows, for events wait to be read meanwhile: expected ones first,
-        then those that most walks ask for."""
-        cpu_s = time.thread_time() + UPDATE_CPU_S
-        for pid in sorted(self._stale, key=lambda it: (it not in self._expected, -self._asked[it])):
-            if time.thread_time() > cpu_s or time.monotonic() > now_s + UPDATE_S:
+        """Load processes as time allows, for events wait to be read meanwhile."""
+        until = Deadline(time.thread_time() + UPDATE_CPU_S, now_s + UPDATE_S)
+        for pid in sorted(self._stale, key=self._order_of):
+            if until.has_passed:
                 break
             self._stale.discard(pid)
             self._asked.pop(pid, None)
+            if now_s <= self._put_off.get(pid, 0.0):
+                continue
             try:
-                fits = self._load(pid)
+                fits = self._load(pid, until)
+            except OutOfTimeError:
+                self._stale.add(pid)  # it goes on at the next update
+                continue
             except OSError as error:  # affects the stacks of this process alone
                 self.refused[errno.errorcode.get(error.errno or 0, "unknown")] += 1
                 self._retry_later(pid, now_s)
@@ -291,6 +252,11 @@ class Unwinder:
             else:
                 self.left_out += 1
                 self._retry_later(pid, now_s)
+
+    def _order_of(self, pid: int) -> tuple[bool, bool, int]:
+        """Expected processes first, those with many files last; before others those that most walks
+        ask for."""
+        return pid not in self._expected, self._files.is_begun(pid), -self._asked[pid]
 
     def resync(self) -> None:
         """Events were lost: load all processes again."""
@@ -325,6 +291,10 @@ class Unwinder:
         """How often a process could not be loaded so far: "no_room", or "ERROR.refused"."""
         no_room = self.left_out + self._jvms.left_out
         found = {"no_room": no_room} if no_room else {}
+        if self.delayed:
+            found["delayed"] = self.delayed
+        if self._files.left_out:
+            found["too_many_files"] = self._files.left_out
         if self._jvms.refused:
             found["jvm.refused"] = self._jvms.refused
         if self._v8s.refused:
@@ -350,7 +320,9 @@ class Unwinder:
             "tables_failed": self._cache.failed,
             "put_off": len(self._retries),
             "left_out": self.left_out,
-            "python_refused": self.refused_python,
+            "delayed": self.delayed,
+            "files_left_out": self._files.left_out,
+            "python_refused": self._files.refused_python,
             **self._jvms.usage(),
             **self._v8s.usage(),
             **self._engines.usage(),
@@ -362,9 +334,7 @@ class Unwinder:
 
     def close(self) -> None:
         """End the subprocess that builds tables, and keep what the next run can begin with."""
-        for file in self._files.values():
-            if file.table:
-                self._cache.keep_pages(file.key, self._maps.pages(file.table))
+        self._files.close()
         self._cache.close()
 
     def _retry_later(self, pid: int, now_s: float) -> None:
@@ -374,10 +344,11 @@ class Unwinder:
             wait_s = min(2 * before.wait_s, MAX_RETRY_S)
         self._retries[pid] = _Retry(now_s + wait_s, wait_s)
 
-    def _load(self, pid: int) -> bool:
+    def _load(self, pid: int, until: Deadline) -> bool:
         """Load a process into the kernel's maps, or remove an ended one.
 
-        Returns whether all of it fits. Raises OSError for other errors.
+        Returns whether all of it fits. Raises OutOfTimeError where its files are not all looked up
+        at the deadline, OSError for other errors.
         """
         found = procfs.read_stat(pid)
         if found is None:
@@ -386,30 +357,36 @@ class Unwinder:
         if not found.start_code:  # a kernel thread, or exiting
             return True
         process = self._resolver.processes.find(pid, found.start_ns)
+        budget, is_first = self._resolver.files_budget, pid in self._expected or pid in self._first
+        if budget.is_over(process.party, in_turn=not is_first):
+            self._put_off[pid] = time.monotonic() + PUT_OFF_S
+            self.delayed += 1
+            return True
+        self._put_off.pop(pid, None)
+        with budget.charged(process.party):
+            return self._load_process(process, found.start_code, until)
+
+    def _load_process(self, process: TrackedProcess, start_code: int, until: Deadline) -> bool:
+        """`start_code`: as the kernel has it. For the rest see `_load`."""
+        pid = process.pid
+        mappings = process.space().mappings
+        fits = self._files.look_up(process, mappings, until)
         loaded = _LoadedProcess(process, time.monotonic())
         ranges = []
         generated = runtime = None
         v8_mappings = V8Mappings()
-        fits, has_engine = True, False
-        mappings = process.space().mappings
+        has_engine = False
         is_musl = any("/ld-musl-" in mapping.path for mapping in mappings)
-        for mapping in mappings:
-            if "x" not in mapping.prot or mapping.path in _SKIPPED:
-                continue
-            try:
-                file, index = self._file_of(process, mapping)
-            except _NoRoomError:
-                self._evict(pid, loaded.files)
-                fits, file = False, None
+        for mapping in filter(has_code, mappings):
+            file, index = self._files.of(mapping)
             bias = load_bias(mapping, file.segments) if file is not None else None
             if file is None or bias is None:
                 ranges.append((mapping.start, mapping.end, 0, 0))
                 continue
-            if not file.is_final:
-                self._waiting.setdefault(file.key, set()).add(pid)
+            self._files.wait_for(file, pid)
             loaded.files.add(index)
             ranges.append((mapping.start, mapping.end, bias % 2**64, file.table))
-            if (python := self._python_in(file, mapping)) is not None:
+            if (python := self._files.python_in(file, mapping)) is not None:
                 loaded.python = python
                 runtime = RUNTIME, python.for_kernel(bias, is_musl)
             if file.engine is not None and runtime is None:
@@ -429,7 +406,7 @@ class Unwinder:
             if runtime is not None:
                 ranges = self._v8s.with_generated(pid, ranges, mappings)
         try:
-            self._maps.set_process(pid, found.start_code, ranges, runtime)
+            self._maps.set_process(pid, start_code, ranges, runtime)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.E2BIG, errno.ENOMEM):
                 raise
@@ -437,9 +414,8 @@ class Unwinder:
             return False
         before = self._loaded.get(pid)
         if before is not None:
-            self._drop_user(pid, before.files - loaded.files)
-        for index in loaded.files:
-            self._files[index].users.add(pid)
+            self._files.drop_user(pid, before.files - loaded.files)
+        self._files.used(pid, loaded.files)
         self._loaded[pid] = loaded
         self._jvms.settle(pid)
         if loaded.python is not None:
@@ -448,6 +424,8 @@ class Unwinder:
 
     def _forget(self, pid: int) -> None:
         self._retries.pop(pid, None)
+        self._put_off.pop(pid, None)
+        self._files.forget(pid)
         self._headless.discard(pid)
         self._maps.drop_process(pid)
         self._jvms.forget(pid)
@@ -455,84 +433,7 @@ class Unwinder:
         self._engines.forget(pid)
         loaded = self._loaded.pop(pid, None)
         if loaded is not None:
-            self._drop_user(pid, loaded.files)
-
-    def _drop_user(self, pid: int, files: Iterable[int]) -> None:
-        for index in files:
-            self._files[index].users.discard(pid)
-
-    def _file_of(self, process: TrackedProcess, mapping: Mapping) -> tuple[_File | None, int]:
-        """(file, its index) of a mapping; (None, 0) without one. Loads the table if it is built."""
-        known = mapping.binary
-        if known is not None and (file := self._files.get(known.index)) and file.is_final:
-            return file, known.index
-        binary = self._resolver.file_of(process, mapping)
-        if binary is None:
-            return None, 0
-        found = self._files.get(binary.index)
-        if found is None:
-            found = self._files[binary.index] = _File(
-                _key_of(binary), segments=executable_segments(binary.fd)
-            )
-        if not found.is_final:
-            self._load_table(found, binary, process.party)
-        return found, binary.index
-
-    def _load_table(self, file: _File, binary: Binary, party: int) -> None:
-        """Load the table of a file, or request it for a party. Raises _NoRoomError."""
-        built = self._cache.find(file.key)
-        if built is None:
-            file.is_final = self._cache.has_failed(file.key)
-            if not file.is_final:
-                self._cache.request(file.key, binary.fd, party)
-            return
-        try:
-            file.table = self._maps.add_table(str(built.path), self._cache.pages_of(file.key))
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.ENOMEM):
-                raise _NoRoomError from error
-            if file.was_rebuilt:
-                self._cache.mark_failed(file.key)
-                file.is_final = True
-                return
-            file.was_rebuilt = True
-            self._cache.discard(file.key)  # damaged, or of another version
-            self._cache.request(file.key, binary.fd, party)
-            return
-        file.is_final = True
-        file.python = built.python
-        if (engine := built.engine) is not None:
-            file.engine = engine
-            middle = (engine.evaluation[0] + engine.evaluation[1]) // 2
-            (rule,) = _native.find_unwind_rules(str(built.path), [middle])
-            file.loop_rule = rule_of(rule) if rule is not None else None
-
-    def _order_requests(self) -> None:
-        """Have the files of processes that are walked most built first; a process that waits for
-        many files has a part of its walks for each."""
-        now_s = time.monotonic()
-        if now_s < self._ordered_s + ORDER_S:
-            return
-        self._ordered_s = now_s
-        walks = self._maps.walks()
-        files = Counter(chain.from_iterable(self._waiting.values()))
-        self._cache.order(
-            {
-                key: sum(walks.get(pid, 0) / files[pid] for pid in pids)
-                for key, pids in self._waiting.items()
-            }
-        )
-
-    def _python_in(self, file: _File, mapping: Mapping) -> Interpreter | None:
-        """The interpreter in a file, by the name that its own process has the file by."""
-        if file.python is None:
-            return None
-        try:
-            return interpreter(file.python, mapping.name)
-        except UnsupportedPythonError:
-            self.refused_python += not file.is_refused
-            file.is_refused = True
-            return None
+            self._files.drop_user(pid, loaded.files)
 
     def _evict(self, pid: int, files: set[int]) -> None:
         """Remove a quarter of the processes, those with the fewest recent walks, and unused tables.
@@ -550,11 +451,7 @@ class Unwinder:
         self._walks = walks
         for other in by_use[: len(by_use) // 4 + 1]:
             self._forget(other)
-        unused = [(i, it) for i, it in self._files.items() if it.table and not it.users]
-        for index, file in unused:
-            if index not in files:
-                self._maps.drop_table(file.table)
-                del self._files[index]
+        self._files.drop_unused(files)
 
 
 def _in_generated(
@@ -565,20 +462,9 @@ def _in_generated(
     return (start, end, 0, table) if not has_table and low <= start < high else range_
 
 
-class _NoRoomError(Exception):
-    """The kernel's maps are full."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Retry:
     """When loading a process is tried again, CLOCK_MONOTONIC."""
 
     at_s: float
     wait_s: float
-
-
-def _key_of(binary: Binary) -> str:
-    """In the table cache. That of a copy is its own, of no device: its table is looked for by its
-    content, each time."""
-    own = (0, binary.index) if binary.is_copy else ()
-    return key_of(binary.build_id, (*own, *binary.identity))

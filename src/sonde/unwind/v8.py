@@ -17,7 +17,7 @@ from sonde.resolve.allowance import ROOT
 from sonde.resolve.mappings import Mapping
 from sonde.resolve.resolver import frame_id
 from sonde.resolve.tracked_process import JitName, TrackedProcess
-from sonde.unwind.attempts import ATTEMPTS, RETRY_S, Attempts
+from sonde.unwind.attempts import ATTEMPTS, OVER_S, RETRY_S, Attempts
 from sonde.unwind.process_memory import ProcessMemory
 from sonde.unwind.v8_code import V8Codes
 from sonde.unwind.v8_functions import TRUST_NS, V8Functions
@@ -32,8 +32,6 @@ RUNTIME: Final = 2
 MAX_V8S: Final = 256
 PARTS: Final = 4
 """A party has at most one of this number of equal parts of them."""
-OVER_S: Final = 5.0
-"""Until it is tried again where its party has no time for names left."""
 MAX_CACHED_FRAMES: Final = 16_384
 TABLE_BYTES: Final = 1 << 27
 """Of generated code that the table covers; more is several ranges."""
