@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 
 from sonde.agent import attach_queue
 from sonde.agent.attach_queue import AttachQueue, Backoff
 from sonde.agent.attaching import Attacher
-from sonde.attach import process
+from sonde.attach import kill_switch, process
 from sonde.attach.policy import Policy
 from sonde.errors import AttachFailed, TracerFailed
 
@@ -92,3 +93,19 @@ def test_the_agent_waits_for_everybody_only_when_it_failed_itself(
     now_s = time.monotonic()
     assert attacher._backoff.is_paused(MALLORY, now_s)
     assert attacher._backoff.is_paused(ALICE, now_s) is others_wait
+
+
+def test_a_process_whose_turn_comes_while_the_kill_switch_is_set_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "off"
+    path.touch()
+    monkeypatch.setattr(kill_switch, "FILES", (path,))
+    loaded: list[int] = []
+
+    attacher = Attacher(Policy("all"), None, loaded.append)
+    attacher._attach((os.getpid(), process.start_time(os.getpid())), ALICE)
+
+    [row] = attacher.rows(1)
+    assert "attach_refused" in row and str(path) in str(row)
+    assert loaded == []

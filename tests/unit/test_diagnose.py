@@ -9,6 +9,7 @@ import pytest
 from sonde.diagnose.detector import Detector
 from sonde.diagnose.explain import explain
 from sonde.diagnose.incident import Change, FaultCause
+from sonde.diagnose.lost_time import Part, side
 from sonde.diagnose.moments import (
     CodePlace,
     DiskUse,
@@ -215,6 +216,16 @@ def test_the_interpreters_lock_is_distinguished_from_other_locks_by_stacks():
     interpreter.places.append(Place(VICTIM, "futex", 3, 0.5 * TICK_NS))
     assert verdict(ticks(p100=own)).cause == FaultCause.LOCK
     assert verdict(ticks(p100=interpreter)).cause == FaultCause.INTERPRETER_LOCK
+
+
+def test_time_in_the_interpreters_lock_is_taken_from_waits_once():
+    one = process(0.2, waits=[wait("futex", 0.3, VICTIM), wait("futex", 0.3, OTHER)])
+    one.places.append(Place(VICTIM, "futex", 3, 0.4 * TICK_NS))
+
+    times = side(window([]), [moment(0, p100=one)]).times[VICTIM]
+
+    assert times[Part.INTERPRETER_LOCK] == pytest.approx(0.4, abs=0.01)
+    assert times[Part.LOCK] == pytest.approx(0.2, abs=0.01)
 
 
 def test_a_service_that_answers_late():

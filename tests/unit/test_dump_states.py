@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from sonde.collect.dump import state_letter
+from sonde.collect import dump
+from sonde.collect.dump import ThreadDump, ThreadState, state_letter
 
 TASK_DEAD = 0x80
 
@@ -32,3 +36,25 @@ TASK_DEAD = 0x80
 )
 def test_the_letter_is_that_of_ps(bits: int, letter: str) -> None:
     assert state_letter(bits) == letter
+
+
+@pytest.mark.parametrize(("is_given_up", "kept"), [(True, [1, 2]), (False, [1])])
+def test_a_thread_that_a_pass_did_not_reach_has_not_ended(
+    is_given_up: bool, kept: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dump, "PASS_S", 0.0)
+    taken: Any = ThreadDump.__new__(ThreadDump)
+    taken._is_given_up = False
+    taken._sampler = SimpleNamespace(take=lambda: SimpleNamespace(rows=lambda names: []))
+    slept = ThreadState(1, 0, "S", 7)
+
+    def iterate() -> dict[int, ThreadState]:
+        taken._is_given_up = is_given_up
+        return {1: slept}
+
+    taken._iterate = iterate
+    threads = {tid: ThreadState(tid, 0, "R", 0) for tid in (1, 2)}
+    taken._see_running(threads, {1, 2})
+
+    assert sorted(threads) == kept
+    assert threads[1] == slept

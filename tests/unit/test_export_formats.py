@@ -111,6 +111,18 @@ def test_pprof_of_one_kind_and_process(session):
     assert {decoded.labels(sample)["pid"] for sample in decoded.message.sample} == {4211}
 
 
+def test_pprof_numbers_each_location_once_where_several_kinds_have_rows_without_a_stack(tmp_path):
+    writer = Writer()
+    app = writer.process(1, "app")
+    writer.on_cpu(app, 1, 0, 1)
+    writer.wait(app, 1, "futex", 1.0)
+    calls = {"count": 1, "seconds": 1.0, "op": "alloc"}
+    writer.calls(app, 1, "cuMemAlloc_v2", **calls, stack=writer.stack("main"))
+    found = Decoded(written(pprof, Session(read(writer.write(tmp_path / "a.sonde")))))
+
+    assert len(found.locations) == len(found.message.location)
+
+
 def test_pprof_of_the_same_capture_is_the_same_bytes(session):
     assert written(pprof, session) == written(pprof, session)
 

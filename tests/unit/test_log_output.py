@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import sys
+import time
 
 import pytest
 
@@ -88,3 +89,17 @@ def test_a_collector_that_fails_is_logged_once_until_it_takes_metrics_again(capl
     assert pusher.failed == 2
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "takes no metrics" in caplog.text
+
+
+def test_a_bug_in_a_metric_is_a_failed_push_and_not_the_end_of_them():
+    def families():
+        raise KeyError("a metric")
+
+    pusher = OtlpPusher("http://127.0.0.1:1", 0.001, families, {})
+    pusher.start()
+    while pusher.failed < 3 and pusher._thread.is_alive():
+        time.sleep(0.001)
+    pusher.close()
+
+    assert pusher.failed >= 3
+    assert pusher.error == "KeyError: 'a metric'"

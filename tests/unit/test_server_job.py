@@ -182,6 +182,17 @@ def test_stalls_without_a_verdict_have_no_known_cause() -> None:
     ]  # fmt: skip
 
 
+def test_an_answer_names_what_its_bounds_left_out() -> None:
+    nodes = [f"n{number:04}" for number in range(job.MAX_NODES + 7)]
+    slots = [{"node": node, "stalled": float(node < "n0005")} for node in nodes]
+
+    assert list(job._left_out(nodes, slots, dict.fromkeys(nodes[:3], (0, 1, None)))) == [
+        "7 more nodes of it, which are not listed",
+        "causes of stalls on 2 more nodes: only the 3 with most of them are explained",
+    ]
+    assert list(job._left_out(nodes[:3], slots[:3], dict.fromkeys(nodes, (0, 1, None)))) == []
+
+
 def test_an_owner_with_too_many_rows_is_refused_and_not_summed_in_part(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import struct
 import sys
+import threading
 import time
 import zlib
 from pathlib import Path
@@ -459,3 +460,21 @@ def test_deep_descriptions_are_refused() -> None:
 def test_checksums_of_the_tests_are_those_of_the_format() -> None:
     body = as_of(CHUNKS[0], "x", 0, NOW_NS)
     assert struct.unpack("<I", body[28:32])[0] == zlib.crc32(body[:28])
+
+
+def test_flushers_of_two_processes_miss_no_crash_of_one_another(tmp_path: Path) -> None:
+    one, other = Catalog(tmp_path), Catalog(tmp_path)
+    assert one.attempt("log", 0, "first") == 0
+    found: list[int] = []
+    between = threading.Thread(target=lambda: found.append(other.attempt("log", 0, "third")))
+
+    def pause(statement: str) -> None:
+        if statement.startswith("INSERT"):
+            between.start()
+            between.join(0.3)
+
+    one._db._db.set_trace_callback(pause)
+    found.append(one.attempt("log", 0, "second"))
+    between.join()
+
+    assert found == [1, 2]

@@ -33,13 +33,13 @@ const LIVE: ReadonlySet<View> = new Set<View>(["overview", "node", "owners", "jo
 /** Where a view of one node or one job stands, and the way back. */
 function Trail({ times, link }: { times: string; link: (event: Event, change: Partial<Place>) => void }): preact.JSX.Element | null {
   const { place, go, hrefOf } = useApp();
-  const { view, node, from, to } = place;
+  const { view, node, from, to, live } = place;
   const crumbs: [string, Partial<Place> | null][] = [];
   if (view === "job") {
-    crumbs.push(["Jobs", { view: "jobs", from, to }], [`${place.by || "job"} ${place.id}`, null]);
+    crumbs.push(["Jobs", { view: "jobs", from, to, live }], [`${place.by || "job"} ${place.id}`, null]);
   } else if (view === "jobs" && place.owner) {
-    crumbs.push(["Owners", { view: "owners", by: place.ownerBy, from, to }], [`jobs of ${place.owner}`, null]);
-  } else if (node && view !== "ranks" && view in SHOWN_UNDER) {
+    crumbs.push(["Owners", { view: "owners", by: place.ownerBy, from, to, live }], [`jobs of ${place.owner}`, null]);
+  } else if (node && view in SHOWN_UNDER) {
     crumbs.push(["Overview", {}], [node, view === "node" ? null : { view: "node", node }]);
     if (view === "memory") crumbs.push(["Memory", null]);
     if (view === "compare") crumbs.push([times, { view: "range", node, from, to, pid: place.pid }], ["Compare", null]);

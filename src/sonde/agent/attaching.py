@@ -4,7 +4,8 @@
 A process is a candidate once it maps a device's library. Attaches happen one at a time, in a thread
 of the attacher, each at most once for a process, unless it was stopped just then; a failure makes
 the next ones to processes of that party wait, and one that is ours alone makes all wait, longer
-each time. The kill switch is looked at before each.
+each time. The kill switch is looked at before each:
+a process whose turn comes while it is set is reported as refused, and not tried again.
 """
 
 from __future__ import annotations
@@ -148,7 +149,8 @@ class Attacher:
     def _attach(self, identity: Identity, party: int) -> None:
         pid, began = identity
         try:
-            if process.start_time(pid) == began and kill_switch.found_file() is None:
+            if process.start_time(pid) == began:
+                kill_switch.require_allowed()
                 self._load_into(pid, party)
         except TargetStopped as error:
             if identity in self._stopped:

@@ -24,7 +24,7 @@ PASS_S: Final = 0.005
 """How long the CPU sampler runs at a time: some five samples of each CPU."""
 MAX_PASSES: Final = 10
 ITERATION_S: Final = 8.0
-"""How long the iteration over all threads may take: 3,000 of them take a second."""
+"""How long the iteration over the process's threads may take: 3,000 of them take a second."""
 _TASK_IDLE: Final = 0x402
 _RTLOCK_WAIT: Final = 0x1000
 _FROZEN: Final = 0x8000
@@ -65,7 +65,8 @@ class ThreadDump:
         self._sampler = sampler
 
     def take(self) -> list[ThreadState]:
-        """Every thread, by number. A thread that runs is looked at until it was seen or sleeps."""
+        """Every thread, by number. A thread that runs is looked at until it was seen or sleeps, at
+        most `MAX_PASSES` times."""
         threads = self._iterate()
         left = {tid for tid, it in threads.items() if not it.stack_id and it.state == "R"}
         if left and not self._is_given_up:
@@ -89,8 +90,9 @@ class ThreadDump:
             now = self._iterate()
             for tid in list(left):
                 if tid not in now:
-                    del threads[tid]  # it ended
-                    left.discard(tid)
+                    if not self._is_given_up:  # else it may only not have been reached
+                        del threads[tid]  # it ended
+                        left.discard(tid)
                 elif now[tid].stack_id:
                     threads[tid] = now[tid]
                     left.discard(tid)

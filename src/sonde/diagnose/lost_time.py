@@ -164,6 +164,7 @@ def side(window: Window, moments: Iterable[Moment]) -> Side:
                 blocked -= elsewhere
             if part in (Part.LOCK, Part.HANDED):
                 inside = min(blocked, in_lock.get((wait.tid, wait.reason), 0.0))
+                in_lock[wait.tid, wait.reason] = in_lock.get((wait.tid, wait.reason), 0.0) - inside
                 times[wait.tid][Part.INTERPRETER_LOCK] += inside
                 blocked -= inside
             times[wait.tid][part] += blocked

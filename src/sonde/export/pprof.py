@@ -50,6 +50,9 @@ _LABELS = {
 _MAX_PENDING_BYTES = 1 << 21
 """A message is written once it has about this many bytes."""
 
+_NO_STACK = -1
+"""Index that stands for the frame of stacks without frames."""
+
 # Samples share stacks and labels, so these parts are encoded once: parts of a message that follow
 # one another are one message. https://protobuf.dev/programming-guides/encoding/#last-one-wins
 _SAMPLE_TAG = bytes([PprofProfile.SAMPLE_FIELD_NUMBER << 3 | 2])
@@ -88,13 +91,14 @@ class _Builder:
     ) -> None:
         self._write = write
         self._pending = 0
+        """Size of the message so far, roughly, in units of 8 bytes."""
         self.message = message = PprofProfile()
         self._strings: dict[str, int] = {}
         self._text("")  # The format wants '' first.
         self._mappings: dict[tuple[str, str], Mapping] = {}
         self._functions: dict[tuple[str, str, str], int] = {}
         self._packed: dict[int, bytes] = {}
-        """The number of each frame's location, as a varint."""
+        """The number of each frame's location, as a varint, by the frame's index."""
         self._samples = bytearray()
         self._value_at: dict[ProfileKind, int] = {}
         self._values = 0
@@ -168,7 +172,9 @@ class _Builder:
         frames = profile.stacks.frames
         packed = self._packed
         numbers = [packed.get(i) or self._location(i, frames[i]) for i in indices]
-        text = b"".join(numbers or [self._location(-1, NO_STACK)])
+        if not numbers:
+            numbers = [packed.get(_NO_STACK) or self._location(_NO_STACK, NO_STACK)]
+        text = b"".join(numbers)
         return b"".join((_LOCATION_IDS_TAG, _varint(len(text)), text))
 
     def _labels(self, thread: Thread, name_key: int, name: str) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ VERDICTS = 3
 WINDOW_NS = 60 * 10**9
 """Of each: its minute with most stalled time."""
 MAX_FUNCTIONS = 50
+MAX_NODES = 1_000
 _PID = re.compile(r"\((\d{1,10})\)$")
 _HOUR_NS = 3_600e9
 NOT_COVERED = (
@@ -35,6 +36,10 @@ NOT_COVERED = (
     "GPUs that were allocated and in which no process had memory: the scheduler is not asked",
     "productive is time in which kernels ran, however well they used the GPU",
 )
+
+
+Explained = dict[str, tuple[int, int, dict[str, Any] | None]]
+"""By node: begin and end of its explained minute, ns since 1970, and the verdict, if any."""
 
 
 def owners(session: StoredSession, wanted: Selection, by: str, limit: int) -> dict[str, Any]:
@@ -67,7 +72,8 @@ def job(session: StoredSession, wanted: Selection, limit: int) -> dict[str, Any]
     """One owner, named by exactly one of job, pod, container, unit, user, ….
 
     Its GPU hours, wasted ones by cause (they add up to `wasted_h`), verdicts, and functions by own
-    time; `waiting`: whom its ranks wait for. Raises UsageError, CaptureError.
+    time; `waiting`: whom its ranks wait for; `not_covered`: also how many nodes are not listed, or
+    not explained. Raises UsageError, CaptureError.
     """
     chosen = dict(wanted.owners or {})
     if len(chosen) != 1:
@@ -82,12 +88,13 @@ def job(session: StoredSession, wanted: Selection, limit: int) -> dict[str, Any]
     joules = [row["joules"] for row in slots if row["joules"] is not None]
     total["joules"] = sum(joules) if joules else None
     explained = _explained(session, every, slots, pids)
+    nodes = sorted({row["node"] for row in slots} | set(pids))
     functions = stored.top_functions(session, wanted, min(limit, MAX_FUNCTIONS)).to_pylist()
     return {
         "by": by,
         "id": owner,
         "slot_s": slot_ns(every) / 1e9,
-        "nodes": sorted({row["node"] for row in slots} | set(pids))[:1_000],
+        "nodes": nodes[:MAX_NODES],
         "gpus": len({(row["node"], one) for row in slots for one in row["devices"]}),
         **_hours(total),
         "wasted": _causes(slots, explained, total["idle"]),
@@ -98,8 +105,22 @@ def job(session: StoredSession, wanted: Selection, limit: int) -> dict[str, Any]
         ],
         "functions": functions,
         "waiting": _waiting(session, wanted),
-        "not_covered": [*NOT_COVERED],
+        "not_covered": [*NOT_COVERED, *_left_out(nodes, slots, explained)],
     }
+
+
+def _left_out(
+    nodes: Sequence[str], slots: Sequence[Mapping[str, Any]], explained: Explained
+) -> Iterator[str]:
+    """What the bounds on an answer's size and work took from it."""
+    if len(nodes) > MAX_NODES:
+        yield f"{len(nodes) - MAX_NODES:,} more nodes of it, which are not listed"
+    stalled = {row["node"] for row in slots if row["stalled"]} - set(explained)
+    if stalled:
+        yield (
+            f"causes of stalls on {len(stalled):,} more nodes: only the {VERDICTS} with most of "
+            "them are explained"
+        )
 
 
 def _waiting(session: StoredSession, wanted: Selection) -> dict[str, Any]:
@@ -117,9 +138,6 @@ def _hours(row: Mapping[str, Any]) -> dict[str, float | None]:
     hours = {f"{name}_h": (row[name] or 0) / _HOUR_NS for name in ("held", *PARTS)}
     hours["wasted_h"] = hours["stalled_h"] + hours["idle_h"]
     return {**hours, "joules": row["joules"]}
-
-
-Explained = dict[str, tuple[int, int, dict[str, Any] | None]]
 
 
 def _explained(

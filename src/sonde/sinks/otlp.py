@@ -140,7 +140,8 @@ class OtlpPusher:
         self._ended.set()
 
     def close(self) -> None:
-        """Push a last time, then stop; waits at most as long as one push may take."""
+        """Push a last time, then stop; waits at most 1 s longer than one push may take. A push
+        that is under way then may keep the last one from its end."""
         self.end()
         if self._thread.is_alive():
             self._thread.join(PUSH_S + 1)
@@ -149,8 +150,8 @@ class OtlpPusher:
         """One push. Counts a failure instead of raising."""
         from sonde import http_client
 
-        body = request(self._families(), self._resource, self._started_ns, time.time_ns())
         try:
+            body = request(self._families(), self._resource, self._started_ns, time.time_ns())
             answer = http_client.request(
                 "POST",
                 self._url,
@@ -162,6 +163,9 @@ class OtlpPusher:
         except (OSError, ValueError) as error:
             self._count_failure(str(error))
             return
+        except Exception as error:  # a bug in one metric must not end the pushes
+            self._count_failure(f"{type(error).__name__}: {error}")
+            return
         if 200 <= answer.status < 300:
             if self.error:
                 _log.info("the collector takes metrics again, after %s", self.error)
@@ -171,7 +175,7 @@ class OtlpPusher:
             self._count_failure(f"HTTP status {answer.status}")
 
     def _count_failure(self, error: str) -> None:
-        """Counts a failed push; logs the first of a row."""
+        """Counts a failed push; logs the first of several one after another."""
         if not self.error:
             _log.warning("the collector takes no metrics: %s", error)
         self.failed += 1

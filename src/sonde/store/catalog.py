@@ -99,7 +99,7 @@ class Catalog:
     def attempt(self, segment: str, read_bytes: int, flusher: str) -> int:
         """Note that `flusher` begins to store what follows an offset of a segment; returns how many
         others have crashed while they did. One that fails and goes on has not crashed."""
-        with self._db.held() as db:
+        with self._db.transaction() as db:
             row = db.execute(
                 "SELECT read_bytes, flusher, deaths FROM attempt WHERE path = ?", [segment]
             ).fetchone()
@@ -207,7 +207,8 @@ class Catalog:
             db.execute("DELETE FROM attempt WHERE path = ?", [path])
 
     def forget_chunks(self, before_ns: int) -> None:
-        """Drop the digests of chunks that came before a time: the table `chunk` has them, too."""
+        """Drop the digests of chunks that came before a time: files of the store's table of chunks
+        have them, too (`stored_digests.py`)."""
         with self._db.held() as db:
             db.execute("DELETE FROM chunk WHERE end_ns < ?", [before_ns])
 

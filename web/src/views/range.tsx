@@ -63,7 +63,7 @@ function One({ verdict, notes }: { verdict: Verdict; notes: string[] }): preact.
     <article class="one">
       <div class="heading">
         <h2>{name}: <em>{heading}</em></h2>
-        <p class="quiet">{verdict.device >= 0 ? "computed" : "waited for its device"} {percent(verdict.computing)} of {duration(verdict.window_ns)}</p>
+        <p class="quiet">{verdict.without_device ? "called no device in" : `${verdict.device >= 0 ? "computed" : "waited for its device"} ${percent(verdict.computing)} of`} {duration(verdict.window_ns)}</p>
         {verdict.advice[0] && <p class="next"><b>Next</b> {verdict.advice[0].text}{verdict.advice[0].gain ? ` (up to −${Math.round(100 * verdict.advice[0].gain)} % time)` : ""}</p>}
       </div>
       <ul class="causes" aria-label="Causes">

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A menu of formats that what is shown can be saved in.
+// A menu of what can be done with what is shown: saved in a format, copied.
 
 import type { ComponentChildren } from "preact";
 import { useRef, useState } from "preact/hooks";
@@ -12,7 +12,7 @@ export function SaveMenu({ label, choices }: { label: string; choices: readonly 
   const choose = (choice: Choice): void => {
     menu.current!.open = false;
     menu.current!.querySelector("summary")?.focus();
-    Promise.resolve(choice.run()).then(() => setProblem(null), (error: unknown) => setProblem(error instanceof Error ? error.message : String(error)));
+    (async () => choice.run())().then(() => setProblem(null), (error: unknown) => setProblem(error instanceof Error ? error.message : String(error)));
   };
   return (
     <details class="menu" ref={menu} onKeyDown={(event) => { if (event.key === "Escape") menu.current!.open = false; }}>

@@ -3,9 +3,10 @@
 
 What drivers report is in files: sysfs of the card (amdgpu: use and memory), hwmon beside it (power,
 temperature, clock, energy, fan), and /proc/PID/fdinfo of processes that hold the card open (engine
-time and memory; amdgpu, i915, xe and others write the same keys, see the kernel's
-Documentation/gpu/drm-usage-stats.rst). Cards of NVIDIA are left to NVML, and with AMD's library
-present, AMD's to that.
+time and memory: the kernel's Documentation/gpu/drm-usage-stats.rst). amdgpu, i915 and others write
+engine time in ns (`drm-engine-*`). xe writes cycles instead (`drm-cycles-*`, of
+`drm-total-cycles-*`), which are not read: its processes have memory and no engine time. Cards of
+NVIDIA are left to NVML, and with AMD's library present, AMD's to that.
 """
 
 from __future__ import annotations
