@@ -307,9 +307,9 @@ def test_a_table_that_is_no_good_is_made_once_more_and_then_given_up(watch, deep
     build = it.cache.request
     asked = Counter()
 
-    def spoilt(name, fd):
+    def spoilt(name, fd, party):
         asked[name] += 1
-        build(name, fd)
+        build(name, fd, party)
 
     class Spoilt:
         """The kernel's maps, where no table is any good."""

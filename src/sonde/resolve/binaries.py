@@ -93,15 +93,20 @@ class Binaries:
         One that cannot be opened is a `Binary` without content, until it is looked for again.
         """
         binary = mapping.binary
-        if binary is None or (
-            isinstance(binary, _Missed) and binary.retry_ns <= time.monotonic_ns()
-        ):
+        if self.is_to_find(mapping):
             if mapping.has_file:
                 binary = self._find(process, mapping)
             elif mapping.path == "[vdso]":
                 binary = self._own_vdso(mapping)
             mapping.binary = binary
         return binary
+
+    @staticmethod
+    def is_to_find(mapping: Mapping) -> bool:
+        """Whether a file is still to be looked for, or again."""
+        binary = mapping.binary
+        is_missed = isinstance(binary, _Missed)
+        return binary is None or (is_missed and binary.retry_ns <= time.monotonic_ns())
 
     def open(self, binary: Binary, process: TrackedProcess, mapping: Mapping) -> bool:
         """Open the file for reading. False where it cannot be reached, now or any more."""

@@ -456,11 +456,11 @@ class Resolver:
 
     def _must_wait(self, process: TrackedProcess, mapping: Mapping) -> bool:
         """Whether a file has to be looked at for which its party has no time left."""
-        is_new = mapping.binary is None and mapping.has_file
+        is_new = mapping.has_file and self._binaries.is_to_find(mapping)
         return is_new and self.files_budget.is_over(process.party)
 
     def _binary_of(self, process: TrackedProcess, mapping: Mapping) -> Binary | None:
-        if mapping.binary is not None:
+        if not self._binaries.is_to_find(mapping):
             return mapping.binary
         with self.files_budget.charged(process.party, free_s=0.0):
             return self._binaries.of(process, mapping)
