@@ -105,8 +105,9 @@ class Binaries:
     def is_to_find(mapping: Mapping) -> bool:
         """Whether a file is still to be looked for, or again."""
         binary = mapping.binary
-        is_missed = isinstance(binary, _Missed)
-        return binary is None or (is_missed and binary.retry_ns <= time.monotonic_ns())
+        if isinstance(binary, _Missed):
+            return binary.retry_ns <= time.monotonic_ns()
+        return binary is None
 
     def open(self, binary: Binary, process: TrackedProcess, mapping: Mapping) -> bool:
         """Open the file for reading. False where it cannot be reached, now or any more."""
