@@ -131,6 +131,18 @@ def test_a_storm_of_new_files_is_spread_over_time(opened, monkeypatch):
     assert found.backlog == 0
 
 
+def test_of_long_paths_a_hash_is_remembered(opened):
+    probes = FakeProbes()
+    found = make(probes)
+    found.irrelevant_files()
+    events = [mapped(10, 5, f"/{'d' * 3_000}/{number}") for number in range(3)]
+    found.on_process_events(events)
+    found.on_process_events(events)
+    assert probes.examined == ["0", "1", "2"]
+    assert sum(len(path) for _, path in found._examined) < 100
+    assert not found.irrelevant_files()
+
+
 def test_a_file_is_looked_at_again_when_its_inode_may_be_another(opened, monkeypatch):
     probes = FakeProbes()
     found = make(probes)

@@ -53,7 +53,7 @@ def of_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Loaded:
-    """An unwinder over played maps, and this process with mappings of its own choice."""
+    """An unwinder over played maps, and this process with mappings that are made up."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, files: int) -> None:
         self.maps = Loading()
@@ -269,6 +269,26 @@ def test_files_of_each_party_are_looked_at_in_turn_those_with_time_alone(
     assert len(files) == 8
     assert [take() for _ in range(9)] == [*range(2, 10), -1]
     assert len(files) == 0
+
+
+def test_waiting_files_with_long_paths_count_for_several() -> None:
+    files = WaitingFiles()
+    for inode in range(1, 4_000):
+        files.add(USER, MappedFile(1, (8, 1, inode), f"{LONG}{inode}", 0, 1), is_urgent=True)
+    assert len(files) * len(LONG) < 1.1 * 256 * waiting_files.MAX_WAITING / waiting_files.PARTS
+    assert files.left_out == 3_999 - len(files)
+
+
+def test_what_the_child_reads_for_a_party_is_charged_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    began_s = procfs.BROKER.cpu_s()
+    for _ in range(50):
+        assert procfs.read_maps(os.getppid())  # our own mappings we read ourselves
+    assert 0 < procfs.BROKER.cpu_s() - began_s < 60
+    budget, clock = NamingBudget(), iter([1.0, 3.0])
+    monkeypatch.setattr(procfs.BROKER, "cpu_s", lambda: next(clock))
+    with budget.charged(USER):
+        pass
+    assert budget.is_over(USER, in_turn=False)
 
 
 def test_a_root_process_may_have_all_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,8 +66,8 @@ CHARGED = {
 """Places that call one of them on the loop. The tests below run each, but that of perf maps, which
 test_naming_budget.py has."""
 ELSEWHERE = {
-    "unwind/table_builder.py": "a process of its own, with a deadline",
-    "resolve/line_reader.py": "a process of its own, with a deadline",
+    "unwind/table_builder.py": "a subprocess, with a deadline",
+    "resolve/line_reader.py": "a subprocess, with a deadline",
     "resolve/build_id_links.py": "while a file is opened, which is charged as a whole; or a report",
     "attach/cupti_builds.py": "`sonde trace`, which records nothing else meanwhile",
 }

@@ -44,6 +44,9 @@ SCAN_S = 10.0
 UNMAPPED_S = 30.0
 """Probes stay this long on a file that no process maps any more."""
 
+LONG_PATH = 512
+"""Of longer paths a hash is remembered: one directory has room for any number of them."""
+
 _NOBODY = 0
 """User of files that are probed whether mapped or not."""
 
@@ -176,13 +179,14 @@ class Discovery:
 
     def _is_examined(self, key: FileKey, path: str) -> bool:
         """Whether it was looked at of late and carries no device API."""
-        looked_s = self._examined.get((key, path))
+        place = key, _short(path)
+        looked_s = self._examined.get(place)
         if looked_s is None:
             return False
         if time.monotonic() - looked_s >= EXAMINED_FOR_S:
-            del self._examined[key, path]
+            del self._examined[place]
             return False
-        if self._irrelevant is not None:
+        if self._irrelevant is not None and len(path) <= LONG_PATH:
             self._irrelevant[key, path] = looked_s + EXAMINED_FOR_S
         return True
 
@@ -199,7 +203,7 @@ class Discovery:
             if file.key in self._probes.files:
                 self._used(file.key, file.pid)
                 continue
-            if (file.key, file.path) in self._examined or file.key in self._put_off:
+            if (file.key, _short(file.path)) in self._examined or file.key in self._put_off:
                 continue
             with self._budget.charged(party, free_s=0.0):
                 self._examine(file, party)
@@ -233,7 +237,7 @@ class Discovery:
             return
         if file.key in self._put_off:
             return
-        self._examined[file.key, file.path] = time.monotonic()
+        self._examined[file.key, _short(file.path)] = time.monotonic()
         if len(self._examined) > EXAMINED_FILES:
             self._examined.popitem(last=False)
 
@@ -327,6 +331,11 @@ class Discovery:
                 self._users.pop(key, None)
             else:
                 self._unmapped[key] = now_s - UNMAPPED_S + KEPT_ON_S
+
+
+def _short(path: str) -> str:
+    """A path, or what stands for a long one."""
+    return path if len(path) <= LONG_PATH else str(hash(path))
 
 
 def _leaves_its_program(event: CommEvent | ExitEvent) -> bool:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, Protocol
@@ -14,6 +14,8 @@ MAX_WAITING: Final = 16_384
 """Files that wait to be looked at, device libraries and programs; as many others."""
 PARTS: Final = 4
 """A party has at most one of this number of equal parts of them."""
+PATH_UNIT: Final = 256
+"""A file counts once more for each of these characters that its path has."""
 ROOT: Final = 0
 """The machine's own root may have all."""
 
@@ -47,35 +49,40 @@ class WaitingFiles:
         self._urgent: OrderedDict[int, deque[MappedFile]] = OrderedDict()
         """By party, the one that is next first."""
         self._others: OrderedDict[int, deque[MappedFile]] = OrderedDict()
-        self._urgent_count = self._others_count = 0
+        self._sizes: dict[bool, Counter[int]] = {True: Counter(), False: Counter()}
+        """Of those of each party; by whether they are urgent."""
         self.left_out = 0
         """Files that were not taken, as too many waited."""
 
     def __len__(self) -> int:
-        return self._urgent_count + self._others_count
+        return sum(map(len, (*self._urgent.values(), *self._others.values())))
 
     def add(self, party: int, file: MappedFile, is_urgent: bool) -> None:
-        """Have a file wait, unless too many do."""
-        waiting = self._urgent if is_urgent else self._others
-        count = self._urgent_count if is_urgent else self._others_count
-        of_party = waiting.get(party, ())
+        """Have a file wait, unless too many do. Long paths count for several."""
+        sizes = self._sizes[is_urgent]
         most = MAX_WAITING if party == ROOT else MAX_WAITING // PARTS
-        if count >= MAX_WAITING or len(of_party) >= most:
+        size = _size_of(file)
+        if sizes.total() + size > MAX_WAITING or sizes[party] + size > most:
             self.left_out += 1
             return
+        waiting = self._urgent if is_urgent else self._others
         waiting.setdefault(party, deque()).append(file)
-        if is_urgent:
-            self._urgent_count += 1
-        else:
-            self._others_count += 1
+        sizes[party] += size
 
     def take(self, may_go: Callable[[int], bool]) -> tuple[int, MappedFile] | None:
         """(party, file) of the next one of a party that may go on; None without one."""
-        if (found := _next(self._urgent, may_go)) is not None:
-            self._urgent_count -= 1
-        elif (found := _next(self._others, may_go)) is not None:
-            self._others_count -= 1
-        return found
+        for is_urgent, waiting in ((True, self._urgent), (False, self._others)):
+            if (found := _next(waiting, may_go)) is not None:
+                party, file = found
+                self._sizes[is_urgent][party] -= _size_of(file)
+                if party not in waiting:
+                    del self._sizes[is_urgent][party]
+                return found
+        return None
+
+
+def _size_of(file: MappedFile) -> int:
+    return 1 + len(file.path) // PATH_UNIT
 
 
 def _next(

@@ -54,6 +54,10 @@ class Hung(OSError):  # noqa: N818 (what the process is)
         super().__init__(errno.ETIMEDOUT, "it makes readers wait", what)
 
 
+_CPU_CLOCK: Final = 2
+"""Of a process, in the number of a clock (CPUCLOCK_SCHED of linux/posix-timers_types.h)."""
+
+
 class Broker:
     """One child at a time, for all threads of this process."""
 
@@ -85,6 +89,14 @@ class Broker:
                 raise Hung(str(who))
             self._send(request)
             return self._next(who)
+
+    def cpu_s(self) -> float:
+        """CPU time that the child has taken so far; 0 without one."""
+        if (child := self._child) is None:
+            return 0.0
+        with suppress(OSError):  # it has ended
+            return time.clock_gettime(~child.pid << 3 | _CPU_CLOCK)
+        return 0.0
 
     def ask_of_file(self, who: int | None, request: tuple[Any, ...]) -> Any:
         """The same of a file. Raises OSError, of it Hung."""

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from sonde import procfs
 from sonde.resolve.allowance import ROOT, Allowance
 
 BURST_S: Final = 1.0
@@ -80,7 +81,8 @@ class NamingBudget:
 
     @contextmanager
     def charged(self, party: int, free_s: float = FREE_S) -> Iterator[None]:
-        """What is done within costs a party the CPU time of this thread.
+        """What is done within costs a party the CPU time of this thread, and of the child that
+        opens files and reads /proc for it (`procfs.BROKER`).
 
         `free_s`: none of it where it is no more than this. What is charged within costs nothing
         more: the outermost counts.
@@ -89,12 +91,14 @@ class NamingBudget:
             yield
             return
         self._is_charging = True
-        began_s = time.thread_time()
+        began_s, read_s = time.thread_time(), procfs.BROKER.cpu_s()
         try:
             yield
         finally:
             self._is_charging = False
-            used_s = time.thread_time() - began_s
+            # Less than before where another child took its place.
+            read_s = max(0.0, procfs.BROKER.cpu_s() - read_s)
+            used_s = time.thread_time() - began_s + read_s
             if used_s > free_s:
                 self._time.take(party, used_s)
                 self._turn[party] += used_s
