@@ -19,6 +19,7 @@ import { LiveButton } from "./views/live";
 import { MemoryView } from "./views/memory";
 import { RanksView } from "./views/ranks";
 import { clock, day } from "./numbers";
+import { crumbsOf } from "./trail";
 import { format, START, type Place, type View } from "./url";
 
 /** Views over all nodes, in the order in which they are offered. */
@@ -33,24 +34,13 @@ const LIVE: ReadonlySet<View> = new Set<View>(["overview", "node", "owners", "jo
 /** Where a view of one node or one job stands, and the way back. */
 function Trail({ times, link }: { times: string; link: (event: Event, change: Partial<Place>) => void }): preact.JSX.Element | null {
   const { place, go, hrefOf } = useApp();
-  const { view, node, from, to, live } = place;
-  const crumbs: [string, Partial<Place> | null][] = [];
-  if (view === "job") {
-    crumbs.push(["Jobs", { view: "jobs", from, to, live }], [`${place.by || "job"} ${place.id}`, null]);
-  } else if (view === "jobs" && place.owner) {
-    crumbs.push(["Owners", { view: "owners", by: place.ownerBy, from, to, live }], [`jobs of ${place.owner}`, null]);
-  } else if (node && view in SHOWN_UNDER) {
-    crumbs.push(["Overview", {}], [node, view === "node" ? null : { view: "node", node }]);
-    if (view === "memory") crumbs.push(["Memory", null]);
-    if (view === "compare") crumbs.push([times, { view: "range", node, from, to, pid: place.pid }], ["Compare", null]);
-    if (view === "range") crumbs.push([times, null]);
-  }
+  const crumbs = crumbsOf(place, times);
   if (!crumbs.length) return null;
   return (
     <div class="trail">
       <nav aria-label="Place"><ol>{crumbs.map(([name, target]) => (
         <li>{target ? <a href={hrefOf({ ...START, ...target })} onClick={(event) => link(event, target)}>{name}</a> : <span aria-current="page">{name}</span>}</li>))}</ol></nav>
-      {view === "range" && <button onClick={() => go({ view: "compare" })}>Compare with the time before</button>}
+      {place.view === "range" && <button onClick={() => go({ view: "compare" })}>Compare with the time before</button>}
     </div>
   );
 }

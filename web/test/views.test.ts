@@ -11,6 +11,7 @@ import { sharesOf, sumOf, type Hours } from "../src/gpu_hours";
 import { energy, gpuHours } from "../src/numbers";
 import { forget, held, hold } from "../src/tenants";
 import { LANE, layout } from "../src/timeline";
+import { crumbsOf } from "../src/trail";
 import { format, parse, START } from "../src/url";
 import { placeOf } from "../src/views/alerts";
 import { reused } from "../src/views/memory";
@@ -31,6 +32,16 @@ describe("address", () => {
     };
     expect(parse(format(place))).toEqual(place);
     expect(parse("?view=jobs&by=evil&ownerBy=x&group=x&list=x&from2=-1")).toEqual({ ...START, view: "jobs" });
+  });
+});
+
+describe("the way back", () => {
+  it("goes on following the present, and is of one node or one job", () => {
+    const now = { ...START, from: 5, to: 9, live: 60 };
+    expect(crumbsOf({ ...now, view: "job", id: "7" }, "")).toEqual([["Jobs", { view: "jobs", from: 5, to: 9, live: 60 }], ["job 7", null]]);
+    expect(crumbsOf({ ...now, view: "jobs", owner: "o", ownerBy: "user" }, "")[0]).toEqual(["Owners", { view: "owners", by: "user", from: 5, to: 9, live: 60 }]);
+    expect(crumbsOf({ ...now, view: "range", node: "n" }, "5 – 9").map(([name]) => name)).toEqual(["Overview", "n", "5 – 9"]);
+    expect([crumbsOf(START, ""), crumbsOf({ ...START, view: "ranks", node: "n" }, "")]).toEqual([[], []]);
   });
 });
 
