@@ -28,7 +28,7 @@ struct sample {
 	_Atomic uint32_t state;
 	bool gated;
 	bool unproved; /* a kernel without a gate; used only if `behind` */
-	bool behind;   /* the device had not come to it when it was whole: it was busy with other work */
+	bool behind;   /* when it was whole the device was busy with other work */
 	cu_event begin, end;
 	_Atomic(cu_stream) key; /* of the stream it is in */
 	_Atomic uint64_t use;	/* which one of this sample: the launch's number */

@@ -13,6 +13,7 @@ Terms:
 - page: what the agent serves its metrics on (`sinks`)
 - symptom: what shows that a rank has stopped; numbered by: what gave the ranks their numbers
 - outcome: what became of an attach, or of a push of metrics; identity: pid and start of a process
+- resync: a look at everything again, after events were lost; setup: what collectors are made from
 """
 
 from sonde.agent.agent import Agent

@@ -25,6 +25,8 @@ Terms:
   `Function`: its body (Ruby), 1 (PHP)
 - serial: a Ruby ID without its scope bits; imemo, svar: CRuby's internal objects, and one that
   stands in a frame for an entry while special variables ($~) are kept
+- root: where a pointer to a thread's newest frame is; blob: one piece of HotSpot's code
+- attempt: one at a runtime that could not be read yet, repeated later and later
 """
 
 from sonde.unwind.cpython import Interpreter
