@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * Processes that are looked at closely, chosen by user space from what all processes use: of others no
- * wait is counted and no sample taken; and those of which stacks are taken, too. Where `chosen_only` is
- * not set, both is every process.
+ * How closely each process is looked at. User space chooses by what all processes use, and writes the
+ * map: of processes in it waits are counted and samples taken, with stacks or without; of others neither.
+ * It leaves out what finds no room. Where `chosen_only` is not set, all processes have stacks.
  */
 #ifndef SONDE_CHOSEN_H
 #define SONDE_CHOSEN_H

@@ -27,8 +27,8 @@ struct gate_state {
 struct sample {
 	_Atomic uint32_t state;
 	bool gated;
-	bool unproved; /* a kernel without a gate; of no use, unless it was */
-	bool behind;   /* other work, as the device had not come to it when it was whole */
+	bool unproved; /* a kernel without a gate; used only if `behind` */
+	bool behind;   /* when it was whole the device was busy with other work */
 	cu_event begin, end;
 	_Atomic(cu_stream) key; /* of the stream it is in */
 	_Atomic uint64_t use;	/* which one of this sample: the launch's number */

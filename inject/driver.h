@@ -21,7 +21,9 @@ enum {
 	CU_MEMORY_HOST = 1,
 	CU_MEMORY_DEVICE = 2,
 	CU_MEMORY_ARRAY = 3,
-	CU_STICKY_FROM = 700, /* errors after which a context is of no use any more */
+	/* Errors from the one up to, not including, the other are taken for such that leave a context
+	 * unusable. A few do not (701: a launch lacked resources): then pairs of the context end early. */
+	CU_STICKY_FROM = 700,
 	CU_STICKY_TO = 720,
 };
 #define CU_LEGACY ((cu_stream)1)
@@ -48,7 +50,7 @@ struct cu_copy_2d { /* CUDA_MEMCPY2D */
 	size_t to_pitch, width_bytes, height;
 };
 
-/* name, as exported; result; arguments. Those marked OPTIONAL may be missing. */
+/* Name as exported, arguments; each returns cu_result. Those of DRIVER_OPTIONAL may be missing. */
 #define DRIVER_FUNCTIONS(X)                                                                        \
 	X(cuDriverGetVersion, (int *))                                                             \
 	X(cuCtxGetCurrent, (cu_context *))                                                         \
@@ -75,8 +77,7 @@ struct cu_copy_2d { /* CUDA_MEMCPY2D */
 	X(cuDevicePrimaryCtxGetState, (int, unsigned *, int *))                                    \
 	X(cuPointerGetAttribute, (void *, int, cu_pointer))
 
-/* Hooked: name as exported, name for cuGetProcAddress, per-thread default stream, arguments, names
- * of the arguments, stream, what it is. */
+/* Of functions that are hooked: their parameters with types, and the names of these, for HOOK (cuda.h). */
 #define LAUNCH_PARAMETERS                                                                          \
 	(cu_function f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,           \
 	 unsigned bz, unsigned shared_bytes, cu_stream stream, void **parameters, void **extra)

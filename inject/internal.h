@@ -16,6 +16,9 @@
  * - step: a stretch in which a thread of ours is in a device library (steps.c)
  * - window: a stretch in which CUPTI records every kernel; trace: what it recorded; replay: a launch of a CUDA graph
  * - self_sampling: what the calling thread knows of the sampling; generation: changes with the loaded modules
+ * - whole: of a pair: both of its events are in the stream; behind: the device had other work then; bias: what
+ *   a pair takes by itself, measured and taken off; unproved: of a pair, without a gate
+ * - to keep records, held: to store what CUPTI hands over; buffers that CUPTI still has
  */
 #ifndef SONDE_INTERNAL_H
 #define SONDE_INTERNAL_H

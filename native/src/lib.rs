@@ -8,6 +8,10 @@
 //! - chunk: a few seconds of tables; in `unwind`: 256 KiB of the kernel's memory, piece: a part of one
 //! - slot: a pointer of a program into a device library; poller: asks a driver ten times a second
 //! - load, borrow, guardian, settle, landmarks: of an attach (docs/reference/glossary.md)
+//! - outer: the map of maps with the active one of two row maps; skip: programs that are not loaded
+//! - share, most: maps of another object, and limits of a map's entries, when an object is loaded
+//! - cost class: what a uprobe costs at an instruction; forwarder: a function that only hands on its callers
+//! - scan: a pass of a BPF iterator (`Bpf.walk` runs one)
 use pyo3::{prelude::*, types::PyBytes};
 
 mod attach;

@@ -162,7 +162,7 @@ pub struct MmapEvent {
     path: Py<PyString>,
 }
 
-/// A thread got a name; by executing a program, which leaves the process without mappings.
+/// A thread got a name. With `is_exec` it executed a program: the mappings of before are gone.
 #[pyclass(frozen, get_all, module = "sonde._native")]
 pub struct CommEvent {
     time_ns: Int,
@@ -281,7 +281,7 @@ pub struct ProcessEvents {
     lost: u64,
 }
 
-/// Records kept until somebody asks for them.
+/// With this many kept records `wait` returns, so that they are drained. No limit of what is kept.
 const MAX_KEPT: usize = 16_384;
 
 impl ProcessEvents {
@@ -329,8 +329,8 @@ impl ProcessEvents {
     }
 
     /// Wait until something happened, or one of the descriptors `also` has something to read, at
-    /// most `timeout_ms`. True where it did. With `kept_ms` only what bears no delay counts: the
-    /// rest is read no sooner than so long after one another, and kept.
+    /// most `timeout_ms`. True where it did. With `kept_ms` it returns for what bears no delay, and
+    /// not for other events: these are read every `kept_ms` at the most, and kept for `drain`.
     #[pyo3(signature = (timeout_ms, also=vec![], kept_ms=0))]
     fn wait(&mut self, py: Python<'_>, timeout_ms: i32, also: Vec<i32>, kept_ms: i32) -> bool {
         let mut fds = waiting_for(also.into_iter().chain(self.filenos()));

@@ -21,11 +21,12 @@ const ENTRY_OFFSET: u64 = 24;
 const MAX_BEGINNING_BYTES: usize = 64;
 /// Larger static programs are not searched for where threads begin.
 const MAX_CODE_BYTES: u64 = 1 << 24;
+/// Of the analysis of one file: instructions looked at.
 const MAX_STEPS: usize = 1 << 16;
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
-/// Sorted. None of them where the kernel does not enter the file: at a library, or at a program that
-/// has a loader, whose own files have descriptions.
+/// Sorted. Empty for a library without an entry point. Of a program that has a loader only the range
+/// at its entry point: its threads begin in libraries, which have descriptions.
 pub fn find(file: &ElfFile) -> Result<Vec<Range>> {
     let entry = section::u64_at(&file.read(ENTRY_OFFSET, 8)?, 0);
     let mut steps = MAX_STEPS;
@@ -36,7 +37,7 @@ pub fn find(file: &ElfFile) -> Result<Vec<Range>> {
             let there = file.read_some(&mut code, offset)?;
             ranges = marked(&code[..there], entry, &mut steps);
             if let Some(first) = ranges.first_mut() {
-                first.start = entry;
+                first.start = entry; // the instructions before it is marked, too
             }
         }
     }

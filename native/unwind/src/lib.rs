@@ -9,6 +9,7 @@
 //! - gap: code between described functions; meet: where paths join, what both know remains
 //! - frames (go.rs): Go's own table of frame sizes; handlers: functions of libgcc that return
 //!   to an exception's handler
+//! - steps: the work that an analysis may still do; beginning: code where a program or thread begins
 pub mod beginnings;
 pub mod cpython;
 pub mod engines;

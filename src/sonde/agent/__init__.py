@@ -10,6 +10,10 @@ Terms:
 - party: a user or a container; what all share is divided between parties
 - left out: what a bound kept out of the result, counted
 - holder: the user whose subordinate ids (/etc/subuid) those of a container are
+- page: what the agent serves its metrics on (`sinks`)
+- symptom: what shows that a rank has stopped; numbered by: what gave the ranks their numbers
+- outcome: what became of an attach, or of a push of metrics; identity: pid and start of a process
+- resync: a look at everything again, after events were lost; setup: what collectors are made from
 """
 
 from sonde.agent.agent import Agent

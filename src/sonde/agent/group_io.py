@@ -77,7 +77,7 @@ class GroupIo:
         return label, self._others.setdefault(label, _Sums())
 
     def _forget(self, now_ns: int) -> None:
-        """Drop what no page shows any more."""
+        """Drop what the page of metrics does not show any more: its last value is too old."""
         if now_ns - self._forgot_ns > FORGOTTEN_AFTER_S * 1e9:
             self._forgot_ns = now_ns
             self._sums.remove_all(lambda it: now_ns - it.time_ns > FORGOTTEN_AFTER_S * 1e9)

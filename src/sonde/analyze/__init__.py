@@ -18,4 +18,7 @@ Terms:
 - window: the traced time of a device; slot: a time bin that ranks are compared in
 - bound: what the work is limited by; step: one iteration of the training loop
 - per, cost, certain: of a difference: its unit, its share of the unit, larger than noise
+- anchor: the operation that each step begins with; piece: operations between two of them
+- computing: with a kernel running; of a thread, in calls that wait for its device
+- straggler: a rank that others wait for; phase: the steps, or what lies beside them
 """

@@ -49,7 +49,7 @@ from sonde.model.timeline import (
 from sonde.model.verdict import Advice, BoundShare, CauseShare, DeviceShare, Verdict
 
 LAUNCH_NS = 5_000
-"""Estimated CPU time of one launch; launches are not probed."""
+"""Estimated CPU time of one launch; launches are probed on request only."""
 HOPS = 6
 """Longest chain of threads of which each wakes the next."""
 THREADS = 3

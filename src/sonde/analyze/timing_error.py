@@ -28,13 +28,13 @@ class TimingError:
     """Bounds of the truth about the runs of one kind, around the length of each."""
 
     measured: str
-    """The line of `SOURCE` that the bounds are from."""
+    """The section of `SOURCE` that the bounds are from (Truth, Open), and its figures in short."""
     less_share: float = 0.0
     """The truth may be shorter by this share of the length, ..."""
     more_share: float = 0.0
     """... or longer by this one."""
     least_ns: float = 0.0
-    """No bound is less than this."""
+    """No bound is less than this; but a run cannot be shorter by more than its length."""
     most_ns: float = np.inf
     """No bound is more than this, but `least_ns`."""
     host_ns: float | None = None

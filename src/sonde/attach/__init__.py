@@ -19,6 +19,8 @@ Terms:
 - kill switch: a file that forbids to bring anything into a process of this machine
 - policy: which processes the operator allows device time for
 - build: a build of CUPTI, proved where it was tried
+- answer: what became of a load (loaded, refused, failed, gone); disturbed: a thread that was
+  stopped for nothing; price: what a trace by CUPTI costs the program
 """
 
 from __future__ import annotations

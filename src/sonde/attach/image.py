@@ -14,7 +14,7 @@ import struct
 from typing import Final, Self
 
 _PT_DYNAMIC: Final = 2
-_DT_STRTAB, _DT_SYMTAB, _DT_STRSZ, _DT_GNU_HASH = 5, 6, 10, 0x6FFFFEF5
+_DT_STRTAB, _DT_SYMTAB, _DT_GNU_HASH = 5, 6, 0x6FFFFEF5
 _STT_FUNC: Final = 2
 _SYMBOL: Final = struct.Struct("<IBBHQQ")
 _MAX_HEADERS: Final = 64

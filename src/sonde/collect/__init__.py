@@ -18,4 +18,8 @@ Terms:
 - gap: a time in which a source gave no answer
 - turn: the part of a tick that one ring, or one poll, may take
 - party, share: a user or container, and the part that it may take of what all share
+- allowance, account, over: what a site or ring may cost, what a party owes, and one above it
+- taken off: a probe that was removed as it cost too much; trial: of how much timing slows
+- request, status: what the injected library is asked for (leave: detach), and what it does
+  (yielded: another tool traces by CUPTI; left: it has detached)
 """

@@ -12,4 +12,9 @@ Terms:
 - incident: a slowdown with its cause, offender and evidence; sign, early warning: one to come
 - pace: how fast a job makes progress; RAS: NCCL's answers about its ranks
 - look: the stacks of all ranks at one time
+- stall: a job that makes no progress (in `analyze`, a device without a running kernel)
+- child: the process that explains, fed with the records of `moments` and `job`
+- piece: of work: a device call, or a wait for data that ended; sync: a wait for a write to disk
+- sign: see incident; symptom: what showed that a rank has stopped; facts: what files report
+- usual: where, or how much, before the change; family: the victim and its descendants
 """

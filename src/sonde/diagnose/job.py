@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ranks of one job on this node, as an explanation of a stall reads them.
 
-Small records that go to the child that explains, and into recorded incidents: fields are only ever
-added, at the end, with a default.
+A stall here is a job that makes no progress. Small records that go to the child process that
+explains (`child.py`), and into recorded incidents: fields are only ever added, at the end, with a
+default.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class RankLook(msgspec.Struct, frozen=True):
     cpu: float = 0.0
     """CPUs that it used since the job stopped."""
     moved_bytes: float = 0.0
-    """Read from and written to storage since then, a second."""
+    """Bytes a second, read from and written to storage since then."""
     listens: bool = False
     """It takes connections of others than the ranks."""
     threads: tuple[RankThread, ...] = ()
@@ -70,7 +71,7 @@ class RasRank(msgspec.Struct, frozen=True):
     counts: dict[str, int] = {}
     """Operations launched so far, by collective."""
     is_missing: bool = False
-    """No answer of its came in time."""
+    """It did not answer in time."""
     is_dead: bool = False
 
 
@@ -88,7 +89,7 @@ class RasReport(msgspec.Struct, frozen=True):
     version: str = ""
     communicators: tuple[RasComm, ...] = ()
     failed: str = ""
-    """Why there is none, where it listens."""
+    """Why there is no answer, although it listens; '' there is one."""
 
 
 class JobLook(msgspec.Struct, frozen=True):
@@ -108,9 +109,9 @@ class JobFacts(msgspec.Struct, frozen=True):
     quiet_s: float
     """How long it has made no progress."""
     longest_pause_s: float
-    """The longest pause seen before after which it went on."""
+    """The longest of its earlier pauses, after which it went on."""
     looks: tuple[JobLook, ...]
     numbered_by: str = ""
-    """Where numbers of ranks are from."""
+    """The environment variable, or other source, that gave its ranks their numbers."""
     symptoms: tuple[str, ...] = ()
-    """What showed that it stopped."""
+    """What showed that it stopped: 'rank N: what'."""

@@ -10,4 +10,7 @@ Terms:
 - leaf label: the name of what was waited for or called, on top of the stack
 - track: a row of a timeline, slices: the spans in it
 - lane: a track as the page draws it; packed: columns of numbers for the page
+- anchor: the operation that each step of a training loop begins with
+- sampled: runs that were timed singly, drawn on separate streams; states: waits of threads
+- early, first: of a stack's end: the walk stopped early, or followed frame pointers alone
 """

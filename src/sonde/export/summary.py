@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The summary of a recording, in 25 lines of 100 columns.
+"""The summary of a recording: some 25 to 50 lines, at most 100 columns wide.
 
-Which code ran on CPUs, what threads waited for, which GPU API calls were made, and what was lost.
+Which code ran on CPUs, what threads waited for, which GPU API calls were made; GPU time, metrics
+and memory held, where they were recorded; and what was lost.
 Threads that slept all the time and waiting kernel threads are only counted. Processes that used a
 device come first, then those that used CPU time.
 """

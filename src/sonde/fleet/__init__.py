@@ -23,4 +23,7 @@ Terms:
 - unit (of privacy): a GPU or a tenant; tenant cap: how many nodes of one tenant count
 - roster: the enrolled nodes; slot: room for one upload that is being read
 - mark: a row of metadata in an aggregator's database
+- lp: a length-prefixed field; HPKE: public-key encryption (RFC 9180), once a session
+- sealed: encrypted for one aggregator; worst year, full year: the costliest 365 days, and all of
+  a year's batches, of the privacy ledger
 """

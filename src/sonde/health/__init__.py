@@ -8,6 +8,8 @@ Terms:
 - fact: a value that a check reads; expectation: what it should be, by the device's model (SKU)
 - result: passes, warns or fails, or is not known
 - part: a MIG instance of a GPU
+- signal: a value that is polled; lost: what should answer it does not (`signal_lost`)
+- trouble: sentences on what could not be read
 """
 
 from sonde.health.checks import CHECKS, examine, worst

@@ -9,4 +9,8 @@ Terms:
 - waker: the thread that ended a wait; in columns its track plus 1, 0 unknown
 - origin: whose code a file holds, by its folder
 - note: a record of the kernel about whose a process is; of a verdict: a sentence on its limits
+- phase: a part of the time with work of one kind: the steps, or what lies beside them
+- computing: the share of time with a kernel running; of a thread: in calls that wait for its
+  device; gain: the share of time that an advice saves at most
+- first, early, note: how a stack ended (`StackEnd`): by frame pointers alone, cut, or noted
 """

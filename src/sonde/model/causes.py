@@ -61,7 +61,7 @@ class Bound(StrEnum):
 
     @property
     def label(self) -> str:
-        """Two words for lists: 'launch-bound', 'CPU contention'."""
+        """A few words for lists: 'launch-bound', 'CPU contention'."""
         return _BOUND_TEXTS[self][0]
 
     @property

@@ -8,6 +8,8 @@ Terms:
 - patience: how long readers wait for a process, and for a party
 - elsewhere: the thread by which memory is seen once the first thread has ended
 - sound: a file that nobody but root can make its readers wait at
+- border: how far a control group's path is named by root's services; below it users name groups
+- unit, slice: systemd's; beside: next to our own group, seen from within a namespace
 """
 
 from sonde.procfs.broker import BROKER, Broker, Hung

@@ -62,13 +62,14 @@ _PARENTS = {
     "actions_job": ("container", 1),
     "ecs": ("container", 3),
 }
-"""Groups of daemons that run as root: the runtime, and how far below its containers may be."""
+"""Groups of daemons that run as root: the runtime, and how far below its containers may be.
+(garden: Cloud Foundry's runtime; actions_job: GitHub Actions' runner.)"""
 _LXC_PARENTS = ("lxc", "lxc.payload")
 _RUNTIME_SERVICES = re.compile(
     r"^(?:snap\.[a-z0-9-]+\.(?:daemon-)?)?"
     r"(?:containerd|crio|cri-o|docker|dockerd|k3s|k3s-agent|kubelet|rke2-agent|rke2-server)\.service$"
 )
-"""Services below which a runtime makes groups where its driver is not the manager's own."""
+"""Services below which a runtime makes groups where its driver is cgroupfs, not systemd."""
 _POD = re.compile(
     r"^(?P<above>(?:[a-z]+-)*kubepods(?:-[a-z]+)*-)?"
     r"pod(?P<uid>[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}"
@@ -110,7 +111,8 @@ class Place:
 
     @property
     def specificity(self) -> int:
-        """How much: a path of a container or a job specificity more than that of a unit."""
+        """Of several paths of a process the greatest counts: a container or job shows more than a
+        pod, that more than a unit, and the root nothing."""
         return (
             4 * bool(self.container or self.job)
             + 2 * bool(self.pod_uid)
@@ -161,7 +163,7 @@ class _Walk:
     def _to_the_border(self) -> None:
         while self._next() == "..":  # seen from within a control group namespace
             self._at += 1
-        is_beside = self._at > 0
+        is_beside = self._at > 0  # of a group beside ours: the path may begin within a pod's
         self._slices()
         part = self._next()
         if self._pod:

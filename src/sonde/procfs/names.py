@@ -44,5 +44,5 @@ def _shown(character: str) -> str:
 def _encoded(name: str) -> bytes:
     try:
         return name.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # of no file name: what a document called text
+    except UnicodeEncodeError:  # not from a file name: a surrogate that JSON can have
         return name.encode("utf-8", "surrogatepass")

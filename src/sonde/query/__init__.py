@@ -15,4 +15,8 @@ Terms:
 - held, productive, stalled, idle: of GPU time: see `stored_use`
 - sums, summed: the view with pre-summed samples, and the table of their files
 - budget: memory that reading may still take; conformed: brought to Sonde's columns
+- traced: in a window, in which all runs were timed; singly, SINGLE: runs that chance chose
+- asked: calls that launched a run which was timed; timed: whose time was measured
+- lost order: runs whose time came too late, or was out of bounds (`abi/inject.h`)
+- grown: bytes mapped less those unmapped; reserved: mapped without access rights
 """

@@ -13,7 +13,7 @@ I64 = npt.NDArray[np.int64]
 def grouped(keys: I64) -> tuple[I64, I64]:
     """(the distinct keys in order of appearance, the index of each key in these).
 
-    Unlike `numpy.unique` nothing is sorted, which takes several times as long.
+    There may be no nulls. `numpy.unique` sorts, and takes several times as long.
     """
     encoded = pa.array(keys).dictionary_encode()
     distinct: I64 = encoded.dictionary.to_numpy()

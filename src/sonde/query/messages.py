@@ -20,7 +20,7 @@ import pyarrow as pa
 MAX_META_BYTES = 256 << 10
 """Greatest size of one message's metadata; Sonde writes about 3 KB."""
 MAX_BATCHES = 20_000
-"""Of one table in a chunk: a chunk of 600 s with a part every 0.05 s has 12,000."""
+"""Of one table in a chunk: a chunk of 600 s with a drain every 0.05 s has 12,000."""
 MAX_COLUMNS = 256
 BATCH_BYTES = 1_024
 COLUMN_BYTES = 512

@@ -10,4 +10,8 @@ Terms:
 - pause: an order to agents to collect nothing; seen: when an agent sent or asked something last
 - release: noised totals of a fleet; holder: an owner that holds GPUs
 - paced, packed: sent no faster than it is read; compressed
+- held, productive, stalled, idle: of GPU time (`query.stored_use`); wasted: stalled and idle
+- by: what kind of owner rows are named by; reduce: how an alert rule makes values one (max, …)
+- compared: ranks that were timed at the same time; timed: runs whose time was measured
+- about: what a chunk's metadata reports of its capture; in noise: not larger than its noise
 """

@@ -75,8 +75,8 @@ def evaluate(
 
 
 def of_rows(rule: Rule, rows: Any, known: Collection[str] = frozenset()) -> Values:
-    """The values of an answer. Of too many those stay whose keys are `known` and that still hold:
-    new ones would end them all, and the next ones these."""
+    """The values of an answer. Of too many, those are kept first whose keys are `known` and
+    that still hold: else new ones would take their room, and end their alerts, each time."""
     groups: dict[tuple[str, ...], list[float]] = {}
     if rule.reduce is Reduce.COUNT and not rule.by:
         groups[()] = []  # so that nothing is 0

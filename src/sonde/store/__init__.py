@@ -13,4 +13,6 @@ Terms:
 - look: one reading of the other servers' catalogs; at hand: in the directory already
 - digest: names a chunk by tenant, node and content, so that it is stored once
 - origin: a chunk of a batch, without its rows
+- attempt: a flusher's try to store what follows an offset; crash, death: one that ended in it
+- published: in a bucket, where all servers see it; adopt: to take in what a bucket has
 """

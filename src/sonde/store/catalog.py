@@ -119,7 +119,7 @@ class Catalog:
         read_bytes: int,
         counted: dict[str, int],
     ) -> None:
-        """Make a batch visible. `chunks`: (digest, when it came in ns)."""
+        """Make a batch visible. `chunks`: (digest, when it came in ns: the column `end_ns`)."""
         with self._db.transaction() as db:
             _add(db, files)
             db.executemany("INSERT OR IGNORE INTO chunk VALUES (?, ?)", chunks)

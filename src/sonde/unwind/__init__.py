@@ -21,6 +21,12 @@ Terms:
 - REST: in a walk, frames of a chain follow that no loop has taken; NO_FRAME: one to hide
 - engine: a Ruby or PHP; Map, tagged pointer: V8's own words (`v8_objects`)
 - UNREAD: the frame of code whose name could not be read
+- place: what a line is found by: an instruction's address, or its offset in the code; of a
+  `Function`: its body (Ruby), 1 (PHP)
+- serial: a Ruby ID without its scope bits; imemo, svar: CRuby's internal objects, and one that
+  stands in a frame for an entry while special variables ($~) are kept
+- root: where a pointer to a thread's newest frame is; blob: one piece of HotSpot's code
+- attempt: one at a runtime that could not be read yet, repeated later and later
 """
 
 from sonde.unwind.cpython import Interpreter

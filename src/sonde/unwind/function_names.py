@@ -27,7 +27,7 @@ class Function:
     line: int
     """Its first one; 0 unknown."""
     place: int = 0
-    """What its lines are found by; 0: it has none."""
+    """What its lines are found by: of Ruby the address of its body, of PHP 1; 0: it has none."""
     last_line: int = 0
 
 
@@ -38,7 +38,8 @@ class Names(Protocol):
         """The function at an address. Raises what FAILURES has."""
 
     def line_at(self, memory: Memory, function: Function, place: int) -> int:
-        """The line of an instruction; 0 unknown. Raises what FAILURES has."""
+        """The line of the instruction at the address `place`; 0 unknown. Raises what FAILURES
+        has."""
 
 
 def one_line(text: str) -> str:

@@ -55,8 +55,8 @@ class PhpNames:
         return Function(text, path, first if first < MAX_LINE else 0, place=1, last_line=last)
 
     def line_at(self, memory: Memory, function: Function, place: int) -> int:
-        """The line of an instruction (zend_op); that of the function's begin where it is none of
-        its. Raises as `read`."""
+        """The line of the instruction (zend_op) at `place`; the function's first line where that is
+        none of the function's lines. Raises as `read`."""
         if not function.place:
             return 0
         (line,) = struct.unpack("<I", read_exactly(memory, 4, place + of.OP_LINE))

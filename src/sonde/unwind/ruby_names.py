@@ -38,7 +38,7 @@ class RubyNames:
     """What the functions of one Ruby are called."""
 
     def __init__(self, layout: RubyLayout, variables: int, end: int) -> None:
-        """`variables`, `end`: where Ruby's own are."""
+        """`variables`, `end`: addresses of the data (.data, .bss) of the file that Ruby is in."""
         self._layout = layout
         self._variables = variables, end
         self._symbols: int | None = None

@@ -29,7 +29,8 @@ class V8Mappings:
         """First address and end, by bias."""
 
     def add(self, mapping: Mapping, bias: int) -> None:
-        """Take in a mapping of code, if it is of the first such file."""
+        """Take in a mapping of code, if it is of the file that V8 is in: the first such file
+        with more than 1 MiB of code, else the last one."""
         if not mapping.path.rpartition("/")[2].startswith(FILES):
             return
         if self.file is not None and self.file.path != mapping.path:
