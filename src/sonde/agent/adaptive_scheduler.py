@@ -16,6 +16,7 @@ from __future__ import annotations
 import select
 from collections.abc import Iterable, Sequence
 
+from sonde.agent.registry import fills_rings
 from sonde.agent.scheduler import Scheduler
 from sonde.collect.collector import Batch, Collector
 from sonde.config import Config
@@ -47,8 +48,7 @@ class AdaptiveScheduler(Scheduler):
             and config.host_metrics
             and self._waker is not None  # else nobody would wake us
             and config.pids is None
-            # What takes stacks has rings that fill up, and is there to be looked at.
-            and not (config.on_cpu or config.off_cpu or config.memory or config.syscalls)
+            and not fills_rings(config)
         )
         self._quiet_ticks = 0
         self._wakeup: select.poll | None = None

@@ -58,6 +58,8 @@ class Registration:
     bpf_object: Callable[[Setup], BpfObject] | None = None
     """What it loads into the kernel, so that this can be begun ahead."""
     needs_privilege: bool = True
+    fills_rings: bool = False
+    """It takes stacks or single calls, whose rings have to be read often: no agent at rest."""
 
 
 def _waits(setup: Setup) -> WaitCollector:
@@ -92,8 +94,9 @@ REGISTRY: tuple[Registration, ...] = (
         lambda c: c.on_cpu,
         lambda it: CpuSampler(it.kernel, it.config.hz),
         lambda it: CpuSampler.bpf_object(it.config.hz),
+        fills_rings=True,
     ),
-    Registration(lambda c: c.off_cpu, _waits, _waits_object),
+    Registration(lambda c: c.off_cpu, _waits, _waits_object, fills_rings=True),
     Registration(lambda c: c.device_calls, _device_calls, lambda _: DeviceCalls.bpf_object()),
     Registration(
         lambda c: c.host_metrics,
@@ -119,11 +122,13 @@ REGISTRY: tuple[Registration, ...] = (
         lambda c: c.syscalls,
         lambda it: SyscallCollector(it.kernel),
         lambda _: SyscallCollector.bpf_object(),
+        fills_rings=True,
     ),
     Registration(
         lambda c: c.memory,
         lambda it: MemoryCollector(it.kernel, stack_gap_ns=it.stack_gap_ns),
         lambda it: MemoryCollector.bpf_object(stack_gap_ns=it.stack_gap_ns),
+        fills_rings=True,
     ),
     Registration(
         lambda c: c.injected,
@@ -136,6 +141,11 @@ REGISTRY: tuple[Registration, ...] = (
     ),
 )
 """All collectors, in the order in which they are started and drained."""
+
+
+def fills_rings(config: Config) -> bool:
+    """Whether a configuration asks for what has to be read often."""
+    return any(it.fills_rings and it.is_wanted(config) for it in REGISTRY)
 
 
 def load_ahead(config: Config, kernel: Kernel) -> None:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence, Sized
 
+from sonde.agent.registry import fills_rings
 from sonde.agent.scheduler import Scheduler
 from sonde.collect.collector import Batch, Collector
 from sonde.config import Config
@@ -63,8 +64,8 @@ class ScrapeScheduler(Scheduler):
     def suits(config: Config) -> bool:
         """Whether this configuration takes nothing that has to be read often: stacks and what
         attached libraries record fills their rings."""
-        takes = config.on_cpu or config.off_cpu or config.memory or config.syscalls
-        return config.rest_s > config.tick_s and not takes and config.device_time == "off"
+        takes = fills_rings(config) or config.device_time != "off"
+        return config.rest_s > config.tick_s and not takes
 
     @property
     def tick_s(self) -> float:
