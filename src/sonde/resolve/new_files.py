@@ -11,7 +11,7 @@ from sonde.resolve.binary import FileKey
 from sonde.resolve.tracked_process import TrackedProcess
 
 MAX_LOOKED_THROUGH: Final = 1024
-"""The newest: to find out whose a process is takes as long as to look at a small file."""
+"""The newest: to find out whose a process is takes time, too."""
 
 NewFile = tuple[TrackedProcess, FileKey]
 

@@ -32,7 +32,7 @@ MAX_SEEN_FILES: Final = 65_536
 """Files remembered so that `new_files` has each of them once."""
 MAX_MAPPINGS_HELD: Final = 262_144
 """Of all processes together, where long paths count for several: some 100 MB. A thousand usual
-processes have 50,000, which count for 75,000."""
+processes have 50,000, which count for 75,000 with paths of 80 characters."""
 _EAGER_MAPS: Final = 512
 """Processes whose mappings are read at the start, in case they end before they are sampled."""
 _MANY_ENDED: Final = 8

@@ -33,7 +33,7 @@ from sonde.unwind.table_cache import TableCache, key_of
 
 MAX_FILES: Final = 2048
 """Files of one process that are looked up. Code of others is walked by frame pointers, and counted.
-PyTorch comes with 135, and the largest program of bench/ has 500."""
+PyTorch comes with 135."""
 MAX_BEGUN: Final = 64
 """Processes of which it is known up to where their files have been looked up."""
 ORDER_S: Final = 0.25
