@@ -18,7 +18,7 @@ from sonde.resolve.counters import Counters
 from sonde.resolve.mappings import Mapping
 from sonde.resolve.process_image import ProcessImage
 from sonde.resolve.tracked_process import TrackedProcess
-from sonde.unwind.unwinder import _key_of
+from sonde.unwind.code_files import key_of_file
 
 KIB = 1 << 10
 PIECE = opening.COPY_PIECE
@@ -85,8 +85,8 @@ def test_a_table_of_a_copy_is_never_taken_by_the_numbers_of_its_file(binaries, c
     one = binaries.of(process_of(1001, 10), mapping_of())
     other = binaries.of(process_of(1002, 20), mapping_of())
     assert one.identity == other.identity
-    assert _key_of(one) != _key_of(other)
-    device = int(_key_of(one).partition("@")[2].partition("-")[0], 16)
+    assert key_of_file(one) != key_of_file(other)
+    device = int(key_of_file(one).partition("@")[2].partition("-")[0], 16)
     assert os.major(device) == 0  # what such a device's files have is not kept for the next run
 
 

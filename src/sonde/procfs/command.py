@@ -8,16 +8,47 @@ kept, of any other only that there are arguments; and the number of a rank of a 
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, NamedTuple
 
 from sonde.procfs.files import read_file
 from sonde.procfs.names import text
 
 _MOST_BYTES: Final = 1 << 12
 _MOST_ENVIRONMENT_BYTES: Final = 1 << 16
-_INTERPRETER: Final = re.compile(rb"^(?:python|pypy|perl|ruby|node|php|bash|sh|Rscript)[\d.]*$")
-_WITH_VALUE: Final = frozenset({b"-W", b"-X", b"--require", b"-r"})
-"""Options of interpreters whose value is the next argument."""
+_INTERPRETER: Final = re.compile(
+    rb"^(python|pypy|perl|ruby|node|php|bash|dash|zsh|sh|Rscript)[\d.]*$"
+)
+
+
+class _Options(NamedTuple):
+    """The options of a family of interpreters with one dash, by letter."""
+
+    code: bytes
+    """Behind these comes a program, which may hold anything."""
+    alone: bytes
+    """Nothing belongs to these."""
+    attached: bytes = b""
+    """Their value follows within the argument."""
+    valued: frozenset[bytes] = frozenset()
+    """Whole options whose value is the next argument."""
+
+
+_PYTHON: Final = _Options(b"c", b"bBdEhiIOPqsStuvVx", b"WX", frozenset({b"-W", b"-X"}))
+_SHELL: Final = _Options(b"c", b"abefhiklmnprtuvxBCDEHP", b"", frozenset({b"-o", b"-O"}))
+_FAMILIES: Final = {
+    b"python": _PYTHON,
+    b"pypy": _PYTHON,
+    **dict.fromkeys((b"bash", b"dash", b"zsh", b"sh"), _SHELL),
+    b"perl": _Options(b"eE", b"wWTtUu", b"IMm"),
+    b"ruby": _Options(b"e", b"wvW", b"IrKT", frozenset({b"-r", b"-I"})),
+    b"node": _Options(b"ep", b"i", b"", frozenset({b"-r", b"--require", b"--import"})),
+    b"php": _Options(b"rBRE", b"nqCH", b"", frozenset({b"-d", b"-c", b"-z"})),
+    b"Rscript": _Options(b"e", b""),
+}
+_CODE: Final = frozenset({b"--eval", b"--print", b"--run", b"--command", b"--process-code"})
+"""Long options with a program."""
+_SCRIPT: Final = re.compile(rb"^[\w.+@-]+\.(?:py|pyc|pyz|pl|rb|js|mjs|cjs|ts|php|sh|R|r)$")
+_MOST_OF_NAME: Final = 100
 _RANK: Final = re.compile(
     rb"(?:^|\0)(?:RANK|OMPI_COMM_WORLD_RANK|PMIX_RANK|PMI_RANK|SLURM_PROCID)=(\d{1,7})(?=\0|$)"
 )
@@ -40,20 +71,42 @@ def _program_and_script(line: bytes) -> str:
         return ""
     shown = [name]
     rest = arguments
-    if _INTERPRETER.match(name):
-        script, rest = _script(arguments)
+    if interpreter := _INTERPRETER.match(name):
+        script, rest = _script(arguments, _FAMILIES[interpreter[1]])
         shown += script
     return text(b" ".join(shown)) + (" …" if rest else "")
 
 
-def _script(arguments: list[bytes]) -> tuple[list[bytes], list[bytes]]:
-    """What an interpreter runs, and the arguments behind that."""
-    at = 0
+def _script(arguments: list[bytes], options: _Options) -> tuple[list[bytes], list[bytes]]:
+    """What an interpreter runs, and the arguments behind that.
+
+    Behind an option that is not known here an argument may be its value: then only what is called
+    like a script is shown.
+    """
+    at, is_certain = 0, True
     while at < len(arguments) and arguments[at].startswith(b"-") and arguments[at] != b"-":
-        if arguments[at] == b"-m":
+        option = arguments[at]
+        letters = option[1:]
+        if option == b"--":
+            at += 1
+            break
+        if option == b"-m" and options is _PYTHON:
             return arguments[at : at + 2], arguments[at + 2 :]
-        if arguments[at] in (b"-c", b"-e"):  # the program itself, which may hold anything
-            return [arguments[at]], arguments[at + 1 :]
-        at += 2 if arguments[at] in _WITH_VALUE else 1
-    script = arguments[at : at + 1]
-    return [it.rpartition(b"/")[2] for it in script], arguments[at + 1 :]
+        if option.partition(b"=")[0] in _CODE:
+            return [], arguments[at:]
+        if option in options.valued:
+            at += 2
+            continue
+        if not letters.startswith(b"-") and letters[:1] not in options.attached:
+            if any(it in options.code for it in letters):
+                is_plain = letters.isalpha() and len(letters) <= 4
+                return [option] * is_plain, arguments[at + is_plain :]
+            is_certain &= all(it in options.alone for it in letters)
+        elif letters.startswith(b"-"):
+            is_certain &= b"=" in letters
+        at += 1
+    name = b"".join(arguments[at : at + 1]).rpartition(b"/")[2]
+    is_name = len(name) <= _MOST_OF_NAME and not name.split()[1:]
+    if not name or not is_name or not (is_certain or _SCRIPT.match(name)):
+        return [], arguments[at:]
+    return [name], arguments[at + 1 :]
