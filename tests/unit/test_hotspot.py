@@ -369,6 +369,7 @@ def test_frames_of_a_jvm_cost_its_user_time(monkeypatch):
     resolver = SimpleNamespace(
         budget=budget,
         resolve=lambda *_: [],
+        update_mappings=lambda _: None,
         processes=SimpleNamespace(parent=lambda _: None),
     )
     process.key = (1, 1)
