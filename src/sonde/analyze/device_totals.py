@@ -177,16 +177,14 @@ def with_runs(
                 f"waits for the device keep {100 * serial:.0f} % of the time from running beside "
                 "it: where code behind them needs no result, reading results later saves as much"
             )
-            parts = [one for one in parts if one[0] != Bound.SYNCHRONIZATION]
-            parts.append((Bound.SYNCHRONIZATION, serial))
+            parts = _with_share(parts, Bound.SYNCHRONIZATION, serial)
         joint = waits.with_launches(parts)
         if joint:
             lines.append(
                 f"launches keep the device waiting for {100 * joint:.0f} % of the time, in part "
                 "because they begin after a wait for it: fewer launches save that, too"
             )
-            parts = [one for one in parts if one[0] != Bound.LAUNCH]
-            parts.append((Bound.LAUNCH, joint))
+            parts = _with_share(parts, Bound.LAUNCH, joint)
         bounds = ranked_bounds(parts) or bounds
         names_kernels = waits.for_kernels >= SECOND_BOUND_SHARE
         if names_kernels:  # what the thread waits for limits the work, too
@@ -210,6 +208,13 @@ def with_runs(
         evidence=[verdict.evidence[0], *lines, *evidence],
         advice=advice,
     )
+
+
+def _with_share(
+    parts: Iterable[tuple[Bound, float]], bound: Bound, share: float
+) -> list[tuple[Bound, float]]:
+    """Shares of the time by bound, with this one in place of what the bound had."""
+    return [*(one for one in parts if one[0] != bound), (bound, share)]
 
 
 def _is_work(run: Total) -> bool:
