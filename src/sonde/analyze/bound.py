@@ -63,10 +63,15 @@ _SINGLE_RUNS = (
 )
 
 
-def explain(timeline: Timeline) -> Explanation:
+def explain(timeline: Timeline, causes: StallCauses | None = None) -> Explanation:
     """A verdict for each device of the timeline; without device streams, for launching threads;
-    without device calls, for the busiest threads."""
-    verdicts = [verdict_of(timeline, device) for device in devices_of(timeline)]
+    without device calls, for the busiest threads. `causes` takes what is found on the way."""
+    verdicts = []
+    for device in devices_of(timeline):
+        blamed = blame_device(timeline, device)
+        verdicts.append(_verdict(timeline, blamed))
+        if causes is not None:
+            causes.keep(blamed)
     notes = list(timeline.notes)
     if tuple(timeline.sources) == ("sonde",):
         verdicts = with_short_waits(timeline, verdicts)
@@ -90,8 +95,12 @@ def verdict_of(
     timeline: Timeline, device: int, start_ns: int | None = None, end_ns: int | None = None
 ) -> Verdict:
     """The verdict on one device, between two times if given."""
-    blamed = blame_device(timeline, device, start_ns, end_ns)
+    return _verdict(timeline, blame_device(timeline, device, start_ns, end_ns))
+
+
+def _verdict(timeline: Timeline, blamed: BlamedStalls) -> Verdict:
     stalls = blamed.stalls
+    device = stalls.device
     causes = _causes(timeline, blamed)
     classes = classes_of(timeline, stalls)
     window = max(1, stalls.window_ns)
@@ -284,21 +293,21 @@ def _advice(
 
 
 class StallCauses:
-    """(device, start_ns, end_ns, title of the cause) of every stall of every device, found at the
-    first iteration and kept for later ones, as columns."""
+    """(device, start_ns, end_ns, title of the cause) of every stall of every device, as columns:
+    kept from `explain`, or found at the first iteration."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
-        self._found: list[tuple[int, I64, I64, U8]] | None = None
+        self._found: dict[int, tuple[I64, I64, U8]] = {}
+
+    def keep(self, blamed: BlamedStalls) -> None:
+        """The causes of all stalls of a device."""
+        self._found[blamed.stalls.device] = (blamed.stalls.start, blamed.stalls.end, blamed.cause)
 
     def __iter__(self) -> Iterator[tuple[int, int, int, str]]:
-        if self._found is None:
-            self._found = [self._of(device) for device in devices_of(self._timeline)]
-        for device, starts, ends, causes in self._found:
-            columns = (starts.tolist(), ends.tolist(), causes.tolist())
+        for device in devices_of(self._timeline):
+            if device not in self._found:
+                self.keep(blame_device(self._timeline, device))
+            columns = (column.tolist() for column in self._found[device])
             for start, end, cause in zip(*columns, strict=True):
                 yield device, start, end, CAUSES[cause].description
-
-    def _of(self, device: int) -> tuple[int, I64, I64, U8]:
-        blamed = blame_device(self._timeline, device)
-        return device, blamed.stalls.start, blamed.stalls.end, blamed.cause

@@ -70,7 +70,7 @@ def taken_from_kernels(timeline: Timeline, stalls: Stalls) -> tuple[float, list[
     its length. But kernels and the use by others, which the driver reports, cannot be more than all
     of the time: what is beyond belongs to the others. It is a lower limit: 0 below `LEAST_SHARE`.
     """
-    if not len(stalls.window):
+    if not timeline.busy_of or not len(stalls.window):
         return 0.0, []
     span = (int(stalls.window.start[0]), int(stalls.window.end[-1]))
     device = stalls.device

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     from sonde.export import verdict
 
     causes = StallCauses(timeline)
-    explanation = explain(timeline)
+    explanation = explain(timeline, causes)
     for path, module in ((args.perfetto, "perfetto"), (args.chrome, "chrome")):
         if path is not None:
             _export(timeline, causes, path, module)

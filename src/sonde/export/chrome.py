@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any, BinaryIO
 
 from sonde.export import strict_json
@@ -13,16 +14,19 @@ from sonde.model.timeline import Timeline
 
 _DEVICES = 1 << 24
 """Devices are shown as processes with numbers from here on, above all pids."""
+_AT_ONCE = 256
+"""Events encoded at once, each line of the file."""
 
 
 def write(timeline: Timeline, out: BinaryIO, causes: Iterable[Cause] = ()) -> int:
     """Write the trace, with times in µs; return the number of events."""
     count = 0
     out.write(b'{"displayTimeUnit": "ns", "traceEvents": [')
-    for event in _events(timeline, causes):
+    events = _events(timeline, causes)
+    while some := list(islice(events, _AT_ONCE)):
         out.write(b",\n" if count else b"\n")
-        out.write(strict_json.dumps(event, separators=(",", ":")).encode())
-        count += 1
+        out.write(strict_json.dumps(some, separators=(",", ":"))[1:-1].encode())
+        count += len(some)
     out.write(b"\n]}\n")
     return count
 

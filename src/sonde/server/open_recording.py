@@ -66,8 +66,9 @@ def document(path: Path) -> dict[str, Any]:
     capture = _capture(path) if is_capture else None
     found = timeline_of(capture) if capture else open_timeline([path])
     begin = found.start_ns
-    drawn = timeline_columns.document(found, StallCauses(found), _runs(capture), begin, MAX_ROWS)
-    explanation = explain(found)
+    causes = StallCauses(found)
+    explanation = explain(found, causes)
+    drawn = timeline_columns.document(found, causes, _runs(capture), begin, MAX_ROWS)
     drawn["steps"] = timeline_columns.steps(explanation, begin)
     drawn["origin_ns"] += capture.info.wall_offset_ns if capture else 0
     drawn["explanation"] = verdict.document(explanation)

@@ -38,11 +38,13 @@ def timeline(
     capture = capture_of(session, wanted)
     found = timeline_of(capture)
     session.check()
+    causes = StallCauses(found)
+    explanation = explain(found, causes)
+    session.check()
     drawn = timeline_columns.document(
-        found, StallCauses(found), run_columns(capture), wanted.start_ns, most_spans
+        found, causes, run_columns(capture), wanted.start_ns, most_spans
     )
     session.check()
-    explanation = explain(found)
     drawn["steps"] = timeline_columns.steps(explanation, wanted.start_ns)
     return drawn | {"explanation": verdict.document(explanation)}
 
