@@ -35,7 +35,7 @@ struct waiting {
 	u64 counted_ns; /* summed up to here; taken by atomic exchange: on_switch or the scan */
 	u64 wake_ns;	/* last wake-up */
 	u64 stack_id;
-	u64 walk_ns; /* what taking it added to the wait */
+	u64 walk_ns; /* what taking it added to the beginning of the wait */
 	struct stack_chance chance;
 	u64 start_ns; /* of the process */
 	u32 weight;   /* inverse chance of the stack; 0: none taken */
@@ -166,15 +166,15 @@ static __always_inline void sum_wait(struct waiting *w, u32 tgid, u32 tid, u64 f
 	ADD_WAIT(blocked_ns, blocked * times);
 	ADD_WAIT(runqueue_ns, runqueue * times);
 	if (w->weight) {
-		u64 walk = w->walk_ns, hidden;
-
 		/* Waits with a stack are longer by the walk than those without that they stand for. */
-		hidden = walk < blocked ? walk : blocked;
-		blocked -= hidden;
-		walk -= hidden;
-		hidden = walk < runqueue ? walk : runqueue;
-		runqueue -= hidden;
-		w->walk_ns = walk - hidden;
+		u64 walked = w->began_ns + w->walk_ns;
+
+		if (walked < from)
+			walked = from;
+		if (walked > now)
+			walked = now;
+		blocked = ready > walked ? ready - walked : 0;
+		runqueue = now - (ready > walked ? ready : walked);
 		ADD_WAIT(weight_count, ended ? w->weight : 0);
 		ADD_WAIT(weight_blocked_ns, blocked * w->weight);
 		ADD_WAIT(weight_runqueue_ns, runqueue * w->weight);
@@ -441,6 +441,7 @@ int on_scan(struct bpf_iter__task *ctx)
 	w->reason = reason_of(task, state_of(task), false);
 	w->weight = 0;
 	w->stack_id = 0;
+	w->walk_ns = 0; /* the scanning thread walks: the wait is no longer for it */
 	walk = closeness == WITH_STACKS ? bpf_map_lookup_elem(&scratch, &slot) : NULL;
 	if (walk) {
 		s = &walk->pieces[0];

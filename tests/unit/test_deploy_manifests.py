@@ -192,6 +192,14 @@ def test_image_server_and_namespace_are_filled_in(capsys):
         kubernetes_validate.validate(one, VERSIONS[-1], strict=True)
 
 
+def test_a_server_of_another_namespace_stays_the_one_that_was_given(capsys):
+    url = "https://sonde-server.sonde.svc:7373"
+
+    text = printed(capsys, "--overlay", "may-attach", "--namespace", "gpu", "--server", url)
+
+    assert f"value: {url}" in text
+
+
 @pytest.mark.parametrize("namespace", ["1", "true", "on"])
 def test_a_namespace_stays_text(capsys, namespace):
     assert ("Namespace", namespace) in objects(printed(capsys, "--namespace", namespace))

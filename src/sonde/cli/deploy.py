@@ -25,6 +25,7 @@ _IMAGE = re.compile(
     r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?"
 )
 _URL = re.compile(r"https://[A-Za-z0-9.:\[\]_/-]+")
+_SERVER = re.compile(r"value: https://sonde-server\.[a-z0-9-]+\.svc:7373")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -74,12 +75,12 @@ def _manifests(args: argparse.Namespace) -> str:
                 raise UsageError(f"{flag} {value!r} is no image", "write REGISTRY/NAME:TAG")
             name = "sonde-node" if flag == "--node-image" else "sonde-server"
             if f"image: {name}:" not in text:
-                raise UsageError(f"{overlay} has no server", "use --overlay may-attach")
+                raise UsageError(f"{overlay} has no {name}", "use --overlay may-attach")
             text = re.sub(rf"(?m)(image: ){name}:\S+$", rf"\g<1>{value}", text)
-    if args.server is not None:
-        text = _with_server(text, args.server, overlay)
     if args.namespace is not None:
         text = _with_namespace(text, args.namespace)
+    if args.server is not None:  # after it: a URL that was given stays as it is
+        text = _with_server(text, args.server, overlay)
     return text
 
 
@@ -93,9 +94,9 @@ def _with_server(text: str, url: str, overlay: str) -> str:
         raise UsageError(
             f"{url!r} is no server's URL", "write https://HOST:PORT; a token needs TLS"
         )
-    if "value: https://sonde-server.sonde.svc:7373" not in text:
+    if not _SERVER.search(text):
         raise UsageError(f"an agent of {overlay} sends nothing", "use --overlay may-attach")
-    return text.replace("value: https://sonde-server.sonde.svc:7373", f"value: {url}")
+    return _SERVER.sub(lambda _: f"value: {url}", text)
 
 
 def _with_namespace(text: str, namespace: str) -> str:

@@ -71,7 +71,8 @@ class Selection:
         for pid, one in moment.processes.items():
             if not one.usage.cpu_ns:
                 continue
-            use = self._uses.pop(pid, None) or _Use(seen_ns=moment.start_ns)
+            use = self._uses.pop(pid, None) or self._marked.get(pid)
+            use = use or _Use(seen_ns=moment.start_ns)
             self._uses[pid] = use  # the last one in order
             if pid in self._marked:
                 self._marked[pid] = use

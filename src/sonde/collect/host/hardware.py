@@ -39,12 +39,9 @@ class Hardware:
     def open(self) -> None:
         """Start the counters. Raises SourceUnavailable where the CPUs have none."""
         for name, number in EVENTS.items():
-            fds = []
-            for cpu in sorted(os.sched_getaffinity(0)):
-                fd = _open(number, cpu)
-                if fd < 0:
-                    break
-                fds.append(fd)
+            # Of the machine, not only those that this process may run on; offline ones refuse.
+            opened = [_open(number, cpu) for cpu in range(os.sysconf("SC_NPROCESSORS_CONF"))]
+            fds = [fd for fd in opened if fd >= 0]
             if fds:
                 self._fds[name] = fds
         if not self._fds:
