@@ -233,6 +233,8 @@ def test_an_answer_is_written_in_pieces_up_to_a_bound(monkeypatch: pytest.Monkey
             answers._written(found, answers.parse([("format", form)]))
     assert tracemalloc.get_traced_memory()[1] < 16 << 20
     tracemalloc.stop()
+    with pytest.raises(CaptureTooLarge, match="larger than 1 MiB"):
+        answers._written(long_texts(2_000, 1_000), answers.parse([("format", "arrow")]))
 
 
 def test_long_texts_of_answers_are_cut() -> None:

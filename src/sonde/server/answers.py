@@ -430,6 +430,8 @@ def _written(
         found = _shown(found)
     content = _Content(ends_s)
     if options.form is Form.ARROW and isinstance(found, pa.Table):
+        if found.nbytes > ANSWER_BYTES:  # the copy that is sent would be as large
+            raise _too_large()
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, found.schema) as writer:
             writer.write_table(found)
