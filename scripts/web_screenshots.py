@@ -203,4 +203,5 @@ def places(nodes: dict[str, dict[str, int]]) -> dict[str, dict[str, object]]:
     }
 
 
-main()
+if __name__ == "__main__":
+    main()

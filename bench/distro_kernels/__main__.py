@@ -80,7 +80,7 @@ def _missing(kernel: Kernel) -> str:
         if shutil.which(program) is None:
             return f"apt-get install {package}"
     if not (image.ROOT / kernel.native).exists():
-        return "make setup" if not prefix else "bench/distro_kernels/build_arm64"
+        return "make setup" if not prefix else "scripts/wheel_aarch64"
     return ""
 
 
