@@ -36,6 +36,7 @@ from sonde.fleet.wire import (
 )
 
 CLOCK_SKEW_S = 300
+"""How far a node's clock may be ahead of the aggregator's; `clock.SKEW_S` is that of parties."""
 _HTTP_STATUS = {
     "malformed": 400,
     "misaligned": 400,
@@ -58,7 +59,8 @@ _HTTP_STATUS = {
 
 
 class Refused(Exception):
-    """A request that is refused: `reason` is a key of the counters."""
+    """A request that is refused. `reason` is the counter's name; the exception's text is `detail`.
+    """
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(detail or reason)
@@ -70,7 +72,7 @@ class Refused(Exception):
 
 
 class HelperUnavailable(Exception):
-    """The helper does not answer; the job is kept and retried."""
+    """The helper does not answer, or not validly; the leader keeps the job and repeats it."""
 
 
 Post = Callable[[str, bytes], bytes]
@@ -79,9 +81,14 @@ Post = Callable[[str, bytes], bytes]
 
 
 class Aggregator:
-    """The part that is the same for leader and helper: expiry, origin checks, releases."""
+    """The part that is the same for leader and helper: expiry, origin checks, releases.
+
+    `state` is the path of the database, `threads` those of one verification, `clock` gives the
+    time in seconds since 1970. Raises SinkError or UsageError (`Store.take_ownership`).
+    """
 
     role = b""
+    """`hpke.LEADER` or `hpke.HELPER`."""
 
     def __init__(
         self,
@@ -102,7 +109,7 @@ class Aggregator:
 
     def expire(self) -> int:
         """Deletes batches that were not collected in time (`Task.keep_s`) and the stored answers of
-        that age. Returns the number of reports that were lost.
+        releases that old. Returns the number of reports that were lost.
         """
         with self._release_lock:
             return self.store.expire(self.task.expired_before(self.clock()))
@@ -125,7 +132,8 @@ class Aggregator:
         return ""
 
     def check_release(self, start_s: int, duration_s: int) -> None:
-        """Raises Refused unless the interval is one closed batch of the task's grid.
+        """Raises Refused unless the interval is one batch of the task's grid that is due and not
+        expired.
 
         Two releases therefore never overlap, and the difference of two releases isolates nobody.
         """
@@ -157,7 +165,6 @@ class Leader(Aggregator):
     """The aggregator that receives reports, starts verification jobs and answers the collector."""
 
     role = hpke.LEADER
-    job_size = JOB_REPORTS
 
     def __init__(
         self,
@@ -171,13 +178,13 @@ class Leader(Aggregator):
     ) -> None:
         super().__init__(task, keys, roster, state, threads, clock)
         self._post = post
-        self._busy: set[bytes] = set()
-        self._taking_lock = threading.Lock()
+        self._busy: set[bytes] = set()  # ids of the jobs that some thread verifies now
+        self._next_job_lock = threading.Lock()
 
     def admit(self, bodies: Sequence[bytes | memoryview]) -> list[str]:
-        """Admits a group of uploads. Returns per upload "" or the reason of refusal. Durable on
-        return. What a stranger sends is refused in memory: only reports of enrolled nodes are
-        written and synced.
+        """Admits encoded reports. Returns for each "" or the reason of refusal. What is admitted
+        is on disk when this returns. A stranger's report is refused without a write: only reports
+        of enrolled nodes are written and synced.
         """
         reasons = [""] * len(bodies)
         good: list[tuple[int, Report]] = []
@@ -229,14 +236,14 @@ class Leader(Aggregator):
         return self.origin_refusal(report.node, report.time_s)
 
     def process_job(self) -> int:
-        """Verifies one job with the helper. Returns the number of its reports, 0 if there is no
-        job.
+        """Verifies one job with the helper. Returns the number of its reports; 0 also if there is
+        no job.
 
-        Raises HelperUnavailable; the job is then retried. Several threads may call this: while one
-        waits for the helper, the next works.
+        Raises HelperUnavailable; the next call then repeats the job. Several threads may call this:
+        while one waits for the helper, the next works.
         """
-        with self._taking_lock:
-            taken = self.store.next_job(os.urandom(16), self.job_size, self._busy)
+        with self._next_job_lock:
+            taken = self.store.next_job(os.urandom(16), JOB_REPORTS, self._busy)
             if taken is None:
                 return 0
             self._busy.add(taken[0])
@@ -252,14 +259,15 @@ class Leader(Aggregator):
             try:
                 return decode_replies(answer, len(items))
             except WrongCount as error:
-                # The helper repeats its stored answer; this party's disk has lost reports since.
+                # The helper repeats its stored answer to more reports: the disk here lost some
+                # since.
                 raise Refused("mismatch", "an answer that does not fit the job") from error
 
         try:
             block = verify_as_leader(self.task, self.keys, reports, exchange, self.threads)
         except Malformed as error:
             raise HelperUnavailable("a malformed answer") from error
-        except Refused as refused:  # the whole job; neither party has counted it
+        except Refused as refused:  # the whole job: this party counts none of its reports
             zero = self.task.aggregation().zero()
             block = BlockResult(zero, refused={report.id: refused.reason for report in reports})
         block.refused = {id_: known_refusal_reason(reason) for id_, reason in block.refused.items()}
@@ -287,7 +295,9 @@ class Leader(Aggregator):
 
 
 class Helper(Aggregator):
-    """The aggregator that verifies the leader's jobs. It trusts the leader only to be available."""
+    """The aggregator that verifies the leader's jobs. It relies on the leader to send them, and
+    checks all else itself: node, time, signature and proof.
+    """
 
     role = hpke.HELPER
 
@@ -370,11 +380,14 @@ def known_refusal_reason(reason: str) -> str:
 
 
 def release_request(start_s: int, duration_s: int, batch: Batch) -> bytes:
+    """The leader's request to the helper: start, duration, count (u64 each), checksum of 32 bytes.
+    """
     numbers = (start_s, duration_s, batch.count)
     return b"".join(n.to_bytes(8, "big") for n in numbers) + batch.checksum
 
 
 def parse_release_request(body: bytes) -> tuple[int, int, int, bytes]:
+    """(start, duration, count, checksum). Raises Refused."""
     if len(body) != 56:
         raise Refused("malformed")
     start_s, duration_s, count = (int.from_bytes(body[at : at + 8], "big") for at in (0, 8, 16))

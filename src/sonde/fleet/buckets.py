@@ -12,7 +12,8 @@ from sonde.fleet.task import Task
 
 @dataclass(frozen=True)
 class BucketSpace:
-    """The grid of buckets. Its size is fixed in the task, so it includes unnamed, reserved classes.
+    """The grid of buckets. Its size is fixed in the task, so it has more classes than have names;
+    the others are reserved.
 
     `levels` divides the hardware activity, in [0, 1], into equal steps.
     """
@@ -44,8 +45,8 @@ class BucketSpace:
 
     @staticmethod
     def of_task(task: Task) -> BucketSpace:
-        """The grid of a task; a single row of buckets if the task defines none. Raises
-        UsageError.
+        """The grid of a task; one column of buckets, an application class each, if the task defines
+        none or is one of `discovery`. Raises UsageError.
         """
         if not task.space or "purpose" in task.space:
             return BucketSpace(task.buckets, 1, 1)
