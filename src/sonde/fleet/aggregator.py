@@ -37,7 +37,7 @@ from sonde.fleet.wire import (
 
 CLOCK_SKEW_S = 300
 """How far a node's clock may be ahead of the aggregator's; `clock.SKEW_S` is that of parties."""
-_HTTP_STATUS = {
+_STATUS_OF_REASON = {
     "malformed": 400,
     "misaligned": 400,
     "unknown task": 404,
@@ -68,7 +68,7 @@ class Refused(Exception):
 
     @property
     def status(self) -> int:
-        return _HTTP_STATUS.get(self.reason, 400)
+        return _STATUS_OF_REASON.get(self.reason, 400)
 
 
 class HelperUnavailable(Exception):
@@ -354,7 +354,7 @@ class Helper(Aggregator):
         """The helper's noised share. Raises Refused if the parties counted different reports, or if
         the budget is spent.
         """
-        start_s, duration_s, count, check = parse_release_request(body)
+        start_s, duration_s, count, checksum = parse_release_request(body)
         with self._release_lock, self._job_lock:  # no job may add to the batch meanwhile
             self.check_release(start_s, duration_s)
             done = self.store.released(start_s)
@@ -363,7 +363,7 @@ class Helper(Aggregator):
             batch = self.store.batch(start_s)
             if batch.count < self.task.min_batch:
                 raise Refused("too few", f"fewer than {self.task.min_batch} reports")
-            if (batch.count, batch.checksum) != (count, check):
+            if (batch.count, batch.checksum) != (count, checksum):
                 raise Refused("mismatch", "leader and helper hold different reports")
             return self._publish(start_s, batch)
 
@@ -376,7 +376,7 @@ def known_refusal_reason(reason: str) -> str:
     """The helper's reason if it is a known one, else a fixed text: the helper must not fill the
     leader's table of counters.
     """
-    return reason if reason in _HTTP_STATUS else "refused by the helper"
+    return reason if reason in _STATUS_OF_REASON else "refused by the helper"
 
 
 def release_request(start_s: int, duration_s: int, batch: Batch) -> bytes:

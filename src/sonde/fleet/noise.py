@@ -73,7 +73,7 @@ class Mechanism:
 
     def half_width(self, confidence: float = 0.95, parties: int = 2) -> float:
         """Half the width of the interval around 0 that contains the sum of all parties' noise with
-        this probability, in counts.
+        the probability `confidence`, in counts.
 
         Of two Laplace variables P(|X| > x) = exp(-x/b)·(1 + x/2b); Gaussians add in variance.
         """

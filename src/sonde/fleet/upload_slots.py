@@ -29,8 +29,9 @@ class NoFreeSlot(Exception):
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """The slot of one body, from before it is read until it is answered. `is_from_node`: whether it
-    is known to contain an enrolled node's report; `began_s`: a time of the event loop.
+    """The slot of one body, from before it is read until its reports are admitted or refused.
+    `is_from_node`: it is known to contain an enrolled node's report; `began_s`: a time of the event
+    loop.
     """
 
     is_from_node: bool
