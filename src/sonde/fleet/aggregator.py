@@ -59,8 +59,7 @@ _STATUS_OF_REASON = {
 
 
 class Refused(Exception):
-    """A request that is refused. `reason` is the counter's name; the exception's text is `detail`.
-    """
+    """A request that is refused. `reason` names a counter; the exception's text is `detail`."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(detail or reason)
@@ -203,8 +202,8 @@ class Leader(Aggregator):
         self.store.note_refusals(Counter(reason for reason in reasons if reason))
         if not good:
             return reasons
-        taken = self.store.admit([(report, bodies[at]) for at, report in good], self.clock())
-        for (at, _), reason in zip(good, taken, strict=True):
+        refused = self.store.admit([(report, bodies[at]) for at, report in good], self.clock())
+        for (at, _), reason in zip(good, refused, strict=True):
             reasons[at] = reason
         return reasons
 
@@ -243,15 +242,16 @@ class Leader(Aggregator):
         while one waits for the helper, the next works.
         """
         with self._next_job_lock:
-            taken = self.store.next_job(os.urandom(16), JOB_REPORTS, self._busy)
-            if taken is None:
+            found = self.store.next_job(os.urandom(16), JOB_REPORTS, self._busy)
+            if found is None:
                 return 0
-            self._busy.add(taken[0])
+            job, reports = found
+            self._busy.add(job)
         try:
-            self._verify_job(*taken)
+            self._verify_job(job, reports)
         finally:
-            self._busy.discard(taken[0])
-        return len(taken[1])
+            self._busy.discard(job)
+        return len(reports)
 
     def _verify_job(self, job: bytes, reports: list[Report]) -> None:
         def exchange(items: list[Item]) -> list[Reply]:
@@ -277,9 +277,9 @@ class Leader(Aggregator):
         """Both aggregators' noised shares of a batch, sealed for the collector."""
         with self._release_lock:
             self.check_release(start_s, duration_s)
-            own, pending = self.store.released(start_s), self.store.pending(start_s)
+            own_share, pending = self.store.released(start_s), self.store.pending(start_s)
             batch = self.store.batch(start_s)  # after `pending`, so that it includes those reports
-            if own is None:
+            if own_share is None:
                 if pending:
                     raise Refused("still open", "reports of this batch are still being checked")
                 if batch.count < self.task.min_batch:
@@ -289,9 +289,9 @@ class Leader(Aggregator):
                 except BudgetSpent as error:
                     raise Refused("budget spent", str(error)) from error
             helper_share = self._post("releases", release_request(start_s, duration_s, batch))
-            if own is None:
-                own = self._publish(start_s, batch)
-            return own, helper_share
+            if own_share is None:
+                own_share = self._publish(start_s, batch)
+            return own_share, helper_share
 
 
 class Helper(Aggregator):
@@ -346,8 +346,8 @@ class Helper(Aggregator):
         ]
         block = BlockResult(block.aggregate, block.accepted, {**block.refused, **refused})
         reply = encode_replies(replies)
-        taken = [(item.id, item.node, item.time_s) for item in fresh]
-        self.store.record_job(job, batches.pop(), taken, block, reply)
+        claims = [(item.id, item.node, item.time_s) for item in fresh]
+        self.store.record_job(job, batches.pop(), claims, block, reply)
         return reply
 
     def release(self, body: bytes) -> bytes:
@@ -380,8 +380,7 @@ def known_refusal_reason(reason: str) -> str:
 
 
 def release_request(start_s: int, duration_s: int, batch: Batch) -> bytes:
-    """The leader's request to the helper: start, duration, count (u64 each), checksum of 32 bytes.
-    """
+    """The leader's request to the helper: start, duration, count (u64 each), checksum (32)."""
     numbers = (start_s, duration_s, batch.count)
     return b"".join(n.to_bytes(8, "big") for n in numbers) + batch.checksum
 

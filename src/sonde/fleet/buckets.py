@@ -37,8 +37,8 @@ class BucketSpace:
     def label(self, bucket: int) -> tuple[str, str, str]:
         """(application, kernel, activity) as text."""
         classes = Classes.shipped()
-        rest, level = divmod(bucket, self.levels)
-        application, kernel = divmod(rest, self.kernels)
+        cell, level = divmod(bucket, self.levels)
+        application, kernel = divmod(cell, self.kernels)
         low, high = level / self.levels, (level + 1) / self.levels
         activity = "" if self.levels == 1 else f"{low:.0%}-{high:.0%}"
         return classes.application_name(application), classes.kernel_name(kernel), activity

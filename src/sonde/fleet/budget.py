@@ -84,19 +84,19 @@ def ledger_of(task: Task, starts_s: Sequence[int]) -> Ledger:
     """The ledger of the releases whose batches begin at these times."""
     privacy = task.privacy
     yearly = releases_a_year(task.release_s)
-    taken = [entry_for(task, start_s) for start_s in sorted(set(starts_s))]
-    one = entry_for(task, 0)
-    year = [replace(one, start_s=number * task.release_s) for number in range(yearly)]
+    entries = [entry_for(task, start_s) for start_s in sorted(set(starts_s))]
+    single = entry_for(task, 0)
+    year = [replace(single, start_s=number * task.release_s) for number in range(yearly)]
     units: tuple[Unit, Unit] = ("gpu", "tenant")
     costs = {
         unit: UnitCost(
-            worst_year([one], unit, privacy.delta),
-            worst_year(taken, unit, privacy.delta),
+            worst_year([single], unit, privacy.delta),
+            worst_year(entries, unit, privacy.delta),
             worst_year(year, unit, privacy.delta),
         )
         for unit in units
     }
-    return Ledger(privacy.unit, privacy.delta, privacy.budget, len(taken), yearly, costs)
+    return Ledger(privacy.unit, privacy.delta, privacy.budget, len(entries), yearly, costs)
 
 
 def entry_for(task: Task, start_s: int) -> LedgerEntry:

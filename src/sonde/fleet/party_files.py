@@ -39,8 +39,7 @@ def read_text(path: Path, max_bytes: int) -> str:
 
 
 def read_secret(path: Path, max_bytes: int = MAX_KEY_FILE_BYTES) -> str:
-    """Reads a file that others cannot have changed. Raises UsageError, OSError, UnicodeDecodeError.
-    """
+    """Reads a file that others cannot have changed. Raises as `read_text` does."""
     with open_secret(path) as file:
         return _content(file, path, max_bytes).decode()
 

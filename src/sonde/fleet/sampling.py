@@ -24,7 +24,6 @@ from sonde.fleet.buckets import BucketSpace
 from sonde.fleet.classify import IDLE, OTHER, Classes
 from sonde.input_files import open_input
 
-
 _MIN_BUSY_SHARE = 0.05
 """Below it the application of a period is idle: the same limit as that of `idle` in classes.toml.
 """

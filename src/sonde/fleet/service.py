@@ -162,8 +162,7 @@ class Service:
         return web.Response(text="\n".join(reasons))
 
     async def _admit(self, bodies: Sequence[bytes | memoryview]) -> list[str]:
-        """Waits until `_admit_groups` has admitted or refused the reports; the reasons, as there.
-        """
+        """The reasons of refusal (`Leader.admit`), once `_admit_groups` has handled the reports."""
         done: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         await self._uploads.put((bodies, done))
         return await done
@@ -292,8 +291,7 @@ class Service:
                     )
 
     async def _admit_groups(self) -> None:
-        """Admits uploads in groups, with one disk sync each; waits while the backlog is too long.
-        """
+        """Admits uploads in groups, with a disk sync each; waits while the backlog is too long."""
         assert isinstance(self._aggregator, Leader)
         while True:
             group = [await self._uploads.get()]

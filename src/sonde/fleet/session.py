@@ -86,7 +86,7 @@ class Sessions:
     def __init__(self, task: Task, role: bytes, hpke_private: str) -> None:
         self.task, self.role = task, role
         self._hpke_private = hpke_private
-        self.held = Keyring()
+        self.keyring = Keyring()
         # Per node: (end, id) of its sessions, the oldest first.
         self._of_node: defaultdict[bytes, list[tuple[int, bytes]]] = defaultdict(list)
 
@@ -110,10 +110,10 @@ class Sessions:
             return "forged"
         if not enrolled(node):  # checked last: only the holder of the node's key learns it
             return "unknown node"
-        own = sealed[0] if self.role == hpke.LEADER else sealed[1]
+        own_key = sealed[0] if self.role == hpke.LEADER else sealed[1]
         try:
             opener = hpke.Opener(self._hpke_private)
-            key = opener.open(own, _hello_binding(self.role, hello[: _HEAD.size]))
+            key = opener.open(own_key, _hello_binding(self.role, hello[: _HEAD.size]))
         except hpke.DecryptionError:
             return "malformed"
         if len(key) != KEY_BYTES:
@@ -125,14 +125,14 @@ class Sessions:
         replayed hello does not evict a newer session.
         """
         node, _, until_s = session
-        known = self.held.get(id_)
-        if known is not None:
-            return "" if known == session else "replayed"
+        stored = self.keyring.get(id_)
+        if stored is not None:
+            return "" if stored == session else "replayed"
         live = self._of_node[node]
         if len(live) == MAX_SESSIONS_PER_NODE:
             if until_s < live[0][0]:
                 return "replayed"
-            self.held.drop(live.pop(0)[1])
+            self.keyring.drop(live.pop(0)[1])
         insort(live, (until_s, id_), key=itemgetter(0))
-        self.held.put(id_, *session)
+        self.keyring.put(id_, *session)
         return ""

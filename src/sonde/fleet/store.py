@@ -111,13 +111,13 @@ class Store:
         extents = self._spool.append(
             [body for (_, body), reason in zip(reports, reasons, strict=True) if not reason]
         )
-        taken: dict[bytes, Report] = {}
+        admitted: dict[bytes, Report] = {}
         unused: Counter[int] = Counter()  # bodies per segment that no row refers to
 
         def keep() -> None:  # before a job takes them, or the cache would keep them for ever
-            self._waiting += len(taken)
+            self._waiting += len(admitted)
             if len(self._cached) < MAX_CACHED_REPORTS:
-                self._cached.update(taken)
+                self._cached.update(admitted)
 
         try:
             with self._database.transaction(on_commit=keep) as db:
@@ -134,7 +134,7 @@ class Store:
                         "INSERT INTO waiting VALUES (?, ?, NULL, ?, ?, ?, ?)",
                         (report.id, self._task.batch_of(report.time_s), now_s, *extent),
                     )
-                    taken[report.id] = report
+                    admitted[report.id] = report
                 count_refusals(db, Counter(reason for reason in reasons if reason))
         except BaseException:
             self._spool.drop(Counter(extent.segment for extent in extents))
@@ -181,10 +181,10 @@ class Store:
         if db.execute("SELECT 1 FROM seen WHERE id = ?", (id_,)).fetchone():
             return "replayed"
         period = time_s // self._task.period_s
-        taken = db.execute(
+        inserted = db.execute(
             "INSERT OR IGNORE INTO contribution VALUES (?, ?, ?)", (node, period, batch)
         )
-        if taken.rowcount == 0:
+        if inserted.rowcount == 0:
             return "quota"
         if not self._within_cap(db, node, batch):
             db.execute("DELETE FROM contribution WHERE node = ? AND period = ?", (node, period))

@@ -54,7 +54,7 @@ class Party:
         self.record_bytes = _HEAD.size + sealed_bytes + (_HELPER_BYTES if is_leader else 0)
         self.intake = Intake(
             task.aggregation(),
-            sessions.held,
+            sessions.keyring,
             is_leader,
             binding(sessions.role, task.id),
             (first, self.record_bytes, sealed_bytes),

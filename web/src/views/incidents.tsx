@@ -17,7 +17,7 @@ interface Incident {
 }
 export interface Incidents { shown: boolean; incidents: Incident[]; older: number; unreadable: number }
 
-/** "Open this time": from so long before an incident's begin to so long after it was explained. */
+/** "Open this time" begins BEFORE_S before the incident and ends AFTER_S after it was explained. */
 const BEFORE_S = 15;
 const AFTER_S = 5;
 

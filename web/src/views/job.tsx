@@ -21,7 +21,7 @@ interface OnNode { node: string; bound: string; evidence: string[]; next: string
 /** Rows that are asked for, and nodes that are listed. */
 const MAX_FUNCTIONS = 20;
 const MAX_NODES = 40;
-/** Rows are kept by the second: so much around a rank's time is shown, too. */
+/** Rows are kept by the second, so this much around a rank's time is shown, too. */
 const AROUND_S = 1;
 
 /** By the `kind` of what ranks wait for. */

@@ -16,7 +16,7 @@ import type { Incidents } from "./incidents";
 const MAX_HOLDERS = 100_000;
 /** Rows that are shown at first. */
 const FIRST_ROWS = 100;
-/** Nodes whose verdict is asked for, on their last so many seconds. */
+/** Nodes whose verdict is asked for, and the length of the time before their last data that it is on. */
 const VERDICTS = 12;
 const VERDICT_S = 60;
 

@@ -18,11 +18,11 @@ const MEASURES: readonly [Measure, string, string][] = [
   ["work", "At work", "time in kernels and copies that are no collectives"],
   ["wait", "In collectives", "time in collectives: waiting for other ranks, and exchanging data with them"],
 ];
-/** Where no time is chosen: the last so many seconds that were sent. */
+/** The length of the time shown, up to the last data, where none is chosen. */
 const SPAN_S = 60;
 /** Columns of the heat map that are asked for, where no steps are known. */
 const POINTS = 120;
-/** Rows are kept by the second: so much around a cell's time is shown, too. */
+/** Rows are kept by the second, so this much around a cell's time is shown, too. */
 const AROUND_S = 1;
 /** Rows of the table at first. */
 const FIRST_ROWS = 64;

@@ -65,10 +65,10 @@ def _aggregator_views(reports: int, rng: np.random.Generator) -> tuple[Ints, Flo
         pending = aggregation.begin(key, [id_], [public], [leader], 1)
         message = pending.messages[0]
         assert message is not None
-        replies, _, theirs = aggregation.check(key, [id_], [public], [helper], [message], 1)
-        _, ours = pending.finish(replies, 1)
-        views[0].append(_digits(ours) + _words(public + (replies[0] or b"")))
-        views[1].append(_digits(theirs) + _words(public + message))
+        replies, _, helper_sum = aggregation.check(key, [id_], [public], [helper], [message], 1)
+        _, leader_sum = pending.finish(replies, 1)
+        views[0].append(_digits(leader_sum) + _words(public + (replies[0] or b"")))
+        views[1].append(_digits(helper_sum) + _words(public + message))
     return labels, np.array(views[0]), np.array(views[1])
 
 
@@ -143,13 +143,13 @@ def collusion(rng: np.random.Generator) -> AttackResult:
     hits = 0
     for label in labels:
         id_, key = os.urandom(16), os.urandom(32)
-        public, ours, theirs = aggregation.shard([id_], [[int(label)]], 1)[0]
-        pending = aggregation.begin(key, [id_], [public], [ours], 1)
-        replies, _, right = aggregation.check(
-            key, [id_], [public], [theirs], [pending.messages[0] or b""], 1
+        public, leader, helper = aggregation.shard([id_], [[int(label)]], 1)[0]
+        pending = aggregation.begin(key, [id_], [public], [leader], 1)
+        replies, _, helper_sum = aggregation.check(
+            key, [id_], [public], [helper], [pending.messages[0] or b""], 1
         )
-        left = pending.finish(replies, 1)[1]
-        hits += aggregation.unshard([left, right]).index(1) == int(label)
+        leader_sum = pending.finish(replies, 1)[1]
+        hits += aggregation.unshard([leader_sum, helper_sum]).index(1) == int(label)
     return AttackResult(
         "reconstruction by both together",
         f"{hits / len(labels):.1%} right",

@@ -58,8 +58,8 @@ class Forecast:
         if len(good) == len(self.errors):
             verdict = f"within {TARGET_ERROR:.0%}"
         elif good:
-            most = f"up to {max(good):.0%} on one application" if max(good) else "if it is mixed"
-            verdict = f"within {TARGET_ERROR:.0%} only {most}"
+            when = f"up to {max(good):.0%} on one application" if max(good) else "if it is mixed"
+            verdict = f"within {TARGET_ERROR:.0%} only {when}"
         else:
             verdict = f"NOT within {TARGET_ERROR:.0%}"
         privacy_guarantee = (
@@ -97,7 +97,7 @@ def forecast(
         raise UsageError("a forecast needs tenants with nodes")
     tenant = np.repeat(np.arange(len(sizes)), sizes)
     hours = [number * period_s / 3600 % 24 for number in range(periods)]
-    found: dict[float, float] = {}
+    errors_by_concentration: dict[float, float] = {}
     for concentration in CONCENTRATIONS:
         totals = []
         for _ in range(fleets):
@@ -115,11 +115,18 @@ def forecast(
                 released = noised(exact[largest], mechanism) * scale
                 line = errors("", released, exact[largest] * scale, truth[largest], count)
                 totals.append(line.total_median)
-        found[concentration] = float(np.mean(totals))
+        errors_by_concentration[concentration] = float(np.mean(totals))
     nodes, hours_long = sum(sizes), periods * period_s / 3600
     pure_epsilon = mechanism.cost(periods * cap).epsilon
     return Forecast(
-        nodes, len(sizes), max(sizes) / nodes, cap, classes, hours_long, pure_epsilon, found
+        nodes,
+        len(sizes),
+        max(sizes) / nodes,
+        cap,
+        classes,
+        hours_long,
+        pure_epsilon,
+        errors_by_concentration,
     )
 
 

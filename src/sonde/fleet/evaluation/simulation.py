@@ -152,9 +152,7 @@ class _BlockOutcome:
     refused: Counter[str]
 
 
-def verify_block(
-    deployment: _Deployment, start_s: int, uploads: Sequence[bytes]
-) -> _BlockOutcome:
+def verify_block(deployment: _Deployment, start_s: int, uploads: Sequence[bytes]) -> _BlockOutcome:
     """All work of both aggregators for a block of uploads to the batch that begins at `start_s`,
     except network and disk.
     """
