@@ -112,7 +112,7 @@ def prepare(args: argparse.Namespace) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             ports.append(free.getsockname()[1])
     task = replace(
-        simulation.make_work(scenario).task,
+        simulation.make_deployment(scenario).task,
         release_s=DAY_S,
         period_s=DAY_S,
         leader_url=f"https://127.0.0.1:{ports[0]}",
@@ -134,8 +134,8 @@ def prepare(args: argparse.Namespace) -> None:
     expected = np.zeros(scenario.buckets, dtype=np.int64)
     before = time.process_time()
     with (args.directory / "uploads").open("wb") as file:
-        for at in range(0, len(present), simulated_nodes.CHUNK):
-            chunk = present[at : at + simulated_nodes.CHUNK]
+        for at in range(0, len(present), simulated_nodes.PORTION_NODES):
+            chunk = present[at : at + simulated_nodes.PORTION_NODES]
             made, honest = simulated_nodes.make_uploads(
                 scenario, task, chunk, samples, fault_draws, 1
             )

@@ -11,7 +11,7 @@ class Aggregation:
     def shard(
         self, nonces: list[bytes], samples: list[list[int]], threads: int
     ) -> list[tuple[bytes, bytes, bytes]]:
-        """(public, leader, helper) shares of each report."""
+        """(public, leader, helper) shares of each report; `samples`: bucket indices per report."""
 
     @staticmethod
     def shard_dishonestly(
@@ -26,7 +26,9 @@ class Aggregation:
         publics: list[bytes],
         shares: list[bytes],
         threads: int,
-    ) -> Pending: ...
+    ) -> Pending:
+        """The leader's first step: what it sends to the helper."""
+
     def check(
         self,
         verify_key: bytes,
@@ -36,7 +38,9 @@ class Aggregation:
         messages: list[bytes],
         threads: int,
     ) -> tuple[list[bytes | None], list[str | None], bytes]:
-        """(replies, faults, sum of the accepted)."""
+        """The helper's only step: (replies to the leader's messages, faults, aggregate share of the
+        accepted reports). A fault is why a report does not count.
+        """
 
     def zero(self) -> bytes: ...
     def merge(self, shares: list[bytes]) -> bytes: ...
@@ -50,7 +54,8 @@ class Pending:
     faults: list[str | None]
     def finish(
         self, replies: list[bytes | None], threads: int
-    ) -> tuple[list[str | None], bytes]: ...
+    ) -> tuple[list[str | None], bytes]:
+        """The leader's last step, once: (faults, aggregate share of the accepted reports)."""
 
 class Keyring:
     """The open sessions of one party, for reports without proofs. Thread-safe."""

@@ -230,13 +230,17 @@ def test_a_helper_that_hangs_stops_no_upload(fleet):
     assert asyncio.run(ask()).startswith(b"HTTP/1.1 201 ")
 
 
+@pytest.mark.parametrize("answer", [b"malformedHTTP/1.1 400", b"lateHTTP/1.1 410"])
 def test_a_connection_of_a_stranger_has_one_upload_looked_at_in_a_while_and_holds_no_slot(
-    fleet, monkeypatch
+    fleet, monkeypatch, answer
 ):
     monkeypatch.setattr(service, "_STRANGER_DELAY_S", 1.0, raising=False)
     monkeypatch.setattr(service, "_REPORT_SLOTS", 1)
     prefix = f"POST /tasks/{fleet.task.id.hex()}/reports HTTP/1.1\r\nHost: x\r\nContent-Length: "
-    junk, body = f"{prefix}1\r\n\r\nx".encode(), fleet.report(0, [1]).encode()
+    body = fleet.report(0, [1]).encode()
+    unsigned = replace(fleet.report(0, [1]), time_s=0, signature=bytes(64)).encode()
+    sent = b"x" if answer.startswith(b"malformed") else unsigned
+    junk = f"{prefix}{len(sent)}\r\n\r\n".encode() + sent
 
     async def ask():
         runner, port = await listening(fleet.leader)
@@ -248,7 +252,7 @@ def test_a_connection_of_a_stranger_has_one_upload_looked_at_in_a_while_and_hold
         held[-1][1].write(f"{prefix}{len(body)}\r\n\r\n".encode() + body)
         try:
             accepted = await asyncio.wait_for(held[-1][0].readline(), 10)
-            refused = await asyncio.wait_for(held[0][0].readuntil(b"malformedHTTP/1.1 400"), 10)
+            refused = await asyncio.wait_for(held[0][0].readuntil(answer), 10)
             return accepted + refused, time.monotonic() - began_s
         finally:
             for _, one in held:

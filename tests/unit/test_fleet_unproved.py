@@ -127,7 +127,7 @@ def test_a_recorded_hello_pushes_no_newer_session_out():
     for session in opened:
         assert pair.admit(session.hello, START_S + 3) == ["", ""]
     assert pair.admit(opened[0].hello, START_S + 4) == ["replayed"] * 2
-    assert all(session.id in pair.leader.sessions.held for session in opened[1:])
+    assert all(session.id in pair.leader.sessions.keyring for session in opened[1:])
 
 
 def test_a_bundle_whose_question_was_lost_may_come_again():
@@ -178,13 +178,13 @@ def test_a_session_is_not_opened_ahead_of_its_time_to_live_longer():
 
 def test_a_node_cannot_fill_the_memory_of_a_party_with_sessions():
     pair = Pair()
-    before = len(pair.leader.sessions.held)
+    before = len(pair.leader.sessions.keyring)
     opened = [Session.open(pair.task, pair.nodes[0], START_S) for _ in range(20)]
     for session in opened:
         assert pair.admit(session.hello) == ["", ""]
     for party in (pair.leader, pair.helper):
-        assert len(party.sessions.held) == before + 1
-        assert opened[-1].id in party.sessions.held
+        assert len(party.sessions.keyring) == before + 1
+        assert opened[-1].id in party.sessions.keyring
     pair.sessions[0] = opened[-1]
     assert pair.add(pair.record(0, 3), pair.record(1, 3))[0][3] == 2
 

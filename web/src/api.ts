@@ -12,10 +12,12 @@ export type Flame = FlamegraphAnswer;
 export type FrameRow = Flame["frames"][number];
 export type KernelRow = KernelsAnswer[number];
 export type DiffRow = DiffAnswer[number];
+/** A cause of lost time, as `analyze` names it. `bound`: of which of the verdict's bounds; `share` of the window. */
 export interface CauseShare {
   key: string; title: string; bound: string; detail: string; ns: number; share: number; count: number;
   longest_ns: number; thread: string; locations: { function: string; share: number }[]; facts: string[];
 }
+/** On one device, or on threads without one (`without_device`); shares are of `window_ns`. */
 export interface Verdict {
   device: number; device_name: string; bound: string; bounds: { key: string; share: number }[];
   computing: number; idle: number; window_ns: number; causes: CauseShare[]; evidence: string[];
@@ -24,6 +26,7 @@ export interface Verdict {
 export interface Explanation { verdicts: Verdict[]; notes: string[] }
 /** Numbers of a JSON answer, or of one that came packed (packed.ts). */
 export type Numbers = ArrayLike<number>;
+/** Spans in columns: times in ns after the origin; `name`, `kind`, `track`: indices; `waker`: a track's index + 1, 0: none. */
 export interface SpanColumns {
   kinds: string[]; left_out: number; start: Numbers; end: Numbers; kind: Numbers; name: Numbers;
   track: Numbers; waker: Numbers;
@@ -33,6 +36,7 @@ export interface SpanColumns {
 export interface CounterColumns { label: string; time: Numbers; value: Numbers }
 /** `like`: 1 where a step is like the typical one. */
 export interface StepColumns { start: Numbers; end: Numbers; like: Numbers; anchor: string }
+/** Timed runs on devices; `weight`: how many runs each stands for. */
 export interface RunColumns {
   start: Numbers; end: Numbers; names: string[]; name: Numbers; kinds: string[]; kind: Numbers;
   pid: Numbers; device: Numbers; stream: Numbers; weight: Numbers; left_out: number;
@@ -40,6 +44,7 @@ export interface RunColumns {
 export interface Track {
   kind: "thread" | "stream"; label: string; pid: number; device: number; process: string; owner: string;
 }
+/** `origin_ns`: since 1970; other times: ns after it. `tick_ns`: the time that rows of `samples` sum up. */
 export interface TimelineAnswer {
   origin_ns: number; begin_ns: number; end_ns: number; names: string[]; tracks: Track[];
   calls: SpanColumns; states: SpanColumns; device: SpanColumns;
@@ -52,13 +57,14 @@ export interface TimelineAnswer {
   explanation: Explanation;
 }
 
-/** What went wrong, and what to do about it. */
+/** What went wrong, and what to do about it. `status`: of HTTP; 0: there was no answer, or none that can be read. */
 export class AskError extends Error {
   constructor(readonly status: number, cause: string, readonly remedy: string) {
     super(cause);
   }
 }
 
+/** The key of the tab's session storage that has the token in use. */
 const TOKEN = "sonde.token";
 
 export const token = {

@@ -4,7 +4,9 @@
 import type { Columns } from "./api";
 import { labelsOf, shortId } from "./devices";
 
+/** Times in seconds since 1970. */
 export interface Line { label: string; times: number[]; values: number[] }
+/** `percent`: values are shares of 1; `top`: the end of the axis, null: as the values need; `stepped`: see README.md. */
 export interface Chart { title: string; unit: string; percent: boolean; lines: Line[]; top: number | null; stepped: boolean }
 
 /** A line's last value up to a time; null before its first one. */
@@ -19,7 +21,12 @@ export function valueAt(line: Line, at: number): number | null {
   return line.values[low - 1] ?? null;
 }
 
-interface Wanted { series: string; label: string; where?: [string, string]; by?: string; scale?: number; skip?: readonly string[] }
+/**
+ * A series of a chart: with `where`, only rows that have this label; `by`: a line for each value of this label, named
+ * by it; `skip`: names that get no line.
+ */
+interface Wanted { series: string; label: string; where?: [string, string]; by?: string; skip?: readonly string[] }
+/** The series of one chart. */
 export interface Group { title: string; unit: string; percent?: boolean; stepped?: boolean; wanted: readonly Wanted[] }
 
 export const GROUPS: readonly Group[] = [
@@ -59,7 +66,7 @@ export function seriesOf(groups: readonly Group[]): readonly string[] {
 
 export const SERIES = seriesOf(GROUPS);
 
-const SPOKEN: Record<string, string> = { cpu: "on a CPU", runqueue: "waiting for a CPU", kernel: "kernels", copy: "copies", set: "memory sets", replay: "graphs" };
+const LABELS: Record<string, string> = { cpu: "on a CPU", runqueue: "waiting for a CPU", kernel: "kernels", copy: "copies", set: "memory sets", replay: "graphs" };
 
 /** Rows of one series and one set of labels: they follow each other in an answer, sorted by time. */
 interface Part { labels: string; first: number; end: number }
@@ -80,6 +87,7 @@ function partsOf({ rows, texts }: Columns): Map<string, Part[]> {
   return found;
 }
 
+/** The charts that a table of series gives, and the titles of those that it has no rows for. */
 export function chartsOf(table: Columns, groups: readonly Group[] = GROUPS): { charts: Chart[]; missing: string[] } {
   const series = partsOf(table);
   const { time_ns: time, value, most } = table.numbers as Record<"time_ns" | "value" | "most", ArrayLike<number>>;
@@ -105,7 +113,7 @@ export function chartsOf(table: Columns, groups: readonly Group[] = GROUPS): { c
           times[i - first] = time[i]! / 1e9;
           values[i - first] = value[i]!;
         }
-        lines.push({ label: (SPOKEN[key] ?? key.replaceAll("_", " ")) + device, times, values });
+        lines.push({ label: (LABELS[key] ?? key.replaceAll("_", " ")) + device, times, values });
       }
     }
     if (lines.length) charts.push({ title: group.title, unit: group.unit, percent: group.percent ?? false, lines, top: group.percent ? 1 : null, stepped: group.stepped ?? false });
@@ -119,7 +127,8 @@ function isZero(values: ArrayLike<number>, first: number, end: number): boolean 
   return true;
 }
 
-/** The lines of a chart on one axis of time, as uPlot takes them; a line is carried over gaps as long as its interval. */
+/** The lines of a chart on one axis of time, as uPlot takes them: undefined where only other lines have a value, which
+ * uPlot draws a line through. */
 export function aligned(lines: readonly Line[]): [number[], ...(number | null | undefined)[][]] {
   const first = lines[0]?.times ?? [];
   if (lines.every(({ times }) => times.length === first.length && times.every((time, i) => time === first[i]))) {
@@ -137,15 +146,16 @@ export function aligned(lines: readonly Line[]): [number[], ...(number | null | 
   return [times, ...columns];
 }
 
+/** `from`, `to`: seconds since 1970; `lost`: what is missing to the usual value, summed over its seconds. */
 export interface Dip { from: number; to: number; lowest: number; lost: number }
 
-/** Where a series stays below half of what it usually reaches, the costliest first. */
+/** Where a series stays below half of what it usually reaches (its 90th percentile), the costliest `most` first. */
 export function dips(line: Line, most = 4): Dip[] {
   const { values } = line;
   if (values.length < 4) return [];
   const sorted = [...values].sort((a, b) => a - b);
   const usual = sorted[Math.floor(0.9 * (sorted.length - 1))]!;
-  if (usual < 0.05) return [];
+  if (usual < 0.05) return []; // hardly used at all
   const found: Dip[] = [];
   let first = -1;
   for (let i = 0; i <= values.length; i++) {

@@ -5,20 +5,21 @@ import type { Flame } from "./api";
 import { abgr } from "./draw/colours";
 import { build, table, type Function, type Hide, type Tree, type Weight } from "./flame";
 
-/** The stacks of both, each with the mean of its shares as weight; null where one has none. */
+/** The stacks of both, each with the mean of its two shares as weight, and as `before` the first of them; null where a
+ * side has no stacks. */
 export function compared(before: Flame, after: Flame, weight: Weight): Flame | null {
   const sum = (flame: Flame): number => flame.stacks.reduce((all, stack) => all + stack[weight], 0);
-  const [whole, wholeAfter] = [sum(before), sum(after)];
-  if (!(whole > 0) || !(wholeAfter > 0)) return null;
+  const [sumBefore, sumAfter] = [sum(before), sum(after)];
+  if (!(sumBefore > 0) || !(sumAfter > 0)) return null;
   const shift = before.frames.length;
   const stacks = [
-    ...before.stacks.map((stack) => ({ ...stack, [weight]: stack[weight] / whole / 2, before: stack[weight] / whole })),
-    ...after.stacks.map((stack) => ({ ...stack, frames: stack.frames.map((frame) => frame + shift), [weight]: stack[weight] / wholeAfter / 2 })),
+    ...before.stacks.map((stack) => ({ ...stack, [weight]: stack[weight] / sumBefore / 2, before: stack[weight] / sumBefore })),
+    ...after.stacks.map((stack) => ({ ...stack, frames: stack.frames.map((frame) => frame + shift), [weight]: stack[weight] / sumAfter / 2 })),
   ];
   return { total: after.total, frames: [...before.frames, ...after.frames], stacks };
 }
 
-/** The share of a node after, from the mean and the share before. */
+/** A node's share on the side after, from the mean and the share before. */
 export function afterOf(tree: Tree, node: number): number {
   return Math.max(0, 2 * tree.total[node]! - tree.before[node]!);
 }
@@ -43,11 +44,12 @@ export function changes(before: Flame, after: Flame, weight: Weight, hide: Hide)
   return all.filter((one) => one.before > 0 || one.after > 0).sort((a, b) => Math.abs(b.change) - Math.abs(a.change) || b.after - a.after);
 }
 
-/** An odd number: the one in the middle is no change. */
+/** Of colours; an odd number: the one in the middle is no change. */
 export const LEVELS = 15;
+/** The change of a share from which on the colour is strongest. */
 const STRONGEST = 0.1;
 
-/** From much less (0) to much more (LEVELS - 1): a tenth of the whole has the strongest colour. */
+/** From much less (0) to much more (LEVELS - 1), by the root of the change, so that small ones are seen. */
 export function levelOf(tree: Tree, node: number): number {
   const change = afterOf(tree, node) - tree.before[node]!;
   const half = (LEVELS - 1) / 2;

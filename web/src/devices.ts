@@ -4,6 +4,8 @@
 import type { Columns, LossRow, NodeRow } from "./api";
 import { duration, percent } from "./numbers";
 
+/** A GPU in the time shown: shares of 1 and watts are means; memory (bytes) is the last, temperature (°C) the highest value.
+ * Null: not measured. */
 export interface Device {
   id: string;
   utilization: number | null;
@@ -15,7 +17,7 @@ export interface Device {
   temperature: number | null;
 }
 
-/** `device`: the id of the one that it is about; '' the whole node. */
+/** What is wrong. `device`: the id of the GPU that it is about; '' the whole node. */
 export interface Trouble { text: string; score: number; tone: "bad" | "warn"; device: string }
 
 /** Who holds GPUs of a node, most wasted hours first. */
@@ -28,12 +30,14 @@ export interface Known {
 }
 const NOTHING_MORE: Known = { holders: [], incidents: [] };
 
+/** A node in the time shown, with what is wrong with it, worst first; `score`: the sum of that. */
 export interface NodeState {
   node: string;
   firstS: number;
   lastS: number;
   devices: Device[];
   troubles: Trouble[];
+  /** GPU seconds that were not used, by the metrics. */
   idleGpuS: number;
   holders: Holder[];
   /** Null: nobody is known to have held a GPU here. */
@@ -68,6 +72,7 @@ function textAt(column: Columns["texts"][string] | undefined, row: number): stri
   return column?.values[column.index[row]!] ?? "";
 }
 
+/** The labels of a row, which are JSON. */
 export function labelsOf(text: string): Record<string, string> {
   try {
     const found: unknown = text ? JSON.parse(text) : {};
@@ -87,6 +92,7 @@ function labelOf(text: string, name: string): string {
   return from > 0 && to > from && !text.includes("\\") ? value : String(labelsOf(text)[name] ?? "");
 }
 
+/** Reasons for a lower clock that somebody chose, or that come with idling: nothing is wrong then. */
 const REASONS_OF_CHOICE = new Set(["gpu_idle", "idle", "application_clocks", "display_clock", "sync_boost", "none"]);
 
 export function states(nodes: readonly NodeRow[], table: Columns | null, losses: readonly LossRow[], nowS: number, known: Known = NOTHING_MORE): NodeState[] {
@@ -95,10 +101,11 @@ export function states(nodes: readonly NodeRow[], table: Columns | null, losses:
   const byNode = rowsByNode(table);
   const lost = new Map<string, number>();
   for (const row of losses) lost.set(row.node, (lost.get(row.node) ?? 0) + row.value);
-  return nodes.map((node) => withOwners(stateOf(node, table, byNode.get(node.node) ?? NONE, lost.get(node.node) ?? 0, nowS), holders.get(node.node) ?? [], incidents.get(node.node) ?? []))
+  return nodes.map((node) => withOwners(stateOf(node, table, byNode.get(node.node) ?? NO_ROWS, lost.get(node.node) ?? 0, nowS), holders.get(node.node) ?? [], incidents.get(node.node) ?? []))
     .sort((a, b) => b.score - a.score || BY_NAME.compare(a.node, b.node));
 }
 
+/** A node with who holds its GPUs, and with its incidents that are faults, not changes of the work itself. */
 function withOwners(state: NodeState, holders: Known["holders"], incidents: Known["incidents"]): NodeState {
   const faults = incidents.filter((one) => one.began_ns / 1e9 <= state.lastS && !one.verdict.change);
   const troubles = [...state.troubles];
@@ -119,7 +126,7 @@ const BY_NAME = new Intl.Collator("en", { numeric: true });
 
 /** First row of each node, and the one behind its last: rows of a node follow each other in an answer. */
 type Rows = readonly [first: number, end: number];
-const NONE: Rows = [0, 0];
+const NO_ROWS: Rows = [0, 0];
 
 function rowsByNode(table: Columns | null): Map<string, Rows> {
   const found = new Map<string, Rows>();
@@ -133,6 +140,7 @@ function rowsByNode(table: Columns | null): Map<string, Rows> {
   return found;
 }
 
+/** A node by its metrics and losses. Scores: 100 memory errors, up to 60 idle, 40 throttled, 30 silent for 2 min, 3 losses. */
 function stateOf(node: NodeRow, table: Columns | null, [first, end]: Rows, lost: number, nowS: number): NodeState {
   const devices = new Map<string, Device>();
   const troubles: Trouble[] = [];

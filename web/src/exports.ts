@@ -5,7 +5,7 @@ import type { Lanes } from "./timeline";
 import type { Tree } from "./flame";
 import { css } from "./draw/colours";
 
-/** Give somebody a file. Nothing leaves the page. */
+/** Offers a file to be saved. Nothing is sent anywhere. */
 export function save(name: string, content: Blob): void {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(content);
@@ -16,7 +16,7 @@ export function save(name: string, content: Blob): void {
 
 export const text = (content: string, type = "text/plain"): Blob => new Blob([content], { type });
 
-/** Nodes with self weight at or below `top`, each with its path from the root. */
+/** Nodes with own weight, of `top` and what it calls, each with its path of functions from the root. */
 function* stacksOf(tree: Tree, top: number): Generator<[path: number[], own: number]> {
   const inside = new Uint8Array(tree.fn.length);
   inside[top] = 1;
@@ -29,7 +29,7 @@ function* stacksOf(tree: Tree, top: number): Generator<[path: number[], own: num
   }
 }
 
-/** What `sonde report --format folded` replaces, too: controls, and spaces and line ends other than " ". */
+/** Control characters, and spaces and line ends other than " ": `sonde report --format folded` replaces the same. */
 const UNPRINTABLE = /(?! )[\p{C}\p{Z}]/gu;
 
 /** Brendan Gregg's folded stacks: `a;b;c WEIGHT` a line, without those whose weight rounds to 0. */
@@ -68,11 +68,12 @@ export function xml(value: string): string {
   return value.replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f\ud800-\udfff\ufffe\uffff]/gu, "\ufffd").replace(/[&<>"]/g, (one) => XML[one]!);
 }
 
+/** Of the picture, of a row's height, of the narrowest frame that is drawn: units of the SVG, by default pixels. */
 const WIDTH = 1200;
 const ROW = 17;
 const NARROW = 0.3;
 
-/** A flame graph as a picture; frames below a third of a pixel are left out. */
+/** A flame graph of `top` as a picture; frames below NARROW are left out. */
 export function svg(tree: Tree, top: number, colours: Uint32Array, ink: string, background: string): string {
   const scale = WIDTH / (tree.total[top] || 1);
   const base = tree.depth[top]!;
@@ -86,7 +87,7 @@ export function svg(tree: Tree, top: number, colours: Uint32Array, ink: string, 
     deepest = Math.max(deepest, level);
     const fn = tree.functions[tree.fn[node]!]!;
     const share = ((100 * tree.total[node]!) / (tree.total[0] || 1)).toFixed(2);
-    const room = Math.floor((width - 6) / 6.6);
+    const room = Math.floor((width - 6) / 6.6); // characters of 6.6 units, with 3 at each side
     const label = room > 2 ? (fn.label.length > room ? `${fn.label.slice(0, room - 1)}…` : fn.label) : "";
     shapes.push(`<g><title>${xml(`${fn.label} ${fn.binary} ${share} %`)}</title><rect x="${x.toFixed(2)}" y="${level * ROW}" width="${Math.max(0.3, width - 0.5).toFixed(2)}" height="${ROW - 1}" fill="${css(colours[tree.fn[node]!]!)}"/>${label ? `<text x="${(x + 3).toFixed(2)}" y="${level * ROW + 12}">${xml(label)}</text>` : ""}</g>`);
   }

@@ -5,13 +5,15 @@ import type { Flame, FrameRow } from "./api";
 import { makeRow, type Row } from "./draw/boxes";
 import type { Palette } from "./draw/colours";
 
-/** A stack of a comparison: `ns` is the mean of its two shares, and this the one before. */
+/** A stack of a comparison (compare.ts): its weight is the mean of its two shares, `before` the first of them. */
 interface Compared { before?: number }
 
 export const ROW_HEIGHT = 19;
 export type Weight = "ns" | "bytes";
+/** Which frames are left out: none, the kernel's, those and the runtime's, all but Python's. */
 export type Hide = "" | "kernel" | "runtime" | "python";
 
+/** A function of a tree; `label`: its name and, of Python's, the line. */
 export interface Function {
   name: string;
   label: string;
@@ -31,9 +33,11 @@ export interface Tree {
   depth: Int32Array;
   total: Float64Array;
   own: Float64Array;
+  /** How many events its samples stand for. */
   count: Float64Array;
   /** Of a comparison: the share of each node in the stacks before. */
   before: Float64Array;
+  /** Where its box begins, in the unit of the weights. */
   x: Float64Array;
   levels: number;
   /** The heaviest child of each node, and the next lighter child of its parent; -1: none. */
@@ -44,7 +48,7 @@ export interface Tree {
   first: Int32Array;
 }
 
-/** Kinds of frames that stand for what stacks are kept apart by: they are outermost, however the tree is turned. */
+/** Kinds of frames that stand for what stacks are kept apart by: they stay outermost when the tree is inverted. */
 const GROUP_KINDS = new Set(["process", "thread", "binary"]);
 
 const RUNTIME = /^(libc[.-]|libpthread|ld-linux|ld-musl|libpython|python3|\[vdso\]|libstdc\+\+|libgcc_s)/;
@@ -60,7 +64,7 @@ function shortFile(file: string): string {
   return file.slice(file.lastIndexOf("/") + 1);
 }
 
-function described(frame: FrameRow): Function {
+function functionOf(frame: FrameRow): Function {
   const name = frame.function || frame.binary || "[unknown]";
   const place = frame.kind === "python" && frame.file ? `  ${shortFile(frame.file)}:${frame.line}` : "";
   return {
@@ -75,6 +79,7 @@ function keyOf(frame: FrameRow): string {
   return `${frame.function || "\u0001"}\u0000${frame.binary}\u0000${frame.file}\u0000${line}`;
 }
 
+/** The tree of stacks, or of their reverse (`invert`), without the frames that are left out. */
 export function build(flame: Flame, weight: Weight, invert: boolean, hide: Hide): Tree {
   const functions: Function[] = [{ name: "all", label: "all", kind: "root", binary: "", file: "", line: 0, named: true }];
   const known = new Map<string, number>();
@@ -83,7 +88,7 @@ export function build(flame: Flame, weight: Weight, invert: boolean, hide: Hide)
     const key = keyOf(frame);
     let number = known.get(key);
     if (number === undefined) {
-      number = functions.push(described(frame)) - 1;
+      number = functions.push(functionOf(frame)) - 1;
       known.set(key, number);
     }
     return number;
@@ -119,7 +124,7 @@ export function build(flame: Flame, weight: Weight, invert: boolean, hide: Hide)
   return arranged(functions, grown);
 }
 
-/** The same stacks, each under the binary of its innermost frame that is not hidden: where the time was spent. */
+/** The same stacks, each under the binary of its innermost frame that is not left out: where the time was spent. */
 export function byBinary(flame: Flame, hide: Hide): Flame {
   const frames = [...flame.frames];
   const numbers = new Map<string, number>();
@@ -138,7 +143,7 @@ export function byBinary(flame: Flame, hide: Hide): Flame {
 
 /** Stacks with a function, cut at its outermost call: `callers` from it outwards, `callees` from it inwards. */
 export function around(flame: Flame, label: string): { callers: Flame; callees: Flame; weight: { ns: number; bytes: number; n: number } } {
-  const isIt = flame.frames.map((frame) => described(frame).label === label);
+  const isIt = flame.frames.map((frame) => functionOf(frame).label === label);
   const callers: Flame["stacks"] = [];
   const callees: Flame["stacks"] = [];
   const weight = { ns: 0, bytes: 0, n: 0 };
@@ -168,6 +173,7 @@ class Grown {
   before = new Float64Array(1024);
   private table = new Int32Array(4096);
 
+  /** The child of a node with this function; made where there is none. */
   under(node: number, fn: number): number {
     const { table } = this;
     const mask = table.length - 1;
@@ -210,6 +216,7 @@ function longer<T extends Int32Array | Float64Array>(from: T, into: T): T {
   return into;
 }
 
+/** The finished tree, with the children of each node in the order of their weights. */
 function arranged(functions: Function[], grown: Grown): Tree {
   const size = grown.size;
   const parent = grown.parent.slice(0, size);
@@ -253,7 +260,7 @@ function arranged(functions: Function[], grown: Grown): Tree {
   };
 }
 
-/** Text or, between slashes, a regular expression; null for none, or where it is no expression. */
+/** What matches a search: a text or, between slashes, a regular expression; null where it is empty, or no valid one. */
 export function matcher(search: string): ((fn: Function) => boolean) | null {
   const text = search.trim();
   if (!text) return null;
@@ -272,7 +279,7 @@ export function matcher(search: string): ((fn: Function) => boolean) | null {
     fn.file.toLowerCase().includes(lower);
 }
 
-/** Which nodes match, and how much of the whole is under them (nested matches count once). */
+/** Which nodes match (`lit`), and how much weight is under them (nested matches count once). */
 export function found(tree: Tree, matches: (fn: Function) => boolean): { lit: Uint8Array; weight: number } {
   const byFunction = tree.functions.map((fn, number) => number > 0 && matches(fn));
   const lit = new Uint8Array(tree.parent.length);
@@ -289,7 +296,7 @@ export function found(tree: Tree, matches: (fn: Function) => boolean): { lit: Ui
   return { lit, weight };
 }
 
-/** Own and whole weight of each function; one that is nested in itself counts once. */
+/** Own and total weight of each function, the one with most own weight first; recursive calls count once. */
 export function table(tree: Tree): { fn: number; own: number; total: number; count: number }[] {
   const rows = tree.functions.map((_, fn) => ({ fn, own: 0, total: 0, count: 0 }));
   for (let node = 1; node < tree.parent.length; node++) {
@@ -305,7 +312,7 @@ export function table(tree: Tree): { fn: number; own: number; total: number; cou
   return rows.slice(1).sort((a, b) => b.own - a.own || b.total - a.total);
 }
 
-/** The levels as rows; their shades are functions, and those behind them the same ones faded. */
+/** The levels as rows; a colourIndex is that of a function, plus their number where a search faded the node. */
 export function rowsOf(tree: Tree, background: number, lit: Uint8Array | null): Row[] {
   const { order, first, x, total, fn } = tree;
   const faded = tree.functions.length;
@@ -324,7 +331,7 @@ export function rowsOf(tree: Tree, background: number, lit: Uint8Array | null): 
   });
 }
 
-/** The colours of such rows. */
+/** The colours of such rows: of each function, then as often the faded one. */
 export function coloursOf(tree: Tree, palette: Palette): Uint32Array {
   const count = tree.functions.length;
   const colours = new Uint32Array(2 * count).fill(palette.faded);

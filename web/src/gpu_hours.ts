@@ -3,12 +3,13 @@
 
 import type { OwnerKind } from "./url";
 
-/** What every answer about GPU hours has; hours of GPUs. */
+/** What every answer about GPU hours has: hours of GPUs in which an owner had memory on them, and their parts. */
 export interface Hours {
   held_h: number; productive_h: number; stalled_h: number; idle_h: number; unknown_h: number; wasted_h: number; joules: number | null;
 }
 
 export type Part = "productive" | "stalled" | "idle" | "unknown";
+/** Each with its title and what it is. */
 export const PARTS: readonly [Part, string, string][] = [
   ["productive", "Productive", "kernels ran"],
   ["stalled", "Stalled", "no kernel ran, while the owner used or called the GPU"],

@@ -26,10 +26,12 @@ import { format, START, type Place, type View } from "./url";
 const VIEWS: readonly [View, string][] = [
   ["overview", "Overview"], ["owners", "Owners"], ["jobs", "Jobs"], ["ranks", "Ranks"], ["incidents", "Incidents"], ["alerts", "Alerts"], ["fleet", "Fleet"],
 ];
+/** Which of them is marked as the current one while another view is shown. */
 const SHOWN_UNDER: Partial<Record<View, View>> = { node: "overview", range: "overview", memory: "overview", compare: "overview", job: "jobs" };
-/** Between these the chosen time stays. */
+/** A change between these keeps the chosen time. */
 const KEEPS_TIME: ReadonlySet<View> = new Set<View>(["overview", "owners", "jobs", "job"]);
-const LIVE: ReadonlySet<View> = new Set<View>(["overview", "node", "owners", "jobs", "job"]);
+/** Views that can follow the present. */
+const HAS_LIVE: ReadonlySet<View> = new Set<View>(["overview", "node", "owners", "jobs", "job"]);
 
 /** Where a view of one node or one job stands, and the way back. */
 function Trail({ times, link }: { times: string; link: (event: Event, change: Partial<Place>) => void }): preact.JSX.Element | null {
@@ -84,7 +86,7 @@ function Page(): preact.JSX.Element {
             return <li><a href={format({ ...START, ...target }) || "/"} aria-current={(SHOWN_UNDER[place.view] ?? place.view) === view ? "page" : undefined} onClick={(event) => link(event, target)}>{name}</a></li>;
           })}</ul>
         </nav>
-        {LIVE.has(place.view) && <LiveButton />}
+        {HAS_LIVE.has(place.view) && <LiveButton />}
         <FileButton />
         <TenantMenu />
         <button class="plain" onClick={() => app.setTheme(!palette.dark)} aria-label={palette.dark ? "Use the light theme" : "Use the dark theme"}>

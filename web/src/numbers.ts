@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers and times as people read them.
+// Numbers and times as people read them. Shares are of 1; times of day are in seconds since 1970, in this
+// browser's zone.
 
 function threeDigits(value: number): string {
   return value < 9.995 ? value.toFixed(2) : value < 99.95 ? value.toFixed(1) : grouped(value);
@@ -20,6 +21,7 @@ export function duration(ns: number): string {
   return size ? `${sign}${Math.round(size)} ns` : "0";
 }
 
+/** With a decimal prefix (k, M, …). */
 export function scaled(value: number, unit: string): string {
   for (const [limit, prefix] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]] as const) {
     if (Math.abs(value) >= limit * 0.9995) return `${threeDigits(value / limit)} ${prefix}${unit}`;
@@ -27,6 +29,7 @@ export function scaled(value: number, unit: string): string {
   return `${Number.isInteger(value) ? value : value.toFixed(value < 10 ? 2 : 1)} ${unit}`.trim();
 }
 
+/** Of a share that is not negative. */
 export function percent(share: number): string {
   const value = 100 * share;
   if (value === 0 || value >= 99.95) return `${value.toFixed(0)} %`;
@@ -50,6 +53,7 @@ export function day(seconds: number): string {
   return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())}`;
 }
 
+/** How long something is ago. */
 export function ago(seconds: number): string {
   if (seconds < 90) return `${Math.max(0, Math.round(seconds))} s ago`;
   if (seconds < 5400) return `${Math.round(seconds / 60)} min ago`;
@@ -57,7 +61,7 @@ export function ago(seconds: number): string {
   return `${Math.round(seconds / 86400)} days ago`;
 }
 
-/** A sentence of the server with its numbers and units kept together. */
+/** A sentence of the server with no line break between a number and its unit. */
 export function tidy(text: string): string {
   return text.replace(/(\d) (?=%|ms|s\b|µs|MHz)/g, "$1\u00a0");
 }

@@ -8,7 +8,7 @@ import { unpacked } from "./packed";
 export interface Opened {
   name: string;
   timeline: TimelineAnswer;
-  /** By kind; a trace has none. */
+  /** Stacks by kind (cpu, blocked, …); a trace has none. */
   flames: Record<string, Flame>;
 }
 
@@ -20,7 +20,7 @@ export async function open(file: File): Promise<void> {
   const { name } = file;
   opening.set({ state: "reads", name });
   try {
-    // Of this type, as the server takes no file that another site could send.
+    // A type that another site's form cannot send: the server refuses all others.
     const body = new Blob([file], { type: "application/octet-stream" });
     const response = await send("/v1/open", { method: "POST", body });
     const found = unpacked(await response.arrayBuffer()) as Omit<Opened, "name">;

@@ -8,6 +8,7 @@ const ARRAYS = {
   f64: Float64Array, i32: Int32Array, u8: Uint8Array,
 } as const;
 
+/** What stands in the JSON for an array: its type, where it begins (bytes), and its number of elements. */
 type Place = [kind: keyof typeof ARRAYS, offset: number, length: number];
 
 /** What a packed answer holds. Throws RangeError or SyntaxError for one that is cut off. */

@@ -8,9 +8,11 @@ import type { Measure } from "./url";
 
 export type Rank = RanksAnswer["ranks"][number];
 
-/** A cell of the heat map; times in ns, shares of the slot's length. */
+/** A cell of the heat map, one rank in one slot; times in ns. `late`: how much less time than the others it spent in
+ * collectives; `rank`: an index into `Grid.ranks`. */
 export interface Cell { rank: number; slot: number; work: number; collective: number; late: number; runs: number }
 
+/** Of a rank: sums over its cells; `lateIn`: in how many of the `timed` ones it was late; `worst`: the index of one, -1: none. */
 export interface Summary { rank: number; late: number; lateIn: number; timed: number; work: number; collective: number; length: number; worst: number }
 
 export interface Grid {
@@ -21,11 +23,12 @@ export interface Grid {
   start: readonly number[];
   end: readonly number[];
   originNs: number;
-  /** Of a slot, from which a rank counts as late. */
+  /** The share of a slot from which on a rank counts as late in it. */
   leastShare: number;
 }
 
 const LEAST_SHARE = 0.05;
+/** Of colours. */
 export const LEVELS = 16;
 export const ROW_HEIGHT = 20;
 
@@ -67,7 +70,7 @@ export function gridOf(answer: RanksAnswer, job: string | null): Grid {
     if (together.length < 2 || !together.some((cell) => cell.collective > 0)) continue;
     const times = together.map((cell) => cell.collective);
     const whole = median(times);
-    // With few ranks a rank's own time would move the median towards it.
+    // With few ranks a rank's own time would move the median towards it, so the others' median is taken.
     for (const cell of together) {
       const usual = together.length > 16 ? whole : median(times.filter((_, at) => together[at] !== cell));
       cell.late = Math.max(0, usual - cell.collective);
@@ -85,9 +88,9 @@ export function gridOf(answer: RanksAnswer, job: string | null): Grid {
     sum.work += cell.work;
     sum.collective += cell.collective;
     sum.length += length(cell.slot);
-    const heavy = cell.late || cell.work / 1e6;
-    if (heavy > worst[cell.rank]!) {
-      worst[cell.rank] = heavy;
+    const badness = cell.late || cell.work / 1e6; // where it was never late: most at work
+    if (badness > worst[cell.rank]!) {
+      worst[cell.rank] = badness;
       sum.worst = at;
     }
   });
@@ -97,6 +100,7 @@ export function gridOf(answer: RanksAnswer, job: string | null): Grid {
   };
 }
 
+/** What a measure shows of a cell, in ns. */
 export function amount(cell: Cell, measure: Measure): number {
   return measure === "late" ? cell.late : measure === "work" ? cell.work : cell.collective;
 }

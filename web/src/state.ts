@@ -15,7 +15,7 @@ export interface App {
   hrefOf(change: Partial<Place>): string;
   palette: Palette;
   setTheme(dark: boolean): void;
-  /** Raised when a token was given or somebody asked again. */
+  /** How often `again` was called: all questions are then asked once more. */
   attempt: number;
   again(): void;
 }
@@ -84,7 +84,8 @@ export interface Asked<T> {
   loading: boolean;
 }
 
-/** The answer of a question, asked again when its parameters change; null question: not asked. */
+/** The answer to a question, asked again when its parameters change; null question: not asked. While it is asked, the
+ * answer before stays; after a failure there is none. */
 export function useAnswer<T>(question: string | null, parameters: Parameters): Asked<T> {
   const { attempt } = useApp();
   const [state, setState] = useState<Asked<T>>({ answer: null, error: null, loading: question !== null });

@@ -4,7 +4,9 @@
 import { send, token } from "./api";
 import type { IdentityAnswer } from "./answers";
 
+/** The key of the tab's session storage. */
 const HELD = "sonde.tokens";
+/** Beyond it the token that was used longest ago is dropped. */
 const MAX_HELD = 16;
 
 /** Tokens by tenant, of this tab alone. */

@@ -6,6 +6,7 @@ import { makeRow, type Row } from "./draw/boxes";
 import type { Palette } from "./draw/colours";
 import { duration, percent, scaled } from "./numbers";
 
+/** Heights in CSS pixels: of a box of a lane, between lanes, of waits and samples, which are lower. */
 export const LANE = 22;
 const GAP = 8;
 const HALF = 13;
@@ -47,7 +48,7 @@ export interface Lanes {
   names: readonly string[];
 }
 
-/** Which spans a cause is about, where a verdict is on threads and has no separate stalls. */
+/** Which spans a cause is about, by the cause's key, where a verdict is on threads and no device has stalls. */
 const OF_CAUSE: Record<string, (kind: string, name: string) => boolean> = {
   "run queue": (kind) => kind === "runqueue",
   synchronization: (kind) => kind === "sync",
@@ -64,6 +65,7 @@ const OF_CAUSE: Record<string, (kind: string, name: string) => boolean> = {
   stopped: (kind, name) => kind === "blocked" && /stop/i.test(name),
 };
 
+/** Which kind of stacks shows a cause. */
 export function kindOfCause(cause: string): string {
   if (cause === "run queue") return "runqueue";
   if (["synchronization", "copy", "allocation", "build"].includes(cause)) return "device";
@@ -79,13 +81,13 @@ export function titleOf(verdicts: readonly Verdict[], key: string): string {
   return "";
 }
 
-/** One table of spans: columns, and what its numbers mean. */
+/** One table of the answer as spans in columns. */
 interface Source {
   start: Float64Array;
   end: Float64Array;
   /** What the box looks like: its kind and its name, as one number. */
   colourIndex: Uint32Array;
-  /** Index of the group that is a separate lane. */
+  /** Per span: which of the `groups` it is in, each of which has a lane (a track, a stream, a device). */
   group: ArrayLike<number>;
   groups: number;
   note(index: number): string;
@@ -98,9 +100,11 @@ interface Source {
   first: number;
 }
 
+/** Of a lane; spans that overlap more deeply are hidden, and counted. */
 const MAX_LAYERS = 6;
-/** Of what calls one another: as deep as stacks of frameworks are. */
+/** The same of operators and functions, which call one another: as deep as stacks of frameworks are. */
 const MAX_CALLS = 40;
+/** The height of their boxes. */
 const CALL = 16;
 
 /** The spans `order` as layers without overlaps: each goes into the first layer that is free. */
@@ -147,6 +151,7 @@ function grouped(group: ArrayLike<number>, groups: number): Int32Array[] {
   return lists;
 }
 
+/** Where lanes and rows are put, one below another. */
 class Layout {
   readonly lanes: Lane[] = [];
   readonly rows: Row[] = [];
@@ -158,7 +163,7 @@ class Layout {
   hidden = 0;
   top = 4;
 
-  /** Numbers of kinds, and where the names begin that are given now. */
+  /** The index of a kind, which is added where it is new. */
   kindOf(kind: string): number {
     const at = this.kinds.indexOf(kind);
     return at < 0 ? this.kinds.push(kind) - 1 : at;
@@ -298,7 +303,7 @@ function colourIndicesOf(kind: ArrayLike<number>, kinds: readonly number[], name
   return colourIndex;
 }
 
-/** Where everything stands; colours are apart (`coloursOf`), so that a theme or a cause changes them alone. */
+/** Where everything is put; colours are separate (`coloursOf`), so that a theme or a cause changes them alone. */
 export function layout(answer: TimelineAnswer): Lanes {
   const made = new Layout();
   const { runs, stalls } = answer;
@@ -312,6 +317,7 @@ export function layout(answer: TimelineAnswer): Lanes {
   const none = (): string => "";
   if (answer.steps) steps(made, answer.steps, ofNothing);
   const counters = answer.counters?.filter((one) => one.time.length > 1 && Array.from(one.value).some((value) => value !== 0)) ?? [];
+  // Key counters stand above the devices, the others below all threads.
   const [above, below] = [counters.filter(({ label }) => KEY_COUNTERS.test(label)), counters.filter(({ label }) => !KEY_COUNTERS.test(label))];
   drawCounters(made, above.slice(0, MAX_ABOVE), answer.end_ns, ofNothing);
 
@@ -373,8 +379,10 @@ export function layout(answer: TimelineAnswer): Lanes {
 
 /** Counters that are worth a place beside the idle gaps. */
 const KEY_COUNTERS = /gpu\.utilization|sm\.active|hw\.power/;
+/** Of counters that are drawn; the others are left out. */
 const MAX_ABOVE = 3;
 const MAX_BELOW = 12;
+/** Of colours. */
 export const COUNTER_LEVELS = 8;
 
 function steps(made: Layout, { start, end, like, anchor }: StepColumns, name: number): void {
@@ -395,7 +403,7 @@ function drawCounters(made: Layout, counters: readonly CounterColumns[], end: nu
   const kinds = Array.from({ length: COUNTER_LEVELS }, (_, level) => made.kindOf(`counter ${level}`));
   const names = made.names.length;
   for (const { label, time, value } of counters) {
-    const most = Math.max(0, ...Array.from(value));
+    const most = Array.from(value).reduce((all, one) => Math.max(all, one), 0);
     const start = doubles(time);
     const isShare = most <= 1 && /utilization|active|throttled/.test(label);
     const shown = (index: number): string => (isShare ? percent(value[index]!) : scaled(value[index]!, ""));
@@ -451,7 +459,12 @@ function onCpu(made: Layout, answer: TimelineAnswer, weights: Float64Array): Sou
   });
 }
 
-/** Colours of the boxes; where a cause is chosen, of what it is about alone. */
+/** Spans that are not drawn: the answer has not all, or too many overlap. */
+export function leftOutOf({ calls, states, device, samples, host, runs }: TimelineAnswer, lanes: Lanes): number {
+  return calls.left_out + states.left_out + device.left_out + samples.left_out + (host?.left_out ?? 0) + (runs?.left_out ?? 0) + lanes.hidden;
+}
+
+/** Colours of the boxes; where a cause is chosen, what it is not about is faded. */
 export function coloursOf(lanes: Lanes, answer: TimelineAnswer, palette: Palette, cause: string): Uint32Array {
   const { kinds, names } = lanes;
   const title = titleOf(answer.explanation.verdicts, cause);

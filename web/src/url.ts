@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is shown, as the address of the page: back, reload and a copied link restore it.
+// What is shown, as the address of the page: the back button, a reload and a copied link restore it.
 
 const VIEWS = [
   "overview", "node", "range", "compare", "ranks", "memory", "fleet", "incidents", "alerts", "owners", "jobs", "job", "file",
@@ -22,23 +22,28 @@ export interface Place {
   /** Seconds since 1970; 0: not chosen. */
   from: number;
   to: number;
+  /** Of stacks: cpu, blocked, runqueue, device (calls), kernel (GPU time), mapped, …. */
   kind: string;
   search: string;
   /** Names of frames from the root to the one that is zoomed to. */
   focus: readonly string[];
+  /** Whether the flame graph has callees as roots. */
   invert: boolean;
+  /** Frames that are left out (`Hide` of flame.ts). */
   hide: string;
+  /** How stacks are shown. */
   shape: (typeof SHAPES)[number];
   group: Group;
-  /** The function between its callers and callees. */
+  /** The function that is shown between its callers and callees, by its label. */
   fn: string;
+  /** Key of the chosen cause of a verdict. */
   cause: string;
   /** Process whose stacks are shown; '' all. */
   pid: string;
-  /** Whose ranks are shown; '' the job with most. */
+  /** Whose ranks are shown; '' the job with most of them. In a comparison: whose stacks. */
   job: string;
   measure: Measure;
-  /** Of the fleet view; '' the newest. */
+  /** The id of the one that the fleet view shows; '' the newest. */
   release: string;
   /** What the tables of owners and jobs, and a job's view, name their rows by; '' the view's usual kind. */
   by: OwnerKind | "";

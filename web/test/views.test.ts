@@ -10,10 +10,11 @@ import { around, build, byBinary, nodeOf, pathOf } from "../src/flame";
 import { sharesOf, sumOf, type Hours } from "../src/gpu_hours";
 import { energy, gpuHours } from "../src/numbers";
 import { forget, held, hold } from "../src/tenants";
-import { LANE, layout } from "../src/timeline";
+import { LANE, layout, leftOutOf } from "../src/timeline";
 import { crumbsOf } from "../src/trail";
 import { format, parse, START } from "../src/url";
 import { placeOf } from "../src/views/alerts";
+import { epsilon, power } from "../src/views/fleet";
 import { reused } from "../src/views/memory";
 
 const frame = (name: string, binary = "app", kind = "user") => ({ kind, function: name, binary, file: "", line: 0 });
@@ -76,6 +77,13 @@ describe("tenants", () => {
     forget("b");
     expect([token.get(), held()]).toEqual(["", {}]);
     vi.unstubAllGlobals();
+  });
+});
+
+describe("a privacy loss", () => {
+  it("is rounded up, never down", () => {
+    expect([null, 0, 0.07, 0.0701, 0.0999, 1.1, 1.101].map(epsilon)).toEqual(["not bounded", "0.00", "0.070", "0.071", "0.10", "1.10", "1.11"]);
+    expect([1e-6, 1.4e-6, 9.1e-7].map(power)).toEqual(["1 × 10⁻⁶", "2 × 10⁻⁶", "1 × 10⁻⁶"]);
   });
 });
 
@@ -205,6 +213,15 @@ describe("a timeline", () => {
     expect(laneOf("GPU0 clock sm")).toBe(-1);
     const events = JSON.parse(traceEvents(lanes, 0, 100)).traceEvents as { ph: string; name: string; args?: { value?: number } }[];
     expect(events.filter(({ ph }) => ph === "C").map(({ name, args }) => [name, args?.value])).toEqual([["GPU0 utilization", 0.25], ["GPU0 utilization", 1]]);
+  });
+
+  it("counts what is left out, of operators and functions too", () => {
+    expect(leftOutOf({ ...answer, host: { ...none(), left_out: 5 }, calls: { ...answer.calls, left_out: 2 } }, lanes)).toBe(7);
+  });
+
+  it("has counters of any length", () => {
+    const time = Float64Array.from({ length: 500_000 }, (_, i) => i);
+    expect(layout({ ...answer, counters: [{ label: "GPU0 hw.power", time, value: time }] }).spans).toBeGreaterThan(500_000);
   });
 
   it("is drawn from answers without what is newer, too", () => {

@@ -10,6 +10,8 @@
 //! sealed   AES-128-GCM (the session's key, nonce = first 12 bytes of the id),
 //!          bound to a prefix (role and task) and the record's first 40 bytes
 //! ```
+//!
+//! A record is one report; lengths are in bytes.
 
 use std::collections::hash_map::Entry;
 use std::collections::HashMap;
@@ -25,13 +27,14 @@ use ring::aead::{Aad, LessSafeKey, Nonce as SealNonce, UnboundKey, AES_128_GCM};
 use super::scheme::{Nonce, Scheme, Sum};
 use super::Aggregation;
 
+/// Bytes of a record before its sealed parts, and of the tag of AES-128-GCM.
 const HEAD: usize = 40;
 const TAG: usize = 16;
 type Id = [u8; 16];
 type Node = [u8; 32];
 type SessionFields = (Py<PyBytes>, Py<PyBytes>, u64);
 
-/// What became of a record; the numbers are those of `_native.pyi`.
+/// What became of a record; the numbers are those of `_fleet.pyi`.
 #[derive(Clone, Copy, PartialEq)]
 enum Verdict {
     Counted = 0,
@@ -41,6 +44,7 @@ enum Verdict {
     Quota = 4,
 }
 
+/// An open session.
 #[derive(Clone, Copy, PartialEq)]
 struct Held {
     node: Node,
@@ -100,15 +104,17 @@ pub struct Intake {
     aggregation: Py<Aggregation>,
     keyring: Py<Keyring>,
     leader: bool,
+    /// What the sealed part is bound to, before the record's head.
     prefix: Vec<u8>,
     /// Bytes before the first record, of a record, and of this party's sealed part behind its head.
     layout: (usize, usize, usize),
     batch: Range<u64>,
     period_s: u64,
+    /// The id of the report that has a place: a node and the number of a period.
     taken: Mutex<HashMap<(Node, u64), Id>>,
 }
 
-/// A counted record, with what is needed to remove it.
+/// A counted record, with what is needed to remove it. `at`: where in the body it begins.
 struct Kept {
     at: usize,
     key: Id,
@@ -186,8 +192,8 @@ impl Intake {
         (verdicts, kept, sum)
     }
 
-    /// A report is registered only if it is authentic: otherwise a stranger could use up a node's
-    /// quota.
+    /// One record, added to `sum`. A report is registered only if it is authentic: otherwise a stranger
+    /// could use up a node's quota.
     fn take(
         &self,
         at: usize,
@@ -226,12 +232,12 @@ impl Intake {
 
 #[pymethods]
 impl Taken {
-    /// The share of the sum of what counts.
+    /// The aggregate share of the records that count.
     fn share(&self, py: Python<'_>) -> Py<PyBytes> {
         PyBytes::new(py, &self.sum.encode()).unbind()
     }
 
-    /// Removes records (by number) from the sum and frees their nodes' quotas.
+    /// Removes records (by number) from the sum and frees their places.
     fn leave_out(&mut self, py: Python<'_>, records: Vec<usize>) {
         let intake = self.intake.get();
         let (body, kept, sum) = (&self.body[..], &mut self.kept, &mut self.sum);
@@ -252,7 +258,8 @@ impl Taken {
     }
 }
 
-/// Buffers that the records of a bundle share, so that they stay in the CPU's cache.
+/// Buffers that the records of a bundle share, so that they stay in the CPU's cache. `prefix`: bytes of
+/// `aad` that do not change; `part`: the decrypted share.
 struct Opening<'a> {
     prefix: usize,
     aad: Vec<u8>,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Secret-shared sums with proofs, from libprio: the cryptography of the fleet protocol. A module
 //! apart from `sonde._native`, so that an agent, which is root, does not load it;
-//! `src/sonde/_fleet.pyi` is its face to Python.
+//! `src/sonde/_fleet.pyi` is its interface for Python.
 //!
 //! A report travels in three parts: a public share, the leader's input share and the helper's.
 //! Proved schemes are the standard two-party Prio3 types of draft-irtf-cfrg-vdaf-18 and
@@ -12,12 +12,16 @@
 //! Terms:
 //! - leader, helper: the two parties that sum without seeing a report; share: a party's part of it
 //! - scheme: how histograms are shared and checked; plain (elsewhere: unproved): one without a proof
-//! - sum: a party's share of the totals; fault: why a report does not count; finish: what ends a check
+//! - sum: a party's share of the totals; fault: why a report does not count
+//! - begin, check, finish: the leader's first step over reports, the helper's only step, the leader's
+//!   last step with the helper's replies
+//! - verify key, nonce, context: of a VDAF: both parties' secret that proofs are checked with; the
+//!   report's id; the task's hash
 //! - bundle: all reports of one upload without proofs; session: a node's agreed key; place: the one
 //!   report of a node and period
 //!
-//! Each call processes a batch, releases the interpreter lock and uses `threads` threads.
-//! A report that fails does not fail its batch: its place in the answer holds the reason.
+//! Calls over many reports release the interpreter lock and use `threads` threads. A report that fails
+//! does not fail the call: its entry in the answer has the reason.
 
 use prio::field::Field128;
 use prio::flp::gadgets::{Mul, ParallelSum};
@@ -47,7 +51,7 @@ const SUM_VEC: u32 = 3;
 const HISTOGRAM: u32 = 4;
 const L1_BOUND_SUM: u32 = 7;
 
-/// Splits `items` into one contiguous run per thread; the results keep the order.
+/// Splits `items` into one contiguous run per thread, at most; the results keep the order.
 fn spread<I: Send, O: Send>(
     items: Vec<I>,
     threads: usize,
@@ -93,16 +97,19 @@ pub struct Aggregation {
 #[pyclass(module = "sonde._fleet")]
 pub struct Pending {
     zero: Sum,
+    /// How the check of each report ends; None if it was refused. Empty after `finish`.
     rest: Vec<Option<Finish>>,
     /// One message for the helper per report; None if the report was refused.
     #[pyo3(get)]
     messages: Vec<Option<Py<PyBytes>>>,
-    /// Why each refused report was refused.
+    /// Why each report was refused; None if it was not.
     #[pyo3(get)]
     faults: Vec<Option<&'static str>>,
 }
 
+/// The public share, the leader's and the helper's.
 type Triple = (Py<PyBytes>, Py<PyBytes>, Py<PyBytes>);
+/// What `check` returns: replies, faults, sum.
 type Verdict = (Vec<Option<Py<PyBytes>>>, Vec<Option<&'static str>>, Py<PyBytes>);
 
 #[pymethods]
@@ -141,7 +148,7 @@ impl Aggregation {
         Ok(Self { scheme, length })
     }
 
-    /// Shares of many reports: (public, leader, helper) each.
+    /// Shares of many reports: (public, leader, helper) each. `samples`: bucket indices per report.
     fn shard(
         &self,
         py: Python<'_>,
@@ -196,7 +203,7 @@ impl Aggregation {
         Ok((bytes(&shares.public), bytes(&shares.leader), bytes(&shares.helper)))
     }
 
-    /// The leader's first step over a batch.
+    /// The leader's first step over many reports.
     fn begin(
         &self,
         py: Python<'_>,
@@ -236,7 +243,7 @@ impl Aggregation {
         Ok(Pending { zero: self.scheme.zero(), rest, messages, faults })
     }
 
-    /// The helper's only step over a batch: (replies, faults, sum of the accepted output shares).
+    /// The helper's only step over many reports: (replies, faults, sum of the accepted output shares).
     #[allow(clippy::too_many_arguments)]
     fn check(
         &self,
@@ -303,7 +310,7 @@ impl Aggregation {
         Ok(PyBytes::new(py, &sum.encode()).unbind())
     }
 
-    /// The sum of the shares of all parties: one signed integer per bucket.
+    /// The totals: the sum of the shares of all parties, one signed integer per bucket.
     fn unshard(&self, shares: Vec<PyBackedBytes>) -> PyResult<Vec<i128>> {
         let mut total = self.scheme.zero();
         for share in &shares {
@@ -323,7 +330,7 @@ impl Aggregation {
 
 #[pymethods]
 impl Pending {
-    /// The leader's last step, once: (faults, sum). A missing reply leaves its report out.
+    /// The leader's last step, once: (faults, sum). A report without a reply is not counted.
     fn finish(
         &mut self,
         py: Python<'_>,

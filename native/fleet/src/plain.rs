@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Additive shares without proof.
+//! Additive shares modulo 2^32 without proof; the helper's share is a seed of 32 bytes.
 
 use std::num::Wrapping;
 
@@ -8,13 +8,14 @@ use rand_core::Rng;
 
 use super::scheme::{Fault, Finish, Key, Nonce, Scheme, Shares, Sum, SEED, WORD};
 
-/// Additive shares without proof: an oversized contribution is not detected.
+/// A scheme of `length` buckets; an oversized contribution is not detected.
 pub struct Plain {
     pub length: usize,
     pub context: Vec<u8>,
 }
 
 impl Plain {
+    /// The helper's share, from its seed.
     fn expand(&self, seed: &[u8; SEED], nonce: &Nonce, out: &mut [u8]) {
         XofHmacSha256Aes128::seed_stream(seed, &[b"sonde plain", &self.context], &[nonce])
             .fill_bytes(out);

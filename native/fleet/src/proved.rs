@@ -11,13 +11,15 @@ use prio::vdaf::{Aggregator, Client, Vdaf, VdafError, VerifyTransition};
 use super::scheme::{Fault, Finish, Key, Nonce, Scheme, Shares, Sum, NONCE, SEED};
 use super::xof::Turbo;
 
-/// Bytes of one party's joint-randomness part in a public share.
+/// Bytes of one party's joint-randomness part in a public share. (From joint randomness both parties
+/// derive the same random numbers for the check; a hint is the part that the public share claims.)
 const PART: usize = 32;
 /// Of draft-irtf-cfrg-vdaf-18: the version and the usages in domain separation tags.
 const VERSION: u8 = 18;
 const MEASUREMENT_SHARE: u16 = 1;
 const PROOF_SHARE: u16 = 2;
 
+/// A scheme of one Prio3 type. `measure` makes a measurement of bucket indices; None: they do not fit.
 pub struct Proved<T: Type> {
     prio3: Prio3<T, Turbo, SEED>,
     context: Vec<u8>,
@@ -43,6 +45,7 @@ where
         Ok(Self { prio3: Prio3::new(2, 1, algorithm, typ)?, context, length, measure, encoded })
     }
 
+    /// The shares of one measurement.
     pub fn share(&self, nonce: &Nonce, measurement: &T::Measurement) -> Result<Shares, String> {
         let (public, inputs) =
             self.prio3.shard(&self.context, measurement, nonce).map_err(|e| e.to_string())?;
@@ -56,8 +59,8 @@ where
 
     /// The helper's share with its seed expanded, as the draft derives it (section 7.2.2).
     ///
-    /// libprio would expand it in both of the helper's steps; so it is done once, a sixth of the
-    /// helper's time less. Only what is secret-shared is derived here, nothing is decided.
+    /// libprio alone would expand it in both of the helper's steps; done once, it saves a sixth of the
+    /// helper's time. Nothing is decided here: the proof is checked over what this derives.
     fn expanded(&self, share: Prio3InputShare<Field128, SEED>) -> Prio3InputShare<Field128, SEED> {
         let Prio3InputShare::Helper { meas_and_proofs_share: seed, joint_rand_blind } = share
         else {
@@ -77,10 +80,10 @@ where
         }
     }
 
-    /// Runs one party's half and checks the party's own part of the joint randomness against the
-    /// public share. Each aggregator sees only a mismatch of the *other's* hint later on; checking
-    /// one's own here makes both parties agree on every report, so that no client can have a
-    /// report counted by one and refused by the other.
+    /// Runs a party's first step (0: leader, 1: helper) and checks the party's own part of the joint
+    /// randomness against the public share. Each aggregator sees only a mismatch of the *other's* hint
+    /// later on; checking one's own here makes both parties agree on every report, so that no client
+    /// can have a report counted by one and refused by the other.
     #[allow(clippy::type_complexity)]
     fn init(
         &self,
@@ -120,6 +123,7 @@ where
     }
 }
 
+/// Adds an output share, a party's share of one report's counts.
 fn add(out: &[Field128], sum: &mut Sum) {
     if let Sum::Field(total) = sum {
         total.iter_mut().zip(out).for_each(|(x, y)| *x += *y);
@@ -197,6 +201,7 @@ where
     }
 }
 
+/// The only sample, of a histogram.
 pub fn one(samples: &[u32], length: usize) -> Option<usize> {
     match samples {
         [only] if (*only as usize) < length => Some(*only as usize),
@@ -204,6 +209,7 @@ pub fn one(samples: &[u32], length: usize) -> Option<usize> {
     }
 }
 
+/// How often each bucket occurs.
 pub fn tally(samples: &[u32], length: usize) -> Option<Vec<u128>> {
     let mut counts = vec![0u128; length];
     for sample in samples {

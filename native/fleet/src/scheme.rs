@@ -6,6 +6,7 @@ use std::num::Wrapping;
 use prio::codec::Encode;
 use prio::field::{Field128, FieldElement, FieldElementWithInteger};
 
+/// Bytes of a report's id, and of a seed or verify key.
 pub const NONCE: usize = 16;
 pub const SEED: usize = 32;
 /// Bytes of an element of a plain share; a batch's sum must stay below 2^31.
@@ -13,6 +14,7 @@ pub const WORD: usize = 4;
 
 pub type Nonce = [u8; NONCE];
 pub type Key = [u8; SEED];
+/// What remains of the leader's check: given the helper's reply, adds the report to a sum or refuses it.
 pub type Finish = Box<dyn FnOnce(&[u8], &mut Sum) -> Result<(), Fault> + Send + Sync>;
 
 /// Why one report was refused; the names are those of the service's counters.
@@ -47,7 +49,7 @@ impl Sum {
         }
     }
 
-    /// Subtracts what was merged before.
+    /// Subtracts another sum.
     pub fn reduce(&mut self, other: &Sum) {
         match (self, other) {
             (Sum::Field(a), Sum::Field(b)) => a.iter_mut().zip(b).for_each(|(x, y)| *x -= *y),
@@ -107,6 +109,7 @@ impl Sum {
     }
 }
 
+/// The three parts of a report.
 pub struct Shares {
     pub public: Vec<u8>,
     pub leader: Vec<u8>,
@@ -115,8 +118,9 @@ pub struct Shares {
 
 pub trait Scheme: Send + Sync {
     fn zero(&self) -> Sum;
+    /// A sum as `Sum::encode` wrote it; None if the bytes are not one of this scheme.
     fn decode(&self, bytes: &[u8]) -> Option<Sum>;
-    /// `samples` are bucket indices; a sum of vectors counts how often each occurs.
+    /// The shares of one report; `samples` are bucket indices.
     fn shard(&self, nonce: &Nonce, samples: &[u32]) -> Result<Shares, String>;
     /// The leader's half of the proof check: the message for the helper and what remains to do.
     fn begin(
@@ -136,7 +140,7 @@ pub trait Scheme: Send + Sync {
         message: &[u8],
         sum: &mut Sum,
     ) -> Result<Vec<u8>, Fault>;
-    /// Adds a share without a message of the other party. `scratch` is a buffer that calls share.
+    /// Adds an input share without a message of the other party. `scratch` is a buffer that calls share.
     fn add(
         &self,
         leader: bool,
@@ -146,6 +150,6 @@ pub trait Scheme: Send + Sync {
         sum: &mut Sum,
     ) -> Result<(), Fault> {
         let _ = (leader, nonce, share, scratch, sum);
-        Err(Fault::Malformed) // a proof is checked by both
+        Err(Fault::Malformed) // a proved scheme needs both parties for its check
     }
 }

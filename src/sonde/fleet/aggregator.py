@@ -36,7 +36,8 @@ from sonde.fleet.wire import (
 )
 
 CLOCK_SKEW_S = 300
-_HTTP_STATUS = {
+"""How far a node's clock may be ahead of the aggregator's; `clock.SKEW_S` is that of parties."""
+_STATUS_OF_REASON = {
     "malformed": 400,
     "misaligned": 400,
     "unknown task": 404,
@@ -58,7 +59,7 @@ _HTTP_STATUS = {
 
 
 class Refused(Exception):
-    """A request that is refused: `reason` is a key of the counters."""
+    """A request that is refused. `reason` names a counter; the exception's text is `detail`."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(detail or reason)
@@ -66,11 +67,11 @@ class Refused(Exception):
 
     @property
     def status(self) -> int:
-        return _HTTP_STATUS.get(self.reason, 400)
+        return _STATUS_OF_REASON.get(self.reason, 400)
 
 
 class HelperUnavailable(Exception):
-    """The helper does not answer; the job is kept and retried."""
+    """The helper does not answer, or not validly; the leader keeps the job and repeats it."""
 
 
 Post = Callable[[str, bytes], bytes]
@@ -79,9 +80,14 @@ Post = Callable[[str, bytes], bytes]
 
 
 class Aggregator:
-    """The part that is the same for leader and helper: expiry, origin checks, releases."""
+    """The part that is the same for leader and helper: expiry, origin checks, releases.
+
+    `state` is the path of the database, `threads` those of one verification, `clock` gives the
+    time in seconds since 1970. Raises SinkError or UsageError (`Store.take_ownership`).
+    """
 
     role = b""
+    """`hpke.LEADER` or `hpke.HELPER`."""
 
     def __init__(
         self,
@@ -102,7 +108,7 @@ class Aggregator:
 
     def expire(self) -> int:
         """Deletes batches that were not collected in time (`Task.keep_s`) and the stored answers of
-        that age. Returns the number of reports that were lost.
+        releases that old. Returns the number of reports that were lost.
         """
         with self._release_lock:
             return self.store.expire(self.task.expired_before(self.clock()))
@@ -125,7 +131,8 @@ class Aggregator:
         return ""
 
     def check_release(self, start_s: int, duration_s: int) -> None:
-        """Raises Refused unless the interval is one closed batch of the task's grid.
+        """Raises Refused unless the interval is one batch of the task's grid that is due and not
+        expired.
 
         Two releases therefore never overlap, and the difference of two releases isolates nobody.
         """
@@ -157,7 +164,6 @@ class Leader(Aggregator):
     """The aggregator that receives reports, starts verification jobs and answers the collector."""
 
     role = hpke.LEADER
-    job_size = JOB_REPORTS
 
     def __init__(
         self,
@@ -171,13 +177,13 @@ class Leader(Aggregator):
     ) -> None:
         super().__init__(task, keys, roster, state, threads, clock)
         self._post = post
-        self._busy: set[bytes] = set()
-        self._taking_lock = threading.Lock()
+        self._busy: set[bytes] = set()  # ids of the jobs that some thread verifies now
+        self._next_job_lock = threading.Lock()
 
     def admit(self, bodies: Sequence[bytes | memoryview]) -> list[str]:
-        """Admits a group of uploads. Returns per upload "" or the reason of refusal. Durable on
-        return. What a stranger sends is refused in memory: only reports of enrolled nodes are
-        written and synced.
+        """Admits encoded reports. Returns for each "" or the reason of refusal. What is admitted
+        is on disk when this returns. A stranger's report is refused without a write: only reports
+        of enrolled nodes are written and synced.
         """
         reasons = [""] * len(bodies)
         good: list[tuple[int, Report]] = []
@@ -196,8 +202,8 @@ class Leader(Aggregator):
         self.store.note_refusals(Counter(reason for reason in reasons if reason))
         if not good:
             return reasons
-        taken = self.store.admit([(report, bodies[at]) for at, report in good], self.clock())
-        for (at, _), reason in zip(good, taken, strict=True):
+        refused = self.store.admit([(report, bodies[at]) for at, report in good], self.clock())
+        for (at, _), reason in zip(good, refused, strict=True):
             reasons[at] = reason
         return reasons
 
@@ -229,22 +235,23 @@ class Leader(Aggregator):
         return self.origin_refusal(report.node, report.time_s)
 
     def process_job(self) -> int:
-        """Verifies one job with the helper. Returns the number of its reports, 0 if there is no
-        job.
+        """Verifies one job with the helper. Returns the number of its reports; 0 also if there is
+        no job.
 
-        Raises HelperUnavailable; the job is then retried. Several threads may call this: while one
-        waits for the helper, the next works.
+        Raises HelperUnavailable; the next call then repeats the job. Several threads may call this:
+        while one waits for the helper, the next works.
         """
-        with self._taking_lock:
-            taken = self.store.next_job(os.urandom(16), self.job_size, self._busy)
-            if taken is None:
+        with self._next_job_lock:
+            found = self.store.next_job(os.urandom(16), JOB_REPORTS, self._busy)
+            if found is None:
                 return 0
-            self._busy.add(taken[0])
+            job, reports = found
+            self._busy.add(job)
         try:
-            self._verify_job(*taken)
+            self._verify_job(job, reports)
         finally:
-            self._busy.discard(taken[0])
-        return len(taken[1])
+            self._busy.discard(job)
+        return len(reports)
 
     def _verify_job(self, job: bytes, reports: list[Report]) -> None:
         def exchange(items: list[Item]) -> list[Reply]:
@@ -252,14 +259,15 @@ class Leader(Aggregator):
             try:
                 return decode_replies(answer, len(items))
             except WrongCount as error:
-                # The helper repeats its stored answer; this party's disk has lost reports since.
+                # The helper repeats its stored answer to more reports: the disk here lost some
+                # since.
                 raise Refused("mismatch", "an answer that does not fit the job") from error
 
         try:
             block = verify_as_leader(self.task, self.keys, reports, exchange, self.threads)
         except Malformed as error:
             raise HelperUnavailable("a malformed answer") from error
-        except Refused as refused:  # the whole job; neither party has counted it
+        except Refused as refused:  # the whole job: this party counts none of its reports
             zero = self.task.aggregation().zero()
             block = BlockResult(zero, refused={report.id: refused.reason for report in reports})
         block.refused = {id_: known_refusal_reason(reason) for id_, reason in block.refused.items()}
@@ -269,9 +277,9 @@ class Leader(Aggregator):
         """Both aggregators' noised shares of a batch, sealed for the collector."""
         with self._release_lock:
             self.check_release(start_s, duration_s)
-            own, pending = self.store.released(start_s), self.store.pending(start_s)
+            own_share, pending = self.store.released(start_s), self.store.pending(start_s)
             batch = self.store.batch(start_s)  # after `pending`, so that it includes those reports
-            if own is None:
+            if own_share is None:
                 if pending:
                     raise Refused("still open", "reports of this batch are still being checked")
                 if batch.count < self.task.min_batch:
@@ -281,13 +289,15 @@ class Leader(Aggregator):
                 except BudgetSpent as error:
                     raise Refused("budget spent", str(error)) from error
             helper_share = self._post("releases", release_request(start_s, duration_s, batch))
-            if own is None:
-                own = self._publish(start_s, batch)
-            return own, helper_share
+            if own_share is None:
+                own_share = self._publish(start_s, batch)
+            return own_share, helper_share
 
 
 class Helper(Aggregator):
-    """The aggregator that verifies the leader's jobs. It trusts the leader only to be available."""
+    """The aggregator that verifies the leader's jobs. It relies on the leader to send them, and
+    checks all else itself: node, time, signature and proof.
+    """
 
     role = hpke.HELPER
 
@@ -336,15 +346,15 @@ class Helper(Aggregator):
         ]
         block = BlockResult(block.aggregate, block.accepted, {**block.refused, **refused})
         reply = encode_replies(replies)
-        taken = [(item.id, item.node, item.time_s) for item in fresh]
-        self.store.record_job(job, batches.pop(), taken, block, reply)
+        claims = [(item.id, item.node, item.time_s) for item in fresh]
+        self.store.record_job(job, batches.pop(), claims, block, reply)
         return reply
 
     def release(self, body: bytes) -> bytes:
         """The helper's noised share. Raises Refused if the parties counted different reports, or if
         the budget is spent.
         """
-        start_s, duration_s, count, check = parse_release_request(body)
+        start_s, duration_s, count, checksum = parse_release_request(body)
         with self._release_lock, self._job_lock:  # no job may add to the batch meanwhile
             self.check_release(start_s, duration_s)
             done = self.store.released(start_s)
@@ -353,7 +363,7 @@ class Helper(Aggregator):
             batch = self.store.batch(start_s)
             if batch.count < self.task.min_batch:
                 raise Refused("too few", f"fewer than {self.task.min_batch} reports")
-            if (batch.count, batch.checksum) != (count, check):
+            if (batch.count, batch.checksum) != (count, checksum):
                 raise Refused("mismatch", "leader and helper hold different reports")
             return self._publish(start_s, batch)
 
@@ -366,15 +376,17 @@ def known_refusal_reason(reason: str) -> str:
     """The helper's reason if it is a known one, else a fixed text: the helper must not fill the
     leader's table of counters.
     """
-    return reason if reason in _HTTP_STATUS else "refused by the helper"
+    return reason if reason in _STATUS_OF_REASON else "refused by the helper"
 
 
 def release_request(start_s: int, duration_s: int, batch: Batch) -> bytes:
+    """The leader's request to the helper: start, duration, count (u64 each), checksum (32)."""
     numbers = (start_s, duration_s, batch.count)
     return b"".join(n.to_bytes(8, "big") for n in numbers) + batch.checksum
 
 
 def parse_release_request(body: bytes) -> tuple[int, int, int, bytes]:
+    """(start, duration, count, checksum). Raises Refused."""
     if len(body) != 56:
         raise Refused("malformed")
     start_s, duration_s, count = (int.from_bytes(body[at : at + 8], "big") for at in (0, 8, 16))

@@ -13,8 +13,9 @@ _MIN_ANSWER_BYTES = 4096
 
 
 def max_answer_bytes(task: Task, body: bytes) -> int:
-    """Upper bound of an honest helper's answer, in bytes. A reply is shorter than the item of the
-    job that it answers; a release is one sealed share.
+    """Upper bound of an honest helper's answer to `body`, in bytes. A reply is shorter than the
+    item of the job that it answers, so a job's answer is shorter than the job; that to a release is
+    one sealed share.
     """
     return max(_MIN_ANSWER_BYTES, len(body), task.max_sealed_bytes)
 

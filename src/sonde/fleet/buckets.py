@@ -12,7 +12,8 @@ from sonde.fleet.task import Task
 
 @dataclass(frozen=True)
 class BucketSpace:
-    """The grid of buckets. Its size is fixed in the task, so it includes unnamed, reserved classes.
+    """The grid of buckets. Its size is fixed in the task, so it has more classes than have names;
+    the others are reserved.
 
     `levels` divides the hardware activity, in [0, 1], into equal steps.
     """
@@ -36,16 +37,16 @@ class BucketSpace:
     def label(self, bucket: int) -> tuple[str, str, str]:
         """(application, kernel, activity) as text."""
         classes = Classes.shipped()
-        rest, level = divmod(bucket, self.levels)
-        application, kernel = divmod(rest, self.kernels)
+        cell, level = divmod(bucket, self.levels)
+        application, kernel = divmod(cell, self.kernels)
         low, high = level / self.levels, (level + 1) / self.levels
         activity = "" if self.levels == 1 else f"{low:.0%}-{high:.0%}"
         return classes.application_name(application), classes.kernel_name(kernel), activity
 
     @staticmethod
     def of_task(task: Task) -> BucketSpace:
-        """The grid of a task; a single row of buckets if the task defines none. Raises
-        UsageError.
+        """The grid of a task; one column of buckets, an application class each, if the task defines
+        none or is one of `discovery`. Raises UsageError.
         """
         if not task.space or "purpose" in task.space:
             return BucketSpace(task.buckets, 1, 1)

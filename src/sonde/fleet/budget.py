@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Composition of privacy losses, and when to refuse a release. Pure functions.
 
-A GPU (or tenant) takes part in every release, so losses compose. They are summed as zCDP and, if
-every release was pure, as pure epsilon too; the smaller result holds. The budget must hold in
-*every* window of 365 days, not only in calendar years. A release belongs to the windows that
-contain the start of its batch. Sums are exact, and every figure is rounded up.
+A GPU (or tenant) may take part in every release, so losses compose. They are summed as zCDP (in
+rho) and, if every release has a pure epsilon (Laplace noise), as pure epsilon too; the smaller
+result holds. The budget must hold in *every* window of 365 days, not only in calendar years. A
+release belongs to the windows that contain the start of its batch. Sums are exact, and every figure
+is rounded up.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class BudgetSpent(SondeError):
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """One release in the ledger. None: that unit's loss is unbounded."""
+    """One release in the ledger. A rho of None: that unit's loss is unbounded. An epsilon of None:
+    so it is, or the noise has no pure epsilon.
+    """
 
     start_s: int
     gpu_rho: float | None
@@ -41,6 +44,7 @@ class LedgerEntry:
     tenant_epsilon: float | None
 
     def loss(self, unit: Unit) -> tuple[float | None, float | None]:
+        """(rho, pure epsilon) of one unit."""
         if unit == "gpu":
             return self.gpu_rho, self.gpu_epsilon
         return self.tenant_rho, self.tenant_epsilon
@@ -64,7 +68,8 @@ class UnitCost:
 class Ledger:
     """The cost of releases, per unit of privacy.
 
-    `releases` is the number given, `yearly` the number that a year of the schedule holds.
+    `unit`, `delta` and `budget` (epsilon a year) are the task's. `releases` is the number given,
+    `yearly` the number that a year of the schedule holds.
     """
 
     unit: Unit
@@ -79,19 +84,19 @@ def ledger_of(task: Task, starts_s: Sequence[int]) -> Ledger:
     """The ledger of the releases whose batches begin at these times."""
     privacy = task.privacy
     yearly = releases_a_year(task.release_s)
-    taken = [entry_for(task, start_s) for start_s in sorted(set(starts_s))]
-    one = entry_for(task, 0)
-    year = [replace(one, start_s=number * task.release_s) for number in range(yearly)]
+    entries = [entry_for(task, start_s) for start_s in sorted(set(starts_s))]
+    single = entry_for(task, 0)
+    year = [replace(single, start_s=number * task.release_s) for number in range(yearly)]
     units: tuple[Unit, Unit] = ("gpu", "tenant")
     costs = {
         unit: UnitCost(
-            worst_year([one], unit, privacy.delta),
-            worst_year(taken, unit, privacy.delta),
+            worst_year([single], unit, privacy.delta),
+            worst_year(entries, unit, privacy.delta),
             worst_year(year, unit, privacy.delta),
         )
         for unit in units
     }
-    return Ledger(privacy.unit, privacy.delta, privacy.budget, len(taken), yearly, costs)
+    return Ledger(privacy.unit, privacy.delta, privacy.budget, len(entries), yearly, costs)
 
 
 def entry_for(task: Task, start_s: int) -> LedgerEntry:
@@ -120,7 +125,8 @@ def epsilon(entries: Sequence[LedgerEntry], unit: Unit, delta: float) -> float |
 def worst_year(entries: Sequence[LedgerEntry], unit: Unit, delta: float) -> float | None:
     """The composed epsilon of the costliest 365 days: None if unbounded, 0 without releases."""
     ordered = sorted(entries, key=lambda entry: entry.start_s)
-    most_rho = most_pure = rho = pure = first = 0
+    most_rho = most_pure = 0  # of all windows
+    rho = pure = first = 0  # of the window that ends with `entry`; `first` is its first entry
     all_pure = True
     for entry in ordered:
         more_rho, more_pure = entry.loss(unit)

@@ -16,12 +16,16 @@ from functools import lru_cache
 from importlib.resources import files
 
 IDLE, OTHER = 0, 1
+"""The first two classes, of kernels and of applications."""
 
 
 @dataclass(frozen=True)
 class Classes:
-    """The tables of classes.toml: names and patterns of kernel classes, names and conditions of
-    applications. A condition gives the least share of time per kernel class.
+    """The tables of classes.toml; a class is an index into its tuples.
+
+    kernels, applications   names of the classes
+    patterns                per kernel class: what names of its kernels contain; None: set otherwise
+    conditions              per application class: the least share of busy time of kernel classes
     """
 
     kernels: tuple[str, ...]
@@ -52,7 +56,9 @@ class Classes:
         return OTHER
 
     def application(self, mix: Mapping[int, float]) -> int:
-        """Class of an application by the share of time in each kernel class (sum at most 1)."""
+        """Class of an application by the share of busy time in each kernel class (sum at most 1):
+        the first whose condition holds, else `other`.
+        """
         by_name = {self.kernels[number]: share for number, share in mix.items()}
         for number, least in enumerate(self.conditions):
             if least and all(by_name.get(name, 0.0) >= share for name, share in least.items()):

@@ -4,9 +4,9 @@
 A wall clock that is set forward by a month and back would expire uncollected batches and make an
 aggregator refuse every node for a month. Within one boot the time therefore advances by
 CLOCK_BOOTTIME, which cannot be set, from an anchor that is stored in the party's directory. A step
-of the wall clock is detected and not followed. After a reboot the time that the machine was off is
-unknown, so a difference of more than a day waits for the operator (`accept`); until then nothing is
-admitted, released or expired.
+of the wall clock beyond a tolerance is detected and not followed. After a reboot the time that the
+machine was off is unknown, so a difference of more than a day waits for the operator (`accept`);
+until then nothing is admitted, released or expired. A node has such a clock in its directory, too.
 """
 
 from __future__ import annotations
@@ -33,12 +33,15 @@ FILE = "clock.json"
 SKEW_S = 300.0
 """Smaller steps are followed: the parties' clocks may differ by this much anyway."""
 DRIFT = 3e-4
-"""Additional allowance per second since the anchor: a clock that is corrected once a day."""
+"""Additional seconds that are followed, per second since the anchor: 26 s a day, by which a clock
+that is set once a day may have been wrong.
+"""
 MAX_FOLLOWED_S = 3600.0
 """Upper bound of the difference that is followed within one boot."""
 MAX_REBOOT_GAP_S = 86_400.0
 """Largest difference across a reboot that is followed without the operator."""
 PERSIST_INTERVAL_S = 60.0
+"""How often a running party stores its anchor, and looks whether the operator accepted another."""
 _LOCK_S = 5.0
 """How long to wait for another process that holds the lock, such as a command."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -72,7 +75,9 @@ class ClockSources:
 
 @dataclass(frozen=True)
 class Anchor:
-    """Both clocks at one moment of a boot. `seen_s`: the last trusted time."""
+    """Both clocks at one moment of a boot (`boot`: its id). `seen_s`: the trusted time when the
+    anchor was stored last.
+    """
 
     boot: str
     wall_s: float
@@ -87,7 +92,8 @@ class Anchor:
     def is_same_boot(self, sources: ClockSources) -> bool:
         """Whether the anchor is from the current boot."""
         same = bool(self.boot) and self.boot == sources.boot_id()
-        return same and self.uptime_s <= sources.uptime_s() + 1  # else from another time namespace
+        # An uptime in the future comes from another time namespace. One second for rounding.
+        return same and self.uptime_s <= sources.uptime_s() + 1
 
 
 class PartyClock:
@@ -108,7 +114,7 @@ class PartyClock:
         """
         self._directory, self._sources = directory, sources or ClockSources()
         self._lock = threading.Lock()
-        self._followed_s = 0.0
+        self._followed_s = 0.0  # the wall clock's difference from the anchor that counts as correct
         self._persists, self._persisted_s = persists, -math.inf
         self.step_s = 0.0
         """How far the wall clock is off, in seconds, while that is not followed; else 0."""
@@ -130,7 +136,7 @@ class PartyClock:
         with self._lock:
             now_s = self._now()
             if self._sources.uptime_s() - self._persisted_s >= PERSIST_INTERVAL_S:
-                with _locked(self._directory, False):
+                with _locked(self._directory, must_persist=False):
                     stored = self._stored()
                     known = self._anchor.wall_s, self._anchor.uptime_s
                     if (
@@ -140,7 +146,7 @@ class PartyClock:
                     ):
                         self._anchor, self._followed_s = stored, 0.0  # accepted by the operator
                         now_s = self._now()
-                    self._write(False)
+                    self._write(must_persist=False)
         return now_s
 
     def _stored(self) -> Anchor | None:
@@ -150,6 +156,7 @@ class PartyClock:
             return None
 
     def _now(self) -> float:
+        """The trusted time; sets `_followed_s` or, where that is too far, `step_s`."""
         wall_s, elapsed_s = self._sources.wall_s(), self._sources.uptime_s() - self._anchor.uptime_s
         expected_s = self._anchor.wall_s + elapsed_s
         off_s = wall_s - expected_s
@@ -198,7 +205,7 @@ def accept(directory: Path, sources: ClockSources | None = None) -> float:
     a minute. Returns the new time. Raises SinkError.
     """
     anchor = Anchor.now(sources or ClockSources())
-    with _locked(directory, True):
+    with _locked(directory, must_persist=True):
         try:
             write(directory, anchor)
         except OSError as error:
@@ -234,7 +241,7 @@ def write(directory: Path, anchor: Anchor) -> None:
     new = f"{FILE}.new"
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with suppress(FileNotFoundError):  # the directory may belong to another user
+        with suppress(FileNotFoundError):  # where others may write, never into a file of theirs
             os.unlink(new, dir_fd=folder)
         file = os.open(
             new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | STATE_OPEN_FLAGS, 0o600, dir_fd=folder
@@ -254,32 +261,34 @@ def write(directory: Path, anchor: Anchor) -> None:
 
 @contextmanager
 def _locked(directory: Path, must_persist: bool) -> Iterator[None]:
-    """Holds the lock on the directory: the operator may accept a clock while the party runs."""
+    """Holds the lock on the directory: the operator may accept a clock while the party runs.
+    Without `must_persist` the block runs also if the lock cannot be had.
+    """
     try:
-        stored = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         if must_persist:
             raise SinkError(f"no directory of a party: {directory}: {error.strerror}") from error
         yield
         return
     try:
-        if not _lock(stored) and must_persist:
+        if not _lock(folder) and must_persist:
             raise SinkError(
                 f"another process holds {directory}", "end it, or give the directory to its party"
             )
         yield
     finally:
-        os.close(stored)
+        os.close(folder)
 
 
-def _lock(stored: int) -> bool:
-    """Takes the lock, or returns False after a while: any reader of a directory can hold its
-    lock.
+def _lock(folder: int) -> bool:
+    """Takes the lock, or returns False after `_LOCK_S`: whatever process can read a directory can
+    hold its lock.
     """
     end_s = time.monotonic() + _LOCK_S
     while True:
         try:
-            fcntl.flock(stored, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= end_s:
                 return False

@@ -21,14 +21,16 @@ from sonde.http_client import Connection
 from sonde.private_files import replacing
 
 _COLLECTED = "releases.json"
-_COLLECTED_BYTES = 16 << 20  # hourly releases of more than a hundred years
+"""In a collector's directory: the starts of the batches that it has collected."""
+_COLLECTED_BYTES = 16 << 20  # at most: hourly releases of more than a hundred years
 ANSWER_S = 120.0
 """Deadline of a whole release: the leader asks the helper meanwhile."""
-_MAX_REASON_BYTES = 500  # of a refusal
+_MAX_REASON_BYTES = 500  # of a refusal; the rest of a longer text is not shown
 _MAX_PLAUSIBLE_SUM = 1 << 53
-"""Upper bound of an honest sum. Two shares that do not belong together almost always exceed it;
-those of a `plain` task never do, as its sums are modulo 2^32: there it is not noticed."""
-
+"""Upper bound of an honest sum. Two shares that do not belong together almost always exceed it:
+their sum is like a random element of a field of 2^128. Those of a `plain` task never do, as its
+sums are modulo 2^32: there it is not noticed.
+"""
 
 _REMEDIES = {
     "still open": "see 'sonde fleet collect --schedule' for when it is due",
@@ -96,7 +98,9 @@ def _record_collected(directory: Path, start_s: int) -> None:
 
 
 def combine_shares(task: Task, start_s: int, shares: list[bytes]) -> Result:
-    """Combines two noised aggregate shares. Raises SinkError if they do not fit together."""
+    """Adds the two noised aggregate shares of a batch. Raises SinkError if they do not fit
+    together.
+    """
     try:
         sums = task.aggregation().unshard(shares)
     except ValueError as error:

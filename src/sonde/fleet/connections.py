@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A bound on an aggregator's connections. At the bound, the slowest connections are closed.
 
-Idle sockets and slow handshakes therefore keep nobody out. Closing a connection during honest work
-costs a retry: a node's second copy is recognized as a replay, and the helper does no job twice.
+Idle sockets and slow handshakes therefore keep nobody out for longer than `MIN_AGE_S`. Closing a
+connection during honest work costs a retry: a node's second copy is recognized as a replay, and the
+helper does no job twice.
 """
 
 from __future__ import annotations
@@ -23,8 +24,13 @@ MAX_CONNECTIONS = 2048
 MIN_AGE_S = 1.0
 """No connection is closed sooner: its request may be on the way."""
 HANDSHAKE_S = 10.0
+"""A TLS handshake that takes longer fails."""
 _SPARE_FILES = 128
+"""Descriptors that are left for the process's own files and its connections to the helper."""
+_MIN_LIMIT = 16
+"""Connections that are accepted however few descriptors the process may have."""
 _PAUSE_S = 0.02
+"""Between two attempts to make room while no connection is old enough to be closed."""
 _EVICT_AT_ONCE = 16
 """Connections closed in one step."""
 
@@ -37,6 +43,8 @@ class Handler(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Connection:
+    """An accepted connection. `accepted_s` is a time of the event loop."""
+
     accepted_s: float
     sock: socket.socket
     handler: Handler
@@ -48,7 +56,7 @@ class _Connection:
 
     @property
     def priority(self) -> int:
-        """0 in the handshake, 1 without a request, 2 with one. Lower values are closed first."""
+        """0 in the handshake, 1 without a request, 2 with one. The lower is closed first."""
         if self.in_handshake:
             return 0
         return 1 if getattr(self.handler, "_current_request", None) is None else 2
@@ -135,10 +143,12 @@ class ConnectionLimiter:
 
 
 def _limit_by_descriptors() -> int:
-    """The bound that the descriptor limit allows, after raising the soft limit."""
+    """`MAX_CONNECTIONS`, or fewer if the limit of descriptors allows no more; its soft limit is
+    raised before, as far as its hard limit goes.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_CONNECTIONS + _SPARE_FILES
     if soft < wanted:
         soft = min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return max(16, min(MAX_CONNECTIONS, soft - _SPARE_FILES))
+    return max(_MIN_LIMIT, min(MAX_CONNECTIONS, soft - _SPARE_FILES))

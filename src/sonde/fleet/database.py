@@ -2,7 +2,10 @@
 """The SQLite file of an aggregator: transactions that are synced to disk before any answer is sent.
 
 `store` defines the contents. This module provides transactions, deferred counting of refusals, and
-secure deletion: deleted data does not remain in the file or its write-ahead log.
+secure deletion: deleted data does not remain in the file, nor in its write-ahead log (here: the
+log).
+
+Its two tables: `refusal` has a count by reason, `mark` the file's metadata by name.
 """
 
 from __future__ import annotations
@@ -35,13 +38,13 @@ class Database:
     def __init__(
         self, path: Path, schema: str, on_open: Callable[[sqlite3.Connection], None]
     ) -> None:
-        """Opens or creates the file; `on_open` reads it first.
+        """Opens or creates the file, and calls `on_open` with it.
 
         Raises SinkError; UsageError where other users could change its directory.
         """
         self._lock = threading.Lock()
         self._unwritten_lock = threading.Lock()
-        self._unwritten: Counter[str] = Counter()
+        self._unwritten: Counter[str] = Counter()  # refusals that no transaction has written yet
         self._log_needs_erasing = True  # a crash may have left data in it
         try:
             _create_private_files(path)
@@ -68,8 +71,8 @@ class Database:
     ) -> Iterator[sqlite3.Connection]:
         """A transaction: committed as a whole, or rolled back.
 
-        With `erase`, nothing of it remains in the write-ahead log. `on_commit` runs after the
-        commit, before any other transaction.
+        With `erase`, the log is emptied at the end, or, while another process reads the file, by a
+        later `erase_log`. `on_commit` runs after the commit, before any other transaction.
         """
         with self._lock:
             with self._unwritten_lock:
@@ -113,7 +116,9 @@ class Database:
                 self._truncate_log()
 
     def _truncate_log(self) -> None:
-        """Another process that reads the file prevents truncation; it is then done later."""
+        """Empties the log. Another process that reads the file prevents that; then `erase_log` does
+        it.
+        """
         (busy, *_) = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         self._log_needs_erasing = bool(busy)
 
@@ -147,11 +152,11 @@ def _create_private_files(path: Path) -> None:
     folder = open_state_directory(path.parent)
     try:
         for suffix in ("", "-wal", "-shm", "-journal"):
-            made = os.O_CREAT if not suffix else 0
+            create = 0 if suffix else os.O_CREAT
             try:
                 file = os.open(
                     f"{path.name}{suffix}",
-                    os.O_RDWR | made | STATE_OPEN_FLAGS,
+                    os.O_RDWR | create | STATE_OPEN_FLAGS,
                     0o600,
                     dir_fd=folder,
                 )

@@ -2,10 +2,11 @@
 """Discovery of kernels without a class: shown when many nodes run them, and only to a party that
 has the name.
 
-A second histogram task counts hashes: a node with an unclassified kernel reports the bucket of its
-salted hash, any other node bucket 0. Names never leave a node. The collector hashes the names that
-it has itself (its own libraries, public packages) and learns which of them are common. Counts below
-the threshold of OpenDP's mechanism for unknown keys are not shown.
+A second histogram task counts hashes: a node that runs an unclassified kernel at the period's first
+sampled instant reports the bucket of its salted hash, any other node bucket 0. Names never leave a
+node. The collector hashes the names that it has itself (its own libraries, public packages) and
+learns which of them are common. Counts below the threshold of OpenDP's mechanism for unknown keys
+are not shown.
 """
 
 from __future__ import annotations
@@ -21,18 +22,21 @@ from sonde.fleet.result import Result
 from sonde.fleet.task import Task
 
 NO_UNKNOWN_KERNEL = 0
+"""The bucket of nodes without an unclassified kernel at that instant."""
 DISCOVERY_SPACE = {"purpose": "discovery"}
 """The `space` field of a discovery task, in place of a bucket grid."""
 
 
 def is_discovery(task: Task) -> bool:
-    """Whether a task asks for hashes of names that no list has."""
+    """Whether a task counts hashes of kernel names without a class."""
     return task.space.get("purpose") == "discovery"
 
 
 @dataclass(frozen=True)
 class DiscoveredKernel:
-    """A hash that many nodes reported. `names`: the known names with this hash."""
+    """A bucket that many nodes reported. `names`: the known names that fall into it, by several
+    where hashes collide; `count`: noised; `error`: half the width of the noise's 95 % interval.
+    """
 
     bucket: int
     names: tuple[str, ...]
@@ -59,7 +63,7 @@ def threshold_of(task: Task) -> int:
 
 
 def discover(task: Task, release: Result, known_names: Iterable[str]) -> list[DiscoveredKernel]:
-    """The kernels of a release that may be shown, largest count first."""
+    """The buckets of a release that may be shown, largest count first."""
     names: dict[int, list[str]] = defaultdict(list)
     for name in known_names:
         names[bucket_of(task, name)].append(name)

@@ -13,14 +13,14 @@ from sonde.fleet.task import Task
 from sonde.http_client import Connection
 
 _CONNECTIONS = 2
-_HELPER_S = 180.0  # for a whole job: some 20 MB there, an answer back
-_MAX_REASON_BYTES = 500  # of a refusal
+"""While the helper works on one request, the next is already on its way."""
+_HELPER_S = 180.0
+"""Deadline of a request: a job of some 20 MB there, an answer back."""
+_MAX_REASON_BYTES = 500  # of a refusal; the rest of a longer text is left out
 
 
 class HelperClient:
-    """Persistent connections to the helper. While the helper works on one request, the next is
-    already on its way.
-    """
+    """Persistent connections to the helper. Thread-safe."""
 
     def __init__(
         self, task: Task, token: str, tls: ssl.SSLContext, timeout_s: float = _HELPER_S
@@ -32,6 +32,7 @@ class HelperClient:
             self._idle.put(Connection(url.hostname or "", url.port, tls))
 
     def post(self, path: str, body: bytes) -> bytes:
+        """As `aggregator.Post`."""
         connection = self._idle.get()
         try:
             status, answer = self._post(connection, path, body)
@@ -49,7 +50,7 @@ class HelperClient:
         is then repeated on a new one, which is safe: the helper does no job twice.
         """
         while True:
-            kept = connection.is_open
+            was_open = connection.is_open
             try:
                 return post_request(
                     connection,
@@ -61,5 +62,5 @@ class HelperClient:
                     max_bytes=max_answer_bytes(self._task, body),
                 )
             except OSError as error:
-                if not (kept and isinstance(error, (ConnectionError, ssl.SSLEOFError))):
+                if not (was_open and isinstance(error, (ConnectionError, ssl.SSLEOFError))):
                     raise HelperUnavailable(str(error)) from error

@@ -10,10 +10,11 @@ from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
 
 LEADER, HELPER = b"\x00", b"\x01"
+"""The role of an aggregator, as bindings have it."""
 
 
 class DecryptionError(Exception):
-    """A ciphertext for another key, or with another binding."""
+    """A ciphertext that does not open: for another key, with another binding, or changed."""
 
 
 def generate_key_pair() -> tuple[str, str]:
@@ -37,6 +38,7 @@ class Opener:
         self._key = X25519PrivateKey.from_private_bytes(bytes.fromhex(private_key))
 
     def open(self, ciphertext: bytes, binding: bytes) -> bytes:
+        """Raises DecryptionError."""
         try:
             return _SUITE.decrypt(ciphertext, self._key, binding)
         except (InvalidTag, ValueError) as error:

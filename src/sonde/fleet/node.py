@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The node's side: bucket indices in, one sealed and signed report out.
 
-Only the indices are encoded, and neither aggregator can open the other's share.
+Nothing of a sample but its index leaves the node, and neither aggregator can open the other's
+share.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from sonde.fleet.wire import Report
 from sonde.http_client import Connection
 
 _ANSWER_BYTES = 1 << 20
+"""Upper bound of the leader's answer: a reason of some 20 bytes for each of up to 1,024 reports."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,9 @@ def make_reports(
     time_s: int,
     threads: int = 1,
 ) -> list[Report]:
-    """One report per node; `samples[i]` are the bucket indices of node i. Raises UsageError."""
+    """One report per node; `samples[i]` are the bucket indices of node i, `time_s` the time of all,
+    in seconds since 1970. Raises UsageError.
+    """
     ids = [os.urandom(16) for _ in nodes]
     try:
         shares = task.aggregation().shard(ids, [list(s) for s in samples], threads)
@@ -61,6 +65,7 @@ def make_reports(
 
 
 def sign(node: Identity, report: Report) -> Report:
+    """The report with the node's signature."""
     return replace(report, signature=node.sign(report.signed()))
 
 
@@ -131,17 +136,19 @@ def upload(task: Task, report: bytes, tls: ssl.SSLContext, timeout_s: float = 30
 
 
 def upload_with_retry(task: Task, report: bytes, tls: ssl.SSLContext, deadline_s: float) -> Receipt:
-    """Uploads a report, with retries and increasing delays while the leader cannot be reached.
+    """Uploads a report, with retries and increasing delays while the leader fails or cannot be
+    reached.
 
-    A replay after a failed attempt means that the first copy had arrived.
+    No attempt begins later than `deadline_s` from now; the last failure is raised (SinkError). A
+    replay after a failed attempt means that the first copy had arrived.
     """
     wait_s, tried = 0.1, False
-    end = time.monotonic() + deadline_s
+    end_s = time.monotonic() + deadline_s
     while True:
         try:
             receipt = upload(task, report, tls)
         except SinkError:
-            if time.monotonic() + wait_s > end:
+            if time.monotonic() + wait_s > end_s:
                 raise
         else:
             arrived = tried and receipt.reason == "replayed"

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Noise and privacy accounting, from OpenDP: exact discrete samplers and tight zCDP accounting."""
+"""Noise and privacy accounting, from OpenDP: exact discrete samplers and tight zCDP accounting.
+
+zCDP (zero-concentrated differential privacy, Bun and Steinke 2016) measures a loss by rho, of which
+losses add up; pure epsilon is that of delta 0.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,12 @@ from sonde.errors import MissingDependency, UsageError
 
 MechanismKind = Literal["laplace", "gaussian"]
 
-
 _ROUND_UP = 1 + 2**-48
 """Larger than the rounding errors of the few operations before it."""
 
 _BEYOND_RHO = 1000.0
-"""Practically no protection; the bound of Bun and Steinke 2016, proposition 1.3, is used there."""
+"""A rho that is practically no protection. Above it the bound of Bun and Steinke 2016, proposition
+1.3, is used."""
 
 
 @lru_cache(maxsize=1)
@@ -68,7 +72,8 @@ class Mechanism:
         return one * math.sqrt(parties)
 
     def half_width(self, confidence: float = 0.95, parties: int = 2) -> float:
-        """Half the width of the interval that contains the sum of all parties' noise.
+        """Half the width of the interval around 0 that contains the sum of all parties' noise with
+        the probability `confidence`, in counts.
 
         Of two Laplace variables P(|X| > x) = exp(-x/b)·(1 + x/2b); Gaussians add in variance.
         """
@@ -84,6 +89,9 @@ class Mechanism:
 
 @lru_cache(maxsize=64)
 def _measurement(kind: MechanismKind, scale: float) -> Any:
+    """OpenDP's object for a mechanism: adds the noise to a vector, and maps a sensitivity to a
+    loss.
+    """
     dp = _opendp()
     domain = dp.vector_domain(dp.atom_domain(T="i64"))
     if kind == "laplace":
@@ -93,10 +101,11 @@ def _measurement(kind: MechanismKind, scale: float) -> Any:
 
 @lru_cache(maxsize=1024)
 def epsilon_of_rho(rho: float, delta: float) -> float:
-    """The epsilon of rho-zCDP at delta, by the library's conversion; rounded up, never down.
+    """The epsilon of rho-zCDP at delta, by OpenDP's conversion; rounded up, never down.
 
-    A Gaussian of scale sqrt(1/2) costs d² at distance d, so distance sqrt(rho) carries any rho.
-    The root of 1/2 and that of rho are rounded, so the distance is raised by more than both errors.
+    OpenDP converts the curve of a mechanism. A Gaussian of scale sqrt(1/2) has a rho of d² at
+    sensitivity d, so the curve is read at d = sqrt(rho). The root of 1/2 and that of rho are
+    rounded, so d is raised by more than both errors.
     """
     if rho <= 0:
         return 0.0
@@ -107,25 +116,28 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
     return float(curve.map(math.sqrt(rho) * _ROUND_UP).epsilon(delta))
 
 
-_UNIT = 1 << 100
-"""Losses are summed as integer multiples of 1/_UNIT: exactly, in any order."""
+_LOSS_RESOLUTION = 1 << 100
+"""Losses are summed as integer multiples of 1/_LOSS_RESOLUTION: exactly, in any order."""
 
 
 @lru_cache(maxsize=1024)
 def exact_loss(loss: float) -> int:
-    """A loss as an integer that is added and subtracted without error; rounded up."""
-    return math.ceil(Fraction(loss) * _UNIT)
+    """A loss (rho or pure epsilon) as a multiple of 1/_LOSS_RESOLUTION, which is added and
+    subtracted without error; rounded up.
+    """
+    return math.ceil(Fraction(loss) * _LOSS_RESOLUTION)
 
 
 def loss_of(exact: int) -> float:
     """The smallest float that is not below a sum of exact losses."""
-    nearest = exact / _UNIT
-    return nearest if Fraction(nearest) * _UNIT >= exact else math.nextafter(nearest, math.inf)
+    nearest = exact / _LOSS_RESOLUTION
+    is_enough = Fraction(nearest) * _LOSS_RESOLUTION >= exact
+    return nearest if is_enough else math.nextafter(nearest, math.inf)
 
 
 def composed_epsilon(rho: int, pure: int | None, delta: float) -> float:
-    """The epsilon at delta of releases whose exact losses sum to these; the smaller of the two
-    results holds. `pure` is None if some release has no pure epsilon.
+    """The epsilon at delta of releases whose exact losses (`exact_loss`) sum to `rho` and `pure`;
+    the smaller of the two results holds. `pure` is None if some release has no pure epsilon.
     """
     composed = epsilon_of_rho(loss_of(rho), delta)
     return composed if pure is None else min(composed, loss_of(pure))
@@ -157,8 +169,9 @@ def plan(
     releases: int = 1,
     kind: MechanismKind | None = None,
 ) -> Mechanism:
-    """The mechanism of least variance for `releases` releases within (epsilon, delta); of the given
-    kind, if one is given. Raises UsageError.
+    """The mechanism of least variance for `releases` releases that together stay within (epsilon,
+    delta), where one unit of privacy changes the counts of each by up to `sensitivity` (L1); of the
+    given kind, if one is given. Raises UsageError.
     """
     if epsilon <= 0 or not 0 < delta < 1 or releases < 1 or sensitivity < 1:
         raise UsageError(
@@ -166,7 +179,7 @@ def plan(
             "give an epsilon above 0, a delta between 0 and 1, and at least one release",
         )
     rho = rho_of_epsilon(epsilon, delta) / releases
-    pure = max(epsilon / releases, math.sqrt(2 * rho))
+    pure = max(epsilon / releases, math.sqrt(2 * rho))  # pure epsilon costs a rho of epsilon² / 2
 
     def within(mechanism: Mechanism) -> Mechanism:
         """The mechanism, with its scale increased until the composed loss, as the ledger computes
@@ -174,8 +187,8 @@ def plan(
         """
         while True:
             cost = mechanism.cost(sensitivity)
-            whole = None if cost.epsilon is None else releases * exact_loss(cost.epsilon)
-            if composed_epsilon(releases * exact_loss(cost.rho), whole, delta) <= epsilon:
+            all_pure = None if cost.epsilon is None else releases * exact_loss(cost.epsilon)
+            if composed_epsilon(releases * exact_loss(cost.rho), all_pure, delta) <= epsilon:
                 return mechanism
             mechanism = replace(mechanism, scale=mechanism.scale * (1 + 2**-40))
 
@@ -187,11 +200,11 @@ def plan(
 
 
 def discovery_threshold(scale: float, delta: float, contribution: int = 1) -> int:
-    """The least count at which a key that a single unit holds stays hidden, except with probability
-    delta.
+    """The smallest threshold that the noised count of a key reaches with a probability of at most
+    delta if a single unit holds that key.
 
-    Uses OpenDP's stability-based mechanism for keys that are not known beforehand. A unit adds up
-    to `contribution` to one key.
+    Uses OpenDP's stability-based mechanism for keys that are not known beforehand, with Laplace
+    noise of this scale. A unit adds up to `contribution` to one key.
     """
     dp = _opendp()
     domain = dp.map_domain(dp.atom_domain(T=str), dp.atom_domain(T="i64"))

@@ -21,6 +21,7 @@ from sonde.fleet.result import CONFIDENCE, Result, Row
 
 TOP_ROWS = 50
 _BAR_WIDTH = 240
+"""Of a bar, in CSS pixels."""
 
 
 def render(result: Result, ledger: Ledger, count: int = TOP_ROWS) -> str:
@@ -60,9 +61,9 @@ def _ledger(ledger: Ledger) -> str:
     rows = []
     for unit, cost in ledger.units.items():
         figures = (cost.one_release, cost.worst_year, cost.full_year)
-        own = " (the unit of this task)" if unit == ledger.unit else ""
+        mark = " (the unit of this task)" if unit == ledger.unit else ""
         cells = "".join(f"<td class=number>{_epsilon(value)}</td>" for value in figures)
-        rows.append(f"<tr><th scope=row>per {_text(unit)}{own}</th>{cells}</tr>")
+        rows.append(f"<tr><th scope=row>per {_text(unit)}{mark}</th>{cells}</tr>")
     return (
         "<h2>Privacy cost</h2><table id=ledger><thead><tr><th>ε at δ = "
         f"{format_rounded_up(ledger.delta)}</th><th class=number>this release</th>"
@@ -74,48 +75,51 @@ def _ledger(ledger: Ledger) -> str:
     )
 
 
-def _largest(rows: list[Row], of: int) -> str:
-    active = any(row.activity for row in rows)
+def _largest(rows: list[Row], bucket_count: int) -> str:
+    has_activity = any(row.activity for row in rows)
     widest = max((row.count + row.error for row in rows), default=1.0)
     lines = []
     for row in rows:
-        activity = f"<td>{_text(row.activity)}</td>" if active else ""
+        activity = f"<td>{_text(row.activity)}</td>" if has_activity else ""
         lines.append(
-            f"<tr{_doubt(row.count, row.error)}><td>{_text(row.application)}</td>"
+            f"<tr{_noise_class(row.count, row.error)}><td>{_text(row.application)}</td>"
             f"<td>{_text(row.kernel)}</td>{activity}"
             + _numbers(row.count, row.error, row.share, widest)
         )
-    head = "<th>application</th><th>kernel</th>" + ("<th>activity</th>" if active else "")
+    head = "<th>application</th><th>kernel</th>" + ("<th>activity</th>" if has_activity else "")
     return (
-        f"<h2>The {len(rows)} largest of {of:,} buckets</h2>"
+        f"<h2>The {len(rows)} largest of {bucket_count:,} buckets</h2>"
         f"<table id=largest><thead><tr>{head}{_HEAD}</tr></thead>"
         f"<tbody>{''.join(lines)}</tbody></table>"
     )
 
 
 def _totals(heading: str, names: list[str], result: Result) -> str:
-    """Totals per class of one kind. The variances of the buckets' noise add up."""
+    """Totals per class, of the applications or of the kernels; `names`: the class of each row.
+
+    The variances of the buckets' noise add up; a sum of many is taken as normal (1.96: 95 %).
+    """
     counts: dict[str, int] = defaultdict(int)
-    parts: dict[str, int] = defaultdict(int)
+    buckets: dict[str, int] = defaultdict(int)
     for name, row in zip(names, result.rows, strict=True):
         counts[name] += row.count
-        parts[name] += 1
+        buckets[name] += 1
     deviation = result.deviation
-    whole = max(1, sum(counts.values()))
+    total = max(1, sum(counts.values()))
     ordered = sorted(counts, key=lambda name: -counts[name])
-    errors = {name: 1.96 * deviation * parts[name] ** 0.5 for name in ordered}
+    errors = {name: 1.96 * deviation * buckets[name] ** 0.5 for name in ordered}
     shown = [name for name in ordered if counts[name] > errors[name]]
     widest = max((counts[name] + errors[name] for name in shown), default=1.0)
     lines = [
         f"<tr><td>{_text(name)}</td>"
-        + _numbers(counts[name], errors[name], counts[name] / whole, widest)
+        + _numbers(counts[name], errors[name], counts[name] / total, widest)
         for name in shown
     ]
-    left = len(ordered) - len(shown)
+    not_shown = len(ordered) - len(shown)
     return (
         f"<h2>{heading}</h2><table id={heading.lower()}><thead><tr><th>class</th>{_HEAD}</tr>"
         f"</thead><tbody>{''.join(lines)}</tbody></table>"
-        f"<p class=note>{left} more are within the noise.</p>"
+        f"<p class=note>{not_shown} more are within the noise.</p>"
     )
 
 
@@ -146,7 +150,8 @@ def _bar(count: float, error: float, widest: float) -> str:
     )
 
 
-def _doubt(count: float, error: float) -> str:
+def _noise_class(count: float, error: float) -> str:
+    """The attributes of a row whose count is within the noise; else ""."""
     return "" if count > error else ' class="noise" title="within the noise"'
 
 

@@ -26,6 +26,8 @@ MAX_TASK_FILE_BYTES: Final = 1 << 20
 MAX_ROSTER_BYTES: Final = 256 << 20
 """Maximum size of a roster: about two million nodes."""
 STATE_OPEN_FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+"""With which files of a state are opened: no link, pipe or terminal in their place has an effect.
+"""
 
 
 def read_text(path: Path, max_bytes: int) -> str:
@@ -37,7 +39,7 @@ def read_text(path: Path, max_bytes: int) -> str:
 
 
 def read_secret(path: Path, max_bytes: int = MAX_KEY_FILE_BYTES) -> str:
-    """Reads a file that others cannot have changed. Raises UsageError, OSError."""
+    """Reads a file that others cannot have changed. Raises as `read_text` does."""
     with open_secret(path) as file:
         return _content(file, path, max_bytes).decode()
 

@@ -6,10 +6,13 @@ its own HPKE and TLS keys and shares only the public halves; leader and helper a
 key and their token, which nobody else learns.
 
 ```
-DIR/leader, DIR/helper   task.json roster.json keys.json tls.crt tls.key ca.crt state.sqlite
+DIR/leader, DIR/helper   task.json roster.json keys.json tls.crt tls.key ca.crt
 DIR/collector            task.json keys.json ca.crt
 DIR/nodes/0000           task.json node.key ca.crt
 ```
+
+Later each party writes its `clock.json` there, an aggregator its `state.sqlite`, a collector its
+`releases.json`.
 """
 
 from __future__ import annotations
@@ -41,23 +44,29 @@ Role = Literal["leader", "helper", "collector"]
 
 @dataclass(frozen=True)
 class Credentials:
-    """A party's secrets (keys.json) and the directory of its certificates."""
+    """A party's secrets (keys.json) and the directory of its certificates. Keys and tokens are
+    hexadecimal.
+
+    verify_key       of both aggregators: what proofs are checked with
+    token            the leader's and the collector's: what the collector sends to the leader; the
+                     helper's: what the leader sends to it, of which it has a copy, `helper_token`
+    operator_token   gives access to an aggregator's exact counts; the collector has none
+    """
 
     directory: Path
     role: Role
     hpke_private: str = field(repr=False)
     verify_key: str = field(default="", repr=False)
-    token: str = field(default="", repr=False)  # required of requests to this party
-    helper_token: str = field(default="", repr=False)  # sent by the leader to the helper
-    operator_token: str = field(
-        default="", repr=False
-    )  # gives access to exact counts: never the collector's
+    token: str = field(default="", repr=False)
+    helper_token: str = field(default="", repr=False)
+    operator_token: str = field(default="", repr=False)
 
     @property
     def keys(self) -> AggregatorKeys:
         return AggregatorKeys(self.hpke_private, bytes.fromhex(self.verify_key))
 
     def server_tls(self) -> ssl.SSLContext:
+        """TLS 1.3 with this party's certificate. Raises UsageError."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         try:
@@ -134,34 +143,35 @@ def provision(directory: Path, task: Task, tenants: Sequence[str]) -> Task:
         helper_key=pairs["helper"][1],
         collector_key=pairs["collector"][1],
     )
-    verify_key, for_collector, for_leader, own, theirs = (secrets.token_hex(32) for _ in range(5))
-    everybody = (
+    verify_key = secrets.token_hex(32)
+    collector_token, helper_token = secrets.token_hex(32), secrets.token_hex(32)
+    parties = (
         Credentials(
             directory / "leader",
             "leader",
             pairs["leader"][0],
             verify_key,
-            token=for_collector,
-            helper_token=for_leader,
-            operator_token=own,
+            token=collector_token,
+            helper_token=helper_token,
+            operator_token=secrets.token_hex(32),
         ),
         Credentials(
             directory / "helper",
             "helper",
             pairs["helper"][0],
             verify_key,
-            token=for_leader,
-            operator_token=theirs,
+            token=helper_token,
+            operator_token=secrets.token_hex(32),
         ),
         Credentials(
-            directory / "collector", "collector", pairs["collector"][0], token=for_collector
+            directory / "collector", "collector", pairs["collector"][0], token=collector_token
         ),
     )
     nodes = [Identity() for _ in tenants]
     roster = Roster({node.public: tag for node, tag in zip(nodes, tenants, strict=True)})
     authority = _Authority()
     with secret_folder(directory) as fleet:
-        for credentials in everybody:
+        for credentials in parties:
             with fleet.make(credentials.role) as folder:
                 credentials.save(folder)
                 folder.write("task.json", task.to_json().encode())
@@ -196,7 +206,7 @@ def load_node(directory: Path) -> Identity:
 
 
 class _Authority:
-    """A temporary certificate authority for loopback."""
+    """A certificate authority of a trial: for localhost, for a year; its key is stored nowhere."""
 
     def __init__(self) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())

@@ -11,31 +11,37 @@ from sonde.fleet.first_reads import FirstRead
 from sonde.fleet.upload_slots import Slot
 from sonde.fleet.wire import first_length_prefixed_bytes
 
-BODY_S = 30  # for the body of an upload: a slower sender blocks a slot
-FIRST_BYTES = 64 << 10  # of a batch, or all of it, before it gets a slot
-PROGRESS_BYTES = 64 << 10  # of a batch in each PROGRESS_INTERVAL_S, or it is refused
+BODY_S = 30
+"""For the body of an upload: a slower sender would keep a slot."""
+FIRST_BYTES = 64 << 10
+"""What must have arrived of an upload of several reports, or all of it, before it gets a slot."""
+PROGRESS_BYTES = 64 << 10
 PROGRESS_INTERVAL_S = 2.0
-FIRST_REPORT_BYTES = 256 << 10  # at most this much, if the first report is larger
+"""In each such interval an upload of several reports must bring PROGRESS_BYTES, or it is refused.
+"""
+FIRST_REPORT_BYTES = 256 << 10
+"""Where its first report is longer than FIRST_BYTES: of that, up to this much is read first."""
 
 
 async def read_first(request: web.Request, read: FirstRead) -> bytes:
-    """Reads the beginning of a batch including its first report, or all of it, within BODY_S.
+    """Reads the first bytes of an upload of several reports, with its first report, or all of it,
+    within BODY_S.
 
-    Beyond FIRST_BYTES the sender must send PROGRESS_BYTES in each PROGRESS_INTERVAL_S. `read`: its
-    place, which it may lose; then the request is refused.
+    Beyond FIRST_BYTES the sender must send PROGRESS_BYTES in each PROGRESS_INTERVAL_S. `read` is
+    its entry in `FirstReads`; if that ends it, the request is refused.
     """
-    parts, wanted = bytearray(), FIRST_BYTES
+    parts, wanted_bytes = bytearray(), FIRST_BYTES
     now_s = asyncio.get_running_loop().time
-    ends_s, due_bytes = now_s() + BODY_S, FIRST_BYTES
+    ends_s, due_bytes = now_s() + BODY_S, FIRST_BYTES  # due: at the next change of the deadline
     try:
         async with asyncio.timeout_at(ends_s) as read.deadline:
-            while len(parts) < wanted and (part := await request.content.readany()):
+            while len(parts) < wanted_bytes and (part := await request.content.readany()):
                 parts += part
                 read.received_bytes = len(parts)
                 if len(parts) >= due_bytes:
                     due_bytes = len(parts) + PROGRESS_BYTES
                     read.deadline.reschedule(min(ends_s, now_s() + PROGRESS_INTERVAL_S))
-                wanted = max(
+                wanted_bytes = max(
                     FIRST_BYTES, min(FIRST_REPORT_BYTES, first_length_prefixed_bytes(parts))
                 )
     except TimeoutError:
@@ -66,7 +72,7 @@ async def read_body(
     try:
         async with asyncio.timeout_at(
             min(ends_s, now_s() + PROGRESS_INTERVAL_S) if progress_bytes else ends_s
-        ) as (deadline):
+        ) as deadline:
             if slot is not None:
                 slot.start_reading(deadline)
             async for part in request.content.iter_any():

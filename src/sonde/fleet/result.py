@@ -17,6 +17,7 @@ from sonde.fleet.task import Task
 from sonde.private_files import replacing
 
 CONFIDENCE = 0.95
+"""Of the interval around a count that its `error` describes."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Result:
-    """A release. `epsilon` is per unit of privacy; None: that unit is not protected.
+    """A release of the batch of `duration_s` that began at `start_s` (since 1970). `epsilon` is per
+    unit of privacy; None: that unit is not protected.
 
     `budget` is the epsilon that may be spent in a year. `deviation` is the standard deviation of a
     bucket's noise, in samples.
@@ -61,7 +63,7 @@ class Result:
         is.
         """
 
-        def one(unit: str) -> str:
+        def of_unit(unit: str) -> str:
             epsilon = self.epsilon[unit]
             return (
                 f"ε = {format_rounded_up(epsilon)} per {unit}"
@@ -70,12 +72,13 @@ class Result:
             )
 
         units = sorted(self.epsilon, key=lambda unit: unit != self.unit)
-        return f"{', '.join(one(unit) for unit in units)} (δ = {format_rounded_up(self.delta)})"
+        return f"{', '.join(of_unit(unit) for unit in units)} (δ = {format_rounded_up(self.delta)})"
 
 
 def make_result(
     task: Task, start_s: int, counts: Sequence[int], epsilon: dict[str, float | None]
 ) -> Result:
+    """The release with these noised counts, one per bucket, and these costs per unit of privacy."""
     space = BucketSpace.of_task(task)
     error = task.mechanism.half_width(CONFIDENCE)
     total = max(1, sum(counts))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The enrolled nodes: public keys, each with its tenant's opaque tag.
 
-Both aggregators hold the same roster. A tag is a random label, not a name. It bounds a tenant's
-contribution at servers that cannot see the contribution.
+Both aggregators hold the same roster. A tag should be a random label, not a name. By it the
+aggregators bound how many nodes of a tenant count, though they see no node's samples.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sonde.private_files import replacing
 
 
 class Identity:
-    """A node's signing key."""
+    """A node's Ed25519 key pair. `public` (32 bytes) is what a roster has of the node."""
 
     def __init__(self, private_key: bytes | None = None) -> None:
         self._key = (
@@ -32,6 +32,7 @@ class Identity:
         self.public: bytes = self._key.public_key().public_bytes_raw()
 
     def private(self) -> bytes:
+        """The secret key, 32 bytes."""
         return self._key.private_bytes_raw()
 
     def sign(self, message: bytes) -> bytes:
@@ -46,7 +47,7 @@ class Roster:
         self._nodes_of: dict[str, list[bytes]] = defaultdict(list)
         for node, tag in tenants.items():
             self._nodes_of[tag].append(node)
-        self._chosen: dict[tuple[int, int, str], frozenset[bytes]] = {}
+        self._counted: dict[tuple[int, int, str], frozenset[bytes]] = {}  # see `counts`
 
     def __contains__(self, node: bytes) -> bool:
         return node in self._tag_of
@@ -75,12 +76,12 @@ class Roster:
         if cap is None or len(nodes) <= cap:
             return True
         key = (batch_s, cap, tag)
-        if key not in self._chosen:
-            if len(self._chosen) > 2 * len(self._nodes_of):  # from old batches
-                self._chosen.clear()
+        if key not in self._counted:
+            if len(self._counted) > 2 * len(self._nodes_of):  # most are of old batches
+                self._counted.clear()
             ranked = sorted(nodes, key=lambda n: sha256(batch_s.to_bytes(8, "big") + n).digest())
-            self._chosen[key] = frozenset(ranked[:cap])
-        return node in self._chosen[key]
+            self._counted[key] = frozenset(ranked[:cap])
+        return node in self._counted[key]
 
     def save(self, path: Path) -> None:
         """Writes the roster as JSON. Raises SinkError."""

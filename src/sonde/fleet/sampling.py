@@ -24,11 +24,15 @@ from sonde.fleet.buckets import BucketSpace
 from sonde.fleet.classify import IDLE, OTHER, Classes
 from sonde.input_files import open_input
 
+_MIN_BUSY_SHARE = 0.05
+"""Below it the application of a period is idle: the same limit as that of `idle` in classes.toml.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class KernelRecord:
-    """One kernel execution on the device; activity in [0, 1] if a hardware metric is available,
-    else 0.
+    """One kernel execution on the device. `activity`: how busy the hardware was meanwhile, in [0,
+    1], if a metric has that, else 0.
     """
 
     name: str
@@ -39,7 +43,9 @@ class KernelRecord:
 
 @dataclass(frozen=True)
 class Period:
-    """The kernel records of a period. `time_s`: when it ended, in seconds since 1970."""
+    """The kernel records of a period. `start_ns` is on the clock of the records; `time_s`: when the
+    period ended, in seconds since 1970; `source`: what the records are of (`device_use.Source`).
+    """
 
     records: list[KernelRecord]
     start_ns: int
@@ -60,7 +66,7 @@ class Sampler:
     """Selects the kernels that run at random instants of one period.
 
     Kernels may overlap: of those that run at an instant, one is chosen with equal probability
-    (reservoir sampling).
+    (reservoir sampling). `rng`: for tests and `rng_of_period`; else that of the system.
     """
 
     def __init__(
@@ -75,31 +81,33 @@ class Sampler:
         self._rng = rng or random.SystemRandom()
         self._start_ns, self._duration_ns = start_ns, duration_ns
         self._instants = sorted(start_ns + self._rng.randrange(duration_ns) for _ in range(samples))
-        self._kept: list[tuple[int, float] | None] = [None] * samples
+        # Per instant: (class, activity) of the chosen kernel, and how many ran then, as far as
+        # seen.
+        self._chosen: list[tuple[int, float] | None] = [None] * samples
         self._running = [0] * samples
-        self._busy_ns: dict[int, int] = defaultdict(int)
-        self._class_of: dict[str, int] = {}
+        self._busy_ns: dict[int, int] = defaultdict(int)  # by kernel class
+        self._class_of: dict[str, int] = {}  # by kernel name
         self._unclassified: str | None = None
 
     def observe(self, record: KernelRecord) -> None:
-        """Take in a run of a kernel: of those that run at a sampled instant, it keeps one."""
-        kind = self._class_of.get(record.name)
-        if kind is None:
-            kind = self._class_of[record.name] = self._classes.kernel(record.name)
+        """Counts one kernel execution, in any order of their times."""
+        class_ = self._class_of.get(record.name)
+        if class_ is None:
+            class_ = self._class_of[record.name] = self._classes.kernel(record.name)
         end_ns = record.start_ns + record.duration_ns
-        self._busy_ns[kind] += record.duration_ns
+        self._busy_ns[class_] += record.duration_ns
         at = bisect_left(self._instants, record.start_ns)
         while at < len(self._instants) and self._instants[at] < end_ns:
             self._running[at] += 1
             if self._rng.random() * self._running[at] < 1:
-                self._kept[at] = (kind, record.activity)
+                self._chosen[at] = (class_, record.activity)
                 if at == 0:
-                    self._unclassified = record.name if kind == OTHER else None
+                    self._unclassified = record.name if class_ == OTHER else None
             at += 1
 
     def unclassified_kernel(self) -> str | None:
-        """The kernel at the first instant, if it has no class; used by `discovery`. The name does
-        not leave the node.
+        """The name of the kernel chosen at the first instant, if it has no class, for `discovery`.
+        It does not leave the node.
         """
         return self._unclassified
 
@@ -107,16 +115,16 @@ class Sampler:
         """One bucket index per sample; an instant without a kernel is idle."""
         busy_ns = sum(self._busy_ns.values())
         whole_ns = max(busy_ns, self._duration_ns)
-        if busy_ns < 0.05 * whole_ns:
+        if busy_ns < _MIN_BUSY_SHARE * whole_ns:
             application = IDLE
         else:  # the mix of busy time: utilization does not identify the application
-            mix = {kind: ns / busy_ns for kind, ns in self._busy_ns.items()}
+            mix = {class_: ns / busy_ns for class_, ns in self._busy_ns.items()}
             application = self._classes.application(mix)
         return [
             self._space.index(IDLE, IDLE)
-            if kept is None
-            else self._space.index(application, kept[0], kept[1])
-            for kept in self._kept
+            if chosen is None
+            else self._space.index(application, chosen[0], chosen[1])
+            for chosen in self._chosen
         ]
 
 

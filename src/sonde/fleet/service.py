@@ -3,13 +3,15 @@
 
 ```
 POST /tasks/{task}/reports         node → leader    a report; 201, or a status and a reason
-POST /tasks/{task}/reports/batch   relay → leader   reports, length-prefixed; a reason each
+POST /tasks/{task}/reports/batch   relay → leader   reports, length-prefixed; a line each: empty
+                                                    if it is admitted, else the reason
 POST /tasks/{task}/jobs            leader → helper  a job of proof checks (token)
 POST /tasks/{task}/releases        collector → leader → helper   noised aggregate shares (token)
 GET  /tasks/{task}/status          operator         exact counts and refusals (token)
 ```
 
-This module handles sockets; `aggregator` implements the protocol.
+`{task}` is the task's id in hexadecimal. This module handles sockets; `aggregator` implements the
+protocol.
 """
 
 from __future__ import annotations
@@ -51,27 +53,31 @@ from sonde.fleet.wire import (
 )
 
 _log = logging.getLogger(__name__)
-_COMMIT_LIMIT = 256
+_GROUP_REPORTS = 256  # waiting uploads are admitted together, until they hold this many reports
+_QUEUED_UPLOADS = 4096  # read and not admitted yet; more than there are slots
 _BACKLOG = 2048  # unverified reports; above it, answers to uploads are delayed
-_BATCH_BYTES = 8 << 20
-_REPORT_SLOTS = 1024
-_BATCH_SLOTS = 24  # read at the same time: bounds the memory of uploads
-_SLOT_MEMORY_BYTES = 192 << 20  # of all batches that are being read, and of all single reports
-_MIN_SLOTS = 8  # slots, however large a report is
+_BATCH_BYTES = 8 << 20  # of an upload of several reports, or one report if that is longer
+_REPORT_SLOTS = 1024  # uploads of one report that are read at the same time
+_BATCH_SLOTS = 24  # uploads of several reports that are read at the same time
+_SLOT_MEMORY_BYTES = 192 << 20  # of the bodies in all slots of each kind
+_MIN_SLOTS = 8  # of each kind, however long a report is
 _CONCURRENT_JOBS = 4  # one waits for the helper, the others verify and store
 _MAX_JOB_BYTES = 256 << 20
 _JOB_SLOTS = _CONCURRENT_JOBS  # whose bodies are held at a time: a leader sends no more
 _JOB_S = 120.0  # for the body of a job, from the leader alone
-_RELEASE_BYTES = 256  # a request is 56 bytes
+_RELEASE_BYTES = 256  # at most; the leader's request to the helper has 56, the collector's 16
 _LINGER_S = 3.0  # for the rest of a refused body: a client that still sends then reads its answer
 _IDLE_S = 30  # of a connection without a complete request
-_MAX_REPORTS_PER_REQUEST = 1024  # reports in one request
-_STRANGER_DELAY_S = 0.25  # before the answer to a request in which no enrolled node signed anything
-_STRANGERS_REASONS = frozenset({"malformed", "oversized", "unknown task", "forged", "unknown node"})
+_MAX_REPORTS_PER_REQUEST = 1024
+_STRANGER_DELAY_S = 0.25  # before the answer to a request all of whose reports a stranger can make
+_STRANGERS_REASONS = frozenset(
+    {"malformed", "oversized", "unknown task", "late", "early", "forged", "unknown node"}
+)  # what is refused without a signature of an enrolled node
 _EXPIRE_INTERVAL_S = 60  # between two checks for expired batches
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _T = TypeVar("_T")
 _Upload = tuple[Sequence[bytes | memoryview], asyncio.Future[list[str]]]
+"""Encoded reports, and the future of their reasons of refusal (`Leader.admit`)."""
 
 
 class Service:
@@ -81,7 +87,7 @@ class Service:
         self._aggregator = aggregator
         self._credentials = credentials
         self._task = aggregator.task
-        self._uploads: asyncio.Queue[_Upload] = asyncio.Queue(4096)
+        self._uploads: asyncio.Queue[_Upload] = asyncio.Queue(_QUEUED_UPLOADS)
         self._first_reads = FirstReads()
         self._batch_slots = UploadSlots(_slots_within_memory(_BATCH_SLOTS, self._batch_bytes))
         self._work_available = asyncio.Event()
@@ -156,6 +162,7 @@ class Service:
         return web.Response(text="\n".join(reasons))
 
     async def _admit(self, bodies: Sequence[bytes | memoryview]) -> list[str]:
+        """The reasons of refusal (`Leader.admit`), once `_admit_groups` has handled the reports."""
         done: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         await self._uploads.put((bodies, done))
         return await done
@@ -202,7 +209,9 @@ class Service:
         return guarded
 
     async def _with_refusals(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Turns each refusal into a status, a reason and a count."""
+        """Turns each refusal into a status and a reason. Here are counted those that close the
+        connection; refused reports are counted by the aggregator, other requests are not.
+        """
         try:
             return await handler(request)
         except Refused as refused:
@@ -220,12 +229,12 @@ class Service:
             return self._refuse_and_close("hung up", 400)
         except web.HTTPNotFound:
             return web.Response(status=404, text="unknown task")
-        except web.HTTPUnauthorized as stranger:
-            return self._refuse_and_close("unauthorised", stranger.status)
-        except web.HTTPRequestEntityTooLarge as large:
-            return self._refuse_and_close("oversized", large.status)
-        except web.HTTPRequestTimeout as slow:
-            return self._refuse_and_close("too slow", slow.status)
+        except web.HTTPUnauthorized as error:
+            return self._refuse_and_close("unauthorised", error.status)
+        except web.HTTPRequestEntityTooLarge as error:
+            return self._refuse_and_close("oversized", error.status)
+        except web.HTTPRequestTimeout as error:
+            return self._refuse_and_close("too slow", error.status)
 
     def _refuse_and_close(self, reason: str, status: int) -> web.Response:
         self._aggregator.store.note_refusals(Counter({reason: 1}))
@@ -264,7 +273,9 @@ class Service:
             await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
 
     async def _expire_batches(self) -> None:
-        """Periodically expires uncollected batches, and returns unused memory to the kernel."""
+        """Periodically expires uncollected batches, and, while no report waits, returns unused
+        memory to the kernel.
+        """
         while True:
             await asyncio.sleep(min(_EXPIRE_INTERVAL_S, self._task.keep_s))
             if not self._aggregator.store.waiting:
@@ -280,12 +291,12 @@ class Service:
                     )
 
     async def _admit_groups(self) -> None:
-        """Admits uploads in groups: one disk sync serves all that wait for it."""
+        """Admits uploads in groups, with a disk sync each; waits while the backlog is too long."""
         assert isinstance(self._aggregator, Leader)
         while True:
             group = [await self._uploads.get()]
             bodies = list(group[0][0])
-            while len(bodies) < _COMMIT_LIMIT and not self._uploads.empty():
+            while len(bodies) < _GROUP_REPORTS and not self._uploads.empty():
                 group.append(self._uploads.get_nowait())
                 bodies += group[-1][0]
             while self._aggregator.store.waiting > _BACKLOG:
@@ -301,9 +312,9 @@ class Service:
                     if not done.done():
                         done.set_exception(web.HTTPServiceUnavailable(text="try again later"))
                 continue
-            given = iter(reasons)
-            for part, done in group:
-                answer = list(islice(given, len(part)))
+            remaining = iter(reasons)
+            for upload, done in group:
+                answer = list(islice(remaining, len(upload)))
                 if not done.done():
                     done.set_result(answer)
             if not all(reasons):
@@ -342,7 +353,9 @@ async def _run_in(pool: Executor, do: Callable[..., _T], *args: Any) -> _T:
 
 
 async def _delay_stranger(reasons: Sequence[str]) -> None:
-    """Bounds what one connection costs that sends nothing of an enrolled node. Holds no slot."""
+    """Delays the answer if all reports were refused for reasons that a stranger can cause, so that
+    a connection costs at most four such checks a second. Call it without a slot.
+    """
     if _STRANGERS_REASONS.issuperset(reasons):
         await asyncio.sleep(_STRANGER_DELAY_S)
 
@@ -389,7 +402,7 @@ def open_aggregator(state: Path, threads: int) -> tuple[Aggregator, Credentials]
 
 
 def runner_of(service: Service) -> web.AppRunner:
-    """The HTTP server: bodies are not decompressed, and idle connections are closed."""
+    """The HTTP server without its sockets. It decompresses no body and closes idle connections."""
     return web.AppRunner(
         service.app(),
         access_log=None,
@@ -405,7 +418,7 @@ def serve(state: Path, threads: int = 2, ready: Callable[[str], None] = lambda u
     receives the URL when it listens.
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    keep_memory()  # six 70 kB buffers per report: keeps the kernel from zeroing pages again
+    keep_memory()  # else the pages of six 70 kB buffers per report are returned, and zeroed again
     aggregator, credentials = open_aggregator(state, threads)
     url = aggregator.task.leader_url if credentials.role == "leader" else aggregator.task.helper_url
     parts = urlsplit(url)
@@ -415,9 +428,9 @@ def serve(state: Path, threads: int = 2, ready: Callable[[str], None] = lambda u
 
     async def run() -> None:
         service = Service(aggregator, credentials)
-        front = runner_of(service)
-        await front.setup()
-        assert front.server is not None
+        http = runner_of(service)
+        await http.setup()
+        assert http.server is not None
         listeners = [
             socket.create_server(address[:2], family=family, backlog=1024)
             for family, _, _, _, address in socket.getaddrinfo(
@@ -425,7 +438,7 @@ def serve(state: Path, threads: int = 2, ready: Callable[[str], None] = lambda u
             )
         ]
         connections = ConnectionLimiter(
-            front.server, credentials.server_tls(), aggregator.store.note_refusals
+            http.server, credentials.server_tls(), aggregator.store.note_refusals
         )
         accepting = [asyncio.create_task(connections.accept(one)) for one in listeners]
         ready(url)
@@ -439,7 +452,7 @@ def serve(state: Path, threads: int = 2, ready: Callable[[str], None] = lambda u
         for task in accepting:
             task.cancel()
         await asyncio.gather(*accepting, return_exceptions=True)
-        await front.cleanup()
+        await http.cleanup()
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(run())
@@ -447,7 +460,7 @@ def serve(state: Path, threads: int = 2, ready: Callable[[str], None] = lambda u
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's event loop if it is installed: half the CPU for TLS bodies."""
+    """uvloop's event loop if it is installed (half the CPU for TLS bodies); None: asyncio's."""
     try:
         import uvloop
     except ImportError:

@@ -8,9 +8,13 @@ aggregator has the other's key, so neither can read the other's share or forge a
 
 ```
 hello       task 32, session 16, node 32, opened_s u64, leader lp, helper lp, signature 64
+            leader, helper: the key of 16 bytes for that party, sealed by HPKE
 sealed      AES-128-GCM(key of role, nonce = first 12 bytes of the report's id, share)
             bound to role, task, session, id, time
 ```
+
+Lengths are in bytes, `lp` is a length-prefixed field. Only reports without proofs (`unproved`) use
+sessions.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from sonde.fleet.task import Task
 from sonde.fleet.wire import SIGNATURE_BYTES, Malformed, Reader, length_prefixed
 
 SESSION_S = 7 * 86_400  # as long as a TLS 1.3 ticket may live (RFC 8446, 4.6.1)
-CLOCK_SKEW_S = 300
+CLOCK_SKEW_S = 300  # how far a node's clock may be ahead of the aggregator's
 SESSION_ID_BYTES = KEY_BYTES = 16
 MAX_SESSIONS_PER_NODE = 2  # sessions of a node at a time: the one in use, and the one after it
 _HEAD = struct.Struct(">32s16s32sQ")
@@ -51,7 +55,9 @@ def binding(role: bytes, task: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Session:
-    """The node's side of a session. `hello` opens it at both aggregators, through the leader."""
+    """The node's side of a session: its keys with both aggregators. `hello` opens it there; both
+    get the same one.
+    """
 
     id: bytes
     leader: AESGCM
@@ -80,7 +86,8 @@ class Sessions:
     def __init__(self, task: Task, role: bytes, hpke_private: str) -> None:
         self.task, self.role = task, role
         self._hpke_private = hpke_private
-        self.held = Keyring()
+        self.keyring = Keyring()
+        # Per node: (end, id) of its sessions, the oldest first.
         self._of_node: defaultdict[bytes, list[tuple[int, bytes]]] = defaultdict(list)
 
     def admit(self, hello: bytes, enrolled: Callable[[bytes], bool], now_s: float) -> str:
@@ -101,29 +108,31 @@ class Sessions:
             return "late"
         if not signed_by(node, signature, hello[:-SIGNATURE_BYTES]):
             return "forged"
-        if not enrolled(node):  # reported only to the holder of the key
+        if not enrolled(node):  # checked last: only the holder of the node's key learns it
             return "unknown node"
-        own = sealed[0] if self.role == hpke.LEADER else sealed[1]
+        own_key = sealed[0] if self.role == hpke.LEADER else sealed[1]
         try:
             opener = hpke.Opener(self._hpke_private)
-            key = opener.open(own, _hello_binding(self.role, hello[: _HEAD.size]))
+            key = opener.open(own_key, _hello_binding(self.role, hello[: _HEAD.size]))
         except hpke.DecryptionError:
             return "malformed"
         if len(key) != KEY_BYTES:
             return "malformed"
-        return self._hold(id_, (node, key, opened_s + SESSION_S))
+        return self._store(id_, (node, key, opened_s + SESSION_S))
 
-    def _hold(self, id_: bytes, session: tuple[bytes, bytes, int]) -> str:
-        """Stores a session. A replayed hello does not evict a newer session."""
+    def _store(self, id_: bytes, session: tuple[bytes, bytes, int]) -> str:
+        """Stores a session: its node, its key and its end. Returns "" or the reason of refusal: a
+        replayed hello does not evict a newer session.
+        """
         node, _, until_s = session
-        known = self.held.get(id_)
-        if known is not None:
-            return "" if known == session else "replayed"
+        stored = self.keyring.get(id_)
+        if stored is not None:
+            return "" if stored == session else "replayed"
         live = self._of_node[node]
         if len(live) == MAX_SESSIONS_PER_NODE:
             if until_s < live[0][0]:
                 return "replayed"
-            self.held.drop(live.pop(0)[1])
+            self.keyring.drop(live.pop(0)[1])
         insort(live, (until_s, id_), key=itemgetter(0))
-        self.held.put(id_, *session)
+        self.keyring.put(id_, *session)
         return ""

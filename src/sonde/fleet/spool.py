@@ -22,11 +22,12 @@ from sonde.fleet.party_files import STATE_OPEN_FLAGS
 from sonde.private_files import is_ours
 
 SEGMENT_BYTES = 64 << 20
-_MAX_PIECES = 512  # below the kernel's limit of pieces in one write
+"""A file of bodies (a segment) that has reached this size gets no further ones."""
+_MAX_PIECES = 512  # bodies in one pwritev; Linux allows 1,024 (IOV_MAX)
 
 
 class Extent(NamedTuple):
-    """Where a body is stored: file number, offset and size in bytes."""
+    """Where a body is stored: number of its segment; offset and size in bytes."""
 
     segment: int
     offset: int
@@ -42,10 +43,10 @@ class Spool:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._held: Counter[int] = Counter()
+        self._held: Counter[int] = Counter()  # bodies that still wait, per segment
         self._lock = threading.Lock()
         self._directory_fd: int | None = None
-        self._file: int | None = None
+        self._file: int | None = None  # the segment that is appended to: descriptor, number, size
         self._segment = self._size = 0
 
     def take_ownership(self, held: Callable[[], Iterable[int]]) -> None:
@@ -98,6 +99,7 @@ class Spool:
             return extents
 
     def read(self, extent: Extent) -> bytes:
+        """A body; shorter if its file ends before. Raises OSError."""
         file = os.open(self._path(extent.segment), os.O_RDONLY | STATE_OPEN_FLAGS)
         try:
             return os.pread(file, extent.size, extent.offset)

@@ -23,6 +23,10 @@ from sonde.fleet.task import Task
 from sonde.fleet.verification import BlockResult, checksum
 from sonde.fleet.wire import Malformed, Report
 
+# waiting: reports to be verified, with their spool extent. seen: ids of reports that were
+# registered. contribution: the periods for which a node has reported. contributor: a tenant's nodes
+# in a batch. job: done is 1 once it is counted; reply is the helper's. batch: the sums. latency:
+# per finished job.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS waiting (
     id BLOB PRIMARY KEY, batch INTEGER NOT NULL, job BLOB, admitted REAL NOT NULL,
@@ -53,8 +57,9 @@ _OF_A_BATCH = (
 )
 """Tables with data of a batch until it is released or expires, and the column of its start."""
 
-
-MAX_CACHED_REPORTS = 4096  # in memory besides on disk; more are read back when their turn comes
+MAX_CACHED_REPORTS = 4096
+"""Above this many, reports that wait are not kept in memory, too: their job reads them from disk.
+"""
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ class Store:
         """Batches that begin before this time were deleted."""
 
     def close(self) -> None:
-        """Close the database and the spool."""
+        """Closes the database and the spool."""
         self._database.close()
         self._spool.close()
 
@@ -103,38 +108,38 @@ class Store:
         if all(reasons):
             self.note_refusals(Counter(reasons))
             return reasons
-        places = self._spool.append(
+        extents = self._spool.append(
             [body for (_, body), reason in zip(reports, reasons, strict=True) if not reason]
         )
-        taken: dict[bytes, Report] = {}
-        spare: Counter[int] = Counter()
+        admitted: dict[bytes, Report] = {}
+        unused: Counter[int] = Counter()  # bodies per segment that no row refers to
 
         def keep() -> None:  # before a job takes them, or the cache would keep them for ever
-            self._waiting += len(taken)
+            self._waiting += len(admitted)
             if len(self._cached) < MAX_CACHED_REPORTS:
-                self._cached.update(taken)
+                self._cached.update(admitted)
 
         try:
             with self._database.transaction(on_commit=keep) as db:
-                rest = iter(places)
+                remaining = iter(extents)
                 for at, (report, _) in enumerate(reports):
                     if reasons[at]:
                         continue
-                    place = next(rest)
+                    extent = next(remaining)
                     reasons[at] = self._register(db, report.id, report.node, report.time_s)
                     if reasons[at]:  # an earlier report of this group conflicts with it
-                        spare[place.segment] += 1
+                        unused[extent.segment] += 1
                         continue
                     db.execute(
                         "INSERT INTO waiting VALUES (?, ?, NULL, ?, ?, ?, ?)",
-                        (report.id, self._task.batch_of(report.time_s), now_s, *place),
+                        (report.id, self._task.batch_of(report.time_s), now_s, *extent),
                     )
-                    taken[report.id] = report
+                    admitted[report.id] = report
                 count_refusals(db, Counter(reason for reason in reasons if reason))
         except BaseException:
-            self._spool.drop(Counter(place.segment for place in places))
+            self._spool.drop(Counter(extent.segment for extent in extents))
             raise
-        self._spool.drop(spare)
+        self._spool.drop(unused)
         return reasons
 
     def take_ownership(self) -> None:
@@ -145,10 +150,10 @@ class Store:
         self._spool.take_ownership(self._held_segments)
         self._waiting = len(self._held_segments())
         with self._database.transaction(erase=True) as db:
-            held = get_metadata(db, "task")
-            if held is None:
+            stored = get_metadata(db, "task")
+            if stored is None:
                 set_metadata(db, "task", self._task.id)
-        if held is not None and held != self._task.id:
+        if stored is not None and stored != self._task.id:
             self.close()
             raise UsageError(
                 "this state belongs to another task",
@@ -176,10 +181,10 @@ class Store:
         if db.execute("SELECT 1 FROM seen WHERE id = ?", (id_,)).fetchone():
             return "replayed"
         period = time_s // self._task.period_s
-        taken = db.execute(
+        inserted = db.execute(
             "INSERT OR IGNORE INTO contribution VALUES (?, ?, ?)", (node, period, batch)
         )
-        if taken.rowcount == 0:
+        if inserted.rowcount == 0:
             return "quota"
         if not self._within_cap(db, node, batch):
             db.execute("DELETE FROM contribution WHERE node = ? AND period = ?", (node, period))
@@ -206,9 +211,11 @@ class Store:
         return True
 
     def check_claims(self, claims: Sequence[tuple[bytes, bytes, int]]) -> list[str]:
-        """Per (id, node, time) "" or the reason to refuse it. Registers nothing."""
+        """Per claim, the (id, node, time) of a report, "" or the reason to refuse it. Registers
+        nothing.
+        """
         with self._database.rolled_back() as db:
-            return [self._register(db, *check_claims) for check_claims in claims]
+            return [self._register(db, *claim) for claim in claims]
 
     def note_refusals(self, reasons: Counter[str]) -> None:
         """Counts refusals in memory (`Database.note_refusals`)."""
@@ -219,8 +226,9 @@ class Store:
     def next_job(
         self, new_id: bytes, limit: int, busy: Collection[bytes] = ()
     ) -> tuple[bytes, list[Report]] | None:
-        """An unfinished job that is not `busy`, else a new one of up to `limit` reports; None if
-        nothing waits.
+        """(id, reports) of an unfinished job that is not `busy`, else of a new one of up to `limit`
+        reports of one batch, whose id is `new_id`; None if nothing waits. A report whose body is
+        lost is counted and left out.
         """
         if not self._has_work():  # a transaction would write the refusals of strangers each time
             return None
@@ -241,9 +249,9 @@ class Store:
             ids = db.execute("SELECT id FROM waiting WHERE job = ? ORDER BY id", (job,)).fetchall()
             found = {id_: self._cached.pop(id_, None) or self._read_back(db, id_) for (id_,) in ids}
             lost = [id_ for id_, report in found.items() if report is None]
-            spare = Counter(self._drop_lost(db, id_) for id_ in lost)
-        if spare:
-            self._spool.drop(spare)
+            unused = Counter(self._drop_lost(db, id_) for id_ in lost)
+        if unused:
+            self._spool.drop(unused)
         return job, [report for report in found.values() if report is not None]
 
     def _drop_lost(self, db: sqlite3.Connection, id_: bytes) -> int:
@@ -264,7 +272,7 @@ class Store:
 
     def finish_job(self, job: bytes, block: BlockResult, now_s: float) -> None:
         """Finishes a job at the leader: counts it and removes its reports, in one transaction."""
-        gone: list[tuple[int, float]] = []
+        gone: list[tuple[int, float]] = []  # (segment, when it was admitted) of the job's reports
 
         def forget() -> None:
             self._waiting -= len(gone)
@@ -315,29 +323,30 @@ class Store:
         transaction. Raises SinkError.
         """
         with self._database.transaction() as db:
-            for check_claims in claims:
-                if reason := self._register(db, *check_claims):
+            for claim in claims:
+                if reason := self._register(db, *claim):
                     raise SinkError(f"a report of this job was registered meanwhile ({reason})")
             self._add(db, batch, block)
             db.execute("INSERT INTO job VALUES (?, ?, 1, ?)", (job, batch, reply))
             count_refusals(db, Counter(block.refused.values()))
 
     def _add(self, db: sqlite3.Connection, start: int, block: BlockResult) -> None:
+        """Adds a block's accepted reports to the sum of their batch."""
         if not block.accepted:
             return
         row = db.execute("SELECT share, count, checksum FROM batch WHERE start = ?", (start,))
-        held = row.fetchone()
+        sum_before = row.fetchone()
         share, count, check = block.aggregate, len(block.accepted), checksum(block.accepted)
-        if held is not None:
-            share = self._task.aggregation().merge([held[0], share])
-            count += held[1]
-            check = bytes(a ^ b for a, b in zip(held[2], check, strict=True))
+        if sum_before is not None:
+            share = self._task.aggregation().merge([sum_before[0], share])
+            count += sum_before[1]
+            check = bytes(a ^ b for a, b in zip(sum_before[2], check, strict=True))
         db.execute("INSERT OR REPLACE INTO batch VALUES (?, ?, ?, ?)", (start, share, count, check))
 
     # --- releases ----------------------------------------------------------------------------
 
     def pending(self, start: int) -> int:
-        """Number of reports of a batch that are not verified."""
+        """Number of reports of a batch that wait for verification."""
         with self._database.reading() as db:
             query = "SELECT count(*) FROM waiting WHERE batch = ?"
             return int(db.execute(query, (start,)).fetchone()[0])
@@ -359,8 +368,8 @@ class Store:
         return None if row is None else bytes(row[0])
 
     def release(self, start: int, answer: bytes, entry: LedgerEntry) -> bytes:
-        """Records a release and its cost, and deletes the raw share. Returns the first answer if
-        there is one.
+        """Records a release (`answer`: the sealed, noised share) and its cost, and deletes all else
+        of the batch. Returns the stored answer: that of an earlier call if there was one.
 
         Deleted data is overwritten, in the file and in its log.
         """
@@ -390,7 +399,7 @@ class Store:
         """Deletes all data, except costs, of batches that begin before this time. Returns the
         number of their unreleased reports. Reports of that age are refused from then on.
         """
-        gone: list[tuple[bytes, int]] = []
+        gone: list[tuple[bytes, int]] = []  # (id, segment) of reports that waited
 
         def forget() -> None:
             self._expired_before = before
@@ -432,7 +441,7 @@ class Store:
     # --- status ------------------------------------------------------------------------------
 
     def refusals(self) -> dict[str, int]:
-        """Reports that were refused, by reason."""
+        """Reports and requests that were refused, by reason."""
         return self._database.refusals()
 
     def counts(self) -> dict[int, int]:
@@ -441,7 +450,9 @@ class Store:
             return dict(db.execute("SELECT start, count FROM batch ORDER BY start"))
 
     def latencies(self) -> list[tuple[int, float]]:
-        """(reports, seconds since its oldest report was admitted) of each finished job."""
+        """Per finished job of a batch that is not released: (accepted reports, seconds from the
+        admission of its oldest report to its end).
+        """
         with self._database.reading() as db:
             return list(db.execute("SELECT count, oldest_s FROM latency"))
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A task: everything the parties agree on before the first report.
 
-It is public. Changing a field changes the context that each proof is bound to.
+It is public. Proofs, shares and signatures are bound to its `id`, a hash of all fields: under
+another task none of them holds.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from sonde.fleet.party_files import MAX_TASK_FILE_BYTES, read_text
 from sonde.fleet.wire import JOB_HEAD_BYTES, JOB_REPORTS
 
 Kind = Literal["histogram", "l1boundsum", "sumvec", "plain"]
+"""What a report proves: one sample (Prio3Histogram), up to `max_samples` in total
+(Prio3L1BoundSum), up to that in each bucket (Prio3SumVec); nothing.
+"""
 Unit = Literal["gpu", "tenant"]
 
 DEFAULT_KEEP_S = 7 * 86_400
@@ -32,10 +36,10 @@ DEFAULT_KEEP_S = 7 * 86_400
 class Privacy:
     """The privacy guarantee of a release, and the yearly budget.
 
-    unit         whose presence is hidden: one GPU's reports, or all reports of one tenant
+    unit         whose presence is hidden: one GPU's (node's) reports, or all reports of one tenant
     mechanism    noise that *each* aggregator adds, so that one honest one suffices
     scale        Laplace: b; Gaussian: sigma; in counts
-    delta        of the yearly (epsilon, delta); a single Laplace release has delta 0
+    delta        of the yearly (epsilon, delta); a Laplace release alone has epsilon at delta 0
     budget       the yearly epsilon that may be spent
     tenant_cap   maximum nodes of a tenant that count in a release; None: tenants unbounded
     """
@@ -75,18 +79,21 @@ def _require(holds: bool, name: str, value: object, wanted: str) -> None:
 
 _MAX_BUCKETS = 1 << 20
 _MAX_SAMPLES = 1 << 16
-"""A task file comes from another party: the memory and time that it can cause are bounded."""
+"""Bounds: a task file comes from another party, and must not cause any amount of memory and time.
+"""
 
 
 @dataclass(frozen=True)
 class Task:
-    """The agreement. Times in seconds since the epoch; keys are hexadecimal.
+    """The agreement. Moments are in seconds since 1970; keys are public, hexadecimal (HPKE).
 
     buckets          length of the vector that is summed
-    max_samples      samples in one report (1 for a histogram)
+    max_samples      samples in one report (1 for a histogram), or of a sumvec in one bucket
     period_s         one report a node and period
-    release_s        a batch: releases lie on this grid and each is collected once
-    grace_s          how long after its batch a report is still admitted
+    release_s        length of a batch: batches begin at its multiples, each has one release
+    grace_s          how long after the end of its batch a report is still admitted
+    min_batch        a batch of fewer reports is not released
+    space            the fields of `BucketSpace`; empty: none; of `discovery`: its purpose
     keep_s           how long after it is due a batch can be collected; then it expires
     """
 
@@ -161,7 +168,7 @@ class Task:
         if self.kind == "plain":
             return None
         per_node = self.release_s // self.period_s * self.max_samples
-        if self.kind == "sumvec":  # each element is bounded, the norm is not
+        if self.kind == "sumvec":  # what is proved bounds each element, not the norm
             per_node *= self.buckets
         if unit == "gpu":
             return per_node
@@ -173,7 +180,7 @@ class Task:
         return time_s - time_s % self.release_s
 
     def due_s(self, start_s: int) -> int:
-        """When the batch that begins at start_s can be collected: the schedule of releases."""
+        """When the batch that begins at start_s can be collected."""
         return start_s + self.release_s + self.grace_s + 1
 
     def expires_s(self, start_s: int) -> int:
@@ -195,6 +202,9 @@ class Task:
     @property
     def max_report_bytes(self) -> int:
         """Upper bound of an honest report in bytes; a longer one is refused unread."""
+        # Its longest part is the leader's share: 16 bytes an element, of the encoded samples (a
+        # bucket takes several bits where it can count above 1) and of the proof, which grows with
+        # the root.
         bits = max(1, self.max_samples.bit_length()) if self.kind in ("l1boundsum", "sumvec") else 1
         elements = self.buckets * bits + 16 * math.isqrt(self.buckets * bits) + 256
         return 16 * elements + 4096
@@ -243,12 +253,14 @@ class Task:
 def chunk_length(elements: int) -> int:
     """The chunk length of a proof's gadget: about 2·√n, so that it is called 2^k - 1 times.
 
-    The proof's polynomials have one point more than the gadget has calls and are padded to a power
-    of two: 31 calls fill 32 points, 32 calls need 64. At 4,096 buckets a proof takes a fifth less
-    to verify and half as long to make as with a chunk of 256 (docs/lab/fleet.md).
+    A gadget is the part of a VDAF's validity circuit that is called on one chunk of the elements
+    after the other. The proof's polynomials have one point more than the gadget has calls and are
+    padded to a power of two: 31 calls fill 32 points, 32 calls need 64. At 4,096 buckets a proof
+    takes a fifth less to verify and half as long to make as with a chunk of 256
+    (docs/lab/fleet.md).
     """
-    uses = (1 << max(1, math.ceil(math.log2(math.sqrt(elements) / 2)))) - 1
-    return -(-elements // uses)
+    calls = (1 << max(1, math.ceil(math.log2(math.sqrt(elements) / 2)))) - 1
+    return -(-elements // calls)
 
 
 @lru_cache(maxsize=8)

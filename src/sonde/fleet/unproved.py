@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Additive shares without proofs, at memory speed instead of public-key speed.
+"""Additive shares without proofs: a report costs a symmetric decryption and a sum, no public-key
+operation.
 
 ```
 bundle      task 32, n × record                        relay → leader
 record      session 16, id 16, time_s u64,
             leader 4·buckets + 16, helper 48           sealed by the node, one for each party
 query       n × (session 16, id 16, time_s u64, helper 48)            leader → helper
-verdict     n × u8: 1 if it counts
+verdict     n × u8: 1 if it counts                                    helper → leader
 ```
 
-The relay holds no key. **docs/design/fleet.md lists what is lost against proved reports**: a node
-can add any vector to the sums, so one unit's contribution is unbounded, there is no epsilon, and
-the aggregators refuse to release such a task.
+A record is one report; lengths are in bytes. The relay holds no key. **docs/design/fleet.md lists
+what is lost against proved reports**: a node can add any vector to the sums, so one unit's
+contribution is unbounded, there is no epsilon, and the aggregators refuse to release such a task.
 """
 
 from __future__ import annotations
@@ -32,29 +33,31 @@ _TAG_BYTES, _SEED_BYTES, _NONCE_BYTES = 16, 32, 12
 _HELPER_BYTES = _SEED_BYTES + _TAG_BYTES
 _QUERY_BYTES = _HEAD.size + _HELPER_BYTES
 _COUNTED = 0
+"""The native module's verdict on a record that counts."""
 _REASONS = ("", "unknown session", "late", "forged", "quota")
 """The reason for each verdict of the native module."""
 
 AskHelper = Callable[[bytes], bytes]
+"""Sends a query to the helper and returns its verdict."""
 
 
 class Party:
-    """One aggregator in one batch: its sessions, and the report of each (node, period).
-    Thread-safe.
+    """One aggregator in one batch (from `start_s` on): its sessions, and the report of each (node,
+    period). Thread-safe.
     """
 
     def __init__(self, task: Task, sessions: Sessions, start_s: int) -> None:
         self.task, self.sessions = task, sessions
-        leads = sessions.role == hpke.LEADER
-        sealed = leader_bytes(task) if leads else _HELPER_BYTES
-        first = len(task.id) if leads else 0
-        self.record_bytes = _HEAD.size + (sealed + _HELPER_BYTES if leads else sealed)
+        is_leader = sessions.role == hpke.LEADER
+        sealed_bytes = leader_bytes(task) if is_leader else _HELPER_BYTES
+        first = len(task.id) if is_leader else 0  # where the first record begins
+        self.record_bytes = _HEAD.size + sealed_bytes + (_HELPER_BYTES if is_leader else 0)
         self.intake = Intake(
             task.aggregation(),
-            sessions.held,
-            leads,
+            sessions.keyring,
+            is_leader,
             binding(sessions.role, task.id),
-            (first, self.record_bytes, sealed),
+            (first, self.record_bytes, sealed_bytes),
             (start_s, start_s + task.release_s),
             task.period_s,
         )
@@ -62,8 +65,8 @@ class Party:
 
 @dataclass
 class BundleResult:
-    """The outcome of a bundle: a share of the sum, the ids of its reports, and counts of
-    refusals.
+    """The outcome of a bundle: a share of the sum, the ids of the reports in it, and counts of
+    refusals by reason.
     """
 
     aggregate: bytes
@@ -72,13 +75,14 @@ class BundleResult:
 
 
 def leader_bytes(task: Task) -> int:
+    """Bytes of the leader's sealed share in a record."""
     return 4 * task.buckets + _TAG_BYTES
 
 
 def make_record(
     task: Task, session: Session, id_: bytes, time_s: int, leader: bytes, helper: bytes
 ) -> bytes:
-    """A node's report: two shares, each sealed for one party."""
+    """A node's report; `leader` and `helper` are the shares, which this seals."""
     head, nonce = _HEAD.pack(session.id, id_, time_s), id_[:_NONCE_BYTES]
     return b"".join(
         (
@@ -103,11 +107,11 @@ def add_as_leader(party: Party, body: bytes, ask: AskHelper) -> BundleResult:
     taken = party.intake.add(body)
     starts = range(first, len(body), party.record_bytes)
     counted = [number for number, why in enumerate(taken.verdicts) if why == _COUNTED]
-    tail = party.record_bytes - _HELPER_BYTES
+    helper_at = party.record_bytes - _HELPER_BYTES  # of a record: where the helper's part begins
     parts: list[bytes] = []
     for number in counted:
         at = starts[number]
-        parts += (body[at : at + _HEAD.size], body[at + tail : at + party.record_bytes])
+        parts += (body[at : at + _HEAD.size], body[at + helper_at : at + party.record_bytes])
     try:
         verdict = ask(b"".join(parts))
         if len(verdict) != len(counted):

@@ -3,8 +3,8 @@
 
 While slots are free, each sender is as slow as it likes. While others wait for a slot, the slowest
 senders that have had theirs for a minimum time lose it, unless they send fast enough. Slow senders
-therefore delay others only briefly. A request that is known to contain a node's report has priority
-over requests of unknown origin.
+therefore delay others only briefly. A request that is known to contain an enrolled node's report
+has priority over requests of unknown origin.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ MAX_WAITING = 256
 
 
 class NoFreeSlot(Exception):
-    """Too many requests wait for a slot."""
+    """Too many requests wait for a slot, or too many are read first (`first_reads`)."""
 
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """The slot of one body that is being read."""
+    """The slot of one body, from before it is read until its reports are admitted or refused.
+    `is_from_node`: it is known to contain an enrolled node's report; `began_s`: a time of the event
+    loop.
+    """
 
     is_from_node: bool
     began_s: float
@@ -57,6 +60,7 @@ class Slot:
         return self.received_bytes / max(now_s - self.began_s, 1e-3)
 
     def revoke(self, now_s: float) -> None:
+        """Ends the reading of the body: its request is refused."""
         self.is_revoked = True
         if self._deadline is not None:
             self._deadline.reschedule(now_s)
@@ -64,7 +68,9 @@ class Slot:
 
 @dataclass(order=True, slots=True)
 class _Waiting:
-    is_unverified: bool
+    """A request that waits: those of unknown origin last, else in the order of `number`."""
+
+    is_unknown: bool
     number: int
     granted: asyncio.Future[None] = field(compare=False)
 
@@ -97,7 +103,7 @@ class UploadSlots:
 
     async def _wait(self, is_from_node: bool) -> None:
         """Waits until a slot is granted to this request."""
-        if len(self._waiting) >= MAX_WAITING and not (is_from_node and self._drop_unverified()):
+        if len(self._waiting) >= MAX_WAITING and not (is_from_node and self._drop_unknown()):
             raise NoFreeSlot
         self._number += 1
         granted = asyncio.get_running_loop().create_future()
@@ -115,10 +121,10 @@ class UploadSlots:
                 self._grant()
             raise
 
-    def _drop_unverified(self) -> bool:
+    def _drop_unknown(self) -> bool:
         """Rejects the newest waiting request of unknown origin; False if there is none."""
         last = max(self._waiting)
-        if not last.is_unverified:
+        if not last.is_unknown:
             return False
         self._waiting.remove(last)
         heapq.heapify(self._waiting)
@@ -149,7 +155,7 @@ class UploadSlots:
 
         A request of unknown origin takes no slot from a node's request.
         """
-        from_nodes = sum(not waiting.is_unverified for waiting in self._waiting)
+        from_nodes = sum(not waiting.is_unknown for waiting in self._waiting)
         slow = [
             (slot.is_from_node, slot.rate_bytes_s(now_s), id(slot), slot)
             for slot in self._held

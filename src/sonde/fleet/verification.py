@@ -17,13 +17,15 @@ from sonde.fleet.task import Task
 from sonde.fleet.wire import Item, Reply, Report
 
 Exchange = Callable[[list[Item]], list[Reply]]
+"""Sends items to the helper and returns its replies, in their order."""
 
 
 @dataclass(frozen=True)
 class AggregatorKeys:
     """An aggregator's secrets: its own HPKE key, and the verify key that both share.
 
-    Nodes must never learn the verify key: a proof is sound only against a prover without it.
+    The verify key (VDAF) chooses at which random points proofs are checked. Nodes must never learn
+    it: a proof is sound only against a prover without it.
     """
 
     hpke_private: str
@@ -32,8 +34,8 @@ class AggregatorKeys:
 
 @dataclass
 class BlockResult:
-    """The outcome of a block: an aggregate share, the accepted report ids, and the reason per
-    refused id.
+    """The outcome of a block: the share of the sum of its accepted reports, their ids, and the
+    reason per refused id.
     """
 
     aggregate: bytes

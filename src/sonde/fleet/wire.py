@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages as bytes. Big endian; `lp` is a length-prefixed field: a u32 length and that number
-of bytes.
+"""The messages as bytes. Big endian; numbers are sizes in bytes; `lp` is a length-prefixed field: a
+u32 length and that number of bytes.
 
 ```
 report        task 32, id 16, time_s u64, node 32,
@@ -11,8 +11,10 @@ job           job 16, n u32, n × item
 job reply     n u32, n × (ok u8, reply lp or reason lp)
 ```
 
-A node is its Ed25519 public key. It signs the digests of all parts, so each aggregator can verify
-alone that an enrolled node made the report.
+`node` is a node's Ed25519 public key, `public` the report's public share, `leader` and `helper` are
+its sealed input shares, `message` and `reply` what the aggregators send each other to check the
+proof. A node signs the digests of all parts, so each aggregator can verify alone that it made the
+report.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ _LENGTH = struct.Struct(">I")
 SIGNATURE_BYTES = 64
 JOB_REPORTS = 256
 """Maximum reports of one job."""
+_MAX_REASON_CHARACTERS = 40
+"""Of a refusal in a job's reply; the rest of a longer text is left out: no honest one is longer."""
 JOB_HEAD_BYTES = 16 + _LENGTH.size
 
 
@@ -42,7 +46,7 @@ class WrongCount(Malformed):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a node uploads to the leader. The shares are sealed, one for each aggregator."""
+    """What a node uploads to the leader, with the fields that the module's docstring describes."""
 
     task: bytes
     id: bytes
@@ -62,6 +66,7 @@ class Report:
         return self._digest
 
     def signed(self) -> bytes:
+        """The bytes that the node signs."""
         return signed_part(
             self.task, self.id, self.time_s, self.public, self.leader_digest, self.helper
         )
@@ -83,6 +88,7 @@ class Report:
 
     @staticmethod
     def decode(data: bytes | memoryview) -> Report:
+        """Raises Malformed."""
         reader = Reader(data)
         task, id_, time_s, node = reader.unpack(_HEAD)
         public, leader, helper = (
@@ -181,7 +187,9 @@ def decode_job(data: bytes) -> tuple[bytes, list[Item]]:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The helper's reply to one report: its message, or the reason of refusal."""
+    """The helper's reply to one report: its message; None where it refuses the report, with a
+    reason.
+    """
 
     message: bytes | None
     reason: str = ""
@@ -211,7 +219,7 @@ def decode_replies(data: bytes, expected: int) -> list[Reply]:
         if accepted == b"\x01":
             replies.append(Reply(body))
         else:
-            replies.append(Reply(None, body.decode("ascii", "replace")[:40]))
+            replies.append(Reply(None, body.decode("ascii", "replace")[:_MAX_REASON_CHARACTERS]))
     reader.end()
     return replies
 
@@ -262,6 +270,7 @@ class Reader:
         self._at = 0
 
     def take(self, size: int) -> bytes:
+        """The next `size` bytes."""
         end = self._at + size
         if end > len(self._data):
             raise Malformed("cut short")
@@ -277,5 +286,6 @@ class Reader:
         return self.take(size)
 
     def end(self) -> None:
+        """Raises Malformed unless all bytes were taken."""
         if self._at != len(self._data):
             raise Malformed("bytes after the end")

@@ -6,7 +6,7 @@
 // one ended and doubles its steps, so the work depends on the pixels and only by its logarithm on the
 // boxes in one. Boxes that round to less than two pixels are not dropped: prefix sums give the exact
 // share of a pixel that they cover, and the pixel gets that much of the colour, but at least
-// MIN_COVERAGE, so that a lone box is seen. Nothing is allocated in a frame.
+// MIN_COVERAGE, so that a lone box is seen. Nothing is allocated for a picture.
 //
 // A colour is one number, 0xAABBGGRR: its bytes in memory are red, green, blue, alpha on the
 // little-endian machines that browsers run on. Alpha is always 255.
@@ -51,7 +51,7 @@ function search(end: Float64Array, x: number, from: number, to: number): number 
   return low;
 }
 
-/** The same, quick where the answer is near `from`. */
+/** Index of the first box, from `from` on, that ends after x; quick where that is near `from`. */
 function next(end: Float64Array, x: number, from: number): number {
   const count = end.length;
   let low = from;
@@ -75,8 +75,8 @@ export function boxAt(row: Row, x: number, slack = 0): number {
   return after <= before ? box : box - 1;
 }
 
-/** Summed length of what the boxes of a row cover between two places, where `from` and `to` are the
- * first boxes that end after each of them. */
+/** Summed length of what the boxes of a row cover between `left` and `right`, where `from` and `to` are
+ * the first boxes that end after each of them. */
 export function between(row: Row, from: number, to: number, left: number, right: number): number {
   const { start, sum } = row;
   if (from >= start.length) return 0;
@@ -89,16 +89,18 @@ export function between(row: Row, from: number, to: number, left: number, right:
 /** A pixel with small boxes gets at least this much of their colour, though they cover less of it. */
 const MIN_COVERAGE = 0.25;
 
-export function blended(over: number, background: number, coverage: number, least = MIN_COVERAGE): number {
-  if (coverage >= 0.996) return over;
+/** A colour over a background that it covers by a share, `least` at least. */
+export function blended(colour: number, background: number, coverage: number, least = MIN_COVERAGE): number {
+  if (coverage >= 0.996) return colour; // all but what 8 bits of a colour can show
   const part = Math.round(256 * Math.max(least, coverage));
   const rest = 256 - part;
-  const red = ((over & 255) * part + (background & 255) * rest) >> 8;
-  const green = (((over >>> 8) & 255) * part + ((background >>> 8) & 255) * rest) >> 8;
-  const blue = (((over >>> 16) & 255) * part + ((background >>> 16) & 255) * rest) >> 8;
+  const red = ((colour & 255) * part + (background & 255) * rest) >> 8;
+  const green = (((colour >>> 8) & 255) * part + ((background >>> 8) & 255) * rest) >> 8;
+  const blue = (((colour >>> 16) & 255) * part + ((background >>> 16) & 255) * rest) >> 8;
   return (0xff000000 | (blue << 16) | (green << 8) | red) >>> 0;
 }
 
+/** Of one picture; further boxes are drawn without their text. */
 const MAX_LABELS = 4096;
 
 /** Boxes that are wide enough for text: left edge and width in device pixels, cut at the edges. */
@@ -121,6 +123,7 @@ export class Labels {
 
 export class Painter {
   readonly labels = new Labels();
+  /** One line of pixels of a row: all its lines are alike. */
   private line = new Uint32Array(0);
 
   /**

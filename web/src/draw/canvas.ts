@@ -5,13 +5,16 @@ import { boxAt, firstEndingAfter, Painter, type Row, type Viewport } from "./box
 import { css, type Palette } from "./colours";
 
 const FONT = '12px system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
+/** A box gets its text from this width on, in CSS pixels. */
 const TEXT_PX = 34;
 
+/** A box, by the indices of its row and within it. */
 export interface At { row: number; box: number }
 
 /** From one place to another, in the unit of the rows and in CSS pixels from the top of all rows. */
 export interface Arrow { fromX: number; fromY: number; toX: number; toY: number }
 
+/** What a canvas shows. `left`, `right`: the viewport; `height`: of all rows, in CSS pixels. */
 export interface Shown {
   rows: readonly Row[];
   /** Of boxes, by their `colourIndex`, as pixels of a canvas have them (ABGR). */
@@ -19,7 +22,7 @@ export interface Shown {
   height: number;
   left: number;
   right: number;
-  /** The widest viewport. */
+  /** The ends of the widest viewport. */
   first: number;
   last: number;
   palette: Pick<Palette, "background" | "ink" | "fadedInk">;
@@ -29,14 +32,16 @@ export interface Shown {
   linksOf?(id: number): readonly Arrow[];
 }
 
+/** What a canvas reports; `id` is a box's. */
 export interface Events {
+  /** The pointer, or a selection by keys, is on a box (-1: on none), at x, y of the window. */
   hover(id: number, x: number, y: number): void;
   click(id: number): void;
-  /** The viewport changed by pointer or keys; `done` when it rests. */
+  /** The viewport changed by pointer or keys; `done`: and then did not for a quarter of a second. */
   moved?(left: number, right: number, done: boolean): void;
   /** A box was reached by keys; -1: none. */
   selected?(id: number): void;
-  /** Where a key leads from a box, in place of what the canvas would do; undefined: not this one's key. */
+  /** The box that a key leads to from a box, in place of what the canvas would do; undefined: the canvas's own. */
   key?(key: string, id: number): number | undefined;
 }
 
@@ -49,9 +54,12 @@ export class BoxCanvas {
   private image: ImageData | null = null;
   private pixels = new Uint32Array(0);
   private widths = new Map<string, number>();
+  /** The animation frame that is asked for; 0: none. */
   private frame = 0;
+  /** Pictures and arrows drawn, for tests. */
   private frames = 0;
   private arrows = 0;
+  /** The timer until `done`. */
   private resting = 0;
   private drag: { x: number; left: number; right: number; moved: boolean } | null = null;
   private readonly context: CanvasRenderingContext2D;
@@ -63,7 +71,7 @@ export class BoxCanvas {
     private readonly canvas: HTMLCanvasElement, private readonly scroller: HTMLElement,
     private readonly events: Events, private readonly pans: boolean,
   ) {
-    // Every frame is written as pixels: they stay where the CPU has them.
+    // Every picture is written as pixels by the CPU, so the canvas is kept in its memory, not in the GPU's.
     this.context = canvas.getContext("2d", { alpha: false, willReadFrequently: true })!;
     this.observer = new ResizeObserver(() => this.draw());
     this.observer.observe(scroller);
@@ -162,7 +170,7 @@ export class BoxCanvas {
       Math.max(1, x1 - x0 - thickness), row.height - thickness);
   }
 
-  /** Where a viewport can be moved, to what was selected by keys beyond its edges. */
+  /** Moves the viewport, where it can be moved, to a box that was selected beyond its edges. */
   private revealSideways(at: At): void {
     const row = this.shown!.rows[at.row]!;
     const { left, right } = this.viewport;
@@ -288,11 +296,12 @@ export class BoxCanvas {
     event.preventDefault();
     const span = this.viewport.right - this.viewport.left;
     if (sideways) {
-      const by = (event.deltaX / this.cssWidth) * span;
-      this.move(this.viewport.left + by, this.viewport.right + by);
+      const shift = (event.deltaX / this.cssWidth) * span;
+      this.move(this.viewport.left + shift, this.viewport.right + shift);
     } else this.zoom(Math.exp(event.deltaY / 300), event.offsetX / this.cssWidth);
   };
 
+  /** Makes the viewport `factor` times as wide; `at`: the share of its width that stays where it is. */
   zoom(factor: number, at = 0.5): void {
     const span = this.viewport.right - this.viewport.left;
     const fixed = this.viewport.left + span * at;
@@ -319,16 +328,16 @@ export class BoxCanvas {
       if (event.key === "+" || event.key === "=") this.zoom(0.5);
       else if (event.key === "-") this.zoom(2);
       else if (event.key === "a" || event.key === "d") {
-        const by = event.key === "a" ? -span / 4 : span / 4;
-        this.move(this.viewport.left + by, this.viewport.right + by);
+        const shift = event.key === "a" ? -span / 4 : span / 4;
+        this.move(this.viewport.left + shift, this.viewport.right + shift);
       }
     }
     const at = this.selected ?? this.firstInSight();
     if (!at) return;
-    const led = this.events.key?.(event.key, this.idOf(at));
-    if (led !== undefined) {
+    const target = this.events.key?.(event.key, this.idOf(at));
+    if (target !== undefined) {
       event.preventDefault();
-      this.select(led);
+      this.select(target);
       return;
     }
     let to: At | null = at;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Colours that people with colour-blindness distinguish (after Okabe and Ito, 2008), for both themes.
 
-/** A colour as one number: alpha, blue, green, red, as pixels of a canvas have it in memory. */
+/** A colour as one number, 0xAABBGGRR (draw/boxes.ts), of a hue in degrees and two percentages. */
 export function abgr(hue: number, saturation: number, lightness: number): number {
   const s = saturation / 100;
   const l = lightness / 100;
@@ -16,12 +16,14 @@ export function css(colour: number): string {
   return `rgb(${colour & 255} ${(colour >>> 8) & 255} ${(colour >>> 16) & 255})`;
 }
 
+/** FNV-1a: what has the same name gets the same colour. */
 export function hashOf(text: string): number {
   let hash = 2166136261;
   for (let i = 0; i < text.length; i++) hash = Math.imul(hash ^ text.charCodeAt(i), 16777619);
   return hash >>> 0;
 }
 
+/** Colours of a theme: `ink` of text; `faded` of boxes that a search or a cause is not about; of frames and of spans. */
 export interface Palette {
   dark: boolean;
   background: number;

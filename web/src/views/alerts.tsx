@@ -12,6 +12,7 @@ import { copyLink, SaveMenu } from "./save";
 type Alert = AlertsAnswer["alerts"][number];
 type Rule = AlertsAnswer["rules"][number];
 const TONES: Record<Alert["status"], string> = { firing: "bad", pending: "warn", resolved: "fine" };
+/** An alert opens the time from BEFORE_S before it fired to its end, at least MIN_AFTER_S after. */
 const BEFORE_S = 300;
 const MIN_AFTER_S = 60;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The canvas of boxes as a component.
+// The canvas of boxes as a component. Which of `events` there are, `pans` and `use` count only when it is made.
 
 import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
 import { BoxCanvas, type Events, type Shown } from "../draw/canvas";

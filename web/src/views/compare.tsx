@@ -18,16 +18,19 @@ import { copyLink, SaveMenu } from "./save";
 /** What one side of the comparison selects. */
 interface Side { node: string; pid: string; job: string; from: number; to: number }
 
-const MOST_ROWS = 300;
+/** Of the table; further functions are left out. */
+const MAX_ROWS = 300;
+/** By how many seconds the side before is earlier; 0: it ends where the side after begins. */
 const EARLIER: readonly [string, number][] = [["The time before", 0], ["An hour earlier", 3600], ["A day earlier", 86_400]];
 
+/** Both sides of a place: what it leaves open of the side before is that of the side after. */
 function sidesOf(place: Place): [before: Side, after: Side] {
   const after = { node: place.node, pid: place.pid, job: place.job, from: place.from, to: place.to };
   const isOwnTime = place.from2 > 0 && place.to2 > place.from2;
   const isOther = Boolean(place.node2 || place.pid2 || place.job2);
   const length = place.to - place.from;
   const [from, to] = isOwnTime ? [place.from2, place.to2] : isOther ? [place.from, place.to] : [place.from - length, place.from];
-  // A process is one of its node; a job may be on any.
+  // A process id is of its node, so it is not taken over to another node or job.
   const pid = place.pid2 || (place.node2 || place.job2 ? "" : place.pid);
   return [{ node: place.node2 || (place.job2 ? "" : place.node), pid, job: place.job2 || (place.node2 || place.pid2 ? "" : place.job), from, to }, after];
 }
@@ -59,7 +62,7 @@ export function CompareView(): preact.JSX.Element {
         <SideForm title="After" side={after} set={(side) => go({ ...side, focus: [] })} />
       </div>
       <div class="tools"><span class="quiet">Compare with</span>
-        {EARLIER.map(([name, by]) => <button onClick={() => go({ node2: "", pid2: "", job2: "", from2: by ? place.from - by : 0, to2: by ? place.to - by : 0, focus: [] })}>{name}</button>)}
+        {EARLIER.map(([name, shiftS]) => <button onClick={() => go({ node2: "", pid2: "", job2: "", from2: shiftS ? place.from - shiftS : 0, to2: shiftS ? place.to - shiftS : 0, focus: [] })}>{name}</button>)}
         <button onClick={() => go({ node: before.node, pid: before.pid, job: before.job, from: before.from, to: before.to, node2: after.node, pid2: after.pid, job2: after.job, from2: after.from, to2: after.to, focus: [] })}>Swap the two</button></div>
       <Answer asked={asked} loading="Asking for the stacks before…">
         {(flame) => <Answer asked={askedAfter} loading="Asking for the stacks after…">
@@ -85,7 +88,7 @@ function Change(props: { before: Flame; after: Flame; weight: "ns" | "bytes"; ti
     return <Empty title="Nothing to compare">{empty} has stacks of “{props.title}”, which counts {hint}. Choose another kind, time, node or process.</Empty>;
   }
   const search = matcher(place.search);
-  const shown = rows.filter((row) => !search || search(row.fn)).slice(0, MOST_ROWS);
+  const shown = rows.filter((row) => !search || search(row.fn)).slice(0, MAX_ROWS);
   return (
     <section class="panel" aria-label="Changes">
       <div class="tools">
@@ -118,7 +121,7 @@ function csv(rows: ReturnType<typeof changes>): string {
   return ["function,file,binary,before,after", ...rows.map((row) => [cell(row.fn.label), cell(row.fn.file), cell(row.fn.binary), row.before, row.after].join(","))].join("\r\n");
 }
 
-/** A time as the field for times has it, of this browser's zone. */
+/** A time as an input of type datetime-local has it, in this browser's zone. */
 function localTime(seconds: number): string {
   return `${day(seconds)}T${clock(seconds, 0.001)}`;
 }

@@ -15,6 +15,7 @@ import type { Group } from "../url";
 import { Boxes } from "./canvas";
 import { copyLink, SaveMenu, type Choice } from "./save";
 
+/** Kinds of stacks: key, title, weight, what they count. */
 export const KINDS: readonly [string, string, Weight, string][] = [
   ["cpu", "On CPU", "ns", "code that ran on CPUs"],
   ["blocked", "Blocked", "ns", "threads that waited: locks, I/O, sleep"],
@@ -34,15 +35,17 @@ const HIDES: readonly [Hide, string][] = [["", "all frames"], ["kernel", "withou
 
 const GROUPS: readonly [Group, string][] = [["", "all together"], ["binary", "by binary"], ["process", "by process"], ["thread", "by thread"]];
 
-/** Rows of samples sum up a second and are chosen by its start: the one that a time begins in counts, too. */
+/** Rows of samples sum up a second and are selected by its start: asked for this much earlier, the second in which a
+ * time begins is in the answer, too. */
 const TICK_S = 1;
 const NO_FLAME: Flame = { total: { rows: 0, n: 0, ns: 0, bytes: 0 }, frames: [], stacks: [] };
+/** Below it the view states that stacks are of whole seconds. */
 const SHORT_S = 20;
 
-/** What the server has to keep stacks apart by: which binary a frame is of is in every answer. */
+/** What the server has to keep stacks apart by; by binary the page does it, as each frame of an answer has its binary. */
 const serverGroup = (group: Group): string => (group === "binary" ? "" : group);
 
-/** `memory`: kinds of host memory alone. */
+/** The stacks of the place, or `flames` of a file, by kind. `memory`: only the kinds of host memory. */
 export function FlamePanel({ name, flames, memory = false }: { name: string; flames?: Record<string, Flame>; memory?: boolean }): preact.JSX.Element {
   const { place, go } = useApp();
   const kinds = memory ? MEMORY_KINDS : KINDS;

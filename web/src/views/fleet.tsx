@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the fleet protocol published: classes of applications and kernels, with intervals and epsilon.
+// Releases of the fleet: shares of classes of applications and kernels, with intervals and their cost in privacy.
 
 import type { FleetAnswer } from "../answers";
 import { duration, grouped, percent } from "../numbers";
@@ -49,13 +49,23 @@ function Releases({ answer }: { answer: FleetAnswer }): preact.JSX.Element {
   );
 }
 
-function epsilon(value: number | null): string {
-  return value === null ? "not bounded" : value >= 0.1 ? (Math.ceil(value * 100) / 100).toFixed(2) : value.toPrecision(2);
+/** A text of a value, or of the next larger one with as many digits: a privacy loss is never understated. */
+function roundedUp(value: number, write: (value: number) => string, unit: number): string {
+  const text = write(value);
+  return Number(text) >= value ? text : write(Number(text) + unit);
 }
 
-/** 1e-6 as 1 × 10⁻⁶. */
-function power(value: number): string {
-  const [digits, exponent] = value.toExponential(0).split("e");
+/** A privacy loss with two decimals, below 0.1 with two digits. */
+export function epsilon(value: number | null): string {
+  if (value === null) return "not bounded";
+  if (value >= 0.1 || value <= 0) return roundedUp(value, (one) => one.toFixed(2), 0.01);
+  return roundedUp(value, (one) => one.toPrecision(2), 10 ** (Math.floor(Math.log10(value)) - 1));
+}
+
+/** 1e-6 as 1 × 10⁻⁶, rounded up to one digit. */
+export function power(value: number): string {
+  const unit = 10 ** Number(value.toExponential().split("e")[1]);
+  const [digits, exponent] = roundedUp(value, (one) => one.toExponential(0), unit).split("e");
   return `${digits} × 10${[...String(Number(exponent))].map((one) => (one === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(one)])).join("")}`;
 }
 

@@ -5,6 +5,7 @@ import { gpuHours, percent } from "../numbers";
 import { PARTS, sharesOf, type Hours } from "../gpu_hours";
 import { useApp } from "../state";
 
+/** Lengths of time that are offered, in seconds. */
 export const RANGES: readonly [string, number][] = [["15 min", 900], ["1 h", 3600], ["6 h", 21600], ["24 h", 86400], ["7 days", 604800]];
 export const DAY_S = 86_400;
 

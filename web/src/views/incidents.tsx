@@ -17,12 +17,13 @@ interface Incident {
 }
 export interface Incidents { shown: boolean; incidents: Incident[]; older: number; unreadable: number }
 
-const AROUND_S = 5;
+/** "Open this time" begins BEFORE_S before the incident and ends AFTER_S after it was explained. */
 const BEFORE_S = 15;
+const AFTER_S = 5;
 
 const causeText = (name: string): string => name.replaceAll("-", " ");
 
-/** What the words of `sonde diagnose` for lost time are about. */
+/** Parts of lost time and signs of a slowdown, by the keys of `sonde diagnose`, as people read them. */
 const PARTS: Record<string, string> = {
   cpu: "on a CPU", garbage: "garbage collection", ready: "ready, no CPU free", sync: "writing to the disk", served: "waiting for another process",
   handed: "waiting within the program", asked: "waiting for who was asked", sleep: "sleeping", lock: "waiting for a lock",
@@ -76,7 +77,7 @@ function One({ one }: { one: Incident }): preact.JSX.Element {
   const lost = Object.entries(verdict.lost).filter(([, seconds]) => Math.abs(seconds) >= 0.005).sort(([, a], [, b]) => b - a);
   const most = Math.max(...lost.map(([, seconds]) => Math.abs(seconds)), 1e-9);
   const open = (view: "range" | "compare"): void => go({
-    view, node: one.node, live: 0, from: view === "range" ? began - BEFORE_S : began, to: view === "range" ? ended + AROUND_S : ended,
+    view, node: one.node, live: 0, from: view === "range" ? began - BEFORE_S : began, to: view === "range" ? ended + AFTER_S : ended,
     left: 0, right: 0, kind: "cpu", search: "", cause: "", focus: [],
   });
   return (

@@ -15,12 +15,16 @@ import { NotCovered } from "./owners";
 import { copyLink, SaveMenu } from "./save";
 
 type Waiting = JobAnswer["waiting"];
+/** What is known of the node of the rank that the others wait for. */
 interface OnNode { node: string; bound: string; evidence: string[]; next: string; incidents: { time_ns: number; cause: string }[] }
 
-const FUNCTIONS = 20;
+/** Rows that are asked for, and nodes that are listed. */
+const MAX_FUNCTIONS = 20;
 const MAX_NODES = 40;
+/** Rows are kept by the second, so this much around a rank's time is shown, too. */
 const AROUND_S = 1;
 
+/** By the `kind` of what ranks wait for. */
 const TITLES: Record<string, [string, "bad" | "warn" | "fine"]> = {
   "slow-worker": ["slow worker", "bad"], "slow-stage": ["slow stage", "bad"], "slow-link": ["slow link", "bad"],
   "unequal-sequences": ["unequal sequences", "warn"], "unequal-work": ["unequal work", "warn"],
@@ -32,7 +36,7 @@ export function JobView(): preact.JSX.Element {
   const by: OwnerKind = place.by || "job";
   const now = useMemo(() => Math.ceil(Date.now() / 1000), [attempt, place.from, place.to]);
   const { from, to, length } = useRange(now);
-  const asked = useAnswer<JobAnswer>(place.id ? "job" : null, { from, to, [by]: place.id, limit: FUNCTIONS });
+  const asked = useAnswer<JobAnswer>(place.id ? "job" : null, { from, to, [by]: place.id, limit: MAX_FUNCTIONS });
   if (!place.id) {
     return <Empty title="No job is chosen">Choose one among the <button class="link open" onClick={() => go({ ...START, view: "jobs", from: place.from, to: place.to })}>jobs</button> or the <button class="link open" onClick={() => go({ ...START, view: "owners", from: place.from, to: place.to })}>owners</button>.</Empty>;
   }

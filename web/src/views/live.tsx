@@ -2,8 +2,10 @@
 // Live mode: the time shown ends at the present, and goes on with it.
 
 import { useEffect } from "preact/hooks";
+import { duration } from "../numbers";
 import { useApp } from "../state";
 
+/** The length of the time shown when live mode begins. */
 export const LIVE_S = 900;
 /** Agents send every few seconds, and the server puts what came into its files every second. */
 const EVERY_MS = 5000;
@@ -29,7 +31,7 @@ export function LiveButton(): preact.JSX.Element {
   return (
     <button class="plain live" aria-pressed={isLive} title="Show the last 15 minutes, and go on with them"
       onClick={() => { if (isLive) go({ live: 0 }); else go({ live: LIVE_S }); }}>
-      <span aria-hidden="true" class="dot" />{isLive ? "Live: last 15 min" : "Live"}
+      <span aria-hidden="true" class="dot" />{isLive ? `Live: last ${duration(place.live * 1e9)}` : "Live"}
     </button>
   );
 }

@@ -13,8 +13,8 @@ import { Plot } from "./plot";
 import { TimeTools } from "./time";
 
 const SERIES = seriesOf(MEMORY_GROUPS);
-/** Processes that are listed, the heaviest. */
-const MOST = 200;
+/** Of processes that are listed: those that mapped and touched most. */
+const MAX_ROWS = 200;
 const HOUR_S = 3600;
 
 export function MemoryView(): preact.JSX.Element {
@@ -71,18 +71,18 @@ function Drawn({ table }: { table: Columns }): preact.JSX.Element {
 
 function Processes(): preact.JSX.Element {
   const { place } = useApp();
-  const asked = useAnswer<MemoryAnswer>("memory", { node: place.node, from: place.from, to: place.to, limit: MOST + 1 });
+  const asked = useAnswer<MemoryAnswer>("memory", { node: place.node, from: place.from, to: place.to, limit: MAX_ROWS + 1 });
   return (
     <section class="panel" aria-label="Processes">
       <div class="tools"><h2>Processes</h2><span class="quiet">what they did in this time; the name selects whose stacks are shown</span></div>
-      <Answer asked={asked} loading="Asking for the processes…">{(rows) => rows.length ? <Table rows={rows.slice(0, MOST)} isCut={rows.length > MOST} /> : (
+      <Answer asked={asked} loading="Asking for the processes…">{(rows) => rows.length ? <Table rows={rows.slice(0, MAX_ROWS)} isCut={rows.length > MAX_ROWS} /> : (
         <Empty title="No allocation was recorded here">Mappings and first touches are recorded with <code>sudo sonde record --memory -o run.sonde -- CMD</code>; then <code>sonde upload run.sonde</code>. What a node has in use is in the charts above.</Empty>
       )}</Answer>
     </section>
   );
 }
 
-/** Numbers that several of these processes had, one after another. */
+/** Process ids that several of these processes had, one after another. */
 export function reused(rows: MemoryAnswer): Set<number> {
   const seen = new Set<number>();
   return new Set(rows.map((row) => row.pid).filter((pid) => seen.size === seen.add(pid).size));
@@ -97,7 +97,7 @@ function Table({ rows, isCut }: { rows: MemoryAnswer; isCut: boolean }): preact.
       <table>
         <thead><tr><th>Process</th><th class="number">Mapped</th><th class="number">Given back</th><th class="number">Grown by</th><th class="number">Touched</th></tr></thead>
         <tbody>{rows.map((row) => {
-          // Stacks are asked for by number: of all processes that had it.
+          // Stacks are asked for by process id, so they are of all processes that had it.
           const isShown = place.pid === String(row.pid);
           return (
             <tr key={`${row.pid}.${row.start_ns}`}>
@@ -107,7 +107,7 @@ function Table({ rows, isCut }: { rows: MemoryAnswer; isCut: boolean }): preact.
           );
         })}</tbody>
       </table>
-      {isCut && <p class="quiet">The {MOST} that mapped and touched most; there are more.</p>}
+      {isCut && <p class="quiet">The {MAX_ROWS} that mapped and touched most; there are more.</p>}
     </div>
   );
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One node: its series on one axis of time, one cursor over all; a brushed time opens.
+// One node: its series on one axis of time, one cursor over all; a time that is dragged over opens.
 
 import { useMemo, useState } from "preact/hooks";
 import { send, type Columns, type NodeRow } from "../api";
@@ -14,6 +14,7 @@ import { Plot } from "./plot";
 import { copyLink, SaveMenu } from "./save";
 import { TimeTools } from "./time";
 
+/** A time shorter than this opens with this much around it. */
 const SHORT_S = 4;
 const AROUND_S = 1;
 
@@ -92,6 +93,7 @@ function Charts(props: { table: Columns; from: number; to: number; open: (from: 
   );
 }
 
+/** An incident as charts mark it. */
 interface Marked { from: number; to: number; cause: string; victim: string }
 
 /** Incidents of this node that overlap a time. */

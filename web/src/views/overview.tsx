@@ -12,8 +12,11 @@ import { START } from "../url";
 import { RangeButtons, useRange } from "./hours";
 import type { Incidents } from "./incidents";
 
-const HOLDERS = 100_000;
-const AT_ONCE = 100;
+/** Rows of holders that are asked for. */
+const MAX_HOLDERS = 100_000;
+/** Rows that are shown at first. */
+const FIRST_ROWS = 100;
+/** Nodes whose verdict is asked for, and the length of the time before their last data that it is on. */
 const VERDICTS = 12;
 const VERDICT_S = 60;
 
@@ -25,7 +28,7 @@ export function Overview(): preact.JSX.Element {
   const devices = useAnswer<Columns>(nodes.answer?.length ? "devices" : null, { from, to, format: "columns" });
   const losses = useAnswer<LossRow[]>(nodes.answer?.length ? "losses" : null, { from, to });
   // Of these two the table shows what has come: it does not wait for them.
-  const holders = useAnswer<HoldersAnswer>(nodes.answer?.length ? "holders" : null, { from, to, limit: HOLDERS });
+  const holders = useAnswer<HoldersAnswer>(nodes.answer?.length ? "holders" : null, { from, to, limit: MAX_HOLDERS });
   const incidents = useAnswer<Incidents>(nodes.answer?.length ? "incidents" : null, {});
   const list = useMemo(() => {
     const during = (incidents.answer?.incidents ?? []).filter((one) => one.began_ns >= from * 1e9 && one.began_ns < to * 1e9);
@@ -96,7 +99,7 @@ function Listed({ list, from, to }: { list: NodeState[]; from: number; to: numbe
 }
 
 function Table({ list, shown, from, to }: { list: NodeState[]; shown: NodeState[]; from: number; to: number }): preact.JSX.Element {
-  const [most, setMost] = useState(AT_ONCE);
+  const [most, setMost] = useState(FIRST_ROWS);
   const verdicts = useVerdicts(shown.slice(0, VERDICTS));
   return (
     <div class="sheet" tabIndex={0} role="region" aria-label="Nodes">
@@ -139,7 +142,7 @@ const share = (value: number | null): preact.JSX.Element | string => (value === 
 
 function Gpus({ list }: { list: NodeState[] }): preact.JSX.Element {
   const { hrefOf } = useApp();
-  const [most, setMost] = useState(AT_ONCE);
+  const [most, setMost] = useState(FIRST_ROWS);
   const open = useOpenNode();
   const all = useMemo(() => devicesOf(list), [list]);
   if (!all.length && list.length) return <Empty title="No GPU was polled in this time">Choose a longer time, or see the nodes. GPUs are polled where <code>sonde doctor</code> finds NVML, AMD SMI or DRM.</Empty>;

@@ -12,8 +12,10 @@ import { START, type OwnerKind, type Place } from "../url";
 import { HoursBar, HoursLegend, RangeButtons, useRange } from "./hours";
 import { copyLink, SaveMenu } from "./save";
 
-const MOST = 1000;
-const AT_ONCE = 100;
+/** Rows that are asked for, and that are shown at first. */
+const MAX_ROWS = 1000;
+const FIRST_ROWS = 100;
+/** Kinds that the views of owners and of jobs offer. */
 const OF_OWNERS: readonly OwnerKind[] = ["user", "namespace", "unit", "comm", "exe"];
 const OF_JOBS: readonly OwnerKind[] = ["job", "pod", "container"];
 type Row = OwnersAnswer["owners"][number];
@@ -26,7 +28,7 @@ export function OwnersView(): preact.JSX.Element {
   const now = useMemo(() => Math.ceil(Date.now() / 1000), [attempt, place.from, place.to]);
   const { from, to, length } = useRange(now);
   const among = isJobs && place.owner && place.ownerBy ? { [place.ownerBy]: place.owner } : {};
-  const asked = useAnswer<OwnersAnswer>("owners", { from, to, by, limit: MOST, ...among });
+  const asked = useAnswer<OwnersAnswer>("owners", { from, to, by, limit: MAX_ROWS, ...among });
   return (
     <>
       <div class="tools">
@@ -53,19 +55,19 @@ function leadsTo(row: Row, by: OwnerKind, isJobs: boolean): Partial<Place> {
 
 function Table({ answer, by, isJobs, from, to }: { answer: OwnersAnswer; by: OwnerKind; isJobs: boolean; from: number; to: number }): preact.JSX.Element {
   const { place, go } = useApp();
-  const [most, setMost] = useState(AT_ONCE);
+  const [most, setMost] = useState(FIRST_ROWS);
   const words = place.search.toLowerCase();
   const shown = words ? answer.owners.filter((row) => row.owner.toLowerCase().includes(words)) : answer.owners;
-  const whole = sumOf(answer.owners);
+  const sum = sumOf(answer.owners);
   const widest = Math.max(1e-12, ...answer.owners.map((row) => row.wasted_h));
   const title = KIND_NAMES[by];
   return (
     <div class="stack">
       <dl class="figures">
         <div><dt>{title}s</dt><dd>{answer.owners.length + answer.left_out}</dd></div>
-        <div><dt>GPU time held</dt><dd>{gpuHours(whole.held_h)}</dd></div>
-        <div><dt>Wasted</dt><dd>{gpuHours(whole.wasted_h)} <small>{whole.held_h > 0 ? percent(whole.wasted_h / whole.held_h) : ""}</small></dd></div>
-        <div><dt>Energy</dt><dd>{whole.joules === null ? "not known" : energy(whole.joules)}</dd></div>
+        <div><dt>GPU time held</dt><dd>{gpuHours(sum.held_h)}</dd></div>
+        <div><dt>Wasted</dt><dd>{gpuHours(sum.wasted_h)} <small>{sum.held_h > 0 ? percent(sum.wasted_h / sum.held_h) : ""}</small></dd></div>
+        <div><dt>Energy</dt><dd>{sum.joules === null ? "not known" : energy(sum.joules)}</dd></div>
       </dl>
       <div class="sheet" tabIndex={0} role="region" aria-label={isJobs ? "Jobs" : "Owners"}>
         <table class="owners">

@@ -10,9 +10,10 @@ import { useApp } from "../state";
 const LINES = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7a5195", "#8a8a8a"];
 const LINES_DARK = ["#56b4e9", "#ff9e58", "#3ddc9f", "#f0a6cf", "#f0e442", "#8ecbff", "#c39bff", "#b5b5b5"];
 
-/** Of a chart with more lines none is wide or dashed: drawing them would take seconds, and nobody could distinguish them. */
+/** With more lines than this, all are thin and none is dashed: else drawing them takes seconds, and nobody can distinguish
+ * them anyway. */
 const MAX_DASHED = 8;
-/** Of a label of the axis of time, with room around it. */
+/** Width of a label of the axis of time, with room around it. */
 const LABEL_PX = 84;
 /** Room to the right of a plot: half of the last label of its axis of time. */
 const RIGHT_PX = 30;

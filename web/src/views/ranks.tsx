@@ -18,11 +18,15 @@ const MEASURES: readonly [Measure, string, string][] = [
   ["work", "At work", "time in kernels and copies that are no collectives"],
   ["wait", "In collectives", "time in collectives: waiting for other ranks, and exchanging data with them"],
 ];
+/** The length of the time shown, up to the last data, where none is chosen. */
 const SPAN_S = 60;
+/** Columns of the heat map that are asked for, where no steps are known. */
 const POINTS = 120;
+/** Rows are kept by the second, so this much around a cell's time is shown, too. */
 const AROUND_S = 1;
-const MAX_TABLE = 64;
-/** In the address: processes of no job; without anything it is the job with most ranks. */
+/** Rows of the table at first. */
+const FIRST_ROWS = 64;
+/** In the address, in place of a job: processes of no job. */
 const NO_JOB = "-";
 
 interface Hover { id: number; x: number; y: number }
@@ -185,7 +189,7 @@ function Hovered({ hover, grid, isSteps }: { hover: Live<Hover | null>; grid: Gr
 
 function Table({ grid, word, isKnown }: { grid: Grid; word: string; isKnown: boolean }): preact.JSX.Element {
   const open = useOpen(grid);
-  const [most, setMost] = useState(MAX_TABLE);
+  const [most, setMost] = useState(FIRST_ROWS);
   const sorted = useMemo(() => [...grid.summaries].sort((a, b) => b.late - a.late || a.rank - b.rank), [grid]);
   return (
     <div class="sheet" tabIndex={0} role="region" aria-label="Ranks">

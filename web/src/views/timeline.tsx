@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// The timeline of a range or of a file: lanes on a canvas, with their names, an axis and what can be saved.
+
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { TimelineAnswer } from "../api";
 import type { BoxCanvas } from "../draw/canvas";
@@ -8,7 +10,7 @@ import { Live, useLive } from "../live";
 import { clock, duration } from "../numbers";
 import { Empty, Tooltip } from "../parts";
 import { useApp } from "../state";
-import { coloursOf, layout, type Lanes } from "../timeline";
+import { coloursOf, layout, leftOutOf, type Lanes } from "../timeline";
 import { Boxes } from "./canvas";
 import { copyLink, SaveMenu } from "./save";
 
@@ -17,6 +19,7 @@ const LEGEND: readonly [string, string][] = [
   ["runqueue", "waits for a CPU"], ["blocked", "blocked"], ["running", "on a CPU"], ["stall", "device idle"], ["step", "step"], ["odd step", "unlike step"],
 ];
 
+/** The time in sight, in ns after the answer's origin. */
 type Seen = readonly [left: number, right: number];
 interface Hover { id: number; x: number; y: number }
 
@@ -41,7 +44,7 @@ export function TimelinePanel({ answer, name, isFile }: { answer: TimelineAnswer
     labelOf: (id: number) => { const span = lanes.span(id); return span.name || span.kind; }, isFaded: () => false, linksOf: lanes.linksOf,
   }), [rows, colours, left, right, first, last]);
   useEffect(() => seen.set([left, right]), [left, right]);
-  const leftOut = answer.calls.left_out + answer.states.left_out + answer.device.left_out + answer.samples.left_out + (answer.runs?.left_out ?? 0) + lanes.hidden;
+  const leftOut = leftOutOf(answer, lanes);
   if (!lanes.spans) return <Empty title="No single interval was recorded here">The flame graph may still have samples. Choose a longer time to see more.</Empty>;
   const zoomTo = (from: number, to: number): void => {
     go({ left: originS + Math.max(first, from) / 1e9, right: originS + Math.min(last, to) / 1e9 });
@@ -84,7 +87,7 @@ export function TimelinePanel({ answer, name, isFile }: { answer: TimelineAnswer
       </div>
       <div class="under">
         {LEGEND.map(([kind, text]) => <span><i style={{ background: css(palette.span(kind)) }} />{text}</span>)}
-        <span class="quiet">Ctrl+wheel zooms, drag moves; an arrow leads from who woke a thread, and from a launch to its run{leftOut ? `; ${leftOut.toLocaleString("en-US")} spans are not drawn: too many overlap` : ""}</span>
+        <span class="quiet">Ctrl+wheel zooms, drag moves; an arrow leads from who woke a thread, and from a launch to its run{leftOut ? `; ${leftOut.toLocaleString("en-US")} spans are not drawn: there are too many, or too many overlap` : ""}</span>
       </div>
       <Hovered hover={hover} lanes={lanes} originS={originS} />
     </>

@@ -17,5 +17,9 @@ Nothing in `sonde.fleet` outside this package imports it.
 Terms:
 - portion: the nodes that are simulated at once; block: reports that one worker verifies
 - canary: a sample that is added to measure what a release reveals of it
-- grid: the times at which releases may begin and end, so that they cannot overlap
+- control: an attack on a deliberately broken target, where it must succeed
+- grid: of releases: the times at which they may begin and end, so that they cannot overlap; of
+  buckets (`population`): applications × kernels
+- concentration: the share of a tenant's nodes that run its main application, at least
+- truth: the expected counts of the synthetic fleet; exact: those of the samples drawn, before noise
 """

@@ -22,6 +22,7 @@ from sonde.fleet.tenant_cap import CAPS, choose_cap
 
 DELTA = 1e-6
 DRAWS = 12
+"""Of noise, over which errors are averaged."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class ErrorSummary:
 
 
 def errors(name: str, released: Floats, exact: Floats, truth: Floats, count: int) -> ErrorSummary:
-    """Errors over the `count` truly largest buckets; all vectors in expected counts."""
+    """Errors over the buckets that are the `count` largest by `truth`; all vectors have counts."""
     top = np.argsort(truth)[::-1][:count]
     noise = np.abs(released[top] - exact[top]) / np.maximum(exact[top], 1)
     total = np.abs(released[top] - truth[top]) / truth[top]
@@ -55,15 +56,15 @@ def mean_over_draws(
     name: str, exact: Ints, mechanism: Mechanism, truth: Floats, count: int, draws: int = DRAWS
 ) -> ErrorSummary:
     """The expected errors of a release: the median of a single draw varies by a fifth."""
-    lines = [
+    found = [
         errors(name, noised(exact, mechanism), floats(exact), truth, count) for _ in range(draws)
     ]
     return ErrorSummary(
         name,
-        float(np.mean([line.noise_median for line in lines])),
-        float(np.mean([line.noise_p90 for line in lines])),
-        float(np.mean([line.total_median for line in lines])),
-        float(np.mean([line.total_p90 for line in lines])),
+        float(np.mean([one.noise_median for one in found])),
+        float(np.mean([one.noise_p90 for one in found])),
+        float(np.mean([one.total_median for one in found])),
+        float(np.mean([one.total_p90 for one in found])),
     )
 
 
@@ -92,7 +93,7 @@ def local_dp_estimate(exact: Ints, hours: int, epsilon: float, rng: np.random.Ge
     """
     nodes = int(exact.sum()) // hours
     reporting = rng.multinomial(nodes, exact / exact.sum())
-    q = 1 / (math.exp(epsilon) + 1)
+    q = 1 / (math.exp(epsilon) + 1)  # probability of reporting a bucket wrongly; rightly: 1/2
     received = rng.binomial(reporting, 0.5) + rng.binomial(nodes - reporting, q)
     return np.asarray((received - nodes * q) / (0.5 - q) * hours)
 
@@ -151,7 +152,7 @@ def per_tenant(
         for row, nodes in zip(exact, kept, strict=True):
             row += np.bincount(sampled[nodes], minlength=population.buckets)
     truth = population.truth([hour % 24 for hour in range(hours)])
-    busy = slice(1, None)
+    busy = slice(1, None)  # bucket 0 is idle
     lines = []
     for cap, counts in zip(caps, exact, strict=True):
         released = noised(counts, plan(hours * cap, epsilon, DELTA))
@@ -172,8 +173,9 @@ def per_tenant(
 class TenantMixError:
     """Errors per tenant for one fleet composition: at the chosen cap, and at the best of CAPS.
 
-    `total` and `noise` are medians over the classes and means over the fleets; the rest of the
-    total is bias.
+    `total`, `noise` (at the chosen cap) and `best` (the total at `best_cap`) are relative errors:
+    medians over the classes, means over the fleets; the rest of the total is bias. `cap` is that
+    chosen for the first fleet.
     """
 
     nodes: int
@@ -196,7 +198,9 @@ def error_by_mix(
     fleets: int = 3,
     classes: int = 64,
 ) -> TenantMixError:
-    """One release per tenant, at the cap that `tenant_cap.choose_cap` derives from their sizes."""
+    """Errors of a release whose unit of privacy is a tenant, over several fleets, each at the cap
+    that `tenant_cap.choose_cap` derives from its tenants' sizes.
+    """
     chosen, totals = [], []
     for _ in range(fleets):
         fleet = Population.draw(nodes, classes, tenants, rng, concentration)

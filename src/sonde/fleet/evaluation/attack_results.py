@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-CONFIDENCE = 0.999  # of each test: an attack that just reaches its limit counts as held
+CONFIDENCE = 0.999
+"""Of each test: where an attack just reaches its limit, the guarantee counts as held."""
 
 
 @dataclass(frozen=True)
 class AttackResult:
-    """One attack: what it achieved, its limit, and whether the guarantee held.
+    """One attack: what it achieved, what the guarantee allows, and whether the guarantee held.
 
     held      None: nothing is guaranteed
     control   the target was deliberately broken, and the test must detect it
@@ -42,7 +43,7 @@ def unexpected_results(attacks: Sequence[AttackResult]) -> list[AttackResult]:
 
 
 def to_table(attacks: Sequence[AttackResult]) -> str:
-    """Two lines an attack: what it reached and may reach, then what it was."""
+    """Two lines an attack: what it reached and what the guarantee allows; then its note."""
     lines = [f"{'attack':<42} {'reached':<24} {'limit':<22} verdict"]
     for attack in attacks:
         lines.append(f"{attack.name:<42} {attack.reached:<24} {attack.limit:<22} {attack.verdict}")

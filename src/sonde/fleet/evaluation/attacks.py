@@ -27,8 +27,8 @@ from sonde.fleet.task import Task
 from sonde.fleet.wire import Item, Report, encode_job
 from sonde.model.confidence import clopper_pearson
 
-_WORD_BYTES = 6  # bytes that a float holds exactly
-_CLASSES = 8
+_WORD_BYTES = 6  # of a share that become one number: a float has them exactly
+_CLASSES = 8  # buckets of the tasks in which an aggregator guesses
 
 
 def run_all(seed: int = 1, confidence: float = CONFIDENCE) -> list[AttackResult]:
@@ -52,24 +52,24 @@ def run_all(seed: int = 1, confidence: float = CONFIDENCE) -> list[AttackResult]
 def _aggregator_views(reports: int, rng: np.random.Generator) -> tuple[Ints, Floats, Floats]:
     """(labels, the leader's view, the helper's view) of each report, as numbers in [0, 1).
 
-    A view has the high and low digits of each element of the output share, the public share, and
-    the other party's message about the report.
+    A view has the high and low digits of each element of the output share (the party's share of the
+    report's counts), the public share, and the other party's message about the report.
     """
     aggregation = small_task(_CLASSES).aggregation()
     labels = rng.integers(_CLASSES, size=reports)
     ids = [os.urandom(16) for _ in labels]
     made = aggregation.shard(ids, [[int(b)] for b in labels], 2)
     key = os.urandom(32)
-    views_: tuple[list[list[float]], list[list[float]]] = ([], [])
+    views: tuple[list[list[float]], list[list[float]]] = ([], [])
     for id_, (public, leader, helper) in zip(ids, made, strict=True):
         pending = aggregation.begin(key, [id_], [public], [leader], 1)
         message = pending.messages[0]
         assert message is not None
-        replies, _, theirs = aggregation.check(key, [id_], [public], [helper], [message], 1)
-        _, ours = pending.finish(replies, 1)
-        views_[0].append(_digits(ours) + _words(public + (replies[0] or b"")))
-        views_[1].append(_digits(theirs) + _words(public + message))
-    return labels, np.array(views_[0]), np.array(views_[1])
+        replies, _, helper_sum = aggregation.check(key, [id_], [public], [helper], [message], 1)
+        _, leader_sum = pending.finish(replies, 1)
+        views[0].append(_digits(leader_sum) + _words(public + (replies[0] or b"")))
+        views[1].append(_digits(helper_sum) + _words(public + message))
+    return labels, np.array(views[0]), np.array(views[1])
 
 
 def _digits(share: bytes) -> list[float]:
@@ -82,10 +82,12 @@ def _digits(share: bytes) -> list[float]:
 
 
 def _words(text: bytes) -> list[float]:
+    """Bytes as numbers, `_WORD_BYTES` each."""
     return [_number(text[at : at + _WORD_BYTES]) for at in range(0, len(text), _WORD_BYTES)]
 
 
 def _number(word: bytes) -> float:
+    """In [0, 1)."""
     return int.from_bytes(word, "little") / 256.0**_WORD_BYTES
 
 
@@ -136,18 +138,18 @@ def _guess(
 
 def collusion(rng: np.random.Generator) -> AttackResult:
     """Both aggregators together: they add their shares."""
-    labels = rng.integers(8, size=50)
-    aggregation = small_task(8).aggregation()
+    labels = rng.integers(_CLASSES, size=50)
+    aggregation = small_task(_CLASSES).aggregation()
     hits = 0
     for label in labels:
         id_, key = os.urandom(16), os.urandom(32)
-        public, ours, theirs = aggregation.shard([id_], [[int(label)]], 1)[0]
-        pending = aggregation.begin(key, [id_], [public], [ours], 1)
-        replies, _, right = aggregation.check(
-            key, [id_], [public], [theirs], [pending.messages[0] or b""], 1
+        public, leader, helper = aggregation.shard([id_], [[int(label)]], 1)[0]
+        pending = aggregation.begin(key, [id_], [public], [leader], 1)
+        replies, _, helper_sum = aggregation.check(
+            key, [id_], [public], [helper], [pending.messages[0] or b""], 1
         )
-        left = pending.finish(replies, 1)[1]
-        hits += aggregation.unshard([left, right]).index(1) == int(label)
+        leader_sum = pending.finish(replies, 1)[1]
+        hits += aggregation.unshard([leader_sum, helper_sum]).index(1) == int(label)
     return AttackResult(
         "reconstruction by both together",
         f"{hits / len(labels):.1%} right",
@@ -171,6 +173,9 @@ def poisoning() -> list[AttackResult]:
         limit: int,
         task: Task | None = None,
     ) -> None:
+        """Measures by how many counts `act` moves the sums; it may by `limit`. A `task` makes it a
+        control.
+        """
         with tempfile.TemporaryDirectory() as directory:
             fleet = LocalDeployment(Path(directory), task or small_task(), ["a"] * 4)
             fleet.send(fleet.report(0, [3]), fleet.report(1, [3]))
@@ -219,13 +224,13 @@ def poisoning() -> list[AttackResult]:
         report = replace(fleet.report(2, [0]), signature=bytes(64))
         fleet.helper.process_job(encode_job(os.urandom(16), [Item.of(report, b"")]))
 
-    def twice(fleet: LocalDeployment) -> None:  # a leader that sends one report again
+    def repeated(fleet: LocalDeployment) -> None:  # a leader that sends one report again
         report = fleet.report(2, [0])
         fleet.send(report)
         for _ in range(20):
             fleet.helper.process_job(encode_job(os.urandom(16), [Item.of(report, b"")]))
 
-    def forgotten(fleet: LocalDeployment) -> None:  # when its id is deleted
+    def expired(fleet: LocalDeployment) -> None:  # sent when ids of its age are deleted
         report = fleet.report(2, [0])
         fleet.now_s = fleet.task.expires_s(START_S) + 1.0
         fleet.leader.expire()
@@ -240,11 +245,11 @@ def poisoning() -> list[AttackResult]:
     attempt("50 nodes not enrolled", "the roster decides", sybils, 0)
     attempt("another node's name", "reports are signed", impostor, 0)
     attempt("a leader that invents a node", "the helper checks signatures itself", invented, 0)
-    attempt("a leader that asks 20 times", "the helper remembers report ids too", twice, 1)
+    attempt("a leader that asks 20 times", "the helper remembers report ids too", repeated, 1)
     attempt(
         "a report whose batch has expired",
         "its age alone refuses it; the two samples that expire were never released",
-        forgotten,
+        expired,
         2,
     )
     attempt(
@@ -264,7 +269,7 @@ def poisoning() -> list[AttackResult]:
 
 
 def intersection() -> list[AttackResult]:
-    """Readers that compare releases, or request small ones."""
+    """Collectors that compare releases, or request small ones."""
     with tempfile.TemporaryDirectory() as directory:
         fleet = LocalDeployment(Path(directory), small_task(min_batch=3), ["a"] * 6)
         fleet.send(*(fleet.report(n, [n]) for n in range(4)))
@@ -328,11 +333,13 @@ def intersection() -> list[AttackResult]:
 
 
 def _granted(fleet: LocalDeployment, start_s: int, duration_s: int) -> bool:
-    """Whether the release is granted: by both, or by the helper to a leader without checks."""
-    held = fleet.helper.store.batch(start_s)
+    """Whether the release is granted: by both, or by the helper alone to a leader that checks
+    nothing.
+    """
+    batch = fleet.helper.store.batch(start_s)
     for ask in (
         lambda: fleet.leader.release(start_s, duration_s),
-        lambda: fleet.helper.release(release_request(start_s, duration_s, held)),
+        lambda: fleet.helper.release(release_request(start_s, duration_s, batch)),
     ):
         try:
             ask()

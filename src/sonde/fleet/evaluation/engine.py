@@ -15,8 +15,8 @@ from typing import Any, Protocol, TypeVar
 
 from sonde.errors import MissingDependency, UsageError
 
-I_ = TypeVar("I_")
-O_ = TypeVar("O_")
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
 
 
 class Engine(Protocol):
@@ -24,7 +24,9 @@ class Engine(Protocol):
 
     workers: int
 
-    def map(self, function: Callable[[I_], O_], items: Iterable[I_]) -> Iterator[O_]: ...
+    def map(
+        self, function: Callable[[ItemT], ResultT], items: Iterable[ItemT]
+    ) -> Iterator[ResultT]: ...
 
 
 class LocalEngine:
@@ -35,7 +37,9 @@ class LocalEngine:
         cores = cycle(sorted(os.sched_getaffinity(0)))
         self._pool = ThreadPoolExecutor(workers, initializer=lambda: _stay_on(next(cores)))
 
-    def map(self, function: Callable[[I_], O_], items: Iterable[I_]) -> Iterator[O_]:
+    def map(
+        self, function: Callable[[ItemT], ResultT], items: Iterable[ItemT]
+    ) -> Iterator[ResultT]:
         return self._pool.map(function, items)
 
     def close(self) -> None:
@@ -53,13 +57,15 @@ class RayEngine:
         self.workers = workers
         self._ray: Any = ray
         ray.init(
-            num_cpus=None if _cluster() else workers,
+            num_cpus=None if _has_cluster() else workers,
             include_dashboard=False,
             log_to_driver=False,
             configure_logging=False,
         )
 
-    def map(self, function: Callable[[I_], O_], items: Iterable[I_]) -> Iterator[O_]:
+    def map(
+        self, function: Callable[[ItemT], ResultT], items: Iterable[ItemT]
+    ) -> Iterator[ResultT]:
         apply, shared = self._ray.remote(_apply), self._ray.put(function)
         waiting = [apply.remote(shared, item) for item in items]
         while waiting:
@@ -77,11 +83,11 @@ def _stay_on(core: int) -> None:
     os.sched_setaffinity(0, {core})
 
 
-def _apply(function: Callable[[I_], O_], item: I_) -> O_:
+def _apply(function: Callable[[ItemT], ResultT], item: ItemT) -> ResultT:
     return function(item)
 
 
-def _cluster() -> bool:
+def _has_cluster() -> bool:
     return bool(os.environ.get("RAY_ADDRESS"))
 
 

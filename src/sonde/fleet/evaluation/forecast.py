@@ -20,6 +20,7 @@ from sonde.fleet.task import Task
 from sonde.fleet.tenant_cap import choose_cap
 
 CONCENTRATIONS = (0.0, 0.3, 0.7)
+"""Shares of a tenant's nodes on one application that a forecast is made for."""
 TARGET_ERROR = 0.10  # a relative error above it is marked
 
 
@@ -27,6 +28,9 @@ TARGET_ERROR = 0.10  # a relative error above it is marked
 class Forecast:
     """A forecast: synthetic load on tenants of the given sizes, with the real noise.
 
+    largest   the largest tenant's share of the nodes
+    cap       nodes of a tenant that count; `classes`: buckets; `hours`: length of the release
+    epsilon   of a release, per tenant; None: unbounded
     errors    median relative error of the largest classes against the true shares of all nodes, per
               concentration (share of a tenant's nodes on one application); bias of the cap included
     """
@@ -54,8 +58,8 @@ class Forecast:
         if len(good) == len(self.errors):
             verdict = f"within {TARGET_ERROR:.0%}"
         elif good:
-            most = f"up to {max(good):.0%} on one application" if max(good) else "if it is mixed"
-            verdict = f"within {TARGET_ERROR:.0%} only {most}"
+            when = f"up to {max(good):.0%} on one application" if max(good) else "if it is mixed"
+            verdict = f"within {TARGET_ERROR:.0%} only {when}"
         else:
             verdict = f"NOT within {TARGET_ERROR:.0%}"
         privacy_guarantee = (
@@ -70,6 +74,7 @@ class Forecast:
 
 
 def _rough(error: float) -> str:
+    """A relative error as text."""
     return f"{error:.1%}" if error < 1 else "over 100%"
 
 
@@ -84,14 +89,15 @@ def forecast(
     fleets: int = 3,
     count: int = 64,
 ) -> Forecast:
-    """The forecast of one release to which each node contributes a sample per period. Raises
+    """The forecast of one release to which each node contributes a sample per period: over `fleets`
+    random fleets, of the `count` largest classes. Its epsilon is the mechanism's pure one. Raises
     UsageError.
     """
     if not sizes or min(sizes) < 1:
         raise UsageError("a forecast needs tenants with nodes")
     tenant = np.repeat(np.arange(len(sizes)), sizes)
     hours = [number * period_s / 3600 % 24 for number in range(periods)]
-    found: dict[float, float] = {}
+    errors_by_concentration: dict[float, float] = {}
     for concentration in CONCENTRATIONS:
         totals = []
         for _ in range(fleets):
@@ -109,18 +115,25 @@ def forecast(
                 released = noised(exact[largest], mechanism) * scale
                 line = errors("", released, exact[largest] * scale, truth[largest], count)
                 totals.append(line.total_median)
-        found[concentration] = float(np.mean(totals))
-    whole, hours_long = sum(sizes), periods * period_s / 3600
+        errors_by_concentration[concentration] = float(np.mean(totals))
+    nodes, hours_long = sum(sizes), periods * period_s / 3600
     pure_epsilon = mechanism.cost(periods * cap).epsilon
     return Forecast(
-        whole, len(sizes), max(sizes) / whole, cap, classes, hours_long, pure_epsilon, found
+        nodes,
+        len(sizes),
+        max(sizes) / nodes,
+        cap,
+        classes,
+        hours_long,
+        pure_epsilon,
+        errors_by_concentration,
     )
 
 
 def forecast_of(task: Task, sizes: Sequence[int], rng: np.random.Generator) -> Forecast:
-    """The forecast of a task's release."""
+    """The forecast of a task's release, with the task's epsilon per tenant. Raises UsageError."""
     periods = task.release_s // task.period_s
-    cap = task.privacy.tenant_cap or max(sizes)
+    cap = task.privacy.tenant_cap or max([1, *sizes])
     made = forecast(sizes, task.buckets, periods, task.period_s, task.mechanism, cap, rng)
     return replace(made, epsilon=epsilon([entry_for(task, 0)], "tenant", task.privacy.delta))
 

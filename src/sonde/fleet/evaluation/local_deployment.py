@@ -23,6 +23,7 @@ from sonde.fleet.wire import Report, aggregate_binding
 
 HOUR_S = 3600
 START_S = 1_800_000_000 // HOUR_S * HOUR_S
+"""When the first batch begins: a full hour in January 2027, in seconds since 1970."""
 
 
 def small_task(
@@ -51,8 +52,9 @@ def small_task(
 class LocalDeployment:
     """A leader, a helper, a collector and their nodes.
 
-    `wrap` wraps the leader's calls to the helper. `party_types` are the classes of leader and
-    helper, to test broken ones.
+    `tenants[i]` is the tag of node i. `wrap` gets the function that sends the leader's requests to
+    the helper and returns what is called instead. `party_types` are the classes of leader and
+    helper, to test broken ones. `now_s` is the clock of all, which tests set.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class LocalDeployment:
         return self.now_s
 
     def report(self, node: int, samples: Sequence[int]) -> Report:
+        """A report of node `node` now; `samples` are bucket indices."""
         return make_report(self.task, self.nodes[node], samples, int(self.now_s))
 
     def send(self, *reports: Report | bytes) -> list[str]:

@@ -32,8 +32,9 @@ def grid(buckets: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Population:
-    """`tenant`, `application`: per node. `kernel_of[a, r]`: the kernel of rank r in application
-    a.
+    """`tenant`, `application`: per node. `kernel_of[a, r]`: the kernel of rank r in application a;
+    `kernel_share[r]`: the share of time of the kernel of rank r. `longitude_h`: per tenant, how
+    many hours its local time is ahead of UTC.
     """
 
     buckets: int
@@ -47,8 +48,9 @@ class Population:
     def draw(
         nodes: int, buckets: int, tenants: int, rng: np.random.Generator, concentration: float = 0.7
     ) -> Population:
-        """Draws a fleet whose tenant sizes follow Zipf's law. `concentration`: the probability
-        that a node runs its tenant's main application."""
+        """Draws a fleet whose tenant sizes follow Zipf's law. `concentration`: as `of_tenants` has
+        it.
+        """
         tenant = rng.choice(tenants, size=nodes, p=zipf(tenants))
         return Population.of_tenants(tenant, tenants, buckets, rng, concentration)
 
@@ -60,8 +62,8 @@ class Population:
         rng: np.random.Generator,
         concentration: float = 0.7,
     ) -> Population:
-        """Draws a fleet of given tenants. A node runs its tenant's main application with
-        probability `concentration`, else a random one.
+        """Draws a fleet of given tenants: `tenant[i]`, below `tenants`, is that of node i. A node
+        runs its tenant's main application with probability `concentration`, else a random one.
         """
         applications, kernels = grid(buckets)
         nodes = len(tenant)
@@ -85,24 +87,26 @@ class Population:
         return np.asarray(0.7 + 0.3 * np.cos((local - 15) * math.pi / 12))
 
     def sample(self, hour: float, rng: np.random.Generator) -> Ints:
-        """One bucket per node: its activity at a random instant of the hour; bucket 0 is idle."""
+        """One bucket per node: what it runs at a random instant of the hour (UTC); bucket 0 is
+        idle, and also the first kernel of the first application.
+        """
         kernels = len(self.kernel_share)
         rank = rng.choice(kernels, size=self.nodes, p=self.kernel_share)
         bucket = self.application * kernels + self.kernel_of[self.application, rank]
         return np.where(rng.random(self.nodes) < self.busy(hour), bucket, 0)
 
     def truth(self, hours: list[float]) -> Floats:
-        """Expected samples per bucket if each node sends one per hour."""
+        """Expected samples per bucket if each node sends one in each of these hours (UTC)."""
         applications, kernels = self.kernel_of.shape
         expected = np.zeros((applications, kernels))
         idle = 0.0
         for hour in hours:
             busy = self.busy(hour)
             idle += float((1 - busy).sum())
-            weight = np.bincount(self.application, weights=busy, minlength=applications)
+            busy_nodes = np.bincount(self.application, weights=busy, minlength=applications)
             for application in range(applications):
                 expected[application, self.kernel_of[application]] += (
-                    weight[application] * self.kernel_share
+                    busy_nodes[application] * self.kernel_share
                 )
         flat = expected.reshape(-1)
         flat[0] += idle

@@ -41,7 +41,7 @@ class CanaryCounts:
     with_: Floats
 
     def half(self, second: bool) -> tuple[Floats, Floats]:
-        """The first half selects a test, the second evaluates it."""
+        """One half of both: the first chooses the best test, the second evaluates it."""
         middle = len(self.without) // 2
         part = slice(middle, None) if second else slice(middle)
         return self.without[part], self.with_[part]
@@ -61,7 +61,9 @@ def canary_counts(
     weaken: float = 1.0,
     releases: int = RELEASES,
 ) -> CanaryCounts:
-    """Releases batches with canaries; `weaken` scales the noise without changing the task."""
+    """Releases batches with canaries in half of the buckets; `weaken` is a factor of the real
+    noise, while the task states the full one.
+    """
     mechanism = calibrated_mechanism(kind, epsilon)
     task = small_task(BUCKETS, "sumvec", min_batch=1, budget=1e12)  # a report fills many buckets
     task = replace(
@@ -71,7 +73,7 @@ def canary_counts(
     without_noise = hpke.LEADER
 
     class WithoutNoise(Aggregator):
-        """Adds no noise if it is its turn; else the stated or the weakened noise."""
+        """Adds no noise if its role is `without_noise`; else the stated or the weakened noise."""
 
         def noise(self) -> list[int]:
             if self.role == without_noise:
@@ -153,10 +155,12 @@ def _rates(
 
 
 def _ratio(tpr: float, fpr: float) -> float:
+    """log(TPR / FPR), 0 at least."""
     return max(0.0, math.log(tpr / fpr)) if tpr > 0 and fpr > 0 else 0.0
 
 
 def _separation(tpr: float, fpr: float) -> float:
+    """Φ⁻¹(TPR) - Φ⁻¹(FPR), 0 at least."""
     if tpr <= 0 or fpr >= 1:
         return 0.0
     quantile: Callable[[float], float] = NormalDist().inv_cdf

@@ -21,17 +21,19 @@ from sonde.fleet.task import Kind, Task, chunk_length
 from sonde.fleet.wire import Report
 
 HOUR_S = 3600
-BATCH_S = 1_800_000_000 // HOUR_S * HOUR_S
-CHUNK = 1000
-PLAIN_CHUNK = 2000
-BUNDLE = 64  # reports without proofs in one bundle of a relay
+START_S = 1_800_000_000 // HOUR_S * HOUR_S
+"""When the simulated batch begins: a full hour in January 2027, in seconds since 1970."""
+PORTION_NODES = 1000
+UNPROVED_PORTION_NODES = 2000
+BUNDLE_REPORTS = 64
+"""Reports without proofs in one bundle of a relay."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A fleet and its faults. `dropouts` is a share of all nodes; `one_sided` (one party's
-    share is damaged), `stragglers` (late) and `liars` (more than they may send) are shares of the
-    remaining ones.
+    """A fleet and its faults. `dropouts` (that send nothing) is a share of all nodes; `one_sided`
+    (one party's share is damaged), `stragglers` (of the batch before) and `liars` (that send more
+    than they may) are shares of the remaining ones. `epsilon` and `delta` are of the one release.
     """
 
     nodes: int
@@ -45,12 +47,18 @@ class Scenario:
     epsilon: float = 1.0
     delta: float = 1e-6
     seed: int = 1
-    start_s: int = BATCH_S
+    start_s: int = START_S
 
 
 @dataclass(frozen=True)
-class ChunkUploads:
-    """A portion of the nodes' uploads, in blocks, and the nodes whose report must be counted."""
+class PortionUploads:
+    """The uploads of a portion of the nodes.
+
+    blocks         per block: its encoded reports, or a bundle of reports without proofs
+    honest         the nodes whose report must be counted
+    hellos         what opens the nodes' sessions, of reports without proofs
+    report_bytes   of one report
+    """
 
     blocks: list[Any]
     honest: list[int]
@@ -66,19 +74,21 @@ def identity_of(scenario: Scenario, node: int) -> Identity:
 
 def make_portion(
     scenario: Scenario, task: Task, nodes: Any, samples: Any, fault_draws: Any, workers: int
-) -> ChunkUploads:
-    """A portion's uploads in blocks, two per worker."""
+) -> PortionUploads:
+    """The uploads of these nodes, in two blocks per worker or in bundles. `samples` (bucket
+    indices) and `fault_draws` (in [0, 1): which fault a node has) are per node of the whole fleet.
+    """
     if task.kind == "plain":
         return make_bundles(scenario, task, nodes, samples, fault_draws, workers)
     made, honest = make_uploads(scenario, task, nodes, samples, fault_draws, workers)
     size = -(-len(made) // (2 * workers))
     blocks = [made[b : b + size] for b in range(0, len(made), size)]
-    return ChunkUploads(blocks, honest, [], len(made[0]))
+    return PortionUploads(blocks, honest, [], len(made[0]))
 
 
 def make_bundles(
     scenario: Scenario, task: Task, nodes: Any, samples: Any, fault_draws: Any, threads: int
-) -> ChunkUploads:
+) -> PortionUploads:
     """Reports without proofs, through a relay. Lies cannot be detected there; these nodes send
     twice instead.
     """
@@ -86,7 +96,7 @@ def make_bundles(
     ids = [os.urandom(16) for _ in nodes]
     shares = task.aggregation().shard(ids, [[int(samples[n])] for n in nodes], threads)
     records, honest, hellos = [], [], []
-    late = scenario.one_sided + scenario.stragglers
+    late = scenario.one_sided + scenario.stragglers  # draws below it: one-sided or late
     for node, id_, (_, leader, helper) in zip(nodes, ids, shares, strict=True):
         session = Session.open(task, identity_of(scenario, int(node)), time_s)
         hellos.append(session.hello)
@@ -98,10 +108,11 @@ def make_bundles(
             record = record[:-16] + bytes(16)
         elif fault_draws[node] >= late:
             honest.append(int(node))
-        twice = late <= fault_draws[node] < late + scenario.liars
-        records += [record, record] if twice else [record]
-    groups = [records[at : at + BUNDLE] for at in range(0, len(records), BUNDLE)]
-    return ChunkUploads(
+        is_liar = late <= fault_draws[node] < late + scenario.liars
+        records += [record, record] if is_liar else [record]
+    starts = range(0, len(records), BUNDLE_REPORTS)
+    groups = [records[at : at + BUNDLE_REPORTS] for at in starts]
+    return PortionUploads(
         [unproved.bundle(task, group) for group in groups], honest, hellos, len(records[0])
     )
 
@@ -113,7 +124,7 @@ def make_uploads(
     identities = [identity_of(scenario, int(n)) for n in nodes]
     buckets = [[int(samples[n])] for n in nodes]
     reports = make_reports(task, identities, buckets, scenario.start_s + 60, threads)
-    late = scenario.one_sided + scenario.stragglers
+    late = scenario.one_sided + scenario.stragglers  # draws below it: one-sided or late
     lie = late + scenario.liars
     made, honest = [], []
     for node, identity, report in zip(nodes, identities, reports, strict=True):

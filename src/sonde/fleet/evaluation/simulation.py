@@ -26,10 +26,9 @@ from sonde.fleet.collector import combine_shares
 from sonde.fleet.evaluation.engine import Engine, open_engine
 from sonde.fleet.evaluation.population import Population, grid
 from sonde.fleet.evaluation.simulated_nodes import (
-    BATCH_S,
-    CHUNK,
     HOUR_S,
-    PLAIN_CHUNK,
+    PORTION_NODES,
+    UNPROVED_PORTION_NODES,
     Scenario,
     make_portion,
 )
@@ -49,11 +48,23 @@ from sonde.fleet.wire import Item, Malformed, Reply, Report
 __all__ = ["Scenario", "SimulationResult", "open_engine", "run"]
 
 Progress = Callable[[int, int], None]
+"""Called after each portion with (nodes done, nodes in all)."""
 
 
 @dataclass
 class SimulationResult:
-    """The figures of a simulation."""
+    """The figures of a simulation.
+
+    sent           nodes that reported; `verified`: reports that the leader counted
+    refused        reports by reason
+    exact          whether the sums before noise are those of the honest nodes
+    agreed         whether both parties counted the same reports
+    node_s         CPU seconds that making the reports took
+    server_s       seconds of both parties' verification and sum; `server_cpu_s`: CPU seconds
+    hello_s        seconds of opening the nodes' sessions at both parties (without proofs)
+    report_bytes   of the longest report; `peak_bytes`: of this process's memory
+    top_error      what `top_error` gives for the release
+    """
 
     scenario: Scenario
     release: Result
@@ -74,13 +85,13 @@ class SimulationResult:
     def rate(self) -> float:
         """Reports verified and summed in a second, the opening of their sessions included.
 
-        A session serves a week of hourly reports; each report bears its part of it.
+        A session serves a week of hourly reports; each report counts that share of its cost.
         """
-        whole_s = self.server_s + self.hello_s * HOUR_S / SESSION_S
-        return self.verified / whole_s if whole_s else 0.0
+        total_s = self.server_s + self.hello_s * HOUR_S / SESSION_S
+        return self.verified / total_s if total_s else 0.0
 
     def figures(self) -> dict[str, Any]:
-        """All of them by name, for JSON."""
+        """What `sonde fleet simulate` writes as JSON, by name."""
         return {
             "nodes": self.scenario.nodes,
             "buckets": self.scenario.buckets,
@@ -124,7 +135,7 @@ class SimulationResult:
 
 
 @dataclass(frozen=True)
-class _PartyKeys:
+class _Deployment:
     """The task and both aggregators' keys."""
 
     task: Task
@@ -141,8 +152,10 @@ class _BlockOutcome:
     refused: Counter[str]
 
 
-def verify_block(work: _PartyKeys, uploads: Sequence[bytes]) -> _BlockOutcome:
-    """All work of both aggregators for a block of uploads, except network and disk."""
+def verify_block(deployment: _Deployment, start_s: int, uploads: Sequence[bytes]) -> _BlockOutcome:
+    """All work of both aggregators for a block of uploads to the batch that begins at `start_s`,
+    except network and disk.
+    """
     refused: Counter[str] = Counter()
     reports = []
     for upload in uploads:
@@ -151,20 +164,20 @@ def verify_block(work: _PartyKeys, uploads: Sequence[bytes]) -> _BlockOutcome:
         except Malformed:
             refused["malformed"] += 1
             continue
-        if work.task.batch_of(report.time_s) != BATCH_S:
+        if deployment.task.batch_of(report.time_s) != start_s:
             refused["late"] += 1
         elif not signed_by(report.node, report.signature, report.signed()):
             refused["forged"] += 1
         else:
             reports.append(report)
-    helper_block = BlockResult(work.task.aggregation().zero())
+    helper_block = BlockResult(deployment.task.aggregation().zero())
 
     def exchange(items: list[Item]) -> list[Reply]:
         nonlocal helper_block
-        helper_block, replies = verify_as_helper(work.task, work.helper, items)
+        helper_block, replies = verify_as_helper(deployment.task, deployment.helper, items)
         return replies
 
-    leader_block = verify_as_leader(work.task, work.leader, reports, exchange)
+    leader_block = verify_as_leader(deployment.task, deployment.leader, reports, exchange)
     refused.update(leader_block.refused.values())
     return _BlockOutcome(leader_block, helper_block, refused)
 
@@ -178,15 +191,16 @@ class _Parties:
     start_s: int
 
     @staticmethod
-    def of(work: _PartyKeys, start_s: int) -> _Parties:
+    def of(deployment: _Deployment, start_s: int) -> _Parties:
+        task = deployment.task
         parties = [
-            unproved.Party(work.task, Sessions(work.task, role, keys.hpke_private), start_s)
-            for role, keys in ((hpke.LEADER, work.leader), (hpke.HELPER, work.helper))
+            unproved.Party(task, Sessions(task, role, keys.hpke_private), start_s)
+            for role, keys in ((hpke.LEADER, deployment.leader), (hpke.HELPER, deployment.helper))
         ]
         return _Parties(parties[0], parties[1], start_s)
 
     def open(self, hellos: Sequence[bytes]) -> None:
-        """Opens the sessions at each party."""
+        """Opens nodes' sessions at both parties."""
         for hello in hellos:
             for party in (self.leader, self.helper):
                 reason = party.sessions.admit(hello, lambda node: True, self.start_s + 60)
@@ -213,27 +227,30 @@ def run(scenario: Scenario, engine: Engine, progress: Progress | None = None) ->
     """Simulates one release with one report per node."""
     rng = np.random.default_rng(scenario.seed)
     population = Population.draw(scenario.nodes, scenario.buckets, scenario.tenants, rng)
-    work = make_work(scenario)
+    deployment = make_deployment(scenario)
+    task = deployment.task
     present = rng.random(scenario.nodes) >= scenario.dropouts
     nodes = np.flatnonzero(present)
     samples = population.sample(12.0, rng)
     fault_draws = rng.random(scenario.nodes)
     expected = np.zeros(scenario.buckets, dtype=np.int64)
-    aggregation = work.task.aggregation()
+    aggregation = task.aggregation()
     leader_block, helper_block = aggregation.zero(), aggregation.zero()
     accepted: tuple[list[bytes], list[bytes]] = ([], [])
     refused: Counter[str] = Counter()
     node_s = server_s = server_cpu_s = hello_s = 0.0
     report_bytes = 0
-    parties = _Parties.of(work, scenario.start_s)
-    size = CHUNK if scenario.kind != "plain" else PLAIN_CHUNK
+    parties = _Parties.of(deployment, scenario.start_s)
+    portion_nodes = PORTION_NODES if scenario.kind != "plain" else UNPROVED_PORTION_NODES
     verify: Callable[[Any], _BlockOutcome] = (
-        partial(verify_block, work) if scenario.kind != "plain" else partial(add_bundle, parties)
+        partial(verify_block, deployment, scenario.start_s)
+        if scenario.kind != "plain"
+        else partial(add_bundle, parties)
     )
-    for at in range(0, len(nodes), size):
-        portion = nodes[at : at + size]
+    for at in range(0, len(nodes), portion_nodes):
+        portion = nodes[at : at + portion_nodes]
         before = time.process_time()
-        made = make_portion(scenario, work.task, portion, samples, fault_draws, engine.workers)
+        made = make_portion(scenario, task, portion, samples, fault_draws, engine.workers)
         node_s += time.process_time() - before
         np.add.at(expected, samples[made.honest], 1)
         report_bytes = max(report_bytes, made.report_bytes)
@@ -254,12 +271,12 @@ def run(scenario: Scenario, engine: Engine, progress: Progress | None = None) ->
         if progress is not None:
             progress(at + len(portion), len(nodes))
     exact = np.array_equal(aggregation.unshard([leader_block, helper_block]), expected)
-    mechanism = work.task.mechanism
+    mechanism = task.mechanism
     noised = [
         aggregation.add_noise(share, mechanism.sample(scenario.buckets))
         for share in (leader_block, helper_block)
     ]
-    release = combine_shares(work.task, BATCH_S, noised)
+    release = combine_shares(task, scenario.start_s, noised)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return SimulationResult(
         scenario,
@@ -289,7 +306,7 @@ def top_error(exact: Any, released: Any, count: int = 50) -> dict[str, float]:
     return {"median": float(np.median(error)), "p90": float(np.quantile(error, 0.9))}
 
 
-def make_work(scenario: Scenario) -> _PartyKeys:
+def make_deployment(scenario: Scenario) -> _Deployment:
     """A task of one-hour releases and both parties' keys."""
     leader, helper, collector = (
         hpke.generate_key_pair(),
@@ -314,6 +331,6 @@ def make_work(scenario: Scenario) -> _PartyKeys:
         space={"applications": applications, "kernels": kernels},
     )
     verify_key = sha256(b"verify key" + leader[0].encode()).digest()
-    return _PartyKeys(
+    return _Deployment(
         task, AggregatorKeys(leader[0], verify_key), AggregatorKeys(helper[0], verify_key)
     )
