@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reports without proofs, one bundle per call: each is decrypted, registered and added, or refused.
 //!
-//! A report needs AES-128-GCM over its share and a sum, some microseconds in total, so the
-//! interpreter does none of it: with its lock held for a third of the time, two threads were no
-//! faster than one.
+//! A report takes AES-128-GCM over its share and an addition, some microseconds in total. None of it is done
+//! in Python: where the interpreter lock was held for a third of the time, two threads were no faster than
+//! one.
 //!
 //! ```text
 //! record   session 16, id 16, time_s u64, … the sealed part of this party
@@ -25,26 +25,35 @@ use ring::aead::{Aad, LessSafeKey, Nonce as SealNonce, UnboundKey, AES_128_GCM};
 use super::scheme::{Nonce, Scheme, Sum};
 use super::Aggregation;
 
+/// Bytes of a record's session, id and time.
 const HEAD: usize = 40;
+/// Bytes of AES-GCM's authentication tag.
 const TAG: usize = 16;
+/// Of a session, a report or a key.
 type Id = [u8; 16];
+/// A node's public key.
 type Node = [u8; 32];
+/// (node, key, until_s)
 type SessionFields = (Py<PyBytes>, Py<PyBytes>, u64);
 
-/// What became of a record; the numbers are those of `_native.pyi`.
+/// What became of a record; the numbers are those of `_fleet.pyi`.
 #[derive(Clone, Copy, PartialEq)]
 enum Verdict {
     Counted = 0,
     UnknownSession = 1,
+    /// Its time is outside of the batch, or behind the end of the session.
     Late = 2,
     Forged = 3,
+    /// The node has a report in that period already.
     Quota = 4,
 }
 
+/// An open session.
 #[derive(Clone, Copy, PartialEq)]
 struct Held {
     node: Node,
     key: Id,
+    /// Seconds since 1970.
     until_s: u64,
 }
 
@@ -103,13 +112,16 @@ pub struct Intake {
     prefix: Vec<u8>,
     /// Bytes before the first record, of a record, and of this party's sealed part behind its head.
     layout: (usize, usize, usize),
+    /// Times that count, in seconds since 1970.
     batch: Range<u64>,
     period_s: u64,
+    /// The report of each node and period.
     taken: Mutex<HashMap<(Node, u64), Id>>,
 }
 
 /// A counted record, with what is needed to remove it.
 struct Kept {
+    /// Its offset in the bundle.
     at: usize,
     key: Id,
     place: (Node, u64),
@@ -231,7 +243,8 @@ impl Taken {
         PyBytes::new(py, &self.sum.encode()).unbind()
     }
 
-    /// Removes records (by number) from the sum and frees their nodes' quotas.
+    /// Removes records (by their index in the bundle) from the sum, so that their nodes may send
+    /// another one.
     fn leave_out(&mut self, py: Python<'_>, records: Vec<usize>) {
         let intake = self.intake.get();
         let (body, kept, sum) = (&self.body[..], &mut self.kept, &mut self.sum);

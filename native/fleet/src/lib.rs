@@ -1,23 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Secret-shared sums with proofs, from libprio: the cryptography of the fleet protocol. A module
-//! apart from `sonde._native`, so that an agent, which is root, does not load it;
-//! `src/sonde/_fleet.pyi` is its face to Python.
+//! Secret-shared sums with proofs, from libprio: the cryptography of the fleet protocol. A module apart
+//! from `sonde._native`, so that an agent, which is root, does not load it; `src/sonde/_fleet.pyi` is
+//! its interface.
 //!
-//! A report travels in three parts: a public share, the leader's input share and the helper's.
-//! Proved schemes are the standard two-party Prio3 types of draft-irtf-cfrg-vdaf-18 and
+//! A report travels in three parts: a public share, the leader's input share and the helper's. Proved
+//! schemes are the standard two-party Prio3 types of draft-irtf-cfrg-vdaf-18 and
 //! draft-ietf-ppm-l1-bound-sum-01 (Field128, TurboSHAKE128), so their official test vectors hold.
-//! `plain` is the same shape without a proof: additive shares modulo 2^32, the helper's expanded
-//! from a seed by XofHmacSha256Aes128.
+//! `plain` is the same shape without a proof: additive shares modulo 2^32, the helper's expanded from a
+//! seed by XofHmacSha256Aes128.
 //!
 //! Terms:
+//! - report: what a node sends in a period; its id is the nonce of VDAF
 //! - leader, helper: the two parties that sum without seeing a report; share: a party's part of it
 //! - scheme: how histograms are shared and checked; plain (elsewhere: unproved): one without a proof
-//! - sum: a party's share of the totals; fault: why a report does not count; finish: what ends a check
+//! - samples: of a report: the numbers of its buckets (of a histogram)
+//! - sum: a party's share of the totals; fault: why a report does not count; finish: the leader's last
+//!   step of a report
 //! - bundle: all reports of one upload without proofs; session: a node's agreed key; place: the one
 //!   report of a node and period
 //!
-//! Each call processes a batch, releases the interpreter lock and uses `threads` threads.
-//! A report that fails does not fail its batch: its place in the answer holds the reason.
+//! Each call on a batch releases the interpreter lock and uses `threads` threads. A report that fails
+//! does not fail its batch: the answer has the reason at its index.
 
 use prio::field::Field128;
 use prio::flp::gadgets::{Mul, ParallelSum};
@@ -47,7 +50,7 @@ const SUM_VEC: u32 = 3;
 const HISTOGRAM: u32 = 4;
 const L1_BOUND_SUM: u32 = 7;
 
-/// Splits `items` into one contiguous run per thread; the results keep the order.
+/// Splits `items` into one contiguous part (run) per thread; the results keep the order.
 fn spread<I: Send, O: Send>(
     items: Vec<I>,
     threads: usize,
@@ -85,6 +88,7 @@ fn key_of(bytes: &[u8]) -> PyResult<Key> {
 #[pyclass(frozen, module = "sonde._fleet")]
 pub struct Aggregation {
     scheme: Box<dyn Scheme>,
+    /// Buckets.
     #[pyo3(get)]
     length: usize,
 }
@@ -93,6 +97,7 @@ pub struct Aggregation {
 #[pyclass(module = "sonde._fleet")]
 pub struct Pending {
     zero: Sum,
+    /// The last step of each report; None if the report was refused.
     rest: Vec<Option<Finish>>,
     /// One message for the helper per report; None if the report was refused.
     #[pyo3(get)]
@@ -102,11 +107,15 @@ pub struct Pending {
     faults: Vec<Option<&'static str>>,
 }
 
+/// Shares of a report: public, leader's, helper's.
 type Triple = (Py<PyBytes>, Py<PyBytes>, Py<PyBytes>);
-type Verdict = (Vec<Option<Py<PyBytes>>>, Vec<Option<&'static str>>, Py<PyBytes>);
+/// Replies, faults, the sum of what counts.
+type Checked = (Vec<Option<Py<PyBytes>>>, Vec<Option<&'static str>>, Py<PyBytes>);
 
 #[pymethods]
 impl Aggregation {
+    /// `kind`: histogram, l1boundsum, sumvec or plain; `length`: buckets; `max_samples`: of a report
+    /// (l1boundsum), of a bucket of it (sumvec); `chunk_length`: how a proof is divided (VDAF).
     #[new]
     fn new(
         kind: &str,
@@ -247,7 +256,7 @@ impl Aggregation {
         shares: Vec<PyBackedBytes>,
         messages: Vec<PyBackedBytes>,
         threads: usize,
-    ) -> PyResult<Verdict> {
+    ) -> PyResult<Checked> {
         let key = key_of(verify_key)?;
         let mut items = Vec::with_capacity(nonces.len());
         for (((nonce, public), share), message) in

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Additive shares without proof.
+//! The plain scheme: additive shares modulo 2^32.
 
 use std::num::Wrapping;
 
@@ -15,6 +15,7 @@ pub struct Plain {
 }
 
 impl Plain {
+    /// The helper's share of a report, from its seed.
     fn expand(&self, seed: &[u8; SEED], nonce: &Nonce, out: &mut [u8]) {
         XofHmacSha256Aes128::seed_stream(seed, &[b"sonde plain", &self.context], &[nonce])
             .fill_bytes(out);

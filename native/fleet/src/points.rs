@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Public keys of nodes, checked when they are enrolled, and verification of signatures.
 //!
-//! Libraries that verify Ed25519 take any 32 bytes for a key. Under a point of small order a
-//! signature can be made without a secret, for every message or for one in eight.
+//! Libraries that verify Ed25519 accept any 32 bytes as a key. Where the key is a point of small order,
+//! a signature can be made without a secret, for every message or for one in eight.
 
 use curve25519_dalek::edwards::CompressedEdwardsY;
 use ed25519_dalek::{Signature, VerifyingKey};
@@ -20,7 +20,7 @@ fn fit(key: &[u8]) -> bool {
 pub fn unfit_keys(py: Python<'_>, keys: Vec<PyBackedBytes>) -> Vec<usize> {
     py.detach(|| {
         let unfit = keys.iter().enumerate().filter(|(_, key)| !fit(key));
-        unfit.map(|(place, _)| place).collect()
+        unfit.map(|(index, _)| index).collect()
     })
 }
 

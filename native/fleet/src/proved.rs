@@ -11,9 +11,9 @@ use prio::vdaf::{Aggregator, Client, Vdaf, VdafError, VerifyTransition};
 use super::scheme::{Fault, Finish, Key, Nonce, Scheme, Shares, Sum, NONCE, SEED};
 use super::xof::Turbo;
 
-/// Bytes of one party's joint-randomness part in a public share.
+/// Bytes of one party's part of the joint randomness in a public share.
 const PART: usize = 32;
-/// Of draft-irtf-cfrg-vdaf-18: the version and the usages in domain separation tags.
+/// The version and the usages of domain separation tags (draft-irtf-cfrg-vdaf-18).
 const VERSION: u8 = 18;
 const MEASUREMENT_SHARE: u16 = 1;
 const PROOF_SHARE: u16 = 2;
@@ -22,6 +22,7 @@ pub struct Proved<T: Type> {
     prio3: Prio3<T, Turbo, SEED>,
     context: Vec<u8>,
     length: usize,
+    /// The measurement of samples, given the number of buckets; None where they do not make one.
     measure: fn(&[u32], usize) -> Option<T::Measurement>,
     /// Elements of an encoded measurement and of its proof.
     encoded: (usize, usize),
@@ -56,8 +57,8 @@ where
 
     /// The helper's share with its seed expanded, as the draft derives it (section 7.2.2).
     ///
-    /// libprio would expand it in both of the helper's steps; so it is done once, a sixth of the
-    /// helper's time less. Only what is secret-shared is derived here, nothing is decided.
+    /// libprio would expand it in both of the helper's steps; here it is done once, which saves a sixth
+    /// of the helper's time. Only what is secret-shared is derived here, nothing is decided.
     fn expanded(&self, share: Prio3InputShare<Field128, SEED>) -> Prio3InputShare<Field128, SEED> {
         let Prio3InputShare::Helper { meas_and_proofs_share: seed, joint_rand_blind } = share
         else {
@@ -77,10 +78,10 @@ where
         }
     }
 
-    /// Runs one party's half and checks the party's own part of the joint randomness against the
-    /// public share. Each aggregator sees only a mismatch of the *other's* hint later on; checking
-    /// one's own here makes both parties agree on every report, so that no client can have a
-    /// report counted by one and refused by the other.
+    /// Runs one party's half (0: leader, 1: helper) and checks the party's own part of the joint
+    /// randomness against the hint in the public share. Later on each party sees only a mismatch of the
+    /// *other's* hint; with the check of its own here both agree on every report, so that no client can
+    /// have a report counted by one and refused by the other.
     #[allow(clippy::type_complexity)]
     fn init(
         &self,
@@ -197,6 +198,7 @@ where
     }
 }
 
+/// The measurement of a histogram: the bucket of the only sample.
 pub fn one(samples: &[u32], length: usize) -> Option<usize> {
     match samples {
         [only] if (*only as usize) < length => Some(*only as usize),
@@ -204,6 +206,7 @@ pub fn one(samples: &[u32], length: usize) -> Option<usize> {
     }
 }
 
+/// The measurement of a vector: how many samples are in each bucket.
 pub fn tally(samples: &[u32], length: usize) -> Option<Vec<u128>> {
     let mut counts = vec![0u128; length];
     for sample in samples {

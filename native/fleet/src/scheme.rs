@@ -11,8 +11,11 @@ pub const SEED: usize = 32;
 /// Bytes of an element of a plain share; a batch's sum must stay below 2^31.
 pub const WORD: usize = 4;
 
+/// A report's id.
 pub type Nonce = [u8; NONCE];
+/// The verify key, which both parties share.
 pub type Key = [u8; SEED];
+/// The leader's last step of a report: checks the helper's reply, and adds the output share to the sum.
 pub type Finish = Box<dyn FnOnce(&[u8], &mut Sum) -> Result<(), Fault> + Send + Sync>;
 
 /// Why one report was refused; the names are those of the service's counters.
@@ -39,6 +42,7 @@ pub enum Sum {
 }
 
 impl Sum {
+    /// Adds a sum of the same scheme.
     pub fn merge(&mut self, other: &Sum) {
         match (self, other) {
             (Sum::Field(a), Sum::Field(b)) => a.iter_mut().zip(b).for_each(|(x, y)| *x += *y),
@@ -107,6 +111,7 @@ impl Sum {
     }
 }
 
+/// The parts of one report.
 pub struct Shares {
     pub public: Vec<u8>,
     pub leader: Vec<u8>,
@@ -115,8 +120,9 @@ pub struct Shares {
 
 pub trait Scheme: Send + Sync {
     fn zero(&self) -> Sum;
+    /// What `Sum::encode` made; None where it is of another length.
     fn decode(&self, bytes: &[u8]) -> Option<Sum>;
-    /// `samples` are bucket indices; a sum of vectors counts how often each occurs.
+    /// `samples` are bucket indices: of a histogram one, else how often each occurs counts.
     fn shard(&self, nonce: &Nonce, samples: &[u32]) -> Result<Shares, String>;
     /// The leader's half of the proof check: the message for the helper and what remains to do.
     fn begin(
@@ -136,7 +142,8 @@ pub trait Scheme: Send + Sync {
         message: &[u8],
         sum: &mut Sum,
     ) -> Result<Vec<u8>, Fault>;
-    /// Adds a share without a message of the other party. `scratch` is a buffer that calls share.
+    /// Adds a share without a message of the other party: `Fault::Malformed` where the scheme has
+    /// proofs. `scratch` is a buffer that calls share.
     fn add(
         &self,
         leader: bool,

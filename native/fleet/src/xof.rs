@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! libprio's TurboSHAKE128, fed in large pieces.
+//! libprio's TurboSHAKE128 behind a buffer.
 //!
-//! To bind a proof to its share, libprio hands the share to the hash one element of 16 bytes at a
-//! time; the sponge takes a thousand bytes at once in less time. The bytes are the same.
+//! To bind a proof to its share, libprio updates the hash with one element of 16 bytes at a time; one
+//! update with a thousand bytes takes less time. The result is the same.
 
 use prio::vdaf::xof::{Xof, XofTurboShake128};
 
 use super::scheme::SEED;
 
-/// Six blocks of TurboSHAKE128 (its rate is 168 bytes).
+/// Bytes of the buffer: six blocks of TurboSHAKE128 (its rate is 168 bytes).
 const HELD: usize = 6 * 168;
 
 /// `XofTurboShake128` behind a buffer.
