@@ -95,7 +95,7 @@ impl Reader<'_> {
             return Some(());
         }
         if self.in_conversion {
-            // It has arguments where others follow them.
+            // As cpp_demangle has it: arguments belong to the parameter only where others follow them.
             self.tried += 1;
             need(self.tried <= MAX_TRIED)?;
             let before = (self.rest, self.substitutions);
