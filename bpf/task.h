@@ -3,7 +3,7 @@
 #ifndef SONDE_TASK_H
 #define SONDE_TASK_H
 
-#define PF_IO_WORKER 0x00000010 /* a kernel thread of io_uring, in the process it works for */
+#define PF_IO_WORKER 0x00000010	  /* a kernel thread of io_uring, in the process it works for */
 #define PF_USER_WORKER 0x00004000 /* since 6.4: the same for others, such as vhost */
 #define PF_KTHREAD 0x00200000
 
