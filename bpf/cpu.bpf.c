@@ -25,7 +25,7 @@ struct bpf_perf_event_data {
 	volatile u64 cs;
 };
 
-/* Whether the sampling clock interrupted user code: then there is no kernel stack. Not known but on x86. */
+/* Whether the sampling clock interrupted user code: then there is no kernel stack. False where that is not known. */
 static __always_inline bool in_user_code(const struct bpf_perf_event_data *ctx)
 {
 #if defined(__TARGET_ARCH_x86)

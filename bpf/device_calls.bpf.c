@@ -479,7 +479,7 @@ int on_scan(struct bpf_iter__task *ctx)
 	key.site = call->site;
 	key.direction = call->direction;
 	key.flags = call->flags | CALL_GOING_ON;
-	began = call->began_ns; /* before the exchange: then the thread may begin another call */
+	began = call->began_ns; /* read now: after the exchange the thread may begin another */
 	if (__sync_val_compare_and_swap(&call->counted_ns, from, now) != from)
 		return 0;
 	v = call_row(task, &key);

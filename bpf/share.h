@@ -13,7 +13,7 @@
 #define SONDE_SHARE_H
 
 #define SHARE_WINDOW_SHIFT 30 /* 1.07 s */
-#define SHARE_NAMESPACES 32   /* user namespaces are nested no deeper */
+#define SHARE_NAMESPACES 32   /* levels of user namespaces that are looked at; there may be 33 */
 
 struct share_key {
 	u64 party;

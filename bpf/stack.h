@@ -2,9 +2,10 @@
 /*
  * Taking a stack: walk it (unwind.h), use its hash as its id, keep the frames once.
  *
- * Each object that includes this has its own `stacks` map. The caller gives the scratch memory,
- * because what is safe differs: one for each CPU where nothing can interleave (perf_event,
- * sched_switch), several where the program can be preempted (uprobes: walk_scratch.h).
+ * Each object that includes this declares a `stacks` map; those of one recording share that of
+ * unwind.bpf.c. The caller gives the scratch memory, because what is safe differs: one for each CPU where
+ * nothing can interleave (perf_event, sched_switch), several where the program can be preempted (uprobes:
+ * walk_scratch.h).
  */
 #ifndef SONDE_STACK_H
 #define SONDE_STACK_H
@@ -126,7 +127,7 @@ static __always_inline u64 stack_hash(const struct sonde_stack *s, u64 seed)
 	return h ? h : 1;
 }
 
-/* Store the walked stack under its hash. Returns the hash, 0 when there was no room. */
+/* Stores a piece of a stack under its hash. Returns the hash, 0 when there was no room. */
 static __always_inline u64 stack_keep(const struct sonde_stack *s, u64 seed)
 {
 	u64 id = stack_hash(s, seed);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Who a task is, whether we watch it, and two maps of rows that user space swaps. */
+/* Which process a task is of, whether that is watched, and two maps of rows that user space swaps. */
 #ifndef SONDE_TASK_H
 #define SONDE_TASK_H
 

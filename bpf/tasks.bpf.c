@@ -163,7 +163,7 @@ int on_scan(struct bpf_iter__task *ctx)
 	return scan(task, true);
 }
 
-/* Once at the start: what was counted before we came is not reported. */
+/* Once at the start: what was counted before it is not reported. */
 SEC("iter/task")
 int on_first_scan(struct bpf_iter__task *ctx)
 {
@@ -241,8 +241,8 @@ static __always_inline void note(struct task_struct *task, u32 kind)
 
 /*
  * Where Slurm uses no control groups, the environment of what slurmstepd starts is all that identifies the
- * step, and both may be gone before anybody could look at it. Every user may call a process
- * slurmstepd, but only root's may speak for a job.
+ * step, and both may be gone before user space could look at it. Every user may name a process
+ * slurmstepd, so only one that root runs is believed.
  */
 static __always_inline void note_slurm_step(struct task_struct *task)
 {

@@ -129,7 +129,7 @@ static __always_inline void walk_by_frame_pointers(void *ctx, struct unwind_walk
 #endif
 }
 
-/* Walk the stack of `task` into w->pieces. `first`: a frame to put in front, 0 for none. */
+/* Walks the user stack of `task` into w->pieces. `first`: a frame to put in front, 0 for none. */
 static __always_inline void unwind(void *ctx, struct unwind_walk *w, struct task_struct *task,
 				   u64 first)
 {

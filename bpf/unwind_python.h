@@ -8,7 +8,7 @@
 
 #include "unwind_state.h"
 
-/* Bytes of code at the start of an evaluation loop, in which its frame is not yet linked to the thread. */
+/* Bytes of code at the start of an evaluation loop of 3.11 or 3.12: there its frame may not be known yet. */
 #define EVAL_ENTRY_BYTES 192
 
 /* Whether `pc` is in the loop of CPython, Ruby or PHP: their structs have `eval` at the same offset. */

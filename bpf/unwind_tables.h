@@ -67,7 +67,8 @@ static __always_inline bool find_range(struct unwind_walk *w, u64 pc)
 	return true;
 }
 
-/* Find the rule for the code at `address` (as linked) of the mapping found last. */
+/* Finds the rule for the code at `address` (as linked) of the mapping found last; false where there is none, or
+ * where its page is not loaded (which is asked for). */
 static __always_inline bool find_rule(struct unwind_walk *w, u64 address, struct unwind_rule *rule)
 {
 	u64 page = (address >> 16) - w->range.first_page;

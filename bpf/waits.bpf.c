@@ -29,7 +29,7 @@ const volatile u64 span_min_ns = 10000000;    /* waits at least this long become
 SWAPPED_ROWS(waits, struct wait_key, struct wait_value, 32768)
 SPARE_ROWS(waits, struct wait_key, struct wait_value, 16384)
 
-/* A wait in progress; all zero while the thread runs. */
+/* A wait in progress; counted_ns is 0 while the thread runs. */
 struct waiting {
 	u64 began_ns;	/* switch-out */
 	u64 counted_ns; /* summed up to here; on_switch and the scan replace it atomically */
@@ -113,8 +113,8 @@ static __always_inline struct wait_value *coarser_row(struct wait_key *key)
 	return spare_row_of(&waits_spare, key, &zero, &rest);
 }
 
-/* Rows of one thread have one writer at a time and need no atomic addition, which costs: this is under the
- * run-queue lock. */
+/* Rows of one thread are written where it runs, and only seldom by the scan at the same moment, so additions
+ * to them are not atomic, which would cost: this is under the run-queue lock. */
 #define ADD_WAIT(field, more)                                                                      \
 	do {                                                                                       \
 		if (is_shared)                                                                     \
