@@ -52,7 +52,7 @@ pub struct Landmarks {
     pub list_lock: u64,
     pub list_unlock: u64,
     pub getppid: u64,
-    /// Of errno, from the thread pointer.
+    /// Where errno is, from the thread pointer on.
     pub errno_offset: Option<i64>,
     /// The dynamic linker's code.
     pub loader_code: Range,
@@ -114,7 +114,7 @@ pub struct Attempt {
     calls: u32,
     /// Whether the thread was stopped for it.
     stopped: bool,
-    /// Of the memfd that the library was written into; 0: it was not.
+    /// Inode of the memfd that the library was written into; 0: it was not.
     inode: u64,
 }
 
@@ -122,7 +122,7 @@ pub struct Attempt {
 #[derive(Clone, Copy)]
 pub struct Candidate {
     pub tid: i32,
-    /// The same in the process's own pid namespace.
+    /// Its tid in the process's own pid namespace.
     pub inner_tid: i32,
     /// Number of the system call that it sleeps in.
     pub call: i64,

@@ -307,7 +307,7 @@ impl Bpf {
         rows.map(|(key, value)| tuple_of(py, full, key, value)).collect()
     }
 
-    /// The same, kept packed.
+    /// The same, packed.
     fn drain_columns(&mut self, py: Python<'_>, rows: &str) -> PyResult<Columns> {
         let (full, keys, values) = self.take_rows(py, rows)?;
         let mut layout = full.key.clone();

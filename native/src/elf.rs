@@ -23,7 +23,7 @@ pub struct FunctionSite {
     name: String,
     /// As linked: without the address that the file is loaded at.
     address: u64,
-    /// In the file, of its first instruction.
+    /// Where its first instruction is in the file.
     offset: u64,
     /// Bytes of code, 0 unknown.
     size: u64,
@@ -41,11 +41,11 @@ impl FunctionSite {
 #[pyclass(frozen, get_all, eq, hash)]
 #[derive(PartialEq, Eq, Hash, Clone)]
 pub struct ExecutableSegment {
-    /// In the file.
+    /// Where it is in the file.
     offset: u64,
     /// As linked.
     address: u64,
-    /// In memory.
+    /// Bytes in memory.
     size: u64,
 }
 

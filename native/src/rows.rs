@@ -61,7 +61,7 @@ impl Block {
 #[pyclass(frozen)]
 struct RowDecoder {
     decoder: Mutex<Decoder>,
-    /// Of tables, by name.
+    /// Indices of tables' specs, by name.
     numbers: HashMap<String, usize>,
 }
 

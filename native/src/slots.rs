@@ -17,7 +17,7 @@ mod pages;
 use imports::{Imports, Span};
 use pages::{Memory, Wanted};
 
-/// Of /proc/PID/maps.
+/// Bytes of /proc/PID/maps that are read.
 const MOST_MAPS_BYTES: u64 = 16 << 20;
 const MOST_MODULES: usize = 8192;
 /// Files whose imports are kept; beyond that all are read again.
@@ -40,7 +40,7 @@ type Found = (Vec<(u64, u64, u32)>, bool, u64);
 #[pyclass]
 #[derive(Default)]
 pub struct SlotFinder {
-    /// None: no ELF file of x86-64.
+    /// The imports of files; None: no ELF file of x86-64.
     files: HashMap<Identity, Option<Arc<Imports>>>,
 }
 

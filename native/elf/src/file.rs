@@ -101,7 +101,7 @@ pub struct Layout {
 pub struct ElfFile {
     file: File,
     layout: Arc<Layout>,
-    /// Of what is read, after `open_recorded`.
+    /// What was read, if it was opened by `open_recorded`.
     record: Option<Mutex<Record>>,
 }
 
@@ -208,7 +208,7 @@ impl ElfFile {
         Self::parse_with(file, identity, None, MAX_SECTIONS)
     }
 
-    /// Of an open file what `open_briefly` reads.
+    /// The same as `open_briefly`, of an open file.
     pub fn parse_briefly(file: File, identity: Identity) -> Result<Self> {
         Self::parse_with(file, identity, None, FIRST_SECTIONS)
     }

@@ -11,6 +11,7 @@ use crate::file::ElfFile;
 use crate::section::{self, u64_at};
 
 const SECTIONS: [&str; 2] = [".gopclntab", ".data.rel.ro.gopclntab"];
+/// The first word of the table since Go 1.18, and since Go 1.20.
 const MAGIC_OF_1_18: u32 = 0xffff_fff0;
 const MAGIC_OF_1_20: u32 = 0xffff_fff1;
 const HEADER_BYTES: u64 = 72;

@@ -11,7 +11,7 @@ use crate::site::{self, Cost};
 
 /// A function that may be probed.
 pub struct Function {
-    /// Of its first instruction in the file.
+    /// Where its first instruction is in the file.
     pub offset: u64,
     /// Bytes of code, 0 unknown.
     pub size: u64,
@@ -21,7 +21,7 @@ pub struct Function {
 
 /// Where its probe goes.
 pub struct Site {
-    /// In the file.
+    /// Where it is in the file.
     pub offset: u64,
     /// emulated, nop, single-step (site.rs) or unknown.
     pub cost: &'static str,

@@ -28,7 +28,7 @@ pub struct Record {
     bytes: Context,
     /// (offset, length) of reads in their order; one that begins where the last ended is joined to it.
     ranges: Vec<(u64, u64)>,
-    /// Of the file.
+    /// Bytes of the file.
     len: u64,
     /// A read failed or was short: there will be no result.
     is_void: bool,

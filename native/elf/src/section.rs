@@ -10,7 +10,7 @@ const ELFCLASS64: u8 = 2;
 const COMPRESSION_HEADER_BYTES: usize = 24;
 const ELFCOMPRESS_ZLIB: u32 = 1;
 const ELFCOMPRESS_ZSTD: u32 = 2;
-/// Of the names of all sections.
+/// Bytes of the names of all sections.
 const MAX_NAMES_BYTES: u64 = 1 << 24;
 /// Bytes that deflate makes of one at the most.
 const MAX_ZLIB_RATIO: usize = 1032;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reports without proofs, one bundle per call: each is decrypted, registered and added, or refused.
 //!
-//! A report takes AES-128-GCM over its share and an addition, some microseconds in total. None of it is done
-//! in Python: where the interpreter lock was held for a third of the time, two threads were no faster than
-//! one.
+//! A report takes AES-128-GCM over its share and an addition, some microseconds in total. None of it is
+//! done in Python: where the interpreter lock was held for a third of the time, two threads were no
+//! faster than one.
 //!
 //! ```text
 //! record   session 16, id 16, time_s u64, … the sealed part of this party

@@ -80,8 +80,8 @@ where
 
     /// Runs one party's half (0: leader, 1: helper) and checks the party's own part of the joint
     /// randomness against the hint in the public share. Later on each party sees only a mismatch of the
-    /// *other's* hint; with the check of the own part here both agree on every report, so that no client can
-    /// have a report counted by one and refused by the other.
+    /// *other's* hint; with the check of the own part here both agree on every report, so that no client
+    /// can have a report counted by one and refused by the other.
     #[allow(clippy::type_complexity)]
     fn init(
         &self,

@@ -17,11 +17,11 @@ use sonde_elf::file::ElfFile;
 use sonde_elf::{debug_file, section};
 use sonde_symbols::names::demangled;
 
-/// Of one section, decompressed.
+/// Bytes of one section, decompressed.
 const MAX_SECTION_BYTES: u64 = 1 << 30;
 /// Of the path of a source file: of a longer one the end is reported.
 const MAX_PATH_BYTES: usize = 256;
-/// Of `.gnu_debugaltlink`: a file name and a build id.
+/// Bytes of `.gnu_debugaltlink`: a file name and a build id.
 const MAX_LINK_BYTES: u64 = 4096;
 
 type Bytes = EndianArcSlice<LittleEndian>;

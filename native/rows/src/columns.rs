@@ -30,7 +30,7 @@ pub enum Kind {
     Text,
     /// UTF-8, stored dictionary-encoded.
     Name,
-    /// Of u64.
+    /// A list of u64.
     List,
 }
 

@@ -110,9 +110,9 @@ pub struct Rows {
 
 /// The rows of one table so far, as columns.
 struct Sink {
-    /// Those of chunks, in the order of the spec.
+    /// Columns that chunks have, in the order of the spec.
     values: Vec<Values>,
-    /// Those that are added: keys of stacks, nodes, keys, times.
+    /// Columns that are added: keys of stacks, nodes, keys of rows, times.
     stacks: Vec<i64>,
     nodes: Names,
     keys: Vec<i64>,
@@ -152,7 +152,7 @@ type Ids = HashMap<u64, u64, RandomState>;
 pub struct Decoder {
     specs: Vec<TableSpec>,
     keys: Keys,
-    /// Of the stream before, by table.
+    /// The schema that was met last, by table.
     layouts: Vec<Option<Layout>>,
     unpacker: Decompressor<'static>,
     /// The buffer that the chunk before was decompressed into.

@@ -10,9 +10,9 @@ use crate::{Kind, Refused, TableSpec};
 
 /// What begins every message (the continuation indicator).
 const CONTINUES: u32 = u32::MAX;
-/// Of one message's metadata; Sonde writes about 3 KB.
+/// Bytes of one message's metadata; Sonde writes about 3 KB.
 const MAX_META_BYTES: usize = 256 << 10;
-/// Of one stream; Sonde writes one for each part of a table.
+/// Batches of one stream; Sonde writes one for each part of a table.
 const MAX_BATCHES: usize = 20_000;
 
 /// A schema that was met: its message, and the columns of the table in its order.
@@ -135,7 +135,7 @@ impl<'a> Texts<'a> {
 /// A column of a batch.
 #[derive(Clone, Copy)]
 pub enum Column<'a> {
-    /// Of the width of the column's kind.
+    /// Numbers of the width that the column's kind has.
     Numbers(Numbers<'a>),
     /// A bit a row.
     Bits(&'a [u8]),

@@ -32,7 +32,7 @@ pub struct Borrowed {
     pub since: Instant,
     /// Registers of the floating-point and vector units.
     xstate: Vec<u8>,
-    /// Of signals.
+    /// Its blocked signals.
     mask: u64,
     /// Address and value of errno.
     saved_errno: Option<(u64, [u8; 4])>,
@@ -56,7 +56,7 @@ impl Passed {
 /// The process that threads are borrowed from, as the caller knows it.
 pub struct Program<'a> {
     pub pid: pid_t,
-    /// Of the program that the landmarks were read from (memory.rs).
+    /// Auxiliary vector of the program that the landmarks were read from (memory.rs).
     pub auxv: &'a [u8],
     pub at: &'a Landmarks,
 }

@@ -13,7 +13,7 @@ use super::restart::unnoticed;
 use super::trace::{block_sigchld, Step, Stuck, Thread};
 use super::{Candidate, Landmarks};
 
-/// Of the rt_sigreturn stub, up to behind its `syscall`.
+/// Bytes of the rt_sigreturn stub, its `syscall` included.
 const STUB_BYTES: u64 = 9;
 /// Flags TF and DF.
 const TRAP_AND_DIRECTION: u64 = 0x500;
@@ -33,7 +33,7 @@ pub struct Ended {
     pub stop: Duration,
     pub calls: u32,
     pub stopped: bool,
-    /// Of the memfd that was written; 0: none was.
+    /// Inode of the memfd that was written; 0: none was.
     pub inode: u64,
 }
 

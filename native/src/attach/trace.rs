@@ -20,7 +20,7 @@ const X32_CALL: u64 = 0x4000_0000;
 const EXECS_X86_64: [u64; 4] = [59, 322, 520, 545]; // execve, execveat; theirs of x32
 const EXECS_I386: [u64; 2] = [11, 358];
 const NT_X86_XSTATE: usize = 0x202;
-/// Of extended state: AVX-512 takes 2.7 KB, AMX tiles another 8.
+/// Bytes of extended state: AVX-512 takes 2.7 KB, AMX tiles another 8.
 pub const XSTATE_MOST_BYTES: usize = 16 * 1024;
 /// The longest sleep while waiting for a stop, should a SIGCHLD be missed.
 const NAP: Duration = Duration::from_millis(2);
@@ -150,7 +150,7 @@ impl Thread {
         Ok(())
     }
 
-    /// Of blocked signals.
+    /// Its mask of blocked signals.
     pub fn mask(self) -> Step<u64> {
         let mut mask = 0u64;
         ptrace(PTRACE_GETSIGMASK, self.tid, size_of::<u64>(), from_mut(&mut mask) as usize)

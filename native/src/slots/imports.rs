@@ -22,6 +22,7 @@ const MOST_BLOCKS: usize = 1024;
 /// Bytes of a name; longer ones are none of a device library.
 const MOST_NAME: usize = 128;
 
+/// PT_LOAD, PT_DYNAMIC, PT_GNU_RELRO; PF_W; EM_X86_64
 const LOAD: u32 = 1;
 const DYNAMIC: u32 = 2;
 const RELRO: u32 = 0x6474_e552;
@@ -44,13 +45,13 @@ pub struct Span {
 
 /// A word into which a relocation puts the address of a function.
 pub struct Slot {
-    /// In the file's own address space.
+    /// As linked.
     pub address: u64,
     /// Index in DT_JMPREL + 1, where it is bound at the first call; else 0.
     pub relocation: u32,
 }
 
-/// What is known of a file; addresses in the file's own address space.
+/// What is known of a file; addresses as linked.
 #[derive(Default)]
 pub struct Imports {
     /// Start of the first loaded segment, and end of the last.
@@ -158,7 +159,7 @@ fn is_lookup(name: &[u8]) -> bool {
 }
 
 impl Imports {
-    /// None: no ELF file of x86-64.
+    /// Reads an open file; None: no ELF file of x86-64, or one that contradicts itself.
     pub fn of(file: &File) -> Option<Imports> {
         let mut reader = Reader { file, loads: Vec::new(), blocks: HashMap::new() };
         let head = reader.at(0, 64)?;

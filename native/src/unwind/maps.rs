@@ -21,7 +21,7 @@ use sonde_unwind::table::{GeneratedRow, Table};
 
 /// As many as `unwind_chunks` has entries (UNWIND_CHUNKS).
 const MAX_CHUNKS: usize = 160;
-/// Of a process: UNWIND_MAX_RANGES.
+/// Mappings of a process (UNWIND_MAX_RANGES).
 const MAX_RANGES: usize = 4096;
 /// A table is loaded whole (one of generated code: at all) only where afterwards this fraction of all
 /// room, 1/8, is left, for single pages of others.

@@ -11,6 +11,7 @@ use libbpf_rs::{MapHandle, MapType};
 
 use crate::maps;
 
+/// UNWIND_CHUNK_WORDS
 pub const CHUNK_WORDS: usize = 65536;
 const CHUNK_BYTES: usize = 4 * CHUNK_WORDS;
 const BPF_F_MMAPABLE: u32 = 1 << 10;

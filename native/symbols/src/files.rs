@@ -9,6 +9,7 @@ use sonde_elf::file::{ElfFile, Identity, Layout};
 
 use crate::index::Index;
 
+/// Files whose index is kept.
 const MAX_FILES: usize = 512;
 /// Of all names that are kept; beyond that all are dropped, and read again from the files.
 const MAX_NAME_BYTES: usize = 1 << 20;

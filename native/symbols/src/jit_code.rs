@@ -9,6 +9,7 @@ use std::os::unix::fs::FileExt;
 
 use crate::names;
 
+/// Read at once; a line is not longer.
 const PIECE_BYTES: usize = 64 << 10;
 /// Read in one call; the next one goes on from there.
 const MAX_READ_BYTES: usize = 8 << 20;

@@ -22,8 +22,11 @@ const EVALUATE: &str = "_PyEval_EvalFrameDefault";
 const RUNTIME: &str = "_PyRuntime";
 const OF_THIS_THREAD: &str = "PyGILState_GetThisThreadState";
 const VERSION: &str = "Py_Version";
+/// Code of one function that is decoded.
 const MAX_FUNCTION_BYTES: u64 = 1 << 20;
+/// What is taken for the size of `_PyRuntime` where its symbol has none.
 const MAX_RUNTIME_BYTES: u64 = 1 << 24;
+/// Read of the beginning of `_PyRuntime`.
 const MAX_OFFSETS_BYTES: u64 = 2048;
 
 /// All addresses as linked.

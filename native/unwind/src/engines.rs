@@ -15,7 +15,7 @@ const MAX_VERSION_BYTES: u64 = 32;
 /// Of a file's functions: bytes of code, and how many, that are searched for the evaluation loop.
 const MAX_CODE_BYTES: u64 = 1 << 26;
 const MAX_FUNCTIONS: usize = 1 << 18;
-/// Of `.rodata`.
+/// Bytes of `.rodata`.
 const MAX_DATA_BYTES: u64 = 1 << 26;
 /// Indirect jumps in Ruby's evaluation loop at the least: the code of each of Ruby's instructions ends
 /// with one to that of the next. Other functions with such jumps have half as many (Onigmo's, Prism's).

@@ -19,6 +19,7 @@ const NAMES: [&str; 4] = [
     "_Unwind_ForcedUnwind",
     "_Unwind_Resume_or_Rethrow",
 ];
+/// Code of one function that is read: libgcc's have less.
 const MAX_FUNCTION_BYTES: u64 = 4096;
 /// Larger files are not searched: libgcc is in small ones.
 const MAX_FILE_BYTES: u64 = 1 << 26;

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 
 use crate::rules::{Cfa, Rbp, Rule};
 
+/// Larger functions are not analysed.
 pub const MAX_FUNCTION_BYTES: u64 = 1 << 18;
 /// Instructions that are followed in one function: more than one of that size takes until nothing
 /// changes any more, since what is known at an instruction changes a few times at most.

@@ -6,6 +6,7 @@ use gimli::{CallFrameInstruction, Register, UnwindExpression};
 
 type Instruction = CallFrameInstruction<usize>;
 
+/// DWARF's numbers of registers.
 pub const RBP: u16 = 6;
 pub const RSP: u16 = 7;
 const RIP: u16 = 16;

@@ -11,6 +11,7 @@ use crate::table::{malformed, Table, HEADER_BYTES};
 use sonde_elf::record::{self, Finished};
 
 const MAGIC: [u8; 8] = *b"SNDUNWND";
+/// To be raised whenever tables are made or laid out otherwise: older ones are made again.
 const VERSION: u32 = 15;
 const MAX_FILE_BYTES: u64 = 1 << 25;
 

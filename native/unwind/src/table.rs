@@ -27,7 +27,9 @@ use sonde_elf::section;
 
 type Slice<'a> = EndianSlice<'a, LittleEndian>;
 
+/// Of a saved table.
 pub const HEADER_BYTES: usize = 64;
+/// A page is 64 KiB of code.
 pub const PAGE_BITS: u32 = 16;
 /// 2 GiB of code.
 const MAX_PAGES: u64 = 1 << 15;
@@ -69,7 +71,7 @@ pub fn malformed(what: &str) -> Error {
 /// Collects rows in order of address.
 struct Builder {
     table: Table,
-    /// Of rules.
+    /// The number of each rule.
     numbers: HashMap<Rule, u16>,
     /// The last page that has rows.
     page: Option<u64>,
@@ -208,7 +210,7 @@ impl Builder {
         S::Offset: UnwindOffset<usize>,
     {
         let place = |offset: S::Offset| -> usize { UnwindOffset::into(offset) };
-        let whole = |at: u64, rule: Rule| go.map_or(rule, |it| it.rule(at, rule));
+        let completed = |at: u64, rule: Rule| go.map_or(rule, |it| it.rule(at, rule));
         let mut cies: HashMap<usize, CommonInformationEntry<Slice<'a>>> = HashMap::new();
         let mut order: Vec<(u64, u32, u32)> = Vec::new();
         let mut entries = section.entries(bases);
@@ -294,11 +296,11 @@ impl Builder {
                     break;
                 }
                 if next > at {
-                    self.push(at, whole(at, evaluator.state.rule()))?;
+                    self.push(at, completed(at, evaluator.state.rule()))?;
                 }
                 at = next;
             }
-            self.push(at, whole(at, evaluator.state.rule()))?;
+            self.push(at, completed(at, evaluator.state.rule()))?;
             self.end = end;
         }
         self.add_plain(plain, u64::MAX)
@@ -343,16 +345,16 @@ impl Table {
         others.sort_unstable_by_key(|it| it.start);
         let mut builder = Builder::new(others);
         let go = Go::find(file)?;
-        let (described, gos) =
+        let (eh_frame, debug_frame) =
             (section::by_name(file, ".eh_frame")?, section::by_name(file, ".debug_frame")?);
         // In a Go program with C code linked in, .eh_frame is about that alone.
         let frames = match go {
-            Some(_) if described.is_some() || gos.is_none() => Frames::find(file)?,
+            Some(_) if eh_frame.is_some() || debug_frame.is_none() => Frames::find(file)?,
             _ => None,
         };
         let is_looked_into = go.is_none() || frames.is_some();
         let mut plain = Plain::new(file, frames);
-        if let Some(found) = described {
+        if let Some(found) = eh_frame {
             let bytes = found.read(file, MAX_FRAME_SECTION_BYTES)?;
             let bases = BaseAddresses::default().set_eh_frame(found.address);
             builder.add(
@@ -364,7 +366,7 @@ impl Table {
             )?;
         }
         if builder.table.descriptions == 0 {
-            if let Some(found) = gos {
+            if let Some(found) = debug_frame {
                 let bytes = found.read(file, MAX_FRAME_SECTION_BYTES)?;
                 let mut section = DebugFrame::from(Slice::new(&bytes, LittleEndian));
                 section.set_address_size(8);

@@ -79,7 +79,7 @@ impl Reader<'_> {
         self.add()
     }
 
-    /// Of an array or vector.
+    /// The dimension of an array or vector, with the `_` behind it.
     pub(super) fn dimension(&mut self) -> Read {
         match self.peek()? {
             b'_' => {}
