@@ -100,9 +100,9 @@ impl Landmarks {
 #[pyclass(frozen, get_all)]
 pub struct Attempt {
     /// done: dlopen returned (whether it loaded, the mappings show); passed-over: it was not borrowed,
-    /// though it may have been stopped; busy: put back, try again; put-back: put back, this process
-    /// will not do; let-go: it finishes the load by itself; gone: the thread ended; executed: it
-    /// executed another program and was let go before that ran.
+    /// though it may have been stopped; busy: put back, try again; put-back: put back, it cannot be
+    /// done in this process; let-go: it finishes the load by itself; gone: the thread ended; executed:
+    /// it executed another program and was let go before that ran.
     outcome: &'static str,
     /// A reason, for people; empty where it is done.
     why: String,

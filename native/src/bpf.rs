@@ -67,7 +67,7 @@ pub struct Bpf {
     swapped: HashMap<String, Swapped>,
     /// All other maps, by name.
     maps: HashMap<String, MapInfo>,
-    /// Records of rings, by the name of their struct.
+    /// Layouts of rings' records, by the name of their struct.
     structs: HashMap<String, Layout>,
     /// Ring buffers read so far, which stay mapped.
     rings: RefCell<HashMap<String, maps::Ring>>,

@@ -25,7 +25,7 @@ use crate::columns::Column;
 
 const MAGIC: &[u8; 4] = b"SCHK";
 const VERSION: u16 = 1;
-/// Of zstd.
+/// zstd's level.
 const COMPRESSION: i32 = 3;
 const TABLES: &str = include_str!("../../abi/tables.json");
 

@@ -9,7 +9,7 @@
 //! Terms:
 //! - chunk: a few seconds of one node's tables; batch: the chunks that are stored together (a record
 //!   batch: Arrow's)
-//! - key: 64 bits that stand for a row by its content, drawn with the store's secret: of a frame,
+//! - key: 64 bits that stand for a row by its content, hashed with the store's secret: a frame,
 //!   stack, process or thread, each of which is stored once
 //! - id: the number by which rows of one chunk refer to its stacks and frames; `Known` has their keys
 //! - sink: the columns that rows of one table are appended to; kept: of memory: until the batch is

@@ -14,7 +14,7 @@ use super::{Candidate, Landmarks};
 
 /// What the load may need of the stack: dlopen with a constructor was seen to use under 24 KiB.
 pub const STACK_ROOM_BYTES: u64 = 192 * 1024;
-/// Of the stack above the stack pointer, in which signal frames are looked for.
+/// Bytes of the stack above the stack pointer, in which signal frames are looked for.
 const SCAN_BYTES: u64 = 256 * 1024;
 /// How long a stop is waited for.
 const STOP_BOUND: Duration = Duration::from_millis(50);

@@ -29,7 +29,7 @@ pub fn write_library(pid: pid_t, fd: i64, name: &str, library: &[u8]) -> Result<
     if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, SEALS) } != 0 {
         return Err(format!("it cannot be sealed: {}", Error::last_os_error()));
     }
-    // Until it is sealed the process can write it, too: compare.
+    // Until it was sealed the process could write it, too: so it is compared.
     let sealed = file.metadata().map_err(|e| e.to_string())?;
     let mut content = vec![0; library.len()];
     let same = sealed.len() == library.len() as u64

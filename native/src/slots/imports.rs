@@ -12,7 +12,7 @@ const MOST_HEADERS: usize = 256;
 const MOST_DYNAMIC: u64 = 64 << 10;
 /// Symbols that are looked at: those that a file imports come first.
 const MOST_IMPORTED: u64 = 1 << 18;
-/// Of each table of relocations; the largest files have some 20 MB.
+/// Bytes of each table of relocations; the largest files have some 20 MB.
 const MOST_RELOCATION_BYTES: u64 = 256 << 20;
 const MOST_SLOTS: usize = 16_384;
 /// Bytes that are read at once of symbols' names, and how many such blocks are held while a file is

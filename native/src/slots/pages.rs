@@ -93,8 +93,8 @@ impl Memory {
             .collect()
     }
 
-    /// Calls `visit` with each stretch of written pages within a span. False: `bytes_left` ran out
-    /// before the end.
+    /// Calls `visit` with each stretch of written pages within a span. False: `bytes_left` was used up
+    /// before its last `WINDOW`.
     fn each_run(&mut self, span: Span, mut visit: impl FnMut(&mut Memory, Span)) -> bool {
         let (mut page, end) = (span.start / PAGE, span.end.div_ceil(PAGE));
         while page < end {
@@ -118,7 +118,7 @@ impl Memory {
         true
     }
 
-    /// Adds words within a span that have a wanted address. False: not all was read.
+    /// Adds words within a span that have a wanted address. False: not all was read (as each_run).
     pub fn search(&mut self, span: Span, wanted: &Wanted, found: &mut Vec<(u64, u64)>) -> bool {
         let mut buffer = vec![0; (64 << 10) as usize];
         let start = span.start.next_multiple_of(8);

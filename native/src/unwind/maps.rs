@@ -68,7 +68,7 @@ pub struct UnwindMaps {
     /// Arrays of counters: descriptor and length.
     stops: (RawFd, usize),
     cost: (RawFd, usize),
-    /// By number.
+    /// Tables by number.
     tables: HashMap<u32, Loaded>,
     /// Mappings by tgid.
     ranges: HashMap<u32, Piece>,
