@@ -184,7 +184,8 @@ const MAX_PIECES: usize = 16;
 
 /// The piece of an id. `raw`: a buffer of the map's value size.
 fn piece(fd: RawFd, id: u64, raw: &mut [u8]) -> Option<Piece> {
-    const KERNEL_FRAMES: usize = 48; // SONDE_KERNEL_FRAMES
+    /// SONDE_KERNEL_FRAMES
+    const KERNEL_FRAMES: usize = 48;
     // SAFETY: key and value have the map's sizes.
     let rc =
         unsafe { sys::bpf_map_lookup_elem(fd, ptr::from_ref(&id).cast(), raw.as_mut_ptr().cast()) };
