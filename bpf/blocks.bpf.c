@@ -3,8 +3,8 @@
  * Block devices: how long requests waited in the queue and then in the device, who asked for them
  * and which control group they are charged to.
  *
- * Who asked is the task in which the request is accounted. Writeback, and what a limit held back,
- * is handed in by a kernel thread: then only the group is known.
+ * Who asked is the task that runs when the request starts. Writeback, and what a limit of I/O held
+ * back, is started by a kernel thread: then only the group is known.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -17,12 +17,12 @@
 #include "host_types.h"
 #include "share.h"
 
-#define OPERATION 0xff
-#define ROWS 0		  /* what is shared */
-#define EVERYBODY (~0ULL) /* no party's number */
-#define HANDED_IN (~1ULL) /* the party of what a kernel thread hands in: no user's number */
+#define OPERATION 0xff	  /* REQ_OP_MASK: the operation within cmd_flags */
+#define ROWS 0		  /* what is shared: `what` of within_share */
+#define EVERYBODY (~0ULL) /* stands for all parties; no party has this number */
+#define HANDED_IN (~1ULL) /* the party of what a kernel thread starts; no party has this number */
 
-/* New rows of a second: some are first come, first served, then some for each party. */
+/* New rows in a window (share.h): first come, first served; then for each party. */
 const volatile u64 free_rows = 1024;
 const volatile u64 most_rows_of_one_party = 256;
 
@@ -92,7 +92,7 @@ int BPF_PROG(on_issue, struct request *rq)
 	return 0;
 }
 
-/* Kernels before 6.5 report no start: the issue is the first that is seen. */
+/* Kernels before 6.5 have no block_io_start: a request is first seen when it is issued. */
 SEC("tp_btf/block_rq_issue")
 int BPF_PROG(on_first_issue, struct request *rq)
 {
@@ -119,7 +119,7 @@ static __always_inline void end(struct request *rq)
 	if (!v && (within_share(EVERYBODY, ROWS, free_rows) ||
 		   within_share(f->party, ROWS, most_rows_of_one_party)))
 		v = find_row(&requests, &key, &zero);
-	if (!v) { /* by device and operation */
+	if (!v) { /* counted by device and operation alone */
 		key.tgid = 0;
 		key.start_ns = 0;
 		key.cgroup = 0;

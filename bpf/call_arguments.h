@@ -3,8 +3,9 @@
 #ifndef SONDE_CALL_ARGUMENTS_H
 #define SONDE_CALL_ARGUMENTS_H
 
-#define MAX_BYTES (1ULL << 48)
+#define MAX_BYTES (1ULL << 48) /* a larger size was not meant: address spaces are no larger */
 
+/* A word of user memory; 0 where it cannot be read. */
 static __always_inline u64 user_word(u64 at)
 {
 	u64 word = 0;
@@ -52,6 +53,7 @@ static __noinline u64 argument(struct pt_regs *ctx, s32 n)
 #endif
 }
 
+/* How many bytes a call copies, fills or allocates, not yet bounded; 0 where it has no size. */
 static __always_inline u64 bytes_of(struct pt_regs *ctx, const struct call_spec *spec)
 {
 	u64 words[3] = {}, bytes = spec->scale, vector;
@@ -73,6 +75,7 @@ static __always_inline u64 bytes_of(struct pt_regs *ctx, const struct call_spec 
 	return bytes;
 }
 
+/* The direction of a copy, as the API numbers it; 0 where the call has none. */
 static __always_inline u32 direction_of(struct pt_regs *ctx, const struct call_spec *spec)
 {
 	u64 value;

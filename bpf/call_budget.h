@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * Whose calls of a site cost too much. User space (src/sonde/collect/probe_budget.py) asks for the hits of
- * each party where a site comes near its budget, and names those whose calls are not counted for a while.
+ * Whose calls at a site cost too much. Where a site comes near its budget, user space
+ * (src/sonde/collect/probe_budget.py) has its hits counted by party, and names the parties whose calls are
+ * not counted for a while (paused).
  * Include share.h and MAX_SITES before it.
  */
 #ifndef SONDE_CALL_BUDGET_H
@@ -34,7 +35,7 @@ struct {
 	__type(value, struct hits_of_party);
 } party_hits SEC(".maps");
 
-/* Those whose calls are not counted, with how many there were. */
+/* Parties whose calls are not counted, with how many calls that were. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 8192);
@@ -43,8 +44,8 @@ struct {
 	__type(value, u64);
 } paused_parties SEC(".maps");
 
-/* Counts a hit by its party where that is asked for. Returns the counter of calls left out of a party that is
- * paused, else NULL. */
+/* Counts a hit by its party where user space asked for that. Returns the counter of calls that are not
+ * counted, where the party is paused, else NULL. */
 static __noinline u64 *hit_of_party(struct task_struct *task, u32 site)
 {
 	const u32 *near = bpf_map_lookup_elem(&near_budget, &site);

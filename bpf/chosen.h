@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * How closely each process is looked at. User space chooses by what all processes use, and writes the
+ * How closely each process is sampled. User space chooses some by what all processes use, and writes the
  * map: of processes in it waits are counted and samples taken, with stacks or without; of others neither.
- * It leaves out what finds no room. Where `chosen_only` is not set, all processes have stacks.
+ * It chooses no more than have room. Where `chosen_only` is not set, all processes have stacks.
  */
 #ifndef SONDE_CHOSEN_H
 #define SONDE_CHOSEN_H
@@ -18,7 +18,7 @@ struct {
 	__type(value, u8);
 } chosen SEC(".maps");
 
-enum closeness { NOT_CHOSEN, WITHOUT_STACKS, WITH_STACKS };
+enum closeness { NOT_CHOSEN, WITHOUT_STACKS, WITH_STACKS }; /* values of `chosen` */
 
 static __always_inline enum closeness closeness_of(u32 tgid)
 {

@@ -18,14 +18,14 @@ struct {
 	__type(value, struct unwind_walk);
 } scratch SEC(".maps");
 
-/* As its callers see it (linux/bpf_perf_event.h), the kernel translates what is read of it: whole words
- * at these places alone. */
+/* The context of the program, whose reads the kernel translates: of whole words alone, at the offsets of
+ * linux/bpf_perf_event.h. It begins with pt_regs: on x86 `cs` is the 18th. */
 struct bpf_perf_event_data {
 	u64 before_cs[17];
 	volatile u64 cs;
 };
 
-/* Whether the clock stopped user code: then there is no kernel stack to ask for. */
+/* Whether the sampling clock interrupted user code: then there is no kernel stack. False where that is not known. */
 static __always_inline bool in_user_code(const struct bpf_perf_event_data *ctx)
 {
 #if defined(__TARGET_ARCH_x86)

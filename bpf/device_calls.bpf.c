@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
  * Calls of device APIs (CUDA, OpenCL, ...), seen at the functions' entry and return by uprobes.
- * The programs know no API: the attach cookie names a site (one function of one file), and the
- * entry of `sites` has which arguments to read.
+ * The programs know no API: the attach cookie is the number of a site (one function of one file), whose
+ * entry in `sites` has which arguments to read.
  *
  * APIs nest: the CUDA runtime calls the driver, a loader calls the loader below it. The outermost
  * call of a thread counts and what it calls in turn does not. While a call is going on, the return
  * address at its entry's stack pointer is the kernel's trampoline (that is how uretprobes work), so
- * one look at that slot separates a nested call from one whose outer call was left by a longjmp.
+ * one read of that word separates a nested call from one whose outer call was left by a longjmp.
  *
- * Sites are where the stack pointer is still that of the function's entry: return addresses and
+ * Probes are placed where the stack pointer is still that of the function's entry: return addresses and
  * stack arguments are read relative to it, and the kernel writes its trampoline there.
  */
 #include "kernel_types.h"
@@ -28,7 +28,8 @@
 #define MAX_SITES 4096
 #include "call_budget.h"
 
-#define SAME_HIT_NS 5000 /* no two calls of these come one so soon after the other */
+/* Two hits at one address so soon after one another are one call, seen by two probes. */
+#define SAME_HIT_NS 5000
 
 const volatile u64 long_ns = 1000000; /* a call this long always gets a stack and a span */
 const volatile u32 spans_per_s = 250; /* shorter ones become spans up to this rate, per thread */
@@ -36,14 +37,15 @@ const volatile u32 spans_per_s = 250; /* shorter ones become spans up to this ra
 SWAPPED_ROWS(device_calls, struct call_key, struct call_value, 16384)
 SPARE_ROWS(device_calls, struct call_key, struct call_value, 2048)
 
-/* New rows of a second: some are first come, first served, then some for each party. */
+/* New rows in a window (share.h): first come, first served; then for each party. */
 const volatile u64 free_rows = 4096;
 const volatile u64 most_rows_of_one_party = 1024;
 #define FREE_SPARE_ROWS 512
 #define MOST_SPARE_ROWS_OF_ONE_PARTY 128
 
-enum shared_by { ROWS, SPARE };
-#define EVERYBODY (~0ULL) /* no party's number */
+/* `what` of within_share, and a number that stands for all parties: none has it. */
+enum shared { ROWS, SPARE };
+#define EVERYBODY (~0ULL)
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -52,7 +54,7 @@ struct {
 	__type(value, struct call_spec);
 } sites SEC(".maps");
 
-/* Every hit of a site, by any caller and with any outcome: compared with the budget. */
+/* Every hit at a site, by any caller and with any outcome: user space compares it with the budget. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, MAX_SITES);
@@ -69,8 +71,8 @@ struct {
 const struct call_span *call_span_layout __attribute__((unused));
 
 /*
- * A thread's outermost call. Only programs on the thread itself write to it, one after the other;
- * counted_ns alone is contended, by the scan, and changes hands by atomic exchange.
+ * A thread's outermost call. Only programs on the thread itself write to it, one after the other, but for
+ * counted_ns: the scan takes that, too, so it is read and replaced in one atomic operation.
  */
 struct in_call {
 	u64 entry_sp; /* 0: in no call */
@@ -81,7 +83,7 @@ struct in_call {
 	u64 bytes;
 	u64 status_at; /* where the call writes its status, 0: nowhere */
 	struct stack_chance chance;
-	u64 span_second_ns; /* the second that `spans` counts in */
+	u64 span_second_ns; /* when the second began that `spans` counts in */
 	u32 spans;
 	u32 site;
 	u32 direction;
@@ -104,7 +106,7 @@ struct {
 	__type(value, struct in_call);
 } in_calls SEC(".maps");
 
-/* Where the kernel keeps a process's trampoline. */
+/* Where the kernel keeps a process's trampoline: in its page for execution out of line (xol). */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 struct xol_area {
 	unsigned long vaddr;
@@ -123,7 +125,7 @@ struct task_struct___with_mm {
 #if defined(__TARGET_ARCH_x86)
 #define RETURN_POPS 8 /* a return takes its address off the stack */
 
-/* The outermost call has neither returned nor been left. */
+/* Whether the outermost call has neither returned nor been left. */
 static __always_inline bool going_on(struct task_struct *task, const struct in_call *call)
 {
 	struct task_struct___with_mm *with_mm = (void *)task;
@@ -133,7 +135,7 @@ static __always_inline bool going_on(struct task_struct *task, const struct in_c
 	return page && return_to >= page && return_to < page + 4096;
 }
 
-/* The call that was counted at its entry has not returned, as far as its stack slot shows. */
+/* Whether the call that was counted at its entry has not returned: its return address is still there. */
 static __always_inline bool inside_seen(const struct in_call *call, u64 sp)
 {
 	return sp <= call->seen_sp && user_word(call->seen_sp) == call->seen_return;
@@ -141,7 +143,7 @@ static __always_inline bool inside_seen(const struct in_call *call, u64 sp)
 #elif defined(__TARGET_ARCH_arm64)
 #define RETURN_POPS 0
 
-/* The return address is in a register: there is no slot to look at. */
+/* The return address is in a register: there is no word of the stack to look at. */
 static __always_inline bool going_on(struct task_struct *task, const struct in_call *call)
 {
 	return true;
@@ -164,15 +166,16 @@ static __always_inline s32 status_of(struct pt_regs *ctx, const struct in_call *
 		if (call->status_at)
 			return (s32)user_int(call->status_at);
 		return returned ? 0 : CALL_FAILED;
-	default: /* RESULT_NONE */
+	default: /* RESULT_NONE: taken for a success */
 		return 0;
 	}
 }
 
 /*
- * Taken at the return, where the frame pointer is the caller's again: at the entry, before the
- * prologue has pushed it, a walk by frame pointers would skip the caller. The callee is put in front.
- * Not static: so it is verified once, not along each path that leads here, which took 0.2 s a load.
+ * Takes a call's stack at its return, where the frame pointer is the caller's again: at the entry, before
+ * the prologue has pushed it, a walk by frame pointers would skip the caller. The callee is put in front.
+ * Not static: a global function is verified once. To verify it along each path that leads here took 0.2 s
+ * whenever the object was loaded.
  */
 __noinline u64 take_call_stack(struct pt_regs *ctx __arg_ctx, u64 seed, u64 entry_ip)
 {
@@ -186,7 +189,7 @@ __noinline u64 take_call_stack(struct pt_regs *ctx __arg_ctx, u64 seed, u64 entr
 	return id;
 }
 
-/* Whether this call gets a span: a long one always, others while the second has room. */
+/* Whether this call gets a span: a long one always, others as long as the second has fewer. */
 static __always_inline bool span_due(struct in_call *call, u64 now)
 {
 	if (now - call->began_ns >= long_ns)
@@ -221,14 +224,15 @@ static __always_inline void keep_span(const struct in_call *call, const struct c
 	bpf_ringbuf_submit(span, BPF_RB_NO_WAKEUP);
 }
 
+/* Whether a new row of `what` may be made: one of the `free` for all, or of the `most` of one party. */
 static __always_inline bool has_share(struct task_struct *task, u64 what, u64 free, u64 most)
 {
 	return within_share(EVERYBODY, what, free) || within_share(party_of(task), what, most);
 }
 
 /*
- * The row of a call. A status is whatever the called function returns, and a process has threads and stacks as
- * it likes: so new rows are shared by party. Where they ran out: by process, function, and whether it failed.
+ * The row of a call. A function may return any status, and a process has as many threads and stacks as it
+ * likes: so new rows are bounded for each party. Beyond that: by process, function, and whether it failed.
  */
 static __noinline struct call_value *call_row(struct task_struct *task, struct call_key *key)
 {
@@ -255,9 +259,10 @@ static __noinline struct call_value *call_row(struct task_struct *task, struct c
 }
 
 /*
- * A call that may run functions of its caller, counted without its end: an exception or a cancellation goes
- * through no frame whose return address is the kernel's trampoline. A loader calls the function of the same
- * name in the library below it: one call. So is what two probes see at one place.
+ * A call that may run its caller's functions (callbacks): counted at its entry, with no probe on its return,
+ * because an exception or a cancellation could not pass a frame whose return address is the kernel's
+ * trampoline. A loader, such as OpenCL's, calls the function of the same name in the library below it: that
+ * is one call. So is what two probes see at one address.
  */
 static __always_inline int count_entry(struct pt_regs *ctx, struct task_struct *task,
 				       struct in_call *call, u32 function)
@@ -375,7 +380,7 @@ static __always_inline int leave(struct pt_regs *ctx)
 	if (PT_REGS_SP(ctx) < call->entry_sp + RETURN_POPS) /* the return of a nested call */
 		return 0;
 	from = __sync_lock_test_and_set(&call->counted_ns, 0);
-	if (PT_REGS_SP(ctx) != call->entry_sp + RETURN_POPS) { /* of an outer one, long forgotten */
+	if (PT_REGS_SP(ctx) != call->entry_sp + RETURN_POPS) { /* of an earlier call, given up */
 		count_loss(LOSS_NESTED_CALL);
 		call->entry_sp = 0;
 		return 0;
@@ -447,8 +452,8 @@ int BPF_PROG(on_thread_exit, struct task_struct *task)
 
 /*
  * Run by user space over all tasks before it drains: the time of calls still going on is summed up
- * to now, so that one that never returns (a device that hangs) is seen while it lasts. Its rows are
- * apart, since the thread itself may be writing to its own.
+ * to now, so that one that never returns (a device that hangs) is seen while it lasts. It has separate
+ * rows (CALL_GOING_ON), since the thread itself may be adding to those of its calls.
  */
 SEC("iter/task")
 int on_scan(struct bpf_iter__task *ctx)
@@ -474,7 +479,7 @@ int on_scan(struct bpf_iter__task *ctx)
 	key.site = call->site;
 	key.direction = call->direction;
 	key.flags = call->flags | CALL_GOING_ON;
-	began = call->began_ns; /* once it is ours, the thread may begin another */
+	began = call->began_ns; /* read now: after the exchange the thread may begin another */
 	if (__sync_val_compare_and_swap(&call->counted_ns, from, now) != from)
 		return 0;
 	v = call_row(task, &key);

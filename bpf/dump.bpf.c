@@ -3,8 +3,8 @@
  * The stacks of all threads of one process now, for those that are not on a CPU. A thread that runs
  * has its registers in its CPU: the CPU sampler (cpu.bpf.c) sees it.
  *
- * The same walk as everywhere, over another task's memory as user space brings it (other_memory.h):
- * a thread whose walk lacked a page is walked again once it is there.
+ * The walk is that of all programs, but reads another task's memory from pages that user space has copied
+ * into a map (other_memory.h): a thread whose walk lacked a page is walked again once that is there.
  */
 #define SONDE_READS_OTHERS
 #define SONDE_MAX_STACKS 4096
@@ -57,7 +57,7 @@ int on_dump(struct bpf_iter__task *ctx)
 	key.tid = task->pid;
 	key.start_ns = start_of(task);
 	row = row_of(&dumped, &key, &zero);
-	if (!row || row->stack_id)
+	if (!row || row->stack_id) /* no room; walked already */
 		return 0;
 	row->state = state_of(task) | BPF_CORE_READ(task, exit_state);
 	row->on_cpu = task->on_cpu;

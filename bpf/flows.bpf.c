@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
  * TCP by process: bytes, segments, what was sent again, queues. The kernel counts in every socket;
- * a scan of the open files of all tasks takes what was added, and a connection that closes adds its
- * rest. No program runs on a packet.
+ * a scan of the open files of all processes adds what has come since the scan before, and a connection
+ * that closes adds what is left. No program runs for each packet.
  *
- * The owner of a connection is who connects or closes it, both done in its own context, or who holds
- * it open when the scan comes by.
+ * The owner of a connection is the process that connects it or closes it, seen in its own context, or
+ * that has it open at a scan: the first of those.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -32,8 +32,8 @@ SPARE_ROWS(flows, struct flow_key, struct flow_value, 2048)
 
 /* What has been counted of a socket so far, and whose it is. */
 struct counted {
-	u32 tgid;
-	u32 closed;
+	u32 tgid;   /* 0: not known */
+	u32 closed; /* 1: its end has been counted */
 	u64 start_ns;
 	u64 sent_bytes;
 	u64 received_bytes;
@@ -50,7 +50,8 @@ struct {
 	__type(value, struct counted);
 } sockets SEC(".maps");
 
-static __always_inline void own(struct counted *c, struct task_struct *task)
+/* The process of `task` owns the socket, unless another one does. */
+static __always_inline void set_owner(struct counted *c, struct task_struct *task)
 {
 	if (c->tgid || task->flags & PF_KTHREAD)
 		return;
@@ -59,8 +60,9 @@ static __always_inline void own(struct counted *c, struct task_struct *task)
 }
 
 /*
- * A socket whose connection failed, or was given up (connect() to AF_UNSPEC), counts from 0 again: the
- * difference would be negative, and so next to 2^64.
+ * Sets a counter of `c` to its value now, and that of `added` to the difference. A socket whose connection
+ * failed, or was given up (connect() to AF_UNSPEC), counts from 0 again: a difference would be negative, and
+ * so next to 2^64.
  */
 #define TAKE(field, now)                                                                           \
 	do {                                                                                       \
@@ -82,7 +84,7 @@ static __always_inline void own(struct counted *c, struct task_struct *task)
 			v->field = new_;                                                           \
 	} while (0)
 
-/* Add what the kernel counted of a connection since the last time; `count` false: only take note. */
+/* Adds what the kernel counted of a connection since the last time. `count` false: only remembers it. */
 static __always_inline void take(struct sock *sk, struct counted *c, bool count, bool closed)
 {
 	const struct flow_value zero = {};
@@ -111,7 +113,8 @@ static __always_inline void take(struct sock *sk, struct counted *c, bool count,
 	key.family = sk->__sk_common.skc_family;
 	local = sk->__sk_common.skc_num;
 	remote = bpf_ntohs(sk->__sk_common.skc_dport);
-	/* A port that the kernel chose is given back, and 0, before the connection is closed. */
+	/* The service's port is taken to be the lower one. The local one is 0 where the kernel chose it: that is
+	 * released before the connection is closed. */
 	key.port = !local || (remote && remote < local) ? remote : local;
 	if (key.family == AF_INET)
 		key.address[0] = sk->__sk_common.skc_daddr;
@@ -136,7 +139,7 @@ static __always_inline void take(struct sock *sk, struct counted *c, bool count,
 		__sync_fetch_and_add(&v->closed, 1);
 		return;
 	}
-	MOST(max_srtt_us, tcp->srtt_us >> 3);
+	MOST(max_srtt_us, tcp->srtt_us >> 3); /* the kernel keeps 8 times the value */
 	MOST(max_send_queue, sk->sk_wmem_queued > 0 ? sk->sk_wmem_queued : 0);
 	MOST(max_receive_queue, (u32)(tcp->rcv_nxt - tcp->copied_seq));
 }
@@ -156,7 +159,7 @@ static __always_inline int scan(struct bpf_iter__task_file *ctx, bool count)
 	struct counted *c;
 	struct sock *sk;
 
-	/* Threads share their files. */
+	/* Threads share their files: those of the first one are enough. */
 	if (!task || !file || task->tgid != task->pid)
 		return 0;
 	socket = bpf_sock_from_file(file);
@@ -170,7 +173,7 @@ static __always_inline int scan(struct bpf_iter__task_file *ctx, bool count)
 		count_loss(LOSS_TASK_STORAGE);
 		return 0;
 	}
-	own(c, task);
+	set_owner(c, task);
 	take(sk, c, count, false);
 	return 0;
 }
@@ -209,7 +212,7 @@ int BPF_PROG(on_state, struct sock *sk, int from, int to)
 	}
 	/* connect(), close() and shutdown() come here in the caller's own context. */
 	task = (struct task_struct *)bpf_get_current_task_btf();
-	own(c, task);
+	set_owner(c, task);
 	return 0;
 }
 

@@ -2,7 +2,7 @@
 /*
  * More of the kernel's types, as kernel_types.h has them, for the programs that read its counters:
  * accounting of tasks, control groups, run queues, block requests, sockets. A type with ___ in its
- * name is that of the name before it, with other fields.
+ * name (a flavor of CO-RE) is the kernel's type of the name before it, with other fields.
  */
 #ifndef SONDE_HOST_TYPES_H
 #define SONDE_HOST_TYPES_H
@@ -110,7 +110,7 @@ struct in6_addr {
 
 struct sock_common {
 	u32 skc_daddr;
-	u16 skc_dport; /* as on the wire */
+	u16 skc_dport; /* big-endian */
 	u16 skc_num;
 	unsigned short skc_family;
 	struct in6_addr skc_v6_daddr;

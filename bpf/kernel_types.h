@@ -69,7 +69,7 @@ struct task_struct {
 	unsigned int __state;
 	int exit_state;
 	unsigned int flags;
-	unsigned int on_cpu; /* one byte on 7.2: what is unsigned is read at any size */
+	unsigned int on_cpu; /* one byte since 7.2: CO-RE adapts the size of unsigned fields */
 	int pid;
 	int tgid;
 	unsigned long nvcsw;

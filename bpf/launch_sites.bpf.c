@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * Whole stacks of the launches that the library in a profiled process times: it calls an empty function
- * with the launch's number (abi/inject.h, INJECT_SITE), and the stack is taken there.
+ * Whole stacks of the launches that the injected library times: it calls an empty function with the launch's
+ * number (abi/inject.h, INJECT_SITE), and a uprobe on that takes the stack.
  */
 #include "kernel_types.h"
 #define __VMLINUX_H__ /* bpf_tracing.h: registers by the names the kernel gives them */
@@ -17,14 +17,15 @@
 
 SWAPPED_ROWS(launch_sites, struct launch_site_key, struct launch_site_value, 32768)
 
-enum shared_by { BY_PROCESS, BY_PARTY };
+enum shared { BY_PROCESS, BY_PARTY }; /* `what` of within_share */
 
+/* Rows in a window (share.h). */
 const volatile u64 most_of_one_process = 1024;
 const volatile u64 most_of_one_party = 2048;
 
 /*
- * Every process that maps the library can call the site, with any number. The rows and stacks of a second are
- * shared by process and by party, so that one who fills them costs nobody else's launches.
+ * Every process that maps the library can call the site, with any number. So rows and stacks are bounded for
+ * each process and each party: who fills that costs nobody else's launches.
  */
 static __always_inline bool has_share(struct task_struct *task)
 {
@@ -52,7 +53,7 @@ int on_launch_site(struct pt_regs *ctx)
 	key.start_ns = start_of(task);
 	key.correlation = PT_REGS_PARM1(ctx);
 	row = row_of(&launch_sites, &key, &zero);
-	if (row) { /* without the kernel's frames: those are the probe's own */
+	if (row) { /* without kernel frames: those are the uprobe's */
 		mine->walk.pieces[0].kernel_len = 0;
 		mine->walk.stop = STOP_ENTRY;
 		unwind(ctx, &mine->walk, task, 0);

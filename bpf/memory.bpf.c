@@ -5,7 +5,7 @@
  * system call, so it is off unless asked for.
  *
  * Totals are exact; stacks are sampled and weighted (stack.h). A mapping whose stack was taken is
- * remembered by its place, so that what is unmapped is reported with the stack that mapped it.
+ * followed, by its address, so that what is unmapped is reported with the stack that mapped it.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -18,14 +18,14 @@
 
 #define PAGE_BYTES 4096ULL
 #define GFP_MOVABLE 0x08 /* ___GFP_MOVABLE: pages of users, not the kernel's own */
-#define FAULT_PRESENT 1	 /* x86's error code: the page is there, its rights forbid */
+#define FAULT_PRESENT 1	 /* x86's error code: the page is there, its rights forbid the access */
 #define FAULT_WRITE 2
-#define TICK_NS 1000000ULL	 /* of the kernel's rough clock, at the least */
-#define SURE_BYTES (16ULL << 20) /* a mapping as large as this has its stack taken */
+#define TICK_NS 1000000ULL	 /* the shortest jiffy, with HZ=1000 */
+#define SURE_BYTES (16ULL << 20) /* a mapping as large as this always has its stack taken */
 
-/* Where a process's heap ended when it was seen last. */
+/* Where a process's heap ended (brk) when it was seen last. */
 struct memory_break {
-	u64 mm; /* another one: another program */
+	u64 mm; /* its address space: another one after an exec */
 	u64 end;
 };
 
@@ -37,27 +37,28 @@ struct {
 } breaks SEC(".maps");
 
 /*
- * Which of a thread's faults get a stack: one of each `length`, the one that chance points at, which
- * counts for all of them. The length is settled before they come, by how fast those before came. So
- * most faults cost neither an exact clock nor a random number.
+ * Which of a thread's faults get a stack: one of each block of `length`, chosen at random, which counts
+ * for all of them. The length is set before they come, by how fast those before came. So most faults
+ * cost neither an exact clock nor a random number.
  */
 struct fault_block {
 	u64 began_ns;
 	u32 length;
-	u32 left; /* until the block ends */
-	u32 wait; /* until the chosen one; none left: it was */
+	u32 left; /* faults until the block ends */
+	u32 wait; /* faults up to the chosen one; 0: it has come */
 };
 
+/* What is known of a thread that touches memory; `maps`: which of its mappings get a stack. */
 struct touching {
 	struct fault_block block;
 	struct stack_chance maps;
 	u64 start_ns;	/* of the process */
-	u64 last_tick;	/* of the last fault */
+	u64 last_tick;	/* jiffies of the last fault */
 	u64 last_stack; /* of the last fault, 0: none taken */
 	u32 last_weight;
 	u32 last_kind; /* 0: it had no fault yet */
-	u64 faults;    /* of the last kind, not in a row yet */
-	u64 bytes;
+	u64 faults;    /* of the last kind, in no row yet */
+	u64 bytes;     /* of these */
 };
 
 struct {
@@ -98,7 +99,7 @@ static __always_inline struct touching *touching_of(struct task_struct *task)
 	return t;
 }
 
-/* The user part alone: what the kernel does to map memory is always the same. */
+/* The id of the user stack alone: what the kernel does to map memory is always the same. 0: no room. */
 static __always_inline u64 user_stack(void *ctx, struct task_struct *task, u64 seed)
 {
 	const u32 first = 0;
@@ -129,13 +130,13 @@ static __always_inline struct memory_key key_of(struct task_struct *task, const 
 
 /* ---- page faults ---- */
 
-/* The next block: as long as brings about one stack in stack_gap_ns. */
+/* The next block: of the length with which about one stack comes in stack_gap_ns. */
 static __always_inline void next_block(struct fault_block *b, u64 now)
 {
 	u64 took = now - b->began_ns, length = stack_divisor_max;
 
 	if (took >= stack_gap_ns * 16 || !b->length)
-		length = 1; /* it rested: what comes is new */
+		length = 1; /* after a pause: the next fault gets a stack */
 	else if (took)
 		length = b->length * stack_gap_ns / took;
 	if (length > 2 * b->length)
@@ -154,14 +155,14 @@ static __always_inline u32 fault_weight(struct touching *t, u64 tick)
 {
 	struct fault_block *b = &t->block;
 
-	/* A block that was settled in another time than this one is given up where its chance is. */
+	/* A block from long ago is given up before its end: its length does not fit the rate of now. */
 	if (!b->left || tick > t->last_tick + 1 + 16 * stack_gap_ns / TICK_NS)
 		next_block(b, bpf_ktime_get_ns());
 	b->left--;
 	return b->wait && !--b->wait ? b->length : 0;
 }
 
-/* What was counted of a thread since its last row. */
+/* Adds to a row what was counted of a thread since it was last added. */
 static __always_inline void flush(struct task_struct *task, struct touching *t)
 {
 	struct memory_key key = {
@@ -185,10 +186,11 @@ static __always_inline int fault(void *ctx, u64 address, u64 error)
 	struct memory_key key;
 	u64 tick;
 
-	/* Not those of programs like this one, which look at memory that may not be there. */
+	/* Not of kernel addresses, nor of code that reads with faults disabled, as BPF programs do: there no
+	 * page is brought in. */
 	if (address >> 63 || ((struct task_struct___memory *)task)->pagefault_disabled)
 		return 0;
-	if (!t) { /* those that are watched have it from their first fault on */
+	if (!t) { /* the first fault of the thread, or it is not watched */
 		if (!watched(task->tgid) || !has_user_frames(task))
 			return 0;
 		t = touching_of(task);
@@ -222,7 +224,7 @@ int BPF_PROG(on_user_fault, unsigned long address, struct pt_regs *regs, unsigne
 	return fault(ctx, address, error);
 }
 
-/* A system call that touches the caller's memory for it. */
+/* A system call that touches memory of its caller. */
 SEC("tp_btf/page_fault_kernel")
 int BPF_PROG(on_kernel_fault, unsigned long address, struct pt_regs *regs, unsigned long error)
 {
@@ -231,7 +233,8 @@ int BPF_PROG(on_kernel_fault, unsigned long address, struct pt_regs *regs, unsig
 
 struct page;
 
-/* A fault that is served with more than one page. */
+/* A fault that is served with more than one page: the others are added here. Of user memory there are no
+ * folios of order 1; 18: 1 GiB. */
 SEC("tp_btf/mm_page_alloc")
 int BPF_PROG(on_pages, struct page *page, unsigned int order, unsigned int gfp)
 {
@@ -246,7 +249,7 @@ int BPF_PROG(on_pages, struct page *page, unsigned int order, unsigned int gfp)
 	t = bpf_task_storage_get(&threads, task, 0, 0);
 	if (!t || !t->last_kind)
 		return 0;
-	/* In a system call it is the fault's only if that was just now. */
+	/* In a system call the pages may be another's: they are the fault's only if that was just now. */
 	if ((long)BPF_CORE_READ((struct pt_regs *)bpf_task_pt_regs(task), orig_ax) >= 0 &&
 	    bpf_jiffies64() > t->last_tick + 1)
 		return 0;
@@ -263,6 +266,7 @@ int BPF_PROG(on_pages, struct page *page, unsigned int order, unsigned int gfp)
 
 /* ---- mappings ---- */
 
+/* Counts a new mapping, with a stack by chance, and follows it then. */
 static __always_inline void enter(void *ctx, struct task_struct *task, struct touching *t, u32 kind,
 				  u64 from, u64 bytes)
 {
@@ -284,7 +288,7 @@ static __always_inline void enter(void *ctx, struct task_struct *task, struct to
 		follow(key.tgid, from, &m);
 }
 
-/* From where the heap of a process ended to where it ends now; false where that was not known. */
+/* Sets where the heap of a process ends. `before`: where it ended; returns false where that was not known. */
 static __always_inline bool move_break(struct task_struct *task, u64 now, u64 *before)
 {
 	struct memory_break b = {
@@ -323,7 +327,7 @@ static __always_inline void on_mmap(void *ctx, struct task_struct *task, struct 
 	u64 bytes = in_pages(regs->si), flags = regs->r10;
 	u32 kind = MEMORY_ANONYMOUS;
 
-	/* Nothing else is there now, whether it was taken away (MAP_FIXED) or not followed when it went. */
+	/* Nothing else is there now: what is still followed there was replaced (MAP_FIXED), or its end unseen. */
 	leave(task, t->start_ns, at, bytes);
 	if (!(flags & MAP_ANONYMOUS_))
 		kind = MEMORY_FILE;
@@ -341,7 +345,7 @@ static __always_inline void on_mremap(void *ctx, struct task_struct *task, struc
 	struct leaving l = leave(task, t->start_ns, regs->di, before);
 
 	leave(task, t->start_ns, at, after);
-	/* Of one that was not followed only what it grew by is news. */
+	/* Of a mapping that is not followed only what it grew by counts. */
 	if (l.followed)
 		enter(ctx, task, t, l.kind, at, after);
 	else if (after > before)
@@ -371,7 +375,7 @@ static __always_inline void on_brk(void *ctx, struct task_struct *task, struct t
 		unmapped(task, t, now, before - now);
 }
 
-/* The arguments of a call are where they were when it began. */
+/* At the end of a system call its arguments are still in `regs`. */
 SEC("tp_btf/sys_exit")
 int BPF_PROG(on_call, struct pt_regs *regs, long result)
 {
@@ -398,7 +402,7 @@ int BPF_PROG(on_call, struct pt_regs *regs, long result)
 	return 0;
 }
 
-/* ---- what was counted and is in no row: of every thread when a chunk ends, of one that ends ---- */
+/* ---- what was counted and is in no row: of every thread before each drain, of one that ends (on_end) ---- */
 
 SEC("iter/task")
 int on_sum(struct bpf_iter__task *ctx)
@@ -411,7 +415,7 @@ int on_sum(struct bpf_iter__task *ctx)
 	return 0;
 }
 
-/* ---- where heaps end: of processes that there are, that are born, and that end ---- */
+/* ---- where heaps end: at the start of all processes, then of those that fork and exit ---- */
 
 static __always_inline void note_break(struct task_struct *task)
 {

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
  * Rows of host memory, and the mappings that are followed so that what is unmapped of them is reported
- * of the stack that mapped it.
+ * with the stack that mapped it.
  */
 #ifndef SONDE_MEMORY_MAPPINGS_H
 #define SONDE_MEMORY_MAPPINGS_H
 
-#define PIECES 16 /* of one range that is unmapped */
+#define PIECES 16 /* followed mappings looked at in one unmapped range; others stay followed */
 
 SWAPPED_ROWS(memory, struct memory_key, struct memory_value, 8192)
 SPARE_ROWS(memory, struct memory_key, struct memory_value, 2048)
 
-/* Mappings that are followed, by where they begin, and where those begin that end somewhere. */
+/* Mappings that are followed, by where they begin; and where they begin, by where they end. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
@@ -26,6 +26,7 @@ struct {
 	__type(value, u64);
 } mapping_ends SEC(".maps");
 
+/* Adds to the row of `key`, else to a coarser one; where there is neither, that is a loss. */
 static __always_inline void add(const struct memory_key *key, u64 count, u64 bytes, u64 weight,
 				u64 weight_bytes)
 {
@@ -75,7 +76,7 @@ static __always_inline void forget(u32 tgid, u64 from, u64 to)
 	bpf_map_delete_elem(&mapping_ends, &end);
 }
 
-/* Bytes of a mapping are gone: reported with the stack that mapped it. */
+/* Counts bytes of a followed mapping that are unmapped, with the stack that mapped it. */
 static __always_inline void given_back(u32 tgid, const struct memory_mapping *m, u64 bytes)
 {
 	struct memory_key key = {
@@ -91,18 +92,19 @@ static __always_inline void given_back(u32 tgid, const struct memory_mapping *m,
 	add(&key, whole, bytes, whole * m->weight, bytes * m->weight);
 }
 
+/* A range that is unmapped: what of it is still to be looked at. */
 struct leaving {
 	u64 from;
 	u64 to;
-	u64 start_ns;
-	u64 followed; /* bytes of it that were */
+	u64 start_ns; /* of the process */
+	u64 followed; /* bytes that were followed, so far */
 	u32 tgid;
-	u32 kind; /* of the last piece */
+	u32 kind; /* of the last mapping found in it */
 };
 
-/* Of `tgid`, what ends at `to`; NULL and 0 where none does. An end can outlive its mapping, whose begin
- * another one took: where more pieces lay in a range than are followed, or where the kernel unmapped
- * what nobody named. */
+/* The followed mapping of `tgid` that ends at `to`, and in `from` where it begins; NULL where none does. An
+ * entry of mapping_ends can outlive its mapping, when another one begins at the same address: where more than
+ * PIECES lay in a range, or where the kernel unmapped what no system call named. */
 static __always_inline struct memory_mapping *ending_at(u32 tgid, u64 to, u64 *from)
 {
 	struct memory_place end = {.address = to, .tgid = tgid}, begin = {.tgid = tgid};
@@ -121,7 +123,7 @@ static __always_inline struct memory_mapping *ending_at(u32 tgid, u64 to, u64 *f
 	return NULL;
 }
 
-/* One mapping that lies in a range, from its end on, else from its begin; 1: no more are known. */
+/* One mapping that lies in the range: at its end, else at its beginning. Returns 1 where none is known. */
 static long leave_piece(u32 i, void *arg)
 {
 	struct leaving *l = arg;
@@ -164,7 +166,7 @@ static long leave_piece(u32 i, void *arg)
 	return 0;
 }
 
-/* What of a range was followed is followed no longer. */
+/* Stops following what of a range is followed, and counts it as unmapped. */
 static __always_inline struct leaving leave(struct task_struct *task, u64 start_ns, u64 from,
 					    u64 bytes)
 {

@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * Memory of other tasks, as user space has read it. A program that reads it itself has its pages
- * brought in, and their owner decides how long that takes (FUSE, userfaultfd): meanwhile the
- * program cannot be ended, and no other program on the machine can be taken off. So a page that is not
- * here yet is asked for, and the walk is made again once it has come.
+ * Memory of other tasks, as user space has read it. A program that reads it itself waits until its pages
+ * are in memory, and their owner decides how long that takes (FUSE, userfaultfd): meanwhile the program
+ * cannot be ended, and no other BPF program on the machine can be removed. So a page that is not in the map
+ * yet is asked for, and the walk is made again once it has come.
  */
 #ifndef SONDE_OTHER_MEMORY_H
 #define SONDE_OTHER_MEMORY_H
 
 #define OTHER_PAGE 4096
-#define OTHER_TAIL 16 /* of the page behind: what a single read may take across its beginning */
+#define OTHER_TAIL 16 /* bytes of the next page: as far as a single read may reach into it */
 #define OTHER_MOST_READ 1024
 #define OTHER_PAGES 4096
 #define OTHER_PAGES_WANTED 512
 
 struct other_page_key {
 	u32 tid;
-	u32 switches; /* of the thread, so far: what was read before it ran does not count any more */
+	u32 switches; /* of the thread, so far: pages read before it last ran are not found */
 	u64 page;     /* address / OTHER_PAGE */
 };
 struct other_page {
-	u64 bytes; /* as many as could be read */
+	u64 bytes; /* of `content`: as many as could be read */
 	u8 content[OTHER_PAGE + OTHER_TAIL];
 };
 
@@ -39,9 +39,9 @@ struct {
 } other_pages_wanted SEC(".maps");
 
 struct other_state {
-	u32 misses;   /* reads of pages that are not here, so far */
-	u32 any_time; /* pages count though their thread ran meanwhile: it never stays still */
-	u32 is_full;  /* no more pages can be asked for in this round */
+	u32 misses;   /* reads of pages that are not in the map, so far */
+	u32 any_time; /* 1: pages count though their thread ran since: one that runs all the time */
+	u32 is_full;  /* 1: other_pages_wanted has no room until user space has emptied it */
 };
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -57,6 +57,7 @@ static __always_inline struct other_state *other_memory(void)
 	return bpf_map_lookup_elem(&other_state, &first);
 }
 
+/* Sets `key` to the page that `from` lies in. Returns 0 where it is in the map, else asks for it. */
 static __noinline long find_other(struct other_page_key *key, struct task_struct *task, u64 from)
 {
 	struct other_state *state = other_memory();

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * Run queues: how long they are, looked at by a timer up to 100 times a second, and how long threads
+ * Run queues: how long they are, read by a timer up to 100 times a second (a look), and how long threads
  * wait in each before they get the CPU.
  *
- * The kernel itself notes when a thread was queued (sched_info), and its run queue has a clock that
- * was brought up to date for this very switch: the delay is their difference, as the kernel sums it.
- * on_switch runs under the run-queue lock: it reads two words and adds to this CPU's own counts. It
- * also gives the timer the place where the run queue of its CPU is, for which not every kernel has a symbol.
+ * The kernel itself notes when a thread was queued (sched_info), and its run queue has a clock that was
+ * updated for this very switch: the delay is the difference, as the kernel sums it. on_switch runs under
+ * the run-queue lock: it reads two words and adds to this CPU's own counts. It also keeps the address of
+ * its CPU's run queue for the timer: not every kernel has a symbol for it.
  *
- * The memory for a timer can be refused, for seconds. Until it is had, the sampling clocks of the CPUs
- * look instead (on_timer), which cannot be slowed down while the machine rests.
+ * The memory for a timer can be refused, for seconds. Until there is some, the sampling clocks of the CPUs
+ * look instead (on_timer), which cannot be slowed down while the machine is idle.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -26,17 +26,17 @@
 #define EBUSY 16
 #define MAX_CPUS 1024
 
-const volatile u32 cpus = 1;		    /* possible ones */
+const volatile u32 cpus = 1;		    /* possible CPUs, of the kernel's list */
 const volatile u64 busy_gap_ns = 10000000;  /* between two looks while the machine works */
 const volatile u64 idle_gap_ns = 100000000; /* and while it does not */
 
 /*
- * Looks that found somebody at work count for more the newer they are: each weighs 1/16, all together
- * BUSY_ALL. From BUSY_STIRS on the machine is no longer at rest: after 0.08 s of work without a pause,
- * or where four looks in ten find some.
+ * How busy the machine is: an exponential moving average of the looks that found a thread running, of
+ * which each weighs 1/16; BUSY_ALL where all did. From BUSY_ENOUGH on it is active: after 8 looks (0.08 s)
+ * that all did, or where four in ten do.
  */
 #define BUSY_ALL 256
-#define BUSY_STIRS 96
+#define BUSY_ENOUGH 96
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -57,18 +57,18 @@ struct {
 	__type(value, struct cpu_queue);
 } queues SEC(".maps");
 
-/* Something to read as soon as a machine that was at rest no longer is: who sleeps is woken. */
+/* Has something to read as soon as a machine that was idle is active: that wakes user space. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096);
 } stirs SEC(".maps");
 
-/* What the look before left. */
+/* What is kept from one look to the next. */
 struct watch {
-	u64 time_ns;
-	u64 switches;
-	u64 level; /* of BUSY_ALL */
-	u64 timed; /* 1: a timer looks */
+	u64 time_ns;  /* of the last look */
+	u64 switches; /* of all CPUs, then */
+	u64 level;    /* how busy, up to BUSY_ALL */
+	u64 timed;    /* 1: a timer looks */
 };
 
 struct {
@@ -90,8 +90,8 @@ struct {
 } clocks SEC(".maps");
 
 /*
- * [0] what looking has cost, ns; [1] how often it was looked. How often a timer could not be made:
- * [2] for want of memory, [3] for another reason; [4] not be started.
+ * [0] what looking has cost, in ns; [1] how many looks there were. How often a timer could not be made:
+ * [2] because there was no memory, [3] for another reason; [4] how often it could not be started.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -100,7 +100,7 @@ struct {
 	__type(value, u64);
 } spent SEC(".maps");
 
-/* [0] 0: look no more. [1] 1: report when the machine is no longer at rest, once. */
+/* What user space wants: [0] 1: looks, 0: none; [1] 1: to be woken, once, when the machine is active. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 2);
@@ -108,9 +108,11 @@ struct {
 	__type(value, u32);
 } wanted SEC(".maps");
 
+/* Puts the layout of the ring's records into the object's BTF. */
 const struct pulse *pulse_layout __attribute__((unused));
 
-static long look_at(u32 cpu, void *context)
+/* Adds the run queue of one CPU to a look. */
+static long look_at_cpu(u32 cpu, void *context)
 {
 	struct pulse *p = context;
 	struct cpu_queue *q = bpf_map_lookup_elem(&queues, &cpu);
@@ -138,6 +140,7 @@ static long look_at(u32 cpu, void *context)
 	return 0;
 }
 
+/* Adds to an entry of `spent`. */
 static __always_inline void count(u32 which, u64 more)
 {
 	u64 *n = bpf_map_lookup_elem(&spent, &which);
@@ -154,29 +157,30 @@ static __always_inline void mark_active(struct watch *w, const struct pulse *p)
 	w->level -= w->level / 16;
 	if (p->busy)
 		w->level += BUSY_ALL / 16;
-	if (!asked || !*asked || w->level < BUSY_STIRS)
+	if (!asked || !*asked || w->level < BUSY_ENOUGH)
 		return;
 	*asked = 0;
 	if (bpf_ringbuf_output(&stirs, (void *)p, sizeof(*p), BPF_RB_FORCE_WAKEUP))
 		count_loss(LOSS_RING_FULL);
 }
 
-/* Looks once. How long until it should be looked again, in ns. */
+/* Looks once. Returns the time until the next look, in ns: longer where the machine is idle, because a look
+ * wakes an idle CPU. */
 static __always_inline u64 look(struct watch *w)
 {
 	struct pulse p = {.time_ns = bpf_ktime_get_ns()};
-	bool rests;
+	bool is_idle;
 
-	bpf_loop(cpus, look_at, &p, 0);
+	bpf_loop(cpus, look_at_cpu, &p, 0);
 	if (bpf_ringbuf_output(&pulses, &p, sizeof(p), BPF_RB_NO_WAKEUP))
 		count_loss(LOSS_RING_FULL);
 	mark_active(w, &p);
-	rests = !p.busy && p.switches - w->switches <= 2 * idle_gap_ns / busy_gap_ns;
+	is_idle = !p.busy && p.switches - w->switches <= 2 * idle_gap_ns / busy_gap_ns;
 	w->time_ns = p.time_ns;
 	w->switches = p.switches;
 	count(0, bpf_ktime_get_ns() - p.time_ns);
 	count(1, 1);
-	return rests ? idle_gap_ns : busy_gap_ns; /* looking wakes an idle CPU */
+	return is_idle ? idle_gap_ns : busy_gap_ns;
 }
 
 static __always_inline bool is_wanted(void)
@@ -195,7 +199,7 @@ static int on_time(void *map, u32 *key, struct clock *clock)
 	if (!w)
 		return 0;
 	if (!is_wanted() || bpf_timer_start(&clock->timer, look(w), 0))
-		w->timed = 0; /* user space begins again */
+		w->timed = 0; /* until user space runs on_begin again */
 	return 0;
 }
 
@@ -209,15 +213,15 @@ int on_timer(void *ctx)
 	if (!w || w->timed || !is_wanted())
 		return 0;
 	last = *(volatile u64 *)&w->time_ns; /* before the clock: another CPU may write it now */
-	/* The timer runs on each CPU; one of them looks. */
+	/* Each CPU has a sampling clock; the first to come looks. */
 	if (bpf_ktime_get_ns() - last >= busy_gap_ns - busy_gap_ns / 4)
 		look(w);
 	return 0;
 }
 
 /*
- * An iterator only because that is run once and by whom we choose: it starts the timer. Making one can
- * fail for want of memory at that moment; then it is tried again with the next task.
+ * Starts the timer. An iterator only because user space can run one whenever it likes: the task does not
+ * matter. There may be no memory for a timer at that moment; then it is tried again with the next task.
  */
 SEC("iter/task")
 int on_begin(struct bpf_iter__task *ctx)
@@ -231,7 +235,7 @@ int on_begin(struct bpf_iter__task *ctx)
 		return 0;
 	w->timed = 1;
 	refused = bpf_timer_init(&clock->timer, &clocks, CLOCK_MONOTONIC);
-	if (refused && refused != -EBUSY) /* it was made before */
+	if (refused && refused != -EBUSY) /* -EBUSY: it was made before */
 		count(refused == -ENOMEM ? 2 : 3, 1);
 	bpf_timer_set_callback(&clock->timer, on_time);
 	if (bpf_timer_start(&clock->timer, busy_gap_ns, 0)) {
@@ -254,7 +258,7 @@ int BPF_PROG(on_switch, bool preempt, struct task_struct *prev, struct task_stru
 
 	if (!queued || !next->pid)
 		return 0;
-	rq = t->se.cfs_rq->rq; /* of the CPU that a task is on, whatever its class */
+	rq = t->se.cfs_rq->rq; /* of the CPU that the task is on, whatever its scheduling class */
 	ns = rq->clock - queued;
 	if ((s64)ns < 0)
 		return 0;
@@ -271,7 +275,7 @@ int BPF_PROG(on_switch, bool preempt, struct task_struct *prev, struct task_stru
 	d->ns += ns;
 	if (ns > d->max_ns)
 		d->max_ns = ns;
-	bits = ns;
+	bits = ns; /* slot: how many bits it takes */
 	if (bits >> 16)
 		slot += 16, bits >>= 16;
 	if (bits >> 8)

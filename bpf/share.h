@@ -3,26 +3,26 @@
  * What one party may take of a map or ring that all share, in about a second. Include host_types.h
  * before it.
  *
- * A party is somebody who cannot make more of themselves: a container whose root is the machine's,
- * by its outermost pid namespace, with all the user ids that it gives itself and the user namespaces
- * that it begins as those users; or a user, with all the user ids and namespaces that are theirs. The
- * machine's own root is under no limit.
+ * A party is somebody who cannot make more of themselves. Either a container that the machine's root
+ * started, known by its outermost pid namespace, with all user ids and user namespaces inside; or a
+ * user, with all subordinate user ids and all namespaces that are theirs. The machine's own root is
+ * under no limit.
  * src/sonde/procfs/parties.py has the same rule.
  */
 #ifndef SONDE_SHARE_H
 #define SONDE_SHARE_H
 
 #define SHARE_WINDOW_SHIFT 30 /* 1.07 s */
-#define SHARE_NAMESPACES 32   /* user namespaces are nested no deeper */
+#define SHARE_NAMESPACES 32   /* levels of user namespaces that are looked at; there may be 33 */
 
 struct share_key {
 	u64 party;
-	u64 what; /* is shared: the caller's number */
+	u64 what; /* number of what is shared, as the caller chose it */
 };
 
 struct share {
-	u64 window;
-	u64 taken;
+	u64 window; /* time >> SHARE_WINDOW_SHIFT */
+	u64 taken;  /* in that window */
 };
 
 struct {
@@ -57,7 +57,7 @@ static __always_inline u64 party_of(struct task_struct *task)
 	u32 owner = 0;
 
 	if (container && !BPF_CORE_READ((struct pid_namespace *)container, user_ns, parent))
-		return container; /* not begun in a user namespace: root's */
+		return container; /* in the machine's own user namespace: its root started it */
 	for (u32 i = 0; i < SHARE_NAMESPACES; i++) {
 		outer = BPF_CORE_READ(inner, parent);
 		if (!outer)
@@ -71,7 +71,7 @@ static __always_inline u64 party_of(struct task_struct *task)
 	return owner ?: container ?: BPF_CORE_READ(t, real_cred, uid.val);
 }
 
-/* Whether `party` took less than `most` of `what` in this second; then one more. 0 has no limit. */
+/* Whether `party` took less than `most` of `what` in this window; counts one more. Party 0 has no limit. */
 static __always_inline bool within_share(u64 party, u64 what, u64 most)
 {
 	const struct share_key key = {.party = party, .what = what};
@@ -86,14 +86,14 @@ static __always_inline bool within_share(u64 party, u64 what, u64 most)
 		bpf_map_update_elem(&shares, &key, &first, BPF_ANY);
 		return true;
 	}
-	if (it->window != window) { /* two CPUs at once: a few more than its share */
+	if (it->window != window) { /* two CPUs here at once let in a few more than the share */
 		it->taken = 0;
 		it->window = window;
 	}
 	return __sync_fetch_and_add(&it->taken, 1) < most;
 }
 
-/* The same for a ring that is shared by need: up to half of it is first come, first served. */
+/* The same for a ring buffer, of which half is first come, first served: shares count beyond that. */
 #define WITHIN_SHARE_OF_RING(ring, task, what, most)                                               \
 	(within_share(party_of(task), (what), (most)) ||                                           \
 	 bpf_ringbuf_query(&(ring), BPF_RB_AVAIL_DATA) <                                           \

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
  * Which waits are counted one by one. A thread that switches ten thousand times a second would pay for each
- * switch and wake-up what a row in a hash map costs, so of its short waits one stands for many: in a window of
- * about a second the first 64 of a thread are counted, then one in 2, 4, 8 …, drawn at random; each
- * counts for as many. Waits of `long_wait_ns` or more are all counted, as 1: what is not drawn leaves its
- * beginning in the thread's line, and if it proves long it is counted at its end. So sums are unbiased, and no
- * wait that anybody would look for is missing.
+ * switch and wake-up what a row in a hash map costs, so of its short waits some, drawn at random, stand for
+ * all: in a window of about a second the first 64 of a thread are counted, then one in 2, 4, 8 …, each as that
+ * many. Waits of `long_wait_ns` or more are all counted, as 1: what is not drawn leaves its beginning in the
+ * thread's line, and if it proves long it is counted at its end. So sums are unbiased, and each long wait is
+ * there.
  *
  * The draw is made at the beginning, because stacks are taken there. A CPU on which many were counted in
- * this window counts fewer, and calls waits long from 2 or 4 ms on.
+ * this window counts fewer, and only waits of 2 or 4 ms and more are long there: its level is 1 or 2.
  *
- * A line is one cache line, under the thread's number modulo SHORT_WAIT_LINES; what is asked of it is who has
- * it. Two threads with one line are counted by turns or one by one; nothing is mixed up.
+ * A line (struct wait_line, one cache line) belongs to the threads whose number modulo SHORT_WAIT_LINES is its
+ * index; `tid` is the thread that uses it now. While one waits with it, all waits of another are counted, as 1:
+ * nothing is mixed up.
  */
 #ifndef SONDE_SHORT_WAITS_H
 #define SONDE_SHORT_WAITS_H
@@ -19,9 +20,9 @@
 #define SHORT_WAIT_LINES 4096
 #define SHORT_WAIT_WINDOW_SHIFT 30 /* 1.07 s */
 #define SHORT_WAITS_SHIFT 6	   /* log2 of how many of a thread are counted in a window: 64 */
-#define LEVEL_SHIFT 11		   /* at each 2048 waits counted on a CPU in a window: */
+#define LEVEL_SHIFT 11		   /* log2 of the waits on a CPU for each level: 2048 */
 #define MAX_LEVEL 2
-#define FEWER_SHIFT 1 /* half as many of a thread's */
+#define FEWER_SHIFT 1 /* at each level half as many of a thread's waits are counted */
 #define WAIT_STACKS_SHIFT                                                                          \
 	5 /* log2 of how many stacks a CPU takes in a window before they are thinned */
 #define MAX_DRAW_SHIFT 10
@@ -43,7 +44,7 @@ struct wait_line {
 	u64 wake_ns;
 	u32 waker_tgid;
 	u32 waker_tid;
-	u32 task_state; /* it left its CPU in */
+	u32 task_state; /* the thread's, as it left its CPU */
 	u32 preempted;
 	u64 unused[2];
 };
@@ -55,7 +56,7 @@ struct {
 	__type(value, struct wait_line);
 } wait_lines SEC(".maps");
 
-/* Of a CPU. */
+/* How many waits and stacks a CPU counts. */
 struct wait_pressure {
 	u64 not_drawn; /* waits that others stand for, since the start */
 	u32 window;
@@ -71,6 +72,7 @@ struct {
 	__type(value, struct wait_pressure);
 } wait_pressure SEC(".maps");
 
+/* The line for a thread; NULL where all waits are counted, of chosen processes alone. */
 static __always_inline struct wait_line *line_of(u32 tid)
 {
 	const u32 at = tid % SHORT_WAIT_LINES;
@@ -78,7 +80,7 @@ static __always_inline struct wait_line *line_of(u32 tid)
 	return chosen_only ? NULL : bpf_map_lookup_elem(&wait_lines, &at);
 }
 
-/* That of this CPU in this window; NULL where all waits are counted. */
+/* The wait_pressure of this CPU in this window; NULL where all waits are counted. */
 static __always_inline struct wait_pressure *pressure_now(u64 now)
 {
 	const u32 window = now >> SHORT_WAIT_WINDOW_SHIFT, first = 0;
@@ -101,7 +103,7 @@ static __always_inline u32 level_of(const struct wait_pressure *it)
 	return level < MAX_LEVEL ? level : MAX_LEVEL;
 }
 
-/* Whether a wait counts as one, whatever was drawn. Asked where it is summed up. */
+/* Whether a wait counts as 1, whatever was drawn; asked at its end. */
 static __always_inline bool is_long(u64 ns, u64 now)
 {
 	u64 from_ns;
@@ -112,7 +114,10 @@ static __always_inline bool is_long(u64 ns, u64 now)
 	return ns >= from_ns || ns >= longest_short_wait_ns;
 }
 
-/* log2 of one in how many is drawn: of `number` times as many as are all taken. About as many of each octave. */
+/*
+ * One in 2^result is drawn of what comes after `number` times as many as are all taken: the number of bits of
+ * `number`. So about as many are drawn each time the count doubles.
+ */
 static __always_inline u32 octave(u32 number)
 {
 	u32 shift = 0;
@@ -131,8 +136,8 @@ static __always_inline bool one_in(u32 shift)
 }
 
 /*
- * A thread leaves its CPU: how many waits this one counts for. 0: others stand for it, and its line holds what
- * is known of it.
+ * A thread leaves its CPU: as how many waits this one counts. 0: others stand for it, and the thread's line
+ * holds what is known of it.
  */
 static __always_inline u32 drawn(u32 tid, u32 task_state, bool preempted, u64 now)
 {
@@ -144,7 +149,7 @@ static __always_inline u32 drawn(u32 tid, u32 task_state, bool preempted, u64 no
 	if (!line)
 		return 1;
 	if (line->tid != tid) {
-		if (line->state == LINE_NOTED) /* somebody else's, who waits */
+		if (line->state == LINE_NOTED) /* another thread waits with it */
 			return 1;
 		line->tid = tid;
 		line->window = 0;
@@ -172,8 +177,8 @@ static __always_inline u32 drawn(u32 tid, u32 task_state, bool preempted, u64 no
 }
 
 /*
- * The weight of a stack that is due, 0 to take none, of a wait that counts for `times`: of threads that make many
- * waits a CPU takes fewer where many were taken in this window.
+ * The weight of a stack that is due, of a wait that counts as `times`; 0: it is not taken. Of threads with many
+ * waits a CPU takes fewer stacks where it took many in this window.
  */
 static __always_inline u32 weight_of_stack(u32 weight, u32 times, u64 now)
 {
@@ -197,7 +202,7 @@ static __always_inline struct wait_line *noted_line_of(u32 tid)
 	return line && line->tid == tid && line->state == LINE_NOTED ? line : NULL;
 }
 
-/* Take what a line holds: once, by the wait's end or by the scan of all tasks. */
+/* Takes what a line holds. True once: for the wait's end or for the scan of all tasks. */
 static __always_inline bool take_line(struct wait_line *line)
 {
 	return __sync_val_compare_and_swap(&line->state, LINE_NOTED, LINE_IDLE) == LINE_NOTED;

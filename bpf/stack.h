@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * Taking a stack: walk it (unwind.h), name it by its hash, keep the frames once.
+ * Taking a stack: walk it (unwind.h), use its hash as its id, keep the frames once.
  *
- * Each object that includes this has its own `stacks` map. The caller gives the scratch memory,
- * because what is safe differs: one for each CPU where nothing can interleave (perf_event,
- * sched_switch), several where the program can be preempted (uprobes: walk_scratch.h).
+ * Each object that includes this declares a `stacks` map; those of one recording share that of
+ * unwind.bpf.c. The caller gives the scratch memory, because what is safe differs: one for each CPU where
+ * nothing can interleave (perf_event, sched_switch), several where the program can be preempted (uprobes:
+ * walk_scratch.h).
  */
 #ifndef SONDE_STACK_H
 #define SONDE_STACK_H
@@ -37,11 +38,11 @@ static __always_inline void count_loss(u32 which)
 }
 
 /*
- * Which of a thread's events get a stack. The chance is settled before the event's size is known and
- * the event counts for its inverse, so sums of weights are unbiased. About one stack in `stack_gap_ns`
- * a thread among events like the one before, and as many among those of another kind: what comes
- * seldom between much of the same gets one for sure, and the sums have little variance. A thread that goes to and
- * fro between two kinds of wait changes with every event and is no dearer.
+ * Which of a thread's events get a stack. The chance is set before the event's size (duration, bytes) is
+ * known, and the event counts for its inverse, so sums of weights are unbiased. A thread gets about one stack
+ * in `stack_gap_ns` among events of the same kind as the one before, and as many among events of another kind
+ * than that: a rare kind between many of another surely gets one, and sums have little variance. A thread
+ * whose kind changes with every event costs no more.
  */
 struct stack_chance {
 	u64 taken_ns;	/* last stack */
@@ -53,9 +54,9 @@ struct stack_chance {
 };
 
 const volatile u64 stack_gap_ns = 10000000;
-const volatile u32 stack_divisor_max = 1024; /* one in this many at the least */
+const volatile u32 stack_divisor_max = 1024; /* one event in this many gets a stack at least */
 
-/* Note an event in a moving mean of the gaps between such. Returns how many came per stack_gap_ns. */
+/* Adds an event to a moving mean of the gaps between events. Returns how many come in a stack_gap_ns. */
 static __always_inline u64 note_gap(u64 *mean_ns, u64 *last_ns, u64 now)
 {
 	u64 gap = *last_ns ? now - *last_ns : 0;
@@ -86,6 +87,7 @@ static __always_inline u32 stack_weight(struct stack_chance *c, s32 kind, u64 no
 	return divisor;
 }
 
+/* Takes the kernel frames of the current task; returns how many. */
 static __always_inline u32 walk_kernel(void *ctx, struct sonde_stack *s)
 {
 	long n = bpf_get_stack(ctx, s->kernel, sizeof(s->kernel), 0);
@@ -93,18 +95,20 @@ static __always_inline u32 walk_kernel(void *ctx, struct sonde_stack *s)
 	return n > 0 ? (u32)n / sizeof(u64) : 0;
 }
 
+/* One step of the hash. */
 static __always_inline u64 mix(u64 h, u64 v)
 {
 	h = (h ^ v) * 0x9e3779b97f4a7c15ULL;
 	return h ^ (h >> 29);
 }
 
-/* Random, the same for all objects of a loader: a user who knew it could give a stack of his the id of
- * another process's, whose rows would then show his frames. */
+/* Random, the same for all objects that user space loads together: a user who knew it could make a stack
+ * with the id of another process's, whose rows would then show that user's frames. */
 const volatile u64 stack_seed = 0;
 
-/* Hash of the frames and of the process whose addresses they are. In a deep recursion a stack may be
- * what is the tail of another: each has a separate entry, since they are let go at other times. */
+/* Hash of the frames and of the process whose addresses they are (`seed`). In a deep recursion a whole stack
+ * may be the same as the tail of another: they have separate entries, since user space removes them at
+ * different times. */
 static __always_inline u64 stack_hash(const struct sonde_stack *s, u64 seed)
 {
 	u64 h = mix(mix(stack_seed, seed) ^ s->next,
@@ -123,7 +127,7 @@ static __always_inline u64 stack_hash(const struct sonde_stack *s, u64 seed)
 	return h ? h : 1;
 }
 
-/* Store the walked stack under its hash. Returns the hash, 0 when there was no room. */
+/* Stores a piece of a stack under its hash. Returns the hash, 0 when there was no room. */
 static __always_inline u64 stack_keep(const struct sonde_stack *s, u64 seed)
 {
 	u64 id = stack_hash(s, seed);
@@ -146,11 +150,11 @@ struct stack_pieces {
 	u64 id;
 };
 
-/* Keep the pieces of a walk, the last one first: each names the one behind it. */
+/* Stores the pieces of a walk, the last one first: each has the id of the one behind it. */
 static long keep_piece(u32 i, void *arg)
 {
 	struct stack_pieces *p = arg;
-	u32 piece = p->walk->piece - i; /* wraps: then there is none */
+	u32 piece = p->walk->piece - i; /* wraps around below 0: there are no more */
 	struct sonde_stack *s;
 
 	if (piece >= UNWIND_PIECES)
@@ -166,20 +170,20 @@ static long keep_piece(u32 i, void *arg)
 	return p->id == 0;
 }
 
-/* Keep what was walked. Returns the id of its first piece, 0 when there was no room. */
+/* Stores what was walked. Returns the id of its first piece, 0 when there was no room. */
 static __always_inline u64 keep_walk(struct unwind_walk *w, u64 seed)
 {
 	struct stack_pieces pieces = {.walk = w, .seed = seed};
 
 	if (has_loop() && w->piece)
 		bpf_loop(w->piece + 1, keep_piece, &pieces, 0);
-	else /* frame pointers never fill more than one */
+	else /* a walk by frame pointers alone fills no more than one */
 		keep_piece(0, &pieces);
 	return pieces.id;
 }
 
-/* The stack of the current task. `kernel`, `user`: it has such a part. `first`: a user frame put in
- * front. */
+/* The id of the current task's stack, 0 when there was no room. `kernel`, `user`: whether it has such a part.
+ * `first`: a user frame to put in front, 0 for none. */
 static __always_inline u64 stack_of(void *ctx, struct unwind_walk *w, u64 seed, bool kernel,
 				    bool user, u64 first)
 {
@@ -197,7 +201,7 @@ static __always_inline u64 stack_of(void *ctx, struct unwind_walk *w, u64 seed, 
 	return keep_walk(w, seed);
 }
 
-/* The same; with a user frame in front it is that of a call, which has no kernel part. */
+/* The same, with a kernel part unless a user frame is put in front: then it is the stack of a device call. */
 static __always_inline u64 stack_take(void *ctx, struct unwind_walk *w, u64 seed, bool user,
 				      u64 first)
 {

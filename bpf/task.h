@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Who a task is, whether we watch it, and two maps of rows that user space swaps. */
+/* Which process a task is of, whether that is watched, and two maps of rows that user space swaps. */
 #ifndef SONDE_TASK_H
 #define SONDE_TASK_H
 
-#define PF_IO_WORKER 0x00000010 /* a kernel thread of io_uring, in the process it works for */
-#define PF_USER_WORKER 0x00004000
+#define PF_IO_WORKER 0x00000010	  /* a kernel thread of io_uring, in the process it works for */
+#define PF_USER_WORKER 0x00004000 /* since 6.4: the same for others, such as vhost */
 #define PF_KTHREAD 0x00200000
 
 /* Watched processes, shared by all objects and kept by targets.bpf.c; unused unless filter_targets. */
@@ -32,6 +32,7 @@ static __always_inline bool has_user_frames(struct task_struct *task)
 	return task->mm && !(task->flags & (PF_KTHREAD | PF_USER_WORKER | PF_IO_WORKER));
 }
 
+/* When the task's process started, in ns of CLOCK_BOOTTIME. */
 static __always_inline u64 start_of(struct task_struct *task)
 {
 	return task->group_leader->start_boottime;
@@ -116,14 +117,14 @@ static __always_inline void *spare_row_of(void *spare_in_use, const void *key, c
 	return row;
 }
 
-/* Add to a row that other CPUs may be adding to as well. */
+/* Adds to a row that other CPUs may be adding to as well. */
 #define ADD_TO(field, more)                                                                        \
 	do {                                                                                       \
 		if (more)                                                                          \
 			__sync_fetch_and_add(&(field), (more));                                    \
 	} while (0)
 
-/* A maximum of such a row: where two come at a time, one of them may go unseen. */
+/* Raises a maximum of such a row; of two CPUs at the same moment, the lower value may remain. */
 #define RAISE_TO(field, value)                                                                     \
 	do {                                                                                       \
 		if ((value) > (field))                                                             \

@@ -3,12 +3,12 @@
  * What processes use, and whose they are.
  *
  * The kernel counts for every task already: time on a CPU, time ready without one, switches,
- * migrations, faults, bytes read and written. A scan of all tasks takes what was added since the
- * scan before; a thread that ends takes its rest on its way out. So the sums are the kernel's own,
+ * migrations, faults, bytes read and written. A scan of all tasks adds what has come since the scan
+ * before; when a thread ends, what is left of it is added. So the sums are the kernel's own,
  * and a process that lives 50 ms is in them. Nothing here runs on a switch or on a fault.
  *
- * Whose a process is is noted when it executes, when it is moved to another control group and when
- * it ends, because afterwards /proc knows nothing of it.
+ * Whose a process is (control groups, parent, user) is noted when it executes a program, when it is moved
+ * to another control group and when it ends, because afterwards /proc knows nothing of it.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -25,8 +25,9 @@ SWAPPED_ROWS(usage, struct usage_key, struct usage_value, 16384)
 SPARE_ROWS(usage, struct usage_key, struct usage_value, 1) /* the overflow row: key all 0 */
 
 /*
- * What has been counted of a thread so far. Replaced atomically, by the scan or the thread's end; it
- * only ever grows: of two that read a counter at once, the one that read it first may come last.
+ * What has been counted of a thread so far. Each value is replaced atomically, by the scan or at the thread's
+ * end, and only by a larger one: of two that read the kernel's counter, the one that read it first may come
+ * last.
  */
 struct counted {
 	u64 cpu_ns;
@@ -64,9 +65,10 @@ struct {
 	__uint(max_entries, 256 * 1024);
 } step_notes SEC(".maps");
 
-/* Notes a second of one user or container, from where on it has no more than what others leave. */
-enum shared_notes { PROCESS_NOTES, CGROUP_NOTES, STEP_NOTES };
+enum shared_notes { PROCESS_NOTES, CGROUP_NOTES, STEP_NOTES }; /* `what` of within_share */
 
+/* Notes of one party in a window (share.h); more only while the ring is less than half full (but for
+ * step_notes, which have no more). */
 #define PROCESS_NOTES_OF_ONE 256
 #define CGROUP_NOTES_OF_ONE 64
 #define STEP_NOTES_OF_ONE 4
@@ -87,6 +89,7 @@ static __always_inline struct usage_value *usage_of(struct task_struct *task)
 	return v ?: spare_row_of(&usage_spare, &overflow, &zero, &overflow);
 }
 
+/* Sets a counter of `c` to its value now, and that of `added` to what it grew by. */
 #define TAKE(field, now)                                                                           \
 	do {                                                                                       \
 		u64 new_ = (now), old_ = c->field;                                                 \
@@ -102,7 +105,7 @@ static __always_inline struct usage_value *usage_of(struct task_struct *task)
 			__sync_fetch_and_add(&v->field, added.field);                              \
 	} while (0)
 
-/* Add what the kernel counted of a task beyond `c`; `count` false: only take note. */
+/* Adds what the kernel counted of a task beyond `c`. `count` false: only remembers it. */
 static __always_inline void take(struct task_struct *task, struct counted *c, bool count)
 {
 	struct task_struct___counters *t = (void *)task;
@@ -149,7 +152,7 @@ static __always_inline int scan(struct task_struct *task, bool count)
 	return 0;
 }
 
-/* Once a tick: over every task there is. */
+/* Before each drain: over every task there is. */
 SEC("iter/task")
 int on_scan(struct bpf_iter__task *ctx)
 {
@@ -160,7 +163,7 @@ int on_scan(struct bpf_iter__task *ctx)
 	return scan(task, true);
 }
 
-/* Once at the start: what was counted before we came is not reported. */
+/* Once at the start: what was counted before it is not reported. */
 SEC("iter/task")
 int on_first_scan(struct bpf_iter__task *ctx)
 {
@@ -193,7 +196,8 @@ static __always_inline void note_cgroup(struct process_note *n, u32 slot, struct
 		}                                                                                  \
 	} while (0)
 
-/* Whose `task` is, now. Version 2 has one hierarchy; of version 1 the most specific are read. */
+/* Notes whose `task` is now. Control groups of version 2 have one hierarchy; of version 1 those of three
+ * controllers are read, which container runtimes and Slurm use. */
 static __always_inline void note(struct task_struct *task, u32 kind)
 {
 	struct task_struct___owner *leader = (void *)BPF_CORE_READ(task, group_leader);
@@ -231,14 +235,14 @@ static __always_inline void note(struct task_struct *task, u32 kind)
 	NOTE_CONTROLLER(1, memory);
 	NOTE_CONTROLLER(2, freezer);
 	NOTE_CONTROLLER(3, pids);
-	/* Read by the tick, not at once: waking the reader costs more than the note. */
+	/* Read at the next drain, not at once: waking user space costs more than the note. */
 	bpf_ringbuf_submit(n, BPF_RB_NO_WAKEUP);
 }
 
 /*
  * Where Slurm uses no control groups, the environment of what slurmstepd starts is all that identifies the
- * step, and both may be gone before anybody could look at it. Every user may call a process
- * slurmstepd, but only root's may speak for a job.
+ * step, and both may be gone before user space could look at it. Every user may name a process
+ * slurmstepd, so only one that root runs is believed.
  */
 static __always_inline void note_slurm_step(struct task_struct *task)
 {
@@ -272,8 +276,8 @@ static __always_inline void note_slurm_step(struct task_struct *task)
 		length = sizeof(n->environment); /* what Slurm adds comes last */
 		start = end - length;
 	}
-	/* Have the verifier see the bound where it matters. */
-	asm volatile("" : "+r"(length));
+
+	asm volatile("" : "+r"(length)); /* so that clang does not drop the check below as known */
 	if (length > sizeof(n->environment) ||
 	    bpf_probe_read_user(n->environment, length, (void *)start))
 		length = 0;
@@ -298,7 +302,7 @@ int BPF_PROG(on_exit, struct task_struct *task)
 
 	if (!watched(task->tgid))
 		return 0;
-	/* No scan has seen it: it began after the first one, and nothing of it is counted yet. */
+	/* NULL: no scan has seen it. It began after the first one, and nothing of it is counted yet. */
 	c = bpf_task_storage_get(&threads, task, 0, 0);
 	take(task, c ?: &none, true);
 	if (!BPF_CORE_READ(task, signal, live.counter)) /* the last of its threads */
@@ -314,7 +318,7 @@ int BPF_PROG(on_cgroup_attach, struct cgroup *to, const char *path, struct task_
 	return 0;
 }
 
-/* A container's group may be gone before anybody could look at it. */
+/* A container's control group may be gone before user space could look at it. */
 SEC("tp_btf/cgroup_mkdir")
 int BPF_PROG(on_cgroup_mkdir, struct cgroup *made, const char *path)
 {
@@ -336,7 +340,7 @@ int BPF_PROG(on_cgroup_mkdir, struct cgroup *made, const char *path)
 	return 0;
 }
 
-/* ---- reclaim: a task that needs memory looks for pages itself ---- */
+/* ---- direct reclaim: a task that needs memory has to free pages itself ---- */
 
 static __always_inline void reclaim_begins(void)
 {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
  * Owns the maps that all programs share which take stacks: those that stacks are walked by (unwind.h) and
- * kept in (stack.h), and whose are taken (chosen.h). So the objects of these programs need not wait for
- * one another while they are loaded.
+ * kept in (stack.h), and that of the processes whose stacks are taken (chosen.h). So the objects of these
+ * programs need not wait for one another while they are loaded.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>

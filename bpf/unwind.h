@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * Walks the user stack of a task in the kernel: by unwind tables, by frame pointers where
- * code has none, and by CPython's own frames where its evaluation loop is on the stack.
+ * Walks the user stack of a task in the kernel: by unwind tables, by frame pointers where code has no
+ * tables, and by an interpreter's own frames (CPython, HotSpot, V8, Ruby, PHP).
  *
  * One source for every program type: each object that includes this brings its own scratch memory
  * and shares the maps, which unwind.bpf.c owns. The loop is bpf_loop (5.17), so no tail calls are
@@ -16,7 +16,7 @@ enum bpf_func_id___with_loop {
 	BPF_FUNC_loop___with_loop = 181,
 };
 
-/* Whether this kernel has bpf_loop; where not, the verifier never looks at what needs it. */
+/* Whether tables are used and this kernel has bpf_loop. If not, the verifier skips what calls it. */
 static __always_inline bool has_loop(void)
 {
 	return unwind_by_tables &&
@@ -26,6 +26,7 @@ static __always_inline bool has_loop(void)
 #if defined(__TARGET_ARCH_x86)
 #include "unwind_native.h"
 
+/* One frame (or a part of one). As bpf_loop wants it: 0 goes on, 1 ends the walk. So do all steps return. */
 static long unwind_step(u32 i, void *arg)
 {
 	struct unwind_context *c = arg;
@@ -37,8 +38,8 @@ static long unwind_step(u32 i, void *arg)
 }
 
 /*
- * What is known of the parent, where a process still runs its parent's program: each exec begins the
- * stack at a separate place, by chance.
+ * The parent's entry, where a process still runs its parent's program: since the fork its stack begins at the
+ * same address, which each exec chooses at random. NULL: none.
  */
 static __always_inline struct unwind_process *inherited(struct task_struct___unwind *task)
 {
@@ -51,6 +52,7 @@ static __always_inline struct unwind_process *inherited(struct task_struct___unw
 	return bpf_map_lookup_elem(&unwind_processes, &tgid);
 }
 
+/* Sets `w` to the task's user registers; false, with w->stop, where tables cannot be used. */
 static __always_inline bool start_walk(struct unwind_walk *w, struct task_struct *task)
 {
 	struct task_struct___unwind *more = (void *)task;
@@ -110,7 +112,7 @@ static __always_inline bool start_walk(struct unwind_walk *w, struct task_struct
 
 #endif /* __TARGET_ARCH_x86 */
 
-/* By the kernel's own walk, which knows the current task alone. */
+/* By the kernel's own walk, which can walk the current task alone: none with SONDE_READS_OTHERS. */
 static __always_inline void walk_by_frame_pointers(void *ctx, struct unwind_walk *w)
 {
 #ifndef SONDE_READS_OTHERS
@@ -127,7 +129,7 @@ static __always_inline void walk_by_frame_pointers(void *ctx, struct unwind_walk
 #endif
 }
 
-/* Walk the stack of `task` into w->pieces. `first`: a frame to put in front, 0 for none. */
+/* Walks the user stack of `task` into w->pieces. `first`: a frame to put in front, 0 for none. */
 static __always_inline void unwind(void *ctx, struct unwind_walk *w, struct task_struct *task,
 				   u64 first)
 {

@@ -10,13 +10,17 @@
 
 #include "unwind_state.h"
 
-#define CHAIN_FRAME_BYTES 64
-#define CHAIN_ADDRESS ((1ULL << 47) - 1)
+#define CHAIN_FRAME_BYTES 64		 /* read of a frame, at most */
+#define CHAIN_ADDRESS ((1ULL << 47) - 1) /* the bits of an address of user space */
+
+/* From the thread's base (fs) on, in glibc and musl: the pointer to its table of modules (DTV). */
+#define TABLE_OF_MODULES 8
+
+/* w->is_rest: frames that no loop has taken are put now; whether the mark before them was put. */
 #define REST_UNMARKED 1
 #define REST_MARKED 2
-#define TABLE_OF_MODULES 8 /* from the thread's base: a pointer to it, in glibc and musl */
 
-/* The newest frame of the thread; 0 where it has none that can be reached. */
+/* Sets w->next_frame to the newest frame of the thread; to 0 where it has none that can be reached. */
 static __noinline long chain_enter(struct unwind_walk *w, struct task_struct *task)
 {
 	const struct unwind_chain *c = &w->process.chain;
@@ -53,7 +57,7 @@ none:
 	return 0;
 }
 
-/* Two words, which are kept together or not at all. */
+/* Puts the two words of a frame into one piece; 0 where there is no room. */
 static __noinline long chain_put(struct unwind_walk *w, u64 first, u64 second)
 {
 	if (w->slot == SONDE_USER_FRAMES - 1 && !put(w, 0))
@@ -61,7 +65,7 @@ static __noinline long chain_put(struct unwind_walk *w, u64 first, u64 second)
 	return put(w, first) && put(w, INTERPRETED_FRAME | (second & CHAIN_ADDRESS));
 }
 
-/* An evaluation loop takes its frames next; where there are none, that is put in its place. */
+/* An evaluation loop takes its frames next; where there are none, a mark is put instead. -1: no room. */
 static __always_inline long chain_begin(struct unwind_walk *w, struct task_struct *task)
 {
 	if (!w->next_known)
@@ -74,7 +78,7 @@ static __always_inline long chain_begin(struct unwind_walk *w, struct task_struc
 	return chain_put(w, CHAIN_FRAME, w->pc) ? 1 : -1;
 }
 
-/* A word of memory that others are near of. */
+/* A word of memory, read with what is around it; false where it cannot be read. */
 static __always_inline bool chain_word(struct unwind_window *v, struct task_struct *task, u64 at,
 				       u64 *value)
 {
@@ -86,7 +90,7 @@ static __always_inline bool chain_word(struct unwind_window *v, struct task_stru
 	return window_get(v, at, value);
 }
 
-/* What a frame has at an offset. */
+/* The word of a frame at an offset. */
 static __always_inline u64 chain_field(const struct unwind_walk *w, u64 frame, u16 offset)
 {
 	u64 word = 0;
@@ -95,7 +99,10 @@ static __always_inline u64 chain_field(const struct unwind_walk *w, u64 frame, u
 	return word;
 }
 
-/* Have the frame in w->frames: what follows it where frames lie one behind another, else what is before. */
+/*
+ * Reads the frame into w->frames, unless it is there; false where it cannot be read. With it what follows,
+ * where frames are an array, else (linked by `previous`) what lies before it.
+ */
 static __always_inline bool chain_read(struct unwind_walk *w, struct task_struct *task, u64 frame)
 {
 	const struct unwind_chain *c = &w->process.chain;
@@ -117,7 +124,7 @@ static __always_inline bool chain_read(struct unwind_walk *w, struct task_struct
 	return w->frames.words != 0;
 }
 
-/* One frame; the last of an evaluation loop leads back to native frames. */
+/* Puts one frame; after the last one of an evaluation loop native frames follow. */
 static __noinline long chain_step(struct unwind_walk *w, struct task_struct *task)
 {
 	const struct unwind_chain *c = &w->process.chain;
@@ -154,7 +161,7 @@ static __noinline long chain_step(struct unwind_walk *w, struct task_struct *tas
 	if (c->dummy && (flags >> 16 & 0x7fff) == c->dummy)
 		return w->is_rest != 0;
 	if (!function || function & 7 || (c->native != ABSENT && !native && !place))
-		return 0; /* of the interpreter itself, or a block of C's */
+		return 0; /* a frame of the interpreter itself, or of a block in C */
 	if (w->is_rest == REST_UNMARKED) {
 		w->is_rest = REST_MARKED;
 		if (!chain_put(w, CHAIN_FRAME, 0))
@@ -170,8 +177,8 @@ ended:
 }
 
 /*
- * Where a walk has reached the thread's entry: frames that no loop has taken. The newest loop was about
- * to be entered, so each frame belongs to the loop before; user space puts them there.
+ * Whether frames remain that no loop has taken, once a walk has reached the thread's entry. The newest loop
+ * was just being entered, so each loop took the frames of the one inside it; user space shifts them.
  */
 static __always_inline bool chain_has_rest(struct unwind_walk *w)
 {

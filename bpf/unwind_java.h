@@ -2,14 +2,15 @@
 /*
  * Frames of HotSpot's interpreter (JDK 17 and 21, src/hotspot/cpu/x86/frame_x86.hpp). rbp points to
  * the frame. A method with arguments may have moved its caller's stack pointer, which is kept in
- * the frame.
+ * the frame (sender_sp).
  */
 #ifndef SONDE_UNWIND_JAVA_H
 #define SONDE_UNWIND_JAVA_H
 
 #include "unwind_state.h"
 
-#define JAVA_SENDER_SP 8 /* bytes below rbp */
+/* Bytes below rbp; and DWARF's number of the register with the address of the bytecode. */
+#define JAVA_SENDER_SP 8
 #define JAVA_METHOD 24
 #define JAVA_BYTECODE 64
 #define BYTECODE_REGISTER 13
@@ -32,8 +33,8 @@ static __always_inline long java_step(struct unwind_walk *w, struct task_struct 
 		return 1;
 	}
 	/*
-	 * A long stack is stored in pieces of SONDE_USER_FRAMES words. In the last slot of a piece comes a 0,
-	 * so that the two words are in one piece.
+	 * A long stack is stored in pieces of SONDE_USER_FRAMES words. Where one slot is left of a piece, a 0
+	 * fills it, so that the two words are in one piece.
 	 */
 	if (w->slot == SONDE_USER_FRAMES - 1 && !put(w, 0))
 		return 1;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* One native frame to its caller: by the file's table, else by the frame pointer. */
+/* From one native frame to its caller: by the file's table, else by the frame pointer. */
 #ifndef SONDE_UNWIND_NATIVE_H
 #define SONDE_UNWIND_NATIVE_H
 
@@ -36,7 +36,7 @@ struct task_struct___unwind {
 };
 #pragma clang attribute pop
 
-/* A return address may have been replaced by the kernel's trampoline: what it was. */
+/* Where w->pc is the trampoline of a uretprobe: sets it to the return address that the kernel replaced. */
 static __always_inline bool see_through_trampoline(struct unwind_walk *w, struct task_struct *task)
 {
 	struct task_struct___unwind *more = (void *)task;
@@ -56,7 +56,7 @@ static __always_inline bool see_through_trampoline(struct unwind_walk *w, struct
 	return false;
 }
 
-/* To the caller by frame pointers. */
+/* To the caller by the frame pointer; `why`: the stop where that leads nowhere. */
 static __always_inline long step_by_frame_pointer(struct unwind_walk *w, struct task_struct *task,
 						  u32 why)
 {
@@ -87,11 +87,11 @@ static __always_inline long step_by_frame_pointer(struct unwind_walk *w, struct 
 /* A register of the first frame. */
 static __always_inline u64 register_of(const struct unwind_walk *w, u32 reg)
 {
-	OPAQUE(reg); /* or the bound is left out as known, which the verifier does not know */
+	OPAQUE(reg); /* so that clang keeps the bound: the verifier does not know it */
 	return w->registers[reg & 15];
 }
 
-/* From a frame that is left for an exception's handler to the handler's own. */
+/* From a frame that is left for an exception's handler to the handler's frame (CFA_HANDLER, rules.rs). */
 static __always_inline long to_handler(struct unwind_walk *w, struct task_struct *task,
 				       const struct unwind_rule *rule)
 {
@@ -133,7 +133,7 @@ static __always_inline long to_handler(struct unwind_walk *w, struct task_struct
 	return 0;
 }
 
-/* From Go's own stack of a thread to the goroutine that it has left there, and works for. */
+/* From the system stack of a Go thread (g0) to the goroutine that it works for (CFA_GOROUTINE, rules.rs). */
 static __always_inline long to_goroutine(struct unwind_walk *w, struct task_struct *task,
 					 const struct unwind_rule *rule)
 {
@@ -143,7 +143,7 @@ static __always_inline long to_goroutine(struct unwind_walk *w, struct task_stru
 	    read_user(task, &m, 8, g + rule->reg) ||
 	    read_user(task, &g, 8, m + ((u32)rule->extra >> 16)))
 		goto unreadable;
-	if (!g) { /* put off already: another thread may run it by now */
+	if (!g) { /* descheduled already: another thread may run it by now */
 		w->stop = STOP_ENTRY;
 		return 1;
 	}
@@ -171,6 +171,8 @@ unreadable:
 	return 1;
 }
 
+/* Puts one native frame and goes to its caller, or into an interpreter's frames; as unwind_step. `was_put`: 1:
+ * other words were put instead of the frame; 0: none; -1: there was no room for them. */
 static __always_inline long native_step(struct unwind_walk *w, struct task_struct *task,
 					struct unwind_memo *memo)
 {
@@ -190,7 +192,7 @@ static __always_inline long native_step(struct unwind_walk *w, struct task_struc
 			goto mapped;
 		}
 	unmapped:
-		if (w->is_first) /* mapped since the process was loaded */
+		if (w->is_first) /* mapped since user space read the process's mappings */
 			want(w->process.tgid);
 		if (!put(w, pc))
 			return 1;
@@ -213,12 +215,12 @@ mapped:
 	is_loop = in_evaluation(w, look_at);
 	if (w->loop_before) {
 		w->loop_before = 0;
-		/* The loop itself has the frames of both. */
+		/* If the caller is the loop itself, it takes the frames of both. */
 		if (!is_loop) {
 			if (chain_begin(w, task) < 0)
 				return 1;
 			if (w->in_loop)
-				return 0; /* this frame comes after them */
+				return 0; /* this native frame comes after them */
 		}
 	}
 	if (rule.cfa == CFA_LOOP) {
@@ -238,7 +240,7 @@ mapped:
 		want(w->process.tgid);
 		return step_by_frame_pointer(w, task, STOP_NO_RULE);
 	case CFA_NONE:
-		/* V8's builtins make no frame where they need none. */
+		/* V8's builtins make no frame where they need none: then the return address is at rsp. */
 		if (w->is_first && in_v8(w, look_at) && !on_stack(w, task, &to, w->sp) &&
 		    find_range(w, to)) {
 			w->pc = to;
@@ -312,9 +314,9 @@ mapped:
 		if (on_stack(w, task, &bp, at))
 			goto unreadable;
 	} else if (rule.rbp == RBP_UNKNOWN && !in_v8(w, look_at)) {
-		bp = 0; /* V8's builtins use it for nothing else */
+		bp = 0; /* not known. V8's builtins use rbp as a frame pointer alone */
 	}
-	/* A rule may lead to another stack, which may lie below; the steps of a walk are bounded. */
+	/* A rule (CFA_RBP with `extra`) may lead to another stack, below this one; steps are bounded anyway. */
 	if (cfa <= w->sp && !(rule.cfa == CFA_RBP && rule.extra)) {
 		w->stop = STOP_NO_PROGRESS;
 		return 1;

@@ -8,10 +8,10 @@
 
 #include "unwind_state.h"
 
-/* Of the code of an evaluation loop, until its frame is known to the thread. */
+/* Bytes of code at the start of an evaluation loop of 3.11 or 3.12: there its frame may not be known yet. */
 #define EVAL_ENTRY_BYTES 192
 
-/* In the loop of CPython, or of another interpreter: `eval` lies at the same place. */
+/* Whether `pc` is in the loop of CPython, Ruby or PHP: their structs have `eval` at the same offset. */
 static __always_inline bool in_evaluation(const struct unwind_walk *w, u64 pc)
 {
 	const struct unwind_python *p = &w->process.python;
@@ -19,7 +19,7 @@ static __always_inline bool in_evaluation(const struct unwind_walk *w, u64 pc)
 	       ((pc >= p->eval[0] && pc < p->eval[1]) || (pc >= p->eval[2] && pc < p->eval[3]));
 }
 
-/* The newest Python frame of the thread; false where it has none that we can reach. */
+/* Sets w->next_frame to the thread's newest Python frame, the first time; false where there is none (left). */
 static __always_inline bool python_enter(struct unwind_walk *w, struct task_struct *task)
 {
 	const struct unwind_python *p = &w->process.python;
@@ -30,7 +30,7 @@ static __always_inline bool python_enter(struct unwind_walk *w, struct task_stru
 		return w->next_frame != 0;
 	w->next_known = 1;
 	w->next_frame = 0;
-	/* 3.10's are objects anywhere in the heap. */
+	/* Frames of 3.10 are objects anywhere in the heap: what lies around one is no frame. */
 	window_clear(&w->frames, p->instruction_is_index ? PYTHON_FRAME_BYTES : WINDOW_OF_FRAMES);
 	__builtin_memset(w->codes, 0, sizeof(w->codes));
 	if (!values || read_user(task, key, sizeof(key), p->tss_at) || !key[0])
@@ -60,8 +60,8 @@ none:
 }
 
 /*
- * An evaluation loop of 3.11 or 3.12 that is just being entered: its record in its own frame is recognized
- * to the thread before it is filled in. What counts is its caller's.
+ * An evaluation loop of 3.11 or 3.12 that is just being entered: it links its record (_PyCFrame, w->entering)
+ * to the thread before it fills it in. So the newest frame is that of the record before.
  */
 static __always_inline void python_of_caller(struct unwind_walk *w, struct task_struct *task)
 {
@@ -75,7 +75,7 @@ static __always_inline void python_of_caller(struct unwind_walk *w, struct task_
 	}
 }
 
-/* What the frame has at an offset; bits behind it are others'. */
+/* What the frame has at an offset, in the lowest bits; above them are bits of other fields. */
 static __always_inline u64 field(const struct unwind_walk *w, u64 frame, u16 offset)
 {
 	u64 word = 0;
@@ -86,7 +86,7 @@ static __always_inline u64 field(const struct unwind_walk *w, u64 frame, u16 off
 	return word >> 8 * (offset & 7);
 }
 
-/* A stretch that ends with the `size` bytes at `at`: what was put there before lies below. */
+/* Reads a stretch that ends with the `size` bytes at `at`: older frames lie below. */
 static __noinline long window_below(struct unwind_window *v, struct task_struct *task, u64 at,
 				    u32 size)
 {
@@ -102,7 +102,7 @@ static __noinline long window_below(struct unwind_window *v, struct task_struct 
 	return 0;
 }
 
-/* Have the frame in w->frames; false where it cannot be read. */
+/* Reads the frame into w->frames, unless it is there; false where it cannot be read. */
 static __always_inline bool read_frame(struct unwind_walk *w, struct task_struct *task, u64 frame)
 {
 	u64 inside = frame - w->frames.from;
@@ -116,7 +116,7 @@ static __always_inline bool read_frame(struct unwind_walk *w, struct task_struct
 	return w->frames.words != 0;
 }
 
-/* The first line of a code object. */
+/* The first line of a code object; 0 where it cannot be read. */
 static __always_inline u32 first_line(struct unwind_walk *w, struct task_struct *task, u64 code)
 {
 	u32 slot = code * 0x9e3779b97f4a7c15ULL >> 60;
@@ -136,7 +136,7 @@ static __always_inline u32 first_line(struct unwind_walk *w, struct task_struct 
 	return w->lines[slot];
 }
 
-/* One Python frame; the last of an evaluation loop leads back to native frames. */
+/* Puts one Python frame; after the last one of an evaluation loop native frames follow. */
 static __always_inline long python_step(struct unwind_walk *w, struct task_struct *task)
 {
 	const struct unwind_python *p = &w->process.python;

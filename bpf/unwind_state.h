@@ -5,13 +5,14 @@
 
 #include "../abi/unwind.h"
 
-#define UNWIND_PIECES 8	 /* of SONDE_USER_FRAMES words */
+#define UNWIND_PIECES 8	 /* of SONDE_USER_FRAMES words; a power of 2 */
 #define UNWIND_SIGNALS 4 /* frames of signal handlers on one stack */
-#define PYTHON_FRAME_BYTES 112
-#define PYTHON_CODES 16 /* a power of 2 */
-#define ABSENT 0xffff
 
-/* Keep the structs in the object's BTF, where the loader reads their size. */
+#define PYTHON_FRAME_BYTES 112 /* of a frame: all fields that are read lie in these */
+#define PYTHON_CODES 16	       /* code objects whose line is kept during a walk; a power of 2 */
+#define ABSENT 0xffff	       /* an offset: this build has no such field */
+
+/* Keeps the structs in the object's BTF, where user space reads their size. */
 const struct unwind_chunk *unwind_chunk_layout __attribute__((unused));
 const struct unwind_process *unwind_process_layout __attribute__((unused));
 
@@ -39,7 +40,7 @@ struct {
 	__type(value, struct unwind_process);
 } unwind_processes SEC(".maps");
 
-/* Processes met without an entry, or with a stale one, and by how many walks: user space reads and
+/* Processes without an entry, or with a stale one, and how many walks met them so: user space reads and
  * empties it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -48,7 +49,7 @@ struct {
 	__type(value, u32);
 } unwind_wanted SEC(".maps");
 
-/* Places in directories of tables whose page a walk needed and that is not there yet. */
+/* Pages of tables that a walk needed and that are not loaded yet: references of their entries in `pages`. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, UNWIND_PAGES_WANTED);
@@ -64,14 +65,13 @@ struct {
 } unwind_stops SEC(".maps");
 
 /*
- * Rules found lately, by a hash of the code's address and of the epoch of its process: the same few
- * hundred places come again with every sample, and looking one up again misses the cache a dozen times.
- * Walks that interrupt one another share an entry, so it carries a check over all of it: what was
- * torn is not found.
+ * Rules found lately, by a hash of the code's address and of the epoch of its process: the same few hundred
+ * addresses come again with every sample, and each look-up in the tables misses the CPU's cache a dozen times.
+ * Walks that interrupt one another may write the same entry, so it has a checksum: a torn one is not found.
  */
 #define UNWIND_MEMO_BITS 10
 struct unwind_recalled {
-	u64 check; /* hash ^ rule[0] ^ rule[1] turned by half */
+	u64 check; /* hash ^ rule[0] ^ rule[1] rotated by 32 bits */
 	u64 rule[2];
 };
 struct unwind_memo {
@@ -84,7 +84,7 @@ struct {
 	__type(value, struct unwind_memo);
 } unwind_memo SEC(".maps");
 
-/* Time of walks of cost_words or more words, in steps of 250 ns; the last takes what is longer. */
+/* A histogram of the time of walks of cost_words or more words: in steps of 250 ns, the last for all longer. */
 #define COST_STEPS 256
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -93,17 +93,18 @@ struct {
 	__type(value, u64);
 } unwind_cost SEC(".maps");
 
-/* Frames looked at, Python's among them: bounds the time of a walk. */
+/* Steps of a walk at most (frames of all kinds): bounds its time. */
 const volatile u32 unwind_steps = 1200;
 const volatile bool unwind_by_tables = true; /* false: as on kernels that have no bpf_loop */
 const volatile u32 cost_words = 0;	     /* 0: do not measure */
 
-/* Keeps clang from knowing more about a number than the verifier does. */
+/* Makes clang forget what it knows of a number, so that it keeps checks that the verifier needs. */
 #define OPAQUE(x) asm volatile("" : "+r"(x))
 
 #ifdef SONDE_READS_OTHERS
 #include "other_memory.h"
 #else
+/* Reads memory of `task`, which is the current one. Not 0: it cannot be read. */
 static __always_inline long read_user(struct task_struct *task, void *to, u32 size, u64 from)
 {
 	return bpf_probe_read_user(to, size, (void *)from);
@@ -120,23 +121,23 @@ struct unwind_walk {
 	u64 registers[16]; /* of the first frame, by DWARF's numbers */
 	u64 next_frame;	   /* of an interpreter */
 	u64 frames_end;	   /* where the memory of Ruby's frames ends */
-	u64 thread_base;
-	u64 entering; /* of an evaluation loop that is just being entered: what leads to its frame */
+	u64 thread_base;   /* fs */
+	u64 entering;	   /* the _PyCFrame of an evaluation loop just being entered; 0: none */
 	struct unwind_process process;
 	struct unwind_range range; /* the one found last */
 	u32 has_range;
 	u32 is_return; /* pc is behind a call */
 	u32 is_first;
-	u32 in_loop;	   /* between the first frame of an evaluation loop and its last */
+	u32 in_loop;	   /* the next frame is one that an evaluation loop runs */
 	u32 next_known;	   /* next_frame holds the next one */
-	u32 loop_before;   /* the frame before ran in a loop's place: its frames come next */
+	u32 loop_before;   /* the frame before ran for a loop (CFA_LOOP): its frames come next */
 	u32 is_rest;	   /* frames that no loop has taken: 0, REST_UNMARKED or REST_MARKED */
 	u32 in_first_loop; /* the loop is the first frame of all */
 	u32 signals;	   /* frames of signal handlers so far */
 	u32 stop;
 	u32 piece;
 	u32 slot;
-	u32 low; /* bounds of a search: here the verifier does not follow every path of it */
+	u32 low; /* bounds of a search; in a map: the verifier does not follow their values */
 	u32 high;
 	u64 codes[PYTHON_CODES]; /* met on this walk, each with its first line */
 	u32 lines[PYTHON_CODES];
@@ -154,7 +155,7 @@ static __always_inline void count_stop(u32 why)
 		(*n)++;
 }
 
-/* Ask user space to load a process (again). */
+/* Asks user space to load a process's mappings and tables (again). */
 static __always_inline void want(u32 tgid)
 {
 	const u32 one = 1;
@@ -166,7 +167,7 @@ static __always_inline void want(u32 tgid)
 		bpf_map_update_elem(&unwind_wanted, &tgid, &one, BPF_ANY);
 }
 
-/* Ask user space to load a page of a table. */
+/* Asks user space to load a page of a table. */
 static __always_inline void want_page(u32 reference)
 {
 	const u32 one = 1;
@@ -184,6 +185,7 @@ static __always_inline void count_cost(u64 began_ns)
 		(*n)++;
 }
 
+/* Adds a word to the stack; false, with w->stop, where there is no more room. */
 static __always_inline bool put(struct unwind_walk *w, u64 word)
 {
 	u32 piece = w->piece, slot = w->slot;
@@ -203,13 +205,14 @@ static __always_inline bool put(struct unwind_walk *w, u64 word)
 	return true;
 }
 
+/* Reads the word of the stack at `at`. Not 0: it cannot be read. */
 static __always_inline long on_stack(struct unwind_walk *w, struct task_struct *task, u64 *to,
 				     u64 at)
 {
 	return read_stack(&w->stack, task, w->sp, to, at);
 }
 
-/* What a walk goes by; kept on the program's own stack, where the verifier knows the pointers. */
+/* The argument of unwind_step; on the program's own stack, where the verifier knows pointers as such. */
 struct unwind_context {
 	struct unwind_walk *walk;
 	struct task_struct

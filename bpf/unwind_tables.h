@@ -15,6 +15,7 @@ static __always_inline struct unwind_chunk *chunk_of(u32 reference)
 	return map ? bpf_map_lookup_elem(map, &first) : NULL;
 }
 
+/* The `words` 32-bit words of a chunk that a reference names; NULL where the chunk ends before. */
 static __always_inline void *place(struct unwind_chunk *chunk, u32 reference, u32 words)
 {
 	u64 at = reference & 0xffff;
@@ -29,7 +30,7 @@ static __always_inline void *place(struct unwind_chunk *chunk, u32 reference, u3
 
 #define RANGE_WORDS (sizeof(struct unwind_range) / 4)
 
-/* Find the mapping that holds `pc`; false where there is none. */
+/* Sets w->range to the mapping that holds `pc`; false where there is none. */
 static __always_inline bool find_range(struct unwind_walk *w, u64 pc)
 {
 	u32 first = w->process.ranges;
@@ -43,7 +44,7 @@ static __always_inline bool find_range(struct unwind_walk *w, u64 pc)
 		return false;
 	w->low = 0;
 	w->high = w->process.range_count;
-	for (int i = 0; i < 13; i++) { /* 2^12 = UNWIND_MAX_RANGES */
+	for (int i = 0; i < 13; i++) { /* a binary search: 2^12 = UNWIND_MAX_RANGES */
 		u32 middle = (w->low + w->high) >> 1;
 
 		if (w->low >= w->high)
@@ -66,7 +67,8 @@ static __always_inline bool find_range(struct unwind_walk *w, u64 pc)
 	return true;
 }
 
-/* Find the rule for the code at `address` (as linked) of the mapping found last. */
+/* Finds the rule for the code at `address` (as linked) of the mapping found last; false where there is none, or
+ * where its page is not loaded (which is asked for). */
 static __always_inline bool find_rule(struct unwind_walk *w, u64 address, struct unwind_rule *rule)
 {
 	u64 page = (address >> 16) - w->range.first_page;
@@ -83,7 +85,7 @@ static __always_inline bool find_rule(struct unwind_walk *w, u64 address, struct
 	entry = chunk ? place(chunk, rows, 2) : NULL;
 	if (!entry)
 		return false;
-	found_rows = *(u64 *)entry; /* written as one, too */
+	found_rows = *(u64 *)entry; /* both words at once, as they are written */
 	w->low = 0;
 	w->high = found_rows >> 32;
 	if (!w->high) {
@@ -94,7 +96,7 @@ static __always_inline bool find_rule(struct unwind_walk *w, u64 address, struct
 	chunk = chunk_of(rows);
 	if (!chunk)
 		return false;
-	for (int i = 0; i < 17; i++) {
+	for (int i = 0; i < 17; i++) { /* a page has no more than 2^16 rows */
 		u32 middle = (w->low + w->high) >> 1;
 
 		if (w->low >= w->high)

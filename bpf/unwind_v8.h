@@ -10,20 +10,23 @@
 
 #include "unwind_state.h"
 
-#define V8_CONTEXT 8 /* bytes below rbp */
+/* Bytes below rbp. */
+#define V8_CONTEXT 8
 #define V8_FUNCTION 16
 #define V8_BYTECODE_OFFSET 40
-#define V8_FUNCTION_BYTES 64
-#define V8_ENTRY_BYTES 32 /* of a function, before it makes its frame */
-#define V8_FUNCTION_REGISTER 5
-#define V8_ADDRESS ((1ULL << 47) - 1)
 
+#define V8_FUNCTION_BYTES 64	      /* of a JSFunction: all fields that are read lie in these */
+#define V8_ENTRY_BYTES 32	      /* of a function's code, before it makes its frame */
+#define V8_FUNCTION_REGISTER 5	      /* rdi, by DWARF's number: the function at its entry */
+#define V8_ADDRESS ((1ULL << 47) - 1) /* the bits of an address of user space */
+
+/* Whether a word is a (strong) tagged pointer to an object of V8's heap. */
 static __always_inline bool v8_is_object(u64 word)
 {
 	return (word & 3) == 1;
 }
 
-/* In the file that V8 is in: its C++ code, and the builtins that it embeds. */
+/* Whether `pc` is in the file that V8 is in: its C++ code, or the builtins that it embeds. */
 static __always_inline bool in_v8(const struct unwind_walk *w, u64 pc)
 {
 	const struct unwind_v8 *v8 = &w->process.v8;
@@ -33,7 +36,8 @@ static __always_inline bool in_v8(const struct unwind_walk *w, u64 pc)
 		(pc >= v8->builtins[2] && pc < v8->builtins[3]));
 }
 
-/* Put the two words of a function; false where it is none. `builtin`: 0, or the instruction's address. */
+/* Puts the two words of a function: 1; 0: it is none; -1: there is no room. `builtin`: the instruction's
+ * address where a builtin runs it, else 0. `place`: see abi/unwind.h. */
 static __noinline long v8_put(struct unwind_walk *w, struct task_struct *task, u64 function,
 			      u64 place, u64 builtin)
 {
@@ -66,7 +70,7 @@ static __noinline long v8_put(struct unwind_walk *w, struct task_struct *task, u
 	return 1;
 }
 
-/* Put the frame at rbp; as v8_put. */
+/* Puts the frame at rbp; returns as v8_put. `is_builtin`: V8's own code runs it (interpreter, builtins). */
 static __always_inline long v8_put_frame(struct unwind_walk *w, struct task_struct *task,
 					 u64 look_at, bool is_builtin)
 {
@@ -83,8 +87,8 @@ static __always_inline long v8_put_frame(struct unwind_walk *w, struct task_stru
 }
 
 /*
- * Where a function that was just entered has not yet made its frame, or has already left it: how many
- * words the return address is above rsp; -1 where it has its frame.
+ * How many words above rsp the return address is, where the innermost function has not yet made its frame or
+ * has left it already; -1 where it has its frame. By the code at pc.
  */
 static __noinline long v8_words_to_return(struct unwind_walk *w, struct task_struct *task)
 {
@@ -107,7 +111,7 @@ static __noinline long v8_words_to_return(struct unwind_walk *w, struct task_str
 	return -1;
 }
 
-/* One frame of code that V8 has compiled. */
+/* Puts one frame of code that V8 has compiled and goes to its caller; as unwind_step. */
 static __always_inline long v8_step(struct unwind_walk *w, struct task_struct *task)
 {
 	u64 look_at = w->pc - (w->is_return ? 1 : 0), saved[2] = {};

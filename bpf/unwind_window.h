@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * Pieces of user memory, read at once. What a read costs is the way into user memory and back, hardly
- * the bytes: frames lie close together, so a walk reads a stretch and finds the next frames in it. A
- * stretch never leaves the page of what is asked for: it can be read wherever that can.
+ * Stretches of user memory, each read at once. A read costs nearly the same for any number of bytes, and
+ * frames lie close together: so a walk reads a stretch and finds the next frames in it. A stretch never
+ * leaves the page of what is asked for: it can be read wherever that can.
  */
 #ifndef SONDE_UNWIND_WINDOW_H
 #define SONDE_UNWIND_WINDOW_H
@@ -13,20 +13,22 @@
 #define SAVED_BYTES 48	     /* registers below a return address */
 #define USER_PAGE 4096
 
+/* `words` of a process's memory, from `from` on; `next_bytes`: how long the next stretch is at most. */
 struct unwind_window {
 	u64 from;
-	u32 words; /* of it, as many as are there */
+	u32 words;
 	u32 next_bytes;
 	u64 word[WINDOW_WORDS];
 };
 
+/* Makes it empty. `bytes`: next_bytes. */
 static __always_inline void window_clear(struct unwind_window *v, u32 bytes)
 {
 	v->words = 0;
 	v->next_bytes = bytes;
 }
 
-/* The word at an address; false where it is not held. */
+/* The word at an address; false where the window does not have it. */
 static __always_inline bool window_get(const struct unwind_window *v, u64 at, u64 *value)
 {
 	u64 index = (at - v->from) >> 3;
@@ -38,7 +40,7 @@ static __always_inline bool window_get(const struct unwind_window *v, u64 at, u6
 	return true;
 }
 
-/* Hold `bytes` from an address on that is a multiple of 8. */
+/* Reads `bytes` at an address that is a multiple of 8; none where they cannot be read. */
 static __always_inline void window_read(struct unwind_window *v, struct task_struct *task, u64 from,
 					u64 bytes)
 {
@@ -51,7 +53,7 @@ static __always_inline void window_read(struct unwind_window *v, struct task_str
 	v->words = read_user(task, v->word, size, from) ? 0 : size >> 3;
 }
 
-/* A stretch of the stack that holds `at`, and what its frame may have saved below it. */
+/* Reads a stretch of the stack that has `at`, and what its frame may have saved below it. */
 static __noinline long window_on_stack(struct unwind_window *v, struct task_struct *task, u64 sp,
 				       u64 at)
 {
@@ -70,7 +72,7 @@ static __noinline long window_on_stack(struct unwind_window *v, struct task_stru
 	return 0;
 }
 
-/* A word of the stack. */
+/* Reads a word of the stack. Not 0: it cannot be read. */
 static __always_inline long read_stack(struct unwind_window *v, struct task_struct *task, u64 sp,
 				       u64 *to, u64 at)
 {

@@ -3,6 +3,7 @@
 #ifndef SONDE_WAIT_REASON_H
 #define SONDE_WAIT_REASON_H
 
+/* Bits of a task's state: __TASK_STOPPED, __TASK_TRACED; EXIT_DEAD, EXIT_ZOMBIE, TASK_DEAD. */
 #define TASK_STOPPED_OR_TRACED (0x4 | 0x8)
 #define TASK_DEAD (0x10 | 0x20 | 0x80)
 
@@ -13,7 +14,7 @@ static __always_inline u32 state_of(struct task_struct *task)
 	return BPF_CORE_READ((struct task_struct___before_5_14 *)task, state);
 }
 
-/* Number of the system call a user thread is in, or WAIT_PAGE_FAULT when it entered otherwise. */
+/* Number of the system call that a user thread is in; WAIT_PAGE_FAULT where it entered the kernel otherwise. */
 static __always_inline s32 entered_by(struct task_struct *task)
 {
 	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
@@ -36,20 +37,20 @@ static __always_inline s32 reason_of(struct task_struct *task, u32 state, bool p
 	return entered_by(task);
 }
 
-/*
- * Interrupts wake threads too (timers, devices), and the task they happen to stop is not the waker.
- * An interrupt that stopped user code shows in the task's registers: it is in no system call. One
- * that stopped kernel code runs on a separate stack, and so do we.
- */
-#define THREAD_STACK (16 * 1024)
+#define THREAD_STACK (16 * 1024) /* bytes of a thread's kernel stack (THREAD_SIZE) */
 
+/*
+ * Whether an interrupt runs on this CPU. Interrupts wake threads too (timers, devices), and the task that they
+ * happen to stop is not the waker. One that stopped user code shows in the task's registers: it is in no
+ * system call. One that stopped kernel code runs on a separate stack, and so does this program.
+ */
 static __always_inline bool in_interrupt(struct task_struct *task)
 {
 	char here;
 	u64 depth;
 
-	/* The address of the stack as a number. Verifiers before 6.8 take a number off no pointer of
-	 * theirs, but one pointer off another. */
+	/* How far the program's stack is above the thread's. Verifiers before 6.8 allow no number to be
+	 * subtracted from a pointer to their stack or to a task, but one pointer from another. */
 	asm volatile("%0 = %1\n%0 -= %2" : "=&r"(depth) : "r"(&here), "r"(task));
 	depth += bpf_get_current_task() - (u64)task->stack;
 	if (depth >= THREAD_STACK)

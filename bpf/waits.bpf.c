@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
  * Off-CPU: what threads wait for. A wait begins when a thread leaves its CPU and ends when it gets
- * one back; the wake-up in between parts it in two:
+ * one back; the wake-up in between divides it in two:
  *
  *     switch-out ........ blocked ........ wake-up ... run queue ... switch-in
  *
- * A thread that was pushed aside while ready has no blocked part. The stack is taken at switch-out,
- * where it is cheap and the address space is still there, but the duration is not known yet; so it
- * is sampled (stack_weight), and the wait carries the inverse of its chance as weight.
+ * A thread that was preempted has no blocked part. The stack is taken at switch-out, where it is cheap
+ * and the address space is still there, but the duration is not known yet; so it is sampled
+ * (stack_weight), and the wait carries the inverse of its chance as weight.
  *
  * Everything in on_switch runs under the run-queue lock: it is kept short.
  */
@@ -22,24 +22,24 @@
 #include "short_waits.h"
 #include "wait_reason.h"
 
-const volatile bool switch_has_state = false; /* sched_switch hands the state over (5.18) */
-const volatile bool measure_switch = false;   /* every on_switch into unwind_cost */
+const volatile bool switch_has_state = false; /* sched_switch has the state as an argument (5.18) */
+const volatile bool measure_switch = false;   /* the time of each on_switch goes into unwind_cost */
 const volatile u64 span_min_ns = 10000000;    /* waits at least this long become spans */
 
 SWAPPED_ROWS(waits, struct wait_key, struct wait_value, 32768)
 SPARE_ROWS(waits, struct wait_key, struct wait_value, 16384)
 
-/* A wait in progress; all zero while the thread runs. */
+/* A wait in progress; counted_ns is 0 while the thread runs. */
 struct waiting {
 	u64 began_ns;	/* switch-out */
-	u64 counted_ns; /* summed up to here; taken by atomic exchange: on_switch or the scan */
+	u64 counted_ns; /* summed up to here; on_switch and the scan replace it atomically */
 	u64 wake_ns;	/* last wake-up */
 	u64 stack_id;
 	u64 walk_ns; /* what taking it added to the beginning of the wait */
 	struct stack_chance chance;
 	u64 start_ns; /* of the process */
 	u32 weight;   /* inverse chance of the stack; 0: none taken */
-	u32 drawn;    /* what it counts for if it is short (short_waits.h) */
+	u32 drawn;    /* as how many it counts if it is short (short_waits.h) */
 	s32 reason;
 	u32 waker_tgid;
 	u32 waker_tid;
@@ -52,7 +52,7 @@ struct {
 	__type(value, struct waiting);
 } threads SEC(".maps");
 
-/* [0] on_switch, which nothing can interleave on its CPU; [1] the scan of all tasks, alone. */
+/* [0] for on_switch, which no other walk interrupts on its CPU; [1] for the scan, of which one runs at a time. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 2);
@@ -68,8 +68,8 @@ struct {
 /* Puts the layout of the ring's records into the object's BTF. */
 const struct wait_span *wait_span_layout __attribute__((unused));
 
-/* One in how many of the stacks that are due is taken: user space asks for fewer where new ones come
- * faster than it can name them, and each then stands for more. */
+/* One in this many of the stacks that are due is taken (0, 1: all): user space asks for fewer where new ones
+ * come faster than it can find their names, and each then stands for more. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -77,6 +77,7 @@ struct {
 	__type(value, u32);
 } stack_divisor SEC(".maps");
 
+/* The weight of a stack that is due, 0 to take none. */
 static __always_inline u32 thinned(u32 weight)
 {
 	const u32 first = 0;
@@ -88,8 +89,8 @@ static __always_inline u32 thinned(u32 weight)
 }
 
 /*
- * Where rows ran out: of the same thread without the stack, where it has such a row; of its process; of
- * everybody.
+ * The row of a wait for which there is no separate one: that of the same thread without a stack, if there is
+ * one, else that of its process, else that of all others.
  */
 static __always_inline struct wait_value *coarser_row(struct wait_key *key)
 {
@@ -112,7 +113,8 @@ static __always_inline struct wait_value *coarser_row(struct wait_key *key)
 	return spare_row_of(&waits_spare, key, &zero, &rest);
 }
 
-/* A thread's own rows are its own, and an atomic addition costs: this is under the run-queue lock. */
+/* Rows of one thread are written where it runs, and only seldom by the scan at the same moment, so additions
+ * to them are not atomic, which would cost: this is under the run-queue lock. */
 #define ADD_WAIT(field, more)                                                                      \
 	do {                                                                                       \
 		if (is_shared)                                                                     \
@@ -121,7 +123,7 @@ static __always_inline struct wait_value *coarser_row(struct wait_key *key)
 			v->field += (more);                                                        \
 	} while (0)
 
-/* Sum a wait up to `now`, as `times` of them. `ended`: it is over, else it goes on. */
+/* Adds a wait from `from` to `now` to its row, as `times` waits. `ended`: it is over, else it goes on. */
 static __always_inline void sum_wait(struct waiting *w, u32 tgid, u32 tid, u64 from, u64 now,
 				     bool ended, u32 times)
 {
@@ -228,7 +230,7 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 	}
 	closeness = closeness_of(prev->tgid);
 	if (closeness == NOT_CHOSEN) {
-		w->start_ns = 0; /* once it is chosen, the scan takes the thread in */
+		w->start_ns = 0; /* once its process is chosen, the scan finds the thread waiting */
 		return;
 	}
 	if (!w->start_ns)
@@ -254,7 +256,7 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 	__sync_lock_test_and_set(&w->counted_ns, now);
 }
 
-/* What a line holds of a wait that proved long, as if it had been drawn. */
+/* Sets a wait that proved long from what the thread's line holds, as if it had been drawn. */
 static __always_inline void take_in(struct waiting *w, struct task_struct *task,
 				    const struct wait_line *line)
 {
@@ -349,7 +351,7 @@ int BPF_PROG(on_waking, struct task_struct *task)
 }
 
 /*
- * A thread's state is made at its birth or by the scan, never in the scheduler's own hooks: up to
+ * A thread's storage is made when it is forked or by the scan, never in the scheduler's own hooks: up to
  * 6.3 that allocates memory, which under the run-queue lock may wake the kernel's reclaim and hang.
  */
 SEC("tp_btf/sched_process_fork")
@@ -357,7 +359,7 @@ int BPF_PROG(on_born, struct task_struct *parent, struct task_struct *child)
 {
 	if (!watched(parent->tgid))
 		return 0;
-	/* Memory may be refused at one moment and not at the next. */
+	/* There may be no memory at one moment and some at the next. */
 	for (int tries = 0; tries < 4; tries++)
 		if (bpf_task_storage_get(&threads, child, 0, BPF_LOCAL_STORAGE_GET_F_CREATE))
 			return 0;
@@ -386,9 +388,9 @@ int BPF_PROG(on_new, struct task_struct *task)
 }
 
 /*
- * Run by user space over all tasks at the start and before each chunk: threads that wait already are
- * taken in, and the waits in progress are summed up to now, so that what never ends (a hang, a
- * server's accept) is seen while it lasts.
+ * Run by user space over all tasks at the start and before each drain: threads that wait already are
+ * counted from now on, and the waits in progress are summed up to now, so that what never ends (a hang,
+ * a server's accept) is seen while it lasts.
  */
 SEC("iter/task")
 int on_scan(struct bpf_iter__task *ctx)
@@ -419,9 +421,9 @@ int on_scan(struct bpf_iter__task *ctx)
 	now = bpf_ktime_get_ns();
 	from = w->counted_ns;
 	if (from) {
-		struct waiting seen = *w; /* once it is ours, the thread may begin another */
+		struct waiting seen = *w; /* after the exchange the thread may begin another */
 
-		/* A short one counts once it is over. */
+		/* What may prove short counts once it is over. */
 		if (now > from && now > seen.began_ns &&
 		    (seen.drawn <= 1 || now - seen.began_ns >= longest_short_wait_ns) &&
 		    __sync_val_compare_and_swap(&w->counted_ns, from, now) == from)
@@ -434,7 +436,7 @@ int on_scan(struct bpf_iter__task *ctx)
 		__sync_val_compare_and_swap(&w->counted_ns, 0, w->began_ns);
 		return 0; /* summed from the next scan on, or by its end */
 	}
-	if (w->start_ns) /* seen before, and running by now */
+	if (w->start_ns) /* seen before: it was running just now, or its wait is not drawn */
 		return 0;
 	w->start_ns = start_of(task);
 	w->drawn = 1;
@@ -461,8 +463,8 @@ int on_scan(struct bpf_iter__task *ctx)
 }
 
 /*
- * Run over all tasks once nobody watches the switches any more: what is noted of a wait in progress
- * would be taken for the whole time until somebody does again.
+ * Run over all tasks once on_switch is detached: a wait in progress would otherwise be taken to last until it
+ * is attached again.
  */
 SEC("iter/task")
 int on_forget(struct bpf_iter__task *ctx)

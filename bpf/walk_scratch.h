@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * Memory for the walks of programs on uprobes. Those stay on their CPU but can be preempted by others:
- * a few places for each CPU, one taken by each walk that is under way.
+ * Memory for the walks of programs on uprobes. Those stay on their CPU but can be preempted by others: so
+ * each CPU has memory for a few walks at a time.
  */
 #ifndef SONDE_WALK_SCRATCH_H
 #define SONDE_WALK_SCRATCH_H
@@ -20,7 +20,7 @@ struct {
 	__type(value, struct walk_scratch);
 } scratch SEC(".maps");
 
-/* A place, to be given back with scratch_release; NULL where all are taken, which is counted. */
+/* Memory for one walk, until scratch_release; NULL where all is taken, which is counted as a loss. */
 static __always_inline struct walk_scratch *scratch_claim(void)
 {
 	for (u32 slot = 0; slot < SCRATCH_SLOTS; slot++) {

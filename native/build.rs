@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Compiles every BPF program with clang, and the library for profiled processes with cc; all are
-//! embedded in the native module.
+//! Compiles every BPF program with clang, and the injected library with cc; all are embedded in the
+//! native module.
 use std::{
     env, fs,
     path::{Path, PathBuf},
@@ -51,7 +51,8 @@ fn main() {
     compile_inject(&root, &out);
 }
 
-/// inject/*.c as one shared library. Without a red zone: probes on its site may write there.
+/// inject/*.c as one shared library; an empty file on other machines than x86-64. Without a red zone: a
+/// probe on the function where launches are seen (INJECT_SITE) may write there.
 fn compile_inject(root: &Path, out: &Path) {
     println!("cargo:rerun-if-changed={}", root.join("inject").display());
     println!("cargo:rerun-if-env-changed=CC");

@@ -2,16 +2,18 @@
 //! Loading a library into a live process on one of the process's threads, which is borrowed (stopped by
 //! ptrace while it sleeps, and restored).
 //!
-//! What has to happen between a thread's stop and its going on, and nothing else: which process,
-//! which thread, when to try again and what to report are decided in `sonde.attach`.
+//! What has to happen while a thread is stopped, and nothing else: which process, which thread, when to
+//! try again and what to report are decided in `sonde.attach`.
 //!
-//! The rules that make it safe, with the stress tests that showed them, are in docs/design/attach.md. In
-//! short: the thread sleeps in a call that restarts unnoticed; before it runs anything foreign, a
-//! genuine signal frame with its whole state lies below its stack and every foreign step returns
-//! into the C library's `rt_sigreturn` stub, so that this program may be killed at any instant; the
-//! load runs under the lock that fork() takes; a wait for the dynamic linker's lock is given up after 10 ms.
+//! The rules that make it safe, with the stress tests that showed them, are in docs/design/attach.md.
+//! In short: the thread sleeps in a system call that restarts unnoticed; before it runs anything
+//! foreign, a valid signal frame with its whole state lies below its stack pointer, and whatever it
+//! runs returns into the C library's `rt_sigreturn` stub, so that this program may be killed at any
+//! instant; the load runs under the lock that fork() takes; a wait for the dynamic linker's lock is
+//! given up after 10 ms.
 //!
-//! Made for a separate process with a single thread: it forks a watchdog (guard.rs) and waits for SIGCHLD.
+//! Made for a separate process with a single thread: it forks a watchdog (guard.rs) and waits for
+//! SIGCHLD.
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use std::time::Duration;
@@ -45,15 +47,17 @@ pub struct Landmarks {
     pub sigreturn: u64,
     /// Any `ret` in libc's code.
     pub ret: u64,
+    /// libc's functions that take and release the lock of open files (_IO_list_lock), which fork()
+    /// takes, too.
     pub list_lock: u64,
     pub list_unlock: u64,
     pub getppid: u64,
-    /// Of errno, from the thread pointer.
+    /// Where errno is, from the thread pointer on.
     pub errno_offset: Option<i64>,
     /// The dynamic linker's code.
     pub loader_code: Range,
-    /// A C library older than 2.34, whose dynamic linker's locks show their owner only in programs with
-    /// threads.
+    /// Whether the C library is older than 2.34: then the dynamic linker's locks show their owner only
+    /// in programs with threads.
     pub old_loader: bool,
     /// Where the dynamic linker keeps its locks.
     pub loader_data: Range,
@@ -95,19 +99,22 @@ impl Landmarks {
 /// How an attempt on one thread ended.
 #[pyclass(frozen, get_all)]
 pub struct Attempt {
-    /// done: dlopen returned (whether it loaded, the mappings show); passed-over: not touched;
-    /// busy: put back, try again; put-back: put back, it will not do; let-go: goes on by itself;
-    /// gone: the thread ended; executed: it executed another program and was let go before that ran.
+    /// done: dlopen returned (whether it loaded, the mappings show); passed-over: it was not borrowed,
+    /// though it may have been stopped; busy: put back, try again; put-back: put back, it cannot be
+    /// done in this process; let-go: it finishes the load by itself; gone: the thread ended; executed:
+    /// it executed another program and was let go before that ran.
     outcome: &'static str,
+    /// A reason, for people; empty where it is done.
     why: String,
+    /// The step of the load that it ended in.
     stage: &'static str,
-    /// How long the thread was away.
+    /// How long the thread was stopped or ran the load.
     stop_us: f64,
-    /// System calls that the load made.
+    /// Stops at system calls while dlopen ran: an entry and an exit each.
     calls: u32,
     /// Whether the thread was stopped for it.
     stopped: bool,
-    /// Of the memfd that the library was written into; 0: it was not.
+    /// Inode of the memfd that the library was written into; 0: it was not.
     inode: u64,
 }
 
@@ -115,8 +122,9 @@ pub struct Attempt {
 #[derive(Clone, Copy)]
 pub struct Candidate {
     pub tid: i32,
-    /// The same in the process's own namespace.
+    /// Its tid in the process's own pid namespace.
     pub inner_tid: i32,
+    /// Number of the system call that it sleeps in.
     pub call: i64,
     pub sp: u64,
     /// The lowest address of its stack.
@@ -125,7 +133,7 @@ pub struct Candidate {
     pub stack_high: u64,
     /// Whether it is the main thread, whose thread control block lies elsewhere.
     pub is_main: bool,
-    /// How many seccomp filters it had when they were judged.
+    /// How many seccomp filters it had when `sonde.attach` checked that they allow the load.
     pub filters: u32,
 }
 
@@ -149,13 +157,14 @@ impl ThreadBorrower {
         Ok(Self { inner })
     }
 
-    /// Let go of threads that stopped after nobody waited for them any more.
+    /// Let go of threads that came to their stop only after that was no longer waited for.
     fn settle(&mut self) {
         self.inner.settle();
     }
 
-    /// Load `library` on the thread `tid`. `filters`: how many seccomp filters it had when they were judged;
-    /// `path_seed`: chooses a spelling of the path that the dynamic linker has not seen; `bound_s`: how long it may take.
+    /// Load `library` on the thread `tid`. `name`: of the memfd; other arguments: see `Candidate`;
+    /// `path_seed`: chooses a spelling of the path that the dynamic linker has not seen; `bound_s`: how
+    /// long it may take, and some seconds more while the thread is at work.
     #[pyo3(signature = (tid, library, name, *, inner_tid, call, sp, stack, is_main, filters,
                         path_seed, bound_s))]
     #[allow(clippy::too_many_arguments)] // by name only
@@ -189,7 +198,7 @@ impl ThreadBorrower {
         self.inner.filters(tid).map_err(PyErr::from)
     }
 
-    /// The guardian is no longer needed.
+    /// Waits for threads that have not come to their stop (5 s at most), and ends the guardian.
     fn close(&mut self) {
         self.inner.close();
     }

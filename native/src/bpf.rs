@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One loaded BPF object: constants, links, and the ways out for what it saw. It knows no policy; what
-//! to attach and what a row means is decided in Python.
+//! One loaded BPF object: its constants, its links, and its maps, which are drained. It knows no
+//! policy; what to attach and what a row means is decided in Python.
 use std::cell::RefCell;
 use std::collections::hash_map::Entry;
 use std::collections::HashMap;
@@ -42,34 +42,38 @@ pub struct MapInfo {
 struct Swapped {
     outer: RawFd,
     rows: [MapInfo; 2],
+    /// Index of the one in use.
     active: usize,
 }
 
-/// Ends the name of a pair of maps with coarser rows (bpf/task.h, SPARE_ROWS).
+/// What the name of a pair of maps with coarser rows ends with (bpf/task.h, SPARE_ROWS).
 const SPARE: &str = "_spare";
 
 impl MapInfo {
-    /// Make the row whose key is all zero: there is room for what comes in any case.
+    /// Makes the row whose key is all zero (`rest`), so that what finds no other room is counted there.
     fn keep_the_rest(&self) -> std::io::Result<()> {
         maps::update(self.fd, &vec![0; self.key_size], &vec![0; self.value_size])
     }
 }
 
-/// Counters that are read together at the most.
+/// Counters at the beginning of an array that are read in one call at most.
 const MANY: usize = 4096;
 
 #[pyclass(unsendable)]
 pub struct Bpf {
     name: String,
     links: Links,
+    /// By the name of the pair.
     swapped: HashMap<String, Swapped>,
+    /// All other maps, by name.
     maps: HashMap<String, MapInfo>,
+    /// Layouts of rings' records, by the name of their struct.
     structs: HashMap<String, Layout>,
-    /// Ring buffers read so far, mapped.
+    /// Ring buffers read so far, which stay mapped.
     rings: RefCell<HashMap<String, maps::Ring>>,
     /// Maps that belong to another object.
     shared: Vec<String>,
-    // Last: links go before the object they belong to.
+    // Last: links are dropped before the object they belong to.
     object: Object,
 }
 
@@ -168,7 +172,7 @@ impl Bpf {
         Ok((&pair.rows[1 - pair.active], keys, values))
     }
 
-    /// Swap a pair of row maps and empty the one that is out of use: it, its keys, its values.
+    /// Swaps a pair of row maps and empties the one that was in use: (that one, its keys, its values).
     fn take_pair(&mut self, py: Python<'_>, rows: &str) -> PyResult<(&MapInfo, Vec<u8>, Vec<u8>)> {
         let pair = self
             .swapped
@@ -190,6 +194,9 @@ impl Bpf {
 
 #[pymethods]
 impl Bpf {
+    /// Loads the object `name`. `constants`: values of its load-time constants; `share`: by name of a
+    /// map, the object whose map of that name is used instead; `skip`: programs that are not loaded;
+    /// `most`: limits of entries, by name of a map or a pair.
     #[new]
     #[pyo3(signature = (name, constants, share = HashMap::new(), skip = Vec::new(), most = HashMap::new()))]
     fn new(
@@ -204,14 +211,15 @@ impl Bpf {
         py.detach(|| Loaded::load(wanted)).map(Self::of)
     }
 
-    /// Attach a program as its section names (tp_btf, iter). Returns the link.
+    /// Attach a program to what its section names (tp_btf, iter). Returns the link's number.
     fn attach(&mut self, program: &str) -> PyResult<u64> {
         let link = self.program(program)?.attach();
         let link = link.map_err(|e| os_error(&format!("cannot attach {program}"), &e))?;
         Ok(self.links.keep(vec![link]))
     }
 
-    /// Run a program at `hz` on every online CPU. Returns the link.
+    /// Run a program `hz` times a second on every online CPU, but not while it is idle. Returns the
+    /// link's number.
     fn attach_sampling(&mut self, program: &str, hz: u64) -> PyResult<u64> {
         let mut links = Vec::new();
         for cpu in perf::online_cpus()? {
@@ -226,7 +234,8 @@ impl Bpf {
         Ok(self.links.keep(links))
     }
 
-    /// Probe a file at (offset, cookie) sites: `entry` there, `exit` on return. All or nothing.
+    /// Probe a file at (offset, cookie) sites: program `entry` there, `exit` on return. All or nothing.
+    /// `multi`: by one link each (Linux 6.6). Returns the link's number.
     #[pyo3(signature = (path, sites, entry, exit, multi))]
     fn attach_uprobes(
         &mut self,
@@ -251,7 +260,7 @@ impl Bpf {
         Ok(())
     }
 
-    /// All of them side by side; unknown ones are passed over.
+    /// Detach all of them side by side; unknown ones are skipped.
     fn detach_all(&mut self, py: Python<'_>, links: Vec<u64>) {
         let all = self.links.take_all(&links);
         py.detach(|| links::let_go_all(all));
@@ -290,14 +299,15 @@ impl Bpf {
         Ok(half.key.fields.iter().chain(&half.value.fields).map(|f| f.name.clone()).collect())
     }
 
-    /// Swap the row maps, then empty the one that is out of use.
+    /// Swap the row maps, then empty the one that was in use: its rows as tuples, in the order of
+    /// `fields`.
     fn drain<'py>(&mut self, py: Python<'py>, rows: &str) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let (full, keys, values) = self.take_rows(py, rows)?;
         let rows = keys.chunks_exact(full.key_size).zip(values.chunks_exact(full.value_size));
         rows.map(|(key, value)| tuple_of(py, full, key, value)).collect()
     }
 
-    /// The same, kept packed.
+    /// The same, packed.
     fn drain_columns(&mut self, py: Python<'_>, rows: &str) -> PyResult<Columns> {
         let (full, keys, values) = self.take_rows(py, rows)?;
         let mut layout = full.key.clone();
@@ -316,7 +326,7 @@ impl Bpf {
         Ok(Columns::new(layout, packed))
     }
 
-    /// Those of the stacks that are still kept.
+    /// The stacks of these ids, of those that are still in the map.
     fn walks(&self, py: Python<'_>, ids: Vec<u64>) -> PyResult<Vec<RawStack>> {
         let map = self.map("stacks")?;
         let (fd, size) = (map.fd, map.value_size);
@@ -324,8 +334,8 @@ impl Bpf {
         Ok(found.into_iter().map(RawStack::new).collect())
     }
 
-    /// Make room: drop these stacks. One that is seen again is stored again.
-    /// `short` are known to be of one piece.
+    /// Remove these stacks from the map, to make room; one that is seen again is stored again. `short`:
+    /// others, known to be of one piece.
     #[pyo3(signature = (ids, short=vec![]))]
     fn forget_stacks(&self, py: Python<'_>, ids: Vec<u64>, short: Vec<u64>) -> PyResult<()> {
         let map = self.map("stacks")?;
@@ -343,7 +353,7 @@ impl Bpf {
         Ok(maps::keys(map.fd, map.max_entries).len())
     }
 
-    /// Drop every stack, those too that no row speaks of.
+    /// Remove every stack, also those that no row refers to.
     fn clear_stacks(&self, py: Python<'_>) -> PyResult<()> {
         let map = self.map("stacks")?;
         let (fd, most) = (map.fd, map.max_entries);
@@ -351,7 +361,7 @@ impl Bpf {
         Ok(())
     }
 
-    /// Empty a ring of records of one struct.
+    /// Take up to `limit` records of struct `of` out of a ring.
     fn drain_ring(&self, ring: &str, of: &str, limit: usize) -> PyResult<Columns> {
         let fd = self.map(ring)?.fd;
         let layout = self.structs.get(of);
@@ -390,7 +400,8 @@ impl Bpf {
         Ok(maps::per_cpu_sums(info.fd, indices.into_iter())?)
     }
 
-    /// The value of an array at `index`, as tuples of its fields: one, or one a possible CPU.
+    /// The value of an array at `index`, as tuples of its fields: one; of a per-CPU array, one for each
+    /// possible CPU.
     #[pyo3(signature = (map, index, per_cpu = false))]
     fn values<'py>(
         &self,
@@ -407,7 +418,7 @@ impl Bpf {
             .collect()
     }
 
-    /// Every entry of a hash map as a tuple of its fields, key first; they stay.
+    /// Every entry of a hash map as a tuple of its fields, key first; they stay in the map.
     fn entries<'py>(&self, py: Python<'py>, map: &str) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let info = self.map(map)?;
         let (fd, key_size, value_size) = (info.fd, info.key_size, info.value_size);
@@ -449,7 +460,6 @@ impl Bpf {
 }
 
 impl Bpf {
-    /// What was loaded, to be attached and read.
     fn of(loaded: Loaded) -> Self {
         let Loaded { name, shared, swapped, maps, structs, object } = loaded;
         let (links, rings) = (Links::default(), RefCell::new(HashMap::new()));

@@ -25,6 +25,7 @@ use crate::columns::Column;
 
 const MAGIC: &[u8; 4] = b"SCHK";
 const VERSION: u16 = 1;
+/// zstd's level.
 const COMPRESSION: i32 = 3;
 const TABLES: &str = include_str!("../../abi/tables.json");
 
@@ -61,11 +62,13 @@ fn schemas() -> &'static HashMap<String, SchemaRef> {
     })
 }
 
+/// Values of 64 bits as those of a smaller type; an error where one does not fit.
 fn narrow<T: TryFrom<u64>>(values: &[u64]) -> PyResult<Vec<T>> {
     let too_large = |v: &u64| bad(format!("{v} does not fit its column"));
     values.iter().map(|v| T::try_from(*v).map_err(|_| too_large(v))).collect()
 }
 
+/// A column that Rust has made, as one of Arrow's.
 fn ready_column(column: &Column, ty: &DataType) -> PyResult<ArrayRef> {
     Ok(match (column, ty) {
         (Column::Ints { values }, DataType::UInt64) => Arc::new(UInt64Array::from(values.clone())),
@@ -95,19 +98,21 @@ fn ready_column(column: &Column, ty: &DataType) -> PyResult<ArrayRef> {
     })
 }
 
-/// Straight from the objects: a copy of each in between would cost as much again.
+/// A column of texts. Directly from Python's strings: a copy of each in between would cost as much
+/// again.
 fn texts(values: &Bound<'_, PyAny>) -> PyResult<ArrayRef> {
     let Ok(list) = values.cast::<PyList>() else {
         return Ok(Arc::new(StringArray::from(values.extract::<Vec<String>>()?)));
     };
     let mut column = builder::StringBuilder::with_capacity(list.len(), 16 * list.len());
     for value in list {
-        // What is no character of UTF-8 costs itself, not the chunk.
+        // What is not valid Unicode (lone surrogates) is replaced, so that the chunk is not lost.
         column.append_value(value.cast::<PyString>()?.to_string_lossy());
     }
     Ok(Arc::new(column.finish()))
 }
 
+/// A column of any kind, as one of Arrow's.
 fn array(values: &Bound<'_, PyAny>, ty: &DataType) -> PyResult<ArrayRef> {
     if let Ok(column) = values.cast::<Column>() {
         return ready_column(column.get(), ty);
@@ -132,6 +137,7 @@ fn array(values: &Bound<'_, PyAny>, ty: &DataType) -> PyResult<ArrayRef> {
     })
 }
 
+/// A table as a stream of Arrow, a record batch a part: (bytes, rows).
 fn encode_table(name: &str, parts: &[Bound<'_, PyDict>]) -> PyResult<(Vec<u8>, usize)> {
     let schema =
         schemas().get(name).ok_or_else(|| PyKeyError::new_err(format!("no table {name}")))?;
@@ -150,7 +156,7 @@ fn encode_table(name: &str, parts: &[Bound<'_, PyDict>]) -> PyResult<(Vec<u8>, u
     Ok((writer.into_inner().map_err(bad)?, rows))
 }
 
-/// The memory to compress in is kept: made again for each chunk it costs as much as the work.
+/// One zstd frame. The compressor is kept: to make it for each chunk costs as much as the compression.
 fn compressed(raw: &[u8]) -> std::io::Result<Vec<u8>> {
     static KEPT: Mutex<Option<zstd::bulk::Compressor<'static>>> = Mutex::new(None);
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
@@ -160,7 +166,8 @@ fn compressed(raw: &[u8]) -> std::io::Result<Vec<u8>> {
     kept.as_mut().map_or_else(|| zstd::bulk::compress(raw, COMPRESSION), |it| it.compress(raw))
 }
 
-/// Encode one chunk: `meta` is JSON, each table a list of parts, each part columns by name.
+/// Encode one chunk: `meta` (the chunk's metadata) is JSON, each table a list of parts, each part
+/// columns by name.
 #[pyfunction]
 fn encode_chunk<'py>(
     py: Python<'py>,
@@ -198,13 +205,13 @@ fn encode_chunk<'py>(
     Ok(PyBytes::new(py, &out))
 }
 
-/// Why walks of stacks end, as compiled in.
+/// abi/errors.json (why walks of stacks end), as compiled in.
 #[pyfunction]
 fn errors_contract() -> &'static str {
     include_str!("../../abi/errors.json")
 }
 
-/// The contract on tables, as compiled in.
+/// abi/tables.json, as compiled in.
 #[pyfunction]
 fn tables_contract() -> &'static str {
     TABLES

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Records drained from a ring, kept packed: Python asks for a column where it needs one, and hands
-//! whole columns to the encoder without touching a row.
+//! Records drained from a ring or from row maps, kept packed: Python asks for a column where it needs
+//! one, and gives whole columns to the encoder without touching a row.
 use std::collections::hash_map::Entry;
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -13,6 +13,7 @@ use pyo3::IntoPyObjectExt;
 
 use crate::layout::{Field, Layout};
 
+/// Packed records of one struct.
 #[pyclass(frozen)]
 pub struct Columns {
     layout: Layout,
@@ -96,7 +97,7 @@ impl Columns {
         Ok(rows.map(|row| PyBytes::new(py, &row[text.offset..text.offset + text.size])).collect())
     }
 
-    /// The texts of a field of bytes, as file names are decoded.
+    /// The texts of a field of bytes, decoded as Python decodes file names.
     fn names<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let text = self.layout.texts.iter().find(|text| text.name == name);
         let text = text.ok_or_else(|| PyKeyError::new_err(format!("no text {name}")))?;
@@ -148,7 +149,7 @@ impl Columns {
         Column::Texts { values: vec![text; self.__len__()] }
     }
 
-    /// The records in which one field is smaller than another.
+    /// The records whose field `smaller` is less than their field `larger`.
     fn where_less(&self, smaller: &str, larger: &str) -> PyResult<Self> {
         let (smaller, larger) = (self.field(smaller)?, self.field(larger)?);
         let kept = self.rows.chunks_exact(self.layout.size);
@@ -156,7 +157,7 @@ impl Columns {
         Ok(Self { layout: self.layout.clone(), rows: kept.flatten().copied().collect() })
     }
 
-    /// A text column for the encoder: each value by its name, `other` where it has none.
+    /// A text column for the encoder: the name of each value of a field; `other` where it has none.
     fn texts(&self, name: &str, names: &Bound<'_, PyDict>, other: String) -> PyResult<Column> {
         let field = self.field(name)?;
         // Few of the names are in use: those alone are asked for, once each.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Questions to one ELF file: its build id, where functions start, where a probe needs no single step.
+//! What Python asks of one ELF file: its build id, where functions start, where a probe needs no single
+//! step.
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -12,7 +13,7 @@ use sonde_elf::file::{hex, identity_of, ElfFile, Segment};
 use sonde_elf::probe::Function;
 use sonde_elf::{functions, probe};
 
-/// Of processor time for one file.
+/// CPU time for one file, at most.
 const LONGEST_S: f64 = 3600.0;
 
 /// A function of a file, under one of its names.
@@ -22,7 +23,7 @@ pub struct FunctionSite {
     name: String,
     /// As linked: without the address that the file is loaded at.
     address: u64,
-    /// Of its first instruction in the file.
+    /// Where its first instruction is in the file.
     offset: u64,
     /// Bytes of code, 0 unknown.
     size: u64,
@@ -40,11 +41,11 @@ impl FunctionSite {
 #[pyclass(frozen, get_all, eq, hash)]
 #[derive(PartialEq, Eq, Hash, Clone)]
 pub struct ExecutableSegment {
-    /// In the file.
+    /// Where it is in the file.
     offset: u64,
     /// As linked.
     address: u64,
-    /// In memory.
+    /// Bytes in memory.
     size: u64,
 }
 
@@ -112,6 +113,7 @@ fn build_id(py: Python<'_>, path: PathBuf) -> PyResult<String> {
     })
 }
 
+/// The functions that a file has under one of `names`; none where it is no ELF file.
 #[pyfunction]
 fn find_functions(
     py: Python<'_>,
@@ -133,8 +135,9 @@ fn find_functions(
     })
 }
 
-/// Where probes on functions (offset, size, whether to leave alone what only hands on) go: (offset,
-/// cost class, instruction there, whether it only hands on) of each, as far as the time goes.
+/// Where probes on functions go, which are (offset, size, whether forwarders are left out): (offset,
+/// cost class, instruction there, whether it is a forwarder that is left out) of each; of the first
+/// ones alone where `cpu_s` is used up.
 #[pyfunction]
 fn probe_sites(
     py: Python<'_>,

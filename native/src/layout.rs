@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Structs of the BPF side, as their own BTF describes them: what crosses is read by field name,
-//! so the C declaration is the only one there is.
+//! The layouts of a BPF object's structs, as its BTF has them: user space reads fields by name, so each
+//! struct is declared in C alone.
 use libbpf_rs::btf::types::{self, Composite, Int, IntEncoding};
 use libbpf_rs::btf::{Btf, BtfType, TypeId};
 use libbpf_rs::{AsRawLibbpf, HasSize};
 use pyo3::prelude::*;
 use pyo3::types::PyInt;
 
-/// Arrays of this many integers or fewer are read as fields.
+/// Arrays of up to this many integers are read as fields, others not at all.
 const SHORT_ARRAY: usize = 32;
 
 /// One integer field of a struct.
@@ -52,7 +52,7 @@ pub struct Layout {
     pub size: usize,
 }
 
-/// A field of bytes that holds a text, ended by a zero or by the field's end.
+/// A field of bytes with a text, which a NUL or the field's end ends.
 #[derive(Clone, Debug)]
 pub struct Text {
     pub name: String,
@@ -73,6 +73,7 @@ impl Layout {
     }
 }
 
+/// (bytes, whether it is signed) of an integer type.
 fn integer(ty: BtfType<'_>) -> Option<(usize, bool)> {
     let int = Int::try_from(ty.skip_mods_and_typedefs()).ok()?;
     Some((usize::from(int.bits.div_ceil(8)), matches!(int.encoding, IntEncoding::Signed)))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Source lines and inlined callers of code, as Python asks for them: slow and hungry beside all else
-//! here. It is for a separate process (sonde.resolve.line_reader), under limits that end it.
+//! Source lines and inlined functions of code, as Python asks for them (sonde_lines): for a separate
+//! process (sonde.resolve.line_reader), which is ended beyond its limits.
 use std::collections::HashMap;
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use sonde_elf::file::ElfFile;
 use sonde_lines::{Lines, SourceLocation};
 
 /// For each offset in the file: (function, source file, line) of what is inlined there, innermost
-/// first, and of the function itself last. Empty where the file has nothing about it.
+/// first, and of the function itself last; `most` at most. Empty where the file has nothing about it.
 #[pyfunction]
 fn source_lines(
     py: Python<'_>,

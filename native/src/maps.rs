@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Map operations by descriptor: no interpreter lock, no object borrowed.
+//! Operations on BPF maps by descriptor: they need neither the interpreter lock nor the `Bpf` object.
 use std::collections::HashSet;
 use std::io::{Error, Result};
 use std::os::fd::RawFd;
@@ -12,7 +12,7 @@ pub struct Walked {
     pub id: u64,
     pub kernel: Vec<u64>,
     pub user: Vec<u64>,
-    /// Why it ended.
+    /// Why it ended (enum unwind_stop).
     pub stop: u32,
     /// It is kept in several pieces.
     pub is_long: bool,
@@ -31,7 +31,8 @@ pub fn update(fd: RawFd, key: &[u8], value: &[u8]) -> Result<()> {
     checked(unsafe { sys::bpf_map_update_elem(fd, key.as_ptr().cast(), value.as_ptr().cast(), 0) })
 }
 
-/// Update several entries of a map; where it is one of maps, for one grace period (Linux 5.19).
+/// Updates several entries of a map of maps, with one grace period for all where the kernel can (Linux
+/// 5.19).
 pub fn update_all(fd: RawFd, entries: &[(u32, RawFd)]) -> Result<()> {
     let keys: Vec<u32> = entries.iter().map(|it| it.0).collect();
     let values: Vec<RawFd> = entries.iter().map(|it| it.1).collect();
@@ -52,6 +53,7 @@ pub fn update_all(fd: RawFd, entries: &[(u32, RawFd)]) -> Result<()> {
     entries.iter().try_for_each(|(key, value)| update(fd, &key.to_ne_bytes(), &value.to_ne_bytes()))
 }
 
+/// The value of a key; None where there is none, or it cannot be read.
 pub fn lookup(fd: RawFd, key: &[u8], value_size: usize) -> Option<Vec<u8>> {
     let mut value = vec![0; value_size];
     // SAFETY: the caller knows the map's sizes of keys and values.
@@ -65,13 +67,14 @@ pub fn delete(fd: RawFd, key: &[u8]) -> Result<()> {
     checked(unsafe { sys::bpf_map_delete_elem(fd, key.as_ptr().cast()) })
 }
 
-/// Make `inner` the map in use. Returns when no program holds the one before any more: the kernel
-/// waits for a grace period on every update of a map in a map.
+/// Makes `inner` the only entry of `outer`. Returns when no program uses the map before any more: the
+/// kernel waits for a grace period on every update of a map of maps.
 pub fn replace_inner(outer: RawFd, inner: RawFd) -> Result<()> {
     update(outer, &0u32.to_ne_bytes(), &inner.to_ne_bytes())
 }
 
-/// Take every entry out of a hash map: keys and values, each packed.
+/// Takes every entry out of a hash map: keys and values, each packed. `batch`: how many in one call, at
+/// most.
 pub fn take_all(
     fd: RawFd,
     key_size: usize,
@@ -79,7 +82,7 @@ pub fn take_all(
     batch: usize,
 ) -> Result<(Vec<u8>, Vec<u8>)> {
     let (mut keys, mut values) = (Vec::new(), Vec::new());
-    // Most maps hold little: room for all at once would be made in vain.
+    // Most maps have few entries: begin with room for few.
     let most = batch.max(64);
     let mut batch = most.min(64);
     let mut position = vec![0u8; key_size.max(8)];
@@ -104,7 +107,7 @@ pub fn take_all(
         };
         let done = rc == -libc::ENOENT;
         if rc == -libc::ENOSPC {
-            // A bucket holds more than the batch: nothing was taken, ask for more at once.
+            // A bucket of the map has more entries than the batch: nothing was taken, try a larger one.
             keys.truncate(have_keys);
             values.truncate(have_values);
             batch *= 2;
@@ -123,7 +126,8 @@ pub fn take_all(
     }
 }
 
-/// Every entry of a hash map, keys and values packed; one changed meanwhile may come twice or not.
+/// Every entry of a hash map, keys and values packed; one that changes meanwhile may come twice or not
+/// at all.
 pub fn entries(
     fd: RawFd,
     key_size: usize,
@@ -153,7 +157,7 @@ pub fn entries(
     Ok((keys, values))
 }
 
-/// Delete the entries of a map with keys of 8 bytes, at most as many as it can hold.
+/// Deletes the entries of a map with keys of 8 bytes. `most`: how many it can have.
 pub fn clear(fd: RawFd, most: usize) {
     let mut key = 0u64;
     for _ in 0..most {
@@ -175,10 +179,12 @@ struct Piece {
     is_tail: bool,
 }
 
-/// Pieces of one walk at the most, and some more: a chain is never followed for ever.
+/// Pieces of one walk that are followed: a walk has no more than 8 (UNWIND_PIECES).
 const MAX_PIECES: usize = 16;
 
+/// The piece of an id. `raw`: a buffer of the map's value size.
 fn piece(fd: RawFd, id: u64, raw: &mut [u8]) -> Option<Piece> {
+    /// SONDE_KERNEL_FRAMES
     const KERNEL_FRAMES: usize = 48;
     // SAFETY: key and value have the map's sizes.
     let rc =
@@ -235,6 +241,7 @@ fn tail(fd: RawFd, first: &Piece, raw: &mut [u8]) -> Vec<u64> {
     ids
 }
 
+/// The keys of a map, of 8 bytes each; at most `most`.
 pub fn keys(fd: RawFd, most: usize) -> Vec<u64> {
     let mut found: Vec<u64> = Vec::new();
     while found.len() < most {
@@ -250,8 +257,8 @@ pub fn keys(fd: RawFd, most: usize) -> Vec<u64> {
     found
 }
 
-/// Delete the entries of a map with keys of 8 bytes, many at a call; those that are gone are passed
-/// over.
+/// Deletes these entries of a map with keys of 8 bytes, many in one call; those that are gone are
+/// skipped.
 pub fn delete_all(fd: RawFd, keys: &[u64]) {
     let mut left = keys;
     while !left.is_empty() {
@@ -272,7 +279,7 @@ pub fn delete_all(fd: RawFd, keys: &[u64]) {
     }
 }
 
-/// Drop stacks, with those of their pieces that no stack left here goes on in.
+/// Removes stacks, with those of their pieces that no other stack in the map has.
 pub fn forget(fd: RawFd, value_size: usize, most: usize, ids: &[u64]) {
     let mut raw = vec![0u8; value_size];
     let mut tails: HashSet<u64> = HashSet::new();
@@ -296,8 +303,10 @@ pub fn forget(fd: RawFd, value_size: usize, most: usize, ids: &[u64]) {
     tails.iter().for_each(|id| drop(delete(fd, &id.to_ne_bytes())));
 }
 
+/// Where `on_record` puts records.
 struct RingSink {
     rows: Vec<u8>,
+    /// Bytes of a record.
     size: usize,
 }
 
@@ -313,7 +322,7 @@ unsafe extern "C" fn on_record(sink: *mut libc::c_void, data: *mut libc::c_void,
     0
 }
 
-/// A ring buffer that stays mapped: mapping it again costs more than reading it.
+/// A ring buffer that stays mapped: to map it costs more than to read it.
 pub struct Ring {
     ring: *mut sys::ring_buffer,
     sink: Box<RingSink>,
@@ -369,7 +378,7 @@ pub fn per_cpu_sums(fd: RawFd, indices: impl Iterator<Item = u32>) -> Result<Vec
         .collect()
 }
 
-/// The first `count` of them, asked for together (Linux 5.14).
+/// The first `count` of them, read in one call where the kernel can (Linux 5.14).
 pub fn first_per_cpu_sums(fd: RawFd, count: usize) -> Result<Vec<u64>> {
     let cpus = possible_cpus()?;
     let mut slots = vec![0u64; cpus * count];
@@ -401,7 +410,8 @@ fn possible_cpus() -> Result<usize> {
     Ok(cpus as usize)
 }
 
-/// The value of an array at `index`, as many copies as a per-CPU array has.
+/// The value of an array at `index`; of a per-CPU array the values of all possible CPUs, each in a slot
+/// of a multiple of 8 bytes.
 pub fn array_values(fd: RawFd, index: u32, value_size: usize, per_cpu: bool) -> Result<Vec<u8>> {
     // SAFETY: asks libbpf how many slots a per-CPU value has.
     let cpus = if per_cpu { unsafe { sys::libbpf_num_possible_cpus() } } else { 1 };
@@ -416,7 +426,7 @@ pub fn array_values(fd: RawFd, index: u32, value_size: usize, per_cpu: bool) -> 
     Ok(raw)
 }
 
-/// What the kernel reports that it holds for a map; 0 where it does not.
+/// Bytes that the kernel holds for a map, as it reports in fdinfo; 0 where it does not.
 pub fn memory_bytes(fd: RawFd) -> u64 {
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap_or_default();
     info.lines()

@@ -2,7 +2,7 @@
 //! The allocator of this process.
 use pyo3::prelude::*;
 
-/// Give the kernel back what was freed and is kept for later; after work that comes once.
+/// Give the kernel back what was freed and the allocator has kept; for after work that is done once.
 #[pyfunction]
 fn release_memory(py: Python<'_>) {
     #[cfg(target_env = "gnu")]
@@ -14,8 +14,8 @@ fn release_memory(py: Python<'_>) {
     let _ = py;
 }
 
-/// Keep what is freed until `release_memory`, in few arenas: for a process whose memory comes and
-/// goes by the hundreds of megabytes, all day. Before it starts threads.
+/// Have the allocator keep what is freed until `release_memory`, in few arenas: for a process that
+/// allocates and frees hundreds of megabytes again and again. To be called before it starts threads.
 #[pyfunction]
 fn keep_memory() {
     #[cfg(target_env = "gnu")]
@@ -30,10 +30,10 @@ fn keep_memory() {
     }
 }
 
-/// The most that glibc takes for a threshold on machines of 64 bits.
+/// Bytes: the largest threshold that glibc accepts on 64-bit machines.
 #[cfg(target_env = "gnu")]
 const LARGEST_KEPT: libc::c_int = 32 << 20;
-/// An arena grows by so much more than is asked for.
+/// Bytes that an arena grows by beyond what is asked for.
 #[cfg(target_env = "gnu")]
 const GROWTH: libc::c_int = 4 << 20;
 #[cfg(target_env = "gnu")]

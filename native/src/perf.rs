@@ -15,8 +15,8 @@ use sonde_events::interest::{Interest, Wanted};
 use sonde_events::records::{cpu_list, Event, Record};
 use sys::bindings as abi;
 
-/// Pages of records a CPU's ring holds: a power of two. A compiler farm fills 64 KiB in less time
-/// than an agent may wait for its turn on a CPU.
+/// Pages of records in a CPU's ring: a power of two. A machine that compiles on all CPUs fills 64 KiB
+/// in less time than an agent may have to wait for a CPU.
 const RING_PAGES: usize = 64;
 
 pub fn online_cpus() -> Result<Vec<i32>> {
@@ -34,7 +34,8 @@ fn open(attr: &mut abi::perf_event_attr, cpu: i32) -> Result<RawFd> {
     Ok(fd)
 }
 
-/// A clock that fires `hz` times a second of a CPU, idle time left out. The caller owns it.
+/// The descriptor of a sampling clock: it fires `hz` times in a second in which the CPU is not idle.
+/// The caller owns it.
 pub fn open_sampling(cpu: i32, hz: u64) -> Result<RawFd> {
     let mut attr = abi::perf_event_attr::default();
     attr.type_ = abi::PERF_TYPE_SOFTWARE;
@@ -144,8 +145,8 @@ impl Drop for Ring {
     }
 }
 
-/// Numbers are kept as Python has them: a frozen class hands such fields out by their offset alone,
-/// which costs as little as an attribute of `__slots__`. Several listeners read each event.
+/// A number as a Python object: a field of it in a frozen class is read as fast as an attribute of
+/// `__slots__`, and several listeners read each event.
 type Int = Py<PyInt>;
 
 /// A process mapped a file, or anonymous memory, to execute it.
@@ -162,7 +163,8 @@ pub struct MmapEvent {
     path: Py<PyString>,
 }
 
-/// A thread got a name. With `is_exec` it executed a program: the mappings of before are gone.
+/// A thread got a name. With `is_exec` it executed a program: its process's mappings from before are
+/// gone.
 #[pyclass(frozen, get_all, module = "sonde._native")]
 pub struct CommEvent {
     time_ns: Int,
@@ -172,7 +174,7 @@ pub struct CommEvent {
     is_exec: bool,
 }
 
-/// A thread started; a process where `pid` differs from `parent_pid`.
+/// A thread started; with a new process where `pid` differs from `parent_pid`.
 #[pyclass(frozen, get_all, module = "sonde._native")]
 pub struct ForkEvent {
     time_ns: Int,
@@ -281,14 +283,16 @@ pub struct ProcessEvents {
     lost: u64,
 }
 
-/// With this many kept records `wait` returns, so that they are drained. No limit of what is kept.
+/// With this many kept records `wait` returns, so that they are drained. It does not bound what is
+/// kept.
 const MAX_KEPT: usize = 16_384;
 
 impl ProcessEvents {
-    /// Read what the kernel has. Returns whether any of it bears no delay.
+    /// Reads what is in the rings. Returns whether any of it is wanted at once.
     fn read(&mut self) -> bool {
         let mut records = Vec::new();
-        // All ends before any record: who is born on one CPU maps something on another later.
+        // How far to read of each ring is noted before any is read. So if a record is read, those
+        // before it on other CPUs are, too: a fork before the mappings of the new process.
         let heads: Vec<u64> = self.rings.iter().map(Ring::head).collect();
         for (ring, head) in self.rings.iter_mut().zip(heads) {
             ring.drain(head, |record| match record.lost() {
@@ -310,7 +314,7 @@ impl ProcessEvents {
 }
 
 /// How many of these descriptors have something to read within `timeout_ms`; below 0 where a signal
-/// ended the wait, which is wanted.
+/// ended the wait: it is not waited on then, so that Python can handle the signal.
 fn poll(fds: &mut [libc::pollfd], timeout_ms: i32) -> i32 {
     // SAFETY: the slice is as long as its length.
     unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as u64, timeout_ms) }
@@ -328,9 +332,9 @@ impl ProcessEvents {
         Ok(Self { rings, interest: Interest::default(), kept: Vec::new(), lost: 0 })
     }
 
-    /// Wait until something happened, or one of the descriptors `also` has something to read, at
-    /// most `timeout_ms`. True where it did. With `kept_ms` it returns for what bears no delay, and
-    /// not for other events: these are read every `kept_ms` at the most, and kept for `drain`.
+    /// Wait until there are events, or one of the descriptors `also` has something to read, at most
+    /// `timeout_ms`. True where there is something. With `kept_ms` it returns for events that are
+    /// wanted at once alone: others are read, every `kept_ms` at most, and kept for `drain`.
     #[pyo3(signature = (timeout_ms, also=vec![], kept_ms=0))]
     fn wait(&mut self, py: Python<'_>, timeout_ms: i32, also: Vec<i32>, kept_ms: i32) -> bool {
         let mut fds = waiting_for(also.into_iter().chain(self.filenos()));
@@ -360,7 +364,7 @@ impl ProcessEvents {
         self.rings.iter().map(|ring| ring.fd.as_raw_fd()).collect()
     }
 
-    /// All events since the last call that somebody wants, in order of time.
+    /// All events since the last call that are wanted, in order of time.
     fn drain<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         self.read();
         let records = std::mem::take(&mut self.kept);
@@ -369,14 +373,15 @@ impl ProcessEvents {
         PyList::new(py, events?)
     }
 
-    /// From now on report mappings by these processes alone, by those named before, and by those
-    /// that descend from either; of what else others do at leisure.
+    /// From now on report mappings of these processes alone, of those given before, and of descendants
+    /// of either. Other events of all processes are reported still, but `wait` does not return for
+    /// those of others.
     fn follow(&mut self, pids: Vec<u32>) {
         self.interest.follow(pids);
     }
 
-    /// Report no more mappings of this file by this path for `seconds`, nor those of no
-    /// file; but always of the program that a process executes, which names it.
+    /// Report no mappings of this file by this path for `seconds`, and from now on none of no file. The
+    /// program that a process executes is reported in any case: it is what the process is named by.
     fn ignore_mappings(&mut self, file: (u32, u32, u64), path: OsString, seconds: f64) {
         self.interest.ignore_mappings(file, path.into_vec(), seconds);
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Queries to a C library, repeated at every tick of the clock. The answers are kept until the caller
-//! reads them: waking a Python program ten times a second costs a hundred times the queries.
+//! Queries to a C library, repeated at ticks: every `tick_ns` of CLOCK_MONOTONIC. The answers are kept
+//! until the caller reads them: to wake a Python program ten times a second costs a hundred times what
+//! the queries do.
 use std::ffi::c_int;
 use std::os::fd::RawFd;
 
@@ -14,9 +15,11 @@ const MAX_ANSWERS: usize = 1024;
 const COUNT_BYTES: usize = 8;
 const LONGEST_NS: u64 = 1_000_000_000;
 
-/// When (ns), the code, and the wanted numbers of what the library wrote.
+/// When it was asked (ns of CLOCK_MONOTONIC), the code that the function returned, and the fields of
+/// what it wrote.
 type Answer = (u64, i32, Vec<u64>);
 
+/// A call of a C function that is repeated.
 struct Query {
     group: usize,
     /// Address of `int function(...)` whose arguments are all integers or pointers.
@@ -31,13 +34,18 @@ struct Query {
     ignored_code: Option<i32>,
     /// A field whose change shows that an idle group is active again.
     activity_field: Option<usize>,
+    /// Ticks between two queries at least.
     every_ticks: u64,
+    /// It is asked at ticks: its last answer was a success.
     running: bool,
+    /// The activity field of the last answer.
     before: Option<u64>,
     answers: Vec<Answer>,
 }
 
+/// Queries that share an interval.
 struct Group {
+    /// Shown in the shared page while one of its queries runs.
     name: Vec<u8>,
     /// Ticks between two queries.
     interval_ticks: u64,
@@ -55,13 +63,13 @@ fn now_ns() -> u64 {
 }
 
 impl Query {
-    /// Ask. The function may take as long as it wants, for ever included.
+    /// Calls the function, which may never return.
     fn ask(&mut self) -> Answer {
         let time_ns = now_ns();
         let out = self.out.as_mut_ptr() as usize;
         let a = |at: usize| self.arguments[at].unwrap_or(out);
-        // SAFETY: the caller that put the query vouches for the function and for its arguments; an `int`
-        // takes the low half of a register.
+        // SAFETY: the caller that put the query vouches for the function and for its arguments; an
+        // `int` takes the low half of a register.
         let code = unsafe {
             use std::mem::transmute as to;
             let f = self.function as *const ();
@@ -83,32 +91,35 @@ impl Query {
         (time_ns, code, self.fields.iter().map(number).collect())
     }
 
-    /// Take in an answer. Returns whether it is to be read soon.
-    fn take(&mut self, answer: Answer, rests: bool) -> bool {
+    /// Keeps an answer. `is_idle`: the group is. Returns whether the caller should read it soon: an
+    /// error, an answer where often there is none (`ignored_code`), activity of an idle group, or no
+    /// room.
+    fn take(&mut self, answer: Answer, is_idle: bool) -> bool {
         let (_, code, values) = &answer;
         if self.ignored_code == Some(*code) {
             return false;
         }
         self.running = *code == 0;
         let value = self.activity_field.map(|at| values[at]);
-        let reports_activity = rests && self.before.is_some() && value != self.before;
+        let reports_activity = is_idle && self.before.is_some() && value != self.before;
         self.before = value;
         let pending = *code != 0 || self.ignored_code.is_some() || reports_activity;
         if self.answers.len() >= MAX_ANSWERS {
-            return true; // not read for minutes
+            return true; // the caller has not read for minutes: this answer is dropped
         }
         self.answers.push(answer);
         pending
     }
 }
 
-/// A page shared with the parent process: the name of the running group, and a count of ticks.
+/// A page shared with the parent process: the name of the group that is being asked, by which the
+/// parent knows what hangs, and at its end a count of ticks.
 struct Page(PyBuffer<u8>);
 
 impl Page {
     fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: the buffer is writable, contiguous and held as long as this is; it is shared with
-        // another process, which only looks.
+        // another process, which only reads.
         unsafe { std::slice::from_raw_parts_mut(self.0.buf_ptr().cast(), self.0.len_bytes()) }
     }
 
@@ -131,6 +142,7 @@ impl Page {
 #[pyclass(unsendable)]
 pub struct NativePoller {
     tick_ns: u64,
+    /// When queries are due next; 0: not known.
     next_ns: u64,
     queries: Vec<Query>,
     groups: Vec<Group>,
@@ -142,7 +154,7 @@ impl NativePoller {
         self.queries.get_mut(number).ok_or_else(missing)
     }
 
-    /// Ticks between two times that a query is asked, 0 where it is not.
+    /// Ticks between two calls of a query, 0 where it does not run.
     fn every(&self, query: &Query) -> u64 {
         let usual = query.every_ticks.max(self.groups[query.group].interval_ticks);
         if query.running {
@@ -152,7 +164,7 @@ impl NativePoller {
         }
     }
 
-    /// Ask what is due at a tick.
+    /// Asks what is due at the tick of this number. Returns whether an answer is to be read soon.
     fn tick(&mut self, number: u64, mut page: Option<&mut Page>) -> bool {
         let (mut pending, mut written) = (false, usize::MAX);
         for at in 0..self.queries.len() {
@@ -178,6 +190,7 @@ impl NativePoller {
         pending
     }
 
+    /// The time after `now` at which a query is due, or the next second.
     fn after(&self, now: u64) -> u64 {
         let running = self.queries.iter().map(|it| self.every(it)).filter(|&it| it > 0);
         let gap = running.min().map_or(LONGEST_NS, |it| (it * self.tick_ns).min(LONGEST_NS));
@@ -206,7 +219,8 @@ impl NativePoller {
         self.groups.len() - 1
     }
 
-    /// Add a query; returns its number. It runs at ticks once `query` ran it with success.
+    /// Add a query; returns its number. It runs at ticks once `query` ran it with success. Arguments:
+    /// see `Query`; those of `function` that are None are the address of its `out`.
     #[pyo3(signature = (group, function, arguments, out, fields, *, ignored_code=None, activity_field=None, every_ticks=1))]
     #[allow(clippy::too_many_arguments)]
     fn add_query(
@@ -286,7 +300,7 @@ impl NativePoller {
         self.groups.get(group).is_some_and(|it| it.pending)
     }
 
-    /// The answers of a group are being read.
+    /// The caller reads the answers of a group now.
     fn mark_read(&mut self, group: usize) {
         if let Some(group) = self.groups.get_mut(group) {
             group.pending = false;
@@ -309,7 +323,7 @@ impl NativePoller {
                 self.next_ns = self.after(now);
             }
             let pending = now >= self.next_ns && {
-                let number = self.next_ns / self.tick_ns; // not that of `now`: we may be late
+                let number = self.next_ns / self.tick_ns; // not that of `now`, which may be late
                 self.next_ns = self.after(now);
                 page.as_mut().map(Page::count_tick);
                 self.tick(number, page.as_mut())

@@ -12,11 +12,14 @@ use pyo3::types::PyBytes;
 
 use sonde_rows::{Chunk, ColumnSpec, Decoder, Kind, Refused, Rows, TableSpec, TOO_LARGE};
 
+/// The fields of `ColumnSpec`.
 type Column = (String, String, bool, bool, f64, f64, u64);
+/// The fields of `Chunk`, tables by name.
 type Origin<'py> = (Bound<'py, PyBytes>, usize, Vec<(String, usize, usize)>, i64, i64, usize);
+/// The fields of `Rows`.
 type Made = (HashMap<String, Block>, Vec<u64>);
 
-/// Bytes that Python reads where they are.
+/// Bytes that Python reads without a copy, through the buffer protocol.
 #[pyclass(frozen)]
 struct Block(Vec<u8>);
 
@@ -54,9 +57,11 @@ impl Block {
     }
 }
 
+/// `sonde_rows::Decoder` for Python.
 #[pyclass(frozen)]
 struct RowDecoder {
     decoder: Mutex<Decoder>,
+    /// Indices of tables' specs, by name.
     numbers: HashMap<String, usize>,
 }
 
@@ -92,8 +97,8 @@ impl RowDecoder {
         Ok(Self { decoder: Mutex::new(decoder), numbers })
     }
 
-    /// (streams of Arrow by table, rows of `sample` by chunk), or ValueError; MemoryError where
-    /// fewer chunks may be decoded.
+    /// (streams of Arrow by table, rows of `sample` by chunk). ValueError where the batch is refused;
+    /// MemoryError where it needs too much memory: the caller may try fewer chunks.
     fn decode<'py>(
         &self,
         py: Python<'py>,
@@ -120,7 +125,7 @@ impl RowDecoder {
         let decoder = &self.decoder;
         let made = py.detach(|| -> Result<Rows, Refused> {
             let mut held = decoder.lock().unwrap_or_else(PoisonError::into_inner);
-            // What a library makes of content that nobody has thought of is no reason to end.
+            // A panic of a library over unexpected content must not end the process.
             let made = catch_unwind(AssertUnwindSafe(|| held.decode(&own, &nodes)));
             made.unwrap_or(Err(Refused("a chunk that cannot be read")))
         });

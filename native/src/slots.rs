@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where a process's modules hold addresses of functions of device libraries: by the relocations of
-//! their files, and in the data that they have written. Everything read is the process's own word;
-//! the library in it looks at each again.
+//! Pointer slots: where a process's modules have addresses of functions of device libraries, by the
+//! relocations of their files, and in the data that they have written. The process can make all of that
+//! up: the injected library checks each slot again.
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -17,13 +17,15 @@ mod pages;
 use imports::{Imports, Span};
 use pages::{Memory, Wanted};
 
+/// Bytes of /proc/PID/maps that are read.
 const MOST_MAPS_BYTES: u64 = 16 << 20;
 const MOST_MODULES: usize = 8192;
-/// Files whose imports are kept.
+/// Files whose imports are kept; beyond that all are read again.
 const MOST_FILES: usize = 16_384;
+/// Slots of one process, by relocations and in data.
 const MOST_FOUND: usize = 1 << 16;
 
-/// A loaded file: where its first page is mapped.
+/// A loaded file, and the mapping of its first page.
 struct Module {
     start: u64,
     end: u64,
@@ -31,13 +33,14 @@ struct Module {
     path: String,
 }
 
-/// What was found: address, value, index in DT_JMPREL + 1 or 0; whether anything was left out; bytes read.
+/// Slots as (address, value, index in DT_JMPREL + 1 or 0); whether anything was left out; bytes read.
 type Found = (Vec<(u64, u64, u32)>, bool, u64);
 
 /// Finds slots; keeps the imports of files.
 #[pyclass]
 #[derive(Default)]
 pub struct SlotFinder {
+    /// The imports of files; None: no ELF file of x86-64.
     files: HashMap<Identity, Option<Arc<Imports>>>,
 }
 
@@ -48,9 +51,9 @@ impl SlotFinder {
         SlotFinder::default()
     }
 
-    /// Words of process `pid` that hold one of `addresses`, or are an import of a device's function
-    /// that is not bound yet; ascending. `wide`: in all data of modules, not only of those that look
-    /// functions up by name. Raises OSError.
+    /// Words of process `pid` that have one of `addresses`, or are an import of a device library's
+    /// function that is not bound yet; ascending. `wide`: in the data of all modules, not only of those
+    /// that look functions up by name; `most_bytes`: of data to read. Raises OSError.
     fn find(
         &mut self,
         py: Python<'_>,
@@ -106,6 +109,7 @@ impl SlotFinder {
         Ok((slots, cut, memory.bytes_read))
     }
 
+    /// The imports of a module's file; None where it cannot be opened, or is no ELF file of x86-64.
     fn imports_of(&mut self, pid: i32, module: &Module) -> Option<Arc<Imports>> {
         let by_range = format!("/proc/{pid}/map_files/{:x}-{:x}", module.start, module.end);
         let by_name = format!("/proc/{pid}/root{}", module.path);
@@ -126,7 +130,8 @@ impl SlotFinder {
     }
 }
 
-/// Imports that hold a wanted address, or are not bound yet: those lead into their own module.
+/// Adds imports that have a wanted address, or are not bound yet: those point into their own module
+/// (its PLT).
 fn by_relocations(
     base: u64,
     imports: &Imports,
@@ -158,7 +163,7 @@ fn by_relocations(
     }
 }
 
-/// Writable data of a module that the loader does not make read-only.
+/// Writable data of a module, without what the dynamic linker makes read-only (RELRO).
 fn parts(base: u64, imports: &Imports) -> Vec<Span> {
     let mut parts = Vec::new();
     for &Span { start, end } in &imports.writable {
@@ -180,7 +185,7 @@ fn parts(base: u64, imports: &Imports) -> Vec<Span> {
     parts.into_iter().filter_map(moved).collect()
 }
 
-/// Mapped files of which code is mapped, and whether there may be more.
+/// Files of which the first page and code are mapped, and whether there may be more.
 fn modules_of(pid: i32) -> std::io::Result<(Vec<Module>, bool)> {
     let maps = File::open(format!("/proc/{pid}/maps"))?.take(MOST_MAPS_BYTES);
     let mut lines = BufReader::with_capacity(1 << 16, maps);

@@ -21,12 +21,12 @@ pub struct Symbolizer {
     kallsyms: Mutex<Kallsyms>,
 }
 
-/// What a panic left behind is whole: each change is made in one step.
+/// Locks it, also after a panic: each change is made in one step, so what a panic left is consistent.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What is no ELF file, or one that contradicts itself, names nothing.
+/// A file that is no ELF file, or that contradicts itself, has no names: that is no error.
 fn or_nameless(
     found: Result<Option<Vec<Option<Named>>>>,
     count: usize,
@@ -59,8 +59,8 @@ impl Symbolizer {
         })
     }
 
-    /// The same of an open file, for a party. None where its symbols would have to be read first,
-    /// and may not be.
+    /// The same of an open file, for a party. None where its index would have to be built first, and
+    /// `may_build` is false.
     #[pyo3(signature = (fd, file_offsets, party = 0, may_build = true))]
     fn elf_open(
         &self,

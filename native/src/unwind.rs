@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tables to walk stacks by: made from files, kept on disk, put into the kernel's maps.
+//! Unwind tables, by which stacks are walked: made from files, kept on disk, put into the kernel's
+//! maps.
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
@@ -13,8 +14,9 @@ use sonde_unwind::{cpython, engines, rules};
 mod maps;
 mod pool;
 
-/// Make the unwind table of an ELF file at `out`: (descriptions, rows, rules, rows of unread forms,
-/// functions without a description that were analysed).
+/// Make the unwind table of the ELF file at `path`, and save it at `out`, with what else was found in
+/// the file: (FDEs, rows, rules, rows of forms that are not read, functions without an FDE that were
+/// analysed).
 #[pyfunction]
 fn build_unwind_table(
     py: Python<'_>,
@@ -39,7 +41,7 @@ fn build_unwind_table(
 }
 
 /// Of a saved table: the digest of all that was read to make it, and the CPython interpreter or the
-/// engine of Ruby or PHP that was found.
+/// engine of Ruby or PHP that was found in its file.
 #[pyfunction]
 fn unwind_table_origin(py: Python<'_>, path: PathBuf) -> PyResult<Origin> {
     py.detach(|| {
@@ -75,6 +77,7 @@ type Interpreter = (u64, u64, u64, [u64; 4], Vec<u8>);
 
 /// (language, version, access, root, evaluation loop, variables), as linked (`engines::Engine`).
 type Engine = (String, String, u8, i64, [u64; 4], [u64; 2]);
+/// (digest in hex, interpreter, engine)
 type Origin = (String, Option<Interpreter>, Option<Engine>);
 
 /// The engine of Ruby or PHP in an ELF file, None where there is none.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Walks as they came from the kernel, and the frames that their words are known by. A walk all of
-//! whose words are known is named here; the others are handed to Python, which knows how.
+//! Walks as they came from the kernel, and caches of the frames that their words stand for. A walk all
+//! of whose frames are cached is resolved here; Python resolves the others.
 use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hasher};
@@ -14,7 +14,8 @@ use crate::maps::Walked;
 /// Two words of a walk whose first has this bit are an interpreted frame, of any language.
 const INTERPRETED_FRAME: u64 = 1 << 63;
 
-/// What a frame is known by: (address, 1 where it is a leaf's), or the two words of an interpreted frame.
+/// What a frame is known by: (address, 1 where it is a leaf's), or the two words of an interpreted
+/// frame.
 type FrameKey = (u64, u64);
 
 /// What a frame is to a walk.
@@ -23,17 +24,18 @@ enum Role {
     Plain,
     /// It is left out.
     None,
-    /// Frames around it may have to be moved.
+    /// Walks with it need Python, which may have to move frames around it.
     Apart,
 }
 
+/// A cached frame.
 struct Known {
     frame: Py<PyAny>,
     role: Role,
 }
 
-/// Hashes words by a random factor: walks ask for some fifty frames each, and a watched process
-/// chooses their addresses, but does not know the factor.
+/// A fast hash with a random factor: a walk looks up some fifty frames, and a watched process can
+/// choose their addresses, but does not know the factor.
 struct Words {
     state: u64,
     factor: u64,
@@ -54,6 +56,7 @@ impl Hasher for Words {
     }
 }
 
+/// Makes `Words`: the state it begins with, and its factor.
 struct Factor(u64, u64);
 
 impl Default for Factor {
@@ -95,7 +98,8 @@ impl FrameCache {
         self.known.get(&(word, second)).map(|it| it.frame.clone_ref(py))
     }
 
-    /// The frame of a key. `absent`: walks leave it out; `needs_reorder`: Python puts stacks with it together.
+    /// Cache the frame of a key. `absent`: walks leave it out; `needs_reorder`: walks with it are left
+    /// to Python.
     #[pyo3(signature = (word, second, frame, absent=false, needs_reorder=false))]
     fn put(&mut self, word: u64, second: u64, frame: Py<PyAny>, absent: bool, needs_reorder: bool) {
         let role = match (absent, needs_reorder) {
@@ -167,7 +171,7 @@ impl RawStack {
         self.walked.user.clone()
     }
 
-    /// Why it ended.
+    /// Why it ended (enum unwind_stop).
     #[getter]
     fn stop(&self) -> u32 {
         self.walked.stop
@@ -180,8 +184,9 @@ impl RawStack {
     }
 }
 
-/// The frames of each walk; None where one is not known, or where they may not stay in this order.
-/// Without `python` a walk with frames of Python has none.
+/// The frames of each walk; None where one is not cached, or where they may have to be reordered.
+/// `python`: the cache of interpreted frames, of any language; without it a walk with such frames is
+/// None.
 #[pyfunction]
 #[pyo3(signature = (walks, kernel, native, python=None))]
 fn frames_of<'py>(
@@ -211,7 +216,7 @@ fn frames_of<'py>(
     walks.iter().map(|walk| gather(walk.get()).transpose()).collect()
 }
 
-/// First words of frames of Python in walks, each once.
+/// First words of interpreted frames in walks, each once (of Python: marked addresses of code objects).
 #[pyfunction]
 fn python_codes(walks: Vec<Bound<'_, RawStack>>) -> Vec<u64> {
     let mut seen = HashSet::new();
@@ -222,7 +227,8 @@ fn python_codes(walks: Vec<Bound<'_, RawStack>>) -> Vec<u64> {
     seen.into_iter().collect()
 }
 
-/// The keys of walks that are not known yet, each once: in the kernel, in user code, of interpreted frames.
+/// The keys of walks that are not cached yet, each once: in the kernel, in user code, of interpreted
+/// frames.
 #[pyfunction]
 #[pyo3(signature = (walks, kernel, native, python=None))]
 fn unknown_frames(
@@ -273,7 +279,7 @@ fn columns_of(rows: &[Bound<'_, PyTuple>]) -> PyResult<Vec<Column>> {
 #[pyfunction]
 fn stack_columns<'py>(stacks: &Bound<'py, PyList>) -> PyResult<(Column, Vec<Column>)> {
     let (mut frames, mut known_ids) = (Vec::new(), Vec::new());
-    // By the object, which is the same for most.
+    // By the address of the tuple: most stacks have the same objects.
     let mut ids: HashMap<usize, u64, Factor> = HashMap::default();
     let mut seen_ids = HashSet::new();
     let (mut values, mut ends) = (Vec::new(), Vec::with_capacity(stacks.len()));

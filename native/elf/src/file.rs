@@ -21,22 +21,25 @@ use crate::record::{Finished, Record};
 
 /// Symbols are read in pieces of this many.
 const SYMBOLS_AT_ONCE: usize = 8192;
-/// More than the largest programs have; the rest of a larger table is not looked at.
+/// More than the largest programs have; the rest of a larger table is not read.
 const MAX_SYMBOLS: u64 = 1 << 22;
-/// Most names are shorter.
+/// Bytes of a name that are read first: most names are shorter.
 const SHORT_NAME_BYTES: usize = 128;
+/// `e_ident`
 const IDENT_BYTES: u64 = 16;
 const MAX_SECTIONS: usize = 1 << 16;
-/// Of those, where no more is asked than how a file is identified: linked files have some forty.
+/// Sections that `open_briefly` reads: linked files have some forty.
 const FIRST_SECTIONS: usize = 1 << 10;
-/// Programs have some ten. Each address that is asked for is held against all of them.
+/// Programs have some ten. Each look-up of an address goes through all of them.
 const MAX_SEGMENTS: usize = 256;
-/// Of all notes of a file together: a header may point to the same megabyte many times.
+/// Of all notes of a file together: headers may point to the same megabyte many times.
 const MAX_NOTES_BYTES: u64 = 1 << 20;
-/// Places with notes that are read for a build id: linkers make a handful, its own the first or second.
+/// Segments and sections of notes that are read for a build id: a linker makes a handful, and the one
+/// with the build id is the first or second.
 const MAX_NOTES: usize = 64;
 const NT_GNU_BUILD_ID: u32 = 3;
 
+/// A program header.
 pub struct Segment {
     pub kind: elf::ProgramType,
     is_executable: bool,
@@ -47,6 +50,7 @@ pub struct Segment {
     pub align: u64,
 }
 
+/// A section header, without the name (section.rs).
 pub struct Section {
     pub kind: elf::SectionType,
     pub address: u64,
@@ -73,13 +77,14 @@ impl Symbol {
     }
 }
 
-/// Changes when the file is replaced, rewritten or cut.
+/// What a file is known by: another one once the file is replaced, rewritten or cut.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Identity {
     device: u64,
     inode: u64,
     len: u64,
-    /// Of the content, which anybody may set, and of the inode, which nobody can.
+    /// (s, ns) of the last change: of the content (mtime), which its owner can set; of the inode
+    /// (ctime), which nobody can.
     changed: [(i64, i64); 2],
 }
 
@@ -96,7 +101,7 @@ pub struct Layout {
 pub struct ElfFile {
     file: File,
     layout: Arc<Layout>,
-    /// Of what is read, where somebody wants to know.
+    /// What was read, if it was opened by `open_recorded`.
     record: Option<Mutex<Record>>,
 }
 
@@ -112,13 +117,15 @@ fn malformed(what: &str) -> Error {
     Error::new(ErrorKind::InvalidData, format!("not a readable ELF file: {what}"))
 }
 
+/// An error of the same kind: errors cannot be cloned.
 fn copied(error: &Error) -> Error {
     Error::from(error.kind())
 }
 
-/// Errors: those of the system; InvalidData where it is no plain file.
+/// Opens a regular file for reading. Errors: those of the system; InvalidData where it is no regular
+/// file.
 pub fn open(path: &Path) -> Result<(File, Identity)> {
-    // What it is is asked before it is opened: a device, a pipe or a terminal would not stand it.
+    // O_PATH opens nothing: to open a device, a pipe or a terminal could start something, or wait.
     let held = File::options().read(true).custom_flags(libc::O_PATH).open(path)?;
     identity_of(&held)?;
     let quietly = libc::O_NONBLOCK | libc::O_NOCTTY;
@@ -128,7 +135,7 @@ pub fn open(path: &Path) -> Result<(File, Identity)> {
     Ok((file, identity))
 }
 
-/// Errors: those of the system; InvalidData where it is no plain file.
+/// Errors: those of the system; InvalidData where it is no regular file.
 pub fn identity_of(file: &File) -> Result<Identity> {
     let metadata = file.metadata()?;
     if !metadata.is_file() {
@@ -146,7 +153,7 @@ pub fn identity_of(file: &File) -> Result<Identity> {
 }
 
 impl Layout {
-    /// What it holds in memory.
+    /// Memory that it takes.
     pub fn bytes(&self) -> usize {
         let tables = self.segments.capacity() * size_of::<Segment>()
             + self.sections.capacity() * size_of::<Section>();
@@ -161,26 +168,27 @@ impl ElfFile {
         Self::parse(file, identity)
     }
 
-    /// Like `open`, with the segments and the first sections alone: for the question what file it is,
-    /// which is asked of every file that is mapped.
+    /// Like `open`, with the segments and the first sections alone: enough for the build id, which is
+    /// read of every file that is mapped.
     pub fn open_briefly(path: &Path) -> Result<Self> {
         let (file, identity) = open(path)?;
         Self::parse_briefly(file, identity)
     }
 
-    /// A file opened again whose headers are known.
+    /// A file that was opened again, whose headers are known.
     pub fn with_layout(file: File, layout: Arc<Layout>) -> Self {
         Self { file, layout, record: None }
     }
 
-    /// Like `open`, and everything that is read from now on is noted.
+    /// Like `open`, and everything that is read, the headers included, is recorded.
     pub fn open_recorded(path: &Path) -> Result<Self> {
         let (file, identity) = open(path)?;
         let record = Record::new(identity.len);
         Self::parse_with(file, identity, Some(Mutex::new(record)), MAX_SECTIONS)
     }
 
-    /// What was read since `open_recorded`. InvalidData where the file changed meanwhile.
+    /// What was read since `open_recorded`. InvalidData where the file changed or a read failed
+    /// meanwhile.
     pub fn into_record(self) -> Result<Finished> {
         let record = self.record.ok_or_else(|| malformed("nothing was noted"))?;
         record.into_inner().unwrap_or_else(PoisonError::into_inner).finish()
@@ -200,7 +208,7 @@ impl ElfFile {
         Self::parse_with(file, identity, None, MAX_SECTIONS)
     }
 
-    /// As `open_briefly` does.
+    /// The same as `open_briefly`, of an open file.
     pub fn parse_briefly(file: File, identity: Identity) -> Result<Self> {
         Self::parse_with(file, identity, None, FIRST_SECTIONS)
     }
@@ -246,7 +254,7 @@ impl ElfFile {
         read.map(|()| bytes)
     }
 
-    /// Up to `bytes.len()` bytes at `offset`: how many.
+    /// Reads up to `bytes.len()` bytes at `offset`; returns how many there were.
     pub fn read_some(&self, bytes: &mut [u8], offset: u64) -> Result<usize> {
         let read = self.read_all(bytes, offset);
         self.note(offset, bytes.len(), &read.as_ref().map(|&n| &bytes[..n]).map_err(copied));
@@ -289,7 +297,8 @@ impl ElfFile {
         let sections_at: u64 = header.e_shoff(endian).into();
         let mut section_count = usize::from(header.e_shnum(endian));
         let mut segment_count = usize::from(header.e_phnum(endian));
-        // Counts that do not fit the header stand in the first section (gabi, "Extended numbering").
+        // Counts that do not fit the header are in the first section header (ELF gABI, "e_shnum",
+        // "e_phnum").
         if sections_at != 0 && (section_count == 0 || segment_count == usize::from(elf::PN_XNUM)) {
             if let Some(first) = self.read_table::<E::SectionHeader>(sections_at, 1)?.first() {
                 if section_count == 0 {
@@ -351,14 +360,17 @@ impl ElfFile {
         self.segments.iter().filter(|it| it.kind == elf::PT_LOAD && it.is_executable)
     }
 
+    /// Whether an address is in a loaded segment that holds code.
     pub fn is_code(&self, address: u64) -> bool {
         self.loaded(|it| it.address, address).is_some_and(|it| it.is_executable)
     }
 
+    /// The address of what is loaded from `offset`; None where nothing is.
     pub fn address_of(&self, offset: u64) -> Option<u64> {
         self.loaded(|it| it.offset, offset).map(|it| it.address.wrapping_add(offset - it.offset))
     }
 
+    /// Where in the file is what is loaded at `address`; None where nothing is.
     pub fn offset_of(&self, address: u64) -> Option<u64> {
         self.loaded(|it| it.address, address).map(|it| it.offset.wrapping_add(address - it.address))
     }
@@ -383,6 +395,7 @@ impl ElfFile {
         (strings.kind == elf::SHT_STRTAB).then_some((table, strings))
     }
 
+    /// Symbols of a table, as far as they lie in the file, and no more than MAX_SYMBOLS.
     pub fn symbol_count(&self, table: &Section) -> usize {
         let entry = if self.is_64 { 24 } else { 16 };
         let there = table.size.min(self.len.saturating_sub(table.offset));
@@ -403,10 +416,10 @@ impl ElfFile {
         self.symbols(table, 0, self.symbol_count(table).min(most), visit)
     }
 
-    /// The symbol at a place in the table.
-    pub fn symbol(&self, table: &Section, place: u32) -> Option<Symbol> {
+    /// The symbol of a number in the table.
+    pub fn symbol(&self, table: &Section, number: u32) -> Option<Symbol> {
         let mut found = None;
-        self.symbols(table, place, 1, |symbol| found = Some(symbol)).ok()?;
+        self.symbols(table, number, 1, |symbol| found = Some(symbol)).ok()?;
         found
     }
 
@@ -499,7 +512,8 @@ impl ElfFile {
     }
 }
 
-/// Notes are (name size, description size, type, name, description), padded to 4 or 8 bytes.
+/// The build id among notes; None where there is none, or one of more than 64 bytes. A note is (name
+/// size, description size, type, name, description), padded to 4 or 8 bytes.
 pub fn build_id_of_notes(mut notes: &[u8], align: u64, endian: Endianness) -> Option<Vec<u8>> {
     let align = if align == 8 { 8 } else { 4 };
     while notes.len() >= 12 {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Where functions of given names start, in files with hundreds of thousands of them.
 //!
-//! Two streaming passes and no index: first the string table, to learn at which offsets a wanted
-//! name stands; then the symbols, to see which of them point there. Linkers let a name share the
-//! tail of a longer one, so a wanted name is looked for at the end of every string.
+//! Two streaming passes and no index: first over the string table, for the offsets of wanted names;
+//! then over the symbols, for those that point there. Linkers let a name share the tail of a longer
+//! one, so a wanted name is looked for at the end of every string.
 use std::collections::{HashMap, HashSet};
 use std::io::Result;
 
@@ -12,15 +12,16 @@ use object::elf;
 
 use crate::file::{ElfFile, Section};
 
+/// Bytes of a string table that are read at once.
 const PIECE_BYTES: usize = 1 << 20;
 /// Longer names are not looked for.
 const MAX_NAME_BYTES: usize = 4096;
 
-/// How much of a symbol table and its strings is looked at: the owner of the file waits for it, and
-/// so may everybody else.
+/// How much of a symbol table and its strings is searched: who wrote the file chose how large it is,
+/// and others may wait for the end of the search.
 struct Most {
     strings_bytes: u64,
-    /// The same in strings: a hole in a file is nothing but ends of empty ones.
+    /// The same in strings: a hole in a file reads as NULs, each of which ends an empty one.
     strings: usize,
     symbols: usize,
 }
@@ -30,8 +31,10 @@ const OF_ALL: Most = Most { strings_bytes: 1 << 28, strings: 1 << 23, symbols: 1
 /// Seven times what Node.js and libtorch export (76,000 symbols, 5 MB of names).
 const OF_EXPORTS: Most = Most { strings_bytes: 1 << 25, strings: 1 << 19, symbols: 1 << 19 };
 
-/// Linkers write a name once or, in other names, a few times.
+/// Offsets of wanted names in a string table. Linkers write a name once, and a few times as the tail of
+/// others.
 const MAX_PLACES: usize = 1 << 16;
+/// Functions that one search returns.
 const MAX_FOUND: usize = 1 << 12;
 
 pub struct Found {
@@ -42,10 +45,12 @@ pub struct Found {
     pub size: u64,
 }
 
-/// Names by their last bytes, to pass quickly over strings that end otherwise.
+/// Wanted names by their last bytes, so that strings that end otherwise are skipped fast.
 struct Endings<'names> {
     names: &'names [String],
+    /// Indices of names by `hash`.
     by_hash: HashMap<u16, Vec<usize>>,
+    /// By `hash`: whether a name has it.
     seen: Vec<bool>,
 }
 
@@ -62,7 +67,7 @@ impl<'names> Endings<'names> {
         this
     }
 
-    /// Of the last two bytes; a one-byte name counts as one after a NUL, and so do strings of one.
+    /// Of the last two bytes; names and strings of one byte count as if a NUL were before it.
     fn hash(text: &[u8]) -> u16 {
         let last = |back: usize| text.len().checked_sub(back).map_or(0, |at| text[at]);
         u16::from_be_bytes([last(2), last(1)])
@@ -79,7 +84,7 @@ impl<'names> Endings<'names> {
     }
 }
 
-/// Where one of `names` stands in a string table: its offset, to the name's index.
+/// The offsets in a string table at which one of `names` is, each with the name's index.
 pub fn offsets_of(
     file: &ElfFile,
     strings: &Section,
@@ -88,7 +93,7 @@ pub fn offsets_of(
     wanted_offsets(file, strings, &Endings::new(names), &OF_ALL)
 }
 
-/// Offsets in the string table at which a wanted name stands, to the name's index.
+/// The same within bounds.
 fn wanted_offsets(
     file: &ElfFile,
     strings: &Section,
@@ -98,7 +103,7 @@ fn wanted_offsets(
     let mut found = HashMap::new();
     let size = strings.size.min(most.strings_bytes);
     let mut buffer = vec![0; MAX_NAME_BYTES + PIECE_BYTES.min(size as usize)];
-    // The end of the piece before stands before each piece, for names that span both.
+    // Before each piece is the end of the piece before, for names that span both.
     let mut at = 0;
     let mut left = most.strings;
     while at < size && left > 0 {
@@ -147,8 +152,8 @@ pub fn exported(file: &ElfFile, names: &[String]) -> Result<HashMap<String, u64>
     Ok(found)
 }
 
-/// Functions defined under one of `names`, each address once. Indirect functions (IFUNC) are left
-/// out: their address is that of the code that chooses, not of the one that is called.
+/// Functions defined under one of `names`, each address once for each name. Indirect functions (IFUNC)
+/// are left out: their address is that of the code that chooses, not of the one that is called.
 pub fn find(file: &ElfFile, names: &[String]) -> Result<Vec<Found>> {
     let endings = Endings::new(names);
     let mut found: Vec<Found> = Vec::new();

@@ -11,16 +11,17 @@ use crate::file::ElfFile;
 use crate::section::{self, u64_at};
 
 const SECTIONS: [&str; 2] = [".gopclntab", ".data.rel.ro.gopclntab"];
+/// The first word of the table since Go 1.18, and since Go 1.20.
 const MAGIC_OF_1_18: u32 = 0xffff_fff0;
 const MAGIC_OF_1_20: u32 = 0xffff_fff1;
 const HEADER_BYTES: u64 = 72;
-/// Where the header has the address that starts are counted from, until Go 1.25.
+/// Where the header has the address that starts of functions are relative to, until Go 1.25.
 const TEXT_AT: u64 = 24;
-/// Where Go 1.26 and newer have it: the 23rd word of the description of the module.
+/// Where Go 1.26 and newer have it: in the 23rd word of runtime.moduledata.
 const MODULE: &str = ".go.module";
 const TEXT_IN_MODULE: u64 = 22 * 8;
 const ENTRY_BYTES: u64 = 8;
-/// Of `_func` as far as it is read.
+/// `_func`, as far as it is read, and its fields: nameOff, pcsp, flag.
 const FUNCTION_BYTES: u64 = 44;
 const NAME_AT: usize = 4;
 const STACK_AT: usize = 16;
@@ -33,9 +34,9 @@ const MAX_TABLE_BYTES: u64 = 1 << 28;
 const MAX_RELOCATIONS_BYTES: u64 = 1 << 24;
 const RELATIVE: u32 = 8; // R_X86_64_RELATIVE
 const RELA_BYTES: usize = 24;
-/// Changes of the stack within one function that are followed.
+/// Changes of the stack's depth within one function that are followed.
 const MAX_STEPS: usize = 1 << 16;
-/// One read finds the end of nearly all.
+/// Bytes read of what a function has about its stack: nearly all have less.
 const MOST_STACK_BYTES: u64 = 1 << 16;
 
 /// One function.
@@ -44,30 +45,36 @@ pub struct Function {
     pub start: u64,
     /// Where the next one starts.
     pub end: u64,
-    /// Its description: `Pclntab::details`.
+    /// Where its description is: the argument of `Pclntab::details`.
     pub at: u32,
 }
 
 /// What the table has of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Details {
+    /// Where its name and its stack depths are in their parts of the table.
     name: u32,
     stack: u32,
     /// Written in assembly; a wrapper made by the compiler can have the same name.
     pub is_assembly: bool,
 }
 
-/// Where the parts of the table are.
+/// Where the table and its parts are.
 pub struct Pclntab {
+    /// In the file.
     offset: u64,
     size: u64,
+    /// The address that starts of functions are relative to.
     text: u64,
+    /// Functions.
     count: u64,
+    /// Offsets in the table.
     names: u64,
     stacks: u64,
     functions: u64,
+    /// Offset in a function's description.
     flags_at: usize,
-    /// All of it, where many functions are looked at.
+    /// The whole table, after `load`.
     bytes: Option<Vec<u8>>,
 }
 
@@ -89,7 +96,8 @@ pub fn is_there(file: &ElfFile) -> Result<bool> {
     Ok(section_of(file)?.is_some())
 }
 
-/// An address that the file holds at `address`, or that the loader writes there.
+/// The pointer at `address`: as the file has it, else as the dynamic linker writes it there (a relative
+/// relocation); 0 where there is neither.
 fn pointer_at(file: &ElfFile, address: u64) -> Result<u64> {
     if let Some(offset) = file.offset_of(address) {
         let value = u64_at(&file.read(offset, 8)?, 0);
@@ -103,7 +111,7 @@ fn pointer_at(file: &ElfFile, address: u64) -> Result<u64> {
     Ok(raw.chunks_exact(RELA_BYTES).find(is_it).map_or(0, |it| u64_at(it, 16)))
 }
 
-/// The address that starts of functions are counted from; 0 where it is not known.
+/// The address that starts of functions are relative to; 0 where it is not known.
 fn text_of(file: &ElfFile, table: u64) -> Result<u64> {
     let text = pointer_at(file, table.saturating_add(TEXT_AT))?;
     if text != 0 {
@@ -118,7 +126,8 @@ fn text_of(file: &ElfFile, table: u64) -> Result<u64> {
 }
 
 impl Pclntab {
-    /// The table of a file; None where there is none, or of a layout that is not known.
+    /// The table of a file; None where there is none, or where it is of a layout that is not known, too
+    /// large, or of no code.
     pub fn find(file: &ElfFile) -> Result<Option<Self>> {
         let Some(found) = section_of(file)? else { return Ok(None) };
         let (size, Some(offset)) = (found.size(), file.offset_of(found.address)) else {
@@ -153,7 +162,7 @@ impl Pclntab {
         Ok(file.is_code(text).then_some(this))
     }
 
-    /// Read all of it at once, for what asks about all functions.
+    /// Reads the whole table at once, for who asks about all functions.
     pub fn load(&mut self, file: &ElfFile) -> Result<()> {
         self.bytes = Some(file.read(self.offset, self.size)?);
         Ok(())
@@ -203,8 +212,9 @@ impl Pclntab {
         Some(raw[..end].to_vec())
     }
 
-    /// How far the stack pointer is below where it was at the function's entry: (from this address
-    /// on, bytes), up to the function's end. Empty where that is not known.
+    /// How many bytes the stack pointer is below where it was at the function's entry: (from this
+    /// address on, bytes), in order of address, up to the function's end. Empty where that is not
+    /// known.
     pub fn depths(&self, file: &ElfFile, of: Function, it: Details) -> Vec<(u64, i32)> {
         let mut found = Vec::new();
         if it.stack == 0 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where probes on a file's functions go: asked for all of them at once, so that a file with tens of
-//! thousands of sections has its headers read once and not for each function.
+//! Where probes on a file's functions go: of all functions at once, so that the headers of a file with
+//! tens of thousands of sections are read once and not for each function.
 use std::io::Result;
 use std::time::Duration;
 
@@ -11,27 +11,27 @@ use crate::site::{self, Cost};
 
 /// A function that may be probed.
 pub struct Function {
-    /// Of its first instruction in the file.
+    /// Where its first instruction is in the file.
     pub offset: u64,
     /// Bytes of code, 0 unknown.
     pub size: u64,
-    /// Whether it is to be left alone where it only hands its callers on.
+    /// Whether no instruction is chosen where it is a forwarder.
     pub passes_forwarders: bool,
 }
 
 /// Where its probe goes.
 pub struct Site {
-    /// In the file.
+    /// Where it is in the file.
     pub offset: u64,
+    /// emulated, nop, single-step (site.rs) or unknown.
     pub cost: &'static str,
-    /// The instruction there.
+    /// The instruction there, disassembled; empty where the cost is unknown.
     pub text: String,
-    /// Whether it only hands its callers on to a function of another file, and was to be left alone
-    /// then: its cost is unknown.
+    /// Whether it is a forwarder, of which no instruction was to be chosen: its cost is unknown.
     pub is_forwarder: bool,
 }
 
-/// Processor time of this thread so far.
+/// CPU time of this thread so far.
 fn cpu_time() -> Duration {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the clock exists, and the time has a place to go.
@@ -39,7 +39,8 @@ fn cpu_time() -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-/// A site for each function, in their order, as far as `cpu` of processor time goes.
+/// A site for each function, in their order; for the first of them alone where `cpu` (CPU time) is used
+/// up.
 pub fn sites(file: &ElfFile, functions: &[Function], cpu: Duration) -> Result<Vec<Site>> {
     let until = cpu_time() + cpu;
     let in_time = functions.iter().take_while(|_| cpu_time() < until);
@@ -68,7 +69,7 @@ fn site_of(file: &ElfFile, function: &Function) -> Result<Site> {
     Ok(Site { offset: offset + moved as u64, cost, text, is_forwarder })
 }
 
-/// Whether a function does nothing but hand on to one of another file (x86-64; else false).
+/// Whether a function is a forwarder (of x86-64; else false).
 fn is_forwarder(file: &ElfFile, offset: u64) -> Result<bool> {
     let mut body = [0; site::REACH_BYTES + site::LONGEST_INSTRUCTION];
     let read = file.read_some(&mut body, offset)?;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What was read of a file, so that another one can be held against it.
+//! What was read of a file, so that it can be checked whether another file reads the same.
 //!
-//! Who makes something of a file by reading alone makes the same of every file that gives the same
-//! answers to the same reads: by induction over the reads, the next one is the same too. So what was
-//! made of one may be used for another whose bytes in these places are the same, and for no other,
-//! whatever names the two go by. The bytes are hashed as they were read: a file that changes while it
-//! is read is taken for what the reader saw of it.
+//! A result that depends on nothing but reads of a file is the same for every file that gives the same
+//! answers to these reads: each answer determines the next read. So what was made of one file may be
+//! used for another whose bytes in these ranges are the same, whatever names the two have, and for no
+//! other. The bytes are hashed as they were read: of a file that changes meanwhile what counts is what
+//! was read.
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
 use std::os::unix::fs::FileExt;
@@ -14,25 +14,27 @@ use ring::digest::{Context, SHA256};
 
 pub const DIGEST_BYTES: usize = 32;
 const RANGE_BYTES: usize = 16;
-/// Bytes read at once when a file is held against what was read of another.
+/// Bytes read at once when a file is compared with what was read of another.
 const AT_ONCE: usize = 1 << 18;
-/// More than any file takes to be read (libtorch: some 10,000).
+/// More reads than any file takes (libtorch: some 10,000); beyond that there is no record.
 pub const MAX_RANGES: usize = 1 << 20;
 
 fn changed() -> Error {
     Error::new(ErrorKind::InvalidData, "the file changed, or could not be read, meanwhile")
 }
 
-/// Of reads under way.
+/// The reads of a file so far.
 pub struct Record {
     bytes: Context,
-    /// (offset, length) of reads in their order; one that goes on where the last ended is one with it.
+    /// (offset, length) of reads in their order; one that begins where the last ended is joined to it.
     ranges: Vec<(u64, u64)>,
+    /// Bytes of the file.
     len: u64,
+    /// A read failed or was short: there will be no result.
     is_void: bool,
 }
 
-/// What was read, and the digest of it: (where, the bytes there, the length of the file).
+/// The ranges that were read, and the digest of these, of the bytes there and of the file's length.
 pub struct Finished {
     pub ranges: Vec<(u64, u64)>,
     pub digest: [u8; DIGEST_BYTES],
@@ -43,7 +45,7 @@ impl Record {
         Self { bytes: Context::new(&SHA256), ranges: Vec::new(), len, is_void: false }
     }
 
-    /// A read of `wanted` bytes brought this. The end of the file may cut it, and nothing else.
+    /// Adds a read of `wanted` bytes with its result. The end of the file may cut it, and nothing else.
     pub fn note(&mut self, offset: u64, wanted: usize, read: &Result<&[u8]>) {
         let there = self.len.saturating_sub(offset).min(wanted as u64);
         let Ok(bytes) = read else {
@@ -87,13 +89,13 @@ pub fn encode(ranges: &[(u64, u64)]) -> Vec<u8> {
     ranges.iter().flat_map(|it| [it.0.to_le_bytes(), it.1.to_le_bytes()].concat()).collect()
 }
 
-/// What `encode` wrote.
+/// The ranges that `encode` wrote.
 pub fn decode(raw: &[u8]) -> Vec<(u64, u64)> {
     let word = |at: &[u8]| u64::from_le_bytes(at.try_into().unwrap_or_default());
     raw.chunks_exact(RANGE_BYTES).map(|it| (word(&it[..8]), word(&it[8..]))).collect()
 }
 
-/// Bytes that `encode` makes of `count` values.
+/// Bytes that `encode` makes of this many ranges.
 pub const fn encoded(ranges: usize) -> usize {
     RANGE_BYTES * ranges
 }

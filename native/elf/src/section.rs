@@ -10,11 +10,11 @@ const ELFCLASS64: u8 = 2;
 const COMPRESSION_HEADER_BYTES: usize = 24;
 const ELFCOMPRESS_ZLIB: u32 = 1;
 const ELFCOMPRESS_ZSTD: u32 = 2;
-/// Of the names of all sections.
+/// Bytes of the names of all sections.
 const MAX_NAMES_BYTES: u64 = 1 << 24;
-/// Deflate makes no more out of a byte.
+/// Bytes that deflate makes of one at the most.
 const MAX_ZLIB_RATIO: usize = 1032;
-/// Nor zstd: a block of 128 KiB, all of one byte, takes four.
+/// The same of zstd: a block of 128 KiB, all of one byte, takes four.
 const MAX_ZSTD_RATIO: usize = 32 << 10;
 
 /// A section that a file has under a name.
@@ -71,13 +71,13 @@ pub fn by_name(file: &ElfFile, name: &str) -> Result<Option<NamedSection>> {
 }
 
 impl NamedSection {
-    /// In the file.
+    /// Bytes in the file, as they are there: compressed or not.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Its bytes, decompressed. InvalidData where there are more than `most`, where they are damaged,
-    /// and where they are compressed in a way that is not known.
+    /// Its bytes, decompressed. InvalidData where there are more than `most`, where they are damaged or
+    /// lie outside of the file, and where they are compressed in a way that is not known.
     pub fn read(&self, file: &ElfFile, most: u64) -> Result<Vec<u8>> {
         if self.size > most {
             return Err(invalid("a section is too large"));

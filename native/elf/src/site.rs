@@ -12,7 +12,7 @@ use iced_x86::{
 };
 
 pub const LONGEST_INSTRUCTION: usize = 15;
-/// How far a site may lie behind the function's start.
+/// How many bytes a site may lie behind the function's start.
 pub const REACH_BYTES: usize = 32;
 /// A larger function is not searched for jumps, and so its probe stays at its start.
 pub const MAX_BODY_BYTES: u64 = 1 << 20;
@@ -29,7 +29,7 @@ pub enum Cost {
 /// The prefix of a push of r8 to r15.
 const REX_B: u8 = 0x41;
 
-/// What a probe sees must be what it would see at the start: arguments, stack pointer.
+/// Registers that must be at the site as they are at the start: arguments, stack pointer.
 const KEPT: [Register; 7] = [
     Register::RSP,
     Register::RDI,
@@ -57,8 +57,8 @@ fn cost(instruction: &Instruction, bytes: &[u8]) -> Cost {
     }
 }
 
-/// Whether a probe behind the instruction sees the same as one before it, every time: it goes on to
-/// the next one and writes no register of `KEPT`.
+/// Whether a probe behind the instruction sees the same as one before it: the next one always follows,
+/// and no register of `KEPT` is written.
 fn is_passable(instruction: &Instruction, facts: &mut InstructionInfoFactory) -> bool {
     if instruction.is_invalid() || instruction.flow_control() != FlowControl::Next {
         return false;
@@ -76,9 +76,9 @@ fn is_passable(instruction: &Instruction, facts: &mut InstructionInfoFactory) ->
         .all(|it| !(writes(it.access()) && KEPT.contains(&it.register().full_register())))
 }
 
-/// Whether the function, of x86-64, is a forwarder: it hands its callers on before it does anything
-/// else. Its first way out is a jump through a word of the file's data, where the address of another
-/// file's function is put at run time. Stubs that load a library when it is first needed are made so.
+/// Whether the function, of x86-64, is a forwarder: before it does anything else, it jumps through a
+/// word of the file's data, into which the address of another file's function is put at run time. Stubs
+/// that load a library when it is first needed are made so.
 pub fn is_forwarder(body: &[u8]) -> bool {
     let mut facts = InstructionInfoFactory::new();
     for instruction in &mut Decoder::with_ip(64, body, 0, DecoderOptions::NONE) {
@@ -93,12 +93,12 @@ pub fn is_forwarder(body: &[u8]) -> bool {
     false
 }
 
-/// The best site in `body`: how far in, its cost, its instruction.
+/// The best site in `body`: how many bytes behind its start, its cost, its instruction.
 ///
-/// With `is_whole` it is the code of a whole function; else only its first instruction is read, and
-/// the site is the start. A site behind the start is given up where a jump of the function leads
-/// back to it. Only direct jumps are looked at: where a jump by register (a jump table) leads is
-/// not known; it is assumed that none leads into the first `REACH_BYTES`.
+/// With `is_whole` it is the code of a whole function; else the site is its first instruction. A site
+/// behind the start is given up where a direct jump of the function leads to behind the start and up to
+/// the site. Where an indirect jump (a jump table) leads is not known; it is assumed that none leads
+/// there.
 pub fn choose(body: &[u8], bitness: u32, is_whole: bool) -> (usize, Cost, String) {
     let decode = |from: usize| {
         let code = body.get(from..).unwrap_or_default();
@@ -123,7 +123,7 @@ pub fn choose(body: &[u8], bitness: u32, is_whole: bool) -> (usize, Cost, String
     }
     let Some(first) = first else { return (0, Cost::SingleStep, String::new()) };
     let reenters = |limit: usize| {
-        // A jump back to behind the start would hit a moved probe once more, or pass it by.
+        // Through such a jump one call would hit the probe twice, or not at all.
         (&mut decode(0)).into_iter().any(|it| {
             matches!(
                 it.op0_kind(),

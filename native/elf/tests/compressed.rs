@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sections that were packed: unpacked to their declared size, and to no more than the caller takes.
+//! Compressed sections: decompressed to their declared size, and to no more than the caller allows.
 use std::io::Write;
 
 use flate2::write::ZlibEncoder;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Headers, symbols and notes: sound, cut anywhere, and with counts that no file has.
+//! Headers, symbols and notes: valid, cut anywhere, and with counts that no file has.
 use std::fs::File;
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
@@ -32,7 +32,7 @@ fn sections_at(bytes: &[u8]) -> usize {
     u64::from_le_bytes(bytes[SECTIONS_AT..SECTIONS_AT + 8].try_into().unwrap()) as usize
 }
 
-/// Whatever is asked of it.
+/// Calls all that reads the file.
 fn ask(file: &ElfFile) {
     file.build_id();
     for name in [".text", ".symtab", ".nothing"] {

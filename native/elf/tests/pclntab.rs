@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Go's table of functions: what stands in it, and tables that nobody should believe.
+//! Go's table of functions: what it has, and tables that are damaged or false.
 use sonde_elf::file::{identity_of, ElfFile};
 use sonde_elf::pclntab::Pclntab;
 use sonde_images::{file_of, Image};
 
 const NAMES: &[u8] = b"main.add\0runtime.goexit\0";
-/// Two functions of 16 bytes: +24 after 4 bytes and back after 12; never any.
+/// The stack depths of two functions of 16 bytes: 24 from byte 4 on and 0 again from byte 12 on; always
+/// 0.
 const STACKS: &[u8] = &[0, 2, 4, 48, 8, 47, 4, 0, 2, 16, 0];
 
 fn parse(bytes: &[u8]) -> std::io::Result<ElfFile> {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where probes go: by the instructions of functions, of any number of them.
+//! Where probes on functions go, by their instructions.
 use std::time::Duration;
 
 use sonde_elf::file::{identity_of, ElfFile};
@@ -40,7 +40,7 @@ fn a_probe_moves_to_where_the_kernel_emulates() {
     assert_eq!(site_of(&behind, 6), (4, "emulated", false));
     assert_eq!(site_of(&behind, 0), (0, "single-step", false)); // unknown where it ends
     assert_eq!(site_of(&[RET], 1), (0, "single-step", false));
-    // sub $8, %rsp: behind it the stack pointer is another
+    // sub $8, %rsp: behind it the stack pointer is not the caller's
     assert_eq!(site_of(&[0x48, 0x83, 0xec, 8, PUSH, RET], 6), (0, "single-step", false));
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which records somebody wants, and how soon. What is wanted is decided in Python and given ahead
-//! (`follow`, `ignore_mappings`); it is looked up here because records come by the thousand.
+//! Which records are wanted, and how soon. Python decides that ahead (`follow`, `ignore_mappings`); it
+//! is applied here because records come by the thousand.
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use perf_event_open_sys::bindings as abi;
 
 use crate::records::{bytes_at, u32_at, Record};
 
-/// How soon a record is to be read.
+/// How soon a record is to be reported: never, with the next ones, or at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wanted {
     Never,
@@ -16,20 +16,22 @@ pub enum Wanted {
     AtOnce,
 }
 
-/// Mappings to ignore: of files that were looked at and hold nothing.
+/// Mappings to ignore: of files in which the agent has found nothing to probe.
 #[derive(Default)]
 struct MappingFilter {
     /// By device and inode: the path, and until when.
     files: HashMap<(u32, u32, u64), (Vec<u8>, Instant)>,
-    /// Processes whose program was not reported yet since they executed it: it names them.
+    /// Processes that executed a program, of which no mapping of a file was reported since: the first
+    /// one is the program's, and what the process is named by.
     unnamed: HashSet<u32>,
 }
 
 impl MappingFilter {
-    /// As many as a machine has files with code; all are reported again where there are more.
+    /// As many as a machine has files with code; where there are more, all are reported again.
     const MAX_FILES: usize = 16_384;
     const MAX_UNNAMED: usize = 65_536;
 
+    /// Ignores a file by this path, for `seconds` (an hour at most).
     fn put(&mut self, file: (u32, u32, u64), path: Vec<u8>, seconds: f64) {
         if self.files.len() >= Self::MAX_FILES {
             self.files.clear();
@@ -38,8 +40,8 @@ impl MappingFilter {
         self.files.insert(file, (path, Instant::now() + time));
     }
 
-    /// How soon somebody wants it; all records have to be shown, in order of time. What a process
-    /// maps bears no delay, unless nothing is looked for in that file.
+    /// How soon a record is wanted. It has to be asked of every record, in order of time. Mappings are
+    /// wanted at once, unless their file is ignored.
     fn wants(&mut self, record: &Record, now: Instant) -> Wanted {
         let pid = record.pid();
         if self.files.is_empty() {
@@ -86,7 +88,7 @@ impl MappingFilter {
     }
 }
 
-/// Chosen processes and those that descend from them, where not all of the machine's are wanted.
+/// Chosen processes and their descendants; None: all processes of the machine.
 #[derive(Default)]
 struct Family(Option<HashSet<u32>>);
 
@@ -95,8 +97,7 @@ impl Family {
         self.0.is_some()
     }
 
-    /// Whether this is of one of them. Of others all but mappings is wanted, at leisure: their
-    /// names and ends show who woke whom. Records come in order of time.
+    /// Whether this is of one of them. To be asked of every record, in order of time.
     fn has(&mut self, record: &Record) -> bool {
         let Some(pids) = &mut self.0 else { return true };
         let pid = record.pid();
@@ -112,7 +113,7 @@ impl Family {
     }
 }
 
-/// What is wanted so far: at first everything, all mappings at once.
+/// Which records are wanted: at first all, and mappings at once.
 #[derive(Default)]
 pub struct Interest {
     family: Family,
@@ -120,23 +121,23 @@ pub struct Interest {
 }
 
 impl Interest {
-    /// How soon somebody wants a record; all have to be shown, in order of time.
+    /// How soon a record is wanted. It has to be asked of every record, in order of time.
     pub fn wants(&mut self, record: &Record, now: Instant) -> Wanted {
         match self.family.has(record) {
             false if record.is_mapping() => Wanted::Never,
-            false => Wanted::Later,
+            false => Wanted::Later, // names and ends of others: they show who woke whom
             true if self.family.is_chosen() && self.mappings.files.is_empty() => Wanted::AtOnce,
             true => self.mappings.wants(record, now),
         }
     }
 
-    /// Mappings of these processes alone, of those named before, and of those that descend from either.
+    /// Report mappings of these processes alone, of those given before, and of descendants of either.
     pub fn follow(&mut self, pids: impl IntoIterator<Item = u32>) {
         self.family.0.get_or_insert_default().extend(pids);
     }
 
-    /// Ignore mappings of this file by this path for `seconds`, and those of no file; but
-    /// always of the program that a process executes, which names it.
+    /// Ignore mappings of this file by this path for `seconds`, and from now on those of no file. The
+    /// program that a process executes is reported in any case: it is what the process is named by.
     pub fn ignore_mappings(&mut self, file: (u32, u32, u64), path: Vec<u8>, seconds: f64) {
         self.mappings.put(file, path, seconds);
     }

@@ -4,11 +4,14 @@ use std::io::{Error, ErrorKind, Result};
 
 use perf_event_open_sys::bindings as abi;
 
-/// One record as it came, before it is known whether anybody wants it.
+/// One record as the kernel wrote it.
 pub struct Record {
     pub time_ns: u64,
+    /// PERF_RECORD_…
     pub kind: u32,
+    /// Flags: PERF_RECORD_MISC_…
     pub misc: u16,
+    /// What follows its header.
     pub body: Vec<u8>,
 }
 
@@ -22,9 +25,9 @@ pub enum Event {
         start: u64,
         length: u64,
         offset: u64,
-        /// Device and inode of the file.
+        /// Device (major, minor) and inode.
         file: (u32, u32, u64),
-        /// As it is: need not be UTF-8.
+        /// Need not be UTF-8.
         path: Vec<u8>,
     },
     Comm {
@@ -53,13 +56,14 @@ pub(crate) fn u64_at(body: &[u8], at: usize) -> u64 {
     body.get(at..at + 8).map_or(0, |raw| u64::from_ne_bytes(raw.try_into().unwrap()))
 }
 
+/// The text that begins at `at`, up to a NUL.
 pub(crate) fn bytes_at(body: &[u8], at: usize) -> &[u8] {
     let raw = body.get(at..).unwrap_or_default();
     let end = raw.iter().position(|&byte| byte == 0).unwrap_or(raw.len());
     &raw[..end]
 }
 
-/// Every record ends with the id we asked for: pid, tid, time.
+/// Every record ends with the fields of sample_id that were asked for: pid, tid, time.
 fn time_of(body: &[u8]) -> u64 {
     body.len().checked_sub(8).map_or(0, |at| u64_at(body, at))
 }
@@ -70,12 +74,12 @@ impl Record {
         Self { time_ns: time_of(body), kind, misc, body: body.to_vec() }
     }
 
-    /// Of the process it is about.
+    /// The process that it is about.
     pub fn pid(&self) -> u32 {
         u32_at(&self.body, 0)
     }
 
-    /// Whether a program was executed, which this names.
+    /// Whether it has the name that a process got by executing a program.
     pub fn is_exec(&self) -> bool {
         self.kind == abi::PERF_RECORD_COMM
             && u32::from(self.misc) & abi::PERF_RECORD_MISC_COMM_EXEC != 0
@@ -85,12 +89,12 @@ impl Record {
         self.kind == abi::PERF_RECORD_MMAP2
     }
 
-    /// Device and inode of the file that is mapped.
+    /// Device (major, minor) and inode of the file that is mapped; inode 0: none.
     pub fn file(&self) -> (u32, u32, u64) {
         (u32_at(&self.body, 32), u32_at(&self.body, 36), u64_at(&self.body, 40))
     }
 
-    /// Events that the kernel had no room for, where it reports them.
+    /// How many records the kernel had no room for; None where it is not about that.
     pub fn lost(&self) -> Option<u64> {
         (self.kind == abi::PERF_RECORD_LOST).then(|| u64_at(&self.body, 8))
     }

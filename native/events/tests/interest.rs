@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which events are reported, and how soon.
+//! Which records are reported, and how soon.
 use std::time::{Duration, Instant};
 
 use perf_event_open_sys::bindings as abi;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The kernel's records: laid out as it does, cut short, and of kinds that nobody knows.
+//! The kernel's records: in its layout, cut short, and of unknown kinds.
 use perf_event_open_sys::bindings as abi;
 use sonde_events::records::{cpu_list, Event, Record};
 
 const TIME_NS: u64 = 77;
 
-/// pid, tid, time: behind every record.
+/// A body of these parts, with the pid, tid and time that end every record.
 fn body(parts: &[&[u8]]) -> Vec<u8> {
     let mut body = parts.concat();
     body.resize(body.len().next_multiple_of(8), 0);

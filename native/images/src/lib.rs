@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Images: ELF files around sections and symbols that a test or an input of a fuzz target chose, so that
-//! what reads those is reached behind headers that are sound; and files in memory to put them in.
+//! Images: ELF files with valid headers around sections and symbols that a test or the input of a fuzz
+//! target chose, so that the code that reads these is reached; and files in memory to put them in.
 //!
 //! Terms:
-//! - load bias: what an address is above the offset in the file of the same byte
+//! - load bias: the difference between an address and the offset in the file of the same byte
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-/// What an address is above the offset in the file of the same byte.
+/// Address minus offset, for every byte of an image.
 const LOAD_BIAS: u64 = 0x1000;
 const SHT_PROGBITS: u32 = 1;
 const SHT_SYMTAB: u32 = 2;
@@ -26,11 +26,12 @@ struct Section {
     link: u32,
 }
 
-/// A file in the making: every byte is loaded, `LOAD_BIAS` above its offset in the file. All symbols are
-/// global functions in the first section, whichever section they lie in.
+/// A file in the making: every byte is loaded, `LOAD_BIAS` above its offset in the file. All symbols
+/// are global functions in the first section, whichever section they lie in.
 pub struct Image {
     bytes: Vec<u8>,
     sections: Vec<Section>,
+    /// (name, address, size)
     symbols: Vec<(String, u64, u64)>,
 }
 
@@ -118,7 +119,7 @@ impl Image {
         for half in [64, 56, 1, 64, count, count - 1] {
             head.extend(half.to_le_bytes());
         }
-        head.extend([1, 0, 0, 0, 7, 0, 0, 0]); // PT_LOAD, to be run
+        head.extend([1, 0, 0, 0, 7, 0, 0, 0]); // PT_LOAD; PF_R | PF_W | PF_X
         for word in [0, LOAD_BIAS, LOAD_BIAS, length, length, 0x1000] {
             head.extend(u64::to_le_bytes(word));
         }

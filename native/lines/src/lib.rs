@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Source lines and inlined callers of code, from DWARF. Slow and hungry beside all else here: it
-//! is for a separate process (sonde.resolve.line_reader), under limits that end it.
+//! Source lines and inlined functions of code, from DWARF. It takes far more time and memory than the
+//! other crates: it is for a separate process (sonde.resolve.line_reader), which is ended beyond its
+//! limits.
 //!
 //! Terms:
 //! - source location: function, file and line; shared file: what several debug files refer to (dwz)
@@ -16,10 +17,11 @@ use sonde_elf::file::ElfFile;
 use sonde_elf::{debug_file, section};
 use sonde_symbols::names::demangled;
 
-/// Of one section, unpacked.
+/// Bytes of one section, decompressed.
 const MAX_SECTION_BYTES: u64 = 1 << 30;
-/// Of the path of a source file as it is reported: the end of a longer one.
+/// Of the path of a source file: of a longer one the end is reported.
 const MAX_PATH_BYTES: usize = 256;
+/// Bytes of `.gnu_debugaltlink`: a file name and a build id.
 const MAX_LINK_BYTES: u64 = 4096;
 
 type Bytes = EndianArcSlice<LittleEndian>;
@@ -32,7 +34,7 @@ fn bytes(file: &ElfFile, id: SectionId) -> Result<Bytes> {
     Ok(EndianArcSlice::new(Arc::from(raw.unwrap_or_default()), LittleEndian))
 }
 
-/// What several debug files of a package share (dwz): a separate file, named with its build id.
+/// The file with what several debug files of a package share (dwz), which `.gnu_debugaltlink` names.
 fn shared_file(file: &ElfFile, path: &Path) -> Option<ElfFile> {
     let link =
         section::by_name(file, ".gnu_debugaltlink").ok()??.read(file, MAX_LINK_BYTES).ok()?;
@@ -46,12 +48,14 @@ fn shared_file(file: &ElfFile, path: &Path) -> Option<ElfFile> {
         .find(|it| it.build_id() == id)
 }
 
+/// The DWARF of one file.
 pub struct Lines {
     context: Context<Bytes>,
 }
 
 impl Lines {
-    /// None where neither the file nor its debug file holds DWARF.
+    /// None where neither the file nor its debug file has DWARF, or where this contradicts itself.
+    /// `path`: of the file, beside which the shared file may be.
     pub fn open(file: ElfFile, path: &Path) -> Result<Option<Self>> {
         let has =
             |it: &ElfFile| Ok::<_, std::io::Error>(section::by_name(it, ".debug_info")?.is_some());
@@ -69,12 +73,12 @@ impl Lines {
         if let Some(shared) = shared_file(&file, &path) {
             dwarf.load_sup(|id| bytes(&shared, id))?;
         }
-        // Fails where the sections contradict one another: as good as none.
+        // Fails where the sections contradict one another.
         Ok(Context::from_dwarf(dwarf).ok().map(|context| Self { context }))
     }
 
-    /// What is executed at an address as linked: the innermost inlined function first, the function
-    /// that the code belongs to last. Empty where the debug data has nothing about it.
+    /// The functions at an address as linked: the innermost inlined one first, the one that the code
+    /// belongs to last; `most` at most. Empty where the debug data has nothing about it.
     pub fn find(&self, address: u64, most: usize) -> Vec<SourceLocation> {
         let mut locations = Vec::new();
         let Ok(mut frames) = self.context.find_frames(address).skip_all_loads() else {

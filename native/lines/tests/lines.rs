@@ -19,7 +19,7 @@ const SECTIONS: [&str; 9] = [
     ".debug_str_offsets",
 ];
 const MOST: usize = 16;
-/// Of a section: the standard library's alone have tens of megabytes.
+/// Of a section of this test: the standard library's part alone has tens of megabytes.
 const MOST_BYTES: u64 = 1 << 28;
 
 const MARKED_LINE: u32 = line!() + 5;

@@ -11,13 +11,14 @@ use arrow_array::{ArrayRef, DictionaryArray, Float64Array, Int32Array, Int64Arra
 use arrow_buffer::{OffsetBuffer, ScalarBuffer};
 use arrow_schema::{DataType, Field};
 
-/// Of the different names of a column in a batch.
+/// Memory of the distinct names of a column in a batch.
 const MAX_NAMES_BYTES: usize = 24 << 20;
 /// Memory of a name beside its text, which is there twice.
 const NAME_BYTES: usize = 100;
-/// Of all plain texts of a column: its offsets have 31 bits.
+/// Bytes of all texts of a column, and values of all its lists: Arrow's offsets have 31 bits.
 const MAX_TEXT_BYTES: usize = 1 << 30;
 
+/// The type of a column, in chunks and in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     U32,
@@ -25,11 +26,11 @@ pub enum Kind {
     I32,
     F64,
     Bool,
-    /// Stored as it is.
+    /// UTF-8, stored as it is.
     Text,
-    /// Stored by dictionary.
+    /// UTF-8, stored dictionary-encoded.
     Name,
-    /// Of u64.
+    /// A list of u64.
     List,
 }
 
@@ -63,7 +64,7 @@ impl Kind {
         }
     }
 
-    /// Memory of a value in the store, without texts and what lists hold.
+    /// Memory of a value in the store, without bytes of texts and values of lists.
     pub fn bytes(self) -> usize {
         match self {
             Self::U32 | Self::U64 | Self::F64 => 8,
@@ -72,7 +73,7 @@ impl Kind {
         }
     }
 
-    /// An empty column of the store for it.
+    /// An empty column of the store, with room for about `rows`.
     pub fn values(self, rows: usize) -> Values {
         match self {
             Self::U32 | Self::U64 => Values::Ints(Vec::with_capacity(rows)),
@@ -86,12 +87,14 @@ impl Kind {
     }
 }
 
-/// Texts that repeat: each once, and which of them a row has.
+/// A column of texts that repeat (Arrow's dictionary encoding): each text once, and for each row its
+/// number.
 #[derive(Default)]
 pub struct Names {
     known: HashMap<Box<str>, i32, RandomState>,
     texts: Vec<Box<str>>,
     rows: Vec<i32>,
+    /// Memory of the texts.
     names_bytes: usize,
 }
 
@@ -110,7 +113,7 @@ impl Names {
         }
         let number = match self.known.get(text) {
             Some(number) => *number,
-            None if self.is_full() => 0, // what is made is not used
+            None if self.is_full() => 0, // the batch will be refused (TOO_LARGE)
             None => {
                 let number = self.texts.len() as i32;
                 self.names_bytes += NAME_BYTES + 2 * text.len();
@@ -132,7 +135,7 @@ impl Names {
         4 * self.rows.len() + self.names_bytes
     }
 
-    /// The same text for some rows.
+    /// Adds the same text for `count` rows.
     pub fn repeat(&mut self, text: &str, count: usize) {
         if count > 0 {
             self.push(text);
@@ -142,6 +145,7 @@ impl Names {
     }
 }
 
+/// A column of the store in the making.
 pub enum Values {
     Ints(Vec<i64>),
     Shorts(Vec<i32>),
@@ -189,7 +193,7 @@ impl Values {
         }
     }
 
-    /// What rows have whose writer did not know the column.
+    /// Adds what rows have whose recorder did not know the column.
     pub fn repeat_default(&mut self, count: usize) {
         match self {
             Self::Ints(values) => values.resize(values.len() + count, 0),

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Keys by content, as `sonde.store.tables.Hasher` makes them: the same rows have the same keys.
+//! Keys of rows by their content, the same that `sonde.store.tables.Hasher` makes.
 use std::collections::HashMap;
 
 use ahash::RandomState;
 use blake2b_simd::Params;
 
+/// Texts whose words are kept, and the longest of them.
 const KNOWN_TEXTS: usize = 50_000;
 const KNOWN_BYTES: usize = 512;
 /// Frames of a stack (`sonde.query.validation.MAX_FRAMES`).
@@ -45,13 +46,14 @@ fn round(v: &mut [u64; 4]) {
     v[2] = v[2].rotate_left(32);
 }
 
-/// What keys depend on, and words of texts that were met.
+/// What keys depend on, and the words of texts that were met.
 pub struct Keys {
     secret: [u8; 32],
     of_rows: (u64, u64),
     texts: HashMap<Box<str>, u64, RandomState>,
-    /// For each place in a list, drawn for each process: two lists that nobody has made with these
-    /// numbers in hand have the same sums with a chance of 2^-120.
+    /// Two random factors for each position in a list, drawn once in this process: two different lists,
+    /// made by somebody who does not know the factors, have the same sums with a chance of about
+    /// 2^-120.
     factors: Vec<(u64, u64)>,
 }
 
@@ -65,7 +67,7 @@ impl Keys {
         Ok(Self { secret, of_rows, texts: HashMap::default(), factors })
     }
 
-    /// 64 bits of the keyed BLAKE2b of a text.
+    /// The word of a text in a row: 64 bits of its keyed BLAKE2b.
     pub fn of_text(&mut self, text: &str) -> u64 {
         if let Some(word) = self.texts.get(text) {
             return *word;
@@ -81,7 +83,7 @@ impl Keys {
         word
     }
 
-    /// The key of a row of words.
+    /// The key of a row, a word a column.
     pub fn of_row(&self, words: impl ExactSizeIterator<Item = u64>) -> u64 {
         siphash(self.of_rows, words)
     }

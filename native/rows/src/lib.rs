@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Chunks of many nodes as columns of the store: what `sonde.store.tables.stored_tables` makes of
-//! what Sonde's own writer sends, in one pass.
+//! Chunks of many nodes as columns of the store: the same rows that `sonde.store.tables.stored_tables`
+//! makes, in one pass, of chunks as Sonde's own recorder writes them.
 //!
-//! Whatever else a chunk holds (columns of other types, values that no recorder writes, missing
-//! ones) makes the whole batch refused: its caller then reads it with Arrow, which finds out what
-//! of it counts. So all that is here is the ordinary case, and bounds.
+//! Where a chunk has anything else (columns of other types, values that no recorder writes, missing
+//! ones), the whole batch is refused: the caller then reads it with Arrow, which finds out what of it
+//! is valid. So only the ordinary case is here, and bounds.
 //!
 //! Terms:
-//! - chunk: a few seconds of one node's tables; batch: the chunks that are stored together
-//! - key: 64 bits that stand for a stack or frame by its content, other ones in each process
+//! - chunk: a few seconds of one node's tables; batch: the chunks that are stored together (a record
+//!   batch: Arrow's)
+//! - key: 64 bits that stand for a row by its content, hashed with the store's secret: a frame,
+//!   stack, process or thread, each of which is stored once
+//! - id: the number by which rows of one chunk refer to its stacks and frames; `Known` has their keys
+//! - sink: the columns that rows of one table are appended to; kept: of memory: until the batch is
+//!   stored
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -27,14 +32,14 @@ use columns::{Names, Values};
 use keys::{Keys, MAX_FRAMES};
 use streams::{each_batch, list_at, Batch, Column, Layout, Numbers, Texts};
 
-/// Of what a chunk was unpacked into, for the next one.
+/// A buffer of at most this size is kept from one chunk to the next.
 const KEPT_BYTES: usize = 8 << 20;
 
-/// Why a batch has to be read in the other way.
+/// Why a batch has to be read with Arrow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused(pub &'static str);
 
-/// The rows of a batch would take more memory than is allowed: there may be fewer chunks in it.
+/// The rows of a batch would take more memory than is allowed: the caller may try fewer chunks.
 pub const TOO_LARGE: Refused = Refused("rows beyond the memory of a batch");
 
 /// Memory that a row takes beside its columns: which keys were met, and where.
@@ -45,13 +50,14 @@ const KEPT_BYTES_OF_STACK: usize = 120;
 pub struct ColumnSpec {
     pub name: String,
     pub kind: Kind,
-    /// Writers of earlier versions leave it out.
+    /// Recorders of earlier versions leave it out.
     pub is_optional: bool,
     /// A time, to which the node's offset to 1970 is added.
     pub is_time: bool,
+    /// Bounds of an f64.
     pub least: f64,
     pub most: f64,
-    /// Of whole numbers.
+    /// The largest value of a whole number; of a text, its most bytes.
     pub most_whole: u64,
 }
 
@@ -67,7 +73,7 @@ impl TableSpec {
         matches!(self.name.as_str(), "frame" | "stack" | "process" | "thread")
     }
 
-    /// Memory of a row without its texts and lists, columns that its writer left out included:
+    /// Memory of a row without its texts and lists, columns that its recorder left out included:
     /// (while it is made, kept with the batch).
     fn row_bytes(&self) -> (usize, usize) {
         let columns: usize = self.columns.iter().map(|it| it.kind.bytes()).sum();
@@ -84,36 +90,39 @@ pub struct Chunk<'a> {
     /// One zstd frame.
     pub payload: &'a [u8],
     pub unpacked_bytes: usize,
-    /// Table, offset and length in the unpacked payload.
+    /// Index of the table's spec, offset and length in the decompressed payload.
     pub tables: Vec<(usize, usize, usize)>,
     /// What is added to its times.
     pub shift_ns: i64,
     /// When it ended, since 1970.
     pub end_ns: i64,
-    /// Among the names of the batch.
+    /// Index of its node among those of the batch.
     pub node: usize,
 }
 
 /// The rows of a batch.
 pub struct Rows {
-    /// By table that has any: a stream of Arrow.
+    /// Tables that have any rows: (name, stream of Arrow).
     pub tables: Vec<(String, Vec<u8>)>,
-    /// Rows of `sample` by chunk.
+    /// How many rows of `sample` each chunk has.
     pub samples: Vec<u64>,
 }
 
-/// Rows of one table.
+/// The rows of one table so far, as columns.
 struct Sink {
+    /// Columns that chunks have, in the order of the spec.
     values: Vec<Values>,
+    /// Columns that are added: keys of stacks, nodes, keys of rows, times.
     stacks: Vec<i64>,
     nodes: Names,
     keys: Vec<i64>,
     times: Vec<i64>,
+    /// Keys of rows that are there already.
     seen: HashSet<u64, RandomState>,
 }
 
 impl Sink {
-    /// `rows`: how many there will be, as far as that is known.
+    /// `rows`: about how many there will be.
     fn new(spec: &TableSpec, rows: usize) -> Self {
         Self {
             values: spec.columns.iter().map(|it| it.kind.values(rows)).collect(),
@@ -136,36 +145,38 @@ impl Sink {
     }
 }
 
+/// The key of each id.
 type Ids = HashMap<u64, u64, RandomState>;
 
-/// Makes rows of chunks. Keeps what repeats from batch to batch.
+/// Makes rows of chunks. Keeps from batch to batch what repeats.
 pub struct Decoder {
     specs: Vec<TableSpec>,
     keys: Keys,
+    /// The schema that was met last, by table.
     layouts: Vec<Option<Layout>>,
     unpacker: Decompressor<'static>,
-    /// What the chunk before was unpacked into.
+    /// The buffer that the chunk before was decompressed into.
     unpacked: Vec<u8>,
     /// Rows of each table in the batch before.
     sizes: Vec<usize>,
-    /// Of the rows of a batch.
+    /// Memory that the rows of a batch may take.
     most_bytes: usize,
 }
 
-/// What is known of the chunk that is read, and of stacks of the batch.
+/// Frames and stacks of the chunk that is read, and lists of frames of the batch.
 #[derive(Default)]
 struct Known {
     frames: Ids,
     stacks: Ids,
-    /// By sums, length and completeness: the key.
+    /// The key of a list of frames, by its sums (`Keys::sums`), length and completeness.
     lists: HashMap<(u64, u64, usize, bool), u64, RandomState>,
     /// Memory of the rows so far.
     held_bytes: usize,
 }
 
 impl Decoder {
-    /// `secret`, `of_rows`: as of `Keys`. `most_bytes`: of the rows of a batch; encoding a table
-    /// takes as much again.
+    /// `secret`, `of_rows`: see `Keys::new`. `most_bytes`: memory of the rows of a batch; to encode a
+    /// table takes its memory once more.
     pub fn new(
         specs: Vec<TableSpec>,
         secret: [u8; 32],
@@ -185,7 +196,7 @@ impl Decoder {
         })
     }
 
-    /// The rows of chunks, in their order. `nodes`: names that chunks refer to.
+    /// The rows of chunks, in their order. `nodes`: names, which `Chunk::node` is an index of.
     pub fn decode(&mut self, chunks: &[Chunk<'_>], nodes: &[String]) -> Result<Rows, Refused> {
         let sized = self.specs.iter().zip(&self.sizes);
         let mut sinks: Vec<Sink> = sized.map(|(spec, rows)| Sink::new(spec, *rows)).collect();
@@ -257,7 +268,8 @@ impl Decoder {
             let keys = &mut self.keys;
             each_batch(stream, spec, &mut self.layouts[table], |batch| {
                 let rows = Part { spec, batch };
-                // Rows may be many times as large as in the chunk: columns may be left out of it.
+                // Rows may be many times as large as they are in the chunk, which may leave out
+                // columns.
                 if rows.bytes_at_most() > most_bytes.saturating_sub(known.held_bytes) {
                     return Err(TOO_LARGE);
                 }
@@ -293,7 +305,7 @@ struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
-    /// Memory that its rows may take, but for names, which repeat.
+    /// Memory that its rows may take at most, without names, which repeat.
     fn bytes_at_most(&self) -> usize {
         let (made, kept) = self.spec.row_bytes();
         let own = self.spec.columns.iter().zip(&self.batch.columns);
@@ -318,7 +330,7 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// Whole numbers, valid.
+    /// The whole numbers of a column; refused where one is too large.
     fn whole(&self, number: usize, numbers: Numbers<'a>) -> Result<Vec<u64>, Refused> {
         let spec = &self.spec.columns[number];
         let values: Vec<u64> = match spec.kind {
@@ -361,7 +373,8 @@ impl<'a> Part<'a> {
                     };
                     match spec.kind {
                         Kind::U64 if spec.name == "end_time_ns" => {
-                            // A device's clock was set in between: an empty interval.
+                            // The end may lie before the start, where a device's clock was set in
+                            // between.
                             let starts = self.ids("start_time_ns")?.u64s();
                             let ends = numbers.u64s().zip(starts);
                             to.extend(ends.map(|(end, start)| shifted(end.max(start))));
@@ -398,7 +411,8 @@ impl<'a> Part<'a> {
         Ok(())
     }
 
-    /// The key's words of each column but `without`, column by column.
+    /// What keys of rows are made of: a word for each row, column by column, without that called
+    /// `without`.
     fn words(&self, keys: &mut Keys, without: &str) -> Result<Vec<Vec<u64>>, Refused> {
         let rows = self.batch.rows;
         let mut found = Vec::with_capacity(self.spec.columns.len());
@@ -428,7 +442,7 @@ impl<'a> Part<'a> {
         Ok(found)
     }
 
-    /// Append one row, but `without`.
+    /// Append one row, without the column called `without`.
     fn add_row(&self, sink: &mut Sink, row: usize, without: &str) -> Result<(), Refused> {
         for (number, spec) in self.spec.columns.iter().enumerate() {
             if spec.name == without {
@@ -447,6 +461,7 @@ impl<'a> Part<'a> {
         Ok(())
     }
 
+    /// Frames, each once.
     fn add_frames(&self, sink: &mut Sink, keys: &mut Keys, ids: &mut Ids) -> Result<(), Refused> {
         let words = self.words(keys, "frame_id")?;
         for (row, id) in self.ids("frame_id")?.u64s().enumerate() {
@@ -460,7 +475,7 @@ impl<'a> Part<'a> {
         Ok(())
     }
 
-    /// Processes and threads.
+    /// Processes and threads, each once.
     fn add_once(
         &self,
         sink: &mut Sink,
@@ -482,6 +497,7 @@ impl<'a> Part<'a> {
         Ok(())
     }
 
+    /// Stacks, each once, with the keys of their frames.
     fn add_stacks(
         &self,
         sink: &mut Sink,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The record batches of a table in a chunk, as slices of it. Only what Sonde's writer makes: one
-//! schema of columns that are known, then record batches without compression and without nulls.
+//! The record batches of a table in a chunk, as slices of it. Only what Sonde's recorder writes: one
+//! schema of known columns, then record batches without compression and without nulls.
 //!
 //! Layout: <https://arrow.apache.org/docs/format/Columnar.html>.
 use arrow_ipc::convert::try_fb_to_schema;
@@ -8,12 +8,14 @@ use arrow_ipc::{root_as_message, Endianness, MessageHeader, MetadataVersion};
 
 use crate::{Kind, Refused, TableSpec};
 
+/// What begins every message (the continuation indicator).
 const CONTINUES: u32 = u32::MAX;
-/// Of one message's metadata; Sonde writes about 3 KB.
+/// Bytes of one message's metadata; Sonde writes about 3 KB.
 const MAX_META_BYTES: usize = 256 << 10;
+/// Batches of one stream; Sonde writes one for each part of a table.
 const MAX_BATCHES: usize = 20_000;
 
-/// A schema that was met, and which columns of a table it has in which order.
+/// A schema that was met: its message, and the columns of the table in its order.
 pub struct Layout {
     message: Box<[u8]>,
     columns: Vec<usize>,
@@ -74,13 +76,14 @@ impl<'a> Numbers<'a> {
         self.0.len()
     }
 
+    /// An offset of texts or lists.
     fn offset(self, row: usize) -> usize {
-        // What is negative lies beyond every end.
+        // A negative one lies beyond every end.
         self.u32_at(row) as usize
     }
 }
 
-/// Texts of a column, checked.
+/// Texts of a column, checked: UTF-8, and offsets in order and at character boundaries.
 #[derive(Clone, Copy)]
 pub struct Texts<'a> {
     offsets: Numbers<'a>,
@@ -118,7 +121,7 @@ impl<'a> Texts<'a> {
         (0..own.count).map(move |row| own.at(row))
     }
 
-    /// Of all together.
+    /// Bytes of all together.
     pub fn bytes(&self) -> usize {
         self.text.len()
     }
@@ -132,26 +135,27 @@ impl<'a> Texts<'a> {
 /// A column of a batch.
 #[derive(Clone, Copy)]
 pub enum Column<'a> {
-    /// Of whatever width its kind has.
+    /// Numbers of the width that the column's kind has.
     Numbers(Numbers<'a>),
     /// A bit a row.
     Bits(&'a [u8]),
     Texts(Texts<'a>),
-    /// Where lists begin and end among the values.
+    /// Offsets at which lists begin and end, and the values.
     Lists(Numbers<'a>, Numbers<'a>),
 }
 
 /// A record batch.
 pub struct Batch<'a> {
     pub rows: usize,
-    /// By column of the table; None: its writer did not know it.
+    /// By column of the table; None: its recorder did not know it.
     pub columns: Vec<Option<Column<'a>>>,
 }
 
-/// The parts of a batch's body, in the order in which columns take them.
+/// Reads a batch's body, column by column.
 struct Parts<'a, 'b> {
     body: &'a [u8],
     head: arrow_ipc::RecordBatch<'b>,
+    /// Numbers of the next field node (Arrow's: a column's length) and the next buffer.
     node: usize,
     buffer: usize,
 }
@@ -165,7 +169,7 @@ impl<'a> Parts<'a, '_> {
         }
         let node = nodes.get(self.node);
         self.node += 1;
-        self.buffer()?; // which values are missing
+        self.buffer()?; // the validity bitmap
         if node.null_count() != 0 {
             return Err(Refused("a value is missing"));
         }
@@ -229,7 +233,8 @@ pub fn list_at<'a>(offsets: Numbers<'a>, values: Numbers<'a>, row: usize) -> Opt
     values.0.get(begin.checked_mul(8)?..end.checked_mul(8)?).map(Numbers)
 }
 
-/// Hands the batches of a stream on. `known`: the layout of the stream before.
+/// Calls `take` with each batch of a stream. `known`: the layout of the table's last stream, which is
+/// replaced.
 pub fn each_batch<'a>(
     stream: &'a [u8],
     spec: &TableSpec,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Taking one thread where it may be taken, and putting it back as it was found.
+//! Stopping one thread where it may be borrowed, and putting it back as it was found.
 use std::fs::read_to_string;
 use std::time::{Duration, Instant};
 
@@ -14,20 +14,27 @@ use super::{Candidate, Landmarks};
 
 /// What the load may need of the stack: dlopen with a constructor was seen to use under 24 KiB.
 pub const STACK_ROOM_BYTES: u64 = 192 * 1024;
+/// Bytes of the stack above the stack pointer, in which signal frames are looked for.
 const SCAN_BYTES: u64 = 256 * 1024;
+/// How long a stop is waited for.
 const STOP_BOUND: Duration = Duration::from_millis(50);
+/// The code segment of 64-bit programs.
 const USER_CS: u64 = 0x33;
 const ANOTHER_PROGRAM: &str = "it runs another program by now";
 
-/// A thread between its stop and its going on.
+/// A thread that is borrowed, and its state as it was found.
 pub struct Borrowed {
     pub thread: Thread,
     pub memory: Memory,
     pub regs: user_regs_struct,
     pub places: Places,
+    /// When it was asked to stop.
     pub since: Instant,
+    /// Registers of the floating-point and vector units.
     xstate: Vec<u8>,
+    /// Its blocked signals.
     mask: u64,
+    /// Address and value of errno.
     saved_errno: Option<(u64, [u8; 4])>,
 }
 
@@ -36,7 +43,7 @@ pub struct Passed {
     pub why: String,
     /// It was stopped, and so disturbed.
     pub stopped: bool,
-    /// It has not come to its stop yet.
+    /// It was asked to stop, and has not stopped yet.
     pub straggles: bool,
 }
 
@@ -49,13 +56,13 @@ impl Passed {
 /// The process that threads are borrowed from, as the caller knows it.
 pub struct Program<'a> {
     pub pid: pid_t,
-    /// Of the program that the landmarks were read from (memory.rs).
+    /// Auxiliary vector of the program that the landmarks were read from (memory.rs).
     pub auxv: &'a [u8],
     pub at: &'a Landmarks,
 }
 
-/// Whether it sleeps still where it was seen to. Asked right before it is stopped: a stop may cut
-/// short what cannot be made again, so it should meet only calls that were chosen.
+/// Whether it still sleeps where it was seen. Asked right before it is stopped: a stop may cut short a
+/// system call that cannot be restarted, so it should meet only calls that were chosen.
 fn sleeps(pid: pid_t, it: &Candidate) -> bool {
     // NR ARG1 … ARG6 SP PC, or "running" (proc_pid_syscall(5)).
     let Ok(text) = read_to_string(format!("/proc/{pid}/task/{}/syscall", it.tid)) else {
@@ -67,6 +74,7 @@ fn sleeps(pid: pid_t, it: &Candidate) -> bool {
     call == Some(it.call) && sp.and_then(|w| u64::from_str_radix(w, 16).ok()) == Some(it.sp)
 }
 
+/// Why a stopped thread must not be borrowed, by its stack and the loader's locks; None: it may.
 fn stack_refusal(
     memory: &Memory,
     it: &Candidate,
@@ -93,7 +101,8 @@ fn stack_refusal(
         if word == at.sigreturn {
             return Some("it is inside a signal handler".into());
         }
-        // Old words on the stack look like this, too; where locks show their owner, they are read instead.
+        // Words left by earlier calls look like this, too; so where locks show their owner, they are
+        // read instead.
         if at.old_loader && low <= word && word < high {
             return Some("it is inside the loader".into());
         }
@@ -106,7 +115,7 @@ fn stack_refusal(
 }
 
 impl Borrowed {
-    /// Stop the thread and keep its state; or why it must not be borrowed, and it goes on.
+    /// Stops the thread and keeps its state. Where it must not be borrowed it goes on: why.
     pub fn take(program: &Program, it: &Candidate) -> Result<Self, Passed> {
         let thread = Thread::new(it.tid, program.pid);
         if !sleeps(program.pid, it) {
@@ -137,6 +146,7 @@ impl Borrowed {
         })
     }
 
+    /// The borrowed thread, once it is stopped; or why it must not be borrowed.
     fn looked_at(
         thread: Thread,
         program: &Program,
@@ -157,7 +167,7 @@ impl Borrowed {
         if let Some(why) = stack_refusal(&memory, it, regs, at) {
             return Err(why);
         }
-        // Filters are only ever added: as many as were judged are the ones that were judged.
+        // Filters are only ever added: if there are as many as were checked, they are those.
         let more = thread.filter_length(it.filters as usize);
         if it.filters > 0 && !matches!(more, Ok(None)) {
             return Err("its seccomp filters changed".into());
@@ -176,7 +186,7 @@ impl Borrowed {
         Ok(Self { thread, memory, regs: *regs, places, since, xstate, mask, saved_errno })
     }
 
-    /// Set the registers, of the program that it was borrowed from alone.
+    /// Sets the registers; where the thread runs another program by now, it is let go instead.
     pub fn set_regs(&self, regs: &user_regs_struct) -> Step {
         if !self.memory.is_current() {
             self.thread.let_go();
@@ -185,7 +195,8 @@ impl Borrowed {
         self.thread.set_regs(regs)
     }
 
-    /// Lay the frame that restores the thread. False: memory below the stack cannot be written.
+    /// Writes the signal frame that restores the thread. False: memory below its stack pointer cannot
+    /// be written.
     pub fn lay_frame(&self, at: &Landmarks) -> bool {
         let returns = [at.getppid, at.list_unlock];
         frame::writes(&self.places, &self.regs, &self.xstate, self.mask, at.sigreturn, returns)
@@ -193,9 +204,9 @@ impl Borrowed {
             .all(|(address, bytes)| self.memory.write(*address, bytes))
     }
 
-    /// Put it back exactly as it was found, from a stop in the signal path; the interrupted call
-    /// restarts by the kernel's own rules. Its registers last: as long as they are ours, the frame
-    /// restores everything if we are killed.
+    /// Puts it back exactly as it was found, from a stop in the signal path; the interrupted system
+    /// call restarts by the kernel's own rules. Its registers come last: until then the signal frame
+    /// restores everything, should this process be killed.
     pub fn put_back(&self) -> Step {
         if let Some((address, value)) = self.saved_errno {
             if !self.memory.write(address, &value) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The signal frame that restores a borrowed thread by itself, whatever becomes of the tracer.
+//! The signal frame that restores a borrowed thread, even if the tracer is killed.
 //!
 //! Layout: the kernel's rt_sigframe (arch/x86/include/asm/sigframe.h, uapi/asm/sigcontext.h).
 use std::arch::x86_64::__cpuid_count;
@@ -9,15 +9,16 @@ use libc::user_regs_struct;
 use super::restart::ERESTART_RESTARTBLOCK;
 
 const RED_ZONE_BYTES: u64 = 128;
-/// For texts that calls take, between the frame and the extended state.
+/// Room for texts that are arguments of calls, between the frame and the extended state.
 const TEXT_BYTES: u64 = 512;
 const LEGACY_BYTES: usize = 576; // FXSAVE area and XSAVE header
 const SOFTWARE_AT: usize = 464; // struct _fpx_sw_bytes, in the FXSAVE area's unused end
 const FEATURES_AT: usize = 512; // XSTATE_BV, first of the XSAVE header
+/// The bit of AMX tiles in XSTATE_BV.
 const TILE_DATA: u32 = 18;
-/// xstate present, ss saved, restore it strictly.
+/// UC_FP_XSTATE, UC_SIGCONTEXT_SS, UC_STRICT_RESTORE_SS.
 const UC_FLAGS: u64 = 7;
-/// Invalid on purpose: the alternate stack stays as it is.
+/// `ss_flags` that are invalid on purpose: the alternate signal stack stays as it is.
 const NO_ALTERNATE_STACK: u32 = 0x7fff;
 const USER_CS: u16 = 0x33;
 const USER_DS: u16 = 0x2b;
@@ -53,13 +54,14 @@ struct SignalFrame {
     info: [u8; 128],
 }
 
-/// Where the pieces lie below a stack pointer.
+/// Addresses of what lies below a borrowed thread's stack pointer.
 #[derive(Clone, Copy)]
 pub struct Places {
-    /// Of the signal frame; two return addresses lie right below it.
+    /// The signal frame; two return addresses lie right below it.
     pub frame: u64,
-    /// Of the texts for calls.
+    /// Texts that are arguments of calls.
     pub text: u64,
+    /// The extended state (XSAVE).
     xstate: u64,
 }
 
@@ -72,9 +74,9 @@ impl Places {
     }
 }
 
-/// The bytes of extended state that every thread's signal frame has: without AMX tiles, which a
-/// process must ask for. The kernel ignores all but SSE in a frame that claims more than the thread
-/// has (arch/x86/kernel/fpu/signal.c, check_xstate_in_sigframe).
+/// The bytes of extended state that every thread's signal frame has: without AMX tiles, which a process
+/// has to request. Of a frame that claims more than the thread has, the kernel restores SSE alone
+/// (arch/x86/kernel/fpu/signal.c, check_xstate_in_sigframe).
 fn frame_bytes(features: u64) -> usize {
     (2..63)
         .filter(|&bit| features >> bit & 1 == 1 && bit != TILE_DATA)
@@ -83,7 +85,7 @@ fn frame_bytes(features: u64) -> usize {
         .fold(LEGACY_BYTES, usize::max)
 }
 
-/// What can go wrong before anything was touched.
+/// Why a thread with this extended state must not be borrowed; None: it may.
 pub fn refusal(xstate: &[u8]) -> Option<&'static str> {
     if xstate.len() < LEGACY_BYTES {
         return Some("its extended state cannot be read");
@@ -92,7 +94,7 @@ pub fn refusal(xstate: &[u8]) -> Option<&'static str> {
     (in_use >> TILE_DATA & 1 == 1).then_some("it uses AMX tiles, which a signal frame may not hold")
 }
 
-/// Every write that lays the frame: (address, bytes).
+/// What is written to make the frame: (address, bytes). `returns`: the two return addresses below it.
 pub fn writes(
     places: &Places,
     regs: &user_regs_struct,
@@ -101,7 +103,7 @@ pub fn writes(
     sigreturn: u64,
     returns: [u64; 2],
 ) -> Vec<(u64, Vec<u8>)> {
-    // ptrace leaves XCR0 where the frame has its own description.
+    // Where a signal frame has _fpx_sw_bytes, ptrace has XCR0.
     let features = u64::from_le_bytes(xstate[SOFTWARE_AT..SOFTWARE_AT + 8].try_into().unwrap())
         & !(1 << TILE_DATA);
     let size = frame_bytes(features).min(xstate.len());
@@ -116,7 +118,7 @@ pub fn writes(
 
     let r = regs;
     let (ax, ip) = if r.rax as i64 == ERESTART_RESTARTBLOCK {
-        // It would be lost: as after any handled signal.
+        // The kernel's restart block would be lost: EINTR, as after any signal with a handler.
         (-i64::from(libc::EINTR) as u64, r.rip)
     } else {
         (r.orig_rax, r.rip - 2) // the call is made again

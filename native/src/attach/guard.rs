@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A second process that outlives the tracer's violent death. A borrowed thread needs no help to
-//! come back, except where it waits for the loader's lock in a ring of locks: there it is sent on to
-//! the unlock. The same for a thread that was let go in the load.
+//! The guardian: a second process that goes on if the tracer is killed. A borrowed thread then comes
+//! back by itself, except where it waits for the loader's lock, whose holder may wait for the lock that
+//! fork() takes: there it is sent on to release that one. The same for a thread that was let go in the
+//! load.
 use std::io::{Error, Result as IoResult};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -14,23 +15,30 @@ use super::restart::unnoticed;
 use super::trace::{Stuck, Thread};
 use super::Landmarks;
 
+/// How long a lock is waited for.
 pub const LOCK_BOUND: Duration = Duration::from_millis(10);
-/// The signal by which the C library has every thread change its user or group (nptl, SIGSETXID).
+/// In a signal mask: the signal by which the C library has every thread change its user or group
+/// (SIGSETXID).
 pub const SETXID: u64 = 1 << (33 - 1);
 const NEVER_BLOCKED: u64 = 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1);
+/// How often the guardian looks at the thread, each time after LOCK_BOUND.
 const TRIES: usize = 100;
-/// Nothing hurries here, and a busy machine may be late.
+/// How long the guardian waits for a stop: long, for busy machines.
 const STOP_BOUND: Duration = Duration::from_secs(1);
 
-/// What the guardian must know; in memory that both processes map.
+/// The thread to watch over, in memory that both processes map.
 pub struct Shared {
+    /// 0: none.
     pub tid: AtomicI32,
     pub inner_tid: AtomicI32,
+    /// Address of its signal frame.
     pub frame: AtomicU64,
 }
 
+/// The tracer's side.
 pub struct Guardian {
     shared: *mut Shared,
+    /// Its end wakes the guardian; a byte before that dismisses it. -1: closed.
     pipe: i32,
     pid: pid_t,
 }
@@ -53,8 +61,8 @@ pub fn holds_loader_lock(memory: &Memory, inner_tid: i32, at: &Landmarks) -> Opt
     }))
 }
 
-/// Whether a thread waits for the loader's first lock and holds none of the loader's: only then may
-/// a load be given up.
+/// Whether a thread waits for a lock of the loader and holds none of them: only then may a load be
+/// given up.
 pub fn waits_empty_handed(
     memory: &Memory,
     inner_tid: i32,
@@ -67,7 +75,8 @@ pub fn waits_empty_handed(
         && holds_loader_lock(memory, inner_tid, at) == Some(false)
 }
 
-/// Registers that send a thread from inside the load to the unlock, and from there home.
+/// Registers that send a thread from inside the load to `list_unlock`, which returns into the signal
+/// frame.
 pub fn to_the_unlock(regs: &user_regs_struct, frame: u64, at: &Landmarks) -> user_regs_struct {
     let mut r = *regs;
     r.rip = at.list_unlock;
@@ -76,8 +85,8 @@ pub fn to_the_unlock(regs: &user_regs_struct, frame: u64, at: &Landmarks) -> use
     r
 }
 
-/// Whether a thread is still in the load: on the stack below its frame, and with every signal
-/// blocked. It may be as far down on its own account when it is home, but then its mask is its own.
+/// Whether a thread is still in the load: its stack pointer is below the signal frame, and every signal
+/// is blocked. Once it is home, its own calls may reach as far down, but then its mask is its own.
 fn is_in_the_load(regs: &user_regs_struct, mask: u64, frame: u64) -> bool {
     regs.rsp < frame
         && regs.rsp > frame - STACK_ROOM_BYTES
@@ -128,8 +137,8 @@ impl Guardian {
         shared.tid.store(tid, Ordering::SeqCst);
     }
 
-    /// No longer needed by us. Where it watches over a thread that was let go, it sees that one home
-    /// as if we had been killed.
+    /// Ends the guardian. Where it watches over a thread that was let go, it first sees that one home,
+    /// as if the tracer had been killed.
     pub fn dismiss(&mut self) {
         if self.pipe < 0 {
             return;
@@ -156,8 +165,9 @@ impl Drop for Guardian {
     }
 }
 
-/// Wait for the tracer's end; if it was a violent one or it let a thread go, see the thread home.
-/// Allocates little, and nothing that another thread could hold: this process never had a second one.
+/// Waits for the tracer's end; if it was killed, or has let a thread go, sees the thread home. It may
+/// allocate memory after fork(): the forked process had one thread, so nobody held the allocator's
+/// lock.
 fn guard(pipe: i32, shared: &Shared, pid: pid_t, auxv: &[u8], at: &Landmarks) {
     let mut byte = 0u8;
     // SAFETY: one byte into `byte`.
@@ -174,7 +184,7 @@ fn guard(pipe: i32, shared: &Shared, pid: pid_t, auxv: &[u8], at: &Landmarks) {
         let thread = Thread::new(tid, pid);
         match thread.seize() {
             Ok(()) => {}
-            // The tracer, or the kernel after its end, has not let go of it yet.
+            // It is traced still: the kernel has not detached it since the tracer's end.
             Err(error) if error.raw_os_error() == Some(libc::EPERM) => continue,
             Err(_) => return,
         }
@@ -187,7 +197,7 @@ fn guard(pipe: i32, shared: &Shared, pid: pid_t, auxv: &[u8], at: &Landmarks) {
             let found = (thread.regs(), thread.mask(), Memory::of(thread, auxv));
             if let (Ok(regs), Ok(mask), Ok(memory)) = found {
                 let Some(memory) = memory else {
-                    thread.let_go(); // another program, which is none of ours
+                    thread.let_go(); // it runs another program
                     return;
                 };
                 ours = is_in_the_load(&regs, mask, frame);

@@ -13,13 +13,16 @@ use super::restart::unnoticed;
 use super::trace::{block_sigchld, Step, Stuck, Thread};
 use super::{Candidate, Landmarks};
 
+/// Bytes of the rt_sigreturn stub, its `syscall` included.
 const STUB_BYTES: u64 = 9;
+/// Flags TF and DF.
 const TRAP_AND_DIRECTION: u64 = 0x500;
 const RTLD_NOW: u64 = 2;
 const MFD_CLOEXEC_SEALING: u64 = 3;
 const MFD_EXEC: u64 = 0x10; // known since Linux 6.3
-/// What a load, or a stop, may take longer where the thread has no CPU.
+/// How much longer a load, or a stop, may take while the thread runs or waits for a CPU.
 const AT_WORK_BOUND: Duration = Duration::from_secs(5);
+/// How long a stop is waited for once the load's time is over.
 const SETTLE: Duration = Duration::from_millis(100);
 
 /// How an attempt ended; `Attempt` reports it to Python.
@@ -30,7 +33,7 @@ pub struct Ended {
     pub stop: Duration,
     pub calls: u32,
     pub stopped: bool,
-    /// Of the memfd that was written; 0: none was.
+    /// Inode of the memfd that was written; 0: none was.
     pub inode: u64,
 }
 
@@ -39,16 +42,17 @@ pub struct Borrower {
     auxv: Vec<u8>,
     at: Landmarks,
     guardian: Guardian,
-    /// Threads that were asked to stop and had not yet.
+    /// Threads that were asked to stop and have not stopped yet.
     stragglers: Vec<Thread>,
 }
 
-/// What went wrong, and whether the load had begun by then.
+/// What went wrong, and where the thread is then.
 enum Trouble {
+    /// It runs, or cannot be reached.
     Stuck(Stuck),
-    /// Nothing of the program is held, and it stands in the signal path: it can be put back.
+    /// It holds no lock, and is stopped in the signal path: it can be put back.
     Busy(String),
-    /// Nothing of the program is held, and it stands at a call.
+    /// It holds no lock, and is stopped at a system call.
     Refused(String),
 }
 
@@ -58,20 +62,24 @@ impl From<Stuck> for Trouble {
     }
 }
 
-/// The steps of one load. `stage` is where it is, for the message and for what may be undone.
+/// One load and its state.
 struct Load<'a> {
     it: Borrowed,
     pid: pid_t,
     at: &'a Landmarks,
     inner_tid: i32,
+    /// When its time is over.
     until: Instant,
+    /// Where it is: for the report, and for what may be undone.
     stage: &'static str,
+    /// The memfd's number in the process; below 0: none, or the error.
     fd: i64,
     inode: u64,
     calls: u32,
 }
 
 impl Load<'_> {
+    /// Sets the thread to run from `ip`.
     fn run_from(&self, regs: &mut user_regs_struct, ip: u64, sp: u64) -> Step {
         regs.rip = ip;
         regs.rsp = sp;
@@ -83,8 +91,8 @@ impl Load<'_> {
         self.it.thread.regs()
     }
 
-    /// At the entry of rt_sigreturn: run another call in its place, to its exit. Whatever happens to
-    /// us, the thread goes on to the stub again and so to its old state.
+    /// At the entry of rt_sigreturn: runs another system call in its place, to its exit. If this
+    /// process is killed, the thread goes on to the stub again and so to its old state.
     fn call(&self, number: i64, a: u64, b: u64) -> Step<i64> {
         let mut r = self.regs()?;
         r.orig_rax = number as u64;
@@ -96,6 +104,7 @@ impl Load<'_> {
         Ok(self.regs()?.rax as i64)
     }
 
+    /// Writes the argument of a call, with a NUL.
     fn put_text(&self, text: &str) -> Step {
         let mut bytes = text.as_bytes().to_vec();
         bytes.push(0);
@@ -106,7 +115,7 @@ impl Load<'_> {
         }
     }
 
-    /// To the entry of the rt_sigreturn that ends the foreign work.
+    /// Runs to the entry of the rt_sigreturn that ends dlopen, and counts the stops at calls before.
     fn run_to_sigreturn(&mut self, until: Instant) -> Step {
         loop {
             self.it.thread.to_syscall(until)?;
@@ -121,10 +130,12 @@ impl Load<'_> {
         }
     }
 
+    /// Blocks all signals and runs to the entry of rt_sigreturn, where other calls can be made.
     fn begin(&mut self) -> Result<(), Trouble> {
         let mut r = self.it.regs;
         r.eflags &= !TRAP_AND_DIRECTION;
-        // Registers first: were we killed in between, the frame would not bring the old mask back.
+        // Registers first: from then on the frame brings the old mask back, should this process be
+        // killed.
         self.run_from(&mut r, self.at.sigreturn, self.it.places.frame + 8)?;
         self.it.thread.set_mask(u64::MAX)?;
         self.it.thread.to_syscall(self.until)?; // the entry of rt_sigreturn
@@ -160,8 +171,9 @@ impl Load<'_> {
         }
     }
 
-    /// Take the lock that fork() takes, too: lock → getppid (where we take over again) → unlock →
-    /// rt_sigreturn. Safe to be killed anywhere.
+    /// Takes the lock that fork() takes, too: the return addresses lead from list_lock to getppid
+    /// (where the tracer takes over again), list_unlock and rt_sigreturn. So this process may be killed
+    /// anywhere.
     fn take_fork_guard(&mut self) -> Result<(), Trouble> {
         self.stage = "fork guard";
         self.it.thread.patience = AT_WORK_BOUND;
@@ -192,7 +204,8 @@ impl Load<'_> {
         }
     }
 
-    /// True: the library was loaded or refused by the loader; false: the loader was busy.
+    /// Calls dlopen. True: it returned (with the library or without); false: it was given up, as the
+    /// loader was busy.
     fn dlopen(&mut self, path: &str) -> Result<bool, Trouble> {
         self.stage = "dlopen";
         self.put_text(path)?;
@@ -200,21 +213,23 @@ impl Load<'_> {
         r.rdi = self.it.places.text;
         r.rsi = RTLD_NOW;
         r.rax = 0;
-        // Threads that the constructor makes inherit this: no handler of the program runs on them.
-        // But who waits in setuid() for every thread's answer holds a lock that making one takes.
+        // Threads that the library's constructor makes inherit the mask: no handler of the program runs
+        // on them. But not SIGSETXID: setuid() waits until every thread has handled it, and holds a
+        // lock that is taken to make a thread.
         self.it.thread.set_mask(!SETXID)?;
         self.run_from(&mut r, self.at.dlopen, self.it.places.frame - 16)?;
         let mut at_work_left = AT_WORK_BOUND;
         loop {
             let began = Instant::now();
             let ran = self.run_to_sigreturn(began + LOCK_BOUND);
-            // Longer than that only while it was at work.
+            // It takes longer than LOCK_BOUND only while the thread is at work.
             let at_work = began.elapsed().saturating_sub(LOCK_BOUND).min(at_work_left);
             at_work_left -= at_work;
             self.until += at_work;
             match ran {
                 Ok(()) => {
-                    // From here on each stop at a call is taken for the next one of ours.
+                    // No signal from here on: each stop at a call is taken for that of the next call
+                    // made here.
                     self.it.thread.set_mask(u64::MAX)?;
                     return Ok(true);
                 }
@@ -234,6 +249,7 @@ impl Load<'_> {
         }
     }
 
+    /// Closes the memfd and puts the thread back.
     fn end(&mut self) -> Result<(), Trouble> {
         self.stage = "close";
         self.until += SETTLE;
@@ -259,14 +275,13 @@ impl Load<'_> {
         Ended { outcome, why: why.into(), stage, stop, calls, stopped: true, inode }
     }
 
-    /// Undo what can be undone. Before the load nothing is held and the thread is put back; in it,
-    /// and where it may hold the fork guard, the thread finishes by itself.
+    /// Ends a load that went wrong: before dlopen the thread holds no lock and is put back; in it, and
+    /// where it may hold fork()'s lock, it is let go and finishes by itself.
     fn recover(&mut self, trouble: Trouble) -> Ended {
         self.it.thread.patience = AT_WORK_BOUND;
         let thread = self.it.thread;
-        let stands = matches!(trouble, Trouble::Busy(_));
-        // At any other stop than one in the signal path the interrupt alone does not stop it.
-        let resume = matches!(trouble, Trouble::Refused(_));
+        let ready = matches!(trouble, Trouble::Busy(_)); // to be put back
+        let resume = matches!(trouble, Trouble::Refused(_)); // see Thread::to_event_stop
         let (outcome, why) = match trouble {
             Trouble::Stuck(Stuck::Gone) => {
                 thread.let_go();
@@ -288,7 +303,7 @@ impl Load<'_> {
             Trouble::Refused(why) => ("put-back", why),
         };
         let back =
-            if stands { Ok(()) } else { thread.to_event_stop(resume, Instant::now() + SETTLE) };
+            if ready { Ok(()) } else { thread.to_event_stop(resume, Instant::now() + SETTLE) };
         match back.and_then(|()| self.it.put_back()) {
             Ok(()) => return self.ended(outcome, why),
             Err(Stuck::Exec) => return self.executed(),
@@ -303,8 +318,8 @@ impl Load<'_> {
     }
 }
 
-/// The loader knows libraries by the text of their path: "/proc/self/fd/3" twice is one library. So
-/// every load spells its path in its own way, with "/" or "/./" by the bits of a seed.
+/// The loader compares paths as texts: the same one again is the library that is loaded already. So
+/// every load spells its path /proc/self/fd/N otherwise, with more "/" and "/." by the bits of a seed.
 fn path_of(fd: i64, seed: u32) -> String {
     let mut path = String::from("/proc/self/fd");
     let mut bits = seed & 0x0fff_ffff;
@@ -323,8 +338,9 @@ impl Borrower {
         Ok(Self { pid, auxv, at, guardian, stragglers: Vec::new() })
     }
 
-    /// Threads that have not stopped yet are waited for: a call of theirs that answers EINTR to a
-    /// stop would do so once nobody traces them.
+    /// Waits for threads that have not stopped yet (AT_WORK_BOUND at most), and ends the guardian. A
+    /// system call of theirs may return EINTR for a stop, which `settle` hides only while they are
+    /// traced.
     pub fn close(&mut self) {
         let until = Instant::now() + AT_WORK_BOUND;
         self.settle();
@@ -335,7 +351,7 @@ impl Borrower {
         self.guardian.dismiss();
     }
 
-    /// Let go of threads that came to their stop after nobody waited for it any more.
+    /// Lets go of threads that came to their stop only after that was no longer waited for.
     pub fn settle(&mut self) {
         self.stragglers.retain(|thread| match thread.has_stopped() {
             Some(true) => {
@@ -363,7 +379,7 @@ impl Borrower {
             let (outcome, why, stopped) = ("passed-over", it.why, it.stopped);
             Ended { outcome, why, stage, stop, calls: 0, stopped, inode: 0 }
         };
-        // See trace::Thread: one at a time.
+        // One thread at a time is traced: see trace::Thread.
         if !self.stragglers.is_empty() {
             let why = "another thread has not come to its stop yet".into();
             let it = Passed { why, stopped: false, straggles: false };
@@ -409,7 +425,8 @@ impl Borrower {
         ended
     }
 
-    /// Needs CAP_SYS_ADMIN, and no filter of our own.
+    /// The seccomp filters of a thread, newest first. Needs CAP_SYS_ADMIN, and that this process has no
+    /// filter.
     pub fn filters(&mut self, tid: pid_t) -> IoResult<Vec<Vec<u8>>> {
         self.settle();
         if !self.stragglers.is_empty() {

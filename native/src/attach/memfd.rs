@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The memfd that the library is loaded from: made by the process, written by us.
+//! The memfd that the library is loaded from: made by the process, written by this one.
 //!
 //! The process may put another file under the descriptor's number at any instant, so the number is
-//! never opened as a path: that would open whatever file it leads to with our rights, also one that
-//! the process itself may not write (O_PATH). The kernel duplicates the descriptor with the rights
-//! it has (pidfd_getfd), and the duplicate, which nobody else can change, is proved to be an empty
-//! memfd before a byte is written. The other way round, a memfd of ours in the process, has no
-//! system call: /proc/OURS/fd is closed to it, and no other process can be given a descriptor
-//! without its help.
+//! never opened as a path: that would open whatever file it leads to with this process's rights, also
+//! one that the other may not write (O_PATH). The kernel duplicates the descriptor with the rights it
+//! has (pidfd_getfd), and the duplicate, which nobody else can replace, is checked to be an empty memfd
+//! before a byte is written. A memfd of this process could not be handed over: the other may not open
+//! /proc/PID/fd of it, and no system call gives a descriptor to a process without its help.
 use std::fs::{read_link, File};
 use std::io::Error;
 use std::mem::zeroed;
@@ -20,8 +19,8 @@ const TMPFS_MAGIC: i64 = 0x0102_1994;
 const SEALS: c_int =
     libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_WRITE | libc::F_SEAL_SEAL;
 
-/// Write the library into the memfd `name` that the process has as number `fd`, and seal it. Its
-/// inode, or why not.
+/// Writes the library into the memfd `name` that the process has as descriptor `fd`, and seals it.
+/// Returns its inode, or why not.
 pub fn write_library(pid: pid_t, fd: i64, name: &str, library: &[u8]) -> Result<u64, String> {
     let file = duplicate(pid, fd)?;
     require_empty_memfd(&file, name)?;
@@ -30,7 +29,7 @@ pub fn write_library(pid: pid_t, fd: i64, name: &str, library: &[u8]) -> Result<
     if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, SEALS) } != 0 {
         return Err(format!("it cannot be sealed: {}", Error::last_os_error()));
     }
-    // The process can write it too, until it is sealed.
+    // Until it was sealed the process could write it, too: so it is compared.
     let sealed = file.metadata().map_err(|e| e.to_string())?;
     let mut content = vec![0; library.len()];
     let same = sealed.len() == library.len() as u64
@@ -60,9 +59,9 @@ fn duplicate(pid: pid_t, fd: i64) -> Result<File, String> {
         .map_err(|e| format!("it cannot be taken (pidfd_getfd): {e}"))
 }
 
-/// Only the kernel's own memory file systems know seals, so they are asked for first: no question
-/// before that reaches a file system that a user may serve. A file of a mounted tmpfs has the seal
-/// that forbids seals; a memfd that allows them has none.
+/// Seals are asked for first: the kernel answers that itself, while other questions may reach a file
+/// system that a user serves (FUSE). A file of a mounted tmpfs has F_SEAL_SEAL; a memfd that allows
+/// seals has none.
 fn require_empty_memfd(file: &File, name: &str) -> Result<(), String> {
     let another = |what: &str| Err(format!("the process put another file in its place ({what})"));
     // SAFETY: a plain call on our own descriptor.

@@ -2,14 +2,13 @@
 //! The memory of the program that a stopped thread runs, and of no other.
 //!
 //! A pid names a process, not a program: while one thread is stopped, another may execute a set-uid
-//! file, and the pid then leads to that program's memory. An open /proc/PID/mem stays with the
-//! address space that it was opened for (fs/proc/base.c, mem_open): once that is gone, nothing is
-//! read any more. It is opened for reading alone: to open another user's for writing takes the
-//! right to write any file (CAP_DAC_OVERRIDE). What little is written goes word by word through the
-//! traced thread itself (PTRACE_POKEDATA), which answers ESRCH once the thread is gone. That is the
-//! memory of what the thread runs then. A stopped thread runs nothing else, and one that executes a
-//! program is let go (trace.rs); besides, nothing is written where the auxiliary vector is not the
-//! one that the thread was borrowed by.
+//! file, and the pid then leads to that program's memory. An open /proc/PID/mem stays with the address
+//! space that it was opened for (fs/proc/base.c, mem_open): once that is gone, nothing is read any
+//! more. It is opened for reading alone: to open another user's for writing takes CAP_DAC_OVERRIDE.
+//! What little is written goes word by word through the traced thread (PTRACE_POKEDATA), which fails
+//! with ESRCH once the thread is gone. That writes to the program that the thread runs at that moment:
+//! a stopped thread executes no other, and one that is about to is let go (trace.rs); besides, nothing
+//! is written where the auxiliary vector is not the one from before.
 use std::fs::{read, File};
 use std::io::{Error, Result as IoResult};
 use std::os::unix::fs::FileExt;
@@ -27,9 +26,9 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Of a thread that is stopped. That it still can be asked for its registers afterwards proves
-    /// that the number led to it: a traced thread keeps its number until its end is waited for.
-    /// None: it runs another program than the one with this auxiliary vector.
+    /// Opens that of a stopped thread. That its registers can still be read afterwards proves that the
+    /// tid was its own: a traced thread keeps its tid until its end is waited for. None: it runs
+    /// another program than the one with this auxiliary vector.
     pub fn of(thread: Thread, auxv: &[u8]) -> IoResult<Option<Self>> {
         let file = File::open(format!("/proc/{}/mem", thread.tid))?;
         thread.regs().map_err(|_| Error::from_raw_os_error(libc::ESRCH))?;
@@ -42,7 +41,7 @@ impl Memory {
         auxiliary_vector(self.thread.tid).is_ok_and(|found| found == self.auxv)
     }
 
-    /// How many bytes came.
+    /// Reads up to the length of `to`; returns how many bytes were read.
     pub fn read(&self, address: u64, to: &mut [u8]) -> usize {
         if address > i64::MAX as u64 {
             return 0;
@@ -62,7 +61,7 @@ impl Memory {
             let mut word = [0; WORD as usize];
             let skipped = address.saturating_sub(at) as usize;
             let taken = left.len().min(word.len() - skipped);
-            // The bytes around stay as they are; nobody else runs on a thread's stack.
+            // The bytes around are written again as they are: no other thread writes to this stack.
             if taken < word.len() && self.read(at, &mut word) != word.len() {
                 return false;
             }
@@ -77,7 +76,7 @@ impl Memory {
     }
 }
 
-/// What the kernel gave the program when it began: addresses drawn at random and its user ids, so
+/// What the kernel gave the program when it began: among others random addresses and its user ids, so
 /// that no two programs have the same, least of all one that runs with other rights.
 fn auxiliary_vector(tid: pid_t) -> IoResult<Vec<u8>> {
     read(format!("/proc/{tid}/auxv"))

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! System calls that a stop interrupts, and how they go on as if nothing had been.
+//! System calls that a stop interrupts, and how they go on so that the program does not notice.
 //!
-//! Most calls answer a code that is the kernel's own (ERESTART…): it makes the call again when no
-//! handler runs, and turns it into EINTR when one does. Some answer EINTR at once, also where there
-//! was no signal but a stop (signal(7), "Interruption of system calls and library functions by stop
-//! signals"; net/core/sock.c, sock_intr_errno, where a socket has a timeout). Those get the kernel's
-//! code for "make it again unless a handler runs", which means the same to a program that expects a
-//! signal and nothing to one that does not.
+//! Most calls return a code that is internal to the kernel (ERESTART…): it restarts the call when no
+//! handler runs, and turns the code into EINTR when one does. Some return EINTR at once, also where
+//! there was no signal but a stop (signal(7), "Interruption of system calls and library functions by
+//! stop signals"; net/core/sock.c, sock_intr_errno, where a socket has a timeout). In these cases EINTR
+//! is replaced with the code for "restart unless a handler runs": a program sees EINTR only where it
+//! has a handler for a signal.
 use libc::user_regs_struct;
 
 const ERESTARTSYS: i64 = -512;
@@ -16,10 +16,10 @@ pub const ERESTART_RESTARTBLOCK: i64 = -516;
 const IO_PGETEVENTS: i64 = 333;
 const EINTR: i64 = -(libc::EINTR as i64);
 
-/// Calls whose EINTR means that nothing was done, so that they may be made again: nothing received,
-/// sent, read or written (else they answer how much), no semaphore changed, no signal or event
-/// taken, no request submitted. connect goes on waiting for the connection under way. Not close,
-/// which has closed even so, and not ioctl, where each driver has its own rules.
+/// Calls whose EINTR means that nothing was done, so that they may be restarted: nothing received,
+/// sent, read or written (else they return how much), no semaphore changed, no signal or event taken,
+/// no request submitted. A restarted connect goes on waiting for the same connection. Not close, which
+/// has closed even so, and not ioctl, where each driver has its own rules.
 const WITHOUT_EFFECT: &[i64] = &[
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
@@ -53,11 +53,12 @@ const WITHOUT_EFFECT: &[i64] = &[
     libc::SYS_pselect6,
 ];
 
+/// Whether a call at its end would return EINTR, and may be restarted.
 fn answers_eintr(regs: &user_regs_struct) -> bool {
     regs.rax as i64 == EINTR && WITHOUT_EFFECT.contains(&(regs.orig_rax as i64))
 }
 
-/// Whether a thread at a stop in the signal path was in a call that goes on by itself.
+/// Whether a thread at a stop in the signal path was in a call that will be restarted.
 pub fn was_interrupted(regs: &user_regs_struct) -> bool {
     matches!(regs.rax as i64, ERESTARTSYS | ERESTARTNOINTR | ERESTARTNOHAND | ERESTART_RESTARTBLOCK)
         || answers_eintr(regs)

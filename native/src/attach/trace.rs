@@ -20,18 +20,20 @@ const X32_CALL: u64 = 0x4000_0000;
 const EXECS_X86_64: [u64; 4] = [59, 322, 520, 545]; // execve, execveat; theirs of x32
 const EXECS_I386: [u64; 2] = [11, 358];
 const NT_X86_XSTATE: usize = 0x202;
-/// Of extended state: AVX-512 takes 2.7 KB, AMX tiles another 8.
+/// Bytes of extended state: AVX-512 takes 2.7 KB, AMX tiles another 8.
 pub const XSTATE_MOST_BYTES: usize = 16 * 1024;
-/// Upper bound of a sleep while waiting for a stop, should a SIGCHLD be missed.
+/// The longest sleep while waiting for a stop, should a SIGCHLD be missed.
 const NAP: Duration = Duration::from_millis(2);
-/// Of /proc/PID/task/TID/status, for its third line.
+/// Read of /proc/PID/task/TID/status, for its third line.
 const STATUS_BYTES: usize = 512;
-/// An exec ends the other threads before it reports itself.
+/// How long the report of an exec is waited for: before it the other threads of the process end.
 const EXEC_BOUND: Duration = Duration::from_millis(500);
 
 /// Why a step did not come to its end.
 pub enum Stuck {
+    /// Its time is over.
     Late,
+    /// The thread has ended.
     Gone,
     /// It executes another program, perhaps with other rights. It was let go already.
     Exec,
@@ -39,14 +41,14 @@ pub enum Stuck {
 
 pub type Step<T = ()> = Result<T, Stuck>;
 
-/// A thread that this one traces, and the only one: a thread that executes a program takes over the
-/// number of its process's first thread, so of two that are traced one could become the other.
+/// The traced thread. There must be no second one: a thread that executes a program takes over the tid
+/// of its process's first thread, so that two could be mixed up.
 #[derive(Clone, Copy)]
 pub struct Thread {
     pub tid: pid_t,
     pub pid: pid_t,
-    /// For how long past its bound it is waited for while it runs, or waits for a CPU: to let it go
-    /// would bring it home no sooner.
+    /// How much longer than its bound a step is waited for while the thread runs, or waits for a CPU:
+    /// it would be home no sooner if it were let go.
     pub patience: Duration,
 }
 
@@ -82,7 +84,7 @@ fn is_syscall_stop(status: c_int) -> bool {
     libc::WSTOPSIG(status) == libc::SIGTRAP | 0x80
 }
 
-/// Block SIGCHLD, so that it can be waited for.
+/// Blocks SIGCHLD, so that it can be waited for.
 pub fn block_sigchld() {
     // SAFETY: a set on our stack, changed by the calls alone.
     unsafe {
@@ -98,13 +100,14 @@ impl Thread {
         Self { tid, pid, patience: Duration::ZERO }
     }
 
-    /// An exec of the thread then always stops it before the new program runs (PTRACE_EVENT_EXEC).
+    /// Begins to trace it; it runs on. An exec then always stops it before the new program runs
+    /// (PTRACE_EVENT_EXEC).
     pub fn seize(self) -> IoResult<()> {
         let options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC;
         ptrace(libc::PTRACE_SEIZE, self.tid, 0, options as usize).map(drop)
     }
 
-    /// It goes on by itself.
+    /// Ends the tracing: it goes on by itself.
     pub fn let_go(self) {
         let _ = ptrace(libc::PTRACE_DETACH, self.tid, 0, 0);
     }
@@ -117,7 +120,7 @@ impl Thread {
         Ok(regs)
     }
 
-    /// Write one word of its memory, at an address that words lie at.
+    /// Writes one word of its memory, at a multiple of 8.
     pub fn poke(self, address: u64, word: u64) -> Step {
         ptrace(libc::PTRACE_POKEDATA, self.tid, address as usize, word as usize)
             .map_err(|_| Stuck::Gone)?;
@@ -147,6 +150,7 @@ impl Thread {
         Ok(())
     }
 
+    /// Its mask of blocked signals.
     pub fn mask(self) -> Step<u64> {
         let mut mask = 0u64;
         ptrace(PTRACE_GETSIGMASK, self.tid, size_of::<u64>(), from_mut(&mut mask) as usize)
@@ -170,12 +174,14 @@ impl Thread {
         }
     }
 
+    /// The instructions (`struct sock_filter`) of a filter.
     pub fn filter(self, index: usize, instructions: usize) -> IoResult<Vec<u8>> {
         let mut program = vec![0u8; instructions * 8];
         ptrace(PTRACE_SECCOMP_GET_FILTER, self.tid, index, program.as_mut_ptr() as usize)?;
         Ok(program)
     }
 
+    /// Waits for its next stop; returns its status.
     fn wait(self, until: Instant) -> Step<c_int> {
         loop {
             let mut status = 0;
@@ -209,21 +215,21 @@ impl Thread {
         }
     }
 
-    /// Whether it runs, waits for a CPU or a disk, or has stopped meanwhile. `status` takes none of
-    /// the process's locks.
+    /// Whether it runs, waits for a CPU or a disk, or has stopped meanwhile. To read `status` takes
+    /// none of the process's locks.
     fn is_at_work(self) -> bool {
         let mut head = [0u8; STATUS_BYTES];
         let read = File::open(format!("/proc/{}/task/{}/status", self.pid, self.tid))
             .and_then(|mut file| file.read(&mut head));
         let lines = &head[..read.unwrap_or(0)];
         let mut states = lines.split(|byte| *byte == b'\n').filter_map(|line| {
-            line.strip_prefix(b"State:\t").and_then(<[u8]>::first) // no name has a line feed there
+            line.strip_prefix(b"State:\t").and_then(<[u8]>::first) // line feeds in names are escaped
         });
         matches!(states.next(), Some(b'R' | b'D' | b't'))
     }
 
-    /// Why the thread cannot be found any more: it ended, or it executed a program and has its
-    /// process's number now. Then that is let go.
+    /// Why the thread cannot be found any more: it ended; or it executed a program and has its
+    /// process's pid as its tid now: then it is let go.
     fn lost(self) -> Stuck {
         let first = Thread::new(self.pid, self.pid);
         if self.tid == self.pid {
@@ -231,7 +237,7 @@ impl Thread {
         }
         match first.wait(Instant::now() + EXEC_BOUND) {
             Err(Stuck::Exec) => Stuck::Exec,
-            // Only what executed a program could be traced under that number.
+            // Only a thread that executed a program can be traced here under that tid.
             Ok(_) => {
                 first.let_go();
                 Stuck::Exec
@@ -240,14 +246,14 @@ impl Thread {
         }
     }
 
-    /// Whether it stands at the entry of a call that executes a program, by whatever way into the
-    /// kernel.
+    /// Whether it is stopped at the entry of a system call that executes a program, of whatever ABI
+    /// (64-bit, x32, i386).
     fn enters_exec(self) -> bool {
         // SAFETY: plain numbers.
         let mut info: SyscallInfo = unsafe { zeroed() };
         let size = size_of::<SyscallInfo>();
         if ptrace(PTRACE_GET_SYSCALL_INFO, self.tid, size, from_mut(&mut info) as usize).is_err() {
-            // An old kernel. The stop at the exec itself does not depend on this.
+            // A kernel before 5.3. The stop at the exec itself does not depend on this.
             let number = self.regs().map_or(0, |regs| regs.orig_rax);
             return EXECS_X86_64.contains(&(number & !X32_CALL));
         }
@@ -269,13 +275,14 @@ impl Thread {
         }
     }
 
+    /// Resumes it by a ptrace request, with a signal to deliver (0: none).
     fn go_on(self, request: u32, signal: c_int) -> Step {
         ptrace(request, self.tid, 0, signal as usize).map_err(|_| self.lost())?;
         Ok(())
     }
 
-    /// Run to the next system call boundary. Signals are blocked; what still arrives is passed on.
-    /// A thread that is about to execute a program is let go: there nothing of it is held by us.
+    /// Runs to the next entry or exit of a system call. Signals are blocked; what still arrives is
+    /// delivered. A thread that is about to execute a program is let go.
     pub fn to_syscall(self, until: Instant) -> Step {
         let mut deliver = 0;
         loop {
@@ -292,8 +299,8 @@ impl Thread {
         }
     }
 
-    /// Stop inside the kernel's signal path, where calls are restarted by its own rules. `resume`:
-    /// it stands at another stop now.
+    /// Stops it in the kernel's signal path, where system calls are restarted by the kernel's own
+    /// rules. `resume`: it is at another stop now, from which it has to go on for that.
     pub fn to_event_stop(self, resume: bool, until: Instant) -> Step {
         self.go_on(libc::PTRACE_INTERRUPT, 0)?;
         if resume {

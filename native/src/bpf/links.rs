@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is attached, by number, and how it is let go.
+//! What is attached, by number, and how it is detached.
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::Path;
@@ -9,15 +9,17 @@ use libbpf_rs::{Link, ProgramMut, UprobeMultiOpts, UprobeOpts};
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 
-/// Threads that wait for the kernel, each for about a tenth of a second a probe link.
+/// Threads that detach at a time; a probe's link takes about a tenth of a second.
 const LET_GO_AT_ONCE: usize = 64;
 
 /// Links that were attached together, in their order.
 type Group = Vec<Link>;
 
+/// Groups of links by number.
 #[derive(Default)]
 pub struct Links {
     held: HashMap<u64, Group>,
+    /// The number given last.
     last: u64,
 }
 
@@ -36,7 +38,7 @@ impl Links {
         self.held.get(&number).and_then(|group| group.first()).ok_or_else(unknown)
     }
 
-    /// Their descriptors: who holds one keeps what is attached.
+    /// Descriptors of a group's links: what is attached stays as long as one is open anywhere.
     pub fn descriptors(&self, number: u64) -> PyResult<Vec<RawFd>> {
         let group = self.held.get(&number).ok_or_else(unknown)?;
         Ok(group.iter().map(|link| link.as_fd().as_raw_fd()).collect())
@@ -46,7 +48,7 @@ impl Links {
         self.held.remove(&number).ok_or_else(unknown)
     }
 
-    /// Those of these numbers that there are.
+    /// The groups of these numbers; unknown ones are skipped.
     pub fn take_all(&mut self, numbers: &[u64]) -> Vec<Group> {
         numbers.iter().filter_map(|number| self.held.remove(number)).collect()
     }
@@ -56,17 +58,17 @@ fn unknown() -> PyErr {
     PyKeyError::new_err("no such link")
 }
 
-/// The other way round than they came: entries go before returns.
+/// Detaches a group, the last link first: entries of functions before their returns.
 pub fn let_go(group: &mut Group) {
     group.drain(..).rev().for_each(drop);
 }
 
-/// All of them side by side: the kernel lets each wait for a grace period, which they share.
+/// Detaches groups side by side: each waits for a grace period of the kernel, which they share.
 pub fn let_go_all(mut all: Vec<Group>) {
     let each = all.len().div_ceil(LET_GO_AT_ONCE).max(1);
     std::thread::scope(|scope| {
         for some in all.chunks_mut(each) {
-            // Where there is no thread to be had, what is left goes below.
+            // Where no thread can be started, its groups are detached below.
             let _ = Builder::new().spawn_scoped(scope, move || some.iter_mut().for_each(let_go));
         }
     });

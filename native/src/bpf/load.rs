@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Loading BPF objects: one, or several side by side, each on its thread. What takes long is
-//! the kernel's verifier, and each object has its own.
+//! Loading BPF objects: one, or several side by side, each on a thread. What takes long is the kernel's
+//! verifier, which runs for each of them at the same time.
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::thread::{Builder, JoinHandle};
@@ -21,9 +21,11 @@ const STRUCTS: [&str; 7] =
 pub struct Wanted {
     pub name: String,
     pub constants: HashMap<String, u64>,
-    /// Maps of others, by the names that this object has for them.
+    /// Maps of other objects to use, by name.
     pub share: HashMap<String, OwnedFd>,
+    /// Programs that are not loaded.
     pub skip: Vec<String>,
+    /// Entries of maps at most, by the name of a map or a pair.
     pub most: HashMap<String, u32>,
 }
 
@@ -50,13 +52,13 @@ pub fn shared_maps(owners: &HashMap<String, PyRef<'_, Bpf>>) -> PyResult<HashMap
     owners.iter().map(of).collect()
 }
 
-/// What the kernel refused, with its number (pyo3 keeps the text alone).
+/// An OSError with the kernel's number (pyo3 would keep the text alone).
 fn of_kernel(what: &str, error: &std::io::Error) -> PyErr {
     PyOSError::new_err((error.raw_os_error().unwrap_or(libc::EIO), format!("{what}: {error}")))
 }
 
 impl Loaded {
-    /// Load an object. Holds no lock of Python's.
+    /// Loads an object. To be called without the interpreter lock.
     pub fn load(wanted: Wanted) -> PyResult<Self> {
         refusals::take(); // what another load left
         let name = &wanted.name;
@@ -92,7 +94,8 @@ impl Loaded {
 }
 
 impl Wanted {
-    /// Its programs, maps and constants as they are wanted, before anything is in the kernel.
+    /// Sets up programs, maps and constants before the object is loaded. `known`: (name, offset, size)
+    /// of its constants.
     fn set_up(&self, open: &mut OpenObject, known: &[(String, usize, usize)]) -> PyResult<()> {
         let name = &self.name;
         for mut program in open.progs_mut() {
@@ -164,7 +167,7 @@ impl LoadAhead {
         Ok(Self { thread: Some(thread) })
     }
 
-    /// Wait for it; once.
+    /// Waits for it; once. RuntimeError the second time.
     fn take(&mut self, py: Python<'_>) -> PyResult<Bpf> {
         let thread =
             self.thread.take().ok_or_else(|| PyRuntimeError::new_err("the object was taken"))?;
@@ -174,7 +177,7 @@ impl LoadAhead {
 }
 
 impl Drop for LoadAhead {
-    /// Nothing of ours may still be loading once its owner is gone.
+    /// No thread may still be loading once its owner is gone.
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
             drop(thread.join());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Messages of libbpf while the kernel refuses an object: which program, and the verifier's reason.
+//! What libbpf logs where the kernel refuses an object: which program, and the verifier's reason.
 use std::cell::RefCell;
 
 use libbpf_rs::PrintLevel;
@@ -14,7 +14,7 @@ const LOAD_FAILED: &str = ": BPF program load failed";
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refused {
     pub program: String,
-    /// The verifier's last words; empty where it was not even asked.
+    /// The last line of the verifier's log; empty where there is no log.
     pub reason: String,
 }
 
@@ -22,7 +22,7 @@ thread_local! {
     static LAST: RefCell<Option<Refused>> = const { RefCell::new(None) };
 }
 
-/// Keep what concerns a refused program; nothing is printed.
+/// Has libbpf's messages kept, where they are about a refused program, and not printed.
 pub fn listen() {
     libbpf_rs::set_print(Some((PrintLevel::Warn, |_, message| on_message(&message))));
 }
@@ -32,8 +32,8 @@ pub fn take() -> Option<Refused> {
     LAST.with(|last| last.borrow_mut().take())
 }
 
-/// Why an object could not be loaded. A program that the verifier rejects is no lack of rights,
-/// whatever number comes with it: EINVAL, with its reason.
+/// Why an object could not be loaded. Where the verifier rejects a program: EINVAL with its reason,
+/// whatever number the kernel gave (EACCES would look like a lack of privileges).
 pub fn error(object: &str, error: &libbpf_rs::Error) -> PyErr {
     let what = format!("cannot load BPF object {object}");
     match take() {

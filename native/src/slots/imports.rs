@@ -1,23 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a mapped ELF file has about words that may lead into a device library: its imports of such
-//! functions, whether it looks functions up by name, and where its writable data lies. Files are
-//! others': every number is checked against a bound before it is used.
+//! What an ELF file has about words that may point into a device library: its imports of such
+//! functions, whether it looks functions up by name, and where its writable data is. Files may be
+//! hostile: every number is checked against a bound before it is used.
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
+/// Program headers.
 const MOST_HEADERS: usize = 256;
+/// Bytes of PT_DYNAMIC.
 const MOST_DYNAMIC: u64 = 64 << 10;
-/// Symbols of other files' that one imports.
+/// Symbols that are looked at: those that a file imports come first.
 const MOST_IMPORTED: u64 = 1 << 18;
-/// Of relocations, read; the largest files have some 20 MB.
+/// Bytes of each table of relocations; the largest files have some 20 MB.
 const MOST_RELOCATION_BYTES: u64 = 256 << 20;
 const MOST_SLOTS: usize = 16_384;
+/// Bytes that are read at once of symbols' names, and how many such blocks are held while a file is
+/// read.
 const BLOCK: u64 = 64 << 10;
-/// Of symbols' names, held while one file is read.
 const MOST_BLOCKS: usize = 1024;
+/// Bytes of a name; longer ones are none of a device library.
 const MOST_NAME: usize = 128;
 
+/// PT_LOAD, PT_DYNAMIC, PT_GNU_RELRO; PF_W; EM_X86_64
 const LOAD: u32 = 1;
 const DYNAMIC: u32 = 2;
 const RELRO: u32 = 0x6474_e552;
@@ -26,7 +31,8 @@ const X86_64: u16 = 62;
 /// R_X86_64_64, R_X86_64_GLOB_DAT, R_X86_64_JUMP_SLOT
 const POINTERS: [u32; 3] = [1, 6, JUMP_SLOT];
 const JUMP_SLOT: u32 = 7;
-/// Who imports one of these may keep what it answers anywhere in its data.
+/// A module that imports one of these (or one that begins so) may keep what it returns anywhere in its
+/// data.
 const LOOKUPS: [&[u8]; 3] = [b"dlsym", b"dlvsym", b"dlopen"];
 const LOOKUPS_BEGIN: [&[u8]; 3] =
     [b"cuGetProcAddress", b"cudaGetDriverEntryPoint", b"clGetExtensionFunctionAddress"];
@@ -37,25 +43,30 @@ pub struct Span {
     pub end: u64,
 }
 
-/// A word that a relocation makes lead to a function.
+/// A word into which a relocation puts the address of a function.
 pub struct Slot {
-    /// In the file's own address space.
+    /// As linked.
     pub address: u64,
     /// Index in DT_JMPREL + 1, where it is bound at the first call; else 0.
     pub relocation: u32,
 }
 
+/// What is known of a file; addresses as linked.
 #[derive(Default)]
 pub struct Imports {
+    /// Start of the first loaded segment, and end of the last.
     pub first: u64,
     pub end: u64,
     pub writable: Vec<Span>,
-    /// Read-only once relocated: no lookup's answer can stand there.
+    /// Read-only once relocated: what a lookup returns cannot be there.
     pub relro: Vec<Span>,
+    /// Imports of functions of device libraries.
     pub slots: Vec<Slot>,
+    /// Whether it imports a function that looks others up by name.
     pub looks_up: bool,
 }
 
+/// A loaded segment.
 struct Load {
     address: u64,
     offset: u64,
@@ -104,7 +115,7 @@ impl Reader<'_> {
         self.at(self.offset_of(address)?, size)
     }
 
-    /// The text that begins at an address, as far as it is short.
+    /// The text that begins at an address; None where it is longer than MOST_NAME or cannot be read.
     fn name(&mut self, address: u64) -> Option<Vec<u8>> {
         let offset = self.offset_of(address)?;
         let mut name = Vec::new();
@@ -148,7 +159,7 @@ fn is_lookup(name: &[u8]) -> bool {
 }
 
 impl Imports {
-    /// None: no ELF file of x86-64.
+    /// Reads an open file; None: no ELF file of x86-64, or one that contradicts itself.
     pub fn of(file: &File) -> Option<Imports> {
         let mut reader = Reader { file, loads: Vec::new(), blocks: HashMap::new() };
         let head = reader.at(0, 64)?;
@@ -226,13 +237,14 @@ impl Imports {
         strings: u64,
         symbols: u64,
     ) -> Vec<bool> {
-        // Those of others' come before the first that a DT_GNU_HASH holds; a DT_HASH holds all.
+        // Imported symbols come before the first that DT_GNU_HASH has (its second word); DT_HASH has
+        // all symbols (its second word is their number).
         let word = |table: Option<&u64>| {
             let bytes = reader.memory(table?.checked_add(4)?, 4)?;
             (bytes.len() == 4).then(|| u64::from(u32_at(&bytes, 0)))
         };
         let count = match word(tags.get(&0x6fff_fef5)).or_else(|| word(tags.get(&4))) {
-            // A DT_GNU_HASH of nothing; names follow the symbols as linkers lay them out.
+            // An empty DT_GNU_HASH, or none: linkers put the names right behind the symbols.
             Some(0 | 1) | None => strings.saturating_sub(symbols) / 24,
             Some(count) => count,
         };
@@ -242,7 +254,7 @@ impl Imports {
         let mut any = false;
         for (number, symbol) in table.chunks_exact(24).enumerate() {
             if u16_at(symbol, 6) != 0 {
-                continue; // its own
+                continue; // defined in the file itself
             }
             let Some(at) = strings.checked_add(u64::from(u32_at(symbol, 0))) else { continue };
             let Some(name) = reader.name(at) else { continue };
@@ -257,6 +269,7 @@ impl Imports {
         }
     }
 
+    /// Adds the slots of one table of relocations. `is_plt`: it is DT_JMPREL.
     fn read_relocations(
         &mut self,
         reader: &Reader<'_>,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Words of another process's memory that hold one of a few addresses. Only pages that the process has
-//! written are read, by process_vm_readv: what it never wrote holds no pointer, and reading it would
-//! make the kernel give it page tables.
+//! Words of another process's memory that have one of a few values. Only pages that the process has
+//! written are read, by process_vm_readv: others have no pointer, and to read them would make the
+//! kernel map them in that process.
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
@@ -9,20 +9,22 @@ use std::time::{Duration, Instant};
 use super::imports::Span;
 
 const PAGE: u64 = 4096;
-/// Of /proc/PID/pagemap
+/// Bits of an entry of /proc/PID/pagemap.
 const PRESENT: u64 = 1 << 63;
 const OF_FILE: u64 = 1 << 61;
-/// Pages asked for at once.
+/// Pages whose entries are read at once.
 const WINDOW: u64 = 512;
-/// Addresses further apart are of different libraries.
+/// Wanted addresses that are further apart (bytes) are taken to be of different libraries.
 const NEAR: u64 = 512 << 20;
-/// Read without a pause.
+/// Bytes read without a pause.
 const STRETCH: u64 = 4 << 20;
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
 /// The addresses that are looked for.
 pub struct Wanted {
+    /// Sorted.
     addresses: Vec<u64>,
+    /// Ranges that they lie in (the ends included): what is in none is rejected fast.
     near: Vec<Span>,
 }
 
@@ -46,12 +48,15 @@ impl Wanted {
     }
 }
 
+/// Another process's memory, of which a bounded number of bytes is read.
 pub struct Memory {
     pid: i32,
+    /// None: it cannot be opened; then all pages count as written.
     pagemap: Option<File>,
-    /// What may still be read.
+    /// How many may still be read.
     pub bytes_left: u64,
     pub bytes_read: u64,
+    /// When the last pause ended, and bytes_read then.
     since: (Instant, u64),
 }
 
@@ -66,7 +71,7 @@ impl Memory {
         }
     }
 
-    /// How many bytes came.
+    /// Reads up to the length of `to`; returns how many bytes were read.
     pub fn read(&self, address: u64, to: &mut [u8]) -> usize {
         let local = libc::iovec { iov_base: to.as_mut_ptr().cast(), iov_len: to.len() };
         let remote = libc::iovec { iov_base: address as *mut _, iov_len: to.len() };
@@ -88,7 +93,8 @@ impl Memory {
             .collect()
     }
 
-    /// Each run of written pages within a span. False: not all were visited.
+    /// Calls `visit` with each stretch of written pages within a span. False: `bytes_left` was used up
+    /// before its last `WINDOW`.
     fn each_run(&mut self, span: Span, mut visit: impl FnMut(&mut Memory, Span)) -> bool {
         let (mut page, end) = (span.start / PAGE, span.end.div_ceil(PAGE));
         while page < end {
@@ -112,7 +118,7 @@ impl Memory {
         true
     }
 
-    /// Words within a span that hold a wanted address. False: not all was read.
+    /// Adds words within a span that have a wanted address. False: not all was read (as each_run).
     pub fn search(&mut self, span: Span, wanted: &Wanted, found: &mut Vec<(u64, u64)>) -> bool {
         let mut buffer = vec![0; (64 << 10) as usize];
         let start = span.start.next_multiple_of(8);
@@ -133,7 +139,8 @@ impl Memory {
         })
     }
 
-    /// What single words hold, by address; None where it cannot be read. Ascending.
+    /// (address, value) of single words, whose addresses are ascending; those that cannot be read, or
+    /// lie in pages that were not written, are left out.
     pub fn words(&mut self, addresses: &[u64]) -> Vec<(u64, u64)> {
         let mut found = Vec::with_capacity(addresses.len());
         let mut page = vec![0; PAGE as usize];
@@ -153,7 +160,8 @@ impl Memory {
         found
     }
 
-    /// Count what was read, and give way now and then: half of the time is others'.
+    /// Counts what was read, and after every STRETCH pauses for as long as that took: half of the time
+    /// is left to others.
     fn spend(&mut self, bytes: u64) {
         self.bytes_read += bytes;
         self.bytes_left = self.bytes_left.saturating_sub(bytes);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One process's perf map, as Python reads and asks it.
+//! One process's perf map (sonde_symbols::jit_code), for Python.
 use std::fs::File;
 use std::os::fd::{BorrowedFd, RawFd};
 
@@ -25,6 +25,7 @@ impl PerfMap {
         Ok(self.0.read(&File::from(owned))?)
     }
 
+    /// The name of the code at an address.
     fn find(&self, address: u64) -> Option<String> {
         self.0.find(address)
     }

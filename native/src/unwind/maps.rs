@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tables and processes in the kernel's maps, where programs walk by them.
+//! Tables and mappings of processes in the kernel's maps, by which programs walk stacks.
 use std::collections::hash_map::RandomState;
 use std::collections::HashMap;
 use std::fs::File;
@@ -19,37 +19,42 @@ use crate::maps;
 use sonde_unwind::rules::Rule;
 use sonde_unwind::table::{GeneratedRow, Table};
 
-/// As many as `unwind_chunks` has entries.
+/// As many as `unwind_chunks` has entries (UNWIND_CHUNKS).
 const MAX_CHUNKS: usize = 160;
+/// Mappings of a process (UNWIND_MAX_RANGES).
 const MAX_RANGES: usize = 4096;
-/// A table is loaded whole, or at all if it is one of generated code, only where this part of all
-/// room is left after it.
+/// A table is loaded whole (one of generated code: at all) only where afterwards this fraction of all
+/// room, 1/8, is left, for single pages of others.
 const KEPT_FOR_PAGES: usize = 8;
+/// `struct unwind_range`, in words of 4 bytes.
 const RANGE_WORDS: usize = 10;
 /// `struct unwind_python`
 const PYTHON_BYTES: usize = 72;
-/// `struct unwind_process`
+/// `struct unwind_process`, and where `walks` is in it.
 const PROCESS_BYTES: usize = 40 + PYTHON_BYTES;
 const WALKS_AT: usize = 24 + PYTHON_BYTES;
 
-/// Where the pages are that were not loaded with their table.
+/// The saved table from which pages are loaded one by one.
 struct Source {
     file: File,
     /// Of the rows of each page in the file: offset and count; None where it is loaded.
     pages: Vec<Option<(u64, usize)>>,
 }
 
+/// A table in the kernel.
 struct Loaded {
+    /// All of them, those of `pages` and `rules` too.
     pieces: Vec<Piece>,
-    /// None where every page is loaded.
+    /// None where the table was loaded whole.
     source: Option<Source>,
+    /// The directory of pages, and the rules (abi/unwind.h).
     pages: Piece,
     rules: Piece,
     page_count: u32,
     first_page: u32,
 }
 
-/// An executable mapping: (start, end, what to take off an address, table or 0).
+/// An executable mapping: (start, end, bias: runtime address less address as linked, table or 0).
 type Range = (u64, u64, u64, u32);
 
 #[pyclass(unsendable)]
@@ -58,16 +63,20 @@ pub struct UnwindMaps {
     processes: RawFd,
     wanted: RawFd,
     wanted_pages: RawFd,
+    /// Because walks asked for them.
     pages_loaded: usize,
+    /// Arrays of counters: descriptor and length.
     stops: (RawFd, usize),
     cost: (RawFd, usize),
+    /// Tables by number.
     tables: HashMap<u32, Loaded>,
+    /// Mappings by tgid.
     ranges: HashMap<u32, Piece>,
     next_table: u32,
-    /// Makes the epoch of a process a number that nobody else can predict.
+    /// Makes the epoch of a process a number that nobody else can predict, from a count.
     random: RandomState,
-    tellings: u64,
-    // The descriptors above are its.
+    epochs: u64,
+    // The object that the descriptors above belong to.
     _owner: Py<Bpf>,
 }
 
@@ -79,7 +88,7 @@ fn source_of(table: &Table, path: &Path) -> Result<Source> {
     Ok(Source { pages, file: File::open(path)? })
 }
 
-/// With its number, which Python acts upon.
+/// An OSError with the kernel's number, which Python needs.
 fn numbered(error: Error) -> PyErr {
     match error.raw_os_error() {
         Some(number) => PyOSError::new_err((number, error.to_string())),
@@ -92,8 +101,8 @@ fn words_of(bytes: &[u8]) -> Vec<u32> {
 }
 
 impl UnwindMaps {
-    /// All of a table; or, where that would leave little room for others, its directory and rules:
-    /// then pages are loaded as walks ask for them.
+    /// Loads a table whole; or, where that would leave little room for others, its directory and rules:
+    /// then pages are loaded as walks ask for them. `path`: where it is saved.
     fn load(&mut self, table: &Table, path: &Path) -> Result<Loaded> {
         let mut pieces = Vec::new();
         let source = self.has_room_for(table).not().then(|| source_of(table, path)).transpose()?;
@@ -113,8 +122,9 @@ impl UnwindMaps {
         self.pool.left_words() >= words + self.pool.most_words() / KEPT_FOR_PAGES
     }
 
-    /// Load the page whose place in a directory is `reference`, unless it is there: walks that began
-    /// before it was ask again. Whether it was loaded now; None where there is no room for it.
+    /// Loads the page whose entry in a directory has this reference. Returns whether it did: not where
+    /// the page is there already (walks that began before that ask once more) or its table is gone;
+    /// None where there is no room for it.
     fn load_page(&mut self, reference: u32) -> Result<Option<bool>> {
         let held = |it: &&mut Loaded| {
             it.pages.reference <= reference && reference < it.pages.reference + it.pages.words
@@ -138,6 +148,8 @@ impl UnwindMaps {
         Ok(Some(true))
     }
 
+    /// Writes a table's rules and directory, and `all` pages or none. Returns (directory, rules);
+    /// `pieces` has all that were allocated, also after an error.
     fn fill(
         &mut self,
         table: &Table,
@@ -164,6 +176,7 @@ impl UnwindMaps {
         Ok((directory, rules))
     }
 
+    /// `struct unwind_range`
     fn range_words(&self, range: &Range) -> Result<[u32; RANGE_WORDS]> {
         let &(start, end, bias, table) = range;
         let mut words = [0; RANGE_WORDS];
@@ -208,13 +221,13 @@ impl UnwindMaps {
             ranges: HashMap::new(),
             next_table: 0,
             random: RandomState::new(),
-            tellings: 0,
+            epochs: 0,
             _owner: owner,
         })
     }
 
     /// Put the table saved at `path` into the kernel. Returns its number, from 1. Where it is not
-    /// loaded whole, these `pages` of it are, as far as there is room.
+    /// loaded whole, these `pages` of it are, by number, as far as there is room.
     #[pyo3(signature = (path, pages = Vec::new()))]
     fn add_table(&mut self, path: PathBuf, pages: Vec<u32>) -> PyResult<u32> {
         let table = Table::load(&path)?;
@@ -275,8 +288,8 @@ impl UnwindMaps {
         self.tables.get(&table).map_or(0, words)
     }
 
-    /// Load a process's mappings for the programs, in place of those loaded before.
-    /// `runtime`: (its number, its struct), by `enum unwind_runtime`.
+    /// Load a process's mappings for the programs, in place of those loaded before; of more than
+    /// MAX_RANGES the lowest. `runtime`: (its number in `enum unwind_runtime`, its struct).
     #[pyo3(signature = (tgid, start_code, ranges, runtime = None))]
     fn set_process(
         &mut self,
@@ -304,8 +317,8 @@ impl UnwindMaps {
         layout.resize(PYTHON_BYTES, 0);
         value.extend(layout);
         value.extend(0u64.to_ne_bytes());
-        self.tellings += 1;
-        value.extend(self.random.hash_one(self.tellings).to_ne_bytes());
+        self.epochs += 1;
+        value.extend(self.random.hash_one(self.epochs).to_ne_bytes());
         if let Err(error) = maps::update(self.processes, &tgid.to_ne_bytes(), &value) {
             self.pool.give_back(piece);
             return Err(numbered(error));
@@ -316,7 +329,7 @@ impl UnwindMaps {
         Ok(())
     }
 
-    /// Forget a process. Returns whether it was known.
+    /// Take a process out. Returns whether it was loaded.
     fn drop_process(&mut self, tgid: u32) -> bool {
         drop(maps::delete(self.processes, &tgid.to_ne_bytes()));
         let piece = self.ranges.remove(&tgid);
@@ -331,7 +344,7 @@ impl UnwindMaps {
         self.pool.limit(bytes, MAX_CHUNKS);
     }
 
-    /// How many stacks were walked of each loaded process.
+    /// How many stacks of each process were walked since its mappings were loaded last.
     fn walks(&self) -> HashMap<u32, u64> {
         let walks = |tgid: &u32| {
             let value = maps::lookup(self.processes, &tgid.to_ne_bytes(), PROCESS_BYTES)?;
@@ -367,7 +380,8 @@ impl UnwindMaps {
         Ok(maps::first_per_cpu_sums(self.stops.0, self.stops.1)?)
     }
 
-    /// Walks by the time they took, in steps of 250 ns, where it is measured.
+    /// A histogram of the time that walks took, in steps of 250 ns, where it is measured
+    /// (`unwind_cost`).
     fn cost(&self) -> PyResult<Vec<u64>> {
         Ok(maps::per_cpu_sums(self.cost.0, 0..self.cost.1 as u32)?)
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The kernel's memory for unwind tables and mappings: chunks of 256 KiB, made when needed, written
 //! through a mapping of one of them at a time (abi/unwind.h). They have nothing to do with the chunks
-//! of a capture. A piece of a chunk is what `allocate` gives out.
+//! of a capture. A piece is a part of a chunk that `allocate` has given out.
 use std::io::{Error, Result};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,16 +11,18 @@ use libbpf_rs::{MapHandle, MapType};
 
 use crate::maps;
 
+/// UNWIND_CHUNK_WORDS
 pub const CHUNK_WORDS: usize = 65536;
 const CHUNK_BYTES: usize = 4 * CHUNK_WORDS;
 const BPF_F_MMAPABLE: u32 = 1 << 10;
-/// The first chunks take no tables: a process whose tables found no room must still be loaded, or all of
-/// its stacks would be walked by frame pointers.
+/// The first chunks take no tables: a process whose tables found no room must still be loaded, or all
+/// of its stacks would be walked by frame pointers.
 const KEPT_CHUNKS: usize = 2;
-/// Chunks are made several at a time, half of those that there are within these bounds: the kernel
-/// waits for an RCU grace period (some 10 ms) whenever it takes new ones in.
+/// Chunks are made several at a time, half as many as there are, within these bounds: the kernel waits
+/// for an RCU grace period (some 10 ms) whenever new ones are put into the map of maps.
 const MADE_AT_ONCE: (usize, usize) = (4, 16);
-/// A walk that began before a piece was given back is over long before this.
+/// How long a piece that was given back is not used again: walks that began before are over long before
+/// that.
 const REUSED_AFTER: Duration = Duration::from_secs(1);
 
 /// A piece of a chunk: number of the chunk << 16 | index of its first word.
@@ -74,7 +76,9 @@ pub struct Pool {
     outer: OwnedFd,
     chunks: Vec<Chunk>,
     max_chunks: usize,
+    /// Pieces that are not used again yet, in order of time.
     given_back: Vec<(Instant, Piece)>,
+    /// The chunk that was written last.
     mapped: Option<Mapped>,
 }
 
@@ -87,12 +91,13 @@ impl Pool {
         self.chunks.len() * CHUNK_BYTES
     }
 
-    /// Make no more chunks than fit in `bytes` (four at least), nor more than `most`, which is 4 or more.
+    /// Make no more chunks than fit in `bytes` (four at least), nor more than `most`, which is 4 or
+    /// more.
     pub fn limit(&mut self, bytes: usize, most: usize) {
         self.max_chunks = (bytes / CHUNK_BYTES).clamp(4, most);
     }
 
-    /// Words that could be given out yet: free ones, and those of chunks not made yet.
+    /// Words that can still be given out: free ones, and those of chunks not made yet.
     pub fn left_words(&mut self) -> usize {
         self.reuse();
         self.free_words() + self.max_chunks.saturating_sub(self.chunks.len()) * CHUNK_WORDS
@@ -117,7 +122,7 @@ impl Pool {
         self.allocate_from(KEPT_CHUNKS, words)
     }
 
-    /// Room for `words` of a process's mappings, where tables may be and where they may not.
+    /// Room for `words` of a process's mappings: also in the first KEPT_CHUNKS, where no tables are.
     pub fn allocate_kept(&mut self, words: usize) -> Result<Piece> {
         self.allocate_from(0, words)
     }
@@ -148,7 +153,7 @@ impl Pool {
         Ok(Piece { reference: (number as u32) << 16, words })
     }
 
-    /// Chunks more, all of them free. Returns the number of the first.
+    /// Makes more chunks, all of them free. Returns the number of the first.
     fn add_chunks(&mut self) -> Result<usize> {
         let before = self.chunks.len();
         let (least, most) = MADE_AT_ONCE;
@@ -175,6 +180,7 @@ impl Pool {
         Ok(Chunk { map, free: vec![(0, CHUNK_WORDS as u32)] })
     }
 
+    /// The chunk of this number, mapped.
     fn mapped(&mut self, number: usize) -> Result<&Mapped> {
         if self.mapped.as_ref().is_none_or(|it| it.number != number) {
             self.mapped = None;
@@ -184,7 +190,7 @@ impl Pool {
         Ok(mapped)
     }
 
-    /// Write an even word and the next one at once: programs may be reading them.
+    /// Writes an even word and the next one in one atomic store: programs may be reading them.
     pub fn write_pair(&mut self, reference: u32, pair: [u32; 2]) -> Result<()> {
         let at = (reference & 0xffff) as usize;
         assert!(at & 1 == 0);
@@ -210,14 +216,15 @@ impl Pool {
         self.mapped = None;
     }
 
-    /// The piece is reached by nothing new from now on.
+    /// Frees a piece, to which nothing in the kernel leads any more, after REUSED_AFTER.
     pub fn give_back(&mut self, piece: Piece) {
         self.given_back.push((Instant::now(), piece));
     }
 
+    /// Makes pieces free that were given back REUSED_AFTER ago.
     fn reuse(&mut self) {
-        let ripe = self.given_back.partition_point(|it| it.0.elapsed() > REUSED_AFTER);
-        for (_, piece) in self.given_back.drain(..ripe) {
+        let due = self.given_back.partition_point(|it| it.0.elapsed() > REUSED_AFTER);
+        for (_, piece) in self.given_back.drain(..due) {
             let free = &mut self.chunks[(piece.reference >> 16) as usize].free;
             let start = piece.reference & 0xffff;
             let at = free.partition_point(|it| it.0 < start);

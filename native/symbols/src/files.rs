@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The indices of the files that were asked last.
+//! A cache of the indices of files.
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::Result;
@@ -9,8 +9,9 @@ use sonde_elf::file::{ElfFile, Identity, Layout};
 
 use crate::index::Index;
 
+/// Files whose index is kept.
 const MAX_FILES: usize = 512;
-/// Of all names that are kept.
+/// Of all names that are kept; beyond that all are dropped, and read again from the files.
 const MAX_NAME_BYTES: usize = 1 << 20;
 
 /// (function, offset in it)
@@ -23,24 +24,26 @@ struct Kept {
     index: Index,
     layout: Arc<Layout>,
     used: u64,
-    /// Who asked for it first.
+    /// For whom it was first built.
     party: Party,
 }
 
 impl Kept {
-    /// Of memory, names left out.
+    /// Memory that it takes, without names.
     fn bytes(&self) -> usize {
         self.index.bytes() + self.layout.bytes()
     }
 }
 
-/// Indices of the files used last, as many as fit. The party that holds most gives way first.
+/// Indices of the files used last, as many as fit. What is evicted is the least recently used file of
+/// the party that holds most.
 #[derive(Default)]
 pub struct Files {
     kept: HashMap<Identity, Kept>,
     max_bytes: usize,
     bytes: usize,
     name_bytes: usize,
+    /// Calls of `find`, by which the least recently used file is known.
     clock: u64,
     evicted: u64,
 }
@@ -90,14 +93,15 @@ impl Files {
         Ok(Some(found))
     }
 
-    /// Whether there is room for one more file of a party, made by what those hold who hold most.
+    /// Makes room for one more file of a party. False where there is none: the party would hold most
+    /// itself, and has nothing to evict.
     fn make_room(&mut self, size: usize, party: Party) -> bool {
         loop {
             let is_full = self.kept.len() >= MAX_FILES;
             if !is_full && self.bytes + size <= self.max_bytes {
                 return true;
             }
-            let cost = |bytes: usize| if is_full { 1 } else { bytes };
+            let cost = |bytes: usize| if is_full { 1 } else { bytes }; // in files, else in bytes
             let mut held = HashMap::from([(party, cost(size))]);
             for kept in self.kept.values() {
                 *held.entry(kept.party).or_default() += cost(kept.bytes());
@@ -117,17 +121,17 @@ impl Files {
         self.kept.len()
     }
 
-    /// Of their indices.
+    /// Memory of their indices, without names.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Files that had to make room so far.
+    /// Files that were evicted so far.
     pub fn evicted(&self) -> u64 {
         self.evicted
     }
 
-    /// Returns whether it was known.
+    /// Drops a file's index. Returns whether it was kept.
     pub fn forget(&mut self, identity: &Identity) -> bool {
         let gone = self.kept.remove(identity);
         if let Some(kept) = &gone {

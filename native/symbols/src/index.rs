@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The functions of one ELF file by address: 10 bytes a function, all else left in the file.
+//! The functions of one ELF file by address: 10 bytes a function; names are read from the file.
 use std::collections::HashMap;
 use std::io::Result;
 use std::path::PathBuf;
@@ -13,36 +13,36 @@ use sonde_elf::pclntab::Pclntab;
 
 use crate::names;
 
-/// Functions of one file; the rest are left out. An address in one that was left out resolves to file and
-/// offset, or to a symbol without a size before it, if that may reach there (`MAX_UNSIZED_BYTES`).
+/// Functions of one file; the rest are left out. An address in one that was left out resolves to file
+/// and offset, or to a symbol without a size before it, if that may reach there (`MAX_UNSIZED_BYTES`).
 const MAX_FUNCTIONS: usize = 1 << 20;
 /// A symbol of assembly code may have no size. It then reaches to the next one or to the end of its
 /// section, but not further than this.
 const MAX_UNSIZED_BYTES: u64 = 64 << 10;
-/// How many symbols before an address are asked whether they hold it: functions can lie in larger
-/// ones, and one function can have many names.
+/// How many symbols before an address are tried: functions can lie in larger ones, and one function can
+/// have many names.
 const MAX_CANDIDATES: usize = 32;
 
-/// Sizes are kept in units of this, rounded up; a function larger than the largest is asked in the
-/// file.
+/// Sizes are kept in units of this, rounded up; `LARGEST` stands for all sizes from it on: then the
+/// size is read from the file.
 const SIZE_UNIT: u64 = 16;
 const LARGEST: u16 = u16::MAX;
 
+/// A function.
 struct Entry {
-    /// Less `Index::base`.
+    /// Its address less `Index::base`.
     start: u32,
-    /// Its number in the symbol table.
+    /// Its number in the symbol table, or in Go's (`Index::go`).
     symbol: u32,
 }
 
-/// A function's name, kept because code comes back to it at other addresses: for those that lie
-/// nearer to its start than `reach`.
+/// A function's name, kept for other addresses in it: those less than `reach` bytes from its start.
 struct Named {
     reach: u64,
     name: String,
 }
 
-/// A file of symbols beside the one that is run, and what it was when it was read.
+/// The debug file of a stripped file, as it was when it was read.
 struct DebugFile {
     path: PathBuf,
     identity: Identity,
@@ -50,14 +50,17 @@ struct DebugFile {
 }
 
 pub struct Index {
+    /// The lowest address that the file is loaded at.
     base: u64,
+    /// Sorted by start.
     entries: Vec<Entry>,
     /// Of each entry, in `SIZE_UNIT`; 0 where the symbol has none.
     sizes: Vec<u16>,
+    /// The kind of symbol table that entries are from.
     table: elf::SectionType,
-    /// Go's own table, by which entries are named where it is there: `symbol` is a function's number in it.
+    /// Go's own table, where entries are from that.
     go: Option<Pclntab>,
-    /// The file that holds the symbols, where it is another than the one that is run.
+    /// The file that has the symbols, where it is not the one that is run.
     debug_file: Option<DebugFile>,
     /// By the start of the function, less `base`.
     named: HashMap<u32, Named>,
@@ -75,7 +78,7 @@ fn debug_file_of(file: &ElfFile) -> Option<(DebugFile, ElfFile)> {
 }
 
 impl DebugFile {
-    /// Its headers are read again only where it is another file by now.
+    /// Opens it; reads its headers again only where it is another file by now.
     fn open(&self) -> Option<ElfFile> {
         let (file, identity) = open(&self.path).ok()?;
         if identity == self.identity {
@@ -95,7 +98,7 @@ struct Source<'file> {
 impl Source<'_> {
     /// How far a symbol without a size reaches.
     fn reach(&self, symbol: &Symbol) -> u64 {
-        // Between exported functions lies code that is not theirs.
+        // Between exported functions (of .dynsym) lies code that is not theirs.
         let most = if self.table.kind == elf::SHT_SYMTAB { MAX_UNSIZED_BYTES } else { 1 };
         let section = symbol.section.index().and_then(|at| self.file.sections.get(usize::from(at)));
         let end = section.map_or(u64::MAX, |it| it.address.saturating_add(it.size));
@@ -110,6 +113,8 @@ fn base_of(file: &ElfFile) -> u64 {
 }
 
 impl Index {
+    /// From the file's symbols, else those of its debug file, else Go's table, else what the file
+    /// exports.
     pub fn build(file: &ElfFile) -> Result<Self> {
         let mut this = Self {
             base: 0,
@@ -187,13 +192,14 @@ impl Index {
         Ok(())
     }
 
+    /// Memory that it takes, without names.
     pub fn bytes(&self) -> usize {
         let debug_file = self.debug_file.as_ref().map_or(0, |it| it.layout.bytes());
         let entries = self.entries.len() * (size_of::<Entry>() + size_of::<u16>());
         size_of::<Self>() + entries + debug_file
     }
 
-    /// Of the names that are kept.
+    /// Memory of the names that are kept.
     pub fn name_bytes(&self) -> usize {
         self.name_bytes
     }
@@ -203,7 +209,7 @@ impl Index {
         self.name_bytes = 0;
     }
 
-    /// For each file offset the function that holds it: its name, how far into it.
+    /// For each offset in the file the function that holds it: (name, offset in it).
     pub fn find(&mut self, file: &ElfFile, offsets: &[u64]) -> Vec<Option<(String, u64)>> {
         let at = |&it: &u64| file.address_of(it).and_then(|it| it.checked_sub(self.base));
         let addresses: Vec<_> = offsets.iter().map(at).collect();
@@ -230,7 +236,7 @@ impl Index {
         found.into_iter().map(Option::flatten).collect()
     }
 
-    /// What was found nearer to the start of the same function before.
+    /// The function at an address (less `base`) whose name is kept.
     fn known(&self, at: u64) -> Option<(String, u64)> {
         let after = self.entries.partition_point(|it| u64::from(it.start) <= at);
         let start = self.entries[..after].last()?.start;
@@ -239,7 +245,7 @@ impl Index {
         Some((named.name.clone(), into))
     }
 
-    /// The Go function that holds the address: they reach up to the next one.
+    /// The Go function that holds the address (less `base`).
     fn go_function(&mut self, file: &ElfFile, at: u64) -> Option<(String, u64)> {
         let after = self.entries.partition_point(|it| u64::from(it.start) <= at);
         let entry = &self.entries[..after].last()?;
@@ -273,9 +279,9 @@ impl Index {
         let nearest = before.last()?.start;
         let mut start = None;
         let mut best = None;
-        // Whether the name may be kept for other addresses of the function, and how far from its start
-        // on: so far, the same symbols would be chosen from. 0, not to be kept, where a symbol that starts
-        // nearer was passed over, as it may hold other addresses.
+        // How far from the function's start on the name may be kept for: as far as the same symbols
+        // would be candidates. 0: not at all, as a symbol that starts nearer was skipped, which may
+        // hold other addresses.
         let mut same_until = u64::MAX;
         for (entry, &size) in before.iter().zip(&self.sizes[..after]).rev().take(MAX_CANDIDATES) {
             if start.is_some_and(|it| it != entry.start) {

@@ -1,30 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which mangled C++ names are sound: those that can be parsed without trying anything twice.
+//! Which mangled C++ names are sound: those of the Itanium C++ ABI that can be parsed without
+//! backtracking.
 //!
-//! cpp_demangle tries alternatives in turn, and what one of them read is read once more by the
-//! next where it failed: in names that are not well-formed the time doubles with each level
-//! (`SaISaISaI…`, `XdldldldlE`). Here each byte decides what follows and is read once. What is
-//! not well-formed, or holds what is rare and ambiguous (new and delete expressions, `gs`, Java
-//! resources), is refused, so that it stays as it stands in the file. The order of the
-//! alternatives and what enters the substitution table are cpp_demangle's.
+//! cpp_demangle tries the alternatives of a production in turn, and reads again what a failed one had
+//! read: in names that are not well-formed the time doubles with each level (`SaISaISaI…`,
+//! `XdldldldlE`). Here the next one or two bytes decide what follows, and each is read once. What is
+//! not well-formed, or has what is rare and ambiguous (new and delete expressions, `gs`, Java
+//! resources), is refused: it is shown as it is in the file. The order of alternatives and what enters
+//! the substitution table are cpp_demangle's. Each method reads the production of the ABI's grammar
+//! that it is named after.
 
 mod expressions;
 mod types;
 
-/// Of types, names and expressions. cpp_demangle, which counts each production, goes less deep.
+/// Levels of nested types, names and expressions. cpp_demangle, which counts each production, goes less
+/// deep.
 const MAX_DEPTH: u32 = 96;
-/// Template arguments after a parameter in a conversion operator's type: each is tried first.
+/// Template arguments after a parameter in a conversion operator's type: the one thing that is read
+/// twice.
 const MAX_TRIED: u32 = 3;
 
-/// Nothing where what was read is refused.
+/// None where what was read is refused.
 type Read = Option<()>;
 
 struct Reader<'a> {
+    /// What is not read yet.
     rest: &'a [u8],
     /// Entries of the substitution table.
     substitutions: usize,
     depth: u32,
+    /// In the type of a conversion operator.
     in_conversion: bool,
+    /// How often something was read twice (MAX_TRIED).
     tried: u32,
 }
 
@@ -71,12 +78,13 @@ impl<'a> Reader<'a> {
         Some(())
     }
 
+    /// An entry of the substitution table more.
     fn add(&mut self) -> Read {
         self.substitutions += 1;
         Some(())
     }
 
-    /// Reads until an `E`, and that.
+    /// Reads up to an `E`, and the `E`.
     fn until_end(&mut self, mut read: impl FnMut(&mut Self) -> Read) -> Read {
         while !self.take(b"E") {
             read(self)?;
@@ -115,7 +123,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Any number of types, to the end of what they belong to.
+    /// Any number of types, to the end of the name, list or function type that they are in.
     fn types(&mut self) -> Read {
         loop {
             match (self.peek(), self.second()) {
@@ -211,7 +219,7 @@ impl<'a> Reader<'a> {
         self.discriminator()
     }
 
-    /// One, or none.
+    /// A discriminator, or none.
     fn discriminator(&mut self) -> Read {
         match (self.peek(), self.second()) {
             (Some(b'_'), Some(b'_')) => {
@@ -372,7 +380,7 @@ impl<'a> Reader<'a> {
         Some(())
     }
 
-    /// _, or what counts up from it in base 36.
+    /// [digits of base 36] _: 0 without digits, else their value + 1.
     fn sequence_number(&mut self) -> Option<usize> {
         let is_digit = |it: &&u8| it.is_ascii_digit() || it.is_ascii_uppercase();
         let digits = self.rest.iter().take_while(is_digit).count();

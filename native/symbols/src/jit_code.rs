@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a just-in-time compiler writes about its code: lines `start size name` (hex, hex, text), as
-//! in the kernel's tools/perf/Documentation/jit-interface.txt. Written by the process that is
-//! watched, so anything may stand there; only that process's own frames are named by it.
+//! Perf maps: what a just-in-time compiler writes about its code, lines `start size name` (hex, hex,
+//! text), as in the kernel's tools/perf/Documentation/jit-interface.txt. The watched process writes
+//! them, so they may have anything; only that process's own frames are named by them.
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{ErrorKind, Result};
@@ -9,24 +9,30 @@ use std::os::unix::fs::FileExt;
 
 use crate::names;
 
+/// Read at once; a line is not longer.
 const PIECE_BYTES: usize = 64 << 10;
-/// Read at one call; the rest waits for the next one.
+/// Read in one call; the next one goes on from there.
 const MAX_READ_BYTES: usize = 8 << 20;
 
+/// A line's code.
 struct Code {
     end: u64,
+    /// Where its name begins in `JitCode::names`.
     name: u32,
 }
 
-/// The code of one process by address. Newer lines win: compilers use memory again.
+/// The code of one process by address. A newer line replaces older ones that overlap: compilers reuse
+/// memory.
 pub struct JitCode {
     max_entries: usize,
     max_name_bytes: usize,
+    /// By start.
     code: BTreeMap<u64, Code>,
+    /// Each name with a line feed behind it; those of replaced code stay.
     names: Vec<u8>,
-    /// How much of the file was read; a line that is not finished yet is read again.
+    /// Bytes of the file that were read; a line that is not finished yet is read again.
     pub offset: u64,
-    /// Lines that did not fit.
+    /// Lines that found no room.
     pub left_out: u64,
 }
 
@@ -42,7 +48,7 @@ impl JitCode {
         }
     }
 
-    /// Read what was appended to the file since the last call. Returns the number of bytes.
+    /// Reads what was appended to the file since the last call. Returns the number of bytes.
     pub fn read(&mut self, file: &File) -> Result<usize> {
         let mut buffer = vec![0; PIECE_BYTES];
         let mut total = 0;
@@ -54,7 +60,7 @@ impl JitCode {
             };
             let whole = match memchr::memrchr(b'\n', &buffer[..read]) {
                 Some(at) => at + 1,
-                // One line without an end fills the piece: no line at all.
+                // A line without an end fills the piece: its parts are lines without meaning.
                 None if read == PIECE_BYTES => read,
                 None => break,
             };
@@ -75,7 +81,7 @@ impl JitCode {
         self.code.is_empty()
     }
 
-    /// Of memory, about.
+    /// Memory that it takes, about.
     pub fn bytes(&self) -> usize {
         self.code.len() * (size_of::<(u64, Code)>() * 3 / 2) + self.names.capacity()
     }
@@ -92,8 +98,8 @@ impl JitCode {
             return;
         }
         let name = &name[..name.len().min(names::MAX_RAW_BYTES)];
-        let known = self.names.len() + name.len() < self.max_name_bytes;
-        if !known || self.code.len() >= self.max_entries {
+        let has_room = self.names.len() + name.len() < self.max_name_bytes;
+        if !has_room || self.code.len() >= self.max_entries {
             self.left_out += 1;
             return;
         }
@@ -103,7 +109,7 @@ impl JitCode {
         self.names.push(b'\n');
     }
 
-    /// Drop code that overlaps: its memory was used again.
+    /// Drops code that overlaps: its memory was reused.
     fn forget(&mut self, start: u64, end: u64) {
         while let Some((&at, code)) = self.code.range(..end).next_back() {
             if code.end <= start {

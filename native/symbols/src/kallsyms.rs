@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use crate::names;
 
 const KALLSYMS: &str = "/proc/kallsyms";
-/// kallsyms knows no sizes: a function reaches to the next one, but not further than this.
+/// kallsyms has no sizes: a function reaches to the next one, but not further than this.
 const MAX_FUNCTION_BYTES: u64 = 1 << 20;
 const MAX_FUNCTIONS: usize = 1 << 20;
 /// Modules and BPF programs come and go, and reading the list takes tens of milliseconds.
 const RELOAD_AFTER: Duration = Duration::from_secs(60);
+/// Names of one address that are compared.
 const MAX_ALIASES: usize = 8;
 const READ_BYTES: usize = 1 << 16;
 
@@ -19,12 +20,14 @@ struct Entry {
     address: u64,
     /// Where its name starts in `Table::names`; a NUL ends it.
     name: u32,
+    /// Index in `Table::modules`.
     module: u16,
     is_local: bool,
 }
 
 struct Module {
     name: String,
+    /// The address of its first function; of the kernel, `_text`.
     base: u64,
 }
 
@@ -35,7 +38,8 @@ pub struct Table {
     names: Vec<u8>,
     /// Entry 0 is the kernel itself.
     modules: Vec<Module>,
-    /// Where the kernel's own code ends: what lies outside may have changed since.
+    /// Where the kernel's own code ends (`_etext`): what lies outside may have changed since it was
+    /// read.
     core_end: u64,
 }
 
@@ -43,7 +47,7 @@ pub struct Table {
 pub type Found = (String, u64, String, u64);
 
 impl Table {
-    /// What `lines`, those of /proc/kallsyms, hold.
+    /// From the lines of /proc/kallsyms.
     pub fn read(mut lines: impl BufRead) -> Result<Self> {
         let mut this = Self::default();
         this.modules.push(Module { name: String::new(), base: u64::MAX });
@@ -62,7 +66,7 @@ impl Table {
         Ok(this)
     }
 
-    /// A line is `address type name`, then `\t[module]` where it belongs to one.
+    /// Adds a line: `address type name`, then `\t[module]` where it belongs to one.
     fn add(&mut self, line: &[u8], base: &mut Option<u64>) {
         let mut words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
         let (Some(address), Some(kind), Some(name)) = (words.next(), words.next(), words.next())
@@ -71,7 +75,7 @@ impl Table {
         };
         let address = std::str::from_utf8(address).ok();
         let Some(address) = address.and_then(|it| u64::from_str_radix(it, 16).ok()) else { return };
-        // Without the privilege every address reads as 0.
+        // Without CAP_SYSLOG (kptr_restrict) every address reads as 0.
         if address == 0 || !matches!(kind, b"t" | b"T" | b"w" | b"W") {
             return;
         }
@@ -93,6 +97,7 @@ impl Table {
         self.entries.push(Entry { address, name: at, module, is_local });
     }
 
+    /// The index of a module, the kernel's where there are too many.
     fn module(&mut self, bracketed: &[u8]) -> u16 {
         let name = bracketed.strip_prefix(b"[").unwrap_or(bracketed);
         let name = String::from_utf8_lossy(name.strip_suffix(b"]").unwrap_or(name));
@@ -128,6 +133,7 @@ impl Table {
     }
 }
 
+/// The table, read again where an address may be in what changed since.
 #[derive(Default)]
 pub struct Kallsyms {
     table: Table,
@@ -135,6 +141,7 @@ pub struct Kallsyms {
 }
 
 impl Kallsyms {
+    /// The function of each address.
     pub fn find(&mut self, addresses: &[u64]) -> Vec<Option<Found>> {
         let may_have_changed = |table: &Table| {
             let core = table.modules.first().map_or(0, |it| it.base)..table.core_end;
@@ -142,7 +149,7 @@ impl Kallsyms {
         };
         let is_due = self.read_at.is_none_or(|at| at.elapsed() >= RELOAD_AFTER);
         if is_due && may_have_changed(&self.table) {
-            // Unreadable: the frames stay nameless, which they show.
+            // Where it cannot be read, frames have no names.
             let file = File::open(KALLSYMS);
             let lines = file.map(|it| BufReader::with_capacity(READ_BYTES, it));
             self.table = lines.and_then(Table::read).unwrap_or_default();
@@ -151,6 +158,7 @@ impl Kallsyms {
         addresses.iter().map(|&address| self.table.find(address)).collect()
     }
 
+    /// Memory that it takes.
     pub fn bytes(&self) -> usize {
         self.table.entries.capacity() * size_of::<Entry>() + self.table.names.capacity()
     }

@@ -12,7 +12,7 @@ pub const MAX_RAW_BYTES: usize = 4096;
 /// Bytes of a name as it is shown. A mangled name can stand for one exponentially longer.
 const MAX_SHOWN_BYTES: usize = 1024;
 
-/// Takes text up to a limit and refuses the rest.
+/// Text up to MAX_SHOWN_BYTES; writing more is an error.
 struct Bounded(String);
 
 impl Write for Bounded {
@@ -28,7 +28,7 @@ impl Write for Bounded {
     }
 }
 
-/// `write` into a bounded text; '…' where it was cut.
+/// What `write` writes, cut to MAX_SHOWN_BYTES with a '…', without control characters.
 fn bounded(write: impl FnOnce(&mut Bounded) -> Result) -> String {
     let mut out = Bounded(String::new());
     let cut = write(&mut out).is_err();
@@ -45,19 +45,21 @@ fn unversioned(raw: &[u8]) -> &[u8] {
     &raw[..end.unwrap_or(raw.len())]
 }
 
+/// The name as people write it: demangled if it is a mangled one of Rust or C++.
 pub fn demangled(raw: &[u8]) -> String {
     let raw = String::from_utf8_lossy(unversioned(raw));
     if let Ok(rust) = rustc_demangle::try_demangle(&raw) {
-        // The alternate form leaves the hash at the end away.
+        // The alternate form leaves out the hash at the end.
         return bounded(|out| write!(out, "{rust:#}"));
     }
-    // Of one that is not sound the time could double with each two of its bytes.
+    // For a name that is not sound the time could double with every two of its bytes.
     if itanium::is_sound(raw.as_bytes()) {
         if let Ok(symbol) = Symbol::new(raw.as_bytes()) {
             let mut fits = false;
             let text = bounded(|out| {
                 let done = symbol.structured_demangle(out, &DemangleOptions::default());
-                // Fails for names it cannot put together, too: those stay as they are.
+                // It also fails for names that it cannot write: those are shown as they are. Where
+                // there was hardly any room left, the limit was the reason.
                 fits = done.is_ok() || out.0.len() + 256 > MAX_SHOWN_BYTES;
                 done
             });
@@ -69,12 +71,13 @@ pub fn demangled(raw: &[u8]) -> String {
     plain(raw.as_bytes())
 }
 
-/// A name that is not mangled.
+/// A name as it is in the file, of bounded length and without control characters.
 pub fn plain(raw: &[u8]) -> String {
     bounded(|out| out.write_str(&String::from_utf8_lossy(raw)))
 }
 
-/// Orders the names of one address: the one that people call it by comes last.
+/// Orders the names of one address: the best known one comes last. Global before local, few leading
+/// underscores, short.
 pub fn rank(is_local: bool, raw: &[u8]) -> impl Ord {
     let underscores = raw.iter().take_while(|&&byte| byte == b'_').count();
     let is_mangled = raw.starts_with(b"_Z") || raw.starts_with(b"_R");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Perf maps: read while they are written, by any process that wants to write one.
+//! Perf maps: read while a process, which may be hostile, writes them.
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use sonde_symbols::names::{demangled, plain, rank, MAX_RAW_BYTES};
 
-/// 1024 and the sign for what was cut.
+/// 1024 and the 3 bytes of '…'.
 const MAX_SHOWN_BYTES: usize = 1024 + 3;
 
 #[test]
@@ -52,8 +52,8 @@ fn a_short_name_that_stands_for_an_endless_one_is_cut() {
     assert!(plain(&b"x".repeat(MAX_RAW_BYTES)).ends_with('…'));
 }
 
-/// Parts that a reader which tries alternatives in turn reads twice, so that its time doubles with
-/// each: as they stand before them, repeated, after them.
+/// Names for which the time of a parser that backtracks doubles with each repetition: (what comes
+/// before, what is repeated, what comes after).
 const READ_TWICE: [(&str, &str, &str); 20] = [
     ("_Z1fIX", "dl", "EEvv"),
     ("_Z1fIX", "da", "EEvv"),
@@ -79,7 +79,7 @@ const READ_TWICE: [(&str, &str, &str); 20] = [
 
 #[test]
 fn no_name_takes_more_time_than_its_length_allows() {
-    let enough = Duration::from_millis(100); // without optimization
+    let enough = Duration::from_millis(100); // of a build without optimization
     for (before, part, after) in READ_TWICE {
         for bytes in [60, 120, 1024, MAX_RAW_BYTES] {
             let raw = format!("{before}{}{after}", part.repeat(bytes / part.len()));

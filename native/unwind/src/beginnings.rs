@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where programs and threads begin, in static programs that do not describe it.
+//! Where programs and threads begin, in programs whose unwind data does not show it.
 //!
 //! Nothing has called that code, and it marks its frame as the outermost by a frame pointer of 0
-//! (System V ABI for x86-64, 3.4.1). A description of it, where there is one, leads on to whatever
-//! lies on the stack. It stands at the file's entry point and behind the system call that makes a
+//! (System V ABI for x86-64, 3.4.1). Where there is unwind data for it, this takes whatever lies on the
+//! stack for a caller. The code is at the file's entry point and behind the system call that makes a
 //! thread.
 use std::io::Result;
 
@@ -17,16 +17,17 @@ use sonde_elf::section;
 
 /// `e_entry` in the file's header.
 const ENTRY_OFFSET: u64 = 24;
-/// Both are shorter by far.
+/// Bytes of code that are read there: far more than it takes to clear the frame pointer.
 const MAX_BEGINNING_BYTES: usize = 64;
-/// Larger static programs are not searched for where threads begin.
+/// Larger segments of code are not searched for where threads begin.
 const MAX_CODE_BYTES: u64 = 1 << 24;
-/// Of the analysis of one file: instructions looked at.
+/// Instructions that are followed in one file.
 const MAX_STEPS: usize = 1 << 16;
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
-/// Sorted. Empty for a library without an entry point. Of a program that has a loader only the range
-/// at its entry point: its threads begin in libraries, which have descriptions.
+/// The ranges of such code, sorted; none for a library without an entry point. Of a program with a
+/// dynamic linker only the one at its entry point: its threads begin in libraries, whose unwind data is
+/// right.
 pub fn find(file: &ElfFile) -> Result<Vec<Range>> {
     let entry = section::u64_at(&file.read(ENTRY_OFFSET, 8)?, 0);
     let mut steps = MAX_STEPS;
@@ -37,7 +38,7 @@ pub fn find(file: &ElfFile) -> Result<Vec<Range>> {
             let there = file.read_some(&mut code, offset)?;
             ranges = marked(&code[..there], entry, &mut steps);
             if let Some(first) = ranges.first_mut() {
-                first.start = entry; // the instructions before it is marked, too
+                first.start = entry; // with the instructions before the frame pointer is cleared
             }
         }
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a CPython interpreter's file has about itself: where its evaluation loop is, and how to
-//! get at a thread's state. No debug information is needed, only the symbols that every build of it
-//! exports to its extension modules.
+//! The CPython interpreter in a file: where its evaluation loop is, and where the key to a thread's
+//! state is. No debug information is needed, only the symbols that every build exports to extension
+//! modules.
 use std::collections::HashMap;
 use std::io::Result;
 
@@ -22,8 +22,11 @@ const EVALUATE: &str = "_PyEval_EvalFrameDefault";
 const RUNTIME: &str = "_PyRuntime";
 const OF_THIS_THREAD: &str = "PyGILState_GetThisThreadState";
 const VERSION: &str = "Py_Version";
+/// Code of one function that is decoded.
 const MAX_FUNCTION_BYTES: u64 = 1 << 20;
+/// What is taken for the size of `_PyRuntime` where its symbol has none.
 const MAX_RUNTIME_BYTES: u64 = 1 << 24;
+/// Read of the beginning of `_PyRuntime`.
 const MAX_OFFSETS_BYTES: u64 = 2048;
 
 /// All addresses as linked.
@@ -31,8 +34,10 @@ const MAX_OFFSETS_BYTES: u64 = 2048;
 pub struct Interpreter {
     /// As in PY_VERSION_HEX, 0 unknown (before 3.11).
     pub version: u64,
+    /// The address of `_PyRuntime`.
     pub runtime: u64,
-    /// The key of thread-specific data that holds a thread's state, with its initialised flag.
+    /// The address of `autoTSSkey`: the key of thread-specific data that has a thread's state. 0: not
+    /// found.
     pub thread_key: u64,
     /// Start and end of the evaluation loop, and of the part of it that the compiler moved away.
     pub evaluation: [u64; 4],
@@ -86,7 +91,7 @@ pub fn find(file: &ElfFile) -> Result<Option<Interpreter>> {
     Ok(Some(found))
 }
 
-/// What is defined under each of these names.
+/// The symbols of these names, of those that are defined.
 pub(crate) fn symbols_of(file: &ElfFile, wanted: &[&str]) -> Result<HashMap<String, Symbol>> {
     let wanted: Vec<String> = wanted.iter().map(|&it| it.to_owned()).collect();
     let mut found = HashMap::new();
@@ -122,8 +127,8 @@ pub(crate) fn each_instruction(
     Ok(())
 }
 
-/// PyGILState_GetThisThreadState asks for the value of the key: where it takes the key from. 0 where
-/// that cannot be seen.
+/// The address of the key whose value PyGILState_GetThisThreadState gets, by its instructions; 0 where
+/// these do not show it.
 fn thread_key(file: &ElfFile, function: Symbol, runtime: Symbol) -> Result<u64> {
     let size = if runtime.size == 0 { MAX_RUNTIME_BYTES } else { runtime.size };
     let end = runtime.value.saturating_add(size);
@@ -134,7 +139,8 @@ fn thread_key(file: &ElfFile, function: Symbol, runtime: Symbol) -> Result<u64> 
             return;
         }
         let to = it.op0_register();
-        // Programs that are always loaded where they were linked (Debian's, Ubuntu's) name the place.
+        // In programs that are not position-independent (Debian's, Ubuntu's) the address is an
+        // immediate.
         if it.mnemonic() == Mnemonic::Mov
             && to.full_register() == Register::RDI
             && matches!(it.op1_kind(), OpKind::Immediate32 | OpKind::Immediate32to64)
@@ -173,8 +179,8 @@ fn thread_key(file: &ElfFile, function: Symbol, runtime: Symbol) -> Result<u64> 
     Ok(key)
 }
 
-/// The part of a function that the compiler put elsewhere (".cold"), where no symbol is: the code
-/// that jumps out of the function lead into, other than to a function's start.
+/// Start and end of the part of a function that the compiler put elsewhere (".cold"), where no symbol
+/// names it: the described code into which (not to its start) most jumps out of the function lead.
 pub(crate) fn moved_away(file: &ElfFile, function: Symbol) -> Result<Option<(u64, u64)>> {
     let end = function.end();
     let mut targets = Vec::new();
@@ -209,7 +215,7 @@ pub(crate) fn each_described(file: &ElfFile, mut visit: impl FnMut(u64, u64)) ->
     let section = EhFrame::from(EndianSlice::new(&bytes, LittleEndian));
     let bases = BaseAddresses::default().set_eh_frame(found.address);
     let mut entries = section.entries(&bases);
-    // Each once: a description may be short and what it refers to long.
+    // Each CIE is parsed once: FDEs are short, and all may refer to one that is long.
     let mut known = HashMap::new();
     while let Ok(Some(entry)) = entries.next() {
         let CieOrFde::Fde(partial) = entry else { continue };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the files of Ruby and PHP have about their interpreters: the version, where the evaluation
-//! loop is, and how the newest frame of a thread is reached. From the symbols that every build exports
-//! to extensions, and the code of two functions: stripped files do.
+//! The interpreter of Ruby or PHP (an engine) in a file: its version, where the evaluation loop is, and
+//! how the newest frame of a thread is reached. By the symbols that every build exports to extensions,
+//! and the code of two functions: that works for stripped files, too.
 use std::io::Result;
 
 use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register};
@@ -12,11 +12,13 @@ use sonde_elf::file::ElfFile;
 use sonde_elf::section;
 
 const MAX_VERSION_BYTES: u64 = 32;
+/// Of a file's functions: bytes of code, and how many, that are searched for the evaluation loop.
 const MAX_CODE_BYTES: u64 = 1 << 26;
 const MAX_FUNCTIONS: usize = 1 << 18;
+/// Bytes of `.rodata`.
 const MAX_DATA_BYTES: u64 = 1 << 26;
-/// Ruby's loop jumps to the next instruction's code at the end of each; others that do so have half as
-/// many (Onigmo's, Prism's).
+/// Indirect jumps in Ruby's evaluation loop at the least: the code of each of Ruby's instructions ends
+/// with one to that of the next. Other functions with such jumps have half as many (Onigmo's, Prism's).
 const LEAST_JUMPS: usize = 90;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,19 +27,20 @@ pub enum Language {
     Php,
 }
 
-/// What `root` is.
+/// What `Engine::root` is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Access {
     /// Not found.
     None,
-    /// The address of a variable.
+    /// The address of a variable of the process.
     Address,
-    /// From the thread's base on (fs): a negative number.
+    /// The offset of a thread's variable from the thread's base (fs): a negative number.
     Thread,
-    /// The address of two words: the number of a module, and the offset in its variables of a thread.
+    /// The address of two words for a thread's variable: the number of a module, and the offset in the
+    /// module's block of variables (general-dynamic TLS).
     Module,
-    /// The address of a word that has what `Thread` has.
+    /// The address of a word that has such an offset as `Thread` has (initial-exec TLS).
     Slot,
 }
 
@@ -53,7 +56,7 @@ pub struct Engine {
     /// Start and end of the evaluation loop, and of the part of it that the compiler moved away. 0: not
     /// found.
     pub evaluation: [u64; 4],
-    /// Start and end of the variables that have a value in the file; 0: not looked for.
+    /// Start and end of `.data`; 0: not looked for, or not there.
     pub variables: [u64; 2],
 }
 
@@ -92,7 +95,7 @@ fn php(file: &ElfFile, loop_: Symbol, globals: Option<Symbol>) -> Result<Engine>
     Ok(Engine {
         language: Language::Php,
         version: interface_of(file)?,
-        // Built for threads, it has them elsewhere.
+        // A build for threads (ZTS) has no such variable.
         access: globals.map_or(Access::None, |_| Access::Address),
         root: globals.map_or(0, |it| it.value as i64),
         evaluation: with_cold_part(file, loop_)?,
@@ -100,6 +103,7 @@ fn php(file: &ElfFile, loop_: Symbol, globals: Option<Symbol>) -> Result<Engine>
     })
 }
 
+/// The printable characters that `bytes` begin with.
 fn text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|&it| !(b' '..=b'~').contains(&it)).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end]).into_owned()
@@ -122,8 +126,8 @@ fn interface_of(file: &ElfFile) -> Result<String> {
     Ok(found.unwrap_or_default())
 }
 
-/// How rb_thread_current gets at `ruby_current_ec`, a variable of each thread: the code for that is one
-/// of four forms, by how the file was compiled and linked.
+/// How rb_thread_current reaches `ruby_current_ec`, a thread-local variable: by one of four TLS models,
+/// which depend on how the file was compiled and linked.
 fn context_of_thread(file: &ElfFile, current: Symbol) -> Result<(Access, i64)> {
     let mut found = (Access::None, 0);
     let mut address = None;
@@ -135,7 +139,7 @@ fn context_of_thread(file: &ElfFile, current: Symbol) -> Result<(Access, i64)> {
         let reads = it.op_count() == 2 && it.op1_kind() == OpKind::Memory;
         let is_local = reads && it.segment_prefix() == Register::FS;
         if is_local && it.memory_base() == Register::None {
-            // Others are the thread's own data, such as the stack protector's.
+            // Offsets of 0 or more are the C library's, such as the stack protector's.
             let offset = it.memory_displacement64() as i64;
             if it.mnemonic() == Mnemonic::Mov && offset < 0 {
                 found = (Access::Thread, offset);
@@ -151,8 +155,8 @@ fn context_of_thread(file: &ElfFile, current: Symbol) -> Result<(Access, i64)> {
         } else if matches!(it.flow_control(), FlowControl::Call | FlowControl::IndirectCall) {
             found = match address {
                 Some((Register::RDI, at)) => (Access::Module, at),
-                // Of a descriptor; its second word is the same as that of a slot, where the module was
-                // there when the program began.
+                // A TLS descriptor: its second word is as that of a slot, where the module was loaded
+                // at the program's start.
                 Some((Register::RAX, at)) if calls_descriptor(it) => (Access::Slot, at + 8),
                 _ => found,
             };
@@ -168,8 +172,8 @@ fn calls_descriptor(it: &Instruction) -> bool {
         && it.memory_displacement64() == 0
 }
 
-/// The function with the most jumps whose target is computed, if it has that many and far more than
-/// others.
+/// The function with the most indirect jumps, if it has LEAST_JUMPS of them and half as many again as
+/// any other.
 fn most_jumps(file: &ElfFile) -> Result<Option<Symbol>> {
     let mut functions = Vec::new();
     each_described(file, |start, end| {
@@ -185,7 +189,7 @@ fn most_jumps(file: &ElfFile) -> Result<Option<Symbol>> {
     for (start, end) in functions {
         let function = Symbol { value: start, size: end.saturating_sub(start) };
         if start < before || function.size > left || file.offset_of(start).is_none() {
-            continue; // overlapping ones are of no compiler's
+            continue; // no compiler makes overlapping ones
         }
         (before, left) = (end, left - function.size);
         let mut jumps = 0;

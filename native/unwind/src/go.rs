@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What Go's frame descriptions leave out: they follow the stack pointer alone, and know one stack.
+//! What Go's unwind data leaves out: it has the stack pointer alone, and nothing of a switch of stacks.
 //!
 //! Functions with a frame keep the caller's rbp below the return address (since Go 1.7), which is
-//! needed where the stack is switched: `systemstack` runs a function on the thread's own stack and
-//! finds its way back through rbp; so do the clocks and random numbers of the vdso, and C code.
-//! `morestack` leaves nothing there: its goroutine is found as Go's own traceback finds it. Where all
-//! that lies in Go's structures is read from the instructions.
-//! Source: src/runtime/{asm_amd64.s,sys_linux_amd64.s,traceback.go}, cmd/internal/obj/x86/obj6.go.
+//! needed where the stack is switched: `systemstack` runs a function on the thread's system stack (that
+//! of g0) and comes back through rbp; so do calls of the vdso (clocks, random numbers) and of C code.
+//! `morestack` keeps no rbp: its goroutine is found as Go's own traceback finds it. The offsets of
+//! fields in Go's structures are read from the instructions. Source:
+//! src/runtime/{asm_amd64.s,sys_linux_amd64.s,traceback.go}, cmd/internal/obj/x86/obj6.go.
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::io::Result;
@@ -20,11 +20,12 @@ use sonde_elf::file::ElfFile;
 use sonde_elf::functions;
 use sonde_elf::pclntab::{self, Function, Pclntab};
 
-/// Nothing that belongs to the same stack called them: they begin one, or come from another.
+/// Functions without a caller on their stack: they begin one, or were switched to from another.
 const ROOTS: [&str; 4] =
     ["runtime.clone.abi0", "runtime.mcall", "runtime.goexit.abi0", "runtime.rt0_go.abi0"];
 const SYSTEMSTACK: &str = "runtime.systemstack.abi0";
-/// Change to the thread's stack, with rbp at their own frame until they change back.
+/// Functions that switch to the thread's system stack, with rbp at their own frame until they switch
+/// back.
 const SWITCHES: [&str; 9] = [
     SYSTEMSTACK,
     "runtime.asmcgocall.abi0",
@@ -37,9 +38,9 @@ const SWITCHES: [&str; 9] = [
     "runtime.racecall",
 ];
 const MORESTACK: &str = "runtime.morestack.abi0";
-/// Goes to a goroutine.
+/// Switches to a goroutine.
 const GOGO: &str = "gogo";
-/// Where the kernel has handlers of signals return to.
+/// Where handlers of signals return to.
 const SIGNALS: [&str; 2] = ["runtime.sigreturn__sigaction.abi0", "runtime.sigreturn.abi0"];
 /// mov $15, %rax; syscall
 const SIGRETURN: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
@@ -49,17 +50,19 @@ const SAVED_BYTES: i32 = 16;
 const RETURN_BYTES: i32 = 8;
 const MAX_FUNCTION_BYTES: u64 = 4096;
 const ABI: &str = ".abi0";
-/// Rules of all functions of a file: several times those of the largest programs.
+/// Rows of all functions of a file: several times those of the largest programs.
 const MAX_STEPS: usize = 1 << 24;
-/// Functions of one name. A program has one or two; each costs a look for every row of its table.
+/// Functions of one name. A program has one or two; each row of its table is compared with all of them.
 const MAX_OF_NAME: usize = 64;
 /// More than any of the names above has.
 const MAX_NAME_BYTES: usize = 64;
-/// Where the frame of a signal has registers, behind its return address: `struct ucontext`.
+/// Where a signal's frame has registers, from behind its return address on: `struct ucontext`.
 const SIGNAL: Rule =
     Rule { cfa: Cfa::Signal, rbp_offset: 120, offset: 160, extra: 168, ..Rule::NONE };
 
+/// What is known of a Go program's functions beyond its unwind data.
 pub struct Go {
+    /// (start, end) of `ROOTS`.
     roots: Vec<(u64, u64)>,
 }
 
@@ -82,7 +85,7 @@ impl Body {
 }
 
 /// Functions of the runtime by name: by symbols, or by Go's own table in a stripped program. That has
-/// names without `.abi0`, which wrappers share that are not written in assembly.
+/// names without `.abi0`; wrappers of the same name are not written in assembly.
 fn named(file: &ElfFile, names: &[String]) -> Result<Vec<functions::Found>> {
     let mut left = vec![MAX_OF_NAME; names.len()];
     let mut fits = |name: usize| {
@@ -125,7 +128,7 @@ fn bodies(file: &ElfFile) -> Result<Vec<Body>> {
     Ok(bodies)
 }
 
-/// Whether it is `mov`, from what to what.
+/// Whether it is a `mov` with operands of these kinds.
 fn moves(it: &Instruction, to: OpKind, from: OpKind) -> bool {
     it.mnemonic() == Mnemonic::Mov && it.op0_kind() == to && it.op1_kind() == from
 }
@@ -138,26 +141,26 @@ fn stores(it: &Instruction) -> bool {
     moves(it, OpKind::Memory, OpKind::Register)
 }
 
-/// The displacement of a memory operand from a register.
+/// The displacement of a memory operand [register + displacement].
 fn place(it: &Instruction) -> Option<i32> {
     let is_plain = it.memory_base().is_gpr64() && it.memory_index() == Register::None;
     is_plain.then_some(it.memory_displacement64() as i32)
 }
 
-/// The place behind the instruction that loads the stack pointer from memory.
+/// The index behind the instruction that loads the stack pointer from memory.
 fn switched_at(instructions: &[Instruction]) -> Option<usize> {
     let changes = |it: &Instruction| loads(it) && it.op0_register() == Register::RSP;
     instructions.iter().position(changes).map(|it| it + 1)
 }
 
-/// DWARF's number of the registers that the runtime goes to a goroutine by.
+/// DWARF's number of a general-purpose register.
 fn number(register: Register) -> Option<u16> {
     const DWARF: [u16; 16] = [0, 2, 1, 3, 7, 6, 4, 5, 8, 9, 10, 11, 12, 13, 14, 15];
     register.is_gpr64().then(|| DWARF[register.number()])
 }
 
-/// Where a structure has the goroutine that a thread works for (`m.curg`): what `systemstack` looks
-/// at last before it changes stacks.
+/// The offset in `m` of the goroutine that a thread works for (`m.curg`): that of the last comparison
+/// with memory in `systemstack` before it switches stacks.
 fn current_goroutine(systemstack: &Body) -> Option<i32> {
     let instructions = systemstack.instructions();
     let before = &instructions[..switched_at(&instructions)?];
@@ -167,7 +170,7 @@ fn current_goroutine(systemstack: &Body) -> Option<i32> {
     looked.filter(|it| (1..1 << 15).contains(it))
 }
 
-/// How the way leads on from `morestack` on the thread's own stack.
+/// The rule that leads from `morestack`, on the thread's system stack, to the goroutine.
 fn to_goroutine(morestack: &Body, current: i32) -> Option<Rule> {
     let instructions = morestack.instructions();
     let before = &instructions[..switched_at(&instructions)?];
@@ -199,7 +202,8 @@ fn to_goroutine(morestack: &Body, current: i32) -> Option<Rule> {
     })
 }
 
-/// Where a function is on the thread's stack: up to its end, or until it changes back.
+/// The part of a function (start, end) that runs on the thread's system stack: up to its end, or until
+/// it switches back.
 fn on_threads_stack(it: &Body) -> Option<(u64, u64)> {
     let instructions = it.instructions();
     let changes =
@@ -210,7 +214,7 @@ fn on_threads_stack(it: &Body) -> Option<(u64, u64)> {
     Some((instructions[first].next_ip(), back))
 }
 
-/// What holds in `gogo` once the stack is the goroutine's, until it jumps there.
+/// The rules in `gogo` from where the stack is the goroutine's to the jump into its code.
 fn going(gogo: &Body) -> Option<[Range; 2]> {
     let instructions = gogo.instructions();
     let switched = switched_at(&instructions)?;
@@ -233,8 +237,8 @@ fn going(gogo: &Body) -> Option<[Range; 2]> {
     ])
 }
 
-/// What holds in a function that changes stacks: as its instructions have it, where they do.
-/// Without a frame (`systemstack` before Go 1.21), the goroutine keeps where it was left.
+/// The rules in a function that switches stacks: those inferred from its instructions. One without a
+/// frame (`systemstack` before Go 1.21) has that of `goroutine`, which has kept where it was left.
 fn followed(it: &Body, goroutine: Option<Rule>) -> Vec<Range> {
     if it.name == SYSTEMSTACK && !it.code.starts_with(&PUSH_RBP) {
         let (Some(rule), Some((start, end))) = (goroutine, on_threads_stack(it)) else {
@@ -246,7 +250,7 @@ fn followed(it: &Body, goroutine: Option<Rule>) -> Vec<Range> {
     let rules = inferred_rules::analyse(&it.code, it.start, &mut steps).unwrap_or_default();
     let ends = rules.iter().skip(1).map(|it| it.0).chain([it.end()]);
     let ranges = rules.iter().zip(ends).map(|(&(start, rule), end)| {
-        // extra: the goroutine's stack may lie below the thread's
+        // extra: the goroutine's stack may lie below the thread's system stack
         let extra = i32::from(rule.cfa == Cfa::Rbp);
         Range { start, end, rule: Rule { extra, ..rule } }
     });
@@ -273,7 +277,8 @@ pub fn find(file: &ElfFile) -> Result<Vec<Range>> {
             GOGO => ranges.extend(going(it).into_iter().flatten()),
             name if SIGNALS.contains(&name) => {
                 if it.code.starts_with(&SIGRETURN) {
-                    // One before: the kernel puts its address where those of calls are.
+                    // One byte before: its address is where return addresses are, and looked up as one
+                    // of these.
                     ranges.push(Range {
                         start: it.start.saturating_sub(1),
                         end: it.end(),
@@ -305,7 +310,7 @@ impl Go {
         Ok(Some(Self { roots: found.iter().map(range).collect() }))
     }
 
-    /// What holds at an address for which the description has `rule`.
+    /// The rule for an address for which the unwind data has `rule`.
     pub fn rule(&self, at: u64, rule: Rule) -> Rule {
         if is_in(&self.roots, at) {
             return Rule { cfa: Cfa::End, ..Rule::NONE };
@@ -321,6 +326,7 @@ impl Go {
 pub struct Frames {
     table: Pclntab,
     go: Go,
+    /// By start.
     functions: HashMap<u64, Function>,
     steps_left: Cell<usize>,
 }
@@ -341,7 +347,8 @@ impl Frames {
         self.functions.values().map(|it| (it.start, it.end))
     }
 
-    /// (address, rule) of the function that starts at `start`.
+    /// (address, rule) of the function that starts at `start`; None where there is none, where its
+    /// depths are not valid, or where no steps are left.
     pub fn rules(&self, file: &ElfFile, start: u64) -> Option<Vec<(u64, Rule)>> {
         let it = *self.functions.get(&start)?;
         let depths = self.table.depths(file, it, self.table.details(file, it.at)?);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Functions of libgcc that return to an exception's handler instead of their caller.
 //!
-//! Once the handler is found, their own frame is written over with what belongs to the handler's
-//! frame, the return address among it, while the canonical frame address still is their own: what
-//! their description leads astray until they are left. From then on the handler's frame is
-//! their caller: its address and its stack pointer lie in a structure in their frame. Where that is,
-//! is seen where both are loaded to be shown to a debugger, behind the call that writes the frame.
-//! Source: libgcc/unwind.inc (uw_install_context), libgcc/unwind-dw2.c.
+//! Once the handler is found, such a function overwrites saved registers and the return address in its
+//! frame with those of the handler's frame, while its description still has its own CFA: from then on
+//! the description leads to a wrong caller. The true one is the handler's frame, whose address and
+//! stack pointer are in a structure in the function's frame. Where that is shows the code behind the
+//! call that overwrites the frame: it loads both, as arguments of a hook for debuggers. Source:
+//! libgcc/unwind.inc (uw_install_context), libgcc/unwind-dw2.c.
 use std::io::Result;
 
 use crate::rules::{Cfa, Rbp, Rule, RSP};
@@ -19,8 +19,9 @@ const NAMES: [&str; 4] = [
     "_Unwind_ForcedUnwind",
     "_Unwind_Resume_or_Rethrow",
 ];
+/// Code of one function that is read: libgcc's have less.
 const MAX_FUNCTION_BYTES: u64 = 4096;
-/// libgcc is in small files; larger ones are not searched for it.
+/// Larger files are not searched: libgcc is in small ones.
 const MAX_FILE_BYTES: u64 = 1 << 26;
 const CALL: u8 = 0xe8;
 const CALL_BYTES: usize = 5;
@@ -33,9 +34,10 @@ const LOAD_BYTES: usize = 7;
 const RESTORE_RBP: [u8; 4] = [0x48, 0x8b, 0x6d, 0x00];
 /// mov %rcx, %rsp; pop %rcx; jmp *%rcx
 const LEAVE: [u8; 6] = [0x48, 0x89, 0xcc, 0x59, 0xff, 0xe1];
+/// By DWARF's number.
 const RCX: u16 = 2;
-/// Where `struct _Unwind_Context` has the stack pointer, behind pointers to 18 registers, and the
-/// pointer to rbp.
+/// Offsets in `struct _Unwind_Context`: of the stack pointer, behind 18 pointers to registers, and of
+/// the pointer to rbp.
 const CFA_IN_CONTEXT: i32 = 18 * 8;
 const RBP_IN_CONTEXT: i32 = 6 * 8;
 
@@ -46,7 +48,8 @@ pub struct Range {
     pub rule: Rule,
 }
 
-/// Sorted. None of them where libgcc is not in the file, or was compiled to other instructions.
+/// The ranges of such code, sorted; none where libgcc is not in the file, or was compiled to other
+/// instructions.
 pub fn find(file: &ElfFile) -> Result<Vec<Range>> {
     if file.len > MAX_FILE_BYTES {
         return Ok(Vec::new());
@@ -62,6 +65,7 @@ pub fn find(file: &ElfFile) -> Result<Vec<Range>> {
     Ok(ranges)
 }
 
+/// The ranges in the code of one function.
 fn ranges_in(address: u64, code: &[u8]) -> Vec<Range> {
     let place = |at: usize| i32::from_le_bytes(code[at..at + 4].try_into().unwrap());
     let is_it = |at: &usize| {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Unwind rules inferred from machine code without unwind data: hand-written assembly, such as that of BLAS
-//! libraries. What each instruction does to the stack pointer, the frame pointer and to copies of
-//! them is followed along every path through the function; where paths meet and disagree, what they
-//! disagree on is not known. Nothing is guessed: code with no sound rule gets none.
+//! Unwind rules inferred from machine code without unwind data: hand-written assembly, such as that of
+//! BLAS libraries. A dataflow analysis: what each instruction does to the stack pointer, to the frame
+//! pointer and to copies of them is followed along every path through the function; where paths meet
+//! and disagree, what they disagree on is not known. Nothing is guessed: code for which nothing is
+//! known has no rule.
 use iced_x86::{
     Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess,
     OpKind, Register,
@@ -11,18 +12,21 @@ use std::collections::BTreeMap;
 
 use crate::rules::{Cfa, Rbp, Rule};
 
+/// Larger functions are not analysed.
 pub const MAX_FUNCTION_BYTES: u64 = 1 << 18;
-/// More steps than a function of that size needs to come to rest; each place changes a few times.
+/// Instructions that are followed in one function: more than one of that size takes until nothing
+/// changes any more, since what is known at an instruction changes a few times at most.
 pub const MAX_STEPS: usize = 1 << 20;
 
 const REGISTERS: usize = 16;
 const RSP: usize = 4;
 const RBP: usize = 5;
-/// By the processor's numbering, those of DWARF.
+/// DWARF's numbers of registers, by the processor's.
 const DWARF: [u16; REGISTERS] = [0, 2, 1, 3, 7, 6, 4, 5, 8, 9, 10, 11, 12, 13, 14, 15];
 /// rax, rcx, rdx, rsi, rdi, r8 to r11: what a call may change.
 const CALLS_CHANGE: [usize; 9] = [0, 1, 2, 6, 7, 8, 9, 10, 11];
 
+/// What is known of a register.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Value {
     Unknown,
@@ -46,12 +50,14 @@ impl Value {
     }
 }
 
+/// What is known before an instruction.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct State {
+    /// By the processor's numbers.
     registers: [Value; REGISTERS],
     /// Where the caller's rbp is saved, from the CFA.
     rbp_at: Option<i64>,
-    /// It was saved on some path to here, there or anywhere.
+    /// The caller's rbp was saved somewhere on some path to here.
     was_saved: bool,
     /// (offset from the aligned stack pointer, the address that is saved there, from the CFA)
     saved: Option<(i64, i64)>,
@@ -70,7 +76,8 @@ impl State {
         Self { registers, rbp_at: None, was_saved: false, saved: None }
     }
 
-    /// What holds on both paths: the meet of dataflow analysis. Returns whether that is less than before.
+    /// What holds on both paths: the meet of dataflow analysis. Returns whether that is less than
+    /// before.
     fn meet(&mut self, other: &Self) -> bool {
         let before = self.clone();
         for (mine, theirs) in self.registers.iter_mut().zip(other.registers) {
@@ -95,8 +102,8 @@ impl State {
             rule.cfa = Cfa::End;
             return rule;
         }
-        // The frame pointer first: a function that takes its arguments off the stack as it returns
-        // (V8's) leaves its caller another stack pointer than it was called with.
+        // The frame pointer first: after a call of a function that pops its own arguments (V8's do),
+        // the stack pointer is another than this analysis assumes.
         if let Some(offset) = known(RBP) {
             (rule.cfa, rule.offset) = (Cfa::Rbp, offset);
         } else if let Some(offset) = known(RSP) {
@@ -227,7 +234,7 @@ impl State {
                 self.saved = None;
                 self.set(RSP, Value::Aligned(0));
                 for at in 0..REGISTERS {
-                    // Another alignment before this one: its places are not ours.
+                    // From an alignment before this one: offsets from that are no offsets from this.
                     if at != RSP && matches!(self.registers[at], Value::Aligned(_)) {
                         self.registers[at] = Value::Unknown;
                     }
@@ -253,8 +260,8 @@ impl State {
 }
 
 /// The rules of the function whose code this is, at `start` as linked: (address, rule), sorted, with
-/// `Rule::NONE` where it is never reached. None where it is too involved, or would take more steps
-/// than are left: `steps` goes down by those taken.
+/// `Rule::NONE` where it is never reached. None where it would take more steps than are left (or than
+/// MAX_STEPS): `steps` goes down by those taken.
 pub fn analyse(code: &[u8], start: u64, steps: &mut usize) -> Option<Vec<(u64, Rule)>> {
     let end = start.checked_add(code.len() as u64)?;
     let mut left = (*steps).min(MAX_STEPS);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Functions that no frame description covers: where they are, and their rules.
+//! Functions without unwind data: where they are, and their rules.
 //!
-//! Their starts are those of symbols; in a stripped file, where pointers lead that the loader relocates
-//! (tables of functions). A Go program has its own table of starts, and of rules. Only code between
-//! descriptions is looked at.
+//! They start where symbols are; and, for stripped files, where pointers lead that the dynamic linker
+//! relocates (tables of functions). A Go program has its own table of starts and of frame sizes. Only
+//! code between described functions is analysed.
 use std::collections::HashSet;
 use std::io::Result;
 
@@ -15,21 +15,26 @@ use crate::rules::Rule;
 use sonde_elf::file::ElfFile;
 use sonde_elf::section;
 
+/// Functions, and bytes of their code, that are analysed in one file.
 const MAX_FUNCTIONS: usize = 1 << 17;
 const MAX_CODE_BYTES: u64 = 1 << 26;
 /// Instructions followed in one file: several times those of the largest libraries of assembly code.
 const MAX_STEPS: usize = 1 << 22;
+/// What is shorter is no function.
 const LEAST_BYTES: u64 = 4;
+/// Pointers to other addresses than multiples of this lead to no function.
 const ALIGN: u64 = 16;
 const RELATIVE: u32 = 8; // R_X86_64_RELATIVE
 const RELA_BYTES: usize = 24;
 const MAX_RELA_BYTES: u64 = 1 << 28;
-/// Where programs and threads begin: nothing called them, so there is no return address.
+/// Names of functions where programs and threads begin: nothing called them, so there is no return
+/// address.
 const BEGINNINGS: [&[u8]; 5] = [b"_start", b"_dl_start", b"_dlstart", b"__clone", b"clone"];
 
 /// (start, end) of each.
 type Functions = Vec<(u64, u64)>;
 
+/// The functions of a file without unwind data, to be taken in order of address.
 pub struct Plain<'a> {
     file: &'a ElfFile,
     go: Option<Frames>,
@@ -75,7 +80,7 @@ impl Gaps {
 }
 
 impl<'a> Plain<'a> {
-    /// `go`: of a Go program whose functions may have no descriptions.
+    /// `go`: of a Go program whose functions may have no unwind data.
     pub fn new(file: &'a ElfFile, go: Option<Frames>) -> Self {
         Self { file, go, functions: Vec::new(), looked_at_bytes: 0, steps_left: MAX_STEPS }
     }
@@ -142,6 +147,7 @@ impl<'a> Plain<'a> {
         Ok((found, beginnings))
     }
 
+    /// Functions that relocated pointers lead to, outside of those that are `known` (sorted).
     fn by_pointers(&self, gaps: &Gaps, known: &[(u64, u64)]) -> Result<Functions> {
         let Some(section) = section::by_name(self.file, ".rela.dyn")? else {
             return Ok(Vec::new());

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How to go from a frame to its caller: the few forms that compilers really emit for x86-64, 16
-//! bytes each, as bpf/unwind.h reads them (`struct unwind_rule`).
+//! How to go from a frame to its caller: the few forms that compilers really emit for x86-64, 16 bytes
+//! each, as the kernel's programs read them (`struct unwind_rule` of abi/unwind.h;
+//! bpf/unwind_native.h).
 use gimli::{CallFrameInstruction, Register, UnwindExpression};
 
 type Instruction = CallFrameInstruction<usize>;
 
+/// DWARF's numbers of registers.
 pub const RBP: u16 = 6;
 pub const RSP: u16 = 7;
 const RIP: u16 = 16;
@@ -35,27 +37,29 @@ pub enum Cfa {
     Signal,
     /// A form that we do not read.
     Unsupported,
-    /// Left for a handler: rsp is at rbp + offset, rip at rbp + extra, a pointer to rbp at rbp +
-    /// rbp_offset (0: rbp is at rbp). With a register: it points at rip, and rsp is `offset` above
-    /// that; where that is 0, rsp is right, and it is rip; with `extra`, rip is so far behind it.
+    /// Left for the frame of an exception's handler: rsp is at rbp + offset, rip at rbp + extra, a
+    /// pointer to rbp at rbp + rbp_offset (0: rbp is at rbp). With a register: it is the address of
+    /// rip, and rsp is it + offset; where offset is 0, rsp stays, and rip is the register, or with
+    /// `extra` at register + extra.
     Handler,
-    /// Go's own stack of a thread, at which a goroutine's is left: `g` at the thread's base + offset,
-    /// `m` at g + register, the goroutine at m + (extra >> 16), which has its rsp at (extra & 0xffff),
-    /// rip behind that, rbp at rbp_offset. Without a goroutine, the stack begins here. `AtCfa`: what is
-    /// kept of it is a call that returns there; its rip lies on its stack.
+    /// Go's system stack of a thread, to a goroutine that has left its stack: `g` is at the thread's
+    /// base + offset, `m` at g + register, the goroutine at m + (extra >> 16), which has its rsp at
+    /// (extra & 0xffff), rip behind that, rbp at rbp_offset. Without a goroutine, the stack begins
+    /// here. With `AtCfa` rip is not that one, but the return address at rsp.
     Goroutine,
-    /// Generated code that is not known (yet): user space is asked to look.
+    /// Generated code without a rule (yet): user space is asked for one, meanwhile the frame pointer is
+    /// used.
     Generated,
     /// A frame of HotSpot's interpreter: rip is at rbp + 8, rsp at rbp - 8, rbp at rbp.
     Interpreted,
     /// A frame of code that V8 has compiled: by the frame pointer, and it has a function.
     V8,
-    /// rsp + offset, in generated code that runs in the place of an evaluation loop (PHP, Ruby).
+    /// rsp + offset, in generated code that runs frames as an evaluation loop would (PHP, Ruby).
     Loop,
 }
 
 impl Cfa {
-    /// One that code made at run time may have.
+    /// The form of a number; None where generated code cannot have it.
     pub fn of_generated(number: u8) -> Option<Self> {
         [Self::Rsp, Self::Rbp, Self::Generated, Self::Interpreted, Self::V8, Self::Loop]
             .into_iter()
@@ -63,7 +67,7 @@ impl Cfa {
     }
 }
 
-/// Order as in `enum unwind_rbp`.
+/// Where the caller's rbp is. Order as in `enum unwind_rbp`.
 #[allow(clippy::enum_variant_names)]
 #[repr(u8)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -78,10 +82,12 @@ pub enum Rbp {
     Unknown,
 }
 
+/// `offset`, `extra` and `register` as `Cfa` has them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Rule {
     pub cfa: Cfa,
     pub rbp: Rbp,
+    /// DWARF's number.
     pub register: u16,
     pub offset: i32,
     pub rbp_offset: i32,
@@ -111,7 +117,7 @@ impl Rule {
     }
 }
 
-/// The return address as the CFI has it.
+/// Where the return address is, by the CFI.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 enum ReturnAddress {
     /// At CFA - 8, where `call` puts it.
@@ -125,7 +131,7 @@ enum ReturnAddress {
     Unsupported,
 }
 
-/// The registers' rules at one place of a function.
+/// The rules of the registers that matter, at one place of a function.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct State {
     cfa: Cfa,
@@ -158,7 +164,7 @@ impl State {
                 rule.extra = offset;
                 return rule;
             }
-            // As if left for a handler: rip is in a register, and rsp is right.
+            // Has the form of `Handler`: rip is in a register, and rsp stays.
             ReturnAddress::In(register) if self.cfa == Cfa::Rsp && self.offset == 0 => {
                 return Rule { cfa: Cfa::Handler, register, ..Rule::NONE };
             }
@@ -287,10 +293,13 @@ fn sleb(bytes: &[u8]) -> Option<(i64, &[u8])> {
 
 /// Runs call frame instructions and reports where the rule changes.
 pub struct Evaluator<'a> {
+    /// Alignment factors of the CIE.
     pub code_factor: u64,
     pub data_factor: i64,
+    /// What the CIE's instructions lead to.
     pub initial: State,
     pub state: State,
+    /// By DW_CFA_remember_state; 64 at most.
     pub remembered: Vec<State>,
     /// The section, which expressions are read out of.
     pub section: &'a [u8],

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Unwind tables on disk: a header, the table, what else was found out about its file, and which bytes
-//! of the file were read to make it, with their digest.
+//! Unwind tables on disk: a header, the table, what else was found in its file (`about`), and which
+//! bytes of the file were read to make it, with their digest (sonde_elf::record).
 use std::fs::File;
 use std::io::{Result, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -11,12 +11,13 @@ use crate::table::{malformed, Table, HEADER_BYTES};
 use sonde_elf::record::{self, Finished};
 
 const MAGIC: [u8; 8] = *b"SNDUNWND";
+/// To be raised whenever tables are made or laid out otherwise: older ones are made again.
 const VERSION: u32 = 15;
 const MAX_FILE_BYTES: u64 = 1 << 25;
 
 impl Table {
-    /// Write to `path`, whole or not at all: through a file beside it that is renamed. With what was
-    /// read to make it, and what else was found out about the file.
+    /// Writes to `path`, whole or not at all: through a file beside it that is renamed. `made_of`: what
+    /// was read to make it; `about`: what else was found in the file.
     pub fn save(&self, path: &Path, made_of: &Finished, about: &[u8]) -> Result<()> {
         let mut body = self.body();
         body.extend(about);
@@ -43,7 +44,7 @@ impl Table {
         header.extend(counts.iter().flat_map(|it| it.to_le_bytes()));
         header.resize(HEADER_BYTES, 0);
         let beside = path.with_extension(format!("{}.part", std::process::id()));
-        drop(std::fs::remove_file(&beside)); // of a process of this number that was killed
+        drop(std::fs::remove_file(&beside)); // left by a process of the same pid that was killed
         let mut file = File::options().write(true).create_new(true).mode(0o600).open(&beside)?;
         let written = file.write_all(&header).and_then(|()| file.write_all(&body));
         let moved = written.and_then(|()| std::fs::rename(&beside, path));
@@ -53,7 +54,8 @@ impl Table {
         moved
     }
 
-    /// Read what `save` wrote. InvalidData where it is of another version, cut or damaged.
+    /// Reads what `save` wrote. InvalidData where it is of another version, too large, or damaged;
+    /// UnexpectedEof where it has no whole header.
     pub fn load(path: &Path) -> Result<Self> {
         let saved = Saved::open(path)?;
         let body = saved.read_body()?;
@@ -80,12 +82,14 @@ pub struct Saved {
     file: File,
     crc: u32,
     first_page: u64,
+    /// Words of `Table::page_rows`: one more than there are pages.
     pages: usize,
     rows: usize,
     rules: usize,
     descriptions: u32,
     unsupported: u32,
     analysed: u32,
+    /// Bytes.
     about: usize,
     ranges: usize,
 }
@@ -146,7 +150,7 @@ impl Saved {
         Ok(about)
     }
 
-    /// Of what was read to make it.
+    /// The digest of what was read to make it.
     pub fn digest(&self) -> Result<[u8; record::DIGEST_BYTES]> {
         let mut digest = [0; record::DIGEST_BYTES];
         let at = HEADER_BYTES + self.body_bytes() - record::DIGEST_BYTES;
@@ -154,6 +158,7 @@ impl Saved {
         Ok(digest)
     }
 
+    /// What was read to make it.
     pub fn made_of(&self) -> Result<Finished> {
         let body = self.read_body()?;
         let (ranges, digest) =

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The unwind table of one file: every place where the way to the caller changes.
+//! The unwind table of one file: every address from which on another rule leads to the caller.
 //!
-//! Rows are sorted by address and grouped in pages of 64 KiB of code, so that a row is 4 bytes
-//! (address in its page, number of its rule) and a lookup is a binary search over one page. Each
-//! page begins with a separate row. Neighbours with the same rule are one row; rules are kept once.
+//! Rows are sorted by address and grouped in pages of 64 KiB of code, so that a row is 4 bytes (address
+//! in its page, number of its rule) and a lookup is a binary search over one page. Each page begins
+//! with a row at its first address. Neighbours with the same rule are one row; rules are kept once.
 //!
-//! Built in one pass over the frame descriptions in order of address: besides the section itself
-//! only 16 bytes a description and the rows are held. Functions that lie between them and have no
-//! description (hand-written assembly) get the rules that their instructions show (plain.rs).
+//! Built in one pass over the FDEs in order of address: besides the section itself only 16 bytes an FDE
+//! and the rows are held. Functions between them without one (hand-written assembly) get rules that are
+//! inferred from their instructions (plain.rs).
 use std::collections::HashMap;
 use std::io::{Error, ErrorKind, Result};
 
@@ -27,21 +27,25 @@ use sonde_elf::section;
 
 type Slice<'a> = EndianSlice<'a, LittleEndian>;
 
+/// Of a saved table.
 pub const HEADER_BYTES: usize = 64;
+/// A page is 64 KiB of code.
 pub const PAGE_BITS: u32 = 16;
+/// 2 GiB of code.
 const MAX_PAGES: u64 = 1 << 15;
 /// Three times what the largest libraries have.
 const MAX_ROWS: usize = 1 << 22;
 /// As many as fit in one of the kernel's chunks (abi/unwind.h).
 const MAX_RULES: usize = 65536 * 4 / Rule::BYTES;
 const MAX_FRAME_SECTION_BYTES: u64 = 1 << 28;
-/// Gaps up to this are the padding between functions: no instruction there ever runs.
+/// Gaps of up to this many bytes are padding between functions, which never runs: they get no row.
 const PADDING_BYTES: u64 = 15;
 
 /// From an address on, the rule of generated code: (cfa, rbp, offset, offset of rbp), as `struct
 /// unwind_rule` has them.
 pub type GeneratedRow = (u64, (u8, u8, i32, i32));
 
+/// A file's unwind table.
 #[derive(Default)]
 pub struct Table {
     /// Number of the first page: its address >> PAGE_BITS.
@@ -52,10 +56,11 @@ pub struct Table {
     pub rows: Vec<u32>,
     /// `Rule::encode`d.
     pub rules: Vec<u8>,
+    /// FDEs it was made of.
     pub descriptions: u32,
-    /// Rows with a rule of a form that we do not read.
+    /// Rows with a rule of a form that is not read, or beyond MAX_RULES.
     pub unsupported: u32,
-    /// Functions without a description, whose instructions were followed instead.
+    /// Functions without an FDE, whose rules are inferred, or from Go's table.
     pub analysed: u32,
 }
 
@@ -66,16 +71,18 @@ pub fn malformed(what: &str) -> Error {
 /// Collects rows in order of address.
 struct Builder {
     table: Table,
+    /// The number of each rule.
     numbers: HashMap<Rule, u16>,
+    /// The last page that has rows.
     page: Option<u64>,
+    /// Number of the last row's rule, and its address.
     last: u16,
-    /// Where the last row stands.
     at: u64,
     /// Where the code covered so far ends.
     end: u64,
-    /// Code for which other rules hold than are pushed, the last one first.
+    /// Code for which other rules hold than those that are pushed; the last one first.
     others: Vec<Range>,
-    /// What was pushed last.
+    /// The rule that was pushed last.
     pushed: Rule,
 }
 
@@ -96,6 +103,7 @@ impl Builder {
         this
     }
 
+    /// The number of a rule; that of `Rule::NONE` where there are too many.
     fn number(&mut self, rule: Rule) -> u16 {
         if let Some(&number) = self.numbers.get(&rule) {
             return number;
@@ -114,6 +122,7 @@ impl Builder {
         self.table.rows.push(((at & 0xffff) as u32) << 16 | u32::from(number));
     }
 
+    /// Begins all pages up to that of `at`, each with a row, but for one that begins at `at`.
     fn open_pages(&mut self, at: u64) -> Result<()> {
         let page = at >> PAGE_BITS;
         let Some(mut open) = self.page else {
@@ -139,7 +148,7 @@ impl Builder {
         Ok(())
     }
 
-    /// From `at` on, `rule` holds, but where another one does. `at` never decreases.
+    /// From `at` on, `rule` holds, except where `others` have another one. `at` never decreases.
     fn push(&mut self, at: u64, rule: Rule) -> Result<()> {
         while let Some(&Range { start, end, rule: other }) = self.others.last() {
             if at < start {
@@ -201,11 +210,11 @@ impl Builder {
         S::Offset: UnwindOffset<usize>,
     {
         let place = |offset: S::Offset| -> usize { UnwindOffset::into(offset) };
-        let whole = |at: u64, rule: Rule| go.map_or(rule, |it| it.rule(at, rule));
+        let completed = |at: u64, rule: Rule| go.map_or(rule, |it| it.rule(at, rule));
         let mut cies: HashMap<usize, CommonInformationEntry<Slice<'a>>> = HashMap::new();
         let mut order: Vec<(u64, u32, u32)> = Vec::new();
         let mut entries = section.entries(bases);
-        // What comes after a malformed entry cannot be found; what came before is good.
+        // What comes after a malformed entry cannot be found; what came before is used.
         while let Ok(Some(entry)) = entries.next() {
             let CieOrFde::Fde(partial) = entry else { continue };
             let parsed = partial.parse(|section, bases, offset| {
@@ -218,7 +227,7 @@ impl Builder {
             });
             let Ok(fde) = parsed else { continue };
             let start = fde.initial_address();
-            // Descriptions of functions that the linker threw away point to nowhere.
+            // FDEs of functions that the linker left out point to no code.
             if fde.len() > 0 && code.iter().any(|&(from, to)| from <= start && start < to) {
                 let length = u32::try_from(fde.len()).unwrap_or(u32::MAX);
                 order.push((start, fde.offset() as u32, length));
@@ -265,7 +274,7 @@ impl Builder {
             evaluator.state = evaluator.initial;
             self.table.descriptions += 1;
             let start = fde.initial_address();
-            let end = start.saturating_add(fde.len()); // not past the last address, and on from 0
+            let end = start.saturating_add(fde.len()); // must not wrap around
             if start < self.end {
                 continue; // overlaps the one before: a second description of the same code
             }
@@ -281,16 +290,17 @@ impl Builder {
                     Ok(Step::Goto(to)) => to,
                     Err(_) => break,
                 };
-                // The state to be left behind holds for [at, next): evaluator.state is unchanged here.
+                // An instruction that moves on leaves evaluator.state as it is: that holds for [at,
+                // next).
                 if next < at || next >= end {
                     break;
                 }
                 if next > at {
-                    self.push(at, whole(at, evaluator.state.rule()))?;
+                    self.push(at, completed(at, evaluator.state.rule()))?;
                 }
                 at = next;
             }
-            self.push(at, whole(at, evaluator.state.rule()))?;
+            self.push(at, completed(at, evaluator.state.rule()))?;
             self.end = end;
         }
         self.add_plain(plain, u64::MAX)
@@ -335,16 +345,16 @@ impl Table {
         others.sort_unstable_by_key(|it| it.start);
         let mut builder = Builder::new(others);
         let go = Go::find(file)?;
-        let (described, gos) =
+        let (eh_frame, debug_frame) =
             (section::by_name(file, ".eh_frame")?, section::by_name(file, ".debug_frame")?);
-        // With C code linked in, .eh_frame describes that alone.
+        // In a Go program with C code linked in, .eh_frame is about that alone.
         let frames = match go {
-            Some(_) if described.is_some() || gos.is_none() => Frames::find(file)?,
+            Some(_) if eh_frame.is_some() || debug_frame.is_none() => Frames::find(file)?,
             _ => None,
         };
         let is_looked_into = go.is_none() || frames.is_some();
         let mut plain = Plain::new(file, frames);
-        if let Some(found) = described {
+        if let Some(found) = eh_frame {
             let bytes = found.read(file, MAX_FRAME_SECTION_BYTES)?;
             let bases = BaseAddresses::default().set_eh_frame(found.address);
             builder.add(
@@ -356,7 +366,7 @@ impl Table {
             )?;
         }
         if builder.table.descriptions == 0 {
-            if let Some(found) = gos {
+            if let Some(found) = debug_frame {
                 let bytes = found.read(file, MAX_FRAME_SECTION_BYTES)?;
                 let mut section = DebugFrame::from(Slice::new(&bytes, LittleEndian));
                 section.set_address_size(8);
@@ -364,7 +374,7 @@ impl Table {
                 builder.add(&section, &bases, &code, &mut plain, go.as_ref())?;
             }
         }
-        // Go's own stacks take more than what its instructions show.
+        // Not of Go's code, for which inferred rules alone would be wrong (go.rs).
         if builder.table.descriptions == 0 && is_looked_into {
             plain.find(&code, std::iter::empty())?;
             builder.add_plain(&mut plain, u64::MAX)?;
@@ -372,8 +382,8 @@ impl Table {
         builder.finish()
     }
 
-    /// Of generated code, whose rules are given: (cfa, rbp, offset, offset of rbp) from each address on,
-    /// in order and before `end`, as `struct unwind_rule` has them. Errors: InvalidData.
+    /// Of generated code, whose rules are given: (cfa, rbp, offset, offset of rbp) from each address
+    /// on, in order and before `end`, as `struct unwind_rule` has them. Errors: InvalidData.
     pub fn of_rules(rows: &[GeneratedRow], end: u64) -> Result<Self> {
         let mut builder = Builder::new(Vec::new());
         for &(at, (cfa, rbp, offset, rbp_offset)) in rows {
@@ -395,7 +405,7 @@ impl Table {
         Ok(builder.table)
     }
 
-    /// The rule for code at `address`, encoded: what the kernel program finds.
+    /// The rule for code at `address`, encoded: what the kernel's programs find, too.
     pub fn find(&self, address: u64) -> Option<&[u8]> {
         let page = usize::try_from((address >> PAGE_BITS).checked_sub(self.first_page)?).ok()?;
         let (first, end) = (*self.page_rows.get(page)?, *self.page_rows.get(page + 1)?);
@@ -405,6 +415,7 @@ impl Table {
         self.rules.chunks_exact(Rule::BYTES).nth(number)
     }
 
+    /// page_rows, rows and rules, as they are saved.
     pub fn body(&self) -> Vec<u8> {
         let mut body = Vec::with_capacity(4 * (self.page_rows.len() + self.rows.len()) + 65536);
         body.extend(self.page_rows.iter().flat_map(|it| it.to_le_bytes()));
@@ -421,7 +432,7 @@ impl Table {
         Some(((HEADER_BYTES + 4 * words) as u64, end.checked_sub(first)?))
     }
 
-    /// Whether everything in it leads to something in it: programs follow it without looking.
+    /// Whether every index in it leads to something in it.
     pub fn is_sound(&self) -> bool {
         let rules = (self.rules.len() / Rule::BYTES) as u32;
         self.first_page.saturating_add(self.page_rows.len() as u64) <= u64::from(u32::MAX)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Rules read out of instructions: functions without descriptions, and what libgcc, Go and CPython
-//! keep for themselves.
+//! Rules inferred from instructions: of functions without unwind data, and of code of libgcc, Go and
+//! CPython.
 use sonde_elf::file::{identity_of, ElfFile};
 use sonde_images::{file_of, Image};
 use sonde_unwind::rules::{Cfa, Rbp, Rule, RSP};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the files of Ruby and PHP have about their interpreters.
+//! The interpreters of Ruby and PHP in files.
 use sonde_elf::file::{identity_of, ElfFile};
 use sonde_images::{file_of, Image};
 use sonde_unwind::engines::{self, Access, Language};

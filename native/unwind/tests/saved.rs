@@ -12,7 +12,7 @@ use sonde_unwind::table::{Table, HEADER_BYTES};
 
 const ABOUT: &[u8] = b"[1,2]";
 const CHECKSUM: std::ops::Range<usize> = 12..16;
-/// Of the eight counts behind the number of the first page.
+/// Where the eight counts begin, behind the number of the first page.
 const COUNTS_AT: usize = 24;
 
 /// A file in this test's own folder, gone with it.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tables out of frame descriptions: their rows, and descriptions that nobody should believe.
+//! Tables made of unwind data: their rows, and data that is damaged or false.
 use sonde_elf::file::{identity_of, ElfFile};
 use sonde_images::{file_of, Image};
 use sonde_unwind::rules::{Cfa, Rbp, Rule};
@@ -264,8 +264,8 @@ fn code_of_go_without_descriptions_has_no_rules_of_its_instructions() {
     assert_eq!((table.descriptions, table.analysed), (0, 0));
 }
 
-/// `_start` of musl, its call of what follows; and `__clone` from its system call on, which a
-/// description has as a function like any other.
+/// musl's `_start`, up to its call; and its `__clone` from the system call on, with an FDE as of any
+/// other function.
 fn static_program(entry: u64) -> (Table, u64) {
     let start = [0x31, 0xed, 0x48, 0x89, 0xe7, 0xe8, 0, 0, 0, 0, 0xf4];
     // syscall; test %eax, %eax; jne to ret; xor %ebp, %ebp; pop %rdi; call *%r9; hlt; ret

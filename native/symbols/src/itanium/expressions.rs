@@ -2,20 +2,20 @@
 //! Expressions of mangled C++ names, and the operators that they share with functions.
 use super::{need, Read, Reader};
 
-/// Operators, by their number of operands.
+/// Operators (two letters each), by their number of operands.
 const UNARY: &[u8] = b"psngaddecontppmm";
 const BINARY: &[u8] = b"plmimldvrmanoreoaSpLmImLdVrMaNoReOlsrslSrSeqneltgtlegeaaoocmpmptclixss";
 const TERNARY: &[u8] = b"qu";
-/// Of those that an expression could read in two ways.
+/// new, new[], delete, delete[]: in names alone; as expressions they are ambiguous.
 const ALLOCATIONS: &[u8] = b"nwnadlda";
 
 impl Reader<'_> {
-    /// Takes one of these operators, if it comes next.
+    /// Reads one of these operators, if it comes next.
     pub(super) fn take_one(&mut self, operators: &[u8]) -> bool {
         operators.chunks(2).any(|code| self.take(code))
     }
 
-    /// Operands of the operator that comes next, 0 where none does.
+    /// Reads an operator, if it comes next. Returns the number of its operands, 0 where none does.
     pub(super) fn simple_operator(&mut self) -> u8 {
         match () {
             () if self.take_one(UNARY) => 1,

@@ -79,7 +79,7 @@ impl Reader<'_> {
         self.add()
     }
 
-    /// Of an array or vector.
+    /// The dimension of an array or vector, with the `_` behind it.
     pub(super) fn dimension(&mut self) -> Read {
         match self.peek()? {
             b'_' => {}
@@ -95,7 +95,7 @@ impl Reader<'_> {
             return Some(());
         }
         if self.in_conversion {
-            // It has arguments where others follow them.
+            // As cpp_demangle has it: arguments belong to the parameter only where others follow them.
             self.tried += 1;
             need(self.tried <= MAX_TRIED)?;
             let before = (self.rest, self.substitutions);
