@@ -22,13 +22,13 @@ enum sonde_loss {
 	LOSS_USER_STACK,     /* the user stack could not be read: kernel frames only */
 	LOSS_NESTED_CALL,    /* a call began inside another that never returned */
 	LOSS_TARGETS_FULL,   /* a child of a watched process could not be watched */
-	LOSS_NOTES_FULL,     /* a note found no room: to whom a process belongs, or a new control group */
-	LOSS_REQUESTS,	     /* a request to a block device found no room while it was under way */
-	LOSS_MAPPINGS,	     /* a mapping found no room: its unmapping will not be seen */
-	LOSS_BY_PROCESS,     /* no separate row: counted by process, without thread and stack */
-	LOSS_TOGETHER,	     /* no room for such a row either: counted in one row for all the rest */
-	LOSS_SHARE,	     /* beyond the part of a shared map or ring that one process or user may take */
-	LOSS_OVER_BUDGET,    /* calls of this function by one party (a user or container) cost too much */
+	LOSS_NOTES_FULL, /* a note found no room: to whom a process belongs, or a new control group */
+	LOSS_REQUESTS,	 /* a request to a block device found no room while it was under way */
+	LOSS_MAPPINGS,	 /* a mapping found no room: its unmapping will not be seen */
+	LOSS_BY_PROCESS, /* no separate row: counted by process, without thread and stack */
+	LOSS_TOGETHER,	 /* no room for such a row either: counted in one row for all the rest */
+	LOSS_SHARE, /* beyond the part of a shared map or ring that one process or user may take */
+	LOSS_OVER_BUDGET, /* calls of this function by one party (a user or container) cost too much */
 	LOSS_MAX,
 };
 
@@ -142,16 +142,16 @@ enum call_result {
  */
 struct call_spec {
 	__s8 size_arg[3]; /* bytes = scale * the product of these */
-	__s8 vector_arg;  /* points to vector_len size_t at offset vector_at; they are factors, too */
+	__s8 vector_arg; /* points to vector_len size_t at offset vector_at; they are factors, too */
 	__u16 vector_at;
 	__u8 vector_len;
 	__u8 result;	      /* enum call_result */
 	__u32 scale;	      /* 0: the call has no size */
 	__u32 direction_mask; /* bits of the argument that are the direction */
 	__s8 direction_arg;   /* holds the direction, or */
-	__u8 direction_len;   /* points to this many ints at direction_at: the direction, or both ends */
-	__s8 blocking_arg;    /* an argument: non-zero, and the call waits until the work is done */
-	__s8 status_arg;      /* points to where the status is written */
+	__u8 direction_len; /* points to this many ints at direction_at: the direction, or both ends */
+	__s8 blocking_arg; /* an argument: non-zero, and the call waits until the work is done */
+	__s8 status_arg;   /* points to where the status is written */
 	__u16 direction_at[2];
 	/* Not 0: the function's number. Its calls are counted at their entry, their return is not seen. */
 	__u16 at_entry;
@@ -325,7 +325,8 @@ struct cgroup_note {
 /* ---- block devices ---- */
 
 struct block_key {
-	__u32 tgid;   /* 0: by a kernel thread for another's group (writeback, a limit), or no room for a row */
+	/* 0: by a kernel thread for another's group (writeback, a limit), or no room for a row */
+	__u32 tgid;
 	__u32 device; /* major << 20 | minor */
 	__u64 start_ns;
 	__u64 cgroup; /* whom it is charged to */
@@ -358,8 +359,8 @@ struct flow_value {
 	__u64 sent_segments;
 	__u64 received_segments;
 	__u64 retransmits;
-	__u64 closed;	      /* connections that ended */
-	__u64 max_srtt_us;    /* smoothed round trip; this and the next two: largest of some readings */
+	__u64 closed;	   /* connections that ended */
+	__u64 max_srtt_us; /* smoothed round trip; this and the next two: largest of some readings */
 	__u64 max_send_queue; /* bytes */
 	__u64 max_receive_queue;
 };

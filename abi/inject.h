@@ -110,7 +110,7 @@ struct inject_header {
 enum inject_request {
 	INJECT_EVENTS = 1,  /* time sampled launches, replays, copies with events of our own */
 	INJECT_OPENCL = 2,  /* time sampled OpenCL commands by their profiling info */
-	INJECT_WINDOWS = 4, /* CUPTI may be used (the program is slower from then on until it ends) */
+	INJECT_WINDOWS = 4, /* CUPTI may be used (slows the program down until it ends) */
 	INJECT_STACKS =
 		8, /* the library walks frame pointers at sampled launches (no root needed) */
 	INJECT_SITE =
@@ -175,10 +175,10 @@ struct inject_state {
 	uint64_t launches;
 	uint64_t replays, copies, commands; /* not written: 0 */
 	uint64_t sampled;		    /* chosen to be timed */
-	uint64_t timed;		 /* of those chosen, with a duration */
-	uint64_t lost_ring;	 /* no room in the ring */
-	uint64_t lost_names;	 /* no room for the name */
-	uint64_t lost_pool;	 /* chosen, but no pair of events or token was free, or without a gate */
+	uint64_t timed;			    /* of those chosen, with a duration */
+	uint64_t lost_ring;		    /* no room in the ring */
+	uint64_t lost_names;		    /* no room for the name */
+	uint64_t lost_pool;		    /* chosen, but no pair or token was free, or no gate */
 	uint64_t lost_order;	 /* gate timed out; events not recorded or read; thread ended */
 	uint64_t left_capturing; /* not timed: its stream was being captured */
 	uint64_t windows;	 /* in which CUPTI recorded */
@@ -250,14 +250,14 @@ struct inject_record {
 	uint8_t source;
 	uint8_t flags;
 	uint32_t name;	      /* offset of an inject_name in names, 0 unknown */
-	uint64_t correlation; /* number of the launch: the same in its frames, and at sonde_inject_site */
+	uint64_t correlation; /* number of the launch: the same in its frames */
 	uint64_t start_ns, end_ns;
 	double weight; /* how many launches it stands for, with those carried that were not timed */
-	uint64_t stream, graph, node; /* handles in the process; 0: none, or the default stream */
-	uint64_t bytes; /* moved or set */
-	uint32_t tid;	/* who launched, in the process's own pid namespace */
+	uint64_t stream, graph, node; /* handles; 0: none, or the default stream */
+	uint64_t bytes;		      /* moved or set */
+	uint32_t tid;		      /* who launched, in the process's own pid namespace */
 	uint32_t device;
-	uint32_t window; /* CUPTI session it was recorded in, or 0 */
+	uint32_t window; /* number of the CUPTI window it was recorded in, or 0 */
 	uint16_t registers;
 	uint16_t kind; /* of a copy, as CUPTI numbers it (1 h2d, 2 d2h, 8 d2d) */
 	uint32_t grid[3], block[3];

@@ -19,7 +19,7 @@
 #define UNWIND_CHUNKS 160	 /* at most: 40 MiB */
 #define UNWIND_PROCESSES 4096	 /* at most */
 #define UNWIND_MAX_RANGES 4096	 /* executable mappings of one process, at most */
-#define UNWIND_PAGES_WANTED 1024 /* pages of tables that walks have asked for and that are not loaded yet */
+#define UNWIND_PAGES_WANTED 1024 /* pages that walks have asked for, and not loaded yet */
 
 struct unwind_chunk {
 	__u32 words[UNWIND_CHUNK_WORDS];
@@ -178,9 +178,9 @@ enum unwind_stop {
 	PYTHON_MEMORY,	  /* a Python frame could not be read */
 	PYTHON_NO_FRAME,  /* an evaluation loop whose Python frame was not found */
 	STOP_SIGNALS,	  /* more signal handlers on one stack than are followed */
-	STOP_TAIL, /* counted in user space: the outer pieces of a long stack are missing */
-	CHAIN_NO_THREAD, /* counted, the walk goes on: no newest frame of Ruby or PHP */
-	CHAIN_MEMORY,	 /* a frame of theirs could not be read */
+	STOP_TAIL,	  /* counted in user space: the outer pieces of a long stack are missing */
+	CHAIN_NO_THREAD,  /* counted, the walk goes on: no newest frame of Ruby or PHP */
+	CHAIN_MEMORY,	  /* a frame of theirs could not be read */
 	STOP_MAX,
 };
 

@@ -33,7 +33,7 @@ struct sample {
 	bool behind;   /* when it was whole the device was busy with other work */
 	cu_event begin, end;
 	_Atomic(cu_stream) key; /* of the stream it is in (key_of) */
-	_Atomic uint64_t use;	/* the launch's correlation: another one each time this struct is used */
+	_Atomic uint64_t use;	/* the launch's correlation: another at each use of this struct */
 	struct sample *before;	/* in the same stream when this one was begun, or NULL */
 	uint64_t before_use;
 	struct gate_state *gate;
@@ -52,7 +52,7 @@ struct pool {
 	cu_context context;
 	unsigned long long id; /* the context's, 0: unknown */
 	int device;
-	cu_function gate, nothing; /* the gate kernel, and an empty one */
+	cu_function gate, nothing;	   /* the gate kernel, and an empty one */
 	uint32_t bias_ns, bias_ungated_ns; /* of a pair behind a gate, and without one */
 	/* enum gating. Kernels of ours are launched only where the program launches some itself: on an
 	 * H200 a program that only replayed graphs ran 19 % slower ever after its first kernel outside a graph. And

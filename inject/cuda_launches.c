@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-static _Atomic int capturing;	    // stream captures that began and did not end, as far as was seen
+static _Atomic int capturing; // stream captures that began and did not end, as far as was seen
 static _Atomic uint64_t capture_ns; // when the last one began
 
 #define CAPTURE_FORGOTTEN_NS 30000000000ull /* after this its end is taken for missed */

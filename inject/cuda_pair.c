@@ -6,7 +6,7 @@
 // was behind with its stream when the pair was whole.
 #include "cuda.h"
 
-#define GATE_NS 40000 /* longest delay of the program's kernel by a gate */
+#define GATE_NS 40000	 /* longest delay of the program's kernel by a gate */
 #define MOST_REFUSED 100 /* events in a row that were not recorded: then the pool is given up */
 
 static bool is_sticky(cu_result r)

@@ -6,11 +6,11 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define MAX_POOLS 16	 /* launches in further contexts are not timed, and counted (lost_pool) */
-#define TRIES 8		 /* samples that a thread of the program looks at for a free one */
+#define MAX_POOLS 16 /* launches in further contexts are not timed, and counted (lost_pool) */
+#define TRIES 8	     /* samples that a thread of the program looks at for a free one */
 
 static struct pool *_Atomic pools[MAX_POOLS];
-static struct pool *spare; // memory of a pool that is gone, for the next one; used by our thread alone
+static struct pool *spare;	   // our thread's: memory of a pool that is gone, for the next one
 static _Atomic(cu_context) wanted; // by a thread that launched in it and found no pool
 
 static unsigned long long id_of(cu_context context)
@@ -110,7 +110,7 @@ static void make_pool(cu_context context)
 		driver.cuCtxPopCurrent_v2(&popped);
 	}
 	if (step_is_unwanted())
-		atomic_store(&p->gone, 1); // incomplete: another is made when the context is used again
+		atomic_store(&p->gone, 1); // incomplete: the next use of the context makes another
 	else if (p->failed)
 		SET(reason, INJECT_NO_EVENTS);
 	atomic_store_explicit(&pools[slot], p, memory_order_release);

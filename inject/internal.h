@@ -110,7 +110,7 @@ struct hooks {
 	struct hook *table;
 	unsigned count;
 	unsigned number;	 /* of the backend: 0 CUDA, 1 OpenCL */
-	const char *const *skip; /* modules whose slots are left as they are, by a part of their name */
+	const char *const *skip; /* parts of names of modules whose slots are left as they are */
 };
 
 /* The function that the first module whose file name begins with `module` defines, or NULL. */
@@ -161,9 +161,9 @@ void slots_put_back(void);
 /* In memory that a fork wipes: in a child every hook passes on at once. */
 struct sampling {
 	_Atomic uint32_t armed;	 /* 0, ARMED or ARMED_AGAIN */
-	_Atomic uint32_t stride; /* one in this many launches of a type in one thread is chosen; 0: none */
+	_Atomic uint32_t stride; /* one in this many launches of a type in one thread; 0: none */
 	_Atomic uint32_t epoch;	 /* one more whenever the stride is another */
-	_Atomic int32_t tokens;	 /* launches that may be timed until the library's thread refills them */
+	_Atomic int32_t tokens;	 /* launches that may be timed until our thread refills them */
 	_Atomic uint32_t traced; /* CUPTI's records are kept */
 	_Atomic uint64_t seen;	 /* launches of all types, added up to 256 at a time (LOOK_EVERY) */
 	/* By type: what chosen launches that could not be timed stood for. The next of their type that
@@ -177,17 +177,17 @@ bool sampling_create(void);
 
 /* Which launch of one type is the next one to be timed in one thread: after `left` + `rest` more. */
 struct draw {
-	uint16_t left;	 /* a countdown: at its end launches are added to `seen`, and `rest` is looked at */
+	uint16_t left;	 /* a countdown; at its end launches are added to `seen`, `rest` is read */
 	uint16_t looked; /* what `left` was when the countdown began */
 	uint32_t rest;	 /* launches after these until the one to time */
-	uint32_t after;	 /* that follow it in its block of `drawn` launches, of which one is chosen */
+	uint32_t after;	 /* launches behind it in its block of `drawn`, of which it is the one */
 };
 
 /* Thread-local memory is scarce where a library is loaded by dlopen: some 100 bytes, no more. */
 struct thread_sampling {
 	struct draw of[SAMPLED_TYPES];
-	uint32_t drawn; /* the stride that these were drawn with: their weight */
-	uint32_t epoch; /* of that stride */
+	uint32_t drawn;	 /* the stride that these were drawn with: their weight */
+	uint32_t epoch;	 /* of that stride */
 	uint64_t random; /* state of the generator, 0: not begun */
 	uint32_t tid;
 	uint32_t busy;			/* inside a hook: calls that it makes pass on */

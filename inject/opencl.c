@@ -56,8 +56,8 @@ static _Atomic int32_t queued;
 struct enqueue {
 	struct inject_record record;
 	struct frames frames;
-	bool handed_out;	   // the program asked for the event, and holds it too
-	cl_object own, *to;	   // where the event is written: `own`, or where the program wants it
+	bool handed_out;    // the program asked for the event, and holds it too
+	cl_object own, *to; // where the event is written: `own`, or where the program wants it
 	uint64_t begun_ns, own_ns; // own: how long we took until the program's call began
 };
 

@@ -16,7 +16,7 @@
 /* The budget of one scan: what is left over is read in the next one, and counted (looks_cut). */
 #define SCAN_BYTES (64ul << 20)
 #define SCAN_CPU_NS 20000000ull
-#define LARGE 16u		/* times that budget, in the first scans and when hooks are taken out */
+#define LARGE 16u /* times that budget, in the first scans and when hooks are taken out */
 #define HEAD_BYTES (16ul << 20) /* of each segment, read before the rest of any */
 #define PAGEMAP_PAGES 4096u	/* pages looked up at once in /proc/self/pagemap */
 #define MOST_UNITS 8192u	/* a power of two */
@@ -105,7 +105,7 @@ static struct progress {
 static uint32_t rounds[2]; // by backend; one more whenever all is to be read again
 
 static struct scan_budget {
-	uint64_t bytes, until_cpu_ns; /* bytes left; CPU time of this thread at which the scan ends */
+	uint64_t bytes, until_cpu_ns; /* what is left; CPU time of this thread at its end */
 	bool cut;		      /* it is spent, and something was not read */
 	int pagemap;		      /* descriptor of /proc/self/pagemap; -1: none */
 } budget = {.pagemap = -1};
@@ -427,7 +427,8 @@ unsigned hooks_apply(const struct hooks *hooks, bool in, bool only_new)
 		rounds[hooks->number]++;
 	unit_count = 0;
 	modules_walk(collect_module, &c);
-	for (int tail = 0; tail < 2; tail++) // heads first: a huge array must not use up the budget of all
+	// Heads first: a huge array must not use up the budget of all.
+	for (int tail = 0; tail < 2; tail++)
 		for (unsigned k = 0; k < unit_count; k++)
 			if (units[k].tail == tail)
 				read_unit(&units[k], &c);

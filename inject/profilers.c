@@ -9,7 +9,7 @@
 #define KINDS (1ull << 1 | 1ull << 2 | 1ull << 3 | 1ull << 10)
 /* memcpy, memset, kernel, concurrent kernel: CUpti_ActivityKind, stable since CUDA 4 */
 
-static _Atomic uint64_t kinds_on;      // of KINDS, those that they have on in any context: a bit each
+static _Atomic uint64_t kinds_on; // of KINDS, those that they have on in any context: a bit each
 static _Atomic uint64_t everywhere_on; // of all kinds, those that they have on for all contexts
 
 bool cuda_yields(void)
@@ -57,12 +57,12 @@ static void switch_off(int kind)
 	atomic_fetch_and(&kinds_on, ~bit_of(kind));
 }
 
-static _Atomic uint64_t foreign_at_ns; // when they last made a call that a trace of ours would disturb; 0: never
+static _Atomic uint64_t foreign_at_ns; // their last call that our trace would disturb; 0: none
 static _Atomic(cupti_buffer_requested) their_requested;
 static _Atomic(cupti_buffer_completed) their_completed;
 static _Atomic bool known; // they were seen to switch a kind on or off
 
-#define SETTLED_NS 700000000ull /* for so long after such a call they may be about to switch a kind on */
+#define SETTLED_NS 700000000ull /* after such a call they may be about to switch a kind on */
 
 bool profilers_trace(void)
 {
@@ -111,7 +111,7 @@ static cupti_result hook_cuptiActivityEnable(int kind)
 	if (result && !(before & any)) {
 		atomic_fetch_and(&everywhere_on, ~any);
 		if (any)
-			REAL(cuptiActivityDisable)(kind); // a trace of ours may have left it on for them
+			REAL(cuptiActivityDisable)(kind); // our trace may have left it on for them
 	}
 	return switched_on(bit, result);
 }

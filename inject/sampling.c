@@ -166,9 +166,9 @@ void sampling_put(struct inject_record *record)
 
 // What our thread knows of the rate at which launches come.
 static struct pace {
-	uint64_t last, seen;	   // time of the last refill (0: none), and sampling->seen then
+	uint64_t last, seen;	    // time of the last refill (0: none), and sampling->seen then
 	double rate, part_of_token; // launches a second; what is left of a token that is not whole
-	double known_s;		   // how long the rate was watched, up to SMOOTH_S
+	double known_s;		    // how long the rate was watched, up to SMOOTH_S
 } pace = {.rate = FIRST_RATE, .known_s = FIRST_S};
 
 // In a forked child: neither the parent's counts nor its tid hold there.
@@ -185,9 +185,9 @@ void sampling_rest(void)
 
 static void learn_rate(uint64_t seen, double passed_s)
 {
-	double rate_since = (double)(seen - pace.seen) / passed_s;
+	double recent = (double)(seen - pace.seen) / passed_s;
 	pace.known_s = pace.known_s + passed_s < SMOOTH_S ? pace.known_s + passed_s : SMOOTH_S;
-	pace.rate += (rate_since - pace.rate) * (passed_s < pace.known_s ? passed_s / pace.known_s : 1);
+	pace.rate += (recent - pace.rate) * (passed_s < pace.known_s ? passed_s / pace.known_s : 1);
 }
 
 // Our thread may come late, where it got no CPU. There are 1.5 tokens for each launch that is to be timed, and room for

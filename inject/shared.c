@@ -168,7 +168,7 @@ uint32_t shared_name(const char *text)
 	if (known)
 		return known;
 	for (int spins = 0; atomic_exchange_explicit(&names->lock, 1, memory_order_acquire);) {
-		if (++spins > 20000) { // the holder lost its CPU: no name, rather than a wait of the host
+		if (++spins > 20000) { // its holder has no CPU: no name, rather than a wait
 			COUNT(lost_names, 1);
 			return 0;
 		}

@@ -7,7 +7,7 @@
 #include <elf.h>
 #include <string.h>
 
-#define AT_ONCE 128u /* slots that are written while the loader's lock is held once */
+#define AT_ONCE 128u	  /* slots that are written while the loader's lock is held once */
 #define MOST_PLACED 8192u /* slots of further lists are refused, and counted */
 
 /* A slot that leads to us. */

@@ -18,8 +18,8 @@
 /* Full scans come 1/8 s, 1/4 s, … after modules were loaded, and each 60 s in the end. */
 #define SCAN_NS 1000000000ull
 #define FULL_SCAN_NS 60000000000ull
-#define SCANS_SHARE 50u /* scans take 1/50 of a processor's time; */
-#define FIRST_SCANS_NS 4000000000ull /* but for so much of it at first: a framework's data takes 2 s */
+#define SCANS_SHARE 50u		     /* scans take 1/50 of a processor's time; */
+#define FIRST_SCANS_NS 4000000000ull /* but at first as much as this: a framework takes 2 s */
 #define BETWEEN_FIRST_NS 1000000u    /* sleep between those first scans */
 #define LAST_POLL_NS 50000000ull     /* longest wait for the last poll at exit */
 
@@ -47,22 +47,22 @@ static void disarm(void)
 
 // What the thread remembers from poll to poll.
 struct work {
-	uint64_t modules;	// modules_generation at the last scan; 0: none
-	uint64_t next_full;	// when the next full scan is due
-	uint64_t not_before;	// the earliest time of the next scan, by how long the last ones took
-	uint64_t scans_ns;	// processor time of the first scans together; 0 after them
-	bool all_was_read;	// a scan was finished
-	unsigned full_scans;	// scans since modules were loaded: sets when the next full one is due
-	unsigned found;		// slots that lead to us, found since the last full scan began
-	unsigned hooks;		// slots that lead to us
-	unsigned scan_hooks;	// those that a scan found, not the agent
-	bool beating;		// the agent's heartbeat comes
-	bool unfinished;	// the last scan's budget ended before all was read
-	bool by_slots;		// slots come from the agent now
-	bool scanned;		// a scan has put hooks in
+	uint64_t modules;    // modules_generation at the last scan; 0: none
+	uint64_t next_full;  // when the next full scan is due
+	uint64_t not_before; // the earliest time of the next scan, by how long the last ones took
+	uint64_t scans_ns;   // processor time of the first scans together; 0 after them
+	bool all_was_read;   // a scan was finished
+	unsigned full_scans; // scans since modules were loaded: sets when the next full one is due
+	unsigned found;	     // slots that lead to us, found since the last full scan began
+	unsigned hooks;	     // slots that lead to us
+	unsigned scan_hooks; // those that a scan found, not the agent
+	bool beating;	     // the agent's heartbeat comes
+	bool unfinished;     // the last scan's budget ended before all was read
+	bool by_slots;	     // slots come from the agent now
+	bool scanned;	     // a scan has put hooks in
 	enum inject_reason reason;
-	uint64_t yields_at_ns;	// when another tool was last seen tracing; 0: it does not now
-	uint64_t yielded_ns;	// how long others traced, together
+	uint64_t yields_at_ns; // when another tool was last seen tracing; 0: it does not now
+	uint64_t yielded_ns;   // how long others traced, together
 };
 
 static uint64_t thread_cpu_ns(void)
@@ -145,7 +145,7 @@ static void take_slots(struct work *w, uint32_t request, uint64_t now)
 	w->modules = modules;
 	SET(modules, modules);
 	w->hooks = slots_placed() + (w->scanned ? w->scan_hooks : backends_by_loader());
-	bool is_known = shared.state->slots_done; // the agent has sent a list; before, none is missed
+	bool is_known = shared.state->slots_done; // the agent has sent a list: it may lack slots
 	w->reason = w->hooks || reason != INJECT_OK || !is_known ? reason : INJECT_NO_HOOK;
 	w->not_before = now + SCANS_SHARE * (thread_cpu_ns() - began);
 	SET(hooks, w->hooks);

@@ -7,15 +7,15 @@
 #include <sys/prctl.h>
 
 #define STACK_BYTES (1u << 20)
-#define NAP_NS 2000000u			/* between two checks of whether the trace is over */
-#define DRAIN_NS 10000000u		/* between two flushes of what has not ended yet */
-#define DRAINS 30			/* flushes at most */
-#define AFTER_CALLS_NS 30000000u	/* between switching off calls and switching off kernels */
-#define STEP_ASIDE_NS 2000000000ull	/* longest wait of another user of CUPTI for our end */
+#define NAP_NS 2000000u		    /* between two checks of whether the trace is over */
+#define DRAIN_NS 10000000u	    /* between two flushes of what has not ended yet */
+#define DRAINS 30		    /* flushes at most */
+#define AFTER_CALLS_NS 30000000u    /* between switching off calls and switching off kernels */
+#define STEP_ASIDE_NS 2000000000ull /* longest wait of another user of CUPTI for our end */
 
 static struct cupti cupti;
 static uint32_t window_us;		   // of the one under way
-static _Atomic uint32_t running, unwanted; // number of the window that runs; that is to end; 0: none
+static _Atomic uint32_t running, unwanted; // number of the window that runs, that is to end
 // Kernels are switched on last: where they were on before the calls, a process once got no records of kernels any
 // more, for torch.profiler either.
 static const int kinds[] = {CUPTI_MEMCPY_PEER, CUPTI_MEMCPY, CUPTI_MEMSET, CUPTI_CONCURRENT_KERNEL};

@@ -10,8 +10,8 @@
 
 #define BUFFERS 64u
 #define BUFFER_BYTES (2u << 20)
-#define CACHED 4096u /* names of kernels, a power of two */
-#define CALLS 2048u  /* ids of calls in each domain; others have no name */
+#define CACHED 4096u	  /* names of kernels, a power of two */
+#define CALLS 2048u	  /* ids of calls in each domain; others have no name */
 #define FORGET_TURNS 1000 /* tries to free the memory of the last trace */
 
 static struct {
@@ -104,7 +104,7 @@ void records_keep(bool on)
 	for (int i = 0; atomic_load(&trace.keeping) && now_ns() < until; i++)
 		short_nap(i);
 	for (unsigned k = 0; k < BUFFERS; k++) {
-		if (atomic_exchange(&trace.is_out[k], 1)) // marked, so that CUPTI does not get it meanwhile
+		if (atomic_exchange(&trace.is_out[k], 1)) // so that CUPTI does not get it
 			continue;
 		madvise(trace.buffers + (size_t)k * BUFFER_BYTES, BUFFER_BYTES, MADV_DONTNEED);
 		atomic_store(&trace.is_out[k], 0);

@@ -127,7 +127,7 @@ class MapLocks:
         return None
 
     def _silent(self, pid: int, inode: int, silent: int) -> Holder | None:
-        """A process that did not answer, number `silent` of these, as a holder; None: it is none."""
+        """A process that did not answer, number `silent` so far, as a holder; None: it is none."""
         has_mapped = self._broker.maps(pid, inode)
         if has_mapped:
             return Holder(pid, party_of(pid))

@@ -3,9 +3,9 @@
 
 Sound files, whose readers nobody but root can make wait, are handed out as they are. Of the file
 systems that an unprivileged user can mount (in a user namespace), two wait for somebody: FUSE for
-its server, overlayfs for the file systems below it, which may be FUSE. So a file on any other type is handed
-out; one on overlayfs, where process 1 has that very overlayfs mounted, too (container runtimes
-mount there); of the rest a copy in memory.
+its server, overlayfs for the file systems below it, which may be FUSE. So a file on any other type
+is handed out; one on overlayfs, where process 1 has that very overlayfs mounted, too (container
+runtimes mount there); of the rest a copy in memory.
 
 What lies below a process's root is looked up as that process would: its symbolic links lead nowhere
 else, so no container chooses which of the host's files root opens.
@@ -279,7 +279,7 @@ def key_of(found: os.stat_result, kind: int, overlay: bytes | None) -> tuple[int
 
 
 def open_memory(path: str, device: int, size: int) -> int:
-    """Open a memfd of this size for reading and writing; `device`: of all memfds. Raises OSError."""
+    """Open a memfd of this size to read and write it; `device`: of all memfds. Raises OSError."""
     handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         found = os.fstat(handle)
