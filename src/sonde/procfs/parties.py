@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which party a process belongs to: somebody who cannot make more of themselves.
+"""Which party (a user or a container) a process belongs to.
 
 What all share is divided between parties, so that none gets more of it by more processes, user ids
 or namespaces. The BPF programs divide by the same rule (bpf/share.h), as they can read namespaces.
 /proc/PID/ns takes a lock that a process can keep; `status`, `uid_map` and `cgroup` take none, so
-here the rule is:
+here it is found by those, where `in a user namespace` means: in another than the machine's.
 
-1. in no user namespace and in a pid namespace below the machine's: that container, by the first
-   process of its outermost one. Its processes may take any user id there is;
-2. in no user namespace else: the real user, for a subordinate id the user who has it (/etc/subuid:
-   one may have 65,536);
-3. in a user namespace: the party, by rules 1 and 2, of the process that created it: the nearest
+1. In no user namespace, in a pid namespace below the machine's: a container, whose processes may
+   take any user id. It has the number of the first process of the outermost such pid namespace.
+2. In no user namespace, in the machine's pid namespace: the real user; for a subordinate id, the
+   user to whom /etc/subuid gives it (it may give 65,536 to one).
+3. In a user namespace: the party, by rules 1 and 2, of the process that created it: the nearest
    ancestor in none. So a container's process that takes a user's id and then creates a user
    namespace stays that container's. Where root created it, and no pid namespace: the user of the
-   process's id, or of the first id of its uid_map;
-4. in a pid namespace below the machine's, where these rules find nobody (root created it with a
+   process's id, or of the first id of its uid_map.
+4. In a pid namespace below the machine's, where these rules find nobody (root created it with a
    user namespace, the process entered by setns(), or it is too deep): the party is that of all
    processes whose control group is of the same user, container or service, which neither a
    container nor a user chooses.
@@ -38,15 +38,17 @@ from sonde.procfs.names import text
 NOBODY: Final = -1
 """The party of a process that is gone, or of no process."""
 UNKNOWN_PARTY: Final = -2
-"""Of processes of which nothing is known: they share what one party has."""
+"""The party of processes whose party cannot be found: together they may take what one may."""
 
 _SUBORDINATE: Final = Path("/etc/subuid")
 _PASSWD: Final = Path("/etc/passwd")
 _FIRST: Final = Path("/proc/1")
+"""The first process."""
 _MAX_SUBORDINATE_BYTES: Final = 1 << 20
 _MAX_STATUS_BYTES: Final = 1 << 20
 """65,536 groups, the most that a process can have, take 0.7 MB ahead of its pid namespaces."""
 _FIRST_BYTES: Final = 8192
+"""Of a status file that are read at first: it is shorter as a rule."""
 _MAX_CLIMB: Final = 64
 """Ancestors of a process that are followed."""
 _MAX_CGROUP_BYTES: Final = 1 << 16
