@@ -92,7 +92,7 @@
 #define INJECT_TRACE_MEMFD "sonde-trace"
 #define INJECT_TRACE_MAGIC 0x316361727464736eull /* "nsdtrac1", little endian */
 #define INJECT_TRACE_AT 4096
-#define INJECT_TRACE_RECORDS 2097152u /* room for so many */
+#define INJECT_TRACE_RECORDS 2097152u /* room for this many */
 #define INJECT_TRACED_BYTES 88
 #define INJECT_TRACE_BYTES (INJECT_TRACE_AT + INJECT_TRACE_RECORDS * INJECT_TRACED_BYTES)
 #define INJECT_TRACE_MOST_US 10000000u

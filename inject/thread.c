@@ -15,11 +15,11 @@
 #define POLL_NS 5000000u
 #define QUIET_NS 20000000u
 #define IDLE_POLL_NS 250000000u
-/* Full scans come 1/8 s, 1/4 s, … after modules were loaded, and each 60 s in the end. */
+/* Full scans come 1/8 s, 1/4 s, … after modules were loaded, and every 60 s in the end. */
 #define SCAN_NS 1000000000ull
 #define FULL_SCAN_NS 60000000000ull
 #define SCANS_SHARE 50u		     /* scans take 1/50 of a processor's time; */
-#define FIRST_SCANS_NS 4000000000ull /* but at first as much as this: a framework takes 2 s */
+#define FIRST_SCANS_NS 4000000000ull /* but the first ones this much: a framework needs 2 s */
 #define BETWEEN_FIRST_NS 1000000u    /* sleep between those first scans */
 #define LAST_POLL_NS 50000000ull     /* longest wait for the last poll at exit */
 

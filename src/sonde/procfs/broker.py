@@ -100,8 +100,8 @@ class Broker:
         return 0.0
 
     def ask_of_file(self, who: int | None, request: tuple[Any, ...]) -> Any:
-        """`ask` about a file that the process chose or maps: if that hangs, its files are left alone,
-        not the process. Raises OSError, Hung."""
+        """`ask` about a file that the process chose or maps: if that hangs, its files are left
+        alone, not the process. Raises OSError, Hung."""
         with self._exchange():
             self._check_file(who)
             if self.abandoned.is_crowded(who):
