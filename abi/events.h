@@ -22,20 +22,20 @@ enum sonde_loss {
 	LOSS_USER_STACK,     /* the user stack could not be read: kernel frames only */
 	LOSS_NESTED_CALL,    /* a call began inside another that never returned */
 	LOSS_TARGETS_FULL,   /* a child of a watched process could not be watched */
-	LOSS_NOTES_FULL,     /* whose a process or what a control group was went unnoted */
-	LOSS_REQUESTS,	     /* a request to a block device found no room while it was under way */
-	LOSS_MAPPINGS,	     /* a mapping found no room: that it is unmapped goes unseen */
-	LOSS_BY_PROCESS,     /* no separate row: counted by process, without thread and stack */
-	LOSS_TOGETHER,	     /* not even such a row: counted in one for all that is left */
-	LOSS_SHARE,	     /* beyond what one process or user may take of what all share */
-	LOSS_OVER_BUDGET,    /* a call of a party whose calls of this function cost too much */
+	LOSS_NOTES_FULL, /* a note found no room: to whom a process belongs, or a new control group */
+	LOSS_REQUESTS,	 /* a request to a block device found no room while it was under way */
+	LOSS_MAPPINGS,	 /* a mapping found no room: its unmapping will not be seen */
+	LOSS_BY_PROCESS, /* no separate row: counted by process, without thread and stack */
+	LOSS_TOGETHER,	 /* no room for such a row either: counted in one row for all the rest */
+	LOSS_SHARE, /* beyond the part of a shared map or ring that one process or user may take */
+	LOSS_OVER_BUDGET, /* calls of this function by one party (a user or container) cost too much */
 	LOSS_MAX,
 };
 
 /*
  * One stack, stored once under its hash. Leaf first. A long one is stored in pieces, each naming the
- * one that goes on toward the thread's entry; those parts are shared by all stacks that have them.
- * A user frame is an address, or two words of Python (abi/unwind.h); zero fills a piece's end.
+ * one that goes on toward the thread's entry; pieces are shared by all stacks that have them.
+ * A user frame is an address, or two words of an interpreted frame (abi/unwind.h); zero fills a piece's end.
  */
 struct sonde_stack {
 	__u32 kernel_len;
@@ -75,7 +75,7 @@ struct wait_key {
 	__u32 tgid;
 	__u32 tid;
 	__u64 start_ns;
-	__u64 stack_id; /* 0: not among the sampled */
+	__u64 stack_id; /* 0: no stack was taken of these waits */
 	__s32 reason;
 	__u32 unused;
 };
@@ -84,7 +84,7 @@ struct wait_value {
 	__u64 count; /* waits that ended in this interval; one still going on adds time only */
 	__u64 blocked_ns;
 	__u64 runqueue_ns;
-	__u64 weight_count; /* as above, times the inverse of the chance of taking a stack */
+	__u64 weight_count; /* as above, each divided by the probability that its stack is taken */
 	__u64 weight_blocked_ns;
 	__u64 weight_runqueue_ns;
 	__u64 max_blocked_ns;
@@ -108,7 +108,7 @@ struct wait_span {
 	__u32 unused;
 };
 
-/* ---- a dump: every thread of a process once ---- */
+/* ---- a dump: one stack of every thread of a process (sonde dump) ---- */
 
 struct dump_key {
 	__u32 tgid;
@@ -142,25 +142,25 @@ enum call_result {
  */
 struct call_spec {
 	__s8 size_arg[3]; /* bytes = scale * the product of these */
-	__s8 vector_arg;  /* * the product of the vector_len size_t at vector_at behind this */
+	__s8 vector_arg; /* points to vector_len size_t at offset vector_at; they are factors, too */
 	__u16 vector_at;
 	__u8 vector_len;
 	__u8 result;	      /* enum call_result */
 	__u32 scale;	      /* 0: the call has no size */
-	__u32 direction_mask; /* of the direction's value, as the API numbers it */
+	__u32 direction_mask; /* bits of the argument that are the direction */
 	__s8 direction_arg;   /* holds the direction, or */
-	__u8 direction_len;   /* points to this many ints at direction_at: it, or both ends */
-	__s8 blocking_arg;    /* non-zero: the call waits for its end */
-	__s8 status_arg;      /* points to where the status is written */
+	__u8 direction_len; /* points to this many ints at direction_at: the direction, or both ends */
+	__s8 blocking_arg; /* an argument: non-zero, and the call waits until the work is done */
+	__s8 status_arg;   /* points to where the status is written */
 	__u16 direction_at[2];
-	/* Not 0: the call is counted at its entry, its return is not seen; the function's number. */
+	/* Not 0: the function's number. Its calls are counted at their entry, their return is not seen. */
 	__u16 at_entry;
 	__u16 reserved;
 };
 
 enum call_flags {
 	CALL_BLOCKING = 1,
-	CALL_GOING_ON = 2, /* time of a call that has not returned yet: it adds no count */
+	CALL_GOING_ON = 2, /* time so far of a call that has not returned: it adds no count */
 };
 
 struct call_key {
@@ -176,11 +176,11 @@ struct call_key {
 
 struct call_value {
 	__u64 count;
-	__u64 nested; /* probed calls inside these: they count as part of them */
+	__u64 nested; /* probed calls inside these, which are counted as a part of them alone */
 	__u64 ns;
 	__u64 bytes;
 	__u64 weight_count;
-	__u64 weight_ns; /* whole calls, in the interval of their return */
+	__u64 weight_ns; /* a whole call's time, in the interval of its return */
 	__u64 weight_bytes;
 	__u64 max_ns;
 };
@@ -199,7 +199,7 @@ struct call_span {
 	__u32 flags;
 };
 
-/* ---- launches that the library in a process times: where they were asked for ---- */
+/* ---- stacks of the launches that the injected library times ---- */
 
 struct launch_site_key {
 	__u32 tgid;
@@ -221,7 +221,7 @@ enum memory_kind {
 	MEMORY_ANONYMOUS, /* mappings: private, */
 	MEMORY_SHARED,
 	MEMORY_FILE,
-	MEMORY_RESERVED, /* without rights: no memory yet */
+	MEMORY_RESERVED, /* PROT_NONE: no memory yet */
 	MEMORY_HEAP,	 /* brk */
 	MEMORY_UNMAPPED, /* by the thread that unmapped, whatever it was */
 };
@@ -232,7 +232,7 @@ struct memory_key {
 	__u64 start_ns;
 	__u64 stack_id; /* 0: not among the sampled */
 	__u32 kind;
-	__u32 is_freed; /* unmapped: of the stack that mapped it, followed mappings alone */
+	__u32 is_freed; /* unmapped later, counted for the stack that had mapped it (memory_mapping) */
 };
 
 struct memory_value {
@@ -256,7 +256,7 @@ struct memory_mapping {
 	__u32 tid;
 	__u32 weight;
 	__u32 kind;
-	__u32 is_part; /* of a mapping with holes; another part counts as the mapping */
+	__u32 is_part; /* what is left of a mapping beside a hole; its other part is the counted one */
 };
 
 /* ---- what processes use ---- */
@@ -267,19 +267,19 @@ struct usage_key {
 	__u64 start_ns;
 };
 
-/* Counted by the kernel; all threads together. */
+/* By the kernel's counters; all threads together. */
 struct usage_value {
 	__u64 cpu_ns;
 	__u64 runqueue_ns; /* ready, without a CPU */
 	__u64 runs;	   /* times a CPU was given */
-	__u64 voluntary;   /* switches */
+	__u64 voluntary;   /* context switches */
 	__u64 involuntary;
 	__u64 migrations;
 	__u64 minor_faults;
 	__u64 major_faults;
 	__u64 read_bytes; /* of block devices */
 	__u64 written_bytes;
-	__u64 reclaims; /* times it had to look for pages itself */
+	__u64 reclaims; /* times a thread had to free memory itself (direct reclaim) */
 	__u64 reclaim_ns;
 	__u64 reclaimed_pages;
 };
@@ -290,7 +290,7 @@ enum note_kind {
 	NOTE_EXIT,
 };
 
-/* Whose a process is. Control groups: version 2, then memory, freezer and pids of version 1. */
+/* To whom a process belongs. Control groups: version 2, then memory, freezer and pids of version 1. */
 struct process_note {
 	__u64 time_ns;
 	__u64 start_ns;
@@ -304,9 +304,9 @@ struct process_note {
 	__u32 unused;
 };
 
-#define SONDE_ENVIRONMENT 8192
+#define SONDE_ENVIRONMENT 8192 /* bytes */
 
-/* The end of the environment of a program that slurmstepd started. */
+/* The last part of the environment of a program that slurmstepd started: a step of a Slurm job. */
 struct step_note {
 	__u64 start_ns;
 	__u32 tgid;
@@ -325,7 +325,8 @@ struct cgroup_note {
 /* ---- block devices ---- */
 
 struct block_key {
-	__u32 tgid;   /* 0: a kernel thread did it for another's group (writeback, a limit) */
+	/* 0: by a kernel thread for another's group (writeback, a limit), or no room for a row */
+	__u32 tgid;
 	__u32 device; /* major << 20 | minor */
 	__u64 start_ns;
 	__u64 cgroup; /* whom it is charged to */
@@ -336,15 +337,15 @@ struct block_key {
 struct block_value {
 	__u64 count;
 	__u64 bytes;
-	__u64 queue_ns;	 /* until the request reached the device */
-	__u64 device_ns; /* until it was done */
-	__u64 max_ns;	 /* both, the longest */
+	__u64 queue_ns;	 /* from a request's start until it reached the device */
+	__u64 device_ns; /* from then until it was done */
+	__u64 max_ns;	 /* longest single sum of both */
 };
 
 /* ---- TCP ---- */
 
 struct flow_key {
-	__u32 tgid; /* 0: closed before anybody was seen to own it */
+	__u32 tgid; /* 0: closed before it was seen which process has it */
 	__u16 family;
 	__u16 port; /* of the service: the lower one of the two */
 	__u64 start_ns;
@@ -358,8 +359,8 @@ struct flow_value {
 	__u64 sent_segments;
 	__u64 received_segments;
 	__u64 retransmits;
-	__u64 closed;	      /* connections that ended */
-	__u64 max_srtt_us;    /* as seen when looked at, like the two below */
+	__u64 closed;	   /* connections that ended */
+	__u64 max_srtt_us; /* smoothed round trip; this and the next two: largest of some readings */
 	__u64 max_send_queue; /* bytes */
 	__u64 max_receive_queue;
 };
@@ -383,7 +384,7 @@ struct syscall_value {
 
 /* ---- run queues ---- */
 
-#define SONDE_DELAYS 32
+#define SONDE_DELAYS 32 /* buckets */
 
 /* How long threads of a CPU were ready before they got it; delays[i]: below 2^i ns. */
 struct cpu_delays {
@@ -393,7 +394,7 @@ struct cpu_delays {
 	__u32 delays[SONDE_DELAYS];
 };
 
-/* Run queues as seen at one moment. */
+/* All run queues at one moment. */
 struct pulse {
 	__u64 time_ns;
 	__u64 switches; /* since the start of the machine */
@@ -403,14 +404,14 @@ struct pulse {
 	__u32 io_waiting;
 };
 
-/* The same of one CPU, over an interval. */
+/* The run queue of one CPU, looked at several times in an interval. */
 struct cpu_queue {
 	__u64 looks;
-	__u64 running; /* summed over looks */
+	__u64 running; /* threads that run or could, summed over looks */
 	__u64 busy;    /* looks that found it running something */
 	__u64 longest;
 	__u64 switches;
-	__u64 at; /* the kernel's own structure */
+	__u64 at; /* address of the kernel's struct rq */
 };
 
 #endif

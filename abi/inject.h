@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the library in a profiled process and the agent exchange. Python's
- * src/sonde/collect/inject_abi.py is generated from it: python scripts/inject_types.py.
+ * What the library in a profiled process and the agent exchange. Python's src/sonde/collect/inject_abi.py and
+ * inject_trace_abi.py are generated from it: python scripts/inject_types.py. Words: the head of inject/internal.h.
  *
  * ---- how the library starts --------------------------------------------------------------------
- * libsonde_inject.so does all by its constructor, whichever way it is loaded: dlopen (attach),
- * LD_PRELOAD, or CUDA_INJECTION64_PATH (cuInit loads it and calls InitializeInjection, which does
+ * libsonde_inject.so starts by its constructor, whichever way it is loaded: dlopen (attach), LD_PRELOAD,
+ * OPENCL_LAYERS, or CUDA_INJECTION64_PATH (cuInit loads it and calls InitializeInjection, which does
  * nothing and returns 1). It is linked `-z nodelete`, links to libc alone and needs no symbol newer
  * than glibc 2.17. The constructor makes the memory below and one thread with all signals blocked;
- * it calls no device library, prints nothing, and cannot fail the host: where something is missing
- * there is no memory, or its state gives the reason. SONDE_INJECT in the environment: `off`: nothing is made;
+ * it calls no device library, prints nothing, and its failure does not stop the host: then there is no
+ * memory, or the state in it gives the reason. SONDE_INJECT in the environment: `off`: nothing is made;
  * REQUEST:PER_SECOND (decimal, e.g. 3:200): it begins at once with that and a heartbeat INJECT_AHEAD_NS
  * ahead, so that a program started by Sonde is timed from its first launch on (its children inherit
  * the variable and do the same).
@@ -31,16 +31,16 @@
  *   8192    inject_state     library
  *   12288   ring             library: INJECT_RING_RECORDS records of 128 bytes, one producer
  *   then    names            library: append-only, INJECT_NAMES_BYTES
- *   then    functions        library: those that slots are wanted of (INJECT_SLOTS)
- *   then    slots            agent: words of the program's that hold one of them
- * One agent at a time: flock(LOCK_EX) on the open file; it is given up by itself when the agent dies.
- * Each side treats what the other one wrote as wrong until checked. Times: CLOCK_MONOTONIC in ns.
- * Words of 8 bytes are aligned and written at once.
+ *   then    functions        library: those that it has hooks for (INJECT_SLOTS)
+ *   then    slots            agent: words of the program's data that hold the address of one of them
+ * One agent at a time: flock(LOCK_EX) on the open file, which the kernel drops when the agent dies.
+ * Each side checks all that the other one wrote. Times: CLOCK_MONOTONIC in ns.
+ * Words of 8 bytes are aligned and written atomically.
  *
- * ---- the life of it ----------------------------------------------------------------------------
+ * ---- heartbeat, detach, kill switch ------------------------------------------------------------
  * The agent writes heartbeat_ns at least every INJECT_HEARTBEAT_NS. Once it is older than INJECT_IDLE_NS
- * the library goes idle (state INJECT_IDLE) whatever else control holds: no hook does more than test a
- * word. A heartbeat that comes back wakes it within 0.5 s. Detach: request = INJECT_LEAVE; hooks are
+ * the library goes idle (state INJECT_IDLE) whatever else control holds: each hook tests one word and passes
+ * on. A heartbeat that comes back wakes it within 0.5 s. Detach: request = INJECT_LEAVE; hooks are
  * taken out of the import tables, state INJECT_LEFT; a later request puts them back, so attaching
  * again needs no second load. Kill switch: off = INJECT_KILL; the same, for good (INJECT_KILLED).
  *
@@ -55,8 +55,8 @@
  *
  * ---- trace -------------------------------------------------------------------------------------
  * With INJECT_WINDOWS alone and a `window` other than window_done (and not 0), the library traces for window_us
- * by the copy of CUPTI that the process has mapped, in a thread that lives as long as that takes. Whether this
- * build may be used is the agent's to know beforehand. What came of it: window_reason, then window_done. Records
+ * by the copy of CUPTI that the process has mapped, in a thread that lives as long as that takes. The agent has
+ * checked beforehand that this build may be used. The outcome: window_reason, then window_done. Records
  * are in another sealed memfd, INJECT_TRACE_MEMFD: inject_trace at 0, its magic last, and records from
  * INJECT_TRACE_AT on; their names are in the memory above. It stays until the next window, or until window is 0 or
  * the heartbeat ends. Times of records are CUPTI's; two pairs of both clocks relate them. A trace is cut short where
@@ -83,7 +83,7 @@
 #define INJECT_NAMES_AT (INJECT_RING_AT + INJECT_RING_RECORDS * INJECT_RECORD_BYTES)
 #define INJECT_NAMES_BYTES (4u << 20)
 #define INJECT_FUNCTIONS_AT (INJECT_NAMES_AT + INJECT_NAMES_BYTES)
-#define INJECT_FUNCTIONS 128u
+#define INJECT_FUNCTIONS 128u /* at most */
 #define INJECT_SLOTS_AT (INJECT_FUNCTIONS_AT + 4096)
 #define INJECT_SLOTS_MOST 4096u
 #define INJECT_BYTES (INJECT_SLOTS_AT + INJECT_SLOTS_MOST * 24)
@@ -92,7 +92,7 @@
 #define INJECT_TRACE_MEMFD "sonde-trace"
 #define INJECT_TRACE_MAGIC 0x316361727464736eull /* "nsdtrac1", little endian */
 #define INJECT_TRACE_AT 4096
-#define INJECT_TRACE_RECORDS 2097152u
+#define INJECT_TRACE_RECORDS 2097152u /* room for this many */
 #define INJECT_TRACED_BYTES 88
 #define INJECT_TRACE_BYTES (INJECT_TRACE_AT + INJECT_TRACE_RECORDS * INJECT_TRACED_BYTES)
 #define INJECT_TRACE_MOST_US 10000000u
@@ -110,7 +110,7 @@ struct inject_header {
 enum inject_request {
 	INJECT_EVENTS = 1,  /* time sampled launches, replays, copies with events of our own */
 	INJECT_OPENCL = 2,  /* time sampled OpenCL commands by their profiling info */
-	INJECT_WINDOWS = 4, /* CUPTI may be touched (a standing cost until the process ends) */
+	INJECT_WINDOWS = 4, /* CUPTI may be used (slows the program down until it ends) */
 	INJECT_STACKS =
 		8, /* the library walks frame pointers at sampled launches (no root needed) */
 	INJECT_SITE =
@@ -142,7 +142,7 @@ enum inject_status {
 	INJECT_IDLE,	/* no heartbeat, or nothing asked */
 	INJECT_WAITING, /* asked, but no device library is loaded yet */
 	INJECT_TIMING,	/* hooks are armed */
-	INJECT_WINDOW,	/* timing, and a CUPTI window is open */
+	INJECT_WINDOW,	/* a CUPTI window is open; nothing is timed meanwhile */
 	INJECT_YIELDED, /* nothing is timed while somebody else traces by CUPTI */
 	INJECT_REFUSED, /* see reason */
 	INJECT_LEFT,	/* detached; may come back */
@@ -164,47 +164,46 @@ enum inject_reason {
 };
 
 struct inject_state {
-	uint64_t polled_ns; /* when the library's thread last looked */
+	uint64_t polled_ns; /* when the library's thread last read the control */
 	uint32_t status;    /* enum inject_status */
 	uint32_t reason;    /* enum inject_reason */
 	uint64_t head;	    /* records put into the ring, ever; written after them */
 	uint64_t names_end; /* bytes of names in use */
 
-	/* Exact counts since the library was loaded, of what hooks saw while they were armed. */
-	uint64_t launches; /* of kernels, by every thread */
-	uint64_t replays;  /* launches of CUDA graphs, by every thread */
-	uint64_t copies;
-	uint64_t commands;	 /* of OpenCL */
-	uint64_t sampled;	 /* chosen to be timed */
-	uint64_t timed;		 /* of those chosen, with a duration */
-	uint64_t lost_ring;	 /* no room in the ring */
-	uint64_t lost_names;	 /* no room for the name */
-	uint64_t lost_pool;	 /* chosen while no pair of events was free */
-	uint64_t lost_order;	 /* answer late or out of bounds; no whole pair; thread ended */
+	/* Counts since the library was loaded. `launches` is what armed hooks saw: kernels, replays, copies, sets,
+	 * waits and OpenCL commands of all threads, each thread's added after up to 256. */
+	uint64_t launches;
+	uint64_t replays, copies, commands; /* not written: 0 */
+	uint64_t sampled;		    /* chosen to be timed */
+	uint64_t timed;			    /* of those chosen, with a duration */
+	uint64_t lost_ring;		    /* no room in the ring */
+	uint64_t lost_names;		    /* no room for the name */
+	uint64_t lost_pool;		    /* chosen, but no pair or token was free, or no gate */
+	uint64_t lost_order;	 /* gate timed out; events not recorded or read; thread ended */
 	uint64_t left_capturing; /* not timed: its stream was being captured */
-	uint64_t windows;	 /* sessions in which CUPTI recorded */
+	uint64_t windows;	 /* in which CUPTI recorded */
 	uint64_t window_records;
 	uint64_t window_dropped; /* records that CUPTI dropped, or that found no room */
-	uint64_t window_cut;	 /* sessions that ended early */
+	uint64_t window_cut;	 /* windows that ended early */
 	uint64_t host_ns;	 /* time spent by us in the host's threads, in sampled calls */
 	uint64_t self_ns;	 /* CPU time of our own thread */
 
 	uint32_t cupti_version, cupti_error;
 	uint32_t driver_version;
 	uint32_t hooks;	      /* slots that lead to us now */
-	uint32_t window_done; /* the last window that was closed and drained */
+	uint32_t window_done; /* number of the last window that is over, traced or not */
 	uint32_t every;	      /* the mean stride of the sampling now */
-	uint32_t bias_ns;     /* taken off every event-timed duration: an empty kernel's own pair */
-	uint32_t yielded_ms;  /* of the time asked for, nothing was timed: somebody else traced */
+	uint32_t bias_ns;     /* what a pair with a gate measures of an empty kernel; taken off */
+	uint32_t yielded_ms;  /* how long nothing was timed, because another tool traced */
 
-	uint64_t armed_ns; /* since when launches are counted and chosen, this time; 0: not yet */
-	/* Looks for words that lead to device libraries which ended before all data of the program's
-	 * modules was read; each goes on where the last one ended. */
+	uint64_t armed_ns; /* when hooks were last armed; 0: never */
+	/* Scans for slots whose budget ended before all data of the program's modules was read; each goes
+	 * on where the last one ended. */
 	uint64_t looks_cut;
 	uint64_t modules;	/* changes when modules were loaded or unloaded */
 	uint64_t slots_refused; /* of the agent's lists: not what it expected */
 	uint32_t functions_count;
-	uint32_t functions_seq; /* one more when they are others */
+	uint32_t functions_seq; /* one more whenever they change; 0: none yet */
 	uint32_t slots_done;	/* slots_seq of the list that was taken over last */
 	uint32_t window_reason; /* enum inject_reason, of window_done */
 };
@@ -241,7 +240,7 @@ enum inject_source {
 };
 
 enum inject_flags {
-	INJECT_GATED = 1, /* the device came to the pair when it was whole: no host time in it */
+	INJECT_GATED = 1, /* the pair was whole before the device came to it: no host time in it */
 	INJECT_NO_STACK = 2,
 };
 
@@ -251,14 +250,14 @@ struct inject_record {
 	uint8_t source;
 	uint8_t flags;
 	uint32_t name;	      /* offset of an inject_name in names, 0 unknown */
-	uint64_t correlation; /* of the launch: the same in its frames and at the site */
+	uint64_t correlation; /* number of the launch: the same in its frames */
 	uint64_t start_ns, end_ns;
-	double weight; /* how many such launches it stands for, those that could not be timed too */
-	uint64_t stream, graph, node;
-	uint64_t bytes; /* moved or set */
-	uint32_t tid;	/* who launched, in the process's own pid namespace */
+	double weight; /* how many launches it stands for, with those carried that were not timed */
+	uint64_t stream, graph, node; /* handles; 0: none, or the default stream */
+	uint64_t bytes;		      /* moved or set */
+	uint32_t tid;		      /* who launched, in the process's own pid namespace */
 	uint32_t device;
-	uint32_t window; /* CUPTI session it was recorded in, or 0 */
+	uint32_t window; /* number of the CUPTI window it was recorded in, or 0 */
 	uint16_t registers;
 	uint16_t kind; /* of a copy, as CUPTI numbers it (1 h2d, 2 d2h, 8 d2d) */
 	uint32_t grid[3], block[3];
@@ -293,12 +292,12 @@ struct inject_trace {
 	uint64_t dropped;   /* by CUPTI's own count */
 	uint64_t unknown;   /* of kinds that were not asked for */
 	uint64_t no_buffer; /* CUPTI wanted one more than there are */
-	uint64_t foreign;   /* buffers that are not ours were handed to us, and left alone */
+	uint64_t foreign;   /* buffers of another tool that CUPTI handed to us; left alone */
 	uint64_t held;	    /* buffers that CUPTI had not given back in the end */
 	/* When kernels and copies were switched off; calls are at closed_cupti_ns. */
 	uint64_t off_cupti_ns;
-	uint64_t switch_ns;  /* switching on took so long */
-	uint64_t drained_ns; /* switching off and fetching what was left took so long */
+	uint64_t switch_ns;  /* how long switching on took */
+	uint64_t drained_ns; /* how long switching off and fetching what was left took */
 };
 
 enum inject_traced_kind {

@@ -3,10 +3,9 @@
  * What user space puts into the kernel so that stacks can be walked there.
  *
  * Everything of variable size (unwind tables, the mappings of a process) lies in chunks of 256 KiB,
- * made on demand and written through a mapping of them. A reference names a place in one: number of
- * the chunk << 16 | index of a 32-bit word. What is written once is never changed while it can be
- * reached; a new version is written beside it, the process's entry is replaced, and the old place is
- * used again a while later.
+ * made on demand and written by user space through mmap. A reference is a place in one: number of
+ * the chunk << 16 | index of a 32-bit word. What a walk can reach is never changed: a new version is
+ * written beside it, the process's entry is replaced, and the old place is used again a while later.
  *
  * Table of a file (native/unwind/src/table.rs):
  *     pages   {u32 reference of rows, u32 count} for each 64 KiB of code; count 0: not loaded yet
@@ -16,11 +15,11 @@
 #ifndef SONDE_UNWIND_ABI_H
 #define SONDE_UNWIND_ABI_H
 
-#define UNWIND_CHUNK_WORDS 65536
-#define UNWIND_CHUNKS 160
-#define UNWIND_PROCESSES 4096
-#define UNWIND_MAX_RANGES 4096
-#define UNWIND_PAGES_WANTED 1024
+#define UNWIND_CHUNK_WORDS 65536 /* of 32 bits */
+#define UNWIND_CHUNKS 160	 /* at most: 40 MiB */
+#define UNWIND_PROCESSES 4096	 /* at most */
+#define UNWIND_MAX_RANGES 4096	 /* executable mappings of one process, at most */
+#define UNWIND_PAGES_WANTED 1024 /* pages that walks have asked for, and not loaded yet */
 
 struct unwind_chunk {
 	__u32 words[UNWIND_CHUNK_WORDS];
@@ -155,33 +154,33 @@ struct unwind_process {
 		struct unwind_v8 v8; /* `builtins` lies where `eval` does */
 		struct unwind_chain chain;
 	};
-	__u64 walks; /* counted by the programs: who is worth their room */
+	__u64 walks; /* counted by BPF: processes with few give up their room first */
 	__u64 epoch; /* another random number each time the process is loaded */
 };
 
 /* Why a walk ended; 0 is the thread's entry. Counted by kind; names in abi/errors.json. */
 enum unwind_stop {
 	STOP_ENTRY,
-	STOP_NO_PROCESS,  /* not known (yet): walked by frame pointers alone */
+	STOP_NO_PROCESS,  /* the process is not loaded (yet): walked by frame pointers alone */
 	STOP_NO_MAPPING,  /* the address is in no mapping, and frame pointers lead nowhere */
 	STOP_NO_RULE,	  /* the file's table has nothing there, nor have frame pointers */
 	STOP_UNSUPPORTED, /* unwind data of a form that is not read */
 	STOP_REGISTER,	  /* needs a register that is known in the first frame only */
 	STOP_MEMORY,	  /* the stack's memory could not be read */
-	STOP_NO_PROGRESS, /* the stack pointer did not rise */
+	STOP_NO_PROGRESS, /* the stack pointer did not increase */
 	STOP_DEPTH,	  /* more frames than are kept */
 	STOP_TABLE,	  /* a table's reference leads nowhere */
 	STOP_NO_HELPER,	  /* this kernel has no bpf_loop: frame pointers alone */
 	STOP_BUSY,	  /* the CPU's scratch memory was taken */
 	STOP_EXEC,	  /* the process runs another program since its mappings were read */
-	STOP_REGISTERS,	  /* no user registers: a thread on its way in or out */
+	STOP_REGISTERS,	  /* no user registers: a thread that starts or exits */
 	PYTHON_NO_THREAD, /* counted, the walk goes on: no thread state of Python's */
 	PYTHON_MEMORY,	  /* a Python frame could not be read */
-	PYTHON_NO_FRAME,  /* an evaluation loop without a separate frame */
+	PYTHON_NO_FRAME,  /* an evaluation loop whose Python frame was not found */
 	STOP_SIGNALS,	  /* more signal handlers on one stack than are followed */
-	STOP_TAIL, /* counted in user space: outer pieces were dropped before they were read */
-	CHAIN_NO_THREAD, /* counted, the walk goes on: no newest frame of Ruby or PHP */
-	CHAIN_MEMORY,	 /* a frame of theirs could not be read */
+	STOP_TAIL,	  /* counted in user space: the outer pieces of a long stack are missing */
+	CHAIN_NO_THREAD,  /* counted, the walk goes on: no newest frame of Ruby or PHP */
+	CHAIN_MEMORY,	  /* a frame of theirs could not be read */
 	STOP_MAX,
 };
 

@@ -4,31 +4,32 @@
 
 struct driver driver;
 
+/* Their slots stay: a call of the driver by itself or by a tool is none of the program's. */
 static const char *const driver_and_tools[] = {
 	"libcuda.so", "libcupti", "libnvidia-", "linux-vdso", "ld-linux", "libc.so", NULL,
 };
 
-#define MOST_HOOKS 80
+#define MOST_HOOKS 80 /* room for those of all cuda_*.c and profilers.c */
 static struct hook table[MOST_HOOKS];
 static struct hooks hooks = {table, 0, 0, driver_and_tools};
 
-static void list(struct hook_list of)
+static void add_to_table(struct hook_list list)
 {
-	for (unsigned k = 0; k < of.count && hooks.count < MOST_HOOKS; k++)
-		table[hooks.count++] = of.table[k];
+	for (unsigned k = 0; k < list.count && hooks.count < MOST_HOOKS; k++)
+		table[hooks.count++] = list.table[k];
 }
 
 static void list_hooks(void)
 {
 	hooks.count = 0;
-	list(launch_hooks());
-	list(copy_hooks());
-	list(context_hooks());
-	list(profiler_hooks());
+	add_to_table(launch_hooks());
+	add_to_table(copy_hooks());
+	add_to_table(context_hooks());
+	add_to_table(profiler_hooks());
 }
 
-// What our thread queries must not end a capture of another thread. The driver keeps this for each
-// thread, so also for the one that begins again in a forked child.
+// Queries of our thread must not end a stream capture of another thread, as they do in the default mode. The driver
+// keeps the mode by thread; a forked child has a new one of ours, which sets it again.
 static void relax_thread(void)
 {
 	static __thread bool relaxed __attribute__((tls_model("initial-exec")));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the files share that time launches of CUDA. */
+/* Shared by the files that time launches of CUDA. */
 #ifndef SONDE_CUDA_H
 #define SONDE_CUDA_H
 
@@ -16,6 +16,7 @@ struct driver {
 };
 extern struct driver driver;
 
+/* TAKEN: by the thread that launches; QUEUED: both events are in the stream, our thread reads them. */
 enum sample_state { SAMPLE_FREE, SAMPLE_TAKEN, SAMPLE_QUEUED };
 
 /* What the gate kernel and the host exchange, in pinned memory. */
@@ -24,14 +25,15 @@ struct gate_state {
 	volatile uint32_t timed_out; /* device: the delay ended before the pair was whole */
 };
 
+/* A pair of events, and the record of the launch that it is around. */
 struct sample {
 	_Atomic uint32_t state;
-	bool gated;
+	bool gated;    /* its gate kernel was launched */
 	bool unproved; /* a kernel without a gate; used only if `behind` */
 	bool behind;   /* when it was whole the device was busy with other work */
 	cu_event begin, end;
-	_Atomic(cu_stream) key; /* of the stream it is in */
-	_Atomic uint64_t use;	/* which one of this sample: the launch's number */
+	_Atomic(cu_stream) key; /* of the stream it is in (key_of) */
+	_Atomic uint64_t use;	/* the launch's correlation: another at each use of this struct */
 	struct sample *before;	/* in the same stream when this one was begun, or NULL */
 	uint64_t before_use;
 	struct gate_state *gate;
@@ -39,29 +41,30 @@ struct sample {
 	struct frames frames;
 };
 
+/* Whether kernels of this context are timed behind a gate. */
 enum gating { GATE_NONE, GATE_WANTED, GATE_READY };
 
-/* What is taken off a pair until that is measured: 2.2 to 3.2 us in nine processes on an H200. */
+/* The bias of a pair until it is measured: 2.2 to 3.2 us in nine processes on an H200. */
 #define PAIR_NS 2500
-#define POOL_SAMPLES 256
-#define STREAMS_BEFORE 8
+#define POOL_SAMPLES 256 /* pairs in flight in one context; two events each */
+#define STREAMS_BEFORE 8 /* streams of a context whose last pair is remembered */
 struct pool {
 	cu_context context;
 	unsigned long long id; /* the context's, 0: unknown */
 	int device;
-	cu_function gate, nothing;
-	uint32_t bias_ns, bias_ungated_ns;
+	cu_function gate, nothing;	   /* the gate kernel, and an empty one */
+	uint32_t bias_ns, bias_ungated_ns; /* of a pair behind a gate, and without one */
 	/* enum gating. Kernels of ours are launched only where the program launches some itself: on an
-	 * H200 a program that only replayed graphs ran 19 % slower for ever after its first plain kernel. And
+	 * H200 a program that only replayed graphs ran 19 % slower ever after its first kernel outside a graph. And
 	 * where its device is not always behind: there a pair needs no gate, and loading its module into a
 	 * driver whose queue is full took seconds, and held the program's next launch up as long. */
 	_Atomic uint32_t gating;
-	_Atomic uint32_t
-		without; /* pairs of kernels without a gate that may hold time of the host */
-	struct sample *_Atomic before[STREAMS_BEFORE]; /* the last ones in some streams */
-	_Atomic uint32_t next;
+	/* A score: how often pairs of kernels without a gate may hold time of the host (was_behind). */
+	_Atomic uint32_t without;
+	struct sample *_Atomic before[STREAMS_BEFORE]; /* the last pairs in some streams */
+	_Atomic uint32_t next;	  /* where the search for a free sample begins */
 	_Atomic uint32_t failed;  /* for good */
-	_Atomic uint32_t refused; /* events in a row */
+	_Atomic uint32_t refused; /* events in a row that the driver did not record */
 	/* Its context was taken away, and every event with it: nothing here is touched again. */
 	_Atomic uint32_t gone;
 	struct sample samples[POOL_SAMPLES];
@@ -69,9 +72,10 @@ struct pool {
 
 /* ---- cuda_pool.c ---- */
 
-/* The pool of the thread's current context, or NULL: then one is requested of our thread, unless
- * *for_good. */
+/* The pool of the thread's current context, or NULL: then our thread is asked to make one, unless *for_good, where it
+ * failed. */
 struct pool *pool_here(bool *for_good);
+/* A free pair; NULL: none was found. */
 struct sample *pool_take(struct pool *pool);
 /* A kernel is about to be launched: is there a gate for it? */
 bool pool_gated(struct pool *pool);
@@ -79,19 +83,20 @@ void pool_give_back(struct sample *sample);
 
 /* ---- cuda_pair.c ---- */
 
-/* Enqueue the gate, if there is one and it is wanted, and the first event; false: nothing was enqueued. */
+/* Enqueue the gate, if there is one and `gated`, and the first event; false: there is no first event. */
 bool pair_begin(struct pool *pool, struct sample *sample, cu_stream stream, bool gated);
-/* Enqueue the second one and open the gate. */
+/* Enqueue the second event and open the gate. */
 void pair_end(struct pool *pool, struct sample *sample, cu_stream stream, bool launched);
-/* The same without looking at what is before it in its stream: for gate_make. */
+/* The two halves without a look at the pair before it in its stream: for gate_make. */
 bool pair_enqueue_begin(struct pool *pool, struct sample *sample, cu_stream stream, bool gated);
+/* False: the second event was not recorded. */
 bool pair_enqueue_end(struct sample *sample, cu_stream stream);
-/* By our thread, in a step: put the record of a pair that has happened, and give the sample back. */
+/* By our thread, in a step: if the device has passed the pair, put its record, and give the sample back. */
 void pair_read(struct pool *pool, struct sample *sample);
 
 /* ---- cuda_gate.c ---- */
 
-/* By our thread, in a step: the gate, if the driver takes it, and what pairs take with it and without. */
+/* By our thread, in a step: load the gate kernel, if the driver takes it, and measure the bias with it and without. */
 void gate_make(struct pool *pool);
 
 /* ---- cuda_pool.c, by our thread ---- */
@@ -105,6 +110,7 @@ void pools_forget(void);
 void pools_of_context_gone(cu_context context);
 void pools_of_device_gone(int device);
 void pools_gone(void);
+/* The context that a pool was asked for may be the one that is gone: make none. */
 void pools_nothing_wanted(void);
 
 /* ---- profilers.c ---- */
@@ -112,9 +118,9 @@ void pools_nothing_wanted(void);
 /* Another tool traces kernels or copies: nothing of ours may go into a stream. */
 bool cuda_yields(void);
 struct hook_list profiler_hooks(void);
-/* Find CUPTI. True: it was not there, or elsewhere, so slots checked before may lead to it. */
+/* Find CUPTI. True: it was loaded since the last call, so slots that were scanned before may lead to it. */
 bool profilers_found(void);
-/* Our hooks are taken out, or this is a forked child: what is switched off goes unseen. */
+/* Our hooks are taken out, or this is a forked child: from now on it is not seen what others switch off. */
 void profilers_forget(void);
 
 /* ---- cuda_launches.c: one call between the events of a pair ---- */
@@ -124,14 +130,15 @@ struct launch {
 	struct pool *pool;
 	struct sample *sample;
 	cu_stream stream;
-	uint64_t begun_ns, own_ns; /* own: of this, ours, without the call itself */
-	bool gated;
+	uint64_t begun_ns, own_ns; /* own: how long we took until the program's call began */
+	bool gated;		   /* a gate is wanted: so not for copies and sets */
 };
 
-/* Is this call to be timed? Then it has a sample, to be described. */
+/* Is this call to be timed? Then l->sample is its pair, whose record the caller completes. `per_thread`: a NULL stream
+ * is the thread's default one. */
 bool launch_begin(struct launch *l, enum inject_type type, cu_stream stream, bool per_thread,
 		  void *frame, void *caller);
-/* Its first event is in the stream; if not, it goes untimed. */
+/* Enqueue the first event; false: that failed, and the launch goes untimed. */
 bool launch_begin_pair(struct launch *l);
 void launch_end(struct launch *l, cu_result launched);
 
@@ -143,21 +150,21 @@ struct section {
 	_Atomic uint64_t since_ns;
 	struct sample *_Atomic sample; /* that it has taken */
 };
-/* NULL: too many are. */
+/* NULL: all are taken. */
 struct section *section_enter(void);
 void section_leave(struct section *section);
-/* Is any thread in one? */
+/* Is any thread in a section? */
 bool launches_under_way(void);
-/* Until none is, for 50 ms at most. */
+/* Wait until no thread is, for 50 ms at most. */
 void launches_wait_out(void);
-/* By our own thread: clear up after threads that ended in one. */
+/* By our own thread: free the sections of threads that ended in one. */
 void sections_poll(void);
 /* In a forked child. */
 void sections_forget(void);
 
 /*
- * A hook: two functions, so that the common path keeps nothing on the stack and jumps. DESCRIBE fills in
- * the record.
+ * A hook: two functions, so that the common path keeps nothing on the stack and ends in a jump to the real function.
+ * DESCRIBE completes the record. Its table entry is ENTRY.
  */
 #define HOOK(NAME, TYPE, PER_THREAD, PARAMETERS, VALUES, STREAM, DESCRIBE)                         \
 	static cu_result(*real_##NAME) PARAMETERS;                                                 \
@@ -189,12 +196,12 @@ struct hook_list {
 };
 struct hook_list launch_hooks(void);
 typedef cu_result(*launch_kernel_fn) LAUNCH_PARAMETERS;
-/* The driver's own cuLaunchKernel; NULL: not found yet. */
+/* The driver's cuLaunchKernel itself; NULL: not found yet. */
 launch_kernel_fn real_launch_kernel(void);
-/* In a forked child: no stream of it is being captured. */
+/* In a forked child: no stream is being captured there. */
 void captures_forget(void);
 struct hook_list copy_hooks(void);
-/* By our thread: what calls that wait have left. */
+/* By our thread: put the records of calls that waited and have returned. */
 void cuda_waits_poll(void);
 bool cuda_waits_pending(void);
 void cuda_waits_forget(void);

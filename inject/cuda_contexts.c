@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Contexts that are taken away: with them go their events, which must not be touched again.
 //
-// While a context is destroyed our thread takes no step in the driver at all; what it had made there is
-// forgotten before it goes on. A context that is used again gets a new pool.
+// While a context is destroyed our thread takes no step in the driver at all; the context's pool is marked as gone
+// before it goes on. A context that is used again gets a new pool.
 #include "cuda.h"
 
 static cu_result gone_with(cu_context context, cu_result result)
 {
 	pools_nothing_wanted();
-	pools_of_context_gone(context); // whatever the result: it may be that of work from before
+	// Also where it failed: the error may be that of an earlier asynchronous launch, and the context be gone.
+	pools_of_context_gone(context);
 	steps_resume();
 	return result;
 }
 
-// A primary context goes with its last user.
+// A primary context is destroyed when its last user releases it.
 static cu_result released(int device, cu_result result)
 {
 	unsigned flags = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies and sets of the CUDA driver, timed like launches but without a gate, which a copy that makes the
-// host wait would hold up; and calls that wait, timed by the host's clock.
+// Copies and sets of the CUDA driver, timed like launches but without a gate: a copy that makes the host wait would
+// wait for the gate, too. And calls that wait for the device, timed by the host's clock.
 #include "cuda.h"
 
 #include <string.h>
@@ -25,7 +25,7 @@ static unsigned kind_by_types(int from, int to)
 	return from_device && to_device ? COPY_D2D : 0;
 }
 
-// Memory that the driver does not know is the host's.
+// Memory that the driver does not know is the host's. 0: this driver cannot be asked.
 static int type_of(cu_pointer at)
 {
 	int type = 0;
@@ -60,16 +60,17 @@ SETS(cuMemsetD32Async, SET_32_PARAMETERS, count * 4)
 
 // ---- calls that wait -------------------------------------------------------------------------------
 
-enum { HELD_FREE, HELD_TAKEN, HELD_DONE };
-#define HELD 64
-static struct held {
+// Calls that have returned, until our thread puts their records.
+enum { RETURNED_FREE, RETURNED_TAKEN, RETURNED_DONE };
+#define RETURNED 64
+static struct returned {
 	_Atomic uint32_t state;
 	struct inject_record record;
 	struct frames frames;
-} held[HELD];
-static _Atomic uint32_t next_held;
+} returned[RETURNED];
+static _Atomic uint32_t next_returned;
 
-// On the stack of the thread that waits, until its end: a thread that is cancelled in the driver leaves
+// On the stack of the thread that waits, until its call returns: a thread that is cancelled in the driver leaves
 // nothing behind.
 struct wait {
 	struct inject_record record;
@@ -104,17 +105,17 @@ static bool wait_begin(struct wait *w, const char *name, uint64_t bytes, unsigne
 
 static cu_result wait_end(struct wait *w, cu_result result)
 {
-	struct held *h = &held[atomic_fetch_add(&next_held, 1) % HELD];
-	uint32_t is_free = HELD_FREE;
+	struct returned *h = &returned[atomic_fetch_add(&next_returned, 1) % RETURNED];
+	uint32_t is_free = RETURNED_FREE;
 	w->record.end_ns = now_ns();
-	if (!atomic_compare_exchange_strong(&h->state, &is_free, HELD_TAKEN)) {
+	if (!atomic_compare_exchange_strong(&h->state, &is_free, RETURNED_TAKEN)) {
 		COUNT(lost_pool, 1);
 		sampling_carry(INJECT_SYNC, w->record.weight);
 		return result;
 	}
 	h->record = w->record;
 	frames_copy(&h->frames, &w->frames);
-	atomic_store(&h->state, HELD_DONE);
+	atomic_store(&h->state, RETURNED_DONE);
 	return result;
 }
 
@@ -149,30 +150,30 @@ WAIT(cuMemcpyDtoH_v2_ptds, (void *to, cu_pointer from, size_t bytes), (to, from,
 
 void cuda_waits_poll(void)
 {
-	for (int k = 0; k < HELD; k++) {
-		struct held *h = &held[k];
-		if (atomic_load(&h->state) != HELD_DONE)
+	for (int k = 0; k < RETURNED; k++) {
+		struct returned *h = &returned[k];
+		if (atomic_load(&h->state) != RETURNED_DONE)
 			continue;
 		if (h->frames.count)
 			frames_put(&h->frames, h->record.correlation, h->record.tid);
 		else
 			h->record.flags |= INJECT_NO_STACK;
 		sampling_put(&h->record);
-		atomic_store(&h->state, HELD_FREE);
+		atomic_store(&h->state, RETURNED_FREE);
 	}
 }
 
 bool cuda_waits_pending(void)
 {
-	for (int k = 0; k < HELD; k++)
-		if (atomic_load(&held[k].state) == HELD_DONE)
+	for (int k = 0; k < RETURNED; k++)
+		if (atomic_load(&returned[k].state) == RETURNED_DONE)
 			return true;
 	return false;
 }
 
 void cuda_waits_forget(void)
 {
-	memset(held, 0, sizeof held);
+	memset(returned, 0, sizeof returned);
 }
 
 #define TWICE(NAME) ENTRY(NAME) ENTRY(NAME##_ptsz)

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gate: a kernel of ours that waits until the whole pair behind it is in the stream, or some time is
-// over (GATE_NS): it ends by itself whatever becomes of the host's thread. A pair whose gate timed out is not
-// used. And what a pair measures of a kernel that does nothing.
+// The gate: a kernel of ours that waits until the whole pair behind it is in the stream, or 40 us are over (GATE_NS
+// of cuda_pair.c): it ends by itself whatever becomes of the host's thread. A pair whose gate timed out is not
+// used. And the bias: what a pair measures of a kernel that does nothing.
 #include "cuda.h"
 
-/* What CUPTI measures of a kernel that does nothing, less what its pair lacks of the overhead of a
- * kernel with work to do: with this, the pairs of kernels of 0.9 to 160 us agreed with CUPTI to within
- * 0.5 us (short) and 0.9 us (long) on an H200. */
+/* The part of an empty kernel's pair that is the kernel's time, not bias. Chosen by trial: with it, pairs around
+ * kernels of 0.9 to 160 us agreed with CUPTI to within 0.5 us (short kernels) and 0.9 us (long ones) on an H200. */
 #define NULL_KERNEL_NS 400
 
 static const char gate_code[] =
@@ -45,8 +44,8 @@ static uint32_t lower_quartile(uint32_t *of, unsigned n)
 	return n ? of[n / 4] : 0;
 }
 
-// What a pair measures of a kernel that does nothing: not the kernel's, so not to be counted. What else
-// the device does meanwhile only makes a pair longer, so not the median.
+// What a pair measures of an empty kernel, without the time of that kernel. Other work of the device only makes a pair
+// longer: so the lower quartile of some, not their median.
 static uint32_t measure_bias(struct pool *p, bool gated)
 {
 	enum { ROUNDS = 21 };
@@ -66,7 +65,7 @@ static uint32_t measure_bias(struct pool *p, bool gated)
 		bool ok = driver.cuLaunchKernel(p->nothing, 1, 1, 1, 1, 1, 1, 0, stream, NULL,
 						NULL) == CU_OK;
 		pair_enqueue_end(s, stream);
-		uint64_t until = now_ns() + 100000000u;
+		uint64_t until = now_ns() + 100000000u; // a device that is busy
 		while (!step_is_unwanted() && driver.cuEventQuery(s->end) == CU_NOT_READY &&
 		       now_ns() < until) {
 			struct timespec t = {0, 20000};
@@ -77,7 +76,7 @@ static uint32_t measure_bias(struct pool *p, bool gated)
 		    !(s->gated && s->gate->timed_out))
 			found[n++] = (uint32_t)(ms * 1e6f);
 	}
-	if (!step_is_unwanted()) // else it goes with its context
+	if (!step_is_unwanted()) // else the stream is destroyed with its context
 		driver.cuStreamDestroy_v2(stream);
 out:
 	pool_give_back(s);

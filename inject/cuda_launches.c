@@ -3,15 +3,15 @@
 //
 // The hooks sit in the pointer slots through which runtimes call the driver (pointer_scan.c). Most launches pass
 // through with a test and a count. A sampled one goes into its stream between two events, behind a
-// gate (cuda_pool.c), unless its stream, or any, is being captured.
+// gate (cuda_gate.c), unless its stream, or any, is being captured.
 #include "cuda.h"
 
 #include <string.h>
 
-static _Atomic int capturing;	    // captures that began and did not end, as far as was seen
+static _Atomic int capturing; // stream captures that began and did not end, as far as was seen
 static _Atomic uint64_t capture_ns; // when the last one began
 
-#define CAPTURE_FORGOTTEN_NS 30000000000ull
+#define CAPTURE_FORGOTTEN_NS 30000000000ull /* after this its end is taken for missed */
 
 static bool any_capture(void)
 {
@@ -84,7 +84,7 @@ bool launch_begin(struct launch *l, enum inject_type type, cu_stream stream, boo
 	l->sample->record.type = type;
 	l->sample->record.weight = weight;
 	atomic_store(&l->section->sample, l->sample);
-	if (cuda_yields()) { // since the hook checked
+	if (cuda_yields()) { // another tool began to trace since the hook was armed
 		leave(l);
 		sampling_carry(type, weight);
 		return false;
@@ -170,7 +170,7 @@ HOOK(cuGraphLaunch, INJECT_REPLAY, false, REPLAY_PARAMETERS, REPLAY_VALUES, stre
 HOOK(cuGraphLaunch_ptsz, INJECT_REPLAY, true, REPLAY_PARAMETERS, REPLAY_VALUES, stream, OF_REPLAY)
 // clang-format on
 
-// ---- captures: no pair may be half in a stream when one begins ------------------------------------
+// ---- stream captures: no pair may be half in a stream when one begins -----------------------------
 
 static void capture_begins(void)
 {
@@ -189,7 +189,7 @@ static cu_result capture_began(cu_result result)
 static cu_result capture_ended(cu_result result)
 {
 	if (atomic_fetch_sub(&capturing, 1) <= 0)
-		atomic_store(&capturing, 0); // it had begun before us
+		atomic_store(&capturing, 0); // it had begun before our hooks were in
 	return result;
 }
 

@@ -6,8 +6,8 @@
 // was behind with its stream when the pair was whole.
 #include "cuda.h"
 
-#define GATE_NS 40000
-#define MOST_REFUSED 100
+#define GATE_NS 40000	 /* longest delay of the program's kernel by a gate */
+#define MOST_REFUSED 100 /* events in a row that were not recorded: then the pool is given up */
 
 static bool is_sticky(cu_result r)
 {
@@ -32,7 +32,7 @@ bool pair_enqueue_begin(struct pool *pool, struct sample *s, cu_stream stream, b
 	}
 	if (s->gated)
 		s->gate->open = 1;
-	// A stream of another context is nobody's fault; what goes on is.
+	// A launch into a stream of another context is refused, too; many in a row are an error of the context.
 	if (is_sticky(r) || atomic_fetch_add(&pool->refused, 1) >= MOST_REFUSED)
 		atomic_store(&pool->failed, 1);
 	return false;
@@ -48,12 +48,14 @@ bool pair_enqueue_end(struct sample *s, cu_stream stream)
 	return whole;
 }
 
-// A pair that may hold time of the host is of no use, and it is not any pair: the first launches after a pause
-// are, whose weight others would have to carry. So a gate is requested when more than one in nine are such.
+// A pair that may hold time of the host is not used. Such pairs are no random choice: they are those of the first
+// launches after a pause, and others would carry their weight. So a gate is requested when more than one pair in nine
+// is such: each adds 8 to the score `without`, each other one takes 1 off, and the gate comes at 64.
 #define FAILED_WEIGHS 8u
 #define MOST_WITHOUT 64u
 
-// The default stream of each thread is another one, by the same handle. No address ends in 2.
+// One key for each stream. The default stream of every thread has the same handle, so its key is made from the tid. It
+// ends in 2, which no address of a stream does.
 static cu_stream key_of(cu_stream stream)
 {
 	if (stream != CU_PER_THREAD)
@@ -61,7 +63,8 @@ static cu_stream key_of(cu_stream stream)
 	return (cu_stream)(uintptr_t)((uint64_t)self_sampling.tid << 32 | 2);
 }
 
-// Where the last pair in a stream is kept, if it is; else where that of another one is, by turns.
+// The place in pool->before of the last pair of a stream. If it has none: a free place, or, by turns, one that another
+// stream has.
 static struct sample *_Atomic *last_in(struct pool *pool, cu_stream key)
 {
 	for (int k = 0; k < STREAMS_BEFORE; k++) {
@@ -73,7 +76,7 @@ static struct sample *_Atomic *last_in(struct pool *pool, cu_stream key)
 	return &pool->before[turn % STREAMS_BEFORE];
 }
 
-// The pair that is before this one in its stream, as it is used now.
+// Note the pair before this one in its stream, and which use of it.
 static void look_before(struct pool *pool, struct sample *s, cu_stream stream)
 {
 	cu_stream key = key_of(stream);
@@ -95,7 +98,7 @@ bool pair_begin(struct pool *pool, struct sample *s, cu_stream stream, bool gate
 	return pair_enqueue_begin(pool, s, stream, gated && pool_gated(pool) && pool->gate);
 }
 
-// In a thread that is not ours: another thread's capture in global mode forbids it to everybody else.
+// In a thread of the program. Relaxed, because another thread's stream capture in global mode forbids queries.
 static bool has_not_happened(cu_event event)
 {
 	int mode = CU_CAPTURE_MODE_RELAXED;
@@ -106,18 +109,20 @@ static bool has_not_happened(cu_event event)
 	return is_so;
 }
 
-static bool is_in_use(const struct sample *s)
+// Whether the pair before this one is still that of the launch that was noted.
+static bool is_before_queued(const struct sample *s)
 {
 	return atomic_load(&s->before->state) == SAMPLE_QUEUED &&
 	       atomic_load(&s->before->use) == s->before_use;
 }
 
 // Was the device behind with this stream when the pair was whole? Then there is no time of the host in it,
-// though it had no gate. Seen by the pair before it, whose end had not happened yet.
+// though it had no gate. It was, if the device had not passed the end of the pair before.
 static bool was_behind(struct pool *pool, const struct sample *s)
 {
 	uint32_t none = GATE_NONE, without = atomic_load(&pool->without);
-	if (s->before && is_in_use(s) && has_not_happened(s->before->end) && is_in_use(s)) {
+	if (s->before && is_before_queued(s) && has_not_happened(s->before->end) &&
+	    is_before_queued(s)) {
 		if (without)
 			atomic_compare_exchange_strong(&pool->without, &without, without - 1);
 		return true;

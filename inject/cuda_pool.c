@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pools of pairs of events, made beforehand, one a context: found, made, looked through, and left alone once
-// their context is gone.
+// Pools of pairs of events, one for each context: made by our thread, found by threads that launch, polled for pairs
+// that the device has passed, and left alone once their context is gone.
 #include "cuda.h"
 
 #include <string.h>
 #include <sys/mman.h>
 
-#define MAX_POOLS 16
+#define MAX_POOLS 16 /* launches in further contexts are not timed, and counted (lost_pool) */
+#define TRIES 8	     /* samples that a thread of the program looks at for a free one */
 
 static struct pool *_Atomic pools[MAX_POOLS];
-static struct pool *spare; // of our thread, linked by nothing: one is enough
-static _Atomic(cu_context) wanted;
+static struct pool *spare;	   // our thread's: memory of a pool that is gone, for the next one
+static _Atomic(cu_context) wanted; // by a thread that launched in it and found no pool
 
 static unsigned long long id_of(cu_context context)
 {
@@ -28,7 +29,7 @@ struct pool *pool_here(bool *for_good)
 		if (!p || p->context != context || atomic_load(&p->gone))
 			continue;
 		if (p->id && p->id != id_of(context)) {
-			atomic_store(&p->gone, 1); // another one at the same place
+			atomic_store(&p->gone, 1); // another context at the same address
 			continue;
 		}
 		*for_good = atomic_load_explicit(&p->failed, memory_order_relaxed);
@@ -43,7 +44,7 @@ struct pool *pool_here(bool *for_good)
 struct sample *pool_take(struct pool *pool)
 {
 	uint32_t from = atomic_fetch_add_explicit(&pool->next, 1, memory_order_relaxed);
-	for (uint32_t k = 0; k < 8; k++) {
+	for (uint32_t k = 0; k < TRIES; k++) {
 		struct sample *s = &pool->samples[(from + k) % POOL_SAMPLES];
 		uint32_t is_free = SAMPLE_FREE;
 		if (atomic_compare_exchange_strong(&s->state, &is_free, SAMPLE_TAKEN))
@@ -93,7 +94,7 @@ static void make_pool(cu_context context)
 		if (!p && slot < 0)
 			slot = k;
 		if (p && p->context == context && !atomic_load(&p->gone))
-			return; // failed: it stays so
+			return; // it failed, or another thread asked for it too
 	}
 	struct pool *p = slot < 0 ? NULL : fresh_pool();
 	if (!p)
@@ -109,13 +110,13 @@ static void make_pool(cu_context context)
 		driver.cuCtxPopCurrent_v2(&popped);
 	}
 	if (step_is_unwanted())
-		atomic_store(&p->gone, 1); // half made: begun again when the context is used again
+		atomic_store(&p->gone, 1); // incomplete: the next use of the context makes another
 	else if (p->failed)
 		SET(reason, INJECT_NO_EVENTS);
 	atomic_store_explicit(&pools[slot], p, memory_order_release);
 }
 
-static void turn_of_pool(struct pool *p)
+static void poll_pool(struct pool *p)
 {
 	if (!atomic_load(&p->failed) && atomic_load(&p->gating) == GATE_WANTED)
 		gate_make(p);
@@ -137,9 +138,9 @@ void pools_poll(void)
 		if (!p)
 			continue;
 		if (!atomic_load(&p->gone)) {
-			turn_of_pool(p);
+			poll_pool(p);
 		} else if (!spare && !launches_under_way()) {
-			// Asked after it was gone: who comes now passes it by, and nobody has it still.
+			// Checked after it was marked as gone: no thread can still use it, and no other takes it.
 			atomic_store(&pools[k], NULL);
 			spare = p;
 		}

@@ -15,9 +15,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define SECTIONS 64
+#define SECTIONS 64 // threads that launch at the same moment; beyond that untimed (lost_pool)
 #define WAIT_OUT_NS 50000000u // the caller is the program: a launch that blocks holds it no longer
-#define SUSPECT_NS 20000000u  // longer in the driver than this: alive still?
+#define SUSPECT_NS 20000000u  // in the driver for longer: it is checked that the thread lives
 
 static struct section sections[SECTIONS];
 

@@ -123,30 +123,31 @@ _Static_assert(offsetof(struct cupti_call, tid) == 28, "as CUPTI has it");
 
 /* ---- trace_records.c: what CUPTI hands over, and where it goes ---- */
 
-/* Room for one trace, empty. False: none. */
+/* Make the memory for the records of one trace. False: there is none. */
 bool records_begin(const struct cupti *cupti, uint32_t window);
-/* The head of it. */
+/* The head of that memory. */
 struct inject_trace *records_head(void);
 /* `on`: keep records from now on. Else keep no more, and wait until the one that is being kept is done: for 1 s
  * at most, as CUPTI may hang. */
 void records_keep(bool on);
-/* Buffers that CUPTI has. */
+/* How many buffers CUPTI has not given back. */
 unsigned records_held(void);
-/* The head is whole: let the agent see it. */
+/* The trace is complete: let the agent see it. */
 void records_publish(void);
 /* Give the memory back, unless records are kept, or still being kept: then a later call does. */
 void records_forget(void);
 /* In a forked child. */
 void records_forget_in_child(void);
+/* The two callbacks of cuptiActivityRegisterCallbacks: CUPTI asks for an empty buffer, and hands a full one over. */
 void cupti_wants_buffer(uint8_t **buffer, size_t *size, size_t *most_records);
 void cupti_gives_buffer(cu_context context, uint32_t stream, uint8_t *buffer, size_t size,
 			size_t valid);
 
-/* ---- profilers.c ---- */
+/* ---- profilers.c: other users of CUPTI in this process ---- */
 
-/* Does somebody else trace, or did they just begin to? */
+/* Does one of them trace, or did one call CUPTI just now, so that it may begin to? */
 bool profilers_trace(void);
-/* Since our hooks are in, somebody else's switching was seen: so whether they trace is known. */
+/* Since our hooks are in, one was seen to switch a kind of record on or off: so whether they trace is known. */
 bool profilers_are_known(void);
 /* Somebody else has switched this kind on for all contexts. */
 bool profilers_have_on(int kind);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The part of the CUDA driver's interface that the library uses, by its public documentation. */
+/* The part of the CUDA driver's interface that the library uses, by its public documentation. Names in capitals that
+ * begin with CU_ shorten those of cuda.h (CU_OK: CUDA_SUCCESS). */
 #ifndef SONDE_DRIVER_H
 #define SONDE_DRIVER_H
 
@@ -21,11 +22,12 @@ enum {
 	CU_MEMORY_HOST = 1,
 	CU_MEMORY_DEVICE = 2,
 	CU_MEMORY_ARRAY = 3,
-	/* Errors from the one up to, not including, the other are taken for such that leave a context
-	 * unusable. A few do not (701: a launch lacked resources): then pairs of the context end early. */
+	/* Errors from 700 to 719 are taken for sticky ones, which leave a context unusable. A few are not
+	 * (701: a launch lacked resources): then nothing more is timed in that context. */
 	CU_STICKY_FROM = 700,
 	CU_STICKY_TO = 720,
 };
+/* Handles of the two default streams. */
 #define CU_LEGACY ((cu_stream)1)
 #define CU_PER_THREAD ((cu_stream)2)
 

@@ -25,9 +25,8 @@ const char *base_name(const char *path)
 	return slash ? slash + 1 : path;
 }
 
-// How many bytes there are from here to the end of a segment of the module with these rights. What its
-// tables hold is only claimed by the module: one that was packed or stripped may hold anything, and the
-// dynamic linker reads few of them.
+// How many bytes there are from here to the end of a segment of the module with these rights. The tables of a
+// module that was packed or stripped may hold anything, and the dynamic linker reads few of them.
 static size_t bytes_at(const struct dl_phdr_info *i, const void *at, uint32_t rights)
 {
 	uintptr_t address = (uintptr_t)at - i->dlpi_addr;
@@ -221,7 +220,7 @@ bool other_copy_is_here(void)
 	bool found = false;
 	int fd = (int)syscall(SYS_openat, AT_FDCWD, "/proc/self/maps", O_RDONLY | O_CLOEXEC);
 	for (long got; !found && fd >= 0; have += (size_t)got) {
-		if (have > sizeof text / 2) { // keep what may be the begin of the mark
+		if (have > sizeof text / 2) { // keep what may be the first part of the mark
 			memmove(text, text + have - sizeof mark, sizeof mark);
 			have = sizeof mark;
 		}

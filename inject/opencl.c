@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // OpenCL commands, some of them timed by the profiling information of their events.
 //
-// A queue must have been made with profiling for that: it is requested for every queue that is made
-// while we watch. Commands in older queues are counted as lost. We are called through pointer slots of the
-// program that lead to the loader's functions, or by the loader itself (opencl_layer.c).
+// A queue must have been made with profiling for that: our hooks request it for every queue that is made while they
+// are armed. Commands in older queues are counted as lost. We are called through pointer slots of the program that
+// lead to functions of the ICD loader (libOpenCL), or by that loader itself (opencl_layer.c).
 #include "internal.h"
 
 #include <string.h>
@@ -40,7 +40,7 @@ static struct {
 	CL_FUNCTIONS(FIELD)
 } cl;
 
-#define PENDING 256
+#define PENDING 256 /* timed commands that have not ended; beyond it they are untimed (lost_pool) */
 enum { COMMAND_FREE, COMMAND_TAKEN, COMMAND_QUEUED };
 static struct command {
 	_Atomic uint32_t state;
@@ -51,14 +51,14 @@ static struct command {
 static _Atomic uint32_t next_command;
 static _Atomic int32_t queued;
 
-// On the stack of the thread that enqueues, until the call has returned: one that is cancelled in it
+// On the stack of the thread that enqueues, until the call has returned: a thread that is cancelled in it
 // leaves nothing behind.
 struct enqueue {
 	struct inject_record record;
 	struct frames frames;
-	bool handed_out;	   // the host holds the event too
-	cl_object own, *to;	   // where the event is written
-	uint64_t begun_ns, own_ns; // own: without the call itself
+	bool handed_out;    // the program asked for the event, and holds it too
+	cl_object own, *to; // where the event is written: `own`, or where the program wants it
+	uint64_t begun_ns, own_ns; // own: how long we took until the program's call began
 };
 
 static bool begin(struct enqueue *e, cl_object queue, cl_object **event, uint16_t type, void *frame,
@@ -196,7 +196,7 @@ HOOK(clEnqueueWriteBuffer, INJECT_COPY, TRANSFER_PARAMETERS, TRANSFER_VALUES,
 HOOK(clEnqueueCopyBuffer, INJECT_COPY, COPY_PARAMETERS, COPY_VALUES,
      describe_copy(&e, bytes, COPY_D2D))
 
-// ---- queues: with profiling, unless one cannot be had ---------------------------------------------
+// ---- queues: made with profiling, or, where that fails, without -----------------------------------
 
 static cl_object (*real_clCreateCommandQueue)(cl_object, cl_object, cl_bits, cl_int *);
 static cl_object (*real_clCreateCommandQueueWithProperties)(cl_object, cl_object, const cl_bits *,
@@ -204,7 +204,7 @@ static cl_object (*real_clCreateCommandQueueWithProperties)(cl_object, cl_object
 
 static bool is_layer; // the loader calls us
 
-// Called by the loader, we may be there before our thread has looked for the first time.
+// As a layer we may be called before our thread has armed the hooks for the first time.
 static bool wants_profiling(void)
 {
 	const struct inject_control *c = shared.control;
@@ -224,7 +224,7 @@ static cl_object hook_clCreateCommandQueue(cl_object context, cl_object device, 
 	return real_clCreateCommandQueue(context, device, properties, error);
 }
 
-#define MAX_PROPERTIES 32
+#define MAX_PROPERTIES 32 /* words of a list that are read */
 static cl_object hook_clCreateCommandQueueWithProperties(cl_object context, cl_object device,
 							 const cl_bits *properties, cl_int *error)
 {
@@ -333,7 +333,7 @@ bool opencl_stand_between(void **entries, unsigned count)
 	for (unsigned k = 0; k < hooks.count; k++) {
 		entry = entry_of(entries, count, table[k].name);
 		if (!entry || !*entry)
-			continue; // of a later version than the loader's
+			continue; // the loader is older than this function
 		__atomic_store_n(table[k].real, *entry, __ATOMIC_RELEASE);
 		*entry = table[k].ours;
 	}
@@ -356,7 +356,7 @@ static void read_command(struct command *c)
 		    cl.clGetEventProfilingInfo(c->event, CL_COMMAND_ENDED, sizeof ended, &ended,
 					       NULL);
 	if (r == CL_OK && status == CL_COMPLETE_STATUS && ended >= started) {
-		// The device has its own clock; what it reports as enqueued is when the host enqueued it.
+		// Times are of the device's clock. CL_COMMAND_QUEUED is when the host enqueued it: start_ns.
 		if (started >= enqueued)
 			c->record.start_ns += started - enqueued;
 		c->record.end_ns = c->record.start_ns + (ended - started);

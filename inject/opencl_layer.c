@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// OPENCL_LAYERS: the OpenCL loader has us stand between a program and its devices before the program's
-// first call returns. So the very first queue is made with profiling, and no slot has to be found.
+// OPENCL_LAYERS: during a program's first call the OpenCL loader puts our hooks between the program and its devices.
+// So the very first queue is made with profiling, and no slot has to be found.
 #include "internal.h"
 
 #include <string.h>

@@ -13,32 +13,35 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* Of one scan: what is left over is read in the next one, and counted. */
+/* The budget of one scan: what is left over is read in the next one, and counted (looks_cut). */
 #define SCAN_BYTES (64ul << 20)
 #define SCAN_CPU_NS 20000000ull
-#define WIDE 16u		/* times as much, in the first scans and when ours are taken out */
-#define HEAD_BYTES (16ul << 20) /* of each segment before the rest of any */
-#define WINDOW_PAGES 4096u
-#define MOST_UNITS 8192u /* a power of two */
+#define LARGE 16u /* times that budget, in the first scans and when hooks are taken out */
+#define HEAD_BYTES (16ul << 20) /* of each segment, read before the rest of any */
+#define PAGEMAP_PAGES 4096u	/* pages looked up at once in /proc/self/pagemap */
+#define MOST_UNITS 8192u	/* a power of two */
 
 #define MOST_RANGES 3	   /* libraries whose functions are hooked at once, and one to spare */
-#define NEAR (512ul << 20) /* of one library */
+#define NEAR (512ul << 20) /* functions at most this far apart are taken for one library's */
 
+/* One pass over the slots: put hooks in, or out. */
 struct change {
 	const struct hooks *hooks;
 	bool in;
+	// Addresses that a slot is searched for: of the functions to be replaced (real ones, or, when hooks are
+	// taken out, hooks), and of the hooks.
 	struct range {
 		uintptr_t low, high;
-	} theirs[MOST_RANGES], ours; // of the functions whose addresses are looked for
+	} theirs[MOST_RANGES], ours;
 	unsigned ranges;
-	unsigned leading_to_us;
+	unsigned leading_to_us; // slots that hold a hook now
 };
 
 struct protection {
 	uintptr_t start, end; // read-only after relocation
 };
 
-// Adding nothing to it, in the kernel, which answers with an error where it must not be written.
+// Whether it may be written: the kernel adds 0 to it (FUTEX_WAKE_OP), and answers with an error, no signal, where not.
 static bool is_writable(void **slot)
 {
 	uint32_t none = 0;
@@ -85,25 +88,26 @@ static bool is_wanted(const struct change *c, uintptr_t slot)
 
 // ---- what is read -------------------------------------------------------------------------------
 
-/* A part of a module's writable data, and how far it was read in this round. */
+/* A part of a module's writable data. */
 struct unit {
-	uintptr_t start, end, base;
+	uintptr_t start, end, base; /* base: the module's load address */
 	struct protection relro;
-	bool tail; /* of a large segment */
+	bool tail; /* what follows the first HEAD_BYTES of its segment */
 };
 static struct unit units[MOST_UNITS];
 static unsigned unit_count;
 
+/* How far the unit that begins at `start` was read, by backend: a hash table. */
 static struct progress {
 	uintptr_t start, at;
-	uint32_t round;
+	uint32_t round; /* of another round: out of date */
 } progress[2][MOST_UNITS];
-static uint32_t rounds[2]; // incremented whenever all is to be read again
+static uint32_t rounds[2]; // by backend; one more whenever all is to be read again
 
 static struct scan_budget {
-	uint64_t bytes, until_cpu_ns;
-	bool cut;
-	int pagemap;
+	uint64_t bytes, until_cpu_ns; /* what is left; CPU time of this thread at its end */
+	bool cut;		      /* it is spent, and something was not read */
+	int pagemap;		      /* descriptor of /proc/self/pagemap; -1: none */
 } budget = {.pagemap = -1};
 
 static uint64_t cpu_ns(void)
@@ -113,9 +117,9 @@ static uint64_t cpu_ns(void)
 	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-void scan_begin(bool wide)
+void scan_begin(bool large)
 {
-	unsigned times = wide ? WIDE : 1;
+	unsigned times = large ? LARGE : 1;
 	budget = (struct scan_budget){
 		.bytes = SCAN_BYTES * times,
 		.until_cpu_ns = cpu_ns() + SCAN_CPU_NS * times,
@@ -140,7 +144,8 @@ static bool is_spent(void)
 	return budget.cut;
 }
 
-// Where what was read of a unit is noted: its own place, or one that nobody needs in this round.
+// Where it is noted how far a unit was read: its entry, or one that this round has no use for. NULL: there is none, and
+// the unit is read again each time.
 static struct progress *progress_of(const struct change *c, uintptr_t start)
 {
 	struct progress *all = progress[c->hooks->number], *room = NULL;
@@ -157,6 +162,7 @@ static struct progress *progress_of(const struct change *c, uintptr_t start)
 	return room;
 }
 
+/* Slots of a unit to be written: up to 64 at a time. */
 struct found {
 	const struct unit *unit;
 	void **slot[64];
@@ -183,7 +189,8 @@ static int store_found(struct dl_phdr_info *i, size_t size, void *data)
 	return 1;
 }
 
-// The module may have been unloaded since it was read: looked up again, and held while it is written.
+// Writes what was found. The module may have been unloaded since it was read, so it is looked up again, and written
+// under the loader's lock.
 static void store_all(struct change *c, struct found *f)
 {
 	if (!f->count)
@@ -210,8 +217,8 @@ static void check_pointer(void **slot, void *value, struct change *c, struct fou
 	}
 }
 
-// Read through the kernel, which answers with an error where the program has taken the memory or the
-// right to read it away. How far it came: less than the end, when the budget of the scan is spent.
+// Read by process_vm_readv, which answers with an error, no signal, where the program has unmapped or protected the
+// memory. Returns how far it came: less than the end, when the budget of the scan is spent.
 static uintptr_t read_slots(uintptr_t at, uintptr_t end, struct change *c, struct found *f)
 {
 	static uintptr_t copy[8192];
@@ -238,16 +245,16 @@ static uintptr_t read_slots(uintptr_t at, uintptr_t end, struct change *c, struc
 	return at < end ? at : end;
 }
 
-/* Of /proc/self/pagemap */
+/* Bits of an entry of /proc/self/pagemap. */
 #define PRESENT (1ull << 63)
 #define SWAPPED (1ull << 62)
 
-// Which pages hold something of the program's. A page that it never touched holds no pointer, and reading
-// it would make the kernel give it page tables; one that was swapped out is not called through now.
+// Which pages the program has written or read. One that it never touched holds no pointer, and reading it would make
+// the kernel allocate page tables; a swapped one is left alone too, but when hooks are taken out (`in` false).
 static void find_touched(uintptr_t page, unsigned pages, bool in, bool *touched)
 {
-	static uint64_t entries[WINDOW_PAGES];
-	static unsigned char resident[WINDOW_PAGES];
+	static uint64_t entries[PAGEMAP_PAGES];
+	static unsigned char resident[PAGEMAP_PAGES];
 	long want = (long)(pages * sizeof *entries);
 	if (budget.pagemap >= 0 && syscall(SYS_pread64, budget.pagemap, entries, want,
 					   page / 4096 * sizeof *entries) == want) {
@@ -262,14 +269,14 @@ static void find_touched(uintptr_t page, unsigned pages, bool in, bool *touched)
 
 static void read_unit(const struct unit *u, struct change *c)
 {
-	static bool touched[WINDOW_PAGES];
+	static bool touched[PAGEMAP_PAGES];
 	struct found f = {.unit = u};
 	struct progress *p = progress_of(c, u->start);
 	uintptr_t at = p ? p->at : u->start;
 	while (at < u->end && !is_spent()) {
 		uintptr_t page = at & ~4095ul, pages = (u->end - page + 4095) / 4096;
-		if (pages > WINDOW_PAGES)
-			pages = WINDOW_PAGES;
+		if (pages > PAGEMAP_PAGES)
+			pages = PAGEMAP_PAGES;
 		find_touched(page, (unsigned)pages, c->in, touched);
 		for (unsigned k = 0, next; k < pages && !budget.cut; k = next) {
 			for (next = k + 1; next < pages && touched[next] == touched[k];)
@@ -291,7 +298,7 @@ static void add_unit(struct change *c, struct unit u)
 	if (unit_count < MOST_UNITS)
 		units[unit_count++] = u;
 	else
-		budget.cut = true; // found when those before it were read
+		budget.cut = true; // a later scan gets to it, once units before it need no reading
 }
 
 static void add_segment(const struct dl_phdr_info *i, const ElfW(Phdr) * p, struct change *c,
@@ -312,7 +319,7 @@ static void add_segment(const struct dl_phdr_info *i, const ElfW(Phdr) * p, stru
 	add_unit(c, u);
 }
 
-// Imports not bound yet: a call would end in the real function, past us.
+// Hooks imports that are not bound yet: their first call would bind them to the real function.
 static void bind_imports(struct dl_phdr_info *i, const struct dynamic *d, struct change *c,
 			 struct protection relro, uintptr_t low, uintptr_t high)
 {
@@ -325,7 +332,7 @@ static void bind_imports(struct dl_phdr_info *i, const struct dynamic *d, struct
 		    !module_holds(i, slot, sizeof *slot, PF_R | PF_W))
 			continue;
 		uintptr_t value = (uintptr_t)__atomic_load_n(slot, __ATOMIC_RELAXED);
-		if (value < low || value >= high) // bound, be it to somebody else's: theirs
+		if (value < low || value >= high) // not into its own module: bound already
 			continue;
 		const char *name = symbol_name(i, d, ELF64_R_SYM(r->r_info));
 		for (unsigned n = 0; name && n < c->hooks->count; n++) {
@@ -372,6 +379,7 @@ static int collect_module(struct dl_phdr_info *i, size_t size, void *data)
 	return 0;
 }
 
+// Modules that are never hooked.
 static const char *const never[] = {"linux-vdso", "ld-linux", "libc.so", NULL};
 
 static void widen(struct range *r, void *slot)
@@ -382,7 +390,7 @@ static void widen(struct range *r, void *slot)
 		r->high = (uintptr_t)slot;
 }
 
-// To the range of its library: slots between two libraries are then not all checked closely.
+// One range for each library: a single range over all would also hold what lies between them.
 static void widen_near(struct change *c, void *slot)
 {
 	uintptr_t at = (uintptr_t)slot;
@@ -419,7 +427,8 @@ unsigned hooks_apply(const struct hooks *hooks, bool in, bool only_new)
 		rounds[hooks->number]++;
 	unit_count = 0;
 	modules_walk(collect_module, &c);
-	for (int tail = 0; tail < 2; tail++) // a huge array keeps no other module waiting
+	// Heads first: a huge array must not use up the budget of all.
+	for (int tail = 0; tail < 2; tail++)
 		for (unsigned k = 0; k < unit_count; k++)
 			if (units[k].tail == tail)
 				read_unit(&units[k], &c);

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Others that trace the device through CUPTI (torch.profiler, JAX's): what they switch on and off is
-// noted, and while a kind that kernels or copies fall under is on, none of ours goes into a stream. So
-// their trace holds what it holds without us, and a trace of ours (trace.c) ends before theirs begins. CUPTI
-// itself is never called from here but for them.
+// Other users of CUPTI in this process, that trace the device (torch.profiler, JAX's profiler). Hooks note which kinds
+// of record they switch on and off. While a kind of kernels or copies is on, nothing of ours goes into a stream, so
+// that their trace is as it would be without us; and a trace of ours (trace.c) ends before theirs begins. From here
+// CUPTI is called for them alone.
 #include "cuda.h"
 #include "cupti.h"
 
 #define KINDS (1ull << 1 | 1ull << 2 | 1ull << 3 | 1ull << 10)
 /* memcpy, memset, kernel, concurrent kernel: CUpti_ActivityKind, stable since CUDA 4 */
 
-static _Atomic uint64_t kinds_on;
+static _Atomic uint64_t kinds_on; // of KINDS, those that they have on in any context: a bit each
 static _Atomic uint64_t everywhere_on; // of all kinds, those that they have on for all contexts
 
 bool cuda_yields(void)
@@ -22,6 +22,7 @@ static uint64_t bit_of(int kind)
 	return kind >= 0 && kind < 64 ? (1ull << kind) & KINDS : 0;
 }
 
+// Note that a kind is about to be switched on. Returns its bit, if it was off.
 static uint64_t switch_on(int kind)
 {
 	uint64_t bit = bit_of(kind);
@@ -33,7 +34,7 @@ static uint64_t switch_on(int kind)
 	return bit & ~before;
 }
 
-// `bit`: what was switched on for a call that then failed.
+// Take `bit` (of switch_on) back, if the call has failed.
 static cupti_result switched_on(uint64_t bit, cupti_result result)
 {
 	if (result)
@@ -56,12 +57,12 @@ static void switch_off(int kind)
 	atomic_fetch_and(&kinds_on, ~bit_of(kind));
 }
 
-static _Atomic uint64_t foreign_at_ns; // the last call of theirs that a trace of ours would disturb
+static _Atomic uint64_t foreign_at_ns; // their last call that our trace would disturb; 0: none
 static _Atomic(cupti_buffer_requested) their_requested;
 static _Atomic(cupti_buffer_completed) their_completed;
-static _Atomic bool known;
+static _Atomic bool known; // they were seen to switch a kind on or off
 
-#define SETTLED_NS 700000000ull /* between their first calls and switching something on */
+#define SETTLED_NS 700000000ull /* after such a call they may be about to switch a kind on */
 
 bool profilers_trace(void)
 {
@@ -81,7 +82,8 @@ bool profilers_callbacks(cupti_buffer_requested *requested, cupti_buffer_complet
 	return *requested && *completed;
 }
 
-// Noted first: a trace of ours looks for it once it counts as running, so one of us sees the other.
+// The time is noted before the trace is looked for, and a trace looks for the time after it is marked as running: so
+// one of both sees the other.
 static void they_come(void)
 {
 	atomic_store(&foreign_at_ns, now_ns());
@@ -102,14 +104,14 @@ static cupti_result hook_cuptiActivityEnable(int kind)
 	uint64_t bit = switch_on(kind);
 	they_come();
 	atomic_store(&known, true);
-	// Not before a trace of ours has stepped aside: until then it is to switch all off that it switched on.
+	// Noted only now that a trace of ours has ended: it leaves on what is noted here (disable in trace.c).
 	uint64_t any = any_bit_of(kind);
 	uint64_t before = atomic_fetch_or(&everywhere_on, any);
 	cupti_result result = REAL(cuptiActivityEnable)(kind);
 	if (result && !(before & any)) {
 		atomic_fetch_and(&everywhere_on, ~any);
 		if (any)
-			REAL(cuptiActivityDisable)(kind); // we may have left it on for them
+			REAL(cuptiActivityDisable)(kind); // our trace may have left it on for them
 	}
 	return switched_on(bit, result);
 }

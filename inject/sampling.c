@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which launches are timed: each by chance, with one that follows the requested rate.
+// Which launches are timed: each with the same probability, which follows the requested rate.
 #include "internal.h"
 
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define REFILL_NS 20000000u
-#define SMOOTH_S 0.3
-#define FIRST_RATE 20000.0 /* launches a second, until it is known; */
-#define FIRST_S 0.02	   /* as if it had been watched for so long */
+#define REFILL_NS 20000000u /* least time between two refills */
+#define SMOOTH_S 0.3	    /* over so long the rate of launches is smoothed */
+#define FIRST_RATE 20000.0  /* launches a second, until it is known; */
+#define FIRST_S 0.02	    /* as if it had been watched for so long */
 #define MAX_STRIDE 1000000u
-#define LOOK_EVERY 256u
+#define LOOK_EVERY 256u /* launches of a thread after which they are added to sampling->seen */
 
 static struct sampling nothing;
 struct sampling *sampling = &nothing;
@@ -44,17 +44,16 @@ static uint64_t next_random(uint64_t *state)
 	return z ^ (z >> 31);
 }
 
-// The rest is looked at every so often, so that launches are counted soon.
-static void look_after(struct draw *of)
+// Begin a countdown of LOOK_EVERY launches at most, so that launches are counted soon.
+static void begin_countdown(struct draw *of)
 {
 	of->left = of->looked = (uint16_t)(of->rest < LOOK_EVERY ? of->rest : LOOK_EVERY);
 	of->rest -= of->left;
 }
 
-// Of each block of `drawn` launches of a type one is timed, whichever by chance. So each is chosen with
-// the same chance, nothing that the program does in step can be in step with it, and the sum of weights
-// is the count of launches to within a block. A block that is broken off for another stride chose by
-// the same chance from what there was of it.
+// Choose the next launch to time: one of each block of `drawn` launches of a type, at random. So each launch has the
+// same probability, no period of the program can coincide with the sampling, and the sum of weights is the count of
+// launches to within a block. That holds, too, for the part of a block that a new stride has cut off.
 static void draw(struct thread_sampling *t, struct draw *of)
 {
 	uint32_t place = (uint32_t)(next_random(&t->random) % t->drawn);
@@ -71,7 +70,7 @@ static void draw_again(struct thread_sampling *t, uint32_t mean, uint32_t epoch)
 		atomic_fetch_add_explicit(&sampling->seen, counted, memory_order_relaxed);
 		of->after = 0;
 		draw(t, of);
-		look_after(of);
+		begin_countdown(of);
 	}
 }
 
@@ -91,7 +90,8 @@ bool sampling_due(enum inject_type type, uint32_t *weight)
 		start_again_after_fork();
 		return false;
 	}
-	uint32_t epoch = atomic_load_explicit(&sampling->epoch, memory_order_acquire); // first
+	// The epoch first: a stride that is newer than it is drawn with again at the next launch.
+	uint32_t epoch = atomic_load_explicit(&sampling->epoch, memory_order_acquire);
 	uint32_t mean = atomic_load_explicit(&sampling->stride, memory_order_relaxed);
 	if (!mean)
 		return false;
@@ -108,7 +108,7 @@ bool sampling_due(enum inject_type type, uint32_t *weight)
 	*weight = t->drawn;
 	if (due)
 		draw(t, of);
-	look_after(of);
+	begin_countdown(of);
 	if (!due)
 		return false;
 	COUNT(sampled, 1);
@@ -120,11 +120,12 @@ bool sampling_due(enum inject_type type, uint32_t *weight)
 	return false;
 }
 
-// A record carries as much again as it stands for, so that none outweighs the others; and of a heap
-// that grows, a part, so that it comes to an end.
+// A record is given at most as much carried weight as it stands for itself (or LEAST_CARRIED), so that none outweighs
+// the others; but at least a 16th of what has piled up, so that it gets less. The agent discards a record of a weight
+// above 10,000,000 (MAX_WEIGHT of collect/inject_records.py), hence MAX_STRIDE and MOST_CARRIED.
 #define LEAST_CARRIED 8u
 #define PART_CARRIED 16u
-#define MOST_CARRIED 1000000u /* the agent takes no record above 4,000,000 for true */
+#define MOST_CARRIED 1000000u
 
 void sampling_carry(unsigned type, double weight)
 {
@@ -133,7 +134,7 @@ void sampling_carry(unsigned type, double weight)
 					  memory_order_relaxed);
 }
 
-#define MOST_COST_NS 100000u /* what is longer was time off the CPU, not of ours */
+#define MOST_COST_NS 100000u /* what is longer is taken for time off the CPU */
 
 void sampling_cost(uint64_t ns)
 {
@@ -165,19 +166,18 @@ void sampling_put(struct inject_record *record)
 
 // What our thread knows of the rate at which launches come.
 static struct pace {
-	uint64_t last, seen;
-	double rate, carried; // launches a second; parts of a token
-	double known_s;	      // how long the rate was watched
+	uint64_t last, seen;	    // time of the last refill (0: none), and sampling->seen then
+	double rate, part_of_token; // launches a second; what is left of a token that is not whole
+	double known_s;		    // how long the rate was watched, up to SMOOTH_S
 } pace = {.rate = FIRST_RATE, .known_s = FIRST_S};
 
-// In a forked child: neither the parent's counts nor its thread's number are true there.
+// In a forked child: neither the parent's counts nor its tid hold there.
 void sampling_forget(void)
 {
 	pace = (struct pace){.rate = FIRST_RATE, .known_s = FIRST_S};
 	self_sampling = (struct thread_sampling){0};
 }
 
-// Nothing is counted from here on: the rate stays as it is until the next refill.
 void sampling_rest(void)
 {
 	pace.last = 0;
@@ -185,13 +185,13 @@ void sampling_rest(void)
 
 static void learn_rate(uint64_t seen, double passed_s)
 {
-	double here = (double)(seen - pace.seen) / passed_s;
+	double recent = (double)(seen - pace.seen) / passed_s;
 	pace.known_s = pace.known_s + passed_s < SMOOTH_S ? pace.known_s + passed_s : SMOOTH_S;
-	pace.rate += (here - pace.rate) * (passed_s < pace.known_s ? passed_s / pace.known_s : 1);
+	pace.rate += (recent - pace.rate) * (passed_s < pace.known_s ? passed_s / pace.known_s : 1);
 }
 
-// By our thread, which may come late where it has no CPU: tokens for the next while, and a stride that
-// fits the rate of launches.
+// Our thread may come late, where it got no CPU. There are 1.5 tokens for each launch that is to be timed, and room for
+// those of about 0.1 s (`most`).
 void sampling_refill(uint64_t now)
 {
 	uint32_t per_second = shared.control->per_second, every = shared.control->every;
@@ -210,7 +210,7 @@ void sampling_refill(uint64_t now)
 	if (stride > MAX_STRIDE)
 		stride = MAX_STRIDE;
 	uint32_t wanted = (uint32_t)(stride + 0.5);
-	if (!wanted) // nothing is requested, and nothing counted
+	if (!wanted) // nothing is requested: hooks count no launches
 		sampling_rest();
 	uint32_t current = atomic_load_explicit(&sampling->stride, memory_order_relaxed);
 	if (every ? wanted != current :
@@ -219,11 +219,11 @@ void sampling_refill(uint64_t now)
 		atomic_fetch_add_explicit(&sampling->epoch, 1, memory_order_release);
 		SET(every, wanted);
 	}
-	pace.carried += 1.5 * per_second * (passed_s < 1 ? passed_s : 1);
+	pace.part_of_token += 1.5 * per_second * (passed_s < 1 ? passed_s : 1);
 	int32_t left = atomic_load_explicit(&sampling->tokens, memory_order_relaxed);
 	int32_t most = (int32_t)(per_second / 10) + 4,
-		tokens = (left > 0 ? left : 0) + (int32_t)pace.carried;
-	pace.carried -= (int32_t)pace.carried;
+		tokens = (left > 0 ? left : 0) + (int32_t)pace.part_of_token;
+	pace.part_of_token -= (int32_t)pace.part_of_token;
 	atomic_store_explicit(&sampling->tokens,
 			      every	    ? 1 << 20 :
 			      tokens < most ? tokens :

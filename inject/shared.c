@@ -15,7 +15,7 @@
 #endif
 #define ADD_SEALS 1033
 #define SEALS (1 | 2 | 4) /* SEAL, SHRINK, GROW */
-#define HIGH_FD 600	  /* out of the way of programs that count on low numbers */
+#define HIGH_FD 600	  /* out of the way of programs that expect the next low number */
 #define NAME_SLOTS 16384u /* a power of two */
 
 struct shared shared;
@@ -25,7 +25,7 @@ static struct shared_names {
 	uint32_t used;
 } * names;
 
-// A file made longer than the host may make files ends the host with SIGXFSZ.
+// Making a file longer than RLIMIT_FSIZE would end the host by SIGXFSZ.
 static bool may_be_so_long(size_t bytes)
 {
 	struct rlimit most;
@@ -59,7 +59,7 @@ char *shared_memory(const char *name, size_t bytes, int *descriptor)
 
 bool shared_create(uint32_t generation)
 {
-	int stays_open;
+	int stays_open; /* an agent opens it by /proc/PID/fd */
 	char *at = shared_memory(INJECT_MEMFD, INJECT_BYTES, &stays_open);
 	if (!at)
 		return false;
@@ -82,7 +82,7 @@ bool shared_create(uint32_t generation)
 		.functions = (void *)(at + INJECT_FUNCTIONS_AT),
 		.slots = (void *)(at + INJECT_SLOTS_AT),
 	};
-	shared.state->names_end = 8;
+	shared.state->names_end = 8; /* 0 is no name */
 	struct inject_header *h = shared.header;
 	h->abi = INJECT_ABI;
 	h->bytes = INJECT_BYTES;
@@ -122,8 +122,8 @@ static uint32_t hash_of(const char *text, uint32_t length)
 	return h;
 }
 
-// The offset of a name that is there, else 0 and where its slot would be (NAME_SLOTS: nowhere). Needs no
-// lock: names stay.
+// The offset of a name that is there, else 0 and the free slot for it (NAME_SLOTS: the 64 that it may be in are
+// taken). Needs no lock: names are only ever added.
 static uint32_t find(const char *text, uint32_t length, uint32_t hash, uint32_t *slot)
 {
 	*slot = NAME_SLOTS;
@@ -168,7 +168,7 @@ uint32_t shared_name(const char *text)
 	if (known)
 		return known;
 	for (int spins = 0; atomic_exchange_explicit(&names->lock, 1, memory_order_acquire);) {
-		if (++spins > 20000) { // its holder sleeps: rather no name than a wait
+		if (++spins > 20000) { // its holder has no CPU: no name, rather than a wait
 			COUNT(lost_names, 1);
 			return 0;
 		}

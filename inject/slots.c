@@ -7,18 +7,18 @@
 #include <elf.h>
 #include <string.h>
 
-#define AT_ONCE 128u /* under the loader's lock */
-#define MOST_PLACED 8192u
+#define AT_ONCE 128u	  /* slots that are written while the loader's lock is held once */
+#define MOST_PLACED 8192u /* slots of further lists are refused, and counted */
 
 /* A slot that leads to us. */
 static struct placed {
 	uintptr_t slot, base;
 	const struct hook *hook;
-	bool kept; /* seen in this walk */
+	bool kept; /* slots_recheck: its module is still there */
 } placed[MOST_PLACED];
 static unsigned placed_count;
 
-static struct inject_function functions[INJECT_FUNCTIONS];
+static struct inject_function functions[INJECT_FUNCTIONS]; /* as they were published last */
 
 struct module {
 	uintptr_t base, low, high, relro_start, relro_end;
@@ -80,6 +80,7 @@ void slots_publish(const struct hooks *const lists[MOST_LISTS])
 	__atomic_store_n(&state->functions_seq, state->functions_seq + 1, __ATOMIC_RELEASE);
 }
 
+/* A part of the agent's list that is being taken over. */
 struct taking {
 	const struct hooks *const *lists;
 	struct inject_slot slot[AT_ONCE];
@@ -102,7 +103,8 @@ static const struct hook *hook_named(const struct hooks *hooks, const char *name
 	return NULL;
 }
 
-// An import that is not bound yet leads into its own module; a call would end in the real one, past us.
+// The name of an import that is not bound yet, which leads into its own module: its first call would bind it to the
+// real function. NULL: it is none.
 static const char *unbound_name(const struct dl_phdr_info *i, const struct dynamic *d,
 				const struct module *m, const struct inject_slot *s)
 {
@@ -177,7 +179,8 @@ static int place_in_module(struct dl_phdr_info *i, size_t size, void *data)
 	return 0;
 }
 
-// The list stands in memory that others may change meanwhile: copied once, and what is not ascending ends it.
+// The list lies in shared memory, which may change meanwhile: so it is copied before it is checked. An address that is
+// not above the one before ends the list. Returns where the next part begins.
 static unsigned copy_some(struct taking *t, uint32_t from, uint32_t count, uint64_t *last)
 {
 	t->count = 0;

@@ -7,15 +7,15 @@
 #include <sys/auxv.h>
 #include <unistd.h>
 
-// Nothing but a place: an agent's uprobe takes the stack here. A nop of one byte is what every kernel
-// emulates; longer ones are single-stepped by some, at ten times the cost, and rewritten by others.
+// Only a place for an agent's uprobe, which takes the stack here. Every kernel emulates a nop of one byte; some
+// single-step longer ones, at many times the cost, and others rewrite them.
 __attribute__((noinline)) void sonde_inject_site(uint64_t correlation)
 {
 	__asm__ volatile(".byte 0x90" : : "D"(correlation) : "memory");
 }
 
-// The main thread's ends above what the kernel put there at the begin, and grows as far as the kernel
-// lets it: not by pthread_getattr_np, which reads a file and allocates for it.
+// The main thread's stack: it ends, roughly, where the kernel put AT_RANDOM's bytes at the start, and is taken for
+// this long. Not by pthread_getattr_np, which for that thread reads a file and allocates.
 #define MAIN_STACK_MOST (64ul << 20)
 
 static void find_stack(struct thread_sampling *t)
@@ -48,8 +48,8 @@ void frames_walk(struct frames *to, void *frame, uint64_t caller)
 	uintptr_t at = (uintptr_t)frame, lowest = (uintptr_t)&at;
 	to->count = 0;
 	to->address[to->count++] = caller;
-	// On a stack of the program's own making (a coroutine's, a signal handler's) nobody knows what
-	// lies between here and any end.
+	// On a stack that the program made (a coroutine's, a signal handler's) it is not known what is mapped
+	// between here and its end.
 	if (lowest < t->stack_low || lowest >= t->stack_end)
 		return;
 	// Every word read lies between here and the stack's end: mapped, whatever it holds.

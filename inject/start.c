@@ -19,8 +19,8 @@ static uint32_t number(const char **text)
 	return n;
 }
 
-// SONDE_INJECT=REQUEST:PER_SECOND, for a program that is started by Sonde: begin with that, before the
-// agent has found us, as if it had just beaten.
+// SONDE_INJECT=REQUEST:PER_SECOND, for a program that is started by Sonde: begin with that, as if an agent had
+// written it with a heartbeat, before one has found us.
 static void start_from_env(void)
 {
 	const char *value = getenv("SONDE_INJECT");
@@ -43,7 +43,7 @@ static void start(void)
 }
 
 static void before_fork(void)
-{ // bounded: a loader that waits for this very fork must not wait for ever
+{ // 50 ms at most: the thread that walks the modules may wait for a lock whose holder waits for this fork
 	for (int i = 0; i < 50; i++) {
 		holds_walking = !pthread_mutex_trylock(&modules_walking);
 		if (holds_walking)
@@ -124,7 +124,7 @@ void watch_exit(void)
 __attribute__((constructor)) static void loaded(void)
 {
 	if (!gnu_get_libc_version || !__register_atfork)
-		return; // proved with glibc alone
+		return; // tried with glibc alone
 	const char *value = getenv("SONDE_INJECT");
 	if ((value && !strcmp(value, "off")) || other_copy_is_here())
 		return;

@@ -2,9 +2,9 @@
 // Steps: when a thread of ours is in a device library, and how others keep it out.
 #include "internal.h"
 
-#define STEP_WAIT_NS 2000000000ull
+#define STEP_WAIT_NS 2000000000ull /* longest wait of the program for a step of ours */
 
-static _Atomic int stepping, stoppers;
+static _Atomic int stepping, stoppers; /* threads in a step; callers of steps_stop */
 static _Atomic bool closed;
 
 bool step_is_unwanted(void)

@@ -10,16 +10,18 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+/* How long the thread sleeps between two polls: while timed launches are pending, while an agent's heartbeat comes,
+ * otherwise. */
 #define POLL_NS 5000000u
 #define QUIET_NS 20000000u
 #define IDLE_POLL_NS 250000000u
+/* Full scans come 1/8 s, 1/4 s, … after modules were loaded, and every 60 s in the end. */
 #define SCAN_NS 1000000000ull
 #define FULL_SCAN_NS 60000000000ull
-#define SCANS_SHARE 50u /* scans take 1/50 of a processor's time */
-#define FIRST_SCANS_NS                                                                             \
-	4000000000ull /* but for the first ones: a framework's data takes two seconds */
-#define BETWEEN_FIRST_NS 1000000u
-#define LAST_POLL_NS 50000000ull
+#define SCANS_SHARE 50u		     /* scans take 1/50 of a processor's time; */
+#define FIRST_SCANS_NS 4000000000ull /* but the first ones this much: a framework needs 2 s */
+#define BETWEEN_FIRST_NS 1000000u    /* sleep between those first scans */
+#define LAST_POLL_NS 50000000ull     /* longest wait for the last poll at exit */
 
 static _Atomic uint64_t correlations;
 static _Atomic bool exiting, last_poll_is_over;
@@ -43,15 +45,24 @@ static void disarm(void)
 	sampling_rest();
 }
 
+// What the thread remembers from poll to poll.
 struct work {
-	uint64_t modules, next_full;
-	uint64_t not_before; // of scans: how long the last ones took decides
-	uint64_t scans_ns;   // processor time of those since all was read
-	bool all_was_read;
-	unsigned full_scans, hooks, found, scan_hooks;
-	bool beating, unfinished, by_slots, scanned;
+	uint64_t modules;    // modules_generation at the last scan; 0: none
+	uint64_t next_full;  // when the next full scan is due
+	uint64_t not_before; // the earliest time of the next scan, by how long the last ones took
+	uint64_t scans_ns;   // processor time of the first scans together; 0 after them
+	bool all_was_read;   // a scan was finished
+	unsigned full_scans; // scans since modules were loaded: sets when the next full one is due
+	unsigned found;	     // slots that lead to us, found since the last full scan began
+	unsigned hooks;	     // slots that lead to us
+	unsigned scan_hooks; // those that a scan found, not the agent
+	bool beating;	     // the agent's heartbeat comes
+	bool unfinished;     // the last scan's budget ended before all was read
+	bool by_slots;	     // slots come from the agent now
+	bool scanned;	     // a scan has put hooks in
 	enum inject_reason reason;
-	uint64_t yields_at_ns, yielded_ns; // when another tool was last seen tracing; 0: never
+	uint64_t yields_at_ns; // when another tool was last seen tracing; 0: it does not now
+	uint64_t yielded_ns;   // how long others traced, together
 };
 
 static uint64_t thread_cpu_ns(void)
@@ -61,7 +72,7 @@ static uint64_t thread_cpu_ns(void)
 	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-// Until all was read once, calls through slots in the rest are not seen.
+// Until all was read once, there are slots without a hook, whose launches are not seen.
 static bool is_first_scan(const struct work *w)
 {
 	return !w->all_was_read && w->scans_ns < FIRST_SCANS_NS;
@@ -98,7 +109,7 @@ static void scan(struct work *w, uint32_t request, uint64_t now)
 			now + (w->full_scans < 8 ? SCAN_NS / 8 << w->full_scans : FULL_SCAN_NS);
 	w->full_scans++;
 	w->modules = modules;
-	// Those that the rest of a scan has yet to find are still there.
+	// While a scan is not finished, hooks that it has not come to are still in.
 	w->found = full ? hooks : w->found + hooks;
 	w->hooks = unfinished && w->found < w->hooks ? w->hooks : w->found;
 	w->scan_hooks = w->hooks;
@@ -134,7 +145,7 @@ static void take_slots(struct work *w, uint32_t request, uint64_t now)
 	w->modules = modules;
 	SET(modules, modules);
 	w->hooks = slots_placed() + (w->scanned ? w->scan_hooks : backends_by_loader());
-	bool is_known = shared.state->slots_done; // until then nothing is refused
+	bool is_known = shared.state->slots_done; // the agent has sent a list: it may lack slots
 	w->reason = w->hooks || reason != INJECT_OK || !is_known ? reason : INJECT_NO_HOOK;
 	w->not_before = now + SCANS_SHARE * (thread_cpu_ns() - began);
 	SET(hooks, w->hooks);
@@ -163,7 +174,7 @@ static enum inject_status poll_request(struct work *w, uint64_t now)
 	uint32_t request = __atomic_load_n(&c->request, __ATOMIC_ACQUIRE);
 	if (c->off == INJECT_KILL || request == INJECT_LEAVE) {
 		trace_end();
-		if (trace_is_running()) { // the hooks stay until it has put back what is another profiler's
+		if (trace_is_running()) { // the hooks stay until it has restored another profiler's callbacks
 			disarm();
 			return INJECT_WINDOW;
 		}
@@ -183,7 +194,7 @@ static enum inject_status poll_request(struct work *w, uint64_t now)
 	w->beating = heartbeat + INJECT_IDLE_NS > now && heartbeat <= now + INJECT_AHEAD_NS;
 	if (!w->beating || !(request & (INJECT_EVENTS | INJECT_OPENCL | INJECT_WINDOWS))) {
 		trace_end();
-		if (!w->beating || !c->window) // else the agent is yet to read it
+		if (!w->beating || !c->window) // else the agent has yet to read the trace
 			trace_poll(0, 0);
 		disarm();
 		return INJECT_IDLE;
@@ -204,7 +215,7 @@ static enum inject_status poll_request(struct work *w, uint64_t now)
 	sampling_refill(now);
 	if (request & INJECT_WINDOWS)
 		trace_poll(c->window, c->window_us);
-	if (trace_is_running()) { // what we time would be in it
+	if (trace_is_running()) { // our events and gates would be in it
 		disarm();
 		return INJECT_WINDOW;
 	}
@@ -238,7 +249,7 @@ static void unblock_setxid_signal(void)
 // process with its last thread, which must not be ours. The first one stays, a zombie, for as long.
 static bool program_is_over(void)
 {
-	struct stat tasks; // a link each, and two
+	struct stat tasks; // has two links more than threads: 4 for ours and the zombie
 	if (syscall(SYS_newfstatat, AT_FDCWD, "/proc/self/task", &tasks, 0) || tasks.st_nlink > 4)
 		return false;
 	char text[256];

@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// A trace: for a while, CUPTI records every kernel, copy, set and call. In a thread that lives as long as that
-// takes, with a stack that CUPTI's calls fit on, so that the library's own goes on meanwhile.
+// A trace: for a while, CUPTI records every kernel, copy, set and call. It has a thread for as long as it takes, with
+// a stack that is large enough for CUPTI's calls; the library's one thread goes on meanwhile.
 #include "cupti.h"
 
 #include <string.h>
 #include <sys/prctl.h>
 
 #define STACK_BYTES (1u << 20)
-#define NAP_NS 2000000u
-#define DRAIN_NS 10000000u
-#define DRAINS 30
-#define REST_NS 30000000u
-#define STEP_ASIDE_NS 2000000000ull
+#define NAP_NS 2000000u		    /* between two checks of whether the trace is over */
+#define DRAIN_NS 10000000u	    /* between two flushes of what has not ended yet */
+#define DRAINS 30		    /* flushes at most */
+#define AFTER_CALLS_NS 30000000u    /* between switching off calls and switching off kernels */
+#define STEP_ASIDE_NS 2000000000ull /* longest wait of another user of CUPTI for our end */
 
 static struct cupti cupti;
 static uint32_t window_us;		   // of the one under way
-static _Atomic uint32_t running, unwanted; // its number; 0: none
-// Kernels come last: switched on before the calls, they once stayed without records in a process for good, for
-// torch.profiler too.
+static _Atomic uint32_t running, unwanted; // number of the window that runs, that is to end
+// Kernels are switched on last: where they were on before the calls, a process once got no records of kernels any
+// more, for torch.profiler either.
 static const int kinds[] = {CUPTI_MEMCPY_PEER, CUPTI_MEMCPY, CUPTI_MEMSET, CUPTI_CONCURRENT_KERNEL};
 #define KINDS (sizeof kinds / sizeof *kinds)
-static bool all_calls; // of the driver; they cost much, also afterwards
+static bool all_calls; // record all calls of the driver: costs the program much, also afterwards
 
 bool trace_is_running(void)
 {
@@ -51,18 +51,19 @@ static bool functions_found(void)
 	return true;
 }
 
-static void nothing(void)
+static void no_callback(void)
 {
 }
 
-// Kineto keeps the subscription after its first session, nsys from the program's start. So where there is none,
-// nobody traces; where there is one, we know it only of those whose switching we have seen.
+// Whether another tool traces, as far as is known. Kineto (torch.profiler) keeps its CUPTI subscription after its first
+// session, nsys has it from the program's start. So without a subscriber nobody traces; with one it is only known
+// where our hooks have seen it switch.
 static bool is_taken(void)
 {
 	void *subscriber;
 	if (profilers_trace())
 		return true;
-	if (cupti.cuptiSubscribe(&subscriber, (void *)nothing, NULL))
+	if (cupti.cuptiSubscribe(&subscriber, (void *)no_callback, NULL))
 		return !profilers_are_known();
 	cupti.cuptiUnsubscribe(subscriber);
 	return false;
@@ -75,7 +76,7 @@ static void read_clocks(uint64_t *ours, uint64_t *theirs)
 	*ours = before + (now_ns() - before) / 2;
 }
 
-// Where it took us longer than another profiler waits, what it has switched on is its.
+// Another profiler waits for the end of our trace for STEP_ASIDE_NS only: what it has switched on by then stays on.
 static void disable(int kind)
 {
 	if (!profilers_have_on(kind))
@@ -96,7 +97,8 @@ static void give_callbacks_back(void)
 		cupti.cuptiActivityRegisterCallbacks(requested, completed);
 }
 
-// A run is only believed if its call is known, so those of the driver that ask for runs are wanted at least.
+// The agent uses a kernel or copy only if the call that asked for it was recorded: so at least these calls of the
+// driver are.
 static bool asks_for_runs(const char *name)
 {
 	return !strncmp(name, "cuLaunch", 8) || !strncmp(name, "cuGraphLaunch", 13) ||
@@ -187,9 +189,9 @@ static void close_window(struct inject_trace *head, int thread_ids)
 {
 	read_clocks(&head->closed_ns, &head->closed_cupti_ns);
 	switch_calls(false);
-	// A replay that runs while kernels are switched off gets wrong ends (10 ms too late, on an H100). So it is to
-	// be one whose call is not recorded any more.
-	nap(REST_NS);
+	// A replay that runs while kernels are switched off gets a wrong end (10 ms too late, on an H100). After this
+	// pause such a replay is mostly one whose call is not recorded any more, so that it is not used.
+	nap(AFTER_CALLS_NS);
 	cupti.cuptiActivityFlushAll(0);
 	cupti.cuptiGetTimestamp(&head->off_cupti_ns);
 	switch_off(KINDS);
@@ -200,8 +202,8 @@ static void close_window(struct inject_trace *head, int thread_ids)
 	head->drained_ns = now_ns() - head->closed_ns;
 }
 
-// While a context is being taken away there is none; that ends, however long it takes. False: the process exits,
-// or, before anything is switched on, `window` is wanted no more.
+// Begin a step, after a wait while a context is being destroyed. False: the process exits, or `window`, which is 0
+// once something is switched on, is not wanted any more.
 static bool step_begun(uint32_t window)
 {
 	while (!step_begin()) {
@@ -257,7 +259,7 @@ static void *run(void *unused)
 	enum inject_reason reason = trace(window);
 	SET(window_reason, reason);
 	__atomic_store_n(&shared.state->window_done, window, __ATOMIC_RELEASE);
-	atomic_store(&running, 0); // last: from then on a poll may write both
+	atomic_store(&running, 0); // last: from here on trace_poll may write both
 	return NULL;
 }
 
@@ -279,7 +281,7 @@ void trace_poll(uint32_t window, uint32_t us)
 	pthread_attr_init(&attributes);
 	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
 	pthread_attr_setstacksize(&attributes, STACK_BYTES);
-	if (pthread_create(&thread, &attributes, run, NULL)) { // it inherits our signal mask
+	if (pthread_create(&thread, &attributes, run, NULL)) { // with our signal mask: all blocked
 		atomic_store(&running, 0);
 		SET(window_reason, INJECT_NO_MEMORY);
 		SET(window_done, window);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUPTI's buffers, and its records as the agent reads them. CUPTI calls these functions in its threads, in
-// ours, and in the program's.
+// CUPTI's buffers, and its records as the agent reads them. CUPTI calls the callbacks here in threads of its, of ours
+// and of the program.
 #include "cupti.h"
 
 #include <string.h>
@@ -10,21 +10,21 @@
 
 #define BUFFERS 64u
 #define BUFFER_BYTES (2u << 20)
-#define CACHED 4096u /* names, a power of two */
-#define CALLS 2048u  /* ids of calls in each domain */
-#define FORGET_TURNS 1000
+#define CACHED 4096u	  /* names of kernels, a power of two */
+#define CALLS 2048u	  /* ids of calls in each domain; others have no name */
+#define FORGET_TURNS 1000 /* tries to free the memory of the last trace */
 
 static struct {
 	const struct cupti *cupti;
 	char *memory; // the trace's, as the agent sees it
 	int descriptor;
 	char *buffers;
-	_Atomic uint64_t next;
-	_Atomic uint32_t keeping;	 // how many callbacks do
+	_Atomic uint64_t next;		 // index of the next record
+	_Atomic uint32_t keeping;	 // how many callbacks store records now
 	_Atomic uint8_t is_out[BUFFERS]; // CUPTI has it
 	struct {
-		const char *text;
-		uint32_t name;
+		const char *text; // CUPTI's pointer
+		uint32_t name;	  // its offset in the shared names
 	} kernels[CACHED];
 	_Atomic uint32_t names_lock;
 	_Atomic uint32_t calls[2][CALLS];
@@ -37,7 +37,7 @@ struct inject_trace *records_head(void)
 
 void records_forget(void)
 {
-	// What began to keep records before may still do so: then a later call gives the memory back.
+	// A callback may still store records: then a later call frees the memory.
 	if (atomic_load(&sampling->traced) || atomic_load(&trace.keeping) || !trace.memory)
 		return;
 	munmap(trace.memory, INJECT_TRACE_BYTES);
@@ -45,8 +45,8 @@ void records_forget(void)
 	trace.memory = NULL;
 }
 
-// The memory is not there, and its addresses may be another mapping's by now. CUPTI of the child may hold buffers, and
-// write to them: they stay, empty, and a trace of the child has others.
+// The trace's memory is not mapped in a child (MADV_DONTFORK), and its addresses may belong to another mapping by now.
+// The child's CUPTI may hold buffers and write to them: so they stay mapped, and a trace of the child makes others.
 void records_forget_in_child(void)
 {
 	atomic_store(&sampling->traced, 0);
@@ -82,14 +82,15 @@ bool records_begin(const struct cupti *cupti, uint32_t window)
 	if (!(trace.memory =
 		      shared_memory(INJECT_TRACE_MEMFD, INJECT_TRACE_BYTES, &trace.descriptor)))
 		return false;
-	// A child without handlers of a fork does not keep records either: `traced` is wiped.
+	// A child that ran no fork handlers (of clone(2)) keeps no records either: `traced` is in memory that a
+	// fork wipes.
 	madvise(trace.memory, INJECT_TRACE_BYTES, MADV_DONTFORK);
 	struct inject_trace *head = records_head();
 	head->abi = INJECT_ABI;
 	head->pid = (uint32_t)getpid();
 	head->window = window;
 	memset(trace.kernels, 0,
-	       sizeof trace.kernels); // a module may have gone, and its names with it
+	       sizeof trace.kernels); // a pointer may be that of a module that was unloaded since
 	atomic_store(&trace.next, 0);
 	return true;
 }
@@ -103,7 +104,7 @@ void records_keep(bool on)
 	for (int i = 0; atomic_load(&trace.keeping) && now_ns() < until; i++)
 		short_nap(i);
 	for (unsigned k = 0; k < BUFFERS; k++) {
-		if (atomic_exchange(&trace.is_out[k], 1)) // so CUPTI does not get it meanwhile
+		if (atomic_exchange(&trace.is_out[k], 1)) // so that CUPTI does not get it
 			continue;
 		madvise(trace.buffers + (size_t)k * BUFFER_BYTES, BUFFER_BYTES, MADV_DONTNEED);
 		atomic_store(&trace.is_out[k], 0);
@@ -162,13 +163,13 @@ static uint32_t kernel_name(const char *text)
 	if (!text)
 		return 0;
 	unsigned slot = (uint32_t)((uintptr_t)text >> 3) * 2654435761u >> 20 & (CACHED - 1);
-	// Between two reads of its text, the name is that of the text.
+	// A seqlock: the name belongs to the text if the text is the same before and after.
 	const char *known = __atomic_load_n(&trace.kernels[slot].text, __ATOMIC_ACQUIRE);
 	uint32_t name = __atomic_load_n(&trace.kernels[slot].name, __ATOMIC_ACQUIRE);
 	if (known == text && __atomic_load_n(&trace.kernels[slot].text, __ATOMIC_ACQUIRE) == text)
 		return name;
 	name = shared_name(text);
-	// Buffers come from several threads; a pair that another one writes is left to it.
+	// Several threads hand buffers over; while one writes an entry, the others skip that.
 	if (!atomic_exchange(&trace.names_lock, 1)) {
 		__atomic_store_n(&trace.kernels[slot].text, NULL, __ATOMIC_RELEASE);
 		__atomic_store_n(&trace.kernels[slot].name, name, __ATOMIC_RELEASE);
@@ -215,7 +216,7 @@ static void keep_transfer(const struct cupti_transfer *k, struct inject_traced *
 	to->device = k->device, to->stream = k->stream;
 	to->graph = k->graph, to->node = k->node;
 	if (k->kind == CUPTI_MEMSET)
-		return; // the value is in their place
+		return; // a set has its value where a copy has these
 	to->direction = k->direction;
 	to->memory = (uint8_t)((k->from & 15) | k->to << 4);
 }

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
-# What these import stays out of the recorder: `import sonde` alone loads none of it.
+# Imported where they are needed: `import sonde` alone, as the recorder does, loads none of it.
 
 
 def open(path: str | PathLike[str]) -> Recording:

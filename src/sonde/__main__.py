@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m sonde`.
 
-With -m the interpreter looks for modules in the working directory first, which may be anybody's:
-that ends here, before anything else is imported. A `sonde` that lies there would have been run
-instead of this one; `python -P -m sonde` and the program `sonde` look there for nothing.
+With -m the interpreter looks for modules in the working directory first, which may be another
+user's. That directory is removed from the search path here, before anything else is imported. A
+package `sonde` in it would already have been run instead of this one; `python -P -m sonde` and the
+program `sonde` do not search there at all.
 """
 
 import sys

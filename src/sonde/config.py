@@ -25,6 +25,7 @@ from sonde.ownership import only_ours
 
 DEVICE_TIME = ("off", "allow-list", "all")
 _MAX_BYTES = 1 << 20
+"""Of the file."""
 DEFAULT_FILE = Path("/etc/sonde/config.toml")
 
 
@@ -42,12 +43,12 @@ class Config:
     launches: bool = False
     """Watch every kernel launch too: costs about a microsecond a launch."""
     device_metrics: bool = True
-    """Ask devices what they are doing: use, memory, power, clocks, errors."""
+    """Read metrics of devices: utilization, memory, power, clocks, errors."""
     host_metrics: bool = False
-    """Ask the kernel what the machine is doing. `sonde agent` does by default; beside a recording
-    of stacks it would cost as much again."""
+    """Read metrics of the machine from the kernel. `sonde agent` does by default; beside a
+    recording of stacks it would cost as much again."""
     host_hz: int = 100
-    """Looks at the run queues a second, while something runs; 0: none."""
+    """Samples of the run queues a second, while something runs; 0: none."""
     group_pressure: bool = False
     """Pressure (PSI) of control groups of version 2 without a limit, too: those of the processes
     that are watched, or of the node."""
@@ -57,17 +58,17 @@ class Config:
     """Host memory by stack: mapped, unmapped, touched. Runs on every page fault."""
     kubelet: str = ""
     """Address of this node's kubelet, to name pods: https://127.0.0.1:10250, or the read-only
-    http://127.0.0.1:10255. Empty: nobody is asked."""
+    http://127.0.0.1:10255. Empty: pods are not named."""
     kubelet_token_file: str = ""
-    """What it is shown: /var/run/secrets/kubernetes.io/serviceaccount/token in a pod."""
+    """File with the token for it: /var/run/secrets/kubernetes.io/serviceaccount/token in a pod."""
     kubelet_ca_file: str = ""
-    """Whom its certificate must be from; empty: the system's authorities."""
+    """Certificate authorities that its certificate must be from; empty: the system's."""
     injected: bool = True
-    """Read what Sonde's library times in processes that carry it (attached, or begun with it)."""
+    """Read what Sonde's library times in processes that have it (attached, or started with it)."""
     device_budget: float = 0.01
-    """Share of its time that timing its launches may cost a process; sets how many are timed."""
+    """By which share timing its launches may slow a process down; sets how many are timed."""
     prometheus: str = ""
-    """HOST:PORT of a page for Prometheus; '' for none. A host must be named to leave loopback."""
+    """HOST:PORT of a page for Prometheus; '' for none. Without a host: loopback alone."""
     dcgm_names: bool = False
     """On that page, also use the names of NVIDIA's dcgm-exporter."""
     otlp: str = ""
@@ -80,25 +81,28 @@ class Config:
     node: str = ""
     """Name of this machine at the server; '' for its host name."""
     spool: str = ""
-    """Directory of what the server has not acknowledged; '' for a default of the user."""
+    """Directory of chunks that the server has not acknowledged; '' for a default of the user."""
     spool_mb: int = 256
-    """How much may wait there; beyond it the oldest is dropped and counted."""
+    """Its size at most, in MB; beyond that the oldest chunks are dropped and counted."""
     tick_s: float = 1.0
     """How often rows are read out of the kernel: the time resolution of totals."""
     rest_s: float = 5.0
-    """The same for an agent that takes no stacks, while it rests: while the machine does next to
-    nothing. It is woken when that ends. 0: it never rests."""
+    """The same for an agent that takes no stacks, while the machine does next to nothing: it rests,
+    and is woken when that ends. 0: it never rests."""
     chunk_s: float = 5.0
-    """How often a chunk is written: what a killed recorder may lose."""
+    """How often a chunk is written: a killed recorder loses so much at most."""
     wait_span_ms: float = 10.0
     """Waits at least this long are kept one by one."""
     stack_gap_ms: float = 10.0
-    """About how often a thread's waits, and its calls, get a stack, which counts for the others."""
+    """About how far apart stacks of a thread's waits, and of its calls, are taken; each stands for
+    the others since the last one."""
     device_time: str = "off"
-    """Whose device time to take: off, allow-list, or all. Brings a library into those processes."""
+    """Processes whose device time is taken: off (none), allow-list, or all. Brings a library into
+    them."""
     device_time_allow: tuple[str, ...] = ()
-    """Under allow-list: KIND:PATTERN with unit, job, pod or user, as unit:train-*.service; opted-in
-    for users whose processes may ask for it themselves; exe for anybody's program of that name."""
+    """The allow-list, of KIND:PATTERN with unit, job, pod or user, as unit:train-*.service;
+    opted-in for users whose processes may ask for it themselves; exe for any user's program of
+    that name."""
     probe_budget: float = 0.01
     """Share of one core that calls of a probed function by one user may cost before some are left
     out."""
@@ -139,7 +143,8 @@ def load(
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> Config:
     """The configuration of this process: `flags` win over `environ`, that over the file, that over
-    the command's `defaults`. Raises UsageError for what cannot be read."""
+    the command's `defaults`. Raises UsageError for an unknown setting or a bad value, and for a
+    file that cannot be read or that others can change."""
     settings = {**_from_file(environ), **_from_environment(environ)}
     merged: dict[str, Any] = {**defaults, **settings, **flags}
     known = {field.name for field in fields(Config)}
@@ -178,7 +183,7 @@ def _from_file(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _trusted_writers(environ: Mapping[str, str]) -> set[int]:
-    """Root, and who called sudo: that user chose this command and its environment."""
+    """Root, and the user who called sudo, who chose this command and its environment."""
     caller = environ.get("SUDO_UID", "")
     return {0, int(caller)} if caller.isdecimal() else {0}
 
@@ -207,7 +212,8 @@ def _of_file(name: str, value: object, path: Path) -> object:
 
 
 def _of_environment(name: str, text: str) -> object:
-    """A value of the environment, where all is text: lists are parted by commas, switches words."""
+    """A value of the environment, where all is text: lists are separated by commas, a bool is a
+    word of `_SWITCH`."""
     annotation = _types()[name]
     try:
         if annotation is bool:

@@ -10,14 +10,15 @@ SondeError                    cause + remedy + exit code
 │   ├── PermissionDenied      a capability is missing: which one, and how to grant it
 │   ├── KernelUnsupported     no BTF, lockdown, a feature the kernel lacks
 │   ├── MissingDependency     a library or program that the command needs
-│   └── TargetRefused         no library can be injected here (static, stopped, traced, …)
+│   └── TargetRefused         no library can be injected here (static, traced, …)
+│       └── TargetStopped     not now: the process is stopped by a signal or a debugger
 ├── CaptureError              exit 1: a capture cannot be read
 │   ├── NotACapture           foreign file
 │   ├── CaptureTruncated      nothing readable is left (a cut tail alone is a warning, not an error)
 │   ├── CaptureTooNew         written by a newer version
 │   └── CaptureTooLarge       takes more memory than is allowed: damaged, hostile, or very long
 ├── AttachFailed              exit 1: the attempt failed; the process is unharmed
-│   ├── TracerFailed          the attaching process does not work, whatever the target
+│   ├── TracerFailed          the child that attaches does not work, with any target
 │   └── ProcessGone           the process ended meanwhile
 ├── SinkError                 exit 1: output cannot be written (disk full, no permission)
 └── InternalError             exit 1: a bug in Sonde, reported as such
@@ -30,7 +31,7 @@ from __future__ import annotations
 
 
 class SondeError(Exception):
-    """Base of every deliberate error: the cause and how to fix it."""
+    """Base of every error that Sonde raises: the cause and how to fix it."""
 
     exit_code = 1
 
@@ -92,7 +93,7 @@ class AttachFailed(SondeError):
 
 
 class TracerFailed(AttachFailed):
-    """The attaching process itself does not work, whatever the target."""
+    """The child that attaches does not work, with any target."""
 
 
 class ProcessGone(AttachFailed):

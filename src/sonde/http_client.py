@@ -6,9 +6,9 @@ connecting, TLS, sending, and the response, however slowly it arrives. A respons
 is refused, not buffered. No redirect is followed and no proxy of the environment is used, so
 requests and credentials reach only the named host. Responses are never decompressed.
 
-A port of loopback belongs to whichever user took it first. Before an unencrypted request with a
-credential, or one to a server of ours, goes to loopback, the kernel is asked who listens there:
-root, this user or the user who called sudo, or nothing is sent.
+A port of loopback belongs to the user who took it first. Before an unencrypted request with a
+credential, or to a server of Sonde, goes to loopback, it is looked up in /proc/net/tcp who listens
+there: unless that is root, this user or the user who called sudo, nothing is sent.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from urllib.parse import SplitResult, urlsplit
 HEAD_BYTES: Final = 64 << 10
 """Greatest size of status line and headers."""
 _PIECE: Final = 64 << 10
+"""Bytes read at once."""
 _FRAMING: Final = 8
 """Greatest number of bytes on the wire per byte of the body: the overhead of tiny chunks."""
 _MAX_RETRY_AFTER_S: Final = 300.0
@@ -41,22 +42,22 @@ _ADDRESSES: Final = 4
 _LOOKUPS: Final = 4
 """Name lookups that may hang at the same time."""
 _TARGET: Final = re.compile(r"[!-~]+")
-_VALUE: Final = re.compile(r"[!-~]([ -~]*[!-~])?|")
+_HEADER_VALUE: Final = re.compile(r"[!-~]([ -~]*[!-~])?|")
 _LOOPBACK: Final = re.compile(r"127(\.\d{1,3}){3}")
-_NAME: Final = re.compile(r"[A-Za-z0-9-]+")
+_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9-]+")
 _HOST: Final = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
 
 
 _LISTENERS_BYTES: Final = 32 << 20
-"""Read at most of a list of listening sockets."""
+"""Read of a list of listening sockets at most."""
 
 
 class RequestError(OSError):
-    """There was no valid response."""
+    """The request could not be sent, or there was no valid response."""
 
 
 class StrangerListensError(RequestError):
-    """Another user's process has the port; nothing was sent."""
+    """Another user's process listens on the port; nothing was sent."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Response:
     status: int
     body: bytes
     retry_after_s: float = 0.0
-    """How long the server wants to be left alone; 0: it gave no number of seconds."""
+    """After how long the server wants the next request (Retry-After); 0: it gave no number."""
 
 
 def split_url(url: str) -> SplitResult:
@@ -96,8 +97,8 @@ def shown(url: str) -> str:
 
 
 def origin(url: str) -> str:
-    """Scheme, host and port of a URL for messages: in the path and query of a webhook's URL stands
-    its secret. "no http:// or https:// address" where it is none."""
+    """Scheme, host and port of a URL for messages: the path and query of a webhook's URL hold its
+    secret. "no http:// or https:// address" where it is none."""
     try:
         parts = urlsplit(url)
         scheme, host, port = parts.scheme, parts.hostname or "", parts.port
@@ -156,7 +157,7 @@ class Connection:
         """`tls` None: without encryption. `ours`: to a server of Sonde, see `request`."""
         self._host, self._tls, self._ours = host, tls, ours
         self._checked = False
-        """Whether it is known who listens where the present socket is connected to."""
+        """It was checked who listens where `_sock` is connected to."""
         self._port = port or (443 if tls else 80)
         self._sock: socket.socket | None = None
 
@@ -213,7 +214,8 @@ class Connection:
         return answer
 
     def _head(self, method: str, target: str, size: int, headers: Mapping[str, str]) -> bytes:
-        """Raise RequestError for line breaks and other bad characters; it shows no value."""
+        """Request line and headers. Raises RequestError for line breaks and other bad characters,
+        with no value in its text."""
         if not _TARGET.fullmatch(target):
             raise RequestError("a path with characters that a URL must not have")
         name = f"[{self._host}]" if ":" in self._host else self._host
@@ -225,7 +227,7 @@ class Connection:
             "Content-Length": str(size),
         }
         for key, value in lines.items():
-            if not _NAME.fullmatch(key) or not _VALUE.fullmatch(value):
+            if not _HEADER_NAME.fullmatch(key) or not _HEADER_VALUE.fullmatch(value):
                 raise RequestError(f"a header {key!r} with characters that a header must not have")
         text = "".join(f"{key}: {value}\r\n" for key, value in lines.items())
         return f"{method} {target} HTTP/1.1\r\n{text}\r\n".encode("ascii")
@@ -262,9 +264,9 @@ def _is_loopback_address(host: str) -> bool:
 
 
 def _connect_to_trusted(sock: socket.socket, address: Any) -> None:
-    """Connect to what a trusted user listens with. Raises OSError.
+    """Connect to a socket that a trusted user listens with. Raises OSError.
 
-    The same socket listens before and after: no other one took the connection and went away.
+    It is looked up before and after: else another one could take the connection and go away.
     """
     before = _listener(sock.family, *address[:2])
     _check_owner(before, address[1])
@@ -292,8 +294,11 @@ def _check_owner(listener: tuple[int, int] | None, port: int) -> None:
 
 
 def _listener(family: int, host: str, port: int) -> tuple[int, int] | None:
-    """(user id, inode) of the socket that takes connections to an address, as the kernel chooses:
-    of the address before one of all addresses, of its family before one of both."""
+    """(user id, inode) of the socket that takes connections to an address; None: there is none.
+
+    As the kernel chooses: a socket bound to the address before one bound to all addresses, and of
+    those an IPv4 one before an IPv6 one that takes IPv4, too.
+    """
     address = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
         address, family = address.ipv4_mapped, socket.AF_INET
@@ -313,7 +318,8 @@ def _hex(packed: bytes) -> str:
 
 
 def _listening(path: str, port: int) -> dict[str, tuple[int, int]]:
-    """(user id, inode) of the sockets that listen on a port, by address. Raises RequestError."""
+    """(user id, inode) of the sockets that listen on a port, by address as `_hex` has it. Raises
+    RequestError."""
     found: dict[str, tuple[int, int]] = {}
     left = _LISTENERS_BYTES
     try:
@@ -341,6 +347,7 @@ def _listening(path: str, port: int) -> dict[str, tuple[int, int]]:
 
 
 def _left(end_s: float) -> float:
+    """Seconds until then. Raises TimeoutError."""
     left_s = end_s - time.monotonic()
     if left_s <= 0:
         raise TimeoutError("took too long")
@@ -354,7 +361,7 @@ _lookups_lock = threading.Lock()
 def _look_up(host: str, port: int, end_s: float) -> list[Any]:
     """Addresses of a host, within a deadline.
 
-    A resolver has no timeout, so names are resolved in a thread, which may be abandoned; at most
+    getaddrinfo() has no timeout, so names are resolved in a thread, which may be abandoned; at most
     `_LOOKUPS` threads may hang.
     """
     kind = socket.SOCK_STREAM
@@ -412,7 +419,7 @@ class _Wire(io.RawIOBase):
 
 
 class _Source:
-    """Stands for the socket where `http.client` needs a file."""
+    """What `http.client.HTTPResponse` takes for a socket, of which it only makes a file."""
 
     def __init__(self, wire: _Wire) -> None:
         self._wire = wire
@@ -441,7 +448,7 @@ def _read(sock: socket.socket, method: str, end_s: float, max_bytes: int) -> tup
             raise RequestError("the response is too long")
     if length is not None and size < length:
         raise RequestError("the response is truncated")
-    wanted = response.getheader("Retry-After", "").strip()
-    retry_after_s = float(wanted) if wanted.isascii() and wanted.isdigit() else 0.0
+    seconds = response.getheader("Retry-After", "").strip()
+    retry_after_s = float(seconds) if seconds.isascii() and seconds.isdigit() else 0.0
     found = Response(response.status, b"".join(parts), min(retry_after_s, _MAX_RETRY_AFTER_S))
     return found, not response.will_close

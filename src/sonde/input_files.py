@@ -29,7 +29,7 @@ _KINDS = (
 
 
 def open_input(path: Path) -> BinaryIO:
-    """Open the file at `path` for reading. Raises CaptureError for anything but a file, OSError."""
+    """Open a regular file, or a pipe of this process. Raises CaptureError for others, OSError."""
     own = own_descriptor(path)
     if own is not None and not stat.S_ISREG(os.fstat(own).st_mode):
         return os.fdopen(os.dup(own), "rb")
@@ -48,10 +48,10 @@ def open_input(path: Path) -> BinaryIO:
 
 
 def read_checked(path: Path, most_bytes: int, check: Callable[[Path], None]) -> bytes:
-    """The content of the file at `path`, which `check` may refuse by an error of its choice.
+    """The content of the file at `path`.
 
-    It is called while the file is open. Raises CaptureError for anything but a file, OSError, and
-    ValueError where the content is longer than `most_bytes`.
+    `check` is called while the file is open, and may refuse the path by any error. Raises that,
+    what `open_input` raises, and ValueError where the content is longer than `most_bytes`.
     """
     with open_input(path) as file:
         check(path)

@@ -9,8 +9,8 @@ of Sonde and nothing else:
 - its search path is the standard library, the folders that this process imports from, as far as
   nobody else can write there, and the folder that `sonde` was imported from (a wheel, a virtual
   environment and an editable installation alike);
-- of the environment, what has the dynamic linker, the C library or CUDA load files is left out,
-  and PATH, LD_LIBRARY_PATH and where ROCm lies keep only folders that nobody else can write to;
+- of the environment, variables by which the dynamic linker, the C library or CUDA load files are
+  left out; PATH, LD_LIBRARY_PATH and ROCm's folders keep only those that nobody else can write to;
 - its working directory is `/`.
 """
 
@@ -41,6 +41,7 @@ GIVEN_UP_AFTER_S: Final = 1.0
 _given_up: Final[list[subprocess.Popen[bytes]]] = []
 _given_up_lock: Final = threading.Lock()
 
+# Variables with folders that are searched; variables that a child does not get.
 _SEARCHED: Final = ("PATH", "LD_LIBRARY_PATH", "ROCM_HOME", "ROCM_PATH")
 _LEFT_OUT_PREFIXES: Final = ("PYTHON", "LD_", "__PYVENV", "MALLOC_")
 _LEFT_OUT: Final = frozenset(
@@ -54,7 +55,7 @@ _LEFT_OUT: Final = frozenset(
 
 
 def command(target: str | Path, *arguments: str) -> tuple[str, ...]:
-    """The command line that runs a module of ours, or one file of it without its package."""
+    """The command line that runs a module by its name, or a file alone by its path."""
     return (sys.executable, "-I", "-S", str(STARTER), str(target), *arguments)
 
 
@@ -125,9 +126,11 @@ def give_up(child: subprocess.Popen[bytes]) -> None:
 
 
 def run_forked(work: Callable[[], object], timeout_s: float) -> int | None:
-    """Do something that may hang in a copy of this process, for what it does to things that both
-    hold; its error number, 0 for none, None where it was killed as it took too long. Raises
-    OSError where there can be no other process.
+    """Do something that may hang in a forked copy of this process, for its effect on what both
+    share (open files, shared memory).
+
+    Returns the errno of its OSError, EIO of another error, 0 for none; None where it was killed as
+    it took too long. Raises OSError where fork() or pidfd_open() fails.
     """
     child = os.fork()
     if child == 0:
@@ -140,18 +143,18 @@ def run_forked(work: Callable[[], object], timeout_s: float) -> int | None:
             os.kill(child, signal.SIGKILL)
             if poll.poll(GIVEN_UP_AFTER_S * 1000):
                 os.waitpid(child, 0)
-            return None  # if it cannot die, nothing of ours waits for it
+            return None  # one that cannot die is not waited for, and not reaped
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     finally:
         os.close(pidfd)
 
 
 def _leave_after(work: Callable[[], object]) -> NoReturn:
-    """In the copy: never comes back to what this process was doing."""
+    """In the copy: do the work and exit, without returning to the caller."""
     number = errno.EIO
     try:
         os.setsid()
-        os.closerange(0, 3)  # who reads our output waits for no child
+        os.closerange(0, 3)  # else a reader of our output would wait for the copy, too
         work()
         number = 0
     except OSError as error:

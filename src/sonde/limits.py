@@ -23,8 +23,8 @@ RATIO = 512
 """Greatest compression ratio above that. Captures reach 40, traces 60."""
 
 MAX_NAME_CHARS = 16_384
-"""Names and paths are cut to this length; cuts are counted and reported. Compilers make names of
-kilobytes; the longest known one has some 20,000 characters."""
+"""Names and paths are cut to this length; readers count and report the cuts. Compilers make names
+of kilobytes; the longest known one has some 20,000 characters."""
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
@@ -66,8 +66,9 @@ class Budget:
         self.packed_bytes = packed_bytes
         self.limit_bytes = most_bytes() if limit_bytes is None else limit_bytes
         self.unpacked_bytes = 0
-        """In total, including memory that was freed since."""
+        """Decompressed so far, including memory that was freed since."""
         self.held_bytes = 0
+        """In use now."""
 
     def unpack(self, count_bytes: int) -> None:
         """Account for bytes about to be decompressed and kept. Raises CaptureTooLarge."""

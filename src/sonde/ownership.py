@@ -22,16 +22,18 @@ def owners() -> frozenset[int]:
     return frozenset({0, os.geteuid(), Path(__file__).stat().st_uid})
 
 
-def only_ours(path: Path, by: Collection[int] | None = None) -> bool:
-    """Whether only the users `by` (default: `owners`) can change or replace the file at `path`.
+def only_ours(path: Path, trusted: Collection[int] | None = None) -> bool:
+    """Whether only `trusted` users (default: `owners`) can change or replace the file at `path`.
+
+    False, too, where it cannot be found out.
 
     Every folder and every symbolic link on the way to it is checked, also links that links lead to.
     A parent may have the sticky bit, like /tmp: other users cannot replace trusted files there.
     """
-    trusted = owners() if by is None else by
+    users = owners() if trusted is None else trusted
     try:
         passed, file = _way_to(path.absolute())
-        return all(_is_protected(part, trusted, part != file) for part in passed)
+        return all(_is_protected(part, users, part != file) for part in passed)
     except OSError:
         return False
 
@@ -39,7 +41,8 @@ def only_ours(path: Path, by: Collection[int] | None = None) -> bool:
 def _way_to(path: Path) -> tuple[set[Path], Path]:
     """(every folder, link and file that a look-up of an absolute path passes; where it ends).
 
-    Each is given without links above it. Raises OSError for a missing part, or too many links.
+    In each, only the last component may be a link. Raises OSError for a missing part, or too many
+    links.
     """
     at = Path("/")
     passed = {at}
@@ -66,7 +69,8 @@ def _way_to(path: Path) -> tuple[set[Path], Path]:
 
 
 def _is_protected(part: Path, trusted: Collection[int], is_parent: bool) -> bool:
-    """Whether only trusted users can change it. Raises OSError where it is missing."""
+    """Whether only trusted users can change it; `is_parent`: whether others cannot exchange what
+    trusted users have in it. Raises OSError where it is missing."""
     found = part.lstat()
     if found.st_uid not in trusted:
         return False
@@ -80,7 +84,8 @@ def trusted_folders(folders: Iterable[str]) -> list[str]:
     """The folders of a search path that other users cannot put files into.
 
     Relative folders are left out: they depend on the working directory, which may be any user's.
-    For users other than root, who endanger nobody else, any absolute folder is accepted.
+    Of a process of another user than root every absolute folder is accepted: it endangers nobody
+    else.
     """
     absolute = [folder for folder in folders if folder.startswith("/")]
     if os.geteuid() != 0:

@@ -39,7 +39,8 @@ class Opened:
 
     fd: int
     is_stream: bool
-    """A pipe, a terminal or another character device; or standard output of any type."""
+    """A pipe, a terminal or another character device; or an own descriptor (/dev/stdout), of any
+    type."""
 
 
 def caller(environ: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
@@ -57,7 +58,7 @@ def caller(environ: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
 
 
 def create(path: Path, force: bool = False) -> Opened:
-    """Make the file, or open the stream that is there. Raises SinkError.
+    """Make the file, or open the pipe or character device that is there. Raises SinkError.
 
     An existing file is an error, unless `force`: then a new file replaces it atomically. The old
     file, or the target of a link, is not written to.
@@ -90,7 +91,7 @@ def replacing(path: Path, *, for_folders_owner: bool = False) -> Iterator[Binary
     """A stream whose content replaces `path` when it is complete. Raises SinkError.
 
     The new file has mode 0600, whatever the old one had. `for_folders_owner`: as root, make the
-    owner of its folder its owner, for the state of a service that runs as that user.
+    owner of its folder its owner, too, for the state of a service that runs as that user.
     """
     with _reported(path), _folder(path) as (folder, name):
         found = _stream(path, folder, name)
@@ -112,7 +113,7 @@ def replacing(path: Path, *, for_folders_owner: bool = False) -> Iterator[Binary
 
 
 class Folder:
-    """An open directory; files are made in it even if its name refers to another one by now."""
+    """An open directory, in which files are made even where its path leads elsewhere by now."""
 
     def __init__(self, fd: int, path: Path) -> None:
         """`path`: for messages."""
@@ -120,7 +121,7 @@ class Folder:
 
     @property
     def fd(self) -> int:
-        """Opened with O_PATH; open while the context manager that gave this folder is."""
+        """A descriptor of it, open until the context manager that gave this folder ends."""
         return self._fd
 
     def write(self, name: str, content: bytes) -> None:
@@ -144,10 +145,10 @@ class Folder:
 
 @contextlib.contextmanager
 def secret_folder(path: Path, holds: str = "keys") -> Iterator[Folder]:
-    """A directory for keys, made if it is missing. As root, nobody but root and the caller of sudo
-    may be able to change or exchange it. Raises SinkError, UsageError.
+    """A directory for keys, made if it is missing. Raises SinkError; UsageError where this is root
+    and others than root and the caller of sudo could change or exchange the directory.
 
-    `holds`: for messages.
+    `holds`: what is kept in it, for the message.
     """
     with _folder(path / "x", make=0o700) as (fd, _):
         if os.geteuid() == 0 and not is_ours(fd):
@@ -164,18 +165,18 @@ def make_folder(path: Path) -> None:
         pass
 
 
-def is_ours(held: int) -> bool:
+def is_ours(fd: int) -> bool:
     """Whether only root, this user and the caller of sudo can change an open file or directory.
 
-    As root, also whether no other user can exchange it at its path. Users other than root endanger
-    nobody else, and may share directories with their group.
+    As root, also whether no other user can exchange it at its path. Another user's process
+    endangers nobody else, and may share directories with its group.
     """
     called_by = caller()
     trusted = {*owners(), *([called_by[0]] if called_by else [])}
-    found = os.fstat(held)
+    found = os.fstat(fd)
     if os.geteuid() != 0:
         return found.st_uid in trusted and not found.st_mode & stat.S_IWOTH
-    path = Path(os.readlink(f"/proc/self/fd/{held}"))  # noqa: PTH115
+    path = Path(os.readlink(f"/proc/self/fd/{fd}"))  # noqa: PTH115
     try:
         return only_ours(path, trusted) and os.path.samestat(path.lstat(), found)
     except OSError:
@@ -205,6 +206,7 @@ def remove(path: Path, made: os.stat_result) -> None:
 
 @contextlib.contextmanager
 def _reported(path: Path) -> Iterator[None]:
+    """Turns OSError and ValueError into SinkError."""
     try:
         yield
     except OSError as error:
@@ -255,18 +257,22 @@ def _folder(path: Path, make: int | None = None) -> Iterator[tuple[int, str]]:
         os.close(here)
 
 
-def _trust(at: os.stat_result, path: Path, what: str) -> None:
-    """Raise SinkError if root would follow or open something of a user other than the caller."""
+def _trust(found: os.stat_result, path: Path, what: str) -> None:
+    """Raise SinkError if this is root, and what was found is neither root's nor the caller's.
+
+    `what`: words for it.
+    """
     called_by = caller()
-    if os.geteuid() == 0 and at.st_uid not in (0, called_by[0] if called_by else 0):
+    if os.geteuid() == 0 and found.st_uid not in (0, called_by[0] if called_by else 0):
         raise SinkError(
-            f"{path} is not written: {what} on its path belongs to user {at.st_uid}",
+            f"{path} is not written: {what} on its path belongs to user {found.st_uid}",
             "choose a directory of your own with -o",
         )
 
 
 def _stream(path: Path, folder: int, name: str) -> int | None:
-    """A descriptor of `path` if it is a pipe or a character device; None for a file or nothing.
+    """A descriptor of `path` if it is a pipe, a character device or an own descriptor; None for a
+    file or nothing.
 
     Raises SinkError for other types (a directory, a socket, a disk).
     """

@@ -2,8 +2,8 @@
 """The first code of a child: `python -I -S start_module.py MODULE|FILE ARGUMENT…`.
 
 `sonde.interpreter` starts it. Run by its path, because in an isolated interpreter `sonde` cannot be
-imported before the search path has its folder. That goes to the end: it may hold other packages
-(site-packages does), which shall not stand before the standard library's modules.
+imported before its folder is in the search path. That folder is appended, not put first: it may
+hold other packages (site-packages does), which must not hide modules of the standard library.
 """
 
 import _signal  # type: ignore[import-not-found]  # `signal` takes a while
@@ -13,7 +13,7 @@ import sys
 
 def main() -> None:
     """Complete the search path and run what was asked for as the program."""
-    # Blocked where they are taken by a thread of who starts us (cli/abort_signals.py).
+    # Blocked in a parent that takes them in a thread (cli/abort_signals.py), and inherited.
     _signal.pthread_sigmask(_signal.SIG_UNBLOCK, (_signal.SIGINT, _signal.SIGTERM))
     del sys.argv[0]
     target = sys.argv[0]

@@ -3,9 +3,9 @@
 
 To load a file is to run it, often as root. A library that the dynamic linker would take may still
 be anybody's: a folder in /etc/ld.so.conf.d or /opt that a user owns, a group that may write there.
-So a library is looked up here, in the linker's own order, and loaded only where nobody but those
-whom this process obeys anyway can change it or a folder above it (`ownership.only_ours`). A user
-other than root endangers nobody else and may load whatever they like.
+So a library is looked up here, in the linker's own order, and loaded only where none but trusted
+users can change it or a folder above it (`ownership.only_ours`). A process of another user than
+root endangers nobody else and may load any.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def load(name: str) -> ctypes.CDLL:
 
 
 def load_open(fd: int) -> ctypes.CDLL:
-    """Load the library that a descriptor holds, by its path. Raises as `load` does."""
+    """Load the library that a descriptor refers to, after a check of its path. Raises as `load`."""
     path = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115
     _check(path)
     held = os.fstat(fd)
@@ -72,7 +72,7 @@ def import_checked(name: str, library: str, folder: Path) -> ModuleType:
     Raises UntrustedLibraryError, ImportError and OSError.
     """
     if name in sys.modules:
-        return import_module(name)  # what is there; None raises ImportError
+        return import_module(name)  # an entry None raises ImportError
     if folder.is_dir() and str(folder) not in sys.path:
         _check(folder)
         sys.path.append(str(folder))
@@ -91,7 +91,7 @@ def import_checked(name: str, library: str, folder: Path) -> ModuleType:
 
 
 def find(name: str) -> str | None:
-    """Where the dynamic linker would find a library of our own kind; None where it would not.
+    """Where the dynamic linker would find a library for this architecture; None where it would not.
 
     For root, folders of LD_LIBRARY_PATH that others can write to are passed over, as in all
     children (`interpreter.environment`).
@@ -103,7 +103,7 @@ def find(name: str) -> str | None:
         *cached,
         *(f"{folder}/{name}" for folder in _FOLDERS),
     ):
-        if _is_of_our_kind(path):
+        if _is_of_our_architecture(path):
             return path
     return None
 
@@ -133,13 +133,13 @@ def _check(path: str | Path) -> None:
         raise UntrustedLibraryError(reason)
 
 
-def _is_of_our_kind(path: str) -> bool:
-    """Whether it is for this processor and as many bits."""
+def _is_of_our_architecture(path: str) -> bool:
+    """Whether an ELF file is for this processor, with pointers as long as ours."""
     try:
         with open("/proc/self/exe", "rb") as ours, open(path, "rb") as theirs:  # noqa: PTH123
             header = theirs.read(20)
             mine = ours.read(20)
     except OSError:
         return False
-    # Class and byte order, then the machine: what lies between is not about that.
+    # EI_CLASS and EI_DATA, then e_machine.
     return (header[:6], header[18:20]) == (mine[:6], mine[18:20])

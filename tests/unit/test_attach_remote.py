@@ -15,11 +15,11 @@ from sonde.errors import AttachFailed, TracerFailed
 @pytest.mark.parametrize(
     ("body", "failure", "cause"),
     [
-        ("print('{}'); sys.exit(3)", TracerFailed, "no word from it"),
+        ("print('{}'); sys.exit(3)", TracerFailed, "no message"),
         ("sys.exit('cause\\nlast line')", TracerFailed, "last line"),
-        ("pass", AttachFailed, "no word from it"),
-        ("print('{}', flush=True); os.kill(os.getpid(), 9)", AttachFailed, "no word from it"),
-        ("os.kill(os.getpid(), 9)", AttachFailed, "no word from it"),
+        ("pass", AttachFailed, "no message"),
+        ("print('{}', flush=True); os.kill(os.getpid(), 9)", AttachFailed, "no message"),
+        ("os.kill(os.getpid(), 9)", AttachFailed, "no message"),
     ],
 )
 def test_an_attaching_process_that_fails_has_attached_nothing(monkeypatch, body, failure, cause):

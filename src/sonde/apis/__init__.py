@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device APIs as data: which functions of which libraries mean what, and how to read a call.
+"""Device APIs as data: which functions of which libraries do what, and how to read a call.
 
-One TOML file an API. Adding a call is adding a table to a file:
+One TOML file for each API. To add a call, add a table to a file:
 
 ```toml
 [[call]]
@@ -13,11 +13,12 @@ bytes = "ByteCount"                        # an argument; a list of them to mult
                                            # { of = POINTER, at = OFFSET, words = N }
 scale = 4                                  # bytes per unit of that
 direction = "h2d"                          # fixed; or { of = ARGUMENT, by = TABLE, mask = M }; or
-                                           # { of = POINTER, at = [OFFSET, …], by = TABLE }
+                                           # { of = POINTER, at = [OFFSET, …], by = TABLE }, with a
+                                           # [directions.TABLE] that has the API's numbers
 blocking = "blocking_read"                 # the call waits: an argument that decides it, or true
 result = "handle"                          # "status" if left out; or "none"
 status = "errcode_ret"                     # pointer through which a handle's status comes back
-calls_back = true                          # runs functions of its caller: counted at the entry
+calls_back = true                          # may call functions of its caller: counted at the entry
 ```
 
 Size arguments are 64 bits wide (size_t) in all these APIs.

@@ -12,7 +12,7 @@ OPS = (
     *("alloc", "free", "pin", "unpin", "map", "unmap", "copy", "set", "prefetch"),
     *("sync", "flush", "build", "graph-launch", "launch"),
 )
-"""What a call does. Launches are seen on request only: they are too many for a probe on each."""
+"""What a call does. Launches are probed on request only, as there are so very many of them."""
 
 DIRECTIONS = ("", "h2d", "d2h", "d2d", "h2h", "p2p", "unknown")
 
@@ -27,7 +27,8 @@ _NONE = -1
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the kernel side reads one call: `struct call_spec`, field by field.
+    """How the kernel side reads one call: `struct call_spec` of abi/events.h, which has what the
+    fields are.
 
     Arguments are numbered in integer words, registers first, then the stack.
     """
@@ -81,14 +82,15 @@ class Call:
     direction: str
     """Fixed direction, where `directions` is empty."""
     directions: Mapping[int, str]
-    """Direction by the number the API gives it."""
+    """Direction by the API's number for it."""
     blocking: bool
-    """It waits for its end whatever its arguments."""
+    """It waits until the work is done, whatever its arguments."""
     arguments: tuple[str, ...]
     """Names as in the header; empty where none is read."""
     calls_back: bool = False
-    """It may run functions of its caller before it returns. A probe at the return would end a
-    program whose function throws: so calls are counted at the entry, without time and status."""
+    """It may call functions of its caller before it returns. A probe at the return would end a
+    program whose function throws an exception: so calls are counted at the entry, without time
+    and status."""
 
     def direction_of(self, number: int) -> str:
         """The direction of one call by the number read from it."""
@@ -105,7 +107,7 @@ class Api:
     hands_out: bool
     """The library has a function (cuGetProcAddress) that hands out functions no symbol names."""
     verified: bool
-    """Whether these calls were compared with the truth on a real device."""
+    """Whether what is read of these calls was checked on a real device."""
     calls: tuple[Call, ...]
 
     def is_library(self, file_name: str) -> bool:

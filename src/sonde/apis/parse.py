@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads API tables, strictly: what is misspelt or does not fit is an error with its place."""
+"""Reads API tables, strictly: what is misspelt or does not fit is an error that has its place."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def parse(text: str, source: str, machine: str | None = None) -> Api:
 
 
 class _ApiParser:
-    """One file; knows the place it is at, for the errors."""
+    """Parses one file; `_place`: file and function, for errors."""
 
     def __init__(self, source: str, machine: str) -> None:
         self._place = source
@@ -124,8 +124,9 @@ class _ApiParser:
         return call
 
     def _arguments(self, text: str) -> tuple[str, ...]:
-        """Number the arguments in words. A struct by value of more than two words lies on the stack
-        (System V, x86-64); on other machines the callee gets a pointer, and its words no number."""
+        """Names of the arguments, after they got their numbers, in words. A struct by value of more
+        than two words lies on the stack (System V, x86-64); elsewhere the callee gets a pointer to
+        it, and its words have no number."""
         self._positions = {}
         names = []
         in_registers = on_stack = 0
@@ -183,7 +184,7 @@ class _ApiParser:
         return replace(reading, scale=scale, size_args=size_args)
 
     def _direction(self, reading: Reading, value: object) -> tuple[str, dict[int, str], Reading]:
-        """Fixed direction, directions by number, and the reading that finds the number."""
+        """(fixed direction, directions by number, the reading with how to get that number)."""
         if isinstance(value, str):
             if value not in DIRECTIONS:
                 self._fail(f"direction is one of {', '.join(DIRECTIONS[1:])}, not {value!r}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""By which builds of CUPTI a running process may be traced: only those that were tried.
+"""Builds of CUPTI with which a running process may be traced: only those that were tried.
 
 Only a copy that the process has mapped itself is used: a second copy beside it hung programs.
 """
@@ -19,35 +19,39 @@ from sonde.attach import glibc
 from sonde.errors import TargetRefused
 
 _CUPTI: Final = re.compile(r"libcupti\.so(\.[0-9.]+)?$")
-_OTHERWISE: Final = "Record it without a trace: sonde record --device-time -p PID"
+_INSTEAD: Final = "Record it without a trace: sonde record --device-time -p PID"
 DRIVER: Final = Path("/proc/driver/nvidia/version")
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What tracing costs a program that waits for its CPU."""
+    """What tracing costs a program that is limited by its CPU, not by the device."""
 
     launch_us: float
+    """How much longer a launch takes."""
     replay_us: float
+    """The same of a replay of a CUDA graph."""
     mixed_us: float
+    """And more for each replay, in a program that replays and launches in turn."""
 
     def share(self, launches: float, replays: float) -> float:
-        """By how much steps take longer, at most, by its launches and replays a second."""
+        """By which share steps take longer at most, at this many launches and replays a second."""
         mixed = min(launches, replays) * self.mixed_us
         return (launches * self.launch_us + replays * self.replay_us + mixed) / 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """A build that was tried."""
+    """A build that was tried: an entry of cupti_builds.toml, which has what the fields are."""
 
     version: str
     build_id: str
     drivers: tuple[int, ...]
     machine: str
     during: Price
+    """While a trace goes on."""
     after: Price
-    """Until the process ends."""
+    """From then on, until the process ends."""
 
 
 def proved() -> list[Build]:
@@ -73,10 +77,10 @@ def require(pid: int, driver: int | None = None) -> Build:
     if not found:
         raise TargetRefused(
             f"process {pid} has not loaded CUPTI (libcupti.so), and Sonde brings none",
-            f"PyTorch loads it with its own libraries. {_OTHERWISE}",
+            f"PyTorch loads it with its own libraries. {_INSTEAD}",
         )
     if len(found) > 1:
-        raise TargetRefused(f"process {pid} has several builds of CUPTI loaded", _OTHERWISE)
+        raise TargetRefused(f"process {pid} has several builds of CUPTI loaded", _INSTEAD)
     build_id, path = found.popitem()
     table = {build.build_id: build for build in proved()}
     build = table.get(build_id)
@@ -85,7 +89,7 @@ def require(pid: int, driver: int | None = None) -> Build:
         raise TargetRefused(
             f"process {pid} has a build of CUPTI ({path}, build id {build_id or 'unknown'}) that "
             f"Sonde was not tried with; it was with {tried}",
-            _OTHERWISE,
+            _INSTEAD,
         )
     major = driver_major() if driver is None else driver
     if major not in build.drivers:
@@ -93,13 +97,13 @@ def require(pid: int, driver: int | None = None) -> Build:
         raise TargetRefused(
             f"CUPTI {build.version} was tried with driver {drivers}; this machine has "
             f"{major or 'an unknown one'}",
-            _OTHERWISE,
+            _INSTEAD,
         )
     return build
 
 
 def driver_major() -> int:
-    """Of NVIDIA's kernel module; 0 unknown."""
+    """Major version of NVIDIA's kernel module; 0: unknown."""
     try:
         text = DRIVER.read_text("utf-8", "replace")
     except OSError:
@@ -109,7 +113,7 @@ def driver_major() -> int:
 
 
 def _build_ids(pid: int) -> dict[str, str]:
-    """Paths by build ids, '' for a file that cannot be read."""
+    """File names of the copies of CUPTI that are mapped, by build id ('': it cannot be read)."""
     found = {}
     for mapped in glibc.mappings_of(pid):
         if "x" in mapped.prot and _CUPTI.search(mapped.leaf):
@@ -118,7 +122,7 @@ def _build_ids(pid: int) -> dict[str, str]:
 
 
 def _build_id(pid: int, mapped: glibc.Mapped) -> str:
-    """Of the very file that is mapped."""
+    """The build id of the very file that is mapped; '' where it cannot be read."""
     task = procfs.memory_task(pid)
     span = f"{mapped.start:x}-{mapped.end:x}"
     for path in (f"/proc/{task}/map_files/{span}", f"/proc/{task}/root{mapped.path}"):

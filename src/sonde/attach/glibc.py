@@ -22,7 +22,8 @@ _SIGRETURN: Final = bytes.fromhex("48c7c00f0000000f05")  # mov $15,%rax; syscall
 _RET: Final = b"\xc3"
 _MACHINE_X86_64: Final = 62
 _MAX_CODE_BYTES: Final = 8 << 20
-"""Of the C library's code: how much is searched for the instructions that a load returns by."""
+"""How much of the C library's code is searched for `_SIGRETURN` and `_RET`, by which a borrowed
+thread returns."""
 
 _FUNCTIONS: Final = ("dlopen", "_IO_list_lock", "_IO_list_unlock", "getppid")
 
@@ -54,7 +55,7 @@ _LINE: Final = re.compile(
 
 
 def parse(maps: Iterable[bytes]) -> list[Mapped]:
-    """The mappings in the text of a /proc/PID/maps, in blocks of lines, in order of address."""
+    """The mappings in the text of a /proc/PID/maps, which comes in blocks of whole lines."""
     paths: dict[bytes, str] = {}
     return [
         Mapped(
@@ -67,9 +68,9 @@ def parse(maps: Iterable[bytes]) -> list[Mapped]:
 
 
 def mappings_of(pid: int) -> list[Mapped]:
-    """What the process has mapped now. Raises OSError when it is gone, TargetRefused where that is
-    more than is looked at: the stacks of its threads lie at the end, and a load has to know
-    them."""
+    """What the process has mapped now. Raises OSError when it is gone, TargetRefused where there
+    are more mappings than are read: the stacks of its threads are among the last, and a load has
+    to know them."""
     with procfs.MapsReader(pid) as reader:
         found = parse(reader.blocks())
         if reader.is_cut:
@@ -85,7 +86,7 @@ def has_library(mappings: list[Mapped], memfd: str) -> bool:
 
 
 def library_inodes(mappings: list[Mapped], memfd: str) -> set[int]:
-    """Of the memfds of that name of which code is mapped."""
+    """Inodes of the memfds of that name whose code is mapped."""
     return {m.inode for m in mappings if m.path.startswith(f"/memfd:{memfd} ") and "x" in m.prot}
 
 
@@ -102,7 +103,7 @@ def _code(mappings: list[Mapped], leaf: re.Pattern[str]) -> tuple[int, int] | No
 
 
 def landmarks(memory: ProcessMemory, mappings: list[Mapped]) -> _native.Landmarks:
-    """Everything at once. Raises TargetRefused for what is missing, OSError when it is gone."""
+    """All of them. Raises TargetRefused where one is missing, OSError when the process is gone."""
     if any(_MUSL.search(m.leaf) for m in mappings):
         raise TargetRefused("the process uses musl as its C library, not glibc", NEEDS_GLIBC)
     base, code = _base(mappings, _LIBC), _code(mappings, _LIBC)
@@ -116,7 +117,7 @@ def landmarks(memory: ProcessMemory, mappings: list[Mapped]) -> _native.Landmark
                 "the process runs code of another architecture", "Attach from x86-64 to x86-64."
             )
         found = {name: libc.function(name) for name in _FUNCTIONS}
-        is_old = found["dlopen"] is None  # it came into libc with 2.34
+        is_old = found["dlopen"] is None  # before glibc 2.34 it is in libdl
         if is_old and (dl := _base(mappings, _LIBDL)) is not None:
             found["dlopen"] = LoadedImage(memory, dl).function("dlopen")
         offset = _errno_offset(memory, libc.function("__errno_location"))
@@ -129,10 +130,10 @@ def landmarks(memory: ProcessMemory, mappings: list[Mapped]) -> _native.Landmark
     text = memory.read(code[0], min(code[1] - code[0], _MAX_CODE_BYTES))
     stub, ret = text.find(_SIGRETURN), text.find(_RET)
     if stub < 0 or ret < 0:
-        raise TargetRefused("the process's C library has no way back from a signal", NEEDS_GLIBC)
+        raise TargetRefused("the process's C library has no code for rt_sigreturn", NEEDS_GLIBC)
     addresses = {name: address for name, address in found.items() if address is not None}
     for name, address in addresses.items():
-        # The tables are the process's own. What they name must at least be code of that library.
+        # The process may have changed its tables: at least, addresses must be code of that library.
         library = _LIBDL if is_old and name == "dlopen" else _LIBC
         if not any(m.start <= address < m.end for m in _all_code(mappings, library)):
             raise TargetRefused(
@@ -161,7 +162,8 @@ def _loader_data(mappings: list[Mapped]) -> tuple[int, int]:
 
 
 def _errno_offset(memory: ProcessMemory, function: int | None) -> int | None:
-    """errno's distance from the thread pointer, out of the code of __errno_location().
+    """errno's distance from the thread pointer, out of the code of __errno_location(); None where
+    that is another code than this one.
 
     [endbr64] mov X(%rip),%rax; add %fs:0,%rax; ret
     """

@@ -17,6 +17,7 @@ _PT_DYNAMIC: Final = 2
 _DT_STRTAB, _DT_SYMTAB, _DT_GNU_HASH = 5, 6, 0x6FFFFEF5
 _STT_FUNC: Final = 2
 _SYMBOL: Final = struct.Struct("<IBBHQQ")
+# Of program headers, dynamic entries, symbols in a chain, words of the Bloom filter.
 _MAX_HEADERS: Final = 64
 _MAX_DYNAMIC: Final = 256
 _MAX_CHAIN: Final = 1 << 16
@@ -47,7 +48,7 @@ class ProcessMemory:
 
 
 class LoadedImage:
-    """A library at its base address, and the functions that it exports."""
+    """A library at its load address, and the functions that it exports."""
 
     def __init__(self, memory: ProcessMemory, base: int) -> None:
         """Raises OSError or ValueError for what is no 64-bit ELF image."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program that Sonde starts is given in its environment, so that it and its children load
-the library themselves: no tracing, no privilege, timed from the first launch on.
+"""Environment variables of a program that Sonde starts, by which it and its children load the
+library themselves: without ptrace or privileges, and timed from the first launch on.
 
 CUDA's driver loads what CUDA_INJECTION64_PATH names at its first call, the OpenCL loader (Khronos'
 and ocl-icd, since 2020) what OPENCL_LAYERS names. So only programs that use a device get it: the
@@ -16,6 +16,7 @@ from typing import Final
 
 from sonde.attach.policy import MAY_ATTACH
 
+# Names of variables.
 CUDA: Final = "CUDA_INJECTION64_PATH"
 OPENCL: Final = "OPENCL_LAYERS"
 BEGIN: Final = "SONDE_INJECT"
@@ -24,20 +25,19 @@ _REQUEST: Final = 1 | 2 | 8
 
 
 def variables(environ: Mapping[str, str], library: Path, per_second: int = 200) -> dict[str, str]:
-    """What to set besides `environ`; nothing where the program opted out (SONDE_MAY_ATTACH=off).
+    """What to set besides `environ`; nothing where that opts out (SONDE_MAY_ATTACH=off).
 
     `per_second`: how many launches the library aims to time in each process.
 
-    A CUDA_INJECTION64_PATH of another tool is left as it is, as two would time each other: CUDA is
-    then that tool's. The other variables are set all the same, for OpenCL.
+    A CUDA_INJECTION64_PATH of another tool is left as it is, as two would time each other: then
+    CUDA is not timed. The other variables are set all the same, for OpenCL.
     """
     if environ.get(MAY_ATTACH, "").lower() == "off" or environ.get(BEGIN) == "off":
         return {}
     others = environ.get(OPENCL, "")
     given = {
         BEGIN: f"{_REQUEST}:{per_second}",
-        # To the OpenCL loader the library is no valid layer, as it exports no function of one. So
-        # it is not used as a layer; but to find that out it was loaded, which is what is wanted.
+        # The library is a layer: inject/opencl_layer.c. A loader that knows no layers ignores this.
         OPENCL: f"{library}:{others}" if others else str(library),
     }
     if CUDA not in environ:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library that is brought into processes, as a file.
+"""The injected library as a file.
 
-It is part of the native module. A file is needed by the dynamic linker of programs that Sonde
-starts, and must outlive Sonde: their children load it, too. So it is kept under a name that shows
-its content, where only its owner can change it and everyone can read it.
+Its bytes are in the native module. Programs that Sonde starts load it from a file, which must
+outlive Sonde: their children load it, too. So it is kept under a name with a hash of its content,
+where only its owner can change it and everyone can read it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _folders() -> list[Path]:
 
 
 def runtime_folders() -> list[Path]:
-    """Where files of this boot may lie, best first."""
+    """Folders for files that need not outlast a reboot, the best first."""
     if os.geteuid() == 0:
         return [Path("/run/sonde"), SYSTEM_FOLDER]
     runtime = os.environ.get("XDG_RUNTIME_DIR")
@@ -64,7 +64,7 @@ def runtime_folders() -> list[Path]:
 
 
 def require_own(folder: Path) -> None:
-    """Make the folder; raises OSError where it is not ours alone to change."""
+    """Make the folder if missing. Raises OSError where others than this user can change it."""
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
@@ -72,7 +72,7 @@ def require_own(folder: Path) -> None:
 
 
 def _kept(folder: Path, name: str, content: bytes) -> Path:
-    """The file in a folder that is ours alone to change. Raises OSError."""
+    """The file in such a folder, written if it is missing or differs. Raises OSError."""
     require_own(folder)
     target = folder / name
     with suppress(FileNotFoundError):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps attaches to the same process apart: one of the agent, one that somebody asks for.
+"""One attach to a process at a time: the agent and a command may try at the same moment.
 
-The lock is a file in a folder of the caller's own: root's, or a user's. Whatever everybody may open
-(/proc/PID, for example) everybody may lock, and so keep all attaches to that process away.
+The lock is a file in a folder that only this user can write to. What everybody may open (/proc/PID,
+for example) everybody may lock, and so prevent all attaches to that process.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from sonde.attach import library, process
 from sonde.errors import SinkError, TargetRefused
 
 _RETRY_S = 0.02
+"""Between two tries for the lock."""
 
 
 @contextmanager
 def alone(pid: int, patience_s: float) -> Iterator[None]:
-    """Wait until no other attach of this user to the process is under way, and keep others waiting;
-    given up by itself when we die.
+    """Wait until no other attach of this user to the process goes on, and keep others waiting. The
+    kernel drops the lock when this process dies.
 
     Raises ProcessGone, SinkError where no folder can hold the lock, TargetRefused when the other
     one takes longer than `patience_s`.
@@ -39,7 +40,7 @@ def alone(pid: int, patience_s: float) -> Iterator[None]:
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)  # before it is unlocked: who has it open then looks again
+        path.unlink(missing_ok=True)  # before it is unlocked: a waiter then sees another inode
         os.close(fd)
 
 

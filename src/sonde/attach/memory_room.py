@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a process has the memory that a trace takes: beyond its limit the kernel ends it."""
+"""Whether the memory limits of a process leave room for a trace: beyond them it is killed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sonde.errors import TargetRefused
 
 MB: Final = 1_000_000
 LEAST_BYTES: Final = 512 * MB
-"""A trace takes up to 320 MB, and the program goes on meanwhile."""
+"""A trace takes up to 320 MB; the rest is for what the program allocates meanwhile."""
 
 
 def require(pid: int) -> None:
-    """Raise TargetRefused where the control groups of a process leave it less than that."""
+    """Raise TargetRefused where the control groups of a process leave it less than LEAST_BYTES."""
     left = procfs.memory_left(pid)
     if left is None or left.bytes >= LEAST_BYTES:
         return

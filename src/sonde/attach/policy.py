@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which processes may have device time: what the operator allowed, and what a process asks for.
+"""Which processes' device time may be taken: by the operator's setting and the process's wish.
 
     device_time = "allow-list"
     device_time_allow = ["unit:train-*.service", "job:4711", "user:alice", "opted-in:bob"]
@@ -8,8 +8,8 @@ A process asks by SONDE_MAY_ATTACH=on or =off in its environment, set by a pod's
 job script. off always wins. on is the process's own wish, so it counts only for the users that the
 operator named for it: "opted-in:bob", or "opted-in:*" for everybody.
 
-What a process cannot choose: its user (the real one, only while it runs with no other's rights, and
-not in a container outside a user namespace, which may give itself any id), the unit that the
+What a process cannot choose: its user (the real one, only while it has no other user's rights, and
+not in a container without a user namespace, which may take any id), the unit that the
 system's manager started it in, its job and its pod. For these its control group is read down to
 where it was delegated (procfs.cgroup_paths): below that a user, a container or a service makes
 groups of any name. What it can choose: the name of its program.
@@ -50,6 +50,7 @@ class ProcessFacts:
     """Kubernetes' UID of it, with dashes."""
     user: str = ""
     opted: bool | None = None
+    """What it asks for by SONDE_MAY_ATTACH; None: nothing, or that is not known."""
 
     @classmethod
     def of(cls, pid: int, proc: Path = Path("/proc")) -> Self:
@@ -78,8 +79,8 @@ class ProcessFacts:
 
 
 def _user(status: Iterable[str], party: int) -> str:
-    """Its user's name; '' for a process with the rights of two, and where its party is not that
-    user. Raises KeyError, ValueError."""
+    """Its user's name; '' where its real, effective and other user ids differ, or its party is not
+    that user. Raises KeyError, ValueError."""
     line = next((text for text in status if text.startswith("Uid:\t")), "")
     real, *others = [int(word) for word in line.split()[1:]]
     return pwd.getpwuid(real).pw_name if {real} == {party, *others} else ""
@@ -93,7 +94,7 @@ def _opted(environ: Path) -> bool | None:
         finally:
             file.close()
     except procfs.Hung:
-        return False  # it may have opted out, and keeps us from reading it
+        return False  # it may have opted out, and makes readers wait
     except OSError:
         return None
     given = dict(entry.partition(b"=")[::2] for entry in reversed(raw.split(b"\0")))
@@ -111,7 +112,7 @@ class Policy:
         self._allow = [_entry(text) for text in allow]
 
     def allows(self, facts: ProcessFacts) -> bool:
-        """Whether this process may have device time."""
+        """Whether the device time of this process may be taken."""
         if self.mode == "off" or facts.opted is False:
             return False
         if self.mode == "all":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""May this process take a library in, and may we bring it? Asked before it is touched."""
+"""Whether a library can be loaded into a process, and by us; checked before it is touched."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from sonde import procfs
 from sonde.errors import PermissionDenied, ProcessGone, TargetRefused, TargetStopped, UsageError
 
 MAX_THREADS: Final = 65_536
+"""Of one process, that are looked at."""
 _CAP_SYS_PTRACE: Final = 19
 _YAMA: Final = Path("/proc/sys/kernel/yama/ptrace_scope")
 _LOOK_UP: Final = "Look the pid up with: ps -e -o pid,args"
@@ -31,17 +32,20 @@ class Status:
     uid: int
     """The real one."""
     tracer: int
+    """Pid of the process that traces it; 0: none."""
     inner_tid: int
-    """In the process's own namespace."""
+    """Its number in the process's pid namespace."""
     seccomp: int
     """0 none, 1 strict, 2 filters."""
     filters: int
+    """Seccomp filters on it; 0 also before Linux 5.9, which does not show them."""
     shadow_stack: bool
     capabilities: int
+    """The effective ones, as bits."""
 
 
 def threads_of(pid: int) -> dict[int, tuple[int, str]]:
-    """Number here and name of each thread, by its number in the process's own namespace; at most
+    """(tid in our pid namespace, name) of each thread, by its tid in the process's; at most
     MAX_THREADS. Empty where the process is gone."""
     found = {}
     with suppress(OSError), os.scandir(f"/proc/{pid}/task") as entries:
@@ -52,7 +56,7 @@ def threads_of(pid: int) -> dict[int, tuple[int, str]]:
 
 
 def read_status(pid: int, tid: int | None = None, proc: Path = Path("/proc")) -> Status | None:
-    """None where the process or thread is gone."""
+    """Of a process or thread; None where it is gone, or its status cannot be read."""
     path = proc / str(pid) / "status" if tid is None else proc / f"{pid}/task/{tid}/status"
     try:
         lines = procfs.read_lines(path)
@@ -85,15 +89,15 @@ def start_time(pid: int) -> int:
 
 
 def gone(pid: int) -> ProcessGone:
-    """What to raise when a process ends meanwhile."""
+    """The error for a process that ended meanwhile."""
     return ProcessGone(f"process {pid} ended meanwhile", "")
 
 
 def require(pid: int) -> Status:
-    """What stands in the way before anything is tried, each with its own word.
+    """The status of a process that may be attached to, as far as /proc shows that. Touches nothing.
 
-    Raises UsageError (no such process), PermissionDenied (whose capability is missing),
-    TargetRefused (it cannot be done to this one). Harmless: reads /proc alone.
+    Raises UsageError (no such process), PermissionDenied (with the capability that is missing),
+    TargetRefused (it cannot be done to this process), ProcessGone.
     """
     if platform.machine() != "x86_64":
         raise TargetRefused(
@@ -139,8 +143,8 @@ def _require_living(pid: int, status: Status) -> None:
 
 
 def _traced(pid: int, tracer: int) -> TargetRefused:
-    by = read_status(tracer)
-    name = f"{by.name} (pid {tracer})" if by is not None else f"pid {tracer}"
+    status = read_status(tracer)
+    name = f"{status.name} (pid {tracer})" if status is not None else f"pid {tracer}"
     return TargetRefused(
         f"process {pid} is being traced by {name}", "Detach that one, or wait until it ends."
     )
@@ -196,6 +200,7 @@ def _require_permission(pid: int, status: Status) -> None:
 
 
 def _has_program(pid: int) -> bool:
+    """Whether anything is mapped: not in a thread of the kernel. Raises OSError."""
     with procfs.MapsReader(pid, most_bytes=1) as reader:
         return any(True for _ in reader.blocks()) or reader.is_cut
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has a library loaded into a live process, by a separate process, and reports the outcome."""
+"""Loads a library into a live process, by a child (`tracer`), and returns or raises the outcome."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from sonde.errors import AttachFailed, SondeError, TargetRefused, TracerFailed
 LIBRARY_MEMFD: Final = "sonde-library"
 """What a process's mappings call the memfd that the library is loaded from."""
 WAIT_S: Final = 5.0
+"""How long the tracer waits for a thread that may be borrowed."""
 _PATIENCE_S: Final = 15.0
+"""How much longer its answer, or the end of another attach to the process, is waited for."""
 HANGING_OF_PARTY: Final = 2
 """Tracers over processes of one party (procfs.party_of) that were killed and cannot die. With this
 many of them no other process of that party is attached to."""
@@ -26,20 +28,20 @@ MAX_HANGING: Final = 16
 
 
 _hanging: Final[list[tuple[subprocess.Popen[bytes], int]]] = []
-"""With the party over whose process it was."""
+"""Tracers that were killed and have not died, each with the party of its target."""
 _hanging_lock: Final = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A library that is in."""
+    """How a library was loaded."""
 
     tid: int
     """The thread that was borrowed."""
     call: str
-    """What it slept in."""
+    """The system call that it slept in."""
     stop_us: float
-    """How long it was away."""
+    """How long it was borrowed."""
     busy: int
     """Times that a thread was put back because a lock was held."""
 
@@ -47,11 +49,12 @@ class Loaded:
 def load(
     pid: int, library: Path, name: str = LIBRARY_MEMFD, wait_s: float = WAIT_S
 ) -> Loaded | None:
-    """Load `library` into process `pid`; None: it is there already. Whatever is raised, the process
+    """Load `library` into process `pid`; None: it is there already. After every error the process
     goes on unharmed.
 
-    Raises UsageError, PermissionDenied, TargetRefused (before the process was touched, or when no
-    thread of it could be borrowed), SinkError, AttachFailed, TracerFailed, ProcessGone.
+    `name`: of the memfd that it is loaded from. Raises UsageError, PermissionDenied, TargetRefused
+    (before the process was touched, or when no thread of it could be borrowed), SinkError,
+    AttachFailed, TracerFailed, ProcessGone.
     """
     process.require(pid)
     with lock.alone(pid, _PATIENCE_S):
@@ -135,8 +138,8 @@ def _run(arguments: list[str], wait_s: float, party: int) -> dict[str, Any]:
             _hanging.append((tracer, party))
         raise AttachFailed("the attach did not end in time", "Try again.") from error
     if tracer.returncode != 0 or not out:
-        last = (err.decode(errors="replace").strip() or "no word from it").split("\n")[-1]
-        # It answers for all that the target can cause, except what ends it by a signal.
+        last = (err.decode(errors="replace").strip() or "no message").split("\n")[-1]
+        # It exits with 0 and an answer for all that the target can cause, but for a signal.
         failed = TracerFailed if tracer.returncode > 0 else AttachFailed
         raise failed(f"the attaching process failed: {last}", "Try again.")
     outcome: dict[str, Any] = json.loads(out)
@@ -144,7 +147,7 @@ def _run(arguments: list[str], wait_s: float, party: int) -> dict[str, Any]:
 
 
 def load_injected_library(pid: int, wait_s: float = WAIT_S) -> Loaded | None:
-    """The same with Sonde's own library. Raises MissingDependency where it was not built, too."""
+    """`load` of the injected library. Raises MissingDependency, too, where it was not built."""
     return load(pid, library.path(), wait_s=wait_s)
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Would a thread's seccomp filters let a library be loaded on it? Read, and run by hand.
+"""Whether a thread's seccomp filters allow the system calls of a load: by an interpreter of them.
 
-Containers run under a filter as a rule, so that there is one means nothing. A filter is a classic
-BPF program over `struct seccomp_data` (linux/seccomp.h, linux/filter.h); it is run here for each
-call that a load makes, with arguments as the load makes them. Where a needed call would be refused,
-or any of them would end the process, the thread is left alone.
+Most containers run under a filter, so its presence alone decides nothing. A filter is a classic BPF
+program over `struct seccomp_data` (linux/seccomp.h, linux/filter.h); it is run here for each system
+call that a load makes, with the arguments of a load. Where a needed call would be refused, or any
+of them would end or halt the thread, the thread is not borrowed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ _ALLOWED: Final = (0x7FFF0000, 0x7FFC0000)  # SECCOMP_RET_ALLOW, SECCOMP_RET_LOG
 _ERRNO: Final = 0x00050000
 _ACTION: Final = 0xFFFF0000
 _WORD: Final = 0xFFFFFFFF
-_DATA: Final = struct.Struct("<iIQ6Q")
+_DATA: Final = struct.Struct("<iIQ6Q")  # struct seccomp_data
 _LOADED: Final = struct.Struct("<I")
 _MAX_STEPS: Final = 65_536
+"""Instructions of one run; the kernel takes no longer filters (BPF_MAXINSNS is 4,096)."""
 
 _THREAD_FLAGS: Final = 0x3D0F00  # as pthread_create() calls clone()
 _NEEDED: Final[dict[str, tuple[int, tuple[int, ...]]]] = {
@@ -41,7 +42,8 @@ _NEEDED: Final[dict[str, tuple[int, tuple[int, ...]]]] = {
     "ftruncate": (77, (3, 1 << 20)),
     "exit": (60, (0,)),
 }
-_ASKED: Final[dict[str, tuple[int, tuple[int, ...]]]] = {
+"""(number, arguments) of calls that must be allowed."""
+_OPTIONAL: Final[dict[str, tuple[int, tuple[int, ...]]]] = {
     "clone": (56, (_THREAD_FLAGS,)),
     "clone3": (435, (0, 88)),
     "newfstatat": (262, (3, 0, 0, 0x1000)),
@@ -68,7 +70,7 @@ _ASKED: Final[dict[str, tuple[int, tuple[int, ...]]]] = {
     "process_vm_readv": (310, ()),
     "tgkill": (234, (1, 1, 0)),
 }
-"""Calls that may be refused with an error, and must not end or halt the thread."""
+"""The same of calls that may be refused with an error, and must not end or halt the thread."""
 
 
 def decode(program: bytes) -> list[Instruction]:
@@ -80,24 +82,22 @@ def decode(program: bytes) -> list[Instruction]:
 
 
 def verdict(programs: Iterable[bytes]) -> str | None:
-    """None where a load may go on under these filters; else which call stands in the way.
-
-    A filter that cannot be followed stands in the way, too.
-    """
+    """None where a load is possible under these filters; else why not: which call they prevent, or
+    that a filter cannot be interpreted."""
     try:
         return _verdict([decode(program) for program in programs])
     except ValueError as error:
-        return f"its seccomp filter cannot be followed: {error}"
+        return f"its seccomp filter cannot be interpreted: {error}"
 
 
 def _verdict(filters: Sequence[list[Instruction]]) -> str | None:
     for name, (number, arguments) in _NEEDED.items():
         if _answer(filters, number, arguments) not in _ALLOWED:
             return f"its seccomp filter forbids {name}"
-    for name, (number, arguments) in _ASKED.items():
+    for name, (number, arguments) in _OPTIONAL.items():
         if _answer(filters, number, arguments) not in (*_ALLOWED, _ERRNO):
             return f"its seccomp filter ends or halts a thread that calls {name}"
-    clone = [_answer(filters, *_ASKED[name]) for name in ("clone", "clone3")]
+    clone = [_answer(filters, *_OPTIONAL[name]) for name in ("clone", "clone3")]
     if not any(answer in _ALLOWED for answer in clone):
         return "its seccomp filter forbids new threads"
     return None
@@ -110,9 +110,11 @@ def _answer(filters: Sequence[list[Instruction]], number: int, arguments: tuple[
 
 
 def run(program: Sequence[Instruction], number: int, arguments: Sequence[int] = ()) -> int:
-    """What the filter answers to a call. Raises ValueError for what the kernel takes for no filter.
+    """The value that the filter returns for a system call. Raises ValueError for a program that the
+    kernel would not accept.
 
-    The instruction pointer is 0: which call a thread makes, not from where, is what is asked.
+    The caller's instruction pointer is 0: filters that depend on it are rare. `a` and `x` are the
+    accumulator and index register, `k` an instruction's constant.
     """
     padded = [*arguments, *[0] * (6 - len(arguments))]
     data = _DATA.pack(number, _ARCH_X86_64, 0, *padded)
@@ -165,11 +167,12 @@ def run(program: Sequence[Instruction], number: int, arguments: Sequence[int] = 
 def _within(k: int, end: int, size: int = 1) -> int:
     """`k`, where `size` bytes or slots from there lie before `end`. Raises ValueError."""
     if k % size or k + size > end:
-        raise ValueError(f"a place {k} that no seccomp filter has")
+        raise ValueError(f"an offset {k} that no seccomp filter has")
     return k
 
 
 def _holds(code: int, a: int, b: int) -> bool:
+    """Whether a jump's condition holds. Raises ValueError."""
     match code & 0xF0:
         case 0x10:
             return a == b
@@ -183,7 +186,7 @@ def _holds(code: int, a: int, b: int) -> bool:
 
 
 def _computed(code: int, a: int, b: int) -> int:
-    """Raises ValueError for what no filter may compute."""
+    """The result of an arithmetic instruction. Raises ValueError for what no filter may compute."""
     if (code == 0x34 and b == 0) or (code in (0x64, 0x74) and b >= 32):
         raise ValueError(f"no constant {b} for {code:#x} in a seccomp filter")
     match code & 0xF0:

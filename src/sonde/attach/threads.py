@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of a process's threads may be borrowed; `_native` looks again once it is stopped."""
+"""Which of a process's threads may be borrowed; `_native` checks again once one is stopped."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ SAFE_CALLS: Final = {
     35: "nanosleep", 230: "clock_nanosleep", 0: "read", 45: "recvfrom", 47: "recvmsg", 43: "accept",
     288: "accept4", 61: "wait4", 247: "waitid", 128: "rt_sigtimedwait", 34: "pause",
 }  # fmt: skip
-"""Calls of x86-64 that sleep, that C libraries make outside their own locks, and that restart
-unnoticed. No futex: who waits in one may hold another."""
+"""System calls of x86-64, by number, that sleep, that C libraries make outside their own locks, and
+that the kernel restarts unnoticed. No futex: a thread that waits for one may hold another."""
 
 _READ: Final = 0
 _QUEUES: Final = ("pipe:", "socket:", "anon_inode:")
+"""How links of descriptors begin that a read() waits at without a lock of a file system."""
 _SOCKET: Final = "socket:"
 _EPOLL: Final = (232, 281)
 _SIGTIMEDWAIT: Final = 128
 _ON_SOCKETS: Final = (45, 47, 43, 288)
-_FLAGS_OF: Final = {45: 4, 47: 3}  # of recvfrom and recvmsg: which argument
+_FLAGS_OF: Final = {45: 4, 47: 3}  # of recvfrom and recvmsg: which argument has the flags
 _MSG_WAITALL: Final = 0x100
-_FOREVER: Final = 0xFFFFFFFF
+_FOREVER: Final = 0xFFFFFFFF  # epoll_wait's timeout -1
 _MAIN_STACK: Final = "[stack]"
-_STACK_GROWS_BYTES: Final = 4 << 20
+_STACK_GROWS_BYTES: Final = 4 << 20  # a load needs no more below the mapped part
 _GUARD_GAP_BYTES: Final = 1 << 20  # the kernel's stack_guard_gap
 
 
@@ -43,20 +44,22 @@ class Sleeper:
     tid: int
     inner_tid: int
     call: int
+    """Number of the system call that it is in."""
     sp: int
+    """Its stack pointer."""
     stack: tuple[int, int]
     """The lowest address that it may grow down to, and the end of its mapping."""
     is_main: bool
     filters: int
-    """Seccomp filters on it."""
+    """Seccomp filters on it; -1: some, the kernel does not show how many."""
     starts_over: bool
-    """Whether a timeout of its call may begin from the start when the call is made again."""
+    """Whether its call may have a timeout that starts from 0 when the call is restarted."""
 
 
 def sleepers(pid: int, mappings: list[Mapped], proc: Path = Path("/proc")) -> Iterator[Sleeper]:
-    """Threads worth trying, the main one last. Raises OSError when the process is gone.
+    """Threads that may be borrowed, the main one last. Raises OSError when the process is gone.
 
-    `mappings`: where no mapping holds a stack, it was made since; look again with new ones.
+    `mappings`: a thread whose stack is in none is left out: it was made since they were read.
     """
     starts = [m.start for m in mappings]
     tids = sorted((int(p.name) for p in (proc / str(pid) / "task").iterdir()), reverse=True)
@@ -81,7 +84,7 @@ def sleepers(pid: int, mappings: list[Mapped], proc: Path = Path("/proc")) -> It
 
 def _sleeping(task: Path) -> tuple[int, int, bool] | None:
     """(number of the call, stack pointer, whether its timeout may start over) of a thread in a safe
-    call."""
+    call; None of any other."""
     try:
         # NR ARG1 … ARG6 SP PC, or "running" (proc_pid_syscall(5)).
         words = (task / "syscall").read_text().split()
@@ -90,19 +93,19 @@ def _sleeping(task: Path) -> tuple[int, int, bool] | None:
         call, arguments = int(words[0]), [int(word, 16) for word in words[1:7]]
         target = ""
         if call == _READ:
-            # Reading a file ends soon, and holds what a file system holds.
+            # Reading a regular file ends soon, and may hold locks of the file system.
             target = os.readlink(task / "fd" / str(arguments[0]))  # noqa: PTH115
             if not target.startswith(_QUEUES):
                 return None
         if call in _FLAGS_OF and arguments[_FLAGS_OF[call] - 1] & _MSG_WAITALL:
-            return None  # what came so far would be answered as if it were all
+            return None  # interrupted, it would return what has come so far
         return call, int(words[7], 16), _starts_over(call, arguments, target)
     except (OSError, ValueError):
         return None
 
 
 def _starts_over(call: int, arguments: list[int], target: str) -> bool:
-    """poll, select and sleep go on for what is left; these are made again, from the start."""
+    """poll, select and sleep are restarted with the time that is left; these with the full one."""
     if call in _EPOLL:
         return arguments[3] & _FOREVER != _FOREVER
     if call == _SIGTIMEDWAIT:
@@ -111,13 +114,14 @@ def _starts_over(call: int, arguments: list[int], target: str) -> bool:
 
 
 def _stack(pid: int, mappings: list[Mapped], index: int, is_main: bool) -> tuple[int, int] | None:
+    """`Sleeper.stack`, by the mapping that holds the stack pointer; None: it is no usual stack."""
     stack = mappings[index]
     if not stack.prot.startswith("rw"):
         return None
     if not is_main:
         return stack.start, stack.end
     if stack.path != _MAIN_STACK:
-        return None  # a stack of the program's own making
+        return None  # a stack that the program made
     low = stack.start - _STACK_GROWS_BYTES
     if index:
         low = max(low, mappings[index - 1].end + _GUARD_GAP_BYTES)
@@ -130,7 +134,7 @@ def _stack(pid: int, mappings: list[Mapped], index: int, is_main: bool) -> tuple
 def _stack_limit_bytes(pid: int) -> int | None:
     """The soft limit of its main stack; None: unlimited. Raises OSError when it is gone.
 
-    Read, not asked for: prlimit(2) wants a capability more, CAP_SYS_RESOURCE.
+    Read from /proc, as prlimit(2) needs one capability more, CAP_SYS_RESOURCE.
     """
     for line in procfs.read_lines(f"/proc/{pid}/limits"):
         if line.startswith("Max stack size"):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process that does one attach: `sonde.attach.tracer PID FILE NAME SECONDS`.
 
-A separate process, with one thread: ptrace belongs to a thread, a guardian is forked, and
-whatever becomes of the agent meanwhile (kill -9, out of memory), this one sees the borrowed thread
-home. The answer is one line of JSON on standard output.
+A separate process, with one thread: ptrace belongs to a thread, a guardian is forked, and where the
+agent ends meanwhile (kill -9, out of memory), this process still restores the borrowed thread. The
+answer is one line of JSON on standard output.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from sonde.attach.image import ProcessMemory
 from sonde.errors import SondeError, TargetRefused
 
 WAIT_S: Final = 5.0
-"""How long a thread is waited for that sleeps where it may be borrowed."""
+"""How long the process is watched for a thread that sleeps where it may be borrowed."""
 BOUND_S: Final = 4.0
-"""How long a borrowed thread may be away before it is let go to finish by itself."""
+"""How long a thread is borrowed at most; then it is let go, to finish the load by itself."""
 MAX_STOPS: Final = 12
-"""Of one thread in one attach that were for nothing, as each is a disturbance."""
+"""Stops for nothing of one thread in one attach, as each disturbs it."""
 MAX_STOPS_IN_ALL: Final = 128
 _GAP_S: Final = 0.002
+"""Between two looks at the threads."""
 _PAUSE_S: Final = 0.01
 _LONGEST_PAUSE_S: Final = 1.0
 """A thread that was stopped for nothing is left alone for 10, 20, 40 ms and so on up to this."""
@@ -47,13 +48,13 @@ class Answer:
     tid: int = 0
     call: str = ""
     stop_us: float = 0.0
-    """How long the thread was away."""
+    """How long the thread was borrowed."""
     busy: int = 0
     """Times that it was put back because a lock was held."""
     passed_over: dict[str, int] = field(default_factory=dict)
     """Why threads were not borrowed, and how often."""
     stops: int = 0
-    """Times that a thread was stopped, whatever for."""
+    """Times that a thread was stopped, also for its seccomp filters alone."""
 
 
 @dataclass(slots=True)
@@ -62,7 +63,7 @@ class _Disturbed:
 
     stops: int = 0
     not_before_s: float = 0.0
-    """Monotonic."""
+    """It is not stopped again before this time (time.monotonic)."""
 
 
 def attach(pid: int, library: Path, name: str, wait_s: float = WAIT_S) -> Answer:
@@ -72,7 +73,7 @@ def attach(pid: int, library: Path, name: str, wait_s: float = WAIT_S) -> Answer
     """
     content = library.read_bytes()
     began = process.start_time(pid)
-    auxv = Path(f"/proc/{pid}/auxv").read_bytes()  # before the memory: see Borrower
+    auxv = Path(f"/proc/{pid}/auxv").read_bytes()  # before the memory: see ThreadBorrower
     with ProcessMemory(pid) as memory:
         landmarks = glibc.landmarks(memory, glibc.mappings_of(pid))
     if not Path(f"/proc/{pid}/root/proc/self").is_symlink():
@@ -88,6 +89,8 @@ def attach(pid: int, library: Path, name: str, wait_s: float = WAIT_S) -> Answer
 
 
 class _Attach:
+    """One attach: tries threads until one has loaded the library."""
+
     def __init__(
         self,
         pid: int,
@@ -102,6 +105,7 @@ class _Attach:
         self._library = library
         self._name = name
         self._verdicts: dict[int, tuple[int, str | None]] = {}
+        """(number of seccomp filters, why a load is not possible under them) by thread."""
         self._disturbed: dict[int, _Disturbed] = {}
         self._answer = Answer("refused")
 
@@ -126,7 +130,8 @@ class _Attach:
         return self._answer
 
     def _sleepers(self) -> list[threads.Sleeper]:
-        """Those that may be tried now: first those that a stop costs least, and was tried least."""
+        """Those that may be tried now, first those that a stop disturbs least, and that were
+        stopped least often."""
         if process.start_time(self._pid) != self._began:
             raise process.gone(self._pid)
         try:
@@ -140,7 +145,7 @@ class _Attach:
             for sleeper in seen
             if of[sleeper.tid].stops < MAX_STOPS and of[sleeper.tid].not_before_s <= now_s
         ]
-        # What is equal stays in order: the main thread last.
+        # The sort is stable: of equal ones the main thread is the last.
         return sorted(free, key=lambda it: (it.starts_over, of[it.tid].stops))
 
     def _disturb(self, tid: int) -> None:
@@ -151,7 +156,7 @@ class _Attach:
         it.not_before_s = time.monotonic() + pause_s
 
     def _try(self, sleeper: threads.Sleeper) -> bool:
-        """True: it is over, and the answer has the outcome."""
+        """True: the attach is over, and the answer has its outcome."""
         answer = self._answer
         filters = self._judged(sleeper)
         if filters is None:
@@ -181,6 +186,7 @@ class _Attach:
         return True
 
     def _meaning(self, attempt: _native.Attempt) -> tuple[str, str]:
+        """(outcome, why) of the answer, of an attempt that ended the attach."""
         pid = self._pid
         match attempt.outcome:
             case "put-back":
@@ -203,7 +209,7 @@ class _Attach:
         return "refused", f"the loader of process {pid} refused the library"
 
     def _judged(self, sleeper: threads.Sleeper) -> int | None:
-        """How many seccomp filters were read and found harmless; None: it must not be taken."""
+        """How many seccomp filters were read that allow a load; None: the thread is passed over."""
         if not sleeper.filters:
             return 0
         known = self._verdicts.get(sleeper.tid)
@@ -233,7 +239,7 @@ class _Attach:
 
 def main(arguments: list[str]) -> None:
     """Attach as requested, and write the answer."""
-    # The terminal's Ctrl-C and a lost reader must not cut an attach short.
+    # Neither Ctrl-C in the terminal nor the end of our parent may interrupt an attach.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     pid, library, name, wait_s = arguments
@@ -247,7 +253,7 @@ def main(arguments: list[str]) -> None:
             missing = process.gone(int(pid))
             outcome |= {"error": "ProcessGone", "cause": missing.cause}
     except Exception as error:
-        # What the process shows may be anything: a failure over it concerns this process alone.
+        # The target's memory may hold anything: an error over it is no fault of the tracer.
         cause = f"process {pid} could not be read: {type(error).__name__}: {error}"
         outcome = {"error": "AttachFailed", "cause": cause, "remedy": "Report it as a bug."}
     os.write(1, json.dumps(outcome).encode() + b"\n")

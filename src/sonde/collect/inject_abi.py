@@ -47,7 +47,7 @@ class Request(IntFlag):
     OPENCL = 2
     """time sampled OpenCL commands by their profiling info"""
     WINDOWS = 4
-    """CUPTI may be touched (a standing cost until the process ends)"""
+    """CUPTI may be used (slows the program down until it ends)"""
     STACKS = 8
     """the library walks frame pointers at sampled launches (no root needed)"""
     SITE = 16
@@ -69,7 +69,7 @@ class Status(IntEnum):
     TIMING = 3
     """hooks are armed"""
     WINDOW = 4
-    """timing, and a CUPTI window is open"""
+    """a CUPTI window is open; nothing is timed meanwhile"""
     YIELDED = 5
     """nothing is timed while somebody else traces by CUPTI"""
     REFUSED = 6
@@ -129,7 +129,7 @@ class Flag(IntFlag):
     """Marks of a record."""
 
     GATED = 1
-    """the device came to the pair when it was whole: no host time in it"""
+    """the pair was whole before the device came to it: no host time in it"""
     NO_STACK = 2
 
 
@@ -209,7 +209,7 @@ class State(NamedTuple):
     """struct inject_state"""
 
     polled_ns: int
-    """when the library's thread last looked"""
+    """when the library's thread last read the control"""
     status: int
     """enum inject_status"""
     reason: int
@@ -219,12 +219,10 @@ class State(NamedTuple):
     names_end: int
     """bytes of names in use"""
     launches: int
-    """of kernels, by every thread"""
     replays: int
-    """launches of CUDA graphs, by every thread"""
     copies: int
     commands: int
-    """of OpenCL"""
+    """not written: 0"""
     sampled: int
     """chosen to be timed"""
     timed: int
@@ -234,18 +232,18 @@ class State(NamedTuple):
     lost_names: int
     """no room for the name"""
     lost_pool: int
-    """chosen while no pair of events was free"""
+    """chosen, but no pair or token was free, or no gate"""
     lost_order: int
-    """answer late or out of bounds; no whole pair; thread ended"""
+    """gate timed out; events not recorded or read; thread ended"""
     left_capturing: int
     """not timed: its stream was being captured"""
     windows: int
-    """sessions in which CUPTI recorded"""
+    """in which CUPTI recorded"""
     window_records: int
     window_dropped: int
     """records that CUPTI dropped, or that found no room"""
     window_cut: int
-    """sessions that ended early"""
+    """windows that ended early"""
     host_ns: int
     """time spent by us in the host's threads, in sampled calls"""
     self_ns: int
@@ -256,15 +254,15 @@ class State(NamedTuple):
     hooks: int
     """slots that lead to us now"""
     window_done: int
-    """the last window that was closed and drained"""
+    """number of the last window that is over, traced or not"""
     every: int
     """the mean stride of the sampling now"""
     bias_ns: int
-    """taken off every event-timed duration: an empty kernel's own pair"""
+    """what a pair with a gate measures of an empty kernel; taken off"""
     yielded_ms: int
-    """of the time asked for, nothing was timed: somebody else traced"""
+    """how long nothing was timed, because another tool traced"""
     armed_ns: int
-    """since when launches are counted and chosen, this time; 0: not yet"""
+    """when hooks were last armed; 0: never"""
     looks_cut: int
     modules: int
     """changes when modules were loaded or unloaded"""
@@ -272,7 +270,7 @@ class State(NamedTuple):
     """of the agent's lists: not what it expected"""
     functions_count: int
     functions_seq: int
-    """one more when they are others"""
+    """one more whenever they change; 0: none yet"""
     slots_done: int
     """slots_seq of the list that was taken over last"""
     window_reason: int
@@ -370,21 +368,22 @@ class Record(NamedTuple):
     name: int
     """offset of an inject_name in names, 0 unknown"""
     correlation: int
-    """of the launch: the same in its frames and at the site"""
+    """number of the launch: the same in its frames"""
     start_ns: int
     end_ns: int
     weight: float
-    """how many such launches it stands for, those that could not be timed too"""
+    """how many launches it stands for, with those carried that were not timed"""
     stream: int
     graph: int
     node: int
+    """handles; 0: none, or the default stream"""
     bytes: int
     """moved or set"""
     tid: int
     """who launched, in the process's own pid namespace"""
     device: int
     window: int
-    """CUPTI session it was recorded in, or 0"""
+    """number of the CUPTI window it was recorded in, or 0"""
     registers: int
     kind: int
     """of a copy, as CUPTI numbers it (1 h2d, 2 d2h, 8 d2d)"""

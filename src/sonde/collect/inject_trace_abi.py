@@ -61,14 +61,14 @@ class Trace(NamedTuple):
     no_buffer: int
     """CUPTI wanted one more than there are"""
     foreign: int
-    """buffers that are not ours were handed to us, and left alone"""
+    """buffers of another tool that CUPTI handed to us; left alone"""
     held: int
     """buffers that CUPTI had not given back in the end"""
     off_cupti_ns: int
     switch_ns: int
-    """switching on took so long"""
+    """how long switching on took"""
     drained_ns: int
-    """switching off and fetching what was left took so long"""
+    """how long switching off and fetching what was left took"""
 
 
 TRACE = Struct("=QIIIIQQQQQQQQQQQQQQ")

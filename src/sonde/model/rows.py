@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple, TypedDict, TypeVar, overload
 
 
 class SampleRow(NamedTuple):
-    """Weighted, stack-bearing observations: what pictures are drawn from. weight_* are unbiased
-    estimates of the totals in `activity`."""
+    """Sampled observations with a stack and a weight, from which flame graphs are drawn. Sums of
+    weight_* are unbiased estimates of the totals in `activity`."""
 
     time_ns: int
     """start of the interval the row sums over"""
@@ -39,8 +39,9 @@ class SampleRow(NamedTuple):
 
 
 class ActivityRow(NamedTuple):
-    """Exact totals of a thread over an interval: waits by reason, device calls by function. No
-    sampling, no stack."""
+    """Totals of a thread over an interval, without stacks: waits by reason, device calls by
+    function. Exact, but that of a thread's many waits under a millisecond some, drawn by chance,
+    count for all."""
 
     time_ns: int
     """start of the interval"""
@@ -95,9 +96,9 @@ class UsageRow(NamedTuple):
     major_faults: int
     """page faults that read from a device"""
     read_bytes: int
-    """asked of block devices"""
+    """read from block devices"""
     written_bytes: int
-    """made dirty, to be written to block devices"""
+    """of pages made dirty, to be written to block devices"""
     reclaims: int
     """times a thread had to free memory itself before it got some"""
     reclaim_ns: int
@@ -105,8 +106,8 @@ class UsageRow(NamedTuple):
 
 
 class DeviceRunRow(NamedTuple):
-    """Single runs on a device, sampled: each stands for `weight` like it. The device's own time,
-    not that of the call that asked for it."""
+    """Single runs on a device, sampled: each stands for `weight` runs. Times are the device's, not
+    those of the call that launched it."""
 
     start_time_ns: int
     """when the host enqueued it, or the device began it where that is known"""
@@ -118,19 +119,19 @@ class DeviceRunRow(NamedTuple):
     name: str
     """function of a kernel"""
     source: str
-    """event | cupti | opencl | host: how the duration was come by"""
+    """event | cupti | opencl | host: by what the duration was measured"""
     pid: int
     start_ns: int
     tid: int
-    """thread that asked for it"""
+    """thread that launched it"""
     stack_id: int
-    """key into `stack`, of the thread that asked; 0: none taken"""
+    """key into `stack`, of the thread that launched it; 0: none taken"""
     correlation: int
     """number of the launch in its process"""
     weight: float
     """how many runs it stands for: 1 / the chance of being chosen"""
     window: int
-    """cluster it was chosen with, 0: by itself"""
+    """number of the window in which all runs were recorded; 0: it was sampled by itself"""
     device: int
     """ordinal in its process"""
     stream: int
@@ -145,7 +146,7 @@ class DeviceRunRow(NamedTuple):
     shared_bytes: int
     """of dynamic shared memory"""
     registers: int
-    """a thread, 0 unknown"""
+    """per thread, 0 unknown"""
 
 
 class EventRow(NamedTuple):

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What /proc has about a process that is still there. Everything may vanish at any time: None.
+"""What /proc shows of processes, any of which may end at any time, or make its readers wait.
 
 Terms:
 - broker: the child that reads what a process can make wait for ever
 - party: a user or a container, who cannot make more of themselves
-- holder: a process that keeps a map lock, so that a probe must wait
-- patience: how long readers wait for a process, and for a party
+- map lock: the kernel's lock of a process's mappings (mmap_lock)
+- holder: a process that keeps its map lock, so that a probe must wait
+- who: as a parameter, the process that a request is about, whose party pays for waiting
+- patience: how long readers wait for a process, and for a party; used up, it comes back slowly
+- hung: of a process or file, that did not answer in time; left alone: not read for a while
+- abandoned: of a child, that was killed and cannot die yet; crowded: there are too many of them
 - elsewhere: the thread by which memory is seen once the first thread has ended
-- sound: a file that nobody but root can make its readers wait at
+- sound: of a file, that nobody but root can make its readers wait; strange: whose device number in
+  /proc/PID/maps is another than in stat()
 - border: how far a control group's path is named by root's services; below it users name groups
 - unit, slice: systemd's; beside: next to our own group, seen from within a namespace
 """

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading what a process can make wait for ever: in a child, with a deadline.
+"""Reads what a process can make wait for ever: in a child, with a deadline.
 
-A process decides how long reads of it take. One that closes its own FUSE file in execve() holds
-the lock that /proc/PID/{stat,maps,mem,environ,exe,ns,…} take for as long as his server likes; one
-that runs from overlayfs above FUSE makes every opening and reading of that file wait, even for
-SIGKILL. So all of that is asked of a child (`serve.py`). Where it does not answer in time it is
-killed, not waited for, and another one is started; the process is left alone for a while. A child
-that cannot die holds nothing of ours: it has a separate session and descriptors.
+A process decides how long reads of it take. One that closes a FUSE file of its user in execve()
+holds the lock that /proc/PID/{stat,maps,mem,environ,exe,ns,…} take for as long as the FUSE server
+likes; one that runs from overlayfs above FUSE makes every opening and reading of that file wait,
+and not even SIGKILL ends the wait. So all of that is asked of a child (`serve.py`). Where it does
+not answer in time it is killed, not waited for, and another one is started; the process is left
+alone for a while. A child that cannot die has nothing that we need: neither our session nor our
+descriptors.
 
 How long is waited is bounded for each party (patience.py), so that many processes of one cost no
-more than one. What a child costs that is started in the place of a lost one is part of it.
+more than one process. The start of a child in place of a lost one is charged to the party, too.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ DEADLINE_S: Final = 0.25
 """For an answer. A child that is running, not waiting, has until LATE_S: the machine is busy."""
 LATE_S: Final = 3.0
 START_S: Final = 10.0
+"""For a child's start."""
 FREE_S: Final = 0.02
-"""An answer that comes so soon costs its party nothing."""
+"""An answer within this time costs its party nothing."""
 MAX_EACH: Final = 256
 """Files asked for in one request."""
 
@@ -47,7 +49,7 @@ _LENGTH: Final = struct.Struct("<I")
 _MAX_FDS: Final = 1
 
 
-class Hung(OSError):  # noqa: N818 (what the process is)
+class Hung(OSError):  # noqa: N818 (a word of the package's Terms)
     """The process or file makes its readers wait."""
 
     def __init__(self, what: str) -> None:
@@ -59,7 +61,7 @@ _CPU_CLOCK: Final = 2
 
 
 class Broker:
-    """One child at a time, for all threads of this process."""
+    """One child at a time, which reads for all threads of this process."""
 
     def __init__(self, server: Sequence[str] = SERVER, deadline_s: float = DEADLINE_S) -> None:
         self._server = server
@@ -72,17 +74,16 @@ class Broker:
         self._received = b""
         self._fds: list[int] = []
         self.patience: Final = Patience()
-        """Who is left alone, and what was counted of that."""
+        """Which processes and files are left alone, and how often that happened."""
         self.abandoned = Abandoned()
-        """Its children that did not die yet."""
         self._lost_over = NOBODY
         """The party that pays for the start of the child that is there."""
         self._pid = os.getpid()
         self._generation = 0
 
     def ask(self, who: int | None, request: tuple[Any, ...], *, is_deadly: bool = False) -> Any:
-        """An answer's content. `who`: the process it is about; `is_deadly`: a child that waits for
-        it cannot be killed. Raises OSError, of it Hung."""
+        """Send a request to the child; the content of its answer. `is_deadly`: a child that waits
+        for this cannot be killed. Raises OSError; Hung, which is one, without an answer."""
         with self._exchange():
             self._check(who)
             if is_deadly and self.abandoned.is_crowded(who):
@@ -99,7 +100,8 @@ class Broker:
         return 0.0
 
     def ask_of_file(self, who: int | None, request: tuple[Any, ...]) -> Any:
-        """The same of a file. Raises OSError, of it Hung."""
+        """`ask` about a file that the process chose or maps: if that hangs, its files are left
+        alone, not the process. Raises OSError, Hung."""
         with self._exchange():
             self._check_file(who)
             if self.abandoned.is_crowded(who):
@@ -111,9 +113,9 @@ class Broker:
     def open(
         self, who: int | None, request: tuple[Any, ...], crowded: tuple[Any, ...] | None = None
     ) -> tuple[Any, int]:
-        """An answer and the descriptor that came with it. Raises OSError, of it Hung.
+        """An answer and the descriptor that came with it. Raises OSError, Hung.
 
-        `crowded`: what to ask instead where no other child may be lost, which loses none.
+        `crowded`: a request that cannot hang, asked instead where no other child may be lost.
         """
         with self._exchange():
             self._check_file(who)
@@ -135,7 +137,8 @@ class Broker:
             return content, self._fds.pop()
 
     def write(self, who: int, fd: int, pieces: Sequence[tuple[int, bytes]]) -> None:
-        """Write (place, bytes) to a file that a process can keep locked. Raises OSError."""
+        """Write pieces, (offset, bytes), to a file whose inode a process can keep locked. Raises
+        OSError, Hung."""
         with self._exchange():
             self._check(who)
             if self.abandoned.is_crowded(who):
@@ -144,7 +147,8 @@ class Broker:
             self._next(who)
 
     def each(self, whos: Sequence[int], paths: Sequence[str], limit: int) -> list[bytes | None]:
-        """The content of many files, of a process each; None where there is none to be had."""
+        """The content of many files, each of one process, cut at `limit` bytes; None where it could
+        not be read."""
         found: list[bytes | None] = [None] * len(paths)
         with self._exchange():
             waiting = [
@@ -168,8 +172,8 @@ class Broker:
         return found
 
     def first_locked(self, whos: Sequence[int]) -> int | None:
-        """The first of these processes whose map lock cannot be had (`map_costs`). None is left
-        alone for it: what else is to be known of it may be had. Raises OSError."""
+        """The first of these processes whose map lock cannot be taken in time (`map_costs`). It is
+        not left alone for that: other reads of it may work. Raises OSError."""
         with self._exchange():
             for at in range(0, len(whos), MAX_EACH):
                 asked = whos[at : at + MAX_EACH]
@@ -187,9 +191,9 @@ class Broker:
     def map_costs(
         self, whos: Sequence[int], inode: int
     ) -> tuple[list[tuple[int, int, float]], int | None]:
-        """(process, times, wait in s) of those that have a file mapped privately (`map_costs`), and
-        the process that did not answer, if any: of those after it nothing is known. It is not
-        left alone for it. Raises OSError."""
+        """((process, times that it maps a file privately, wait for its map lock in s) of those that
+        do, the process that did not answer). Of those after the latter nothing is known; it is
+        not left alone for that. Raises OSError."""
         found: list[tuple[int, int, float]] = []
         with self._exchange():
             for at in range(0, len(whos), MAX_EACH):
@@ -209,9 +213,9 @@ class Broker:
         return found, None
 
     def maps(self, who: int, inode: int) -> bool | None:
-        """Whether such a process has a file mapped privately; True where it does not let us know,
-        False where it is gone, None where it has nothing mapped yet: it executes a program. Raises
-        OSError."""
+        """Whether a process that keeps its map lock has a file mapped privately; True, too, where
+        that cannot be read, False where it is gone. None where it has nothing mapped yet, as it
+        executes a program. Raises OSError."""
         with self._exchange():
             self._send(("maps", who, inode))
             try:
@@ -229,8 +233,8 @@ class Broker:
             return found
 
     def keep(self, fd: int, inode: int) -> int:
-        """Have the child keep a descriptor, of a probe on this file; `outlive` ends that. Its pid.
-        Raises OSError."""
+        """Have the child hold a descriptor of a probe on this file, until `outlive`. Returns the
+        child's pid. Raises OSError."""
         with self._exchange():
             self._send(("keep", inode), fd)
             self._next(None)
@@ -238,8 +242,8 @@ class Broker:
             return self._child.pid
 
     def outlive(self) -> None:
-        """Let the child go. One that keeps descriptors closes them once no process keeps the kernel
-        waiting; nobody waits for it."""
+        """Part with the child. One that holds descriptors of probes closes them once no process
+        keeps the kernel waiting for its map lock, and ends; it is not waited for."""
         with self._lock:
             self._child = None
             if self._link is not None:
@@ -247,24 +251,24 @@ class Broker:
                 self._link = None
 
     def left_alone(self) -> tuple[int, int]:
-        """How many processes are left alone now, and of how many files are."""
+        """How many processes are left alone now, and of how many processes files are."""
         with self._lock:
             return self.patience.left_alone()
 
     def leave_alone(self, who: int) -> None:
-        """A process made somebody else of ours wait."""
+        """Leave a process alone that made another part of this program wait."""
         with self._lock:
             self.patience.mark(who, is_file=False)
 
     def notify(self, request: tuple[Any, ...], generation: int) -> None:
-        """What has no answer."""
+        """Send a request without an answer, if the child is still that of `generation`."""
         with self._lock, suppress(OSError):
             if self._link is not None and generation == self.generation:
                 self._send(request)
 
     @property
     def generation(self) -> int:
-        """Which child it is: what one holds open another does not."""
+        """Number of the child: files that one holds open are closed in the next."""
         return self._generation
 
     def warm_up(self) -> None:
@@ -279,8 +283,8 @@ class Broker:
 
     @contextmanager
     def _exchange(self) -> Iterator[None]:
-        """A question and its answer. Where a signal's handler breaks in between, the child is given
-        up: its answer would be taken for that to the next question."""
+        """Around a request and its answer. Where an exception of a signal handler comes in between,
+        the child is given up: its answer would be taken for that to the next request."""
         with self._lock:
             try:
                 yield
@@ -357,8 +361,8 @@ class Broker:
                 raise
 
     def _next(self, who: int | None, is_file: bool = False, *, marks: bool = True) -> Any:
-        """The next answer, waited for as long as that party's processes have left. `marks`: who
-        does not answer is left alone for a while."""
+        """The next answer, waited for as long as the patience with that party lasts. `marks`: a
+        process that does not answer is left alone for a while."""
         began_s = time.monotonic()
         try:
             number, content = self._receive_of(who, began_s)
@@ -423,7 +427,7 @@ class Broker:
             self._received += more
 
     def _is_running(self) -> bool:
-        """Whether the child has work on a processor: then the machine is slow, not the process."""
+        """Whether the child runs or could: then the machine is slow, it does not wait."""
         child = self._child
         if child is None:
             return False
@@ -432,7 +436,7 @@ class Broker:
         return False
 
     def _give_up(self, party: int = NOBODY) -> None:
-        """Kill the child and do not wait for it. `party`: over whose process it is lost."""
+        """Kill the child and do not wait for it. `party`: of the process that it waits for."""
         child, self._child = self._child, None
         if self._link is not None:
             self._link.close()
@@ -456,4 +460,4 @@ def _wait(link: socket.socket, what: int, timeout_s: float) -> bool:
 
 
 BROKER: Final = Broker()
-"""That of this process."""
+"""The one of this process."""

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the path of a control group shows of the processes in it.
+"""Whose the processes in a control group are, as far as its path shows that.
 
-Sources: the runtimes' own naming, for both of their drivers (cgroupfs and systemd):
+Container runtimes and others name groups like this, with their cgroup drivers cgroupfs (left) and
+systemd (right):
 
     docker       /docker/ID                       /system.slice/docker-ID.scope
     containerd   /k8s.io/ID, /default/ID          …/cri-containerd-ID.scope, …/cri-containerd:ID
@@ -16,7 +17,7 @@ A path is read from its top, component by component, down to the border of what 
 named: the first service or scope, the first container, the step of a Slurm job, or the first name
 that none of them gives. Below that border a user, a service or a container makes groups of any
 name, so nothing there shows whose a process is. A container further down (docker in docker, kind,
-rootless podman) is kept as `inner_container`: the word of those who run there.
+rootless podman) is kept as `inner_container`, which those who run there may have made up.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from urllib.parse import unquote_to_bytes
 from sonde.procfs.names import raw_name, text
 
 MAX_PATH: Final = 256
-"""Of a path that is kept: what lies deeper is cut, like in the kernel's own notes."""
+"""Characters of a path that are kept, as many as in `struct cgroup_note` of abi/events.h."""
 _MAX_READ: Final = 1024
-"""Of a path that is read; the border is never so deep."""
+"""Characters of a path that are read; the border is never so deep."""
 
 _ID = r"(?P<id>[0-9a-f]{64}|[0-9a-f]{32}-[0-9]{5,20})"
 """64 hex digits; AWS ECS names its containers by task and number."""
@@ -50,7 +51,7 @@ _CONTAINERS = tuple(
     )
 )
 _CONMON = re.compile(r"^(?:libpod|crio)-conmon-[0-9a-f]{64}")
-"""The runtime's own keeper beside a container is not in it."""
+"""The runtime's monitor process of a container is not in the container."""
 _PARENTS = {
     "docker": ("docker", 1),
     "buildkit": ("docker", 1),
@@ -62,7 +63,7 @@ _PARENTS = {
     "actions_job": ("container", 1),
     "ecs": ("container", 3),
 }
-"""Groups of daemons that run as root: the runtime, and how far below its containers may be.
+"""Groups of daemons that run as root: (runtime, how many levels below its containers may be).
 (garden: Cloud Foundry's runtime; actions_job: GitHub Actions' runner.)"""
 _LXC_PARENTS = ("lxc", "lxc.payload")
 _RUNTIME_SERVICES = re.compile(
@@ -88,7 +89,7 @@ _MACHINE = re.compile(r"^machine-(?P<name>.+)\.scope$")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What one path shows."""
+    """To whom the processes of one path belong; '' for what it does not show."""
 
     path: str
     runtime: str = ""
@@ -97,11 +98,11 @@ class Place:
     job: str = ""
     step: str = ""
     unit: str = ""
-    """The first service or scope, readable."""
+    """The first service or scope, without systemd's escapes."""
     units: tuple[str, ...] = ()
-    """The manager's slices and that service or scope, outermost first, as the path has them."""
+    """systemd's slices and that service or scope, outermost first, as the path has them."""
     inner_container: str = ""
-    """The innermost one below the border, by the word of those who run there."""
+    """The innermost container below the border, by a name that those who run there chose."""
     is_delegated: bool = False
     """The path goes on below the border."""
     border: str = "/"
@@ -111,8 +112,8 @@ class Place:
 
     @property
     def specificity(self) -> int:
-        """Of several paths of a process the greatest counts: a container or job shows more than a
-        pod, that more than a unit, and the root nothing."""
+        """How much the path shows: a container or job more than a pod, that more than a unit, and
+        the root nothing. Of a process's paths (one a hierarchy) the one with the most counts."""
         return (
             4 * bool(self.container or self.job)
             + 2 * bool(self.pod_uid)
@@ -128,11 +129,11 @@ def place_of(path: str) -> Place:
 
 @lru_cache(maxsize=4096)
 def _place_of(path: str) -> Place:
-    return _Walk([part for part in path.split("/") if part]).place(path[:MAX_PATH])
+    return _PathReader([part for part in path.split("/") if part]).place(path[:MAX_PATH])
 
 
-class _Walk:
-    """Goes down a path; `_at` is the first component that is not read yet."""
+class _PathReader:
+    """Reads a path from its top; `_at` is the first component that is not read yet."""
 
     def __init__(self, parts: list[str]) -> None:
         self._parts = parts
@@ -163,7 +164,7 @@ class _Walk:
     def _to_the_border(self) -> None:
         while self._next() == "..":  # seen from within a control group namespace
             self._at += 1
-        is_beside = self._at > 0  # of a group beside ours: the path may begin within a pod's
+        is_beside = self._at > 0  # outside our group: the path may begin within a pod's
         self._slices()
         part = self._next()
         if self._pod:
@@ -181,7 +182,7 @@ class _Walk:
             self._border()
 
     def _slices(self) -> None:
-        """The manager's slices, those of a pod among them, and the services of runtimes."""
+        """Read systemd's slices, those of a pod among them, and the services of runtimes."""
         while part := self._next():
             is_runtime = not self._unit and _RUNTIME_SERVICES.match(part)
             if not (part.endswith(".slice") or is_runtime):
@@ -195,7 +196,7 @@ class _Walk:
                 return
 
     def _kubepods(self, is_beside: bool) -> bool:
-        """The groups of a kubelet with the driver cgroupfs."""
+        """Read the groups of a kubelet with the driver cgroupfs; whether they were there."""
         parts, at = self._parts, self._at
         if self._next() == "kubelet":  # its own --cgroup-root
             at += 1
@@ -236,7 +237,7 @@ class _Walk:
                 return
 
     def _border(self) -> None:
-        """One component more: the service, scope or container that all below belongs to."""
+        """Read one component more: the service, scope or container that all below belongs to."""
         part = self._next()
         if not part:
             return
@@ -246,7 +247,7 @@ class _Walk:
             self._pod = _dashed(found["uid"])  # SLICE:RUNTIME:ID
         self._container = self._container_at(self._at) or ("", "")
         if self._container[0] == "container" and self._pod:
-            # Under a pod, a bare id is what containerd and docker alike write; report no more.
+            # Under a pod containerd and docker write a bare id alike: taken for containerd's.
             self._container = "containerd", self._container[1]
         self._at += 1
 

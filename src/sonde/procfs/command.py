@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process was started as, without what its arguments may hold: passwords, paths, tokens.
+"""What a process runs, without its arguments, which may hold passwords, paths and tokens.
 
 Of an interpreter's command line its script (`python train.py`) or module (`python -m serve`) is
-kept, of any other only that there are arguments; and the number of a rank of a job.
+shown, of any other only that there are arguments (…). A rank of a job has its number.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from sonde.procfs.files import read_file
 from sonde.procfs.names import text
 
 _MOST_BYTES: Final = 1 << 12
+"""Of the command line; the script is near its begin."""
 _MOST_ENVIRONMENT_BYTES: Final = 1 << 16
 _INTERPRETER: Final = re.compile(
     rb"^(python|pypy|perl|ruby|node|php|bash|dash|zsh|sh|Rscript)[\d.]*$"
@@ -21,14 +22,14 @@ _INTERPRETER: Final = re.compile(
 
 
 class _Options(NamedTuple):
-    """The options of a family of interpreters with one dash, by letter."""
+    """The short options of a family of interpreters, by letter."""
 
     code: bytes
-    """Behind these comes a program, which may hold anything."""
+    """Those whose value is program text (`-c`), which may hold anything."""
     alone: bytes
-    """Nothing belongs to these."""
+    """Those without a value."""
     attached: bytes = b""
-    """Their value follows within the argument."""
+    """Those whose value follows in the same argument."""
     valued: frozenset[bytes] = frozenset()
     """Whole options whose value is the next argument."""
 
@@ -46,9 +47,10 @@ _FAMILIES: Final = {
     b"Rscript": _Options(b"e", b""),
 }
 _CODE: Final = frozenset({b"--eval", b"--print", b"--run", b"--command", b"--process-code"})
-"""Long options with a program."""
+"""Long options whose value is program text."""
 _SCRIPT: Final = re.compile(rb"^[\w.+@-]+\.(?:py|pyc|pyz|pl|rb|js|mjs|cjs|ts|php|sh|R|r)$")
 _MOST_OF_NAME: Final = 100
+"""Bytes of a script's name; a longer one is not shown."""
 _RANK: Final = re.compile(
     rb"(?:^|\0)(?:RANK|OMPI_COMM_WORLD_RANK|PMIX_RANK|PMI_RANK|SLURM_PROCID)=(\d{1,7})(?=\0|$)"
 )
@@ -67,7 +69,7 @@ def command_of(pid: int, comm: str) -> str:
 def _program_and_script(line: bytes) -> str:
     program, *arguments = line.rstrip(b"\0").split(b"\0")
     name = program.rpartition(b"/")[2].lstrip(b"-")
-    if b" " in program or not name:  # a title that the process gave itself
+    if b" " in program or not name:  # a title by setproctitle()
         return ""
     shown = [name]
     rest = arguments
@@ -80,8 +82,8 @@ def _program_and_script(line: bytes) -> str:
 def _script(arguments: list[bytes], options: _Options) -> tuple[list[bytes], list[bytes]]:
     """What an interpreter runs, and the arguments behind that.
 
-    Behind an option that is not known here an argument may be its value: then only what is called
-    like a script is shown.
+    The argument after an unknown option may be its value: then it is shown only if its name is that
+    of a script.
     """
     at, is_certain = 0, True
     while at < len(arguments) and arguments[at].startswith(b"-") and arguments[at] != b"-":

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of /proc, and files that others put in our way: read and opened so that nothing happens.
+"""Files of /proc, and files at paths that others chose: read and opened without side effects.
 
 Opening is not harmless: a pipe blocks, a device starts something, and a terminal becomes that of a
-daemon without one, whose hang-up then ends it. So a path that somebody else has a hand in is first
-held by O_PATH, which opens nothing; what it leads to is checked on that handle, and the very same
-file is then opened through the handle.
+daemon without one, whose hang-up then ends it. So a path that another user may have made is first
+opened with O_PATH, which does none of this; what it leads to is checked on that handle, and the
+very same file is then opened through the handle.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Final
 from sonde.procfs.broker import BROKER
 
 QUIETLY: Final = os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
-"""For every opening of what others may have made."""
+"""Flags to open what others may have made: it neither blocks nor becomes our terminal."""
 
 _OF_PROCESS: Final = re.compile(r"/proc/([0-9]+)/(.*)", re.DOTALL)
 _MAX_LINES_BYTES: Final = 4 << 20
-_FREE: Final = frozenset({"cgroup", "comm", "limits", "mountinfo", "statm", "status"})
+_WITHOUT_LOCKS: Final = frozenset({"cgroup", "comm", "limits", "mountinfo", "statm", "status"})
 """Files of /proc/PID that take none of the locks that the process can hold for long
 (signal->exec_update_lock, mmap_lock)."""
 
@@ -46,19 +46,20 @@ class Opened:
 
 
 def whose(path: str) -> int | None:
-    """The process that may make readers of a path wait; None: none in particular, or ourselves."""
+    """The process that may make readers of a path wait: that of /proc/PID/…; None of another path,
+    and for this process."""
     match = _OF_PROCESS.match(path)
     return None if match is None or int(match[1]) == os.getpid() else int(match[1])
 
 
-def _is_free(path: str) -> bool:
-    return path.rpartition("/")[2] in _FREE
+def _takes_no_lock(path: str) -> bool:
+    return path.rpartition("/")[2] in _WITHOUT_LOCKS
 
 
 def read_file(path: str, limit: int = 1 << 16) -> bytes | None:
-    """A file's content, cut at `limit` bytes; None where it cannot be read (in time)."""
+    """A file's content, cut at `limit` bytes; None where it cannot be read, or not in time."""
     pid = whose(path)
-    if pid is not None and not _is_free(path):
+    if pid is not None and not _takes_no_lock(path):
         try:
             content: bytes = BROKER.ask(pid, ("read", path, limit))
         except OSError:
@@ -92,7 +93,7 @@ def read_lines(path: str | os.PathLike[str]) -> list[str]:
     """
     path = os.fspath(path)
     pid = whose(path)
-    if pid is not None and not _is_free(path):
+    if pid is not None and not _takes_no_lock(path):
         raw: bytes = BROKER.ask(pid, ("read", path, _MAX_LINES_BYTES))
     else:
         with open(path, "rb") as file:  # noqa: PTH123
@@ -101,7 +102,7 @@ def read_lines(path: str | os.PathLike[str]) -> list[str]:
 
 
 def _for_child(path: str) -> str:
-    """A path that leads the child to where it leads us."""
+    """A path by which the child of the broker finds what `path` is for us."""
     return path.replace("/proc/self/", f"/proc/{os.getpid()}/", 1) if path[:6] == "/proc/" else path
 
 
@@ -135,7 +136,7 @@ def character_device(path: str) -> int:
 
 
 def identity_of(path: str, who: int | None) -> tuple[int, int, int]:
-    """Device, inode and user of the file that a path of others leads to. Raises OSError.
+    """Device, inode and owner of the file that a path of others leads to. Raises OSError.
 
     `who`: the process that chose the path.
     """
@@ -163,8 +164,8 @@ def open_stable(
     inode: int = 0,
     who: int | None = None,
 ) -> Opened | None:
-    """The same; as a copy where reading the file itself could wait and `copy_bytes` of memory are
-    enough for one. `inode`: that of the file unless 0."""
+    """The same with what is known of the file; as a copy where reading the file itself could wait
+    and `copy_bytes` of memory are enough for one. `inode`: which the file must have; 0: any."""
     pid = whose(path) or who
     follow = follow or "/map_files/" in path
     asked = ("open", _for_child(path), follow, pid or os.getpid(), inode, copy_bytes)

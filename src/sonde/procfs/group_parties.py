@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which party a control group belongs to: somebody who cannot make more of themselves.
+"""Which party (user or container) a control group belongs to.
 
-Any user makes groups, of any name, below one that was given to them; so do a container and a
-service. What counts is what only root decides: who owns the directories from the root down, and the
-names above the border (`cgroup_paths`). From the top:
+A user can make groups, of any name, below one that they own; so can a container and a service. So
+only what root decides counts: who owns the directories from the root down, and the names above the
+border (`cgroup_paths`). From the top:
 
 1. a directory that is not root's belongs to its user, and all below it;
 2. a container's or a pod's group is that one's, and all below it, with directories of any owner;
@@ -26,9 +26,10 @@ from sonde.procfs.parties import name_of, party_of_user
 MACHINE: Final = ""
 """The party of what is not one group's."""
 _KEPT_S: Final = 30.0
-"""A directory may be given to a user after it was made."""
+"""How long owners of directories are remembered: one may be given to a user after it was made."""
 _MAX_KEPT: Final = 8_192
-_WANTED: Final = frozenset({"v2", "cpu", "memory", "blkio", "freezer", "pids"})
+"""Directories."""
+_SEARCHED: Final = frozenset({"v2", "cpu", "memory", "blkio", "freezer", "pids"})
 
 
 class GroupParty(NamedTuple):
@@ -44,7 +45,7 @@ class GroupMount(NamedTuple):
 
     point: str
     controllers: frozenset[str]
-    """v2 for version 2."""
+    """"v2" for the hierarchy of version 2."""
 
 
 def group_mounts(mountinfo: Path = Path("/proc/self/mountinfo")) -> Iterator[GroupMount]:
@@ -63,8 +64,8 @@ def group_mounts(mountinfo: Path = Path("/proc/self/mountinfo")) -> Iterator[Gro
 
 
 def party_of_group(path: str, uid_of: Callable[[str], int]) -> GroupParty:
-    """The party of a group by its path, as `text` has it; `uid_of` has whose the directory of a
-    path is."""
+    """The party of a group by its path, as `names.text` makes it; `uid_of`: the owner of the
+    directory of a path."""
     place = place_of(path)
     is_container = bool(place.container or place.pod_uid)
     at = ""
@@ -83,8 +84,7 @@ def party_of_group(path: str, uid_of: Callable[[str], int]) -> GroupParty:
 
 
 class GroupParties:
-    """Parties of groups by path, whichever hierarchy they are in, gone ones too: what was given to
-    a user is root's to take away."""
+    """Parties of groups by path, in any hierarchy, also of groups that are gone."""
 
     def __init__(self, mountinfo: Path = Path("/proc/self/mountinfo")) -> None:
         self._mountinfo = mountinfo
@@ -108,7 +108,7 @@ class GroupParties:
             mounts = list(group_mounts(self._mountinfo))
         except OSError:
             return []
-        return [os.fsencode(it.point) for it in mounts if it.controllers & _WANTED]
+        return [os.fsencode(it.point) for it in mounts if it.controllers & _SEARCHED]
 
     def _uid_of(self, path: str) -> int:
         uid = self._uids.get(path)

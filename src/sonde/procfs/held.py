@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file of /proc/PID that is read in pieces: held open by the child that reads for us."""
+"""A file of /proc/PID that is read in pieces: held open by the child of the broker."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ class HeldFile:
     __slots__ = ("_child", "_fd", "_first", "_is_all", "_number", "_pid")
 
     def __init__(self, path: str, first: int = 0) -> None:
-        """`first`: bytes read at once, which saves asking again where the file is no longer.
+        """`first`: bytes that are read with the opening, which saves a request where the file is no
+        longer.
 
-        Raises OSError, where it makes readers wait `Hung`.
+        Raises OSError; Hung where it makes readers wait.
         """
         self._first, self._is_all = b"", False
         self._pid = whose(path)
@@ -39,8 +40,7 @@ class HeldFile:
         self._child = BROKER.generation
 
     def read(self, most: int) -> bytes:
-        """The next bytes, b"" at the end: the kernel hands out a page or so at a time, this as
-        much as was asked for. Raises OSError."""
+        """The next `most` bytes, fewer at the end. Raises OSError."""
         if self._first or self._is_all:
             piece, self._first = self._first[:most], self._first[most:]
             return piece
@@ -68,7 +68,7 @@ class HeldFile:
         return self._pid is None or self._child == BROKER.generation
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process's map lock costs who places a uprobe: how often it is taken, how long that takes.
+"""What the map lock of a process costs a uprobe: how often it is taken, and how long that takes.
 
 Part of the child of `procfs.broker` (serve.py), and of `procfs.map_locks`, which decides.
 """
@@ -12,24 +12,26 @@ import time
 from contextlib import suppress
 
 NOWHERE = 0x7FFF_FFFF_FFFF_F000
-"""An address at which no process has anything, and above which none has."""
+"""An address at and above which no process has memory."""
 MAX_TASKS = 8
 """Threads asked for the memory of a process whose first thread has ended."""
 MAX_MAPS_BYTES = 32 << 20
+"""Of a /proc/PID/maps that are read."""
 MANY = 4096
 """Mappings of one file; more are not counted."""
 ANSWERED_S = 0.1
-"""A map lock that takes longer was held."""
+"""A map lock that takes longer was held by somebody."""
 CONTENDED_S = 0.001
 """One that takes longer is taken three times, and the median counts."""
 ORDINARY = 4
 """Mappings over one place of a file that any process may have: the loader makes one or two."""
 MAX_OF_PROCESS = 32
-"""Such mappings of one process: the kernel takes its lock once for each, for each function."""
+"""Such mappings of one process: the kernel takes its lock for each, for each probed function."""
 MAX_OF_PARTY = 256
 """The same of all processes of a party, beyond the ordinary ones of each."""
 MAX_WAIT_S = 0.05
-"""What the kernel may wait for the locks of one party, for one function: forks wait as long."""
+"""What the kernel may wait for the locks of one party, for one probed function: so long no fork on
+the machine returns."""
 
 
 def read_start(path: str, size: int) -> bytes:
@@ -51,14 +53,14 @@ def tasks_of(pid: int) -> list[str]:
 def take_map_lock(pid: int) -> None:
     """Wait until the lock of a process's memory map (mmap_lock) can be had, and let it go.
 
-    For writing, as a uprobe takes it, where a read of memory at which there is none looks for a
-    stack to be grown (Linux 6.5, 6.1.37 and 6.3.11: mm/memory.c, expand_stack), before that for
-    reading. Nothing of the process is read or changed.
+    It is done by a read at NOWHERE, for which the kernel looks for a stack that could be grown. For
+    that it takes the lock for writing, as a uprobe does (Linux 6.5, 6.1.37, 6.3.11: mm/memory.c,
+    expand_stack), in older kernels for reading. Nothing of the process is read or changed.
     """
     for task in tasks_of(pid):
         try:
             fd = os.open(f"{task}/mem", os.O_RDONLY | os.O_CLOEXEC)
-        except PermissionError:  # this one asks for less, and takes the lock for reading alone
+        except PermissionError:  # pagemap needs fewer rights, but takes the lock for reading alone
             read_start(f"{task}/pagemap", 8)
             return
         except OSError:
@@ -74,8 +76,8 @@ def take_map_lock(pid: int) -> None:
 
 
 def map_lock_wait_s(pid: int) -> float:
-    """How long the lock of a process's memory map kept us from going on: neither our work nor our
-    wait for a processor counts. Raises OSError."""
+    """How long this thread waited for the map lock of a process, without its own work and its waits
+    for a CPU. Raises OSError."""
     first_s = _lock_wait_s(pid)
     if first_s < CONTENDED_S:
         return first_s
@@ -95,11 +97,11 @@ def _run_queue_s() -> float:
 
 
 def times_mapped(fd: int, inode: int) -> int | None:
-    """How many private mappings of a file a list of mappings has over one and the same place of it,
-    with whatever rights: so often is the lock taken for one uprobe there. At least MANY where it is
-    too long to know; None of an empty list.
+    """How many private mappings of a file, in the /proc/PID/maps `fd`, cover the same place of it,
+    with any rights: so often the lock is taken for one uprobe there. MANY where there are more, or
+    the list is too long; None of an empty list.
 
-    By the inode alone: each overlayfs above the same file shows another device.
+    The file is found by its inode alone: each overlayfs above it shows another device.
     """
     line = re.compile(rb"(?:^|\n)(\w+)-(\w+) \S{3}p (\w+) \S+ %d(?=[ \n])" % inode)
     word = b" %d" % inode
@@ -116,7 +118,7 @@ def times_mapped(fd: int, inode: int) -> int | None:
             return MANY
         rest = b"\n" + text.rpartition(b"\n")[2]
     most = depth = 0
-    for _, step in sorted(ends):  # what ends at a place ends before another begins there
+    for _, step in sorted(ends):  # at one place, ends (-1) come before begins (1)
         depth += step
         most = max(most, depth)
     return most if seen else None
@@ -135,8 +137,8 @@ def cost_of(pid: int, inode: int) -> tuple[int, float]:
 
 
 def too_much(costs: list[tuple[int, int, float]]) -> int | None:
-    """The first of one party's (process, times, wait) that is, or makes all of them, more than
-    forks may be stopped for; None where there is none."""
+    """The first process of one party's (process, times, wait) with which the limits above are
+    exceeded, by itself or together with those before it; None: they are not."""
     surplus, wait_s = 0, 0.0
     for pid, times, each_s in costs:
         surplus += max(0, times - ORDINARY)
@@ -147,8 +149,8 @@ def too_much(costs: list[tuple[int, int, float]]) -> int | None:
 
 
 def wait_until_removable(inodes: set[int]) -> None:
-    """Return once no process of the machine keeps its map locked, or has mapped one of these files
-    too often."""
+    """Return once no process of the machine keeps its map lock, and none has mapped one of these
+    files too often."""
     pause_s = 0.1
     while True:
         longest_s, is_crowded = 0.0, False

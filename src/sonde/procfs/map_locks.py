@@ -6,16 +6,17 @@ mapped, once for each of its mappings of that place, and removing it does, too. 
 on the machine returns (kernel/events/uprobes.c, register_for_each_vma: dup_mmap_sem). Where a
 process keeps that lock, by a page of a FUSE file that its server does not bring, the kernel waits,
 for ever if need be; where one has 20,000 mappings of the place and threads that use the lock, for
-seconds a function. So the mappings of the file are counted first, the locks of those who have any
-are timed, and then every process is asked for its lock, by a child that can be given up.
+seconds for each probed function. So the mappings of the file are counted first, and the locks of
+processes that have any are timed. Then the lock of every process is tried, by a child that can be
+given up.
 
-For their locks all are asked, not those alone that map the file: nobody is overlooked, whatever
-namespace he is in, however he has mapped it and whenever he came. Whether one that does not answer
-has mapped the file is looked at then.
+The locks of all processes are tried, not only of those that map the file: so none is overlooked, in
+any namespace, however it maps the file and whenever it was started. Only of one whose lock cannot
+be had it is looked up whether it maps the file.
 
-What remains: one that takes its lock, or maps the file so often, after it was asked; memory that
-has outlived its processes, which nobody can ask for; before Linux 6.5 (6.1.37), one that keeps the
-lock for reading alone.
+Not covered: a process that takes its lock, or maps the file so often, after it was looked at;
+memory that has outlived its processes, which is in no /proc/PID; before Linux 6.5 (6.1.37), a
+process that keeps the lock for reading alone.
 """
 
 from __future__ import annotations
@@ -34,16 +35,17 @@ from sonde.procfs.parties import name_of, party_of
 from sonde.procfs.processes import pids
 
 MAX_SILENT: Final = 4
-"""Processes that do not answer, each within the broker's deadline, and have not mapped the file;
-beyond that it is not known who has. Not a time: on a busy machine a new child takes a second."""
+"""Processes whose locks cannot be had and that have not mapped the file: from this number on a look
+ends, and who else maps it is not known. No time: on a busy machine a new child takes a second."""
 EXECUTING_S: Final = 2.0
-"""So long one that executes a program is not asked again: a start looks at many files in a row."""
+"""How long the lock of a process that executes a program is not tried again: when Sonde starts,
+many files are looked at in a row."""
 UNSURE_S: Final = 2.0
-"""So long nothing is asked after an answer that was not had in time."""
+"""How long the answer UNKNOWN is given again without a look."""
 
 
 class Why(Enum):
-    """What keeps the kernel waiting, as words about a process."""
+    """Why a process keeps the kernel waiting, in words that follow its name."""
 
     LOCKED = "maps it and keeps its memory map locked"
     UNKNOWN = "keeps its memory map locked, and whether one that maps it does is not known"
@@ -63,13 +65,13 @@ class Holder:
 
 
 class MapLocks:
-    """Asks all processes for their mappings of a file and for their map locks."""
+    """Looks at the mappings and tries the map locks of all processes."""
 
     def __init__(self, broker: Broker = BROKER) -> None:
         self._broker = broker
         self._last: Holder | None = None
         self._executing: dict[int, float] = {}
-        """Processes to be passed over, until (monotonic s) when."""
+        """Processes that execute a program: until when (time.monotonic) they are passed over."""
         self._unsure_until_s = 0.0
 
     def holder(self, inode: int) -> Holder | None:
@@ -89,12 +91,12 @@ class MapLocks:
         self._executing = {pid: end_s for pid, end_s in self._executing.items() if now_s < end_s}
         passed = {os.getpid(), *self._executing}
         waiting = [pid for pid in pids() if pid not in passed]
-        if self._last is not None and self._last.pid in waiting:  # most likely it again
+        if self._last is not None and self._last.pid in waiting:  # most likely the same again
             waiting.remove(self._last.pid)
             waiting.insert(0, self._last.pid)
         try:
             return self._crowded(waiting, inode) or self._locked(waiting, inode)
-        except OSError:  # no child to ask with
+        except OSError:  # no child
             return Holder(os.getpid(), party_of(os.getpid()), Why.UNKNOWN)
 
     def _crowded(self, whos: Sequence[int], inode: int) -> Holder | None:
@@ -125,7 +127,7 @@ class MapLocks:
         return None
 
     def _silent(self, pid: int, inode: int, silent: int) -> Holder | None:
-        """What is made of a process that does not answer, the `silent`-th of them."""
+        """A process that did not answer, number `silent` so far, as a holder; None: it is none."""
         has_mapped = self._broker.maps(pid, inode)
         if has_mapped:
             return Holder(pid, party_of(pid))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/proc/PID/maps, read in pieces and within bounds: how long it is, the process decides.
+"""/proc/PID/maps, read in pieces and within bounds, as its length is up to the process.
 
 65,000 mappings of a file with a path of 4,000 bytes are 260 MB of text, which take the kernel more
 than a second to write.
@@ -16,8 +16,8 @@ from sonde.procfs.held import HeldFile
 MAX_MAPS_BYTES: Final = 32 << 20
 """Read of one /proc/PID/maps: 300,000 mappings with paths of common length."""
 MAX_MAPS_CPU_S: Final = 0.5
-"""CPU time that may go into what is done with one. Reading it is bounded in bytes and in time, for
-each block."""
+"""CPU time of this thread between the first block of one and the last: what is done with them.
+Reading is bounded in bytes, and for each block in time."""
 MAX_LINE_BYTES: Final = 64 << 10
 _BLOCK_BYTES: Final = 64 << 10
 
@@ -38,7 +38,7 @@ class MapsReader:
         self._most_bytes = most_bytes
         self._cpu_s = most_cpu_s
         self.is_cut = False
-        """There is more than was read."""
+        """A bound was reached, and there is more than was read."""
 
     def __enter__(self) -> Self:
         return self
@@ -64,12 +64,13 @@ class MapsReader:
     def lines(self) -> Iterator[bytes]:
         """Line by line, without their ends. Raises OSError."""
         for block in self.blocks():
-            # Not splitlines(): a path may hold a carriage return, and then lines of its maker's.
+            # Not splitlines(): a carriage return in a path would begin a forged line.
             yield from block[:-1].split(b"\n")
 
 
 def read_maps(pid: int) -> bytes | None:
-    """The text of /proc/PID/maps as far as the bounds allow; b'' for kernel threads."""
+    """The text of /proc/PID/maps as far as the bounds allow; b'' of a kernel thread, None where it
+    cannot be read."""
     try:
         with MapsReader(pid) as reader:
             return b"".join(reader.blocks())

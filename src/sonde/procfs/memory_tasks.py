@@ -11,8 +11,9 @@ import os
 from contextlib import suppress
 
 MAX_TASKS = 64
-"""Threads looked at for one that has not ended."""
+"""How many threads of a process are looked at for one that has not ended."""
 ENDED = (b"Z", b"X", b"x")
+"""States of threads."""
 
 
 def state_of(folder: str) -> tuple[bytes, int]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Names that the kernel or a process gave, as text that every output can hold.
+r"""Names that the kernel shows, as text that every output can hold.
 
 Names of threads, control groups, devices and interfaces are bytes: the kernel takes nearly any.
 Here, and nowhere else, they become text. It is printable, it is UTF-8, and no two names have the
@@ -16,7 +16,7 @@ _ESCAPE: Final = re.compile(rb"\\x(5c|7f|[01][0-9a-f]|[89a-f][0-9a-f])")
 
 
 def text(raw: bytes) -> str:
-    """A name that the kernel or a process gave, printable whatever it holds."""
+    """A name as printable text, whatever bytes it has."""
     if b"\\" in raw:
         raw = _ESCAPE.sub(rb"\\x5cx\1", raw)
     shown = raw.decode("utf-8", "backslashreplace")
@@ -24,14 +24,14 @@ def text(raw: bytes) -> str:
 
 
 def printable(name: str) -> str:
-    """The same for a name decoded as file names are."""
+    """The same for a name that was decoded by os.fsdecode()."""
     if name.isascii() and name.isprintable() and "\\" not in name:
         return name
     return text(_encoded(name))
 
 
 def raw_name(name: str) -> bytes:
-    """The name that `text` was given."""
+    """The bytes of a name that `text` has made printable."""
     return _ESCAPE.sub(lambda found: bytes.fromhex(found[1].decode()), _encoded(name))
 
 

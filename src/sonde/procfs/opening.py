@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which files the child of `procfs.broker` (serve.py) hands out, and how it opens them.
 
-Those that nobody but root can make wait are handed out as they are. Of the file systems that an
-unprivileged user can mount (in a user namespace), two wait for somebody: FUSE for its server,
-overlayfs for the file systems below it, which may be FUSE. So a file on any other type is handed
-out, one on overlayfs where the first process's mount namespace has that very mount's file system
-(container runtimes mount there), and of the rest a copy in memory.
+Sound files, whose readers nobody but root can make wait, are handed out as they are. Of the file
+systems that an unprivileged user can mount (in a user namespace), two wait for somebody: FUSE for
+its server, overlayfs for the file systems below it, which may be FUSE. So a file on any other type
+is handed out; one on overlayfs, where process 1 has that very overlayfs mounted, too (container
+runtimes mount there); of the rest a copy in memory.
 
 What lies below a process's root is looked up as that process would: its symbolic links lead nowhere
 else, so no container chooses which of the host's files root opens.
@@ -32,11 +32,11 @@ WAITING = {
 binfmt_misc, efivarfs, configfs, pstore, selinuxfs, autofs, binder, mqueue."""
 SURE = {b"ext2", b"ext3", b"ext4", b"xfs", b"btrfs", b"f2fs", b"tmpfs", b"ramfs", b"rootfs"}
 SURE |= {b"squashfs", b"erofs", b"iso9660", b"vfat", b"zfs", b"devtmpfs"}
-"""Types of local file systems that wait for nobody, where the first process has them mounted."""
+"""Types of local file systems that wait for nobody, where process 1 has them mounted."""
 MAX_COPIED_SIZE = 64 << 20
-"""Of a file that is copied; a longer one is refused."""
+"""Bytes of a file that is copied; a longer one is refused."""
 COPY_PIECE = 64 << 10
-"""Bytes that are left out of a copy where they are all zero: its memory is not used then."""
+"""Unit of a copy: pieces of zeros are not written, and so take no memory."""
 MAX_MOUNTS_BYTES = 4 << 20
 OPENAT2 = 437
 """Its number, on every architecture."""
@@ -46,7 +46,7 @@ RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT = 0x02, 0x10
 
 
 class Mounts:
-    """Devices of the file systems that the first process's mount namespace has, by type."""
+    """Which file systems process 1 has mounted; of this process, where that cannot be read."""
 
     def __init__(self) -> None:
         self.file: int | None = None
@@ -60,9 +60,10 @@ class Mounts:
         if self.file is not None:
             self.poll.register(self.file, select.POLLPRI | select.POLLERR)
         self.known: dict[bytes, bytes] | None = None
+        """Types by device (MAJOR:MINOR); read again when poll() reports a change."""
 
     def type_of(self, device: bytes) -> bytes:
-        """b"" of a file system that it does not have."""
+        """The type of the file system of a device; b"": it is not mounted there."""
         if self.file is None:
             return b""
         if self.known is None or self.poll.poll(0):
@@ -91,9 +92,10 @@ def file_system(fd: int) -> int:
 
 
 def device_of(fd: int, *pids: int) -> bytes | None:
-    """Device of the file system that an open file lies on, by these processes' mounts; else None.
+    """Device of the file system that an open file lies on, as /proc/PID/mountinfo of one of these
+    processes, of this or of process 1 has it; None: none has.
 
-    stat() shows another one on overlayfs, and before Linux 6.8 mappings do.
+    On overlayfs stat() shows another one, and before Linux 6.8 so do mappings.
     """
     with open(f"/proc/self/fdinfo/{fd}", "rb") as file:  # noqa: PTH123
         words = file.read().split()
@@ -113,21 +115,22 @@ def device_of(fd: int, *pids: int) -> bytes | None:
 
 
 def is_sound(mounts: Mounts, kind: int, overlay: bytes | None) -> bool:
-    """Whether reading it waits for nobody but devices and root's servers. `overlay`: the device,
-    where it is one."""
+    """Whether reading a file of file system `kind` (f_type) waits for devices and root's servers
+    alone. `overlay`: the device of an overlayfs."""
     if kind != OVERLAY_MAGIC:
         return kind not in WAITING
     return overlay is not None and mounts.type_of(overlay) == b"overlay"
 
 
 def is_surely_sound(mounts: Mounts, handle: int, pid: int) -> bool:
-    """The same of an O_PATH descriptor, known without asking the file system anything."""
+    """The same of an O_PATH descriptor, without a call that the file system answers."""
     device = device_of(handle, pid)
     return device is not None and mounts.type_of(device) in SURE
 
 
 def copy_of(fd: int, limit: int) -> int:
-    """All of a file in memory, of which it takes `limit` bytes at most: what is zero takes none."""
+    """A memfd with the content of a file; pieces that are not zero take `limit` bytes at most.
+    Raises OSError."""
     size = os.fstat(fd).st_size
     if size > MAX_COPIED_SIZE:
         raise OSError(errno.EFBIG, "too long to be copied")
@@ -152,7 +155,8 @@ def copy_of(fd: int, limit: int) -> int:
 
 
 def next_data(fd: int, at: int) -> int:
-    """Where a file's next data are, from `at` on; `at` where that is not known."""
+    """Offset of the next data of a file from `at` on (SEEK_DATA); `at` where the file system does
+    not know, sys.maxsize behind the last."""
     try:
         return max(at, os.lseek(fd, at, os.SEEK_DATA))
     except OSError as error:
@@ -180,8 +184,8 @@ def hold(path: str, flags: int) -> int:
 
 
 def hold_below(root: int, path: str, flags: int) -> int:
-    """The same within a folder: a link to an absolute path leads to there below it, and none of
-    /proc's leads anywhere. Before Linux 5.6 no link does."""
+    """The same with `root` as the root directory, by openat2(): links lead below it, and magic
+    links of /proc are refused. Before Linux 5.6 every link is refused."""
     import ctypes
 
     name = os.fsencode(path)
@@ -196,7 +200,7 @@ def hold_below(root: int, path: str, flags: int) -> int:
         if fd >= 0:
             return fd
         number = ctypes.get_errno()
-        if number in (errno.ENOSYS, errno.EPERM):  # EPERM: a filter that does not know it
+        if number in (errno.ENOSYS, errno.EPERM):  # EPERM: a seccomp filter that is older
             return walk_below(root, path, flags)
         if number != errno.EAGAIN:
             break
@@ -225,9 +229,9 @@ def open_file(
     mounts: Mounts, path: str, follow: bool, pid: int, inode: int, copy_bytes: int, sure: bool
 ) -> tuple[int, bool, tuple[int, int, int, int, int], bool, tuple[int, int, int] | None]:
     """(descriptor, is a copy, which file it is, whether mappings of it show another device,
-    (major, minor, inode) that only this file has). `inode`: what it must be, 0 any; `copy_bytes`:
-    of memory for a copy, 0 for none; `sure`: only what a mapping leads to and nobody can make wait,
-    not even for being looked at."""
+    (major, minor, inode) that only this file has). `inode`: which it must have, 0: any;
+    `copy_bytes`: memory for a copy, 0: none; `sure`: only a mapped file (map_files) for which even
+    stat() and open() wait for nobody. Raises OSError."""
     flags = os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     if path.startswith("/proc/") and (found_pid := path.split("/", 3)[2]).isdecimal():
         pid = int(found_pid)
@@ -275,7 +279,7 @@ def key_of(found: os.stat_result, kind: int, overlay: bytes | None) -> tuple[int
 
 
 def open_memory(path: str, device: int, size: int) -> int:
-    """A memfd's memory, for reading and writing."""
+    """Open a memfd of this size to read and write it; `device`: of all memfds. Raises OSError."""
     handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         found = os.fstat(handle)

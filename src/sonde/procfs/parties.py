@@ -1,26 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which party a process belongs to: somebody who cannot make more of themselves.
+"""Which party (a user or a container) a process belongs to.
 
 What all share is divided between parties, so that none gets more of it by more processes, user ids
-or namespaces. The kernel's side divides by the same rule (bpf/share.h), which it knows from
-namespaces. Their files in /proc take a lock that a process can keep; `status`, `uid_map` and
-`cgroup` take none, so here the rule is:
+or namespaces. The BPF programs divide by the same rule (bpf/share.h), as they can read namespaces.
+/proc/PID/ns takes a lock that a process can keep; `status`, `uid_map` and `cgroup` take none, so
+here it is found by those, where `in a user namespace` means: in another than the machine's.
 
-1. in no user namespace and in a pid namespace below the machine's: that container, by the first
-   process of its outermost one. Its processes may take any user id there is;
-2. in no user namespace else: the real user, for a subordinate id the user who has it (/etc/subuid:
-   one may have 65,536);
-3. in a user namespace: what the process was that began it, the nearest ancestor in none, by rules 1
-   and 2. A container's process that takes a user's id and then begins a user namespace stays that
-   container's. Where root began it, and no pid namespace: the user of the process's id, or of the
-   first id of its map;
-4. what is in a pid namespace below the machine's, and not known by these rules (begun by root with
-   a separate user namespace, entered by setns(), or too deep): those of the control group of the
-   same user, container or service. Neither a container nor a user chooses that.
+1. In no user namespace, in a pid namespace below the machine's: a container, whose processes may
+   take any user id. It has the number of the first process of the outermost such pid namespace.
+2. In no user namespace, in the machine's pid namespace: the real user; for a subordinate id, the
+   user to whom /etc/subuid gives it (it may give 65,536 to one).
+3. In a user namespace: the party, by rules 1 and 2, of the process that created it: the nearest
+   ancestor in none. So a container's process that takes a user's id and then creates a user
+   namespace stays that container's. Where root created it, and no pid namespace: the user of the
+   process's id, or of the first id of its uid_map.
+4. In a pid namespace below the machine's, where these rules find nobody (root created it with a
+   user namespace, the process entered by setns(), or it is too deep): the party is that of all
+   processes whose control group is of the same user, container or service, which neither a
+   container nor a user chooses.
 
-/etc/subuid is the machine's, also where Sonde runs in a container that may look at the first
-process's root. Of who has subordinate ids that it does not name, orphans in nested user namespaces
-count by their own id.
+/etc/subuid is the machine's, also where Sonde runs in a container that may read the root directory
+of process 1. For orphans in nested user namespaces with subordinate ids that it does not name, the
+id itself is the party.
 """
 
 from __future__ import annotations
@@ -37,19 +38,22 @@ from sonde.procfs.names import text
 NOBODY: Final = -1
 """The party of a process that is gone, or of no process."""
 UNKNOWN_PARTY: Final = -2
-"""Of processes of which nothing is known: they share what one party has."""
+"""The party of processes whose party cannot be found: together they may take what one may."""
 
 _SUBORDINATE: Final = Path("/etc/subuid")
 _PASSWD: Final = Path("/etc/passwd")
 _FIRST: Final = Path("/proc/1")
+"""The first process."""
 _MAX_SUBORDINATE_BYTES: Final = 1 << 20
 _MAX_STATUS_BYTES: Final = 1 << 20
 """65,536 groups, the most that a process can have, take 0.7 MB ahead of its pid namespaces."""
 _FIRST_BYTES: Final = 8192
+"""Of a status file that are read at first: it is shorter as a rule."""
 _MAX_CLIMB: Final = 64
+"""Ancestors of a process that are followed."""
 _MAX_CGROUP_BYTES: Final = 1 << 16
 _MAX_GROUPS: Final = 4096
-"""Kept numbers of control groups; beyond, a process of which no more is known is UNKNOWN_PARTY."""
+"""Control groups that get a number (rule 4); processes of further ones are UNKNOWN_PARTY."""
 _FIRST_GROUP: Final = -(1 << 32)
 """Parties of rule 4 count down from here: no pid is so large."""
 _IDENTITY: Final = [b"0", b"0", b"4294967295"]
@@ -58,12 +62,14 @@ _HAS_USER_NAMESPACES: Final = Path("/proc/self/uid_map").exists()
 
 
 class _Seen(NamedTuple):
+    """What /proc/PID/status has on whose a process is."""
+
     uid: int
     parent: int
     levels: int
     """Pid namespaces that it is in; 0: that is not known."""
     is_first: bool
-    """Of the innermost one."""
+    """It is the first process of the innermost of these."""
 
 
 def party_of(pid: int) -> int:
@@ -78,7 +84,7 @@ def party_of(pid: int) -> int:
     if mapped is None:
         return UNKNOWN_PARTY
     if mapped != _IDENTITY:
-        return _beginner_of(pid, seen, mapped)
+        return _creator_of(pid, seen, mapped)
     return _outside_user_namespaces(pid, seen)
 
 
@@ -103,8 +109,8 @@ def _outside_user_namespaces(pid: int, seen: _Seen) -> int:
     return _holders.of(seen.uid) if seen.levels == 1 else _container_of(pid, seen)
 
 
-def _beginner_of(pid: int, seen: _Seen, mapped: list[bytes]) -> int:
-    """Who began the outermost user namespace of a process (rule 3)."""
+def _creator_of(pid: int, seen: _Seen, mapped: list[bytes]) -> int:
+    """The party of the creator of a process's outermost user namespace (rule 3)."""
     first, at = seen, seen
     holder = _holders.of(first.uid)
     if first.levels == 1 and holder != first.uid:
@@ -116,7 +122,7 @@ def _beginner_of(pid: int, seen: _Seen, mapped: list[bytes]) -> int:
         if around == _IDENTITY:
             if above.uid or above.levels > 1:
                 return _outside_user_namespaces(at.parent, above)
-            if first.levels > 1:  # a first process that took an id looks like a root's container
+            if first.levels > 1:  # perhaps a container's first process that has changed its id
                 break
             return (_holders.of(int(mapped[1])) if len(mapped) > 1 else holder) or _group_of(pid)
         at, mapped = above, around
@@ -124,7 +130,7 @@ def _beginner_of(pid: int, seen: _Seen, mapped: list[bytes]) -> int:
 
 
 def _group_of(pid: int) -> int:
-    """The party of a container's process of which no more is known (rule 4)."""
+    """The party of a process by its control group (rule 4)."""
     for line in _read_groups(pid).split(b"\n"):
         _, _, raw = line.partition(b":")[2].partition(b":")
         place = place_of(text(raw))
@@ -158,8 +164,8 @@ class _Groups:
 
 
 def _container_of(pid: int, seen: _Seen) -> int:
-    """The number of the first process of the outermost pid namespace below the machine's, negated.
-    Processes whose parents ended are that one's children."""
+    """The pid of the first process of the outermost pid namespace below the machine's, negated. It
+    is an ancestor of all others there: it adopts orphans."""
     first = pid
     for _ in range(_MAX_CLIMB):
         if seen.levels == 2 and seen.is_first:
@@ -186,7 +192,8 @@ def read_status(pid: int) -> bytes:
 
 
 def _see(pid: int) -> _Seen | None:
-    """What `status` has; the owner of /proc/PID may be root where the process is another's."""
+    """Read it from `status`, as the owner of /proc/PID is root for a process that is not dumpable.
+    None where the process is gone."""
     raw = read_status(pid)
     numbers = _line(raw, b"NSpid")
     with suppress(ValueError, IndexError):
@@ -204,14 +211,15 @@ def _line(raw: bytes, name: bytes) -> list[bytes]:
 
 
 def _uid_map(pid: int) -> list[bytes] | None:
-    """Of its user namespace, by triples: first id there, here, and how many; None: not known."""
+    """uid_map of its user namespace: (first id there, first id here, number of ids), in one list;
+    None: not known."""
     with suppress(OSError), open(f"/proc/{pid}/uid_map", "rb") as file:  # noqa: PTH123
         return file.read(256).split()
     return None if _HAS_USER_NAMESPACES else _IDENTITY
 
 
 class _Holders:
-    """Who has which subordinate ids, read again where the file changed."""
+    """The users who have subordinate ids (/etc/subuid), read again when the file has changed."""
 
     def __init__(self) -> None:
         self._root = _root_of_machine()
@@ -252,7 +260,7 @@ def _lines_of(path: Path) -> list[str]:
 
 def _ranges(root: Path | None) -> list[tuple[int, int, int]]:
     users: dict[str, int] = {}
-    if root is not None:  # names of the machine's first, then of the image
+    if root is not None:  # user names of the machine's, then those of our container's image
         for line in _lines_of(_below(root, _PASSWD)):
             with suppress(ValueError, IndexError):
                 users.setdefault(line.split(":")[0], int(line.split(":")[2]))

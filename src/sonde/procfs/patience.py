@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long processes may make their readers wait, and what that may cost: of each, of each party.
+"""How long readers wait for processes and files: bounds for each, for each party, and in all.
 
-What one party's processes (parties.py) make others wait is bounded, and so are the children that
-were killed over them and cannot die. What did not answer is left alone for a while.
+The time that all processes of one party (parties.py) make readers wait is bounded, and so is the
+number of children that were killed over them and cannot die. A process or file that did not answer
+is left alone for a while.
 """
 
 from __future__ import annotations
@@ -14,21 +15,24 @@ from typing import Final
 from sonde.procfs.parties import NOBODY, party_of
 
 PATIENCE_S: Final = 1.0
-"""What may be waited for the processes of one party, and what comes back of it in a second."""
+"""How long is waited for the processes of one party together, at most."""
 PATIENCE_SHARE: Final = 0.02
+"""How much of that comes back in a second, in s."""
 FEW_HUNG: Final = 4
-"""Where more processes of a party are left alone, and its patience is used up, none is asked."""
+"""Where more processes of a party are left alone, and patience with it is used up, none of its
+processes is read."""
 HUNG_S: Final = 10.0
 """A process that did not answer is left alone for so long, and twice that each time after."""
 MAX_HUNG_S: Final = 160.0
 MAX_HUNG: Final = 4096
+"""Processes and files that are left alone; beyond it the one marked first is read again."""
 MAX_PARTIES: Final = 1024
-"""Whose patience is known; where all of them have used up some, newcomers share one."""
+"""Parties whose patience is kept; where all have used up some of it, further ones share one."""
 MAX_ABANDONED: Final = 8
 """Children that did not die yet, in all."""
 MAX_ABANDONED_OF_PARTY: Final = 2
-"""The same over processes of one party. Beyond either, nothing is done that may cost another child;
-files that nobody can make wait are opened still."""
+"""The same over processes of one party. Beyond either number, nothing is done that may cost another
+child; files that nobody can make wait are still opened."""
 
 
 def payer_of(who: int | None) -> int:
@@ -37,7 +41,7 @@ def payer_of(who: int | None) -> int:
 
 
 class PartyPatience:
-    """What is left of it, in seconds."""
+    """How long may still be waited for the processes of one party, in s."""
 
     __slots__ = ("left_s", "since_s")
 
@@ -59,12 +63,12 @@ class Patience:
 
     def __init__(self) -> None:
         self._hung: dict[object, tuple[float, float, int]] = {}
-        """Until when, how long in all, and of which party."""
+        """(until when, time.monotonic; how long; party) by pid, or by (pid, "file") of files."""
         self._parties: dict[int, PartyPatience] = {}
         self.processes_hung = 0
-        """Processes left alone for a while, each time."""
+        """How often a process was left alone."""
         self.files_hung = 0
-        """Files that did not open in time, and those not opened because too many did not."""
+        """Files that did not open in time, or were not opened as too many had not."""
 
     def is_hung(self, who: object, *, is_file: bool = False) -> bool:
         """Whether the process, or a file of it, is left alone now."""
@@ -72,8 +76,8 @@ class Patience:
         return known is not None and time.monotonic() < known[0]
 
     def is_exhausted(self, who: int) -> bool:
-        """Whether its party has many processes that hang, and no patience left for one more. Counts
-        it as left alone then."""
+        """Whether many processes of its party hang, and patience with it is used up. Counts the
+        process as left alone then."""
         now_s = time.monotonic()
         if sum(now_s < until_s for until_s, _, _ in self._hung.values()) <= FEW_HUNG:
             return False
@@ -85,7 +89,7 @@ class Patience:
         return True
 
     def mark(self, who: int | None, *, is_file: bool) -> None:
-        """It did not answer: leave it alone for a while."""
+        """A process, or a file of it, did not answer: leave it alone for a while."""
         if is_file:
             self.files_hung += 1
         else:
@@ -100,7 +104,7 @@ class Patience:
             del self._hung[next(iter(self._hung))]
 
     def of(self, party: int, now_s: float) -> PartyPatience:
-        """That with a party's processes."""
+        """The patience with a party."""
         if len(self._parties) > MAX_PARTIES and party not in self._parties:
             for known, of_known in list(self._parties.items()):
                 if of_known.left(now_s) >= PATIENCE_S:  # as good as new
@@ -110,7 +114,7 @@ class Patience:
         return self._parties.setdefault(party, PartyPatience(now_s))
 
     def left_alone(self) -> tuple[int, int]:
-        """How many processes are left alone now, and of how many files are."""
+        """How many processes are left alone now, and of how many processes files are."""
         now_s = time.monotonic()
         keys = [key for key, (until_s, _, _) in self._hung.items() if now_s < until_s]
         files = sum(isinstance(key, tuple) for key in keys)
@@ -128,7 +132,7 @@ class Patience:
 
 
 class Abandoned:
-    """Children that were killed and did not die yet, with the party over whose process each was."""
+    """Children that were killed and have not died yet, with the party that each waited for."""
 
     def __init__(self) -> None:
         self._children: list[tuple[subprocess.Popen[bytes], int]] = []
@@ -142,7 +146,7 @@ class Abandoned:
         self._reap()
 
     def is_crowded(self, who: int | None) -> bool:
-        """Whether too many do not die: then none may be lost over this process."""
+        """Whether there are too many, in all or of this process's party: then none may be added."""
         if not self._children:
             return False
         self._reap()

@@ -19,12 +19,13 @@ _MAX_GROUP_BYTES: Final = 1 << 16
 
 
 class MemoryLeft(NamedTuple):
-    """Of the control group that leaves least."""
+    """Memory that a process may still take, by the control group that leaves it least."""
 
     bytes: int
-    """Until its limit; 0 where it is there, or beyond."""
+    """Until the group's limit; 0 where it has reached that."""
     limit: int
     folder: str
+    """Of the group."""
 
 
 def mounts_by_controller(mountinfo: Path = _MOUNTINFO) -> dict[str, str]:
@@ -37,7 +38,7 @@ def mounts_by_controller(mountinfo: Path = _MOUNTINFO) -> dict[str, str]:
 
 
 def groups_of(pid: int, mounts: Mapping[str, str] | None = None) -> list[str]:
-    """Folders of the control groups of a process, their parents too, the root left out."""
+    """Folders of the control groups of a process and of their parents, without the roots."""
     mounts = mounts_by_controller() if mounts is None else mounts
     raw = read_file(f"/proc/{pid}/cgroup", _MAX_GROUP_BYTES) or b""
     return folders_of(raw.decode("utf-8", "replace"), mounts)
@@ -71,15 +72,15 @@ def memory_of(folder: str) -> tuple[int, int]:
 
 def memory_left(pid: int, mounts: Mapping[str, str] | None = None) -> MemoryLeft | None:
     """How much memory the control groups of a process leave it, by the one that leaves least; None
-    where none has a limit that can be read. Memory of files counts as used: the kernel counts it
-    so, and takes time to take it back. Raises nothing."""
+    where none has a limit that can be read. The page cache counts as used, as it does in the
+    kernel, which takes time to free it. Raises nothing."""
     try:
         mounts = mounts_by_controller() if mounts is None else mounts
     except OSError:
         return None
     mounts = {name: point for name, point in mounts.items() if name in _MEMORY}
     found = []
-    # The root, too: in a container it is the container's group.
+    # The roots, too: seen from a container, they are the container's groups.
     for folder in [*groups_of(pid, mounts), *mounts.values()]:
         usage, limit = memory_of(folder)
         if limit:
@@ -88,6 +89,6 @@ def memory_left(pid: int, mounts: Mapping[str, str] | None = None) -> MemoryLeft
 
 
 def number_in(path: str) -> int:
-    """A file's number; -1: it has none."""
+    """The number that a file holds; -1: none, or it cannot be read."""
     word = (read_file(path) or b"").decode("utf-8", "replace").strip()
     return int(word) if word.lstrip("-").isdigit() else -1

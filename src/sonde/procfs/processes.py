@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which processes there are, and what /proc has of one. It may vanish at any time: None."""
+"""Which processes there are, and what /proc shows of one; None where it is gone."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sonde.procfs.parties import read_status
 START_UNIT_NS: Final = 10_000_000
 """Starts of processes are cut to this, the unit of /proc."""
 MAX_PARENTS: Final = 64
-"""Followed of one process."""
+"""Of one process, that are followed."""
 _TICK_NS: Final = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _ENDED: Final = "ZXx"
 _MAX_COMPLETED: Final = 256
-"""Processes looked into at a time whose first thread has ended before others."""
+"""Processes whose first thread has ended before others, completed in one call of read_stats."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -36,10 +36,10 @@ class Stat:
     start_ns: int
     """Since boot, cut to START_UNIT_NS."""
     cpu_ns: int
-    """User and system time, of a process that of all its threads; in ticks of 10 ms."""
+    """User and system time, of a process with all its threads; in ticks, of 10 ms as a rule."""
     resident_bytes: int
     start_code: int
-    """Address of its code; 0 of kernel threads and of what is ending."""
+    """Address of its code; 0 of kernel threads and of processes that are exiting."""
     threads: int = 1
 
     @property
@@ -85,7 +85,7 @@ def read_stats(pids: Sequence[int]) -> list[Stat | None]:
 
 def busiest(count: int) -> list[int]:
     """Up to `count` processes that most likely run next: those that use a CPU now first, then by
-    CPU time since their start. Kernel threads, and what is ending, are left out."""
+    CPU time since their start. Kernel threads and processes that are exiting are left out."""
     there = pids()
     found = [
         ((stat.state == "R", stat.cpu_ns), pid)
@@ -106,7 +106,7 @@ def memory_task(pid: int) -> int:
 
 
 def _completed(pid: int, found: Stat | None) -> Stat | None:
-    """With what a first thread that has ended shows no more."""
+    """With the fields of another thread that a first thread has lost by its end."""
     if found is None or found.goes_on or found.threads < 2:
         return found
     task = memory_task(pid)
@@ -141,7 +141,7 @@ def _stat(raw: bytes | None) -> Stat | None:
 
 
 def parents(pid: int) -> Iterator[int]:
-    """Who began the process, who began that one, and so on, as far as they are still there."""
+    """The parent of the process, its parent, and so on, as far as they are still there."""
     for _ in range(MAX_PARENTS):
         stat = read_stat(pid)
         if stat is None or stat.ppid < 1:
@@ -151,7 +151,7 @@ def parents(pid: int) -> Iterator[int]:
 
 
 def descends(pid: int, roots: Container[int]) -> bool:
-    """Is it one of `roots`, or was it begun by one? By pid 1 is no answer: that adopts orphans."""
+    """Whether it is one of `roots` or descends from one; not by pid 1, which adopts orphans."""
     return pid in roots or any(parent in roots for parent in parents(pid) if parent > 1)
 
 
@@ -173,13 +173,13 @@ def family(roots: Iterable[int]) -> set[int]:
 
 
 def read_comm(pid: int, tid: int) -> str | None:
-    """The name of a thread."""
+    """The name of a thread; None where it is gone."""
     raw = read_file(f"/proc/{pid}/task/{tid}/comm")
     return None if raw is None else text(raw.rstrip(b"\n"))
 
 
 def read_exe(pid: int) -> str:
-    """File name of the executable; '' for kernel threads and what may not be looked at."""
+    """File name of the executable; '' of a kernel thread, and where it cannot be read."""
     try:
         path = read_link(f"/proc/{pid}/exe")
     except OSError:
@@ -199,7 +199,7 @@ def read_credentials(pid: int) -> Credentials | None:
 
 
 def _field(raw: bytes, name: bytes) -> list[bytes]:
-    """Words of a line of a status file, which is searched: it has sixty."""
+    """Words of one line of a status file, which is searched, not split: it has sixty lines."""
     at = raw.find(name)
     if at < 0:
         return []

@@ -43,10 +43,11 @@ else:
     from sonde.procfs.opening import Mounts, open_file, open_memory
 
 CONTROL = 0
-LINE_BYTES = 64 << 10
+"""Descriptor of the socket."""
+READ_BYTES = 64 << 10
 LENGTH = struct.Struct("<I")
 KEPT_S = 3600
-"""Descriptors are kept no longer than that."""
+"""How long descriptors are kept after the parent has ended, at most."""
 
 
 def read_file(path: str, limit: int) -> bytes:
@@ -62,7 +63,7 @@ def read_file(path: str, limit: int) -> bytes:
 
 
 def sockets_of(folder: str, limit: int) -> list[str]:
-    """Inodes of sockets that the first links of a folder of descriptors lead to."""
+    """Inodes of the sockets among the first `limit` descriptors of /proc/PID/fd."""
     found = []
     with os.scandir(folder) as entries:
         for entry in islice(entries, limit):
@@ -74,8 +75,8 @@ def sockets_of(folder: str, limit: int) -> list[str]:
 
 
 def of_process(path: str, ask: Callable[[str], Any]) -> Any:
-    """What `ask` finds at a path; where there is nothing, as the process's first thread has ended,
-    at that of another thread. Raises OSError."""
+    """What `ask` returns for a path; where there is nothing, as the first thread of the process has
+    ended, for the path of another thread. Raises OSError."""
     try:
         found = ask(path)
     except (FileNotFoundError, ProcessLookupError):
@@ -95,10 +96,11 @@ class Server:
         self.link = link
         self.mounts = Mounts()
         self.held: dict[int, int] = {}
+        """Descriptors of files that are read in pieces, by numbers of the parent."""
         self.given: list[int] = []
         """Descriptors that came with requests."""
         self.kept: list[int] = []
-        """Of these, what may be closed only while no process keeps the kernel waiting."""
+        """Of these, probes: they may be closed only while no process keeps its map lock."""
         self.inodes: set[int] = set()
         """Of the files that they are probes on."""
 
@@ -230,13 +232,14 @@ class Server:
 
 
 def ignore_signals() -> None:
-    """Those that end the recorder and those with it."""
+    """Signals that end the recorder and its process group must not end this child."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 
 def outlive(inodes: set[int]) -> None:
-    """Stay behind, for a bounded time, until what is kept can be closed: it closes with us."""
+    """After the parent's end: wait, for KEPT_S at most, until the probes that are kept can be
+    closed, which our exit does."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(KEPT_S)
     wait_until_removable(inodes)
@@ -251,7 +254,7 @@ def main() -> None:
         while (
             len(buffer) < LENGTH.size or len(buffer) < LENGTH.size + LENGTH.unpack_from(buffer)[0]
         ):
-            more, fds, _, _ = socket.recv_fds(link, LINE_BYTES, 1)
+            more, fds, _, _ = socket.recv_fds(link, READ_BYTES, 1)
             server.given += fds
             if not more:
                 if server.kept:

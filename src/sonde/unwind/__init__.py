@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stack unwinding: the data that the kernel programs unwind user stacks with.
+"""Stack unwinding: the data by which the BPF programs unwind user stacks.
 
 These are unwind tables of files and of HotSpot's generated code, mappings of processes, and
 layouts of the frames of CPython, Ruby and PHP. The package reads mappings from `resolve` and writes
@@ -17,16 +17,22 @@ Terms:
 - table, page: the unwind rules of a file, and a part of them that is loaded when it is needed
 - evaluation loop: the native function that runs interpreted frames
 - interpreted frame: two words of a stack with the highest bit set
-- chain: the frames of Ruby or PHP, linked in the program's memory; native: one of C's
-- REST: in a walk, frames of a chain follow that no loop has taken; NO_FRAME: one to hide
-- engine: a Ruby or PHP; Map, tagged pointer: V8's own words (`v8_objects`)
+- chain: the frames of Ruby or PHP, linked in the program's memory; native: a frame of a C function
+- REST: in a walk, frames of a chain follow that no evaluation loop has taken; NO_FRAME: a frame
+  that is not shown
+- engine: a Ruby or PHP; generated code: what a JIT compiler, or HotSpot, has made at run time
+- evaluation: in fields, start and end of the evaluation loop, then of its cold part, which the
+  compiler has moved elsewhere
+- bias: mapped address less linked address; range: an executable mapping with the table for it
+- Map, tagged pointer: words of V8 (`v8_objects`); Code, SharedFunctionInfo: objects of V8
 - UNREAD: the frame of code whose name could not be read
 - place: what a line is found by: an instruction's address, or its offset in the code; of a
   `Function`: its body (Ruby), 1 (PHP)
-- serial: a Ruby ID without its scope bits; imemo, svar: CRuby's internal objects, and one that
-  stands in a frame for an entry while special variables ($~) are kept
+- serial: a Ruby ID without its scope bits; imemo: CRuby's internal objects; svar: one of them, in
+  the place of a method entry while special variables ($~) are kept
 - root: where a pointer to a thread's newest frame is; blob: one piece of HotSpot's code
-- attempt: one at a runtime that could not be read yet, repeated later and later
+- attempt: to read a runtime that cannot be read yet, as its program has just started
+- due: to be done now; stale: to be loaded again; put off: to be tried again later
 """
 
 from sonde.unwind.cpython import Interpreter

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes whose runtime could not be read yet: how often that was tried, and when it is again."""
+"""Processes whose runtime could not be read: how often that was tried, and when it is again."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Final
 
 MAX_PROCESSES: Final = 4096
 ATTEMPTS: Final = 8
+"""Of one process: a program that has just started has not initialized its memory yet."""
 RETRY_S: Final = 0.5
-"""A program may just begin, its memory not be as it will be: as many attempts, so far apart."""
+"""Between two attempts."""
 OVER_S: Final = 5.0
-"""To the next attempt, where its party has no time left for one."""
+"""To the next attempt, where its party has used up its time for names."""
 
 _Key = tuple[int, int]
 """(pid, start_ns)"""
 
 
 class Attempts:
-    """Of one kind of runtime."""
+    """The attempts at one kind of runtime."""
 
     def __init__(self) -> None:
         self._made: dict[_Key, tuple[int, float]] = {}
@@ -34,13 +35,13 @@ class Attempts:
         return attempts < ATTEMPTS and time.monotonic() >= due_s
 
     def put_off(self, key: _Key, attempts: int, wait_s: float) -> None:
-        """That number was made, ATTEMPTS for good; the next is due in `wait_s` seconds."""
+        """`attempts` were made so far; the next is due in `wait_s` seconds, with ATTEMPTS none."""
         if len(self._made) > MAX_PROCESSES:
             self._made.clear()
         self._made[key] = attempts, time.monotonic() + wait_s
 
     def has_worked(self, key: _Key) -> None:
-        """It is read."""
+        """The runtime of a process was read."""
         self._made.pop(key, None)
 
     def forget(self, pid: int) -> None:

@@ -47,10 +47,9 @@ def _make(folder: Path) -> bool:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not is_private(folder):
         return False
+    # Not listable: names are build ids, and resolve.build_id_links leads from those to paths.
     with suppress(PermissionError):  # it is root's, and we are not root
-        folder.chmod(
-            0o700
-        )  # not listable: names are build ids, and resolve.build_id_links leads from those to paths
+        folder.chmod(0o700)
     return True
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the kernel's programs reach the frames of Ruby and PHP, which are a chain in memory."""
+"""How the BPF programs reach the frames of Ruby and PHP, which are a chain in memory."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ RUNTIME: Final = 3
 CHAIN_FRAME: Final = 3
 """Bits of a stack's first word: a frame of Ruby or PHP (abi/unwind.h)."""
 CHAIN_NATIVE: Final = 4
+"""Bit of that word: the frame of a C function."""
 ABSENT: Final = 0xFFFF
 """Offset of a field that an interpreter does not have."""
 _ADDRESS: Final = (1 << 64) - 1
@@ -25,12 +26,12 @@ _KERNEL: Final = struct.Struct("<5Q16H")
 class UnsupportedEngineError(SondeError):
     """A Ruby or PHP whose frames cannot be walked: of an unknown version, or built in another way.
 
-    Its text names no more than the version that its file claims.
+    Of the process its text has only the version that the file claims.
     """
 
 
 class Access(IntEnum):
-    """What an engine's `root` is (native/unwind/src/engines.rs)."""
+    """What an engine's `root` is (native/unwind/src/engines.rs has what each means)."""
 
     NONE = 0
     ADDRESS = 1
@@ -61,7 +62,7 @@ class FoundEngine:
     evaluation: tuple[int, int, int, int]
     """(start, end) of the evaluation loop, and of its cold part; 0 without one."""
     variables: tuple[int, int]
-    """(start, end) of those that have a value in the file; 0: not looked for."""
+    """(start, end) of the variables that have a value in the file; 0: not looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class Root:
     value: int
     """Address, or offset from the thread's base, or from the module's variables of a thread."""
     module: int = 0
+    """Number of the ELF module in the thread's table of thread-local storage."""
 
 
 Rule = tuple[int, int, int, int]
@@ -90,29 +92,34 @@ def rule_of(raw: bytes) -> Rule:
 
 @dataclass(frozen=True, slots=True)
 class ChainLayout:
-    """Offsets in bytes of what frames are walked by, multiples of 8."""
+    """Offsets by which frames are walked, in bytes, multiples of 8; but `newest` in a frame."""
 
     newest: int
     """Of the newest frame, in what the root points to; ABSENT: the root points to the frame."""
     frame_bytes: int
+    """Size of a frame."""
     function: int
+    """Pointer to the function."""
     place: int
-    """The instruction that runs, or the one behind it."""
+    """Pointer to the instruction that runs, or to the one behind it."""
     previous: int
-    """The frame that called; ABSENT: it lies behind this one."""
+    """Pointer to the calling frame; ABSENT: it lies behind this one."""
     flags: int
     flags_are_behind: bool
-    """There is a pointer to them."""
+    """At `flags` is a pointer to them."""
     last: int
-    """Number of the flag's bit: the evaluation loop was entered with this frame."""
+    """Number of a bit of the flags: the evaluation loop was entered with this frame."""
     native: int
-    """Of a frame without a function: how many bytes before its flags that of C is; ABSENT: none."""
+    """Of a frame without a function: how many bytes before its flags the description of the C
+    function is; ABSENT: there is none."""
     place_register: int
-    """DWARF's number of the register that has the place in the loop itself; ABSENT: none."""
+    """DWARF's number of the register that has `place` while the loop itself runs; ABSENT: none."""
     is_bounded: bool
-    """Before the pointer to the newest frame: address of the frames' memory, and its words."""
+    """Before the pointer to the newest frame are the address of the frames' memory and its length
+    in words."""
     dummy: int
-    """Upper half of a frame's flags, but the sign: it is none, and the chain ends; 0: none has."""
+    """What the upper half of the flags is, without its sign bit, in the dummy that ends a chain; 0:
+    there is no dummy."""
 
     def for_kernel(
         self, root: Root, evaluation: tuple[int, int, int, int], bias: int, is_musl: bool

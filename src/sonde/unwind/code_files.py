@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files with code that processes map, and their unwind tables in the kernel.
 
-Any process may map thousands of files that nobody has seen before. So those of one process are
-looked up over as many updates as it takes, and up to a number.
+A process may map thousands of files that are not known yet. So its files are looked up over several
+updates where one has no time for all, and up to MAX_FILES.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ MAX_FILES: Final = 2048
 """Files of one process that are looked up. Code of others is walked by frame pointers, and counted.
 PyTorch comes with 135."""
 MAX_BEGUN: Final = 64
-"""Processes of which it is known up to where their files have been looked up."""
+"""Processes of which it is remembered how far their files have been looked up."""
 ORDER_S: Final = 0.25
-"""Between two looks at which of the files that wait for a table is needed most."""
-_SKIPPED: Final = ("[uprobes]", "[vsyscall]")
+"""Between two sorts of the files that wait for a table, by how much each is needed."""
+_KERNELS: Final = ("[uprobes]", "[vsyscall]")
+"""Mappings with code of the kernel."""
 
 
 class NoRoomError(Exception):
@@ -51,7 +52,7 @@ class OutOfTimeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """Until when an update may go on, by this thread's CPU time and by the clock. Both in s."""
+    """Until when an update may go on: by time.thread_time, and by time.monotonic."""
 
     cpu_s: float
     clock_s: float
@@ -71,17 +72,17 @@ class CodeFile:
     table: int = 0
     """Number of its table in the kernel; 0: not loaded."""
     is_final: bool = False
-    """Its table is loaded, or there will be none."""
+    """Its table is loaded, or none can be built."""
     lacks_room: bool = False
     """Its table is built, and did not fit into the kernel's maps."""
     was_rebuilt: bool = False
-    """The kernel side refused its first table, which was then built again."""
+    """Its first table was refused when it was loaded, and then built again."""
     segments: Sequence[ExecutableSegment] = ()
-    """Its executable ones."""
+    """Its executable segments."""
     python: FoundInterpreter | None = None
     """The CPython interpreter in it."""
     is_refused: bool = False
-    """That one is not walked, in some process at least."""
+    """In some process at least, that interpreter is not supported."""
     engine: FoundEngine | None = None
     """The engine of Ruby or PHP in it."""
     loop_rule: Rule | None = None
@@ -97,15 +98,15 @@ class _Begun:
     key: tuple[int, int]
     """(pid, start_ns)"""
     at: int = 0
-    """Those of lower addresses are."""
+    """Files of mappings below this address have been."""
     files: set[FileKey] = field(default_factory=set)
     fits: bool = True
-    """All tables so far did."""
+    """All their tables did fit into the kernel's maps."""
 
 
 def has_code(mapping: Mapping) -> bool:
-    """Whether a process runs code there that is its own."""
-    return "x" in mapping.prot and mapping.path not in _SKIPPED
+    """Whether a mapping has code of the process."""
+    return "x" in mapping.prot and mapping.path not in _KERNELS
 
 
 class CodeFiles:
@@ -140,7 +141,7 @@ class CodeFiles:
     def look_up(
         self, process: TrackedProcess, mappings: Sequence[Mapping], until: Deadline
     ) -> bool:
-        """Find those of a process, and load their tables or request them.
+        """Look up the files of a process, and load their tables or request them.
 
         Returns whether all tables that are built fit. Raises OutOfTimeError at the
         deadline, after one file at least; the next call goes on there.
@@ -177,7 +178,7 @@ class CodeFiles:
         self._begun.pop(pid, None)
 
     def of(self, mapping: Mapping) -> tuple[CodeFile | None, int]:
-        """(file, its index) of a mapping that was looked up; None without one."""
+        """(file, its index) of a mapping that was looked up; (None, its index or 0) of another."""
         index = mapping.binary.index if mapping.binary is not None else 0
         return self._files.get(index), index
 
@@ -192,7 +193,7 @@ class CodeFiles:
             self._files[index].users.discard(pid)
 
     def wait_for(self, file: CodeFile, pid: int) -> None:
-        """Where the table of a file is awaited: a process is to be loaded again with it."""
+        """Load a process again when the table of a file is built, if that is still to come."""
         if not file.is_final and not file.lacks_room:
             self._waiting.setdefault(file.key, set()).add(pid)
 
@@ -220,7 +221,7 @@ class CodeFiles:
         )
 
     def python_in(self, file: CodeFile, mapping: Mapping) -> Interpreter | None:
-        """The interpreter in a file, by the name that its own process has the file by."""
+        """The CPython in a file, by the file's name in the process; None without a known one."""
         if file.python is None:
             return None
         try:
@@ -239,7 +240,7 @@ class CodeFiles:
                 del self._files[index]
 
     def close(self) -> None:
-        """Keep what the next run can begin with."""
+        """Write down which pages of tables were needed, for the next run."""
         for file in self._files.values():
             if file.table:
                 self._cache.keep_pages(file.key, self._maps.pages(file.table))
@@ -292,7 +293,7 @@ class CodeFiles:
 
 
 def key_of_file(binary: Binary) -> str:
-    """Its key in the table cache. That of a copy is its own, of no device: its table is looked for
-    by its content, each time."""
+    """Its key in the table cache. A copy in memory has one without a device: its table is looked
+    for by content each time."""
     own = (0, binary.index) if binary.is_copy else ()
     return key_of(binary.build_id, (*own, *binary.identity))

@@ -27,13 +27,15 @@ _KEPT_INTERPRETERS: Final = 64
 _ADDRESS: Final = (1 << 64) - 1
 _MAX_OFFSET: Final = 4096
 _COOKIE: Final = b"xdebugpy"
+"""The first bytes of _Py_DebugOffsets."""
 _NAMED: Final = re.compile(r"python(3)\.(\d{1,3})")
 # struct unwind_python of abi/unwind.h
 _KERNEL: Final = struct.Struct("<5Q16H")
 _GLIBC_TSD: Final = (0x318, 16, ABSENT)
-"""struct pthread: `specific_1stblock` at 0x310 of {seq, data} (nptl/descr.h)."""
+"""tsd, tsd_stride and tsd_deref of `struct unwind_python`. struct pthread: `specific_1stblock` at
+0x310 of {seq, data} (nptl/descr.h)."""
 _MUSL_TSD: Final = (0, 8, 0x80)
-"""struct pthread: `void **tsd` at 0x80 (src/internal/pthread_impl.h)."""
+"""The same: `void **tsd` at 0x80 (src/internal/pthread_impl.h)."""
 
 
 class UnsupportedPythonError(SondeError):
@@ -65,7 +67,7 @@ class FrameLayout:
     of_cframe: int
     """In the cframe: the current frame."""
     previous: int
-    """In a frame, as all that follow: the calling frame."""
+    """In a frame, as are all below: the calling frame."""
     code: int
     """Code object."""
     instruction: int
@@ -195,6 +197,7 @@ def _published(raw: bytes, minor: int) -> tuple[FrameLayout, CodeLayout]:
         first_line=numbers[code + 5],
         instructions=numbers[code + 9],
     )
+    # 104: of a frame the BPF programs read PYTHON_FRAME_BYTES (bpf/unwind_state.h).
     small = (frames.previous, frames.code, frames.instruction, frames.owner)
     others = (frames.of_thread, *(getattr(names, it.name) for it in fields(names)))
     if max(small) > 104 or max(others) > _MAX_OFFSET:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engines of Ruby and PHP in the processes that are walked: how frames are reached, names."""
+"""The engines of Ruby and PHP in the processes that are walked: how to find and name frames."""
 
 from __future__ import annotations
 
@@ -39,24 +39,26 @@ from sonde.unwind.v8 import Range
 
 MAX_ENGINES: Final = 256
 PARTS: Final = 4
-"""A party has at most one of this number of equal parts of them."""
+"""A party other than root may have one part in PARTS of them."""
 MAX_NOTICES: Final = 32
 """Reasons that are kept until they are reported."""
 MAX_TABLES: Final = 16
-"""Of generated code: each is another rule, which comes from a file."""
+"""Tables for generated code, one for each rule; a rule comes from the file of an engine."""
 TABLE_BYTES: Final = 1 << 27
-"""Of generated code that a table covers; more is several ranges."""
+"""Of generated code in one range; more is split into several."""
 MAX_CODE_BYTES: Final = 1 << 32
-"""Of one mapping that is taken for generated code."""
+"""Size of a mapping that is taken for generated code, at most."""
 MAX_RANGES: Final = 4_096
+"""Of one process."""
 _GENERATED: Final = ("", "/dev/zero")
+"""Paths of mappings of no file: private, and shared with forked processes."""
 MAX_FUNCTIONS: Final = 4_096
 """Of one engine, each a name and a path."""
 MAX_CACHED_FRAMES: Final = 16_384
 TRUST_NS: Final = 10_000_000_000
-"""How long a function is used before it is read again: its place may be another's by then."""
+"""How long a function is used before it is read again: its memory may have another by then."""
 _ADDRESS: Final = (1 << 47) - 1
-_TLS_LIMIT: Final = 1 << 31
+_TLS_LIMIT: Final = 1 << 31  # bytes from a thread's base, or in a module's variables
 _MAX_MODULE: Final = 1 << 15
 NAMES: Final = {"ruby": "Ruby", "php": "PHP"}
 UNREAD: Final = {
@@ -70,11 +72,11 @@ EMPTY_LOOPS: Final = {
     for language, loop in (("ruby", "vm_exec_core"), ("php", "execute_ex"))
     for it in [Frame("jit", loop, f"[{language}]")]
 }
-"""An evaluation loop without a frame: just entered, or about to be left."""
+"""In place of an evaluation loop without a frame, which was just entered or is about to be left."""
 _REST_FRAME: Final = Frame("unknown", "", "[rest]")
 REST: Final = KnownFrame(frame_id(_REST_FRAME), _REST_FRAME)
-"""In place of no frame: those that follow were taken by no evaluation loop, as the newest loop was
-about to be entered."""
+"""A mark, not a frame: the frames of the chain that follow were taken by no evaluation loop, as the
+newest loop had not been entered yet."""
 _EMPTY_IDS: Final = {it.id for it in EMPTY_LOOPS.values()}
 
 
@@ -96,14 +98,14 @@ class Engine:
     ) -> None:
         """`bias`: at which its file is loaded; `loop_rule`: of its evaluation loop.
 
-        Raises UnsupportedEngineError, OSError; ValueError where its memory is not as it will be.
+        Raises UnsupportedEngineError, OSError; ValueError where its memory is not initialized yet.
         """
         self._process = process
         self.party = process.party
         self.language = found.language
         layout: ChainLayout
         self.generated: Rule | None
-        """How to leave code that its compiler has made; None: not known."""
+        """How to unwind code that its JIT compiler has made; None: not known."""
         self._names: Names
         if found.language == "ruby":
             ruby = ruby_layout(found.version)
@@ -126,14 +128,14 @@ class Engine:
         self.for_kernel = layout.for_kernel(root, found.evaluation, bias, is_musl)
         """`struct unwind_chain`."""
         self._functions: LruCache[int, tuple[Function, int]] = LruCache(MAX_FUNCTIONS)
-        """By address and kind, with the time when they were read."""
+        """(function, time when it was read in ns) by address, plus 1 of native ones."""
         self._files: LruCache[str, str] = LruCache(MAX_FUNCTIONS)
         """Paths as they are shown."""
         self._frames = _native.FrameCache()
         self._frames_since_ns = 0
 
     def name_at(self, address: int) -> JitName | None:
-        """Nothing: what a compiler has made at run time is known by its frames alone."""
+        """None: code of a JIT compiler has its names in frames, not by address."""
         return None
 
     def frame_cache(self) -> _native.FrameCache:
@@ -166,7 +168,7 @@ class Engine:
                     return UNREAD[self.language]
             self._functions.put(key, (function, now_ns))
         line = function.line
-        with suppress(*FAILURES):  # without its memory, the line is that where it begins
+        with suppress(*FAILURES):  # where it cannot be read, the first line of the function stays
             line = self._names.line_at(self._memory, function, place)
         file = self._files.get(function.file)
         if file is None:
@@ -191,7 +193,7 @@ def _check(found: FoundEngine) -> None:
 
 def _root(memory: ProcessMemory, found: FoundEngine, bias: int, offset: int) -> Root:
     """Where the pointer to a thread's newest frame is. `offset`: of it in the variable. Raises
-    OSError; ValueError where the loader has not filled in its place yet."""
+    OSError; ValueError where the dynamic linker has not filled in the variable's address yet."""
     if found.access == Access.ADDRESS:
         return Root(RootKind.AT_ADDRESS, found.root + bias + offset)
     if found.access == Access.THREAD:
@@ -210,13 +212,13 @@ def _root(memory: ProcessMemory, found: FoundEngine, bias: int, offset: int) -> 
 
 
 class Engines:
-    """All of them, by pid."""
+    """All engines, by pid."""
 
     def __init__(self, maps: _native.UnwindMaps, budget: NamingBudget) -> None:
         self._maps = maps
         self._budget = budget
         self._tables: dict[Rule, int] = {}
-        """Of generated code: the same rule everywhere."""
+        """Tables for generated code, each of one rule."""
         self._loaded: dict[int, Engine] = {}
         self._attempts = Attempts()
         self.refused = 0
@@ -281,28 +283,28 @@ class Engines:
         return None
 
     def _refuse(self, key: tuple[int, int], reason: str) -> None:
-        """For good: what a file claims does not change."""
+        """Try no more, as the file of the process stays what it is."""
         self.refused += 1
         self._new_refusals.append((key, reason))
         self._attempts.put_off(key, ATTEMPTS, 0.0)
 
     def take_refusals(self) -> list[tuple[tuple[int, int], str]]:
-        """(key of the process, reason) of those since the last call, MAX_NOTICES at the most."""
+        """(key of the process, reason) of refusals since the last call, the newest MAX_NOTICES."""
         found = list(self._new_refusals)
         self._new_refusals.clear()
         return found
 
     def _has_room(self, party: int) -> bool:
-        """For one engine more of a party."""
-        its = sum(it.party == party for it in self._loaded.values())
+        """Whether a party may have one more engine."""
+        of_party = sum(it.party == party for it in self._loaded.values())
         most = MAX_ENGINES if party == ROOT else MAX_ENGINES // PARTS
-        return its < most and len(self._loaded) < MAX_ENGINES
+        return of_party < most and len(self._loaded) < MAX_ENGINES
 
     def with_generated(
         self, pid: int, ranges: Sequence[Range], mappings: Sequence[Mapping]
     ) -> list[Range]:
-        """The executable mappings of a process, with the rule of the code that its engine's
-        compiler has made: in memory of no file, or shared with forked processes."""
+        """The executable mappings of a process, those with code of its engine's JIT compiler with
+        the table of that code's rule."""
         known = self._loaded.get(pid)
         table = self._table(known.generated) if known is not None and known.generated else 0
         if not table:

@@ -19,16 +19,17 @@ _INSTALLED: Final = ("/gems/", "/vendor_ruby/", "/site_ruby/", "/vendor/")
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function."""
+    """A function of Ruby or PHP."""
 
     name: str
     file: str
-    """Its path as the interpreter has it; '' for one of C."""
+    """Its path as the interpreter has it; '' of a C function."""
     line: int
-    """Its first one; 0 unknown."""
+    """The first one; 0: unknown."""
     place: int = 0
-    """What its lines are found by: of Ruby the address of its body, of PHP 1; 0: it has none."""
+    """By which its lines are found: of Ruby the address of its body, of PHP 1; 0: it has none."""
     last_line: int = 0
+    """0: unknown."""
 
 
 class Names(Protocol):
@@ -43,7 +44,7 @@ class Names(Protocol):
 
 
 def one_line(text: str) -> str:
-    """A name without what cannot be printed."""
+    """A name with ? for characters that cannot be printed."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The code that a running HotSpot has generated: its interpreter, stubs and compiled methods.
 
-Each piece is a "blob" in one of a few code heaps. A heap's segment map has a 0 where a block
-begins, so comparing it with the one read before finds new code without reading all of it.
+Each piece is a "blob", in a block of one of a few code heaps. A heap's segment map has a 0 where a
+block begins, so comparing it with the one read before finds new code without reading all of it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ MAX_SEGMENTS: Final = 8 << 20
 READ_BYTES: Final = 256 << 10
 """Of code that is read at once."""
 READ_GAP: Final = 4096
+"""Blocks that are this close, in bytes, are read together."""
 CHECKS: Final = 16
 """Code that is known already is read again, a 16th of it at each refresh: it may be replaced."""
 MAX_KINDS: Final = 4096
+"""Names of kinds of blobs that are kept."""
 MAX_KIND_READS: Final = 32
-"""For the code of one read; names of one library are read at once."""
+"""Reads of names for the code of one read; names that are near one another are read together."""
 MAX_FRAME_WORDS: Final = 1 << 16
 _COMPILED: Final = (b"nmethod", b"native nmethod")
 _INTERPRETER: Final = b"Interpreter"
@@ -55,18 +57,20 @@ Rule = tuple[int, int, int, int]
 _CFA_RSP, _CFA_RBP, _CFA_GENERATED, _CFA_INTERPRETED = 2, 3, 12, 13
 _UNCHANGED, _AT_CFA = 0, 1
 GENERATED: Final[Rule] = (_CFA_GENERATED, _UNCHANGED, 0, 0)
-"""Code that is not known (yet)."""
+"""Code that is not known (yet): by frame pointers, and the walk requests a look for new code."""
 CALLED: Final[Rule] = (_CFA_RSP, _UNCHANGED, 8, 0)
 """No frame: the return address is on top of the stack."""
 PUSHED: Final[Rule] = (_CFA_RSP, _AT_CFA, 16, -16)
+"""The caller's rbp is on top of the stack, the return address above it."""
 LINKED: Final[Rule] = (_CFA_RBP, _AT_CFA, 16, -16)
 """A frame that rbp points to."""
 INTERPRETED: Final[Rule] = (_CFA_INTERPRETED, _UNCHANGED, 0, 0)
+"""A frame of HotSpot's interpreter."""
 
 # sub rsp, N | add rsp, N; with N as 8 or 32 bits
 _GROW: Final = re.compile(rb"\x48(?:\x83\xec(.)|\x81\xec(....))", re.DOTALL)
 _SHRINK: Final = re.compile(rb"\x48(?:\x83\xc4(.)|\x81\xc4(....))\x5d", re.DOTALL)
-# pop rbp; then ret, or a look at the thread's poll: cmp rsp, [r15 + N]
+# pop rbp; then ret, or the check for a safepoint: cmp rsp, [r15 + N]
 _POP: Final = re.compile(rb"\x5d(?=\xc3|\x49\x3b[\x67\xa7])", re.DOTALL)
 
 
@@ -81,7 +85,7 @@ class Blob:
     rules: list[tuple[int, Rule]]
     """By address, from `start` on."""
     head: bytes
-    """As it was read: another one is there where it differs."""
+    """What identifies it; where this differs, another blob is there now."""
     kind: str
     """HotSpot's name for it."""
 
@@ -92,11 +96,12 @@ class _Heap:
 
     low: int
     high: int
-    """What is reserved for it."""
+    """Start (`low`) and end of what is reserved for it."""
     used: int
     used_end: int
-    """What is used of that."""
+    """Start and end of what is used of that."""
     segment_map: int
+    """Its address."""
     shift: int
     """Bytes of a segment, as a power of two."""
 
@@ -129,16 +134,17 @@ class HotspotCode:
         self._rows = 0
         """Rules of all blobs."""
         self._turn = 0
+        """Which 16th of the known code is checked at this refresh."""
         self._next_heap = 0
-        """Time ran out before this one at the last refresh."""
+        """Index of the heap where the next refresh begins: before it, time ran out."""
         self._is_cut = False
-        """Time ran out for the blocks of a heap since the first one was looked at."""
+        """Time ran out within a heap since heap 0 was looked at."""
         self._is_changed = False
-        """Since the last refresh that ended without an error."""
+        """Blobs changed since the last refresh that ended without an error."""
         self.most_blobs = MAX_BLOBS
-        """Pieces of code that it may have now: others share the memory for them, too."""
+        """Blobs that this JVM may have now, beside those of others."""
         self.most_rows = MAX_ROWS
-        """Rules that it may have now: others share the memory for them."""
+        """The same of rules."""
         self.bounds = (0, 0)
         """What is reserved for code: first address, end."""
         self.left_out = 0
@@ -165,7 +171,7 @@ class HotspotCode:
         self.left_out = 0
         known: set[int] = set()
         new: list[tuple[int, int]] = []
-        known_longer: list[tuple[int, int]] = []
+        to_check: list[tuple[int, int]] = []
         if not self._next_heap:
             self._turn = (self._turn + 1) % CHECKS
             self._is_cut = False
@@ -191,12 +197,12 @@ class HotspotCode:
                 if blob is None or blob.end > end:
                     new.append((block, end))
                 elif at * CHECKS // len(blocks) == self._turn:
-                    known_longer.append((block, end))
+                    to_check.append((block, end))
         for block in [block for block in self._blobs if block not in known]:
             if not any(it.low <= block < it.high for it in other):
                 self._drop(block)
                 self._is_changed = True
-        for blocks_read in chain(self._read(memory, new), self._read(memory, known_longer)):
+        for blocks_read in chain(self._read(memory, new), self._read(memory, to_check)):
             self._learn_kinds(memory, blocks_read)
             for block, raw in blocks_read:
                 self._is_changed |= self._take(block, raw)
@@ -219,8 +225,7 @@ class HotspotCode:
         return self._sorted[at]
 
     def rules(self) -> list[tuple[int, Rule]]:
-        """The rule from each address on, in order, from the first byte reserved for code to the
-        last."""
+        """(address, rule from there on), in order, for all memory that is reserved for code."""
         found = [(self.bounds[0], GENERATED)]
         end = self.bounds[0]
         for blob in self._sorted:
@@ -232,7 +237,7 @@ class HotspotCode:
         return [it for it in found if it[0] < self.bounds[1]]
 
     def _addresses(self, memory: Memory) -> tuple[int, ...]:
-        """Of the code heaps. They are made when the JVM starts."""
+        """Addresses of the code heaps, which are made when the JVM starts."""
         layout = self._layout
         if self._heaps_at and self._turn:
             return self._heaps_at
@@ -285,7 +290,7 @@ class HotspotCode:
             at = last
 
     def _take(self, block: int, raw: bytes) -> bool:
-        """Take in one block. Returns whether it is another one than before."""
+        """Keep the blob of a block. Returns whether it is another one than before."""
         before = self._blobs.get(block)
         blob = self._blob(block, raw)
         if before is not None:
@@ -295,7 +300,7 @@ class HotspotCode:
         if blob is None:
             return before is not None
         if len(self._blobs) >= self.most_blobs or self._rows + len(blob.rules) > self.most_rows:
-            self.left_out += 1  # what was there before it is gone all the same
+            self.left_out += 1  # the blob that was there before is gone all the same
             return before is not None
         self._blobs[block] = blob
         self._rows += len(blob.rules)
@@ -359,7 +364,7 @@ class HotspotCode:
 
 
 def _bounded(start: int, rules: Iterator[tuple[int, Rule]]) -> list[tuple[int, Rule]]:
-    """The rules of a blob; that it is not known, where they are too many."""
+    """The rules of a blob; where they are too many, that of code that is not known."""
     found = list(islice(rules, MAX_BLOB_ROWS + 1))
     return found if len(found) <= MAX_BLOB_ROWS else [(start, GENERATED)]
 
@@ -367,7 +372,11 @@ def _bounded(start: int, rules: Iterator[tuple[int, Rule]]) -> list[tuple[int, R
 def _of_method(
     code: bytes, start: int, verified: int, frame_size: int, complete: int
 ) -> Iterator[tuple[int, Rule]]:
-    """The rules of code with a frame of `frame_size` words, the return address and rbp included."""
+    """The rules of code with a frame of `frame_size` words, the return address and rbp included.
+
+    `verified`: address at which the code begins for callers that know the receiver's class;
+    `complete`: offset at which the frame is made, 0 or less: unknown.
+    """
     size = 8 * frame_size
     whole: Rule = (_CFA_RSP, _AT_CFA, size, -16)
     if size < 16:
@@ -403,19 +412,19 @@ def _of_method(
             yield start + returned + 1, whole
 
 
-def _grown(code: bytes, entry: int, end: int, by: int) -> int:
-    """Behind the instruction that takes `by` bytes off the stack pointer; 0: there is none."""
+def _grown(code: bytes, entry: int, end: int, size: int) -> int:
+    """Offset behind the instruction that subtracts `size` from the stack pointer; 0: none does."""
     for found in _GROW.finditer(code, entry, end):
-        if by == int.from_bytes(found[1] or found[2], "little", signed=True):
+        if size == int.from_bytes(found[1] or found[2], "little", signed=True):
             return found.end()
     return 0
 
 
-def _ends(code: bytes, at: int, by: int) -> Iterator[tuple[int, int]]:
-    """(start, end) of the instructions that take a frame down, up to where rbp is the caller's."""
-    if not by:
+def _ends(code: bytes, at: int, size: int) -> Iterator[tuple[int, int]]:
+    """(start, end) of the instructions that remove a frame's `size` bytes and restore rbp."""
+    if not size:
         yield from ((it.start(), it.end()) for it in _POP.finditer(code, at))
         return
     for found in _SHRINK.finditer(code, at):
-        if by == int.from_bytes(found[1] or found[2], "little", signed=True):
+        if size == int.from_bytes(found[1] or found[2], "little", signed=True):
             yield found.start(), found.end()

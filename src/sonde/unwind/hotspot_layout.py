@@ -2,7 +2,7 @@
 """Where HotSpot, OpenJDK's JVM, keeps its code and methods: the tables that libjvm.so publishes.
 
 `gHotSpotVMStructs` and its siblings (src/hotspot/share/runtime/vmStructs.cpp) exist for debuggers
-that read a JVM from outside. All of it is memory of the profiled process, so it may hold anything.
+that read a JVM from outside. They are memory of the profiled process, so they may hold anything.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sonde.unwind.process_memory import Memory, read_exactly, read_word
 MAX_TABLE_BYTES: Final = 1 << 19
 MAX_ENTRIES: Final = 8192
 MAX_TEXT_BYTES: Final = 4 << 20
-"""Of memory in which the names of a table's entries are."""
+"""From the first to the last name of a table's entries."""
 MAX_OFFSET: Final = 4096
 _MAX_NAME: Final = 128
 
@@ -65,14 +65,14 @@ class HotspotLayout:
     block_bytes: int
     """Of the header of a block in a code heap."""
     blob_bytes: int
-    """As many as hold all fields of a blob that follow."""
+    """Of a blob's header: enough for the fields of a blob that follow."""
     blob_name: int
     code_begin: int
     code_end: int
     frame_size: int
     """int, in words."""
     frame_complete: int
-    """int: where a frame is made, in bytes of code."""
+    """int: offset in the code at which the frame is complete."""
     nmethod_method: int
     verified_entry: int
     method_const: int

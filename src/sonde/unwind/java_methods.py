@@ -25,8 +25,9 @@ MAX_LINE: Final = 1 << 16
 TRUST_NS: Final = 10_000_000_000
 """How long a method is used before it is read again: its class may be unloaded."""
 _HIDDEN: Final = re.compile(r"[+/.]0x[0-9a-f]+$")
-"""Of a class that has no name, such as a lambda's: its address, different in every run."""
-_SHORT, _WIDE = 192, 64
+"""End of the name of a hidden class, such as a lambda's: its address, different in every run."""
+_SHORT: Final = 192
+"""From this on, a byte of a compressed number is not its last (code/compressedStream.hpp)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class JavaMethod:
     name: str
     """package.Class.method"""
     file: str
-    """Of its source; '' unknown."""
+    """Name of the source file; '' unknown."""
     bytecode: int
     """Address of its first bytecode."""
     bytecode_size: int
@@ -59,7 +60,7 @@ class JavaMethod:
 
     @property
     def bytes(self) -> int:
-        """What it takes of memory, about."""
+        """Memory that it takes, about."""
         return sum(sys.getsizeof(it) for it in (self.name, self.file, self.lines))
 
 
@@ -70,12 +71,12 @@ class JavaMethods:
         self._layout = layout
         self._known: LruCache[int, JavaMethod] = LruCache(MAX_METHODS)
         self._bytes = 0
-        """Of the known ones, and of those evicted since they were last dropped."""
+        """Memory of the known ones, and of those evicted since all were last dropped."""
         self.drops = 0
         """How often all were dropped, as they took too much memory."""
 
     def find(self, memory: Memory, at: int, now_ns: int) -> JavaMethod | None:
-        """The method at an address; None where there is none."""
+        """The method at an address, if need be as it was read before; None: it was never read."""
         known = self._known.get(at)
         if known is not None and now_ns < known.read_ns + TRUST_NS:
             return known
@@ -152,10 +153,10 @@ def _entries(raw: bytes, skips_zero: bool) -> Iterator[tuple[int, int, int]]:
         first = raw[at]
         at += 1
         if first == 0xFF:
-            by, at = _number(raw, at, skips_zero)
-            index += by
-            by, at = _number(raw, at, skips_zero)
-            line += by
+            step, at = _number(raw, at, skips_zero)
+            index += step
+            step, at = _number(raw, at, skips_zero)
+            line += step
         else:
             index += first >> 3
             line += first & 7

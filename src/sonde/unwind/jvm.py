@@ -26,25 +26,26 @@ JAVA_FRAME: Final = 1
 """Lowest bit of a stack's word: a frame of HotSpot's interpreter (abi/unwind.h)."""
 MAX_JVMS: Final = 64
 PARTS: Final = 4
-"""A party has at most one of this number of equal parts of JVMs, of their code, and of rules."""
+"""A party other than root may have one part in PARTS of JVMs, of their code, and of rules."""
 MAX_ALL_BLOBS: Final = 1 << 18
-"""Pieces of code of all JVMs, of which a party has a part, too. Beyond it, new JVMs are walked by
-frame pointers, and code of others is not known, and counted."""
+"""Blobs of all JVMs. Beyond it, new JVMs are walked by frame pointers, and new code of the others
+is not known, and counted."""
 MAX_ALL_ROWS: Final = 1 << 20
 """Rules of all JVMs: 100 MB here, 4 MB in the kernel. Code beyond it is not known, and counted."""
 REFRESH_S: Final = 0.03
-"""Time limit of one look at new code."""
+"""Time limit of one refresh: a look for new code."""
 PAUSE_S: Final = 0.25
+"""Between two refreshes, at first."""
 MAX_PAUSE_S: Final = 1.0
-"""Between two looks: twice as long each time that nothing was new."""
+"""The same at most: the pause doubles each time that nothing was new."""
 PUT_SHARE: Final = 0.04
-"""Of a core, for copying the tables of one JVM into the kernel, whole each time, as long as its
-code keeps changing."""
+"""Share of a core for putting tables of one JVM into the kernel while its code keeps changing: each
+time all of its table is copied."""
 MAX_PUT_PAUSE_S: Final = 16.0
-"""Between two tables of a JVM: PAUSE_S where they are small; twice as long each time that the
-kernel had no room."""
+"""Between two tables of a JVM, at most; at least PAUSE_S. It doubles each time that the kernel has
+no room."""
 CHECK_S: Final = 5.0
-"""Known code is looked at again after this, as it may be replaced."""
+"""After this, code is checked without a walk's request, as it may have been replaced."""
 MAX_CACHED_FRAMES: Final = 16_384
 _WORD: Final = (1 << 63) - 1
 _UNKNOWN: Final = Frame("jit", "", "[jit]")
@@ -104,7 +105,7 @@ class Jvm:
     def frame(self, method: int, bytecode: int, cache: _native.FrameCache) -> KnownFrame:
         """The frame of two words of a walk, which is put into `cache`."""
         found = None
-        with suppress(Exception):  # its memory may hold anything, and everybody waits for this tick
+        with suppress(Exception):  # its memory may hold anything, and must not stop the event loop
             at = method & _WORD & ~JAVA_FRAME
             found = self._methods.find(self._memory, at, time.monotonic_ns())
         known = UNREAD
@@ -127,15 +128,19 @@ class _Loaded:
         self.jvm = jvm
         self.party = party
         self.table = 0
+        """Number of its table in the kernel; 0: none yet."""
         self.replaced: list[int] = []
-        """Tables that may be in use until the process is loaded."""
+        """Earlier tables, which walks may use until the process is loaded with the newest one."""
         self.pause_s = PAUSE_S
+        """Between two refreshes."""
         self.looked_s = 0.0
+        """When it was last refreshed (time.monotonic)."""
         self.is_changed = False
         """Its code has changed since its table was put into the kernel."""
         self.is_partial = False
         """Not all code was read when its table was put into the kernel."""
         self.put_s = -2 * MAX_PUT_PAUSE_S
+        """When its table was last put into the kernel, or had no room there."""
         self.put_pause_s = PAUSE_S
 
     def is_due(self, now_s: float) -> bool:
@@ -151,35 +156,36 @@ class _Loaded:
         return self.put_s + self.put_pause_s
 
     def may_put(self, now_s: float) -> bool:
-        """Whether to put a table into the kernel now. All code follows a part of it at once."""
+        """Whether to put a table into the kernel now. One of all code follows one of a part of it
+        without a pause."""
         is_whole_now = self.is_partial and not self.jvm.code.is_behind
         is_due = is_whole_now or now_s >= self.put_due_s
         return is_due and (self.is_changed or not self.table)
 
     def note_put(self, now_s: float, cpu_s: float) -> None:
-        """One was, in so much CPU time."""
+        """A table was put into the kernel, which took `cpu_s` of CPU time."""
         self.is_partial = self.jvm.code.is_behind
         self.put_pause_s = min(max(PAUSE_S, cpu_s / PUT_SHARE), MAX_PUT_PAUSE_S)
         self.put_s = now_s
 
     def note_full(self, now_s: float) -> None:
-        """There was no room for one."""
+        """The kernel had no room for a table."""
         self.put_pause_s = min(2 * self.put_pause_s, MAX_PUT_PAUSE_S)
         self.put_s = now_s
 
 
 def _left(most: int, held: Iterable[tuple[int, int]], party: int) -> int:
-    """What a party may still have of something. `held`: by whom it is, and how much."""
-    everybody = its = 0
+    """How much a party may still have of `most`. `held`: (party, amount) of what is taken."""
+    of_all = of_party = 0
     for other, amount in held:
-        everybody += amount
-        its += amount if other == party else 0
-    left = most - everybody
-    return max(0, left if party == ROOT else min(left, most // PARTS - its))
+        of_all += amount
+        of_party += amount if other == party else 0
+    left = most - of_all
+    return max(0, left if party == ROOT else min(left, most // PARTS - of_party))
 
 
 class Jvms:
-    """All of them, by pid."""
+    """All JVMs, by pid."""
 
     def __init__(self, maps: _native.UnwindMaps, resolver: Resolver) -> None:
         self._maps = maps
@@ -187,7 +193,7 @@ class Jvms:
         self._loaded: dict[int, _Loaded] = {}
         self._attempts = Attempts()
         self.refused = 0
-        """JVMs whose code could not be read, or that were one too many."""
+        """JVMs whose code could not be read, or for which there was no room."""
         self.left_out = 0
         """Tables that did not fit into the kernel's maps."""
 
@@ -244,13 +250,13 @@ class Jvms:
         return None
 
     def _has_room(self, party: int) -> bool:
-        """For one JVM more of a party."""
+        """Whether a party may have one more JVM."""
         ones = [(it.party, 1) for it in self._loaded.values()]
         blobs = [(it.party, len(it.jvm.code)) for it in self._loaded.values()]
         return _left(MAX_JVMS, ones, party) > 0 and _left(MAX_ALL_BLOBS, blobs, party) > 0
 
     def _most_blobs(self, known: _Loaded) -> int:
-        """Pieces of code that a JVM may have, beside those of the others."""
+        """Blobs that a JVM may have, beside those of the others."""
         others = [it for it in self._loaded.values() if it is not known]
         held = [(it.party, len(it.jvm.code)) for it in others]
         return min(MAX_BLOBS, _left(MAX_ALL_BLOBS, held, known.party))
@@ -262,9 +268,10 @@ class Jvms:
         return min(MAX_ROWS, _left(MAX_ALL_ROWS, held, known.party))
 
     def _put(self, known: _Loaded, now_s: float) -> None:
+        """Put the table of a JVM's code into the kernel."""
         since_s = time.thread_time()
         rules = known.jvm.code.rules()
-        if len(rules) < 2:  # it has just started
+        if len(rules) < 2:  # the JVM has just started
             return
         try:
             table = self._maps.add_rules(rules, known.jvm.code.bounds[1])
@@ -313,7 +320,7 @@ class Jvms:
         return found + self._attempts.due(now_s)
 
     def pause_s(self, pid: int) -> float:
-        """How long after the last time walks may make us look for new code of a process."""
+        """How long after a load of a process walks may request another one."""
         known = self._loaded.get(pid)
         return known.pause_s if known is not None else 0.0
 

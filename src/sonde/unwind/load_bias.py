@@ -10,7 +10,7 @@ from sonde.resolve.mappings import Mapping
 
 
 def load_bias(mapping: Mapping, segments: Sequence[ExecutableSegment]) -> int | None:
-    """Difference between mapped and linked addresses; None where no segment is mapped there."""
+    """Mapped address less linked address; None where no executable segment is mapped there."""
     end = mapping.offset + mapping.end - mapping.start
     for segment in segments:
         if segment.offset < end and mapping.offset < segment.offset + segment.size:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When walks are expected to request pages of unwind tables."""
+"""When walks are expected to request pages (parts) of unwind tables."""
 
 from __future__ import annotations
 
 from typing import Final
 
 PAGING_S: Final = 0.3
-"""After a walk requested a page of a table, how long more requests are expected."""
+"""How long after a walk's request for a page more requests are expected."""
 MAX_PAGING_S: Final = 3.0
 """With continuous requests, they are expected for this long at a time."""
 
@@ -17,6 +17,7 @@ class Paging:
     def __init__(self) -> None:
         self._until_s = 0.0
         self._since_s = 0.0
+        """When the burst began."""
 
     def expect(self, now_s: float) -> None:
         """Sampling starts, or a page was requested."""
@@ -25,5 +26,5 @@ class Paging:
         self._until_s = min(now_s + PAGING_S, self._since_s + MAX_PAGING_S)
 
     def is_expected(self, now_s: float) -> bool:
-        """Whether more requests are."""
+        """Whether more requests are expected."""
         return now_s < self._until_s

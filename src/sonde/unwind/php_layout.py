@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layouts of PHP's frames and functions, by the number of its interface for extensions.
 
-An extension is refused by another number (ZEND_MODULE_API_NO), so what extensions may look into has
-one layout for each. Sources: Zend/zend_globals.h (zend_executor_globals), Zend/zend_compile.h
+PHP loads extensions of its number (ZEND_MODULE_API_NO) alone, so what they may access has one
+layout for each number. Sources: Zend/zend_globals.h (zend_executor_globals), Zend/zend_compile.h
 (zend_execute_data, zend_op, zend_op_array, ZEND_CALL_TOP), Zend/zend.h (zend_class_entry) and
 Zend/zend_types.h (zend_string) of each. All offsets in bytes, for 64-bit builds without threads.
 """
@@ -80,9 +80,9 @@ NEWEST: Final = max(it.version for it in _LAYOUTS.values())
 
 
 def generated_rule(loop: Rule | None) -> Rule | None:
-    """How to leave code that the JIT compiler has made, by the rule of execute_ex (None: unknown).
+    """How to unwind code that the JIT compiler has made, by the rule of execute_ex (None: unknown).
 
-    That code is jumped to, and runs in execute_ex's frame, which has room for what it keeps there
+    execute_ex jumps to that code, which runs in its frame: that has room for what the code keeps
     (ZEND_VM_HYBRID_JIT_RED_ZONE_SIZE of Zend/zend_vm_opcodes.h).
     """
     if loop is None or loop[0] != CFA_RSP:

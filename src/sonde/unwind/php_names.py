@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names, files and lines of PHP's functions, read from the memory of a running PHP.
 
-It is memory of the profiled process, and changes while it is read: a pointer leads anywhere, and
+It is memory of the profiled process, and changes while it is read: a pointer may lead anywhere, and
 every length has a limit.
 """
 
@@ -26,7 +26,7 @@ _UNNAMED: Final = "(unnamed)"
 
 
 class PhpNames:
-    """What the functions of one PHP are called."""
+    """Reads the functions of one PHP."""
 
     def __init__(self, layout: PhpLayout) -> None:
         self._layout = layout
@@ -42,7 +42,7 @@ class PhpNames:
                 owner = _text(memory, read_word(memory, scope + of.CLASS_NAME), MAX_NAME)
                 text = f"{one_line(owner)}::{text}"
             except FAILURES:
-                pass  # it is gone: the name alone
+                pass  # the class cannot be read: the function's name alone
         if kind == of.INTERNAL_FUNCTION:
             return Function(text or _UNNAMED, "", 0)
         if kind not in (of.USER_FUNCTION, of.EVAL_CODE):
@@ -64,7 +64,7 @@ class PhpNames:
 
 
 def _text(memory: Memory, pointer: int, limit: int) -> str:
-    """A zend_string."""
+    """The text of a zend_string. Raises OSError, ValueError."""
     if not pointer or pointer & 7:
         raise ValueError("no pointer to a string")
     length = read_word(memory, pointer + of.STRING_LENGTH)

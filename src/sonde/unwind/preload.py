@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predicts which files a program will have mapped at its start, without running it."""
+"""Predicts which files a program will map at its start, without running it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COMMON_LIBRARIES: Final = re.compile(
     r"(ld-|libc\b|libm\b|libpthread\b|libstdc\+\+|libgcc_s|libpython)"
 )
 _MAX_SCRIPTS: Final = 4
-"""Nested scripts as interpreters of scripts that the kernel follows (fs/exec.c)."""
+"""Scripts whose interpreter is a script, nested as deep as the kernel allows (fs/exec.c)."""
 _HEAD_BYTES: Final = 256
 
 

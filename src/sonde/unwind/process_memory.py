@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory of one process, held open as long as its runtime is looked into."""
+"""The memory of one process, held open as long as its runtime is read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def read_word(memory: Memory, at: int) -> int:
 
 
 class ProcessMemory:
-    """Opened when it is read first, and once more where the child that held it was replaced."""
+    """Memory of a process, opened at the first read, and again where the broker's child that held
+    it was replaced."""
 
     def __init__(self, pid: int, start_ns: int) -> None:
         """`start_ns`: as /proc/PID/stat has it; 0 unknown."""
@@ -64,7 +65,7 @@ class ProcessMemory:
             stat = procfs.read_stat(self._pid)
             if stat is None or (self._start_ns and stat.start_ns != self._start_ns):
                 self._let_go()
-                self._is_closed = stat is not None  # else it may not be looked at for a while
+                self._is_closed = stat is not None  # without it: gone, or left alone for a while
                 raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))
         return self._file
 

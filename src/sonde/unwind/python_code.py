@@ -34,7 +34,9 @@ INTERPRETED_FRAME: Final = 1 << 63
 """Bit of a stack's word that marks it as one of the two words of an interpreted frame. Of Python's
 the first word is a code object, the second the position in it."""
 MAX_CODE: Final = 32_768
+"""Code objects of all processes."""
 MAX_TEXT: Final = 512
+"""Characters of a name or path."""
 MAX_LINE: Final = 1 << 31
 MAX_LINES_BYTES: Final = 1 << 18
 """Of one line table; instructions beyond it get the last line before."""
@@ -47,19 +49,21 @@ TRUST_NS: Final = 200_000_000
 """How long a code object is used without checking its memory again."""
 LONGER_TRUST_NS: Final = 10_000_000_000
 """The same where its user has no time for names left."""
-_ASCII, _UNICODE_3_10, _UNICODE_3_12 = 40, (48, 72), (40, 56)
+_UNICODE_3_10, _UNICODE_3_12 = (48, 72), (40, 56)
+"""Where the characters of a str begin: of one that is ASCII, of others."""
 _UNKNOWN: Final = Frame("python", "", "[python]")
 _numbers = count(1)
 UNREAD: Final = KnownFrame(frame_id(_UNKNOWN), _UNKNOWN)
 """In place of a frame whose code object was not read."""
 NO_FRAME: Final = KnownFrame(0, _UNKNOWN)
-"""Stands for a frame to hide: code of the interpreter itself."""
+"""A mark, not a frame: code of the interpreter itself, which is not shown."""
 _INSTALLED: Final = ("/site-packages/", "/dist-packages/")
 
 
 @dataclass(slots=True)
 class _CodeObject:
     head: bytes
+    """Its first bytes, up to the pointer to the line table."""
     function: str
     file: str
     origin: str
@@ -68,6 +72,7 @@ class _CodeObject:
     lines: bytes | None
     """Line table; None where it was evicted."""
     checked_ns: int
+    """When `head` was last found unchanged."""
     number: int = field(default_factory=lambda: next(_numbers))
 
 
@@ -112,7 +117,7 @@ class PythonCode:
         self._memory: tuple[tuple[int, int], ProcessMemory] | None = None
         """(process key, open memory) of the process read last."""
         self._own_pid = os.getpid()
-        """This process creates no code objects at run time, so its own need no check."""
+        """Pid of this process, which creates no code objects at run time: they need no check."""
         self.unread = 0
         """Frames whose code object was freed or replaced before it was read."""
         self.lineless = 0
@@ -137,9 +142,8 @@ class PythonCode:
         """
         process, python = lineage[0]
         if len(lineage) > 1:
-            return (
-                _native.FrameCache()
-            )  # it has ended: each frame may be in another process's memory
+            # It has ended: each frame may be in another process's memory.
+            return _native.FrameCache()
         cache = self._caches.get(process.key)
         if cache is None:
             if sum(map(len, self._caches.values())) > MAX_CACHED_FRAMES:
@@ -211,9 +215,7 @@ class PythonCode:
         self, process: TrackedProcess, known: _CodeObject, python: Interpreter, position: int
     ) -> KnownFrame:
         if not known.first_line and known.file == known.function:
-            return (
-                NO_FRAME  # code of the interpreter itself, such as the call of __init__ (3.12 on)
-            )
+            return NO_FRAME  # code of the interpreter itself: the call of __init__ (3.12 on)
         signed = position - (position >> 31 << 32)
         offset = signed - python.code.instructions if python.code.instructions else 2 * signed
         lines = known.lines if known.lines is not None else self._lines(process, known, python)
@@ -240,6 +242,7 @@ class PythonCode:
         return lines
 
     def _code(self, process: TrackedProcess, python: Interpreter, at: int) -> _CodeObject | None:
+        """The code object at an address, checked or read now; None where it cannot be read."""
         key = (*process.key, at)
         now_ns = time.monotonic_ns()
         known = self._known.get(key)

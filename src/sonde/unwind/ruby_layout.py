@@ -4,9 +4,9 @@
 Sources: vm_core.h (rb_execution_context_t, rb_control_frame_t, rb_iseq_t, rb_iseq_constant_body,
 rb_iseq_location_t), iseq.c (succ_index_table, iseq_insn_info_entry), method.h
 (rb_method_entry_t), symbol.h (rb_symbols_t), internal/imemo.h, and
-include/ruby/internal/core/{rbasic,rstring,rarray}.h of each. They keep these for the life of a
-minor version. All offsets in bytes, for 64-bit builds. Those of 3.2 and 3.4 were not tried on a
-running program.
+include/ruby/internal/core/{rbasic,rstring,rarray}.h of each. They are the same in all
+releases of a minor version. All offsets in bytes, for 64-bit builds. Those of 3.2 and 3.4 were not
+tried on a running program.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 from sonde.unwind.chain import ABSENT, CFA_LOOP, ChainLayout, Rule, UnsupportedEngineError
 
 # The same in all versions below.
-PROC_FRAME: Final = 16
+NEWEST_FRAME: Final = 16
 """rb_execution_context_t: cfp, the newest frame, behind vm_stack and vm_stack_size."""
 ISEQ_BODY: Final = 16
 """rb_iseq_t: its body."""
@@ -54,12 +54,11 @@ IDS_A_PIECE: Final = 512
 """ID_ENTRY_UNIT: names in one Array of them, two words each."""
 SYMBOLS_BYTES: Final = 32
 """rb_symbols_t: {u32 last; table; Array of pieces; table}."""
-SYMBOLS_IDS: Final = 16
 
 _FINISH: Final = 5
 """Bit of VM_FRAME_FLAG_FINISH."""
 _DUMMY: Final = 0x7999
-"""Upper half of VM_FRAME_MAGIC_DUMMY: the frame below a thread's first one."""
+"""Upper half of VM_FRAME_MAGIC_DUMMY: of what follows a thread's outermost frame."""
 _RELEASED: Final = re.compile(r"(\d{1,2})\.(\d{1,2})\.\d{1,2}")
 
 
@@ -69,25 +68,25 @@ class RubyLayout:
 
     version: tuple[int, int]
     frame_bytes: int
-    """rb_control_frame_t; it lost __bp__ in 3.3."""
+    """Of rb_control_frame_t, which has no __bp__ from 3.3 on."""
     lines: int
     """Body: {lines, positions, u32 how many, table}; from 3.2 on the first line is an int."""
     last_operator: int
-    """Ids up to this one are numbers of names themselves (tLAST_OP_ID)."""
+    """Ids up to this one (tLAST_OP_ID) have no scope bits."""
     embedded: int
     """RString: its text, where that is inside."""
     has_short_length: bool
-    """RString of 3.1: the length of a text inside is in the flags."""
+    """RString of 3.1: the length of an embedded text is in the flags."""
 
     generated: Rule | None = None
-    """How to leave code that YJIT has made: that of 3.1 pushes three registers and calls from there
-    (yjit_entry_prologue). Others are not known."""
+    """How to unwind code that YJIT has made: that of 3.1 pushes three registers and calls from
+    there (yjit_entry_prologue). None: not known."""
 
     @property
     def chain(self) -> ChainLayout:
         """What frames are walked by."""
         return ChainLayout(
-            newest=PROC_FRAME,
+            newest=NEWEST_FRAME,
             frame_bytes=self.frame_bytes,
             function=16,  # iseq
             place=0,  # pc

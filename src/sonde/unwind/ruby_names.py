@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names, files and lines of Ruby's methods and blocks, read from the memory of a running Ruby.
 
-It is memory of the profiled process, and changes while it is read: a pointer leads anywhere, and
+It is memory of the profiled process, and changes while it is read: a pointer may lead anywhere, and
 every length has a limit.
 """
 
@@ -25,17 +25,18 @@ MAX_LINES: Final = 1 << 20
 """Rows of an instruction sequence's table of lines."""
 MAX_IDS: Final = 4_096
 MAX_SEARCHED_BYTES: Final = 1 << 20
-"""Of Ruby's variables, in which the table of symbols is looked for."""
+"""Of Ruby's variables, in which the table of symbols is searched."""
 MAX_CANDIDATES: Final = 64
+"""Places there that look like that table and are checked."""
 _WORD: Final = 8
 _BODY_BYTES: Final = 160
 _UNNAMED: Final = "(unnamed)"
 _KNOWN_NAMES: Final = ((ord("+"), "+"), (ord("-"), "-"), (ord("*"), "*"))
-"""Operators whose number is their character (id.h): what is taken for the table has these."""
+"""Operators whose number is their character (id.h): the table of symbols has these names."""
 
 
 class RubyNames:
-    """What the functions of one Ruby are called."""
+    """Reads the functions of one Ruby."""
 
     def __init__(self, layout: RubyLayout, variables: int, end: int) -> None:
         """`variables`, `end`: addresses of the data (.data, .bss) of the file that Ruby is in."""
@@ -95,7 +96,7 @@ class RubyNames:
         return rank + before + (numbers[2 + word] & (2 << bit) - 1).bit_count() - 1
 
     def _path(self, memory: Memory, pointer: int) -> str:
-        """The real path of a file, where there is one."""
+        """The real path of a file, or else the one that was given."""
         flags = read_word(memory, pointer)
         if flags & of.T_MASK == of.T_ARRAY:
             given, real = struct.unpack("<QQ", read_exactly(memory, 16, _items(memory, pointer)))
@@ -106,7 +107,7 @@ class RubyNames:
         return self._text(memory, pointer, MAX_PATH)
 
     def _text(self, memory: Memory, pointer: int, limit: int) -> str:
-        """A String. Raises ValueError where it is none."""
+        """The text of a String. Raises OSError; ValueError where it is none."""
         if pointer & 7:
             raise ValueError("no pointer to an object")
         flags, _, length, second = struct.unpack("<QQqQ", read_exactly(memory, 32, pointer))
@@ -122,13 +123,13 @@ class RubyNames:
         return memory.read_at(min(length, limit), at).decode("utf-8", "replace")
 
     def _name_of_entry(self, memory: Memory, at: int) -> str:
-        """The name that a method in C was called by."""
+        """The name by which a method in C was called."""
         for _ in range(2):
             flags, second = struct.unpack("<QQ", read_exactly(memory, 16, at))
             kind = flags >> of.IMEMO_SHIFT & of.IMEMO_MASK
             if kind != of.IMEMO_SVAR:
                 break
-            at = second  # special variables ($~) took its place, and keep it
+            at = second  # an svar is in its place, and has a pointer to it
         if kind != of.IMEMO_METHOD:
             raise ValueError("no entry of a method")
         return self._name_of_id(memory, read_word(memory, at + of.CALLED_ID))
@@ -157,7 +158,8 @@ class RubyNames:
         )
 
     def _find_symbols(self, memory: Memory) -> int:
-        """The table of symbols among Ruby's variables: where stripped files have no name for it."""
+        """The table of symbols among Ruby's variables, as stripped files have no symbol for it; 0:
+        not found."""
         start, end = self._variables
         if not 0 < end - start <= MAX_SEARCHED_BYTES:
             return 0
@@ -177,6 +179,7 @@ class RubyNames:
 
 
 def _may_point(word: int) -> bool:
+    """Whether a word may be an aligned address of user space."""
     return not word & 7 and 1 << 16 < word < 1 << 47
 
 

@@ -5,8 +5,9 @@ It reads files of any user, some of them large. So it runs at low priority and u
 limit; if it dies, its parent starts another one.
 
 Protocol: one line of JSON per request on stdin, {"path", "folder", "prefix"}, and one per response
-on stdout: {"name", "was_there"} or {"error"}. A table is the file PREFIX-DIGEST.unw in the folder;
-the digest covers all bytes that were read to build it.
+on stdout: {"name", "was_there"} or {"error"}. A table is the file PREFIX-DIGEST.unw in the folder:
+the prefix is the build id and size of the file that it is of (`table_cache.key_of`), the digest
+covers all bytes of that file that were read to build it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from sonde import _native
 
 MEMORY_BYTES = 512 << 20
+"""Limit of data memory (RLIMIT_DATA)."""
 NICE = 10
 MAX_CANDIDATES = 8
 """Tables that a file is compared with, most recently used first. With more files of one prefix,

@@ -33,6 +33,7 @@ from sonde.unwind.table_room import ENDING, TableRoom
 
 MAX_CACHE_BYTES: Final = 512 << 20
 MAX_QUEUED: Final = 1024
+"""Requests that wait; a further one is dropped, and made again at the next look at the file."""
 MAX_SENT: Final = 8
 """Unanswered requests. They are answered in order: a crash is the fault of the first."""
 DEADLINE_S: Final = 60.0
@@ -42,6 +43,7 @@ BUILDER: Final = interpreter.command(Path(__file__).resolve().with_name("table_b
 END_S: Final = 1.0
 """How long the subprocess may take to end."""
 MAX_FAILED: Final = 65_536
+"""Files of which it is remembered that they have no table."""
 MAX_KNOWN: Final = 65_536
 """Files whose table is known; others are compared with the tables on disk again."""
 _KEY_SEPARATOR: Final = "@"
@@ -78,8 +80,8 @@ class _Request:
 
 def _found(python: tuple[int, int, int, list[int], bytes]) -> FoundInterpreter:
     version, runtime, key, evaluation, raw = python
-    first, end, moved, moved_end = evaluation
-    return FoundInterpreter(version, runtime, key, (first, end, moved, moved_end), bytes(raw))
+    start, end, cold, cold_end = evaluation
+    return FoundInterpreter(version, runtime, key, (start, end, cold, cold_end), bytes(raw))
 
 
 def _engine(
@@ -90,9 +92,9 @@ def _engine(
     evaluation: list[int],
     variables: list[int],
 ) -> FoundEngine:
-    first, end, moved, moved_end = evaluation
-    loop, (start, stop) = (first, end, moved, moved_end), variables
-    return FoundEngine(language, version, access, root, loop, (start, stop))
+    start, end, cold, cold_end = evaluation
+    first, last = variables
+    return FoundEngine(language, version, access, root, (start, end, cold, cold_end), (first, last))
 
 
 class TableCache:
@@ -129,8 +131,9 @@ class TableCache:
         self._sent: deque[_Request] = deque()
         self._received = b""
         self._used_s = 0.0
+        """When the last request was sent."""
         self._first_since_s = 0.0
-        """Since when the oldest unanswered request is the oldest."""
+        """Since when the subprocess has worked on the oldest unanswered request."""
         self.built = 0
         self.failed = 0
 
@@ -312,4 +315,4 @@ class TableCache:
             with suppress(subprocess.TimeoutExpired):
                 child.wait(END_S)
                 return
-        # It is blocked in the kernel, and ends when that call returns.
+        # It is blocked in a system call, and ends when that returns.

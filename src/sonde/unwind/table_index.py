@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which table on disk belongs to which file, and which pages of it walks needed, kept from one run
-to the next.
+"""A file that records from run to run which table on disk belongs to which file, and which pages of
+it walks needed.
 
 Without it each run compares every file with its table again: a second of CPU for a program of a
-hundred libraries. A file is identified by its device, inode, size and the times of its content and
-its inode; the latter nobody can set. That holds for one boot, and for devices of the kernel's own
-numbering: a file system that a user serves has device numbers of the kind that is given away
-again, and reports what it likes, so its files are compared each time.
+hundred libraries. A file is identified by device, inode, size, mtime and ctime, which nobody can
+set. That holds until the next boot, and for devices with a major number: file systems without a
+device, FUSE among them, have device numbers that are used again, and FUSE can report anything. So
+files there are compared each time.
 
-Pages are kept by the name of a table, which its content decides. Without them the first walks of a
-run are cut, once for each page that they ask for.
+Pages are kept by the name of a table, which has a digest of its content. Without them the first
+walks of a run are cut, once for each page that they request.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_ENTRIES: Final = 32_768
 MAX_PAGES: Final = 512
 """Of one table."""
 MAX_PAGED: Final = 1024
-"""Tables whose pages are kept, the newest."""
+"""Tables whose pages are kept: those that were added last."""
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -43,10 +43,11 @@ class TableIndex:
         self._new: dict[str, str] = {}
         self._new_pages: dict[str, list[int]] = {}
         self.pages: dict[str, list[int]] = {}
-        """By the names of tables, as `read` found them."""
+        """Needed pages by the names of tables, as `read` found them."""
 
     def read(self) -> dict[str, str]:
-        """What was kept in this boot; nothing where the file is damaged."""
+        """Names of tables by keys of files, as kept since the boot; none where the file is damaged.
+        Sets `pages`."""
         self.pages = {}
         with suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
             with self._path.open("rb") as file:
@@ -65,13 +66,13 @@ class TableIndex:
         self._new_pages[name] = list(pages[:MAX_PAGES])
 
     def add(self, key: str, device: int, name: str) -> None:
-        """Keep the name of a file's table, unless the file's device is no sure sign of it."""
+        """Keep the name of a file's table, unless the file's device has no major number."""
         if os.major(device):
             self._new[key] = name
 
     def write(self) -> None:
-        """Write what is new beside what others wrote meanwhile. A folder that cannot be written
-        keeps nothing."""
+        """Add what is new to what other recorders have written meanwhile. Nothing is kept where the
+        folder cannot be written."""
         if not self._new and all(
             self.pages.get(name) == pages for name, pages in self._new_pages.items()
         ):

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much the unwind tables on disk take: all of them, and those of one user or container.
+"""Limits how much disk the unwind tables take: in all, and those of one user or container.
 
-A table is larger than its file where that is compressed or repeats itself, and anybody can make any
-number of such files. So what a party has built is limited, at once and in time: of what goes beyond
-it no table is kept. Where all tables together are too many, the one that was not
-used for longest goes, of the party that holds most by far, if one does.
+A table can be larger than its file, where that is compressed or repeats itself, and anybody can
+make any number of such files. So the bytes of tables that are built for a party are limited: by a
+budget that is refilled at a rate. A table beyond it is deleted at once. Where all tables together
+take too much, the least recently used one is deleted: of the party that holds most, if that is more
+than one part in MOST_SHARE of all.
 """
 
 from __future__ import annotations
@@ -20,11 +21,10 @@ from sonde.resolve.allowance import ROOT, Allowance
 
 ENDING: Final = ".unw"
 PARTY_SHARE: Final = 4
-"""A party may have such a part of all built at once …"""
+"""The budget of a party is one part in this many of all bytes …"""
 PARTY_BYTES_PER_S: Final = 4 << 10
-"""… of which so much comes back."""
+"""… and is refilled at this rate."""
 MOST_SHARE: Final = 16
-"""A party that holds more than such a part of all gives way first."""
 LOOK_EVERY: Final = 256
 """Tables that are added between two looks at the folder, which other recorders use, too."""
 
@@ -37,7 +37,7 @@ class TableRoom:
         self._max_bytes = max_bytes
         self._allowance = Allowance(max_bytes // PARTY_SHARE, PARTY_BYTES_PER_S)
         self._sizes: dict[str, int] = {}
-        """Of files, by name; in order of use."""
+        """Bytes of tables by file name, the least recently used first."""
         self._total = 0
         self._builders: dict[str, int] = {}
         """Parties, by the names of the tables that were built for them in this run."""
@@ -46,12 +46,13 @@ class TableRoom:
         self._shrink()
 
     def use(self, name: str) -> None:
-        """A table is used, and is to stay longer than others."""
+        """Note that a table is used now."""
         if (size := self._sizes.pop(name + ENDING, None)) is not None:
             self._sizes[name + ENDING] = size
 
     def add(self, name: str, party: int) -> bool:
-        """A table was built for a party. False where it has no room for it: it is gone then."""
+        """Note that a table was built for a party. False where it is beyond the party's budget, and
+        was deleted."""
         file = name + ENDING
         size = 0
         with suppress(OSError):
@@ -77,6 +78,7 @@ class TableRoom:
             (self._folder / file).unlink()
 
     def _look(self) -> None:
+        """Read which tables the folder has."""
         found = []
         with suppress(OSError), os.scandir(self._folder) as entries:
             for entry in entries:
@@ -90,7 +92,7 @@ class TableRoom:
         self._builders = {it: who for it, who in self._builders.items() if it in self._sizes}
 
     def _shrink(self) -> None:
-        """Delete tables until the rest is no more than may be."""
+        """Delete tables until the rest takes no more than the limit."""
         if self._total <= self._max_bytes:
             return
         held: Counter[int] = Counter()

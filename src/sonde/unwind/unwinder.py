@@ -37,7 +37,7 @@ from sonde.unwind.v8_mappings import V8Mappings
 UPDATE_CPU_S: Final = 0.025
 """CPU time of one update, which continues at the next call: the event loop must not stall."""
 UPDATE_S: Final = 0.25
-"""The same of the clock, beside others that take the CPUs."""
+"""The same by the clock, for when other processes take the CPUs."""
 READY_INTERVAL_S: Final = 0.2
 """While tables are being built, finished ones are loaded this often."""
 RETRY_S: Final = 1.5
@@ -45,7 +45,7 @@ RETRY_S: Final = 1.5
 MAX_RETRY_S: Final = 60.0
 """Longest time between two retries."""
 PUT_OFF_S: Final = 1.0
-"""Until a process is tried again whose user or container had no time left for its files."""
+"""Until a process is tried again whose user or container had used up its time for files."""
 RELOAD_INTERVAL_S: Final = 0.25
 """Between two loads of a process that walks request."""
 MAX_PYTHONS: Final = 8192
@@ -62,6 +62,7 @@ class _LoadedProcess:
     files: set[int] = field(default_factory=set)
     """Indices of its files."""
     python: Interpreter | None = None
+    """The CPython in it."""
 
 
 class Unwinder:
@@ -84,15 +85,17 @@ class Unwinder:
         self._first: set[int] = set()
         """Pids that are loaded before anything is sampled."""
         self._put_off: dict[int, float] = {}
-        """When to try those again whose party had no time left (CLOCK_MONOTONIC, s), by pid."""
+        """When to try processes again whose party had used up its time (time.monotonic), by pid."""
         self._headless: set[int] = set()
         """Pids whose first thread has ended before others."""
         self._ready: set[int] = set()
         """Pids with a table that was built since they were loaded."""
         self._ready_loaded_s = 0.0
+        """When such processes were last loaded again."""
         self._retries: dict[int, _Retry] = {}
         """Processes that did not fit or were refused, by pid."""
         self._evict_after_s = 0.0
+        """Nothing is evicted before this time."""
         self._pages = 0
         """Pages loaded so far because walks requested them."""
         self._paging = Paging()
@@ -105,7 +108,7 @@ class Unwinder:
         self.left_out = 0
         """How often a table or a process did not fit into the kernel's maps."""
         self.delayed = 0
-        """How often a process was not loaded, as its party had no time left for its files."""
+        """How often a process was not loaded, as its party had used up its time for files."""
         self.refused: Counter[str] = Counter()
         """How often loading a process failed otherwise, by name of the error."""
 
@@ -186,7 +189,7 @@ class Unwinder:
         return loaded.process.is_alive if loaded else self._resolver.processes.start_of(pid) != 0
 
     def _leave_out(self, pid: int) -> None:
-        """No longer load a process that has ended before it was."""
+        """Do not load a process that has ended before it was loaded."""
         if not self._goes_on(pid):
             self._stale.discard(pid)
             self._asked.pop(pid, None)
@@ -229,7 +232,7 @@ class Unwinder:
         return (len(self._loaded), self._pages) != before
 
     def _load_stale(self, now_s: float) -> None:
-        """Load processes as time allows, for events wait to be read meanwhile."""
+        """Load processes within the time of one update, as events wait to be read meanwhile."""
         until = Deadline(time.thread_time() + UPDATE_CPU_S, now_s + UPDATE_S)
         for pid in sorted(self._stale, key=self._order_of):
             if until.has_passed:
@@ -254,8 +257,8 @@ class Unwinder:
                 self._retry_later(pid, now_s)
 
     def _order_of(self, pid: int) -> tuple[bool, bool, int]:
-        """Expected processes first, those with many files last; before others those that most walks
-        ask for."""
+        """Sort key: expected processes first; those whose look-up of files is to go on last; else
+        by how many walks request them."""
         return pid not in self._expected, self._files.is_begun(pid), -self._asked[pid]
 
     def resync(self) -> None:
@@ -263,7 +266,7 @@ class Unwinder:
         self._stale |= self._loaded.keys()
 
     def _is_due(self, pid: int, now_s: float) -> bool:
-        """Whether to load a process now that walks request; they request it until it is loaded."""
+        """Whether to load a process that walks request now: not too soon after its last load."""
         loaded = self._loaded.get(pid)
         pause_s = max(RELOAD_INTERVAL_S, self._jvms.pause_s(pid))
         return loaded is None or now_s > loaded.at_s + pause_s
@@ -278,8 +281,8 @@ class Unwinder:
         return code if isinstance(code, Jvm | V8 | Engine) else None
 
     def take_refusals(self) -> list[tuple[tuple[int, int], str]]:
-        """(pid, start_ns) and reason of processes with a Ruby or PHP whose frames are not walked,
-        since the last call; some at the most."""
+        """((pid, start_ns), reason) of processes with a Ruby or PHP whose frames are not walked,
+        since the last call; of many, the newest."""
         return self._engines.take_refusals()
 
     def stops(self) -> dict[str, int]:
@@ -288,7 +291,7 @@ class Unwinder:
         return {reason.name: count for reason, count in counts if count}
 
     def losses(self) -> dict[str, int]:
-        """How often a process could not be loaded so far: "no_room", or "ERROR.refused"."""
+        """How often processes could not be loaded, or not completely, so far, by reason."""
         no_room = self.left_out + self._jvms.left_out
         found = {"no_room": no_room} if no_room else {}
         if self.delayed:
@@ -333,7 +336,7 @@ class Unwinder:
         return self._maps.usage()[0]
 
     def close(self) -> None:
-        """End the subprocess that builds tables, and keep what the next run can begin with."""
+        """End the subprocess that builds tables, and record for the next run what was needed."""
         self._files.close()
         self._cache.close()
 
@@ -347,8 +350,8 @@ class Unwinder:
     def _load(self, pid: int, until: Deadline) -> bool:
         """Load a process into the kernel's maps, or remove an ended one.
 
-        Returns whether all of it fits. Raises OutOfTimeError where its files are not all looked up
-        at the deadline, OSError for other errors.
+        Returns whether all of it fits. Raises OutOfTimeError where not all of its files are looked
+        up by the deadline, OSError for other errors.
         """
         found = procfs.read_stat(pid)
         if found is None:
@@ -367,7 +370,7 @@ class Unwinder:
             return self._load_process(process, found.start_code, until)
 
     def _load_process(self, process: TrackedProcess, start_code: int, until: Deadline) -> bool:
-        """`start_code`: as the kernel has it. For the rest see `_load`."""
+        """`start_code`: of /proc/PID/stat. For the rest see `_load`."""
         pid = process.pid
         mappings = process.space().mappings
         fits = self._files.look_up(process, mappings, until)
@@ -457,7 +460,8 @@ class Unwinder:
 def _in_generated(
     range_: tuple[int, int, int, int], low: int, high: int, table: int
 ) -> tuple[int, int, int, int]:
-    """An executable mapping, by the table of generated code where it is part of that."""
+    """An executable mapping; where it is part of generated code (from `low` to `high`), with the
+    table of that."""
     start, end, _, has_table = range_
     return (start, end, 0, table) if not has_table and low <= start < high else range_
 
@@ -468,3 +472,4 @@ class _Retry:
 
     at_s: float
     wait_s: float
+    """How long was waited since the try before."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The V8s among the processes that are walked (Node.js): where their code is, and names."""
+"""The V8s among the processes that are walked (Node.js): where their code is, and its names."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ from sonde.unwind.v8_mappings import V8Mappings, generated
 V8_FRAME: Final = 2
 """Bit of a stack's first word: a frame of V8 (abi/unwind.h)."""
 V8_BUILTIN: Final = 4
+"""Bit of that word: in V8's own code (builtins, the interpreter)."""
 RUNTIME: Final = 2
 """RUNTIME_V8 of abi/unwind.h."""
 MAX_V8S: Final = 256
 PARTS: Final = 4
-"""A party has at most one of this number of equal parts of them."""
+"""A party other than root may have one part in PARTS of them."""
 MAX_CACHED_FRAMES: Final = 16_384
 TABLE_BYTES: Final = 1 << 27
-"""Of generated code that the table covers; more is several ranges."""
+"""Of generated code in one range; more is split into several."""
 _RULES: Final = [(0, (14, 0, 0, 0))]
 """CFA_V8 everywhere."""
 _ADDRESS: Final = (1 << 47) - 1
@@ -70,13 +71,13 @@ class V8:
         self._frames_drops = 0
         """`drops` of the functions that the frames were made of."""
         self.inlined: dict[tuple[int, int], list[KnownFrame]] = {}
-        """Frames that two words of a walk stand for, beside the one that is known by them."""
+        """Frames of functions that were inlined, innermost first, by the two words of a walk."""
         self._inlined_frames = 0
         self.code_left_out = 0
-        """Ranges of generated code that were one too many when it was last loaded."""
+        """Ranges of generated code beyond MAX_GENERATED when it was last loaded."""
 
     def name_at(self, address: int) -> JitName | None:
-        """Nothing: what code is of is known by its frame alone."""
+        """None: generated code has its names in frames, not by address."""
         return None
 
     def frame_cache(self) -> _native.FrameCache:
@@ -99,11 +100,11 @@ class V8:
         shared, code = word & _ADDRESS & ~7, where & _ADDRESS
         try:
             found = self._frames_at(shared, code, place, bool(word & V8_BUILTIN))
-        except Exception:  # its memory may hold anything, and everybody waits for this tick
+        except Exception:  # its memory may hold anything, and must not stop the event loop
             found = [UNREAD]
         *inlined, known = found
         if self._inlined_frames >= MAX_CACHED_FRAMES:
-            inlined = []  # until the next cache, which has none of those that are kept
+            inlined = []  # until the next cache, with which these begin again
         if inlined:
             self.inlined[word, where] = inlined
             self._inlined_frames += len(inlined)
@@ -111,7 +112,7 @@ class V8:
         return known
 
     def _frames_at(self, shared: int, code: int, place: int, is_builtin: bool) -> list[KnownFrame]:
-        """From the innermost inlined function on."""
+        """The frames at a place, those of inlined functions first, from the innermost on."""
         memory, now_ns = self._memory, time.monotonic_ns()
         function = self._functions.find(memory, shared, now_ns)
         if is_builtin and (function is None or function.is_builtin):
@@ -136,7 +137,7 @@ class V8:
 
 
 class V8s:
-    """All of them, by pid."""
+    """All V8s, by pid."""
 
     def __init__(self, maps: _native.UnwindMaps, resolver: Resolver) -> None:
         self._maps = maps
@@ -144,9 +145,9 @@ class V8s:
         self._loaded: dict[int, V8] = {}
         self._attempts = Attempts()
         self._table = 0
-        """One for all: the same rule everywhere."""
+        """Number of the one table for generated code of all; 0: none yet."""
         self.refused = 0
-        """V8s that could not be read, files that could be one, and V8s that were one too many."""
+        """Processes whose V8 could not be read, or for which there was no room."""
 
     def load(self, process: TrackedProcess, mapped: V8Mappings) -> tuple[int, bytes] | None:
         """(RUNTIME, `struct unwind_v8`) of a process; None without a V8 that can be read."""
@@ -181,19 +182,19 @@ class V8s:
                     found = V8(process, self._resolver, addresses)
                     self._attempts.has_worked(process.key)
                     return found
-        # A small program's library with V8 in it may come yet. One without is no loss.
+        # A small program may still load a library with V8. A file without V8 is no loss.
         self.refused += may_be_v8 and attempts + 1 == ATTEMPTS
         self._attempts.put_off(process.key, attempts + 1, RETRY_S)
         return None
 
     def _has_room(self, party: int) -> bool:
-        """For one V8 more of a party."""
-        its = sum(it.party == party for it in self._loaded.values())
+        """Whether a party may have one more V8."""
+        of_party = sum(it.party == party for it in self._loaded.values())
         most = MAX_V8S if party == ROOT else MAX_V8S // PARTS
-        return its < most and len(self._loaded) < MAX_V8S
+        return of_party < most and len(self._loaded) < MAX_V8S
 
     def _exports(self, process: TrackedProcess, file: Mapping) -> dict[str, int]:
-        """Raises OSError."""
+        """Linked addresses of EXPORTS in a file. Raises OSError."""
         binary = self._resolver.file_of(process, file)
         if binary is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))

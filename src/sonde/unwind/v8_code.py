@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where in its source the compiled code of a JavaScript function is, as V8's Code has it."""
+"""Which source line a place in the compiled code of a JavaScript function is of, by V8's Code."""
 
 from __future__ import annotations
 
@@ -17,16 +17,21 @@ from sonde.unwind.v8_objects import HEADER_BYTES, position_at
 
 MAX_CODES: Final = 2_048
 MAX_INLINED: Final = 16
-"""Calls that were inlined into one another."""
+"""Depth of calls that were inlined into one another."""
 MAX_FUNCTIONS: Final = 1_024
-"""That were inlined into one function."""
+"""Functions that were inlined into one."""
 MAX_CODE_BYTES: Final = 1 << 16
-"""Of a function's instructions, before which its Code is looked for."""
+"""Of a function's instructions, back to the first of which its Code is searched."""
 _PIECE_BYTES: Final = 1 << 13
+"""Read at once in that search."""
 _MAX_TRIES: Final = 8
+"""Candidates that are checked in it."""
 _ALIGNED: Final = 32
+"""To this many bytes the first instruction is aligned."""
 _CODE_BYTES: Final = 160
+"""Of a Code: all fields that are read."""
 _KIND: Final = 15
+"""Bits of a Code's flags."""
 _CALL_BYTES: Final = 16
 """Of an inlined call: where it is (u64), which function is called (i32)."""
 
@@ -34,13 +39,15 @@ _CALL_BYTES: Final = 16
 @dataclass(frozen=True, slots=True)
 class _Code:
     start: int
-    """Of its instructions, 32 bits."""
+    """Lower 32 bits of the first instruction's address."""
     size: int
+    """Bytes of instructions."""
     positions: bytes
+    """Table of source positions."""
     calls: bytes
-    """Those that were inlined."""
+    """Table of the calls that were inlined."""
     functions: bytes
-    """Addresses of those that are called there."""
+    """Tagged pointers to the functions that are called there."""
     read_ns: int
 
 
@@ -52,19 +59,20 @@ class V8Codes:
         self._functions = functions
         self._known: LruCache[int, _Code] = LruCache(MAX_CODES)
         self._drops = 0
+        """`drops` of the functions when these were read."""
         self._starts: list[tuple[int, int]] = []
-        """(first instruction, address of its Code) of what was found by its instructions."""
+        """(first instruction, address of its Code), sorted, of Codes that `_search` has found."""
         self.generated: Sequence[tuple[int, int]] = ()
         """Start and end of the memory that generated code is in."""
 
     def calls_at(
         self, memory: Memory, function: V8Function, at: int, place: int, now_ns: int
     ) -> list[tuple[V8Function, int]]:
-        """(function, line) at an instruction, whose address has `place` as its lower half: those
-        that were inlined, from the innermost on, and `function`.
+        """(function, line) at an instruction: those that were inlined, from the innermost on, then
+        `function`. `at`: address of its Code; `place`: lower half of the instruction's address.
 
-        The line is that of the function's begin where this Code is not the one that runs, or V8 has
-        kept no positions. Raises OSError.
+        The line is the function's first one where the Code that runs is not found, or V8 has kept
+        no positions. Raises OSError.
         """
         if self._drops != self._functions.drops:
             self._known, self._drops = LruCache(MAX_CODES), self._functions.drops
@@ -88,7 +96,7 @@ class V8Codes:
                 inlined = self._functions.find(memory, pointer & ~7, now_ns)
                 if inlined is not None:
                     found.append((inlined, line_of(inlined, position)))
-            position, before = outer, call  # a call is inlined after the one around it
+            position, before = outer, call  # inner calls have higher numbers: no endless loop
         found.append((function, line_of(function, position)))
         return found
 
@@ -104,8 +112,8 @@ class V8Codes:
         return code if (place - code.start) & 0xFFFFFFFF < code.size else None
 
     def _code_of(self, memory: Memory, place: int, now_ns: int) -> _Code | None:
-        """The Code of an instruction, found by what lies before the first one: where a function was
-        replaced in the middle of a loop, its JSFunction leads to another Code."""
+        """The Code of an instruction, found by what lies before its first one. Needed where V8 has
+        replaced the code of a function within a loop (OSR): its JSFunction has another Code."""
         for low, high in self.generated:
             pc = low + ((place - low) & 0xFFFFFFFF)
             if pc >= high:
@@ -133,8 +141,8 @@ class V8Codes:
                 index = (first - before - from_) // 8
                 if index >= len(words):
                     return None
-                # Instructions that are an object: its map, and a pointer to Code. Up to V8 11.1
-                # they are part of Code.
+                # Instructions are an object of their class, with its map and a pointer to Code; up
+                # to V8 11.1 they are part of Code.
                 map_, pointer = words[index - 1], words[index]
                 if not self._layout.has_address:
                     map_, pointer = pointer, first - before + 1
@@ -161,7 +169,7 @@ class V8Codes:
         (kind,) = struct.unpack_from("<I", raw, layout.code_kind)
         (table,) = struct.unpack_from("<Q", raw, layout.code_positions)
         positions = calls = functions = b""
-        if kind & _KIND != layout.baseline:  # Sparkplug's leads to bytecode
+        if kind & _KIND != layout.baseline:  # in Sparkplug's code these words lead to bytecode
             positions = objects.byte_array(memory, table)
             (data,) = struct.unpack_from("<Q", raw, layout.code_positions - 8)
             calls, functions = self._inlined(memory, data)
@@ -169,7 +177,8 @@ class V8Codes:
         return _Code(start & 0xFFFFFFFF, max(size, 0), positions, calls, functions, now_ns)
 
     def _inlined(self, memory: Memory, data: int) -> tuple[bytes, bytes]:
-        """Of the data by which code is undone: an array of numbers and pointers."""
+        """(calls, functions) of `_Code`, from the deoptimization data: an array of numbers and
+        pointers."""
         layout, objects = self._layout, self._functions.objects
         _, raw = objects.read(memory, data, HEADER_BYTES + 8 * 16)
         words = struct.unpack(f"<{(len(raw) - HEADER_BYTES) // 8}Q", raw[HEADER_BYTES:])
@@ -187,4 +196,5 @@ class V8Codes:
 
 
 def _is_object(word: int) -> bool:
+    """Whether a word may be a tagged pointer."""
     return word & 3 == 1 and 1 << 16 < word < 1 << 47

@@ -25,19 +25,21 @@ MAX_LINES: Final = 1 << 18
 MAX_CALLS: Final = 64
 """Lines of bytecodes that are kept of one function."""
 _CALL_BYTES: Final = 128
-"""What one of them takes, about."""
+"""Memory that one of them takes, about."""
 MAX_ALL_BYTES: Final = 8 << 20
 """Of names, tables and lines of one V8. Beyond it, all are read again when they are needed."""
 TRUST_NS: Final = 10_000_000_000
-"""How long a function is used before it is read again: its place may be another's by then."""
+"""How long a function is used before it is read again: its memory may have another by then."""
 ANONYMOUS: Final = "(anonymous)"
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 _SEPARATOR: Final = re.compile(rb"[\x28\x29]\x20")
 """In UTF-16: U+2028 and U+2029 end lines of JavaScript, too."""
 _ALL_ONES: Final = bytes([0]) + 255 * b"\xff"
+"""For bytes.translate: 255 for each byte that is not 0."""
 _MAX_LOCALS: Final = 75
-"""With more, their names are in one table."""
+"""With more local variables, their names are in one hash table."""
 _SHARED_BYTES: Final = 64
+"""Of a SharedFunctionInfo that are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +47,15 @@ class V8Script:
     """One script."""
 
     file: str
-    """Without folders, but of Node.js's own: node:…; '' unknown."""
+    """Name without folders; of Node.js's modules node:…; '' unknown."""
     line_ends: array[int]
-    """Offsets; empty: unknown."""
+    """Offsets of line ends in its text, in characters; empty: unknown."""
     source: tuple[int, int] = (0, 0)
-    """Where the text was that they are of, and its characters."""
+    """(tagged pointer, characters) of the text in which they were found."""
 
     @property
     def bytes(self) -> int:
-        """What it takes of memory, about."""
+        """Memory that it takes, about."""
         return sys.getsizeof(self.file) + sys.getsizeof(self.line_ends) + 256
 
     def line_at(self, offset: int) -> int:
@@ -73,20 +75,20 @@ class V8Function:
     name: str
     script: V8Script
     line: int
-    """Where it begins; 0 unknown."""
+    """The first one; 0: unknown."""
     is_builtin: bool
-    """Made of no source."""
+    """It has no source."""
     bytecode: int
-    """Its BytecodeArray; 0: it has none now."""
+    """Tagged pointer to its BytecodeArray; 0: it has none now."""
     read_ns: int
     positions: bytes | None = None
-    """The bytecode's table of source positions, once it was read."""
+    """The bytecode's table of source positions; None: not read yet."""
     lines: dict[int, int] = field(default_factory=dict)
-    """By bytecode, as far as they were asked for."""
+    """By offset of a bytecode, as far as they were needed."""
 
     @property
     def bytes(self) -> int:
-        """What it takes of memory, about."""
+        """Memory that it takes, about."""
         return sys.getsizeof(self.name) + 256
 
 
@@ -98,13 +100,13 @@ class V8Functions:
         self.objects = V8Objects(layout)
         self._known: LruCache[int, V8Function] = LruCache(MAX_FUNCTIONS)
         self._scripts: LruCache[int, tuple[V8Script, int]] = LruCache(MAX_SCRIPTS)
-        """With the time when they were read."""
+        """(script, when it was read in ns) by tagged pointer."""
         self._bytes = 0
         self.drops = 0
         """How often all were dropped, as they took too much memory."""
 
     def find(self, memory: Memory, at: int, now_ns: int) -> V8Function | None:
-        """The function at an address; None where there is none."""
+        """The function at an address, if need be as it was read before; None: it was never read."""
         known = self._known.get(at)
         if known is not None and now_ns < known.read_ns + TRUST_NS:
             return known
@@ -167,7 +169,7 @@ class V8Functions:
         return V8Function(text or ANONYMOUS, found, line, is_builtin, bytecode, now_ns)
 
     def _name(self, memory: Memory, pointer: int) -> tuple[str, int]:
-        """(name, where it begins or -1)."""
+        """(name, offset of the function in the script, -1 unknown)."""
         if pointer & 1 == 0:
             return "", -1
         type_, raw = self.objects.read(memory, pointer, 8 * (SCOPE_WORDS + 1))
@@ -178,7 +180,7 @@ class V8Functions:
         return self._scope(memory, pointer, raw)
 
     def _scope(self, memory: Memory, pointer: int, raw: bytes) -> tuple[str, int]:
-        """(name, begin or -1) of a ScopeInfo, whose words depend on flags of its version."""
+        """The same of a ScopeInfo, whose words depend on its flags and on V8's version."""
         layout = self._layout
         words = struct.unpack(f"<{len(raw) // 8 - 1}Q", raw[8 : len(raw) & -8])
         locals_ = words[layout.context_locals] >> 32
@@ -219,7 +221,7 @@ class V8Functions:
                     return pointer
                 if type_ != layout.of_code:
                     return 0
-                # Sparkplug's has it where other code has what undoes it.
+                # Sparkplug's code has it where other code has deoptimization data.
                 (pointer,) = struct.unpack_from("<Q", raw, layout.code_positions - 8)
             except FAILURES:
                 return 0
@@ -245,21 +247,21 @@ class V8Functions:
             except FAILURES:
                 text = ""
         file = (text if text.startswith("node:") else text.rpartition("/")[2])[:MAX_NAME]
-        which = source, self._characters(memory, source)
-        if known is not None and known[0].line_ends and known[0].source == which:
+        text_of = source, self._characters(memory, source)
+        if known is not None and known[0].line_ends and known[0].source == text_of:
             if known[0].file == file:
                 found = known[0]
             else:
-                found = V8Script(file, known[0].line_ends, which)
+                found = V8Script(file, known[0].line_ends, text_of)
                 self.keep(found.bytes)
         else:
-            found = V8Script(file, self._line_ends(memory, source, ends), which)
+            found = V8Script(file, self._line_ends(memory, source, ends), text_of)
             self.keep(found.bytes)
         self._scripts.put(pointer, (found, now_ns))
         return found
 
     def _characters(self, memory: Memory, source: int) -> int:
-        """Of a script's text; 0 where there is none."""
+        """How many a script's text has; 0 where it cannot be read."""
         try:
             _, raw = self.objects.read(memory, source, self._layout.length + 4)
             (length,) = struct.unpack_from("<i", raw, self._layout.length)
@@ -268,6 +270,7 @@ class V8Functions:
         return int(length)
 
     def _line_ends(self, memory: Memory, source: int, ends: int) -> array[int]:
+        """Offsets of line ends: V8's own table (`ends`) where it has made one, else by the text."""
         found = array("I")
         try:
             if ends & 3 == 1:
@@ -280,10 +283,10 @@ class V8Functions:
             for piece, encoding in self.objects.parts(memory, source, MAX_SOURCE):
                 text = piece if encoding == "latin-1" else _low_bytes(piece)
                 skipped = int(is_after_return and text.startswith(b"\n"))
-                its = [match.start() for match in _LINE_END.finditer(text, skipped)]
+                here = [match.start() for match in _LINE_END.finditer(text, skipped)]
                 if text is not piece:
-                    its = sorted([*its, *_separators(piece)])
-                found.extend(offset + it for it in its[: MAX_LINES - len(found)])
+                    here = sorted([*here, *_separators(piece)])
+                found.extend(offset + it for it in here[: MAX_LINES - len(found)])
                 if len(found) >= MAX_LINES:
                     return found
                 offset += len(text)
@@ -300,14 +303,15 @@ def _separators(text: bytes) -> list[int]:
 
 
 def _low_bytes(text: bytes) -> bytes:
-    """One byte for each character of two: 255 for those that need both."""
+    """One byte for each character of UTF-16: 255 for those that need both bytes."""
     low, high = text[::2], text[1::2].translate(_ALL_ONES)
     both = int.from_bytes(low, "little") | int.from_bytes(high, "little")
     return both.to_bytes(len(low), "little")
 
 
 def line_of(function: V8Function, position: int) -> int:
-    """The line of a source position; that of the function's begin where there is none."""
+    """The line of a source position (`v8_objects.position_at`); the function's first one where
+    there is none."""
     offset = (position >> 1 & (1 << 30) - 1) - 1
     if position & 1 or offset < 0:
         return function.line
@@ -315,5 +319,5 @@ def line_of(function: V8Function, position: int) -> int:
 
 
 def printable(text: str) -> str:
-    """With question marks for what terminals would act upon."""
+    """A text with ? for characters that cannot be printed."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)

@@ -2,8 +2,8 @@
 """Where V8 keeps functions, code and texts: the constants that it publishes for debuggers.
 
 Files with V8 export them as `v8dbg_…` (tools/gen-postmortem-metadata.py of V8). Which ones there
-are differs from version to version; what is missing follows from its neighbours. They are read from
-the memory of the profiled process, so they may be any numbers.
+are differs from version to version; what is missing is derived from the offsets beside it. They are
+read from the memory of the profiled process, so they may be any numbers.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ MARK: Final = f"v8dbg_{_CONSTANTS['shared'][0]}"
 
 
 class UnsupportedV8Error(SondeError):
-    """A V8 whose functions cannot be read: it publishes nothing, or what is not known."""
+    """A V8 whose functions cannot be read: it publishes no constants, or others than are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class V8Layout:
     name: int
     """SharedFunctionInfo: name or ScopeInfo."""
     script: int
-    """SharedFunctionInfo: Script, or what leads to it."""
+    """SharedFunctionInfo: Script, or an object with a pointer to it."""
     instance_type: int
     """Map: number of the type, u16."""
     script_name: int
@@ -103,23 +103,23 @@ class V8Layout:
     length: int
     """String: characters, i32."""
     context_locals: int
-    """ScopeInfo: word of their number."""
+    """ScopeInfo: index of the word with the number of its context's local variables."""
     first_names: int
-    """ScopeInfo: first word that depends on it."""
+    """ScopeInfo: index of the first word with their names."""
     has_fixed_position: bool
-    """ScopeInfo: where the function begins is the word 3, not behind the names."""
+    """ScopeInfo: the function's offset in the script is word 3, not behind the names."""
     bytecodes: int
     """BytecodeArray: first one."""
     positions: tuple[int, ...]
-    """BytecodeArray: where the table of source positions may be."""
+    """BytecodeArray: where the pointer to the table of source positions may be."""
     instruction_start: int
     """Code: address of the first instruction, or the first instruction."""
     has_address: bool
-    """Which of these."""
+    """`instruction_start` is of the address."""
     instruction_size: int
     """Code: bytes of instructions, i32."""
     has_code: bool
-    """A JSFunction leads to its Code: not since dispatch tables do."""
+    """A JSFunction has a pointer to its Code: not where V8 has dispatch tables instead."""
     code_before: int
     """Bytes from a pointer to Code, or from Code, to the first instruction behind it."""
     code_kind: int
@@ -129,11 +129,12 @@ class V8Layout:
     baseline: int
     """Kind of code that Sparkplug made."""
     inlined_count: int
-    """Data by which code is undone: word of the number of inlined functions,"""
+    """Deoptimization data: index of the word with the number of inlined functions,"""
     inlined_calls: int
-    """of the table of inlined calls,"""
+    """of that with the table of inlined calls,"""
     literals: int
-    """and of the array that begins with these functions."""
+    """and of that with the array that begins with these functions."""
+    # Numbers of types (`instance_type`).
     of_shared: int
     of_scope: int
     of_script: int
@@ -177,7 +178,7 @@ def _layout(memory: Memory, exports: Mapping[str, int]) -> V8Layout:
         if not 0 <= value <= (0xFFFF if field.startswith(is_type) else MAX_OFFSET):
             raise ValueError(field)
     has_address = version >= (11, 2)
-    # Words are read where these point: the kernel's programs hold 64 bytes of a function.
+    # The BPF programs read these words, of the first 64 bytes of a JSFunction.
     shared = found["shared"]
     code = found.get("code", shared - _WORD if version >= (11, 7) else shared + 3 * _WORD)
     if max(shared, code) > 56 or shared % _WORD or code % _WORD or min(shared, code) < _WORD:

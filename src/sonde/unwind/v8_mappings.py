@@ -9,24 +9,25 @@ from typing import Final
 from sonde.resolve.mappings import Mapping
 
 FILES: Final = ("node", "libnode", "libv8")
-"""How the names of files begin that are looked into."""
+"""How names of files begin that may have V8 in them."""
 MAX_BYTES: Final = 1 << 32
-"""Of one mapping that is taken for V8's: its process decides how large one is."""
+"""Size of a mapping that is taken for V8's, at most: a process can make any."""
 MAX_GENERATED: Final = 64
-"""Ranges of generated code. What of it lies in others is walked as code of no known kind."""
+"""Ranges of generated code of one process; code in further ones is walked by frame pointers."""
 
 
 class V8Mappings:
-    """Those of the code of one file that may have V8 in it.
+    """The mappings with code of one file that may have V8 in it.
 
-    V8 maps its own code a second time, near the code that it generates: with another bias.
+    V8 maps the code of its builtins a second time, near the code that it generates: then there are
+    two biases.
     """
 
     def __init__(self) -> None:
         self.file: Mapping | None = None
-        """One of them."""
+        """A mapping of the file; None: there is no such file."""
         self.bounds: dict[int, tuple[int, int]] = {}
-        """First address and end, by bias."""
+        """(first address, end) of its mappings by bias."""
 
     def add(self, mapping: Mapping, bias: int) -> None:
         """Take in a mapping of code, if it is of the file that V8 is in: the first such file
@@ -34,7 +35,7 @@ class V8Mappings:
         if not mapping.path.rpartition("/")[2].startswith(FILES):
             return
         if self.file is not None and self.file.path != mapping.path:
-            # Debian's program is small, and its library has V8.
+            # Debian's node is a small program, and libnode has V8.
             if self.bounds and sum(end - start for start, end in self.bounds.values()) > 1 << 20:
                 return
             self.bounds.clear()
@@ -45,13 +46,13 @@ class V8Mappings:
 
     @property
     def code(self) -> list[tuple[int, int]]:
-        """Start and end of what is mapped with each bias."""
+        """(start, end) of what is mapped with each bias."""
         return sorted(self.bounds.values())
 
 
 def generated(mappings: Sequence[Mapping]) -> tuple[list[tuple[int, int]], int]:
-    """(start, end) of anonymous code, and of what is reserved beside it: V8 makes that executable
-    later, which no event reports. And how many more there are than are kept."""
+    """((start, end) of anonymous code, and of what is reserved beside it, which V8 makes executable
+    later without an event; how many such ranges there are beyond MAX_GENERATED)."""
     found: list[tuple[int, int]] = []
     reserved: list[tuple[int, int]] = []
     for mapping in mappings:

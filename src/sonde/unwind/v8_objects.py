@@ -2,11 +2,12 @@
 """Objects in the heap of a running V8: their types, texts and tables.
 
 V8's words: a *Map* is the object that describes the layout and type (`instance_type`) of others. A
+*tagged pointer* is an object's address plus 1; a small integer is in the upper half of a word. A
 string is sequential (its characters follow), external (they lie elsewhere), cons (two strings after
 one another), sliced (a part of another one), or thin (another one in its place).
 
-The heap is memory of the profiled process, and changes while it is read: a pointer leads anywhere,
-a type is checked before an object is taken for one, and every length has a limit.
+The heap is memory of the profiled process, and changes while it is read: a pointer may lead
+anywhere, an object's type is checked before it is used, and every length has a limit.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ _PIECE_BYTES: Final = 1 << 18
 
 
 class V8Objects:
-    """The objects of one V8, by address plus 1, as it keeps them."""
+    """The objects of one V8, by tagged pointer."""
 
     def __init__(self, layout: V8Layout) -> None:
         self._layout = layout
         self._types: LruCache[int, int] = LruCache(MAX_TYPES)
-        """By Map: these stay where they are."""
+        """By Map, which V8 does not move."""
 
     def read(self, memory: Memory, pointer: int, size: int) -> tuple[int, bytes]:
         """(type, first `size` bytes at the most) of an object. Raises OSError, ValueError."""
@@ -71,7 +72,7 @@ class V8Objects:
         self._types = LruCache(MAX_TYPES)
 
     def text(self, memory: Memory, pointer: int, limit: int = MAX_NAME) -> str:
-        """A string, of it `limit` characters at the most. Raises OSError, ValueError."""
+        """A string, cut at `limit` characters. Raises OSError, ValueError."""
         parts = self.parts(memory, pointer, limit)
         return "".join(raw.decode(code, "replace") for raw, code in parts)[:limit]
 
@@ -142,12 +143,12 @@ def position_at(table: bytes, code_offset: int) -> int:
     """
     at, here, position, best = 0, -1, 0, 0
     while at < len(table):
-        by, at = _signed(table, at)
-        here += by if by >= 0 else -by - 1
+        step, at = _signed(table, at)
+        here += step if step >= 0 else -step - 1
         if here > code_offset:
             break
-        by, at = _signed(table, at)
-        position += by
+        step, at = _signed(table, at)
+        position += step
         best = position & (1 << 64) - 1
     return best
 
