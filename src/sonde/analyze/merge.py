@@ -19,7 +19,7 @@ from sonde.model.timeline import (
     I64,
     Events,
     Interner,
-    ProcessUse,
+    DeviceUse,
     Samples,
     StateKind,
     Timeline,
@@ -144,7 +144,7 @@ def _merged(one: Timeline, two: Timeline) -> Timeline:
     )
 
 
-def _uses(two: Timeline, numbers: Mapping[int, int], shift: int) -> Iterator[ProcessUse]:
+def _uses(two: Timeline, numbers: Mapping[int, int], shift: int) -> Iterator[DeviceUse]:
     """Uses of devices, with the numbers and the clock of the other record."""
     for use in two.busy_of:
         if not numbers or use.device in numbers:

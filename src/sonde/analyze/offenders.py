@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sonde.model.timeline import ProcessUse, Timeline, TotalKind
+from sonde.model.timeline import DeviceUse, Timeline, TotalKind
 
 LEAST_USE = 0.01
 """NVML reports whole percents: one percent is the least that it can show."""
@@ -64,7 +64,7 @@ def processes_on(timeline: Timeline, device: int) -> set[int]:
 
 def reports_on_others(
     timeline: Timeline, devices: Collection[int], pids: Collection[int]
-) -> list[ProcessUse]:
+) -> list[DeviceUse]:
     """The driver's reports on processes other than `pids`.
 
     None if the driver does not list any of `pids` by the same numbers: then one of the others may

@@ -71,7 +71,7 @@ class MemoryGrowth:
     mapped_bytes: int
     unmapped_bytes: int
     grew: int
-    """How many of the `windows` (equal parts of the time of the process) it grew in."""
+    """In how many of the `windows` it grew: equal parts of the time of the process."""
     windows: int
     is_suspect: bool
     """It grew all the time, not only at first, like a leak."""

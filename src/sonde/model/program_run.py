@@ -31,5 +31,5 @@ class ProgramRun:
 
     @property
     def exit_code(self) -> int:
-        """As a shell reports it, 0 to 255: 128 plus the signal's number for one."""
+        """As a shell reports it, 0 to 255: after a signal 128 plus its number."""
         return self.status if self.status >= 0 else 128 - self.status
