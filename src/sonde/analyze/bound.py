@@ -113,6 +113,7 @@ def _verdict(timeline: Timeline, blamed: BlamedStalls) -> Verdict:
     def judge(
         causes: list[CauseShare], classes: list[KernelClassShare], computing: float
     ) -> list[BoundShare]:
+        """The bounds of these shares of the time, or the clocks in place of what they slow."""
         found = _bounds(causes, classes, computing, underfilled[0])
         lost = throttling.lost if throttling else 0.0
         by_clock = found[0].key in (Bound.COMPUTE, Bound.KERNELS, Bound.SMALL_KERNELS)
@@ -135,7 +136,7 @@ def _verdict(timeline: Timeline, blamed: BlamedStalls) -> Verdict:
         kernel_classes=classes,
         evidence=[
             *_evidence(stalls, computing, idle, causes, classes, underfilled, bounds),
-            *_left(blamed),
+            *_not_analysed(blamed),
             *_throttled(throttling),
         ],
         advice=_advice(causes, bounds, throttling),
@@ -246,7 +247,7 @@ def _evidence(
     return lines
 
 
-def _left(blamed: BlamedStalls) -> list[str]:
+def _not_analysed(blamed: BlamedStalls) -> list[str]:
     if not blamed.threads_left:
         return []
     return [

@@ -14,7 +14,7 @@ from sonde.model.timeline import DeviceUse, Timeline, TotalKind
 LEAST_USE = 0.01
 """NVML reports whole percents: one percent is the least that it can show."""
 LEAST_REPORTS = 3
-"""Fewer reports on a process leave its use of the device open: one comes a second."""
+"""Fewer reports do not show how much a process used the device: one comes a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,9 @@ class OtherUse:
     share: float
     """Mean of the driver's reports in the span: of the time, with any of its kernels."""
     reports: int
-    """Reports with work, of all."""
+    """The driver's reports in the span in which the process ran work."""
     of: int
+    """All reports of the driver on the device in the span."""
     location: str = ""
     """The code that asked for most of its kernels, if it is in the record, too."""
 

@@ -55,7 +55,7 @@ HOPS = 6
 THREADS = 3
 """At most this many threads get a verdict."""
 LAUNCHING = 16
-"""At most this many threads that launch are looked at for turns."""
+"""At most this many threads that launch are compared, for whether they launch in turns."""
 LEAST_CALLS = 0.05
 """Threads with a smaller fraction of the busiest thread's call time get no verdict."""
 ENDED = 0.25
@@ -65,14 +65,14 @@ LEAST_ENDED = 0.05
 FUNCTION = 0.1
 """Functions of the program with this share of the time are described in evidence."""
 FUNCTIONS = 3
-"""At most this many."""
+"""At most this many functions are."""
 TURNS = 0.05
 """Threads that wait for each other for this part of the time, each of them, take turns."""
 LEAST_WORK = 0.1
 """Threads that asked for a smaller part of a device's time do not decide when it stalls."""
 
 _NO_TURN = (WaitDetail.INPUT, WaitDetail.GIL, WaitDetail.OWN_LOCK)
-"""Waits for something else than another thread's launches."""
+"""Waits that are not for another thread's launches."""
 _RUN_KINDS = (
     *(TotalKind.RUN, TotalKind.INTERRUPTED, TotalKind.UNDERFILLED),
     TotalKind.STREAM,

@@ -15,6 +15,8 @@ Terms:
 - stall: a job that makes no progress (in `analyze`, a device without a running kernel)
 - child: the process that explains, fed with the records of `moments` and `job`
 - piece: of work: a device call, or a wait for data that ended; sync: a wait for a write to disk
-- sign: see incident; symptom: what showed that a rank has stopped; facts: what files report
+- symptom: what showed that a rank has stopped; facts: what files of the kernel report
+- looked at closely: with its waits, and its stacks, recorded; the others' CPU time is known
+- series: a number a tick of one process, such as a share of time in which it did not go on
 - usual: where, or how much, before the change; family: the victim and its descendants
 """
