@@ -42,7 +42,7 @@ from sonde.model.verdict import (
 )
 
 KNOWN_GAIN = 0.05
-"""A cause with this share of the time is the next step also where kernels are the bound."""
+"""Also where kernels are the bound, a cause with this share of the time is the first next step."""
 THROTTLED = 0.15
 """From this share of lost time, throttled clocks are the bound."""
 _KERNELS = {
@@ -160,7 +160,7 @@ def _causes(timeline: Timeline, blamed: BlamedStalls) -> list[CauseShare]:
         rows = blamed.cause == number
         tracks, weight = _by_track(blamed, rows)
         track = int(tracks[weight.argmax()]) if len(tracks) else -1
-        large = ns[number] >= 0.01 * window
+        large = ns[number] >= 0.01 * window  # of smaller causes, details and code are not searched
         detail, facts = detail_of(cause, timeline, blamed) if large else (CauseDetail.NONE, [])
         found.append(
             CauseShare(

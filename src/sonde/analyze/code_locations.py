@@ -38,7 +38,7 @@ _ENTRIES = {"<module>", "main", "_run_code", "_run_module_as_main"}
 """Entry points: named only where no other function of the program is on the stack."""
 
 
-class Stacks:
+class TraceStacks:
     """The functions and ranges of a thread at any time, from a trace. The timeline's rows of
     functions are sorted by start."""
 
@@ -93,7 +93,7 @@ def code_locations_of(
         return []
     duration: I64 = stalls.duration_ns[rows]
     chosen = rows[np.argsort(-duration, kind="stable")[:SAMPLED_STALLS]]
-    stacks = Stacks(timeline, track)
+    stacks = TraceStacks(timeline, track)
     weights: dict[str, int] = defaultdict(int)
     for row in chosen.tolist():
         begin, launch = int(stalls.start[row]), int(blame.launch_ns[row])

@@ -72,7 +72,7 @@ def run_queue(timeline: Timeline, blame: BlamedStalls) -> Detail:
     long_ns = float(length[length >= QUOTA_WAIT_NS].sum())
     waits = f"{len(length):,} waits" if len(length) > 1 else "one wait"
     facts = [f"{waits}, {float(np.median(length)) / 1e6:.1f} ms in the median"]
-    by_quota = long_ns > 0.6 * length.sum()
+    by_quota = long_ns > 0.6 * length.sum()  # most of the waiting time
     return (CauseDetail.QUOTA if by_quota else CauseDetail.PREEMPTED), facts
 
 

@@ -232,7 +232,8 @@ def _waits_for_device(timeline: Timeline, by_track: Mapping[int, list[Total]]) -
 def with_short_waits(timeline: Timeline, verdicts: list[Verdict]) -> list[Verdict]:
     """The verdicts on devices with host time split by the totals of the launching thread.
 
-    A capture keeps single waits from 10 ms on only. Shorter waits count as host code at first.
+    A capture keeps single waits from 10 ms on only, by default. Shorter ones count as host code at
+    first.
     """
     if not any(one.bounds[0].key == Bound.HOST for one in verdicts):
         return verdicts

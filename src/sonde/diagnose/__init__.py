@@ -9,6 +9,7 @@ Terms:
 - lost time: seconds per second that the victim's threads no longer work; part: what they do in it
 - case: a window with the lost time, as the causes judge it
 - place: where in its code a thread waits or runs
+- verdict: the causes of a slowdown, or a change that is no fault (not that of `analyze`)
 - incident: a slowdown with its cause, offender and evidence; sign, early warning: one to come
 - pace: how fast a job makes progress; RAS: NCCL's answers about its ranks
 - look: the stacks of all ranks at one time

@@ -19,9 +19,9 @@ ROWS = 20
 class Changed(Protocol):
     """One figure in both recordings (`sonde.analyze.difference.Change`).
 
-    `before` and `after` are ns per unit: a step, call, run or second, named by `per` below. `cost`
-    is the change as a share of the whole unit before ("weight" in the JSON), `relative` as a share
-    of `before`, infinite where that is 0. `certain`: it is larger than the noise.
+    `before` and `after` are ns per unit: a step, call, run or second, which `per` names below.
+    `cost` is the change as a share of the whole unit before ("weight" in the JSON), `relative` as a
+    share of `before`, infinite where that is 0. `certain`: it is larger than the noise.
     """
 
     @property

@@ -146,7 +146,7 @@ class TotalKind(StrEnum):
 
 
 class Activity(StrEnum):
-    """What a thread did on a CPU, by the stacks of its samples."""
+    """What a thread did on a CPU, by the stacks of its samples. Not of the table `activity`."""
 
     FULL_QUEUE = "full queue"
     """It polled, in a launch call, for room in the device's queue."""
