@@ -48,7 +48,7 @@ from sonde.model.timeline import (
 )
 
 SHORT_NS = 20_000
-"""A stall before an operation that was already launched is the device's own latency below this."""
+"""A shorter stall before an operation that was already launched is the device's own latency."""
 LATENCY_NS = 30_000
 """Longest time from the end of a launch call to the kernel's start on a device that is free."""
 PRIOR_NS = 100_000_000

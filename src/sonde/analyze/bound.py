@@ -44,7 +44,7 @@ from sonde.model.verdict import (
 KNOWN_GAIN = 0.05
 """Also where kernels are the bound, a cause with this share of the time is the first next step."""
 THROTTLED = 0.15
-"""From this share of lost time, throttled clocks are the bound."""
+"""Throttled clocks are the bound if they cost this share of the time."""
 _KERNELS = {
     Bound.COMPUTE: "compute-bound kernels",
     Bound.MEMORY: "memory-bound kernels",
@@ -65,7 +65,7 @@ _SINGLE_RUNS = (
 
 def explain(timeline: Timeline, causes: StallCauses | None = None) -> Explanation:
     """A verdict for each device of the timeline; without device streams, for launching threads;
-    without device calls, for the busiest threads. `causes` takes what is found on the way."""
+    without device calls, for the busiest threads. `causes`: filled with those of all stalls."""
     verdicts = []
     for device in devices_of(timeline):
         blamed = blame_device(timeline, device)

@@ -88,7 +88,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """All changes, the costliest first."""
+    """The changes: those of the whole unit (step, or wall and CPU time) first, then the costliest;
+    of whole runs, certain ones before others."""
 
     per: Unit
     before_ns: float

@@ -68,7 +68,7 @@ def reports_on_others(
 ) -> list[DeviceUse]:
     """The driver's reports on processes other than `pids`.
 
-    None if the driver does not list any of `pids` by the same numbers: then one of the others may
+    Empty if the driver does not list any of `pids` by the same numbers: then one of the others may
     be the program itself, as seen from another PID namespace.
     """
     listed = {*timeline.gpus_of, *(one.pid for one in timeline.busy_of)}

@@ -64,7 +64,7 @@ class RecordedRun:
     """CLOCK_MONOTONIC, as `end_ns`."""
     end_ns: int = 0
     clock_ns: int = 0
-    """Add to those for the time since 1970."""
+    """Added to these times it gives nanoseconds since 1970."""
 
     def is_beside(self, other: RecordedRun) -> bool:
         """Whether both took place at the same time on one machine."""

@@ -2,7 +2,8 @@
 """The stalls of a device: the parts of its traced windows without a running kernel.
 
 At each moment a device is in exactly one state: a kernel runs; only a collective runs; only a copy
-or memory set runs; nothing runs. The last three are stalls.
+or memory set runs; nothing runs; or a kernel is preempted by another process. All but the first are
+stalls.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ STRETCHED = 4
 """A kernel that takes more than this many times its usual time, and `TIME_SLICE_NS` more, was
 preempted."""
 TIME_SLICE_NS = 1_000_000
-"""Less than another process has the device for at a time."""
+"""A time slice of another process is taken to be longer than this."""
 _USUAL_OF = 20
 """Fewer runs of a kernel do not show its usual time."""
 _RARE = 0.2

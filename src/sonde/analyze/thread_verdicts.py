@@ -92,7 +92,8 @@ _COUNTED = {
 
 
 def thread_verdicts(timeline: Timeline) -> list[Verdict]:
-    """A verdict on each thread that called a device, the busiest first; none without calls."""
+    """Verdicts on the threads that called a device most, `THREADS` at most; threads that take turns
+    have one together. Where nothing called a device, on the busiest threads."""
     by_track: dict[int, list[Total]] = defaultdict(list)
     runs: dict[int, list[Total]] = defaultdict(list)
     asked: dict[int, int] = defaultdict(int)
@@ -148,7 +149,7 @@ def _shares(
     timed_ns: int,
     reported: float | None,
 ) -> list[DeviceShare]:
-    """What a process's runs took of the time: copies of all its threads, whichever launched."""
+    """What a process's runs took of the time, copies of all its threads included."""
     runs = timeline.single_runs
     mine = runs.take(timeline.pid_of_track[runs.track] == pid)
     calls = [

@@ -49,7 +49,7 @@ NORMAL = 1.4826
 DISK_S = 3.0
 """For this long after its last request a wait may be for a disk: limits hold requests back."""
 LEAST_CPU = 0.03
-"""CPUs that a process uses or would use, below which it is at rest, unless it calls a device."""
+"""A process that used fewer CPUs before is no victim."""
 LEAST_PACE = 6.0
 """Fewer pieces of work a second show nothing about half a second."""
 STEADY_PACE = 0.5
@@ -88,7 +88,7 @@ class _Watched:
     rests_until_ns: int = 0
     """No further suspicion by the series in `suspected` before."""
     suspected: frozenset[Series] = frozenset()
-    """The series by which it was suspected since it last did not rest."""
+    """The series of its suspicions since `rests_until_ns` was last over."""
     sockets: dict[tuple[int, int], float] = field(default_factory=dict)
     """Time in sockets by thread and place, older time counting less (`FORGETS`)."""
     is_active: bool = False

@@ -91,7 +91,7 @@ class RasReport(msgspec.Struct, frozen=True):
     version: str = ""
     communicators: tuple[RasComm, ...] = ()
     failed: str = ""
-    """Why RAS listens and did not answer; '' it did."""
+    """Why RAS, which listens, gave no answer; '' it gave one."""
 
 
 class JobLook(msgspec.Struct, frozen=True):

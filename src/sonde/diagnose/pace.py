@@ -18,7 +18,7 @@ from sonde.diagnose.moments import Moment, ProcessMoment
 LEAST_S: Final = 2.0
 """A pause is looked into from then on."""
 OF_LONGEST: Final = 1.5
-"""And only if it is so much longer than the longest one before."""
+"""And only if it is this many times as long as the longest one before."""
 MAX_S: Final = 30.0
 """A pause this long is looked into however long earlier ones were."""
 PAUSE_S: Final = 0.5

@@ -41,8 +41,8 @@ class Changed(Protocol):
 
 
 def render(per: str, changes: Sequence[Changed], limit: int = ROWS) -> str:
-    """A table of the first `limit` changes, in the order given: that of `compare` is the costliest
-    first, by the size of the cost."""
+    """A table of the first `limit` changes, in the order given, which is that of
+    `sonde.analyze.difference.Difference`."""
     head = ("", f"before/{per}", f"after/{per}", "change", f"of a {per}", "", "")
     rows: list[tuple[str, ...]] = [head]
     for one in changes[:limit]:

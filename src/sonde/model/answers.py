@@ -167,7 +167,7 @@ class DeviceRuns:
     """kernel | replay (of a whole graph) | copy | set | sync"""
     name: str
     sources: str
-    """How durations were measured: event, cupti, opencl."""
+    """How durations were measured: event, cupti, opencl, host."""
     timed: int
     count: int
     ns: int

@@ -62,7 +62,7 @@ class DeviceTrace:
     names: Mapping[int, str]
     """By `rows["name"]`; kernels demangled."""
     is_cut: bool
-    """It ended early: another profiler came, or it was called off."""
+    """It ended before its time: another profiler came, or the trace was called off."""
     lost: Mapping[str, int]
     """How many rows are missing, by the reason."""
     clock_error_ns: int = 0

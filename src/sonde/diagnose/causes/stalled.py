@@ -113,7 +113,7 @@ class _Rank:
     line: str
     """As of `own_line`."""
     thread: RankThread | None
-    """Its first thread, which shows it; None where no stack is known."""
+    """Its first thread, which shows what it does; None where that is not known."""
 
 
 def explain_stall(job: JobFacts) -> Verdict | None:
