@@ -255,7 +255,10 @@ def _calls_of(timeline: Timeline, stalls: Stalls, op: I64) -> tuple[I64, Mask]:
 def _of_thread(
     timeline: Timeline, stalls: Stalls, track: int, rows: I64, begin: I64, done: I64, op: I64
 ) -> tuple[U8, I64]:
-    """Causes of the stalls (rows) of one late thread, and their `BlamedStalls.earlier_wait_ns`."""
+    """Causes of the stalls (rows) of one late thread, and their `BlamedStalls.earlier_wait_ns`.
+
+    `begin`, `done`, `op`: columns of all stalls, as in `blame_stalls`.
+    """
     start, end = stalls.start[rows], stalls.end[rows]
     launch_end = np.minimum(np.maximum(done[rows], start), end)
     launch = np.minimum(np.maximum(begin[rows], start), end)

@@ -203,6 +203,8 @@ def _by_track(blamed: BlamedStalls, rows: np.ndarray) -> tuple[np.ndarray, np.nd
 def _bounds(
     causes: list[CauseShare], classes: list[KernelClassShare], computing: float, underfilled: float
 ) -> list[BoundShare]:
+    """The bounds, the largest first. `underfilled`: the share of the kernel time in which one small
+    kernel ran alone."""
     unknown = [BoundShare(Bound.UNKNOWN, 0.0)]
     parts = [(cause.bound, cause.share) for cause in causes]
     if sum(cause.share for cause in causes) >= STALLED or computing <= 0:
@@ -223,6 +225,7 @@ def _evidence(
     underfilled: tuple[float, int],
     bounds: list[BoundShare],
 ) -> list[str]:
+    """Figures on the bounds, for people. `underfilled`: as `underfilled_share` returns it."""
     lines = [
         f"kernels ran for {100 * computing:.1f} % of {stalls.window_ns / 1e6:,.1f} ms, "
         f"nothing at all for {100 * idle:.1f} %"

@@ -135,7 +135,10 @@ def _call_rows(timeline: Timeline, begin_ns: int, end_ns: int) -> dict[int, int]
 def _host_before(
     timeline: Timeline, call: int, launch: int, since: int, parts: dict[tuple[str, PathKind], int]
 ) -> int:
-    """Adds the thread's time before a launch, back to its last wait or to `since`."""
+    """Adds the thread's time before a launch, back to its last wait or to `since`; returns `since`.
+
+    `call`: the row of the launch; `launch`: when it began.
+    """
     calls = timeline.calls
     track = calls.track[call]
     first = int(np.searchsorted(calls.start_ns, since - _AHEAD_NS, "left"))

@@ -168,7 +168,10 @@ def _beside(one: DeviceShare, computing: DeviceShare) -> DeviceShare:
 
 
 def _total(runs: SingleRuns, mine: Mask, call_ns: float = np.inf) -> _Sum:
-    """The sum of the chosen runs, over threads and kinds of launches. `mine`: a mask of rows."""
+    """The sum of the chosen runs, over threads and kinds of launches.
+
+    `mine`: a mask of rows; `call_ns`: the mean time of the calls that asked for copies.
+    """
     variance = 0.0
     number = runs.track.astype(np.int64) << 8 | runs.call
     for sequence in np.unique(number[mine]).tolist():
@@ -180,6 +183,7 @@ def _total(runs: SingleRuns, mine: Mask, call_ns: float = np.inf) -> _Sum:
 
 
 def _sum(runs: SingleRuns, mine: Mask, sampling: float, call_ns: float) -> _Sum:
+    """The same with a known error of sampling."""
     weight, length = runs.weight[mine], runs.length_ns[mine].astype(np.float64)
     less = more = 0.0
     for kind in np.unique(runs.call[mine]).tolist():

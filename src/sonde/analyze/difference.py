@@ -193,6 +193,7 @@ def _rate_change(a: _Side, b: _Side, before: _Rate, after: _Rate) -> list[Change
 
 
 def _side(timeline: Timeline, verdict: Verdict | None, stepwise: bool, rate: _Rate | None) -> _Side:
+    """The figures of one record: per step, per call of `rate`, or per second."""
     steps = np.zeros(0)
     kernels: dict[str, tuple[float, tuple[float, float]]] = {}
     causes: dict[str, tuple[float, float]] = {}
@@ -225,6 +226,7 @@ def _side(timeline: Timeline, verdict: Verdict | None, stepwise: bool, rate: _Ra
 def _kernel_times(
     timeline: Timeline, verdict: Verdict, units: float
 ) -> dict[str, tuple[float, tuple[float, float]]]:
+    """By name: (ns per unit, its 95 % interval). `units`: how many there are in the traced time."""
     events = stalls_of(timeline, verdict.device).events
     rows = np.flatnonzero(events.kind != DeviceKind.SET)
     duration: I64 = events.duration_ns[rows]

@@ -129,6 +129,7 @@ def _before_bare_calls(timeline: Timeline, track: int, path: Intervals, rows: I6
 
 
 def _roles(timeline: Timeline, track: int, rows: I64) -> U8:
+    """The `_Role` of each of these rows of `host`."""
     host, calls = timeline.host, timeline.calls
     names = host.name[rows]
     python = host.kind[rows] == HostKind.PYTHON

@@ -168,6 +168,7 @@ def _summed(rows: Iterable[tuple[str, int, int]]) -> _Use:
 def _functions(
     kind: ChangeKind, before: Sequence[_Use], after: Sequence[_Use], cpu: Change, paired: bool
 ) -> list[Change]:
+    """Changes of functions. `cpu`: that of the whole CPU time; `paired`: as `are_pairs` has it."""
     nothing = (0.0, 0)
     cpu_ns = max(1.0, cpu.before)
     names = {

@@ -185,6 +185,7 @@ def _by_host(waits: Floats, excess: dict[Straggle, float]) -> SlowRanks:
 
 
 def _is_stage(count: int, ranks: int) -> bool:
+    """Whether a slow group of `count` ranks is a stage."""
     return count > 1 and count >= _STAGE * ranks
 
 

@@ -97,6 +97,7 @@ class ThreadTime:
     places: dict[Cause, dict[str, int]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(int))
     )
+    """By cause and place."""
     others: dict[Cause, dict[int, int]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(int))
     )
@@ -104,6 +105,7 @@ class ThreadTime:
     waited: int = 0
     """In calls that wait for the device."""
     wait_places: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """The same by place, where that is known."""
     for_copies: bool = False
     """Waits for the device follow copies to it, one for one."""
     spread: dict[str, tuple[int, int]] = field(default_factory=dict)

@@ -324,7 +324,10 @@ def _verdict(
     timed: Collection[CopyDirection] = (),
     has_runs: bool = False,
 ) -> tuple[Verdict, ThreadTime]:
-    """The verdict on threads that launch in turns, under the name of the first."""
+    """The verdict on threads that take turns, under the name of the first, and their time.
+
+    `totals`: theirs; `timed`: as of `thread_time`; `has_runs`: runs of the device were timed.
+    """
     track = turns[0]
     time = thread_time(timeline, totals, timed)
     if time.for_copies and not has_runs:
@@ -412,7 +415,10 @@ def _facts(
     window: int,
     turns: Collection[int],
 ) -> list[str]:
-    """Who ended the waits of a cause, where one thread did for much of them; who had the CPU."""
+    """Who ended the waits of a cause, where one thread did for much of them; who had the CPU.
+
+    `length`: the time of the cause, in ns.
+    """
     if length < LEAST_SHARE * window:
         return []
     if cause == Cause.RUN_QUEUE:

@@ -269,7 +269,8 @@ def _slower(
     cpu: float,
     pace: float,
 ) -> bool:
-    """Whether less was done in the last ticks: by the pace where that is steady, else by CPU."""
+    """Whether less was done in the last ticks, by the pace or by CPU time. `cpu`, `pace`: the
+    usual."""
     return any(
         _fell(series, rows, recent, usual, least)
         for series, usual, least in ((Series.PACE, pace, LEAST_PACE), (Series.CPU, cpu, LEAST_CPU))
@@ -277,7 +278,8 @@ def _slower(
 
 
 def _works_on(recent: list[tuple[int, int, dict[Series, float]]], cpu: float) -> bool:
-    """Whether it uses its CPUs as before: threads that have less to do wait for locks, too."""
+    """Whether the process uses its CPUs as before (`cpu`): threads with less to do wait for locks,
+    too."""
     return statistics.fmean(row[Series.CPU] for _, _, row in recent) > WORKS_ON * cpu
 
 

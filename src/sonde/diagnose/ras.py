@@ -72,6 +72,7 @@ def _json(raw: bytes) -> RasReport:
 
 
 def _comm(one: Mapping[str, Any], most: int) -> RasComm:
+    """A communicator of an answer in JSON, with at most this many ranks."""
     ranks = []
     for it in map(_map, _list(one.get("ranks"))[: min(RANKS, most)]):
         counts = list(_map(it.get("collective_counts")).items())[:FUNCTIONS]

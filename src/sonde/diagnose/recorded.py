@@ -62,11 +62,13 @@ def shrunk(window: Window) -> Window:
 
 
 def _of_another(one: ProcessMoment) -> ProcessMoment:
+    """What is kept of a process outside of the family."""
     again = [flow for flow in one.flows if flow.operation == "retransmit"]
     return ProcessMoment(one.usage, [], [], one.disk, [], again)
 
 
 def _of_family(moment: Moment, own: set[int]) -> Moment:
+    """A moment with all of the family (`own`), and less of other processes."""
     processes = {
         pid: one if pid in own else _of_another(one)
         for pid, one in moment.processes.items()

@@ -56,6 +56,7 @@ class Selection:
     def __init__(self) -> None:
         self._uses: dict[int, _Use] = {}
         self._marked: dict[int, _Use] = {}
+        """Processes that used enough, until their long average is below `ENDS`."""
         self.pids: Mapping[int, bool] = {}
         """Chosen now; True: with stacks."""
         self._stacks = STACKS_AT_ONCE
@@ -100,6 +101,7 @@ class Selection:
             del self._uses[next(iter(self._uses))]
 
     def _choose(self, now_ns: int) -> None:
+        """Choose among the marked processes, and which of them have stacks."""
         found: list[tuple[float, int]] = []
         for pid, use in list(self._marked.items()):
             now = _blend(use.long, 0.0, max(0.0, (now_ns - use.seen_ns) / 1e9), LONG_S)

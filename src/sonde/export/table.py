@@ -32,7 +32,7 @@ ROWS = 30
 """Rows of each table by default."""
 _LOCATION_WIDTH = 32
 _OF_SONDE = ("probes_attached", "probe_slow")
-"""Notices that show how Sonde works, not what it missed: they are in the JSON and the page alone."""
+"""Notices that show how Sonde works, not what it missed: only the JSON and the page have them."""
 
 
 def write(

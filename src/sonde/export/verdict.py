@@ -38,7 +38,7 @@ _FUNCTOR = re.compile(r"[Ff]unctor|_kernel_cuda|launch_")
 
 
 def render(explanation: Explanation, steps: int = 0) -> str:
-    """The answer, without a line end behind its last line."""
+    """The answer, without a line end behind its last line. `steps`: how many steps are listed."""
     lines: list[str] = []
     for verdict in explanation.verdicts:
         if lines:
@@ -59,7 +59,7 @@ def headline(explanation: Explanation) -> str:
 
 
 def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
-    """One device's verdict."""
+    """The lines of one verdict, on a device or a thread. `steps`: how many steps are listed."""
     bound = verdict.bounds[0].key.description
     if len(verdict.bounds) > 1:
         shares = (f"{one.key.label} {100 * one.share:.0f} %" for one in verdict.bounds)

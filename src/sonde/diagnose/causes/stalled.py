@@ -141,6 +141,8 @@ def _missing(
     job: JobFacts, missing: Sequence[_Rank], waiting: Sequence[_Rank], not_there: int,
     reports: tuple[RankReport, ...],
 ) -> Verdict | None:  # fmt: skip
+    """Some ranks are missing, and the others wait for them. `not_there`: how many ranks do not
+    wait, those whose stacks are not known included."""
     first = missing[0]
     evidence = [f"{_name(one)} is missing: {one.doing}{_at(one)}" for one in missing[:NAMED]]
     evidence += _of_waiting(waiting)
@@ -251,6 +253,7 @@ def _same_in_all(looks: Sequence[JobLook]) -> list[_Rank] | None:
 
 
 def _of(look: RankLook) -> _Rank:
+    """A rank with what it does."""
     if not look.state:
         return _Rank(look, Doing.ENDED, "", None)
     main = next(iter(look.threads), None)
@@ -323,6 +326,7 @@ def own_line(frames: Iterable[StackFrame]) -> str:
 
 
 def _works(one: _Rank) -> bool:
+    """Whether a rank uses a CPU or moves data, as one does that others merely wait for."""
     return one.doing not in (Doing.STOPPED, Doing.FROZEN, Doing.ENDED) and (
         one.look.cpu >= WORKS_CPU or one.look.moved_bytes >= WORKS_BYTES
     )
@@ -341,6 +345,7 @@ def _behind(job: JobFacts) -> dict[tuple[int, int], str]:
 
 
 def _of_waiting(waiting: Sequence[_Rank]) -> list[str]:
+    """Evidence on the ranks that wait, by place."""
     places: dict[tuple[Doing, str], list[int]] = {}
     for one in waiting:
         places.setdefault((one.doing, one.line), []).append(one.look.rank)
@@ -357,6 +362,7 @@ def _of_waiting(waiting: Sequence[_Rank]) -> list[str]:
 
 
 def _quiet(job: JobFacts) -> str:
+    """For how long the job has made no progress, as evidence."""
     before = (
         f"; it paused for {job.longest_pause_s:.1f} s at most before" if job.longest_pause_s else ""
     )
