@@ -17,10 +17,10 @@ from sonde.model.timeline import (
     CallKind,
     CopyDirection,
     DeviceKind,
+    DeviceUse,
     HostKind,
     Interner,
     Memory,
-    DeviceUse,
     StateKind,
     Timeline,
     events,
@@ -137,9 +137,7 @@ def repeated(scene: Scene, step: Callable[[Scene, float], object], length: float
 
 def used_by_another(share: float = 0.5) -> DeviceUse:
     """The driver's reports that another process used the first device."""
-    return DeviceUse(
-        PID + 1, 0, np.arange(1, 40, dtype=np.int64) * 100_000_000, np.full(39, share)
-    )
+    return DeviceUse(PID + 1, 0, np.arange(1, 40, dtype=np.int64) * 100_000_000, np.full(39, share))
 
 
 def shares(scene: Scene, **more: Any) -> dict[Cause, float]:

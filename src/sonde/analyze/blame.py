@@ -27,7 +27,7 @@ from sonde.analyze import intervals as sets
 from sonde.analyze.blamed_stalls import BlamedStalls
 from sonde.analyze.causes import CLAIMS, CODE
 from sonde.analyze.contention import without_hidden_gaps
-from sonde.analyze.device_waits import RESULT_BYTES, rows_with, device_waits
+from sonde.analyze.device_waits import RESULT_BYTES, device_waits, rows_with
 from sonde.analyze.intervals import Coverage, Intervals
 from sonde.analyze.launch_path import ENQUEUES, launch_path
 from sonde.analyze.offenders import LEAST_USE, processes_on, reports_on_others

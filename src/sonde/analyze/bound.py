@@ -279,7 +279,7 @@ def _advice(
     found = [
         Advice(next_step(cause.key, cause.detail), cause.share)
         for cause in causes
-        if cause.share >= 0.02
+        if cause.share >= 0.02  # of less, a next step is not worth it
     ]
     device = [
         Advice(next_step_of_bound(bound.key), 0.0) for bound in bounds if bound.key in _OF_KERNELS

@@ -266,7 +266,7 @@ def median_interval(ordered: F64) -> tuple[float, float]:
     count = len(ordered)
     if count < 6:
         return (float(ordered[0]), float(ordered[-1])) if count else (0.0, 0.0)
-    half = 0.98 * math.sqrt(count)
+    half = _Z / 2 * math.sqrt(count)  # ranks: the standard deviation is half the root
     low = max(0, math.floor(count / 2 - half))
     high = min(count - 1, math.ceil(count / 2 + half))
     return float(ordered[low]), float(ordered[high])

@@ -17,9 +17,9 @@ from sonde.model.single_runs import no_single_runs
 from sonde.model.timeline import (
     I32,
     I64,
+    DeviceUse,
     Events,
     Interner,
-    DeviceUse,
     Samples,
     StateKind,
     Timeline,

@@ -83,4 +83,4 @@ def _add_location(
     location = message.location.add()
     location.id, location.mapping_id = number, mappings[binary]
     line = location.line.add()
-    line.function_id, line.line = place, int(frame.get("line") or 0)
+    line.function_id, line.line = number, int(frame.get("line") or 0)

@@ -49,12 +49,12 @@ __all__ = [
     "CopyDirection",
     "Counter",
     "DeviceKind",
+    "DeviceUse",
     "Events",
     "HostKind",
     "Interner",
     "Mask",
     "Memory",
-    "DeviceUse",
     "Samples",
     "StateKind",
     "StreamWaits",
@@ -294,7 +294,7 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class StreamWaits:
-    """Waits of streams for events of other streams, in columns."""
+    """Waits of streams for events of other streams, a row each."""
 
     waiting: I32
     """Track of the stream that waits."""
@@ -318,7 +318,7 @@ def no_stream_waits() -> StreamWaits:
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
     """How much one process used one device, as the device's driver reports it from time to time:
-    one entry a report."""
+    a row for each report."""
 
     pid: int
     device: int

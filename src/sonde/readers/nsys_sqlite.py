@@ -289,9 +289,7 @@ class _Reader:
 
         def add(row: dict[str, object], start: int, end: int) -> None:
             direction = _DIRECTIONS.get(_number(row["copyKind"]), CopyDirection.UNKNOWN)
-            end_of = {CopyDirection.H2D: "srcKind", CopyDirection.D2H: "dstKind"}.get(
-                direction, ""
-            )
+            end_of = {CopyDirection.H2D: "srcKind", CopyDirection.D2H: "dstKind"}.get(direction, "")
             memory = kinds.get(row.get(end_of), Memory.UNKNOWN)
             number, track = self._naming.name(f"Memcpy {direction.name}"), self._stream(row)
             correlation = self._correlation(row, "globalPid")

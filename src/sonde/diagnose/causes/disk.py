@@ -63,7 +63,7 @@ def contention(case: Case) -> Candidate | None:
         return None
     size, pid = more[0]
     # Its own requests are slower, or its device is full of theirs.
-    slower = now > 1.3 * was if was else now > 0
+    slower = now > 1.3 * was if was else now > 0  # by more than requests vary anyway
     share = case.lost.share(Part.DISK, Part.SYNC) * (1.0 if slower else 0.3)
     offender: Offender | None = None
     if slower:

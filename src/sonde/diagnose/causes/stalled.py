@@ -178,7 +178,7 @@ def _missing(
     if working:
         against.append(f"{_name(working[0])} uses a CPU or moves data: it may go on")
     next_step = _STEPS.get(first.doing, "Look at that line: what does it wait for?")
-    share = max(0.5, 1.0 - 0.25 * len(against))
+    share = max(0.5, 1.0 - 0.25 * len(against))  # less certain with each sentence against it
     cause = FaultCause.STALLED_JOB
     return _verdict(
         Candidate(cause, share, tuple(evidence[:EVIDENCE]), tuple(against), None, next_step),
