@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verdicts on the threads that launch work, for captures without a trace of the device.
 
-Such a capture has exact totals for each thread: time in calls that wait for the device, in copies,
-blocked (with the reason and the waking thread), and in the run queue; samples give the code that it
-ran. Waits within device calls count as these calls. The verdict is on the thread.
+Such a capture has totals for each thread (exact, but for many short waits): time in calls that wait
+for the device, in copies, blocked (with the reason and the waking thread), and in the run queue;
+samples give the code that it ran. Waits within device calls count as these calls. The verdict is on
+the thread.
 
 If single runs of the device were timed, the share of time in which it computed is known
 (`sonde.analyze.device_totals`). Threads of a process that wait for one another (the forward pass in
