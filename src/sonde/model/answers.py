@@ -96,7 +96,7 @@ class FunctionUse:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Total of a thread's waits for one reason: exact, but estimated where it has many short ones."""
+    """Total of a thread's waits for one reason: exact, but estimated for its many short ones."""
 
     thread: Thread
     kind: ProfileKind
