@@ -45,7 +45,7 @@ from typing import Literal, NamedTuple, TypedDict, TypeVar, overload
 
 METHODS = '''
     def most_rows(self) -> int:
-        """Of the table that has most."""
+        """The number of rows of the table that has most."""
         rows: dict[str, list[object]] = self.rows  # type: ignore[assignment]
         return max(map(len, rows.values()), default=0)
 

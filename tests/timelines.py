@@ -17,10 +17,10 @@ from sonde.model.timeline import (
     CallKind,
     CopyDirection,
     DeviceKind,
+    DeviceUse,
     HostKind,
     Interner,
     Memory,
-    ProcessUse,
     StateKind,
     Timeline,
     events,
@@ -135,11 +135,9 @@ def repeated(scene: Scene, step: Callable[[Scene, float], object], length: float
     return scene
 
 
-def used_by_another(share: float = 0.5) -> ProcessUse:
+def used_by_another(share: float = 0.5) -> DeviceUse:
     """The driver's reports that another process used the first device."""
-    return ProcessUse(
-        PID + 1, 0, np.arange(1, 40, dtype=np.int64) * 100_000_000, np.full(39, share)
-    )
+    return DeviceUse(PID + 1, 0, np.arange(1, 40, dtype=np.int64) * 100_000_000, np.full(39, share))
 
 
 def shares(scene: Scene, **more: Any) -> dict[Cause, float]:

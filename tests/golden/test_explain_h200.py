@@ -17,7 +17,7 @@ import pytest
 from sonde.analyze.bound import explain
 from sonde.export import verdict as text
 from sonde.model.causes import Bound, CauseDetail
-from sonde.model.timeline import ProcessUse
+from sonde.model.timeline import DeviceUse
 from sonde.recording.timelines import open_timeline
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +62,7 @@ def test_the_trace_alone_names_it_where_the_device_side_suffices(kind):
 def test_another_process_is_named_once_the_driver_reports_that_it_used_the_device():
     timeline = open_timeline([RUNS / "rival_tenant.json.gz"])
     times = np.arange(timeline.start_ns, timeline.end_ns, 10_000_000)
-    use = ProcessUse(4242, 0, times, np.full(len(times), 0.6))
+    use = DeviceUse(4242, 0, times, np.full(len(times), 0.6))
     listed = {track.pid: [0] for track in timeline.tracks if track.pid}
     (verdict,) = explain(replace(timeline, busy_of=[use], gpus_of=listed)).verdicts
 

@@ -89,6 +89,15 @@ def test_files_of_the_page_are_small_enough_to_read():
         assert len(path.read_text().splitlines()) < 500, path.name
 
 
+def test_each_class_that_the_script_gives_has_a_style():
+    assets = html.files("sonde.export").joinpath("assets")
+    style = assets.joinpath("page.css").read_text()
+    scripts = [path.read_text() for path in assets.iterdir() if path.name.endswith(".js")]
+    given = {name for text in scripts for name in re.findall(r'class: "([\w-]+)"', text)}
+    assert "bars" in given
+    assert [name for name in sorted(given) if f".{name}" not in style] == []
+
+
 # ---- the tree ----
 
 

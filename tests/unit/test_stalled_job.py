@@ -155,6 +155,14 @@ def test_ras_confirms_or_speaks_against():
     candidate = found(*ranks, ras=differs).candidates[0]
     assert candidate.share < 1.0
     assert candidate.against == ("NCCL RAS: rank 0 is behind, too: launched AllReduce 8 of 9",)
+    three = rank(0, WAITS), rank(1, SLEEPS), rank(2, WAITS)
+    both = ras(
+        RasRank(0, 100, {"AllReduce": 9}),
+        RasRank(1, 101, {"AllReduce": 8}),
+        RasRank(2, 102, {"AllReduce": 7}),
+    )
+    against = found(*three, ras=both).candidates[0].against
+    assert against == ("NCCL RAS: rank 2 is behind, too: launched AllReduce 7 of 9",)
     silent = found(*ranks, ras=RasReport(failed="it gave no whole answer in time"))
     assert silent.cause == FaultCause.STALLED_JOB
 

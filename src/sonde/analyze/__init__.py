@@ -9,13 +9,19 @@ steps       the period of the work, without instrumentation
 bound       the verdict, its evidence and one next step
 
 Terms:
-- track: a thread, or a stream of a device; total: a sum over one of its threads
+- track: a thread, or a stream of a device; total: an exact or estimated sum over one thread
+- record: what a timeline was made from: a capture of Sonde, or another tool's trace
 - stall: a stretch of a device's traced time without a running kernel; blame: its cause
+- late: a thread that launched only after the device had run out of work
 - launch path: a framework's dispatch, the runtime and the driver, on the way to a device
 - bare call: a call of the device that no function of the trace encloses
 - run: one kernel or copy as a device ran it; asked for: launched by a call of this thread
 - claim: time of a thread that a cause explains
-- window: the traced time of a device; slot: a time bin that ranks are compared in
+- window: the traced time of a device, or the length of a record in ns
+- slot: a time bin that ranks are compared in; check: raises where the caller wants no answer now
+- place, location: code as 'function file:line'; own code: the program's, no library's
+- turns: threads of a process that wait for one another in turn, and so launch like one thread
+- runs timed singly: a sample of a device's runs, each timed without a trace of the rest
 - bound: what the work is limited by; step: one iteration of the training loop
 - per, cost, certain: of a difference: its unit, its share of the unit, larger than noise
 - anchor: the operation that each step begins with; piece: operations between two of them

@@ -27,7 +27,7 @@ from sonde.analyze import intervals as sets
 from sonde.analyze.blamed_stalls import BlamedStalls
 from sonde.analyze.causes import CLAIMS, CODE
 from sonde.analyze.contention import without_hidden_gaps
-from sonde.analyze.device_waits import RESULT_BYTES, asked_for, device_waits
+from sonde.analyze.device_waits import RESULT_BYTES, device_waits, rows_with
 from sonde.analyze.intervals import Coverage, Intervals
 from sonde.analyze.launch_path import ENQUEUES, launch_path
 from sonde.analyze.offenders import LEAST_USE, processes_on, reports_on_others
@@ -48,11 +48,12 @@ from sonde.model.timeline import (
 )
 
 SHORT_NS = 20_000
-"""A stall before an operation that was already launched is the device's own latency below this."""
+"""A shorter stall before an operation that was already launched is the device's own latency."""
 LATENCY_NS = 30_000
 """Longest time from the end of a launch call to the kernel's start on a device that is free."""
-FEW_NS = 100_000_000
-"""Weight of the overall share of page faults in the share of one interval: ten samples at 99 Hz."""
+PRIOR_NS = 100_000_000
+"""Weight of the overall share of page faults (the prior) in the share of one interval: about ten
+samples at 99 Hz."""
 REPORTED_NS = 1_500_000_000
 """A report of the driver on how processes used a device covers the time since the one before it, at
 most this long: reports come once a second."""
@@ -65,8 +66,8 @@ _WAITING = re.compile(r"^(cu|cuda|hip)\w*(Synchronize|Query)$")
 MAX_THREADS, LEAST_THREADS = 256, 2
 """Threads analysed for all devices together, and at least for each; programs have about ten."""
 CODE_IS_LONGER = 0.95
-"""Waits that cover less of the code behind them are shorter than it; the rest is rounding, since a
-stall has one cause."""
+"""Waits that would take less than this part of the code's stalls are shorter than the code. Above
+it the difference may be rounding, as each stall has one cause."""
 SHARED = 0.02
 """If other processes had the device for this share of the time, they also interrupted kernels."""
 
@@ -83,7 +84,11 @@ def blame_device(
 
 
 def blame_stalls(timeline: Timeline, stalls: Stalls) -> BlamedStalls:
-    """Finds the cause of each stall."""
+    """Finds the cause of each stall.
+
+    Columns of stalls: `op` is the operation that ends one, `call` the call that launched that
+    (`exact`: by its correlation id), `begin` and `done` are when that call began and returned.
+    """
     count = len(stalls)
     start, end = stalls.start, stalls.end
     events, calls = stalls.events, timeline.calls
@@ -103,8 +108,8 @@ def blame_stalls(timeline: Timeline, stalls: Stalls) -> BlamedStalls:
     idle = stalls.state == DeviceState.IDLE
     cause[stalls.state == DeviceState.COPYING] = CODE[Cause.COPY]
     cause[stalls.state == DeviceState.COLLECTIVE] = CODE[Cause.COLLECTIVE]
-    offended = _used_by_others(timeline, stalls)
-    not_taken = np.where(offended, CODE[Cause.GPU_CONTENTION], CODE[Cause.NOT_TAKEN])
+    used_by_others = _used_by_others(timeline, stalls)
+    not_taken = np.where(used_by_others, CODE[Cause.GPU_CONTENTION], CODE[Cause.NOT_TAKEN])
     preempted = stalls.state == DeviceState.PREEMPTED
     cause[preempted] = not_taken[preempted]
     queued = idle & known & (done <= start)
@@ -140,7 +145,7 @@ def blame_stalls(timeline: Timeline, stalls: Stalls) -> BlamedStalls:
     for one in tracks:
         rows = late[track[late] == one]
         cause[rows], earlier_wait[rows] = _of_thread(timeline, stalls, one, rows, begin, done, op)
-    unproved = (cause == CODE[Cause.GPU_CONTENTION]) & ~offended
+    unproved = (cause == CODE[Cause.GPU_CONTENTION]) & ~used_by_others
     cause[unproved] = CODE[Cause.NOT_TAKEN]
     launched = np.minimum(np.maximum(begin, start), end)
     return BlamedStalls(stalls, cause, track, launched, op, earlier_wait, threads_left)
@@ -237,7 +242,7 @@ def _calls_of(timeline: Timeline, stalls: Stalls, op: I64) -> tuple[I64, Mask]:
     if len(stalls.events):
         ended = op >= 0
         wanted = stalls.events.correlation[op[ended]]
-        found[ended] = asked_for(calls.correlation, wanted)
+        found[ended] = rows_with(calls.correlation, wanted)
     exact = found >= 0
     launches = np.flatnonzero(is_one_of(calls.kind, *ENQUEUES))
     missing = np.flatnonzero(found < 0)
@@ -250,11 +255,14 @@ def _calls_of(timeline: Timeline, stalls: Stalls, op: I64) -> tuple[I64, Mask]:
 def _of_thread(
     timeline: Timeline, stalls: Stalls, track: int, rows: I64, begin: I64, done: I64, op: I64
 ) -> tuple[U8, I64]:
-    """Causes of the stalls (rows) of one late thread, and their `BlamedStalls.earlier_wait_ns`."""
+    """Causes of the stalls (rows) of one late thread, and their `BlamedStalls.earlier_wait_ns`.
+
+    `begin`, `done`, `op`: columns of all stalls, as in `blame_stalls`.
+    """
     start, end = stalls.start[rows], stalls.end[rows]
-    held = np.minimum(np.maximum(done[rows], start), end)
+    launch_end = np.minimum(np.maximum(done[rows], start), end)
     launch = np.minimum(np.maximum(begin[rows], start), end)
-    cause, claimed = _claimed(timeline, track, start, end, launch, held)
+    cause, claimed = _claimed(timeline, track, start, end, launch, launch_end)
     del launch
     deferrable = is_one_of(cause, *(CODE[one] for one in _DEFERRABLE))
     device = device_waits(timeline, stalls, track)
@@ -264,8 +272,8 @@ def _of_thread(
     del claimed
     waits = deferred_waits.deferred(traced, device, calls.start_ns[others])
     del traced, others
-    attributed = deferred_waits.attribute(waits, device.cleared, held, end - start)
-    del waits, device, held
+    attributed = deferred_waits.attribute(waits, device.cleared, launch_end, end - start)
+    del waits, device, launch_end
     earlier_wait = np.full(len(rows), -1, np.int64)
     if attributed is not None:
         at = np.flatnonzero(deferrable)
@@ -295,17 +303,18 @@ def _keep_code(cause: U8, deferred: U8, length: I64) -> None:
     code = cause == CODE[Cause.HOST]
     taken = code & (deferred == CODE[Cause.SYNCHRONIZATION])
     whole, part = int(length[code].sum()), int(length[taken].sum())
+    # Below one half the code keeps most of its stalls anyway.
     if 0.5 * whole < part < CODE_IS_LONGER * whole:
         deferred[taken] = CODE[Cause.UNKNOWN]
 
 
 def _claimed(
-    timeline: Timeline, track: int, start: I64, end: I64, launch: I64, held: I64
+    timeline: Timeline, track: int, start: I64, end: I64, launch: I64, launch_end: I64
 ) -> tuple[U8, list[tuple[Cause, Intervals]]]:
     """(the cause with the largest part of each stall; the thread's time by cause, disjoint).
 
-    `launch`, `held`: begin and end of the call that launched the operation after the stall, clipped
-    to the stall.
+    `launch`, `launch_end`: begin and end of the call that launched the operation after the stall,
+    clipped to the stall.
     """
     claimed: list[tuple[Cause, Intervals]] = []
     taken = sets.none()
@@ -324,7 +333,7 @@ def _claimed(
     faults = _fault_share(timeline, track, start, launch)
     cause = np.empty(len(start), np.uint8)
     for part in sets.in_parts(len(start)):  # there are millions of stalls
-        columns = (start[part], end[part], launch[part], held[part])
+        columns = (start[part], end[part], launch[part], launch_end[part])
         some = faults[part] if faults is not None else None
         cause[part] = _largest(coverages, dispatch, *columns, some)
     return cause, claimed
@@ -336,7 +345,7 @@ def _largest(
     start: I64,
     end: I64,
     launch: I64,
-    held: I64,
+    launch_end: I64,
     faults: F64 | None,
 ) -> U8:
     """The cause with the largest part of each stall. `path`: the thread's time on the launch path
@@ -356,7 +365,7 @@ def _largest(
         amount = coverage.within(start, launch)
         rest -= amount
         if one != Cause.COPY:  # a copy is the launch call itself
-            inside = coverage.within(launch, held)
+            inside = coverage.within(launch, launch_end)
             calling -= inside
             amount += inside
         if one == Cause.PAGE_FAULT:
@@ -369,7 +378,7 @@ def _largest(
     claim_for(Cause.PAGE_FAULT, faults_ns + faulted)
     claim_for(Cause.HOST, code - faults_ns)
     # Launched work starts within LATENCY_NS on a free device; else the device is not free.
-    not_free = np.minimum(np.maximum(end - held - LATENCY_NS, 0), calling)
+    not_free = np.minimum(np.maximum(end - launch_end - LATENCY_NS, 0), calling)
     claim_for(Cause.GPU_CONTENTION, not_free)
     claim_for(Cause.LAUNCH, calling - not_free + dispatch)
     return cause
@@ -380,7 +389,7 @@ def _fault_share(timeline: Timeline, track: int, start: I64, end: I64) -> F64 | 
 
     None without samples. Statistical: samples sum up intervals of `Timeline.tick_ns`, so those that
     overlap the interval count. They are few, so the share is shrunk towards that of all intervals
-    together, which has the weight `FEW_NS`.
+    together, which has the weight `PRIOR_NS`.
     """
     samples = timeline.samples
     rows = np.flatnonzero(samples.track == track)
@@ -400,6 +409,6 @@ def _fault_share(timeline: Timeline, track: int, start: I64, end: I64) -> F64 | 
     np.add.at(near, high, -1)
     around = np.cumsum(near)[:-1] > 0
     usual = float(fault[around].sum() / max(1, weight[around].sum()))
-    whole = weights[high] - weights[low] + FEW_NS
-    share: F64 = (faults[high] - faults[low] + usual * FEW_NS) / whole
+    whole = weights[high] - weights[low] + PRIOR_NS
+    share: F64 = (faults[high] - faults[low] + usual * PRIOR_NS) / whole
     return share

@@ -42,9 +42,9 @@ from sonde.model.verdict import (
 )
 
 KNOWN_GAIN = 0.05
-"""A cause with this share of the time is the next step also where kernels are the bound."""
+"""Also where kernels are the bound, a cause with this share of the time is the first next step."""
 THROTTLED = 0.15
-"""From this share of lost time, throttled clocks are the bound."""
+"""Throttled clocks are the bound if they cost this share of the time."""
 _KERNELS = {
     Bound.COMPUTE: "compute-bound kernels",
     Bound.MEMORY: "memory-bound kernels",
@@ -65,7 +65,7 @@ _SINGLE_RUNS = (
 
 def explain(timeline: Timeline, causes: StallCauses | None = None) -> Explanation:
     """A verdict for each device of the timeline; without device streams, for launching threads;
-    without device calls, for the busiest threads. `causes` takes what is found on the way."""
+    without device calls, for the busiest threads. `causes`: filled with those of all stalls."""
     verdicts = []
     for device in devices_of(timeline):
         blamed = blame_device(timeline, device)
@@ -113,6 +113,7 @@ def _verdict(timeline: Timeline, blamed: BlamedStalls) -> Verdict:
     def judge(
         causes: list[CauseShare], classes: list[KernelClassShare], computing: float
     ) -> list[BoundShare]:
+        """The bounds of these shares of the time, or the clocks in place of what they slow."""
         found = _bounds(causes, classes, computing, underfilled[0])
         lost = throttling.lost if throttling else 0.0
         by_clock = found[0].key in (Bound.COMPUTE, Bound.KERNELS, Bound.SMALL_KERNELS)
@@ -135,7 +136,7 @@ def _verdict(timeline: Timeline, blamed: BlamedStalls) -> Verdict:
         kernel_classes=classes,
         evidence=[
             *_evidence(stalls, computing, idle, causes, classes, underfilled, bounds),
-            *_left(blamed),
+            *_not_analysed(blamed),
             *_throttled(throttling),
         ],
         advice=_advice(causes, bounds, throttling),
@@ -159,7 +160,7 @@ def _causes(timeline: Timeline, blamed: BlamedStalls) -> list[CauseShare]:
         rows = blamed.cause == number
         tracks, weight = _by_track(blamed, rows)
         track = int(tracks[weight.argmax()]) if len(tracks) else -1
-        large = ns[number] >= 0.01 * window
+        large = ns[number] >= 0.01 * window  # of smaller causes, details and code are not searched
         detail, facts = detail_of(cause, timeline, blamed) if large else (CauseDetail.NONE, [])
         found.append(
             CauseShare(
@@ -202,6 +203,8 @@ def _by_track(blamed: BlamedStalls, rows: np.ndarray) -> tuple[np.ndarray, np.nd
 def _bounds(
     causes: list[CauseShare], classes: list[KernelClassShare], computing: float, underfilled: float
 ) -> list[BoundShare]:
+    """The bounds, the largest first. `underfilled`: the share of the kernel time in which one small
+    kernel ran alone."""
     unknown = [BoundShare(Bound.UNKNOWN, 0.0)]
     parts = [(cause.bound, cause.share) for cause in causes]
     if sum(cause.share for cause in causes) >= STALLED or computing <= 0:
@@ -222,6 +225,7 @@ def _evidence(
     underfilled: tuple[float, int],
     bounds: list[BoundShare],
 ) -> list[str]:
+    """Figures on the bounds, for people. `underfilled`: as `underfilled_share` returns it."""
     lines = [
         f"kernels ran for {100 * computing:.1f} % of {stalls.window_ns / 1e6:,.1f} ms, "
         f"nothing at all for {100 * idle:.1f} %"
@@ -246,7 +250,7 @@ def _evidence(
     return lines
 
 
-def _left(blamed: BlamedStalls) -> list[str]:
+def _not_analysed(blamed: BlamedStalls) -> list[str]:
     if not blamed.threads_left:
         return []
     return [
@@ -275,7 +279,7 @@ def _advice(
     found = [
         Advice(next_step(cause.key, cause.detail), cause.share)
         for cause in causes
-        if cause.share >= 0.02
+        if cause.share >= 0.02  # of less, a next step is not worth it
     ]
     device = [
         Advice(next_step_of_bound(bound.key), 0.0) for bound in bounds if bound.key in _OF_KERNELS

@@ -20,14 +20,14 @@ from sonde.model.timeline import (
 )
 
 THREADS = 3
-"""At most this many."""
+"""At most this many threads get a verdict."""
 LEAST_ACTIVE = 0.05
-"""Without calls of a device: threads with a smaller fraction of the busiest one's time."""
+"""Threads with a smaller fraction of the busiest one's time are left out."""
 FIRST_THREAD = 0.5
-"""Without calls of a device: a process's first thread comes first if it has this fraction, or waits
-for other threads for this part of the time."""
+"""A process's first thread comes first if it has this fraction of the busiest one's time, or waits
+for other threads for this part of the record."""
 LEAST_WAITS = 10
-"""A thread that went on fewer times is idle: it waits for the program's end."""
+"""A thread with fewer waits that ended is idle: it waits for the program's end."""
 _BUSY = (TotalKind.SAMPLED, TotalKind.RUNQUEUE)
 
 
@@ -36,8 +36,8 @@ def busiest_threads(timeline: Timeline, by_track: dict[int, list[Total]], window
     to `by_track`; `window`: the length of the record in ns.
 
     A program works in the thread that is busiest. If the first thread of its process, or of one
-    that started this one, is about as busy, or goes on again and again when others let it, it is
-    the one that the program waits for.
+    that started this one, is about as busy, or is woken by others again and again, it is the one
+    that the program waits for.
     """
     _add_states(timeline, by_track)
     _add_samples(timeline, by_track)
@@ -60,8 +60,8 @@ def busiest_threads(timeline: Timeline, by_track: dict[int, list[Total]], window
     most = active[ranked[0]]
     chosen = [track for track in ranked[:THREADS] if active[track] >= LEAST_ACTIVE * most]
     for first in _first_threads(timeline, ranked):
-        is_let = waits[first] >= LEAST_WAITS and ended_by[first] >= FIRST_THREAD * window
-        if active[first] >= FIRST_THREAD * most or is_let:
+        is_woken = waits[first] >= LEAST_WAITS and ended_by[first] >= FIRST_THREAD * window
+        if active[first] >= FIRST_THREAD * most or is_woken:
             return [first, *(track for track in chosen if track != first)][:THREADS]
     return chosen
 

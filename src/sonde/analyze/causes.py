@@ -54,7 +54,7 @@ WAITS = re.compile(
 """Functions that wait for a device. Some make no call that is recorded (JAX polls)."""
 _SLEEP = re.compile(r"<built-in (method|function) sleep\b")
 GENERATIONS = 8
-"""A worker is at most this many generations below its program: fork servers are one more."""
+"""A worker process is at most this many generations below its program; a fork server adds one."""
 QUEUE_REASONS = {"futex", "read", "poll", "socket"}
 """Reasons of a wait that another thread or process ends by handing something over."""
 IO_REASONS = {"read", "write", "sync to disk", "file", "socket", "poll", "message queue"}
@@ -65,6 +65,7 @@ Claim = Callable[[Timeline, int], Intervals]
 
 
 def _rows(events: Events, rows: Mask | I64) -> Intervals:
+    """The time of these rows."""
     return sets.union(events.start_ns[rows], events.end_ns[rows])
 
 
@@ -90,6 +91,7 @@ def _calls(timeline: Timeline, track: int, *kinds: CallKind) -> Intervals:
 def _blocked(
     timeline: Timeline, track: int, reasons: set[str], wait_detail: WaitDetail | None = None
 ) -> Intervals:
+    """Time blocked for one of these reasons; with this detail alone, if given."""
     states = timeline.states
     mine = (states.track == track) & (states.kind == StateKind.BLOCKED)
     if wait_detail is not None:
@@ -160,7 +162,7 @@ def allocation(timeline: Timeline, track: int) -> Intervals:
 
 
 def build(timeline: Timeline, track: int) -> Intervals:
-    """Loading or compiling modules and kernels; functions that compile are in `blame`."""
+    """Loading or compiling modules and kernels; `blame` adds functions that compile."""
     return _calls(timeline, track, CallKind.BUILD)
 
 
@@ -175,7 +177,7 @@ def copy_call(timeline: Timeline, track: int) -> Intervals:
 
 
 def page_fault(timeline: Timeline, track: int) -> Intervals:
-    """Blocked on memory. Page faults that only take CPU time are in `blame`."""
+    """Blocked on memory. `blame` adds page faults that only take CPU time."""
     return _blocked(timeline, track, {"page fault", "memory"})
 
 

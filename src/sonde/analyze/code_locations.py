@@ -28,17 +28,17 @@ _BEFORE_NS = 500
 """A stall by synchronization begins when the device has done what the thread waits for. This long
 before, the thread is still in the call that waits."""
 _DEPTH = 96
-"""Frames of a stack, the innermost ones."""
+"""At most this many frames of a stack are taken, the innermost ones."""
 _SCAN = 65_536
-"""Function events before a time that are looked at. A function is not found at a time if this many
-others began in between."""
+"""At most this many function events before a time are searched. A function is not found at a time
+if this many others began in between."""
 _FRAME = re.compile(r"^(?P<file>[^()]*)\((?P<line>\d+)\): (?P<function>.*)$")
 _BUILTIN = re.compile(r"^<built-in (?:method|function) (?P<name>\w+)")
 _ENTRIES = {"<module>", "main", "_run_code", "_run_module_as_main"}
-"""Functions that are named only where no other one of the program is on the stack."""
+"""Entry points: named only where no other function of the program is on the stack."""
 
 
-class Stacks:
+class TraceStacks:
     """The functions and ranges of a thread at any time, from a trace. The timeline's rows of
     functions are sorted by start."""
 
@@ -84,8 +84,8 @@ def code_locations_of(
 ) -> list[CodeLocation]:
     """Code of a thread in the longest stalls of a cause, the largest share first.
 
-    Shares are of all those stalls' time. What no function is known of is a part of the whole and
-    may take one of the `MAX_LOCATIONS` places, so shares need not add up to 1.
+    Shares are of all those stalls' time. Stalls without a known function count in the whole and may
+    take one of the `MAX_LOCATIONS`, so shares need not add up to 1.
     """
     stalls = blame.stalls
     rows = np.flatnonzero((blame.cause == CODE[cause]) & (blame.track == track))
@@ -93,7 +93,7 @@ def code_locations_of(
         return []
     duration: I64 = stalls.duration_ns[rows]
     chosen = rows[np.argsort(-duration, kind="stable")[:SAMPLED_STALLS]]
-    stacks = Stacks(timeline, track)
+    stacks = TraceStacks(timeline, track)
     weights: dict[str, int] = defaultdict(int)
     for row in chosen.tolist():
         begin, launch = int(stalls.start[row]), int(blame.launch_ns[row])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who had the CPUs that a thread waited for, as far as the recording holds them."""
+"""Which threads had the CPUs that a thread waited for, as far as they are in the record."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from sonde.analyze.thread_time import locations
 from sonde.model.timeline import ThreadOwner, Timeline, TotalKind
 
 QUEUED = 0.1
-"""A thread that waits for a CPU for this part of the time that it has one shares it with others."""
+"""A thread is short of a CPU if it waits for one at least this part of the time that it has one."""
 HAD = 0.25
-"""Co-tenants are named if they had CPUs for this part of the time that it waited for one."""
+"""Co-tenants are named if they had CPUs for at least this part of the time that the thread
+waited."""
 MINOR = 0.1
 """Threads that ran for a smaller part of the time of the one that ran most are not counted."""
 

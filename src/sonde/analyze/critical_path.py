@@ -25,10 +25,14 @@ from sonde.model.verdict import PathPart, StepTable
 _LIMIT = 20_000
 """Operations on the path; of a longer step, only its last ones are analysed."""
 _AHEAD_NS = 2_000_000_000
-"""Longest time from a launch to its kernel."""
+"""How far back launches, waits and thread states are searched: the longest time from a launch to
+its kernel."""
 _WAKERS = 8
 """Longest chain of threads of which each waited for the next."""
 _WAITS = (CallKind.SYNC, CallKind.COPY, CallKind.FREE)
+"""Calls that may wait for the device."""
+_PARTS = 12
+"""Parts that are reported, the largest."""
 
 
 def critical_path(timeline: Timeline, stalls: Stalls, steps: StepTable | None) -> list[PathPart]:
@@ -41,7 +45,8 @@ def critical_path(timeline: Timeline, stalls: Stalls, steps: StepTable | None) -
 
 
 def walk(timeline: Timeline, stalls: Stalls, begin_ns: int, end_ns: int) -> list[PathPart]:
-    """The path from `end_ns` back to `begin_ns`; its parts sum to the time between."""
+    """The `_PARTS` largest parts of the path from `end_ns` back to `begin_ns`, or as far back as
+    `_LIMIT` operations reach. All parts sum to the time that it covers."""
     events, calls = stalls.events, timeline.calls
     by_end = np.argsort(events.end_ns, kind="stable")
     ends = events.end_ns[by_end]
@@ -102,7 +107,7 @@ def walk(timeline: Timeline, stalls: Stalls, begin_ns: int, end_ns: int) -> list
             now = previous
     whole = max(1, end_ns - begin_ns)
     ranked = sorted(parts.items(), key=lambda item: -item[1])
-    return [PathPart(name, kind, ns, ns / whole) for (name, kind), ns in ranked if ns > 0][:12]
+    return [PathPart(name, kind, ns, ns / whole) for (name, kind), ns in ranked if ns > 0][:_PARTS]
 
 
 def _awaited(timeline: Timeline, stalls: Stalls) -> dict[int, int]:
@@ -130,7 +135,10 @@ def _call_rows(timeline: Timeline, begin_ns: int, end_ns: int) -> dict[int, int]
 def _host_before(
     timeline: Timeline, call: int, launch: int, since: int, parts: dict[tuple[str, PathKind], int]
 ) -> int:
-    """Adds the thread's time before a launch, back to its last wait or to `since`."""
+    """Adds the thread's time before a launch, back to its last wait or to `since`; returns `since`.
+
+    `call`: the row of the launch; `launch`: when it began.
+    """
     calls = timeline.calls
     track = calls.track[call]
     first = int(np.searchsorted(calls.start_ns, since - _AHEAD_NS, "left"))

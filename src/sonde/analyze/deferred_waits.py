@@ -28,7 +28,7 @@ from sonde.model.causes import Cause
 from sonde.model.timeline import F64, I64, U8
 
 _DEFERRED_WHILE_BUSY = {Cause.INPUT, Cause.ALLOCATION, Cause.BUILD}
-"""Causes whose time is deferred also where the thread waits for the device in it."""
+"""Causes whose time is deferred even while the thread also waits for the device."""
 _HANDED_OVER = {Cause.LOCK, Cause.GIL}
 """Waits in which another thread may launch in place of the waiting one."""
 _LEAST_NS = 2_000

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which form of a cause it is (`CauseDetail`), and the figures that support it."""
+"""Which variety of a cause it is (`CauseDetail`), and the figures that support it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from sonde.model.timeline import (
 SMALL_BYTES = 65_536
 """A smaller copy is mostly the cost of its call."""
 MAX_TOGETHER = 64
-"""Up to this many devices are compared to find the last one in each collective."""
+"""Devices that are compared to find the last one in each collective; of more, none is named."""
 QUOTA_WAIT_NS = 12_000_000
 """Longer waits are for a quota: time slices last milliseconds, a spent quota to its period end."""
 
 Detail = tuple[CauseDetail, list[str]]
-"""The form of the cause, and facts for people."""
+"""The variety of the cause, and facts for people."""
 
 
 def copy(timeline: Timeline, blame: BlamedStalls) -> Detail:
@@ -47,6 +47,7 @@ def copy(timeline: Timeline, blame: BlamedStalls) -> Detail:
     large = size >= SMALL_BYTES
     facts = [f"{len(size):,} copies, {float(np.median(size)):,.0f} bytes in the median"]
     in_large = float(ns[large].sum()) if large.any() else 0.0
+    # Large copies make up less than half of the stalls and of all copying, or a quarter of stalls.
     if in_large < 0.5 * blame.total_ns(Cause.COPY) and in_large < 0.5 * ns.sum() + 1:
         return CauseDetail.SMALL, facts
     if in_large < 0.25 * blame.total_ns(Cause.COPY):
@@ -65,13 +66,13 @@ def run_queue(timeline: Timeline, blame: BlamedStalls) -> Detail:
     tracks = np.unique(blame.track[blame.cause == CODE[Cause.RUN_QUEUE]])
     rows = (states.kind == StateKind.RUNQUEUE) & np.isin(states.track, tracks)
     length = states.duration_ns[rows]
-    length = length[length >= 100_000]
+    length = length[length >= 100_000]  # shorter ones are ordinary scheduling
     if not len(length):
         return CauseDetail.NONE, []
     long_ns = float(length[length >= QUOTA_WAIT_NS].sum())
     waits = f"{len(length):,} waits" if len(length) > 1 else "one wait"
     facts = [f"{waits}, {float(np.median(length)) / 1e6:.1f} ms in the median"]
-    by_quota = long_ns > 0.6 * length.sum()
+    by_quota = long_ns > 0.6 * length.sum()  # most of the waiting time
     return (CauseDetail.QUOTA if by_quota else CauseDetail.PREEMPTED), facts
 
 
@@ -155,6 +156,6 @@ DETAILS: Mapping[Cause, Callable[[Timeline, BlamedStalls], Detail]] = {
 
 
 def detail_of(cause: Cause, timeline: Timeline, blame: BlamedStalls) -> Detail:
-    """The form of a cause and its facts; (NONE, []) where there is one form and no fact."""
+    """The variety of a cause and its facts; (NONE, []) where it has one variety and no facts."""
     found = DETAILS.get(cause)
     return found(timeline, blame) if found else (CauseDetail.NONE, [])

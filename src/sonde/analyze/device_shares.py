@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shares of the time of what a device ran, with 95 % intervals, from runs that were timed singly.
 
-Of each block of launches of a thread and kind one run is chosen, whichever by chance, and stands
-for the block: the count of launches is known, and the error comes from how runs of a block differ.
-As one of each is chosen, that is estimated from neighbouring blocks (successive differences:
+Of each block of launches of a thread and kind one run is chosen at random and stands for the block:
+the count of launches is known, and the error comes from how runs of a block differ. As one of each
+block is chosen, that is estimated from neighbouring blocks (successive differences:
 Wolter, Introduction to Variance Estimation, 2nd ed., section 8.2), which is too much rather than
 too little where blocks themselves differ. Of copies the bytes are known, timed or not, so their
 time follows from the speed of the timed ones (ratio estimate: Cochran, Sampling Techniques, 3rd
@@ -29,7 +29,7 @@ from sonde.model.timeline import F64, CallKind, CopyDirection, Mask, Total, Tota
 from sonde.model.verdict import DeviceShare
 
 TOP = 5
-"""Kernels with a share each, those with the most time."""
+"""At most this many kernels get a share, those with the most time."""
 LEAST = 0.0005
 """Smaller shares are left out."""
 _KERNELS = (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH)
@@ -45,7 +45,9 @@ class _Sum:
     """Half width of the 95 % interval of sampling."""
     less: float
     more: float
+    """By how much the truth may be less or more because of how runs are timed."""
     timed: int
+    """Runs that were timed."""
 
     def scaled(self, factor: float) -> _Sum:
         """The same of `factor` times the runs."""
@@ -166,7 +168,10 @@ def _beside(one: DeviceShare, computing: DeviceShare) -> DeviceShare:
 
 
 def _total(runs: SingleRuns, mine: Mask, call_ns: float = np.inf) -> _Sum:
-    """The sum of the chosen runs, over threads and kinds of launches. `mine`: a mask of rows."""
+    """The sum of the chosen runs, over threads and kinds of launches.
+
+    `mine`: a mask of rows; `call_ns`: the mean time of the calls that asked for copies.
+    """
     variance = 0.0
     number = runs.track.astype(np.int64) << 8 | runs.call
     for sequence in np.unique(number[mine]).tolist():
@@ -178,6 +183,7 @@ def _total(runs: SingleRuns, mine: Mask, call_ns: float = np.inf) -> _Sum:
 
 
 def _sum(runs: SingleRuns, mine: Mask, sampling: float, call_ns: float) -> _Sum:
+    """The same with a known error of sampling."""
     weight, length = runs.weight[mine], runs.length_ns[mine].astype(np.float64)
     less = more = 0.0
     for kind in np.unique(runs.call[mine]).tolist():
@@ -210,5 +216,6 @@ def variance_of_sum(value: F64, weight: F64) -> float:
 
 
 def _quantile(timed: int) -> float:
-    """Of Student's distribution: few runs of what is summed show little of how they differ."""
+    """97.5 % quantile of Student's t for a sum over this many timed runs; from 200 on it hardly
+    changes."""
     return _student(0.975, max(1, min(timed, 200) - 1))

@@ -45,7 +45,7 @@ _KERNELS = (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH)
 _OF_WAITS = (Cause.SYNCHRONIZATION, Cause.GPU_CONTENTION, Cause.COLLECTIVE)
 """Causes that show in the thread's waits for the device."""
 SAME_SHARE = 0.005
-"""Shares of the time that are printed alike."""
+"""Shares of the time that differ by less are printed alike."""
 _COUNTERS = {Bound.MEMORY: "memory bandwidth", Bound.COMPUTE: "tensor cores"}
 
 
@@ -54,17 +54,18 @@ class _Waits:
     """What a thread's waits for the device stand for. Shares of the time."""
 
     for_kernels: float
-    """The device computed meanwhile: faster kernels would shorten them, whatever else would."""
+    """Waits while the device computed: faster kernels would shorten them."""
     counted: float
     """Stalls that count as synchronization."""
     before_code: float
-    """Stalls of code and launches that would run beside the device if the thread did not wait."""
+    """Stalls of code and launches that would not be if the thread did not wait: code and launches
+    would run while the device computes."""
     before_launches: float
-    """Stalls of launches alone that would do so: fewer of them would save it, too."""
+    """The stalls of launches among them: fewer launches would save these, too."""
 
     def serializing(self, parts: Iterable[tuple[Bound, float]]) -> float:
-        """What would be saved by not waiting, if that is worth a step beside the code that keeps
-        its stalls; else 0. One of the two saves it, so it is never more than the code is."""
+        """What not waiting would save, if that is worth a next step beside that for the code, whose
+        stalls it would save, too; else 0. It is never more than the code's stalls."""
         code = sum(share for bound, share in parts if bound == Bound.HOST)
         saved = max(self.counted, min(self.before_code, code))
         return saved if saved >= SECOND_BOUND_SHARE and saved > self.counted else 0.0
@@ -245,8 +246,8 @@ def _for_building(runs: Iterable[Total]) -> float:
 
 
 def _asking(runs: Iterable[Total], time: ThreadTime) -> list[CodeLocation]:
-    """The places that asked for most of the kernels' time; smaller ones than causes that are left
-    out are left out, too."""
+    """The places that asked for most of the kernels' time; shares below `LEAST_SHARE` are left
+    out."""
     places: dict[str, int] = defaultdict(int)
     for one in runs:
         if one.kind == TotalKind.STREAM:
@@ -304,9 +305,8 @@ def _attributed(
     """The causes of the time in which the device did not compute, and what waits stand for.
 
     `computed`: without kernels that only build graphs. A thread works while the device does, too:
-    only `1 - computed` of the time are stalls. What the
-    device did in them comes first (`device`: shares of the time), then what the thread was blocked
-    by. Code and launches are left:
+    only `1 - computed` of the time are stalls. What the device did in them comes first (`device`:
+    shares of the time), then what the thread was blocked by. Code and launches are left:
 
     - Waits behind copies to the device, one for one, are the copies', as far as they are longer
       than the device computed.
@@ -336,7 +336,7 @@ def _attributed(
         found[cause] = found.get(cause, 0.0) + share * min(1.0, stalled / max(blocked, 1e-9))
     stalled = max(0.0, stalled - blocked)
     kept = min(code, stalled)
-    in_vain = max(0.0, waits - computed)  # the device ran nothing, either
+    in_vain = max(0.0, waits - computed)  # waits while the device ran nothing
     synchronized = min(waits, stalled - kept, launch + in_vain)
     left = max(0.0, stalled - synchronized - kept)
     found[Cause.HOST] = kept

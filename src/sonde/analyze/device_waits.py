@@ -79,7 +79,7 @@ def _waits(timeline: Timeline, events: Events, rows: I64) -> tuple[Mask, Mask]:
     long = calls.duration_ns[rows[at]] >= STAGED_NS
     asks = ~waits[at]
     waits[at[asks]] = long[asks]
-    op = asked_for(events.correlation, calls.correlation[rows[at]])
+    op = rows_with(events.correlation, calls.correlation[rows[at]])
     long, at, asks, op = long[op >= 0], at[op >= 0], asks[op >= 0], op[op >= 0]
     returned = calls.end_ns[rows[at]] + timeline.clock_error_ns
     begun, done = events.start_ns[op] <= returned, events.end_ns[op] <= returned
@@ -89,23 +89,24 @@ def _waits(timeline: Timeline, events: Events, rows: I64) -> tuple[Mask, Mask]:
     return waits, moves
 
 
-def asked_for(numbers: I64, wanted: I64) -> I64:
+def rows_with(correlation: I64, wanted: I64) -> I64:
     """The first row with each wanted correlation id; -1 for none."""
     found = np.full(len(wanted), -1, np.int64)
-    highest = int(numbers.max(initial=0))
+    highest = int(correlation.max(initial=0))
     if not len(wanted) or not highest:
         return found
-    if highest <= 8 * len(numbers) + 1_000_000 and numbers.min() >= 0:  # ids mostly count up
+    # Ids mostly count up: then a table by id is small, and faster than a search.
+    if highest <= 8 * len(correlation) + 1_000_000 and correlation.min() >= 0:
         table = np.full(highest + 1, -1, np.int32)
-        table[numbers[::-1]] = np.arange(len(numbers) - 1, -1, -1, dtype=np.int32)
+        table[correlation[::-1]] = np.arange(len(correlation) - 1, -1, -1, dtype=np.int32)
         table[0] = -1
         for part in sets.in_parts(len(wanted)):
             some = wanted[part]
             found[part] = table[np.where((some > 0) & (some <= highest), some, 0)]
         return found
-    order = np.argsort(numbers, kind="stable")
-    at = np.minimum(np.searchsorted(numbers, wanted, sorter=order), len(numbers) - 1)
-    known = (wanted > 0) & (numbers[order[at]] == wanted)
+    order = np.argsort(correlation, kind="stable")
+    at = np.minimum(np.searchsorted(correlation, wanted, sorter=order), len(correlation) - 1)
+    known = (wanted > 0) & (correlation[order[at]] == wanted)
     found[known] = order[at[known]]
     return found
 
@@ -115,7 +116,7 @@ def _full_queue(timeline: Timeline, stalls: Stalls, track: int) -> Intervals:
     calls, events = timeline.calls, stalls.events
     slow = (calls.track == track) & (calls.duration_ns >= BLOCKED_NS)
     rows = np.flatnonzero(slow & is_one_of(calls.kind, *ENQUEUES))
-    op = asked_for(events.correlation, calls.correlation[rows])
+    op = rows_with(events.correlation, calls.correlation[rows])
     rows, op = rows[op >= 0], op[op >= 0]
     if not len(rows):
         return sets.none()

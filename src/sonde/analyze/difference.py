@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What changed between two records of the same work: steps, kernels, causes, functions.
 
-Times are per step if both records have steps and device tracing for half of the time. Otherwise,
-if both count the same call that waits for the device, they are per call, without the start-up
-before the first call; otherwise per second. A change is certain if the 95 % intervals of the two
-medians (order statistics) do not overlap; for causes, if it exceeds the variation between parts of
-the time; for functions and counts of calls, if it exceeds the Poisson error.
+Of devices the first one of each record is compared. Times are per step if both records have steps
+and device tracing for half of the time, or no totals for the rest of it. Otherwise, if both count
+the same call that waits for the device, they are per call, without the start-up before the first
+call; otherwise per second. A change is certain if the 95 % intervals of the two medians (order
+statistics) do not overlap; for causes, if it exceeds the variation between parts of the time; for
+functions and counts of calls, if it exceeds the Poisson error.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ FEW_CALLS = 20
 _Z = 1.96
 """Of a 95 % interval of the normal distribution."""
 BLOCKS = 20
-"""Parts of the time; their variance gives the interval of a cause's share."""
+"""Equal parts of a record, whose variance gives the interval of a cause's share."""
 
 
 class ChangeKind(StrEnum):
@@ -87,7 +88,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """All changes, the costliest first."""
+    """The changes: those of the whole unit (step, or wall and CPU time) first, then the costliest;
+    of whole runs, certain ones before others."""
 
     per: Unit
     before_ns: float
@@ -101,7 +103,9 @@ class _Side:
     """One of the two records, in figures per unit."""
 
     unit_ns: float
+    """The length of a unit."""
     steps: F64
+    """The length of each step in ns; empty where times are not per step."""
     kernels: dict[str, tuple[float, tuple[float, float]]]
     """ns per unit, and the 95 % interval of that."""
     causes: dict[str, tuple[float, float]]
@@ -143,6 +147,7 @@ def _verdict(timeline: Timeline) -> Verdict | None:
 
 
 def _stepwise(timeline: Timeline, verdict: Verdict | None) -> bool:
+    """Whether times of this record can be per step."""
     if verdict is None or verdict.steps is None:
         return False
     # If only some runs were timed, the steps in them are not representative.
@@ -188,6 +193,7 @@ def _rate_change(a: _Side, b: _Side, before: _Rate, after: _Rate) -> list[Change
 
 
 def _side(timeline: Timeline, verdict: Verdict | None, stepwise: bool, rate: _Rate | None) -> _Side:
+    """The figures of one record: per step, per call of `rate`, or per second."""
     steps = np.zeros(0)
     kernels: dict[str, tuple[float, tuple[float, float]]] = {}
     causes: dict[str, tuple[float, float]] = {}
@@ -220,6 +226,7 @@ def _side(timeline: Timeline, verdict: Verdict | None, stepwise: bool, rate: _Ra
 def _kernel_times(
     timeline: Timeline, verdict: Verdict, units: float
 ) -> dict[str, tuple[float, tuple[float, float]]]:
+    """By name: (ns per unit, its 95 % interval). `units`: how many there are in the traced time."""
     events = stalls_of(timeline, verdict.device).events
     rows = np.flatnonzero(events.kind != DeviceKind.SET)
     duration: I64 = events.duration_ns[rows]
@@ -259,13 +266,13 @@ def median_interval(ordered: F64) -> tuple[float, float]:
     count = len(ordered)
     if count < 6:
         return (float(ordered[0]), float(ordered[-1])) if count else (0.0, 0.0)
-    half = 0.98 * math.sqrt(count)
+    half = _Z / 2 * math.sqrt(count)  # ranks: the standard deviation is half the root
     low = max(0, math.floor(count / 2 - half))
     high = min(count - 1, math.ceil(count / 2 + half))
     return float(ordered[low]), float(ordered[high])
 
 
-def _apart(a: tuple[float, float], b: tuple[float, float]) -> bool:
+def _disjoint(a: tuple[float, float], b: tuple[float, float]) -> bool:
     return a[1] < b[0] or b[1] < a[0]
 
 
@@ -274,7 +281,7 @@ def _steps(a: _Side, b: _Side, stepwise: bool) -> list[Change]:
         return []
     intervals = [median_interval(np.sort(side.steps)) for side in (a, b)]
     cost = b.unit_ns / a.unit_ns - 1 if a.unit_ns else 0.0
-    return [Change(ChangeKind.STEP, "step time", a.unit_ns, b.unit_ns, cost, _apart(*intervals))]
+    return [Change(ChangeKind.STEP, "step time", a.unit_ns, b.unit_ns, cost, _disjoint(*intervals))]
 
 
 def _kernels(a: _Side, b: _Side) -> list[Change]:
@@ -285,7 +292,8 @@ def _kernels(a: _Side, b: _Side) -> list[Change]:
         after, now = b.kernels.get(name, nothing)
         if max(before / a.unit_ns, after / b.unit_ns) >= LEAST_SHARE:
             cost = (after - before) / a.unit_ns
-            changes.append(Change(ChangeKind.KERNEL, name, before, after, cost, _apart(was, now)))
+            certain = _disjoint(was, now)
+            changes.append(Change(ChangeKind.KERNEL, name, before, after, cost, certain))
     return changes
 
 

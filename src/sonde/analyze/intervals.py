@@ -100,6 +100,7 @@ def in_parts(count: int) -> Iterator[slice]:
 
 
 def _overlap_columns(few: Intervals, many: Intervals) -> tuple[I64, I64]:
+    """(start, end) of the overlaps of each of `few` with `many`; some may be empty."""
     first = np.searchsorted(many.end, few.start, "right")
     count = np.searchsorted(many.start, few.end, "left") - first
     np.maximum(count, 0, out=count)  # an empty gap has no overlap

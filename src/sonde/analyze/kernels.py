@@ -15,18 +15,18 @@ from sonde.model.name_parts import both_ends
 from sonde.model.timeline import DeviceKind, Timeline
 from sonde.model.verdict import KernelClassShare, KernelShare
 
-_MULTIPLIES = re.compile(
+_COMPUTE_BOUND = re.compile(
     r"gemm|nvjet|cutlass|cublas|xmma|conv(?!ert)|flash|fmha|attention|mma_|wgrad|dgrad|winograd"
     r"|matmul|_bmm|triton_tem|dot_general|_dot_|\bdot_kernel|hgemv_|spin_kernel"
 )
-"""Matrix products and the like: compute-bound at relevant sizes. Lower case, as `_STREAMS`: a
-search that ignores case takes five times as long."""
-_STREAMS = re.compile(
+"""Matrix products and the like, at sizes that matter. For names in lower case, as `_MEMORY_BOUND`:
+a search that ignores case takes five times as long."""
+_MEMORY_BOUND = re.compile(
     r"elementwise|pointwise|reduce|norm|softmax|copy|fill|cat_?array|concat|index|scan|gather"
     r"|scatter|embedding|transpose|permute|pool|dropout|activation|relu|gelu|tanh|sort|topk|adam"
     r"|sgd|multi_tensor|triton_(poi|red|per)_|fusion|cast|convert|add|mul|sum|axpy|stream|memset"
 )
-"""Few operations per byte: memory-bound."""
+"""Few operations per byte."""
 
 CLASSES = (Bound.COMPUTE, Bound.MEMORY, Bound.KERNELS)
 """What may limit a kernel; `Bound.KERNELS`: not known."""
@@ -44,9 +44,9 @@ ALONE = 1.3
 def class_of(name: str) -> Bound:
     """What limits a kernel, by its name; `Bound.KERNELS` where the name does not show it."""
     name = both_ends(name).lower()
-    if _MULTIPLIES.search(name):
+    if _COMPUTE_BOUND.search(name):
         return Bound.COMPUTE
-    return Bound.MEMORY if _STREAMS.search(name) else Bound.KERNELS
+    return Bound.MEMORY if _MEMORY_BOUND.search(name) else Bound.KERNELS
 
 
 def class_by_counters(active: Mapping[Bound, float]) -> Bound | None:

@@ -24,8 +24,8 @@ from sonde.model.timeline import I64, U8, CallKind, HostKind, Mask, Timeline, is
 
 DISPATCH_NS = 50_000
 """Longest dispatch of an operator: views and checks take 1 to 20 µs under a profiler with stacks.
-An operator that calls no device and takes longer computes on the CPU. Of a call without any
-recorded operator around it, this much time before it may be its dispatch."""
+An operator that calls no device and takes longer computes on the CPU. Up to this much time before a
+call without a recorded operator around it may be its dispatch."""
 ENQUEUES = (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH, CallKind.COPY, CallKind.SET)
 """Calls that ask a device for work."""
 MAX_DEPTH = 512
@@ -35,6 +35,8 @@ _FRAME = re.compile(r"^(?P<file>[^()]*)\(\d+\): (?P<function>.*)$")
 
 
 class _Role(IntEnum):
+    """What a function shows about the time in which it is the innermost one."""
+
     AS_AROUND = 0
     """As the function around it."""
     PATH = 1
@@ -42,7 +44,7 @@ class _Role(IntEnum):
     CODE = 2
     """Other code, of the program or of a library."""
     OPERATOR = 3
-    """Depends on what it calls."""
+    """An operator of a framework: depends on what it calls."""
     BUILTIN = 4
     """The same, for a function of Python that is written in C."""
     COMPILER = 5
@@ -127,6 +129,7 @@ def _before_bare_calls(timeline: Timeline, track: int, path: Intervals, rows: I6
 
 
 def _roles(timeline: Timeline, track: int, rows: I64) -> U8:
+    """The `_Role` of each of these rows of `host`."""
     host, calls = timeline.host, timeline.calls
     names = host.name[rows]
     python = host.kind[rows] == HostKind.PYTHON

@@ -2,8 +2,8 @@
 """Loops of a program, by its own functions and named ranges.
 
 Traces with Python functions show the loop of the program. A function that encloses all others does
-not repeat, so functions are examined level by level from the outside: at each level, those that no
-other function of the level encloses, as the functions that the device work requested in them is of.
+not repeat, so functions are examined level by level from the outside. A level has the functions
+that no other one of those left encloses, and a request belongs to the function that it was made in.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from sonde.model.timeline import I32, I64, HostKind, Timeline, is_one_of
 
 DEPTH = 64
-"""Levels examined."""
+"""At most this many levels are examined."""
 _NUMBERED = re.compile(r"[#\s_:.-]*\d+$")
 """The number at the end of a range: ProfilerStep#12."""
 

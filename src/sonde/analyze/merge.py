@@ -17,9 +17,9 @@ from sonde.model.single_runs import no_single_runs
 from sonde.model.timeline import (
     I32,
     I64,
+    DeviceUse,
     Events,
     Interner,
-    ProcessUse,
     Samples,
     StateKind,
     Timeline,
@@ -50,6 +50,7 @@ def merged(first: Timeline, *others: Timeline) -> Timeline:
 
 
 def _merged(one: Timeline, two: Timeline) -> Timeline:
+    """`one` with the rows of `two` that belong to its processes and its time."""
     interner = Interner()
     for name in one.names:
         interner.name(name)
@@ -66,6 +67,7 @@ def _merged(one: Timeline, two: Timeline) -> Timeline:
     tracks: dict[int, int] = {}
 
     def number(column: I32, known: dict[int, int], is_track: bool) -> I32:
+        """Tracks or names of `two` as numbers of the merged timeline."""
         values, inverse = np.unique(column, return_inverse=True)
         for value in values.tolist():
             if value not in known:
@@ -144,7 +146,7 @@ def _merged(one: Timeline, two: Timeline) -> Timeline:
     )
 
 
-def _uses(two: Timeline, numbers: Mapping[int, int], shift: int) -> Iterator[ProcessUse]:
+def _uses(two: Timeline, numbers: Mapping[int, int], shift: int) -> Iterator[DeviceUse]:
     """Uses of devices, with the numbers and the clock of the other record."""
     for use in two.busy_of:
         if not numbers or use.device in numbers:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sonde.model.timeline import ProcessUse, Timeline, TotalKind
+from sonde.model.timeline import DeviceUse, Timeline, TotalKind
 
 LEAST_USE = 0.01
 """NVML reports whole percents: one percent is the least that it can show."""
 LEAST_REPORTS = 3
-"""Fewer reports on a process leave its use of the device open: one comes a second."""
+"""Fewer reports do not show how much a process used the device: one comes a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,9 @@ class OtherUse:
     share: float
     """Mean of the driver's reports in the span: of the time, with any of its kernels."""
     reports: int
-    """Reports with work, of all."""
+    """The driver's reports in the span in which the process ran work."""
     of: int
+    """All reports of the driver on the device in the span."""
     location: str = ""
     """The code that asked for most of its kernels, if it is in the record, too."""
 
@@ -64,10 +65,10 @@ def processes_on(timeline: Timeline, device: int) -> set[int]:
 
 def reports_on_others(
     timeline: Timeline, devices: Collection[int], pids: Collection[int]
-) -> list[ProcessUse]:
+) -> list[DeviceUse]:
     """The driver's reports on processes other than `pids`.
 
-    None if the driver does not list any of `pids` by the same numbers: then one of the others may
+    Empty if the driver does not list any of `pids` by the same numbers: then one of the others may
     be the program itself, as seen from another PID namespace.
     """
     listed = {*timeline.gpus_of, *(one.pid for one in timeline.busy_of)}

@@ -35,10 +35,9 @@ class OrderedWork(NamedTuple):
 def work_of_second_stream(
     runs: Iterable[Total], calls: Iterable[Total], timed_ns: int, time: ThreadTime
 ) -> OrderedWork | None:
-    """The work of the second stream, where streams wait for one another and hardly ever run at a
-    time: the first one, with the most work, waits. None where it is small.
-
-    Work that is spread over many streams is that of a pool, whose streams come one after another.
+    """The work of the stream with the second most work, where streams wait for one another and
+    hardly ever run at the same time: the stream with the most work waits meanwhile. None where it
+    is small, as where work is spread over the many streams of a pool, one after another.
     """
     devices: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for one in runs:
@@ -67,8 +66,7 @@ def ordered_copies(
     kernels. None where such copies are few or small.
 
     `exposed`: the share of the time with copies that no kernel overlaps; `window`: that time, in
-    ns. Copies for which the
-    thread waits in the call are not queued ahead.
+    ns. Copies for which the thread waits in the call are not queued ahead.
     """
     calls = [one for one in calls if one.kind == TotalKind.CALL]
     copies = [one for one in calls if one.call == CallKind.COPY]

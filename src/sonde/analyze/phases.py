@@ -21,7 +21,9 @@ from sonde.model.timeline import Timeline
 from sonde.model.verdict import BoundShare, CauseShare, KernelClassShare, Phase, StepTable
 
 SHARE = 0.05
+"""Of the traced time."""
 STEPS = 3
+"""Times the median step."""
 MOST = 6
 """At most this many phases beside the steps: the longest."""
 

@@ -15,8 +15,8 @@ Key = tuple[str, int, int, int]
 
 
 def times_of(answer: Mapping[str, Any]) -> RankTimes:
-    """Of the answer of `sonde.query.stored_ranks.ranks`. A rank of which every run was timed was
-    idle where it has none, between its first run and its last one."""
+    """The times in an answer of `sonde.query.stored_ranks.ranks`. A rank of which every run was
+    timed was idle in the slots without one between its first run and its last."""
     slots, cells = answer["slots"], answer["cells"]
     length = np.subtract(slots["end_ns"], slots["start_ns"]).astype(np.float64)
     at = (np.array(cells["rank"], np.int64), np.array(cells["slot"], np.int64))
@@ -34,8 +34,7 @@ def times_of(answer: Mapping[str, Any]) -> RankTimes:
 
 
 def leave_out_alone(times: RankTimes) -> int:
-    """Make those that were timed and ran no collective ranks that were not timed; returns how
-    many."""
+    """Marks ranks that were timed and ran no collective as not timed; returns how many."""
     seen = np.isfinite(times.work).any(axis=1)
     apart = seen & ~(np.nan_to_num(times.collective).sum(axis=1) > 0)
     times.work[apart] = times.collective[apart] = np.nan
@@ -43,8 +42,8 @@ def leave_out_alone(times: RankTimes) -> int:
 
 
 def leave_out_thin(times: RankTimes) -> int:
-    """Make those that were timed in too few slots in which others were, too, ranks that were not
-    timed; returns how many were not, with those that were none before."""
+    """Marks ranks that share too few timed slots with others as not timed; returns how many are not
+    timed now, those included that were not before."""
     seen = np.isfinite(times.work)
     common = seen & (seen.sum(axis=0) > 1)
     thin = common.sum(axis=1) < LEAST_SLOTS
@@ -62,10 +61,10 @@ def shares(times: RankTimes, rank: int) -> tuple[float, float]:
     return found[0], found[1]
 
 
-def usual_shares(times: RankTimes, but: Collection[int]) -> tuple[float, float]:
-    """The medians of the others."""
+def usual_shares(times: RankTimes, excluded: Collection[int]) -> tuple[float, float]:
+    """The medians of `shares` over the timed ranks that are not `excluded`."""
     timed = np.flatnonzero(np.isfinite(times.work).any(axis=1)).tolist()
-    rest = [shares(times, at) for at in timed if at not in but]
+    rest = [shares(times, at) for at in timed if at not in excluded]
     if not rest:
         return 0.0, 0.0
     work, waits = np.median(np.array(rest), axis=0).tolist()
@@ -73,12 +72,13 @@ def usual_shares(times: RankTimes, but: Collection[int]) -> tuple[float, float]:
 
 
 def slot_s(times: RankTimes) -> tuple[float, float]:
-    """(length of the usual slot, of all), s."""
+    """(median length of a slot, length of all slots together), s."""
     return float(np.median(times.slot_ns)) / 1e9, float(times.slot_ns.sum()) / 1e9
 
 
 def pieces_of(columns: Mapping[str, Sequence[Any]], keys: Mapping[Key, int]) -> Pieces | None:
-    """Of the columns of `sonde.query.stored_pieces.pieces`; None: there are none."""
+    """The pieces in the columns of `sonde.query.stored_pieces.pieces`; None without any. `keys`:
+    rows of ranks."""
     rank = _numbers(columns, keys)
     known = rank >= 0
     if not known.any():
@@ -94,8 +94,8 @@ def pieces_of(columns: Mapping[str, Sequence[Any]], keys: Mapping[Key, int]) -> 
 def links_of(
     columns: Mapping[str, Sequence[Any]], keys: Mapping[Key, int], check: Callable[[], None]
 ) -> list[SlowLink] | None:
-    """Slow links, by the columns of `sonde.query.stored_pieces.exchanges`; None as `slow_links`.
-    Raises what `check` does."""
+    """The slow links in the columns of `sonde.query.stored_pieces.exchanges`; None as `slow_links`
+    has it. Raises what `check` raises. `keys`: the row of each rank."""
     rank = _numbers(columns, keys)
     check()
     known = rank >= 0

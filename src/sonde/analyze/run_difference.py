@@ -9,7 +9,8 @@ counts (for all comparisons together: 5 %, Bonferroni).
 
 How much runs of a program differ from one another is not known from one run of each side; then the
 allowed change has to be larger than that. With several runs a change is certain only if each run
-after lies on the same side of each run before (for three and three, by chance in 1 of 20 cases).
+after lies on the same side of each run before (for three and three, by chance in 1 of 20 cases on
+each of the two sides).
 
 What else happens on a machine changes how much CPU time the same work takes, by several percent.
 Runs of both sides that took place at the same time on one machine met the same (duet benchmarking:
@@ -37,10 +38,11 @@ _ERROR = 0.05
 _STUDENT_95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
 """95 % quantile of Student's t for 1, 2, … degrees of freedom; the last for more of them."""
 _BESIDE = 0.5
-"""Runs are of the same time if they overlap for this share of the longer one."""
+"""Runs took place at the same time if they overlap for more than this share of the longer one."""
 _SAME_CLOCK_NS = 10**9
 """Clocks that differ by more, or machines that started at other times, are two machines."""
 _NEW_NAME_GROWTH = 0.5
+"""A new function is more work only if CPU time as a whole grew by this part of its time."""
 
 CPU_TIME = "CPU time"
 """Name of the change of the whole run's CPU time."""
@@ -62,7 +64,7 @@ class RecordedRun:
     """CLOCK_MONOTONIC, as `end_ns`."""
     end_ns: int = 0
     clock_ns: int = 0
-    """Add to those for the time since 1970."""
+    """Added to these times it gives nanoseconds since 1970."""
 
     def is_beside(self, other: RecordedRun) -> bool:
         """Whether both took place at the same time on one machine."""
@@ -166,6 +168,7 @@ def _summed(rows: Iterable[tuple[str, int, int]]) -> _Use:
 def _functions(
     kind: ChangeKind, before: Sequence[_Use], after: Sequence[_Use], cpu: Change, paired: bool
 ) -> list[Change]:
+    """Changes of functions. `cpu`: that of the whole CPU time; `paired`: as `are_pairs` has it."""
     nothing = (0.0, 0)
     cpu_ns = max(1.0, cpu.before)
     names = {

@@ -20,7 +20,7 @@ from sonde.model.timeline import I64, Timeline
 from sonde.model.verdict import BoundShare, Sampling, StepTable
 
 ALL = 0.95
-"""From this share of traced time on, a record counts as complete."""
+"""From this share of traced time on, a record counts as traced all the time."""
 _student = cache(student_t_quantile)
 
 

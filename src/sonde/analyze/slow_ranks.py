@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which rank, stage or link the ranks of a job wait for, by times that a server stores of each.
 
-Compared are ranks of one job in the same slots of time, by device time at work. Where that is alike
-and one of them hardly waits in collectives, its host is late. Stages of a pipeline are not stored:
-ranks of which a group works equally much longer than the rest count as one. Exchanges between two
-ranks end at both at once: what both spend in it together is the transfer, the rest is waiting.
+Ranks of one job are compared in the same slots of time, by the time that their devices work. Where
+that is alike and one of them hardly waits in collectives, its host is late. Stages of a pipeline
+are not stored: a group of ranks that work longer than the rest by the same amount counts as one. An
+exchange between two ranks ends at both at once: the time that both are in it is the transfer, the
+rest is waiting.
 """
 
 from __future__ import annotations
@@ -22,37 +23,43 @@ Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
 
 LEAST_SLOTS: Final = 4
-"""Slots in which two ranks were timed both."""
+"""Fewer slots in which two ranks were both timed do not compare them."""
 _APART: Final = 0.4
-"""Of the way from the usual to the slow ones that is free of ranks."""
+"""Slow ranks stand out if the largest gap between ranks is at least this part of the difference
+between the medians of slow and other ranks."""
 _LEAST_WORK: Final = 0.02
-"""Of a slot, by which slow ranks work longer; by their own work it is `LEAST` at least."""
+"""Part of a slot by which slow ranks work longer at least. Relative to the usual work it is `LEAST`
+at least."""
 _DEVIATIONS: Final = 4.0
+"""The difference is certain if its mean over slots is this many standard errors above 0."""
 _STAGE: Final = 1 / 16
-"""Share of the ranks from which on a slow group is a stage."""
+"""A slow group with this share of the ranks, two at least, is a stage."""
 _ALIKE_NS: Final = 2_000_000
-"""By how much two ends of an exchange may differ: clocks of nodes do."""
+"""By how much the end of an exchange may differ between its two ranks, as clocks of nodes do."""
 _LONGER: Final = 2.0
-"""A slow exchange by a usual one."""
+"""A slow exchange takes at least this many times as long as a usual one."""
 _OF_ITS: Final = 0.6
-"""Share of the long exchanges of a rank that are with the same one."""
+"""A slow link has this share of the long exchanges of one of its ranks at least."""
 _LEAST_EXCHANGES: Final = 6
+"""And this many."""
 _MORE_LONG: Final = 0.1
-"""Share of its exchanges that are long, beyond that of the usual rank."""
+"""A rank of a slow link has a share of long exchanges that is above the median one by this."""
 _SAME_NS: Final = 100_000
-"""By how much the difference of two ends may vary."""
+"""By how much the difference between the ends of a pair's exchanges may vary around its median."""
 _VARIES: Final = 0.1
-"""Between the quartiles of pieces by the median of the same rank: what sequences differ by."""
+"""Least interquartile range of pieces, each divided by its rank's median, if sequences differ."""
 _NEIGHBOURS: Final = 64
-"""Exchanges that end at about the same time and are compared: bounds the work."""
+"""An exchange is compared with this many at most of those that end at about the same time."""
 MAX_LONG: Final = 20_000
 """Long exchanges that are compared; of more the answer is not known."""
 MAX_PAIRS: Final = 200_000
-"""Pairs of them that share enough time."""
+"""Pairs of long exchanges that share enough time; of more the answer is not known."""
 _WAITED_FOR: Final = 0.5
-"""Of the difference in work, by which a rank that waits is longer in collectives at least."""
+"""A rank waits for the slow ones if it is longer in collectives than they are by this part of the
+difference in work."""
 _LEAST_WAITING: Final = 2
-"""Ranks that wait, and as many as a stage has: those of other stages may wait otherwise."""
+"""At least this many ranks, and as many as a stage has, must wait: ranks of other stages may wait
+elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +73,18 @@ class RankTimes:
     slot_ns: Floats
     """Length of each slot."""
     are_steps: bool = False
+    """Whether slots are steps of the job, not bins of equal length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Work between two exchanges of a rank, in order: columns of equal length, seconds."""
+    """Work of ranks between two exchanges with others, in columns of equal length."""
 
     rank: Whole
+    """Row of `RankTimes`."""
     step: Whole
     piece: Whole
+    """Its number within the step."""
     seconds: Floats
 
 
@@ -86,15 +96,16 @@ class SlowRanks:
     ranks: tuple[int, ...] = ()
     """The slow ones, as rows of `RankTimes`."""
     lost: float = 0.0
-    """Share of a slot by which it is longer."""
+    """Share of a slot that the others lose by it."""
     by_host: bool = False
     """They work no longer on their devices, but wait less in collectives than all others."""
     others_wait: bool = True
-    """False: they have more work, and the others are not longer in collectives: nothing is lost."""
+    """False: the slow ones have more work, but the others do not wait for them in collectives, so
+    nothing is lost."""
     is_known: bool = True
-    """False: who stands out and the rest were timed in too few of the same slots."""
+    """False: the slow ranks and the others were timed in too few of the same slots to compare."""
     excess: dict[Straggle, float] = field(default_factory=dict)
-    """As in `Straggling`."""
+    """How much longer work takes by each kind, relative to the usual; 0.3: 30 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +113,20 @@ class SlowLink:
     """Two ranks between which exchanges take longer than between others."""
 
     ranks: tuple[int, int]
+    """As numbers of the rows that were compared."""
     seconds: float
+    """Median length of its long exchanges, s."""
     usual_s: float
+    """Median over ranks of a short exchange's length (lower quartile), s."""
     exchanges: int
+    """Number of the long ones."""
 
 
 def slow_ranks(
     times: RankTimes, pieces: Pieces | None = None, check: Callable[[], None] = lambda: None
 ) -> SlowRanks:
-    """Whom the others wait for. Without `pieces`, unequal sequences are not seen. Raises what
-    `check` does, which is called between steps of the work."""
+    """Which ranks the others wait for. Without `pieces`, unequal sequences are not seen. Raises
+    what `check` raises, which is called now and then."""
     kept = times.slot_ns > 0
     length = times.slot_ns[kept]
     work = times.work[:, kept] / length
@@ -150,7 +165,7 @@ def slow_ranks(
 
 
 def _is_waited_for(work: Floats, waits: Floats, late: Whole, rest: Whole) -> bool:
-    """Whether others are longer in collectives for what they have less to do."""
+    """Whether enough of the others are longer in collectives, by what they work less."""
     less = np.median(work[late]) - work[rest]
     longer = waits[rest] - np.median(waits[late])
     waiting = int((longer >= _WAITED_FOR * less).sum())
@@ -158,7 +173,7 @@ def _is_waited_for(work: Floats, waits: Floats, late: Whole, rest: Whole) -> boo
 
 
 def _by_host(waits: Floats, excess: dict[Straggle, float]) -> SlowRanks:
-    """The rank that hardly waits, though it has no more work than the others."""
+    """The ranks that hardly wait, though they have no more work than the others."""
     late = _longest(1 - waits, LEAST)
     if late is None or not len(late):
         return SlowRanks(Straggle.NOTHING, excess=excess, is_known=late is None)
@@ -170,11 +185,12 @@ def _by_host(waits: Floats, excess: dict[Straggle, float]) -> SlowRanks:
 
 
 def _is_stage(count: int, ranks: int) -> bool:
+    """Whether a slow group of `count` ranks is a stage."""
     return count > 1 and count >= _STAGE * ranks
 
 
 def _means(values: Floats) -> Floats:
-    """By rank; NaN for who was timed in too few slots."""
+    """Mean of each rank; NaN where it was timed in too few slots."""
     seen = np.isfinite(values)
     count = seen.sum(axis=1)
     total = np.where(seen, values, 0).sum(axis=1)
@@ -182,8 +198,8 @@ def _means(values: Floats) -> Floats:
 
 
 def _longest(values: Floats, least: float) -> Whole | None:
-    """The ranks beyond the largest gap of the upper half, where it stands out; empty where they
-    were timed in too few of the slots of the rest."""
+    """The ranks above the largest gap in the upper half, if it stands out; None if none does; empty
+    if these ranks and the rest were timed in too few of the same slots."""
     mean = _means(values)
     known = np.flatnonzero(np.isfinite(mean))
     order = known[np.argsort(mean[known], kind="stable")]
@@ -209,9 +225,9 @@ def _longest(values: Floats, least: float) -> Whole | None:
 
 
 def _of_sequences(pieces: Pieces, late: Whole | None, check: Callable[[], None]) -> float:
-    """How much longer pieces take by the longest of those that are worked on at a time, as
-    `stragglers.straggling` has it. Compared are ranks with the same number of pieces in a step, of
-    one stage."""
+    """How much longer pieces take because ranks wait for the longest of those that are worked on at
+    the same time (`Straggle.SEQUENCES`). Ranks of one stage are compared that have the same number
+    of pieces in a step."""
     if not len(pieces.rank):
         return 0.0
     of_step = _numbers(pieces.rank, pieces.step)
@@ -247,7 +263,8 @@ def _of_sequences(pieces: Pieces, late: Whole | None, check: Callable[[], None])
 
 
 def _numbers(*columns: Whole) -> Whole:
-    """Rows that are alike in all columns by one number, from 0, in the order of their values."""
+    """A number for each row, from 0: equal for rows that are equal in all columns, in the order of
+    their values."""
     found = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         values, inverse = np.unique(column, return_inverse=True)
@@ -256,7 +273,8 @@ def _numbers(*columns: Whole) -> Whole:
 
 
 def _quantiles(group: Whole, values: Floats, share: float) -> Floats:
-    """By group (each number from 0 on has values), as `np.quantile` has it."""
+    """The quantile of each group, as `np.quantile` computes it. Groups are numbered from 0 on, none
+    is empty."""
     by_size = values[np.lexsort((values, group))]
     count = np.bincount(group)
     first = np.cumsum(count) - count
@@ -275,9 +293,11 @@ def slow_links(
     most: int = 8,
     check: Callable[[], None] = lambda: None,
 ) -> list[SlowLink] | None:
-    """Pairs of ranks whose exchanges take longest, the slowest first, of kernels that send or
-    receive: columns of equal length. Empty where none stands out; None where more are long than are
-    compared. Raises what `check` does, which is called again and again."""
+    """At most `most` pairs of ranks whose exchanges take longest, the costliest first.
+
+    The columns are of kernels that send or receive. Empty where none stands out; None where more
+    are long than are compared. Raises what `check` raises, which is called again and again.
+    """
     if len(rank) < _LEAST_EXCHANGES:
         return []
     length = (end_ns - start_ns).astype(np.float64)
@@ -320,6 +340,7 @@ def slow_links(
 
 
 def _are_alike(pair: Whole, apart: Floats) -> npt.NDArray[np.bool_]:
+    """Whether the difference between the two ends is about the usual one of the pair."""
     if not len(pair):
         return np.zeros(0, np.bool_)
     found: npt.NDArray[np.bool_] = abs(apart - _quantiles(pair, apart, 0.5)[pair]) <= _SAME_NS
@@ -329,8 +350,9 @@ def _are_alike(pair: Whole, apart: Floats) -> npt.NDArray[np.bool_]:
 def _pairs(
     rank: Whole, begin_ns: Whole, end_ns: Whole, least: float, check: Callable[[], None]
 ) -> tuple[Whole, Whole, Floats, Floats] | None:
-    """Of exchanges by their end: pairs of two ranks that end together and share `least`, ns:
-    (lower rank, higher rank, by how much its end is later, what they share). None: too many."""
+    """Pairs of exchanges of two ranks that end together and overlap for `least`, ns: (lower rank,
+    higher rank, by how much later the latter's ends, overlap). None: too many. The columns are
+    sorted by end."""
     last = np.searchsorted(end_ns, end_ns + _ALIKE_NS, "right")
     parts: list[tuple[Whole, Whole, Floats, Floats]] = []
     count = 0

@@ -2,7 +2,8 @@
 """The stalls of a device: the parts of its traced windows without a running kernel.
 
 At each moment a device is in exactly one state: a kernel runs; only a collective runs; only a copy
-or memory set runs; nothing runs. The last three are stalls.
+or memory set runs; nothing runs; or a kernel is preempted by another process. All but the first are
+stalls.
 """
 
 from __future__ import annotations
@@ -71,10 +72,11 @@ STRETCHED = 4
 """A kernel that takes more than this many times its usual time, and `TIME_SLICE_NS` more, was
 preempted."""
 TIME_SLICE_NS = 1_000_000
+"""A time slice of another process is taken to be longer than this."""
 _USUAL_OF = 20
 """Fewer runs of a kernel do not show its usual time."""
 _RARE = 0.2
-"""If more runs than this are long, length varies for another reason."""
+"""If a larger share of all runs is long, their length varies for another reason."""
 
 
 def stalls_of(
@@ -126,7 +128,8 @@ def stalls_of(
 
 
 def _stretches(events: Events) -> Intervals:
-    """The time of kernels beyond the median of their name and grid, where it is far beyond."""
+    """The time of kernels beyond the median of those with their name and number of thread blocks,
+    where it is far beyond."""
     rows = np.flatnonzero(events.kind == DeviceKind.KERNEL)
     if not len(rows):
         return sets.none()

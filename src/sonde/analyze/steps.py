@@ -40,17 +40,17 @@ from sonde.model.verdict import StepTable
 LEAST = 4
 """Fewer pieces do not show a period."""
 REGULAR = 0.7
-"""Share of the operations that must lie in pieces like the typical one."""
+"""Share of the requests that must lie in pieces like the typical one."""
 WORK = 0.5
 """Share of the device's work that must lie in them."""
 CHAIN = 0.5
 """Share of the typical pieces that another typical one must follow."""
 MOST = 0.75
-"""Share of the work that steps hold, and a loop within the step does not."""
+"""Share of the work that pieces must hold to be steps: a loop within the step holds less."""
 WHOLE = 0.9
 """Share of the requests and of the work that calls of the program must hold to be steps."""
 CANDIDATES = 256
-"""At most this many frequencies of requests are tried."""
+"""At most this many frequencies of requests are tried, the lowest first."""
 LONG_NS = 100_000
 """A stall of this length may separate steps."""
 _LOOSE = 0.15
@@ -108,7 +108,7 @@ class _Cut:
     like: Mask
     """Whether each piece is like the typical one."""
     operations: int
-    """Of a typical piece."""
+    """Device operations of a typical piece."""
     covered: float
     """Share of the requests in pieces like the typical one."""
     work: float
@@ -122,8 +122,7 @@ def steps_of(timeline: Timeline, stalls: Stalls) -> StepTable | None:
     single = _sequence(timeline, stalls)
     if len(single) < 2 * LEAST:
         return None
-    drawn = _runs(single)
-    cuts = _cuts(drawn)
+    cuts = _cuts(_without_repeats(single))
     called = _by_calls(timeline, single)
     # Stalls may also split the requests of one call of the program (it waits for a lock).
     least = called.operations if called is not None else 0
@@ -192,6 +191,7 @@ def _sequence(timeline: Timeline, stalls: Stalls) -> _Sequence:
         events.direction[op], CopyDirection.H2D, CopyDirection.D2H
     )
     return _Sequence(
+        # Bits of a token: the name, the number of operations, and whether it is a wait.
         token=(name.astype(np.int64) << 24) ^ (np.minimum(count, 1 << 20) << 1) ^ ~asked,
         start=np.maximum.accumulate(start),
         work=np.where(asked, work[at[rows]], 0),
@@ -220,12 +220,13 @@ def _of_device(stalls: Stalls) -> _Sequence:
     )
 
 
-def _runs(single: _Sequence) -> _Sequence:
-    """The sequence with runs of equal requests as one request."""
+def _without_repeats(single: _Sequence) -> _Sequence:
+    """The sequence with equal requests that follow one another as one request."""
     first = np.ones(len(single), bool)
     first[1:] = single.token[1:] != single.token[:-1]
     rows = np.flatnonzero(first)
     length = np.diff(np.append(rows, len(single)))
+    # How many there are is part of the token; the factor, a prime, mixes both.
     return single.grouped(rows, (single.token[rows] * 1_000_003) ^ length, single.name[rows])
 
 
@@ -235,7 +236,8 @@ def _numbered(tokens: I64) -> I32:
 
 
 def _cuts(sequence: _Sequence) -> list[_Cut]:
-    """Cuts at requests that occur equally often, one for each frequency."""
+    """One cut for each frequency of requests: at the first one, of three that are tried, whose
+    pieces are regular."""
     kinds = _numbered(sequence.token)
     counts = np.bincount(kinds)
     first = np.empty(len(counts), np.int64)
@@ -259,7 +261,7 @@ def _at_stalls(stalls: Stalls, sequence: _Sequence) -> list[_Cut]:
     long = duration >= LONG_NS
     if long.sum() <= LEAST:
         return []
-    long &= duration >= 0.5 * np.percentile(duration[long], 75)
+    long &= duration >= 0.5 * np.percentile(duration[long], 75)  # not the short ones among them
     at = np.unique(np.searchsorted(sequence.start, stalls.end[long], "left"))
     at = at[at < len(sequence)]
     if len(at) <= LEAST:
@@ -337,6 +339,8 @@ def _running(values: np.ndarray) -> I64:
 
 
 def _cut(sums: _Sums, at: I64, alternating: bool = True) -> _Cut | None:
+    """The cut at these requests, None where its pieces are not regular. `alternating`: typical
+    pieces may be joined with those that follow them."""
     length = np.diff(at)
     inner = int(length.sum())
     if inner < 0.5 * len(sums.of) or len(length) < LEAST:
@@ -356,6 +360,7 @@ def _cut(sums: _Sums, at: I64, alternating: bool = True) -> _Cut | None:
         # Shapes may differ from step to step; then the number of requests must be similar.
         middle = float(np.median(length))
         like = regular = np.abs(length - middle) <= _LOOSE * middle
+        # 0.99: of two cuts that cover as much, the one with equal pieces is preferred.
         covered = 0.99 * float(length[like].sum()) / inner if middle >= 8 else 0.0
     mine = int(work[regular].sum())
     if covered < REGULAR or like.sum() < LEAST or mine < WORK * int(sums.work[-1]):
@@ -382,9 +387,11 @@ def _repeated(kind: I64, exchanging: Mask) -> Mask:
 
 
 def _shortest(cuts: list[_Cut]) -> _Cut | None:
+    """The one with the fewest operations in a piece."""
     return min(cuts, key=lambda cut: (cut.operations, -cut.covered), default=None)
 
 
 def _longest(cuts: list[_Cut]) -> _Cut | None:
+    """The one with the most operations in a piece, of those that repeat often if any does."""
     often = [cut for cut in cuts if len(cut.at) > 2 * LEAST] or cuts
     return max(often, key=lambda cut: (cut.covered >= WHOLE, cut.operations), default=None)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a job of many ranks is slower than its ranks are: one slow worker, a slow stage, or unequal
-sequences. A first cut, over durations of the same operation in all ranks.
+"""Why a job of many ranks is slower than its ranks are: one slow worker (a rank of a stage), a slow
+stage, or unequal sequences. A first estimate, from durations of the same operation in all ranks.
 
-The duration of an operation is taken apart by medians: what its stage takes, what its worker takes
-beyond its stage, and what is left, which changes from piece to piece. Each part shows how much
-longer a step is by it, since the slowest of those that wait for one another sets the pace: the
-largest worker of a stage, the largest stage, and, of the pieces that are worked on at a time in the
-ranks of a stage, the largest one.
+The duration of an operation is divided by medians: what its stage takes, what its worker takes
+beyond its stage, and the rest, which changes from piece to piece. Each part shows how much longer a
+step takes because of it, since the slowest of those that wait for one another sets the pace: the
+slowest worker of a stage, the slowest stage, and, of the pieces that the ranks of a stage work on
+at the same time, the longest one.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Final
 LEAST: Final = 0.1
 """Share of the time from which on a part is reported."""
 LEAST_PEERS: Final = 2
+"""Of a stage with no more ranks, no worker is the slow one."""
 
 
 class Straggle(enum.StrEnum):
@@ -39,7 +40,7 @@ class Work:
     operation: str
     stage: int
     replica: int
-    """Of the data: ranks of one stage differ by it."""
+    """Number of the rank within its stage, which works on other data (data parallelism)."""
     step: int
     piece: int
     seconds: float
@@ -51,10 +52,11 @@ class Straggling:
 
     kind: Straggle
     excess: dict[Straggle, float]
-    """How much longer it takes by each part, by the usual time; 0.3: 30 %."""
+    """How much longer a step takes by each part, relative to the usual time; 0.3: 30 %."""
     stage: int = -1
+    """The slow stage, or that of the slow worker; -1 for none."""
     replica: int = -1
-    """Of the slowest, where it is one."""
+    """The slow worker; -1 for none."""
 
 
 def straggling(work: Iterable[Work]) -> Straggling:
@@ -81,6 +83,7 @@ def straggling(work: Iterable[Work]) -> Straggling:
 
 
 def _of_operation(work: list[Work]) -> Straggling:
+    """The same for the rows of one operation."""
     of_worker: dict[tuple[int, int], list[float]] = defaultdict(list)
     for one in work:
         of_worker[one.stage, one.replica].append(one.seconds)

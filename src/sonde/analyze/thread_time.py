@@ -30,7 +30,7 @@ from sonde.model.timeline import (
 from sonde.model.verdict import CauseShare, CodeLocation
 
 FOR_COPIES = 0.8
-"""From this many copies to the device per wait, the waits are for the copies."""
+"""From this many copies to the device per wait for it on, the waits are for the copies."""
 COPIED_NS_PER_BYTE = 1.0
 """Copies to the host take at most this long, on the slowest links; a call that takes longer waited
 for the work before the copy. Used where no such copy was timed on the device."""
@@ -42,9 +42,9 @@ times would lie in, runs in bursts."""
 LEAST_SAMPLES = 10
 """Fewer samples of a function do not show bursts."""
 WAITED_HOPS = 3
-"""Threads that each wait for the next one, and are named."""
+"""Of threads of which each waits for the next one, at most this many are named."""
 LINES = 4
-"""Places that are named for a cause, those with the most time."""
+"""Places that are named for a cause at most, those with the most time."""
 
 _OF_CALL = {
     CallKind.COPY: Cause.COPY,
@@ -97,13 +97,15 @@ class ThreadTime:
     places: dict[Cause, dict[str, int]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(int))
     )
+    """By cause and place."""
     others: dict[Cause, dict[int, int]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(int))
     )
-    """By the track of the thread that ended the wait."""
+    """By cause, and by the track of the thread that ended the waits."""
     waited: int = 0
     """In calls that wait for the device."""
     wait_places: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """The same by place, where that is known."""
     for_copies: bool = False
     """Waits for the device follow copies to it, one for one."""
     spread: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -178,7 +180,7 @@ def thread_time(
 def _on_cpu(
     found: ThreadTime, totals: Iterable[Total], called: dict[Activity, int], inside: int
 ) -> None:
-    """Adds samples. `called`: the time of calls; `inside`: of it, the time not blocked.
+    """Adds samples. `called`: the time in calls; `inside`: the part of it that was not blocked.
 
     A timed call is counted already: samples in it are left out up to its length. Samples without a
     stack may lie in calls, too.
@@ -256,14 +258,15 @@ def _is_handed_over(timeline: Timeline, total: Total) -> bool:
 
 
 def _waits_for(timeline: Timeline, pid: int, other: int) -> bool:
-    """Whether a process waits on futexes that another one wakes it on, too: both pass on a lock.
-    What one hands over to the other goes one way."""
+    """Whether a process waits on futexes for one that waits for it, too: they pass on a lock, where
+    work that is handed over goes one way."""
     waited = timeline.ended_futexes_ns.get((pid, other), 0)
     return waited >= LEAST_SHARE * (timeline.end_ns - timeline.start_ns)
 
 
 def _copying_ns(total: Total) -> int:
-    """How long calls that copy to the host copied at most: else they wait for the work before.
+    """How long calls that copy to the host copied at most; the rest of them is a wait for the work
+    before.
 
     Small ones read a result (a loss, a flag) and do nothing but wait.
     """
@@ -344,7 +347,7 @@ def _inside_rank(total: Total) -> tuple[int, int]:
 
 
 def function_of(place: str) -> str:
-    """A place without its line."""
+    """A place without its line number."""
     return place.rpartition(":")[0] or place
 
 
@@ -394,8 +397,8 @@ def cause_lines(causes: Iterable[CauseShare]) -> list[str]:
 
 def whom(timeline: Timeline, track: int, cause: Cause, seen: tuple[int, ...] = ()) -> str:
     """A thread that others waited for, and what it mostly did: 'worker (12), on a CPU in load
-    train.py:8'. Who holds the interpreter lock does so on a CPU. `seen`: tracks that wait for it,
-    and were named already."""
+    train.py:8'. Of the interpreter lock that is what it ran: it holds the lock on a CPU. `seen`:
+    tracks that wait for it, and were named already."""
     one = timeline.tracks[track]
     if one.owner == ThreadOwner.DRIVER:
         return f"{one.label}, a thread of the driver"

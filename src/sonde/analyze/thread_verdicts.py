@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verdicts on the threads that launch work, for captures without a trace of the device.
 
-Such a capture has exact totals for each thread: time in calls that wait for the device, in copies,
-blocked (with the reason and the waking thread), and in the run queue; samples give the code that it
-ran. Waits within device calls count as these calls. The verdict is on the thread.
+Such a capture has totals for each thread (exact, but for many short waits): time in calls that wait
+for the device, in copies, blocked (with the reason and the waking thread), and in the run queue;
+samples give the code that it ran. Waits within device calls count as these calls. The verdict is on
+the thread.
 
 If single runs of the device were timed, the share of time in which it computed is known
 (`sonde.analyze.device_totals`). Threads of a process that wait for one another (the forward pass in
@@ -55,7 +56,7 @@ HOPS = 6
 THREADS = 3
 """At most this many threads get a verdict."""
 LAUNCHING = 16
-"""At most this many threads that launch are looked at for turns."""
+"""At most this many threads that launch are compared, for whether they launch in turns."""
 LEAST_CALLS = 0.05
 """Threads with a smaller fraction of the busiest thread's call time get no verdict."""
 ENDED = 0.25
@@ -65,14 +66,14 @@ LEAST_ENDED = 0.05
 FUNCTION = 0.1
 """Functions of the program with this share of the time are described in evidence."""
 FUNCTIONS = 3
-"""At most this many."""
+"""At most this many functions are."""
 TURNS = 0.05
 """Threads that wait for each other for this part of the time, each of them, take turns."""
 LEAST_WORK = 0.1
 """Threads that asked for a smaller part of a device's time do not decide when it stalls."""
 
 _NO_TURN = (WaitDetail.INPUT, WaitDetail.GIL, WaitDetail.OWN_LOCK)
-"""Waits for something else than another thread's launches."""
+"""Waits that are not for another thread's launches."""
 _RUN_KINDS = (
     *(TotalKind.RUN, TotalKind.INTERRUPTED, TotalKind.UNDERFILLED),
     TotalKind.STREAM,
@@ -92,7 +93,8 @@ _COUNTED = {
 
 
 def thread_verdicts(timeline: Timeline) -> list[Verdict]:
-    """A verdict on each thread that called a device, the busiest first; none without calls."""
+    """Verdicts on the threads that called a device most, `THREADS` at most; threads that take turns
+    have one together. Where nothing called a device, on the busiest threads."""
     by_track: dict[int, list[Total]] = defaultdict(list)
     runs: dict[int, list[Total]] = defaultdict(list)
     asked: dict[int, int] = defaultdict(int)
@@ -148,7 +150,7 @@ def _shares(
     timed_ns: int,
     reported: float | None,
 ) -> list[DeviceShare]:
-    """What a process's runs took of the time: copies of all its threads, whichever launched."""
+    """What a process's runs took of the time, copies of all its threads included."""
     runs = timeline.single_runs
     mine = runs.take(timeline.pid_of_track[runs.track] == pid)
     calls = [
@@ -232,7 +234,8 @@ def _waits_for_device(timeline: Timeline, by_track: Mapping[int, list[Total]]) -
 def with_short_waits(timeline: Timeline, verdicts: list[Verdict]) -> list[Verdict]:
     """The verdicts on devices with host time split by the totals of the launching thread.
 
-    A capture keeps single waits from 10 ms on only. Shorter waits count as host code at first.
+    A capture keeps single waits from 10 ms on only, by default. Shorter ones count as host code at
+    first.
     """
     if not any(one.bounds[0].key == Bound.HOST for one in verdicts):
         return verdicts
@@ -322,7 +325,10 @@ def _verdict(
     timed: Collection[CopyDirection] = (),
     has_runs: bool = False,
 ) -> tuple[Verdict, ThreadTime]:
-    """The verdict on threads that launch in turns, under the name of the first."""
+    """The verdict on threads that take turns, under the name of the first, and their time.
+
+    `totals`: theirs; `timed`: as of `thread_time`; `has_runs`: runs of the device were timed.
+    """
     track = turns[0]
     time = thread_time(timeline, totals, timed)
     if time.for_copies and not has_runs:
@@ -410,7 +416,10 @@ def _facts(
     window: int,
     turns: Collection[int],
 ) -> list[str]:
-    """Who ended the waits of a cause, where one thread did for much of them; who had the CPU."""
+    """Who ended the waits of a cause, where one thread did for much of them; who had the CPU.
+
+    `length`: the time of the cause, in ns.
+    """
     if length < LEAST_SHARE * window:
         return []
     if cause == Cause.RUN_QUEUE:

@@ -19,16 +19,15 @@ from sonde.model.timeline import F64, I64, Counter, Timeline
 
 CLOCK, LIMIT, THROTTLED = "sonde.gpu.clock", "sonde.gpu.clock.limit", "sonde.gpu.throttled"
 MAX_REASONS = 32
-"""Drivers report about ten reasons."""
+"""At most this many reasons are compared; drivers report about ten."""
 _HARDWARE_SLOWDOWN = "hardware_slowdown"
-"""NVML's sum of heat, the power brake and the fast power trigger, of which the last has no bit of
-its own."""
+"""NVML's bit for heat, the power brake or the fast power trigger; the last has no separate bit."""
 _SPECIFIC = ("hardware_thermal", "hardware_power_brake")
-"""What distinguishes two of them, on drivers that have these bits."""
+"""The separate bits of the first two, on drivers that have them."""
 _BY_CHOICE = frozenset(
     ("sync_boost", "display_clock", "application_clocks", "gpu_idle", "idle", "none")
 )
-"""Somebody set the clock, or nothing ran: nothing holds it down."""
+"""Reasons that are no throttling: somebody set the clock, or nothing ran."""
 _DETAILS = {
     "hardware_thermal": CauseDetail.TEMPERATURE,
     "software_thermal": CauseDetail.TEMPERATURE,
@@ -38,7 +37,7 @@ _DETAILS = {
     "reliability": CauseDetail.BOARD,
     _HARDWARE_SLOWDOWN: CauseDetail.HARDWARE,
 }
-"""Of a reason that is not listed nothing is known."""
+"""Any other reason is `CauseDetail.OTHER_LIMIT`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class Throttling:
 
 
 def throttling_of(timeline: Timeline, stalls: Stalls) -> Throttling | None:
-    """None without counters, or without throttling."""
+    """Throttling of a device; None without counters, or without throttling."""
     mine = [one for one in timeline.counters if one.device == stalls.device and len(one.time_ns)]
     flags = [one for one in mine if one.name == THROTTLED and one.which not in _BY_CHOICE]
     flags = flags[:MAX_REASONS]

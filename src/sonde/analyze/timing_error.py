@@ -34,11 +34,12 @@ class TimingError:
     more_share: float = 0.0
     """... or longer by this one."""
     least_ns: float = 0.0
-    """No bound is less than this; but a run cannot be shorter by more than its length."""
+    """No bound is less than this; but a run may be shorter by no more than its length."""
     most_ns: float = np.inf
-    """No bound is more than this, but `least_ns`."""
+    """No bound is more than this, except `least_ns`."""
     host_ns: float | None = None
-    """The pair holds time of the host: at most that of the call, and this for the events."""
+    """Where set, the pair holds time of the host: at most that of the call, and this for the
+    events. In place of `most_ns` this bounds by how much a run may be shorter."""
 
 
 TABLE = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A window with what several causes ask of it."""
+"""A window with figures that several causes need."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sonde.diagnose.moments import DiskUse, Facts, Moment, ProcessMoment, Who, W
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a process did a second."""
+    """What a process did, as a rate: `cpu` in CPUs, the rest per second."""
 
     cpu: float = 0.0
     disk_bytes: float = 0.0
@@ -25,7 +25,11 @@ class Rates:
 
 
 class Case:
-    """One slowdown to be explained."""
+    """One slowdown to be explained.
+
+    `own`: pids of the victim and its descendants; `first`, `last`: the first and the last reading
+    of facts.
+    """
 
     def __init__(self, window: Window) -> None:
         self.window = window
@@ -37,34 +41,34 @@ class Case:
 
     @property
     def between_s(self) -> float:
-        """Between the two readings of facts."""
+        """Seconds between the first and the last reading of facts."""
         return max(1e-3, (self.last.time_ns - self.first.time_ns) / 1e9)
 
     @cached_property
     def before(self) -> dict[int, Rates]:
-        """By process."""
+        """Rates in the moments before, by pid."""
         return _rates(self.window.before)
 
     @cached_property
     def after(self) -> dict[int, Rates]:
-        """By process."""
+        """Rates in the moments after, by pid."""
         return _rates(self.window.after)
 
     def grew(self, field: str, pid: int) -> float:
-        """By how much a rate of a process rose."""
+        """By how much a rate of a process (a field of `Rates`) rose."""
         now = getattr(self.after.get(pid, Rates()), field)
         was = getattr(self.before.get(pid, Rates()), field)
         return float(now - was)
 
     def others(self) -> Iterable[int]:
-        """Processes of others that did something, the kernel's threads left out."""
+        """Pids that did something afterwards, not of the victim's family, and no kernel threads."""
         for pid in self.after:
             who = self.window.who.get(pid)
             if pid not in self.own and not (who is not None and who.is_kernel):
                 yield pid
 
     def name(self, pid: int) -> str:
-        """Of a process."""
+        """The name of a process."""
         who = self.window.who.get(pid)
         return who.name if who is not None else f"pid {pid}"
 
@@ -74,7 +78,7 @@ class Case:
         return Offender(pid, who.name, who.owner or who.cgroup, evidence, min(1.0, share))
 
     def disk(self, moments: Iterable[Moment], pids: Iterable[int]) -> dict[str, DiskUse]:
-        """Requests of processes by device, in all."""
+        """Requests of these processes, summed by device."""
         found: dict[str, DiskUse] = {}
         wanted = set(pids)
         for moment in moments:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The child that explains: a window a line in, a verdict a line out. Bounded, and niced."""
+"""The child that explains: reads windows, one a line, and answers each with a line.
+
+Its memory and CPU time are bounded, and its priority is low (nice).
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,14 @@ from sonde.diagnose.moments import Window
 
 MEMORY_BYTES = 1 << 30
 CPU_S = 600
-"""In its whole life; its parent starts another one."""
+"""At most, until it ends; then its parent starts another one."""
 NICE = 5
 LAST_LOOK, FIRST_LOOK = b"L", b"F"
+"""First byte of a line: whether the window is explained for the last time, or may come again."""
 
 
 class Answer(msgspec.Struct):
-    """To one window."""
+    """The answer to one window; no verdict: a later look will show it."""
 
     verdict: Verdict | None = None
     failed: str = ""
@@ -42,7 +46,7 @@ def main() -> None:
         try:
             verdict = explain(decoder.decode(line[1:]), is_last_look=line[:1] == LAST_LOOK)
             raw = encoder.encode(Answer(verdict))
-        except Exception as error:  # of this window; the next one is another
+        except Exception as error:  # the next window may be explained
             where = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{where.filename.rpartition('/')[2]}:{where.lineno}"
             raw = encoder.encode(Answer(failed=f"{type(error).__name__}: {error} ({place})"))

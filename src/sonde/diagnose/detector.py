@@ -29,36 +29,40 @@ from sonde.diagnose.series import (
 BASELINE_S = 15.0
 """How far back the baseline reaches: it follows what changes slowly, and what has stayed."""
 SEEN_S = 1.0
-"""Stacks of a process older than this are named: its baseline needs them."""
+"""A process that is known for longer than this may be active (`is_active`)."""
 LEAST_S = 3.0
 """A process younger than this has no baseline, so is no victim."""
 RECENT_TICKS = 2
+"""The last ticks, which are compared with the baseline before them."""
 LEAST_KNOWN = 6
 """Ticks with stacks that a series of stacks is compared with, at least."""
 DEVIATIONS = 5.0
+"""A rise counts from this many standard deviations of the baseline on."""
 FAR_OUT = 2.5
 """A rise of this many times what counts is believed after one tick."""
 LARGE = 0.3
-"""Seconds a second, or share: so large a rise is looked at however much it varied before."""
+"""Seconds a second, or a share: a rise this large counts however much the series varied before."""
 WORKS_ON = 0.95
+"""A process that uses more than this part of its usual CPU time works as before."""
 NORMAL = 1.4826
-"""Median absolute deviation to standard deviation, of a normal distribution."""
+"""Standard deviation divided by median absolute deviation, of a normal distribution."""
 DISK_S = 3.0
-"""After its last request a wait may still be for a disk: a limit holds requests back so long."""
+"""For this long after its last request a wait may be for a disk: limits hold requests back."""
 LEAST_CPU = 0.03
-"""CPUs that a process uses or would use, below which it is at rest, unless it calls a device."""
+"""A process that used fewer CPUs before is no victim."""
 LEAST_PACE = 6.0
-"""Pieces of work a second below which they show nothing about half a second."""
+"""Fewer pieces of work a second show nothing about half a second."""
 STEADY_PACE = 0.5
-"""Spread of the pace, by its median, from which on it shows nothing."""
+"""A standard deviation above this part of the median makes a pace, or CPU time, show nothing."""
 REST_S = 12.0
-"""After a suspicion no other one of the same process by the same series, until its baseline has
-taken in the new."""
+"""For this long after a suspicion there is none of the same process by the same series: until the
+baseline has followed."""
 FORGETS = 0.98
-"""Of what was, at each tick."""
+"""Factor for older time at a place, each time that the thread waits there again."""
 SOCKET_PLACES = 256
+"""Pairs of thread and place kept of a process, those that came last."""
 WATCHED = 512
-"""Processes: those that were active last."""
+"""Processes that are kept, those that were seen last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +71,26 @@ class Suspicion:
 
     pid: int
     began_ns: int
+    """Start of the first tick that was out of the ordinary."""
     noticed_ns: int
     series: tuple[Series, ...]
+    """Those that rose."""
     lost: float = 0.0
     """Largest rise among them."""
 
 
 @dataclass(slots=True)
 class _Watched:
+    """What is kept of one process."""
+
     ticks: deque[tuple[int, int, dict[Series, float]]] = field(default_factory=deque)
     """(start, end, values)"""
     rests_until_ns: int = 0
+    """No further suspicion by the series in `suspected` before."""
     suspected: frozenset[Series] = frozenset()
-    """By what it was suspected of late."""
+    """The series of its suspicions since `rests_until_ns` was last over."""
     sockets: dict[tuple[int, int], float] = field(default_factory=dict)
-    """Time in sockets by thread and place, what is older counting less."""
+    """Time in sockets by thread and place, older time counting less (`FORGETS`)."""
     is_active: bool = False
     """It uses a CPU, and has done so for a while."""
     moved_ns: int = 0
@@ -97,7 +106,8 @@ class _Watched:
             del self.sockets[next(iter(self.sockets))]
 
     def usual(self) -> dict[int, int]:
-        """Where each thread waits in sockets mostly: to be asked, of a thread that also asks."""
+        """The place at which each thread mostly waits in sockets: for requests, if it serves others
+        and asks some itself."""
         found: dict[int, tuple[float, int]] = {}
         for (tid, place), ns in self.sockets.items():
             found[tid] = max(found.get(tid, (0.0, 0)), (ns, place))
@@ -108,7 +118,7 @@ class Detector:
     """All processes of a node."""
 
     def __init__(self, mine: Container[int] = ()) -> None:
-        """`mine`: processes of Sonde's own, which are no victims."""
+        """`mine`: processes of Sonde, which are no victims."""
         self._mine = mine
         self._watched: dict[int, _Watched] = {}
 
@@ -120,9 +130,9 @@ class Detector:
         chosen: Iterable[int] | None = None,
         stacks_since_ns: Callable[[int], int] = lambda _: 1,
     ) -> list[Suspicion]:
-        """Take in a tick; who may have become slower by it. `kernel`: threads of the kernel.
-        `chosen`: processes that are watched; all where not given. `stacks_since_ns`: from when on
-        stacks of a process are usable; 0: they are not."""
+        """Take in a tick; returns the processes that may have become slower in it. `kernel`:
+        threads of the kernel. `chosen`: processes that are watched; all where not given.
+        `stacks_since_ns`: from when on stacks of a process are usable; 0: they are not."""
         found = []
         idle = ProcessMoment()
         for pid in moment.processes if chosen is None else chosen:
@@ -157,7 +167,7 @@ class Detector:
         return found
 
     def may_be_victim(self, pid: int) -> bool:
-        """Whether a process has a past, and uses CPUs enough to be one."""
+        """Whether a process is known, and has used enough CPU time to be a victim."""
         watched = self._watched.get(pid)
         return watched is not None and watched.is_active
 
@@ -170,12 +180,13 @@ class Detector:
         }
 
     def forget_rest(self, pid: int) -> None:
-        """A suspicion came to nothing: it may be suspected again at once."""
+        """A suspicion was unfounded: the process may be suspected again at once."""
         if (watched := self._watched.get(pid)) is not None:
             watched.rests_until_ns = 0
 
 
 def _judge(pid: int, watched: _Watched, stacks_since_ns: int) -> Suspicion | None:
+    """The suspicion that the last ticks of a process give rise to."""
     ticks = list(watched.ticks)
     if len(ticks) <= RECENT_TICKS or ticks[-1][1] - ticks[0][0] < LEAST_S * 1e9:
         return None
@@ -219,7 +230,8 @@ def _rise(
     least: float,
     spread: float,
 ) -> int:
-    """When the first tick began in which the series is out of the ordinary; 0: it is not."""
+    """When the first tick began in which the series is out of the ordinary; 0: it is not. `least`,
+    `spread`: as in `risen`."""
     last = recent[-1][2][series]
     if last <= least:  # most end here
         return 0
@@ -235,9 +247,9 @@ def risen(
     spread: float,
     most: float = LARGE,
 ) -> int:
-    """For how many of the recent values, the last ones, a series is out of the ordinary: all, the
-    last one alone where it is far out, or none. `least`: a rise that is worth reporting; `spread`:
-    the least deviation that is assumed; `most`: a rise that counts however much it varied."""
+    """How many of the recent values are out of the ordinary: all, 1 (the last one, where it is far
+    out), or 0. `least`: a smaller rise is not worth reporting; `spread`: the least deviation that
+    is assumed; `most`: a rise that counts however much the series varied."""
     usual = statistics.median(before)
     rise = recent[-1] - usual
     if rise <= least:
@@ -257,7 +269,8 @@ def _slower(
     cpu: float,
     pace: float,
 ) -> bool:
-    """Whether less was done in the last ticks: by the pace where that is steady, else by CPU."""
+    """Whether less was done in the last ticks, by the pace or by CPU time. `cpu`, `pace`: the
+    usual."""
     return any(
         _fell(series, rows, recent, usual, least)
         for series, usual, least in ((Series.PACE, pace, LEAST_PACE), (Series.CPU, cpu, LEAST_CPU))
@@ -265,7 +278,8 @@ def _slower(
 
 
 def _works_on(recent: list[tuple[int, int, dict[Series, float]]], cpu: float) -> bool:
-    """Whether it uses its CPUs as before: threads that have less to do wait for locks, too."""
+    """Whether the process uses its CPUs as before (`cpu`): threads with less to do wait for locks,
+    too."""
     return statistics.fmean(row[Series.CPU] for _, _, row in recent) > WORKS_ON * cpu
 
 
@@ -276,6 +290,7 @@ def _fell(
     usual: float,
     least: float,
 ) -> bool:
+    """Whether a series fell by as much as a slowdown (`PACE_FALL`), where it is steady enough."""
     if usual < least:
         return False
     deviation = NORMAL * statistics.median(abs(row[series] - usual) for row in rows)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a window to a verdict: by where the lost time went, else honestly nothing.
+"""From a window to a verdict: by where the lost time went, or that the cause is unknown.
 
 Each cause claims a share of the lost time and brings its evidence. The largest claim wins; where
 none claims enough, the cause is unknown. Changes that are no fault are known by structure: a
@@ -17,23 +17,23 @@ from sonde.diagnose.lost_time import Part, lost_time
 from sonde.diagnose.moments import Window
 
 LEAST_LOST = 0.06
-"""Seconds a second."""
+"""Seconds a second; less lost time is no fault."""
 CLAIMED = 0.4
 """Share of the lost time from which on a cause is named."""
 LASTS = 0.3
-"""Of the lost time must be there in the last moments still."""
+"""Share of the lost time that must still be lost in the last moments."""
 LAST_MOMENTS = 2
 MORE_WORK = 1.15
-"""Pace, and CPU time, by what they were, of a program that has more to do."""
+"""Pace and CPU time, divided by what they were, of a program that has more to do."""
 LEAST_PACE = 4.0
-"""Pieces of work a second that show anything."""
+"""Fewer pieces of work a second show nothing."""
 OWN_BYTES = 2e6
 """Written or read a second more by the program itself."""
 UNKNOWN_SLOWDOWN = 1.4
 UNKNOWN_LOST = 0.25
-"""From these on a slowdown without a cause is reported."""
+"""A slowdown without a cause is reported from this size and this much lost time on."""
 TRANSIENT = frozenset((FaultCause.FSYNC, FaultCause.UNKNOWN, FaultCause.LOCK))
-"""Look at first like a checkpoint or a phase: believed at the second look only."""
+"""Causes that look at first like a checkpoint or a phase: reported at the last look only."""
 
 OF_LOAD = frozenset(
     (
@@ -41,7 +41,7 @@ OF_LOAD = frozenset(
         *(FaultCause.INTERPRETER_LOCK, FaultCause.REMOTE_DEPENDENCY),
     )
 )
-"""What more to do brings with it, if nobody else is seen to take anything."""
+"""Causes that more work brings with it, if no other process is seen to take anything."""
 
 
 def explain(window: Window, *, is_last_look: bool) -> Verdict | None:
@@ -63,7 +63,7 @@ def explain(window: Window, *, is_last_look: bool) -> Verdict | None:
 
 def _candidates(case: Case) -> list[Candidate]:
     found = [candidate for judge in JUDGES if (candidate := judge(case)) is not None]
-    found.sort(key=lambda it: -it.share)  # stable: of equal ones the more special first
+    found.sort(key=lambda it: -it.share)  # stable: of equal ones the more specific first
     if not found or found[0].share < CLAIMED:
         evidence = tuple(
             f"{part}: {seconds:.2f} s more of each second"
@@ -75,7 +75,7 @@ def _candidates(case: Case) -> list[Candidate]:
 
 
 def _change(case: Case, candidates: list[Candidate]) -> tuple[Change | None, str]:
-    """What speaks for a change that is no fault."""
+    """A change that is no fault, and why it is taken for one; (None, '') for a fault."""
     lost, window = case.lost, case.window
     cause = candidates[0].cause
     stands = cause == FaultCause.FROZEN and candidates[0].share == 1.0
@@ -102,6 +102,7 @@ def _change(case: Case, candidates: list[Candidate]) -> tuple[Change | None, str
 
 
 def _lasts(window: Window, whole: float) -> bool:
+    """Whether enough of the lost time is still lost in the last moments."""
     last = window.after[-LAST_MOMENTS:]
     if len(window.after) <= LAST_MOMENTS:
         return True

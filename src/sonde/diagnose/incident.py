@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What diagnosis reports: an incident with its cause, its offender and what speaks for them."""
+"""What diagnosis reports: an incident with its cause, its offender and the evidence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class FaultCause(enum.StrEnum):
-    """Why work became slower."""
+    """Why work became slower. Each file of `sonde.diagnose.causes` describes some."""
 
     CPU_CONTENTION = "cpu-contention"
     CPU_QUOTA = "cpu-quota"
@@ -39,7 +39,7 @@ class Change(enum.StrEnum):
     OWN_WORK = "own-work"
     """The program does something else: an evaluation, a checkpoint, larger batches."""
     PASSED = "passed"
-    """It was over before it could be explained."""
+    """It was over before it could be explained, or was too small to report."""
 
 
 class Offender(msgspec.Struct, frozen=True):
@@ -61,6 +61,7 @@ class Candidate(msgspec.Struct, frozen=True):
     """0..1"""
     evidence: tuple[str, ...] = ()
     against: tuple[str, ...] = ()
+    """What makes the cause less likely."""
     offender: Offender | None = None
     next_step: str = ""
 
@@ -82,11 +83,11 @@ class RankReport(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What an explanation comes to: causes, the likeliest first, or a change that is no fault."""
+    """The result of an explanation: causes, the likeliest first, or a change that is no fault."""
 
     candidates: tuple[Candidate, ...]
     slowdown: float
-    """Time of a piece of work by what it took before; 1: unchanged."""
+    """Time of a piece of work, divided by what it took before; 1: unchanged."""
     lost: dict[str, float]
     """Where the time went: seconds more in a second, by part."""
     change: Change | None = None
@@ -117,4 +118,5 @@ class Incident(msgspec.Struct, frozen=True):
     noticed_ns: int
     explained_ns: int
     noticed_by: tuple[str, ...]
+    """Series that changed."""
     verdict: Verdict

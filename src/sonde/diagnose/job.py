@@ -47,15 +47,15 @@ class RankLook(msgspec.Struct, frozen=True):
     pid: int
     name: str
     state: str
-    """Of its first thread; '' it has ended."""
+    """Of its first thread, as in ps(1); '' it has ended."""
     is_frozen: bool = False
-    """Its control group is."""
+    """Its control group is frozen."""
     cpu: float = 0.0
     """CPUs that it used since the job stopped."""
     moved_bytes: float = 0.0
     """Bytes a second, read from and written to storage since then."""
     listens: bool = False
-    """It takes connections of others than the ranks."""
+    """It accepts connections from others than the ranks."""
     threads: tuple[RankThread, ...] = ()
     """The first one first."""
     failed: str = ""
@@ -80,7 +80,9 @@ class RasComm(msgspec.Struct, frozen=True):
 
     hash: str
     size: int
+    """Number of ranks; 0 not known."""
     ranks: tuple[RasRank, ...] = ()
+    """Some or all of them; of number -1: only their counts are known."""
 
 
 class RasReport(msgspec.Struct, frozen=True):
@@ -89,7 +91,7 @@ class RasReport(msgspec.Struct, frozen=True):
     version: str = ""
     communicators: tuple[RasComm, ...] = ()
     failed: str = ""
-    """Why there is no answer, although it listens; '' there is one."""
+    """Why RAS, which listens, gave no answer; '' it gave one."""
 
 
 class JobLook(msgspec.Struct, frozen=True):
@@ -98,7 +100,7 @@ class JobLook(msgspec.Struct, frozen=True):
     time_ns: int
     ranks: tuple[RankLook, ...]
     ras: RasReport | None = None
-    """None: it does not listen, or not in a process of the job."""
+    """None: no process of the job listens for requests to RAS."""
 
 
 class JobFacts(msgspec.Struct, frozen=True):

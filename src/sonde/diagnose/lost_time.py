@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of a process went that it lost: its threads' time before and after, by part."""
+"""Where the time went that a process lost: its threads' time before and after, by part."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sonde.diagnose.series import (
 
 LEAST_CPU = 0.02
 LEAST_ENDED = 2.0
-"""A thread with neither so much CPU time a second nor this many waits a second had no work."""
+"""CPU seconds, and waits, in a second: a thread with less of both had no work."""
 
 
 class Part(enum.StrEnum):
@@ -30,31 +30,38 @@ class Part(enum.StrEnum):
     GARBAGE = "garbage"
     """On a CPU, in the garbage collector."""
     READY = "ready"
+    """Runnable, without a CPU."""
     STOPPED = "stopped"
+    """By a signal, a debugger or a frozen control group."""
     DISK = "disk"
+    """In a wait for a file that the kernel ended."""
     SYNC = "sync"
+    """In fsync and the like."""
     SERVED = "served"
-    """Waited for a process of somebody else."""
+    """In a wait for a file that a process outside of the family ended."""
     HANDED = "handed"
-    """Waited for a process or a thread of the same program."""
+    """In a wait that a process of the family ended, or for a file one that a thread of the process
+    ended."""
     NETWORK = "network"
     """In sockets, where the thread waited mostly before."""
     ASKED = "asked"
     """In sockets, elsewhere in the code: it asked somebody."""
     LOCK = "lock"
+    """On a futex that no other process of the family woke."""
     INTERPRETER_LOCK = "interpreter-lock"
     SLEEP = "sleep"
     OTHER = "other"
 
 
 HINDRANCES = tuple(part for part in Part if part not in (Part.CPU, Part.SLEEP))
+"""Parts that count as lost time."""
 Times = dict[int, dict[Part, float]]
 """Seconds a second by thread and part."""
 
 
 @dataclass(slots=True)
 class Side:
-    """Before, or after."""
+    """The victim's threads in the moments before, or in those after."""
 
     seconds: float
     times: Times
@@ -67,19 +74,21 @@ class Side:
     counts: dict[Part, float]
     """Waits a second."""
     pace: float
+    """Pieces of work a second: device calls, else waits for data that ended."""
     cpu: float
+    """CPUs."""
 
 
 @dataclass(slots=True)
 class Lost:
-    """What changed between the two."""
+    """What changed between the two sides."""
 
     before: Side
     after: Side
     parts: dict[Part, float] = field(default_factory=dict)
     """Seconds more in a second, of threads that worked before."""
     slowdown: float = 1.0
-
+    """As in `Verdict`."""
     asks_nobody: bool = False
     """The victim is taken for one that is asked: it listens for connections, or made none itself.
     Then its waits in sockets where it mostly waited before (`Part.NETWORK`) are for requests and
@@ -93,13 +102,13 @@ class Lost:
         return sum(self.parts.get(part, 0.0) for part in HINDRANCES if part not in idle)
 
     def share(self, *parts: Part) -> float:
-        """Of the lost time."""
+        """Of the lost time, 0..1."""
         whole = self.whole
         return sum(self.parts.get(part, 0.0) for part in parts) / whole if whole > 0 else 0.0
 
 
 def lost_time(window: Window) -> Lost:
-    """Of the victim."""
+    """The lost time of the victim."""
     before = side(window, window.before)
     after = side(window, window.after)
     lost = Lost(before, after)
@@ -118,7 +127,7 @@ def lost_time(window: Window) -> Lost:
 
 
 def worked(one: Side) -> list[int]:
-    """Threads that had work."""
+    """Ids of the threads that had work."""
     busy = (Part.CPU, Part.GARBAGE, Part.READY)
     return [
         tid
@@ -129,7 +138,7 @@ def worked(one: Side) -> list[int]:
 
 
 def side(window: Window, moments: Iterable[Moment]) -> Side:
-    """Sums of the victim over some moments."""
+    """Sums over some moments of the victim, as rates."""
     kernel = {pid for pid, who in window.who.items() if who.is_kernel}
     own = family(window)
     everything = (*window.before, *window.after)
@@ -223,7 +232,7 @@ def family(window: Window) -> set[int]:
 
 
 def _usual_sockets(window: Window) -> dict[int, int]:
-    """Where each thread of the victim waited in sockets mostly, before."""
+    """The place at which each thread of the victim mostly waited in sockets, before."""
     sums: dict[tuple[int, int], float] = defaultdict(float)
     for moment in window.before:
         one = moment.processes.get(window.victim)
@@ -261,7 +270,7 @@ def _add_places(
 
 
 def _slowdown(before: Side, after: Side) -> float:
-    """By the work that is done: what is counted, or CPU time, whichever fell more."""
+    """By the pace or by CPU time, whichever fell more; at most 100."""
     ratios = [1.0]
     for was, now in ((before.pace, after.pace), (before.cpu, after.cpu)):
         if was > LEAST_CPU:

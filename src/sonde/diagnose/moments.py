@@ -20,12 +20,13 @@ class Role(enum.IntEnum):
     UNKNOWN = 0
     CODE = 1
     GARBAGE = 2
-    """The interpreter looks for garbage."""
+    """The interpreter collects garbage."""
     INTERPRETER_LOCK = 3
     """Waits for the lock of the interpreter."""
     QUEUE = 4
     """Waits in a queue, a future or a condition."""
     LOADER = 5
+    """Loads data."""
 
 
 class Usage(msgspec.Struct, array_like=True):
@@ -48,8 +49,9 @@ class Wait(msgspec.Struct, array_like=True):
 
     tid: int
     reason: str
-    """Class of the wait, as in the table activity."""
+    """As the column `name` of the table `activity` has it."""
     call: str
+    """The system call."""
     count: int = 0
     """How many ended."""
     blocked_ns: int = 0
@@ -65,7 +67,7 @@ class Place(msgspec.Struct, array_like=True):
 
     tid: int
     reason: str
-    """'' on a CPU, else the class of the wait."""
+    """'' on a CPU, else the reason of the wait."""
     place: int
     """Index into `Window.places`."""
     ns: float = 0.0
@@ -78,7 +80,7 @@ class DiskUse(msgspec.Struct, array_like=True):
     operation: str
     count: int = 0
     ns: int = 0
-    """In the queue and in the device."""
+    """In the queue and in the device, summed over requests."""
     queue_ns: int = 0
     bytes: int = 0
 
@@ -156,34 +158,39 @@ class Facts(msgspec.Struct):
     state: str = ""
     """Of its first thread: R, S, D, T, ..."""
     is_frozen: bool = False
-    """Its control group is."""
+    """Its control group is frozen."""
     cpus_allowed: int = 0
+    """How many of them it may use."""
     cpus: int = 0
-    """Online in the machine; with `cpu_busy`, 0..1 of each since the last reading."""
+    """CPUs online in the machine."""
     allowed: list[int] = msgspec.field(default_factory=list)
+    """Numbers of the CPUs that it may use."""
     cpu_busy: dict[int, float] = msgspec.field(default_factory=dict)
+    """How busy each CPU was since the reading before, 0..1."""
     quota: float = 0.0
     """CPUs that its control group may use; 0: no quota."""
     throttled_s: float = 0.0
-    """Its control groups, since they were made."""
+    """How long the quotas of its control groups held it back, since these were made."""
     throttled_periods: int = 0
     memory_limit: int = 0
+    """In bytes, of its control group, as the usage."""
     memory_usage: int = 0
     memory_limit_hits: int = 0
+    """Times that the control group ran into its limit."""
     disk_limits: list[str] = msgspec.field(default_factory=list)
     """Limits on block devices that its control group has, as the kernel writes them."""
     file_servers: list[int] = msgspec.field(default_factory=list)
     """Of the processes that woke it, those that serve a FUSE file system."""
     peers: dict[str, str] = msgspec.field(default_factory=dict)
-    """Ends of connections that it made itself: 'address:port' to its state."""
+    """Peers of connections that it made itself: 'address:port' to the connection's state."""
     listens: bool = False
-    """It takes connections of others."""
+    """It accepts connections from others."""
     cpus_before: int = 0
     """How many CPUs it was allowed before it became slower; 0: not known."""
 
 
 class Window(msgspec.Struct):
-    """All that an explanation rests on."""
+    """All that an explanation needs."""
 
     victim: int
     cpus: int
@@ -192,8 +199,8 @@ class Window(msgspec.Struct):
     who: dict[int, Who]
     places: list[CodePlace]
     facts: list[Facts]
-    """First when it was noticed, last when it was explained."""
+    """Readings: the first when the slowdown was noticed, the last when it was explained."""
     noticed_by: list[str] = msgspec.field(default_factory=list)
     """Series that changed."""
     job: JobFacts | None = None
-    """A job that has stopped: then this is all that is known."""
+    """Of a job that has stopped: then the window has nothing else."""

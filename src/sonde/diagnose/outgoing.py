@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An incident as other systems take it: an OTLP log record, an alert of Alertmanager, plain JSON.
+"""An incident for other systems: an OTLP log record, an alert of Alertmanager, plain JSON.
 
 Names of processes and files are others' to choose: what goes out is printable and bounded.
 """
@@ -16,7 +16,9 @@ from sonde.notify.texts import number as _number
 from sonde.notify.texts import plain as _text
 
 CANDIDATES: Final = 3
+"""Causes that are sent, the likeliest."""
 EVIDENCE: Final = 6
+"""Sentences of each."""
 RANKS: Final = 16
 """Of a stalled job, those that are missing first."""
 FRAMES: Final = 32
@@ -24,11 +26,11 @@ FRAMES: Final = 32
 WARN: Final = 13
 """Severity of OpenTelemetry's log data model."""
 FIRES_S: Final = 300
-"""An alert that is not renewed ends so long after it was explained."""
+"""An alert that is not renewed ends this many seconds after it was explained."""
 
 
 def plain(incident: Incident, host: str, wall_offset_ns: int) -> dict[str, Any]:
-    """For a webhook. `wall_offset_ns`: of 1970 before the start of CLOCK_MONOTONIC."""
+    """For a webhook. `wall_offset_ns`: added to CLOCK_MONOTONIC it gives nanoseconds since 1970."""
     verdict = incident.verdict
     return {
         "version": 1,

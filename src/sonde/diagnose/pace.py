@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a job makes progress, by what its ranks do in each tick.
 
-A rank that waits or sleeps uses no CPU, changes threads no more, and calls its device no more. What
-one rank did all the time and does no longer is a sign, unless calls of devices show that work goes
-on. A pause is no stall: how long pauses were before counts.
+A rank that waits or sleeps uses no CPU, switches threads no more, and calls its device no more. If
+one rank no longer does what it did all the time, the job pauses, unless calls of devices show that
+work goes on. A pause becomes a stall once it is long beside earlier ones.
 """
 
 from __future__ import annotations
@@ -18,24 +18,27 @@ from sonde.diagnose.moments import Moment, ProcessMoment
 LEAST_S: Final = 2.0
 """A pause is looked into from then on."""
 OF_LONGEST: Final = 1.5
-"""And only if it is so much longer than the longest one before."""
+"""And only if it is this many times as long as the longest one before."""
 MAX_S: Final = 30.0
-"""However long pauses were."""
+"""A pause this long is looked into however long earlier ones were."""
 PAUSE_S: Final = 0.5
+"""Shorter pauses do not count."""
 TICKS: Final = 64
+"""Ticks of progress that a series' usual value is the median of."""
 LEAST_TICKS: Final = 16
-"""Of progress, before a stop means anything."""
+"""Fewer ticks of progress give no usual value."""
 FELL_TO: Final = 0.15
+"""A series that fell to this part of its usual value has stopped."""
 RESUMED: Final = 2
 """Ticks in a row in which it goes on, after which a pause is over."""
 FLOORS: Final = {"cpu": 0.05, "switches": 10.0, "calls": 10.0}
-"""A second, under which a series shows nothing: CPUs, voluntary switches, calls of devices."""
+"""Least usual values a second, in CPUs, voluntary switches, and calls: lower ones show nothing."""
 SYMPTOMS: Final = {"cpu": "CPU time", "switches": "waits", "calls": "calls of its device"}
 CALLS: Final = "calls"
 
 
 class JobPace:
-    """Of one job."""
+    """The progress of one job."""
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._past = {pid: {name: deque[float](maxlen=TICKS) for name in FLOORS} for pid in pids}
@@ -52,7 +55,7 @@ class JobPace:
         self._is_stall = False
 
     def note_stall(self) -> None:
-        """The pause that goes on is no usual one: it was reported."""
+        """The pause was reported as a stall: its length does not count for later ones."""
         self._is_stall = True
 
     def add(self, moment: Moment, ended: Iterable[int] = ()) -> None:

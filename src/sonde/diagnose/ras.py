@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of NCCL RAS (2.24 and later), read without trust: text, and JSON since 2.28.7.
+"""Answers of NCCL RAS (2.24 and later), which may hold anything: text, and JSON since 2.28.7.
 
-Whatever does not fit is left out; numbers are bounded; nothing here raises but ValueError.
+What is malformed, or beyond the bounds below, is left out; nothing here raises but ValueError.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ RANKS: Final = 4_096
 ALL_RANKS: Final = 16_384
 """Of all communicators together."""
 LINES: Final = 32_768
+"""Of an answer in text."""
 FUNCTIONS: Final = 32
+"""Collectives that are counted of a rank."""
 LARGEST: Final = (1 << 53) - 1
+"""The largest number; larger ones become this."""
 TEXT: Final = 64
+"""Characters of a name."""
 
 _VERSION = re.compile(r"^NCCL version (\S{1,64})")
 _HEAD = re.compile(r"^#(\d{1,9})-(\d{1,9}) \(([0-9a-f]{1,16})\) (\w{1,20})$")
@@ -38,7 +42,7 @@ _ONE = re.compile(
     r" -- (?:GPU .{1,80} managed by process (\d{1,9}) on node|\[process information not found\])"
 )
 _COMMA_MISSES = re.compile(rb'("nvml_dev": -?\d{1,10})(\s{1,40}"status")')
-"""In what NCCL 2.28.7 to 2.28.9 write of ranks that do not answer."""
+"""NCCL 2.28.7 to 2.28.9 leave out a comma here, of ranks that do not answer."""
 _MISSING_LIST = re.compile(r"^  The missing ranks?: ([\d,\- ]{1,400})$")
 _PROCESS = re.compile(r"^  Process (\d{1,9}) on node")
 
@@ -68,6 +72,7 @@ def _json(raw: bytes) -> RasReport:
 
 
 def _comm(one: Mapping[str, Any], most: int) -> RasComm:
+    """A communicator of an answer in JSON, with at most this many ranks."""
     ranks = []
     for it in map(_map, _list(one.get("ranks"))[: min(RANKS, most)]):
         counts = list(_map(it.get("collective_counts")).items())[:FUNCTIONS]
@@ -80,7 +85,7 @@ def _comm(one: Mapping[str, Any], most: int) -> RasComm:
 
 
 def _text(text: str) -> RasReport:
-    """Of text only what is out of the ordinary is known: ranks that are behind or missing."""
+    """The report of an answer in text, which lists only ranks that are behind or missing."""
     found = _VERSION.match(text)
     version = found[1] if found else ""
     comms: dict[str, dict[int, RasRank]] = {}

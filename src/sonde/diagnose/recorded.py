@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An incident as it is kept: with the rows that it rests on, so that it can be explained again."""
+"""An incident as it is kept: with the rows behind it, so that it can be explained again."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from sonde.diagnose.lost_time import family
 from sonde.diagnose.moments import CodePlace, Moment, ProcessMoment, Role, Window
 
 TICKS_BEFORE = 32
+"""Moments before the suspicion that are kept, the last ones."""
 LEAST_CPU_NS = 2_000_000
-"""Of another process in a moment; who used less took nothing."""
+"""A process outside of the family that used less in a moment is left out of it."""
 
 
 class Recorded(msgspec.Struct):
@@ -22,11 +23,11 @@ class Recorded(msgspec.Struct):
     window: Window
     node: str = ""
     wall_offset_ns: int = 0
-    """What makes times of the incident times since 1970; 0: not known."""
+    """Added to a time of the incident it gives nanoseconds since 1970; 0: not known."""
 
 
 class Headline(msgspec.Struct):
-    """Of such a file what a list of incidents shows: without the rows, which are most of it."""
+    """What a list of incidents shows of such a file: no rows, which are most of it."""
 
     incident: Incident
     node: str = ""
@@ -39,8 +40,8 @@ def headline(raw: bytes) -> Headline:
 
 
 def shrunk(window: Window) -> Window:
-    """The same window with waits and places of the victim's family alone: of others, an
-    explanation asks what they used."""
+    """The same window, smaller: waits, places and calls of the victim's family alone, and the last
+    `TICKS_BEFORE` moments before. Of others an explanation needs what they used."""
     own = family(window)
     before = [_of_family(moment, own) for moment in window.before[-TICKS_BEFORE:]]
     after = [_of_family(moment, own) for moment in window.after]
@@ -61,11 +62,13 @@ def shrunk(window: Window) -> Window:
 
 
 def _of_another(one: ProcessMoment) -> ProcessMoment:
+    """What is kept of a process outside of the family."""
     again = [flow for flow in one.flows if flow.operation == "retransmit"]
     return ProcessMoment(one.usage, [], [], one.disk, [], again)
 
 
 def _of_family(moment: Moment, own: set[int]) -> Moment:
+    """A moment with all of the family (`own`), and less of other processes."""
     processes = {
         pid: one if pid in own else _of_another(one)
         for pid, one in moment.processes.items()

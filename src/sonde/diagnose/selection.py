@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which processes are looked at closely: those that use a CPU enough to become slower.
 
-Chosen by CPU time alone, which the kernel counts for every process anyway. Who has been chosen
-stays so for a while after it stopped using one: that is what a slowdown may look like.
+Chosen by CPU time alone, which the kernel counts for every process anyway. A process that was
+chosen stays so for a while after it stopped using a CPU: a slowdown may look like that.
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ from dataclasses import dataclass
 from sonde.diagnose.moments import Moment
 
 BEGINS = 0.03
-"""CPUs, on average of late, from which on a process is chosen."""
+"""CPUs that a process uses on average over `SHORT_S`, from which on it is chosen."""
 ENDS = 0.008
-"""Below which it no longer is, by a longer average."""
+"""Average over `LONG_S` below which it no longer is."""
 SHORT_S, LONG_S = 2.0, 15.0
-"""Of these averages."""
+"""Time constants of these averages, which are exponentially weighted."""
 LEAST_AGE_S = 1.0
 """Most processes of a machine that builds or tests live shorter than that."""
 STACKS_AFTER_S = 0.5
-"""Of who has been chosen for so long stacks are taken, too; of a new one, its code has to be read
-first, which costs some 50 ms."""
+"""Stacks of a process are taken once it has been chosen for this long: for the first of them its
+code has to be read, which costs some 50 ms."""
 STACKS_A_SECOND = 1.0
 STACKS_AT_ONCE = 16.0
-"""This many processes more may have stacks."""
+"""A token bucket: by how many processes a second, and at once, those with stacks may grow."""
 NAMES_NS = 500_000_000
-"""The first stacks have no names before."""
+"""Stacks have no names for this long after the first one."""
 MOST = 256
+"""Processes that are chosen at once, those with the largest average."""
 KNOWN = 4_096
+"""Processes whose averages are kept, those that used a CPU last."""
 BUSY_CPUS = 1e3
 """No process uses more: a larger figure is no CPU time."""
 
@@ -39,7 +41,9 @@ BUSY_CPUS = 1e3
 class _Use:
     short: float = 0.0
     long: float = 0.0
+    """CPUs, on average over `SHORT_S` and `LONG_S`."""
     seen_ns: int = 0
+    """When it last used a CPU."""
     since_ns: int = 0
     """When it was chosen."""
     stacks_ns: int = 0
@@ -47,16 +51,17 @@ class _Use:
 
 
 class Selection:
-    """Of one node."""
+    """The processes of one node that are looked at closely."""
 
     def __init__(self) -> None:
         self._uses: dict[int, _Use] = {}
         self._marked: dict[int, _Use] = {}
+        """Processes that used enough, until their long average is below `ENDS`."""
         self.pids: Mapping[int, bool] = {}
         """Chosen now; True: with stacks."""
         self._stacks = STACKS_AT_ONCE
         self.left_out = 0
-        """Times that a process used enough and there was no room."""
+        """Times that a process used enough and `MOST` others used more."""
 
     def take(
         self,
@@ -65,8 +70,8 @@ class Selection:
         never: Container[int],
         boot_offset_ns: int = 0,
     ) -> None:
-        """Take in a tick. `starts`: of processes (CLOCK_BOOTTIME), which is `boot_offset_ns` ahead
-        of the moment's clock; `never`: those that are no victims."""
+        """Take in a tick. `starts`: start times of processes by CLOCK_BOOTTIME, which is
+        `boot_offset_ns` ahead of the moment's clock; `never`: processes that are no victims."""
         now_ns = moment.end_ns + boot_offset_ns
         for pid, one in moment.processes.items():
             if not one.usage.cpu_ns:
@@ -87,7 +92,7 @@ class Selection:
             use.seen_ns = moment.end_ns
             is_grown = now_ns - starts.get(pid, 0) >= LEAST_AGE_S * 1e9
             is_enough = use.short >= BEGINS and is_grown and pid not in self._marked
-            if is_enough and pid not in never:  # who it is is asked last: that costs most
+            if is_enough and pid not in never:  # the costliest condition last
                 self._marked[pid] = use
                 use.since_ns = moment.end_ns
                 use.long = max(use.long, use.short)
@@ -97,6 +102,7 @@ class Selection:
             del self._uses[next(iter(self._uses))]
 
     def _choose(self, now_ns: int) -> None:
+        """Choose among the marked processes, and which of them have stacks."""
         found: list[tuple[float, int]] = []
         for pid, use in list(self._marked.items()):
             now = _blend(use.long, 0.0, max(0.0, (now_ns - use.seen_ns) / 1e9), LONG_S)
@@ -117,12 +123,12 @@ class Selection:
         self.pids = {pid: self._marked[pid].stacks_ns > 0 for pid in pids}
 
     def take_stacks(self, pid: int, now_ns: int) -> None:
-        """From the next tick on, of this one, too, if it is chosen: it is suspected."""
+        """A chosen process is suspected: take its stacks from the next tick on."""
         if (use := self._marked.get(pid)) is not None and not use.stacks_ns:
             use.stacks_ns = now_ns
 
     def drop(self, pid: int) -> None:
-        """It has ended."""
+        """The process has ended."""
         self._marked.pop(pid, None)
         self._uses.pop(pid, None)
 
@@ -138,5 +144,5 @@ class Selection:
 
 
 def _blend(before: float, now: float, seconds: float, span_s: float) -> float:
-    """Exponentially weighted mean."""
+    """Exponentially weighted mean with the time constant `span_s`."""
     return now + (before - now) * math.exp(-seconds / span_s)

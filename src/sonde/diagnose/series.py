@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is watched of each process: shares of time that work lost, and how fast it goes on.
+"""The series of each process: shares of time in which it did not go on, and how fast it goes on.
 
 Time of a thread is conserved: what it no longer spends on a CPU it spends waiting. So a slowdown
 shows as more time in a state in which work does not go on, whatever the program does.
@@ -17,38 +17,46 @@ DISK_REASONS = frozenset(("page fault", "read", "write", "file", "memory"))
 SYNC_REASON = "sync to disk"
 NETWORK_REASONS = frozenset(("socket", "poll"))
 PIECE_REASONS = NETWORK_REASONS | {"read", "write", "page fault"}
-"""Waits for something that comes in pieces; those for locks and time come in any number."""
+"""Waits of which each brings a piece of work; how often a thread waits for a lock or a time shows
+nothing."""
 IDLE_NS = 2_000_000_000
-"""A wait that has lasted so long and goes on is that of a thread without work."""
+"""A wait that has lasted longer and goes on is that of a thread without work."""
 LEAST_WORK_S = 0.25
-"""CPU and run-queue time in a second that a share refers to at least: of less, it means little."""
+"""`Series.READY` is a share of at least this much CPU and run-queue time in a second."""
 LEAST_SAMPLED_S = 0.05
-"""The same, of samples."""
+"""`Series.GARBAGE` is 0 where fewer seconds a second are sampled."""
 
 
 class Series(enum.StrEnum):
-    """A number a tick."""
+    """A number a tick of one process. Seconds a second, summed over its threads, if not otherwise
+    stated."""
 
     READY = "ready"
     """Run-queue time as a share of that and CPU time."""
     STOPPED = "stopped"
+    """Its first thread was stopped: by a signal, a debugger or a frozen control group."""
     DISK = "disk"
-    """Seconds a second in which its threads waited for files, ended by the kernel."""
+    """In waits for files that the kernel ended."""
     SYNC = "sync"
+    """In fsync and the like."""
     SERVED = "served"
-    """The same, ended by another process: a file server, a pipe."""
+    """In waits for files or pipes that another process ended, such as a file server."""
     NETWORK = "network"
+    """In sockets."""
     ASKED = "asked"
     """In sockets, elsewhere in the code than where the thread usually waits: it asked somebody."""
     LOCK = "lock"
+    """In waits on futexes, or for files or pipes that a thread of the process ended."""
     RECLAIM = "reclaim"
+    """Direct reclaim: its threads had to free memory before they got some."""
     GARBAGE = "garbage"
     """Share of its samples in the garbage collector."""
     INTERPRETER_LOCK = "interpreter-lock"
-    """Estimate from stacks: seconds a second."""
+    """Estimated from stacks."""
     CPU = "cpu"
+    """CPUs."""
     PACE = "pace"
-    """Device calls, or waits that ended, a second: pieces of work."""
+    """Pieces of work a second: device calls, or waits for data that ended where there are none."""
 
 
 SURE: Mapping[Series, tuple[float, float]] = {
@@ -61,17 +69,18 @@ SURE: Mapping[Series, tuple[float, float]] = {
     Series.GARBAGE: (0.20, 0.04),
     Series.INTERPRETER_LOCK: (0.15, 0.03),
 }
-"""Series that are time lost, whatever else happens: least rise, least spread."""
+"""Series whose rise is lost time, whatever else happens: (least rise, least spread), as `risen`
+takes them."""
 UNSURE: Mapping[Series, tuple[float, float]] = {
     Series.SERVED: (0.15, 0.03),
     Series.NETWORK: (0.15, 0.04),
     Series.LOCK: (0.15, 0.04),
 }
-"""Series that are idle time, too: their rise counts where the pace falls as well."""
+"""Series that may also be idle time: their rise counts where the pace or CPU time falls as well."""
 OF_STACKS = frozenset((Series.ASKED, Series.GARBAGE, Series.INTERPRETER_LOCK))
 """Known by stacks alone: 0 where none are taken."""
 PACE_FALL = 0.18
-"""Of the pace, or of the CPU time, that is a slowdown."""
+"""A fall by more than this part of the pace, or of the CPU time, is a slowdown."""
 
 
 def moves_bytes(moment: ProcessMoment) -> bool:
@@ -82,8 +91,8 @@ def moves_bytes(moment: ProcessMoment) -> bool:
 
 
 def asks(place: Place, usual: Mapping[int, int]) -> bool:
-    """Whether a thread waits in a socket elsewhere than usual (place by thread); of what has no
-    name nobody knows."""
+    """Whether a thread waits in a socket elsewhere than at its usual place (`usual`, by thread);
+    not where either is unknown."""
     return (
         place.reason in NETWORK_REASONS
         and place.place > 0

@@ -22,7 +22,7 @@ from sonde.model.profile import Profile, ProfileKind
 from sonde.query.grouping import grouped
 
 LIGHT = Frame(kind="unknown", function="(lighter stacks)", binary="")
-"""Stands for the frames that were merged."""
+"""Stands for the nodes that were merged."""
 
 _ROOT = 0
 NODE_BYTES = 256
@@ -95,7 +95,7 @@ def build(
 
 
 class _Functions:
-    """The functions of a tree, numbered."""
+    """The functions of a tree, each with a number."""
 
     def __init__(self) -> None:
         self.listed: list[Function] = []
@@ -225,6 +225,7 @@ class _Nodes:
 
 
 def _weights(profiles: Sequence[Profile], ends: Sequence[I64]) -> list[tuple[I64, Floats]]:
+    """For each profile (the node that each row ends in, the row's weight)."""
     return [
         (at, np.asarray(profile.row_weight, np.float64))
         for profile, at in zip(profiles, ends, strict=True)
@@ -232,6 +233,7 @@ def _weights(profiles: Sequence[Profile], ends: Sequence[I64]) -> list[tuple[I64
 
 
 def _rows(profile: Profile, nodes: Sequence[int]) -> KindRows:
+    """The rows of a profile, summed by thread and node. `nodes`: the node of each row."""
     at: dict[tuple[int, int], int] = {}
     rows = KindRows()
     for row, node in zip(profile, nodes, strict=True):

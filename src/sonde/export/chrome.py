@@ -13,9 +13,9 @@ from sonde.export.tracks import tracks_of
 from sonde.model.timeline import Timeline
 
 _DEVICES = 1 << 24
-"""Devices are shown as processes with numbers from here on, above all pids."""
+"""Devices are shown as processes with pids from here on, above all real ones."""
 _AT_ONCE = 256
-"""Events encoded at once, each line of the file."""
+"""Events that are encoded at once; they make one line of the file."""
 
 
 def write(timeline: Timeline, out: BinaryIO, causes: Iterable[Cause] = ()) -> int:

@@ -15,18 +15,20 @@ from sonde.export import strict_json
 from sonde.model.device_trace import CALL_KINDS, DEVICE_KINDS, DeviceTrace, Kind
 
 _BEFORE_NS: Final = 1_000_000_000
-"""Times count from so long before the trace: 0 would mean none."""
+"""Times count from this long before the trace, as a time of 0 stands for none."""
 _VERSIONED: Final = re.compile(r"(_v\d+)?(_ptds|_ptsz)?$")
+"""The end of the name of a CUDA function that torch.profiler leaves out."""
 _DIRECTIONS: Final = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
 _MEMORY: Final = {1: "Pageable", 2: "Pinned", 3: "Device", 4: "Array", 5: "Managed"}
 _AT_ONCE: Final = 65_536
+"""Rows that are made Python objects at once."""
 
 
 class Out(Protocol):
     """What takes bytes: a file, or a compressed one."""
 
     def write(self, data: bytes, /) -> object:
-        """Take these."""
+        """Write these bytes."""
 
 
 def write(
@@ -36,7 +38,7 @@ def write(
     threads: Mapping[int, str] | None = None,
     devices: Mapping[int, str] | None = None,
 ) -> int:
-    """Write the trace; returns the number of events. `threads`: names by number."""
+    """Write the trace; returns the number of events. `threads`, `devices`: names by number."""
     base_ns = trace.start_ns + trace.wall_offset_ns - _BEFORE_NS
     head = {
         "schemaVersion": 1,

@@ -19,9 +19,9 @@ ROWS = 20
 class Changed(Protocol):
     """One figure in both recordings (`sonde.analyze.difference.Change`).
 
-    `before` and `after` are ns per unit: a step, call, run or second, named by `per` below. `cost`
-    is the change as a share of the whole unit before ("weight" in the JSON), `relative` as a share
-    of `before`, infinite where that is 0. `certain`: it is larger than the noise.
+    `before` and `after` are ns per unit: a step, call, run or second, which `per` names below.
+    `cost` is the change as a share of the whole unit before ("weight" in the JSON), `relative` as a
+    share of `before`, infinite where that is 0. `certain`: it is larger than the noise.
     """
 
     @property
@@ -41,8 +41,8 @@ class Changed(Protocol):
 
 
 def render(per: str, changes: Sequence[Changed], limit: int = ROWS) -> str:
-    """A table of the first `limit` changes, in the order given: that of `compare` is the costliest
-    first, by the size of the cost."""
+    """A table of the first `limit` changes, in the order given, which is that of
+    `sonde.analyze.difference.Difference`."""
     head = ("", f"before/{per}", f"after/{per}", "change", f"of a {per}", "", "")
     rows: list[tuple[str, ...]] = [head]
     for one in changes[:limit]:

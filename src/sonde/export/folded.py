@@ -5,8 +5,9 @@
 
 The process comes first. Frames of the kernel end in `_[k]`, of JIT code in `_[j]`, inlined ones in
 `_[i]`. Weights are CPU samples, bytes of memory, and microseconds of all other kinds; a stack whose
-weight rounds to 0 has no line. In names `;` is `:`. Files that the page saves are alike, with times
-in ns (web/src/exports.ts). Source: https://github.com/brendangregg/FlameGraph#2-fold-stacks
+weight rounds to 0 has no line. In names `;` is `:`. Files that the server's page saves have the
+same form, but times in ns (web/src/exports.ts). Source:
+https://github.com/brendangregg/FlameGraph#2-fold-stacks
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from sonde.query.queries import EVERYTHING, Where
 from sonde.query.session import Session
 
 MAX_CHARS = 1 << 30
+"""Of the folded stacks of one kind."""
 _ANNOTATIONS = {"kernel": "_[k]", "jit": "_[j]", "inlined": "_[i]"}
 
 
@@ -104,6 +106,7 @@ class _Texts:
 
 
 def _numbers(key: tuple[int, tuple[int, ...], int]) -> Iterator[int]:
+    """The numbers of a line's texts: process, frames, and the leaf label if there is one."""
     process, path, end = key
     yield process
     yield from path
@@ -128,4 +131,5 @@ def _check_size(texts: _Texts, keys: Iterable[tuple[int, tuple[int, ...], int]])
 
 
 def _safe(name: str) -> str:
+    """A name that cannot end its line or its frame."""
     return one_line(name).replace(";", ":")

@@ -31,9 +31,10 @@ from sonde.query.session import Session
 MAX_NODES = 150_000
 """Of the flame graph's tree: a page loads them in well under a second."""
 MAX_ROWS = 5_000
-"""Of each table."""
+"""Rows of each table, the first ones."""
 
 _RENDERER = "boxes.js"
+"""Built from web/src/report.ts."""
 _SCRIPTS = ("numbers.js", "capture.js", "tree.js", "colours.js", "flame.js", "tables.js", "page.js")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One JSON document for scripts: every query, every row; times in ns, sizes in bytes."""
+"""One JSON document for scripts, with every row of its sections; times in ns, sizes in bytes."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from sonde.query.session import Session
 
 BARS = "▁▂▃▄▅▆▇█"
 CELLS = 40
+"""Bars of a chart."""
 FIRST: dict[str, tuple[str, str]] = {
     "hw.gpu.utilization": ("busy", "general"),
     "sonde.gpu.sm.active": ("SMs active", ""),
@@ -28,8 +29,10 @@ FIRST: dict[str, tuple[str, str]] = {
     "hw.power": ("power", ""),
     "sonde.gpu.pcie.throughput": ("PCIe in", "receive"),
 }
-"""What the summary shows: series to its title and the attribute value that it must have."""
+"""What the summary shows: by series its title, and a value that an attribute of it must have (''
+none)."""
 DEVICES_SHOWN = 2
+"""In the summary, which counts the others."""
 UNSHOWN = frozenset({"sonde.gpu.info", "hw.gpu.memory.limit", "sonde.gpu.clock.limit"})
 """Constants of a device: a chart of them is of no use."""
 _HEAD_WIDTHS = (21, CELLS, -9, -9, -9)
@@ -127,7 +130,8 @@ def _chart(
 def _filled_between_readings(
     means: list[float | None], times_ns: Sequence[int], cell_ns: float
 ) -> list[float | None]:
-    """Fill cells that are shorter than the interval between two readings with the value before."""
+    """Fill cells without a reading with the value before, for 1.5 times the usual interval between
+    two readings: cells may be shorter than that."""
     intervals = sorted(b - a for a, b in pairwise(times_ns))
     usual_ns = intervals[len(intervals) // 2] if intervals else 0
     reach = int(1.5 * usual_ns / cell_ns)

@@ -73,10 +73,12 @@ def plain(document: Any) -> Any:
 
 
 def _holds_columns(items: Any) -> bool:
+    """Whether there may be arrays in a list, by its first item: its items are of one kind."""
     return bool(items) and isinstance(items[0], dict | list | tuple | np.ndarray)
 
 
 def _kind_of(array: Any) -> str:
+    """The key in `_KINDS` of the smallest kind that holds an array's values."""
     if array.dtype.kind in "bu" and array.dtype.itemsize == 1:
         return "u"
     if array.dtype.kind in "iu":

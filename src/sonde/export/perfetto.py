@@ -21,14 +21,16 @@ _REALTIME, _MONOTONIC = 1, 3
 """BUILTIN_CLOCK_REALTIME, BUILTIN_CLOCK_MONOTONIC"""
 _STATE_CLEARED = 1
 _NEEDS_STATE = 2
+"""SEQ_INCREMENTAL_STATE_CLEARED, SEQ_NEEDS_INCREMENTAL_STATE of TracePacket"""
 _PARENTS = 1 << 40
 _COUNTERS = 1 << 41
 _CAUSES = 1 << 42
+"""First uuids of the tracks of groups, counters and causes; other tracks count from 1."""
 _FIELD_PACKET = b"\x0a"
 """Trace.packet: field 1, length-delimited."""
 
 Cause = tuple[int, int, int, str]
-"""(device, start_ns, end_ns, title)"""
+"""A stall and its cause: (device, start_ns, end_ns, title of the cause)."""
 
 
 def write(timeline: Timeline, out: BinaryIO, causes: Iterable[Cause] = ()) -> int:

@@ -39,6 +39,7 @@ SAMPLE_TYPES: dict[ProfileKind, tuple[tuple[str, str], ...]] = {
 }
 """(name, unit) of the values of each kind: events, time or bytes, and bytes that calls moved."""
 
+# The key of the label that has a row's name.
 _LABELS = {
     ProfileKind.OFF_CPU: "reason",
     ProfileKind.RUN_QUEUE: "reason",
@@ -91,7 +92,7 @@ class _Builder:
     ) -> None:
         self._write = write
         self._pending = 0
-        """Size of the message so far, roughly, in units of 8 bytes."""
+        """Rough size of the message so far, in units of 8 bytes."""
         self.message = message = PprofProfile()
         self._strings: dict[str, int] = {}
         self._text("")  # The format wants '' first.

@@ -58,7 +58,7 @@ def write(
 
 
 class _Frames:
-    """The frames that all profiles share, numbered."""
+    """The frames that all profiles share, each with a number."""
 
     def __init__(self) -> None:
         self.listed: list[dict[str, Any]] = []

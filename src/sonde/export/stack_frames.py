@@ -18,6 +18,7 @@ I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
 _FRAMES_AT_ONCE = 1 << 19
+"""Frames in one block of stacks, about."""
 
 MAX_FRAMES = 100_000_000
 """In all rows of a profile together. An hour on a large machine has some ten million."""
@@ -54,7 +55,7 @@ def leaf_label(profile: Profile, row: ProfileRow) -> str:
 
 
 class PerFrame(dict[int, T]):
-    """What a format makes of each frame, made when it is first asked for."""
+    """What a format makes of each frame, by its index; made when it is first looked up."""
 
     def __init__(self, make: Callable[[int], T]) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A selection of a store in pprof's format: pprof.py, without processes and threads."""
+"""A selection of a store in pprof's format: as pprof.py, without processes and threads."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class _Strings:
 
     def __init__(self, message: PprofProfile) -> None:
         self._message = message
-        self._places: dict[str, int] = {}
-        self.place("")
+        self._indices: dict[str, int] = {}
+        self.index("")
 
-    def place(self, text: str) -> int:
-        found = self._places.get(text)
+    def index(self, text: str) -> int:
+        found = self._indices.get(text)
         if found is None:
-            found = self._places[text] = len(self._places)
+            found = self._indices[text] = len(self._indices)
             self._message.string_table.append(text)
         return found
 
@@ -35,36 +35,37 @@ def pprof(
     start_ns: int,
     end_ns: int,
 ) -> bytes:
-    """A gzipped profile. `stacks`: frame_keys (leaf first), n, ns, bytes; `frames`: by key.
+    """A gzipped profile. `kind`: as the column `kind` spells it; `stacks`: rows with frame_keys
+    (leaf first), n (events), ns and bytes; `frames`: by key.
 
-    Raises KeyError for a kind that no sample has.
+    Raises KeyError for a kind that is none.
     """
     message = PprofProfile()
     strings = _Strings(message)
     types = SAMPLE_TYPES[ProfileKind.from_column(kind)]
     for name, unit in types:
         value = message.sample_type.add()
-        value.type, value.unit = strings.place(name), strings.place(unit)
+        value.type, value.unit = strings.index(name), strings.index(unit)
     second = "bytes" if types[1][1] == "bytes" else "ns"
     weights = ("n", second, "bytes")[: len(types)]
     message.time_nanos, message.duration_nanos = start_ns, end_ns - start_ns
     mappings: dict[str, int] = {}
-    places: dict[int, int] = {}
+    locations: dict[int, int] = {}
     for row in stacks:
         sample = message.sample.add()
         for key in row["frame_keys"]:
-            place = places.get(key)
-            if place is None:
-                place = places[key] = len(places) + 1
-                _add_location(message, place, frames.get(key, {}), strings, mappings)
-            sample.location_id.append(place)
+            number = locations.get(key)
+            if number is None:
+                number = locations[key] = len(locations) + 1
+                _add_location(message, number, frames.get(key, {}), strings, mappings)
+            sample.location_id.append(number)
         sample.value.extend(round(row[name]) for name in weights)
     return gzip.compress(message.SerializeToString(), 6, mtime=0)
 
 
 def _add_location(
     message: PprofProfile,
-    place: int,
+    number: int,
     frame: Mapping[str, Any],
     strings: _Strings,
     mappings: dict[str, int],
@@ -73,13 +74,13 @@ def _add_location(
     if binary not in mappings:
         mappings[binary] = len(mappings) + 1
         mapping = message.mapping.add()
-        mapping.id, mapping.filename = mappings[binary], strings.place(binary)
+        mapping.id, mapping.filename = mappings[binary], strings.index(binary)
         mapping.has_functions = mapping.has_filenames = mapping.has_line_numbers = True
     function = message.function.add()
     bare = binary if binary.startswith("[") else f"[{binary or 'unknown'}]"
-    function.id, function.name = place, strings.place(frame.get("function") or bare)
-    function.filename = strings.place(str(frame.get("file", "")))
+    function.id, function.name = number, strings.index(frame.get("function") or bare)
+    function.filename = strings.index(str(frame.get("file", "")))
     location = message.location.add()
-    location.id, location.mapping_id = place, mappings[binary]
+    location.id, location.mapping_id = number, mappings[binary]
     line = location.line.add()
-    line.function_id, line.line = place, int(frame.get("line") or 0)
+    line.function_id, line.line = number, int(frame.get("line") or 0)

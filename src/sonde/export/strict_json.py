@@ -17,6 +17,7 @@ from typing import Any
 _AT_ONCE = 256
 """Items of a list that are encoded together."""
 _PIECE_CHARS = 1 << 18
+"""Characters that are written at once, about."""
 
 Write = Callable[[bytes], object]
 
@@ -29,7 +30,7 @@ class Fragments:
 
 
 def dumps(document: Any, **options: Any) -> str:
-    """As `json.dumps`, by RFC 8259."""
+    """As `json.dumps`, but strict JSON (RFC 8259): NaN and infinite numbers are null."""
     try:
         return _encoder(**options).encode(document)
     except ValueError:  # rare, so the document is only searched now
@@ -38,7 +39,8 @@ def dumps(document: Any, **options: Any) -> str:
 
 @cache
 def _encoder(**options: Any) -> json.JSONEncoder:
-    """One for each set of options: making it costs as much as a small document."""
+    """One encoder for each set of options: to make one costs as much as to encode a small
+    document."""
     return json.JSONEncoder(allow_nan=False, **options)
 
 
@@ -71,6 +73,7 @@ def write_indented(write: Write, document: dict[str, Any]) -> None:
 
 
 def _write(write: Write, texts: Iterable[str]) -> None:
+    """Write texts in pieces of about `_PIECE_CHARS`."""
     pieces: list[str] = []
     size = 0
     for text in texts:
@@ -130,7 +133,7 @@ def _indented(value: Any, line: str) -> Iterator[str]:
 
 
 def _item(value: Any, line: str) -> str:
-    """An item of a list, as `_indented`, at once."""
+    """An item of a list as `_indented` writes it, in one piece."""
     if type(value) is not dict:
         return _plain(value) or "".join(_indented(value, line))
     inner = f"{line} "

@@ -3,7 +3,7 @@
 
 Which code ran on CPUs, what threads waited for, which GPU API calls were made; GPU time, metrics
 and memory held, where they were recorded; and what was lost.
-Threads that slept all the time and waiting kernel threads are only counted. Processes that used a
+Threads that slept all the time and waiting kernel threads are only counted. Processes that called a
 device come first, then those that used CPU time.
 """
 
@@ -49,6 +49,7 @@ WAIT_ROWS = 5
 DEVICE_ROWS = 4
 LOSS_ROWS = 3
 MEMORY_ROWS = 4
+"""Rows that are shown; of waits, calls, runs, memory and losses the others are counted."""
 ACTIVE_SHARE = 0.01
 """A process is active if it was on a CPU or in a run queue for this share of the recording."""
 
@@ -212,7 +213,7 @@ def _waits(info: CaptureInfo, processes: Sequence[ProcessUse], waits: Sequence[W
 
 
 def _ranks(info: CaptureInfo, processes: Sequence[ProcessUse]) -> dict[Process, int]:
-    """0 for processes that used a device, 1 for active ones, 2 for the rest."""
+    """0 for processes that called a device, 1 for active ones, 2 for the rest."""
     least_ns = info.duration_ns * ACTIVE_SHARE
     return {
         use.process: 0 if use.device_calls else 1 if use.cpu_ns + use.runqueue_ns >= least_ns else 2
@@ -275,7 +276,7 @@ def _device_runs(runs: Sequence[DeviceRuns]) -> list[str]:
 
 
 def _held(grown: Sequence[MemoryGrowth]) -> list[str]:
-    """Empty where memory was not recorded, or nothing grew."""
+    """Lines on memory held; none where memory was not recorded, or nothing grew."""
     rows = [
         (f"  {one.process.label}", size(one.bytes), "leak?" if one.is_suspect else "",
          " < ".join(one.frames))
@@ -302,7 +303,7 @@ def directions(one: DeviceCalls) -> str:
 
 
 def _stack_ends(ends: Sequence[StackEnd]) -> list[str]:
-    """Empty where all stacks are complete."""
+    """A line on incomplete stacks; none where all are complete."""
     total = sum(end.count for end in ends if end.kind != "note")
     short = [end for end in ends if end.kind in ("early", "first")]
     if not short:

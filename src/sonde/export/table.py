@@ -32,7 +32,7 @@ ROWS = 30
 """Rows of each table by default."""
 _LOCATION_WIDTH = 32
 _OF_SONDE = ("probes_attached", "probe_slow")
-"""Notices that show how Sonde works, not what it missed: they are in JSON alone."""
+"""Notices that show how Sonde works, not what it missed: only the JSON and the page have them."""
 
 
 def write(
@@ -165,7 +165,7 @@ def _functions(session: Session, where: Where, limit: int) -> Iterator[str]:
 
 
 def _with_binary(use: FunctionUse) -> str:
-    """A function and its file: 'memcpy [libc.so.6]'; that of Python stands beside it."""
+    """A function and its binary: 'memcpy [libc.so.6]'; of Python the name alone."""
     if use.binary == "[python]" or use.function.strip("[]") == use.binary.strip("[]"):
         return use.function
     return f"{use.function} [{use.binary.strip('[]')}]"

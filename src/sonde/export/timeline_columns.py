@@ -2,7 +2,8 @@
 """A timeline as columns of numbers for a page that draws it (arrays; `packed` writes them).
 
 Times are ns after `origin_ns`, so that they are exact in the numbers of JavaScript. Where a table
-has more than `most_spans` rows the longest are kept; `left_out` counts the others.
+of spans or samples has more than `most_spans` rows the longest are kept; `left_out` counts the
+others. Of stalls, counters and steps the first ones are kept, and the others not counted.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from sonde.query.run_columns import RunColumns
 _COLUMNS = ("name", "track", "waker", "correlation")
 MAX_COUNTERS = 64
 MAX_POINTS = 4_000
-"""Of a counter."""
+"""Values of one counter, about; of more every N-th is kept."""
 MAX_STEPS = 10_000
 MAX_SPANS = 200_000
-"""Of a table in JSON; packed, all of them are sent."""
+"""Default of `most_spans`, for documents as JSON; callers that pack them give more."""
 
 
 def document(
@@ -41,7 +42,8 @@ def document(
     origin_ns: int,
     most_spans: int = MAX_SPANS,
 ) -> dict[str, Any]:
-    """`stalls`: (device, start_ns, end_ns, cause); `runs`: `device_run` of the same time.
+    """The columns. `stalls`: (device, start_ns, end_ns, title of the cause); `runs`: rows of the
+    table `device_run` of the same time.
 
     Where the timeline has no rows of devices because runs were timed singly, those of `runs` are
     shown on separate streams, with `sampled` true.
@@ -78,15 +80,15 @@ def document(
         "tick_ns": timeline.tick_ns,
         "causes": causes,
         "stalls": {
-            "device": _whole([one[0] for one in stalled]),
-            "start": _whole([one[1] for one in stalled]),
-            "end": _whole([one[2] for one in stalled]),
-            "cause": _whole([number[one[3]] for one in stalled]),
+            "device": _integers([one[0] for one in stalled]),
+            "start": _integers([one[1] for one in stalled]),
+            "end": _integers([one[2] for one in stalled]),
+            "cause": _integers([number[one[3]] for one in stalled]),
         },
     }
 
 
-def _whole(values: list[int]) -> Any:
+def _integers(values: list[int]) -> Any:
     return np.array(values, np.int64)
 
 
@@ -122,8 +124,8 @@ def _counters(counters: Sequence[Counter], origin_ns: int) -> list[dict[str, Any
 
 
 def steps(explanation: Explanation, origin_ns: int) -> dict[str, Any]:
-    """The steps of the first verdict that has any, by whose operation they are known (`anchor`):
-    `start` and `end` (ns after `origin_ns`), `like`: 1 where a step is like the typical one."""
+    """The steps of the first verdict that has any. `start`, `end`: ns after `origin_ns`; `like`: 1
+    where a step is like the typical one; `anchor`: the operation that each step begins with."""
     table = next((one.steps for one in explanation.verdicts if one.steps is not None), None)
     start = np.array(table.start_ns if table else [], np.int64)[:MAX_STEPS]
     length = np.array(table.duration_ns if table else [], np.int64)[:MAX_STEPS]

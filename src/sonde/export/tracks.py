@@ -16,8 +16,10 @@ import numpy as np
 from sonde.model.timeline import Events, Timeline
 
 TABLES = ("device", "calls", "host", "states")
+"""Tables of `Timeline` whose rows are intervals."""
 MAX_LEVELS = 32
-"""Greatest number of tracks for overlapping intervals; coroutines need about ten."""
+"""Tracks that overlapping intervals of one table and thread are spread over at most; coroutines
+need about ten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,9 @@ class Track:
     """Unique, from 1."""
     name: str
     table: str
+    """One of `TABLES`."""
     lane: int
+    """Index into `Timeline.tracks`."""
     parent: str
     """The group that it is shown in: a device or a process."""
     pid: int
@@ -39,7 +43,7 @@ class Track:
 
 
 def tracks_of(timeline: Timeline) -> Iterator[Track]:
-    """Every track of a timeline that is not empty."""
+    """Every track that is not empty."""
     number = 0
     for table in TABLES:
         events: Events = getattr(timeline, table)

@@ -17,6 +17,7 @@ FORMAT = 2
 
 CAUSE_ROWS = 6
 KERNELS = 3
+"""Causes, and kernels with device shares, that the text shows; the JSON has all."""
 _DIRECTIONS = {
     "h2d": "to the device",
     "d2h": "to the host",
@@ -25,6 +26,7 @@ _DIRECTIONS = {
     "unknown": "of unknown direction",
 }
 _WITHOUT_DEVICE = {
+    # Words that fit only a thread which launches work, and what is written instead.
     " between launches": "",
     "than the launching one": "than this one",
     "the launching thread": "the thread",
@@ -32,10 +34,11 @@ _WITHOUT_DEVICE = {
 }
 _WORD = re.compile(r"\w+")
 _FUNCTOR = re.compile(r"[Ff]unctor|_kernel_cuda|launch_")
+"""Words among the template arguments of a kernel of PyTorch that show what it computes."""
 
 
 def render(explanation: Explanation, steps: int = 0) -> str:
-    """The answer, without a line end behind its last line."""
+    """The answer, without a line end behind its last line. `steps`: how many steps are listed."""
     lines: list[str] = []
     for verdict in explanation.verdicts:
         if lines:
@@ -56,7 +59,7 @@ def headline(explanation: Explanation) -> str:
 
 
 def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
-    """One device's verdict."""
+    """The lines of one verdict, on a device or a thread. `steps`: how many steps are listed."""
     bound = verdict.bounds[0].key.description
     if len(verdict.bounds) > 1:
         shares = (f"{one.key.label} {100 * one.share:.0f} %" for one in verdict.bounds)
@@ -108,7 +111,7 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
 
 
 def _of_any_thread(text: str) -> str:
-    """Titles of causes without the device that their words are about."""
+    """A line without the words that are about a device or a launching thread."""
     for words, other in _WITHOUT_DEVICE.items():
         text = text.replace(words, other)
     return text
@@ -130,7 +133,8 @@ def _sampled(verdict: Verdict, sampling: Sampling) -> list[str]:
 
 
 def _on_device(shares: Sequence[DeviceShare]) -> list[str]:
-    """What runs that were timed one by one took of the time; all kernels together are evidence."""
+    """A line on what runs that were timed one by one took of the time; the share of all kernels
+    together is in the evidence."""
     large = [one for one in shares if one.share >= 0.01]
     texts = {
         "kernels": [f"{_short(one.name)} {one.text}" for one in large if one.kind == "kernel"][
@@ -157,7 +161,7 @@ def _row(cause: CauseShare) -> tuple[str, str, str]:
 
 
 def _path(parts: Sequence[PathPart]) -> str:
-    """The largest parts, those that are called the same taken together."""
+    """The four largest parts, those with the same short name summed up."""
     shares: dict[str, float] = {}
     for part in parts:
         name = _short(part.name)

@@ -71,7 +71,7 @@ class MemoryGrowth:
     mapped_bytes: int
     unmapped_bytes: int
     grew: int
-    """How many of the `windows` (equal parts of the time of the process) it grew in."""
+    """In how many of the `windows` it grew: equal parts of the time of the process."""
     windows: int
     is_suspect: bool
     """It grew all the time, not only at first, like a leak."""
@@ -96,7 +96,7 @@ class FunctionUse:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Exact total of a thread's waits for one reason."""
+    """Total of a thread's waits for one reason: exact, but estimated for its many short ones."""
 
     thread: Thread
     kind: ProfileKind
@@ -167,7 +167,7 @@ class DeviceRuns:
     """kernel | replay (of a whole graph) | copy | set | sync"""
     name: str
     sources: str
-    """How durations were measured: event, cupti, opencl."""
+    """How durations were measured: event, cupti, opencl, host."""
     timed: int
     count: int
     ns: int

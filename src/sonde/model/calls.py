@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rows of device calls hold."""
+"""The status that rows of device calls have where the API's is not known."""
 
 from __future__ import annotations
 

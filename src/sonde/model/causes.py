@@ -47,7 +47,7 @@ class Bound(StrEnum):
     ALLOCATION = "allocation"
     """Allocating and freeing device memory through the driver."""
     GPU_CONTENTION = "gpu contention"
-    """Another process uses the device, which its own use shows."""
+    """Another process uses the device, as the driver reports."""
     NOT_TAKEN = "not taken"
     """The device did not take work that had been launched; why is not known."""
     DEPENDENCY = "dependency"
@@ -136,7 +136,7 @@ class Cause(StrEnum):
     HOST = "host"
     """The launching thread ran other code."""
     GPU_CONTENTION = "gpu contention"
-    """The work had been launched, and another process used the device, which its own use shows."""
+    """The work had been launched, and another process used the device, as the driver reports."""
     NOT_TAKEN = "not taken"
     """The work had been launched, and the device did not start it; why is not known."""
     DEPENDENCY = "dependency"
@@ -187,10 +187,10 @@ _CAUSES = {
 
 
 class CauseDetail(StrEnum):
-    """Which form of a cause or of a bound it is."""
+    """The variety of a cause or of a bound, which decides on the advice."""
 
     NONE = ""
-    """There is one form only, or it is not known."""
+    """There is one variety only, or it is not known."""
     SMALL = "small"
     """Copies: so small that each is mostly the cost of its call."""
     PAGEABLE = "pageable"
@@ -211,9 +211,9 @@ class CauseDetail(StrEnum):
     """Throttled: by the hardware; the driver does not report why (heat, a power brake, a peak of
     power)."""
     BOARD = "board limit"
-    """Throttled: by the limits of the board's voltage, which also keep it reliable."""
+    """Throttled: by the highest voltage that the board may use, for its reliability."""
     OTHER_LIMIT = "another limit"
-    """Throttled: for a reason of the driver's that has no name here."""
+    """Throttled: for another reason of the driver."""
 
 
 class PathKind(StrEnum):

@@ -48,8 +48,8 @@ class Frame(NamedTuple):
     def name(self) -> str:
         """What a picture writes on the frame.
 
-        Addresses without a symbol differ in nothing that a reader knows, so all of a
-        binary share one name.
+        All addresses of a binary without a symbol share one name: its numbers would mean nothing
+        to people.
         """
         if self.function:
             return self.function

@@ -10,8 +10,11 @@ import math
 from collections.abc import Callable
 
 _STEPS = 300
+"""Terms of the continued fraction at most; more of them for large a and b."""
 _TINY = 1e-300
+"""In place of a divisor of 0, as Lentz's method has it."""
 _RELATIVE_ERROR = 1e-14
+"""The fraction has converged once a term changes it by less."""
 
 
 def regularized_beta(x: float, a: float, b: float) -> float:
@@ -51,7 +54,7 @@ def _away_from_zero(value: float) -> float:
 
 
 def beta_quantile(p: float, a: float, b: float) -> float:
-    """The x with I_x(a, b) = p, to 1e-15."""
+    """The x with I_x(a, b) = p, as exactly as `regularized_beta` is."""
     return _root(lambda x: regularized_beta(x, a, b) - p)
 
 
@@ -82,12 +85,12 @@ def clopper_pearson(hits: int, trials: int, confidence: float) -> tuple[float, f
     return low, high
 
 
-def _root(rises: Callable[[float], float]) -> float:
+def _root(function: Callable[[float], float]) -> float:
     """Where a function that rises over [0, 1] is 0, by bisection."""
     low, high = 0.0, 1.0
-    for _ in range(60):
+    for _ in range(60):  # halvings: 2^-60 is below the precision of a float near 1
         middle = (low + high) / 2
-        if rises(middle) < 0:
+        if function(middle) < 0:
             low = middle
         else:
             high = middle

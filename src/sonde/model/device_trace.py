@@ -20,7 +20,9 @@ class Kind(IntEnum):
     COPY = 2
     SET = 3
     RUNTIME = 4
+    """A call of CUDA's runtime API."""
     DRIVER = 5
+    """A call of CUDA's driver API."""
 
 
 DEVICE_KINDS = (Kind.KERNEL, Kind.COPY, Kind.SET)
@@ -29,15 +31,17 @@ CALL_KINDS = (Kind.RUNTIME, Kind.DRIVER)
 
 @dataclass(frozen=True, slots=True)
 class RawTrace:
-    """What a process left: copied once, not checked but for its size."""
+    """A trace as the process wrote it: a copy, of which only the size was checked."""
 
     head: Mapping[str, int]
     """The fields of `struct inject_trace`."""
     records: bytes
     record_bytes: int
+    """The size of each of them."""
     fields: Mapping[str, tuple[int, str]]
     """Of a record: offset, and type as in the module `struct`."""
     names: Mapping[int, str]
+    """Of kernels and calls, by the number that records have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +53,20 @@ class DeviceTrace:
     """CLOCK_MONOTONIC; begin of the trace."""
     end_ns: int
     wall_offset_ns: int
-    """Add it to a time to get that of the wall."""
+    """Added to a time of the trace it gives nanoseconds since 1970."""
     rows: NDArray[Any]
-    """Structured, ordered by start: `start_ns`, `end_ns` (CLOCK_MONOTONIC), `node`, `bytes`,
-    `correlation`, `name`, `device`, `stream`, `graph`, `tid` (as this machine numbers it),
-    `result`, `kind` (`Kind`), `direction`, `memory`, `grid_0` … `block_2`, `registers`,
-    `shared_bytes`."""
+    """Structured, ordered by start: `start_ns`, `end_ns` (CLOCK_MONOTONIC), `node` (of a graph),
+    `bytes`, `correlation`, `name`, `device`, `stream`, `graph` (0 none), `tid` (as this machine
+    numbers it), `result` (of a call), `kind` (`Kind`), `direction`, `memory`, `grid_0` …
+    `block_2`, `registers`, `shared_bytes`."""
     names: Mapping[int, str]
     """By `rows["name"]`; kernels demangled."""
     is_cut: bool
-    """It ended early: another profiler came, or it was called off."""
+    """It ended before its time: another profiler came, or the trace was called off."""
     lost: Mapping[str, int]
-    """What is missing, by the reason."""
+    """How many rows are missing, by the reason."""
     clock_error_ns: int = 0
-    """By how much the device's clock and the host's drifted apart over the trace."""
+    """By how much the device's clock and the host's drifted apart during the trace."""
 
     def of(self, *kinds: Kind) -> NDArray[Any]:
         """The rows of these kinds."""

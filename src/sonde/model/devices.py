@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPU a process means by a number: it counts those that it may see from 0 on."""
+"""Which GPU a process means by a number (its ordinal), and which GPUs two records share."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-_NO_ID = re.compile(r"[^0-9a-f]")
+_NOT_HEX = re.compile(r"[^0-9a-f]")
 
 
 def index_of(gpus: Sequence[int], ordinals: Sequence[int]) -> dict[int, int]:
-    """Index of each device that a process launched on, from its own ordinals and what it holds.
+    """By ordinal of a device that a process launched on: the index that the driver gives the GPU.
 
-    A process counts the devices that it may see (CUDA_VISIBLE_DEVICES) from 0 on. Where nothing
-    lists which those are, its ordinals stand for indices.
+    `gpus`: indices of the GPUs that hold memory of the process, ascending; `ordinals`: those it
+    launched on. A process numbers the devices that it may see (CUDA_VISIBLE_DEVICES) from 0 on.
+    Where `gpus` does not show which those are, its ordinals are taken as indices.
     """
     used = sorted(set(ordinals))
     if len(used) == len(gpus):
@@ -26,18 +27,20 @@ def index_of(gpus: Sequence[int], ordinals: Sequence[int]) -> dict[int, int]:
 def same_devices(
     ours: Mapping[int, Collection[str]], theirs: Mapping[int, Collection[str]]
 ) -> dict[int, int]:
-    """Our number of each of their devices that has an id or an address in common with one of ours.
+    """By number in `theirs`: the number in `ours` of the device with an id or address in common.
 
     Ids are compared by their digits: 'GPU-0a…' and '0a…', 0000:1B:00.0 and 00000000:1b:00.0.
     """
-    known = {_plain(one): number for number, ids in ours.items() for one in ids if _plain(one)}
+    known = {
+        _normalized(one): number for number, ids in ours.items() for one in ids if _normalized(one)
+    }
     return {
-        number: known[_plain(one)]
+        number: known[_normalized(one)]
         for number, ids in theirs.items()
         for one in ids
-        if _plain(one) in known
+        if _normalized(one) in known
     }
 
 
-def _plain(name: str) -> str:
-    return _NO_ID.sub("", name.lower().removeprefix("gpu-")).lstrip("0")
+def _normalized(name: str) -> str:
+    return _NOT_HEX.sub("", name.lower().removeprefix("gpu-")).lstrip("0")

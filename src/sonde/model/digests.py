@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BLAKE2b without OpenSSL, which hashlib loads with it: 4 MB of every recorder."""
+"""BLAKE2b without OpenSSL, which hashlib loads with it: 4 MB of memory in every recorder."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What kind of code a frame is, by the library that it belongs to.
 
-Whose code it is shows the folder that its file lies in, which the recorder knows (`CodeOrigin`).
+The folder that a file lies in shows whose code it is, and the recorder knows it (`CodeOrigin`).
 What no folder shows is listed here: which libraries are those of a device, a framework, a compiler
 or a data loader, by file, by binary, and by the documented entry points of device APIs. Captures of
 earlier versions and traces lack the folder: for them there is a list of installed packages, too.
@@ -24,7 +24,8 @@ class CodeKind(IntEnum):
     """The kind of code of one frame."""
 
     NEUTRAL = 0
-    """Of no meaning: the kernel, libc, Python itself and its standard library, unknown frames."""
+    """Does not show what a thread does: the kernel, libc, Python itself, its standard library,
+    unknown frames."""
     DEVICE = 1
     """The runtime, the driver, or a library of kernels of a device."""
     FRAMEWORK = 2
@@ -98,6 +99,7 @@ _QUEUE_FILE = re.compile(
 )
 _COMPILER_FILE = re.compile(r"^(torch/(_dynamo|_inductor|_functorch)/|triton/compiler/)")
 _COMPILED_FILE = re.compile(r"^torch/(_dynamo/eval_frame|_inductor/(runtime|utils|output_code))")
+"""Files of compilers that run when compiled code runs: they show no compilation."""
 _FRAMEWORK_FILE = re.compile(
     r"^(torch|triton|jax|jaxlib|flax|optax|tensorflow|keras|apex|transformer_engine|functorch)/"
 )
@@ -105,8 +107,8 @@ _UNAMBIGUOUS_FILE = re.compile(
     r"^(torch|torchdata|triton|jax|jaxlib|flax|optax|tensorflow|keras|apex|transformer_engine"
     r"|functorch|nvidia/dali|webdataset|ffcv|mpi4py|horovod)/"
 )
-"""Packages that no program's own folder is named as. Those of a checkout count as installed ones
-do; `datasets/`, `grain/`, `streaming/` are names of programs' folders, too."""
+"""Packages whose names no program's own folder has: in a checkout they count as installed ones
+do. `datasets/`, `grain/`, `streaming/` are names of programs' folders, too."""
 _STORAGE_FILE = re.compile(
     r"^(torch/(serialization|storage|_weights_only_unpickler|hub|random)\.py"
     r"|torch/(multiprocessing|profiler|testing|package|distributed/checkpoint|utils/tensorboard)/"
@@ -126,6 +128,7 @@ _INSTALLED = frozenset(
 )
 """Installed packages that programs often call, for frames whose folder is not known."""
 _CONDITIONS = frozenset(("wait", "wait_for", "join"))
+"""Functions of `threading.py` that wait for a condition or a thread's end, not for a lock."""
 _RECEIVES = frozenset(
     (
         *("get", "get_nowait", "wait", "_wait", "join", "result", "exception", "as_completed"),
@@ -191,7 +194,7 @@ def _kind_of_queue(file: str, function: str) -> CodeKind | None:
 
 def is_python_queue(binary: str, function: str, origin: str = "") -> bool:
     """Whether a frame of machine code is `queue.SimpleQueue.get` of CPython, which no Python frame
-    shows. It waits with the calls that locks wait with. `origin`: a value of `CodeOrigin`.
+    shows. It waits by the same calls as locks do. `origin`: a value of `CodeOrigin`.
 
     Builds without symbols have it in an extension module, whose one function that waits it is.
     """
@@ -211,8 +214,8 @@ def _kind_of_framework(file: str) -> CodeKind | None:
     if _COMMUNICATION_FILE.match(file):
         return CodeKind.COMMUNICATION
     if _COMPILER_FILE.match(file):
-        is_run = _COMPILED_FILE.match(file)
-        return CodeKind.FRAMEWORK if is_run else CodeKind.COMPILER
+        runs_compiled = _COMPILED_FILE.match(file)
+        return CodeKind.FRAMEWORK if runs_compiled else CodeKind.COMPILER
     if _FRAMEWORK_FILE.match(file):
         return CodeKind.STORAGE if _STORAGE_FILE.match(file) else CodeKind.FRAMEWORK
     return None

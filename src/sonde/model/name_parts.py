@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matches names against patterns in bounded time.
 
-Names come from other tools' files. C++ template names have kilobytes, mostly template arguments in
-the middle, and the time of a search grows with the length. So only both ends are searched.
+Names may come from other tools' files. C++ template names have kilobytes, mostly template arguments
+in the middle, and the time of a search grows with the length. So only both ends are searched.
 """
 
 from __future__ import annotations

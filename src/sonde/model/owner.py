@@ -19,7 +19,8 @@ class Owner:
     container: str = ""
     """Id of the container, 64 hex digits for most runtimes; a machine's name for lxc, nspawn."""
     inner_container: str = ""
-    """Of one within that container, or of a user's own: by the word of those who run it."""
+    """Id of a container within that one, or of one that a user runs without root. Those who run it
+    chose the path it is read from, so it proves nothing."""
     container_name: str = ""
     """Its name in the pod."""
     pod_uid: str = ""
@@ -32,7 +33,7 @@ class Owner:
     step: str = ""
     """Of the job: a number, batch, extern or interactive."""
     unit: str = ""
-    """systemd's unit: the first service or scope of the path."""
+    """systemd's unit: the first service or scope in the path of the control group."""
     inner_pid: int = 0
     """The pid that it has in its own pid namespace; 0: not known."""
 
@@ -58,7 +59,7 @@ UNKNOWN = Owner()
 
 @dataclass(frozen=True, slots=True)
 class ProcessNote:
-    """What the kernel reported of a process while it was there."""
+    """The kernel's record of whose a process is, made while it lived."""
 
     time_ns: int
     pid: int
@@ -69,14 +70,14 @@ class ProcessNote:
     groups: tuple[tuple[int, int], ...]
     """(hierarchy, id) of its control groups."""
     kind: str
-    """exec | moved | exit"""
+    """exec | moved (to another control group) | exit"""
     step: tuple[str, str] | None = None
     """(job, step) of Slurm, where slurmstepd started it."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupNote:
-    """A control group that was made."""
+    """The kernel's record of a control group that was made."""
 
     hierarchy: int
     """0: version 2."""

@@ -16,7 +16,7 @@ class Process:
 
     pid: int
     start_ns: int
-    """Start in ns since boot, cut to 10 ms."""
+    """Start in ns since boot, rounded down to 10 ms (clock ticks)."""
     ppid: int = 0
     comm: str = ""
     exe: str = ""

@@ -104,11 +104,10 @@ class Profile:
     stacks: Stacks
     threads: Sequence[Thread]
     names: Sequence[str]
-    """One of each name that occurs."""
+    """Distinct ones; `row_name` has indices into them."""
     row_thread: Sequence[int]
     row_stack: Sequence[int]
     row_name: Sequence[int]
-    """Indices into `names`."""
     row_events: Sequence[int]
     row_ns: Sequence[int]
     row_bytes: Sequence[int]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One whole run of a program, as the kernel accounted for it."""
+"""One whole run of a program, or of a block of it, as the kernel accounted for it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ProgramRun:
-    """A program that was recorded from its start to its end (`sonde record -- CMD`).
+    """A program that was recorded from its start to its end (`sonde record -- CMD`), or a block of
+    a program (`sonde.record()`).
 
-    Source: wait4(2). CPU times and page faults include descendants that ended and were waited for.
+    Source: wait4(2), for a block getrusage(2). CPU times include descendants that ended and were
+    waited for.
     """
 
     wall_ns: int
-    """From the start of the program to its end."""
+    """From its start to its end."""
     user_ns: int
     """CPU time in user mode."""
     system_ns: int
@@ -31,5 +33,5 @@ class ProgramRun:
 
     @property
     def exit_code(self) -> int:
-        """As a shell reports it, 0 to 255: 128 plus the signal's number for one."""
+        """As a shell reports it, 0 to 255: after a signal 128 plus its number."""
         return self.status if self.status >= 0 else 128 - self.status

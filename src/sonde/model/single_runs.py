@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs on devices that were chosen one by one from blocks of launches, in columns."""
+"""Runs on devices that were sampled one by one, in columns: one of each block of launches."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class SingleRuns:
     """
 
     start_ns: NDArray[np.int64]
-    """When the host enqueued it."""
+    """When the host enqueued the run."""
     length_ns: NDArray[np.int64]
     """On the device, without the time slices of another process that held it up."""
     weight: NDArray[np.float64]
     track: NDArray[np.int32]
-    """The thread that asked for it, index into `Timeline.tracks`."""
+    """The thread that launched it, index into `Timeline.tracks`."""
     name: NDArray[np.int32]
     """Index into `Timeline.names`."""
     call: NDArray[np.uint8]
-    """`CallKind` of the call that asked for it."""
+    """`CallKind` of the call that launched it."""
     stream: NDArray[np.int64]
     """Different numbers for different streams of a process."""
     direction: NDArray[np.uint8]
@@ -38,7 +38,7 @@ class SingleRuns:
         return len(self.start_ns)
 
     def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> SingleRuns:
-        """The chosen rows: by a mask with one entry for each, or by their indices."""
+        """The selected rows: by a mask with one entry for each, or by their indices."""
         return SingleRuns(*(getattr(self, one.name)[rows] for one in fields(self)))
 
 

@@ -15,7 +15,7 @@ class ThreadStack:
     tid: int
     name: str
     state: str
-    """As in ps(1): R running, S and D asleep, T stopped, t traced, Z ended."""
+    """As in ps(1): R running, S and D asleep, T stopped, t traced, Z zombie."""
     frames: tuple[Frame, ...]
     """Leaf first, kernel frames before user frames; native and Python ones together."""
     is_whole: bool

@@ -49,12 +49,12 @@ __all__ = [
     "CopyDirection",
     "Counter",
     "DeviceKind",
+    "DeviceUse",
     "Events",
     "HostKind",
     "Interner",
     "Mask",
     "Memory",
-    "ProcessUse",
     "Samples",
     "StateKind",
     "StreamWaits",
@@ -165,7 +165,7 @@ COLUMNS: Mapping[str, type[np.generic]] = {
 
 
 def is_one_of(kinds: U8, *wanted: int) -> Mask:
-    """Whether each kind is one of `wanted` (0 to 255). Looked up: columns have millions of rows."""
+    """Whether each kind is one of `wanted` (0 to 255); by a table, for columns of many rows."""
     table = np.zeros(256, bool)
     table[list(wanted)] = True
     found: Mask = table[kinds]
@@ -173,7 +173,7 @@ def is_one_of(kinds: U8, *wanted: int) -> Mask:
 
 
 def rows_on(events: Events, track: int, *kinds: int) -> I64:
-    """Indices of a track's rows of these kinds: the track's few are looked at, not all."""
+    """Indices of a track's rows of these kinds; only the kinds of that track's rows are tested."""
     mine = np.flatnonzero(events.track == track)
     return mine[is_one_of(events.kind[mine], *kinds)]
 
@@ -213,6 +213,7 @@ class Samples:
     time_ns: I64
     track: I32
     weight_ns: I64
+    """On-CPU time that the row stands for."""
     name: I32
     """The function, index into `Timeline.names`."""
     fault: Mask
@@ -236,7 +237,7 @@ class Total:
     kind: TotalKind
     name: str
     call: CallKind
-    """Of a device call, or of the call that asked for a run."""
+    """The kind of the device call, or of the call that launched the run."""
     ns: int
     count: int
     waker: str = ""
@@ -259,16 +260,16 @@ class Total:
     stream: int = -1
     """Of `TotalKind.STREAM`; -1 of other totals."""
     when: int = 0
-    """Of `TotalKind.SAMPLED`: bit N is set if a sample lies in part N of the record, of the equal
-    parts of `parts_of`."""
+    """Of `TotalKind.SAMPLED`: bit N is set if a sample lies in part N of the record, which
+    `parts_of` divides into equal parts."""
 
 
 MAX_PARTS = 64
-"""Parts of a record in which it is known what ran: bits of `Total.when`."""
+"""A record is divided into at most this many parts: the bits of `Total.when`."""
 
 
 def parts_of(start_ns: int, end_ns: int, tick_ns: int) -> int:
-    """How many equal parts of a record are kept: none shorter than a tick."""
+    """How many equal parts a record is divided into: none shorter than a tick."""
     return max(1, min(MAX_PARTS, (end_ns - start_ns) // max(1, tick_ns)))
 
 
@@ -293,7 +294,7 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class StreamWaits:
-    """Waits of streams for events of other streams: a row each."""
+    """Waits of streams for events of other streams, a row each."""
 
     waiting: I32
     """Track of the stream that waits."""
@@ -315,9 +316,9 @@ def no_stream_waits() -> StreamWaits:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessUse:
+class DeviceUse:
     """How much one process used one device, as the device's driver reports it from time to time:
-    a row each."""
+    a row for each report."""
 
     pid: int
     device: int
@@ -344,7 +345,7 @@ class Timeline:
     counters: Sequence[Counter] = ()
     totals: Sequence[Total] = ()
     single_runs: SingleRuns = field(default_factory=no_single_runs)
-    """The runs that `totals` sum up, where these were chosen one by one."""
+    """The sampled runs that `totals` sum up, where runs were sampled one by one."""
     callers: Mapping[str, str] = field(default_factory=dict)
     """By `Total.location`: the location in the program that mostly called it, where known."""
     extent_ns: tuple[int, int] | None = None
@@ -364,7 +365,7 @@ class Timeline:
     """By pid: the devices that hold memory of the process, where known."""
     parents: Mapping[int, int] = field(default_factory=dict)
     """By pid: the parent's, where known."""
-    busy_of: Sequence[ProcessUse] = ()
+    busy_of: Sequence[DeviceUse] = ()
     """How much processes used the devices, as the driver reports it."""
     multiprocessors: Mapping[int, int] = field(default_factory=dict)
     """How many multiprocessors each device has."""
@@ -379,10 +380,10 @@ class Timeline:
     pid_of_track: I64 = field(init=False, repr=False, compare=False)
     """The process of each track; [0] without tracks."""
     ended_ns: Mapping[tuple[int, int], int] = field(init=False, repr=False, compare=False)
-    """By track and that of the thread that ended most of a wait: how much of it, of blocked ones
-    in `totals`."""
+    """By (track that waited, track of the thread that ended most of it): the waiting time that the
+    latter ended, summed over the blocked ones of `totals`."""
     ended_futexes_ns: Mapping[tuple[int, int], int] = field(init=False, repr=False, compare=False)
-    """The same of futexes alone, by their processes."""
+    """The same for waits on futexes alone, by the pids of both threads."""
 
     def __post_init__(self) -> None:
         devices = np.array([track.device for track in self.tracks] or [-1], np.int32)

@@ -57,6 +57,7 @@ class StateKind(IntEnum):
 
     BLOCKED = 0
     RUNQUEUE = 1
+    """Runnable, without a CPU."""
 
 
 class CopyDirection(IntEnum):
@@ -97,14 +98,14 @@ class WaitDetail(IntEnum):
     COMMUNICATION = 7
     """For other processes of the job, in a collective of the host."""
     GRAPH_CAPTURE = 8
-    """The thread captured a device graph: that is compilation, not work. Not of waits alone: also
-    of calls within a capture, and of `TotalKind.STREAM` totals of kernels that warm up for one."""
+    """The thread captured a device graph: that is compilation, not work. Calls within such a
+    capture, and `TotalKind.STREAM` totals of kernels that warm up for one, have it, too."""
     OWN_LOCK = 9
-    """For a lock that the program's own code takes: no library is between the two."""
+    """For a lock that the program's own code takes directly, not through a library."""
 
 
 class TrackKind(StrEnum):
-    """Of a track."""
+    """What a track is."""
 
     THREAD = "thread"
     STREAM = "stream"
@@ -130,10 +131,10 @@ class TotalKind(StrEnum):
     CALL = "device"
     """Device API calls of a thread; the name is the function."""
     RUN = "run"
-    """Operations that a device ran for a thread; the name is the kernel's."""
+    """Operations that a device ran for a thread; the name is the kernel's, for kernels."""
     INTERRUPTED = "interrupted"
-    """The part of kernel runs far beyond the usual length of the kernel, on a device that another
-    process used, too: it is taken to have had the device then."""
+    """The part of kernel runs beyond the usual length of the kernel, where it is far beyond and
+    another process used the device, too: that process is assumed to have had the device then."""
     UNDERFILLED = "underfilled"
     """Kernel runs with so few thread blocks that most of the device stays idle; they are among
     `RUN`, too."""
@@ -145,7 +146,7 @@ class TotalKind(StrEnum):
 
 
 class Activity(StrEnum):
-    """What a thread did on a CPU, by the stacks of its samples."""
+    """What a thread did on a CPU, by the stacks of its samples. Not of the table `activity`."""
 
     FULL_QUEUE = "full queue"
     """It polled, in a launch call, for room in the device's queue."""

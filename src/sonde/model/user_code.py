@@ -2,7 +2,7 @@
 """Which frames of a stack are the user's own code.
 
 Python code of the program comes first. A program that is itself an installed package has none, so
-there the code of packages counts, and at last the standard library.
+there the code of packages counts, and where there is none, the standard library.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from sonde.model.causes import Bound, Cause, CauseDetail, PathKind, PhaseName
 MIX = "mix"
 """`Verdict.bound` where several bounds are about as large."""
 LOPSIDED = 1.2
-"""Up to this ratio of its two sides an interval is written by its wider one."""
+"""Up to this ratio of its wider side to the other, an interval is written as ± the wider side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class CauseShare:
     def empty(
         cls, cause: Cause, thread: str = "", locations: Sequence[CodeLocation] = ()
     ) -> CauseShare:
-        """That of a cause without a stall, where no stalls but totals are known."""
+        """A share of 0, for records in which totals are known and single stalls are not."""
         return cls(
             key=cause,
             title=cause.description,
@@ -192,10 +192,10 @@ class DeviceShare:
     sampling: float
     """Half width of the 95 % interval of sampling alone."""
     less: float
-    """How far below the estimate the truth may lie because of how runs are timed: a share of the
+    """How far the truth may lie below the estimate because of how runs are timed: a share of the
     time."""
     more: float
-    """How far above it."""
+    """How far above the estimate."""
     timed: int
     """Runs that were timed."""
 
@@ -208,6 +208,7 @@ class DeviceShare:
     def text(self) -> str:
         """'38 % ± 2.1', or '38 % (20 to 39)' where one side is much wider."""
         below, above = self.share - self.low, self.high - self.share
+        # 0.0005: sides that differ by less print alike, with one decimal of a percent.
         if max(below, above) <= LOPSIDED * min(below, above) + 0.0005:
             return f"{100 * self.share:.0f} % ± {100 * max(below, above):.1f}"
         return f"{100 * self.share:.0f} % ({100 * self.low:.0f} to {100 * self.high:.0f})"

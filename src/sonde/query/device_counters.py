@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sonde.model.timeline import Counter, ProcessUse
+from sonde.model.timeline import Counter, DeviceUse
 from sonde.query.labels import attributes_of, index_of
 
 SERIES = {
@@ -70,7 +70,7 @@ def gpus_of_processes(metric: pa.Table) -> dict[int, list[int]]:
     return {pid: sorted(gpus) for pid, gpus in found.items()}
 
 
-def uses_of_processes(metric: pa.Table) -> list[ProcessUse]:
+def uses_of_processes(metric: pa.Table) -> list[DeviceUse]:
     """How much each process used each GPU's multiprocessors, by the driver's reports."""
     rows = _rows_of(metric, [_PROCESS_USE, _INFO])
     names = rows.column("series").cast(pa.string()).to_pylist()
@@ -91,11 +91,11 @@ def uses_of_processes(metric: pa.Table) -> list[ProcessUse]:
     found = []
     for (process, number), chosen in sorted(points.items()):
         order = np.array(chosen)[np.argsort(times[chosen], kind="stable")]
-        found.append(ProcessUse(process, number, times[order], values[order]))
+        found.append(DeviceUse(process, number, times[order], values[order]))
     return found
 
 
-def sharing(uses: Iterable[ProcessUse], gpus: Mapping[int, Sequence[int]]) -> set[int]:
+def sharing(uses: Iterable[DeviceUse], gpus: Mapping[int, Sequence[int]]) -> set[int]:
     """Processes with memory on a GPU that another process used. `gpus`: of each process."""
     busy = [(use.pid, use.device) for use in uses if (use.share > 0).any()]
     return {

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sonde.model.collectives import is_collective, is_exchange_of_two
+from sonde.model.collectives import is_collective, is_point_to_point
 from sonde.query.stored import MAX_ROWS, Selection, StoreTables
 from sonde.query.stored_ranks import TimeBin
 from sonde.query.timed_windows import NEARLY_ALL
@@ -81,5 +81,5 @@ def _names(session: StoreTables, wanted: Selection, exchanges_of_two: bool) -> l
         f" ORDER BY name LIMIT {10 * MAX_ROWS}",
         parameters,
     )
-    is_wanted = is_exchange_of_two if exchanges_of_two else is_collective
+    is_wanted = is_point_to_point if exchanges_of_two else is_collective
     return [name for name in rows.column("name").to_pylist() if is_wanted(name or "")]

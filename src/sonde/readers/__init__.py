@@ -6,4 +6,6 @@ The counterpart of `export`. Sonde's own captures are read by `query`.
 Terms:
 - lost: events of a file that were not understood, named in the timeline's notes
 - range: a named stretch that a program marks (NVTX, record_function)
+- budget: of memory, which a file may take until its verdict; `hold` takes a part of it
+- head: of a file: its beginning, by which its format is detected
 """

@@ -26,7 +26,8 @@ _KIND_OF_OP = {
     "unmap": CallKind.COPY,  # and back
     "build": CallKind.BUILD,
 }
-"""By `op`, which the tables of `sonde.apis` have for each function; others are found by name."""
+"""By `op`, which the tables of `sonde.apis` have for each function. Functions with no op, or one
+that is not listed here, are found by name."""
 _EVENTS = re.compile(r"StreamWaitEvent|EventRecord")
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the trace that the library in a process left: the process may have written anything there.
+"""Checks the trace that the injected library wrote in a process, which may have written anything.
 
-Rows that cannot be true are counted and left out. So is what ran for a call from before the trace:
-CUPTI hands such records over late, with times of the window before.
+Rows that cannot be true are counted and left out. So are runs of calls from before the trace: CUPTI
+hands such records over late, with times of the window before.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from sonde.errors import NotACapture
 from sonde.model.device_trace import CALL_KINDS, DEVICE_KINDS, DeviceTrace, Kind, RawTrace
 
 LONGEST_NS: Final = 60_000_000_000
+"""Longest trace; rows may end this long after it."""
 _MAX_EARLY_NS: Final = 10_000_000
+"""Rows may begin this long before the trace."""
 _MAX_RATE: Final = 100.0
-"""Of CUPTI's clock, ticks a ns or ns a tick."""
+"""Of CUPTI's clock, in ticks a ns and in ns a tick."""
 _SAME: Final = 0.001
-"""Clocks in ns differ by less."""
+"""Clocks whose rates differ by less both count ns; the difference is their drift."""
 _MAX_BYTES: Final = 1 << 50
 _MAX_DEVICES: Final = 1 << 16
 _NUMPY: Final = {"Q": "u8", "I": "u4", "H": "u2", "B": "u1"}
 _LAUNCHES: Final = re.compile(r"cu(da)?(Launch|GraphLaunch)")
 _ENOUGH: Final = 20
-"""Launches of which at least one ran while the trace lasted."""
+"""Of this many launches at least one kernel runs during the trace."""
 _LOST: Final = {
     "left_out": "records that found no room in the trace's memory",
     "dropped": "records that CUPTI dropped",
@@ -44,8 +46,8 @@ def read(
 ) -> DeviceTrace:
     """The rows that can be true.
 
-    `tids`: of the process's own numbers of threads, those of this machine. Raises NotACapture where
-    the clocks cannot be true.
+    `tids`: by thread id in the process's pid namespace, the id on this machine. Raises NotACapture
+    where the clocks cannot be true.
     """
     head = raw.head
     clock = _Clock(head, pid)
@@ -81,7 +83,7 @@ def read(
 def problem(trace: DeviceTrace) -> str:
     """What a trace lacks that it should have, in words; '' nothing.
 
-    Once CUPTI gave no kernels to a process for good, where it was late to switch them on.
+    CUPTI was seen to record no kernel of a process ever again after it had switched them on late.
     """
     calls = trace.of(*CALL_KINDS)
     launching = [n for n, text in trace.names.items() if _LAUNCHES.match(text)]
@@ -95,13 +97,13 @@ def problem(trace: DeviceTrace) -> str:
 
 
 class _Clock:
-    """A line between both clocks at the begin and the end of a trace.
+    """Converts CUPTI's times, by a line through both clocks at the begin and the end of a trace.
 
-    CUPTI's is in ns, or, once torch.profiler has given it its own, in whatever that counts.
+    CUPTI's clock counts ns, or, once torch.profiler has given it another one, that one's ticks.
     """
 
     def __init__(self, head: Mapping[str, int], pid: int) -> None:
-        """Raises NotACapture for what can be no clock."""
+        """Raises NotACapture for values that can be no clock's."""
         self._low = head["opened_cupti_ns"]
         self._begin_ns = head["opened_ns"]
         span = head["closed_cupti_ns"] - self._low
@@ -139,6 +141,7 @@ def _dtype(raw: RawTrace) -> np.dtype[Any]:
 
 
 def _possible(rows: NDArray[Any], low: int, high: int) -> NDArray[np.bool_]:
+    """Which rows can be true: with a time between `low` and `high`, among others."""
     start, end = rows["start_ns"], rows["end_ns"]
     known = np.isin(rows["kind"], [*DEVICE_KINDS, *CALL_KINDS])
     timed = (start >= max(low, 1)) & (start <= end) & (end <= high)

@@ -39,7 +39,7 @@ class EventColumns:
         direction: int = 0,
         memory: int = 0,
     ) -> None:
-        """Appends a row. `_number` has refused values that do not fit their columns."""
+        """Appends a row. Readers refuse values that do not fit their columns before."""
         self.start.append(start)
         self.end.append(end)
         self.kind.append(kind)

@@ -2,7 +2,8 @@
 """Reads the values of a long JSON list piece by piece, in time linear in the length of the text.
 
 If a value ends beyond the piece, its end is searched first and the value is decoded once: decoding
-again with each piece would take quadratic time. Values that are too large or no JSON are skipped.
+again with each piece would take quadratic time. Values that are too large or no JSON are yielded as
+`NOT_READ`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Final
 PIECE: Final = 1 << 20
 """Characters read at once."""
 NOT_READ: Final = "not read"
+"""In place of a value that was not decoded."""
 END: Final = object()
+"""In place of a value, at the end of the list."""
 
 _SPACE = re.compile(r"[\s,]*+")
 _PLAIN = re.compile(r"[^\"\[\]{}]*+")

@@ -47,14 +47,18 @@ _TRACK_BYTES = 700
 _COLUMN_BYTES = 256
 """Memory of a name, a track, and an event, from reading to the verdict."""
 _EVENTS_AT_ONCE = 4_096
+"""Memory is accounted for, and progress reported, once for this many events."""
 _PIECES_BYTES = 48 << 20
 """Memory of the text while it is read: pieces of it, and one decoded event."""
 _MAX_TRACKS = 1 << 20
 _MAX_LOST = 1_000_000
+"""Entries that are no events; a file with more is refused."""
 _MAX_DEVICES = (1 << 16) - 1
+"""Largest number of a device."""
 _MAX_TRACED = 256
 """Devices in one trace; a host has about sixteen."""
 _MAX_CALLS = 100_000
+"""Names of calls whose kinds are kept; kinds of further ones are found each time."""
 _MAX_CORRELATION = (1 << 48) - 1
 """Largest correlation id; those of CUPTI have 32 bits."""
 _MAX_BYTES = 1 << 50
@@ -62,8 +66,9 @@ _LAST_NS = 1 << 62
 _LONGEST_NS = 1 << 53
 
 _RECORD = "wait_on_cuda_event_record_corr_id"
+"""The key with the correlation id of the call that recorded the event that a stream waits for."""
 _OPERATOR = re.compile(r"::|Backward\d*$|^\w+$")
-"""Operators, and nodes of autograd."""
+"""Names of operators, and of nodes of autograd."""
 _COPY = re.compile(r"Memcpy (\w+?)(?: \((\w+) -> (\w+)\))?$")
 _DIRECTIONS = {
     "HtoD": CopyDirection.H2D,
@@ -99,6 +104,7 @@ class _Reader:
         self.threads: dict[tuple[int, int], str] = {}
         self.processes: dict[int, str] = {}
         self._call_kinds: dict[str, int] = {}
+        # By category (`cat`): the method that adds an event of it to its table.
         self._sorters: dict[str, Callable[[dict[str, Any], int, int], None]] = {
             "kernel": self._kernel,
             "gpu_memcpy": self._copy,
@@ -336,8 +342,6 @@ def without_path(name: str) -> str:
     for root in ("site-packages", "dist-packages"):
         if root in parts:
             return "/".join(parts[parts.index(root) + 1 :]) + bracket + rest
-    if re.fullmatch(r"python3\.\d+t?", parts[-2] if len(parts) > 1 else ""):
-        return parts[-1] + bracket + rest
     return parts[-1] + bracket + rest
 
 

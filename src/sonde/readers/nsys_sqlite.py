@@ -44,18 +44,23 @@ _MAGIC: Final = b"SQLite format 3\x00"
 _ROW_BYTES: Final = 256
 """Memory of a row, from reading to the verdict."""
 _AT_ONCE: Final = 4_096
+"""Memory is accounted for once for this many rows."""
 _LONGEST_VALUE_BYTES: Final = 256 << 10
+"""Of one value in the database; SQLite refuses to read longer ones."""
 _STEPS_AT_ONCE: Final = 10_000
+"""Steps of SQLite's virtual machine between two calls of `_Steps.on_progress`."""
 _LEAST_STEPS: Final = 5_000_000
 _STEPS_A_BYTE: Final = 16
-"""Real exports need less than 2."""
+"""Steps that reading may take: this many, and this many for each byte of the file. Real exports
+need less than 2 a byte."""
 _LAST_NS: Final = 1 << 62
 _LONGEST_NS: Final = 1 << 53
 _MAX_DEVICE: Final = (1 << 16) - 1
 _MAX_STREAM: Final = 1 << 40
 _MAX_BYTES: Final = 1 << 50
 _ID_BITS: Final = 24
-"""Of a process or thread in `globalTid`: vendor and host, process, thread."""
+"""Bits of a process's or thread's id in `globalTid`, which holds vendor and host, process,
+thread."""
 _SUFFIX: Final = re.compile(r"(_v\d+|_ptsz|_ptds)+$")
 """Of names of CUDA's functions: 'cudaLaunchKernel_v7000'."""
 _NVTX_RANGES: Final = (59, 60)
@@ -120,13 +125,13 @@ def read(path: Path) -> Timeline:
 
 
 class _Steps:
-    """Ends what takes more steps of SQLite's machine than a database of this size needs."""
+    """Interrupts a query once all queries took `most` steps of SQLite's virtual machine."""
 
     def __init__(self, most: int) -> None:
         self._left = most
 
     def on_progress(self) -> int:
-        """Not 0: interrupt."""
+        """1 interrupts the query, 0 lets it go on."""
         self._left -= _STEPS_AT_ONCE
         return int(self._left < 0)
 
@@ -239,7 +244,7 @@ class _Reader:
         return self._naming.thread(number >> _ID_BITS & mask, number & mask)
 
     def _correlation(self, row: dict[str, object], column: str) -> int:
-        """The id of a call, apart from those of other processes."""
+        """The id of a call, made different from those of other processes."""
         number = _number(row["correlationId"], (1 << 32) - 1)
         pid = _number(row.get(column, 0)) >> _ID_BITS
         process = self._pids.setdefault(pid, len(self._pids))
@@ -283,13 +288,15 @@ class _Reader:
             kinds[row["id"]] = _MEMORY.get(str(row["label"]).lower(), Memory.UNKNOWN)
 
         def add(row: dict[str, object], start: int, end: int) -> None:
-            way = _DIRECTIONS.get(_number(row["copyKind"]), CopyDirection.UNKNOWN)
-            end_of = {CopyDirection.H2D: "srcKind", CopyDirection.D2H: "dstKind"}.get(way, "")
+            direction = _DIRECTIONS.get(_number(row["copyKind"]), CopyDirection.UNKNOWN)
+            end_of = {CopyDirection.H2D: "srcKind", CopyDirection.D2H: "dstKind"}.get(direction, "")
             memory = kinds.get(row.get(end_of), Memory.UNKNOWN)
-            number, track = self._naming.name(f"Memcpy {way.name}"), self._stream(row)
+            number, track = self._naming.name(f"Memcpy {direction.name}"), self._stream(row)
             correlation = self._correlation(row, "globalPid")
             size = _number(row["bytes"], _MAX_BYTES)
-            into.add(start, end, DeviceKind.COPY, number, track, correlation, size, 0, way, memory)
+            into.add(
+                start, end, DeviceKind.COPY, number, track, correlation, size, 0, direction, memory
+            )
 
         needed = "deviceId streamId correlationId bytes copyKind"
         self._each("CUPTI_ACTIVITY_KIND_MEMCPY", needed, "srcKind dstKind globalPid", add)

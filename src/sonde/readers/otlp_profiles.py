@@ -25,11 +25,14 @@ _OBJECT_BYTES = 48
 """Memory of the decoded objects per byte of a message: an empty message has two bytes."""
 _TEXT_BYTES = 200
 _SAMPLE_BYTES = 240
+"""Memory of a text and a sample, from reading to the verdict."""
 _MAX_NS = 10**15
 """Largest weight of one sample: eleven days."""
+# Names of sample types that are on-CPU samples.
 _CPU = {"cpu", "samples", "on-cpu", "on_cpu", "sample"}
 _NS_OF = {"nanoseconds": 1, "ns": 1, "microseconds": 1_000, "us": 1_000, "milliseconds": 1_000_000}
 _USUAL_NS = 1_000_000_000 // 99
+"""Weight of a sample where the profile states no period: 99 samples a second."""
 
 
 def looks_like(head: bytes) -> bool:

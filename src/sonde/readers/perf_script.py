@@ -51,11 +51,16 @@ _LAST_S = (1 << 62) // 1_000_000_000
 _LONGEST_PERIOD_NS = 10**15
 _SAMPLE_BYTES = 400
 _NAME_BYTES = 200
+"""Memory of a sample and a name, from reading to the verdict."""
 _FRAMES = 4_096
+"""Frames of a sample that are looked at, the innermost ones."""
 _CLOCKS = ("cpu-clock", "task-clock")
+"""Events whose period is a time in ns."""
 _FAULTS = {"exc_page_fault", "asm_exc_page_fault", "handle_mm_fault", "do_user_addr_fault"}
 _USUAL_NS = 1_000_000_000 // 99
+"""Weight of a sample where no distance between samples is known: 99 samples a second."""
 _LIMIT = 3
+"""Lines of a file's beginning that may be its first event."""
 
 
 def looks_like(head: str) -> bool:
@@ -78,9 +83,13 @@ class _Reader:
         self.cpu_times: dict[str, list[int]] = defaultdict(list)
         self.clocks: list[bool] = []
         self.off: dict[int, tuple[int, bool]] = {}
+        """By thread off its CPU: (since when, whether it is ready)."""
         self.woken: dict[int, int] = {}
+        """By thread: when it was woken last."""
         self.states: list[tuple[int, int, StateKind, int]] = []
+        """(begin, end, kind, thread)"""
         self.pid_of: dict[int, int] = {}
+        """By thread."""
         self.lost: Counter[str] = Counter()
         self._stack: _Stack | None = None
 
@@ -242,6 +251,7 @@ def read(path: Path) -> Timeline:
 
 
 def _distance(cpu_times: dict[str, list[int]]) -> int:
+    """The median time between two samples of a CPU, in ns."""
     gaps = [np.diff(np.sort(np.array(times))) for times in cpu_times.values() if len(times) > 2]
     every = np.concatenate(gaps) if gaps else np.zeros(0, np.int64)
     every = every[every > 0]

@@ -146,7 +146,7 @@ def _used() -> ProgramRun:
 
 
 def _failure(printed: bytes) -> SondeError:
-    """What the recorder printed, as the error that it was."""
+    """The error that the recorder printed before it ended."""
     lines = [
         line.strip() for line in printed.decode("utf-8", "replace").splitlines() if line.strip()
     ]

@@ -105,6 +105,7 @@ def _heights(recording: Recording) -> dict[str, float]:
 
 
 def _failure(found: Difference, above: float, heights: Mapping[str, float]) -> Sequence[str]:
+    """Lines for a test whose CPU time grew by more than `above`; none for any other."""
     from sonde.analyze.difference import ChangeKind, regressions
     from sonde.analyze.run_difference import CPU_TIME
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 FORMATS = ("html", "pprof", "folded", "speedscope", "json", "table", "summary")
 """What `Recording.save` writes."""
 _FRAME_PX = 640
+"""Height of the page in a notebook."""
 
 
 class Recording:
@@ -174,7 +175,7 @@ class Recording:
         return f"<Recording {self.info.path}: {self.info.duration_ns / 1e9:.3g} s, {rows:,} rows>"
 
     def _repr_html_(self) -> str:
-        """For Jupyter: the verdict above the page of `sonde report`, in a separate frame."""
+        """For Jupyter: the verdict above the page of `sonde report`, which is in an iframe."""
         page = io.BytesIO()
         _exporter("html").write(self._session, out=page)
         text = f"<pre>{html.escape(self.verdict)}</pre>" if self.verdict else ""

@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from sonde.query.capture import Capture
 
 _HEAD_BYTES = 4096
+"""The beginning of a file that shows its format."""
 _PERF_DATA = (b"PERFILE2", b"2ELIFREP", b"PERFFILE")
-"""Begins perf.data, in either byte order, and of before Linux 2.6.36."""
+"""Beginnings of perf.data: in either byte order, and from before Linux 2.6.36."""
 
 
 def open_timeline(paths: Sequence[Path]) -> Timeline:
-    """The files as one timeline, joined to the first with device activity. Raises CaptureError,
-    MissingDependency."""
+    """The files as one timeline: the first one with device activity, and what the others add to it.
+    Raises CaptureError, MissingDependency."""
     try:
         from sonde.analyze.merge import merged, with_interpreter_lock
     except ModuleNotFoundError as error:
@@ -72,6 +73,7 @@ def _seekable(path: Path, kept: ExitStack) -> Path:
 
 
 def _open(path: Path) -> Timeline:
+    """One file as a timeline, by the format that its beginning shows."""
     from sonde.readers import kineto, nsys_sqlite, otlp_profiles, perf_script
     from sonde.readers.text import opened
 

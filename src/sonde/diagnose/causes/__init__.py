@@ -4,6 +4,9 @@
 Terms:
 - judge: from a case to the candidate that a cause makes of it, None where it has no part
 - part: what the victim's threads did in the lost time (`sonde.diagnose.lost_time.Part`)
+- share: of the lost time that a cause claims; of an offender, of what all others took more
+- LEAST: seconds more in each second below which a cause claims nothing
+- more: beyond what it was before the change; others: processes outside of the victim's family
 """
 
 from __future__ import annotations
@@ -43,4 +46,4 @@ JUDGES: tuple[Judge, ...] = (
     network.path,
     network.dependency,
 )
-"""All of them; of two with the same share, the one that comes first is the more special."""
+"""All of them; of two with the same share the one that comes first, the more specific, wins."""

@@ -15,14 +15,15 @@ from sonde.diagnose.lost_time import Part
 LEAST = 0.05
 """Seconds a second."""
 LEAST_IDLE = 0.25
-"""Of the CPUs that it may not use, summed: as much is left over."""
+"""Pinning is a cause if the CPUs that it may not use are idle by this much together, in CPUs."""
 THROTTLED = 0.2
-"""Throttled time by lost time, from which on the quota is the reason."""
+"""Share of the time without a CPU in which its group was throttled, from which on it is a cause."""
 OFFENCE = 0.1
-"""CPUs that somebody else must have taken more, to be an offender."""
-OF_LOST = 0.3
-"""And of what the victim lost."""
+"""An offender uses at least this many CPUs more than before."""
+OF_LOST = 0.15
+"""And this part of the time that the victim lost, of 1 s a second at most."""
 NAMED = 3
+"""Other processes that evidence names."""
 
 
 def quota(case: Case) -> Candidate | None:
@@ -72,7 +73,7 @@ def contention(case: Case) -> Candidate | None:
     took = sum(max(0.0, cpu) for cpu, _ in more)
     offender: Offender | None = None
     against: list[str] = []
-    if more and more[0][0] >= max(OFFENCE, OF_LOST * min(left, 1.0) / 2):
+    if more and more[0][0] >= max(OFFENCE, OF_LOST * min(left, 1.0)):
         cpu, pid = more[0]
         offender = case.offender(pid, f"used {cpu:.2f} CPUs more since then", cpu / max(took, 0.01))
         evidence += [
@@ -96,8 +97,8 @@ def _throttled(case: Case) -> tuple[float, int]:
 
 
 def _by_quota(case: Case) -> float:
-    """Share of the time without a CPU in which its group was throttled: all its threads wait then,
-    so that of the thread which waited most is what throttled time is held against."""
+    """Share of the time without a CPU in which its group was throttled. All its threads wait then,
+    so throttled time is divided by the waiting time of the thread that waited most."""
     before, after = case.lost.before.times, case.lost.after.times
     most = max(
         (row.get(Part.READY, 0.0) - before.get(tid, {}).get(Part.READY, 0.0)
@@ -108,12 +109,12 @@ def _by_quota(case: Case) -> float:
 
 
 def _is_narrowed(case: Case) -> bool:
-    """Whether it might use more CPUs before it became slower."""
+    """Whether it was allowed more CPUs before it became slower."""
     return 0 < case.last.cpus_allowed < case.first.cpus_before
 
 
 def _by_pinning(case: Case) -> float:
-    """Share of the time without a CPU that it would not have lost on the CPUs it may not use."""
+    """Share of the time without a CPU that the CPUs it may not use could have served."""
     ready = case.lost.parts.get(Part.READY, 0.0)
     idle = _idle_elsewhere(case)
     if _is_narrowed(case):

@@ -3,7 +3,7 @@
 
 Looks like: threads wait in reads, writes or fsync. Under a limit the time passes before requests
 reach the device; with contention requests take longer in it while somebody else's rose; with fsync
-the program asks for more of them than before, and each takes as long as ever.
+the program asks for more of them than before.
 What to do: raise the limit, move one of the two, or sync less often.
 """
 
@@ -15,11 +15,14 @@ from sonde.diagnose.lost_time import Part
 
 LEAST = 0.05
 IN_DEVICE = 0.5
-"""Device time by waiting time, above which no limit before the device holds it back."""
+"""Device time above this part of the waiting time: then no limit before the device holds requests
+back."""
 MORE_SYNCS = 1.5
+"""Times as many waits for a write to disk as before make them a cause."""
 LEAST_SYNCS = 2.0
+"""And this many a second."""
 OFFENCE_BYTES = 2e6
-"""Bytes a second more on the device that make an offender."""
+"""Bytes a second more on disks that make an offender."""
 OFFENCE_TIME = 0.1
 """Or request time, s a second."""
 
@@ -60,7 +63,7 @@ def contention(case: Case) -> Candidate | None:
         return None
     size, pid = more[0]
     # Its own requests are slower, or its device is full of theirs.
-    slower = now > 1.3 * was if was else now > 0
+    slower = now > 1.3 * was if was else now > 0  # by more than requests vary anyway
     share = case.lost.share(Part.DISK, Part.SYNC) * (1.0 if slower else 0.3)
     offender: Offender | None = None
     if slower:
@@ -105,7 +108,7 @@ def _waiting(case: Case) -> list[float]:
 
 
 def _per_request(case: Case, before: bool) -> float:
-    """Seconds of a request of the victim's, its own alone; with none, of a wait for the disk."""
+    """Mean length in s of requests of the victim and its descendants; 0 without any."""
     moments = case.window.before if before else case.window.after
     uses = case.disk(moments, case.own).values()
     count, ns = sum(use.count for use in uses), sum(use.ns for use in uses)

@@ -22,7 +22,7 @@ def judge(case: Case) -> Candidate | None:
     now = sum(row.get(Part.GARBAGE, 0.0) for row in case.lost.after.times.values())
     evidence = [f"in the garbage collector for {now:.2f} s of each second, {lost:.2f} more"]
     evidence += [f"called from {text}" for text, _ in case.places("")[:1]]
-    # Who collects holds the interpreter's lock: those who wait for it wait for the collector.
+    # The collector holds the interpreter's lock: threads that wait for the lock wait for it.
     behind = case.lost.share(Part.INTERPRETER_LOCK, Part.LOCK) * collector_share(case)
     share = min(1.0, case.lost.share(Part.GARBAGE) + behind)
     step = "Call gc.freeze() after the start, or collect less often."
@@ -30,7 +30,7 @@ def judge(case: Case) -> Candidate | None:
 
 
 def collector_share(case: Case) -> float:
-    """Of the CPU time that came with the slowdown, what the collector used."""
+    """Share of the collector in the CPU time that came with the slowdown."""
     more = {}
     for part in (Part.GARBAGE, Part.CPU):
         was = sum(row.get(part, 0.0) for row in case.lost.before.times.values())

@@ -16,9 +16,9 @@ from sonde.diagnose.lost_time import Part, lost_time
 
 LEAST = 0.08
 OF_LOST = 0.25
-"""Of what the process lost, its worker must work or wait more."""
+"""Part of what the victim lost by which its worker must work or wait longer."""
 OWN = (Part.SLEEP, Part.DISK, Part.SYNC, Part.SERVED, Part.LOCK, Part.ASKED, Part.OTHER)
-"""What a worker waits for that is no lack of a CPU, nor of somebody who takes its results."""
+"""Waits of a worker neither for a CPU nor until its results are taken."""
 
 
 def judge(case: Case) -> Candidate | None:

@@ -21,7 +21,7 @@ def interpreter(case: Case) -> Candidate | None:
     lost = case.lost.parts.get(Part.INTERPRETER_LOCK, 0.0)
     if lost < LEAST:
         return None
-    # What is on a CPU meanwhile holds it.
+    # The thread that runs meanwhile holds the lock.
     running = {
         tid: row.get(Part.CPU, 0.0) - case.lost.before.times.get(tid, {}).get(Part.CPU, 0.0)
         for tid, row in case.lost.after.times.items()

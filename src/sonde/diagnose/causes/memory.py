@@ -17,12 +17,13 @@ MANY_FAULTS = 20.0
 READ_AGAIN = 5e6
 """Bytes a second more from disks, beside hits of the limit: what was in memory is read again."""
 CERTAIN = 0.9
+"""The share that is claimed then, at least."""
 LEAST_RECLAIM = 0.01
 """Seconds of direct reclaim a second."""
 
 
 def judge(case: Case) -> Candidate | None:
-    """Waits for the disk, or reclaim, with a sign of short memory."""
+    """Waits for the disk, or reclaim, where figures show that memory is short."""
     disk = case.lost.parts.get(Part.DISK, 0.0)
     hits = max(0, case.last.memory_limit_hits - case.first.memory_limit_hits)
     faults = case.grew("major_faults", case.victim)
@@ -39,7 +40,7 @@ def judge(case: Case) -> Candidate | None:
     now = case.after.get(case.victim, Rates())
     evidence.append(f"it read {now.disk_bytes / 1e6:.1f} MB/s from disks")
     whole = case.lost.whole + reclaim
-    # A page that has to be made free first and read again costs CPU time of the kernel, too.
+    # Twice: to free a page and to read it again costs CPU time of the kernel, too.
     share = min(1.0, (disk + 2 * max(0.0, reclaim)) / whole) if whole > 0 else 0.0
     if hits and now.disk_bytes - case.before.get(case.victim, Rates()).disk_bytes > READ_AGAIN:
         share = max(share, CERTAIN)

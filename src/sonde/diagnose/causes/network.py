@@ -19,9 +19,10 @@ from sonde.diagnose.moments import FlowUse, Moment
 LEAST = 0.08
 """Seconds more in each second that its threads waited."""
 LEAST_SENT_AGAIN = 2.0
-"""Segments a second more."""
+"""Segments sent again, a second more, that make the path the cause."""
 LEAST_ROUND_S = 0.05
-"""Longer than a receiver delays its acknowledgement (Linux: 40 ms)."""
+"""By how much the longest round trip rises on a path with a queue: by more than a receiver delays
+its acknowledgement (Linux: 40 ms)."""
 
 
 def path(case: Case) -> Candidate | None:
@@ -111,11 +112,12 @@ def _flows(
 
 
 def _port(flow: FlowUse) -> str:
-    """`other` of peers beyond the bound of names."""
+    """The port of a peer; 'other' for all peers beyond those that are kept by name."""
     return flow.peer.rpartition(":")[2]
 
 
 def _segments(case: Case) -> dict[str, float]:
+    """Segments of the victim by peer, over the whole window."""
     found: dict[str, float] = defaultdict(float)
     for moment in (*case.window.before, *case.window.after):
         one = moment.processes.get(case.victim)

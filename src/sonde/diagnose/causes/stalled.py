@@ -22,19 +22,21 @@ from sonde.diagnose.job import JobFacts, JobLook, RankLook, RankThread, StackFra
 from sonde.model.libraries import CodeKind, kind_of_file, kind_of_native
 
 WORKS_CPU: Final = 0.3
-"""CPUs that a rank uses which works while others wait."""
+"""A rank that uses this many CPUs works, while others wait for it."""
 WORKS_BYTES: Final = 2e6
-"""Or bytes a second that it moves: a checkpoint."""
+"""So does one that moves this many bytes a second: a checkpoint."""
 WORKS_S: Final = 30.0
 """A rank that works alone for longer is reported as a stall."""
 UNKNOWN_S: Final = 20.0
-"""All ranks of this node wait at one place for so long: what is missing is not here."""
+"""A stall that no rank of this node shows the cause of is reported after this long."""
 NAMED: Final = 4
+"""Ranks, or places, that evidence names of each kind."""
 EVIDENCE: Final = 8
+"""Sentences of evidence."""
 STACK: Final = 64
 """Frames of each rank in a report."""
 MISMATCH_SHARE: Final = 0.7
-"""Ranks at different lines may also be stages that wait for a rank elsewhere."""
+"""Less than certain: ranks at different lines may also be stages that wait for a rank elsewhere."""
 
 
 class Doing(enum.StrEnum):
@@ -58,9 +60,10 @@ class Doing(enum.StrEnum):
 
 
 WAITING: Final = frozenset((Doing.COLLECTIVE, Doing.DEVICE))
+"""What ranks do that wait for others; a rank that does anything else is missing."""
 
 _KERNEL: Final = (
-    # By what kernel functions' names hold, the more special first.
+    # By a part of a kernel function's name, the more specific first.
     ("nanosleep", Doing.SLEEPS),
     ("futex", Doing.LOCK),
     ("fcntl_setlk", Doing.LOCK),
@@ -108,9 +111,9 @@ class _Rank:
     look: RankLook
     doing: Doing
     line: str
-    """Innermost code of the program; '' not known."""
+    """As of `own_line`."""
     thread: RankThread | None
-    """The one that shows it."""
+    """Its first thread, which shows what it does; None where that is not known."""
 
 
 def explain_stall(job: JobFacts) -> Verdict | None:
@@ -138,6 +141,8 @@ def _missing(
     job: JobFacts, missing: Sequence[_Rank], waiting: Sequence[_Rank], not_there: int,
     reports: tuple[RankReport, ...],
 ) -> Verdict | None:  # fmt: skip
+    """Some ranks are missing, and the others wait for them. `not_there`: how many ranks do not
+    wait, those whose stacks are not known included."""
     first = missing[0]
     evidence = [f"{_name(one)} is missing: {one.doing}{_at(one)}" for one in missing[:NAMED]]
     evidence += _of_waiting(waiting)
@@ -149,9 +154,14 @@ def _missing(
     lags = [(one, by_pid.get(one.look.pid) or by_number.get(one.look.rank)) for one in missing]
     evidence += [f"NCCL RAS: {_name(one)} {text}" for one, text in lags[:NAMED] if text]
     named = {one.look.pid for one in missing}, {one.look.rank for one in missing}
-    others = [rank for rank, pid in behind if not (pid in named[0] or rank in named[1])]
+    others = [
+        (rank, text)
+        for (rank, pid), text in behind.items()
+        if not (pid in named[0] or rank in named[1])
+    ]
     if others:
-        against.append(f"NCCL RAS: rank {others[0]} is behind, too: {next(iter(behind.values()))}")
+        rank, text = others[0]
+        against.append(f"NCCL RAS: rank {rank} is behind, too: {text}")
     if (last := job.looks[-1].ras) is not None and last.failed:
         against.append(f"NCCL RAS listens and gave no answer: {last.failed}")
     if not_there > len(missing):
@@ -168,7 +178,7 @@ def _missing(
     if working:
         against.append(f"{_name(working[0])} uses a CPU or moves data: it may go on")
     next_step = _STEPS.get(first.doing, "Look at that line: what does it wait for?")
-    share = max(0.5, 1.0 - 0.25 * len(against))
+    share = max(0.5, 1.0 - 0.25 * len(against))  # less certain with each sentence against it
     cause = FaultCause.STALLED_JOB
     return _verdict(
         Candidate(cause, share, tuple(evidence[:EVIDENCE]), tuple(against), None, next_step),
@@ -243,6 +253,7 @@ def _same_in_all(looks: Sequence[JobLook]) -> list[_Rank] | None:
 
 
 def _of(look: RankLook) -> _Rank:
+    """A rank with what it does."""
     if not look.state:
         return _Rank(look, Doing.ENDED, "", None)
     main = next(iter(look.threads), None)
@@ -302,7 +313,8 @@ def _kind(frame: StackFrame) -> CodeKind:
 
 
 def own_line(frames: Iterable[StackFrame]) -> str:
-    """'function file:line' of the innermost Python frame of the program; '' there is none."""
+    """'function file:line' of the innermost Python frame of the program, else of the innermost
+    Python frame; '' without one."""
     first = ""
     for frame in frames:
         if frame.kind != "python":
@@ -314,13 +326,15 @@ def own_line(frames: Iterable[StackFrame]) -> str:
 
 
 def _works(one: _Rank) -> bool:
+    """Whether a rank uses a CPU or moves data, as one does that others merely wait for."""
     return one.doing not in (Doing.STOPPED, Doing.FROZEN, Doing.ENDED) and (
         one.look.cpu >= WORKS_CPU or one.look.moved_bytes >= WORKS_BYTES
     )
 
 
 def _behind(job: JobFacts) -> dict[tuple[int, int], str]:
-    """(rank, pid or 0) that NCCL RAS has behind others or missing, in the last answer."""
+    """By (rank, pid or 0): what NCCL RAS reports of ranks that are behind or missing, in its last
+    answer."""
     answers = [look.ras for look in job.looks if look.ras is not None and not look.ras.failed]
     found: dict[tuple[int, int], str] = {}
     for comm in answers[-1].communicators if answers else ():
@@ -331,6 +345,7 @@ def _behind(job: JobFacts) -> dict[tuple[int, int], str]:
 
 
 def _of_waiting(waiting: Sequence[_Rank]) -> list[str]:
+    """Evidence on the ranks that wait, by place."""
     places: dict[tuple[Doing, str], list[int]] = {}
     for one in waiting:
         places.setdefault((one.doing, one.line), []).append(one.look.rank)
@@ -347,6 +362,7 @@ def _of_waiting(waiting: Sequence[_Rank]) -> list[str]:
 
 
 def _quiet(job: JobFacts) -> str:
+    """For how long the job has made no progress, as evidence."""
     before = (
         f"; it paused for {job.longest_pause_s:.1f} s at most before" if job.longest_pause_s else ""
     )

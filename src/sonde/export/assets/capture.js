@@ -26,7 +26,8 @@ function threadLabel(capture, thread) {
   return `${capture.threads.name[thread]} (${capture.threads.tid[thread]})`;
 }
 
-// Threads that slept through the recording, and the kernel's own: rarely what one looks for.
+// Bystanders: threads that slept through the recording, and kernel threads. They are rarely what one
+// looks for.
 function isBystander(capture, thread) {
   const { idle, process } = capture.threads;
   return idle[thread] === 1 || capture.processes.kernel[process[thread]] === 1;

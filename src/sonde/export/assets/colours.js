@@ -5,6 +5,7 @@
 const HUES = [211, 150, 268, 42, 178, 328, 92, 238, 60, 300, 195, 122];
 const KERNEL_HUE = 14;
 
+// FNV-1a, 32 bits.
 function hashOf(text) {
   let hash = 2166136261;
   for (let i = 0; i < text.length; i++) hash = Math.imul(hash ^ text.charCodeAt(i), 16777619);
@@ -18,6 +19,7 @@ function codeOf(calls, node) {
   return above > 0 && isTip(calls, fn) ? calls.function[above] : fn;
 }
 
+// Whether a function is none, but the label on top of a stack: the reason of a wait, or a call.
 function isTip(calls, fn) {
   return calls.kind[fn] === "wait" || calls.kind[fn] === "call";
 }

@@ -37,6 +37,7 @@ class FlameView {
     });
   }
 
+  // tree: of buildTree; found: of searchTree, null without a search
   show(tree, found) {
     this.tree = tree;
     this.found = found;
@@ -72,8 +73,8 @@ class FlameView {
     return this.boxes.place;
   }
 
-  // A row for each level; a colour index is a function, what stands behind all functions a group,
-  // and the second half of them faded.
+  // A row for each level. Colour indices: functions, one behind them for groups; then all of them
+  // again, for frames that do not match the search, which are drawn faded.
   layOut() {
     const { tree, found } = this;
     const functions = this.colours.calls.name.length;
@@ -116,7 +117,7 @@ class FlameView {
     this.boxes.drawNow();
   }
 
-  // ---- keys: the frame that one leads to ----
+  // ---- keys: returns the frame that a key moves to, undefined for any other key ----
 
   key(key) {
     const { tree } = this;

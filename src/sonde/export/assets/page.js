@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Joins the parts: what is chosen above the graph decides what is drawn and listed.
+// Joins the parts: what the user chooses above the graph decides what is drawn and listed.
 
 const find = (id) => document.getElementById(id);
 
@@ -197,8 +197,8 @@ class Page {
     }));
   }
 
-  // The function that a node's own weight is put down to. Every wait ends in the scheduler, so off
-  // the CPU it is the innermost one outside the kernel.
+  // The function that a node's own weight counts for in the legend. Every wait ends in the scheduler,
+  // so off the CPU it is the innermost function outside the kernel.
   ownCode(node) {
     const { fn, parent } = this.tree;
     const { kind } = this.capture.tree;
@@ -441,7 +441,7 @@ class Page {
     try {
       if (keep) localStorage.setItem("sonde-theme", theme);
     } catch {
-      // Then it holds for this visit.
+      // Then the choice lasts for this visit only.
     }
     if (!this.tree) return;
     this.flame.draw();

@@ -15,7 +15,8 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-// columns: {title, value(row), show(row), numeric, bar(row) in 0..1, code}; rows in their own order.
+// columns: {title, value(row), show(row), numeric, bar(row) in 0..1, code, swatch(row): a colour,
+// pick: a click on the cell calls onPick(row), first: sort by it at first}
 class DataTable {
   constructor(columns, { caption, onPick, rowLabel } = {}) {
     this.columns = columns;
@@ -202,6 +203,7 @@ function processColumns(capture) {
   ];
 }
 
+// The tab on the capture itself: facts, metrics, losses and notices.
 function aboutCapture(capture) {
   const about = capture.capture;
   const { tables, tree } = capture;
@@ -227,9 +229,9 @@ function aboutCapture(capture) {
 
 function chartList(charts) {
   if (!charts.length) return element("section", {});
-  const head = ["Signal", "Of", "", "Least", "Mean", "Most"].map((name) => element("th", {}, name));
+  const head = ["Metric", "Of", "", "Min", "Mean", "Max"].map((name) => element("th", {}, name));
   const rows = charts.map((one) => element("tr", {},
-    element("td", {}, one.name), element("td", {}, one.of), element("td", { class: "signal" }, one.bars),
+    element("td", {}, one.name), element("td", {}, one.of), element("td", { class: "bars" }, one.bars),
     ...one.values.map((text) => element("td", { class: "number" }, text))));
   return element("section", { class: "charts" }, element("h2", {}, "Metrics over time"),
     element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...rows)));

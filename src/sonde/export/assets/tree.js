@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tree that is drawn: the capture's call tree under its groups, weighed by one metric.
+// The tree that is drawn: the capture's call tree, repeated under each group of threads, with the
+// weights of one metric.
 //
 // Everything is columns of typed arrays. Nodes are numbered breadth first, children of a node stand
 // side by side from the heaviest on, and so a node's place on the x axis (`x`, in units of weight)
@@ -13,6 +14,7 @@ function buildTree(capture, choice) {
   return arrangeTree(grown, groups);
 }
 
+// The rows by group: [{label, rows, processes}]; one group without a label if nothing is grouped.
 function groupRows(capture, choice, rows) {
   const { process, tid } = capture.threads;
   const name = capture.processes.name;
@@ -75,6 +77,7 @@ function growTree(calls, weights, nodeOf, groups) {
   return { parent, fn, self };
 }
 
+// The grown tree with totals, numbered breadth first, and without nodes of no weight.
 function arrangeTree(grown, groups) {
   const size = grown.parent.length;
   const total = Float64Array.from(grown.self);
