@@ -19,7 +19,9 @@ Terms:
 - slot: a pointer of a program through which it calls a device library
 - site, place: where a probe is; hit: one run of it; put off: it cannot be placed or removed now
 - spare: what one turn did not use of its budget, for the next
-- source, poll, points: what answers, what it is asked and how often, where answers go
+- source, poll, points: what answers, a query and how often it runs, where answers go
+- look: one reading of something that is read again and again (mappings, a ring's state, run queues)
+- charged: with its cost held against a budget
 - gap: a time in which a source gave no answer; the events that mark it are signal_lost and
   signal_back
 - turn: the part of a tick that one ring, or one poll, may take
@@ -28,6 +30,6 @@ Terms:
 - excess: cost so far less what was allowed meanwhile; account: the excess of a party at a site
 - allowance, over: what a site or ring may cost, and a party whose account is above it
 - taken off: a probe that was removed as it cost too much; trial: of how much timing slows
-- request, status: what the injected library is asked for (leave: detach), and what it does
+- request, status: what the agent wants of the injected library (leave: detach), and what it does
   (yielded: another tool traces by CUPTI; left: it has detached)
 """

@@ -21,6 +21,7 @@ OPERATIONS = {0: "read", 1: "write", 2: "flush", 3: "discard", 5: "erase", 9: "z
 MINOR_BITS = 20
 """Of the kernel's dev_t (MINORBITS of linux/kdev_t.h)."""
 ROWS = 4_096
+"""Of the map `requests`: by process, control group, device and operation."""
 FREE_DIVISOR = 4
 PARTY_DIVISOR = 16
 """Each second anybody may insert new rows up to a quarter of all, and besides each user or

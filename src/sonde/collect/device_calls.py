@@ -38,9 +38,11 @@ FIELDS = (
     *("count", "nested", "ns", "bytes", "weight_count", "weight_ns", "weight_bytes", "max_ns"),
 )
 SPANS_A_TICK = 20_000
+"""Single calls that are drained at a time."""
 CALL_GOING_ON = 2
 """Flag of rows that hold the time of calls which have not returned (abi/events.h)."""
 ROWS: Final = 16_384
+"""Of the map `device_calls`, on a machine with many CPUs (`by_cpus`)."""
 FREE_DIVISOR: Final = 4
 PARTY_DIVISOR: Final = 16
 """Each second anybody may insert new rows up to a quarter of all, and besides each user or

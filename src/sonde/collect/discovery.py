@@ -83,7 +83,7 @@ class Discovery:
         self._unmapped: dict[FileKey, float] = {}
         """Since when (monotonic s) no process maps a probed file."""
         self._irrelevant: dict[tuple[FileKey, str], float] | None = None
-        """See `irrelevant_files`; None: nobody has asked for them."""
+        """See `irrelevant_files`; None until it is called first."""
         self._put_off = PutOffFiles()
         self._shares = PlaceShares()
         self.unread = UnreadProcesses()

@@ -24,6 +24,7 @@ HZ: Final = 997
 PASS_S: Final = 0.005
 """How long the CPU sampler runs at a time: some five samples of each CPU."""
 MAX_PASSES: Final = 10
+"""How often the sampler runs; a thread that was not seen by then has no stack."""
 ITERATION_S: Final = 8.0
 """How long the iteration over the process's threads may take: 3,000 of them take a second."""
 _TASK_IDLE: Final = 0x402

@@ -77,7 +77,7 @@ class LaunchSites:
         self._kept_on = False
         """A file has its probe still, though no process needs it."""
         self._again_s = 0.0
-        """When (monotonic s) both are looked at again."""
+        """When (monotonic s) both are tried again."""
         self._count = 0
         """Of processes that had to wait."""
         expect_fields(self._bpf, "launch_sites", FIELDS)

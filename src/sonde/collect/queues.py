@@ -31,9 +31,12 @@ STIRS_KEPT = 64
 """Records of the ring `stirs` that are dropped at a time: wake-ups that nobody waits for any
 more."""
 MAX_CPUS = 1_024
+"""CPUs whose run queues are looked at, those with the lowest numbers."""
 GIVEN_BACK = 1 << 20
 """Bytes that are allocated and freed, so that the kernel has free pages on this CPU."""
 QUANTILE = 0.99
+"""Of the waits of a tick, as sonde.host.runqueue.wait_p99 has it, to the next lower power of 2
+ns."""
 SWITCH_S = 80e-9
 """CPU time that it costs to follow one context switch."""
 SWITCH_BUDGET = 0.001

@@ -45,6 +45,7 @@ SHARE: Final = 0.05
 DEADLINE_S: Final = 10.0
 """For one look; a process with a longer one is not looked at again."""
 MAX_ANSWER_BYTES: Final = 8 << 20
+"""A longer answer of the subprocess counts as one that is late."""
 IDLE_S: Final = 5.0
 """The subprocess ends after this long without a request."""
 CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")

@@ -3,7 +3,7 @@
 
 A model of the cost (`overhead_controller`) sets how many launches are timed. It may be wrong for
 some program, and nothing would show it. So, about once a minute, each process takes part in a
-trial: two stretches of some seconds, one with as many launches timed as ever and one with an
+trial: two stretches of some seconds, one with as many launches timed as usual and one with an
 eighth, in random order. What the program does by itself affects both alike; if timing slows it, it
 launches less often in the first. The interval of the median over the trials assumes no distribution
 of their differences (order statistics).
@@ -25,6 +25,7 @@ PART: Final = 0.125
 GAP_S: Final = 60.0
 """From one trial to the next, on average."""
 STRETCH_S: Final = 5.0
+"""Length of each stretch of a trial."""
 SETTLE_S: Final = 1.0
 """After a change of the rate of timing, until launches count: the library follows it within
 that."""

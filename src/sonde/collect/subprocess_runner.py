@@ -7,7 +7,7 @@ message a second while there are any:
     u32 length | marshal of (strings, rows, events, left out)
 
 where a row is (time_ns, index of series, index of labels, value) into the strings. It never waits
-for the parent: points that the pipe does not take are dropped and counted. A page of memory that
+for the parent: metrics that the pipe does not take are dropped and counted. A page of memory that
 both share has the name of the poll that runs, so that a hang has a name, and at its end a count
 that grows as long as the child goes on, whether it has answers or not. Each byte on the child's
 standard input is a command (MARK_ACTIVE, MARK_IDLE, a digit). The child ends with its parent, or
@@ -46,11 +46,15 @@ from sonde.metrics import MetricRow, labels
 from sonde.model.rows import EventRow
 
 PAGE = 4096
+"""Bytes of the shared page."""
 COUNT_BYTES = 8
 """Of the count at the end of the page."""
 PIPE_BYTES = 1 << 20
+"""Size of the pipe for answers, where the kernel allows it."""
 MESSAGE_MAX_BYTES = 16 << 20
+"""A longer message is invalid: its child is replaced."""
 REPORT_EVERY_S = 1.0
+"""How often a child sends answers, and its count grows at least."""
 SILENT_S = 3.0
 """A child whose count stands still for this long hangs."""
 MARK_ACTIVE, MARK_IDLE = b"!", b"."

@@ -27,6 +27,7 @@ DEADLINE_S = 60.0
 BUSY_SHARE, HELD_BYTES = 0.02, 2 << 30
 """A device with more utilization or memory in use counts as used: an idle one has less."""
 LIBRARY = "libcuda.so.1"
+"""The CUDA driver's library."""
 
 
 def measure(facts: Facts) -> dict[str, float]:

@@ -25,6 +25,7 @@ from sonde.errors import UsageError
 MAX_PODS: Final = 4_096
 """Of one response, and requested at a time: more than a node runs."""
 MAX_RESPONSE_BYTES: Final = 32 << 20
+"""A longer response is an error."""
 MAX_VALUES: Final = 1_000_000
 """Objects, lists and elements of a response: each takes some 100 bytes once it is parsed."""
 MAX_LABELS_BYTES: Final = 4_096

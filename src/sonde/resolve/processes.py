@@ -26,6 +26,8 @@ GRACE_NS: Final = 15_000_000_000
 SWEEP_NS: Final = 60_000_000_000
 """How often /proc is checked for processes that ended without an event."""
 MAX_PROCESSES: Final = 16_384
+"""Alive and recently ended; beyond, those that ended first are evicted, then those unused
+longest."""
 STEP_DAEMON: Final = "slurmstepd"
 """Name of the program that starts and supervises the steps of a Slurm job."""
 MAX_SEEN_FILES: Final = 65_536

@@ -67,6 +67,7 @@ EVAL_FUNCTION: Final = "_PyEval_EvalFrameDefault"
 """CPython's evaluation loop, which runs the Python frames of a stack."""
 _KERNEL: Final = "[kernel]"
 _JIT: Final = "[jit]"
+"""What frames show in place of a file name."""
 
 
 CodeAddress = tuple[int, int]

@@ -60,7 +60,7 @@ class _Namespace:
         self.snmp, self.netstat = KernelFile(f"{proc}/net/snmp"), KernelFile(f"{proc}/net/netstat")
         self.lines = UnchangedLines()
         """Lines of `dev` that did not change."""
-        self.wanted: dict[bytes, list[tuple[int, str, str]]] = {}
+        self.reported: dict[bytes, list[tuple[int, str, str]]] = {}
         """By a line of names in `snmp` or `netstat`: column, series and labels of each counter."""
 
     def close(self) -> None:
@@ -149,14 +149,14 @@ class Network:
 
     def _read_protocols(self, points: Points, namespace: _Namespace, raw: bytes) -> None:
         lines = raw.split(b"\n")
-        for heads, values in zip(lines[::2], lines[1::2], strict=False):
-            wanted = namespace.wanted.get(heads)
-            if wanted is None:
-                wanted = namespace.wanted[heads] = list(_wanted(heads, namespace.label))
-            if not wanted:
+        for names, values in zip(lines[::2], lines[1::2], strict=False):
+            reported = namespace.reported.get(names)
+            if reported is None:
+                reported = namespace.reported[names] = list(_wanted(names, namespace.label))
+            if not reported:
                 continue
             numbers = values.split()
-            for column, series, label in wanted:
+            for column, series, label in reported:
                 if column < len(numbers):
                     self._counters.report(points, series, int(numbers[column]), label)
 
@@ -185,9 +185,9 @@ class Network:
                 self._counters.report(points, f"sonde.host.queue.{series}", value, label)
 
 
-def _wanted(heads: bytes, namespace: str) -> Iterator[tuple[int, str, str]]:
+def _wanted(line: bytes, namespace: str) -> Iterator[tuple[int, str, str]]:
     """Of a line of names: the column of each counter that is reported, its series and labels."""
-    protocol, *names = heads.decode("ascii", "replace").split() or [""]
+    protocol, *names = line.decode("ascii", "replace").split() or [""]
     for column, name in enumerate(names, 1):
         known = _PROTOCOLS.get(f"{protocol[:-1]}.{name}")
         if known is not None:
