@@ -17,7 +17,7 @@ from control_groups import group
 from sonde.attach import library
 from sonde.collect import blocks
 from sonde.collect.kernel import Kernel, by_cpus
-from sonde.collect.launch_sites import OF_ONE_PARTY, OF_ONE_PROCESS, ROWS, LaunchSites
+from sonde.collect.launch_sites import PARTY_DIVISOR, PROCESS_DIVISOR, ROWS, LaunchSites
 from sonde.collect.tasks import TaskCollector
 
 pytestmark = pytest.mark.bpf
@@ -81,9 +81,9 @@ def test_launches_that_one_user_makes_up_leave_others_their_stacks(hostile: int)
 
     assert found[victim.pid] == 200
     rows = by_cpus(ROWS)
-    assert max(found.values()) <= rows // OF_ONE_PROCESS * windows
+    assert max(found.values()) <= rows // PROCESS_DIVISOR * windows
     posed = sum(found[caller.pid] for caller in callers)
-    assert posed <= rows // OF_ONE_PARTY * windows
+    assert posed <= rows // PARTY_DIVISOR * windows
     assert sites.losses()["share"] == 20_000 * hostile - posed
 
 
@@ -192,8 +192,8 @@ def test_processes_of_a_user_that_read_a_disk_leave_others_their_rows(
     except OSError:
         pytest.skip("needs O_DIRECT")
     monkeypatch.setattr(blocks, "ROWS", 1024)
-    monkeypatch.setattr(blocks, "FREE_ROWS", 128)
-    monkeypatch.setattr(blocks, "OF_ONE_PARTY", 128)
+    monkeypatch.setattr(blocks, "FREE_DIVISOR", 128)
+    monkeypatch.setattr(blocks, "PARTY_DIVISOR", 128)
     collector = blocks.BlockCollector(Kernel(None))
     collector.start()
     try:

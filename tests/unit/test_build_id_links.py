@@ -101,7 +101,7 @@ def _record_many(links, tmp_path, owner, count):
 
 def test_links_of_one_user_put_out_nobody_elses(links, tmp_path, monkeypatch):
     monkeypatch.setattr(build_id_links, "MAX_FILES", 20)
-    monkeypatch.setattr(build_id_links, "LOOK_EVERY", 5)
+    monkeypatch.setattr(build_id_links, "SHRINK_EVERY", 5)
     _record_many(links, tmp_path, 65533, 8)
     _record_many(links, tmp_path, 65534, 100)
     left = [it.name for it in links._folder.iterdir()]

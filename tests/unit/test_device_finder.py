@@ -42,8 +42,8 @@ def test_long_mappings_of_one_user_keep_no_other_users_from_being_looked_through
     finder = Finder()
     for _ in range(50):
         finder.find(7, ATTACKER)
-    assert not finder.is_free(ATTACKER)
-    assert finder.is_free(VICTIM)
+    assert not finder.has_credit(ATTACKER)
+    assert finder.has_credit(VICTIM)
     clock.looks.clear()
     finder.find(8, VICTIM)
     finder.find(9, ATTACKER)
@@ -55,7 +55,7 @@ def test_all_together_take_no_more_than_their_share_of_a_processor(clock):
     for _ in range(1000):
         clock.now_s += 0.1
         for party in parties:
-            if finder.is_free(party):
+            if finder.has_credit(party):
                 finder.find(party, party)
     began = len(parties) * (FIND_CREDIT_S + 0.4)
     assert clock.spent_s <= began + FIND_SHARE * 100
@@ -65,12 +65,12 @@ def test_all_together_take_no_more_than_their_share_of_a_processor(clock):
 
 def test_a_party_that_waited_has_its_credit_again_and_no_more(clock):
     finder = Finder()
-    while finder.is_free(ATTACKER):
+    while finder.has_credit(ATTACKER):
         finder.find(7, ATTACKER)
     clock.now_s += 1000
-    assert finder.is_free(ATTACKER)
+    assert finder.has_credit(ATTACKER)
     clock.looks.clear()
-    while finder.is_free(ATTACKER):
+    while finder.has_credit(ATTACKER):
         finder.find(7, ATTACKER)
     assert len(clock.looks) == 2
 
@@ -80,7 +80,7 @@ def test_parties_beyond_those_that_are_known_share_one_credit(clock):
     for party in range(MAX_PARTIES + LAST):
         finder.find(party, party)
     assert len(finder._credit_s) <= MAX_PARTIES + 1
-    assert not finder.is_free(MAX_PARTIES + LAST)
+    assert not finder.has_credit(MAX_PARTIES + LAST)
 
 
 def test_waiting_processes_of_one_party_are_bounded_and_keep_no_others_waiting(clock):

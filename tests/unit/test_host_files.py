@@ -12,8 +12,14 @@ import pytest
 
 from sonde import procfs
 from sonde.collect.host import files, network
-from sonde.collect.host.files import AGAIN_S, Unmoved
-from sonde.collect.host.network import ALL_LIVES_S, MAX_NAMESPACES, Network, _Lives, _wanted
+from sonde.collect.host.files import AGAIN_S, UnchangedLines
+from sonde.collect.host.network import (
+    ALL_AGAIN_S,
+    MAX_NAMESPACES,
+    Network,
+    _ProcessNamespaces,
+    _wanted,
+)
 from sonde.collect.polling import NORMAL_S, Points
 from sonde.health.node import _KernelLog
 
@@ -30,7 +36,7 @@ def passes(monkeypatch):
 
 
 def test_a_line_that_did_not_move_is_worked_out_again_now_and_then(passes):
-    lines = Unmoved()
+    lines = UnchangedLines()
     assert not lines.holds(b"lo: 1")
     passes(NORMAL_S)
     assert lines.holds(b"lo: 1")
@@ -85,7 +91,7 @@ def test_old_processes_are_seldom_asked_for_their_namespace(passes, monkeypatch)
 
     monkeypatch.setattr(network.os, "listdir", lambda _: [*others, "cpuinfo"])
     monkeypatch.setattr(network.procfs, "read_inode", read_inode)
-    lives = _Lives()
+    lives = _ProcessNamespaces()
     for expected in (4, 8, 8):
         assert list(lives.namespaces()) == [(11, 0), (12, 8)]
         assert len(asked) == expected
@@ -94,7 +100,7 @@ def test_old_processes_are_seldom_asked_for_their_namespace(passes, monkeypatch)
     assert asked[8:] == ["9"]
     there["7"] = 14  # moved late in its life
     assert (14, 7) not in list(lives.namespaces())
-    passes(ALL_LIVES_S)
+    passes(ALL_AGAIN_S)
     assert (14, 7) in list(lives.namespaces())
 
 

@@ -219,14 +219,14 @@ def test_a_driver_without_its_library_has_no_signals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = tmp_path / "version"
-    assert devices.nvidia_signals(driver).status is Status.ABSENT
+    assert devices.nvidia_metrics(driver).status is Status.ABSENT
     driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159\n")
     monkeypatch.setattr(devices, "_findable", lambda library: False)
-    finding = devices.nvidia_signals(driver)
+    finding = devices.nvidia_metrics(driver)
     assert finding.status is Status.WARN
     assert "libnvidia-ml1" in finding.remedy
     monkeypatch.setattr(devices, "_findable", lambda library: True)
-    assert devices.nvidia_signals(driver).status is Status.PASS
+    assert devices.nvidia_metrics(driver).status is Status.PASS
 
 
 def test_a_proc_of_another_pid_namespace_is_noticed(tmp_path: Path) -> None:

@@ -296,7 +296,7 @@ def test_who_maps_it_and_ends_was_not_about_to():
     )
     assert runs.calls[3:] == ["idle"]
     collector.on_process_events([mapped(CUDA, pid=n) for n in range(10, 5_000)])
-    assert len(collector._comers) <= 1_024
+    assert len(collector._newcomers) <= 1_024
 
 
 def test_a_device_that_is_not_used_after_all_is_at_rest_again():
@@ -324,3 +324,22 @@ def test_a_thread_that_asks_goes_on_at_once_when_a_machine_works_again():
         time.sleep(0.01)
     beside.stop()
     assert source.asked.count("quick") >= 4
+
+
+def test_events_beyond_the_room_of_a_thread_are_counted(monkeypatch):
+    monkeypatch.setattr(metrics, "POINTS_KEPT", 2)
+    source = Scripted()
+
+    def report(points):
+        for number in range(5):
+            points.note("xid", number, "an event")
+
+    source.polls = lambda: [Poll("events", 60.0, report)]
+    runner = ThreadRunner("one", [source])
+    runner.start()
+    deadline_s = time.monotonic() + 20
+    while not source.asked and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    runner.stop()
+    assert len(runner.take().events) == 2
+    assert runner.lost >= 3

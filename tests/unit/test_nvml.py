@@ -336,7 +336,7 @@ def test_without_room_for_a_process_the_agent_goes_on(monkeypatch):
     runner = SubprocessRunner("nvml", SOURCE)
     runner.start()
     (event,) = runner.take().events
-    assert event[6] == "nvml: cannot be asked: Cannot allocate memory"
+    assert event[6] == "nvml: cannot be started: Cannot allocate memory"
     assert not runner.take().events  # reported once
     runner.stop()
 

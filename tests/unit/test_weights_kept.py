@@ -204,7 +204,7 @@ def test_the_library_and_the_reader_agree_on_directions():
 def live():
     """A collector with one process, and what it makes of some runs."""
     process = SimpleNamespace(
-        key=KEY, taken=OrderedDict({5: 99}), own_tids=True, stream=lambda handle: handle
+        key=KEY, taken=OrderedDict({5: 99}), same_tids=True, stream=lambda handle: handle
     )
 
     def weighed(*runs):

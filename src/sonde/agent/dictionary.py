@@ -46,7 +46,7 @@ class Dictionary:
         self._put_off: dict[int, TrackedProcess] = {}
         """Stacks with frames that have no name yet (`Resolver.is_put_off`)."""
         self._in_kernel: set[int] = set()
-        self._in_kernel_most = int(KEPT_IN_KERNEL * kernel.stacks_most)
+        self._in_kernel_most = int(KEPT_IN_KERNEL * kernel.max_stacks)
         self._used_stacks: set[int] = set()
         self._used_threads: set[tuple[int, int, int]] = set()
         self._processes: set[ProcessKey] = set()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What collectors share that are one BPF object and the links of its programs."""
+"""Base classes of collectors that consist of one BPF object and its attached programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from sonde.collect.kernel import Iterators
 
 
 class Attached(Collector):
-    """A collector that is a BPF object whose programs `start` attaches, entries after returns."""
+    """Holds the object, and in `_links` what `start` attaches: programs that see an operation end
+    before those that see it begin, so that none is begun and never ended."""
 
     def __init__(self, bpf: _native.Bpf) -> None:
         self._bpf = bpf
@@ -24,17 +25,17 @@ class Attached(Collector):
         """Attach. Raises HostError where this machine cannot."""
 
     def stop(self) -> None:
-        """Let go, last attached first; what was summed stays readable."""
+        """Detach, last attached first; what was summed stays readable."""
         for link in reversed(self._links):
             self._bpf.detach(link)
         self._links = []
 
     def pause(self) -> None:
-        """Let go; what was summed stays readable."""
+        """Detach; what was summed stays readable."""
         self.stop()
 
     def resume(self) -> None:
-        """Follow again. Raises HostError."""
+        """Attach again. Raises HostError."""
         self.start()
 
     def losses(self) -> Mapping[str, int]:
@@ -47,14 +48,16 @@ class Attached(Collector):
 
 
 class Scanning(Attached):
-    """One that also scans all there is, by `on_scan`, and takes what was counted since."""
+    """One that reads the kernel's own counters by a BPF iterator over all tasks or files,
+    `on_scan`, and counts by how much they grew since the scan before."""
 
     def __init__(self, bpf: _native.Bpf) -> None:
         super().__init__(bpf)
         self._scan: int | None = None
 
     def _begin_scans(self) -> None:
-        """Note what was counted before. Raises OSError."""
+        """Take the counters as they are now as the beginning (`on_first_scan`), and attach
+        `on_scan`. Raises OSError."""
         first = self._bpf.attach("on_first_scan")
         self._bpf.walk(first)
         self._bpf.detach(first)

@@ -19,11 +19,13 @@ FIELDS = (
 OPERATIONS = {0: "read", 1: "write", 2: "flush", 3: "discard", 5: "erase", 9: "zero"}
 """enum req_op of linux/blk_types.h"""
 MINOR_BITS = 20
+"""Of the kernel's dev_t (MINORBITS of linux/kdev_t.h)."""
 ROWS = 4_096
-FREE_ROWS = 4
-OF_ONE_PARTY = 16
-"""What part of the rows may be made in a second first come, first served, and what part besides by
-each user or container (bpf/share.h)."""
+"""Of the map `requests`: by process, control group, device and operation."""
+FREE_DIVISOR = 4
+PARTY_DIVISOR = 16
+"""Each second anybody may insert new rows up to a quarter of all, and besides each user or
+container up to a sixteenth (bpf/share.h)."""
 OLD_PROGRAMS = ("on_first_issue", "on_complete")
 NEW_PROGRAMS = ("on_start", "on_done", "on_issue")
 """Where the kernel has the tracepoint block_io_start (Linux 6.5)."""
@@ -32,7 +34,8 @@ NEW_PROGRAMS = ("on_start", "on_done", "on_issue")
 class BlockCollector(Attached):
     """Rows of `activity`: kind block, and its part block-queue, named after the device.
 
-    What a kernel thread handed in has no process but a control group: it is in `groups` alone.
+    A request that a kernel thread submitted has no process but a control group: it is in
+    `Batch.group_io` alone.
     """
 
     name = "blocks"
@@ -40,7 +43,10 @@ class BlockCollector(Attached):
     @staticmethod
     def bpf_object() -> BpfObject:
         """What is loaded into the kernel for it."""
-        shares = {"free_rows": ROWS // FREE_ROWS, "most_rows_of_one_party": ROWS // OF_ONE_PARTY}
+        shares = {
+            "free_rows": ROWS // FREE_DIVISOR,
+            "most_rows_of_one_party": ROWS // PARTY_DIVISOR,
+        }
         skip = OLD_PROGRAMS if _has_start() else NEW_PROGRAMS
         return BpfObject("blocks", shares, skip, {"requests": ROWS}, takes_stacks=False)
 
@@ -51,7 +57,7 @@ class BlockCollector(Attached):
         expect_fields(self._bpf, "requests", FIELDS)
 
     def start(self) -> None:
-        """Follow every request, ends first: none is begun and not ended. Raises HostError."""
+        """Follow every request, their ends first. Raises HostError."""
         try:
             self._links = [self._bpf.attach(program) for program in reversed(self._programs)]
         except OSError as error:
@@ -78,8 +84,8 @@ class BlockCollector(Attached):
                 ("block", queue_ns + device_ns, max_ns),
                 ("block-queue", queue_ns, 0),
             ):
-                rest = (count, ns, size, longest, 0, 0)
-                batch.add("activity", (since_ns, kind, name, "", operation, "", 0, *who, *rest))
+                totals = (count, ns, size, longest, 0, 0)
+                batch.add("activity", (since_ns, kind, name, "", operation, "", 0, *who, *totals))
         batch.group_io = {key: (a, b, c, d) for key, (a, b, c, d) in groups.items()}
         return batch
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which processes may carry our library, by what /proc shows without a link being read."""
+"""Which processes may carry the injected library, as /proc shows it without a link being read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ LEAST_FD: Final = 600
 
 
 def may_carry(pid: int) -> bool:
-    """Does it hold a descriptor where the library puts its own? Cheap: no link is read."""
+    """Does it hold a descriptor where the library puts its own? True, too, where its limit of
+    descriptors is too low for that. Cheap: no link is read."""
     try:
         if (found := _holds(pid)) is None and (task := procfs.memory_task(pid)) != pid:
             found = _holds(task)
@@ -26,7 +27,8 @@ def may_carry(pid: int) -> bool:
 
 
 def _holds(pid: int) -> bool | None:
-    """None where it holds no descriptor at all. Raises OSError."""
+    """Whether a descriptor is LEAST_FD or above; None where there is none at all. Raises
+    OSError."""
     found = None
     with os.scandir(f"/proc/{pid}/fd") as entries:  # ascending: many are not read to the end
         for it in entries:
@@ -37,7 +39,7 @@ def _holds(pid: int) -> bool | None:
 
 
 def _most_files(pid: int) -> int | None:
-    """The limit of its descriptors; None unknown."""
+    """Its soft limit of descriptors; None where it has none or that is unknown."""
     try:
         with open(f"/proc/{pid}/limits", "rb") as file:  # noqa: PTH123
             for line in file.read(8192).split(b"\n"):
@@ -50,6 +52,7 @@ def _most_files(pid: int) -> int | None:
 
 
 def same_tids(pid: int) -> bool:
-    """Is it known that its threads have the same numbers there and here?"""
+    """Is the process known to be in no inner pid namespace, where its threads would have other
+    numbers than here?"""
     credentials = procfs.read_credentials(pid)
     return credentials is not None and credentials.levels == 1

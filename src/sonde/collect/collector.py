@@ -27,7 +27,7 @@ ProcessKey = tuple[int, int]
 
 @dataclass(slots=True)
 class Batch(RowLists):
-    """What a collector saw since its last tick."""
+    """What a collector saw since its last drain."""
 
     rows: Rows = field(default_factory=Rows)
     """By table: `add` appends to them, `records` reads them."""
@@ -42,9 +42,10 @@ class Batch(RowLists):
     on_cpu: Columns | None = None
     """On-CPU samples as they came: tgid, tid, start_ns, stack_id, count; `parts` has them too."""
     launch_stacks: dict[int, ProcessKey] = field(default_factory=dict)
-    """The same, of stacks taken in our library (collect.launch_sites): its frames are to go."""
+    """Like `stacks`, of stacks taken inside the injected library (collect.launch_sites): its frames
+    are to be removed from them."""
     own_stacks: dict[int, tuple[ProcessKey, tuple[int, ...]]] = field(default_factory=dict)
-    """Stack ids whose user addresses, leaf first, come with them."""
+    """Stacks that the kernel's map does not have: process and user addresses, leaf first, by id."""
     threads: set[tuple[int, int, int]] = field(default_factory=set)
     """(pid, start_ns, tid) of every thread seen."""
     notes: list[ProcessNote] = field(default_factory=list)
@@ -54,7 +55,7 @@ class Batch(RowLists):
     )
     """(hierarchy, control group, device, operation) to requests, bytes, ns in queue, in device."""
     groups: list[GroupNote] = field(default_factory=list)
-    """Control groups made meanwhile."""
+    """Control groups that were made since the last drain."""
     seen: int = 0
     """Events behind the rows, for the live count."""
 
@@ -91,15 +92,16 @@ class Collector(ABC):
     name: str
     """Names its losses and what it has seen."""
     walks_stacks: bool = False
-    """Whether it takes stacks of code that runs anyway: it starts first, and warms up."""
+    """Whether it takes stacks. It starts before the others and is drained to warm up: processes
+    that run anyway are then known to the unwinder before anything is recorded."""
     limits_stacks: bool = False
     """Whether `set_stack_divisor` has an effect."""
     reports_ongoing: bool = False
-    """Whether a drain `to_the_end` sums up what has not ended, and costs little: where rows are
-    watched as they come, every drain is one."""
+    """Whether a drain `to_the_end` sums up what has not ended, at little cost. Every drain is one
+    then where rows are shown as they come."""
     needs_events_first: bool = False
     """Whether it gets process events before all others, and is called at every wake-up, without
-    events too: it opens what a process that soon ends takes with it."""
+    events too: it opens memory that is gone when its process ends."""
     can_wake: bool = False
     """Whether `arm_wakeup` has an effect."""
     left_behind: Sequence[str] = ()
@@ -122,7 +124,8 @@ class Collector(ABC):
 
     @abstractmethod
     def pause(self) -> None:
-        """Let go of what costs while something happens. Rows not drained yet stay readable."""
+        """Detach whatever costs time as things happen, unless to detach costs more. Rows not
+        drained yet stay readable."""
 
     @abstractmethod
     def resume(self) -> None:
@@ -179,7 +182,7 @@ class Collector(ABC):
         keeps rows, so that of each interval the last value alone counts."""
 
     def set_stack_divisor(self, divisor: int) -> None:
-        """Take one stack in `divisor` of those that are due."""
+        """Take one stack in `divisor` of those that would be taken."""
 
     def arm_wakeup(self) -> int | None:
         """Have the kernel report, once, when the machine is no longer idle. Returns a descriptor

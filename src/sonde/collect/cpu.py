@@ -15,8 +15,9 @@ FIELDS = ("tgid", "tid", "start_ns", "stack_id", "count")
 
 
 ROOM_S = 4
-"""There is room for the samples of so long, should they all differ: a tick may come late."""
+"""The map has room for the samples of this time even if no two are equal, as a tick may be late."""
 LEAST_ROWS = 1024
+"""Of the map, whatever the rate."""
 
 
 class CpuSampler(Attached):
@@ -29,7 +30,7 @@ class CpuSampler(Attached):
     def bpf_object(hz: int) -> BpfObject:
         """What is loaded into the kernel for it."""
         rows = ROOM_S * hz * (os.cpu_count() or 1)
-        return BpfObject("cpu", most={"samples": max(LEAST_ROWS, rows)})
+        return BpfObject("cpu", max_entries={"samples": max(LEAST_ROWS, rows)})
 
     def __init__(self, kernel: Kernel, hz: int) -> None:
         super().__init__(kernel.load(self.bpf_object(hz)))

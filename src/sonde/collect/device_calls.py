@@ -38,23 +38,25 @@ FIELDS = (
     *("count", "nested", "ns", "bytes", "weight_count", "weight_ns", "weight_bytes", "max_ns"),
 )
 SPANS_A_TICK = 20_000
+"""Single calls that are drained at a time."""
 CALL_GOING_ON = 2
 """Flag of rows that hold the time of calls which have not returned (abi/events.h)."""
 ROWS: Final = 16_384
-FREE_ROWS: Final = 4
-OF_ONE_PARTY: Final = 16
-"""What part of the rows may be made in a second first come, first served, and what part besides by
-each user or container (bpf/share.h). An interval has two such seconds."""
+"""Of the map `device_calls`, on a machine with many CPUs (`by_cpus`)."""
+FREE_DIVISOR: Final = 4
+PARTY_DIVISOR: Final = 16
+"""Each second anybody may insert new rows up to a quarter of all, and besides each user or
+container up to a sixteenth (bpf/share.h). The time from drain to drain touches two such seconds."""
 _LARGEST = 2**62 - 1
 """Rows with larger numbers are left out when a capture is read (query/validation.py)."""
 _What = tuple[str, str, str, str, int]
 """Function, API, operation, direction, status."""
 _OTHER: Final[_What] = ("other", "", "", "", 0)
-"""Of calls that found no row even by process; theirs are of no process."""
+"""Of the row that counts calls for which there was no room by thread or by process."""
 
 
 ONE_BY_ONE: Final = ("on_call_entry", "on_call_return")
-"""Programs for kernels on which a link has one probe."""
+"""Programs for kernels without links of many probes (uprobe_multi)."""
 
 
 class DeviceCalls(Collector):
@@ -68,8 +70,8 @@ class DeviceCalls(Collector):
         """What is loaded into the kernel for it."""
         rows = by_cpus(ROWS)
         shares = {
-            "free_rows": rows // FREE_ROWS,
-            "most_rows_of_one_party": rows // OF_ONE_PARTY,
+            "free_rows": rows // FREE_DIVISOR,
+            "most_rows_of_one_party": rows // PARTY_DIVISOR,
         }
         # Each program that is loaded takes 0.1 s.
         skip = ONE_BY_ONE if has_uprobe_multi() else ()
@@ -85,9 +87,10 @@ class DeviceCalls(Collector):
         pids: Collection[int] | None = None,
         files_budget: FileBudget | None = None,
     ) -> None:
-        """`budget`: the share of one core that calls of a probed function by one user may cost;
-        `pids`: those that are watched; None for all; `files_budget`: CPU time that looking at the
-        files of a user or container may take."""
+        """`launches`: whether launches of kernels are probed, too; `budget`: the share of one core
+        that calls of a probed function by one user or container may cost; `pids`: those that are
+        watched; None for all; `files_budget`: CPU time that looking at the files of a user or
+        container may take."""
         self._bpf = kernel.load(self.bpf_object())
         self._iterators = Iterators(self._bpf)
         apis = tuple(apis)
@@ -114,7 +117,7 @@ class DeviceCalls(Collector):
         self._discovery.scan()
 
     def on_process_events(self, events: Sequence[ProcessEvent]) -> None:
-        """Look at what processes map now, and note who is gone."""
+        """Look at what processes map now, and note which of them have ended."""
         self._discovery.on_process_events(events)
 
     def on_events_lost(self) -> None:
@@ -189,14 +192,14 @@ class DeviceCalls(Collector):
     def _add_rows(self, batch: Batch, since_ns: int, rows: list[_native.Row]) -> None:
         totals: dict[tuple[_What, tuple[int, int, int]], list[int]] = {}
         for row in rows:
-            pid, tid, start, stack_id, index, status, number, flags, count, _, ns, size, *rest = row
-            weight_count, weight_ns, weight_bytes, max_ns = rest
+            pid, tid, start, stack_id, index, status, number, flags, count, _, ns, size, *more = row
+            weight_count, weight_ns, weight_bytes, max_ns = more
             if flags & CALL_GOING_ON and not self._probes.is_on(index):
                 continue  # its return is not seen any more: it would go on for ever
             start_ns = start - start % START_UNIT_NS
             who = (pid, start_ns, tid)
             batch.threads.add(who)
-            batch.seen += count if status != STATUS_UNKNOWN else 0  # no span of it comes
+            batch.seen += count if status != STATUS_UNKNOWN else 0  # such calls give no span
             what: _What = _OTHER
             if pid:
                 call = self._probes.sites[index].call

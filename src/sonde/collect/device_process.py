@@ -19,7 +19,9 @@ from sonde.collect.overhead_controller import OverheadController
 from sonde.collect.ring_budget import Allowance
 
 REQUEST: Final = abi.Request.EVENTS | abi.Request.OPENCL
+"""What every library is asked for."""
 MAX_STREAMS: Final = 4_096
+"""Streams of a process that get a number; it is 0 for further ones."""
 FIND_SHARE: Final = 0.05
 """Of a CPU, for looking through the mappings of processes: shared by the parties that need it."""
 FIND_CREDIT_S: Final = 0.5
@@ -32,6 +34,7 @@ MAX_AWAITED: Final = 1024
 
 
 _BY_ITSELF: Final = abi.Request(0)
+"""Without SLOTS: the library finds its slots itself."""
 
 
 @dataclass(slots=True)
@@ -42,19 +45,21 @@ class DeviceProcess:
     ring: Ring
     key: ProcessKey
     before: dict[str, int]
-    own_tids: bool
-    """Threads have the same numbers there and here."""
+    """Counts of the library's state, as read last."""
+    same_tids: bool
+    """Its threads have the same numbers in its pid namespace and in ours."""
     overhead_controller: OverheadController
     stacks: abi.Request
     """Who takes the stacks of launches: the kernel (SITE), or the library by frame pointers."""
     streams: dict[int, int] = field(default_factory=dict)
+    """Numbers of streams by their handle."""
     taken: OrderedDict[int, int] = field(default_factory=OrderedDict)
-    """Stack ids by the launch's number."""
+    """Stack ids that the kernel took of launches whose run has not come yet, by correlation id."""
     reported_reason: abi.Reason = abi.Reason.OK
     armed_ns: int = 0
     """Since when its launches are chosen, as last reported."""
     by_slots: abi.Request = _BY_ITSELF
-    """SLOTS: words that lead into device libraries are found from outside; else by the library."""
+    """SLOTS: its slots are found from outside (`collect.slots`); else by the library."""
     party: int = 0
     allowance: Allowance = field(default_factory=Allowance)
     head: int = 0
@@ -69,14 +74,14 @@ class DeviceProcess:
         return REQUEST | self.stacks | self.by_slots
 
     def allowed(self, seconds: float) -> int:
-        """Records that may be read of it now, so long after the last time."""
+        """Records that may be read of it now, `seconds` after the last time."""
         with_stacks = self.stacks == abi.Request.STACKS
         return self.allowance.earn(
             self.overhead_controller.per_second, seconds, with_stacks=with_stacks
         )
 
     def stream(self, handle: int) -> int:
-        """A small number for a stream; addresses are nobody's business."""
+        """A small number for a stream: its handle is an address, which is not recorded."""
         if not handle:
             return 0
         if handle not in self.streams and len(self.streams) >= MAX_STREAMS:
@@ -85,7 +90,7 @@ class DeviceProcess:
 
 
 class Finder:
-    """Finds the library's memory in processes, some of which may make that take long.
+    """Finds the library's memory in processes, some of which have mappings that take long to read.
 
     Each party (a user, a container) pays for its own: processes with long mappings keep nobody
     else's from being found.
@@ -96,21 +101,21 @@ class Finder:
         """Of parties that have spent some of it."""
         self._earned_s = time.monotonic()
         self._look_up_s = FIND_CREDIT_S
-        """CPU time that may go into whose the processes of events are."""
+        """CPU time left for finding the party of processes that events name."""
         self._awaited: dict[int, tuple[float, int]] = {}
         """Processes that map the library, until (monotonic s) they are waited for to use it, and
         their party."""
         self.unread = UnreadProcesses()
         """How often not all of a process's mappings were looked through."""
 
-    def is_free(self, party: int) -> bool:
+    def has_credit(self, party: int) -> bool:
         """Whether a party has CPU time left for what can wait."""
         self._earn(time.monotonic())
         return self._credit_s.get(self._payer(party), FIND_CREDIT_S) > 0
 
     def party_of(self, pid: int) -> int:
-        """Whose process it is; NOBODY, too, where that of others took too long lately: to read it
-        of a process with 65,536 groups takes 20 ms."""
+        """The party of a process; NOBODY, too, where finding that of others took too long lately:
+        it takes 20 ms for a process with 65,536 supplementary groups."""
         self._earn(time.monotonic())
         if self._look_up_s <= 0:
             return procfs.NOBODY
@@ -120,11 +125,12 @@ class Finder:
         return party
 
     def find(self, pid: int, party: int) -> InjectMemory | None:
-        """See InjectMemory.find. Mappings of common length are looked through at any time."""
-        most_bytes = procfs.MAX_MAPS_BYTES if self.is_free(party) else FIRST_BYTES
+        """See InjectMemory.find. Without credit only the first `FIRST_BYTES` of the mappings are
+        looked through, which most processes do not exceed."""
+        max_bytes = procfs.MAX_MAPS_BYTES if self.has_credit(party) else FIRST_BYTES
         began_s = time.thread_time()
         try:
-            return InjectMemory.find(pid, most_bytes, self.unread)
+            return InjectMemory.find(pid, max_bytes, self.unread)
         finally:
             payer = self._payer(party)
             spent_s = time.thread_time() - began_s
@@ -136,7 +142,8 @@ class Finder:
         return bool(self._awaited)
 
     def expect(self, pid: int, until_s: float, party: int) -> None:
-        """Look at a process soon. One too many of its party is left out, and counted."""
+        """Look at a process soon, until a time (monotonic s). Beyond MAX_AWAITED of its party it is
+        left out, and counted."""
         is_full = (
             pid not in self._awaited
             and len(self._awaited) >= MAX_AWAITED
@@ -150,7 +157,7 @@ class Finder:
     def awaited(self) -> Iterator[tuple[int, float]]:
         """Those whose party has CPU time left, and until when; they go to the end of the queue."""
         for pid, (until_s, party) in list(self._awaited.items()):
-            if self.is_free(party):
+            if self.has_credit(party):
                 self._awaited[pid] = self._awaited.pop(pid)
                 yield pid, until_s
 
@@ -159,11 +166,13 @@ class Finder:
         del self._awaited[pid]
 
     def _payer(self, party: int) -> int:
+        """Whose credit a party uses: NOBODY's, as a common one, beyond MAX_PARTIES."""
         is_known = party in self._credit_s or len(self._credit_s) < MAX_PARTIES
         return party if is_known else procfs.NOBODY
 
     def _earn(self, now_s: float) -> None:
-        """Share out what came since the last time; who has all that may be saved takes no more."""
+        """Share out what was earned since the last time between the parties that have spent some; a
+        party whose credit is full again takes no more."""
         earned_s = FIND_SHARE * (now_s - self._earned_s)
         self._earned_s = now_s
         self._look_up_s = min(FIND_CREDIT_S, self._look_up_s + earned_s)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns the records in libraries' rings into rows: runs, weighted samples, losses.
 
-Of each block of launches one is chosen, so a run stands for `weight` like it. What was chosen and
-could not be timed is a loss, and its weight is added to that of the next run of its kind: sums of
-weights stay true. How much is read in a turn is bounded (`ring_budget`).
+One launch of each block is chosen, so that a run stands for `weight` launches like it. One that was
+chosen and could not be timed is a loss, and its weight is added to that of the next run of its
+kind: sums of weights stay true. How much is read in a turn is bounded (`ring_budget`).
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ from sonde.model.digests import blake2b
 from sonde.model.rows import EventRow
 
 STACKS_HELD: Final = 16_384
-"""Stacks of launches whose runs have not come yet, a process."""
+"""Stacks of launches whose runs have not come yet, of one process."""
 MAX_NOTICES: Final = 256
-LEFT_S: Final = 1.0
-"""What a program left behind over which another was executed is read as in a turn of so long."""
+"""Rows about losses in one batch."""
+REPLACED_S: Final = 1.0
+"""What is in the ring of a program that an exec replaced is read with the budget of a turn of this
+length."""
 REPORT_S: Final = 10.0
 """How often the cost of timing, and whose rings were left out, is reported."""
 MAX_PARTIES: Final = 64
@@ -44,7 +46,7 @@ _LOST: Final = ("lost_ring", "lost_pool", "lost_order")
 
 
 class RunReader:
-    """Reads the rings of processes. Losses are counted here, and noted by process or party."""
+    """Reads the rings of processes. Losses are counted here, and reported by process or party."""
 
     def __init__(self) -> None:
         self.losses: dict[str, int] = {}
@@ -53,8 +55,9 @@ class RunReader:
         self._turn_ns = time.monotonic_ns()
         """When rings were read last."""
         self._spare_s = MAX_SPARE_S
-        """Of the time of turns before, not needed there."""
+        """Budget that earlier turns did not use, in seconds of a turn."""
         self._known_stacks: OrderedDict[int, None] = OrderedDict()
+        """Ids of stacks that were in a batch lately: one of them costs no new resolving."""
         self._rings_left_out: Counter[int] = Counter()
         """By party (`procfs.party_of`), since the last report."""
         self._slowdown_s = self._left_out_s = 0.0
@@ -66,7 +69,7 @@ class RunReader:
             self.losses[name] = self.losses.get(name, 0) + number
 
     def leave_out(self, party: int) -> None:
-        """A process of a party is not read: there are too many."""
+        """Count a process of a party that is not read, as there are too many."""
         self.count("rings_left_out", 1)
         known = self._rings_left_out
         self._rings_left_out[
@@ -102,7 +105,8 @@ class RunReader:
         now_ns: int,
         batch: Batch,
     ) -> list[int]:
-        """Read every ring as far as its part of the budget goes, those that want little first.
+        """Read every ring as far as its part of the budget goes, those with the smallest part
+        first.
 
         Returns the processes whose memory cannot be read any more.
         """
@@ -110,31 +114,33 @@ class RunReader:
         elapsed_s = (now_ns - self._turn_ns) / 1e9
         self._turn_ns = now_ns
         turn = Turn.of(elapsed_s + self._spare_s)
-        wanted = {
+        waiting = {
             pid: min(process.ring.waiting(seen[pid].counts["head"]), process.allowed(elapsed_s))
             for pid in seen
             if (process := processes[pid])
         }
         parties = {pid: processes[pid].party for pid in seen}
-        parts = shares(wanted, parties, turn.records)
+        parts = shares(waiting, parties, turn.records)
         began_s = time.thread_time()
         for pid in sorted(parts, key=lambda it: (parts[it], random.random())):
-            process, most = processes[pid], parts[pid]
+            process, limit = processes[pid], parts[pid]
             if time.thread_time() > began_s + turn.cpu_s:
-                most = 0
+                limit = 0
             try:
-                self._drain(process, seen[pid], since_ns, now_ns, batch, most, turn)
+                self._drain(process, seen[pid], since_ns, now_ns, batch, limit, turn)
             except OSError:
                 gone.append(pid)
         turn.cpu_s -= time.thread_time() - began_s
         self._spare_s = turn.spare_s
         return gone
 
-    def drain_left(self, process: DeviceProcess, since_ns: int, now_ns: int, batch: Batch) -> None:
-        """Read what a program left behind over which another was executed."""
+    def drain_replaced(
+        self, process: DeviceProcess, since_ns: int, now_ns: int, batch: Batch
+    ) -> None:
+        """Read what is left in the ring of a program that an exec replaced."""
         with suppress(OSError):
-            turn, most = Turn.of(LEFT_S), process.allowed(LEFT_S)
-            self._drain(process, process.memory.seen(), since_ns, now_ns, batch, most, turn)
+            turn, limit = Turn.of(REPLACED_S), process.allowed(REPLACED_S)
+            self._drain(process, process.memory.seen(), since_ns, now_ns, batch, limit, turn)
         self.count("records_unread", process.ring.waiting(process.head))
 
     def _drain(
@@ -144,13 +150,14 @@ class RunReader:
         since_ns: int,
         now_ns: int,
         batch: Batch,
-        most: int,
+        limit: int,
         turn: Turn,
     ) -> None:
+        """Read at most `limit` records of one ring, and what its library counted."""
         before = process.ring.tail
         names, stacks = turn.names_left_out, turn.stacks_left_out
         process.head = seen.counts["head"]
-        taken = process.ring.take(process.head, now_ns, most, turn)
+        taken = process.ring.take(process.head, now_ns, limit, turn)
         read = max(0, process.ring.tail - before - taken.skipped)
         process.allowance.records -= read
         turn.records -= read
@@ -182,7 +189,7 @@ class RunReader:
         batch.seen += len(taken.runs)
 
     def _lose(self, process: DeviceProcess, name: str, count: int, now_ns: int) -> None:
-        """Count a loss, and note now and then of which process it is."""
+        """Count a loss, and report every REPORT_S of which process it is."""
         self.count(name, count)
         if not count:
             return
@@ -213,7 +220,7 @@ class RunReader:
             batch.launch_stacks[stack_id] = process.key
         else:
             stack_id = self._stack(process.key, run.stack, batch, turn)
-        tid = run.tid if process.own_tids else pid
+        tid = run.tid if process.same_tids else pid
         name, weight = name_of(run), run.weight
         batch.threads.add((pid, start_ns, tid))
         stream = process.stream(run.stream)

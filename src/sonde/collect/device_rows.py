@@ -25,7 +25,7 @@ _SOURCES: Final[dict[int, str]] = {
 
 
 def row_of(run: Run, key: ProcessKey, tid: int, stack_id: int, stream: int) -> DeviceRunRow:
-    """A run as a row; `stream`: a small number for it."""
+    """A run as a row; `stream`: its number (DeviceProcess.stream)."""
     kind = _KINDS[run.type]
     source = _SOURCES.get(run.source, "unknown")
     pid, start_ns = key
@@ -54,7 +54,7 @@ def row_of(run: Run, key: ProcessKey, tid: int, stack_id: int, stream: int) -> D
 
 
 def name_of(run: Run) -> str:
-    """Its name, or what it is where it has none."""
+    """A run's name, or its kind in parentheses where it has none."""
     kind = _KINDS[run.type]
     if run.name:
         return run.name

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What devices did, and for how long, of every process that carries our library.
+"""What devices did, and for how long, of every process that carries the injected library.
 
 A process carries it because somebody attached it or started it with it; here it is found, sent
-heartbeats, and asked to time about N launches a second. Of each block of launches one is
-chosen, so a run stands for `weight` like it. What was chosen and could not be timed is a loss, and
-its weight is added to that of the next run of its kind: sums of weights stay true.
+heartbeats, and asked how many launches a second to time (`overhead_controller`). What it puts into
+its ring is read by `device_records`.
 """
 
 from __future__ import annotations
@@ -37,10 +36,12 @@ LOOK_WITH_EVENTS_S: Final = 300.0
 YOUNG_S: Final = 10.0
 """Processes younger than this are looked at in every tick, where there are no events."""
 SOON_S: Final = 1.0
+"""How long a process that has mapped the library is given to make its memory."""
 SILENT_NS: Final = 1_500_000_000
-"""A library that is silent for so long may have gone with the program that was executed over."""
+"""A library whose thread was silent for this long may be gone: an exec may have replaced its
+program."""
 MAX_RINGS: Final = 256
-"""Processes that are read at a time."""
+"""Processes whose rings are read."""
 
 
 class DeviceTime(Collector):
@@ -70,11 +71,11 @@ class DeviceTime(Collector):
         self._processes: dict[int, DeviceProcess] = {}
         self._looked: dict[int, tuple[int, float]] = {}
         """By pid: start, and when (monotonic s) it was looked at last."""
-        self._left: list[DeviceProcess] = []
-        """What programs left behind over which others were executed."""
+        self._replaced: list[DeviceProcess] = []
+        """Programs that an exec replaced, whose rings are to be read once more."""
         self._has_events = has_events
         self._look_s = 0.0
-        """When to look all the same."""
+        """When (monotonic s) to look through all processes, though there are events."""
         self._reader = RunReader()
         self._finder = Finder()
         self._slots = Slots()
@@ -82,6 +83,7 @@ class DeviceTime(Collector):
         """By pid: processes that carry the library and are not ours to read; True: another agent
         reads them, False: somebody wants them left alone. No event comes when that ends."""
         self._ask_again_s = 0.0
+        """When (monotonic s) those are tried again."""
         self._paused = False
         self.left_behind = []
         self._stopped = threading.Event()
@@ -101,7 +103,7 @@ class DeviceTime(Collector):
     @property
     def is_active(self) -> bool:
         """Whether some process carries the library, or has just mapped it."""
-        return bool(self._processes or self._finder.is_waiting or self._left)
+        return bool(self._processes or self._finder.is_waiting or self._replaced)
 
     def start(self) -> None:
         """Find the processes that carry the library already."""
@@ -116,7 +118,7 @@ class DeviceTime(Collector):
         while not self._stopped.wait(abi.HEARTBEAT_NS / 1e9):
             if not self._processes:
                 self._carried.clear()
-                # Still, after that: none came in between, and nobody ends us.
+                # Looked at again, as either may have come before clear() and set it in vain.
                 if not self._processes and not self._stopped.is_set():
                     self._carried.wait()
             with self._closing:
@@ -125,7 +127,8 @@ class DeviceTime(Collector):
                         process.memory.heartbeat()
 
     def on_process_events(self, events: Sequence[ProcessEvent]) -> None:
-        """Open what has just taken the library in, so that a short process is seen, too."""
+        """Open the memory of processes that have just mapped the library, so that one that soon
+        ends is seen, too."""
         if self._paused:
             return
         now_s = time.monotonic()
@@ -137,8 +140,8 @@ class DeviceTime(Collector):
                     mapping.add(pid)
                     party = self._finder.party_of(pid)
                     self._finder.expect(pid, now_s + SOON_S, party)
-                    if self._finder.is_free(party):  # else its silence shows
-                        self._leave_if_replaced(pid)
+                    if self._finder.has_credit(party):  # else after SILENT_NS
+                        self._check_replaced(pid)
             elif (
                 isinstance(event, ForkEvent)
                 and pid != event.parent_pid
@@ -168,18 +171,18 @@ class DeviceTime(Collector):
         if not self._paused:
             self._ask_again(now_ns / 1e9)
             self._take_stacks_in_the_kernel()
-        if not self._processes and not self._left and not looks:
+        if not self._processes and not self._replaced and not looks:
             return batch
-        alive = set(procfs.pids())  # asked first: what a process leaves behind is still read
+        alive = set(procfs.pids())  # listed first: the ring of one that ended by now is still read
         seen = self._seen()
-        self._take_stacks(batch)  # a launch's stack is taken before it is timed
+        self._take_stacks(batch)  # after that: every run counted there has its stack by now
         for pid in self._reader.drain_all(self._processes, seen, since_ns, now_ns, batch):
             self._drop(pid)
         for pid, one in seen.items():
             if now_ns - one.counts["polled_ns"] > SILENT_NS:
-                self._leave_if_replaced(pid)
+                self._check_replaced(pid)
         self._reader.add_slowdown(self._processes.values(), now_ns, batch)
-        self._drain_left(since_ns, now_ns, batch)
+        self._drain_replaced(since_ns, now_ns, batch)
         for pid in self._processes.keys() - alive:
             self._drop(pid)
         for pid in self._looked.keys() - alive:
@@ -194,7 +197,7 @@ class DeviceTime(Collector):
         return LIBRARY.search(path) is not None
 
     def stop(self) -> None:
-        """Let go: the libraries go idle."""
+        """Detach from all processes: their libraries go idle."""
         self._stopped.set()
         self._carried.set()
         if self._heart.is_alive():
@@ -209,14 +212,14 @@ class DeviceTime(Collector):
         self._slots.close()
 
     def pause(self) -> None:
-        """The libraries do nothing but wait."""
+        """Ask the libraries for nothing; they wait."""
         self._paused = True
         for process in self._processes.values():
             with suppress(OSError):
                 process.memory.want(0)
 
     def resume(self) -> None:
-        """As asked for before."""
+        """Ask for the same as before."""
         self._paused = False
         for process in self._processes.values():
             with suppress(OSError):
@@ -258,8 +261,9 @@ class DeviceTime(Collector):
             if len(process.taken) > STACKS_HELD:
                 process.taken.popitem(last=False)
 
-    def _leave_if_replaced(self, pid: int) -> None:
-        """Let go of a process in which another program runs now; that may have a library, too."""
+    def _check_replaced(self, pid: int) -> None:
+        """Find out whether an exec replaced a program whose library is read; if so the process is
+        looked for again, as the new one may carry a library, too."""
         process = self._processes.get(pid)
         if process is None:
             return
@@ -270,15 +274,15 @@ class DeviceTime(Collector):
                     if os.path.sameopenfile(found.fd, process.memory.fd):
                         return
             self._slots.drop(pid)
-            self._left.append(self._processes.pop(pid))
+            self._replaced.append(self._processes.pop(pid))
             self._looked.pop(pid, None)
             if self._sites:
                 self._sites.drop(pid)
 
-    def _drain_left(self, since_ns: int, now_ns: int, batch: Batch) -> None:
-        left, self._left = self._left, []
-        for process in left:
-            self._reader.drain_left(process, since_ns, now_ns, batch)
+    def _drain_replaced(self, since_ns: int, now_ns: int, batch: Batch) -> None:
+        replaced, self._replaced = self._replaced, []
+        for process in replaced:
+            self._reader.drain_replaced(process, since_ns, now_ns, batch)
             with self._closing:
                 process.memory.close()
 
@@ -295,7 +299,7 @@ class DeviceTime(Collector):
     # ---- finding them ------------------------------------------------------------------------
 
     def _look(self, now_s: float) -> None:
-        """Open the memory of processes that have one and are not ours yet."""
+        """Open the memory of processes that carry a library and are not read yet."""
         for pid in procfs.pids():
             if pid not in self._processes and self._is_due(pid, now_s) and may_carry(pid):
                 with suppress(OSError):
@@ -315,7 +319,7 @@ class DeviceTime(Collector):
         return self._is_wanted(pid)
 
     def _is_wanted(self, pid: int) -> bool:
-        """Is it, or was it begun by, one of the processes asked for?"""
+        """Is it one of the processes asked for, or a descendant of one?"""
         return self._pids is None or procfs.descends(pid, self._pids)
 
     def _open(self, pid: int) -> None:
@@ -333,13 +337,13 @@ class DeviceTime(Collector):
             memory.close()
             self._withhold(key, before, to_other=not is_detached)
             return
-        if not self._has_place(party):
+        if not self._has_room(party):
             memory.close()
             self._reader.leave_out(party)
             return
         seen = memory.seen()
         tail = self._first_tail(memory, seen.counts["head"])
-        # What was timed before we came is read too, so what was lost before counts too.
+        # At tail 0 all that was ever timed is read, so all that was ever lost counts, too.
         counted = seen.counts if tail else dict.fromkeys(seen.counts, 0)
         stacks = abi.Request.SITE if self._sites and self._sites.add(pid) else abi.Request.STACKS
         overhead_controller = OverheadController(self._budget)
@@ -362,9 +366,9 @@ class DeviceTime(Collector):
         if process.by_slots:
             self._slots.follow(*key, memory.fd)
 
-    def _has_place(self, party: int) -> bool:
-        """Whether one more process of this party may be read; another's makes room where it has
-        more than its part."""
+    def _has_room(self, party: int) -> bool:
+        """Whether one more process of this party may be read. Where there are MAX_RINGS, one of the
+        party that has most is dropped for it, if that has at least two more than this one."""
         if len(self._processes) < MAX_RINGS:
             return True
         held = Counter(process.party for process in self._processes.values())
@@ -378,14 +382,14 @@ class DeviceTime(Collector):
     def _withhold(
         self, key: ProcessKey, before: tuple[ProcessKey, bool] | None, *, to_other: bool
     ) -> None:
-        """Leave a process alone for now; report once where another agent has it."""
+        """Leave a process alone for now; report once where another agent reads it (`to_other`)."""
         self._withheld[key[0]] = (key, to_other)
         if to_other and before != (key, True):
             text = "its device time is read by another agent or recorder"
             self._reader.note(key, "device_time_refused", text)
 
     def _ask_again(self, now_s: float) -> None:
-        """Open what has become free, or was allowed again."""
+        """Open the withheld processes that nobody else reads, and that are allowed again."""
         if now_s < self._ask_again_s:
             return
         self._ask_again_s = now_s + LOOK_AGAIN_S
@@ -394,7 +398,7 @@ class DeviceTime(Collector):
                 self._open(pid)
 
     def _take_stacks_in_the_kernel(self) -> None:
-        """Of processes whose library could not be probed before, and now can."""
+        """Where the library of a process could not be probed before, and now can."""
         for pid in self._sites.due() if self._sites else ():
             process = self._processes.get(pid)
             if process and self._sites and self._sites.add(pid):
@@ -404,6 +408,7 @@ class DeviceTime(Collector):
 
     @staticmethod
     def _first_tail(memory: InjectMemory, head: int) -> int:
-        """Where to begin: with what a program that Sonde started has timed so far, else now."""
+        """Where to begin to read: at 0, where nobody has read and nothing is overwritten yet, as in
+        a program that Sonde started; else at `head`."""
         tail = memory.control()["tail"]
         return tail if 0 <= head - tail <= abi.RING_RECORDS and tail == 0 else head

@@ -38,9 +38,9 @@ EXAMINED_FILES = 16_384
 EXAMINED_FOR_S = 300.0
 """After this a file is looked at again: another may have its inode by now."""
 EXAMINE_S = 0.2
-"""At most this long on new files at a time; the rest waits for the next."""
+"""At most this long on new files in one call; the others wait for the next one."""
 SCAN_S = 10.0
-"""The same at the start, when all there are are new: a machine of a thousand programs takes one."""
+"""The same at the start, when every file is new: a machine with a thousand programs takes 1 s."""
 UNMAPPED_S = 30.0
 """Probes stay this long on a file that no process maps any more."""
 
@@ -48,7 +48,7 @@ LONG_PATH = 512
 """Of longer paths a hash is remembered: one directory has room for any number of them."""
 
 _NOBODY = 0
-"""User of files that are probed whether mapped or not."""
+"""Stands for a process that maps the installed files, which are probed whether mapped or not."""
 
 
 class Discovery:
@@ -66,18 +66,24 @@ class Discovery:
         waits."""
         self._pids = pids
         patterns = {pattern for api in apis for pattern in api.libraries}
+        # (?!) matches nothing.
         self._library = re.compile("|".join(map(fnmatch.translate, sorted(patterns))) or "(?!)")
         self._probes = probes
         self._examined: OrderedDict[tuple[FileKey, str], float] = OrderedDict()
+        """Files without a device API, and when (monotonic s) they were looked at."""
         self._budget = budget or Unlimited()
         self._waiting = WaitingFiles()
         self._parties: dict[int, int] = {}
         """Of processes that mapped something since the last look at what waits."""
         self._users: dict[FileKey, set[int]] = {}
+        """Processes that map each probed file."""
         probes.users_of = lambda key: self._users.get(key, ())
         self._files_of: dict[int, set[FileKey]] = {}
+        """Probed files that each process maps."""
         self._unmapped: dict[FileKey, float] = {}
+        """Since when (monotonic s) no process maps a probed file."""
         self._irrelevant: dict[tuple[FileKey, str], float] | None = None
+        """See `irrelevant_files`; None until it is called first."""
         self._put_off = PutOffFiles()
         self._shares = PlaceShares()
         self.unread = UnreadProcesses()
@@ -112,7 +118,7 @@ class Discovery:
                     end = event.address + event.length
                     self._saw(MappedFile(event.pid, key, event.path, event.address, end))
             elif not self._files_of:
-                continue  # nobody maps what is probed: who comes and goes is all the same
+                continue  # nobody maps what is probed: forks and ends do not matter
             elif isinstance(event, ForkEvent):
                 if event.pid != event.parent_pid:
                     for key in self._files_of.get(event.parent_pid, ()):
@@ -138,7 +144,7 @@ class Discovery:
 
     def irrelevant_files(self) -> dict[tuple[FileKey, str], float]:
         """Files that were mapped again since the last call and carry no device API, with the time
-        (CLOCK_MONOTONIC, s) up to which that is taken for granted. The first call has none."""
+        (CLOCK_MONOTONIC, s) until which they are not looked at again. The first call has none."""
         found, self._irrelevant = self._irrelevant or {}, {}
         return found
 
@@ -178,20 +184,21 @@ class Discovery:
         self._waiting.add(party, file, is_urgent)
 
     def _is_examined(self, key: FileKey, path: str) -> bool:
-        """Whether it was looked at of late and carries no device API."""
-        place = key, _short(path)
-        looked_s = self._examined.get(place)
+        """Whether it was looked at lately and carries no device API."""
+        file = key, _short(path)
+        looked_s = self._examined.get(file)
         if looked_s is None:
             return False
         if time.monotonic() - looked_s >= EXAMINED_FOR_S:
-            del self._examined[place]
+            del self._examined[file]
             return False
         if self._irrelevant is not None and len(path) <= LONG_PATH:
             self._irrelevant[key, path] = looked_s + EXAMINED_FOR_S
         return True
 
     def _examine_waiting(self, limit_s: float, in_turn: bool = True) -> None:
-        """Without `in_turn` before anything is recorded."""
+        """Look at files that wait, for at most `limit_s`. `in_turn`: as in FileBudget; False before
+        anything is recorded."""
         self._parties.clear()  # a number may be another process's by the next time
         deadline_s = time.monotonic() + limit_s
 
@@ -222,7 +229,7 @@ class Discovery:
                 )
             return
         try:
-            has_probes = self._examine_open(fd, file.key, file.name, file, most_places=room)
+            has_probes = self._examine_open(fd, file.key, file.name, file, max_places=room)
         except TooManyPlaces as error:
             if error.count <= PLACES_OF_PARTY:
                 self._refuse(party)
@@ -263,7 +270,7 @@ class Discovery:
             self._users[key] = {_NOBODY}
 
     def _try_again(self) -> None:
-        """Files that were put off: those whose time has come."""
+        """Try again to probe the files that were put off and are due."""
         deadline_s = time.monotonic() + EXAMINE_S
         tried = []
         for key, where in self._put_off.due():
@@ -277,7 +284,7 @@ class Discovery:
             if time.monotonic() >= deadline_s:
                 break
         if any(key not in self._probes.files and key not in self._put_off for key in tried):
-            self.resync()  # the process that led to it is gone; others may
+            self.resync()  # the process by which it was opened is gone; others may map it
 
     def _examine_open(
         self,
@@ -286,12 +293,13 @@ class Discovery:
         name: str,
         where: MappedFile | str,
         trusted: bool = False,
-        most_places: int = MAX_SITES,
+        max_places: int = MAX_SITES,
     ) -> bool:
-        """Whether it has probes now; then the descriptor is kept. `where` leads to it again."""
+        """Whether it has probes now; then the descriptor is kept. `where`: how to open it again;
+        `trusted`, `max_places`: see Probes.examine."""
         kept = False
         try:
-            kept = self._probes.examine(fd, key, name, trusted, most_places)
+            kept = self._probes.examine(fd, key, name, trusted, max_places)
         except PutOff as put_off:
             if self._put_off.add(key, where, put_off.holder):
                 self._probes.report("probes_put_off", 1, f"{name}: {put_off}")
@@ -303,6 +311,7 @@ class Discovery:
         return kept
 
     def _used(self, key: FileKey, pid: int) -> None:
+        """A process maps a probed file."""
         self._users.setdefault(key, set()).add(pid)
         self._files_of.setdefault(pid, set()).add(key)
         self._unmapped.pop(key, None)
@@ -319,7 +328,7 @@ class Discovery:
         due = {key for key, since_s in self._unmapped.items() if now_s - since_s >= UNMAPPED_S}
         if not due:
             return
-        # Events can be lost: nobody's probes come off while /proc shows otherwise.
+        # Events can be lost: probes stay on a file that some process maps by /proc.
         for file in mapped_now(self.unread):
             if file.key in due:
                 due.discard(file.key)
@@ -334,7 +343,7 @@ class Discovery:
 
 
 def _short(path: str) -> str:
-    """A path, or what stands for a long one."""
+    """A path, or its hash where it is long."""
     return path if len(path) <= LONG_PATH else str(hash(path))
 
 

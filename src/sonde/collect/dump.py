@@ -20,14 +20,17 @@ from sonde.procfs import START_UNIT_NS
 
 FIELDS: Final = ("tgid", "tid", "start_ns", "stack_id", "state", "on_cpu")
 HZ: Final = 997
+"""Of the CPU sampler, while threads that run are looked for."""
 PASS_S: Final = 0.005
 """How long the CPU sampler runs at a time: some five samples of each CPU."""
 MAX_PASSES: Final = 10
+"""How often the sampler runs; a thread that was not seen by then has no stack."""
 ITERATION_S: Final = 8.0
 """How long the iteration over the process's threads may take: 3,000 of them take a second."""
 _TASK_IDLE: Final = 0x402
 _RTLOCK_WAIT: Final = 0x1000
 _FROZEN: Final = 0x8000
+"""States of a task, bits of linux/sched.h."""
 _LETTERS: Final = "RSDTtXZP"
 """Of ps(1), by the highest of the bits that the kernel reports (TASK_REPORT of linux/sched.h)."""
 
@@ -115,9 +118,9 @@ class ThreadDump:
         return found
 
     def _read_all(self, link: int) -> None:
-        """In a child, which may be given up: it reads the process's stacks, and waits where the
-        process keeps its own memory map locked, or a page of a stack is that of a file which its
-        server does not bring. What was seen until then counts. Raises OSError."""
+        """Run the iterator in a child, which may be given up: it reads the process's stacks, and
+        waits where the process keeps its memory map locked, or where a page of a stack is that of a
+        FUSE file whose server does not answer. What was seen until then counts. Raises OSError."""
         memory = OtherMemory(self._bpf, self._pid)
         status = interpreter.run_forked(lambda: memory.walk(link), ITERATION_S)
         if status is None:

@@ -22,9 +22,11 @@ from collections.abc import Iterable, Sequence
 from sonde import interpreter, procfs, system_libraries
 
 PATIENCE_S = 20.0
+"""For the separate process, to load the library and answer."""
 
 VERSIONS = (3020, 4000, 5050, 6050, 7000, 8000, 9000, 10000, 11000, 11020, 12000, 12080, 13000)
-"""Each may get another version of a function. Before 3.2 sizes had 32 bits: not asked for."""
+"""Of CUDA, as cuGetProcAddress takes them (12080: 12.8): each may get another version of a
+function. Before 3.2 sizes had 32 bits: those are not asked for."""
 
 _LEGACY_STREAM, _PER_THREAD_STREAM = 1, 2
 """CU_GET_PROC_ADDRESS_*: functions for the two kinds of default stream."""
@@ -33,7 +35,8 @@ _LEGACY_STREAM, _PER_THREAD_STREAM = 1, 2
 def entry_points(fd: int, functions: Iterable[str]) -> list[tuple[str, int]]:
     """(function, offset in the file) of what an open CUDA driver library hands out.
 
-    Empty where it cannot be loaded or does not know how: then its symbols are all there is.
+    Empty where it cannot be loaded, has no cuGetProcAddress_v2, or does not answer in time: then
+    only functions with symbols are found.
     """
     command = interpreter.command(__name__, str(fd))
     try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory that the library in a profiled process made: found, locked, read and written.
 
-Never mapped: whatever the process does to it, nothing but an error can come back. The layout and
-the rules of who writes what are in abi/inject.h.
+It is read by pread and never mapped, so that nothing that the process does to it causes more than
+an error. The layout and the rules of who writes what are in abi/inject.h.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ REASON_TEXT: Final = {
     abi.Reason.NO_MEMORY: "no memory for records",
 }
 _MAX_DESCRIPTORS: Final = 65_536
-"""Of one process, looked at."""
+"""Of one process, that are looked at."""
 _MAX_TRIED: Final = 16
-"""Descriptors, and mappings, of its name: one is what the library makes, two where it forked."""
+"""Descriptors, and mappings, with the memory's name: the library makes one, and one more after a
+fork."""
 LIBRARY: Final = re.compile(r"sonde-inject-[0-9a-f]+\.so( \(deleted\))?$|^/memfd:sonde-library ")
 """How the library is mapped: from a file, which may have been replaced since, or attached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The library's state, checked no further than its types."""
+    """The library's state at one moment. Its numbers are whatever the process wrote there."""
 
     status: abi.Status
     reason: abi.Reason
@@ -72,15 +73,16 @@ class InjectMemory:
     def find(
         cls,
         pid: int,
-        most_bytes: int = procfs.MAX_MAPS_BYTES,
+        max_bytes: int = procfs.MAX_MAPS_BYTES,
         unread: UnreadProcesses | None = None,
     ) -> Self | None:
-        """That of process `pid`, which has our library mapped; None where it has none.
+        """That of process `pid`, open; None where it does not map the library, or no memory that
+        fits is found.
 
-        `most_bytes`: read of its mappings; `unread` counts it where there are more. Raises
+        `max_bytes`: read of its mappings; `unread` counts it where there are more. Raises
         PermissionError where it may not be looked for.
         """
-        spans = _mapped(pid, MAPPED_AS, most_bytes, unread)
+        spans = _mapped(pid, MAPPED_AS, max_bytes, unread)
         if spans is None:
             return None
         inner = _inner_pid(pid)
@@ -111,7 +113,7 @@ class InjectMemory:
         self.close()
 
     def close(self) -> None:
-        """Give it up, and the lock with it."""
+        """Close it, which ends the lock, too."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -143,8 +145,9 @@ class InjectMemory:
     def ask(self, **fields: int) -> None:
         """Write fields of inject_control, one by one. Raises OSError.
 
-        In a child: its process can hold the file's lock for as long as it likes, by a write from
-        memory that somebody does not bring. Reading takes no lock.
+        In a child: the process can hold the file's lock for as long as it likes, by a write(2)
+        whose source is memory that a page fault handler (userfaultfd, FUSE) never fills. Reading
+        takes no lock.
         """
         pieces = []
         for name, value in fields.items():
@@ -162,7 +165,7 @@ class InjectMemory:
             self.ask(request=request)
 
     def heartbeat(self) -> None:
-        """An agent is alive and reads."""
+        """Show the library that an agent is alive and reads."""
         self.ask(heartbeat_ns=time.monotonic_ns())
 
     def wait_for(self, *wanted: abi.Status, timeout_s: float) -> Seen:
@@ -177,7 +180,7 @@ class InjectMemory:
 
 def find_memory(pid: int, name: str, size: int) -> int | None:
     """A descriptor of other memory that the library made, a sealed memfd of this name and size;
-    None where there is none. What it holds is the process's word. Raises PermissionError."""
+    None where there is none. Its content is not to be trusted. Raises PermissionError."""
     mapped_as = f"/memfd:{name} (deleted)"
     spans = _mapped(pid, mapped_as, procfs.MAX_MAPS_BYTES, None) or []
     try:
@@ -241,9 +244,10 @@ def _descriptors(pid: int, mapped_as: str) -> Iterator[str]:
 
 
 def _mapped(
-    pid: int, name: str, most_bytes: int, unread: UnreadProcesses | None
+    pid: int, name: str, max_bytes: int, unread: UnreadProcesses | None
 ) -> list[str] | None:
-    """Ranges of addresses that show such memory; None where no code of the library is mapped.
+    """Ranges of addresses that map memory of this name; None where no code of the library is
+    mapped.
 
     Raises PermissionError.
     """
@@ -251,7 +255,7 @@ def _mapped(
     has_library = False
     mapped_as = name.encode()
     try:
-        with procfs.MapsReader(pid, most_bytes) as reader:
+        with procfs.MapsReader(pid, max_bytes) as reader:
             for line in reader.lines():
                 if line.endswith(mapped_as):
                     if len(spans) < _MAX_TRIED:
@@ -267,5 +271,6 @@ def _mapped(
 
 
 def _inner_pid(pid: int) -> int:
+    """Its number in its innermost pid namespace."""
     credentials = procfs.read_credentials(pid)
     return pid if credentials is None else credentials.inner_pid

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes records out of the ring of a profiled process, and believes nothing that it reads.
+"""Takes records out of the ring of a profiled process, and trusts nothing that it reads.
 
 The process may write anything at any time. So numbers are checked where they are used, a record
-that is not the one expected is counted and left out, and names are bytes until made harmless.
+that is not the one expected is counted and left out, and `_native.demangle` bounds the names.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from sonde.collect import inject_abi as abi
 from sonde.collect.ring_budget import Turn
 
 MAX_A_TURN: Final = 16_384
-"""Records read from one process at a time; the rest waits, or finds the ring full."""
+"""Records read from one process at a time; the others stay in the ring, which may get full."""
 MAX_NAMES: Final = 20_000
 MAX_NAME_BYTES: Final = 1 << 20
-"""Of names of one ring, kept so that they are not read again."""
+"""Names of one ring that are kept, so that they are not read again, and their bytes."""
 LONGEST_NS: Final = 3_600_000_000_000
 """No run on a device takes an hour; what claims more is wrong."""
 MAX_WEIGHT: Final = 1e7
+"""A larger one is wrong."""
 STACKS_HELD: Final = 4_096
+"""Stacks of a ring whose run has not come yet."""
 ADDRESSES_HELD: Final = 65_536
 """Of those stacks together."""
 
@@ -73,30 +75,30 @@ _RUNS: Final[Mapping[int, abi.Type]] = {
 
 
 class Ring:
-    """The reading end of one process's ring. The descriptor stays its owner's."""
+    """The reading end of one process's ring. It does not close the descriptor."""
 
     def __init__(self, fd: int, tail: int) -> None:
         self._fd = fd
         self.tail = tail
-        """Records taken, ever: what is reported to the library."""
+        """Records taken, ever; as the library is to know it (`abi.Control`)."""
         self._names: OrderedDict[int, str] = OrderedDict()
         self._name_bytes = 0
         self._turn: Turn | None = None
         self._stacks: OrderedDict[int, list[tuple[int, ...]]] = OrderedDict()
         self._addresses = 0
-        """In those."""
+        """In `_stacks`."""
 
     def waiting(self, head: int) -> int:
-        """Records up to `head`, as the library gave it; 0 where that is nonsense."""
+        """How many records there are up to `head`, as the library gave it; 0 where it cannot be."""
         waiting = head - self.tail
         return waiting if 0 <= waiting <= abi.RING_RECORDS else 0
 
     def take(
-        self, head: int, now_ns: int, most: int = MAX_A_TURN, turn: Turn | None = None
+        self, head: int, now_ns: int, limit: int = MAX_A_TURN, turn: Turn | None = None
     ) -> Taken:
-        """Records up to `head`, as the library gave it, and at most `most`.
+        """Records up to `head`, as the library gave it, and at most `limit`.
 
-        `turn`: what new names may cost. Raises OSError once it is gone.
+        `turn`: what new names may cost. Raises OSError where the memory cannot be read.
         """
         self._turn = turn
         taken = Taken()
@@ -106,7 +108,7 @@ class Ring:
             taken.skipped += min(abs(waiting), abi.RING_RECORDS)
             self.tail = head
             return taken
-        left = min(waiting, most, MAX_A_TURN)
+        left = min(waiting, limit, MAX_A_TURN)
         while left:
             at = self.tail % abi.RING_RECORDS
             count = min(left, abi.RING_RECORDS - at)
@@ -119,13 +121,14 @@ class Ring:
                 if record.seq != self.tail:
                     taken.skipped += 1
                 elif record.type == abi.Type.FRAMES:
-                    self._frames(abi.FRAMES.unpack_from(data, number * abi.RECORD_BYTES), taken)
+                    frames = abi.FRAMES.unpack_from(data, number * abi.RECORD_BYTES)
+                    self._take_frames(frames, taken)
                 else:
-                    self._one(record, now_ns, taken)
+                    self._take_run(record, now_ns, taken)
             left -= count
         return taken
 
-    def _one(self, record: abi.Record, now_ns: int, taken: Taken) -> None:
+    def _take_run(self, record: abi.Record, now_ns: int, taken: Taken) -> None:
         kind = _RUNS.get(record.type)
         if kind is not None:
             run = self._run(record, kind, now_ns)
@@ -136,7 +139,7 @@ class Ring:
         else:
             taken.wrong += 1
 
-    def _frames(self, record: Iterable[int], taken: Taken) -> None:
+    def _take_frames(self, record: Iterable[int], taken: Taken) -> None:
         """`record`: the fields of abi.Frames."""
         _, _, part, parts, frames, correlation, _, _, *addresses = record
         held = self._stacks.setdefault(correlation, [])

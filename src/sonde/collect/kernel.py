@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel side of the collectors: BPF objects that share their stacks and their targets."""
+"""The kernel side of the collectors: BPF objects that share their stacks and the set of watched
+processes (`targets`)."""
 
 from __future__ import annotations
 
@@ -44,29 +45,31 @@ UNWIND_MAPS = (
 
 
 FEW_CPUS: Final = 4
+"""A machine with no more of them has smaller maps (`by_cpus`)."""
 STACKS: Final = 8192
 """Stacks and pieces of long ones that the kernel keeps on a large machine (bpf/stack.h)."""
 
 
 MAX_CHOSEN: Final = 512
-"""Processes that are looked at closely where a kernel chooses (bpf/chosen.h)."""
+"""Processes that are counted or sampled, where only chosen ones are (`Kernel.choose`)."""
 WITHOUT_STACKS, WITH_STACKS = b"\x01", b"\x02"
-"""enum closeness"""
+"""Values of the map `chosen`: enum closeness of bpf/chosen.h."""
 CHOOSING: Final = frozenset(("cpu", "waits"))
-"""Objects that ask whether a process is chosen."""
+"""Objects that look up whether a process is chosen."""
 SHARED_MAPS: Final = ("stacks", "chosen")
 """Shared by all that take stacks; owned by unwind.bpf.c, too."""
 
 MAX_TYPE_BYTES: Final = 64 << 20
+"""Of the kernel's BTF, that are searched."""
 
 NEWLY_MET: Final = 512
-"""Processes that walks met for the first time, until they are read (every 0.25 s); one that found
-no room asks again."""
+"""Processes that a walk met for the first time, kept until the agent reads them (every 0.25 s); one
+for which there is no room is reported by its next walk."""
 
 
 def by_cpus(entries: int) -> int:
-    """Entries of a map that is to hold `entries` on a large machine: half of them on one of few
-    CPUs, where less can happen in a second."""
+    """Entries of a map that is to hold `entries` on a large machine: half of them on one with at
+    most FEW_CPUS, where less can happen in a second."""
     return entries if (os.cpu_count() or 1) > FEW_CPUS else entries // 2
 
 
@@ -79,8 +82,8 @@ class BpfObject:
     """Of its `const volatile` globals."""
     skip: Sequence[str] = ()
     """Programs that are not to be loaded."""
-    most: Mapping[str, int] = field(default_factory=dict)
-    """Bounds of the entries of its maps."""
+    max_entries: Mapping[str, int] = field(default_factory=dict)
+    """Of its maps, where they differ from the source's."""
     takes_stacks: bool = True
 
 
@@ -94,10 +97,11 @@ class Kernel:
     def __init__(
         self, pids: Iterable[int] | None, skip_self: bool = False, chooses: bool = False
     ) -> None:
-        """`chooses`: no stack is taken and no wait counted but of the processes of `choose`."""
+        """`pids`: the watched processes, with their descendants; None for all. `chooses`: stacks
+        are taken and waits counted only of the processes of `choose`."""
         self._chooses = chooses
         self._chosen: dict[int, bool] = {}
-        self.stacks_most = by_cpus(STACKS)
+        self.max_stacks = by_cpus(STACKS)
         self._stack_seed = int.from_bytes(os.urandom(8), "little")
         self._shared: dict[str, _native.Bpf] = {}
         self._constants: dict[str, int] = {}
@@ -106,6 +110,7 @@ class Kernel:
             self._constants["self_tgid"] = os.getpid()
         self._unwind: _native.Bpf | None = None
         self._unwatched = 0
+        """Descendants that found no room among the watched processes."""
         if pids is not None:
             targets = self.load(BpfObject("targets", takes_stacks=False))
             self._shared["targets"] = targets
@@ -118,18 +123,19 @@ class Kernel:
     def unwind(self) -> _native.Bpf:
         """Owner of the maps that stacks are walked by and kept in. Raises HostError."""
         if self._unwind is None:
-            most = {
+            max_entries = {
                 "unwind_wanted": NEWLY_MET,
-                "stacks": self.stacks_most,
+                "stacks": self.max_stacks,
                 "chosen": MAX_CHOSEN if self._chooses else 1,
             }
             with _refusals():
-                self._unwind = _native.Bpf("unwind", {}, self._shared, (), most)
+                self._unwind = _native.Bpf("unwind", {}, self._shared, (), max_entries)
             self._shared |= dict.fromkeys((*UNWIND_MAPS, *SHARED_MAPS), self._unwind)
         return self._unwind
 
     def _watch_with_children(self, pids: frozenset[int]) -> None:
-        """Births are followed already; of those before, again until none is new."""
+        """Watch processes and the descendants that they have already, pass by pass until there is
+        no new one. Those forked from now on are added in the kernel."""
         for pid in pids:
             self.watch(pid)
         known = set(pids)
@@ -146,8 +152,8 @@ class Kernel:
         self._shared["targets"].set_hash("targets", struct.pack("=I", pid), b"\x01")
 
     def choose(self, pids: Mapping[int, bool]) -> None:
-        """From now on count waits of these processes, at most `MAX_CHOSEN`, and take stacks of
-        those that are True."""
+        """From now on count waits of these processes alone, at most `MAX_CHOSEN`, and take stacks
+        of those that are True."""
         wanted = dict(islice(pids.items(), MAX_CHOSEN))
         if wanted == self._chosen or (owner := self._shared.get("chosen")) is None:
             return
@@ -165,7 +171,8 @@ class Kernel:
         return bool(self._chosen)
 
     def load_ahead(self, objects: Iterable[BpfObject]) -> None:
-        """Start to load objects side by side; `load` waits for each, and raises what went wrong.
+        """Start to load objects, each in a thread; `load` waits for one, and raises what went
+        wrong.
 
         Raises HostError where not even their common maps can be made.
         """
@@ -176,7 +183,8 @@ class Kernel:
 
     def load(self, wanted: BpfObject) -> _native.Bpf:
         """Load an object with the common constants and maps, or take the one that was loaded ahead
-        with the same constants and programs; bounds of maps may differ by what a moment changes.
+        with the same constants and programs. Sizes of maps are not compared: they depend on what
+        the machine ran at that moment.
 
         Raises HostError with the remedy.
         """
@@ -195,28 +203,28 @@ class Kernel:
     ) -> tuple[str, Mapping[str, int], Mapping[str, _native.Bpf], Sequence[str], Mapping[str, int]]:
         """As `_native.Bpf` takes them. Raises HostError."""
         constants = {**self._constants, **wanted.constants}
-        most = {"stacks": 1, **wanted.most}
+        max_entries = {"stacks": 1, **wanted.max_entries}
         if wanted.takes_stacks:
             _ = self.unwind
             constants["stack_seed"] = self._stack_seed
         if "filter_targets" not in self._constants and wanted.name != "targets":
-            most["targets"] = 1  # nobody asks it
+            max_entries["targets"] = 1  # no program looks into it
         if wanted.name in CHOOSING:
             constants["chosen_only"] = int(self._chooses)
-        return wanted.name, constants, self._shared, wanted.skip, most
+        return wanted.name, constants, self._shared, wanted.skip, max_entries
 
     def walks(self, ids: Sequence[int]) -> list[_native.RawStack]:
-        """Those of the stacks that are still kept."""
+        """The stacks of these ids that the kernel still has."""
         return self._unwind.walks(ids) if ids and self._unwind else []
 
     def clear_stacks(self) -> None:
-        """Drop all stacks, those too that no row speaks of."""
+        """Drop all stacks, those that no row refers to, too."""
         if self._unwind:
             self._unwind.clear_stacks()
 
     def forget_stacks(self, ids: Sequence[int], short: Sequence[int] = ()) -> None:
-        """Make room for new stacks by dropping some that were read; `short` are known to be of one
-        piece, which is cheaper."""
+        """Make room for new stacks by dropping some that were read; `short`: others that are known
+        to be of one piece (bpf/stack.h), which is cheaper."""
         if self._unwind:
             self._unwind.forget_stacks(ids, short)
 
@@ -236,7 +244,7 @@ class Kernel:
 
 @functools.cache
 def has_uprobe_multi(types: Path = Path("/sys/kernel/btf/vmlinux")) -> bool:
-    """Whether one link may hold probes on many places (Linux 6.6): by the kernel's types."""
+    """Whether one link may hold probes at many places (Linux 6.6), as the kernel's BTF shows."""
     try:
         with types.open("rb") as file:
             return b"\0bpf_uprobe_multi_link\0" in file.read(MAX_TYPE_BYTES)
@@ -270,7 +278,8 @@ def refusal(error: OSError) -> HostError:
 
 
 def expect_fields(bpf: _native.Bpf, rows: str, expected: Sequence[str]) -> None:
-    """Hold fields that are unpacked against those that programs write. Raises InternalError."""
+    """Check that the fields that Python unpacks are those that programs write. Raises
+    InternalError."""
     found = bpf.fields(rows)
     if found != list(expected):
         raise InternalError(f"{rows} has the fields {found}, not {list(expected)}", "rebuild Sonde")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole stacks of launches that the library in a process times: taken by the kernel where the
-library calls an empty function, and identified by the number of the launch."""
+"""Whole stacks of launches that the library in a process times: taken by a uprobe on an empty
+function that the library calls, and identified by the launch's correlation id."""
 
 from __future__ import annotations
 
@@ -24,18 +24,21 @@ FIELDS: Final = ("tgid", "start_ns", "correlation", "stack_id")
 FRAMES_OF: Final = re.compile(r"sonde-inject-[0-9a-f]+\.so$|^\[memfd:sonde-library\]$")
 """LIBRARY, as frames name their binary."""
 SITE: Final = "sonde_inject_site"
+"""The empty function."""
 ROWS: Final = 32_768
-"""Of a second, where CPUs are many: eight ranks of one user have room for 1,024 launches each."""
-OF_ONE_PROCESS: Final = 8
-OF_ONE_PARTY: Final = 4
-"""What part of the rows of a second one process may have, and one user or container (bpf/share.h):
-any process may call the site."""
+"""Of a second, on a machine with many CPUs: eight ranks of one user have room for 1,024 launches
+each."""
+PROCESS_DIVISOR: Final = 8
+PARTY_DIVISOR: Final = 4
+"""One process may have an eighth of the rows of a second, and one user or container a quarter
+(bpf/share.h): any process may call the site."""
 CHEAP: Final = "emulated"
-"""Of _native.probe_sites. A site that some kernel would single-step is refused."""
+"""Cost class of _native.probe_sites; of another one some kernel would single-step the site, so that
+it is refused."""
 LOOK_CPU_S: Final = 0.1
-"""Of one file: anybody may map one that defines the site thousands of times."""
+"""CPU time for one file: anybody may map one that defines the site thousands of times."""
 PUT_OFF_S: Final = 10.0
-"""To the next attempt, where somebody would keep the kernel waiting (procfs.map_locks)."""
+"""To the next attempt, where a process would keep the kernel waiting (procfs.map_locks)."""
 INODE: Final = 2
 """Of a file's key."""
 
@@ -50,20 +53,20 @@ class _Probed:
 
 
 class LaunchSites:
-    """One probe a library file, on while any process that we time maps it."""
+    """One probe on each file of the library, while a process that is timed maps it."""
 
     @staticmethod
     def bpf_object() -> BpfObject:
         """What is loaded into the kernel for it."""
         rows = by_cpus(ROWS)
         shares = {
-            "most_of_one_process": rows // OF_ONE_PROCESS,
-            "most_of_one_party": rows // OF_ONE_PARTY,
+            "most_of_one_process": rows // PROCESS_DIVISOR,
+            "most_of_one_party": rows // PARTY_DIVISOR,
         }
-        return BpfObject("launch_sites", shares, most={"launch_sites": rows})
+        return BpfObject("launch_sites", shares, max_entries={"launch_sites": rows})
 
     def __init__(self, kernel: Kernel, budget: FileBudget | None = None) -> None:
-        """`budget`: CPU time that looking at libraries may take; None where nobody else waits.
+        """`budget`: CPU time that looking at libraries may take; None for no limit.
         Raises HostError where the kernel does not take the program."""
         self._budget = budget or Unlimited()
         self._bpf = kernel.load(self.bpf_object())
@@ -74,14 +77,14 @@ class LaunchSites:
         self._kept_on = False
         """A file has its probe still, though no process needs it."""
         self._again_s = 0.0
-        """When (monotonic s) both are looked at again."""
+        """When (monotonic s) both are tried again."""
         self._count = 0
         """Of processes that had to wait."""
         expect_fields(self._bpf, "launch_sites", FIELDS)
 
     def add(self, pid: int) -> bool:
-        """Probe the library that a process has mapped. False: it cannot be, or not cheaply, or not
-        now: then `due` brings the process up again."""
+        """Probe the library that a process has mapped. False: it cannot be probed, or not cheaply,
+        or not now; where not now, `due` returns the process later."""
         party = procfs.party_of(pid)
         if self._budget.is_over(party):
             self._wait(pid)
@@ -133,7 +136,7 @@ class LaunchSites:
             asked = [(site.offset, site.size, False) for site in found]
             for offset, cost_class, *_ in _native.probe_sites(path, asked, LOOK_CPU_S):
                 if cost_class == CHEAP:
-                    places = [(offset, 0)]
+                    places = [(offset, 0)]  # and a number for the program, which needs none here
                     link = self._bpf.attach_uprobes(path, places, "on_launch_site", None, False)
                     return _Probed(link, fd, set())
         except BaseException:
@@ -143,7 +146,8 @@ class LaunchSites:
         return None
 
     def drop(self, pid: int) -> None:
-        """A process is timed no longer."""
+        """Forget a process that is timed no longer; a file that no other one maps loses its
+        probe."""
         self._put_off.discard(pid)
         for probed in self._files.values():
             probed.pids.discard(pid)

@@ -24,15 +24,15 @@ FileKey = tuple[int, int, int]
 """(major, minor, inode) of a file as /proc/PID/maps and mmap events give them."""
 
 MAX_FILES: Final = 4_096
-"""Executable files of one process."""
+"""Executable files of one process that are looked at."""
 MAX_LINKS: Final = 8
-"""From the name of a library to its file."""
+"""Symbolic links that are followed from the name of a library to its file."""
 FIRST_BYTES: Final = 256 << 10
-"""Of the mappings of a process, read before all others had their turn: 2,500 lines."""
+"""Of /proc/PID/maps, read in the first pass over all processes: about 2,500 lines."""
 LONG_CPU_S: Final = 0.5
-"""CPU time for what is longer than that, of all processes of one party."""
+"""CPU time of one `mapped_now` for processes with more than that, all those of one party."""
 MAX_LONG_CPU_S: Final = 2.0
-"""The same of all parties."""
+"""The same for all parties together."""
 
 _DELETED = " (deleted)"
 
@@ -63,17 +63,19 @@ class UnreadProcesses:
 
 
 def mapped_by(
-    pid: int, unread: UnreadProcesses | None = None, most_bytes: int = procfs.MAX_MAPS_BYTES
+    pid: int, unread: UnreadProcesses | None = None, max_bytes: int = procfs.MAX_MAPS_BYTES
 ) -> Iterator[MappedFile]:
-    """The executable files that a process has mapped now, each once; nothing where it is gone.
+    """The executable files that a process has mapped now, each once; nothing where it is gone or
+    may not be looked at.
 
-    `unread` counts it where there is more than was read.
+    `unread` counts it where there is more than `max_bytes`, MAX_FILES or the CPU time of a
+    `MapsReader` allow.
     """
     seen: set[tuple[bytes, bytes]] = set()
     try:
-        with procfs.MapsReader(pid, most_bytes) as reader:
+        with procfs.MapsReader(pid, max_bytes) as reader:
             for line in reader.lines():
-                # start-end perms offset major:minor inode path; most lines are no code's
+                # start-end perms offset major:minor inode path; most lines are not of code
                 at = line.find(b" ")
                 if line[at + 3 : at + 4] != b"x":
                     continue
@@ -98,8 +100,8 @@ def mapped_by(
 def mapped_now(unread: UnreadProcesses | None = None) -> Iterator[MappedFile]:
     """Every (process, executable file) of the machine, as far as its mount of /proc shows.
 
-    Processes with very many mappings come last, the party first that has taken least time, and
-    those of a party share a bound on the time they take: a hostile one delays nobody but its like.
+    Processes with very many mappings come last, each time one of the party that has taken least
+    time, and the time of one party is bounded: a hostile process delays only those of its party.
     `unread` counts those that were not read to their end.
     """
     long: dict[int, list[int]] = {}
@@ -146,8 +148,8 @@ def open_mapped(file: MappedFile) -> int:
 
 
 def _stat_key(fd: int) -> FileKey:
-    """The stat() of a file: on most file systems that is its identity, and costs a twentieth
-    of asking for it."""
+    """A file's key by fstat(2): on most file systems the same as `identity`, at a twentieth of the
+    cost."""
     found = os.fstat(fd)
     return os.major(found.st_dev), os.minor(found.st_dev), found.st_ino
 
@@ -174,7 +176,8 @@ def identity(fd: int) -> FileKey | None:
 
 
 def installed(wanted: Callable[[str], bool]) -> Iterator[str]:
-    """Paths of the dynamic linker's cache whose file name is wanted."""
+    """Paths of the dynamic linker's cache for which `wanted` is true of the name in the cache, or
+    of a file name that it leads to."""
     seen = set()
     for name, text in system_libraries.in_cache():
         if any(map(wanted, {name, *_names_along(text)})):
@@ -185,8 +188,8 @@ def installed(wanted: Callable[[str], bool]) -> Iterator[str]:
 
 
 def _names_along(path: str) -> Iterator[str]:
-    """The file names of a path and of what it leads to; links of folders are not looked at, which
-    would take the time of ten."""
+    """The file names of a path and of the links that it leads to; links among the folders are not
+    resolved, which would take ten times as long."""
     for _ in range(MAX_LINKS):
         folder, _, name = path.rpartition("/")
         yield name

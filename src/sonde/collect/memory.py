@@ -43,7 +43,7 @@ KINDS: Final = {
     8: ("mapped", "heap"),
     9: ("unmapped", ""),
 }
-"""`enum memory_kind`: kind and name of a row."""
+"""`enum memory_kind`: kind and name of a row (reserved: mapped without access)."""
 OTHER: Final = ("other", "")
 """Of what was counted for all processes together, whatever it was."""
 PROGRAMS: Final = (
@@ -52,15 +52,17 @@ PROGRAMS: Final = (
 MAX_PIECES: Final = 16
 """What is left of one mapping around its holes is followed in at most this many pieces."""
 Range = tuple[int, int]
-"""Addresses, the second one behind its end."""
+"""Addresses: the first one, and the one behind the last."""
 COMPARE_SHARE: Final = 0.01
-"""Of a CPU, at the most, that goes into holding what is followed against /proc/PID/maps."""
+"""Of a CPU, at the most, for comparing the mappings that are followed with /proc/PID/maps."""
 COMPARE_CREDIT_S: Final = 0.05
-"""CPU time for that which can be saved up: enough for every chunk of a machine at ease."""
+"""CPU time for that which can be saved up: on a quiet machine there is enough at each chunk's
+end."""
 
 MAX_COMPARE_S: Final = 0.5
 """CPU time of one comparison, after which what was not read counts as mapped still."""
 _ALL: Final = 1 << 64
+"""Behind the last address."""
 
 
 class MemoryCollector(Attached):
@@ -88,6 +90,7 @@ class MemoryCollector(Attached):
         self._credit_s = COMPARE_CREDIT_S
         self._credited_s = time.monotonic()
         self._unfollowed = 0
+        """Mappings, or pieces of them, that are not followed any more."""
         self._unread = 0
         """Times that not all of what a process has mapped was read."""
         self._compare_until_s = 0.0
@@ -96,7 +99,8 @@ class MemoryCollector(Attached):
         expect_fields(self._bpf, "memory", FIELDS)
 
     def start(self) -> None:
-        """Note where heaps end, then follow faults and calls. Raises HostError."""
+        """Record where the heap (brk) of each process ends, then follow faults and calls. Raises
+        HostError."""
         try:
             self._sum = self._bpf.attach("on_sum") if self._sum is None else self._sum
             scan = self._bpf.attach("on_scan")
@@ -149,18 +153,18 @@ class MemoryCollector(Attached):
         batch.threads.add(who)
         if is_total:
             batch.seen += count
-            rest = (count, 0, size, 0, 0, 0)
-            batch.add("activity", (since_ns, *what, "", "", "", 0, *who, *rest))
+            totals = (count, 0, size, 0, 0, 0)
+            batch.add("activity", (since_ns, *what, "", "", "", 0, *who, *totals))
         if stack_id:
             weights = (float(weight_count), 0.0, float(weight_bytes))
             batch.add("sample", (since_ns, *what, *who, stack_id, *weights))
             batch.stacks[stack_id] = who[:2]
 
     def _compare(self, batch: Batch, since_ns: int) -> None:
-        """Take back what was unmapped in a way the programs could not follow.
+        """Report as unmapped what went in a way the BPF programs do not follow.
 
-        For example the middle of a mapping, or all of it by an exec. What a process held when it
-        ended stays as it was: that is what it had come to hold.
+        For example the middle of a mapping, or all of it by an exec. What a process had mapped when
+        it ended is not reported: the rows are to show what it had come to hold.
         """
         space: dict[tuple[int, int], list[Range] | None] = {}
         for address, pid, start, stack_id, size, tid, weight, number, is_part in self._bpf.entries(
@@ -168,7 +172,7 @@ class MemoryCollector(Attached):
         ):
             start_ns = start - start % START_UNIT_NS
             key = (pid, start_ns)
-            if address + size >= _ALL:  # no mapping is so large: it is not what its process has
+            if address + size >= _ALL:  # no mapping is this large: the entry is wrong
                 self._unfollowed += 1
                 with suppress(FileNotFoundError):
                     self._bpf.delete_hash("mappings", _place(address, pid))
@@ -184,7 +188,7 @@ class MemoryCollector(Attached):
             try:
                 self._bpf.delete_hash("mappings", _place(address, pid))
             except FileNotFoundError:
-                continue  # it was unmapped just now, and that was followed
+                continue  # it was unmapped just now, which a program saw
             if ranges is None:
                 continue
             for index, (since, until) in enumerate(pieces):
@@ -199,7 +203,8 @@ class MemoryCollector(Attached):
                       who=(pid, start_ns, tid), stack_id=stack_id, is_total=False)  # fmt: skip
 
     def _follow(self, pid: int, since: int, until: int, mapping: tuple[int, ...]) -> None:
-        """What is left of a mapping; `struct memory_mapping`."""
+        """Have a piece that is left of a mapping followed; `mapping`: the fields of `struct
+        memory_mapping`."""
         try:
             self._bpf.set_hash("mappings", _place(since, pid), struct.pack("=QQQIIII", *mapping))
             self._bpf.set_hash("mapping_ends", _place(until, pid), struct.pack("=Q", since))
@@ -209,7 +214,7 @@ class MemoryCollector(Attached):
     def _space_of(self, pid: int, start_ns: int) -> list[Range] | None:
         """Ranges that a process has mapped, ascending; None where it is gone.
 
-        What is not in them is taken for unmapped, so what was not read is taken for mapped.
+        What is not in them counts as unmapped, so what was not read is put in as mapped.
         """
         if time.thread_time() >= self._compare_until_s:
             self._unread += 1

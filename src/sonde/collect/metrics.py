@@ -18,25 +18,27 @@ from typing import Protocol
 
 from sonde._native import ExitEvent, MmapEvent, ProcessEvent
 from sonde.collect.collector import Batch, Collector
-from sonde.collect.polling import STIRRED_S, Points, Schedule, Source
+from sonde.collect.polling import MARKED_ACTIVE_S, Points, Schedule, Source
 from sonde.metrics import labels
 
 SILENT_S = 3.0
-"""Sources report at least once a second; after this long without a report they hang."""
+"""A poll that takes longer than this counts as hanging."""
 DRIVER_LIBRARY = re.compile(r"/lib(cuda|amdhip64|ze_loader)\.so[.0-9]*$")
 """What a process maps before it uses a device."""
-MAX_COMERS = 1_024
+MAX_NEWCOMERS = 1_024
+"""Processes that mapped such a library lately and are remembered."""
 POINTS_KEPT = 200_000
-"""Of one thread between two ticks."""
+"""Rows of one thread between two ticks, of metrics and of events each; others are lost, and
+counted."""
 
 
 class Runner(Protocol):
-    """Asks sources, out of the agent's way."""
+    """Polls sources where they cannot hold up the agent."""
 
     name: str
 
     def start(self) -> None:
-        """Begin to ask; never raises for what a source lacks: that is a gap."""
+        """Begin to poll; never raises for what a source lacks: that is a gap."""
 
     def take(self) -> Points:
         """Rows since the last call; never blocks."""
@@ -55,7 +57,7 @@ class Runner(Protocol):
         """Those processes have exited: follow the device's own activity again."""
 
     def stop(self) -> None:
-        """Stop asking, without waiting for one that hangs."""
+        """Stop polling, without waiting for a source that hangs."""
 
     @property
     def lost(self) -> int:
@@ -63,32 +65,34 @@ class Runner(Protocol):
 
 
 class ThreadRunner:
-    """Asks sources in a thread of this process: only those that cannot hang for long."""
+    """Polls sources in a thread of this process: only those that cannot hang for long."""
 
     def __init__(self, name: str, sources: Sequence[Source]) -> None:
         self.name = name
         self.lost = 0
-        self._schedules = [Schedule(source, asking=self._asks) for source in sources]
+        self._schedules = [Schedule(source, on_poll=self._on_poll) for source in sources]
         self._points = Points()
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._rest_s = 0.0
+        self._min_interval_s = 0.0
         self._woken = threading.Event()
-        self._asking: tuple[str, int] = ("", 0)
+        self._running: tuple[str, int] = ("", 0)
+        """The poll that runs now ('' none), and since when (CLOCK_MONOTONIC, ns)."""
         self._hangs: tuple[str, int] | None = None
+        """The same of a poll whose gap was marked."""
         self._thread = threading.Thread(target=self._run, name=f"sonde-{name}", daemon=True)
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Begin to poll."""
         self._thread.start()
 
     def take(self) -> Points:
         """Rows since the last call, and the gap of a source that hangs."""
         with self._lock:
             points, self._points = self._points, Points()
-        name, since_ns = self._asking
+        name, since_ns = self._running
         now_ns = time.monotonic_ns()
-        if self._hangs is not None and self._asking != self._hangs:
+        if self._hangs is not None and self._running != self._hangs:
             mark_back(points, *self._hangs)
             self._hangs = None
         if name and now_ns - since_ns > SILENT_S * 1e9 and self._hangs is None:
@@ -97,43 +101,46 @@ class ThreadRunner:
         return points
 
     def set_min_interval(self, seconds: float) -> None:
-        """Ask nothing more often than this; 0: as often as ever, from now on."""
-        self._rest_s = seconds
+        """Poll nothing more often than this; 0: each poll at its own period again."""
+        self._min_interval_s = seconds
         if not seconds:
             self._woken.set()
 
     def keep_last_only(self, seconds: float) -> None:
-        """Ask nothing more often than that."""
+        """Poll nothing more often than this."""
         self.set_min_interval(seconds)
 
     def mark_active(self) -> None:
-        """Nothing: no device is asked here."""
+        """Nothing: no device is polled here."""
 
     def mark_idle(self) -> None:
         """Nothing."""
 
     def stop(self) -> None:
-        """Stop asking."""
+        """Stop polling."""
         self._ended.set()
         self._woken.set()
         if self._thread.is_alive():
             self._thread.join(0.2)
 
-    def _asks(self, name: str) -> None:
-        self._asking = (name, time.monotonic_ns())
+    def _on_poll(self, name: str) -> None:
+        self._running = (name, time.monotonic_ns())
 
     def _run(self) -> None:
         while not self._ended.is_set():
             self._woken.clear()
             for schedule in self._schedules:
-                schedule.set_min_interval(self._rest_s)
+                schedule.set_min_interval(self._min_interval_s)
             points = Points()
             due_ns = min(schedule.run_due(points) for schedule in self._schedules)
             with self._lock:
-                room = POINTS_KEPT - len(self._points.metrics)
+                kept = self._points
+                room = POINTS_KEPT - len(kept.metrics)
+                events_room = POINTS_KEPT - len(kept.events)
                 self.lost += max(0, len(points.metrics) - room)
-                self._points.metrics += points.metrics[: max(0, room)]
-                self._points.events += points.events[: max(0, room)]
+                self.lost += max(0, len(points.events) - events_room)
+                kept.metrics += points.metrics[:room]
+                kept.events += points.events[:events_room]
             if not self._ended.is_set():
                 self._woken.wait(max(0.001, (due_ns - time.monotonic_ns()) / 1e9))
         for schedule in self._schedules:
@@ -141,13 +148,13 @@ class ThreadRunner:
 
 
 def mark_lost(points: Points, name: str, reason: str) -> None:
-    """The gap of a source begins, as seen from outside it."""
+    """Mark the begin of a gap; `name`: of the poll that hangs, SOURCE.POLL."""
     points.note("signal_lost", 0.0, f"{name}: {reason}")
     points.add("sonde.source.up", 0.0, labels(sonde__source=name.partition(".")[0]))
 
 
 def mark_back(points: Points, name: str, since_ns: int) -> None:
-    """It is over."""
+    """Mark the end of that gap, which began at `since_ns`."""
     seconds = (time.monotonic_ns() - since_ns) / 1e9
     points.note("signal_back", seconds, f"{name}: back after {seconds:.1f} s")
     points.add("sonde.source.up", 1.0, labels(sonde__source=name.partition(".")[0]))
@@ -160,16 +167,16 @@ class Metrics(Collector):
 
     def __init__(self, runners: Sequence[Runner]) -> None:
         self._runners = runners
-        self._comers: dict[int, int] = {}
+        self._newcomers: dict[int, int] = {}
         """When (ns) processes mapped a driver's library, of those that did lately, by pid."""
 
     def start(self) -> None:
-        """Begin to ask all of them."""
+        """Start all runners."""
         for runner in self._runners:
             runner.start()
 
     def set_interval(self, seconds: float, *, keep_last_only: bool = False) -> None:
-        """Ask sources no more often than this."""
+        """Poll sources no more often than this."""
         for runner in self._runners:
             if keep_last_only:
                 runner.keep_last_only(seconds)
@@ -183,21 +190,22 @@ class Metrics(Collector):
     def on_process_events(self, events: Sequence[ProcessEvent]) -> None:
         """A process that maps the library of a device's driver is about to use the device, unless
         it ends at once: many a node runs nvidia-smi every few seconds, which maps it too."""
-        comers, came = self._comers, False
+        newcomers, came = self._newcomers, False
         for event in events:
             if isinstance(event, MmapEvent):
                 if not DRIVER_LIBRARY.search(event.path):
                     continue
-                if len(comers) >= MAX_COMERS:
-                    comers.clear()  # then only a timeout shows that they are idle
-                comers[event.pid] = event.time_ns
+                if len(newcomers) >= MAX_NEWCOMERS:
+                    newcomers.clear()  # then the mark ends after MARKED_ACTIVE_S alone
+                newcomers[event.pid] = event.time_ns
                 came = True
-            elif comers and isinstance(event, ExitEvent):
-                if event.tid != event.pid or not comers.pop(event.pid, 0):
+            elif newcomers and isinstance(event, ExitEvent):
+                if event.tid != event.pid or not newcomers.pop(event.pid, 0):
                     continue
                 now_ns = event.time_ns
-                if all(now_ns - since_ns > STIRRED_S * 1e9 for since_ns in comers.values()):
-                    comers.clear()
+                limit_ns = MARKED_ACTIVE_S * 1e9
+                if all(now_ns - since_ns > limit_ns for since_ns in newcomers.values()):
+                    newcomers.clear()
                     came = False
                     self._signal(is_idle=True)
         if came:
@@ -221,15 +229,15 @@ class Metrics(Collector):
         return batch
 
     def stop(self) -> None:
-        """Stop asking."""
+        """Stop all runners."""
         for runner in self._runners:
             runner.stop()
 
     def pause(self) -> None:
-        """Nothing: the signals go on being read, and `resume` forgets them."""
+        """Nothing: sources go on being polled, and `resume` forgets the points."""
 
     def resume(self) -> None:
-        """Forget what was read meanwhile."""
+        """Forget the points since `pause`."""
         self.drain(0, to_the_end=True)
 
     def losses(self) -> Mapping[str, int]:

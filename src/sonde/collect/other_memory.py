@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings memory of a process to the program that walks its threads (bpf/other_memory.h).
+"""Gives memory of a process to the BPF program that walks its threads (bpf/other_memory.h).
 
-A program that reads another process's memory itself waits for pages of a FUSE file, or of memory
-with a separate handler (userfaultfd), for as long as their owner likes. Nothing ends it
-meanwhile, and no other program of the machine can be removed. So it asks for the pages that it
-lacks, they are read by process_vm_readv(2), which SIGKILL does end, and it walks again.
+A BPF program that reads another process's memory itself waits for pages of a FUSE file, or of
+memory with a page fault handler in user space (userfaultfd), for as long as their owner likes.
+Nothing ends it meanwhile, and no other BPF program of the machine can be removed. So it lists the
+pages that it lacks, they are read by process_vm_readv(2), which SIGKILL does end, and it walks
+again.
 """
 
 from __future__ import annotations
@@ -20,28 +21,31 @@ from sonde import _native, procfs
 
 PAGE: Final = 4096
 TAIL: Final = 16
-"""Of the page behind, as far as it can be read."""
+"""Bytes of the next page that are kept with a page, so that one read may cross its end."""
 MAX_PAGES: Final = 4096
 """Kept at a time: room of the map `other_pages`."""
 MAX_PAGES_OF_THREAD: Final = 256
 """Beyond, its memory counts as unreadable."""
 STILL_ROUNDS: Final = 16
-"""After this many, pages count that were read before their thread ran again: some never rest."""
+"""For this many rounds pages count only until their thread runs again; then longer, as some threads
+run all the time."""
 MAX_ROUNDS: Final = 4096
+"""Walks over all threads; what lacks a page after the last one stays without a stack."""
 
 _KEY: Final = struct.Struct("=IIQ")
 _STATE: Final = struct.Struct("=III")
 _LENGTH: Final = struct.Struct("=Q")
+"""struct other_page_key, struct other_state, and the beginning of struct other_page."""
 
 
-class _Piece(ctypes.Structure):
-    """struct iovec."""
+class _Iovec(ctypes.Structure):
+    """struct iovec of process_vm_readv(2)."""
 
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
 class OtherMemory:
-    """For one walk over all threads; to be used in a process that may be killed."""
+    """One walk over all threads, in rounds; to be used in a process that may be killed."""
 
     def __init__(self, bpf: _native.Bpf, pid: int) -> None:
         self._bpf = bpf
@@ -61,11 +65,12 @@ class OtherMemory:
             wanted = [row[:3] for row in self._bpf.entries("other_pages_wanted")]
             if not wanted:
                 break
-            self._bring(sorted(wanted))
+            self._provide(sorted(wanted))
         for tid in list(self._kept):
             self._forget(tid)
 
-    def _bring(self, wanted: list[tuple[int, ...]]) -> None:
+    def _provide(self, wanted: list[tuple[int, ...]]) -> None:
+        """Read pages and put them into the map; `wanted`: (tid, context switches so far, page)."""
         lacking = {tid for tid, _, _ in wanted}
         for tid in self._kept.keys() - lacking:
             self._forget(tid)  # its walk is done
@@ -80,7 +85,8 @@ class OtherMemory:
                 self._kept[tid].append(key)
 
     def _has_room(self, tid: int) -> bool:
-        """Room for one more page of a thread; those with higher numbers give way."""
+        """Whether there is room for one more page of a thread; pages of threads with higher numbers
+        are dropped for it."""
         while sum(map(len, self._kept.values())) >= MAX_PAGES:
             last = max(self._kept)
             if last <= tid:
@@ -93,12 +99,12 @@ class OtherMemory:
             self._bpf.delete_hash("other_pages", key)
 
     def _content(self, page: int) -> bytes:
-        """Of a page and what is behind it, as much as can be read."""
+        """As much of a page and the TAIL behind it as can be read."""
         at = page * PAGE
         if at + PAGE + TAIL >= 1 << 63:
             return b""
-        ours = _Piece(ctypes.addressof(self._room), PAGE + TAIL)
-        theirs = (_Piece * 2)(_Piece(at, PAGE), _Piece(at + PAGE, TAIL))
+        ours = _Iovec(ctypes.addressof(self._room), PAGE + TAIL)
+        theirs = (_Iovec * 2)(_Iovec(at, PAGE), _Iovec(at + PAGE, TAIL))
         arguments = ctypes.byref(ours), ctypes.c_ulong(1), theirs, ctypes.c_ulong(2)
         got = self._read(self._pid, *arguments, ctypes.c_ulong(0))
         if got < 0:

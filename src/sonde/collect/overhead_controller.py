@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many launches of a process are timed: what its budget pays for.
 
-A cap by a model (the host time of a launch, measured in the process, charged several times over),
-and under it what trials find that timing costs the program in its own pace.
+A model sets the most (the host time of a timed launch, as measured in the process, times CHARGED);
+trials, which compare how fast the program launches, may lower that (`slowdown`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ FIRST_COST_NS: Final = 11_000.0
 CHARGED: Final = 4.0
 """A timed launch is charged this many times its host time: the device has work with it too."""
 LEAST_TO_JUDGE: Final = 20
+"""Launches that were timed since the last call, for their mean cost to count."""
 MAX_A_SECOND: Final = 5_000
+"""Launches timed, whatever the budget."""
 
 
 class OverheadController:
-    """That of one process."""
+    """Sets how many launches of one process are timed."""
 
     def __init__(self, budget: float) -> None:
         """`budget`: the share of its time that the process may be slowed by."""
@@ -33,11 +35,12 @@ class OverheadController:
 
     @property
     def per_second(self) -> int:
-        """Launches to time."""
+        """Launches a second to time."""
         return max(1, int(samples_a_second(self._budget, self._cost_ns) * self.trials.share))
 
     def look(self, now_s: float, counts: Mapping[str, int], before: Mapping[str, int]) -> bool:
-        """Take in what the library counts, now and at the last look; whether to ask again."""
+        """Take in what the library counts now and counted at the last call; True where `per_second`
+        may be another one now."""
         is_new = self.trials.look(now_s, counts["launches"])
         sampled = counts["sampled"] - before["sampled"]
         host_ns = counts["host_ns"] - before["host_ns"]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals that have to be asked for: sources, how often they are asked, and gaps.
+"""Metrics that have to be polled: sources, how often they are polled, and gaps.
 
-A `Source` is one place that answers: a vendor's library, a file system of the kernel. It names its
+A `Source` is what answers: a vendor's library, a file system of the kernel. It names its
 `Poll`s, each with a period: fast ones run at 10 Hz or more, slow ones once in ten
 seconds. A `Schedule` runs them in turn and puts their answers into `Points`.
 
@@ -27,13 +27,15 @@ from sonde.metrics import PERIODS_S, MetricRow, labels
 from sonde.model.rows import EventRow
 
 FAST_S, NORMAL_S, SLOW_S = PERIODS_S["fast"], PERIODS_S["normal"], PERIODS_S["slow"]
-STIRRED_S = 10.0
-"""So long does a process take, at most, from mapping a driver's library to its first work."""
+MARKED_ACTIVE_S = 10.0
+"""How long a device counts as active after a process mapped its driver's library: it takes no
+longer to its first work."""
 RETRY_FIRST_S, RETRY_LAST_S = 1.0, 30.0
+"""The pause before a gap's first retry, and the longest one."""
 
 
 class SourceUnavailable(Exception):
-    """A source does not answer. `whole`: nor will its other polls, until it was opened again."""
+    """A poll cannot be answered. `whole`: nor can the source's others, until it is opened again."""
 
     def __init__(self, reason: str, whole: bool = False) -> None:
         super().__init__(reason)
@@ -54,34 +56,34 @@ class Points:
         self.metrics.append(row)
 
     def note(self, name: str, value: float, text: str) -> None:
-        """Something that happened: a notice in the table of events. `value`: by `name`, 0 none."""
+        """A notice in the table of events. `value`: what it means depends on `name`; 0: none."""
         self.events.append(EventRow(time.monotonic_ns(), "notice", name, 0, 0, float(value), text))
 
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """A question to a source, and how often it is asked."""
+    """A query to a source, and how often it runs."""
 
     name: str
-    """Short, without the source's: utilization, gpm."""
+    """Without the source's name: utilization, gpm."""
     period_s: float
     """FAST_S, NORMAL_S or SLOW_S, unless the source has its own reason."""
     read: Callable[[Points], None]
     """Queries and adds the answers. Raises SourceUnavailable; returns within milliseconds."""
     at_rest: Callable[[], bool] | None = None
-    """Whether what it asks about does nothing."""
+    """Whether the device or subsystem that it queries does nothing now."""
     rest_s: float = NORMAL_S
     """The period then, where it is longer."""
     calls: Callable[[], bool] = lambda: False
-    """Whether an answer is there that cannot wait for its time."""
+    """Whether it has an answer now that is to be read before the poll is due."""
     paced: Callable[[bool], None] = lambda _: None
-    """Called with whether the source is idle, where that changed."""
+    """Called with whether the poll is idle (at `rest_s`), where that changed."""
     may_wait: bool = True
-    """Whether nothing is lost where it is asked less often."""
+    """Whether nothing is lost where it runs less often than by its period."""
 
 
 class Source(Protocol):
-    """One place that answers."""
+    """A vendor's library or a part of the kernel that answers polls."""
 
     name: str
     """Lower case, one word: nvml, drm, cgroup."""
@@ -90,33 +92,34 @@ class Source(Protocol):
         """Get ready to answer. Raises SourceUnavailable."""
 
     def polls(self) -> Sequence[Poll]:
-        """What can be asked, now that it is open."""
+        """What can be polled, now that it is open."""
 
     def close(self) -> None:
-        """Let go of everything; must not raise."""
+        """Close whatever `open` opened; must not raise."""
 
 
 @runtime_checkable
-class Gathering(Protocol):
-    """A source that asks some of its questions while nobody reads the answers."""
+class ContinuousSource(Protocol):
+    """A source that goes on querying its device between polls, and keeps the answers for them."""
 
     def keep_last_only(self, seconds: float) -> None:
-        """Only the last answer of so long counts; 0: each does."""
+        """Of each interval of this length only the last answer counts; 0: each does."""
 
     def wait(self, fd: int, until_ns: int, page: mmap) -> bool:
-        """Ask, until a time (CLOCK_MONOTONIC), until `fd` has something to read (True), or until a
-        poll `calls`. `page` as `sonde.collect.subprocess_runner` has it."""
+        """Query, until a time (CLOCK_MONOTONIC), until `fd` has something to read (True), or until
+        a poll `calls`. `page`: that of `sonde.collect.subprocess_runner`, for the count and the
+        name of the query that runs."""
 
 
 class Gap:
-    """Whether a signal is missing, since when, and when to ask for it again."""
+    """Whether a poll or source gives no answer, since when, and when to retry it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._since_ns = 0
         self._retry_s = 0.0
         self.again_ns = 0
-        """0 while the signal is there."""
+        """When to retry (the schedule's clock, ns); 0 while it answers."""
 
     def lost(self, reason: str, points: Points, now_ns: int) -> None:
         """It did not answer: mark that, the first time, and widen the pause before the next try."""
@@ -129,12 +132,12 @@ class Gap:
         self.again_ns = now_ns + int(self._retry_s * 1e9)
 
     def retry(self) -> None:
-        """Ask again without waiting: its source was opened again."""
+        """Retry without a pause: its source was opened again."""
         if self.again_ns:
             self.again_ns, self._retry_s = 1, RETRY_FIRST_S
 
     def there(self, points: Points, now_ns: int) -> None:
-        """It answered: mark that, if it had not before."""
+        """It answered: mark the gap's end, if there was one."""
         if self.again_ns:
             self.again_ns = 0
             seconds = (now_ns - self._since_ns) / 1e9
@@ -143,55 +146,56 @@ class Gap:
 
 
 class Gaps:
-    """Those of a source's signals by name. They outlast the source's being opened again, so that
-    what was missing before is reported as back after."""
+    """The gaps of a source's polls by name. They stay when the source is closed and opened again,
+    so that what was missing before is reported as back afterwards."""
 
     def __init__(self) -> None:
         self._gaps: dict[str, Gap] = {}
 
     def of(self, name: str) -> Gap:
-        """That of a signal."""
+        """The gap of a poll, to be retried without a pause."""
         gap = self._gaps.setdefault(name, Gap(name))
         gap.retry()
         return gap
 
 
 @dataclass(slots=True)
-class _Turn:
+class _Scheduled:
     """A poll, and when it is due."""
 
     poll: Poll
     name: str
-    """With the source's."""
+    """SOURCE.POLL"""
     due_ns: int
     gap: Gap
     is_idle: bool = False
-    """It is due later than it would be, because what it asks about did nothing."""
+    """It is due later than by its period, because it was at rest when it ran last."""
 
-    def set_min_interval(self, is_idle: bool) -> None:
-        """From now on, or no longer."""
+    def set_idle(self, is_idle: bool) -> None:
+        """Change `is_idle`."""
         if is_idle != self.is_idle:
             self.is_idle = is_idle
             self.poll.paced(is_idle)
 
 
 class Schedule:
-    """Asks one source, each poll at its own pace. Not safe to share between threads."""
+    """Polls one source, each poll at its own period. Not safe to share between threads."""
 
     def __init__(
         self,
         source: Source,
         clock: Callable[[], int] = time.monotonic_ns,
-        asking: Callable[[str], None] = lambda _: None,
+        on_poll: Callable[[str], None] = lambda _: None,
         spent: Callable[[], float] | None = None,
     ) -> None:
-        """`asking` gets the name of each poll before it runs, and '' when it has answered.
-        `spent`: CPU time (s) of all that is for this source, where more is than asking it here."""
+        """`on_poll` gets the name of each poll before it runs, and '' when it has answered.
+        `spent`: the CPU time (s) to report for this source, where it is more than this schedule's
+        own: that of a whole subprocess."""
         self._spent = spent
         self._source = source
         self._clock = clock
-        self._asking = asking
-        self._turns: list[_Turn] = []
+        self._on_poll = on_poll
+        self._polls: list[_Scheduled] = []
         self._opened = False
         self._gaps = Gaps()
         self._gap = Gap(source.name)
@@ -199,48 +203,50 @@ class Schedule:
         self._cpu_s = 0.0
         self._read_s = 0.0
         self._reported_ns = 0
-        self._rest_s = 0.0
-        self._stirred_until_ns = 0
+        self._min_interval_s = 0.0
+        self._active_until_ns = 0
+        """Up to then no poll counts as at rest (`mark_active`)."""
 
     def set_min_interval(self, seconds: float) -> None:
-        """Ask nothing more often than this, as the machine does nothing; 0: each poll at its own
-        pace, those at once that would have been asked meanwhile."""
-        if seconds < self._rest_s:
+        """Poll nothing that may wait more often than this; 0: each poll at its own period. Where
+        that gets shorter, polls are due as if they had had their own period all the time."""
+        if seconds < self._min_interval_s:
             self._hurry(self._clock())
-        self._rest_s = seconds
+        self._min_interval_s = seconds
 
     def mark_active(self) -> None:
-        """What is asked about is about to be used: take nothing of it for at rest, for a while."""
+        """The device is about to be used: for MARKED_ACTIVE_S no poll counts as at rest."""
         now_ns = self._clock()
-        self._stirred_until_ns = now_ns + int(STIRRED_S * 1e9)
+        self._active_until_ns = now_ns + int(MARKED_ACTIVE_S * 1e9)
         self._hurry(now_ns)
 
     def mark_idle(self) -> None:
         """Nobody is about to use the device any more: its answers decide again."""
-        self._stirred_until_ns = 0
+        self._active_until_ns = 0
 
     def _hurry(self, now_ns: int) -> None:
-        for turn in self._turns:
-            if not turn.gap.again_ns:
-                turn.due_ns = min(turn.due_ns, _tick_after(now_ns, turn.poll.period_s))
-                if now_ns < self._stirred_until_ns:
-                    turn.set_min_interval(False)
+        """Have no poll due later than by its own period."""
+        for it in self._polls:
+            if not it.gap.again_ns:
+                it.due_ns = min(it.due_ns, _tick_after(now_ns, it.poll.period_s))
+                if now_ns < self._active_until_ns:
+                    it.set_idle(False)
 
     def _at_rest(self, poll: Poll) -> bool:
         return (
-            poll.at_rest is not None and self._clock() >= self._stirred_until_ns and poll.at_rest()
+            poll.at_rest is not None and self._clock() >= self._active_until_ns and poll.at_rest()
         )
 
     def _wake(self, now_ns: int) -> None:
-        """Where an answer shows activity, what was idle is due now: the time before is
-        reported by itself."""
-        for turn in self._turns:
-            if turn.is_idle and not self._at_rest(turn.poll):
-                turn.set_min_interval(False)
-                turn.due_ns = now_ns
+        """Polls that were idle and are at rest no longer are due now, so that their next interval
+        has no idle time in it."""
+        for it in self._polls:
+            if it.is_idle and not self._at_rest(it.poll):
+                it.set_idle(False)
+                it.due_ns = now_ns
 
     def run_due(self, points: Points) -> int:
-        """Ask what is due. Returns when (CLOCK_MONOTONIC ns) something is due next."""
+        """Run the polls that are due. Returns when (the clock's ns) something is due next."""
         now_ns = self._clock()
         if self._opened and (next_ns := self._next_ns(now_ns)) > now_ns and not self._is_called():
             return next_ns
@@ -250,24 +256,24 @@ class Schedule:
                 return self._gap.again_ns
             self._open(points)
             now_ns = self._clock()
-        self._ask_due(now_ns, points)
+        self._poll_due(now_ns, points)
         self._wake(now_ns)
-        self._ask_due(now_ns, points)
+        self._poll_due(now_ns, points)
         self._cpu_s += time.thread_time() - began_cpu_s
         self._read_s += time.perf_counter() - began_s
         self._report(points)
         return self._next_ns(now_ns) if self._opened else self._gap.again_ns
 
-    def _ask_due(self, now_ns: int, points: Points) -> None:
-        for turn in self._turns:
-            if self._opened and (turn.due_ns <= now_ns or turn.poll.calls()):
-                self._ask(turn, points)
+    def _poll_due(self, now_ns: int, points: Points) -> None:
+        for it in self._polls:
+            if self._opened and (it.due_ns <= now_ns or it.poll.calls()):
+                self._run(it, points)
 
     def _is_called(self) -> bool:
-        return any(turn.poll.calls() for turn in self._turns)
+        return any(it.poll.calls() for it in self._polls)
 
     def _next_ns(self, now_ns: int) -> int:
-        return min([turn.due_ns for turn in self._turns], default=now_ns + int(SLOW_S * 1e9))
+        return min([it.due_ns for it in self._polls], default=now_ns + int(SLOW_S * 1e9))
 
     def close(self) -> None:
         """Close the source."""
@@ -276,12 +282,12 @@ class Schedule:
             self._source.close()
 
     def _open(self, points: Points) -> None:
-        self._asking(f"{self._source.name}.open")
+        self._on_poll(f"{self._source.name}.open")
         try:
             _guarded(self._source.open)
             now_ns = self._clock()
-            self._turns = [
-                _Turn(poll, name, now_ns, self._gaps.of(name))
+            self._polls = [
+                _Scheduled(poll, name, now_ns, self._gaps.of(name))
                 for poll in self._source.polls()
                 for name in [f"{self._source.name}.{poll.name}"]
             ]
@@ -289,38 +295,39 @@ class Schedule:
             self._gap.lost(lost.reason, points, self._clock())
             return
         finally:
-            self._asking("")
+            self._on_poll("")
         self._opened = True
         self._reported_ns = 0
         self._gap.there(points, now_ns)
 
-    def _ask(self, turn: _Turn, points: Points) -> None:
-        self._asking(turn.name)
+    def _run(self, it: _Scheduled, points: Points) -> None:
+        self._on_poll(it.name)
         try:
-            _guarded(turn.poll.read, points)
+            _guarded(it.poll.read, points)
         except SourceUnavailable as lost:
             if lost.whole:
                 self.close()
-                self._turns = []
+                self._polls = []
                 self._gap.lost(lost.reason, points, self._clock())
                 return
-            turn.gap.lost(lost.reason, points, self._clock())
-            turn.due_ns = turn.gap.again_ns
+            it.gap.lost(lost.reason, points, self._clock())
+            it.due_ns = it.gap.again_ns
             return
         finally:
-            self._asking("")
+            self._on_poll("")
         now_ns = self._clock()
-        if turn.gap.again_ns:
-            turn.gap.there(points, now_ns)
-        # After a delay, the ticks that were missed are skipped.
-        turn.set_min_interval(self._at_rest(turn.poll))
-        rest_s = max(
-            turn.poll.rest_s if turn.is_idle else 0.0, self._rest_s if turn.poll.may_wait else 0.0
+        if it.gap.again_ns:
+            it.gap.there(points, now_ns)
+        it.set_idle(self._at_rest(it.poll))
+        pause_s = max(
+            it.poll.rest_s if it.is_idle else 0.0,
+            self._min_interval_s if it.poll.may_wait else 0.0,
         )
-        turn.due_ns = _tick_after(now_ns, max(turn.poll.period_s, rest_s))
+        # After a delay, the ticks that were missed are skipped.
+        it.due_ns = _tick_after(now_ns, max(it.poll.period_s, pause_s))
 
     def _report(self, points: Points) -> None:
-        """Once a second: that the source answers, and what asking it has cost."""
+        """Once a second: that the source is open, and what polling it has cost."""
         now_ns = self._clock()
         if now_ns - self._reported_ns < 1e9:
             return
@@ -333,15 +340,16 @@ class Schedule:
 
 
 def _tick_after(now_ns: int, period_s: float) -> int:
-    """The next tick of the clock: polls with the same period run in one wake-up."""
+    """The next whole multiple of a period: polls with the same one run in one wake-up."""
     period_ns = int(period_s * 1e9)
     return (now_ns // period_ns + 1) * period_ns
 
 
-def _guarded(ask: Callable[..., None], *arguments: Points) -> None:
-    """An unexpected error of a source is a gap too: a defect of one must not silence the others."""
+def _guarded(function: Callable[..., None], *arguments: Points) -> None:
+    """Call a source's function; an unexpected error is a gap too, so that a defect of one source
+    does not silence the others."""
     try:
-        ask(*arguments)
+        function(*arguments)
     except SourceUnavailable:
         raise
     except Exception as error:

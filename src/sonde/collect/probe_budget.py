@@ -20,33 +20,34 @@ from sonde.apis import Call
 
 COST_NS: Final = {"emulated": 2_000, "nop": 14_000, "single-step": 14_000, "unknown": 4_000}
 """Of one call, entry and return, by the instruction the entry's probe replaces; measured in
-docs/design/device_calls.md. A nop is single-stepped before Linux 6.18: taken at its dearest."""
+docs/design/device_calls.md. A nop is single-stepped before Linux 6.18: it counts as if it were."""
 CHEAP: Final = frozenset({"emulated", "unknown"})
 NEAR: Final = 0.25
-"""Of what a site may cost in advance; from there on its hits are counted by party."""
+"""Of the excess that a site may have; from there on its hits are counted by party, too."""
 PAUSE_S: Final = 60.0
 MAX_PAUSE_S: Final = 960.0
-"""For which the calls of a party are left out: twice as long each time."""
+"""How long the calls of a party are left out: at first, and at most; twice as long each time."""
 WITHIN_S: Final = 300.0
-"""Within the budget for so long, hits of a site are counted together again."""
+"""After this long without an excess, hits of a site are no longer counted by party."""
 
 _KEY: Final = struct.Struct("=QII")
 _ON: Final = struct.pack("=I", 1)
 _OFF: Final = struct.pack("=I", 0)
 _MAX_USERS: Final = 1 << 32
-"""The kernel's numbers of containers are larger."""
+"""A party's number in the kernel is a user id below this, or a container's, which is larger."""
 
 
 @dataclass(frozen=True, slots=True)
-class Allowance:
-    """What a site may cost: a share of one core, and how long it may take it in advance."""
+class SiteAllowance:
+    """What a site may cost: a share of one core, and for `burst_s` more than that: up to the share
+    of that time at once."""
 
     share: float
     burst_s: float
 
     @property
     def burst_ns(self) -> float:
-        """The largest excess."""
+        """The largest excess that is within the budget."""
         return self.share * self.burst_s * 1e9
 
 
@@ -55,6 +56,7 @@ class Site:
     """A probed function of a file."""
 
     index: int
+    """Of its entry in the map `sites`."""
     call: Call
     offset: int
     """In the file, of the probed instruction."""
@@ -62,11 +64,11 @@ class Site:
     excess_ns: float = 0.0
     """Cost so far, of everybody, less what was allowed meanwhile."""
     pause_s: float = PAUSE_S / 2
-    """For which it was taken off last."""
+    """How long it was taken off last."""
 
     @property
     def is_cheap(self) -> bool:
-        """Whether the kernel emulates the probed instruction."""
+        """Whether the kernel emulates the probed instruction, or may (unknown)."""
         return self.cost_class in CHEAP
 
     @property
@@ -77,12 +79,12 @@ class Site:
 
 @dataclass(slots=True)
 class Account:
-    """What one party owes for one site."""
+    """What the calls of one party at one site cost."""
 
     pid: int
-    """A process of it."""
+    """A process of the party."""
     pause_s: float
-    """For which its calls were left out last."""
+    """How long its calls were left out last."""
     hits: int = 0
     """As the kernel counted them last."""
     excess_ns: float = 0.0
@@ -111,18 +113,19 @@ class Over:
 class Budget:
     """Accounts of sites, and of parties at those sites that are near their budget.
 
-    `share`: of a core that one site may cost. A site that is single-stepped has a second of it in
-    advance; a cheap one ten times the share, over ten seconds: below that exact totals are worth
-    more than the time.
+    `share`: of a core that one site may cost. A costly site may take a second's share at once; a
+    cheap one has ten times the share, and may take ten seconds of that at once: below that exact
+    totals are worth more than the time.
     """
 
     def __init__(self, bpf: _native.Bpf, share: float) -> None:
         self._bpf = bpf
-        self._slow = Allowance(share, 1.0)
-        self._cheap = Allowance(share * 10, 10.0)
+        self._slow = SiteAllowance(share, 1.0)
+        self._cheap = SiteAllowance(share * 10, 10.0)
         self._near: dict[int, dict[int, Account]] = {}
-        """By site, then by party as the kernel numbers it."""
+        """Accounts at sites near their budget: by site, then by party as the kernel numbers it."""
         self._within_since_s: dict[int, float] = {}
+        """Since when (monotonic s) such a site has had no excess."""
 
     def charge(
         self, sites: Mapping[int, Site], hits: Mapping[int, int], elapsed_s: float
@@ -132,7 +135,7 @@ class Budget:
         self._end_pauses(now_s)
         for index, site in sites.items():
             allowed = self._allowance(site)
-            self._owe(site, hits.get(index, 0) * site.each_ns, allowed, elapsed_s)
+            self._add_cost(site, hits.get(index, 0) * site.each_ns, allowed, elapsed_s)
             if index not in self._near and site.excess_ns > NEAR * allowed.burst_ns:
                 self._count_by_party(index)
         over = []
@@ -167,7 +170,7 @@ class Budget:
                 self._leave_out(party, new)
 
     def forget(self, index: int) -> None:
-        """A site is no more."""
+        """Drop the accounts of a site; its hits are no longer counted by party."""
         accounts = self._near.pop(index, None)
         self._within_since_s.pop(index, None)
         if accounts is None:
@@ -177,27 +180,30 @@ class Budget:
             self._delete("paused_parties", party, index)
             self._delete("party_hits", party, index)
 
-    def _allowance(self, site: Site) -> Allowance:
+    def _allowance(self, site: Site) -> SiteAllowance:
         return self._cheap if site.is_cheap else self._slow
 
     @staticmethod
-    def _owe(of: Site | Account, cost_ns: float, allowed: Allowance, elapsed_s: float) -> None:
-        """No more than twice what may be owed: an excess ends some time after the calls."""
-        excess_ns = of.excess_ns + cost_ns - allowed.share * elapsed_s * 1e9
-        of.excess_ns = min(max(0.0, excess_ns), 2 * allowed.burst_ns)
+    def _add_cost(
+        to: Site | Account, cost_ns: float, allowed: SiteAllowance, elapsed_s: float
+    ) -> None:
+        """Change an excess; it gets no larger than twice the burst, so that it is gone some time
+        after the calls end."""
+        excess_ns = to.excess_ns + cost_ns - allowed.share * elapsed_s * 1e9
+        to.excess_ns = min(max(0.0, excess_ns), 2 * allowed.burst_ns)
 
     def _charge_party(
         self, account: Account, site: Site, count: int, pid: int, elapsed_s: float
     ) -> bool:
         """Whether it is over the budget now, and was not before."""
-        # The kernel forgets who made no calls for long, and begins to count again.
+        # The kernel's map drops parties without calls for long (LRU); they begin at 0 again.
         new = count - account.hits if count >= account.hits else count
         account.hits, account.pid = count, pid
         account.rate = new / max(elapsed_s, 1e-9)
         if account.paused_until_s:
             return False
         allowed = self._allowance(site)
-        self._owe(account, new * site.each_ns, allowed, elapsed_s)
+        self._add_cost(account, new * site.each_ns, allowed, elapsed_s)
         return account.excess_ns > allowed.burst_ns
 
     def _count_by_party(self, index: int) -> None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probes that come off at the end, while some process keeps the kernel waiting for its map lock, or
-has it taken too often.
+"""Removes probes at the end of a recording, though some process may keep its memory map locked, or
+map the file so often that the kernel takes that lock too many times.
 
-To close them would stop every fork on the machine for as long as that process likes
+To close such a probe would stop every fork on the machine for as long as that process likes
 (`procfs.map_locks`), and the end of a recorder closes what it has open. So a child gets the
-descriptors of such probes, stays behind, and closes them once no process does.
+descriptors of such probes, outlives the recorder, and closes them once no process does that.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Final
 from sonde import _native, procfs
 
 WAIT_S: Final = 1.0
-"""For processes to let go of their locks, in all."""
+"""For processes to release their locks, for all files together."""
 LOOK_S: Final = 0.2
+"""Between two looks at a lock."""
 
 
 class Removal:
@@ -28,7 +29,7 @@ class Removal:
         self._files: list[tuple[int, str, list[int]]] = []
 
     def add(self, inode: int, name: str, links: list[int]) -> None:
-        """A file with its links."""
+        """Add a file whose probes, by these links, are to be removed."""
         if links:
             self._files.append((inode, name, links))
 
@@ -58,7 +59,7 @@ class Removal:
                     f"the probes on {name} stay until they can be taken off without stopping every"
                     f" fork of the machine: {holder}; process {pid} waits for that"
                 )
-        except OSError:  # nobody to leave them to: as they are, they go with this process
+        except OSError:  # no child: they are closed when this process ends
             keeper.close()
             return messages
         for _, _, links, _ in held:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places for probes are few: how many of them the files of one user or container may take."""
+"""How many probes the files of one user or container may have, as the room for them is limited."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from sonde import procfs
 from sonde.collect.mapped_files import FileKey
 
 PLACES_OF_PARTY: Final = 1_024
-"""Of the 4,096 of all. A driver library has at most 145 functions that are probed."""
+"""Of the 4,096 of all (probes.MAX_SITES). A driver library has at most 145 functions that are
+probed."""
 FILES_OF_PARTY: Final = 256
-"""Each keeps a descriptor open, and a link or two."""
+"""Each of them takes a descriptor and up to four links."""
 ROOT: Final = 0
 """The machine's own root is under no limit."""
 

@@ -29,16 +29,18 @@ SITES_OF_A_CALL = 16
 """Functions of a file that are probed for one call: its names and versions. A file may define as
 many as it likes."""
 CHOOSE_CPU_S = 1.0
-"""Of one file, to look at its functions: a GPU's driver takes a tenth of it."""
+"""CPU time to look at the functions of one file: a GPU's driver takes a tenth of it."""
 TAKE_OFF_EVERY_S = 10.0
-"""It takes the kernel a tenth of a second each time; until then the calls are left out alone."""
+"""At most this often sites over the budget are taken off, as the kernel needs a tenth of a second
+for it; until then their calls are only left out."""
 MAX_USERS = 2_048
-"""Processes that map a file, of which is asked whose they are."""
+"""Where more processes map a file, it counts as mapped by several parties."""
 
 
 @dataclass(slots=True)
 class TakenOff:
-    """A function without its probe, as calls of it cost too much and nobody else maps the file."""
+    """A function without its probe, as the calls of one party cost too much and no other maps the
+    file."""
 
     site: Site
     party: int
@@ -49,12 +51,12 @@ class TakenOff:
 @dataclass(slots=True)
 class ProbedFile:
     """A file with probes on it: a link for its cheap sites, one for its costly ones, and the same
-    for those whose return is not probed. To take a link off takes the kernel a tenth of a second,
-    so there are few."""
+    for those whose return is not probed. There are few links because the kernel needs a tenth of a
+    second to remove one."""
 
     name: str
     fd: int
-    """Kept open: the way to this very file, whatever becomes of its paths."""
+    """Kept open: it leads to this very file, whatever happens to its paths."""
     links: dict[int, list[Site]] = field(default_factory=dict)
 
     @property
@@ -91,9 +93,10 @@ class TooManyPlaces(Exception):  # noqa: N818 (nothing is wrong)
 class Probes:
     """All probes of this agent, a file at a time.
 
-    `budget`: share of a core that the calls of one site by one user or container may cost; beyond
-    it they are left out for a while, and the site is taken off where nobody else maps the file.
-    `locks`: who is asked before probes are placed or removed.
+    `launches`: whether calls that launch kernels are probed, too. `budget`: share of a core that
+    the calls of one site by one user or container may cost; beyond it they are left out for a
+    while, and the site is taken off where nobody else maps the file. `locks`: is asked before
+    probes are placed or removed.
     """
 
     def __init__(
@@ -119,7 +122,8 @@ class Probes:
         }
         seen = [name for name, call in self._calls.items() if call.calls_back]
         self._at_entry = {name: number for number, name in enumerate(seen, 1)}
-        """Functions whose return is not probed, with a number."""
+        """Functions whose return is not probed, each with a number from 1 on: they run code of
+        their caller, and are counted at the entry."""
         self._symbols = {symbol: call for call in self._calls.values() for symbol in call.symbols}
         self._budget = Budget(bpf, budget)
         self._took_off_s = -TAKE_OFF_EVERY_S
@@ -129,8 +133,10 @@ class Probes:
         """The processes that map a file."""
         self._files: dict[FileKey, ProbedFile] = {}
         self._free = deque(range(MAX_SITES))
-        """Used in turn: a call that began before its site came off may still name it."""
+        """Free indices of sites. The one that was free longest is taken: a call that began before
+        its site came off may still name it."""
         self._on: set[int] = set()
+        """Indices of sites that have their probes."""
         self.sites: dict[int, Site] = {}
         """By index; those taken off stay until the index is used again."""
         self.notices: list[Notice] = []
@@ -145,15 +151,15 @@ class Probes:
 
     def places(self, key: FileKey) -> int:
         """How many probes a file has."""
-        return sum(len(group) for group in self._files[key].links.values())
+        return sum(len(sites) for sites in self._files[key].links.values())
 
     def examine(
-        self, fd: int, key: FileKey, name: str, trusted: bool = False, most: int = MAX_SITES
+        self, fd: int, key: FileKey, name: str, trusted: bool = False, max_places: int = MAX_SITES
     ) -> bool:
-        """Probe whatever an open file defines; True, and the descriptor kept, where that is any
-        call. `trusted`: the system's own, it may be loaded and asked. Raises OSError where the file
-        cannot be read, PutOff where somebody would keep the kernel waiting, TooManyPlaces where
-        there are more than `most` functions.
+        """Probe the functions of device APIs that an open file defines; True, and the descriptor
+        kept, where there are any. `trusted`: nobody but root can change the file, so it may be
+        loaded (`entry_points`). Raises OSError where the file cannot be read, PutOff where a
+        process would keep the kernel waiting, TooManyPlaces where there are more than `max_places`.
         """
         file = ProbedFile(name, fd)
         found = _native.find_functions(file.path, list(self._symbols))
@@ -169,7 +175,7 @@ class Probes:
             places += self._handed_out(file)
         if not places:
             return False
-        if (count := len({start for _, start, _ in places})) > most:
+        if (count := len({start for _, start, _ in places})) > max_places:
             raise TooManyPlaces(count)
         if holder := self._locks.holder(key[INODE]):
             raise PutOff(holder)
@@ -196,11 +202,11 @@ class Probes:
     def _choose(
         self, file: ProbedFile, key: FileKey, places: Sequence[tuple[Call, int, int]]
     ) -> list[Site]:
-        """A site for each function: several symbols may name one. None for those that only hand on
-        to another library: JAX comes with such stubs of whole APIs, in 20 files."""
+        """A site for each function: several symbols may name one. Forwarders get none, which only
+        jump to another library: JAX comes with such stubs of whole APIs, in 20 files."""
         name = file.name
         sites: dict[int, Site] = {}
-        passed = too_many = 0
+        forwarders = too_many = 0
         libraries = {api.name for api in self._apis if api.is_library(name)}
         asked = [(start, size, call.api not in libraries) for call, start, size in places]
         found = _native.probe_sites(file.path, asked, CHOOSE_CPU_S)
@@ -209,7 +215,7 @@ class Probes:
             places, found, strict=False
         ):
             if is_forwarder:
-                passed += 1  # seen where it leads to, and only there
+                forwarders += 1  # the call is seen in the library that it leads to
                 continue
             if offset in sites:
                 continue
@@ -225,9 +231,9 @@ class Probes:
         for count, why in ((too_many, "too many probes"), (too_late, "they take too long to read")):
             if count:
                 self.report("probe_refused", count, f"{count} functions of {name}: {why}")
-        if passed:
+        if forwarders:
             self.report(
-                "probes_spared", passed, f"{passed} calls of {name} lead to other libraries"
+                "probes_spared", forwarders, f"{forwarders} calls of {name} lead to other libraries"
             )
         return list(sites.values())
 
@@ -238,18 +244,18 @@ class Probes:
             self._attach(file, [site for site in alike if not site.is_cheap])
 
     def _attach(self, file: ProbedFile, sites: list[Site]) -> None:
-        """All at once where the kernel can (6.6), else one by one, leaving out what it refuses.
-        All of them have their returns probed, or none."""
+        """Attach all by one link where the kernel can (6.6), else one by one, leaving out those
+        that it refuses. `sites`: all with probed returns, or all without."""
         if not sites:
             return
-        ends = not sites[0].call.calls_back
+        has_return = not sites[0].call.calls_back
         places = [(site.offset, site.index) for site in sites]
         try:
             link = self._bpf.attach_uprobes(
                 file.path,
                 places,
                 "on_call_entry_multi",
-                "on_call_return_multi" if ends else None,
+                "on_call_return_multi" if has_return else None,
                 True,
             )
             file.links[link] = sites
@@ -257,11 +263,11 @@ class Probes:
         except OSError:
             pass
         kind = "_multi" if self._has_multi else ""
-        leave = f"on_call_return{kind}" if ends else None
+        on_return = f"on_call_return{kind}" if has_return else None
         for site, place in zip(sites, places, strict=True):
             try:
                 link = self._bpf.attach_uprobes(
-                    file.path, [place], f"on_call_entry{kind}", leave, self._has_multi
+                    file.path, [place], f"on_call_entry{kind}", on_return, self._has_multi
                 )
                 file.links[link] = [site]
             except OSError as error:
@@ -276,8 +282,8 @@ class Probes:
         where = {
             site.index: (key, site)
             for key, file in self._files.items()
-            for group in file.links.values()
-            for site in group
+            for on_link in file.links.values()
+            for site in on_link
         }
         sites = {index: site for index, (_, site) in where.items()}
         over: dict[FileKey, list[Over]] = {}
@@ -300,8 +306,8 @@ class Probes:
         self.report("calls_left_out", most.rate, text)
 
     def _take_off_lonely(self, sites: Iterable[tuple[FileKey, Site]], now_s: float) -> None:
-        """Sites of which calls are left out come off, where the one who makes them is the only one
-        to map the file: that costs him nothing more."""
+        """Take off sites whose calls are left out, where the party that makes them is the only one
+        to map the file: its calls cost nothing then."""
         alone: dict[FileKey, int] = {}
         lonely: dict[FileKey, list[Site]] = {}
         for key, site in sites:
@@ -369,16 +375,16 @@ class Probes:
         return False
 
     def take_off(self, key: FileKey, *sites: Site) -> None:
-        """Take sites off a file. Others that share a link with them are attached again, first the
-        new, then off with the old: the kernel side counts a hit of both once."""
+        """Take sites off a file. Others that share a link with them are attached by a new one
+        before the old one is removed: the kernel side counts a hit of both once."""
         file = self._files[key]
         gone = {site.index for site in sites}
-        old = [link for link, group in file.links.items() if gone & {it.index for it in group}]
-        rest = [it for link in old for it in file.links[link] if it.index not in gone]
-        if len(self._free) < len(rest):
-            self._detach(file, *old)  # a gap in what is counted, for want of numbers
+        old = [link for link, found in file.links.items() if gone & {it.index for it in found}]
+        others = [it for link in old for it in file.links[link] if it.index not in gone]
+        if len(self._free) < len(others):
+            self._detach(file, *old)  # calls are missed until the new link, for want of indices
         renewed = []
-        for site in rest:
+        for site in others:
             renewed.append(self._new_site(site, site.excess_ns))
             self._budget.move(site.index, renewed[-1].index)
         self._attach_all(file, renewed)
@@ -401,10 +407,10 @@ class Probes:
 
     def close(self) -> list[str]:
         """Take all probes off; messages about those that stay on for a while."""
-        left = Removal(self._bpf, self._locks)
+        removal = Removal(self._bpf, self._locks)
         for key, file in self._files.items():
-            left.add(key[INODE], file.name, list(file.links))
-        messages = left.finish()
+            removal.add(key[INODE], file.name, list(file.links))
+        messages = removal.finish()
         for file in self._files.values():
             os.close(file.fd)
         self._files = {}
@@ -433,14 +439,14 @@ class Probes:
 
 
 def _first_of_each(
-    places: Sequence[tuple[Call, int, int]], most: int
+    places: Sequence[tuple[Call, int, int]], limit: int
 ) -> list[tuple[Call, int, int]]:
-    """The first `most` places of each call, in their order."""
+    """The first `limit` places of each call, in their order."""
     seen: Counter[str] = Counter()
     kept = []
     for place in places:
         name = place[0].function
         seen[name] += 1
-        if seen[name] <= most:
+        if seen[name] <= limit:
             kept.append(place)
     return kept

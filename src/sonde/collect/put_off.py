@@ -17,6 +17,7 @@ FIRST_S: Final = 1.0
 MAX_S: Final = 60.0
 """To the next attempt: twice as long each time, unless the process is gone."""
 MAX_FILES: Final = 1_024
+"""Files that wait; others have no probes until a process maps them again."""
 
 
 @dataclass(slots=True)
@@ -24,25 +25,26 @@ class _Waiting:
     where: MappedFile | str
     """How to open it: by a mapping, or by the path where it is installed."""
     holder_pid: int
+    """The process that would keep the kernel waiting."""
     gap_s: float
     due_s: float = 0.0
     attempts: int = 0
 
 
 class PutOffFiles:
-    """When to try again."""
+    """Which files wait for their probes, and when each is tried again."""
 
     def __init__(self) -> None:
         self._files: dict[FileKey, _Waiting] = {}
         self.count = 0
-        """Of files, so far: each once as long as it waits, and once while there is no room."""
+        """Files that had to wait so far; one that waits again later counts again."""
         self._no_room: set[FileKey] = set()
 
     def __contains__(self, key: FileKey) -> bool:
         return key in self._files
 
     def add(self, key: FileKey, where: MappedFile | str, holder: procfs.Holder) -> bool:
-        """Put a file off, or once more; True where it is new."""
+        """Put a file off, for the first time or again; True where it did not wait before."""
         known = self._files.get(key)
         is_new = known is None and key not in self._no_room
         self.count += is_new
@@ -61,7 +63,7 @@ class PutOffFiles:
         return is_new
 
     def mapped(self, file: MappedFile) -> None:
-        """One more process maps it: a way to it while that one lives."""
+        """One more process maps it: it can be opened by that one's mapping."""
         known = self._files[file.key]
         if isinstance(known.where, MappedFile):
             known.where = file
@@ -85,5 +87,5 @@ class PutOffFiles:
             self.done(key)
 
     def done(self, key: FileKey) -> None:
-        """It waits no longer."""
+        """Forget a file: it waits no longer."""
         self._files.pop(key, None)

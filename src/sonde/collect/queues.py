@@ -22,22 +22,31 @@ from sonde.model.rows import EventRow
 IDLE_GAP_NS = 100_000_000
 """Between two looks at a machine on which nothing runs: looking would wake it."""
 SWITCHES = 4
-"""Place of the field in `struct cpu_queue`."""
+"""Index of the field in `struct cpu_queue`."""
 TIMED = 3
-"""Place of the field in `struct watch`."""
+"""Index of the field in `struct watch`."""
 PULSES_A_TICK = 10_000
+"""Looks (`struct pulse`) that are drained at a time."""
 STIRS_KEPT = 64
+"""Records of the ring `stirs` that are dropped at a time: wake-ups that nobody waits for any
+more."""
 MAX_CPUS = 1_024
+"""CPUs whose run queues are looked at, those with the lowest numbers."""
 GIVEN_BACK = 1 << 20
+"""Bytes that are allocated and freed, so that the kernel has free pages on this CPU."""
 QUANTILE = 0.99
+"""Of the waits of a tick, as sonde.host.runqueue.wait_p99 has it, to the next lower power of 2
+ns."""
 SWITCH_S = 80e-9
-"""What following one switch costs."""
+"""CPU time that it costs to follow one context switch."""
 SWITCH_BUDGET = 0.001
 """Share of the node's CPU for that. Where it would be more, switches are followed in one tick of
 many, and a notice is given; what processes waited in all is in `usage`, whatever happens here."""
 REST_S = 10.0
+"""How long switches are not followed, times how far over the budget they are; at most six times
+that."""
 TRY_S = 0.25
-"""For so long switches are followed again, to see whether they are still too many."""
+"""How long switches are then followed to see whether they are still too many."""
 PULSES = {
     "sonde.host.runqueue.running": "running",
     "sonde.host.runqueue.busy_cpus": "busy",
@@ -96,7 +105,7 @@ class QueueCollector(Collector):
     def _begin(self) -> None:
         """Start the timer where it does not run."""
         begin = self._bpf.attach("on_begin")
-        # It takes a page from what this CPU has just had back, and from nowhere else.
+        # To make a timer the kernel takes a page from this CPU's list of free pages alone.
         with mmap.mmap(-1, GIVEN_BACK) as pages:
             for at in range(0, GIVEN_BACK, mmap.PAGESIZE):
                 pages[at] = 1
@@ -104,15 +113,15 @@ class QueueCollector(Collector):
         self._bpf.detach(begin)
 
     def _is_timed(self) -> bool:
-        """Whether the timer looks."""
+        """Whether the BPF timer runs."""
         return bool(self._bpf.values("watches", 0)[0][TIMED])
 
     def is_on_clocks(self) -> bool:
-        """Whether sampling clocks look, for want of a timer."""
+        """Whether perf's sampling clocks run in place of a BPF timer."""
         return self._timer is not None
 
     def _keep_looking(self, batch: Batch) -> None:
-        """Have the timer look; where it is refused, the sampling clocks, until it no longer is."""
+        """Have the timer run; while the kernel refuses it, the sampling clocks."""
         if not self._is_timed():
             with suppress(OSError):
                 self._begin()
@@ -174,7 +183,7 @@ class QueueCollector(Collector):
         return batch
 
     def _keep_budget(self, batch: Batch, queues: list[tuple[int, ...]]) -> None:
-        """Rest from switches where there are too many of them, and look again now and then."""
+        """Follow no switches for a while where there are too many, and try again after that."""
         now_s = time.monotonic()
         passed_s, self._drained_s = now_s - self._drained_s, now_s
         if self._following is None:
@@ -234,7 +243,7 @@ class QueueCollector(Collector):
         self._bpf.drain_ring("stirs", "pulse", STIRS_KEPT)
 
     def stop(self) -> None:
-        """Stop the timer and let go; what was seen stays readable."""
+        """Stop the timer and detach; what was seen stays readable."""
         if self._running:
             self._bpf.set_array("wanted", 0, struct.pack("=I", 0))
         self._running = False
@@ -244,7 +253,7 @@ class QueueCollector(Collector):
         self._following = self._timer = None
 
     def pause(self) -> None:
-        """Let go; what was summed stays readable."""
+        """Detach; what was summed stays readable."""
         self.stop()
 
     def resume(self) -> None:
@@ -252,7 +261,8 @@ class QueueCollector(Collector):
         self.start()
 
     def spent(self) -> tuple[int, int]:
-        """(ns, looks) that the timer has cost; the kernel's own figures leave timers out."""
+        """(ns, looks): CPU time and runs of the timer so far; the kernel's own statistics of BPF
+        programs leave timers out."""
         ns, looks = self._bpf.sums("spent", [0, 1])
         return ns, looks
 
@@ -266,6 +276,6 @@ class QueueCollector(Collector):
 
 
 def _possible_cpus() -> int:
-    """Of /sys/devices/system/cpu/possible: `0-3` or `0,2-7`."""
+    """One more than the highest number in /sys/devices/system/cpu/possible: `0-3` or `0,2-7`."""
     text = Path("/sys/devices/system/cpu/possible").read_text().strip()
     return 1 + max(int(part.rpartition("-")[2]) for part in text.split(","))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a thread waits for, found from the system call it is in (or from how else it left)."""
+"""What a thread waits for: by the system call that it is in, or by how else it left its CPU."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ _CLASS_OF = {call: name for name, calls in _CLASSES.items() for call in calls}
 
 @dataclass(frozen=True, slots=True)
 class ReasonNames:
-    """Reason number to the class of the wait, and to the system call."""
+    """The class of a wait and the system call, by reason: the call's number, or one of
+    _NOT_CALLS."""
 
     names: dict[int, str]
     calls: dict[int, str]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much is read of the rings of profiled processes in one turn, and how that is shared out.
 
-A process may claim any number of records. None gets more than the launches that it was asked to
-time, and all together no more than one budget: shared evenly between parties (users, containers),
-then between the processes of a party, where each first gets what it wants as far as that is little.
-So no number of processes of one party takes the records of another's away.
+A process may claim any number of records. Of none more is read than the launches that it was asked
+to time, and of all together no more than one budget: shared between parties (users, containers),
+then between the processes of a party, max-min fair: who has little to read is served whole, the
+others get even parts. So no number of processes of one party keeps the records of another unread.
 """
 
 from __future__ import annotations
@@ -24,32 +24,36 @@ STACKS_A_SECOND: Final = 1_024
 LONGEST_TURN_S: Final = 4.0
 """A turn that comes later than this gets no more for it."""
 MAX_SPARE_S: Final = 1.0
-"""Handed on from one turn to the next."""
+"""Of what a turn did not use, added to the next."""
 LIKELY_RECORDS: Final = 2.0
-"""A launch that was asked for has this many records, and as many again in a burst ..."""
+"""Records that may be read for each launch that was asked for, half of them for bursts ..."""
 STACK_RECORDS: Final = 12.0
 """... or this many where its stack comes with it."""
+MORE_A_SECOND: Final = 64
+"""Launches besides those that were asked for: chance chooses some more."""
 FIRST_RECORDS: Final = 4_096
-"""What was timed before anybody read."""
+"""Records that may be read at first: what was timed before anybody read."""
 
 Key = TypeVar("Key", bound=Hashable)
 
 
-def fair(wanted: Mapping[Key, int], most: int) -> dict[Key, int]:
-    """Parts of `most`: what is wanted, as far as everybody's even part allows (max-min fair)."""
+def fair(wanted: Mapping[Key, int], total: int) -> dict[Key, int]:
+    """Parts of `total`, max-min fair: what somebody does not want of an even part goes to the
+    others."""
     parts: dict[Key, int] = {}
     for number, (key, want) in enumerate(sorted(wanted.items(), key=lambda it: it[1])):
-        parts[key] = min(want, most // (len(wanted) - number))
-        most -= parts[key]
+        parts[key] = min(want, total // (len(wanted) - number))
+        total -= parts[key]
     return parts
 
 
-def shares(wanted: Mapping[int, int], parties: Mapping[int, int], most: int) -> dict[int, int]:
-    """The same by process, first between parties: `parties` by process (procfs.party_of)."""
+def shares(wanted: Mapping[int, int], parties: Mapping[int, int], total: int) -> dict[int, int]:
+    """Parts of `total` by process, fair between parties first, then between the processes of each;
+    `parties`: by process (procfs.party_of)."""
     of_party: dict[int, dict[int, int]] = {}
     for pid, want in wanted.items():
         of_party.setdefault(parties[pid], {})[pid] = want
-    part_of = fair({party: sum(wants.values()) for party, wants in of_party.items()}, most)
+    part_of = fair({party: sum(wants.values()) for party, wants in of_party.items()}, total)
     found: dict[int, int] = {}
     for party, wants in of_party.items():
         found |= fair(wants, part_of[party])
@@ -58,14 +62,15 @@ def shares(wanted: Mapping[int, int], parties: Mapping[int, int], most: int) -> 
 
 @dataclass(slots=True)
 class Allowance:
-    """Records that one process may still have read: what it was asked for, and some at first."""
+    """How many records of one process may still be read."""
 
     records: float = FIRST_RECORDS
 
     def earn(self, per_second: int, seconds: float, *, with_stacks: bool) -> int:
-        """`per_second`: launches asked for. Returns what may be read now."""
+        """Add what `seconds` allow; `per_second`: launches asked for. Returns what may be read
+        now."""
         each = STACK_RECORDS if with_stacks else LIKELY_RECORDS
-        earned = (per_second + 64) * each * seconds
+        earned = (per_second + MORE_A_SECOND) * each * seconds
         self.records = min(self.records + earned, max(FIRST_RECORDS, 2 * earned))
         return int(self.records)
 
@@ -96,7 +101,8 @@ class Turn:
 
     @property
     def spare_s(self) -> float:
-        """What was not needed of its time, for the next turn: launches come in bursts."""
+        """What the turn did not use, in seconds of a turn, for the next: launches come in
+        bursts."""
         left = min(
             self.records / RECORDS_A_SECOND,
             self.name_bytes / NAME_BYTES_A_SECOND,

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the words of processes that lead into device libraries, in a subprocess of `slots`.
+"""Finds the slots of processes: pointers in their data that lead into device libraries. It is the
+subprocess of `slots`.
 
 It reads files and memory of any user, which may take long or hang. So it runs at low priority and
 under a memory limit; its parent kills it when it takes too long.
 
 Protocol: one line of JSON per request on stdin, {"pid", "task", "start_ticks", "addresses",
 "wide"}, and one per response on stdout: {"slots": [[address, value, relocation], …], "cut",
-"bytes", "cpu_s"} or {"error"}. `task`: a thread that shows the memory (`procfs.memory_task`).
+"bytes", "cpu_s"} or {"error"}. `task`: a thread that shows the memory (`procfs.memory_task`);
+`wide`: look in all writable data of modules, not only of those that look functions up by name;
+`relocation`: as in struct inject_slot of abi/inject.h; `cut`: not all was read.
 """
 
 from __future__ import annotations
@@ -22,13 +25,14 @@ from typing import Any
 from sonde import _native
 
 MEMORY_BYTES = 512 << 20
+"""Of this process, its limit (RLIMIT_DATA)."""
 NICE = 10
 MAX_BYTES = 1 << 30
-"""Of a process's data, read in one look."""
+"""Of a process's data, read for one request."""
 
 
 def start_ticks(pid: int) -> int:
-    """When a process began, as the kernel counts. Raises OSError."""
+    """When a process started, in clock ticks since boot. Raises OSError."""
     return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
 
 

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists for libraries in profiled processes which words of the program lead into device libraries.
+"""Lists for injected libraries the slots of their program: pointers in its data through which it
+calls device libraries.
 
-To look for them in the process would take its processor time, and seconds of it where a framework
+To search for them in the process would take its processor time, and seconds of it where a framework
 has hundreds of megabytes of data. So they are found from outside, by a subprocess at low priority
-(`slot_child`), and the library only looks at each again (abi/inject.h, INJECT_SLOTS). Words are
-filled when a program first calls through them, so there are several looks: more of them while its
-modules are new, at all of its data in some, else where functions are looked up by name.
+(`slot_child`), and the library only checks each again (abi/inject.h, INJECT_SLOTS). A slot is
+filled when a program first calls through it, so the search (a look) is repeated: more often while
+modules are new. Some looks search all data of modules, the others that of modules which look
+functions up by name.
 """
 
 from __future__ import annotations
@@ -27,20 +29,23 @@ from sonde import interpreter, procfs
 from sonde.collect import inject_abi as abi
 
 CHILD: Final = interpreter.command(Path(__file__).resolve().with_name("slot_child.py"))
-TURN_S: Final = 0.02
-"""How often a library is looked at that has just been found."""
-SLOW_TURN_S: Final = 0.5
 FRESH_S: Final = 2.0
+"""How long a library counts as new, after it was found or its program's modules changed."""
+TURN_S: Final = 0.02
+"""How often the state of libraries is read while one of them is new ..."""
+SLOW_TURN_S: Final = 0.5
+"""... and else."""
 FIRST_PAUSE_S: Final = 0.125
 LONGEST_PAUSE_S: Final = 60.0
 """Between looks: twice as long each time."""
 WIDE_LOOKS: Final = frozenset({0, 3, 6})
-"""Looks at all data; later ones are, too."""
+"""Numbers of the looks that search all data; all later ones do, too."""
 SHARE: Final = 0.05
 """Of a CPU that looks at one process may take, but for the first."""
 DEADLINE_S: Final = 10.0
-"""For one look; whose takes longer is not looked at again."""
+"""For one look; a process with a longer one is not looked at again."""
 MAX_ANSWER_BYTES: Final = 8 << 20
+"""A longer answer of the subprocess counts as one that is late."""
 IDLE_S: Final = 5.0
 """The subprocess ends after this long without a request."""
 CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
@@ -54,13 +59,17 @@ class _Followed:
     start_ns: int
     fd: int
     since_s: float
+    """When (monotonic s) it was found, or its modules changed last."""
     looks: int = 0
+    """Since then."""
     next_look_s: float = 0.0
     functions: int = -1
     modules: int = -1
+    """`functions_seq` and `modules` of its state, as of the last look."""
     sequence: int = 0
+    """Number of the last list that was written."""
     waiting: list[tuple[int, int, int]] = field(default_factory=list)
-    """Slots that are not reported yet."""
+    """Slots that are not reported yet: (address, value, relocation)."""
 
 
 class Slots:
@@ -77,7 +86,7 @@ class Slots:
         self._process: subprocess.Popen[bytes] | None = None
         self._used_s = 0.0
         self.failed = 0
-        """Looks that came to nothing: the process could not be read, or took too long."""
+        """Looks without a result: the process could not be read, or that took too long."""
         self.cut = 0
         """Looks that ended before all was read."""
         self.reported = 0
@@ -87,7 +96,7 @@ class Slots:
         """Follow the library of a process, whose memory is open as `fd`; duplicates that. Raises
         OSError."""
         followed = _Followed(pid, start_ns, os.dup(fd), time.monotonic())
-        # A list of an earlier agent's that the library has not come to yet goes before ours.
+        # A list that an earlier agent wrote and the library has not taken over yet comes first.
         followed.sequence = _asked(followed.fd)
         self.drop(pid)
         with self._lock:
@@ -98,7 +107,7 @@ class Slots:
         self._wake.set()
 
     def drop(self, pid: int) -> None:
-        """Let go of a process."""
+        """Follow a process no longer."""
         with self._lock:
             followed = self._followed.pop(pid, None)
             if followed is not None:
@@ -106,7 +115,7 @@ class Slots:
                 followed.fd = -1
 
     def close(self) -> None:
-        """Let go of all."""
+        """Follow none any more, and end the thread and the subprocess."""
         self._ending = True
         self._wake.set()
         if self._thread is not None:
@@ -122,7 +131,7 @@ class Slots:
             now_s = time.monotonic()
             for followed in list(self._followed.values()):
                 with suppress(OSError):
-                    self._turn(followed)
+                    self._serve(followed)
             if self._process and time.monotonic() - self._used_s > IDLE_S:
                 self._end_child()
             fresh = any(now_s - it.since_s < FRESH_S for it in list(self._followed.values()))
@@ -130,17 +139,19 @@ class Slots:
             self._wake.wait(None if is_idle else TURN_S if fresh else SLOW_TURN_S)
         self._end_child()
 
-    def _turn(self, followed: _Followed) -> None:
+    def _serve(self, followed: _Followed) -> None:
+        """Write the next list where the library has taken over the last one, or look if it is
+        time."""
         with self._lock:
             if followed.fd < 0:
                 return
             state = _state(followed.fd)
-            is_free = state.slots_done == followed.sequence
-            wants = followed.waiting and is_free
-            if wants:
+            is_taken_over = state.slots_done == followed.sequence
+            reports = followed.waiting and is_taken_over
+            if reports:
                 self._report(followed)
             addresses = _functions(followed.fd, state) if state.functions_seq else []
-        if wants or not addresses or not is_free:
+        if reports or not addresses or not is_taken_over:
             return
         now_s = time.monotonic()
         if state.functions_seq != followed.functions or state.modules != followed.modules:
@@ -172,7 +183,7 @@ class Slots:
         self.cut += bool(answer["cut"])
         pause_s = max(pause_s, answer["cpu_s"] / SHARE if followed.looks > 1 else 0.0)
         followed.next_look_s = time.monotonic() + pause_s
-        followed.waiting = [(at, value, plt) for at, value, plt in answer["slots"]]
+        followed.waiting = [(at, value, relocation) for at, value, relocation in answer["slots"]]
         with self._lock:
             if followed.fd >= 0 and (followed.waiting or not followed.sequence):
                 self._report(followed)
@@ -182,7 +193,7 @@ class Slots:
         followed.waiting = followed.waiting[abi.SLOTS_MOST :]
         followed.sequence = followed.sequence + 1 & 0xFFFFFFFF or 1
         at, _ = abi.CONTROL_FIELDS["slots_count"]
-        content = b"".join(_SLOT.pack(address, value, plt, 0) for address, value, plt in now)
+        content = b"".join(_SLOT.pack(*slot, 0) for slot in now)
         procfs.BROKER.write(
             followed.pid,
             followed.fd,
@@ -238,8 +249,8 @@ class Slots:
 
 
 def slots_asked(pid: int) -> abi.Request:
-    """SLOTS, where this process may read that one's memory, and in time; else its library has to
-    look itself."""
+    """SLOTS, where this process may read that one's memory, and need not wait for it; else 0: its
+    library has to find its slots itself."""
     try:
         procfs.HeldFile(f"/proc/{pid}/pagemap").close()
     except OSError:
@@ -262,7 +273,8 @@ def _state(fd: int) -> abi.State:
 
 
 def _functions(fd: int, state: abi.State) -> list[int]:
-    """Addresses that are looked for, as the library published them: the process's own word."""
+    """Addresses of the functions that slots may hold, as the library published them; the process
+    may have written anything there."""
     count = min(state.functions_count, abi.FUNCTIONS)
     raw = os.pread(fd, count * abi.FUNCTION.size, abi.FUNCTIONS_AT)
     found = [abi.Function._make(it).address for it in abi.FUNCTION.iter_unpack(raw)]

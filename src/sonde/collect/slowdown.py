@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What timing its launches costs a process, measured while it runs, and held to the budget.
 
-A model of the cost (a launch's host time, charged several times over) sets how many launches are
-timed. It may be wrong for some program, and nothing would show it. So, about once a minute, each
-process takes part in a trial: two stretches of some seconds, one with as many launches timed as
-ever and one with an eighth, in random order. What the program does by itself falls on both alike;
-if timing slows it, it launches less often in the one than in the other. The median over the trials
-has an interval that supposes nothing of how their differences are spread (order statistics).
+A model of the cost (`overhead_controller`) sets how many launches are timed. It may be wrong for
+some program, and nothing would show it. So, about once a minute, each process takes part in a
+trial: two stretches of some seconds, one with as many launches timed as usual and one with an
+eighth, in random order. What the program does by itself affects both alike; if timing slows it, it
+launches less often in the first. The interval of the median over the trials assumes no distribution
+of their differences (order statistics).
 
 An eighth rather than none: each launch keeps a chance to be timed, and sums of weights stay true.
 """
@@ -21,14 +21,16 @@ from dataclasses import dataclass
 from typing import Final
 
 PART: Final = 0.125
-"""Of the rate, in the thinner stretch of a trial."""
+"""Of the usual number of timed launches, in the other stretch of a trial."""
 GAP_S: Final = 60.0
 """From one trial to the next, on average."""
 STRETCH_S: Final = 5.0
+"""Length of each stretch of a trial."""
 SETTLE_S: Final = 1.0
-"""After a change of the rate, until launches count: the library follows it within that."""
+"""After a change of the rate of timing, until launches count: the library follows it within
+that."""
 LEAST_LAUNCHES: Final = 100
-"""In a stretch; a program that launches less often cannot be separated from its own variation."""
+"""In a stretch; with fewer, chance varies a program's rate too much for a trial to count."""
 TRIALS_KEPT: Final = 1_440
 """A day's."""
 LEAST_TRIALS: Final = 6
@@ -36,6 +38,7 @@ LEAST_TRIALS: Final = 6
 TO_RISE: Final = 30
 """Trials after which a rate that was lowered may rise again."""
 LEAST_SCALE: Final = 1 / 64
+"""Of the rate by the model: it is lowered no further."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +49,12 @@ class Estimate:
     """Median of the trials; below 0 where chance made it so."""
     low: float
     high: float
-    """Of its 95 % interval."""
+    """Ends of its 95 % interval."""
     trials: int
 
 
 def estimate(differences: Iterable[float]) -> Estimate | None:
-    """Of slowdowns that single trials found; None for fewer than LEAST_TRIALS."""
+    """The slowdown, from those that single trials found; None for fewer than LEAST_TRIALS."""
     ordered = sorted(differences)
     if len(ordered) < LEAST_TRIALS:
         return None
@@ -62,9 +65,9 @@ def estimate(differences: Iterable[float]) -> Estimate | None:
 
 
 def _outer(count: int) -> int:
-    """How many of `count` ordered values lie below a 95 % interval of their median.
+    """Index of the lower end of a 95 % interval of the median, in `count` ordered values.
 
-    By the binomial distribution: as many as still leave 97.5 % to what lies above.
+    By the binomial distribution: the true median lies below it with a chance of at most 2.5 %.
     """
     below = 0.0
     for number in range(count):
@@ -76,7 +79,7 @@ def _outer(count: int) -> int:
 
 
 class OverheadExperiment:
-    """Those of one process, and how many of its launches are to be timed."""
+    """The trials of one process, and what they make of how many of its launches are timed."""
 
     def __init__(
         self,
@@ -94,22 +97,26 @@ class OverheadExperiment:
         self.found: deque[float] = deque(maxlen=TRIALS_KEPT)
         """Slowdowns, one a trial."""
         self._scale = 1.0
+        """Of the rate by the model, what the trials so far allow."""
         self._due_s = 0.0
+        """When the next trial begins (monotonic s); 0 before the first call."""
         self._shares: list[float] = []
-        """Of the stretches to come, the one under way first."""
+        """1 and PART, of the stretches to come, the one under way first; empty between trials."""
         self._counts_s = 0.0
         """When launches begin to count (monotonic s)."""
         self._began: tuple[float, int] | None = None
-        """When that was, and at how many launches; None while the stretch settles."""
+        """When they began, and at how many launches; None until then."""
         self._rates: dict[float, float] = {}
+        """Launches a second that the program made, by the share of a stretch."""
 
     @property
     def share(self) -> float:
-        """Of the rate that the model of the cost allows, what is to be timed now."""
+        """What part of the rate by the model is to be timed now."""
         return self._scale * (self._shares[0] if self._shares else 1.0)
 
     def look(self, now_s: float, launches: int) -> bool:
-        """Go on; `launches`: how many the program has made so far. Whether `share` is another."""
+        """Go on with the trials; `launches`: how many the program has made so far. True where
+        `share` may be another one now."""
         if not self._shares:
             if now_s < self._due_s:
                 return False
@@ -141,7 +148,8 @@ class OverheadExperiment:
         self._began, self._counts_s = None, now_s + self._settle_s
 
     def _conclude(self) -> None:
-        """A trial is over: its result, and whether the rate has to follow."""
+        """End a trial: keep its result, and change the scale where all of them show that it has
+        to."""
         slower = math.log(self._rates[PART] / self._rates[1.0]) / (1 - PART)
         self._rates = {}
         self.found.append(slower)
@@ -154,4 +162,4 @@ class OverheadExperiment:
             self._scale = min(2 * self._scale, 1.0)
         else:
             return
-        self.found.clear()  # they were of another rate
+        self.found.clear()  # those were of another scale

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A source in a subprocess: `sonde.collect.subprocess_runner MODULE:CLASS ASKING_FD`.
+"""A source in a subprocess: `sonde.collect.subprocess_runner MODULE:CLASS PAGE_FD`.
 
-Both ends of it are here. The child asks its source and writes the answers to standard output, a
+Both ends of it are here. The child polls its source and writes the answers to standard output, a
 message a second while there are any:
 
     u32 length | marshal of (strings, rows, events, left out)
 
 where a row is (time_ns, index of series, index of labels, value) into the strings. It never waits
-for the parent: what the pipe does not take is dropped and counted. In a page of memory that both
-share stands the question that is being asked, so that a hang has a name, and at its end a count
-that goes on as long as the child does, whether it has answers or not. A byte on its
-standard input means that somebody is about to use a device. The child ends with its parent, or when
-its standard input closes.
+for the parent: metrics that the pipe does not take are dropped and counted. A page of memory that
+both share has the name of the poll that runs, so that a hang has a name, and at its end a count
+that grows as long as the child goes on, whether it has answers or not. Each byte on the child's
+standard input is a command (MARK_ACTIVE, MARK_IDLE, a digit). The child ends with its parent, or
+when its standard input closes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from sonde import interpreter
 from sonde.collect.polling import (
     RETRY_FIRST_S,
     RETRY_LAST_S,
-    Gathering,
+    ContinuousSource,
     Points,
     Schedule,
     Source,
@@ -46,19 +46,23 @@ from sonde.metrics import MetricRow, labels
 from sonde.model.rows import EventRow
 
 PAGE = 4096
+"""Bytes of the shared page."""
 COUNT_BYTES = 8
-"""At the end of the page."""
+"""Of the count at the end of the page."""
 PIPE_BYTES = 1 << 20
+"""Size of the pipe for answers, where the kernel allows it."""
 MESSAGE_MAX_BYTES = 16 << 20
+"""A longer message is invalid: its child is replaced."""
 REPORT_EVERY_S = 1.0
+"""How often a child sends answers, and its count grows at least."""
 SILENT_S = 3.0
-"""A child that does not count for this long hangs."""
+"""A child whose count stands still for this long hangs."""
 MARK_ACTIVE, MARK_IDLE = b"!", b"."
 """Written by the parent when a process is about to use a device, and when all those have exited."""
 KEEP_LAST_MAX_S = 9
-"""A digit N: only the last value of each N seconds counts; 0: each does."""
+"""Of the command that is a digit N: only the last value of each N seconds counts; 0: each does."""
 STARTS_IN_S = 10.0
-"""So long may it take until the first word: an idle driver wakes up slowly."""
+"""How long a child may take until its first answer or count: an idle driver wakes up slowly."""
 GIVEN_UP_MAX = 3
 """Children that could not even be killed (stuck in the driver) before no more are started."""
 
@@ -68,7 +72,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def pack(points: Points, left_out: int) -> bytes:
-    """A message."""
+    """A message, with its length."""
     strings: dict[str, int] = {}
 
     def index(text: object) -> int:
@@ -80,7 +84,8 @@ def pack(points: Points, left_out: int) -> bytes:
 
 
 def unpack(body: bytes) -> tuple[Points, int]:
-    """The reverse, without the length. Raises ValueError for an invalid message."""
+    """Points and the number left out, from a message without its length. Raises ValueError for an
+    invalid one."""
     try:
         strings, rows, events, left_out = marshal.loads(body)
         metrics: list[MetricRow] = [
@@ -106,13 +111,16 @@ class SubprocessRunner:
         self._given_up: list[subprocess.Popen[bytes]] = []
         self._buffer = bytearray()
         self._received_s = 0.0
+        """When (monotonic s) it showed last that it goes on."""
         self._count = b""
+        """As read last from the page."""
         self._silent_since_s = 0.0
-        """0 while it answers."""
+        """Since when (monotonic s) it does not answer; 0 while it does."""
         self._pause_s = RETRY_FIRST_S
         self._start_at_s = 0.0
         self._keep_last = b"0"
         self._trouble = ""
+        """Why it could not be started, until that is marked."""
         self._page = mmap.mmap(-1, PAGE)
         self._page_fd = -1
 
@@ -144,14 +152,14 @@ class SubprocessRunner:
         elif ended is not None:
             how = f"killed by signal {-ended}" if ended < 0 else f"ended with {ended}"
             self._replace(points, now_s, f"its process was {how}" if ended < 0 else how)
-        elif self._counts():
+        elif self._goes_on():
             self._received_s = max(self._received_s, now_s)
         elif now_s > self._received_s + SILENT_S:
-            self._replace(points, now_s, f"does not answer{self._question()}")
+            self._replace(points, now_s, f"does not answer{self._hanging_poll()}")
         return points
 
     def set_min_interval(self, seconds: float) -> None:
-        """Nothing: how often a device is asked depends on what that device does."""
+        """Nothing: how often a device is polled depends on what that device does."""
 
     def keep_last_only(self, seconds: float) -> None:
         """Have the child query once in `seconds`, and report as often, at least each second."""
@@ -159,17 +167,17 @@ class SubprocessRunner:
         self._send(self._keep_last)
 
     def mark_active(self) -> None:
-        """Have the child look as if the device were in use."""
+        """Have the child poll as if the device were in use."""
         self._send(MARK_ACTIVE)
 
     def mark_idle(self) -> None:
-        """Have the child go by the device's activity again."""
+        """Have the child follow the device's activity again."""
         self._send(MARK_IDLE)
 
-    def _send(self, word: bytes) -> None:
+    def _send(self, command: bytes) -> None:
         if self._child is not None and self._child.stdin is not None:
             with contextlib.suppress(OSError):  # it ended, or its pipe is full
-                os.write(self._child.stdin.fileno(), word)
+                os.write(self._child.stdin.fileno(), command)
 
     def stop(self) -> None:
         """End the child; one that cannot be ended is left behind."""
@@ -188,7 +196,7 @@ class SubprocessRunner:
         try:
             self._child = self._spawn()
         except OSError as error:  # no memory, no descriptors: the agent goes on without
-            self._trouble = f"cannot be asked: {error.strerror or error}"
+            self._trouble = f"cannot be started: {error.strerror or error}"
             self._start_at_s = now_s + self._pause_s
             self._pause_s = min(2 * self._pause_s, RETRY_LAST_S)
             return
@@ -197,7 +205,7 @@ class SubprocessRunner:
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         if self._page_fd < 0:
-            self._page_fd = os.memfd_create("sonde-asking", os.MFD_CLOEXEC)
+            self._page_fd = os.memfd_create("sonde-poll-name", os.MFD_CLOEXEC)
             os.ftruncate(self._page_fd, PAGE)
             self._page = mmap.mmap(self._page_fd, PAGE)
         self._page[:1] = b"\0"
@@ -241,14 +249,14 @@ class SubprocessRunner:
             received = True
         return received
 
-    def _counts(self) -> bool:
-        """Whether it went on since the last look."""
+    def _goes_on(self) -> bool:
+        """Whether its count grew since the last call."""
         before, self._count = self._count, self._page[-COUNT_BYTES:]
         return self._count != before
 
-    def _question(self) -> str:
-        asked = self._page[:-COUNT_BYTES].split(b"\0", 1)[0].decode(errors="replace")
-        return f": it hangs in {asked}" if asked else ""
+    def _hanging_poll(self) -> str:
+        name = self._page[:-COUNT_BYTES].split(b"\0", 1)[0].decode(errors="replace")
+        return f": it hangs in {name}" if name else ""
 
     def _replace(self, points: Points, now_s: float, reason: str) -> None:
         child, self._child = self._child, None
@@ -282,8 +290,9 @@ class SubprocessRunner:
             self._given_up.append(child)  # stuck in the driver: it ends when the driver lets it
 
 
-class Asked:
-    """The child's end of the shared page."""
+class SharedPage:
+    """The child's end of the shared page. It is called with the name of the poll that begins, or
+    with '' when it ended."""
 
     def __init__(self, fd: int) -> None:
         self.page = self._page = mmap.mmap(fd, PAGE)
@@ -296,24 +305,24 @@ class Asked:
         self._page[: len(text)] = text
 
     def count(self) -> None:
-        """Show that we go on."""
+        """Show that this process goes on."""
         (before,) = _COUNT.unpack_from(self._page, PAGE - COUNT_BYTES)
         _COUNT.pack_into(self._page, PAGE - COUNT_BYTES, (before + 1) % 2**64)
 
 
-def serve(source: Source, asking: Asked, out: int) -> None:
-    """Ask the source until the parent goes away; answers are written to `out`."""
+def serve(source: Source, shared: SharedPage, out: int) -> None:
+    """Poll the source until the parent goes away; answers are written to `out`."""
     os.set_blocking(out, False)
-    schedule = Schedule(source, asking=asking, spent=time.process_time)
+    schedule = Schedule(source, on_poll=shared, spent=time.process_time)
     points, left_out, pending = Points(), 0, b""
     parent = sys.stdin.fileno()
     waiting = select.poll()
     waiting.register(parent, select.POLLIN)
-    gathering = source if isinstance(source, Gathering) else None
+    continuous = source if isinstance(source, ContinuousSource) else None
     report_at_s = 0.0
     while True:
         due_ns = schedule.run_due(points)
-        asking.count()
+        shared.count()
         now_s = time.monotonic()
         if points.events or (now_s >= report_at_s and (points.metrics or pending)):
             report_at_s = (now_s // REPORT_EVERY_S + 1) * REPORT_EVERY_S  # with what is due then
@@ -324,35 +333,35 @@ def serve(source: Source, asking: Asked, out: int) -> None:
             points = Points()
             pending = _write(out, pending)
         until_s = min(due_ns / 1e9, report_at_s if points.metrics or pending else math.inf)
-        if gathering is not None:
-            has_input = gathering.wait(parent, int(until_s * 1e9), asking.page)
+        if continuous is not None:
+            has_input = continuous.wait(parent, int(until_s * 1e9), shared.page)
         else:
-            until_s = min(until_s, now_s + REPORT_EVERY_S)  # to count
+            until_s = min(until_s, now_s + REPORT_EVERY_S)  # so that the count grows
             wait_s = until_s - time.monotonic()
             has_input = bool(waiting.poll(max(1.0, math.ceil(1000 * wait_s))))
         if has_input:
-            words = os.read(parent, PAGE)
-            if not words:
+            commands = os.read(parent, PAGE)
+            if not commands:
                 schedule.close()
                 return
-            for word in map(bytes, zip(words)):
-                _handle(word, schedule, gathering)
+            for command in map(bytes, zip(commands)):
+                _handle(command, schedule, continuous)
 
 
-def _handle(word: bytes, schedule: Schedule, gathering: Gathering | None) -> None:
-    """What the parent wrote."""
-    if word == MARK_IDLE:
+def _handle(command: bytes, schedule: Schedule, continuous: ContinuousSource | None) -> None:
+    """Carry out one byte that the parent wrote."""
+    if command == MARK_IDLE:
         schedule.mark_idle()
-    elif word == MARK_ACTIVE:
+    elif command == MARK_ACTIVE:
         schedule.mark_active()
-    elif word.isdigit():
-        schedule.set_min_interval(float(word))
-        if gathering is not None:
-            gathering.keep_last_only(float(word))
+    elif command.isdigit():
+        schedule.set_min_interval(float(command))
+        if continuous is not None:
+            continuous.keep_last_only(float(command))
 
 
 def _write(out: int, message: bytes) -> bytes:
-    """As much as the pipe takes; returns the rest."""
+    """Write as much as the pipe takes; returns what is left of the message."""
     try:
         return message[os.write(out, message) :]
     except BlockingIOError:
@@ -372,9 +381,9 @@ def main() -> None:
     spec, fd = sys.argv[1:3]
     module, _, name = spec.partition(":")
     source: Source = getattr(importlib.import_module(module), name)()
-    gc.freeze()  # what is there now stays
+    gc.freeze()  # objects made so far live as long as the process
     with contextlib.suppress(BrokenPipeError):
-        serve(source, Asked(int(fd)), out)
+        serve(source, SharedPage(int(fd)), out)
 
 
 if __name__ == "__main__":

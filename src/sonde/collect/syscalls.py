@@ -15,7 +15,8 @@ FIELDS = ("tgid", "nr", "start_ns", "count", "errors", "ns", "max_ns")
 
 
 ALL_CALLS: Final = 0xFFFF_FFFF
-"""SYSCALLS_ALL: those of a process for which there were too few rows."""
+"""SYSCALLS_ALL of abi/events.h, in place of a number: all calls of a process for which there was no
+row by number."""
 
 
 class SyscallCollector(Attached):
@@ -46,14 +47,14 @@ class SyscallCollector(Attached):
             start_ns = start - start % START_UNIT_NS
             who = (pid, start_ns, pid)
             batch.threads.add(who)
-            together = nr == ALL_CALLS or not pid
-            name = "other" if together else reason_of(nr)[1] or f"call {nr}"
+            is_unnamed = nr == ALL_CALLS or not pid
+            name = "other" if is_unnamed else reason_of(nr)[1] or f"call {nr}"
             if count > errors:
-                rest = (count - errors, ns, 0, max_ns, 0, 0)
-                batch.add("activity", (since_ns, "syscall", name, "", "", "", 0, *who, *rest))
+                totals = (count - errors, ns, 0, max_ns, 0, 0)
+                batch.add("activity", (since_ns, "syscall", name, "", "", "", 0, *who, *totals))
             if errors:
                 # Time is counted once, with those that succeeded where there are any.
-                rest = (errors, 0 if count > errors else ns, 0, max_ns, 0, 0)
-                batch.add("activity", (since_ns, "syscall", name, "", "", "", 1, *who, *rest))
+                totals = (errors, 0 if count > errors else ns, 0, max_ns, 0, 0)
+                batch.add("activity", (since_ns, "syscall", name, "", "", "", 1, *who, *totals))
             batch.seen += count
         return batch

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What processes use, by the kernel's own counters, and whose they are while they live.
+"""What processes use, by the kernel's own counters, and to whom they belong while they live.
 
 Time on a CPU, time ready without one, switches, migrations, faults, bytes of block devices,
 reclaim: summed over all threads of a process, those that ended in between included.
@@ -31,15 +31,17 @@ _EXEC, _EXIT = 1, 3
 NOTE_KINDS = {_EXEC: "exec", 2: "moved", _EXIT: "exit"}
 """Names of `enum note_kind`."""
 NOTES_A_TICK = 4_096
-OPTIONAL = ("on_reclaim", "on_reclaimed", "on_group_reclaim", "on_group_reclaimed")
-"""Programs without which the rest is still worth having."""
+"""Of each kind, drained at a time; more stay in their ring."""
+RECLAIM = ("on_reclaim", "on_reclaimed", "on_group_reclaim", "on_group_reclaimed")
+"""Programs at direct reclaim: of the machine's memory, and of a control group's."""
 LEAST_ROWS: Final = 4_096
 MAX_ROWS: Final = 16_384
+"""Bounds of `_room`; on a machine with more than a few CPUs the lower one is twice as high."""
 
 
 def _room() -> int:
-    """Processes that have separate rows in a tick, those too that end in it; the others share
-    one."""
+    """How many processes have separate rows between two drains, including those that end; the
+    others share one."""
     return min(max(2 * len(procfs.pids()), by_cpus(2 * LEAST_ROWS)), MAX_ROWS)
 
 
@@ -51,16 +53,17 @@ class TaskCollector(Scanning):
     @staticmethod
     def bpf_object() -> BpfObject:
         """What is loaded into the kernel for it."""
-        return BpfObject("tasks", most={"usage": _room()}, takes_stacks=False)
+        return BpfObject("tasks", max_entries={"usage": _room()}, takes_stacks=False)
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel.load(self.bpf_object()))
         expect_fields(self._bpf, "usage", FIELDS)
 
     def start(self) -> None:
-        """Note what was counted before; follow ends, executions and groups. Raises HostError."""
+        """Take the counters so far as the beginning; follow exits, execs and control groups. Raises
+        HostError."""
         try:
-            # What ends before it is followed has counted as much as it had before.
+            # First: a process that ends before its exit is followed adds nothing.
             self._begin_scans()
             self._links = [
                 self._bpf.attach(program)
@@ -69,7 +72,7 @@ class TaskCollector(Scanning):
                     "on_exec",
                     "on_cgroup_attach",
                     "on_cgroup_mkdir",
-                    *OPTIONAL,
+                    *RECLAIM,
                 )
             ]
         except OSError as error:
@@ -110,7 +113,7 @@ class TaskCollector(Scanning):
         notes = []
         steps = self._steps()
         rows = ring.rows(list(NOTE_FIELDS))
-        # Of a process that came and went since, its exit event is all that is asked for later.
+        # Of a process that came and ended since then, only the note of its exit is used later.
         who_and_why = ring.rows(["tgid", "start_ns", "kind"])
         ends = {(pid, start) for pid, start, kind in who_and_why if kind == _EXIT}
         for time_ns, pid, start, ppid, uid, inner, kind, *groups in rows:

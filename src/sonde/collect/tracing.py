@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks the library in a process for a trace by CUPTI, and reads what it left.
+"""Asks the injected library of a process for a trace by CUPTI, and reads the result.
 
 The process may write anything there at any time: its memory is copied once, and counts and names
 are bounded; `sonde.readers.device_trace` checks the rows. The layout is in abi/inject.h.
@@ -22,18 +22,21 @@ from sonde.errors import AttachFailed, ProcessGone, TargetRefused
 from sonde.model.device_trace import RawTrace
 
 HOOKED_S: Final = 20.0
-"""Within which the words that lead to device libraries are found."""
+"""How long the library may take to hook the program's slots."""
 SETTLED_S: Final = 0.6
-"""They are all found when there were no new ones for so long."""
+"""All slots count as hooked when there was no new one for this long."""
 DRAINED_S: Final = 8.0
-"""After its end, within which a trace is fetched."""
+"""How long it may take after a trace's end until the library has all its records."""
 _TURN_S: Final = 0.02
+"""Between two readings of the library's state."""
 _MAX_NAMES: Final = 65_536
+"""Different names of one trace."""
 _COUNTED_A_SECOND: Final = 200
+"""Launches that are timed for `rates`."""
 
 
 class Tracer:
-    """Traces one process, again and again if wanted. Use as a context manager."""
+    """Traces one process, once or several times. Use as a context manager."""
 
     def __init__(self, pid: int, memory: InjectMemory) -> None:
         """`memory`: that of the library in the process. Raises TargetRefused where another agent
@@ -55,7 +58,7 @@ class Tracer:
         self.close()
 
     def close(self) -> None:
-        """Ask for nothing any more; the process gets the memory of its trace back."""
+        """Ask for nothing any more; the library frees the memory of its trace."""
         self._slots.close()
         try:
             self._memory.ask(window=0, request=0)
@@ -64,7 +67,7 @@ class Tracer:
             return  # it ended
 
     def prepare(self) -> None:
-        """Let the library find how device libraries are called, so that it sees other profilers.
+        """Have the library hook the program's slots, so that it sees other profilers.
 
         Raises TargetRefused, AttachFailed.
         """
@@ -127,8 +130,9 @@ class Tracer:
         *,
         all_calls: bool = False,
     ) -> RawTrace:
-        """One trace of this length. `on_turn`: called often; False ends the trace early.
-        `all_calls`: of the driver, not only those that launch, copy or set: that costs more.
+        """One trace of this length. `on_turn`: called every _TURN_S; False ends the trace early.
+        `all_calls`: with all calls of the driver, not only those that launch, copy or set; that
+        costs more.
 
         Raises TargetRefused with the library's reason, AttachFailed.
         """
@@ -190,7 +194,7 @@ _REMEDIES: Final = {
 
 
 def _read(fd: int, library_fd: int, window: int) -> RawTrace:
-    """Raises AttachFailed where it is not what it should be."""
+    """Copy a trace from its memory. Raises AttachFailed where that holds no trace of `window`."""
     head = trace_abi.Trace._make(trace_abi.TRACE.unpack(_all(fd, trace_abi.TRACE.size, 0)))
     if head.magic != trace_abi.TRACE_MAGIC or head.abi != abi.ABI or head.window != window:
         raise AttachFailed("what the process holds is no trace", "Try again.")
@@ -221,7 +225,7 @@ def _all(fd: int, size: int, at: int) -> bytes:
 
 
 def _names(names: bytes, offsets: list[int]) -> dict[int, str]:
-    """Texts by their offsets; '' for what cannot be one."""
+    """Names by their offsets, of the first _MAX_NAMES; '' where there is none."""
     found = {}
     for offset in offsets[:_MAX_NAMES]:
         text = ""

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mapped files that wait to be looked at: of each user or container in turn, as its time allows."""
+"""Mapped files that wait to be looked at: of each user or container in turn, as its budget
+allows."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from typing import Final, Protocol
 from sonde.collect.mapped_files import MappedFile
 
 MAX_WAITING: Final = 16_384
-"""Files that wait to be looked at, device libraries and programs; as many others."""
+"""Device libraries and programs that wait; and the same number of other files."""
 PARTS: Final = 4
-"""A party has at most one of this number of equal parts of them."""
+"""One party has at most this fraction of them: a quarter."""
 PATH_UNIT: Final = 256
 """A file counts once more for each of these characters that its path has."""
 ROOT: Final = 0
@@ -24,14 +25,15 @@ class FileBudget(Protocol):
     """CPU time that the files of a party may take."""
 
     def is_over(self, party: int, *, in_turn: bool = True) -> bool:
-        """Whether it has none left: for now, or without `in_turn` for a while."""
+        """Whether it has none left, or with `in_turn` has used its part of this turn of the agent's
+        loop. Without `in_turn`, for when nobody waits, it may use all that it has at once."""
 
     def charged(self, party: int, free_s: float = ...) -> AbstractContextManager[None]:
-        """What is done within costs the party this thread's CPU time, if more than `free_s`."""
+        """Charge the party with this thread's CPU time within the block, if more than `free_s`."""
 
 
 class Unlimited:
-    """Where nobody else waits."""
+    """A budget without a limit, for where nobody else waits."""
 
     def is_over(self, party: int, *, in_turn: bool = True) -> bool:
         """Never."""
@@ -50,7 +52,7 @@ class WaitingFiles:
         """By party, the one that is next first."""
         self._others: OrderedDict[int, deque[MappedFile]] = OrderedDict()
         self._sizes: dict[bool, Counter[int]] = {True: Counter(), False: Counter()}
-        """Of those of each party; by whether they are urgent."""
+        """What the files of each party count for (`_size_of`); by whether they are urgent."""
         self.left_out = 0
         """Files that were not taken, as too many waited."""
 
@@ -60,9 +62,9 @@ class WaitingFiles:
     def add(self, party: int, file: MappedFile, is_urgent: bool) -> None:
         """Have a file wait, unless too many do. Long paths count for several."""
         sizes = self._sizes[is_urgent]
-        most = MAX_WAITING if party == ROOT else MAX_WAITING // PARTS
+        limit = MAX_WAITING if party == ROOT else MAX_WAITING // PARTS
         size = _size_of(file)
-        if sizes.total() + size > MAX_WAITING or sizes[party] + size > most:
+        if sizes.total() + size > MAX_WAITING or sizes[party] + size > limit:
             self.left_out += 1
             return
         waiting = self._urgent if is_urgent else self._others
@@ -70,7 +72,8 @@ class WaitingFiles:
         sizes[party] += size
 
     def take(self, may_go: Callable[[int], bool]) -> tuple[int, MappedFile] | None:
-        """(party, file) of the next one of a party that may go on; None without one."""
+        """(party, file): the next file of the first party for which `may_go` is true; None where
+        there is none."""
         for is_urgent, waiting in ((True, self._urgent), (False, self._others)):
             if (found := _next(waiting, may_go)) is not None:
                 party, file = found

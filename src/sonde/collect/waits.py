@@ -29,37 +29,41 @@ FIELDS = (
     *("max_blocked_ns", "max_runqueue_ns", "waker_tgid", "waker_tid"),
 )
 SPANS_A_TICK = 20_000
+"""Single waits that are drained at a time."""
 WALK_STEPS = 128
-"""Frames of a stack looked at, fewer than elsewhere: it is walked under the run-queue lock."""
+"""Frames that a walk may unwind, fewer than elsewhere: it holds the run-queue lock."""
 SWITCHES = ("on_waking", "on_new", "on_switch")
 """Programs that run at every switch or wake-up."""
 
 
 LONG_WAIT_NS: Final = 1_000_000
-"""Waits from here on are counted one by one, however many there are (bpf/short_waits.h)."""
+"""Waits of this length or more are counted one by one, however many there are; of shorter ones some
+stand for all (bpf/short_waits.h)."""
 LONGEST_SHORT_WAIT_NS: Final = 4_000_000
-"""The same on CPUs that are short of time for it."""
+"""The same length on a CPU with very many waits: it gets longer, up to this, with their number."""
 OTHER: Final = ("other", "")
 """Reason and call of what was counted for all processes together."""
 ROWS: Final = 16_384
 MAX_ROWS: Final = 32_768
-"""More would take longer to read than a tick has."""
+"""Bounds of the map `waits`; more rows would take longer to read than a tick has."""
 ROWS_A_THREAD: Final = 2
 ROWS_A_PROCESS: Final = 4
+"""What a thread needs of `waits`, and a process of `waits_spare`, between two drains."""
 LEAST_SPARE: Final = 2_048
 MAX_SPARE: Final = 16_384
+"""Bounds of the map `waits_spare`: rows by process, for what finds no room in `waits`."""
 
 
 def _threads() -> int:
-    """Of all processes; 0 where the machine does not report it."""
-    running, _, there = (procfs.read_file("/proc/loadavg") or b"").partition(b"/")
-    return int(there.split()[0]) if running and there else 0
+    """How many threads the machine has; 0 where it does not report it."""
+    running, _, total = (procfs.read_file("/proc/loadavg") or b"").partition(b"/")
+    return int(total.split()[0]) if running and total else 0
 
 
 def _room() -> dict[str, int]:
     """Entries of the maps of rows, by what runs on this machine now.
 
-    Where they do not suffice, rows get coarser: by process, and at the last one for all.
+    Where they do not suffice, rows get coarser: by process, and in the end one for all.
     """
     rows = min(max(ROWS_A_THREAD * _threads(), ROWS), MAX_ROWS)
     spare = min(max(ROWS_A_PROCESS * len(procfs.pids()), LEAST_SPARE), MAX_SPARE)
@@ -67,7 +71,7 @@ def _room() -> dict[str, int]:
 
 
 class WaitCollector(Collector):
-    """Parts the time off the CPU at the wake-up: blocked before it, in the run queue after."""
+    """Splits the time off the CPU at the wake-up: blocked before it, in the run queue after."""
 
     name = "waits"
     walks_stacks = True
@@ -86,7 +90,7 @@ class WaitCollector(Collector):
             "long_wait_ns": min(LONG_WAIT_NS, span_min_ns),
             "longest_short_wait_ns": min(LONGEST_SHORT_WAIT_NS, span_min_ns),
         }
-        return BpfObject("waits", constants, most=_room())
+        return BpfObject("waits", constants, max_entries=_room())
 
     def __init__(self, kernel: Kernel, *, span_min_ns: int, stack_gap_ns: int) -> None:
         wanted = self.bpf_object(span_min_ns=span_min_ns, stack_gap_ns=stack_gap_ns)
@@ -94,17 +98,21 @@ class WaitCollector(Collector):
         self._iterators = Iterators(self._bpf)
         self._links: list[int] = []
         self._switches: list[int] = []
+        """Links of SWITCHES."""
         self._scan: int | None = None
+        """The iterator that takes in threads that wait, and adds what waits have lasted so far."""
         self._missed = 0
+        """Threads that had no state, as counted at the last look (`_misses_threads`)."""
         self._forget: int | None = None
+        """The iterator that ends all waits that go on."""
         self._reasons = reason_names()
         expect_fields(self._bpf, "waits", FIELDS)
 
     def start(self) -> None:
         """Take in the threads that wait already, then follow every switch. Raises HostError."""
         try:
-            # State for threads to be born, then for those there are; then follow all of them, and
-            # take in what went to sleep meanwhile.
+            # Make state for threads as they are forked, then for those that exist. `resume` follows
+            # all of them, and takes in those that went to sleep meanwhile.
             self._links = [self._bpf.attach("on_born")]
             self._scan = self._bpf.attach("on_scan")
             self._forget = self._bpf.attach("on_forget")
@@ -123,12 +131,12 @@ class WaitCollector(Collector):
             raise refusal(error) from error
 
     def pause(self) -> None:
-        """Let go of the scheduler.
+        """Detach from the scheduler.
 
         A wait that goes on meanwhile counts up to here, and again from `resume` on.
         """
         assert self._scan is not None and self._forget is not None
-        self._let_go()
+        self._detach_switches()
         self._iterators.run(self._scan)
         self._iterators.run(self._forget)
 
@@ -145,11 +153,12 @@ class WaitCollector(Collector):
         return batch
 
     def set_stack_divisor(self, divisor: int) -> None:
-        """Take one stack in `divisor` of those that are due; each then counts `divisor` times."""
+        """Take one stack in `divisor` of those that would be taken; each counts `divisor` times."""
         self._bpf.set_array("stack_divisor", 0, struct.pack("=I", divisor))
 
     def _misses_threads(self) -> bool:
-        """Threads turned up that had no state, for want of memory at birth: the scan makes it."""
+        """Whether there are new threads without state, for which there was no memory when they were
+        forked: a scan makes it."""
         missed = losses_of(self._bpf).get("task_storage", 0)
         self._missed, new = missed, missed > self._missed
         return new
@@ -158,8 +167,8 @@ class WaitCollector(Collector):
     def _add_rows(batch: Batch, since_ns: int, rows: list[_native.Row]) -> None:
         activity: list[ActivityTuple] = []
         sample: list[SampleTuple] = []
-        for pid, tid, start, stack_id, nr, count, blocked_ns, runqueue_ns, *rest in rows:
-            weight_count, weight_blocked, weight_runqueue, max_blocked, max_runqueue, *waker = rest
+        for pid, tid, start, stack_id, nr, count, blocked_ns, runqueue_ns, *more in rows:
+            weight_count, weight_blocked, weight_runqueue, max_blocked, max_runqueue, *waker = more
             waker_pid, waker_tid = waker
             start_ns = start - start % START_UNIT_NS
             name, call = reason_of(nr) if pid else OTHER
@@ -176,7 +185,7 @@ class WaitCollector(Collector):
                     since_ns, kind, name, "", call, "", 0, pid, start_ns, tid,
                     count, ns, 0, max_ns, waker_pid, waker_tid,
                 ))  # fmt: skip
-                if weight_count or weight_ns:  # with its stack, or one that found no room
+                if weight_count or weight_ns:  # its stack was taken, or found no room (id 0)
                     weights = (float(weight_count), float(weight_ns), 0.0)
                     sample.append((since_ns, kind, name, *who, stack_id, *weights))
                     if stack_id:
@@ -216,13 +225,13 @@ class WaitCollector(Collector):
             )
 
     def stop(self) -> None:
-        """Let go of the scheduler; what was summed stays readable."""
-        self._let_go()
+        """Detach from the scheduler; what was summed stays readable."""
+        self._detach_switches()
         for link in self._links:
             self._bpf.detach(link)
         self._links = []
 
-    def _let_go(self) -> None:
+    def _detach_switches(self) -> None:
         for link in self._switches:
             self._bpf.detach(link)
         self._switches = []

@@ -8,8 +8,10 @@ Terms:
 - fact: a value that a check reads; expectation: what it should be, by the device's model (SKU)
 - result: passes, warns or fails, or is not known
 - part: a MIG instance of a GPU
-- signal: a value that is polled; lost: what should answer it does not (`signal_lost`)
+- figure: what a check found, as text; limit: the number at which it warns or fails
+- gap: a metric source or poll that gave no answer, which an event `signal_lost` reports
 - trouble: sentences on what could not be read
+- XID: NVIDIA's number of an error that the driver writes into the kernel's log
 """
 
 from sonde.health.checks import CHECKS, examine, worst

@@ -19,9 +19,15 @@ from sonde.errors import HostError, UsageError
 from sonde.health.facts import Facts, is_part
 
 BYTES = 256 << 20
+"""Of one copy."""
 ROUNDS = 16
+"""Copies that are timed together."""
 DEADLINE_S = 60.0
+"""For all devices."""
+BUSY_SHARE, HELD_BYTES = 0.02, 2 << 30
+"""A device with more utilization or memory in use counts as used: an idle one has less."""
 LIBRARY = "libcuda.so.1"
+"""The CUDA driver's library."""
 
 
 def measure(facts: Facts) -> dict[str, float]:
@@ -32,7 +38,7 @@ def measure(facts: Facts) -> dict[str, float]:
     for device in wanted:
         busy = device.get("hw.gpu.utilization", hw__gpu__task="general") or 0.0
         held = device.get("hw.gpu.memory.usage") or 0.0
-        if busy > 0.02 or held > 2 << 30:
+        if busy > BUSY_SHARE or held > HELD_BYTES:
             raise UsageError(
                 f"{device.label} is in use ({100 * busy:.0f} % busy, {held / 2**30:.1f} GiB used)",
                 "Measure bandwidth when no job has the node.",
@@ -54,6 +60,9 @@ def measure(facts: Facts) -> dict[str, float]:
 
 
 class _Cuda:
+    """The CUDA driver's library. It is called with a function's name and arguments; raises OSError
+    where that returns an error."""
+
     def __init__(self) -> None:
         self._library = system_libraries.load(LIBRARY)
         self("cuInit", 0)
@@ -65,6 +74,7 @@ class _Cuda:
 
 
 def _rate(cuda: _Cuda, device: ctypes.c_int) -> float:
+    """Bytes a second of copies from pinned host memory, after two that are not timed."""
     context = ctypes.c_void_p()
     cuda("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
     cuda("cuCtxSetCurrent", context)
@@ -98,8 +108,8 @@ def main() -> None:
         raw = (ctypes.c_ubyte * 16)()
         cuda("cuDeviceGetUuid", raw, device)
         digits = bytes(raw).hex()
-        places = (0, 8, 12, 16, 20, 32)
-        parts = (digits[a:b] for a, b in pairwise(places))
+        borders = (0, 8, 12, 16, 20, 32)  # of the groups of digits in a UUID
+        parts = (digits[a:b] for a, b in pairwise(borders))
         uuid = f"GPU-{'-'.join(parts)}"
         if uuid in sys.argv[1:]:
             rates[uuid] = _rate(cuda, device)

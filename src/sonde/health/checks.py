@@ -17,7 +17,7 @@ CHECKS = tuple(table("checks"))
 
 
 def examine(facts: Facts) -> list[Result]:
-    """Every result: of the node first, then device by device."""
+    """All results: of the node first, then device by device; MIG instances are not checked."""
     results = list(node_results(facts))
     for device in facts.devices:
         if not is_part(device.about):

@@ -14,14 +14,20 @@ from sonde.health.results import (
     graded,
     limit,
     result,
+    severity,
     table,
-    weight,
 )
 
 Check = Callable[[Device, Facts], Iterator[Result]]
 
 _CHOSEN_CLOCKS = frozenset(("sync_boost", "display_clock", "application_clocks"))
-"""Reasons of a lower clock that somebody set: no throttling."""
+"""Reasons of a lower clock that follow from a setting: no throttling."""
+_BANDWIDTH_WARN, _BANDWIDTH_FAIL = 0.9, 0.5
+"""Shares of the expected bandwidth, below which a measured one warns or fails."""
+_CLOCK_LIMIT_SHARE = 0.98
+"""A clock limit below this share of the expected one warns: it was lowered, not rounded."""
+_BUSY = 0.9
+"""Utilization from which a device should run near its highest clock."""
 
 
 def _reachable(device: Device, facts: Facts) -> Iterator[Result]:
@@ -47,15 +53,15 @@ def _memory_size(device: Device, facts: Facts) -> Iterator[Result]:
 
 def _ecc(device: Device, facts: Facts) -> Iterator[Result]:
     yield from _sram(device)
-    life = device.get("hw.errors", error__type="uncorrected", sonde__gpu__memory__kind="dram")
+    lifetime = device.get("hw.errors", error__type="uncorrected", sonde__gpu__memory__kind="dram")
     now = device.get("sonde.gpu.ecc.volatile", error__type="uncorrected")
     if now is not None:
         most = limit("dram_uncorrected_warn")
         figure = f"{now:.0f} uncorrected since the driver was loaded"
         status = Status.FAIL if now else Status.PASS
-        if not now and life is not None and life >= most:
+        if not now and lifetime is not None and lifetime >= most:
             status = Status.WARN
-            figure = f"{life:.0f} uncorrected in its lifetime"
+            figure = f"{lifetime:.0f} uncorrected in its lifetime"
         text = (figure, f"0, < {most:.0f} in its lifetime")
         yield result("dram_errors", device, status, *text, "gpu_memory")
     corrected = device.get("sonde.gpu.ecc.volatile", error__type="corrected")
@@ -90,7 +96,7 @@ def _remapping(device: Device, facts: Facts) -> Iterator[Result]:
     figure = f"{rows:.0f} rows replaced"
     remedy = "Watch it: few spare rows are left." if status is Status.WARN else ""
     if pending:
-        status = max(status, Status.WARN, key=weight)
+        status = max(status, Status.WARN, key=severity)
         figure += ", one pending"
         remedy = "Reset the GPU when its job has ended, so that the row is replaced."
     if failed:
@@ -101,7 +107,7 @@ def _remapping(device: Device, facts: Facts) -> Iterator[Result]:
 
 def _xids(device: Device, facts: Facts) -> Iterator[Result]:
     address = device.about.get("sonde.gpu.pci.address", "")[-12:-2]
-    numbers = [number for place, number in facts.xids if address and place.endswith(address)]
+    numbers = [number for at, number in facts.xids if address and at.endswith(address)]
     numbers += [
         int(number)
         for number, count in device.all("sonde.gpu.xid", "sonde.gpu.xid.number").items()
@@ -113,13 +119,14 @@ def _xids(device: Device, facts: Facts) -> Iterator[Result]:
         found = ", ".join(f"{number}: {what['what']}" for number, what in judged) or "none"
         yield result("xid", device, Status.PASS, found, "none caused by the GPU", "gpu")
         return
-    number, what = max(bad, key=lambda one: weight(Status(one[1]["status"])))
+    number, what = max(bad, key=lambda one: severity(Status(one[1]["status"])))
     others = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
     figure = f"XID {number}: {what['what']}{others}"
     yield result("xid", device, Status(what["status"]), figure, "none", what["class"])
 
 
 def _xid(number: int) -> Mapping[str, Any]:
+    """The entry of xids.toml for an error, or the one for all unlisted errors."""
     for entry in table("xids")["xid"]:
         if number in entry["numbers"]:
             found: Mapping[str, Any] = entry
@@ -194,9 +201,9 @@ def _bandwidth(device: Device, facts: Facts) -> Iterator[Result]:
     rate = measured / 1e9
     status = (
         Status.FAIL
-        if rate < 0.5 * expected
+        if rate < _BANDWIDTH_FAIL * expected
         else Status.WARN
-        if rate < 0.9 * expected
+        if rate < _BANDWIDTH_WARN * expected
         else Status.PASS
     )
     text = (f"{rate:.1f} GB/s", f"≥ {expected:g} GB/s")
@@ -221,7 +228,7 @@ def _throttling(device: Device, facts: Facts) -> Iterator[Result]:
     now = sorted(name for name, on in reasons.items() if on and name not in _CHOSEN_CLOCKS)
     hard = [name for name in now if name.startswith("hardware_")]
     specific = [name for name in hard if name != "hardware_slowdown"]
-    if specific and len(specific) < len(hard):  # the sum of these, and of the fast power trigger
+    if specific and len(specific) < len(hard):  # it stands for these and the fast power trigger
         now.remove("hardware_slowdown")
     soft = [name for name in now if name == "software_thermal"]
     status = Status.FAIL if hard else Status.WARN if soft else Status.PASS
@@ -253,12 +260,12 @@ def _power_limit(device: Device, facts: Facts) -> Iterator[Result]:
 def _clocks(device: Device, facts: Facts) -> Iterator[Result]:
     most = device.get("sonde.gpu.clock.limit", sonde__gpu__clock__domain="sm")
     expected = expected_of(device, "sm_clock_mhz")
-    if most is not None and expected is not None and most / 1e6 < 0.98 * expected:
+    if most is not None and expected is not None and most / 1e6 < _CLOCK_LIMIT_SHARE * expected:
         text = (f"{most / 1e6:.0f} MHz at most", f"{expected:.0f} MHz")
         yield result("clocks", device, Status.WARN, *text, "gpu")
         return
     now = device.get("sonde.gpu.clock", sonde__gpu__clock__domain="sm")
-    busy = (device.get("hw.gpu.utilization", hw__gpu__task="general") or 0) > 0.9
+    busy = (device.get("hw.gpu.utilization", hw__gpu__task="general") or 0) > _BUSY
     if now is None or most is None:
         return
     capped = device.get("sonde.gpu.throttled", sonde__gpu__throttle__reason="software_power_cap")

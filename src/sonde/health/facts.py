@@ -19,6 +19,7 @@ class Device:
     about: dict[str, str]
     """Attributes of sonde.gpu.info; a MIG instance has a hw.parent."""
     values: dict[tuple[str, frozenset[tuple[str, str]]], float] = field(default_factory=dict)
+    """Last values by (metric, attributes without hw.id)."""
 
     @property
     def label(self) -> str:
@@ -27,7 +28,8 @@ class Device:
         return f"gpu {index}" if index else self.uuid
 
     def get(self, series: str, **attributes: str) -> float | None:
-        """The value of a series with these attributes (__ for dots); None if there is none."""
+        """The value of a metric with at least these attributes (__ for dots), the first one found;
+        None if there is none."""
         wanted = {(name.replace("__", "."), value) for name, value in attributes.items()}
         for (name, tags), value in self.values.items():
             if name == series and wanted <= tags:
@@ -35,7 +37,7 @@ class Device:
         return None
 
     def all(self, series: str, attribute: str) -> dict[str, float]:
-        """Values of a series by one of its attributes."""
+        """Values of a metric by one of its attributes."""
         return {
             dict(tags)[attribute]: value
             for (name, tags), value in self.values.items()
@@ -64,7 +66,8 @@ class Gap:
 
     @property
     def of_device(self) -> bool:
-        """Whether it is all metrics of a device with one interval, so that the device is gone."""
+        """Whether it is a whole poll of a device (fast, normal, slow), not a single reading: then
+        the device does not answer."""
         return bool(self.index) and self.name.rpartition(".")[2] in PERIODS_S
 
 
@@ -76,7 +79,7 @@ class Facts:
     trouble: list[str]
     """Metric sources that failed: `name: reason`."""
     on_the_bus: int = 0
-    """Number of NVIDIA devices on the PCI bus."""
+    """Number of NVIDIA GPUs on the PCI bus."""
     module_version: str = ""
     """Version of the kernel driver; '' without one."""
     installed: frozenset[str] = frozenset()

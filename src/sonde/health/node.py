@@ -22,12 +22,14 @@ from sonde.metrics import MetricRow
 DEADLINE_S = 15.0
 """An idle driver needs seconds to initialise; one that needs longer hangs."""
 NVIDIA, DISPLAY = "0x10de", "0x03"
+"""PCI vendor id, and the beginning of the PCI classes of GPUs (display controllers)."""
 LIBRARY_FOLDERS = (
     *("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64"),
     *("usr/lib/x86_64-linux-gnu/nvidia/current", "usr/lib/aarch64-linux-gnu/nvidia/current"),
 )
+"""Where distributions install NVML."""
 XIDS_KEPT = 4_096
-"""Newest entries kept: more than fit into the kernel's log, which one bad device can fill."""
+"""The newest are kept: some more than fit into the kernel's log, which one bad device can fill."""
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 
 
@@ -59,7 +61,8 @@ def with_files(
 
 
 def _poll_devices() -> Points:
-    """Read all metrics of the devices once."""
+    """Points of the first poll of all devices; where they do not answer, an event with the reason;
+    none without a driver."""
     if not present.nvidia():
         return Points()
     runner = SubprocessRunner("nvml", "sonde.collect.devices.nvml:NvmlSource")
@@ -81,6 +84,7 @@ def _poll_devices() -> Points:
 
 
 def _on_the_bus(root: Path) -> int:
+    """See `Facts`."""
     count = 0
     for device in _children(root / "sys/bus/pci/devices"):
         if _read(device / "vendor") == NVIDIA and _read(device / "class").startswith(DISPLAY):

@@ -50,7 +50,7 @@ def table(name: str) -> Mapping[str, Any]:
 
 
 def limit(name: str) -> float:
-    """Expected values and limits of any device."""
+    """One of the limits that hold for every device (`limits` of skus.toml)."""
     return float(table("skus")["limits"][name])
 
 
@@ -70,12 +70,12 @@ def expected_of(device: Device, name: str) -> float | None:
 
 
 def graded(value: float, warn: float, fail: float) -> Status:
-    """Status of a figure that is worse the greater it is."""
+    """Status of a value that is worse the greater it is; it warns or fails from these limits on."""
     return Status.FAIL if value >= fail else Status.WARN if value >= warn else Status.PASS
 
 
-def weight(status: Status) -> int:
-    """The more severe status is greater."""
+def severity(status: Status) -> int:
+    """A number that is greater for a worse status."""
     return (Status.PASS, Status.WARN, Status.FAIL).index(status)
 
 

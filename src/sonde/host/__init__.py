@@ -6,8 +6,9 @@ a few harmless system calls: what they create (a map of one page, a disabled per
 when the call returns. They never raise for what a machine lacks; lacking is an answer.
 
 Terms:
-- finding: one thing that this machine supports or not, with its remedy
+- finding: one thing that this machine supports or not, with its remedy; probe: a test for one
 - ABSENT: not there, or not known without more privileges (n/a)
+- held: of a capability: in the effective set of this process
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def attach(
     machine: str | None = None,
     capabilities: int | None = None,
 ) -> Finding:
-    """Which processes this user may attach to."""
+    """Which processes this user may attach to; None of a parameter: as this machine has it."""
     machine = machine or platform.machine()
     if (path := kill_switch.found_file()) is not None:
         return _warn(f"turned off on this machine by {path}", f"rm {path}")
@@ -55,6 +55,7 @@ def attach(
 
 
 def _scope(yama: Path) -> int:
+    """Yama's ptrace_scope; 0 where the kernel has no Yama."""
     try:
         return int(yama.read_text())
     except (OSError, ValueError):

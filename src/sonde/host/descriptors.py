@@ -8,13 +8,13 @@ from contextlib import suppress
 from typing import Final
 
 WANTED: Final = 65_536
-"""Several times what all bounds come to: 4,096 probed files with up to three descriptors each, 256
-control groups with four, 256 rings. The usual soft limit is 1,024."""
+"""Several times what all bounds add up to: 4,096 probed functions with up to three descriptors
+each, 256 control groups with up to seven, 256 rings. The usual soft limit is 1,024."""
 
 
 def raise_limit() -> None:
-    """Raise the soft limit to WANTED, or to the hard one where that is lower. Children inherit it:
-    a program that is to be recorded is forked before."""
+    """Raise the soft limit to WANTED, or to the hard one where that is lower. Children inherit it,
+    so a program that is to be recorded is forked before this."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

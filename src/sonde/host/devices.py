@@ -13,12 +13,13 @@ NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
 NVML = "libnvidia-ml.so.1"
 OPENCL_VENDORS = Path("/etc/OpenCL/vendors")
+"""Where OpenCL drivers are registered (the ICD loader's default)."""
 
 
 def findings() -> Iterator[Finding]:
     """Findings on devices; a machine without any is fine, too."""
     yield nvidia()
-    yield nvidia_signals()
+    yield nvidia_metrics()
     yield opencl()
 
 
@@ -49,7 +50,7 @@ def nvidia(driver: Path = NVIDIA_DRIVER, gpus: Path = NVIDIA_GPUS) -> Finding:
     return Finding(name, Status.PASS, f"{counted}; driver {version}", "device calls")
 
 
-def nvidia_signals(driver: Path = NVIDIA_DRIVER) -> Finding:
+def nvidia_metrics(driver: Path = NVIDIA_DRIVER) -> Finding:
     """NVML, the driver's library for device metrics; it is not loaded here."""
     name = "NVIDIA device metrics"
     if not driver.exists() and not list(Path("/dev").glob("nvidia[0-9]*")):
@@ -123,7 +124,8 @@ def opencl(vendors: Path = OPENCL_VENDORS) -> Finding:
 
 
 def _findable(library: str) -> bool:
-    """Whether the dynamic loader's usual folders hold the library; nothing is loaded."""
+    """Whether a folder of the dynamic linker, usual or configured, has the library; nothing is
+    loaded."""
     folders = ["/lib", "/usr/lib", "/usr/local/lib", "/lib64", "/usr/lib64"]
     folders += [str(path) for path in Path("/usr/lib").glob("*-linux-gnu")]
     if any((Path(folder) / library).exists() for folder in folders):

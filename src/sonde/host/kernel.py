@@ -23,7 +23,7 @@ SYSCTL = Path("/proc/sys/kernel")
 UPROBE_SOURCE = Path("/sys/bus/event_source/devices/uprobe/type")
 
 _NOT_PERMITTED = (errno.EPERM, errno.EACCES)
-_UNKNOWABLE = "cannot be probed: needs CAP_BPF and CAP_PERFMON, and no seccomp filter against it"
+_NOT_PROBED = "cannot be probed: needs CAP_BPF and CAP_PERFMON, and no seccomp filter against it"
 
 
 def findings() -> Iterator[Finding]:
@@ -151,7 +151,7 @@ def _feature(
         return Finding(name, Status.PASS, "works", needed_for)
     if error in _NOT_PERMITTED:
         # The capability has a separate finding; this feature is unknown, not broken.
-        return Finding(name, Status.ABSENT, _UNKNOWABLE, needed_for)
+        return Finding(name, Status.ABSENT, _NOT_PROBED, needed_for)
     detail = f"refused: {os.strerror(error)}"
     return Finding(name, Status.FAIL if essential else Status.WARN, detail, needed_for, remedy)
 
@@ -175,7 +175,7 @@ def hardware_counters() -> Finding:
     if error == 0:
         return Finding("hardware counters", Status.PASS, "cycles can be counted")
     if error in _NOT_PERMITTED:
-        return Finding("hardware counters", Status.ABSENT, _UNKNOWABLE)
+        return Finding("hardware counters", Status.ABSENT, _NOT_PROBED)
     return Finding(
         "hardware counters", Status.ABSENT, "none (usual in a virtual machine); not needed"
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 from sonde.host.finding import Finding, Status
 
 _LOW_DISK_BYTES = 200 * 2**20
+"""Below this a long recording may not find room for its capture."""
 
 
 def findings() -> Iterator[Finding]:
@@ -85,7 +86,7 @@ def disk(folder: Path) -> Finding:
 
 
 def control_groups(root: Path = Path("/sys/fs/cgroup")) -> Finding:
-    """cgroup version 2 (one tree), version 1 (one a controller), or both at once."""
+    """cgroup version 2 (one tree), version 1 (one tree for each controller), or both at once."""
     if (root / "cgroup.controllers").exists():
         return Finding("control groups", Status.PASS, "version 2")
     if (root / "unified" / "cgroup.procs").exists():

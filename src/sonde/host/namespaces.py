@@ -51,8 +51,9 @@ def all_initial(folder: Path = FOLDER) -> bool:
 def proc_is_ours(status: Path = SELF_STATUS) -> bool | None:
     """Whether /proc shows the process ids of our pid namespace; None where it is not known.
 
-    There a process has one number. In the /proc of a namespace above ours, as a container has that
-    mounts the host's, it has one more for each level; in one beside or below ours it is not there.
+    NSpid lists a process's numbers from the namespace of that /proc inwards: one number in our own
+    /proc. A /proc of a namespace above ours, as in a container that mounts the host's, has one more
+    for each level between; in one beside or below ours this process is not there.
     """
     try:
         text = status.read_text()
@@ -99,7 +100,7 @@ def require_host_pids(folder: Path = FOLDER, status: Path = SELF_STATUS) -> None
 
 
 def findings() -> Iterator[Finding]:
-    """Process ids that the kernel reports are the host's; /proc must show the same ones."""
+    """Whether this process and its /proc use the host's process ids, which BPF programs report."""
     name, needed_for = "PID namespace", "recording, dump and agent: the process of a sample"
     try:
         require_host_pids()

@@ -23,6 +23,8 @@ BPF_PROG_LOAD = 5
 BPF_BTF_LOAD = 18
 BPF_LINK_CREATE = 28
 
+# Types of maps and programs, an attach type, and helpers (GET_… to LOOP), by their numbers in
+# bpf.h.
 MAP_ARRAY = 2
 MAP_RINGBUF = 27
 MAP_TASK_STORAGE = 29
@@ -42,8 +44,8 @@ PERF_COUNT_HW_CPU_CYCLES = 0
 PERF_COUNT_SW_CPU_CLOCK = 0
 
 _ATTR_BYTES = 128
+"""Of union bpf_attr, and of struct perf_event_attr, as passed; unused bytes are 0."""
 _F_NO_PREALLOC = 1
-_NO_SUCH_CALL = 38  # ENOSYS
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -57,7 +59,7 @@ def _bpf(command: int, attr: bytes) -> int:
     """The raw call: a file descriptor, or minus the errno."""
     numbers = _numbers()
     if numbers is None:
-        return -_NO_SUCH_CALL
+        return -errno.ENOSYS
     buffer = ctypes.create_string_buffer(attr.ljust(_ATTR_BYTES, b"\0"), _ATTR_BYTES)
     result: int = _libc.syscall(
         ctypes.c_long(numbers[0]),
@@ -114,6 +116,7 @@ def create_task_storage() -> int:
 _RETURN_0 = struct.pack("<QQ", 0xB7, 0x95)
 """Two instructions: move 0 to r0, exit."""
 _R1_IS_R0 = struct.pack("<Q", 0x01BF)
+"""One instruction: move r0 to r1, a helper's result to the first argument of the next."""
 
 
 def _call(helper: int) -> bytes:
@@ -194,7 +197,7 @@ def link_uprobe_multi() -> int:
             *(0, 0, 1, 0, 0),
         )
         error = _closed(_bpf(BPF_LINK_CREATE, attr))
-        return 0 if error in (0, 9) else error
+        return 0 if error in (0, errno.EBADF) else error
     finally:
         os.close(program)
 
@@ -206,7 +209,7 @@ def open_cpu_event(kind: int, config: int) -> int:
     """
     numbers = _numbers()
     if numbers is None:
-        return _NO_SUCH_CALL
+        return errno.ENOSYS
     # type, size, config, sample_freq, sample_type, read_format, flags: disabled, freq
     flags = 1 | 1 << 10
     attr = struct.pack("<IIQQQQQ", kind, _ATTR_BYTES, config, 99, 0, 0, flags)

@@ -5,8 +5,9 @@ It is abi/metrics.json; `metrics.json` here is a link to it, for installed packa
 a new line there; docs/reference/metrics.md is generated from it.
 
 Terms:
-- series: the values of one metric with one set of labels
+- series: the values of one metric with one set of labels; where a name stands for it, of the metric
 - group: the metrics of one subject
+- attribute, label: the same, in the words of OpenTelemetry and of Prometheus
 - rate: how often a metric is read: fast, normal, slow, or at an event
 """
 
@@ -40,12 +41,13 @@ class Metric:
     rate: str
     """How often it is read: fast, normal, slow or event (`PERIODS_S`)."""
     source: str
-    """Where values come from, for people."""
+    """What values are read from, as text for the documentation."""
     brief: str
+    """What it measures, in one sentence."""
 
     @property
     def monotonic(self) -> bool:
-        """Whether it is a counter that only grows, from the start of its source."""
+        """Whether it is a counter: it only grows, until its source starts again."""
         return self.kind == "counter"
 
 

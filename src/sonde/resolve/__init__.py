@@ -11,8 +11,12 @@ Terms:
 - binary: a file with code, held open; identity: device, inode, size and times of it
 - inner pid: the pid that a process has in its own pid namespace
 - perf map: the file in which a process names its just-in-time compiled code
-- naming budget: CPU time that one party's names may take; put off: asked again later
+- naming budget: CPU time that one party's names may take; put off: looked up again later
 - note: a record of the kernel about whose a process is
+- party: a user or container, as budgets are shared; delegated: of a control group in which somebody
+  other than root makes groups
+- headless: a process whose first thread has ended while others run
+- in turn: of the files of each party one after the other; (of a budget) within its part of a tick
 """
 
 from sonde.model.code import KnownFrame

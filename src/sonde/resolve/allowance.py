@@ -9,16 +9,16 @@ from typing import Final
 from sonde import procfs
 
 MAX_PARTIES: Final = 1024
-"""Whose rest is known; where all of them have used up some, newcomers share one."""
+"""Parties with a separate bucket; where all of these are in use, further parties share one."""
 ROOT: Final = 0
 """The machine's own root is under no limit."""
 
 
 class Allowance:
-    """`most` at once for each party, of which `each_s` come back in a second."""
+    """`burst` at once for each party, of which `each_s` come back in a second."""
 
-    def __init__(self, most: float, each_s: float) -> None:
-        self._most = most
+    def __init__(self, burst: float, each_s: float) -> None:
+        self._burst = burst
         self._each_s = each_s
         self._left: dict[int, tuple[float, float]] = {}
         """What was left, and when (monotonic, s)."""
@@ -26,19 +26,19 @@ class Allowance:
     def left(self, party: int) -> float:
         """What a party may still use; less than 0 where it used more than there was."""
         if party == ROOT:
-            return self._most
+            return self._burst
         if party not in self._left and len(self._left) >= MAX_PARTIES:
             party = procfs.NOBODY
-        left, since_s = self._left.get(party, (self._most, 0.0))
-        return min(self._most, left + (time.monotonic() - since_s) * self._each_s)
+        left, since_s = self._left.get(party, (self._burst, 0.0))
+        return min(self._burst, left + (time.monotonic() - since_s) * self._each_s)
 
     def take(self, party: int, amount: float) -> None:
-        """A party used some of it. `amount`: in the unit of `most`."""
+        """A party used some of it. `amount`: in the unit of `burst`."""
         if party == ROOT:
             return
         if party not in self._left and len(self._left) >= MAX_PARTIES:
             for known in list(self._left):
-                if self.left(known) >= self._most:  # as good as new
+                if self.left(known) >= self._burst:  # all of it has come back
                     del self._left[known]
             if len(self._left) >= MAX_PARTIES:
                 party = procfs.NOBODY

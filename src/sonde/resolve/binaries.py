@@ -56,7 +56,7 @@ class _Missed(Binary):
     def __init__(self) -> None:
         super().__init__()
         self.retry_ns = time.monotonic_ns() + RETRY_NS
-        """It is not looked for before; CLOCK_MONOTONIC."""
+        """When it is looked for again; CLOCK_MONOTONIC."""
 
 
 class Binaries:
@@ -154,8 +154,8 @@ class Binaries:
         return due
 
     def expire(self, now_ns: int) -> None:
-        """Close files that were not used lately, except deleted ones of living processes: a copy is
-        made again when it is asked for."""
+        """Close files that were not used lately, except deleted ones of living processes; and
+        copies in any case, as they are made again when they are needed."""
         for binary, use in list(self._open.items()):
             if use.time_ns + IDLE_NS > now_ns:
                 break
@@ -179,7 +179,7 @@ class Binaries:
             return copy
         found = self._open_mapped(process, mapping)
         if found is None:
-            # Whether it is the known file is uncertain: no name is better than a wrong one.
+            # It may be the known file or another one: without a name it cannot have a wrong one.
             self._counters.files_unopened += not isinstance(mapping.binary, _Missed)
             return _Missed()
         key = _key_of(found)
@@ -266,7 +266,7 @@ class Binaries:
 
 
 def _key_of(found: procfs.Opened) -> FileKey | None:
-    """What others may know an opened file by, while it is held open."""
+    """The key by which processes share an opened file while it is held open; None for a copy."""
     return None if found.is_copy else found.key
 
 
@@ -279,6 +279,7 @@ def _has_name(fd: int) -> bool:
 
 
 def _dump_vdso() -> Binary | None:
+    """A copy of this process's vDSO in memory; None where it has none or cannot be read."""
     for line in (procfs.read_maps(os.getpid()) or b"").split(b"\n"):
         if line.endswith(b"[vdso]"):
             start, _, end = line.partition(b" ")[0].partition(b"-")

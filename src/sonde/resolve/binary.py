@@ -50,15 +50,15 @@ class Binary:
         self.key: FileKey | None = None
         """Of the file itself; None where it is known for one mapping only."""
         self.is_copy = False
-        """`fd` is a copy in memory: reads of the file itself could block. Nothing that is known by
-        its `identity` alone is its: it can be another file's, of another user."""
+        """`fd` is a copy in memory: reads of the file itself could block. Its `identity` may also
+        be that of another user's file, so nothing is looked up by it."""
         self.fd = -1
         """Open for reading; -1 while closed."""
         self.identity = _NOT_READ
 
     @property
     def holds_no_code(self) -> bool:
-        """The file was read and is no ELF file: a just-in-time compiler maps such files."""
+        """Whether the file was read and is no ELF file: just-in-time compilers map such files."""
         return self.identity.inode != 0 and not self.is_elf
 
     @property

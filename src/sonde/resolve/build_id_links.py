@@ -20,12 +20,12 @@ from sonde.resolve.allowance import Allowance
 
 MAX_FILES: Final = 8_192
 """Links kept; the oldest of the user who has most are removed first."""
-LOOK_EVERY: Final = 256
-"""New links, after which they are counted again: several recorders make some."""
+SHRINK_EVERY: Final = 256
+"""New links of this process, after which all are counted again: other recorders make some, too."""
 LINKS_AT_ONCE: Final = 1_024
-"""That files of one user may bring at once; a training maps some hundred."""
+"""Links to files of one user that may be made at once; a training job maps some hundred files."""
 LINKS_A_SECOND: Final = 1.0
-"""The same from then on."""
+"""How many more of them may be made each second."""
 MAX_COMPARED: Final = 64 << 20
 """Bytes of two users' files that claim one build id, compared with one another."""
 FOLDER_MODE: Final = 0o711
@@ -35,7 +35,7 @@ _DISPUTED: Final = "/dev/null"
 """Target of a link where different files of two users claim one build id: root's, and no file. The
 path of the one that came first follows it."""
 _SECOND: Final = ".second"
-"""Behind a build id: the link to the other file of a dispute."""
+"""Behind a build id: name of the link to the other file of a dispute."""
 _DEBUG_FILES: Final = Path("/usr/lib/debug/.build-id")
 
 
@@ -125,9 +125,10 @@ class BuildIdLinks:
         second.unlink(missing_ok=True)
 
     def _are_alike(self, known: str, path: str, owner: int) -> bool:
-        """Whether two files are copies of one another; where that is not known, they are not."""
+        """Whether two files have the same content; False where they cannot be compared. True, too,
+        where the user has no allowance left, so that the known link stays."""
         if self._allowance.left(procfs.party_of_user(owner)) < 1:
-            return True  # what is there stays
+            return True
         self._allowance.take(procfs.party_of_user(owner), 1)
         files = [procfs.open_stable(it, follow=True) for it in (known, path)]
         try:
@@ -135,8 +136,8 @@ class BuildIdLinks:
             sizes = os.fstat(one).st_size, os.fstat(other).st_size
             if sizes[0] != sizes[1] or sizes[0] > MAX_COMPARED:
                 return False
-            places = range(0, sizes[0], 1 << 20)
-            return all(os.pread(one, 1 << 20, at) == os.pread(other, 1 << 20, at) for at in places)
+            blocks = range(0, sizes[0], 1 << 20)
+            return all(os.pread(one, 1 << 20, at) == os.pread(other, 1 << 20, at) for at in blocks)
         except (OSError, ValueError):
             return False
         finally:
@@ -178,11 +179,12 @@ class BuildIdLinks:
             os.lchown(part, owner, -1)
         part.replace(self._folder / name)
         self._made += 1
-        if not self._is_ready or self._made >= LOOK_EVERY:
+        if not self._is_ready or self._made >= SHRINK_EVERY:
             self._is_ready, self._made = True, 0
             self._shrink()
 
     def _shrink(self) -> None:
+        """Remove links beyond MAX_FILES, each time the oldest of the party that has most."""
         links: dict[int, list[tuple[float, str]]] = defaultdict(list)
         with os.scandir(self._folder) as entries:
             for entry in entries:

@@ -37,7 +37,9 @@ class CgroupIndex:
     def __init__(self, proc: Path = Path("/proc/self")) -> None:
         self._proc = proc
         self._paths: LruCache[tuple[int, int], str] = LruCache(MAX_GROUPS)
+        """By (hierarchy, id): of groups outside delegated ones."""
         self._delegated: LruCache[tuple[int, int], str] = LruCache(MAX_GROUPS)
+        """The same of groups inside delegated ones."""
         self._scanned_s = -_RESCAN_S
 
     def add(self, group: GroupNote) -> None:
@@ -53,18 +55,18 @@ class CgroupIndex:
         return found
 
     def scan(self) -> None:
-        """Read the groups of all hierarchies that `mounts` finds."""
+        """Read the groups of all hierarchies that `mounts` finds, as far as the bounds allow."""
         self._scanned_s = time.monotonic()
         mounts = list(self.mounts())
         left = {False: MAX_GROUPS, True: MAX_GROUPS}
         for done, (hierarchy, mount) in enumerate(mounts):
-            # What one hierarchy does not need is there for the next.
-            budget = {kind: most // (len(mounts) - done) for kind, most in left.items()}
-            left = {kind: most - budget[kind] for kind, most in left.items()}
+            # Even parts; what one hierarchy does not need is left for the next ones.
+            budget = {inside: rest // (len(mounts) - done) for inside, rest in left.items()}
+            left = {inside: rest - budget[inside] for inside, rest in left.items()}
             for number, path, is_delegated in _groups(mount, budget):
                 paths = self._delegated if is_delegated else self._paths
                 paths.put((hierarchy, number), path)
-            left = {kind: most + budget[kind] for kind, most in left.items()}
+            left = {inside: rest + budget[inside] for inside, rest in left.items()}
 
     def _get(self, key: tuple[int, int]) -> str | None:
         found = self._paths.get(key)
@@ -99,8 +101,8 @@ class CgroupIndex:
 def _groups(mount: str, budget: dict[bool, int]) -> Iterator[tuple[int, str, bool]]:
     """(id, path, whether it is inside a delegated group) of each group under a mount.
 
-    Breadth first; groups inside delegated ones come last. `budget`: how many more of each kind to
-    return, by whether they are inside a delegated group; it is counted down.
+    Breadth first; groups inside delegated ones come last. `budget`: how many more to return, by
+    whether they are inside a delegated group; it is counted down.
     """
     of_user: Counter[str] = Counter()
     try:

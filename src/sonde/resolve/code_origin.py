@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whose code a file holds, by the folder that it lies in: paths themselves are not recorded.
 
-Packages are installed below `site-packages` (Debian: `dist-packages`), the standard library is the
-rest of `lib/python3.N`, in a virtual environment, a conda environment or the system alike. What
-lies elsewhere is the program's, and so is a project in editable mode, whose files stay where they
-are. Packages that `pip install --target` put into another folder count as the program's, too.
+In virtual environments, conda environments and the system, packages are installed below
+`site-packages` (Debian: `dist-packages`), and the rest of `lib/python3.N` is the standard library.
+What lies elsewhere counts as the program's: its own files, a project in editable mode, whose files
+stay where they are, and packages that `pip install --target` put into another folder.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _SYSTEM: Final = re.compile(r"^/(usr/)?lib(32|64|x32)?/|^/usr/local/cuda[^/]*/|^
 
 
 def origin_of_source(path: str) -> CodeOrigin:
-    """Of a Python file, as its code object has it: absolute, relative to where the program was
-    started, or in angle brackets where there is no file."""
+    """The origin of a Python file, by its path as a code object has it: absolute, relative to where
+    the program was started, or in angle brackets where there is no file."""
     if path.startswith("<frozen "):
         return CodeOrigin.INTERPRETER
     if not path or path.startswith("<"):
@@ -30,8 +30,8 @@ def origin_of_source(path: str) -> CodeOrigin:
 
 
 def origin_of_binary(path: str) -> CodeOrigin:
-    """Of a file with machine code, by its absolute path as its process sees it; an executable in
-    `/usr/bin` is the program's."""
+    """The origin of a file with machine code, by its absolute path as its process sees it; an
+    executable in `/usr/bin` is the program's."""
     if not path.startswith("/"):
         return CodeOrigin.UNKNOWN
     found = _of_python(path) or (CodeOrigin.SYSTEM if _SYSTEM.search(path) else None)

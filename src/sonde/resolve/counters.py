@@ -14,7 +14,8 @@ class Counters:
     """
 
     frames_new: int = 0
-    """Code locations looked up in a file, the kernel's symbols or a perf map."""
+    """Code locations looked up in a file, the kernel's symbols, a runtime's memory or a perf
+    map."""
     frames_unnamed: int = 0
     """Of those, locations that no symbol covers."""
     frames_unmapped: int = 0
@@ -23,7 +24,7 @@ class Counters:
     """Frames dropped from the caches; they are looked up again when they return."""
     files_opened: int = 0
     files_unopened: int = 0
-    """Mapped files that could not be opened: the process was gone, or access was denied."""
+    """Mapped files that could not be opened or read: the process was gone, or access was denied."""
     files_copied: int = 0
     """Mapped files copied into memory, because later reads might block on another user."""
     files_evicted: int = 0

@@ -20,6 +20,7 @@ from sonde import _native
 
 MEMORY_BYTES = 1 << 30
 CPU_S = 60
+"""Limits of this process: RLIMIT_DATA, and CPU time for all requests."""
 NICE = 10
 MAX_INLINED = 16
 """Locations returned of one address: nested inlined functions."""

@@ -16,7 +16,7 @@ from sonde.resolve.binary import Binary, FileKey
 MAX_MAPPINGS: Final = 16_384
 """Executable mappings kept of one process."""
 PATH_UNIT_BYTES: Final = 256
-"""A mapping counts once more for each of these that its path takes in memory."""
+"""A mapping counts as one more for each such number of bytes that its path takes in memory."""
 MAX_PATH_BYTES: Final = 4 << 20
 """Of the paths of one process's mappings together: 16,384 have room for 200 characters each."""
 
@@ -73,6 +73,7 @@ class Mapping:
 
 _MEMFD: Final = "/memfd:"
 _NO_FILES: Final = ("/dev/zero", "/SYSV", "/anon_hugepage", "//anon", "/[aio]")
+"""How paths of memory without a file begin that look like files: shared memory, AIO rings."""
 
 
 def parse_maps(text: bytes, executable_only: bool = True) -> Iterator[Mapping]:

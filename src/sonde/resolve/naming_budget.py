@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much time goes into finding out what the code of one user or container is called, and before
-that in which files it lies.
+"""How much CPU time the names of one user's or container's code may take, and before that finding
+the files that it lies in.
 
 All names are found on the recorder's one loop: while it reads a million symbols nobody drains the
 kernel's maps, and everybody's stacks are lost. So each party has a budget of CPU time, which comes
@@ -21,19 +21,20 @@ from sonde.resolve.allowance import ROOT, Allowance
 BURST_S: Final = 1.0
 """What a party may use at once: ten of the largest symbol tables, some thousand common ones."""
 SHARE: Final = 0.1
-"""Of a processor: what comes back of it in a second."""
+"""How much of it comes back in a second: a share of one CPU."""
 PYTHON_BURST_S: Final = 10.0
 PYTHON_SHARE: Final = 0.3
-"""Of Python code, which is read from memory, function by function, when a hundred workers begin."""
+"""The same for names of Python code, which is read from memory, function by function: a hundred
+workers may start at once."""
 FILES_BURST_S: Final = 3.0
-"""Of finding out which files are mapped, what each is and where its code lies, before any of it is
-named. The 135 libraries of PyTorch take a fifth of a second."""
+"""The burst for finding which files are mapped, what each is and where its code lies, before any of
+it is named. The 135 libraries of PyTorch take a fifth of a second."""
 TURN_S: Final = 0.3
-"""What it may use in one tick: so long, and one symbol table more, the loop does nothing else."""
+"""What a party may use in one tick; it may exceed that by one symbol table."""
 FREE_S: Final = 0.0003
-"""What takes no longer costs nothing: names of a file whose symbols are known."""
+"""What takes no longer is not charged: names of a file whose symbols are known."""
 ENOUGH_S: Final = 0.2
-"""From here on a party that had used up its time is asked about again."""
+"""A party that had used up its time gets names again once it has this much."""
 
 
 class NamingBudget:
@@ -45,7 +46,7 @@ class NamingBudget:
         burst_s: float | None = None,
         share: float | None = None,
     ) -> None:
-        """Not `is_limited`: where nobody else waits. `burst_s`, `share`: other than BURST_S (s),
+        """`is_limited`: False where nobody else waits. `burst_s`, `share`: in place of BURST_S and
         SHARE."""
         self._is_limited = is_limited
         self._time = Allowance(
@@ -54,13 +55,17 @@ class NamingBudget:
         self._turn: defaultdict[int, float] = defaultdict(float)
         """Seconds used in this tick."""
         self._over: set[int] = set()
+        """Parties that have used up their time and do not have ENOUGH_S yet."""
         self._reported: set[int] = set()
+        """Parties that `newly_over` has returned."""
         self._is_charging = False
+        """A block of `charged` is being run."""
         self.left_out: Counter[int] = Counter()
-        """Code locations without a name, by the party whose they are."""
+        """Code locations without a name, by party."""
 
     def is_over(self, party: int, *, in_turn: bool = True) -> bool:
-        """Whether a party has no time left, or has had none and still too little.
+        """Whether a party has no time left, or had none and still has too little, or (`in_turn`)
+        has used its part of this tick.
 
         Without `in_turn` it may use all that it has at once: nobody waits yet, or the operator
         asked for this very process.
@@ -76,16 +81,15 @@ class NamingBudget:
         return party in self._over or is_turn_over
 
     def tick(self) -> None:
-        """The loop goes round again."""
+        """Begin a tick: every party has its part again."""
         self._turn.clear()
 
     @contextmanager
     def charged(self, party: int, free_s: float = FREE_S) -> Iterator[None]:
-        """What is done within costs a party the CPU time of this thread, and of the child that
-        opens files and reads /proc for it (`procfs.BROKER`).
+        """Charge a party with the CPU time that this thread takes within the block, and the child
+        that opens files and reads /proc for it (`procfs.BROKER`).
 
-        `free_s`: none of it where it is no more than this. What is charged within costs nothing
-        more: the outermost counts.
+        `free_s`: up to this nothing is charged. Of nested blocks only the outermost charges.
         """
         if self._is_charging:
             yield
@@ -96,7 +100,7 @@ class NamingBudget:
             yield
         finally:
             self._is_charging = False
-            # Less than before where another child took its place.
+            # Below 0 where another child has replaced it.
             read_s = max(0.0, procfs.BROKER.cpu_s() - read_s)
             used_s = time.thread_time() - began_s + read_s
             if used_s > free_s:
@@ -104,8 +108,8 @@ class NamingBudget:
                 self._turn[party] += used_s
 
     def newly_over(self) -> list[tuple[int, int]]:
-        """(party, code locations so far) of those who have used up their time for the first
-        time since the last call."""
+        """(party, code locations without a name so far) of parties that lack names and were not
+        returned before."""
         new = [(party, n) for party, n in self.left_out.items() if party not in self._reported]
         self._reported.update(party for party, _ in new)
         return new

@@ -37,10 +37,12 @@ FRESH_NS: Final = 30_000_000_000
 reading that finds the same owner."""
 MAX_FRESH_NS: Final = 8 * FRESH_NS
 USERS_S: Final = 10.0
-"""How long /etc/passwd is not checked for changes."""
+"""How often /etc/passwd is checked for changes, at most."""
 _MAX_ANCESTORS: Final = 32
+"""A job step is looked for in the process and in ancestors up to this distance."""
 _STEPD_TITLE: Final = re.compile(rb"slurmstepd: \[(\d+)\.(\w+)\]")
 _MAX_ENVIRONMENT: Final = 1 << 17
+"""Bytes of a process's environment that are searched for a job step."""
 _PASSWD: Final = Path("/etc/passwd")
 
 _SHARED_FIELDS: Final = attrgetter(*OWNER_COLUMNS[:-1])
@@ -57,6 +59,7 @@ class OwnerResolver:
         self._groups = CgroupIndex()
         self._notes: LruCache[tuple[int, int], ProcessNote] = LruCache(MAX_NOTES)
         self._steps: LruCache[tuple[int, int], tuple[str, str]] = LruCache(MAX_NOTES)
+        """(job, step) of Slurm that notes have, by process."""
         self._users = UserNames()
         self._shared: LruCache[tuple[tuple[str, ...], str], Owner] = LruCache(MAX_OWNERS)
         """Owners by control groups and user, without an inner pid."""
@@ -144,7 +147,7 @@ class OwnerResolver:
             path = rest.partition(b":")[2]
             with suppress(ValueError):
                 paths.append((int(hierarchy), procfs.text(path)))
-        # Version 2 first: of paths that name equally much, the first one is shown.
+        # Version 2 first: of paths that are equally specific, the first one is shown.
         paths.sort(key=lambda item: item[0] != 0)
         uid, inner_pid = credentials.uids[0], credentials.inner_pid
         return self._owner([path for _, path in paths], uid, inner_pid)
@@ -169,7 +172,8 @@ class OwnerResolver:
         return Owner() if owner is None else replace(owner, inner_pid=0)
 
     def _with_job(self, process: TrackedProcess, found: Owner, parent_of: Parents) -> Owner:
-        """The owner with the job of a Slurm without control groups: that of an ancestor's step."""
+        """The owner with a job of Slurm, where that uses no control groups: the job step of the
+        process or an ancestor."""
         ancestor: TrackedProcess | None = process
         for _ in range(_MAX_ANCESTORS):
             if ancestor is None:

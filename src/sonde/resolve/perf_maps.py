@@ -20,7 +20,7 @@ from sonde.resolve.naming_budget import NamingBudget
 from sonde.resolve.tracked_process import JitName, PerfMapState, TrackedProcess
 
 MAX_BYTES: Final = 48 << 20
-"""Of all perf maps that are kept. The party that holds most gives way first."""
+"""Of all perf maps that are kept. Maps of the party that holds most are evicted first."""
 RECHECK_NS: Final = 1_000_000_000
 """A process's map is read again for new lines no sooner than after this."""
 EVICTED_NS: Final = 10_000_000_000
@@ -34,13 +34,13 @@ _PYTHON: Final = re.compile(r"py::([^:]+):(.+)")
 
 
 class PerfMaps:
-    """The perf maps that were asked last, as many as fit."""
+    """The perf maps that were searched last, as many as fit."""
 
     def __init__(self, counters: Counters, budget: NamingBudget) -> None:
         self._counters = counters
         self._budget = budget
         self._users: dict[TrackedProcess, None] = {}
-        """Processes with a map, the one asked last at the end."""
+        """Processes whose maps were searched, the latest at the end."""
         self._bytes = 0
 
     def find(self, process: TrackedProcess, address: int, now_ns: int) -> JitName | None:
@@ -51,7 +51,7 @@ class PerfMaps:
         self._users.pop(process, None)
         self._users[process] = None
         name = known.names.find(address)
-        if name is None and self._take_turn(process, known, now_ns):
+        if name is None and self._may_read(process, known, now_ns):
             with self._budget.charged(process.party):
                 has_more = self._read_more(process, known, now_ns)
             self._count(known)
@@ -60,7 +60,7 @@ class PerfMaps:
                 self._make_room(now_ns)
         return None if name is None else parse_name(name)
 
-    def _take_turn(self, process: TrackedProcess, known: PerfMapState, now_ns: int) -> bool:
+    def _may_read(self, process: TrackedProcess, known: PerfMapState, now_ns: int) -> bool:
         """Whether the map is to be read now. Where its party's time for names is used up, that is
         counted and put off by `RECHECK_NS`."""
         if not process.is_alive or now_ns < known.checked_ns + RECHECK_NS:
@@ -78,10 +78,10 @@ class PerfMaps:
         self._bytes += known.counted_bytes
 
     def _make_room(self, now_ns: int) -> None:
-        """Evict maps until the rest fits: of the party that holds most, the one asked least
-        lately."""
+        """Evict maps until the others fit: each time, of the party that holds most, the one
+        searched least recently."""
         while self._bytes > MAX_BYTES:
-            self._bytes = 0  # counted again: maps go with their process's program, too
+            self._bytes = 0  # counted again: an exec drops its process's map, too
             held: Counter[int] = Counter()
             oldest: dict[int, PerfMapState] = {}
             for process in self._users:
@@ -108,6 +108,7 @@ class PerfMaps:
         self._bytes = sum(it.perf_map.counted_bytes for it in self._users if it.perf_map)
 
     def _read_more(self, process: TrackedProcess, known: PerfMapState, now_ns: int) -> bool:
+        """Read the lines that were added to a map. Returns whether there were any."""
         known.checked_ns = now_ns
         credentials = process.credentials
         if credentials is None:

@@ -23,10 +23,13 @@ from sonde import http_client, procfs
 from sonde.errors import UsageError
 
 MAX_PODS: Final = 4_096
+"""Of one response, and requested at a time: more than a node runs."""
 MAX_RESPONSE_BYTES: Final = 32 << 20
+"""A longer response is an error."""
 MAX_VALUES: Final = 1_000_000
 """Objects, lists and elements of a response: each takes some 100 bytes once it is parsed."""
 MAX_LABELS_BYTES: Final = 4_096
+"""Of a pod's labels as JSON; longer ones are left out."""
 MAX_NAME: Final = 253
 """Characters of the name of a Kubernetes object."""
 MIN_INTERVAL_S: Final = 1.0
@@ -34,6 +37,7 @@ MIN_INTERVAL_S: Final = 1.0
 GIVE_UP_S: Final = 30.0
 """A pod is no longer requested after this: the kubelet does not know it."""
 TIMEOUT_S: Final = 5.0
+"""Of one request."""
 STATUSES: Final = ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses")
 CONFIG_HASH: Final = "kubernetes.io/config.hash"
 """Annotation of static pods: the id in their control groups' names, in place of the uid."""

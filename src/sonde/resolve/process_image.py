@@ -21,7 +21,7 @@ MAX_PENDING_BYTES: Final = 1 << 20
 READ_AHEAD_BYTES: Final = 256 << 10
 """Text of a process's mappings that `read_ahead` reads at most: 2,500 lines."""
 _MAX_DEPTH: Final = 32
-"""Images that refer to their parent's image in a row, before one is built at the fork."""
+"""Longest chain of images that refer to their parent's; beyond, one is built at the fork."""
 
 
 class ProcessImage:
@@ -143,7 +143,7 @@ class ProcessImage:
 
     @property
     def size(self) -> int:
-        """The same, where long paths count for several."""
+        """Like `count`, where a long path counts for several."""
         queued = len(self.pending) + self._pending_bytes // PATH_UNIT_BYTES
         return queued + (0 if self._space is None else self._space.size)
 

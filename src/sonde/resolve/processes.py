@@ -26,6 +26,8 @@ GRACE_NS: Final = 15_000_000_000
 SWEEP_NS: Final = 60_000_000_000
 """How often /proc is checked for processes that ended without an event."""
 MAX_PROCESSES: Final = 16_384
+"""Alive and recently ended; beyond, those that ended first are evicted, then those unused
+longest."""
 STEP_DAEMON: Final = "slurmstepd"
 """Name of the program that starts and supervises the steps of a Slurm job."""
 MAX_SEEN_FILES: Final = 65_536
@@ -38,7 +40,7 @@ _EAGER_MAPS: Final = 512
 _MANY_ENDED: Final = 8
 """From this many ended processes on, one listing of /proc is cheaper than a check of each."""
 MAX_HEADLESS_CHECKED: Final = 64
-"""In a tick, of the processes whose first thread has ended before others."""
+"""Headless processes that are checked in a tick."""
 _SAME_START_NS: Final = 2 * procfs.START_UNIT_NS
 """Greatest difference between the time of a fork event and the start time in /proc."""
 
@@ -66,13 +68,16 @@ class ProcessTable:
         self._ended_order: deque[TrackedProcess] = deque()
         """The processes of `_dead` in the order in which they ended."""
         self._headless: dict[int, TrackedProcess] = {}
-        """Their first thread has ended, others go on: no event is surely of the last."""
+        """Processes whose first thread has ended while others run. No exit event shows by itself
+        that it is of the last one, so /proc is checked."""
         self._ended_now: list[TrackedProcess] = []
         """Ended since the last tick. Their last samples come with the next tick."""
         self._ended_before: list[TrackedProcess] = []
         """Ended before the last tick."""
         self._now_ns = 0
+        """When the last tick ended; CLOCK_MONOTONIC."""
         self._boot_offset_ns = 0
+        """CLOCK_BOOTTIME less CLOCK_MONOTONIC."""
         self._next_sweep_ns = 0
 
     def __len__(self) -> int:
@@ -129,7 +134,7 @@ class ProcessTable:
         return process
 
     def start_of(self, pid: int) -> int:
-        """Of the process that has this number now; 0 where none is known."""
+        """`start_ns` of the process that has this pid now; 0 where none is known."""
         process = self._live.get(pid)
         return process.start_ns if process is not None else 0
 
@@ -200,6 +205,7 @@ class ProcessTable:
         image.left_out = 0
 
     def _sweep(self, now_ns: int) -> None:
+        """End processes that /proc does not show, and drop images from before old execs."""
         for pid in self._live.keys() - set(procfs.pids()):
             self._mark_ended(self._live[pid], now_ns)
         for process in self._live.values():
@@ -232,7 +238,7 @@ class ProcessTable:
         process = self._known(event.pid, event.time_ns)
         if event.is_exec:
             process.on_exec(event.time_ns)
-            self._headless.pop(event.pid, None)  # who executed is its first thread now
+            self._headless.pop(event.pid, None)  # the thread that executed is its first one now
             parent = self._live.get(process.ppid)
             if parent is not None and parent.comm == STEP_DAEMON:
                 self.new_steps.append((process, parent))
@@ -287,7 +293,7 @@ class ProcessTable:
         return is_same and found is not None and found.goes_on
 
     def _check_headless(self, now_ns: int) -> None:
-        """End those whose last thread has ended, each in its turn."""
+        """End headless processes whose last thread has ended; others go to the end of the queue."""
         for pid, process in list(islice(self._headless.items(), MAX_HEADLESS_CHECKED)):
             del self._headless[pid]
             if self._live.get(pid) is not process:
@@ -385,7 +391,8 @@ class ProcessTable:
 
 
 def _images_of(process: TrackedProcess) -> Iterator[ProcessImage]:
-    """Those that a process keeps in memory: of its program, of the one before, of its parents."""
+    """The images that a process keeps in memory: of its program, of the one before an exec, and
+    those of parents that they refer to."""
     for first in (process.image, process.previous):
         image = first
         while image is not None:
@@ -394,4 +401,5 @@ def _images_of(process: TrackedProcess) -> Iterator[ProcessImage]:
 
 
 def _held_by(process: TrackedProcess) -> int:
+    """Mappings of its images; long paths count for several."""
     return sum(it.size for it in _images_of(process))

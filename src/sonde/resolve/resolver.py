@@ -53,12 +53,13 @@ MAX_PROCESS_FRAMES: Final = 65_536
 """Addresses in the caches of all processes together."""
 CACHE_BYTES: Final = 16 << 20
 """Symbol indices of files: enough for jaxlib (the largest known) and half a dozen large libraries,
-or for twenty of these. The party that holds most of it gives way first."""
+or for twenty large ones. Indices of the party that holds most are evicted first."""
 MAX_NEW_FILES: Final = 32
 """Newly mapped files opened at one tick, in case the process ends before it is sampled."""
 MAX_KERNEL_FRAMES: Final = 16_384
+"""Frames of the kernel that are cached; beyond, all are dropped."""
 MAX_LABELS: Final = 1_024
-"""Paths of which it is kept what frames show of them."""
+"""Paths whose `_Label` is cached."""
 MAX_NAME: Final = 128
 """Characters of a file name that a frame shows."""
 
@@ -66,6 +67,7 @@ EVAL_FUNCTION: Final = "_PyEval_EvalFrameDefault"
 """CPython's evaluation loop, which runs the Python frames of a stack."""
 _KERNEL: Final = "[kernel]"
 _JIT: Final = "[jit]"
+"""What frames show in place of a file name."""
 
 
 CodeAddress = tuple[int, int]
@@ -100,14 +102,15 @@ class _Label(NamedTuple):
 
 @lru_cache(MAX_LABELS)
 def _label_of(name: str, path: str) -> _Label:
-    """Of `Mapping.name` and `Mapping.path`."""
+    """The label of a mapping with this name and path."""
     return _Label(procfs.printable(name)[:MAX_NAME], origin_of_binary(path).value)
 
 
 def _frame_in(binary: Binary, function: str, at: _FileLocation) -> Frame:
-    """Code at an offset of a file.
+    """The frame of code at an offset of a file.
 
-    Name and folder are those of the mapping: other processes may have the file at another path.
+    The name and origin shown are those of the mapping: other processes may have the file at another
+    path.
     """
     label = _label_of(at.mapping.name, at.mapping.path)
     named = (binary.kind, function, label.name, binary.build_id, at.offset)
@@ -155,11 +158,11 @@ class Resolver:
         self._symbols = _native.Symbolizer(cache_bytes)
         self._binaries = Binaries(self.counters, links=links)
         self.budget = NamingBudget(has_budget)
-        """Of the time that names take, by user or container."""
+        """For names, but those of Python code."""
         self.python_budget = NamingBudget(has_budget, PYTHON_BURST_S, PYTHON_SHARE)
-        """Of that which names of Python code take. What it leaves out, `budget` counts."""
+        """For names of Python code. What is left out for it is counted in `budget.left_out`."""
         self.files_budget = NamingBudget(has_budget, FILES_BURST_S, SHARE)
-        """Of reading which files processes map, and what these are."""
+        """For reading which files processes map, and what these are."""
         self._perf_maps = PerfMaps(self.counters, self.budget)
         self._put_off: set[TrackedProcess] = set()
         """Processes with frames that have no name yet."""
@@ -173,8 +176,10 @@ class Resolver:
         self._with_frames: set[TrackedProcess] = set()
         """Processes with cached frames."""
         self._cached_addresses = 0
-        """In the caches of processes, at most: those of cleared caches are still counted."""
+        """Addresses in the caches of processes, at most: those that a process dropped still
+        count."""
         self._dropped_frames = 0
+        """Frames dropped from the caches of processes and of the kernel, as these were full."""
 
     def start(self) -> None:
         """Read the processes and control groups that exist."""
@@ -302,8 +307,7 @@ class Resolver:
         return found  # type: ignore[return-value]  # every None was replaced
 
     def load_kernel_symbols(self) -> None:
-        """Read the kernel's symbols now, some 70 ms of work, rather than when the first one is
-        asked for."""
+        """Read the kernel's symbols now, some 70 ms of work, rather than at the first look-up."""
         self._symbols.kernel([0])
 
     def prepare(
@@ -358,7 +362,7 @@ class Resolver:
             if mapping is None:
                 frames[i] = _UNMAPPED
                 unmapped += 1
-                continue  # not cached: it may be mapped soon, and seldom comes twice
+                continue  # not cached: it may be mapped soon, and such an address seldom recurs
             if self._must_wait(process, mapping):
                 frames[i] = self._put_file_off(process, mapping, address)
                 continue
@@ -444,7 +448,7 @@ class Resolver:
             known = KnownFrame(frame_id(frame), frame)
             self.counters.frames_new += 1
             self.counters.frames_unnamed += not function
-            if is_open:  # else not cached: another process may still lead to the file
+            if is_open:  # else not cached: the file may be opened through another process
                 label = _label_of(location.mapping.name, location.mapping.path)
                 self._by_offset.put((binary.index, location.offset, label), known)
             found.append(known)
@@ -455,11 +459,12 @@ class Resolver:
         return process in self._put_off
 
     def _must_wait(self, process: TrackedProcess, mapping: Mapping) -> bool:
-        """Whether a file has to be looked at for which its party has no time left."""
+        """Whether a file still has to be opened, and its party has no time left for that."""
         is_new = mapping.has_file and self._binaries.is_to_find(mapping)
         return is_new and self.files_budget.is_over(process.party)
 
     def _binary_of(self, process: TrackedProcess, mapping: Mapping) -> Binary | None:
+        """The file behind a mapping; looking for it is charged to the party."""
         if not self._binaries.is_to_find(mapping):
             return mapping.binary
         with self.files_budget.charged(process.party, free_s=0.0):
@@ -501,6 +506,7 @@ class Resolver:
         return self._shared_frame(Frame("unknown", "", label.name, offset=address - start))
 
     def _shared_frame(self, frame: Frame) -> KnownFrame:
+        """A frame without an ELF file, with its id: the same object for equal frames."""
         known = self._without_file.get(frame)
         if known is None:
             known = KnownFrame(frame_id(frame), frame)

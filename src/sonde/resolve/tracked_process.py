@@ -74,10 +74,11 @@ class TrackedProcess:
         self.previous: ProcessImage | None = None
         """The image before the last exec, kept until its last samples are resolved."""
         self.previous_until_ns = 0
+        """Until when it is kept; CLOCK_MONOTONIC."""
         self.threads: dict[int, str] | None = None
         """Names by thread id, as far as they are known."""
         self.may_have_threads = False
-        """Others than the first, now or before."""
+        """Whether there may be threads besides the first, or may have been since the last exec."""
         self.dead_ns = 0
         """When it ended, CLOCK_MONOTONIC; 0 while it lives."""
         self.used_ns = 0
@@ -85,10 +86,10 @@ class TrackedProcess:
         self.frames = _native.FrameCache()
         """Frames by (address, 1 for a leaf)."""
         self.credentials: procfs.Credentials | None = None
-        """User ids and inner pid, read when its perf map is."""
+        """User ids and inner pid; read together with its perf map."""
         self.perf_map: PerfMapState | None = None
         self.generated_code: GeneratedCode | None = None
-        """Of a runtime whose code can be read from outside."""
+        """The code of a runtime (a JVM, V8) that can be read from outside; None without one."""
         self.slurm_step: tuple[str, str] | None = None
         """(job, step), where a slurmstepd started the process."""
         self.owner: Owner | None = None
@@ -104,7 +105,7 @@ class TrackedProcess:
 
     @property
     def is_alive(self) -> bool:
-        """As far as is known."""
+        """Whether no end of it is known."""
         return not self.dead_ns
 
     @property
@@ -114,7 +115,8 @@ class TrackedProcess:
 
     @property
     def party(self) -> int:
-        """Whose it is (`procfs.party_of`), as found out when it was asked for first."""
+        """Its user or container (`procfs.party_of`), as found at the first access since its
+        exec."""
         if self._party is None:
             self._party = procfs.party_of(self.pid) if self.is_alive else procfs.NOBODY
         return self._party

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sonde import system_libraries
-from sonde.collect.devices.identity import start_of
 from sonde.collect.devices.present import ROCM
+from sonde.collect.devices.process_start import start_of
 from sonde.collect.polling import FAST_S, NORMAL_S, SLOW_S, Points, Poll, SourceUnavailable
 from sonde.metrics import labels_of
 
@@ -47,7 +47,7 @@ class AmdSmiSource:
             raise SourceUnavailable("the driver has no device", whole=True)
 
     def polls(self) -> Sequence[Poll]:
-        """By rate; what a device does not support is left out."""
+        """By rate; what a device does not support, or fails at, is left out."""
         return (
             Poll("fast", FAST_S, self._each(self._activity, self._memory, self._power)),
             Poll("normal", NORMAL_S, self._each(self._clocks, self._heat, self._processes)),
@@ -55,22 +55,24 @@ class AmdSmiSource:
         )
 
     def close(self) -> None:
-        """Let the library go."""
+        """Shut the library down."""
         try:
             self._smi.amdsmi_shut_down()
         except self._smi.AmdSmiException:
             return
 
     def _each(
-        self, *questions: Callable[[Points, Any, dict[str, str]], None]
+        self, *queries: Callable[[Points, Any, dict[str, str]], None]
     ) -> Callable[[Points], None]:
+        """A poll's `read`: every query to every device; a gap only where none was answered."""
+
         def read(points: Points) -> None:
             failed = ""
             answered = False
             for handle, me in self._devices:
-                for question in questions:
+                for query in queries:
                     try:
-                        question(points, handle, me)
+                        query(points, handle, me)
                         answered = True
                     except self._smi.AmdSmiException as error:
                         failed = str(error)
@@ -150,6 +152,6 @@ class AmdSmiSource:
 
 
 def _put(points: Points, series: str, answer: object, tags: str, scale: float) -> None:
-    """A value, unless it is the module's 'N/A'."""
+    """Add a value, unless it is the module's 'N/A'; `scale`: the module's unit in ours."""
     if isinstance(answer, int | float):
         points.add(series, answer * scale, tags)

@@ -6,7 +6,7 @@ temperature, clock, energy, fan), and /proc/PID/fdinfo of processes that hold th
 time and memory: the kernel's Documentation/gpu/drm-usage-stats.rst). amdgpu, i915 and others write
 engine time in ns (`drm-engine-*`). xe writes cycles instead (`drm-cycles-*`, of
 `drm-total-cycles-*`), which are not read: its processes have memory and no engine time. Cards of
-NVIDIA are left to NVML, and with AMD's library present, AMD's to that.
+NVIDIA are left to NVML, and those of AMD to its library where that is installed.
 """
 
 from __future__ import annotations
@@ -21,30 +21,35 @@ from pathlib import Path
 
 from sonde import procfs
 from sonde.collect.devices import present
-from sonde.collect.devices.identity import start_of
+from sonde.collect.devices.process_start import start_of
 from sonde.collect.host.shares import share_out
 from sonde.collect.polling import FAST_S, NORMAL_S, SLOW_S, Points, Poll, SourceUnavailable
 from sonde.metrics import labels_of
 
 VENDORS = {present.AMD: "AMD", present.INTEL: "Intel"}
 CLIENTS_MAX = 256
-"""Processes' open cards that are asked once a second, shared out between users and containers."""
+"""Clients that are read once a second, shared out between users and containers."""
 DESCRIPTORS_MAX = 4_096
 """Of one process, looked through for cards."""
 FIND_CPU_S = 0.5
-"""Of one look through all processes. The next one begins where it ended."""
+"""CPU time of one look through all processes. The next one begins where it ended."""
 DRM_MAJOR = 226
 """Of the devices in /dev/dri."""
 ENGINE, MEMORY = "drm-engine-", ("drm-resident-", "drm-memory-", "drm-total-")
+"""Prefixes of keys in fdinfo: engine time; bytes, the first that a driver has."""
 _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "": 1}
-_MEMORY_OF_ITS_OWN = ("vram", "local")
+_CARD_MEMORY = ("vram", "local")
+"""How drivers call the memory on the card, behind those prefixes."""
 _SENSORS = {"edge": "gpu", "junction": "hotspot", "mem": "memory"}
+"""Where a sensor is, by its label in hwmon."""
 
 
 @dataclass(slots=True)
 class _Card:
     address: str
+    """On the PCI bus."""
     folder: Path
+    """Its device's in sysfs."""
     hwmon: Path | None
     vendor: str
     driver: str
@@ -62,17 +67,18 @@ class _Client:
 
 
 class DrmSource:
-    """Every card but those that a vendor's library speaks for."""
+    """Every card but those that are read through a vendor's library."""
 
     name = "drm"
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
-        self._spoken_for = present.spoken_for()
+        self._left_to_libraries = present.vendors_with_library()
         self._cards: dict[str, _Card] = {}
         self._clients: list[_Client] = []
         self._left_out = 0
-        """Descriptors that are not asked, and processes that were not looked through."""
+        """Clients that are not read, and processes that were not looked through to their end; a
+        look that took too long counts as one."""
         self._looked_at = 0
         """The process that was looked through last."""
 
@@ -102,7 +108,7 @@ class DrmSource:
             vendor = _text(folder / "device/vendor")
             uevent = dict(line.split("=", 1) for line in _lines(folder / "device/uevent") if line)
             address = uevent.get("PCI_SLOT_NAME", "")
-            if not address or vendor in self._spoken_for:
+            if not address or vendor in self._left_to_libraries:
                 continue
             hwmon = next(iter(sorted((folder / "device/hwmon").glob("hwmon*"))), None)
             card = _Card(
@@ -182,7 +188,7 @@ class DrmSource:
     # ---- processes ----
 
     def _find_clients(self) -> None:
-        """Who holds a card open: a look at every open file, so rarely."""
+        """Find the processes that hold a card open: by a look at every open file, so it is rare."""
         found: list[tuple[int, _Client]] = []
         self._left_out = 0
         until_s = time.thread_time() + FIND_CPU_S
@@ -190,7 +196,7 @@ class DrmSource:
         at = bisect(pids, self._looked_at)
         for pid in pids[at:] + pids[:at]:
             if time.thread_time() >= until_s:
-                self._left_out += 1  # as far as is known
+                self._left_out += 1  # how many more there are is not known
                 break
             self._looked_at = pid
             clients = list(self._clients_of(self._root / f"proc/{pid}", pid))
@@ -219,7 +225,7 @@ class DrmSource:
             card = self._cards.get(answer.get("drm-pdev", ""))
             key = (answer.get("drm-pdev", ""), answer.get("drm-client-id", ""))
             if card is None or key in seen:
-                continue  # another descriptor of the same client has the same
+                continue  # another descriptor of the same client has the same values
             seen.add(key)
             who = {"process.pid": str(client.pid), "sonde.process.start": start_of(client.pid)}
             for name, text in answer.items():
@@ -233,7 +239,7 @@ class DrmSource:
 
 
 def _is_card(path: str) -> bool:
-    """Whether a descriptor is one: its path is whatever its process's mounts make of it."""
+    """Whether a descriptor is a card: the path that it shows depends on its process's mounts."""
     try:
         return os.major(procfs.character_device(path)) == DRM_MAJOR
     except OSError:
@@ -241,12 +247,12 @@ def _is_card(path: str) -> bool:
 
 
 def _held(answer: dict[str, str]) -> int | None:
-    """Bytes of the card's own memory, by the first of the keys that the driver writes."""
+    """Bytes of the card's memory, by the first of the prefixes that the driver writes."""
     for prefix in MEMORY:
         sizes = [
             int(text.split()[0]) * _UNITS[text.partition(" ")[2]]
             for name, text in answer.items()
-            if name.startswith(prefix) and name.removeprefix(prefix).startswith(_MEMORY_OF_ITS_OWN)
+            if name.startswith(prefix) and name.removeprefix(prefix).startswith(_CARD_MEMORY)
         ]
         if sizes:
             return sum(sizes)

@@ -2,11 +2,11 @@
 """NVML's GPM (GPU Performance Monitoring): what a GPU did between two samples (Hopper and newer).
 
 A sample is a snapshot of the chip's counters (some 0.1 ms); the library turns two of them into
-shares and rates, which takes it 2 ms of CPU time, however few are asked for. It disturbs no
+shares and rates, which takes it 2 ms of CPU time, however few are requested. It disturbs no
 profiler: the counters are not CUPTI's.
-An answer holds for the whole time between two samples, so nothing is missed between them: a
-sample is given up only when all metrics that it ends were read, and one that fails makes the next
-time longer.
+An answer holds for the whole time between two samples, so nothing is missed: the older sample is
+kept until all metrics up to the newer one were read, and where that fails, the next answer covers
+the longer time.
 
 PCIe bytes are those on the wire, with the headers of packets: 7 to 9 % more than programs copy.
 """
@@ -33,10 +33,11 @@ from sonde.metrics import labels_of
 
 PERCENT, MIB = 0.01, 2.0**20
 DRAM, PCIE = 10, (20, 21)
+"""Numbers of metrics (`METRICS`)."""
 MAX_FAILURES = 30
-"""In a row, of a metric that had answers before; then it is asked no more."""
+"""In a row, of the PCIe metrics that had answers before; then they are requested no more."""
 SHORTEST_NS = 200_000_000
-"""Between two samples. The library wants more than 100 ms, as its own are renewed so often."""
+"""Between two samples. The library needs more than 100 ms: it reads the counters that often."""
 
 _TENSOR = "sonde.gpu.tensor.active"
 _PIPE = "sonde.gpu.pipe.active"
@@ -82,8 +83,9 @@ class Gpm:
         instance: int | None,
         dram_peak: float,
     ) -> None:
-        """Raises NvmlError where the chip has no GPM. `instance`: of MIG, asked of its parent;
-        `dram_peak`: bytes a second that its memory can move, 0 if not known."""
+        """Raises NvmlError where the chip has no GPM. `instance`: number of a MIG instance, and
+        `device` is its parent then; `dram_peak`: bytes a second that its memory can move, 0 if not
+        known."""
         self._nvml = nvml
         self._device = device
         self._instance = instance
@@ -94,9 +96,11 @@ class Gpm:
         self._samples = [nvml.handle("nvmlGpmSampleAlloc") for _ in range(2)]
         """The last sample that was reported; memory for the next."""
         self._before_ns = 0
+        """When the last sample was taken; 0 before the first."""
         self._dram_peak = dram_peak
         self._dram_tags = labels_of(identity)
         self._moved: dict[int, float] = {}
+        """Bytes of PCIe so far, by metric."""
         self._known: set[int] = set()
         """Metrics that had an answer once."""
         self._failed = 0
@@ -105,8 +109,8 @@ class Gpm:
             number: _Row(series, labels_of({**identity, **attributes}), scale)
             for number, (series, attributes, scale) in METRICS.items()
         }
-        self._asked = GpmMetrics(version=1)
-        self._ask_for(list(METRICS))
+        self._request = GpmMetrics(version=1)
+        self._set_request(list(METRICS))
 
     def read(self, points: Points, now_ns: int) -> None:
         """Take a sample and report what happened since the one before. Raises NvmlError; the next
@@ -124,15 +128,15 @@ class Gpm:
         self._samples, self._before_ns = [scratch, before], now_ns
 
     def close(self) -> None:
-        """Give the samples back."""
+        """Free the samples."""
         for sample in self._samples:
             self._nvml.call("nvmlGpmSampleFree", sample)
 
     def _report(self, points: Points, before: c_void_p, now: c_void_p, now_ns: int) -> None:
-        asked = self._asked
-        asked.sample1, asked.sample2 = before, now
-        self._nvml.call("nvmlGpmMetricsGet", byref(asked))
-        found = asked.metrics[: asked.numMetrics]
+        request = self._request
+        request.sample1, request.sample2 = before, now
+        self._nvml.call("nvmlGpmMetricsGet", byref(request))
+        found = request.metrics[: request.numMetrics]
         missing = [one for one in found if one.metricId in PCIE and self._may_return(one)]
         for metric in found:
             # The library has NaN where nothing was counted.
@@ -141,14 +145,14 @@ class Gpm:
                 self._add(points, metric.metricId, metric.value, now_ns)
         self._failed = self._failed + 1 if missing else 0
         if missing:
-            raise NvmlError(missing[0].nvmlReturn)  # its bytes would miss in the total
+            raise NvmlError(missing[0].nvmlReturn)  # its bytes would be missing in the total
         self._known |= {one.metricId for one in found if one.nvmlReturn == SUCCESS}
         kept = [one.metricId for one in found if not one.nvmlReturn or self._may_return(one)]
         if kept and len(kept) < len(found):
-            self._ask_for(kept)
+            self._set_request(kept)
 
     def _may_return(self, metric: GpmMetric) -> bool:
-        """Whether one that failed had an answer before, and may have one again."""
+        """Whether a metric that failed had an answer before, and may have one again."""
         failed = metric.nvmlReturn and metric.nvmlReturn not in ABSENT
         return bool(failed) and metric.metricId in self._known and self._failed < MAX_FAILURES
 
@@ -157,17 +161,17 @@ class Gpm:
         value = answer * row.scale
         points.add(row.series, value, row.labels, now_ns)
         if number in PCIE:
-            # The chip's own counters have 32 bits: over in 70 ms at full speed.
+            # Summed here: the chip's own counters have 32 bits, and wrap in 70 ms at full speed.
             if number not in self._moved:
                 self._moved[number] = 0.0
-                points.add("hw.gpu.io", 0.0, row.labels, self._before_ns)  # where it begins
+                points.add("hw.gpu.io", 0.0, row.labels, self._before_ns)  # the counter's beginning
             self._moved[number] += value * (now_ns - self._before_ns) / 1e9
             points.add("hw.gpu.io", self._moved[number], row.labels, now_ns)
         elif number == DRAM and self._dram_peak:
             rate = value * self._dram_peak
             points.add("sonde.gpu.dram.throughput", rate, self._dram_tags, now_ns)
 
-    def _ask_for(self, numbers: list[int]) -> None:
-        self._asked.numMetrics = min(len(numbers), GPM_METRICS_MAX)
-        for place, number in enumerate(numbers[:GPM_METRICS_MAX]):
-            self._asked.metrics[place].metricId = number
+    def _set_request(self, numbers: list[int]) -> None:
+        self._request.numMetrics = min(len(numbers), GPM_METRICS_MAX)
+        for index, number in enumerate(numbers[:GPM_METRICS_MAX]):
+            self._request.metrics[index].metricId = number

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """NVIDIA devices through NVML: the source `nvml`.
 
-GPUs and MIG instances are devices alike; an instance names its GPU as `hw.parent`. What a device
-or its driver does not support is asked once and left out. What is asked never waits for the device:
-PCIe bytes come from counters, not from nvmlDeviceGetPcieThroughput, which blocks for 20 ms.
+GPUs and MIG instances are both devices; an instance names its GPU as `hw.parent`. What a device
+or its driver does not support is queried once and left out. No query waits for the device: PCIe
+bytes come from counters, not from nvmlDeviceGetPcieThroughput, which blocks for 20 ms.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ from sonde.collect.polling import FAST_S, NORMAL_S, SLOW_S, Gaps, Points, Poll, 
 from sonde.metrics import labels
 
 XID, DOUBLE_BIT_ECC = 0x8, 0x2
+"""nvmlEventTypeXidCriticalError, nvmlEventTypeDoubleBitEccError"""
 EVENTS_S = 0.2
-"""Errors are reported at once."""
+"""Between two queries for errors of devices."""
 NORMAL_AT_REST_S = 5.0
-"""Of what is asked once a second, while no process holds the device and it does nothing."""
+"""Period, for a device at rest, of the polls that run once a second otherwise."""
 EVENTS_A_POLL = 64
+"""Errors that are read at a time."""
 XIDS_COUNTED = 64
-"""Distinct (device, number) pairs that get a separate series."""
+"""Distinct (device, number) pairs that are counted; errors of others are events alone."""
 
 
 class NvmlSource:
@@ -73,7 +75,7 @@ class NvmlSource:
             raise SourceUnavailable("the driver has no device", whole=True)
 
     def polls(self) -> Sequence[Poll]:
-        """Three of each device, by cost, and what concerns all of them."""
+        """Three polls of each device, by cost, and those of all devices together."""
         polls = []
         for device in self._devices:
             polls.append(self._fast(device))
@@ -91,7 +93,7 @@ class NvmlSource:
         return polls
 
     def keep_last_only(self, seconds: float) -> None:
-        """Only the last answer of so long counts; 0: each does."""
+        """Of each interval of this length only the last answer counts; 0: each does."""
         self._keeps_last_only = seconds > 0
         self._pace_devices()
 
@@ -103,11 +105,11 @@ class NvmlSource:
             self._poller.set_interval(self._event_group, ticks, self._is_idle)
 
     def wait(self, fd: int, until_ns: int, page: mmap) -> bool:
-        """Run fast queries at every tick, and wait for events of devices."""
+        """Run the native poller's queries; see ContinuousSource."""
         return self._poller.wait(fd, until_ns, page)
 
     def _fast(self, device: NvmlDevice) -> Poll:
-        """Reads what was gathered since."""
+        """The poll that reads the answers of a device's fast queries."""
         readings = Readings(f"{self.name}.{device.name}", device.fast(), self._gaps)
 
         def read(points: Points) -> None:
@@ -120,7 +122,8 @@ class NvmlSource:
         return replace(poll, calls=device.calls, paced=device.pace, may_wait=may_wait)
 
     def _events_poll(self, events: c_void_p) -> Poll:
-        """Asked for in between as well, and read at once where there is something."""
+        """The poll for errors. The native poller queries in between, and has it read at once where
+        there is one."""
         assert self._nvml is not None
         poller, name = self._poller, "events"
         self._event_group = group = poller.group(f"{self.name}.{name}")
@@ -150,11 +153,11 @@ class NvmlSource:
         return all(device.at_rest() for device in self._devices)
 
     def close(self) -> None:
-        """Let the library go."""
+        """Shut the library down."""
         nvml, self._nvml = self._nvml, None
         if nvml is None:
             return
-        self._poller = _native.NativePoller(self._tick_ns)  # nothing is asked of a library let go
+        self._poller = _native.NativePoller(self._tick_ns)  # the old one would call the library
         try:
             if self._events is not None:
                 nvml.call("nvmlEventSetFree", self._events)
@@ -211,7 +214,8 @@ class NvmlSource:
         points.add("sonde.gpu.xid", self._xids[key], tags)
 
     def _look_for_changes(self, points: Points) -> None:
-        """Open again when devices came or went; report the XIDs so far again, for late readers."""
+        """Have the source opened again when devices came or went; report the counts of XIDs again,
+        for a recording that began after them."""
         assert self._nvml is not None
         known = {device.uuid for device in self._devices}
         try:
@@ -231,19 +235,19 @@ class NvmlSource:
 def find(nvml: Nvml, poller: _native.NativePoller) -> list[NvmlDevice]:
     """GPUs, each followed by its MIG instances; `poller` runs fast queries. Raises NvmlError."""
     found = []
-    wholes: dict[str, NvmlDevice] = {}
+    gpus: dict[str, NvmlDevice] = {}
     driver = nvml.text("nvmlSystemGetDriverVersion")
     for handle, name, _ in _handles(nvml):
-        index, _, place = name.partition(".")
-        if place and index not in wholes:
+        index, _, instance = name.partition(".")
+        if instance and index not in gpus:
             continue
         try:
-            parent = wholes[index] if place else None
+            parent = gpus[index] if instance else None
             device = NvmlDevice(nvml, handle, name, driver, poller, parent)
         except NvmlError:
             continue  # lost just now: `sonde health` counts devices
-        if not place:
-            wholes[index] = device
+        if not instance:
+            gpus[index] = device
         found.append(device)
     return found
 
@@ -257,15 +261,16 @@ def _handles(nvml: Nvml) -> Iterator[tuple[c_void_p, str, str]]:
             yield handle, str(index), nvml.text("nvmlDeviceGetUUID", handle)
         except NvmlError:
             continue  # lost
-        for place in range(_room_for_instances(nvml, handle)):
+        for number in range(_max_instances(nvml, handle)):
             try:
-                part = nvml.handle("nvmlDeviceGetMigDeviceHandleByIndex", handle, c_uint(place))
-                yield part, f"{index}.{place}", nvml.text("nvmlDeviceGetUUID", part)
+                part = nvml.handle("nvmlDeviceGetMigDeviceHandleByIndex", handle, c_uint(number))
+                yield part, f"{index}.{number}", nvml.text("nvmlDeviceGetUUID", part)
             except NvmlError:
-                continue  # no instance in that place
+                continue  # there is no instance of this number
 
 
-def _room_for_instances(nvml: Nvml, gpu: c_void_p) -> int:
+def _max_instances(nvml: Nvml, gpu: c_void_p) -> int:
+    """How many MIG instances a GPU may have; 0 where MIG is off."""
     mode, pending = c_uint(), c_uint()
     try:
         nvml.call("nvmlDeviceGetMigMode", gpu, byref(mode), byref(pending))

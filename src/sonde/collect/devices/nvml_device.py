@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One NVIDIA device: every question to it, by what the answer costs."""
+"""One NVIDIA device: every query to it, by what the answer costs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from ctypes import byref, c_int, c_uint, c_void_p
 
 from sonde._native import NativePoller
 from sonde.collect.devices.gpm import Gpm
-from sonde.collect.devices.identity import start_of
 from sonde.collect.devices.nvml_fast import MHZ, FastQueries
 from sonde.collect.devices.nvml_library import (
     ABSENT,
@@ -20,21 +19,28 @@ from sonde.collect.devices.nvml_library import (
     NvmlError,
     PciInfo,
 )
+from sonde.collect.devices.process_start import start_of
 from sonde.collect.devices.readings import Reading
 from sonde.collect.polling import Points
 from sonde.metrics import labels_of
 
 _CORRECTED, _UNCORRECTED = c_int(0), c_int(1)
+"""nvmlMemoryErrorType_t"""
 _DRAM, _SRAM = c_int(2), c_int(7)
+"""nvmlMemoryLocation_t"""
 _VOLATILE, _AGGREGATE = c_int(0), c_int(1)
+"""nvmlEccCounterType_t: since the driver was loaded, and in the life of the device."""
 _CLOCKS = {"sm": c_int(1), "memory": c_int(2), "video": c_int(3)}
+"""nvmlClockType_t"""
 ALL_LINKS = 2**32 - 1
+"""The scopeId that sums over all NVLinks."""
 ENERGY_AT_REST_NS = 25_000_000_000
-"""With the third asking in ten seconds each."""
+"""At rest, energy is queried by every third poll of ten seconds."""
 
 TICKS_AT_REST = 10
-"""Between two fast queries to an idle device."""
+"""Between two fast queries to a device at rest."""
 
+# Fields by their numbers, NVML_FI_DEV_… of nvml.h.
 PCIE_FIELDS = {197: "transmit", 198: "receive"}
 THROTTLE_FIELDS = {
     74: "software_power_cap",
@@ -82,11 +88,15 @@ class NvmlDevice:
         self._tags = labels_of(self._me)
         self._known_tags: dict[tuple[tuple[str, str], ...], str] = {}
         self._process_since_us = 0
+        """The driver's time of the last sample of processes' use that was read."""
         self._in_use = True
+        """Whether a process held it when it was queried last."""
         self._is_idle = self._keeps_last_only = False
         self._energy_again_ns = 0
         self._highest: dict[str, int] = {}
+        """Highest clocks in MHz, once known."""
         self._wraps: dict[int, tuple[float, float]] = {}
+        """(last value, sum so far) of counters that wrap, by field."""
         self._poller = poller
         self._group = poller.group(f"nvml.{name}.fast")
         self._fast = FastQueries(nvml, handle, self.tags, poller, self._group)
@@ -94,8 +104,8 @@ class NvmlDevice:
         self._pcie = [] if self._gpm else [Reading("pcie counters", self._pcie_counters)]
 
     def at_rest(self) -> bool:
-        """Whether no process holds it and it did nothing when it was asked last. A chip whose bytes
-        are summed up from counters that wrap never is."""
+        """Whether no process holds it and it did nothing when it was queried last. One with
+        counters that wrap (`counts_at_ticks`) never is: they have to be read on."""
         return not (self._fast.busy or self._fast.moved or self._in_use or self._pcie)
 
     def calls(self) -> bool:
@@ -112,7 +122,7 @@ class NvmlDevice:
         self._pace()
 
     def keep_last_only(self, last_only: bool) -> None:
-        """Nobody keeps the answers but the last one: ask seldom, though it works."""
+        """Only the last answer of an interval is kept: query seldom, though the device works."""
         self._keeps_last_only = last_only
         self._pace()
 
@@ -126,11 +136,11 @@ class NvmlDevice:
         return bool(self._pcie)
 
     def fast(self) -> list[Reading]:
-        """Microseconds each, and what changes within a second."""
+        """Queries that take microseconds, or whose values change within a second."""
         return [*self._fast.readings(), *self._pcie]
 
     def normal(self) -> list[Reading]:
-        """Some tenths of a millisecond, or of interest once a second."""
+        """Queries that take some tenths of a millisecond, or are of interest once a second."""
         return [
             Reading("memory limit", self._memory_limit),
             Reading("temperature", self._temperature),
@@ -145,7 +155,7 @@ class NvmlDevice:
         ]
 
     def slow(self) -> list[Reading]:
-        """Milliseconds, or what hardly changes."""
+        """Queries that take milliseconds, or whose values hardly change."""
         return [
             Reading("identity", self._identity),
             Reading("energy", self._energy),
@@ -185,7 +195,7 @@ class NvmlDevice:
         return 2 * mhz * MHZ * bits / 8
 
     def close(self) -> None:
-        """Give back what the library holds for it."""
+        """Free what the library holds for it."""
         if self._gpm is not None:
             self._gpm.close()
 
@@ -214,8 +224,8 @@ class NvmlDevice:
         points.add("sonde.gpu.clock", mhz * MHZ, tags, now_ns)
 
     def _pcie_counters(self, points: Points, now_ns: int) -> None:
-        """The chip's own counters, where it has no GPM. They have 32 bits and are asked so often
-        that they cannot wrap unseen below 40 GB/s."""
+        """The chip's own counters, where it has no GPM. They have 32 bits and are read at every
+        tick, so that they cannot wrap unseen below 40 GB/s."""
         fields = self._fields([*PCIE_FIELDS])
         self._require(bool(fields))
         for field in fields:
@@ -256,14 +266,14 @@ class NvmlDevice:
 
     def _process_use(self, points: Points, now_ns: int) -> None:
         if not self._in_use:
-            return  # the question costs milliseconds, and most where the answer is nothing
+            return  # the query takes milliseconds, and longest where no process runs
         samples = self._nvml.process_samples(self.handle, self._process_since_us)
         shares: dict[int, list[tuple[int, int, int, int]]] = {}
         for one in samples:
             if one.timeStamp <= self._process_since_us:
                 continue
             parts = (one.smUtil, one.memUtil, one.encUtil, one.decUtil)
-            if max(parts) <= 100:  # the driver's buffer holds rubbish where nothing was sampled
+            if max(parts) <= 100:  # without a sample the driver leaves its buffer uninitialised
                 shares.setdefault(one.pid, []).append(parts)
         self._process_since_us = max(
             [one.timeStamp for one in samples], default=self._process_since_us
@@ -320,7 +330,8 @@ class NvmlDevice:
         points.add("sonde.gpu.info", 1, labels_of(self._me | about), now_ns)
 
     def _energy(self, points: Points, now_ns: int) -> None:
-        """Milliseconds: less often while it does nothing."""
+        """Energy so far. The query takes milliseconds, so it is rarer while the device is at
+        rest."""
         if not (self._fast.busy or self._in_use) and now_ns < self._energy_again_ns:
             return
         self._energy_again_ns = now_ns + ENERGY_AT_REST_NS
@@ -349,18 +360,19 @@ class NvmlDevice:
         for kind, number in (("corrected", _CORRECTED), ("uncorrected", _UNCORRECTED)):
             count = self._nvml.large("nvmlDeviceGetTotalEccErrors", self.handle, number, _VOLATILE)
             points.add("sonde.gpu.ecc.volatile", count, self.tags(error__type=kind), now_ns)
-            for where, total in self._ecc_by_place(number).items():
+            for where, total in self._ecc_by_memory(number).items():
                 tags = self.tags(hw__type="gpu", error__type=kind, sonde__gpu__memory__kind=where)
                 points.add("hw.errors", total, tags, now_ns)
 
-    def _ecc_by_place(self, kind: c_int) -> dict[str, int]:
-        """In the life of the GPU: of its memory and of the chip; '' where it has neither."""
+    def _ecc_by_memory(self, kind: c_int) -> dict[str, int]:
+        """Errors in the life of the GPU, of dram and sram; of '' (all) where it does not separate
+        them."""
         nvml = self._nvml
         call = "nvmlDeviceGetMemoryErrorCounter"
         try:
             return {
-                place: nvml.large(call, self.handle, kind, _AGGREGATE, number)
-                for place, number in (("dram", _DRAM), ("sram", _SRAM))
+                where: nvml.large(call, self.handle, kind, _AGGREGATE, number)
+                for where, number in (("dram", _DRAM), ("sram", _SRAM))
             }
         except NvmlError as error:
             if error.code not in ABSENT:
@@ -387,19 +399,19 @@ class NvmlDevice:
             tags = self.tags(sonde__gpu__clock__domain=domain)
             points.add("sonde.gpu.clock.limit", self._highest[domain] * MHZ, tags, now_ns)
 
-    # ---- how fields are asked ----
+    # ---- fields ----
 
     def _fields(self, numbers: list[int], scope: int = 0) -> list[FieldValue]:
-        """Those of the fields that the device supports."""
+        """The values of fields, without those that the device does not support."""
         values = (FieldValue * len(numbers))()
-        for place, number in enumerate(numbers):
-            values[place].fieldId = number
-            values[place].scopeId = scope
+        for index, number in enumerate(numbers):
+            values[index].fieldId = number
+            values[index].scopeId = scope
         self._nvml.fields(self.handle, values)
         return [value for value in values if value.nvmlReturn == SUCCESS]
 
     def _unwrapped(self, field: FieldValue) -> float:
-        """A counter that goes on where one of 32 bits begins again."""
+        """The value; of a counter of 32 bits, its sum over all wraps since it was read first."""
         value = field.number()
         if field.valueType != UNSIGNED_INT:
             return value
@@ -410,5 +422,6 @@ class NvmlDevice:
 
     @staticmethod
     def _require(known: bool) -> None:
+        """Raise NvmlError (not supported) where nothing is known."""
         if not known:
             raise NvmlError(NOT_SUPPORTED)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Queries to a device that run ten times a second.
 
-Waking up with cold caches is most of what that costs, and Python around a call of a microsecond the
-rest. So native code runs them (`sonde._native.NativePoller`), and once a second the answers are
-read, each with its time: functions are looked up and labels written before the first query, and an
-answer is one row appended.
+Most of their cost is to wake up with cold caches, and the rest is Python around calls of a
+microsecond. So native code runs them (`sonde._native.NativePoller`), and once a second the answers
+are read, each with its time. Functions are looked up and labels written before the first query, so
+that an answer is only one row to append.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ THROTTLE_REASONS = {
 THROTTLE_REPORTED_AGAIN_NS = 5_000_000_000
 """Throttle reasons are rows when they change, and after this long."""
 
-Ask = Callable[[Points, int], None]
+Read = Callable[[Points, int], None]
+"""See Reading.ask."""
 Answers = Callable[[], list[tuple[int, int, list[int]]]]
-"""What was answered since the last call, once at least: when (ns), code, numbers. Raises
+"""Returns the answers since the last call, at least one: when (ns), code, numbers. Raises
 NvmlError."""
 
 
 class FastQueries:
-    """The questions of microseconds to one device, and what the others want to know of them."""
+    """The queries to one device that take microseconds, and what they show of its activity."""
 
     def __init__(
         self,
@@ -58,21 +59,21 @@ class FastQueries:
         poller: _native.NativePoller,
         group: int,
     ) -> None:
-        """`tags` makes labels of this device, `group` is its questions' in `poller`."""
+        """`tags` makes labels of this device, `group` is that of its queries in `poller`."""
         self._nvml = nvml
         self._poller = poller
         self._group = group
         self._handle = handle
         self._tags = tags
         self.busy = True
-        """Whether it worked when it was asked last."""
+        """Whether it worked when it was queried last."""
         self.moved = True
-        """Whether memory was taken or given back between the two times that it was asked last."""
+        """Whether the memory in use changed with the answers that were read last."""
         self.memory_bytes = 0
         """How much memory it has, once known."""
 
     def readings(self) -> list[Reading]:
-        """Each with a separate gap."""
+        """The readings of these queries, each with a separate gap."""
         return [
             Reading("utilization", self._utilization()),
             Reading("memory", self._memory()),
@@ -89,12 +90,13 @@ class FastQueries:
         *arguments: int,
         activity_field: int | None = None,
     ) -> Answers:
-        """`fields`: offset and size of the numbers of `out` that are wanted."""
+        """Add a query of the function `name` to the poller; arguments as of
+        NativePoller.add_query."""
         poller, group = self._poller, self._group
         try:
             function = self._nvml.address(name)
         except NvmlError as error:
-            code = error.code  # a question that this library does not know
+            code = error.code  # this version of the library has no such function
 
             def unknown() -> list[_native.Answer]:
                 raise NvmlError(code)
@@ -108,7 +110,7 @@ class FastQueries:
         def answers() -> list[_native.Answer]:
             found = poller.drain(number) or [poller.query(number)]
             good = [answer for answer in found if not answer[1]]
-            if good:  # if there is an error behind them, it comes with the next query
+            if good:  # an error after them is reported by the next call
                 return good
             code = found[-1][1]
             if code:
@@ -119,7 +121,7 @@ class FastQueries:
 
         return answers
 
-    def _utilization(self) -> Ask:
+    def _utilization(self) -> Read:
         fields = [_field(Utilization, "gpu"), _field(Utilization, "memory")]
         answers = self._query(
             "nvmlDeviceGetUtilizationRates", Utilization(), fields, activity_field=0
@@ -135,7 +137,7 @@ class FastQueries:
 
         return read
 
-    def _memory(self) -> Ask:
+    def _memory(self) -> Read:
         fields = [_field(Memory, "used"), _field(Memory, "total")]
         out = Memory(version=MEMORY_VERSION)
         answers = self._query("nvmlDeviceGetMemoryInfo_v2", out, fields, activity_field=0)
@@ -153,7 +155,7 @@ class FastQueries:
 
         return read
 
-    def _power(self) -> Ask:
+    def _power(self) -> Read:
         answers = self._query("nvmlDeviceGetPowerUsage", c_uint(), _WHOLE_UINT)
         tags = self._tags(hw__type="gpu")
 
@@ -163,7 +165,7 @@ class FastQueries:
 
         return read
 
-    def _clock(self) -> Ask:
+    def _clock(self) -> Read:
         answers = self._query("nvmlDeviceGetClockInfo", c_uint(), _WHOLE_UINT, SM_CLOCK)
         tags = self._tags(sonde__gpu__clock__domain="sm")
 
@@ -173,11 +175,11 @@ class FastQueries:
 
         return read
 
-    def _throttle(self) -> Ask:
+    def _throttle(self) -> Read:
         whole = [(0, sizeof(c_ulonglong))]
-        ask = self._query("nvmlDeviceGetCurrentClocksEventReasons", c_ulonglong(), whole)
-        old_name = "nvmlDeviceGetCurrentClocksThrottleReasons"
-        before = self._query(old_name, c_ulonglong(), whole)
+        answers = self._query("nvmlDeviceGetCurrentClocksEventReasons", c_ulonglong(), whole)
+        old_name = "nvmlDeviceGetCurrentClocksThrottleReasons"  # of older drivers
+        old_answers = self._query(old_name, c_ulonglong(), whole)
         reasons = [
             (bit, self._tags(sonde__gpu__throttle__reason=name))
             for bit, name in THROTTLE_REASONS.items()
@@ -185,14 +187,14 @@ class FastQueries:
         reported_bits, reported_ns = -1, 0
 
         def read(points: Points, now_ns: int) -> None:
-            nonlocal ask, reported_bits, reported_ns
+            nonlocal answers, reported_bits, reported_ns
             try:
-                found = ask()
+                found = answers()
             except NvmlError as error:
-                if error.code not in ABSENT or ask is before:
+                if error.code not in ABSENT or answers is old_answers:
                     raise
-                found = before()
-                ask = before  # as older drivers call it
+                found = old_answers()
+                answers = old_answers
             for time_ns, _, (bits,) in found:
                 if bits == reported_bits and time_ns - reported_ns < THROTTLE_REPORTED_AGAIN_NS:
                     continue

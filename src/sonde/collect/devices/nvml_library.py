@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVML as the driver ships it, libnvidia-ml.so.1, through ctypes: only what Sonde asks for.
+"""NVML as the driver ships it, libnvidia-ml.so.1, through ctypes: only what Sonde uses.
 
-Layouts are those of nvml.h; a test holds them to that header. A function that an older library
-lacks is the same answer as one that the device does not support.
+Layouts are those of nvml.h; a test compares them with that header. A function that an older library
+lacks counts as one that the device does not support.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ REASONS = {
     UNKNOWN: "the driver reports an unknown error",
 }
 ABSENT = frozenset({NOT_SUPPORTED, FUNCTION_NOT_FOUND, ARGUMENT_VERSION, DEPRECATED})
-"""What the device or the library does not support, now or later."""
+"""Codes for what the device or the library does not support, now or later."""
 NOT_AVAILABLE = 2**64 - 1
 """A number that the driver does not know."""
 
@@ -181,7 +181,7 @@ class GpmMetric(Structure):
 
 
 GPM_METRICS_MAX = 64
-"""Room for what Sonde asks; the library reads numMetrics of them."""
+"""Room for the metrics that Sonde requests; the library reads numMetrics of them."""
 
 
 class GpmMetrics(Structure):
@@ -215,6 +215,7 @@ LAYOUTS: dict[str, type[Structure | Union]] = {
     "nvmlGpmSupport_t": GpmSupport,
 }
 MEMORY_VERSION = sizeof(Memory) | 2 << 24
+"""NVML_STRUCT_VERSION(Memory, 2) of nvml.h."""
 
 
 class Nvml:
@@ -273,7 +274,7 @@ class Nvml:
         return out.value
 
     def text(self, name: str, *arguments: Any) -> str:
-        """Call a function whose last arguments take a text and its room."""
+        """Call a function whose last arguments are a buffer for a text, and its size."""
         out = create_string_buffer(96)
         self.call(name, *arguments, out, c_uint(len(out)))
         return out.value.decode(errors="replace")
@@ -285,7 +286,7 @@ class Nvml:
         return out
 
     def fields(self, device: c_void_p, values: ctypes.Array[FieldValue]) -> None:
-        """Ask for field values; each has in nvmlReturn whether it is valid."""
+        """Query field values; each has in nvmlReturn whether it is valid."""
         self.call("nvmlDeviceGetFieldValues", device, c_int(len(values)), values)
 
     def processes(self, name: str, device: c_void_p) -> list[ProcessInfo]:

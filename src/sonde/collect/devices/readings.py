@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several questions to a device asked together, each with a separate gap."""
+"""Several queries to a device that one poll runs, each with a separate gap."""
 
 from __future__ import annotations
 
@@ -26,22 +26,24 @@ DEVICE = frozenset({GPU_IS_LOST, RESET_REQUIRED})
 
 @dataclass(slots=True)
 class Reading:
-    """One question to a device."""
+    """One query to a device."""
 
     name: str
     ask: Callable[[Points, int], None]
-    """Adds the device's answer at a time (CLOCK_MONOTONIC ns). Raises NvmlError."""
+    """Runs it and adds the answer, at a time (CLOCK_MONOTONIC ns). Raises NvmlError."""
 
 
 class Readings:
-    """The `read` of a poll: asks all, drops for good what the device does not support."""
+    """The `read` of a poll: runs all queries, and drops for good those that the device does not
+    support (`cannot`)."""
 
     def __init__(self, device: str, readings: Sequence[Reading], gaps: Gaps) -> None:
         self._readings = [(reading, gaps.of(f"{device}.{reading.name}")) for reading in readings]
         self.cannot: list[str] = []
 
     def __call__(self, points: Points) -> None:
-        """Ask. Raises SourceUnavailable where the whole device, or the whole library, is gone."""
+        """Run them. Raises SourceUnavailable where the whole device, or the whole library, is
+        gone."""
         dropped = False
         clock = time.monotonic_ns
         for reading, gap in self._readings:

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the machine does, by the kernel's own counters: sources that read its files.
 
-Each module is a concern and a `Source`. Files stay open and are read again with one call; a counter
-that has not moved is not reported again.
+Most modules are a `Source`; `files`, `queues` and `shares` serve those. Files stay open and are
+read again with one call; a counter that stands still is reported again only every 25 seconds.
 
 Terms:
 - point: one value of a metric; source, poll: see `sonde.collect.polling`
 - controllers: what a hierarchy of control groups limits ("v2": everything, version 2)
-- party: a user or container; groups are read in turn, a party after the other
+- group: a control group; group paths are those below the mount of their hierarchy
+- party: a user or container; what any user may have more of than is read is shared out between them
+- look: a search for groups or namespaces that came or went
 """
 
 from collections.abc import Sequence
@@ -24,7 +26,7 @@ from sonde.collect.polling import Source
 
 
 def sources() -> Sequence[Source]:
-    """Every one."""
+    """All sources of the machine; `group_pressure.GroupPressure` is configured apart."""
     return (
         *(Processors(), Interrupts(), Memory(), Pressure(), Disks(), Network(), Groups()),
         Hardware(),

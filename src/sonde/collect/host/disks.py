@@ -11,10 +11,11 @@ from sonde.collect.polling import NORMAL_S, Points, Poll, SourceUnavailable
 
 SECTOR_BYTES = 512
 MAX_DEVICES = 256
+"""Those that come first in the file."""
 
 
 class Disks:
-    """What block devices did, those that ever did anything."""
+    """What block devices did, of those that ever did anything."""
 
     name = "disks"
 
@@ -23,12 +24,12 @@ class Disks:
         self._counters = Counters()
 
     def open(self) -> None:
-        """See that it can be read. Raises SourceUnavailable."""
+        """Check that it can be read. Raises SourceUnavailable."""
         if not self._file.read():
             raise SourceUnavailable("this machine has no block device", whole=True)
 
     def polls(self) -> Sequence[Poll]:
-        """One question."""
+        """One poll."""
         return [Poll("stats", NORMAL_S, self._read)]
 
     def close(self) -> None:

@@ -14,13 +14,15 @@ from sonde import metrics
 from sonde.collect.polling import NORMAL_S, Points, SourceUnavailable
 
 READ_BYTES = 1 << 20
+"""Requested at a time."""
 MAX_SERIES = 32_768
+"""Series, or lines, that are remembered as reported."""
 AGAIN_S = 25.0
 """A counter that stands still is reported again after this long, so that it does not look gone."""
 
 
 class KernelFile:
-    """A file kept open. Reading it from its start makes the kernel write it again."""
+    """A file kept open. To read it from its start makes the kernel generate it again."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = str(path)
@@ -34,7 +36,7 @@ class KernelFile:
             if self._fd < 0:
                 self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
             raw = os.pread(self._fd, READ_BYTES, 0)
-            # A seq_file hands over a page or so at a time, however much is asked for.
+            # A seq_file returns a page or so at a time, however much is requested.
             while piece := os.pread(self._fd, READ_BYTES, len(raw)):
                 raw += piece
         except OSError as error:
@@ -45,7 +47,7 @@ class KernelFile:
         return raw
 
     def close(self) -> None:
-        """Let go of it; the next read opens it again."""
+        """Close it; the next read opens it again."""
         if self._fd >= 0:
             with suppress(OSError):
                 os.close(self._fd)
@@ -53,7 +55,8 @@ class KernelFile:
 
 
 class Counters:
-    """Reports values of cumulative series: at the start, when they moved, and now and then."""
+    """Reports values of cumulative series: the first one, each that changed, and any after
+    AGAIN_S."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, str], tuple[float, float]] = {}
@@ -71,9 +74,9 @@ class Counters:
         points.add(series, value, labels)
 
 
-class Unmoved:
-    """Lines of counters that are as they were: their values need not be parsed again, until it
-    is time to report all of them once more."""
+class UnchangedLines:
+    """Lines of counters that are the same as before: their values need not be parsed, until it is
+    time to report all of them again."""
 
     def __init__(self) -> None:
         self._seen: set[bytes] = set()
@@ -85,7 +88,8 @@ class Unmoved:
             return True
         if time.monotonic() >= self._again_s or len(self._seen) >= MAX_SERIES:
             self._seen.clear()
-            self._again_s = time.monotonic() + AGAIN_S + NORMAL_S  # `Counters` are ready by then
+            # By then `Counters` report a series that stands still, too.
+            self._again_s = time.monotonic() + AGAIN_S + NORMAL_S
         self._seen.add(line)
         return False
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pressure of control groups without a limit, too: time in which tasks waited (PSI, cgroup-v2).
+"""Pressure of control groups, with and without limits: time in which tasks waited (PSI, cgroup-v2).
 
-Of the recorded processes' groups, or of all groups of the node that have processes. Parties share
-what is read, as in `groups`. The root group is left to `pressure`: its stalls are the machine's.
+Those are the groups of the recorded processes, or all groups of the node that have processes.
+Parties share what is read, as in `groups`. The root group is not among them: its pressure is the
+machine's, which `pressure` reads.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ MAX_KEPT_OF_PARTY = 16
 """Groups of one party whose files stay open, three each; others are opened each time."""
 RESOURCES = ("cpu", "memory", "io")
 EVENTS_BYTES = 256
+"""Read of cgroup.events, which is shorter."""
 
 
 class _Found(NamedTuple):
-    """A group that could be read."""
+    """A group that could be read; `path` is printable, `folder` as the kernel has it."""
 
     folder: str
     path: str
@@ -49,8 +51,8 @@ class GroupPressure:
         mountinfo: Path = Path("/proc/self/mountinfo"),
         processes: Path = Path("/proc"),
     ) -> None:
-        """`pids`: only groups of these processes and their descendants. `are_limited_read`:
-        the source `cgroups` reports what a limit holds back."""
+        """`pids`: only groups of these processes and their descendants. `are_limited_read`: the
+        source `cgroups` reports the pressure of groups with a limit, so it is left out here."""
         self._pids = pids
         self._are_limited_read = are_limited_read
         self._mountinfo = mountinfo
@@ -96,7 +98,7 @@ class GroupPressure:
         for one in chosen:
             held[one.party] += 1
             found[one.path] = self._files(one, held[one.party] <= MAX_KEPT_OF_PARTY)
-        self.close()  # those that were not taken over
+        self.close()  # groups that are not read any more: `_files` has taken out the others
         self._groups = found
         left_out = len(readable) - len(found) + tree.unvisited
         points.add("sonde.cgroup.pressure_left_out", left_out)
@@ -110,7 +112,7 @@ class GroupPressure:
         raws = {self._raw_path(pid) for pid in procfs.family(pids)}
         for raw in sorted(raws):
             folder = self._mount + os.fsdecode(raw)
-            is_outside = raw.startswith(b"/..")  # of what is mounted here
+            is_outside = raw.startswith(b"/..")  # of the part of the hierarchy that is mounted here
             if raw.strip(b"/") and not is_outside and os.path.isdir(folder):  # noqa: PTH112
                 path = procfs.text(raw)
                 yield _Found(folder, path, self._parties.of(path))
@@ -123,7 +125,8 @@ class GroupPressure:
         return b""
 
     def _files(self, one: _Found, is_kept: bool) -> dict[str, KernelFile]:
-        """By resource, those that are open already among them."""
+        """The files of a group by resource; those that are open already are taken out of
+        `self._groups`."""
         before = self._groups.pop(one.path, {})
         limited = limited_files(one.folder, frozenset({"v2"})) if self._are_limited_read else {}
         files = {}

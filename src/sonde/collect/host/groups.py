@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Control groups that have a limit: how often they ran into it (cgroup-v1, cgroup-v2).
+"""Control groups that have a limit: how often they reached it (cgroup-v1, cgroup-v2).
 
-Groups without a quota or a limit are not read: there may be thousands, and nothing holds them back.
-Any user may make them by the thousand, too: parties (`procfs.party_of_group`) share in turn what is
-looked at, what is read, and what is kept open.
+Groups without a quota or a limit are not read: there may be thousands. Any user may make groups by
+the thousand, too: what is looked at, what is read, and what is kept open is shared between parties
+(`procfs.party_of_group`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ MAX_KEPT_OF_PARTY = 16
 MAX_VISITED = 8_192
 """Groups of a hierarchy that are looked at; how many more are known is reported."""
 LINE_BYTES = 256
-NO_FOLDERS = 2
-"""Links to a folder that has none below it, which control groups count (kernfs)."""
+"""Read of a file whose first word is wanted."""
+LINKS_OF_EMPTY = 2
+"""st_nlink of a folder without folders in it: kernfs, the file system of control groups, adds one
+for each."""
 NO_LIMIT_BYTES = 1 << 60
 """Version 1 writes a number near 2^63 where there is no limit."""
 
@@ -42,7 +44,7 @@ class _Group:
 
 
 class Groups:
-    """Throttling by quota, running into the memory limit, pressure inside."""
+    """Throttling by a CPU quota, hits of the memory limit, pressure within the group."""
 
     name = "cgroups"
 
@@ -85,7 +87,7 @@ class Groups:
             party, files = limited[path]
             held[party] += 1
             found[path] = self._group(path, files, held[party] <= MAX_KEPT_OF_PARTY)
-        self.close()  # what is left there: `_group` has taken out those that go on
+        self.close()  # groups that are not read any more: `_group` has taken out the others
         self._groups = found
         points.add("sonde.cgroup.left_out", len(limited) - len(found))
         points.add("sonde.cgroup.unvisited", unvisited)
@@ -164,7 +166,7 @@ class Groups:
 
 
 def _mounts(mountinfo: Path) -> list[procfs.GroupMount]:
-    """The hierarchies that are read here, each once, with those of their controllers that are."""
+    """The hierarchies that are read here, each once, with the controllers that matter here."""
     found: dict[frozenset[str], str] = {}
     for point, controllers in procfs.group_mounts(mountinfo):
         if read_here := controllers & {"v2", "cpu", "memory"}:
@@ -173,45 +175,48 @@ def _mounts(mountinfo: Path) -> list[procfs.GroupMount]:
 
 
 class GroupTree:
-    """The groups of one hierarchy below its root: parties in turn, of each the parents first."""
+    """The groups of one hierarchy below its root: one of each party in turn, parents before
+    children."""
 
     def __init__(self, mount: str) -> None:
         self._mount = mount
         self._waiting: dict[str, deque[tuple[str, str, bool]]] = {}
-        """By party: folder, path and whether all below is of the same party."""
+        """Groups to be looked at, by party: folder, path, whether all below is of the same
+        party."""
         self._uids: dict[str, int] = {}
+        """Owners of folders, by path."""
         self.unvisited = 0
         """Groups that are known and were not looked at."""
 
     def groups(self) -> Iterator[tuple[str, str, str]]:
-        """(folder, path, party) of each, as many as may be visited."""
+        """(folder, path, party) of each group, at most MAX_VISITED."""
         visited = 0
         self._add_below(self._mount, "", procfs.MACHINE, False)
         while self._waiting:
-            for party, mine in list(self._waiting.items()):
+            for party, waiting in list(self._waiting.items()):
                 if visited >= MAX_VISITED:
                     self.unvisited += sum(map(len, self._waiting.values()))
                     return
                 visited += 1
-                folder, path, has_all_below = mine.popleft()
-                if not mine:
+                folder, path, has_all_below = waiting.popleft()
+                if not waiting:
                     del self._waiting[party]
                 yield folder, path, party
                 self._add_below(folder, path, party, has_all_below)
 
     def _add_below(self, folder: str, path: str, party: str, has_all_below: bool) -> None:
         try:
-            if os.stat(folder).st_nlink == NO_FOLDERS:  # noqa: PTH116
-                return  # fifty files, none of them a group
+            if os.stat(folder).st_nlink == LINKS_OF_EMPTY:  # noqa: PTH116
+                return  # it has only files, some fifty
             with os.scandir(folder) as entries:
                 for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
                         below = f"{path}/{procfs.printable(entry.name)}"
-                        mine = procfs.GroupParty(party, True)
+                        owner = procfs.GroupParty(party, True)
                         if not has_all_below:
                             self._uids[below] = entry.stat(follow_symlinks=False).st_uid
-                            mine = procfs.party_of_group(below, self._uids.__getitem__)
-                        self._put(entry.path, below, mine)
+                            owner = procfs.party_of_group(below, self._uids.__getitem__)
+                        self._put(entry.path, below, owner)
         except OSError:
             return
 
@@ -254,7 +259,9 @@ def limited_files(folder: str, controllers: frozenset[str]) -> dict[str, str]:
 
 
 def _word(path: str) -> str:
-    """The first one in a file, by plain system calls: there are thousands of files."""
+    """The first word of a file, '' without one, by plain system calls: there are thousands of
+    files.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -268,6 +275,7 @@ def _word(path: str) -> str:
 
 
 def _number(path: str) -> int:
+    """The number in a file; -1 without one."""
     try:
         return int(_word(path))
     except ValueError:

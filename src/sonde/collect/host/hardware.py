@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hardware counters of CPUs, where there are any: cycles, instructions, cache and branch misses.
 
-Counting only, by perf_event_open(2): no interrupts, no samples. Not verified on real hardware: the
-machines that this was built on have no counters.
+Counting only, by perf_event_open(2): no interrupts, no samples. Unverified on hardware.
 """
 
 from __future__ import annotations
@@ -18,14 +17,18 @@ from sonde.collect.host.files import labels
 from sonde.collect.polling import NORMAL_S, Points, Poll, SourceUnavailable
 
 _SYSCALL = {"x86_64": 298, "aarch64": 241}
+"""Number of perf_event_open."""
 _PERF_TYPE_HARDWARE = 0
 EVENTS = {"cycles": 0, "instructions": 1, "cache_references": 2, "cache_misses": 3,
           "branches": 4, "branch_misses": 5}  # fmt: skip
 """enum perf_hw_id"""
 _READ_TIMES = 1 | 2
-"""PERF_FORMAT_TOTAL_TIME_ENABLED | _RUNNING: more events than counters take turns."""
+"""PERF_FORMAT_TOTAL_TIME_ENABLED | _RUNNING, to scale counts: where there are more events than
+counters, they take turns."""
 _CLOEXEC = 8
+"""PERF_FLAG_FD_CLOEXEC"""
 _ATTR_SIZE = 112
+"""PERF_ATTR_SIZE_VER5, of struct perf_event_attr."""
 
 
 class Hardware:
@@ -49,11 +52,11 @@ class Hardware:
             raise SourceUnavailable(f"these CPUs offer no counters ({code})", whole=True)
 
     def polls(self) -> Sequence[Poll]:
-        """One question."""
+        """One poll."""
         return [Poll("counters", NORMAL_S, self._read)]
 
     def close(self) -> None:
-        """Stop them."""
+        """Stop the counters."""
         for fds in self._fds.values():
             for fd in fds:
                 with suppress(OSError):

@@ -25,12 +25,12 @@ class Interrupts:
         self._labels: dict[tuple[str, int], str] = {}
 
     def open(self) -> None:
-        """See that they can be read. Raises SourceUnavailable."""
+        """Check that the first can be read. Raises SourceUnavailable."""
         if not self._soft.read():
             raise SourceUnavailable("/proc/softirqs is empty", whole=True)
 
     def polls(self) -> Sequence[Poll]:
-        """Both kinds; the hard ones are a long file on a large machine."""
+        """Both kinds; hard ones less often, as their file is long on a large machine."""
         return [Poll("soft", NORMAL_S, self._read_soft), Poll("hard", SLOW_S, self._read_hard)]
 
     def close(self) -> None:
@@ -71,7 +71,8 @@ class Interrupts:
 def _rows(raw: bytes) -> list[tuple[str, list[int], list[int]]]:
     """(kind, CPUs, counts) of each line that has a count for every CPU.
 
-    A device's interrupt is called by what it serves, the others by the name of the line.
+    An interrupt with a number is called by the last word of its line, mostly its device or driver;
+    the others by their name, such as LOC.
     """
     head, *lines = raw.split(b"\n")
     cpus = [int(word[3:]) for word in head.split()]

@@ -11,12 +11,14 @@ from sonde.collect.polling import NORMAL_S, SLOW_S, Points, Poll, SourceUnavaila
 
 NODES = Path("/sys/devices/system/node")
 
+# Counters of /proc/vmstat, by name.
 VMSTAT = {
     "pgfault": ("system.paging.faults", "minor"),
     "pgmajfault": ("system.paging.faults", "major"),
     "pswpin": ("system.paging.operations", "in"),
     "pswpout": ("system.paging.operations", "out"),
 }
+"""Series and a label's value."""
 RECLAIM = {
     "pgscan_kswapd": ("scanned", "kswapd"),
     "pgscan_direct": ("scanned", "direct"),
@@ -27,6 +29,7 @@ RECLAIM = {
     "pgsteal_khugepaged": ("freed", "khugepaged"),
     "pgsteal_proactive": ("freed", "proactive"),
 }
+"""What happened to pages, and who did it."""
 OTHER = {
     "oom_kill": "sonde.host.oom_kills",
     "compact_stall": "sonde.host.compaction.stalls",
@@ -35,6 +38,7 @@ OTHER = {
     "workingset_refault_file": "sonde.host.refaults",
 }
 STALLS = [f"allocstall_{zone}" for zone in ("dma", "dma32", "normal", "movable", "device")]
+"""Allocations that had to reclaim memory themselves, by zone; they are summed."""
 _WANTED = frozenset(name.encode() for name in (*VMSTAT, *RECLAIM, *OTHER, *STALLS))
 MEMINFO = {
     "MemFree": "free",
@@ -44,6 +48,7 @@ MEMINFO = {
     "Dirty": "dirty",
     "Writeback": "writeback",
 }
+"""States of memory, by name in /proc/meminfo."""
 NUMASTAT = {
     "numa_hit": "hit",
     "numa_miss": "miss",
@@ -54,7 +59,7 @@ NUMASTAT = {
 
 
 class Memory:
-    """How memory is used, missed and freed, on the machine and on each of its nodes."""
+    """How memory is used, faulted in and reclaimed, on the machine and on each NUMA node."""
 
     name = "memory"
 
@@ -133,7 +138,7 @@ class Memory:
 
 
 def _meminfo(raw: bytes) -> dict[str, int]:
-    """Bytes by name; lines of a node begin with its number."""
+    """Bytes by name; a line of a NUMA node has `Node N` before the name."""
     found = {}
     for line in raw.decode("ascii", "replace").split("\n"):
         name, _, rest = line.partition(":")

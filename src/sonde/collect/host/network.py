@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Network: interfaces, protocols, the kernel's own queues.
 
-Never a program on a packet: what the kernel counts is read. Every network namespace has separate
-counters; they are read through a process that lives in it, those of containers too.
+Only the kernel's counters are read; no BPF program runs at packets. Every network namespace has
+separate counters, those of containers too; they are read through a process in it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 
 from sonde import procfs
-from sonde.collect.host.files import Counters, KernelFile, Unmoved, labels
+from sonde.collect.host.files import Counters, KernelFile, UnchangedLines, labels
 from sonde.collect.host.queues import queue_stats
 from sonde.collect.host.shares import share_out
 from sonde.collect.polling import NORMAL_S, SLOW_S, Points, Poll, SourceUnavailable
@@ -21,8 +21,9 @@ from sonde.collect.polling import NORMAL_S, SLOW_S, Points, Poll, SourceUnavaila
 MAX_NAMESPACES = 32
 """Namespaces that are read; how many more there are is reported."""
 MAX_INTERFACES = 256
-ALL_LIVES_S = 60.0
-"""How often every process is asked which namespace it lives in."""
+"""Of one namespace, those that come first in the file."""
+ALL_AGAIN_S = 60.0
+"""How often the namespace of every process is read again."""
 
 _DEV = (
     ("system.network.io", 0, "receive"),
@@ -57,10 +58,10 @@ class _Namespace:
         self.label = label
         self.dev = KernelFile(f"{proc}/net/dev")
         self.snmp, self.netstat = KernelFile(f"{proc}/net/snmp"), KernelFile(f"{proc}/net/netstat")
-        self.lines = Unmoved()
-        """Of `dev`."""
-        self.wanted: dict[bytes, list[tuple[int, str, str]]] = {}
-        """By a line of names in `snmp` or `netstat`: place, series and labels of each counter."""
+        self.lines = UnchangedLines()
+        """Lines of `dev` that did not change."""
+        self.reported: dict[bytes, list[tuple[int, str, str]]] = {}
+        """By a line of names in `snmp` or `netstat`: column, series and labels of each counter."""
 
     def close(self) -> None:
         for file in (self.dev, self.snmp, self.netstat):
@@ -68,7 +69,7 @@ class _Namespace:
 
 
 class Network:
-    """What went over the network, and what did not."""
+    """What went over the network, and what was dropped, lost or refused."""
 
     name = "network"
 
@@ -76,7 +77,7 @@ class Network:
         self._softnet = KernelFile("/proc/net/softnet_stat")
         self._counters = Counters()
         self._namespaces: dict[int, _Namespace] = {}
-        self._lives = _Lives()
+        self._processes = _ProcessNamespaces()
 
     def open(self) -> None:
         """Look for namespaces. Raises SourceUnavailable."""
@@ -102,9 +103,9 @@ class Network:
         self._namespaces = {}
 
     def _look(self, points: Points) -> None:
-        """Find the namespaces that processes live in, with one process for each."""
+        """Find the namespaces of all processes, with one process for each."""
         found: dict[int, _Namespace] = {}
-        there = list(self._lives.namespaces())
+        there = list(self._processes.namespaces())
         chosen = _shared(there, self._namespaces)
         points.add("sonde.network.namespaces_left_out", len(there) - len(chosen))
         for inode, pid in chosen:
@@ -148,19 +149,20 @@ class Network:
 
     def _read_protocols(self, points: Points, namespace: _Namespace, raw: bytes) -> None:
         lines = raw.split(b"\n")
-        for heads, values in zip(lines[::2], lines[1::2], strict=False):
-            wanted = namespace.wanted.get(heads)
-            if wanted is None:
-                wanted = namespace.wanted[heads] = list(_wanted(heads, namespace.label))
-            if not wanted:
+        for names, values in zip(lines[::2], lines[1::2], strict=False):
+            reported = namespace.reported.get(names)
+            if reported is None:
+                reported = namespace.reported[names] = list(_wanted(names, namespace.label))
+            if not reported:
                 continue
             numbers = values.split()
-            for place, series, label in wanted:
-                if place < len(numbers):
-                    self._counters.report(points, series, int(numbers[place]), label)
+            for column, series, label in reported:
+                if column < len(numbers):
+                    self._counters.report(points, series, int(numbers[column]), label)
 
     def _read_softnet(self, points: Points) -> None:
-        """Of each CPU: taken off the queue, dropped because it was full, ended by the budget."""
+        """Of each CPU: packets processed, packets dropped as its backlog was full, and rounds that
+        ended by their budget (squeezed)."""
         for number, line in enumerate(self._softnet.read().split(b"\n")):
             words = line.split()
             if len(words) < 3:
@@ -183,15 +185,15 @@ class Network:
                 self._counters.report(points, f"sonde.host.queue.{series}", value, label)
 
 
-def _wanted(heads: bytes, namespace: str) -> Iterator[tuple[int, str, str]]:
-    """Of a line of names: the place of each that is reported, its series and labels."""
-    protocol, *names = heads.decode("ascii", "replace").split() or [""]
-    for place, name in enumerate(names, 1):
+def _wanted(line: bytes, namespace: str) -> Iterator[tuple[int, str, str]]:
+    """Of a line of names: the column of each counter that is reported, its series and labels."""
+    protocol, *names = line.decode("ascii", "replace").split() or [""]
+    for column, name in enumerate(names, 1):
         known = _PROTOCOLS.get(f"{protocol[:-1]}.{name}")
         if known is not None:
             series, direction = known
             yield (
-                place,
+                column,
                 series,
                 labels(network__io__direction=direction, sonde__network__namespace=namespace),
             )
@@ -204,9 +206,10 @@ def _shared(there: Sequence[tuple[int, int]], known: Container[int]) -> list[tup
     return own + share_out(others, MAX_NAMESPACES - len(own), lambda one: one[0] in known)
 
 
-class _Lives:
-    """Which namespace each process lives in. One that was there at the last two looks is not asked
-    again until all are: few move, and then before they start what is to live there."""
+class _ProcessNamespaces:
+    """The network namespace of each process. It is not read again, once it was the same at two
+    looks, until all are (ALL_AGAIN_S): few processes change it, and those before they start the
+    program that is to run there."""
 
     def __init__(self) -> None:
         self._inodes: dict[str, tuple[int, bool]] = {}
@@ -214,9 +217,9 @@ class _Lives:
         self._all_s = float("-inf")
 
     def namespaces(self) -> Iterator[tuple[int, int]]:
-        """(inode, pid of a process in it), the agent's own first with pid 0."""
+        """(inode, pid of a process in it) of each namespace, the agent's own first with pid 0."""
         before, self._inodes = self._inodes, {}
-        if time.monotonic() - self._all_s >= ALL_LIVES_S:
+        if time.monotonic() - self._all_s >= ALL_AGAIN_S:
             self._all_s = time.monotonic()
             before = {}
         seen: set[int] = set()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pressure: time in which some, or all, tasks waited for a CPU, memory, a device (PSI)."""
+"""Pressure of the machine: time in which some, or all, tasks waited for a CPU, memory, a device, or
+for interrupts to end (PSI)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ RESOURCES = ("cpu", "memory", "io", "irq")
 
 
 class Pressure:
-    """Stalls of the machine; a kernel without PSI is a gap with that reason."""
+    """PSI of the machine; a kernel without it is a gap with that reason."""
 
     name = "pressure"
 
@@ -38,7 +39,7 @@ class Pressure:
         self._files = files
 
     def polls(self) -> Sequence[Poll]:
-        """One question."""
+        """One poll."""
         return [Poll("stalls", NORMAL_S, self._read)]
 
     def close(self) -> None:
@@ -57,7 +58,7 @@ class Pressure:
 
 
 def stalls(raw: bytes) -> list[tuple[bytes, float]]:
-    """(some | full, seconds since the start) of a pressure file."""
+    """(some | full, seconds so far) of each line of a pressure file."""
     found = []
     for line in raw.split(b"\n"):
         kind, _, rest = line.partition(b" ")

@@ -12,6 +12,7 @@ from sonde.collect.polling import NORMAL_S, Points, Poll, SourceUnavailable
 MODES = ("user", "nice", "system", "idle", "iowait", "interrupt", "softirq", "steal")
 """Of /proc/stat in its order; guest time is in user time already."""
 PLAIN = {b"ctxt": "sonde.host.switches", b"processes": "sonde.host.forks"}
+"""Lines with one counter, and its series."""
 
 
 class Processors:
@@ -26,12 +27,12 @@ class Processors:
         self._labels: dict[tuple[bytes, str], str] = {}
 
     def open(self) -> None:
-        """See that it can be read. Raises SourceUnavailable."""
+        """Check that it can be read. Raises SourceUnavailable."""
         if not self._stat.read():
             raise SourceUnavailable("/proc/stat is empty", whole=True)
 
     def polls(self) -> Sequence[Poll]:
-        """One question."""
+        """One poll."""
         return [Poll("time", NORMAL_S, self._read)]
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Queueing disciplines of the agent's network namespace, by rtnetlink (rtnetlink(7), tc-stats(8)).
 
-A dump of RTM_GETQDISC; of each answer the interface, the kind and TCA_STATS2 with its basic and its
-queue part (linux/gen_stats.h).
+A dump of RTM_GETQDISC; of each answer the interface, the kind, and the queue part of TCA_STATS2
+(linux/gen_stats.h).
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ _NLM_F_REQUEST, _NLM_F_DUMP = 1, 0x300
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _TCA_KIND, _TCA_STATS2 = 1, 7
 _TCA_STATS_QUEUE = 3
+# struct nlmsghdr, tcmsg, rtattr, gnet_stats_queue
 _HEADER = struct.Struct("=IHHII")
 _TCMSG = struct.Struct("=BBHiIII")
 _ATTRIBUTE = struct.Struct("=HH")
 _QUEUE = struct.Struct("=IIIII")
 MAX_QUEUES = 1_024
+"""After this many no further answer is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueStat:
-    """A queueing discipline since it was made."""
+    """Counters of a queueing discipline since it was made, and its backlog now."""
 
     interface: str
     kind: str
@@ -45,10 +47,10 @@ def queue_stats() -> list[QueueStat]:
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0) as netlink:
             netlink.settimeout(1.0)
-            question = _TCMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0, 0, 0)
-            size = _HEADER.size + len(question)
+            request = _TCMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0, 0, 0)
+            size = _HEADER.size + len(request)
             flags = _NLM_F_REQUEST | _NLM_F_DUMP
-            netlink.send(_HEADER.pack(size, _RTM_GETQDISC, flags, 1, 0) + question)
+            netlink.send(_HEADER.pack(size, _RTM_GETQDISC, flags, 1, 0) + request)
             return list(_answers(netlink))
     except OSError as error:
         raise SourceUnavailable(f"rtnetlink: {error.strerror or error}") from error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What any user can have more of than is read: shared out between parties."""
+"""Shares out what is read between parties, where any user may have more than is read."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Thing = TypeVar("Thing")
 
 
 def share_out(
-    there: Iterable[tuple[Hashable, Thing]], most: int, is_known: Callable[[Thing], bool]
+    there: Iterable[tuple[Hashable, Thing]], limit: int, is_known: Callable[[Thing], bool]
 ) -> list[Thing]:
-    """`most` of (party, thing): every party gets as many as every other one, as far as it has them,
-    and of each those first that were read before."""
-    waiting: dict[Hashable, list[Thing]] = {}
+    """At most `limit` things of all (party, thing): every party gets the same number, as far as it
+    has that many, and first those that were read before (`is_known`)."""
+    of_party: dict[Hashable, list[Thing]] = {}
     for party, thing in there:
-        waiting.setdefault(party, []).append(thing)
-    for mine in waiting.values():
-        mine.sort(key=lambda one: not is_known(one))
-    rounds = zip_longest(*waiting.values())
-    return [one for each in rounds for one in each if one is not None][:most]
+        of_party.setdefault(party, []).append(thing)
+    for things in of_party.values():
+        things.sort(key=lambda one: not is_known(one))
+    rounds = zip_longest(*of_party.values())
+    return [one for each in rounds for one in each if one is not None][:limit]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who a pid is now: drivers report pids, and pids are used again."""
+"""When the process of a pid started: drivers report pids alone, and pids are used again."""
 
 from __future__ import annotations
 
