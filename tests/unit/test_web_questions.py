@@ -243,7 +243,7 @@ def test_stacks_kept_apart_add_up_to_all_of_them(session: StoredSession, by: str
 
 
 def test_stacks_of_a_group_have_it_as_their_outermost_frame(session: StoredSession) -> None:
-    options = replace(answers.parse([("group", "thread")]), wanted=selected())
+    options = replace(answers.parse([("group", "thread")]), selection=selected())
     found = answers.QUESTIONS["flamegraph"].answer(session, options)
     assert isinstance(found, dict)
     outermost = {found["frames"][stack["frames"][-1]]["kind"] for stack in found["stacks"]}

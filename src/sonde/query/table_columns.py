@@ -10,7 +10,8 @@ import pyarrow.compute as pc
 
 
 def columns(table: pa.Table) -> dict[str, Any]:
-    """`numbers`: arrays by name; `texts`: by name `values` and the `index` of each row in them."""
+    """`rows`: their number; `numbers`: arrays by name; `texts`: by name the distinct `values`, and
+    the `index` of each row in these."""
     numbers: dict[str, Any] = {}
     texts: dict[str, Any] = {}
     for name in table.column_names:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frame of the user's code of each stack (`sonde.model.user_code`)."""
+"""The frame of the user's Python code of each stack (`sonde.model.user_code`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ Ints = npt.NDArray[np.int64]
 
 
 def user_frames(stacks: Stacks) -> Ints:
-    """The index of the frame of the user's code of each stack; -1 where it has no Python."""
+    """The index in `stacks.frames` of the frame of the user's code of each stack; -1 where it has
+    no Python."""
     frames = stacks.frames
     ranks = np.fromiter(map(rank_of, frames), np.int8, len(frames))
     found = np.full(len(stacks), -1, np.int64)
@@ -30,6 +31,7 @@ def waits_of_sonde(stacks: Stacks, users: Ints) -> npt.NDArray[np.bool_]:
 
 
 def _innermost(stacks: Stacks, chosen: npt.NDArray[np.bool_]) -> Ints:
+    """The index of each stack's innermost frame that is in the mask `chosen`; -1 none."""
     found = np.full(len(stacks), -1, np.int64)
     flat = np.asarray(stacks.frame_indices, np.int32)
     if not len(flat):

@@ -42,14 +42,14 @@ Explained = dict[str, tuple[int, int, dict[str, Any] | None]]
 """By node: begin and end of its explained minute, ns since 1970, and the verdict, if any."""
 
 
-def owners(session: StoredSession, wanted: Selection, by: str, limit: int) -> dict[str, Any]:
+def owners(session: StoredSession, selection: Selection, by: str, limit: int) -> dict[str, Any]:
     """The owner table: GPU hours by owner, most wasted first; with an owner in the selection, of
     its processes alone: the jobs of a user. Raises CaptureError."""
-    rows = by_owner(session, wanted, by, limit).to_pylist()
+    rows = by_owner(session, selection, by, limit).to_pylist()
     every = rows[0]["owners"] if rows else 0
     return {
         "by": by,
-        "slot_s": slot_ns(wanted) / 1e9,
+        "slot_s": slot_ns(selection) / 1e9,
         "owners": [
             {"owner": row["owner"] or "", "nodes": row["nodes"], "gpus": row["devices"]}
             | _hours(row)
@@ -60,26 +60,28 @@ def owners(session: StoredSession, wanted: Selection, by: str, limit: int) -> di
     }
 
 
-def holders(session: StoredSession, wanted: Selection, by: str, limit: int) -> list[dict[str, Any]]:
+def holders(
+    session: StoredSession, selection: Selection, by: str, limit: int
+) -> list[dict[str, Any]]:
     """GPU hours by node and owner, most wasted first. Raises CaptureError."""
     return [
         {"node": row["node"], "owner": row["owner"] or "", "gpus": row["devices"]} | _hours(row)
-        for row in by_node(session, wanted, by, limit).to_pylist()
+        for row in by_node(session, selection, by, limit).to_pylist()
     ]
 
 
-def job(session: StoredSession, wanted: Selection, limit: int) -> dict[str, Any]:
+def job(session: StoredSession, selection: Selection, limit: int) -> dict[str, Any]:
     """One owner, named by exactly one of job, pod, container, unit, user, ….
 
     Its GPU hours, wasted ones by cause (they add up to `wasted_h`), verdicts, and functions by own
     time; `waiting`: whom its ranks wait for; `not_covered`: also how many nodes are not listed, or
     not explained. Raises UsageError, CaptureError.
     """
-    chosen = dict(wanted.owners or {})
+    chosen = dict(selection.owners or {})
     if len(chosen) != 1:
         raise UsageError("this question is about one owner", f"give one of {', '.join(OWNERS)}")
     ((by, owner),) = chosen.items()
-    every = replace(wanted, owners=None)
+    every = replace(selection, owners=None)
     slots = of_owner(session, every, by, owner).to_pylist()
     pids: dict[str, set[int]] = defaultdict(set)
     for row in processes_of(session, every, by, owner).to_pylist():
@@ -89,7 +91,7 @@ def job(session: StoredSession, wanted: Selection, limit: int) -> dict[str, Any]
     total["joules"] = sum(joules) if joules else None
     explained = _explained(session, every, slots, pids)
     nodes = sorted({row["node"] for row in slots} | set(pids))
-    functions = stored.top_functions(session, wanted, min(limit, MAX_FUNCTIONS)).to_pylist()
+    functions = stored.top_functions(session, selection, min(limit, MAX_FUNCTIONS)).to_pylist()
     return {
         "by": by,
         "id": owner,
@@ -104,7 +106,7 @@ def job(session: StoredSession, wanted: Selection, limit: int) -> dict[str, Any]
             if verdict is not None
         ],
         "functions": functions,
-        "waiting": _waiting(session, wanted),
+        "waiting": _waiting(session, selection),
         "not_covered": [*NOT_COVERED, *_left_out(nodes, slots, explained)],
     }
 
@@ -123,14 +125,14 @@ def _left_out(
         )
 
 
-def _waiting(session: StoredSession, wanted: Selection) -> dict[str, Any]:
+def _waiting(session: StoredSession, selection: Selection) -> dict[str, Any]:
     """That ranks cannot be compared takes nothing from the rest of the answer."""
     try:
-        return job_ranks.waiting(session, wanted)
+        return job_ranks.waiting(session, selection)
     except QueryTimedOutError:
         raise
     except CaptureError as error:
-        return job_ranks.not_known(wanted, str(error))
+        return job_ranks.not_known(selection, str(error))
 
 
 def _hours(row: Mapping[str, Any]) -> dict[str, float | None]:
@@ -142,7 +144,7 @@ def _hours(row: Mapping[str, Any]) -> dict[str, float | None]:
 
 def _explained(
     session: StoredSession,
-    wanted: Selection,
+    selection: Selection,
     slots: Sequence[Mapping[str, Any]],
     pids: Mapping[str, set[int]],
 ) -> Explained:
@@ -151,15 +153,15 @@ def _explained(
     minutes: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for row in slots:
         stalled[row["node"]] += row["stalled"]
-        minutes[row["node"]][(row["slot"] - wanted.start_ns) // WINDOW_NS] += row["stalled"]
+        minutes[row["node"]][(row["slot"] - selection.start_ns) // WINDOW_NS] += row["stalled"]
     found: Explained = {}
     for node in sorted(stalled, key=lambda one: (-stalled[one], one))[:VERDICTS]:
         if not stalled[node]:
             continue
         worst = max(minutes[node], key=lambda one: minutes[node][one])
-        start = wanted.start_ns + worst * WINDOW_NS
-        end = min(start + WINDOW_NS, wanted.end_ns)
-        one = replace(wanted, start_ns=start, end_ns=end, nodes=[node])
+        start = selection.start_ns + worst * WINDOW_NS
+        end = min(start + WINDOW_NS, selection.end_ns)
+        one = replace(selection, start_ns=start, end_ns=end, nodes=[node])
         try:
             verdicts = timeline_answers.explained(session, one)["verdicts"]
         except QueryTimedOutError:

@@ -44,16 +44,16 @@ _ONE_JOB = ("job", "pod")
 _Key = rank_tables.Key
 
 
-def waiting(session: StoredSession, wanted: Selection) -> dict[str, Any]:
+def waiting(session: StoredSession, selection: Selection) -> dict[str, Any]:
     """`kind` (slow-worker, slow-stage, slow-link, unequal-sequences, unequal-work, nothing,
     unknown), `text`, `ranks` (the slow ones), `count`, `lost_s` of each step or, where steps are
     not known, of a second, `per`, `evidence`, `node` (what that rank's node shows), `missing`,
     `compared` (how many ranks were), and the time, ns since 1970. Raises CaptureError."""
-    last = stored_pieces.last_run_ns(session, wanted)
-    end = min(wanted.end_ns, last + 10**9) if last else wanted.end_ns
-    one = replace(wanted, start_ns=max(wanted.start_ns, end - WINDOW_NS), end_ns=end)
+    last = stored_pieces.last_run_ns(session, selection)
+    end = min(selection.end_ns, last + 10**9) if last else selection.end_ns
+    one = replace(selection, start_ns=max(selection.start_ns, end - WINDOW_NS), end_ns=end)
     found = _nothing(one)
-    by = next(iter(wanted.owners or {}), "")
+    by = next(iter(selection.owners or {}), "")
     if by not in _ONE_JOB:
         return _unknown(found, f"a {by} may have several jobs, whose ranks do not wait for one "
                                "another: ask about one job, or one pod")  # fmt: skip
@@ -132,16 +132,16 @@ def waiting(session: StoredSession, wanted: Selection) -> dict[str, Any]:
     return found
 
 
-def not_known(wanted: Selection, why: str) -> dict[str, Any]:
+def not_known(selection: Selection, why: str) -> dict[str, Any]:
     """As `waiting`, where that cannot be asked."""
-    return _unknown(_nothing(wanted), why)
+    return _unknown(_nothing(selection), why)
 
 
-def _nothing(wanted: Selection) -> dict[str, Any]:
+def _nothing(selection: Selection) -> dict[str, Any]:
     return {
         "kind": "unknown", "text": "", "ranks": [], "count": 0, "lost_s": 0.0, "per": "second",
         "evidence": [], "node": None, "missing": [],
-        "start_ns": wanted.start_ns, "end_ns": wanted.end_ns, "compared": 0,
+        "start_ns": selection.start_ns, "end_ns": selection.end_ns, "compared": 0,
     }  # fmt: skip
 
 
@@ -156,10 +156,13 @@ def _key(row: Mapping[str, Any]) -> _Key:
 
 
 def _pieces(
-    session: StoredSession, wanted: Selection, answer: Mapping[str, Any], keys: Mapping[_Key, int]
+    session: StoredSession,
+    selection: Selection,
+    answer: Mapping[str, Any],
+    keys: Mapping[_Key, int],
 ) -> Pieces | None:
     slots = [TimeBin(*pair) for pair in zip(*answer["slots"].values(), strict=True)]
-    columns = stored_pieces.pieces(session, wanted, slots)
+    columns = stored_pieces.pieces(session, selection, slots)
     if columns.num_rows > stored_pieces.MAX_PIECES:
         return None
     return rank_tables.pieces_of(columns.to_pydict(), keys)
@@ -255,9 +258,11 @@ def _name_ranks(
         )
 
 
-def _on_node(session: StoredSession, wanted: Selection, rank: Mapping[str, Any]) -> dict[str, Any]:
+def _on_node(
+    session: StoredSession, selection: Selection, rank: Mapping[str, Any]
+) -> dict[str, Any]:
     """`node`, `bound` ('' not known), `evidence`, `next`, `incidents` (stored in that time)."""
-    here = replace(wanted, nodes=[rank["node"]])
+    here = replace(selection, nodes=[rank["node"]])
     about: dict[str, Any] = {"node": rank["node"], "bound": "", "evidence": [], "next": ""}
     try:
         verdicts = timeline_answers.explained(session, here)["verdicts"]

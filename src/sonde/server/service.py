@@ -404,10 +404,10 @@ class Service:
         self.counters.chunks += 1
         return future, True
 
-    def session(self, caller: Caller, wanted: Selection) -> StoredSession:
+    def session(self, caller: Caller, selection: Selection) -> StoredSession:
         """A view of what the caller's tenant has in a time, without files that are known to be
         damaged. Raises CaptureError."""
-        chosen = chosen_files(self._files_of, caller.tenant, wanted.start_ns, wanted.end_ns)
+        chosen = chosen_files(self._files_of, caller.tenant, selection.start_ns, selection.end_ns)
         files: Mapping[str, Sequence[Path]] = {
             name: [self.folder / one.path for one in some] for name, some in chosen.items()
         }
