@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from starlette.applications import Starlette
@@ -154,6 +155,14 @@ def test_tables_come_in_columns(session: StoredSession) -> None:
     names = [series["values"][index] for index in series["index"]]
     assert names == table.column("series").to_pylist()
     assert found["numbers"]["mean"] == table.column("mean").to_pylist()
+
+
+@pytest.mark.parametrize("encoded", [False, True])
+def test_a_missing_text_of_a_table_in_columns_is_empty(encoded: bool) -> None:
+    owner = pa.array([None, "a", None, "b"])
+    texts = columns(pa.table({"owner": owner.dictionary_encode() if encoded else owner}))["texts"]
+    found = texts["owner"]
+    assert [found["values"][index] for index in found["index"]] == ["", "a", "", "b"]
 
 
 def test_a_timeline_needs_one_node_that_sent_something(session: StoredSession) -> None:

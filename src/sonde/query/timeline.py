@@ -26,7 +26,7 @@ from sonde.model.timeline import (
     no_events,
 )
 from sonde.query.capture import Capture, engine_bytes
-from sonde.query.columns import Frames, ThreadTracks, blocks_of, codes_of, names_of, int64_column
+from sonde.query.columns import Frames, ThreadTracks, blocks_of, codes_of, int64_column, names_of
 from sonde.query.device_counters import (
     device_counters,
     device_ids,

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sonde.model.timeline import F64, I64, Activity, Mask, WaitDetail
-from sonde.query.columns import Frames, ThreadTracks, texts_of, int64_column
+from sonde.query.columns import Frames, ThreadTracks, int64_column, texts_of
 from sonde.query.stack_roles import NUMBER_OF
 
 GIL_FRAMES = (

@@ -31,13 +31,17 @@ from sonde.server.tokens import Caller
 
 HOUR_S = 3_600
 _MAX_S = 4e9
-"""Before and after 1970: the difference of two times in ns has to fit 64 bits."""
+"""Before and after 1970: the difference of two times in ns must fit into 64 bits."""
 _MAX_VALUES = 1_000
+"""Parameters of one request."""
 ANSWER_BYTES = 64 << 20
+"""Of JSON and columns, uncompressed."""
 TEXT_CHARS = 4_096
-"""Of a text in an answer; a recorder's are shorter, nearly always."""
+"""Texts in an answer are cut to this length; those of recorders are nearly always shorter."""
 _ROWS_AT_ONCE = 256
+"""Rows that are written as JSON together: the limits are checked between."""
 MEMORY_KINDS = ("mapped", "unmapped", "faulted")
+"""Kinds of samples whose weight is bytes."""
 _OWNERS = ("user", "pod", "namespace", "job", "comm", "exe", "container", "unit")
 PARAMETERS: Mapping[str, str] = {
     "from": "seconds since 1970; default an hour before `to`",
@@ -59,7 +63,7 @@ PARAMETERS: Mapping[str, str] = {
 
 
 class Form(StrEnum):
-    """How an answer is written."""
+    """Formats of an answer (the parameter `format`)."""
 
     JSON = "json"
     ARROW = "arrow"
@@ -68,10 +72,11 @@ class Form(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What was asked."""
+    """The parameters of a question: see `PARAMETERS`."""
 
     selection: Selection
     before: Selection
+    """Of `diff`: the same selection of an earlier time."""
     series: Sequence[str]
     points: int
     limit: int
@@ -82,22 +87,23 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is sent."""
+    """An answer as it is sent."""
 
     content: bytes
     media_type: str
     left_out: int = 0
-    """Files that it would be made from, and that are damaged."""
+    """Damaged files, whose rows it lacks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Something that can be asked."""
+    """Something that can be asked: GET /v1/NAME."""
 
     about: str
+    """Its description in /openapi.json."""
     answer: Callable[[StoredSession, Options], pa.Table | dict[str, Any] | Answer]
     media_type: str = "application/json"
-    """Beside Arrow, where the answer is a table."""
+    """Of the answer, unless it is a table and `format` is arrow or columns."""
 
 
 def parse(items: Iterable[tuple[str, str]]) -> Options:
@@ -172,7 +178,7 @@ def _flame(session: StoredSession, options: Options) -> pa.Table | dict[str, Any
         return stored.flame_graph(session, options.selection, by=by)
     rows, found = _stacks(session, options, by)
     keys = sorted({key for row in rows for key in row["frame_keys"]})
-    place = {key: at for at, key in enumerate(keys)}
+    index = {key: at for at, key in enumerate(keys)}
     unknown = {"kind": "unknown", "function": "", "binary": "", "file": "", "line": 0}
     groups = sorted({row["group_name"] for row in rows}) if by else []
     group_at = {name: len(keys) + at for at, name in enumerate(groups)}
@@ -184,7 +190,7 @@ def _flame(session: StoredSession, options: Options) -> pa.Table | dict[str, Any
         ],
         "stacks": [
             {
-                "frames": [place[key] for key in row["frame_keys"]]
+                "frames": [index[key] for key in row["frame_keys"]]
                 + ([group_at[row["group_name"]]] if by else []),
                 "n": row["n"],
                 "ns": row["ns"],
@@ -206,8 +212,8 @@ def _tree(session: StoredSession, options: Options) -> dict[str, Any]:
 
 
 def _check_texts(root: dict[str, Any]) -> None:
-    """Raises CaptureTooLarge where the texts of nested boxes are too long to write: a box and what
-    is in it are encoded at once."""
+    """Raises CaptureTooLarge where the texts of nested boxes are too long to write: `_Content`
+    would see it too late, as a box is encoded together with all boxes in it."""
     sizes: dict[str, int] = {}
     left_bytes = ANSWER_BYTES
     boxes = [root]
@@ -290,7 +296,9 @@ QUESTIONS: Mapping[str, Question] = {
         "a metric over time, by node and labels",
         lambda s, o: stored.series(s, o.selection, (o.series or [""])[-1], o.points),
     ),
-    "metrics": Question("metrics that there are", lambda s, o: stored_views.metrics(s, o.selection)),
+    "metrics": Question(
+        "metrics that there are", lambda s, o: stored_views.metrics(s, o.selection)
+    ),
     "nodes": Question("who sent what, and when last", lambda s, o: stored.nodes(s, o.selection)),
     "losses": Question("what agents could not observe", lambda s, o: stored.losses(s, o.selection)),
     "charts": Question(
@@ -355,7 +363,9 @@ def _found(
     selection: Selection,
     ends_s: float,
 ) -> tuple[pa.Table | dict[str, Any] | Answer, int]:
-    """(what answers a question, damaged files that it lacks). Raises CaptureError."""
+    """(the answer before it is written, number of damaged files that it lacks). Where the engine
+    fails and a file of the question is found to be damaged, it is tried without that file. Raises
+    CaptureError."""
     while True:
         session = service.session(caller, selection)
         try:
@@ -373,7 +383,7 @@ def _found(
 
 
 def _shown(table: pa.Table) -> pa.Table:
-    """With long texts cut."""
+    """The table with texts cut to `TEXT_CHARS`."""
     for at, field in enumerate(table.schema):
         column = table.column(at)
         if pa.types.is_string(field.type):
@@ -392,8 +402,8 @@ def _too_large() -> CaptureTooLarge:
 
 
 class _Content:
-    """What is written, as long as there is room and time. Raises CaptureTooLarge,
-    QueryTimedOutError."""
+    """Collects what is written. Raises CaptureTooLarge beyond `ANSWER_BYTES`, QueryTimedOutError
+    beyond `ends_s` (monotonic)."""
 
     def __init__(self, ends_s: float) -> None:
         self._pieces: list[bytes] = []
@@ -423,7 +433,8 @@ def _some_rows(table: pa.Table) -> Iterator[list[Any]]:
 def _written(
     found: pa.Table | dict[str, Any] | Answer, options: Options, ends_s: float = math.inf
 ) -> Answer:
-    """Raises CaptureError where it would be too large, or takes too long."""
+    """The answer in the format that the options name. Raises CaptureError where it would be too
+    large, or takes too long."""
     if isinstance(found, Answer):
         return found
     if isinstance(found, pa.Table):

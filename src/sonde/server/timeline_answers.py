@@ -17,8 +17,9 @@ from sonde.query.stored_ranks import ranks as ranks_in
 from sonde.recording.timelines import timeline_of
 
 _MIN_STEPS = 4
+"""With fewer steps a heat map has parts of the time as columns."""
 _MAX_RANGE_S = 120
-"""The longest range in which steps are looked for: all rows of a node are read for that."""
+"""The longest time in which steps are looked for: all rows of a node are read for that."""
 
 
 def explained(session: StoredSession, selection: Selection) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def ranks(
 
 
 def _steps(session: StoredSession, selection: Selection) -> list[TimeBin]:
-    """The steps of one node as far as a heat map can show them; empty: not known."""
+    """The steps of one node; [] where they are not known, too few or too many."""
     if selection.end_ns - selection.start_ns > _MAX_RANGE_S * 10**9:
         return []
     node = timed_whole(session, selection)
