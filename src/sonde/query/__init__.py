@@ -20,7 +20,7 @@ Terms:
 - traced: in a window, in which all runs were timed; singly, SINGLE: runs that chance chose
 - timed: whose time on the device was measured; shared: of a process whose device others use, too
 - in_capture: in code that captures CUDA graphs again and again (`graph_builders`)
-- user's code: the Python code that a person wrote, not what is installed (`model.user_code`)
+- user's code: the program's Python; without any, that of packages, then the standard library
 - lost order: runs whose time came too late, or was out of bounds (`abi/inject.h`)
 - grown: bytes mapped less those unmapped; reserved: mapped without access rights
 """

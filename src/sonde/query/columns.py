@@ -52,7 +52,7 @@ class ThreadTracks:
         process = self._process.get(pid, "")
         return self._naming.thread(pid, tid, self._comm.get((pid, tid), ""), process)
 
-    def of(self, table: pa.Table, prefix: str = "") -> I32:
+    def of_rows(self, table: pa.Table, prefix: str = "") -> I32:
         """Index of the thread of each row, from the columns pid and tid with a `prefix`."""
         pids, tids = int64_column(table, f"{prefix}pid"), int64_column(table, f"{prefix}tid")
         keys, inverse = np.unique((pids << 32) | tids, return_inverse=True)
@@ -72,7 +72,7 @@ class ThreadTracks:
         """Index of the thread that ended each span, plus 1; 0 unknown."""
         found = np.zeros(spans.num_rows, np.int64)
         known = np.flatnonzero(int64_column(spans, "waker_tid"))
-        found[known] = self.of(spans.take(pa.array(known)), "waker_") + 1
+        found[known] = self.of_rows(spans.take(pa.array(known)), "waker_") + 1
         return found
 
 

@@ -92,34 +92,34 @@ def memory_bytes(stream: Stream, columns: int) -> int:
     return stream.count * (BATCH_BYTES + COLUMN_BYTES * columns)
 
 
-def read_table(raw: pa.Buffer, wanted: Collection[str], hold: Callable[[int], None]) -> pa.Table:
-    """The columns named in `wanted` of a stream; `hold` is called with the bytes of memory that are
+def read_table(raw: pa.Buffer, names: Collection[str], hold: Callable[[int], None]) -> pa.Table:
+    """The columns `names` of a stream; `hold` is called with the bytes of memory that are
     about to be used, and may raise.
 
     Raises RefusedError, pyarrow.ArrowException or OSError for an invalid stream.
     """
-    return read_streams([checked(raw)], wanted, hold)[0]
+    return read_streams([checked(raw)], names, hold)[0]
 
 
 def read_streams(
-    streams: Sequence[Stream], wanted: Collection[str], hold: Callable[[int], None]
+    streams: Sequence[Stream], names: Collection[str], hold: Callable[[int], None]
 ) -> tuple[pa.Table, list[int]]:
-    """(the columns named in `wanted` of streams with the same schema, number of rows of each).
+    """(the columns `names` of streams with the same schema, number of rows of each).
 
     Reading many together costs a fraction of reading each. Raises as `read_table` does.
     """
     schema = pa.ipc.read_schema(pa.py_buffer(streams[0].schema))
     if len(schema.names) > MAX_COLUMNS:
         raise RefusedError(f"{len(schema.names)} columns")
-    chosen = [number for number, name in enumerate(schema.names) if name in wanted]
-    if len({schema.names[number] for number in chosen}) != len(chosen):
+    included = [number for number, name in enumerate(schema.names) if name in names]
+    if len({schema.names[number] for number in included}) != len(included):
         raise RefusedError("a column comes twice")
-    for number in chosen:
+    for number in included:
         _check_type(schema.field(number))
     for one in streams:
-        hold(memory_bytes(one, len(chosen)))
+        hold(memory_bytes(one, len(included)))
     joined = pa.py_buffer(b"".join([streams[0].schema, *(one.batches for one in streams)]))
-    options = pa.ipc.IpcReadOptions(included_fields=chosen, use_threads=False)
+    options = pa.ipc.IpcReadOptions(included_fields=included, use_threads=False)
     reader = pa.ipc.open_stream(joined, options=options)
     batches = list(reader)
     if len(batches) != sum(one.count for one in streams):

@@ -108,8 +108,11 @@ def run_totals(
                 direction=CopyDirection(key.direction),
             )
         )
-        few = (grid > 0) & (grid <= FEW_BLOCKS)
-        for kind, part in ((TotalKind.UNDERFILLED, ns * few), (TotalKind.INTERRUPTED, beyond)):
+        is_underfilled = (grid > 0) & (grid <= FEW_BLOCKS)
+        for kind, part in (
+            (TotalKind.UNDERFILLED, ns * is_underfilled),
+            (TotalKind.INTERRUPTED, beyond),
+        ):
             if is_kernel and part.any():
                 part_ns = round((weights * part).sum())
                 made.append(Total(key.track, kind, key.name, CallKind.OTHER, part_ns, 0))
@@ -131,7 +134,7 @@ def single_runs(
         start_ns=start_ns,
         length_ns=int64_column(rows, "end_time_ns") - start_ns - beyond,
         weight=rows.column("weight").to_numpy(),
-        track=tracks.of(rows),
+        track=tracks.of_rows(rows),
         name=names_of(naming, rows, "name"),
         call=codes_of(rows, "kind", {kind: int(code) for kind, code in CALL_KIND_OF_RUN.items()}),
         stream=np.unique(streams, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64),
@@ -158,7 +161,7 @@ def _interrupted_ns(
 
 def _by_kernel(tracks: ThreadTracks, rows: pa.Table) -> dict[_RunKey, list[int]]:
     """The rows of each thread, kind of run, kernel and direction of copies."""
-    columns = (tracks.of(rows), codes_of(rows, "direction", _DIRECTIONS))
+    columns = (tracks.of_rows(rows), codes_of(rows, "direction", _DIRECTIONS))
     track, direction = (column.tolist() for column in columns)
     kinds, names = texts_of(rows, "kind"), texts_of(rows, "name")
     found: dict[_RunKey, list[int]] = {}
@@ -199,7 +202,7 @@ def _stream_totals(
     roles, row = frames.roles, frames.row_of(rows.column("stack_id"))
     device, stream = int64_column(rows, "device"), int64_column(rows, "stream")
     # In the order of `_StreamKey`.
-    columns = (tracks.of(rows), device, stream, roles.location[row], in_capture[row])
+    columns = (tracks.of_rows(rows), device, stream, roles.location[row], in_capture[row])
     keys = np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
     different, inverse = np.unique(keys, axis=0, return_inverse=True)
     length_ns = int64_column(rows, "end_time_ns") - int64_column(rows, "start_time_ns")

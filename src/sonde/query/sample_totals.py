@@ -65,7 +65,7 @@ def sample_totals(
     rows = sample.filter(pc.equal(sample.column("kind"), "cpu"))
     row = frames.row_of(rows.column("stack_id"))
     activities = _activities(tracks, frames, rows, in_capture)
-    columns = (tracks.of(rows), activities, frames.roles.location[row])  # of `_SampleKey`
+    columns = (tracks.of_rows(rows), activities, frames.roles.location[row])  # of `_SampleKey`
     keys = np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
     different, inverse = np.unique(keys, axis=0, return_inverse=True)
     inverse = inverse.reshape(-1)
@@ -109,18 +109,18 @@ def _activities(tracks: ThreadTracks, frames: Frames, rows: pa.Table, in_capture
         (is_code & in_queue, Activity.INPUT),
         (is_code & frames.holding(stacks, FILE_FRAMES), Activity.FILE),
     ]
-    chosen: I64 = np.select(
+    activities: I64 = np.select(
         [applies for applies, _ in by_priority],
         [NUMBER_OF[one] for _, one in by_priority],
         by_stack.astype(np.int64),
     )
-    return chosen
+    return activities
 
 
 def _full_queue(tracks: ThreadTracks, frames: Frames, rows: pa.Table) -> Mask:
     """Whether each row is in a launch, of a thread that yields for `FULL_QUEUE_YIELDS` of its time
     in launches."""
-    stacks, track = rows.column("stack_id"), tracks.of(rows)
+    stacks, track = rows.column("stack_id"), tracks.of_rows(rows)
     launching, weight = frames.holding(stacks, _LAUNCHES), int64_column(rows, "weight_ns")
     launch_ns = np.bincount(track, weight * launching)
     yield_ns = np.bincount(track, weight * (launching & frames.holding(stacks, _YIELDS)))

@@ -47,10 +47,10 @@ def charts(
     points = max(1, min(points, MAX_POINTS))
     step = max(1, -(-(selection.end_ns - selection.start_ns) // points))
     clause, parameters = selection.sql(kind=False, process=False)
-    chosen = ", ".join("?" * len(names)) or "''"
+    marks = ", ".join("?" * len(names)) or "''"
     metric = session.arrow(
         "WITH chosen AS (SELECT node, series, labels, time_ns, value FROM metric"
-        f" {clause} AND series IN ({chosen})), "
+        f" {clause} AND series IN ({marks})), "
         "listed AS (SELECT DISTINCT node, series, labels FROM chosen ORDER BY node, series, labels"
         f" LIMIT {MAX_SERIES}) "
         "SELECT node, series, labels, ? + (time_ns - ?) // ? * ? AS time_ns, avg(value) AS value,"
@@ -80,10 +80,10 @@ def devices(session: StoreTables, selection: Selection, limit: int = 10 * MAX_RO
     """The series of `SUMMARY`, by node and labels, at most `limit`: node, series, labels, mean,
     least, most, last (the latest value)."""
     clause, parameters = selection.sql(kind=False, process=False)
-    chosen = ", ".join("?" * len(SUMMARY))
+    marks = ", ".join("?" * len(SUMMARY))
     return session.arrow(
         "SELECT node, series, labels, avg(value) AS mean, min(value) AS least, max(value) AS most,"
-        f" max_by(value, time_ns) AS last FROM metric {clause} AND series IN ({chosen})"
+        f" max_by(value, time_ns) AS last FROM metric {clause} AND series IN ({marks})"
         f" GROUP BY 1, 2, 3 ORDER BY 1, 2, 3 LIMIT {int(limit)}",
         [*parameters, *SUMMARY],
     )

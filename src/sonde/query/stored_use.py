@@ -136,7 +136,7 @@ def _cells(selection: Selection, by: str) -> tuple[str, list[Any]]:
     """
     step = slot_ns(selection)
     among = selection.owners or {}
-    chosen = " AND ".join(f'any_value("{_checked(name)}") = ?' for name in among) or "true"
+    condition = " AND ".join(f'any_value("{_checked(name)}") = ?' for name in among) or "true"
     clause, parameters = selection.sql(kind=False, process=False)
     process = (
         f"CAST(nullif({_label('process.pid', '[0-9]{1,9}')}, '') AS BIGINT) AS pid,"
@@ -150,7 +150,7 @@ def _cells(selection: Selection, by: str) -> tuple[str, list[Any]]:
         'hw.gpu.utilization', 'hw.power')),
     -- the owner of each process, and whether the process is one of selection.owners
     owned AS (SELECT node, pid, start_ns, any_value("{_checked(by)}") AS owner,
-      coalesce({chosen}, false) AS chosen FROM process GROUP BY node, pid, start_ns),
+      coalesce({condition}, false) AS chosen FROM process GROUP BY node, pid, start_ns),
     -- slots in which a process had memory on a device; polls: how many found it
     holding AS (SELECT node, device, pid, start_ns, slot, count(*) AS polls FROM polled
       WHERE series = 'sonde.process.gpu.memory' AND value > 0 GROUP BY ALL),

@@ -18,8 +18,8 @@ MAX_SPANS = 20_000
 MAX_NODES = 20_000
 """Boxes of a flame graph in an answer, the heaviest."""
 MAX_MADE = 200_000
-"""Boxes that are made, heaviest stacks first, before `MAX_NODES` of them are chosen. Once there are
-so many, the weight of a stack counts for the outermost of its boxes that were made."""
+"""Boxes that are made, heaviest stacks first, before `MAX_NODES` of them are chosen. Once this many
+are made, the weight of a stack counts for the innermost of its boxes that there is."""
 DEEPEST = 256
 """Levels of a flame graph; what lies deeper counts for the last one."""
 EVERY_KIND = "cpu"

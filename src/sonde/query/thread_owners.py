@@ -21,7 +21,7 @@ def set_owners(naming: Interner, tracks: ThreadTracks, frames: Frames, sample: p
     # One number for each pair: a capture may have millions of rows.
     base = len(_OWNERS) + 1
     found: dict[int, set[ThreadOwner]] = {}
-    for pair in np.unique(tracks.of(sample).astype(np.int64) * base + owner).tolist():
+    for pair in np.unique(tracks.of_rows(sample).astype(np.int64) * base + owner).tolist():
         track, number = divmod(pair, base)
         if number:
             found.setdefault(track, set()).add(_OWNERS[number - 1])

@@ -135,7 +135,7 @@ def _groups(tracks: ThreadTracks, activity: pa.Table) -> dict[_Key, list[_OfWake
     sums = (rows.column(f"{name}_sum").to_pylist() for name in ("ns", "count", "bytes"))
     found: dict[_Key, list[_OfWaker]] = {}
     for key, amounts, waker_tid in zip(
-        map(_Key, tracks.of(rows).tolist(), *named),
+        map(_Key, tracks.of_rows(rows).tolist(), *named),
         map(_Amounts, *sums),
         rows.column("waker_tid").to_pylist(),
         strict=True,
@@ -162,10 +162,10 @@ def _split(
     of which none is known.
     """
     made = []
-    whole = left = _Amounts(total.ns, total.count, total.bytes)
+    amounts = left = _Amounts(total.ns, total.count, total.bytes)
     share_of_longest = longest.amounts.ns / max(1, total.ns)
     for part, share in parts.items():
-        mine = whole.share(share).at_most(left)
+        mine = amounts.share(share).at_most(left)
         left = left.without(mine)
         is_known = part.waker_tid >= 0
         tid = part.waker_tid if is_known else longest.waker_tid

@@ -165,7 +165,7 @@ def _device(
         end_ns=enqueued,
         kind=codes_of(rows, "kind", _CALL_KIND_OF_RUN),
         name=names_of(naming, rows, "name"),
-        track=tracks.of(rows),
+        track=tracks.of_rows(rows),
         correlation=ids,
     )
     return ran, launches
@@ -178,7 +178,7 @@ def _waits(naming: Interner, tracks: ThreadTracks, rows: pa.Table) -> Events:
         end_ns=int64_column(rows, "end_time_ns"),
         kind=np.full(rows.num_rows, CallKind.SYNC, np.uint8),
         name=names_of(naming, rows, "name"),
-        track=tracks.of(rows),
+        track=tracks.of_rows(rows),
     )
 
 
@@ -238,7 +238,7 @@ def _calls(naming: Interner, tracks: ThreadTracks, rows: pa.Table) -> Events:
         end_ns=int64_column(rows, "end_time_ns"),
         kind=kind,
         name=names_of(naming, rows, "name"),
-        track=tracks.of(rows),
+        track=tracks.of_rows(rows),
         bytes=int64_column(rows, "bytes"),
         direction=codes_of(rows, "direction", _DIRECTIONS),
     )
@@ -262,15 +262,15 @@ def _states(naming: Interner, tracks: ThreadTracks, frames: Frames, rows: pa.Tab
     gil = frames.holding(stacks, GIL_FRAMES) | roles.in_interpreter[row]
     loads = roles.activity[row] == NUMBER_OF[Activity.INPUT]
     details = (WaitDetail.INPUT, WaitDetail.GIL, WaitDetail.COMMUNICATION, WaitDetail.QUEUE)
-    chosen = [loads, gil, roles.communicates[row], roles.in_queue[row]]
+    conditions = [loads, gil, roles.communicates[row], roles.in_queue[row]]
     return events(
         start_ns=int64_column(rows, "start_time_ns"),
         end_ns=int64_column(rows, "end_time_ns"),
         kind=kind,
         name=names_of(naming, rows, "name"),
-        track=tracks.of(rows),
+        track=tracks.of_rows(rows),
         waker=tracks.wakers(rows),
-        wait_detail=np.select(chosen, details, 0).astype(np.uint8),
+        wait_detail=np.select(conditions, details, 0).astype(np.uint8),
     )
 
 
@@ -278,7 +278,7 @@ def _samples(naming: Interner, tracks: ThreadTracks, frames: Frames, table: pa.T
     rows = table.filter(pc.equal(table.column("kind"), "cpu"))
     return Samples(
         time_ns=int64_column(rows, "time_ns"),
-        track=tracks.of(rows),
+        track=tracks.of_rows(rows),
         weight_ns=rows.column("weight_ns").to_numpy().astype(np.int64),
         name=frames.functions(naming, rows.column("stack_id")),
         fault=frames.holding(rows.column("stack_id"), FAULT_FRAMES),

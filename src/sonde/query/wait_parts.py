@@ -73,7 +73,7 @@ def parts_of_waits(
     kinds, names = texts_of(rows, "kind"), texts_of(rows, "name")
     roles = frames.roles
     columns = (
-        tracks.of(rows),
+        tracks.of_rows(rows),
         _details(frames, rows, in_capture),
         roles.location[frames.row_of(rows.column("stack_id"))],
         _wakers(tracks, rows, activity),
@@ -139,7 +139,7 @@ def _wakers(tracks: ThreadTracks, sample: pa.Table, activity: pa.Table) -> I64:
     def keys_of(table: pa.Table) -> I64:
         pairs = zip(texts_of(table, "kind"), texts_of(table, "name"), strict=True)
         named = [numbers.setdefault(pair, len(numbers)) for pair in pairs]
-        columns = (int64_column(table, "time_ns"), tracks.of(table).astype(np.int64), named)
+        columns = (int64_column(table, "time_ns"), tracks.of_rows(table).astype(np.int64), named)
         return np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
 
     both = np.concatenate([keys_of(sample), keys_of(totals)])

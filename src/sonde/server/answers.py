@@ -421,7 +421,7 @@ class _Content:
         self.check(piece)
         self._pieces.append(piece)
 
-    def whole(self) -> bytes:
+    def joined(self) -> bytes:
         return b"".join(self._pieces)
 
 
@@ -452,4 +452,4 @@ def _written(
         strict_json.write_rows(content.write, _some_rows(found))
     else:
         strict_json.write_compact(content.write, found)
-    return Answer(content.whole(), "application/json")
+    return Answer(content.joined(), "application/json")

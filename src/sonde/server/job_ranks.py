@@ -84,10 +84,10 @@ def waiting(session: StoredSession, selection: Selection) -> dict[str, Any]:
             f"{apart:,} of {len(ranks):,} processes ran no collective: not compared"
         )
     thin = rank_tables.leave_out_thin(times)
-    few = thin - apart
-    if few:
+    rare = thin - apart
+    if rare:
         found["missing"].append(
-            f"{few:,} of {len(ranks):,} ranks were timed in fewer than {LEAST_SLOTS} parts of the "
+            f"{rare:,} of {len(ranks):,} ranks were timed in fewer than {LEAST_SLOTS} parts of the "
             "time in which another one was, and are not compared"
         )
     if len(ranks) - thin < 2:

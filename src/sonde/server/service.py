@@ -216,7 +216,7 @@ class Service:
         self.alerts: AlertSource | None = None
         try:
             self.folder.mkdir(parents=True, mode=0o700, exist_ok=True)
-            # Whoever can put links there chooses what we write, read and remove elsewhere.
+            # Users who can put links there choose what we write, read and remove elsewhere.
             if not only_ours(self.folder):
                 raise PermissionError("other users can write there")
             (self.folder / "spill").mkdir(mode=0o700, exist_ok=True)

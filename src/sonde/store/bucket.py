@@ -149,7 +149,7 @@ class Bucket:
         return f"{self._root}/{name}"
 
     def _put(self, read: Callable[[int], bytes], name: str) -> None:
-        """`read`: returns up to so many of the next bytes, b"" at the end."""
+        """`read`: returns at most the given number of the next bytes, b"" at the end."""
         if not self._is_folder:
             with _errors(), self._fs.open_output_stream(self._at(name), compression=None) as file:
                 while block := read(_BLOCK):

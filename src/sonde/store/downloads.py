@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Downloads from a bucket into a server's directory, with limits for all questions together.
 
-Whoever writes to the bucket chooses what lies there and what its catalogs state, and any question
-may need files. So a file that has not the size that its catalog states is refused, few are
-downloaded at a time, and some of the disk stays free for the log of chunks.
+Writers of the bucket choose what lies there and what its catalogs state, and any question may need
+files. So a file that has not the size that its catalog states is refused, few are downloaded at a
+time, and some of the disk stays free for the log of chunks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DRAFT_S = 600.0
 block of a download comes within the time limit of a request."""
 
 
-def places(folder: Path, path: str) -> tuple[Path, Path]:
+def possible_paths(folder: Path, path: str) -> tuple[Path, Path]:
     """Where a file may lie: (as this server wrote it, as it was fetched)."""
     return folder / path, folder / CACHE / path.partition("/")[2]
 
@@ -49,7 +49,7 @@ def places(folder: Path, path: str) -> tuple[Path, Path]:
 def at_hand(folder: Path, one: StoredFile) -> Path | None:
     """The path of a file that is in the directory, marked as used now; None where it is not there.
     Raises OSError."""
-    written, fetched = places(folder, one.path)
+    written, fetched = possible_paths(folder, one.path)
     with suppress(FileNotFoundError):
         os.utime(written)
         return written
@@ -102,7 +102,7 @@ class Downloads:
         return self._fetched(server, one, ends_s)
 
     def _fetched(self, server: str, one: StoredFile, ends_s: float) -> Path:
-        found = places(self._folder, one.path)[1]
+        found = possible_paths(self._folder, one.path)[1]
         with self._turn(one, ends_s):
             found.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:

@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 from sonde.errors import UsageError
 from sonde.store.bucket import Bucket, BucketError, DamagedObjectError
 from sonde.store.catalog import Catalog, StoredFile
-from sonde.store.downloads import Downloads, evict, fetched_files, places, remove_drafts
+from sonde.store.downloads import Downloads, evict, fetched_files, possible_paths, remove_drafts
 from sonde.store.published import Published, Publisher, folder_of, servers_of
 from sonde.store.wal import sealed_segments, sync_folder
 
@@ -279,7 +279,7 @@ class BucketStorage(DirectoryStorage):
     def delete(self, path: str) -> None:
         """Remove a file here and there. Raises BucketError."""
         self._bucket.delete(self._name(path))
-        for one in places(self._folder, path):
+        for one in possible_paths(self._folder, path):
             one.unlink(missing_ok=True)
         self._publisher.forget(path)
 

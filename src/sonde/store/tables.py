@@ -145,20 +145,20 @@ class Hasher:
         each list.
         """
         keys = np.ascontiguousarray(keys, np.uint64)
-        places = offsets - offsets[0]
-        rows, first = contents([complete, *_list_digests(keys, places)])
-        whole = memoryview(keys.tobytes())
+        ends = offsets - offsets[0]
+        rows, first = contents([complete, *_list_digests(keys, ends)])
+        content = memoryview(keys.tobytes())
         start = blake2b(digest_size=8, key=self._secret)
         digests = bytearray()
         for at, end, is_complete in zip(
-            (8 * places[first]).tolist(),
-            (8 * places[first + 1]).tolist(),
+            (8 * ends[first]).tolist(),
+            (8 * ends[first + 1]).tolist(),
             complete[first].tolist(),
             strict=True,
         ):
             one = start.copy()
             one.update(b"\x01" if is_complete else b"\x00")
-            one.update(whole[at:end])
+            one.update(content[at:end])
             digests += one.digest()
         return np.frombuffer(bytes(digests), np.uint64)[rows]
 
@@ -190,20 +190,20 @@ def _numbered(column: Any) -> tuple[Any, int]:
     return found.indices.to_numpy().astype(np.int64), len(found.dictionary)
 
 
-def _list_digests(keys: Any, places: Any) -> tuple[Any, Any, Any]:
+def _list_digests(keys: Any, ends: Any) -> tuple[Any, Any, Any]:
     """(64 bits of a hash of each list of keys, 64 more, its length).
 
     Sums of products with random numbers that never leave this process: two different lists have the
     same hash with a probability of about 2^-120.
     """
-    lengths = np.diff(places)
-    within = np.arange(len(keys)) - np.repeat(places[:-1], lengths)
+    lengths = np.diff(ends)
+    within = np.arange(len(keys)) - np.repeat(ends[:-1], lengths)
     found = []
     with np.errstate(over="ignore"):
         for factors in _FACTORS_BY_PLACE:
             products = keys * factors[within]
             sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(products, dtype=np.uint64)])
-            found.append(sums[places[1:]] - sums[places[:-1]])
+            found.append(sums[ends[1:]] - sums[ends[:-1]])
     return found[0], found[1], lengths
 
 
