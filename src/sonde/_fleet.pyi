@@ -52,9 +52,7 @@ class Pending:
 
     messages: list[bytes | None]
     faults: list[str | None]
-    def finish(
-        self, replies: list[bytes | None], threads: int
-    ) -> tuple[list[str | None], bytes]:
+    def finish(self, replies: list[bytes | None], threads: int) -> tuple[list[str | None], bytes]:
         """The leader's last step, once: (faults, aggregate share of the accepted reports)."""
 
 class Keyring:

@@ -186,7 +186,7 @@ def test_memory_is_summed_alike(spark: SparkTables, tmp_path: Path) -> None:
     path = tmp_path / "sample.parquet"
     on_spark = SparkTables(spark.session, {"sample": [f"file://{path}"]})
     on_duck = StoredSession(tmp_path, {"sample": [path]})
-    wanted = answers.parse(ITEMS).wanted
+    wanted = answers.parse(ITEMS).selection
 
     expected, found = (stored_memory.memory(one, wanted).to_pylist() for one in (on_duck, on_spark))
     on_duck.close()
@@ -197,7 +197,7 @@ def test_memory_is_summed_alike(spark: SparkTables, tmp_path: Path) -> None:
 
 def test_spark_reads_a_node_as_a_capture(spark: SparkTables, duck: StoredSession) -> None:
     """What a timeline and a verdict are made from."""
-    wanted = answers.parse([*ITEMS, ("node", "a")]).wanted
+    wanted = answers.parse([*ITEMS, ("node", "a")]).selection
     expected, found = (capture_of(one, wanted) for one in (duck, spark))
 
     assert found.info == expected.info
@@ -219,7 +219,7 @@ def test_spark_reads_a_node_as_a_capture(spark: SparkTables, duck: StoredSession
 def test_selections_choose_the_same_rows(
     changed: dict[str, Any], spark: SparkTables, duck: StoredSession
 ) -> None:
-    wanted: Selection = replace(answers.parse(ITEMS).wanted, **changed)
+    wanted: Selection = replace(answers.parse(ITEMS).selection, **changed)
     expected, found = (
         [stored.totals(one, wanted), plain(stored.flame_graph(one, wanted))]  # type: ignore[arg-type]
         for one in (duck, spark)

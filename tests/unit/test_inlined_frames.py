@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from sonde.query.inlined import wanted, with_lines
+from sonde.query.inlined import offsets_without_line, with_lines
 from sonde.query.schema import TABLES
 
 
@@ -39,7 +39,7 @@ def test_only_user_code_without_a_line_is_asked_for():
         frame(4, build_id="", offset=64),
         frame(5, line=7, offset=80),
     ]
-    assert wanted(tables(frames, [])) == {"aa": [16, 32]}
+    assert offsets_without_line(tables(frames, [])) == {"aa": [16, 32]}
 
 
 def test_inlined_functions_come_before_the_one_they_are_in():

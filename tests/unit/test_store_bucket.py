@@ -241,10 +241,10 @@ def test_the_directory_is_bounded_and_compacts_what_it_fetches(tmp_path: Path) -
     for seq in range(13):
         write(place.folder, range(seq, seq + 1))
         place.flush()
-    assert place.storage.bound() == 0, "used a moment ago"
+    assert place.storage.shrink_cache() == 0, "used a moment ago"
     for name in objects(place.folder):
         os.utime(place.folder / name, (1, 1))
-    assert place.storage.bound() > 0
+    assert place.storage.shrink_cache() > 0
     assert sum((place.folder / name).stat().st_size for name in objects(place.folder)) <= 1_000
 
     assert compact(place.folder, place.catalog, place.storage).gone > 0

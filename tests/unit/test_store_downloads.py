@@ -160,7 +160,7 @@ def test_drafts_of_the_dead_are_removed_and_those_of_the_living_stay(place: Plac
     catalog = Catalog(place.folder)
     storage = BucketStorage(place.folder, catalog, place.settings)
     storage.join()
-    storage.bound()
+    storage.shrink_cache()
 
     assert catalog.counters()["drafts_removed"] == 2
     assert [path.name for path in cache.iterdir()] == [f".{'1' * 32}.part"]
@@ -245,7 +245,7 @@ def test_a_disk_without_room_loses_what_the_bucket_has_and_files_come_again(
         copies.local(stored(9, LARGE))
     assert paths[1].exists(), "all together would not do"
     monkeypatch.setattr("sonde.store.downloads.free_bytes", lambda _: -1)
-    assert copies.bound() == 1 and not paths[1].exists()
+    assert copies.shrink_cache() == 1 and not paths[1].exists()
     assert catalog.counters()["downloads_refused"] == 3
 
 

@@ -254,14 +254,14 @@ def test_a_batch_whose_rows_are_large_is_written_part_by_part(
     write(tmp_path, [record("evil", seq, body=small_rows(8_000, seq)) for seq in range(6)])
     catalog = Catalog(tmp_path)
     most = []
-    some = flush._some
+    some = flush._next_parts
 
     def counted(parts: Any) -> Any:
         found = some(parts)
         most.append(len(found))
         return found
 
-    monkeypatch.setattr(flush, "_some", counted)
+    monkeypatch.setattr(flush, "_next_parts", counted)
     done = Flusher(tmp_path, catalog).flush()
 
     assert (done.chunks, done.undecodable) == (6, 0)

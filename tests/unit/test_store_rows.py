@@ -211,5 +211,5 @@ def test_descriptions_of_tables_that_lie_are_refused() -> None:
         meta = meta_of(body)
         meta["tables"] = [dict(meta["tables"][0], **change), *meta["tables"][1:]]
         one = replace(one, origin=replace(one.origin, meta=meta))
-        with pytest.raises(ValueError, match=r"table|description"):
+        with pytest.raises(ValueError, match=r"table|metadata"):
             RowReader(SECRET)._in_native_code([one])

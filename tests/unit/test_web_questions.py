@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from starlette.applications import Starlette
@@ -156,6 +157,14 @@ def test_tables_come_in_columns(session: StoredSession) -> None:
     assert found["numbers"]["mean"] == table.column("mean").to_pylist()
 
 
+@pytest.mark.parametrize("encoded", [False, True])
+def test_a_missing_text_of_a_table_in_columns_is_empty(encoded: bool) -> None:
+    owner = pa.array([None, "a", None, "b"])
+    texts = columns(pa.table({"owner": owner.dictionary_encode() if encoded else owner}))["texts"]
+    found = texts["owner"]
+    assert [found["values"][index] for index in found["index"]] == ["", "a", "", "b"]
+
+
 def test_a_timeline_needs_one_node_that_sent_something(session: StoredSession) -> None:
     with pytest.raises(CaptureError, match="one node"):
         timeline_answers.timeline(session, Selection(0, 1 << 62))
@@ -243,7 +252,7 @@ def test_stacks_kept_apart_add_up_to_all_of_them(session: StoredSession, by: str
 
 
 def test_stacks_of_a_group_have_it_as_their_outermost_frame(session: StoredSession) -> None:
-    options = replace(answers.parse([("group", "thread")]), wanted=selected())
+    options = replace(answers.parse([("group", "thread")]), selection=selected())
     found = answers.QUESTIONS["flamegraph"].answer(session, options)
     assert isinstance(found, dict)
     outermost = {found["frames"][stack["frames"][-1]]["kind"] for stack in found["stacks"]}

@@ -230,7 +230,7 @@ def _with_lines(capture: Capture) -> Capture:
     from sonde.query import inlined
     from sonde.resolve.source_lines import look_up
 
-    found = look_up(inlined.wanted(capture.tables))
+    found = look_up(inlined.offsets_without_line(capture.tables))
     rest = f", {found.failed} could not be read in time" if found.failed else ""
     print(
         f"sonde: source lines of {found.files} files; {found.not_found} are not here{rest}",

@@ -160,9 +160,9 @@ def _seconds(text: str) -> float:
 
 def _listening(address: str) -> socket.socket:
     """The socket of the server. Raises UsageError."""
-    from sonde.server.addresses import bound, parse
+    from sonde.server.addresses import listening_socket, parse
 
-    return bound(*parse(address))
+    return listening_socket(*parse(address))
 
 
 def _tokens(state: Path) -> str:

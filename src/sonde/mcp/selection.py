@@ -15,7 +15,7 @@ from sonde.server.client import ServerClient
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A range, seconds since 1970, a node ('': all), and owners."""
+    """A range in seconds since 1970, a node ('': all), and owners."""
 
     from_s: float
     to_s: float
@@ -25,30 +25,30 @@ class Selection:
 
     @classmethod
     def of(cls, start: str, end: str, node: str = "", **owners: str | int) -> Selection:
-        """From what a caller wrote; owners that are '' or 0 select all. Raises UsageError."""
+        """From the arguments of a tool; owners that are '' or 0 select all. Raises UsageError."""
         now_s = time.time()
         to_s = times.seconds(end, now_s)
         given = {name: str(value) for name, value in owners.items() if value}
         return cls(times.seconds(start, now_s), to_s, node, given)
 
     def parameters(self, **more: Any) -> dict[str, Any]:
-        """Of a question."""
+        """The parameters of a question over this selection."""
         found: dict[str, Any] = {"from": repr(self.from_s), "to": repr(self.to_s)}
         if self.node:
             found["node"] = self.node
         return found | self.owners | more
 
     def shown(self) -> dict[str, str]:
-        """As an answer repeats it."""
+        """The selection as a part of an answer, cleaned."""
         named = {"node": self.node} if self.node else {}
         range_ = {"from": times.iso(self.from_s), "to": times.iso(self.to_s)}
         shown: dict[str, str] = clean(range_ | named | self.owners)
         return shown
 
     def page_url(self, base: str, view: str, **more: str) -> str:
-        """The address of the page's view of it; every value is percent-encoded.
+        """The address of a view of the web page with this selection, percent-encoded.
 
-        Views select by process and job alone, where they do: of other owners they show all.
+        Views can select by process and job alone: other owners are not in the address.
         """
         owners = {name: self.owners[name] for name in ("pid", "job") if name in self.owners}
         query = {"view": view, "node": self.node, **owners, **more}
@@ -57,9 +57,9 @@ class Selection:
 
 
 def observed(server: ServerClient, selection: Selection) -> dict[str, Any]:
-    """What an answer rests on: nodes, chunks, seconds of recordings, events lost, of all owners
-    together, as each chunk is; where nothing was sent in the range, when there is newer or older
-    data. Raises SinkError."""
+    """What an answer rests on: nodes, chunks, seconds recorded, events lost; of all owners, since
+    chunks are of a whole node. Where nothing was sent in the range, a note has when the newest data
+    was. Raises SinkError."""
     only = {"from": repr(selection.from_s), "to": repr(selection.to_s)}
     if selection.node:
         only["node"] = selection.node

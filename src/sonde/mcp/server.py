@@ -24,10 +24,12 @@ INSTRUCTIONS = (
     "`data`, `left_out` (what the size limit cut), `evidence` (what it rests on) and `page` (an "
     f"address for a person). {UNTRUSTED}"
 )
+"""For the model that uses the tools."""
 NAMES = (
     *("overview", "node_series", "processes", "top_functions", "flame_graph", "why_waiting"),
     *("kernels", "ranks", "incidents", "job", "owners", "compare"),
 )
+"""Methods of `Tools` that are tools; their docstrings are the descriptions."""
 
 
 def build(tools: Tools, version: str) -> MCPServer[object]:

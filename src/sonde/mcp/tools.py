@@ -19,7 +19,9 @@ from sonde.mcp.untrusted import clean, fitting, fitting_lists, flame
 from sonde.server.client import ServerClient
 
 MAX_ROWS = 200
+"""Most rows that a call may ask for."""
 MAX_POINTS = 240
+"""Likewise points of a series, and columns of a heat map of ranks."""
 
 Start = Annotated[
     str, Field(description="begin: now, -15m, -2h, ISO 8601 (UTC), or seconds since 1970")
@@ -52,7 +54,7 @@ class Answer(TypedDict):
     selection: dict[str, str]
     data: Any
     left_out: list[str]
-    """What the bounds of the answer cut."""
+    """Sentences on how many rows the bounds of the answer leave out."""
     evidence: dict[str, Any]
     """What the answer rests on: nodes, chunks, seconds recorded, events lost."""
     page: str
@@ -119,8 +121,8 @@ class Tools:
     ) -> Answer:  # fmt: skip
         """Processes by time (or bytes) of a kind, with user, job, pod, container and unit."""
         selection = Selection.of(start, end, node)
-        asked = selection.parameters(kind=kind, limit=limit + 1)
-        rows = [_seconds(row) for row in self._server.ask("processes", asked)]
+        parameters = selection.parameters(kind=kind, limit=limit + 1)
+        rows = [_seconds(row) for row in self._server.ask("processes", parameters)]
         data, cut = _counted(fitting(rows, limit, "processes"), len(rows) > limit)
         return self._answer(
             selection, data, cut, selection.page_url(self._page, "range", kind=kind)
@@ -132,17 +134,17 @@ class Tools:
     ) -> Answer:  # fmt: skip
         """Functions by their own time of a kind; total is with what they called."""
         selection = Selection.of(start, end, node, pid=pid, job=job, user=user, pod=pod)
-        whole = self._server.ask("totals", selection.parameters(kind=kind))["ns"]
-        asked = selection.parameters(kind=kind, limit=limit + 1)
+        total_ns = self._server.ask("totals", selection.parameters(kind=kind))["ns"]
+        parameters = selection.parameters(kind=kind, limit=limit + 1)
         rows = [
             {
                 "function": row["function"] or "(no name)",
                 "binary": row["binary"],
                 "own_s": round(row["own_ns"] / 1e9, 4),
                 "total_s": round(row["total_ns"] / 1e9, 4),
-                "own_share": round(row["own_ns"] / whole, 4) if whole else 0.0,
+                "own_share": round(row["own_ns"] / total_ns, 4) if total_ns else 0.0,
             }
-            for row in self._server.ask("top", asked)
+            for row in self._server.ask("top", parameters)
         ]
         data, cut = _counted(fitting(rows, limit, "functions"), len(rows) > limit)
         page = selection.page_url(self._page, "range", kind=kind, shape="table")
@@ -178,8 +180,8 @@ class Tools:
         """Work on devices (kernels, copies, replayed graphs) by device time; `timed` runs were
         measured, `runs` is estimated from them."""
         selection = Selection.of(start, end, node)
-        asked = selection.parameters(limit=limit + 1)
-        rows = [_seconds(row) for row in self._server.ask("kernels", asked)]
+        parameters = selection.parameters(limit=limit + 1)
+        rows = [_seconds(row) for row in self._server.ask("kernels", parameters)]
         data, cut = _counted(fitting(rows, limit, "kernels"), len(rows) > limit)
         return self._answer(
             selection, data, cut, selection.page_url(self._page, "range", shape="kernels")
@@ -260,13 +262,13 @@ class Tools:
         are shares of all time of the kind."""
         selection = Selection.of(start, end, node)
         earlier = Selection.of(before_start, before_end, node)
-        asked = selection.parameters(
+        parameters = selection.parameters(
             kind=kind, limit=limit + 1,
             before_from=repr(earlier.from_s), before_to=repr(earlier.to_s),
         )  # fmt: skip
         rows = [
             row | {name: round(row[name], 5) for name in ("before", "after")}
-            for row in self._server.ask("diff", asked)
+            for row in self._server.ask("diff", parameters)
         ]
         data, cut = _counted(fitting(rows, limit, "functions"), len(rows) > limit)
         answer = self._answer(
@@ -286,7 +288,8 @@ class Tools:
 
 
 def _counted(found: tuple[list[Any], list[str]], more: bool) -> tuple[list[Any], list[str]]:
-    """As found; where one row more than wanted was asked for, how many there are is not known."""
+    """`found` (of `fitting`); where there are more rows than were asked for (`more`), with a line
+    without their number, which is not known."""
     data, cut = found
     return data, [f"only the first {len(data)} are here; there are more"] if more else cut
 
@@ -305,6 +308,7 @@ def _seconds(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _verdict(one: Mapping[str, Any]) -> dict[str, Any]:
+    """The main part of a verdict: the first 6 causes of at least 0.5 %, 12 lines of evidence."""
     return {
         "of": one["device_name"]
         if one["device"] < 0
@@ -332,13 +336,14 @@ def _verdict(one: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ranks(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Ranks with their sums over the heat map, those with most work first."""
     cells = found["cells"]
     work, waits, seen = ([0.0] * len(found["ranks"]) for _ in range(3))
     for at, rank in enumerate(cells["rank"]):
         work[rank] += cells["work_ns"][at]
         waits[rank] += cells["collective_ns"][at]
         seen[rank] += 1
-    middle = median(work) if work else 0.0
+    median_work = median(work) if work else 0.0
     rows = [
         {
             **{
@@ -348,7 +353,7 @@ def _ranks(found: Mapping[str, Any]) -> list[dict[str, Any]]:
             },
             "work_s": round(work[at] / 1e9, 4),
             "collective_s": round(waits[at] / 1e9, 4),
-            "work_of_median": round(work[at] / middle, 3) if middle else None,
+            "work_of_median": round(work[at] / median_work, 3) if median_work else None,
             f"{found['by']}_seen": int(seen[at]),
         }
         for at, rank in enumerate(found["ranks"])

@@ -9,15 +9,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-_CHOSEN = {"gpu_idle", "idle", "application_clocks", "display_clock", "sync_boost", "none"}
+_HARMLESS = {"gpu_idle", "idle", "application_clocks", "display_clock", "sync_boost", "none"}
 """Reasons of a lower clock that are no trouble."""
 SILENT_S = 120.0
+"""A node that has sent nothing for this long is a trouble."""
 _LEAST_THROTTLED = 0.05
+"""Share of the time from which throttling is a trouble."""
 _LEAST_USED = 0.5
+"""Share of the time below which the use of a GPU is a trouble."""
 
 
 @dataclass(slots=True)
 class _Device:
+    """Mean shares of the time, 0 to 1; None: not measured."""
+
     utilization: float | None = None
     sm_active: float | None = None
 
@@ -28,6 +33,8 @@ class _Device:
 
 @dataclass(slots=True)
 class _Node:
+    """`devices` by id; `throttled`: share of the time by reason; `errors`: uncorrected ones."""
+
     devices: dict[str, _Device] = field(default_factory=lambda: defaultdict(_Device))
     throttled: dict[str, float] = field(default_factory=dict)
     errors: float = 0.0
@@ -38,7 +45,8 @@ def ranked(
 ) -> list[dict[str, Any]]:
     """Nodes with `problems` (worst first) and figures, the node in the worst state first.
 
-    `overview`, `devices`: rows of these questions. `now_s`: for who is silent.
+    `overview`, `devices`: rows of these questions. `now_s`: the time that a silent node is measured
+    against, seconds since 1970.
     """
     found: dict[str, _Node] = defaultdict(_Node)
     for row in devices:
@@ -57,6 +65,7 @@ def _labels(text: str) -> Mapping[str, Any]:
 
 
 def _note(node: _Node, row: Mapping[str, Any]) -> None:
+    """Add a row of `devices` to its node."""
     labels = _labels(row["labels"])
     name = str(labels.get("hw.id", ""))
     if not name:
@@ -69,13 +78,14 @@ def _note(node: _Node, row: Mapping[str, Any]) -> None:
         device.sm_active = row["mean"]
     elif series == "sonde.gpu.throttled":
         reason = str(labels.get("sonde.gpu.throttle.reason", ""))
-        if row["mean"] > 0 and reason not in _CHOSEN:
+        if row["mean"] > 0 and reason not in _HARMLESS:
             node.throttled[reason] = max(row["mean"], node.throttled.get(reason, 0.0))
     elif series == "hw.errors" and labels.get("error.type") == "uncorrected":
         node.errors += row["most"]
 
 
 def _state(row: Mapping[str, Any], node: _Node, now_s: float) -> tuple[float, dict[str, Any]]:
+    """(sum of the scores of its problems, the node's entry). Scores are those of the page."""
     problems: list[tuple[float, str]] = []
     last_s, lost = row["last_ns"] / 1e9, row["lost"]
     if node.errors > 0:

@@ -13,12 +13,14 @@ MAX_TEXT_CHARS = 300
 MAX_ANSWER_BYTES = 48 << 10
 """Of the data of one answer, as JSON."""
 _ENDS = MAX_TEXT_CHARS // 2 - 2
+"""Characters of its beginning, and of its end, that are kept."""
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
     "\U000e0100-\U000e01ef]"
 )
-"""Printable by their category, and yet nothing is seen: joiners, fillers, variation selectors."""
+"""Invisible characters that count as printable: joiners, fillers, variation selectors."""
 MAX_BOXES = 400
+"""Functions of a flame graph in an answer."""
 MAX_DEPTH = 30
 """Levels of a nested flame graph after chains of single children became one box."""
 
@@ -28,7 +30,8 @@ def escaped(text: str) -> str:
     `MAX_TEXT_CHARS` long.
 
     Bidirectional overrides, zero-width characters, variation selectors, fillers and lone surrogates
-    are among those; each is written as \\xNN, \\uNNNN or \\UNNNNNNNN, and none of these is cut.
+    are among those; each is written as \\xNN, \\uNNNN or \\UNNNNNNNN. Where a long text is cut,
+    such an escape is kept or left out as a whole.
     """
     if len(text) <= MAX_TEXT_CHARS and text.isprintable() and not _INVISIBLE.search(text):
         return text
@@ -53,6 +56,7 @@ def _first(parts: Sequence[str], is_reversed: bool = False) -> str:
 
 
 def _shown(character: str) -> str:
+    """A character, or its escape."""
     if character.isprintable() and not _INVISIBLE.match(character):
         return character
     point = ord(character)
@@ -80,9 +84,11 @@ def size_of(value: Any) -> int:
 def fitting(
     rows: Sequence[Any], limit: int, what: str, room: int = MAX_ANSWER_BYTES
 ) -> tuple[list[Any], list[str]]:
-    """(the first rows, cleaned, within `limit` and `room` bytes; a line where rows are left out).
+    """(the first `limit` rows, cleaned, that fit into `room` bytes; a line where some are left
+    out).
 
-    A row that does not fit costs itself. `what`: a plural for that line.
+    A row that does not fit is left out alone: smaller ones behind it may fit. `what`: what rows
+    are, a plural for that line.
     """
     kept: list[Any] = []
     size = 0
@@ -102,8 +108,8 @@ def fitting_lists(
     """(a document of few fields and some lists, cleaned, within `MAX_ANSWER_BYTES`; lines of what
     is left out).
 
-    `lists`: names of its lists and most rows of each; rows are left out one by one, those of the
-    lists that come last first.
+    `lists`: names of its lists and most rows of each. Lists get room in this order, so that rows of
+    the last ones are left out first.
     """
     made = {name: clean(value) for name, value in document.items() if name not in lists}
     cut: list[str] = []
@@ -118,13 +124,13 @@ def fitting_lists(
 def flame(root: Mapping[str, Any], total: float, most: int) -> tuple[dict[str, Any], list[str]]:
     """(the heaviest boxes of a flame graph, nested; lines where some are left out).
 
-    `root`: as the server's `flametree`. A box has `frames` (a chain of callers where each calls
-    only the next one), `share` of `total`, `self_share`, `children`. However long names are, some
-    ten boxes always fit.
+    `root`: as the server's `flametree` has it; `total`: weight of the whole flame graph; `most`:
+    functions. A box has `frames` (a chain of functions of which each calls only the next one),
+    `share` of `total`, `self_share`, `children`. Even with the longest names some ten boxes fit.
     """
-    # A caller comes before what it calls where both weigh the same.
+    # `_boxes` has callers before what they call, and sorting keeps that order for equal weights.
     heaviest = sorted(_boxes(root), key=lambda one: -float(one["value"]))
-    wanted = most = max(1, min(most, MAX_BOXES, len(heaviest)))
+    asked = most = max(1, min(most, MAX_BOXES, len(heaviest)))
     while True:
         made = _box(root, total or 1.0, {id(one) for one in heaviest[:most]}, 0)
         if size_of(made) <= MAX_ANSWER_BYTES or most == 1:
@@ -136,7 +142,7 @@ def flame(root: Mapping[str, Any], total: float, most: int) -> tuple[dict[str, A
         cut.append(
             f"{left:,} of {len(heaviest):,} boxes, the lightest and the deepest, are left out"
         )
-    if most < wanted:
+    if most < asked:
         cut.append(
             f"names are so long that no more than {most:,} boxes fit: choose one process, or ask"
             " for top_functions"
@@ -145,6 +151,7 @@ def flame(root: Mapping[str, Any], total: float, most: int) -> tuple[dict[str, A
 
 
 def _boxes(node: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """A node and all below it, callers first."""
     found, stack = [], [node]
     while stack:
         one = stack.pop()
@@ -154,6 +161,7 @@ def _boxes(node: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _box(node: Mapping[str, Any], total: float, chosen: Set[int], depth: int) -> dict[str, Any]:
+    """A node with the chosen ones below it (`chosen`: their `id()`), nested up to `MAX_DEPTH`."""
     frames = [_frame(node)]
     children = _kept(node, chosen)
     while len(children) == 1 and not node["self"] and children[0]["value"] == node["value"]:
@@ -180,4 +188,5 @@ def _frame(node: Mapping[str, Any]) -> str:
 
 
 def _count(box: Mapping[str, Any]) -> int:
+    """Functions of a box and of those in it."""
     return len(box["frames"]) + sum(_count(child) for child in box.get("children", ()))

@@ -33,8 +33,11 @@ Progress = Callable[[int, int], None]
 _MAX_RAW_BYTES = 512 << 20
 """A chunk covers seconds of one machine; one that claims more than this is damaged or hostile."""
 _MAX_TABLES = 256
+"""Tables that a chunk's metadata may list; Sonde writes at most one of each of `schema.TABLES`."""
 _PIPE_BYTES = 1 << 20
+"""Size of one read from a pipe."""
 _ENGINE_BYTES = 1 << 30
+"""Most memory that the SQL engine gets."""
 _FIXED_BYTES = 56 << 20
 """Memory for buffers of Arrow, the SQL engine and the writers, for any capture."""
 _GROUP_BYTES = 16 << 20
@@ -48,25 +51,28 @@ class CaptureInfo:
     path: Path
     size_bytes: int
     id: str
+    """Of the recording, as its writer chose it; may be empty."""
     version: str
     """Version of Sonde that made the recording."""
     host: dict[str, Any]
+    """What the recorder wrote about its machine (`cpus`, `hz`, ...): not checked, except that it is
+    an object and not nested deeper than `MAX_NESTED`."""
     start_ns: int
     """CLOCK_MONOTONIC, as `end_ns`."""
     end_ns: int
     paused_ns: int
-    """Time in between in which the recorder was paused."""
+    """Time between them in which the recorder was paused."""
     wall_offset_ns: int
-    """Add to a monotonic time for the time since 1970."""
+    """CLOCK_MONOTONIC plus this is the time since 1970."""
     chunks: int
     chunks_damaged: int
-    """Parts of the file that are unreadable: chunks whose checksums or content are wrong, and what
-    lies between chunks and is none."""
+    """Unreadable parts of the file: chunks whose checksums or content are wrong, and other bytes
+    between chunks."""
     chunks_missing: int
-    """Gaps in the sequence of chunks, less the damaged parts."""
+    """Numbers missing from the sequence of chunks, less the damaged parts."""
     damaged_bytes: int
     tail_bytes: int
-    """Bytes after the last readable chunk: a chunk that was being written."""
+    """Bytes at the end that are no whole chunk: an unfinished one, if the recorder was killed."""
     clean_end: bool
     """The recorder closed the file; it was not killed."""
     rows_refused: int = 0
@@ -84,12 +90,12 @@ class CaptureInfo:
     @property
     def cpus(self) -> int:
         """CPUs of the machine, 0 unknown."""
-        return _whole(self.host.get("cpus"))
+        return _positive(self.host.get("cpus"))
 
     @property
     def hz(self) -> int:
         """Samples per second on each CPU, 0 unknown."""
-        return _whole(self.host.get("hz"))
+        return _positive(self.host.get("hz"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +109,8 @@ class Capture:
 
 
 MAX_NESTED = 16
-"""Depth of the metadata of a chunk: what is deeper cannot be written as JSON again."""
+"""Lists and objects within one another that a chunk's metadata (`capture`) may have: `json` could
+not write again what is nested some hundreds deep."""
 
 
 class DamagedChunkError(Exception):
@@ -111,16 +118,17 @@ class DamagedChunkError(Exception):
 
 
 def read(path: Path, on_progress: Progress | None = None, without: Collection[str] = ()) -> Capture:
-    """Read a capture file. Tables named in `without` are passed over and stay empty.
+    """Read a capture file. Tables named in `without` are skipped and stay empty.
 
-    Raises CaptureError (NotACapture, CaptureTruncated, CaptureTooNew) where nothing can be read;
-    damage that leaves something readable is reported in the `info` of the result.
+    Raises CaptureError (NotACapture, CaptureTruncated, CaptureTooNew, CaptureTooLarge) where
+    nothing can be read; damage that leaves something readable is reported in the `info` of the
+    result.
     """
     try:
         with open_input(path) as file:
             if not file.seekable():
-                with _kept(file, path) as kept:
-                    return _read(kept, path, on_progress, without)
+                with _spooled(file, path) as spooled:
+                    return _read(spooled, path, on_progress, without)
             return _read(file, path, on_progress, without)
     except FileNotFoundError:
         raise CaptureError(
@@ -140,26 +148,27 @@ def read(path: Path, on_progress: Progress | None = None, without: Collection[st
         raise CaptureError(f"{str(path)!r} is not a path: {error}", "check the path") from error
 
 
-def _kept(stream: BinaryIO, path: Path) -> BinaryIO:
-    """What comes through a pipe, as a file without a name. Raises CaptureTooLarge, OSError."""
+def _spooled(stream: BinaryIO, path: Path) -> BinaryIO:
+    """What comes through a pipe, in a temporary file. Raises CaptureTooLarge, OSError."""
     limit_bytes = most_bytes()
-    kept = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
+    spooled = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
     try:
         while block := stream.read(_PIPE_BYTES):
-            if kept.tell() + len(block) > limit_bytes:
+            if spooled.tell() + len(block) > limit_bytes:
                 raise CaptureTooLarge(
                     f"more than {limit_bytes / 1e9:.3g} GB came through {path}",
                     "write the recording to a file first",
                 )
-            kept.write(block)
+            spooled.write(block)
     except BaseException:
-        kept.close()
+        spooled.close()
         raise
-    return kept
+    return spooled
 
 
 def engine_bytes(limit_bytes: int) -> int:
-    """The SQL engine's part of the memory for a file; beyond it the engine uses the disk."""
+    """The part of the memory limit for a file that the SQL engine gets; beyond that it uses the
+    disk."""
     return min(_ENGINE_BYTES, limit_bytes // 4)
 
 
@@ -250,17 +259,17 @@ def _gaps(numbers: list[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Unpacked:
-    """A chunk's tables as they were sent."""
+    """A chunk's tables with the columns that its writer gave them."""
 
     meta: dict[str, Any]
     tables: dict[str, pa.Table]
     size_bytes: int
-    """In the file."""
+    """Of its metadata and payload in the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """Tables of some chunks with Sonde's columns."""
+    """Tables of some chunks, joined and conformed (`conformed`)."""
 
     metas: list[dict[str, Any]]
     tables: dict[str, pa.Table]
@@ -269,8 +278,9 @@ class _Checked:
 
 
 def _checked(group: Sequence[_Unpacked], budget: Budget) -> Iterator[_Checked | _Unpacked]:
-    """The tables of all chunks as one. Where a chunk is damaged, or of another writer than the one
-    before, they come one by one, and damaged ones as they are. Raises CaptureTooLarge."""
+    """The tables of all chunks joined. Where that fails, because a chunk is damaged or chunks have
+    different columns: those of each chunk, and a damaged chunk as `_Unpacked`. Raises
+    CaptureTooLarge."""
     held_bytes = budget.held_bytes
     try:
         if group:
@@ -280,7 +290,7 @@ def _checked(group: Sequence[_Unpacked], budget: Budget) -> Iterator[_Checked | 
         if len(group) == 1:
             yield group[0]
             return
-    # Give back what the failed try had taken: each chunk takes its part again below.
+    # Give back what the failed attempt was charged: each chunk is charged for its part below.
     budget.hold(held_bytes - budget.held_bytes)
     for chunk in group:
         yield from _checked([chunk], budget)
@@ -307,7 +317,7 @@ def _checked_together(group: Sequence[_Unpacked], budget: Budget) -> _Checked:
 def unpack_chunk(
     chunk: framing.RawChunk, budget: Budget, without: Collection[str] = ()
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
-    """(metadata, tables as they were sent) of a chunk; `conformed` makes them those of Sonde.
+    """(metadata, tables with the columns that the writer gave them) of a chunk: see `conformed`.
 
     Tables named in `without` are left out. Raises DamagedChunkError, CaptureTooLarge.
     """
@@ -323,7 +333,7 @@ def unpack_chunk(
 def streams_of(
     chunk: framing.RawChunk, budget: Budget, without: Collection[str] = ()
 ) -> tuple[dict[str, Any], dict[str, messages.Stream]]:
-    """(metadata, tables as streams of Arrow whose messages were checked) of a chunk.
+    """(metadata, tables as undecoded Arrow IPC streams whose messages were checked) of a chunk.
 
     Tables named in `without` are left out. Raises DamagedChunkError, CaptureTooLarge.
     """
@@ -348,7 +358,7 @@ def streams_of(
 
 @contextmanager
 def damage() -> Iterator[None]:
-    """Whatever a wrong content raises becomes a DamagedChunkError."""
+    """Whatever invalid content raises becomes a DamagedChunkError."""
     try:
         yield
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
@@ -356,10 +366,10 @@ def damage() -> Iterator[None]:
 
 
 def conformed(name: str, table: pa.Table, budget: Budget) -> tuple[pa.Table, int, int]:
-    """(the table with Sonde's columns, number of refused rows, number of cut names).
+    """(the table with the columns of `schema.TABLES`, number of refused rows, number of cut names).
 
     `table` may have the rows of several chunks. Columns whose names begin with `carry_` are the
-    caller's own and are kept as they are: a server's store notes there which chunk a row is from.
+    caller's and are kept as they are: a server's store notes there which chunk a row is from.
     Raises DamagedChunkError, CaptureTooLarge.
     """
     carried = [column for column in table.column_names if column.startswith("carry_")]
@@ -376,7 +386,7 @@ def conformed(name: str, table: pa.Table, budget: Budget) -> tuple[pa.Table, int
 
 
 def chunk_meta(raw: bytes) -> dict[str, Any]:
-    """The metadata of a chunk. Raises DamagedChunkError where a value is impossible."""
+    """The metadata of a chunk (`framing`). Raises DamagedChunkError where a value is impossible."""
     try:
         meta: dict[str, Any] = json.loads(raw, parse_constant=_no_number)
         numbers = [meta[k] for k in ("seq", "start_ns", "end_ns", "wall_offset_ns", "raw_len")]
@@ -402,7 +412,7 @@ def chunk_meta(raw: bytes) -> dict[str, Any]:
 
 
 def _is_nested_deeper(value: object, most: int) -> bool:
-    """Whether there are more than `most` lists and objects in one another."""
+    """Whether more than `most` lists and objects are within one another."""
     level: list[Any] = [value]
     for _ in range(most + 1):
         level = [
@@ -430,8 +440,10 @@ def _program(raw: object) -> ProgramRun | None:
 
 
 def _no_number(name: str) -> float:
+    """For `json`: refuses NaN and Infinity."""
     raise ValueError(f"{name} is not a number")
 
 
-def _whole(value: object) -> int:
+def _positive(value: object) -> int:
+    """The value, 0 where it is no positive 32-bit integer."""
     return value if isinstance(value, int) and 0 < value < 1 << 31 else 0

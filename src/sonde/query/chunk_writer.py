@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a chunk of tables, where the native module is not: framing.py has the layout."""
+"""Encodes tables as a chunk in Python, for those who do not load the native module. framing.py has
+the layout."""
 
 from __future__ import annotations
 
@@ -15,12 +16,13 @@ from sonde.query import framing
 
 
 def chunk_of(meta: Mapping[str, Any], tables: Mapping[str, pa.Table]) -> bytes:
-    """A chunk. `meta`: its metadata without `tables` and `raw_len`."""
+    """The bytes of a chunk. `meta`: its metadata without `tables` and `raw_len`."""
     parts = []
     entries = []
     offset = 0
     for name, table in sorted(tables.items()):
-        table = table.cast(pa.schema([one.with_type(_plain(one.type)) for one in table.schema]))
+        fields = [one.with_type(_without_dictionary(one.type)) for one in table.schema]
+        table = table.cast(pa.schema(fields))
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
@@ -38,6 +40,6 @@ def chunk_of(meta: Mapping[str, Any], tables: Mapping[str, pa.Table]) -> bytes:
     return bytes(head + struct.pack("<I", zlib.crc32(head)) + text + payload)
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """Readers refuse dictionaries: rows could claim any size without any bytes."""
+def _without_dictionary(kind: pa.DataType) -> pa.DataType:
+    """The type without dictionary encoding, which readers refuse (`messages`)."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind

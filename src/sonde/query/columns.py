@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of a capture converted for a timeline: indices of threads and names, frames in stacks."""
+"""Columns of a capture converted for a timeline: indices of threads and names, frames in stacks.
+
+A *track* is here always a thread; `naming` gives each thread and name its index in the timeline.
+"""
 
 from __future__ import annotations
 
@@ -35,22 +38,23 @@ class ThreadTracks:
         }
 
     def comm(self, tid: int) -> str:
-        """Name and id of a thread, '' for none."""
+        """'name (tid)' of a thread, '' for tid 0."""
         if not tid:
             return ""
         return f"{self._comm_of_tid.get(tid) or 'tid'} ({tid})"
 
     def of_tid(self, tid: int) -> int:
-        """Index of the thread with this id; -1 for one that is not in the capture."""
+        """Index of the thread with this id; -1 for one that is not in the capture. Of several
+        threads that had the id one after another: the first."""
         pid = self._pid_of_tid.get(tid)
         if pid is None:
             return -1
         process = self._process.get(pid, "")
         return self._naming.thread(pid, tid, self._comm.get((pid, tid), ""), process)
 
-    def of(self, table: pa.Table, prefix: str = "") -> I32:
+    def of_rows(self, table: pa.Table, prefix: str = "") -> I32:
         """Index of the thread of each row, from the columns pid and tid with a `prefix`."""
-        pids, tids = whole(table, f"{prefix}pid"), whole(table, f"{prefix}tid")
+        pids, tids = int64_column(table, f"{prefix}pid"), int64_column(table, f"{prefix}tid")
         keys, inverse = np.unique((pids << 32) | tids, return_inverse=True)
         numbers = [
             self._naming.thread(
@@ -67,8 +71,8 @@ class ThreadTracks:
     def wakers(self, spans: pa.Table) -> I64:
         """Index of the thread that ended each span, plus 1; 0 unknown."""
         found = np.zeros(spans.num_rows, np.int64)
-        known = np.flatnonzero(whole(spans, "waker_tid"))
-        found[known] = self.of(spans.take(pa.array(known)), "waker_") + 1
+        known = np.flatnonzero(int64_column(spans, "waker_tid"))
+        found[known] = self.of_rows(spans.take(pa.array(known)), "waker_") + 1
         return found
 
 
@@ -89,7 +93,7 @@ class Frames:
 
     @cached_property
     def roles(self) -> StackRoles:
-        """What threads did in each stack, by row of the table of stacks (`row_of`)."""
+        """What a thread in each stack does, by row of the table of stacks (`row_of`)."""
         at = pc.fill_null(pc.index_in(self._flat, value_set=self._frame_ids), -1)
         flat = np.asarray(at.to_numpy(zero_copy_only=False), np.int64)
         parents = np.asarray(self._parents, np.int64)
@@ -100,36 +104,34 @@ class Frames:
         return self._row(stack_ids)
 
     def holding(self, stack_ids: Any, functions: tuple[str, ...]) -> Mask:
-        """Whether each stack contains one of the functions of the kernel or of a library.
+        """Whether each stack contains one of the functions, of the kernel or of a library.
 
-        The program's own Python functions may be named as they are.
+        Python frames do not count: a function of the program may have the same name.
         """
         named = pc.is_in(self._function, value_set=pa.array(functions))
         named = pc.and_(named, pc.not_equal(self._kind, "python"))
-        return self._holding(stack_ids, named)
+        return self._stacks_with(named)[self._row(stack_ids)]
 
     def within(self, function: str) -> Mask:
-        """Whether each row of the table of stacks, and one more for unknown ones, has a Python
-        function: 'name file'."""
+        """Whether each row of the table of stacks contains a Python function ('name file'); one
+        more entry, False, is for unknown stacks."""
         texts = pc.binary_join_element_wise(self._function.cast(pa.string()), self._file, " ")
         named = pc.and_(pc.equal(texts, function), pc.equal(self._kind, "python"))
-        hit = pc.is_in(self._flat, value_set=self._frame_ids.filter(named).combine_chunks())
+        return self._stacks_with(named)
+
+    def _stacks_with(self, frames: Any) -> Mask:
+        """Whether each row of the table of stacks, and one more, contains one of the rows of the
+        table of frames in the mask `frames`."""
+        hit = pc.is_in(self._flat, value_set=self._frame_ids.filter(frames).combine_chunks())
         found = np.zeros(len(self._ids) + 1, bool)
         found[self._parents[hit.to_numpy(zero_copy_only=False)]] = True
         return found
 
-    def _holding(self, stack_ids: Any, named: Any) -> Mask:
-        wanted = self._frame_ids.filter(named)
-        hit = pc.is_in(self._flat, value_set=wanted.combine_chunks())
-        stacks = np.zeros(len(self._ids) + 1, bool)
-        stacks[self._parents[hit.to_numpy(zero_copy_only=False)]] = True
-        return stacks[self._row(stack_ids)]
-
     def functions(self, naming: Interner, stack_ids: Any) -> I32:
-        """Name index of the innermost named function of each stack outside the kernel."""
-        mine = pc.and_(pc.not_equal(self._kind, "kernel"), pc.not_equal(self._function, ""))
+        """Index of the name of each stack's innermost function with a name outside the kernel."""
+        named_frames = pc.and_(pc.not_equal(self._kind, "kernel"), pc.not_equal(self._function, ""))
         of_frame = np.full(len(self._frame_ids) + 1, -1, np.int32)
-        rows = np.flatnonzero(mine.to_numpy(zero_copy_only=False))
+        rows = np.flatnonzero(named_frames.to_numpy(zero_copy_only=False))
         texts = self._function.take(pa.array(rows)).to_pylist()
         of_frame[rows] = [naming.name(text) for text in texts]
         at = pc.fill_null(pc.index_in(self._flat, value_set=self._frame_ids), -1)
@@ -145,7 +147,7 @@ class Frames:
         return np.asarray(at.to_numpy(), np.int64)
 
 
-def whole(rows: pa.Table, column: str) -> I64:
+def int64_column(rows: pa.Table, column: str) -> I64:
     """A column of integers as int64."""
     return np.asarray(rows.column(column).to_numpy(), np.int64)
 
@@ -158,15 +160,15 @@ def texts_of(rows: pa.Table, column: str) -> list[str]:
 
 
 def names_of(naming: Interner, rows: pa.Table, column: str) -> I32:
-    """Name indices of a dictionary-encoded column."""
+    """Indices, in the timeline, of the texts of a dictionary-encoded column."""
     texts = rows.column(column).combine_chunks()
     known = [naming.name(text) for text in texts.dictionary.to_pylist()]
     numbers: I32 = np.array(known or [0], np.int32)[texts.indices.to_numpy()]
     return numbers
 
 
-def coded(rows: pa.Table, column: str, codes: dict[str, int]) -> U8:
-    """Codes of the texts of a dictionary-encoded column; 0 for texts without one."""
+def codes_of(rows: pa.Table, column: str, codes: dict[str, int]) -> U8:
+    """The code of each text of a dictionary-encoded column; 0 for texts that have none."""
     texts = rows.column(column).combine_chunks()
     known = [codes.get(text, 0) for text in texts.dictionary.to_pylist()]
     numbers: U8 = np.array(known or [0], np.uint8)[texts.indices.to_numpy()]
@@ -174,7 +176,7 @@ def coded(rows: pa.Table, column: str, codes: dict[str, int]) -> U8:
 
 
 def blocks_of(rows: pa.Table) -> I32:
-    """Thread blocks of each kernel; 0 unknown."""
+    """Thread blocks of each kernel, the product of its grid, at most 2^31 - 1; 0 unknown."""
     grids = texts_of(rows, "grid")
     known: dict[str, int] = {}
     for grid in set(grids):

@@ -30,6 +30,8 @@ DEVICE_LIBRARIES = ("libcuda.", "libcudart", "libOpenCL", "libpocl", "libamdhip"
 
 @dataclass(slots=True)
 class _Sum:
+    """Of the runs that one function launched; d is the duration of a timed run in ns."""
+
     timed: int = 0
     count: float = 0.0
     ns: float = 0.0
@@ -40,7 +42,7 @@ class _Sum:
 def device_callers(session: Session, where: Where = EVERYTHING) -> list[DeviceCaller]:
     """Device time by process and calling function, longest first; without host waits."""
     clause, parameters = where.sql("kind <> 'sync'")
-    # `where` is written for samples; a run's time is that of its start.
+    # `Where` filters by `time_ns`, which rows of `device_run` do not have.
     clause = clause.replace("time_ns", "start_time_ns")
     rows = session.rows(
         "WITH run AS (SELECT process, stack, weight AS w,"
@@ -81,7 +83,7 @@ def device_callers(session: Session, where: Where = EVERYTHING) -> list[DeviceCa
 
 
 def shares_of(sums: Mapping[K, tuple[float, float]]) -> dict[K, tuple[float, float]]:
-    """By key: (its share of the total, half of the 95 % confidence interval of the share).
+    """By key: (its share of the total, half the width of the share's 95 % confidence interval).
 
     `sums`: (sum of weight * d, sum of weight * (weight - 1) * d * d), with durations d in ns.
     """
@@ -96,7 +98,8 @@ def shares_of(sums: Mapping[K, tuple[float, float]]) -> dict[K, tuple[float, flo
 
 
 def caller(stacks: Stacks, stack: int) -> Frame | None:
-    """The innermost Python function; else the innermost function outside device API libraries."""
+    """The innermost Python function; else the innermost function outside device API libraries; else
+    the own frame (`own_frame`)."""
     frames = [stacks.frames[i] for i in stacks.indices(stack)]
     python = next((frame for frame in frames if frame.kind == "python"), None)
     if python:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clocks, power and throttling of GPUs as counters of a timeline; which GPUs processes use."""
+"""Series of metrics about GPUs (clocks, power, throttling, activity) as counters of a timeline;
+which GPUs processes use."""
 
 from __future__ import annotations
 
@@ -22,11 +23,17 @@ SERIES = {
 }
 """Series to the label that distinguishes several series of one device, '' for none."""
 _PROCESS_USE, _COMPUTE = "sonde.process.gpu.utilization", "sm"
-_INFO, _PROCESS_MEMORY = "sonde.gpu.info", "sonde.process.gpu.memory"
+"""A series, and the value of its label `sonde.gpu.engine` for the multiprocessors."""
+_PROCESS_MEMORY = "sonde.process.gpu.memory"
+_INFO = "sonde.gpu.info"
+"""Its labels identify a GPU: its id (`hw.id`), its index, its PCI address."""
+_PID_DIGITS = 10
+"""Of a 32-bit number; a label of a hostile capture may have more."""
 
 
 def device_counters(metric: pa.Table) -> list[Counter]:
-    """The series of `SERIES`, by name and labels; devices by their index."""
+    """A counter for each series of `SERIES`, sorted by name and labels. Left out are those of
+    devices without an index, such as MIG instances."""
     rows = _rows_of(metric, [*SERIES, _INFO])
     names = rows.column("series").cast(pa.string()).to_pylist()
     labels = rows.column("labels").cast(pa.string()).to_pylist()
@@ -38,13 +45,13 @@ def device_counters(metric: pa.Table) -> list[Counter]:
     attributes = {text: attributes_of(text) for text in set(labels)}
     numbers = _numbers(attributes[text] for name, text in points if name == _INFO)
     found = []
-    for (name, text), chosen in sorted(points.items()):
+    for (name, text), at in sorted(points.items()):
         label = SERIES.get(name)
         device = numbers.get(attributes[text].get("hw.id", ""), -1)
         if label is None or device < 0:
             continue
         which = attributes[text].get(label, "") if label else ""
-        order = np.array(chosen)[np.argsort(times[chosen], kind="stable")]
+        order = np.array(at)[np.argsort(times[at], kind="stable")]
         found.append(Counter(name, times[order], values[order], device, which))
     return found
 
@@ -65,13 +72,13 @@ def gpus_of_processes(metric: pa.Table) -> dict[int, list[int]]:
     found: dict[int, set[int]] = {}
     for name, labels in series:
         number, pid = numbers.get(labels.get("hw.id", ""), -1), labels.get("process.pid", "")
-        if name == _PROCESS_MEMORY and number >= 0 and pid.isdecimal() and len(pid) < 11:
+        if name == _PROCESS_MEMORY and number >= 0 and _is_pid(pid):
             found.setdefault(int(pid), set()).add(number)
     return {pid: sorted(gpus) for pid, gpus in found.items()}
 
 
 def uses_of_processes(metric: pa.Table) -> list[DeviceUse]:
-    """How much each process used each GPU's multiprocessors, by the driver's reports."""
+    """How much each process used each GPU's multiprocessors, as the driver reports it."""
     rows = _rows_of(metric, [_PROCESS_USE, _INFO])
     names = rows.column("series").cast(pa.string()).to_pylist()
     labels = rows.column("labels").cast(pa.string()).to_pylist()
@@ -81,22 +88,23 @@ def uses_of_processes(metric: pa.Table) -> list[DeviceUse]:
     )
     points: dict[tuple[int, int], list[int]] = {}
     for row, (name, text) in enumerate(zip(names, labels, strict=True)):
-        of = attributes[text]
-        pid, number = of.get("process.pid", ""), numbers.get(of.get("hw.id", ""), -1)
-        mine = name == _PROCESS_USE and of.get("sonde.gpu.engine") == _COMPUTE
-        if mine and number >= 0 and pid.isdecimal() and len(pid) < 11:
+        own = attributes[text]
+        pid, number = own.get("process.pid", ""), numbers.get(own.get("hw.id", ""), -1)
+        is_compute = name == _PROCESS_USE and own.get("sonde.gpu.engine") == _COMPUTE
+        if is_compute and number >= 0 and _is_pid(pid):
             points.setdefault((int(pid), number), []).append(row)
     times = rows.column("time_ns").to_numpy().astype(np.int64)
     values = rows.column("value").to_numpy()
     found = []
-    for (process, number), chosen in sorted(points.items()):
-        order = np.array(chosen)[np.argsort(times[chosen], kind="stable")]
+    for (process, number), at in sorted(points.items()):
+        order = np.array(at)[np.argsort(times[at], kind="stable")]
         found.append(DeviceUse(process, number, times[order], values[order]))
     return found
 
 
 def sharing(uses: Iterable[DeviceUse], gpus: Mapping[int, Sequence[int]]) -> set[int]:
-    """Processes with memory on a GPU that another process used. `gpus`: of each process."""
+    """Processes with memory on a GPU whose multiprocessors another process used. `gpus`: those on
+    which each process has memory, by pid."""
     busy = [(use.pid, use.device) for use in uses if (use.share > 0).any()]
     return {
         pid
@@ -116,6 +124,10 @@ def device_ids(metric: pa.Table) -> dict[int, tuple[str, ...]]:
             ids = (attributes.get("hw.id", ""), attributes.get("sonde.gpu.pci.address", ""))
             found.setdefault(index, set()).update(str(one) for one in ids if one)
     return {index: tuple(sorted(ids)) for index, ids in found.items()}
+
+
+def _is_pid(text: str) -> bool:
+    return text.isdecimal() and len(text) <= _PID_DIGITS
 
 
 def _rows_of(metric: pa.Table, series: list[str]) -> pa.Table:

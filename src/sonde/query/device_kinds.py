@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the texts of a capture's columns about devices mean in a timeline."""
+"""Texts in a capture's columns about devices, and what they are in a timeline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DIRECTIONS = {
     "h2h": CopyDirection.H2H,
     "p2p": CopyDirection.P2P,
 }
-"""Of `direction`."""
+"""By the text of the column `direction`."""
 CALL_KIND_OF_OPERATION = {
     "launch": CallKind.LAUNCH,
     "graph-launch": CallKind.GRAPH_LAUNCH,
@@ -28,11 +28,11 @@ CALL_KIND_OF_OPERATION = {
     "unpin": CallKind.PIN,
     "build": CallKind.BUILD,
 }
-"""Of `op`, of device calls."""
+"""By the text of the column `op` of a device call."""
 CALL_KIND_OF_RUN = {
     "kernel": CallKind.LAUNCH,
     "replay": CallKind.GRAPH_LAUNCH,
     "copy": CallKind.COPY,
     "set": CallKind.SET,
 }
-"""Of `kind`, of rows of `device_run`: the call that asks for such work."""
+"""By the text of the column `kind` of `device_run`: the call that launches such work."""

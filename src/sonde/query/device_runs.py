@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs on devices (kernels, copies, sets, graphs): estimates from the runs that were timed.
+"""Runs on devices (kernels, copies, fills, graphs): estimates from the runs that were timed.
 
-Each run is sampled with probability 1 / weight, on its own or with all others of its window, so
+Each run is sampled with probability 1 / weight, singly or with all others of its window, so
 sums of weights are unbiased (Horvitz and Thompson 1952). For single runs the variance of a sum of
 weight * d is estimated by the sum of weight * (weight - 1) * d * d; for windows, which are sampled
 whole, from the variance between the totals of windows.
@@ -15,6 +15,7 @@ from sonde.query.queries import EVERYTHING, Where
 from sonde.query.session import Session
 
 NORMAL_95 = 1.96
+"""Times the standard deviation: half the width of a 95 % confidence interval."""
 
 
 def kinds_seen(session: Session) -> tuple[ProfileKind, ...]:
@@ -29,6 +30,7 @@ def kinds_seen(session: Session) -> tuple[ProfileKind, ...]:
 
 def device_runs(session: Session, where: Where = EVERYTHING) -> list[DeviceRuns]:
     """Totals by process, kind and name, longest first; without host waits for a device."""
+    # `Where` filters by `time_ns`, which rows of `device_run` do not have.
     clause, parameters = where.sql()
     clause = clause.replace("time_ns", "start_time_ns")
     rows = session.rows(

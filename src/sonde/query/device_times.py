@@ -35,7 +35,9 @@ def times_on_device(run: pa.Table) -> tuple[Times, Times]:
     for low, high in zip(first.tolist(), [*first[1:].tolist(), len(rows)], strict=True):
         mine = rows[low:high]
         length = end[mine] - start[mine]
+        # start[i] = max(launch[i], end[i - 1]) for all i at once: the greatest, up to i, of the
+        # launch less the time of the runs before it.
         done = np.cumsum(length)
-        late = np.maximum.accumulate(start[mine] - (done - length))
-        start[mine], end[mine] = late + done - length, late + done
+        shift = np.maximum.accumulate(start[mine] - (done - length))
+        start[mine], end[mine] = shift + done - length, shift + done
     return start, end

@@ -2,10 +2,10 @@
 """Use of devices in a capture, as named intervals.
 
 The best source in the capture is used: runs on devices; else calls of device APIs; else on-CPU
-samples. Runs that were all timed are exact intervals. The rest are weighted samples without an
-exact time within their second: the rows of a second are placed one after another, and scaled down
-where they add up to more than a second, so that a random instant meets each name with the right
-probability.
+samples. Where all runs were timed, they are exact intervals. Otherwise rows are weighted samples
+whose time is known to a second, or to the recorder's tick. The rows of one such stretch are placed
+one after another, and scaled down where they add up to more than its length, so that a random
+instant meets each name with the right probability.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from sonde.query.capture import Capture
 from sonde.query.session import Session
 
 Source = Literal["kernel", "device", "cpu"]
+"""Runs on devices, calls of device APIs, on-CPU samples; the best first."""
 _SECOND_NS = 1_000_000_000
 SOURCES: tuple[Source, ...] = get_args(Source)
 
@@ -86,16 +87,18 @@ def _sampled(capture: Capture, source: Source) -> list[DeviceUse]:
 
 
 def _end_to_end(rows: Iterable[tuple[Any, ...]], end_ns: int) -> list[DeviceUse]:
-    """Place rows (start of an interval, name, weight in ns), sorted by time, one after another."""
+    """Rows (start of an interval, name, weight in ns), sorted by time, as intervals one after
+    another. Each starts no earlier than its row and ends before the next start; those under 1 ns
+    are left out."""
     intervals = [(start, list(group)) for start, group in groupby(rows, key=lambda row: row[0])]
     uses = []
     for number, (start_ns, group) in enumerate(intervals, 1):
         next_ns = intervals[number][0] if number < len(intervals) else end_ns
         whole_ns = sum(row[2] for row in group)
-        fit = min(1.0, max(0, next_ns - start_ns) / whole_ns) if whole_ns > 0 else 0.0
+        scale = min(1.0, max(0, next_ns - start_ns) / whole_ns) if whole_ns > 0 else 0.0
         at_ns = float(start_ns)
         for _, name, weight_ns in group:
-            duration_ns = weight_ns * fit
+            duration_ns = weight_ns * scale
             if duration_ns >= 1:
                 uses.append(DeviceUse(name, round(at_ns), round(duration_ns)))
             at_ns += duration_ns

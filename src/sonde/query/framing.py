@@ -5,8 +5,14 @@
 file    "SONDE\\r\\n\\x1a"  u16 version  6 × 0                                        16 bytes
 chunk   "SCHK" u16 version u16 flags u32 meta_len u32 meta_crc32
         u64 payload_len u32 payload_crc32 u32 header_crc32                          32 bytes
-        meta      UTF-8 JSON
-        payload   one zstd frame
+        meta      UTF-8 JSON, an object:
+                    seq             number of the chunk in its capture, from 0
+                    start_ns end_ns wall_offset_ns paused_ns     as in `capture.CaptureInfo`
+                    capture         id, version, host (an object about the machine)
+                    raw_len         bytes of the payload, decompressed
+                    tables          of each: name, offset and length in the decompressed payload
+                    last            true in the chunk with which the recorder closed the file
+        payload   one zstd frame: an Arrow IPC stream for each table
 ```
 
 All little endian; checksums are CRC-32 as in zlib, `header_crc32` over the 28 bytes before it. A
@@ -33,12 +39,14 @@ CHUNK_HEADER = struct.Struct("<4sHHIIQII")
 VERSION = 1
 
 _SCAN_BYTES = 1 << 20
+"""Size of one read when the next header is searched for."""
 _MAX_META_BYTES = 1 << 20
 """Greatest size of a chunk's metadata; Sonde writes about 2 KB."""
 _MAX_PAYLOAD_BYTES = 512 << 20
+"""Compressed; a larger one counts as damaged."""
 _MAX_WASTED = 2
-"""Reading stops after this many times the file's size was read for damaged chunks: in a hostile
-file each of many headers can claim the rest of the file."""
+"""Reading stops once damaged chunks have claimed this many times the file's size: in a hostile file
+each of many headers can claim the rest of the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +67,13 @@ class BadChunk:
     offset: int
     size_bytes: int
     at_end: bool
-    """Nothing readable follows: the end of a truncated recording."""
+    """The file ends within it, and no other header follows: the end of a truncated recording."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Header:
+    """Of a chunk; its checksum is correct."""
+
     version: int
     meta_len: int
     meta_crc32: int
@@ -109,7 +119,8 @@ def chunks(file: BinaryIO, size_bytes: int) -> Iterator[RawChunk | BadChunk]:
 def framed_chunks(
     file: BinaryIO, size_bytes: int, position: int = 0
 ) -> Iterator[RawChunk | BadChunk]:
-    """Iterate over the chunks from an offset on, as they are also sent: without a file header."""
+    """Iterate over the chunks from an offset on. Chunks are sent to servers so: without a file
+    header."""
     wasted_bytes = 0
     while position < size_bytes:
         header = _header_at(file, position)
@@ -130,7 +141,7 @@ def framed_chunks(
 
 
 def chunk_at(file: BinaryIO, size_bytes: int, position: int) -> RawChunk | None:
-    """The chunk at an offset; None where there is no whole one. Nothing is searched for."""
+    """The chunk at an offset; None where none begins there or it is damaged."""
     header = _header_at(file, position)
     return _chunk_at(file, position, header, size_bytes) if header else None
 
@@ -167,7 +178,8 @@ def _chunk_at(file: BinaryIO, position: int, header: _Header, size_bytes: int) -
 def _after_damage(
     file: BinaryIO, position: int, header: _Header | None, size_bytes: int
 ) -> int | None:
-    """Offset of the next chunk header after a bad chunk, None where there is none."""
+    """Where reading goes on after a bad chunk: at the next correct header; at the end of the file
+    where the bad chunk ends there by its header; None where no header follows."""
     if header:
         # The header is correct, so its lengths are too, unless bytes were removed or inserted.
         end = position + header.size_bytes
@@ -195,7 +207,7 @@ def _past_hole(file: BinaryIO, position: int, size_bytes: int) -> int:
     """Offset of the next data: skips holes of sparse files, which may be terabytes."""
     try:
         return max(position, file.seek(position, os.SEEK_DATA))
-    except OSError as error:  # no more data, or a file system without holes
+    except OSError as error:  # ENXIO: no more data; others: a file system without holes
         return size_bytes if error.errno == errno.ENXIO else position
-    except ValueError:  # no file
+    except ValueError:  # an object that is not a real file, such as BytesIO
         return position

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The code of the user that functions ran in or were called from."""
+"""Lines of the user's code that functions ran in or were called from."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ Floats = npt.NDArray[np.float64]
 def locations_of_functions(
     session: Session, numbers: Sequence[int], stacks: Ints, weight: Floats
 ) -> list[str]:
-    """Where most time of some functions was spent in the user's code: 'step train.py:12'.
+    """The line of the user's code that most time of each function belongs to: 'step train.py:12'.
 
-    That of a Python function is its own; of another one, that of the user's code which most of its
-    self time was spent for. '' where there is none.
+    Of a Python function, the line of its frames with the most weight; of any other, the line of the
+    user's code under which it had most of its self time. '' where there is none.
 
-    `numbers`: in `session.functions`; `stacks`: distinct indices; `weight`: of each.
+    `numbers`: indices of the functions in `session.functions`; `stacks`: distinct indices in
+    `session.stacks`; `weight`: of each of these stacks.
     """
     of_frame = np.asarray(session.function_of_frame, np.int64)
     flat = np.asarray(session.stacks.frame_indices, np.int32)
     offsets = np.asarray(session.stacks.offsets, np.int64)
     frames = session.stacks.frames
     depths = offsets[stacks + 1] - offsets[stacks]
-    some = depths > 0
-    leaves = flat[offsets[stacks[some]]]
-    users = session.user_frames[stacks[some]]
-    heaviest = _heaviest(of_frame[leaves], users, weight[some])
+    has_frames = depths > 0
+    leaves = flat[offsets[stacks[has_frames]]]
+    users = session.user_frames[stacks[has_frames]]
+    user_frame_of = _heaviest(of_frame[leaves], users, weight[has_frames])
     per_stack = np.zeros(len(session.stacks))
     per_stack[stacks] = weight
-    every_depth = np.diff(offsets)
-    sums = np.bincount(flat, np.repeat(per_stack, every_depth), len(frames))
+    sums = np.bincount(flat, np.repeat(per_stack, np.diff(offsets)), len(frames))
     per_frame: Floats = sums.astype(np.float64)
-    own = np.arange(len(frames))
-    lines = _heaviest(of_frame[:-1], own, per_frame)
+    frame_of = _heaviest(of_frame[:-1], np.arange(len(frames)), per_frame)
     found = []
     for number in numbers:
-        line = lines.get(number, -1)
-        frame = line if line >= 0 and frames[line].kind == "python" else heaviest.get(number, -1)
+        frame = frame_of.get(number, -1)
+        if frame < 0 or frames[frame].kind != "python":
+            frame = user_frame_of.get(number, -1)
         found.append(frames[frame].location if frame >= 0 else "")
     return found
 

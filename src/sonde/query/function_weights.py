@@ -12,31 +12,34 @@ from sonde.query.session import Session
 
 Floats = npt.NDArray[np.float64]
 _FRAMES_AT_ONCE = 1 << 19
+"""Frames of stacks whose temporary arrays are in memory together."""
 
 
 def function_weights(
     session: Session, stacks: npt.NDArray[np.int64], weights: Sequence[Floats]
 ) -> tuple[list[Floats], list[Floats]]:
-    """(sums of each weight over the stacks that end in a function, over those that have it).
+    """(self weights, total weights): sums over the stacks whose innermost frame is of a function,
+    and over those that contain it.
 
-    `stacks`: distinct indices; `weights`: some columns with a row a stack. Sums are by number of
-    the function in `session.functions`; one more sum of each is the number of stacks. A function
-    that is in a stack several times counts once.
+    `stacks`: distinct indices in `session.stacks`; `weights`: columns with a value for each stack.
+    A column of sums is returned for each of them, and one more, the number of stacks; its index is
+    that of the function in `session.functions`. A function that is in a stack several times counts
+    once.
     """
     of_frame = np.asarray(session.function_of_frame, np.int32)
     frames = np.asarray(session.stacks.frame_indices, np.int32)
     offsets = np.asarray(session.stacks.offsets, np.int64)
     columns = [*weights, np.ones(len(stacks))]
     count = len(session.functions)
-    own, whole = ([np.zeros(count) for _ in columns] for _ in range(2))
+    self_sums, total_sums = ([np.zeros(count) for _ in columns] for _ in range(2))
     depths = offsets[stacks + 1] - offsets[stacks]
     block = np.cumsum(depths + 1) // _FRAMES_AT_ONCE
     cuts = np.flatnonzero(np.diff(block)) + 1
     for rows in np.split(np.arange(len(stacks)), cuts):
         first, depth = offsets[stacks[rows]], depths[rows]
         starts = np.cumsum(depth) - depth
-        at = np.repeat(first - starts, depth) + np.arange(int(depth.sum()))
-        functions = of_frame[frames[at]]
+        positions = np.repeat(first - starts, depth) + np.arange(int(depth.sum()))
+        functions = of_frame[frames[positions]]
         leaf = np.full(len(rows), of_frame[-1])
         leaf[depth > 0] = functions[starts[depth > 0]]
         pairs = np.repeat(np.arange(len(rows)), depth) * count + functions
@@ -45,6 +48,6 @@ def function_weights(
         pairs = pairs[np.diff(pairs, prepend=-1) > 0]
         row, function = np.divmod(pairs, count)
         for number, column in enumerate(columns):
-            own[number] += np.bincount(leaf, column[rows], count)
-            whole[number] += np.bincount(function, column[rows][row], count)
-    return own, whole
+            self_sums[number] += np.bincount(leaf, column[rows], count)
+            total_sums[number] += np.bincount(function, column[rows][row], count)
+    return self_sums, total_sums

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stacks of code that captures graphs again and again.
+"""Stacks of code that captures CUDA graphs again and again (stream capture).
 
-A program that captures a graph warms it up, waits for the device, captures, and instantiates it:
-operators, allocations, waits and kernels, which are all part of building it. Only the last call
-shows it. So the program's innermost function around that call is looked for, and all stacks that it
-is on are building, whatever they call. A function that also replays graphs is none: it is the
-program's loop.
+A program that captures a graph warms it up, waits for the device, captures, and instantiates it.
+That takes operators, allocations, waits and kernels, which are all part of building the graph, but
+only the instantiation can be recognized. So each stack that contains the program's innermost
+function around that call counts as building. A function that also replays graphs does not: it is
+the program's main loop.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ import numpy as np
 import pyarrow as pa
 
 from sonde.model.timeline import Mask
-from sonde.query.columns import Frames, whole
+from sonde.query.columns import Frames, int64_column
 
 LEAST_BUILDS = 10
-"""Graphs that a function builds within a record; fewer are of the program's start."""
+"""Graphs that a function builds during a capture; fewer belong to the program's start."""
 MAX_BUILDERS = 16
-"""Functions that are looked for on all stacks, those that build most."""
-_CAPTURES = re.compile(r"GraphInstantiate")
+"""Functions that are looked for on all stacks: those that build most."""
+_INSTANTIATES = re.compile(r"GraphInstantiate")
 _REPLAYS = re.compile(r"GraphLaunch|^\(graph\)$")
+"""Names of calls that launch a graph, and `(graph)`, the name that a replay has in `sample`."""
 
 
 def stacks_in_graph_capture(frames: Frames, sample: pa.Table) -> Mask:
-    """Whether each row of the table of stacks, and one more for unknown ones, is in a function that
-    captures graphs again and again."""
+    """Whether each row of the table of stacks contains a function that captures graphs again and
+    again; one more entry, False, is for unknown stacks."""
     roles = frames.roles
     found: Mask = np.zeros(len(roles.location), bool)
     row = frames.row_of(sample.column("stack_id"))
-    captures, replays = (_names_match(sample, rule) for rule in (_CAPTURES, _REPLAYS))
+    instantiates, replays = (_names_match(sample, rule) for rule in (_INSTANTIATES, _REPLAYS))
     count: dict[str, int] = defaultdict(int)
-    columns = (roles.location[row[captures]], whole(sample, "weight_count")[captures])
-    for location, times in zip(*(column.tolist() for column in columns), strict=True):
+    calls = int64_column(sample, "weight_count")[instantiates].tolist()
+    for location, times in zip(roles.location[row[instantiates]].tolist(), calls, strict=True):
         if location >= 0:
             count[roles.locations[location].rpartition(":")[0]] += times
     often = sorted((it for it in count if count[it] >= LEAST_BUILDS), key=lambda it: -count[it])

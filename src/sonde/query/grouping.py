@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Equal numbers found in columns."""
+"""Groups the equal numbers of a column."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ I64 = npt.NDArray[np.int64]
 
 
 def grouped(keys: I64) -> tuple[I64, I64]:
-    """(the distinct keys in order of appearance, the index of each key in these).
+    """(the distinct keys in order of appearance; for each key, its index in those).
 
     There may be no nulls. `numpy.unique` sorts, and takes several times as long.
     """

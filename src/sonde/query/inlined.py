@@ -12,15 +12,15 @@ import pyarrow as pa
 from sonde.query.schema import TABLES
 
 Tables = dict[str, pa.Table]
-Places = Mapping[tuple[str, int], Sequence[tuple[str, str, int]]]
-"""(build id, offset in the file) to (function, source file, line) of each function inlined there,
-innermost first, and at last of the function that they are inlined into."""
+Locations = Mapping[tuple[str, int], Sequence[tuple[str, str, int]]]
+"""By (build id, offset in the file): (function, source file, line) of each function inlined there,
+innermost first, then of the function that they are inlined into."""
 
 INLINED = "inlined"
 """`kind` of the added frames."""
 
 
-def wanted(tables: Tables) -> dict[str, list[int]]:
+def offsets_without_line(tables: Tables) -> dict[str, list[int]]:
     """By build id: file offsets of the user frames without a source line."""
     found: dict[str, list[int]] = {}
     for row in tables["frame"].select(["kind", "build_id", "offset", "line"]).to_pylist():
@@ -29,40 +29,41 @@ def wanted(tables: Tables) -> dict[str, list[int]]:
     return found
 
 
-def with_lines(tables: Tables, places: Places) -> Tables:
+def with_lines(tables: Tables, locations: Locations) -> Tables:
     """The tables with source lines in `frame`, and inlined functions in `frame` and `stack`."""
     rows = []
-    inner: dict[int, list[int]] = {}
+    inlined_in: dict[int, list[int]] = {}  # ids of the frames inlined in a frame, by its id
     for row in tables["frame"].to_pylist():
-        known = places.get((row["build_id"], row["offset"])) if row["kind"] == "user" else None
+        known = locations.get((row["build_id"], row["offset"])) if row["kind"] == "user" else None
         if known:
             *inlined, (function, file, line) = known
             row |= {"function": row["function"] or function, "file": file, "line": line}
             added = list(_inlined(row, inlined))
-            inner[row["frame_id"]] = [it["frame_id"] for it in added]
+            inlined_in[row["frame_id"]] = [it["frame_id"] for it in added]
             rows += added
         rows.append(row)
     changed = dict(tables)
     changed["frame"] = _table("frame", {row["frame_id"]: row for row in rows}.values())
-    changed["stack"] = _table("stack", _widened(tables["stack"].to_pylist(), inner))
+    changed["stack"] = _table("stack", _with_inlined(tables["stack"].to_pylist(), inlined_in))
     return changed
 
 
 def _inlined(
-    row: Mapping[str, Any], places: Sequence[tuple[str, str, int]]
+    row: Mapping[str, Any], locations: Sequence[tuple[str, str, int]]
 ) -> Iterator[dict[str, Any]]:
-    for depth, (function, file, line) in enumerate(places):
+    """Frames for the functions inlined in a frame, with ids made from its id and their depth."""
+    for depth, (function, file, line) in enumerate(locations):
         name = f"{row['frame_id']}\0{depth}"
         number = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
-        about = {"kind": INLINED, "function": function, "file": file, "line": line}
-        yield {**row, **about, "frame_id": number or 1}
+        changes = {"kind": INLINED, "function": function, "file": file, "line": line}
+        yield {**row, **changes, "frame_id": number or 1}  # 0 is no id
 
 
-def _widened(
-    stacks: Iterable[dict[str, Any]], inner: Mapping[int, Sequence[int]]
+def _with_inlined(
+    stacks: Iterable[dict[str, Any]], inlined_in: Mapping[int, Sequence[int]]
 ) -> Iterator[dict[str, Any]]:
     for row in stacks:
-        ids = [it for frame in row["frame_ids"] for it in (*inner.get(frame, ()), frame)]
+        ids = [it for frame in row["frame_ids"] for it in (*inlined_in.get(frame, ()), frame)]
         yield {**row, "frame_ids": ids}
 
 

@@ -16,5 +16,5 @@ def attributes_of(labels: str) -> dict[str, str]:
 
 
 def index_of(text: str) -> int:
-    """The index of a device, -1 where the text is none."""
+    """The index of a device; -1 where the text is no number of up to five digits."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else -1

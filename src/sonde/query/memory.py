@@ -17,21 +17,23 @@ from sonde.query.queries import EVERYTHING, RUNTIME_LIBRARIES, Where
 from sonde.query.session import Session
 
 WINDOWS = 10
-"""Equal parts of the time of a process; fewer where it was seen in fewer ticks."""
+"""Equal parts of the time in which a process has rows; fewer where those are of fewer ticks."""
 LEAST_WINDOWS = 3
+"""With fewer, growth all the time cannot be distinguished from growth at first."""
 GREW_SHARE = 0.6
 """A suspect grew in at least this share of the windows, and in one of the last two."""
 LEAST_BYTES = 1 << 20
 """Call paths that grew by less are not reported."""
 FRAMES_SHOWN = 4
+"""Innermost frames by which a call path is named."""
 
 
 def memory(session: Session, where: Where = EVERYTHING) -> list[MemoryUse]:
     """What each process mapped, unmapped and page-faulted, most page-faulted bytes first."""
     clause, parameters = where.sql("kind IN ('mapped', 'unmapped', 'faulted')")
 
-    def total(of: str, what: str = "bytes") -> str:
-        return f"CAST(sum(CASE WHEN {of} THEN {what} ELSE 0 END) AS BIGINT)"
+    def total(condition: str, column: str = "bytes") -> str:
+        return f"CAST(sum(CASE WHEN {condition} THEN {column} ELSE 0 END) AS BIGINT)"
 
     sums = (
         total("kind = 'mapped' AND name <> 'reserved'"),
@@ -63,7 +65,8 @@ class _CallPath:
 
 
 def growth(session: Session, where: Where = EVERYTHING) -> list[MemoryGrowth]:
-    """Call paths that hold more at the end than at the beginning: suspects first, then by bytes."""
+    """Call paths with at least `LEAST_BYTES` mapped and not unmapped: suspects first, then by
+    bytes."""
     clause, parameters = where.sql("kind IN ('mapped', 'unmapped')", "name <> 'reserved'")
     rows = session.rows(
         "WITH part AS (SELECT process, stack, time_ns,"
@@ -80,13 +83,13 @@ def growth(session: Session, where: Where = EVERYTHING) -> list[MemoryGrowth]:
         if stack not in known:
             known[stack] = user_frames.frames(stack)
         paths[process, known[stack]].add(time_ns, mapped, unmapped)
-    seen = _seen(session, where)
+    ticks = _ticks_of(session, where)
     found = []
     for (process, frames), path in paths.items():
         held = round(path.mapped - path.unmapped)
         if held < LEAST_BYTES:
             continue
-        grew, windows, is_suspect = _judge(path, *seen[process])
+        grew, windows, is_suspect = _growth_of(path, *ticks[process])
         found.append(
             MemoryGrowth(
                 process=session.processes[process],
@@ -102,8 +105,9 @@ def growth(session: Session, where: Where = EVERYTHING) -> list[MemoryGrowth]:
     return sorted(found, key=lambda it: (not it.is_suspect, -it.bytes))
 
 
-def _seen(session: Session, where: Where) -> dict[int, tuple[int, int, int]]:
-    """By process: (time of the first tick, of the last, number of ticks) with recorded rows."""
+def _ticks_of(session: Session, where: Where) -> dict[int, tuple[int, int, int]]:
+    """By process: (time of its first tick, of its last, their number); a tick counts if it has rows
+    of the process."""
     clause, parameters = where.sql()
     rows = session.rows(
         "SELECT process, min(time_ns), max(time_ns), count(DISTINCT time_ns) FROM ("
@@ -114,7 +118,7 @@ def _seen(session: Session, where: Where) -> dict[int, tuple[int, int, int]]:
     return {process: (first, last, ticks) for process, first, last, ticks in rows}
 
 
-def _judge(path: _CallPath, first_ns: int, last_ns: int, ticks: int) -> tuple[int, int, bool]:
+def _growth_of(path: _CallPath, first_ns: int, last_ns: int, ticks: int) -> tuple[int, int, bool]:
     """(windows in which the path grew, windows, whether it is suspected of a leak)."""
     windows = max(1, min(WINDOWS, ticks))
     length_ns = max(1, last_ns - first_ns)
@@ -131,28 +135,28 @@ def _judge(path: _CallPath, first_ns: int, last_ns: int, ticks: int) -> tuple[in
 
 
 class _UserFrames:
-    """User frames of stacks, innermost first, without line and offset: calls from several lines of
-    a function are one call path.
+    """User frames of stacks, innermost first, without line and offset, so that calls from several
+    lines of a function are one call path.
     """
 
     def __init__(self, stacks: Stacks) -> None:
         self._stacks = stacks
-        self._made: dict[Frame, Frame] = {}
-        self._of: dict[int, Frame | None] = {}
+        self._equal: dict[Frame, Frame] = {}
+        self._by_index: dict[int, Frame | None] = {}
 
     def frames(self, stack: int) -> tuple[Frame, ...]:
-        """Frames of one stack; `NO_STACK` alone where none was recorded."""
+        """Frames of one stack; `NO_STACK` alone where no stack was recorded."""
         indices = self._stacks.indices(stack)
         found = (self._frame(index) for index in indices)
         return tuple(frame for frame in found if frame) if len(indices) else (NO_STACK,)
 
     def _frame(self, index: int) -> Frame | None:
-        if index not in self._of:
+        if index not in self._by_index:
             one = self._stacks.frames[index]
             made = Frame(one.kind, one.name, one.binary, file=one.file)
-            made = self._made.setdefault(made, made)
-            self._of[index] = None if one.kind == "kernel" else made
-        return self._of[index]
+            made = self._equal.setdefault(made, made)
+            self._by_index[index] = None if one.kind == "kernel" else made
+        return self._by_index[index]
 
 
 def _frame_names(frames: tuple[Frame, ...]) -> tuple[str, ...]:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of many chunks made one: each dictionary row once, in separate memory.
+"""Joins the tables of many chunks: each dictionary row once, in separate memory.
 
 A dictionary is a table that other rows refer to by a key: stack, frame, process, thread.
 Rows read from a chunk lie in the memory that the chunk was decompressed to. So chunks are merged in
-groups: the copy that joins their rows lets go of that memory, and each check runs once a group.
+groups: their rows are copied into joined tables, so that this memory is freed, and each check runs
+once a group.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from sonde.query.schema import TABLES
 U64s = npt.NDArray[np.uint64]
 
 _COMPACT_ROWS = 20_000
-"""Of process and thread: duplicate rows are dropped once the new ones outnumber those kept last
-time by this many. In the other dictionaries duplicates are dropped at once."""
+"""Of process and thread: duplicate rows are dropped once there are this many more new rows than
+were left the last time. In the other dictionaries duplicates are dropped when they are added."""
 
 _KEYS: dict[str, tuple[str, ...]] = {
     "stack": ("stack_id",),
@@ -31,32 +32,33 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "thread": ("pid", "start_ns", "tid"),
 }
 _RENAMED = ("process", "thread")
-"""Dictionaries of which the last row of a key counts: exec gives a new name, and a thread may take
-one by prctl. Rows of the other dictionaries never change."""
+"""Dictionaries of which the last row of a key counts: exec changes the name of a process, prctl
+that of a thread. Rows of the other dictionaries never change."""
 _UNCHANGING = tuple(name for name in _KEYS if name not in _RENAMED)
 
 
 @dataclass(slots=True)
 class _Seen:
-    """Keys seen so far: sorted runs, each more than twice as long as the next.
+    """Keys seen so far, in sorted arrays, each more than twice as long as the next.
 
     Sorted, because keys that a file chooses can make any hash table slow.
     """
 
-    runs: list[U64s] = field(default_factory=list)
+    arrays: list[U64s] = field(default_factory=list)
 
     def first_rows(self, keys: U64s) -> npt.NDArray[np.int64]:
-        """The rows that hold a key for the first time, ascending; their keys are seen then."""
+        """The rows whose key was not seen before, ascending; of equal keys the first row. Their
+        keys count as seen from then on."""
         distinct, first = np.unique(keys, return_index=True)
         fresh = np.ones(len(distinct), bool)
-        for run in self.runs:
-            at = np.minimum(np.searchsorted(run, distinct), len(run) - 1)
-            fresh &= run[at] != distinct
+        for known in self.arrays:
+            at = np.minimum(np.searchsorted(known, distinct), len(known) - 1)
+            fresh &= known[at] != distinct
         if fresh.any():
-            self.runs.append(distinct[fresh])
-        while len(self.runs) > 1 and len(self.runs[-2]) <= 2 * len(self.runs[-1]):
-            last = self.runs.pop()
-            self.runs[-1] = np.sort(np.concatenate((self.runs[-1], last)))
+            self.arrays.append(distinct[fresh])
+        while len(self.arrays) > 1 and len(self.arrays[-2]) <= 2 * len(self.arrays[-1]):
+            last = self.arrays.pop()
+            self.arrays[-1] = np.sort(np.concatenate((self.arrays[-1], last)))
         return np.sort(first[fresh])
 
 
@@ -68,12 +70,12 @@ class Merge:
     parts: dict[str, list[pa.Table]] = field(default_factory=lambda: {n: [] for n in TABLES})
     seen: dict[str, _Seen] = field(default_factory=lambda: {n: _Seen() for n in _UNCHANGING})
     kept: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_RENAMED, 0))
-    """Rows left when the parts of a table were last made one."""
+    """Rows that were left when duplicates were last dropped."""
     pending: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_RENAMED, 0))
     """Rows added since."""
 
     def add(self, name: str, table: pa.Table) -> None:
-        """Add rows of a table of the schema. Raises CaptureTooLarge."""
+        """Add rows of the table `name`, conformed. Raises CaptureTooLarge."""
         keys = _KEYS.get(name)
         if name in _RENAMED:
             table = _last_of_each(name, table)
@@ -95,7 +97,7 @@ class Merge:
                 self._compact(name)
 
     def _compact(self, name: str) -> None:
-        """Keep one row of a process that is in every chunk."""
+        """Drop duplicate rows: those of a process are in every chunk in which it ran."""
         former = pa.concat_tables(self.parts[name])
         table = _last_of_each(name, former)
         dropped = former.num_rows - table.num_rows
@@ -105,7 +107,7 @@ class Merge:
         self.kept[name], self.pending[name] = table.num_rows, 0
 
     def tables(self) -> dict[str, pa.Table]:
-        """Every table of the schema; the parts are let go of."""
+        """Every table of the schema. Can be called once: the parts are freed."""
         merged = {}
         for name, schema in TABLES.items():
             parts = self.parts.pop(name)
@@ -115,6 +117,7 @@ class Merge:
 
 
 def _last_of_each(name: str, table: pa.Table) -> pa.Table:
+    """The last row of each key."""
     columns = [table.column(key).to_pylist() for key in _KEYS[name]]
     last = {key: row for row, key in enumerate(zip(*columns, strict=True))}
     if len(last) == table.num_rows:

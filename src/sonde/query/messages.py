@@ -3,10 +3,12 @@
 
 Arrow trusts the metadata of a message: the number of rows, and the decompressed size of buffers.
 So the messages are checked here first. Allowed is what Sonde's writer makes: one schema of few
-plain columns, then record batches without compression. Columns that are not wanted are not decoded.
+columns of numbers, strings or lists of these, then record batches without compression. Columns that
+the caller does not name are not decoded.
 
 Layout: https://arrow.apache.org/docs/format/Columnar.html#encapsulated-message-format, and
-Message.fbs beside it; a table of FlatBuffers begins with the distance back to its vtable.
+format/Message.fbs of the Arrow repository; a table of FlatBuffers begins with the distance back to
+its vtable.
 """
 
 from __future__ import annotations
@@ -22,15 +24,20 @@ MAX_META_BYTES = 256 << 10
 MAX_BATCHES = 20_000
 """Of one table in a chunk: a chunk of 600 s with a drain every 0.05 s has 12,000."""
 MAX_COLUMNS = 256
+"""Of one table; the widest of `schema.TABLES` has 20."""
 BATCH_BYTES = 1_024
 COLUMN_BYTES = 512
-"""Memory that Arrow uses for a batch, and for each of its columns, without any rows."""
+"""Memory that Arrow uses at most for a batch, and for each of its columns, without any rows."""
 
 _CONTINUES = 0xFFFFFFFF
+"""Begins each message; formats before Arrow 0.15 lack it."""
 _U16, _I32, _U32, _I64 = (struct.Struct(f"<{kind}").unpack_from for kind in "HiIq")
 _SCHEMA, _RECORD_BATCH = 1, 3
+"""Values of the union `MessageHeader`."""
 _HEADER_TYPE, _HEADER, _BODY_LENGTH = 1, 2, 3
+"""Numbers of fields of the table `Message`."""
 _LENGTH, _COMPRESSION = 0, 3
+"""Numbers of fields of the table `RecordBatch`."""
 
 
 class RefusedError(ValueError):
@@ -39,12 +46,12 @@ class RefusedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A stream whose messages were checked, undecoded."""
+    """An Arrow IPC stream whose messages were checked, undecoded."""
 
     schema: bytes
-    """The message that comes first."""
+    """The first message, with its framing."""
     batches: pa.Buffer
-    """The messages after it."""
+    """The messages after it: record batches."""
     count: int
     """Number of record batches."""
 
@@ -80,41 +87,43 @@ def checked(raw: pa.Buffer) -> Stream:
 
 
 def memory_bytes(stream: Stream, columns: int) -> int:
-    """What Arrow uses at most for the batches of a stream, by the number of columns wanted."""
+    """Memory that Arrow uses at most for the batches of a stream, besides their rows. `columns`:
+    how many are decoded."""
     return stream.count * (BATCH_BYTES + COLUMN_BYTES * columns)
 
 
-def read_table(raw: pa.Buffer, wanted: Collection[str], hold: Callable[[int], None]) -> pa.Table:
-    """The wanted columns of a stream; `hold` is called with the bytes that are about to be used.
+def read_table(raw: pa.Buffer, names: Collection[str], hold: Callable[[int], None]) -> pa.Table:
+    """The columns `names` of a stream; `hold` is called with the bytes of memory that are
+    about to be used, and may raise.
 
     Raises RefusedError, pyarrow.ArrowException or OSError for an invalid stream.
     """
-    return read_streams([checked(raw)], wanted, hold)[0]
+    return read_streams([checked(raw)], names, hold)[0]
 
 
 def read_streams(
-    streams: Sequence[Stream], wanted: Collection[str], hold: Callable[[int], None]
+    streams: Sequence[Stream], names: Collection[str], hold: Callable[[int], None]
 ) -> tuple[pa.Table, list[int]]:
-    """(the wanted columns of streams with the same schema, number of rows of each).
+    """(the columns `names` of streams with the same schema, number of rows of each).
 
-    Reading many together costs a fraction of reading each. Raises as `read_table`, RefusedError.
+    Reading many together costs a fraction of reading each. Raises as `read_table` does.
     """
     schema = pa.ipc.read_schema(pa.py_buffer(streams[0].schema))
     if len(schema.names) > MAX_COLUMNS:
         raise RefusedError(f"{len(schema.names)} columns")
-    chosen = [number for number, name in enumerate(schema.names) if name in wanted]
-    if len({schema.names[number] for number in chosen}) != len(chosen):
+    included = [number for number, name in enumerate(schema.names) if name in names]
+    if len({schema.names[number] for number in included}) != len(included):
         raise RefusedError("a column comes twice")
-    for number in chosen:
+    for number in included:
         _check_type(schema.field(number))
     for one in streams:
-        hold(memory_bytes(one, len(chosen)))
+        hold(memory_bytes(one, len(included)))
     joined = pa.py_buffer(b"".join([streams[0].schema, *(one.batches for one in streams)]))
-    options = pa.ipc.IpcReadOptions(included_fields=chosen, use_threads=False)
+    options = pa.ipc.IpcReadOptions(included_fields=included, use_threads=False)
     reader = pa.ipc.open_stream(joined, options=options)
     batches = list(reader)
     if len(batches) != sum(one.count for one in streams):
-        raise RefusedError("not the batches that were announced")
+        raise RefusedError("another number of batches than of messages")
     table = pa.Table.from_batches(batches, reader.schema)
     # A checksum shows that these are the writer's bytes, not that the writer was honest.
     table.validate(full=True)
@@ -127,7 +136,8 @@ def read_streams(
 
 
 def _check_type(field: pa.Field) -> None:
-    """Allow plain columns only: rows of other types can claim any size without any bytes."""
+    """Allow numbers, strings and lists of these only: rows of other types can claim any size
+    without any bytes."""
     kind = field.type
     item = kind.value_type if pa.types.is_list(kind) else kind
     if not (

@@ -37,10 +37,11 @@ from sonde.query.session import Session
 from sonde.query.validation import MAX_NUMBER
 
 IDLE_SHARE = 0.9
-"""A thread counts as idle if one of its waits lasted this share of the recording or longer."""
+"""A thread counts as idle if one of its waits lasted this share of the recording or more."""
 
 RUNTIME_LIBRARIES = ("libc.so", "libc-2.", "libpthread", "ld-linux", "ld-musl", "[vdso]")
-"""The innermost user frame of a waiting thread is nearly always here; its caller shows more."""
+"""Beginnings of the names of binaries. The innermost user frame of a waiting thread is nearly
+always in one of them; its caller shows more."""
 
 LOSS_TEXT = {
     "stack_map_full": "stacks that did not fit into the map; their weight is kept, their frames"
@@ -106,6 +107,8 @@ LOSS_TEXT = {
     "notes_full": "processes and control groups whose owner was not recorded; /proc was read"
     " instead",
 }
+"""What a loss counts, for people, by the last part of its name (after the last dot). A map is one
+of the kernel's (BPF)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,24 +127,24 @@ class Where:
 
     def sql(self, *conditions: str) -> tuple[str, list[Any]]:
         """(WHERE clause, its parameters); the clause also requires `conditions`."""
-        wanted = list(conditions)
+        required = list(conditions)
         parameters: list[Any] = []
-        chosen: Iterable[tuple[str, Sequence[Any]]] = (
+        allowed: Iterable[tuple[str, Sequence[Any]]] = (
             ("pid", self.pids),
             ("tid", self.tids),
             ("name", self.names),
         )
-        for column, values in chosen:
+        for column, values in allowed:
             if values:
-                wanted.append(f"{column} IN ({', '.join('?' * len(values))})")
+                required.append(f"{column} IN ({', '.join('?' * len(values))})")
                 parameters += values
         if self.start_ns is not None:
-            wanted.append("time_ns >= ?")
+            required.append("time_ns >= ?")
             parameters.append(self.start_ns)
         if self.end_ns is not None:
-            wanted.append("time_ns < ?")
+            required.append("time_ns < ?")
             parameters.append(self.end_ns)
-        return (f"WHERE {' AND '.join(wanted)}" if wanted else ""), parameters
+        return (f"WHERE {' AND '.join(required)}" if required else ""), parameters
 
 
 EVERYTHING = Where()
@@ -150,8 +153,8 @@ EVERYTHING = Where()
 def profile(session: Session, kind: ProfileKind, where: Where = EVERYTHING) -> Profile:
     """Weighted stacks of one kind, heaviest first.
 
-    Held memory is what was mapped less what was unmapped of it, where that is positive. Mappings
-    without access rights only reserve addresses and do not count.
+    Held memory is what a stack mapped less what was unmapped of that, where at least a byte
+    remains. Mappings without access rights only reserve addresses and do not count.
     """
     kinds = [kind.column_value]
     clause, parameters = where.sql("kind = ?")
@@ -202,12 +205,13 @@ def top_functions(
     functions = session.functions
     stacks = np.asarray(weight.column("stack").to_numpy(), np.int64)
     weights = [weight.column(name).to_numpy() for name in ("n", "ns", "b")]
-    own, whole = function_weights(session, stacks, weights)
-    seen = np.flatnonzero(whole[3])
-    order = seen[np.lexsort((seen, -whole[1][seen], -own[1][seen]))][: limit or None]
-    columns = [part[order].tolist() for part in (*own[:3], *whole[:3])]
-    heaviness = weights[2 if kind.is_memory else 1]
-    locations = locations_of_functions(session, order.tolist(), stacks, heaviness)
+    self_sums, total_sums = function_weights(session, stacks, weights)
+    seen = np.flatnonzero(total_sums[3])  # in any stack at all
+    order = np.lexsort((seen, -total_sums[1][seen], -self_sums[1][seen]))
+    order = seen[order][: limit or None]
+    columns = [sums[order].tolist() for sums in (*self_sums[:3], *total_sums[:3])]
+    weight_of_kind = weights[2 if kind.is_memory else 1]
+    locations = locations_of_functions(session, order.tolist(), stacks, weight_of_kind)
     found = []
     for number, location, *row in zip(order.tolist(), locations, *columns, strict=True):
         name, binary, file = functions[number]
@@ -257,7 +261,7 @@ def usage(session: Session, where: Where = EVERYTHING) -> list[Usage]:
 
 
 def waits(session: Session, where: Where = EVERYTHING) -> list[Wait]:
-    """Every thread's waits by reason, the longest total first."""
+    """Waits of each thread by reason, the longest total first."""
     clause, parameters = where.sql("kind IN ('blocked', 'runqueue')")
     rows = session.rows(
         "WITH part AS ("
@@ -307,17 +311,18 @@ def idle_threads(session: Session) -> frozenset[int]:
 
 
 def _idle_threads(session: Session, rows: Iterable[tuple[Any, ...]]) -> frozenset[int]:
-    span_ns = session.info.duration_ns * IDLE_SHARE
-    if not span_ns:
+    """`rows`: thread, kind, any three, longest wait in ns."""
+    least_ns = session.info.duration_ns * IDLE_SHARE
+    if not least_ns:
         return frozenset()
-    return frozenset(row[0] for row in rows if row[1] == "blocked" and row[5] >= span_ns)
+    return frozenset(row[0] for row in rows if row[1] == "blocked" and row[5] >= least_ns)
 
 
 def _hints(
     session: Session, where: Where
 ) -> dict[tuple[int, str, str], tuple[Frame | None, Frame | None, bool]]:
-    """The frame to blame for the waits of (thread, kind of row, reason), the user's code, and
-    whether Sonde's library waited."""
+    """By (thread, kind of row, reason), from the sampled stack with most of that waiting: (its own
+    frame, its frame of the user's Python code, whether Sonde's library waited)."""
     clause, parameters = where.sql("kind IN ('blocked', 'runqueue')")
     rows = session.rows(
         "WITH part AS ("
@@ -338,12 +343,12 @@ def _hints(
 
 
 def own_frame(stacks: Stacks, stack: int) -> Frame | None:
-    """The innermost frame of the program itself, not of the C library or the kernel.
+    """The innermost frame with a function that is not of the kernel or the C library.
 
-    A frame of the program without a symbol is preferred to one of the C library: its binary is
-    known.
+    Without one: the innermost frame of such a binary without a symbol; else the innermost function
+    of the C library; else none.
     """
-    placed = known = None
+    without_symbol = runtime = None
     for index in stacks.indices(stack):
         frame = stacks.frames[index]
         if frame.kind == "kernel":
@@ -351,11 +356,11 @@ def own_frame(stacks: Stacks, stack: int) -> Frame | None:
         if not frame.binary.startswith(RUNTIME_LIBRARIES):
             if frame.function:
                 return frame
-            if placed is None and frame.binary and not frame.binary.startswith("["):
-                placed = frame
-        elif known is None and frame.function:
-            known = frame
-    return placed or known
+            if without_symbol is None and frame.binary and not frame.binary.startswith("["):
+                without_symbol = frame
+        elif runtime is None and frame.function:
+            runtime = frame
+    return without_symbol or runtime
 
 
 def device_calls(session: Session, where: Where = EVERYTHING) -> list[DeviceCalls]:
@@ -394,7 +399,7 @@ def device_calls(session: Session, where: Where = EVERYTHING) -> list[DeviceCall
 
 
 def losses(session: Session) -> list[Loss]:
-    """Everything that is missing: what the recorder lost and what cannot be read."""
+    """Everything that is missing: what the recorder lost, and what of the file was not read."""
     found = [
         Loss(name, value or 0.0, text or LOSS_TEXT.get(name.rpartition(".")[2], ""))
         for name, value, text in session.rows(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The single runs on devices of a capture, as columns."""
+"""The rows of `device_run` of a capture, as columns."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 from sonde.model.timeline import F64, I32, I64
 from sonde.query.capture import Capture
-from sonde.query.columns import whole
+from sonde.query.columns import int64_column
 
 
 @dataclass(frozen=True, slots=True)
 class RunColumns:
-    """Rows of `device_run`, each column with one entry for each."""
+    """Rows of `device_run`; each array has one entry for each row."""
 
     start_ns: I64
     end_ns: I64
@@ -33,7 +33,7 @@ class RunColumns:
 
 
 def no_runs() -> RunColumns:
-    """Of a recording that timed none."""
+    """Columns of no rows."""
     none = np.array([], np.int64)
     return RunColumns(
         none, none, none.astype(np.int32), none.astype(np.int32), none, none, none,
@@ -42,18 +42,18 @@ def no_runs() -> RunColumns:
 
 
 def run_columns(capture: Capture) -> RunColumns:
-    """The single runs on devices of a capture."""
+    """The columns of a capture's `device_run`."""
     runs = capture.tables["device_run"]
     names = runs.column("name").combine_chunks()
     kinds = runs.column("kind").combine_chunks()
     return RunColumns(
-        start_ns=whole(runs, "start_time_ns"),
-        end_ns=whole(runs, "end_time_ns"),
+        start_ns=int64_column(runs, "start_time_ns"),
+        end_ns=int64_column(runs, "end_time_ns"),
         name=names.indices.to_numpy(),
         kind=kinds.indices.to_numpy(),
-        pid=whole(runs, "pid"),
-        device=whole(runs, "device"),
-        stream=whole(runs, "stream"),
+        pid=int64_column(runs, "pid"),
+        device=int64_column(runs, "device"),
+        stream=int64_column(runs, "stream"),
         weight=runs.column("weight").to_numpy(),
         names=names.dictionary.to_pylist(),
         kinds=kinds.dictionary.to_pylist(),

@@ -23,17 +23,27 @@ from sonde.model.timeline import (
     TotalKind,
     WaitDetail,
 )
-from sonde.query.columns import Frames, ThreadTracks, blocks_of, coded, names_of, texts_of, whole
+from sonde.query.columns import (
+    Frames,
+    ThreadTracks,
+    blocks_of,
+    codes_of,
+    int64_column,
+    names_of,
+    texts_of,
+)
 from sonde.query.device_kinds import CALL_KIND_OF_RUN, DIRECTIONS
 
 STRETCHED = 4
-"""A kernel that took this many times its usual time, and a time slice longer, was held up."""
+"""A run counts as interrupted if it took more than this many times the usual length of its kernel,
+and longer than usual by more than `TIME_SLICE_NS`."""
 TIME_SLICE_NS = 1_000_000
-"""Least time slice that a device gives to another process."""
+"""Shortest time slice that a device gives to another process."""
 LEAST_RUNS = 20
-"""Runs of one kernel and grid whose median is its usual length."""
+"""Runs of one kernel with one number of thread blocks; of fewer no usual length is known."""
 FEW_BLOCKS = 16
-"""Kernels with so few blocks leave most of a device with 40 or more multiprocessors idle."""
+"""Kernels with at most this many blocks leave most of a device with 40 or more multiprocessors
+idle."""
 _DIRECTIONS = {name: int(code) for name, code in DIRECTIONS.items()}
 
 
@@ -56,7 +66,7 @@ class _StreamKey(NamedTuple):
     location: int
     """Index into `StackRoles.locations`; -1 none."""
     in_capture: int
-    """1 for kernels that warm up a graph which is captured, else 0."""
+    """1 for kernels launched by code that captures graphs (`graph_builders`), else 0."""
 
 
 def run_totals(
@@ -69,21 +79,22 @@ def run_totals(
 ) -> list[Total]:
     """Totals of runs by kernel, and of kernels by stream.
 
-    `rows`: of `device_run`; `in_capture`: which stacks capture graphs; `shared`: processes whose
-    devices another process used, too. There, kernels that took far longer than usual are cut: the
-    rest is of `TotalKind.INTERRUPTED`. Kernels with so few thread blocks that most of any device
-    stays idle also count as `TotalKind.UNDERFILLED`.
+    `rows`: of `device_run`; `in_capture`: which stacks capture graphs (`graph_builders`); `shared`:
+    processes whose devices another process used, too. Of their kernels that took far longer than
+    usual, the time beyond the usual is not of `TotalKind.RUN`, but of `TotalKind.INTERRUPTED`.
+    Kernels with at most `FEW_BLOCKS` thread blocks also count as `TotalKind.UNDERFILLED`.
     """
     if not rows.num_rows:
         return []
     weight = rows.column("weight").to_numpy()
-    length_ns = whole(rows, "end_time_ns") - whole(rows, "start_time_ns")
-    moved, blocks = whole(rows, "bytes"), blocks_of(rows)
+    length_ns = int64_column(rows, "end_time_ns") - int64_column(rows, "start_time_ns")
+    moved, blocks = int64_column(rows, "bytes"), blocks_of(rows)
     made = _stream_totals(tracks, frames, rows, in_capture)
     by_kernel = _by_kernel(tracks, rows)
-    held_up = _held_up(by_kernel, rows, shared)
+    interrupted_ns = _interrupted_ns(by_kernel, rows, shared)
     for key, mine in by_kernel.items():
-        ns, weights, grid, beyond = length_ns[mine], weight[mine], blocks[mine], held_up[mine]
+        ns, weights, grid = length_ns[mine], weight[mine], blocks[mine]
+        beyond = interrupted_ns[mine]
         is_kernel = key.kind == "kernel"
         made.append(
             Total(
@@ -97,8 +108,11 @@ def run_totals(
                 direction=CopyDirection(key.direction),
             )
         )
-        few = (grid > 0) & (grid <= FEW_BLOCKS)
-        for kind, part in ((TotalKind.UNDERFILLED, ns * few), (TotalKind.INTERRUPTED, beyond)):
+        is_underfilled = (grid > 0) & (grid <= FEW_BLOCKS)
+        for kind, part in (
+            (TotalKind.UNDERFILLED, ns * is_underfilled),
+            (TotalKind.INTERRUPTED, beyond),
+        ):
             if is_kernel and part.any():
                 part_ns = round((weights * part).sum())
                 made.append(Total(key.track, kind, key.name, CallKind.OTHER, part_ns, 0))
@@ -113,31 +127,32 @@ def single_runs(
     rows = rows.filter(kinds).sort_by("start_time_ns")
     if not rows.num_rows:
         return no_single_runs()
-    start_ns = whole(rows, "start_time_ns")
-    beyond = _held_up(_by_kernel(tracks, rows), rows, shared)
-    streams = np.stack([whole(rows, name) for name in ("pid", "device", "stream")], axis=1)
+    start_ns = int64_column(rows, "start_time_ns")
+    beyond = _interrupted_ns(_by_kernel(tracks, rows), rows, shared)
+    streams = np.stack([int64_column(rows, name) for name in ("pid", "device", "stream")], axis=1)
     return SingleRuns(
         start_ns=start_ns,
-        length_ns=whole(rows, "end_time_ns") - start_ns - beyond,
+        length_ns=int64_column(rows, "end_time_ns") - start_ns - beyond,
         weight=rows.column("weight").to_numpy(),
-        track=tracks.of(rows),
+        track=tracks.of_rows(rows),
         name=names_of(naming, rows, "name"),
-        call=coded(rows, "kind", {kind: int(code) for kind, code in CALL_KIND_OF_RUN.items()}),
+        call=codes_of(rows, "kind", {kind: int(code) for kind, code in CALL_KIND_OF_RUN.items()}),
         stream=np.unique(streams, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64),
-        direction=coded(rows, "direction", _DIRECTIONS),
-        bytes=whole(rows, "bytes"),
+        direction=codes_of(rows, "direction", _DIRECTIONS),
+        bytes=int64_column(rows, "bytes"),
     )
 
 
-def _held_up(
+def _interrupted_ns(
     by_kernel: Mapping[_RunKey, Sequence[int]], rows: pa.Table, shared: Collection[int]
 ) -> I64:
-    """How long other processes held up each run (`_beyond_usual`); 0 where none can have."""
+    """How long other processes interrupted each run (`_beyond_usual`), in ns; 0 for other runs than
+    kernels of the processes `shared`."""
     beyond = np.zeros(rows.num_rows, np.int64)
     if not shared:
         return beyond
-    length_ns = whole(rows, "end_time_ns") - whole(rows, "start_time_ns")
-    blocks, pids = blocks_of(rows), whole(rows, "pid")
+    length_ns = int64_column(rows, "end_time_ns") - int64_column(rows, "start_time_ns")
+    blocks, pids = blocks_of(rows), int64_column(rows, "pid")
     for key, mine in by_kernel.items():
         if key.kind == "kernel" and int(pids[mine[0]]) in shared:
             beyond[mine] = _beyond_usual(length_ns[mine], blocks[mine])
@@ -146,7 +161,7 @@ def _held_up(
 
 def _by_kernel(tracks: ThreadTracks, rows: pa.Table) -> dict[_RunKey, list[int]]:
     """The rows of each thread, kind of run, kernel and direction of copies."""
-    columns = (tracks.of(rows), coded(rows, "direction", _DIRECTIONS))
+    columns = (tracks.of_rows(rows), codes_of(rows, "direction", _DIRECTIONS))
     track, direction = (column.tolist() for column in columns)
     kinds, names = texts_of(rows, "kind"), texts_of(rows, "name")
     found: dict[_RunKey, list[int]] = {}
@@ -157,15 +172,15 @@ def _by_kernel(tracks: ThreadTracks, rows: pa.Table) -> dict[_RunKey, list[int]]
 
 
 def _beyond_usual(ns: I64, blocks: I32) -> I64:
-    """How much longer than usual each run of a kernel took, if that is a time slice of another
-    process or more; else 0.
+    """How much longer than usual each run of a kernel took, in ns, if it is `STRETCHED`; else 0.
 
-    The usual length is the median of the runs with that grid: where it is often long, it is not
-    often far beyond. `ns`: lengths; `blocks`: thread blocks.
+    The usual length is the median of the runs with as many thread blocks. So a kernel that often
+    takes long by itself does not count as interrupted. `ns`, `blocks`: length and thread blocks of
+    each run.
     """
     beyond = np.zeros(len(ns), np.int64)
-    for grid in np.unique(blocks):
-        same = np.flatnonzero(blocks == grid)
+    for count in np.unique(blocks):
+        same = np.flatnonzero(blocks == count)
         if len(same) >= LEAST_RUNS:
             usual = int(np.median(ns[same]))
             over = ns[same] - usual
@@ -177,20 +192,20 @@ def _beyond_usual(ns: I64, blocks: I32) -> I64:
 def _stream_totals(
     tracks: ThreadTracks, frames: Frames, rows: pa.Table, in_capture: Mask
 ) -> list[Total]:
-    """Kernels and graphs by stream, and by the location in the program that asked for them; those
-    that warm up a graph which is captured are distinguished."""
+    """Kernels and graphs, collectives left out, by stream and by the location in the program that
+    launched them; those of code that captures graphs are apart."""
     ran = pc.is_in(rows.column("kind").cast(pa.string()), pa.array(["kernel", "replay"]))
     rows = rows.filter(ran)
     names = rows.column("name").combine_chunks()
     collective = np.array([*map(is_collective, names.dictionary.to_pylist()), False])
     rows = rows.filter(pa.array(~collective[names.indices.to_numpy()]))
     roles, row = frames.roles, frames.row_of(rows.column("stack_id"))
-    device, stream = whole(rows, "device"), whole(rows, "stream")
+    device, stream = int64_column(rows, "device"), int64_column(rows, "stream")
     # In the order of `_StreamKey`.
-    columns = (tracks.of(rows), device, stream, roles.location[row], in_capture[row])
+    columns = (tracks.of_rows(rows), device, stream, roles.location[row], in_capture[row])
     keys = np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
     different, inverse = np.unique(keys, axis=0, return_inverse=True)
-    length_ns = whole(rows, "end_time_ns") - whole(rows, "start_time_ns")
+    length_ns = int64_column(rows, "end_time_ns") - int64_column(rows, "start_time_ns")
     weighted = rows.column("weight").to_numpy() * length_ns
     sums = np.bincount(inverse.reshape(-1), weighted, len(different)).round().tolist()
     return [

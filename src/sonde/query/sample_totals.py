@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sonde.model.timeline import I64, Activity, CallKind, Mask, Total, TotalKind, parts_of
-from sonde.query.columns import Frames, ThreadTracks, whole
+from sonde.query.columns import Frames, ThreadTracks, int64_column
 from sonde.query.stack_roles import ACTIVITIES, NUMBER_OF
 
 FAULT_FRAMES = (
@@ -18,14 +18,16 @@ FAULT_FRAMES = (
     *("munmap", "__x64_sys_munmap", "__arm64_sys_munmap", "__vm_munmap", "do_vmi_munmap"),
     *("unmap_region", "unmap_vmas", "shmem_evict_inode"),
 )
-"""The kernel allocates or frees memory of the program: both are costs of new mappings."""
+"""Functions of the kernel that allocate or free memory of the program: both are costs of new
+mappings."""
 FILE_FRAMES = (
     *("vfs_read", "vfs_write", "vfs_readv", "vfs_writev", "vfs_fsync_range", "ksys_read"),
     *("ksys_write", "do_sys_openat2", "__sys_sendto", "__sys_recvfrom", "__sys_sendmsg"),
     *("__sys_recvmsg", "io_submit_one", "vfs_iter_read", "vfs_iter_write"),
 )
-"""The kernel reads or writes for the thread."""
+"""Functions of the kernel that read or write files or sockets for the thread."""
 _YIELDS = ("sched_yield", "do_sched_yield", "__sched_yield")
+"""Functions by which a thread gives its CPU to others."""
 _LAUNCHES = (
     *("cuLaunchKernel", "cuLaunchKernelEx", "cuGraphLaunch", "cuMemcpyHtoDAsync_v2"),
     *("cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2", "cuMemcpyAsync", "cuMemsetD8Async"),
@@ -57,21 +59,21 @@ def sample_totals(
 ) -> list[Total]:
     """Totals by thread, activity and location.
 
-    `in_capture`: which stacks capture graphs; `span`: begin and end of the record; `tick_ns`: the
-    interval that one row sums up.
+    `in_capture`: which stacks capture graphs (`graph_builders`); `span`: start and end of the
+    recording in ns; `tick_ns`: the interval that one row sums up.
     """
     rows = sample.filter(pc.equal(sample.column("kind"), "cpu"))
     row = frames.row_of(rows.column("stack_id"))
     activities = _activities(tracks, frames, rows, in_capture)
-    columns = (tracks.of(rows), activities, frames.roles.location[row])  # of `_SampleKey`
+    columns = (tracks.of_rows(rows), activities, frames.roles.location[row])  # of `_SampleKey`
     keys = np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
     different, inverse = np.unique(keys, axis=0, return_inverse=True)
     inverse = inverse.reshape(-1)
     ns = np.zeros(len(different), np.int64)
-    np.add.at(ns, inverse, whole(rows, "weight_ns"))
-    count = np.bincount(inverse, whole(rows, "weight_count"), len(different)).round()
+    np.add.at(ns, inverse, int64_column(rows, "weight_ns"))
+    count = np.bincount(inverse, int64_column(rows, "weight_count"), len(different)).round()
     when = np.zeros(len(different), np.uint64)
-    part = _parts(whole(rows, "time_ns"), span, tick_ns).astype(np.uint64)
+    part = _parts(int64_column(rows, "time_ns"), span, tick_ns).astype(np.uint64)
     np.bitwise_or.at(when, inverse, np.left_shift(np.uint64(1), part))
     sums = zip(ns.tolist(), count.astype(np.int64).tolist(), when.tolist(), strict=True)
     return [
@@ -103,22 +105,23 @@ def _activities(tracks: ThreadTracks, frames: Frames, rows: pa.Table, in_capture
         (in_capture[row], Activity.BUILD),
         (_full_queue(tracks, frames, rows), Activity.FULL_QUEUE),
         (frames.holding(stacks, FAULT_FRAMES) & ~is_input & ~in_queue, Activity.PAGE_FAULT),
-        # What another thread or process produced is unpacked here, out of a queue or a pipe.
+        # The thread takes what another thread or process produced out of a queue or a pipe.
         (is_code & in_queue, Activity.INPUT),
         (is_code & frames.holding(stacks, FILE_FRAMES), Activity.FILE),
     ]
-    chosen: I64 = np.select(
+    activities: I64 = np.select(
         [applies for applies, _ in by_priority],
         [NUMBER_OF[one] for _, one in by_priority],
         by_stack.astype(np.int64),
     )
-    return chosen
+    return activities
 
 
 def _full_queue(tracks: ThreadTracks, frames: Frames, rows: pa.Table) -> Mask:
-    """Launches of threads that yield in them for much of the time, of each row."""
-    stacks, track = rows.column("stack_id"), tracks.of(rows)
-    launching, weight = frames.holding(stacks, _LAUNCHES), whole(rows, "weight_ns")
+    """Whether each row is in a launch, of a thread that yields for `FULL_QUEUE_YIELDS` of its time
+    in launches."""
+    stacks, track = rows.column("stack_id"), tracks.of_rows(rows)
+    launching, weight = frames.holding(stacks, _LAUNCHES), int64_column(rows, "weight_ns")
     launch_ns = np.bincount(track, weight * launching)
     yield_ns = np.bincount(track, weight * (launching & frames.holding(stacks, _YIELDS)))
     full: Mask = launching & (yield_ns >= FULL_QUEUE_YIELDS * launch_ns)[track]
@@ -126,7 +129,7 @@ def _full_queue(tracks: ThreadTracks, frames: Frames, rows: pa.Table) -> Mask:
 
 
 def _parts(time_ns: I64, span: tuple[int, int], tick_ns: int) -> I64:
-    """In which part of the record (`parts_of`) each time lies."""
+    """The part of the recording (`parts_of`) in which each time lies, from 0."""
     start, end = span
     parts = parts_of(start, end, tick_ns)
     found: I64 = np.clip((time_ns - start) * parts // max(1, end - start), 0, parts - 1)

@@ -18,6 +18,7 @@ _U64 = pa.uint64()
 _F64 = pa.float64()
 _TEXT = pa.string()
 _NAME = pa.dictionary(pa.int32(), pa.string())
+"""A string that many rows have in common."""
 
 USAGE_COUNTERS = (
     *("cpu_ns", "runqueue_ns", "runs", "voluntary", "involuntary", "migrations"),
@@ -160,7 +161,7 @@ ADDED_LATER: dict[str, frozenset[str]] = {
 
 
 def conform(name: str, table: pa.Table) -> pa.Table:
-    """Cast a table read from a chunk to its schema.
+    """Cast a table read from a chunk to its schema; nulls become 0 or ''.
 
     Raises KeyError for a missing column that every version writes, and pyarrow.ArrowException for
     a column that cannot be cast.
@@ -174,11 +175,11 @@ def conform(name: str, table: pa.Table) -> pa.Table:
             columns.append(_default(field.type, table.num_rows))
             continue
         column = table.column(field.name)
-        plain = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-        if column.type not in (plain, field.type):
-            column = column.cast(plain)
-        if column.null_count and not pa.types.is_nested(plain):
-            column = pc.fill_null(column, _zero(plain))
+        value_type = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        if column.type not in (value_type, field.type):
+            column = column.cast(value_type)
+        if column.null_count and not pa.types.is_nested(value_type):
+            column = pc.fill_null(column, _zero(value_type))
         if column.type != field.type:
             column = column.dictionary_encode()
         columns.append(column)

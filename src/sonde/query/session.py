@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A capture's tables in an embedded SQL engine, with dense dictionaries beside them.
+"""A capture's tables in an embedded SQL engine, beside lists of its stacks, threads and processes.
 
-Tables that queries may read: `sample`, `activity` and `device_run` as in a chunk, with the columns
-`thread`, `process` and (not `activity`) `stack`, indices into the lists here; `process`, `thread`;
-`leaf`, the leaf function of each stack; `usage` with the
-column `process`; `event` and `metric`.
+Tables that queries may read:
+- `sample`, `activity` and `device_run` as in a chunk, with the columns `thread`, `process` and (not
+  `activity`) `stack`: indices into the lists;
+- `usage` with the column `process`; `event` and `metric` as in a chunk;
+- `process` and `thread`: the identity of each entry of the lists;
+- `leaf`: the index in `Session.functions` of each stack's innermost function, once
+  `index_functions` was called.
 The SQL is limited to what both DuckDB and Spark support.
 """
 
@@ -38,6 +41,7 @@ from sonde.query.user_frames import user_frames, waits_of_sonde
 _UNKNOWN_FRAME = Frame(kind="unknown", function="", binary="[unknown]")
 
 _ROWS_AT_ONCE = 2_048
+"""Rows that are fetched together: memory is accounted for between."""
 
 FunctionKey = tuple[str, str, str]
 """(name, binary, source file)"""
@@ -72,7 +76,7 @@ class Session:
         tables = capture.tables
         # Spill files have predictable names: never in a directory that other users may write to.
         spill = tempfile.mkdtemp(prefix="sonde-query-")
-        self._removed = weakref.finalize(self, shutil.rmtree, spill, ignore_errors=True)
+        self._remove_spill = weakref.finalize(self, shutil.rmtree, spill, ignore_errors=True)
         # No extension is downloaded or loaded: a report works without a network.
         self._connection = duckdb.connect(
             config={
@@ -99,7 +103,7 @@ class Session:
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a query and return its rows as tuples. Raises CaptureError as `arrow` does."""
         found: list[tuple[Any, ...]] = []
-        # The engine makes a new text for each row; one copy is enough.
+        # The engine makes a new string object for each row; one for equal texts is enough.
         texts: dict[str, str] = {}
         with self._engine_errors():
             result = self._connection.execute(sql, parameters)
@@ -138,13 +142,13 @@ class Session:
         except duckdb.OutOfMemoryException as error:
             raise CaptureTooLarge(
                 f"{self.info.path} needs more memory and disk space to read than there is",
-                f"free some space in {tempfile.gettempdir()}, or record for a shorter time",
+                f"free nonempty space in {tempfile.gettempdir()}, or record for a shorter time",
             ) from error
 
     @cached_property
     def user_frames(self) -> npt.NDArray[np.int64]:
-        """The frame of the user's code of each stack (index into `stacks.frames`), -1 none; shape
-        (stacks,)."""
+        """Each stack's frame of the user's Python code (`model.user_code`), as an index into
+        `stacks.frames`; -1 none; shape (stacks,)."""
         return user_frames(self.stacks)
 
     @cached_property
@@ -154,12 +158,13 @@ class Session:
 
     @cached_property
     def functions(self) -> Sequence[FunctionKey]:
-        """Every function of the capture; `function_of_frame` has indices into it."""
+        """Every function of the capture, and that of an empty stack."""
         return list(self._function_numbers)
 
     @cached_property
     def function_of_frame(self) -> Sequence[int]:
-        """Index of the function of each frame of `stacks`; that of an empty stack comes last."""
+        """For each frame of `stacks.frames` the index of its function in `functions`; one more
+        entry at the end is for an empty stack."""
         return [*map(self._function_numbers.__getitem__, map(_function_key, self._frames()))]
 
     @cached_property
@@ -181,7 +186,7 @@ class Session:
     def _index_processes(self, table: pa.Table) -> list[Process]:
         processes = [_process(row) for row in table.to_pylist()]
         self._connection.register("known_process", table.select(["pid", "start_ns"]))
-        # A process may have ended before its name could be read.
+        # A process that ended before its name could be read has rows, but none in `process`.
         processes += [
             Process(pid=pid, start_ns=start_ns)
             for pid, start_ns in self.rows(
@@ -246,8 +251,9 @@ class Session:
         of_frame = np.asarray(self.function_of_frame, np.int32)
         offsets = np.asarray(self.stacks.offsets, np.int64)
         leaves = np.full(len(self.stacks), of_frame[-1], np.int32)
-        some = np.flatnonzero(np.diff(offsets))
-        leaves[some] = of_frame[np.asarray(self.stacks.frame_indices, np.int32)[offsets[some]]]
+        nonempty = np.flatnonzero(np.diff(offsets))
+        flat = np.asarray(self.stacks.frame_indices, np.int32)
+        leaves[nonempty] = of_frame[flat[offsets[nonempty]]]
         stack = np.arange(len(self.stacks), dtype=np.int32)
         self._connection.register("leaf", pa.table({"stack": stack, "function": leaves}))
 
@@ -258,7 +264,7 @@ def _process(row: dict[str, Any]) -> Process:
 
 
 def _stacks(stack: pa.Table, frame: pa.Table) -> Stacks:
-    """Stacks with dense indices: 0 is the empty stack, the others follow in table order."""
+    """Stacks numbered from 0: the empty stack, then those of the table in its order."""
     names = [_texts(frame.column(name)) for name in ("kind", "function", "binary")]
     names += [_texts(frame.column(name)) for name in ("build_id", "file", "origin")]
     numbers = [frame.column(name).to_pylist() for name in ("offset", "line")]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The questions to a store on Apache Spark: the same functions, the same text of SQL.
+"""Questions over a store, answered by Apache Spark in place of DuckDB: same functions, same SQL.
 
-sqlglot makes what DuckDB runs into what Spark runs. Only the extra `spark` has both; nothing else
-of Sonde imports this module. docs/guide/spark.md has an example.
+sqlglot translates DuckDB's dialect into Spark's. pyspark and sqlglot are installed with the extra
+`spark` of the package alone; nothing else of Sonde imports this module. docs/guide/spark.md has an
+example.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ _SETTINGS = {
 
 
 class SparkTables:
-    """The tables of a store on Spark, for `sonde.query.stored` and the modules beside it.
+    """The tables of a store on Spark (`StoreTables`), for `sonde.query.stored` and the modules
+    beside it.
 
-    Not thread-safe. It works in a new session on the given one's cluster, so that its views and
-    settings stay separate.
+    Not thread-safe. It works in a new session of the same cluster, so that its views and settings
+    stay separate from the caller's.
     """
 
     def __init__(self, spark: SparkSession, files: Mapping[str, Sequence[str]]) -> None:
@@ -49,7 +51,7 @@ class SparkTables:
     def arrow(
         self, sql: str, parameters: Sequence[Any] = (), chosen: pa.Table | None = None
     ) -> pa.Table:
-        """Rows of a query as columns; it may name `chosen`, a table of the caller's own.
+        """Rows of a query as columns. `chosen`: a table that the query may read by this name.
 
         Raises CaptureError, CaptureTooLarge.
         """
@@ -70,7 +72,7 @@ class SparkTables:
         return found
 
     def check(self) -> None:
-        """Nothing: Spark has its own limits of time."""
+        """Does nothing: Spark has its own time limits."""
 
     def _make_views(self, sql: str) -> None:
         for name in (*TABLES, "chunk", SUMS_VIEW):
@@ -79,6 +81,7 @@ class SparkTables:
                 self._table(name).createOrReplaceTempView(name)
 
     def _table(self, name: str) -> DataFrame:
+        """The rows of a table, or of `SUMS_VIEW`, as `StoredSession` makes them."""
         paths = self._files.get(name, ())
         if name != SUMS_VIEW:
             if not paths:
@@ -92,7 +95,7 @@ class SparkTables:
         return self._spark.table("sample").withColumn("rows", F.lit(1).cast("bigint"))
 
     def _read(self, paths: Sequence[str]) -> DataFrame:
-        """Files whose columns may differ: a newer version of Sonde has more."""
+        """Rows of files whose columns may differ: a newer version of Sonde writes more."""
         return self._spark.read.option("mergeSchema", "true").parquet(*paths)
 
 

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a thread did, by its stack: on a device's launch path, or in code, and in whose.
+"""What a thread does, by its stack: prepares and launches work for a device, or runs other code,
+and whose.
 
-The part of a stack inside the program's innermost own Python frame decides: what did that line
-call? Stacks without own Python code (a framework's backward thread, a C++ program) decide as a
-whole. All columns are computed for all stacks at once: a capture may have 200,000.
+The frames that the program's innermost own Python frame called decide. Where a stack has no own
+Python code (a framework's backward thread, a C++ program), all of its frames do. All columns are
+computed for all stacks at once: a capture may have 200,000.
+
+"own" is the program's; kinds of code are `CodeKind`s, of which those that are NEUTRAL (the kernel,
+libc, the interpreter) show nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ NUMBER_OF: dict[Activity, int] = {one: number for number, one in enumerate(ACTIV
 """The number of each activity in columns."""
 _CALL_KINDS = tuple(CallKind)
 _OWNERS = tuple(ThreadOwner)
+"""Likewise of kinds of calls, and of owners of threads."""
 _ACTIVITY_OF_CALL = {
     CallKind.SYNC: Activity.DEVICE_WAIT,
     CallKind.COPY: Activity.COPY,
@@ -35,13 +40,13 @@ _ACTIVITY_OF_CALL = {
     CallKind.BUILD: Activity.BUILD,
 }
 _DEVICE_FUNCTION = re.compile(r"^(cuda|cu|hip|cl|ze)[A-Z]\w*$")
-"""Functions of device APIs."""
+"""Names of the functions of device APIs."""
 _CPU_KINDS = (
     *(CodeKind.DEVICE, CodeKind.FRAMEWORK, CodeKind.CPU_KERNEL, CodeKind.COMPILER),
     *(CodeKind.LIBRARY, CodeKind.OWN_NATIVE, CodeKind.OWN_PYTHON, CodeKind.QUEUE),
     CodeKind.STORAGE,
 )
-"""Kinds whose innermost frame shows what the CPU does."""
+"""Kinds of code of which the innermost frame shows what the CPU does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +64,16 @@ class StackRoles:
     in_queue: Mask
     """The stack waits in a queue, a future or a condition."""
     in_interpreter: Mask
-    """The interpreter itself waits in a condition: on Linux, CPython does for its lock alone."""
+    """The interpreter itself waits for a condition variable: on Linux, CPython does so for the GIL
+    alone."""
     communicates: Mask
     """The stack is in a library that exchanges data with other processes of the job."""
     own_python_innermost: Mask
-    """The program's own Python code is innermost, but for the interpreter and the system."""
+    """The program's own Python code is innermost; the interpreter and the system do not count."""
     computes: Mask
-    """The stack is in a computation on the CPU, which may run in several threads."""
+    """The stack is in a library's computation on the CPU, which may run in several threads."""
     owner: U8
-    """1 + the number of the `ThreadOwner` that the outermost code belongs to; 0 not known."""
+    """1 + the number in `_OWNERS` of the owner that the outermost code belongs to; 0 not known."""
 
     def location_of(self, index: int) -> str:
         """The text of an index of `location`; '' for -1."""
@@ -80,12 +86,13 @@ class _FrameColumns(NamedTuple):
     kind: U8
     """`CodeKind`."""
     call: U8
-    """1 + the number of the `CallKind` of an entry of a device's API; 0 none."""
+    """1 + the number in `_CALL_KINDS` of a function of a device API; 0 none."""
     location: I32
     """Index into `locations`; -1 none."""
     locations: list[str]
     in_python_queue: Mask
-    """Machine code of Python's own queue, within which a condition is the interpreter's lock."""
+    """Machine code of CPython's `queue.SimpleQueue`: it waits with the calls that the GIL waits
+    with."""
 
 
 class _Stacks(NamedTuple):
@@ -96,39 +103,40 @@ class _Stacks(NamedTuple):
     size: int
     """Of stacks. Columns of stacks have one more, for unknown ones."""
 
-    def innermost(self, chosen: Mask) -> I64:
-        """Position of the innermost chosen frame of each stack; that past the last one for none."""
+    def innermost(self, frames: Mask) -> I64:
+        """Position of the innermost frame of each stack that is in the mask; the number of all
+        frames where none is."""
         found = np.full(self.size + 1, len(self.stack), np.int64)
-        positions = np.flatnonzero(chosen)
+        positions = np.flatnonzero(frames)
         found[self.stack[positions][::-1]] = positions[::-1]
         return found
 
-    def at_outermost(self, chosen: Mask, values: U8) -> U8:
-        """The value at the outermost chosen frame of each stack; 0 for none."""
+    def at_outermost(self, frames: Mask, values: U8) -> U8:
+        """The value of the outermost frame of each stack that is in the mask; 0 where none is."""
         found = np.zeros(self.size + 1, np.uint8)
-        positions = np.flatnonzero(chosen)
-        found[self.stack[positions]] = values[positions]  # the last one stays
+        positions = np.flatnonzero(frames)
+        found[self.stack[positions]] = values[positions]  # of several the last one remains
         return found
 
-    def have(self, chosen: Mask) -> Mask:
-        """Whether each stack has a chosen frame."""
-        return np.bincount(self.stack[chosen], minlength=self.size + 1) > 0
+    def have(self, frames: Mask) -> Mask:
+        """Whether each stack has a frame that is in the mask."""
+        return np.bincount(self.stack[frames], minlength=self.size + 1) > 0
 
 
 def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackRoles:
     """The roles of all stacks.
 
-    `frame`: the table; `flat`: row of each frame of all stacks, innermost first, -1 unknown;
-    `parents`: the stack of each, ascending; `stacks`: their number.
+    `frame`: the table; `flat`: the row in it of each frame of all stacks, innermost first, -1
+    unknown; `parents`: the stack of each of these, ascending; `stacks`: the number of stacks.
     """
     table, all_stacks = _frame_columns(frame), _Stacks(parents, stacks)
-    none = len(flat)
+    none = len(flat)  # the position that `innermost` has for none
     kind, call = table.kind[flat], table.call[flat]  # -1 is the last row: unknown
     own = all_stacks.innermost(kind == CodeKind.OWN_PYTHON)
     has_own = own < none
     position = np.arange(none)
     inside = position < own[parents]
-    """Frames inside the program's innermost own Python frame."""
+    """Frames that the innermost own Python frame called; all frames of a stack without one."""
     inside_or_own = position <= own[parents]
 
     def called(*kinds: CodeKind) -> Mask:
@@ -141,9 +149,9 @@ def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackR
     communicates = called(CodeKind.COMMUNICATION) & ~in_device
     # The outermost entry into the device's API shows what was asked for.
     entry = all_stacks.at_outermost(inside & (kind == CodeKind.DEVICE) & (call > 0), call)
-    # Somewhere in the driver; the rest of the stack is missing.
+    # Stacks of which only frames of the driver are known.
     driver_only = in_device & ~in_framework & ~has_own & (entry == 0)
-    # A library between the framework and the CPU (an image codec, NumPy) is no launch path.
+    # Where a framework calls another library (an image codec, NumPy), it launches nothing.
     dispatches = in_framework & ~computes & ~called(CodeKind.STORAGE)
     dispatches &= np.isin(leaf_kind, (CodeKind.FRAMEWORK, CodeKind.DEVICE))
     calls = [
@@ -166,8 +174,8 @@ def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackR
     is_python = np.append(pc.equal(frame.column("kind"), "python").to_numpy(), False)[flat]
     waits = inside & (kind == CodeKind.QUEUE) & ~is_python
     native_wait = waits & ~table.in_python_queue[flat]
-    beside = inside & (kind != CodeKind.NEUTRAL) & ~waits
-    in_interpreter = all_stacks.have(native_wait) & ~all_stacks.have(beside) & has_own
+    other_code = inside & (kind != CodeKind.NEUTRAL) & ~waits
+    in_interpreter = all_stacks.have(native_wait) & ~all_stacks.have(other_code) & has_own
     in_queue = all_stacks.have((kind == CodeKind.QUEUE) & inside_or_own)
     in_queue &= ~in_framework & ~in_device  # a framework waits for its own threads
     return StackRoles(
@@ -185,8 +193,8 @@ def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackR
 
 
 def _locations(stacks: _Stacks, table: _FrameColumns, flat: I64, own: I64) -> I32:
-    """The program's innermost own Python code (at the positions `own`), else its machine code, else
-    that of a library, of each stack."""
+    """Index of the location of each stack: of the innermost own Python frame (at the positions
+    `own`), else of own machine code, else of a library's Python code; -1 none."""
     kind = table.kind[flat]
     own_native = stacks.innermost(kind == CodeKind.OWN_NATIVE)
     libraries = (CodeKind.LIBRARY, CodeKind.STORAGE, CodeKind.FRAMEWORK)
@@ -199,9 +207,8 @@ def _locations(stacks: _Stacks, table: _FrameColumns, flat: I64, own: I64) -> I3
 
 
 def _callers(frame: pa.Table, stacks: _Stacks, table: _FrameColumns, flat: I64, own: I64) -> I32:
-    """The location of the innermost own frame outside of the function at `own`, of each stack.
-
-    A module is left out: it calls everything.
+    """Index of the location of the own Python function that called the one at the positions `own`,
+    directly or not; -1 none. Code of modules (`<module>`) does not count: it calls everything.
     """
     columns = (frame.column(name).to_pylist() for name in ("function", "file"))
     texts = list(zip(*columns, strict=True))
@@ -217,7 +224,8 @@ def _callers(frame: pa.Table, stacks: _Stacks, table: _FrameColumns, flat: I64, 
 
 
 def _owners(stacks: _Stacks, kind: U8) -> U8:
-    """By the outermost code of a stack: the driver calls the program's functions back."""
+    """1 + the number of each stack's owner, by its outermost code: not by the innermost, since a
+    thread of the driver may call functions of the program back."""
     outermost = stacks.at_outermost(kind != CodeKind.NEUTRAL, kind)
     owner = np.where(outermost > 0, 1 + _OWNERS.index(ThreadOwner.PROGRAM), 0).astype(np.uint8)
     owner[outermost == CodeKind.DEVICE] = 1 + _OWNERS.index(ThreadOwner.DRIVER)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Typed questions over a store: files of Parquet of many nodes, chosen by time.
+"""Typed questions over a store: Parquet files of many nodes, of which the caller gives those of a
+time.
 
-The tables are those of a capture (abi/tables.json) with the columns that src/sonde/store/tables.py
-adds: `node`, times since 1970, keys of stacks and frames by content. Every value of a caller is a
-parameter, never text of the SQL. The engine may read the given directory and nothing else.
+The tables are those of a capture (abi/tables.json) as src/sonde/store/tables.py stores them: with
+`node`, times since 1970, keys of stacks and frames by content. Every value of a caller is a
+parameter, never text of the SQL. The engine may read the given directories and nothing else.
 """
 
 from __future__ import annotations
@@ -25,25 +26,32 @@ from sonde.errors import CaptureError, CaptureTooLarge
 from sonde.query.schema import TABLES
 
 MAX_POINTS = 1_440
-"""Points of a series: what a screen shows."""
+"""Points of a series: about as many as a screen has columns of pixels."""
 MAX_STACKS = 20_000
-MAX_PLACES = 2_000_000
-"""Frames of all stacks of an answer together."""
+"""Of one flame graph, the heaviest."""
+MAX_STACK_FRAMES = 2_000_000
+"""Frames of all stacks of one flame graph together."""
 MAX_FRAMES = 100_000
+"""Code locations of one answer."""
 MAX_SERIES = 1_000
+"""Of one metric, by node and labels."""
 MAX_ROWS = 10_000
+"""Of other answers."""
 MAX_BYTES = 256 << 20
-"""Of what one statement answers: texts are as long as their senders like."""
+"""Of the rows of one statement: texts are as long as their senders like."""
 _ROWS_AT_ONCE = 65_536
+"""Rows that are fetched together: the deadline and `MAX_BYTES` are checked between."""
 _AGAIN_S = 0.1
+"""Time between interrupts of a statement that runs beyond the deadline."""
 SUMS_VIEW = "sample_sums"
-"""A view for questions whose answers are sums over the whole time: the rows of `sample`, of which
-many may be summed up as one, without threads. `rows` has how many a row is. It reads files of
-`sample`, or in place of each the file of `SUMMED_TABLE` that sums it up."""
+"""A view for questions whose answers are sums over the whole time: as `sample`, but one row may be
+the sum of many (`rows` has how many) and has no thread. For each file of `sample` it reads either
+that file or the file of `SUMMED_TABLE` with its sums."""
 SUMMED_TABLE = "sample_summed"
 """The table whose files have such sums, one for each file of `sample` that is summed up
 (src/sonde/store/tables.py)."""
 _OWNERS = ("user", "pod", "namespace", "job", "comm", "exe", "container", "unit")
+"""Columns of `process` that a selection may name."""
 
 
 class QueryTimedOutError(CaptureError):
@@ -56,7 +64,8 @@ class UnreadableStoreError(CaptureError):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which rows count; an empty field chooses all. Times are ns since 1970, the end exclusive."""
+    """Which rows a question reads; an empty field does not restrict. Times are ns since 1970, the
+    end exclusive."""
 
     start_ns: int
     end_ns: int
@@ -67,26 +76,29 @@ class Selection:
     names: Sequence[str] = ()
     """Kernels, reasons of waits, functions of calls."""
     owners: Mapping[str, str] | None = None
-    """Columns of `process` and their values: user, pod, namespace, job, comm, exe, …"""
+    """Columns of `process` (of `_OWNERS`) and the values that they must have."""
 
     def sql(
         self, time: str = "time_ns", kind: bool = True, process: bool = True
     ) -> tuple[str, list[Any]]:
-        """(WHERE clause, its parameters) for a table that has a `kind`, a `process`, or not. Raises
-        CaptureError."""
-        wanted = [f"{time} >= ?", f"{time} < ?"]
+        """(WHERE clause, its parameters).
+
+        `time`: the column that must be between start and end; `kind`: whether `kind` and `names`
+        apply; `process`: whether `pids` and `owners` do. Raises CaptureError.
+        """
+        required = [f"{time} >= ?", f"{time} < ?"]
         parameters: list[Any] = [self.start_ns, self.end_ns]
         if kind:
-            wanted.append("kind = ?")
+            required.append("kind = ?")
             parameters.append(self.kind)
-        chosen: tuple[tuple[str, Sequence[Any]], ...] = (
+        allowed: tuple[tuple[str, Sequence[Any]], ...] = (
             ("node", self.nodes),
             ("pid", self.pids if process else ()),
             ("name", self.names if kind else ()),
         )
-        for column, values in chosen:
+        for column, values in allowed:
             if values:
-                wanted.append(f"{column} IN ({', '.join('?' * len(values))})")
+                required.append(f"{column} IN ({', '.join('?' * len(values))})")
                 parameters += values
         if self.owners and process:
             conditions = []
@@ -95,21 +107,21 @@ class Selection:
                     raise CaptureError(f"no owner is called {column}", f"use {', '.join(_OWNERS)}")
                 conditions.append(f'"{column}" = ?')
                 parameters.append(value)
-            wanted.append(
+            required.append(
                 "(node, pid, start_ns) IN (SELECT node, pid, start_ns FROM process"
                 f" WHERE {' AND '.join(conditions)})"
             )
-        return f"WHERE {' AND '.join(wanted)}", parameters
+        return f"WHERE {' AND '.join(required)}", parameters
 
 
 class StoreTables(Protocol):
-    """What questions are asked of: an engine over the tables of a store. Their SQL is what DuckDB
-    runs and sqlglot makes SQL of Spark from: no CTE within a CTE, no QUALIFY, no `?::TYPE`."""
+    """An engine over the tables of a store, which questions run SQL on. The SQL is DuckDB's, as far
+    as sqlglot can translate it to Spark's: no CTE within a CTE, no QUALIFY, no `?::TYPE`."""
 
     def arrow(
         self, sql: str, parameters: Sequence[Any] = (), chosen: pa.Table | None = None
     ) -> pa.Table:
-        """Rows of a query as columns; it may name `chosen`, a table of the caller's own.
+        """Rows of a query as columns. `chosen`: a table that the query may read by this name.
 
         Raises CaptureError.
         """
@@ -119,7 +131,7 @@ class StoreTables(Protocol):
 
 
 class StoredSession:
-    """One query's view of the store. Not thread-safe, but `interrupt` may come from anywhere."""
+    """DuckDB over the files that one question reads. Not thread-safe."""
 
     def __init__(
         self,
@@ -128,7 +140,8 @@ class StoredSession:
         memory_bytes: int = 256 << 20,
         spill: Path | None = None,
     ) -> None:
-        """`allowed`: the directories of the tenant; `files`: by table, those that may matter."""
+        """`allowed`: the directories of the tenant; `files`: by table, those that the question may
+        have to read; `spill`: a directory for what does not fit into memory, None for none."""
         self._connection = duckdb.connect(
             config={
                 "memory_limit": f"{memory_bytes >> 10}KiB",
@@ -150,7 +163,7 @@ class StoredSession:
 
     @property
     def files(self) -> Mapping[str, Sequence[Path]]:
-        """By table, as they were given."""
+        """The files by table, as they were given."""
         return self._files
 
     def close(self) -> None:
@@ -158,7 +171,8 @@ class StoredSession:
         self._connection.close()
 
     def _make_views(self, sql: str) -> None:
-        """Make what a query may name: each costs a look at every file of its table."""
+        """Create the views that a query names, not the others: each view costs reading the footers
+        of all files of its table."""
         for name in (*TABLES, "chunk", SUMS_VIEW):
             if name in self._views or not re.search(rf"\b{name}\b", sql):
                 continue
@@ -173,6 +187,7 @@ class StoredSession:
 
     def _make_sums(self, paths: Sequence[Path]) -> None:
         columns = "SELECT *, CAST(1 AS BIGINT) AS rows FROM sample"
+        # Files lie at TABLE/day=…/hour=…/NAME.
         if any(path.parts[-4] == SUMMED_TABLE for path in paths):
             columns = f"SELECT * REPLACE (coalesce(rows, 1) AS rows) FROM {_source(paths)}"
         else:
@@ -182,9 +197,9 @@ class StoredSession:
     def arrow(
         self, sql: str, parameters: Sequence[Any] = (), chosen: pa.Table | None = None
     ) -> pa.Table:
-        """Rows of a query as columns; it may name `chosen`, a table of the caller's own.
+        """Rows of a query as columns. `chosen`: a table that the query may read by this name.
 
-        Raises QueryTimedOutError, CaptureTooLarge.
+        Raises QueryTimedOutError, CaptureTooLarge, UnreadableStoreError.
         """
         if chosen is not None:
             self._connection.register("chosen", chosen)
@@ -209,18 +224,20 @@ class StoredSession:
                     raise _too_large()
                 batches.append(batch)
         except (OSError, pa.ArrowException) as error:
-            # What the engine raises after the first rows has lost its type on the way.
+            # Errors of the engine after the first rows come through Arrow, as text.
             raise _engine_error(str(error)) from error
         return pa.Table.from_batches(batches, reader.schema)
 
     def check(self) -> None:
-        """Raises QueryTimedOutError beyond the deadline: between what the engine does, too."""
+        """Raises QueryTimedOutError beyond the deadline. Called between statements and batches: the
+        engine itself is interrupted (`deadline`)."""
         if time.monotonic() > self._ends_s:
             raise _timed_out()
 
     @contextmanager
     def deadline(self, seconds: float) -> Iterator[None]:
-        """Interrupt what runs longer, and whatever is begun after that."""
+        """Within this context, statements that still run, or begin, after `seconds` are
+        interrupted."""
         self._ends_s = time.monotonic() + seconds
         done = threading.Event()
 
@@ -237,7 +254,7 @@ class StoredSession:
             yield
         finally:
             done.set()
-            watch.join()  # nothing is interrupted that is closed by then
+            watch.join()  # so that it does not interrupt a connection that is closed
             self._ends_s = math.inf
 
 
@@ -276,7 +293,7 @@ def _engine_error(text: str) -> CaptureError:
 _UNREADABLE = (
     duckdb.OutOfRangeException,
     duckdb.ConversionException,
-    # What the engine raises for files that are none, by what is wrong with them.
+    # Raised for files that are no valid Parquet, by what is wrong with them.
     duckdb.IOException,
     duckdb.InvalidInputException,
     duckdb.SerializationException,
@@ -296,7 +313,8 @@ def _errors() -> Iterator[None]:
     except duckdb.Error as error:
         if type(error) is not duckdb.Error:
             raise
-        # Of a footer that is none, the reader's own error, which has no type of the engine's.
+        # An invalid footer raises the base class itself; subclasses that come here are programming
+        # errors.
         raise _unanswerable(str(error)) from error
 
 
@@ -307,13 +325,17 @@ def empty_table(name: str) -> pa.Table:
         names = ("seq", "start_ns", "end_ns", "received_ns", "size_bytes", "sample_rows")
         return pa.schema({"node": pa.string(), "capture": pa.string(), "about": pa.string(),
                           **dict.fromkeys(names, pa.int64())}).empty_table()  # fmt: skip
-    fields = {("stack" if f.name == "stack_id" else f.name): _plain(f.type) for f in TABLES[name]}
+    fields = {
+        ("stack" if field.name == "stack_id" else field.name): _stored_type(field.type)
+        for field in TABLES[name]
+    }
     if name == "stack":
         fields = {"frame_keys": pa.list_(pa.int64()), "complete": pa.bool_()}
     return pa.schema(added | fields).empty_table()
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
+def _stored_type(kind: pa.DataType) -> pa.DataType:
+    """The type with which the store keeps a column of this type."""
     if pa.types.is_dictionary(kind):
         return pa.string()
     return pa.int64() if pa.types.is_integer(kind) else kind
@@ -323,20 +345,21 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "process": ("node", "pid", "start_ns"),
     "thread": ("node", "pid", "start_ns", "tid"),
 }
-"""What stacks can be kept apart by, as columns of `sample`."""
+"""What a flame graph can be split by (`by`): the columns of `sample` that identify each part."""
 
 
 def flame_graph(
-    session: StoreTables, wanted: Selection, limit: int = MAX_STACKS, by: str = ""
+    session: StoreTables, selection: Selection, limit: int = MAX_STACKS, by: str = ""
 ) -> pa.Table:
-    """Stacks, heaviest first: stack (key), n, ns, bytes, frame_keys (leaf first).
+    """Stacks, heaviest first: stack (key), n, ns, bytes, frame_keys (leaf first). At most `limit`,
+    and `MAX_STACK_FRAMES` frames: `totals` shows what is missing.
 
-    `by`: process or thread; with it also `group_name`: 'python3 (4121)', with more than one node
-    in the selection the node before it. Raises CaptureError.
+    `by`: 'process' or 'thread' has the stacks of each separate, with its `group_name`:
+    'python3 (4121)', after the node's name unless one node is selected. Raises CaptureError.
     """
     if by:
-        return _grouped_flame_graph(session, wanted, limit, by)
-    clause, parameters = wanted.sql()
+        return _grouped_flame_graph(session, selection, limit, by)
+    clause, parameters = selection.sql()
     return session.arrow(
         "WITH weight AS ("
         " SELECT stack, sum(weight_count) AS n, sum(weight_ns) AS ns, sum(weight_bytes) AS bytes"
@@ -347,20 +370,22 @@ def flame_graph(
         "listed AS (SELECT w.stack, w.n, w.ns, w.bytes, coalesce(o.frame_keys, []) AS frame_keys"
         " FROM weight w LEFT JOIN once o ON w.stack = o.key), "
         "placed AS (SELECT *, sum(array_length(frame_keys))"
-        " OVER (ORDER BY ns DESC, bytes DESC, stack) AS places FROM listed) "
-        f"SELECT stack, n, ns, bytes, frame_keys FROM placed WHERE places <= {MAX_PLACES}"
-        " ORDER BY ns DESC, bytes DESC, stack",
+        " OVER (ORDER BY ns DESC, bytes DESC, stack) AS frames_so_far FROM listed) "
+        "SELECT stack, n, ns, bytes, frame_keys FROM placed"
+        f" WHERE frames_so_far <= {MAX_STACK_FRAMES} ORDER BY ns DESC, bytes DESC, stack",
         parameters,
     )
 
 
-def _grouped_flame_graph(session: StoreTables, wanted: Selection, limit: int, by: str) -> pa.Table:
+def _grouped_flame_graph(
+    session: StoreTables, selection: Selection, limit: int, by: str
+) -> pa.Table:
     if by not in GROUPS:
         raise CaptureError(f"stacks are not kept by {by[:40]!r}", f"use {' or '.join(GROUPS)}")
     key = ", ".join(GROUPS[by])
     number = "tid" if by == "thread" else "pid"
-    whose = "" if len(wanted.nodes) == 1 else "w.node || ' ' || "
-    clause, parameters = wanted.sql()
+    whose = "" if len(selection.nodes) == 1 else "w.node || ' ' || "
+    clause, parameters = selection.sql()
     return session.arrow(
         "WITH weight AS ("
         f" SELECT stack, {key}, sum(weight_count) AS n, sum(weight_ns) AS ns,"
@@ -375,15 +400,16 @@ def _grouped_flame_graph(session: StoreTables, wanted: Selection, limit: int, by
         " coalesce(o.frame_keys, []) AS frame_keys FROM weight w LEFT JOIN once o"
         f" ON w.stack = o.key LEFT JOIN named m USING ({key})), "
         "placed AS (SELECT *, sum(array_length(frame_keys))"
-        " OVER (ORDER BY ns DESC, bytes DESC, stack, group_name) AS places FROM listed) "
+        " OVER (ORDER BY ns DESC, bytes DESC, stack, group_name) AS frames_so_far FROM listed) "
         "SELECT stack, n, ns, bytes, frame_keys, group_name FROM placed"
-        f" WHERE places <= {MAX_PLACES} ORDER BY ns DESC, bytes DESC, stack, group_name",
+        f" WHERE frames_so_far <= {MAX_STACK_FRAMES}"
+        " ORDER BY ns DESC, bytes DESC, stack, group_name",
         parameters,
     )
 
 
 def frames(session: StoreTables, keys: Sequence[int]) -> pa.Table:
-    """Code locations of keys: key, kind, function, binary, build_id, file, line; each once."""
+    """The code locations with these keys: key, kind, function, binary, build_id, file, line."""
     return session.arrow(
         "SELECT key, any_value(kind) AS kind, any_value(function) AS function,"
         ' any_value("binary") AS "binary", any_value(file) AS file, any_value(line) AS line'
@@ -393,17 +419,17 @@ def frames(session: StoreTables, keys: Sequence[int]) -> pa.Table:
 
 
 def known_frames(session: StoreTables) -> pa.Table:
-    """The code locations of the days of a selection, at most 100,000: as `frames`, without build
-    ids."""
+    """The code locations of the days of a selection, the first `MAX_FRAMES` by key: as `frames`,
+    without build ids."""
     return session.arrow(
         'SELECT DISTINCT key, kind, function, "binary", file, line FROM frame'
         f" ORDER BY key LIMIT {MAX_FRAMES}"
     )
 
 
-def totals(session: StoreTables, wanted: Selection) -> dict[str, float]:
-    """Sum of all weights of a selection: rows, n, ns, bytes."""
-    clause, parameters = wanted.sql()
+def totals(session: StoreTables, selection: Selection) -> dict[str, float]:
+    """Sums over a selection: rows (of `sample`), n, ns, bytes."""
+    clause, parameters = selection.sql()
     row = session.arrow(
         "SELECT coalesce(sum(rows), 0) AS rows, coalesce(sum(weight_count), 0) AS n,"
         " coalesce(sum(weight_ns), 0) AS ns, coalesce(sum(weight_bytes), 0) AS bytes"
@@ -431,15 +457,17 @@ _MEMBERS = (
     " FROM whole{at} w LEFT JOIN own{at} o USING (frame) LEFT JOIN named{at} n ON n.key = w.frame"
     " GROUP BY 1, 2)"
 )
-"""Functions of a selection, as the part of a WITH clause that ends in `function{at}`."""
+"""Functions of a selection, as the part of a WITH clause that ends in the table `function{at}`;
+`{at}`: a suffix that makes names distinct. `member`: each code location of a stack once; `own`,
+`whole`: time in a location itself, and with what it called."""
 
 
-def top_functions(session: StoreTables, wanted: Selection, limit: int = 50) -> pa.Table:
-    """Functions by own time: function, binary, own_ns, total_ns.
+def top_functions(session: StoreTables, selection: Selection, limit: int = 50) -> pa.Table:
+    """Functions by own (self) time, at most `limit`: function, binary, own_ns, total_ns.
 
     A function that is twice in a stack at two lines counts twice in `total_ns`.
     """
-    clause, parameters = wanted.sql()
+    clause, parameters = selection.sql()
     members = _MEMBERS.format(clause=clause, at="")
     return session.arrow(
         f"WITH {members} SELECT * FROM function ORDER BY own_ns DESC, total_ns DESC, 1, 2"
@@ -451,13 +479,14 @@ def top_functions(session: StoreTables, wanted: Selection, limit: int = 50) -> p
 def difference(
     session: StoreTables, before: Selection, after: Selection, limit: int = 50
 ) -> pa.Table:
-    """Functions whose own share of the time changed most: function, binary, before, after."""
+    """Functions whose share of the own (self) time changed most: function, binary, before, after
+    (shares, 0 to 1)."""
     parts = []
     parameters: list[Any] = []
-    for at, wanted in enumerate((before, after)):
-        clause, some = wanted.sql()
+    for at, selection in enumerate((before, after)):
+        clause, own_parameters = selection.sql()
         parts.append(_MEMBERS.format(clause=clause, at=at))
-        parameters += some
+        parameters += own_parameters
     return session.arrow(
         f"WITH {parts[0]}, {parts[1]}, share AS ("
         'SELECT function, "binary",'
@@ -471,12 +500,13 @@ def difference(
 
 
 def series(
-    session: StoreTables, wanted: Selection, name: str, points: int = MAX_POINTS
+    session: StoreTables, selection: Selection, name: str, points: int = MAX_POINTS
 ) -> pa.Table:
-    """A metric's series, at most 1,440 points each: node, labels, time_ns, value, least, most."""
+    """A metric's series, the first `MAX_SERIES` by node and labels, in at most `points` equal steps
+    each: node, labels, time_ns (of the step), value (mean), least, most."""
     points = max(1, min(points, MAX_POINTS))
-    step = max(1, -(-(wanted.end_ns - wanted.start_ns) // points))
-    clause, parameters = wanted.sql(kind=False, process=False)
+    step = max(1, -(-(selection.end_ns - selection.start_ns) // points))
+    clause, parameters = selection.sql(kind=False, process=False)
     return session.arrow(
         "WITH chosen AS (SELECT node, labels, time_ns, value FROM metric"
         f" {clause} AND series = ?), "
@@ -485,13 +515,14 @@ def series(
         "SELECT node, labels, ? + (time_ns - ?) // ? * ? AS time_ns, avg(value) AS value,"
         " min(value) AS least, max(value) AS most FROM chosen JOIN listed USING (node, labels)"
         " GROUP BY 1, 2, 3 ORDER BY 1, 2, 3",
-        [*parameters, name, wanted.start_ns, wanted.start_ns, step, step],
+        [*parameters, name, selection.start_ns, selection.start_ns, step, step],
     )
 
 
-def nodes(session: StoreTables, wanted: Selection) -> pa.Table:
-    """Every node: chunks, sample_rows, first_ns, last_ns, size_bytes, about (JSON of the agent)."""
-    clause, parameters = wanted.sql("start_ns", kind=False, process=False)
+def nodes(session: StoreTables, selection: Selection) -> pa.Table:
+    """Nodes that sent chunks: node, chunks, sample_rows, first_ns, last_ns, size_bytes, about
+    (`capture` in the metadata of its latest chunk, JSON)."""
+    clause, parameters = selection.sql("start_ns", kind=False, process=False)
     return session.arrow(
         "SELECT node, count(*) AS chunks, CAST(sum(sample_rows) AS BIGINT) AS sample_rows,"
         " min(start_ns) AS first_ns, max(end_ns) AS last_ns,"
@@ -501,9 +532,9 @@ def nodes(session: StoreTables, wanted: Selection) -> pa.Table:
     )
 
 
-def losses(session: StoreTables, wanted: Selection) -> pa.Table:
-    """What agents could not observe: node, name, value."""
-    clause, parameters = wanted.sql(kind=False)
+def losses(session: StoreTables, selection: Selection) -> pa.Table:
+    """Losses that agents counted, largest first: node, name, value."""
+    clause, parameters = selection.sql(kind=False)
     return session.arrow(
         f"SELECT node, name, sum(value) AS value FROM event {clause} AND kind = 'loss'"
         f" GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT {MAX_ROWS}",

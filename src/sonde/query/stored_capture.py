@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a store has of one node in a time, as a capture: everything that reads captures reads it.
+"""What a store has of one node in a time, as a capture: whatever takes a `Capture` takes this.
 
 Its clock is the time since 1970: `wall_offset_ns` is 0. Keys of stacks and frames are those of the
-store. Rows count where their interval overlaps the selected time.
+store. Spans and runs on devices are read where they overlap the selected time, other rows where
+their time lies in it, all rows of `process` and `thread`.
 """
 
 from __future__ import annotations
@@ -25,22 +26,28 @@ from sonde.query.validation import frame_count
 MAX_ROWS = 1_000_000
 """Of all tables together: what a server holds in memory for one question."""
 MAX_DEVICES = 64
-"""Each is explained by itself, beside the work of all others."""
+"""Ordinals of devices. Each is explained separately, against the work of all others."""
 _BYTES = 512 << 20
+"""Memory for all rows and frames of stacks."""
 _INTERVALS = ("span", "device_run")
+"""Tables with a start and an end."""
 _RENAMED = {"frame_ids": "frame_keys", "frame_id": "key"}
+"""Columns of captures, and what the store calls them."""
 _KEY_COLUMNS = {"process": ("pid", "start_ns"), "thread": ("pid", "start_ns", "tid")}
+"""Tables of which the last row of a key counts."""
 
 
 class NothingStoredError(CaptureError):
     """There is nothing of a node in a time."""
 
 
-def capture_of(session: StoreTables, wanted: Selection) -> Capture:
-    """The rows of one node between two times. Raises CaptureError, CaptureTooLarge."""
-    if len(wanted.nodes) != 1:
+def capture_of(session: StoreTables, selection: Selection) -> Capture:
+    """What is stored of one node. Raises CaptureError (NothingStoredError, CaptureTooLarge, …)."""
+    if len(selection.nodes) != 1:
         raise CaptureError("this question is about one node", "give its name as node=NAME")
-    conditions = {name: _where(name, wanted) for name in TABLES if name not in ("stack", "frame")}
+    conditions = {
+        name: _where(name, selection) for name in TABLES if name not in ("stack", "frame")
+    }
     rows = 0
     for name, (clause, parameters) in conditions.items():
         counted = session.arrow(f"SELECT count(*) AS n FROM {name} {clause}", parameters)
@@ -65,22 +72,23 @@ def capture_of(session: StoreTables, wanted: Selection) -> Capture:
     tables["frame"] = _dictionary("frame", session, frames)
     budget = Budget("the selected time", 1, _BYTES)
     budget.hold(64 * rows + 40 * frame_count(tables["stack"]))
-    return Capture(_info(session, wanted), tables, None)
+    return Capture(_info(session, selection), tables, None)
 
 
-def _where(name: str, wanted: Selection) -> tuple[str, list[Any]]:
-    node = wanted.nodes[0]
+def _where(name: str, selection: Selection) -> tuple[str, list[Any]]:
+    """(WHERE clause, its parameters) for a table."""
+    node, start_ns, end_ns = selection.nodes[0], selection.start_ns, selection.end_ns
     if name in _KEY_COLUMNS:
         return "WHERE node = ?", [node]
     if name in _INTERVALS:
         clause = "WHERE node = ? AND start_time_ns < ? AND end_time_ns >= ?"
-        return clause, [node, wanted.end_ns, wanted.start_ns]
-    return "WHERE node = ? AND time_ns >= ? AND time_ns < ?", [node, wanted.start_ns, wanted.end_ns]
+        return clause, [node, end_ns, start_ns]
+    return "WHERE node = ? AND time_ns >= ? AND time_ns < ?", [node, start_ns, end_ns]
 
 
 def _dictionary(name: str, session: StoreTables, used: list[pa.ChunkedArray]) -> pa.Table:
-    """The rows of `stack` or `frame` with the keys that are used: a day has those of all nodes."""
-    parts = [whole_keys.combine_chunks() for whole_keys in used]
+    """The rows of `stack` or `frame` with the keys in `used`: the files have those of all nodes."""
+    parts = [column.combine_chunks() for column in used]
     keys = pc.unique(pa.concat_arrays([pc.fill_null(part, 0) for part in parts]))
     signed = pa.array(keys.to_numpy(zero_copy_only=False).view(np.int64))
     clause = "WHERE key IN (SELECT key FROM chosen)"
@@ -97,7 +105,7 @@ def _table(
     renamed = _RENAMED | {"stack_id": "key" if name == "stack" else "stack"}
     fields = list(TABLES[name])
     if ADDED_LATER[name]:
-        # What was stored by earlier versions only lacks their columns.
+        # Where only earlier versions stored rows, these columns are missing.
         stored = session.arrow(f"SELECT * FROM {name} LIMIT 0", []).column_names
         absent = ADDED_LATER[name].difference(stored)
         fields = [field for field in fields if field.name not in absent]
@@ -127,12 +135,12 @@ def _table(
     return table.unify_dictionaries()
 
 
-def _info(session: StoreTables, wanted: Selection) -> CaptureInfo:
+def _info(session: StoreTables, selection: Selection) -> CaptureInfo:
     found = session.arrow(
         "SELECT count(*) AS chunks, min(start_ns) AS first, max(end_ns) AS last,"
         " max_by(about, end_ns) AS about, coalesce(sum(size_bytes), 0) AS size FROM chunk"
         " WHERE node = ? AND start_ns < ? AND end_ns >= ?",
-        [wanted.nodes[0], wanted.end_ns, wanted.start_ns],
+        [selection.nodes[0], selection.end_ns, selection.start_ns],
     ).to_pylist()[0]
     if not found["chunks"]:
         raise NothingStoredError("this node sent nothing in this time", "choose another time")
@@ -142,13 +150,13 @@ def _info(session: StoreTables, wanted: Selection) -> CaptureInfo:
         about = {}
     host = about.get("host") if isinstance(about, dict) else None
     return CaptureInfo(
-        path=Path(wanted.nodes[0]),
+        path=Path(selection.nodes[0]),
         size_bytes=int(found["size"]),
         id="",
         version="",
         host=host if isinstance(host, dict) else {},
-        start_ns=max(wanted.start_ns, found["first"]),
-        end_ns=min(wanted.end_ns, found["last"]),
+        start_ns=max(selection.start_ns, found["first"]),
+        end_ns=min(selection.end_ns, found["last"]),
         paused_ns=0,
         wall_offset_ns=0,
         chunks=found["chunks"],

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figures of nodes over time for charts, and their summary for a list of nodes.
 
-Besides the metrics that agents polled, three series are made of what was observed: `sonde.cpu`
-(mean number of threads on a CPU, blocked, runnable: the weights of samples by their time),
-`sonde.device.busy` (mean number of runs on devices: Horvitz-Thompson sums of the timed runs) and
-`sonde.device.launches` (launches a second, estimated likewise).
+Besides the metrics that agents polled, three series are computed from samples and timed runs:
+`sonde.cpu` (mean number of threads on a CPU, blocked, runnable: weights of samples divided by the
+time), `sonde.device.busy` (mean number of runs on devices at a time: Horvitz-Thompson sums of the
+timed runs) and `sonde.device.launches` (launches a second, estimated likewise).
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ SUMMARY = (
     *("hw.gpu.memory.usage", "hw.gpu.memory.limit", "hw.temperature", "sonde.gpu.throttled"),
     *("hw.errors", "sonde.gpu.clock"),
 )
+"""Series that a list of nodes shows."""
 _TICK_NS = 1_000_000_000
-"""Samples and runs are summed over seconds: finer steps would show the summing."""
+"""Shortest step of computed series: agents sum samples over a second."""
 _OBSERVED = (
     "SELECT node, 'sonde.cpu' AS series, kind AS labels, time_ns, weight_ns AS amount FROM sample"
     " {sample} AND kind IN ('cpu', 'blocked', 'runqueue')"
@@ -34,34 +35,36 @@ _OBSERVED = (
 
 
 def charts(
-    session: StoreTables, wanted: Selection, names: Sequence[str], points: int = MAX_POINTS
+    session: StoreTables, selection: Selection, names: Sequence[str], points: int = MAX_POINTS
 ) -> pa.Table:
-    """Several series at once: node, series, labels, time_ns, value, least, most.
+    """Several series: node, series, labels, time_ns (of the step), value (mean), least, most.
 
-    A point is a step of the selected time divided by `points`, at most 1,440; of observed series
-    at least a second.
+    The selected time is divided into `points` equal steps, at most `MAX_POINTS`; those of computed
+    series last at least a second. Of the metrics `names` the first `MAX_SERIES` series by node,
+    name and labels are read; computed series have their kind as `labels`, and `least` and `most`
+    equal to `value`.
     """
     points = max(1, min(points, MAX_POINTS))
-    step = max(1, -(-(wanted.end_ns - wanted.start_ns) // points))
-    clause, parameters = wanted.sql(kind=False, process=False)
-    chosen = ", ".join("?" * len(names)) or "''"
+    step = max(1, -(-(selection.end_ns - selection.start_ns) // points))
+    clause, parameters = selection.sql(kind=False, process=False)
+    marks = ", ".join("?" * len(names)) or "''"
     metric = session.arrow(
         "WITH chosen AS (SELECT node, series, labels, time_ns, value FROM metric"
-        f" {clause} AND series IN ({chosen})), "
+        f" {clause} AND series IN ({marks})), "
         "listed AS (SELECT DISTINCT node, series, labels FROM chosen ORDER BY node, series, labels"
         f" LIMIT {MAX_SERIES}) "
         "SELECT node, series, labels, ? + (time_ns - ?) // ? * ? AS time_ns, avg(value) AS value,"
         " min(value) AS least, max(value) AS most FROM chosen JOIN listed"
         " USING (node, series, labels) GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4",
-        [*parameters, *names, wanted.start_ns, wanted.start_ns, step, step],
+        [*parameters, *names, selection.start_ns, selection.start_ns, step, step],
     )
-    observed = _observed(session, wanted, max(step, _TICK_NS))
+    observed = _observed(session, selection, max(step, _TICK_NS))
     return pa.concat_tables([metric, observed.cast(metric.schema)])
 
 
-def _observed(session: StoreTables, wanted: Selection, step: int) -> pa.Table:
-    sample, of_sample = wanted.sql(kind=False)
-    run, of_run = wanted.sql("start_time_ns", kind=False)
+def _observed(session: StoreTables, selection: Selection, step: int) -> pa.Table:
+    sample, of_sample = selection.sql(kind=False)
+    run, of_run = selection.sql("start_time_ns", kind=False)
     rows = _OBSERVED.format(sample=sample, run=run)
     parameters: list[Any] = [*of_sample, *of_run, *of_run]
     return session.arrow(
@@ -69,28 +72,27 @@ def _observed(session: StoreTables, wanted: Selection, step: int) -> pa.Table:
         " ? + (time_ns - ?) // ? * ? AS time_ns, sum(amount) / ? AS value,"
         " sum(amount) / ? AS least, sum(amount) / ? AS most FROM seen"
         f" GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4 LIMIT {MAX_POINTS * MAX_SERIES}",
-        [*parameters, wanted.start_ns, wanted.start_ns, step, step, step, step, step],
+        [*parameters, selection.start_ns, selection.start_ns, step, step, step, step, step],
     )
 
 
-def devices(session: StoreTables, wanted: Selection, limit: int = 10 * MAX_ROWS) -> pa.Table:
-    """Of every node and label set: node, series, labels, mean, least, most, last.
-
-    The series are those of `SUMMARY`; `last` is the latest value. At most `limit` rows.
-    """
-    clause, parameters = wanted.sql(kind=False, process=False)
-    chosen = ", ".join("?" * len(SUMMARY))
+def devices(session: StoreTables, selection: Selection, limit: int = 10 * MAX_ROWS) -> pa.Table:
+    """The series of `SUMMARY`, by node and labels, at most `limit`: node, series, labels, mean,
+    least, most, last (the latest value)."""
+    clause, parameters = selection.sql(kind=False, process=False)
+    marks = ", ".join("?" * len(SUMMARY))
     return session.arrow(
         "SELECT node, series, labels, avg(value) AS mean, min(value) AS least, max(value) AS most,"
-        f" max_by(value, time_ns) AS last FROM metric {clause} AND series IN ({chosen})"
+        f" max_by(value, time_ns) AS last FROM metric {clause} AND series IN ({marks})"
         f" GROUP BY 1, 2, 3 ORDER BY 1, 2, 3 LIMIT {int(limit)}",
         [*parameters, *SUMMARY],
     )
 
 
-def kernels(session: StoreTables, wanted: Selection, limit: int = 50) -> pa.Table:
-    """Runs on devices by kind and name: kind, name, runs, ns, mean_ns, most_ns, timed."""
-    clause, parameters = wanted.sql("start_time_ns", kind=False)
+def kernels(session: StoreTables, selection: Selection, limit: int = 50) -> pa.Table:
+    """Runs on devices by kind and name, at most `limit`, those with most device time: kind, name,
+    runs (estimated), ns, mean_ns, most_ns (longest), timed (runs whose time was measured)."""
+    clause, parameters = selection.sql("start_time_ns", kind=False)
     return session.arrow(
         "SELECT kind, name, sum(weight) AS runs,"
         " sum(weight * (end_time_ns - start_time_ns)) AS ns,"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host memory of processes over a store: what they mapped, gave back and touched."""
+"""Host memory of processes over a store: what they mapped, unmapped and touched."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ import pyarrow as pa
 from sonde.query.stored import MAX_ROWS, SUMS_VIEW, Selection, StoreTables
 
 _OWNERS = ("comm", "exe", "user", "pod", "namespace", "job", "container", "unit")
+"""Columns of `process` in an answer."""
 
 
-def memory(session: StoreTables, wanted: Selection, limit: int = 50) -> pa.Table:
-    """Processes by what they mapped and touched: node, pid, start_ns, mapped, unmapped, grown
-    (mapped less unmapped, of this time), faulted, reserved (all bytes), and who they are.
+def memory(session: StoreTables, selection: Selection, limit: int = 50) -> pa.Table:
+    """Processes by what they mapped and touched, at most `limit`: node, pid, start_ns, mapped,
+    unmapped, grown (mapped less unmapped, within the selected time), faulted, reserved (all in
+    bytes), and the columns `_OWNERS`.
 
     Mappings without access rights only reserve addresses: they count as `reserved` alone.
     """
-    clause, parameters = wanted.sql(kind=False)
-    if wanted.names:
-        clause += f" AND name IN ({', '.join('?' * len(wanted.names))})"
-        parameters = [*parameters, *wanted.names]
+    clause, parameters = selection.sql(kind=False)
+    if selection.names:
+        clause += f" AND name IN ({', '.join('?' * len(selection.names))})"
+        parameters = [*parameters, *selection.names]
     who = ", ".join(f"any_value({name}) AS {name}" for name in _OWNERS)
     return session.arrow(
         "WITH w AS (SELECT node, pid, start_ns,"

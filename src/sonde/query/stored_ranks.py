@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks of jobs over time: of each process on each device, time at work and time in collectives.
 
-Times on devices are Horvitz-Thompson sums of the timed runs, by what of each lies in a slot. Runs
-of several streams add up.
+Here every pair of a process and a device is a rank. Times on devices are Horvitz-Thompson sums of
+the timed runs, each counted by the part of it that lies in a slot. Runs of several streams add up.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from sonde.query.stored import MAX_ROWS, Selection, StoreTables
 from sonde.query.timed_windows import NEARLY_ALL
 
 MAX_RANKS = 512
+"""Rows of a heat map, unless the caller allows more."""
 MAX_BINS = 240
 """Columns of a heat map: more are too narrow to click."""
 _LEAST_SLOT_NS = 250_000_000
-"""Runs are timed in part: finer parts would show which ones were."""
-_WHOLE = 0.9
-"""Share of the device time of a node."""
+"""Only a sample of the runs is timed: shorter slots would show which ones were."""
+_TIMED_SHARE = 0.9
+"""Share of a node's device time that must be of stretches in which every run was timed."""
 _OWNERS = ("comm", "job", "user", "pod", "container")
+"""Columns of `process` in an answer."""
 
 
 class BinKind(StrEnum):
@@ -37,30 +39,32 @@ class BinKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TimeBin:
-    """A column: a step, or a part of the time. ns since 1970, the end exclusive."""
+    """A column of the heat map (slot): a step, or a part of the time. Times are ns since 1970, the
+    end exclusive."""
 
     start_ns: int
     end_ns: int
 
 
-def parts_of(wanted: Selection, points: int) -> list[TimeBin]:
-    """The time in equal parts, at most `points` and at most 240."""
-    length = wanted.end_ns - wanted.start_ns
+def parts_of(selection: Selection, points: int) -> list[TimeBin]:
+    """The selected time in equal parts: at most `points`, at most `MAX_BINS`, none shorter than
+    `_LEAST_SLOT_NS` but the last."""
+    length = selection.end_ns - selection.start_ns
     count = max(1, min(points, MAX_BINS))
     step = max(_LEAST_SLOT_NS, -(-length // count))
-    edges = range(wanted.start_ns, max(wanted.end_ns, wanted.start_ns + 1), step)
-    return [TimeBin(start, min(start + step, wanted.end_ns)) for start in edges]
+    edges = range(selection.start_ns, max(selection.end_ns, selection.start_ns + 1), step)
+    return [TimeBin(start, min(start + step, selection.end_ns)) for start in edges]
 
 
-def timed_whole(session: StoreTables, wanted: Selection) -> str:
-    """The node with most device time among those where every run was timed, nearly all the time;
-    '': there is none. Steps cannot be found where runs between the timed ones are not known."""
-    clause, parameters = wanted.sql("start_time_ns", kind=False)
+def timed_whole(session: StoreTables, selection: Selection) -> str:
+    """The node with most device time among those of which nearly all is of stretches in which every
+    run was timed; '' where there is none. Only there can steps be found."""
+    clause, parameters = selection.sql("start_time_ns", kind=False)
     ns = "weight * (end_time_ns - start_time_ns)"
     rows = session.arrow(
         f"SELECT node FROM device_run {clause} AND kind <> 'sync' GROUP BY node"
         f' HAVING sum({ns}) FILTER (weight <= {NEARLY_ALL} OR "window" > 0)'
-        f" >= {_WHOLE} * sum({ns}) ORDER BY sum({ns}) DESC, node LIMIT 1",
+        f" >= {_TIMED_SHARE} * sum({ns}) ORDER BY sum({ns}) DESC, node LIMIT 1",
         parameters,
     )
     found: list[str] = rows.column("node").to_pylist()
@@ -68,16 +72,18 @@ def timed_whole(session: StoreTables, wanted: Selection) -> str:
 
 
 def ranks(
-    session: StoreTables, wanted: Selection, slots: Sequence[TimeBin], by: BinKind, most: int = 0
+    session: StoreTables, selection: Selection, slots: Sequence[TimeBin], by: BinKind, most: int = 0
 ) -> dict[str, Any]:
-    """`slots` (columns `start_ns`, `end_ns`), `ranks` (who they are, by job, node and device;
-    `all_timed`: every run of it was timed),
-    `cells` (columns `rank`, `slot`, `work_ns`, `collective_ns`, `runs`: timed ones), `left_out`
-    (ranks beyond `most`, those with the least device time; 0: 512).
+    """The heat map of ranks, as an object:
 
-    A rank without a cell in a slot was not timed there.
+    - `by`: what `slots` are; `slots`: columns `start_ns`, `end_ns`;
+    - `ranks`: objects, sorted by job, node and device; `all_timed`: every run of it was timed;
+    - `cells`: columns `rank`, `slot` (indices), `work_ns`, `collective_ns`, `runs` (timed ones). A
+      rank without a cell in a slot was not timed there;
+    - `collectives`: the number of kernels (names) that count as collectives;
+    - `left_out`: ranks beyond `most` (0: `MAX_RANKS`), those with the least device time.
     """
-    clause, parameters = wanted.sql("start_time_ns", kind=False)
+    clause, parameters = selection.sql("start_time_ns", kind=False)
     seen = (
         f"seen AS (SELECT * FROM device_run {clause} AND kind <> 'sync'), "
         "every AS (SELECT node, pid, start_ns, device,"

@@ -2,7 +2,7 @@
 """Who held GPUs, and what they did with them: time held = productive + stalled + idle + unknown.
 
 Time is cut into slots (time bins). A process holds a device in a slot in which it had memory there;
-its owner is then a holder. Of each slot that a device was held:
+its owner (user, job, pod, …) is then a holder. Of each slot in which a device was held:
 
 - productive: the share in which the device ran something (its utilization);
 - stalled: the rest, for an owner that was active in the slot: that used the device, or called it;
@@ -23,34 +23,39 @@ from sonde.errors import CaptureError, CaptureTooLarge
 from sonde.query.stored import MAX_ROWS, Selection, StoredSession
 
 OWNERS = ("user", "job", "pod", "namespace", "container", "unit", "comm", "exe")
+"""Columns of `process` by which GPU time can be summed (`by`)."""
 PARTS = ("productive", "stalled", "idle", "unknown")
+"""Of the time that a device was held."""
 _SUMS = ", ".join(f"sum({name}) AS {name}" for name in ("held", *PARTS, "joules"))
 _SHORT_S, _LONG_S = 600, 18_000
 _MAX_SLOTS = 1_800
+"""Times up to `_SHORT_S` have slots of 2 s, up to `_LONG_S` of 10 s, longer ones `_MAX_SLOTS`."""
 MAX_HOLDERS = 100_000
 """Pairs of a node and an owner: a fleet of 10,000 nodes with ten owners each."""
 MAX_OF_OWNER = 200_000
-"""Rows of one owner: each becomes a Python object of some 1 KB."""
+"""Pairs of a node and a slot, of one owner: each becomes a Python object of some 1 KB."""
 _LITTLE = 0.01
-"""Use of a device that counts as none, where it is not known by whom."""
+"""Utilization of a device up to which it counts as unused, where it is not known who used it."""
 
 
-def slot_ns(wanted: Selection) -> int:
-    """Length of a slot: 2 s in up to 10 minutes, 10 s in up to 5 hours, then an 1,800th."""
-    length_s = (wanted.end_ns - wanted.start_ns) / 1e9
+def slot_ns(selection: Selection) -> int:
+    """Length of a slot: 2 s for up to 10 minutes, 10 s for up to 5 hours, then an 1,800th of the
+    time, rounded to seconds."""
+    length_s = (selection.end_ns - selection.start_ns) / 1e9
     if length_s <= _SHORT_S:
         return 2 * 10**9
     return (10 if length_s <= _LONG_S else round(length_s / _MAX_SLOTS)) * 10**9
 
 
-def by_owner(session: StoredSession, wanted: Selection, by: str, limit: int = 50) -> pa.Table:
-    """Owners by wasted time: owner ('' not known), nodes, devices, and in ns held, wasted
-    (stalled + idle), productive, stalled, idle, unknown; joules (null: power is not known);
-    `owners`: how many there are.
+def by_owner(session: StoredSession, selection: Selection, by: str, limit: int = 50) -> pa.Table:
+    """Owners by wasted time, at most `limit`: owner ('' not known), nodes, devices, and in ns held,
+    wasted (stalled + idle), productive, stalled, idle, unknown; joules (null: power is not known);
+    `owners`: how many there are in all.
 
-    With `wanted.owners` only the processes of those count: the jobs of a user.
+    `by`: a column of `OWNERS`. With `selection.owners` only processes of those owners are summed,
+    for instance the jobs (`by`) of one user.
     """
-    cells, parameters = _cells(wanted, by)
+    cells, parameters = _cells(selection, by)
     return session.arrow(
         f"WITH {cells} SELECT owner, count(DISTINCT node) AS nodes,"
         f" count(DISTINCT node || ' ' || device) AS devices, {_SUMS},"
@@ -61,10 +66,10 @@ def by_owner(session: StoredSession, wanted: Selection, by: str, limit: int = 50
     )
 
 
-def by_node(session: StoredSession, wanted: Selection, by: str, limit: int = 50) -> pa.Table:
-    """Owners of each node's devices by wasted time: node, owner, devices, and the columns of time
-    and energy of `by_owner`."""
-    cells, parameters = _cells(wanted, by)
+def by_node(session: StoredSession, selection: Selection, by: str, limit: int = 50) -> pa.Table:
+    """Pairs of a node and an owner by wasted time, at most `limit`: node, owner, devices, and the
+    columns of time and energy of `by_owner`."""
+    cells, parameters = _cells(selection, by)
     return session.arrow(
         f"WITH {cells} SELECT node, owner, count(DISTINCT device) AS devices, {_SUMS},"
         " sum(stalled) + sum(idle) AS wasted FROM part WHERE chosen GROUP BY node, owner"
@@ -73,19 +78,19 @@ def by_node(session: StoredSession, wanted: Selection, by: str, limit: int = 50)
     )
 
 
-def of_owner(session: StoredSession, wanted: Selection, by: str, owner: str) -> pa.Table:
+def of_owner(session: StoredSession, selection: Selection, by: str, owner: str) -> pa.Table:
     """The slots of one owner: node, slot (ns since 1970), and in ns, over its devices, held,
     productive, stalled, idle, unknown; joules; devices.
 
     Raises CaptureTooLarge beyond `MAX_OF_OWNER`: sums over a part would be too small.
     """
-    cells, parameters = _cells(wanted, by)
+    cells, parameters = _cells(selection, by)
     found = session.arrow(
         f"WITH {cells} SELECT node, ? + slot * ? AS slot, {_SUMS},"
         " array_agg(DISTINCT device) AS devices FROM part WHERE owner = ? AND chosen"
         " GROUP BY node, slot"
         f" ORDER BY node, slot LIMIT {MAX_OF_OWNER + 1}",
-        [*parameters, wanted.start_ns, slot_ns(wanted), owner],
+        [*parameters, selection.start_ns, slot_ns(selection), owner],
     )
     if found.num_rows > MAX_OF_OWNER:
         raise CaptureTooLarge(
@@ -94,9 +99,9 @@ def of_owner(session: StoredSession, wanted: Selection, by: str, owner: str) -> 
     return found
 
 
-def processes_of(session: StoredSession, wanted: Selection, by: str, owner: str) -> pa.Table:
-    """Processes of an owner of which there are samples in a time: node, pid."""
-    clause, parameters = wanted.sql(kind=False, process=False)
+def processes_of(session: StoredSession, selection: Selection, by: str, owner: str) -> pa.Table:
+    """The first `MAX_ROWS` processes of an owner with samples in the selected time: node, pid."""
+    clause, parameters = selection.sql(kind=False, process=False)
     return session.arrow(
         f'SELECT DISTINCT node, pid FROM process WHERE "{_checked(by)}" = ?'
         f" AND (node, pid, start_ns) IN (SELECT node, pid, start_ns FROM sample {clause})"
@@ -106,30 +111,33 @@ def processes_of(session: StoredSession, wanted: Selection, by: str, owner: str)
 
 
 def _checked(by: str) -> str:
+    """`by`, which becomes text of the SQL. Raises CaptureError where it is none of `OWNERS`."""
     if by not in OWNERS:
         raise CaptureError(f"no owner is called {by[:40]!r}", f"use {', '.join(OWNERS)}")
     return by
 
 
 def _label(name: str, pattern: str) -> str:
+    """SQL for the value of a label in `labels`, which is JSON; '' where it does not match."""
     return f'regexp_extract(labels, \'"{name}":"({pattern})"\', 1)'
 
 
-def _cells(wanted: Selection, by: str) -> tuple[str, list[Any]]:
+def _cells(selection: Selection, by: str) -> tuple[str, list[Any]]:
     """(common table expressions that end in `part`, their parameters).
 
     `part`: owner, node, device, slot (its number from the start on), in ns held, productive,
-    stalled, idle, unknown; joules (the device's mean power for the time held); whether
-    `wanted.owners` chose it. Above `part` use, share, used and unused are shares of a slot.
+    stalled, idle, unknown; joules (the device's mean power times the time held); chosen (whether
+    its process is one of `selection.owners`). In the tables before `part`, use, share, used and
+    unused are shares of a slot, 0 to 1.
 
     Example, one slot of 10 s: user a used 0.5 of a device and b, who also has memory there and
     called nothing, used none. What nobody used is 0.5, a half of it for each: a has held 7.5 s,
     productive 5, stalled 2.5; b has held 2.5 s, idle 2.5.
     """
-    step = slot_ns(wanted)
-    among = wanted.owners or {}
-    chosen = " AND ".join(f'any_value("{_checked(name)}") = ?' for name in among) or "true"
-    clause, parameters = wanted.sql(kind=False, process=False)
+    step = slot_ns(selection)
+    among = selection.owners or {}
+    condition = " AND ".join(f'any_value("{_checked(name)}") = ?' for name in among) or "true"
+    clause, parameters = selection.sql(kind=False, process=False)
     process = (
         f"CAST(nullif({_label('process.pid', '[0-9]{1,9}')}, '') AS BIGINT) AS pid,"
         f" CAST(nullif({_label('sonde.process.start', '[0-9]{1,18}')}, '') AS BIGINT) AS start_ns"
@@ -140,17 +148,17 @@ def _cells(wanted: Selection, by: str) -> tuple[str, list[Any]]:
       (time_ns - ?) // ? AS slot, series, value, labels FROM metric {clause}
       AND series IN ('sonde.process.gpu.memory', 'sonde.process.gpu.utilization',
         'hw.gpu.utilization', 'hw.power')),
-    -- the owner of each process, and whether wanted.owners chose it
+    -- the owner of each process, and whether the process is one of selection.owners
     owned AS (SELECT node, pid, start_ns, any_value("{_checked(by)}") AS owner,
-      coalesce({chosen}, false) AS chosen FROM process GROUP BY node, pid, start_ns),
-    -- slots in which a process had memory on a device; looks: polls that found it
-    holding AS (SELECT node, device, pid, start_ns, slot, count(*) AS looks FROM polled
+      coalesce({condition}, false) AS chosen FROM process GROUP BY node, pid, start_ns),
+    -- slots in which a process had memory on a device; polls: how many found it
+    holding AS (SELECT node, device, pid, start_ns, slot, count(*) AS polls FROM polled
       WHERE series = 'sonde.process.gpu.memory' AND value > 0 GROUP BY ALL),
     -- the utilization of SMs by each process, summed over the polls of a slot
     working AS (SELECT node, device, pid, start_ns, slot, sum(value) AS used FROM polled
       WHERE series = 'sonde.process.gpu.utilization'
       AND labels LIKE '%"sonde.gpu.engine":"sm"%' GROUP BY ALL),
-    -- devices whose use is known for each process
+    -- devices whose use is known by process
     apart AS (SELECT DISTINCT node, device FROM working),
     -- the mean use of each device, by all of its users
     busy AS (SELECT node, device, slot, least(1, greatest(0, avg(value))) AS used FROM polled
@@ -163,18 +171,18 @@ def _cells(wanted: Selection, by: str) -> tuple[str, list[Any]]:
     calling AS (SELECT DISTINCT node, pid, start_ns, (time_ns - ?) // ? AS slot FROM sample
       {clause} AND kind IN ('device', 'kernel')),
     -- holders. Both series of a process are read at each poll, so the mean of its use is the
-    -- sum over looks: a poll without a value of use counts as 0
+    -- sum divided by the polls: a poll without a value of use counts as 0
     holder AS (SELECT coalesce(o.owner, '') AS owner, h.node, h.device, h.slot,
       coalesce(o.chosen, {"false" if among else "true"}) AS chosen,
-      sum(greatest(0, least(1, coalesce(w.used, 0) / h.looks))) AS used,
+      sum(greatest(0, least(1, coalesce(w.used, 0) / h.polls))) AS used,
       bool_or(coalesce(w.used, 0) > 0 OR c.slot IS NOT NULL) AS active
       FROM holding h LEFT JOIN working w USING (node, device, pid, start_ns, slot)
       LEFT JOIN owned o USING (node, pid, start_ns)
       LEFT JOIN calling c USING (node, pid, start_ns, slot) GROUP BY 1, 2, 3, 4, 5),
     -- how many owners hold a device in a slot
     shared AS (SELECT *, count(*) OVER (PARTITION BY node, device, slot) AS holders FROM holder),
-    -- share: the use by each holder. Where only the device's use is known, it is that of a
-    -- single holder; of several nobody's if it is next to nothing, else unknown (NULL)
+    -- share: the use by each holder. Where only the use of the whole device is known, it is that
+    -- of its single holder; with several holders it is 0 if next to nothing, else unknown (NULL)
     known AS (SELECT s.*, CASE WHEN a.device IS NOT NULL THEN s.used
       WHEN b.used IS NULL THEN NULL WHEN s.holders = 1 THEN b.used
       WHEN b.used <= {_LITTLE} THEN 0 ELSE NULL END AS share
@@ -198,5 +206,5 @@ def _cells(wanted: Selection, by: str) -> tuple[str, list[Any]]:
       {step} * CASE WHEN used IS NULL THEN 1.0 / holders ELSE 0 END AS unknown FROM split
       LEFT JOIN powered USING (node, device, slot))
     """
-    at = [wanted.start_ns, step]
+    at = [selection.start_ns, step]
     return cells, [*at, *parameters, *among.values(), *at, *parameters]

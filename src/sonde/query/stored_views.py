@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions over a store that pages are drawn from: bounded in rows, whatever the selection."""
+"""Questions over a store that the web page draws: bounded in rows for any selection."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ import pyarrow as pa
 from sonde.query.stored import MAX_POINTS, MAX_ROWS, SUMS_VIEW, Selection, StoreTables
 
 MAX_LANES = 500
+"""Lanes of a timeline: threads by kind of wait, and streams of devices."""
 MAX_SPANS = 20_000
+"""Intervals of a timeline that are separate boxes."""
 MAX_NODES = 20_000
-"""Boxes of a flame graph."""
+"""Boxes of a flame graph in an answer, the heaviest."""
 MAX_MADE = 200_000
-"""Boxes of which those are chosen. Beyond, a stack, lighter than all before it, counts for the last
-box of it that there is."""
+"""Boxes that are made, heaviest stacks first, before `MAX_NODES` of them are chosen. Once this many
+are made, the weight of a stack counts for the innermost of its boxes that there is."""
 DEEPEST = 256
 """Levels of a flame graph; what lies deeper counts for the last one."""
 EVERY_KIND = "cpu"
-"""The default kind of selections; no interval is, so a timeline has all then."""
+"""The default kind of selections. No interval of a timeline is of it: there it means all kinds."""
 
 
 @dataclass(slots=True)
 class FlameNode:
-    """A box: a function under its callers."""
+    """A box of a flame graph: a function with the callers above it."""
 
     name: str
     binary: str
@@ -35,7 +37,7 @@ class FlameNode:
     self_value: float = 0.0
     children: dict[int, FlameNode] = field(default_factory=dict)
 
-    def plain(self, least: float) -> dict[str, Any]:
+    def as_json(self, least: float) -> dict[str, Any]:
         """As nested objects, heaviest child first, without boxes lighter than `least`."""
         found: dict[str, Any] = {
             "name": self.name,
@@ -47,7 +49,7 @@ class FlameNode:
         kept = [child for child in self.children.values() if child.value >= least]
         if kept:
             kept.sort(key=lambda child: (-child.value, child.name))
-            found["children"] = [child.plain(least) for child in kept]
+            found["children"] = [child.as_json(least) for child in kept]
         return found
 
 
@@ -63,15 +65,16 @@ def _named(frame: Mapping[str, Any] | None) -> tuple[str, str, str]:
 def flame_tree(
     rows: Sequence[Mapping[str, Any]], frames: Mapping[int, Mapping[str, Any]], value: str
 ) -> dict[str, Any]:
-    """Stacks merged from their roots: {"left_out": boxes, "root": nested boxes}.
+    """Stacks merged from their roots: {"left_out": number of boxes, "root": nested boxes}.
 
-    `rows`: frame_keys (leaf first) and weights; `frames`: by key; `value`: which weight counts.
+    `rows`: frame_keys (leaf first) and weights, heaviest first; `frames`: by key; `value`: the
+    column of `rows` that is the weight.
     """
     root = FlameNode("all", "", "")
-    values: list[FlameNode] = []
+    made: list[FlameNode] = []
+    # What a frame is shown as, and its number: frames of a function at several lines are alike.
     numbers: dict[tuple[str, str, str], int] = {}
     boxes: dict[int, tuple[int, tuple[str, str, str]]] = {}
-    # What a frame is shown as, and its number: frames of a function at several lines are alike.
     for row in rows:
         weight = float(row[value])
         if not weight:
@@ -84,18 +87,18 @@ def flame_tree(
                 named = _named(frames.get(key))
                 box = boxes[key] = numbers.setdefault(named, len(numbers)), named
             child = at.children.get(box[0])
-            if child is None and len(values) >= MAX_MADE:
+            if child is None and len(made) >= MAX_MADE:
                 break
             if child is None:
                 child = at.children[box[0]] = FlameNode(*box[1])
-                values.append(child)
+                made.append(child)
             child.value += weight
             at = child
         at.self_value += weight
-    weights = sorted((node.value for node in values), reverse=True)
+    weights = sorted((node.value for node in made), reverse=True)
     least = weights[MAX_NODES] if len(weights) > MAX_NODES else 0.0
     left_out = sum(one < least for one in weights)
-    return {"left_out": left_out, "root": root.plain(least)}
+    return {"left_out": left_out, "root": root.as_json(least)}
 
 
 _LANE = "node, lane_kind, pid, start_ns, tid, device, stream"
@@ -110,28 +113,28 @@ _INTERVALS = (
 
 
 def timeline(
-    session: StoreTables, wanted: Selection, points: int = MAX_POINTS, lanes: int = 100
+    session: StoreTables, selection: Selection, points: int = MAX_POINTS, lanes: int = 100
 ) -> tuple[pa.Table, pa.Table]:
-    """(lanes, boxes) of a time.
+    """(lanes, boxes) of the selected time, which is divided into `points` equal steps.
 
     Lanes, busiest first: lane, node, lane_kind (kind of span, or device_run), pid, tid, comm,
-    device, stream, ns. Boxes: lane, start and end (ns after the begin of the selection), name, n,
-    ns. Intervals of at least one of `points` steps are separate boxes (n 1), the longest
-    20,000; shorter ones of a lane and step are one box: named by the longest, n of them, ns
-    together.
+    device, stream, ns. Boxes: lane, start and end (ns after the start of the selection), name, n,
+    ns. The `MAX_SPANS` longest intervals that last at least a step are separate boxes (n 1).
+    Shorter ones of a lane and step are one box: with the name of the longest, their number n and
+    their sum ns.
     """
-    start, end = wanted.start_ns, wanted.end_ns
+    start, end = selection.start_ns, selection.end_ns
     points = max(1, min(points, MAX_POINTS))
     step = max(1, -(-(end - start) // points))
-    every = replace(wanted, start_ns=-(1 << 62))
+    every = replace(selection, start_ns=-(1 << 62))  # an interval may have begun before
     clauses = []
     parameters: list[Any] = []
-    for kind, is_run in ((wanted.kind, False), (wanted.kind, True)):
+    for kind, is_run in ((selection.kind, False), (selection.kind, True)):
         fits = kind == EVERY_KIND or (kind == "kernel") == is_run
         all_kinds = kind == EVERY_KIND or is_run
-        clause, some = every.sql("start_time_ns", kind=not all_kinds)
+        clause, own_parameters = every.sql("start_time_ns", kind=not all_kinds)
         clauses.append(f"{clause} AND end_time_ns > ?{'' if fits else ' AND false'}")
-        parameters += [start, end, *some, start]
+        parameters += [start, end, *own_parameters, start]
     intervals = _INTERVALS.format(spans=clauses[0], runs=clauses[1])
     common = (
         f"WITH interval AS ({intervals}), lane AS (SELECT {_LANE}, sum(b - a) AS ns"
@@ -163,12 +166,12 @@ def timeline(
     return listed, boxes
 
 
-def overview(session: StoreTables, wanted: Selection) -> pa.Table:
-    """Every node and what it did: node, chunks, first_ns, last_ns, seconds, and by kind of sample
+def overview(session: StoreTables, selection: Selection) -> pa.Table:
+    """Nodes and what they did: node, chunks, first_ns, last_ns, seconds, and by kind of sample
     cpu_ns, blocked_ns, runqueue_ns, device_ns (host time in device calls), kernel_ns (on devices);
-    lost (events that agents counted as lost)."""
-    chunk, first = wanted.sql("start_ns", kind=False, process=False)
-    plain, second = wanted.sql(kind=False, process=False)
+    lost (the sum of all losses that its agent counted)."""
+    chunk, first = selection.sql("start_ns", kind=False, process=False)
+    rows, second = selection.sql(kind=False, process=False)
     sums = ", ".join(
         f"coalesce(sum(weight_ns) FILTER (kind = '{kind}'), 0) AS {kind}_ns"
         for kind in ("cpu", "blocked", "runqueue", "device", "kernel")
@@ -176,8 +179,8 @@ def overview(session: StoreTables, wanted: Selection) -> pa.Table:
     return session.arrow(
         "WITH c AS (SELECT node, count(*) AS chunks, min(start_ns) AS first_ns,"
         f" max(end_ns) AS last_ns, sum(end_ns - start_ns) / 1e9 AS seconds FROM chunk {chunk}"
-        f" GROUP BY node), s AS (SELECT node, {sums} FROM {SUMS_VIEW} {plain} GROUP BY node), "
-        f"l AS (SELECT node, sum(value) AS lost FROM event {plain} AND kind = 'loss' GROUP BY node)"
+        f" GROUP BY node), s AS (SELECT node, {sums} FROM {SUMS_VIEW} {rows} GROUP BY node), "
+        f"l AS (SELECT node, sum(value) AS lost FROM event {rows} AND kind = 'loss' GROUP BY node)"
         " SELECT c.*, s.* EXCLUDE (node), coalesce(l.lost, 0) AS lost FROM c"
         " LEFT JOIN s USING (node) LEFT JOIN l USING (node)"
         f" ORDER BY node LIMIT {MAX_ROWS}",
@@ -185,9 +188,9 @@ def overview(session: StoreTables, wanted: Selection) -> pa.Table:
     )
 
 
-def processes(session: StoreTables, wanted: Selection, limit: int = 50) -> pa.Table:
-    """Processes by weight: node, pid, start_ns, n, ns, bytes, and who they are."""
-    clause, parameters = wanted.sql()
+def processes(session: StoreTables, selection: Selection, limit: int = 50) -> pa.Table:
+    """Processes by weight, at most `limit`: node, pid, start_ns, n, ns, bytes, and their owners."""
+    clause, parameters = selection.sql()
     names = ("comm", "exe", "user", "pod", "namespace", "job", "container", "unit")
     who = ", ".join(f"any_value({name}) AS {name}" for name in names)
     return session.arrow(
@@ -202,9 +205,10 @@ def processes(session: StoreTables, wanted: Selection, limit: int = 50) -> pa.Ta
     )
 
 
-def names(session: StoreTables, wanted: Selection, limit: int = 50) -> pa.Table:
-    """Kernels, reasons of waits or functions of calls, by weight: name, n, ns, bytes."""
-    clause, parameters = wanted.sql()
+def names(session: StoreTables, selection: Selection, limit: int = 50) -> pa.Table:
+    """Kernels, reasons of waits or functions of calls, by weight, at most `limit`: name, n, ns,
+    bytes."""
+    clause, parameters = selection.sql()
     return session.arrow(
         "SELECT name, sum(weight_count) AS n, sum(weight_ns) AS ns, sum(weight_bytes) AS bytes"
         f" FROM {SUMS_VIEW} {clause} GROUP BY name ORDER BY ns DESC, bytes DESC, name"
@@ -213,9 +217,9 @@ def names(session: StoreTables, wanted: Selection, limit: int = 50) -> pa.Table:
     )
 
 
-def metrics(session: StoreTables, wanted: Selection) -> pa.Table:
-    """Metrics that there are: series, nodes, rows."""
-    clause, parameters = wanted.sql(kind=False, process=False)
+def metrics(session: StoreTables, selection: Selection) -> pa.Table:
+    """Metrics that were recorded: series, nodes (how many have it), rows."""
+    clause, parameters = selection.sql(kind=False, process=False)
     return session.arrow(
         f"SELECT series, count(DISTINCT node) AS nodes, count(*) AS rows FROM metric {clause}"
         f" GROUP BY series ORDER BY series LIMIT {MAX_ROWS}",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose code threads run, by all of their stacks that show it."""
+"""Whose code each thread runs (the program's, the driver's, Sonde's), by its stacks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ _OWNERS = tuple(ThreadOwner)
 
 
 def set_owners(naming: Interner, tracks: ThreadTracks, frames: Frames, sample: pa.Table) -> None:
-    """Sets `Track.owner` of each thread of `naming` whose stacks agree on one."""
+    """Sets `Track.owner` of each thread in `naming` of which all stacks that show an owner show the
+    same."""
     owner = frames.roles.owner[frames.row_of(sample.column("stack_id"))]
     # One number for each pair: a capture may have millions of rows.
     base = len(_OWNERS) + 1
     found: dict[int, set[ThreadOwner]] = {}
-    for pair in np.unique(tracks.of(sample).astype(np.int64) * base + owner).tolist():
+    for pair in np.unique(tracks.of_rows(sample).astype(np.int64) * base + owner).tolist():
         track, number = divmod(pair, base)
         if number:
             found.setdefault(track, set()).add(_OWNERS[number - 1])

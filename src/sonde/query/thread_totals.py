@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Totals per thread and of its runs on devices, for what is not recorded interval by interval."""
+"""Totals of threads and of their runs on devices, for what is not recorded interval by interval."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from sonde.query.sample_totals import sample_totals
 from sonde.query.wait_parts import PartsKey, WaitPart, parts_of_waits
 
 MAX_WAKERS = 8
-"""Threads that the waits of one thread for one reason are split by, where no stack was taken."""
+"""Threads by which the waits of one thread for one reason are split where no stack was taken: those
+that ended most."""
 _TOTAL_KINDS = {
     "blocked": TotalKind.BLOCKED,
     "runqueue": TotalKind.RUNQUEUE,
     "device": TotalKind.CALL,
 }
-"""Kinds of rows of `activity` that are read."""
+"""By kind of row of `activity`; rows of other kinds are not read."""
 
 
 class _Key(NamedTuple):
@@ -77,9 +78,9 @@ def totals_of(
 ) -> list[Total]:
     """All totals.
 
-    `run`: rows of `device_run` that were sampled one by one; `span`: begin and end of the record;
-    `tick_ns`: the interval that one sample sums up; `shared`: processes whose devices another
-    process used, too.
+    `run`: rows of `device_run` that were sampled one by one; `span`: start and end of the recording
+    in ns; `tick_ns`: the interval that one sample sums up; `shared`: processes whose devices
+    another process used, too.
     """
     sample = tables["sample"]
     in_capture = stacks_in_graph_capture(frames, sample)
@@ -118,23 +119,23 @@ def _waits_and_calls(
 
 
 def _groups(tracks: ThreadTracks, activity: pa.Table) -> dict[_Key, list[_OfWaker]]:
-    """The rows of `activity` by what is summed, and in each by the thread that ended the waits."""
+    """Rows of `activity` summed by key and by the thread that ended the waits."""
     texts: dict[str, list[str]] = {}
     names = ("kind", "name", "op", "direction")
     keys = ["pid", "tid", "waker_tid", *names]
-    plain = activity.select([*keys, "ns", "count", "bytes"])
+    encoded = activity.select([*keys, "ns", "count", "bytes"])
     for name in names:  # by dictionary index: a text may be long
-        column = plain.column(name).combine_chunks()
+        column = encoded.column(name).combine_chunks()
         texts[name] = column.dictionary.to_pylist()
-        plain = plain.set_column(plain.schema.get_field_index(name), name, column.indices)
-    rows = plain.group_by(keys).aggregate([("ns", "sum"), ("count", "sum"), ("bytes", "sum")])
+        encoded = encoded.set_column(encoded.schema.get_field_index(name), name, column.indices)
+    rows = encoded.group_by(keys).aggregate([("ns", "sum"), ("count", "sum"), ("bytes", "sum")])
     if not rows.num_rows:
         return {}
     named = (map(texts[name].__getitem__, rows.column(name).to_pylist()) for name in names)
     sums = (rows.column(f"{name}_sum").to_pylist() for name in ("ns", "count", "bytes"))
     found: dict[_Key, list[_OfWaker]] = {}
     for key, amounts, waker_tid in zip(
-        map(_Key, tracks.of(rows).tolist(), *named),
+        map(_Key, tracks.of_rows(rows).tolist(), *named),
         map(_Amounts, *sums),
         rows.column("waker_tid").to_pylist(),
         strict=True,
@@ -145,7 +146,7 @@ def _groups(tracks: ThreadTracks, activity: pa.Table) -> dict[_Key, list[_OfWake
 
 
 def _by_waker(group: Sequence[_OfWaker], all_ns: int) -> dict[WaitPart, float]:
-    """The shares of the threads that ended the waits, where no stack was taken."""
+    """The share of the waits that each thread ended, for waits without stacks."""
     ranked = sorted(group, reverse=True)[:MAX_WAKERS]
     if not all_ns or not any(one.waker_tid for one in ranked):
         return {}
@@ -155,16 +156,16 @@ def _by_waker(group: Sequence[_OfWaker], all_ns: int) -> dict[WaitPart, float]:
 def _split(
     tracks: ThreadTracks, total: Total, parts: Mapping[WaitPart, float], *, longest: _OfWaker
 ) -> list[Total]:
-    """The total, split by shares; what is left has no detail.
+    """The total, split by the shares of `parts`; what remains has no detail.
 
-    `longest`: the part of the thread that ended most of it, for parts of which that thread is not
-    known.
+    `longest`: the sum of the thread that ended most of the waits; it stands for the waker of parts
+    of which none is known.
     """
     made = []
-    whole = left = _Amounts(total.ns, total.count, total.bytes)
-    usual = longest.amounts.ns / max(1, total.ns)
+    amounts = left = _Amounts(total.ns, total.count, total.bytes)
+    share_of_longest = longest.amounts.ns / max(1, total.ns)
     for part, share in parts.items():
-        mine = whole.share(share).at_most(left)
+        mine = amounts.share(share).at_most(left)
         left = left.without(mine)
         is_known = part.waker_tid >= 0
         tid = part.waker_tid if is_known else longest.waker_tid
@@ -178,7 +179,7 @@ def _split(
                 location=part.location,
                 waker=tracks.comm(tid),
                 waker_track=tracks.of_tid(tid),
-                waker_ns=round(mine.ns * (1.0 if is_known else usual)) if tid else 0,
+                waker_ns=round(mine.ns * (1.0 if is_known else share_of_longest)) if tid else 0,
             )
         )
     if left.ns or left.times or not made:

@@ -16,13 +16,15 @@ import pyarrow as pa
 Windows = npt.NDArray[np.int64]
 
 NEARLY_ALL: Final = 1.1
-"""Up to this weight every run was timed; a little more than 1 makes up for lost records."""
+"""Up to this weight a run counts as one of which all were timed: a little more than 1 stands for
+lost records."""
 SINGLE: Final = -1
-"""In place of a window number: the run was sampled on its own, its neighbours were not timed."""
+"""In place of a window number: the run was sampled singly, its neighbours were not timed."""
 LEAST_RUNS: Final = 8
 LEAST_NS: Final = 100_000_000
-"""Runs between two weighted runs are a window if they are at least this many and this long."""
+"""Runs between two weighted runs are a window if they are at least this many and take this long."""
 _BETWEEN: Final = 1 << 32
+"""Added to the numbers of such windows, so that they differ from those that the recorder gave."""
 
 
 def window_of(run: pa.Table, lossy_ns: Sequence[tuple[int, int]] = ()) -> Windows:
@@ -30,10 +32,10 @@ def window_of(run: pa.Table, lossy_ns: Sequence[tuple[int, int]] = ()) -> Window
 
     It is 0 where every run of the process was timed, and SINGLE for a run that was sampled.
 
-    Where launches come faster than the overhead budget allows, the sampled ones carry a weight
-    above 1. The time between two of these is not idle time. A part of the recording without such
-    runs is a window, too, unless records were lost in it: `lossy_ns`, intervals of time. Other runs
-    then carry the weight of the lost ones, and these need not be the next.
+    Where launches come faster than the overhead budget allows, the sampled ones have a weight above
+    1, and the device is not idle between two of them. A part of the recording without such runs is
+    a window, too, unless records were lost in it (`lossy_ns`: intervals of time): the weight of
+    lost runs is added to later ones, not always to the next.
     """
     window: Windows = run.column("window").to_numpy().astype(np.int64)
     heavy = (run.column("weight").to_numpy() > NEARLY_ALL) & (window <= 0)
@@ -47,7 +49,7 @@ def window_of(run: pa.Table, lossy_ns: Sequence[tuple[int, int]] = ()) -> Window
     rows = np.flatnonzero(alone)
     rows = rows[np.lexsort((start[rows], pid[rows]))]
     first = np.flatnonzero(np.diff(pid[rows].astype(np.int64), prepend=-1))
-    # The number of a part within its process is the number of weighted runs before it.
+    # Runs between the same two weighted runs of a process have the same number.
     number = np.cumsum(heavy[rows])
     number -= np.repeat(number[first] - heavy[rows[first]], np.diff([*first, len(rows)]))
     light = ~heavy[rows]
@@ -56,9 +58,9 @@ def window_of(run: pa.Table, lossy_ns: Sequence[tuple[int, int]] = ()) -> Window
         first = np.flatnonzero((np.diff(pid[rows].astype(np.int64), prepend=-1) != 0)
                                | (np.diff(number, prepend=-1) != 0))  # fmt: skip
         length = np.diff([*first, len(rows)])
-        lasts = np.maximum.reduceat(end[rows], first) - start[rows[first]] >= LEAST_NS
-        lasts &= length >= LEAST_RUNS
-        window[rows] = np.where(np.repeat(lasts, length), _BETWEEN + number, SINGLE)
+        is_window = np.maximum.reduceat(end[rows], first) - start[rows[first]] >= LEAST_NS
+        is_window &= length >= LEAST_RUNS
+        window[rows] = np.where(np.repeat(is_window, length), _BETWEEN + number, SINGLE)
     window[heavy] = SINGLE
     return window
 
@@ -77,7 +79,8 @@ def _inside(times: Windows, intervals: Sequence[tuple[int, int]]) -> npt.NDArray
 def windows_ns(
     run: pa.Table, window: Windows, start: Windows, end: Windows
 ) -> list[tuple[int, int]]:
-    """(start, end) of each window, from its first run to its last; empty where all was timed.
+    """(start, end) of each window, from its first run to its last; empty where all runs of all
+    processes were timed.
 
     `start`, `end`: times of each run on the device, in ns.
     """

@@ -26,7 +26,7 @@ from sonde.model.timeline import (
     no_events,
 )
 from sonde.query.capture import Capture, engine_bytes
-from sonde.query.columns import Frames, ThreadTracks, blocks_of, coded, names_of, whole
+from sonde.query.columns import Frames, ThreadTracks, blocks_of, codes_of, int64_column, names_of
 from sonde.query.device_counters import (
     device_counters,
     device_ids,
@@ -51,11 +51,13 @@ _CALL_KIND_OF_RUN = {kind: int(code) for kind, code in CALL_KIND_OF_RUN.items()}
 _CALL_KIND_OF_OPERATION = {op: int(code) for op, code in CALL_KIND_OF_OPERATION.items()}
 _DEVICE_KINDS = {"copy": DeviceKind.COPY, "set": DeviceKind.SET}
 _ROW_BYTES = {"sample": 448, "activity": 512, "span": 320, "device_run": 512, "metric": 256}
-"""Memory for a row from here to the verdict."""
+"""Memory for a row of each table, until the timeline is analyzed."""
 _FRAME_BYTES = 64
 """Memory for a frame in a stack."""
 _TICK_NS = 1_000_000_000
+"""The recorder's tick, where samples do not show it."""
 _LOST = ("device_time.lost_ring", "device_time.lost_pool", "device_time.lost_order")
+"""Losses of timed runs, whose weight is added to later ones."""
 
 
 def of_capture(capture: Capture) -> Timeline:
@@ -84,7 +86,7 @@ def of_capture(capture: Capture) -> Timeline:
     singly = run.filter(pa.array(~all_timed))
     times = times_on_device(traced)
     gpus = gpus_of_processes(tables["metric"])
-    device, asked = _device(naming, tracks, traced, times, gpus)
+    device, launches = _device(naming, tracks, traced, times, gpus)
     span = (capture.info.start_ns, capture.info.end_ns)
     uses = uses_of_processes(tables["metric"])
     shared = sharing(uses, gpus)
@@ -92,12 +94,12 @@ def of_capture(capture: Capture) -> Timeline:
     chosen_singly = single_runs(naming, tracks, singly, shared=shared)
     set_owners(naming, tracks, frames, tables["sample"])
     if len(device) and not (calls.kind == CallKind.SYNC).any():
-        calls = _together(calls, _waits(naming, tracks, tables["device_run"].filter(waits)))
+        calls = _joined(calls, _waits(naming, tracks, tables["device_run"].filter(waits)))
     return Timeline(
         names=naming.names,
         tracks=naming.tracks,
         device=device,
-        calls=_together(calls, asked),
+        calls=_joined(calls, launches),
         windows_ns=windows_ns(traced, window[all_timed], *times),
         states=_states(naming, tracks, frames, spans.filter(pc.or_(blocked, runqueue))),
         samples=_samples(naming, tracks, frames, tables["sample"]),
@@ -124,13 +126,14 @@ def _device(
     times: tuple[I64, I64],
     gpus: Mapping[int, Sequence[int]],
 ) -> tuple[Events, Events]:
-    """(runs on the device, a stand-in for the call that launched each).
+    """(runs on the device, for each the call that launched it).
 
-    The launching thread is known; the time of the launch where runs were timed by events.
+    Such a call is made up from the run: it has its thread and no length, and is at the time of the
+    launch where that is known (`device_times`), else at the start of the run.
     """
     if not rows.num_rows:
         return no_events(), no_events()
-    keys = np.stack([whole(rows, name) for name in ("pid", "device", "stream")], axis=1)
+    keys = np.stack([int64_column(rows, name) for name in ("pid", "device", "stream")], axis=1)
     different, inverse = np.unique(keys, axis=0, return_inverse=True)
     ordinals: dict[int, list[int]] = {}
     for pid, one, _ in different.tolist():
@@ -141,8 +144,8 @@ def _device(
         np.int32,
     )
     ids = np.arange(1, rows.num_rows + 1)
-    enqueued = whole(rows, "start_time_ns")
-    kind = coded(rows, "kind", {kind: int(code) for kind, code in _DEVICE_KINDS.items()})
+    enqueued = int64_column(rows, "start_time_ns")
+    kind = codes_of(rows, "kind", {kind: int(code) for kind, code in _DEVICE_KINDS.items()})
     names = rows.column("name").combine_chunks()
     of_name = np.array([*map(is_collective, names.dictionary.to_pylist()), False])
     collective = of_name[names.indices.to_numpy()]
@@ -153,29 +156,29 @@ def _device(
         name=names_of(naming, rows, "name"),
         track=stream_of[inverse.reshape(-1)],
         correlation=ids,
-        bytes=whole(rows, "bytes"),
+        bytes=int64_column(rows, "bytes"),
         blocks=blocks_of(rows),
-        direction=coded(rows, "direction", _DIRECTIONS),
+        direction=codes_of(rows, "direction", _DIRECTIONS),
     )
-    asked = events(
+    launches = events(
         start_ns=enqueued,
         end_ns=enqueued,
-        kind=coded(rows, "kind", _CALL_KIND_OF_RUN),
+        kind=codes_of(rows, "kind", _CALL_KIND_OF_RUN),
         name=names_of(naming, rows, "name"),
-        track=tracks.of(rows),
+        track=tracks.of_rows(rows),
         correlation=ids,
     )
-    return ran, asked
+    return ran, launches
 
 
 def _waits(naming: Interner, tracks: ThreadTracks, rows: pa.Table) -> Events:
     """Waits for the device, as the host timed them."""
     return events(
-        start_ns=whole(rows, "start_time_ns"),
-        end_ns=whole(rows, "end_time_ns"),
+        start_ns=int64_column(rows, "start_time_ns"),
+        end_ns=int64_column(rows, "end_time_ns"),
         kind=np.full(rows.num_rows, CallKind.SYNC, np.uint8),
         name=names_of(naming, rows, "name"),
-        track=tracks.of(rows),
+        track=tracks.of_rows(rows),
     )
 
 
@@ -196,85 +199,86 @@ def _timed(
     """
     if rows.num_rows < 2:
         return None
-    start = whole(rows, "start_time_ns")
+    start = int64_column(rows, "start_time_ns")
     first, last = int(start.min()), int(start.max())
     last += (last - first) // (rows.num_rows - 1)
     pids = pc.unique(rows.column("pid"))
     mine = pids.filter(pc.invert(pc.is_in(pids, pc.unique(traced.column("pid")))))
-    began = _of(tables["event"], "timing", mine)
-    times = whole(began, "time_ns")
+    began = _rows_of(tables["event"], "timing", mine)
+    times = int64_column(began, "time_ns")
     if not began.num_rows:
-        times = whole(_of(tables["device_run"], "sync", mine), "start_time_ns")
+        times = int64_column(_rows_of(tables["device_run"], "sync", mine), "start_time_ns")
     return min([first, *np.maximum(times, start_ns).tolist()]), last
 
 
-def _of(table: pa.Table, kind: str, pids: pa.Array) -> pa.Table:
-    """Rows of this kind and of these processes."""
+def _rows_of(table: pa.Table, kind: str, pids: pa.Array) -> pa.Table:
+    """Rows of a kind and of the processes `pids`."""
     kinds = pc.equal(table.column("kind").cast(pa.string()), kind)
     return table.filter(pc.and_(kinds, pc.is_in(table.column("pid"), pids)))
 
 
 def _lossy(event: pa.Table, tick_ns: int) -> list[tuple[int, int]]:
-    """Intervals in which sampled launches were lost: losses are recorded at the end of a tick."""
+    """Intervals in which timed runs were lost: the tick before each such loss, and a tenth of one,
+    since ticks may be late."""
     lost = pc.and_(
         pc.equal(event.column("kind").cast(pa.string()), "loss"),
         pc.is_in(event.column("name").cast(pa.string()), pa.array(_LOST)),
     )
-    times = np.unique(whole(event.filter(lost), "time_ns")).tolist()
+    times = np.unique(int64_column(event.filter(lost), "time_ns")).tolist()
     return [(time_ns - tick_ns - tick_ns // 10, time_ns) for time_ns in times]
 
 
 def _calls(naming: Interner, tracks: ThreadTracks, rows: pa.Table) -> Events:
-    # Where a stream waits for an event the thread does not.
+    # cudaStreamWaitEvent makes a stream wait, not the thread that calls it.
     waits = pc.match_substring(rows.column("name").cast(pa.string()), "StreamWaitEvent")
-    kind = coded(rows, "op", _CALL_KIND_OF_OPERATION)
+    kind = codes_of(rows, "op", _CALL_KIND_OF_OPERATION)
     kind[waits.to_numpy()] = CallKind.EVENT
     return events(
-        start_ns=whole(rows, "start_time_ns"),
-        end_ns=whole(rows, "end_time_ns"),
+        start_ns=int64_column(rows, "start_time_ns"),
+        end_ns=int64_column(rows, "end_time_ns"),
         kind=kind,
         name=names_of(naming, rows, "name"),
-        track=tracks.of(rows),
-        bytes=whole(rows, "bytes"),
-        direction=coded(rows, "direction", _DIRECTIONS),
+        track=tracks.of_rows(rows),
+        bytes=int64_column(rows, "bytes"),
+        direction=codes_of(rows, "direction", _DIRECTIONS),
     )
 
 
-def _together(calls: Events, asked: Events) -> Events:
-    """Calls, and stand-ins for calls without a span."""
-    if not len(asked):
+def _joined(calls: Events, more: Events) -> Events:
+    """The events of both."""
+    if not len(more):
         return calls
     columns = {
-        name: np.concatenate([getattr(calls, name), getattr(asked, name)])
+        name: np.concatenate([getattr(calls, name), getattr(more, name)])
         for name in Events.__slots__
     }
     return events(**columns)
 
 
 def _states(naming: Interner, tracks: ThreadTracks, frames: Frames, rows: pa.Table) -> Events:
-    kind = coded(rows, "kind", {"runqueue": int(StateKind.RUNQUEUE)})
+    kind = codes_of(rows, "kind", {"runqueue": int(StateKind.RUNQUEUE)})
     stacks = rows.column("stack_id")
     roles, row = frames.roles, frames.row_of(stacks)
     gil = frames.holding(stacks, GIL_FRAMES) | roles.in_interpreter[row]
     loads = roles.activity[row] == NUMBER_OF[Activity.INPUT]
     details = (WaitDetail.INPUT, WaitDetail.GIL, WaitDetail.COMMUNICATION, WaitDetail.QUEUE)
-    chosen = [loads, gil, roles.communicates[row], roles.in_queue[row]]
+    conditions = [loads, gil, roles.communicates[row], roles.in_queue[row]]
     return events(
-        start_ns=whole(rows, "start_time_ns"),
-        end_ns=whole(rows, "end_time_ns"),
+        start_ns=int64_column(rows, "start_time_ns"),
+        end_ns=int64_column(rows, "end_time_ns"),
         kind=kind,
         name=names_of(naming, rows, "name"),
-        track=tracks.of(rows),
+        track=tracks.of_rows(rows),
         waker=tracks.wakers(rows),
-        wait_detail=np.select(chosen, details, 0).astype(np.uint8),
+        wait_detail=np.select(conditions, details, 0).astype(np.uint8),
     )
 
 
 def _samples(naming: Interner, tracks: ThreadTracks, frames: Frames, table: pa.Table) -> Samples:
     rows = table.filter(pc.equal(table.column("kind"), "cpu"))
     return Samples(
-        time_ns=whole(rows, "time_ns"),
-        track=tracks.of(rows),
+        time_ns=int64_column(rows, "time_ns"),
+        track=tracks.of_rows(rows),
         weight_ns=rows.column("weight_ns").to_numpy().astype(np.int64),
         name=frames.functions(naming, rows.column("stack_id")),
         fault=frames.holding(rows.column("stack_id"), FAULT_FRAMES),
@@ -282,6 +286,6 @@ def _samples(naming: Interner, tracks: ThreadTracks, frames: Frames, table: pa.T
 
 
 def _tick(sample: pa.Table) -> int:
-    """The interval that samples are summed over: the median distance of their times."""
-    times = np.unique(whole(sample, "time_ns"))
+    """The interval that samples are summed over, in ns: the median distance of their times."""
+    times = np.unique(int64_column(sample, "time_ns"))
     return int(np.median(np.diff(times))) if len(times) > 2 else _TICK_NS

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frame of the user's code of each stack (`sonde.model.user_code`)."""
+"""The frame of the user's Python code of each stack (`sonde.model.user_code`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ Ints = npt.NDArray[np.int64]
 
 
 def user_frames(stacks: Stacks) -> Ints:
-    """The index of the frame of the user's code of each stack; -1 where it has no Python."""
+    """The index in `stacks.frames` of the frame of the user's code of each stack; -1 where it has
+    no Python."""
     frames = stacks.frames
     ranks = np.fromiter(map(rank_of, frames), np.int8, len(frames))
     found = np.full(len(stacks), -1, np.int64)
@@ -25,16 +26,17 @@ def user_frames(stacks: Stacks) -> Ints:
 def waits_of_sonde(stacks: Stacks, users: Ints) -> npt.NDArray[np.bool_]:
     """Which stacks are in Sonde's library and in no Python code; `users`: by `user_frames`."""
     frames = stacks.frames
-    chosen = np.fromiter(map(is_of_sonde, frames), np.bool_, len(frames))
-    return (users < 0) & (_innermost(stacks, chosen) >= 0)
+    is_sonde = np.fromiter(map(is_of_sonde, frames), np.bool_, len(frames))
+    return (users < 0) & (_innermost(stacks, is_sonde) >= 0)
 
 
-def _innermost(stacks: Stacks, chosen: npt.NDArray[np.bool_]) -> Ints:
+def _innermost(stacks: Stacks, mask: npt.NDArray[np.bool_]) -> Ints:
+    """The index of each stack's innermost frame that is in a mask of frames; -1 none."""
     found = np.full(len(stacks), -1, np.int64)
     flat = np.asarray(stacks.frame_indices, np.int32)
     if not len(flat):
         return found
-    positions = np.flatnonzero(chosen[flat])
+    positions = np.flatnonzero(mask[flat])
     stack = np.searchsorted(np.asarray(stacks.offsets, np.int64), positions, side="right") - 1
     found[stack[::-1]] = flat[positions[::-1]]
     return found

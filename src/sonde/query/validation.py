@@ -20,10 +20,14 @@ MAX_WEIGHT = 1e17
 MAX_VALUE = 1e100
 """Greatest value of a metric; a sum of many such values is still finite."""
 MAX_NUMBER = (1 << 62) - 1
+"""Greatest time, duration, count or size: two of them add up to a signed 64-bit number."""
 ANY_NUMBER = (1 << 64) - 1
+"""The limit of columns of integers of which each value is valid."""
 MAX_TEXT_BYTES = 64 << 10
-"""Of one name. The longest names of compilers have some 20,000 bytes; longer ones are damage."""
+"""Of one name. The longest names of compilers have some 20,000 bytes; a chunk with one longer than
+this is damaged."""
 MAX_FRAMES = 65_536
+"""Of one stack; a chunk with one deeper is damaged."""
 MAX_DEVICE = 65_535
 """Greatest ordinal of a device in its process."""
 
@@ -43,7 +47,7 @@ ROW_BYTES = {
     "metric": 160,
     "usage": 256,
 }
-"""Memory for a row beyond its bytes in the file, once it is queried."""
+"""Memory for a row of each table, beyond its bytes in the file, once it is queried."""
 
 FRAME_BYTES = 40
 """Memory for each occurrence of a frame in a stack, beyond its bytes in the file."""
@@ -65,22 +69,23 @@ def frame_count(stack: pa.Table) -> int:
 def casting_bytes(name: str, table: pa.Table) -> int:
     """Memory needed to cast the columns to the types of the schema."""
     kinds = {column: table.schema.field(column).type for column in table.column_names}
-    plain = [
+    cast = [
         field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         for field in TABLES[name]
         if kinds.get(field.name) != field.type
     ]
-    return int(table.num_rows) * sum(4 if pa.types.is_string(kind) else 8 for kind in plain)
+    return int(table.num_rows) * sum(4 if pa.types.is_string(kind) else 8 for kind in cast)
 
 
 def check_columns(name: str, table: pa.Table) -> None:
-    """Raise ValueError for columns of a wrong type, too long names and too deep stacks."""
+    """Raise ValueError for columns of a wrong type, too long names and too deep stacks. Missing
+    columns are ignored."""
     for field in TABLES[name]:
         if field.name not in table.column_names:
             continue
         column = table.column(field.name)
-        wanted = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-        if any(alike(column.type) != alike(wanted) for alike in _KINDS):
+        expected = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        if any(is_kind(column.type) != is_kind(expected) for is_kind in _KINDS):
             raise ValueError(f"{field.name} is {str(column.type)[:80]}")
         if pa.types.is_string(column.type):
             if (pc.max(pc.binary_length(column)).as_py() or 0) > MAX_TEXT_BYTES:
@@ -119,7 +124,7 @@ def text_bytes(table: pa.Table) -> int:
     Texts of a dictionary count once. One non-ASCII character may make Python use four bytes for
     each character of its text.
     """
-    whole = 0
+    total = 0
     for column in table.columns:
         chunks = column.chunks
         if pa.types.is_dictionary(column.type):
@@ -129,8 +134,8 @@ def text_bytes(table: pa.Table) -> int:
                 break
             size, chars = pc.binary_length(texts), pc.utf8_length(texts)
             used = pc.if_else(pc.equal(size, chars), size, pc.multiply(chars, 4))
-            whole += pc.sum(used.cast(pa.int64())).as_py() or 0
-    return whole
+            total += pc.sum(used.cast(pa.int64())).as_py() or 0
+    return total
 
 
 def _longest_list(column: pa.ChunkedArray) -> int:
@@ -143,12 +148,13 @@ _KINDS: tuple[Callable[[pa.DataType], bool], ...] = (
     pa.types.is_boolean,
     pa.types.is_list,
 )
+"""Kinds of types; what is of none of them is a number. A column must be of its field's kind."""
 
 
 def valid_rows(name: str, table: pa.Table) -> tuple[pa.Table, int]:
-    """The valid rows, and the number of invalid ones.
+    """(the valid rows, the number of others).
 
-    An end before its start becomes an empty interval: a device's clock was set in between.
+    An end before its start becomes the start: a device's clock may be set in between.
     """
     good = None
     for field in TABLES[name]:
@@ -173,20 +179,20 @@ def _valid_values(
 ) -> pa.ChunkedArray | None:
     """Mask of valid values; None for a column in which every value is valid."""
     if pa.types.is_floating(kind):
-        low, high = weight_limits(column)
+        low, high = float_limits(column)
         # Comparisons with NaN are false.
         return pc.and_(pc.greater_equal(values, low), pc.less_equal(values, high))
-    most = whole_limit(column)
+    most = integer_limit(column)
     return pc.less_equal(values, pa.scalar(most, kind)) if most < ANY_NUMBER else None
 
 
-def weight_limits(column: str) -> tuple[float, float]:
+def float_limits(column: str) -> tuple[float, float]:
     """Least and greatest valid value of a column of floats."""
     return (0.0, MAX_WEIGHT) if column in _WEIGHTS else (-MAX_VALUE, MAX_VALUE)
 
 
-def whole_limit(column: str) -> int:
-    """Greatest valid value of a column of whole numbers; ANY_NUMBER where each is valid."""
+def integer_limit(column: str) -> int:
+    """Greatest valid value of a column of integers; ANY_NUMBER where each is valid."""
     if column == "device":
         return MAX_DEVICE
     return MAX_NUMBER if column in _QUANTITIES else ANY_NUMBER

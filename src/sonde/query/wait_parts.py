@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the waits of a thread for one reason were for, where in the program, and who ended them.
 
-The recorder sums waits by thread, reason and stack, once a second. Such a row has the thread that
-ended its last wait, and becomes a row of `activity` (which has the waker) and, if its stack was
-taken, a row of `sample` (which has the stack), both in the same order. Only the row of waits
-without a stack has none in `sample`. So the two are joined by order.
+The recorder sums waits by thread, reason and stack, once a second. Each such sum becomes a row of
+`activity`, with the thread that ended the last of the waits, and, if a stack was taken, a row of
+`sample` with the stack. Rows are in the same order in both tables, and only the sum of waits
+without a stack has no row in `sample`. So the two tables are joined by order.
 """
 
 from __future__ import annotations
@@ -19,36 +19,38 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sonde.model.timeline import F64, I64, Activity, Mask, WaitDetail
-from sonde.query.columns import Frames, ThreadTracks, texts_of, whole
+from sonde.query.columns import Frames, ThreadTracks, int64_column, texts_of
 from sonde.query.stack_roles import NUMBER_OF
 
 GIL_FRAMES = (
     *("take_gil", "PyEval_RestoreThread", "PyEval_AcquireThread", "PyEval_AcquireLock"),
     *("PyGILState_Ensure", "_PyThreadState_Attach"),
 )
-"""Functions of CPython that wait for its lock; the first is missing in interpreters without a
-table of symbols."""
+"""Functions of CPython that wait for the GIL; in interpreters without a symbol table, `take_gil`
+has no name."""
 MAX_PARTS = 32
-"""Parts that the waits of one thread for one reason are split into: the longest."""
+"""Parts into which the waits of one thread for one reason are split: the longest ones."""
 _IN_CALLS = (Activity.DEVICE_WAIT, Activity.COPY, Activity.ALLOCATION)
-"""What a thread that is blocked within a device's call does there."""
+"""What a thread that is blocked within a call of a device API does there."""
 _OF_LOCKS = (WaitDetail.GIL, WaitDetail.OWN_LOCK)
+"""Details that only waits in futex can have."""
 _KINDS = pa.array(["blocked", "device"])
+"""Kinds of rows that are split."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitPart:
-    """Waits, or calls of a device, that are alike."""
+    """What waits, or calls of a device API, have in common that count as one part."""
 
     detail: WaitDetail
     location: str
     """Of the program's innermost own code; '' not known."""
     waker_tid: int
-    """Thread that ended them: 0 none, -1 not known."""
+    """Thread that ended them; 0: no thread did (an interrupt), -1: not known."""
 
 
 class PartsKey(NamedTuple):
-    """What waits that are split have in common."""
+    """What waits, or calls, have in common whose time is split into parts."""
 
     track: int
     kind: str
@@ -71,11 +73,11 @@ def parts_of_waits(
     kinds, names = texts_of(rows, "kind"), texts_of(rows, "name")
     roles = frames.roles
     columns = (
-        tracks.of(rows),
+        tracks.of_rows(rows),
         _details(frames, rows, in_capture),
         roles.location[frames.row_of(rows.column("stack_id"))],
         _wakers(tracks, rows, activity),
-        whole(rows, "weight_ns"),
+        int64_column(rows, "weight_ns"),
     )
     sums: dict[PartsKey, dict[WaitPart, int]] = defaultdict(lambda: defaultdict(int))
     for kind, name, track, number, location, waker_tid, ns in zip(
@@ -101,12 +103,12 @@ def _details(frames: Frames, rows: pa.Table, in_capture: Mask) -> I64:
     stacks = rows.column("stack_id")
     roles, row = frames.roles, frames.row_of(stacks)
     activity = roles.activity[row]
-    for_lock = frames.holding(stacks, GIL_FRAMES) | roles.in_interpreter[row]
+    for_gil = frames.holding(stacks, GIL_FRAMES) | roles.in_interpreter[row]
     by_priority = [  # the first that applies
         (in_capture[row], WaitDetail.GRAPH_CAPTURE),
         (activity == NUMBER_OF[Activity.INPUT], WaitDetail.INPUT),
         (np.isin(activity, [NUMBER_OF[one] for one in _IN_CALLS]), WaitDetail.IN_CALL),
-        (for_lock, WaitDetail.GIL),
+        (for_gil, WaitDetail.GIL),
         (roles.communicates[row], WaitDetail.COMMUNICATION),
         (roles.computes[row], WaitDetail.COMPUTE),
         (roles.in_queue[row], WaitDetail.QUEUE),
@@ -121,11 +123,12 @@ def _details(frames: Frames, rows: pa.Table, in_capture: Mask) -> I64:
 
 
 def _wakers(tracks: ThreadTracks, sample: pa.Table, activity: pa.Table) -> I64:
-    """Thread that ended the waits of each row of `sample`: 0 none, -1 not known.
+    """Thread that ended the waits of each row of `sample`: 0 no thread, -1 not known.
 
-    Rows of one second, thread and reason are in the same order in both tables. Where `activity` has
-    one row more, the one without a stack is left out so that the rest agrees best in count and
-    length; where it has more than that, nothing is known.
+    Rows of one second, thread and reason (a group) are in the same order in both tables. Where
+    `activity` has one row more, that row is taken for the one without a stack whose omission makes
+    the others agree best in count and length. Where it has more than that, or fewer, nothing is
+    known.
     """
     found = np.full(sample.num_rows, -1, np.int64)
     totals = activity.filter(pc.is_in(activity.column("kind"), _KINDS))
@@ -136,55 +139,63 @@ def _wakers(tracks: ThreadTracks, sample: pa.Table, activity: pa.Table) -> I64:
     def keys_of(table: pa.Table) -> I64:
         pairs = zip(texts_of(table, "kind"), texts_of(table, "name"), strict=True)
         named = [numbers.setdefault(pair, len(numbers)) for pair in pairs]
-        columns = (whole(table, "time_ns"), tracks.of(table).astype(np.int64), named)
+        columns = (int64_column(table, "time_ns"), tracks.of_rows(table).astype(np.int64), named)
         return np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
 
     both = np.concatenate([keys_of(sample), keys_of(totals)])
     group = np.unique(both, axis=0, return_inverse=True)[1].reshape(-1)
-    ours, theirs = group[: sample.num_rows], group[sample.num_rows :]
+    sample_group, total_group = group[: sample.num_rows], group[sample.num_rows :]
     count = int(group.max()) + 1
-    many, more = np.bincount(ours, minlength=count), np.bincount(theirs, minlength=count)
-    order, at = np.argsort(ours, kind="stable"), np.argsort(theirs, kind="stable")
-    first, begin = (np.concatenate([[0], np.cumsum(those)])[:-1] for those in (many, more))
-    mine = ours[order]
-    position = np.arange(len(order)) - first[mine]
-    same = more[mine] == many[mine]
-    extra = more[mine] == many[mine] + 1
-    partner = begin[mine] + position
+    # By group: the number of rows in each table.
+    samples = np.bincount(sample_group, minlength=count)
+    sums = np.bincount(total_group, minlength=count)
+    # Rows sorted by group, and by group the position of its first row in that order.
+    order = np.argsort(sample_group, kind="stable")
+    total_order = np.argsort(total_group, kind="stable")
+    first, first_total = (np.concatenate([[0], np.cumsum(one)])[:-1] for one in (samples, sums))
+    groups = sample_group[order]
+    same = sums[groups] == samples[groups]
+    extra = sums[groups] == samples[groups] + 1
+    partner = first_total[groups] + np.arange(len(order)) - first[groups]
     if extra.any():
-        differs = _difference(sample, totals, order, at)
+        mismatch = _mismatch(sample, totals, order, total_order)
         rows = np.flatnonzero(extra)
         gain = np.zeros(len(order))
-        gain[rows] = differs(rows, partner[rows]) - differs(rows, partner[rows] + 1)
-        partner[rows] += _behind_left_out(gain[rows], mine[rows])
+        gain[rows] = mismatch(rows, partner[rows]) - mismatch(rows, partner[rows] + 1)
+        partner[rows] += _shifts(gain[rows], groups[rows])
     known = np.flatnonzero(same | extra)
-    waker = whole(totals, "waker_tid")
-    found[order[known]] = waker[at[partner[known]]]
+    waker = int64_column(totals, "waker_tid")
+    found[order[known]] = waker[total_order[partner[known]]]
     return found
 
 
-def _difference(
-    sample: pa.Table, totals: pa.Table, order: I64, at: I64
+def _mismatch(
+    sample: pa.Table, totals: pa.Table, order: I64, total_order: I64
 ) -> Callable[[I64, I64], F64]:
-    """How badly rows of the one table, by their number in `order`, match those of the other, in
-    `at`: each wait with a stack stands for one or more, all of about the same length."""
-    weight, stood = sample.column("weight_ns").to_numpy(), sample.column("weight_count").to_numpy()
-    ns, count = whole(totals, "ns"), whole(totals, "count")
+    """A function of positions in `order` and in `total_order`: how badly these rows match, 0 best.
 
-    def differs(rows: I64, others: I64) -> F64:
-        mine, theirs = order[rows], at[others]
+    A wait with a stack stands for one or more waits of about its length. So both the time and the
+    count of a sample may exceed those of its sum, in the same ratio, but not fall below.
+    """
+    weight = sample.column("weight_ns").to_numpy()
+    events = sample.column("weight_count").to_numpy()
+    ns, count = int64_column(totals, "ns"), int64_column(totals, "count")
+
+    def mismatch(rows: I64, total_rows: I64) -> F64:
+        mine, theirs = order[rows], total_order[total_rows]
         by_length = np.log((weight[mine] + 1.0) / (ns[theirs] + 1.0))
-        by_count = np.log((stood[mine] + 1.0) / (count[theirs] + 1.0))
-        badly: F64 = np.abs(by_length - by_count) + 10.0 * (stood[mine] < count[theirs])
-        return badly
+        by_count = np.log((events[mine] + 1.0) / (count[theirs] + 1.0))
+        found: F64 = np.abs(by_length - by_count) + 10.0 * (events[mine] < count[theirs])
+        return found
 
-    return differs
+    return mismatch
 
 
-def _behind_left_out(gain: F64, group: I64) -> I64:
-    """1 for the rows from the one that is left out on, 0 for those before it, in each group.
+def _shifts(gain: F64, group: I64) -> I64:
+    """How far each row's partner moves: 1 behind the row of `activity` that is left out, 0 before
+    it, in each group.
 
-    `gain`: how much worse each row matches its own number than the next one.
+    `gain`: how much worse each row matches the partner at its position than the next one.
     """
     starts = np.flatnonzero(np.diff(group, prepend=-1))
     sums = np.cumsum(gain)

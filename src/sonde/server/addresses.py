@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a server listens, and the socket: made here, or handed over by who started the server.
+"""Where a server listens, and the socket: made here, or inherited from who started the server.
 
 A socket that outlives the server keeps its port: while the server is started again no other process
 can take it, and connections wait instead of being refused.
@@ -17,6 +17,7 @@ from pathlib import Path
 from sonde.errors import UsageError
 
 BACKLOG = 2048
+"""Connections that the kernel accepts before the server does: listen(2)."""
 _FIRST = 3
 """Descriptor of the first socket that systemd hands over: sd_listen_fds(3)."""
 
@@ -49,7 +50,7 @@ def parse(text: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-def bound(host: str, port: int) -> socket.socket:
+def listening_socket(host: str, port: int) -> socket.socket:
     """A socket that listens. Raises UsageError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
@@ -69,7 +70,8 @@ def handed_over(
     number: int | None, environ: MutableMapping[str, str] = os.environ
 ) -> socket.socket | None:
     """The listening socket that this process was started with: the descriptor `number`, or the one
-    of a socket unit of systemd; None without one. Children of ours get none. Raises UsageError."""
+    of a socket unit of systemd; None without one. Its environment variables are removed, so that
+    child processes do not take it for theirs. Raises UsageError."""
     pid, count = environ.pop("LISTEN_PID", ""), environ.pop("LISTEN_FDS", "")
     environ.pop("LISTEN_FDNAMES", None)
     if number is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of `sonde serve --alerts`: which answers to which questions are a reason to notify."""
+"""The file of `sonde serve --alerts`: rules, each a question and the values that are an alert."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ from sonde.server.tokens import TENANT
 MAX_RULES = 200
 _MAX_BYTES = 1 << 20
 _MAX_ENTRIES = 32
-"""Of each table of a rule."""
+"""Of each table of a rule (`select`, `where`, `by`, `labels`, `annotations`)."""
 _MAX_TEXT = 1_000
+"""Characters of each of their texts."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-"""Of a rule and of a label: what Alertmanager takes."""
+"""Names of rules and labels that Alertmanager accepts."""
 _IN_BRACES = re.compile(r"\{(\w+)\}")
 _SEE = "see docs/guide/server.md#alerts"
 _OWN = frozenset({"alertname", "tenant"})
+"""Labels that the server sets."""
 _SET = frozenset({"from", "to", "before_from", "before_to", "format"})
 """Parameters of a question that a rule sets itself."""
 
@@ -43,8 +45,8 @@ class Reduce(StrEnum):
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A question, and from which value on its answer is an alert: `above` or `below`, in the unit
-    of the answer's field."""
+    """A question, and the threshold beyond which a value of its answer is an alert: `above` or
+    `below`, in the unit of the answer's field."""
 
     name: str
     question: str
@@ -58,16 +60,16 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     select: Mapping[str, str | int | float | list[str]] = msgspec.field(default_factory=dict)
     """Parameters of the question."""
     where: Mapping[str, str | int | float | bool] = msgspec.field(default_factory=dict)
-    """Rows that count: value by path."""
+    """Values that a row must have to count, by path."""
     by: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Labels and the paths of their values: an alert for each combination."""
     reduce: Reduce = Reduce.MAX
     per: str = ""
     """Path of the field that a value is divided by."""
     range_s: float = 300.0
-    """The question is about the seconds before now."""
+    """The question is about this long before now."""
     for_s: float = 0.0
-    """How long it has to last before the alert fires."""
+    """How long the value must be beyond the threshold before the alert fires."""
     labels: Mapping[str, str] = msgspec.field(default_factory=dict)
     annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
 
@@ -77,7 +79,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.above if self.above is not None else self.below or 0.0
 
     def holds(self, value: float) -> bool:
-        """Whether a value is a reason."""
+        """Whether a value is beyond the threshold."""
         return value > self.above if self.above is not None else value < self.threshold
 
 
@@ -114,7 +116,7 @@ def load(path: Path) -> AlertConfig:
 
 
 def parameters(rule: Rule) -> Iterator[tuple[str, str]]:
-    """Those of the question, without times."""
+    """The parameters of a rule's question, without times."""
     for name, value in rule.select.items():
         for one in value if isinstance(value, list) else [value]:
             yield name, str(one)
@@ -215,12 +217,13 @@ def _check_labels(rule: Rule) -> None:
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:
-    """An annotation with what its braces name."""
+    """An annotation with the values of the names in braces; unknown names stay."""
     return _IN_BRACES.sub(lambda it: values.get(it[1], it[0]), text)
 
 
 def _check_fields(rule: Rule) -> None:
-    """The first step of each path, where the answer is described."""
+    """Check `rows`, and the first name of each other path, against the answer's schema, if it has
+    one."""
     schema = ANSWERS.get(rule.question)
     if schema is None:
         return

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The states of alerts, kept in the store so that they survive a restart.
 
-An alert is pending while its value is beyond the threshold, fires when that lasted as long as its
-rule asks, and is resolved when it ends. Of each it is known what the webhook was last sent.
+An alert is pending while its value is beyond the threshold, fires when that has lasted for `for_s`
+of its rule, and is resolved when it ends. The state that the webhook was last sent is kept, too.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from sonde.store.database import Database
 
 NAME = "alerts.sqlite"
 RESOLVED_NS = 20 * 60 * 10**9
-"""How long a resolved alert is kept, and repeated to Alertmanager, as Prometheus does: the newest
-`MAX_ALERTS` of a rule, because data chooses the labels."""
+"""How long a resolved alert is kept and sent to Alertmanager, like Prometheus does. Of a rule the
+newest `MAX_ALERTS` are kept, because the data decides how many labels there are."""
 _SCHEMA = """CREATE TABLE IF NOT EXISTS alert (
   tenant TEXT NOT NULL, rule TEXT NOT NULL, labels TEXT NOT NULL, state TEXT NOT NULL,
   since_ns INTEGER NOT NULL, fired_ns INTEGER NOT NULL, resolved_ns INTEGER NOT NULL,
@@ -34,7 +34,7 @@ _UPSERT = f"INSERT OR REPLACE INTO alert ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, 
 
 
 class AlertState(StrEnum):
-    """Where an alert is."""
+    """States of an alert; one that ends while pending is forgotten."""
 
     PENDING = "pending"
     FIRING = "firing"
@@ -72,7 +72,7 @@ class AlertStates:
         self._by_rule: dict[tuple[str, str], dict[AlertState, int]] = {}
         """How many alerts each rule has, as of the last change here or `recount`."""
         self.resolved_dropped = 0
-        """Resolved alerts that were forgotten before `RESOLVED_NS`, because a rule had too many."""
+        """Resolved alerts that were dropped before `RESOLVED_NS`, because a rule had too many."""
         self.recount()
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class AlertStates:
         }
 
     def counts(self, tenant: str = "") -> dict[AlertState, int]:
-        """Alerts of a tenant, '' of all, by state. Kept in memory: it waits for nobody."""
+        """Alerts of a tenant, '' of all, by state. From memory: the database is not read."""
         found = dict.fromkeys(AlertState, 0)
         for (of_tenant, _), counts in list(self._by_rule.items()):
             if tenant in ("", of_tenant):
@@ -112,7 +112,7 @@ class AlertStates:
         return found
 
     def recount(self) -> None:
-        """Count what others have changed, too. Raises sqlite3.Error."""
+        """Count again, since other processes may have changed alerts. Raises sqlite3.Error."""
         found: dict[tuple[str, str], dict[AlertState, int]] = {}
         with self._db.held() as db:
             rows = db.execute(
@@ -123,7 +123,7 @@ class AlertStates:
         self._by_rule = found
 
     def update(self, rule: Rule, values: Values, now_ns: int) -> None:
-        """What a rule gave now."""
+        """Change a rule's alerts by the values that it has now."""
         holding = {key_of(one.labels): one for one in values.found if one.holds}
         of_rule = {
             one.key: one for one in self._of("tenant = ? AND rule = ?", [rule.tenant, rule.name])
@@ -145,12 +145,13 @@ class AlertStates:
         self._write((rule.tenant, rule.name), changed, ended, now_ns)
 
     def end_others(self, rules: set[tuple[str, str]], now_ns: int) -> None:
-        """End the alerts of rules that there are no more; `rules`: (tenant, name) of the others."""
+        """End the alerts of rules that no longer exist; `rules`: (tenant, name) of those that
+        do."""
         for key in [one for one in self._by_rule if one not in rules]:
             self._write(key, [], self._of("tenant = ? AND rule = ?", list(key)), now_ns)
 
     def note_sent(self, alert: Alert) -> None:
-        """The webhook has taken the alert in its state."""
+        """Note that the webhook needs not be sent the alert in its state (again)."""
         with self._db.held() as db:
             db.execute(
                 "UPDATE alert SET notified = state WHERE tenant = ? AND rule = ? AND labels = ?"
@@ -161,6 +162,7 @@ class AlertStates:
     def _of(
         self, where: str, given: list[str], order: str = "tenant, rule, labels", most: int = -1
     ) -> list[Alert]:
+        """Alerts that fulfil a condition with the parameters `given`; `most` -1: all."""
         with self._db.held() as db:
             rows = db.execute(
                 f"SELECT {_COLUMNS} FROM alert WHERE {where} ORDER BY {order} LIMIT ?",
@@ -175,13 +177,14 @@ class AlertStates:
         ended: list[Alert],
         now_ns: int,
     ) -> None:
+        """Write rows of `_COLUMNS`, and end alerts, of one rule."""
         if not changed and not ended:
             return
         with self._db.transaction() as db:
             db.executemany(_UPSERT, changed)
             for one in ended:
                 _end(db, one, now_ns)
-            # What nobody has been sent yet stays longest.
+            # Those whose end the webhook was not sent yet are dropped last.
             dropped = db.execute(
                 "DELETE FROM alert WHERE tenant = ?1 AND rule = ?2 AND labels IN (SELECT labels"
                 " FROM alert WHERE tenant = ?1 AND rule = ?2 AND state = 'resolved'"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rule of an alert gives now: one value for each combination of its labels."""
+"""The values that a rule of alerts has now: one for each combination of its labels."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from sonde.server.service import Service
 from sonde.server.tokens import Caller, Scope
 
 MAX_ALERTS = 500
-"""Of one rule: those that were alerts before, then those farthest from the threshold."""
+"""Values of one rule that are kept: first those of present alerts, then those farthest beyond the
+threshold."""
 LABEL = 128
-"""Characters of a label. A longer one ends with a digest, so that no two become one."""
+"""Characters of a label. A longer one is cut and ends with a digest, so that it stays distinct."""
 ANSWER_BYTES = 32 << 20
+"""Of an answer that a rule reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +40,11 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """All of a rule."""
+    """All values of a rule."""
 
     found: Sequence[Value]
     rows: int
-    """Of the answer that count."""
+    """Rows of the answer that match `where` and have a value."""
     left_out: int
     """Values beyond `MAX_ALERTS`."""
 
@@ -57,7 +59,7 @@ def evaluate(
 ) -> Values:
     """Ask the question for the rule's tenant, within the limits of every question.
 
-    `known`: keys of the rule's alerts. Raises SondeError where it cannot be answered.
+    `known`: keys of the rule's present alerts. Raises SondeError where it cannot be answered.
     """
     times = [("from", repr(now_s - rule.range_s)), ("to", repr(now_s))]
     options = answers.parse([*parameters(rule), *times])
@@ -75,14 +77,14 @@ def evaluate(
 
 
 def of_rows(rule: Rule, rows: Any, known: Collection[str] = frozenset()) -> Values:
-    """The values of an answer. Of too many, those are kept first whose keys are `known` and
-    that still hold: else new ones would take their room, and end their alerts, each time."""
+    """The values of an answer. Of more than `MAX_ALERTS`, those whose keys are `known` and that
+    still hold are kept first: otherwise new ones would displace them, and end their alerts."""
     groups: dict[tuple[str, ...], list[float]] = {}
     if rule.reduce is Reduce.COUNT and not rule.by:
-        groups[()] = []  # so that nothing is 0
+        groups[()] = []  # so that an answer without rows has the count 0
     counted = 0
     for row in rows if isinstance(rows, list) else [rows]:
-        if any(field(row, path) != wanted for path, wanted in rule.where.items()):
+        if any(field(row, path) != expected for path, expected in rule.where.items()):
             continue
         value = _value(rule, row)
         if value is None:
@@ -102,8 +104,8 @@ def of_rows(rule: Rule, rows: Any, known: Collection[str] = frozenset()) -> Valu
 
 
 def field(row: Any, path: str) -> Any:
-    """What a dotted path leads to; None: nothing. A text that is a JSON object (the labels of a
-    metric) is looked into; what is left of the path is one key there."""
+    """The value at a dotted path; None where there is none. Of a text that is a JSON object (the
+    labels of a metric) the rest of the path is one key."""
     at = row
     steps = path.split(".")
     for number, step in enumerate(steps):
@@ -128,16 +130,18 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float | None:
+    """A finite number; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         number = float(value)
-    except OverflowError:  # of labels, which data chooses
+    except OverflowError:  # an integer in labels, which the data decides
         return None
     return number if math.isfinite(number) else None
 
 
 def _value(rule: Rule, row: Any) -> float | None:
+    """The value of a row; None where it has none."""
     if not rule.value:
         return 1.0
     value = _number(field(row, rule.value))

@@ -28,16 +28,19 @@ from sonde.server.service import Service
 
 LOG = logging.getLogger("sonde.alerts")
 RESEND_S = 60.0
-"""How often Alertmanager gets each alert again, and the webhook what it did not take."""
+"""How often alerts are sent again: to Alertmanager all, to the webhook those it did not accept."""
 GIVE_UP_NS = 15 * 60 * 10**9
-"""After a change of state that no webhook took, it is not sent any more."""
+"""How long after a change of state it is tried to send that to the webhook."""
 MAX_LISTED = 1_000
+"""Alerts of a tenant in /v1/alerts."""
 _CLOSE_S = 20.0
+"""How long an evaluation may go on at the end."""
 _BODY_BYTES = MAX_BYTES - 1_024
+"""Of one request to Alertmanager."""
 
 
 class Alerts:
-    """The rules of a server. Several servers of one directory: one of them evaluates."""
+    """The rules of a server. Of several servers of one directory, one evaluates (`alerts.lock`)."""
 
     def __init__(self, service: Service, config: AlertConfig) -> None:
         """Raises UsageError where states cannot be kept."""
@@ -45,15 +48,16 @@ class Alerts:
         self._rules = {(rule.tenant, rule.name): rule for rule in config.rules}
         self.states = AlertStates(service.folder)
         self.errors: dict[tuple[str, str], str] = {}
-        """Of the rules whose last evaluation failed."""
+        """Why the last evaluation failed, by (tenant, name) of the rule."""
         self.left_out: Counter[tuple[str, str]] = Counter()
-        """Values of rules that were too many."""
+        """Values of rules beyond `MAX_ALERTS`, at the last evaluation."""
         self.counters: Counter[str] = Counter()
         self._posted: dict[tuple[str, str, str, str], float] = {}
-        """When an alert was last handed to Alertmanager or to the webhook, by its identity."""
+        """When an alert was last handed to a poster, by `_identity` (monotonic)."""
         self._served: dict[tuple[str, str], int] = {}
-        """By (where to, tenant): the number of the post that was the last of a tenant's."""
+        """By (destination, tenant): `_posts` when an alert of the tenant was last handed over."""
         self._posts = 0
+        """How many alerts were handed to posters."""
         self._webhook = Poster(config.webhook, log=LOG.warning) if config.webhook else None
         self._manager = (
             Poster(config.alertmanager, alertmanager.PATH, LOG.warning)
@@ -65,11 +69,11 @@ class Alerts:
         self._thread = threading.Thread(target=self._run, name="sonde-alerts", daemon=True)
 
     def start(self) -> None:
-        """Evaluate from now on."""
+        """Start the thread that evaluates."""
         self._thread.start()
 
     def close(self) -> None:
-        """End, and deliver for some seconds what is on its way."""
+        """End the thread; posters deliver for some more seconds what they have."""
         self._ended.set()
         self._thread.join(_CLOSE_S)
         for poster in (self._webhook, self._manager):
@@ -81,7 +85,7 @@ class Alerts:
             os.close(self._lock)
 
     def listed(self, tenant: str) -> dict[str, Any]:
-        """A tenant's rules and alerts, as /v1/alerts has them: what fires first."""
+        """A tenant's rules and alerts, as /v1/alerts returns them: firing ones first."""
         alerts = self.states.foremost(tenant, MAX_LISTED)
         return {
             "rules": [
@@ -120,10 +124,10 @@ class Alerts:
             try:
                 held = self._lock is not None
                 evaluates = self._holds_lock()
-                if not (held and evaluates):  # another server has changed them
+                if not (held and evaluates):  # another server may have changed alerts
                     self.states.recount()
                 if evaluates:
-                    self.turn(time.time_ns())
+                    self.evaluate_all(time.time_ns())
             except (OSError, sqlite3.Error) as error:
                 self.counters["failures"] += 1
                 LOG.error("alerts cannot be kept: %s", error)
@@ -132,6 +136,7 @@ class Alerts:
             self._ended.wait(max(0.1, self._config.interval_s - took_s))
 
     def _holds_lock(self) -> bool:
+        """Whether this server is the one that evaluates; tries to become it."""
         if self._lock is None:
             path = self._service.folder / "alerts.lock"
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -148,7 +153,7 @@ class Alerts:
             self._lock = lock
         return True
 
-    def turn(self, now_ns: int) -> None:
+    def evaluate_all(self, now_ns: int) -> None:
         """Evaluate every rule once and send what changed. Raises sqlite3.Error."""
         self.states.end_others(set(self._rules), now_ns)
         for key, rule in self._rules.items():
@@ -195,11 +200,13 @@ class Alerts:
 
     @staticmethod
     def _identity(to: str, one: Alert) -> tuple[str, str, str, str]:
+        """A destination and an alert in its state."""
         return to, f"{one.tenant} {one.rule}", one.key, one.state
 
     def _in_turn(self, to: str, alerts: Iterable[Alert]) -> list[Alert]:
-        """Those that were not posted in their state for a while, one of each tenant, then a second
-        one of each, …: one tenant's many take no room from another's. Who waits longest is first.
+        """Alerts that were not posted in their state for `RESEND_S`: one of each tenant, then a
+        second one of each, …, so that many of one tenant do not displace another's. The tenant that
+        was served least recently is first.
         """
         now = time.monotonic()
         by_tenant: dict[str, list[Alert]] = defaultdict(list)
@@ -227,18 +234,18 @@ class Alerts:
                 waiting.append(one)
         for one in self._in_turn("webhook", waiting):
             if not webhook.has_room:
-                break  # those that are left come in the next turn
+                break  # the others are posted after the next evaluation
             body = {"version": 1, "kind": "alert", **self._document(one)}
             webhook.post(texts.encoded(body), partial(self._webhook_done, one))
             self._note_posted("webhook", one)
 
-    def _webhook_done(self, one: Alert, taken: bool) -> None:
-        if taken:
-            with contextlib.suppress(sqlite3.Error):  # closed: it is sent again after the start
+    def _webhook_done(self, one: Alert, accepted: bool) -> None:
+        if accepted:
+            with contextlib.suppress(sqlite3.Error):  # closed: it is sent again after a restart
                 self.states.note_sent(one)
 
     def _document(self, one: Alert) -> dict[str, Any]:
-        """As the webhook and /v1/alerts have it."""
+        """An alert as the webhook and /v1/alerts have it."""
         labels, annotations = self._texts(one)
         return {
             "status": str(one.state),
@@ -252,12 +259,14 @@ class Alerts:
         }
 
     def _postable(self, one: Alert, now_ns: int) -> dict[str, Any]:
+        """An alert as Alertmanager takes it. One that fires ends by itself where four times in
+        sequence it is not sent again."""
         labels, annotations = self._texts(one)
         ends_ns = one.resolved_ns or now_ns + round(4e9 * max(RESEND_S, self._config.interval_s))
         return alertmanager.postable(labels, annotations, one.fired_ns, ends_ns, self._page(one))
 
     def _texts(self, one: Alert) -> tuple[dict[str, str], dict[str, str]]:
-        """(labels, annotations), with those of the rule."""
+        """(labels, annotations) of an alert and its rule together."""
         rule = self._rules.get((one.tenant, one.rule))
         labels = {"alertname": one.rule, "tenant": one.tenant, **(rule.labels if rule else {})}
         labels |= one.labels
@@ -270,19 +279,20 @@ class Alerts:
         return labels, annotations
 
     def _page(self, one: Alert) -> str:
-        """The address of the page of the time at which it began."""
+        """The address of the web page with the time before the alert fired."""
         if not self._config.page:
             return ""
         rule = self._rules.get((one.tenant, one.rule))
         end_s = (one.fired_ns or one.since_ns) / 1e9
-        place = {"from": f"{end_s - (rule.range_s if rule else 300):.0f}", "to": f"{end_s:.0f}"}
+        start_s = end_s - (rule.range_s if rule else 300)
+        parameters = {"from": f"{start_s:.0f}", "to": f"{end_s:.0f}"}
         if node := one.labels.get("node", ""):
-            place = {"view": "range", "node": node} | place
-        return f"{self._config.page.rstrip('/')}/?{urlencode(place)}"
+            parameters = {"view": "range", "node": node} | parameters
+        return f"{self._config.page.rstrip('/')}/?{urlencode(parameters)}"
 
 
 def _bodies(postable: list[dict[str, Any]]) -> Iterator[tuple[bytes, int]]:
-    """Lists of alerts in as few bodies as fit, each with how many are in it."""
+    """(JSON list of alerts of at most `_BODY_BYTES`, how many are in it), in order."""
     parts: list[bytes] = []
     size = 2
     for one in postable:

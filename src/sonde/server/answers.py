@@ -31,13 +31,17 @@ from sonde.server.tokens import Caller
 
 HOUR_S = 3_600
 _MAX_S = 4e9
-"""Before and after 1970: the difference of two times in ns has to fit 64 bits."""
+"""Before and after 1970: the difference of two times in ns must fit into 64 bits."""
 _MAX_VALUES = 1_000
+"""Parameters of one request."""
 ANSWER_BYTES = 64 << 20
+"""Of JSON and columns, uncompressed."""
 TEXT_CHARS = 4_096
-"""Of a text in an answer; a recorder's are shorter, nearly always."""
+"""Texts in an answer are cut to this length; those of recorders are nearly always shorter."""
 _ROWS_AT_ONCE = 256
+"""Rows that are written as JSON together: the limits are checked between."""
 MEMORY_KINDS = ("mapped", "unmapped", "faulted")
+"""Kinds of samples whose weight is bytes."""
 _OWNERS = ("user", "pod", "namespace", "job", "comm", "exe", "container", "unit")
 PARAMETERS: Mapping[str, str] = {
     "from": "seconds since 1970; default an hour before `to`",
@@ -59,7 +63,7 @@ PARAMETERS: Mapping[str, str] = {
 
 
 class Form(StrEnum):
-    """How an answer is written."""
+    """Formats of an answer (the parameter `format`)."""
 
     JSON = "json"
     ARROW = "arrow"
@@ -68,10 +72,11 @@ class Form(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What was asked."""
+    """The parameters of a question: see `PARAMETERS`."""
 
-    wanted: Selection
+    selection: Selection
     before: Selection
+    """Of `diff`: the same selection of an earlier time."""
     series: Sequence[str]
     points: int
     limit: int
@@ -82,22 +87,23 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is sent."""
+    """An answer as it is sent."""
 
     content: bytes
     media_type: str
     left_out: int = 0
-    """Files that it would be made from, and that are damaged."""
+    """Damaged files, whose rows it lacks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Something that can be asked."""
+    """Something that can be asked: GET /v1/NAME."""
 
     about: str
+    """Its description in /openapi.json."""
     answer: Callable[[StoredSession, Options], pa.Table | dict[str, Any] | Answer]
     media_type: str = "application/json"
-    """Beside Arrow, where the answer is a table."""
+    """Of the answer, unless it is a table and `format` is arrow or columns."""
 
 
 def parse(items: Iterable[tuple[str, str]]) -> Options:
@@ -160,7 +166,7 @@ def _stacks(
     session: StoredSession, options: Options, by: str = ""
 ) -> tuple[list[dict[str, Any]], dict[int, dict[str, Any]]]:
     """(stacks with their weights, frames by key)."""
-    rows = stored.flame_graph(session, options.wanted, by=by).to_pylist()
+    rows = stored.flame_graph(session, options.selection, by=by).to_pylist()
     keys = sorted({key for row in rows for key in row["frame_keys"]})
     found = _shown(stored.frames(session, keys))
     return rows, {row.pop("key"): row for row in found.to_pylist()}
@@ -169,22 +175,22 @@ def _stacks(
 def _flame(session: StoredSession, options: Options) -> pa.Table | dict[str, Any]:
     by = options.group
     if options.form is Form.ARROW:
-        return stored.flame_graph(session, options.wanted, by=by)
+        return stored.flame_graph(session, options.selection, by=by)
     rows, found = _stacks(session, options, by)
     keys = sorted({key for row in rows for key in row["frame_keys"]})
-    place = {key: at for at, key in enumerate(keys)}
+    index = {key: at for at, key in enumerate(keys)}
     unknown = {"kind": "unknown", "function": "", "binary": "", "file": "", "line": 0}
     groups = sorted({row["group_name"] for row in rows}) if by else []
     group_at = {name: len(keys) + at for at, name in enumerate(groups)}
     return {
-        "total": stored.totals(session, options.wanted),
+        "total": stored.totals(session, options.selection),
         "frames": [
             *(found.get(key, unknown) for key in keys),
             *(unknown | {"kind": by, "function": name} for name in groups),
         ],
         "stacks": [
             {
-                "frames": [place[key] for key in row["frame_keys"]]
+                "frames": [index[key] for key in row["frame_keys"]]
                 + ([group_at[row["group_name"]]] if by else []),
                 "n": row["n"],
                 "ns": row["ns"],
@@ -196,9 +202,9 @@ def _flame(session: StoredSession, options: Options) -> pa.Table | dict[str, Any
 
 
 def _tree(session: StoredSession, options: Options) -> dict[str, Any]:
-    weight = "bytes" if options.wanted.kind in MEMORY_KINDS else "ns"
+    weight = "bytes" if options.selection.kind in MEMORY_KINDS else "ns"
     rows, found = _stacks(session, options)
-    total = stored.totals(session, options.wanted)
+    total = stored.totals(session, options.selection)
     tree = stored_views.flame_tree(rows, found, weight)
     _check_texts(tree["root"])
     shown = tree["root"]["value"]
@@ -206,8 +212,8 @@ def _tree(session: StoredSession, options: Options) -> dict[str, Any]:
 
 
 def _check_texts(root: dict[str, Any]) -> None:
-    """Raises CaptureTooLarge where the texts of nested boxes are too long to write: a box and what
-    is in it are encoded at once."""
+    """Raises CaptureTooLarge where the texts of nested boxes are too long to write: `_Content`
+    would see it too late, as a box is encoded together with all boxes in it."""
     sizes: dict[str, int] = {}
     left_bytes = ANSWER_BYTES
     boxes = [root]
@@ -226,26 +232,26 @@ def _check_texts(root: dict[str, Any]) -> None:
 def _pprof(session: StoredSession, options: Options) -> Answer:
     from sonde.export.stored_pprof import pprof  # and with it protobuf
 
-    wanted = options.wanted
+    selection = options.selection
     rows, found = _stacks(session, options)
     try:
-        content = pprof(wanted.kind, rows, found, wanted.start_ns, wanted.end_ns)
+        content = pprof(selection.kind, rows, found, selection.start_ns, selection.end_ns)
     except KeyError:
         raise UsageError(
-            f"no profile is of kind {wanted.kind[:40]!r}", "see /openapi.json"
+            f"no profile is of kind {selection.kind[:40]!r}", "see /openapi.json"
         ) from None
     return Answer(content, "application/octet-stream")
 
 
 def _timeline(session: StoredSession, options: Options) -> pa.Table | dict[str, Any]:
-    wanted = options.wanted
-    lanes, boxes = stored_views.timeline(session, wanted, options.points, options.limit)
+    selection = options.selection
+    lanes, boxes = stored_views.timeline(session, selection, options.points, options.limit)
     if options.form is Form.ARROW:
         return boxes
     names = ("lane", "start", "end", "name", "n", "ns")
     return {
-        "start_ns": wanted.start_ns,
-        "end_ns": wanted.end_ns,
+        "start_ns": selection.start_ns,
+        "end_ns": selection.end_ns,
         "lanes": lanes.to_pylist(),
         "boxes": boxes.select(names).to_pydict(),
     }
@@ -253,15 +259,15 @@ def _timeline(session: StoredSession, options: Options) -> pa.Table | dict[str, 
 
 def _drawn(session: StoredSession, options: Options) -> dict[str, Any]:
     if options.form is Form.COLUMNS:
-        return timeline_answers.timeline(session, options.wanted, MAX_ROWS)
-    answer: dict[str, Any] = packed.plain(timeline_answers.timeline(session, options.wanted))
+        return timeline_answers.timeline(session, options.selection, MAX_ROWS)
+    answer: dict[str, Any] = packed.plain(timeline_answers.timeline(session, options.selection))
     return answer
 
 
 QUESTIONS: Mapping[str, Question] = {
     "overview": Question(
         "nodes and what they did, ns of each kind of sample",
-        lambda s, o: stored_views.overview(s, o.wanted),
+        lambda s, o: stored_views.overview(s, o.selection),
     ),
     "flamegraph": Question("stacks with their weights: frames, stacks, total", _flame),
     "flametree": Question("a flame graph as nested boxes: name, value, self, children", _tree),
@@ -271,40 +277,42 @@ QUESTIONS: Mapping[str, Question] = {
         "code locations by key",
         lambda s, o: stored.known_frames(s),
     ),
-    "totals": Question("sums of a selection", lambda s, o: stored.totals(s, o.wanted)),
+    "totals": Question("sums of a selection", lambda s, o: stored.totals(s, o.selection)),
     "top": Question(
-        "functions by own time", lambda s, o: stored.top_functions(s, o.wanted, o.limit)
+        "functions by own time", lambda s, o: stored.top_functions(s, o.selection, o.limit)
     ),
     "names": Question(
         "kernels, reasons of waits or calls, by weight",
-        lambda s, o: stored_views.names(s, o.wanted, o.limit),
+        lambda s, o: stored_views.names(s, o.selection, o.limit),
     ),
     "processes": Question(
-        "processes by weight", lambda s, o: stored_views.processes(s, o.wanted, o.limit)
+        "processes by weight", lambda s, o: stored_views.processes(s, o.selection, o.limit)
     ),
     "diff": Question(
         "functions whose share of the time changed",
-        lambda s, o: stored.difference(s, o.before, o.wanted, o.limit),
+        lambda s, o: stored.difference(s, o.before, o.selection, o.limit),
     ),
     "series": Question(
         "a metric over time, by node and labels",
-        lambda s, o: stored.series(s, o.wanted, (o.series or [""])[-1], o.points),
+        lambda s, o: stored.series(s, o.selection, (o.series or [""])[-1], o.points),
     ),
-    "metrics": Question("metrics that there are", lambda s, o: stored_views.metrics(s, o.wanted)),
-    "nodes": Question("who sent what, and when last", lambda s, o: stored.nodes(s, o.wanted)),
-    "losses": Question("what agents could not observe", lambda s, o: stored.losses(s, o.wanted)),
+    "metrics": Question(
+        "metrics that there are", lambda s, o: stored_views.metrics(s, o.selection)
+    ),
+    "nodes": Question("who sent what, and when last", lambda s, o: stored.nodes(s, o.selection)),
+    "losses": Question("what agents could not observe", lambda s, o: stored.losses(s, o.selection)),
     "charts": Question(
         "several metrics, and what was observed, over time",
-        lambda s, o: stored_charts.charts(s, o.wanted, o.series, o.points),
+        lambda s, o: stored_charts.charts(s, o.selection, o.series, o.points),
     ),
     "devices": Question(
         "metrics of devices: mean, least, most, last",
         lambda s, o: stored_charts.devices(
-            s, o.wanted, MAX_ROWS if o.form is Form.COLUMNS else 10 * stored.MAX_ROWS
+            s, o.selection, MAX_ROWS if o.form is Form.COLUMNS else 10 * stored.MAX_ROWS
         ),
     ),
     "kernels": Question(
-        "kernels by device time", lambda s, o: stored_charts.kernels(s, o.wanted, o.limit)
+        "kernels by device time", lambda s, o: stored_charts.kernels(s, o.selection, o.limit)
     ),
     "timeline": Question(
         "spans of one node, its gaps with their causes, its verdict",
@@ -312,38 +320,38 @@ QUESTIONS: Mapping[str, Question] = {
     ),
     "ranks": Question(
         "processes on devices by step or time: at work, in collectives",
-        lambda s, o: timeline_answers.ranks(s, o.wanted, o.points),
+        lambda s, o: timeline_answers.ranks(s, o.selection, o.points),
     ),
     "memory": Question(
         "what processes mapped, gave back and touched, bytes",
-        lambda s, o: stored_memory.memory(s, o.wanted, o.limit),
+        lambda s, o: stored_memory.memory(s, o.selection, o.limit),
     ),
     "job": Question(
         "GPU hours of one job, pod, container, unit or user: held, wasted by cause, functions",
-        lambda s, o: job.job(s, o.wanted, o.limit),
+        lambda s, o: job.job(s, o.selection, o.limit),
     ),
     "owners": Question(
         "GPU hours by owner: held, productive, stalled, idle, wasted",
-        lambda s, o: job.owners(s, o.wanted, o.by, o.limit),
+        lambda s, o: job.owners(s, o.selection, o.by, o.limit),
     ),
     "holders": Question(
         "GPU hours by node and owner: who holds which node's GPUs, and wastes them",
-        lambda s, o: {"by": o.by, "holders": job.holders(s, o.wanted, o.by, o.limit)},
+        lambda s, o: {"by": o.by, "holders": job.holders(s, o.selection, o.by, o.limit)},
     ),
     "verdict": Question(
-        "why one node's devices waited", lambda s, o: timeline_answers.explained(s, o.wanted)
+        "why one node's devices waited", lambda s, o: timeline_answers.explained(s, o.selection)
     ),
 }
 
 
 def ask(service: Service, caller: Caller, question: Question, options: Options) -> Answer:
     """Answer a question, within its time and memory. Raises CaptureError."""
-    wanted = options.wanted
+    selection = options.selection
     ends_s = time.monotonic() + service.limits.query_s
     if question is QUESTIONS["diff"]:
-        earliest = min(wanted.start_ns, options.before.start_ns)
-        wanted = Selection(earliest, max(wanted.end_ns, options.before.end_ns))
-    found, left_out = _found(service, caller, question, options, wanted, ends_s)
+        earliest = min(selection.start_ns, options.before.start_ns)
+        selection = Selection(earliest, max(selection.end_ns, options.before.end_ns))
+    found, left_out = _found(service, caller, question, options, selection, ends_s)
     return replace(_written(found, options, ends_s), left_out=left_out)
 
 
@@ -352,12 +360,14 @@ def _found(
     caller: Caller,
     question: Question,
     options: Options,
-    wanted: Selection,
+    selection: Selection,
     ends_s: float,
 ) -> tuple[pa.Table | dict[str, Any] | Answer, int]:
-    """(what answers a question, damaged files that it lacks). Raises CaptureError."""
+    """(the answer before it is written, number of damaged files that it lacks). Where the engine
+    fails and a file of the question is found to be damaged, it is tried without that file. Raises
+    CaptureError."""
     while True:
-        session = service.session(caller, wanted)
+        session = service.session(caller, selection)
         try:
             with session.deadline(max(0.1, ends_s - time.monotonic())):
                 found = question.answer(session, options)
@@ -373,7 +383,7 @@ def _found(
 
 
 def _shown(table: pa.Table) -> pa.Table:
-    """With long texts cut."""
+    """The table with texts cut to `TEXT_CHARS`."""
     for at, field in enumerate(table.schema):
         column = table.column(at)
         if pa.types.is_string(field.type):
@@ -392,8 +402,8 @@ def _too_large() -> CaptureTooLarge:
 
 
 class _Content:
-    """What is written, as long as there is room and time. Raises CaptureTooLarge,
-    QueryTimedOutError."""
+    """Collects what is written. Raises CaptureTooLarge beyond `ANSWER_BYTES`, QueryTimedOutError
+    beyond `ends_s` (monotonic)."""
 
     def __init__(self, ends_s: float) -> None:
         self._pieces: list[bytes] = []
@@ -411,7 +421,7 @@ class _Content:
         self.check(piece)
         self._pieces.append(piece)
 
-    def whole(self) -> bytes:
+    def joined(self) -> bytes:
         return b"".join(self._pieces)
 
 
@@ -423,7 +433,8 @@ def _some_rows(table: pa.Table) -> Iterator[list[Any]]:
 def _written(
     found: pa.Table | dict[str, Any] | Answer, options: Options, ends_s: float = math.inf
 ) -> Answer:
-    """Raises CaptureError where it would be too large, or takes too long."""
+    """The answer in the format that the options name. Raises CaptureError where it would be too
+    large, or takes too long."""
     if isinstance(found, Answer):
         return found
     if isinstance(found, pa.Table):
@@ -443,4 +454,4 @@ def _written(
         strict_json.write_rows(content.write, _some_rows(found))
     else:
         strict_json.write_compact(content.write, found)
-    return Answer(content.whole(), "application/json")
+    return Answer(content.joined(), "application/json")

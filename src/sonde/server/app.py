@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP face of the service. Its description is served at /openapi.json (openapi.py)."""
+"""The HTTP handlers of the service, described at /openapi.json (openapi.py)."""
 
 from __future__ import annotations
 
@@ -39,12 +39,14 @@ def refusal(status: int, cause: str, remedy: str = "", **headers: str) -> JSONRe
 
 
 REFUSALS_A_SECOND = 2.0
+"""Refusals of one tenant that are written to the audit log; others are only counted."""
 FAILURES_A_SECOND = 0.1
+"""Requests that failed by a defect of the server and whose traceback is logged."""
 
 
 def _is_direct(host: str) -> bool:
-    """Whether a request names the server by address or as this machine. A page of somebody else's
-    site, whose name it had resolved to our address, sends its own name."""
+    """Whether the header Host of a request has an address or the name of this machine. A page of
+    another site that makes its name resolve to our address (DNS rebinding) sends that name."""
     name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
     if name in ("", "localhost", socket.gethostname()):
         return True
@@ -62,23 +64,22 @@ class Api:
         self._service = service
         self._limits = service.limits
         self._bodies_bytes: Counter[str] = Counter()
-        """Of unfinished requests, by tenant."""
+        """Bytes in memory of bodies whose requests are not answered yet, by tenant."""
         connections = self._limits.connections
         self._bodies = Places(3 * connections // 4, connections // 2)
-        """Requests whose bodies arrive."""
+        """For requests whose bodies arrive."""
         waiting = self._limits.queries_waiting
         self._questions = Turns(self._limits.queries - 1, waiting, waiting // 2)
-        """A tenant leaves a thread to others."""
+        """One tenant uses at most all threads but one."""
         self._unsent_bytes: Counter[str] = Counter()
-        """Of answers, by tenant."""
+        """Bytes of answers that are not sent yet, by tenant."""
         self._refusals: dict[str, Bucket] = {}
-        """Of each tenant, '' without a token: those that are written to the log; others are
-        counted."""
+        """By tenant, '' without a token: how many refusals may be logged."""
         self._failures = Bucket(FAILURES_A_SECOND)
-        """Requests that ended with an error of ours which are written to the log."""
+        """How many tracebacks may be logged."""
         self._threads = ThreadPoolExecutor(self._limits.queries, "sonde-query")
         self._decoder = ThreadPoolExecutor(1, "sonde-otlp")
-        """One at a time: decoded messages are large."""
+        """Decodes one OTLP request at a time: decoded messages are large."""
         self._profiles_turns = Turns(1, waiting, waiting // 4)
         self._opener = Opener(service.folder / "spill")
 
@@ -116,6 +117,8 @@ class Api:
     def _guarded(
         self, scope: Scope, handler: Callable[[Request, Caller], Awaitable[Response]]
     ) -> Handler:
+        """The handler for callers with a scope, with errors as refusals, and the audit log."""
+
         async def guarded(request: Request) -> Response:
             started = time.monotonic()
             caller, refused = None, None
@@ -151,7 +154,7 @@ class Api:
                     response = refusal(503, error.cause, error.remedy, **{"Retry-After": "5"})
                 except SondeError as error:
                     response = refusal(400, error.cause, error.remedy)
-                except ClientDisconnect:  # nobody reads this; the audit log has it
+                except ClientDisconnect:  # nobody gets this answer; the audit log has it
                     self._service.counters.refuse("gone")
                     response = refusal(400, "the request ended within its body", "send it again")
                 except Exception:
@@ -159,7 +162,7 @@ class Api:
                     if self._failures.take(1):
                         LOG.exception("%s %s", request.method, request.url.path[:200])
             if caller is None or response.status_code in (408, 413):
-                # Nothing more is read of it, and its place is free again.
+                # The rest of the request is not read, and the connection is free for others.
                 response.headers["Connection"] = "close"
             if response.status_code < 400:
                 is_logged = scope is not Scope.INGEST
@@ -208,7 +211,7 @@ class Api:
         return JSONResponse(counted)
 
     def _note_agent(self, request: Request, caller: Caller) -> str:
-        """The name of the node that an agent sends, which was seen just now."""
+        """Note that an agent was seen just now; returns the name of its node."""
         node = request.headers.get("x-sonde-node", "")
         self._service.note_agent(caller, node, request.headers.get("x-sonde-state", ""))
         return node
@@ -237,10 +240,10 @@ class Api:
     async def _set_collection(self, request: Request, caller: Caller) -> Response:
         """Pause or resume the tenant's agents."""
         self._service.admit(caller, 0)
-        wanted = request.query_params.get("collect", "")
-        if wanted == "true":
+        collect = request.query_params.get("collect", "")
+        if collect == "true":
             self._service.pauses.resume(caller.tenant, PausedBy.TENANT)
-        elif wanted == "false":
+        elif collect == "false":
             self._service.pauses.pause(caller.tenant, PausedBy.TENANT)
         else:
             raise RefusedRequestError(400, "neither on nor off", "give collect=true or false")
@@ -275,7 +278,7 @@ class Api:
     async def _body(
         self, request: Request, caller: Caller, encodings: Sequence[str] = ("identity",)
     ) -> bytes:
-        """The whole body; the caller gives its bytes back. Raises RefusedRequestError."""
+        """The whole body; `_give_back` must be called for it. Raises RefusedRequestError."""
         if request.headers.get("content-encoding", "identity").lower() not in encodings:
             remedy = "use gzip, or none" if "gzip" in encodings else "send chunks as they are"
             raise RefusedRequestError(415, "no such encoding", remedy)
@@ -316,6 +319,7 @@ class Api:
         return b"".join(parts)
 
     def _give_back(self, caller: Caller, size: int) -> None:
+        """Bytes of a body are no longer in memory."""
         self._bodies_bytes[caller.tenant] -= size
         if not self._bodies_bytes[caller.tenant]:
             del self._bodies_bytes[caller.tenant]
@@ -340,7 +344,7 @@ class Api:
     async def _answered(
         self, request: Request, caller: Caller, answer: Callable[[], answers.Answer]
     ) -> Response:
-        """What `answer` makes in a thread. Raises RefusedRequestError."""
+        """Call `answer` in a thread when it is the tenant's turn. Raises RefusedRequestError."""
         self._service.admit(caller, 0)
         self._check_unsent(caller)
         loop = asyncio.get_running_loop()
@@ -378,8 +382,8 @@ class Api:
         return await self._answered(request, caller, answer)
 
     async def _open(self, request: Request, caller: Caller) -> Response:
-        """A file of the caller's as the page shows it; nothing of it is kept."""
-        # Pages of other sites can send other types without asking.
+        """A file that the caller sends, as the page shows it; nothing of it is kept."""
+        # Pages of other sites can send some other types without a CORS preflight.
         if request.headers.get("content-type", "") != "application/octet-stream":
             raise RefusedRequestError(415, "no file", "send application/octet-stream")
         self._service.admit(caller, 0)
@@ -426,7 +430,7 @@ class Api:
         return PlainTextResponse("ready\n", headers={"Connection": "close"})
 
     async def _metrics(self, _request: Request) -> Response:
-        # The disk may be slow, and no request waits for it but this one.
+        # In a thread: the disk may be slow, and other requests must not wait for it.
         stored = await asyncio.to_thread(self._service.catalog.counters)
         text = exposition(self._service, stored)
         return PlainTextResponse(

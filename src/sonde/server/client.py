@@ -14,8 +14,9 @@ from sonde.errors import CaptureError, SinkError, UsageError
 from sonde.input_files import open_input
 
 REQUEST_S = 30.0
-"""A question may take 15 s at the server, and wait for others before."""
+"""A question may take 15 s at the server, and wait for its turn before."""
 ANSWER_BYTES = 64 << 20
+"""Of an answer that is read."""
 _TOKEN_BYTES = 4_096
 
 Value = str | int | float | Sequence[str]
@@ -33,7 +34,7 @@ class ServerClient:
     """Questions to one server, with one token. Thread-safe: each request has its connection."""
 
     def __init__(self, url: str, token_file: Path | None = None, token: str = "") -> None:
-        """The token is that of `token_file`, or `token`. Raises UsageError for a URL that is none,
+        """The token is that of `token_file`, or `token`. Raises UsageError for an invalid URL,
         SinkError for a token that cannot be read."""
         try:
             parts = http_client.split_url(url)
@@ -81,7 +82,7 @@ class ServerClient:
         raise QuestionError(f"{cause} (HTTP status {answer.status})", remedy, answer.status)
 
     def _headers(self) -> dict[str, str]:
-        """With the token as the file has it now: a renewed one counts without a restart."""
+        """The header with the token, as the file has it now: it may have been renewed."""
         if self._token_file is None:
             return {"Authorization": f"Bearer {self._token}"} if self._token else {}
         try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which agents collect nothing for now: pauses that an operator or a tenant ordered.
 
-An agent learns it from the answer to each upload, and asks every few seconds where it sends nothing
-or is kept away. Servers of one directory share the pauses, which take effect with the next
+An agent learns it from the answer to each upload, and asks every few seconds while it sends nothing
+or is refused. Servers of one directory share the pauses, which take effect with the next
 request. The operator, who may write to the store, pauses a tenant or all tenants; a tenant's token
 for `admin` pauses that tenant, and does not lift what the operator ordered.
 """
@@ -20,7 +20,7 @@ from sonde.store.database import Database
 
 NAME = "collection.sqlite"
 ALL_TENANTS = ""
-"""In place of a tenant."""
+"""Stands for all tenants in place of the name of one."""
 _SCHEMA = """CREATE TABLE IF NOT EXISTS pause (
   tenant TEXT NOT NULL, authority TEXT NOT NULL, since_s INTEGER NOT NULL,
   PRIMARY KEY (tenant, authority)) WITHOUT ROWID"""
@@ -64,8 +64,8 @@ class CollectionPauses:
             )
 
     def resume(self, tenant: str, paused_by: PausedBy) -> bool:
-        """Lift the pauses of a tenant, ALL_TENANTS: all; whether there were any. A tenant lifts
-        only what it ordered."""
+        """Lift the pauses of a tenant, ALL_TENANTS: all pauses; returns whether there were any. A
+        tenant lifts only its own."""
         with self._db.held() as db:
             done = db.execute(
                 "DELETE FROM pause WHERE (? = '' OR tenant = ?)"
@@ -81,7 +81,7 @@ class CollectionPauses:
         return found is not None
 
     def paused(self, tenant: str = ALL_TENANTS) -> list[Pause]:
-        """All pauses; those that the agents of a tenant heed."""
+        """All pauses; of one tenant: those that apply to its agents."""
         with self._db.held() as db:
             rows = db.execute(
                 "SELECT tenant, authority, since_s FROM pause WHERE ? = '' OR tenant IN ('', ?)"

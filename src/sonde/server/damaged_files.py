@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of the store that cannot be read: one of them costs its own rows, not every question.
+"""Files of the store that cannot be read: their rows are missing, but no question fails for long.
 
-Nobody reads a file to see whether it is whole before it is asked for. A question that the engine
-cannot answer has the files of its tables read; what is damaged is left out of it and of all that
-follow, counted, logged, and named in number in the head of each answer that lacks it. A file that
-was written again counts again.
+Files are not checked in advance. Where the engine cannot answer a question, the files of its tables
+are read as a whole; damaged ones are left out of this answer and of later ones, counted and logged,
+and a header of each answer has how many it lacks. A file that was written again is read again.
 """
 
 from __future__ import annotations
@@ -21,24 +20,26 @@ import pyarrow.parquet as pq
 LOG = logging.getLogger("sonde.server")
 
 LOOK_S = 10.0
-"""For the files of one question; the next one that fails goes on."""
+"""How long the files of one question are read; the next question that fails continues."""
 _ROWS_AT_ONCE = 16_384
 _State = tuple[int, int, int]
+"""See `_state`."""
 
 
 class DamagedFiles:
-    """Of one server. Thread-safe."""
+    """The damaged files that a server knows. Thread-safe."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._damaged: dict[Path, _State] = {}
         self._whole: dict[Path, _State] = {}
+        """Files that were read and are not damaged."""
 
     def __len__(self) -> int:
         return len(self._damaged)
 
-    def are_among(self, paths: Iterable[Path]) -> set[Path]:
-        """Those of the files that are known to be damaged."""
+    def among(self, paths: Iterable[Path]) -> set[Path]:
+        """Those of the files that are known to be damaged, and were not written again since."""
         if not self._damaged:
             return set()
         with self._mutex:
@@ -46,7 +47,7 @@ class DamagedFiles:
         return {path for path in paths if path in known and known[path] == _state(path)}
 
     def look(self, paths: Iterable[Path]) -> int:
-        """Read files; returns how many are found to be damaged."""
+        """Read files that were not read before; returns how many are found to be damaged."""
         ends_s = time.monotonic() + LOOK_S
         found = 0
         for path in paths:
@@ -76,16 +77,17 @@ class WholePaths(Mapping[str, Sequence[Path]]):
 
     @property
     def left_out(self) -> int:
-        """How many files the tables that were asked for lack."""
+        """How many damaged files the tables lack that were read so far."""
         return len(self._left_out)
 
     def look(self) -> int:
-        """Read the files of the tables that were asked for; returns how many more are damaged."""
-        return self._damaged.look(path for some in self._asked.values() for path in some)
+        """Read the files of the tables that the question reads; returns how many more of them are
+        found to be damaged."""
+        return self._damaged.look(path for paths in self._asked.values() for path in paths)
 
     def __getitem__(self, name: str) -> Sequence[Path]:
         paths = self._files[name]
-        bad = self._damaged.are_among(paths)
+        bad = self._damaged.among(paths)
         self._left_out |= bad
         self._asked[name] = [path for path in paths if path not in bad] if bad else paths
         return self._asked[name]
@@ -98,7 +100,8 @@ class WholePaths(Mapping[str, Sequence[Path]]):
 
 
 def _state(path: Path) -> _State | None:
-    """What changes when a file is written again; None: it is not there."""
+    """(size, inode, time of change), of which one changes when a file is written again; None: it is
+    not there."""
     try:
         found = path.stat()
     except OSError:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Releases of the fleet protocol that `sonde fleet collect` wrote as JSON, for the page. Read-only.
 
-A release is made for publication: what it reveals of one GPU or tenant is bounded by its epsilon.
-So everybody who may read at all may read it.
+A release is made for publication: what it reveals about one GPU or tenant is bounded by its
+epsilon. So every token for `read` may read all of them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,16 @@ MAX_FILES = 60
 MAX_BYTES = 16 << 20
 """Of one."""
 MAX_CLASSES = 200
-"""Of one list of a release."""
+"""Of one list of a release; the answer has how many more there are."""
 _MAX_CHARS = 200
+"""Names are cut to this length."""
 _95_PERCENT = 1.96
+"""Times the standard deviation: half the width of a 95 % confidence interval."""
 
 
 class _Row(msgspec.Struct):
+    """A bucket of the release: a noised count of samples."""
+
     application: str
     kernel: str
     count: int
@@ -37,12 +41,16 @@ class _Row(msgspec.Struct):
 
 
 class _Cost(msgspec.Struct):
+    """Epsilon for one privacy unit; None: no bound is known."""
+
     one_release: float | None
     worst_year: float | None
     full_year: float | None
 
 
 class _Ledger(msgspec.Struct):
+    """What all releases together have cost."""
+
     releases: int
     yearly: int
     units: dict[str, _Cost]
@@ -139,16 +147,17 @@ def _document(one: _Release, name: str) -> dict[str, Any]:
 
 
 def _classes(one: _Release, column: str) -> dict[str, Any]:
-    """Totals of a column's classes beyond their noise. Variances of the buckets' noise add up; the
-    interval of a share takes the whole for known, whose own noise is small beside it."""
+    """Totals of a column's classes that are larger than their noise. Variances of the buckets'
+    noise add up. The intervals of shares ignore the noise of the total, which is small beside
+    it."""
     counts: dict[str, int] = defaultdict(int)
-    parts: dict[str, int] = defaultdict(int)
+    buckets: dict[str, int] = defaultdict(int)
     for row in one.rows:
         name: str = getattr(row, column)
         counts[name] += row.count
-        parts[name] += 1
-    whole = max(1, sum(counts.values()))
-    errors = {name: _95_PERCENT * one.deviation * math.sqrt(parts[name]) for name in counts}
+        buckets[name] += 1
+    total = max(1, sum(counts.values()))
+    errors = {name: _95_PERCENT * one.deviation * math.sqrt(buckets[name]) for name in counts}
     clear = sorted(
         (name for name in counts if counts[name] > errors[name]),
         key=lambda name: (-counts[name], name),
@@ -159,8 +168,8 @@ def _classes(one: _Release, column: str) -> dict[str, Any]:
                 "name": name[:_MAX_CHARS],
                 "count": counts[name],
                 "error": errors[name],
-                "share": counts[name] / whole,
-                "share_error": errors[name] / whole,
+                "share": counts[name] / total,
+                "share_error": errors[name] / total,
             }
             for name in clear[:MAX_CLASSES]
         ],

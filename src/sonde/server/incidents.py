@@ -18,7 +18,7 @@ SUFFIX = ".json.gz"
 MAX_FILES = 300
 """The newest ones; the answer has how many more there are."""
 MAX_BYTES = 64 << 20
-"""Of one, unpacked; as `sonde incidents`."""
+"""Of one, decompressed; `sonde incidents` has the same limit."""
 
 
 def listed(folder: Path | None) -> bytes:
@@ -64,10 +64,10 @@ def _document(one: Headline, modified_ns: int, name: str) -> dict[str, Any]:
     import msgspec
 
     incident = one.incident
-    # Files of before the offset was kept were written when the incident was explained.
+    # Files without an offset were written when the incident was explained.
     offset_ns = one.wall_offset_ns or modified_ns - incident.explained_ns
-    plain: dict[str, Any] = json.loads(msgspec.json.encode(incident))
-    plain["verdict"]["cause"] = str(incident.verdict.cause)
+    found: dict[str, Any] = json.loads(msgspec.json.encode(incident))
+    found["verdict"]["cause"] = str(incident.verdict.cause)
     for key in ("began_ns", "noticed_ns", "explained_ns"):
-        plain[key] += offset_ns
-    return plain | {"id": name.removesuffix(SUFFIX), "node": one.node}
+        found[key] += offset_ns
+    return found | {"id": name.removesuffix(SUFFIX), "node": one.node}

@@ -24,32 +24,35 @@ from sonde.query.stored_use import (
 from sonde.server import job_ranks, timeline_answers
 
 VERDICTS = 3
-"""Nodes whose stalls are explained: those with most of them."""
+"""Nodes whose stalls are explained: those with most stalled time."""
 WINDOW_NS = 60 * 10**9
-"""Of each: its minute with most stalled time."""
+"""What is explained of each: its minute with most stalled time."""
 MAX_FUNCTIONS = 50
 MAX_NODES = 1_000
+"""Nodes that are listed."""
 _PID = re.compile(r"\((\d{1,10})\)$")
+"""Of a verdict's `device_name`, where that is a process: 'python3 (4121)'."""
 _HOUR_NS = 3_600e9
 NOT_COVERED = (
     "checkpoints and restarts: neither is recognized, so their time is productive, stalled or idle",
     "GPUs that were allocated and in which no process had memory: the scheduler is not asked",
     "productive is time in which kernels ran, however well they used the GPU",
 )
+"""What the hours of every answer leave out, for people."""
 
 
 Explained = dict[str, tuple[int, int, dict[str, Any] | None]]
-"""By node: begin and end of its explained minute, ns since 1970, and the verdict, if any."""
+"""By node: start and end of its explained minute, ns since 1970, and the verdict, if any."""
 
 
-def owners(session: StoredSession, wanted: Selection, by: str, limit: int) -> dict[str, Any]:
-    """The owner table: GPU hours by owner, most wasted first; with an owner in the selection, of
-    its processes alone: the jobs of a user. Raises CaptureError."""
-    rows = by_owner(session, wanted, by, limit).to_pylist()
+def owners(session: StoredSession, selection: Selection, by: str, limit: int) -> dict[str, Any]:
+    """The owner table: GPU hours by owner, most wasted first. With `selection.owners` only of the
+    processes of those owners, for instance the jobs of one user. Raises CaptureError."""
+    rows = by_owner(session, selection, by, limit).to_pylist()
     every = rows[0]["owners"] if rows else 0
     return {
         "by": by,
-        "slot_s": slot_ns(wanted) / 1e9,
+        "slot_s": slot_ns(selection) / 1e9,
         "owners": [
             {"owner": row["owner"] or "", "nodes": row["nodes"], "gpus": row["devices"]}
             | _hours(row)
@@ -60,26 +63,28 @@ def owners(session: StoredSession, wanted: Selection, by: str, limit: int) -> di
     }
 
 
-def holders(session: StoredSession, wanted: Selection, by: str, limit: int) -> list[dict[str, Any]]:
+def holders(
+    session: StoredSession, selection: Selection, by: str, limit: int
+) -> list[dict[str, Any]]:
     """GPU hours by node and owner, most wasted first. Raises CaptureError."""
     return [
         {"node": row["node"], "owner": row["owner"] or "", "gpus": row["devices"]} | _hours(row)
-        for row in by_node(session, wanted, by, limit).to_pylist()
+        for row in by_node(session, selection, by, limit).to_pylist()
     ]
 
 
-def job(session: StoredSession, wanted: Selection, limit: int) -> dict[str, Any]:
+def job(session: StoredSession, selection: Selection, limit: int) -> dict[str, Any]:
     """One owner, named by exactly one of job, pod, container, unit, user, ….
 
     Its GPU hours, wasted ones by cause (they add up to `wasted_h`), verdicts, and functions by own
-    time; `waiting`: whom its ranks wait for; `not_covered`: also how many nodes are not listed, or
-    not explained. Raises UsageError, CaptureError.
+    time; `waiting`: which rank the others wait for; `not_covered`: also how many nodes are not
+    listed, or not explained. Raises UsageError, CaptureError.
     """
-    chosen = dict(wanted.owners or {})
-    if len(chosen) != 1:
+    owners_given = dict(selection.owners or {})
+    if len(owners_given) != 1:
         raise UsageError("this question is about one owner", f"give one of {', '.join(OWNERS)}")
-    ((by, owner),) = chosen.items()
-    every = replace(wanted, owners=None)
+    ((by, owner),) = owners_given.items()
+    every = replace(selection, owners=None)
     slots = of_owner(session, every, by, owner).to_pylist()
     pids: dict[str, set[int]] = defaultdict(set)
     for row in processes_of(session, every, by, owner).to_pylist():
@@ -89,7 +94,7 @@ def job(session: StoredSession, wanted: Selection, limit: int) -> dict[str, Any]
     total["joules"] = sum(joules) if joules else None
     explained = _explained(session, every, slots, pids)
     nodes = sorted({row["node"] for row in slots} | set(pids))
-    functions = stored.top_functions(session, wanted, min(limit, MAX_FUNCTIONS)).to_pylist()
+    functions = stored.top_functions(session, selection, min(limit, MAX_FUNCTIONS)).to_pylist()
     return {
         "by": by,
         "id": owner,
@@ -104,7 +109,7 @@ def job(session: StoredSession, wanted: Selection, limit: int) -> dict[str, Any]
             if verdict is not None
         ],
         "functions": functions,
-        "waiting": _waiting(session, wanted),
+        "waiting": _waiting(session, selection),
         "not_covered": [*NOT_COVERED, *_left_out(nodes, slots, explained)],
     }
 
@@ -112,7 +117,7 @@ def job(session: StoredSession, wanted: Selection, limit: int) -> dict[str, Any]
 def _left_out(
     nodes: Sequence[str], slots: Sequence[Mapping[str, Any]], explained: Explained
 ) -> Iterator[str]:
-    """What the bounds on an answer's size and work took from it."""
+    """What the bounds on an answer's size and work leave out of it."""
     if len(nodes) > MAX_NODES:
         yield f"{len(nodes) - MAX_NODES:,} more nodes of it, which are not listed"
     stalled = {row["node"] for row in slots if row["stalled"]} - set(explained)
@@ -123,18 +128,19 @@ def _left_out(
         )
 
 
-def _waiting(session: StoredSession, wanted: Selection) -> dict[str, Any]:
-    """That ranks cannot be compared takes nothing from the rest of the answer."""
+def _waiting(session: StoredSession, selection: Selection) -> dict[str, Any]:
+    """As `job_ranks.waiting`. Where ranks cannot be compared, the rest of the answer is given all
+    the same."""
     try:
-        return job_ranks.waiting(session, wanted)
+        return job_ranks.waiting(session, selection)
     except QueryTimedOutError:
         raise
     except CaptureError as error:
-        return job_ranks.not_known(wanted, str(error))
+        return job_ranks.not_known(selection, str(error))
 
 
 def _hours(row: Mapping[str, Any]) -> dict[str, float | None]:
-    """The hours of a row, and `joules`: null where the power of its devices is not known."""
+    """A row's times in hours, and `joules`: null where the power of its devices is not known."""
     hours = {f"{name}_h": (row[name] or 0) / _HOUR_NS for name in ("held", *PARTS)}
     hours["wasted_h"] = hours["stalled_h"] + hours["idle_h"]
     return {**hours, "joules": row["joules"]}
@@ -142,36 +148,36 @@ def _hours(row: Mapping[str, Any]) -> dict[str, float | None]:
 
 def _explained(
     session: StoredSession,
-    wanted: Selection,
+    selection: Selection,
     slots: Sequence[Mapping[str, Any]],
     pids: Mapping[str, set[int]],
 ) -> Explained:
-    """(begin, end, verdict or None) of the nodes with most stalled time."""
+    """The verdicts on the nodes with most stalled time."""
     stalled: dict[str, float] = defaultdict(float)
     minutes: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for row in slots:
         stalled[row["node"]] += row["stalled"]
-        minutes[row["node"]][(row["slot"] - wanted.start_ns) // WINDOW_NS] += row["stalled"]
+        minutes[row["node"]][(row["slot"] - selection.start_ns) // WINDOW_NS] += row["stalled"]
     found: Explained = {}
     for node in sorted(stalled, key=lambda one: (-stalled[one], one))[:VERDICTS]:
         if not stalled[node]:
             continue
         worst = max(minutes[node], key=lambda one: minutes[node][one])
-        start = wanted.start_ns + worst * WINDOW_NS
-        end = min(start + WINDOW_NS, wanted.end_ns)
-        one = replace(wanted, start_ns=start, end_ns=end, nodes=[node])
+        start = selection.start_ns + worst * WINDOW_NS
+        end = min(start + WINDOW_NS, selection.end_ns)
+        one = replace(selection, start_ns=start, end_ns=end, nodes=[node])
         try:
             verdicts = timeline_answers.explained(session, one)["verdicts"]
         except QueryTimedOutError:
             raise
         except CaptureError:
             verdicts = []
-        found[node] = start, end, _of(verdicts, pids.get(node, set()))
+        found[node] = start, end, _verdict_on(verdicts, pids.get(node, set()))
     return found
 
 
-def _of(verdicts: Sequence[dict[str, Any]], pids: set[int]) -> dict[str, Any] | None:
-    """The verdict on one of the processes; else that on a device."""
+def _verdict_on(verdicts: Sequence[dict[str, Any]], pids: set[int]) -> dict[str, Any] | None:
+    """The verdict on one of the processes; else the first on a device; else None."""
     for one in verdicts:
         pid = _PID.search(one["device_name"])
         if pid and int(pid[1]) in pids:
@@ -182,17 +188,17 @@ def _of(verdicts: Sequence[dict[str, Any]], pids: set[int]) -> dict[str, Any] | 
 def _causes(
     slots: Sequence[Mapping[str, Any]], explained: Explained, idle: float
 ) -> list[dict[str, Any]]:
-    """Wasted hours by cause, most first. Stalls of a node are split as the verdict on its worst
-    minute has them."""
+    """Wasted hours by cause, most first. A node's stalled time is split by the shares in the
+    verdict on its explained minute."""
     ns: dict[str, float] = defaultdict(float)
     ns["idle: the process neither used nor called the GPU"] = idle
     for row in slots:
         _, _, verdict = explained.get(row["node"], (0, 0, None))
         causes = [one for one in verdict["causes"] if one["share"] > 0] if verdict else []
-        whole = sum(one["share"] for one in causes)
-        if not whole:
+        shares = sum(one["share"] for one in causes)
+        if not shares:
             ns["stalled: the cause is not known"] += row["stalled"]
-        for one in causes if whole else ():
-            ns[f"stalled: {one['title']}"] += row["stalled"] * one["share"] / whole
+        for one in causes if shares else ():
+            ns[f"stalled: {one['title']}"] += row["stalled"] * one["share"] / shares
     listed = [{"cause": name, "gpu_h": one / _HOUR_NS} for name, one in ns.items() if one > 0]
     return sorted(listed, key=lambda one: (-one["gpu_h"], one["cause"]))

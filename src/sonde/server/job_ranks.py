@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank of a job the others wait for, and what its node shows of the reason."""
+"""Which rank of a job the others wait for, and what the data of its node shows of the reason."""
 
 from __future__ import annotations
 
@@ -27,13 +27,17 @@ from sonde.query.stored_ranks import TimeBin
 from sonde.server import timeline_answers
 
 WINDOW_NS = 60 * 10**9
-"""Before the last timed run of the job."""
+"""The time that is read: before the last timed run of the job."""
 MAX_RANKS = 4_096
+"""Ranks that are compared, those with most device time."""
 SLOTS = 60
+"""Parts of the time, where steps are not known."""
 LISTED = 16
 """Slow ranks that are listed; `count` has how many there are."""
 _INCIDENTS = 8
+"""Incidents of the slow rank's node that are listed, the latest."""
 _MAX_TEXT = 1 << 16
+"""Characters of an incident that is read."""
 _TITLES = {
     Straggle.WORKER: "slow worker",
     Straggle.STAGE: "slow stage",
@@ -41,19 +45,22 @@ _TITLES = {
 }
 UNEQUAL_WORK = "unequal-work"
 _ONE_JOB = ("job", "pod")
+"""Owners whose processes belong to one job."""
 _Key = rank_tables.Key
+"""(node, pid, start_ns, device): a rank."""
 
 
-def waiting(session: StoredSession, wanted: Selection) -> dict[str, Any]:
+def waiting(session: StoredSession, selection: Selection) -> dict[str, Any]:
     """`kind` (slow-worker, slow-stage, slow-link, unequal-sequences, unequal-work, nothing,
-    unknown), `text`, `ranks` (the slow ones), `count`, `lost_s` of each step or, where steps are
-    not known, of a second, `per`, `evidence`, `node` (what that rank's node shows), `missing`,
-    `compared` (how many ranks were), and the time, ns since 1970. Raises CaptureError."""
-    last = stored_pieces.last_run_ns(session, wanted)
-    end = min(wanted.end_ns, last + 10**9) if last else wanted.end_ns
-    one = replace(wanted, start_ns=max(wanted.start_ns, end - WINDOW_NS), end_ns=end)
-    found = _nothing(one)
-    by = next(iter(wanted.owners or {}), "")
+    unknown), `text`, `ranks` (the slow ones, at most `LISTED`), `count`, `lost_s` of each step or,
+    where steps are not known, of each second (`per`), `evidence`, `node` (what the data of the
+    first one's node shows), `missing` (what is not known or left out), `compared` (how many ranks
+    were), `start_ns` and `end_ns` (since 1970). Raises CaptureError."""
+    last = stored_pieces.last_run_ns(session, selection)
+    end = min(selection.end_ns, last + 10**9) if last else selection.end_ns
+    one = replace(selection, start_ns=max(selection.start_ns, end - WINDOW_NS), end_ns=end)
+    found = _no_finding(one)
+    by = next(iter(selection.owners or {}), "")
     if by not in _ONE_JOB:
         return _unknown(found, f"a {by} may have several jobs, whose ranks do not wait for one "
                                "another: ask about one job, or one pod")  # fmt: skip
@@ -77,10 +84,10 @@ def waiting(session: StoredSession, wanted: Selection) -> dict[str, Any]:
             f"{apart:,} of {len(ranks):,} processes ran no collective: not compared"
         )
     thin = rank_tables.leave_out_thin(times)
-    few = thin - apart
-    if few:
+    rare = thin - apart
+    if rare:
         found["missing"].append(
-            f"{few:,} of {len(ranks):,} ranks were timed in fewer than {LEAST_SLOTS} parts of the "
+            f"{rare:,} of {len(ranks):,} ranks were timed in fewer than {LEAST_SLOTS} parts of the "
             "time in which another one was, and are not compared"
         )
     if len(ranks) - thin < 2:
@@ -132,16 +139,17 @@ def waiting(session: StoredSession, wanted: Selection) -> dict[str, Any]:
     return found
 
 
-def not_known(wanted: Selection, why: str) -> dict[str, Any]:
-    """As `waiting`, where that cannot be asked."""
-    return _unknown(_nothing(wanted), why)
+def not_known(selection: Selection, why: str) -> dict[str, Any]:
+    """As `waiting`, where it raised an error."""
+    return _unknown(_no_finding(selection), why)
 
 
-def _nothing(wanted: Selection) -> dict[str, Any]:
+def _no_finding(selection: Selection) -> dict[str, Any]:
+    """The answer before anything is found."""
     return {
         "kind": "unknown", "text": "", "ranks": [], "count": 0, "lost_s": 0.0, "per": "second",
         "evidence": [], "node": None, "missing": [],
-        "start_ns": wanted.start_ns, "end_ns": wanted.end_ns, "compared": 0,
+        "start_ns": selection.start_ns, "end_ns": selection.end_ns, "compared": 0,
     }  # fmt: skip
 
 
@@ -156,10 +164,14 @@ def _key(row: Mapping[str, Any]) -> _Key:
 
 
 def _pieces(
-    session: StoredSession, wanted: Selection, answer: Mapping[str, Any], keys: Mapping[_Key, int]
+    session: StoredSession,
+    selection: Selection,
+    answer: Mapping[str, Any],
+    keys: Mapping[_Key, int],
 ) -> Pieces | None:
+    """The work between exchanges; None where there is none, or too much."""
     slots = [TimeBin(*pair) for pair in zip(*answer["slots"].values(), strict=True)]
-    columns = stored_pieces.pieces(session, wanted, slots)
+    columns = stored_pieces.pieces(session, selection, slots)
     if columns.num_rows > stored_pieces.MAX_PIECES:
         return None
     return rank_tables.pieces_of(columns.to_pydict(), keys)
@@ -170,10 +182,11 @@ def _name(rank: Mapping[str, Any]) -> str:
 
 
 def _listed(
-    ranks: Sequence[Mapping[str, Any]], chosen: Sequence[int], times: RankTimes
+    ranks: Sequence[Mapping[str, Any]], numbers: Sequence[int], times: RankTimes
 ) -> list[dict[str, Any]]:
+    """Ranks by their numbers, with their shares of the time at work and in collectives."""
     listed = []
-    for one in chosen[:LISTED]:
+    for one in numbers[:LISTED]:
         work, waits = rank_tables.shares(times, one)
         who = {name: ranks[one][name] for name in ("node", "pid", "device", "comm")}
         listed.append(who | {"number": one, "work": work, "collective": waits})
@@ -187,6 +200,7 @@ def _name_link(
     times: RankTimes,
     scale: float,
 ) -> None:
+    """Write a slow link into the answer; `scale`: seconds that `lost_s` is per."""
     found["kind"], found["count"] = "slow-link", 2
     found["ranks"] = _listed(ranks, link.ranks, times)
     spent_s = link.exchanges * (link.seconds - link.usual_s)
@@ -207,6 +221,7 @@ def _name_ranks(
     times: RankTimes,
     scale: float,
 ) -> None:
+    """Write slow ranks, or that there are none, into the answer; `scale`: as of `_name_link`."""
     usual_work, usual_wait = rank_tables.usual_shares(times, slow.ranks)
     found["kind"], found["count"] = str(slow.kind), len(slow.ranks)
     found["ranks"] = _listed(ranks, slow.ranks, times)
@@ -255,9 +270,12 @@ def _name_ranks(
         )
 
 
-def _on_node(session: StoredSession, wanted: Selection, rank: Mapping[str, Any]) -> dict[str, Any]:
-    """`node`, `bound` ('' not known), `evidence`, `next`, `incidents` (stored in that time)."""
-    here = replace(wanted, nodes=[rank["node"]])
+def _on_node(
+    session: StoredSession, selection: Selection, rank: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`node`, `bound` (what the rank's work is limited by, '' not known), `evidence`, `next` (what
+    to do), `incidents` (that the node sent in that time)."""
+    here = replace(selection, nodes=[rank["node"]])
     about: dict[str, Any] = {"node": rank["node"], "bound": "", "evidence": [], "next": ""}
     try:
         verdicts = timeline_answers.explained(session, here)["verdicts"]
@@ -283,7 +301,7 @@ def _on_node(session: StoredSession, wanted: Selection, rank: Mapping[str, Any])
 
 
 def _cause(text: str) -> str:
-    """Of an incident that a node sent; '' where it is none."""
+    """The cause of an incident that a node sent as JSON; '' where the text is none."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -16,21 +16,22 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sonde.errors import UsageError
-from sonde.server.addresses import BACKLOG, Address, bound
+from sonde.server.addresses import BACKLOG, Address, listening_socket
 from sonde.server.app import Api
 from sonde.server.service import Bucket, ServerLimits, Service
 
 LEAST_READ_BYTES = 64 << 10
+"""What a client must read of its answer within each `unread_s`."""
 HEAD_BYTES = 64 << 10
-"""Of the head of a request, and of what follows a body."""
+"""Most bytes of a request's head, and of the trailers after a body."""
 HEAD_FIELDS = 100
-"""Headers of a request."""
+"""Most headers of a request."""
 PIPELINED = 8
-"""Requests of one connection that are not answered yet."""
+"""Most requests of one connection that are not answered yet."""
 PIECE_BYTES = 16 << 10
-"""Given to the parser at once: by so much a limit may be passed."""
+"""Bytes that the parser gets at a time: limits may be exceeded by this much."""
 LOGGED_A_SECOND = 2.0
-"""Lines about bad requests, and about failed ones."""
+"""Warnings, and likewise errors, of the HTTP server that are logged."""
 
 
 class TooMuchError(Exception):
@@ -38,8 +39,8 @@ class TooMuchError(Exception):
 
 
 def origin(host: str) -> str:
-    """Of whom a connection counts: an address that one machine has alone. This machine has all of
-    127.0.0.0/8, and a machine with IPv6 most often a whole /64."""
+    """Which clients share the limits of connections: those of one machine. This machine has all of
+    127.0.0.0/8 and ::1; a machine with IPv6 most often has a whole /64."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -60,7 +61,7 @@ class _Silent:
         self._by_origin: dict[str, OrderedDict[HttpToolsProtocol, None]] = {}
 
     def add(self, one: HttpToolsProtocol, host: str) -> HttpToolsProtocol | None:
-        """The one that is to be closed for it."""
+        """Add a connection; returns the one that must be closed in its favour, None: none."""
         found = origin(host)
         self._all[one] = found
         same = self._by_origin.setdefault(found, OrderedDict())
@@ -92,20 +93,22 @@ def protocol_with(
     - that do not take their answer: within each `unread_s` the rest of what is written, or 64 KiB,
     - that only wait for another request, the longest first, while three quarters of all are used.
 
-    `refuse` is called with the reason where a connection is closed for what it sent. An answered
-    request leaves nothing behind in its connection.
+    `refuse` is called with the reason where a connection is closed for what it sent. The memory of
+    an answered request is freed while its connection waits for another.
     """
     silent = _Silent(limits)
     idle: OrderedDict[HttpToolsProtocol, None] = OrderedDict()
+    """Connections that only wait for another request, the longest first."""
 
     class Bounded(HttpToolsProtocol):
         _head_timer: asyncio.TimerHandle | None = None
         _unread_timer: asyncio.TimerHandle | None = None
         _head_bytes = 0
-        """Of the headers so far."""
+        """Of the URL and the headers so far."""
         _fields = 0
+        """Headers so far."""
         _unparsed_bytes = 0
-        """Of what came since the parser got to the end of a head or to a piece of a body."""
+        """Received since the parser last reported the end of a head or a piece of a body."""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -197,11 +200,13 @@ def protocol_with(
             self._head_timer = self.loop.call_later(limits.head_s, self._expired)
 
         def _stop(self) -> None:
+            """No head is waited for any more."""
             if self._head_timer is not None:
                 self._head_timer.cancel()
                 self._head_timer = None
 
         def _await_reader(self) -> None:
+            """Check after `unread_s` how much of the answer the client has read."""
             self._has_read()
             left = self.transport.get_write_buffer_size()
             self._unread_timer = self.loop.call_later(limits.unread_s, self._look_at_reader, left)
@@ -225,7 +230,8 @@ def protocol_with(
 
 
 class _FewLines(logging.Filter):
-    """Lets few lines of the HTTP server into the log: strangers cause them. The others count."""
+    """Limits the lines that the HTTP server logs, since any client can cause them. Others are
+    counted."""
 
     def __init__(self, refuse: Callable[[str], None]) -> None:
         super().__init__()
@@ -250,7 +256,7 @@ class Listener:
         """Bind and listen, unless a socket that does is given. Raises UsageError for an address or
         certificate that cannot be used."""
         self._address, self._refuse = address, service.counters.refuse
-        self._socket = listening or bound(address.host, address.port)
+        self._socket = listening or listening_socket(address.host, address.port)
         try:
             self._config = _config(service, address)
             self._config.load()
@@ -285,8 +291,8 @@ class Listener:
             log.removeFilter(few)
 
     def renew_certificate(self) -> bool:
-        """Read certificate and key again, for connections from now on; whether there are any.
-        Raises UsageError where they do not go together; then the former ones stay."""
+        """Read certificate and key again, for new connections; returns whether the server has any.
+        Raises UsageError where they do not belong together; then the former ones stay."""
         address, context = self._address, self._config.ssl
         if context is None or address.certificate is None:
             return False

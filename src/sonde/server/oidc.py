@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callers by tokens (JWT) of an OpenID Connect issuer: signature, times, claims, mapping."""
+"""Checks tokens (JWT) of an OpenID Connect issuer: signature, times, claims; maps claims to a
+tenant and scopes."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ from sonde.server.tokens import TENANT, Caller, Scope
 MAX_CHARS = 8_192
 """Of a token."""
 MAX_LIFETIME_S = 31 * 24 * 3600.0
-"""Until a token expires: it cannot be withdrawn before."""
+"""Until a token expires: the server cannot revoke it before."""
 _MAX_SUBJECT = 255
+"""Characters of the claim `sub`: the limit of OpenID Connect."""
 _LOGIN = "get another token from the issuer"
 _MAPPING = "have the issuer's claims and the file of --oidc agree"
 
@@ -35,8 +37,9 @@ class Oidc:
         return token.count(".") == 2
 
     async def caller(self, token: str) -> Caller:
-        """Whose token it is. Raises RefusedRequestError: 401 for one that is not valid, 403 for one
-        that gives nobody a tenant and a scope, 503 while the issuer's keys are not known."""
+        """The caller whose token it is. Raises RefusedRequestError: 401 for one that is not valid,
+        403 for one whose claims map to no tenant or no scope, 503 while the issuer's keys are not
+        known."""
         claims = await self._claims(token)
         subject = claims.get("sub")
         if not isinstance(subject, str) or not 0 < len(subject) <= _MAX_SUBJECT:

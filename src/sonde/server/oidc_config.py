@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of `sonde serve --oidc`: whose tokens count, and what their claims mean here."""
+"""The file of `sonde serve --oidc`: whose tokens are accepted, and what their claims allow."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class OidcConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tenants: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Tenant by value of the claim; empty: the value is the tenant's name."""
     scopes_claim: str = "scope"
-    """Words parted by blanks, or a list of texts."""
+    """The claim with scopes: words separated by blanks, or a list of texts."""
     scopes: Mapping[str, Scope] = msgspec.field(
         default_factory=lambda: {f"sonde:{scope}": scope for scope in Scope}
     )
@@ -98,7 +98,7 @@ def _check(config: OidcConfig) -> None:
 
 
 def check_url(name: str, url: str) -> None:
-    """Raises UsageError for a URL that keys must not come from."""
+    """Raises UsageError for a URL that keys must not be fetched from."""
     try:
         parts = http_client.split_url(url)
     except ValueError as error:

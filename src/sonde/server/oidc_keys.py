@@ -29,11 +29,13 @@ DEADLINE_S = 5.0
 DOCUMENT_BYTES = 256 << 10
 MAX_KEYS = 64
 COOLDOWN_S = 10.0
+"""Between the starts of two fetches."""
 FRESH_S = 300.0
-"""Keys of this age are fetched again, while they are still used."""
+"""Older keys are fetched again, and are used meanwhile."""
 USABLE_S = 3_600.0
-"""Keys that could not be fetched again for so long are used no more: they may be withdrawn."""
+"""Older keys are not used any more: the issuer may have withdrawn them."""
 LEAST_RSA_BITS = 2_048
+"""Shorter RSA keys are ignored as weak."""
 
 
 class KeysUnavailableError(Exception):
@@ -49,7 +51,7 @@ class Key:
 
 
 class Keys:
-    """The keys of an issuer. Of one event loop."""
+    """The keys of an issuer. For use in one event loop."""
 
     def __init__(self, config: OidcConfig) -> None:
         self._config = config
@@ -60,7 +62,7 @@ class Keys:
         self.failures = 0
 
     async def key(self, name: str) -> Key | None:
-        """The key of this id, '' the only one; None: the issuer has no such key.
+        """The key with this id ('': the only one); None: the issuer has no such key.
 
         Raises KeysUnavailableError.
         """
@@ -81,6 +83,7 @@ class Keys:
         return next(iter(self._keys.values())) if len(self._keys) == 1 else None
 
     def _begin(self) -> None:
+        """Start a fetch, unless one runs or the last one was too recent."""
         if self._fetching is None and time.monotonic() - self._tried_s >= COOLDOWN_S:
             self._tried_s = time.monotonic()
             self._fetching = asyncio.create_task(self._renew())
@@ -98,7 +101,8 @@ class Keys:
 
 
 def _fetched(config: OidcConfig) -> Mapping[str, Key]:
-    """Raises OSError, ValueError, UsageError."""
+    """The keys by id; those without one get an id that no token can have. Raises OSError,
+    ValueError, UsageError."""
     ends = time.monotonic() + DEADLINE_S
     url = config.jwks
     if not url:
@@ -123,6 +127,7 @@ def _fetched(config: OidcConfig) -> Mapping[str, Key]:
 
 
 def _document(url: str, ends: float) -> dict[str, Any]:
+    """A JSON object from the issuer, until `ends` (monotonic). Raises OSError, ValueError."""
     left_s = max(0.01, ends - time.monotonic())
     answer = http_client.request(
         "GET", url, deadline_s=left_s, max_bytes=DOCUMENT_BYTES, headers={"Accept": "*/*"}
@@ -139,7 +144,7 @@ def _document(url: str, ends: float) -> dict[str, Any]:
 
 
 def _key(described: dict[str, Any]) -> Key | None:
-    """A key that may check signatures; None: it is for something else, or weak."""
+    """A key (JWK) that may check signatures; None: it is for something else, invalid or weak."""
     if described.get("kty") not in ("RSA", "EC", "OKP") or described.get("use", "sig") != "sig":
         return None
     public = {name: value for name, value in described.items() if name != "d"}

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The child that reads a file which somebody gave to the web page: `python -m …open_recording`.
 
-Such a file is a stranger's. It is read by the readers of `sonde explain`, in a separate process
-with a limit for memory and for CPU time, which is killed when it takes too long; what it answers is
-only ever numbers and text. Standard output: `+` and the packed document (export/packed.py), or `-`
-and an error as JSON.
+Such a file is not trusted. It is read by the readers of `sonde explain`, in a separate process with
+limits for memory and CPU time, which is killed when it takes too long; its answer has numbers and
+text only. Standard output: `+` and the packed document (export/packed.py), or `-` and an error as
+JSON.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from sonde.query.capture import Capture
 
 GOOD, BAD = b"+", b"-"
+"""The first byte of the answer."""
 _MAX_STACKS = 200_000
-"""Of a kind; the heaviest are sent, and `total` has the others, too."""
+"""Stacks of one kind that are sent, the heaviest; `total` sums up the others, too."""
 
 
 def main() -> None:
@@ -88,7 +89,7 @@ def _runs(capture: Capture | None) -> Any:
 
 
 def _flames(capture: Capture) -> dict[str, Any]:
-    """Of each kind that has any: the answer of the question `flamegraph`."""
+    """By kind of sample that the capture has: what the question `flamegraph` answers."""
     from sonde.model.profile import ProfileKind
     from sonde.query import queries
     from sonde.query.session import Session
@@ -100,6 +101,7 @@ def _flames(capture: Capture) -> dict[str, Any]:
 
 
 _SHOWN = ("cpu", "blocked", "runqueue", "device", "kernel", "mapped")
+"""Kinds of samples that the page draws as flame graphs."""
 
 
 def _flame(profile: Profile) -> dict[str, Any]:
@@ -118,8 +120,8 @@ def _flame(profile: Profile) -> dict[str, Any]:
         keys = [(one.kind, one.function, one.binary, one.file, one.line) for one in frames]
         if label:
             keys.insert(0, ("call", label, "", "", 0))
-        places = [numbers.setdefault(key, len(numbers)) for key in keys]
-        stacks.append({"frames": places, "n": events, "ns": ns, "bytes": size})
+        indices = [numbers.setdefault(key, len(numbers)) for key in keys]
+        stacks.append({"frames": indices, "n": events, "ns": ns, "bytes": size})
     names = ("kind", "function", "binary", "file", "line")
     total = [sum(one[at] for one in merged.values()) for at in range(3)]
     return {

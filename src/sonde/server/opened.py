@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that somebody gives to the page: held on the disk while a child reads them, then gone."""
+"""Files that somebody gives to the page: on the disk while a child reads them, then removed."""
 
 from __future__ import annotations
 
@@ -23,24 +23,25 @@ from sonde.server.turns import Turns
 MAX_BYTES = 256 << 20
 """Of a file."""
 ANSWER_BYTES = 256 << 20
+"""Of the child's answer."""
 MEMORY_BYTES = 6 << 30
 """Address space of the child: Arrow and DuckDB reserve some without using it."""
 BODY_S = 120.0
 """For the whole file to arrive."""
 BEGIN_S, LEAST_BYTES_A_SECOND = 10.0, 64 << 10
-"""How fast a file has to arrive after the first seconds."""
+"""After the first seconds a file must have arrived at this rate on average."""
 FILES, FILES_OF_TENANT = 8, 2
-"""That arrive, wait or are read: as many are on the disk."""
+"""Files on the disk, which arrive, wait or are read: of all tenants, and of one."""
 READ_S = 60.0
-"""For the child, of its CPU and by the clock."""
+"""CPU time, and elapsed time, of the child."""
 _REMEDY = "`sonde explain FILE` and `sonde report FILE` on your machine read larger ones"
 
 
 class Opener:
-    """Takes some files at a time and reads one, the tenants in turn."""
+    """Receives several files at a time and reads one at a time, of the tenants in turn."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder`: for the file while it is read."""
+        """`folder`: for files while they are received and read."""
         self._folder = folder
         self._threads = ThreadPoolExecutor(1, "sonde-open")
         self._turns = Turns(1, FILES, FILES_OF_TENANT)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables that all profiles of an OTLP request refer to, each entry read once, within bounds.
 
-A few bytes of a request can refer to an entry as often as they like, so what a request costs does
-not follow its size: it is counted while it is read (`RequestBudget`).
+A few bytes of a request can refer to an entry any number of times, so the work for a request is not
+bounded by its size: it is counted while the request is read (`RequestBudget`).
 """
 
 from __future__ import annotations
@@ -14,25 +14,28 @@ from typing import Any
 from sonde.server.service import RefusedRequestError
 
 MAX_STEPS = 1_500_000
-"""Entries that are looked at for one request, or frames of its stacks: about a microsecond each."""
+"""Entries of tables, and frames of stacks, that are read for one request: about a microsecond
+each."""
 MAX_MADE_BYTES = 16 << 20
 """Of the rows and texts of dictionaries (frames, processes, threads) that are made of a request."""
 MAX_FRAMES = 1_024
 """Of a stack; the outermost are left out."""
 MAX_LINES = 64
-"""Inlined functions of a location."""
+"""Functions of a location, of which all but the last are inlined; more are left out."""
 MAX_TEXT = 512
+"""Characters of a text; longer ones are cut."""
 _KINDS = {"kernel": "kernel", "cpython": "python", "native": "user", "go": "user", "rust": "user"}
+"""By the attribute `profile.frame.type`: `kind` in the table `frame`; others are jit."""
 _FRAME_TYPE = "profile.frame.type"
 
 FrameRow = tuple[str, str, str, str, int, str, int, str]
 """kind, function, binary, build id, offset, file, line, origin (unknown)."""
 Attributes = Mapping[str, tuple[str, int]]
-"""Text and whole number of each attribute that is of use."""
+"""By key: text and integer of each attribute that is used (`value_of`)."""
 
 
 class RequestBudget:
-    """What one request may still cost."""
+    """The work and memory that one request may still take."""
 
     __slots__ = ("_made_bytes", "_steps")
 
@@ -40,7 +43,7 @@ class RequestBudget:
         self._steps, self._made_bytes = MAX_STEPS, MAX_MADE_BYTES
 
     def charge_entries(self, count: int) -> None:
-        """Count entries that are about to be looked at. Raises RefusedRequestError."""
+        """Count entries that are about to be read. Raises RefusedRequestError."""
         self._steps -= count
         if self._steps < 0:
             raise _too_much()
@@ -60,18 +63,18 @@ def _too_much() -> RefusedRequestError:
 
 @dataclass(slots=True)
 class OtlpDictionary:
-    """The tables of a request. References that lead nowhere are empty."""
+    """The tables of a request. For references to no entry the methods return empty values."""
 
     tables: Any
-    wanted: frozenset[str]
-    """Keys of attributes that are of use."""
+    keys: frozenset[str]
+    """Of attributes that are used; others are ignored."""
     budget: RequestBudget
     _strings: dict[int, str] = field(default_factory=dict)
     _attributes: dict[int, tuple[str, tuple[str, int]]] = field(default_factory=dict)
     _locations: dict[int, Sequence[FrameRow]] = field(default_factory=dict)
 
     def string(self, at: int) -> str:
-        """A text, cut to its bound."""
+        """A text, cut to `MAX_TEXT`."""
         known = self._strings.get(at)
         if known is None:
             table = self.tables.string_table
@@ -79,7 +82,7 @@ class OtlpDictionary:
         return known
 
     def attributes(self, indices: Sequence[int]) -> Attributes:
-        """Those attributes of a list that are of use."""
+        """The attributes with these indices that are used."""
         self.budget.charge_entries(len(indices))
         found = {}
         for at in indices:
@@ -93,14 +96,14 @@ class OtlpDictionary:
         key, value = "", ("", 0)
         if 0 <= at < len(table):
             key = self.string(table[at].key_strindex)
-            key = key if key in self.wanted or key == _FRAME_TYPE else ""
+            key = key if key in self.keys or key == _FRAME_TYPE else ""
             if key:
                 value = value_of(table[at].value)
         self._attributes[at] = key, value
         return key, value
 
     def stack(self, at: int) -> Sequence[int]:
-        """The locations of a stack, leaf first."""
+        """Indices of the locations of a stack, leaf first."""
         table = self.tables.stack_table
         return table[at].location_indices[:MAX_FRAMES] if 0 <= at < len(table) else ()
 
@@ -139,5 +142,5 @@ class OtlpDictionary:
 
 
 def value_of(value: Any) -> tuple[str, int]:
-    """Text and whole number of a value, of which at most one is not empty."""
+    """(text, integer) of a value, of which at most one is not empty."""
     return str(value.string_value)[:MAX_TEXT], int(value.int_value)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OTLP profiles as chunks: what other agents send is stored and asked for as our own.
+"""OTLP profiles as chunks: what other agents send is stored and queried like Sonde's data.
 
 Schema: opentelemetry-proto 1.45, `profiles/v1development`, which is not stable. On-CPU and off-CPU
 sample types become samples of kind cpu and blocked; others are left out and counted as a loss. A
 request whose profiles have times always makes the same chunks, so one that is sent twice is stored
-once. References that lead nowhere leave a name empty; they are no error.
+once. A reference to no entry of a table makes a name empty; it is no error.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ from sonde.server.service import RefusedRequestError
 MAX_BYTES = 4 << 20
 """Of a request, decompressed: decoded objects take some ten times as much."""
 MAX_ROWS = 200_000
+"""Samples of a request; more are left out and counted as a loss."""
 MAX_HOSTS = 64
-"""Each is a separate chunk: agents are their own host, collectors send for some."""
+"""Of a request. Each host makes a separate chunk; agents send for one, collectors for some."""
 _MAX_NS = 10**15
 """Largest weight of one row: eleven days."""
 _ON_CPU = {"cpu", "samples", "sample", "on-cpu", "on_cpu", ""}
 _OFF_CPU = {"off_cpu", "off-cpu", "events"}
+"""Sample types of on-CPU and of off-CPU profiles."""
 _NS_OF = {
     **dict.fromkeys(("nanoseconds", "nanosecond", "ns"), 1),
     **dict.fromkeys(("microseconds", "microsecond", "us"), 10**3),
@@ -50,9 +52,9 @@ _NS_OF = {
 }
 """Units of time, in ns."""
 _COUNTED = {"", "1", "count", "counts", "sample", "samples", "event", "events"}
-"""Units of values that are numbers of periods."""
+"""Units of values that count samples, each of which stands for a period."""
 _USUAL_NS = 10**9 // 19
-"""The period of a profile without one: Parca's agent samples at 19 Hz where nothing else is set."""
+"""The period where a profile has none: Parca's agent samples at 19 Hz by default."""
 _OWNERS = {
     "container": "container.id",
     "container_name": "k8s.container.name",
@@ -63,20 +65,20 @@ _OWNERS = {
     "user": "process.owner",
     "unit": "service.name",
 }
-"""Columns of `process`, by resource attributes."""
-_WANTED = frozenset(
+"""The resource attribute of each column of `process`."""
+_ATTRIBUTES = frozenset(
     (*_OWNERS.values(), "host.name", "process.pid", "process.executable.name", "thread.id",
      "thread.name")
 )  # fmt: skip
 _SAMPLE_STEPS, _STACK_STEPS, _PROFILE_STEPS = 6, 4, 20
-"""What they cost beside their lists, in entries of the budget."""
+"""Entries of the budget that a sample, a stack and a profile take besides their lists."""
 _FRAME_BYTES, _PROCESS_BYTES, _THREAD_BYTES = 64, 256, 64
-"""Of a row without its texts."""
+"""Memory of a row without its texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeChunk:
-    """A chunk, and the node that it is of."""
+    """A chunk, and the name of its node."""
 
     node: str
     content: bytes
@@ -85,8 +87,8 @@ class NodeChunk:
 def chunks(body: bytes, encoding: str, node: str, received_ns: int) -> list[NodeChunk]:
     """The chunks of an ExportProfilesServiceRequest. Raises RefusedRequestError.
 
-    `encoding`: of the body, gzip or identity. `node`: where a resource names no host; `received_ns`
-    where a profile has no time.
+    `encoding`: of the body, gzip or identity; `node`: the name where a resource has no host;
+    `received_ns`: the time where a profile has none.
     """
     request: Any = profiles_service_pb2.ExportProfilesServiceRequest()
     try:
@@ -97,7 +99,7 @@ def chunks(body: bytes, encoding: str, node: str, received_ns: int) -> list[Node
         ) from None
     name = blake2b(body, digest_size=16).hexdigest()
     budget = RequestBudget()
-    dictionary = OtlpDictionary(request.dictionary, _WANTED, budget)
+    dictionary = OtlpDictionary(request.dictionary, _ATTRIBUTES, budget)
     of_node: dict[str, _Builder] = {}
     rows = 0
     for resource in request.resource_profiles:
@@ -105,7 +107,7 @@ def chunks(body: bytes, encoding: str, node: str, received_ns: int) -> list[Node
         attributes = {
             one.key: value_of(one.value)
             for one in resource.resource.attributes
-            if one.key in _WANTED
+            if one.key in _ATTRIBUTES
         }
         host = _text(attributes, "host.name") or node or "unknown"
         host = "".join(c if c.isascii() and c.isprintable() else "?" for c in host)[:253]
@@ -124,7 +126,7 @@ def chunks(body: bytes, encoding: str, node: str, received_ns: int) -> list[Node
 
 
 def unpacked(body: bytes, encoding: str) -> bytes:
-    """The decompressed body, within its bound. Raises RefusedRequestError."""
+    """The decompressed body, at most `MAX_BYTES`. Raises RefusedRequestError."""
     if encoding in ("", "identity"):
         content = body
     elif encoding == "gzip":
@@ -186,20 +188,25 @@ class _Rows:
 
 @dataclass(slots=True)
 class _Builder:
-    """The tables of one node."""
+    """Makes the tables of one node."""
 
     dictionary: OtlpDictionary
     received_ns: int
     samples: _Rows = field(default_factory=_Rows)
     frames: dict[FrameRow, int] = field(default_factory=dict)
+    """Rows of `frame` and their ids."""
     stacks: dict[int, int] = field(default_factory=dict)
-    """Where in `frame_ids` each stack ends; they follow each other."""
+    """By index of a stack in the request, in order: where it ends in `frame_ids`, which has the
+    stacks one after another."""
     frame_ids: array[int] = field(default_factory=lambda: array("Q"))
     of_location: dict[int, array[int]] = field(default_factory=dict)
+    """Ids of the frames of each location."""
     processes: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Rows of `process` by pid."""
     threads: dict[tuple[int, int], str] = field(default_factory=dict)
+    """Names by (pid, tid)."""
     left_out: int = 0
-    """Samples of other types or units, beyond the bound, or with an impossible weight."""
+    """Samples of other types or units, beyond `MAX_ROWS`, or with an impossible weight."""
 
     def add(self, profile: Any, resource: Attributes, room: int) -> int:
         """Add a profile; returns how many rows it made, at most `room`."""
@@ -237,6 +244,7 @@ class _Builder:
         return made
 
     def _period_ns(self, profile: Any) -> int:
+        """The time that one sample stands for."""
         unit = self.dictionary.string(profile.period_type.unit_strindex).lower()
         period = profile.period * _NS_OF.get(unit, 0 if unit else 1)
         return period if 0 < period < _MAX_NS else _USUAL_NS
@@ -244,6 +252,8 @@ class _Builder:
     def _points(
         self, times: Sequence[int], values: Sequence[int], time_ns: int
     ) -> Iterator[tuple[int, int]]:
+        """(time, value) of each event of a sample; one with the sum where times and values do not
+        correspond. `time_ns`: of the profile."""
         if not times:
             yield self._time(time_ns), sum(values) if values else 1
         elif len(values) == len(times):
@@ -257,7 +267,7 @@ class _Builder:
     def _thread_of(
         self, indices: Sequence[int], resource: Attributes, known: dict[bytes, tuple[int, int]]
     ) -> tuple[int, int]:
-        """(pid, tid) of a sample by its attributes; `known`: of lists that were read before."""
+        """(pid, tid) of a sample by its attributes; `known`: by list of indices, as bytes."""
         self.dictionary.budget.charge_entries(len(indices))
         key = array("l", indices).tobytes()
         found = known.get(key)
@@ -269,6 +279,7 @@ class _Builder:
         return found
 
     def _note(self, pid: int, tid: int, attributes: Attributes) -> None:
+        """Add a process and a thread, if they are new."""
         charge_row = self.dictionary.budget.charge_row
         comm = _text(attributes, "process.executable.name") or _text(attributes, "service.name")
         if pid not in self.processes:
@@ -281,26 +292,27 @@ class _Builder:
             self.threads[pid, tid] = name
 
     def _stack(self, at: int) -> int:
-        """The id of a stack, leaf first; 0: there is none."""
+        """The id of a stack in the chunk, its index plus 1; 0: there is none."""
         if at not in self.stacks:
             if at < 0:
                 return 0
-            places = self.dictionary.stack(at)
-            self.dictionary.budget.charge_entries(_STACK_STEPS + len(places))
-            begun = len(self.frame_ids)
-            for place in places:
-                ids = self.of_location.get(place)
+            locations = self.dictionary.stack(at)
+            self.dictionary.budget.charge_entries(_STACK_STEPS + len(locations))
+            start = len(self.frame_ids)
+            for location in locations:
+                ids = self.of_location.get(location)
                 if ids is None:
-                    ids = self.of_location[place] = self._location(place)
+                    ids = self.of_location[location] = self._location(location)
                 self.frame_ids += ids
-                if len(self.frame_ids) - begun >= MAX_FRAMES:
-                    del self.frame_ids[begun + MAX_FRAMES :]
+                if len(self.frame_ids) - start >= MAX_FRAMES:
+                    del self.frame_ids[start + MAX_FRAMES :]
                     break
-            self.dictionary.budget.charge_entries(len(self.frame_ids) - begun)
+            self.dictionary.budget.charge_entries(len(self.frame_ids) - start)
             self.stacks[at] = len(self.frame_ids)
         return at + 1
 
     def _location(self, at: int) -> array[int]:
+        """Ids of the frames of a location."""
         ids = array("Q")
         for row in self.dictionary.location(at):
             number = self.frames.get(row)
@@ -312,7 +324,7 @@ class _Builder:
         return ids
 
     def chunk(self, name: str) -> bytes:
-        """All of it, sorted by time."""
+        """The chunk of the node; `name`: id of its capture."""
         samples = self.samples.table()
         times = samples.column("time_ns")
         begin, end = (times[0].as_py(), times[-1].as_py()) if len(times) else [self.received_ns] * 2
@@ -349,7 +361,7 @@ class _Builder:
 
 
 def _numbers(values: array[Any], kind: pa.DataType) -> pa.Array:
-    """Numbers of that size, without a copy."""
+    """An Arrow array over the same memory; `kind` has the size of the array's numbers."""
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
@@ -364,7 +376,7 @@ def _table(name: str, rows: Iterable[Sequence[Any]]) -> pa.Table:
 
 
 def _filled(name: str, row: dict[str, Any]) -> list[Any]:
-    """With the column's empty value where there is none."""
+    """The values of a row by column; 0 or '' where it has none."""
     return [
         row.get(one.name, "" if not pa.types.is_integer(one.type) else 0) for one in TABLES[name]
     ]

@@ -12,7 +12,7 @@ from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.routing import Route
 
 STATIC = Path(__file__).with_name("static")
-POLICY = (
+POLICY = (  # Content-Security-Policy
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
     " connect-src 'self'; font-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'none';"
     " frame-ancestors 'none'; require-trusted-types-for 'script'"
@@ -36,7 +36,7 @@ _MISSING = (
 
 
 def routes(static: Path = STATIC) -> list[Route]:
-    """`/` and the files that it loads."""
+    """The routes of `/` and of the files that it loads."""
     files = {path.name: path for path in sorted(static.glob("assets/*")) if path.is_file()}
 
     async def page(_request: Request) -> Response:

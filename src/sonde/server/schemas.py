@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the answers look like, as JSON Schema; tests/unit/test_server_answers.py holds real answers
-to it.
+"""The answers as JSON Schema; tests/unit/test_server_answers.py checks real answers against it.
 
 Every property of an object is always there. Units are in the names: `_ns` (of time points: since
 1970), `_s`, `_h` (hours of one GPU), `bytes`. Names that stand in several answers:
@@ -9,8 +8,8 @@ Every property of an object is always there. Units are in the names: `_ns` (of t
   bins, `lanes` the rows of a timeline, `boxes` the spans in them.
 - `n`: how many events; `rows`: how many rows of the store they are in; `value`: in the unit of the
   metric or of the answer's `unit`; `least`, `most`: the smallest and largest value.
-- `work`, `collective` (of a rank): shares of its time in kernels that are none of communication,
-  and in collectives. `error` (of a count): half of its 95 % interval.
+- `work`, `collective` (of a rank): shares of its time in kernels other than collectives, and in
+  collectives. `error` (of a count): half the width of its 95 % confidence interval.
 - `left_out`, `not_shown`, `older`: how many entries there are beyond those in the answer.
   `in_noise`: how many classes of a release have a count within its noise, so that it is not shown.
   `not_covered`: sentences on what the figures leave out.
@@ -26,7 +25,7 @@ Schema = dict[str, Any]
 
 _TEXT: Schema = {"type": "string"}
 _MAYBE_TEXT: Schema = {"type": ["string", "null"]}
-_WHOLE: Schema = {"type": "integer"}
+_INT: Schema = {"type": "integer"}
 _NUMBER: Schema = {"type": "number"}
 _MAYBE_NUMBER: Schema = {"type": ["number", "null"]}
 
@@ -40,7 +39,7 @@ def _list(items: Schema) -> Schema:
 
 
 _WEIGHTS = {"n": _NUMBER, "ns": _NUMBER, "bytes": _NUMBER}
-_FRAME = _object(kind=_TEXT, function=_TEXT, binary=_TEXT, file=_TEXT, line=_WHOLE)
+_FRAME = _object(kind=_TEXT, function=_TEXT, binary=_TEXT, file=_TEXT, line=_INT)
 FLAME_NODE: Schema = {
     "type": "object",
     "required": ["binary", "kind", "name", "self", "value"],
@@ -65,7 +64,7 @@ _GPU_HOURS = dict.fromkeys(
 ANSWERS: Mapping[str, Schema] = {
     "overview": _list(
         _object(
-            node=_TEXT, chunks=_WHOLE, first_ns=_WHOLE, last_ns=_WHOLE, seconds=_NUMBER,
+            node=_TEXT, chunks=_INT, first_ns=_INT, last_ns=_INT, seconds=_NUMBER,
             cpu_ns=_MAYBE_NUMBER, blocked_ns=_MAYBE_NUMBER, runqueue_ns=_MAYBE_NUMBER,
             device_ns=_MAYBE_NUMBER, kernel_ns=_MAYBE_NUMBER, lost=_NUMBER,
         )
@@ -73,43 +72,43 @@ ANSWERS: Mapping[str, Schema] = {
     "flamegraph": _object(
         total=_object(rows=_NUMBER, **_WEIGHTS),
         frames=_list(_FRAME),
-        stacks=_list(_object(frames=_list(_WHOLE), **_WEIGHTS)),
+        stacks=_list(_object(frames=_list(_INT), **_WEIGHTS)),
     ),
     "flametree": _object(
         unit={"enum": ["ns", "bytes"]},
         total=_NUMBER,
         not_shown=_NUMBER,
-        left_out=_WHOLE,
+        left_out=_INT,
         root={"$ref": "#/components/schemas/FlameNode"},
     ),
     "lanes": _object(
-        start_ns=_WHOLE,
-        end_ns=_WHOLE,
+        start_ns=_INT,
+        end_ns=_INT,
         lanes=_list(
             _object(
-                lane=_WHOLE, node=_TEXT, lane_kind=_TEXT, pid=_WHOLE, tid=_WHOLE, comm=_TEXT,
-                device=_WHOLE, stream=_WHOLE, ns=_WHOLE,
+                lane=_INT, node=_TEXT, lane_kind=_TEXT, pid=_INT, tid=_INT, comm=_TEXT,
+                device=_INT, stream=_INT, ns=_INT,
             )
         ),
         boxes=_object(
-            lane=_list(_WHOLE), start=_list(_WHOLE), end=_list(_WHOLE), name=_list(_TEXT),
-            n=_list(_WHOLE), ns=_list(_WHOLE),
+            lane=_list(_INT), start=_list(_INT), end=_list(_INT), name=_list(_TEXT),
+            n=_list(_INT), ns=_list(_INT),
         ),
     ),
-    "frames": _list(_object(key=_WHOLE, **_FRAME["properties"])),
+    "frames": _list(_object(key=_INT, **_FRAME["properties"])),
     "totals": _object(rows=_NUMBER, **_WEIGHTS),
     "top": _list(_object(function=_TEXT, binary=_TEXT, own_ns=_NUMBER, total_ns=_NUMBER)),
     "names": _list(_object(name=_TEXT, **_WEIGHTS)),
-    "processes": _list(_object(node=_TEXT, pid=_WHOLE, start_ns=_WHOLE, **_WEIGHTS, **_PROCESS)),
+    "processes": _list(_object(node=_TEXT, pid=_INT, start_ns=_INT, **_WEIGHTS, **_PROCESS)),
     "diff": _list(_object(function=_TEXT, binary=_TEXT, before=_NUMBER, after=_NUMBER)),
     "series": _list(
         _object(
-            node=_TEXT, labels=_TEXT, time_ns=_WHOLE, value=_NUMBER, least=_NUMBER, most=_NUMBER
+            node=_TEXT, labels=_TEXT, time_ns=_INT, value=_NUMBER, least=_NUMBER, most=_NUMBER
         )
     ),
     "charts": _list(
         _object(
-            node=_TEXT, series=_TEXT, labels=_TEXT, time_ns=_WHOLE, value=_NUMBER, least=_NUMBER,
+            node=_TEXT, series=_TEXT, labels=_TEXT, time_ns=_INT, value=_NUMBER, least=_NUMBER,
             most=_NUMBER,
         )
     ),
@@ -121,51 +120,51 @@ ANSWERS: Mapping[str, Schema] = {
     ),
     "kernels": _list(
         _object(
-            kind=_TEXT, name=_TEXT, runs=_NUMBER, ns=_NUMBER, mean_ns=_NUMBER, most_ns=_WHOLE,
-            timed=_WHOLE,
+            kind=_TEXT, name=_TEXT, runs=_NUMBER, ns=_NUMBER, mean_ns=_NUMBER, most_ns=_INT,
+            timed=_INT,
         )
     ),
-    "metrics": _list(_object(series=_TEXT, nodes=_WHOLE, rows=_WHOLE)),
+    "metrics": _list(_object(series=_TEXT, nodes=_INT, rows=_INT)),
     "nodes": _list(
         _object(
-            node=_TEXT, chunks=_WHOLE, sample_rows=_WHOLE, first_ns=_WHOLE, last_ns=_WHOLE,
-            size_bytes=_WHOLE, about=_TEXT,
+            node=_TEXT, chunks=_INT, sample_rows=_INT, first_ns=_INT, last_ns=_INT,
+            size_bytes=_INT, about=_TEXT,
         )
     ),
     "ranks": _object(
         by={"enum": ["steps", "time"]},
-        slots=_object(start_ns=_list(_WHOLE), end_ns=_list(_WHOLE)),
+        slots=_object(start_ns=_list(_INT), end_ns=_list(_INT)),
         ranks=_list(
             _object(
-                node=_TEXT, pid=_WHOLE, start_ns=_WHOLE, device=_WHOLE, ns=_NUMBER, comm=_TEXT,
+                node=_TEXT, pid=_INT, start_ns=_INT, device=_INT, ns=_NUMBER, comm=_TEXT,
                 job=_TEXT, user=_TEXT, pod=_TEXT, container=_TEXT, all_timed={"type": "boolean"},
             )
         ),
         cells=_object(
-            rank=_list(_WHOLE), slot=_list(_WHOLE), work_ns=_list(_NUMBER),
-            collective_ns=_list(_NUMBER), runs=_list(_WHOLE),
+            rank=_list(_INT), slot=_list(_INT), work_ns=_list(_NUMBER),
+            collective_ns=_list(_NUMBER), runs=_list(_INT),
         ),
-        collectives=_WHOLE,
-        left_out=_WHOLE,
+        collectives=_INT,
+        left_out=_INT,
     ),
     "memory": _list(
         _object(
-            node=_TEXT, pid=_WHOLE, start_ns=_WHOLE, mapped=_NUMBER, unmapped=_NUMBER,
+            node=_TEXT, pid=_INT, start_ns=_INT, mapped=_NUMBER, unmapped=_NUMBER,
             grown=_NUMBER, faulted=_NUMBER, reserved=_NUMBER, **_PROCESS,
         )
     ),
     "job": _object(
-        by=_TEXT, id=_TEXT, slot_s=_NUMBER, nodes=_list(_TEXT), gpus=_WHOLE, **_GPU_HOURS,
+        by=_TEXT, id=_TEXT, slot_s=_NUMBER, nodes=_list(_TEXT), gpus=_INT, **_GPU_HOURS,
         wasted=_list(_object(cause=_TEXT, gpu_h=_NUMBER)),
-        verdicts=_list(_object(node=_TEXT, start_ns=_WHOLE, end_ns=_WHOLE, verdict=_ANY)),
+        verdicts=_list(_object(node=_TEXT, start_ns=_INT, end_ns=_INT, verdict=_ANY)),
         functions=_list(_object(function=_TEXT, binary=_TEXT, own_ns=_NUMBER, total_ns=_NUMBER)),
         waiting=_object(
-            kind=_TEXT, text=_TEXT, count=_WHOLE, compared=_WHOLE, lost_s=_NUMBER,
+            kind=_TEXT, text=_TEXT, count=_INT, compared=_INT, lost_s=_NUMBER,
             per={"enum": ["step", "second"]}, evidence=_list(_TEXT), missing=_list(_TEXT),
-            start_ns=_WHOLE, end_ns=_WHOLE,
+            start_ns=_INT, end_ns=_INT,
             ranks=_list(
                 _object(
-                    node=_TEXT, pid=_WHOLE, device=_WHOLE, comm=_TEXT, number=_WHOLE,
+                    node=_TEXT, pid=_INT, device=_INT, comm=_TEXT, number=_INT,
                     work=_NUMBER, collective=_NUMBER,
                 )
             ),
@@ -175,11 +174,11 @@ ANSWERS: Mapping[str, Schema] = {
     ),
     "owners": _object(
         by=_TEXT, slot_s=_NUMBER,
-        owners=_list(_object(owner=_TEXT, nodes=_WHOLE, gpus=_WHOLE, **_GPU_HOURS)),
-        left_out=_WHOLE, not_covered=_list(_TEXT),
+        owners=_list(_object(owner=_TEXT, nodes=_INT, gpus=_INT, **_GPU_HOURS)),
+        left_out=_INT, not_covered=_list(_TEXT),
     ),
     "holders": _object(
-        by=_TEXT, holders=_list(_object(node=_TEXT, owner=_TEXT, gpus=_WHOLE, **_GPU_HOURS)),
+        by=_TEXT, holders=_list(_object(node=_TEXT, owner=_TEXT, gpus=_INT, **_GPU_HOURS)),
     ),
     "losses": _list(_object(node=_TEXT, name=_TEXT, value=_NUMBER)),
 }  # fmt: skip
@@ -187,18 +186,16 @@ ANSWERS: Mapping[str, Schema] = {
 `timeline`, whose columns are described with the page (web/src)."""
 
 _CLASSES = _object(
-    rows=_list(
-        _object(name=_TEXT, count=_WHOLE, error=_NUMBER, share=_NUMBER, share_error=_NUMBER)
-    ),
-    in_noise=_WHOLE,
-    left_out=_WHOLE,
+    rows=_list(_object(name=_TEXT, count=_INT, error=_NUMBER, share=_NUMBER, share_error=_NUMBER)),
+    in_noise=_INT,
+    left_out=_INT,
 )
 FLEET: Schema = _object(
     shown={"type": "boolean"},
     releases=_list(
         _object(
-            id=_TEXT, task=_TEXT, start_s=_WHOLE, duration_s=_WHOLE, unit=_TEXT, privacy=_TEXT,
-            delta=_NUMBER, budget=_NUMBER, samples=_WHOLE, buckets=_WHOLE, collected=_WHOLE,
+            id=_TEXT, task=_TEXT, start_s=_INT, duration_s=_INT, unit=_TEXT, privacy=_TEXT,
+            delta=_NUMBER, budget=_NUMBER, samples=_INT, buckets=_INT, collected=_INT,
             spent=_list(
                 _object(
                     unit=_TEXT, one_release=_MAYBE_NUMBER, worst_year=_MAYBE_NUMBER,
@@ -208,8 +205,8 @@ FLEET: Schema = _object(
             applications=_CLASSES, kernels=_CLASSES,
         )
     ),
-    older=_WHOLE,
-    unreadable=_WHOLE,
+    older=_INT,
+    unreadable=_INT,
 )  # fmt: skip
 """Releases of the fleet protocol, from files."""
 _TEXTS: Schema = {"type": "object", "additionalProperties": _TEXT}
@@ -217,7 +214,7 @@ ALERTS: Schema = _object(
     rules=_list(
         _object(
             name=_TEXT, question=_TEXT, threshold=_NUMBER, for_s=_NUMBER, error=_TEXT,
-            left_out=_WHOLE,
+            left_out=_INT,
         )
     ),
     alerts=_list(
@@ -226,9 +223,10 @@ ALERTS: Schema = _object(
             value=_NUMBER, since=_TEXT, fired=_MAYBE_TEXT, resolved=_MAYBE_TEXT, page=_TEXT,
         )
     ),
-    not_shown=_WHOLE,
+    not_shown=_INT,
 )  # fmt: skip
 """Rules of alerts and their alerts."""
 IDENTITY: Schema = _object(tenant=_TEXT, scopes=_list(_TEXT), open={"type": "boolean"})
 """Whose data a caller sees."""
 UNDESCRIBED = frozenset({"pprof", "timeline", "verdict"})
+"""Questions that `ANSWERS` lacks."""

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 SILENT_S = 30.0
-"""An agent that was not seen for so long is called silent; it asks every 8 to 12 s."""
+"""An agent that was not seen for this long is silent: an idle one asks every 8 to 12 s."""
 
 
 class AgentState(StrEnum):
-    """What an agent does, as it reports; `silent`: it reports nothing."""
+    """What an agent does, as it reports; `silent`: it reports nothing any more."""
 
     COLLECTING = "collecting"
     PAUSED = "paused"
@@ -23,7 +23,7 @@ class AgentState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SeenAgent:
-    """When an agent was seen last."""
+    """An agent, and when it last sent or asked something."""
 
     node: str
     seen_s: float
@@ -35,11 +35,12 @@ class SeenAgents:
     """The agents that sent or asked something since this server started."""
 
     def __init__(self, nodes_a_tenant: int) -> None:
+        """`nodes_a_tenant`: beyond, the one that was seen least recently is dropped."""
         self._max_nodes = nodes_a_tenant
         self._seen: dict[str, OrderedDict[str, SeenAgent]] = {}
 
     def note(self, tenant: str, node: str, reported: str) -> None:
-        """A request came; `reported`: the agent's word for its state."""
+        """An agent sent or asked something; `reported`: the state that it names."""
         state = AgentState.PAUSED if reported == AgentState.PAUSED else AgentState.COLLECTING
         nodes = self._seen.setdefault(tenant, OrderedDict())
         nodes[node] = SeenAgent(node, time.time(), state)
@@ -48,7 +49,7 @@ class SeenAgents:
             nodes.popitem(last=False)
 
     def of(self, tenant: str) -> Sequence[SeenAgent]:
-        """Those of a tenant, by name; who went silent is marked."""
+        """The agents of a tenant, by name, with their present state."""
         silent_s = time.time() - SILENT_S
         return [
             one if one.seen_s >= silent_s else SeenAgent(one.node, one.seen_s, AgentState.SILENT)
@@ -56,7 +57,7 @@ class SeenAgents:
         ]
 
     def counts(self) -> dict[AgentState, int]:
-        """Of all tenants, by state."""
+        """Number of agents of all tenants, by state."""
         found = dict.fromkeys(AgentState, 0)
         for tenant in self._seen:
             for one in self.of(tenant):

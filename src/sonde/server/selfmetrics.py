@@ -9,8 +9,7 @@ from sonde.server.service import ACK_BUCKETS_S, Service
 
 
 def exposition(service: Service, stored: Mapping[str, int]) -> str:
-    """All counters of the server and of its store; `stored`: those of the catalog, which are read
-    from the disk."""
+    """All metrics of the server and of its store; `stored`: the counters of the catalog."""
     counters, wal = service.counters, service.wal.counters
     lines: list[str] = []
 

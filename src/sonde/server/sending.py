@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers on their way: compressed where it is worth it, sent no faster than they are read."""
+"""Sending answers: compressed where that pays off, no faster than they are read."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from starlette.types import Receive, Scope, Send
 from sonde.server.answers import Answer
 
 LEFT_OUT = "X-Sonde-Files-Left-Out"
-"""Head of an answer: how many files it lacks because they are damaged."""
+"""Header of an answer: how many files it lacks because they are damaged."""
 _WORTH_PACKING = 64 << 10
-"""Bytes of an answer."""
+"""Answers with more bytes are compressed."""
 _PIECE_BYTES = 256 << 10
-"""Of an answer that are given to the connection at once."""
+"""Bytes that are given to the connection at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What is sent."""
+    """An answer as it is sent, maybe compressed."""
 
     content: bytes
     media_type: str
@@ -33,7 +33,7 @@ class Packed:
 
 
 def packed(request: Request, answer: Answer) -> Packed:
-    """The answer, compressed where the client takes that. Takes a while where it is large."""
+    """The answer, compressed where the client accepts that. May take long: call it in a thread."""
     headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
     if answer.left_out:
         headers[LEFT_OUT] = str(answer.left_out)
@@ -46,17 +46,17 @@ def packed(request: Request, answer: Answer) -> Packed:
 
 
 def _is_near(request: Request) -> bool:
-    """Whether the client is this machine: to compress would take longer than to send."""
+    """Whether the client is on this machine: compressing would take longer than sending."""
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(request.client.host if request.client else "").is_loopback
     return False
 
 
 class PacedResponse(Response):
-    """An answer of which a connection holds a piece, and that counts until it is sent."""
+    """An answer that a connection gets piece by piece, and that counts as unsent meanwhile."""
 
     def __init__(self, packed: Packed, unsent_bytes: Counter[str], tenant: str) -> None:
-        """`unsent_bytes`: of answers, by tenant."""
+        """`unsent_bytes`: bytes of unsent answers by tenant, which this answer adds to."""
         super().__init__(packed.content, media_type=packed.media_type, headers=packed.headers)
         self._unsent_bytes, self._tenant = unsent_bytes, tenant
 

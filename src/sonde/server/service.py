@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the server does, without HTTP: takes chunks, keeps the flusher running, opens sessions."""
+"""The server without HTTP: accepts chunks, keeps the flusher running, opens sessions over the
+store."""
 
 from __future__ import annotations
 
@@ -45,20 +46,23 @@ _RECENT = 200_000
 catalog."""
 
 UNPACKED_SHARE = 16
-"""Real chunks decompress to at most 8 times their size."""
+"""A chunk's decompressed size divided by this counts against `bytes_a_second`, where that is more
+than its size. Chunks of agents decompress to at most 8 times their size."""
 
 ACK_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, float("inf"))
+"""Upper bounds of the histogram of times until chunks are acknowledged."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """What one caller may cost."""
+    """Limits of what requests may cost: of one, of a caller, of a tenant, and of all together."""
 
     body_bytes: int = 16 << 20
+    """Of one request."""
     bodies_bytes: int = 192 << 20
     """Of all requests in progress together; one tenant gets a quarter of it."""
     meta_bytes: int = 64 << 10
-    """Of the description of one chunk; Sonde writes about 2 KB."""
+    """Of the metadata of one chunk; Sonde writes about 2 KB."""
     raw_bytes: int = 32 << 20
     """Of one chunk, decompressed."""
     body_s: float = 15.0
@@ -66,24 +70,28 @@ class ServerLimits:
     head_s: float = 10.0
     """For the head of a request to arrive."""
     connections: int = 4_096
+    """Of all clients."""
     connections_unknown: int = 512
-    """Of one address, while no head of a request has arrived."""
+    """Of one machine (`listen.origin`), while no head of a request has arrived on them."""
     chunks_a_request: int = 64
     nodes_a_tenant: int = 10_000
+    """Names of nodes that send chunks, since the server started."""
     log_bytes: int = 8 << 30
-    """Taken and not stored yet, of all tenants; one gets a quarter of it."""
+    """In the log and not stored yet, of all tenants; one gets a quarter of it."""
     bytes_a_second: float = 32 << 20
-    """Of a token, after a burst of ten times as much. What a chunk takes to decode counts, too: a
-    sixteenth of its decompressed size, where that is more."""
+    """Of a token, after a burst of ten times as much; see `UNPACKED_SHARE`."""
     requests_a_second: float = 1_000
+    """Of a token, after a burst of ten times as many."""
     query_s: float = 15.0
+    """For one question."""
     query_bytes: int = 256 << 20
+    """Memory of the engine for one question."""
     queries: int = 3
-    """At once; others wait. One tenant gets all but one."""
+    """Questions that are answered at a time; one tenant gets all but one."""
     queries_waiting: int = 32
-    """One tenant gets half of it."""
+    """Questions that wait or are answered; one tenant gets half of it."""
     unsent_bytes: int = 128 << 20
-    """Of answers that a tenant's clients have not read: beyond, it may not ask."""
+    """Of answers that a tenant's clients have not read; beyond, its questions are refused."""
     unread_s: float = 20.0
     """For a client to take the next 64 KiB of an answer."""
 
@@ -101,7 +109,7 @@ class Counters:
     ack_sum_s: float = 0.0
 
     def refuse(self, why: str) -> None:
-        """Count a refusal; `why` is one of ours, never a caller's word."""
+        """Count a refusal; `why`: one of a few fixed reasons, never text of a caller."""
         self.refused[why] = self.refused.get(why, 0) + 1
 
     def acked(self, seconds: float) -> None:
@@ -112,7 +120,7 @@ class Counters:
 
 
 def is_node(name: str) -> bool:
-    """Whether a node may be called that."""
+    """Whether a node may have this name."""
     return 0 < len(name) <= 253 and name.isprintable() and name.isascii()
 
 
@@ -126,18 +134,18 @@ class RefusedRequestError(SinkError):
 
     @property
     def headers(self) -> dict[str, str]:
-        """When to try again, where that may help."""
+        """Retry-After, where trying again may help."""
         return {"Retry-After": str(self._retry_after_s)} if self.status in (429, 503) else {}
 
 
 class TokenIssuer(Protocol):
-    """Somebody else who makes tokens (oidc.py)."""
+    """Another issuer of tokens than the store (oidc.py)."""
 
     def may_be(self, token: str) -> bool:
-        """Whether a token has the form of the issuer's."""
+        """Whether a token has the form of those that the issuer makes."""
 
     async def caller(self, token: str) -> Caller:
-        """Whose token it is. Raises RefusedRequestError."""
+        """The caller whose token it is. Raises RefusedRequestError."""
 
 
 class AlertSource(Protocol):
@@ -159,7 +167,7 @@ class Bucket:
         self._rate, self._left, self._at = rate, 10 * rate, time.monotonic()
 
     def take(self, amount: float) -> bool:
-        """Whether so much may pass now."""
+        """Take an amount, if the bucket has it now; returns whether it had."""
         now = time.monotonic()
         self._left = min(10 * self._rate, self._left + (now - self._at) * self._rate)
         self._at = now
@@ -169,7 +177,7 @@ class Bucket:
         return True
 
     def wait_s(self, amount: float) -> int:
-        """Whole seconds until so much may pass, if nothing else does; at least one."""
+        """Whole seconds until the bucket has an amount, if nothing else is taken; at least one."""
         return max(1, math.ceil((min(amount, 10 * self._rate) - self._left) / self._rate))
 
 
@@ -189,9 +197,11 @@ class Service:
         fleet: Path | None = None,
         bucket: BucketSettings | None = None,
     ) -> None:
-        """`open_tenant`: whose everything is, without tokens; '' asks for tokens. `incidents`:
-        where `sonde diagnose` keeps them. `fleet`: where `sonde fleet collect` writes releases.
-        `bucket`: where files are kept; the directory has the log, and a cache of them.
+        """`age_s`, `size_bytes`: what is kept (0: no limit). `open_tenant`: the tenant that every
+        request belongs to, without tokens; '' requires tokens. `flushes`: whether a flusher is
+        started. `incidents`: where `sonde diagnose` keeps them. `fleet`: where
+        `sonde fleet collect` writes releases. `bucket`: where files are kept; the directory then
+        has the log, and a cache of the files.
 
         Raises UsageError where the directory cannot be used.
         """
@@ -202,11 +212,11 @@ class Service:
         self.incidents = incidents
         self.fleet = fleet
         self.issuer: TokenIssuer | None = None
-        """Whose tokens count beside those of `tokens`."""
+        """Whose tokens are accepted besides those in `tokens`."""
         self.alerts: AlertSource | None = None
         try:
             self.folder.mkdir(parents=True, mode=0o700, exist_ok=True)
-            # Who can put files there chooses what we write, read and remove elsewhere.
+            # Users who can put links there choose what we write, read and remove elsewhere.
             if not only_ours(self.folder):
                 raise PermissionError("other users can write there")
             (self.folder / "spill").mkdir(mode=0o700, exist_ok=True)
@@ -229,8 +239,11 @@ class Service:
                 "give a directory of your own on a disk with free space",
             ) from error
         self._recent: OrderedDict[bytes, Future[None] | None] = OrderedDict()
+        """By digest of a chunk: when it is in the log."""
         self._nodes: dict[str, set[str]] = {}
+        """Names of nodes that sent chunks, by tenant."""
         self._rates: OrderedDict[str, tuple[Bucket, Bucket]] = OrderedDict()
+        """By id of a token: of requests, of bytes."""
         self.damaged = DamagedFiles()
         self.flusher: dict[str, object] = {}
         """The flusher's last report."""
@@ -263,29 +276,29 @@ class Service:
 
     @property
     def is_open(self) -> bool:
-        """Whether it asks for no tokens."""
+        """Whether it requires no tokens."""
         return bool(self._open_tenant)
 
     def incidents_of(self, caller: Caller) -> Path | None:
-        """The folder of what the caller may see; None: none is shown."""
+        """The folder of the incidents that the caller may see; None: none are shown."""
         if self.incidents is None or self._open_tenant:
             return self.incidents
         with contextlib.suppress(OSError):
-            # Looked up among the names that there are, so that no tenant's name is a path.
+            # Looked up among existing names, so that a tenant's name is never used as a path.
             names = {one.name: one for one in self.incidents.iterdir()}
             return names.get(caller.tenant)
         return None
 
     def caller(self, authorization: str) -> Caller | None:
-        """Who sends this header, by the store's own tokens; None: nobody."""
+        """The caller by the header Authorization and the store's tokens; None: no valid token."""
         if self._open_tenant:
             return Caller("open", self._open_tenant, frozenset(Scope))
         kind, _, token = authorization.partition(" ")
         return self.tokens.caller(token.strip()) if kind.lower() == "bearer" else None
 
     async def authenticated(self, authorization: str) -> Caller | None:
-        """As `caller`, with the issuer's tokens. Raises RefusedRequestError for one of those that
-        does not count."""
+        """As `caller`, also with tokens of `issuer`. Raises RefusedRequestError for one of those
+        that is not accepted."""
         kind, _, token = authorization.partition(" ")
         if self.issuer is not None and kind.lower() == "bearer":
             token = token.strip()
@@ -301,6 +314,7 @@ class Service:
         self._charge(caller, size_bytes)
 
     def _charge(self, caller: Caller, size_bytes: int) -> None:
+        """Count bytes against the caller's rate. Raises RefusedRequestError."""
         rate = self._rates_of(caller)[1]
         if size_bytes > 0 and not rate.take(size_bytes):
             self._refuse_rate(rate.wait_s(size_bytes))
@@ -320,7 +334,8 @@ class Service:
         return rates
 
     def take(self, caller: Caller, node: str, body: bytes) -> list[tuple[Future[None], bool]]:
-        """Put the chunks of a body into the log: for each, (when it is durable, is new).
+        """Put the chunks of a body into the log; returns for each (a future that ends when it is
+        durable, whether it is new).
 
         Raises RefusedRequestError; WalBusyError where the disk is behind.
         """
@@ -335,7 +350,7 @@ class Service:
         return found
 
     def _checked(self, caller: Caller, body: bytes) -> list[bytes]:
-        """The chunks of a body. Raises RefusedRequestError unless every one is right."""
+        """The chunks of a body. Raises RefusedRequestError unless all are valid."""
         parts: list[bytes] = []
         at = unpacked = 0
         file = BytesIO(body)
@@ -366,7 +381,7 @@ class Service:
         return parts
 
     def note_agent(self, caller: Caller, node: str, reported: str) -> None:
-        """An agent sent or asked something; `reported`: its word for its state."""
+        """An agent sent or asked something; `reported`: the state that it names."""
         if is_node(node):
             self.agents.note(caller.tenant, node, reported)
 
@@ -404,12 +419,12 @@ class Service:
         self.counters.chunks += 1
         return future, True
 
-    def session(self, caller: Caller, wanted: Selection) -> StoredSession:
-        """A view of what the caller's tenant has in a time, without files that are known to be
-        damaged. Raises CaptureError."""
-        chosen = chosen_files(self._files_of, caller.tenant, wanted.start_ns, wanted.end_ns)
+    def session(self, caller: Caller, selection: Selection) -> StoredSession:
+        """A session over the files of the caller's tenant with rows of the selected time, without
+        those that are known to be damaged. Raises CaptureError."""
+        chosen = chosen_files(self._files_of, caller.tenant, selection.start_ns, selection.end_ns)
         files: Mapping[str, Sequence[Path]] = {
-            name: [self.folder / one.path for one in some] for name, some in chosen.items()
+            name: [self.folder / one.path for one in listed] for name, listed in chosen.items()
         }
         if self.shared:
             files = FetchedPaths(self.shared, chosen, self.limits.query_s)
@@ -435,7 +450,7 @@ class Service:
         return found
 
     def _keep_flushing(self) -> None:
-        """Start the flusher, and again where it died."""
+        """Start the flusher, and start it again whenever it ends."""
         argv = interpreter.command(
             "sonde.store.flusher", str(self.folder), *self._flusher_arguments
         )

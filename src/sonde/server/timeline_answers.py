@@ -17,59 +17,62 @@ from sonde.query.stored_ranks import ranks as ranks_in
 from sonde.recording.timelines import timeline_of
 
 _MIN_STEPS = 4
+"""With fewer steps a heat map has parts of the time as columns."""
 _MAX_RANGE_S = 120
-"""The longest range in which steps are looked for: all rows of a node are read for that."""
+"""The longest time in which steps are looked for: all rows of a node are read for that."""
 
 
-def explained(session: StoredSession, wanted: Selection) -> dict[str, Any]:
+def explained(session: StoredSession, selection: Selection) -> dict[str, Any]:
     """The verdict on one node, as `sonde explain --json`. Raises CaptureError."""
-    found = timeline_of(capture_of(session, wanted))
+    found = timeline_of(capture_of(session, selection))
     session.check()
     return verdict.document(explain(found))
 
 
 def timeline(
-    session: StoredSession, wanted: Selection, most_spans: int = timeline_columns.MAX_SPANS
+    session: StoredSession, selection: Selection, most_spans: int = timeline_columns.MAX_SPANS
 ) -> dict[str, Any]:
     """The spans of one node and its verdict, in columns (arrays); times in ns after `origin_ns`.
 
     `most_spans`: of each table; the longest are kept. Raises CaptureError.
     """
-    capture = capture_of(session, wanted)
+    capture = capture_of(session, selection)
     found = timeline_of(capture)
     session.check()
     causes = StallCauses(found)
     explanation = explain(found, causes)
     session.check()
     drawn = timeline_columns.document(
-        found, causes, run_columns(capture), wanted.start_ns, most_spans
+        found, causes, run_columns(capture), selection.start_ns, most_spans
     )
     session.check()
-    drawn["steps"] = timeline_columns.steps(explanation, wanted.start_ns)
+    drawn["steps"] = timeline_columns.steps(explanation, selection.start_ns)
     return drawn | {"explanation": verdict.document(explanation)}
 
 
-def ranks(session: StoredSession, wanted: Selection, points: int, most: int = 0) -> dict[str, Any]:
+def ranks(
+    session: StoredSession, selection: Selection, points: int, most: int = 0
+) -> dict[str, Any]:
     """Ranks by the steps of a node where every run was timed, or by time where none are known.
 
     Ranks of a job that exchange data in each step have their steps at the same time, as far as the
     clocks of their nodes agree. Raises CaptureError.
     """
-    slots = _steps(session, wanted)
+    slots = _steps(session, selection)
     if slots:
-        return ranks_in(session, wanted, slots, BinKind.STEPS, most)
-    return ranks_in(session, wanted, parts_of(wanted, points), BinKind.TIME, most)
+        return ranks_in(session, selection, slots, BinKind.STEPS, most)
+    return ranks_in(session, selection, parts_of(selection, points), BinKind.TIME, most)
 
 
-def _steps(session: StoredSession, wanted: Selection) -> list[TimeBin]:
-    """The steps of one node as far as a heat map can show them; empty: not known."""
-    if wanted.end_ns - wanted.start_ns > _MAX_RANGE_S * 10**9:
+def _steps(session: StoredSession, selection: Selection) -> list[TimeBin]:
+    """The steps of one node; [] where they are not known, too few or too many."""
+    if selection.end_ns - selection.start_ns > _MAX_RANGE_S * 10**9:
         return []
-    node = timed_whole(session, wanted)
+    node = timed_whole(session, selection)
     if not node:
         return []
     try:
-        found = explain(timeline_of(capture_of(session, replace(wanted, nodes=[node]))))
+        found = explain(timeline_of(capture_of(session, replace(selection, nodes=[node]))))
         session.check()
     except CaptureTooLarge:
         return []

@@ -39,5 +39,5 @@ def seconds(text: str, now_s: float) -> float:
 
 
 def iso(time_s: float) -> str:
-    """In UTC, with milliseconds."""
+    """A time since 1970 as ISO 8601, in UTC, with milliseconds."""
     return datetime.fromtimestamp(time_s, UTC).isoformat(timespec="milliseconds")

@@ -28,7 +28,8 @@ _SCHEMA = """CREATE TABLE IF NOT EXISTS token (
 
 
 class Scope(StrEnum):
-    """What a token may be used for."""
+    """What a token may be used for: sending chunks, asking questions, pausing collection and
+    listing tokens."""
 
     INGEST = "ingest"
     READ = "read"
@@ -70,13 +71,13 @@ class Tokens:
 
     def make(self, tenant: str, scopes: Iterable[Scope], lifetime_s: int = 0) -> tuple[str, str]:
         """(id, token) of a new token; the token is not kept. Raises UsageError."""
-        chosen = sorted(set(scopes))
+        names = sorted(set(scopes))
         if not TENANT.fullmatch(tenant):
             raise UsageError(
                 f"{tenant!r} cannot be the name of a tenant",
                 "use lower-case letters, digits, - and _, at most 63",
             )
-        if not chosen:
+        if not names:
             raise UsageError("a token without a scope", "give ingest, read or admin")
         token = PREFIX + secrets.token_urlsafe(32)
         name = secrets.token_hex(6)
@@ -88,7 +89,7 @@ class Tokens:
                     _hash(token),
                     name,
                     tenant,
-                    ",".join(chosen),
+                    ",".join(names),
                     now,
                     now + lifetime_s if lifetime_s else 0,
                 ],
@@ -96,7 +97,7 @@ class Tokens:
         return name, token
 
     def revoke(self, name: str) -> bool:
-        """Refuse a token from now on; whether there was one."""
+        """Refuse a token from now on; returns whether there was such a token."""
         with self._db.held() as db:
             done = db.execute(
                 "UPDATE token SET revoked_s = ? WHERE id = ? AND revoked_s = 0",
@@ -114,7 +115,7 @@ class Tokens:
         return [TokenInfo(*row) for row in rows]
 
     def caller(self, token: str) -> Caller | None:
-        """Whose token it is; None for unknown, revoked and expired ones."""
+        """The caller whose token it is; None for unknown, revoked and expired ones."""
         if not token.startswith(PREFIX) or len(token) > 128:
             return None
         with self._db.held() as db:

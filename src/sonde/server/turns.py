@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns at what few may do at once: no tenant waits behind more than a share of another one."""
+"""Limits of how many requests of a tenant wait and are served: others need not wait for all of
+them."""
 
 from __future__ import annotations
 
@@ -12,17 +13,17 @@ from sonde.server.service import RefusedRequestError
 
 
 class Places:
-    """Places of requests that wait or are served, of one event loop."""
+    """Room for requests that wait or are served. For use in one event loop."""
 
     def __init__(self, places: int, places_of_tenant: int) -> None:
-        """`places`: requests of all tenants."""
+        """Limits of requests: of all tenants together, and of one."""
         self._places = places
         self._places_of_tenant = max(1, places_of_tenant)
         self._held: Counter[str] = Counter()
 
     @contextmanager
     def place(self, tenant: str) -> Iterator[None]:
-        """Hold a place. Raises RefusedRequestError where there is none."""
+        """Hold a place. Raises RefusedRequestError where none is free."""
         if self._held.total() >= self._places or self._held[tenant] >= self._places_of_tenant:
             raise RefusedRequestError(503, "too much is asked at once", "try again later")
         self._held[tenant] += 1
@@ -39,14 +40,14 @@ class Places:
 
 
 class Turns(Places):
-    """Places, and the turns of those requests that are served.
+    """Places, and turns: permissions of requests to be served now.
 
-    That few are served at once in all is up to who serves them; turns keep those of a tenant from
-    all being there.
+    Turns only limit how many requests of one tenant are served at a time. How many are served in
+    all is limited by the threads that serve them.
     """
 
     def __init__(self, at_once: int, places: int, places_of_tenant: int) -> None:
-        """`at_once`: turns of one tenant. `places`: requests of all tenants."""
+        """`at_once`: turns of one tenant; `places`, `places_of_tenant`: as of `Places`."""
         super().__init__(places, places_of_tenant)
         self._at_once = max(1, at_once)
         self._turns: dict[str, asyncio.Semaphore] = {}
@@ -55,5 +56,6 @@ class Turns(Places):
         self._turns.pop(tenant, None)
 
     def turn(self, tenant: str) -> AbstractAsyncContextManager[None]:
-        """Wait for a turn, while a place is held."""
+        """Within this context a request has a turn; entering waits for one. The caller holds a
+        place."""
         return self._turns.setdefault(tenant, asyncio.Semaphore(self._at_once))

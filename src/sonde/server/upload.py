@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends the chunks of a capture file to a server, again and again until each is acknowledged."""
+"""Sends the chunks of a capture file to a server, each again until it is acknowledged."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from sonde.query import framing
 REQUEST_S = 30.0
 ANSWER_BYTES = 64 << 10
 FIRST_WAIT_S = 0.5
+"""Half of the longest wait before the first retry; it doubles with each."""
 LONGEST_WAIT_S = 30.0
 _AGAIN = frozenset({408, 429, 500, 502, 503, 504})
+"""HTTP statuses after which a chunk is sent again."""
 
 
 @dataclass(slots=True)
 class Sent:
-    """What happened to the chunks of a file."""
+    """Numbers of chunks of a file: stored, stored before, damaged and not sent."""
 
     accepted: int = 0
     duplicates: int = 0
@@ -37,7 +39,8 @@ def waits(attempt: int, draw: Callable[[float, float], float] = random.uniform) 
 
 
 def upload(path: Path, url: str, node: str, token: str = "", give_up_s: float = 300.0) -> Sent:
-    """Send a capture. Raises UsageError; SinkError where the server refuses or stays away."""
+    """Send a capture; `give_up_s`: how long each chunk is tried. Raises UsageError; SinkError where
+    the server refuses or cannot be reached."""
     try:
         http_client.split_url(url)
     except ValueError as error:
@@ -92,7 +95,7 @@ def _send(url: str, headers: dict[str, str], body: bytes, give_up_s: float, sent
 
 
 def _counts(body: bytes) -> tuple[int, int]:
-    """(chunks accepted, duplicates) of an answer. Raises SinkError for one that is none."""
+    """(chunks accepted, duplicates) of an answer. Raises SinkError for an invalid answer."""
     try:
         found = json.loads(body)
         counts = found["accepted"], found["duplicates"]

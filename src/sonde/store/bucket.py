@@ -24,9 +24,11 @@ from sonde.store.wal import sync_folder
 
 _PARAMETERS = ("endpoint_override", "region", "scheme")
 _CONNECT_S, _REQUEST_S, _ATTEMPTS = 5.0, 30.0, 3
+"""Of one request to S3: timeouts, and how often it is tried."""
 PART = ".part"
-"""Ends the names of files that are being written, in a folder."""
+"""Ends the names of files that are being written (drafts), where a folder stands for the bucket."""
 _BLOCK = 4 << 20
+"""Bytes that are copied at a time."""
 MAX_BYTES = 1 << 30
 """Of an object that is read into memory."""
 
@@ -36,12 +38,12 @@ class BucketError(OSError):
 
 
 class DamagedObjectError(BucketError):
-    """An object is not what its catalog states."""
+    """An object does not have the size that its catalog states."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An object."""
+    """An object in a listing."""
 
     name: str
     size_bytes: int
@@ -57,7 +59,7 @@ class Bucket:
         self._is_folder = isinstance(self._fs, pafs.LocalFileSystem)
 
     def put_file(self, path: Path, name: str) -> None:
-        """Write an object from a file; it is there as a whole and durable, or not at all.
+        """Write an object from a file; it appears whole and durable, or not at all.
 
         Raises BucketError where the bucket refuses, OSError where the file cannot be read.
         """
@@ -78,7 +80,8 @@ class Bucket:
             return content
 
     def fetch(self, name: str, path: Path, size_bytes: int) -> None:
-        """Copy an object to a file that appears as a whole. `size_bytes`: what it must have.
+        """Copy an object to a file that appears whole, or not at all. `size_bytes`: the size that
+        the object must have.
 
         Raises FileNotFoundError, DamagedObjectError, BucketError, OSError where the file cannot be
         written.
@@ -126,10 +129,11 @@ class Bucket:
             self._fs.delete_file(self._at(name))
 
     def remove_drafts(self, folder: str) -> int:
-        """Remove what its killed writer has left below a name; returns how many. For that writer's
-        successor: of another one's it would remove what is being written. Raises BucketError."""
+        """Remove unfinished files below a name, which a killed writer has left; returns how many.
+        For the writer of that folder alone: of another it would remove what is being written.
+        Raises BucketError."""
         if not self._is_folder:
-            return 0  # an object that was not written to its end is none
+            return 0  # S3 has no unfinished objects
         gone = 0
         with _errors():
             for path in Path(self._at(folder)).rglob(f".*{PART}"):
@@ -138,13 +142,14 @@ class Bucket:
         return gone
 
     def address(self, name: str) -> str:
-        """What Spark calls an object."""
+        """The address by which Spark reads an object."""
         return f"{'file://' if self._is_folder else 's3a://'}{self._at(name)}"
 
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}"
 
     def _put(self, read: Callable[[int], bytes], name: str) -> None:
+        """`read`: returns at most the given number of the next bytes, b"" at the end."""
         if not self._is_folder:
             with _errors(), self._fs.open_output_stream(self._at(name), compression=None) as file:
                 while block := read(_BLOCK):
@@ -177,7 +182,7 @@ def _opened(uri: str) -> tuple[pafs.FileSystem, str]:
         return pafs.LocalFileSystem(), unquote(parts.path).rstrip("/")
     if parts.scheme != "s3" or not parts.netloc:
         raise UsageError(
-            "no such address of a bucket", "write s3://BUCKET/PREFIX or file:///FOLDER"
+            "this is no address of a bucket", "write s3://BUCKET/PREFIX or file:///FOLDER"
         )
     if "@" in parts.netloc:
         raise UsageError(
@@ -204,6 +209,7 @@ def _opened(uri: str) -> tuple[pafs.FileSystem, str]:
 
 
 def _block_of(source: pa.NativeFile, size: int) -> bytes:
+    """The next bytes of an object. Raises BucketError."""
     with _errors():
         block: bytes = source.read(size)
         return block

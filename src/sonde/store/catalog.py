@@ -2,9 +2,13 @@
 """Which files hold what, and which chunks are in them: one SQLite database.
 
 A batch of chunks becomes visible by one transaction: its files, the digests of its chunks, and how
-far its log has been read. So after a kill at any moment a chunk is either in the files that count
-and in no log that will be read again, or the other way round. SQLite's own log gives the
+far its log has been read. So after a kill at any moment a chunk is either in the files that count,
+or in a part of the log that will be read again, never in both. SQLite's own log gives the
 durability (synchronous=FULL) and lets several servers of one machine share the directory.
+
+Tables: `file` (`StoredFile`; `removed_ns` is 0 while it counts), `chunk` (digests of stored chunks;
+`end_ns` is when they came), `segment` (how far segments of the log were read), `attempt` (who tries
+to store what follows, and how many crashed over it), `secret`, `counter` (of events, by name).
 """
 
 from __future__ import annotations
@@ -53,7 +57,7 @@ class StoredFile:
     row_count: int
     size_bytes: int
     level: int
-    """0: as flushed; above: compacted; below: cannot be."""
+    """0: as flushed; above: compacted; below: cannot be compacted."""
 
     @property
     def is_compactable(self) -> bool:
@@ -62,6 +66,7 @@ class StoredFile:
 
 
 _NOT_COMPACTABLE = -1
+"""The level of files that could not be merged with others."""
 _COLUMNS = "path, tenant, name, day, hour, min_ns, max_ns, row_count, size_bytes, level"
 
 
@@ -84,21 +89,23 @@ class Catalog:
             return {row[0] for row in rows}
 
     def read_bytes(self, segment: str) -> int:
-        """How far a segment of the log was read."""
+        """How many bytes of a segment of the log are stored."""
         with self._db.held() as db:
             row = db.execute("SELECT read_bytes FROM segment WHERE path = ?", [segment]).fetchone()
         return row[0] if row else 0
 
     def secret(self) -> bytes:
-        """32 bytes that keys of this store depend on; the same for its life."""
+        """The store's secret, 32 bytes, with which keys of stacks and frames are computed: it stays
+        the same as long as the store exists."""
         with self._db.held() as db:
             db.execute("INSERT OR IGNORE INTO secret VALUES ('keys', ?)", [secrets.token_bytes(32)])
             row = db.execute("SELECT value FROM secret WHERE name = 'keys'").fetchone()
         return bytes(row[0])
 
     def attempt(self, segment: str, read_bytes: int, flusher: str) -> int:
-        """Note that `flusher` begins to store what follows an offset of a segment; returns how many
-        others have crashed while they did. One that fails and goes on has not crashed."""
+        """Note that `flusher` (an id) begins to store what follows an offset of a segment; returns
+        how many others crashed while they did. One that reports an error and goes on has not
+        crashed."""
         with self._db.transaction() as db:
             row = db.execute(
                 "SELECT read_bytes, flusher, deaths FROM attempt WHERE path = ?", [segment]
@@ -119,7 +126,8 @@ class Catalog:
         read_bytes: int,
         counted: dict[str, int],
     ) -> None:
-        """Make a batch visible. `chunks`: (digest, when it came in ns: the column `end_ns`)."""
+        """Make a batch visible. `chunks`: (digest, when it came, ns since 1970); `read_bytes`: of
+        the segment, up to the end of the batch; `counted`: what is added to counters."""
         with self._db.transaction() as db:
             _add(db, files)
             db.executemany("INSERT OR IGNORE INTO chunk VALUES (?, ?)", chunks)
@@ -129,7 +137,7 @@ class Catalog:
     def replace(
         self, new: Iterable[StoredFile], old: Iterable[StoredFile], now_ns: int, **counted: int
     ) -> None:
-        """Exchange files in one step; the old ones are marked as removed since `now_ns`."""
+        """Exchange files in one transaction; the old ones are marked as removed at `now_ns`."""
         with self._db.transaction() as db:
             _add(db, new)
             db.executemany(
@@ -154,8 +162,8 @@ class Catalog:
         gone: Iterable[str],
         **counted: int,
     ) -> None:
-        """Take in what a bucket has and this catalog does not, with its chunks; drop the entries
-        of files that neither has."""
+        """Add files that the bucket has and this catalog lacks, and their chunks; drop the entries
+        `gone` (paths) of files that neither the bucket nor the directory has."""
         with self._db.transaction() as db:
             _add(db, files)
             db.executemany("INSERT OR IGNORE INTO chunk VALUES (?, ?)", chunks)
@@ -175,15 +183,16 @@ class Catalog:
         end_ns: int = (1 << 63) - 1,
     ) -> list[StoredFile]:
         """The files that count, with a time in [start_ns, end_ns); oldest first."""
-        wanted = "removed_ns = 0 AND max_ns >= ? AND min_ns < ?"
+        condition = "removed_ns = 0 AND max_ns >= ? AND min_ns < ?"
         parameters: list[object] = [start_ns, end_ns]
         for column, value in (("tenant", tenant), ("name", name)):
             if value is not None:
-                wanted += f" AND {column} = ?"
+                condition += f" AND {column} = ?"
                 parameters.append(value)
         with self._db.held() as db:
             rows = db.execute(
-                f"SELECT {_COLUMNS} FROM file WHERE {wanted} ORDER BY day, hour, path", parameters
+                f"SELECT {_COLUMNS} FROM file WHERE {condition} ORDER BY day, hour, path",
+                parameters,
             ).fetchall()
         return [StoredFile(*row) for row in rows]
 
@@ -201,14 +210,14 @@ class Catalog:
             db.executemany("DELETE FROM file WHERE path = ?", [(path,) for path in paths])
 
     def forget_segment(self, path: str) -> None:
-        """Drop the progress of a segment that is gone."""
+        """Drop how far a segment was read that is gone."""
         with self._db.transaction() as db:
             db.execute("DELETE FROM segment WHERE path = ?", [path])
             db.execute("DELETE FROM attempt WHERE path = ?", [path])
 
     def forget_chunks(self, before_ns: int) -> None:
-        """Drop the digests of chunks that came before a time: files of the store's table of chunks
-        have them, too (`stored_digests.py`)."""
+        """Drop the digests of chunks that came before a time: the files of the table `chunk` have
+        them, too (`stored_digests.py`)."""
         with self._db.held() as db:
             db.execute("DELETE FROM chunk WHERE end_ns < ?", [before_ns])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files a question reads: those of a tenant that hold something of a time."""
+"""Which files a question reads: those of a tenant with rows of the selected time."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def chosen_files(
     """By table, the files with a time in [start_ns, end_ns), and the dictionaries of their days
     (stack, frame, process, thread: rows that others refer to, stored once a day).
 
-    `SUMS_VIEW` has the files of `sample`, or their sums where all of a file lies in the time: a sum
-    has the file name of what it sums up. Table `chunk`, which only a store has, is one row for each
-    chunk of a capture that was received.
+    `SUMS_VIEW` has the files of `sample`; in place of one that lies in the time as a whole, the
+    file of `SUMMED_TABLE` with its sums, which has the same file name. The table `chunk`, which
+    only a store has, has a row for each stored chunk.
     """
     found: dict[str, list[StoredFile]] = {}
     days = set()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks of a batch: from records of the log to checked tables of all of them."""
+"""Chunks of a batch: from records of the log to joined and checked tables."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from sonde.store.tables import CHUNK_NUMBER, DICTIONARIES, Origin
 CHUNK_BYTES = 256 << 20
 """Memory that one chunk may take to decode."""
 JOINED_BYTES = 256 << 20
-"""The same of a batch. Beyond, its chunks are decoded one by one."""
+"""The same of chunks that are decoded together; beyond, the caller tries fewer."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedChunk:
-    """A chunk with correct checksums and a correct description; its tables are still packed."""
+    """A chunk with correct checksums and metadata; its tables are still compressed."""
 
     origin: Origin
     raw: framing.RawChunk
     size_bytes: int
-    """Memory of its tables, unpacked."""
+    """Of its tables, decompressed."""
 
 
 def open_chunk(record: Record) -> OpenedChunk:
@@ -45,39 +45,39 @@ def open_chunk(record: Record) -> OpenedChunk:
 
 
 def joined(chunks: list[OpenedChunk]) -> tuple[dict[str, pa.Table], int]:
-    """(tables of all chunks, checked, with the chunk of each row; rows refused).
+    """(tables of all chunks, checked, with the column CHUNK_NUMBER; number of rows refused).
 
     They are decoded and checked together, which is many times faster than one by one. Raises
     DamagedChunkError, CaptureTooLarge.
     """
-    alike: dict[tuple[str, bytes, int], list[tuple[int, messages.Stream]]] = {}
+    groups: dict[tuple[str, bytes, int], list[tuple[int, messages.Stream]]] = {}
     for number, chunk in enumerate(chunks):
         for name, stream in _streams(chunk).items():
-            # What is not padded would put the buffers that follow at odd addresses.
+            # A stream that is not padded to 8 bytes would make those behind it unaligned.
             is_padded = not (len(stream.schema) % 8 or stream.batches.size % 8)
-            kind = name, stream.schema, -1 if is_padded else number
-            alike.setdefault(kind, []).append((number, stream))
+            key = name, stream.schema, -1 if is_padded else number
+            groups.setdefault(key, []).append((number, stream))
     budget = Budget("a batch of chunks", sum(one.origin.size_bytes for one in chunks), JOINED_BYTES)
     refused = 0
     found: dict[str, list[pa.Table]] = {}
-    for (name, _, _), some in alike.items():
-        numbers = np.array([number for number, _ in some], np.int32)
+    for (name, _, _), group in groups.items():
+        numbers = np.array([number for number, _ in group], np.int32)
         with damage():
-            streams = [stream for _, stream in some]
+            streams = [stream for _, stream in group]
             table, rows = messages.read_streams(streams, TABLES[name].names, budget.hold)
             of_chunk = pa.array(np.repeat(numbers, rows))
             table = table.combine_chunks().append_column(CHUNK_NUMBER, of_chunk)
-        # Columns that a chunk leaves out are made, and the words of keys, several times.
+        # For columns that the chunks lack; of dictionaries also for copies that keys are made from.
         words = 6 if name in DICTIONARIES else 1
         budget.hold(8 * words * len(TABLES[name]) * table.num_rows)
         table, left_out, _ = conformed(name, table, budget)
         refused += left_out
         found.setdefault(name, []).append(table)
-    return {name: pa.concat_tables(some) for name, some in found.items()}, refused
+    return {name: pa.concat_tables(tables) for name, tables in found.items()}, refused
 
 
 def _streams(chunk: OpenedChunk) -> dict[str, messages.Stream]:
-    """The tables of a chunk as they were sent. Raises DamagedChunkError, CaptureTooLarge."""
+    """The undecoded tables of a chunk. Raises DamagedChunkError, CaptureTooLarge."""
     budget = Budget(f"a chunk of {chunk.origin.node}", chunk.origin.size_bytes, CHUNK_BYTES)
     _, streams = streams_of(chunk.raw, budget)
     for name, stream in streams.items():

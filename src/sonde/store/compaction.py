@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Few large files instead of many small ones; and an end to what is too old or too much."""
+"""Merges small files into large ones; removes files that are too old, or too large together."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ from sonde.store.wal import sync_folder
 LOG = logging.getLogger("sonde.store")
 
 COMPACTED_FROM = 12
-"""Files of one table and hour (day, of dictionaries) before they become one."""
+"""Small files of one table and hour (of dictionaries: day) that are merged into one; not fewer."""
 MAX_AT_ONCE = 64
+"""Files that are merged into one at most, the smallest first."""
 LARGEST_BYTES = 128 << 20
 """Files of this size are left as they are."""
 GRACE_NS = 120 * 10**9
-"""How long exchanged files stay, for queries that still read them."""
+"""How long removed files stay on the disk, for queries that still read them."""
 HOUR_NS = 3_600 * 10**9
 
 
@@ -46,14 +47,14 @@ class Compacted:
     """What one pass did."""
 
     gone: int = 0
-    """Files that were exchanged."""
+    """Files that were replaced."""
     failed: int = 0
-    """Groups that do not fit the engine's memory."""
+    """Groups that could not be merged: too large for the engine's memory, or damaged."""
 
 
 def compact(folder: Path, catalog: Catalog, storage: DirectoryStorage | None = None) -> Compacted:
-    """Exchange small files for large ones. A group that cannot be merged is left as it is, and
-    keeps no other one from being merged. Raises OSError, sqlite3.Error."""
+    """Replace small files by large ones. A group that the engine cannot merge is left as it is, and
+    is not tried again. Raises OSError, sqlite3.Error."""
     storage = storage or DirectoryStorage(folder)
     done = Compacted()
 
@@ -92,16 +93,17 @@ def compact(folder: Path, catalog: Catalog, storage: DirectoryStorage | None = N
 
 
 def _merged(folder: Path, files: list[StoredFile], storage: DirectoryStorage) -> StoredFile:
+    """A new file with the rows of all."""
     first = files[0]
     path = Path(first.path).with_name(f"{uuid.uuid4().hex}.parquet")
-    whole = folder / path
+    absolute = folder / path
     sources = ", ".join(_literal(storage.local(one)) for one in files)
-    choice, order = "*", order_of(first.name)
+    columns, order = "*", order_of(first.name)
     if first.name in DICTIONARIES:
-        choice, order = "DISTINCT ON (key) *", ("key",)
+        columns, order = "DISTINCT ON (key) *", ("key",)
     rows = _copied(
         folder,
-        f"SELECT {choice} FROM read_parquet([{sources}], union_by_name = true,"
+        f"SELECT {columns} FROM read_parquet([{sources}], union_by_name = true,"
         f" hive_partitioning = false) ORDER BY {', '.join(order)}",
         path,
     )
@@ -114,17 +116,18 @@ def _merged(folder: Path, files: list[StoredFile], storage: DirectoryStorage) ->
         min(one.min_ns for one in files),
         max(one.max_ns for one in files),
         rows,
-        whole.stat().st_size,
+        absolute.stat().st_size,
         1 + max(one.level for one in files),
     )
 
 
 def _sums_of(folder: Path, sample: StoredFile) -> list[StoredFile]:
-    """A file of `sample` summed: what questions over many hours are answered from. None of another
-    table, nor where it would have more than half as many rows."""
+    """The file of `SUMMED_TABLE` with the sums of a file of `sample`, which questions over many
+    hours read in its place. [] for a file of another table, and where it would have more than half
+    as many rows."""
     if sample.name != "sample":
         return []
-    # Day, hour and name as the file has them.
+    # With the same day, hour and file name.
     path = Path("data", sample.tenant, SUMMED_TABLE, *Path(sample.path).parts[3:])
     make_folders(folder, path.parent)
     try:
@@ -149,17 +152,17 @@ def _sums_of(folder: Path, sample: StoredFile) -> list[StoredFile]:
 
 def _copied(folder: Path, sql: str, path: Path) -> int:
     """Write the rows of a query to a durable file; returns how many."""
-    whole = folder / path
+    absolute = folder / path
     connection = engine()
     spill = folder / "spill"
     spill.mkdir(mode=0o700, exist_ok=True)
     connection.execute(f"SET temp_directory = {_literal(spill)}")
     try:
-        rows = write_batches(connection.sql(sql).to_arrow_reader(ROW_GROUP), whole)
-        sync_file(whole)
-        sync_folder(whole.parent)
+        rows = write_batches(connection.sql(sql).to_arrow_reader(ROW_GROUP), absolute)
+        sync_file(absolute)
+        sync_folder(absolute.parent)
     except (OSError, duckdb.Error):
-        whole.unlink(missing_ok=True)
+        absolute.unlink(missing_ok=True)
         raise
     finally:
         connection.close()
@@ -167,7 +170,7 @@ def _copied(folder: Path, sql: str, path: Path) -> int:
 
 
 def engine() -> duckdb.DuckDBPyConnection:
-    """An engine for compaction: little memory, no extension from a network."""
+    """An engine for compaction: little memory, no extensions from the network."""
     return duckdb.connect(
         config={
             "memory_limit": "128MiB",
@@ -183,20 +186,21 @@ def _literal(path: Path) -> str:
 
 
 def retain(folder: Path, catalog: Catalog, age_ns: int, size_bytes: int, now_ns: int) -> int:
-    """Drop files older than `age_ns`, and the oldest beyond `size_bytes`; returns how many.
+    """Mark files older than `age_ns` as removed, and the oldest beyond `size_bytes`; returns how
+    many. A limit of 0 is none.
 
-    Both by the hour they are stored under, not by the times that nodes claim. What is too much is
-    taken from the tenant that has most. Dictionaries go with the last rows of their day. 0: no
-    limit.
+    A file's age is that of the hour it is stored under, not of the times that nodes claim. Beyond
+    `size_bytes` files of the tenant with most bytes are removed. Dictionaries are removed with the
+    last other file of their day.
     """
     files = catalog.files()
     expired: set[str] = set()
     queues: dict[str, list[StoredFile]] = {}
     total: Counter[str] = Counter()
     rows: Counter[tuple[str, str]] = Counter()
-    """Files of a tenant's day without its dictionaries."""
+    """Number of files of a tenant's day, without its dictionaries."""
     dictionaries: Counter[tuple[str, str]] = Counter()
-    """Bytes, which go with the last of them."""
+    """Bytes of the dictionaries of a tenant's day."""
 
     def expire(one: StoredFile) -> None:
         expired.add(one.path)
@@ -248,7 +252,8 @@ def hour_ns(day: str, hour: int) -> int:
 def sweep(
     folder: Path, catalog: Catalog, now_ns: int, storage: DirectoryStorage | None = None
 ) -> int:
-    """Remove files that no longer count, here and in a bucket. Raises OSError."""
+    """Delete files that were marked as removed `GRACE_NS` ago, in the directory and the bucket;
+    returns how many. Raises OSError."""
     storage = storage or DirectoryStorage(folder)
     storage.publish()
     gone = storage.deletable(catalog.removed(now_ns - GRACE_NS))
@@ -259,7 +264,8 @@ def sweep(
 
 
 def sweep_orphans(folder: Path, catalog: Catalog) -> int:
-    """Remove files in no catalog: a flush was killed before its commit. Call it with the lock."""
+    """Remove files that are in no catalog, since a flush was killed before its commit; returns how
+    many. Only for the holder of `flush.lock`."""
     known = {one.path for one in catalog.files()} | set(catalog.removed(1 << 62))
     orphans = [
         path

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What comes from a bucket into a server's directory: bounded together, for all that ask.
+"""Downloads from a bucket into a server's directory, with limits for all questions together.
 
-Who writes to the bucket chooses what lies there and what its catalogs state, and any question may
-need files. So a file has the size that its catalog states or is refused, few come at a time, and
-the disk, which the log of chunks needs, keeps some room.
+Writers of the bucket choose what lies there and what its catalogs state, and any question may need
+files. So a file that has not the size that its catalog states is refused, few are downloaded at a
+time, and some of the disk stays free for the log of chunks.
 """
 
 from __future__ import annotations
@@ -26,29 +26,30 @@ from sonde.store.published import folder_of
 LOG = logging.getLogger("sonde.store")
 
 CACHE = "cache"
-"""Folder for what was fetched, of whichever server; like `data` inside."""
+"""Folder for fetched files of all servers; its layout is that of `data`."""
 AT_ONCE = 16
 """Downloads at a time, of all questions."""
 KEPT_FREE_BYTES = 1 << 30
 KEPT_FREE_SHARE = 0.05
-"""The less of the two of the disk stays free."""
+"""Downloads leave free the lesser of this many bytes and this share of the disk."""
 USED_S = 120.0
-"""Files that were used since then stay in the cache, however full it is."""
+"""Files that were used within this time stay in the cache, however full it is."""
 LOGGED_AGAIN_S = 60.0
-"""Refusals of one reason are logged once in this time, however many files a question needs."""
+"""Refusals of one reason are logged once in this time."""
 DRAFT_S = 600.0
-"""A draft that was not written to for so long has no writer: a block of a download comes within
-the bucket's time for a request."""
+"""A draft (an unfinished file) that was not written to for so long has no writer any more: each
+block of a download comes within the time limit of a request."""
 
 
-def places(folder: Path, path: str) -> tuple[Path, Path]:
-    """Where a file may lie: as it was written, or as it was fetched."""
+def possible_paths(folder: Path, path: str) -> tuple[Path, Path]:
+    """Where a file may lie: (as this server wrote it, as it was fetched)."""
     return folder / path, folder / CACHE / path.partition("/")[2]
 
 
 def at_hand(folder: Path, one: StoredFile) -> Path | None:
-    """A file in the directory, marked as used now; None: it is not there. Raises OSError."""
-    written, fetched = places(folder, one.path)
+    """The path of a file that is in the directory, marked as used now; None where it is not there.
+    Raises OSError."""
+    written, fetched = possible_paths(folder, one.path)
     with suppress(FileNotFoundError):
         os.utime(written)
         return written
@@ -61,7 +62,7 @@ def at_hand(folder: Path, one: StoredFile) -> Path | None:
 
 
 class Downloads:
-    """Of one process into one directory. Thread-safe."""
+    """The downloads of one process into one directory. Thread-safe."""
 
     def __init__(
         self,
@@ -70,8 +71,9 @@ class Downloads:
         most_bytes: int,
         make_room: Callable[[int], int] = lambda _: 0,
     ) -> None:
-        """`most_bytes`: of what comes at a time; a larger file comes alone. `make_room`: has the
-        disk get room for a number of bytes; returns how many files went for it."""
+        """`most_bytes`: of all files that are downloaded at a time; a larger one comes alone.
+        `make_room`: removes files so that the disk has room for a number of bytes; returns how many
+        were removed."""
         self._folder, self._bucket, self._most_bytes = folder, bucket, most_bytes
         self._make_room = make_room
         self._changed = threading.Condition()
@@ -79,12 +81,13 @@ class Downloads:
         self._running_bytes = 0
         self.fetched_files = 0
         self.refused: Counter[str] = Counter()
-        """Downloads by why they were refused: disk, size, time."""
+        """Refused downloads by reason: disk (no room), size (not as stated), time (no turn)."""
         self._logged_s: dict[str, float] = {}
 
     def file(self, server: str, one: StoredFile, ends_s: float = math.inf) -> Path:
-        """A file in the directory, copied from the bucket where it is not there; it begins to come
-        before `ends_s` (monotonic), or not at all. Where the disk lacks room, others make it.
+        """The path of a file in the directory; it is downloaded where it is not there. The download
+        begins before `ends_s` (monotonic), or not at all. Where the disk lacks room, `make_room` is
+        tried once.
 
         Raises FileNotFoundError, BucketError, TimeoutError, OSError where the disk has no room.
         """
@@ -99,7 +102,7 @@ class Downloads:
         return self._fetched(server, one, ends_s)
 
     def _fetched(self, server: str, one: StoredFile, ends_s: float) -> Path:
-        found = places(self._folder, one.path)[1]
+        found = possible_paths(self._folder, one.path)[1]
         with self._turn(one, ends_s):
             found.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
@@ -113,6 +116,7 @@ class Downloads:
 
     @contextmanager
     def _turn(self, one: StoredFile, ends_s: float) -> Iterator[None]:
+        """Within this context the file counts as being downloaded."""
         size = one.size_bytes
         try:
             self._begin(one, ends_s)
@@ -132,7 +136,8 @@ class Downloads:
                 self._changed.notify_all()
 
     def _begin(self, one: StoredFile, ends_s: float) -> None:
-        """Wait for a turn, and count it. Raises TimeoutError, OSError."""
+        """Wait until the limits allow one more download, and count it. Raises TimeoutError,
+        OSError."""
         size = one.size_bytes
         with self._changed:
             while self._running and (
@@ -162,26 +167,30 @@ class Downloads:
             is_due = now_s >= self._logged_s.get(why, -math.inf) + LOGGED_AGAIN_S
             if is_due:
                 self._logged_s[why] = now_s
-        if is_due:  # a slow log keeps no download waiting
+        if is_due:  # outside of the lock: a slow log must not delay downloads
             LOG.warning("a download is refused (%s, %d so far): %s", why, count, text)
 
 
 def free_bytes(folder: Path) -> int:
-    """Of the disk, beyond what stays free: negative where less is. Raises OSError."""
+    """Bytes that downloads may still use of the disk; negative where less is free than must stay.
+    Raises OSError."""
     found = os.statvfs(folder)
     kept = min(KEPT_FREE_BYTES, int(KEPT_FREE_SHARE * found.f_blocks * found.f_frsize))
     return found.f_bavail * found.f_frsize - kept
 
 
 def fetched_files(folder: Path) -> list[Path]:
-    """What the cache has of the bucket."""
+    """The files in the cache."""
     return list((folder / CACHE).glob("*/*/*/*/*.parquet"))
 
 
-def evict(folder: Path, files: Iterable[Path], cache_bytes: int, wanted_bytes: int = 0) -> int:
-    """Remove files that the bucket has, those that were used least recently first: beyond a size of
-    all, and until the disk has the room that it keeps and so much more. Nothing where that would
-    not do: catalogs may state any size. Returns how many."""
+def evict(folder: Path, files: Iterable[Path], cache_bytes: int, needed_bytes: int = 0) -> int:
+    """Remove files, the least recently used first, until all together have at most `cache_bytes`
+    and the disk has `needed_bytes` beyond what must stay free. Where that cannot make room for
+    `needed_bytes`, nothing is removed: catalogs may state any size. Returns how many.
+
+    `files`: in the directory, all of which the bucket has, too.
+    """
     found = []
     for path in files:
         with suppress(FileNotFoundError):
@@ -189,9 +198,9 @@ def evict(folder: Path, files: Iterable[Path], cache_bytes: int, wanted_bytes: i
             found.append((about.st_mtime, about.st_size, path))
     found.sort()
     size = sum(one[1] for one in found)
-    lacking = wanted_bytes - free_bytes(folder)
+    lacking = needed_bytes - free_bytes(folder)
     recent_s = time.time() - USED_S
-    if wanted_bytes and lacking > sum(one[1] for one in found if one[0] <= recent_s):
+    if needed_bytes and lacking > sum(one[1] for one in found if one[0] <= recent_s):
         return 0
     gone = 0
     for used_s, size_bytes, path in found:
@@ -206,7 +215,7 @@ def evict(folder: Path, files: Iterable[Path], cache_bytes: int, wanted_bytes: i
 
 
 def remove_drafts(folder: Path) -> int:
-    """Remove what killed downloads have left in the cache; returns how many."""
+    """Remove drafts that killed downloads have left in the cache; returns how many."""
     gone = 0
     oldest_s = time.time() - DRAFT_S
     for path in (folder / CACHE).glob(f"*/*/*/*/.*{PART}"):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the log to Parquet: batch after batch, each of bounded memory.
 
-One flush writes one file a table and hour, for all nodes together: a file a node would be thousands
-of tiny ones a minute (parquet.py). While one thread writes the files of a batch and makes it count,
-another decodes the next one, and the log is read on.
+A batch becomes one file for each table and hour, for all nodes together: one for each node would be
+thousands of tiny files a minute (parquet.py). While one thread writes the files of a batch and
+commits them, others decode the next ones, and the log is read on.
 """
 
 from __future__ import annotations
@@ -35,29 +35,31 @@ from sonde.store.tables import DICTIONARIES, Origin
 from sonde.store.wal import sealed_segments, secret_of
 
 BATCH_BYTES = 40 << 20
-"""Memory of the chunks of a batch, decompressed; with what is made of them, and two more batches on
-their way, about a sixth of what is used. Each batch makes a file a table, so that half as much
-takes a fifth more time."""
+"""Size of the chunks of a batch, decompressed. A flusher takes about six times as much memory: for
+the rows made of them, and for two more batches. Each batch makes a file for each table, so with
+half as much, flushing takes a fifth more time."""
 BATCH_CHUNKS = 1_024
+"""Records of the log in a batch."""
 MADE_BYTES = 96 << 20
-"""Rows of a batch that are decoded before some are written: rows may be many times as large as in
-their chunks."""
+"""Memory of decoded rows after which they are written before more are decoded: rows may be many
+times as large as in their chunks."""
 DECODERS = 2
 """Batches that are decoded at a time; one more is written, and one is read from the log."""
 CLOSE_NS = 2 * 3600 * 10**9
-"""Chunks that began this close to when they came are stored under the hour in which they began;
-others, of nodes whose clocks are wrong or that were cut off, under the hour in which they came."""
+"""Chunks whose start differs from the time at which they came by at most this are stored under the
+hour of their start; others, of nodes with wrong clocks or that were cut off, under the hour in
+which they came."""
 MAX_CRASHES_OF_BATCH, MAX_CRASHES_OF_CHUNK = 3, 5
-"""After this many flushers that crashed over a batch its chunks are stored singly. Over one chunk:
-it is quarantined."""
+"""After this many flushers have crashed at one offset of the log, the chunks that follow are stored
+one by one; after this many, the first of them is quarantined."""
 MAX_QUARANTINE_BYTES = 256 << 20
-"""Of DIR/quarantine; beyond, chunks are dropped and counted."""
+"""Of all files in DIR/quarantine; beyond, chunks are dropped and counted."""
 REMEMBERED_NS = 3 * 86_400 * 10**9
-"""How long after it came a chunk's digest is in the catalog, so that this stays small. Whether an
-older chunk is stored is read from the files of its hour."""
+"""How long after a chunk came its digest stays in the catalog. Whether an older chunk is stored is
+read from the files of the table `chunk` (stored_digests.py)."""
 _KNOWN_KEYS = 8 << 20
-"""Keys of dictionaries kept in memory (8 bytes each); beyond, some rows are stored again until they
-are compacted."""
+"""Keys of stored dictionary rows that are kept in memory (8 bytes each). Rows whose keys are not
+known are stored again; compaction removes duplicates."""
 
 LOG = logging.getLogger("sonde.store")
 
@@ -75,7 +77,9 @@ class Flushed:
 
 
 _Partition = tuple[str, str, int]
-"""A tenant, a day and an hour."""
+"""A tenant, a day and an hour: what a file is of."""
+_Dictionary = tuple[str, str, str]
+"""A tenant, a day and the name of a table of DICTIONARIES."""
 
 
 @dataclass(slots=True)
@@ -83,41 +87,49 @@ class _Batch:
     """Chunks that are stored by one transaction."""
 
     fresh: dict[_Partition, list[OpenedChunk]] = field(default_factory=dict)
+    """Those that are to be stored."""
     digests: set[bytes] = field(default_factory=set)
     size_bytes: int = 0
     records: int = 0
     duplicates: int = 0
     undecodable: int = 0
     set_aside: int = 0
+    """Old chunks in quarantine: a file that may have them is damaged."""
     damaged: int = 0
+    """Parts of the log without a readable record."""
 
 
 class Flusher:
-    """Flushes the sealed segments of all servers of a directory. One at a time (`flush.lock`)."""
+    """Flushes the sealed segments of all servers of a directory. Only for the holder of
+    `flush.lock`."""
 
     def __init__(
         self, folder: Path, catalog: Catalog, storage: DirectoryStorage | None = None
     ) -> None:
-        """`storage`: where its files are; the directory alone where not given."""
+        """`storage`: where files are; the directory alone where not given."""
         self._folder, self._catalog = folder, catalog
         self._storage = storage or DirectoryStorage(folder)
         self._id = uuid.uuid4().hex
         self._wal_secret = secret_of(folder / "wal")
         self._secret = catalog.secret()
         self._of_thread = threading.local()
+        """`rows`: the thread's `RowReader`."""
         self._stored = StoredDigests(catalog, self._storage)
-        self._known: OrderedDict[tuple[str, str, str], Any] = OrderedDict()
+        self._known: OrderedDict[_Dictionary, Any] = OrderedDict()
+        """Sorted keys of stored rows, by dictionary; the least recently used is dropped first."""
         self._decoders = ThreadPoolExecutor(DECODERS, "sonde-decode")
         self._writer = ThreadPoolExecutor(1, "sonde-store")
         self._begun: deque[Future[None]] = deque()
-        """What the writer does, in order."""
+        """Work of the writer that has not ended, in order."""
         self._has_failed = False
-        """Then what comes after it must not be stored: a segment is read from one offset on."""
+        """Whether the writer's last work failed: what follows must not be stored then, as a segment
+        is always read on from one offset."""
         self._in_flight: deque[set[bytes]] = deque(maxlen=DECODERS + 1)
-        """Names of the chunks of the batches that are decoded and written."""
+        """Digests of the chunks of each batch that is decoded or written."""
 
     def flush(self, most_segments: int = 1 << 30) -> Flushed:
-        """Flush what is sealed. Raises OSError where the disk refuses, sqlite3.Error."""
+        """Flush up to `most_segments` sealed segments. Raises OSError where the disk refuses,
+        sqlite3.Error."""
         done = Flushed()
         try:
             for path in sealed_segments(self._folder / "wal")[:most_segments]:
@@ -126,14 +138,14 @@ class Flusher:
             self._wait()
         finally:
             while self._begun:
-                with suppress(Exception):  # where it matters it is raised already
+                with suppress(Exception):  # the first one was raised already
                     self._begun.popleft().result()
             self._in_flight.clear()
             self._has_failed = False
         return done
 
     def _begin(self, work: Callable[[], None]) -> None:
-        """Have the writer do something after all else."""
+        """Have the writer do something after all that was begun before."""
 
         def work_unless_failed() -> None:
             if self._has_failed:
@@ -147,14 +159,14 @@ class Flusher:
         self._begun.append(self._writer.submit(work_unless_failed))
 
     def _wait(self, most: int = 0) -> None:
-        """Until at most `most` things are to be written. Raises what has been raised there."""
+        """Wait until the writer has at most `most` works left. Raises what they raise."""
         while len(self._begun) > most:
             self._begun.popleft().result()
 
     def _flush_segment(self, path: Path, name: str, done: Flushed) -> None:
         end = start = self._catalog.read_bytes(name)
         crashes = self._catalog.attempt(name, start, self._id)
-        # The chunk that crashes flushers is to be found: one thing at a time.
+        # To find the chunk that crashes flushers, the next batch is begun after the last has ended.
         is_careful = crashes > 0
         singles_left = BATCH_CHUNKS if crashes >= MAX_CRASHES_OF_BATCH else 0
         batch = _Batch()
@@ -186,9 +198,9 @@ class Flusher:
         self._begin(forget)
 
     def _take(self, record: Record, batch: _Batch) -> None:
-        """Decode a record into a batch. Whatever it holds, it costs itself at most."""
+        """Add the chunk of a record to a batch. One that cannot be decoded affects no other."""
         batch.records += 1
-        is_here = any(record.digest in some for some in (batch.digests, *self._in_flight))
+        is_here = any(record.digest in digests for digests in (batch.digests, *self._in_flight))
         is_here = is_here or self._storage.is_elsewhere(record.digest)
         if is_here or self._catalog.known([record.digest]):
             batch.duplicates += 1
@@ -196,7 +208,7 @@ class Flusher:
         batch.digests.add(record.digest)
         try:
             one = open_chunk(record)
-        except Exception as error:  # it must keep nobody else's chunks from being stored
+        except Exception as error:  # chunks of other nodes must be stored all the same
             LOG.warning("a chunk of %s cannot be decoded: %r", record.node, error)
             batch.undecodable += 1
             return
@@ -213,7 +225,8 @@ class Flusher:
         batch.fresh.setdefault(partition, []).append(one)
 
     def _quarantine(self, record: Record, why: str) -> None:
-        """Keep a chunk that is not stored, as a capture without its header. Raises OSError."""
+        """Keep a chunk that is not stored, in a file: a capture without file header. Raises
+        OSError."""
         folder = self._folder / "quarantine"
         folder.mkdir(mode=0o700, exist_ok=True)
         LOG.error("a chunk of %s is quarantined: it %s", record.node, why)
@@ -225,29 +238,31 @@ class Flusher:
             self._catalog.count(chunks_lost=1)
 
     def _flush_batch(self, batch: _Batch, segment: str, end: int, done: Flushed) -> None:
-        """Have a batch decoded, beside others, and written, once those before it are."""
+        """Have a batch decoded, concurrently with others, and written after those before it."""
         self._wait(DECODERS)
         parts = self._decoders.submit(self._decode, batch)
         self._in_flight.append(batch.digests)
         self._begin(lambda: self._store(batch, parts.result(), segment, end, done))
 
     def _decode(self, batch: _Batch) -> _Decoded:
-        """The first parts of a batch, and the others, which are decoded when they are asked for."""
+        """The first parts of a batch, decoded, and an iterator that decodes the others."""
         others = self._parts(batch)
-        return _some(others), others
+        return _next_parts(others), others
 
     def _parts(self, batch: _Batch) -> Iterator[tuple[_Partition, _Ready]]:
+        """Decode a batch. What cannot be decoded is counted in it."""
         while batch.fresh:
-            partition, some = batch.fresh.popitem()
-            batch.undecodable += len(some)
-            for part in self._tables_of(some):
+            partition, chunks = batch.fresh.popitem()
+            batch.undecodable += len(chunks)
+            for part in self._tables_of(chunks):
                 batch.undecodable -= len(part.origins)
                 yield partition, part
 
     def _store(
         self, batch: _Batch, decoded: _Decoded, segment: str, end: int, done: Flushed
     ) -> None:
-        learned: list[tuple[tuple[str, str, str], Any]] = []
+        """Write the files of a batch and commit them. Run by the writer."""
+        learned: list[tuple[_Dictionary, Any]] = []
         stored: list[Origin] = []
         files: list[StoredFile] = []
         refused = 0
@@ -260,7 +275,7 @@ class Flusher:
                 files += write_all(writes, self._folder)
                 parts.clear()
                 writes.clear()
-                parts = _some(others)
+                parts = _next_parts(others)
             make_durable(self._folder, files)
             self._storage.put(files)
         except BaseException:
@@ -293,8 +308,8 @@ class Flusher:
         """Chunks of one hour as tables of the store.
 
         They are decoded and checked together, which is many times faster than one by one. Where
-        that fails, because one of them is wrong or all are too large, each half is tried, until the
-        wrong ones are alone. They are left out.
+        that fails, because one of them is invalid or all are too large, each half is tried, down to
+        single chunks. Those that fail are left out.
         """
         try:
             yield self._ready(chunks)
@@ -315,17 +330,17 @@ class Flusher:
         return _Ready([one.origin for one in chunks], tables, refused, is_sorted)
 
     def _is_old_and_stored(self, chunk: Origin) -> bool | None:
-        """Whether a chunk, whose digest the catalog may have forgotten, is in the files; None:
-        nobody knows."""
+        """Whether a chunk is so old that the catalog may have dropped its digest, and is in the
+        files; None: a file that may have it is damaged."""
         if chunk.end_ns > time.time_ns() - REMEMBERED_NS // 2:
             return False
         return self._stored.has(chunk)
 
     def _fresh_tables(
-        self, partition: _Partition, ready: _Ready, learned: list[tuple[tuple[str, str, str], Any]]
+        self, partition: _Partition, ready: _Ready, learned: list[tuple[_Dictionary, Any]]
     ) -> Iterator[Callable[[], StoredFile]]:
-        """What writes the tables of a batch, each without the rows of dictionaries that are known.
-        What becomes known by them is added to `learned`."""
+        """Functions that write a table each, without the rows of dictionaries that are stored
+        already. The keys of the others are added to `learned`."""
         tenant, day, hour = partition
         origins = ready.origins
         span = min(one.start_ns for one in origins), max(one.end_ns for one in origins)
@@ -334,9 +349,9 @@ class Flusher:
                 at = (tenant, day, name)
                 keys = table.column("key").to_numpy()
                 fresh = ~_is_among(keys, self._known_keys(at))
-                for key, some in learned:
-                    if key == at:
-                        fresh &= ~np.isin(keys, some)
+                for other, more in learned:
+                    if other == at:
+                        fresh &= ~np.isin(keys, more)
                 table = table.filter(pa.array(fresh))
                 learned.append((at, keys[fresh]))
             if table.num_rows:
@@ -344,7 +359,8 @@ class Flusher:
                     write_file, self._folder, tenant, name, day, hour, table, span, ready.is_sorted
                 )
 
-    def _known_keys(self, at: tuple[str, str, str]) -> Any:
+    def _known_keys(self, at: _Dictionary) -> Any:
+        """Sorted keys of the rows of a dictionary that are stored, as far as they are known."""
         keys = self._known.get(at)
         if keys is None:
             tenant, day, name = at
@@ -353,7 +369,7 @@ class Flusher:
             for one in self._catalog.files(tenant, name):
                 left -= one.row_count if one.day == day else 0
                 if one.day == day and left >= 0:
-                    # Without a damaged one rows are stored again, until they are compacted.
+                    # Rows of a damaged file are stored again.
                     column = column_of(self._catalog, self._storage, one, "key")
                     parts.append(np.zeros(0, np.int64) if column is None else column.to_numpy())
             keys = np.sort(np.concatenate([np.zeros(0, np.int64), *parts]))
@@ -361,9 +377,10 @@ class Flusher:
         self._known.move_to_end(at)
         return keys
 
-    def _learn(self, at: tuple[str, str, str], keys: Any) -> None:
+    def _learn(self, at: _Dictionary, keys: Any) -> None:
+        """Add keys of rows that are stored now."""
         if at in self._known and len(self._known[at]) + len(keys) <= _KNOWN_KEYS:
-            # Two runs that are in order: merged in one pass.
+            # A stable sort merges two sorted arrays in one pass.
             both = np.concatenate([self._known[at], np.sort(keys)])
             self._known[at] = np.sort(both, kind="stable")
         while len(self._known) > 1 and sum(map(len, self._known.values())) > _KNOWN_KEYS:
@@ -372,21 +389,22 @@ class Flusher:
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """Chunks as tables of the store."""
+    """Chunks of one hour as tables of the store."""
 
     origins: list[Origin]
     tables: dict[str, pa.Table]
     refused: int
     """Rows that hold impossible values."""
     is_sorted: bool
-    """By node and, more or less, by time."""
+    """Whether rows are sorted by node and, more or less, by time."""
 
 
 _Decoded = tuple[list[tuple[_Partition, _Ready]], Iterator[tuple[_Partition, _Ready]]]
+"""The first parts of a batch, and an iterator that decodes the others."""
 
 
-def _some(parts: Iterator[tuple[_Partition, _Ready]]) -> list[tuple[_Partition, _Ready]]:
-    """The next ones, until they are large."""
+def _next_parts(parts: Iterator[tuple[_Partition, _Ready]]) -> list[tuple[_Partition, _Ready]]:
+    """The next ones, until they reach `MADE_BYTES`."""
     found: list[tuple[_Partition, _Ready]] = []
     size = 0
     for partition, part in parts:
@@ -398,16 +416,16 @@ def _some(parts: Iterator[tuple[_Partition, _Ready]]) -> list[tuple[_Partition, 
 
 
 def _is_among(keys: Any, known: Any) -> Any:
-    """Which keys are among the known ones, which are in order."""
+    """Whether each key is among the known ones, which are sorted."""
     if not len(known):
         return np.zeros(len(keys), np.bool_)
-    places = np.searchsorted(known, keys)
-    return known[np.minimum(places, len(known) - 1)] == keys
+    positions = np.searchsorted(known, keys)
+    return known[np.minimum(positions, len(known) - 1)] == keys
 
 
 def _hour_of(origin: Origin) -> tuple[str, int]:
-    """(day, hour) that a chunk is stored under. Not just what it states of itself: each hour is a
-    file a table, and when it goes is decided by the hour."""
+    """(day, hour) that a chunk is stored under. Not always by the times that it states: each hour
+    makes a file for each table, and the hour decides when files expire."""
     is_close = abs(origin.start_ns - origin.received_ns) <= CLOSE_NS
     at = time.gmtime((origin.start_ns if is_close else origin.received_ns) // 10**9)
     return time.strftime("%Y-%m-%d", at), at.tm_hour

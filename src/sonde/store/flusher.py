@@ -31,27 +31,31 @@ from sonde.store.flush import Flusher
 from sonde.store.storage import BucketSettings, BucketStorage, DirectoryStorage
 
 PERIOD_S = 1.0
+"""Between flushes, and between tries to get the lock."""
 _FAILURES = (
     OSError,
     sqlite3.Error,
     duckdb.Error,
     pa.ArrowException,
     MemoryError,
-    # Of damaged objects and files.
+    # Raised for damaged objects and files.
     ValueError,
     LookupError,
     ArithmeticError,
     RecursionError,
     zlib.error,
 )
+"""After one of these the work goes on."""
 TIDY_S = 30.0
+"""Between expiring, deleting and compacting files."""
 BEHIND_S = 120.0
-"""Without compaction as long as a long log is flushed: its chunks come first."""
+"""For this long compaction is put off while the log has more segments than are flushed at a time:
+chunks are stored first."""
 MAX_PAUSE_S = 30.0
-"""Between attempts while the bucket fails, of which each takes twice as long to come as the one
-before: an attempt decodes a batch."""
+"""Longest pause between attempts while the bucket fails. The pause doubles each time, since an
+attempt decodes a batch."""
 SEGMENTS = 4
-"""Flushed before a look at whether files are to be compacted: a long log makes many."""
+"""Segments that are flushed before it is checked whether files are to be compacted."""
 
 
 def main() -> None:
@@ -61,13 +65,13 @@ def main() -> None:
     if len(sys.argv) > 4:
         bucket = BucketSettings(sys.argv[4], sys.argv[5], int(sys.argv[6]))
     os.nice(5)
-    # A batch takes and frees large blocks on three threads: kept by malloc, they are cleared and
-    # mapped half as often as by Arrow's own allocator, and a tenth less is resident.
+    # Batches allocate and free large blocks on three threads. malloc maps and clears memory for
+    # them half as often as Arrow's own allocator, and keeps a tenth less resident.
     pa.set_memory_pool(pa.system_memory_pool())
-    gc.freeze()  # modules and what they hold are there until the end
-    gc.set_threshold(50_000)  # each chunk makes a thousand objects, none in a circle
-    held = os.open(folder / "flush.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    while not _acquired(held):
+    gc.freeze()  # modules and what they refer to are never freed
+    gc.set_threshold(50_000)  # a chunk makes a thousand objects, none in a reference cycle
+    lock = os.open(folder / "flush.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    while not _acquired(lock):
         _report(leads=False)
         if _ended(PERIOD_S):
             return
@@ -86,7 +90,7 @@ def main() -> None:
             _report(leads=True, chunks=done.chunks, error="", bucket_error="")
         except _FAILURES as failed:
             is_behind = False
-            # Without the bucket chunks are taken all the same, as long as the log has room.
+            # Without the bucket the server still accepts chunks, as long as the log has room.
             is_bucket_there = not isinstance(failed, BucketError)
             _report(
                 leads=True,
@@ -94,31 +98,31 @@ def main() -> None:
                 error=_text(failed) if is_bucket_there else "",
                 bucket_error="" if is_bucket_there else _text(failed),
             )
-            # Its keys may be ahead of the files that count.
+            # The old one may know keys of rows that were not committed.
             flusher = Flusher(folder, catalog, storage)
             pause_s = PERIOD_S if is_bucket_there else min(2 * pause_s, MAX_PAUSE_S)
-            tidied = -math.inf  # what is too old may be what fills the disk
+            tidied = -math.inf  # files that are too old may fill the disk
         if time.monotonic() - tidied > TIDY_S:
             tidied = time.monotonic()
-            # The engine allocates by itself: what flushes have freed goes back first.
+            # DuckDB allocates by itself: memory that flushes have freed is given back first.
             pa.default_memory_pool().release_unused()
-            moves: tuple[Callable[[], object], ...] = ()
+            with_bucket: tuple[Callable[[], object], ...] = ()
             if is_bucket_there and not (is_behind and tidied - compacted < BEHIND_S):
                 compacted = tidied
-                moves = _moves(folder, catalog, storage)
+                with_bucket = _sweep_and_compact(folder, catalog, storage)
             _tidy(
                 lambda: retain(folder, catalog, age_ns, size_bytes, time.time_ns()),
-                *moves,
-                storage.bound,
+                *with_bucket,
+                storage.shrink_cache,
             )
         if _ended(0 if is_behind else pause_s):
             return
 
 
-def _moves(
+def _sweep_and_compact(
     folder: Path, catalog: Catalog, storage: DirectoryStorage
 ) -> tuple[Callable[[], object], ...]:
-    """What needs the bucket, where there is one."""
+    """The works that need the bucket, where there is one."""
     return (
         lambda: sweep(folder, catalog, time.time_ns(), storage),
         lambda: compact(folder, catalog, storage),
@@ -126,8 +130,7 @@ def _moves(
 
 
 def _tidy(*works: Callable[[], object]) -> None:
-    """Remove what is too old or too much, then compact. That one fails stops no other one, and
-    chunks are taken all the same."""
+    """Do each of the works; one that fails is reported and stops no other."""
     for work in works:
         try:
             work()
@@ -148,12 +151,13 @@ def _acquired(fd: int) -> bool:
 
 
 def _report(**status: object) -> None:
+    """Write a line of JSON for the server. `leads`: whether this process has the lock."""
     sys.stdout.write(json.dumps(status) + "\n")
     sys.stdout.flush()
 
 
 def _ended(seconds: float) -> bool:
-    """Wait; whether the server is gone."""
+    """Wait; returns whether the server has ended meanwhile."""
     ready, _, _ = select.select([0], [], [], seconds)
     return bool(ready) and not os.read(0, 1)
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of Parquet: how rows are ordered and encoded, and when a file is durable.
+"""Parquet files: how rows are ordered and encoded, and when a file is durable.
 
 ```
 DIR/data/TENANT/TABLE/day=2026-11-23/hour=08/ID.parquet      sorted by node
 ```
 
-Rows of a node are next to one another and row groups carry least and greatest node and time, so
-that a query of one node reads its part alone. As flushed they are by node and time, which takes
-least; compaction sorts by `order_of`.
+Rows of a node are next to one another, and row groups have statistics of node and time, so that a
+query of one node reads only its part. Flushed files are sorted by node and time, which is fastest;
+compaction sorts by `order_of`.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ from sonde.store.tables import DICTIONARIES, TIMES, time_column
 from sonde.store.wal import sync_folder
 
 ROW_GROUP = 1 << 17
+"""Rows in a row group."""
 _ZSTD_LEVEL = 3
 _FLUSHED_ZSTD_LEVEL = 1
-"""Of files that compaction writes again: by this, and without least and greatest values of columns
-that no question chooses by, they take a third less time and 2 % more room."""
+"""Of flushed files, which compaction writes again. With this level, and statistics only of the
+columns that questions filter by, writing takes a third less time and files are 2 % larger."""
 _ENCODED = {
     **dict.fromkeys((*TIMES, "correlation"), "DELTA_BINARY_PACKED"),
     **dict.fromkeys(("weight_ns", "value", "ns", "max_ns"), "PLAIN"),
 }
-"""Columns that are not encoded by a dictionary."""
+"""The encoding of columns that have no dictionary encoding."""
 _SYNCING = ThreadPoolExecutor(8, "sonde-sync")
-"""Kept: to start eight threads for each batch took 3 % of the time of a recovery."""
+"""Not started for each batch: that took 3 % of the time in which a long log was flushed."""
 _WRITING = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "sonde-write")
 _MADE_DURABLE: set[Path] = set()
 """Folders whose names this process has synced."""
@@ -55,8 +56,12 @@ def write_file(
     span_ns: tuple[int, int],
     is_sorted: bool = False,
 ) -> StoredFile:
-    """Write a file of rows; it counts once it is durable and in the catalog. `is_sorted`: rows of a
-    node are together already, in about the order of their times. Raises OSError."""
+    """Write a file of rows; it counts once it is durable and in the catalog.
+
+    `span_ns`: a time that the file has in the catalog at least, such as that of its chunks;
+    `is_sorted`: rows of a node are together already, in about the order of their times. Raises
+    OSError.
+    """
     if not is_sorted and "node" in table.column_names and name not in DICTIONARIES:
         table = _sorted(table, time_column(name))
     relative = Path("data", tenant, name, f"day={day}", f"hour={hour:02d}")
@@ -66,17 +71,17 @@ def write_file(
     if time_column(name) in table.column_names:
         times = pc.min_max(table.column(time_column(name))).as_py()
         least, most = min(least, times["min"]), max(most, times["max"])
-    whole = folder / path
+    absolute = folder / path
     try:
         encoding = _encoding(table.schema, _FLUSHED_ZSTD_LEVEL)
-        chosen_by = [one for one in ("node", *TIMES) if one in table.column_names]
+        filtered = [one for one in ("node", *TIMES) if one in table.column_names]
         pq.write_table(
-            table, whole, row_group_size=ROW_GROUP, write_statistics=chosen_by, **encoding
+            table, absolute, row_group_size=ROW_GROUP, write_statistics=filtered, **encoding
         )
     except BaseException:
-        whole.unlink(missing_ok=True)
+        absolute.unlink(missing_ok=True)
         raise
-    size = whole.stat().st_size
+    size = absolute.stat().st_size
     return StoredFile(str(path), tenant, name, day, hour, least, most, table.num_rows, size, 0)
 
 
@@ -91,8 +96,8 @@ def write_batches(reader: pa.RecordBatchReader, path: Path) -> int:
 
 
 def order_of(name: str) -> tuple[str, ...]:
-    """What the rows of a table are sorted by in compacted files: what is selected by comes first,
-    then what makes rows alike, which takes a tenth less than times alone."""
+    """The columns by which compacted files of a table are sorted: first those that questions filter
+    by, then those that bring similar rows together, which makes files a tenth smaller."""
     time = time_column(name)
     if name == "sample":
         return "node", "kind", time, "pid", "tid", "stack"
@@ -104,22 +109,24 @@ def order_of(name: str) -> tuple[str, ...]:
 
 
 def _encoding(schema: pa.Schema, level: int = _ZSTD_LEVEL) -> dict[str, Any]:
-    """Numbers that grow as differences, those that hardly repeat as they are, others by dictionary.
+    """How columns are encoded: times as differences, numbers that hardly repeat plainly, others
+    with a dictionary.
 
-    Measured on what real agents sent (docs/lab/service.md). What Spark cannot read is not used.
+    Measured on what real agents sent (docs/lab/service.md). Encodings that Spark cannot read are
+    not used.
     """
-    chosen = {one.name: _ENCODED[one.name] for one in schema if one.name in _ENCODED}
+    encoded = {one.name: _ENCODED[one.name] for one in schema if one.name in _ENCODED}
     return {
         "compression": "zstd",
         "compression_level": level,
-        "use_dictionary": [one.name for one in schema if one.name not in chosen],
-        "column_encoding": chosen,
+        "use_dictionary": [one.name for one in schema if one.name not in encoded],
+        "column_encoding": encoded,
     }
 
 
 def write_all(writes: Sequence[Callable[[], StoredFile]], folder: Path) -> list[StoredFile]:
-    """Do several `write_file` at once; where one fails, the files of all are removed. Raises
-    OSError."""
+    """Call functions that write a file each (`write_file`), in parallel; where one fails, the files
+    of all are removed. Raises OSError."""
     begun = [_WRITING.submit(one) for one in writes]
     wait(begun)
     try:
@@ -130,10 +137,10 @@ def write_all(writes: Sequence[Callable[[], StoredFile]], folder: Path) -> list[
 
 
 def make_durable(folder: Path, files: Sequence[StoredFile]) -> None:
-    """Sync files and their names. Where the disk refuses, they are removed. Raises OSError."""
+    """Sync files and their folders. Where that fails, the files are removed. Raises OSError."""
     parents = {(folder / one.path).parent for one in files}
     try:
-        # Together: one commit of the file system's journal is enough for all that wait for it.
+        # In parallel: one commit of the file system's journal serves all that wait for it.
         list(_SYNCING.map(sync_file, [folder / one.path for one in files]))
         list(_SYNCING.map(sync_folder, parents))
     except BaseException:
@@ -164,7 +171,7 @@ def _sorted(table: pa.Table, time: str) -> pa.Table:
     least = int(times.min()) if len(times) else 0
     span = int(times.max()) - least + 1 if len(times) else 1
     if span * len(names) < 1 << 63:
-        # One key, which is in runs: each chunk has its rows in order, more or less.
+        # One key, nearly sorted, since each chunk has its rows in about the order of time.
         order = np.argsort(ranks * span + (times - least), kind="stable")
     else:
         order = np.lexsort((times, ranks))
@@ -172,7 +179,7 @@ def _sorted(table: pa.Table, time: str) -> pa.Table:
 
 
 def make_folders(folder: Path, relative: Path) -> None:
-    """Make folders and their names durable, from the outermost on. Raises OSError."""
+    """Make the folders of a relative path, and sync each one's parent. Raises OSError."""
     at = folder
     for part in relative.parts:
         at /= part

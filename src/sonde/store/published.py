@@ -7,7 +7,7 @@ PREFIX/server=NAME/catalog/000000000042-WRITER-all.json.gz         every file
 PREFIX/server=NAME/catalog/000000000043-WRITER-changes.json.gz     files added, files gone
 ```
 
-One server writes under a name, so nothing needs a lease, and every object is written once. A reader
+One server writes under a name, so no lock is needed, and every object is written once. A reader
 takes the newest `all` and what follows it. Writers of the bucket are trusted with its content, but
 each path is checked: it names a file of that tenant, table, day and hour, and no other.
 """
@@ -35,17 +35,18 @@ _PATH = re.compile(
     r"/[0-9a-f]{32}\.parquet",
     re.ASCII,
 )
+"""Of a file, relative to the server's folder."""
 _OBJECT = re.compile(r"(\d{12})-([0-9a-f]{32})-(all|changes)\.json\.gz", re.ASCII)
 _MAX_BYTES = 512 << 20
 """Of a generation, decompressed: some two million files."""
 _MAX_SIZE = 1 << 40
-"""Of a file, in bytes and rows."""
+"""Of a file: most bytes, and most rows."""
 ALL_EVERY = 100
-"""Generations after which every file is listed again."""
+"""One generation of this many lists every file, the others changes."""
 
 
 _DAMAGE = (OSError, EOFError, ValueError, RecursionError, zlib.error, msgspec.MsgspecError)
-"""What an object that is no generation raises."""
+"""Raised when an object is decoded that is no generation."""
 
 
 class NameTakenError(BucketError):
@@ -53,6 +54,9 @@ class NameTakenError(BucketError):
 
 
 class _Generation(msgspec.Struct, forbid_unknown_fields=False):
+    """The content of an object: files that count (all, or those added), paths that do not any
+    more."""
+
     version: int
     added: list[StoredFile]
     gone: list[str] = []
@@ -60,6 +64,8 @@ class _Generation(msgspec.Struct, forbid_unknown_fields=False):
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Object:
+    """The name of a generation's object. `kind`: 'all' or 'changes'."""
+
     number: int
     writer: str
     kind: str
@@ -70,7 +76,7 @@ class _Object:
 
 
 def is_server_name(name: str) -> bool:
-    """Whether a server may be called that."""
+    """Whether a server may have this name."""
     return bool(_SERVER.fullmatch(name))
 
 
@@ -80,7 +86,7 @@ def folder_of(server: str) -> str:
 
 
 def servers_of(bucket: Bucket) -> list[str]:
-    """Who has written there. Raises BucketError."""
+    """The names of the servers that have written there. Raises BucketError."""
     names = [one.partition("=")[2] for one in bucket.folders() if one.startswith("server=")]
     return [one for one in names if is_server_name(one)]
 
@@ -97,16 +103,16 @@ class Published:
     """The newest generation that is in `files`."""
 
     def refresh(self) -> list[_Object]:
-        """Take over what is new; returns every generation that there is.
+        """Apply generations that are new; returns all that the bucket has, oldest first.
 
-        Raises BucketError; what was known before stays then.
+        Raises BucketError; `files` and `last` stay as they were then.
         """
         files, last = self.files, self.last
         for attempt in (1, 2):
             try:
                 found = self._generations()
                 for one, read in self._new(found, last):
-                    if files is self.files:  # others may be reading it
+                    if files is self.files:  # others may read it: it is never changed
                         files = dict(files)
                     files = self._with(files, one, read)
                     last = one
@@ -130,7 +136,8 @@ class Published:
     def _new(
         self, found: list[_Object], last: _Object | None
     ) -> Iterator[tuple[_Object, _Generation]]:
-        """Those after the last one, or from the newest one that lists every file."""
+        """The generations after `last`; where some of those are missing, from the newest one on
+        that lists every file. Raises FileNotFoundError where none does."""
         folder = f"{folder_of(self.server)}/catalog"
         new = [one for one in found if last is None or one.number > last.number]
         if new and (last is None or new[0].number > last.number + 1):
@@ -144,6 +151,7 @@ class Published:
     def _with(
         self, files: dict[str, StoredFile], one: _Object, read: _Generation
     ) -> dict[str, StoredFile]:
+        """The files after a generation. Raises BucketError where an entry is invalid."""
         if one.kind == "all":
             files = {}
         for path in read.gone:
@@ -156,8 +164,8 @@ class Published:
 
 
 def _is_file(one: StoredFile) -> bool:
-    """Whether an entry names a file of its tenant, table, day and hour, and no other path, and its
-    numbers are those of a file: SQLite takes none beyond 64 bits."""
+    """Whether the path of an entry is one of its tenant, table, day and hour, and its numbers are
+    possible: SQLite takes none beyond 64 bits."""
     times = one.min_ns, one.max_ns
     sizes = one.row_count, one.size_bytes
     if not (
@@ -168,8 +176,8 @@ def _is_file(one: StoredFile) -> bool:
         and _is_day(one.day)
     ):
         return False
-    place = f"data/{one.tenant}/{one.name}/day={one.day}/hour={one.hour:02d}/"
-    return bool(_PATH.fullmatch(one.path)) and one.path.startswith(place)
+    folder = f"data/{one.tenant}/{one.name}/day={one.day}/hour={one.hour:02d}/"
+    return bool(_PATH.fullmatch(one.path)) and one.path.startswith(folder)
 
 
 def _is_day(text: str) -> bool:
@@ -193,16 +201,19 @@ def _read(content: bytes, name: str) -> _Generation:
 
 
 class Publisher:
-    """Writes the catalog of the server that it belongs to. One at a time a name."""
+    """Writes the catalog of one server. Only one may exist for a name at a time."""
 
     def __init__(self, bucket: Bucket, server: str) -> None:
         self.state = Published(bucket, server)
         self._writer = uuid.uuid4().hex
         self._numbers_since_all = ALL_EVERY
+        """Generations from the last one that lists every file; the first of a process does."""
         self._absent_since: dict[str, float] = {}
+        """By path: when `absent_s` was first asked (monotonic)."""
         self._is_displaced = False
+        """Whether another server has published under this name."""
         self._known: _Object | None = None
-        """The newest generation when this one last read or wrote."""
+        """The newest generation when this object last read or wrote."""
 
     def load(self) -> dict[str, StoredFile]:
         """The files that are published, by path. Raises NameTakenError, BucketError."""
@@ -212,29 +223,30 @@ class Publisher:
         return self.state.files
 
     def publish(self, files: Iterable[StoredFile]) -> int:
-        """Publish which files count (those that questions read); returns how many were added or are
-        gone.
+        """Publish which files count (those that questions read); returns how many were added or
+        removed.
 
         Raises NameTakenError, BucketError. After a BucketError the generation may be there or not:
         the next call reads the bucket and goes on from what it finds.
         """
-        wanted = {one.path: one for one in files}
+        counting = {one.path: one for one in files}
         state = self.state
-        if state.last is not None and state.files.keys() == wanted.keys():
+        if state.last is not None and state.files.keys() == counting.keys():
             return 0
         present = state.refresh()
         self._check_name()
-        added = [one for path, one in wanted.items() if path not in state.files]
-        gone = [path for path in state.files if path not in wanted]
+        added = [one for path, one in counting.items() if path not in state.files]
+        gone = [path for path in state.files if path not in counting]
         is_all = self._numbers_since_all >= ALL_EVERY
         number = present[-1].number + 1 if present else 1
         one = _Object(number, self._writer, "all" if is_all else "changes")
-        what = _Generation(1, list(wanted.values()) if is_all else added, [] if is_all else gone)
+        what = _Generation(1, list(counting.values()) if is_all else added, [] if is_all else gone)
         folder = f"{folder_of(state.server)}/catalog"
         state.bucket.put(gzip.compress(msgspec.json.encode(what), 6), f"{folder}/{one.name}")
-        state.files, state.last = wanted, one
+        state.files, state.last = counting, one
         self._known = one
         self._numbers_since_all = 1 if is_all else self._numbers_since_all + 1
+        # Readers may be at the former generation that lists every file: only older ones go.
         former = [other.number for other in present if other.kind == "all"] if is_all else []
         for other in present:
             if former and other.number < former[-1]:
@@ -257,13 +269,13 @@ class Publisher:
             )
 
     def absent_s(self, path: str) -> float:
-        """Seconds since this was first asked about a file that is published as gone; 0 for one that
-        is published. The first question starts the clock, so the true time is longer."""
+        """Seconds since this method was first called for a file that is no longer published; 0 for
+        one that is. The true time is longer."""
         if path in self.state.files:
             return 0.0
         now = time.monotonic()
         return now - self._absent_since.setdefault(path, now)
 
     def forget(self, path: str) -> None:
-        """Drop the clock of `absent_s`: nobody will ask for this path again."""
+        """Drop what `absent_s` keeps of a path."""
         self._absent_since.pop(path, None)

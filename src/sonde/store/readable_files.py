@@ -13,7 +13,8 @@ from sonde.store.published import Published, folder_of, servers_of
 
 
 def in_bucket(uri: str, tenant: str, start_ns: int, end_ns: int) -> dict[str, list[str]]:
-    """By table, what all servers of a bucket have published of a tenant and a time.
+    """By table, the addresses of files that all servers of a bucket have published of a tenant and
+    a time.
 
     `uri`: as of `sonde serve --bucket`. Raises UsageError, BucketError.
     """
@@ -41,7 +42,8 @@ def in_bucket(uri: str, tenant: str, start_ns: int, end_ns: int) -> dict[str, li
 
 
 def in_folder(folder: Path, tenant: str, start_ns: int, end_ns: int) -> dict[str, list[str]]:
-    """The same of the store of one server, whose directory every worker of the cluster sees.
+    """The same of the store of one server, whose directory must be visible to every worker of the
+    Spark cluster.
 
     Raises UsageError, sqlite3.Error.
     """

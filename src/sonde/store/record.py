@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layout of the write-ahead log: one record a chunk, each with its own checksums.
+"""The layout of the write-ahead log: one record for each chunk, with checksums.
 
 ```
 record   "SWAL" u32 sender_len u64 body_len u32 body_crc32 16s digest i64 received_ns 16s head_mac
@@ -8,9 +8,10 @@ record   "SWAL" u32 sender_len u64 body_len u32 body_crc32 16s digest i64 receiv
 ```
 
 All little endian. `head_mac` is the BLAKE2b of the fixed part before it and the sender, keyed by
-the log's secret: a body is a sender's choice and may look like records, but not like ours. A record
-that was cut or changed costs itself: the scan goes on at the next head that is right. Only one
-record is in memory at a time, so a scan needs the same memory for a log of any size.
+the log's secret: senders choose bodies, which may look like records, but cannot have the right
+`head_mac`. Of a record that was cut or changed only that record is lost: the scan goes on at the
+next head that is right. Only one record is in memory at a time, so a scan needs the same memory for
+a log of any size.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ from typing import BinaryIO
 
 MAGIC = b"SWAL"
 FIXED = struct.Struct("<4sIQI16sq")
+"""The fields before `head_mac`."""
 MAC_BYTES = 16
 HEAD_BYTES = FIXED.size + MAC_BYTES
 MAX_SENDER_BYTES = 1_024
 MAX_BODY_BYTES = 64 << 20
+"""A head that claims more is damage."""
 _SCAN_BYTES = 1 << 20
+"""Size of one read when the next head is searched for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +81,8 @@ def _mac(secret: bytes, fixed: bytes, sender: bytes) -> bytes:
 
 
 def encode(record: Record, secret: bytes) -> list[bytes]:
-    """The parts of a record, for one gathered write. `secret`: the log's, 32 bytes. The caller
-    keeps to `MAX_SENDER_BYTES` and `MAX_BODY_BYTES`: beyond them a scan takes the record for
-    damage."""
+    """The parts of a record, for one `writev`. `secret`: the log's, 32 bytes. The caller must not
+    exceed `MAX_SENDER_BYTES` and `MAX_BODY_BYTES`: a scan would take the record for damage."""
     sender = json.dumps([record.tenant, record.node]).encode()
     fixed = FIXED.pack(
         MAGIC, len(sender), len(record.body), zlib.crc32(record.body), record.digest,
@@ -89,7 +92,8 @@ def encode(record: Record, secret: bytes) -> list[bytes]:
 
 
 def scan(path: Path, secret: bytes, start: int = 0, bodies: bool = True) -> Iterator[Found]:
-    """The records of a log from an offset on. `bodies` False: heads alone, bodies unchecked.
+    """The records of a log from an offset on. `bodies`: False reads heads alone, and does not check
+    bodies.
 
     Raises OSError; no content of the file raises anything.
     """
@@ -109,6 +113,8 @@ def scan(path: Path, secret: bytes, start: int = 0, bodies: bool = True) -> Iter
 
 @dataclass(frozen=True, slots=True)
 class _Head:
+    """What a record has before its body; its MAC is right."""
+
     position: int
     body_at: int
     body_len: int
@@ -123,6 +129,7 @@ class _Head:
 
 
 def _read(file: BinaryIO, offset: int, count: int) -> bytes:
+    """Up to `count` bytes; fewer at the end of the file."""
     parts = []
     while count > 0:
         part = os.pread(file.fileno(), count, offset)
@@ -135,6 +142,7 @@ def _read(file: BinaryIO, offset: int, count: int) -> bytes:
 
 
 def _head_at(file: BinaryIO, position: int, secret: bytes) -> _Head | None:
+    """The head at an offset; None where there is no right one."""
     raw = _read(file, position, HEAD_BYTES)
     if len(raw) < HEAD_BYTES or not raw.startswith(MAGIC):
         return None

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a batch of chunks in one pass of native code, where they are what our writer makes.
+"""Rows of a batch of chunks in one pass of native code, where chunks are as Sonde's writer makes
+them.
 
 That is nearly always. Whatever else a chunk holds (rows with impossible values, columns of another
 version, damage) makes native code refuse the batch; then Arrow reads it (`chunks.joined`,
-`tables.stored_tables`), which is several times slower and the definition of what counts. Both make
+`tables.stored_tables`), which is several times slower and defines which rows are valid. Both make
 the same rows with the same keys.
 """
 
@@ -19,20 +20,22 @@ from sonde import _native
 from sonde.errors import CaptureTooLarge
 from sonde.limits import MAX_NAME_CHARS
 from sonde.query.schema import ADDED_LATER, TABLES
-from sonde.query.validation import weight_limits, whole_limit
+from sonde.query.validation import float_limits, integer_limit
 from sonde.store.chunks import OpenedChunk, joined
 from sonde.store.tables import TIMES, Hasher, chunk_rows, stored_tables
 
 ROWS_BYTES = 96 << 20
-"""Memory of the rows of a batch while native code makes them; it may take twice as much. 40 MiB
-of what agents send take less than 24 MiB."""
+"""Memory of the rows of a batch that native code makes; at its peak it takes up to twice as much.
+The rows of 40 MiB of chunks that agents send take less than 24 MiB."""
 
 _BY_ARROW = threading.Lock()
-"""One batch at a time, in whichever thread: it takes several times its budget at its peak."""
+"""Arrow reads one batch of the process at a time: at its peak that takes several times the budget
+of a batch."""
 
 LOG = logging.getLogger("sonde.store")
 
 _Column = tuple[str, str, bool, bool, float, float, int]
+"""See `_column`."""
 
 
 class RowReader:
@@ -46,7 +49,7 @@ class RowReader:
         ]
         self._native = _native.RowDecoder(tables, secret, self._hasher.words, ROWS_BYTES)
         self.refused_batches = 0
-        """Read by Arrow."""
+        """Batches that Arrow had to read."""
 
     def read(self, chunks: list[OpenedChunk]) -> tuple[dict[str, pa.Table], int, bool]:
         """(rows by table of the store, rows left out, whether rows of a node are together and in
@@ -78,7 +81,7 @@ class RowReader:
                 f"the rows of {len(chunks)} chunks take more than {ROWS_BYTES >> 20} MiB", ""
             ) from error
         except (TypeError, KeyError, OverflowError, UnicodeError) as error:
-            raise ValueError(f"a description that is not ours: {error!r}") from error
+            raise ValueError(f"metadata that Sonde does not write: {error!r}") from error
         tables = {
             name: pa.ipc.open_stream(pa.py_buffer(stream)).read_all()
             for name, stream in streams.items()
@@ -90,6 +93,7 @@ class RowReader:
 def _source(
     chunk: OpenedChunk, node: int
 ) -> tuple[bytes, int, list[tuple[str, int, int]], int, int, int]:
+    """A chunk as `_native.RowDecoder.decode` takes it; `node`: index into its names."""
     meta = chunk.origin.meta
     tables = [(one["name"], one["offset"], one["length"]) for one in meta["tables"]]
     return (
@@ -103,9 +107,10 @@ def _source(
 
 
 def _column(table: str, field: pa.Field) -> _Column:
-    """A column as native code knows it: name, kind, whether it may be missing, whether the node's
-    offset to 1970 is added, least and most of floats, most of whole numbers or bytes of texts."""
-    least, most = weight_limits(field.name)
+    """A column as `_native.RowDecoder` takes it: name, kind, whether it may be missing, whether it
+    is a time (`wall_offset_ns` is added), least and greatest float, greatest integer or most bytes
+    of a text."""
+    least, most = float_limits(field.name)
     return (
         field.name,
         _kind(field.type),
@@ -113,7 +118,7 @@ def _column(table: str, field: pa.Field) -> _Column:
         field.name in TIMES,
         least,
         most,
-        MAX_NAME_CHARS if _kind(field.type) in ("text", "name") else whole_limit(field.name),
+        MAX_NAME_CHARS if _kind(field.type) in ("text", "name") else integer_limit(field.name),
     )
 
 

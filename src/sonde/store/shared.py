@@ -26,13 +26,13 @@ from sonde.store.storage import BucketSettings
 LOG = logging.getLogger("sonde.store")
 
 LOOK_S = 5.0
-"""Between two looks at what others have published."""
+"""Between two looks: readings of the other servers' catalogs."""
 _AT_ONCE = 8
-"""Downloads of one question: of all questions downloads.AT_ONCE."""
+"""Downloads of one question at a time; those of all questions: downloads.AT_ONCE."""
 
 
 class _Listed:
-    """What one server has listed, by tenant and table, each by its last time."""
+    """What one server has published, by tenant and table, sorted by the last time in each file."""
 
     def __init__(self, view: Published) -> None:
         self.last = view.last
@@ -41,22 +41,22 @@ class _Listed:
         grouped: dict[tuple[str, str], list[StoredFile]] = {}
         for one in view.files.values():
             grouped.setdefault((one.tenant, one.name), []).append(one)
-        self._places: dict[tuple[str, str], tuple[list[int], list[StoredFile]]] = {}
-        for key, some in grouped.items():
-            some.sort(key=lambda one: (one.max_ns, one.path))
-            self._places[key] = [one.max_ns for one in some], some
+        self._sorted: dict[tuple[str, str], tuple[list[int], list[StoredFile]]] = {}
+        for key, files in grouped.items():
+            files.sort(key=lambda one: (one.max_ns, one.path))
+            self._sorted[key] = [one.max_ns for one in files], files
 
     def of(self, tenant: str, name: str, start_ns: int, end_ns: int) -> list[StoredFile]:
         """Files of a table with a time in [start_ns, end_ns)."""
-        ends_ns, some = self._places.get((tenant, name), ((), ()))
-        return [one for one in some[bisect_left(ends_ns, start_ns) :] if one.min_ns < end_ns]
+        ends_ns, files = self._sorted.get((tenant, name), ((), ()))
+        return [one for one in files[bisect_left(ends_ns, start_ns) :] if one.min_ns < end_ns]
 
 
 class SharedStore:
     """The other servers of a bucket, and the files of all. Thread-safe."""
 
     def __init__(self, folder: Path, settings: BucketSettings) -> None:
-        """Raises UsageError. Looks, in another thread, until `close`."""
+        """Starts a thread that looks every `LOOK_S` until `close`. Raises UsageError."""
         self._folder, self._settings = folder, settings
         self._bucket = Bucket(settings.uri)
         self.downloads = Downloads(folder, self._bucket, settings.cache_bytes, self._make_room)
@@ -70,19 +70,19 @@ class SharedStore:
         self._thread.start()
 
     def close(self) -> None:
-        """End the looks: readings of the other servers' catalogs, one every `LOOK_S`."""
+        """End the looks."""
         self._ended.set()
 
-    def _make_room(self, wanted_bytes: int) -> int:
-        """Where the disk lacks room for a question's file, others that were fetched make it: what
-        this server has written is for the flusher to remove, which knows what the bucket has."""
+    def _make_room(self, needed_bytes: int) -> int:
+        """Remove fetched files for a question's file; returns how many. Files that this server has
+        written stay: only the flusher knows which of them the bucket has."""
         files = fetched_files(self._folder)
-        return evict(self._folder, files, self._settings.cache_bytes, wanted_bytes)
+        return evict(self._folder, files, self._settings.cache_bytes, needed_bytes)
 
     @property
     def age_s(self) -> float:
-        """Seconds since every other server's catalog could be read, -1: never yet. One that fails
-        makes this grow."""
+        """Seconds since the last look in which every other server's catalog could be read; -1:
+        there was none yet."""
         return time.monotonic() - self._looked_at if self._looked_at >= 0 else -1.0
 
     def _keep_looking(self) -> None:
@@ -90,7 +90,7 @@ class SharedStore:
         while not self._ended.is_set():
             try:
                 failed = self._look(views)
-            except Exception as error:  # what others have written must not end the looks
+            except Exception as error:  # content of the bucket must not end this thread
                 failed = [error]
             if not failed:
                 self._looked_at = time.monotonic()
@@ -100,7 +100,8 @@ class SharedStore:
             self._ended.wait(LOOK_S)
 
     def _look(self, views: dict[str, Published]) -> list[Exception]:
-        """Take over what is new; returns why not, where one server's catalog cannot be read."""
+        """Read what other servers have published since; returns the errors of those whose catalog
+        cannot be read. `views`: by server, kept between looks."""
         there = set(servers_of(self._bucket)) - {self._settings.server}
         for name in set(views) - there:
             del views[name]
@@ -108,7 +109,7 @@ class SharedStore:
         for name in sorted(there):
             try:
                 views.setdefault(name, Published(self._bucket, name)).refresh()
-            except Exception as error:  # one server's catalog costs no other one
+            except Exception as error:  # the others' are read all the same
                 failed.append(error)
         # Only what has changed is sorted again.
         self._others = {
@@ -124,17 +125,18 @@ class SharedStore:
         found: dict[str, StoredFile] = {}
         for listed in self._others.values():
             for one in listed.of(tenant, name, start_ns, end_ns):
-                found.setdefault(one.path, one)  # of the server that `_server_of` names
+                found.setdefault(one.path, one)  # from the server that `_server_of` returns
         return list(found.values())
 
     def paths(self, files: Sequence[StoredFile], ends_s: float) -> list[Path]:
-        """Files in the directory, fetched where they are not there, until a time (monotonic).
+        """The paths of files in the directory; those that are not there are fetched before `ends_s`
+        (monotonic).
 
         Raises CaptureTooLarge where the cache cannot hold them, QueryTimedOutError (what was
         fetched stays), CaptureError.
         """
-        places = {one.path: at_hand(self._folder, one) for one in files}
-        missing = [one for one in files if places[one.path] is None]
+        found = {one.path: at_hand(self._folder, one) for one in files}
+        missing = [one for one in files if found[one.path] is None]
         size = sum(one.size_bytes for one in missing)
         if size > self._settings.cache_bytes:
             raise CaptureTooLarge(
@@ -142,11 +144,11 @@ class SharedStore:
                 "choose a shorter time, or give the server more with --cache-gb",
             )
         if missing:
-            places |= self._fetch(missing, ends_s)
-        return [place for one in files if (place := places[one.path])]
+            found |= self._fetch(missing, ends_s)
+        return [path for one in files if (path := found[one.path])]
 
     def _server_of(self, path: str) -> str:
-        """Who has written a file."""
+        """The name of the server that has written a file."""
         listing = (name for name, listed in self._others.items() if path in listed.files)
         return next(listing, self._settings.server)
 
@@ -175,12 +177,12 @@ class SharedStore:
 
 
 class FetchedPaths(Mapping[str, Sequence[Path]]):
-    """Files by table, fetched when a question names the table."""
+    """Paths of files by table, which are fetched when a question reads the table."""
 
     def __init__(
         self, shared: SharedStore, files: Mapping[str, list[StoredFile]], seconds: float
     ) -> None:
-        """`seconds`: for all of it."""
+        """`seconds`: for all downloads of the question."""
         self._shared, self._files = shared, files
         self._ends_s = time.monotonic() + seconds
 

@@ -2,11 +2,11 @@
 """Where the files of a store are: in its directory alone, or in a bucket, too.
 
 With a bucket the directory is a cache of it, of bounded size, and the log of chunks stays until
-what was made of it is published there:
+the files made from it are published there:
 
 1. a batch's files are written and synced in the directory;
 2. they are written to the bucket (`put`); where that fails, they are removed again;
-3. the directory's catalog counts them, in one transaction with the names of their chunks;
+3. they are added to the directory's catalog, in one transaction with the digests of their chunks;
 4. the bucket's catalog lists them (`publish`), and only then is the segment of the log removed.
 
 A kill between two of these leaves a batch in the log that is flushed again (1, 2), or files that
@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 from sonde.errors import UsageError
 from sonde.store.bucket import Bucket, BucketError, DamagedObjectError
 from sonde.store.catalog import Catalog, StoredFile
-from sonde.store.downloads import Downloads, evict, fetched_files, places, remove_drafts
+from sonde.store.downloads import Downloads, evict, fetched_files, possible_paths, remove_drafts
 from sonde.store.published import Published, Publisher, folder_of, servers_of
 from sonde.store.wal import sealed_segments, sync_folder
 
@@ -39,15 +39,17 @@ LOG = logging.getLogger("sonde.store")
 SERVER_NAME = "server-name"
 """File with the name under which the directory is in its bucket."""
 _AT_ONCE = 4
+"""Uploads at a time."""
 _REMEMBERED_S = 4 * 86_400
-"""At least as long as the catalog remembers chunks (flush.REMEMBERED_NS)."""
+"""At least as long as digests stay in the catalog (flush.REMEMBERED_NS)."""
 _CLOCKS_S = 600.0
 """By how much the clocks of servers may differ."""
 _HOURS_S = 3 * 3_600
-"""A chunk is stored under an hour that began at most so long before it came (flush.CLOSE_NS)."""
+"""A chunk is stored under an hour that began at most this long before it came (flush.CLOSE_NS)."""
 _MAX_ELSEWHERE = 4 << 20
+"""Digests of chunks of other servers that are kept in memory, until the file that exceeds it."""
 _ABSENT_S = 120.0
-"""Objects stay so long after they were published as gone, for those who read them."""
+"""How long objects stay after the catalog in the bucket no longer lists them, for readers."""
 
 
 class DirectoryStorage:
@@ -57,7 +59,7 @@ class DirectoryStorage:
         self._folder = folder
 
     def join(self) -> None:
-        """Bring both together, once, before anything else. Raises BucketError."""
+        """Make directory and bucket agree, before anything else. Raises BucketError."""
 
     def is_elsewhere(self, _digest: bytes) -> bool:
         """Whether another server has stored a chunk of this one's log."""
@@ -67,41 +69,41 @@ class DirectoryStorage:
         """Make files durable elsewhere, before they count. Raises BucketError."""
 
     def publish(self) -> None:
-        """Make known what counts. Raises BucketError."""
+        """List elsewhere the files that count. Raises BucketError."""
 
     def local(self, one: StoredFile) -> Path:
-        """A file of the catalog in the directory. Raises BucketError, OSError."""
+        """The path in the directory of a file of the catalog. Raises BucketError, OSError."""
         return self._folder / one.path
 
     def deletable(self, paths: list[str]) -> list[str]:
-        """Those of the removed files that nobody reads any more."""
+        """Those of the removed files that no question reads any more."""
         return paths
 
     def delete(self, path: str) -> None:
         """Remove a file that no longer counts. Raises BucketError."""
         (self._folder / path).unlink(missing_ok=True)
 
-    def bound(self) -> int:
-        """Remove from the directory what is elsewhere and too much; returns how many files."""
+    def shrink_cache(self) -> int:
+        """Remove files that are elsewhere, too, beyond the size of the cache; returns how many."""
         return 0
 
 
 @dataclass(frozen=True, slots=True)
 class BucketSettings:
-    """A server's place in a bucket."""
+    """Where and how a server uses a bucket."""
 
     uri: str
     server: str
     """Its name; nobody else may write under it."""
     cache_bytes: int
-    """Of files in the directory, without the log."""
+    """Most bytes of files in the directory, without the log."""
 
 
 def keep_server_name(folder: Path, server: str) -> None:
-    """Keep under which name a directory is in its bucket; the first one counts.
+    """Write into the directory under which name it is in its bucket, or check that it is this one.
 
     Under another name everything in the directory would be published a second time. Raises
-    UsageError, OSError.
+    UsageError for another name, OSError.
     """
     path = folder / SERVER_NAME
     if not path.exists():
@@ -124,7 +126,7 @@ def keep_server_name(folder: Path, server: str) -> None:
 
 
 class BucketStorage(DirectoryStorage):
-    """Files of a store with a bucket. For the process that flushes: one at a time."""
+    """Files of a store with a bucket. Only for the holder of `flush.lock`."""
 
     def __init__(self, folder: Path, catalog: Catalog, settings: BucketSettings) -> None:
         """Raises UsageError."""
@@ -134,14 +136,16 @@ class BucketStorage(DirectoryStorage):
         self._downloads = Downloads(folder, self._bucket, settings.cache_bytes, self._evict)
         self._publisher = Publisher(self._bucket, settings.server)
         self._refused = 0
-        """Downloads that the catalog has counted as refused."""
+        """Refused downloads that are counted in the catalog already."""
         self._is_joined = False
         self._elsewhere: set[bytes] = set()
+        """Digests of chunks that other servers have stored (`_stored_by_others`)."""
 
     def join(self) -> None:
-        """Bring directory and bucket together, once: what the bucket has comes into the catalog,
-        what it lacks goes there, what neither has is dropped, and objects that do not count are
-        removed. Raises BucketError, OSError."""
+        """Make directory and bucket agree, at the start and after a failed `put`: files of the
+        bucket are added to the catalog, files that it lacks are uploaded, entries of files that
+        neither has are dropped, and objects that do not count are removed. Raises BucketError,
+        OSError."""
         if self._is_joined:
             return
         published = dict(self._publisher.load())
@@ -165,15 +169,16 @@ class BucketStorage(DirectoryStorage):
         )
         self.put([one for one in missing if one.path not in gone])
         self.publish()
-        # What a killed server has left: nobody knows of it.
+        # Objects that a killed server has left: no catalog lists them.
         for path in there - own.keys() - removed - {one.path for one in adopted}:
             self._bucket.delete(f"{folder}/{path}")
         self._elsewhere = self._stored_by_others()
         self._is_joined = True
 
     def _stored_by_others(self) -> set[bytes]:
-        """Names of the chunks that other servers have listed since the oldest part of this one's
-        log was written: while this one was dead, its senders may have gone to them."""
+        """Digests of the chunks that other servers have stored since the oldest segment of this
+        server's log was written: while this server was down, agents may have sent the same chunks
+        to others."""
         found: set[bytes] = set()
         segments = sealed_segments(self._folder / "wal")
         if not segments:
@@ -188,7 +193,7 @@ class BucketStorage(DirectoryStorage):
             try:
                 view = Published(self._bucket, name)
                 view.refresh()
-            except Exception as error:  # it is another server's, and must not stop this one
+            except Exception as error:  # another server's catalog must not stop this server
                 self._not_known(name, error)
                 continue
             for one in view.files.values():
@@ -201,11 +206,12 @@ class BucketStorage(DirectoryStorage):
                 except Exception as error:
                     self._not_known(name, error)
             if len(found) > _MAX_ELSEWHERE:
-                LOG.warning("others have stored more chunks than are looked at")
+                LOG.warning("others have stored more chunks than are compared")
                 break
         return found
 
     def _not_known(self, server: str, error: Exception) -> None:
+        """Count and log that what a server has stored cannot be read."""
         self._catalog.count(bucket_failures=1)
         LOG.warning("what %s has stored is not known: %s", server, error)
 
@@ -214,8 +220,8 @@ class BucketStorage(DirectoryStorage):
         return digest in self._elsewhere
 
     def _chunks_of(self, files: list[StoredFile]) -> list[tuple[bytes, int]]:
-        """(name, when it came) of the chunks in files of the table `chunk`, of the days in which
-        the catalog remembers them; of older ones the files are looked at, should they come."""
+        """(digest, when it came) of the chunks in files of the table `chunk`, of the days whose
+        digests the catalog keeps. Older ones are found in the files (stored_digests.py)."""
         first_day = time.strftime("%Y-%m-%d", time.gmtime(time.time() - _REMEMBERED_S))
         found: list[tuple[bytes, int]] = []
         for one in files:
@@ -235,13 +241,13 @@ class BucketStorage(DirectoryStorage):
         return found
 
     def put(self, files: Sequence[StoredFile]) -> None:
-        """Write files to the bucket. Raises BucketError; none of them may count then."""
+        """Upload files. Raises BucketError; the caller must not let any of them count then."""
         try:
             with ThreadPoolExecutor(_AT_ONCE) as pool:
                 list(pool.map(self._put_one, files))
         except BucketError:
             self._catalog.count(bucket_failures=1)
-            self._is_joined = False  # what was written of them is swept
+            self._is_joined = False  # `join` removes those that were written
             raise
         if files:
             size = sum(one.size_bytes for one in files)
@@ -254,7 +260,7 @@ class BucketStorage(DirectoryStorage):
         return f"{folder_of(self._settings.server)}/{path}"
 
     def publish(self) -> None:
-        """List in the bucket what counts. Raises BucketError."""
+        """List the files that count in the bucket. Raises BucketError."""
         try:
             self._publisher.publish(self._catalog.files())
         except BucketError:
@@ -262,24 +268,24 @@ class BucketStorage(DirectoryStorage):
             raise
 
     def local(self, one: StoredFile) -> Path:
-        """A file in the directory, fetched where it is not there; where the disk lacks room, others
-        make it. Raises BucketError, OSError."""
+        """The path of a file in the directory, fetched where it is not there; where the disk lacks
+        room, other files are removed. Raises BucketError, OSError."""
         return self._downloads.file(self._settings.server, one)
 
     def deletable(self, paths: list[str]) -> list[str]:
-        """Those that have been published as gone for as long as somebody may read them."""
+        """Those that the bucket's catalog has not listed for `_ABSENT_S`."""
         return [path for path in paths if self._publisher.absent_s(path) > _ABSENT_S]
 
     def delete(self, path: str) -> None:
         """Remove a file here and there. Raises BucketError."""
         self._bucket.delete(self._name(path))
-        for one in places(self._folder, path):
+        for one in possible_paths(self._folder, path):
             one.unlink(missing_ok=True)
         self._publisher.forget(path)
 
-    def bound(self) -> int:
-        """Remove from the directory what was used least recently, beyond the size of the cache and
-        until the disk has the room that it keeps; returns how many files. The bucket has them."""
+    def shrink_cache(self) -> int:
+        """Remove the least recently used files from the directory, beyond the size of the cache and
+        until enough of the disk is free; returns how many. The bucket has all of them."""
         refused = self._downloads.refused.total()
         self._catalog.count(
             drafts_removed=remove_drafts(self._folder),
@@ -288,9 +294,9 @@ class BucketStorage(DirectoryStorage):
         self._refused = refused
         return self._evict(0)
 
-    def _evict(self, wanted_bytes: int) -> int:
-        """As `bound`, and until so much more is free."""
+    def _evict(self, needed_bytes: int) -> int:
+        """As `shrink_cache`, and until `needed_bytes` more are free."""
         published = list(self._publisher.state.files)
         every = fetched_files(self._folder)
         every += [path for one in published if (path := self._folder / one).exists()]
-        return evict(self._folder, every, self._settings.cache_bytes, wanted_bytes)
+        return evict(self._folder, every, self._settings.cache_bytes, needed_bytes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which old chunks the files have, whose digests the catalog has forgotten."""
+"""Whether old chunks, whose digests the catalog has dropped, are in the files."""
 
 from __future__ import annotations
 
@@ -20,30 +20,29 @@ from sonde.store.tables import Origin
 LOG = logging.getLogger("sonde.store")
 
 MAX_DIGESTS = 4 << 20
-"""Whose beginnings (8 bytes) are kept in memory."""
+"""Digests of which the first 8 bytes are kept in memory."""
 
 
 def column_of(
-    catalog: Catalog, storage: DirectoryStorage, one: StoredFile, name: str, chosen: Any = None
+    catalog: Catalog, storage: DirectoryStorage, one: StoredFile, name: str, rows: Any = None
 ) -> Any:
-    """A column of a file, of the rows that an expression chooses. None where its object, or what is
-    in it, is damaged, which is counted: one file keeps nobody's chunks from being stored.
+    """A column of a file, of the rows that fulfil an expression. None where its object, or its
+    content, is damaged, which is counted: a damaged file must not keep chunks from being stored.
 
-    Raises OSError, BucketError of what may pass.
+    Raises OSError, BucketError where a later try may succeed.
     """
     try:
         path = storage.local(one)
-        return pq.read_table(path, columns=[name], filters=chosen).column(name)
+        return pq.read_table(path, columns=[name], filters=rows).column(name)
     except (DamagedObjectError, pa.ArrowException, KeyError) as error:
         catalog.count(damaged_files=1)
-        LOG.warning("%s is damaged, and is not looked into: %s", one.path, error)
+        LOG.warning("%s is damaged and is not searched: %s", one.path, error)
         return None
 
 
 class StoredDigests:
-    """Reads each file of the table `chunk` once, while what it has fits: senders that come back
-    after days send many old chunks, and who claims old times would have all files read for
-    each of his."""
+    """Digests in the files of the table `chunk`, kept in memory up to `MAX_DIGESTS`: agents that
+    come back after days send many old chunks, and files should not be read again for each."""
 
     def __init__(self, catalog: Catalog, storage: DirectoryStorage) -> None:
         self._storage, self._catalog = storage, catalog
@@ -53,24 +52,24 @@ class StoredDigests:
     def has(self, chunk: Origin) -> bool | None:
         """Whether a chunk is in the files; None: a file that may have it is damaged. Raises
         OSError."""
-        begin = np.frombuffer(chunk.digest[:8], np.int64)[0]
+        prefix = np.frombuffer(chunk.digest[:8], np.int64)[0]
         found: bool | None = False
-        # A file with the chunk has the time of its end.
+        # The times of a file that has the chunk include the chunk's end.
         for one in self._catalog.files(chunk.tenant, "chunk", chunk.end_ns, chunk.end_ns + 1):
-            known = self._begins(one)
+            known = self._prefixes(one)
             if known is None:
                 found = None
                 continue
-            at = int(np.searchsorted(known, begin))
-            if at < len(known) and known[at] == begin:
+            at = int(np.searchsorted(known, prefix))
+            if at < len(known) and known[at] == prefix:
                 is_in = self._is_in(one, chunk.digest)
                 if is_in:
                     return True
                 found = None if is_in is None else found
         return found
 
-    def _begins(self, one: StoredFile) -> Any:
-        """Of all digests of a file, in order; None: it is damaged."""
+    def _prefixes(self, one: StoredFile) -> Any:
+        """The first 8 bytes of all digests of a file, sorted; None: it is damaged."""
         if one.path not in self._of_file:
             column = column_of(self._catalog, self._storage, one, "digest")
             known = None
@@ -86,6 +85,6 @@ class StoredDigests:
         return self._of_file[one.path]
 
     def _is_in(self, one: StoredFile, digest: bytes) -> bool | None:
-        chosen = pc.field("digest") == digest
-        found = column_of(self._catalog, self._storage, one, "digest", chosen)
+        rows = pc.field("digest") == digest
+        found = column_of(self._catalog, self._storage, one, "digest", rows)
         return None if found is None else len(found) > 0

@@ -9,7 +9,8 @@ What changes on the way from a chunk (abi/tables.json):
   key whichever process, recording and node saw it, and needs to be stored once. The hash's key is
   the store's secret: without it nobody can make a stack that takes another one's place;
 - rows of `process` and `thread` have a `key` as well, and are stored once;
-- the table `chunk` has a row for each chunk: what a recount is made from.
+- the table `chunk` has a row for each chunk: its digest, times, size, and `about`, the JSON object
+  `capture` of its metadata, cut after 4,096 characters.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from sonde.query import stored
 from sonde.query.validation import MAX_FRAMES
 
 DICTIONARIES = ("frame", "stack", "process", "thread")
-"""Tables whose rows are stored once a tenant and day, distinguished by `key`."""
+"""Tables whose rows are stored once for each tenant and day, distinguished by `key`."""
 SUMMED_TABLE = stored.SUMMED_TABLE
 """Rows of `sample` of one compacted file, summed over its threads and times: without `tid`, with
 `time_ns` (the least) and `rows` (how many). Each file has the name of the file that it sums."""
@@ -51,15 +52,16 @@ CHUNK = pa.schema(
     }
 )
 _FACTOR = np.uint64(int.from_bytes(os.urandom(8), "little") | 1)
-"""Odd: multiplying by it loses nothing modulo 2^64. Drawn for each process, as `_CHUNK_FACTOR`: who
-chooses the ids of a chunk cannot know which would equal those of another chunk."""
+"""Odd, so that multiplication by it is injective modulo 2^64. Random in each process, as
+`_CHUNK_FACTOR`: a sender that chooses the ids of a chunk cannot know which ids would equal those of
+another chunk."""
 _CHUNK_FACTOR = np.uint64(int.from_bytes(os.urandom(8), "little") | 1)
 """Another odd one."""
 _FACTORS_BY_PLACE = tuple(np.frombuffer(os.urandom(8 * MAX_FRAMES), np.uint64) for _ in range(2))
-"""For each place in a list, drawn for each process."""
+"""Two random numbers for each position in a list, different in each process."""
 
 _KNOWN_TEXTS, _KNOWN_CHARS = 50_000, 512
-"""Texts of which a hasher remembers the words, and the longest of them."""
+"""Number of texts, and most characters of one, whose hashes a `Hasher` remembers."""
 
 CHUNK_NUMBER = "carry_chunk"
 """Column of every table of a batch: which of its chunks a row is from."""
@@ -88,7 +90,7 @@ class Origin:
 
 
 def time_column(name: str) -> str:
-    """What rows of a table are ordered and chosen by."""
+    """The column by which rows of a table are sorted and selected."""
     if name == "chunk":
         return "start_ns"
     return "start_time_ns" if name in ("span", "device_run") else "time_ns"
@@ -109,20 +111,21 @@ class Hasher:
     def of_rows(self, table: pa.Table) -> Any:
         """SipHash-2-4 of each row's values, texts as 64 bits of their keyed BLAKE2b.
 
-        Chunks repeat what they name, so each content is hashed once.
+        Chunks repeat rows, so equal rows are hashed once.
         """
         rows, first = contents(table.columns)
-        chosen = table.take(pa.array(first))
-        return siphash(self.words, [self._word_of(column) for column in chosen.columns])[rows]
+        distinct = table.take(pa.array(first))
+        return siphash(self.words, [self._word_of(column) for column in distinct.columns])[rows]
 
     def _word_of(self, column: pa.ChunkedArray) -> Any:
-        whole = column.combine_chunks()
-        kind = whole.type
+        """The 64-bit word of each value: a number itself, the hash of a text."""
+        values = column.combine_chunks()
+        kind = values.type
         if pa.types.is_string(kind) or pa.types.is_dictionary(kind):
-            found = whole if pa.types.is_dictionary(kind) else whole.dictionary_encode()
+            found = values if pa.types.is_dictionary(kind) else values.dictionary_encode()
             words = [self._text(text) for text in found.dictionary.to_pylist()]
             return np.array(words, np.uint64)[found.indices.to_numpy()]
-        return whole.to_numpy(zero_copy_only=False).astype(np.int64).view(np.uint64)
+        return values.to_numpy(zero_copy_only=False).astype(np.int64).view(np.uint64)
 
     def _text(self, text: str) -> int:
         word = self._texts.get(text)
@@ -136,30 +139,35 @@ class Hasher:
         return word
 
     def of_lists(self, keys: Any, offsets: Any, complete: Any) -> Any:
-        """64 bits of the keyed BLAKE2b of each list of keys, and whether it is complete."""
+        """64 bits of the keyed BLAKE2b of each list of keys and of whether it is complete.
+
+        `offsets`: where each list starts in `keys`, and the end of the last; `complete`: a bool for
+        each list.
+        """
         keys = np.ascontiguousarray(keys, np.uint64)
-        places = offsets - offsets[0]
-        rows, first = contents([complete, *_list_digests(keys, places)])
-        whole = memoryview(keys.tobytes())
+        ends = offsets - offsets[0]
+        rows, first = contents([complete, *_list_digests(keys, ends)])
+        content = memoryview(keys.tobytes())
         start = blake2b(digest_size=8, key=self._secret)
         digests = bytearray()
         for at, end, is_complete in zip(
-            (8 * places[first]).tolist(),
-            (8 * places[first + 1]).tolist(),
+            (8 * ends[first]).tolist(),
+            (8 * ends[first + 1]).tolist(),
             complete[first].tolist(),
             strict=True,
         ):
             one = start.copy()
             one.update(b"\x01" if is_complete else b"\x00")
-            one.update(whole[at:end])
+            one.update(content[at:end])
             digests += one.digest()
         return np.frombuffer(bytes(digests), np.uint64)[rows]
 
 
 def contents(columns: Sequence[Any]) -> tuple[Any, Any]:
-    """(number of the content of each row, a row that has each content): exact, no hash.
+    """Distinct rows: (for each row the number of its content, for each number the first row that
+    has it). Exact, without hashing.
 
-    `columns`: of Arrow, or arrays, all of the same length and without nulls.
+    `columns`: of Arrow, or NumPy arrays, all of the same length and without nulls.
     """
     rows = np.zeros(len(columns[0]), np.int64)
     count = 1
@@ -176,33 +184,33 @@ def contents(columns: Sequence[Any]) -> tuple[Any, Any]:
 
 
 def _numbered(column: Any) -> tuple[Any, int]:
-    """(number of each value, how many there are)."""
-    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else pa.array(column)
-    found = whole if pa.types.is_dictionary(whole.type) else whole.dictionary_encode()
+    """(number of each value, how many different ones there are)."""
+    values = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else pa.array(column)
+    found = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
     return found.indices.to_numpy().astype(np.int64), len(found.dictionary)
 
 
-def _list_digests(keys: Any, places: Any) -> tuple[Any, Any, Any]:
-    """(128 bits of each list of keys, its length).
+def _list_digests(keys: Any, ends: Any) -> tuple[Any, Any, Any]:
+    """(64 bits of a hash of each list of keys, 64 more, its length).
 
-    Sums of products with random numbers that never leave this process: two lists that nobody has
-    made with these numbers in hand are alike with a chance of 2^-120.
+    Sums of products with random numbers that never leave this process: two different lists have the
+    same hash with a probability of about 2^-120.
     """
-    lengths = np.diff(places)
-    within = np.arange(len(keys)) - np.repeat(places[:-1], lengths)
+    lengths = np.diff(ends)
+    within = np.arange(len(keys)) - np.repeat(ends[:-1], lengths)
     found = []
     with np.errstate(over="ignore"):
         for factors in _FACTORS_BY_PLACE:
             products = keys * factors[within]
             sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(products, dtype=np.uint64)])
-            found.append(sums[places[1:]] - sums[places[:-1]])
+            found.append(sums[ends[1:]] - sums[ends[:-1]])
     return found[0], found[1], lengths
 
 
 def siphash(key: tuple[int, int], words: Sequence[Any]) -> Any:
     """SipHash-2-4 of rows of 64-bit words, given by column (Aumasson, Bernstein 2012).
 
-    The words are what its input is cut into: the same as of the bytes of a row.
+    The result is that of the bytes of a row's words, little endian. `key`: its two 64-bit halves.
     """
     rows = len(words[0])
     low, high = (np.full(rows, part, np.uint64) for part in key)
@@ -297,13 +305,14 @@ def _local_ids(table: pa.Table, column: str) -> Any:
 
 
 def _local(ids: Any, chunks: Any) -> Any:
+    """A 64-bit mix of each id and the number of its chunk."""
     with np.errstate(over="ignore"):
         mixed = ids * _FACTOR + (chunks + np.uint64(1)) * _CHUNK_FACTOR
     return mixed ^ (mixed >> np.uint64(32))
 
 
-def _places(ids: Any, known: Any) -> Any:
-    """Index of each id among the known ones, their number where there is none."""
+def _index_in(ids: Any, known: Any) -> Any:
+    """Index of each id in `known`; `len(known)` where it is not there."""
     found = pc.index_in(pa.array(ids), value_set=pa.array(known))
     return pc.fill_null(found, len(known)).to_numpy(zero_copy_only=False)
 
@@ -318,7 +327,7 @@ def _stacks(
     chunks = np.repeat(table.column(CHUNK_NUMBER).to_numpy().astype(np.uint64), np.diff(offsets))
     flat = pc.fill_null(lists.flatten(), pa.scalar(0, lists.type.value_type))
     ids = _local(flat.to_numpy(zero_copy_only=False), chunks)
-    keys = np.append(frame_keys, np.uint64(0))[_places(ids, frame_ids)]
+    keys = np.append(frame_keys, np.uint64(0))[_index_in(ids, frame_ids)]
     complete = pc.fill_null(table.column("complete"), False).to_numpy()
     stack_keys = hasher.of_lists(keys, offsets, complete)
     frame_lists = pa.ListArray.from_arrays(
@@ -333,11 +342,13 @@ def _stacks(
 
 
 def _rows(name: str, table: pa.Table, origins: list[Origin], stacks: tuple[Any, Any]) -> pa.Table:
+    """Rows of another table than `stack` and `frame`: with the node, times since 1970 and keys of
+    stacks. `stacks`: ids (`_local_ids`) and keys."""
     numbers = table.column(CHUNK_NUMBER).to_numpy()
     if "stack_id" in table.column_names:
         ids, keys = stacks
-        places = _places(_local_ids(table, "stack_id"), ids)
-        found = _signed(np.append(keys, np.uint64(0))[places])
+        rows = _index_in(_local_ids(table, "stack_id"), ids)
+        found = _signed(np.append(keys, np.uint64(0))[rows])
         table = table.drop_columns(["stack_id"]).append_column("stack", pa.array(found))
     table = _signed_columns(table.drop_columns([CHUNK_NUMBER]))
     if name in ("process", "thread"):
@@ -358,7 +369,7 @@ def _rows(name: str, table: pa.Table, origins: list[Origin], stacks: tuple[Any, 
 
 
 def _text(text: str) -> str:
-    """Without lone surrogates, which JSON can carry and UTF-8 cannot."""
+    """A text without lone surrogates, which JSON can hold and UTF-8 cannot."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -367,6 +378,7 @@ def _signed(values: Any) -> Any:
 
 
 def _signed_columns(table: pa.Table) -> pa.Table:
+    """The table with unsigned columns as int64; values from 2^63 on become negative."""
     columns = {}
     for at, one in enumerate(table.schema):
         column = table.column(at)
@@ -377,7 +389,7 @@ def _signed_columns(table: pa.Table) -> pa.Table:
 
 
 def chunk_rows(origins: list[Origin], samples: Any) -> pa.Table:
-    """The table `chunk`; `samples`: rows of `sample` of each."""
+    """Rows of the table `chunk`; `samples`: how many rows of `sample` each chunk has."""
     columns = {
         "digest": [one.digest for one in origins],
         "node": [one.node for one in origins],

@@ -2,8 +2,8 @@
 """The write-ahead log of one server: many callers, one writer, one fsync for all that waited.
 
 ```
-DIR/wal/secret            32 bytes that heads of records are keyed by, of all servers
-DIR/wal/ID/lock           held (flock) as long as the server lives, released by its death
+DIR/wal/secret            32 bytes that heads of records are keyed by, the same for all servers
+DIR/wal/ID/lock           locked (flock) as long as the server's process lives; ID is random
 DIR/wal/ID/N.open         being written
 DIR/wal/ID/N.wal          sealed: the flusher may read it, and removes it once it is catalogued
 ```
@@ -37,23 +37,24 @@ from sonde.store.record import Record, encode
 OPEN, SEALED = ".open", ".wal"
 SECRET_BYTES = 32
 SEGMENT_BYTES = 32 << 20
+"""A segment of this size is sealed."""
 SEGMENT_S = 10.0
-"""After so long a segment is sealed: what was acknowledged can be asked for that much later."""
+"""A segment of this age is sealed: questions can find a chunk only when its segment was flushed."""
 YOUNG_S, YOUNG_SEGMENT_S = 60.0, 2.0
 """In a server's first minute segments are sealed sooner: somebody waits for its first answer."""
 GROUP_BYTES = 8 << 20
-"""At most this much waits for one fsync."""
+"""Records of about this size together are written with one fsync at most."""
 WAITING_BYTES = 64 << 20
-"""Beyond this much waiting, callers are refused."""
+"""Beyond this size of waiting records, callers are refused."""
 RECORD_BYTES = 16 << 10
-"""What a record counts for beside its size, as long as it is in the log: about what else takes as
-long to store."""
+"""Added to the size of each record in `left_bytes`: storing a record takes as long as storing this
+many bytes more."""
 LOOK_S = 1.0
-"""Between two looks at which segments are stored."""
+"""How often it is checked which segments are stored."""
 
 
 class WalBusyError(SinkError):
-    """More waits for the disk than may; try again later."""
+    """Too many records wait for the disk; try again later."""
 
 
 class WalFailedError(SinkError):
@@ -72,11 +73,13 @@ class WalCounters:
     failures: int = 0
     refused: int = 0
     error: str = ""
-    """Of the last group, '' when it was written."""
+    """Of the last group; '' if it was written."""
 
 
 @dataclass(slots=True)
 class _Waiting:
+    """A record that is not synced yet; `parts`: encoded."""
+
     tenant: str
     parts: list[bytes]
     size_bytes: int
@@ -111,14 +114,16 @@ class Wal:
         self._mutex = threading.Lock()
         self.counters = WalCounters()
         self._of_segment: dict[Path, Counter[str]] = {}
-        """What tenants have in segments that are not stored yet."""
+        """Bytes of each tenant in each segment that is not stored yet."""
         self._left: Counter[str] = Counter()
-        """Of all of them."""
+        """Bytes of each tenant in all of them."""
         self._looked_at = time.monotonic()
         self._fd = -1
+        """Of the open segment, as the next four; -1: none is open."""
         self._path = self.folder
         self._number = 0
         self._synced = 0
+        """Bytes that are on the disk."""
         self._opened_at = 0.0
         self._made_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="sonde-wal", daemon=True)
@@ -140,8 +145,8 @@ class Wal:
         return one.done
 
     def left_bytes(self, tenant: str) -> tuple[int, int]:
-        """(What a tenant, what all have in this log that is not stored yet), as of a second ago. A
-        record counts for 16 KiB more than its size."""
+        """(bytes of a tenant, bytes of all tenants) in this log that are not stored yet, up to a
+        second old. A record counts for `RECORD_BYTES` more than its size."""
         with self._mutex:
             now = time.monotonic()
             if now - self._looked_at > LOOK_S:
@@ -169,13 +174,14 @@ class Wal:
                 self._seal()
 
     def _seal_in_s(self) -> float:
-        """Until the open segment is old enough."""
+        """Seconds until the open segment is old enough."""
         now = time.monotonic()
         young = now - self._made_at < YOUNG_S
         age_s = min(self._segment_s, YOUNG_SEGMENT_S) if young else self._segment_s
         return self._opened_at + age_s - now
 
     def _next_group(self) -> tuple[list[_Waiting], bool]:
+        """(records to write together, whether `close` was called)."""
         group: list[_Waiting] = []
         size = 0
         try:
@@ -258,6 +264,7 @@ class Wal:
             view = view[os.write(self._fd, view) :]
 
     def _cut_back(self) -> None:
+        """Truncate the segment to what was synced."""
         if self._fd < 0:
             return
         try:
