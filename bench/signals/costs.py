@@ -23,16 +23,16 @@ def _gpm_parts(nvml: Nvml, device: NvmlDevice) -> None:
     if device._gpm is None:
         return
     gpm = device._gpm
-    asked = gpm._asked
+    request = gpm._request
     for name, count, pause_s in (("sample", 0, 0.0), ("sample", 0, 0.1), *_COUNTS):
         times = []
         for _ in range(10):
             time.sleep(pause_s)
             began_s = time.perf_counter()
             if count:
-                asked.numMetrics = count
-                asked.sample1, asked.sample2 = gpm._samples[0], gpm._samples[1]
-                nvml.call("nvmlGpmMetricsGet", byref(asked))
+                request.numMetrics = count
+                request.sample1, request.sample2 = gpm._samples[0], gpm._samples[1]
+                nvml.call("nvmlGpmMetricsGet", byref(request))
             else:
                 gpm._samples[:2] = gpm._samples[1::-1]
                 nvml.call("nvmlGpmSampleGet", device.handle, gpm._samples[0])
