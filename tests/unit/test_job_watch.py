@@ -13,7 +13,7 @@ import pytest
 
 from sonde.agent import job_watch, stall_reports
 from sonde.agent.job_finder import Job, Rank
-from sonde.agent.job_watch import MAX_JOBS, MAX_CANDIDATES, PARTS, JobWatch
+from sonde.agent.job_watch import MAX_CANDIDATES, MAX_JOBS, PARTS, JobWatch
 from sonde.agent.rank_dump import MEMORY_BYTES
 from sonde.agent.rank_stacks import RankStackReader
 from sonde.agent.slowdown_watcher import Watcher

@@ -174,7 +174,7 @@ class ServerSink:
         self._thread.join(CLOSE_S)
 
     def losses(self) -> Mapping[str, int]:
-        """Chunks that the server will not get, by the name of the loss, since this object was made."""
+        """Chunks that the server will not get since this object was made, by name of the loss."""
         return {
             "server.chunks_dropped": self._spool.dropped - self._dropped_before + self._overrun,
             "server.chunks_refused": self.refused,
