@@ -238,7 +238,7 @@ def test_candidates_are_bounded(watch):
 def test_the_child_that_takes_stacks_is_bounded():
     reader = RankStackReader()
     try:
-        pid = reader._alive().pid
+        pid = reader._running_child().pid
         until_s = time.monotonic() + 30
         while time.monotonic() < until_s:
             limits = Path(f"/proc/{pid}/limits").read_text().splitlines()

@@ -20,7 +20,7 @@ def plain(text: str) -> str:
 
 
 def number(value: float) -> float:
-    """The value as JSON can have it: finite (within 1e9, NaN as 0), with 6 decimals."""
+    """The value, of any unit, as JSON can have it: within ±1e9, 6 decimals, NaN as 0."""
     return round(min(max(value, -1e9), 1e9), 6) if value == value else 0.0
 
 

@@ -9,9 +9,9 @@ DIR/dropped                 how many chunks were dropped since the spool was mad
 ```
 
 A chunk is in the page cache when `add` returns, so it survives a kill of the agent. Files are
-synced only once a request failed (`sync`): chunks that are acknowledged at once cost no disk
-write. Where the bound is reached, or the disk is full, the oldest chunks are dropped and counted; a
-single chunk beyond the bound is kept.
+synced only after a failed request and at the end (`sync`): chunks that are acknowledged at once
+cost no disk write. Where the bound is reached, or the disk is full, the oldest chunks are dropped
+and counted; a single chunk beyond the bound is kept.
 """
 
 from __future__ import annotations
