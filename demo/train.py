@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small training job with the habits of a large one: NumPy feeds an OpenCL device.
+"""A small training job that behaves as a large one: NumPy feeds an OpenCL device.
 
 A two-layer network learns to find which of ten noisy patterns it is shown. Per step: a batch is
 loaded, copied to the device, run through the kernels in train.cl, and the loss is copied back and
-waited for. One loader thread reads shards from disk and decodes and prepares the batches sample by
-sample (a common mistake, and the reason why this device waits), a reporter thread wakes up now and
-then, and all three meet at one lock.
+waited for. One loader thread reads shards (files of samples) from disk, and decodes and prepares
+the batches sample by sample: a common mistake, and the reason why this device waits. A reporter
+thread wakes up every two seconds, and all three threads share one lock.
 
     python demo/train.py [--seconds 20] [--device PLATFORM_SUBSTRING]
 """
@@ -35,7 +35,7 @@ KERNELS = Path(__file__).with_name("train.cl")
 
 
 def name_thread(name: str) -> None:
-    """Give this thread a name that the kernel knows (Python does it by itself from 3.14 on)."""
+    """Give this thread a name in the kernel (Python does so by itself from 3.14 on)."""
     Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(name)
 
 
@@ -100,7 +100,7 @@ class Batches:
             return len(self._ready)
 
     def close(self) -> None:
-        """Let the loader go."""
+        """End the loader: it waits no longer, and puts nothing more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -170,28 +170,28 @@ class Network:
     def step(self, samples: np.ndarray, labels: np.ndarray) -> float:
         """Copy in, forward, backward, update, copy the loss out, wait. Returns the mean loss."""
         queue = self.queue
-        # pyopencl waits for a copy when its event is dropped: keep them until the step is done.
+        # pyopencl waits for a copy when its event is freed: keep them until the step is done.
         copies = [
             cl.enqueue_copy(queue, self.inputs, samples, is_blocking=False),
             cl.enqueue_copy(queue, self.labels, labels, is_blocking=False),
         ]
-        layer = np.int32
+        int32 = np.int32
         self.forward(
             queue, (BATCH, HIDDEN), None,
-            self.inputs, self.first, self.hidden, layer(FEATURES), layer(HIDDEN), layer(1),
+            self.inputs, self.first, self.hidden, int32(FEATURES), int32(HIDDEN), int32(1),
         )  # fmt: skip
         self.forward(
             queue, (BATCH, CLASSES), None,
-            self.hidden, self.second, self.scores, layer(HIDDEN), layer(CLASSES), layer(0),
+            self.hidden, self.second, self.scores, int32(HIDDEN), int32(CLASSES), int32(0),
         )  # fmt: skip
         self.softmax(
             queue, (BATCH,), None,
-            self.scores, self.labels, self.score_gradient, self.losses, layer(CLASSES),
+            self.scores, self.labels, self.score_gradient, self.losses, int32(CLASSES),
         )  # fmt: skip
         self.backward(
             queue, (BATCH, HIDDEN), None,
             self.score_gradient, self.second, self.hidden, self.hidden_gradient,
-            layer(HIDDEN), layer(CLASSES),
+            int32(HIDDEN), int32(CLASSES),
         )  # fmt: skip
         for weights, values, gradient, rows, columns in (
             (self.second, self.hidden, self.score_gradient, HIDDEN, CLASSES),
@@ -199,7 +199,7 @@ class Network:
         ):
             self.update(
                 queue, (rows, columns), None,
-                weights, values, gradient, layer(BATCH), layer(rows), layer(columns),
+                weights, values, gradient, int32(BATCH), int32(rows), int32(columns),
                 LEARNING_RATE,
             )  # fmt: skip
         copies.append(cl.enqueue_copy(queue, self.host_losses, self.losses, is_blocking=False))
@@ -209,7 +209,7 @@ class Network:
 
 
 def choose(substring: str) -> cl.Context:
-    """The first device of the first platform whose name holds `substring`."""
+    """The first device of the first platform whose name contains `substring`."""
     for platform in cl.get_platforms():
         if substring.lower() in platform.name.lower():
             return cl.Context([platform.get_devices()[0]])

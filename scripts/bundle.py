@@ -3,9 +3,9 @@
 
     dist/bundle/install.sh      makes a virtual environment and installs from wheels/
     dist/bundle/wheels/         Sonde, its dependencies for each Python below, pip
-    dist/bundle/sources/        what the licences of the linked libraries ask for (see NOTICE)
+    dist/bundle/sources/        the sources that licences of linked libraries demand (see NOTICE)
 
-The wheel is checked first: it may need nothing of the host but glibc.
+The wheel is checked first: of the host's libraries it may need only glibc's and libgcc_s.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 GLIBC_MAXIMUM = (2, 36)  # Debian 12; Ubuntu 24.04 has 2.39
+# Libraries that every host has.
 HOST_LIBRARIES = re.compile(r"lib(c|m|dl|rt|pthread|gcc_s)\.so\.\d|ld-linux-.*\.so\.\d")
 
 DIST = Path("dist")
@@ -45,12 +46,12 @@ echo "installed: $to/bin/sonde (try: $to/bin/sonde doctor)"
 
 
 def run(*command: str | Path) -> str:
-    """Run a command; its output goes to the caller, its errors to the terminal."""
+    """Run a command. Returns its output; its errors go to the terminal."""
     return subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE).stdout
 
 
 def build_wheel() -> Path:
-    """The abi3 wheel, in dist/."""
+    """Build the abi3 wheel in dist/. Returns its path."""
     for old in DIST.glob("sonde-*.whl"):
         old.unlink()
     maturin = Path(sys.executable).with_name("maturin")
@@ -59,7 +60,8 @@ def build_wheel() -> Path:
 
 
 def check_wheel(wheel: Path) -> str:
-    """Print what the wheel's native module needs of its host; exit when that is too much."""
+    """Exit where the wheel's native module needs too much of a host. Returns what it needs, as
+    text."""
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
         member = next(name for name in archive.namelist() if name.endswith(".so"))
         module = archive.extract(member, folder)
@@ -79,7 +81,7 @@ def check_wheel(wheel: Path) -> str:
 
 
 def gather_dependencies() -> None:
-    """Wheels of every dependency for every Python, and pip's own."""
+    """Download wheels of every dependency for every Python, and that of pip."""
     project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
     common = (sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check")
     for version in PYTHONS:
@@ -102,12 +104,12 @@ def platform_machine() -> str:
 
 
 def manylinux2014() -> str:
-    """The older name of manylinux_2_17, which some wheels carry alone."""
+    """The older name of manylinux_2_17, which is the only tag of some wheels."""
     return f"manylinux2014_{platform_machine()}"
 
 
 def gather_sources() -> None:
-    """Sonde's source as committed, and the crate that holds libbpf, libelf and zlib."""
+    """Archive Sonde's committed source, and the crate with the sources of libbpf, libelf, zlib."""
     run("git", "archive", "--prefix=sonde/", "-o", SOURCES / "sonde.tar.gz", "HEAD")
     lock = tomllib.loads(Path("native/Cargo.lock").read_text())
     version = next(p["version"] for p in lock["package"] if p["name"] == "libbpf-sys")
@@ -120,7 +122,7 @@ def gather_sources() -> None:
 
 
 def main() -> int:
-    """Build, check, gather."""
+    """Build and check the wheel, gather the rest. Prints sizes."""
     wheel = build_wheel()
     needs = check_wheel(wheel)
     shutil.rmtree(BUNDLE, ignore_errors=True)

@@ -31,7 +31,7 @@ Subparsers = argparse._SubParsersAction
 def leaves(
     parser: argparse.ArgumentParser, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], argparse.ArgumentParser]]:
-    """Every command that can be run, with the words that lead to it."""
+    """Every command that can be run, with its path: the words after `sonde`."""
     below = [it for it in parser._actions if isinstance(it, Subparsers)]
     if not below:
         yield path, parser
@@ -41,12 +41,12 @@ def leaves(
 
 
 def cell(text: str) -> str:
-    """Text of one line that a Markdown table bears."""
+    """Text as a cell of a Markdown table: on one line, `|` escaped."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
 def name_of(action: argparse.Action) -> str:
-    """An argument as it is typed."""
+    """An argument as it is typed, as Markdown code."""
     metavar = action.metavar
     if isinstance(metavar, tuple):
         value = " ".join(metavar)
@@ -63,7 +63,7 @@ def name_of(action: argparse.Action) -> str:
 
 
 def help_of(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
-    """What it is for, with its default filled in."""
+    """The help of an argument, with its default filled in."""
     text = action.help or ""
     if "%" in text:
         text = parser._get_formatter()._expand_help(action)
@@ -90,13 +90,13 @@ def document() -> str:
 
 
 def write_shell_files(folder: Path) -> None:
-    """Manual pages and completions."""
+    """Write manual pages and completions for shells below a folder."""
     import shtab
     from argparse_manpage.manpage import Manpage
 
     completions, manual = folder / "completions", folder / "man" / "man1"
-    for place in (completions, manual):
-        place.mkdir(parents=True, exist_ok=True)
+    for target in (completions, manual):
+        target.mkdir(parents=True, exist_ok=True)
     for shell in SHELLS:
         (completions / f"sonde.{shell}").write_text(shtab.complete(build_parser(), shell=shell))
     parser = build_parser()
@@ -106,12 +106,12 @@ def write_shell_files(folder: Path) -> None:
         about = COMMANDS[path[0]] if len(path) == 1 else command.description
         command.man_short_description = about  # type: ignore[attr-defined]
         page = Manpage(command)
-        body = str(page).split("\n", 1)[1]  # its title takes the second word for the section
+        body = str(page).split("\n", 1)[1]  # without its title, whose section is wrong
         (manual / f"{name}.1").write_text(f'.TH "{name.upper()}" "1" "" "Sonde"\n{body}')
 
 
 def main() -> int:
-    """Run what was asked for."""
+    """Write or check the page, or write the files for shells. Returns the exit code."""
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

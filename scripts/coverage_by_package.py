@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 
 
 def package_of(path: str) -> str:
-    """`sonde.query` for src/sonde/query/plan/tree.py, `sonde` for a module beside the packages."""
+    """`sonde.query` for src/sonde/query/plan/tree.py; `sonde` for a module in no package."""
     parts = PurePath(path).parts
     inside = parts[parts.index("sonde") :]
     return ".".join(inside[:2]) if len(inside) > 2 else "sonde"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What scripts share that generate a file of the repository."""
+"""Functions for the scripts that generate a file of the repository."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def write_or_check(target: Path, document: Callable[[], str]) -> int:
-    """The exit code of `script [--check]`: write the file, or with --check 1 where it differs."""
+    """Write the file; with --check only compare. Returns the exit code: 1 where it differs."""
     if "--check" in sys.argv[1:]:
         return int(target.read_text("utf-8") != document())
     target.write_text(document(), "utf-8")
@@ -18,7 +18,7 @@ def write_or_check(target: Path, document: Callable[[], str]) -> int:
 
 
 def formatted(source: str, target: Path) -> str:
-    """Python source as ruff lays it out for a file of the repository."""
+    """Python source as ruff formats it for the file `target`."""
     ruff = Path(sys.executable).with_name("ruff")
     command = [str(ruff), "format", "--stdin-filename", str(target), "-"]
     root = Path(__file__).parents[1]

@@ -32,7 +32,7 @@ with files in the format of the kernel's. Bandwidth is measured with a stub of l
 
 
 def text() -> str:
-    """The whole page."""
+    """The whole page, as Markdown."""
     lines = []
     for name, check in table("checks").items():
         cannot = check.get("cannot", {})

@@ -2,9 +2,9 @@
 """Writes src/sonde/collect/inject_abi.py and inject_trace_abi.py (traces) from abi/inject.h:
 `python scripts/inject_types.py [--check]`.
 
-Reads the C that the header uses: #define of numbers and texts, enums, structs of fixed-width
-fields and arrays. What it does not understand is an error. tests/unit/test_inject_abi.py holds the
-outcome against what a C compiler makes of the header.
+Parses the part of C that the header uses: #define of numbers and strings, enums, structs of
+fixed-width fields and arrays. Anything else in a struct is an error. tests/unit/test_inject_abi.py
+compares the result with the layout that a C compiler gives the header.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ENUMS = {
     "flags": ("Flag", "Marks of a record."),
     "traced_kind": ("TracedKind", "What a record of a trace is of."),
 }
-"""Names of classes, and what they are; the class of another enum is its name."""
+"""By enum: name and docstring of its class. For other enums both are made of the enum's name."""
 
 HEAD = '''\
 # SPDX-License-Identifier: Apache-2.0
@@ -63,13 +63,13 @@ class Field(NamedTuple):
 
     name: str
     code: str
-    """As the module struct has it."""
+    """Type code of the module `struct`."""
     offset: int
     doc: str
 
 
 def constants(text: str) -> dict[str, int | str]:
-    """Numbers and texts that are defined, by name without INJECT_."""
+    """Numbers and strings of #define, by name without INJECT_."""
     found: dict[str, int | str] = {}
     for name, raw in re.findall(r"^#define INJECT_(\w+) (.+)$", text, re.MULTILINE):
         value = re.sub(r"/\*.*?\*/", "", raw).strip()
@@ -81,8 +81,8 @@ def constants(text: str) -> dict[str, int | str]:
 
 
 def _number(text: str, known: dict[str, int | str]) -> int:
-    plain = re.sub(r"\b(0x[0-9a-f]+|\d+)(?:u|ull)\b", r"\1", text)
-    return _evaluate(ast.parse(plain.replace("INJECT_", ""), mode="eval").body, known)
+    without_suffixes = re.sub(r"\b(0x[0-9a-f]+|\d+)(?:u|ull)\b", r"\1", text)
+    return _evaluate(ast.parse(without_suffixes.replace("INJECT_", ""), mode="eval").body, known)
 
 
 def _evaluate(node: ast.expr, known: dict[str, int | str]) -> int:
@@ -111,7 +111,8 @@ def enums(text: str) -> dict[str, dict[str, tuple[int, str]]]:
 
 
 def structs(text: str, known: dict[str, int | str]) -> dict[str, list[Field]]:
-    """The fields of each struct in order. Raises ValueError for what is not packed."""
+    """The fields of each struct in order. Raises ValueError for a struct that has padding, or a
+    field that is not understood."""
     found = {}
     pattern = r"^struct inject_(\w+) {\n(.*?)^};"
     for name, body in re.findall(pattern, text, re.MULTILINE | re.DOTALL):
@@ -124,7 +125,7 @@ def structs(text: str, known: dict[str, int | str]) -> dict[str, list[Field]]:
         for c_type, declared, doc in declarations:
             for each, array, count in re.findall(r"(\w+)(\[(\w*)\])?", declared):
                 if array and not count:
-                    continue  # as long as it likes, at the end
+                    continue  # a flexible array at the end
                 code = CODES[c_type]
                 if at % SIZES[code]:
                     raise ValueError(f"{name}.{each} needs padding before it")
@@ -152,7 +153,7 @@ def _quoted(doc: str) -> list[str]:
 
 
 def document(of_traces: bool = False) -> str:
-    """The module, formatted: that of traces, or of all else."""
+    """The source of a module, formatted: that of traces, or that of all else."""
     text = HEADER.read_text()
     defined = constants(text)
     lines = [HEAD]
@@ -180,7 +181,7 @@ def document(of_traces: bool = False) -> str:
             kind = "float" if field.code == "d" else "int"
             lines.append(f"    {field.name}: {kind}")
             following = fields[at + 1].doc if at + 1 < len(fields) else ""
-            if field.doc != following:  # at the last of a line
+            if field.doc != following:  # fields of one line of C share a comment: at the last one
                 lines += _quoted(field.doc)
         upper = struct.upper()
         lines += ["", "", f'{upper} = Struct("={code}")']

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write (or, with --check, compare) LICENSES/THIRD-PARTY.md: what the wheel's native module holds.
+"""Write (or, with --check, compare) LICENSES/THIRD-PARTY.md: licences of linked Rust crates.
 
-The Rust crates come from `cargo metadata`: those that are linked for x86-64 Linux, no build-time
-or test-time ones. Licence texts are taken from the crates themselves, each distinct text once.
-The C libraries that libbpf-sys compiles in are named in NOTICE, which is written by hand.
+The crates come from `cargo metadata`: those that are linked into the wheel's native module for
+x86-64 Linux, without dependencies of the build and of tests. Licence texts are taken from the
+crates themselves, each distinct text once. The C libraries that libbpf-sys compiles in are named in
+NOTICE, which is written by hand.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ offers a choice, Sonde takes Apache-2.0, else MIT, else the BSD licence.
 
 
 def linked_packages() -> list[dict[str, Any]]:
-    """Packages reached from ours by normal dependencies that are no procedural macros."""
+    """Packages that Sonde's native module links: its normal dependencies and theirs, without
+    procedural macros."""
     command = ["cargo", "metadata", "--format-version", "1", "--filter-platform", TARGET]
     command += ["--locked", "--manifest-path", "native/Cargo.toml"]
     metadata = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
@@ -50,18 +52,18 @@ def linked_packages() -> list[dict[str, Any]]:
             for edge in edges[current]
             if any(kind["kind"] is None for kind in edge["dep_kinds"])
         ]
-    others = [packages[i] for i in reached if packages[i]["source"]]  # ours have none
+    others = [packages[i] for i in reached if packages[i]["source"]]  # Sonde's crates have none
     return sorted(others, key=lambda p: (p["name"], p["version"]))
 
 
 def is_macro(package: dict[str, Any]) -> bool:
-    """A procedural macro runs in the compiler; nothing of it is in what is shipped."""
+    """Whether a package is a procedural macro, which runs in the compiler and is not linked."""
     return any("proc-macro" in target["kind"] for target in package["targets"])
 
 
 def texts_of(package: dict[str, Any]) -> list[str]:
-    """The texts that come with the licence taken; for Apache-2.0, whose text is in LICENSE, only
-    a NOTICE file."""
+    """The texts of the licence that Sonde chooses; for Apache-2.0, whose text is in LICENSE, only a
+    NOTICE file."""
     folder = Path(package["manifest_path"]).parent
     files = [p for p in sorted(folder.iterdir()) if TEXT_NAMES.match(p.name) and p.is_file()]
     choices = re.split(r" OR |/", package["license"])
@@ -74,7 +76,7 @@ def texts_of(package: dict[str, Any]) -> list[str]:
 
 
 def document() -> str:
-    """The whole file."""
+    """The file's contents."""
     packages = linked_packages()
     lines = [INTRODUCTION, "| crate | version | licence |", "|---|---|---|"]
     lines += [f"| {p['name']} | {p['version']} | {p['license']} |" for p in packages]
@@ -90,11 +92,11 @@ def document() -> str:
 
 def main() -> int:
     """Write the file, or report that it is stale."""
-    wanted = document()
+    contents = document()
     if "--check" not in sys.argv:
-        OUT.write_text(wanted)
+        OUT.write_text(contents)
         return 0
-    if OUT.exists() and OUT.read_text() == wanted:
+    if OUT.exists() and OUT.read_text() == contents:
         return 0
     print(f"{OUT} is stale: run .venv/bin/python scripts/licences.py")
     return 1

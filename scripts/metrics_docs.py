@@ -41,6 +41,8 @@ GROUPS = {
 }
 
 
+# Columns of the table of devices: by source, the vendor, its interface, and whether real hardware
+# was tested.
 SOURCES = {
     "nvml": "NVIDIA: NVML (shown)",
     "amdsmi": "AMD: AMD SMI (unverified)",
@@ -49,7 +51,7 @@ SOURCES = {
 
 
 def document() -> str:
-    """The whole page."""
+    """The whole page, as Markdown."""
     lines = [HEAD]
     groups = dict.fromkeys([*GROUPS, *(metric.group for metric in catalogue().values())])
     for group in groups:

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Record one thread for the tests of the walker: registers, stack, tables, what the walk must find.
+"""Record one thread for the tests of the stack walk: registers, stack, unwind tables, the result.
 
     sudo .venv/bin/python scripts/record_stack.py OUT DESCRIPTION [--until NAME] -- PROGRAM …
 
-The program stops itself (SIGSTOP) where its stack is to be taken and has printed, a line each,
-"ADDRESS NAME" of its Python code objects. With --until it runs on instead, and is stopped again and
-again until its stack leads through NAME. gdb gives the native frames that are expected; both must
-agree, or nothing is written. Needs root, gdb and bpftool.
+The program stops itself (SIGSTOP) where its stack is to be taken. Before that it prints a line
+"ADDRESS NAME" for each of its Python code objects. gdb then gives the native frames that the walk
+must find, else nothing is written. With --until the program runs on instead, and is stopped
+repeatedly until its stack has a function with NAME in its name; gdb is not asked. Needs root, gdb
+and bpftool.
 """
 
 from __future__ import annotations
@@ -36,11 +37,15 @@ from sonde.unwind import Unwinder
 from stack_recordings import Recording, Walker
 
 STACK_BYTES = 48 << 10
+"""The most that is recorded of a stack."""
 PYTHON = 1 << 63
+"""Bit of a word of a walk that is an interpreted frame's first one (abi/unwind.h)."""
 _ATTACH, _DETACH, _GET_REGISTERS = 16, 17, 12
+"""Requests of ptrace."""
 _USER_REGISTERS = 27
-"""Of user_regs_struct: those of pt_regs, then fs_base and others."""
+"""In user_regs_struct: those of pt_regs, then fs_base and others."""
 _RANGE_WORDS, _RULE_WORDS = 10, 4
+"""32-bit words of a range and of a rule in the unwind tables (abi/unwind.h)."""
 
 
 def main() -> int:
@@ -104,10 +109,12 @@ def _record(pid: int, until: str, names: dict[int, str], description: str) -> Re
             time.sleep(0.001 * (attempt % 7))
         else:
             raise SystemExit(f"no stack led through {until}")
-    expected = [] if until else _apart([it for it in _gdb(pid) if not _is_evaluation(process, it)])
-    ours = zip_longest(expected, _apart(native))
-    # gdb shows of a signal's frame only that it is one.
-    if expected and expected != [0 if it == 0 else word for it, word in ours]:
+    expected = []
+    if not until:
+        expected = _distinct([it for it in _gdb(pid) if not _is_evaluation(process, it)])
+    pairs = zip_longest(expected, _distinct(native))
+    # Of a signal's frame gdb gives no address, here 0.
+    if expected and expected != [0 if it == 0 else word for it, word in pairs]:
         print([hex(it) for it in expected], [hex(it) for it in native], sep="\n")
         raise SystemExit("gdb sees another stack")
     about = {
@@ -141,7 +148,8 @@ def _registers(pid: int) -> list[int]:
 
 
 def _take(pid: int, walker: Walker, process: bytes, chunks: dict[int, bytes]) -> Recording:
-    """Walk the live thread, and keep what the walk needed: the stack whole, what else it read."""
+    """Walk the live thread, and keep what the walk needed: the stack, and other memory that it
+    read."""
     registers = _registers(pid)
     read: dict[int, bytes] = {}
     memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
@@ -178,6 +186,7 @@ def _take(pid: int, walker: Walker, process: bytes, chunks: dict[int, bytes]) ->
 
 
 def _room(pid: int, stack: int) -> int:
+    """How many bytes to record from a stack pointer on."""
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         begin, end = (int(it, 16) for it in line.split()[0].split("-"))
         if begin <= stack < end:
@@ -186,17 +195,17 @@ def _room(pid: int, stack: int) -> int:
 
 
 def _kernel_maps(pid: int) -> tuple[bytes, dict[int, bytes]]:
-    """The entry of a process and all chunks, as this process put them into the kernel."""
-    held = set()
+    """A process's entry and all chunks of unwind tables, as this process put them into BPF maps."""
+    own_ids = set()
     for entry in Path("/proc/self/fdinfo").iterdir():
         with contextlib.suppress(OSError):
-            held |= {int(it) for it in re.findall(r"^map_id:\s+(\d+)", entry.read_text(), re.M)}
-    mine = {it["name"]: it["id"] for it in _bpftool("map", "show") if it["id"] in held}
+            own_ids |= {int(it) for it in re.findall(r"^map_id:\s+(\d+)", entry.read_text(), re.M)}
+    maps = {it["name"]: it["id"] for it in _bpftool("map", "show") if it["id"] in own_ids}
     key = [f"{byte:#x}" for byte in struct.pack("=I", pid)]
-    found = _bpftool("map", "lookup", "id", str(mine["unwind_processe"]), "key", *key)
+    found = _bpftool("map", "lookup", "id", str(maps["unwind_processe"]), "key", *key)
     process = _bytes(found["value"])
     chunks = {}
-    for entry in _bpftool("map", "dump", "id", str(mine["unwind_chunks"])):
+    for entry in _bpftool("map", "dump", "id", str(maps["unwind_chunks"])):
         number, inner = (int.from_bytes(_bytes(entry[it]), "little") for it in ("key", "value"))
         (only,) = _bpftool("map", "dump", "id", str(inner))
         chunks[number] = _bytes(only["value"])
@@ -215,7 +224,8 @@ def _bytes(value: list[str]) -> bytes:
 def _used(
     process: bytes, chunks: dict[int, bytes], words: tuple[int, ...]
 ) -> list[tuple[int, bytes]]:
-    """The words of tables that walks of these addresses, and of those nearby, go by."""
+    """The words of unwind tables that are read by walks through these addresses, or through the
+    evaluation loop."""
 
     def at(reference: int, count: int) -> bytes:
         start = 4 * (reference & 0xFFFF)
@@ -243,13 +253,13 @@ def _used(
 
 
 def _is_evaluation(process: bytes, address: int) -> bool:
-    """Whether it is of CPython's evaluation loop, in whose place Python's frames stand."""
+    """Whether an address is in CPython's evaluation loop: a walk has Python frames in its place."""
     first, end, cold, cold_end = struct.unpack_from("=QQQQ", process, 32)
     return first < address <= end or cold < address <= cold_end
 
 
 def _gdb(pid: int) -> list[int]:
-    """Return addresses of the native frames by another unwinder."""
+    """Addresses of the native frames by gdb's unwinder, innermost first; 0 for a signal's frame."""
     orders = ("set backtrace past-main on", "set backtrace past-entry on")
     backtrace = ("-ex", "bt -frame-info location-and-address")
     command = ["gdb", "-p", str(pid), "-batch", "-nx", *(it for x in orders for it in ("-ex", x))]
@@ -258,8 +268,9 @@ def _gdb(pid: int) -> list[int]:
     return [int(it or "0", 16) for it in found]
 
 
-def _apart(addresses: list[int]) -> list[int]:
-    """Without repetitions: to gdb, inlined functions are frames at the address that they are in."""
+def _distinct(addresses: list[int]) -> list[int]:
+    """Without consecutive repetitions: gdb has a frame with the same address for each inlined
+    function."""
     return [it for it, _ in groupby(addresses)]
 
 

@@ -76,13 +76,13 @@ def written_as(table: str) -> str:
 
 
 def quoted(doc: str) -> list[str]:
-    """A docstring in lines of at most 100 characters; none without text."""
+    """The lines of a docstring, of 100 characters at most; no lines where there is no text."""
     indent = {"initial_indent": "    ", "subsequent_indent": "    "}
     return textwrap.wrap(f'"""{doc}"""', 100, **indent) if doc else []
 
 
 def document() -> str:
-    """The module, formatted."""
+    """The module's source, formatted."""
     tables = json.loads(TABLES.read_text())["tables"]
     written = (*HOT, *RECORDS)
     lines = [HEAD]

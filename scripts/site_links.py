@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hook of mkdocs: links from docs/ to files beside it become links to the repository.
+"""A hook of mkdocs: links from docs/ to files outside of it become links to the repository.
 
-The same Markdown is read in the repository and on the site, where only docs/ is.
+The same Markdown is read in the repository and on the site, which has only docs/.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LINK = re.compile(r"(?<=\]\()(?P<path>[^)#:\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
-    """Links of one page, changed where they leave docs/."""
+    """The Markdown of a page, with its links changed where they lead out of docs/."""
     docs, here = Path(config["docs_dir"]), Path(page.file.abs_src_path).parent
     base = config["repo_url"] or ROOT.as_uri()
 

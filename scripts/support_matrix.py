@@ -3,8 +3,9 @@
 
     python scripts/support_matrix.py [--check]
 
-What is walked is defined by `sonde.unwind.cpython`; what is tested, by the interpreters that
-tests/kernel/test_pythons.py and test_stacks.py run and by scripts/setup, which unpacks them.
+Versions of interpreters whose stacks are walked come from `sonde.unwind` (cpython, ruby_layout,
+php_layout); those that are tested from scripts/setup, which unpacks them, and from REFUSED in
+tests/kernel/test_pythons.py. The rest of the text is here.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ real kernel with both versions mounted |
 
 
 def suites() -> dict[str, list[str]]:
-    """Versions by Debian suite, as scripts/setup unpacks them."""
+    """Versions of CPython by Debian suite, as scripts/setup unpacks them."""
     text = (ROOT / "scripts" / "setup").read_text()
     (line,) = re.findall(r'for line in ((?:"[a-z]+ 3\.[^"]*" ?)+); do', text)
     found = {}
@@ -125,7 +126,7 @@ def suites() -> dict[str, list[str]]:
 
 
 def refused() -> dict[str, str]:
-    """Reason by "suite-pythonX.Y", as the test expects."""
+    """Why an interpreter is refused, by "suite-pythonX.Y", as the test expects it."""
     tree = ast.parse((ROOT / "tests" / "kernel" / "test_pythons.py").read_text())
     for node in tree.body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "REFUSED":
@@ -135,7 +136,7 @@ def refused() -> dict[str, str]:
 
 
 def document() -> str:
-    """The whole text."""
+    """The whole page, as Markdown."""
     unwalked = refused()
     lines = [HEAD]
     for minor in range(OLDEST[1], NEWEST[1] + 1):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of the web page: each view, at 1280 and 1920 px, light and dark, over real captures.
+"""Takes screenshots of the web page: each view, 1280 and 1920 px wide, light and dark, of captures
+in tests/data.
 
-.venv/bin/python scripts/web_screenshots.py build/screenshots
+.venv/bin/python scripts/web_screenshots.py build/screenshots [VIEW…]
 """
 
 from __future__ import annotations
@@ -69,14 +70,15 @@ above = 0.3
 """
 OPENED = {"file": OWN / "graph_replay.sonde", "trace": OWN.parent / "transformer.json.gz"}
 """Views of files that are dropped on the page."""
-CALM_S = 0.4
+SETTLE_S = 0.4
+"""Between two looks at whether the page still loads."""
 
 
 def settle(driver: WebDriver, deadline_s: float = 25) -> None:
-    """Wait until nothing is loading."""
-    ends = time.monotonic() + deadline_s
-    while time.monotonic() < ends:
-        time.sleep(CALM_S)
+    """Wait until the page loads nothing any more, for `deadline_s` at most."""
+    until_s = time.monotonic() + deadline_s
+    while time.monotonic() < until_s:
+        time.sleep(SETTLE_S)
         if not driver.execute_script("return document.querySelector('[aria-busy=true]')"):
             return
 
@@ -100,7 +102,7 @@ def main() -> None:
             server.send(node, as_of(chunk, node, 0, nodes["ranker-0"]["last_ns"]))
         moved(kept, "ranker-0", nodes["ranker-0"]["first_ns"] + 6 * 10**9)
         server.wait_for(17)
-        views = places(nodes)
+        views = queries(nodes)
         only = set(sys.argv[2:])
         with browser.chromium(Path(folder) / "profile") as driver:
             for width, height in SIZES:
@@ -142,8 +144,8 @@ def releases_in(folder: Path) -> Path:
     return folder
 
 
-def places(nodes: dict[str, dict[str, int]]) -> dict[str, dict[str, object]]:
-    """The query of each view."""
+def queries(nodes: dict[str, dict[str, int]]) -> dict[str, dict[str, object]]:
+    """By view: the query of its URL."""
     first = min(row["first_ns"] for row in nodes.values()) / 1e9
     last = max(row["last_ns"] for row in nodes.values()) / 1e9
     begin = nodes["ranker-0"]["first_ns"] / 1e9

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes web/src/answers.ts, the page's types of answers, from the server's schemas of them:
+"""Writes web/src/answers.ts, TypeScript types of the server's answers, from their JSON schemas:
 `python scripts/web_types.py [--check]`."""
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def written(schema: Mapping[str, Any]) -> str:
 
 
 def document() -> str:
-    """The module."""
+    """The module's source."""
     named = {"FlameNode": FLAME_NODE}
     named |= {f"{name.title()}Answer": schema for name, schema in ANSWERS.items()}
     named |= {"FleetAnswer": FLEET, "AlertsAnswer": ALERTS, "IdentityAnswer": IDENTITY}

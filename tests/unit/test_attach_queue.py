@@ -49,16 +49,16 @@ def test_a_failure_of_ours_pauses_everybody_until_one_works() -> None:
 
 def test_what_is_known_of_users_is_bounded() -> None:
     backoff = Backoff()
-    for uid in range(3 * attach_queue._PARTIES):
+    for uid in range(3 * attach_queue._MAX_PARTIES):
         backoff.failed(uid, float(uid))
-    assert len(backoff._of) == attach_queue._PARTIES
-    assert backoff.is_paused(3 * attach_queue._PARTIES - 1, 3.0 * attach_queue._PARTIES)
+    assert len(backoff._of) == attach_queue._MAX_PARTIES
+    assert backoff.is_paused(3 * attach_queue._MAX_PARTIES - 1, 3.0 * attach_queue._MAX_PARTIES)
 
 
 def test_one_user_fills_neither_the_queue_nor_the_turns() -> None:
     queue = AttachQueue()
     kept = [queue.put((pid, 0), MALLORY, 0.0) for pid in range(1000)]
-    assert kept.count(True) == attach_queue.WAITING_OF_A_PARTY
+    assert kept.count(True) == attach_queue.MAX_WAITING_OF_PARTY
     assert queue.put((5000, 0), ALICE, 1.0)
 
     turns = [queue.take(2.0, Backoff()) for _ in range(2)]

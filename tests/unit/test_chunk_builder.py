@@ -10,7 +10,7 @@ import pytest
 
 from sonde.query.capture import read
 from sonde.sinks.capture import CaptureFile
-from sonde.sinks.chunk import COMPACTED, ChunkBuilder
+from sonde.sinks.chunk import MIN_COMPACTED, ChunkBuilder
 
 TICKS = 5
 
@@ -46,7 +46,7 @@ def tables(builder, path):
     return {name: table.to_pylist() for name, table in read(path).tables.items()}
 
 
-@pytest.mark.parametrize("count", [3, COMPACTED + 1])
+@pytest.mark.parametrize("count", [3, MIN_COMPACTED + 1])
 def test_rows_are_the_same_and_in_order(tmp_path, count):
     as_added = tables(filled(count, compacts=False), tmp_path / "a.sonde")
     compacted = tables(filled(count, compacts=True), tmp_path / "b.sonde")

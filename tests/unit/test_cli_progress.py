@@ -60,7 +60,7 @@ def test_elsewhere_lines_are_plain_and_seldom() -> None:
     shown.update(LIVE)
     assert stream.getvalue() == ""
 
-    shown._next = 0
+    shown._next_s = 0
     shown.update(LIVE)
     shown.clear()
     assert stream.getvalue() == progress.describe(LIVE, None) + "\n"

@@ -15,7 +15,7 @@ import pytest
 from test_diagnose import process, ticks, window
 
 from sonde.agent.explainer import Explainer
-from sonde.agent.moments import PROCESSES, MomentMaker, place_of
+from sonde.agent.moments import MAX_PROCESSES, MomentMaker, place_of
 from sonde.agent.victim_facts import FactReader
 from sonde.collect.collector import Batch
 from sonde.diagnose.incident import FaultCause
@@ -78,9 +78,9 @@ def test_rows_of_a_thread_are_summed_by_reason():
 
 
 def test_processes_beyond_the_bound_are_left_out_and_counted():
-    rows = [activity("blocked", "read", pid, 1, pid) for pid in range(1, PROCESSES + 11)]
+    rows = [activity("blocked", "read", pid, 1, pid) for pid in range(1, MAX_PROCESSES + 11)]
     moment = MomentMaker(lambda _: (), 1e7).make(0, TICK_NS, [Batch(rows=Rows(activity=rows))])
-    assert (len(moment.processes), moment.left_out) == (PROCESSES, 10)
+    assert (len(moment.processes), moment.left_out) == (MAX_PROCESSES, 10)
     assert min(moment.processes) == 11  # those that did least are left out
 
 

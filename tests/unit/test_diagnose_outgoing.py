@@ -20,8 +20,8 @@ from sonde.diagnose.incident import Candidate, FaultCause, Incident, Offender, V
 from sonde.diagnose.outgoing import alerts, otlp_log, plain
 from sonde.errors import UsageError
 from sonde.http_client import Response
-from sonde.notify.poster import MAX_BYTES, QUEUED, Poster
-from sonde.notify.texts import TEXT, encoded
+from sonde.notify.poster import MAX_BYTES, MAX_QUEUED, Poster
+from sonde.notify.texts import MAX_TEXT, encoded
 from sonde.query.capture import read
 from sonde.sinks.capture import HEADER
 from sonde.sinks.incidents import chunk_of
@@ -121,7 +121,7 @@ def test_what_others_chose_is_printable_and_bounded():
         otlp = json.loads(encoded(otlp_log(one, "h", WALL_NS, {})))
         (record,) = otlp["resourceLogs"][0]["scopeLogs"][0]["logRecords"]
         texts = [it["value"].get("stringValue", "") for it in record["attributes"]]
-        assert max(map(len, texts)) <= TEXT
+        assert max(map(len, texts)) <= MAX_TEXT
         assert all(text.isprintable() for text in texts)
 
 
@@ -162,13 +162,13 @@ def test_who_posts_never_waits_and_what_found_no_room_is_counted(monkeypatch):
     monkeypatch.setattr("sonde.notify.poster.CLOSE_S", 0.01)
     poster = Poster("http://127.0.0.1:9")
     began_s = time.monotonic()
-    for _ in range(QUEUED + 10):
+    for _ in range(MAX_QUEUED + 10):
         poster.post(b"{}")
     poster.post(b" " * (MAX_BYTES + 1))
     assert time.monotonic() - began_s < PATIENCE_S / 2
     poster.close()
     waits.set()
-    assert poster.left_out >= QUEUED + 9
+    assert poster.left_out >= MAX_QUEUED + 9
 
 
 @pytest.mark.parametrize(

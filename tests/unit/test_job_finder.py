@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from sonde.agent import job_finder, ras_client
-from sonde.agent.job_finder import CANDIDATES, NEWCOMERS, JobFinder
+from sonde.agent.job_finder import MAX_CANDIDATES, MIN_NEWCOMERS, JobFinder
 
 COSTS = job_finder._Costs()
 
@@ -35,7 +35,7 @@ def test_shares_of_a_process_are_bounded(monkeypatch):
     monkeypatch.setattr(job_finder.procfs, "read_maps", lambda pid: lines)
     one = process(7)
     JobFinder()._has_library(one)
-    assert len(one.shares) == job_finder.SHARES
+    assert len(one.shm_files) == job_finder.MAX_SHM_FILES
 
 
 def test_known_ranks_come_first_and_then_each_user_in_turn(monkeypatch):
@@ -44,30 +44,30 @@ def test_known_ranks_come_first_and_then_each_user_in_turn(monkeypatch):
         job_finder.procfs, "read_credentials", lambda pid: SimpleNamespace(uids=(owners[pid],))
     )
     looked = []
-    monkeypatch.setattr(job_finder, "_look", looked.append)
+    monkeypatch.setattr(job_finder, "_read", looked.append)
     finder = JobFinder()
     assert finder.find(owners, str, {902}) == []
-    assert len(looked) == CANDIDATES
+    assert len(looked) == MAX_CANDIDATES
     assert looked[0] == 902
     assert {900, 901} <= set(looked)
-    assert finder.left_out == len(owners) - CANDIDATES
+    assert finder.left_out == len(owners) - MAX_CANDIDATES
 
 
 def test_jobs_that_are_known_keep_no_other_users_job_from_being_found(monkeypatch):
-    known = range(1, 2 * CANDIDATES)
+    known = range(1, 2 * MAX_CANDIDATES)
     owner_of = lambda pid: SimpleNamespace(uids=(1000 if pid < 900 else 7,))  # noqa: E731
     monkeypatch.setattr(job_finder.procfs, "read_credentials", owner_of)
     looked = []
-    monkeypatch.setattr(job_finder, "_look", looked.append)
+    monkeypatch.setattr(job_finder, "_read", looked.append)
     finder = JobFinder()
     finder.find([*range(1, 800), 900, 901], str, known)
     assert {900, 901} <= set(looked)
-    assert len(looked) == CANDIDATES
-    assert sum(pid in known for pid in looked) == CANDIDATES - NEWCOMERS
+    assert len(looked) == MAX_CANDIDATES
+    assert sum(pid in known for pid in looked) == MAX_CANDIDATES - MIN_NEWCOMERS
     looked.clear()
     finder.find([*known, 900, 901], str, known)
     assert {900, 901} <= set(looked)
-    assert len(looked) == CANDIDATES
+    assert len(looked) == MAX_CANDIDATES
 
 
 def test_tables_are_read_once_for_a_namespace(monkeypatch):
@@ -128,7 +128,7 @@ def test_a_path_forges_no_shared_memory(monkeypatch):
     monkeypatch.setattr(job_finder.procfs, "read_maps", lambda _: forged)
     one = process(7)
     JobFinder()._has_library(one)
-    assert one.shares == {b"00:1a 77"}
+    assert one.shm_files == {b"00:1a 77"}
 
 
 def test_who_has_many_processes_with_low_numbers_hides_nobody(monkeypatch):
@@ -136,7 +136,7 @@ def test_who_has_many_processes_with_low_numbers_hides_nobody(monkeypatch):
     owner_of = lambda pid: SimpleNamespace(uids=(1000 if pid < 900 else 7,))  # noqa: E731
     monkeypatch.setattr(job_finder.procfs, "read_credentials", owner_of)
     looked = set()
-    monkeypatch.setattr(job_finder, "_look", looked.add)
+    monkeypatch.setattr(job_finder, "_read", looked.add)
     finder = JobFinder()
     for _ in range(60):
         finder.find(range(1, 903), str)
@@ -146,7 +146,7 @@ def test_who_has_many_processes_with_low_numbers_hides_nobody(monkeypatch):
 def test_processes_with_one_share_are_connected(monkeypatch):
     monkeypatch.setattr(job_finder, "sockets_of", lambda pid: set())
     monkeypatch.setattr(job_finder, "connections", lambda pid: [])
-    members = [process(pid, shares={b"x", b"%d" % pid}) for pid in (10, 11, 12)]
+    members = [process(pid, shm_files={b"x", b"%d" % pid}) for pid in (10, 11, 12)]
     (part,) = job_finder._connected(members, COSTS)
     assert {one.pid for one in part} == {10, 11, 12}
 
@@ -166,7 +166,9 @@ def test_looking_into_one_party_costs_no_more_than_its_time(monkeypatch):
     """However many processes, descriptors and connections it has."""
     costs = {"time": 0.0}
     monkeypatch.setattr(job_finder.time, "thread_time", lambda: costs["time"])
-    monkeypatch.setattr(job_finder, "_look", lambda pid: process(pid, shares={b"%d" % (pid // 2)}))
+    monkeypatch.setattr(
+        job_finder, "_read", lambda pid: process(pid, shm_files={b"%d" % (pid // 2)})
+    )
     monkeypatch.setattr(job_finder.procfs, "party_of", lambda pid: 1000 if pid < 900 else 1001)
     monkeypatch.setattr(job_finder.procfs, "descends", lambda *_: False)
     monkeypatch.setattr(job_finder.procfs, "read_inode", lambda path: 5)
@@ -185,7 +187,7 @@ def test_looking_into_one_party_costs_no_more_than_its_time(monkeypatch):
     for _ in range(5):
         jobs = finder.find([*range(2, 100), 900, 901], str)
     greedy = [pid for pid in asked if pid < 900]
-    assert len(greedy) * 0.05 * job_finder._CHILDS <= job_finder.BURST_S + 0.3
+    assert len(greedy) * 0.05 * job_finder._COST_FACTOR <= job_finder.BURST_S + 0.3
     assert [rank.pid for job in jobs for rank in job.ranks] == [900, 901]
     assert finder.left_out == 4 * 98
 
@@ -196,4 +198,4 @@ def test_tables_of_few_namespaces_are_read_in_a_look(monkeypatch):
     monkeypatch.setattr(job_finder.procfs, "read_inode", lambda path: int(path.split("/")[2]))
     monkeypatch.setattr(job_finder, "connections", lambda pid: read.append(pid) or [])
     job_finder.listening(range(1, 60))
-    assert read == list(range(1, 1 + job_finder.NAMESPACES))
+    assert read == list(range(1, 1 + job_finder.MAX_NAMESPACES))

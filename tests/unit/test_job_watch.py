@@ -13,7 +13,7 @@ import pytest
 
 from sonde.agent import job_watch, stall_reports
 from sonde.agent.job_finder import Job, Rank
-from sonde.agent.job_watch import JOBS, KEPT_CANDIDATES, PARTS, JobWatch
+from sonde.agent.job_watch import MAX_CANDIDATES, MAX_JOBS, PARTS, JobWatch
 from sonde.agent.rank_dump import MEMORY_BYTES
 from sonde.agent.rank_stacks import RankStackReader
 from sonde.agent.slowdown_watcher import Watcher
@@ -44,11 +44,11 @@ def found(watch, *jobs):
 
 
 def test_jobs_are_bounded_and_those_left_out_are_counted_once(watch):
-    many = [job(number, number) for number in range(1, JOBS + 6)]
+    many = [job(number, number) for number in range(1, MAX_JOBS + 6)]
     # One look after another, as they come.
     for at in range(1, len(many) + 1):
         found(watch, *many[:at])
-    assert len(watch._jobs) == JOBS
+    assert len(watch._jobs) == MAX_JOBS
     found(watch, *many)
     assert watch.losses["diagnose.jobs"] == 5
 
@@ -57,21 +57,21 @@ def test_a_party_has_a_part_of_the_jobs(watch):
     its = [job(number, 1000) for number in range(1, 20)]
     other = job(50, 1001)
     watched = found(watch, *its, other)
-    assert len(watched) == JOBS // PARTS + 1
+    assert len(watched) == MAX_JOBS // PARTS + 1
     assert other in watched
-    assert watch.losses["diagnose.jobs"] == len(its) - JOBS // PARTS
+    assert watch.losses["diagnose.jobs"] == len(its) - MAX_JOBS // PARTS
 
 
 def test_the_machines_own_root_may_have_all_jobs(watch):
-    assert len(found(watch, *(job(number, 0) for number in range(1, 30)))) == JOBS
+    assert len(found(watch, *(job(number, 0) for number in range(1, 30)))) == MAX_JOBS
 
 
 def test_a_job_that_grew_takes_its_own_place(watch):
-    its = [job(number, 1000) for number in range(1, JOBS // PARTS + 1)]
+    its = [job(number, 1000) for number in range(1, MAX_JOBS // PARTS + 1)]
     found(watch, *its)
     grown = Job("", (*its[0].ranks, Rank(99, 5, 2)), "RANK", 1000)
     watched = found(watch, grown)
-    assert len(watched) == JOBS // PARTS
+    assert len(watched) == MAX_JOBS // PARTS
     assert grown in watched
     assert its[0] not in watched
 
@@ -102,6 +102,17 @@ def test_nobody_waits_while_it_is_looked_who_has_ended(watch, monkeypatch):
     monkeypatch.setattr(job_watch, "_state", lambda _: "")
     watch._note_ended()
     assert watch._jobs == []
+
+
+def test_ranks_beyond_the_limit_have_the_reason_why_they_have_no_stacks(watch, monkeypatch):
+    ranks = tuple(Rank(10 + number, 5, number) for number in range(job_watch.MAX_STACKS + 2))
+    found(watch, Job("", ranks, "RANK", 1000))
+    monkeypatch.setattr(job_watch, "_state", lambda _: "S")
+    monkeypatch.setattr(job_watch, "listening", lambda _: set())
+    failed = [rank.failed for rank in watch._look(watch._jobs[0], None).ranks]
+    in_time, beyond = failed[: job_watch.MAX_STACKS], failed[job_watch.MAX_STACKS :]
+    assert set(in_time) == {"its stack was not taken in time"}
+    assert set(beyond) == {job_watch.NOT_WALKED}
 
 
 def test_symptoms_that_end_during_a_look_are_those_of_its_begin(watch, monkeypatch):
@@ -219,15 +230,15 @@ def test_candidates_that_were_left_out_are_a_loss(watch):
 
 def test_candidates_are_bounded(watch):
     moment = SimpleNamespace(seconds=1.0, processes={}, end_ns=1)
-    watch.on_moment(moment, range(1, 3 * KEPT_CANDIDATES))
-    assert len(watch._candidates) == KEPT_CANDIDATES
-    assert watch.losses["diagnose.job_candidates"] == 2 * KEPT_CANDIDATES - 1
+    watch.on_moment(moment, range(1, 3 * MAX_CANDIDATES))
+    assert len(watch._candidates) == MAX_CANDIDATES
+    assert watch.losses["diagnose.job_candidates"] == 2 * MAX_CANDIDATES - 1
 
 
 def test_the_child_that_takes_stacks_is_bounded():
     reader = RankStackReader()
     try:
-        pid = reader._alive().pid
+        pid = reader._running_child().pid
         until_s = time.monotonic() + 30
         while time.monotonic() < until_s:
             limits = Path(f"/proc/{pid}/limits").read_text().splitlines()

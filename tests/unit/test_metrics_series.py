@@ -100,7 +100,7 @@ def test_ten_thousand_short_lived_processes_do_not_grow_the_series(clock):
         assert sum(found.values()) == total  # nothing is lost: the rest is under `other`
         assert any((PROGRAM, OTHER) in attributes for attributes in found)
     assert board.folded > 9_000
-    assert len(board._plans) <= series.PLANS_KEPT
+    assert len(board._plans) <= series.MAX_PLANS
 
 
 def test_series_of_other_kinds_are_bounded_too(clock, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 
-from sonde.agent.event_loop import MAX_RESYNC_S, RESYNC_CALM_S, Resyncs
+from sonde.agent.event_loop import MAX_RESYNC_S, RESYNC_RESET_S, Resyncs
 
 
 def looks_of(resyncs: Resyncs, since_s: float, until_s: float, cost_s: float) -> list[float]:
@@ -37,7 +37,7 @@ def test_looks_become_rare_while_losses_go_on_and_never_cease() -> None:
 def test_after_a_calm_time_the_next_loss_is_looked_into_at_once() -> None:
     resyncs = Resyncs()
     last_s = looks_of(resyncs, 0.0, 100.0, 0.2)[-1]
-    calm_s = last_s + MAX_RESYNC_S + RESYNC_CALM_S + 1
+    calm_s = last_s + MAX_RESYNC_S + RESYNC_RESET_S + 1
     looks = looks_of(resyncs, calm_s, calm_s + 5, 0.01)
     assert looks[0] == calm_s
     assert looks[1] - looks[0] < 1

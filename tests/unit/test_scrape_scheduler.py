@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from sonde.agent.scrape_scheduler import CROWDED, ScrapeScheduler
+from sonde.agent.scrape_scheduler import CROWDED_ROWS, ScrapeScheduler
 from sonde.collect.collector import Batch
 from sonde.collect.metrics import Metrics
 from sonde.collect.queues import TRY_S, QueueCollector
@@ -145,7 +145,7 @@ def test_sources_learn_that_nobody_keeps_what_they_report(clock):
 
 
 def test_many_rows_are_read_sooner(scheduler):
-    rows = [(0,)] * (CROWDED // 4)
+    rows = [(0,)] * (CROWDED_ROWS // 4)
     scheduler.on_tick([Batch(rows={"usage": rows})], TICK_S)
     assert scheduler.tick_s == TICK_S
     scheduler.on_tick([Batch(rows={"usage": rows})], REST_S)

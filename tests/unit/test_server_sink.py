@@ -80,7 +80,7 @@ def stub() -> Iterator[Stub]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending, "FIRST_WAIT_S", 0.01)
-    monkeypatch.setattr(sending, "LONGEST_WAIT_S", 0.05)
+    monkeypatch.setattr(sending, "MAX_WAIT_S", 0.05)
 
 
 def until(done: Callable[[], bool]) -> None:
@@ -295,7 +295,7 @@ def test_waits_grow_and_are_spread() -> None:
     most = [backoff_s(attempt, lambda _low, high: high) for attempt in range(1, 12)]
 
     assert most == sorted(most)
-    assert most[-1] == sending.LONGEST_WAIT_S
+    assert most[-1] == sending.MAX_WAIT_S
     assert all(backoff_s(3) <= most[2] for _ in range(100))
 
 

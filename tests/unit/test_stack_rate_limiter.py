@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from sonde.agent.stack_rate_limiter import BURST, MOST, NAMED_PER_S, StackRateLimiter
+from sonde.agent.stack_rate_limiter import BURST, MAX_DIVISOR, NAMED_PER_S, StackRateLimiter
 
 
 def test_a_steady_load_keeps_all():
@@ -28,7 +28,7 @@ def test_where_all_is_new_about_so_many_are_named_in_the_long_run():
 
 def test_it_ends_with_its_cause():
     limiter = StackRateLimiter()
-    while limiter.divisor < MOST:
+    while limiter.divisor < MAX_DIVISOR:
         limiter.after(10_000, 1.0)
     seconds = 0
     while limiter.divisor > 1:
@@ -40,7 +40,7 @@ def test_it_ends_with_its_cause():
 def test_what_is_named_in_no_time_at_all_is_thinned_and_no_error():
     limiter = StackRateLimiter()
     assert limiter.after(int(BURST) + 1, 0.0)
-    assert limiter.divisor == MOST
+    assert limiter.divisor == MAX_DIVISOR
 
 
 def test_what_may_be_named_grows_with_the_time():

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from sonde.agent import stall_reports
-from sonde.agent.stall_reports import HELD, HOLD_S, SHOWN, StallReports
+from sonde.agent.stall_reports import HOLD_S, MAX_HELD, SHOWN, StallReports
 from sonde.diagnose.incident import (
     Candidate,
     Change,
@@ -131,12 +131,12 @@ def test_a_pause_that_is_no_stall_gives_them_back(node):
 
 def test_nothing_is_kept_back_for_long_or_without_a_bound(node, clock):
     node.pauses()
-    for _ in range(HELD + 3):
+    for _ in range(MAX_HELD + 3):
         node.offer(10)
     assert len(node.found) == 3
     clock[0] += HOLD_S
     node.reports.release()
-    assert len(node.found) == HELD + 3
+    assert len(node.found) == MAX_HELD + 3
     node.offer(12)
     node.reports.close()
     assert node.victims[-1] == 12

@@ -4,6 +4,10 @@
 Terms:
 - tick: the regular moment of draining the collectors, 1 s by default
 - rest: to do little while the machine does next to nothing
+- batch, chunk: what one drain of one collector gives; a few seconds of rows, as they are written
+- given processes: those that a recording is of (`config.pids`), with their descendants
+- chosen processes: those whose stacks or waits diagnosis takes at present (`Kernel.choose`)
+- process events: the kernel's reports of forks, execs, exits and mapped files
 - walk, raw stack: a stack as the kernel unwound it; a `StackReader` names its frames
 - moment: the rows of one tick, summed by process, for diagnosis
 - look: one reading of something that is read again and again, such as all ranks' stacks
@@ -11,8 +15,11 @@ Terms:
 - left out: what a bound kept out of the result, counted
 - holder: the user whose subordinate ids (/etc/subuid) those of a container are
 - page: what the agent serves its metrics on (`sinks`)
+- quiet: of a job: its ranks make no progress; such a stretch is a pause, or found to be a stall
 - symptom: what shows that a rank has stopped; numbered by: what gave the ranks their numbers
 - outcome: what became of an attach, or of a push of metrics; identity: pid and start of a process
+- table: rows of one kind (`abi/tables.json`); alone, of a walk: its unwind rules (`unwind`)
+- to wake: to end the agent's sleep before its next tick; we, ours: of Sonde itself
 - resync: a look at everything again, after events were lost; setup: what collectors are made from
 """
 

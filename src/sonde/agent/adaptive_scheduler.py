@@ -2,12 +2,12 @@
 """How often rows are read out: each `tick_s` while the machine works, each `rest_s` while it rests.
 
 Waking up, with cold caches, is most of what an agent costs on a machine that does nothing. So after
-some ticks in which next to nothing was used, the agent sleeps longer, and the timer that looks at
-the run queues wakes it as soon as somebody works (collect.queues): what happens then is read out as
-often as ever. Totals are exact either way; while nothing happens they are of longer intervals.
+`TICKS_TO_REST` ticks in which next to nothing was used, the agent sleeps longer. The BPF timer that
+samples the run queues wakes it as soon as a program works (collect.queues): from then on rows are
+read each `tick_s` again. Totals are exact either way; at rest they are of longer intervals.
 
-Where processes are chosen, the first ticks come sooner, each interval twice as long as the one
-before. Names of Python code are read from the memory of a process as long as it lives: a program
+In a recording of given processes the first ticks come sooner, each interval twice as long as the
+one before. Names of Python code are read from the memory of a process while it lives: a program
 that runs for less than `tick_s` would have none.
 """
 
@@ -23,13 +23,15 @@ from sonde.config import Config
 from sonde.model.rows import ActivityRow, UsageRow
 
 REST_SHARE = 0.1
-"""All processes together use less than this, of one core, where a machine is at rest. Much less
-than what wakes us (bpf/queues.bpf.c), lest we fall asleep and are woken again and again."""
+"""A machine is at rest where all processes together use less than this share of one core. It is
+far below the load that wakes the agent (BUSY_STIRS in bpf/queues.bpf.c), so that the agent does not
+fall asleep and wake up in turn."""
 TICKS_TO_REST = 2
-CHOSEN_DELAY_S = 0.005
-"""Where processes are chosen: how long events of others stay unread."""
+"""Idle ticks in a row before the agent sleeps longer."""
+OTHERS_DELAY_S = 0.005
+"""In a recording of given processes: how long events of other processes stay unread."""
 FIRST_TICK_S = 0.05
-"""The first interval where processes are chosen."""
+"""In a recording of given processes: the first interval."""
 
 
 class AdaptiveScheduler(Scheduler):
@@ -40,17 +42,17 @@ class AdaptiveScheduler(Scheduler):
         self._rest_s = config.rest_s
         self._delays_events = config.pids is not None
         self._first_tick_s = FIRST_TICK_S if config.pids is not None else config.tick_s
-        """Interval of the ticks at the start, doubled at each."""
+        """Upper limit of the interval at the start, doubled at each tick up to `tick_s`."""
         self._collectors = collectors
         self._waker: Collector | None = next((it for it in collectors if it.can_wake), None)
         self._can_rest = (
             config.rest_s > config.tick_s
             and config.host_metrics
-            and self._waker is not None  # else nobody would wake us
+            and self._waker is not None  # else nothing would wake the agent
             and config.pids is None
             and not fills_rings(config)
         )
-        self._quiet_ticks = 0
+        self._idle_ticks = 0
         self._wakeup: select.poll | None = None
         self.fds: list[int] = []
         """Descriptors that have something to read when the machine is no longer at rest."""
@@ -65,20 +67,20 @@ class AdaptiveScheduler(Scheduler):
         return self._wakeup is not None and bool(self._wakeup.poll(0))
 
     def event_delay_s(self, gap_s: float) -> float:
-        """Where processes are chosen, events of others wait: they have to be read, no more."""
-        return CHOSEN_DELAY_S if self._delays_events else 0.0
+        """In a recording of given processes, events of others wait: they are read, not acted on."""
+        return OTHERS_DELAY_S if self._delays_events else 0.0
 
     def on_tick(self, batches: Sequence[Batch], elapsed_s: float) -> None:
-        """Sleep longer from now on, or no longer, by what was seen since the last tick."""
+        """Begin to sleep longer, or stop that, by what was seen since the last tick."""
         if self._first_tick_s < self._tick_s:
             self._first_tick_s *= 2
         if not self._can_rest or elapsed_s <= 0:
             return
-        quiet = not self.is_woken() and _is_quiet(batches, elapsed_s)
-        self._quiet_ticks = self._quiet_ticks + 1 if quiet else 0
-        if self.fds and not quiet:
+        is_idle = not self.is_woken() and _is_idle(batches, elapsed_s)
+        self._idle_ticks = self._idle_ticks + 1 if is_idle else 0
+        if self.fds and not is_idle:
             self.reset()
-        elif not self.fds and self._quiet_ticks >= TICKS_TO_REST:
+        elif not self.fds and self._idle_ticks >= TICKS_TO_REST:
             self._rest()
 
     def reset(self) -> None:
@@ -86,11 +88,12 @@ class AdaptiveScheduler(Scheduler):
         if self._waker is None or not self.fds:
             return
         self._waker.disarm_wakeup()
-        self.fds, self._wakeup, self._quiet_ticks = [], None, 0
+        self.fds, self._wakeup, self._idle_ticks = [], None, 0
         for collector in self._collectors:
             collector.set_interval(0.0)
 
     def _rest(self) -> None:
+        """Sleep `rest_s` from now on, unless the kernel cannot wake the agent."""
         fd = self._waker.arm_wakeup() if self._waker is not None else None
         if fd is None:
             return
@@ -101,7 +104,7 @@ class AdaptiveScheduler(Scheduler):
             collector.set_interval(self._rest_s)
 
 
-def _is_quiet(batches: Iterable[Batch], elapsed_s: float) -> bool:
+def _is_idle(batches: Iterable[Batch], elapsed_s: float) -> bool:
     used_ns = 0
     for batch in batches:
         if batch.spans or "device_run" in batch.rows or _has_device_call(batch):

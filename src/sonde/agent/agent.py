@@ -3,10 +3,10 @@
 
     every tick    drain the collectors, resolve the stacks that are new
     every chunk   write the rows with the dictionary entries they need
-    paused        nothing is observed; who lives and what is mapped where stays known
+    paused        no row is made; which processes live and what they map stays known
 
-Between ticks it sleeps on the stream of process events, so that a library is seen when a process
-maps it and a process that lives 50 ms is known before it is gone.
+Between ticks the agent sleeps until process events come, so that a library is seen when a process
+maps it, and a process that lives for 50 ms is known before it is gone.
 """
 
 from __future__ import annotations
@@ -55,27 +55,29 @@ if TYPE_CHECKING:
     from sonde.resolve.pods import Pods
 
 PODS_S = 2.0
-"""At the end, wait so long for the names of pods that were asked for last."""
+"""At the end: how long to wait at most for the kubelet's answer with the last names of pods."""
 LATE_S = 3.0
-"""A tick that comes so much later than meant was held up."""
+"""A tick that comes this much later than scheduled counts as a loss (`Losses.stuck_s`)."""
 GC_THRESHOLDS = (10_000, 20, 20)
-"""A tick makes thousands of rows, none of which is part of a cycle."""
+"""Python's garbage collections are to be rare: a tick makes thousands of rows, none of which is
+part of a cycle."""
 RELEASE_S = 60.0
-"""How often memory that was freed goes back to the kernel: up to 30 MB, in some 10 ms."""
-REHEARSED = 2_000
-"""Rows of a chunk in which a lot happens."""
+"""How often freed memory is given back to the kernel: up to 30 MB, which takes some 10 ms."""
+REHEARSAL_ROWS = 2_000
+"""As many as a chunk has in which a lot happens."""
 
 
 class Agent:
-    """Observes this node into a sink."""
+    """Observes this node, and hands what it sees to a sink, to exporters, or to both."""
 
     def __init__(
         self, config: Config, sink: Sink | None, *, privileged: bool = True, chooses: bool = False
     ) -> None:
-        """`sink`: None where rows only go to exporters; then no code is named, unless `chooses`.
-        `privileged`: False for a user without access to the kernel's events; then only device time,
-        which programs report themselves, is observed. `chooses`: stacks and waits are those of
-        chosen processes alone (`Kernel.choose`)."""
+        """`sink`: None where no chunks are kept; then frames get no names, unless `chooses`.
+        `privileged`: False for a user without access to the kernel's events; then device time,
+        which the injected library reports, and metrics are all that is observed. `chooses`: stacks
+        and waits are those of chosen processes alone (`Kernel.choose`). Raises HostError where this
+        machine cannot, and what `Exporters` raises."""
         self._privileged = privileged
         names_code = sink is not None or chooses
         self._config = config
@@ -83,13 +85,14 @@ class Agent:
         self._header = ChunkHeader(config)
         self._started_ns = 0
         self._tick_ns = 0
-        self._turned_s = time.monotonic()
-        """When the loop last did."""
+        self._loop_s = time.monotonic()
+        """When the last turn of the main loop began (CLOCK_MONOTONIC)."""
         self._gc_before = gc.get_threshold()
         self._pause_asked = False
-        self._paused_ns = 0  # before the chunk in the making
+        self._paused_ns = 0
+        """Length of the pause that the current chunk begins after."""
         self._counts: Counter[str] = Counter()
-        """What collectors have seen, by their names."""
+        """Events that each collector has seen, by its name."""
         self._spans = 0
         self._stack_limiter = StackRateLimiter()
         self._chunk = ChunkBuilder(0)
@@ -110,7 +113,7 @@ class Agent:
         self._unwinding = Unwinding(self._kernel if walks else None, self._resolver)
         self._dictionary = Dictionary(self._kernel, self._resolver, self._unwinding)
         without_tables = self._unwinding.memory_bytes()
-        self._begin_to_get_ready()
+        self._prepare_meanwhile()
         try:
             self._collectors = collectors_of(
                 config,
@@ -137,8 +140,8 @@ class Agent:
         self._unwinding.limit(self._map_bytes + without_tables)
         self._exporters = self._make_exporters(config)
 
-    def _begin_to_get_ready(self) -> None:
-        """What needs no collector, while the kernel's verifier is at work on other threads."""
+    def _prepare_meanwhile(self) -> None:
+        """Begin what needs no collector, while other threads load BPF programs (`load_ahead`)."""
         self._resolver.start()
         if self._unwinding.walks:
             self._unwinding.expect(procfs.family(self._config.pids or ()))
@@ -182,7 +185,7 @@ class Agent:
     def _make_exporters(self, config: Config) -> Exporters | None:
         if not (config.prometheus or config.otlp):
             return None
-        from sonde.agent.exporters import Exporters  # and with it an HTTP server, which few need
+        from sonde.agent.exporters import Exporters  # it loads an HTTP server: few need it
 
         return Exporters(
             config,
@@ -193,34 +196,36 @@ class Agent:
         )
 
     def _loop_age_s(self) -> float:
-        return time.monotonic() - self._turned_s
+        """How long ago the last turn of the main loop began."""
+        return time.monotonic() - self._loop_s
 
     def _owner_of(self, pid: int, start_ns: int) -> Mapping[str, str]:
         return owner_attributes.attributes(*self._resolver.program(pid, start_ns))
 
     @property
     def serves_at(self) -> str:
-        """HOST:PORT of the page for Prometheus; '' without one."""
+        """HOST:PORT at which Prometheus can fetch metrics; '' where none are served."""
         server = self._exporters.server if self._exporters is not None else None
         return server.address if server is not None else ""
 
     def start(self, program: str = "") -> None:
-        """Attach everything; `program`: what a chosen process will run once this is done.
+        """Begin to observe. `program`: the file that a given process will execute once this is
+        done; '' where all of them run already.
 
         Raises HostError where this machine cannot.
         """
         family = procfs.family(self._config.pids or ())
         self._unwinding.get_ready(family, self._event_loop.poll_starting, program)
-        # Not before: while it gets ready nothing is observed.
+        # Only now: nothing is observed while unwind tables are made.
         self._begin()
         walkers = [collector for collector in self._collectors if collector.walks_stacks]
         for collector in walkers:
             collector.start()
         self._event_loop.listen(walkers)
-        if self._unwinding.walks and not program:  # one that is not there yet has nothing to warm
+        if self._unwinding.walks and not program:  # one that does not run yet needs no warm-up
             batches = warm_up(walkers, self._event_loop.poll_starting, self._unwinding.stops)
             self._begin()
-            self._note(batches)
+            self._record_warm_up(batches)
         for collector in self._collectors:
             if collector not in walkers:
                 collector.start()
@@ -229,14 +234,15 @@ class Agent:
         self._event_loop.listen(self._collectors, [self._attacher] if self._attacher else [])
         if self._exporters is not None:
             self._exporters.start()
-        _native.release_memory()  # what the way here took
+        _native.release_memory()  # what the start took
         self._released_ns = time.monotonic_ns()
-        gc.freeze()  # tables of the machine's processes and files: not worth a walk each second
+        gc.freeze()  # what is known of processes and files is not worth a collection each second
         gc.set_threshold(*GC_THRESHOLDS)
 
     def _begin(self) -> None:
+        """The recording starts now: with an empty chunk."""
         self._started_ns = self._tick_ns = time.monotonic_ns()
-        self._turned_s = time.monotonic()
+        self._loop_s = time.monotonic()
         self._event_loop.begin()
         self._chunk = ChunkBuilder(self._started_ns)
 
@@ -246,17 +252,17 @@ class Agent:
         on_tick: Callable[[Live], None],
         until_s: float = math.inf,
     ) -> None:
-        """Observe until `stop` is true; `on_tick` gets the progress. Raises SinkError.
+        """Observe until `stop` returns True; `on_tick` gets the progress. Raises SinkError.
 
-        `stop` is asked when a signal or an event of a process comes, at every tick, and at
-        `until_s` (CLOCK_MONOTONIC).
+        `stop` is called when a signal or a process event comes, at every tick, and at `until_s`
+        (CLOCK_MONOTONIC).
         """
         while not stop():
-            self._turned_s = time.monotonic()
+            self._loop_s = time.monotonic()
             tick_s = self._tick_ns / 1e9 + self._scheduler.tick_s
             self._event_loop.sleep_until(min(tick_s, until_s), lambda: stop() or self._pause_asked)
             if self._pause_asked:
-                self._rest(stop)
+                self._pause_until_resumed(stop)
                 continue
             age_s = time.monotonic() - self._chunk.start_ns / 1e9
             chunk_ends = age_s >= self._config.chunk_s - self._config.tick_s / 2
@@ -266,27 +272,27 @@ class Agent:
             on_tick(self.live())
 
     def pause(self) -> None:
-        """Observe nothing until `resume`. May be called from a signal handler, which ends the sleep
-        between ticks."""
+        """Observe nothing until `resume`. May be called from a signal handler: a signal ends the
+        sleep between ticks."""
         self._pause_asked = True
 
     def resume(self) -> None:
         """Observe again. May be called from a signal handler."""
         self._pause_asked = False
 
-    def _rest(self, stop: Callable[[], bool]) -> None:
-        """One pause, from its begin to its end. Raises SinkError, or HostError where the kernel
-        does not let us in again."""
+    def _pause_until_resumed(self, stop: Callable[[], bool]) -> None:
+        """One pause, from its begin to its end. Raises SinkError, or HostError where collectors
+        cannot be attached to the kernel again."""
         self._scheduler.reset()
         for collector in self._collectors:
             collector.pause()
         self._tick(chunk_ends=True)
         self._flush(last=False)
         while self._pause_asked and not stop():
-            self._turned_s = time.monotonic()
+            self._loop_s = time.monotonic()
             self._event_loop.poll_paused()
         if self._pause_asked:
-            return  # ended in its pause
+            return  # stopped while paused
         since_ns = self._tick_ns
         for collector in self._collectors:
             collector.resume()
@@ -322,11 +328,11 @@ class Agent:
             gc.unfreeze()
 
     def frames_of(self, stack_id: int) -> tuple[KnownFrame, ...]:
-        """The frames of a stack that rows named of late, leaf first; () where not known."""
+        """The frames of a stack that recent rows have, leaf first; () where not known."""
         return self._dictionary.frames_of(stack_id)
 
     def process(self, pid: int, start_ns: int) -> Process:
-        """A process that rows spoke of, and whose it is."""
+        """A process that recent rows have, with its owner."""
         return self._resolver.process(pid, start_ns)
 
     def left_behind(self) -> list[str]:
@@ -334,7 +340,7 @@ class Agent:
         return [text for collector in self._collectors for text in collector.left_behind]
 
     def live(self) -> Live:
-        """How far it is."""
+        """How far the recording is."""
         return Live(
             elapsed_s=(self._tick_ns - self._started_ns) / 1e9,
             samples=self._counts["cpu"],
@@ -346,8 +352,9 @@ class Agent:
             written_bytes=self._sink.written_bytes if self._sink is not None else 0,
         )
 
-    def _note(self, batches: list[Batch]) -> None:
-        """Record what was seen before the start: processes, and events of collectors."""
+    def _record_warm_up(self, batches: list[Batch]) -> None:
+        """Of what was seen before the start, keep the processes and the events of collectors; all
+        counts begin at 0."""
         for batch in batches:
             self._resolver.add_notes(batch.notes, batch.groups)
             self._dictionary.take(batch)
@@ -359,16 +366,18 @@ class Agent:
         self._losses.begin()
 
     def _rehearse(self) -> None:
-        """A chunk that nobody gets. The first one asks whose every process is and makes the memory
-        to encode in, 8 ms of work that is part of the start."""
+        """Encode a chunk and drop it. The first chunk looks up the owner of every process and
+        allocates the encoder's memory: 8 ms that are spent here, before the recording starts."""
         chunk = ChunkBuilder(self._started_ns)
-        chunk.add("sample", [(0, "cpu", "", 0, 0, 0, i, 1.0, 1.0, 0.0) for i in range(REHEARSED)])
+        stacks = range(REHEARSAL_ROWS)
+        chunk.add("sample", [(0, "cpu", "", 0, 0, 0, stack, 1.0, 1.0, 0.0) for stack in stacks])
         self._dictionary.write(chunk)
         chunk.encode({})
 
     def _advance(self) -> int:
-        """The time is now what rows are read up to; what it was before."""
-        self._event_loop.poll()  # before the time is taken
+        """Begin a tick: rows are read up to now. Returns when the last tick did (CLOCK_MONOTONIC,
+        ns)."""
+        self._event_loop.poll()  # before the clock is read
         since_ns, self._tick_ns = self._tick_ns, time.monotonic_ns()
         late_s = (self._tick_ns - since_ns) / 1e9 - max(self._config.tick_s, self._config.rest_s)
         if late_s > LATE_S:
@@ -376,22 +385,23 @@ class Agent:
         return since_ns
 
     def _tick(self, chunk_ends: bool) -> None:
+        """Drain all collectors, and take in what they gave."""
         since_ns = self._advance()
         batches = []
         for collector in self._collectors:
             batches.append(drain(collector, since_ns, chunk_ends, self._losses.failed))
-            # Processes in the rows may have come and gone since: know of them before they are
-            # named. And new programs wait for their tables: the first drains take tens of ms.
+            # Processes in the rows may have come and gone since: their events are read before
+            # their rows. And new programs need unwind tables, while a drain may take tens of ms.
             self._event_loop.poll()
         for batch in batches:
             if batch.notes or batch.groups:
                 self._resolver.add_notes(batch.notes, batch.groups)
         for collector, batch in zip(self._collectors, batches, strict=True):
             self._counts[collector.name] += batch.seen
-            named = self._dictionary.named
+            named_before = self._dictionary.named
             self._take(batch)
             if collector.limits_stacks:
-                self._limit_stacks(collector, self._dictionary.named - named, since_ns)
+                self._limit_stacks(collector, self._dictionary.named - named_before, since_ns)
         if self._attacher is not None:
             self._chunk.add("event", self._attacher.rows(self._tick_ns))
         self._scheduler.on_tick(batches, (self._tick_ns - since_ns) / 1e9)
@@ -405,10 +415,12 @@ class Agent:
             self._chunk.compact()
 
     def _limit_stacks(self, collector: Collector, named: int, since_ns: int) -> None:
+        """`named`: stacks of the collector that were new in this tick."""
         if self._stack_limiter.after(named, (self._tick_ns - since_ns) / 1e9):
             collector.set_stack_divisor(self._stack_limiter.divisor)
 
     def _take(self, batch: Batch) -> None:
+        """Hand the rows of a batch to the exporters and the current chunk."""
         if batch.group_io:
             batch.metrics += self._group_io.rows(batch, self._tick_ns)
         if self._exporters is not None:
@@ -429,6 +441,7 @@ class Agent:
         self._dictionary.take(batch)
 
     def _count_losses(self) -> None:
+        """Add rows of `event` for what was lost since the last call."""
         for party, count in self._resolver.budget.newly_over():
             text = f"code of {procfs.name_of(party)} takes too long to name"
             notice = EventRow(self._tick_ns, "notice", "names_put_off", 0, 0, float(count), text)
@@ -442,6 +455,7 @@ class Agent:
                 self._dictionary.make_room()
 
     def _count_self(self) -> None:
+        """Add metrics of Sonde itself."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
         rows: list[MetricRow] = []
         for series, value in (
@@ -473,30 +487,30 @@ class Agent:
         self._sink.write(self._header.encode(chunk, self._tick_ns, self._paused_ns, last=last))
         self._paused_ns = 0
         del chunk
-        gc.collect(0)  # while there are few objects to look at: all of those rows are gone
+        gc.collect(0)  # now it is cheap: the rows of the chunk are freed, few objects are young
         if self._tick_ns - self._released_ns > RELEASE_S * 1e9:
             self._released_ns = self._tick_ns
             _native.release_memory()
 
 
 def _grace_ns(config: Config) -> int:
-    """How long names of ended processes are kept: until their rows were written."""
+    """How long names of ended processes are kept: until their rows are certainly written."""
     return int(3 * max(config.chunk_s, config.rest_s) * 1e9)
 
 
 def _pods(config: Config) -> Pods | None:
     if not config.kubelet:
         return None
-    from sonde.resolve.pods import Pods  # and with it an HTTP client, which few need
+    from sonde.resolve.pods import Pods  # it loads an HTTP client, which few need
 
     token, ca = config.kubelet_token_file, config.kubelet_ca_file
     return Pods(config.kubelet, Path(token) if token else None, Path(ca) if ca else None)
 
 
 def _max_rss_bytes() -> int:
-    """The most memory this process had resident.
+    """The most memory that this process had resident.
 
-    Not from getrusage(), which also counts what the process was before it became this program.
+    Not from getrusage(): its maximum survives execve(), so it may be of the program before.
     """
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.partition("VmHWM:")[2].split(maxsplit=1)[0])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whose turn it is to be attached to, so that no party's processes keep another's waiting.
 
-A process can make an attach to it fail, or last. So a failure over a process pauses its party alone
-(a user or a container: procfs.parties), parties take turns, and none fills the queue. A failure of
-our own pauses everybody.
+A process can make an attach to it fail, or take long. So the failure of an attach pauses attaches
+to that process's party alone (a user or a container: procfs.parties), parties take turns, and none
+fills the queue. A failure of Sonde's tracer (`TracerFailed`) pauses all.
 """
 
 from __future__ import annotations
@@ -15,32 +15,36 @@ from typing import Final
 Identity = tuple[int, int]
 """(pid, start in ns since boot)"""
 
-WAITING: Final = 256
-WAITING_OF_A_PARTY: Final = 64
+MAX_WAITING: Final = 256
+"""Processes in the queue."""
+MAX_WAITING_OF_PARTY: Final = 64
+"""Of these, processes of one party."""
 FIRST_PAUSE_S: Final = 60.0
-LONGEST_PAUSE_S: Final = 3600.0
-_PARTIES: Final = 1024
+"""After a first failure; doubled at each one after it."""
+MAX_PAUSE_S: Final = 3600.0
+_MAX_PARTIES: Final = 1024
+"""Parties whose failures, or whose turns, are remembered."""
 
 
 class Backoff:
-    """Ever longer pauses, of parties or of everybody. Times: monotonic s."""
+    """Ever longer pauses of one party, or of all (`party` None). Times: CLOCK_MONOTONIC, s."""
 
     def __init__(self) -> None:
         self._of: dict[int | None, tuple[int, float]] = {}
-        """Of a party, or of everybody (None): failures in a row, and when the pause ends."""
+        """By party, None for all: failures in a row, and when the pause ends."""
 
     def failed(self, party: int | None, now_s: float) -> float:
-        """Begin a pause of the party, or of everybody; how long it is."""
+        """Note a failure and begin a pause. Returns its length in seconds."""
         failures = self._of.get(party, (0, 0.0))[0]
-        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures, 16))
-        if party not in self._of and len(self._of) >= _PARTIES:
+        pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures, 16))
+        if party not in self._of and len(self._of) >= _MAX_PARTIES:
             soonest = min((it for it in self._of if it is not None), key=lambda it: self._of[it][1])
             del self._of[soonest]
         self._of[party] = (failures + 1, now_s + pause_s)
         return pause_s
 
     def worked(self, party: int) -> None:
-        """The next failure is the first again."""
+        """Note a success: the next failure counts as the first, and a pause of all ends."""
         self._of.pop(party, None)
         self._of.pop(None, None)
 
@@ -50,27 +54,29 @@ class Backoff:
 
 
 class AttachQueue:
-    """Processes that wait for an attach. For any thread."""
+    """Processes that wait for an attach. Methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: dict[Identity, tuple[int, float]] = {}
-        """Party, and when it is due."""
+        """Party, and from when on it may be taken (CLOCK_MONOTONIC, s)."""
         self._served: dict[int, int] = {}
-        """When a party had a turn: number of that turn."""
+        """By party: the number of its last turn."""
         self._turns = 0
 
     def put(self, identity: Identity, party: int, due_s: float) -> bool:
-        """False: there is no room, for this party or at all."""
+        """Add a process that may be taken from `due_s` on. False: there is no room, for this party
+        or at all."""
         with self._lock:
             held = Counter(of for of, _ in self._waiting.values())
-            if len(self._waiting) >= WAITING or held[party] >= WAITING_OF_A_PARTY:
+            if len(self._waiting) >= MAX_WAITING or held[party] >= MAX_WAITING_OF_PARTY:
                 return False
             self._waiting[identity] = (party, due_s)
             return True
 
     def take(self, now_s: float, backoff: Backoff) -> tuple[Identity, int] | None:
-        """The process that is due, of the party whose last turn is longest ago; and the party."""
+        """Remove a process that is due, of the party whose last turn is longest ago. Returns it and
+        its party; None where none is due, or all parties of those that are due pause."""
         with self._lock:
             due = [
                 (self._served.get(party, 0), due_s, identity)
@@ -83,7 +89,7 @@ class AttachQueue:
             party, _ = self._waiting.pop(identity)
             self._turns += 1
             self._served.pop(party, None)
-            if len(self._served) >= _PARTIES:
+            if len(self._served) >= _MAX_PARTIES:
                 del self._served[next(iter(self._served))]
             self._served[party] = self._turns
             return identity, party

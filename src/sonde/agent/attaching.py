@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings the library for device time into processes that the policy allows, beside the recording.
+"""Loads the injected library into processes that the policy allows, while the recording goes on.
 
 A process is a candidate once it maps a device's library. Attaches happen one at a time, in a thread
-of the attacher, each at most once for a process, unless it was stopped just then; a failure makes
-the next ones to processes of that party wait, and one that is ours alone makes all wait, longer
-each time. The kill switch is looked at before each:
-a process whose turn comes while it is set is reported as refused, and not tried again.
+of the attacher. A process is attached to at most once; only one that was stopped (SIGSTOP, ptrace)
+is tried again. A failure pauses attaches to processes of that party, a failure of Sonde's tracer
+all attaches, longer each time (`attach_queue`). The kill switch is read before each attach: a
+process whose turn comes while it is set is reported as refused, and not tried again.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Final
 from sonde import procfs
 from sonde._native import MmapEvent, ProcessEvent
 from sonde.agent.attach_queue import (
-    WAITING,
-    WAITING_OF_A_PARTY,
+    MAX_WAITING,
+    MAX_WAITING_OF_PARTY,
     AttachQueue,
     Backoff,
     Identity,
@@ -36,15 +36,18 @@ from sonde.model.rows import EventRow
 
 DEVICE_LIBRARY: Final = re.compile(r"(libcuda\.so|libOpenCL[-.\w]*\.so)(\.[\d.]+)?$")
 SETTLE_S: Final = 1.0
-"""A process that has just mapped a device's library is busy in the loader."""
+"""How long to wait after a process maps a device's library: it is still in the dynamic linker."""
 STOPPED_PAUSE_S: Final = 60.0
-"""A process that stays stopped is tried after 1, 2, 4 s and so on up to this."""
+"""A process that stays stopped is tried again after 1, 2, 4 s and so on up to this."""
 POLL_S: Final = 0.25
-_REMEMBERED: Final = 65_536
+"""How often the thread looks for processes that are due."""
+_MAX_KNOWN: Final = 65_536
+"""Processes that were considered; beyond that all are forgotten, and considered again when they map
+a library again."""
 
 
 class Attacher:
-    """Decides, attaches, and reports the outcome in rows of the table event."""
+    """Decides which processes to attach to, does so, and reports the outcome in rows of `event`."""
 
     def __init__(
         self,
@@ -52,26 +55,28 @@ class Attacher:
         roots: frozenset[int] | None = None,
         load: Callable[[int], object] = remote.load_injected_library,
     ) -> None:
-        """`roots`: only these processes and their descendants; `load`: brings the library in."""
+        """`roots`: attach only to these processes and their descendants; None: to any. `load` loads
+        the library into a process by its pid."""
         self._policy = policy
         self._roots = roots
         self._load = load
         self._known: set[Identity] = set()
         self._waiting = AttachQueue()
         self._stopped: dict[Identity, tuple[int, float, float]] = {}
-        """Processes that were stopped: party, when to try again (monotonic s), next pause."""
-        self._reports: queue.Queue[tuple[str, int, str]] = queue.Queue(WAITING)
+        """Processes that were stopped: party, when to try again (CLOCK_MONOTONIC, s), and how long
+        to wait (s) after that."""
+        self._reports: queue.Queue[tuple[str, int, str]] = queue.Queue(MAX_WAITING)
         self._ending = threading.Event()
         self._backoff = Backoff()
         self._thread = threading.Thread(target=self._work, name="sonde-attach", daemon=True)
         self.left_out = 0
         """Candidates for which there was no room in the queue, for their party or at all, and
-        processes with too many mappings to see whether they are any."""
+        processes with too many mappings to see whether they are candidates."""
         self.failed = 0
-        """Attaches that failed, or were not tried because tracers of their party hang."""
+        """Attaches that failed, or were not tried because too many killed tracers hang."""
 
     def start(self) -> None:
-        """Consider what runs now, and begin."""
+        """Consider the processes that run now, and start the thread."""
         if self._policy.mode == "off":
             return
         unread = UnreadProcesses()
@@ -100,7 +105,7 @@ class Attacher:
             return
         if identity in self._known:
             return
-        if len(self._known) >= _REMEMBERED:
+        if len(self._known) >= _MAX_KNOWN:
             self._known.clear()
         self._known.add(identity)
         if not (self._is_watched(pid) and self._policy.allows(ProcessFacts.of(pid))):
@@ -112,7 +117,7 @@ class Attacher:
             self.left_out += 1
 
     def rows(self, now_ns: int) -> list[EventRow]:
-        """Rows of the table event: what came of attaches since the last call."""
+        """Rows of the table event: the outcomes of attaches since the last call."""
         rows: list[EventRow] = []
         with suppress(queue.Empty):
             while True:
@@ -121,7 +126,7 @@ class Attacher:
         return rows
 
     def stop(self) -> None:
-        """No more attaches; one that has begun comes to its end."""
+        """Begin no more attaches; wait for `remote.WAIT_S` at most for one that has begun."""
         self._ending.set()
         if self._thread.is_alive():
             self._thread.join(timeout=remote.WAIT_S)
@@ -147,16 +152,17 @@ class Attacher:
             self._attach(identity, party)
 
     def _attach(self, identity: Identity, party: int) -> None:
-        pid, began = identity
+        """Try one process, and report the outcome. Raises nothing that an attach may raise."""
+        pid, start_ns = identity
         try:
-            if process.start_time(pid) == began:
+            if process.start_time(pid) == start_ns:
                 kill_switch.require_allowed()
                 self._load_into(pid, party)
         except TargetStopped as error:
             if identity in self._stopped:
                 return
             of_party = sum(of == party for of, *_ in self._stopped.values())
-            if len(self._stopped) >= WAITING or of_party >= WAITING_OF_A_PARTY:
+            if len(self._stopped) >= MAX_WAITING or of_party >= MAX_WAITING_OF_PARTY:
                 self.left_out += 1
                 return
             self._stopped[identity] = (party, time.monotonic() + SETTLE_S, 2 * SETTLE_S)
@@ -166,9 +172,9 @@ class Attacher:
             pass
         except AttachFailed as error:
             self.failed += 1
-            is_ours = isinstance(error, TracerFailed)
-            pause_s = self._backoff.failed(None if is_ours else party, time.monotonic())
-            whose = "" if is_ours else f" to a process of {procfs.name_of(party)}"
+            is_tracer = isinstance(error, TracerFailed)
+            pause_s = self._backoff.failed(None if is_tracer else party, time.monotonic())
+            whose = "" if is_tracer else f" to a process of {procfs.name_of(party)}"
             text = f"{error.cause}; the next attach{whose} in {pause_s:.0f} s"
             self._report("attach_failed", pid, text)
         except (SondeError, OSError) as error:
@@ -176,11 +182,11 @@ class Attacher:
         self._stopped.pop(identity, None)
 
     def _load_into(self, pid: int, party: int) -> None:
-        # Again: since it was queued it may have executed a program with other rights.
+        # Checked again: since it was queued it may have executed a program with other rights.
         if not self._policy.allows(ProcessFacts.of(pid)):
             return
         memory = InjectMemory.find(pid)
-        if memory is not None:
+        if memory is not None:  # it has the library already
             memory.close()
             return
         self._load(pid)

@@ -20,14 +20,15 @@ class ChunkHeader:
 
     def __init__(self, config: Config) -> None:
         self.program: ProgramRun | None = None
-        """The run that the recording saw from its start to its end."""
+        """What `sonde record` ran, once the recording has seen it from its start to its end."""
         self._config = config
         self._id = str(uuid.uuid4())
         self._seq = 0
+        """Number of the next chunk."""
 
     def encode(self, chunk: ChunkBuilder, end_ns: int, paused_ns: int, *, last: bool) -> bytes:
-        """The next chunk, which ends at `end_ns` (CLOCK_MONOTONIC) and begins after a pause of
-        `paused_ns`."""
+        """The bytes of the next chunk, which ends at `end_ns` (CLOCK_MONOTONIC) and begins after a
+        pause of `paused_ns`; `last`: the capture ends with it."""
         meta = {
             "seq": self._seq,
             "start_ns": chunk.start_ns,

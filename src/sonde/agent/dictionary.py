@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rows refer to: stacks, frames, processes, threads. Each chunk gets the entries it needs."""
+"""What rows refer to by ids: stacks, frames, processes, threads. Each chunk gets the entries that
+its rows need."""
 
 from __future__ import annotations
 
@@ -21,16 +22,20 @@ from sonde.sinks.chunk import ChunkBuilder, columns_of
 from sonde.unwind.stop_reasons import TAIL_DROPPED
 
 KEPT_IN_KERNEL = 3 / 8
-"""Stacks read and still kept in the kernel, of all that it has room for, before they are dropped
-there."""
-PROCESSES_TOLD_APART = 65_536
+"""Share of the kernel's room for stacks that may hold ones that were read already; beyond it those
+are dropped there."""
+MAX_COUNTED_PROCESSES = 65_536
+"""Processes that are remembered so that each counts once in `Dictionary.processes`."""
 _OWNER = attrgetter(*OWNER_COLUMNS)
-STACKS_CACHED = 16_384
+MAX_STACKS = 16_384
+"""Stacks whose frames are remembered from chunk to chunk."""
 
 
 class _Stack(NamedTuple):
     frames: tuple[KnownFrame, ...]
+    """Leaf first."""
     complete: bool
+    """It reaches the thread's entry (`stacks.is_whole`)."""
     is_long: bool
     """The kernel keeps it in several pieces."""
 
@@ -44,27 +49,28 @@ class Dictionary:
         self.stacks = StackReader(resolver, unwinding)
         self._stacks: dict[int, _Stack] = {}
         self._put_off: dict[int, TrackedProcess] = {}
-        """Stacks with frames that have no name yet (`Resolver.is_put_off`)."""
+        """Stacks with frames that have no name yet, with their process: the CPU time for names of
+        its party was used up (`Resolver.is_put_off`)."""
         self._in_kernel: set[int] = set()
-        self._in_kernel_most = int(KEPT_IN_KERNEL * kernel.max_stacks)
+        """Stacks that were read and may still be in the kernel's map."""
+        self._max_in_kernel = int(KEPT_IN_KERNEL * kernel.max_stacks)
         self._used_stacks: set[int] = set()
         self._used_threads: set[tuple[int, int, int]] = set()
         self._processes: set[ProcessKey] = set()
         self._processes_before = 0
+        """How many were in `_processes` when it was emptied."""
         self._podless: set[ProcessKey] = set()
-        """Processes in pods that had no name when they were written last."""
+        """Processes whose pod had no name yet when they were written last."""
         self.forgotten = 0
-        """Stacks dropped before all rows that refer to them had come: some waits last long."""
+        """Stacks that the kernel dropped before a row referred to them: some waits last long."""
         self.named = 0
-        """Stacks that were new."""
+        """Stacks resolved so far."""
         self.tails_dropped = 0
         """Long stacks of which the outer part was dropped before they were read."""
 
     def take(self, batch: Batch) -> None:
-        """Note what a batch refers to, and resolve the stacks that are new.
-
-        Soon, that is: while their processes are remembered and the kernel still has their frames.
-        """
+        """Note what a batch refers to, and resolve the stacks that are new, while their processes
+        are remembered and the kernel still has their addresses."""
         self._used_threads |= batch.threads
         self._processes.update([(pid, start_ns) for pid, start_ns, _ in batch.threads])
         self._used_stacks.update(batch.stacks, batch.launch_stacks)
@@ -74,30 +80,33 @@ class Dictionary:
         self.stacks.python.close()
 
     def name(self, stacks: Mapping[int, ProcessKey]) -> None:
-        """Resolve stacks that no chunk refers to; the longest known ones are forgotten first."""
+        """Resolve stacks, by id, of processes. For an agent without chunks; above `MAX_STACKS` the
+        oldest are forgotten."""
         self._resolve(stacks)
         self.stacks.python.close()
         self._forget_old()
 
     def _forget_old(self) -> None:
-        while len(self._stacks) > STACKS_CACHED:
+        while len(self._stacks) > MAX_STACKS:
             oldest = next(iter(self._stacks))
             del self._stacks[oldest]
             self._put_off.pop(oldest, None)
 
     def ignore(self, batch: Batch) -> None:
-        """Nobody keeps these rows: have the kernel forget their stacks in time."""
+        """Resolve nothing of a batch whose rows are not kept; drop its stacks in the kernel before
+        they fill its map."""
         self._forget_when_full(batch.stacks.keys() | batch.launch_stacks.keys())
 
     def begin(self) -> None:
-        """What rows spoke of up to now is part of nothing; names of code stay known."""
+        """The recording starts: no chunk needs what rows had up to now. Resolved stacks stay."""
         self._used_stacks.clear()
         self._used_threads.clear()
         self._processes.clear()
 
     @property
     def processes(self) -> int:
-        """Processes that rows spoke of; one seen again after very many others counts again."""
+        """Processes that rows had so far; one seen again after `MAX_COUNTED_PROCESSES` others may
+        count twice."""
         return self._processes_before + len(self._processes)
 
     def frames_of(self, stack_id: int) -> tuple[KnownFrame, ...]:
@@ -106,7 +115,7 @@ class Dictionary:
         return known.frames if known is not None else ()
 
     def make_room(self) -> None:
-        """The kernel had no room for a stack: drop all, those too whose rows were lost."""
+        """The kernel had no room for a stack: drop all there, also those whose rows were lost."""
         self._kernel.clear_stacks()
         self._in_kernel.clear()
 
@@ -118,11 +127,13 @@ class Dictionary:
         chunk.add("process", self._process_rows(threads))
         chunk.add("thread", self._thread_rows(threads))
         self._forget_old()
-        if len(self._processes) > PROCESSES_TOLD_APART:
+        if len(self._processes) > MAX_COUNTED_PROCESSES:
             self._processes_before += len(self._processes)
             self._processes.clear()
 
     def _resolve(self, owners: Mapping[int, ProcessKey], in_library: bool = False) -> None:
+        """`owners`: the process of each stack id. `in_library`: they begin with frames of the
+        injected library, which are removed."""
         if not owners:
             return
         unknown = [stack_id for stack_id in owners if stack_id and stack_id not in self._stacks]
@@ -140,24 +151,28 @@ class Dictionary:
                 self._keep(walk.id, frames, walk.stop, in_library, walk.is_long)
                 if self._resolver.is_put_off(process):
                     self._put_off[walk.id] = process
-        # Those known here too: dropped there once, they were stored again when they came again.
+        # All of them, resolved before or not: the kernel stores a dropped stack again when it
+        # occurs again.
         self._forget_when_full(owners.keys())
 
     def _has_names_now(self, stack_id: int) -> bool:
+        """Whether a stack that was put off is to be resolved again now."""
         if self._resolver.is_put_off(self._put_off[stack_id]):
             return False
         del self._put_off[stack_id]
         return stack_id in self._stacks
 
     def _forget_when_full(self, stacks: Set[int]) -> None:
+        """Note stacks as read; drop all that were read where they fill their share of the map."""
         self._in_kernel.update(stacks)
-        if len(self._in_kernel) > self._in_kernel_most:
+        if len(self._in_kernel) > self._max_in_kernel:
             kept = self._stacks.get
             short = {it for it in self._in_kernel if (at := kept(it)) and not at.is_long}
             self._kernel.forget_stacks(list(self._in_kernel - short), list(short))
             self._in_kernel.clear()
 
     def _resolve_own(self, stacks: Mapping[int, tuple[ProcessKey, tuple[int, ...]]]) -> None:
+        """Resolve stacks that the injected library took itself: (process, addresses) of each."""
         self._used_stacks |= stacks.keys()
         for stack_id, (owner, addresses) in stacks.items():
             if stack_id not in self._stacks:
@@ -169,14 +184,15 @@ class Dictionary:
         self,
         stack_id: int,
         frames: tuple[KnownFrame, ...],
-        end: int,
+        stop: int,
         in_library: bool = False,
         is_long: bool = False,
     ) -> None:
+        """Remember a resolved stack; `stop`: why its walk ended (unwind.stop_reasons)."""
         self.named += 1
         if in_library:
             frames = tuple(dropwhile(_is_of_library, frames))
-        self._stacks[stack_id] = _Stack(frames, is_whole(frames, end), is_long)
+        self._stacks[stack_id] = _Stack(frames, is_whole(frames, stop), is_long)
 
     def _write_stacks(self, chunk: ChunkBuilder, stacks: list[int]) -> None:
         known = [self._stacks[stack_id] for stack_id in stacks]
@@ -193,7 +209,7 @@ class Dictionary:
         for pid, start_ns in again | {(pid, start_ns) for pid, start_ns, _ in threads}:
             known = self._resolver.process(pid, start_ns)
             if known.owner.pod_uid and not known.owner.pod and (pid, start_ns) not in again:
-                self._podless.add((pid, start_ns))  # its name may come: write it once more
+                self._podless.add((pid, start_ns))  # the name may come: write it once more
             yield pid, start_ns, known.ppid, known.comm, known.exe, *_OWNER(known.owner)
 
     def _thread_rows(self, threads: Iterable[tuple[int, int, int]]) -> Iterable[TableRow]:

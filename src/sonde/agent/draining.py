@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading out a collector in such a way that an error in it ends nobody but itself."""
+"""Drains a collector so that an error in it costs its rows of one interval, and nothing else."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ LOG = logging.getLogger("sonde.agent")
 
 
 def drain(collector: Collector, since_ns: int, to_the_end: bool, failed: Counter[str]) -> Batch:
-    """What a collector saw since `since_ns` (monotonic, ns).
+    """What a collector saw since `since_ns` (CLOCK_MONOTONIC); `to_the_end`: a chunk ends here.
 
-    A mistake in it, or what a process brings it to, costs its own rows of this interval, which
-    `failed` counts by its name; the first error of each collector is logged. Raises SondeError:
-    that is meant for who runs the agent.
+    Where it raises an unexpected error, its rows of this interval are lost: `failed` counts them by
+    its name, and the first error of each collector is logged. A SondeError is raised: it is meant
+    for the user.
     """
     try:
         return collector.drain(since_ns, to_the_end)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stacks of all threads of a process, once: the agent's walk and names without the agent."""
+"""The stacks of all threads of a process, once: walked and named as the agent does it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from sonde.resolve import Resolver
 from sonde.unwind import STOP_REASONS
 
 GRACE_NS = 60_000_000_000
+"""How long names of a process are kept after its end."""
 
 
 def dump(pid: int) -> list[ThreadStack]:
     """Every thread of a process with its stack. Raises HostError, ProcessGone.
 
-    The process is not stopped: threads are looked at one after the other, within milliseconds.
+    The process is not stopped: its threads are walked one after the other, within milliseconds.
     """
     dumper = Dumper([pid])
     try:
@@ -33,10 +34,11 @@ def dump(pid: int) -> list[ThreadStack]:
 
 
 class Dumper:
-    """Takes the stacks of a few processes, again and again: what that needs is made once."""
+    """Takes the stacks of a few processes repeatedly: unwind tables and BPF programs are made
+    once."""
 
     def __init__(self, pids: Sequence[int]) -> None:
-        """Raises HostError."""
+        """`pids`: the processes whose stacks can be taken. Raises HostError."""
         self._kernel = Kernel(pids)
         self._resolver = Resolver(grace_ns=GRACE_NS, has_budget=False)
         self._unwinding = Unwinding(self._kernel, self._resolver)
@@ -50,7 +52,7 @@ class Dumper:
             raise
 
     def take(self, pid: int) -> list[ThreadStack]:
-        """Every thread of one of them. Raises HostError, ProcessGone."""
+        """Every thread of one of the processes. Raises HostError, ProcessGone."""
         if (taker := self._takers.get(pid)) is None:
             taker = self._takers[pid] = ThreadDump(self._kernel, pid, self._sampler)
         resolver = self._resolver
@@ -62,7 +64,7 @@ class Dumper:
                 "host, or in a container with --pid=host.",
             )
         if not threads:
-            raise ProcessGone(f"process {pid} ended before its threads were looked at")
+            raise ProcessGone(f"process {pid} ended before its stacks were taken")
         reader = StackReader(resolver, self._unwinding)
         found = stacks(self._kernel, threads)
         named = []
@@ -71,23 +73,24 @@ class Dumper:
             walk = found.get(it.stack_id)
             walks = [walk] if walk is not None else []
             known = next((frames for _, frames in reader.named(process, walks)), ())
-            end = walk.stop if walk is not None else 0
-            whole = is_whole(known, end)
-            taken = walk is not None and walk.user
-            why = (
-                "" if whole else STOP_REASONS[end].text if taken else "its stack could not be taken"
-            )
+            stop = walk.stop if walk is not None else 0
+            whole = is_whole(known, stop)
+            why = ""
+            if not whole and walk is not None and walk.user:
+                why = STOP_REASONS[stop].text
+            elif not whole:
+                why = "its stack could not be taken"
             name = resolver.processes.thread_name(process, it.tid)
             frames = tuple(one.frame for one in known)
             named.append(ThreadStack(it.tid, name, it.state, frames, whole, why))
         return named
 
     def close(self) -> None:
-        """Give all of it back."""
+        """Free unwind tables and names."""
         self._unwinding.close()
         self._resolver.close()
 
 
 def _sleep(timeout_ms: int) -> None:
-    """No events come meanwhile."""
+    """In place of reading process events: nobody listens to them here."""
     time.sleep(timeout_ms / 1000)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between ticks: asleep on the stream of process events, which are dispatched to listeners."""
+"""Between ticks: sleeps until process events come, and dispatches them to listeners."""
 
 from __future__ import annotations
 
@@ -17,53 +17,57 @@ from sonde.config import Config
 from sonde.resolve import Resolver
 
 EVENT_GAP_S = 0.02
-"""After reacting to process events at once, let at least this long pass: bounds the wake-ups."""
+"""After some process events were dispatched, sleep at least this long: bounds the wake-ups."""
 STACKLESS_EVENT_GAP_S = 0.1
-"""The same for an agent that only lets metrics out: no mapping of a short process is asked for."""
-CHOSEN_EVENT_GAP_S = 0.003
-"""The same where processes are chosen: they are few, and their first moments count."""
-LOOK_S = 0.25
-"""How often to look for what walks ask for, as long as there are news of processes."""
-STACKLESS_LOOK_S = 1.0
-"""The same where no stacks are taken."""
-CALM_AFTER_S = 3.0
-"""Without any, a load is constant: then it is looked at every tick alone. Each wake-up costs some
-0.2 ms, most of it for memory that has gone from the caches."""
+"""The same for an agent that only exports metrics: no address is looked up in the mappings of a
+short-lived process."""
+GIVEN_EVENT_GAP_S = 0.003
+"""The same in a recording of given processes: they are few, and their first moments count."""
+WALK_REQUESTS_S = 0.25
+"""How often to read what walks ask for (processes and unwind tables that the kernel lacks) while
+process events come."""
+STACKLESS_REQUESTS_S = 1.0
+"""How often to wake up between ticks where no stacks are taken."""
+QUIET_AFTER_S = 3.0
+"""After this long without process events and requests of walks, the agent wakes up at ticks alone.
+Each wake-up costs some 0.2 ms, most of it for memory that has left the CPU's caches."""
 PAUSED_WAIT_MS = 250
-RESYNC_LEAST_S = 0.5
+"""How long to wait for process events at a time while the agent is paused."""
+MIN_RESYNC_S = 0.5
 MAX_RESYNC_S = 30.0
-RESYNC_CALM_S = 30.0
-"""After so long without losses the next one is looked into at once again."""
+"""Between two resyncs, while losses go on."""
+RESYNC_RESET_S = 30.0
+"""After this long without losses, the next one is followed by a resync at once again."""
 RESYNC_SHARE = 0.05
-"""Of a CPU, for looking at everything again."""
+"""Share of a CPU that resyncs may take."""
 
 
 class Resyncs:
-    """When to look at everything again, after events were lost.
+    """When to read the state of all processes again, after process events were lost.
 
-    At once, the first time. A process that maps in a loop loses events all the time, and each look
-    costs as much as a second of recording: while losses go on, looks become rare.
+    The first time: at once. A process that maps files in a loop makes events get lost all the time,
+    and a resync costs as much as a second of recording: while losses go on, resyncs become rare.
     """
 
     def __init__(self) -> None:
-        self._is_wanted = False
+        self._is_needed = False
         self._not_before_s = 0.0
         self._gap_s = 0.0
 
     def lost(self) -> None:
         """Events were lost."""
-        self._is_wanted = True
+        self._is_needed = True
 
     def is_due(self, now_s: float) -> bool:
-        """Whether to look now."""
-        return self._is_wanted and now_s >= self._not_before_s
+        """Whether to resync now (CLOCK_MONOTONIC, s)."""
+        return self._is_needed and now_s >= self._not_before_s
 
     def done(self, now_s: float, cost_s: float) -> None:
-        """A look has just ended, and cost so much CPU time."""
-        self._is_wanted = False
-        if now_s > self._not_before_s + RESYNC_CALM_S:
+        """A resync has just ended, which cost `cost_s` of CPU time."""
+        self._is_needed = False
+        if now_s > self._not_before_s + RESYNC_RESET_S:
             self._gap_s = 0.0
-        self._gap_s = min(MAX_RESYNC_S, max(2 * self._gap_s, RESYNC_LEAST_S, cost_s / RESYNC_SHARE))
+        self._gap_s = min(MAX_RESYNC_S, max(2 * self._gap_s, MIN_RESYNC_S, cost_s / RESYNC_SHARE))
         self._not_before_s = now_s + self._gap_s
 
 
@@ -83,33 +87,33 @@ class EventLoop:
         keeps_rows: bool,
     ) -> None:
         """`collectors`: all of the node, none of which listens before `listen`. `keeps_rows`:
-        somebody keeps rows, so that addresses are looked up in mappings."""
+        frames get names, so that addresses are looked up in mappings."""
         self._config = config
         self._events = events
         self._resolver = resolver
         self._unwinding = unwinding
         self._collectors = collectors
         self._first: list[Collector] = []
-        """Those that need events before the others do."""
+        """Collectors that get events before the other listeners (`needs_events_first`)."""
         self._listeners: list[ProcessEventListener] = [resolver, unwinding]
         self._scheduler = scheduler
         self._keeps_rows = keeps_rows
-        self._looks_closely = config.on_cpu or config.off_cpu
-        self.gap_s = EVENT_GAP_S if config.pids is None else CHOSEN_EVENT_GAP_S
-        """After some events were read, at least so long passes."""
+        self._takes_stacks = config.on_cpu or config.off_cpu
+        self.gap_s = EVENT_GAP_S if config.pids is None else GIVEN_EVENT_GAP_S
+        """After some events were dispatched, sleep at least this long."""
         if not keeps_rows and config.device_time == "off":
             self.gap_s = STACKLESS_EVENT_GAP_S
         self._lost_before = 0
         self._resyncs = Resyncs()
-        self._news_s = 0.0
-        """When a process did something last, or a walk asked for something."""
+        self._last_event_s = 0.0
+        """When the last process event or request of a walk came (CLOCK_MONOTONIC)."""
         self.is_idle = False
         """No stack is taken at present, so that no walk asks for anything."""
-        self._follow_chosen()
+        self._follow_given()
 
     @property
     def lost(self) -> int:
-        """Events for which there was no room."""
+        """Process events for which the kernel's buffers had no room."""
         return self._events.lost
 
     def listen(
@@ -122,19 +126,19 @@ class EventLoop:
         self._listeners = [self._resolver, self._unwinding, *rest, *others]
 
     def begin(self) -> None:
-        """All is new from here on: look closely for a while."""
-        self._news_s = time.monotonic()
+        """The recording starts or goes on: read what walks ask for often, for a while."""
+        self._last_event_s = time.monotonic()
 
     def sleep_until(self, deadline_s: float, is_over: Callable[[], bool]) -> None:
-        """Dispatch what comes until then (CLOCK_MONOTONIC), until `is_over`, or until the scheduler
-        is woken."""
+        """Dispatch events until `deadline_s` (CLOCK_MONOTONIC), until `is_over` returns True, or
+        until the scheduler is woken."""
         while (left_s := deadline_s - time.monotonic()) > 0:
             if is_over():
                 return
-            wait_s = min(left_s, self._longest_s())
+            wait_s = min(left_s, self._max_sleep_s())
             wait_ms = int(wait_s * 1000) + 1
-            kept_ms = int(1000 * self._scheduler.event_delay_s(self.gap_s))
-            if self._events.wait(wait_ms, self._scheduler.fds, kept_ms):
+            delay_ms = int(1000 * self._scheduler.event_delay_s(self.gap_s))
+            if self._events.wait(wait_ms, self._scheduler.fds, delay_ms):
                 if self._scheduler.is_woken():
                     return
                 self.poll()
@@ -144,8 +148,8 @@ class EventLoop:
                 self._scheduler.between_ticks()
 
     def poll_starting(self, timeout_ms: int) -> None:
-        """Wait for events before all is started, and dispatch them. Losses of events are left for
-        later: a collector that starts looks at what is there."""
+        """Wait for events before all collectors have started, and dispatch them. Lost events need
+        no resync yet: a collector that starts reads the state of all processes anyway."""
         if self._events.wait(timeout_ms):
             events = self._events.drain()
             for listener in self._listeners:
@@ -153,18 +157,18 @@ class EventLoop:
         self._unwinding.update()
 
     def poll_paused(self) -> None:
-        """Wait a moment for events."""
+        """Wait for events for `PAUSED_WAIT_MS` at most, and dispatch them."""
         if self._events.wait(PAUSED_WAIT_MS):
             self.poll()
             time.sleep(EVENT_GAP_S)
 
     def poll(self) -> None:
-        """Dispatch what processes did, and see to what walks ask for."""
+        """Dispatch process events, and load what walks ask for into the kernel."""
         self.dispatch()
         self._update_unwinder()
 
     def dispatch(self) -> None:
-        """Dispatch what processes did."""
+        """Dispatch process events; resync where some were lost."""
         events = self._events.drain()
         for collector in self._first:
             collector.on_process_events(events)
@@ -174,14 +178,14 @@ class EventLoop:
             and not self._resyncs.is_due(time.monotonic())
         ):
             return
-        self._news_s = time.monotonic()
+        self._last_event_s = time.monotonic()
         for listener in self._listeners:
             listener.on_process_events(events)
         if not self._keeps_rows:
             ignore_mappings(self._events, self._collectors)
         if self._events.lost > self._lost_before:
             self._lost_before = self._events.lost
-            self._follow_chosen()
+            self._follow_given()
             self._resyncs.lost()
         if self._resyncs.is_due(time.monotonic()):
             began_s = time.thread_time()
@@ -189,21 +193,22 @@ class EventLoop:
             self._resyncs.done(time.monotonic(), time.thread_time() - began_s)
 
     def _resync(self) -> None:
-        """Take in what is there now, whatever events reported of it."""
+        """Have all listeners read the present state of processes."""
         for listener in (*self._listeners, *self._first):
             listener.on_events_lost()
 
-    def _follow_chosen(self) -> None:
-        """Before any event is read, and where some were lost, births among them."""
+    def _follow_given(self) -> None:
+        """Name the given processes to the stream of events: before any event is read, and again
+        where some were lost, as forks may be among them."""
         if self._config.pids is not None:
             self._events.follow(list(procfs.family(self._config.pids)))
 
     def _update_unwinder(self) -> None:
         if self._unwinding.update():
-            self._news_s = time.monotonic()
+            self._last_event_s = time.monotonic()
 
-    def _longest_s(self) -> float:
-        """To sleep at a stretch, as long as no process does anything."""
+    def _max_sleep_s(self) -> float:
+        """How long to sleep at most while no process event comes."""
         is_charged = any(it.is_charged for it in self._collectors)
         if self._scheduler.fds:
             return self._config.tick_s if is_charged else self._config.rest_s
@@ -211,6 +216,7 @@ class EventLoop:
             return BUSY_GAP_S
         if self.is_idle:
             return math.inf
-        if not self._looks_closely:
-            return STACKLESS_LOOK_S if self._keeps_rows or is_charged else math.inf
-        return LOOK_S if time.monotonic() < self._news_s + CALM_AFTER_S else math.inf
+        if not self._takes_stacks:
+            return STACKLESS_REQUESTS_S if self._keeps_rows or is_charged else math.inf
+        is_quiet = time.monotonic() >= self._last_event_s + QUIET_AFTER_S
+        return math.inf if is_quiet else WALK_REQUESTS_S

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has a child explain windows, without making the agent wait."""
+"""Has a child process explain windows (`diagnose.child`), without making the agent wait."""
 
 from __future__ import annotations
 
@@ -20,28 +20,30 @@ from sonde.diagnose.moments import Window
 
 DEADLINE_S: Final = 5.0
 """For one answer; a child that takes longer is killed."""
-WAITING: Final = 16
+MAX_WAITING: Final = 16
 """Windows that wait; more are left out and counted."""
 MAX_BYTES: Final = 64 << 20
-"""Of one window."""
+"""Of one window as JSON; a larger one is left out and counted."""
 
 
 @dataclass(slots=True)
-class _Asked:
+class _Request:
     window: bytes
+    """A line as the child reads it: which look it is, and the window as JSON."""
     answer: Callable[[Verdict | None], None]
 
 
 class Explainer:
-    """One child, started when it is first needed, asked by one thread."""
+    """One child, to which one thread writes requests, and from which it reads answers."""
 
     def __init__(self, failed: Callable[[BaseException], None] = lambda _: None) -> None:
-        """`failed` is called with what went wrong with an answer."""
+        """`failed` is called with the error of a window that could not be explained, or whose
+        answer could not be taken."""
         self._failed = failed
         self.left_out = 0
-        """Windows that nobody explained."""
-        self._waiting: deque[_Asked] = deque()
-        self._there = threading.Semaphore(0)
+        """Windows that were not explained, or whose answer was not taken."""
+        self._waiting: deque[_Request] = deque()
+        self._wakeups = threading.Semaphore(0)
         self._ended = False
         self._child: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._run, name="sonde-explain", daemon=True)
@@ -49,29 +51,30 @@ class Explainer:
     def start(self) -> None:
         """Begin to wait for windows; the child is started too, so that it is there in time."""
         self._thread.start()
-        self._there.release()
+        self._wakeups.release()
 
     def ask(
         self, window: Window, *, is_last_look: bool, answer: Callable[[Verdict | None], None]
     ) -> None:
-        """Have a window explained; `answer` is called from another thread. At once."""
+        """Have a window explained. Returns at once; `answer` is called from another thread, with
+        None where the child failed. `is_last_look`: there is no later look at the suspicion."""
         look = child_module.LAST_LOOK if is_last_look else child_module.FIRST_LOOK
         raw = look + msgspec.json.encode(window) + b"\n"
-        if len(self._waiting) >= WAITING or len(raw) > MAX_BYTES:
+        if len(self._waiting) >= MAX_WAITING or len(raw) > MAX_BYTES:
             self.left_out += 1
             return
-        self._waiting.append(_Asked(raw, answer))
-        self._there.release()
+        self._waiting.append(_Request(raw, answer))
+        self._wakeups.release()
 
     @property
     def pids(self) -> set[int]:
-        """Of the child."""
+        """The child's pid; none where it does not run."""
         return {self._child.pid} if self._child is not None else set()
 
     def close(self) -> None:
-        """Answer no more."""
+        """End the thread and the child; windows that wait get no answer."""
         self._ended = True
-        self._there.release()
+        self._wakeups.release()
         if self._thread.is_alive():
             self._thread.join(DEADLINE_S)
         if self._child is not None:
@@ -79,27 +82,27 @@ class Explainer:
 
     def _run(self) -> None:
         while True:
-            self._there.acquire()
+            self._wakeups.acquire()
             if self._ended:
                 return
             with suppress(OSError):
-                self._alive()
+                self._running_child()
             if self._waiting:
-                asked = self._waiting.popleft()
+                request = self._waiting.popleft()
                 try:
-                    asked.answer(self._explain(asked.window))
-                except Exception as error:  # this thread answers the next one, too
+                    request.answer(self._explain(request.window))
+                except Exception as error:  # the thread must go on with the next one
                     self.left_out += 1
                     self._failed(error)
 
-    def _alive(self) -> subprocess.Popen[bytes]:
+    def _running_child(self) -> subprocess.Popen[bytes]:
         if self._child is None or self._child.poll() is not None:
             self._child = interpreter.start(interpreter.command("sonde.diagnose.child"))
         return self._child
 
     def _explain(self, raw: bytes) -> Verdict | None:
         try:
-            child = self._alive()
+            child = self._running_child()
             assert child.stdin is not None and child.stdout is not None
             timer = threading.Timer(DEADLINE_S, child.kill)
             timer.start()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The direction out for metrics while they are fresh: the page for Prometheus, the push to OTLP.
+"""Sends metrics to other systems: a page that Prometheus fetches, a push by OTLP.
 
-Takes the same rows that go into chunks, and makes counters of what chunks keep as exact totals:
-calls of devices, losses.
+Takes the same rows that go into chunks, and sums up as counters what is a row for each tick there:
+device calls, device runs, usage of processes, losses.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from sonde.sinks.prometheus import NothingNewError, PrometheusServer
 from sonde.sinks.series import MetricRegistry, OwnerLookup, Series
 
 _DIRECTIONS = {"h2d": "receive", "d2h": "transmit"}
-"""As seen from the device, which is how the conventions count."""
+"""As seen from the device, as OpenTelemetry's conventions have it."""
 
 HEALTH_S = 30.0
-"""How often health is judged, at most: its checks read some files."""
-SETTLES_S = 5.0
-"""Before that, devices may not have answered all queries."""
+"""How often the checks of health run, at most: they read some files."""
+FIRST_HEALTH_S = 5.0
+"""When they run first, after the start: before that, devices may not have answered all queries."""
 
 STUCK_S = 30.0
 STUCK_INTERVALS = 3
+"""The main loop is stuck after that many seconds, or intervals, without a turn: the longer one."""
 LOOP_AGE = "sonde.agent.loop_age_seconds"
 PAUSED = "sonde.agent.paused"
 
@@ -49,27 +50,27 @@ class Exporters:
         self,
         config: Config,
         owner_of: OwnerLookup,
-        fresh: Callable[[], None] = lambda: None,
+        refresh: Callable[[], None] = lambda: None,
         loop_age_s: Callable[[], float] = lambda: 0.0,
         is_paused: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`fresh` returns when new rows were taken, or soon anyway; `loop_age_s` is the time since
-        the loop that takes them last turned; `is_paused`, whether nothing is observed on purpose.
-        All are called from threads of exporters. Raises UsageError for a bad address, SinkError
-        where it cannot be listened on."""
+        """`refresh` has new rows taken, and returns when they were, or after a short deadline;
+        `loop_age_s`: how long ago the last turn of the agent's main loop began; `is_paused`:
+        whether the agent is paused. All three are called from threads of exporters. Raises
+        UsageError for a bad address, SinkError where it cannot be listened on."""
         self.registry = MetricRegistry(
             owner_of, party_of_group=procfs.GroupParties().of, holder_of=Holders().of
         )
         self._runs = RunMetrics(self.registry)
-        self._fresh = fresh
+        self._refresh = refresh
         self._loop_age_s = loop_age_s
         self._is_paused = is_paused
         self._stuck_s = max(STUCK_S, STUCK_INTERVALS * max(config.tick_s, config.rest_s))
-        """A loop that did not turn for so long is stuck."""
+        """A main loop without a turn for this long is stuck."""
         self._owner_of = owner_of
         self._dcgm_names = config.dcgm_names
         self._host = procfs.printable(platform.node())
-        self._examined_s = time.monotonic() + SETTLES_S - HEALTH_S  # first after SETTLES_S
+        self._health_checked_s = time.monotonic() + FIRST_HEALTH_S - HEALTH_S
         self.resource = {
             "service.name": "sonde",
             "service.version": _native.VERSION,
@@ -77,6 +78,7 @@ class Exporters:
             "host.arch": platform.machine(),
             "os.type": "linux",
         }
+        """Attributes of the agent itself, by OpenTelemetry's names."""
         self.server = (
             PrometheusServer(config.prometheus, self.page, self.take_loss, self.failure)
             if config.prometheus
@@ -86,7 +88,8 @@ class Exporters:
         self.pusher = self._make_pusher(config)
 
     def reconfigure(self, config: Config) -> None:
-        """Take what may change while it runs. Raises UsageError for a bad URL, changing nothing."""
+        """Apply settings that may change while it runs. Raises UsageError for a bad URL, changing
+        nothing."""
         if (config.otlp, config.otlp_period_s) != self._pushes_to:
             former, self.pusher = self.pusher, self._make_pusher(config)
             if self.pusher is not None:
@@ -111,13 +114,13 @@ class Exporters:
                 exporter.start()
 
     def close(self) -> None:
-        """Export what there is, and stop."""
+        """Stop the exporters; OTLP pushes what there is first."""
         for exporter in (self.server, self.pusher):
             if exporter is not None:
                 exporter.close()
 
     def take(self, batch: Batch) -> None:
-        """Rows that a collector handed over."""
+        """Take in what a collector gave."""
         self.take_metrics(batch.metrics)
         for row in batch.records(ActivityRow):
             if row.kind == "device":
@@ -127,23 +130,23 @@ class Exporters:
         self._take_usage(batch.rows.get("usage", ()))
 
     def take_metrics(self, rows: Iterable[MetricRow]) -> None:
-        """Rows of the table metric."""
+        """Take in rows of the table metric."""
         self.registry.record(rows)
 
     def take_loss(self, name: str, count: float) -> None:
-        """Something was lost."""
+        """Count `count` more losses of this name."""
         self.registry.count("sonde.agent.lost", {"sonde.loss": name}, count)
 
     def families(self) -> Families:
-        """What there is now. Where the loop is stuck or paused, only that, and its age: the rest is
-        old. Called from threads of exporters."""
+        """All series by metric, as they are now. Where the main loop is stuck or paused, only
+        whether it is paused, and its age: the rest is old. Called from threads of exporters."""
         if self._is_stuck() or self._is_paused():
             return [
                 (metric, series)
                 for metric, series in self._families_with_age()
                 if metric.name in (LOOP_AGE, PAUSED)
             ]
-        self._fresh()
+        self._refresh()
         pusher = self.pusher  # `reconfigure` may replace it meanwhile
         if pusher is not None:
             now_ns = time.monotonic_ns()
@@ -153,14 +156,14 @@ class Exporters:
                 for outcome, count in (("done", done), ("failed", failed))
             )
         found = self._families_with_age()
-        if time.monotonic() - self._examined_s > HEALTH_S:
-            self._examined_s = time.monotonic()
+        if time.monotonic() - self._health_checked_s > HEALTH_S:
+            self._health_checked_s = time.monotonic()
             self.registry.record(_health(found))
             found = self.registry.families()
         return found
 
     def failure(self) -> str:
-        """Why the agent is not healthy, one line; '' where it is."""
+        """Why the agent does not work, on one line; '' where it does."""
         if not self._is_stuck():
             return ""
         return (
@@ -189,6 +192,7 @@ class Exporters:
         return self.registry.families()
 
     def _take_calls(self, row: ActivityRow) -> None:
+        """Count device calls."""
         direction = {}
         if row.direction:
             direction = {"network.io.direction": _DIRECTIONS.get(row.direction, row.direction)}
@@ -201,11 +205,11 @@ class Exporters:
             count_of("sonde.device.call.io", {**call, **direction}, float(row.bytes))
 
     def _take_usage(self, rows: Sequence[UsageTuple]) -> None:
-        """Summed up by owner first: many short processes are few owners."""
+        """Count what processes used, summed up by owner first: many processes have few owners."""
         sums: dict[int, tuple[Mapping[str, str], Iterable[Any]]] = {}
         for _, pid, start_ns, *counts in rows:
             owner = self._owner_of(pid, start_ns)
-            known = sums.get(id(owner))  # it is held there: nothing else has its number
+            known = sums.get(id(owner))  # `sums` holds it: no other object has this id
             sums[id(owner)] = (owner, tuple(map(add, known[1], counts)) if known else counts)
         for owner, total in sums.values():
             self.registry.count_owned(
@@ -221,7 +225,7 @@ class Exporters:
 USAGE: Sequence[tuple[str, Mapping[str, str], float]] = (
     ("process.cpu.time", {}, 1e9),
     ("sonde.process.runqueue.time", {}, 1e9),
-    ("", {}, 1.0),  # runs: as many as switches
+    ("", {}, 1.0),  # runs on a CPU: as many as context switches, so no series
     ("process.context_switches", {"process.context_switch.type": "voluntary"}, 1.0),
     ("process.context_switches", {"process.context_switch.type": "involuntary"}, 1.0),
     ("sonde.process.migrations", {}, 1.0),
@@ -233,12 +237,13 @@ USAGE: Sequence[tuple[str, Mapping[str, str], float]] = (
     ("sonde.process.reclaim.time", {}, 1e9),
     ("sonde.process.reclaimed_pages", {}, 1.0),
 )
-"""What becomes of the counters of the table usage, in the order of `UsageTuple`: series,
-attributes, and one of its unit."""
+"""What becomes of the counters of the table usage, in the order of `UsageTuple`: series ('' for
+none), attributes, and how many of the counter's unit make one of the series' (1e9 ns: 1 s)."""
 
 
 def _health(families: Families) -> list[MetricRow]:
-    """The checks of `sonde health`, over the last metrics of devices."""
+    """Rows of `metric` with the results of `sonde health`'s checks of the last metrics of
+    devices."""
     rows = [
         (0, metric.name, labels_of(one.attributes), one.value)
         for metric, series in families

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Block I/O by control group: joins what a collector counts by number with the group's path."""
+"""Block I/O by control group: a collector counts by the group's number, metrics have its path."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ SERIES = (
     ("sonde.cgroup.disk.queue_time", 1e9),
     ("sonde.cgroup.disk.device_time", 1e9),
 )
-"""Of the four sums in `Batch.group_io`, and their unit in those of the series."""
+"""Series of the four sums in `Batch.group_io`, and how many of a sum's unit are one of the series'
+(1e9 ns in a second)."""
 MAX_SUMS = 1_536
-"""Groups times devices times directions. Parties share them: what finds no room is summed as the
-group `other`."""
+"""Combinations of group, device and direction, shared between parties; what finds no room is summed
+as the group `other`."""
 OTHER = "other"
 
 
@@ -29,25 +30,27 @@ OTHER = "other"
 class _Sums:
     totals: list[int] = field(default_factory=lambda: [0] * len(SERIES))
     time_ns: int = 0
-    """When it did something last."""
+    """When the group did I/O last (CLOCK_MONOTONIC)."""
 
 
 class GroupIo:
-    """Cumulative counters, from when it was made."""
+    """Counters of each group's I/O since this object was made."""
 
     def __init__(
         self, path_of: Callable[[int, int], str | None], party_of: Callable[[str], str]
     ) -> None:
-        """`path_of` (hierarchy, number) names a control group, `party_of` (path) whose it is."""
+        """`path_of`: the path of a control group by (hierarchy, number); `party_of`: its party by
+        path."""
         self._path_of = path_of
         self._party_of = party_of
         self._forgot_ns = 0
         self._sums: SharedTable[str, _Sums] = SharedTable(MAX_SUMS)
         self._others: dict[str, _Sums] = {}
-        """By label: what no party has, as of the root, and of all that found no room."""
+        """By labels: I/O of no known group (of the root, `unknown`), and of all that found no
+        room."""
 
     def rows(self, batch: Batch, time_ns: int) -> Iterator[MetricRow]:
-        """Rows of `metric` for the groups that did something."""
+        """Rows of `metric` for the groups that did I/O in this batch."""
         touched = {}
         for (hierarchy, number, device, operation), sums in batch.group_io.items():
             path = self._path_of(hierarchy, number) or ("" if number == 0 else "unknown")
@@ -77,7 +80,7 @@ class GroupIo:
         return label, self._others.setdefault(label, _Sums())
 
     def _forget(self, now_ns: int) -> None:
-        """Drop what the page of metrics does not show any more: its last value is too old."""
+        """Drop groups without I/O for so long that the page of metrics has dropped their series."""
         if now_ns - self._forgot_ns > FORGOTTEN_AFTER_S * 1e9:
             self._forgot_ns = now_ns
             self._sums.remove_all(lambda it: now_ns - it.time_ns > FORGOTTEN_AFTER_S * 1e9)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which processes of this node are ranks of one job, by what the kernel shows of them.
 
-Ranks run the same program for the same user, have a collective library mapped, are no descendants
-of one another (loaders are), and are connected: by TCP in one network namespace, or by a file of
-shared memory of such a library. In a namespace that a process has made it may have any address, so
-the ends of a connection there connect it to nobody elsewhere. The environment is read for one
-thing, the number of a rank, and nothing but that number is kept.
+Ranks run the same program for the same user, have a library of collectives mapped (NCCL, MPI,
+gloo, …), are no descendants of one another (data loaders are), and are connected: by TCP in one
+network namespace, or by a file of shared memory of such a library. In its own network namespace a
+process may have any address, so connections are matched within one namespace only. The environment
+is read for the number of a rank, and only that number and the variable's name are kept.
 """
 
 from __future__ import annotations
@@ -23,33 +23,38 @@ from typing import Final
 from sonde import procfs
 from sonde.resolve.allowance import Allowance
 
-CANDIDATES: Final = 128
-"""Processes that are looked into at a time."""
-NEWCOMERS: Final = CANDIDATES // 2
-"""Of these, that are no known ranks: jobs that are watched keep nobody else's from being found."""
+MAX_CANDIDATES: Final = 128
+"""Processes that one call of `find` examines."""
+MIN_NEWCOMERS: Final = MAX_CANDIDATES // 2
+"""Of these, places for processes that are no known ranks, so that ranks of known jobs do not keep
+other jobs from being found."""
 OWNERS_READ: Final = 1_024
-"""Processes whose owner is read where there are more candidates than that."""
+"""Where there are more candidates than `MAX_CANDIDATES`, the user of this many is read."""
 AGAIN_S: Final = 4.0
-"""From the first look into a process to the next one; twice as long each time, up to 64 times."""
-LOOKS: Final = 8
-"""Into a process that has a library."""
-REMEMBERED: Final = 1_024
-SHARES: Final = 64
-"""Files of shared memory of one process."""
-RANKS: Final = 64
+"""From the first reading of a process's mappings to the next; doubled each time, up to 64-fold."""
+MAX_READINGS: Final = 8
+"""Of the mappings of a process that has a library of collectives."""
+MAX_REMEMBERED: Final = 1_024
+"""Processes whose mappings are remembered; beyond that those that are no candidates are dropped."""
+MAX_SHM_FILES: Final = 64
+"""Files of shared memory of one process that are compared."""
+MAX_RANKS: Final = 64
 """Of one job on this node."""
-DESCRIPTORS: Final = 1_024
-CONNECTIONS: Final = 8_192
-NET_BYTES: Final = 1 << 21
-ENVIRON_BYTES: Final = 1 << 17
-NAMESPACES: Final = 8
-"""Network namespaces of one job whose connections are read in a look at it."""
+MAX_DESCRIPTORS: Final = 1_024
+"""Of one process, that are searched for sockets."""
+MAX_CONNECTIONS: Final = 8_192
+"""Lines of /proc/PID/net/tcp, and of tcp6."""
+MAX_NET_BYTES: Final = 1 << 21
+MAX_ENVIRON_BYTES: Final = 1 << 17
+MAX_NAMESPACES: Final = 8
+"""Network namespaces that are searched for sockets that listen."""
 BURST_S: Final = 1.0
-"""Time (CPU) that looking into the processes of one party may take at once."""
+"""CPU time that examining the processes of one party may take at once (its token bucket)."""
 SHARE: Final = 0.02
-"""Of a processor: what comes back of it in a second."""
-_CHILDS: Final = 5
-"""Times what it takes here: the child that reads for us has most of it."""
+"""Share of a CPU at which it is given back."""
+_COST_FACTOR: Final = 5
+"""The cost is this many times the CPU time of this thread: the broker, a child that reads files for
+it, takes the larger part."""
 _ESTABLISHED: Final = "01"
 _LISTENING: Final = "0A"
 
@@ -62,14 +67,15 @@ _FILE = re.compile(
     rb"[0-9a-f]+-[0-9a-f]+ \S{4} [0-9a-f]+ ([0-9a-f]+:[0-9a-f]+ \d+) +/dev/shm/"
     rb"(?:nccl|mpi|ucx|vader|psm|gloo|rccl|cma)"
 )
-"""Device and inode: a name is of its mount namespace, and others may choose the same one. From the
-begin of a line on, as a path may hold anything."""
-_NUMBERS: Final = (
+"""Matches device and inode, as names differ by mount namespace and others may choose the same one.
+From the begin of a line on, as a path may contain anything."""
+_RANK_VARIABLES: Final = (
     b"RANK", b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK", b"PMI_RANK", b"SLURM_PROCID", b"LOCAL_RANK",
 )  # fmt: skip
 Tables = dict[int, list[tuple[str, str, str, str]]]
-"""`connections` by network namespace."""
+"""What `connections` returns, by the inode of the network namespace."""
 BY_START: Final = "the order in which they began"
+"""`Job.numbered_by` where the environment has no numbers: ranks are numbered by their start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +89,16 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Ranks of one job on this node."""
+    """The ranks of one job on this node."""
 
     name: str
+    """Its owner (`Owner.label`)."""
     ranks: tuple[Rank, ...]
     """By number."""
     numbered_by: str
+    """Variable of the environment that has the numbers of the ranks, or `BY_START`."""
     party: int = procfs.NOBODY
-    """Whose it is, as what all share is divided by (`procfs.party_of`)."""
+    """The party of its ranks (`procfs.party_of`)."""
 
 
 @dataclass(slots=True)
@@ -101,55 +109,58 @@ class _Process:
     key: tuple[int, str]
     """User and program."""
     inodes: set[str] = field(default_factory=set)
-    shares: set[bytes] = field(default_factory=set)
+    """Of its sockets."""
+    shm_files: set[bytes] = field(default_factory=set)
+    """Device and inode of its files of shared memory."""
     party: int = procfs.UNKNOWN_PARTY
 
 
 class _Costs:
-    """Time that looking into the processes of each party takes."""
+    """CPU time that examining the processes of each party takes."""
 
     def __init__(self) -> None:
         self._time = Allowance(BURST_S, SHARE)
 
     def is_over(self, party: int) -> bool:
-        """Whether none is left."""
+        """Whether the party has used up its time."""
         return self._time.left(party) <= 0
 
     @contextmanager
     def of(self, party: int) -> Iterator[None]:
-        """What is done within costs a party time."""
+        """Charge what is done within to a party."""
         began_s = time.thread_time()
         try:
             yield
         finally:
-            self._time.take(party, _CHILDS * (time.thread_time() - began_s))
+            self._time.take(party, _COST_FACTOR * (time.thread_time() - began_s))
 
 
 class JobFinder:
-    """Remembers what it has looked into: a process maps its libraries when it begins."""
+    """Remembers which processes have a library of collectives: they map it when they begin."""
 
     def __init__(self) -> None:
         self._maps: dict[tuple[int, int], tuple[bool, set[bytes], int, float]] = {}
-        """By process: whether it has a library, its shared memory, times looked, when next."""
+        """By (pid, start): whether it has such a library, its files of shared memory, how often its
+        mappings were read, when to read them next (CLOCK_MONOTONIC, s)."""
         self._costs = _Costs()
         self.left_out = 0
-        """Candidates that were not looked into, summed over all calls."""
+        """Candidates that were not examined, summed over all calls."""
 
     def find(
         self, pids: Iterable[int], owner_of: Callable[[int], str], known: Container[int] = (),
     ) -> list[Job]:  # fmt: skip
-        """Jobs among these processes. `owner_of`: whose a process is; `known`: ranks, which come
-        first where there are too many. Raises nothing."""
+        """Jobs among these processes. `owner_of`: the name of a process's owner; `known`: ranks of
+        known jobs, which are examined first where there are too many. Raises nothing."""
         found: dict[tuple[int, str], list[_Process]] = defaultdict(list)
         candidates = sorted(set(pids))
         chosen = _chosen(candidates, known)
         self.left_out += len(candidates) - len(chosen)
         for pid in chosen:
-            if (one := _look(pid)) is not None:
+            if (one := _read(pid)) is not None:
                 found[one.key].append(one)
         jobs = []
         alive = {(one.pid, one.start_ns) for its in found.values() for one in its}
-        if len(self._maps) > REMEMBERED:
+        if len(self._maps) > MAX_REMEMBERED:
             self._maps = {key: value for key, value in self._maps.items() if key in alive}
         for its in found.values():
             members = []
@@ -167,34 +178,35 @@ class JobFinder:
 
     def _has_library(self, one: _Process) -> bool:
         key = (one.pid, one.start_ns)
-        known, shares, times, next_s = self._maps.get(key, (False, set[bytes](), 0, 0.0))
-        # Shared memory comes with the first collective, long after the library.
-        if (not known or times < LOOKS) and (now_s := time.monotonic()) >= next_s:
+        known, shm_files, readings, next_s = self._maps.get(key, (False, set[bytes](), 0, 0.0))
+        # Shared memory is mapped with the first collective, long after the library.
+        if (not known or readings < MAX_READINGS) and (now_s := time.monotonic()) >= next_s:
             raw = procfs.read_maps(one.pid) or b""
             lines = [line.rstrip() for line in raw.split(b"\n")]
             known = any(_LIBRARY.search(line) for line in lines)
             its = (_FILE.match(line) for line in lines if b" /dev/shm/" in line)
-            shares = set(islice((it[1] for it in its if it is not None), SHARES))
-            next_s = now_s + AGAIN_S * 2 ** min(times, 6)
-            self._maps[key] = (known, shares, times + 1, next_s)
-        one.shares = shares
+            shm_files = set(islice((it[1] for it in its if it is not None), MAX_SHM_FILES))
+            next_s = now_s + AGAIN_S * 2 ** min(readings, 6)
+            self._maps[key] = (known, shm_files, readings + 1, next_s)
+        one.shm_files = shm_files
         return known
 
 
 def _chosen(pids: Sequence[int], known: Container[int]) -> Sequence[int]:
-    """As many as are looked into: known ranks and others, of each user in turn."""
-    if len(pids) <= CANDIDATES:
+    """`MAX_CANDIDATES` of them at most: known ranks and others, of each user in turn."""
+    if len(pids) <= MAX_CANDIDATES:
         return pids
     ranks = _in_turn([pid for pid in pids if pid in known])
     others = [pid for pid in pids if pid not in known]
-    # By chance: who has many processes with low numbers must not keep others from being looked at.
+    # A random sample: a user with many low pids must not keep others from being examined.
     others = _in_turn(random.sample(others, min(len(others), OWNERS_READ)))
-    most = max(CANDIDATES - len(others), CANDIDATES - NEWCOMERS)
-    return (ranks[:most] + others)[:CANDIDATES]
+    max_ranks = max(MAX_CANDIDATES - len(others), MAX_CANDIDATES - MIN_NEWCOMERS)
+    return (ranks[:max_ranks] + others)[:MAX_CANDIDATES]
 
 
 def _in_turn(pids: Sequence[int]) -> list[int]:
-    """Of each user in turn. Those that are gone are left out."""
+    """In the order: the first process of each user, the second of each, and so on. Processes that
+    have ended are dropped."""
     by_user: dict[int, list[int]] = defaultdict(list)
     for pid in pids:
         if (credentials := procfs.read_credentials(pid)) is not None:
@@ -203,7 +215,7 @@ def _in_turn(pids: Sequence[int]) -> list[int]:
     return [pid for _, pid in in_turn]
 
 
-def _look(pid: int) -> _Process | None:
+def _read(pid: int) -> _Process | None:
     stat = procfs.read_stat(pid)
     if stat is None or not stat.goes_on:
         return None
@@ -214,7 +226,8 @@ def _look(pid: int) -> _Process | None:
 
 
 def _connected(members: Sequence[_Process], costs: _Costs) -> list[list[_Process]]:
-    """The ranks among them, in parts that are connected, of two at least."""
+    """The connected components of the ranks among `members`, of two ranks at least; of one larger
+    than `MAX_RANKS`, that many."""
     if len(members) < 2:
         return []
     links = _links(members, costs)
@@ -224,7 +237,7 @@ def _connected(members: Sequence[_Process], costs: _Costs) -> list[list[_Process
         if any(by_pid[other].parent == one.parent for other in links[one.pid])
     }  # fmt: skip
     launchers = {by_pid[pid].parent for pid in siblings}
-    # A child of a rank is its loader; children that are connected to each other are ranks.
+    # A child of a rank is its data loader; children that are connected to each other are ranks.
     ranks = {
         one.pid: one for one in members
         if one.pid not in launchers
@@ -239,43 +252,43 @@ def _connected(members: Sequence[_Process], costs: _Costs) -> list[list[_Process
                 part.append(it)
                 ahead += links[it.pid]
         if len(part) > 1:
-            parts.append(part[:RANKS])
+            parts.append(part[:MAX_RANKS])
     return parts
 
 
 def _links(members: Sequence[_Process], costs: _Costs) -> dict[int, set[int]]:
-    """Who is connected to whom. What a process has from its parent connects nobody. Of whom there
-    is no time left only shared memory is looked at."""
+    """By pid: the members it is connected to. What a process inherited from its parent connects
+    nothing. Of parties whose time is used up only shared memory is compared."""
     for one in members:
         if not costs.is_over(one.party):
             with costs.of(one.party):
                 one.inodes = sockets_of(one.pid)
-    whole = {one.pid: (one.inodes, one.shares) for one in members}
+    with_inherited = {one.pid: (one.inodes, one.shm_files) for one in members}
     ends: dict[int, list[tuple[int, str, str]]] = {}
     by_end: dict[tuple[int, str, str], int] = {}
     tables: Tables = {}
     for one in members:
-        inodes, shares = whole.get(one.parent, (set[str](), set[bytes]()))
-        one.inodes, one.shares = one.inodes - inodes, one.shares - shares
+        inodes, shm_files = with_inherited.get(one.parent, (set[str](), set[bytes]()))
+        one.inodes, one.shm_files = one.inodes - inodes, one.shm_files - shm_files
         ends[one.pid] = []
         if not one.inodes or costs.is_over(one.party):
             continue
         with costs.of(one.party):
-            space, table = _table(one.pid, tables)
+            namespace, table = _table(one.pid, tables)
             ends[one.pid] = [
-                (space, local, peer) for local, peer, state, inode in table
+                (namespace, local, peer) for local, peer, state, inode in table
                 if state == _ESTABLISHED and inode in one.inodes
             ]  # fmt: skip
         for end in ends[one.pid]:
             by_end.setdefault(end, one.pid)
     links: dict[int, set[int]] = defaultdict(set)
     pairs = [
-        (pid, by_end[space, peer, local]) for pid, its in ends.items()
-        for space, local, peer in its if (space, peer, local) in by_end
+        (pid, by_end[namespace, peer, local]) for pid, its in ends.items()
+        for namespace, local, peer in its if (namespace, peer, local) in by_end
     ]  # fmt: skip
     first: dict[bytes, int] = {}
     for one in members:
-        pairs += [(first.setdefault(share, one.pid), one.pid) for share in one.shares]
+        pairs += [(first.setdefault(file, one.pid), one.pid) for file in one.shm_files]
     for pid, other in pairs:
         if pid != other:
             links[pid].add(other)
@@ -284,16 +297,16 @@ def _links(members: Sequence[_Process], costs: _Costs) -> dict[int, set[int]]:
 
 
 def _table(
-    pid: int, tables: Tables, most: int = CANDIDATES
+    pid: int, tables: Tables, max_tables: int = MAX_CANDIDATES
 ) -> tuple[int, list[tuple[str, str, str, str]]]:
-    """Its network namespace, and the connections there, read once for all processes in it. `most`:
-    tables; of a namespace beyond that nothing is known."""
+    """The inode of a process's network namespace, and the connections there, read once for all
+    processes in it (kept in `tables`). Beyond `max_tables` namespaces: no connections."""
     try:
         inode = procfs.read_inode(f"/proc/{pid}/ns/net")
     except OSError:  # it ended, or may not be looked at
         return 0, []
     if inode not in tables:
-        if len(tables) >= most:
+        if len(tables) >= max_tables:
             return inode, []
         tables[inode] = connections(pid)
     return inode, tables[inode]
@@ -313,21 +326,22 @@ def _job(part: Sequence[_Process], owner: str) -> Job:
 
 
 def number_of(pid: int) -> tuple[int | None, str]:
-    """The number of a rank by its environment, and the variable; nothing else of it is kept."""
-    raw = procfs.read_file(f"/proc/{pid}/environ", ENVIRON_BYTES) or b""
+    """The number of a rank by its environment, and the variable that has it; (None, '') without
+    one. Nothing else of the environment is kept."""
+    raw = procfs.read_file(f"/proc/{pid}/environ", MAX_ENVIRON_BYTES) or b""
     found: dict[bytes, int] = {}
     for entry in raw.split(b"\0"):
         name, _, value = entry.partition(b"=")
-        if name in _NUMBERS and value.isdigit() and len(value) < 8:
+        if name in _RANK_VARIABLES and value.isdigit() and len(value) < 8:
             found[name] = int(value)
-    name = next((name for name in _NUMBERS if name in found), b"")
+    name = next((name for name in _RANK_VARIABLES if name in found), b"")
     return (found[name], name.decode()) if name else (None, "")
 
 
 def sockets_of(pid: int) -> set[str]:
     """Inodes of the sockets that a process has open."""
     try:
-        return procfs.sockets_of(pid, DESCRIPTORS)
+        return procfs.sockets_of(pid, MAX_DESCRIPTORS)
     except OSError:
         return set()
 
@@ -337,25 +351,26 @@ def connections(pid: int) -> list[tuple[str, str, str, str]]:
     kernel writes them; an IPv4 address in IPv6 is written as IPv4."""
     found = []
     for name in ("tcp", "tcp6"):
-        raw = procfs.read_file(f"/proc/{pid}/net/{name}", NET_BYTES) or b""
-        for line in raw.decode("ascii", "replace").split("\n")[1:CONNECTIONS]:
+        raw = procfs.read_file(f"/proc/{pid}/net/{name}", MAX_NET_BYTES) or b""
+        for line in raw.decode("ascii", "replace").split("\n")[1:MAX_CONNECTIONS]:
             words = line.split()
             if len(words) >= 10:
-                found.append((_plain(words[1]), _plain(words[2]), words[3], words[9]))
+                found.append((_as_ipv4(words[1]), _as_ipv4(words[2]), words[3], words[9]))
     return found
 
 
-def _plain(end: str) -> str:
+def _as_ipv4(end: str) -> str:
+    """Without the prefix of an IPv4-mapped IPv6 address (::ffff:0:0/96)."""
     mapped = "0000000000000000FFFF0000"
     return end[len(mapped) :] if end.startswith(mapped) else end
 
 
 def listens_at(pid: int, port: int, tables: Tables | None = None) -> str:
     """The loopback address at which a process itself listens at a TCP port; '': it does not.
-    `tables`: what was read for other processes, and is read for this one."""
+    `tables`: connections by namespace that were read before, to which this adds."""
     wanted = f":{port:04X}"
     mine = sockets_of(pid)
-    for local, _, state, inode in _table(pid, {} if tables is None else tables, NAMESPACES)[1]:
+    for local, _, state, inode in _table(pid, {} if tables is None else tables, MAX_NAMESPACES)[1]:
         if state == _LISTENING and inode in mine and local.endswith(wanted):
             address = local.rpartition(":")[0]
             if address in ("0100007F", "00000000", "0" * 32):
@@ -366,12 +381,13 @@ def listens_at(pid: int, port: int, tables: Tables | None = None) -> str:
 
 
 def listening(pids: Iterable[int]) -> set[int]:
-    """Those of some processes that take TCP connections. The table of a namespace is read once:
-    how long it is, its processes decide."""
+    """Those of these processes that listen on a TCP socket. The table of a namespace is read only
+    once: its processes can make it long."""
     tables: Tables = {}
     found = set()
     for pid in pids:
         mine = sockets_of(pid)
-        if any(it[2] == _LISTENING and it[3] in mine for it in _table(pid, tables, NAMESPACES)[1]):
+        _, table = _table(pid, tables, MAX_NAMESPACES)
+        if any(state == _LISTENING and inode in mine for _, _, state, inode in table):
             found.add(pid)
     return found

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches the jobs of this node: where one makes no progress, its ranks are looked at, twice, and
-what that shows is explained. A thread does it: ticks are never late for it.
+"""Watches the jobs of this node. Where one makes no progress, its ranks are looked at twice (their
+states and stacks), and what that shows is explained. A separate thread does it: ticks are not late.
 """
 
 from __future__ import annotations
@@ -27,26 +27,29 @@ from sonde.diagnose.moments import Moment, Who, Window
 from sonde.diagnose.pace import JobPace
 
 FIND_S: Final = 4.0
-"""Between looks for jobs."""
+"""Between searches for jobs."""
 BETWEEN_S: Final = 1.0
 """Between two looks at a job."""
 STACKS_S: Final = 8.0
-"""For all stacks of one look."""
+"""For all stacks of one look, and for the answer of NCCL RAS."""
 VOLUNTARY_SWITCHES_A_SECOND: Final = 10
-"""Waits a second of a process from which on it may be a rank, though it uses little CPU."""
+"""A process that gives up its CPU this often may be a rank, though it uses little CPU."""
 AGAIN_S: Final = 2.0
-"""Where a look showed nothing, until the next one; twice as long each time."""
+"""Until a quiet job is looked at again; doubled each time."""
 MAX_AGAIN_S: Final = 30.0
-LOOKED_AT: Final = 16
-"""Ranks of a job whose stacks are taken, those first that do less than before."""
-JOBS: Final = 16
-"""That are watched; more are left out and counted."""
+MAX_STACKS: Final = 16
+"""Ranks of a job whose stacks are taken: those with a symptom first."""
+MAX_JOBS: Final = 16
+"""Jobs that are watched; more are left out and counted."""
 PARTS: Final = 4
-"""A party (`procfs.party_of`) has at most one of this number of equal parts of them."""
+"""A party (`procfs.party_of`) may have MAX_JOBS / PARTS of them."""
 ROOT: Final = 0
-"""The machine's own root may have all of them."""
-KEPT_CANDIDATES: Final = 8_192
+"""The party of the machine's root, which may have all of them."""
+MAX_CANDIDATES: Final = 8_192
+"""Processes that are noted between two searches; more are left out and counted."""
+NOT_WALKED: Final = f"of a job, stacks of {MAX_STACKS} ranks at most are taken"
 NOTICED_BY: Final = "progress of the job"
+"""`Incident.noticed_by` of a stall."""
 
 
 @dataclass(slots=True)
@@ -54,17 +57,23 @@ class _Watched:
     job: Job
     pace: JobPace
     next_look_s: float = 0.0
+    """Not before (CLOCK_MONOTONIC)."""
     again_s: float = AGAIN_S
+    """Until the look after that."""
     is_reported: bool = False
+    """The present pause was reported as a fault."""
     reported_change: bool = False
+    """It was reported as a change that is no fault."""
     ended: set[int] = field(default_factory=set)
+    """Pids of ranks that have ended."""
     is_warm: bool = False
+    """The unwind tables of its program were made once."""
     looked: int = 0
-    """Which look the last one at it was, of all looks at jobs; 0: none yet."""
+    """Number of the last look at it, of all looks at jobs; 0: none yet."""
 
 
 class JobWatch:
-    """Of one node."""
+    """Watches the jobs of one node."""
 
     def __init__(
         self,
@@ -73,9 +82,9 @@ class JobWatch:
         who_of: Callable[[int], Who],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """`reports` takes what is found; `explain` has a window explained, and calls back from
-        another thread; `who_of` must be callable from any thread; `failed` is called with what went
-        wrong in a look."""
+        """`reports` takes the incidents; `explain` has a window explained, and calls back from
+        another thread; `who_of`: a process by pid, from any thread; `failed` is called with the
+        error of a look."""
         self._reports = reports
         self._explain = explain
         self._who_of = who_of
@@ -86,13 +95,14 @@ class JobWatch:
         self._lock = threading.Lock()
         self._jobs: list[_Watched] = []
         self._candidates: set[int] = set()
+        """Processes that may be ranks, noted since the last search."""
         self._due = threading.Event()
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="sonde-jobs", daemon=True)
         self._asking = ThreadPoolExecutor(1, "sonde-ras")
         self._looks = 0
         self._party_looked: dict[int, int] = {}
-        """Which look the last one at a job of each party was."""
+        """By party: the number of the last look at a job of it."""
         self.looks_failed = 0
         self.jobs_left_out = 0
         self._candidates_left_out = 0
@@ -100,12 +110,12 @@ class JobWatch:
         """First ranks of jobs that are left out now: each job counts once."""
 
     def start(self) -> None:
-        """Begin to look for jobs."""
+        """Start the thread."""
         self._reports.start(self._note_failed)
         self._thread.start()
 
     def close(self) -> None:
-        """End, without waiting for a look."""
+        """End the thread, without waiting for a look that goes on."""
         self._ended = True
         self._due.set()
         self._asking.shutdown(wait=False, cancel_futures=True)
@@ -113,7 +123,7 @@ class JobWatch:
 
     @property
     def pids(self) -> set[int]:
-        """Of the child that takes stacks."""
+        """The pid of the child that takes stacks; none where it does not run."""
         return self._stacks.pids
 
     @property
@@ -128,18 +138,18 @@ class JobWatch:
         }
 
     def ranks(self) -> list[int]:
-        """Ranks of known jobs."""
+        """Pids of the ranks of known jobs."""
         with self._lock:
             return [rank.pid for one in self._jobs for rank in one.job.ranks if
                     rank.pid not in one.ended]  # fmt: skip
 
     def on_moment(self, moment: Moment, chosen: Iterable[int]) -> None:
-        """Take in a tick. At once."""
+        """Take in a tick; returns at once. `chosen`: the chosen processes, which may be ranks."""
         with self._lock:
             least = VOLUNTARY_SWITCHES_A_SECOND * moment.seconds
             busy = (pid for pid, it in moment.processes.items() if it.usage.voluntary >= least)
             for pid in chain(chosen, busy):
-                if len(self._candidates) < KEPT_CANDIDATES:
+                if len(self._candidates) < MAX_CANDIDATES:
                     self._candidates.add(pid)
                 else:
                     self._candidates_left_out += pid not in self._candidates
@@ -167,13 +177,13 @@ class JobWatch:
             self._due.clear()
             try:
                 self._note_ended()
-                # One alone: other jobs are as urgent.
+                # Only one at a time: `_next_due` gives each party its turn.
                 if (one := self._next_due()) is not None:
                     self._look_into(one)
                 if time.monotonic() >= find_s:
                     self._find()
                     find_s = time.monotonic() + FIND_S
-            except Exception as error:  # the next look is made
+            except Exception as error:  # the thread must go on
                 self._due.clear()  # but not at once
                 self._note_failed(error)
         self._stacks.close()
@@ -183,8 +193,8 @@ class JobWatch:
         self._failed(error)
 
     def _next_due(self) -> _Watched | None:
-        """The job to be looked at, of those that are due: of each party in turn. Where there are
-        more, no event is waited for before the next one."""
+        """The job to look at now, of those that are due: parties take turns. Where there are more,
+        the thread goes on with them without waiting."""
         with self._lock:
             due = [one for one in self._jobs if self._is_due(one)]
             parties = {one.job.party for one in self._jobs}
@@ -210,9 +220,9 @@ class JobWatch:
                 pids = {rank.pid for rank in job.ranks}
                 its = [one for one in self._jobs if pids & {r.pid for r in one.job.ranks}]
                 if any(pids <= {r.pid for r in one.job.ranks} for one in its):
-                    continue  # of one that lost a rank the rest is no job by itself
+                    continue  # known, or what is left of a known one that lost a rank
                 if len(pids) < sum(len(one.job.ranks) - len(one.ended) for one in its):
-                    continue  # not all of its ranks were looked into
+                    continue  # not all of its ranks were examined this time
                 if not self._has_room(job, its):
                     left_out.add(job.ranks[0])
                     continue
@@ -222,15 +232,15 @@ class JobWatch:
         self.jobs_left_out += len(left_out - self._left_out)
         self._left_out = left_out
         if cold is not None:
-            # The tables that stacks are walked by are made while nothing waits for them.
+            # Has its unwind tables made now, while no look waits for them.
             cold.is_warm = True
             self._stacks.take([cold.job.ranks[0].pid], STACKS_S)
 
     def _has_room(self, job: Job, replaced: Sequence[_Watched]) -> bool:
-        """Whether one more may be watched, in place of others."""
+        """Whether `job` may be watched in place of `replaced`."""
         kept = [one for one in self._jobs if one not in replaced]
         its = sum(one.job.party == job.party for one in kept)
-        return len(kept) < JOBS and (job.party == ROOT or its < JOBS // PARTS)
+        return len(kept) < MAX_JOBS and (job.party == ROOT or its < MAX_JOBS // PARTS)
 
     def _note_ended(self) -> None:
         with self._lock:
@@ -238,7 +248,7 @@ class JobWatch:
                 (one, rank) for one in self._jobs for rank in one.job.ranks
                 if rank.pid not in one.ended
             ]  # fmt: skip
-        # Nobody waits for the lock meanwhile: ticks need it.
+        # Without the lock: ticks need it, and reading takes time.
         gone = [(one, rank.pid) for one, rank in ranks if _state(rank) == ""]
         with self._lock:
             for one, pid in gone:
@@ -246,6 +256,7 @@ class JobWatch:
             self._jobs = [one for one in self._jobs if len(one.ended) < len(one.job.ranks)]
 
     def _look_into(self, one: _Watched) -> None:
+        """Look at a quiet job twice, and have what that shows explained."""
         since_ns = one.pace.quiet_since_ns
         noticed_ns = time.monotonic_ns()
         pids = [rank.pid for rank in one.job.ranks if rank.pid not in one.ended]
@@ -293,14 +304,16 @@ class JobWatch:
         self._explain(window, answered)
 
     def _look(self, one: _Watched, answer: Future[RasReport | None] | None) -> JobLook:
+        """All ranks of a job now. `answer`: that of NCCL RAS, which is waited for."""
         now_ns = time.monotonic_ns()
         states = {rank.pid: _state(rank) for rank in one.job.ranks}
         alive = [rank.pid for rank in one.job.ranks if states[rank.pid]]
-        symptoms = one.pace.symptoms  # another one at each tick
+        symptoms = one.pace.symptoms  # kept here: each tick may replace it
         alive.sort(key=lambda pid: pid not in symptoms)
-        stacks = self._stacks.take(alive[:LOOKED_AT], STACKS_S)
-        asked = listening(alive)
-        ranks = tuple(self._of(one, rank, states, stacks, asked) for rank in one.job.ranks)
+        stacks = self._stacks.take(alive[:MAX_STACKS], STACKS_S)
+        stacks |= {pid: RankStacks(pid, [], NOT_WALKED) for pid in alive[MAX_STACKS:]}
+        listeners = listening(alive)
+        ranks = tuple(self._rank(one, rank, states, stacks, listeners) for rank in one.job.ranks)
         report = None
         if answer is not None:
             try:
@@ -309,10 +322,11 @@ class JobWatch:
                 report = RasReport(failed="it gave no answer in time")
         return JobLook(now_ns, ranks, report)
 
-    def _of(
+    def _rank(
         self, one: _Watched, rank: Rank, states: Mapping[int, str],
-        stacks: Mapping[int, RankStacks], asked: Container[int],
+        stacks: Mapping[int, RankStacks], listeners: Container[int],
     ) -> RankLook:  # fmt: skip
+        """One rank now. `listeners`: the ranks that take TCP connections."""
         pid, state = rank.pid, states[rank.pid]
         name = self._who_of(pid).name
         if not state:
@@ -321,16 +335,16 @@ class JobWatch:
         failed = "its stack was not taken in time" if found is None else found.failed
         threads: Sequence[RankThread] = found.threads if found is not None else ()
         with self._lock:
-            cpu, moved = one.pace.used(pid)
+            cpu, moved_bytes = one.pace.used(pid)
         is_frozen = self._facts.read(pid, asks_peers=False).is_frozen
         return RankLook(
-            rank.number, pid, name, state, is_frozen, cpu, moved, pid in asked, tuple(threads),
-            failed,
+            rank.number, pid, name, state, is_frozen, cpu, moved_bytes, pid in listeners,
+            tuple(threads), failed,
         )  # fmt: skip
 
 
 def _state(rank: Rank) -> str:
-    """Of its first thread; '' where the process has ended."""
+    """State of a rank's first thread, a letter as in /proc/PID/stat; '' where it has ended."""
     stat = procfs.read_stat(rank.pid)
     if stat is None or not stat.goes_on or stat.start_ns != rank.start_ns:
         return ""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel holds for a recording: asked by loading its programs, which are attached to
-nothing and gone when the answer is known."""
+"""How much kernel memory the BPF maps of a recording take, measured by loading its BPF programs,
+which are attached to nothing and freed again."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that was lost on the way to a row, by name."""
+"""Everything that was observed and is in no row, or could not be observed: counts by name."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from sonde.resolve import Resolver
 
 LOST_EVENTS = "processes.events"
 HUNG = ("processes.hung", "files.hung")
-"""Losses of what makes its readers wait: `procfs.broker`."""
+"""Processes and files that were not read, because a read of them does not return
+(`procfs.broker`)."""
 LASTING = (*HUNG, "device_calls.probes_put_off", "device_time.probes_put_off")
-"""Losses that go on: what is counted before the start is lost after it, too."""
+"""Losses that last: what was counted during the warm-up is missing from the recording, too."""
 STUCK = "agent.seconds_stuck"
-"""Loss of seconds in which nothing was read out: what the kernel keeps is bounded."""
+"""Seconds in which nothing was drained, beyond the interval: the kernel's buffers are bounded."""
 FAILED = "intervals_failed"
-"""Loss of a collector's rows by an error in it; the log has it."""
+"""Intervals of which a collector's rows are lost by an error in it, which the log has."""
 
 
 class Losses:
@@ -42,9 +43,9 @@ class Losses:
         sink: Sink | None,
     ) -> None:
         self.stuck_s = 0.0
-        """How long nothing was read out, beyond what was meant."""
+        """How long nothing was drained, beyond the interval."""
         self.failed: Counter[str] = Counter()
-        """Intervals whose rows a collector could not give, by its name."""
+        """Intervals in which a collector failed, by its name."""
         self._collectors = collectors
         self._kernel = kernel
         self._unwinding = unwinding
@@ -54,17 +55,17 @@ class Losses:
         self._attacher = attacher
         self._sink = sink
         self._known: dict[str, int] = {}
+        """What was reported so far."""
         self._before_start: dict[str, int] = {}
-        """What was lost before anything was kept."""
+        """What was lost during the warm-up, when no rows are kept."""
 
     @property
     def total(self) -> int:
-        """Losses of all names since the start."""
+        """The sum of all counts that were reported since the start."""
         return sum(self._known.values())
 
     def begin(self) -> None:
-        """From now on rows are kept. What hung while it was looked at for the first time is missing
-        from now on."""
+        """From now on rows are kept: losses count from here, `LASTING` ones from the beginning."""
         self._before_start = {n: lost for n, lost in self._now().items() if n not in LASTING}
 
     def since_last_call(self) -> Iterator[tuple[str, int]]:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which process events an agent without a capture ignores: mappings of files that were looked at
-and hold nothing any collector looks for. On a machine that starts programs all the time they are
-most of what the kernel reports, and reading one as an object costs more than all that is done with
-it."""
+"""Which process events an agent that keeps no rows ignores: mappings of files that were examined
+and have nothing that a collector needs. On a machine that starts programs all the time they are
+most of the events, and making a Python object of one costs more than handling it."""
 
 from __future__ import annotations
 
@@ -18,16 +17,16 @@ from sonde.collect.collector import Collector
 def ignore_mappings(
     events: _native.ProcessEvents | NullProcessEvents, collectors: Iterable[Collector]
 ) -> None:
-    """Have the kernel's events of such mappings dropped before they become objects."""
+    """Have events of such mappings dropped in native code, before they become objects."""
     collectors = tuple(collectors)
     for collector in collectors:
         for (file, path), until_s in collector.ignorable_mappings().items():
-            if not _is_wanted(path, collectors):
+            if not _is_needed(path, collectors):
                 events.ignore_mappings(file, path, until_s - time.monotonic())
 
 
-def _is_wanted(path: str, collectors: Iterable[Collector]) -> bool:
-    """Whether somebody waits for a process to map a file of this path, whatever is in it."""
+def _is_needed(path: str, collectors: Iterable[Collector]) -> bool:
+    """Whether mappings of a file of this path are needed, whatever the file contains."""
     return bool(DEVICE_LIBRARY.match(path.rpartition("/")[2])) or any(
         collector.wants_mapping(path) for collector in collectors
     )

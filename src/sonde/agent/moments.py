@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a tick as a `Moment`: summed by process, small enough to keep a minute of them."""
+"""Makes a `Moment` of the rows of a tick: summed by process, and bounded, so that those of the last
+seconds can be kept."""
 
 from __future__ import annotations
 
@@ -23,21 +24,28 @@ from sonde.model.code import KnownFrame
 from sonde.model.libraries import CodeKind, kind_of_file, kind_of_native
 from sonde.model.rows import ActivityRow, UsageRow
 
-FRAMES_LOOKED_AT = 64
-STACKS_KEPT = 16_384
-PLACES_KEPT = 4_096
-UNNAMED_KEPT = 4_096
-WAITS_OF_PROCESS = 256
-PLACES_OF_PROCESS = 128
-STARTS_KEPT = 8_192
-PROCESSES = 1_024
+MAX_FRAMES = 64
+"""Of a stack, from the leaf, that its role is read from."""
+MAX_STACKS = 16_384
+"""Stacks whose place is remembered."""
+MAX_PLACES = 4_096
+"""Places that have a number (`Window.places`); stacks of others count as place 0, unknown."""
+MAX_UNNAMED = 4_096
+"""Stacks without names whose time is summed up."""
+MAX_WAITS = 256
+"""Of a process in one moment: the longest are kept."""
+MAX_PLACES_OF_PROCESS = 128
+"""In one moment: those with most time are kept."""
+MAX_STARTS = 8_192
+"""Processes whose start is remembered."""
+MAX_PROCESSES = 1_024
 """Of one moment, those that did most; a process can start any number of threads and children."""
-LEAST_SHARE = 0.002
-"""Of a CPU, in one moment: who used less, and read and wrote nothing, took nothing from anybody."""
+MIN_SHARE = 0.002
+"""Of a CPU, in one moment: a process that used less, and read and wrote nothing, slowed nobody."""
 LARGEST = (1 << 53) - 1
-"""Of any number: what is larger is no count of anything, and no float holds it."""
+"""Limit of any number: up to it a float is exact, and no true count is larger."""
 LATE_NS = 50_000_000
-"""A wait is read so much later than its moment ends, at most."""
+"""A wait may be read this much after its moment's end, so it may be longer than the moment."""
 GARBAGE_FRAMES = frozenset(
     (
         *("gc_collect_main", "gc_collect_generations", "gc_collect_with_callback", "gc_collect"),
@@ -46,30 +54,35 @@ GARBAGE_FRAMES = frozenset(
         *("visit_decref", "visit_reachable", "update_refs", "move_unreachable", "subtract_refs"),
     )
 )
-"""Functions of CPython's collector (Modules/gcmodule.c, Python/gc.c), and of Boehm's."""
+"""Functions of CPython's garbage collector (Modules/gcmodule.c, Python/gc.c), and of Boehm's."""
 LOCK_FRAMES = frozenset(
     (
         *("take_gil", "PyEval_RestoreThread", "PyEval_AcquireThread", "PyEval_AcquireLock"),
         *("PyGILState_Ensure", "_PyThreadState_Attach"),
     )
 )
+"""Functions of CPython in which a thread waits for the GIL."""
 
 
 class MomentMaker:
-    """Keeps what is known of stacks from tick to tick."""
+    """Makes moments; remembers from tick to tick which place each stack is at."""
 
     def __init__(self, frames_of: Callable[[int], Sequence[KnownFrame]], period_ns: float) -> None:
-        """`frames_of` names a stack; `period_ns`: of on-CPU samples."""
+        """`frames_of`: the frames of a stack by its id, leaf first; `period_ns`: CPU time between
+        two on-CPU samples."""
         self._frames_of = frames_of
         self._period_ns = period_ns
         self.places: list[CodePlace] = [CodePlace(Role.UNKNOWN, "")]
+        """By number."""
         self._numbers: dict[CodePlace, int] = {self.places[0]: 0}
         self._of_stack: dict[int, int] = {}
+        """The number of the place of each stack, by stack id."""
         self.starts: dict[int, int] = {}
-        """Start of each process that rows spoke of of late, by pid."""
+        """Start (ns since boot) of each process that recent rows have, by pid."""
         self.left_out = 0
-        """Places for which there was no room."""
+        """Stacks whose place had no room in `places`, each time that one occurred."""
         self._unnamed: dict[int, float] = {}
+        """By stack id: the time (ns) of stacks that have no names yet."""
 
     def make(
         self,
@@ -78,20 +91,20 @@ class MomentMaker:
         batches: Iterable[Batch],
         chosen: Container[int] = (),
     ) -> Moment:
-        """The moment from `since_ns` to `now_ns`. Of processes that are not `chosen`, those that
-        used something alone."""
+        """The moment from `since_ns` to `now_ns` (CLOCK_MONOTONIC). Of processes that are not
+        `chosen`, it has only those that used something (`MIN_SHARE`)."""
         found: dict[int, ProcessMoment] = defaultdict(ProcessMoment)
         waits: dict[tuple[int, int, str, str], Wait] = {}
         places: dict[tuple[int, int, str, int], float] = defaultdict(float)
         starts = self.starts
-        least_ns = int(LEAST_SHARE * (now_ns - since_ns))
-        longest_ns = now_ns - since_ns + LATE_NS  # no thread waits longer in the time
+        least_ns = int(MIN_SHARE * (now_ns - since_ns))
+        longest_ns = now_ns - since_ns + LATE_NS  # no thread can have waited longer in it
         for batch in batches:
             self._take_activity(batch, found, waits, longest_ns)
             self._take_samples(batch, places)
             for row in batch.rows.get("usage", ()):
                 starts[row[1]] = row[2]
-                # A tuple of many: most are of processes at rest, and end here.
+                # A plain tuple, not a UsageRow: most are of idle processes, and end here.
                 if row[3] < least_ns and not any(row[10:15]) and row[1] not in chosen:
                     continue
                 self._take_usage(UsageRow._make(row), found)
@@ -99,7 +112,7 @@ class MomentMaker:
             found[pid].waits.append(wait)
         for (pid, tid, reason, place), ns in places.items():
             found[pid].places.append(Place(tid, reason, place, ns))
-        while len(starts) > STARTS_KEPT:
+        while len(starts) > MAX_STARTS:
             del starts[next(iter(starts))]
         return self._bounded(since_ns, now_ns, found)
 
@@ -113,16 +126,17 @@ class MomentMaker:
 
     @staticmethod
     def _bounded(since_ns: int, now_ns: int, found: dict[int, ProcessMoment]) -> Moment:
+        """The moment, cut to what was most."""
         for one in found.values():
-            if len(one.waits) > WAITS_OF_PROCESS:
+            if len(one.waits) > MAX_WAITS:
                 one.waits.sort(key=lambda it: -it.blocked_ns - it.ready_ns)
-                del one.waits[WAITS_OF_PROCESS:]
-            if len(one.places) > PLACES_OF_PROCESS:
+                del one.waits[MAX_WAITS:]
+            if len(one.places) > MAX_PLACES_OF_PROCESS:
                 one.places.sort(key=lambda it: -it.ns)
-                del one.places[PLACES_OF_PROCESS:]
-        left_out = max(0, len(found) - PROCESSES)
+                del one.places[MAX_PLACES_OF_PROCESS:]
+        left_out = max(0, len(found) - MAX_PROCESSES)
         if left_out:
-            busiest = sorted(found, key=lambda pid: -_did(found[pid]))[:PROCESSES]
+            busiest = sorted(found, key=lambda pid: -_time_ns(found[pid]))[:MAX_PROCESSES]
             found = {pid: found[pid] for pid in busiest}
         found.pop(0, None)
         return Moment(since_ns, now_ns, dict(found), left_out)
@@ -172,10 +186,12 @@ class MomentMaker:
                 places[pid, tid, name, self._place(stack_id, weight_ns)] += weight_ns
 
     def unnamed_ns(self, stack_id: int) -> float:
-        """How much time a stack stands for so far that has no name yet; 0: it has one."""
+        """How much time a stack stands for so far that has no names yet; 0 for any other stack."""
         return self._unnamed.get(stack_id, 0.0)
 
     def _place(self, stack_id: int, ns: float) -> int:
+        """The number of a stack's place; 0 where it has no names yet, or no room. `ns`: time that
+        it stands for now."""
         known = self._of_stack.get(stack_id)
         if known is not None:
             return known
@@ -183,28 +199,29 @@ class MomentMaker:
         if not frames:
             if stack_id:
                 self._unnamed[stack_id] = self._unnamed.pop(stack_id, 0.0) + ns
-            while len(self._unnamed) > UNNAMED_KEPT:
+            while len(self._unnamed) > MAX_UNNAMED:
                 del self._unnamed[next(iter(self._unnamed))]
             return 0
         self._unnamed.pop(stack_id, None)
         place = place_of(frames)
         number = self._numbers.get(place)
         if number is None:
-            if len(self.places) >= PLACES_KEPT:
+            if len(self.places) >= MAX_PLACES:
                 self.left_out += 1
                 return 0
             number = self._numbers[place] = len(self.places)
             self.places.append(place)
-        while len(self._of_stack) >= STACKS_KEPT:
+        while len(self._of_stack) >= MAX_STACKS:
             del self._of_stack[next(iter(self._of_stack))]
         self._of_stack[stack_id] = number
         return number
 
 
 def place_of(frames: Sequence[KnownFrame]) -> CodePlace:
-    """The role of a stack's innermost frame that has one, and the program's own code."""
+    """What a stack (leaf first) does, and the innermost frame that is the program's own code, else
+    the innermost library."""
     role, text, library = Role.UNKNOWN, "", ""
-    for _, frame in frames[:FRAMES_LOOKED_AT]:
+    for _, frame in frames[:MAX_FRAMES]:
         if frame.kind == "python":
             kind = kind_of_file(frame.file, frame.function, frame.origin)
             if kind == CodeKind.OWN_PYTHON:
@@ -230,5 +247,6 @@ def place_of(frames: Sequence[KnownFrame]) -> CodePlace:
     return CodePlace(role, text or library)
 
 
-def _did(one: ProcessMoment) -> int:
+def _time_ns(one: ProcessMoment) -> int:
+    """Time of its threads on a CPU, ready and waiting."""
     return one.usage.cpu_ns + one.usage.ready_ns + sum(it.blocked_ns for it in one.waits)

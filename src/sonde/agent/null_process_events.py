@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In place of the kernel's stream of process events, for a user who may not have it."""
+"""In place of the kernel's stream of process events, for a user who may not read it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from sonde._native import ProcessEvent
 
 SCAN_MS = 50
-"""How often to scan for new processes instead."""
+"""How often the listeners are woken, so that they scan for new processes instead."""
 
 
 class NullProcessEvents:
@@ -18,7 +18,7 @@ class NullProcessEvents:
     lost = 0
 
     def wait(self, timeout_ms: int, also: Sequence[int] = (), kept_ms: int = 0) -> bool:
-        """Sleep a little; then a process may have started."""
+        """Sleep for `SCAN_MS` at most; True, as a process may have started meanwhile."""
         time.sleep(min(timeout_ms, SCAN_MS) / 1000)
         return True
 

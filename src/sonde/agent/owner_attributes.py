@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose a process is, as attributes of series: few, and the same for all that belong together."""
+"""The owner of a process as attributes of metrics: few, and equal for processes of one owner and
+program."""
 
 from __future__ import annotations
 
@@ -12,19 +13,20 @@ from sonde.resolve.owners import UserNames
 from sonde.sinks.series import PROGRAM
 from sonde.sinks.tenants import unit_of
 
-OWNERS_KEPT = 1_024
+MAX_CACHED = 1_024
+"""Combinations of program and owner."""
 
 
 def attributes(program: str, owner: Owner) -> Mapping[str, str]:
-    """The program's name and its owner; a pid would make a series of every process. The same
-    object for all that are alike."""
+    """The program's name and its owner; no pid, which would make a series of every process. The
+    same object for equal arguments, as long as it is cached."""
     job = owner.job, owner.step
     pod = owner.pod_uid, owner.namespace, owner.pod, owner.container_name
     unit = unit_of(owner.cgroup, owner.unit)
     return _attributes(program, owner.user, job, pod, owner.container, unit)
 
 
-@lru_cache(maxsize=OWNERS_KEPT)
+@lru_cache(maxsize=MAX_CACHED)
 def _attributes(
     program: str,
     user: str,
@@ -51,13 +53,14 @@ def _attributes(
 
 
 class Holders:
-    """Who has user ids as subordinate ones (/etc/subuid), by name."""
+    """Looks up which user has a user id as a subordinate one (/etc/subuid)."""
 
     def __init__(self) -> None:
         self._names = UserNames()
 
     def of(self, user: str) -> str:
-        """The user whose id this is: a name, or the number of one without a name."""
+        """The user who has `user` (a name, or a number without a name) as a subordinate id: a name,
+        or a number; `user` itself where nobody has."""
         if not user.isdecimal():
             return user
         holder = procfs.party_of_user(int(user))

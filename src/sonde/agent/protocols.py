@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent asks of those that take its rows, and what it reports of itself."""
+"""The interfaces of those that take the agent's rows, and what it reports of itself."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Sink(Protocol):
     written_bytes: int
 
     def write(self, chunk: bytes) -> None:
-        """Take a chunk, or raise SinkError and leave what was there."""
+        """Take a chunk, or raise SinkError, with the chunks before it unharmed."""
 
     def close(self) -> None:
         """No more chunks come."""
 
     def losses(self) -> Mapping[str, int]:
-        """Chunks that were taken and will get nowhere, by reason."""
+        """What was lost of chunks that were taken, by the name of the loss."""
 
     def metrics(self) -> Mapping[str, float]:
         """Metrics of the sink, by the names of the catalogue."""
@@ -42,19 +42,21 @@ class Observer(Protocol):
         """Whether something is about to be explained."""
 
     def worth(self, pid: int, stack_id: int) -> float:
-        """Of a stack without a name, in ns that it stands for, or a multiple of them: what is worth
-        most is named first, what is worth 0 is not."""
+        """How much it is worth to name a stack: the time (ns) that it stands for, or a multiple of
+        it. The stack that is worth most is named first; one that is worth 0 is not named."""
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """How far a recording is."""
+    """How far a recording is: counts since its start."""
 
     elapsed_s: float
     samples: int
+    """On-CPU samples."""
     waits: int
     device_calls: int
     spans: int
     lost: int
+    """The sum of all losses (`agent.losses`)."""
     processes: int
     written_bytes: int

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The child that takes the stacks of ranks: a list of pids a line in, a line of JSON each out.
+"""The child that takes the stacks of ranks. It reads lines with a JSON list of pids, and writes a
+line of JSON (`RankStacks`) for each pid.
 
-Niced, with limits on CPU time and memory, and the first to go where memory is short: what the
-stacks of other programs make it read is theirs to choose. The processes are not stopped
-(`sonde.agent.dump`).
+It runs at a lower priority, with limits on CPU time and memory, and is what the OOM killer ends
+first: other programs decide how much there is to read for their stacks. The processes are not
+stopped (`sonde.agent.dump`).
 """
 
 from __future__ import annotations
@@ -26,35 +27,35 @@ from sonde.errors import SondeError
 from sonde.model.thread_stack import ThreadStack
 
 CPU_S: Final = 300
-"""In its whole life; its parent starts another one."""
+"""Of the child's whole life (RLIMIT_CPU); its parent starts another one."""
 MEMORY_BYTES: Final = 256 << 20
-"""Beyond it a process's stacks are not taken, with that reason."""
+"""RLIMIT_DATA; where it is reached, a process's stacks are missing, with that reason."""
 NICE: Final = 5
 OOM_SCORE_ADJ: Final = 1000
-"""The most: of all processes, the kernel ends this one first."""
+"""The maximum: of all processes, the kernel ends this one first."""
 KEPT_S: Final = 12.0
-"""Files that a process maps later are unknown to what was made before."""
-PIDS: Final = 64
+"""How long a dumper is kept: it does not know files that processes map later."""
+MAX_PIDS: Final = 64
 """Of one request."""
-THREADS: Final = 48
+MAX_THREADS: Final = 48
 """Of a process that are kept: the first one, those with Python code, then the others."""
-FRAMES: Final = 160
+MAX_FRAMES: Final = 160
 """Of a stack, from the leaf."""
-TEXT: Final = 200
+MAX_TEXT: Final = 200
 """Characters of any name."""
 
 
 class RankStacks(msgspec.Struct):
-    """What was seen of one process."""
+    """The stacks of one process."""
 
     pid: int
     threads: list[RankThread] = []
     failed: str = ""
-    """Why nothing was."""
+    """Why there are none."""
 
 
 class RankDump:
-    """Keeps what a look needed for the next one, which comes soon."""
+    """Takes stacks; keeps its dumper for the next request, which comes soon (the second look)."""
 
     def __init__(self) -> None:
         self._dumper: Dumper | None = None
@@ -62,7 +63,7 @@ class RankDump:
         self._made_s = 0.0
 
     def take(self, pids: Sequence[int]) -> Iterator[RankStacks]:
-        """The stacks of each, bounded. Raises nothing."""
+        """The stacks of each process, cut to the limits above. Raises nothing."""
         try:
             dumper = self._ready(pids)
         except Exception as error:
@@ -71,18 +72,18 @@ class RankDump:
         for pid in pids:
             try:
                 threads = dumper.take(pid)
-            except Exception as error:  # its files and its memory have contents nobody foresaw
+            except Exception as error:  # its files and its memory may have anything in them
                 yield RankStacks(pid, [], _text(error))
                 continue
 
-            def place(it: ThreadStack, pid: int = pid) -> tuple[bool, bool]:
+            def order(it: ThreadStack, pid: int = pid) -> tuple[bool, bool]:
                 return it.tid != pid, not any(frame.kind == "python" for frame in it.frames)
 
-            kept = sorted(threads, key=place)[:THREADS]
+            kept = sorted(threads, key=order)[:MAX_THREADS]
             yield RankStacks(pid, [_thread(it) for it in kept])
 
     def close(self) -> None:
-        """Give back what was kept."""
+        """Free the dumper."""
         if self._dumper is not None:
             self._dumper.close()
             self._dumper = None
@@ -100,28 +101,29 @@ class RankDump:
 
 def _text(error: Exception) -> str:
     if isinstance(error, SondeError):
-        return error.cause[:TEXT]
-    return f"{type(error).__name__}: {error}"[:TEXT]
+        return error.cause[:MAX_TEXT]
+    return f"{type(error).__name__}: {error}"[:MAX_TEXT]
 
 
 def _thread(one: ThreadStack) -> RankThread:
     frames = tuple(
         StackFrame(
-            frame.kind, frame.function[:TEXT],
-            (frame.file if frame.kind == "python" else frame.binary)[-TEXT:], frame.line,
+            frame.kind, frame.function[:MAX_TEXT],
+            (frame.file if frame.kind == "python" else frame.binary)[-MAX_TEXT:], frame.line,
             frame.origin,
-        ) for frame in one.frames[:FRAMES]
+        ) for frame in one.frames[:MAX_FRAMES]
     )  # fmt: skip
-    return RankThread(one.tid, one.name[:TEXT], one.state, frames)
+    return RankThread(one.tid, one.name[:MAX_TEXT], one.state, frames)
 
 
-def bound_itself() -> None:
-    """Limit what this process, and what it starts, may use; each as far as the kernel allows it."""
+def limit_itself() -> None:
+    """Limit what this process, and each that it starts, may use, as far as the kernel allows it."""
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
-    with suppress(OSError, ValueError):  # what makes unwind tables for it has a limit for itself
-        most = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, most))
+    # The soft limit alone: the child that makes unwind tables for it sets another one for itself.
+    with suppress(OSError, ValueError):
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, hard))
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICE)
     with suppress(OSError):
@@ -134,16 +136,16 @@ def bound_itself() -> None:
 
 def main() -> None:
     """Serve until the input ends."""
-    bound_itself()
+    limit_itself()
     procfs.BROKER.warm_up()
     taker = RankDump()
     while True:
         if not select.select([sys.stdin.buffer], [], [], KEPT_S)[0]:
-            taker.close()  # what is in the kernel for it does not stay there
+            taker.close()  # frees BPF programs and maps while nothing is asked
             continue
         if not (line := sys.stdin.buffer.readline()):
             return
-        for one in taker.take(msgspec.json.decode(line, type=list[int])[:PIDS]):
+        for one in taker.take(msgspec.json.decode(line, type=list[int])[:MAX_PIDS]):
             sys.stdout.buffer.write(msgspec.json.encode(one) + b"\n")
             sys.stdout.buffer.flush()
 

@@ -16,29 +16,30 @@ from sonde import interpreter
 from sonde.agent.rank_dump import RankStacks
 
 MAX_BYTES: Final = 16 << 20
-"""Of one answer."""
-BLOCK: Final = 1 << 16
+"""Of output of the child that has no end of a line yet."""
+BLOCK_BYTES: Final = 1 << 16
+"""Read at once."""
 
 
 class RankStackReader:
-    """One child, started when it is first needed. Of one thread."""
+    """One child, started when it is first needed. To be used by one thread."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
         self.failed = 0
-        """Times that the child gave no answer in time."""
+        """Requests to which the answer was not complete in time."""
 
     @property
     def pids(self) -> set[int]:
-        """Of the child."""
+        """The child's pid; none where it does not run."""
         return {self._child.pid} if self._child is not None else set()
 
     def take(self, pids: Sequence[int], within_s: float) -> dict[int, RankStacks]:
-        """What was seen of each process in that time. Raises nothing."""
+        """The stacks of each process that the child gave in that time. Raises nothing."""
         until_s = time.monotonic() + within_s
         found: dict[int, RankStacks] = {}
         try:
-            child = self._alive()
+            child = self._running_child()
             assert child.stdin is not None and child.stdout is not None
             child.stdin.write(msgspec.json.encode(list(pids)) + b"\n")
             child.stdin.flush()
@@ -50,7 +51,7 @@ class RankStackReader:
             pass
         if len(found) < len(set(pids)):
             self.failed += 1
-            self.close()  # what it still writes belongs to this request
+            self.close()  # what it still writes would be taken as the next answer
         return found
 
     def close(self) -> None:
@@ -59,20 +60,20 @@ class RankStackReader:
             interpreter.give_up(self._child)
             self._child = None
 
-    def _alive(self) -> subprocess.Popen[bytes]:
+    def _running_child(self) -> subprocess.Popen[bytes]:
         if self._child is None or self._child.poll() is not None:
             self._child = interpreter.start(interpreter.command("sonde.agent.rank_dump"))
         return self._child
 
 
 def _lines(fd: int, count: int, until_s: float) -> Iterable[bytes]:
-    """As many lines as come in time."""
+    """`count` lines, or those that come until `until_s` (CLOCK_MONOTONIC)."""
     kept = b""
     while count > 0:
         left_s = until_s - time.monotonic()
         if left_s <= 0 or not select.select([fd], [], [], left_s)[0]:
             return
-        block = os.read(fd, BLOCK)
+        block = os.read(fd, BLOCK_BYTES)
         kept += block
         if not block or len(kept) > MAX_BYTES:
             return

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks NCCL RAS of a job how far each rank is: at the socket of one of its processes, and no other.
+"""Asks NCCL RAS, NCCL's own monitoring in the processes of a job, how far each rank is.
 
-The answer is another program's to choose: one deadline, a size limit, and `diagnose.ras` reads it.
-A job in another network namespace is not asked yet, and that is reported.
+It is asked at a socket of one of the job's processes, and at no other. The answer is not trusted:
+it has one deadline and a size limit, and `diagnose.ras` parses it. A job in another network
+namespace is not asked, and that is reported.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from sonde.diagnose.job import RasReport
 from sonde.diagnose.ras import parse
 
 PORT: Final = 28028
-"""NCCL_RAS_ADDR names another one; then it is not asked."""
+"""NCCL's default; where NCCL_RAS_ADDR names another one, RAS is not found."""
 DEADLINE_S: Final = 3.0
+"""For the whole conversation."""
 TIMEOUT_S: Final = 1
-"""For which RAS is to wait for a rank that does not answer."""
+"""How long RAS is to wait for a rank that does not answer."""
 MAX_BYTES: Final = 1 << 20
-LINE: Final = 4_096
+"""Of the report."""
+MAX_LINE: Final = 4_096
+"""Bytes of an answer of one line."""
 
 
 def ask(pids: Iterable[int], deadline_s: float = DEADLINE_S, port: int = PORT) -> RasReport | None:
@@ -42,29 +46,29 @@ def ask(pids: Iterable[int], deadline_s: float = DEADLINE_S, port: int = PORT) -
 
 
 def _ask(pid: int, address: str, port: int, until_s: float) -> RasReport:
-    with _Line(address, port, until_s) as line:
+    with _Connection(address, port, until_s) as connection:
         if not listens_at(pid, port):
             raise ValueError("its socket belongs to another process now")
-        line.send(b"CLIENT PROTOCOL 2\n")
-        if not line.receive().upper().startswith(b"SERVER PROTOCOL "):
+        connection.send(b"CLIENT PROTOCOL 2\n")
+        if not connection.receive_line().upper().startswith(b"SERVER PROTOCOL "):
             raise ValueError("it is no NCCL RAS")
-        line.send(b"TIMEOUT %d\n" % TIMEOUT_S)
-        line.receive()
-        line.send(b"SET FORMAT JSON\n")
-        line.receive()  # OK, or an error of a version that knows text only
-        line.send(b"VERBOSE STATUS\n")
-        return parse(line.rest())
+        connection.send(b"TIMEOUT %d\n" % TIMEOUT_S)
+        connection.receive_line()
+        connection.send(b"SET FORMAT JSON\n")
+        connection.receive_line()  # OK, or an error of a version that knows text only
+        connection.send(b"VERBOSE STATUS\n")
+        return parse(connection.receive_rest())
 
 
-class _Line:
-    """A connection with one deadline for all of it."""
+class _Connection:
+    """A TCP connection with one deadline for all of it."""
 
     def __init__(self, address: str, port: int, until_s: float) -> None:
         self._until_s = until_s
         self._kept = b""
         self._socket = socket.create_connection((address, port), self._left())
 
-    def __enter__(self) -> _Line:
+    def __enter__(self) -> _Connection:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -74,10 +78,10 @@ class _Line:
         self._socket.settimeout(self._left())
         self._socket.sendall(raw)
 
-    def receive(self) -> bytes:
-        """One line."""
+    def receive_line(self) -> bytes:
+        """One line, without its end."""
         while b"\n" not in self._kept:
-            if len(self._kept) > LINE:
+            if len(self._kept) > MAX_LINE:
                 raise ValueError("its answer has no end of a line")
             if not (block := self._block()):
                 raise ValueError("it closed the connection")
@@ -85,8 +89,8 @@ class _Line:
         line, _, self._kept = self._kept.partition(b"\n")
         return line
 
-    def rest(self) -> bytes:
-        """All until it closes the connection."""
+    def receive_rest(self) -> bytes:
+        """All that comes until the other side closes the connection."""
         parts, size = [self._kept], len(self._kept)
         while block := self._block():
             size += len(block)

@@ -33,18 +33,18 @@ from sonde.errors import HostError
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What collectors are made from."""
+    """What the collectors of one agent are made from."""
 
     config: Config
     kernel: Kernel
     privileged: bool
     """False for a user whom the kernel lets load no BPF program and read no process events."""
     files_budget: FileBudget | None = None
-    """CPU time that looking at the files of a user or container may take."""
+    """CPU time that reading the files of a user or container may take; None: no limit."""
 
     @property
     def stack_gap_ns(self) -> int:
-        """Between two stacks of one thread and reason."""
+        """The least time between two stacks of one thread for one reason of waiting."""
         return int(self.config.stack_gap_ms * 1e6)
 
 
@@ -56,10 +56,11 @@ class Registration:
     make: Callable[[Setup], Collector]
     """Loads it, and does not start it. Raises HostError where this machine cannot."""
     bpf_object: Callable[[Setup], BpfObject] | None = None
-    """What it loads into the kernel, so that this can be begun ahead."""
+    """The BPF object that it loads, so that other threads can load it ahead (`load_ahead`)."""
     needs_privilege: bool = True
+    """It is left out where `Setup.privileged` is False."""
     fills_rings: bool = False
-    """It takes stacks or single calls, whose rings have to be read often: no agent at rest."""
+    """It takes stacks or single calls, whose rings have to be drained often: no rest."""
 
 
 def _waits(setup: Setup) -> WaitCollector:
@@ -83,7 +84,7 @@ def _device_calls(setup: Setup) -> DeviceCalls:
 def _device_time(setup: Setup) -> DeviceTime:
     sites = None
     if setup.privileged:
-        with suppress(HostError):  # then stacks are the library's own
+        with suppress(HostError):  # then the injected library takes the stacks itself
             sites = LaunchSites(setup.kernel, setup.files_budget)
     config = setup.config
     return DeviceTime(config.pids, config.device_budget, sites, has_events=setup.privileged)
@@ -144,12 +145,12 @@ REGISTRY: tuple[Registration, ...] = (
 
 
 def fills_rings(config: Config) -> bool:
-    """Whether a configuration asks for what has to be read often."""
+    """Whether a configuration has collectors whose rings have to be drained often."""
     return any(it.fills_rings and it.is_wanted(config) for it in REGISTRY)
 
 
 def load_ahead(config: Config, kernel: Kernel) -> None:
-    """Begin to load what the collectors of a configuration will need in the kernel.
+    """Begin to load the BPF programs that the collectors of a configuration need, on other threads.
 
     Raises HostError where this machine cannot.
     """
@@ -164,8 +165,7 @@ def collectors_of(
 ) -> list[Collector]:
     """The collectors that a configuration asks for: loaded, not started.
 
-    `files_budget`: CPU time that looking at the files of a user or container may take. Raises
-    HostError where this machine cannot.
+    `files_budget`: as in `Setup`. Raises HostError where this machine cannot.
     """
     setup = Setup(config, kernel, privileged, files_budget)
     return [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which settings an agent can take over while it runs, and what a new configuration asks for."""
+"""Which settings an agent can take over while it runs, and what differs in a new configuration."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sonde.config import Config
 LIVE: Final = frozenset(
     {"chunk_s", "dcgm_names", "otlp", "otlp_period_s", "server_token_file", "spool_mb"}
 )
-"""The others decide which programs are in the kernel, what these are compiled for, or where the
-agent listens: they need a new start."""
+"""Settings that can. The others decide which BPF programs are loaded, the constants in these, or
+where the agent listens: they need a restart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,27 +21,27 @@ class Difference:
     """What changed between two configurations."""
 
     taken: Config
-    """The running one with what can change live."""
+    """The running configuration, with the settings of `LIVE` as the new one has them."""
     changed: tuple[str, ...]
     """Settings that are taken over."""
     refused: tuple[str, ...]
     """Settings that are not, each as `NAME (OLD, not NEW)`."""
 
 
-def difference(running: Config, wanted: Config) -> Difference:
+def difference(running: Config, new: Config) -> Difference:
     """What of a new configuration can be taken over. Raises UsageError where the live settings
     do not go together with those that stay."""
     names = [
         field.name
         for field in dataclasses.fields(Config)
-        if getattr(running, field.name) != getattr(wanted, field.name)
+        if getattr(running, field.name) != getattr(new, field.name)
     ]
-    live = {name: getattr(wanted, name) for name in names if name in LIVE}
+    live = {name: getattr(new, name) for name in names if name in LIVE}
     return Difference(
         dataclasses.replace(running, **live),
         tuple(sorted(live)),
         tuple(
-            f"{name} ({getattr(running, name)!r}, not {getattr(wanted, name)!r})"
+            f"{name} ({getattr(running, name)!r}, not {getattr(new, name)!r})"
             for name in sorted(set(names) - LIVE)
         ),
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the agent reads its collectors: the protocol of its schedulers."""
+"""When the agent drains its collectors: the interface of its schedulers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def on_tick(self, batches: Sequence[Batch], elapsed_s: float) -> None:
-        """A tick is over: what it drained, and how long after the one before."""
+        """A tick is over: what it drained, and how long after the one before it came."""
 
     @abstractmethod
     def event_delay_s(self, gap_s: float) -> float:
@@ -37,10 +37,11 @@ class Scheduler(ABC):
         """The agent woke up before a tick was due, and no process did anything."""
 
     def request_tick(self) -> None:
-        """Have a tick soon, and wait for its end; called from other threads."""
+        """Have a tick soon, and wait for its end; called from other threads. Does nothing where
+        the scheduler does not follow scrapes."""
 
     def reset(self) -> None:
         """Go back to the shortest interval."""
 
     def close(self) -> None:
-        """No tick comes any more: let go of those who wait for one."""
+        """No tick comes any more: `request_tick` returns."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which sources of metrics a node has, and where each runs.
+"""Which sources of metrics a configuration has, and where each runs (`collect.polling`).
 
 A new source is one line in `sources_beside` (it reads files of the kernel and returns at once) or
-in `sources_apart` (it goes through a library that may hang).
+in `sources_apart` (it calls a library that may hang).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from sonde.config import Config
 
 
 def are_wanted(config: Config) -> bool:
-    """Whether the configuration wants any source."""
+    """Whether the configuration has any source."""
     return config.host_metrics or config.group_pressure or config.device_metrics
 
 
 def runners(config: Config) -> list[Runner]:
-    """What asks the sources that the configuration wants; empty for none."""
+    """What polls the sources of the configuration; empty where it has none."""
     found: list[Runner] = []
     beside = sources_beside(config)
     if beside:
@@ -34,7 +34,7 @@ def runners(config: Config) -> list[Runner]:
 
 
 def sources_beside(config: Config) -> Sequence[Source]:
-    """Sources that are asked in a thread of the agent."""
+    """Sources that a thread of the agent polls."""
     found: list[Source] = []
     if config.host_metrics:
         found += host.sources()
@@ -44,7 +44,7 @@ def sources_beside(config: Config) -> Sequence[Source]:
 
 
 def sources_apart(config: Config) -> Sequence[SubprocessRunner]:
-    """Sources that are asked in a process each, once what they speak of is present."""
+    """Sources that are polled in a process each, once such a device is present."""
     if not config.device_metrics:
         return ()
     return (

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches the rows of each tick for slowdowns, and has them explained.
+"""Watches the rows of each tick for slowdowns of processes, and has them explained.
 
-The last minute is kept, so that what went before is there when something happens.
+A slowdown is first a suspicion of the detector. It is looked at twice, and becomes an incident
+where the explainer finds a fault. The moments of the last `KEPT_S` are kept, as an explanation
+compares the time before a slowdown with the time after it began.
 """
 
 from __future__ import annotations
@@ -34,48 +36,54 @@ from sonde.model.code import KnownFrame
 from sonde.model.process import Process
 
 KEPT_S: Final = 20.0
-KEPT_MOMENTS: Final = 200
+MAX_MOMENTS: Final = 200
 BEFORE_S: Final = 12.0
-"""Of what went before, as much is compared with."""
+"""How much of the time before a slowdown is compared with."""
 LOOKS_S: Final = (0.6, 1.4)
-"""After a suspicion, when it is looked at: what passes, or is no fault, shows in between."""
-OPEN: Final = 16
+"""When a suspicion is looked at, after it was noticed: what passes by itself, or is no fault, shows
+between the two."""
+MAX_OPEN: Final = 16
 """Suspicions at a time; more are left out and counted."""
 EXPLAINED_PER_S: Final = 1.5
-"""In the long run: what explaining costs is bounded, whatever happens on the node."""
+"""Suspicions that are explained in the long run: bounds the cost, whatever happens on the node."""
 BURST: Final = 16.0
+"""The same at once (the size of the token bucket)."""
 RESERVE: Final = 4.0
-"""Of these, for large slowdowns alone."""
-WAKERS: Final = 8
-"""Processes of which it is asked whether they serve files."""
-NAMES: Final = 8_192
-GENERATIONS: Final = 16
-LEAST_BEFORE_NS: Final = 1_500_000_000
-"""Stacks must exist for this long before a change, to show it."""
-LEAST_NAMED_NS: Final = 45_000_000
-"""Two samples: most stacks are seen once and never again."""
+"""Of these, for large slowdowns alone (`detector.LARGE`)."""
+MAX_WAKERS: Final = 8
+"""Processes that ended the victim's waits and are checked for whether they serve files (FUSE)."""
+MAX_NAMES: Final = 8_192
+"""Processes whose names, and whose CPU affinities, are remembered."""
+MAX_ANCESTORS: Final = 16
+"""Of a process in a window, whose names are in it, too."""
+MIN_BEFORE_NS: Final = 1_500_000_000
+"""Stacks are used where they were taken for at least this long before a slowdown."""
+MIN_NAMED_NS: Final = 45_000_000
+"""Two samples: a stack is named once it stands for this much time; most are seen only once."""
 SUSPECTED: Final = 1000.0
-"""Names for a suspicion come first."""
-AFFINITIES: Final = 12
-"""Of a process, one each `AFFINITY_S`."""
+"""What naming a stack of a suspected process is worth, times that of others."""
+MAX_AFFINITIES: Final = 12
+"""Of a process that are remembered, one each `AFFINITY_S`."""
 AFFINITY_S: Final = 1.0
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenSuspicion:
     suspicion: Suspicion
     since_ns: int = 0
-    """When it was chosen: nobody counted its waits before."""
+    """Since when its process is chosen: its waits were not counted before."""
     stacks_ns: int = 0
-    """From when on its stacks were usable; 0: they were not."""
+    """Since when its stacks are taken; 0: they were not."""
     looks: int = 0
+    """Looks at it so far."""
     facts: list[Facts] = field(default_factory=list)
+    """Those of when it was noticed, and of the last look."""
     is_reported: bool = False
 
 
 def _without_places(moment: Moment, pid: int) -> Moment:
-    """Without what cannot be compared where some moments of a process have stacks and others none:
-    of samples the thread alone is left."""
+    """The moment without what can be compared only where all moments of a process have stacks: of
+    its on-CPU samples only the thread and the time are left."""
     if (one := moment.processes.get(pid)) is None or not one.places:
         return moment
     on_cpu = [Place(place.tid, "", 0, place.ns) for place in one.places if not place.reason]
@@ -84,7 +92,7 @@ def _without_places(moment: Moment, pid: int) -> Moment:
 
 
 class _KernelThreads(Container[int]):
-    """Threads of the kernel, looked up where somebody asks."""
+    """Contains the pids of kernel threads; looked up when it is asked for one."""
 
     def __init__(self, who_of: Callable[[int], Who]) -> None:
         self._who_of = who_of
@@ -94,7 +102,7 @@ class _KernelThreads(Container[int]):
 
 
 class _Never(Container[int]):
-    """Processes that are no victims: our own, and those of the kernel."""
+    """Contains processes that are no victims: Sonde's own, and kernel threads."""
 
     def __init__(self, mine: Container[int], kernel: Container[int]) -> None:
         self._mine, self._kernel = mine, kernel
@@ -104,7 +112,7 @@ class _Never(Container[int]):
 
 
 class Watcher:
-    """An `Observer` of the agent."""
+    """An `Observer` of the agent that reports incidents."""
 
     def __init__(
         self,
@@ -117,23 +125,25 @@ class Watcher:
         failed: Callable[[BaseException], None] = lambda _: None,
         warn: Callable[[EarlyWarning], None] | None = None,
     ) -> None:
-        """`frames_of` names a stack, `process_of` a process by pid and start, `running` the one
-        that has a pid now. `report` is called for every incident, and every change that is no
-        fault, from another thread; `note` at every tick with what is watched of each process;
-        `failed` with what went wrong in a look that came to nothing; `warn` with what is about to
-        go wrong."""
+        """`frames_of`: the frames of a stack by its id; `process_of`: a process by pid and start,
+        `running`: the one that has a pid now. `hz`: on-CPU samples a second. `report` is called for
+        every incident, and every change that is no fault, from another thread; `note` at every tick
+        with the values that are watched of each process; `failed` with the error of a look or an
+        explanation; `warn` with what is about to go wrong."""
         self._note = note
         self._reports = StallReports(report)
         self._process_of = process_of
         self._running = running
         self._maker = MomentMaker(frames_of, 1e9 / hz)
-        self._kept: deque[Moment] = deque(maxlen=KEPT_MOMENTS)
+        self._kept: deque[Moment] = deque(maxlen=MAX_MOMENTS)
         self._who: dict[int, tuple[int, Who]] = {}
+        """By pid: start, and who it is."""
         self._kernel = _KernelThreads(self._who_of)
         self._selection = Selection()
         self._facts = FactReader()
-        self._open: list[_Open] = []
+        self._open: list[_OpenSuspicion] = []
         self._mine = {os.getpid()}
+        """The pids of Sonde's own processes."""
         self._never = _Never(self._mine, self._kernel)
         self._detector = Detector(self._mine)
         self._explainer = Explainer(failed)
@@ -145,19 +155,22 @@ class Watcher:
         self.left_out = 0
         """Suspicions for which there was no room."""
         self._processes_left_out = 0
+        """Processes for which a moment had no room."""
         self._tokens = BURST
+        """Suspicions that may be explained now."""
         self._affinity: dict[int, deque[tuple[int, int]]] = {}
+        """By pid: (when, number of CPUs that it may use)."""
         self._affinity_ns = 0
 
     def start(self) -> None:
-        """Get the child ready."""
+        """Start the explainer and the watch of jobs."""
         self._explainer.start()
         self._jobs.start()
         self._facts.cpu_busy()
 
     def close(self) -> None:
-        """Explain no more."""
-        self._explainer.close()  # its last answer may be kept back, which the other one reports
+        """Explain no more; incidents that are kept back are reported."""
+        self._explainer.close()  # first: its last answer may be kept back until the next line
         self._jobs.close()
 
     @property
@@ -179,21 +192,21 @@ class Watcher:
         return {**dict.fromkeys(self._jobs.ranks(), False), **self._selection.pids}
 
     def suspects(self) -> bool:
-        """Whether a look is due soon."""
+        """Whether a suspicion is open, which will be looked at soon."""
         return bool(self._open)
 
     def worth(self, pid: int, stack_id: int) -> float:
-        """Of what may be a victim, the time (ns) that a stack stands for so far, once that is some;
-        of what is suspected, of all stacks, times a factor."""
+        """Of a process that may be a victim: the time (ns) that the stack stands for so far, once
+        that is `MIN_NAMED_NS`; of a suspected one, of every stack, times `SUSPECTED`; else 0."""
         if not self._detector.may_be_victim(pid):
             return 0.0
         ns = self._maker.unnamed_ns(stack_id)
         if any(one.suspicion.pid == pid for one in self._open):
             return SUSPECTED * ns
-        return ns if ns >= LEAST_NAMED_NS else 0.0
+        return ns if ns >= MIN_NAMED_NS else 0.0
 
     def on_tick(self, since_ns: int, now_ns: int, batches: Sequence[Batch]) -> None:
-        """Take in a tick."""
+        """Take in a tick: make its moment, find suspicions, and look at those that are due."""
         self._mine |= self._explainer.pids | self._jobs.pids
         chosen = self._selection.pids
         moment = self._maker.make(since_ns, now_ns, batches, self.chosen())
@@ -219,6 +232,7 @@ class Watcher:
                 self._warn(warning)
 
     def _choose(self, moment: Moment) -> None:
+        """Choose the processes whose waits and stacks are taken from now on."""
         before = self._selection.pids
         boot_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
         self._selection.take(moment, self._maker.starts, self._never, boot_ns)
@@ -228,15 +242,15 @@ class Watcher:
             self._note_affinity(moment.end_ns)
 
     def _suspect(self, found: Iterable[Suspicion], now_ns: int) -> None:
-        # Where there is no room for all, those that lost most come first.
+        """Open suspicions; where there is no room for all, those that lost most come first."""
         for suspicion in sorted(found, key=lambda it: -it.lost):
-            kept = 0 if suspicion.lost >= LARGE else RESERVE
-            if len(self._open) >= OPEN or self._tokens < 1 + kept:
+            reserved = 0 if suspicion.lost >= LARGE else RESERVE
+            if len(self._open) >= MAX_OPEN or self._tokens < 1 + reserved:
                 self.left_out += 1
-                self._detector.forget_rest(suspicion.pid)  # as long as it lasts, maybe later
+                self._detector.forget_rest(suspicion.pid)  # so that it is suspected again
                 continue
             self._tokens -= 1
-            one = _Open(
+            one = _OpenSuspicion(
                 suspicion,
                 self._selection.since_ns(suspicion.pid),
                 self._selection.stacks_since_ns(suspicion.pid),
@@ -244,7 +258,7 @@ class Watcher:
             self._selection.take_stacks(suspicion.pid, now_ns)
             try:
                 facts = self._facts.read(suspicion.pid, asks_peers=False)
-            except Exception as error:  # its files have contents that nobody foresaw
+            except Exception as error:  # files of /proc may have anything in them
                 self.looks_failed += 1
                 self._failed(error)
                 continue
@@ -266,24 +280,24 @@ class Watcher:
             if process.ppid in self._mine:
                 self._mine.add(pid)
         self._who[pid] = known
-        while len(self._who) > NAMES:
+        while len(self._who) > MAX_NAMES:
             del self._who[next(iter(self._who))]
         return known[1]
 
     def _all_who(self, pids: Iterable[int]) -> dict[int, Who]:
-        """With those that started them, and so on: what is between two may be idle."""
+        """Who these processes are, and their ancestors: the tree between two of them, too."""
         found: dict[int, Who] = {}
         for pid in pids:
             depth = 0
-            while pid > 0 and pid not in found and depth < GENERATIONS:
+            while pid > 0 and pid not in found and depth < MAX_ANCESTORS:
                 found[pid] = who = self._who_of(pid)
                 pid, depth = who.parent, depth + 1
         return found
 
     def _note_affinity(self, now_ns: int) -> None:
-        """How many CPUs those may use that may be victims: afterwards nobody knows."""
+        """Remember how many CPUs each chosen process may use: after a change it cannot be read."""
         for pid in self._selection.pids:
-            known = self._affinity.pop(pid, None) or deque(maxlen=AFFINITIES)
+            known = self._affinity.pop(pid, None) or deque(maxlen=MAX_AFFINITIES)
             self._affinity[pid] = known
             try:
                 known.append((now_ns, len(os.sched_getaffinity(pid))))
@@ -291,18 +305,18 @@ class Watcher:
                 self._selection.drop(pid)
             except (OSError, OverflowError):
                 continue
-        while len(self._affinity) > NAMES:
+        while len(self._affinity) > MAX_NAMES:
             del self._affinity[next(iter(self._affinity))]
 
     def _cpus_before(self, suspicion: Suspicion) -> int:
         known = self._affinity.get(suspicion.pid, ())
-        # Of several: the last one was read after its tick, so maybe after the change.
+        # The most of several: the last one may have been read after the change.
         return max((cpus for end_ns, cpus in known if end_ns <= suspicion.began_ns), default=0)
 
     def _look(self, now_ns: int) -> None:
         for one in list(self._open):
             if one.is_reported:
-                continue  # its answer came while this list was made
+                continue  # its answer came meanwhile, from the explainer's thread
             if now_ns - one.suspicion.noticed_ns < LOOKS_S[one.looks] * 1e9:
                 continue
             one.looks += 1
@@ -311,20 +325,21 @@ class Watcher:
                 window = self._window(one)
                 answer = self._answer(one, window)
                 self._explainer.ask(window, is_last_look=is_last, answer=answer)
-            except Exception as error:  # of what was looked at, others are not affected
+            except Exception as error:  # the other suspicions are not affected
                 self.looks_failed += 1
                 self._failed(error)
             if is_last:
                 self._drop(one)
 
-    def _drop(self, one: _Open) -> None:
-        with suppress(ValueError):  # the other thread did
+    def _drop(self, one: _OpenSuspicion) -> None:
+        with suppress(ValueError):  # the explainer's thread removed it
             self._open.remove(one)
 
-    def _window(self, one: _Open) -> Window:
+    def _window(self, one: _OpenSuspicion) -> Window:
+        """The moments before and after a suspicion, with all that an explanation needs."""
         began_ns, victim = one.suspicion.began_ns, one.suspicion.pid
         since_ns = max(one.since_ns, began_ns - int(BEFORE_S * 1e9))
-        has_stacks = 0 < one.stacks_ns <= began_ns - LEAST_BEFORE_NS
+        has_stacks = 0 < one.stacks_ns <= began_ns - MIN_BEFORE_NS
         if has_stacks:
             since_ns = max(since_ns, one.stacks_ns)
         kept = [moment for moment in self._kept if moment.start_ns >= since_ns]
@@ -355,14 +370,14 @@ class Watcher:
             for wait in one.waits if one is not None else ():
                 if wait.waker_pid not in (0, victim):
                     sums[wait.waker_pid] = sums.get(wait.waker_pid, 0) + wait.blocked_ns
-        return sorted(sums, key=lambda pid: -sums[pid])[:WAKERS]
+        return sorted(sums, key=lambda pid: -sums[pid])[:MAX_WAKERS]
 
     @staticmethod
     def _all_wakers(victim: int, moments: Iterable[Moment]) -> set[int]:
         of_victim = [one for it in moments if (one := it.processes.get(victim)) is not None]
         return {wait.waker_pid for one in of_victim for wait in one.waits} - {0}
 
-    def _answer(self, one: _Open, window: Window) -> Callable[[Verdict | None], None]:
+    def _answer(self, one: _OpenSuspicion, window: Window) -> Callable[[Verdict | None], None]:
         def answer(verdict: Verdict | None) -> None:
             if verdict is None or one.is_reported:
                 return
@@ -383,6 +398,6 @@ class Watcher:
         self._explainer.ask(window, is_last_look=True, answer=answer)
 
     def _known_who(self, pid: int) -> Who:
-        """From any thread: what is known already, else by the kernel's name."""
+        """Who a process is, from any thread: as known already, else by its comm alone."""
         known = self._who.get(pid)
         return known[1] if known is not None else Who(pid, procfs.read_comm(pid, pid) or "")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frames of a walk: native ones, and those of Python, Java, JavaScript, Ruby and PHP, merged.
+"""Names the frames of a walk: native ones, and those of Python, Java, JavaScript, Ruby and PHP.
 
-An *evaluation loop* is the native function of an interpreter that runs interpreted frames. The walk
-puts a loop's interpreted frames in place of the loop's native one. Where it gave some loops the
-frames of the next ones, `aligned` and `moved_inward` put them right.
+An *evaluation loop* is the native function of an interpreter that runs interpreted frames. The
+kernel's walk puts a loop's interpreted frames in place of the loop's native frame. Where it gave
+some loops the frames of the next ones, `aligned` and `moved_inward` correct that.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ ENTRIES = frozenset(
         "runtime.mcall",  # of a thread that has put its goroutine off
     }
 )
-"""Where threads begin: a walk that ends in one of these is whole."""
+"""Functions in which threads begin: a walk that ends in one of these is whole."""
 _OF_RUNTIME = JAVA_FRAME | V8_FRAME
-"""Bits of a first word that Python's frames do not have: 1 Java, 2 V8, both (CHAIN_FRAME) Ruby or
-PHP."""
+"""Bits of an interpreted frame's first word that are 0 for Python; JAVA_FRAME alone is Java,
+V8_FRAME alone V8, both (CHAIN_FRAME) Ruby or PHP."""
 _MAX_LINEAGE = 4
-"""A process and three generations before it: in whose memory its code objects are looked for."""
+"""A process and three ancestors: in their memory the code objects of its frames are looked for."""
 NOT_WALKED = -1
-"""In place of a walk's end, where a library took the stack: its last frame decides."""
+"""In place of a stop reason, for a stack that the injected library took: only its outermost frame
+shows whether it is whole."""
 
 
 def is_whole(frames: Sequence[KnownFrame], stop: int) -> bool:
@@ -135,8 +136,8 @@ class StackReader:
                 interpreted = self.python.frame_cache(lineage, of_python, may_read)
         elif runtime is not None:
             interpreted = runtime.frame_cache()
-        *places, pairs = _native.unknown_frames(walks, kernel, native, interpreted)
-        self._resolver.prepare(process, *places)
+        *addresses, pairs = _native.unknown_frames(walks, kernel, native, interpreted)
+        self._resolver.prepare(process, *addresses)
         if interpreted is not None:
             for pair in pairs:
                 self._interpreted(process, lineage, runtime, *pair, interpreted)
@@ -150,8 +151,8 @@ class StackReader:
     def frames(
         self, process: TrackedProcess, kernel: Sequence[int], user: Sequence[int]
     ) -> list[KnownFrame]:
-        """Frames of a walk. An interpreted frame is two words of it, marked by their highest
-        bit."""
+        """Frames of the words of one walk, leaf first. An interpreted frame is two words, the first
+        with its highest bit set (abi/unwind.h)."""
         has_interpreted = user and max(user) >= INTERPRETED_FRAME
         lineage = self._lineage(process) if has_interpreted else []
         runtime = self._unwinding.runtime_of(process) if has_interpreted else None
@@ -167,19 +168,20 @@ class StackReader:
         where: int,
         cache: _native.FrameCache,
     ) -> KnownFrame:
-        """The frame of two words of a walk, of Python, Java, JavaScript, Ruby or PHP.
+        """The frame of two words of a walk: `word` marks the kind and identifies the function,
+        `where` is the position in it. Kept in `cache`.
 
-        A process may have any number of functions, with tables of any length: its user's or
-        container's time for names pays for each, however little it takes.
+        A process may have any number of functions, with tables of any length: each is charged to
+        the CPU time for names of its party, however little it takes.
         """
         of_runtime = runtime if word & _OF_RUNTIME else None
         resolver, party = self._resolver, process.party
         budget = resolver.python_budget if of_runtime is None else resolver.budget
         if budget.is_over(party):
-            resolver.budget.left_out[party] += 1  # of both budgets together
+            resolver.budget.left_out[party] += 1  # counts for both budgets
             if of_runtime is None:
                 return self.python.put_off(process, word, where, cache)
-            # Not cached: it is read once there is time again.
+            # Not put into the cache: it is read once there is CPU time again.
             if isinstance(of_runtime, Engine):
                 return UNREAD_ENGINES[of_runtime.language]
             return UNREAD
@@ -197,20 +199,20 @@ class StackReader:
         runtime: Jvm | V8 | Engine | None,
         interpreted: _native.FrameCache | None,
     ) -> list[KnownFrame]:
-        """`interpreted`: interpreted frames that are known; None where the walk has none of
-        them."""
+        """Frames of the words of one walk: addresses in the kernel, words of user code.
+        `interpreted`: known interpreted frames; None where the walk has no interpreted frame."""
         if interpreted is None:
             return self._resolver.resolve(process, kernel, user)
         frames = self._resolver.resolve(process, kernel, ())
         run: list[int] = []
-        """Native frames that follow one another."""
+        """Consecutive native addresses, to be resolved together."""
         words, has_leaf = iter(user), True
-        # has_leaf: the next native word is where the thread is; later ones are return addresses.
+        # has_leaf: the next native word is the thread's position; later ones are return addresses.
         self._resolver.update_mappings(process)
         known_native, known_interpreted = process.frames.get, interpreted.get
         inlined = runtime.inlined if isinstance(runtime, V8) else {}
         loops: list[tuple[int, int]] = []
-        """Where in `frames` those of each evaluation loop are."""
+        """(begin, end) in `frames` of the interpreted frames of each evaluation loop."""
         leaf, rest = len(frames), None
         for word in words:
             if not word & INTERPRETED_FRAME:
@@ -248,16 +250,16 @@ class StackReader:
         return aligned(frames, loops)
 
     def _lineage(self, process: TrackedProcess) -> list[tuple[TrackedProcess, Interpreter]]:
-        """The processes in whose memory the code of Python frames is looked for: the process, then
-        those that it was forked from. A forked process has the code objects of its parent, and may
-        be gone by now.
+        """The processes in whose memory the code objects of Python frames are looked for: the
+        process, and where it has ended those that it was forked from: a forked process has the code
+        objects of its parent at the same addresses.
         """
         lineage: list[tuple[TrackedProcess, Interpreter]] = []
-        asked: TrackedProcess | None = process
+        current: TrackedProcess | None = process
         for _ in range(_MAX_LINEAGE):
-            if asked is None or (lineage and lineage[0][0].is_alive):
+            if current is None or (lineage and lineage[0][0].is_alive):
                 break
-            if (python := self._unwinding.python_of(asked.key)) is not None:
-                lineage.append((asked, python))
-            asked = self._resolver.processes.parent(asked)
+            if (python := self._unwinding.python_of(current.key)) is not None:
+                lineage.append((current, python))
+            current = self._resolver.processes.parent(current)
         return lineage

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Incidents of single processes, beside the stall of the job that they are ranks of.
+"""Reports incidents of single processes and stalls of jobs so that one stall is one report.
 
-Where a job stalls, each rank that waits for the missing one becomes slower, too: a wait for a
-lock, for somebody else's answer, or for what nobody knows. That is the same wait, and belongs to
-the report on the job. So an incident of a rank is kept back while its job pauses, until it is known
-what the pause is: those of waiting ranks become evidence of the stall, all others are reported.
+Where a job stalls, each rank that waits for the missing one becomes slower, too: by a wait for a
+lock, for an answer of another process, or of unknown cause. That wait belongs to the report on the
+job. So an incident of a rank is kept back while its job pauses, until it is known what the pause
+is: incidents of waiting ranks become evidence of the stall, all others are reported.
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ from sonde.diagnose.incident import FaultCause, Incident, RankReport
 from sonde.diagnose.moments import Window
 
 SAME_WAIT: Final = frozenset((FaultCause.LOCK, FaultCause.REMOTE_DEPENDENCY, FaultCause.UNKNOWN))
-"""What a wait in a collective, or for a device, looks like in a process by itself."""
+"""The causes by which a wait in a collective, or for a device, appears in a single process."""
 HOLD_S: Final = 12.0
 """An incident is kept back for no longer."""
 EARLIER_NS: Final = 1_500_000_000
-"""When something began is an estimate: it may be so much earlier than its cause."""
+"""The begin of an incident is an estimate: it may be this much before the stall that is its
+cause."""
 KEPT_NS: Final = 30_000_000_000
-"""After a stall is over, incidents that began in it may still come."""
-HELD: Final = 16
-STALLS: Final = 64
+"""For so long after a stall's end, incidents that began in it may still come."""
+MAX_HELD: Final = 16
+"""Incidents that are kept back; more are reported at once."""
+MAX_STALLS: Final = 64
+"""That are remembered: the newest."""
 SHOWN: Final = 4
-"""Incidents that a report on a job lists."""
+"""Incidents that a report on a job lists; of others it has the number."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,44 +48,48 @@ class _Held:
 @dataclass(slots=True)
 class _Stall:
     since_ns: int
+    """Since when the job is quiet."""
     waiting: frozenset[int]
+    """Pids of ranks that wait for others."""
     missing: frozenset[int]
+    """Pids of ranks that the others wait for."""
     ended_ns: int = 0
     """0: it goes on."""
 
     def has(self, incident: Incident) -> bool:
-        """Whether an incident began in it."""
+        """Whether an incident began during the stall."""
         is_early = incident.began_ns < self.since_ns - EARLIER_NS
         return not is_early and not 0 < self.ended_ns < incident.began_ns
 
 
 class StallReports:
-    """Of one node. Methods may be called from any thread; reports come one after another."""
+    """Of one node. Methods may be called from any thread; `report` is called by one at a time."""
 
     def __init__(self, report: Callable[[Incident, Window], None]) -> None:
-        """`report` is called with what is to be reported, from the thread that calls a method."""
+        """`report` is called with what is to be reported, from the thread that calls a method, or
+        from a separate one."""
         self._report = report
         self._reporting = threading.Lock()
         self._lock = threading.Lock()
         self._may_be_due = threading.Condition(self._lock)
         self._quiet: dict[int, int] = {}
-        """Since when the job of a rank pauses."""
+        """By pid of a rank: since when its job is quiet."""
         self._held: list[_Held] = []
         self._is_closed = False
-        self._stalls: deque[_Stall] = deque(maxlen=STALLS)
+        self._stalls: deque[_Stall] = deque(maxlen=MAX_STALLS)
         self.folded = 0
-        """Incidents of waiting ranks that nothing shows: they came after the report on their job,
-        or that is of no fault."""
+        """Incidents of waiting ranks that are in no report: they came after the report on their
+        job, or that report has no fault."""
 
     def start(self, failed: Callable[[BaseException], None]) -> None:
-        """Begin to report what was kept back as soon as that is due: looks at jobs take longer.
-        `failed` is called with what goes wrong in that."""
+        """Start a thread that reports what was kept back as soon as it is due. `failed` is called
+        with the error of a report."""
         threading.Thread(
             target=self._run, args=(failed,), name="sonde-reports", daemon=True
         ).start()
 
     def update(self, now_ns: int, quiet: Iterable[tuple[Collection[int], int]]) -> None:
-        """Take in which jobs pause: the ranks of each, and since when. Reports nothing."""
+        """Take in which jobs are quiet: the ranks of each, and since when. Reports nothing."""
         with self._lock:
             self._quiet = {pid: since_ns for pids, since_ns in quiet for pid in pids}
             for stall in self._stalls:
@@ -101,7 +108,7 @@ class StallReports:
             if self._is_part(incident):
                 self.folded += 1
                 return
-            has_room = len(self._held) < HELD and not self._is_closed
+            has_room = len(self._held) < MAX_HELD and not self._is_closed
             if has_room and self._may_be_part(incident):
                 self._held.append(_Held(incident, window, time.monotonic() + HOLD_S))
                 self._may_be_due.notify()
@@ -109,7 +116,7 @@ class StallReports:
         self._pass_on([(incident, window)])
 
     def stalled(self, incident: Incident, window: Window) -> None:
-        """Report what a pause of a job is, and incidents of its ranks that are no part of it."""
+        """Report the stall of a job, and incidents of its ranks that are no part of it."""
         ranks = incident.verdict.ranks
         waiting = frozenset(one.pid for one in ranks if not one.is_missing)
         missing = frozenset(one.pid for one in ranks) - waiting
@@ -129,11 +136,11 @@ class StallReports:
         while self._wait_until_due():
             try:
                 self.release()
-            except Exception as error:  # the next ones are reported
+            except Exception as error:  # the thread must go on with the next ones
                 failed(error)
 
     def _wait_until_due(self) -> bool:
-        """Until something may be reported that was kept back; False: closed."""
+        """Wait until something that was kept back may be reported; False: closed."""
         with self._lock:
             while not self._is_closed and not any(map(self._is_due, self._held)):
                 next_s = min((it.until_s for it in self._held), default=None)
@@ -147,7 +154,7 @@ class StallReports:
 
     def release(self) -> None:
         """Report what was kept back for long enough, or for a pause that was no stall."""
-        with self._reporting:  # until it is reported: `close` waits for that
+        with self._reporting:  # until all is reported: `close` waits for it
             with self._lock:
                 due = [it for it in self._held if self._is_due(it)]
                 self._held = [it for it in self._held if it not in due]
@@ -155,7 +162,7 @@ class StallReports:
                 self._report(it.incident, it.window)
 
     def close(self) -> None:
-        """Report all that is kept back, and from now on all at once."""
+        """Report all that is kept back; from now on nothing is."""
         with self._lock:
             self._is_closed = True
             self._may_be_due.notify()
@@ -163,13 +170,13 @@ class StallReports:
         self._pass_on((it.incident, it.window) for it in free)
 
     def _is_part(self, incident: Incident) -> bool:
-        return _looks_like_one(incident) and any(
+        return _looks_like_stall(incident) and any(
             incident.victim in it.waiting and it.has(incident) for it in self._stalls
         )
 
     def _may_be_part(self, incident: Incident) -> bool:
         since_ns = self._quiet.get(incident.victim, 0)
-        if not since_ns or not _looks_like_one(incident):
+        if not since_ns or not _looks_like_stall(incident):
             return False
         if any(it.since_ns == since_ns and incident.victim in it.missing for it in self._stalls):
             return False
@@ -181,14 +188,14 @@ class StallReports:
                 self._report(incident, window)
 
 
-def _looks_like_one(incident: Incident) -> bool:
+def _looks_like_stall(incident: Incident) -> bool:
     return incident.verdict.is_fault and incident.verdict.cause in SAME_WAIT
 
 
 def _with_parts(
     incident: Incident, parts: Iterable[Incident], ranks: Iterable[RankReport]
 ) -> Incident:
-    """With the incidents of waiting ranks as evidence of the likeliest cause."""
+    """The incident of a job, with those of waiting ranks as evidence of the likeliest cause."""
     numbers = {one.pid: one.rank for one in ranks}
     found = [
         f"rank {numbers[one.victim]} ({one.victim}) is slower by this wait: {_text(one)}"

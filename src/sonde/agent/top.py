@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who uses the CPUs and the devices now, by process, from one look to the next.
+"""Which processes use the CPUs and the devices now, between one look and the next.
 
-CPU time and memory come from /proc; device time from processes that carry our library, by the runs
-that were timed since the last look, each counting for as many as it stands for.
+CPU time and memory come from /proc; device time from processes that have the injected library, by
+the device runs that were timed since the last look, each counted by its weight.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from sonde.collect.device_time import DeviceTime
 from sonde.model.rows import DeviceRunRow
 
 LAUNCHES: Final = ("kernel", "replay")
+"""Kinds of device runs that count as launches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +29,12 @@ class DeviceShare:
     """What a process asked of devices between two looks."""
 
     busy: float
-    """Device time of its runs by time passed; above 1 where several streams or devices run."""
+    """Device time of its runs divided by the time passed; above 1 where several streams or devices
+    run at once."""
     launches_per_s: float
     copied_bytes_per_s: float
     timed: int
-    """Runs behind these."""
+    """Runs that were timed, from which the other numbers are estimated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +45,10 @@ class Usage:
     user: str
     name: str
     cpu: float
-    """CPU time by time passed: 1 is one CPU."""
+    """CPU time divided by the time passed: 1 is one CPU."""
     resident_bytes: int
     device: DeviceShare | None
-    """None: it carries no library, or another reads it."""
+    """None: it has no injected library, or another instance of Sonde reads that."""
 
 
 @dataclass(slots=True)
@@ -57,6 +59,8 @@ class _Seen:
 
 @dataclass(slots=True)
 class _Sums:
+    """Of one process's runs, each times its weight; `timed` without."""
+
     ns: float = 0.0
     launches: float = 0.0
     bytes: float = 0.0
@@ -65,10 +69,10 @@ class _Sums:
 
 @dataclass(slots=True)
 class Top:
-    """Looks again and again."""
+    """Takes a look at all processes each time it is asked to."""
 
     pids: Collection[int] | None
-    """These and their children for device time, these alone otherwise; None: all."""
+    """The processes of interest, for device time with their descendants; None: all."""
     budget: float
     """Of each program's time, the share that timing its launches may take."""
     _device: DeviceTime = field(init=False)
@@ -83,7 +87,8 @@ class Top:
         self._at_ns = time.monotonic_ns()
 
     def look(self) -> list[Usage]:
-        """Since the last look, the busiest first: on a device, then on the CPUs."""
+        """What processes used since the last look: the busiest on a device first, then the busiest
+        on the CPUs. A process that is new has used no CPU time yet."""
         batch = self._device.drain(self._at_ns, True)
         now, now_ns = _processes(self.pids), time.monotonic_ns()
         passed_ns = max(1, now_ns - self._at_ns)
@@ -91,14 +96,15 @@ class Top:
         found = []
         for pid, seen in now.items():
             before = self._before.get(pid)
-            known = before is not None and before.stat.start_ns == seen.stat.start_ns
-            used_ns = seen.stat.cpu_ns - before.stat.cpu_ns if before is not None and known else 0
+            used_ns = 0
+            if before is not None and before.stat.start_ns == seen.stat.start_ns:
+                used_ns = seen.stat.cpu_ns - before.stat.cpu_ns
             device = None
             if pid in self._device.pids:
                 device = _share(sums.get(pid, _Sums()), passed_ns)
             cpu = max(0, used_ns) / passed_ns
-            of = seen.stat
-            found.append(Usage(pid, seen.user, of.comm, cpu, of.resident_bytes, device))
+            stat = seen.stat
+            found.append(Usage(pid, seen.user, stat.comm, cpu, stat.resident_bytes, device))
         self._before, self._at_ns = now, now_ns
         return sorted(
             found, key=lambda one: (-(one.device.busy if one.device else 0.0), -one.cpu, one.pid)
@@ -110,7 +116,7 @@ class Top:
         return len(self._before)
 
     def close(self) -> None:
-        """The libraries go idle."""
+        """Detach from the injected libraries, which stop timing."""
         self._device.stop()
 
 

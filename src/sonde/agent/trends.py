@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Levels that early warnings follow: memory of control groups, disks, run queues, temperatures.
+"""Reads the levels that early warnings follow: memory of control groups, disks, the run queue,
+temperatures.
 
-A few files every some seconds: groups of processes that are looked at closely alone, and mounts on
-block devices. What hangs is not asked: a file system that does not answer holds up statvfs().
+A few files every `EVERY_NS`: only the control groups of chosen processes, and only local file
+systems, as statvfs() waits for a remote one that does not answer.
 """
 
 from __future__ import annotations
@@ -17,28 +18,32 @@ from sonde import procfs
 from sonde.diagnose.early import EarlyWarning, EarlyWarnings, Sign
 
 EVERY_NS: Final = 5_000_000_000
-RUNNABLE: Final = 8.0
-"""Threads ready to run for each CPU: then each waits for most of the time."""
-PROCESSES: Final = 32
-GROUPS: Final = 64
-MOUNTS: Final = 16
-SENSORS: Final = 32
+"""Between two readings."""
+MAX_RUNNABLE: Final = 8.0
+"""Load average for each CPU, from which on threads wait most of the time; limit of this level."""
+MAX_PROCESSES: Final = 32
+"""Whose control groups are read."""
+MAX_GROUPS: Final = 64
+MAX_MOUNTS: Final = 16
+MAX_SENSORS: Final = 32
 LOCAL: Final = frozenset(("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs", "vfat"))
-"""File systems that the kernel answers for by itself."""
-SMALL_BYTES: Final = 64 << 20
-"""Of a file system; one smaller is full as often as not."""
+"""File systems of which the kernel knows the free space without asking anybody."""
+MIN_BYTES: Final = 64 << 20
+"""Size of a file system; smaller ones are often full on purpose."""
 
 
 class Trends:
-    """Of one node."""
+    """Levels of one node, and the early warnings that follow from them."""
 
     def __init__(self, thermal: Path = Path("/sys/class/thermal")) -> None:
+        """`thermal`: the folder of thermal zones."""
         self._early = EarlyWarnings()
         self._thermal = thermal
         self._due_ns = 0
 
     def look(self, now_ns: int, pids: Iterable[int]) -> list[EarlyWarning]:
-        """What is about to happen, each `EVERY_NS`. `pids`: those whose groups are read."""
+        """New warnings; none where the last reading was less than `EVERY_NS` ago. `pids`: processes
+        whose control groups are read."""
         if now_ns < self._due_ns:
             return []
         self._due_ns = now_ns + EVERY_NS
@@ -53,20 +58,20 @@ class Trends:
 
     @staticmethod
     def _groups(pids: Iterable[int]) -> Iterator[tuple[Sign, str, float, float]]:
-        chosen = sorted(pids)[:PROCESSES]
-        mounts = procfs.mounts_by_controller() if chosen else {}
+        read = sorted(pids)[:MAX_PROCESSES]
+        mounts = procfs.mounts_by_controller() if read else {}
         of_memory = {name: point for name, point in mounts.items() if name in ("memory", "v2")}
         folders: dict[str, None] = {}
-        for pid in chosen:
+        for pid in read:
             folders |= dict.fromkeys(procfs.groups_of(pid, of_memory))
-        for folder in list(folders)[:GROUPS]:
+        for folder in list(folders)[:MAX_GROUPS]:
             usage, limit = procfs.memory_of(folder)
             if limit:
                 yield Sign.MEMORY, folder, float(usage), float(limit)
 
     def _temperatures(self) -> Iterator[tuple[Sign, str, float, float]]:
         with suppress(OSError):
-            for zone in sorted(self._thermal.glob("thermal_zone*"))[:SENSORS]:
+            for zone in sorted(self._thermal.glob("thermal_zone*"))[:MAX_SENSORS]:
                 now = _number(zone / "temp")
                 limit = _passive(zone)
                 if now > 0 and limit > 0:
@@ -74,7 +79,8 @@ class Trends:
 
 
 def _passive(zone: Path) -> int:
-    """Of a sensor, from where on the clock is lowered; 0: unknown."""
+    """The temperature (0.001 degree Celsius) from which on a thermal zone lowers clocks or acts
+    otherwise: the lowest of its trip points; 0: unknown."""
     found = [
         _number(kind.with_name(kind.name.replace("_type", "_temp")))
         for kind in zone.glob("trip_point_*_type")
@@ -90,23 +96,23 @@ def _disks() -> Iterator[tuple[Sign, str, float, float]]:
         if len(words) < 3 or words[2] not in LOCAL or words[0] in seen:
             continue
         seen.add(words[0])
-        if len(seen) > MOUNTS:
+        if len(seen) > MAX_MOUNTS:
             return
         with suppress(OSError, UnicodeError):
             point = words[1].encode().decode("unicode_escape")
             found = os.statvfs(point)
             size = found.f_blocks * found.f_frsize
-            if size >= SMALL_BYTES:
+            if size >= MIN_BYTES:
                 free = found.f_bavail * found.f_frsize
                 yield Sign.DISK, point, float(size - free), float(size)
 
 
 def _run_queue() -> Iterator[tuple[Sign, str, float, float]]:
-    """By the kernel's mean over a minute, which a moment does not move."""
+    """The load average over one minute for each CPU: short peaks hardly change it."""
     words = _text(Path("/proc/loadavg")).split()
     with suppress(ValueError, IndexError):
         cpus = os.cpu_count() or 1
-        yield Sign.RUN_QUEUE, "all CPUs", float(words[0]) / cpus, RUNNABLE
+        yield Sign.RUN_QUEUE, "all CPUs", float(words[0]) / cpus, MAX_RUNNABLE
 
 
 def _text(path: Path) -> str:
@@ -114,5 +120,6 @@ def _text(path: Path) -> str:
 
 
 def _number(path: Path) -> int:
+    """The number in a file; -1 without one."""
     text = _text(path)
     return int(text) if text.lstrip("-").isdigit() and len(text) < 19 else -1

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The unwinder as the agent runs it: beside everything else, and not at all without privileges."""
+"""The unwinder as the agent uses it; without privileges there is none, and all of this does
+nothing."""
 
 from __future__ import annotations
 
@@ -16,19 +17,20 @@ from sonde.resolve.tracked_process import TrackedProcess
 from sonde.unwind import STOP_REASONS, V8, Engine, Interpreter, Jvm, Unwinder
 
 MAX_KERNEL_BYTES = 64_000_000
-"""For all BPF maps together; unwind tables take what the others leave."""
+"""For all BPF maps together; unwind tables may take what the others leave."""
 FIRST_WAIT_S = 5.0
-"""How long the tables of chosen processes may hold up the start."""
+"""How long the start waits for the unwind tables of given processes."""
 BUSIEST = 32
-"""Without chosen processes, the tables of this many are loaded before the start."""
+"""In a recording of the whole machine: of this many processes, those that used most CPU time,
+tables are loaded before the start."""
 BUSIEST_WAIT_S = 1.0
-"""How long they may hold it up."""
+"""How long the start waits for those."""
 BUSY_GAP_S = 0.01
-"""While unwind tables are made or their pages asked for, look this often."""
+"""How often to call `update` while unwind tables are made, or walks ask for pages of them."""
 
 
 class Unwinding:
-    """Whole stacks, where the kernel lets us walk them."""
+    """Unwinds stacks by tables, where this user may load BPF programs."""
 
     def __init__(self, kernel: Kernel | None, resolver: Resolver) -> None:
         self._unwinder = Unwinder(kernel.unwind, resolver) if kernel else None
@@ -36,7 +38,7 @@ class Unwinding:
 
     @property
     def walks(self) -> bool:
-        """Whether there are any."""
+        """Whether stacks are unwound."""
         return self._unwinder is not None
 
     @property
@@ -46,34 +48,35 @@ class Unwinding:
         return unwinder is not None and (unwinder.is_busy or unwinder.is_paging)
 
     def limit(self, others_bytes: int) -> None:
-        """Keep within the bound for all maps; `others_bytes`: what the other maps take."""
+        """Bound the tables by what `MAX_KERNEL_BYTES` leaves; `others_bytes`: memory of all other
+        maps."""
         if self._unwinder is not None:
             self._unwinder.limit(MAX_KERNEL_BYTES - others_bytes)
 
     def expect(self, pids: Iterable[int]) -> None:
-        """Begin to have the tables of chosen processes made; `get_ready` waits for them."""
-        if self._unwinder is not None and (chosen := set(pids)):
-            self._unwinder.expect(chosen)
+        """Begin to make the tables of given processes; `get_ready` waits for them."""
+        if self._unwinder is not None and (given := set(pids)):
+            self._unwinder.expect(given)
 
     def get_ready(
         self, pids: Iterable[int], poll_events: Callable[[int], None], program: str = ""
     ) -> None:
-        """Have the tables of chosen processes made, or where there are none those of the busiest,
-        and wait for them for a while.
+        """Have the tables of given processes made, or where there are none those of the busiest
+        ones, and wait for them for a while.
 
-        `poll_events` drains process events, within as many milliseconds. `program`: what one of
-        them will run.
+        `poll_events` waits for process events, as many milliseconds at most, and drains them.
+        `program`: the file that a given process will execute.
         """
         if self._unwinder is None:
             return
-        chosen = set(pids)
+        given = set(pids)
         if program:
             self._unwinder.preload(program)
-        if chosen:
-            self._unwinder.expect(chosen)
+        if given:
+            self._unwinder.expect(given)
         else:
             self._unwinder.load_now(procfs.busiest(BUSIEST))
-        deadline_s = time.monotonic() + (FIRST_WAIT_S if chosen else BUSIEST_WAIT_S)
+        deadline_s = time.monotonic() + (FIRST_WAIT_S if given else BUSIEST_WAIT_S)
         while self._unwinder.is_busy and time.monotonic() < deadline_s:
             poll_events(int(BUSY_GAP_S * 1000))
             self._unwinder.update()
@@ -85,8 +88,8 @@ class Unwinding:
             self._unwinder.on_process_events(events)
 
     def update(self) -> bool:
-        """Load what is new into the kernel; little work where nothing is. Returns whether there was
-        something."""
+        """Load new tables, and those that walks ask for, into the kernel. Returns whether there was
+        anything to do."""
         return self._unwinder is not None and self._unwinder.update()
 
     def on_events_lost(self) -> None:
@@ -107,7 +110,7 @@ class Unwinding:
         return self._unwinder.memory_bytes() if self._unwinder is not None else 0
 
     def stops(self) -> Mapping[str, int]:
-        """How walks ended so far, by name."""
+        """Walks so far, by the name of their stop reason."""
         return self._unwinder.stops() if self._unwinder is not None else {}
 
     def losses(self) -> Mapping[str, int]:
@@ -115,12 +118,13 @@ class Unwinding:
         return self._unwinder.losses() if self._unwinder is not None else {}
 
     def begin(self, tails_dropped: int) -> None:
-        """Walks up to now count for nothing; `tails_dropped`: those that were, up to now."""
+        """Count walks from now on; `tails_dropped`: as in `ends`, up to now."""
         self._ends = {**self.stops(), "tail_dropped": tails_dropped}
 
     def ends(self, now_ns: int, tails_dropped: int) -> Iterator[EventRow]:
-        """Rows of `event`: how the walks since the last call ended, reason by reason; and whose
-        functions have no names, and why."""
+        """Rows of `event`: how the walks since the last call ended, by stop reason; and processes
+        whose interpreter cannot be read, and why. `tails_dropped`: long stacks so far that were cut
+        (`Dictionary.tails_dropped`)."""
         if self._unwinder is None:
             return
         now = self._unwinder.stops()
@@ -148,6 +152,6 @@ class Unwinding:
             yield now_ns, "sonde.unwind.walks", labels(sonde__stack__end=end), float(walks)
 
     def close(self) -> None:
-        """End what runs beside us."""
+        """End the unwinder's child processes."""
         if self._unwinder is not None:
             self._unwinder.close()

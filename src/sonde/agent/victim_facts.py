@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What files of the kernel report of a process that has become slower: limits, state, peers."""
+"""Reads from /proc and /sys what may explain a slowdown of a process: limits, state, peers."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ from contextlib import suppress
 from sonde import procfs
 from sonde.diagnose.moments import Facts
 
-DESCRIPTORS = 1_024
-"""Of a process that are looked at; it may have any number."""
-CONNECTIONS = 4_096
-_ESTABLISHED, _LISTENING = "01", "0A"
+MAX_DESCRIPTORS = 1_024
+"""Of a process that are read; it may have any number."""
+MAX_CONNECTIONS = 4_096
+"""Lines of /proc/PID/net/tcp, and of tcp6."""
+_LISTENING = "0A"
 _STATES = {"01": "established", "02": "connecting", "08": "close-wait"}
+"""States of TCP, as /proc/PID/net/tcp has them."""
 
 
 class FactReader:
-    """Reads facts again and again: the use of CPUs is counted since the last time."""
+    """Reads facts; the load of CPUs is that since the last time."""
 
     def __init__(self) -> None:
         self._cpu_times: dict[int, tuple[int, int]] = {}
+        """By CPU: clock ticks that it was idle, and all."""
 
     def read(self, pid: int, wakers: Iterable[int] = (), asks_peers: bool = True) -> Facts:
-        """Of a process; `wakers`: those whose part in file systems is asked; `asks_peers`: read
-        its connections, which costs most. Raises nothing."""
+        """Facts of a process; `wakers`: processes that are checked for whether they serve files
+        (FUSE); `asks_peers`: read its connections, too, which costs most. Raises nothing."""
         facts = Facts(time_ns=time.monotonic_ns())
         stat = procfs.read_stat(pid)
         if stat is None:
@@ -71,6 +74,7 @@ class FactReader:
 
 
 def _add_cpu(facts: Facts, folder: str) -> None:
+    """CPU limits of a control group, of either version; so below of memory and disks."""
     stat = _table(f"{folder}/cpu.stat")
     facts.throttled_s += stat.get("throttled_time", 0) / 1e9 + stat.get("throttled_usec", 0) / 1e6
     facts.throttled_periods += stat.get("nr_throttled", 0)
@@ -123,14 +127,14 @@ def _descriptors(pid: int) -> Iterable[tuple[int, str]]:
         names = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208
     except OSError:
         return
-    for name in names[:DESCRIPTORS]:
+    for name in names[:MAX_DESCRIPTORS]:
         with suppress(OSError):
             yield int(name), procfs.read_link(f"/proc/{pid}/fd/{name}")
 
 
 def _peers(pid: int) -> tuple[dict[str, str], bool]:
-    """Ends of the connections that a process made itself: their local port is nobody's that
-    listens; whether it listens."""
+    """State by address of the peers to which a process connected: connections whose local port is
+    no listening one; and whether the process listens."""
     sockets = {link[8:-1] for _, link in _descriptors(pid) if link.startswith("socket:[")}
     if not sockets:
         return {}, False
@@ -139,7 +143,7 @@ def _peers(pid: int) -> tuple[dict[str, str], bool]:
     mine: list[tuple[str, str, str]] = []
     for name in ("tcp", "tcp6"):
         raw = procfs.read_file(f"/proc/{pid}/net/{name}", 1 << 20) or b""
-        for line in raw.decode("ascii", "replace").split("\n")[1:CONNECTIONS]:
+        for line in raw.decode("ascii", "replace").split("\n")[1:MAX_CONNECTIONS]:
             words = line.split()
             if len(words) < 10:
                 continue
@@ -158,7 +162,7 @@ def _peers(pid: int) -> tuple[dict[str, str], bool]:
 
 
 def _address(text: str) -> str:
-    """'0100007F:1F90' of /proc/net/tcp as '127.0.0.1:8080', as the table activity has it."""
+    """'0100007F:1F90' of /proc/net/tcp as '127.0.0.1:8080', the form of the table activity."""
     address, _, port = text.partition(":")
     raw = b"".join(
         struct.pack("=I", int(address[at : at + 8], 16)) for at in range(0, len(address), 8)
@@ -169,7 +173,7 @@ def _address(text: str) -> str:
 
 
 def _cpus(text: str) -> set[int]:
-    """Of a list as '0-3,7'."""
+    """The CPUs of a list such as '0-3,7'."""
     found: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -179,6 +183,7 @@ def _cpus(text: str) -> set[int]:
 
 
 def _table(path: str) -> dict[str, int]:
+    """The lines `NAME NUMBER` of a file."""
     found = {}
     for line in _read(path).split("\n"):
         name, _, value = line.partition(" ")

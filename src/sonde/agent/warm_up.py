@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first moments: walks run, and nothing is kept until they lack nothing.
+"""The first moments of a recording: stacks are walked and dropped until walks lack no table.
 
-A walk that meets a process for the first time, or code whose part of a table is not loaded yet,
-is cut there and asks for it; one deep stack may so be cut thirty times, once for each frame. Kept,
-these are the 1 to 3 % of a short recording's stacks that end early.
+A walk that comes to a process for the first time, or to code whose part of an unwind table is not
+loaded yet, is cut there and asks for it; one deep stack may be cut thirty times, once at each
+frame. Kept, such stacks would be 1 to 3 % of a short recording.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from sonde.collect.collector import Batch, Collector
 
 LONGEST_S = 0.6
+"""The warm-up ends after that in any case."""
 QUIET_S = 0.1
-"""Over once no walk lacked anything for so long: ten ticks of the sampling clock."""
+"""It ends once no walk lacked anything for this long: ten ticks of the sampling clock."""
 GAP_MS = 3
-"""Between two looks at what walks ask for."""
+"""Between two readings of what walks ask for."""
 LACKING = ("no_process", "table_missing")
+"""Stop reasons of walks that lacked something."""
 
 
 def warm_up(
@@ -26,10 +28,11 @@ def warm_up(
     poll_events: Callable[[int], None],
     ends: Callable[[], Mapping[str, int]],
 ) -> list[Batch]:
-    """Let started collectors walk; then what they have seen, up to now, which counts for nothing.
+    """Let started collectors walk stacks. Returns what they have seen until the end of the warm-up,
+    which is not to be recorded.
 
-    `poll_events` drains process events and requests of walks, within as many milliseconds; `ends`:
-    how walks ended so far, by name (unwind.stop_reasons).
+    `poll_events` waits for process events, as many milliseconds at most, and drains them and
+    requests of walks; `ends`: walks so far by the name of their stop reason (unwind.stop_reasons).
     """
     began_s = quiet_since_s = now_s = time.monotonic()
     lacked = 0

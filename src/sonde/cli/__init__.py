@@ -7,8 +7,14 @@ Only this package prints and exits. Its modules import nothing heavy at the top:
 Terms:
 - kind: a metric of `--metric`, as an enumeration (`ProfileKind`)
 - mark: the status sign at the beginning of a line
-- price: what a trace by CUPTI costs the traced process, before it is taken
+- examine, finding: to check this machine or its devices, and the result of one check (`host`)
+- price: the estimated cost of a trace by CUPTI for the traced process, shown before it begins
 - question: a query that a server answers; reduce: how an alert rule makes values one
+- recording: what `sonde record` does, or its result; capture: the file of one
+- the library: the injected library for device time; to load: to bring it into a running process
+- kept: of an incident: in a file of `sonde diagnose --keep`, with the moments it was found in
+- unread: of processes: whose mappings or files could not be read
+- party (fleet): an aggregator or the collector; trial: a fleet on one machine, to try it out
 - wasted: GPU time that was stalled or idle; productive: in which kernels ran
 - held: GPU time in which an owner had memory there; unknown: not known who used it
 """

@@ -3,9 +3,9 @@
 
 Python runs signal handlers in the main thread, between two bytecode instructions. While that thread
 is blocked in the kernel, no handler runs, and the kernel merges a second signal of the same kind.
-So a separate thread waits for both signals. It passes the first one to the command's own handler in
-the main thread. At the second one it exits the process with code 128 + signal. A capture consists
-of whole chunks, so what was written until then can be read.
+So a separate thread waits for both signals. It passes the first one to the command's handler in the
+main thread. At the second one it exits the process with code 128 + signal. A capture consists of
+whole chunks, so what was written until then can be read.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ _WAKE: Final = signal.SIGURG
 
 
 class AbortOnSecondSignal:
-    """A context manager for the main thread; in another thread it does nothing."""
+    """A context manager that does this while its block runs in the main thread; in another thread
+    it does nothing."""
 
     def __init__(self) -> None:
         self.abort_message = ""
         """Appended to the message of an abort."""
         self._pending: list[int] = []
+        """Signals that the main thread has yet to handle."""
         self._has_exited = False
         self._main = threading.main_thread()
         self._thread = threading.Thread(target=self._watch, name="sonde-signals", daemon=True)
@@ -61,6 +63,7 @@ class AbortOnSecondSignal:
                 handler(number, frame)
 
     def _watch(self) -> None:
+        """In the separate thread: wait for signals until the block is left."""
         signal.pthread_sigmask(signal.SIG_BLOCK, {*SIGNALS, _WAKE})
         count = 0
         while True:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sonde agent`: the daemon that sends what happens on a node, and exports its metrics."""
+"""`sonde agent`: the daemon that observes a node, for a server, a capture file or metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("sonde.agent")
 ALWAYS_HZ = 19
-"""Samples per second on each CPU of an agent that always runs."""
+"""Default of on-CPU samples per second on each CPU with --server, as such an agent always runs."""
 EXAMPLE = """\
 examples:
   sudo sonde agent --prometheus 127.0.0.1:9400     a metrics endpoint for Prometheus, on loopback
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     """Run until SIGTERM or SIGINT. Raises SondeError where it cannot start."""
     from sonde.cli.abort_signals import AbortOnSecondSignal
 
-    # A daemon has no terminal, and systemd takes death by SIGHUP for a clean exit.
+    # SIGHUP reloads. Unhandled it would end the agent, which systemd counts as a clean exit.
     hang_ups = HangUps()
     as_json = log_output.is_json(args.log_format)
     with AbortOnSecondSignal(), log_output.to_stderr(as_json, args.log_level):
@@ -116,7 +116,7 @@ def _run(args: argparse.Namespace, hang_ups: HangUps) -> int:
         _obey_server(agent, sender)
     _print_outputs(config, agent.serves_at)
     manager.ready()
-    running = [config]
+    running = [config]  # the present configuration
 
     def ends() -> bool:
         manager.working()
@@ -163,7 +163,7 @@ def _config(args: argparse.Namespace) -> Config:
     config = load(flags, defaults={"host_metrics": True})
     if config.server:
         return load(flags, defaults={"host_metrics": True, "hz": ALWAYS_HZ})
-    if not args.output:  # only chunks hold stacks
+    if not args.output:  # without chunks nobody gets the stacks
         return dataclasses.replace(config, on_cpu=False, off_cpu=False)
     return config
 
@@ -193,8 +193,8 @@ def _token_file(config: Config) -> Path | None:
 def _reload(
     args: argparse.Namespace, running: Config, agent: Agent, sender: ServerSink | None
 ) -> Config:
-    """Take over what changed in the configuration, as far as that can be; logs what came of it.
-    The configuration from now on."""
+    """Read the configuration again and apply what can change live; logs the outcome. Returns the
+    configuration from now on."""
     from sonde.agent.reload import difference
 
     try:
@@ -212,7 +212,7 @@ def _reload(
         LOG.error("the configuration stays as it was: %s; %s", error.cause, error.remedy)
         return running
     for text in found.refused:
-        LOG.warning("this setting needs a new start of the agent, and stays: %s", text)
+        LOG.warning("this setting needs a restart of the agent, and stays: %s", text)
     LOG.info("configuration read again; changed: %s", ", ".join(found.changed) or "nothing")
     return taken
 
@@ -240,7 +240,7 @@ def _print_outputs(config: Config, address: str) -> None:
 
 
 def _without_secrets(url: str) -> str:
-    """Scheme, host and path: credentials and the query may hold secrets."""
+    """Scheme, host and path of a URL: its credentials and query may be secret."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 

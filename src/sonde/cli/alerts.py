@@ -46,7 +46,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do it: 1 where a rule cannot be evaluated. Raises UsageError, MissingDependency."""
+    """Check or list; 1 where a rule cannot be evaluated. Raises UsageError, MissingDependency."""
     try:
         from sonde.server.alert_rules import load
     except ModuleNotFoundError as error:

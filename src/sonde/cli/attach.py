@@ -26,6 +26,7 @@ restored. While nothing records, the library does nothing.
 """
 
 _APPEARS_S: Final = 2.0
+"""How long a loaded library may take to create its shared memory."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     memory, loaded = _found_or_loaded(args.pid, args.wait)
     with memory:
         if memory.is_detached():
-            # The request of an active recorder. Without its heartbeat the library stays idle.
+            # The request that a recorder makes. Without a recorder's heartbeat the library is idle.
             memory.ask(request=device_process.REQUEST | slots.slots_asked(args.pid))
             seen = memory.wait_for(*set(abi.Status) - {abi.Status.LEFT}, timeout_s=1.0)
         else:
@@ -79,9 +80,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def memory_of(pid: int, wait_s: float = 5.0) -> InjectMemory:
-    """The memory of the library in a process, which is loaded where it is not there.
+    """The shared memory of the library in a process; loads the library where it is missing.
 
-    Raises TargetRefused where somebody wants the process left alone, SondeError where it cannot be.
+    Raises TargetRefused where device time was turned off there (`sonde detach`), SondeError where
+    the library cannot be loaded.
     """
     memory, _ = _found_or_loaded(pid, wait_s)
     if memory.is_detached():
@@ -93,13 +95,14 @@ def memory_of(pid: int, wait_s: float = 5.0) -> InjectMemory:
 
 
 def _found_or_loaded(pid: int, wait_s: float) -> tuple[InjectMemory, Loaded | None]:
+    """The library's shared memory, and how it was loaded; None: it was there already."""
     from sonde.attach import remote
     from sonde.collect import inject_abi as abi
 
     memory, loaded = _find(pid), None
     if memory is None:
         loaded = remote.load_injected_library(pid, wait_s=wait_s)
-        memory = _appears(pid)
+        memory = _wait_for_memory(pid)
     if memory.seen().status is abi.Status.KILLED:
         memory.close()
         raise TargetRefused(
@@ -115,11 +118,11 @@ def _find(pid: int) -> InjectMemory | None:
     try:
         return InjectMemory.find(pid)
     except PermissionError:
-        return None  # sonde.attach names the permission is missing
+        return None  # the attempt to load it reports which permission is missing
 
 
-def _appears(pid: int) -> InjectMemory:
-    """The memory that the library creates when it is loaded. Raises AttachFailed."""
+def _wait_for_memory(pid: int) -> InjectMemory:
+    """Wait for the shared memory that a loaded library creates. Raises AttachFailed."""
     deadline = time.monotonic() + _APPEARS_S
     while time.monotonic() < deadline:
         memory = _find(pid)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command after `--`: forked early, executed once the probes are attached.
 
-The child is forked early, so that its pid can be observed before it executes the program; it waits
-at a pipe until `start()`. Under sudo it runs as the user who called sudo, with that user's
-environment and groups and without capabilities, as it would without sudo. It stays in our process
-group, so the terminal's Ctrl-C reaches it directly.
+The child is forked early, so that probes for its pid can be attached before it executes the
+program; it waits at a pipe until `start()`. Under sudo it runs as the user who called sudo, with
+that user's environment and groups and without capabilities, as it would without sudo. It stays in
+this process's group, so the terminal's Ctrl-C reaches it directly.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ from sonde.model.program_run import ProgramRun
 _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _NOT_STARTED = 127
+"""Exit status of a child that did not execute its program, as of shells."""
 _DEFAULT = (
     *(signal.SIGINT, signal.SIGTERM, *pause_signals.SIGNALS),
     *(signal.SIGPIPE, signal.SIGXFSZ),  # which Python ignores
 )
+"""Signals that get their default action again before the program is executed."""
 
 
 class Child:
@@ -51,7 +53,7 @@ class Child:
         """
         self.command = list(command)
         self.run: ProgramRun | None = None
-        """Known once it has ended."""
+        """Its resource usage and status; None while it runs."""
         self._started_ns = 0
         self._user = invoking_user(environ)
         self._environ = dict(environ)
@@ -73,11 +75,12 @@ class Child:
         self.program = program
         """Path of the program."""
         gate_read, self._gate = os.pipe()
-        self._error, error_write = os.pipe()  # closed by a successful exec, like all but 0, 1, 2
+        # Python's descriptors are close-on-exec: end of file in this pipe is a successful exec.
+        self._error, error_write = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._gate)
-            self._become(gate_read, error_write)
+            self._execute(gate_read, error_write)
         os.close(gate_read)
         os.close(error_write)
 
@@ -100,20 +103,20 @@ class Child:
             )
 
     def abandon(self) -> None:
-        """Give up on a command that was never started; does nothing to one that was."""
+        """End a child that was never started; does nothing where `start` was called."""
         if self._gate >= 0:
             self._close_gate()
             os.close(self._error)
             self.reap(wait=True)
 
     def send(self, number: int) -> None:
-        """Send it a signal; no error where it has ended."""
+        """Send the child a signal; no error where it has ended."""
         if self.run is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, number)
 
     def reap(self, *, wait: bool = False) -> bool:
-        """Whether it has ended; `wait` blocks until it has."""
+        """Whether the child has ended; `wait`: block until it has."""
         if self.run is None:
             pid, status, used = os.wait4(self.pid, 0 if wait else os.WNOHANG)
             if pid:
@@ -143,7 +146,7 @@ class Child:
         os.close(self._gate)
         self._gate = -1
 
-    def _become(self, gate: int, error: int) -> None:
+    def _execute(self, gate: int, error: int) -> None:
         """In the child: wait for `start`, change to the user, execute. Never returns."""
         try:
             # The terminal's Ctrl-C belongs to the recorder alone until there is a command.
@@ -167,7 +170,7 @@ class Child:
 
 
 def invoking_user(environ: Mapping[str, str]) -> pwd.struct_passwd | None:
-    """Who called sudo; None when nobody did, or root itself."""
+    """The user who called sudo; None where nobody did, or root did."""
     if os.geteuid() != 0:
         return None
     try:

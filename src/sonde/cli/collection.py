@@ -22,8 +22,8 @@ examples:
   sonde collection list --store DIR
   SONDE_TOKEN=… sonde collection agents --server https://HOST:7373     what they do, when seen last
 
-With --store, who may write there orders. With --server, a token for `admin`, for its own tenant; it
-does not lift what was ordered with --store. `agents` needs a token for `read`.
+--store is for users who may write to the store. --server needs a token with the scope `admin`, acts
+on its tenant alone, and does not lift a pause that was ordered with --store. `agents` needs `read`.
 """
 
 
@@ -49,7 +49,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do it. Raises UsageError; SinkError where the server refuses or stays away."""
+    """Pause, resume or list. Raises UsageError; SinkError where the server refuses or does not
+    answer."""
     if args.server:
         _over_http(args.server, args.action)
     elif args.action == "agents":
@@ -104,7 +105,7 @@ class _Pause(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    """What each of the requests is answered with."""
+    """The answer to each of the requests; what one does not have has its default."""
 
     agents: list[_Agent] = []
     paused: list[_Pause] = []

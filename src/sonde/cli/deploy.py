@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sonde deploy`: prints what installs Sonde on a cluster."""
+"""`sonde deploy`: prints the manifests or scripts that install Sonde on a cluster."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ examples:
 Prints to stdout, changes nothing. What else each needs: docs/guide/deployment.md.
 """
 OVERLAYS = ("metrics-only", "may-attach")
+"""Variants for Kubernetes: agents that export metrics; a server and agents that may attach."""
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _IMAGE = re.compile(
     r"[a-z0-9][a-z0-9._-]*(:[0-9]+)?(/[a-z0-9][a-z0-9._-]*)*"
@@ -49,7 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it. Raises UsageError."""
+    """Print the manifests or the script. Raises UsageError."""
     given = ("overlay", "namespace", "node_image", "server_image", "server")
     if args.target == "slurm":
         for name in given:
@@ -108,7 +109,7 @@ def _with_namespace(text: str, namespace: str) -> str:
     text = text.replace("sonde-server.sonde.svc", f"sonde-server.{namespace}.svc")
     quoted = f'"{namespace}"'
     text = re.sub(r"(?m)^(\s*namespace: )sonde$", lambda it: it[1] + quoted, text)
-    # The object itself: it alone is called "sonde".
+    # The object Namespace itself, the only one that is called "sonde".
     return re.sub(r"(?m)^(  name: )sonde$", lambda it: it[1] + quoted, text)
 
 

@@ -22,6 +22,7 @@ nothing but the memory it made.
 """
 
 _TIMEOUT_S: Final = 3.0
+"""How long the library may take to respond."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -46,18 +47,18 @@ def run(args: argparse.Namespace) -> int:
     """Detach. Raises UsageError for a process without the library."""
     if args.all == bool(args.pids):
         raise UsageError("name processes, or --all", "For example: sonde detach 4711")
-    left: dict[int, str] = {}
+    states: dict[int, str] = {}
     for pid in _all_pids() if args.all else args.pids:
-        state = _leave(pid, for_good=args.for_good, must_have_it=not args.all)
+        state = _detach(pid, for_good=args.for_good, must_have_it=not args.all)
         if state:
-            left[pid] = state
+            states[pid] = state
     if args.json:
-        print(json.dumps([{"pid": pid, "state": state} for pid, state in left.items()], indent=2))
-    elif left:
-        print("\n".join(f"process {pid}: {state}" for pid, state in left.items()))
+        print(json.dumps([{"pid": pid, "state": state} for pid, state in states.items()], indent=2))
+    elif states:
+        print("\n".join(f"process {pid}: {state}" for pid, state in states.items()))
     else:
         print("no process has the library")
-    slow = [pid for pid, state in left.items() if state not in ("left", "killed")]
+    slow = [pid for pid, state in states.items() if state not in ("left", "killed")]
     if slow:
         print(
             f"sonde: process {', '.join(map(str, slow))} has not responded yet: is it stopped?",
@@ -70,8 +71,9 @@ def _all_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208
 
 
-def _leave(pid: int, *, for_good: bool, must_have_it: bool) -> str:
-    """The library's state afterwards; '' for a process without the library. Raises SondeError."""
+def _detach(pid: int, *, for_good: bool, must_have_it: bool) -> str:
+    """The library's state afterwards. For a process without the library, or where it cannot be
+    reached: '' unless `must_have_it`, else raises SondeError."""
     from sonde.collect import inject_abi as abi
     from sonde.collect.inject_memory import InjectMemory
 

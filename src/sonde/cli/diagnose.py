@@ -36,14 +36,16 @@ unless a URL names a destination.
 """
 TICK_S = 0.25
 HZ = 49
+"""On-CPU samples per second on each CPU."""
 STACK_GAP_MS = 40.0
-"""Stacks show two causes of fifteen: fewer of them do, and each new one costs."""
+"""Between two stacks of waits of one thread. Only two of fifteen causes need stacks, so a few are
+enough, and each new one has to be named."""
 NO_SPANS_MS = 60_000.0
-"""Waits are recorded one by one from here on: next to none is."""
-LEAST_CPU = 0.02
-"""Of processes in the file of `--rows`."""
+"""Waits from this length on are recorded one by one: next to none."""
+MIN_CPU = 0.02
+"""Of a CPU: processes that use less, and no disk, are left out of the file of `--rows`."""
 NICE = -5
-"""It is to see in time that others lack a CPU."""
+"""Higher priority than others have, to observe in time that they lack a CPU."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -142,23 +144,24 @@ def _run(args: argparse.Namespace) -> int:
 
 
 class Notebook:
-    """Writes a line a tick: `{"from": ns, "to": ns, "processes": {PID: {series: value}}}`."""
+    """Writes the file of `--rows`, a line for each tick:
+    `{"from": ns, "to": ns, "processes": {PID: {series: value}}}`."""
 
     def __init__(self, path: Path) -> None:
-        """Raises SinkError."""
+        """Replaces the file. Raises SinkError."""
         from sonde.private_files import create
 
         self._fd = create(path, force=True).fd
 
     def take(self, moment: Moment, values: dict[int, dict[Series, float]]) -> None:
-        """One tick."""
+        """Write the line of one tick."""
         import os
 
         found = {}
         for pid, row in values.items():
             one = moment.processes.get(pid)
             disk = sum(use.bytes for use in one.disk) / moment.seconds if one is not None else 0.0
-            if max(row.values()) > LEAST_CPU or disk:
+            if max(row.values()) > MIN_CPU or disk:
                 found[pid] = {str(name): round(value, 4) for name, value in row.items()}
                 found[pid]["disk_bytes"] = round(disk)
         line = {"from": moment.start_ns, "to": moment.end_ns, "processes": found}
@@ -167,11 +170,13 @@ class Notebook:
 
 
 class Printer:
-    """Prints incidents as they come, and keeps them."""
+    """Prints incidents as they come, writes them to a folder, and hands them to exporters."""
 
     def __init__(
         self, as_json: bool, changes_too: bool, folder: Path | None, exporters: IncidentExporters
     ) -> None:
+        """`changes_too`: print and keep changes that are no fault, too; `folder`: None to keep
+        nothing."""
         self._as_json = as_json
         self._changes_too = changes_too
         self._folder = folder
@@ -179,7 +184,7 @@ class Printer:
         self._count = 0
 
     def take(self, incident: Incident, window: Window) -> None:
-        """From the thread that explains."""
+        """Take an incident; called from other threads, one at a time."""
         self._exporters.take(incident)
         if not incident.verdict.is_fault and not self._changes_too:
             return
@@ -191,7 +196,7 @@ class Printer:
         print(as_json(incident) if self._as_json else as_text(incident), flush=True)
 
     def warn(self, warning: EarlyWarning) -> None:
-        """Report what is about to go wrong: no incident, and no alarm."""
+        """Print what is about to go wrong; it is neither kept nor exported."""
         from sonde.cli.incidents import warning_as_json, warning_as_text
 
         print(warning_as_json(warning) if self._as_json else warning_as_text(warning), flush=True)

@@ -67,15 +67,16 @@ def _kernel_memory() -> list[Finding]:
     from sonde.host import Finding, Status
 
     try:
-        at_start, most = kernel_memory()
+        at_start, at_most = kernel_memory()
     except HostError:
         return []
-    detail = f"{at_start / 1e6:.0f} MB at the start, at most {most / 1e6:.0f} MB with unwind tables"
+    start, limit = f"{at_start / 1e6:.0f} MB", f"{at_most / 1e6:.0f} MB"
+    detail = f"{start} at the start, at most {limit} with unwind tables"
     return [Finding("memory of BPF maps", Status.PASS, detail)]
 
 
 def _runtimes() -> Finding:
-    """Whose functions have names, beside native code's."""
+    """The interpreters whose functions get names, with their versions."""
     from sonde.host import Finding, Status
     from sonde.unwind import cpython, php_layout, ruby_layout
 
@@ -90,7 +91,7 @@ def _runtimes() -> Finding:
 
 
 def table(findings: list[Finding], *, width: int, colour: bool) -> str:
-    """One line per finding, with wrapped details and what needs it."""
+    """One entry per finding, with wrapped details; where it is bad, with what needs it."""
     names = max(len(finding.name) for finding in findings) + 2
     indent = " " * (names + 2)
     lines = []
@@ -111,19 +112,19 @@ def table(findings: list[Finding], *, width: int, colour: bool) -> str:
 
 
 def verdict(findings: list[Finding]) -> str:
-    """The conclusion, with each remedy once."""
+    """Whether `sonde record` works here, with each remedy once."""
     from sonde import host
 
     blocking = host.blocking(findings)
-    wanting = blocking or [finding for finding in findings if finding.status == "warn"]
+    bad = blocking or [finding for finding in findings if finding.status == "warn"]
     if blocking:
         first = "sonde record cannot work here as this user:"
-    elif wanting:
+    elif bad:
         first = "sonde record works here, with less data than possible:"
     else:
         return "sonde record works here, with everything it needs."
     remedies: dict[str, list[str]] = {}
-    for finding in wanting:
+    for finding in bad:
         remedies.setdefault(finding.remedy, []).append(finding.name)
     lines = [first]
     for remedy, names in remedies.items():

@@ -31,6 +31,7 @@ The process is not stopped. exit code: 0 done, 1 the process ended meanwhile, 2 
 process, 3 this machine cannot.
 """
 
+# Of threads, as in /proc/PID/stat.
 STATES: Final = {
     "R": "running",
     "S": "sleeping",
@@ -106,17 +107,17 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _require(pid: int) -> str:
-    """The name of a process. Raises UsageError for a thread, a zombie, or no process."""
+    """The name of a process. Raises UsageError for a thread, a process that has ended, or none."""
     folder = Path(f"/proc/{pid}")
     try:
         status = procfs.read_lines(folder / "status")
     except OSError as error:
         raise UsageError(f"there is no process {pid}", "Look it up: ps -e") from error
     fields = dict(line.split(":\t", 1) for line in status if ":\t" in line)
-    group = int(fields["Tgid"])
-    if group != pid:
+    process = int(fields["Tgid"])
+    if process != pid:
         raise UsageError(
-            f"{pid} is a thread of process {group}", f"Dump that one: sonde dump {group}"
+            f"{pid} is a thread of process {process}", f"Dump that one: sonde dump {process}"
         )
     if fields["State"].startswith("Z") and procfs.memory_task(pid) == pid:
         raise UsageError(f"process {pid} has ended; its parent has not read its exit status yet")
@@ -124,7 +125,7 @@ def _require(pid: int) -> str:
 
 
 def text(pid: int, comm: str, threads: Sequence[ThreadStack], hidden: set[str]) -> str:
-    """The dump as text, leaf frames first."""
+    """The dump as text, leaf frames first; `hidden`: kinds of frames to omit."""
     count = f"{len(threads)} thread{'s' if len(threads) != 1 else ''}"
     lines = [f"process {pid} ({one_line(comm)}), {count}"]
     for it in threads:
@@ -144,6 +145,7 @@ def text(pid: int, comm: str, threads: Sequence[ThreadStack], hidden: set[str]) 
 def _line(frame: Frame) -> str:
     name = one_line(frame.function or hex(frame.offset))
     if frame.kind == "python" or (frame.kind == "jit" and frame.file):
-        line = f":{frame.line}" if frame.line or frame.kind == "python" else ""  # compiled: none
+        # Compiled (JIT) code may have a file without a line.
+        line = f":{frame.line}" if frame.line or frame.kind == "python" else ""
         return f"{name} ({one_line(frame.file)}{line})"
     return f"{name} [{one_line(frame.binary.strip('[]'))}]"

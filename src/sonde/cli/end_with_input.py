@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A command that another one started ends when that one does, however it ended."""
+"""Ends a command when the one that started it ends, however that happens: its standard input is a
+pipe from there."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Explains files, or a running process. Raises SondeError."""
+    """Explain files, or a running process. Raises SondeError."""
     if bool(args.files) == (args.pid is not None):
         raise UsageError("give files or --pid, one of them", "sonde explain --help shows both")
     from sonde.recording.timelines import open_timeline
@@ -105,7 +105,8 @@ def _recorded(pid: int, seconds: float) -> Timeline:
 
 
 def _export(timeline: Timeline, causes: StallCauses, path: Path, module: str) -> None:
-    """Writes the timeline with a track of causes. Raises SinkError, MissingDependency."""
+    """Write the timeline with a track of the causes of stalls; `module`: of `sonde.export`. Raises
+    SinkError, MissingDependency."""
     import importlib
 
     try:

@@ -218,7 +218,7 @@ def _report(args: argparse.Namespace) -> int:
     number = period.time_s // task.period_s
     rng = rng_of_period(identity.private(), task.id, number)
     sampler = Sampler(space, period.start_ns, period.duration_ns, task.max_samples, rng)
-    # In a fixed order: those that begin at once come in any.
+    # In a fixed order: records with the same start may come in any.
     for record in sorted(period.records, key=lambda it: (it.start_ns, it.duration_ns, it.name)):
         sampler.observe(record)
     unknown = sampler.unclassified_kernel()
@@ -253,7 +253,7 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _period(args: argparse.Namespace, clock: PartyClock) -> Period:
-    """The kernel records, from a recording or from a file."""
+    """The records of one period, from a recording or from a file."""
     if args.capture is not None:
         from sonde.fleet.clock import SKEW_S, duration
         from sonde.fleet.from_capture import period_of
@@ -349,10 +349,9 @@ def _new_trial(args: argparse.Namespace) -> int:
         else {"applications": 64, "kernels": 64, "levels": 1},
     )
     sensitivity = task.sensitivity(args.unit)
-    assert sensitivity is not None  # a proved task with its cap
-    kind: MechanismKind | None = (
-        "laplace" if args.discovery else None
-    )  # the threshold for unknown keys requires it
+    assert sensitivity is not None  # its reports are proved and the cap is set
+    # The threshold from which on an unclassified kernel is shown is that of Laplace noise.
+    kind: MechanismKind | None = "laplace" if args.discovery else None
     mechanism = plan(sensitivity, args.epsilon, args.delta, releases, kind)
     task = replace(
         task, privacy=replace(task.privacy, mechanism=mechanism.kind, scale=mechanism.scale)
@@ -431,6 +430,7 @@ def _budget(args: argparse.Namespace) -> int:
     return 0
 
 
+# What to do, by the reason of a refused report.
 _REFUSED = {
     "quota": "report again in the next period; this node has reported for this one",
     "late": "report recordings soon after they end; the batch of this one is closed",

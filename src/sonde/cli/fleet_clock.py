@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""sonde fleet clock: shows the trusted time of a party; the operator accepts the wall clock."""
+"""sonde fleet clock: shows the trusted time of a party, or has it use the wall clock again."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def clock(args: argparse.Namespace) -> int:
 
 
 def warn_of_step(clock: PartyClock) -> None:
-    """Prints a warning on stderr if the wall clock is not followed."""
+    """Print a warning on stderr where the party does not use the wall clock, which was stepped."""
     from sonde.fleet.clock import duration, utc
 
     now_s = clock()

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "json", "csv", "html", "parquet")
 _RETRY_S = 30.0
-_CLOCK_CHECK_S = 60.0  # checks the clock, which the operator may accept meanwhile
+_CLOCK_CHECK_S = 60.0
+"""How often a wait reads the clock again: `sonde fleet clock --accept` may change it meanwhile."""
 
 
 def add_collect(parser: argparse.ArgumentParser) -> None:
@@ -111,18 +112,18 @@ def discover(args: argparse.Namespace) -> int:
     except OSError as error:
         raise UsageError(f"cannot read {args.names}: {error.strerror}") from error
     names = [line.strip() for line in lines if line.strip()]
-    least = discovery.threshold_of(task)
+    threshold = discovery.threshold_of(task)
     release = collector.collect(args.state, batch_start(task, args.batch, _clock(args)()))
     found = discovery.discover(task, release, names)
     if args.json:
         answer = {
             "privacy": release.privacy_guarantee(),
-            "least": least,
+            "least": threshold,
             "found": [asdict(f) for f in found],
         }
         print(json.dumps(answer))
         return 0
-    print(f"{task.name}: kernels without a class, with at least {least:,} noised samples")
+    print(f"{task.name}: kernels without a class, with at least {threshold:,} noised samples")
     print(f"privacy: {release.privacy_guarantee()}\n")
     for one in found:
         known = one_line(" or ".join(one.names)) or f"(no known name has hash {one.bucket})"
@@ -133,7 +134,7 @@ def discover(args: argparse.Namespace) -> int:
 
 
 def _clock(args: argparse.Namespace) -> PartyClock:
-    """The collector's clock; warns if the machine's clock is not followed."""
+    """The collector's clock; warns where it does not use the machine's wall clock."""
     from sonde.fleet.clock import PartyClock
 
     clock = PartyClock(args.state, must_persist=False)
@@ -201,9 +202,8 @@ def _follow(args: argparse.Namespace, task: Task, clock: PartyClock) -> int:
         except collector.ReleaseDenied as denied:
             why = one_line(str(denied))
             print(f"batch {_utc(start_s)} is not released: {why}", file=sys.stderr, flush=True)
-            if (
-                denied.reason == "still open"
-            ):  # their clocks differ, or reports are still being verified
+            # Its clock differs from ours, or it still verifies reports: ask again.
+            if denied.reason == "still open":
                 time.sleep(min(_RETRY_S, task.release_s))
                 continue
         except SinkError as error:
@@ -264,7 +264,8 @@ def _page(state: Path, task: Task, release: Result) -> str:
 
 
 def _json(state: Path, task: Task, release: Result) -> str:
-    """The release, its guarantee as text, and what all that was collected here has cost."""
+    """The release, its privacy guarantee as text, and the privacy cost of all releases that were
+    collected here."""
     from sonde.fleet import collector
     from sonde.fleet.budget import ledger_of
 

@@ -126,7 +126,7 @@ def _forecast(args: argparse.Namespace) -> Forecast:
 
     rng = np.random.default_rng(args.seed)
     if args.roster is None:
-        fleet = Population.draw(args.nodes, 64, args.tenants, rng)
+        fleet = Population.draw(args.nodes, 64, args.tenants, rng)  # 64 applications
         sizes = [int(size) for size in np.bincount(fleet.tenant) if size]
         return forecast_of_a_day(sizes, args.epsilon, rng)
     home = args.roster if args.roster.is_dir() else args.roster.parent

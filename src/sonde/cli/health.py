@@ -30,9 +30,10 @@ examples:
 exit code: 0 where nothing failed (warnings may be there), 1 where something did.
 """
 
-REASON_MAX = 200
-"""Greatest length of Slurm's Reason or of a condition's message."""
+MAX_REASON = 200
+"""Characters of Slurm's Reason or of a condition's message."""
 CONDITION = "SondeDevicesHealthy"
+"""Type of the node condition for Kubernetes."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -106,7 +107,7 @@ def table(results: Sequence[Result], *, width: int, colour: bool) -> str:
 
 
 def verdict(results: Sequence[Result]) -> str:
-    """The last line for people."""
+    """The summary for people: fit or not, and counts."""
     count = {status: sum(one.status == status for one in results) for status in MARKS}
     word = "unfit" if count["fail"] else "fit, with warnings" if count["warn"] else "fit"
     text = f"{count['pass']} passed, {count['warn']} warned, {count['fail']} failed"
@@ -114,19 +115,19 @@ def verdict(results: Sequence[Result]) -> str:
 
 
 def line(results: Sequence[Result]) -> str:
-    """The reason in one line: what failed, else what warned."""
+    """The line of --slurm: what failed, else what warned, else 'sonde pass'."""
     for status in ("fail", "warn"):
         bad = [one for one in results if one.status == status]
         if bad:
             text = "; ".join(f"{one.device} {one.check}: {one.figure}".strip() for one in bad)
             return textwrap.shorten(
-                one_line(f"sonde {status}: {text}"), REASON_MAX, placeholder=" …"
+                one_line(f"sonde {status}: {text}"), MAX_REASON, placeholder=" …"
             )
     return "sonde pass"
 
 
 def condition(results: Sequence[Result]) -> dict[str, str]:
-    """A NodeCondition: True means healthy."""
+    """A NodeCondition of Kubernetes: status True means healthy."""
     failed = [one for one in results if one.status == "fail"]
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     words = failed[0].check.split("_") if failed else ["all", "checks", "passed"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where incidents go besides the terminal: only where a URL was given, each by its own thread."""
+"""Sends incidents of `sonde diagnose` to the URLs that were given, each in a separate thread."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sonde.sinks.incidents import IncidentUploader
 
 LOGS_PATH: Final = "/v1/logs"
+"""OTLP's default path for log records."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,12 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class IncidentExporters:
-    """Those that were asked for."""
+    """The exporters that the flags name."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        """Raises UsageError for what is no URL, SinkError for a token that cannot be read."""
+        """Raises UsageError for an invalid URL, SinkError for a token that cannot be read."""
         self._host = args.node or platform.node()
         self._posters: list[tuple[Poster, Callable[[Incident, int], object]]] = []
+        """With the function that makes the body: of an incident and what to add to its times for
+        ns since 1970."""
         self._server: IncidentUploader | None = None
         if args.webhook:
             self._add(args.webhook, "", self._plain)
@@ -82,7 +85,8 @@ class IncidentExporters:
         return outgoing.otlp_log(incident, self._host, offset_ns, about)
 
     def take(self, incident: Incident) -> None:
-        """Send an incident on; a change that is no fault is nobody's alarm. At once."""
+        """Hand an incident to all exporters; a change that is no fault is not sent. Returns at
+        once."""
         if not incident.verdict.is_fault:
             return
         from sonde.notify.poster import wall_offset_ns
@@ -97,7 +101,7 @@ class IncidentExporters:
             self._server.take(row, incident.began_ns, end_ns, offset_ns)
 
     def close(self) -> None:
-        """Deliver what there is, for some seconds."""
+        """Try for some seconds to deliver what is left."""
         for poster, _ in self._posters:
             poster.close()
         if self._server is not None:
@@ -105,7 +109,7 @@ class IncidentExporters:
 
     @property
     def losses(self) -> Mapping[str, int]:
-        """What nobody got, by name."""
+        """Incidents that were not delivered, by the name of the loss."""
         left_out = sum(poster.left_out for poster, _ in self._posters)
         return {"incidents.posts": left_out, **(self._server.losses if self._server else {})}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sonde incidents`: what `sonde diagnose --keep` wrote, printed, or explained again."""
+"""`sonde incidents`: prints what `sonde diagnose --keep` wrote, or explains it again."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print them, the oldest first. Raises CaptureError for what cannot be read."""
+    """Print incidents: files in the order given, those of a folder by name, so the oldest first.
+    Raises UsageError for a folder without any, CaptureError for what cannot be read."""
     import msgspec
 
     from sonde.diagnose.explain import explain
@@ -81,7 +82,7 @@ def _files(paths: list[Path]) -> Iterator[Path]:
 
 
 def read(path: Path) -> tuple[Incident, Window]:
-    """An incident and the rows that it rests on. Raises CaptureError."""
+    """An incident and the window that it was explained by. Raises CaptureError."""
     import msgspec
 
     from sonde.diagnose.recorded import Recorded
@@ -101,7 +102,7 @@ def read(path: Path) -> tuple[Incident, Window]:
 
 
 def write(folder: Path, name: str, incident: Incident, window: Window) -> None:
-    """Keep an incident. Raises SinkError."""
+    """Write an incident and its window to a file. Raises SinkError."""
     import msgspec
 
     from sonde.diagnose.recorded import Recorded, shrunk
@@ -117,7 +118,7 @@ def write(folder: Path, name: str, incident: Incident, window: Window) -> None:
 
 
 def as_json(incident: Incident) -> str:
-    """One line."""
+    """An incident as one line of JSON."""
     import msgspec
 
     plain = msgspec.to_builtins(incident)
@@ -126,21 +127,22 @@ def as_json(incident: Incident) -> str:
 
 
 def warning_as_json(warning: EarlyWarning) -> str:
-    """One line."""
+    """A warning as one line of JSON."""
     import msgspec
 
     return json.dumps({"warning": msgspec.to_builtins(warning)})
 
 
 def warning_as_text(warning: EarlyWarning) -> str:
-    """One line: what, how near, how long it will take."""
+    """One line: which level, how near its limit, when it will reach it."""
     share = warning.level / warning.limit
     text = f"early warning: {warning.sign} of {warning.subject} is at {share:.0%} of its limit"
     return one_line(f"{text}, and reaches it in {warning.lead_s:.0f} s if it goes on so")
 
 
 def as_text(incident: Incident) -> str:
-    """A few lines: who, why, by whom, what speaks for it, what to do."""
+    """A few lines: the victim, and for each of the three likeliest causes the offender and the
+    evidence; the next step for the likeliest."""
     verdict = incident.verdict
     found_s = (incident.noticed_ns - incident.began_ns) / 1e9
     explained_s = (incident.explained_ns - incident.noticed_ns) / 1e9

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sonde job`: what a job did with its GPUs, asked at a server."""
+"""`sonde job`: asks a server what a job did with its GPUs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from typing import Any
 from sonde.export.layout import columns, one_line
 
 OWNERS = ("job", "pod", "container", "unit", "user", "namespace", "comm", "exe")
+"""What GPU hours can be summed by."""
 PARTS = ("productive", "stalled", "idle", "unknown")
+"""What held GPU time is divided into."""
 EXAMPLE = """\
 examples:
   sonde job 4711 --server https://HOST:7373 --token-file ~/.config/sonde/token
@@ -41,7 +43,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def add_selection(parser: argparse.ArgumentParser, by: str, about: str) -> None:
-    """Flags that `sonde owners` has, too: server, time, owner, JSON."""
+    """Add the flags that `sonde job` and `sonde owners` share; `by`, `about`: default and help of
+    --by."""
     add = parser.add_argument
     add("--by", choices=OWNERS, default=by, help=about)
     add("--from", dest="start", default="-1d", metavar="TIME",
@@ -55,14 +58,15 @@ def add_selection(parser: argparse.ArgumentParser, by: str, about: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask and print. Raises UsageError, SinkError."""
+    """Ask the server and print. Raises UsageError, SinkError."""
     found = ask(args, "job", {args.by: args.id})
     print(json.dumps(found, indent=2) if args.json else as_text(found))
     return 0
 
 
 def ask(args: argparse.Namespace, question: str, about: Mapping[str, str]) -> dict[str, Any]:
-    """The server's answer about the chosen time. Raises UsageError, SinkError."""
+    """The server's answer to a question with these parameters, for the time of --from and --to.
+    Raises UsageError, SinkError."""
     from sonde.server import times
     from sonde.server.client import ServerClient
 
@@ -77,7 +81,7 @@ def ask(args: argparse.Namespace, question: str, about: Mapping[str, str]) -> di
 
 
 def as_text(found: Mapping[str, Any]) -> str:
-    """For people."""
+    """The answer for people."""
     held = found["held_h"]
     nodes, gpus = len(found["nodes"]), found["gpus"]
     lines = [f"{found['by']} {found['id']}: {_count(gpus, 'GPU')} of {_count(nodes, 'node')}"]
@@ -121,7 +125,7 @@ def as_text(found: Mapping[str, Any]) -> str:
 
 
 def _waiting(found: Mapping[str, Any]) -> list[str]:
-    """Whom the ranks wait for."""
+    """Which rank the others wait for, and why it is late."""
     lines = [f"ranks: {found['text']}"]
     if found["lost_s"]:
         lines[0] += f"; lost: {found['lost_s']:.3f} s of each {found['per']}"
@@ -137,17 +141,17 @@ def _waiting(found: Mapping[str, Any]) -> list[str]:
 
 
 def hours(value: float) -> str:
-    """GPU hours, with enough digits for seconds."""
+    """GPU hours; below one with enough digits for seconds."""
     return f"{value:,.2f} h" if value >= 1 else f"{value:.4f} h"
 
 
 def energy(joules: float) -> str:
-    """Of watts over time, as bills have it from 0.1 kWh on."""
+    """Joules as kWh; below 0.1 kWh as kJ."""
     return f"{joules / 3.6e6:,.2f} kWh" if joules >= 3.6e5 else f"{joules / 1e3:,.1f} kJ"
 
 
 def share(part: float, whole: float) -> str:
-    """In percent."""
+    """The share in percent; a dash where the whole is 0."""
     return f"{100 * part / whole:.1f} %" if whole else "–"
 
 

@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="format of the log on stderr (default auto: json under journald, else text)",
     )
     parser.add_argument(
-        "--log-level", choices=LEVELS, default="info", help="least level that is logged"
+        "--log-level", choices=LEVELS, default="info", help="lowest level that is logged"
     )
 
 
@@ -38,18 +38,18 @@ def is_json(log_format: str) -> bool:
 
 @contextmanager
 def to_stderr(as_json: bool, level: str) -> Iterator[None]:
-    """Logs to stderr while the block runs: Sonde from `level` on, libraries from warnings on."""
-    root, ours = logging.getLogger(), logging.getLogger("sonde")
+    """Log to stderr while the block runs: Sonde from `level` on, libraries from warnings on."""
+    root, sonde = logging.getLogger(), logging.getLogger("sonde")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
-    level_before = ours.level
+    level_before = sonde.level
     root.addHandler(handler)
-    ours.setLevel(level.upper())
+    sonde.setLevel(level.upper())
     try:
         yield
     finally:
         root.removeHandler(handler)
-        ours.setLevel(level_before)
+        sonde.setLevel(level_before)
 
 
 class TextFormatter(logging.Formatter):

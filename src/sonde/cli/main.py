@@ -54,11 +54,13 @@ examples:
 """
 
 _NO_LIBRARY = "cannot open shared object file"
+"""Part of the dynamic linker's message for a missing library."""
 ABORTED_BY_SIGINT = 128 + signal.SIGINT
+"""Exit code, as of shells."""
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of every command."""
+    """The parser of all commands."""
     parser, subparsers = _parser()
     for name in COMMANDS:
         _add_command(name, subparsers)
@@ -66,7 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def build_command_parser(name: str) -> argparse.ArgumentParser:
-    """The parser of one command: imports nothing of the others."""
+    """The parser with one command: imports no module of another one."""
     parser, subparsers = _parser()
     _add_command(name, subparsers)
     return parser
@@ -87,10 +89,11 @@ def build_outline() -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Of `sonde` and of each command."""
+    """The parser of `sonde` and of each command."""
 
     def error(self, message: str) -> NoReturn:
-        """Escape the message: file names from a shell pattern may hold terminal sequences."""
+        """Print the message escaped, and exit: file names that a shell pattern gave may contain
+        control sequences of the terminal."""
         super().error(one_line(message))
 
 
@@ -122,7 +125,8 @@ def run() -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `sonde ARGV…`; returns the exit code: 0 done, 1 failed, 2 wrong use, 3 cannot here."""
+    """Run `sonde ARGV…`; returns the exit code: 0 done, 1 failed, 2 wrong use, 3 this machine
+    cannot; or that of a recorded program."""
     try:
         return _dispatch(argv)
     except SondeError as error:
@@ -143,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _missing_library(error: ImportError) -> MissingDependency:
-    """Of a package (NumPy, Arrow) that needs a library which this host lacks."""
+    """The error for a package (NumPy, Arrow) that needs a library which this host lacks."""
     name = str(error).partition(":")[0]
     return MissingDependency(
         f"the library {name} is missing on this host",
@@ -165,7 +169,7 @@ def _dispatch(argv: Sequence[str] | None) -> int:
         parser.print_help()
         return 2
     code: int = args.run(args)
-    sys.stdout.flush()  # here, where a closed pipe is still handled
+    sys.stdout.flush()  # now, while `main` still handles a closed pipe
     return code
 
 

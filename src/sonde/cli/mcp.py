@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sonde mcp`: the questions of a server as tools for assistants (Model Context Protocol)."""
+"""`sonde mcp`: offers a server's questions to assistants as tools (Model Context Protocol)."""
 
 from __future__ import annotations
 

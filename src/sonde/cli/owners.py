@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sonde owners`: who held GPUs and what they did with them, asked at a server."""
+"""`sonde owners`: asks a server who held GPUs and what they did with them."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ Most wasted first. docs/guide/server.md#gpu-hours defines the columns.
 """
 COLUMNS = ("held", "wasted", *PARTS)
 WIDTH = 11
+"""Of a column, in characters."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,14 +37,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask and print. Raises UsageError, SinkError."""
+    """Ask the server and print. Raises UsageError, SinkError."""
     found = ask(args, "owners", {"by": args.by})
     print(json.dumps(found, indent=2) if args.json else as_text(found))
     return 0
 
 
 def as_text(found: Mapping[str, Any]) -> str:
-    """For people."""
+    """The answer for people."""
     if not found["owners"]:
         return "no process held a GPU in this time"
     lines = ["".join(f"{name:>{WIDTH}}" for name in COLUMNS) + f"  GPUs  {found['by']}"]

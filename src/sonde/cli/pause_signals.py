@@ -18,16 +18,18 @@ SIGNALS: Final = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class _EarlyHandler:
-    """The handler of both until the command is known: remembers the last signal."""
+    """The handler of both signals until a recorder takes over: remembers the last one."""
 
     last = 0
+    """The last signal's number; 0: none came."""
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.last = number
 
 
 def catch_early() -> None:
-    """Install the early handler. Programs started later have the default again: exec resets it."""
+    """Install the early handler. In programs that are started later the signals have their default
+    action: exec resets handlers."""
     early = _EarlyHandler()
     for number in SIGNALS:
         signal.signal(number, early)
@@ -36,8 +38,8 @@ def catch_early() -> None:
 class PauseSignals:
     """A context manager that installs the handlers of a recorder.
 
-    Until `begin` the signals are blocked: each one would interrupt the kernel's loading of a BPF
-    program. If both are pending then, SIGUSR1 is delivered first, so the recorder runs.
+    Until `begin` the signals are blocked: each one would interrupt the loading of a BPF program. If
+    both are pending then, SIGUSR1 is delivered first, so the recorder ends up running.
     """
 
     def __init__(self) -> None:

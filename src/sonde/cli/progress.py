@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from sonde.agent import Live
 
 PLAIN_EVERY_S = 10.0
+"""Between lines where the stream is no terminal."""
 _BAR_CELLS = 16
+"""Width of the bar, in characters."""
 
 
 class Progress:
@@ -24,14 +26,14 @@ class Progress:
         self._quiet = quiet
         self._rewrites = stream.isatty()
         self._every_s = 1.0 if self._rewrites else PLAIN_EVERY_S
-        self._next = time.monotonic() + (0.0 if self._rewrites else PLAIN_EVERY_S)
+        self._next_s = time.monotonic() + (0.0 if self._rewrites else PLAIN_EVERY_S)
         self._shown = False
 
     def update(self, live: Live) -> None:
-        """Show the counts if it is time."""
-        if self._quiet or time.monotonic() < self._next:
+        """Show the counts, if the last ones were shown long enough ago."""
+        if self._quiet or time.monotonic() < self._next_s:
             return
-        self._next = time.monotonic() + self._every_s * 0.95
+        self._next_s = time.monotonic() + self._every_s * 0.95  # ticks may come a little early
         line = describe(live, self._duration_s)
         if self._rewrites:
             self._stream.write(f"\r\033[K{line}")

@@ -47,8 +47,9 @@ SIGUSR1 pauses a running recorder, SIGUSR2 resumes it.
 """
 
 ABORTED = 130
+"""Exit code after a second signal: 128 + SIGINT."""
 _LARGE_BYTES = 4_000_000
-"""A summary of more than this takes seconds."""
+"""Size of a capture whose summary takes seconds."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -137,11 +138,10 @@ def _run(args: argparse.Namespace, pause: PauseSignals, abort: AbortOnSecondSign
 
 
 def _privileged(args: argparse.Namespace, command: list[str]) -> bool:
-    """Whether this user may load BPF programs. Without, device time alone can be recorded.
-
-    Prints a note on stderr then. Raises HostError where nothing can be recorded.
+    """Whether this user may load BPF programs. Where not, only device time can be recorded, and a
+    note on stderr has that. Raises HostError where nothing can be recorded.
     """
-    wants_device_time = _gives_library(args) if command else bool(args.pids and args.device_time)
+    wants_device_time = _preloads_library(args) if command else bool(args.pids and args.device_time)
     from sonde.host.requirements import require_recording
 
     try:
@@ -159,7 +159,8 @@ def _privileged(args: argparse.Namespace, command: list[str]) -> bool:
     return True
 
 
-def _gives_library(args: argparse.Namespace) -> bool:
+def _preloads_library(args: argparse.Namespace) -> bool:
+    """Whether a program after -- loads the injected library (LD_PRELOAD and the like)."""
     return not (args.no_device or args.no_device_time)
 
 
@@ -169,7 +170,7 @@ def _make_child(command: list[str], args: argparse.Namespace) -> Child | None:
     from sonde.attach import kill_switch, launch, library
     from sonde.cli.child import Child
 
-    if not _gives_library(args) or kill_switch.found_file() is not None:
+    if not _preloads_library(args) or kill_switch.found_file() is not None:
         return Child(command)
     try:
         path = library.path()
@@ -180,7 +181,8 @@ def _make_child(command: list[str], args: argparse.Namespace) -> Child | None:
 
 
 def _config(args: argparse.Namespace, watched: list[int]) -> Config:
-    """The configuration; flags of the command line take precedence."""
+    """The configuration, in which flags of the command line take precedence. `watched`: pids of the
+    processes to record; none for the whole machine."""
     from sonde.config import load
 
     flags: dict[str, object] = {}
@@ -253,7 +255,7 @@ def _record(
         sink.discard()
         raise failure
     _note(args, _ended(condition, child))
-    if not sink.is_stream:  # a pipe cannot be read again, and carries the capture alone
+    if not sink.is_stream:  # a pipe cannot be read again, and nothing else may be written to it
         _print_result(args, path, agent.live(), child)
     if failure is not None:
         raise failure
@@ -267,7 +269,8 @@ def _observe(
     progress: Progress,
     child: Child | None,
 ) -> SinkError | None:
-    """Run until the stop condition. Returns the error of a full disk; the file is kept."""
+    """Record until the stop condition is met. Returns the error of a chunk that could not be
+    written (a full disk); the file is kept."""
     try:
         agent.run(condition.is_met, progress.update, condition.until_s)
     except SinkError as error:
@@ -330,17 +333,17 @@ def _print_result(args: argparse.Namespace, path: Path, live: Live, child: Child
     from sonde.query.session import Session
 
     capture = read(path)
-    held_bytes = capture.budget.held_bytes if capture.budget is not None else 0
+    before_bytes = capture.budget.held_bytes if capture.budget is not None else 0
     print(summary.render(Session(capture)), flush=True)
-    if capture.budget is not None:  # what the summary held is free again
-        capture.budget.hold(held_bytes - capture.budget.held_bytes)
+    if capture.budget is not None:  # the summary's memory is free again
+        capture.budget.hold(before_bytes - capture.budget.held_bytes)
     if verdict := _verdict(capture):
         print(f"\n{verdict}")
     print(f"\n{path}: more with `sonde report {path} --format html -o report.html`")
 
 
 def _verdict(capture: Capture) -> str:
-    """What limited the work, where a device was used; else ''."""
+    """One line on what limited the work, where a device was used; else ''."""
     try:
         from sonde.analyze.bound import explain
         from sonde.export import verdict

@@ -58,6 +58,7 @@ examples:
 @dataclass(frozen=True, slots=True)
 class _Format:
     module: str
+    """Of `sonde.export`."""
     suffix: str = ""
     """Of the file that is written by default; '' for standard output."""
     default_kinds: tuple[ProfileKind, ...] | None = None
@@ -85,11 +86,12 @@ _FORMER_METRIC_NAMES = {
     "faulted": ProfileKind.MEMORY_FAULTED,
     "held": ProfileKind.MEMORY_HELD,
 }
-"""Accepted for scripts that have the names from before 0.1.0; not in the help."""
+"""Older names of metrics, accepted for scripts that have them; not in the help."""
 
 _UNUSED_TABLES = ("span",)
 """No format of a report shows single intervals; they are a third of a capture."""
 _PROGRESS_AFTER_S = 1.0
+"""Reading that takes longer shows a bar."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -205,7 +207,8 @@ def _open(path: Path, lines: bool) -> Session:
     from sonde.query.capture import read
     from sonde.query.session import Session
 
-    # This pool gives memory back at once; Arrow's own keeps a fifth of what a report needs.
+    # The system's allocator frees memory at once; Arrow's default keeps a fifth of what a report
+    # needs.
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     began = time.monotonic()
     shown = False
@@ -227,13 +230,14 @@ def _open(path: Path, lines: bool) -> Session:
 
 
 def _with_lines(capture: Capture) -> Capture:
+    """The capture with source lines and inlined functions, of programs whose debug data is here."""
     from sonde.query import inlined
     from sonde.resolve.source_lines import look_up
 
     found = look_up(inlined.offsets_without_line(capture.tables))
-    rest = f", {found.failed} could not be read in time" if found.failed else ""
+    failed = f", {found.failed} could not be read in time" if found.failed else ""
     print(
-        f"sonde: source lines of {found.files} files; {found.not_found} are not here{rest}",
+        f"sonde: source lines of {found.files} files; {found.not_found} are not here{failed}",
         file=sys.stderr,
     )
     tables = inlined.with_lines(capture.tables, found.locations)
@@ -284,6 +288,7 @@ def _metric(text: str) -> str:
 
 
 def _whole(text: str) -> int:
+    """A whole number below 2^31."""
     if not text.isascii() or not text.isdigit() or int(text) >= 1 << 31:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(text)

@@ -30,7 +30,7 @@ Stops at SIGTERM or Ctrl-C; SIGHUP has it read its certificate again. What it ac
 disk.
 """
 CACHE_GB = 10.0
-"""Of a bucket's files, kept in --store by default."""
+"""Default size of the cache of a bucket's files (S3) in --store."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -82,7 +82,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Serve. Raises UsageError, MissingDependency."""
-    hang_ups = HangUps()  # before libraries start threads
+    hang_ups = HangUps()  # first: the threads of libraries inherit the blocked signal
     if bool(args.certificate) != bool(args.key):
         raise UsageError("TLS needs both --certificate and --key", "give both")
     try:
@@ -140,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
                     _reload(listener)
                     manager.ready()
 
-            # The HTTP server raises the signal that ended it once more when it is done.
+            # The HTTP server sends itself again the signal that ended it, when it is done.
             signal.signal(signal.SIGTERM, lambda _number, _frame: None)
             listener.run(on_turn)
             manager.stopping()
@@ -152,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _bucket(args: argparse.Namespace) -> BucketSettings | None:
-    """Where files are kept. Raises UsageError."""
+    """The bucket that files are kept in; None: in --store. Raises UsageError."""
     if args.bucket is None:
         if args.server_name or args.cache_gb is not None:
             raise UsageError("--server-name and --cache-gb have no meaning without --bucket",
@@ -172,7 +172,8 @@ def _bucket(args: argparse.Namespace) -> BucketSettings | None:
 
 
 def _issuer(path: Path | None, is_open: bool) -> TokenIssuer | None:
-    """Who makes tokens beside `sonde token`. Raises UsageError, MissingDependency."""
+    """The OpenID Connect issuer whose tokens are taken, too. Raises UsageError,
+    MissingDependency."""
     if path is None:
         return None
     if is_open:
@@ -188,7 +189,7 @@ def _issuer(path: Path | None, is_open: bool) -> TokenIssuer | None:
 
 
 def _reload(listener: Listener) -> None:
-    """Read again what can change while it serves; logs what came of it."""
+    """Read the certificate again, and log the outcome; nothing else can change live."""
     try:
         renewed = listener.renew_certificate()
     except UsageError as error:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a daemon reports to systemd: that it is ready, that it still works, that it ends.
+"""Reports to systemd that a daemon is ready, works, reloads, or stops; and takes SIGHUP.
 
-Protocol: sd_notify(3): datagrams to the socket in $NOTIFY_SOCKET; a daemon with $WATCHDOG_USEC that
-reports nothing for so long is restarted.
+Protocol: sd_notify(3), datagrams to the socket in $NOTIFY_SOCKET. systemd restarts a daemon that
+reports nothing for $WATCHDOG_USEC.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import socket
 import time
 
 WATCHDOG_SHARE = 0.25
-"""Of the time after which the service manager gives up."""
+"""Share of $WATCHDOG_USEC after which the daemon reports again."""
 
 
 class ServiceManager:
-    """Where reports go; nowhere, where no service manager started this process."""
+    """Sends the reports; does nothing where no service manager started this process."""
 
     def __init__(self) -> None:
-        # Children must not report for us.
+        # Removed from the environment: children must not report in this daemon's name.
         address = os.environ.pop("NOTIFY_SOCKET", "")
         watchdog_us = os.environ.pop("WATCHDOG_USEC", "")
         for_pid = os.environ.pop("WATCHDOG_PID", "")
@@ -38,27 +38,27 @@ class ServiceManager:
             self._socket.setblocking(False)
 
     def ready(self) -> None:
-        """The start is over, or a reload."""
+        """Report that the start, or a reload, is done."""
         self._send(b"READY=1")
 
     def reloading(self) -> None:
-        """The configuration is read again; `ready` ends that."""
+        """Report that the configuration is being read again; `ready` ends that."""
         now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1_000
         self._send(b"RELOADING=1\nMONOTONIC_USEC=%d" % now_us)
 
     def working(self) -> None:
-        """The main loop turns; as often as it likes."""
+        """To be called at each turn of the main loop; reports as often as the watchdog needs."""
         if self._every_s and (now_s := time.monotonic()) >= self._next_s:
             self._next_s = now_s + self._every_s
             self._send(b"WATCHDOG=1")
 
     def stopping(self) -> None:
-        """The end began."""
+        """Report that the daemon has begun to stop."""
         self._send(b"STOPPING=1")
 
     def _send(self, state: bytes) -> None:
         if self._socket is not None:
-            # A manager that is gone or busy must not hold up who observes.
+            # A manager that is gone or busy must not hold up the daemon.
             with contextlib.suppress(OSError):
                 self._socket.sendto(state, self._address)
 
@@ -66,8 +66,8 @@ class ServiceManager:
 class HangUps:
     """SIGHUP asks for the configuration to be read again, instead of ending the process.
 
-    It is blocked, in children too, and taken when the main loop turns: so it interrupts nothing,
-    and no child dies of the end of a terminal.
+    The signal is blocked, in children too, and taken at each turn of the main loop. So it
+    interrupts no system call, and does not kill children when a terminal is closed.
     """
 
     def __init__(self) -> None:
@@ -76,5 +76,5 @@ class HangUps:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
 
     def came(self) -> bool:
-        """Whether one came since this was asked last."""
+        """Whether a SIGHUP came since the last call."""
         return signal.sigtimedwait({signal.SIGHUP}, 0) is not None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where what has to outlive a process is kept, unless the user names another place."""
+"""The default folder for what has to outlive a process: history, tokens, spools."""
 
 from __future__ import annotations
 

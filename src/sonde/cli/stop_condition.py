@@ -43,11 +43,13 @@ class StopCondition:
         """
         self.duration_s = duration_s
         self.signals = 0
+        """How many came."""
         self.reason = ""
         self.is_unexpected = False
         self._child = child
         self._began = time.monotonic()
         self._alive = {}
+        """By pidfd: the processes that have not ended."""
         for pid in pids:
             try:
                 self._alive[os.pidfd_open(pid)] = pid
@@ -73,7 +75,7 @@ class StopCondition:
         self._alive.clear()
 
     def begin(self) -> None:
-        """Start the time of `duration_s`."""
+        """Count `duration_s` from now."""
         self._began = time.monotonic()
 
     @property
@@ -106,7 +108,7 @@ class StopCondition:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP and self.signals:
-            return  # both kernel and shell may send it for one hang-up: it never aborts
+            return  # kernel and shell may both send one when a terminal closes: it never aborts
         self.signals += 1
         if self.signals > 1:
             raise KeyboardInterrupt
@@ -115,7 +117,8 @@ class StopCondition:
 
 
 def _on_terminal() -> bool:
-    """Whether this process group is in the foreground, so that Ctrl-C reaches the command too."""
+    """Whether this process group is in the terminal's foreground, so that Ctrl-C reaches the
+    command, too."""
     with contextlib.suppress(OSError):
         fd = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
         try:

@@ -38,7 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do it. Raises UsageError."""
+    """Make, list or revoke. Raises UsageError."""
     from sonde.server.tokens import Scope, Tokens
 
     if not args.store.is_dir():

@@ -34,10 +34,13 @@ share of the elapsed time: an estimate from the runs that were timed. PROCESS is
 an interpreter runs, and the rank in a job; other arguments may hold secrets and are not shown (…).
 """
 BUDGET: Final = 0.01
+"""Of each program's time, the share that timing its launches may take."""
 CLEAR: Final = "\033[H\033[J"
+"""Clears the terminal."""
 SPARE_LINES: Final = 5
+"""Of the terminal, that have no processes: totals, head, note, prompt."""
 ORDERS: Final[dict[str, Callable[[Usage], Any]]] = {
-    "busy": lambda one: 0,  # as `Top.look` gives them: by device, then by CPU
+    "busy": lambda one: 0,  # keeps the order of `Top.look`: by device, then by CPU
     "cpu": lambda one: -one.cpu,
     "memory": lambda one: -one.resident_bytes,
     "device": lambda one: -one.device.busy if one.device else 0.0,
@@ -124,15 +127,15 @@ def _show(top: Top, args: argparse.Namespace) -> None:
 
 
 def in_order(found: Sequence[Usage], key: str) -> list[Usage]:
-    """The processes by one of `ORDERS`."""
+    """The processes sorted by a key of `ORDERS`."""
     return sorted(found, key=ORDERS[key])
 
 
 def table(found: Sequence[Usage], lines: int, width: int, note: str = "") -> str:
-    """The busiest processes, their totals, and a note on what is missing."""
+    """The totals of all processes, the first `lines` of them, and a note on what is missing."""
     devices = [one.device for one in found if one.device is not None]
     cpus = sum(one.cpu for one in found)
-    # Without anything on a device its columns would only take the room of names.
+    # Without a process on a device, names get the room of the device columns.
     head = f"{'BUSY %':>7} {'LAUNCHES/S':>11} {'COPIED/S':>10} " if devices else ""
     text = [
         f"{len(found)} processes, {cpus:.2f} CPUs busy; {len(devices)} timed on devices, "

@@ -29,8 +29,9 @@ The timeline (Chrome's JSON, for ui.perfetto.dev) holds every kernel, also those
 CUDA graphs, and every copy, set and call of the CUDA runtime. CUPTI, which the process must have
 loaded itself, slows it while it is traced, and somewhat until it ends: the price is printed first.
 """
-_LONGEST_S: Final = 10.0
+_MAX_S: Final = 10.0
 _HZ: Final = 499
+"""On-CPU samples a second: a short recording needs more than others."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -62,7 +63,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def _seconds(text: str) -> float:
     with suppress(ValueError):
-        if 0.01 <= (value := float(text)) <= _LONGEST_S:
+        if 0.01 <= (value := float(text)) <= _MAX_S:
             return value
     raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.01 to 10")
 
@@ -91,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
     capture = path.with_name(path.name.removesuffix(".json.gz") + ".sonde")
     raw = _traced(args, build, None if args.no_stacks else capture)
     threads = process.threads_of(args.pid)
+    # Thread ids are the process's own where it has a pid namespace: the trace gets those of here.
     trace = _checked(raw, args.pid, {own: here for own, (here, _) in threads.items()})
     _write(trace, path, dict(threads.values()))
     files = [path, *([capture] if not args.no_stacks and capture.exists() else [])]
@@ -99,7 +101,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def price_of(build: Build) -> list[str]:
-    """What is known before anything is touched, in words."""
+    """The price as measured with this build of CUPTI on another machine, as lines of text; known
+    before the process is touched."""
     during, after = build.during, build.after
     return [
         f"this process has CUPTI {build.version}, tried on: {build.machine}",
@@ -114,7 +117,7 @@ def price_of(build: Build) -> list[str]:
 
 
 def price_here(build: Build, launches: float, replays: float) -> str:
-    """The same for a process that launches and replays so often a second."""
+    """The price for a process with this many launches and graph replays a second."""
     during = build.during.share(launches, replays)
     after = build.after.share(launches, replays)
     return (
@@ -139,7 +142,7 @@ def _traced(args: argparse.Namespace, build: Build, capture: Path | None) -> Raw
 
 
 class _Stacks:
-    """Samples the threads of a process while another thread of ours takes its trace."""
+    """Records the stacks of a process while a separate thread takes its trace."""
 
     def __init__(self, pid: int, path: Path) -> None:
         self._pid = pid
@@ -147,17 +150,17 @@ class _Stacks:
         self._result: RawTrace | None = None
         self._error: BaseException | None = None
         self._done = threading.Event()
-        self._unwanted = threading.Event()
+        self._cancelled = threading.Event()
 
     def __enter__(self) -> _Stacks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._unwanted.set()
+        self._cancelled.set()
 
     def beside(self, take: _Take) -> RawTrace:
-        """The trace that `take` makes. Raises what that raises; without the right to sample there
-        are no stacks, which is noted."""
+        """Record stacks into the capture while `take` makes the trace, which is returned. Raises
+        what `take` raises. Without the right to sample there are no stacks, and a note on that."""
         from sonde.agent import Agent
         from sonde.config import load
         from sonde.host import descriptors
@@ -184,7 +187,7 @@ class _Stacks:
         try:
             agent.run(self._done.is_set, lambda _: None)
         finally:
-            self._unwanted.set()
+            self._cancelled.set()
             thread.join()
             agent.stop()
         if self._error is not None:
@@ -194,7 +197,7 @@ class _Stacks:
 
     def _take(self, take: _Take) -> None:
         try:
-            self._result = take(lambda: not self._unwanted.is_set())
+            self._result = take(lambda: not self._cancelled.is_set())
         except BaseException as error:
             self._error = error
         finally:
@@ -257,7 +260,7 @@ def _print_result(
 
 
 def _verdict(files: list[Path]) -> str:
-    """The verdict on the files; why there is none, if so."""
+    """The verdict on the files, or why there is none."""
     try:
         from sonde.analyze.bound import explain
         from sonde.export import verdict

@@ -7,13 +7,13 @@ from sonde import procfs
 
 
 def counts() -> dict[str, int]:
-    """Number of missing processes, and of processes with missing files."""
+    """How many processes are missing, and of how many others files are missing."""
     processes, files = procfs.BROKER.left_alone()
     return {"processes": processes, "processes_with_files": files}
 
 
 def line() -> str:
-    """One line for people; '' where nothing is missing."""
+    """The counts as a line for people; '' where nothing is missing."""
     processes, files = procfs.BROKER.left_alone()
     parts = []
     if processes:

@@ -31,15 +31,17 @@ examples:
 Stops at SIGTERM or Ctrl-C. The next start goes on with the same history.
 """
 CHUNK_S = 3.0
+"""How often the agent sends."""
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+"""Seconds by the suffix of `--for`."""
 READ_TOKEN, AGENT_TOKEN = "token", "agent-token"
 """Files with the token for questions, and with that of the agent, which can only send."""
 SHOWN = 5
 """Functions in the summary of `--for`."""
 START_S = 60.0
-"""For the server to listen."""
+"""How long the server may take to listen."""
 END_S = 15.0
-"""For each of both to end."""
+"""How long the agent, and the server, may take to end; then they are killed."""
 FLUSH_S = 15.0
 """How long the summary waits for the last chunk."""
 
@@ -71,14 +73,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where this machine's server is, and how to ask it."""
+class _Server:
+    """The server of this machine, with a token for questions."""
 
     url: str
     token: str
 
     def ask(self, question: str, **parameters: object) -> Any:
-        """The answer. Raises SinkError."""
+        """The answer to a question (a path below /v1) with these parameters. Raises SinkError."""
         from sonde import http_client
 
         try:
@@ -110,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
         signal.signal(number, lambda number, _frame: signals.append(number))
     token = _tokens(state)
     started_s = time.time()
-    # The port stays with this process: while the server is started again nobody else gets it.
+    # This process keeps the port open, so that nobody else gets it while the server restarts.
     listening = _listening(args.listen)
     server = Child(
         ("serve", "--store", str(state / "store"), "--listen-fd", str(listening.fileno()),
@@ -123,15 +125,15 @@ def run(args: argparse.Namespace) -> int:
         line = first_line(server, START_S, lambda: bool(signals))
         if not line.startswith("serving "):
             return 0 if signals else server.failed("the server did not start")
-        place = _Place(line.removeprefix("serving ").strip(), token)
+        access = _Server(line.removeprefix("serving ").strip(), token)
         agent = Child(
-            ("agent", "--server", place.url, "--token-file", str(state / AGENT_TOKEN),
+            ("agent", "--server", access.url, "--token-file", str(state / AGENT_TOKEN),
              "--spool", str(state / "spool"), "--chunk", f"{CHUNK_S:g}",
              *(("--hz", str(args.hz)) if args.hz else ())),
         )  # fmt: skip
-        _print_address(place, state)
-        ends = time.monotonic() + seconds if seconds else float("inf")
-        while not signals and time.monotonic() < ends:
+        _print_address(access, state)
+        until_s = time.monotonic() + seconds if seconds else float("inf")
+        while not signals and time.monotonic() < until_s:
             time.sleep(0.1)
             for child in (server, agent):
                 if child.ended_for_good():
@@ -139,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
                 child.start_again_if_due()
         agent.end(END_S)
         if seconds and not signals:
-            _summarize(place, started_s)
+            _summarize(access, started_s)
     finally:
         for one in (agent, server):
             if one is not None:
@@ -159,15 +161,15 @@ def _seconds(text: str) -> float:
 
 
 def _listening(address: str) -> socket.socket:
-    """The socket of the server. Raises UsageError."""
+    """The socket that the server is to listen on. Raises UsageError."""
     from sonde.server.addresses import listening_socket, parse
 
     return listening_socket(*parse(address))
 
 
 def _tokens(state: Path) -> str:
-    """The token for this machine's questions; that of its agent is in its file, too. They are read,
-    or made. Raises SondeError."""
+    """The token for questions. It and the agent's token are read from their files; where there is
+    none, a token is made and written. Raises SondeError."""
     from sonde import private_files
 
     try:
@@ -186,7 +188,8 @@ def _tokens(state: Path) -> str:
 
 
 def _token(path: Path, tokens: Tokens, scope: Scope) -> str:
-    """The token of a file, for one scope: one for more is revoked. Raises SondeError."""
+    """The token in a file, which is valid for exactly this scope; else a new one, and one that is
+    valid for other scopes is revoked. Raises SondeError."""
     from sonde import private_files
     from sonde.input_files import open_input
 
@@ -204,32 +207,32 @@ def _token(path: Path, tokens: Tokens, scope: Scope) -> str:
     return text
 
 
-def _print_address(place: _Place, state: Path) -> None:
-    secret = f"/#token={place.token}" if sys.stdout.isatty() else ""
-    print(f"sonde: watching this machine: {place.url}{secret}", flush=True)
+def _print_address(access: _Server, state: Path) -> None:
+    secret = f"/#token={access.token}" if sys.stdout.isatty() else ""
+    print(f"sonde: watching this machine: {access.url}{secret}", flush=True)
     print(f"  history and tokens: {state}", flush=True)
     print(
-        f'  ask: curl -H "Authorization: Bearer $(cat {state / READ_TOKEN})" {place.url}/v1/top',
+        f'  ask: curl -H "Authorization: Bearer $(cat {state / READ_TOKEN})" {access.url}/v1/top',
         flush=True,
     )
 
 
-def _summarize(place: _Place, started_s: float) -> None:
-    """What was seen since a time."""
+def _summarize(access: _Server, started_s: float) -> None:
+    """Print what was seen since a time (s since 1970)."""
     given = {"from": f"{started_s - 1:.3f}", "to": f"{time.time() + 1:.3f}"}
-    ends = time.monotonic() + FLUSH_S
+    until_s = time.monotonic() + FLUSH_S
     chunks = -1
-    while time.monotonic() < ends:
-        nodes = place.ask("nodes", **given)
+    while time.monotonic() < until_s:
+        nodes = access.ask("nodes", **given)
         if nodes and nodes[0]["chunks"] == chunks:
             break
         chunks = nodes[0]["chunks"] if nodes else -1
         time.sleep(1.5)
     if chunks < 1:
         raise SinkError("nothing was observed in that time", "see above, or run it for longer")
-    totals = place.ask("totals", **given)
+    totals = access.ask("totals", **given)
     print(f"sonde: {totals['n']:,.0f} samples of CPU time in {chunks} chunks; most in")
-    for row in place.ask("top", limit=SHOWN, **given):
+    for row in access.ask("top", limit=SHOWN, **given):
         share = 100 * row["own_ns"] / max(totals["ns"], 1)
         name = row["function"] or "(no name)"
         print(f"  {share:5.1f} %  {one_line(name)}  {one_line(row['binary'])}", flush=True)

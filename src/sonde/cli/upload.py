@@ -33,7 +33,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Send it. Raises SinkError, CaptureError, UsageError."""
+    """Send the recording. Raises SinkError, CaptureError, UsageError."""
     from sonde.server.upload import upload
 
     node = args.node or socket.gethostname()

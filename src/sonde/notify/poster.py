@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small JSON bodies posted to one URL, in a separate thread.
+"""Posts small JSON bodies to one URL, in a separate thread.
 
-Whatever the endpoint does, nobody waits for it: a queue is bounded, a request has one deadline for
-all of it, its answer a largest size, no redirect is followed. What cannot be delivered is counted.
+Whatever the endpoint does, callers do not wait for it: the queue is bounded, a whole request has
+one deadline and its answer a size limit, no redirect is followed. What cannot be delivered is
+counted.
 """
 
 from __future__ import annotations
@@ -15,25 +16,28 @@ from typing import Final
 
 from sonde.errors import UsageError
 
-QUEUED: Final = 64
+MAX_QUEUED: Final = 64
+"""Bodies that wait; more are not taken, and counted."""
 MAX_BYTES: Final = 64 << 10
 """Of one body."""
 REQUEST_S: Final = 5.0
 """From the name lookup to the last byte of the answer."""
 ANSWER_BYTES: Final = 16 << 10
+"""Limit of an answer; only its status is used."""
 PAUSES_S: Final = (0.5, 2.0, 8.0)
-"""Before each retry; then the body is given up."""
+"""Before each retry; after the last one the body is given up."""
 CLOSE_S: Final = 3.0
+"""How long `close` waits for the thread."""
 
 
 class Poster:
-    """Posts to one URL what it is given, in order."""
+    """Posts bodies to one URL, in the order in which they are given."""
 
     def __init__(
         self, url: str, path: str = "", log: Callable[[str], None] = lambda _: None
     ) -> None:
-        """`path`: of an API, where the URL has none. `log` is called at the first failure in a row.
-        Raises UsageError for a URL that is none."""
+        """`path`: appended to a URL without a path. `log` is called with the first of several
+        failures in a row. Raises UsageError for an invalid URL."""
         # Imported only where a URL is given: TLS takes a few MB.
         from sonde import http_client
 
@@ -52,17 +56,18 @@ class Poster:
         self._ended = False
         self.posted = 0
         self.left_out = 0
-        """Bodies that nobody got: no room, too large, refused, or no answer in time."""
+        """Bodies that were not delivered: no room, too large, refused, or no answer in time."""
         self.error = ""
-        """Why the last request failed; '' after one that did not."""
+        """Why the last request failed; '' after a successful one."""
         self._thread = threading.Thread(target=self._run, name="sonde-post", daemon=True)
         self._thread.start()
 
     def post(self, body: bytes, done: Callable[[bool], None] = lambda _: None) -> None:
-        """Hand a body over; returns at once. `done` is called with whether it was delivered, by the
-        thread that posts, or here where there is no room."""
+        """Hand a body over; returns at once. `done` is called with whether it was delivered: by the
+        thread of the poster, or by the caller's where the body is not accepted. A body that waits
+        when `close` gives up is counted, and its `done` is not called."""
         with self._changed:
-            accepted = len(self._queue) < QUEUED and len(body) <= MAX_BYTES and not self._ended
+            accepted = len(self._queue) < MAX_QUEUED and len(body) <= MAX_BYTES and not self._ended
             if accepted:
                 self._queue.append((body, done))
                 self._changed.notify()
@@ -73,12 +78,13 @@ class Poster:
 
     @property
     def has_room(self) -> bool:
-        """Whether the queue takes a body now; for who alone posts it stays so until the next."""
+        """Whether the queue takes a body now; where a single thread posts, it does so until that
+        thread posts the next one."""
         with self._changed:
-            return len(self._queue) < QUEUED and not self._ended
+            return len(self._queue) < MAX_QUEUED and not self._ended
 
     def close(self) -> None:
-        """Try to deliver what there is, for some seconds; the rest is lost, and counted."""
+        """Try to deliver what there is for `CLOSE_S`; the rest is lost, and counted."""
         with self._changed:
             self._ended = True
             self._changed.notify()
@@ -98,13 +104,13 @@ class Poster:
             done(self._deliver(body))
 
     def _deliver(self, body: bytes) -> bool:
-        """Whether it was taken."""
+        """Send a body, with retries; True where it was taken."""
         for pause_s in (*PAUSES_S, None):
-            is_final = self._request(body)
-            if is_final is None:
+            is_refused = self._request(body)
+            if is_refused is None:
                 self.posted += 1
                 return True
-            if is_final or pause_s is None or self._ended:
+            if is_refused or pause_s is None or self._ended:
                 break
             with self._changed:
                 self._changed.wait_for(lambda: self._ended, pause_s)
@@ -112,7 +118,8 @@ class Poster:
         return False
 
     def _request(self, body: bytes) -> bool | None:
-        """None: taken. Else whether it is in vain to try again."""
+        """Send a body once. None: it was taken; True: another try would fail, too; False: it may be
+        sent again."""
         from sonde import http_client
 
         try:
@@ -140,5 +147,5 @@ class Poster:
 
 
 def wall_offset_ns() -> int:
-    """What CLOCK_MONOTONIC lacks to the time since 1970."""
+    """What to add to CLOCK_MONOTONIC for ns since 1970."""
     return time.time_ns() - time.monotonic_ns()

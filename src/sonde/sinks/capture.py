@@ -18,13 +18,14 @@ from sonde import private_files
 from sonde.errors import SinkError
 
 HEADER = struct.pack("<8sH6x", b"SONDE\r\n\x1a", 1)
+"""16 bytes: magic, version 1, padding."""
 
 
 class CaptureFile:
     """Appends whole chunks. A chunk that does not fit is removed again, so the file stays valid."""
 
     def __init__(self, path: Path, force: bool = False) -> None:
-        """Make the file, mode 0600; `force`: in place of one that is there. Raises SinkError.
+        """Create the file, mode 0600; `force`: replace an existing one. Raises SinkError.
 
         A pipe or device is written directly: a partly written chunk cannot be removed from it.
         """
@@ -32,7 +33,7 @@ class CaptureFile:
         self.written_bytes = 0
         opened = private_files.create(path, force)
         self._fd, self.is_stream = opened.fd, opened.is_stream
-        self._made = os.fstat(self._fd)
+        self._created = os.fstat(self._fd)
         try:
             self.write(HEADER)
         except SinkError:
@@ -45,7 +46,7 @@ class CaptureFile:
         return self.written_bytes > len(HEADER)
 
     def write(self, chunk: bytes) -> None:
-        """Append one chunk whole. Raises SinkError where it does not fit."""
+        """Append one whole chunk. Raises SinkError where it cannot be written."""
         view = memoryview(chunk)
         try:
             while view:
@@ -62,11 +63,11 @@ class CaptureFile:
         self.written_bytes += len(chunk)
 
     def losses(self) -> Mapping[str, int]:
-        """None: a chunk is written or raises."""
+        """No losses: `write` writes a chunk or raises."""
         return {}
 
     def metrics(self) -> Mapping[str, float]:
-        """None."""
+        """No metrics."""
         return {}
 
     def close(self) -> None:
@@ -79,4 +80,4 @@ class CaptureFile:
         """Close the file and remove it, unless its name refers to another file by now."""
         self.close()
         if not self.is_stream:
-            private_files.remove(self.path, self._made)
+            private_files.remove(self.path, self._created)

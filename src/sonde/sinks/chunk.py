@@ -12,9 +12,10 @@ from typing import Any, Final
 from sonde import _native
 
 Row = tuple[Any, ...]
-COMPACTED: Final = 512
-"""Rows that are worth a separate part of a chunk, which takes some hundred bytes of it."""
+MIN_COMPACTED: Final = 512
+"""Rows of a table from which on they are made a part: each part takes some hundred bytes."""
 _ARRAYS: Final = {"u64": "Q", "u32": "I", "i32": "i", "f64": "d"}
+"""Types of columns (abi/tables.json) as type codes of `array`."""
 
 
 @cache
@@ -31,7 +32,7 @@ def _types_of(table: str) -> tuple[str, ...]:
 
 
 def _as_columns(table: str, rows: Sequence[Row]) -> dict[str, object]:
-    """Rows as columns: of numbers as arrays, of a fifth of the memory."""
+    """Rows as columns; numbers become arrays, which take a fifth of the memory."""
     columns = zip(columns_of(table), _types_of(table), zip(*rows, strict=True), strict=True)
     return {
         name: array(_ARRAYS[type_], values) if type_ in _ARRAYS else list(values)
@@ -43,6 +44,7 @@ class ChunkBuilder:
     """Rows of one chunk, by table, in the column order of abi/tables.json."""
 
     def __init__(self, start_ns: int) -> None:
+        """`start_ns`: when the chunk begins (CLOCK_MONOTONIC)."""
         self.start_ns = start_ns
         self.rows: dict[str, list[Row]] = {}
         self.parts: dict[str, list[Mapping[str, object]]] = {}
@@ -56,15 +58,15 @@ class ChunkBuilder:
         self.parts.setdefault(table, []).append(columns)
 
     def compact(self) -> None:
-        """Keep what was added so far in less memory, where it is much: numbers of rows are objects,
-        and a chunk has those of many ticks."""
+        """Turn many rows into columns, which take less memory: each number of a row is an object,
+        and a chunk has the rows of many ticks."""
         for table, rows in self.rows.items():
-            if len(rows) >= COMPACTED:
+            if len(rows) >= MIN_COMPACTED:
                 self.add_part(table, _as_columns(table, rows))
                 rows.clear()
 
     def encode(self, meta: Mapping[str, object]) -> bytes:
-        """The finished chunk."""
+        """The chunk's bytes; `meta`: its metadata (`query/framing.py`)."""
         tables: list[tuple[str, list[Mapping[str, object]]]] = []
         for table in sorted({*self.rows, *self.parts}):
             parts = list(self.parts.get(table, ()))

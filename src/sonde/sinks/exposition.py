@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Series in the text format that Prometheus reads, under OpenTelemetry's rules for names.
+"""Renders series in Prometheus's text format, with names by OpenTelemetry's rules.
 
-hw.gpu.memory.usage in By becomes hw_gpu_memory_usage_bytes; a counter ends in _total, a share in
-_ratio. On request the page also has the values under the names of NVIDIA's dcgm-exporter
-(dcgm.toml), for dashboards that were made for it.
+hw.gpu.memory.usage in the unit By becomes hw_gpu_memory_usage_bytes; a counter ends in _total, a
+share (unit 1) in _ratio. On request the page also has the values under the names of NVIDIA's
+dcgm-exporter (dcgm.toml), for dashboards that were made for it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from importlib.resources import files
 from sonde.metrics import Metric, catalogue
 from sonde.sinks.series import Series
 
-LABELS_KEPT = 4_096
-"""Cached label texts, of about 200 bytes each."""
+MAX_CACHED = 4_096
+"""Label texts, of about 200 bytes each."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _UNITS = {
@@ -32,7 +32,8 @@ _UNITS = {
     "Hz": "hertz",
     "1": "ratio",
 }
-_FOREIGN = re.compile(r"[^a-zA-Z0-9_]")
+"""Units (UCUM) as parts of names."""
+_NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_]")
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 Families = Iterable[tuple[Metric, list[Series]]]
@@ -41,7 +42,7 @@ Families = Iterable[tuple[Metric, list[Series]]]
 @cache
 def name_of(metric: Metric) -> str:
     """The name of a metric in Prometheus."""
-    name = _FOREIGN.sub("_", metric.name)
+    name = _NOT_IN_NAMES.sub("_", metric.name)
     unit = _UNITS.get(metric.unit, "")
     if metric.unit == "1" and metric.monotonic:
         unit = ""
@@ -51,7 +52,8 @@ def name_of(metric: Metric) -> str:
 
 
 def render(families: Families, target: Mapping[str, str]) -> str:
-    """The whole page; `target` has the attributes of target_info, as in OpenTelemetry."""
+    """The whole page; `target`: the attributes of the agent, which become the labels of the series
+    target_info, as OpenTelemetry has it."""
     lines = [
         "# HELP target_info Attributes of the observed host and of the agent",
         "# TYPE target_info gauge",
@@ -69,11 +71,11 @@ def _labels(attributes: Mapping[str, str]) -> str:
     return _labels_of(tuple(attributes.items())) if attributes else ""
 
 
-@lru_cache(maxsize=LABELS_KEPT)
+@lru_cache(maxsize=MAX_CACHED)
 def _labels_of(attributes: tuple[tuple[str, str], ...]) -> str:
     """Label text; cached, because pages repeat the same series."""
     pairs = (
-        f'{_FOREIGN.sub("_", name)}="{value.translate(_ESCAPES)}"'
+        f'{_NOT_IN_NAMES.sub("_", name)}="{value.translate(_ESCAPES)}"'
         for name, value in sorted(attributes)
     )
     return "{" + ",".join(pairs) + "}"
@@ -84,16 +86,17 @@ def _labels_of(attributes: tuple[tuple[str, str], ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DcgmField:
-    """One line of dcgm.toml."""
+    """One entry of dcgm.toml."""
 
     name: str
     type: str
     series: str
     scale: float
+    """Factor from the series' unit to the field's."""
     where: Mapping[str, str]
     """Attributes that a series must have."""
     less: str
-    """A series to subtract: free memory is total less used memory."""
+    """A series to subtract, '' for none: free memory is total less used memory."""
 
 
 @cache
@@ -102,14 +105,14 @@ def dcgm_fields() -> tuple[DcgmField, ...]:
     text = files("sonde.sinks").joinpath("dcgm.toml").read_text(encoding="utf-8")
     return tuple(
         DcgmField(
-            name=line["name"],
-            type=line.get("type", "gauge"),
-            series=line["series"],
-            scale=line.get("scale", 1),
-            where=line.get("where", {}),
-            less=line.get("less", ""),
+            name=entry["name"],
+            type=entry.get("type", "gauge"),
+            series=entry["series"],
+            scale=entry.get("scale", 1),
+            where=entry.get("where", {}),
+            less=entry.get("less", ""),
         )
-        for line in tomllib.loads(text)["field"]
+        for entry in tomllib.loads(text)["field"]
     )
 
 
@@ -134,7 +137,7 @@ def render_dcgm(families: Families, host: str) -> str:
         totals: dict[str, float] = {}
         for one in by_name.get(field.series, []):
             device = one.attributes.get("hw.id", "")
-            if device in devices and _holds(one, field.where):
+            if device in devices and _has(one, field.where):
                 totals[device] = totals.get(device, 0.0) + one.value
         if totals:
             brief = catalogue()[field.series].brief
@@ -147,6 +150,6 @@ def render_dcgm(families: Families, host: str) -> str:
     return "\n".join([*lines, ""])
 
 
-def _holds(one: Series, where: Mapping[str, str]) -> bool:
+def _has(one: Series, where: Mapping[str, str]) -> bool:
     """Whether a series has these attributes."""
     return all(one.attributes.get(name, "") == value for name, value in where.items())

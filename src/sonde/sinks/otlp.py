@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Series pushed to an OpenTelemetry collector: OTLP over HTTP, in its JSON encoding.
+"""Pushes series to an OpenTelemetry collector: OTLP over HTTP, in its JSON encoding.
 
-Off unless a URL is configured. A push that fails is dropped and counted; the next one has the newer
-values. Whatever the endpoint does, a push takes at most `PUSH_S` and reads a small response only.
+Off unless a URL is configured. A push that fails is counted and not repeated; the next one has
+newer values. Whatever the endpoint does, a push takes `PUSH_S` and reads `ANSWER_BYTES` at most.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def request(
 
 
 def _double(value: float) -> float | str:
-    """The JSON encoding of protobuf: NaN and infinite numbers are strings."""
+    """A number in protobuf's JSON encoding, where NaN and infinities are strings."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
@@ -102,7 +102,7 @@ def _attributes(attributes: Mapping[str, str]) -> list[dict[str, object]]:
 
 
 def _encoded(body: Mapping[str, object]) -> bytes:
-    """As JSON that every receiver takes: strict ones refuse a push with what is no UTF-8."""
+    """The body as JSON in valid UTF-8: strict receivers refuse anything else."""
     return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
 
 
@@ -140,8 +140,8 @@ class OtlpPusher:
         self._ended.set()
 
     def close(self) -> None:
-        """Push a last time, then stop; waits at most 1 s longer than one push may take. A push
-        that is under way then may keep the last one from its end."""
+        """Push a last time, then stop; waits at most 1 s longer than one push may take. Where
+        another push is under way, the last one may not be finished by then."""
         self.end()
         if self._thread.is_alive():
             self._thread.join(PUSH_S + 1)
@@ -175,7 +175,7 @@ class OtlpPusher:
             self._count_failure(f"HTTP status {answer.status}")
 
     def _count_failure(self, error: str) -> None:
-        """Counts a failed push; logs the first of several one after another."""
+        """Count a failed push; the first of several failures in a row is logged."""
         if not self.error:
             _log.warning("the collector takes no metrics: %s", error)
         self.failed += 1

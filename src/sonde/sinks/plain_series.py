@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Last values of series that name no process.
+"""The last values of series that are about no process.
 
-Those of the machine and its devices have separate room. So have those of control groups and
-those of network namespaces, which any user makes: there parties share it (of namespaces, which are
-shared between users where they are read, each is one). What was left out is counted by party, for
-as long as it is left out.
+There are three tables, each with a bound: of the machine and its devices, of control groups, and of
+network namespaces. Any user can make groups and namespaces, so in the last two tables parties share
+the room; a network namespace is a party by itself, as several users may have processes in it. What
+finds no room is counted by party, for as long as it has values.
 """
 
 from __future__ import annotations
@@ -20,17 +20,20 @@ from sonde.sinks.tenants import Attributes
 MAX_SERIES: Final = 10_000
 """Series of the machine, and as many of all control groups together."""
 MAX_OF_NAMESPACES: Final = 4_096
+"""Series of all network namespaces together."""
 FORGOTTEN_AFTER_S: Final = 60.0
-"""Longer than the longest interval between readings."""
+"""A series without a new value is dropped after this: longer than any interval of readings."""
 MAX_LEFT_OUT: Final = 10_000
-"""Series left out that are distinguished."""
+"""Series that found no room and are remembered, so that each counts once."""
 MAX_NAMED: Final = 32
-"""Parties whose series left out are counted apart."""
+"""Parties whose series left out are counted separately; the others are summed as `other`."""
 GROUP: Final = "sonde.cgroup"
 NAMESPACE: Final = "sonde.network.namespace"
 MACHINE: Final = ""
+"""In place of a party: series of the machine itself, of no control group and no namespace."""
 
 Key = tuple[str, Attributes]
+"""(name of the metric, attributes of the series)"""
 PartyLookup = Callable[[str], str]
 """The name of the party that a control group belongs to, by its path; MACHINE for none."""
 
@@ -58,7 +61,7 @@ class PlainSeries:
         self._groups: SharedTable[Key, Last] = SharedTable(MAX_SERIES)
         self._namespaces: SharedTable[Key, Last] = SharedTable(MAX_OF_NAMESPACES)
         self._left_out: dict[Key, tuple[str, int]] = {}
-        """Party, and when it was left out last."""
+        """Party, and when it found no room last."""
         self._forgot_ns = 0
 
     def __len__(self) -> int:
@@ -70,7 +73,7 @@ class PlainSeries:
         if known := table.get(key):
             return known
         if not table.has_room(party) and now_ns - self._forgot_ns > FORGOTTEN_AFTER_S * 1e9:
-            self.forget(now_ns)  # nobody may have asked for the page
+            self.forget(now_ns)  # else only reading the series does it, which may never happen
         if not table.has_room(party):
             if key in self._left_out or len(self._left_out) < MAX_LEFT_OUT:
                 self._left_out[key] = party, now_ns
@@ -97,10 +100,10 @@ class PlainSeries:
             del self._left_out[key]
 
     def left_out(self) -> list[tuple[str, int]]:
-        """(party, series that it had and that found no room), those with most first."""
+        """(party, number of its series that find no room), the largest number first."""
         found = Counter(party for party, _ in self._left_out.values()).most_common()
-        rest = sum(count for _, count in found[MAX_NAMED:])
-        return found[:MAX_NAMED] + ([("other", rest)] if rest else [])
+        others = sum(count for _, count in found[MAX_NAMED:])
+        return found[:MAX_NAMED] + ([("other", others)] if others else [])
 
     def _tables(self) -> tuple[SharedTable[Key, Last], ...]:
         return self._machine, self._groups, self._namespaces

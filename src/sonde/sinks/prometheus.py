@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The HTTP server that Prometheus scrapes: GET /metrics on a configured address.
 
-GET /healthz reports whether the agent still observes (200, else 503 with the reason), for probes of
-Kubernetes and load balancers; GET / links both. Pages are compressed for clients that accept gzip.
+GET /healthz reports whether the agent's main loop still runs (200, else 503 with the reason), for
+probes of Kubernetes and load balancers; GET / links both. Pages are compressed for clients that
+accept gzip.
 
 The default is loopback. One thread serves all clients without blocking. A client that sends its
-request or reads its response too slowly is disconnected; with too many clients, the slowest is
+request or reads its response too slowly is disconnected; with too many clients, the oldest is
 disconnected first. So idle connections cannot block scrapes, and memory is bounded.
 """
 
@@ -25,20 +26,21 @@ from dataclasses import dataclass, field
 from sonde.errors import SinkError, UsageError
 from sonde.sinks.exposition import CONTENT_TYPE
 
-CONNECTIONS = 256
-"""At a time. With one more, the slowest is disconnected."""
-ANSWERING = 16
+MAX_CONNECTIONS = 256
+"""At a time. For one more, the oldest that waits for a request is disconnected."""
+MAX_ANSWERING = 16
 """Of these, clients that have not read all of their response."""
 MIN_STAY_S = 0.1
-"""No client is disconnected sooner: its request may still be on its way."""
+"""No client is disconnected for another one sooner: its request may still be on its way."""
 REQUEST_S = 5.0
 """Deadline for a whole request."""
 ANSWER_S = 10.0
 """Deadline for reading a whole response."""
 REQUEST_BYTES = 8192
+"""Limit of a request; a longer one gets status 431."""
 PAGE_S = 0.1
-"""Requests within this time get the same page. The time is longer where a page takes much CPU time,
-so that a flood of requests uses at most a fifth of a core."""
+"""Requests within this time get the same page. The time is longer (4 times its CPU time) where a
+page takes much, so that a flood of requests uses at most a fifth of a core."""
 _TEXT = "text/plain; charset=utf-8"
 _ACCEPTED = 32
 """New connections accepted in one iteration of the event loop."""
@@ -58,7 +60,8 @@ def _nothing(_name: str, _count: float) -> None:
 
 
 class NothingNewError(Exception):
-    """The values of the page are too old; the message is the reason, in one line."""
+    """The page has no new values, as the main loop is stuck; the message is the reason, in one
+    line."""
 
 
 class PrometheusServer:
@@ -71,8 +74,9 @@ class PrometheusServer:
         lose: Callable[[str, float], None] = _nothing,
         failure: Callable[[], str] = str,
     ) -> None:
-        """`lose` is called with the name of a loss and the number of scrapes without a response.
-        `failure` returns why the agent is not healthy, one line, '' where it is.
+        """`page` makes the text of all series. `lose` is called with the name of a loss and the
+        number of scrapes without a page. `failure` returns why the agent does not work, on one
+        line; '' where it does.
 
         Raises UsageError for an invalid address, SinkError where it cannot listen.
         """
@@ -130,9 +134,13 @@ class _RefusedError(Exception):
 class _Client:
     sock: socket.socket
     came_s: float
+    """When it connected."""
     until_s: float
+    """Deadline for what it does now."""
     request: bytearray = field(default_factory=bytearray)
+    """What has been read."""
     answer: memoryview | None = None
+    """What is left to send; None: its request is not whole yet."""
 
     @property
     def accepts_gzip(self) -> bool:
@@ -157,7 +165,7 @@ class _Client:
 
 
 class _Server:
-    """The event loop over all sockets. Used by one thread, except `leave`."""
+    """The event loop over all sockets. Used by one thread; only `leave` may be called by others."""
 
     def __init__(
         self,
@@ -168,15 +176,19 @@ class _Server:
     ) -> None:
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._page, self._lose, self._failure = page, lose, failure
-        self._made = b""
+        self._response = b""
+        """The last page with its headers, or the error in place of it."""
         self._compressed = b""
-        """The same page in gzip, made for the first client that accepts it."""
-        self._made_until_s = float("-inf")
+        """The same in gzip, made for the first client that accepts it."""
+        self._fresh_until_s = float("-inf")
+        """Until when `_response` is sent again."""
         self._clients: dict[_Client, None] = {}  # in order of arrival
         self._listener = socket.create_server(address, family=family, backlog=512)
         self._listener.setblocking(False)
         self._is_listening = False
+        """Whether new connections are accepted; else they wait in the kernel's queue."""
         self._left, self._leave = os.pipe()
+        """A byte in it ends `serve`."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._left, selectors.EVENT_READ)
         self.server_address = self._listener.getsockname()
@@ -196,7 +208,7 @@ class _Server:
             if requests:
                 self._answer_all(requests)
             self._disconnect_late(time.monotonic())
-            if self._is_listening or len(self._clients) < CONNECTIONS or self._may_evict(now_s):
+            if self._is_listening or len(self._clients) < MAX_CONNECTIONS or self._may_evict(now_s):
                 self._listen(True)
                 self._accept(time.monotonic())
 
@@ -226,26 +238,27 @@ class _Server:
 
     def _wait_s(self) -> float | None:
         ends_s = [client.until_s for client in self._clients]
-        if not self._is_listening:  # full of new clients: until the first may be disconnected
+        if not self._is_listening:  # full of new clients: until the oldest may be disconnected
             ends_s.append(min(client.came_s for client in self._clients) + MIN_STAY_S)
         return max(0.0, min(ends_s) - time.monotonic()) if ends_s else None
 
     def _may_evict(self, now_s: float) -> bool:
+        """Whether the oldest client has been there for long enough to be disconnected."""
         return next(iter(self._clients)).came_s + MIN_STAY_S <= now_s
 
     def _accept(self, now_s: float) -> None:
         for _ in range(_ACCEPTED):
-            if len(self._clients) >= CONNECTIONS:
+            if len(self._clients) >= MAX_CONNECTIONS:
                 if not self._may_evict(now_s):
-                    self._listen(False)  # the others wait in the kernel's queue
+                    self._listen(False)
                     return
-                asking = (client for client in self._clients if client.answer is None)
-                self._disconnect(next(asking, next(iter(self._clients))), "scrapes evicted")
+                unanswered = (client for client in self._clients if client.answer is None)
+                self._disconnect(next(unanswered, next(iter(self._clients))), "scrapes evicted")
             try:
                 sock, _ = self._listener.accept()
             except BlockingIOError:
                 return
-            except OSError:  # out of descriptors, or the client is gone: disconnect the slowest
+            except OSError:  # out of descriptors, or the client is gone: disconnect the oldest
                 if self._clients:
                     self._disconnect(next(iter(self._clients)), "scrapes evicted")
                 return
@@ -255,6 +268,7 @@ class _Server:
             self._selector.register(sock, selectors.EVENT_READ, client)
 
     def _disconnect(self, client: _Client, lost: str = "") -> None:
+        """Close a connection; `lost`: the loss that this is, '' for none."""
         del self._clients[client]
         self._selector.unregister(client.sock)
         client.sock.close()
@@ -300,42 +314,44 @@ class _Server:
             self._disconnect(client)
 
     def _answer_all(self, requests: list[_Client]) -> None:
+        """Send the page to these clients; make it where the last one is too old."""
         now_s = time.monotonic()
-        if now_s >= self._made_until_s:
+        if now_s >= self._fresh_until_s:
             began_s = time.thread_time()
             self._compressed = b""
             try:
                 page = self._page().encode("utf-8", "replace")
-                self._made = _message(200, "OK", CONTENT_TYPE, page)
-            except NothingNewError as stale:
-                text = f"{stale}\n".encode()
-                self._made = _message(503, "Service Unavailable", _TEXT, text)
+                self._response = _message(200, "OK", CONTENT_TYPE, page)
+            except NothingNewError as error:
+                text = f"{error}\n".encode()
+                self._response = _message(503, "Service Unavailable", _TEXT, text)
                 self._lose("scrapes refused", 1)
             except Exception:  # a bug in one metric must not end the agent
-                self._made = _message(500, "Internal Server Error", _TEXT, b"")
+                self._response = _message(500, "Internal Server Error", _TEXT, b"")
                 self._lose("scrapes failed", 1)
             work_s = time.thread_time() - began_s
-            self._made_until_s = time.monotonic() + max(PAGE_S, 4 * work_s)
+            self._fresh_until_s = time.monotonic() + max(PAGE_S, 4 * work_s)
         for client in requests:
-            self._begin(client, self._zipped() if client.accepts_gzip else self._made)
+            self._begin(client, self._gzipped() if client.accepts_gzip else self._response)
 
     def _health(self) -> bytes:
         if failure := self._failure():
             return _message(503, "Service Unavailable", _TEXT, f"{failure}\n".encode())
         return _message(200, "OK", _TEXT, b"ok\n")
 
-    def _zipped(self) -> bytes:
+    def _gzipped(self) -> bytes:
         """The page in gzip; the page itself where it is an error."""
-        if not self._made.startswith(b"HTTP/1.1 200 "):
-            return self._made
+        if not self._response.startswith(b"HTTP/1.1 200 "):
+            return self._response
         if not self._compressed:
             began_s = time.thread_time()
-            body = gzip.compress(self._made.split(b"\r\n\r\n", 1)[1], _GZIP_LEVEL)
+            body = gzip.compress(self._response.split(b"\r\n\r\n", 1)[1], _GZIP_LEVEL)
             self._compressed = _message(200, "OK", CONTENT_TYPE, body, coding="gzip")
-            self._made_until_s += 4 * (time.thread_time() - began_s)
+            self._fresh_until_s += 4 * (time.thread_time() - began_s)
         return self._compressed
 
     def _begin(self, client: _Client, answer: bytes) -> None:
+        """Begin to send a response."""
         client.answer = memoryview(answer)
         client.until_s = time.monotonic() + ANSWER_S
         client.request.clear()
@@ -348,12 +364,12 @@ class _Server:
             self._disconnect(client)
             return
         self._selector.modify(client.sock, selectors.EVENT_WRITE, client)
-        reading = [one for one in self._clients if one.answer is not None]
-        if len(reading) > ANSWERING:
-            self._disconnect(min(reading, key=lambda one: one.until_s), "scrapes too slow")
+        answering = [one for one in self._clients if one.answer is not None]
+        if len(answering) > MAX_ANSWERING:
+            self._disconnect(min(answering, key=lambda one: one.until_s), "scrapes too slow")
 
     def _send(self, client: _Client) -> bool:
-        """Whether the response was sent completely."""
+        """Send what the socket takes; True where that was all, and the connection is closed."""
         assert client.answer is not None
         client.answer = client.answer[client.sock.send(client.answer) :]
         if client.answer:
@@ -365,6 +381,7 @@ class _Server:
 
 
 def _message(status: int, reason: str, kind: str, body: bytes, coding: str = "") -> bytes:
+    """A response; `kind`: Content-Type, `coding`: Content-Encoding."""
     encoding = f"Content-Encoding: {coding}\r\n" if coding else ""
     head = (
         f"HTTP/1.1 {status} {reason}\r\nServer: sonde\r\nContent-Type: {kind}\r\n"

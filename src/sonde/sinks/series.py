@@ -5,10 +5,10 @@ Its size is bounded whatever the node does. Series of single processes are summe
 job, unit) and program name, so ten thousand short-lived processes are one series. A metric has at
 most `MAX_OWNED` such series, of which one tenant (`sonde.sinks.tenants`: a pod, a container, a
 user, a unit of root) has at most `MAX_OF_TENANT`. What does not fit is added to the series `other`
-of its owner, or of its tenant where that has many owners. So the many names and owners of one
-tenant do not cost other tenants their totals. Series of control groups and network namespaces are
-shared between parties (`sonde.sinks.plain_series`). A series without new values is forgotten after
-a while.
+of its owner, or of its tenant where that has many owners. So a tenant with many program names and
+owners does not take the room of other tenants' series. The room for series of control groups and
+network namespaces is shared between parties (`sonde.sinks.plain_series`). A series without new
+values is forgotten after a while.
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ MAX_RESTS = MAX_OWNED
 """Series `other` of one metric; what exceeds even these goes to one series for all."""
 MAX_RESTS_OF_TENANT = MAX_RESTS // 16
 """Of these, series for single owners of one tenant; its other owners share one series."""
-PLANS_KEPT = 20_000
+MAX_PLANS = 20_000
+"""That are cached; beyond that all are made again."""
 COUNTERS_FORGOTTEN_AFTER_S = 600.0
+"""A counter of an owner that did not grow for so long is dropped."""
 PID, START = "process.pid", "sonde.process.start"
 PROGRAM = "process.executable.name"
 OTHER = "other"
+"""In place of a name, of what is summed up beyond a bound."""
 
 OwnerLookup = Callable[[int, int], Mapping[str, str]]
 """Attributes of the owner of a process (pid, start in ns)."""
@@ -59,11 +62,13 @@ class _Owned:
     """A series summed over processes."""
 
     processes: dict[str, Last] = field(default_factory=dict)
+    """By pid and start, as `_Plan.process`."""
     ended: float = 0.0
     """Of a counter: the sum of processes that have ended."""
     time_ns: int = 0
-    base: Attributes | None = None
-    """The tenant whose share it counts against."""
+    """When it got a value last."""
+    tenant: Attributes | None = None
+    """The tenant whose share it counts against; None for a series `other`."""
 
 
 @dataclass(slots=True)
@@ -72,17 +77,18 @@ class _Count:
 
     value: float = 0.0
     time_ns: int = 0
-    """0: not about a process, never forgotten."""
-    base: Attributes | None = None
+    """When it grew last; 0: not about a process, never forgotten."""
+    tenant: Attributes | None = None
+    """As of `_Owned`."""
 
 
 @dataclass(slots=True)
 class _Plan:
-    """How rows with one (series, labels) are recorded."""
+    """How rows with one (series, labels) are recorded; cached, as these repeat at each tick."""
 
     metric: Metric
     process: str
-    """'' for series that are not about a process."""
+    """Pid and start; '' for series that are not about a process."""
     attributes: Attributes
     """With the owner of the process in place of the process."""
     base: Attributes
@@ -112,11 +118,12 @@ class MetricRegistry:
         self._owned: dict[str, dict[Attributes, _Owned]] = {}
         self._counts: dict[str, dict[Attributes, _Count]] = {}
         self._shares: dict[str, dict[Attributes, int]] = {}
-        """By metric and tenant: number of series."""
+        """By metric and tenant: number of the tenant's series."""
         self._rests: dict[str, dict[Attributes, int]] = {}
         """By metric and tenant: number of owners with a separate series `other`."""
         self._wholes: dict[Attributes, dict[tuple[str, str], Attributes]] = {}
-        """By owner: attributes of its series, by name and value of the further attribute."""
+        """By owner: attributes of its series, by the series' name and the value of its one further
+        attribute; a cache of `count_owned`."""
         self.folded = 0
         """Rows and counts that were added to a series `other`, or found no room."""
 
@@ -171,13 +178,13 @@ class MetricRegistry:
                 if len(self._wholes) >= MAX_OWNED:
                     self._wholes.clear()
                 wholes = self._wholes[base] = {}
-            owned_by = tuple(pair for pair in base if pair[0] != PROGRAM)
+            without_program = tuple(pair for pair in base if pair[0] != PROGRAM)
             for series, kept, more in counts:
                 value = next(iter(kept.values())) if kept else ""
                 whole = wholes.get((series, value))
                 if whole is None:
                     whole = wholes[series, value] = _sorted({**kept, **owner}) if kept else base
-                self._add_owned(series, whole, owned_by, _sorted(kept), more)
+                self._add_owned(series, whole, without_program, _sorted(kept), more)
 
     def _add_owned(
         self, series: str, whole: Attributes, base: Attributes, kept: Attributes, more: float
@@ -185,10 +192,10 @@ class MetricRegistry:
         known = self._counts.setdefault(series, {})
         one = known.get(whole)
         if one is None:
-            whole, share = self._assign(series, known, whole, base, kept)
+            whole, tenant = self._assign(series, known, whole, base, kept)
             one = known.get(whole)
             if one is None:
-                one = known[whole] = _Count(base=share)
+                one = known[whole] = _Count(tenant=tenant)
         one.value += more
         one.time_ns = self._clock()
 
@@ -202,8 +209,8 @@ class MetricRegistry:
     ) -> tuple[Attributes, Attributes | None]:
         """(attributes to record a new series under, tenant that it counts against or None).
 
-        The attributes are its own within the tenant's share; else those of `other` of its owner,
-        of its tenant, or of all.
+        The attributes are `whole` within the tenant's share; else those of the series `other` of
+        its owner, of its tenant, or of all.
         """
         tenant = tenant_of(base, self._holder_of)
         shares = self._shares.setdefault(series, {})
@@ -248,7 +255,7 @@ class MetricRegistry:
         key = (series, labels)
         if key in self._plans:
             return self._plans[key]
-        if len(self._plans) >= PLANS_KEPT:
+        if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
         plan = None
         metric = catalogue().get(series)
@@ -277,8 +284,8 @@ class MetricRegistry:
         one = known.get(attributes)
         if one is None:
             name = plan.metric.name
-            attributes, share = self._assign(name, known, attributes, plan.base, plan.kept)
-            one = known.setdefault(attributes, _Owned(base=share))
+            attributes, tenant = self._assign(name, known, attributes, plan.base, plan.kept)
+            one = known.setdefault(attributes, _Owned(tenant=tenant))
         one.processes[plan.process] = Last(value, time_ns)
         one.time_ns = time_ns
 
@@ -286,6 +293,7 @@ class MetricRegistry:
         self._plain.forget(now_ns)
         for name, known in self._owned.items():
             metric = catalogue()[name]
+            # A process without a new value for this long has ended.
             gone_s = FORGOTTEN_AFTER_S if metric.monotonic else 3 * PERIODS_S[metric.rate] + 2
             kept_s = COUNTERS_FORGOTTEN_AFTER_S if metric.monotonic else gone_s
             for attributes, one in list(known.items()):
@@ -295,30 +303,33 @@ class MetricRegistry:
                         one.ended += last.value if metric.monotonic else 0.0
                 if not one.processes and now_ns - one.time_ns > kept_s * 1e9:
                     del known[attributes]
-                    self._give_back(name, one.base)
+                    self._give_back(name, one.tenant)
         for name, counts in self._counts.items():
             for attributes, count in list(counts.items()):
                 age_ns = now_ns - count.time_ns
                 if count.time_ns and age_ns > COUNTERS_FORGOTTEN_AFTER_S * 1e9:
                     del counts[attributes]
-                    self._give_back(name, count.base)
+                    self._give_back(name, count.tenant)
 
-    def _give_back(self, series: str, base: Attributes | None) -> None:
-        """Return a forgotten series to its tenant's share."""
-        if base is None:
-            self._rests.pop(series, None)  # counted again from here on; all are bounded by `known`
+    def _give_back(self, series: str, tenant: Attributes | None) -> None:
+        """Return the room of a forgotten series to its tenant's share."""
+        if tenant is None:
+            # Counted from 0 again: `MAX_RESTS` bounds the sum in any case (`_assign`).
+            self._rests.pop(series, None)
             return
         shares = self._shares[series]
-        shares[base] -= 1
-        if not shares[base]:
-            del shares[base]
+        shares[tenant] -= 1
+        if not shares[tenant]:
+            del shares[tenant]
 
 
 def _rest(kept: Attributes, owner: Attributes) -> Attributes:
+    """The attributes of the series `other` of an owner or tenant; () for that of all."""
     return tuple(sorted((*kept, *owner, (PROGRAM, OTHER))))
 
 
 def _nameless(attributes: Attributes) -> Attributes:
+    """The same attributes, all with the value `other`."""
     return tuple((name, OTHER) for name, _ in attributes)
 
 

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends chunks to a Sonde server, in a separate thread, through a spool on disk.
 
-The thread that observes only hands a chunk over. Whatever the server does, it never waits: at most
-`QUEUED` chunks are between the two threads, and beyond that the oldest is dropped and counted. A
-chunk leaves the spool when the server has acknowledged it, which may be after it was sent twice:
-the server stores it once.
+The agent's main thread hands chunks over and never waits for the server: `MAX_QUEUED` chunks at
+most are between the two threads, and beyond that the oldest is dropped and counted. A chunk leaves
+the spool when the server has acknowledged it. It may be sent twice; the server stores it once.
 
-Answers state whether this agent is to collect. While the server takes nothing, or collection is
-paused and nothing is sent, it is asked each `SWITCH_S`: an order reaches an agent that a busy
-server keeps away, too, and the server knows that a paused agent lives.
+The server's answers state whether this agent is to collect. While there are none, because the
+server is busy (Retry-After) or collection is paused, the agent asks each `SWITCH_S`. So an order
+reaches it in any case, and the server knows that a paused agent lives.
 """
 
 from __future__ import annotations
@@ -34,23 +33,31 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("sonde.agent")
 PATH = "/v1/chunks"
 SWITCH = "/v1/collection"
+"""Path at which the server answers whether this agent is to collect."""
 SWITCH_S = 10.0
-"""Without another answer for about so long, an agent asks whether to collect."""
+"""Without another answer for about this long (20 % more or less), the agent asks there."""
 SWITCH_REQUEST_S = 5.0
+"""Deadline of that request."""
 STATE = "X-Sonde-State"
 """Header of requests: `collecting` or `paused`."""
-QUEUED = 16
+MAX_QUEUED = 16
+"""Chunks that wait for the sending thread to put them into the spool."""
 BATCH_BYTES = 1 << 20
 BATCH_CHUNKS = 32
+"""Limits of the chunks in one request."""
 REQUEST_S = 30.0
+"""Deadline of a request with chunks."""
 CLOSE_S = 5.0
 """How long `close` waits for the last chunks to be acknowledged; the rest waits in the spool."""
 ANSWER_BYTES = 64 << 10
+"""Limit of an answer."""
 FIRST_WAIT_S = 0.5
-LONGEST_WAIT_S = 30.0
+MAX_WAIT_S = 30.0
+"""Before retries: see `backoff_s`."""
 _TOKEN_BYTES = 4_096
-_NEVER = frozenset({400, 413, 415, 422})
-"""Statuses that mean that this chunk will not be taken, however often it is sent."""
+"""Read of the file with the token."""
+_REFUSALS = frozenset({400, 413, 415, 422})
+"""Statuses that mean that a chunk of the request will never be taken."""
 
 
 class Outcome(Enum):
@@ -60,6 +67,7 @@ class Outcome(Enum):
     REFUSED = "refused"
     """For good: a chunk in it is damaged or too large."""
     AGAIN = "again"
+    """Not taken now: to be sent again."""
 
 
 def backoff_s(attempt: int, draw: Callable[[float, float], float] = random.uniform) -> float:
@@ -67,17 +75,17 @@ def backoff_s(attempt: int, draw: Callable[[float, float], float] = random.unifo
 
     Source: "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
     """
-    return draw(0, min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(attempt, 20)))
+    return draw(0, min(MAX_WAIT_S, FIRST_WAIT_S * 2 ** min(attempt, 20)))
 
 
 def quiet_s(retry_after_s: float, draw: Callable[[float, float], float] = random.uniform) -> float:
-    """How long nothing is sent after an answer with Retry-After: at least so long, spread over half
-    as much again, so that agents that were refused together do not come back together."""
+    """How long no chunks are sent after an answer with Retry-After: between that time and 1.5 times
+    that, by chance, so that agents that were refused together do not come back together."""
     return draw(retry_after_s, 1.5 * retry_after_s)
 
 
 class ServerSink:
-    """Takes chunks, and sends them until the server has them."""
+    """Takes chunks, and sends each until the server has acknowledged or refused it."""
 
     def __init__(self, url: str, node: str, spool: Spool, token_file: Path | None = None) -> None:
         """`node`: name of this machine, printable ASCII. Raises UsageError for a bad URL or name,
@@ -111,18 +119,21 @@ class ServerSink:
         self._changed = threading.Condition()
         self._ended = False
         self._one_by_one = 0
-        """This many of the oldest chunks are sent alone: one of them was refused among others."""
+        """This many of the oldest chunks are sent one by one: one of them was refused in a request
+        with several."""
         self.written_bytes = 0
         self.sent = self.refused = self.failures = 0
+        """Chunks that the server took, and refused for good; requests that failed."""
         self._overrun = 0
+        """Chunks that were dropped outside of the spool."""
         self.error = ""
         """Why the last request failed; '' after a successful one."""
         self.collects = True
-        """What the server ordered last: whether this agent is to observe anything."""
+        """What the server ordered last: whether this agent is to observe."""
         self._on_switch: Callable[[bool], None] = lambda _collects: None
-        self._quiet_until_s = self._ask_s = 0.0
-        """Times (CLOCK_MONOTONIC): until when the server wants to be left alone; when to ask it
-        whether to collect."""
+        self._quiet_until_s = self._next_ask_s = 0.0
+        """Times (CLOCK_MONOTONIC): until when no chunks are sent (Retry-After); when to ask whether
+        to collect."""
         self._thread = threading.Thread(target=self._run, name="sonde-server", daemon=True)
         self._thread.start()
 
@@ -131,7 +142,7 @@ class ServerSink:
         with self._changed:
             self.written_bytes += len(chunk)
             self._queue.append(chunk)
-            if len(self._queue) > QUEUED:
+            if len(self._queue) > MAX_QUEUED:
                 self._queue.popleft()
                 self._overrun += 1
             self._changed.notify()
@@ -144,8 +155,8 @@ class ServerSink:
             call(False)
 
     def reconfigure(self, token_file: Path | None, spool_bytes: int) -> None:
-        """Take another token and bound from now on. Raises SinkError where the token cannot be
-        read; then nothing changes."""
+        """Use another file with the token, and another bound of the spool. Raises SinkError where
+        the token cannot be read; then nothing changes."""
         with self._changed:
             former, self._token_file = self._token_file, token_file
             try:
@@ -156,21 +167,21 @@ class ServerSink:
             self._spool.most_bytes = spool_bytes
 
     def close(self) -> None:
-        """Try to send what there is for some seconds; the rest waits for the next start."""
+        """Try to send what there is for `CLOSE_S`; the rest waits for the next start."""
         with self._changed:
             self._ended = True
             self._changed.notify()
         self._thread.join(CLOSE_S)
 
     def losses(self) -> Mapping[str, int]:
-        """Chunks that no server will get, by reason; since this sink was made."""
+        """Chunks that the server will not get since this object was made, by name of the loss."""
         return {
             "server.chunks_dropped": self._spool.dropped - self._dropped_before + self._overrun,
             "server.chunks_refused": self.refused,
         }
 
     def metrics(self) -> Mapping[str, float]:
-        """How the sending goes, by the names of the catalogue."""
+        """Metrics of the sending, by the names of the catalogue."""
         return {
             "sonde.agent.chunks_sent": float(self.sent),
             "sonde.agent.send_failures": float(self.failures),
@@ -186,7 +197,7 @@ class ServerSink:
             with self._changed:
                 while not (self._queue or self._ended):
                     retry_s = [max(due_s, self._quiet_until_s)] * bool(self._spool)
-                    left_s = min([self._ask_s, *retry_s]) - time.monotonic()
+                    left_s = min([self._next_ask_s, *retry_s]) - time.monotonic()
                     if left_s <= 0:
                         break
                     self._changed.wait(left_s)
@@ -201,7 +212,7 @@ class ServerSink:
             elif ended or now_s >= due_s or unspooled:
                 attempt = 0 if self._send_all(unspooled) else attempt + 1
                 due_s = time.monotonic() + backoff_s(attempt) if attempt else 0.0
-            if not ended and time.monotonic() >= self._ask_s:
+            if not ended and time.monotonic() >= self._next_ask_s:
                 self._ask_switch()
             if ended:
                 self._spool.sync()
@@ -210,7 +221,7 @@ class ServerSink:
                 return
 
     def _to_spool(self, chunks: list[bytes]) -> list[bytes]:
-        """Those that the disk did not take."""
+        """Put chunks into the spool. Returns those that the disk did not take."""
         left = []
         for chunk in chunks:
             try:
@@ -221,7 +232,8 @@ class ServerSink:
         return left
 
     def _send_all(self, unspooled: list[bytes]) -> bool:
-        """Send until nothing waits; whether that was reached."""
+        """Send what is in the spool, and chunks that are not. True where nothing is left; chunks
+        outside of the spool are dropped where that fails."""
         while chunks := self._spool.oldest(BATCH_BYTES, 1 if self._one_by_one else BATCH_CHUNKS):
             outcome = self._post(b"".join(one.content for one in chunks))
             if outcome is Outcome.AGAIN:
@@ -238,6 +250,8 @@ class ServerSink:
         return True
 
     def _settle(self, chunks: list[SpooledChunk], outcome: Outcome) -> None:
+        """Remove chunks that were taken or refused; of several that were refused together, have
+        each sent by itself."""
         if outcome is Outcome.REFUSED and len(chunks) > 1:
             self._one_by_one = len(chunks)
             return
@@ -265,10 +279,11 @@ class ServerSink:
         self.failures += 1
         self.error = f"HTTP status {answer.status}"
         if answer.status in (401, 403):
-            self._token_again()
-        return Outcome.REFUSED if answer.status in _NEVER else Outcome.AGAIN
+            self._read_token_again()
+        return Outcome.REFUSED if answer.status in _REFUSALS else Outcome.AGAIN
 
     def _ask_switch(self) -> None:
+        """Ask whether to collect."""
         self._ask_later()
         try:
             answer = self._request("GET", SWITCH, b"", SWITCH_REQUEST_S)
@@ -278,10 +293,10 @@ class ServerSink:
         if answer.status == 200:
             self._obey(answer.body)
         elif answer.status in (401, 403):
-            self._token_again()
+            self._read_token_again()
 
     def _ask_later(self) -> None:
-        self._ask_s = time.monotonic() + random.uniform(0.8, 1.2) * SWITCH_S
+        self._next_ask_s = time.monotonic() + random.uniform(0.8, 1.2) * SWITCH_S
 
     def _request(self, method: str, path: str, body: bytes, deadline_s: float) -> Response:
         state = "collecting" if self.collects else "paused"
@@ -295,7 +310,8 @@ class ServerSink:
         )
 
     def _note(self, error: OSError) -> None:
-        """Remember why a request failed; that somebody else has the port is logged, once."""
+        """Remember why a request failed. Where a process of another user listens on the port, that
+        is logged, once."""
         from sonde.http_client import StrangerListensError
 
         if isinstance(error, StrangerListensError) and self.error != str(error):
@@ -303,8 +319,8 @@ class ServerSink:
         self.error = str(error)
 
     def _obey(self, body: bytes) -> None:
-        """Turn collection on or off as the server orders; one that does not know of this wants it
-        on."""
+        """Turn collection on or off as the server orders; a server whose answer has no order wants
+        it on."""
         try:
             document = json.loads(body)
         except (ValueError, RecursionError):
@@ -317,8 +333,8 @@ class ServerSink:
             self.collects = collects
             self._on_switch(collects)
 
-    def _token_again(self) -> None:
-        """It may have been exchanged since."""
+    def _read_token_again(self) -> None:
+        """Read the token again: it may have been replaced since."""
         try:
             self._read_token()
         except SinkError as error:

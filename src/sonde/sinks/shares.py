@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bounded table that parties share: each can have its equal part of it when it comes."""
+"""A bounded table that parties share: a new party gets an equal share, even of a full table."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ Value = TypeVar("Value")
 
 
 class SharedTable(Generic[Key, Value]):
-    """Entries by key, each of one party. A party may fill what others leave free. Once the table is
-    full, one that has less than an equal share takes the place of the newest entry of the largest.
+    """Entries by key, each of one party. A party may fill what others leave free. In a full table,
+    an entry of a party with less than an equal share replaces the newest entry of the party that
+    has most.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_entries: int) -> None:
+        self._max_entries = max_entries
         self._parties: dict[str, dict[Key, Value]] = {}
         self._party_of: dict[Key, str] = {}
 
@@ -32,19 +33,17 @@ class SharedTable(Generic[Key, Value]):
         return None if party is None else self._parties[party][key]
 
     def has_room(self, party: str) -> bool:
-        """Whether a new entry of a party finds a place."""
-        if len(self) < self._most:
+        """Whether a new entry of a party may be added."""
+        if len(self) < self._max_entries:
             return True
         mine = self._parties.get(party, {})
-        return len(mine) < self._most // (len(self._parties) + (not mine))
+        return len(mine) < self._max_entries // (len(self._parties) + (not mine))
 
     def add(self, party: str, key: Key, value: Value) -> tuple[Key, Value] | None:
-        """Add a new entry, where `has_room`; returns the one that made way, None where none had to.
-
-        Without room a party would take more than its part.
-        """
+        """Add a new entry; returns the one that it replaced, None where the table was not full.
+        To be called only where `has_room`: it takes a place without checking the share."""
         evicted = None
-        if len(self) >= self._most:
+        if len(self) >= self._max_entries:
             largest = max(self._parties.values(), key=len)
             newest = next(reversed(largest))
             evicted = newest, largest[newest]
@@ -54,7 +53,7 @@ class SharedTable(Generic[Key, Value]):
         return evicted
 
     def remove(self, key: Key) -> None:
-        """Take an entry away."""
+        """Remove an entry, which must be there."""
         party = self._party_of.pop(key)
         mine = self._parties[party]
         del mine[key]
@@ -62,7 +61,7 @@ class SharedTable(Generic[Key, Value]):
             del self._parties[party]
 
     def remove_all(self, is_gone: Callable[[Value], bool]) -> list[tuple[Key, Value]]:
-        """Take away all entries that are gone, and return them."""
+        """Remove all entries whose value `is_gone`, and return them."""
         gone = [(key, value) for key, value in self.items() if is_gone(value)]
         for key, _ in gone:
             self.remove(key)

@@ -9,9 +9,9 @@ DIR/dropped                 how many chunks were dropped since the spool was mad
 ```
 
 A chunk is in the page cache when `add` returns, so it survives a kill of the agent. Files are
-synced only once the server stays away (`sync`): chunks that are acknowledged at once cost no disk
-write. Where the bound is reached, or the disk is full, the oldest chunks are dropped and counted; a
-single chunk beyond the bound is kept.
+synced only after a failed request and at the end (`sync`): chunks that are acknowledged at once
+cost no disk write. Where the bound is reached, or the disk is full, the oldest chunks are dropped
+and counted; a single chunk beyond the bound is kept.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from sonde import private_files
 from sonde.errors import SinkError, UsageError
 
 SPOOL_BYTES = 256 << 20
+"""Default bound of all chunks."""
 SPOOL_CHUNKS = 20_000
+"""The most chunks: bounds the files in the folder."""
 _SUFFIX, _DRAFT = ".chunk", ".draft"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -51,7 +53,7 @@ class Spool:
         where other users could change it."""
         self.path = path
         self.most_bytes = most_bytes
-        """May be changed; what is beyond it goes with the next chunk."""
+        """Bound of all chunks. May be changed; the next `add` drops what exceeds it."""
         with private_files.secret_folder(path, "chunks") as folder, _reported(path):
             self._fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder.fd)
         with contextlib.ExitStack() as opened:
@@ -62,8 +64,9 @@ class Spool:
             opened.pop_all()
         self._next = next(reversed(self._sizes), 0) + 1
         self._unsynced: set[int] = set()
+        """Numbers of chunks that may not survive a power loss."""
         self._unwritten: set[int] = set()
-        """Of those, what the disk failed to take."""
+        """Those of them whose sync failed."""
         self.size_bytes = sum(self._sizes.values())
 
     def __len__(self) -> int:
@@ -71,7 +74,7 @@ class Spool:
         return len(self._sizes)
 
     def close(self) -> None:
-        """Release the spool; what waits stays."""
+        """Release the spool; its chunks stay on disk."""
         if self._fd >= 0:
             os.close(self._lock_fd)
             os.close(self._fd)
@@ -97,7 +100,8 @@ class Spool:
                 return
 
     def oldest(self, most_bytes: int, most_chunks: int) -> list[SpooledChunk]:
-        """The first chunks, at least one if there is any. One that cannot be read is dropped."""
+        """The oldest chunks within both bounds, at least one if there is any. One that cannot be
+        read is dropped and counted."""
         found: list[SpooledChunk] = []
         size = 0
         for number, size_bytes in list(self._sizes.items()):
@@ -121,10 +125,10 @@ class Spool:
             os.unlink(_name(number), dir_fd=self._fd)
 
     def sync(self) -> None:
-        """Make what waits survive a power loss, where the disk does what it is asked.
+        """Make all chunks survive a power loss, as far as the disk obeys a flush.
 
-        What fails stays for the next call, which writes it again: to the kernel the pages that it
-        could not write are clean.
+        A chunk whose sync fails is written again by the next call: the kernel marks pages that it
+        could not write as clean, so a second fdatasync() would succeed without writing them.
         """
         if not self._unsynced:
             return
@@ -212,7 +216,8 @@ class Spool:
             self._replace("dropped", f"dropped{_DRAFT}", b"%d\n" % self.dropped)
 
     def _replace(self, name: str, draft: str, content: bytes) -> None:
-        """Write a file at once or not at all. Raises OSError, and leaves no draft then."""
+        """Write a file whole or not at all (draft and rename). Raises OSError, and leaves no draft
+        then."""
         fd = os.open(draft, _NEW, private_files.MODE, dir_fd=self._fd)
         try:
             view = memoryview(content)

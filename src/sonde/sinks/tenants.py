@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tenants, among whom the series of a metric are shared fairly.
+"""Tenants, between whom the room for series of a metric is divided.
 
 An owner is as specific as possible: a container of a pod, a step of a job, a unit. One user can
-make any number of these (steps, sessions, transient units), and root of a container any number of
-users, as has a user with subordinate ids. So shares are given to tenants, which nobody can
-multiply: pods, containers, users, and units of root.
+make any number of these (steps, sessions, transient units). Root of a container, and a user with
+subordinate ids, can take any number of user ids. So shares are given to tenants, of which nobody
+can make more: pods, containers, users, and units of root.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Final
 
 Attributes = tuple[tuple[str, str], ...]
 
+# Attributes that identify a tenant of each kind.
 POD: Final = ("k8s.namespace.name", "k8s.pod.name")
 CONTAINER: Final = ("container.id",)
 USER: Final = ("process.owner",)
@@ -29,7 +30,7 @@ HolderLookup = Callable[[str], str]
 
 
 def own_id(user: str) -> str:
-    """Where nobody has subordinate ids."""
+    """The lookup where subordinate ids are not known."""
     return user
 
 
@@ -48,12 +49,13 @@ def tenant_of(owner: Attributes, holder_of: HolderLookup = own_id) -> Attributes
 
 
 def is_users_slice(unit: str) -> bool:
-    """Whether a unit stands for all units of one user."""
+    """Whether a unit is a user's slice (user-UID.slice), which has all units of that user."""
     return unit.startswith("user-") and unit.endswith(".slice")
 
 
 def unit_of(cgroup: str, unit: str) -> str:
-    """The unit for series: all sessions and services of a logged-in user have the same one."""
+    """The unit that series have: `unit`, but the user's slice for all sessions and services of a
+    logged-in user."""
     found = _USERS_SLICE.match(cgroup)
     return found[1] if found else unit
 
