@@ -259,7 +259,9 @@ static __always_inline void note_slurm_step(struct task_struct *task)
 			return;
 	if (BPF_CORE_READ(parent, real_cred, uid.val))
 		return;
-	/* Root of a container can start such a daemon, too: it may not crowd out the machine's. */
+	/* Root of a container can start such a daemon, too: it is not the machine's. */
+	if (outermost_pid_namespace(BPF_CORE_READ(parent, group_leader, thread_pid)))
+		return;
 	n = within_share(party_of((void *)parent), STEP_NOTES, STEP_NOTES_OF_ONE) ?
 		    bpf_ringbuf_reserve(&step_notes, sizeof(*n), 0) :
 		    NULL;

@@ -5,9 +5,10 @@ use std::cell::RefCell;
 use std::collections::hash_map::Entry;
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use libbpf_rs::btf::Btf;
 use libbpf_rs::{MapCore, Object, ProgramMut};
@@ -45,6 +46,10 @@ struct Swapped {
     /// Index of the one in use.
     active: usize,
 }
+
+/// An iterator that has not come to its end by then is given up: anybody can make objects, such as open
+/// files, faster than it passes them.
+const MAX_WALK: Duration = Duration::from_secs(1);
 
 /// What the name of a pair of maps with coarser rows ends with (bpf/task.h, SPARE_ROWS).
 const SPARE: &str = "_spare";
@@ -287,8 +292,17 @@ impl Bpf {
         let mut iter = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
         py.detach(|| {
             let mut sink = [0u8; 64];
-            while iter.read(&mut sink)? > 0 {}
-            Ok(())
+            let began = Instant::now();
+            loop {
+                match iter.read(&mut sink) {
+                    Ok(0) => return Ok(()),
+                    Ok(_) => {}
+                    // The kernel has passed a million objects without output, and goes on from there.
+                    Err(error)
+                        if error.kind() == ErrorKind::WouldBlock && began.elapsed() < MAX_WALK => {}
+                    Err(error) => return Err(error),
+                }
+            }
         })
         .map_err(failed)
     }

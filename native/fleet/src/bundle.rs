@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reports without proofs, one bundle per call: each is decrypted, registered and added, or refused.
 //!
-//! A report takes AES-128-GCM over its share and an addition, some microseconds in total. None of it is
-//! done in Python: where the interpreter lock was held for a third of the time, two threads were no
+//! A report needs AES-128-GCM over its share and a sum, some microseconds in total, so the
+//! interpreter does none of it: with its lock held for a third of the time, two threads were no
 //! faster than one.
 //!
 //! ```text
@@ -29,13 +29,9 @@ use super::Aggregation;
 
 /// Bytes of a record before its sealed parts, and of the tag of AES-128-GCM.
 const HEAD: usize = 40;
-/// Bytes of AES-GCM's authentication tag.
 const TAG: usize = 16;
-/// Of a session, a report or a key.
 type Id = [u8; 16];
-/// A node's public key.
 type Node = [u8; 32];
-/// (node, key, until_s)
 type SessionFields = (Py<PyBytes>, Py<PyBytes>, u64);
 
 /// What became of a record; the numbers are those of `_fleet.pyi`.
@@ -43,10 +39,8 @@ type SessionFields = (Py<PyBytes>, Py<PyBytes>, u64);
 enum Verdict {
     Counted = 0,
     UnknownSession = 1,
-    /// Its time is outside of the batch, or behind the end of the session.
     Late = 2,
     Forged = 3,
-    /// The node has a report in that period already.
     Quota = 4,
 }
 
@@ -55,7 +49,6 @@ enum Verdict {
 struct Held {
     node: Node,
     key: Id,
-    /// Seconds since 1970.
     until_s: u64,
 }
 
@@ -115,7 +108,6 @@ pub struct Intake {
     prefix: Vec<u8>,
     /// Bytes before the first record, of a record, and of this party's sealed part behind its head.
     layout: (usize, usize, usize),
-    /// Times that count, in seconds since 1970.
     batch: Range<u64>,
     period_s: u64,
     /// The id of the report that has a place: a node and the number of a period.
@@ -124,7 +116,6 @@ pub struct Intake {
 
 /// A counted record, with what is needed to remove it. `at`: where in the body it begins.
 struct Kept {
-    /// Its offset in the bundle.
     at: usize,
     key: Id,
     place: (Node, u64),

@@ -3,14 +3,13 @@
 //! apart from `sonde._native`, so that an agent, which is root, does not load it;
 //! `src/sonde/_fleet.pyi` is its interface for Python.
 //!
-//! A report travels in three parts: a public share, the leader's input share and the helper's. Proved
-//! schemes are the standard two-party Prio3 types of draft-irtf-cfrg-vdaf-18 and
+//! A report travels in three parts: a public share, the leader's input share and the helper's.
+//! Proved schemes are the standard two-party Prio3 types of draft-irtf-cfrg-vdaf-18 and
 //! draft-ietf-ppm-l1-bound-sum-01 (Field128, TurboSHAKE128), so their official test vectors hold.
-//! `plain` is the same shape without a proof: additive shares modulo 2^32, the helper's expanded from a
-//! seed by XofHmacSha256Aes128.
+//! `plain` is the same shape without a proof: additive shares modulo 2^32, the helper's expanded
+//! from a seed by XofHmacSha256Aes128.
 //!
 //! Terms:
-//! - report: what a node sends in a period; its id is the nonce of VDAF
 //! - leader, helper: the two parties that sum without seeing a report; share: a party's part of it
 //! - scheme: how histograms are shared and checked; plain (elsewhere: unproved): one without a proof
 //! - sum: a party's share of the totals; fault: why a report does not count
@@ -90,7 +89,6 @@ fn key_of(bytes: &[u8]) -> PyResult<Key> {
 #[pyclass(frozen, module = "sonde._fleet")]
 pub struct Aggregation {
     scheme: Box<dyn Scheme>,
-    /// Buckets.
     #[pyo3(get)]
     length: usize,
 }
@@ -116,8 +114,6 @@ type Verdict = (Vec<Option<Py<PyBytes>>>, Vec<Option<&'static str>>, Py<PyBytes>
 
 #[pymethods]
 impl Aggregation {
-    /// `kind`: histogram, l1boundsum, sumvec or plain; `length`: buckets; `max_samples`: of a report
-    /// (l1boundsum), of a bucket of it (sumvec); `chunk_length`: how a proof is divided (VDAF).
     #[new]
     fn new(
         kind: &str,
@@ -258,7 +254,7 @@ impl Aggregation {
         shares: Vec<PyBackedBytes>,
         messages: Vec<PyBackedBytes>,
         threads: usize,
-    ) -> PyResult<Checked> {
+    ) -> PyResult<Verdict> {
         let key = key_of(verify_key)?;
         let mut items = Vec::with_capacity(nonces.len());
         for (((nonce, public), share), message) in

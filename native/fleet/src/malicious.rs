@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A malicious node, for attacks in tests and simulations: any vector, with the proof that the honest
-//! prover computes for it.
+//! A malicious node, for attacks in tests and simulations: any vector, with the best possible proof.
 //!
-//! Shares, seeds and joint randomness are correct, so only the soundness of the proof prevents success.
+//! The honest prover computes the proof of a false statement; shares, seeds and joint randomness are
+//! correct. Only the soundness of the proof prevents success.
 
 use prio::field::Field128;
 use prio::flp::{Flp, FlpError, Gadget, Type};

@@ -14,7 +14,7 @@ use super::xof::Turbo;
 /// Bytes of one party's joint-randomness part in a public share. (From joint randomness both parties
 /// derive the same random numbers for the check; a hint is the part that the public share claims.)
 const PART: usize = 32;
-/// The version and the usages of domain separation tags (draft-irtf-cfrg-vdaf-18).
+/// Of draft-irtf-cfrg-vdaf-18: the version and the usages in domain separation tags.
 const VERSION: u8 = 18;
 const MEASUREMENT_SHARE: u16 = 1;
 const PROOF_SHARE: u16 = 2;
@@ -24,7 +24,6 @@ pub struct Proved<T: Type> {
     prio3: Prio3<T, Turbo, SEED>,
     context: Vec<u8>,
     length: usize,
-    /// The measurement of samples, given the number of buckets; None where they do not make one.
     measure: fn(&[u32], usize) -> Option<T::Measurement>,
     /// Elements of an encoded measurement and of its proof.
     encoded: (usize, usize),

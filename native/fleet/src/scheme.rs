@@ -12,9 +12,7 @@ pub const SEED: usize = 32;
 /// Bytes of an element of a plain share; a batch's sum must stay below 2^31.
 pub const WORD: usize = 4;
 
-/// A report's id.
 pub type Nonce = [u8; NONCE];
-/// The verify key, which both parties share.
 pub type Key = [u8; SEED];
 /// What remains of the leader's check: given the helper's reply, adds the report to a sum or refuses it.
 pub type Finish = Box<dyn FnOnce(&[u8], &mut Sum) -> Result<(), Fault> + Send + Sync>;
@@ -43,7 +41,6 @@ pub enum Sum {
 }
 
 impl Sum {
-    /// Adds a sum of the same scheme.
     pub fn merge(&mut self, other: &Sum) {
         match (self, other) {
             (Sum::Field(a), Sum::Field(b)) => a.iter_mut().zip(b).for_each(|(x, y)| *x += *y),

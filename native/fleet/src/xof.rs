@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! libprio's extendable output function (XOF) TurboSHAKE128, fed in large pieces.
 //!
-//! To bind a proof to its share, libprio updates the hash with one element of 16 bytes at a time; one
-//! update with a thousand bytes takes less time. The result is the same.
+//! To bind a proof to its share, libprio hands the share to the hash one element of 16 bytes at a
+//! time; the sponge takes a thousand bytes at once in less time. The bytes are the same.
 
 use prio::vdaf::xof::{Xof, XofTurboShake128};
 

@@ -53,13 +53,24 @@ class Scanning(Attached):
 
     def __init__(self, bpf: _native.Bpf) -> None:
         super().__init__(bpf)
+        self._first: int | None = None
+        """`on_first_scan`, until it has come to its end once."""
         self._scan: int | None = None
 
     def _begin_scans(self) -> None:
         """Take the counters as they are now as the beginning (`on_first_scan`), and attach
         `on_scan`. Raises OSError."""
-        first = self._bpf.attach("on_first_scan")
-        self._bpf.walk(first)
-        self._bpf.detach(first)
+        self._first = self._bpf.attach("on_first_scan")
         if self._scan is None:
             self._scan = self._bpf.attach("on_scan")
+        self._run_scan()
+
+    def _run_scan(self) -> None:
+        """Count since the scan before. Where the first one did not come to its end, it is made
+        again: what it did not see would count from its beginning. Raises OSError."""
+        if self._first is not None:
+            if self._iterators.run(self._first):
+                self._bpf.detach(self._first)
+                self._first = None
+        elif self._scan is not None:
+            self._iterators.run(self._scan)

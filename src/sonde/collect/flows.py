@@ -106,7 +106,7 @@ class FlowCollector(Scanning):
         if self._scan is None or (now_s < self._next_scan_s and not to_the_end):
             return
         began_s = time.thread_time()
-        self._iterators.run(self._scan)
+        self._run_scan()
         spent_s = time.thread_time() - began_s
         self._next_scan_s = now_s + max(0.9 * SCAN_GAP_S, spent_s / SCAN_SHARE)
 

@@ -285,6 +285,10 @@ def expect_fields(bpf: _native.Bpf, rows: str, expected: Sequence[str]) -> None:
         raise InternalError(f"{rows} has the fields {found}, not {list(expected)}", "rebuild Sonde")
 
 
+_SKIPS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+"""EAGAIN: it had not come to its end after a second (`native/src/bpf.rs`)."""
+
+
 class Iterators:
     """Runs an object's iterator programs between ticks.
 
@@ -296,14 +300,16 @@ class Iterators:
         self._bpf = bpf
         self.skipped = 0
 
-    def run(self, link: int) -> None:
-        """Run a program to its end. Raises OSError for other reasons."""
+    def run(self, link: int) -> bool:
+        """Run a program to its end; False: it was skipped, or given up on its way. Raises OSError for other reasons."""
         try:
             self._bpf.walk(link)
         except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            if error.errno not in _SKIPS:
                 raise
             self.skipped += 1
+            return False
+        return True
 
     def losses(self) -> dict[str, int]:
         """Losses of the object, and runs that were skipped."""

@@ -82,7 +82,7 @@ class TaskCollector(Scanning):
         """Rows of `usage`, and notes on processes and control groups."""
         batch = Batch()
         if self._scan is not None:
-            self._iterators.run(self._scan)
+            self._run_scan()
         rows = batch.rows["usage"] = []
         for row in self._bpf.drain("usage"):
             pid, start, cpu, ready, runs, waits, preempted, moves, minor, major, *io = row
