@@ -56,6 +56,8 @@ def test_connections_are_counted_beside_a_million_open_files(many_files: None) -
             batch = collector.drain(0, True)
     collector.stop()
 
-    sent = sum(row[12] for row in batch.rows["activity"] if row[4] == "send" and row[7] == os.getpid())
+    sent = sum(
+        row[12] for row in batch.rows["activity"] if row[4] == "send" and row[7] == os.getpid()
+    )
     assert sent == 10_000
     assert "walks_skipped" not in collector.losses()
