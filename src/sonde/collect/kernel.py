@@ -301,7 +301,8 @@ class Iterators:
         self.skipped = 0
 
     def run(self, link: int) -> bool:
-        """Run a program to its end; False: it was skipped, or given up on its way. Raises OSError for other reasons."""
+        """Run a program to its end; False: it was skipped, or given up on its way. Raises OSError
+        for other reasons."""
         try:
             self._bpf.walk(link)
         except OSError as error:

@@ -75,8 +75,8 @@ LOSS_TEXT = {
     "records_wrong": "records of a profiled process with impossible values",
     "records_overwritten": "records of a profiled process that were overwritten before they were"
     " read",
-    "walks_skipped": "scans of all threads or open files that were skipped, as no file descriptor or"
-    " memory was left, or given up after a second; what they would have read came with the next",
+    "walks_skipped": "scans of all threads or open files that were skipped, as no file descriptor"
+    " or memory was left, or given up after a second; what they would have read came with the next",
     "targets_full": "children of watched processes that could not be watched",
     "requests": "requests to block devices that could not be followed",
     "names_put_off": "code locations without a name, because their user or container had used up"
