@@ -10,10 +10,12 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 from test_diagnose import process, ticks, window
 
+from sonde import procfs
 from sonde.agent.explainer import Explainer
 from sonde.agent.moments import MAX_PROCESSES, MomentMaker, place_of
 from sonde.agent.victim_facts import FactReader
@@ -127,6 +129,49 @@ def test_peers_are_those_that_a_process_asked_itself():
     assert not asked.listens
     assert me.listens
     assert f"127.0.0.1:{port}" not in me.peers
+
+
+HOLDS = (
+    "import os, resource, sys\n"
+    "resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))\n"
+    "for _ in range(int(sys.argv[2])): os.dup(0)\n"
+    "if sys.argv[1]: os.open(sys.argv[1], os.O_RDWR)\n"
+    "print('there', flush=True); sys.stdin.read()"
+)
+
+
+@contextmanager
+def holding(path, count):
+    """A process with many descriptors, the last one of `path`."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS, path, str(count)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as child:  # fmt: skip
+        assert child.stdout.readline() == b"there\n"
+        yield child.pid
+        child.stdin.close()
+
+
+def test_wakers_with_many_descriptors_are_asked_once_each_and_cut(monkeypatch):
+    """Each descriptor by itself takes 0.1 ms of the agent's tick."""
+    asked = []
+    ask = procfs.BROKER.ask
+    monkeypatch.setattr(procfs.BROKER, "ask", lambda who, it: asked.append(it) or ask(who, it))
+    with holding("", 3000) as pid:
+        reader = FactReader()
+        facts = reader.read(pid, [pid] * 8)
+        assert facts.file_servers == []
+        assert len([it for it in asked if "/fd" in str(it)]) == 9
+        assert reader.cut == 9
+    assert FactReader().read(pid, [pid]).file_servers == []  # gone
+
+
+@pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="no FUSE")
+def test_a_waker_that_serves_files_is_found():
+    with holding("/dev/fuse", 5) as pid, holding("/dev/null", 5) as other:
+        reader = FactReader()
+        assert reader.read(other, [other, pid]).file_servers == [pid]
+        assert reader.cut == 0
 
 
 def test_the_child_explains():

@@ -18,6 +18,7 @@ from sonde import procfs
 from sonde.attach.policy import Policy, ProcessFacts
 from sonde.collect.carriers import same_tids
 from sonde.procfs import parties
+from sonde.procfs.ids import Ids, read_status
 
 USER, OTHER = 65534, 12345
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="acts as other users")
@@ -101,7 +102,7 @@ def test_a_container_that_begins_user_namespaces_as_others_is_one_party(first: b
     with beneath_a_shell(
         f"unshare --pid --fork --mount-proc /bin/sh -c {shlex.quote(inside)}"
     ) as family:
-        inner = [pid for pid in family if b"NSpid" in parties.read_status(pid)]
+        inner = [pid for pid in family if b"NSpid" in read_status(pid)]
         inner = [
             pid for pid in inner if (owner := procfs.read_credentials(pid)) and owner.levels == 2
         ]
@@ -165,10 +166,9 @@ def test_a_container_whose_processes_have_every_group_is_the_same_container() ->
 
 
 def test_what_is_not_known_of_a_process_makes_it_nobody_in_particular(monkeypatch) -> None:
-    status = b"Name:\tx\nPPid:\t1\nUid:\t7\t7\t7\t7\n"
-    monkeypatch.setattr(parties, "read_status", lambda pid: status)
+    monkeypatch.setattr(parties, "ids_of", lambda pid: Ids(7, 7, 1, ()))
     assert procfs.party_of(4711) == parties.UNKNOWN_PARTY
-    monkeypatch.setattr(parties, "read_status", lambda pid: status + b"NSpid:\t9\t1\n")
+    monkeypatch.setattr(parties, "ids_of", lambda pid: Ids(7, 7, 1, (9, 1)))
     assert procfs.party_of(2**22 + 1) == parties.UNKNOWN_PARTY
     assert "not known" in procfs.name_of(parties.UNKNOWN_PARTY)
 

@@ -18,8 +18,8 @@ from sonde.resolve import Resolver
 
 LOST_EVENTS = "processes.events"
 HUNG = ("processes.hung", "files.hung")
-"""Processes and files that were not read, because a read of them does not return
-(`procfs.broker`)."""
+"""Processes and files that were not read, because a read of them does not return, or that is
+not known (`procfs.broker`)."""
 LASTING = (*HUNG, "device_calls.probes_put_off", "device_time.probes_put_off")
 """Losses that last: what was counted during the warm-up is missing from the recording, too."""
 STUCK = "agent.seconds_stuck"

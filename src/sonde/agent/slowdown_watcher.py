@@ -179,6 +179,7 @@ class Watcher:
         return {
             "diagnose.suspicions": self.left_out,
             "diagnose.looks": self.looks_failed,
+            "diagnose.descriptors": self._facts.cut,
             "diagnose.levels": self._trends.left_out,
             "diagnose.windows": self._explainer.left_out,
             "diagnose.places": self._maker.left_out,

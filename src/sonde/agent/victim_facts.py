@@ -14,9 +14,10 @@ from sonde import procfs
 from sonde.diagnose.moments import Facts
 
 MAX_DESCRIPTORS = 1_024
-"""Of a process that are read; it may have any number."""
+"""Of a process that are read at once; it may have any number."""
 MAX_CONNECTIONS = 4_096
 """Lines of /proc/PID/net/tcp, and of tcp6."""
+_FUSE = "/dev/fuse"
 _LISTENING = "0A"
 _STATES = {"01": "established", "02": "connecting", "08": "close-wait"}
 """States of TCP, as /proc/PID/net/tcp has them."""
@@ -28,6 +29,8 @@ class FactReader:
     def __init__(self) -> None:
         self._cpu_times: dict[int, tuple[int, int]] = {}
         """By CPU: clock ticks that it was idle, and all."""
+        self.cut = 0
+        """Looks at the descriptors of a process that has more than MAX_DESCRIPTORS."""
 
     def read(self, pid: int, wakers: Iterable[int] = (), asks_peers: bool = True) -> Facts:
         """Facts of a process; `wakers`: processes that are checked for whether they serve files
@@ -52,9 +55,9 @@ class FactReader:
             _add_disk(facts, folder)
             if "self" not in folder and _is_frozen(folder):
                 facts.is_frozen = True
-        facts.file_servers = [waker for waker in wakers if _serves_files(waker)]
+        facts.file_servers = [waker for waker in wakers if self._serves_files(waker)]
         if asks_peers:
-            facts.peers, facts.listens = _peers(pid)
+            facts.peers, facts.listens = _peers(pid, self._links(pid, "socket:["))
         return facts
 
     def cpu_busy(self) -> dict[int, float]:
@@ -70,6 +73,19 @@ class FactReader:
             self._cpu_times[int(name[3:])] = idle, total
             if total > before[1]:
                 found[int(name[3:])] = 1 - (idle - before[0]) / (total - before[1])
+        return found
+
+    def _serves_files(self, pid: int) -> bool:
+        """Whether it has /dev/fuse open."""
+        return _FUSE in self._links(pid, _FUSE)
+
+    def _links(self, pid: int, prefix: str) -> set[str]:
+        """Where its descriptors lead to, as far as it begins with `prefix`."""
+        try:
+            found, is_cut = procfs.links_of(pid, MAX_DESCRIPTORS, prefix)
+        except OSError:
+            return set()
+        self.cut += is_cut
         return found
 
 
@@ -117,25 +133,10 @@ def _is_frozen(folder: str) -> bool:
     )
 
 
-def _serves_files(pid: int) -> bool:
-    """Whether it has /dev/fuse open."""
-    return any(link == "/dev/fuse" for _, link in _descriptors(pid))
-
-
-def _descriptors(pid: int) -> Iterable[tuple[int, str]]:
-    try:
-        names = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208
-    except OSError:
-        return
-    for name in names[:MAX_DESCRIPTORS]:
-        with suppress(OSError):
-            yield int(name), procfs.read_link(f"/proc/{pid}/fd/{name}")
-
-
-def _peers(pid: int) -> tuple[dict[str, str], bool]:
+def _peers(pid: int, links: set[str]) -> tuple[dict[str, str], bool]:
     """State by address of the peers to which a process connected: connections whose local port is
-    no listening one; and whether the process listens."""
-    sockets = {link[8:-1] for _, link in _descriptors(pid) if link.startswith("socket:[")}
+    no listening one; and whether the process listens. `links`: its sockets."""
+    sockets = {link[8:-1] for link in links}
     if not sockets:
         return {}, False
     listens = False

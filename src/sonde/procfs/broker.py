@@ -129,8 +129,8 @@ class Broker:
                 content = self._next(who, is_file=True)
             except Hung:
                 raise
-            except OSError:
-                self.patience.files_hung += request is crowded
+            except OSError as error:  # EBUSY: the list of mounts changes too often to be read
+                self.patience.files_hung += request is crowded or error.errno == errno.EBUSY
                 raise
             if not self._fds:  # the table of descriptors is full: the kernel left it out
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

@@ -114,9 +114,16 @@ def read_link(path: str) -> str:
     return os.fsdecode(BROKER.ask(pid, ("link", path)))
 
 
+def links_of(pid: int, limit: int, prefix: str) -> tuple[set[str], bool]:
+    """Where the first `limit` descriptors of a process lead to, as far as it begins with `prefix`;
+    and whether it has more descriptors. Raises OSError."""
+    links, is_cut = BROKER.ask(pid, ("links", f"/proc/{pid}/fd", limit, os.fsencode(prefix)))
+    return set(map(os.fsdecode, links)), is_cut
+
+
 def sockets_of(pid: int, limit: int) -> set[str]:
     """Inodes of the sockets among the first `limit` descriptors of a process. Raises OSError."""
-    return set(BROKER.ask(pid, ("sockets", f"/proc/{pid}/fd", limit)))
+    return {link[8:-1] for link in links_of(pid, limit, "socket:[")[0]}
 
 
 def read_inode(path: str) -> int:

@@ -19,6 +19,11 @@ import select
 import stat
 import struct
 import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 OPENING = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 OVERLAY_MAGIC, BTRFS_MAGIC = 0x794C7630, 0x9123683E
@@ -38,6 +43,16 @@ MAX_COPIED_SIZE = 64 << 20
 COPY_PIECE = 64 << 10
 """Unit of a copy: pieces of zeros are not written, and so take no memory."""
 MAX_MOUNTS_BYTES = 4 << 20
+"""Of the list of mounts of a process that is looked at: it makes as many as it likes. Process 1's
+is read to its end, as there others can only add to it (fusermount)."""
+MOUNTS_PIECE = 16 << 10
+MAX_MOUNT_LINE = 64 << 10
+"""Of a line that is kept; of a longer one device and type."""
+MAX_TYPE = 256
+FREE_MOUNTS_S = 0.05
+"""CPU time of a look at all mounts; after one that takes more …"""
+MOUNTS_REST = 9
+"""… the next waits for this many times that."""
 OPENAT2 = 437
 """Its number, on every architecture."""
 HOW = struct.Struct("=QQQ")
@@ -60,25 +75,55 @@ class Mounts:
         if self.file is not None:
             self.poll.register(self.file, select.POLLPRI | select.POLLERR)
         self.known: dict[bytes, bytes] | None = None
-        """Types by device (MAJOR:MINOR); read again when poll() reports a change."""
+        """Types by device (MAJOR:MINOR); read again when poll() reports a change, which it does
+        once. None: to be read."""
+        self.next_s = 0.0
+        """Not before this (CLOCK_MONOTONIC)."""
 
     def type_of(self, device: bytes) -> bytes:
-        """The type of the file system of a device; b"": it is not mounted there."""
+        """The type of the file system of a device; b"": it is not mounted there. Raises OSError
+        (EBUSY) where they changed and may not be read again yet."""
         if self.file is None:
             return b""
-        if self.known is None or self.poll.poll(0):
-            self.known = {
-                fields[2]: fields[fields.index(b"-") + 1] for fields in lines_of(self.file)
-            }
+        if self.known is not None and not self.poll.poll(0):
+            return self.known.get(device, b"")
+        self.known = None
+        if time.monotonic() < self.next_s:
+            raise OSError(errno.EBUSY, "mounts change too often")
+        began_s = time.thread_time()
+        self.known = {device: kind for _, device, kind in mounts_in(self.file)}
+        took_s = time.thread_time() - began_s
+        if took_s > FREE_MOUNTS_S:
+            self.next_s = time.monotonic() + MOUNTS_REST * took_s
         return self.known.get(device, b"")
 
 
-def lines_of(fd: int) -> list[list[bytes]]:
+def mounts_in(fd: int, limit: int = sys.maxsize) -> Iterator[tuple[bytes, bytes, bytes]]:
+    """(number of the mount, device, type of its file system) of each line in the first `limit`
+    bytes of a mountinfo.
+
+    Fields are separated by single blanks: in a name the kernel escapes these and line feeds, and no
+    other white space.
+    """
     os.lseek(fd, 0, os.SEEK_SET)
-    raw = b""
-    while len(raw) < MAX_MOUNTS_BYTES and (piece := os.read(fd, 1 << 18)):
-        raw += piece
-    return [line.split() for line in raw.split(b"\n") if b" - " in line]
+    rest = b""
+    while limit > 0 and (piece := os.read(fd, min(limit, MOUNTS_PIECE))):
+        limit -= len(piece)
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            before, dash, after = line.partition(b" - ")
+            fields = before.split(b" ", 3)
+            if dash and len(fields) == 4:
+                yield fields[0], fields[2], after.partition(b" ")[0]
+        if len(rest) > MAX_MOUNT_LINE:
+            rest = shortened(rest)
+
+
+def shortened(line: bytes) -> bytes:
+    """The beginning of a line of mountinfo, without the names in it."""
+    at = line.find(b" - ")
+    end = line[-2:] if at < 0 else line[at : at + MAX_TYPE]
+    return b" ".join(line.split(b" ", 3)[:3]) + b" /" + end
 
 
 def file_system(fd: int) -> int:
@@ -106,9 +151,10 @@ def device_of(fd: int, *pids: int) -> bytes | None:
         except OSError:
             continue
         try:
-            for fields in lines_of(mounts):
-                if fields[0] == mount:
-                    return fields[2]
+            limit = MAX_MOUNTS_BYTES if who in pids else sys.maxsize
+            for number, device, _ in mounts_in(mounts, limit):
+                if number == mount:
+                    return device
         finally:
             os.close(mounts)
     return None

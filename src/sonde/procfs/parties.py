@@ -3,8 +3,9 @@
 
 What all share is divided between parties, so that none gets more of it by more processes, user ids
 or namespaces. The BPF programs divide by the same rule (bpf/share.h), as they can read namespaces.
-/proc/PID/ns takes a lock that a process can keep; `status`, `uid_map` and `cgroup` take none, so
-here it is found by those, where `in a user namespace` means: in another than the machine's.
+/proc/PID/ns takes a lock that a process can keep; what ids.py reads, `uid_map` and `cgroup`
+take none, so here it is found by those, where `in a user namespace` means: in another than the
+machine's.
 
 1. In no user namespace, in a pid namespace below the machine's: a container, whose processes may
    take any user id. It has the number of the first process of the outermost such pid namespace.
@@ -30,9 +31,10 @@ import os
 import pwd
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from sonde.procfs.cgroup_paths import place_of
+from sonde.procfs.ids import Ids, ids_of
 from sonde.procfs.names import text
 
 NOBODY: Final = -1
@@ -45,10 +47,6 @@ _PASSWD: Final = Path("/etc/passwd")
 _FIRST: Final = Path("/proc/1")
 """The first process."""
 _MAX_SUBORDINATE_BYTES: Final = 1 << 20
-_MAX_STATUS_BYTES: Final = 1 << 20
-"""65,536 groups, the most that a process can have, take 0.7 MB ahead of its pid namespaces."""
-_FIRST_BYTES: Final = 8192
-"""Of a status file that are read at first: it is shorter as a rule."""
 _MAX_CLIMB: Final = 64
 """Ancestors of a process that are followed."""
 _MAX_CGROUP_BYTES: Final = 1 << 16
@@ -61,21 +59,10 @@ _IDENTITY: Final = [b"0", b"0", b"4294967295"]
 _HAS_USER_NAMESPACES: Final = Path("/proc/self/uid_map").exists()
 
 
-class _Seen(NamedTuple):
-    """What /proc/PID/status has on whose a process is."""
-
-    uid: int
-    parent: int
-    levels: int
-    """Pid namespaces that it is in; 0: that is not known."""
-    is_first: bool
-    """It is the first process of the innermost of these."""
-
-
 def party_of(pid: int) -> int:
     """The party of a process: a user's id, or for a container a negative number; NOBODY where the
     process is gone. Takes none of its locks."""
-    seen = _see(pid)
+    seen = ids_of(pid)
     if seen is None:
         return NOBODY
     if seen.levels == 0:
@@ -104,19 +91,19 @@ def name_of(party: int) -> str:
     return f"user {party}" if party >= 0 else f"the container of process {-party}"
 
 
-def _outside_user_namespaces(pid: int, seen: _Seen) -> int:
+def _outside_user_namespaces(pid: int, seen: Ids) -> int:
     """The party of a process that is in no user namespace (rules 1 and 2)."""
     return _holders.of(seen.uid) if seen.levels == 1 else _container_of(pid, seen)
 
 
-def _creator_of(pid: int, seen: _Seen, mapped: list[bytes]) -> int:
+def _creator_of(pid: int, seen: Ids, mapped: list[bytes]) -> int:
     """The party of the creator of a process's outermost user namespace (rule 3)."""
     first, at = seen, seen
     holder = _holders.of(first.uid)
     if first.levels == 1 and holder != first.uid:
         return holder
     for _ in range(_MAX_CLIMB):
-        above, around = _see(at.parent), _uid_map(at.parent)
+        above, around = ids_of(at.parent), _uid_map(at.parent)
         if above is None or around is None:
             break
         if around == _IDENTITY:
@@ -163,7 +150,7 @@ class _Groups:
         return next((path for path, it in self._numbers.items() if it == number), "")
 
 
-def _container_of(pid: int, seen: _Seen) -> int:
+def _container_of(pid: int, seen: Ids) -> int:
     """The pid of the first process of the outermost pid namespace below the machine's, negated. It
     is an ancestor of all others there: it adopts orphans."""
     first = pid
@@ -171,49 +158,17 @@ def _container_of(pid: int, seen: _Seen) -> int:
         if seen.levels == 2 and seen.is_first:
             return -pid
         pid = seen.parent
-        above = _see(pid) if pid else None
+        above = ids_of(pid) if pid else None
         if above is None or above.levels < 2:  # entered from outside, by setns()
             break
         seen = above
     return _group_of(first)
 
 
-def read_status(pid: int) -> bytes:
-    """/proc/PID/status, whole; empty where the process is gone. Takes none of its locks."""
-    with suppress(OSError), open(f"/proc/{pid}/status", "rb", buffering=0) as file:  # noqa: PTH123
-        raw = file.read(_FIRST_BYTES)
-        while len(raw) >= _FIRST_BYTES and len(raw) < _MAX_STATUS_BYTES:
-            more = file.read(_MAX_STATUS_BYTES - len(raw))
-            if not more:
-                break
-            raw += more
-        return raw
-    return b""
-
-
-def _see(pid: int) -> _Seen | None:
-    """Read it from `status`, as the owner of /proc/PID is root for a process that is not dumpable.
-    None where the process is gone."""
-    raw = read_status(pid)
-    numbers = _line(raw, b"NSpid")
-    with suppress(ValueError, IndexError):
-        return _Seen(
-            int(_line(raw, b"Uid")[0]),
-            int(_line(raw, b"PPid")[0]),
-            len(numbers),
-            numbers[-1:] == [b"1"],
-        )
-    return None
-
-
-def _line(raw: bytes, name: bytes) -> list[bytes]:
-    return raw.partition(b"\n" + name + b":")[2].partition(b"\n")[0].split()
-
-
 def _uid_map(pid: int) -> list[bytes] | None:
     """uid_map of its user namespace: (first id there, first id here, number of ids), in one list;
     None: not known."""
-    with suppress(OSError), open(f"/proc/{pid}/uid_map", "rb") as file:  # noqa: PTH123
+    with suppress(OSError), open(f"/proc/{pid}/uid_map", "rb", buffering=0) as file:  # noqa: PTH123
         return file.read(256).split()
     return None if _HAS_USER_NAMESPACES else _IDENTITY
 

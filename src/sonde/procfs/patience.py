@@ -68,7 +68,8 @@ class Patience:
         self.processes_hung = 0
         """How often a process was left alone."""
         self.files_hung = 0
-        """Files that did not open in time, or were not opened as too many had not."""
+        """Files that did not open in time, or were not opened as too many had not, or it was not
+        known whether they would."""
 
     def is_hung(self, who: object, *, is_file: bool = False) -> bool:
         """Whether the process, or a file of it, is left alone now."""

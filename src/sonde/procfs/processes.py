@@ -11,8 +11,8 @@ from typing import Final
 
 from sonde.procfs.broker import BROKER
 from sonde.procfs.files import read_file, read_link
+from sonde.procfs.ids import ids_of
 from sonde.procfs.names import printable, text
-from sonde.procfs.parties import read_status
 
 START_UNIT_NS: Final = 10_000_000
 """Starts of processes are cut to this, the unit of /proc."""
@@ -50,7 +50,7 @@ class Stat:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Of /proc/PID/status: whose process it is, and which pid it has in its own namespace."""
+    """Whose process it is, and which pid it has in its own namespace."""
 
     uids: tuple[int, ...]
     """Real and effective."""
@@ -189,22 +189,11 @@ def read_exe(pid: int) -> str:
 
 def read_credentials(pid: int) -> Credentials | None:
     """The user ids and pids of a process; None where it is gone."""
-    raw = read_status(pid)
-    try:
-        uids = tuple(map(int, _field(raw, b"\nUid:")[:2]))
-        pids = [int(word) for word in _field(raw, b"\nNSpid:")]
-    except ValueError:
+    found = ids_of(pid)
+    if found is None:
         return None
-    return Credentials(uids, pids[-1] if pids else pid, len(pids)) if uids else None
-
-
-def _field(raw: bytes, name: bytes) -> list[bytes]:
-    """Words of one line of a status file, which is searched, not split: it has sixty lines."""
-    at = raw.find(name)
-    if at < 0:
-        return []
-    at += len(name)
-    return raw[at : raw.find(b"\n", at)].split()
+    inner = found.pids[-1] if found.pids else pid
+    return Credentials((found.uid, found.effective), inner, found.levels)
 
 
 def has_threads(pid: int) -> bool:

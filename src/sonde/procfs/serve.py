@@ -62,16 +62,17 @@ def read_file(path: str, limit: int) -> bytes:
         os.close(fd)
 
 
-def sockets_of(folder: str, limit: int) -> list[str]:
-    """Inodes of the sockets among the first `limit` descriptors of /proc/PID/fd."""
-    found = []
-    with os.scandir(folder) as entries:
+def links_of(folder: str, limit: int, prefix: bytes) -> tuple[list[bytes], bool]:
+    """Where the first `limit` descriptors of /proc/PID/fd lead to, as far as it begins like this,
+    each once; and whether there are more descriptors."""
+    found: dict[bytes, None] = {}
+    with os.scandir(os.fsencode(folder)) as entries:
         for entry in islice(entries, limit):
             with suppress(OSError):
                 link = os.readlink(entry.path)  # noqa: PTH115
-                if link.startswith("socket:["):
-                    found.append(link[8:-1])
-    return found
+                if link.startswith(prefix):
+                    found[link] = None
+        return list(found), next(entries, None) is not None
 
 
 def of_process(path: str, ask: Callable[[str], Any]) -> Any:
@@ -183,9 +184,9 @@ class Server:
             self.answer(0, None)
         elif kind == "link":
             self.answer(0, os.fsencode(of_process(rest[0], os.readlink)))
-        elif kind == "sockets":
-            path, limit = rest
-            self.answer(0, of_process(path, lambda it: sockets_of(it, limit)))
+        elif kind == "links":
+            path, limit, prefix = rest
+            self.answer(0, of_process(path, lambda it: links_of(it, limit, prefix)))
         elif kind == "inode":
             self.answer(0, of_process(rest[0], os.stat).st_ino)
         elif kind == "which":

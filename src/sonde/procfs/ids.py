@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""User ids and pids of a process, at a cost that the process cannot raise.
+
+/proc/PID/status has them all, but the kernel writes that file whole for each look at it, and a
+process with 65,536 supplementary groups makes it take 10 ms. A handle of the process (pidfd) has
+the same in microseconds since Linux 6.13. Before that `status` is read, unless long ones have been
+read lately: then the handle gives the pids (Linux 5.5), and the owner of /proc/PID the effective
+user id, which is taken for the real one: they differ in programs that have their file's user.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+import time
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+_FIRST_BYTES: Final = 8192
+"""Of a status file that are read at first: it is shorter as a rule."""
+_MAX_STATUS_BYTES: Final = 1 << 20
+"""65,536 groups, the most that a process can have, take 0.7 MB ahead of its pid namespaces."""
+_LONG_BYTES: Final = 4 << 20
+"""Of status files that do not fit in _FIRST_BYTES, all processes together; 1 MB takes 14 ms."""
+_LONG_BYTES_PER_S: Final = 1 << 20
+"""Of these bytes that come back in a second."""
+
+_GET_INFO: Final = 0xC040FF0B
+"""PIDFD_GET_INFO with the first version of struct pidfd_info (linux/pidfd.h)."""
+_INFO: Final = struct.Struct("=QQ11Ii")
+"""mask, control group, pid, tgid, ppid, real and effective user and group id, six that follow."""
+_INFO_IDS: Final = 3
+"""PIDFD_INFO_PID | PIDFD_INFO_CREDS: what is asked for, and whether it was answered."""
+_NOT_THERE: Final = (errno.ENOTTY, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM)
+"""Errors of a kernel without it."""
+
+
+class Ids(NamedTuple):
+    """What the kernel knows of whose a process is."""
+
+    uid: int
+    """The real user id."""
+    effective: int
+    parent: int
+    pids: tuple[int, ...]
+    """Its pids, from our namespace down to its innermost; empty: not known."""
+
+    @property
+    def levels(self) -> int:
+        """Pid namespaces that it is in, from ours down; 0: that is not known."""
+        return len(self.pids)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the first process of the innermost of these."""
+        return self.pids[-1:] == (1,)
+
+
+class _Allowance:
+    """Bytes of long status files that may be read."""
+
+    def __init__(self) -> None:
+        self._left = float(_LONG_BYTES)
+        self._at_s = time.monotonic()
+
+    def is_over(self) -> bool:
+        """Whether none may be read now."""
+        if self._left > 0:
+            return False
+        now_s = time.monotonic()
+        self._left += (now_s - self._at_s) * _LONG_BYTES_PER_S
+        self._at_s = now_s
+        return self._left <= 0
+
+    def charge(self, size: int) -> None:
+        """Take off what was read."""
+        now_s = time.monotonic()
+        back = self._left + (now_s - self._at_s) * _LONG_BYTES_PER_S
+        self._left, self._at_s = min(back, _LONG_BYTES) - size, now_s
+
+
+class _Kernel:
+    """What this kernel's handles of processes can do, found out at the first use."""
+
+    def __init__(self) -> None:
+        self.has_handles = hasattr(os, "pidfd_open")
+        """pidfd_open(2)."""
+        with suppress(OSError, ValueError):
+            # Handles have the numbers of our own pid namespace; /proc may be another's.
+            if int(os.readlink("/proc/self")) != os.getpid():  # noqa: PTH115
+                self.has_handles = False
+        self.has_info = self.has_handles
+        """PIDFD_GET_INFO."""
+
+
+_allowance: Final = _Allowance()
+_kernel: Final = _Kernel()
+
+
+def ids_of(pid: int) -> Ids | None:
+    """The ids of a process; None where it is gone. Takes none of its locks."""
+    if _kernel.has_info and (found := _by_handle(pid)) is not None:
+        return found
+    if not _allowance.is_over() and (found := _by_status(pid)) is not None and found.pids:
+        return found
+    return _by_parts(pid)
+
+
+def read_status(pid: int) -> bytes:
+    """/proc/PID/status, whole; empty where the process is gone. Takes none of its locks."""
+    with suppress(OSError), open(f"/proc/{pid}/status", "rb", buffering=0) as file:  # noqa: PTH123
+        raw = file.read(_FIRST_BYTES)
+        if len(raw) < _FIRST_BYTES:
+            return raw
+        while len(raw) < _MAX_STATUS_BYTES and (more := file.read(_MAX_STATUS_BYTES - len(raw))):
+            raw += more
+        _allowance.charge(len(raw))
+        return raw
+    return b""
+
+
+def _by_handle(pid: int) -> Ids | None:
+    """By a handle alone; None where the kernel has it not, or the process is gone."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.EPERM):  # a seccomp filter
+            _kernel.has_handles = _kernel.has_info = False
+        return None
+    try:
+        raw = fcntl.ioctl(handle, _GET_INFO, _INFO.pack(_INFO_IDS, *[0] * 13))
+        mask, _, _, _, parent, uid, _, effective, *_ = _INFO.unpack(raw)
+        if mask & _INFO_IDS == _INFO_IDS and (pids := _pids_of(handle, pid)):
+            return Ids(uid, effective, parent, pids)
+    except OSError as error:
+        if error.errno in _NOT_THERE:
+            _kernel.has_info = False
+    finally:
+        os.close(handle)
+    return None
+
+
+def _by_status(pid: int) -> Ids | None:
+    """By its status file, as the owner of the other files is root where it is not dumpable."""
+    raw = read_status(pid)
+    with suppress(ValueError, IndexError):
+        uid, effective = map(int, _line(raw, b"Uid")[:2])
+        pids = tuple(map(int, _line(raw, b"NSpid")))
+        return Ids(uid, effective, int(_line(raw, b"PPid")[0]), pids)
+    return None
+
+
+def _by_parts(pid: int) -> Ids | None:
+    """By short files: the owner of the folder itself is the effective user, dumpable or not."""
+    with suppress(OSError, ValueError, IndexError):
+        uid = os.stat(f"/proc/{pid}").st_uid  # noqa: PTH116
+        # Of the thread: the process's own file has times that are summed over all threads.
+        raw = _read(f"/proc/{pid}/task/{pid}/stat", 1024)
+        parent = int(raw.rpartition(b") ")[2].split(None, 2)[1])
+        pids: tuple[int, ...] = ()
+        if _kernel.has_handles:
+            with suppress(OSError):
+                handle = os.pidfd_open(pid)
+                try:
+                    pids = _pids_of(handle, pid)
+                finally:
+                    os.close(handle)
+        return Ids(uid, uid, parent, pids)
+    return None
+
+
+def _pids_of(handle: int, pid: int) -> tuple[int, ...]:
+    """The pids of a process by its handle; empty where that does not show them, or shows that
+    `pid` is another process's in /proc. Raises OSError."""
+    with suppress(ValueError):
+        raw = _read(f"/proc/self/fdinfo/{handle}", 1024)
+        pids = tuple(map(int, _line(raw, b"NSpid")))
+        return pids if pids[:1] == (pid,) else ()
+    return ()
+
+
+def _line(raw: bytes, name: bytes) -> list[bytes]:
+    return raw.partition(b"\n" + name + b":")[2].partition(b"\n")[0].split()
+
+
+def _read(path: str, limit: int) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, limit)
+    finally:
+        os.close(fd)
