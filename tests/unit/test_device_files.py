@@ -139,7 +139,7 @@ def test_of_long_paths_a_hash_is_remembered(opened):
     found.on_process_events(events)
     found.on_process_events(events)
     assert probes.examined == ["0", "1", "2"]
-    assert sum(len(path) for _, path in found._examined) < 100
+    assert sum(len(path) for _, path, _ in found._examined) < 100
     assert not found.irrelevant_files()
 
 
@@ -332,6 +332,53 @@ def test_what_is_ignored_from_now_on_is_what_carries_nothing(opened, monkeypatch
     monkeypatch.setattr(discovery, "EXAMINED_FOR_S", 0.0)
     found.on_process_events(events)
     assert found.irrelevant_files() == {}
+
+
+def without_device(pid, minor, inode, path):
+    return MmapEvent(0, pid, pid, 0x1000, 0x1000, 0, (0, minor, inode), path)
+
+
+def test_a_device_number_that_is_used_again_hides_no_other_partys_file(opened, monkeypatch):
+    """A user's tmpfs has the number, inode and path that a container's overlay has after it."""
+    monkeypatch.setattr(procfs, "party_of", lambda pid: 1000 if pid < 20 else -pid)
+    probes = FakeProbes()
+    found = make(probes)
+    found._kept_devices = {(0, 21)}
+    found.irrelevant_files()
+    found.on_process_events([without_device(10, 99, 7, A_LIBRARY)])
+    found.on_process_events([without_device(11, 99, 7, A_LIBRARY)])
+    assert len(probes.examined) == 1  # one party's own file
+    assert found.irrelevant_files() == {}  # the kernel's records have no party
+    probes.carriers = ("libOpenCL.so.1",)
+    found.on_process_events([without_device(20, 99, 7, A_LIBRARY)])
+    assert list(probes.files) == [(0, 99, 7)]
+
+
+def test_files_of_a_device_that_sonde_maps_itself_are_remembered_for_all(opened, monkeypatch):
+    monkeypatch.setattr(procfs, "party_of", lambda pid: pid)
+    probes = FakeProbes()
+    found = make(probes)
+    found._kept_devices = {(0, 21)}
+    found.irrelevant_files()
+    for pid in (10, 11):
+        found.on_process_events([without_device(pid, 21, 7, "/lib/libc.so.6")])
+    assert len(probes.examined) == 1
+    assert list(found.irrelevant_files()) == [((0, 21, 7), "/lib/libc.so.6")]
+
+
+def test_where_whose_it_is_is_not_known_such_a_file_is_not_remembered(opened, monkeypatch):
+    monkeypatch.setattr(procfs, "party_of", lambda _: procfs.NOBODY)
+    probes = FakeProbes()
+    found = make(probes)
+    for _ in range(2):
+        found.on_process_events([without_device(10, 99, 7, A_LIBRARY)])
+    assert len(probes.examined) == 2
+
+
+def test_the_devices_of_this_processs_own_files_are_known():
+    found = make(FakeProbes())
+    libc = next(file for file in mapped_by(os.getpid()) if file.name.startswith("libc.so"))
+    assert found._lasts(libc.key)
 
 
 def test_a_file_that_is_put_off_is_tried_again_ever_more_rarely(opened, monkeypatch):

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sonde.agent import job_finder, ras_client
+from sonde import procfs
+from sonde.agent import job_finder, rank_owners, ras_client
 from sonde.agent.job_finder import MAX_CANDIDATES, MIN_NEWCOMERS, JobFinder
 
 COSTS = job_finder._Costs()
@@ -17,6 +18,10 @@ COSTS = job_finder._Costs()
 
 def process(pid, **its):
     return job_finder._Process(pid, 1, 5, (0, "python"), **its)
+
+
+def owned(pid, owner, **its):
+    return process(pid, owner=owner, party=-pid, **its)
 
 
 def test_a_process_without_a_library_is_read_seldom(monkeypatch):
@@ -199,3 +204,118 @@ def test_tables_of_few_namespaces_are_read_in_a_look(monkeypatch):
     monkeypatch.setattr(job_finder, "connections", lambda pid: read.append(pid) or [])
     job_finder.listening(range(1, 60))
     assert read == list(range(1, 1 + job_finder.MAX_NAMESPACES))
+
+
+TCP = [("a:1", "a:2", "01", "10"), ("a:2", "a:1", "01", "11"), ("a:1", "a:3", "01", "12")]
+
+
+@pytest.fixture
+def tcp(monkeypatch):
+    """10 and 11 are connected to each other in one network namespace."""
+    monkeypatch.setattr(job_finder, "sockets_of", lambda pid: {str(pid)})
+    monkeypatch.setattr(job_finder.procfs, "read_inode", lambda path: 5)
+    monkeypatch.setattr(job_finder, "connections", lambda pid: TCP)
+
+
+@pytest.mark.parametrize(
+    ("owners", "links"),
+    [
+        (("docker a", "docker a"), {10: {11}, 11: {10}}),
+        (("docker a", "docker b"), {}),
+        (("pod u", "0 /system.slice/x.service"), {}),
+        ((rank_owners.STRANGER, rank_owners.STRANGER), {}),
+    ],
+)
+def test_a_connection_makes_no_stranger_a_rank(tcp, owners, links):
+    members = [owned(10, owners[0]), owned(11, owners[1])]
+    assert job_finder._links(members, COSTS) == links
+
+
+class Maps:
+    """What processes map now, and when that is read."""
+
+    def __init__(self, monkeypatch, **files):
+        self.files = {int(pid[1:]): file for pid, file in files.items()}
+        self.now_s, self.read = 100.0, []
+        monkeypatch.setattr(job_finder.procfs, "read_maps", self.maps)
+        monkeypatch.setattr(job_finder.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(job_finder, "sockets_of", lambda pid: set())
+        self.costs = job_finder._Costs()
+
+    def maps(self, pid):
+        self.read.append(pid)
+        self.now_s += 0.1
+        line = b"7f00-7f10 rw-s 00000000 00:1a %d                     /dev/shm/nccl-AbCdEf\n"
+        return line % self.files[pid] if pid in self.files else b""
+
+
+def test_memory_that_both_map_connects_containers(monkeypatch):
+    maps = Maps(monkeypatch, p10=77, p11=77, p12=78)
+    members = [owned(pid, f"docker {pid}") for pid in (10, 11, 12)]
+    finder = JobFinder()
+    for one in members:
+        finder._has_library(one)
+    assert job_finder._links(members, maps.costs) == {10: {11}, 11: {10}}
+    assert maps.read == [10, 11, 12, 10]  # the one that was read before the other began
+    maps.read.clear()
+    assert job_finder._links(members, maps.costs) == {10: {11}, 11: {10}}
+    assert maps.read == []
+
+
+def test_a_device_number_of_a_mount_that_is_gone_connects_no_stranger(monkeypatch):
+    """Its tmpfs had the number and inode that the memory of a container's library has later."""
+    maps = Maps(monkeypatch, p10=77)
+    stranger, rank = owned(10, "docker a"), owned(11, "docker b")
+    finder = JobFinder()
+    finder._has_library(stranger)
+    maps.files = {11: 77}
+    finder._has_library(rank)
+    assert job_finder._links([stranger, rank], maps.costs) == {}
+    assert maps.read == [10, 11, 10]  # the rank is not read for it
+    assert job_finder._links([stranger, rank], maps.costs) == {}
+    assert len(maps.read) == 3
+
+
+def test_ranks_of_two_containers_are_found_beside_a_stranger(monkeypatch):
+    maps = Maps(monkeypatch, p10=77)
+    members = [owned(pid, f"docker {pid}") for pid in (10, 11, 12)]
+    finder = JobFinder()
+    finder._has_library(members[0])
+    maps.files = {11: 77, 12: 77}
+    for one in members[1:]:
+        finder._has_library(one)
+    assert job_finder._links(members, maps.costs) == {11: {12}, 12: {11}}
+
+
+DOCKER = "c0de" * 16
+POD = "12345678-1234-1234-1234-123456789abc"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "party", "owner"),
+    [
+        (f"0::/system.slice/docker-{DOCKER}.scope", 0, f"docker {DOCKER}"),
+        (f"0::/system.slice/docker-{DOCKER}.scope", -7, f"docker {DOCKER}"),
+        (f"0::/kubepods/burstable/pod{POD}/{DOCKER}", 0, "namespace team"),
+        ("0::/user.slice/user-7.slice/session-3.scope", 7, "7"),
+        ("0::/user.slice/user-7.slice/user@7.service/app.slice/a.scope", 7, "7"),
+        ("0::/system.slice/run-1.service", 7, "7"),
+        ("0::/system.slice/run-1.service", 0, "0 /system.slice/run-1.service"),
+        (
+            f"0::/system.slice/web.service/libpod-payload-{DOCKER}", 0,
+            "0 /system.slice/web.service",
+        ),
+        ("0::/system.slice/slurmstepd.scope/job_4/step_0/user/task_0", 7, "7"),
+        ("0::/", procfs.UNKNOWN_PARTY, rank_owners.STRANGER),
+    ],
+)  # fmt: skip
+def test_whose_a_rank_is_shows_what_root_named(monkeypatch, cgroup, party, owner):
+    monkeypatch.setattr(rank_owners.procfs, "read_file", lambda _: cgroup.encode() + b"\n")
+    namespace = lambda pid, uid: "team" if (pid, uid) == (9, POD) else ""  # noqa: E731
+    assert rank_owners.owner_of_rank(9, party, namespace) == owner
+
+
+def test_a_pod_without_a_name_is_its_own_owner(monkeypatch):
+    path = f"0::/kubepods/burstable/pod{POD}/{DOCKER}".encode()
+    monkeypatch.setattr(rank_owners.procfs, "read_file", lambda _: path)
+    assert rank_owners.owner_of_rank(9, 0) == f"pod {POD}"

@@ -12,13 +12,14 @@ from types import SimpleNamespace
 import pytest
 
 from sonde.agent import job_watch, stall_reports
-from sonde.agent.job_finder import Job, Rank
+from sonde.agent.job_finder import BY_START, Job, Rank
 from sonde.agent.job_watch import MAX_CANDIDATES, MAX_JOBS, PARTS, JobWatch
 from sonde.agent.rank_dump import MEMORY_BYTES
 from sonde.agent.rank_stacks import RankStackReader
 from sonde.agent.slowdown_watcher import Watcher
 from sonde.agent.stall_reports import StallReports
 from sonde.diagnose.incident import Candidate, FaultCause, Incident, Verdict
+from sonde.diagnose.pace import JobPace
 
 
 @pytest.fixture
@@ -84,6 +85,92 @@ def test_a_job_of_which_a_part_was_looked_into_stays_whole(watch):
     assert found(watch, part) == [whole]
     watch._jobs[0].ended.update(rank.pid for rank in ranks[3:])
     assert found(watch, part) == [part]
+
+
+def ranks(*its):
+    return tuple(Rank(pid, 5, number, owner) for pid, number, owner in its)
+
+
+OURS = ranks((10, 0, "docker a"), (11, 1, "docker a"))
+
+
+def guest(pid, number=0):
+    return ranks((pid, number, "docker b"))
+
+
+def test_a_stranger_that_comes_and_goes_changes_neither_numbers_nor_pace(watch, monkeypatch):
+    found(watch, Job("", OURS, "RANK", 0))
+    (one,) = watch._jobs
+    pace = one.pace
+    pace._quiet_ns, one.is_reported = 7, True
+    for pid in range(20, 30):
+        found(watch, Job("", (*guest(pid), *OURS), BY_START, 0))
+        assert watch._jobs == [one]
+        assert (one.pace, one.is_reported, one.job.numbered_by) == (pace, True, "RANK")
+        assert [(r.pid, r.number) for r in one.job.ranks] == [(10, 0), (11, 1), (pid, 2)]
+        monkeypatch.setattr(job_watch, "_state", lambda r: "" if r.pid >= 20 else "S")
+        watch._note_ended()
+        assert one.job.ranks == OURS
+        assert not one.ended
+
+
+def test_who_joined_later_makes_no_pause():
+    pace = JobPace([10])
+    pace.admit([20])
+    usage = SimpleNamespace(cpu_ns=10**8, voluntary=50, read_bytes=0, written_bytes=0)
+    it = SimpleNamespace(usage=usage, calls=())
+
+    def moment(at, *pids):
+        its = dict.fromkeys(pids, it)
+        return SimpleNamespace(processes=its, seconds=0.25, start_ns=at, end_ns=at + 1)
+
+    for at in range(1, 40):
+        pace.add(moment(at, 10, 20))
+    for at in range(40, 50):
+        pace.add(moment(at, 10), {20})
+    assert not pace.quiet_since_ns
+    pace.add(moment(50, 20))
+    assert pace.quiet_since_ns == 50
+    assert pace.used(20)[0] > 0  # whether it works meanwhile
+
+
+def test_a_rank_of_another_container_keeps_its_number_where_it_is_free(watch):
+    found(watch, Job("", OURS, "RANK", 0))
+    found(watch, Job("", (*OURS, *guest(20, 5)), "RANK", 0))
+    (one,) = watch._jobs
+    assert [rank.number for rank in one.job.ranks] == [0, 1, 5]
+
+
+def test_a_job_does_not_live_on_by_a_stranger(watch, monkeypatch):
+    found(watch, Job("", OURS, "RANK", 0))
+    found(watch, Job("", (*OURS, *guest(20)), "RANK", 0))
+    monkeypatch.setattr(job_watch, "_state", lambda rank: "S" if rank.pid == 20 else "")
+    watch._note_ended()
+    assert watch._jobs == []
+
+
+def test_jobs_of_two_containers_stay_two(watch):
+    first = Job("", OURS, "RANK", 0)
+    second = Job("", guest(20) + guest(21, 1), "RANK", 0)
+    found(watch, first, second)
+    assert found(watch, Job("", OURS + second.ranks, BY_START, 0)) == [first, second]
+
+
+def test_a_job_that_its_own_owner_starts_again_is_a_new_one(watch):
+    found(watch, Job("", OURS, "RANK", 0))
+    watch._jobs[0].ended.add(11)
+    again = Job("", (OURS[0], *ranks((12, 1, "docker a"))), "RANK", 0)
+    assert found(watch, again) == [again]
+
+
+def test_a_namespace_is_that_of_the_pod_that_the_process_is_in_now(watch):
+    uid = "12345678-1234-1234-1234-123456789abc"
+    who = SimpleNamespace(owner="team/worker-0", cgroup=f"/kubepods/burstable/pod{uid}/x")
+    watch._who_of = lambda _: who
+    assert watch._namespace_of(9, uid) == "team"
+    assert watch._namespace_of(9, "another") == ""
+    who.owner = "pod 12345678-1234"
+    assert watch._namespace_of(9, uid) == ""
 
 
 def test_nobody_waits_while_it_is_looked_who_has_ended(watch, monkeypatch):

@@ -11,7 +11,7 @@ from sonde.agent.owner_attributes import Holders, attributes
 from sonde.metrics import labels
 from sonde.model.owner import Owner
 from sonde.procfs import parties
-from sonde.sinks import plain_series, series
+from sonde.sinks import plain_series, series, tenants
 from sonde.sinks.series import OTHER, PROGRAM, MetricRegistry
 
 SECOND = 1_000_000_000
@@ -179,6 +179,21 @@ POSES = {
         container_name=f"c{n}",
     ),
     "cron": lambda n: Owner(user="mallory", unit=f"cron-{n}.service"),
+    "users of a container in a unit": lambda n: Owner(
+        user=str(20_000 + n), unit="web.service", inner_container="c0de" * 16,
+        cgroup=f"/system.slice/web.service/libpod-payload-{'c0de' * 16}",
+    ),
+    "containers in a unit": lambda n: Owner(
+        user=str(20_000 + n), unit="web.service", inner_container=f"{n:064}",
+        cgroup=f"/system.slice/web.service/{n:064}",
+    ),
+    "pid namespaces in a unit": lambda n: Owner(
+        user=str(20_000 + n), unit="web.service", cgroup="/system.slice/web.service",
+        inner_pid=2,
+    ),
+    "pid namespaces in no unit": lambda n: Owner(
+        user=str(20_000 + n), cgroup="/own", inner_pid=2
+    ),
 }  # fmt: skip
 
 
@@ -186,7 +201,8 @@ POSES = {
 def test_however_many_owners_one_tenant_poses_as_the_others_keep_their_series(clock, pose):
     board = MetricRegistry(clock=clock)
     for number in range(1000):
-        board.count_owned(attributes("spin", pose(number)), [("process.cpu.time", {}, 1.0)])
+        mallory = attributes("spin", pose(number), 1000 + number)
+        board.count_owned(mallory, [("process.cpu.time", {}, 1.0)])
     for number in range(10):
         ada = attributes(f"train{number}", Owner(user="ada", job="9", step="0"))
         board.count_owned(ada, [("process.cpu.time", {}, 5.0)])
@@ -196,6 +212,24 @@ def test_however_many_owners_one_tenant_poses_as_the_others_keep_their_series(cl
     assert list(adas.values()) == [5.0] * 10
     assert sum(found.values()) == 1050
     assert len(found) <= series.MAX_OF_TENANT + series.MAX_RESTS_OF_TENANT + 1 + 10
+
+
+def test_who_is_no_container_keeps_the_user_and_the_units_share():
+    service = Owner(user="ada", unit="web.service", cgroup="/system.slice/web.service", inner_pid=7)
+    assert attributes("train", service, 7)["process.owner"] == "ada"
+    inside = attributes("train", service, 1007)
+    assert "process.owner" not in inside
+    root = Owner(user="root", unit="web.service", cgroup="/system.slice/web.service", inner_pid=1)
+    its = [tuple(sorted(one.items())) for one in (inside, attributes("train", root, 1007))]
+    assert tenants.tenant_of(its[0]) != tenants.tenant_of(its[1])
+
+
+def test_a_users_own_containers_are_the_users():
+    its = "/user.slice/user-7.slice/user@7.service/app.slice/libpod-" + "c0de" * 16
+    found = attributes(
+        "train", Owner(user="ada", unit="user@7.service", cgroup=its, inner_pid=2), 9
+    )
+    assert found["process.owner"] == "ada"
 
 
 def test_a_users_subordinate_ids_are_his_wherever_they_run(clock, monkeypatch, tmp_path):

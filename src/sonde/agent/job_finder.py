@@ -4,7 +4,8 @@
 Ranks run the same program for the same user, have a library of collectives mapped (NCCL, MPI,
 gloo, …), are no descendants of one another (data loaders are), and are connected: by TCP in one
 network namespace, or by a file of shared memory of such a library. In its own network namespace a
-process may have any address, so connections are matched within one namespace only. The environment
+process may have any address, so connections are matched within one namespace only, and between
+processes of one owner only (`rank_owners`): anybody can connect to a port. The environment
 is read for the number of a rank, and only that number and the variable's name are kept.
 """
 
@@ -21,6 +22,7 @@ from itertools import islice
 from typing import Final
 
 from sonde import procfs
+from sonde.agent.rank_owners import STRANGER, NamespaceLookup, no_namespace, owner_of_rank
 from sonde.resolve.allowance import Allowance
 
 MAX_CANDIDATES: Final = 128
@@ -38,6 +40,8 @@ MAX_REMEMBERED: Final = 1_024
 """Processes whose mappings are remembered; beyond that those that are no candidates are dropped."""
 MAX_SHM_FILES: Final = 64
 """Files of shared memory of one process that are compared."""
+MAX_OWNERS: Final = 16
+"""With whose processes one of another owner is compared."""
 MAX_RANKS: Final = 64
 """Of one job on this node."""
 MAX_DESCRIPTORS: Final = 1_024
@@ -85,6 +89,8 @@ class Rank:
     pid: int
     start_ns: int
     number: int
+    owner: str = ""
+    """Whose it is, as the kernel or the kubelet shows it (`rank_owners`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +118,19 @@ class _Process:
     """Of its sockets."""
     shm_files: set[bytes] = field(default_factory=set)
     """Device and inode of its files of shared memory."""
+    seen: dict[bytes, tuple[float, float]] = field(default_factory=dict)
+    """When (CLOCK_MONOTONIC, s) each of these was read first, and last."""
     party: int = procfs.UNKNOWN_PARTY
+    owner: str = ""
+    """See `Rank.owner`."""
+
+    def saw(self, shm_files: set[bytes]) -> None:
+        """Take in which files of shared memory it maps now."""
+        now_s = time.monotonic()
+        its = {file: (self.seen.get(file, (now_s,))[0], now_s) for file in shm_files}
+        self.seen.clear()
+        self.seen.update(its)
+        self.shm_files = shm_files
 
 
 class _Costs:
@@ -138,10 +156,15 @@ class _Costs:
 class JobFinder:
     """Remembers which processes have a library of collectives: they map it when they begin."""
 
-    def __init__(self) -> None:
-        self._maps: dict[tuple[int, int], tuple[bool, set[bytes], int, float]] = {}
-        """By (pid, start): whether it has such a library, its files of shared memory, how often its
-        mappings were read, when to read them next (CLOCK_MONOTONIC, s)."""
+    def __init__(self, namespace_of: NamespaceLookup = no_namespace) -> None:
+        """`namespace_of`: see `rank_owners`."""
+        self._maps: dict[
+            tuple[int, int], tuple[bool, dict[bytes, tuple[float, float]], int, float]
+        ] = {}
+        """By (pid, start): whether it has such a library, its files of shared memory (as of
+        `_Process.seen`), how often its mappings were read, when to read them next (CLOCK_MONOTONIC,
+        s)."""
+        self._namespace_of = namespace_of
         self._costs = _Costs()
         self.left_out = 0
         """Candidates that were not examined, summed over all calls."""
@@ -171,6 +194,7 @@ class JobFinder:
                     continue
                 with self._costs.of(one.party):
                     if self._has_library(one):
+                        one.owner = owner_of_rank(one.pid, one.party, self._namespace_of)
                         members.append(one)
             for part in _connected(members, self._costs):
                 jobs.append(_job(part, owner_of(part[0].pid)))
@@ -178,17 +202,15 @@ class JobFinder:
 
     def _has_library(self, one: _Process) -> bool:
         key = (one.pid, one.start_ns)
-        known, shm_files, readings, next_s = self._maps.get(key, (False, set[bytes](), 0, 0.0))
+        known, one.seen, readings, next_s = self._maps.get(key, (False, one.seen, 0, 0.0))
+        one.shm_files = set(one.seen)
         # Shared memory is mapped with the first collective, long after the library.
         if (not known or readings < MAX_READINGS) and (now_s := time.monotonic()) >= next_s:
-            raw = procfs.read_maps(one.pid) or b""
-            lines = [line.rstrip() for line in raw.split(b"\n")]
+            lines = _lines_of_maps(one.pid)
             known = any(_LIBRARY.search(line) for line in lines)
-            its = (_FILE.match(line) for line in lines if b" /dev/shm/" in line)
-            shm_files = set(islice((it[1] for it in its if it is not None), MAX_SHM_FILES))
+            one.saw(_shm_files(lines))
             next_s = now_s + AGAIN_S * 2 ** min(readings, 6)
-            self._maps[key] = (known, shm_files, readings + 1, next_s)
-        one.shm_files = shm_files
+            self._maps[key] = (known, one.seen, readings + 1, next_s)
         return known
 
 
@@ -258,7 +280,8 @@ def _connected(members: Sequence[_Process], costs: _Costs) -> list[list[_Process
 
 def _links(members: Sequence[_Process], costs: _Costs) -> dict[int, set[int]]:
     """By pid: the members it is connected to. What a process inherited from its parent connects
-    nothing. Of parties whose time is used up only shared memory is compared."""
+    nothing. Those of another owner are connected by shared memory alone, which both map. Of parties
+    whose time is used up only shared memory is compared, as it was read last."""
     for one in members:
         if not costs.is_over(one.party):
             with costs.of(one.party):
@@ -282,18 +305,68 @@ def _links(members: Sequence[_Process], costs: _Costs) -> dict[int, set[int]]:
         for end in ends[one.pid]:
             by_end.setdefault(end, one.pid)
     links: dict[int, set[int]] = defaultdict(set)
+    by_pid = {one.pid: one for one in members}
     pairs = [
         (pid, by_end[namespace, peer, local]) for pid, its in ends.items()
         for namespace, local, peer in its if (namespace, peer, local) in by_end
     ]  # fmt: skip
-    first: dict[bytes, int] = {}
-    for one in members:
-        pairs += [(first.setdefault(file, one.pid), one.pid) for file in one.shm_files]
+    pairs = [(pid, other) for pid, other in pairs if _is_of_one_owner(by_pid[pid], by_pid[other])]
+    pairs += _by_shared_memory(members, costs)
     for pid, other in pairs:
         if pid != other:
             links[pid].add(other)
             links[other].add(pid)
     return links
+
+
+def _is_of_one_owner(one: _Process, other: _Process) -> bool:
+    return one.owner == other.owner != STRANGER
+
+
+def _by_shared_memory(members: Sequence[_Process], costs: _Costs) -> list[tuple[int, int]]:
+    """Pids of pairs of members that map a file of shared memory: those of one owner, and each with
+    the first one of another owner."""
+    pairs = []
+    first: dict[bytes, dict[str, _Process]] = defaultdict(dict)
+    for one in members:
+        for file in sorted(one.shm_files):
+            known = first[file].get(one.owner)
+            if known is not None and one.owner != STRANGER:
+                pairs.append((known.pid, one.pid))
+                continue
+            for other in islice(first[file].values(), MAX_OWNERS):
+                if _map_at_once(one, other, file, costs):
+                    pairs.append((other.pid, one.pid))
+            first[file].setdefault(one.owner, one)
+    return pairs
+
+
+def _map_at_once(one: _Process, other: _Process, file: bytes, costs: _Costs) -> bool:
+    """Whether two processes of different owners map a file of shared memory at one time. A reading
+    from before the other one's proves nothing: the number of its device may have gone to another
+    file system since. So that one is read again, which its own party pays for."""
+    for it, than in ((one, other), (other, one)):
+        if file not in it.seen or file not in than.seen:
+            return False
+        if it.seen[file][1] >= than.seen[file][0]:
+            continue
+        if costs.is_over(it.party):
+            return False
+        with costs.of(it.party):
+            it.saw(_shm_files(_lines_of_maps(it.pid)))
+        if file not in it.seen:
+            return False
+    return True
+
+
+def _lines_of_maps(pid: int) -> list[bytes]:
+    return [line.rstrip() for line in (procfs.read_maps(pid) or b"").split(b"\n")]
+
+
+def _shm_files(lines: Iterable[bytes]) -> set[bytes]:
+    """Device and inode of files of shared memory of a library of collectives."""
+    its = (_FILE.match(line) for line in lines if b" /dev/shm/" in line)
+    return set(islice((it[1] for it in its if it is not None), MAX_SHM_FILES))
 
 
 def _table(
@@ -319,9 +392,9 @@ def _job(part: Sequence[_Process], owner: str) -> Job:
     source = next((name for _, name in numbers.values()), "")
     in_order = sorted(part, key=lambda it: (it.start_ns, it.pid))
     if None in values or len(set(values)) != len(values):
-        ranks = [Rank(one.pid, one.start_ns, at) for at, one in enumerate(in_order)]
+        ranks = [Rank(one.pid, one.start_ns, at, one.owner) for at, one in enumerate(in_order)]
         return Job(owner, tuple(ranks), BY_START, party)
-    known = [Rank(one.pid, one.start_ns, numbers[one.pid][0] or 0) for one in part]
+    known = [Rank(one.pid, one.start_ns, numbers[one.pid][0] or 0, one.owner) for one in part]
     return Job(owner, tuple(sorted(known, key=lambda it: it.number)), source, party)
 
 

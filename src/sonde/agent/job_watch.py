@@ -9,12 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final
 
 from sonde import procfs
-from sonde.agent.job_finder import Job, JobFinder, Rank, listening
+from sonde.agent.job_finder import BY_START, MAX_RANKS, Job, JobFinder, Rank, listening
 from sonde.agent.rank_dump import RankStacks
 from sonde.agent.rank_stacks import RankStackReader
 from sonde.agent.ras_client import ask
@@ -25,6 +25,7 @@ from sonde.diagnose.incident import Incident, Verdict
 from sonde.diagnose.job import JobFacts, JobLook, RankLook, RankThread, RasReport
 from sonde.diagnose.moments import Moment, Who, Window
 from sonde.diagnose.pace import JobPace
+from sonde.procfs.cgroup_paths import place_of
 
 FIND_S: Final = 4.0
 """Between searches for jobs."""
@@ -66,10 +67,48 @@ class _Watched:
     """It was reported as a change that is no fault."""
     ended: set[int] = field(default_factory=set)
     """Pids of ranks that have ended."""
+    guests: set[int] = field(default_factory=set)
+    """Pids of ranks of other owners that joined it later."""
     is_warm: bool = False
     """The unwind tables of its program were made once."""
     looked: int = 0
     """Number of the last look at it, of all looks at jobs; 0: none yet."""
+
+    def join(self, more: Sequence[Rank]) -> None:
+        """Take in ranks that another owner has connected by shared memory. The job's numbers and
+        its pace stay: who comes and goes makes it no new one."""
+        room = max(0, MAX_RANKS - len(self.job.ranks))
+        taken = {rank.number for rank in self.job.ranks}
+        ranks = list(self.job.ranks)
+        for rank in more[:room]:
+            is_free = rank.number not in taken and self.job.numbered_by != BY_START
+            number = rank.number if is_free else max(taken) + 1
+            taken.add(number)
+            ranks.append(replace(rank, number=number))
+        ranks.sort(key=lambda it: it.number)
+        self.job = replace(self.job, ranks=tuple(ranks))
+        its = {rank.pid for rank in more[:room]}
+        self.guests |= its
+        self.pace.admit(its)
+
+    def note_ended(self, pid: int) -> None:
+        """A rank has ended; one that joined later is no rank any more."""
+        if pid not in self.guests:
+            self.ended.add(pid)
+            return
+        self.guests.discard(pid)
+        left = tuple(rank for rank in self.job.ranks if rank.pid != pid)
+        self.job = replace(self.job, ranks=left)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all ranks have that it began with."""
+        return len(self.ended) + len(self.guests) >= len(self.job.ranks)
+
+    @property
+    def owners(self) -> set[str]:
+        """Whose the ranks are that it began with."""
+        return {rank.owner for rank in self.job.ranks if rank.pid not in self.guests}
 
 
 class JobWatch:
@@ -89,7 +128,7 @@ class JobWatch:
         self._explain = explain
         self._who_of = who_of
         self._failed = failed
-        self._finder = JobFinder()
+        self._finder = JobFinder(self._namespace_of)
         self._stacks = RankStackReader()
         self._facts = FactReader()
         self._lock = threading.Lock()
@@ -223,6 +262,10 @@ class JobWatch:
                     continue  # known, or what is left of a known one that lost a rank
                 if len(pids) < sum(len(one.job.ranks) - len(one.ended) for one in its):
                     continue  # not all of its ranks were examined this time
+                if its and (joins := _joined(its, job)) is not None:
+                    for one, more in joins:
+                        one.join(more)
+                    continue
                 if not self._has_room(job, its):
                     left_out.add(job.ranks[0])
                     continue
@@ -235,6 +278,12 @@ class JobWatch:
             # Has its unwind tables made now, while no look waits for them.
             cold.is_warm = True
             self._stacks.take([cold.job.ranks[0].pid], STACKS_S)
+
+    def _namespace_of(self, pid: int, pod_uid: str) -> str:
+        """See `rank_owners`. What is known of a pid may be of an earlier process in another pod."""
+        who = self._who_of(pid)
+        is_its = place_of(who.cgroup).pod_uid == pod_uid
+        return who.owner.partition("/")[0] if is_its and "/" in who.owner else ""
 
     def _has_room(self, job: Job, replaced: Sequence[_Watched]) -> bool:
         """Whether `job` may be watched in place of `replaced`."""
@@ -252,8 +301,8 @@ class JobWatch:
         gone = [(one, rank.pid) for one, rank in ranks if _state(rank) == ""]
         with self._lock:
             for one, pid in gone:
-                one.ended.add(pid)
-            self._jobs = [one for one in self._jobs if len(one.ended) < len(one.job.ranks)]
+                one.note_ended(pid)
+            self._jobs = [one for one in self._jobs if not one.has_ended]
 
     def _look_into(self, one: _Watched) -> None:
         """Look at a quiet job twice, and have what that shows explained."""
@@ -341,6 +390,20 @@ class JobWatch:
             rank.number, pid, name, state, is_frozen, cpu, moved_bytes, pid in listeners,
             tuple(threads), failed,
         )  # fmt: skip
+
+
+def _joined(known: Sequence[_Watched], job: Job) -> list[tuple[_Watched, Sequence[Rank]]] | None:
+    """Which ranks join which of the known jobs that `job` has ranks of, where their owners are none
+    of theirs; None where it takes the place of the known ones: it is of their owners."""
+    owners = [one.owners for one in known]
+    theirs = {rank.pid for one in known for rank in one.job.ranks}
+    more = [rank for rank in job.ranks if rank.pid not in theirs]
+    is_strange = not any(rank.owner in its for rank in more for its in owners)
+    if len(known) == 1:
+        return [(known[0], more)] if is_strange else None
+    if all(its & owners[0] for its in owners):
+        return None if not is_strange or not more else [(known[0], more)]
+    return []  # jobs of different owners stay jobs by themselves
 
 
 def _state(rank: Rank) -> str:

@@ -11,19 +11,28 @@ from sonde import procfs
 from sonde.model.owner import Owner
 from sonde.resolve.owners import UserNames
 from sonde.sinks.series import PROGRAM
-from sonde.sinks.tenants import unit_of
+from sonde.sinks.tenants import ROOT, is_users_slice, unit_of
 
 MAX_CACHED = 1_024
 """Combinations of program and owner."""
 
 
-def attributes(program: str, owner: Owner) -> Mapping[str, str]:
+def attributes(program: str, owner: Owner, pid: int = 0) -> Mapping[str, str]:
     """The program's name and its owner; no pid, which would make a series of every process. The
-    same object for equal arguments, as long as it is cached."""
+    same object for equal arguments, as long as it is cached.
+
+    `pid`: of the process. One that has another pid in its own namespace is in a container. In one
+    within a unit, which its control group does not name for sure, any user id can be taken: a
+    process there has no user, unless it is root of the unit.
+    """
     job = owner.job, owner.step
     pod = owner.pod_uid, owner.namespace, owner.pod, owner.container_name
     unit = unit_of(owner.cgroup, owner.unit)
-    return _attributes(program, owner.user, job, pod, owner.container, unit)
+    is_named = bool(owner.job or owner.container or owner.pod_uid or is_users_slice(unit))
+    is_inner = bool(owner.inner_container) or (pid and owner.inner_pid not in (0, pid))
+    has_user = is_named or not is_inner or bool(unit and owner.user == ROOT)
+    user = owner.user if has_user else ""
+    return _attributes(program, user, job, pod, owner.container, unit)
 
 
 @lru_cache(maxsize=MAX_CACHED)

@@ -27,6 +27,7 @@ from sonde.collect.mapped_files import (
     mapped_by,
     mapped_now,
     open_mapped,
+    own_devices,
 )
 from sonde.collect.probe_shares import PLACES_OF_PARTY, PlaceShares
 from sonde.collect.probes import KEPT_ON_S, MAX_SITES, Probes, PutOff, TooManyPlaces
@@ -46,6 +47,9 @@ UNMAPPED_S = 30.0
 
 LONG_PATH = 512
 """Of longer paths a hash is remembered: one directory has room for any number of them."""
+
+_Examined = tuple[FileKey, str, int | None]
+"""A file, its path (`_short`), and whose processes it is remembered for; None: everybody's."""
 
 _NOBODY = 0
 """Stands for a process that maps the installed files, which are probed whether mapped or not."""
@@ -69,8 +73,9 @@ class Discovery:
         # (?!) matches nothing.
         self._library = re.compile("|".join(map(fnmatch.translate, sorted(patterns))) or "(?!)")
         self._probes = probes
-        self._examined: OrderedDict[tuple[FileKey, str], float] = OrderedDict()
+        self._examined: OrderedDict[_Examined, float] = OrderedDict()
         """Files without a device API, and when (monotonic s) they were looked at."""
+        self._kept_devices = own_devices()
         self._budget = budget or Unlimited()
         self._waiting = WaitingFiles()
         self._parties: dict[int, int] = {}
@@ -114,7 +119,9 @@ class Discovery:
         for event in events:
             if isinstance(event, MmapEvent):
                 key = event.file
-                if key[2] and (key in self._probes.files or not self._is_examined(key, event.path)):
+                if key[2] and (
+                    key in self._probes.files or not self._is_examined(key, event.path, event.pid)
+                ):
                     end = event.address + event.length
                     self._saw(MappedFile(event.pid, key, event.path, event.address, end))
             elif not self._files_of:
@@ -144,7 +151,8 @@ class Discovery:
 
     def irrelevant_files(self) -> dict[tuple[FileKey, str], float]:
         """Files that were mapped again since the last call and carry no device API, with the time
-        (CLOCK_MONOTONIC, s) until which they are not looked at again. The first call has none."""
+        (CLOCK_MONOTONIC, s) until which they are not looked at again; none whose device number may
+        go to another file system. The first call has none."""
         found, self._irrelevant = self._irrelevant or {}, {}
         return found
 
@@ -176,23 +184,35 @@ class Discovery:
         if file.key in self._put_off:
             self._put_off.mapped(file)
             return
-        if self._is_examined(file.key, file.path):
+        if self._is_examined(file.key, file.path, file.pid):
             return
         is_urgent = self._is_library(file.name) or ".so" not in file.name
-        if (party := self._parties.get(file.pid)) is None:
-            party = self._parties[file.pid] = procfs.party_of(file.pid)
-        self._waiting.add(party, file, is_urgent)
+        self._waiting.add(self._party(file.pid), file, is_urgent)
 
-    def _is_examined(self, key: FileKey, path: str) -> bool:
+    def _party(self, pid: int) -> int:
+        if (party := self._parties.get(pid)) is None:
+            party = self._parties[pid] = procfs.party_of(pid)
+        return party
+
+    def _lasts(self, key: FileKey) -> bool:
+        """Whether the file system of a file keeps its device number: one without a device (tmpfs,
+        overlay, FUSE, btrfs) gives it back when it is unmounted, and anybody's next one gets it."""
+        return key[0] != 0 or key[:2] in self._kept_devices
+
+    def _remembered(self, key: FileKey, path: str, party: int) -> _Examined:
+        return key, _short(path), None if self._lasts(key) else party
+
+    def _is_examined(self, key: FileKey, path: str, pid: int) -> bool:
         """Whether it was looked at lately and carries no device API."""
-        file = key, _short(path)
+        lasts = self._lasts(key)
+        file = key, _short(path), None if lasts else self._party(pid)
         looked_s = self._examined.get(file)
         if looked_s is None:
             return False
         if time.monotonic() - looked_s >= EXAMINED_FOR_S:
             del self._examined[file]
             return False
-        if self._irrelevant is not None and len(path) <= LONG_PATH:
+        if lasts and self._irrelevant is not None and len(path) <= LONG_PATH:
             self._irrelevant[key, path] = looked_s + EXAMINED_FOR_S
         return True
 
@@ -210,7 +230,9 @@ class Discovery:
             if file.key in self._probes.files:
                 self._used(file.key, file.pid)
                 continue
-            if (file.key, _short(file.path)) in self._examined or file.key in self._put_off:
+            if self._remembered(file.key, file.path, party) in self._examined:
+                continue
+            if file.key in self._put_off:
                 continue
             with self._budget.charged(party, free_s=0.0):
                 self._examine(file, party)
@@ -244,7 +266,9 @@ class Discovery:
             return
         if file.key in self._put_off:
             return
-        self._examined[file.key, _short(file.path)] = time.monotonic()
+        if party in (procfs.NOBODY, procfs.UNKNOWN_PARTY) and not self._lasts(file.key):
+            return  # it may be anybody's
+        self._examined[self._remembered(file.key, file.path, party)] = time.monotonic()
         if len(self._examined) > EXAMINED_FILES:
             self._examined.popitem(last=False)
 

@@ -97,6 +97,12 @@ def mapped_by(
         return
 
 
+def own_devices() -> set[tuple[int, int]]:
+    """(major, minor) of the devices of executable files that this process maps: as long as it does,
+    these numbers go to no other file system."""
+    return {file.key[:2] for file in mapped_by(os.getpid())}
+
+
 def mapped_now(unread: UnreadProcesses | None = None) -> Iterator[MappedFile]:
     """Every (process, executable file) of the machine, as far as its mount of /proc shows.
 

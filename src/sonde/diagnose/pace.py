@@ -42,6 +42,8 @@ class JobPace:
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._past = {pid: {name: deque[float](maxlen=TICKS) for name in FLOORS} for pid in pids}
+        self._guests: set[int] = set()
+        """Further ranks, that show nothing of its progress."""
         self._quiet_ns = 0
         """When it stopped; 0: it goes on."""
         self._resumed = 0
@@ -53,6 +55,11 @@ class JobPace:
         """What each rank does no longer."""
         self._now_ns = 0
         self._is_stall = False
+
+    def admit(self, pids: Iterable[int]) -> None:
+        """Take in ranks that others have brought in: what they use is noted, but not whether they
+        stop, so they neither make nor end a pause."""
+        self._guests.update(pids)
 
     def note_stall(self) -> None:
         """The pause was reported as a stall: its length does not count for later ones."""
@@ -100,7 +107,7 @@ class JobPace:
         self._is_stall = False
 
     def _note_use(self, moment: Moment) -> None:
-        for pid in self._past:
+        for pid in (*self._past, *self._guests):
             if (one := moment.processes.get(pid)) is not None:
                 used = self._used.setdefault(pid, [0.0, 0.0])
                 used[0] += one.usage.cpu_ns / 1e9

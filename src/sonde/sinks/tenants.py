@@ -4,7 +4,8 @@
 An owner is as specific as possible: a container of a pod, a step of a job, a unit. One user can
 make any number of these (steps, sessions, transient units). Root of a container, and a user with
 subordinate ids, can take any number of user ids. So shares are given to tenants, of which nobody
-can make more: pods, containers, users, and units of root.
+can make more: pods, containers, users, units of root, and all containers of a unit that are not
+known by themselves (a process there has no user of the machine).
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ POD: Final = ("k8s.namespace.name", "k8s.pod.name")
 CONTAINER: Final = ("container.id",)
 USER: Final = ("process.owner",)
 UNIT: Final = ("sonde.unit",)
-_ROOT: Final = "root"
+ROOT: Final = "root"
+_NO_USER: Final = "other"
+"""In place of the users of containers within a unit."""
 _USERS_SLICE: Final = re.compile(r"^(?:/\.\.)*/user\.slice/(user-[0-9]+\.slice)(?:/|$)")
 
 
@@ -43,7 +46,9 @@ def tenant_of(owner: Attributes, holder_of: HolderLookup = own_id) -> Attributes
             return found
     if is_users_slice(given.get("sonde.unit", "")):
         return _only(given, UNIT)
-    if given.get("process.owner", _ROOT) != _ROOT:
+    if "process.owner" not in given:
+        return (*_only(given, UNIT), *((name, _NO_USER) for name in USER))
+    if given["process.owner"] != ROOT:
         return tuple((name, holder_of(user)) for name, user in _only(given, USER))
     return _only(given, UNIT) or _only(given, USER)
 
