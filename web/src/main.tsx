@@ -9,7 +9,7 @@ import { NodeView } from "./views/node";
 import { RangeView } from "./views/range";
 import { CompareView } from "./views/compare";
 import { DropHint, FileButton, FileView, held, show } from "./views/file";
-import { AlertsView } from "./views/alerts";
+import { AlertsView, FiringBadge } from "./views/alerts";
 import { IncidentsView } from "./views/incidents";
 import { JobView } from "./views/job";
 import { OwnersView } from "./views/owners";
@@ -81,7 +81,7 @@ function Page(): preact.JSX.Element {
           <ul>{VIEWS.map(([view, name]) => {
             // The chosen time goes along, also through views that show all times.
             const target = { view, from: place.from, to: place.to, live: place.live };
-            return <li><a href={format({ ...START, ...target }) || "/"} data-name={name} aria-current={shownUnder(place) === view ? "page" : undefined} onClick={(event) => link(event, target)}>{name}</a></li>;
+            return <li><a href={format({ ...START, ...target }) || "/"} data-name={name} aria-current={shownUnder(place) === view ? "page" : undefined} onClick={(event) => link(event, target)}>{name}{view === "alerts" && <FiringBadge />}</a></li>;
           })}</ul>
         </nav>
         <LiveButton />
