@@ -103,7 +103,7 @@ function Wasted({ answer }: { answer: JobAnswer }): preact.JSX.Element {
 
 const NOT_KNOWN = /^not known: /;
 
-/** What ranks wait for, or why that is not known: the title has already said that it is not. */
+/** What ranks wait for, or why that is not known: the title has that already. */
 export function reasonOf({ text }: Pick<Waiting, "text">): string {
   const reason = text.replace(NOT_KNOWN, "");
   return reason === text ? text : `${reason.charAt(0).toUpperCase()}${reason.slice(1)}.`;

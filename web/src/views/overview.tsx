@@ -183,7 +183,7 @@ function Troubles({ node, troubles, when, come }: { node: NodeState; troubles: N
   );
 }
 
-/** That nothing is wrong: said once all was asked, and of a node that still sends. */
+/** That nothing is wrong: once all was asked, and of a node that still sends. */
 function NoTrouble({ node, when, come }: { node: NodeState; when: When; come: Come }): preact.JSX.Element {
   const asked = [come.devices, come.losses, come.incidents];
   if (asked.some(isPending)) return <Loading />;
