@@ -60,7 +60,7 @@ describe("nodes", () => {
 
   it("are silent up to the end of a time that is over", () => {
     const text = (isPast: boolean) => states([node("n", 1000)], null, [], 8200, { holders: [], incidents: [], isPast })[0]!.troubles[0]!.text;
-    expect([text(false), text(true)]).toEqual(["nothing sent for 120 min", "nothing sent in the last 120 min of this time"]);
+    expect([text(false), text(true)]).toEqual(["silent for 120 min", "silent for the last 120 min"]);
   });
 });
 
