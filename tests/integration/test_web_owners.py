@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 import time
@@ -143,6 +144,38 @@ def test_from_an_owner_by_its_jobs_to_the_rank_that_the_others_wait_for(
     settled(chromium, "is latest")
     assert place(chromium)["job"] == [JOB]
     assert not [one for one in chromium.get_log("browser") if one["level"] == "SEVERE"]
+
+
+def test_the_time_shown_is_written_chosen_and_carried_along(
+    chromium: WebDriver, server: Server
+) -> None:
+    end = int(times_of(server)["gpu-b"][1]) + 2
+    chromium.get(address(server, view="owners", **{"from": end - 100_000, "to": end}))
+    settled(chromium, "bob")
+    zone = datetime.UTC
+    start = end - 14
+    texts = [f"{datetime.datetime.fromtimestamp(one, zone):%F %T}" for one in (start, end)]
+    assert f"{texts[1]} UTC" in chromium.find_element(By.CSS_SELECTOR, ".when summary").text
+
+    chromium.find_element(By.CSS_SELECTOR, ".when summary").click()
+    for name, words in (("from", "tomorrow"), ("to", texts[1])):
+        field = chromium.find_element(By.CSS_SELECTOR, f".when [name={name}]")
+        field.clear()
+        field.send_keys(words)
+    button(chromium, "Show this time").click()
+    settled(chromium, "Write both as")
+    field = chromium.find_element(By.CSS_SELECTOR, ".when [name=from]")
+    field.clear()
+    field.send_keys(texts[0], Keys.ENTER)
+    wait(chromium, lambda: place(chromium)["from"] == [str(start)])
+    assert place(chromium)["to"] == [str(end)]
+
+    for view in ("Fleet", "Ranks", "Incidents", "Jobs"):
+        chromium.find_element(By.LINK_TEXT, view).click()
+        settled(chromium, view)
+        assert place(chromium)["from"] == [str(start)], view
+    settled(chromium, JOB)
+    assert texts[0] in chromium.find_element(By.CSS_SELECTOR, ".when summary").text
 
 
 def test_a_notebook_that_holds_a_gpu_wastes_all_of_it(chromium: WebDriver, server: Server) -> None:

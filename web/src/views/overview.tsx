@@ -5,7 +5,7 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import type { HoldersAnswer } from "../answers";
 import { ask, type Columns, type Explanation, type LossRow, type NodeRow } from "../api";
 import { devicesOf, shortId, states, type Device, type DeviceState, type NodeState } from "../devices";
-import { ago, clock, count, day, duration, gpuTimes, grouped, scaled, written } from "../numbers";
+import { ago, clock, count, day, duration, gpuTimes, grouped, percent, scaled, written } from "../numbers";
 import { Answer, Empty, Loading, Meter } from "../parts";
 import { useAnswer, useApp, type Asked } from "../state";
 import { START } from "../url";
@@ -100,7 +100,7 @@ function Figures({ list, when, come }: { list: NodeState[]; when: When; come: Co
       <div><dt>Nodes</dt><dd>{grouped(list.length)}</dd></div>
       <div><dt>GPUs</dt><dd>{of(devices, () => grouped(sum((one) => one.devices.length)))}</dd></div>
       <div><dt>Something wrong on</dt><dd>{isPending(devices) || isPending(incidents) ? <Loading /> : <>{grouped(troubled)} <small>of {count(list.length, "node")}</small></>}</dd></div>
-      <div><dt>GPU time wasted</dt><dd>{of(holders, () => held > 0 ? <>{gpuTime(sum((one) => one.wastedH ?? 0))} <small>of {gpuTime(held)} held</small></>
+      <div><dt>GPU time wasted</dt><dd>{of(holders, () => held > 0 ? <>{gpuTime(sum((one) => one.wastedH ?? 0))} <small title={`Of ${gpuTime(held)} for which processes had memory on GPUs`}>{percent(sum((one) => one.wastedH ?? 0) / held)} of held</small></>
         : <>– <small>no owner known; not used: {of(devices, () => duration(sum((one) => one.idleGpuS) * 1e9))}</small></>)}</dd></div>
       <div><dt>Incidents</dt><dd>{of(incidents, () => <a href={hrefOf(target)} title="Show the incidents of this time" onClick={(event) => { event.preventDefault(); go(target); }}>{sum((one) => one.incidents)}</a>)}</dd></div>
     </dl>
