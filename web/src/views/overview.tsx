@@ -100,7 +100,7 @@ function Figures({ list, when, come }: { list: NodeState[]; when: When; come: Co
       <div><dt>Nodes</dt><dd>{grouped(list.length)}</dd></div>
       <div><dt>GPUs</dt><dd>{of(devices, () => grouped(sum((one) => one.devices.length)))}</dd></div>
       <div><dt>Something wrong on</dt><dd>{isPending(devices) || isPending(incidents) ? <Loading /> : <>{grouped(troubled)} <small>of {count(list.length, "node")}</small></>}</dd></div>
-      <div><dt>GPU time wasted</dt><dd>{of(holders, () => held > 0 ? <>{gpuTime(sum((one) => one.wastedH ?? 0))} <small title={`Of ${gpuTime(held)} for which processes had memory on GPUs`}>{percent(sum((one) => one.wastedH ?? 0) / held)} of held</small></>
+      <div><dt>GPU time wasted</dt><dd>{of(holders, () => held > 0 ? <>{gpuTime(sum((one) => one.wastedH ?? 0))} <small class="nowrap" title={`${percent(sum((one) => one.wastedH ?? 0) / held)} of the time for which processes had memory on GPUs`}>of {gpuTime(held)}</small></>
         : <>– <small>no owner known; not used: {of(devices, () => duration(sum((one) => one.idleGpuS) * 1e9))}</small></>)}</dd></div>
       <div><dt>Incidents</dt><dd>{of(incidents, () => <a href={hrefOf(target)} title="Show the incidents of this time" onClick={(event) => { event.preventDefault(); go(target); }}>{sum((one) => one.incidents)}</a>)}</dd></div>
     </dl>
