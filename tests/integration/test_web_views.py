@@ -198,7 +198,7 @@ def test_a_file_opens_as_a_range_and_is_saved_in_other_formats(
 
 def test_incidents_say_why_and_who(chromium: WebDriver, server: Server) -> None:
     chromium.get(addresses(server)["incidents"])
-    wait(chromium, lambda: "Before and after" in text(chromium))
+    wait(chromium, lambda: "More time than before" in text(chromium))
     assert len(chromium.find_elements(By.CSS_SELECTOR, ".incident")) == len(
         list(INCIDENTS.glob("*.json.gz"))
     )

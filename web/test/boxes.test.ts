@@ -77,6 +77,12 @@ describe("paint", () => {
     expect(labels.map(({ box, x, width }) => [box, x, width])).toEqual([[0, 0, 10], [1, 10, 10]]);
   });
 
+  it("hatches the ground where nothing was measured, not the gap behind a box", () => {
+    const pixels = new Uint32Array(20);
+    paint(pixels, 20, 1, 1, [{ ...rowOf([[0, 11]], 1), hatch: 7 }], { left: 0, right: 20, scroll: 0 }, WHITE, 30);
+    expect([...pixels]).toEqual([...Array<number>(10).fill(RED), WHITE, WHITE, WHITE, WHITE, WHITE, 7, WHITE, WHITE, WHITE, WHITE]);
+  });
+
   it("shows boxes below a pixel by the share that they cover", () => {
     const spans = Array.from({ length: 1000 }, (_, i): [number, number] => [i, i + 0.5]);
     const pixels = new Uint32Array(10);

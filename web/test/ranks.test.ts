@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 import { describe, expect, it } from "vitest";
+import { paletteOf } from "../src/draw/colours";
 import type { RanksAnswer } from "../src/answers";
-import { coloursOf, gridOf, jobsOf, levelOf, LEVELS, rowsOf } from "../src/ranks";
+import { coloursOf, fullShare, gridOf, jobsOf, levelOf, LEVELS, rowsOf } from "../src/ranks";
 
 const rank = (node: string, job = "a") => ({ node, pid: 1, start_ns: 0, device: 0, ns: 1, comm: "<b>", job, user: "", pod: "", container: "", all_timed: true });
 
@@ -44,11 +45,18 @@ describe("ranks", () => {
 
   it("have no box where nothing was timed, and darker ones for more", () => {
     const grid = gridOf(answerOf([[50, null, 50], [0, 50, 50]]), null);
-    const rows = rowsOf(grid, "late", 0);
+    const rows = rowsOf(grid, "late", 0, 7);
     expect(rows.map((row) => [...row.start])).toEqual([[0, 2e8], [0, 1e8, 2e8]]);
     expect([...rows[1]!.sum]).toEqual([0, 1e8, 2e8, 3e8]);
     expect(levelOf(grid.cells.find((cell) => cell.late > 0)!, grid, "late")).toBe(LEVELS - 1);
     expect(levelOf(grid.cells[0]!, grid, "late")).toBe(0);
+  });
+
+  it("have the ground of the page for nothing, and a scale that ends where the colour is strongest", () => {
+    for (const dark of [false, true]) for (const measure of ["late", "work", "wait"] as const) expect(coloursOf(measure, dark)[0]).toBe(paletteOf(dark).background);
+    const grid = gridOf(answerOf([[50, null, 50], [0, 50, 50]]), null);
+    const cell = { ...grid.cells[0]!, late: fullShare("late") * grid.end[0]!, work: fullShare("work") * grid.end[0]! };
+    expect([levelOf(cell, grid, "late"), levelOf(cell, grid, "work")]).toEqual([LEVELS - 1, LEVELS - 1]);
   });
 
   it("differ in lightness alone, in one direction, for both themes", () => {
