@@ -23,7 +23,7 @@ describe("tree", () => {
     expect(tree.total[0]).toBe(100);
     expect(tree.own.reduce((sum, one) => sum + one, 0)).toBe(100);
     const rows = rowsOf(tree, paletteOf(false).background, null);
-    expect([...rows[2]!.id].map((node) => tree.functions[tree.fn[node]!]!.label)).toEqual(["step  train.py:7", "step  train.py:9", "libc.so.6"]);
+    expect([...rows[2]!.id].map((node) => tree.functions[tree.fn[node]!]!.label)).toEqual(["step  train.py:7", "step  train.py:9", "libc.so.6 (no symbols)"]);
     expect([...rows[2]!.start]).toEqual([0, 60, 90]);
   });
 

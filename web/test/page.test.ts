@@ -4,7 +4,7 @@ import { aligned, chartsOf, dips } from "../src/charts";
 import { states } from "../src/devices";
 import { duration, percent, scaled } from "../src/numbers";
 import type { Columns } from "../src/packed";
-import { layered } from "../src/timeline";
+import { layered } from "../src/lanes";
 import { format, parse, START } from "../src/url";
 
 /** Rows as an answer in columns has them. */

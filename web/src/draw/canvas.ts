@@ -75,6 +75,7 @@ export class BoxCanvas {
     this.context = canvas.getContext("2d", { alpha: false, willReadFrequently: true })!;
     this.observer = new ResizeObserver(() => this.draw());
     this.observer.observe(scroller);
+    this.observer.observe(canvas.parentElement!);
     scroller.addEventListener("scroll", this.onScroll);
     canvas.addEventListener("pointermove", this.onMove);
     canvas.addEventListener("pointerleave", this.onLeave);

@@ -65,11 +65,12 @@ const NATIVE_HUES = [164, 186, 140, 236, 300, 50];
 /** Hue, saturation, lightness in the light theme and in the dark one. */
 const SPANS: Record<string, readonly [number, number, number, number]> = {
   kernel: [265, 52, 62, 60], collective: [320, 55, 62, 58], copy: [46, 100, 34, 52], set: [48, 40, 43, 45],
-  replay: [245, 55, 62, 62], launch: [200, 70, 47, 52], graph_launch: [215, 65, 58, 56], sync: [10, 80, 47, 56],
+  replay: [245, 55, 62, 62], launch: [200, 70, 47, 52], graph_launch: [215, 65, 58, 56], sync: [10, 80, 38, 56],
   alloc: [330, 55, 62, 56], free: [330, 30, 72, 44], pin: [345, 45, 62, 50], event: [190, 30, 70, 44],
   build: [20, 40, 52, 48], other: [210, 14, 70, 46], blocked: [215, 12, 80, 34], runqueue: [35, 95, 40, 54],
   step: [222, 30, 80, 36], "odd step": [28, 80, 47, 48], operator: [208, 55, 74, 40], python: [178, 40, 74, 36], range: [285, 40, 76, 42],
   running: [160, 45, 42, 42], stall: [340, 75, 48, 62], counter: [200, 50, 45, 55],
+  "chosen wait": [215, 45, 42, 66],
 };
 
 export function paletteOf(dark: boolean): Palette {
