@@ -30,7 +30,8 @@ export function shortKernel(name: string): string {
   const last = bare.split("::").at(-1);
   if (!last) return name;
   const functor = GENERAL.test(last) ? FUNCTOR.exec(plain.slice(plain.indexOf(last) + last.length))?.[0] : undefined;
-  if (functor) return `${last} ${functor}`;
+  const operation = /std::(plus|minus|multiplies|divides)\b/.exec(plain)?.[1];
+  if (functor) return [last, functor, operation].filter(Boolean).join(" ");
   // Libraries of templates name a kernel by its one argument.
   const argument = /^Kernel2?$/.test(last) ? /<([\w:]+)/.exec(plain)?.[1] : undefined;
   return argument ? argument.slice(argument.lastIndexOf(":") + 1) : last;

@@ -57,4 +57,28 @@ describe("tree", () => {
     const tree = build(FLAME, "ns", false, "");
     expect(pathOf(tree, nodeOf(tree, ["main", "gone", "step"]))).toEqual(["main"]);
   });
+
+  it("finds a place as verdicts write it, and weighs what is zoomed to alone", () => {
+    const tree = build(FLAME, "ns", false, "");
+    expect(found(tree, matcher("step train.py:7")!).weight).toBe(60);
+    const step = nodeOf(tree, ["main", "step  train.py:9"]);
+    expect(found(tree, matcher("step")!, step).weight).toBe(30);
+    expect(found(tree, matcher("main")!, step).weight).toBe(30);
+    expect(found(tree, matcher("read")!, step).weight).toBe(0);
+    expect(found(tree, matcher("read")!, nodeOf(tree, ["main"])).weight).toBe(60);
+  });
+
+  it("stands as rows upwards or downwards, without its first levels", () => {
+    const tree = build(FLAME, "ns", false, "");
+    const names = (rows: ReturnType<typeof rowsOf>) => rows.map((row) => [tree.functions[tree.fn[row.id[0]!]!]!.name, row.top]);
+    const down = names(rowsOf(tree, 0, null, 1));
+    expect(down.map(([name]) => name)).toEqual(["main", "step", "read"]);
+    expect(names(rowsOf(tree, 0, null, 1, true)).map(([name]) => name)).toEqual(["read", "step", "main"]);
+    expect(names(rowsOf(tree, 0, null, 1, true)).map(([, top]) => top)).toEqual(down.map(([, top]) => top));
+  });
+
+  it("says of what has no symbols which binary it is of, and that it has none", () => {
+    const label = (binary: string) => build({ ...FLAME, frames: [frame("", "user", binary)], stacks: [{ frames: [0], n: 1, ns: 1, bytes: 0 }] }, "ns", false, "").functions[1]!.label;
+    expect([label("libz.so.1.3"), label("[memfd:sonde-library]"), label("")]).toEqual(["libz.so.1.3 (no symbols)", "Sonde’s own library (no symbols)", "[unknown]"]);
+  });
 });

@@ -166,9 +166,9 @@ export class Painter {
   /** Gives the ground of a row back above what its columns fill. */
   private clearAbove(pixels: Uint32Array, width: number, top: number, bottom: number, end: number, background: number): void {
     const { filled } = this;
-    for (let x = 0; x < width; x++) {
-      const until = Math.min(bottom, end - filled[x]!);
-      for (let y = top, at = top * width + x; y < until; y++, at += width) pixels[at] = background;
+    for (let y = top; y < bottom; y++) {
+      const above = end - y;
+      for (let x = 0, at = y * width; x < width; x++, at++) if (filled[x]! < above) pixels[at] = background;
     }
   }
 

@@ -73,7 +73,7 @@ export function FlamePanel({ name, flames, memory = false }: { name: string; fla
               onClick={() => go({ kind, focus: [], shape: isKernels ? "graph" : place.shape })}>{name}</button>
           ))}
         </div>
-        {!flames && place.to - place.from < SHORT_S && <span class="quiet">{isKernels ? `${clock(place.from, 0.001)} to ${clock(place.to, 0.001)}` : `whole seconds, ${clock(Math.floor(place.from - TICK_S) + TICK_S)} to ${clock(Math.ceil(place.to))}: stacks are summed by the second`}</span>}
+        {!flames && place.to - place.from < SHORT_S && <span class="quiet">{isKernels ? `${clock(place.from, 0.001)} to ${clock(place.to, 0.001)}` : `sums of whole seconds: up to ${TICK_S} s beyond ${clock(place.from)} to ${clock(place.to)}`}</span>}
       </div>
       {isKernels && !flames ? <Kernels name={name} /> : <Answer asked={flames ? { answer: flames[chosen] ?? NO_FLAME, error: null, loading: false } : asked} loading={`Asking for the stacks: ${title}…`}>
         {(flame) => flame.stacks.length ? <Graph kind={chosen} flame={flame} weight={weight} hint={hint} name={name} isFile={flames !== undefined} /> : (
@@ -123,7 +123,7 @@ function Graph({ kind, flame, weight, hint, name, isFile }: { kind: string; flam
       <div class="tools second">
         <label class="search">Search <input type="search" value={place.search} aria-invalid={wrong} placeholder="function, file, binary or /regex/"
           onInput={(event) => go({ search: event.currentTarget.value }, true)} /></label>
-        {hits && <output class="match" title="How much the search matches, and its share of what is shown">{show(hits.weight)}, {percent(hits.weight / (tree.total[focused] || 1))} of {focused ? "the frame" : "all"}</output>}
+        {hits && <output class="match" title="How much the search matches, and its share of what is shown">{show(hits.weight)}, {percent(hits.weight / (tree.total[focused] || 1))} of {focused ? "the part shown" : "all"}</output>}
         <select aria-label="Frames that are shown" value={hide} onChange={(event) => go({ hide: event.currentTarget.value, focus: [] })}>{HIDES.map(([value, name]) => <option value={value}>{name}</option>)}</select>
         <select aria-label="What stacks are kept apart by" value={place.group} onChange={(event) => go({ group: event.currentTarget.value as Group, focus: [] })}>
           {GROUPS.filter(([value]) => !isFile || value === "" || value === "binary").map(([value, name]) => <option value={value}>{name}</option>)}</select>

@@ -28,7 +28,7 @@ const LEGEND: readonly [string, string][] = [
 type Seen = readonly [left: number, right: number];
 interface Hover { id: number; x: number; y: number }
 /** Of the column of names, in CSS pixels. */
-const WIDTHS = { least: 120, most: 600, first: 220, step: 20 };
+const WIDTHS = { least: 120, most: 600, first: 240, step: 20 };
 const WIDTH_KEY = "sonde.names";
 
 export function TimelinePanel({ answer, name, isFile, marks = [] }: { answer: TimelineAnswer; name: string; isFile: boolean; marks?: readonly Mark[] }): preact.JSX.Element {
