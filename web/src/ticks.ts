@@ -9,7 +9,7 @@ export interface Tick { at: number; text: string }
 /** Steps above a second, in seconds; below it they are 1, 2 or 5 times a power of ten. */
 const STEPS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400];
 
-/** The smallest round step with which a time has at most so many ticks; in seconds. */
+/** The smallest round step with which a time has at most `most` ticks; in seconds. */
 export function stepOf(lengthS: number, most: number): number {
   const least = lengthS / Math.max(1, most);
   if (least > 0.5) return STEPS_S.find((step) => step >= least) ?? Math.ceil(least / 86_400) * 86_400;

@@ -7,8 +7,11 @@ import type { Palette } from "./draw/colours";
 import { CALL, doubles, HALF, LANE, Layout, MAX_CALLS, type Lanes, type Link, type Part, type Source } from "./lanes";
 import { duration } from "./numbers";
 
-/** Which spans a cause is about, by the cause's key, where a verdict is on threads and no device has stalls. */
+const isWork = (kind: string): boolean => /^(kernel|replay|collective)$/.test(kind);
+
+/** Which spans a cause or a bound is about, by its key; where a device's stalls are known, they are lit by their cause, too. */
 const OF_CAUSE: Record<string, (kind: string, name: string) => boolean> = {
+  compute: isWork, memory: isWork, kernels: isWork, "small kernels": isWork, throttled: isWork, device: isWork,
   "run queue": (kind) => kind === "runqueue",
   synchronization: (kind) => kind === "sync",
   copy: (kind) => kind === "copy",
@@ -27,6 +30,7 @@ const OF_CAUSE: Record<string, (kind: string, name: string) => boolean> = {
 /** Which kind of stacks shows a cause. */
 export function kindOfCause(cause: string): string {
   if (cause === "run queue") return "runqueue";
+  if (OF_CAUSE[cause] === isWork) return "kernel";
   if (["synchronization", "copy", "allocation", "build"].includes(cause)) return "device";
   if (["lock", "gil", "io", "sleep", "page fault", "input", "stopped"].includes(cause)) return "blocked";
   return "cpu";

@@ -77,7 +77,7 @@ describe("tree", () => {
     expect(names(rowsOf(tree, 0, null, 1, true)).map(([, top]) => top)).toEqual(down.map(([, top]) => top));
   });
 
-  it("says of what has no symbols which binary it is of, and that it has none", () => {
+  it("names the binary of what has no symbols", () => {
     const label = (binary: string) => build({ ...FLAME, frames: [frame("", "user", binary)], stacks: [{ frames: [0], n: 1, ns: 1, bytes: 0 }] }, "ns", false, "").functions[1]!.label;
     expect([label("libz.so.1.3"), label("[memfd:sonde-library]"), label("")]).toEqual(["libz.so.1.3 (no symbols)", "Sonde’s own library (no symbols)", "[unknown]"]);
   });

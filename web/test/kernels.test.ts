@@ -10,7 +10,7 @@ const GEMM = "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x256_8x4_nt_align1>
 const row = (name: string, ns = 1): KernelRow => ({ kind: "kernel", name, runs: 2, ns, mean_ns: 1, most_ns: 1, timed: 1 });
 
 describe("kernels", () => {
-  it("have short names that tell them apart", () => {
+  it("have short names that distinguish them", () => {
     expect([SUM, ADAM, GEMM, "sm80_xmma_gemm_f32", "(copy h2d)", "a<b", "void at::native::multi_tensor_apply_kernel<BinaryOpScalarFunctor<float>, std::multiplies<float> >(int)"].map(shortKernel)).toEqual([
       "reduce_kernel sum_functor", "multi_tensor_apply_kernel FusedAdamMathFunctor", "cutlass_80_simt_sgemm_128x256_8x4_nt_align1", "sm80_xmma_gemm_f32", "(copy h2d)", "a", "multi_tensor_apply_kernel BinaryOpScalarFunctor multiplies",
     ]);

@@ -41,9 +41,9 @@ export function Sandwich({ flame, tree, weight, hide, show, search }: {
       <div class="tools second"><strong class="code">{place.fn}</strong><span class="quiet">{show(cut.weight[weight])}, {percent(cut.weight[weight] / whole)}, with what it calls</span>
         <button onClick={() => go({ fn: "" })}>Another function</button></div>
       <div class="sandwich" ref={scroller} tabIndex={0} role="region" aria-label="Callers and callees">
-        <section aria-label="Callers"><h3>Callers, from the outermost down to who called it</h3>
+        <section aria-label="Callers"><h3>Callers: from the outermost down to the one that called it</h3>
           <Drawn tree={callers!} lit={null} show={show} focus={outwards} zoom={setOutwards} name="Callers" half={CALLERS} /></section>
-        <section aria-label="Callees"><h3 ref={seam} class="seam">The function, and what it called</h3>
+        <section aria-label="Callees"><h3 ref={seam} class="seam">Callees: the function, and below it what it called</h3>
           <Drawn tree={callees!} lit={null} show={show} focus={inwards} zoom={setInwards} name="Callees" half={CALLEES} /></section>
       </div>
     </>

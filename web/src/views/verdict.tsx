@@ -74,9 +74,10 @@ function One({ answer, verdict, notes }: { answer: TimelineAnswer; verdict: Verd
     const isThread = hasThreads && thread !== "";
     go({ cause, kind, shape, search: where, group: isThread ? "thread" : "", focus: isThread ? [thread] : [] });
   };
+  const clear = (): void => go({ cause: "", search: "", focus: [], group: "" });
   const choose = (cause: CauseShare): void => {
     if (place.cause === cause.key) {
-      go({ cause: "", search: "", focus: [], group: "" });
+      clear();
       return;
     }
     stacksOf(cause.key, kindOfCause(cause.key), cause.thread, cause.locations[0]?.function ?? "");
@@ -95,8 +96,8 @@ function One({ answer, verdict, notes }: { answer: TimelineAnswer; verdict: Verd
       {!isFolded && <div>
         <h3>Causes, shares of {duration(verdict.window_ns)}</h3>
         <ul class="causes" aria-label="Causes">
-          {own.map(({ share, title }) => (
-            <li><Row share={share} title={title} isPressed={false} about="Show the GPU time, by the code that launched the work" choose={() => stacksOf("", "kernel", "", "")} /></li>
+          {own.map(({ key, share, title }) => (
+            <li><Row share={share} title={title} isPressed={place.cause === key} about="Show where: in the timeline, and in the GPU time by the code that launched the work" choose={() => (place.cause === key ? clear() : stacksOf(key, "kernel", "", ""))} /></li>
           ))}
           {shown.map((cause) => {
             const reason = reasonOf(answer, cause);
