@@ -22,8 +22,8 @@ function outside(text: string, open: string, close: string): string {
   return found;
 }
 
-/** The name of a function without namespaces, template arguments and parameters, and what it was made for where that distinguishes it
- * further: 'reduce_kernel sum_functor'. The name as it is where nothing is left. */
+/** The name of a function without namespaces, template arguments and parameters, and what it was made for where that
+ * distinguishes it further: 'reduce_kernel sum_functor'. The name as it is where nothing is left. */
 export function shortKernel(name: string): string {
   const plain = name.trim().replaceAll("(anonymous namespace)::", "").replace(BEFORE, "");
   const bare = outside(outside(plain, "<", ">").replaceAll("operator()", "operator"), "(", ")").trim().split(/\s/)[0] ?? "";

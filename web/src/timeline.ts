@@ -5,6 +5,7 @@ import type { CauseShare, RunColumns, SpanColumns, StepColumns, TimelineAnswer, 
 import { drawCounters, isKey } from "./counters";
 import type { Palette } from "./draw/colours";
 import { CALL, doubles, HALF, LANE, Layout, MAX_CALLS, type Lanes, type Link, type Part, type Source } from "./lanes";
+import { shortKernel } from "./kernels";
 import { duration } from "./numbers";
 
 const isWork = (kind: string): boolean => /^(kernel|replay|collective)$/.test(kind);
@@ -241,7 +242,7 @@ function steps(made: Layout, { start, end, like, anchor }: StepColumns, name: nu
     note: (index) => `${duration(end[index]! - start[index]!)}${like[index] ? "" : ", unlike the typical step"}`,
     text: (index) => `step ${index + 1}`,
   });
-  made.lane("Steps", anchor ? `by ${anchor}` : "", "Steps", [{ name: "", source, group: 0, height: HALF + 3 }]);
+  made.lane("Steps", anchor ? `by ${shortKernel(anchor)}` : "", "Steps", [{ name: "", source, group: 0, height: HALF + 3 }]);
 }
 
 /** Runs that were timed singly, by stream. */
