@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is shown, in the formats of other tools. Names are text in all of them: JSON and XML are escaped.
 
-import type { Lanes } from "./timeline";
+import type { Lanes } from "./lanes";
 import type { Tree } from "./flame";
 import { css } from "./draw/colours";
 
@@ -99,7 +99,7 @@ export function svg(tree: Tree, top: number, colours: Uint32Array, ink: string, 
 export function traceEvents(lanes: Lanes, left: number, right: number): string {
   const events: object[] = [];
   lanes.lanes.forEach((lane, number) => {
-    events.push({ ph: "M", name: "thread_name", pid: 1, tid: number + 1, args: { name: `${lane.label} ${lane.detail}`.trim() } });
+    events.push({ ph: "M", name: "thread_name", pid: 1, tid: number + 1, args: { name: lane.full } });
     events.push({ ph: "M", name: "thread_sort_index", pid: 1, tid: number + 1, args: { sort_index: number } });
   });
   for (const row of lanes.rows) {
@@ -107,7 +107,7 @@ export function traceEvents(lanes: Lanes, left: number, right: number): string {
       if (row.end[i]! < left || row.start[i]! > right) continue;
       const span = lanes.span(row.id[i]!);
       if (span.value !== undefined) {
-        events.push({ ph: "C", name: lanes.lanes[span.lane]!.label, pid: 1, ts: span.start / 1e3, args: { value: span.value } });
+        events.push({ ph: "C", name: lanes.lanes[span.lane]!.full, pid: 1, ts: span.start / 1e3, args: { value: span.value } });
         continue;
       }
       events.push({

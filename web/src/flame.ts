@@ -60,12 +60,15 @@ function isHidden(frame: FrameRow, hide: Hide): boolean {
   return hide === "runtime" && frame.kind !== "python" && RUNTIME.test(frame.binary);
 }
 
+/** The binary of what Sonde puts into a program. */
+const SONDE = "[memfd:sonde-library]";
+
 function shortFile(file: string): string {
   return file.slice(file.lastIndexOf("/") + 1);
 }
 
 function functionOf(frame: FrameRow): Function {
-  const name = frame.function || frame.binary || "[unknown]";
+  const name = frame.function || (frame.binary ? `${frame.binary === SONDE ? "Sonde’s own library" : frame.binary} (no symbols)` : "[unknown]");
   const place = frame.kind === "python" && frame.file ? `  ${shortFile(frame.file)}:${frame.line}` : "";
   return {
     name, label: name + place, kind: frame.kind, binary: frame.binary, file: frame.file, line: frame.line,
@@ -260,6 +263,9 @@ function arranged(functions: Function[], grown: Grown): Tree {
   };
 }
 
+/** In lower case, with single spaces: a place is searched for as verdicts and tables write it. */
+const plain = (text: string): string => text.toLowerCase().replaceAll(/\s+/g, " ");
+
 /** What matches a search: a text or, between slashes, a regular expression; null where it is empty, or no valid one. */
 export function matcher(search: string): ((fn: Function) => boolean) | null {
   const text = search.trim();
@@ -273,25 +279,33 @@ export function matcher(search: string): ((fn: Function) => boolean) | null {
       return null;
     }
   }
-  const lower = text.toLowerCase();
+  const lower = plain(text);
   return (fn) =>
-    fn.label.toLowerCase().includes(lower) || fn.binary.toLowerCase().includes(lower) ||
+    plain(fn.label).includes(lower) || fn.binary.toLowerCase().includes(lower) ||
     fn.file.toLowerCase().includes(lower);
 }
 
-/** Which nodes match (`lit`), and how much weight is under them (nested matches count once). */
-export function found(tree: Tree, matches: (fn: Function) => boolean): { lit: Uint8Array; weight: number } {
+/** Which nodes match (`lit`), and how much weight is under them (nested matches count once), below `top` alone. */
+export function found(tree: Tree, matches: (fn: Function) => boolean, top = 0): { lit: Uint8Array; weight: number } {
   const byFunction = tree.functions.map((fn, number) => number > 0 && matches(fn));
   const lit = new Uint8Array(tree.parent.length);
   const inside = new Uint8Array(tree.parent.length);
+  const below = new Uint8Array(tree.parent.length);
+  below[top] = 1;
   let weight = 0;
   for (let node = 1; node < lit.length; node++) {
-    const above = inside[tree.parent[node]!]!;
+    const parent = tree.parent[node]!;
+    const above = inside[parent]!;
+    if (below[parent]) below[node] = 1;
     if (byFunction[tree.fn[node]!]) {
       lit[node] = 1;
-      if (!above) weight += tree.total[node]!;
+      // Of a match above `top`, all of `top` is inside.
+      if (node === top ? true : !above && below[parent]) weight += tree.total[node]!;
       inside[node] = 1;
-    } else inside[node] = above;
+    } else {
+      if (node === top && above) weight += tree.total[node]!;
+      inside[node] = above;
+    }
   }
   return { lit, weight };
 }
@@ -312,11 +326,14 @@ export function table(tree: Tree): { fn: number; own: number; total: number; cou
   return rows.slice(1).sort((a, b) => b.own - a.own || b.total - a.total);
 }
 
-/** The levels as rows; a colourIndex is that of a function, plus their number where a search faded the node. */
-export function rowsOf(tree: Tree, background: number, lit: Uint8Array | null): Row[] {
+/** The levels as rows, without the first `skip`, one below another or (`upwards`) one above another; in both cases the
+ * uppermost row is the first one. A colourIndex is that of a function, plus their number where a search faded the node. */
+export function rowsOf(tree: Tree, background: number, lit: Uint8Array | null, skip = 0, upwards = false): Row[] {
   const { order, first, x, total, fn } = tree;
   const faded = tree.functions.length;
-  return Array.from({ length: tree.levels }, (_, level) => {
+  const count = Math.max(0, tree.levels - skip);
+  return Array.from({ length: count }, (_, number) => {
+    const level = upwards ? tree.levels - 1 - number : skip + number;
     const id = order.subarray(first[level], first[level + 1]);
     const start = new Float64Array(id.length);
     const end = new Float64Array(id.length);
@@ -327,7 +344,7 @@ export function rowsOf(tree: Tree, background: number, lit: Uint8Array | null): 
       end[i] = x[node]! + total[node]!;
       colourIndex[i] = fn[node]! + (lit && !lit[node] ? faded : 0);
     }
-    return makeRow(start, end, colourIndex, id, level * ROW_HEIGHT, ROW_HEIGHT - 1, background);
+    return makeRow(start, end, colourIndex, id, number * ROW_HEIGHT, ROW_HEIGHT - 1, background);
   });
 }
 

@@ -1,55 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // The answer `timeline` as lanes of boxes: threads with their waits and calls, streams with runs.
 
-import type { CounterColumns, Numbers, RunColumns, SpanColumns, StepColumns, TimelineAnswer, Verdict } from "./api";
-import { makeRow, type Row } from "./draw/boxes";
+import type { CauseShare, RunColumns, SpanColumns, StepColumns, TimelineAnswer, Track, Verdict } from "./api";
+import { drawCounters, isKey } from "./counters";
 import type { Palette } from "./draw/colours";
-import { duration, percent, scaled } from "./numbers";
+import { CALL, doubles, HALF, LANE, Layout, MAX_CALLS, type Lanes, type Link, type Part, type Source } from "./lanes";
+import { shortKernel } from "./kernels";
+import { duration } from "./numbers";
 
-/** Heights in CSS pixels: of a box of a lane, between lanes, of waits and samples, which are lower. */
-export const LANE = 22;
-const GAP = 8;
-const HALF = 13;
+const isWork = (kind: string): boolean => /^(kernel|replay|collective)$/.test(kind);
 
-export interface Span {
-  name: string;
-  kind: string;
-  start: number;
-  end: number;
-  note: string;
-  lane: number;
-  /** Of a counter. */
-  value?: number;
-}
-
-export interface Lane {
-  label: string;
-  detail: string;
-  top: number;
-  height: number;
-}
-
-/** Why something ran: from a thread that woke another, or from a launch to its run on the device. */
-export interface Link { fromX: number; fromY: number; toX: number; toY: number; kind: "wake" | "launch" }
-
-export interface Lanes {
-  lanes: Lane[];
-  rows: Row[];
-  height: number;
-  /** What a box is, by its id. */
-  span(id: number): Span;
-  /** The arrows from and to a box. */
-  linksOf(id: number): readonly Link[];
-  spans: number;
-  /** Spans that are not drawn, as too many overlap. */
-  hidden: number;
-  /** A colourIndex is the index of a kind times the number of names, plus the index of a name. */
-  kinds: readonly string[];
-  names: readonly string[];
-}
-
-/** Which spans a cause is about, by the cause's key, where a verdict is on threads and no device has stalls. */
+/** Which spans a cause or a bound is about, by its key; where a device's stalls are known, they are lit by their cause, too. */
 const OF_CAUSE: Record<string, (kind: string, name: string) => boolean> = {
+  compute: isWork, memory: isWork, kernels: isWork, "small kernels": isWork, throttled: isWork, device: isWork,
   "run queue": (kind) => kind === "runqueue",
   synchronization: (kind) => kind === "sync",
   copy: (kind) => kind === "copy",
@@ -68,6 +31,7 @@ const OF_CAUSE: Record<string, (kind: string, name: string) => boolean> = {
 /** Which kind of stacks shows a cause. */
 export function kindOfCause(cause: string): string {
   if (cause === "run queue") return "runqueue";
+  if (OF_CAUSE[cause] === isWork) return "kernel";
   if (["synchronization", "copy", "allocation", "build"].includes(cause)) return "device";
   if (["lock", "gil", "io", "sleep", "page fault", "input", "stopped"].includes(cause)) return "blocked";
   return "cpu";
@@ -79,161 +43,6 @@ export function titleOf(verdicts: readonly Verdict[], key: string): string {
     for (const cause of verdict.causes) if (cause.key === key) return cause.title;
   }
   return "";
-}
-
-/** One table of the answer as spans in columns. */
-interface Source {
-  start: Float64Array;
-  end: Float64Array;
-  /** What the box looks like: its kind and its name, as one number. */
-  colourIndex: Uint32Array;
-  /** Per span: which of the `groups` it is in, each of which has a lane (a track, a stream, a device). */
-  group: ArrayLike<number>;
-  groups: number;
-  note(index: number): string;
-  /** Of counters. */
-  value?: Numbers;
-  /** In place of the name of its `colourIndex`. */
-  text?(index: number): string;
-  /** Set by the layout: the lane of each group, and the id of the first span. */
-  lanes: Int32Array;
-  first: number;
-}
-
-/** Of a lane; spans that overlap more deeply are hidden, and counted. */
-const MAX_LAYERS = 6;
-/** The same of operators and functions, which call one another: as deep as stacks of frameworks are. */
-const MAX_CALLS = 40;
-/** The height of their boxes. */
-const CALL = 16;
-
-/** The spans `order` as layers without overlaps: each goes into the first layer that is free. */
-export function layered(start: Float64Array, end: Float64Array, order: Int32Array, most = MAX_LAYERS): Int32Array[] {
-  let last = -Infinity;
-  let isSorted = true;
-  let isFlat = true;
-  for (let i = 0; i < order.length; i++) {
-    const at = order[i]!;
-    if (i && start[at]! < start[order[i - 1]!]!) isSorted = false;
-    if (start[at]! < last) isFlat = false;
-    last = Math.max(last, end[at]!);
-  }
-  if (isFlat) return order.length ? [order] : [];
-  const sorted = isSorted ? order : order.slice().sort((a, b) => start[a]! - start[b]! || end[b]! - end[a]!);
-  const layer = new Uint8Array(sorted.length);
-  const ends: number[] = [];
-  const counts: number[] = [];
-  for (let i = 0; i < sorted.length; i++) {
-    const from = start[sorted[i]!]!;
-    let at = 0;
-    while (at < ends.length && ends[at]! > from) at++;
-    layer[i] = at;
-    if (at === most) continue;
-    ends[at] = Math.max(from, end[sorted[i]!]!);
-    counts[at] = (counts[at] ?? 0) + 1;
-  }
-  const layers = counts.map((count) => new Int32Array(count));
-  const filled = counts.map(() => 0);
-  for (let i = 0; i < sorted.length; i++) {
-    const at = layer[i]!;
-    if (at < most) layers[at]![filled[at]!++] = sorted[i]!;
-  }
-  return layers;
-}
-
-/** Indices of the spans of each group, in their order. */
-function grouped(group: ArrayLike<number>, groups: number): Int32Array[] {
-  const counts = new Int32Array(groups);
-  for (let i = 0; i < group.length; i++) counts[group[i]!]!++;
-  const lists = Array.from(counts, (count) => new Int32Array(count));
-  counts.fill(0);
-  for (let i = 0; i < group.length; i++) lists[group[i]!]![counts[group[i]!]!++] = i;
-  return lists;
-}
-
-/** Where lanes and rows are put, one below another. */
-class Layout {
-  readonly lanes: Lane[] = [];
-  readonly rows: Row[] = [];
-  readonly sources: Source[] = [];
-  readonly kinds: string[] = [];
-  readonly names: string[] = [];
-  private readonly byGroup = new Map<Source, Int32Array[]>();
-  spans = 0;
-  hidden = 0;
-  top = 4;
-
-  /** The index of a kind, which is added where it is new. */
-  kindOf(kind: string): number {
-    const at = this.kinds.indexOf(kind);
-    return at < 0 ? this.kinds.push(kind) - 1 : at;
-  }
-
-  add(given: Omit<Source, "lanes" | "first">): Source {
-    const source = { ...given, lanes: new Int32Array(given.groups), first: this.spans };
-    this.spans += given.start.length;
-    this.sources.push(source);
-    this.byGroup.set(source, grouped(given.group, given.groups));
-    return source;
-  }
-
-  of(source: Source, group: number): Int32Array {
-    return this.byGroup.get(source)![group] ?? new Int32Array(0);
-  }
-
-  lane(label: string, detail: string, parts: readonly { source: Source; group: number; height: number; layers?: number }[]): void {
-    const lane = this.lanes.length;
-    const from = this.top;
-    for (const { source, group, height, layers } of parts) {
-      source.lanes[group] = lane;
-      const spans = this.of(source, group);
-      let shown = 0;
-      for (const layer of layered(source.start, source.end, spans, layers)) {
-        this.row(source, layer, height);
-        this.top += height + 1;
-        shown += layer.length;
-      }
-      this.hidden += spans.length - shown;
-    }
-    const height = Math.max(LANE, this.top - from);
-    this.lanes.push({ label, detail, top: from, height });
-    this.top = from + height + GAP;
-  }
-
-  private row(source: Source, spans: Int32Array, height: number): void {
-    const count = spans.length;
-    const start = new Float64Array(count);
-    const end = new Float64Array(count);
-    const colourIndex = new Uint32Array(count);
-    const id = new Int32Array(count);
-    for (let i = 0; i < count; i++) {
-      const at = spans[i]!;
-      start[i] = source.start[at]!;
-      end[i] = source.end[at]!;
-      colourIndex[i] = source.colourIndex[at]!;
-      id[i] = source.first + at;
-    }
-    this.rows.push(makeRow(start, end, colourIndex, id, this.top, height, 0));
-  }
-
-  /** The source of a box, and which one of it. */
-  placed(id: number): [source: Source, index: number] {
-    const { sources } = this;
-    let at = sources.length - 1;
-    while (at > 0 && sources[at]!.first > id) at--;
-    return [sources[at]!, id - sources[at]!.first];
-  }
-
-  span(id: number): Span {
-    const { names } = this;
-    const [source, index] = this.placed(id);
-    const colourIndex = source.colourIndex[index]!;
-    return {
-      name: source.text?.(index) ?? names[colourIndex % names.length]!, kind: this.kinds[Math.floor(colourIndex / names.length)]!,
-      start: source.start[index]!, end: source.end[index]!, note: source.note(index),
-      lane: source.lanes[source.group[index]!]!, ...(source.value ? { value: source.value[index]! } : {}),
-    };
-  }
 }
 
 /** Where arrows begin and end. Which run belongs to which launch is looked up once somebody asks. */
@@ -295,16 +104,28 @@ function byCorrelation({ correlation, start }: SpanColumns): Map<number, number>
   return found;
 }
 
-const doubles = (values: ArrayLike<number>): Float64Array => values instanceof Float64Array ? values : Float64Array.from(values);
-
 function colourIndicesOf(kind: ArrayLike<number>, kinds: readonly number[], name: ArrayLike<number>, from: number, names: number): Uint32Array {
   const colourIndex = new Uint32Array(kind.length);
   for (let i = 0; i < colourIndex.length; i++) colourIndex[i] = kinds[kind[i]!]! * names + from + name[i]!;
   return colourIndex;
 }
 
-/** Where everything is put; colours are separate (`coloursOf`), so that a theme or a cause changes them alone. */
-export function layout(answer: TimelineAnswer): Lanes {
+/** Groups that are folded until somebody opens them, by the ends of their keys. */
+const FOLDED = /^(counters|sonde)/;
+
+/** A thread's name and number of a label as "python3 (7)". */
+const THREAD = /^(.*) \((\d+)\)$/s;
+
+/** A thread within its process: its name once, and its number. */
+export function threadName({ label, process }: Track): string {
+  const found = THREAD.exec(label);
+  if (!found) return label;
+  return found[1] === process || !found[1] ? `thread ${found[2]}` : `${found[1]} ${found[2]}`;
+}
+
+/** Where everything is put; colours are separate (`coloursOf`), so that a theme or a cause changes them alone.
+ * `toggled`: keys of groups that are folded, or not, against what they are at first. */
+export function layout(answer: TimelineAnswer, toggled: readonly string[] = []): Lanes {
   const made = new Layout();
   const { runs, stalls } = answer;
   const ofRuns = answer.names.length;
@@ -314,19 +135,18 @@ export function layout(answer: TimelineAnswer): Lanes {
   }
   const ofNothing = made.names.push("") - 1;
   const names = made.names.length;
-  const none = (): string => "";
+  const head = (key: string, label: string, rows: number, what: string): void =>
+    made.head(key, label, `${rows} ${what}${rows === 1 ? "" : "s"}`, FOLDED.test(key) !== toggled.includes(key));
   if (answer.steps) steps(made, answer.steps, ofNothing);
   const counters = answer.counters?.filter((one) => one.time.length > 1 && Array.from(one.value).some((value) => value !== 0)) ?? [];
-  // Key counters stand above the devices, the others below all threads.
-  const [above, below] = [counters.filter(({ label }) => KEY_COUNTERS.test(label)), counters.filter(({ label }) => !KEY_COUNTERS.test(label))];
-  drawCounters(made, above.slice(0, MAX_ABOVE), answer.end_ns, ofNothing);
-
-  const devices = [...new Set(Array.from(stalls.device))].sort((a, b) => a - b);
+  const key = counters.filter(isKey).slice(0, MAX_ABOVE);
+  const other = counters.filter((one) => !key.includes(one)).slice(0, MAX_BELOW);
+  const numbers = Array.from(stalls.device);
+  const stalledDevices = [...new Set(numbers)].sort((a, b) => a - b);
   const stalled = made.add({
-    start: doubles(stalls.start), end: doubles(stalls.end), group: Array.from(stalls.device, (one) => devices.indexOf(one)),
-    groups: devices.length, note: none, colourIndex: colourIndicesOf(new Uint8Array(stalls.start.length), [made.kindOf("stall")], stalls.cause, ofCauses, names),
+    start: doubles(stalls.start), end: doubles(stalls.end), group: numbers.map((one) => stalledDevices.indexOf(one)),
+    groups: stalledDevices.length, note: () => "", colourIndex: colourIndicesOf(new Uint8Array(stalls.start.length), [made.kindOf("stall")], stalls.cause, ofCauses, names),
   });
-  devices.forEach((device, group) => made.lane(`GPU${device} idle`, "why no kernel ran", [{ source: stalled, group, height: LANE }]));
 
   const spansOf = (spans: SpanColumns): Source => made.add({
     start: doubles(spans.start), end: doubles(spans.end), group: spans.track, groups: answer.tracks.length,
@@ -347,10 +167,27 @@ export function layout(answer: TimelineAnswer): Lanes {
     return isCall ? `runs ${ago} later on ${where}` : `launched ${ago} before by ${where}`;
   };
   const device = spansOf(answer.device);
-  answer.tracks.forEach((track, group) => {
-    if (made.of(device, group).length) made.lane(track.label, track.process, [{ source: device, group, height: LANE }]);
-  });
-  if (runs) streams(made, runs, ofRuns);
+  const timed = runs ? streams(made, runs, ofRuns) : null;
+  const streamTracks = answer.tracks.flatMap((track, group) => (made.of(device, group).length ? [{ track, group }] : []));
+  const devices = [...new Set([
+    ...stalledDevices, ...streamTracks.map(({ track }) => track.device), ...(timed?.keys ?? []).map((one) => one.device), ...[...key, ...other].map((one) => deviceOf(one.label)),
+  ])].sort((a, b) => a - b);
+  for (const number of devices) {
+    const mine = streamTracks.filter(({ track }) => track.device === number);
+    const sampled = timed?.keys.filter((one) => one.device === number) ?? [];
+    const [above, below] = [key, other].map((list) => list.filter((one) => deviceOf(one.label) === number)) as [typeof key, typeof key];
+    const at = stalledDevices.indexOf(number);
+    const gpu = number < 0 ? "Node" : `GPU ${number}`;
+    if (mine.length + sampled.length + above.length || at >= 0) head(`gpu ${number}`, gpu, mine.length + sampled.length + above.length + (at < 0 ? 0 : 1), "row");
+    drawCounters(made, above, answer.end_ns, ofNothing);
+    if (at >= 0) made.lane("idle", "why no kernel ran", `GPU${number} idle`, [{ name: "", source: stalled, group: at, height: LANE }]);
+    for (const { track, group } of mine) made.lane(track.label.replace(/^GPU\d+ /, ""), track.process, track.label, [{ name: "", source: device, group, height: LANE }]);
+    for (const { stream, group } of sampled) made.lane(`stream ${stream}`, "a sample of its runs", `GPU${number} stream ${stream}`, [{ name: "", source: timed!.source, group, height: LANE }]);
+    if (below.length) {
+      head(`counters ${number}`, `${gpu}, more counters`, below.length, "row");
+      drawCounters(made, below, answer.end_ns, ofNothing);
+    }
+  }
 
   const calls = spansOf(answer.calls);
   const states = spansOf(answer.states);
@@ -360,30 +197,40 @@ export function layout(answer: TimelineAnswer): Lanes {
   const score = (track: number): number =>
     (made.of(calls, track).length ? 1e18 : 0) + weights[track]! + made.of(states, track).length + (host ? made.of(host, track).length : 0);
   const order = answer.tracks.map((_, track) => track).filter((track) => score(track) > 0).sort((a, b) => score(b) - score(a) || a - b);
-  for (const group of order) {
-    const thread = answer.tracks[group]!;
-    const parts = [
-      ...(host ? [{ source: host, group, height: CALL, layers: MAX_CALLS }] : []), { source: calls, group, height: LANE }, { source: states, group, height: HALF }, { source: ran, group, height: HALF },
-    ].filter((part) => made.of(part.source, group).length);
-    laneOfTrack[group] = made.lanes.length;
-    made.lane(thread.label, `${thread.process}${thread.owner === "program" ? "" : ` · ${thread.owner}`}`, parts);
+  const groupOf = (track: number): string => answer.tracks[track]!.owner === "sonde" ? "sonde" : `process ${answer.tracks[track]!.pid}`;
+  // Processes in the order of their first thread, and the profiler's threads last.
+  const groups = [...new Set(order.map(groupOf))].sort((a, b) => Number(a === "sonde") - Number(b === "sonde"));
+  for (const key of groups) {
+    const threads = order.filter((track) => groupOf(track) === key);
+    const { process, pid } = answer.tracks[threads[0]!]!;
+    head(key, key === "sonde" ? "Sonde’s own threads" : `${process || "process"} ${pid}`, threads.length, "thread");
+    for (const group of threads) {
+      const thread = answer.tracks[group]!;
+      const parts: Part[] = [
+        ...(host ? [{ name: "functions", source: host, group, height: CALL, layers: MAX_CALLS }] : []), { name: "calls", source: calls, group, height: LANE },
+        { name: "waits", source: states, group, height: HALF }, { name: "on a CPU", source: ran, group, height: HALF },
+      ].filter((part) => made.of(part.source, group).length);
+      made.lane(threadName(thread), thread.owner === "program" ? "" : thread.owner, thread.label, parts);
+      laneOfTrack[group] = parts[0]!.source.lanes[group]!;
+    }
   }
-  drawCounters(made, below.slice(0, MAX_BELOW), answer.end_ns, ofNothing);
   links = new Links(made, answer, calls, states, device, laneOfTrack);
   const arrows = links;
   return {
-    lanes: made.lanes, rows: made.rows, height: made.top, spans: made.spans, hidden: made.hidden,
+    lanes: made.lanes, rows: made.rows, laneOfRow: made.laneOfRow, height: made.top, spans: made.spans, hidden: made.hidden, laneOfTrack,
     kinds: made.kinds, names: made.names, span: (id) => made.span(id), linksOf: (id) => arrows.of(id),
   };
 }
 
-/** Counters that are worth a place beside the idle gaps. */
-const KEY_COUNTERS = /gpu\.utilization|sm\.active|hw\.power/;
-/** Of counters that are drawn; the others are left out. */
+/** Of counters that are drawn above the streams, and below; the others are left out. */
 const MAX_ABOVE = 3;
 const MAX_BELOW = 12;
-/** Of colours. */
-export const COUNTER_LEVELS = 8;
+
+/** Which device a counter is of, by its label; -1: of none. */
+function deviceOf(label: string): number {
+  const found = /^GPU(\d+) /.exec(label);
+  return found ? Number(found[1]) : -1;
+}
 
 function steps(made: Layout, { start, end, like, anchor }: StepColumns, name: number): void {
   if (!start.length) return;
@@ -395,36 +242,23 @@ function steps(made: Layout, { start, end, like, anchor }: StepColumns, name: nu
     note: (index) => `${duration(end[index]! - start[index]!)}${like[index] ? "" : ", unlike the typical step"}`,
     text: (index) => `step ${index + 1}`,
   });
-  made.lane("Steps", anchor ? `by ${anchor}` : "", [{ source, group: 0, height: HALF + 3 }]);
+  made.lane("Steps", anchor ? `by ${shortKernel(anchor)}` : "", "Steps", [{ name: "", source, group: 0, height: HALF + 3 }]);
 }
 
-/** Each value as a box until the next one, the darker the higher: beside spans a shade is read at once. */
-function drawCounters(made: Layout, counters: readonly CounterColumns[], end: number, name: number): void {
-  const kinds = Array.from({ length: COUNTER_LEVELS }, (_, level) => made.kindOf(`counter ${level}`));
-  const names = made.names.length;
-  for (const { label, time, value } of counters) {
-    const most = Array.from(value).reduce((all, one) => Math.max(all, one), 0);
-    const start = doubles(time);
-    const isShare = most <= 1 && /utilization|active|throttled/.test(label);
-    const shown = (index: number): string => (isShare ? percent(value[index]!) : scaled(value[index]!, ""));
-    const source = made.add({
-      start, end: Float64Array.from(start, (from, i) => (i + 1 < start.length ? start[i + 1]! : Math.max(from, end))),
-      group: new Uint8Array(start.length), groups: 1, text: shown, value, note: () => label,
-      colourIndex: Uint32Array.from(start, (_, i) => kinds[most > 0 ? Math.max(0, Math.min(COUNTER_LEVELS - 1, Math.round((value[i]! / most) * (COUNTER_LEVELS - 1)))) : 0]! * names + name),
-    });
-    made.lane(label.replace(/\b(hw\.gpu|sonde\.gpu|hw|sonde)\./, "").replaceAll(/[._]/g, " "), `up to ${isShare ? percent(most) : scaled(most, "")}`, [{ source, group: 0, height: HALF + 3 }]);
-  }
-}
+/** Runs that were timed singly, by stream. */
+interface Streams { source: Source; keys: { device: number; stream: number; group: number }[] }
 
-function streams(made: Layout, runs: RunColumns, names: number): void {
-  const keys = new Map<string, number>();
+function streams(made: Layout, runs: RunColumns, names: number): Streams {
+  const keys = new Map<string, Streams["keys"][number]>();
   const group = new Int32Array(runs.start.length);
   for (let i = 0; i < group.length; i++) {
     // Waits for the device are on their threads' lanes.
-    const key = runs.kinds[runs.kind[i]!] === "sync" ? "" : `GPU${runs.device[i]} stream ${runs.stream[i]}`;
-    let number = keys.get(key);
-    if (number === undefined) keys.set(key, (number = keys.size));
-    group[i] = number;
+    const isWait = runs.kinds[runs.kind[i]!] === "sync";
+    const [device, stream] = [runs.device[i]!, runs.stream[i]!];
+    const key = isWait ? "" : `${device} ${stream}`;
+    let found = keys.get(key);
+    if (!found) keys.set(key, (found = { device: isWait ? NaN : device, stream, group: keys.size }));
+    group[i] = found.group;
   }
   const source = made.add({
     start: doubles(runs.start), end: doubles(runs.end), group, groups: keys.size,
@@ -434,9 +268,7 @@ function streams(made: Layout, runs: RunColumns, names: number): void {
       return weight > 1.001 ? `timed for about ${weight.toFixed(1)} like it` : "";
     },
   });
-  for (const [key, number] of [...keys].sort(([a], [b]) => a.localeCompare(b, "en", { numeric: true }))) {
-    if (key) made.lane(key, "timed runs, a sample", [{ source, group: number, height: LANE }]);
-  }
+  return { source, keys: [...keys.values()].filter((one) => !Number.isNaN(one.device)).sort((a, b) => a.stream - b.stream) };
 }
 
 /** Samples sum up an interval: they are drawn as that interval, as wide as the time on a CPU. */
@@ -464,19 +296,81 @@ export function leftOutOf({ calls, states, device, samples, host, runs }: Timeli
   return calls.left_out + states.left_out + device.left_out + samples.left_out + (host?.left_out ?? 0) + (runs?.left_out ?? 0) + lanes.hidden;
 }
 
-/** Colours of the boxes; where a cause is chosen, what it is not about is faded. */
+/** The time in which devices worked, or else that in which threads called them, with a little around it; all of it where that is most of it,
+ * or nothing of the kind is known. In ns after the origin. */
+export function workOf(answer: TimelineAnswer): readonly [left: number, right: number] {
+  const [first, last] = [answer.begin_ns, answer.end_ns];
+  let [left, right] = [Infinity, -Infinity];
+  const ofDevices = [answer.device, answer.stalls, ...(answer.runs ? [answer.runs] : [])];
+  const isDevice = ofDevices.some(({ start }) => start.length > 0);
+  for (const { start, end } of isDevice ? ofDevices : [answer.calls]) {
+    for (let i = 0; i < start.length; i++) {
+      left = Math.min(left, start[i]!);
+      right = Math.max(right, end[i]!);
+    }
+  }
+  const room = (right - left) / 20;
+  if (!(right > left) || right - left > (last - first) / 2) return [first, last];
+  return [Math.max(first, left - room), Math.min(last, right + room)];
+}
+
+/** Where a cause is, in tracks: of the threads that it holds up, and of those that these waited for. */
+export function tracksOf(answer: TimelineAnswer, key: string): { held: Set<number>; reason: Set<number> } {
+  const found = { held: new Set<number>(), reason: new Set<number>() };
+  for (const verdict of answer.explanation.verdicts) {
+    for (const cause of verdict.causes) {
+      if (cause.key !== key || !cause.thread) continue;
+      const reason = reasonOf(answer, cause);
+      answer.tracks.forEach(({ label }, track) => {
+        if (label === cause.thread) found.held.add(track);
+        if (label === reason?.thread) found.reason.add(track);
+      });
+    }
+  }
+  return found;
+}
+
+/** The thread that ended most of a cause's waits, and what it did meanwhile (`analyze` has both as one text). */
+export function reasonOf(answer: TimelineAnswer, cause: CauseShare): { thread: string; text: string; where: string } | null {
+  for (const fact of cause.facts) {
+    const [, text] = /^\d+ % of it ended by (.+)$/s.exec(fact) ?? [];
+    const track = text ? answer.tracks.find(({ label }) => text === label || text.startsWith(`${label}, `)) : undefined;
+    if (!track) continue;
+    const [, where = ""] = /^, on a CPU in (.+?)(?: ← .*)?$/s.exec(text!.slice(track.label.length)) ?? [];
+    return { thread: track.label, text: fact, where };
+  }
+  return null;
+}
+
+/** Colours of the boxes, three times as many as kinds and names: where a cause is chosen, what it is not about is faded
+ * in the first ones; in the second ones all is, in the third ones nothing. */
 export function coloursOf(lanes: Lanes, answer: TimelineAnswer, palette: Palette, cause: string): Uint32Array {
   const { kinds, names } = lanes;
   const title = titleOf(answer.explanation.verdicts, cause);
-  const isLit = !cause ? null
-    : answer.stalls.start.length > 0 ? (kind: string, name: string): boolean => kind === "stall" && name === title
-    : (OF_CAUSE[cause] ?? null);
-  const colours = new Uint32Array(kinds.length * names.length);
+  const hasStalls = answer.stalls.start.length > 0;
+  const isOf = OF_CAUSE[cause] ?? (() => false);
+  const isLit = (kind: string, name: string): boolean => (kind === "stall" ? name === title : isOf(kind, name));
+  const isKnown = cause && (hasStalls || OF_CAUSE[cause]);
+  const count = kinds.length * names.length;
+  const colours = new Uint32Array(3 * count);
   kinds.forEach((kind, number) => {
-    const from = number * names.length;
     const colour = palette.span(kind);
-    colours.fill(colour, from, from + names.length);
-    if (isLit && !/^(counter|step|odd step)/.test(kind)) names.forEach((name, i) => { if (!isLit(kind, name)) colours[from + i] = palette.faded; });
+    const from = number * names.length;
+    for (const block of [0, 2]) colours.fill(colour, block * count + from, block * count + from + names.length);
+    if (isKnown) names.forEach((name, i) => { colours[from + i] = !isLit(kind, name) ? palette.faded : kind === "blocked" ? palette.span("chosen wait") : colour; });
   });
-  return colours;
+  return colours.fill(palette.faded, count, 2 * count);
+}
+
+/** Which of the three parts of `coloursOf` each row has its colours from. */
+export function offsetsOf(lanes: Lanes, answer: TimelineAnswer, cause: string): number[] {
+  const count = lanes.kinds.length * lanes.names.length;
+  const { held, reason } = tracksOf(answer, cause);
+  const lanesOf = (tracks: Set<number>): Set<number> => new Set([...tracks].map((track) => lanes.laneOfTrack[track]!));
+  const [heldLanes, reasonLanes, threads] = [lanesOf(held), lanesOf(reason), new Set(lanes.laneOfTrack)];
+  return lanes.rows.map((row, number) => {
+    const lane = lanes.laneOfRow[number]!;
+    if (!cause || row.levels || reasonLanes.has(lane) || lanes.lanes[lane]!.label === "Steps") return 2 * count;
+    return held.size && threads.has(lane) && !heldLanes.has(lane) ? count : 0;
+  });
 }

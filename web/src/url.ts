@@ -70,13 +70,15 @@ export interface Place {
   /** Of the timeline: seconds since 1970; 0: the whole range. */
   left: number;
   right: number;
+  /** Parts of a range that are folded, or not, against what they are at first: groups of lanes, the verdict. */
+  toggled: readonly string[];
 }
 
 export const START: Place = {
   view: "overview", node: "", from: 0, to: 0, kind: "cpu", search: "", focus: [], invert: false,
   hide: "", shape: "graph", group: "", fn: "", cause: "", pid: "", live: 0, left: 0, right: 0,
   job: "", measure: "late", release: "", by: "", id: "", owner: "", ownerBy: "", list: "nodes", sort: "",
-  node2: "", pid2: "", job2: "", from2: 0, to2: 0,
+  node2: "", pid2: "", job2: "", from2: 0, to2: 0, toggled: [],
 };
 
 const TEXTS = ["node", "kind", "search", "hide", "fn", "cause", "pid", "job", "release", "id", "owner", "sort", "node2", "pid2", "job2"] as const;
@@ -89,7 +91,7 @@ export function parse(query: string): Place {
   const place: Place = {
     ...START, view: one("view", VIEWS, "overview"), shape: one("shape", SHAPES, "graph"), measure: one("measure", MEASURES, "late"),
     group: one("group", GROUPS, ""), by: one("by", OWNER_KINDS, "" as OwnerKind), ownerBy: one("ownerBy", OWNER_KINDS, "" as OwnerKind),
-    list: one("list", LISTS, "nodes"), focus: given.getAll("focus"), invert: given.get("invert") === "1",
+    list: one("list", LISTS, "nodes"), focus: given.getAll("focus"), toggled: given.getAll("toggled"), invert: given.get("invert") === "1",
   };
   for (const name of TEXTS) place[name] = given.get(name) ?? START[name];
   for (const name of TIMES) {
@@ -102,7 +104,7 @@ export function parse(query: string): Place {
 
 export function format(place: Place): string {
   const query = new URLSearchParams();
-  const names: readonly (keyof Place)[] = ["view", ...TEXTS, ...TIMES, "focus", "invert", "shape", "group", "measure", "by", "ownerBy", "list"];
+  const names: readonly (keyof Place)[] = ["view", ...TEXTS, ...TIMES, "focus", "toggled", "invert", "shape", "group", "measure", "by", "ownerBy", "list"];
   for (const name of names) {
     const value = place[name];
     if (value === START[name]) continue;

@@ -109,6 +109,36 @@ describe("paint", () => {
     }
   });
 
+  it("keeps the colour of boxes below a pixel where a row fills by height", () => {
+    const spans = Array.from({ length: 1000 }, (_, i): [number, number] => [i, i + 0.5]);
+    const pixels = new Uint32Array(10 * 8);
+    paint(pixels, 10, 8, 1, [{ ...rowOf(spans, 8), fills: true }], { left: 0, right: 1000, scroll: 0 }, WHITE, 30);
+    expect([...pixels.slice(0, 40)].every((one) => one === WHITE)).toBe(true);
+    expect([...pixels.slice(40)].every((one) => one === RED)).toBe(true);
+  });
+
+  it("never paints a lane full that is hardly covered", () => {
+    const spans = Array.from({ length: 1000 }, (_, i): [number, number] => [i, i + 0.01]);
+    const pixels = new Uint32Array(10 * 8);
+    paint(pixels, 10, 8, 1, [{ ...rowOf(spans, 8), fills: true }], { left: 0, right: 1000, scroll: 0 }, WHITE, 30);
+    expect(pixels.filter((one) => one === RED)).toHaveLength(10 * 2);
+  });
+
+  it("draws boxes as high as their levels, without gaps", () => {
+    const pixels = new Uint32Array(20 * 4);
+    const row = { ...rowOf([[0, 10], [10, 20]], 4), levels: Float32Array.of(0.5, 1) };
+    paint(pixels, 20, 4, 1, [row], { left: 0, right: 20, scroll: 0 }, WHITE, 30);
+    const filled = (x: number) => [0, 1, 2, 3].filter((y) => pixels[y * 20 + x] === RED).length;
+    expect([0, 9, 10, 19].map(filled)).toEqual([2, 2, 4, 4]);
+  });
+
+  it("takes colours from where a row's offset leads", () => {
+    const pixels = new Uint32Array(4);
+    const row = { ...rowOf([[0, 4]], 1), offset: 1 };
+    painter.paint(pixels, 4, 1, 1, [row], Uint32Array.of(RED, 0xff00ff00), { left: 0, right: 4, scroll: 0 }, WHITE, 30);
+    expect(pixels[0]).toBe(0xff00ff00);
+  });
+
   it("keeps a lone short box visible", () => {
     const pixels = new Uint32Array(10);
     paint(pixels, 10, 1, 1, [rowOf([[500, 500.001]], 1)], { left: 0, right: 1000, scroll: 0 }, WHITE, 30);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 import { describe, expect, it } from "vitest";
-import { paletteOf } from "../src/draw/colours";
+import { contrast, inkOn, paletteOf } from "../src/draw/colours";
 
 type Triple = [number, number, number];
 
@@ -42,5 +42,27 @@ describe("colours of spans that stand together", () => {
         }
       });
     }
+  }
+});
+
+describe("contrast", () => {
+  /** What is drawn beside the ground of its lane, and means something by its colour. */
+  const DRAWN = ["kernel", "collective", "copy", "set", "replay", "launch", "graph_launch", "sync", "alloc", "pin", "build", "runqueue", "running", "stall", "odd step", "counter"];
+
+  for (const dark of [false, true]) {
+    const palette = paletteOf(dark);
+    it(`of spans to the ground of their lane is 3 at least, ${dark ? "dark" : "light"}`, () => {
+      const low = DRAWN.map((kind) => [kind, contrast(palette.span(kind), palette.lane)] as const).filter(([, one]) => one < 3);
+      expect(low).toEqual([]);
+    });
+
+    it(`of text to its box is 4.5 at least, ${dark ? "dark" : "light"}`, () => {
+      const boxes = [...DRAWN, "blocked", "step", "operator", "python", "range", "free", "event", "other"].map((kind) => palette.span(kind));
+      for (const kind of ["python", "kernel", "jit", "root", "user"]) boxes.push(palette.frame(kind, "libtorch", kind));
+      const inks = { "rgb(0 0 0)": 0xff000000, "rgb(255 255 255)": 0xffffffff } as Record<string, number>;
+      for (const box of boxes) expect(contrast(inks[inkOn(box)]!, box)).toBeGreaterThanOrEqual(4.5);
+      const [red, green, blue] = palette.fadedInk.match(/\d+/g)!.map(Number) as [number, number, number];
+      expect(contrast((0xff000000 | (blue << 16) | (green << 8) | red) >>> 0, palette.faded)).toBeGreaterThanOrEqual(4.5);
+    });
   }
 });

@@ -23,7 +23,7 @@ describe("tree", () => {
     expect(tree.total[0]).toBe(100);
     expect(tree.own.reduce((sum, one) => sum + one, 0)).toBe(100);
     const rows = rowsOf(tree, paletteOf(false).background, null);
-    expect([...rows[2]!.id].map((node) => tree.functions[tree.fn[node]!]!.label)).toEqual(["step  train.py:7", "step  train.py:9", "libc.so.6"]);
+    expect([...rows[2]!.id].map((node) => tree.functions[tree.fn[node]!]!.label)).toEqual(["step  train.py:7", "step  train.py:9", "libc.so.6 (no symbols)"]);
     expect([...rows[2]!.start]).toEqual([0, 60, 90]);
   });
 
@@ -56,5 +56,29 @@ describe("tree", () => {
   it("goes as far along a path as it leads", () => {
     const tree = build(FLAME, "ns", false, "");
     expect(pathOf(tree, nodeOf(tree, ["main", "gone", "step"]))).toEqual(["main"]);
+  });
+
+  it("finds a place as verdicts write it, and weighs what is zoomed to alone", () => {
+    const tree = build(FLAME, "ns", false, "");
+    expect(found(tree, matcher("step train.py:7")!).weight).toBe(60);
+    const step = nodeOf(tree, ["main", "step  train.py:9"]);
+    expect(found(tree, matcher("step")!, step).weight).toBe(30);
+    expect(found(tree, matcher("main")!, step).weight).toBe(30);
+    expect(found(tree, matcher("read")!, step).weight).toBe(0);
+    expect(found(tree, matcher("read")!, nodeOf(tree, ["main"])).weight).toBe(60);
+  });
+
+  it("stands as rows upwards or downwards, without its first levels", () => {
+    const tree = build(FLAME, "ns", false, "");
+    const names = (rows: ReturnType<typeof rowsOf>) => rows.map((row) => [tree.functions[tree.fn[row.id[0]!]!]!.name, row.top]);
+    const down = names(rowsOf(tree, 0, null, 1));
+    expect(down.map(([name]) => name)).toEqual(["main", "step", "read"]);
+    expect(names(rowsOf(tree, 0, null, 1, true)).map(([name]) => name)).toEqual(["read", "step", "main"]);
+    expect(names(rowsOf(tree, 0, null, 1, true)).map(([, top]) => top)).toEqual(down.map(([, top]) => top));
+  });
+
+  it("names the binary of what has no symbols", () => {
+    const label = (binary: string) => build({ ...FLAME, frames: [frame("", "user", binary)], stacks: [{ frames: [0], n: 1, ns: 1, bytes: 0 }] }, "ns", false, "").functions[1]!.label;
+    expect([label("libz.so.1.3"), label("[memfd:sonde-library]"), label("")]).toEqual(["libz.so.1.3 (no symbols)", "Sonde’s own library (no symbols)", "[unknown]"]);
   });
 });

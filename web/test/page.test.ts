@@ -4,7 +4,7 @@ import { aligned, chartsOf, dips } from "../src/charts";
 import { states } from "../src/devices";
 import { duration, percent, scaled } from "../src/numbers";
 import type { Columns } from "../src/packed";
-import { layered } from "../src/timeline";
+import { layered } from "../src/lanes";
 import { format, parse, START } from "../src/url";
 
 /** Rows as an answer in columns has them. */
@@ -25,7 +25,7 @@ describe("address", () => {
   it("gives back every place", () => {
     const place = {
       ...START, view: "range" as const, node: "a&b=<c>", from: 1795312870.606, to: 1795312880.606123, kind: "kernel",
-      search: "/x|y/", focus: ["main", "step  a.py:1 & more"], invert: true, hide: "python", shape: "table" as const,
+      search: "/x|y/", focus: ["main", "step  a.py:1 & more"], toggled: ["verdict", "process 7"], invert: true, hide: "python", shape: "table" as const,
       cause: "run queue", pid: "12", live: 900, job: "a<b>&", measure: "work" as const, release: "2026 & more", left: 1795312871.5, right: 1795312872.25,
     };
     expect(parse(format(place))).toEqual(place);

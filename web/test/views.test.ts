@@ -10,7 +10,11 @@ import { around, build, byBinary, nodeOf, pathOf } from "../src/flame";
 import { sharesOf, sumOf, type Hours } from "../src/gpu_hours";
 import { energy } from "../src/numbers";
 import { forget, held, hold } from "../src/tenants";
-import { LANE, layout, leftOutOf } from "../src/timeline";
+import { LANE } from "../src/lanes";
+import { coloursOf, layout, leftOutOf, offsetsOf, reasonOf, threadName, tracksOf, workOf } from "../src/timeline";
+import { counterName } from "../src/counters";
+import { paletteOf } from "../src/draw/colours";
+import { ownBounds } from "../src/views/verdict";
 import { crumbsOf } from "../src/trail";
 import { format, parse, START } from "../src/url";
 import { placeOf } from "../src/views/alerts";
@@ -197,7 +201,7 @@ describe("a timeline", () => {
   const idOf = (kind: string): number => Array.from({ length: lanes.spans }, (_, id) => id).find((id) => lanes.span(id).kind === kind)!;
 
   it("has arrows from a launch to its run, from either end, and from who woke a thread", () => {
-    const launch = [{ fromX: 10, fromY: middle("main"), toX: 30, toY: middle("GPU0 stream 7"), kind: "launch" }];
+    const launch = [{ fromX: 10, fromY: middle("main"), toX: 30, toY: middle("stream 7"), kind: "launch" }];
     expect(lanes.linksOf(idOf("launch"))).toEqual(launch);
     expect(lanes.linksOf(idOf("kernel"))).toEqual(launch);
     expect(lanes.linksOf(idOf("blocked"))).toEqual([{ fromX: 80, fromY: middle("loader"), toX: 80, toY: middle("main"), kind: "wake" }]);
@@ -210,14 +214,71 @@ describe("a timeline", () => {
   it("has steps, and counters that are ever above nothing", () => {
     expect(lanes.span(idOf("step"))).toMatchObject({ name: "step 1", start: 0, end: 50 });
     expect(lanes.span(idOf("odd step"))).toMatchObject({ name: "step 2", note: "40 ns, unlike the typical step" });
-    expect(lanes.span(idOf("counter 7"))).toMatchObject({ name: "100 %", start: 50, end: 100, value: 1 });
-    expect(laneOf("GPU0 clock sm")).toBe(-1);
+    expect(lanes.span(idOf("counter") + 1)).toMatchObject({ name: "100 %", start: 50, end: 100, value: 1 });
+    expect(lanes.lanes.map((lane) => lane.full)).not.toContain("GPU0 clock sm");
     const events = JSON.parse(traceEvents(lanes, 0, 100)).traceEvents as { ph: string; name: string; args?: { value?: number } }[];
     expect(events.filter(({ ph }) => ph === "C").map(({ name, args }) => [name, args?.value])).toEqual([["GPU0 utilization", 0.25], ["GPU0 utilization", 1]]);
   });
 
   it("counts what is left out, of operators and functions too", () => {
     expect(leftOutOf({ ...answer, host: { ...none(), left_out: 5 }, calls: { ...answer.calls, left_out: 2 } }, lanes)).toBe(7);
+  });
+
+  it("has groups: devices, then processes with their threads, each of which can be folded", () => {
+    expect(lanes.lanes.map(({ label, group }) => group ?? label)).toEqual(["Steps", "gpu 0", "busy", "stream 7", "process 1", "main", "loader"]);
+    const folded = layout(answer, ["process 1"]);
+    expect(folded.lanes.map(({ label, isFolded }) => [label, isFolded])).toEqual([["Steps", undefined], ["GPU 0", false], ["busy", undefined], ["stream 7", undefined], ["python3 1", true]]);
+    // A thread that is folded stands for itself by its group's head.
+    expect(folded.linksOf(idOf("launch"))[0]!.fromY).toBe(folded.lanes[4]!.top + LANE / 2);
+    expect(folded.spans).toBe(lanes.spans);
+    const own = { ...answer, tracks: answer.tracks.map((one, i) => (i === 1 ? { ...one, owner: "sonde" } : one)) };
+    expect(layout(own).lanes.at(-1)).toMatchObject({ label: "Sonde’s own threads", isFolded: true });
+  });
+
+  it("names a thread once within its process", () => {
+    const name = (label: string, process: string) => threadName({ ...track(label, "thread"), process });
+    expect([name("python3 (7)", "python3"), name("loader (8)", "python3"), name(" (9)", "x"), name("odd", "x")]).toEqual(["thread 7", "loader 8", "thread 9", "odd"]);
+  });
+
+  it("has counters as levels of a scale, with units", () => {
+    const [busy] = lanes.lanes.filter((lane) => lane.label === "busy");
+    expect([busy!.detail, busy!.valueAt!(-1), busy!.valueAt!(10), busy!.valueAt!(60)]).toEqual(["0 to 100 %", "", "25.0 %", "100 %"]);
+    const row = lanes.rows.find((one) => one.levels)!;
+    expect([...row.levels!]).toEqual([0.25, 1]);
+    expect(counterName("GPU0 sonde.gpu.clock sm", 1.98e9)).toEqual({ full: "GPU0 clock sm", short: "SM clock", unit: "Hz" });
+    expect(counterName("GPU0 hw.power", 576.6).unit).toBe("W");
+  });
+
+  it("lights a cause in the threads that wait and in those that they waited for, and fades the others", () => {
+    const cause = {
+      key: "input", title: "input pipeline", bound: "input", detail: "", ns: 1, share: 0.6, count: 1, longest_ns: 1, thread: "main", locations: [],
+      facts: ["100 % of it ended by loader, on a CPU in load a b.py:3 ← run b.py:9"],
+    };
+    const verdict = {
+      device: -1, device_name: "main", bound: "input", bounds: [{ key: "input", share: 0.6 }, { key: "memory", share: 0.3 }], computing: 0, idle: 0, window_ns: 100,
+      causes: [cause], evidence: [], advice: [], without_device: false,
+    };
+    const given: TimelineAnswer = { ...answer, explanation: { verdicts: [verdict], notes: [] } };
+    expect(tracksOf(given, "input")).toEqual({ held: new Set([0]), reason: new Set([1]) });
+    expect(reasonOf(given, cause)).toEqual({ thread: "loader", text: cause.facts[0], where: "load a b.py:3" });
+    expect(reasonOf(given, { ...cause, facts: ["<b>loader</b>", "9 % of it ended by gone (4)"] })).toBeNull();
+    expect(ownBounds(verdict).map(({ key, share }) => [key, share])).toEqual([["memory", 0.3]]);
+    const palette = paletteOf(false);
+    const colours = coloursOf(lanes, given, palette, "input");
+    const offsets = offsetsOf(lanes, given, "input");
+    const shown = (label: string, kind: string): boolean => {
+      const at = lanes.rows.findIndex((row, i) => lanes.laneOfRow[i] === laneOf(label) && lanes.kinds[Math.floor(row.colourIndex[0]! / lanes.names.length)] === kind);
+      return colours[lanes.rows[at]!.colourIndex[0]! + offsets[at]!] !== palette.faded;
+    };
+    expect([shown("main", "blocked"), shown("main", "launch"), shown("loader", "running"), shown("stream 7", "kernel")]).toEqual([true, false, true, false]);
+    expect(offsetsOf(lanes, given, "").every((one) => one === offsetsOf(lanes, given, "")[0])).toBe(true);
+  });
+
+  it("begins with the work of a file, where that is a small part of it", () => {
+    expect(workOf({ ...answer, end_ns: 10_000 })).toEqual([29, 51]);
+    expect(workOf(answer)).toEqual([29, 51]);
+    expect(workOf({ ...answer, device: none() })).toEqual([9.9, 12.1]);
+    expect(workOf({ ...answer, device: none(), calls: none() })).toEqual([0, 100]);
   });
 
   it("has counters of any length", () => {
@@ -227,6 +288,6 @@ describe("a timeline", () => {
 
   it("is drawn from answers without what is newer, too", () => {
     const { host: _, counters: __, steps: ___, ...older } = { host: undefined, ...answer };
-    expect(layout({ ...older, calls: { ...answer.calls, correlation: undefined! } }).lanes.length).toBe(3);
+    expect(layout({ ...older, calls: { ...answer.calls, correlation: undefined! } }).lanes.map((lane) => lane.label)).toEqual(["GPU 0", "stream 7", "python3 1", "main", "loader"]);
   });
 });

@@ -5,8 +5,9 @@
 // walked pixel by pixel: what ends within a pixel is skipped by a search that starts where the last
 // one ended and doubles its steps, so the work depends on the pixels and only by its logarithm on the
 // boxes in one. Boxes that round to less than two pixels are not dropped: prefix sums give the exact
-// share of a pixel that they cover, and the pixel gets that much of the colour, but at least
-// MIN_COVERAGE, so that a lone box is seen. Nothing is allocated for a picture.
+// share of a pixel that they cover, and the pixel gets that much of the colour (or, in rows that
+// have `fills`, of the row's height), but at least MIN_COVERAGE, so that a lone box is seen. Nothing
+// is allocated for a picture.
 //
 // A colour is one number, 0xAABBGGRR: its bytes in memory are red, green, blue, alpha on the
 // little-endian machines that browsers run on. Alpha is always 255.
@@ -27,6 +28,13 @@ export interface Row {
   background: number;
   /** Colour of lines over the ground, where no box is; none: it is plain. */
   hatch?: number;
+  /** Added to each `colourIndex`; none: 0. */
+  offset?: number;
+  /** Whether small boxes keep their colour and fill as much of the row's height as they cover of a pixel, from its
+   * bottom; else they fill all of it, and their colour is blended. */
+  fills?: boolean;
+  /** How much of the row's height each box fills, from its bottom: shares of 1. */
+  levels?: Float32Array;
 }
 
 export interface Viewport {
@@ -130,6 +138,8 @@ export class Painter {
   readonly labels = new Labels();
   /** One line of pixels of a row: all its lines are alike. */
   private line = new Uint32Array(0);
+  /** Of rows with `fills` or `levels`: how many pixels of each column are filled, from the bottom. */
+  private filled = new Uint16Array(0);
 
   /**
    * Paint the rows that are in sight. `pixels` has width × height device pixels; `ratio` of them are
@@ -141,29 +151,45 @@ export class Painter {
   ): Labels {
     pixels.fill(background);
     this.labels.count = 0;
-    if (this.line.length !== width) this.line = new Uint32Array(width);
+    if (this.line.length !== width) {
+      this.line = new Uint32Array(width);
+      this.filled = new Uint16Array(width);
+    }
     for (let number = 0; number < rows.length; number++) {
       const row = rows[number]!;
       const top = Math.round((row.top - viewport.scroll) * ratio);
-      const bottom = Math.min(height, Math.round((row.top + row.height - viewport.scroll) * ratio));
+      const end = Math.round((row.top + row.height - viewport.scroll) * ratio);
+      const bottom = Math.min(height, end);
       if (bottom <= 0 || top >= height) continue;
-      this.paintLine(width, row, number, colours, viewport, labelWidth);
+      this.paintLine(width, row, number, colours, viewport, labelWidth, end - top);
       for (let y = Math.max(0, top); y < bottom; y++) pixels.set(this.line, y * width);
+      if (row.fills || row.levels) this.clearAbove(pixels, width, Math.max(0, top), bottom, end, row.background);
     }
     return this.labels;
   }
 
+  /** Gives the ground of a row back above what its columns fill. */
+  private clearAbove(pixels: Uint32Array, width: number, top: number, bottom: number, end: number, background: number): void {
+    const { filled } = this;
+    for (let y = top; y < bottom; y++) {
+      const above = end - y;
+      for (let x = 0, at = y * width; x < width; x++, at++) if (filled[x]! < above) pixels[at] = background;
+    }
+  }
+
   private paintLine(
-    width: number, row: Row, number: number, colours: Uint32Array, viewport: Viewport, labelWidth: number,
+    width: number, row: Row, number: number, colours: Uint32Array, viewport: Viewport, labelWidth: number, height: number,
   ): void {
-    const { line } = this;
-    const { start, end, colourIndex, background } = row;
+    const { line, filled } = this;
+    const { start, end, colourIndex, background, levels, fills } = row;
+    const offset = row.offset ?? 0;
     const left = viewport.left;
     const scale = width / (viewport.right - viewport.left);
     const unit = 1 / scale;
     const count = start.length;
     line.fill(background);
     if (row.hatch !== undefined) for (let x = 0; x < width; x += HATCH_PX) line[x] = row.hatch;
+    filled.fill(height);
     let box = firstEndingAfter(row, left);
     let free = 0; // the first pixel that is not painted
     while (box < count && free < width) {
@@ -175,8 +201,10 @@ export class Painter {
       if (to - from >= 2) {
         // The last pixel of a box of more than four stays background, so that neighbours are distinguished;
         // but not of one that goes on beyond the right edge.
-        line.fill(colours[colourIndex[box]!]!, from, to - from > 4 && x1 <= width ? to - 1 : to);
-        if (row.hatch !== undefined && to - from > 4 && x1 <= width) line[to - 1] = background;
+        const ends = !levels && to - from > 4 && x1 <= width;
+        line.fill(colours[colourIndex[box]! + offset]!, from, ends ? to - 1 : to);
+        if (row.hatch !== undefined && ends) line[to - 1] = background;
+        if (levels) filled.fill(Math.max(1, Math.round(levels[box]! * height)), from, to);
         if (to - from >= labelWidth) this.labels.add(number, box, from, to - from);
         free = to;
         box++;
@@ -194,7 +222,12 @@ export class Painter {
       if (start[box]! >= low || after > box || coverage > 0.02) {
         const reaches = after < count && start[after]! < high;
         const shown = longest(start, end, box, reaches ? after : Math.max(box, after - 1));
-        line[pixel] = blended(colours[colourIndex[shown]!]!, background, coverage, start[box]! >= low || after > box ? MIN_COVERAGE : 0);
+        const colour = colours[colourIndex[shown]! + offset]!;
+        const least = start[box]! >= low || after > box ? MIN_COVERAGE : 0;
+        if (levels || fills) {
+          line[pixel] = colour;
+          filled[pixel] = Math.max(1, Math.round(height * (levels ? levels[shown]! : Math.min(1, Math.max(least, coverage)))));
+        } else line[pixel] = blended(colour, background, coverage, least);
       }
       free = pixel + 1;
       box = after;

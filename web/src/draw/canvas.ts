@@ -2,7 +2,7 @@
 // A canvas in a scroller that shows rows of boxes: drawing, pointer and keys.
 
 import { boxAt, firstEndingAfter, Painter, type Row, type Viewport } from "./boxes";
-import { css, type Palette } from "./colours";
+import { css, inkOn, type Palette } from "./colours";
 
 const FONT = '12px system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
 /** A box gets its text from this width on, in CSS pixels. */
@@ -75,6 +75,7 @@ export class BoxCanvas {
     this.context = canvas.getContext("2d", { alpha: false, willReadFrequently: true })!;
     this.observer = new ResizeObserver(() => this.draw());
     this.observer.observe(scroller);
+    this.observer.observe(canvas.parentElement!);
     scroller.addEventListener("scroll", this.onScroll);
     canvas.addEventListener("pointermove", this.onMove);
     canvas.addEventListener("pointerleave", this.onLeave);
@@ -135,7 +136,8 @@ export class BoxCanvas {
       const id = one.id[labels.box[i]!]!;
       const text = this.fitted(shown.labelOf(id), labels.width[i]! / ratio - 8);
       if (!text) continue;
-      context.fillStyle = shown.isFaded(id) ? shown.palette.fadedInk : shown.palette.ink;
+      const box = labels.box[i]!;
+      context.fillStyle = shown.isFaded(id) ? shown.palette.fadedInk : inkOn(shown.colours[one.colourIndex[box]! + (one.offset ?? 0)]!);
       context.fillText(text, labels.x[i]! / ratio + 4, one.top - this.viewport.scroll + one.height / 2 + 0.5);
     }
     if (this.hovered) this.outline(this.hovered, 1);

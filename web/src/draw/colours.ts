@@ -16,6 +16,30 @@ export function css(colour: number): string {
   return `rgb(${colour & 255} ${(colour >>> 8) & 255} ${(colour >>> 16) & 255})`;
 }
 
+/** The luminance of a colour, 0 to 1 (WCAG 2.2). */
+export function luminance(colour: number): number {
+  const part = (one: number): number => { const c = one / 255; return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4; };
+  return 0.2126 * part(colour & 255) + 0.7152 * part((colour >>> 8) & 255) + 0.0722 * part((colour >>> 16) & 255);
+}
+
+/** The contrast of two colours, 1 to 21 (WCAG 2.2). */
+export function contrast(one: number, other: number): number {
+  const [a, b] = [luminance(one), luminance(other)];
+  return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+}
+
+const inks = new Map<number, string>();
+
+/** The colour of text on a colour: black or white, whichever has more contrast (4.5 at least). */
+export function inkOn(colour: number): string {
+  let ink = inks.get(colour);
+  if (ink === undefined) {
+    if (inks.size > 10_000) inks.clear();
+    inks.set(colour, (ink = luminance(colour) > 0.179 ? "rgb(0 0 0)" : "rgb(255 255 255)"));
+  }
+  return ink;
+}
+
 /** FNV-1a: what has the same name gets the same colour. */
 export function hashOf(text: string): number {
   let hash = 2166136261;
@@ -42,12 +66,13 @@ const NATIVE_HUES = [164, 186, 140, 236, 300, 50];
 
 /** Hue, saturation, lightness in the light theme and in the dark one. */
 const SPANS: Record<string, readonly [number, number, number, number]> = {
-  kernel: [265, 52, 62, 60], collective: [320, 55, 62, 58], copy: [45, 85, 52, 52], set: [48, 40, 62, 45],
-  replay: [245, 55, 62, 62], launch: [200, 70, 58, 52], graph_launch: [215, 65, 58, 56], sync: [12, 75, 60, 56],
-  alloc: [330, 55, 62, 56], free: [330, 30, 72, 44], pin: [345, 45, 66, 50], event: [190, 30, 70, 44],
-  build: [20, 40, 52, 48], other: [210, 14, 70, 46], blocked: [215, 12, 80, 34], runqueue: [35, 95, 55, 54],
-  step: [222, 30, 80, 36], "odd step": [28, 80, 66, 48], operator: [208, 55, 74, 40], python: [178, 40, 74, 36], range: [285, 40, 76, 42],
-  running: [160, 45, 52, 42], stall: [340, 75, 48, 62],
+  kernel: [265, 52, 62, 60], collective: [320, 55, 62, 58], copy: [46, 100, 34, 52], set: [48, 40, 43, 45],
+  replay: [245, 55, 62, 62], launch: [200, 70, 47, 52], graph_launch: [215, 65, 58, 56], sync: [10, 80, 38, 56],
+  alloc: [330, 55, 62, 56], free: [330, 30, 72, 44], pin: [345, 45, 62, 50], event: [190, 30, 70, 44],
+  build: [20, 40, 52, 48], other: [210, 14, 70, 46], blocked: [215, 12, 80, 34], runqueue: [35, 95, 40, 54],
+  step: [222, 30, 80, 36], "odd step": [28, 80, 47, 48], operator: [208, 55, 74, 40], python: [178, 40, 74, 36], range: [285, 40, 76, 42],
+  running: [160, 45, 42, 42], stall: [340, 75, 48, 62], counter: [200, 50, 45, 55],
+  "chosen wait": [215, 45, 42, 66],
 };
 
 export function paletteOf(dark: boolean): Palette {
@@ -58,7 +83,7 @@ export function paletteOf(dark: boolean): Palette {
     hatch: dark ? abgr(222, 14, 34) : abgr(222, 16, 76),
     ink: dark ? "rgb(240 243 250)" : "rgb(18 24 38)",
     faded: dark ? abgr(222, 12, 22) : abgr(222, 18, 92),
-    fadedInk: dark ? "rgb(130 138 155)" : "rgb(120 128 145)",
+    fadedInk: dark ? "rgb(168 176 192)" : "rgb(92 100 117)",
     frame(kind, binary, name) {
       const shift = (hashOf(name) % 7) - 3;
       if (kind === "root") return dark ? abgr(222, 14, 28) : abgr(222, 22, 89);
@@ -67,8 +92,6 @@ export function paletteOf(dark: boolean): Palette {
       return dark ? abgr(hue, 36, 34 + shift) : abgr(hue, 62, 77 + shift);
     },
     span(kind) {
-      const counter = /^counter (\d)$/.exec(kind);
-      if (counter) return dark ? abgr(200, 34, 22 + 5 * Number(counter[1])) : abgr(200, 50, 93 - 6 * Number(counter[1]));
       const [hue, saturation, light, darkLight] = SPANS[kind] ?? SPANS["other"]!;
       return abgr(hue, dark ? saturation * 0.75 : saturation, dark ? darkLight : light);
     },

@@ -3,9 +3,15 @@
 
 import { Empty, Failure } from "../parts";
 import { Live, useLive } from "../live";
+import { clock, day, duration } from "../numbers";
 import { open, opening } from "../opened";
 import { useApp } from "../state";
-import { Sides, Verdicts } from "./range";
+import { START } from "../url";
+import { Sides } from "./range";
+import { VerdictPanel, Verdicts } from "./verdict";
+
+/** 2001-09-09: times of files before it count from the start of a machine or a program. */
+const FIRST_S = 1e9;
 
 export const ACCEPTED = ".sonde,.json,.gz,.sqlite,.txt,.pb";
 
@@ -21,7 +27,7 @@ export function FileButton(): preact.JSX.Element {
 
 export function show(file: File, go: ReturnType<typeof useApp>["go"]): void {
   void open(file);
-  go({ view: "file", node: "", from: 0, to: 0, left: 0, right: 0, cause: "", focus: [], search: "", shape: "graph", kind: "cpu" });
+  go({ view: "file", node: "", from: 0, to: 0, left: 0, right: 0, cause: "", focus: [], search: "", shape: "graph", kind: "cpu", group: "", toggled: [] });
 }
 
 /** Whether a file is held over the page. */
@@ -32,6 +38,7 @@ export function DropHint(): preact.JSX.Element | null {
 }
 
 export function FileView(): preact.JSX.Element {
+  const { go, hrefOf } = useApp();
   const now = useLive(opening);
   if (now.state === "none") {
     return <Empty title="No file is open">A file is held by the tab alone: drop it on the page again, or choose “Open a file” above. Recordings (.sonde), traces of torch.profiler, Nsight Systems’ SQLite exports, output of <code>perf script</code> and OTLP profiles are read.</Empty>;
@@ -40,12 +47,17 @@ export function FileView(): preact.JSX.Element {
   if (now.state === "failed") return <Failure error={now.error} />;
   const { timeline, flames, name } = now.opened;
   const { verdicts, notes } = timeline.explanation;
+  const begin = (timeline.origin_ns + timeline.begin_ns) / 1e9;
   return (
     <>
-      <div class="tools"><h1>{name}</h1><span class="quiet">in this tab alone; the server keeps nothing of it</span></div>
-      <section class="verdict panel" aria-label="Verdict">
+      <div class="tools">
+        <a href={hrefOf(START)} onClick={(event) => { event.preventDefault(); go(START); }}>Overview</a><span class="quiet" aria-hidden="true">›</span>
+        <h1>{name}</h1>
+        <span class="quiet">{begin > FIRST_S ? `${day(begin)} ${clock(begin)}, in the time zone of this browser,` : "no date is known;"} {duration(timeline.end_ns - timeline.begin_ns)} long; held in this tab alone, the server keeps nothing of it</span>
+      </div>
+      <VerdictPanel>
         {verdicts.length || notes.length ? <Verdicts answer={timeline} /> : <p class="quiet">No verdict: nothing in it shows what work waited for.</p>}
-      </section>
+      </VerdictPanel>
       <Sides timeline={{ answer: timeline, error: null, loading: false }} flames={flames} name={name} />
     </>
   );
