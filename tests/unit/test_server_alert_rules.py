@@ -55,6 +55,34 @@ def test_a_rule_is_read(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("text", "measured", "unit"),
+    [
+        (
+            'question = "devices"\nwhere = {series = "hw.gpu.utilization"}\nvalue = "mean"',
+            "mean of hw.gpu.utilization",
+            "1",
+        ),
+        ('question = "nodes"\nreduce = "count"', "number of nodes", ""),
+        ('question = "names"\nvalue = "ns"\nreduce = "sum"', "sum of ns", "ns"),
+        ('question = "names"\nvalue = "ns"\nper = "n"', "ns / n", ""),
+        ('question = "owners"\nrows = "owners"\nvalue = "wasted_h"', "wasted_h", "h"),
+        (
+            'question = "verdict"\nselect = {node = "n"}\nrows = "verdicts"\n'
+            'value = "bounds.0.share"',
+            "bounds.0.share",
+            "1",
+        ),
+    ],
+)
+def test_a_rule_names_what_it_measures_and_its_unit(
+    tmp_path: Path, text: str, measured: str, unit: str
+) -> None:
+    (rule,) = load(written(tmp_path, f'[[rules]]\nname = "A"\nabove = 1.0\n{text}')).rules
+
+    assert (rule.measured, rule.unit) == (measured, unit)
+
+
 def test_the_rules_of_the_guide_are_well_formed(tmp_path: Path) -> None:
     guide = (Path(__file__).parents[2] / "docs" / "guide" / "server.md").read_text()
     (text,) = [one for one in guide.split("```") if "[[rules]]" in one]

@@ -174,12 +174,23 @@ def test_an_unknown_kind_of_owner_is_refused(service: Service) -> None:
 
 def test_stalls_without_a_verdict_have_no_known_cause() -> None:
     slots = [{"node": "a", "stalled": 3.6e12}, {"node": "b", "stalled": 7.2e12}]
-    causes = [{"title": "input", "share": 0.6}, {"title": "host", "share": 0.2}]
+    causes = [
+        {"key": "input", "title": "input", "share": 0.6},
+        {"key": "host", "title": "host", "share": 0.2},
+    ]
     found = job._causes(slots, {"a": (0, 1, {"causes": causes})}, 3.6e12)
 
     assert [(one["cause"].split(":")[1].strip()[:12], round(one["gpu_h"], 6)) for one in found] == [
         ("the cause is", 2.0), ("the process ", 1.0), ("input", 0.75), ("host", 0.25),
     ]  # fmt: skip
+
+
+def test_what_a_verdict_does_not_know_is_one_cause_with_what_has_no_verdict() -> None:
+    slots = [{"node": "a", "stalled": 3.6e12}, {"node": "b", "stalled": 3.6e12}]
+    causes = [{"key": "unknown", "title": "unknown", "share": 0.5}]
+    found = job._causes(slots, {"a": (0, 1, {"causes": causes})}, 0)
+
+    assert found == [{"cause": "stalled: the cause is not known", "gpu_h": pytest.approx(2.0)}]
 
 
 def test_an_answer_names_what_its_bounds_left_out() -> None:

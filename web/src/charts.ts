@@ -3,6 +3,7 @@
 
 import type { Columns } from "./api";
 import { labelsOf, shortId } from "./devices";
+import { percent } from "./numbers";
 
 /** Times in seconds since 1970. */
 export interface Line { label: string; times: number[]; values: number[] }
@@ -53,7 +54,7 @@ export const GROUPS: readonly Group[] = [
 export const MEMORY_GROUPS: readonly Group[] = [
   { title: "Host memory", unit: "B", wanted: [
     { series: "system.memory.usage", label: "", by: "system.memory.state", skip: ["dirty", "writeback", "buffers"] },
-    { series: "sonde.host.memory.available", label: "available" }, { series: "system.memory.limit", label: "there is" }] },
+    { series: "sonde.host.memory.available", label: "available" }, { series: "system.memory.limit", label: "installed" }] },
   { title: "Limited groups", unit: "B", wanted: [{ series: "sonde.cgroup.memory.usage", label: "", by: "sonde.cgroup" }] },
   { title: "GPU memory", unit: "B", wanted: [
     { series: "hw.gpu.memory.usage", label: "used" }, { series: "hw.gpu.memory.limit", label: "limit" }] },
@@ -144,6 +145,23 @@ export function aligned(lines: readonly Line[]): [number[], ...(number | null | 
     return column;
   });
   return [times, ...columns];
+}
+
+/** A GPU that is used less than this, of 1, is hardly used. */
+const LOW_USE = 0.5;
+
+/** How much GPUs were used over a time without dips; '': not known. `chart`: that of GPU use. */
+export function useText(chart: Chart | undefined): string {
+  const meanOf = (label: string): number | null => {
+    const lines = chart?.lines.filter((line) => line.label === label || line.label.startsWith(`${label} `)) ?? [];
+    const values = lines.flatMap((line) => line.values).filter(Number.isFinite);
+    return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
+  };
+  const [busy, sm] = [meanOf("busy"), meanOf("SM active")];
+  const known = [busy === null ? "" : `${percent(busy)} busy`, sm === null ? "" : `${percent(sm)} SM active`].filter(Boolean).join(", ");
+  if (!known) return "";
+  const isLow = (sm ?? busy ?? 0) < LOW_USE;
+  return `${isLow ? "GPU use was low throughout" : "GPU use does not dip here"}: ${known} on average.`;
 }
 
 /** `from`, `to`: seconds since 1970; `lost`: what is missing to the usual value, summed over its seconds. */

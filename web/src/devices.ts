@@ -27,6 +27,8 @@ export interface Holder { owner: string; heldH: number; wastedH: number }
 export interface Known {
   holders: readonly { node: string; owner: string; held_h: number; wasted_h: number }[];
   incidents: readonly { node: string; began_ns: number; verdict: { cause: string; change: string | null } }[];
+  /** Whether the time shown ended before the present: what was silent then is not silent for as long now. */
+  isPast?: boolean;
 }
 const NOTHING_MORE: Known = { holders: [], incidents: [] };
 
@@ -46,6 +48,21 @@ export interface NodeState {
   score: number;
 }
 
+const FAULT_SCORE = 100;
+
+/** How bad the worst trouble is: 3 a fault of the hardware, 2 bad, 1 a warning, 0 none. */
+function severity(troubles: readonly Trouble[]): number {
+  return Math.max(0, ...troubles.map((one) => (one.score >= FAULT_SCORE ? 3 : one.tone === "bad" ? 2 : 1)));
+}
+
+/** GPU hours: those that owners wasted; where none is known, those that were not used. */
+export const wasteOf = (node: NodeState): number => node.wastedH ?? node.idleGpuS / 3600;
+
+/** By severity, then by waste: what the table shows. */
+function byNeed(a: NodeState, b: NodeState): number {
+  return severity(b.troubles) - severity(a.troubles) || wasteOf(b) - wasteOf(a) || b.score - a.score || BY_NAME.compare(a.node, b.node);
+}
+
 /** One GPU of a node, with what is wrong with it. */
 export interface DeviceState { node: NodeState; device: Device; troubles: Trouble[]; score: number }
 
@@ -55,7 +72,7 @@ export function devicesOf(nodes: readonly NodeState[]): DeviceState[] {
     const troubles = node.troubles.filter((one) => one.device === device.id);
     return { node, device, troubles, score: troubles.reduce((sum, one) => sum + one.score, 0) };
   }));
-  return all.sort((a, b) => b.score - a.score);
+  return all.sort((a, b) => severity(b.troubles) - severity(a.troubles) || b.score - a.score);
 }
 
 function grouped<T extends { node: string }>(rows: readonly T[]): Map<string, T[]> {
@@ -101,8 +118,8 @@ export function states(nodes: readonly NodeRow[], table: Columns | null, losses:
   const byNode = rowsByNode(table);
   const lost = new Map<string, number>();
   for (const row of losses) lost.set(row.node, (lost.get(row.node) ?? 0) + row.value);
-  return nodes.map((node) => withOwners(stateOf(node, table, byNode.get(node.node) ?? NO_ROWS, lost.get(node.node) ?? 0, nowS), holders.get(node.node) ?? [], incidents.get(node.node) ?? []))
-    .sort((a, b) => b.score - a.score || BY_NAME.compare(a.node, b.node));
+  return nodes.map((node) => withOwners(stateOf(node, table, byNode.get(node.node) ?? NO_ROWS, lost.get(node.node) ?? 0, nowS, known.isPast ?? false), holders.get(node.node) ?? [], incidents.get(node.node) ?? []))
+    .sort(byNeed);
 }
 
 /** A node with who holds its GPUs, and with its incidents that are faults, not changes of the work itself. */
@@ -141,7 +158,7 @@ function rowsByNode(table: Columns | null): Map<string, Rows> {
 }
 
 /** A node by its metrics and losses. Scores: 100 memory errors, up to 60 idle, 40 throttled, 30 silent for 2 min, 3 losses. */
-function stateOf(node: NodeRow, table: Columns | null, [first, end]: Rows, lost: number, nowS: number): NodeState {
+function stateOf(node: NodeRow, table: Columns | null, [first, end]: Rows, lost: number, nowS: number, isPast: boolean): NodeState {
   const devices = new Map<string, Device>();
   const troubles: Trouble[] = [];
   const throttled = new Map<string, { share: number; device: string }>();
@@ -179,9 +196,9 @@ function stateOf(node: NodeRow, table: Columns | null, [first, end]: Rows, lost:
   const lastS = node.last_ns / 1e9;
   const firstS = node.first_ns / 1e9;
   for (const [device, number] of errors) {
-    if (number > 0) troubles.push({ text: `${number} uncorrected memory error${number > 1 ? "s" : ""}`, score: 100, tone: "bad", device });
+    if (number > 0) troubles.push({ text: `${number} uncorrected memory error${number > 1 ? "s" : ""}`, score: FAULT_SCORE, tone: "bad", device });
   }
-  if (nowS - lastS > 120) troubles.push({ text: `nothing sent for ${duration((nowS - lastS) * 1e9)}`, score: 30, tone: "warn", device: "" });
+  if (nowS - lastS > 120) troubles.push({ text: isPast ? `nothing sent in the last ${duration((nowS - lastS) * 1e9)} of this time` : `nothing sent for ${duration((nowS - lastS) * 1e9)}`, score: 30, tone: "warn", device: "" });
   for (const [reason, { share, device }] of throttled) {
     if (share >= 0.05) troubles.push({ text: `throttled ${percent(share)}: ${reason.replaceAll("_", " ")}`, score: 40 * share, tone: "warn", device });
   }

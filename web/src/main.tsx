@@ -9,7 +9,7 @@ import { NodeView } from "./views/node";
 import { RangeView } from "./views/range";
 import { CompareView } from "./views/compare";
 import { DropHint, FileButton, FileView, held, show } from "./views/file";
-import { AlertsView } from "./views/alerts";
+import { AlertsView, FiringBadge } from "./views/alerts";
 import { IncidentsView } from "./views/incidents";
 import { JobView } from "./views/job";
 import { OwnersView } from "./views/owners";
@@ -18,9 +18,9 @@ import { FleetView } from "./views/fleet";
 import { LiveButton } from "./views/live";
 import { MemoryView } from "./views/memory";
 import { RanksView } from "./views/ranks";
-import { clock, day } from "./numbers";
+import { period } from "./numbers";
 import { crumbsOf } from "./trail";
-import { format, START, type Place, type View } from "./url";
+import { format, isOwnerKind, START, type Place, type View } from "./url";
 
 /** Views over all nodes, in the order in which they are offered. */
 const VIEWS: readonly [View, string][] = [
@@ -28,10 +28,7 @@ const VIEWS: readonly [View, string][] = [
 ];
 /** Which of them is marked as the current one while another view is shown. */
 const SHOWN_UNDER: Partial<Record<View, View>> = { node: "overview", range: "overview", memory: "overview", compare: "overview", job: "jobs" };
-/** A change between these keeps the chosen time. */
-const KEEPS_TIME: ReadonlySet<View> = new Set<View>(["overview", "owners", "jobs", "job"]);
-/** Views that can follow the present. */
-const HAS_LIVE: ReadonlySet<View> = new Set<View>(["overview", "node", "owners", "jobs", "job"]);
+const shownUnder = (place: Place): View => (place.view === "job" && isOwnerKind(place.by) ? "owners" : SHOWN_UNDER[place.view] ?? place.view);
 
 /** Where a view of one node or one job stands, and the way back. */
 function Trail({ times, link }: { times: string; link: (event: Event, change: Partial<Place>) => void }): preact.JSX.Element | null {
@@ -50,7 +47,7 @@ function Trail({ times, link }: { times: string; link: (event: Event, change: Pa
 function Page(): preact.JSX.Element {
   const app = useAppState();
   const { place, go, palette } = app;
-  const times = place.from && place.to ? `${day(place.from)} ${clock(place.from)} – ${clock(place.to)}` : "";
+  const times = place.from && place.to ? period(place.from, place.to) : "";
   useEffect(() => {
     const isFile = (event: DragEvent): boolean => event.dataTransfer?.types.includes("Files") ?? false;
     const over = (event: DragEvent): void => { if (isFile(event)) { event.preventDefault(); held.set(true); } };
@@ -82,11 +79,12 @@ function Page(): preact.JSX.Element {
         </a>
         <nav class="views" aria-label="Views">
           <ul>{VIEWS.map(([view, name]) => {
-            const target = { view, ...(KEEPS_TIME.has(view) && KEEPS_TIME.has(place.view) ? { from: place.from, to: place.to, live: place.live } : {}) };
-            return <li><a href={format({ ...START, ...target }) || "/"} aria-current={(SHOWN_UNDER[place.view] ?? place.view) === view ? "page" : undefined} onClick={(event) => link(event, target)}>{name}</a></li>;
+            // The chosen time goes along, also through views that show all times.
+            const target = { view, from: place.from, to: place.to, live: place.live };
+            return <li><a href={format({ ...START, ...target }) || "/"} data-name={name} aria-current={shownUnder(place) === view ? "page" : undefined} onClick={(event) => link(event, target)}>{name}{view === "alerts" && <FiringBadge />}</a></li>;
           })}</ul>
         </nav>
-        {HAS_LIVE.has(place.view) && <LiveButton />}
+        <LiveButton />
         <FileButton />
         <TenantMenu />
         <button class="plain" onClick={() => app.setTheme(!palette.dark)} aria-label={palette.dark ? "Use the light theme" : "Use the dark theme"}>

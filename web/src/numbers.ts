@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers and times as people read them. Shares are of 1; times of day are in seconds since 1970, in this
-// browser's zone.
+// Numbers and times as people read them. Shares are of 1; times of day are in seconds since 1970, in UTC, so that people
+// in several zones, and the log files of nodes, have the same.
 
 function threeDigits(value: number): string {
   return value < 9.995 ? value.toFixed(2) : value < 99.95 ? value.toFixed(1) : grouped(value);
@@ -41,7 +41,7 @@ const two = (value: number): string => String(value).padStart(2, "0");
 /** Wall-clock time of day, with as many decimals as `stepS` asks for. */
 export function clock(seconds: number, stepS = 1): string {
   const date = new Date(seconds * 1000);
-  const text = `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
+  const text = `${two(date.getUTCHours())}:${two(date.getUTCMinutes())}:${two(date.getUTCSeconds())}`;
   if (stepS >= 1) return text;
   const digits = Math.min(6, Math.ceil(-Math.log10(stepS)));
   const rest = (seconds - Math.floor(seconds)).toFixed(digits);
@@ -50,7 +50,29 @@ export function clock(seconds: number, stepS = 1): string {
 
 export function day(seconds: number): string {
   const date = new Date(seconds * 1000);
-  return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())}`;
+  return `${date.getUTCFullYear()}-${two(date.getUTCMonth() + 1)}-${two(date.getUTCDate())}`;
+}
+
+/** From a time to another, with the days and the zone; the second day where it is another. */
+export function period(from: number, to: number, stepS = 1): string {
+  return `${day(from)} ${clock(from, stepS)} – ${day(to) === day(from) ? "" : `${day(to)} `}${clock(to, stepS)} UTC`;
+}
+
+/** A time as a field takes it: with milliseconds where it has some. */
+export function written(seconds: number): string {
+  const ms = Math.round(seconds * 1000) / 1000;
+  return `${day(ms)} ${clock(ms, Number.isInteger(ms) ? 1 : 0.001)}`;
+}
+
+/** The time that a text such as 2026-11-23 08:35:30.5 is in UTC, in seconds since 1970; NaN: it is none. */
+export function timeOf(text: string): number {
+  const found = /^\s*(\d{4}-\d\d-\d\d)[ T]+(\d\d:\d\d)(:\d\d)?(\.\d{1,6})?\s*(?:UTC|Z)?\s*$/i.exec(text);
+  if (!found) return NaN;
+  const [, date, minutes, seconds = ":00", rest = ""] = found;
+  if (rest && !found[3]) return NaN;
+  const whole = Date.parse(`${date}T${minutes}${seconds}Z`) / 1000;
+  // Date.parse takes the 31st of a shorter month for a day of the next one.
+  return Number.isFinite(whole) && day(whole) === date ? whole + Number(rest || 0) : NaN;
 }
 
 /** How long something is ago. */
@@ -72,7 +94,32 @@ export function gpuHours(hours: number): string {
 }
 
 export function energy(joules: number): string {
-  return joules >= 3.6e5 ? scaled(joules / 3600, "Wh") : scaled(joules, "J");
+  return joules >= 3600 ? scaled(joules / 3600, "Wh") : scaled(joules, "J");
+}
+
+type Unit = readonly [name: string, size: number];
+/** Sizes in hours, and in joules. */
+const GPU_TIME_UNITS: readonly Unit[] = [["h", 1], ["min", 1 / 60], ["s", 1 / 3600]];
+const ENERGY_UNITS: readonly Unit[] = [["MWh", 3.6e9], ["kWh", 3.6e6], ["Wh", 3600], ["J", 1]];
+
+/** Writes values of a column, all in the unit that fits its largest one, so that they can be compared by eye. */
+function inOneUnit(units: readonly Unit[], largest: number, least: number): (value: number) => string {
+  const [name, size] = units.find(([, one]) => largest >= one * least) ?? units[units.length - 1]!;
+  return (value) => {
+    const amount = value / size;
+    return amount > 0 && amount < 0.005 ? `< 0.01 ${name}` : `${amount ? threeDigits(amount) : "0"} ${name}`;
+  };
+}
+
+/** GPU hours of a column, in h, min (from ten minutes on) or s. */
+export function gpuTimes(hours: readonly number[]): (hours: number) => string {
+  const largest = Math.max(0, ...hours);
+  return inOneUnit(largest >= 1 ? GPU_TIME_UNITS.slice(0, 1) : GPU_TIME_UNITS.slice(1), largest, 10);
+}
+
+/** Energy of a column, from joules. */
+export function energies(joules: readonly (number | null)[]): (joules: number) => string {
+  return inOneUnit(ENERGY_UNITS, Math.max(0, ...joules.map((one) => one ?? 0)), 1);
 }
 
 export function count(number: number, what: string): string {

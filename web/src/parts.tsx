@@ -47,6 +47,11 @@ export function Empty(props: { title: string; children: ComponentChildren }): pr
   return <div class="state"><h2>{props.title}</h2><p>{props.children}</p></div>;
 }
 
+/** In place of a value that is asked for: not to be taken for none. */
+export function Loading(): preact.JSX.Element {
+  return <span class="loading" role="img" aria-label="loading" aria-busy="true" />;
+}
+
 export function Meter({ share, text, tone }: { share: number; text: string; tone?: string }): preact.JSX.Element {
   return (
     <span class={`meter ${tone ?? ""}`}>

@@ -3,7 +3,7 @@
 
 import type { RanksAnswer } from "./answers";
 import type { Row } from "./draw/boxes";
-import { abgr } from "./draw/colours";
+import { abgr, paletteOf } from "./draw/colours";
 import type { Measure } from "./url";
 
 export type Rank = RanksAnswer["ranks"][number];
@@ -108,22 +108,27 @@ export function amount(cell: Cell, measure: Measure): number {
 /** How dark a cell is: 0 to LEVELS - 1. Late ranks are seen from half a slot on at full strength. */
 export function levelOf(cell: Cell, grid: Grid, measure: Measure): number {
   const length = Math.max(1, grid.end[cell.slot]! - grid.start[cell.slot]!);
-  const share = (amount(cell, measure) / length) * (measure === "late" ? 2 : 1);
+  const share = amount(cell, measure) / length / fullShare(measure);
   return Math.max(0, Math.min(LEVELS - 1, Math.round(share * (LEVELS - 1))));
 }
 
+/** The share of a slot from which on a cell has the strongest colour. */
+export const fullShare = (measure: Measure): number => (measure === "late" ? 0.5 : 1);
+
 const HUES: Record<Measure, number> = { late: 22, work: 212, wait: 268 };
 
-/** One hue from hardly seen to strong, so that only lightness has to be distinguished. */
+/** One hue from hardly seen to strong, so that only lightness has to be distinguished; nothing has the colour of the page. */
 export function coloursOf(measure: Measure, dark: boolean): Uint32Array {
   const hue = HUES[measure];
   return Uint32Array.from({ length: LEVELS }, (_, level) => {
+    if (level === 0) return paletteOf(dark).background;
     const share = level / (LEVELS - 1);
     return dark ? abgr(hue, 30 + 45 * share, 22 + 46 * share) : abgr(hue, 40 + 45 * share, 93 - 53 * share);
   });
 }
 
-export function rowsOf(grid: Grid, measure: Measure, background: number): Row[] {
+/** `hatch`: the colour of lines where nothing was timed. */
+export function rowsOf(grid: Grid, measure: Measure, background: number, hatch: number): Row[] {
   const byRank: number[][] = grid.ranks.map(() => []);
   grid.cells.forEach((cell, at) => byRank[cell.rank]!.push(at));
   return byRank.map((cells, rank) => {
@@ -131,7 +136,7 @@ export function rowsOf(grid: Grid, measure: Measure, background: number): Row[] 
     const count = cells.length;
     const row: Row = {
       start: new Float64Array(count), end: new Float64Array(count), sum: new Float64Array(count + 1), colourIndex: new Uint32Array(count),
-      id: Int32Array.from(cells), top: rank * ROW_HEIGHT, height: ROW_HEIGHT - 2, background,
+      id: Int32Array.from(cells), top: rank * ROW_HEIGHT, height: ROW_HEIGHT - 2, background, hatch,
     };
     cells.forEach((at, i) => {
       const cell = grid.cells[at]!;

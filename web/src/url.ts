@@ -15,6 +15,9 @@ export type Group = (typeof GROUPS)[number];
 const LISTS = ["nodes", "gpus"] as const;
 export const OWNER_KINDS = ["user", "job", "pod", "namespace", "container", "unit", "comm", "exe"] as const;
 export type OwnerKind = (typeof OWNER_KINDS)[number];
+const JOB_KINDS: readonly string[] = ["", "job", "pod", "container"];
+/** Whether a kind is of owners of jobs, not of jobs. */
+export const isOwnerKind = (kind: OwnerKind | ""): boolean => !JOB_KINDS.includes(kind);
 
 export interface Place {
   view: View;
@@ -54,6 +57,8 @@ export interface Place {
   ownerBy: OwnerKind | "";
   /** What the overview lists. */
   list: (typeof LISTS)[number];
+  /** The column that the overview is sorted by (`views/sorting.tsx`); '' what is wrong first. */
+  sort: string;
   /** What a comparison compares with; '' and 0: the same node and process, the time just before. */
   node2: string;
   pid2: string;
@@ -70,11 +75,11 @@ export interface Place {
 export const START: Place = {
   view: "overview", node: "", from: 0, to: 0, kind: "cpu", search: "", focus: [], invert: false,
   hide: "", shape: "graph", group: "", fn: "", cause: "", pid: "", live: 0, left: 0, right: 0,
-  job: "", measure: "late", release: "", by: "", id: "", owner: "", ownerBy: "", list: "nodes",
+  job: "", measure: "late", release: "", by: "", id: "", owner: "", ownerBy: "", list: "nodes", sort: "",
   node2: "", pid2: "", job2: "", from2: 0, to2: 0,
 };
 
-const TEXTS = ["node", "kind", "search", "hide", "fn", "cause", "pid", "job", "release", "id", "owner", "node2", "pid2", "job2"] as const;
+const TEXTS = ["node", "kind", "search", "hide", "fn", "cause", "pid", "job", "release", "id", "owner", "sort", "node2", "pid2", "job2"] as const;
 const TIMES = ["from", "to", "live", "left", "right", "from2", "to2"] as const;
 const DAY_S = 86_400;
 

@@ -44,7 +44,7 @@ describe("ranks", () => {
 
   it("have no box where nothing was timed, and darker ones for more", () => {
     const grid = gridOf(answerOf([[50, null, 50], [0, 50, 50]]), null);
-    const rows = rowsOf(grid, "late", 0);
+    const rows = rowsOf(grid, "late", 0, 7);
     expect(rows.map((row) => [...row.start])).toEqual([[0, 2e8], [0, 1e8, 2e8]]);
     expect([...rows[1]!.sum]).toEqual([0, 1e8, 2e8, 3e8]);
     expect(levelOf(grid.cells.find((cell) => cell.late > 0)!, grid, "late")).toBe(LEVELS - 1);

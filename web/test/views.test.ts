@@ -39,9 +39,11 @@ describe("address", () => {
 describe("the way back", () => {
   it("goes on following the present, and is of one node or one job", () => {
     const now = { ...START, from: 5, to: 9, live: 60 };
-    expect(crumbsOf({ ...now, view: "job", id: "7" }, "")).toEqual([["Jobs", { view: "jobs", from: 5, to: 9, live: 60 }], ["job 7", null]]);
+    expect(crumbsOf({ ...now, view: "job", id: "7" }, "")).toEqual([["Jobs", { view: "jobs", by: "", from: 5, to: 9, live: 60 }], ["job 7", null]]);
+    expect(crumbsOf({ ...now, view: "job", by: "user", id: "ada" }, "")).toEqual([["Owners", { view: "owners", by: "user", from: 5, to: 9, live: 60 }], ["user ada", null]]);
     expect(crumbsOf({ ...now, view: "jobs", owner: "o", ownerBy: "user" }, "")[0]).toEqual(["Owners", { view: "owners", by: "user", from: 5, to: 9, live: 60 }]);
     expect(crumbsOf({ ...now, view: "range", node: "n" }, "5 – 9").map(([name]) => name)).toEqual(["Overview", "n", "5 – 9"]);
+    expect(crumbsOf({ ...now, view: "range", node: "n" }, "")[1]).toEqual(["n", { view: "node", node: "n", from: 5, to: 9, live: 60 }]);
     expect([crumbsOf(START, ""), crumbsOf({ ...START, view: "ranks", node: "n" }, "")]).toEqual([[], []]);
   });
 });
@@ -99,7 +101,7 @@ describe("GPU hours", () => {
 
   it("are written as people read them", () => {
     expect([0, 0.0031, 0.5, 2.5, 1234].map(gpuHours)).toEqual(["0", "11.2 s", "30 min", "2.50 h", "1,234 h"]);
-    expect([500, 56000, 7.2e6].map(energy)).toEqual(["500 J", "56.0 kJ", "2.00 kWh"]);
+    expect([500, 56000, 7.2e6].map(energy)).toEqual(["500 J", "15.6 Wh", "2.00 kWh"]);
   });
 });
 

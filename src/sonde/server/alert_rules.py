@@ -13,6 +13,7 @@ import msgspec
 from sonde import http_client
 from sonde.errors import CaptureError, UsageError
 from sonde.input_files import open_input
+from sonde.metrics import catalogue
 from sonde.ownership import only_ours
 from sonde.server import answers
 from sonde.server.schemas import ANSWERS
@@ -30,6 +31,12 @@ _IN_BRACES = re.compile(r"\{(\w+)\}")
 _SEE = "see docs/guide/server.md#alerts"
 _OWN = frozenset({"alertname", "tenant"})
 """Labels that the server sets."""
+_STATISTICS = frozenset({"mean", "least", "most", "last", "value"})
+"""Fields of a row of a series that are in the series' unit."""
+_SHARES = frozenset({"share", "computing", "idle"})
+"""Fields that are shares of 1, wherever they stand."""
+_ENDS = {"_ns": "ns", "_s": "s", "_h": "h", "_bytes": "By", "_joules": "J"}
+"""Units of fields by how their names end."""
 _SET = frozenset({"from", "to", "before_from", "before_to", "format"})
 """Parameters of a question that a rule sets itself."""
 
@@ -77,6 +84,35 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def threshold(self) -> float:
         """That of `above` or `below`, in the unit of the answer's field."""
         return self.above if self.above is not None else self.below or 0.0
+
+    @property
+    def measured(self) -> str:
+        """What its values are, for people: 'mean of hw.gpu.utilization'."""
+        if self.reduce is Reduce.COUNT:
+            return f"number of {self.rows or self.question}"
+        text = f"{self.value} of {self._series}" if self._series else self.value
+        if self.reduce is not Reduce.MAX:
+            text = f"{self.reduce} of {text}"
+        return f"{text} / {self.per}" if self.per else text
+
+    @property
+    def unit(self) -> str:
+        """The unit of its values in UCUM notation, 1 for a share of 1; '' where it is not known."""
+        if self.per or self.reduce is Reduce.COUNT:
+            return ""
+        metric = catalogue().get(self._series)
+        if metric is not None:
+            return metric.unit if self.value in _STATISTICS else ""
+        last = self.value.rpartition(".")[2]
+        if last in _SHARES:
+            return "1"
+        return next((unit for end, unit in _ENDS.items() if f"_{last}".endswith(end)), "")
+
+    @property
+    def _series(self) -> str:
+        """The one series that its values are of; '' none."""
+        one = self.where.get("series") or self.select.get("series") or ""
+        return one if isinstance(one, str) else ""
 
     def holds(self, value: float) -> bool:
         """Whether a value is beyond the threshold."""

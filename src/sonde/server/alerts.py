@@ -92,7 +92,10 @@ class Alerts:
                 {
                     "name": rule.name,
                     "question": rule.question,
+                    "measured": rule.measured,
+                    "comparison": "above" if rule.above is not None else "below",
                     "threshold": rule.threshold,
+                    "unit": rule.unit,
                     "for_s": rule.for_s,
                     "error": self.errors.get(key, ""),
                     "left_out": self.left_out[key],

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from sonde.errors import CaptureError, UsageError
+from sonde.model.causes import Cause
 from sonde.query import stored
 from sonde.query.stored import QueryTimedOutError, Selection, StoredSession
 from sonde.query.stored_use import (
@@ -33,6 +34,7 @@ MAX_NODES = 1_000
 _PID = re.compile(r"\((\d{1,10})\)$")
 """Of a verdict's `device_name`, where that is a process: 'python3 (4121)'."""
 _HOUR_NS = 3_600e9
+_NO_CAUSE = "stalled: the cause is not known"
 NOT_COVERED = (
     "checkpoints and restarts: neither is recognized, so their time is productive, stalled or idle",
     "GPUs that were allocated and in which no process had memory: the scheduler is not asked",
@@ -197,8 +199,10 @@ def _causes(
         causes = [one for one in verdict["causes"] if one["share"] > 0] if verdict else []
         shares = sum(one["share"] for one in causes)
         if not shares:
-            ns["stalled: the cause is not known"] += row["stalled"]
+            ns[_NO_CAUSE] += row["stalled"]
         for one in causes if shares else ():
-            ns[f"stalled: {one['title']}"] += row["stalled"] * one["share"] / shares
+            is_known = one["key"] != Cause.UNKNOWN
+            name = f"stalled: {one['title']}" if is_known else _NO_CAUSE
+            ns[name] += row["stalled"] * one["share"] / shares
     listed = [{"cause": name, "gpu_h": one / _HOUR_NS} for name, one in ns.items() if one > 0]
     return sorted(listed, key=lambda one: (-one["gpu_h"], one["cause"]))

@@ -213,8 +213,8 @@ _TEXTS: Schema = {"type": "object", "additionalProperties": _TEXT}
 ALERTS: Schema = _object(
     rules=_list(
         _object(
-            name=_TEXT, question=_TEXT, threshold=_NUMBER, for_s=_NUMBER, error=_TEXT,
-            left_out=_INT,
+            name=_TEXT, question=_TEXT, measured=_TEXT, comparison={"enum": ["above", "below"]},
+            threshold=_NUMBER, unit=_TEXT, for_s=_NUMBER, error=_TEXT, left_out=_INT,
         )
     ),
     alerts=_list(

@@ -25,6 +25,8 @@ export interface Row {
   height: number;
   /** The colour that is blended with small boxes' colour, and seen where there is no box. */
   background: number;
+  /** Colour of lines over the ground, where no box is; none: it is plain. */
+  hatch?: number;
 }
 
 export interface Viewport {
@@ -88,6 +90,9 @@ export function between(row: Row, from: number, to: number, left: number, right:
 
 /** A pixel with small boxes gets at least this much of their colour, though they cover less of it. */
 const MIN_COVERAGE = 0.25;
+
+/** Between two lines of a hatched ground, in device pixels. */
+const HATCH_PX = 5;
 
 /** A colour over a background that it covers by a share, `least` at least. */
 export function blended(colour: number, background: number, coverage: number, least = MIN_COVERAGE): number {
@@ -158,6 +163,7 @@ export class Painter {
     const unit = 1 / scale;
     const count = start.length;
     line.fill(background);
+    if (row.hatch !== undefined) for (let x = 0; x < width; x += HATCH_PX) line[x] = row.hatch;
     let box = firstEndingAfter(row, left);
     let free = 0; // the first pixel that is not painted
     while (box < count && free < width) {
@@ -170,6 +176,7 @@ export class Painter {
         // The last pixel of a box of more than four stays background, so that neighbours are distinguished;
         // but not of one that goes on beyond the right edge.
         line.fill(colours[colourIndex[box]!]!, from, to - from > 4 && x1 <= width ? to - 1 : to);
+        if (row.hatch !== undefined && to - from > 4 && x1 <= width) line[to - 1] = background;
         if (to - from >= labelWidth) this.labels.add(number, box, from, to - from);
         free = to;
         box++;

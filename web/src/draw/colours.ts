@@ -28,6 +28,8 @@ export interface Palette {
   dark: boolean;
   background: number;
   lane: number;
+  /** Of lines over a lane in which nothing was measured. */
+  hatch: number;
   ink: string;
   faded: number;
   fadedInk: string;
@@ -53,6 +55,7 @@ export function paletteOf(dark: boolean): Palette {
     dark,
     background: dark ? abgr(222, 22, 13) : abgr(0, 0, 100),
     lane: dark ? abgr(222, 20, 16) : abgr(220, 24, 97),
+    hatch: dark ? abgr(222, 14, 34) : abgr(222, 16, 76),
     ink: dark ? "rgb(240 243 250)" : "rgb(18 24 38)",
     faded: dark ? abgr(222, 12, 22) : abgr(222, 18, 92),
     fadedInk: dark ? "rgb(130 138 155)" : "rgb(120 128 145)",

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rules of alerts, and what fired.
 
+import { useEffect, useState } from "preact/hooks";
 import type { AlertsAnswer } from "../answers";
+import { ask } from "../api";
 import { save, text } from "../exports";
-import { ago, clock, count, day, duration } from "../numbers";
+import { ago, count, duration, percent, scaled, written } from "../numbers";
 import { Answer, Empty } from "../parts";
 import { useAnswer, useApp } from "../state";
 import { OWNER_KINDS, START, type Place } from "../url";
@@ -41,6 +43,7 @@ function All({ answer }: { answer: AlertsAnswer }): preact.JSX.Element {
   const words = place.search.toLowerCase();
   const shown = answer.alerts.filter((one) => !words || textOf(one).includes(words));
   const number = (status: Alert["status"]): number => answer.alerts.filter((one) => one.status === status).length;
+  const rules = new Map(answer.rules.map((rule) => [rule.name, rule]));
   return (
     <div class="stack">
       <dl class="figures">
@@ -50,10 +53,10 @@ function All({ answer }: { answer: AlertsAnswer }): preact.JSX.Element {
         <div><dt>Rules</dt><dd>{answer.rules.length} <small>{broken(answer.rules)}</small></dd></div>
       </dl>
       <section class="panel" aria-label="Alerts">
-        <div class="tools"><h2>What fired</h2><span class="quiet">firing first; a resolved alert stays listed for a while</span></div>
-        {answer.alerts.length ? <div class="sheet" tabIndex={0} role="region" aria-label="What fired"><table>
-          <thead><tr><th>State</th><th>Rule</th><th>What about</th><th class="number">Value</th><th>Since</th><th>Fired</th><th>Resolved</th><th>Opens</th></tr></thead>
-          <tbody>{shown.map((one) => <Line one={one} />)}
+        <div class="tools"><h2>Alerts</h2><span class="quiet">as they are now: firing first, then pending, which have not lasted long enough; a resolved alert stays listed for 20 minutes</span></div>
+        {answer.alerts.length ? <div class="sheet" tabIndex={0} role="region" aria-label="Table of alerts"><table>
+          <thead><tr><th>State</th><th>Rule</th><th>What about</th><th class="number">Value</th><th>Since, UTC</th><th>Fired, UTC</th><th>Resolved, UTC</th><th>Details</th></tr></thead>
+          <tbody>{shown.map((one) => <Line one={one} rule={rules.get(one.labels["alertname"] ?? "")} />)}
             {!shown.length && <tr><td colSpan={8} class="none">No alert matches “{place.search}”. <button class="link" onClick={() => go({ search: "" })}>Show all</button></td></tr>}</tbody>
         </table></div> : <Empty title="No rule has found anything">{count(answer.rules.length, "rule")} below {answer.rules.length === 1 ? "is" : "are"} asked about every few seconds.</Empty>}
         {answer.not_shown > 0 && <p class="quiet note">{count(answer.not_shown, "more alert")} not shown.</p>}
@@ -61,15 +64,54 @@ function All({ answer }: { answer: AlertsAnswer }): preact.JSX.Element {
       <section class="panel" aria-label="Rules">
         <div class="tools"><h2>Rules</h2><span class="quiet">from the file of <code>sonde serve --alerts</code></span></div>
         <div class="sheet" tabIndex={0} role="region" aria-label="Rules of alerts"><table>
-          <thead><tr><th>Rule</th><th>Question</th><th class="number">Threshold</th><th class="number">Has to last</th><th>State</th></tr></thead>
+          <thead><tr><th>Rule</th><th>Fires where</th><th class="number">For at least</th><th>Question</th><th>State</th></tr></thead>
           <tbody>{answer.rules.map((rule) => (
-            <tr><td class="name"><button class="link" onClick={() => go({ search: rule.name })}>{rule.name}</button></td><td class="code">{rule.question}</td><td class="number">{rule.threshold}</td><td class="number">{rule.for_s ? duration(rule.for_s * 1e9) : "–"}</td>
-              <td class="wide">{rule.error ? <span class="tag bad">{rule.error}</span> : <span class="tag fine">evaluated</span>}{rule.left_out > 0 && <small>{count(rule.left_out, "alert")} beyond what a rule may have</small>}</td></tr>))}
+            <tr><td class="name"><button class="link" onClick={() => go({ search: rule.name })}>{rule.name}</button></td><td class="wide">{rule.measured} {thresholdOf(rule)}</td><td class="number">{rule.for_s ? duration(rule.for_s * 1e9) : "at once"}</td><td class="code">{rule.question}</td>
+              <td class="wide">{rule.error ? <span class="tag bad">{rule.error}</span> : <RuleState rule={rule} alerts={answer.alerts} />}{rule.left_out > 0 && <small>{count(rule.left_out, "alert")} beyond what a rule may have</small>}</td></tr>))}
           {!answer.rules.length && <tr><td colSpan={5} class="none">These rules are not in the file any more.</td></tr>}</tbody>
         </table></div>
       </section>
     </div>
   );
+}
+
+/** A value in the unit of its rule (UCUM: 1 is a share). */
+export function valueText(value: number, unit: string): string {
+  if (unit === "1") return value < 0 ? `−${percent(-value)}` : percent(value);
+  if (unit === "ns" || unit === "s" || unit === "h") return duration(value * { ns: 1, s: 1e9, h: 3.6e12 }[unit]);
+  const rounded = Math.abs(value) >= 1000 ? scaled(value, "").trim() : String(Number(value.toPrecision(3)));
+  const name = { By: "B", "By/s": "B/s", Cel: "°C" }[unit] ?? (unit.startsWith("{") ? "" : unit);
+  if (name === "B" || name === "B/s" || name === "Hz") return scaled(value, name);
+  return `${rounded} ${name}`.trim();
+}
+
+export function thresholdOf({ comparison, threshold, unit }: Pick<Rule, "comparison" | "threshold" | "unit">): string {
+  return `${comparison === "above" ? ">" : "<"} ${valueText(threshold, unit)}`;
+}
+
+function RuleState({ rule, alerts }: { rule: Rule; alerts: readonly Alert[] }): preact.JSX.Element {
+  const of = (status: Alert["status"]): number => alerts.filter((one) => one.labels["alertname"] === rule.name && one.status === status).length;
+  const [firing, pending] = [of("firing"), of("pending")];
+  if (!firing && !pending) return <span class="tag fine">nothing found</span>;
+  return <>{firing > 0 && <span class="tag bad">{firing} firing</span>}{pending > 0 && <span class="tag warn">{pending} pending</span>}</>;
+}
+
+/** How often the number of firing alerts is asked for. */
+const BADGE_MS = 60_000;
+
+/** How many alerts fire, beside the name of this view in the frame of the page. */
+export function FiringBadge(): preact.JSX.Element | null {
+  const { attempt, place } = useApp();
+  const [firing, setFiring] = useState(0);
+  useEffect(() => {
+    const stop = new AbortController();
+    // Who may not ask sees no badge; the view itself says why.
+    const update = (): void => { ask<AlertsAnswer>("alerts", {}, stop.signal).then((answer) => setFiring(answer.alerts.filter((one) => one.status === "firing").length), () => undefined); };
+    update();
+    const timer = setInterval(() => { if (!document.hidden) update(); }, BADGE_MS);
+    return () => { clearInterval(timer); stop.abort(); };
+  }, [attempt, place.view]);
+  return firing ? <span class="badge"><span class="unseen">, </span>{firing}<span class="unseen"> firing</span></span> : null;
 }
 
 function broken(rules: readonly Rule[]): string {
@@ -94,22 +136,24 @@ export function placeOf(one: Alert): Partial<Place> {
   return { view: "overview", ...times };
 }
 
-function Line({ one }: { one: Alert }): preact.JSX.Element {
+function Line({ one, rule }: { one: Alert; rule: Rule | undefined }): preact.JSX.Element {
   const { go } = useApp();
   const { alertname, tenant: _, ...labels } = one.labels;
   const { summary, ...others } = one.annotations;
   const target = placeOf(one);
   const time = (iso: string | null): string => {
     const seconds = iso ? Date.parse(iso) / 1000 : NaN;
-    return Number.isFinite(seconds) ? `${day(seconds)} ${clock(seconds)}` : "–";
+    return Number.isFinite(seconds) ? written(Math.floor(seconds)) : "–";
   };
+  // A label whose value the summary already has is not written again.
+  const rest = Object.entries(labels).filter(([, value]) => !summary?.includes(value));
   return (
     <tr>
       <td><span class={`tag ${TONES[one.status]}`}>{one.status}</span></td>
       <td class="name">{alertname}</td>
       <td class="wide">{summary && <div>{summary}</div>}{Object.entries(others).map(([name, value]) => <div><small>{name}: {value}</small></div>)}
-        <small>{Object.entries(labels).map(([name, value]) => `${name} ${value}`).join(" · ")}</small></td>
-      <td class="number">{Number(one.value.toPrecision(4))}</td>
+        <small>{rest.map(([name, value]) => `${name} ${value}`).join(" · ")}</small></td>
+      <td class="number nowrap">{rule ? <span title={rule.measured}>{valueText(one.value, rule.unit)} <small>({thresholdOf(rule)})</small></span> : Number(one.value.toPrecision(3))}</td>
       <td class="nowrap" title={ago(Date.now() / 1000 - Date.parse(one.since) / 1000)}>{time(one.since)}</td><td class="nowrap">{time(one.fired)}</td><td class="nowrap">{time(one.resolved)}</td>
       <td><button class="link open" onClick={() => go({ ...START, ...target })}>{target.view === "node" ? "The node" : target.view === "job" ? "The owner" : "That time"}</button></td>
     </tr>

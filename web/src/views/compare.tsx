@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // What changed between two selections of stacks: times, nodes, processes (ranks), or jobs (versions).
 
-import { useMemo } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import type { NodesAnswer, ProcessesAnswer } from "../answers";
 import type { Flame } from "../api";
 import { afterOf, changeColours, changes, compared, levelOf, LEVELS } from "../compare";
 import { css } from "../draw/colours";
 import { save, text } from "../exports";
 import { build, matcher } from "../flame";
-import { clock, day, percent } from "../numbers";
+import { duration, percent, scaled, timeOf, written } from "../numbers";
 import { Answer, Empty } from "../parts";
 import { useAnswer, useApp } from "../state";
 import type { Place } from "../url";
@@ -87,6 +87,7 @@ function Change(props: { before: Flame; after: Flame; weight: "ns" | "bytes"; ti
     const empty = before.stacks.length ? (after.stacks.length ? "Neither" : "The selection after") : after.stacks.length ? "The selection before" : "Neither selection";
     return <Empty title="Nothing to compare">{empty} has stacks of “{props.title}”, which counts {hint}. Choose another kind, time, node or process.</Empty>;
   }
+  const size = (flame: Flame): string => (weight === "ns" ? duration(flame.total.ns) : scaled(flame.total.bytes, "B"));
   const search = matcher(place.search);
   const shown = rows.filter((row) => !search || search(row.fn)).slice(0, MAX_ROWS);
   return (
@@ -94,6 +95,7 @@ function Change(props: { before: Flame; after: Flame; weight: "ns" | "bytes"; ti
       <div class="tools">
         <label class="search">Search <input type="search" value={place.search} placeholder="function, file or binary" onInput={(event) => go({ search: event.currentTarget.value }, true)} /></label>
         <label class="check"><input type="checkbox" checked={place.invert} onChange={(event) => go({ invert: event.currentTarget.checked, focus: [] })} /> Invert</label>
+        <span>{isTable ? "" : "Whole width: "}before <b>{size(before)}</b>, after <b>{size(after)}</b> <span class="quiet">of {props.title}; changes are in points of these totals</span></span>
         <SaveMenu label="Save the changes" choices={[
           { name: "CSV", about: "functions and their shares before and after", run: () => save("changes.csv", text(csv(rows), "text/csv")) }, copyLink]} />
       </div>
@@ -104,8 +106,10 @@ function Change(props: { before: Flame; after: Flame; weight: "ns" | "bytes"; ti
       </table></div> : <>
         <Drawn tree={tree} lit={null} show={percent} focus={place.focus} zoom={(focus) => go({ focus })} name="Flame graph of changes" shade={shade} />
         <div class="under">
+          <span>−10 points or less</span>
           <span class="scale" aria-hidden="true">{[0, 3, 7, 11, LEVELS - 1].map((level) => <i style={{ background: css(shade.colours[level]!) }} />)}</span>
-          <span>from a tenth of the whole less to a tenth more; as wide as the mean of both shares</span>
+          <span>+10 points or more</span>
+          <span class="quiet">change of the share of all {weight === "ns" ? "time" : "bytes"}; a frame is as wide as the mean of both shares</span>
         </div></>}
     </section>
   );
@@ -121,12 +125,8 @@ function csv(rows: ReturnType<typeof changes>): string {
   return ["function,file,binary,before,after", ...rows.map((row) => [cell(row.fn.label), cell(row.fn.file), cell(row.fn.binary), row.before, row.after].join(","))].join("\r\n");
 }
 
-/** A time as an input of type datetime-local has it, in this browser's zone. */
-function localTime(seconds: number): string {
-  return `${day(seconds)}T${clock(seconds, 0.001)}`;
-}
-
 function SideForm({ title, side, set }: { title: string; side: Side; set: (side: Side) => void }): preact.JSX.Element {
+  const [wrong, setWrong] = useState("");
   const nodes = useAnswer<NodesAnswer>("nodes", { from: side.from, to: side.to });
   const processes = useAnswer<ProcessesAnswer>("processes", { node: side.node, from: side.from, to: side.to, limit: 100 });
   const jobs = [...new Set((processes.answer ?? []).map((one) => one.job ?? "").filter(Boolean)), side.job].filter((one, i, all) => one && all.indexOf(one) === i);
@@ -134,8 +134,10 @@ function SideForm({ title, side, set }: { title: string; side: Side; set: (side:
   const pids = (processes.answer ?? []).map((one): [string, string] => [String(one.pid), `${one.comm ?? "unknown"} (${one.pid})`]);
   if (side.pid && !pids.some(([pid]) => pid === side.pid)) pids.push([side.pid, side.pid]);
   const time = (value: string, name: "from" | "to"): void => {
-    const seconds = new Date(value).getTime() / 1000;
-    if (Number.isFinite(seconds) && (name === "from" ? seconds < side.to : seconds > side.from)) set({ ...side, [name]: seconds });
+    const seconds = timeOf(value);
+    const isUsable = Number.isFinite(seconds) && (name === "from" ? seconds < side.to : seconds > side.from);
+    setWrong(isUsable ? "" : `No such time${Number.isFinite(seconds) ? ": “To” has to be later than “From”" : ""}. Write it as 2026-11-23 08:35:30.5, in UTC.`);
+    if (isUsable) set({ ...side, [name]: seconds });
   };
   return (
     <section class="panel pad side" aria-label={title}>
@@ -144,9 +146,10 @@ function SideForm({ title, side, set }: { title: string; side: Side; set: (side:
         <label>Node <select value={side.node} onChange={(event) => set({ ...side, node: event.currentTarget.value, pid: "" })}><option value="">all nodes</option>{names.map((name) => <option value={name}>{name}</option>)}</select></label>
         <label>Process <select value={side.pid} onChange={(event) => set({ ...side, pid: event.currentTarget.value })}><option value="">all processes</option>{pids.map(([pid, name]) => <option value={pid}>{name}</option>)}</select></label>
         <label>Job <select value={side.job} onChange={(event) => set({ ...side, job: event.currentTarget.value })}><option value="">all jobs</option>{jobs.map((name) => <option value={name}>{name}</option>)}</select></label>
-        <label>From <input type="datetime-local" step="0.001" value={localTime(side.from)} onChange={(event) => time(event.currentTarget.value, "from")} /></label>
-        <label>To <input type="datetime-local" step="0.001" value={localTime(side.to)} onChange={(event) => time(event.currentTarget.value, "to")} /></label>
+        <label class="time">From, UTC <input value={written(side.from)} autocomplete="off" onChange={(event) => time(event.currentTarget.value, "from")} /></label>
+        <label class="time">To, UTC <input value={written(side.to)} autocomplete="off" onChange={(event) => time(event.currentTarget.value, "to")} /></label>
       </div>
+      {wrong && <p role="alert">{wrong}</p>}
     </section>
   );
 }

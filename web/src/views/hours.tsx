@@ -4,26 +4,32 @@
 import { gpuHours, percent } from "../numbers";
 import { PARTS, sharesOf, type Hours } from "../gpu_hours";
 import { useApp } from "../state";
+import { TimeMenu } from "./time";
 
 /** Lengths of time that are offered, in seconds. */
 export const RANGES: readonly [string, number][] = [["15 min", 900], ["1 h", 3600], ["6 h", 21600], ["24 h", 86400], ["7 days", 604800]];
 export const DAY_S = 86_400;
 
 /** The time that views over all nodes show: chosen, or the last day. */
-export function useRange(nowS: number): { from: number; to: number; length: number } {
+export function useRange(nowS: number): { from: number; to: number } {
   const { place } = useApp();
-  const length = place.from && place.to ? place.to - place.from : DAY_S;
-  return { from: place.from || nowS - length, to: place.to || nowS + 1, length };
+  const isChosen = place.from > 0 && place.to > place.from;
+  return isChosen ? { from: place.from, to: place.to } : { from: nowS - DAY_S, to: nowS + 1 };
 }
 
-export function RangeButtons({ nowS, length }: { nowS: number; length: number }): preact.JSX.Element {
+/** The time shown, written out, and buttons for times up to the present. `all`: in words, that no time is chosen. */
+export function RangeButtons({ nowS, from, to, all = "" }: { nowS: number; from: number; to: number; all?: string }): preact.JSX.Element {
   const { place, go } = useApp();
+  const isPressed = (seconds: number): boolean => !all && Math.abs(to - from - seconds) <= 1 && nowS - to < seconds / 10;
   return (
-    <div class="segments" role="group" aria-label="Time">
-      {RANGES.map(([name, seconds]) => (
-        <button aria-pressed={length === seconds} onClick={() => go({ from: nowS - seconds, to: nowS, live: place.live ? seconds : 0 })}>{name}</button>
-      ))}
-    </div>
+    <>
+      <TimeMenu from={from} to={to} all={all} />
+      <div class="segments" role="group" aria-label="Time up to the present">
+        {RANGES.map(([name, seconds]) => (
+          <button aria-pressed={isPressed(seconds)} title={`The last ${name}`} onClick={() => go({ from: nowS - seconds, to: nowS, live: place.live ? seconds : 0 })}>{name}</button>
+        ))}
+      </div>
+    </>
   );
 }
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Incidents that `sonde diagnose` kept: what became slower, why, who did it, and what speaks for that.
 
-import { useState } from "preact/hooks";
-import { clock, day, duration, percent, tidy } from "../numbers";
+import { useMemo, useState } from "preact/hooks";
+import { count, duration, percent, tidy, written } from "../numbers";
 import { Answer, Empty } from "../parts";
 import { useAnswer, useApp } from "../state";
+import { RangeButtons } from "./hours";
 
 interface Candidate {
   cause: string; share: number; evidence: string[]; against: string[]; next_step: string;
@@ -17,7 +18,7 @@ interface Incident {
 }
 export interface Incidents { shown: boolean; incidents: Incident[]; older: number; unreadable: number }
 
-/** "Open this time" begins BEFORE_S before the incident and ends AFTER_S after it was explained. */
+/** "Explain this time" begins BEFORE_S before the incident and ends AFTER_S after it was explained. */
 const BEFORE_S = 15;
 const AFTER_S = 5;
 
@@ -30,13 +31,22 @@ const PARTS: Record<string, string> = {
 };
 const spoken = (name: string): string => PARTS[name] ?? name.replaceAll(/[-_]/g, " ");
 
+/** Whether an incident overlaps a time, in seconds since 1970; both 0: any time. */
+export function isDuring(one: { began_ns: number; explained_ns: number }, from: number, to: number): boolean {
+  return !(from && to > from) || (one.began_ns / 1e9 < to && one.explained_ns / 1e9 >= from);
+}
+
 export function IncidentsView(): preact.JSX.Element {
-  const { place, go } = useApp();
+  const { place, go, attempt } = useApp();
+  const now = useMemo(() => Math.ceil(Date.now() / 1000), [attempt, place.from, place.to]);
+  const isChosen = place.from > 0 && place.to > place.from;
   const asked = useAnswer<Incidents>("incidents", {});
   return (
     <>
       <div class="tools">
         <h1>Incidents</h1>
+        <RangeButtons nowS={now} from={place.from} to={place.to} all={isChosen ? "" : "All that are kept"} />
+        {isChosen && <button onClick={() => go({ from: 0, to: 0, live: 0 })}>All that are kept</button>}
         <label class="search">Filter <input type="search" value={place.search} placeholder="cause, process, owner, node or offender"
           onInput={(event) => go({ search: event.currentTarget.value }, true)} /></label>
       </div>
@@ -47,66 +57,105 @@ export function IncidentsView(): preact.JSX.Element {
   );
 }
 
+/** Causes with how many incidents each has, the most frequent first. A change of the work itself is a cause, too. */
+export function causesOf(incidents: readonly { verdict: { cause: string; change: string | null } }[]): [cause: string, count: number][] {
+  const found = new Map<string, number>();
+  for (const { verdict } of incidents) {
+    const name = titleOf(verdict);
+    found.set(name, (found.get(name) ?? 0) + 1);
+  }
+  return [...found].sort(([a, m], [b, n]) => n - m || (a < b ? -1 : 1));
+}
+
+const titleOf = (verdict: { cause: string; change: string | null }): string => (verdict.change ? `no fault: ${spoken(verdict.change)}` : causeText(verdict.cause));
+
+/** In the address, in place of an incident: none is unfolded. */
+const NONE = "-";
+
 function List({ answer }: { answer: Incidents }): preact.JSX.Element {
   const { place, go } = useApp();
   if (!answer.shown) return <Empty title="This server shows no incidents">Watch a node with <code>sudo sonde diagnose --keep incidents.d</code>, and start the server with <code>--incidents incidents.d</code>.</Empty>;
   if (!answer.incidents.length) return <Empty title="No incident was kept">Nothing became slower without a reason while <code>sonde diagnose --keep</code> watched.</Empty>;
+  const during = answer.incidents.filter((one) => isDuring(one, place.from, place.to));
   const words = place.search.toLowerCase();
-  const shown = answer.incidents.filter((one) => textOf(one).includes(words));
+  const shown = during.filter((one) => textOf(one).includes(words));
+  const open = place.id || shown[0]?.id;
+  const most = Math.max(1e-9, ...shown.flatMap((one) => lostOf(one).map(([, seconds]) => Math.abs(seconds))));
+  const others = answer.incidents.length - during.length;
+  const unnamed = shown.filter((one) => !one.node).length;
   return (
     <>
-      {!shown.length && <p class="quiet">No incident matches “{place.search}”. <button class="link" onClick={() => go({ search: "" })}>Show all</button></p>}
-      <ul class="incidents">{shown.map((one) => <li key={one.id}><One one={one} /></li>)}</ul>
+      <p class="tools causes-of"><b>{count(shown.length, "incident")}</b> <span class="quiet">of {answer.incidents.length}{others > 0 && `; ${others} at other times`}</span>
+        {causesOf(during).map(([cause, number]) => <button aria-pressed={words === cause} onClick={() => go({ search: words === cause ? "" : cause, id: "" })}>{cause} <b>{number}</b></button>)}</p>
+      {!during.length && <Empty title="No incident in this time">{count(others, "incident")} at other times. <button class="primary" onClick={() => go({ from: 0, to: 0, live: 0 })}>Show all that are kept</button></Empty>}
+      {during.length > 0 && !shown.length && <p class="quiet">No incident matches “{place.search}”. <button class="link" onClick={() => go({ search: "" })}>Show all</button></p>}
+      <ul class="incidents">{shown.map((one) => <li key={one.id}><One one={one} most={most} isOpen={one.id === open} fold={(isOpen) => go({ id: isOpen ? one.id : NONE }, true)} /></li>)}</ul>
+      {unnamed > 0 && <p class="quiet">{count(unnamed, "incident")} here name no node, so that no time of a node can be opened for them: <code>sonde diagnose</code> of a newer version writes it.</p>}
       {(answer.older > 0 || answer.unreadable > 0) && <p class="quiet">{answer.older} older ones are not shown; {answer.unreadable} files could not be read.</p>}
     </>
   );
 }
 
-function textOf(one: Incident): string {
-  const { candidates, cause } = one.verdict;
-  return [cause, causeText(cause), one.victim_name, one.victim_owner, one.node, ...candidates.map((candidate) => candidate.offender?.name ?? "")].join(" ").toLowerCase();
+const LEAST_S = 0.005;
+
+/** What took more time than before, in s of each second of work, the most first. */
+function lostOf(one: Incident): [part: string, seconds: number][] {
+  return Object.entries(one.verdict.lost).filter(([, seconds]) => Math.abs(seconds) >= LEAST_S).sort(([, a], [, b]) => b - a);
 }
 
-function One({ one }: { one: Incident }): preact.JSX.Element {
-  const { go } = useApp();
-  const [all, setAll] = useState(false);
+function textOf(one: Incident): string {
+  const { candidates, cause } = one.verdict;
+  return [cause, titleOf(one.verdict), causeText(cause), one.victim_name, one.victim_owner, one.node, ...candidates.map((candidate) => candidate.offender?.name ?? "")].join(" ").toLowerCase();
+}
+
+/** `most`: the longest bar of all incidents that are listed, in s. */
+function One({ one, most, isOpen, fold }: { one: Incident; most: number; isOpen: boolean; fold: (isOpen: boolean) => void }): preact.JSX.Element {
   const { verdict } = one;
-  const [first, ...others] = verdict.candidates;
   const began = one.began_ns / 1e9;
-  const ended = one.explained_ns / 1e9;
-  const lost = Object.entries(verdict.lost).filter(([, seconds]) => Math.abs(seconds) >= 0.005).sort(([, a], [, b]) => b - a);
-  const most = Math.max(...lost.map(([, seconds]) => Math.abs(seconds)), 1e-9);
-  const open = (view: "range" | "compare"): void => go({
-    view, node: one.node, live: 0, from: view === "range" ? began - BEFORE_S : began, to: view === "range" ? ended + AFTER_S : ended,
-    left: 0, right: 0, kind: "cpu", search: "", cause: "", focus: [],
-  });
   return (
     <article class="panel incident" aria-label={`Incident of ${one.victim_name}`}>
       <header>
-        <h2>{one.victim_name} <small>{one.victim}{one.victim_owner && ` · ${one.victim_owner}`}{one.node && ` on ${one.node}`}</small></h2>
-        <p>{verdict.change ? <span class="tag fine">no fault: {spoken(verdict.change)}</span> : <span class="tag bad">{causeText(verdict.cause)}</span>}
-          {verdict.slowdown > 1.05 && <b>{verdict.slowdown.toFixed(1)} times as slow</b>}{" "}
-          <span class="quiet">{day(began)} {clock(began)}, noticed after {duration(one.noticed_ns - one.began_ns)} by {one.noticed_by.map(spoken).join(", ")}, explained {duration(one.explained_ns - one.noticed_ns)} later</span></p>
+        <h2><button class="fold" aria-expanded={isOpen} onClick={() => fold(!isOpen)}><span aria-hidden="true">{isOpen ? "▾" : "▸"}</span>{titleOf(verdict)}{one.node && ` on ${one.node}`}</button></h2>
+        {verdict.slowdown > 1.05 && <span class={`tag ${verdict.change ? "fine" : "bad"}`}>{verdict.slowdown.toFixed(1)} times as slow</span>}
+        <span>{one.victim_name} <small>{one.victim}{one.victim_owner && ` · ${one.victim_owner}`}</small></span>
+        <span class="quiet when-of">{written(Math.floor(began))} UTC</span>
       </header>
-      <div class="facts">
-        <section>
-          <h3>Evidence</h3>
-          {verdict.reason && <p>{tidy(verdict.reason)}</p>}
-          {first && <Why candidate={first} />}
-          {others.length > 0 && <button class="link more-causes" aria-expanded={all} onClick={() => setAll(!all)}>{all ? "Only the likeliest cause" : `Other causes: ${others.map((other) => causeText(other.cause)).join(", ")}`}</button>}
-          {all && others.map((other) => <><h3>{causeText(other.cause)}, {percent(other.share)} of the lost time</h3><Why candidate={other} /></>)}
-        </section>
-        <section>
-          <h3>Before and after: time more in a second of work</h3>
-          {lost.length ? <table class="lost"><tbody>{lost.map(([part, seconds]) => (
-            <tr><th scope="row">{spoken(part)}</th><td><span class="bar-of" aria-hidden="true"><i class={seconds < 0 ? "less" : ""} style={{ width: `${(100 * Math.abs(seconds)) / most}%` }} /></span></td>
-              <td class="number">{seconds < 0 ? "−" : "+"}{duration(Math.abs(seconds) * 1e9)}</td></tr>))}</tbody></table>
-            : <p class="quiet">No part took more time than before.</p>}
-          <p class="links">{one.node ? <><button onClick={() => open("range")}>Open this time</button><button onClick={() => open("compare")}>Compare with the time before</button></>
-            : <span class="quiet">The file does not name the node.</span>}</p>
-        </section>
-      </div>
+      {isOpen && <Details one={one} most={most} />}
     </article>
+  );
+}
+
+function Details({ one, most }: { one: Incident; most: number }): preact.JSX.Element {
+  const { go } = useApp();
+  const [all, setAll] = useState(false);
+  const [first, ...others] = one.verdict.candidates;
+  const began = one.began_ns / 1e9;
+  const ended = one.explained_ns / 1e9;
+  const lost = lostOf(one);
+  const open = (view: "range" | "compare"): void => go({
+    view, node: one.node, live: 0, from: view === "range" ? began - BEFORE_S : began, to: view === "range" ? ended + AFTER_S : ended,
+    left: 0, right: 0, kind: "cpu", search: "", cause: "", id: "", focus: [],
+  });
+  return (
+    <div class="facts">
+      <section>
+        <h3>Evidence</h3>
+        {one.verdict.reason && <p>{tidy(one.verdict.reason)}</p>}
+        {first && <Why candidate={first} />}
+        {others.length > 0 && <button class="link more-causes" aria-expanded={all} onClick={() => setAll(!all)}>{all ? "Only the likeliest cause" : `Other causes: ${others.map((other) => causeText(other.cause)).join(", ")}`}</button>}
+        {all && others.map((other) => <><h3>{causeText(other.cause)}, {percent(other.share)} of the lost time</h3><Why candidate={other} /></>)}
+        <p class="quiet">Noticed after {duration(one.noticed_ns - one.began_ns)} by {one.noticed_by.map(spoken).join(", ")}, explained {duration(one.explained_ns - one.noticed_ns)} later.</p>
+      </section>
+      <section>
+        <h3>More time than before, in each second of work</h3>
+        {lost.length ? <table class="lost"><tbody>{lost.map(([part, seconds]) => (
+          <tr><th scope="row">{spoken(part)}</th><td><span class="bar-of" aria-hidden="true"><i class={seconds < 0 ? "less" : ""} style={{ width: `${(100 * Math.abs(seconds)) / most}%` }} /></span></td>
+            <td class="number">{seconds < 0 ? "−" : "+"}{duration(Math.abs(seconds) * 1e9)}</td></tr>))}</tbody></table>
+          : <p class="quiet">No part took more time than before.</p>}
+        {lost.length > 0 && <p class="quiet">A full bar is {duration(most * 1e9)}, the most of the incidents listed.</p>}
+        {one.node && <p class="links"><button onClick={() => open("range")}>Explain this time</button><button onClick={() => open("compare")}>Compare with the time before</button></p>}
+      </section>
+    </div>
   );
 }
 

@@ -6,10 +6,10 @@ import type { JobAnswer } from "../answers";
 import type { Verdict } from "../api";
 import { save, text } from "../exports";
 import { KIND_NAMES } from "../gpu_hours";
-import { clock, count, duration, energy, gpuHours, percent, tidy } from "../numbers";
+import { clock, count, duration, energy, gpuHours, percent, period, tidy } from "../numbers";
 import { Answer, Empty, Meter } from "../parts";
 import { useAnswer, useApp } from "../state";
-import { OWNER_KINDS, START, type OwnerKind, type Place } from "../url";
+import { isOwnerKind, OWNER_KINDS, START, type OwnerKind, type Place } from "../url";
 import { HoursBar, HoursParts, RangeButtons, useRange } from "./hours";
 import { NotCovered } from "./owners";
 import { copyLink, SaveMenu } from "./save";
@@ -35,7 +35,7 @@ export function JobView(): preact.JSX.Element {
   const { place, go, attempt } = useApp();
   const by: OwnerKind = place.by || "job";
   const now = useMemo(() => Math.ceil(Date.now() / 1000), [attempt, place.from, place.to]);
-  const { from, to, length } = useRange(now);
+  const { from, to } = useRange(now);
   const asked = useAnswer<JobAnswer>(place.id ? "job" : null, { from, to, [by]: place.id, limit: MAX_FUNCTIONS });
   if (!place.id) {
     return <Empty title="No job is chosen">Choose one among the <button class="link open" onClick={() => go({ ...START, view: "jobs", from: place.from, to: place.to })}>jobs</button> or the <button class="link open" onClick={() => go({ ...START, view: "owners", from: place.from, to: place.to })}>owners</button>.</Empty>;
@@ -44,8 +44,8 @@ export function JobView(): preact.JSX.Element {
     <>
       <div class="tools">
         <h1>{KIND_NAMES[by]} {place.id}</h1>
-        <RangeButtons nowS={now} length={length} />
-        {!["job", "pod", "container"].includes(by) && <button onClick={() => go({ ...START, view: "jobs", owner: place.id, ownerBy: by, from, to })}>Jobs</button>}
+        <RangeButtons nowS={now} from={from} to={to} />
+        {isOwnerKind(by) && <button onClick={() => go({ ...START, view: "jobs", owner: place.id, ownerBy: by, from, to })}>Jobs</button>}
         {by === "job" && <button onClick={() => go({ ...START, view: "ranks", job: place.id, from, to })}>Ranks</button>}
         {asked.answer && <SaveMenu label="Save the job" choices={[
           { name: "JSON", about: "the server's answer, as sonde job --json", run: () => save(`${by}-${place.id}.json`, text(JSON.stringify(asked.answer, null, 1), "application/json")) }, copyLink]} />}
@@ -58,7 +58,7 @@ export function JobView(): preact.JSX.Element {
 function Job({ answer, from, to }: { answer: JobAnswer; from: number; to: number }): preact.JSX.Element {
   const by = OWNER_KINDS.find((kind) => kind === answer.by) ?? "job";
   if (!answer.nodes.length && !(answer.held_h > 0)) {
-    return <Empty title={`Nothing of ${KIND_NAMES[by].toLowerCase()} ${answer.id} was seen in this time`}>Choose a longer time. Names are those of the table of processes: see what there are under Jobs and Owners.</Empty>;
+    return <Empty title={`Nothing of ${KIND_NAMES[by].toLowerCase()} ${answer.id} was seen in this time`}>Choose a longer time. The views Jobs and Owners list the names that were seen.</Empty>;
   }
   return (
     <div class="stack">
@@ -66,12 +66,12 @@ function Job({ answer, from, to }: { answer: JobAnswer; from: number; to: number
         <div><dt>GPUs</dt><dd>{answer.gpus} <small>of {count(answer.nodes.length, "node")}</small></dd></div>
         <div><dt>GPU time held</dt><dd>{gpuHours(answer.held_h)}</dd></div>
         <div><dt>Productive</dt><dd>{answer.held_h > 0 ? percent(answer.productive_h / answer.held_h) : "–"} <small>{gpuHours(answer.productive_h)}</small></dd></div>
-        <div><dt>Wasted</dt><dd class={answer.wasted_h > 0 ? "is-bad" : ""}>{gpuHours(answer.wasted_h)} <small>{answer.held_h > 0 ? percent(answer.wasted_h / answer.held_h) : ""}</small></dd></div>
+        <div><dt>GPU time wasted</dt><dd class={answer.wasted_h > 0 ? "is-bad" : ""}>{gpuHours(answer.wasted_h)} <small>{answer.held_h > 0 ? `${percent(answer.wasted_h / answer.held_h)} of it` : ""}</small></dd></div>
         <div><dt>Energy of the GPUs</dt><dd>{answer.joules === null ? "not known" : energy(answer.joules)}</dd></div>
       </dl>
       <div class="sides level">
-        <section class="panel pad" aria-label="GPU hours">
-          <h2>What the GPU hours were</h2>
+        <section class="panel pad" aria-label="GPU time held">
+          <h2>GPU time held, by use</h2>
           {answer.held_h > 0 ? <><HoursBar hours={answer} /><HoursParts hours={answer} /></> : <p class="quiet">No process of it had memory on a GPU in this time.</p>}
         </section>
         <Wasted answer={answer} />
@@ -91,7 +91,7 @@ function Wasted({ answer }: { answer: JobAnswer }): preact.JSX.Element {
   const most = Math.max(1e-12, ...answer.wasted.map((one) => one.gpu_h));
   return (
     <section class="panel pad" aria-label="Wasted hours by cause">
-      <h2>Wasted, by cause</h2>
+      <h2>GPU time wasted, by cause</h2>
       {answer.wasted.length ? <table class="plain-rows">
         <thead class="unseen"><tr><th>Cause</th><th>Share</th><th>GPU hours</th><th>Share of the hours held</th></tr></thead>
         <tbody>{answer.wasted.map((one) => (
@@ -101,25 +101,39 @@ function Wasted({ answer }: { answer: JobAnswer }): preact.JSX.Element {
   );
 }
 
+const NOT_KNOWN = /^not known: /;
+
+/** What ranks wait for, or why that is not known: the title has already said that it is not. */
+export function reasonOf({ text }: Pick<Waiting, "text">): string {
+  const reason = text.replace(NOT_KNOWN, "");
+  return reason === text ? text : `${reason.charAt(0).toUpperCase()}${reason.slice(1)}.`;
+}
+
+/** What is missing beside that reason. */
+export function missingOf({ text, missing }: Pick<Waiting, "text" | "missing">): string[] {
+  return missing.filter((line) => line !== text.replace(NOT_KNOWN, ""));
+}
+
 function Waits({ waiting, by, id }: { waiting: Waiting; by: OwnerKind; id: string }): preact.JSX.Element {
   const { go } = useApp();
   const [title, tone] = TITLES[waiting.kind] ?? [waiting.kind, "warn"];
   const begin = waiting.start_ns / 1e9;
   const end = waiting.end_ns / 1e9;
   const about = waiting.node as OnNode | null;
+  const missing = missingOf(waiting);
   const open = (node: string, pid: number): void => go({ ...START, view: "range", node, from: begin - AROUND_S, to: end + AROUND_S, left: begin, right: end, pid: String(pid) });
   return (
     <section class="panel pad waits" aria-label="What its ranks wait for">
       <div class="tools bare"><h2>What its ranks wait for</h2><span class={`tag ${tone}`}>{title}</span>
         {waiting.lost_s > 0 && <b>{duration(waiting.lost_s * 1e9)} lost in each {waiting.per}</b>}
-        <span class="quiet">{clock(begin)} – {clock(end)}{waiting.compared > 0 && `, ${count(waiting.compared, "rank")} compared`}</span>
+        <span class="quiet">{period(begin, end)}{waiting.compared > 0 && `, ${count(waiting.compared, "rank")} compared`}</span>
         {by === "job" && <button onClick={() => go({ ...START, view: "ranks", job: id, from: begin, to: end })}>Heat map of this time</button>}</div>
-      <p>{tidy(waiting.text)}</p>
+      <p>{tidy(reasonOf(waiting))}</p>
       <div class="facts">
         <div>
-          <h3>Evidence</h3>
-          {waiting.evidence.length ? <ul>{waiting.evidence.map((line) => <li>{tidy(line)}</li>)}</ul> : <p class="quiet">None.</p>}
-          {waiting.missing.length > 0 && <><h3>Missing</h3><ul class="quiet">{waiting.missing.map((line) => <li>{tidy(line)}</li>)}</ul></>}
+          {(waiting.evidence.length > 0 || waiting.kind !== "unknown") && <h3>Evidence</h3>}
+          {waiting.evidence.length ? <ul>{waiting.evidence.map((line) => <li>{tidy(line)}</li>)}</ul> : waiting.kind !== "unknown" && <p class="quiet">None.</p>}
+          {missing.length > 0 && <><h3>Missing</h3><ul class="quiet">{missing.map((line) => <li>{tidy(line)}</li>)}</ul></>}
         </div>
         {about && <div>
           <h3>Its node {about.node}</h3>
@@ -130,7 +144,7 @@ function Waits({ waiting, by, id }: { waiting: Waiting; by: OwnerKind; id: strin
         </div>}
       </div>
       {waiting.ranks.length > 0 && <div class="sheet" tabIndex={0} role="region" aria-label="Ranks that the others wait for"><table>
-        <thead><tr><th class="number">Rank</th><th>Node</th><th>Process</th><th>At work</th><th>In collectives</th><th>Opens</th></tr></thead>
+        <thead><tr><th class="number">Rank</th><th>Node</th><th>Process</th><th>At work</th><th>In collectives</th><th>Details</th></tr></thead>
         <tbody>{waiting.ranks.map((rank) => (
           <tr><td class="number">{rank.number}</td><td>{rank.node} <small>GPU{rank.device}</small></td><td title={rank.comm}>{rank.comm} <small>{rank.pid}</small></td>
             <td><Meter share={rank.work} text={percent(rank.work)} /></td><td><Meter share={rank.collective} text={percent(rank.collective)} /></td>

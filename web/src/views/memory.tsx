@@ -36,7 +36,7 @@ export function MemoryView(): preact.JSX.Element {
   return (
     <>
       <div class="tools"><h1>Memory of {place.node}</h1><TimeTools from={place.from} to={place.to} />
-        <button class="primary" onClick={() => go({ view: "range", live: 0, kind: "mapped", focus: [], search: "", cause: "" })}>Open all of it</button></div>
+        <button class="primary" onClick={() => go({ view: "range", live: 0, kind: "mapped", focus: [], search: "", cause: "" })}>Explain this time</button></div>
       <Charts />
       <div class="sides">
         <Processes />

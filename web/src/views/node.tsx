@@ -3,7 +3,7 @@
 
 import { useMemo, useState } from "preact/hooks";
 import { send, type Columns, type NodeRow } from "../api";
-import { chartsOf, dips, SERIES, type Dip } from "../charts";
+import { chartsOf, dips, SERIES, useText, type Dip } from "../charts";
 import { save } from "../exports";
 import { clock, duration, percent } from "../numbers";
 import { Answer, Empty } from "../parts";
@@ -49,7 +49,7 @@ function Series({ from, to }: { from: number; to: number }): preact.JSX.Element 
       <div class="tools">
         <h1>{place.node}</h1>
         <TimeTools from={from} to={to} />
-        <button class="primary" onClick={() => open(from, to)}>Open all of it</button>
+        <button class="primary" onClick={() => open(from, to)}>Explain this time</button>
         <SaveMenu label="Save the series" choices={[
           { name: "Arrow", about: "the series of this time, as an Arrow stream", run: async () => {
             const query = new URLSearchParams([["node", place.node], ["from", String(from)], ["to", String(to)], ["points", "1440"], ["format", "arrow"], ...SERIES.map((one) => ["series", one])]);
@@ -67,8 +67,9 @@ function Series({ from, to }: { from: number; to: number }): preact.JSX.Element 
 function Charts(props: { table: Columns; from: number; to: number; open: (from: number, to: number) => void }): preact.JSX.Element {
   const { charts, missing } = useMemo(() => chartsOf(props.table), [props.table]);
   const [at, setAt] = useState<number | null>(null);
+  const use = charts.find((chart) => chart.title === "GPU use");
   const found = useMemo(() => {
-    const line = charts.find((chart) => chart.title === "GPU use")?.lines[0] ?? charts.find((chart) => chart.title === "Runs on devices")?.lines[0];
+    const line = use?.lines[0] ?? charts.find((chart) => chart.title === "Runs on devices")?.lines[0];
     return line ? dips(line) : [];
   }, [charts]);
   const incidents = useIncidents(props.from, props.to);
@@ -76,10 +77,10 @@ function Charts(props: { table: Columns; from: number; to: number; open: (from: 
   return (
     <>
       <section class="dips" aria-label="Dips of GPU use">
-        <strong>{found.length ? "GPU use dips" : "GPU use does not dip here."}</strong>
+        <strong>{found.length ? "GPU use dips" : useText(use) || "GPU use is not known here."}</strong>
         {found.map((dip) => <DipButton dip={dip} open={props.open} />)}
         {incidents.length > 0 && <strong>Incidents</strong>}
-        {incidents.slice(0, 4).map((one) => <IncidentButton one={one} />)}
+        {incidents.slice(0, 4).map((one) => <IncidentButton one={one} from={props.from} to={props.to} />)}
         {incidents.length > 4 && <span class="quiet">and {incidents.length - 4} more, marked in the charts</span>}
         <span class="quiet">or drag over a chart to open a time</span>
       </section>
@@ -105,10 +106,10 @@ function useIncidents(from: number, to: number): readonly Marked[] {
     .map((one) => ({ from: one.began_ns / 1e9, to: one.explained_ns / 1e9, victim: one.victim_name, cause: one.verdict.change ?? one.verdict.cause })), [asked.answer, place.node, from, to]);
 }
 
-function IncidentButton({ one }: { one: Marked }): preact.JSX.Element {
+function IncidentButton({ one, from, to }: { one: Marked; from: number; to: number }): preact.JSX.Element {
   const { go } = useApp();
   return (
-    <button class="dip incident-at" title="Show its evidence" onClick={() => go({ ...START, view: "incidents", search: one.victim })}>
+    <button class="dip incident-at" title="Show its evidence" onClick={() => go({ ...START, view: "incidents", search: one.victim, from, to })}>
       {clock(one.from)} {one.victim}: {one.cause.replaceAll(/[-_]/g, " ")}
     </button>
   );

@@ -4,13 +4,14 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import type { HoldersAnswer } from "../answers";
 import { ask, type Columns, type Explanation, type LossRow, type NodeRow } from "../api";
-import { devicesOf, shortId, states, type DeviceState, type NodeState } from "../devices";
-import { ago, duration, gpuHours, grouped, scaled } from "../numbers";
-import { Answer, Empty, Meter } from "../parts";
-import { useAnswer, useApp } from "../state";
+import { devicesOf, shortId, states, type Device, type DeviceState, type NodeState } from "../devices";
+import { ago, count, duration, gpuHours, grouped, scaled, written } from "../numbers";
+import { Answer, Empty, Loading, Meter } from "../parts";
+import { useAnswer, useApp, type Asked } from "../state";
 import { START } from "../url";
 import { RangeButtons, useRange } from "./hours";
 import type { Incidents } from "./incidents";
+import { inOrder, SortHead, type Keys } from "./sorting";
 
 /** Rows of holders that are asked for. */
 const MAX_HOLDERS = 100_000;
@@ -19,35 +20,45 @@ const FIRST_ROWS = 100;
 /** Nodes whose verdict is asked for, and the length of the time before their last data that it is on. */
 const VERDICTS = 12;
 const VERDICT_S = 60;
+/** A node that sent nothing for this long is silent. */
+const SILENT_S = 120;
+
+/** What the overview has asked for beside the nodes: values of what has not come are shown as loading, not as none. */
+interface Come { devices: Asked<Columns>; losses: Asked<LossRow[]>; holders: Asked<HoldersAnswer>; incidents: Asked<Incidents> }
+const isPending = (asked: Asked<unknown>): boolean => asked.answer === null && asked.error === null;
+/** The time shown, and the present, in seconds since 1970. */
+interface When { from: number; to: number; now: number }
+const isPast = ({ to, now }: When): boolean => to < now - SILENT_S;
 
 export function Overview(): preact.JSX.Element {
   const { place, go, attempt } = useApp();
   const now = useMemo(() => Math.ceil(Date.now() / 1000), [attempt, place.from, place.to]);
-  const { from, to, length } = useRange(now);
+  const { from, to } = useRange(now);
+  const when = { from, to, now };
   const nodes = useAnswer<NodeRow[]>("nodes", { from, to });
   const devices = useAnswer<Columns>(nodes.answer?.length ? "devices" : null, { from, to, format: "columns" });
   const losses = useAnswer<LossRow[]>(nodes.answer?.length ? "losses" : null, { from, to });
-  // Of these two the table shows what has come: it does not wait for them.
+  // The table does not wait for these two: what has come is shown, the rest as loading.
   const holders = useAnswer<HoldersAnswer>(nodes.answer?.length ? "holders" : null, { from, to, limit: MAX_HOLDERS });
   const incidents = useAnswer<Incidents>(nodes.answer?.length ? "incidents" : null, {});
   const list = useMemo(() => {
     const during = (incidents.answer?.incidents ?? []).filter((one) => one.began_ns >= from * 1e9 && one.began_ns < to * 1e9);
-    return states(nodes.answer ?? [], devices.answer, losses.answer ?? [], Math.min(now, to), { holders: holders.answer?.holders ?? [], incidents: during });
+    return states(nodes.answer ?? [], devices.answer, losses.answer ?? [], Math.min(now, to), { holders: holders.answer?.holders ?? [], incidents: during, isPast: isPast(when) });
   }, [nodes.answer, devices.answer, losses.answer, holders.answer, incidents.answer]);
   return (
     <>
       <div class="tools">
         <h1>Overview</h1>
         <div class="segments" role="group" aria-label="What is listed">
-          <button aria-pressed={place.list === "nodes"} onClick={() => go({ list: "nodes" })}>Nodes</button>
-          <button aria-pressed={place.list === "gpus"} onClick={() => go({ list: "gpus" })}>GPUs</button>
+          <button aria-pressed={place.list === "nodes"} onClick={() => go({ list: "nodes", sort: "" })}>Nodes</button>
+          <button aria-pressed={place.list === "gpus"} onClick={() => go({ list: "gpus", sort: "" })}>GPUs</button>
         </div>
-        <RangeButtons nowS={now} length={length} />
+        <RangeButtons nowS={now} from={from} to={to} />
         <label class="search">Filter <input type="search" value={place.search} placeholder="node, owner, or what is wrong"
           onInput={(event) => go({ search: event.currentTarget.value }, true)} /></label>
       </div>
       <Answer asked={nodes} loading="Asking for the nodes…">
-        {(rows) => rows.length ? <Listed list={list} from={from} to={to} /> : <Nothing />}
+        {(rows) => rows.length ? <Listed list={list} when={when} come={{ devices, losses, holders, incidents }} /> : <Nothing />}
       </Answer>
     </>
   );
@@ -74,39 +85,73 @@ function Nothing(): preact.JSX.Element {
 
 const textOf = (one: NodeState): string => `${one.node} ${one.holders.map((holder) => holder.owner).join(" ")} ${one.troubles.map((trouble) => trouble.text).join(" ")}`.toLowerCase();
 
-function Listed({ list, from, to }: { list: NodeState[]; from: number; to: number }): preact.JSX.Element {
+function Figures({ list, when, come }: { list: NodeState[]; when: When; come: Come }): preact.JSX.Element {
+  const { go, hrefOf, place } = useApp();
+  const { devices, holders, incidents } = come;
+  const of = (asked: Asked<unknown>, value: () => preact.ComponentChildren): preact.ComponentChildren =>
+    isPending(asked) ? <Loading /> : asked.error ? <small title={asked.error.message}>not known: the server gave no answer</small> : value();
+  const sum = (value: (one: NodeState) => number): number => list.reduce((all, one) => all + value(one), 0);
+  const troubled = list.filter((one) => one.troubles.length).length;
+  const held = list.flatMap((one) => one.holders).reduce((all, one) => all + one.heldH, 0);
+  const target = { ...START, view: "incidents" as const, from: when.from, to: when.to, live: place.live };
+  return (
+    <dl class="figures">
+      <div><dt>Nodes</dt><dd>{grouped(list.length)}</dd></div>
+      <div><dt>GPUs</dt><dd>{of(devices, () => grouped(sum((one) => one.devices.length)))}</dd></div>
+      <div><dt>Something wrong on</dt><dd>{isPending(devices) || isPending(incidents) ? <Loading /> : <>{grouped(troubled)} <small>of {count(list.length, "node")}</small></>}</dd></div>
+      <div><dt>GPU time wasted</dt><dd>{of(holders, () => held > 0 ? <>{gpuHours(sum((one) => one.wastedH ?? 0))} <small>of {gpuHours(held)} held</small></>
+        : <>– <small>no owner known; not used: {of(devices, () => duration(sum((one) => one.idleGpuS) * 1e9))}</small></>)}</dd></div>
+      <div><dt>Incidents</dt><dd>{of(incidents, () => <a href={hrefOf(target)} title="Show the incidents of this time" onClick={(event) => { event.preventDefault(); go(target); }}>{sum((one) => one.incidents)}</a>)}</dd></div>
+    </dl>
+  );
+}
+
+function Listed({ list, when, come }: { list: NodeState[]; when: When; come: Come }): preact.JSX.Element {
   const { place } = useApp();
   const words = place.search.toLowerCase();
   const shown = words ? list.filter((one) => textOf(one).includes(words)) : list;
-  const gpus = list.reduce((sum, one) => sum + one.devices.length, 0);
-  const idle = list.reduce((sum, one) => sum + one.idleGpuS, 0);
-  const isHeld = list.some((one) => one.wastedH !== null);
-  const wasted = list.reduce((sum, one) => sum + (one.wastedH ?? 0), 0);
-  const troubled = list.filter((one) => one.troubles.length).length;
-  const incidents = list.reduce((sum, one) => sum + one.incidents, 0);
   return (
     <>
-      <dl class="figures">
-        <div><dt>Nodes</dt><dd>{grouped(list.length)}</dd></div>
-        <div><dt>GPUs</dt><dd>{grouped(gpus)}</dd></div>
-        <div><dt>Something wrong on</dt><dd>{grouped(troubled)} <small>node{troubled === 1 ? "" : "s"}</small></dd></div>
-        {isHeld ? <div><dt>GPU time wasted</dt><dd>{gpuHours(wasted)}</dd></div> : <div><dt>GPU time not used</dt><dd>{duration(idle * 1e9)}</dd></div>}
-        <div><dt>Incidents</dt><dd>{incidents}</dd></div>
-      </dl>
-      {place.list === "gpus" ? <Gpus list={shown} /> : <Table list={list} shown={shown} from={from} to={to} />}
+      <Figures list={list} when={when} come={come} />
+      {place.list === "gpus"
+        ? <Answer asked={come.devices} loading="Asking for the GPUs…">{() => <Gpus list={shown} when={when} come={come} />}</Answer>
+        : <Table list={list} shown={shown} when={when} come={come} />}
     </>
   );
 }
 
-function Table({ list, shown, from, to }: { list: NodeState[]; shown: NodeState[]; from: number; to: number }): preact.JSX.Element {
+const mean = (values: (number | null)[]): number | null => {
+  const known = values.filter((value): value is number => value !== null);
+  return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
+};
+const busyOf = (one: NodeState): number | null => mean(one.devices.map((device) => device.utilization));
+const smOf = (one: NodeState): number | null => mean(one.devices.map((device) => device.smActive));
+const powerOf = (one: NodeState): number => one.devices.reduce((sum, device) => sum + (device.power ?? 0), 0);
+function memoryOf(devices: readonly Device[]): { used: number; share: number | null } {
+  const used = devices.reduce((sum, device) => sum + (device.memory ?? 0), 0);
+  const limit = devices.reduce((sum, device) => sum + (device.memoryLimit ?? 0), 0);
+  return { used, share: limit ? used / limit : null };
+}
+
+const NODE_KEYS: Keys<NodeState> = {
+  node: (one) => one.node, wasted: (one) => one.wastedH, busy: busyOf, sm: smOf, memory: (one) => memoryOf(one.devices).share,
+  power: (one) => powerOf(one) || null, sent: (one) => one.lastS,
+};
+
+function Table({ list, shown, when, come }: { list: NodeState[]; shown: NodeState[]; when: When; come: Come }): preact.JSX.Element {
+  const { place } = useApp();
   const [most, setMost] = useState(FIRST_ROWS);
-  const verdicts = useVerdicts(shown.slice(0, VERDICTS));
+  const ordered = useMemo(() => inOrder(shown, place.sort, NODE_KEYS), [shown, place.sort]);
+  const verdicts = useVerdicts(ordered.slice(0, VERDICTS));
   return (
     <div class="sheet" tabIndex={0} role="region" aria-label="Nodes">
       <table>
-        <thead><tr><th>Node</th><th>Owner</th><th>What is wrong</th><th>Verdict on its last minute</th><th class="number">Wasted</th><th>GPU busy</th><th>SM active</th><th>Memory</th><th class="number">Power</th><th class="number">Last sent</th></tr></thead>
+        <thead><tr>
+          <SortHead name="node" title="Node" isName /><th>Owner</th><SortHead name="" title="What is wrong" about="The worst first, then the most GPU time wasted" /><th title={`Of the first ${VERDICTS} nodes, on the minute before they last sent`}>Verdict on its last minute</th>
+          <SortHead name="wasted" title="Wasted" isNumber /><SortHead name="busy" title="GPU busy" /><SortHead name="sm" title="SM active" /><SortHead name="memory" title="Memory" /><SortHead name="power" title="Power" isNumber /><SortHead name="sent" title="Last sent" isNumber />
+        </tr></thead>
         <tbody>
-          {shown.slice(0, most).map((one) => <NodeLine key={one.node} one={one} verdict={verdicts[one.node]} from={from} to={to} />)}
+          {ordered.slice(0, most).map((one, row) => <NodeLine key={one.node} one={one} verdict={verdicts[one.node] ?? (row < VERDICTS ? null : "")} when={when} come={come} />)}
           {!shown.length && list.length > 0 && <NoMatch columns={10} />}
         </tbody>
       </table>
@@ -120,47 +165,61 @@ function NoMatch({ columns }: { columns: number }): preact.JSX.Element {
   return <tr><td colSpan={columns} class="none">Nothing matches “{place.search}”. <button class="link" onClick={() => go({ search: "" })}>Show all</button></td></tr>;
 }
 
-function useOpenNode(): (one: NodeState) => (event: Event) => void {
+/** Opens a node with what it sent in the time shown. */
+function useOpenNode({ from, to }: When): (one: NodeState) => (event: Event) => void {
   const { go } = useApp();
   return (one) => (event) => {
     event.preventDefault();
-    const end = Math.ceil(one.lastS) + 1;
-    go({ view: "node", node: one.node, from: Math.max(Math.floor(one.firstS) - 1, end - 3600), to: end, search: "" });
+    go({ view: "node", node: one.node, from: Math.max(Math.floor(one.firstS) - 1, from), to: Math.min(Math.ceil(one.lastS) + 1, to), search: "" });
   };
 }
 
-function Troubles({ troubles }: { troubles: NodeState["troubles"] }): preact.JSX.Element {
+function Troubles({ node, troubles, when, come }: { node: NodeState; troubles: NodeState["troubles"]; when: When; come: Come }): preact.JSX.Element {
   return (
     <>
-      {troubles.length ? troubles.slice(0, 2).map((trouble) => <span class={`tag ${trouble.tone}`}>{trouble.text}</span>) : <span class="tag fine">nothing found</span>}
+      {troubles.length ? troubles.slice(0, 2).map((trouble) => <span class={`tag ${trouble.tone}`}>{trouble.text}</span>) : <NoTrouble node={node} when={when} come={come} />}
       {troubles.length > 2 && <small title={troubles.slice(2).map((trouble) => trouble.text).join("\n")}>and {troubles.length - 2} more</small>}
     </>
   );
 }
 
+/** That nothing is wrong: said once all was asked, and of a node that still sends. */
+function NoTrouble({ node, when, come }: { node: NodeState; when: When; come: Come }): preact.JSX.Element {
+  const asked = [come.devices, come.losses, come.incidents];
+  if (asked.some(isPending)) return <Loading />;
+  const failed = asked.find((one) => one.error);
+  if (failed) return <span class="tag plain" title={failed.error?.message}>not known</span>;
+  if (when.now - node.lastS > SILENT_S) return <span class="tag plain">nothing found; silent since {written(Math.floor(node.lastS))}</span>;
+  return <span class="tag fine">nothing found</span>;
+}
+
 const share = (value: number | null): preact.JSX.Element | string => (value === null ? "–" : <Meter share={value} text={`${Math.round(100 * value)} %`} />);
 
-function Gpus({ list }: { list: NodeState[] }): preact.JSX.Element {
-  const { hrefOf } = useApp();
+const GPU_KEYS: Keys<DeviceState> = {
+  gpu: ({ node, device }) => `${node.node} ${device.id}`, busy: ({ device }) => device.utilization, sm: ({ device }) => device.smActive, tensor: ({ device }) => device.tensor,
+  memory: ({ device }) => memoryOf([device]).share, power: ({ device }) => device.power, hottest: ({ device }) => device.temperature,
+};
+
+function Gpus({ list, when, come }: { list: NodeState[]; when: When; come: Come }): preact.JSX.Element {
+  const { place, hrefOf } = useApp();
   const [most, setMost] = useState(FIRST_ROWS);
-  const open = useOpenNode();
-  const all = useMemo(() => devicesOf(list), [list]);
+  const open = useOpenNode(when);
+  const all = useMemo(() => inOrder(devicesOf(list), place.sort, GPU_KEYS), [list, place.sort]);
   if (!all.length && list.length) return <Empty title="No GPU was polled in this time">Choose a longer time, or see the nodes. GPUs are polled where <code>sonde doctor</code> finds NVML, AMD SMI or DRM.</Empty>;
   return (
     <div class="sheet" tabIndex={0} role="region" aria-label="GPUs">
       <table>
-        <thead><tr><th>GPU</th><th>Node</th><th>What is wrong</th><th>Busy</th><th>SM active</th><th>Tensor cores</th><th>Memory</th><th class="number">Power</th><th class="number">Hottest</th></tr></thead>
+        <thead><tr><SortHead name="gpu" title="GPU" isName /><SortHead name="" title="What is wrong" about="The worst first" /><SortHead name="busy" title="Busy" /><SortHead name="sm" title="SM active" /><SortHead name="tensor" title="Tensor cores" /><SortHead name="memory" title="Memory" /><SortHead name="power" title="Power" isNumber /><SortHead name="hottest" title="Hottest" isNumber /></tr></thead>
         <tbody>
           {all.slice(0, most).map(({ node, device, troubles }: DeviceState) => (
             <tr key={`${node.node} ${device.id}`}>
-              <td class="code" title={device.id}>{shortId(device.id)}</td>
-              <td class="name"><a href={hrefOf({ view: "node", node: node.node })} onClick={open(node)}>{node.node}</a></td>
-              <td class="wide"><Troubles troubles={troubles} /></td>
+              <td class="name" title={device.id}><a href={hrefOf({ view: "node", node: node.node })} onClick={open(node)}>{node.node} · {shortId(device.id)}</a></td>
+              <td class="wide"><Troubles node={node} troubles={troubles} when={when} come={come} /></td>
               <td>{share(device.utilization)}</td><td>{share(device.smActive)}</td><td>{share(device.tensor)}</td>
               <td>{device.memoryLimit ? <Meter share={(device.memory ?? 0) / device.memoryLimit} text={scaled(device.memory ?? 0, "B")} /> : "–"}</td>
               <td class="number">{device.power === null ? "–" : `${Math.round(device.power)} W`}</td><td class="number">{device.temperature === null ? "–" : `${Math.round(device.temperature)} °C`}</td>
             </tr>))}
-          {!all.length && <NoMatch columns={9} />}
+          {!all.length && <NoMatch columns={8} />}
         </tbody>
       </table>
       {all.length > most && <button class="more" onClick={() => setMost(most + 500)}>Show 500 more of {grouped(all.length - most)}</button>}
@@ -168,7 +227,7 @@ function Gpus({ list }: { list: NodeState[] }): preact.JSX.Element {
   );
 }
 
-function Owners({ one, from, to }: { one: NodeState; from: number; to: number }): preact.JSX.Element {
+function Owners({ one, from, to }: { one: NodeState } & When): preact.JSX.Element {
   const { place, go, hrefOf } = useApp();
   const named = one.holders.filter((holder) => holder.owner);
   if (!named.length) return <span class="quiet">–</span>;
@@ -181,29 +240,26 @@ function Owners({ one, from, to }: { one: NodeState; from: number; to: number })
   );
 }
 
-function NodeLine({ one, verdict, from, to }: { one: NodeState; verdict: string | undefined; from: number; to: number }): preact.JSX.Element {
-  const open = useOpenNode()(one);
-  const mean = (values: (number | null)[]): number | null => {
-    const known = values.filter((value): value is number => value !== null);
-    return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
-  };
-  const busy = mean(one.devices.map((device) => device.utilization));
-  const sm = mean(one.devices.map((device) => device.smActive));
-  const memory = one.devices.reduce((sum, device) => sum + (device.memory ?? 0), 0);
-  const limit = one.devices.reduce((sum, device) => sum + (device.memoryLimit ?? 0), 0);
-  const power = one.devices.reduce((sum, device) => sum + (device.power ?? 0), 0);
+/** `verdict`: null while it is asked for, '' where it is not. */
+function NodeLine({ one, verdict, when, come }: { one: NodeState; verdict: string | null; when: When; come: Come }): preact.JSX.Element {
+  const { hrefOf } = useApp();
+  const open = useOpenNode(when)(one);
+  const memory = memoryOf(one.devices);
+  const power = powerOf(one);
+  const measured = (cell: preact.ComponentChildren): preact.ComponentChildren => (isPending(come.devices) ? <Loading /> : cell);
+  const isSum = one.devices.length > 1;
   return (
     <tr>
-      <td class="name"><a href={`?view=node&node=${encodeURIComponent(one.node)}`} onClick={open}>{one.node}</a><small>{one.devices.length} GPU{one.devices.length === 1 ? "" : "s"}</small></td>
-      <td class="owner"><Owners one={one} from={from} to={to} /></td>
-      <td class="wide"><Troubles troubles={one.troubles} /></td>
-      <td class="wide">{verdict ?? <span class="quiet">–</span>}</td>
-      <td class="number">{one.wastedH === null ? "–" : gpuHours(one.wastedH)}</td>
-      <td>{share(busy)}</td>
-      <td>{share(sm)}</td>
-      <td>{limit ? <Meter share={memory / limit} text={scaled(memory, "B")} /> : "–"}</td>
-      <td class="number">{power ? `${Math.round(power)} W` : "–"}</td>
-      <td class="number nowrap">{ago(Date.now() / 1000 - one.lastS)}</td>
+      <td class="name"><a href={hrefOf({ view: "node", node: one.node, search: "" })} onClick={open}>{one.node}</a><small>{measured(count(one.devices.length, "GPU"))}</small></td>
+      <td class="owner">{isPending(come.holders) ? <Loading /> : <Owners one={one} {...when} />}</td>
+      <td class="wide"><Troubles node={one} troubles={one.troubles} when={when} come={come} /></td>
+      <td class="wide">{verdict === null ? <Loading /> : verdict || <span class="quiet" title={`Asked for the first ${VERDICTS} nodes`}>not asked</span>}</td>
+      <td class="number">{isPending(come.holders) ? <Loading /> : one.wastedH === null ? "–" : gpuHours(one.wastedH)}</td>
+      <td>{measured(share(busyOf(one)))}</td>
+      <td>{measured(share(smOf(one)))}</td>
+      <td>{measured(memory.share === null ? "–" : <Meter share={memory.share} text={scaled(memory.used, "B")} />)}</td>
+      <td class="number" title={isSum ? "All its GPUs together" : undefined}>{measured(power ? `${Math.round(power)} W` : "–")}</td>
+      <td class="number nowrap" title={isPast(when) ? ago(when.now - one.lastS) : `${written(Math.floor(one.lastS))} UTC`}>{isPast(when) ? written(Math.floor(one.lastS)) : ago(when.now - one.lastS)}</td>
     </tr>
   );
 }

@@ -5,12 +5,13 @@ import { useMemo, useState } from "preact/hooks";
 import type { OwnersAnswer } from "../answers";
 import { save, text } from "../exports";
 import { KIND_NAMES, sumOf } from "../gpu_hours";
-import { count, energy, gpuHours, percent } from "../numbers";
+import { count, energies, gpuTimes, percent } from "../numbers";
 import { Answer, Empty } from "../parts";
 import { useAnswer, useApp } from "../state";
 import { START, type OwnerKind, type Place } from "../url";
 import { HoursBar, HoursLegend, RangeButtons, useRange } from "./hours";
 import { copyLink, SaveMenu } from "./save";
+import { inOrder, SortHead, type Keys } from "./sorting";
 
 /** Rows that are asked for, and that are shown at first. */
 const MAX_ROWS = 1000;
@@ -26,14 +27,14 @@ export function OwnersView(): preact.JSX.Element {
   const kinds = isJobs ? OF_JOBS : OF_OWNERS;
   const by = kinds.find((one) => one === place.by) ?? kinds[0]!;
   const now = useMemo(() => Math.ceil(Date.now() / 1000), [attempt, place.from, place.to]);
-  const { from, to, length } = useRange(now);
+  const { from, to } = useRange(now);
   const among = isJobs && place.owner && place.ownerBy ? { [place.ownerBy]: place.owner } : {};
   const asked = useAnswer<OwnersAnswer>("owners", { from, to, by, limit: MAX_ROWS, ...among });
   return (
     <>
       <div class="tools">
         <h1>{isJobs ? "Jobs" : "Owners"}</h1>
-        <RangeButtons nowS={now} length={length} />
+        <RangeButtons nowS={now} from={from} to={to} />
         <label>By <select value={by} onChange={(event) => go({ by: event.currentTarget.value as OwnerKind })}>
           {kinds.map((one) => <option value={one}>{KIND_NAMES[one].toLowerCase()}</option>)}</select></label>
         {isJobs && place.owner && place.ownerBy && <button onClick={() => go({ owner: "", ownerBy: "" })} aria-label={`Jobs of ${place.ownerBy} ${place.owner}; show all`}>{KIND_NAMES[place.ownerBy]} {place.owner} ✕</button>}
@@ -48,6 +49,16 @@ export function OwnersView(): preact.JSX.Element {
   );
 }
 
+const KEYS: Keys<Row> = {
+  owner: (row) => row.owner || null, share: (row) => (row.held_h > 0 ? row.wasted_h / row.held_h : null), held: (row) => row.held_h,
+  energy: (row) => row.joules, gpus: (row) => row.gpus, nodes: (row) => row.nodes,
+};
+
+/** Rows as they are, and behind them that of processes of none. */
+export function unnamedLast<T extends { owner: string }>(rows: readonly T[]): readonly T[] {
+  return [...rows.filter((row) => row.owner), ...rows.filter((row) => !row.owner)];
+}
+
 /** Where a row leads: the jobs of an owner, or the job. */
 function leadsTo(row: Row, by: OwnerKind, isJobs: boolean): Partial<Place> {
   return isJobs ? { view: "job", by, id: row.owner } : { view: "jobs", by: "", owner: row.owner, ownerBy: by };
@@ -57,28 +68,31 @@ function Table({ answer, by, isJobs, from, to }: { answer: OwnersAnswer; by: Own
   const { place, go } = useApp();
   const [most, setMost] = useState(FIRST_ROWS);
   const words = place.search.toLowerCase();
-  const shown = words ? answer.owners.filter((row) => row.owner.toLowerCase().includes(words)) : answer.owners;
+  const shown = inOrder(unnamedLast(words ? answer.owners.filter((row) => row.owner.toLowerCase().includes(words)) : answer.owners), place.sort, KEYS);
   const sum = sumOf(answer.owners);
+  const named = answer.owners.filter((row) => row.owner).length;
+  const gpuTime = gpuTimes([sum.held_h]);
+  const energy = energies([sum.joules]);
   const widest = Math.max(1e-12, ...answer.owners.map((row) => row.wasted_h));
   const title = KIND_NAMES[by];
   return (
     <div class="stack">
       <dl class="figures">
-        <div><dt>{title}s</dt><dd>{answer.owners.length + answer.left_out}</dd></div>
-        <div><dt>GPU time held</dt><dd>{gpuHours(sum.held_h)}</dd></div>
-        <div><dt>Wasted</dt><dd>{gpuHours(sum.wasted_h)} <small>{sum.held_h > 0 ? percent(sum.wasted_h / sum.held_h) : ""}</small></dd></div>
-        <div><dt>Energy</dt><dd>{sum.joules === null ? "not known" : energy(sum.joules)}</dd></div>
+        <div><dt>{title}s</dt><dd>{named + answer.left_out}{named < answer.owners.length && <small> and processes of no {title.toLowerCase()}</small>}</dd></div>
+        <div><dt>GPU time held</dt><dd>{gpuTime(sum.held_h)}</dd></div>
+        <div><dt>GPU time wasted</dt><dd>{gpuTime(sum.wasted_h)} <small>{sum.held_h > 0 ? `${percent(sum.wasted_h / sum.held_h)} of it` : ""}</small></dd></div>
+        <div><dt>Energy of the GPUs</dt><dd>{sum.joules === null ? "not known" : energy(sum.joules)}</dd></div>
       </dl>
       <div class="sheet" tabIndex={0} role="region" aria-label={isJobs ? "Jobs" : "Owners"}>
         <table class="owners">
-          <thead><tr><th>{title}</th><th>Wasted</th><th class="number">Of it held</th><th>What the hours held were</th><th class="number">Held</th><th class="number">Energy</th><th class="number">GPUs</th><th class="number">Nodes</th><th>Opens</th></tr></thead>
+          <thead><tr><SortHead name="owner" title={title} isName /><SortHead name="" title="GPU time wasted" about="The most first" /><SortHead name="share" title="Wasted, of held" isNumber /><th>GPU time held, by use</th><SortHead name="held" title="GPU time held" isNumber /><SortHead name="energy" title="Energy" isNumber /><SortHead name="gpus" title="GPUs" isNumber /><SortHead name="nodes" title="Nodes" isNumber /><th>Details</th></tr></thead>
           <tbody>{shown.slice(0, most).map((row) => (
             <tr key={row.owner}>
               <td class="name">{row.owner ? <OwnerLink row={row} by={by} isJobs={isJobs} from={from} to={to} /> : <span class="quiet">no {title.toLowerCase()} known</span>}</td>
-              <td><span class="meter bad"><span class="bar-of" aria-hidden="true"><i style={{ width: `${(100 * row.wasted_h) / widest}%` }} /></span><b>{gpuHours(row.wasted_h)}</b></span></td>
+              <td><span class="meter bad"><span class="bar-of" aria-hidden="true"><i style={{ width: `${(100 * row.wasted_h) / widest}%` }} /></span><b>{gpuTime(row.wasted_h)}</b></span></td>
               <td class="number">{row.held_h > 0 ? percent(row.wasted_h / row.held_h) : "–"}</td>
               <td><HoursBar hours={row} /></td>
-              <td class="number">{gpuHours(row.held_h)}</td><td class="number">{row.joules === null ? "–" : energy(row.joules)}</td><td class="number">{row.gpus}</td><td class="number">{row.nodes}</td>
+              <td class="number">{gpuTime(row.held_h)}</td><td class="number">{row.joules === null ? "–" : energy(row.joules)}</td><td class="number">{row.gpus}</td><td class="number">{row.nodes}</td>
               <td>{row.owner && (isJobs
                 ? <button class="link open" onClick={() => go({ ...START, from, to, view: "ranks", ...(by === "job" ? { job: row.owner } : {}) })}>Ranks</button>
                 : <button class="link open" onClick={() => go({ ...START, from, to, live: place.live, view: "job", by, id: row.owner })}>Why</button>)}</td>

@@ -7,7 +7,7 @@ import { css } from "../draw/colours";
 import { Live, useLive } from "../live";
 import { clock, duration, percent } from "../numbers";
 import { Answer, Empty, Meter, Tooltip } from "../parts";
-import { coloursOf, gridOf, jobsOf, LEVELS, ROW_HEIGHT, rowsOf, type Cell, type Grid, type Rank, type Summary } from "../ranks";
+import { coloursOf, fullShare, gridOf, jobsOf, LEVELS, ROW_HEIGHT, rowsOf, type Cell, type Grid, type Rank, type Summary } from "../ranks";
 import { useAnswer, useApp } from "../state";
 import type { Measure } from "../url";
 import { Boxes } from "./canvas";
@@ -112,7 +112,7 @@ function Map({ grid, isSteps }: { grid: Grid; isSteps: boolean }): preact.JSX.El
   const [hover] = useState(() => new Live<Hover | null>(null));
   const [cellLine] = useState(() => new Live<string>(""));
   const colours = useMemo(() => coloursOf(place.measure, palette.dark), [place.measure, palette]);
-  const rows = useMemo(() => rowsOf(grid, place.measure, palette.lane), [grid, place.measure, palette]);
+  const rows = useMemo(() => rowsOf(grid, place.measure, palette.lane, palette.hatch), [grid, place.measure, palette]);
   const height = grid.ranks.length * ROW_HEIGHT;
   const right = Math.max(1, ...grid.end);
   const shown = useMemo(() => ({
@@ -141,8 +141,10 @@ function Map({ grid, isSteps }: { grid: Grid; isSteps: boolean }): preact.JSX.El
       </div>
       <CellLine cellLine={cellLine} />
       <div class="under">
+        <span>{name}: 0 %</span>
         <span class="scale" aria-hidden="true">{[0, 4, 8, 12, LEVELS - 1].map((level) => <i style={{ background: css(colours[level]!) }} />)}</span>
-        <span>{name}: from none of the {isSteps ? "step" : "time"} to {place.measure === "late" ? "half of it" : "all of it"}; no colour: nothing was timed there</span>
+        <span>{percent(fullShare(place.measure))} of the {isSteps ? "step" : "time"}{place.measure === "late" && " or more"}</span>
+        <span><i class="hatched" />nothing was timed</span>
         <span class="quiet">Runs are timed in part: times are estimates. A click opens the node at that time.</span>
       </div>
       <Hovered hover={hover} grid={grid} isSteps={isSteps} />
@@ -157,7 +159,8 @@ function lineOf(grid: Grid, cell: Cell, isSteps: boolean): string {
 }
 
 function CellLine({ cellLine }: { cellLine: Live<string> }): preact.JSX.Element {
-  return <p class="quiet cell-line" role="status">{useLive(cellLine)}</p>;
+  const line = useLive(cellLine);
+  return <p class="quiet cell-line" role="status">{line || "Point at a cell, or select one by the arrow keys, for its numbers."}</p>;
 }
 
 function Axis({ grid, right }: { grid: Grid; right: number }): preact.JSX.Element {
@@ -194,7 +197,7 @@ function Table({ grid, word, isKnown }: { grid: Grid; word: string; isKnown: boo
   return (
     <div class="sheet" tabIndex={0} role="region" aria-label="Ranks">
       <table>
-        <thead><tr><th class="number">Rank</th><th>Node</th><th>Process</th><th class="number">Late by</th><th class="number">Late in</th><th>At work</th><th>In collectives</th><th>Its worst {word}</th></tr></thead>
+        <thead><tr><th class="number">Rank</th><th>Node</th><th>Process</th><th class="number">Late by</th><th class="number">Late in</th><th>At work</th><th>In collectives</th><th>{isKnown ? "Latest in" : "Most at work in"} the {word} from</th></tr></thead>
         <tbody>{sorted.slice(0, most).map((sum) => {
           const rank = grid.ranks[sum.rank]!;
           const worst = grid.cells[sum.worst];
@@ -204,7 +207,7 @@ function Table({ grid, word, isKnown }: { grid: Grid; word: string; isKnown: boo
               <td class="number">{isKnown ? duration(sum.late) : "–"}</td><td class="number">{isKnown ? `${sum.lateIn} of ${sum.timed}` : "–"}</td>
               <td><Meter share={sum.work / (sum.length || 1)} text={percent(sum.work / (sum.length || 1))} /></td>
               <td><Meter share={sum.collective / (sum.length || 1)} text={percent(sum.collective / (sum.length || 1))} /></td>
-              <td>{worst && <button class="link open" onClick={() => open(worst)}>Open {clock((grid.originNs + grid.start[worst.slot]!) / 1e9)}</button>}</td>
+              <td>{worst && !(isKnown && sum.lateIn === 0) ? <button class="link open" onClick={() => open(worst)}>{clock((grid.originNs + grid.start[worst.slot]!) / 1e9, 0.1)}</button> : <span class="quiet">–</span>}</td>
             </tr>
           );
         })}</tbody>
