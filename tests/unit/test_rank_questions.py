@@ -138,6 +138,24 @@ def test_a_job_is_chosen_by_its_name_as_a_value(session: StoredSession) -> None:
         assert len(found["ranks"]) == count
 
 
+def test_jobs_have_the_time_in_which_they_were_observed_in_any_range(
+    session: StoredSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    week = 7 * 86_400 * SECOND_NS
+    for around in (0, 60 * SECOND_NS, week):
+        wanted = Selection(WANTED.start_ns - around, WANTED.end_ns + around)
+        (row,) = stored_ranks.jobs(session, wanted, 10).to_pylist()
+        assert (row["job"], row["ranks"]) == ("train-7", RANKS)
+        assert WANTED.start_ns <= row["first_ns"] < WANTED.start_ns + SECOND_NS
+        assert WANTED.end_ns - SECOND_NS < row["last_ns"] <= WANTED.end_ns
+        assert row["start_ns"] == row["first_ns"], "shorter than what is opened"
+    monkeypatch.setattr(stored_ranks, "LAST_NS", 3 * SECOND_NS)
+    (row,) = stored_ranks.jobs(session, WANTED, 10).to_pylist()
+    assert row["start_ns"] == row["last_ns"] - 3 * SECOND_NS
+    assert stored_ranks.jobs(session, WANTED, 0).num_rows == 0
+    assert stored_ranks.jobs(session, Selection(0, 1), 10).num_rows == 0
+
+
 def test_steps_are_the_columns_where_every_run_was_timed(
     session: StoredSession, tmp_path: Path
 ) -> None:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks of a job by time: which is late, from time at work and time in collectives.
 
-import type { RanksAnswer } from "./answers";
+import type { JobsAnswer, RanksAnswer } from "./answers";
 import type { Row } from "./draw/boxes";
 import { abgr, paletteOf } from "./draw/colours";
 import type { Measure } from "./url";
@@ -36,6 +36,13 @@ export function jobsOf(answer: RanksAnswer): { job: string; ranks: number }[] {
   const count = new Map<string, number>();
   for (const { job } of answer.ranks) count.set(job, (count.get(job) ?? 0) + 1);
   return [...count].map(([job, ranks]) => ({ job, ranks })).sort((a, b) => b.ranks - a.ranks || (a.job < b.job ? -1 : 1));
+}
+
+export type RankJob = JobsAnswer[number];
+
+/** The job that is shown where none is chosen: the latest with a name and ranks to compare, else the latest. */
+export function openedJob(jobs: readonly RankJob[]): RankJob | undefined {
+  return jobs.find((one) => one.job && one.ranks > 1) ?? jobs[0];
 }
 
 function median(values: readonly number[]): number {

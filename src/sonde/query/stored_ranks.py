@@ -30,6 +30,8 @@ _BINS_A_PIECE = 8
 """Pieces are joined until so many bins are left for each of them."""
 _TIMED_SHARE = 0.9
 """Share of a node's device time that must be of stretches in which every run was timed."""
+LAST_NS = 60 * 10**9
+"""Of a job: what a heat map of its ranks begins with, before its last timed run."""
 _OWNERS = ("comm", "job", "user", "pod", "container")
 """Columns of `process` in an answer."""
 
@@ -199,3 +201,25 @@ def ranks(
         "collectives": len(collectives),
         "left_out": every - len(rows),
     }
+
+
+def jobs(session: StoreTables, selection: Selection, most: int) -> pa.Table:
+    """Jobs whose runs on devices were timed, the latest first, at most `most`: job ('': processes
+    of no job), ranks (timed in its last `LAST_NS`), first_ns, last_ns (when its first run began and
+    its last one ended, since 1970), start_ns (where its last `LAST_NS` begin, not before first_ns).
+    Raises CaptureError."""
+    clause, parameters = selection.sql("start_time_ns", kind=False)
+    return session.arrow(
+        "WITH seen AS (SELECT node, pid, start_ns, device, min(start_time_ns) AS first_ns,"
+        f" max(end_time_ns) AS last_ns FROM device_run {clause} AND kind <> 'sync' GROUP BY ALL), "
+        "p AS (SELECT node, pid, start_ns, any_value(job) AS job FROM process"
+        " WHERE (node, pid, start_ns) IN (SELECT node, pid, start_ns FROM seen) GROUP BY ALL), "
+        "named AS (SELECT coalesce(p.job, '') AS job, first_ns, last_ns,"
+        " max(last_ns) OVER (PARTITION BY coalesce(p.job, '')) AS end_ns"
+        " FROM seen LEFT JOIN p USING (node, pid, start_ns)) "
+        f"SELECT job, count(*) FILTER (last_ns > end_ns - {LAST_NS}) AS ranks,"
+        " min(first_ns) AS first_ns, max(last_ns) AS last_ns,"
+        f" greatest(min(first_ns), max(last_ns) - {LAST_NS}) AS start_ns FROM named"
+        f" GROUP BY job ORDER BY last_ns DESC, job LIMIT {int(most)}",
+        parameters,
+    )

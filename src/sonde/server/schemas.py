@@ -147,6 +147,7 @@ ANSWERS: Mapping[str, Schema] = {
         collectives=_INT,
         left_out=_INT,
     ),
+    "jobs": _list(_object(job=_TEXT, ranks=_INT, first_ns=_INT, last_ns=_INT, start_ns=_INT)),
     "memory": _list(
         _object(
             node=_TEXT, pid=_INT, start_ns=_INT, mapped=_NUMBER, unmapped=_NUMBER,

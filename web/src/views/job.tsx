@@ -31,6 +31,11 @@ const TITLES: Record<string, [string, "bad" | "warn" | "fine"]> = {
   nothing: ["no rank is slow", "fine"], unknown: ["not known", "warn"],
 };
 
+/** The time in which ranks of a job were timed, at most the last minute of it, to open them in; not known: none. */
+export function observedIn(waiting: Pick<Waiting, "start_ns" | "end_ns"> | undefined): Partial<Place> {
+  return waiting && waiting.end_ns > waiting.start_ns ? { from: waiting.start_ns / 1e9, to: waiting.end_ns / 1e9 } : {};
+}
+
 export function JobView(): preact.JSX.Element {
   const { place, go, attempt } = useApp();
   const by: OwnerKind = place.by || "job";
@@ -46,7 +51,7 @@ export function JobView(): preact.JSX.Element {
         <h1>{KIND_NAMES[by]} {place.id}</h1>
         <RangeButtons nowS={now} from={from} to={to} />
         {isOwnerKind(by) && <button onClick={() => go({ ...START, view: "jobs", owner: place.id, ownerBy: by, from, to })}>Jobs</button>}
-        {by === "job" && <button onClick={() => go({ ...START, view: "ranks", job: place.id, from, to })}>Ranks</button>}
+        {by === "job" && <button onClick={() => go({ ...START, view: "ranks", job: place.id, ...observedIn(asked.answer?.waiting) })}>Ranks</button>}
         {asked.answer && <SaveMenu label="Save the job" choices={[
           { name: "JSON", about: "the server's answer, as sonde job --json", run: () => save(`${by}-${place.id}.json`, text(JSON.stringify(asked.answer, null, 1), "application/json")) }, copyLink]} />}
       </div>

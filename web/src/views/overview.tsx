@@ -11,6 +11,7 @@ import { useAnswer, useApp, type Asked } from "../state";
 import { START } from "../url";
 import { RangeButtons, useRange } from "./hours";
 import type { Incidents } from "./incidents";
+import { NewestButton, newestOf } from "./opening";
 import { inOrder, SortHead, type Keys } from "./sorting";
 
 /** Rows of holders that are asked for. */
@@ -65,21 +66,14 @@ export function Overview(): preact.JSX.Element {
 }
 
 function Nothing(): preact.JSX.Element {
-  const { go } = useApp();
   const all = useAnswer<NodeRow[]>("nodes", { from: 1 });
-  const last = Math.max(0, ...(all.answer ?? []).map((row) => row.last_ns / 1e9));
-  if (!last) {
-    return (
-      <Empty title="No node has sent anything yet">
-        Send a recording: <code>sonde record -d 10 -o run.sonde</code>, then <code>sonde upload run.sonde --server {location.origin}</code>
-      </Empty>
-    );
-  }
   return (
-    <Empty title="Nothing was sent in this time">
-      The newest data is {ago(Date.now() / 1000 - last)}.{" "}
-      <button class="primary" onClick={() => go({ from: Math.floor(last) - 3600, to: Math.ceil(last) + 1 })}>Show the hour before it</button>
-    </Empty>
+    <Answer asked={all} loading="Nothing was sent in this time. Asking for the newest data…">{(rows) => rows.length
+      ? <Empty title="Nothing was sent in this time">The newest data is {ago(Date.now() / 1000 - newestOf(rows))}. <NewestButton /></Empty>
+      : <Empty title="No node has sent anything yet">
+        Send a recording: <code>sonde record -d 10 -o run.sonde</code>, then <code>sonde upload run.sonde --server {location.origin}</code>
+      </Empty>}
+    </Answer>
   );
 }
 
