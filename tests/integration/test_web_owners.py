@@ -127,7 +127,7 @@ def test_from_an_owner_by_its_jobs_to_the_rank_that_the_others_wait_for(
     found = server.ask("job", job=JOB, **when)
     assert f"{1e3 * found['waiting']['lost_s']:.0f} ms lost" in shown
     assert found["joules"] == pytest.approx(3600 * found["held_h"] * WATTS)
-    assert f"{found['joules'] / 1e3:.1f} kJ" in shown
+    assert f"{found['joules'] / 3600:.1f} Wh" in shown
     assert HOSTILE in shown and not chromium.find_elements(By.CSS_SELECTOR, "main img")
 
     button(chromium, "Its time").click()
@@ -176,7 +176,7 @@ def test_the_overview_names_owners_waste_and_incidents(chromium: WebDriver, serv
 def test_an_incident_is_marked_on_its_node(chromium: WebDriver, server: Server) -> None:
     chromium.get(address(server, view="node", node="trainer-2"))
     wait(chromium, lambda: chromium.find_elements(By.CSS_SELECTOR, ".incident-at"))[0].click()
-    settled(chromium, "Before and after")
+    settled(chromium, "More time than before")
     assert len(chromium.find_elements(By.CSS_SELECTOR, ".incident")) == 1
 
 
@@ -196,7 +196,7 @@ def test_alerts_and_the_rules_that_cannot_be_evaluated(chromium: WebDriver, serv
     reach(chromium, "e.textContent === 'The node'").send_keys(Keys.ENTER)
     wait(chromium, lambda: place(chromium).get("node") == [HOSTILE])
     chromium.back()
-    settled(chromium, "What fired")
+    settled(chromium, "firing first")
 
 
 def test_without_rules_it_is_written_how_to_set_one(chromium: WebDriver, tmp_path: Path) -> None:
@@ -265,9 +265,9 @@ def test_two_nodes_are_compared(chromium: WebDriver, server: Server) -> None:
     chromium.get(address(server, view="range", node="trainer-2", **when))
     settled(chromium, "Evidence")
     button(chromium, "Compare with the time before").click()
-    settled(chromium, "from a tenth of the whole less")
+    settled(chromium, "+10 points or more")
     button(chromium, "Table").click()
-    settled(chromium, "points")
+    settled(chromium, "Change of own time")
     node = chromium.find_element(By.XPATH, "//section[@aria-label='Before']//select")
     Select(node).select_by_visible_text("gpu-b")
     wait(chromium, lambda: place(chromium).get("node2") == ["gpu-b"])

@@ -198,7 +198,7 @@ def test_a_file_opens_as_a_range_and_is_saved_in_other_formats(
 
 def test_incidents_say_why_and_who(chromium: WebDriver, server: Server) -> None:
     chromium.get(addresses(server)["incidents"])
-    wait(chromium, lambda: "Before and after" in text(chromium))
+    wait(chromium, lambda: "More time than before" in text(chromium))
     assert len(chromium.find_elements(By.CSS_SELECTOR, ".incident")) == len(
         list(INCIDENTS.glob("*.json.gz"))
     )
@@ -219,6 +219,21 @@ def test_live_mode_goes_on_with_the_time(chromium: WebDriver, server: Server) ->
     wait(chromium, lambda: end() > first)
     button(chromium, "Live").click()
     wait(chromium, lambda: "live=" not in chromium.current_url)
+
+
+def test_views_open_where_there_is_data(chromium: WebDriver, server: Server) -> None:
+    origin = f"http://127.0.0.1:{server.port}/"
+    chromium.get(origin)
+    wait(chromium, lambda: chromium.find_elements(By.CSS_SELECTOR, "tbody .name a"))
+    chromium.get(origin + "?from=1&to=3601")
+    wait(chromium, lambda: "Nothing was sent in this time" in text(chromium))
+    button(chromium, "Show the newest data").click()
+    wait(chromium, lambda: chromium.find_elements(By.CSS_SELECTOR, "tbody .name a"))
+    assert "from=" not in chromium.current_url
+    chromium.find_element(By.LINK_TEXT, "Ranks").click()
+    wait(chromium, lambda: f"Rank {LATE} is latest" in text(chromium))
+    jobs = chromium.find_element(By.CSS_SELECTOR, "select.broad")
+    assert f"train-7, {RANKS} ranks, 20" in jobs.text
 
 
 def test_a_heat_map_names_the_late_rank_and_opens_its_time(

@@ -61,7 +61,7 @@ def test_a_rule_is_read(tmp_path: Path) -> None:
         (
             'question = "devices"\nwhere = {series = "hw.gpu.utilization"}\nvalue = "mean"',
             "mean of hw.gpu.utilization",
-            "1",
+            "",
         ),
         ('question = "nodes"\nreduce = "count"', "number of nodes", ""),
         ('question = "names"\nvalue = "ns"\nreduce = "sum"', "sum of ns", "ns"),

@@ -67,6 +67,12 @@ export function seriesOf(groups: readonly Group[]): readonly string[] {
 
 export const SERIES = seriesOf(GROUPS);
 
+/** The unit of a series that charts have: 1 is a share of 1; '' not known. */
+export function unitOf(series: string): string {
+  const group = [...GROUPS, ...MEMORY_GROUPS].find((one) => one.wanted.some((wanted) => wanted.series === series));
+  return group?.percent ? "1" : group && group.unit !== "at once" ? group.unit : "";
+}
+
 const LABELS: Record<string, string> = { cpu: "on a CPU", runqueue: "waiting for a CPU", kernel: "kernels", copy: "copies", set: "memory sets", replay: "graphs" };
 
 /** Rows of one series and one set of labels: they follow each other in an answer, sorted by time. */

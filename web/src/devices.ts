@@ -198,7 +198,7 @@ function stateOf(node: NodeRow, table: Columns | null, [first, end]: Rows, lost:
   for (const [device, number] of errors) {
     if (number > 0) troubles.push({ text: `${number} uncorrected memory error${number > 1 ? "s" : ""}`, score: FAULT_SCORE, tone: "bad", device });
   }
-  if (nowS - lastS > 120) troubles.push({ text: isPast ? `nothing sent in the last ${duration((nowS - lastS) * 1e9)} of this time` : `nothing sent for ${duration((nowS - lastS) * 1e9)}`, score: 30, tone: "warn", device: "" });
+  if (nowS - lastS > 120) troubles.push({ text: `silent for ${isPast ? "the last " : ""}${duration((nowS - lastS) * 1e9)}`, score: 30, tone: "warn", device: "" });
   for (const [reason, { share, device }] of throttled) {
     if (share >= 0.05) troubles.push({ text: `throttled ${percent(share)}: ${reason.replaceAll("_", " ")}`, score: 40 * share, tone: "warn", device });
   }

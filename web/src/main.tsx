@@ -82,7 +82,7 @@ function Page(): preact.JSX.Element {
           <ul>{VIEWS.map(([view, name]) => {
             // The chosen time goes along, also through views that show all times; ranks open in a job's own time.
             const target = view === "ranks" ? { view } : { view, from: place.from, to: place.to, live: place.live };
-            return <li><a href={format({ ...START, ...target }) || "/"} data-name={name} aria-current={shownUnder(place) === view ? "page" : undefined} onClick={(event) => link(event, target)}>{name}{view === "alerts" && <FiringBadge />}</a></li>;
+            return <li><a href={format({ ...START, ...target }) || "/"} aria-current={shownUnder(place) === view ? "page" : undefined} onClick={(event) => link(event, target)}><span class="tab" data-name={name}>{name}</span>{view === "alerts" && <FiringBadge />}</a></li>;
           })}</ul>
         </nav>
         <LiveButton />

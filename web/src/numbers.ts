@@ -93,11 +93,6 @@ export function tidy(text: string): string {
   return text.replace(/(\d) (?=%|ms|s\b|µs|MHz)/g, "$1\u00a0");
 }
 
-/** GPU hours; below one as minutes or seconds. */
-export function gpuHours(hours: number): string {
-  return hours >= 1 ? `${threeDigits(hours)} h` : duration(hours * 3.6e12);
-}
-
 export function energy(joules: number): string {
   return joules >= 3600 ? scaled(joules / 3600, "Wh") : scaled(joules, "J");
 }

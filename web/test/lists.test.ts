@@ -5,7 +5,8 @@ import { states, type NodeState } from "../src/devices";
 import { dated, energies, gpuTimes, period, timeOf, written } from "../src/numbers";
 import { openedJob } from "../src/ranks";
 import { format, parse, START } from "../src/url";
-import { nobodyText, noticedText } from "../src/views/incidents";
+import { thresholdOf, valueText } from "../src/views/alerts";
+import { causesOf, isDuring, nobodyText, noticedText } from "../src/views/incidents";
 import { missingOf, observedIn, reasonOf } from "../src/views/job";
 import { openingAt } from "../src/views/opening";
 import { unnamedLast } from "../src/views/owners";
@@ -61,7 +62,7 @@ describe("nodes", () => {
 
   it("are silent up to the end of a time that is over", () => {
     const text = (isPast: boolean) => states([node("n", 1000)], null, [], 8200, { holders: [], incidents: [], isPast })[0]!.troubles[0]!.text;
-    expect([text(false), text(true)]).toEqual(["nothing sent for 120 min", "nothing sent in the last 120 min of this time"]);
+    expect([text(false), text(true)]).toEqual(["silent for 120 min", "silent for the last 120 min"]);
   });
 });
 
@@ -71,7 +72,7 @@ describe("use of GPUs without dips", () => {
     lines: [{ label: "busy", times: [0, 1], values: [busy, busy] }, ...(sm === undefined ? [] : [{ label: "SM active", times: [0], values: [sm] }])],
   });
 
-  it("is said to be low where it is", () => {
+  it("is called low where it is", () => {
     expect(useText(chart(0.3, 0.01))).toBe("GPU use was low throughout: 30.0 % busy, 1.0 % SM active on average.");
     expect(useText(chart(1, 0.01))).toContain("low throughout");
     expect(useText(chart(0.9))).toBe("GPU use does not dip here: 90.0 % busy on average.");
@@ -79,8 +80,29 @@ describe("use of GPUs without dips", () => {
   });
 });
 
+describe("alerts", () => {
+  it("have values with their unit, and the comparison of their rule", () => {
+    expect([valueText(0.31708, "1"), valueText(2.5e9, "ns"), valueText(81.26, "°C"), valueText(8e10, "By"), valueText(3, "")]).toEqual(["31.7 %", "2.50 s", "81.3 °C", "80.0 GB", "3"]);
+    expect(thresholdOf({ comparison: "below", threshold: 0.5, unit: "", series: "hw.gpu.utilization" })).toBe("< 50.0 %");
+    expect(thresholdOf({ comparison: "above", threshold: 300, unit: "", series: "hw.power" })).toBe("> 300 W");
+  });
+});
+
+describe("incidents", () => {
+  const incident = (cause: string, change: string | null = null) => ({ verdict: { cause, change } });
+
+  it("are counted by cause, the most frequent first", () => {
+    expect(causesOf([incident("cpu-quota"), incident("disk"), incident("cpu-quota"), incident("", "more_work")])).toEqual([["cpu quota", 2], ["disk", 1], ["no fault: more work", 1]]);
+  });
+
+  it("are of a time that they overlap", () => {
+    const one = { began_ns: 10e9, explained_ns: 12e9 };
+    expect([isDuring(one, 0, 0), isDuring(one, 11, 20), isDuring(one, 5, 10), isDuring(one, 13, 20)]).toEqual([true, true, false, false]);
+  });
+});
+
 describe("what ranks wait for", () => {
-  it("is said once where it is not known", () => {
+  it("is written once where it is not known", () => {
     const unknown = { text: "not known: too few ranks", missing: ["too few ranks", "2 are left out"] };
     expect([reasonOf(unknown), missingOf(unknown)]).toEqual(["Too few ranks.", ["2 are left out"]]);
     expect(reasonOf({ text: "slow link: between a and b" })).toBe("slow link: between a and b");

@@ -8,7 +8,7 @@ import { devicesOf, states } from "../src/devices";
 import { traceEvents } from "../src/exports";
 import { around, build, byBinary, nodeOf, pathOf } from "../src/flame";
 import { sharesOf, sumOf, type Hours } from "../src/gpu_hours";
-import { energy, gpuHours } from "../src/numbers";
+import { energy } from "../src/numbers";
 import { forget, held, hold } from "../src/tenants";
 import { LANE, layout, leftOutOf } from "../src/timeline";
 import { crumbsOf } from "../src/trail";
@@ -100,7 +100,6 @@ describe("GPU hours", () => {
   });
 
   it("are written as people read them", () => {
-    expect([0, 0.0031, 0.5, 2.5, 1234].map(gpuHours)).toEqual(["0", "11.2 s", "30 min", "2.50 h", "1,234 h"]);
     expect([500, 56000, 7.2e6].map(energy)).toEqual(["500 J", "15.6 Wh", "2.00 kWh"]);
   });
 });

@@ -13,7 +13,6 @@ import msgspec
 from sonde import http_client
 from sonde.errors import CaptureError, UsageError
 from sonde.input_files import open_input
-from sonde.metrics import catalogue
 from sonde.ownership import only_ours
 from sonde.server import answers
 from sonde.server.schemas import ANSWERS
@@ -31,8 +30,6 @@ _IN_BRACES = re.compile(r"\{(\w+)\}")
 _SEE = "see docs/guide/server.md#alerts"
 _OWN = frozenset({"alertname", "tenant"})
 """Labels that the server sets."""
-_STATISTICS = frozenset({"mean", "least", "most", "last", "value"})
-"""Fields of a row of a series that are in the series' unit."""
 _SHARES = frozenset({"share", "computing", "idle"})
 """Fields that are shares of 1, wherever they stand."""
 _ENDS = {"_ns": "ns", "_s": "s", "_h": "h", "_bytes": "By", "_joules": "J"}
@@ -90,27 +87,25 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """What its values are, for people: 'mean of hw.gpu.utilization'."""
         if self.reduce is Reduce.COUNT:
             return f"number of {self.rows or self.question}"
-        text = f"{self.value} of {self._series}" if self._series else self.value
+        text = f"{self.value} of {self.series}" if self.series else self.value
         if self.reduce is not Reduce.MAX:
             text = f"{self.reduce} of {text}"
         return f"{text} / {self.per}" if self.per else text
 
     @property
     def unit(self) -> str:
-        """The unit of its values in UCUM notation, 1 for a share of 1; '' where it is not known."""
-        if self.per or self.reduce is Reduce.COUNT:
+        """The unit of its values in UCUM notation, 1 for a share of 1; '' where it is not known, or
+        that of `series`."""
+        if self.per or self.reduce is Reduce.COUNT or self.series:
             return ""
-        metric = catalogue().get(self._series)
-        if metric is not None:
-            return metric.unit if self.value in _STATISTICS else ""
         last = self.value.rpartition(".")[2]
         if last in _SHARES:
             return "1"
         return next((unit for end, unit in _ENDS.items() if f"_{last}".endswith(end)), "")
 
     @property
-    def _series(self) -> str:
-        """The one series that its values are of; '' none."""
+    def series(self) -> str:
+        """The one series that its values are of, in its unit; '' none."""
         one = self.where.get("series") or self.select.get("series") or ""
         return one if isinstance(one, str) else ""
 

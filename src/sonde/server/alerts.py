@@ -96,6 +96,7 @@ class Alerts:
                     "comparison": "above" if rule.above is not None else "below",
                     "threshold": rule.threshold,
                     "unit": rule.unit,
+                    "series": rule.series,
                     "for_s": rule.for_s,
                     "error": self.errors.get(key, ""),
                     "left_out": self.left_out[key],

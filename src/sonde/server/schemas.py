@@ -215,7 +215,8 @@ ALERTS: Schema = _object(
     rules=_list(
         _object(
             name=_TEXT, question=_TEXT, measured=_TEXT, comparison={"enum": ["above", "below"]},
-            threshold=_NUMBER, unit=_TEXT, for_s=_NUMBER, error=_TEXT, left_out=_INT,
+            threshold=_NUMBER, unit=_TEXT, series=_TEXT, for_s=_NUMBER, error=_TEXT,
+            left_out=_INT,
         )
     ),
     alerts=_list(

@@ -4,6 +4,7 @@
 import { useEffect, useState } from "preact/hooks";
 import type { AlertsAnswer } from "../answers";
 import { ask } from "../api";
+import { unitOf } from "../charts";
 import { save, text } from "../exports";
 import { ago, count, duration, percent, scaled, written } from "../numbers";
 import { Answer, Empty } from "../parts";
@@ -75,18 +76,20 @@ function All({ answer }: { answer: AlertsAnswer }): preact.JSX.Element {
   );
 }
 
-/** A value in the unit of its rule (UCUM: 1 is a share). */
+const ruleUnit = ({ unit, series }: Pick<Rule, "unit" | "series">): string => unit || unitOf(series);
+
+/** A value in a unit; 1: a share. */
 export function valueText(value: number, unit: string): string {
   if (unit === "1") return value < 0 ? `−${percent(-value)}` : percent(value);
   if (unit === "ns" || unit === "s" || unit === "h") return duration(value * { ns: 1, s: 1e9, h: 3.6e12 }[unit]);
   const rounded = Math.abs(value) >= 1000 ? scaled(value, "").trim() : String(Number(value.toPrecision(3)));
-  const name = { By: "B", "By/s": "B/s", Cel: "°C" }[unit] ?? (unit.startsWith("{") ? "" : unit);
+  const name = unit === "By" ? "B" : unit;
   if (name === "B" || name === "B/s" || name === "Hz") return scaled(value, name);
   return `${rounded} ${name}`.trim();
 }
 
-export function thresholdOf({ comparison, threshold, unit }: Pick<Rule, "comparison" | "threshold" | "unit">): string {
-  return `${comparison === "above" ? ">" : "<"} ${valueText(threshold, unit)}`;
+export function thresholdOf(rule: Pick<Rule, "comparison" | "threshold" | "unit" | "series">): string {
+  return `${rule.comparison === "above" ? ">" : "<"} ${valueText(rule.threshold, ruleUnit(rule))}`;
 }
 
 function RuleState({ rule, alerts }: { rule: Rule; alerts: readonly Alert[] }): preact.JSX.Element {
@@ -105,7 +108,7 @@ export function FiringBadge(): preact.JSX.Element | null {
   const [firing, setFiring] = useState(0);
   useEffect(() => {
     const stop = new AbortController();
-    // Who may not ask sees no badge; the view itself says why.
+    // Who may not ask sees no badge; the view itself shows why.
     const update = (): void => { ask<AlertsAnswer>("alerts", {}, stop.signal).then((answer) => setFiring(answer.alerts.filter((one) => one.status === "firing").length), () => undefined); };
     update();
     const timer = setInterval(() => { if (!document.hidden) update(); }, BADGE_MS);
@@ -153,7 +156,7 @@ function Line({ one, rule }: { one: Alert; rule: Rule | undefined }): preact.JSX
       <td class="name">{alertname}</td>
       <td class="wide">{summary && <div>{summary}</div>}{Object.entries(others).map(([name, value]) => <div><small>{name}: {value}</small></div>)}
         <small>{rest.map(([name, value]) => `${name} ${value}`).join(" · ")}</small></td>
-      <td class="number nowrap">{rule ? <span title={rule.measured}>{valueText(one.value, rule.unit)} <small>({thresholdOf(rule)})</small></span> : Number(one.value.toPrecision(3))}</td>
+      <td class="number nowrap">{rule ? <span title={rule.measured}>{valueText(one.value, ruleUnit(rule))} <small>({thresholdOf(rule)})</small></span> : Number(one.value.toPrecision(3))}</td>
       <td class="nowrap" title={ago(Date.now() / 1000 - Date.parse(one.since) / 1000)}>{time(one.since)}</td><td class="nowrap">{time(one.fired)}</td><td class="nowrap">{time(one.resolved)}</td>
       <td><button class="link open" onClick={() => go({ ...START, ...target })}>{target.view === "node" ? "The node" : target.view === "job" ? "The owner" : "That time"}</button></td>
     </tr>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // GPU hours as a bar of their parts, and what views of owners share.
 
-import { gpuHours, percent } from "../numbers";
+import { gpuTimes, percent } from "../numbers";
 import { PARTS, sharesOf, type Hours } from "../gpu_hours";
 import { useApp } from "../state";
 import { TimeMenu } from "./time";
@@ -48,11 +48,12 @@ export function HoursLegend(): preact.JSX.Element {
 }
 
 export function HoursParts({ hours }: { hours: Hours }): preact.JSX.Element {
+  const gpuTime = gpuTimes([hours.held_h]);
   return (
     <table class="plain-rows">
       <thead class="unseen"><tr><th>Part</th><th>GPU hours</th><th>Share of the hours held</th></tr></thead>
       <tbody>{sharesOf(hours).map((one) => (
-        <tr title={one.about}><th scope="row"><i class={`swatch ${one.part}`} />{one.title} <small>{one.about}</small></th><td class="number">{gpuHours(one.hours)}</td><td class="number">{percent(one.share)}</td></tr>
+        <tr title={one.about}><th scope="row"><i class={`swatch ${one.part}`} />{one.title} <small>{one.about}</small></th><td class="number">{gpuTime(one.hours)}</td><td class="number">{percent(one.share)}</td></tr>
       ))}</tbody>
     </table>
   );

@@ -6,7 +6,7 @@ import type { JobAnswer } from "../answers";
 import type { Verdict } from "../api";
 import { save, text } from "../exports";
 import { KIND_NAMES } from "../gpu_hours";
-import { clock, count, duration, energy, gpuHours, percent, period, tidy } from "../numbers";
+import { clock, count, duration, energy, gpuTimes, percent, period, tidy } from "../numbers";
 import { Answer, Empty, Meter } from "../parts";
 import { useAnswer, useApp } from "../state";
 import { isOwnerKind, OWNER_KINDS, START, type OwnerKind, type Place } from "../url";
@@ -65,13 +65,14 @@ function Job({ answer, from, to }: { answer: JobAnswer; from: number; to: number
   if (!answer.nodes.length && !(answer.held_h > 0)) {
     return <Empty title={`Nothing of ${KIND_NAMES[by].toLowerCase()} ${answer.id} was seen in this time`}>Choose a longer time. The views Jobs and Owners list the names that were seen.</Empty>;
   }
+  const gpuTime = gpuTimes([answer.held_h]);
   return (
     <div class="stack">
       <dl class="figures">
         <div><dt>GPUs</dt><dd>{answer.gpus} <small>of {count(answer.nodes.length, "node")}</small></dd></div>
-        <div><dt>GPU time held</dt><dd>{gpuHours(answer.held_h)}</dd></div>
-        <div><dt>Productive</dt><dd>{answer.held_h > 0 ? percent(answer.productive_h / answer.held_h) : "–"} <small>{gpuHours(answer.productive_h)}</small></dd></div>
-        <div><dt>GPU time wasted</dt><dd class={answer.wasted_h > 0 ? "is-bad" : ""}>{gpuHours(answer.wasted_h)} <small>{answer.held_h > 0 ? `${percent(answer.wasted_h / answer.held_h)} of it` : ""}</small></dd></div>
+        <div><dt>GPU time held</dt><dd>{gpuTime(answer.held_h)}</dd></div>
+        <div><dt>Productive</dt><dd>{answer.held_h > 0 ? percent(answer.productive_h / answer.held_h) : "–"} <small>{gpuTime(answer.productive_h)}</small></dd></div>
+        <div><dt>GPU time wasted</dt><dd class={answer.wasted_h > 0 ? "is-bad" : ""}>{gpuTime(answer.wasted_h)} <small>{answer.held_h > 0 ? `${percent(answer.wasted_h / answer.held_h)} of it` : ""}</small></dd></div>
         <div><dt>Energy of the GPUs</dt><dd>{answer.joules === null ? "not known" : energy(answer.joules)}</dd></div>
       </dl>
       <div class="sides level">
@@ -94,13 +95,14 @@ function Job({ answer, from, to }: { answer: JobAnswer; from: number; to: number
 
 function Wasted({ answer }: { answer: JobAnswer }): preact.JSX.Element {
   const most = Math.max(1e-12, ...answer.wasted.map((one) => one.gpu_h));
+  const gpuTime = gpuTimes([answer.held_h]);
   return (
     <section class="panel pad" aria-label="Wasted hours by cause">
       <h2>GPU time wasted, by cause</h2>
       {answer.wasted.length ? <table class="plain-rows">
         <thead class="unseen"><tr><th>Cause</th><th>Share</th><th>GPU hours</th><th>Share of the hours held</th></tr></thead>
         <tbody>{answer.wasted.map((one) => (
-          <tr><th scope="row">{one.cause}</th><td class="of-most"><span class="bar-of" aria-hidden="true"><i style={{ width: `${(100 * one.gpu_h) / most}%` }} /></span></td><td class="number">{gpuHours(one.gpu_h)}</td><td class="number">{answer.held_h > 0 ? percent(one.gpu_h / answer.held_h) : "–"}</td></tr>))}</tbody>
+          <tr><th scope="row">{one.cause}</th><td class="of-most"><span class="bar-of" aria-hidden="true"><i style={{ width: `${(100 * one.gpu_h) / most}%` }} /></span></td><td class="number">{gpuTime(one.gpu_h)}</td><td class="number">{answer.held_h > 0 ? percent(one.gpu_h / answer.held_h) : "–"}</td></tr>))}</tbody>
       </table> : <p class="quiet">Nothing of it was wasted.</p>}
     </section>
   );
@@ -108,7 +110,7 @@ function Wasted({ answer }: { answer: JobAnswer }): preact.JSX.Element {
 
 const NOT_KNOWN = /^not known: /;
 
-/** What ranks wait for, or why that is not known: the title has already said that it is not. */
+/** What ranks wait for, or why that is not known: the title has that already. */
 export function reasonOf({ text }: Pick<Waiting, "text">): string {
   const reason = text.replace(NOT_KNOWN, "");
   return reason === text ? text : `${reason.charAt(0).toUpperCase()}${reason.slice(1)}.`;
@@ -186,7 +188,7 @@ function Functions({ answer }: { answer: JobAnswer }): preact.JSX.Element {
       <h2>Functions by own time on CPUs</h2>
       {answer.functions.length ? <div class="sheet" tabIndex={0} role="region" aria-label="Functions by own time"><table>
         <thead><tr><th class="number">By itself</th><th class="number">With callees</th><th>Function</th><th>Binary</th></tr></thead>
-        <tbody>{answer.functions.map((one) => <tr><td class="number">{duration(one.own_ns)}</td><td class="number">{duration(one.total_ns)}</td><td class="code" title={one.function}>{one.function || "[no name]"}</td><td class="quiet" title={one.binary}>{one.binary}</td></tr>)}</tbody>
+        <tbody>{answer.functions.map((one) => <tr><td class="number">{duration(one.own_ns)}</td><td class="number">{duration(one.total_ns)}</td><td class="code" title={one.function}>{one.function || `${one.binary.slice(one.binary.lastIndexOf("/") + 1) || "unknown binary"} (no symbols)`}</td><td class="quiet" title={one.binary}>{one.binary}</td></tr>)}</tbody>
       </table></div> : <p class="quiet">No sample of its processes on a CPU was sent in this time.</p>}
     </section>
   );

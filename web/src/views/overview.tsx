@@ -5,7 +5,7 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import type { HoldersAnswer } from "../answers";
 import { ask, type Columns, type Explanation, type LossRow, type NodeRow } from "../api";
 import { devicesOf, shortId, states, type Device, type DeviceState, type NodeState } from "../devices";
-import { ago, count, duration, gpuHours, grouped, scaled, written } from "../numbers";
+import { ago, clock, count, day, duration, gpuTimes, grouped, scaled, written } from "../numbers";
 import { Answer, Empty, Loading, Meter } from "../parts";
 import { useAnswer, useApp, type Asked } from "../state";
 import { START } from "../url";
@@ -87,13 +87,14 @@ function Figures({ list, when, come }: { list: NodeState[]; when: When; come: Co
   const sum = (value: (one: NodeState) => number): number => list.reduce((all, one) => all + value(one), 0);
   const troubled = list.filter((one) => one.troubles.length).length;
   const held = list.flatMap((one) => one.holders).reduce((all, one) => all + one.heldH, 0);
+  const gpuTime = gpuTimes([held]);
   const target = { ...START, view: "incidents" as const, from: when.from, to: when.to, live: place.live };
   return (
     <dl class="figures">
       <div><dt>Nodes</dt><dd>{grouped(list.length)}</dd></div>
       <div><dt>GPUs</dt><dd>{of(devices, () => grouped(sum((one) => one.devices.length)))}</dd></div>
       <div><dt>Something wrong on</dt><dd>{isPending(devices) || isPending(incidents) ? <Loading /> : <>{grouped(troubled)} <small>of {count(list.length, "node")}</small></>}</dd></div>
-      <div><dt>GPU time wasted</dt><dd>{of(holders, () => held > 0 ? <>{gpuHours(sum((one) => one.wastedH ?? 0))} <small>of {gpuHours(held)} held</small></>
+      <div><dt>GPU time wasted</dt><dd>{of(holders, () => held > 0 ? <>{gpuTime(sum((one) => one.wastedH ?? 0))} <small>of {gpuTime(held)} held</small></>
         : <>– <small>no owner known; not used: {of(devices, () => duration(sum((one) => one.idleGpuS) * 1e9))}</small></>)}</dd></div>
       <div><dt>Incidents</dt><dd>{of(incidents, () => <a href={hrefOf(target)} title="Show the incidents of this time" onClick={(event) => { event.preventDefault(); go(target); }}>{sum((one) => one.incidents)}</a>)}</dd></div>
     </dl>
@@ -136,16 +137,17 @@ function Table({ list, shown, when, come }: { list: NodeState[]; shown: NodeStat
   const { place } = useApp();
   const [most, setMost] = useState(FIRST_ROWS);
   const ordered = useMemo(() => inOrder(shown, place.sort, NODE_KEYS), [shown, place.sort]);
+  const gpuTime = useMemo(() => gpuTimes(list.map((one) => one.wastedH ?? 0)), [list]);
   const verdicts = useVerdicts(ordered.slice(0, VERDICTS));
   return (
     <div class="sheet" tabIndex={0} role="region" aria-label="Nodes">
       <table>
         <thead><tr>
           <SortHead name="node" title="Node" isName /><th>Owner</th><SortHead name="" title="What is wrong" about="The worst first, then the most GPU time wasted" /><th title={`Of the first ${VERDICTS} nodes, on the minute before they last sent`}>Verdict on its last minute</th>
-          <SortHead name="wasted" title="Wasted" isNumber /><SortHead name="busy" title="GPU busy" /><SortHead name="sm" title="SM active" /><SortHead name="memory" title="Memory" /><SortHead name="power" title="Power" isNumber /><SortHead name="sent" title="Last sent" isNumber />
+          <SortHead name="wasted" title="Wasted" isNumber /><SortHead name="busy" title="GPU busy" /><SortHead name="sm" title="SM active" /><SortHead name="memory" title="Memory" /><SortHead name="power" title="Power" isNumber /><SortHead name="sent" title={isPast(when) ? "Last sent, UTC" : "Last sent"} isNumber />
         </tr></thead>
         <tbody>
-          {ordered.slice(0, most).map((one, row) => <NodeLine key={one.node} one={one} verdict={verdicts[one.node] ?? (row < VERDICTS ? null : "")} when={when} come={come} />)}
+          {ordered.slice(0, most).map((one, row) => <NodeLine key={one.node} one={one} verdict={verdicts[one.node] ?? (row < VERDICTS ? null : "")} gpuTime={gpuTime} when={when} come={come} />)}
           {!shown.length && list.length > 0 && <NoMatch columns={10} />}
         </tbody>
       </table>
@@ -177,13 +179,13 @@ function Troubles({ node, troubles, when, come }: { node: NodeState; troubles: N
   );
 }
 
-/** That nothing is wrong: said once all was asked, and of a node that still sends. */
+/** That nothing is wrong: once all was asked, and of a node that still sends. */
 function NoTrouble({ node, when, come }: { node: NodeState; when: When; come: Come }): preact.JSX.Element {
   const asked = [come.devices, come.losses, come.incidents];
   if (asked.some(isPending)) return <Loading />;
   const failed = asked.find((one) => one.error);
   if (failed) return <span class="tag plain" title={failed.error?.message}>not known</span>;
-  if (when.now - node.lastS > SILENT_S) return <span class="tag plain">nothing found; silent since {written(Math.floor(node.lastS))}</span>;
+  if (when.now - node.lastS > SILENT_S) return <span class="tag plain" title={`Nothing was found up to ${written(Math.floor(node.lastS))} UTC, when it last sent`}>nothing found; silent now</span>;
   return <span class="tag fine">nothing found</span>;
 }
 
@@ -235,7 +237,7 @@ function Owners({ one, from, to }: { one: NodeState } & When): preact.JSX.Elemen
 }
 
 /** `verdict`: null while it is asked for, '' where it is not. */
-function NodeLine({ one, verdict, when, come }: { one: NodeState; verdict: string | null; when: When; come: Come }): preact.JSX.Element {
+function NodeLine({ one, verdict, gpuTime, when, come }: { one: NodeState; verdict: string | null; gpuTime: (hours: number) => string; when: When; come: Come }): preact.JSX.Element {
   const { hrefOf } = useApp();
   const open = useOpenNode(when)(one);
   const memory = memoryOf(one.devices);
@@ -248,12 +250,12 @@ function NodeLine({ one, verdict, when, come }: { one: NodeState; verdict: strin
       <td class="owner">{isPending(come.holders) ? <Loading /> : <Owners one={one} {...when} />}</td>
       <td class="wide"><Troubles node={one} troubles={one.troubles} when={when} come={come} /></td>
       <td class="wide">{verdict === null ? <Loading /> : verdict || <span class="quiet" title={`Asked for the first ${VERDICTS} nodes`}>not asked</span>}</td>
-      <td class="number">{isPending(come.holders) ? <Loading /> : one.wastedH === null ? "–" : gpuHours(one.wastedH)}</td>
+      <td class="number">{isPending(come.holders) ? <Loading /> : one.wastedH === null ? "–" : gpuTime(one.wastedH)}</td>
       <td>{measured(share(busyOf(one)))}</td>
       <td>{measured(share(smOf(one)))}</td>
       <td>{measured(memory.share === null ? "–" : <Meter share={memory.share} text={scaled(memory.used, "B")} />)}</td>
       <td class="number" title={isSum ? "All its GPUs together" : undefined}>{measured(power ? `${Math.round(power)} W` : "–")}</td>
-      <td class="number nowrap" title={isPast(when) ? ago(when.now - one.lastS) : `${written(Math.floor(one.lastS))} UTC`}>{isPast(when) ? written(Math.floor(one.lastS)) : ago(when.now - one.lastS)}</td>
+      <td class="number nowrap sent" title={isPast(when) ? ago(when.now - one.lastS) : `${written(Math.floor(one.lastS))} UTC`}>{isPast(when) ? <>{clock(one.lastS)}<small>{day(one.lastS)}</small></> : ago(when.now - one.lastS)}</td>
     </tr>
   );
 }

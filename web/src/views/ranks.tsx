@@ -109,7 +109,7 @@ function Ranks({ answer, listed, name }: { answer: RanksAnswer; listed: readonly
         </div>
         <Map grid={grid} isSteps={answer.by === "steps"} />
       </section>
-      <Table grid={grid} word={word} isKnown={answer.collectives > 0 && grid.ranks.length > 1} />
+      <Table grid={grid} isKnown={answer.collectives > 0 && grid.ranks.length > 1} />
       {answer.left_out > 0 && <p class="quiet">{answer.left_out} more with less device time are not shown. Choose a node or a shorter time.</p>}
     </div>
   );
@@ -220,14 +220,14 @@ function Hovered({ hover, grid, isSteps }: { hover: Live<Hover | null>; grid: Gr
   );
 }
 
-function Table({ grid, word, isKnown }: { grid: Grid; word: string; isKnown: boolean }): preact.JSX.Element {
+function Table({ grid, isKnown }: { grid: Grid; isKnown: boolean }): preact.JSX.Element {
   const open = useOpen(grid);
   const [most, setMost] = useState(FIRST_ROWS);
   const sorted = useMemo(() => [...grid.summaries].sort((a, b) => b.late - a.late || a.rank - b.rank), [grid]);
   return (
     <div class="sheet" tabIndex={0} role="region" aria-label="Ranks">
       <table>
-        <thead><tr><th class="number">Rank</th><th>Node</th><th>Process</th><th class="number">Late by</th><th class="number">Late in</th><th>At work</th><th>In collectives</th><th>{isKnown ? "Latest in" : "Most at work in"} the {word} from</th></tr></thead>
+        <thead><tr><th class="number">Rank</th><th>Node</th><th>Process</th><th class="number">Late by</th><th class="number">Late in</th><th>At work</th><th>In collectives</th><th>{isKnown ? "Latest at" : "Most at work at"}</th></tr></thead>
         <tbody>{sorted.slice(0, most).map((sum) => {
           const rank = grid.ranks[sum.rank]!;
           const worst = grid.cells[sum.worst];
