@@ -24,10 +24,14 @@ const SPAN_S = 60;
 const POINTS = 120;
 /** Rows are kept by the second, so this much around a cell's time is shown, too. */
 const AROUND_S = 1;
+/** What shares of a rank are of. */
+export const OF_WHAT = "shares of the time of those columns in which the rank was timed; runs of several streams add up";
 /** Rows of the table at first. */
 const FIRST_ROWS = 64;
 /** In the address, in place of a job: processes of no job. */
 const NO_JOB = "-";
+/** In the list of jobs: ask for all of them again. */
+const OTHERS = "*";
 
 interface Hover { id: number; x: number; y: number }
 
@@ -38,7 +42,8 @@ export function RanksView(): preact.JSX.Element {
   const last = Math.max(0, ...(known.answer ?? []).map((row) => row.last_ns / 1e9));
   const to = isChosen ? place.to : last && Math.ceil(last);
   const from = isChosen ? place.from : to - SPAN_S;
-  const asked = useAnswer<RanksAnswer>(to ? "ranks" : null, { from, to, node: place.node, points: POINTS });
+  const job = place.job === NO_JOB ? "" : place.job;
+  const asked = useAnswer<RanksAnswer>(to ? "ranks" : null, { from, to, node: place.node, job, points: POINTS });
   if (!to) {
     return <Answer asked={known} loading="Asking when something was sent…">
       {() => <Empty title="No node has sent anything yet">Ranks are shown once their nodes send what runs on their devices: <code>sudo sonde agent --server {location.origin}</code></Empty>}
@@ -70,7 +75,8 @@ function Ranks({ answer }: { answer: RanksAnswer }): preact.JSX.Element {
     <div class="stack">
       <section class="panel" aria-label="Heat map of ranks">
         <div class="tools">
-          <label>Job <select class="broad" value={job || NO_JOB} onChange={(event) => go({ job: event.currentTarget.value })}>
+          <label>Job <select class="broad" value={job || NO_JOB} onChange={(event) => go({ job: event.currentTarget.value === OTHERS ? "" : event.currentTarget.value })}>
+            {place.job && place.job !== NO_JOB && <option value={OTHERS}>all jobs of this time</option>}
             {jobs.map((one) => <option value={one.job || NO_JOB}>{one.job || "no job named"} ({one.ranks})</option>)}</select></label>
           <div class="segments" role="group" aria-label="What is shown">
             {MEASURES.map(([measure, name, about]) => <button aria-pressed={place.measure === measure} title={about} onClick={() => go({ measure })}>{name}</button>)}
@@ -88,6 +94,7 @@ function Ranks({ answer }: { answer: RanksAnswer }): preact.JSX.Element {
 function LatestRank({ latest, grid, word, isKnown }: { latest: Summary | undefined; grid: Grid; word: string; isKnown: boolean }): preact.JSX.Element {
   if (grid.ranks.length < 2) return <span class="quiet">One rank: there is no other to wait for it.</span>;
   if (!isKnown) return <span class="quiet">No collective was timed: which rank is late is not known.</span>;
+  if (!latest?.lateIn && grid.isCoarse) return <span class="quiet"><b>Too coarse to tell which rank is late:</b> little of each {word} was timed. Choose a shorter time, or one job.</span>;
   if (!latest || !latest.lateIn) return <span><b>No rank is late:</b> they spend the same time in collectives.</span>;
   return <span><b>Rank {latest.rank} is latest:</b> in {latest.lateIn} of {latest.timed} {word === "step" ? "steps" : "parts of the time"} the others waited for it, {duration(latest.late)} in all.</span>;
 }
@@ -194,7 +201,7 @@ function Table({ grid, word, isKnown }: { grid: Grid; word: string; isKnown: boo
   return (
     <div class="sheet" tabIndex={0} role="region" aria-label="Ranks">
       <table>
-        <thead><tr><th class="number">Rank</th><th>Node</th><th>Process</th><th class="number">Late by</th><th class="number">Late in</th><th>At work</th><th>In collectives</th><th>Its worst {word}</th></tr></thead>
+        <thead><tr><th class="number">Rank</th><th>Node</th><th>Process</th><th class="number">Late by</th><th class="number">Late in</th><th title={OF_WHAT}>At work</th><th title={OF_WHAT}>In collectives</th><th>Its worst {word}</th></tr></thead>
         <tbody>{sorted.slice(0, most).map((sum) => {
           const rank = grid.ranks[sum.rank]!;
           const worst = grid.cells[sum.worst];
@@ -209,6 +216,7 @@ function Table({ grid, word, isKnown }: { grid: Grid; word: string; isKnown: boo
           );
         })}</tbody>
       </table>
+      <p class="quiet note">At work and in collectives: {OF_WHAT}.</p>
       {sorted.length > most && <button class="more" onClick={() => setMost(most + 500)}>Show {sorted.length - most} more</button>}
     </div>
   );
