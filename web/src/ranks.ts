@@ -25,9 +25,14 @@ export interface Grid {
   originNs: number;
   /** The share of a slot from which on a rank counts as late in it. */
   leastShare: number;
+  /** Whether the slots are so long, for what was timed in them, that a late rank would not be seen. */
+  isCoarse: boolean;
 }
 
 const LEAST_SHARE = 0.05;
+/** Slots longer than this are too coarse where devices were seen busy for less than this share of each of them. */
+const LONG_NS = 5e9;
+const SEEN_SHARE = 0.1;
 /** Of colours. */
 export const LEVELS = 16;
 export const ROW_HEIGHT = 20;
@@ -101,7 +106,10 @@ export function gridOf(answer: RanksAnswer, job: string | null): Grid {
       sum.worst = at;
     }
   });
+  const longest = Math.max(0, ...found.map((cell) => length(cell.slot)));
+  const seen = Math.max(0, ...summaries.map((sum) => (sum.work + sum.collective) / (sum.length || 1)));
   return {
+    isCoarse: longest > LONG_NS && seen < SEEN_SHARE,
     ranks: chosen.map((number) => answer.ranks[number]!), cells: found, summaries, originNs: origin, leastShare: LEAST_SHARE,
     start: answer.slots.start_ns.map((time) => time - origin), end: answer.slots.end_ns.map((time) => time - origin),
   };

@@ -22,6 +22,11 @@ export interface Incidents { shown: boolean; incidents: Incident[]; older: numbe
 const BEFORE_S = 15;
 const AFTER_S = 5;
 
+/** Of a CPU's lack the stacks that were ready to run are shown, of garbage collection and changes those that ran; of others the waits. */
+const OF_CPUS = new Set(["cpu-contention", "cpu-quota", "bad-pinning"]);
+const OF_CODE = new Set(["garbage-collection", "unknown"]);
+export const kindOfFault = (cause: string, change: string | null = null): string => (change || OF_CODE.has(cause) ? "cpu" : OF_CPUS.has(cause) ? "runqueue" : "blocked");
+
 const causeText = (name: string): string => name.replaceAll("-", " ");
 
 /** Parts of lost time and signs of a slowdown, by the keys of `sonde diagnose`, as people read them. */
@@ -160,7 +165,7 @@ function Details({ one, most }: { one: Incident; most: number }): preact.JSX.Ele
   const lost = lostOf(one);
   const open = (view: "range" | "compare"): void => go({
     view, node: one.node, live: 0, from: view === "range" ? began - BEFORE_S : began, to: view === "range" ? ended + AFTER_S : ended,
-    left: 0, right: 0, kind: "cpu", search: "", cause: "", id: "", focus: [],
+    left: 0, right: 0, pid: String(one.victim), kind: kindOfFault(one.verdict.cause, one.verdict.change), search: "", cause: "", id: "", focus: [],
   });
   return (
     <div class="facts">

@@ -12,6 +12,7 @@ import { useAnswer, useApp } from "../state";
 import { isOwnerKind, OWNER_KINDS, START, type OwnerKind, type Place } from "../url";
 import { HoursBar, HoursParts, RangeButtons, useRange } from "./hours";
 import { NotCovered } from "./owners";
+import { OF_WHAT } from "./ranks";
 import { copyLink, SaveMenu } from "./save";
 
 type Waiting = JobAnswer["waiting"];
@@ -156,7 +157,7 @@ function Waits({ waiting, by, id }: { waiting: Waiting; by: OwnerKind; id: strin
           <tr><td class="number">{rank.number}</td><td>{rank.node} <small>GPU{rank.device}</small></td><td title={rank.comm}>{rank.comm} <small>{rank.pid}</small></td>
             <td><Meter share={rank.work} text={percent(rank.work)} /></td><td><Meter share={rank.collective} text={percent(rank.collective)} /></td>
             <td><button class="link open" onClick={() => open(rank.node, rank.pid)}>Its time</button></td></tr>))}</tbody>
-      </table>{waiting.count > waiting.ranks.length && <p class="quiet note">and {count(waiting.count - waiting.ranks.length, "more rank")}</p>}</div>}
+      </table>{waiting.count > waiting.ranks.length && <p class="quiet note">and {count(waiting.count - waiting.ranks.length, "more rank")}</p>}<p class="quiet note">At work and in collectives: {OF_WHAT}.</p></div>}
     </section>
   );
 }

@@ -8,6 +8,7 @@ import { Answer, Empty } from "../parts";
 import { useAnswer, useApp, type Asked } from "../state";
 import { kindOfCause } from "../timeline";
 import { FlamePanel } from "./flame";
+import { NothingOf } from "./recorded";
 import { TimelinePanel } from "./timeline";
 
 export function RangeView(): preact.JSX.Element {
@@ -17,6 +18,7 @@ export function RangeView(): preact.JSX.Element {
   if (!ready) return <Empty title="No time is chosen">Choose a node on the overview, then drag over one of its charts.</Empty>;
   return (
     <>
+      <NothingOf node={place.node} pid={place.pid} from={place.from} to={place.to} />
       <section class="verdict panel" aria-label="Verdict">
         <Answer asked={asked} loading="Working out the verdict…">{(answer) => <Verdicts answer={answer} />}</Answer>
       </section>
@@ -40,9 +42,17 @@ export function Sides({ timeline, flames, name }: { timeline: Asked<TimelineAnsw
 }
 
 export function Verdicts({ answer }: { answer: TimelineAnswer }): preact.JSX.Element {
-  const { verdicts, notes } = answer.explanation;
+  const { place } = useApp();
+  const { notes } = answer.explanation;
+  const verdicts = chosenFirst(answer.explanation.verdicts, place.pid);
   if (!verdicts.length) return <p class="quiet">No verdict: {notes.join("; ") || "nothing was observed in this time"}. Choose a longer time.</p>;
   return <>{verdicts.slice(0, 3).map((verdict, number) => <One verdict={verdict} notes={number ? [] : notes} />)}</>;
+}
+
+/** Those on the chosen process before the others. */
+export function chosenFirst<T extends Pick<Verdict, "device_name">>(verdicts: readonly T[], pid: string): T[] {
+  const isIts = (one: T): boolean => pid !== "" && one.device_name.endsWith(`(${pid})`);
+  return [...verdicts.filter(isIts), ...verdicts.filter((one) => !isIts(one))];
 }
 
 function One({ verdict, notes }: { verdict: Verdict; notes: string[] }): preact.JSX.Element {

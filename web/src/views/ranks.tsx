@@ -26,10 +26,14 @@ const MAX_JOBS = 1000;
 const POINTS = 120;
 /** Rows are kept by the second, so this much around a cell's time is shown, too. */
 const AROUND_S = 1;
+/** What shares of a rank are of. */
+export const OF_WHAT = "shares of the time of those columns in which the rank was timed; runs of several streams add up";
 /** Rows of the table at first. */
 const FIRST_ROWS = 64;
 /** In the address, in place of a job: processes of no job. */
 const NO_JOB = "-";
+/** In the list of jobs: ask for all of them again. */
+const OTHERS = "*";
 
 interface Hover { id: number; x: number; y: number }
 
@@ -42,12 +46,13 @@ export function RanksView(): preact.JSX.Element {
   const jobs = listed.answer ?? [];
   const opened = place.job ? jobs.find((one) => (one.job || NO_JOB) === place.job) : openedJob(jobs);
   const { from, to } = isChosen ? place : opened ? timeOf(opened) : { from: 0, to: 0 };
-  const asked = useAnswer<RanksAnswer>(to ? "ranks" : null, { from, to, node: place.node, points: POINTS });
+  const name = isChosen ? place.job : opened ? opened.job || NO_JOB : "";
+  const asked = useAnswer<RanksAnswer>(to ? "ranks" : null, { from, to, node: place.node, job: name === NO_JOB ? "" : name, points: POINTS });
   if (isChosen || opened) {
     return (
       <>
         <div class="tools"><h1>Ranks</h1><TimeTools from={from} to={to} /></div>
-        <Answer asked={asked} loading="Asking for the ranks…">{(answer) => <Ranks answer={answer} listed={jobs} name={isChosen ? place.job : opened!.job || NO_JOB} />}</Answer>
+        <Answer asked={asked} loading="Asking for the ranks…">{(answer) => <Ranks answer={answer} listed={jobs} name={name} />}</Answer>
       </>
     );
   }
@@ -67,9 +72,10 @@ const timeOf = (job: RankJob): { from: number; to: number } => ({ from: job.star
 
 /** Jobs by the time in which they were observed, and behind them those of the time shown, if they are not among these. */
 function JobSelect({ jobs, others = [], job }: { jobs: readonly RankJob[]; others?: readonly { job: string; ranks: number }[]; job: string }): preact.JSX.Element {
-  const { go } = useApp();
+  const { place, go } = useApp();
   const known = new Set(jobs.map((one) => one.job));
   const choose = (name: string): void => {
+    if (name === OTHERS) return go({ job: "" });
     const chosen = jobs.find((one) => (one.job || NO_JOB) === name);
     go({ job: name, live: 0, left: 0, right: 0, ...(chosen ? timeOf(chosen) : {}) });
   };
@@ -77,6 +83,7 @@ function JobSelect({ jobs, others = [], job }: { jobs: readonly RankJob[]; other
   return (
     <label>Job <select class="broad" value={job} onChange={(event) => choose(event.currentTarget.value)}>
       {jobs.every((one) => (one.job || NO_JOB) !== job) && others.every((one) => (one.job || NO_JOB) !== job) && <option value={job}>{job || "choose one"}</option>}
+      {others.length > 0 && place.from > 0 && place.job && place.job !== NO_JOB && <option value={OTHERS}>all jobs of this time</option>}
       {jobs.map((one) => <option value={one.job || NO_JOB}>{nameOfJob(one.job)}, {count(one.ranks, "rank")}, {period(one.first_ns / 1e9, one.last_ns / 1e9)}</option>)}
       {others.filter((one) => !known.has(one.job)).map((one) => <option value={one.job || NO_JOB}>{nameOfJob(one.job)}, {count(one.ranks, "rank")}, in this time</option>)}
     </select></label>
@@ -118,6 +125,7 @@ function Ranks({ answer, listed, name }: { answer: RanksAnswer; listed: readonly
 function LatestRank({ latest, grid, word, isKnown }: { latest: Summary | undefined; grid: Grid; word: string; isKnown: boolean }): preact.JSX.Element {
   if (grid.ranks.length < 2) return <span class="quiet">One rank: there is no other to wait for it.</span>;
   if (!isKnown) return <span class="quiet">No collective was timed: which rank is late is not known.</span>;
+  if (!latest?.lateIn && grid.isCoarse) return <span class="quiet"><b>Too coarse to tell which rank is late:</b> little of each {word} was timed. Choose a shorter time, or one job.</span>;
   if (!latest || !latest.lateIn) return <span><b>No rank is late:</b> they spend the same time in collectives.</span>;
   return <span><b>Rank {latest.rank} is latest:</b> in {latest.lateIn} of {latest.timed} {word === "step" ? "steps" : "parts of the time"} the others waited for it, {duration(latest.late)} in all.</span>;
 }
@@ -227,7 +235,7 @@ function Table({ grid, isKnown }: { grid: Grid; isKnown: boolean }): preact.JSX.
   return (
     <div class="sheet" tabIndex={0} role="region" aria-label="Ranks">
       <table>
-        <thead><tr><th class="number">Rank</th><th>Node</th><th>Process</th><th class="number">Late by</th><th class="number">Late in</th><th>At work</th><th>In collectives</th><th>{isKnown ? "Latest at" : "Most at work at"}</th></tr></thead>
+        <thead><tr><th class="number">Rank</th><th>Node</th><th>Process</th><th class="number">Late by</th><th class="number">Late in</th><th title={OF_WHAT}>At work</th><th title={OF_WHAT}>In collectives</th><th>{isKnown ? "Latest at" : "Most at work at"}</th></tr></thead>
         <tbody>{sorted.slice(0, most).map((sum) => {
           const rank = grid.ranks[sum.rank]!;
           const worst = grid.cells[sum.worst];
@@ -242,6 +250,7 @@ function Table({ grid, isKnown }: { grid: Grid; isKnown: boolean }): preact.JSX.
           );
         })}</tbody>
       </table>
+      <p class="quiet note">At work and in collectives: {OF_WHAT}.</p>
       {sorted.length > most && <button class="more" onClick={() => setMost(most + 500)}>Show {sorted.length - most} more</button>}
     </div>
   );
