@@ -94,7 +94,7 @@ function Ranks({ answer }: { answer: RanksAnswer }): preact.JSX.Element {
 function LatestRank({ latest, grid, word, isKnown }: { latest: Summary | undefined; grid: Grid; word: string; isKnown: boolean }): preact.JSX.Element {
   if (grid.ranks.length < 2) return <span class="quiet">One rank: there is no other to wait for it.</span>;
   if (!isKnown) return <span class="quiet">No collective was timed: which rank is late is not known.</span>;
-  if (!latest?.lateIn && grid.isCoarse) return <span class="quiet"><b>Too coarse to tell which rank is late:</b> little of each {word} was timed. Choose a shorter time, or one job.</span>;
+  if (!latest?.lateIn && grid.isCoarse) return <span class="quiet"><b>Too coarse to find a late rank:</b> little of each {word} was timed. Choose a shorter time, or one job.</span>;
   if (!latest || !latest.lateIn) return <span><b>No rank is late:</b> they spend the same time in collectives.</span>;
   return <span><b>Rank {latest.rank} is latest:</b> in {latest.lateIn} of {latest.timed} {word === "step" ? "steps" : "parts of the time"} the others waited for it, {duration(latest.late)} in all.</span>;
 }
