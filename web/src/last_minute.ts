@@ -12,7 +12,7 @@ export function lastMinute(lastS: number, endS: number): { from: number; to: num
   return { from: end - MINUTE_S, to: end < lastS ? end : Math.ceil(end) + 1 };
 }
 
-/** What tells questions about a node apart: in live mode its last time moves on every few seconds, and it is asked once a minute. */
+/** By which questions about a node differ: in live mode its last time moves on every few seconds, and it is asked once a minute. */
 export function keyOf(node: string, lastS: number, endS: number): string {
   return `${node} ${Math.floor(lastMinute(lastS, endS).from / MINUTE_S)}`;
 }

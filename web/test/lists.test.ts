@@ -156,14 +156,14 @@ describe("labels of an axis", () => {
 });
 
 describe("an incident", () => {
-  it("says in words how it was noticed", () => {
+  it("has how it was noticed in words", () => {
     const one = { began_ns: 1e9, noticed_ns: 1.251e9, explained_ns: 2.551e9 };
     expect(noticedText({ ...one, noticed_by: ["ready"] })).toBe("Noticed 251 ms after it began, because its threads were ready to run but waited longer for a free CPU; explained 1.30 s later.");
     expect(noticedText({ ...one, noticed_by: ["lock", "new-sign"] })).toContain("because its threads waited longer for a lock and it changed: new sign;");
     expect(noticedText({ ...one, noticed_by: [] })).toBe("Noticed 251 ms after it began; explained 1.30 s later.");
   });
 
-  it("says where nobody did it", () => {
+  it("has where nobody did it", () => {
     expect(["cpu-quota", "lock"].map(nobodyText)).toEqual(["Nobody else: its own limit", "Offender: none found"]);
   });
 });

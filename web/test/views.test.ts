@@ -59,7 +59,7 @@ describe("an incident", () => {
     expect([kindOfFault("garbage-collection"), kindOfFault("unknown"), kindOfFault("lock", "own-work")]).toEqual(["cpu", "cpu", "cpu"]);
   });
 
-  it("has the verdict on its process first, and says where there is none of it", () => {
+  it("has the verdict on its process first, and a notice where nothing of it was recorded", () => {
     const of = (name: string) => ({ device_name: name });
     expect(chosenFirst([of("a (12)"), of("b (2)"), of("c (312)")], "2").map((one) => one.device_name)).toEqual(["b (2)", "a (12)", "c (312)"]);
     expect(chosenFirst([of("a ()"), of("b (2)")], "").map((one) => one.device_name)).toEqual(["a ()", "b (2)"]);

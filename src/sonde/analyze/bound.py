@@ -93,8 +93,8 @@ def explain(timeline: Timeline, causes: StallCauses | None = None) -> Explanatio
 
 
 def _who_first(verdict: Verdict) -> list[str]:
-    """The evidence on a thread: after the first line, that on who kept it waiting goes before
-    that on how time was measured."""
+    """The evidence on a thread: after the first line, lines on who kept it waiting go before
+    those on how time was measured."""
     first, *rest = verdict.evidence
     facts = [fact for cause in verdict.causes for fact in cause.facts]
     whom = [line for line in rest if any(fact in line for fact in facts)]

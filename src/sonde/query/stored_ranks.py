@@ -27,7 +27,7 @@ _LEAST_SLOT_NS = 250_000_000
 _PIECE_NS = 60 * 10**9
 """Runs less far apart than this are of one piece of the observed time, at least."""
 _BINS_A_PIECE = 8
-"""Pieces are joined until so many bins are left for each of them."""
+"""Pieces are joined until there are this many bins for each of them."""
 _TIMED_SHARE = 0.9
 """Share of a node's device time that must be of stretches in which every run was timed."""
 LAST_NS = 60 * 10**9

@@ -19,7 +19,7 @@ const MEASURES: readonly [Measure, string, string][] = [
   ["work", "At work", "time in kernels and copies that are no collectives"],
   ["wait", "In collectives", "time in collectives: waiting for other ranks, and exchanging data with them"],
 ];
-/** Jobs that are listed: those of so much time before the newest data, at most so many. */
+/** Jobs that are listed: those of this time before the newest data; at most MAX_JOBS. */
 const LISTED_S = 604_800;
 const MAX_JOBS = 1000;
 /** Columns of the heat map that are asked for, where no steps are known. */
@@ -125,7 +125,7 @@ function Ranks({ answer, listed, name }: { answer: RanksAnswer; listed: readonly
 function LatestRank({ latest, grid, word, isKnown }: { latest: Summary | undefined; grid: Grid; word: string; isKnown: boolean }): preact.JSX.Element {
   if (grid.ranks.length < 2) return <span class="quiet">One rank: there is no other to wait for it.</span>;
   if (!isKnown) return <span class="quiet">No collective was timed: which rank is late is not known.</span>;
-  if (!latest?.lateIn && grid.isCoarse) return <span class="quiet"><b>Too coarse to tell which rank is late:</b> little of each {word} was timed. Choose a shorter time, or one job.</span>;
+  if (!latest?.lateIn && grid.isCoarse) return <span class="quiet"><b>Too coarse to find a late rank:</b> little of each {word} was timed. Choose a shorter time, or one job.</span>;
   if (!latest || !latest.lateIn) return <span><b>No rank is late:</b> they spend the same time in collectives.</span>;
   return <span><b>Rank {latest.rank} is latest:</b> in {latest.lateIn} of {latest.timed} {word === "step" ? "steps" : "parts of the time"} the others waited for it, {duration(latest.late)} in all.</span>;
 }

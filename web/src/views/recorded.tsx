@@ -7,7 +7,7 @@ import { useAnswer } from "../state";
 /** Rows of samples sum up a second and are selected by its start. */
 const TICK_S = 1;
 
-/** Says that a time has nothing of a process; nothing where it has, where none is chosen, and until that is known. */
+/** The notice that a time has nothing of a process; null where it has, where none is chosen, and until that is known. */
 export function NothingOf({ node, pid, from, to }: { node: string; pid: string; from: number; to: number }): preact.JSX.Element | null {
   const question = pid && node && to > from ? "processes" : null;
   const of = { node, pid, from: from - TICK_S, to, limit: 1 };
