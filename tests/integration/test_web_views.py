@@ -221,6 +221,21 @@ def test_live_mode_goes_on_with_the_time(chromium: WebDriver, server: Server) ->
     wait(chromium, lambda: "live=" not in chromium.current_url)
 
 
+def test_views_open_where_there_is_data(chromium: WebDriver, server: Server) -> None:
+    origin = f"http://127.0.0.1:{server.port}/"
+    chromium.get(origin)
+    wait(chromium, lambda: chromium.find_elements(By.CSS_SELECTOR, "tbody .name a"))
+    chromium.get(origin + "?from=1&to=3601")
+    wait(chromium, lambda: "Nothing was sent in this time" in text(chromium))
+    button(chromium, "Show the newest data").click()
+    wait(chromium, lambda: chromium.find_elements(By.CSS_SELECTOR, "tbody .name a"))
+    assert "from=" not in chromium.current_url
+    chromium.find_element(By.LINK_TEXT, "Ranks").click()
+    wait(chromium, lambda: f"Rank {LATE} is latest" in text(chromium))
+    jobs = chromium.find_element(By.CSS_SELECTOR, "select.broad")
+    assert f"train-7, {RANKS} ranks, 20" in jobs.text
+
+
 def test_a_heat_map_names_the_late_rank_and_opens_its_time(
     chromium: WebDriver, server: Server
 ) -> None:

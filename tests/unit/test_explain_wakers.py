@@ -52,6 +52,10 @@ def test_each_wait_has_its_own_waker_and_the_thread_that_launches_in_turns_takes
     assert Cause.LOCK not in shares(verdict)
     (fact,) = next(one.facts for one in verdict.causes if one.key == Cause.INPUT)
     assert "t44 (44)" in fact
+    # Who ended the waits goes before how the device's time was measured.
+    assert fact in verdict.evidence[1]
+    assert verdict.evidence[0].startswith("in calls that wait for the device")
+    assert any("the device computed" in line for line in verdict.evidence[2:])
 
 
 @pytest.mark.parametrize("skipped", [0, 1, 2])

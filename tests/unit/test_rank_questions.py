@@ -80,6 +80,39 @@ def test_a_run_counts_in_each_part_of_the_time_that_it_lies_in(session: StoredSe
     assert late == pytest.approx([0, 0, 0, 0.1])
 
 
+@pytest.mark.parametrize("length_s", [12, 60, 3_600, 86_400, 7 * 86_400])
+def test_any_time_that_contains_the_job_has_the_same_columns(
+    session: StoredSession, length_s: int
+) -> None:
+    end = BEGIN_NS + (BUCKETS * SECOND_NS if length_s == 12 else 17 * SECOND_NS)
+    wanted = Selection(end - length_s * SECOND_NS, end)
+    found = timeline_answers.ranks(session, wanted, 120)
+    starts, ends = found["slots"]["start_ns"], found["slots"]["end_ns"]
+
+    assert found["by"] == "time"
+    assert (starts[0], ends[-1]) == (BEGIN_NS, BEGIN_NS + round(11.9 * SECOND_NS))
+    assert all(b - a <= SECOND_NS for a, b in zip(starts, ends, strict=True))
+    waits = by_cell(found, "collective_ns")
+    spent = [sum(ns for (one, _), ns in waits.items() if one == rank) for rank in range(RANKS)]
+    assert min(range(RANKS), key=lambda rank: spent[rank]) == LATE
+    late_s = (sorted(spent)[RANKS // 2] - spent[LATE]) / SECOND_NS
+    assert late_s == pytest.approx(0.4 * BUCKETS)
+
+
+def test_columns_lie_in_each_of_several_recorded_times(session: StoredSession) -> None:
+    pieces = stored_ranks.observed(session, WANTED, 120)
+    assert [(one.start_ns, one.end_ns) for one in pieces] == [
+        (BEGIN_NS, BEGIN_NS + round(11.9 * SECOND_NS))
+    ]
+    later = Selection(BEGIN_NS + 10**15, BEGIN_NS + 10**15 + 24 * SECOND_NS)
+    bins = stored_ranks.bins_of([*pieces, later], 36)
+    assert len(bins) == 36
+    assert not any(one.end_ns > pieces[0].end_ns and one.start_ns < later.start_ns for one in bins)
+    assert stored_ranks.observed(session, Selection(0, 10**18), 120) == []
+    nothing = timeline_answers.ranks(session, Selection(0, 10**18), 120)
+    assert nothing["ranks"] == [] and nothing["slots"]["start_ns"] == []
+
+
 def test_slots_are_bounded_and_cover_the_time() -> None:
     for points in (1, 7, 240, 10**9):
         slots = parts_of(WANTED, points)
@@ -103,6 +136,24 @@ def test_a_job_is_chosen_by_its_name_as_a_value(session: StoredSession) -> None:
         wanted = Selection(WANTED.start_ns, WANTED.end_ns, owners={"job": job})
         found = stored_ranks.ranks(session, wanted, parts_of(wanted, 5), BinKind.TIME)
         assert len(found["ranks"]) == count
+
+
+def test_jobs_have_the_time_in_which_they_were_observed_in_any_range(
+    session: StoredSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    week = 7 * 86_400 * SECOND_NS
+    for around in (0, 60 * SECOND_NS, week):
+        wanted = Selection(WANTED.start_ns - around, WANTED.end_ns + around)
+        (row,) = stored_ranks.jobs(session, wanted, 10).to_pylist()
+        assert (row["job"], row["ranks"]) == ("train-7", RANKS)
+        assert WANTED.start_ns <= row["first_ns"] < WANTED.start_ns + SECOND_NS
+        assert WANTED.end_ns - SECOND_NS < row["last_ns"] <= WANTED.end_ns
+        assert row["start_ns"] == row["first_ns"], "shorter than what is opened"
+    monkeypatch.setattr(stored_ranks, "LAST_NS", 3 * SECOND_NS)
+    (row,) = stored_ranks.jobs(session, WANTED, 10).to_pylist()
+    assert row["start_ns"] == row["last_ns"] - 3 * SECOND_NS
+    assert stored_ranks.jobs(session, WANTED, 0).num_rows == 0
+    assert stored_ranks.jobs(session, Selection(0, 1), 10).num_rows == 0
 
 
 def test_steps_are_the_columns_where_every_run_was_timed(

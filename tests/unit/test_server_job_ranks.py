@@ -26,7 +26,7 @@ from sonde.cli.job import _waiting, as_text
 from sonde.errors import CaptureTooLarge
 from sonde.query.stored import QueryTimedOutError, Selection, StoredSession
 from sonde.query.stored_ranks import TimeBin
-from sonde.server import job, job_ranks
+from sonde.server import job, job_ranks, timeline_answers
 from sonde.server.service import Service
 from sonde.store.flush import Flusher
 
@@ -139,6 +139,33 @@ def test_a_late_rank_is_named_with_its_node_and_what_it_costs(tmp_path: Path) ->
     assert "slow worker: the others wait for train (105) on GPU 1 of gpu-b" in text
     assert of_user["kind"] == nobody["kind"] == "unknown"
     assert all("ask about one job" in one["text"] for one in [of_user, *several])
+
+
+def test_the_late_rank_is_the_same_in_any_time_that_contains_the_job(tmp_path: Path) -> None:
+    owner = {"job": "train-7"}
+    with stored(tmp_path, job_chunks(comm="train", every=2)) as session:
+        found = [
+            job_ranks.waiting(
+                session, Selection(BEGIN_NS - s * SECOND_NS, BEGIN_NS + 10**11, owners=owner)
+            )
+            for s in (0, 30, 3_600, 7 * 86_400)
+        ]
+        ranks = timeline_answers.ranks(
+            session, Selection(BEGIN_NS - 10**14, BEGIN_NS + 10**11), 120
+        )
+    first = found[0]["ranks"][0]
+    assert [one["kind"] for one in found] == ["slow-worker"] * 4
+    assert all(one["ranks"][0] == first for one in found)
+    # One basis for one fact: the page of ranks divides by the same time.
+    cells = ranks["cells"]
+    its = [at for at, rank in enumerate(cells["rank"]) if rank == LATE]
+    slots = ranks["slots"]
+    length = sum(
+        slots["end_ns"][cells["slot"][at]] - slots["start_ns"][cells["slot"][at]] for at in its
+    )
+    assert sum(cells["work_ns"][at] for at in its) / length == pytest.approx(
+        first["work"], abs=1e-3
+    )
 
 
 @pytest.mark.parametrize("kind", ["rank", "link", "nothing"])

@@ -17,6 +17,7 @@ import { TenantMenu } from "./views/tenant";
 import { FleetView } from "./views/fleet";
 import { LiveButton } from "./views/live";
 import { MemoryView } from "./views/memory";
+import { Opened } from "./views/opening";
 import { RanksView } from "./views/ranks";
 import { period } from "./numbers";
 import { crumbsOf } from "./trail";
@@ -79,8 +80,8 @@ function Page(): preact.JSX.Element {
         </a>
         <nav class="views" aria-label="Views">
           <ul>{VIEWS.map(([view, name]) => {
-            // The chosen time goes along, also through views that show all times.
-            const target = { view, from: place.from, to: place.to, live: place.live };
+            // The chosen time goes along, also through views that show all times; ranks open in a job's own time.
+            const target = view === "ranks" ? { view } : { view, from: place.from, to: place.to, live: place.live };
             return <li><a href={format({ ...START, ...target }) || "/"} aria-current={shownUnder(place) === view ? "page" : undefined} onClick={(event) => link(event, target)}><span class="tab" data-name={name}>{name}</span>{view === "alerts" && <FiringBadge />}</a></li>;
           })}</ul>
         </nav>
@@ -93,7 +94,7 @@ function Page(): preact.JSX.Element {
       </header>
       <Trail times={times} link={link} />
       <main id="main" class={place.view}>
-        {place.view === "overview" && <Overview />}
+        {place.view === "overview" && <Opened><Overview /></Opened>}
         {place.view === "node" && <NodeView />}
         {place.view === "range" && <RangeView />}
         {place.view === "compare" && <CompareView />}
@@ -102,8 +103,8 @@ function Page(): preact.JSX.Element {
         {place.view === "fleet" && <FleetView />}
         {place.view === "incidents" && <IncidentsView />}
         {place.view === "alerts" && <AlertsView />}
-        {(place.view === "owners" || place.view === "jobs") && <OwnersView key={place.view} />}
-        {place.view === "job" && <JobView />}
+        {(place.view === "owners" || place.view === "jobs") && <Opened key={place.view}><OwnersView /></Opened>}
+        {place.view === "job" && <Opened><JobView /></Opened>}
         {place.view === "file" && <FileView />}
       </main>
       <DropHint />

@@ -58,6 +58,11 @@ export function period(from: number, to: number, stepS = 1): string {
   return `${day(from)} ${clock(from, stepS)} – ${day(to) === day(from) ? "" : `${day(to)} `}${clock(to, stepS)} UTC`;
 }
 
+/** A time on an axis from one time to another: with the day, to the minute, where these are of two days. */
+export function dated(seconds: number, from: number, to: number, stepS = 1): string {
+  return day(from) === day(to) ? clock(seconds, stepS) : `${day(seconds).slice(5)} ${clock(seconds).slice(0, 5)}`;
+}
+
 /** A time as a field takes it: with milliseconds where it has some. */
 export function written(seconds: number): string {
   const ms = Math.round(seconds * 1000) / 1000;

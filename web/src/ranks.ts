@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks of a job by time: which is late, from time at work and time in collectives.
 
-import type { RanksAnswer } from "./answers";
+import type { JobsAnswer, RanksAnswer } from "./answers";
 import type { Row } from "./draw/boxes";
 import { abgr, paletteOf } from "./draw/colours";
 import type { Measure } from "./url";
@@ -25,9 +25,14 @@ export interface Grid {
   originNs: number;
   /** The share of a slot from which on a rank counts as late in it. */
   leastShare: number;
+  /** Whether the slots are so long, for what was timed in them, that a late rank would not be seen. */
+  isCoarse: boolean;
 }
 
 const LEAST_SHARE = 0.05;
+/** Slots longer than this are too coarse where devices were seen busy for less than this share of each of them. */
+const LONG_NS = 5e9;
+const SEEN_SHARE = 0.1;
 /** Of colours. */
 export const LEVELS = 16;
 export const ROW_HEIGHT = 20;
@@ -36,6 +41,13 @@ export function jobsOf(answer: RanksAnswer): { job: string; ranks: number }[] {
   const count = new Map<string, number>();
   for (const { job } of answer.ranks) count.set(job, (count.get(job) ?? 0) + 1);
   return [...count].map(([job, ranks]) => ({ job, ranks })).sort((a, b) => b.ranks - a.ranks || (a.job < b.job ? -1 : 1));
+}
+
+export type RankJob = JobsAnswer[number];
+
+/** The job that is shown where none is chosen: the latest with a name and ranks to compare, else the latest. */
+export function openedJob(jobs: readonly RankJob[]): RankJob | undefined {
+  return jobs.find((one) => one.job && one.ranks > 1) ?? jobs[0];
 }
 
 function median(values: readonly number[]): number {
@@ -94,7 +106,10 @@ export function gridOf(answer: RanksAnswer, job: string | null): Grid {
       sum.worst = at;
     }
   });
+  const longest = Math.max(0, ...found.map((cell) => length(cell.slot)));
+  const seen = Math.max(0, ...summaries.map((sum) => (sum.work + sum.collective) / (sum.length || 1)));
   return {
+    isCoarse: longest > LONG_NS && seen < SEEN_SHARE,
     ranks: chosen.map((number) => answer.ranks[number]!), cells: found, summaries, originNs: origin, leastShare: LEAST_SHARE,
     start: answer.slots.start_ns.map((time) => time - origin), end: answer.slots.end_ns.map((time) => time - origin),
   };

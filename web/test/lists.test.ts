@@ -2,11 +2,13 @@
 import { describe, expect, it } from "vitest";
 import { useText, type Chart } from "../src/charts";
 import { states, type NodeState } from "../src/devices";
-import { energies, gpuTimes, period, timeOf, written } from "../src/numbers";
+import { dated, energies, gpuTimes, period, timeOf, written } from "../src/numbers";
+import { openedJob } from "../src/ranks";
 import { format, parse, START } from "../src/url";
 import { thresholdOf, valueText } from "../src/views/alerts";
-import { causesOf, isDuring } from "../src/views/incidents";
-import { missingOf, reasonOf } from "../src/views/job";
+import { causesOf, isDuring, nobodyText, noticedText } from "../src/views/incidents";
+import { missingOf, observedIn, reasonOf } from "../src/views/job";
+import { openingAt } from "../src/views/opening";
 import { unnamedLast } from "../src/views/owners";
 import { inOrder } from "../src/views/sorting";
 
@@ -104,5 +106,64 @@ describe("what ranks wait for", () => {
     const unknown = { text: "not known: too few ranks", missing: ["too few ranks", "2 are left out"] };
     expect([reasonOf(unknown), missingOf(unknown)]).toEqual(["Too few ranks.", ["2 are left out"]]);
     expect(reasonOf({ text: "slow link: between a and b" })).toBe("slow link: between a and b");
+  });
+});
+
+describe("where a view opens", () => {
+  const NOW = Date.UTC(2026, 10, 26) / 1000;
+  /** The opening where one node sent chunks that began at these times, each a second long; and how often it was asked. */
+  const opened = async (...begins: readonly number[]) => {
+    const asked: number[] = [];
+    const opening = await openingAt(NOW, async (from) => {
+      asked.push(from);
+      const found = begins.filter((begin) => begin >= from && begin <= NOW);
+      return found.length ? [{ last_ns: (Math.max(...found) + 1) * 1e9 }] : [];
+    });
+    return { opening, asked: asked.length };
+  };
+
+  it("is the shortest offered time up to the present that has data", async () => {
+    for (const [ago, length, asked] of [[5, 900, 1], [900, 900, 1], [901, 3600, 2], [86_000, 86_400, 4], [2 * 86_400, 604_800, 5]] as const) {
+      expect(await opened(1, NOW - ago)).toEqual({ opening: { from: NOW - length, to: NOW, isPast: false }, asked });
+    }
+  });
+
+  it("is the day up to the newest data where all are older, and none where there are none", async () => {
+    const last = NOW - 30 * 86_400;
+    expect((await opened(last - 9e5, last)).opening).toEqual({ from: last + 2 - 86_400, to: last + 2, isPast: true });
+    expect((await opened()).opening).toBeNull();
+  });
+
+  it("of ranks is the job with ranks to compare that was observed last", () => {
+    const one = (job: string, ranks: number) => ({ job, ranks, first_ns: 1, last_ns: 2, start_ns: 1 });
+    expect(openedJob([one("", 9), one("alone", 1), one("b", 2), one("c", 8)])?.job).toBe("b");
+    expect(openedJob([one("", 9), one("alone", 1)])?.job).toBe("");
+    expect(openedJob([])).toBeUndefined();
+  });
+
+  it("of a job's ranks is the time in which they were timed", () => {
+    expect(observedIn({ start_ns: 5e9, end_ns: 17.5e9 })).toEqual({ from: 5, to: 17.5 });
+    expect([observedIn(undefined), observedIn({ start_ns: 0, end_ns: 0 })]).toEqual([{}, {}]);
+  });
+});
+
+describe("labels of an axis", () => {
+  it("have the day where its ends are of two days", () => {
+    const at = Date.UTC(2026, 10, 23, 8, 35, 30) / 1000;
+    expect([dated(at, at, at + 12), dated(at, at, at + 0.5, 0.1)]).toEqual(["08:35:30", "08:35:30.0"]);
+    expect([dated(at, at, at + 7 * 86_400), dated(at + 7 * 86_400, at, at + 7 * 86_400)]).toEqual(["11-23 08:35", "11-30 08:35"]);
+  });
+});
+
+describe("an incident", () => {
+  it("has how it was noticed in words", () => {
+    const one = { began_ns: 1e9, noticed_ns: 1.251e9, explained_ns: 2.551e9 };
+    expect(noticedText({ ...one, noticed_by: ["ready"] })).toBe("Noticed 251 ms after it began, because its threads were ready to run but waited longer for a free CPU; explained 1.30 s later.");
+    expect(noticedText({ ...one, noticed_by: ["lock", "new-sign"] })).toContain("because its threads waited longer for a lock and it changed: new sign;");
+    expect(noticedText({ ...one, noticed_by: [] })).toBe("Noticed 251 ms after it began; explained 1.30 s later.");
+  });
+
+  it("has where nobody did it", () => {
+    expect(["cpu-quota", "lock"].map(nobodyText)).toEqual(["Nobody else: its own limit", "Offender: none found"]);
   });
 });

@@ -35,6 +35,15 @@ describe("ranks", () => {
     }
   });
 
+  it("are not known where little of long slots was timed", () => {
+    const answer = answerOf([[50, 50], [50, 10], [50, 50]]);
+    expect(gridOf(answer, null).isCoarse).toBe(false);
+    const week = answer.slots.start_ns.map((time, slot) => time + slot * 5e12);
+    const long = { ...answer, slots: { start_ns: week, end_ns: week.map((time) => time + 5e12) } };
+    const grid = gridOf(long, null);
+    expect([grid.isCoarse, grid.summaries.some((sum) => sum.lateIn > 0)]).toEqual([true, false]);
+  });
+
   it("of another job do not count", () => {
     const answer = answerOf([[50], [10], [90], [90], [90]], ["a", "a", "b", "b", "b"]);
     expect(jobsOf(answer)).toEqual([{ job: "b", ranks: 3 }, { job: "a", ranks: 2 }]);

@@ -6,6 +6,7 @@ import { valueAt } from "../src/charts";
 import { afterOf, changes, compared, levelOf, LEVELS } from "../src/compare";
 import { devicesOf, states } from "../src/devices";
 import { traceEvents } from "../src/exports";
+import { inWords, keyOf, lastMinute } from "../src/last_minute";
 import { around, build, byBinary, nodeOf, pathOf } from "../src/flame";
 import { sharesOf, sumOf, type Hours } from "../src/gpu_hours";
 import { energy } from "../src/numbers";
@@ -19,7 +20,10 @@ import { crumbsOf } from "../src/trail";
 import { format, parse, START } from "../src/url";
 import { placeOf } from "../src/views/alerts";
 import { epsilon, power } from "../src/views/fleet";
+import { kindOfFault } from "../src/views/incidents";
 import { reused } from "../src/views/memory";
+import { chosenFirst } from "../src/views/verdict";
+import { isNothing } from "../src/views/recorded";
 
 const frame = (name: string, binary = "app", kind = "user") => ({ kind, function: name, binary, file: "", line: 0 });
 const stack = (frames: number[], ns: number) => ({ frames, n: 1, ns, bytes: 0 });
@@ -49,6 +53,38 @@ describe("the way back", () => {
     expect(crumbsOf({ ...now, view: "range", node: "n" }, "5 – 9").map(([name]) => name)).toEqual(["Overview", "n", "5 – 9"]);
     expect(crumbsOf({ ...now, view: "range", node: "n" }, "")[1]).toEqual(["n", { view: "node", node: "n", from: 5, to: 9, live: 60 }]);
     expect([crumbsOf(START, ""), crumbsOf({ ...START, view: "ranks", node: "n" }, "")]).toEqual([[], []]);
+  });
+});
+
+describe("an incident", () => {
+  it("opens what ran, what waited, or what had no CPU, by its cause", () => {
+    expect(["cpu-quota", "cpu-contention", "bad-pinning"].map((cause) => kindOfFault(cause))).toEqual(["runqueue", "runqueue", "runqueue"]);
+    expect(["lock", "disk-contention", "frozen", "remote-dependency"].map((cause) => kindOfFault(cause))).toEqual(["blocked", "blocked", "blocked", "blocked"]);
+    expect([kindOfFault("garbage-collection"), kindOfFault("unknown"), kindOfFault("lock", "own-work")]).toEqual(["cpu", "cpu", "cpu"]);
+  });
+
+  it("has the verdict on its process first, and a notice where nothing of it was recorded", () => {
+    const of = (name: string) => ({ device_name: name });
+    expect(chosenFirst([of("a (12)"), of("b (2)"), of("c (312)")], "2").map((one) => one.device_name)).toEqual(["b (2)", "a (12)", "c (312)"]);
+    expect(chosenFirst([of("a ()"), of("b (2)")], "").map((one) => one.device_name)).toEqual(["a ()", "b (2)"]);
+    expect([isNothing([[], []]), isNothing([[], null]), isNothing([[], [{}]])]).toEqual([true, false, false]);
+  });
+});
+
+describe("the verdict on the last minute", () => {
+  it("is on the last data within the range, and is asked for once a minute", () => {
+    expect(lastMinute(1000.5, 0)).toEqual({ from: 940.5, to: 1002 });
+    expect(lastMinute(1000.5, 5000)).toEqual({ from: 940.5, to: 1002 });
+    expect(lastMinute(1000.5, 500)).toEqual({ from: 440, to: 500 });
+    expect(keyOf("n", 1021, 0)).toBe(keyOf("n", 1024, 0));
+    expect(keyOf("n", 1021, 0)).not.toBe(keyOf("n", 1021, 500));
+  });
+
+  it("is the title of the largest cause, or that there is none", () => {
+    const verdict = { bounds: [{ key: "host", share: 1 }], causes: [{ bound: "host", title: "a lock" }] };
+    expect(inWords({ verdicts: [verdict as never] })).toBe("a lock");
+    expect(inWords({ verdicts: [{ ...verdict, causes: [] } as never] })).toBe("host");
+    expect(inWords({ verdicts: [] })).toBe("nothing to explain");
   });
 });
 

@@ -77,6 +77,7 @@ def explain(timeline: Timeline, causes: StallCauses | None = None) -> Explanatio
         verdicts = with_short_waits(timeline, verdicts)
     if not verdicts:
         verdicts = thread_verdicts(timeline)
+        verdicts = [replace(one, evidence=_who_first(one)) for one in verdicts]
         if not verdicts:
             notes.append(_NOTHING)
         elif verdicts[0].without_device:
@@ -89,6 +90,15 @@ def explain(timeline: Timeline, causes: StallCauses | None = None) -> Explanatio
             "and page faults show as host-bound"
         )
     return Explanation(verdicts, timeline.sources, notes)
+
+
+def _who_first(verdict: Verdict) -> list[str]:
+    """The evidence on a thread: after the first line, lines on who kept it waiting go before
+    those on how time was measured."""
+    first, *rest = verdict.evidence
+    facts = [fact for cause in verdict.causes for fact in cause.facts]
+    whom = [line for line in rest if any(fact in line for fact in facts)]
+    return [first, *whom, *(line for line in rest if line not in whom)]
 
 
 def verdict_of(

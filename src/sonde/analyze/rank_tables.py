@@ -52,7 +52,8 @@ def leave_out_thin(times: RankTimes) -> int:
 
 
 def shares(times: RankTimes, rank: int) -> tuple[float, float]:
-    """(at work, in collectives) of the time in which a rank was timed."""
+    """(at work, in collectives) as shares of the slots in which a rank was timed; runs of several
+    streams add up."""
     found = []
     for ns in (times.work[rank], times.collective[rank]):
         seen = np.isfinite(ns)

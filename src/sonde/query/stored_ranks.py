@@ -8,7 +8,7 @@ the timed runs, each counted by the part of it that lies in a slot. Runs of seve
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -24,8 +24,14 @@ MAX_BINS = 240
 """Columns of a heat map: more are too narrow to click."""
 _LEAST_SLOT_NS = 250_000_000
 """Only a sample of the runs is timed: shorter slots would show which ones were."""
+_PIECE_NS = 60 * 10**9
+"""Runs less far apart than this are of one piece of the observed time, at least."""
+_BINS_A_PIECE = 8
+"""Pieces are joined until there are this many bins for each of them."""
 _TIMED_SHARE = 0.9
 """Share of a node's device time that must be of stretches in which every run was timed."""
+LAST_NS = 60 * 10**9
+"""Of a job: what a heat map of its ranks begins with, before its last timed run."""
 _OWNERS = ("comm", "job", "user", "pod", "container")
 """Columns of `process` in an answer."""
 
@@ -54,6 +60,47 @@ def parts_of(selection: Selection, points: int) -> list[TimeBin]:
     step = max(_LEAST_SLOT_NS, -(-length // count))
     edges = range(selection.start_ns, max(selection.end_ns, selection.start_ns + 1), step)
     return [TimeBin(start, min(start + step, selection.end_ns)) for start in edges]
+
+
+def observed(session: StoreTables, selection: Selection, points: int) -> list[Selection]:
+    """The parts of the selected time in which runs were timed, in order: each from the begin of its
+    first run to the end of its last. Parts are joined over ever longer gaps until there are few
+    enough for `points` bins; [] without runs."""
+    clause, parameters = selection.sql("start_time_ns", kind=False)
+    # A column of at most a few thousand rows, however long the time is.
+    step = max(_PIECE_NS // 2, (selection.end_ns - selection.start_ns) // MAX_ROWS)
+    rows = session.arrow(
+        "SELECT min(start_time_ns) AS begin_ns, max(end_time_ns) AS finish_ns FROM device_run"
+        f" {clause} AND kind <> 'sync' GROUP BY start_time_ns // {step} ORDER BY 1",
+        parameters,
+    )
+    found = list(zip(rows["begin_ns"].to_pylist(), rows["finish_ns"].to_pylist(), strict=True))
+    most = max(1, min(points, MAX_BINS) // _BINS_A_PIECE)
+    gap = max(_PIECE_NS, step)
+    while True:
+        joined: list[tuple[int, int]] = []
+        for begin, finish in found:
+            if joined and begin - joined[-1][1] <= gap:
+                joined[-1] = joined[-1][0], max(joined[-1][1], finish)
+            else:
+                joined.append((begin, finish))
+        if len(joined) <= most:
+            break
+        gap *= 2
+    return [
+        replace(selection, start_ns=begin, end_ns=max(begin + 1, min(finish, selection.end_ns)))
+        for begin, finish in joined
+    ]
+
+
+def bins_of(pieces: Sequence[Selection], points: int) -> list[TimeBin]:
+    """At most about `points` bins, of alike length, in these parts of the time."""
+    whole = sum(one.end_ns - one.start_ns for one in pieces)
+    found: list[TimeBin] = []
+    for one in pieces:
+        its = max(1, round(points * (one.end_ns - one.start_ns) / max(1, whole)))
+        found += parts_of(one, its)
+    return found
 
 
 def timed_whole(session: StoreTables, selection: Selection) -> str:
@@ -154,3 +201,25 @@ def ranks(
         "collectives": len(collectives),
         "left_out": every - len(rows),
     }
+
+
+def jobs(session: StoreTables, selection: Selection, most: int) -> pa.Table:
+    """Jobs whose runs on devices were timed, the latest first, at most `most`: job ('': processes
+    of no job), ranks (timed in its last `LAST_NS`), first_ns, last_ns (when its first run began and
+    its last one ended, since 1970), start_ns (where its last `LAST_NS` begin, not before first_ns).
+    Raises CaptureError."""
+    clause, parameters = selection.sql("start_time_ns", kind=False)
+    return session.arrow(
+        "WITH seen AS (SELECT node, pid, start_ns, device, min(start_time_ns) AS first_ns,"
+        f" max(end_time_ns) AS last_ns FROM device_run {clause} AND kind <> 'sync' GROUP BY ALL), "
+        "p AS (SELECT node, pid, start_ns, any_value(job) AS job FROM process"
+        " WHERE (node, pid, start_ns) IN (SELECT node, pid, start_ns FROM seen) GROUP BY ALL), "
+        "named AS (SELECT coalesce(p.job, '') AS job, first_ns, last_ns,"
+        " max(last_ns) OVER (PARTITION BY coalesce(p.job, '')) AS end_ns"
+        " FROM seen LEFT JOIN p USING (node, pid, start_ns)) "
+        f"SELECT job, count(*) FILTER (last_ns > end_ns - {LAST_NS}) AS ranks,"
+        " min(first_ns) AS first_ns, max(last_ns) AS last_ns,"
+        f" greatest(min(first_ns), max(last_ns) - {LAST_NS}) AS start_ns FROM named"
+        f" GROUP BY job ORDER BY last_ns DESC, job LIMIT {int(most)}",
+        parameters,
+    )

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who held GPUs, and what they did with them: time held = productive + stalled + idle + unknown.
 
-Time is cut into slots (time bins). A process holds a device in a slot in which it had memory there;
-its owner (user, job, pod, …) is then a holder. Of each slot in which a device was held:
+Time is cut into slots (time bins). A process holds a device at each poll that finds memory of it
+there; its owner (user, job, pod, …) is then a holder. A poll stands for the usual time between two
+polls of its node, so that a slot counts for the part of it that was observed, however long it is.
+Of the time in each slot in which a device was held:
 
 - productive: the share in which the device ran something (its utilization);
 - stalled: the rest, for an owner that was active in the slot: that used the device, or called it;
@@ -10,7 +12,8 @@ its owner (user, job, pod, …) is then a holder. Of each slot in which a device
 - unknown: everything, where it is not known who used the device.
 
 A device that several owners hold counts once: what each used counts for it, and what nobody used is
-split evenly among the holders. So the times of all owners add up to those of the devices.
+split among the holders by the polls that found them there: evenly, where they held it alike. So the
+times of all owners add up to those of the devices.
 """
 
 from __future__ import annotations
@@ -29,22 +32,40 @@ PARTS = ("productive", "stalled", "idle", "unknown")
 _SUMS = ", ".join(f"sum({name}) AS {name}" for name in ("held", *PARTS, "joules"))
 _SHORT_S, _LONG_S = 600, 18_000
 _MAX_SLOTS = 1_800
-"""Times up to `_SHORT_S` have slots of 2 s, up to `_LONG_S` of 10 s, longer ones `_MAX_SLOTS`."""
+"""Observed times up to `_SHORT_S` have slots of 2 s, up to `_LONG_S` of 10 s, longer ones about
+`_MAX_SLOTS`."""
+_MINUTE_NS = 60 * 10**9
+_LONGEST_POLL_NS = 60 * 10**9
+"""A poll stands for this much at most."""
+_LONE_POLL_NS = 10**9
+"""What one poll stands for where a node has no second one."""
 MAX_HOLDERS = 100_000
 """Pairs of a node and an owner: a fleet of 10,000 nodes with ten owners each."""
 MAX_OF_OWNER = 200_000
 """Pairs of a node and a slot, of one owner: each becomes a Python object of some 1 KB."""
+_OF_SLOT = "(PARTITION BY node, device, slot)"
+"""The window of the holders of a device in a slot."""
 _LITTLE = 0.01
 """Utilization of a device up to which it counts as unused, where it is not known who used it."""
 
 
-def slot_ns(selection: Selection) -> int:
-    """Length of a slot: 2 s for up to 10 minutes, 10 s for up to 5 hours, then an 1,800th of the
-    time, rounded to seconds."""
-    length_s = (selection.end_ns - selection.start_ns) / 1e9
-    if length_s <= _SHORT_S:
+def slot_ns(session: StoredSession, selection: Selection) -> int:
+    """Length of a slot: 2 s where GPUs were polled in up to 10 minutes of the selected time, 10 s
+    for up to 5 hours, then an 1,800th of these minutes, rounded to seconds.
+
+    Minutes without a poll do not count, so the same polls have the same slots in any time that
+    contains them: slots begin at multiples of their length since 1970.
+    """
+    clause, parameters = selection.sql(kind=False, process=False)
+    minutes = session.arrow(
+        f"SELECT count(DISTINCT time_ns // {_MINUTE_NS}) AS minutes FROM metric {clause}"
+        " AND series = 'sonde.process.gpu.memory'",
+        parameters,
+    ).to_pylist()[0]["minutes"]
+    observed_s = 60 * (minutes - 1)  # it begins and ends within a minute
+    if observed_s <= _SHORT_S:
         return 2 * 10**9
-    return (10 if length_s <= _LONG_S else round(length_s / _MAX_SLOTS)) * 10**9
+    return (10 if observed_s <= _LONG_S else round(observed_s / _MAX_SLOTS)) * 10**9
 
 
 def by_owner(session: StoredSession, selection: Selection, by: str, limit: int = 50) -> pa.Table:
@@ -55,7 +76,7 @@ def by_owner(session: StoredSession, selection: Selection, by: str, limit: int =
     `by`: a column of `OWNERS`. With `selection.owners` only processes of those owners are summed,
     for instance the jobs (`by`) of one user.
     """
-    cells, parameters = _cells(selection, by)
+    cells, parameters = _cells(session, selection, by)
     return session.arrow(
         f"WITH {cells} SELECT owner, count(DISTINCT node) AS nodes,"
         f" count(DISTINCT node || ' ' || device) AS devices, {_SUMS},"
@@ -69,7 +90,7 @@ def by_owner(session: StoredSession, selection: Selection, by: str, limit: int =
 def by_node(session: StoredSession, selection: Selection, by: str, limit: int = 50) -> pa.Table:
     """Pairs of a node and an owner by wasted time, at most `limit`: node, owner, devices, and the
     columns of time and energy of `by_owner`."""
-    cells, parameters = _cells(selection, by)
+    cells, parameters = _cells(session, selection, by)
     return session.arrow(
         f"WITH {cells} SELECT node, owner, count(DISTINCT device) AS devices, {_SUMS},"
         " sum(stalled) + sum(idle) AS wasted FROM part WHERE chosen GROUP BY node, owner"
@@ -79,18 +100,18 @@ def by_node(session: StoredSession, selection: Selection, by: str, limit: int = 
 
 
 def of_owner(session: StoredSession, selection: Selection, by: str, owner: str) -> pa.Table:
-    """The slots of one owner: node, slot (ns since 1970), and in ns, over its devices, held,
-    productive, stalled, idle, unknown; joules; devices.
+    """The slots of one owner: node, slot (its first poll, ns since 1970), and in ns, over its
+    devices, held, productive, stalled, idle, unknown; joules; devices.
 
     Raises CaptureTooLarge beyond `MAX_OF_OWNER`: sums over a part would be too small.
     """
-    cells, parameters = _cells(selection, by)
+    cells, parameters = _cells(session, selection, by)
     found = session.arrow(
-        f"WITH {cells} SELECT node, ? + slot * ? AS slot, {_SUMS},"
+        f"WITH {cells} SELECT node, min(first_ns) AS slot, {_SUMS},"
         " array_agg(DISTINCT device) AS devices FROM part WHERE owner = ? AND chosen"
-        " GROUP BY node, slot"
-        f" ORDER BY node, slot LIMIT {MAX_OF_OWNER + 1}",
-        [*parameters, selection.start_ns, slot_ns(selection), owner],
+        " GROUP BY node, part.slot"
+        f" ORDER BY 1, 2 LIMIT {MAX_OF_OWNER + 1}",
+        [*parameters, owner],
     )
     if found.num_rows > MAX_OF_OWNER:
         raise CaptureTooLarge(
@@ -122,19 +143,28 @@ def _label(name: str, pattern: str) -> str:
     return f'regexp_extract(labels, \'"{name}":"({pattern})"\', 1)'
 
 
-def _cells(selection: Selection, by: str) -> tuple[str, list[Any]]:
+def _polls_of_all(group: str = "") -> str:
+    """SQL for how many polls found at least one of several holders, whose polls are between
+    `first_ns` and `last_ns`: all of theirs, or as many as there are from the first to the last.
+    `group`: the window of the aggregates."""
+    together = f"round((max(last_ns){group} - min(first_ns){group}) / every_ns) + 1"
+    return f"greatest(max(polls){group}, least(sum(polls){group}, {together}))"
+
+
+def _cells(session: StoredSession, selection: Selection, by: str) -> tuple[str, list[Any]]:
     """(common table expressions that end in `part`, their parameters).
 
-    `part`: owner, node, device, slot (its number from the start on), in ns held, productive,
-    stalled, idle, unknown; joules (the device's mean power times the time held); chosen (whether
-    its process is one of `selection.owners`). In the tables before `part`, use, share, used and
-    unused are shares of a slot, 0 to 1.
+    `part`: owner, node, device, slot (its number since 1970), first_ns (its first poll), in ns
+    held, productive, stalled, idle, unknown; joules (the device's mean power times the time held);
+    chosen (whether its process is one of `selection.owners`). In the tables before `part`, use,
+    share, used and unused are shares of the observed time of a slot, 0 to 1.
 
-    Example, one slot of 10 s: user a used 0.5 of a device and b, who also has memory there and
-    called nothing, used none. What nobody used is 0.5, a half of it for each: a has held 7.5 s,
-    productive 5, stalled 2.5; b has held 2.5 s, idle 2.5.
+    Example, one slot of which 10 s were observed: user a used 0.5 of a device and b, who also has
+    memory there and called nothing, used none. What nobody used is 0.5, a half of it for each: a
+    has held 7.5 s, productive 5, stalled 2.5; b has held 2.5 s, idle 2.5.
     """
-    step = slot_ns(selection)
+    by = _checked(by)
+    step = slot_ns(session, selection)
     among = selection.owners or {}
     condition = " AND ".join(f'any_value("{_checked(name)}") = ?' for name in among) or "true"
     clause, parameters = selection.sql(kind=False, process=False)
@@ -145,15 +175,23 @@ def _cells(selection: Selection, by: str) -> tuple[str, list[Any]]:
     cells = f"""
     -- what the GPU metrics were at each poll, with the number of its slot
     polled AS (SELECT node, {_label("hw.id", '[^"]{1,200}')} AS device, {process},
-      (time_ns - ?) // ? AS slot, series, value, labels FROM metric {clause}
+      time_ns, time_ns // {step} AS slot, series, value, labels FROM metric {clause}
       AND series IN ('sonde.process.gpu.memory', 'sonde.process.gpu.utilization',
         'hw.gpu.utilization', 'hw.power')),
     -- the owner of each process, and whether the process is one of selection.owners
-    owned AS (SELECT node, pid, start_ns, any_value("{_checked(by)}") AS owner,
+    owned AS (SELECT node, pid, start_ns, any_value("{by}") AS owner,
       coalesce({condition}, false) AS chosen FROM process GROUP BY node, pid, start_ns),
     -- slots in which a process had memory on a device; polls: how many found it
-    holding AS (SELECT node, device, pid, start_ns, slot, count(*) AS polls FROM polled
+    holding AS (SELECT node, device, pid, start_ns, slot, count(*) AS polls,
+      min(time_ns) AS first_ns, max(time_ns) AS last_ns FROM polled
       WHERE series = 'sonde.process.gpu.memory' AND value > 0 GROUP BY ALL),
+    -- the time from poll to poll: within slots, or to the next one where a slot has one poll
+    between AS (SELECT node, coalesce((last_ns - first_ns) / nullif(polls - 1, 0),
+      lead(first_ns) OVER (PARTITION BY node, device, pid, start_ns ORDER BY slot) - first_ns)
+      AS ns FROM holding),
+    -- the time that a poll of a node stands for
+    lasting AS (SELECT node, coalesce(least(greatest(median(ns), 1), {_LONGEST_POLL_NS}),
+      {_LONE_POLL_NS}) AS every_ns FROM between GROUP BY node),
     -- the utilization of SMs by each process, summed over the polls of a slot
     working AS (SELECT node, device, pid, start_ns, slot, sum(value) AS used FROM polled
       WHERE series = 'sonde.process.gpu.utilization'
@@ -168,43 +206,45 @@ def _cells(selection: Selection, by: str) -> tuple[str, list[Any]]:
     powered AS (SELECT node, device, slot, avg(value) AS watts FROM polled
       WHERE series = 'hw.power' AND value BETWEEN 0 AND 1e300 GROUP BY ALL),
     -- slots in which a process called a device, or ran kernels on one
-    calling AS (SELECT DISTINCT node, pid, start_ns, (time_ns - ?) // ? AS slot FROM sample
+    calling AS (SELECT DISTINCT node, pid, start_ns, time_ns // {step} AS slot FROM sample
       {clause} AND kind IN ('device', 'kernel')),
-    -- holders. Both series of a process are read at each poll, so the mean of its use is the
-    -- sum divided by the polls: a poll without a value of use counts as 0
-    holder AS (SELECT coalesce(o.owner, '') AS owner, h.node, h.device, h.slot,
+    -- holders; used: summed over the polls of the slot. Both series of a process are read at each
+    -- poll: one without a value of use counts as 0
+    holder AS (SELECT coalesce(o.owner, '') AS owner, h.node, h.device, h.slot, l.every_ns,
       coalesce(o.chosen, {"false" if among else "true"}) AS chosen,
-      sum(greatest(0, least(1, coalesce(w.used, 0) / h.polls))) AS used,
+      min(first_ns) AS first_ns, max(last_ns) AS last_ns, {_polls_of_all()} AS polls,
+      sum(greatest(0, least(h.polls, coalesce(w.used, 0)))) AS used,
       bool_or(coalesce(w.used, 0) > 0 OR c.slot IS NOT NULL) AS active
-      FROM holding h LEFT JOIN working w USING (node, device, pid, start_ns, slot)
+      FROM holding h JOIN lasting l USING (node)
+      LEFT JOIN working w USING (node, device, pid, start_ns, slot)
       LEFT JOIN owned o USING (node, pid, start_ns)
-      LEFT JOIN calling c USING (node, pid, start_ns, slot) GROUP BY 1, 2, 3, 4, 5),
-    -- how many owners hold a device in a slot
-    shared AS (SELECT *, count(*) OVER (PARTITION BY node, device, slot) AS holders FROM holder),
+      LEFT JOIN calling c USING (node, pid, start_ns, slot) GROUP BY 1, 2, 3, 4, 5, 6),
+    -- how many owners hold a device in a slot, how many polls found any of them, and which part
+    -- of what all of theirs found is of this one
+    shared AS (SELECT *, count(*) OVER {_OF_SLOT} AS holders,
+      {_polls_of_all(f" OVER {_OF_SLOT}")} AS polls_of_all,
+      polls / sum(polls) OVER {_OF_SLOT} AS its FROM holder),
     -- share: the use by each holder. Where only the use of the whole device is known, it is that
     -- of its single holder; with several holders it is 0 if next to nothing, else unknown (NULL)
-    known AS (SELECT s.*, CASE WHEN a.device IS NOT NULL THEN s.used
+    known AS (SELECT s.* EXCLUDE (used), CASE WHEN a.device IS NOT NULL THEN s.used / polls_of_all
       WHEN b.used IS NULL THEN NULL WHEN s.holders = 1 THEN b.used
       WHEN b.used <= {_LITTLE} THEN 0 ELSE NULL END AS share
       FROM shared s LEFT JOIN apart a USING (node, device)
       LEFT JOIN busy b USING (node, device, slot)),
     -- shares that add up to more than 1, by how they are measured, are scaled to 1
-    scaled AS (SELECT *, greatest(1, sum(share) OVER (PARTITION BY node, device, slot)) AS whole
-      FROM known),
-    -- what nobody used is split evenly among the holders
-    split AS (SELECT owner, chosen, node, device, slot, active OR share > 0 AS active,
-      share / whole AS used,
-      (1 - sum(share / whole) OVER (PARTITION BY node, device, slot)) / holders AS unused, holders
-      FROM scaled),
-    -- the same in ns; where the use is unknown each holder held an equal part
-    part AS (SELECT owner, chosen, node, device, slot,
-      {step / 1e9} * coalesce(used + unused, 1.0 / holders) * watts AS joules,
-      {step} * coalesce(used + unused, 1.0 / holders) AS held,
-      {step} * coalesce(used, 0) AS productive,
-      {step} * CASE WHEN active THEN coalesce(unused, 0) ELSE 0 END AS stalled,
-      {step} * CASE WHEN active THEN 0 ELSE coalesce(unused, 0) END AS idle,
-      {step} * CASE WHEN used IS NULL THEN 1.0 / holders ELSE 0 END AS unknown FROM split
+    scaled AS (SELECT *, greatest(1, sum(share) OVER {_OF_SLOT}) AS whole FROM known),
+    -- what nobody used is split among the holders by their polls; ns: the observed time
+    split AS (SELECT owner, chosen, node, device, slot, first_ns, active OR share > 0 AS active,
+      share / whole AS used, its, polls_of_all * every_ns AS ns,
+      (1 - sum(share / whole) OVER {_OF_SLOT}) * its AS unused FROM scaled),
+    -- the same in ns; where the use is unknown each holder held its part of it
+    part AS (SELECT owner, chosen, node, device, slot, first_ns,
+      ns / 1e9 * coalesce(used + unused, its) * watts AS joules,
+      ns * coalesce(used + unused, its) AS held,
+      ns * coalesce(used, 0) AS productive,
+      ns * CASE WHEN active THEN coalesce(unused, 0) ELSE 0 END AS stalled,
+      ns * CASE WHEN active THEN 0 ELSE coalesce(unused, 0) END AS idle,
+      ns * CASE WHEN used IS NULL THEN its ELSE 0 END AS unknown FROM split
       LEFT JOIN powered USING (node, device, slot))
     """
-    at = [selection.start_ns, step]
-    return cells, [*at, *parameters, *among.values(), *at, *parameters]
+    return cells, [*parameters, *among.values(), *parameters]

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from sonde.errors import CaptureTooLarge, UsageError
 from sonde.export import packed, strict_json
-from sonde.query import stored, stored_charts, stored_memory, stored_views
+from sonde.query import stored, stored_charts, stored_memory, stored_ranks, stored_views
 from sonde.query.stored import (
     QueryTimedOutError,
     Selection,
@@ -321,6 +321,10 @@ QUESTIONS: Mapping[str, Question] = {
     "ranks": Question(
         "processes on devices by step or time: at work, in collectives",
         lambda s, o: timeline_answers.ranks(s, o.selection, o.points),
+    ),
+    "jobs": Question(
+        "jobs whose runs on devices were timed: number of ranks, and when",
+        lambda s, o: stored_ranks.jobs(s, o.selection, o.limit),
     ),
     "memory": Question(
         "what processes mapped, gave back and touched, bytes",

@@ -54,7 +54,7 @@ def owners(session: StoredSession, selection: Selection, by: str, limit: int) ->
     every = rows[0]["owners"] if rows else 0
     return {
         "by": by,
-        "slot_s": slot_ns(selection) / 1e9,
+        "slot_s": slot_ns(session, selection) / 1e9,
         "owners": [
             {"owner": row["owner"] or "", "nodes": row["nodes"], "gpus": row["devices"]}
             | _hours(row)
@@ -100,7 +100,7 @@ def job(session: StoredSession, selection: Selection, limit: int) -> dict[str, A
     return {
         "by": by,
         "id": owner,
-        "slot_s": slot_ns(every) / 1e9,
+        "slot_s": slot_ns(session, every) / 1e9,
         "nodes": nodes[:MAX_NODES],
         "gpus": len({(row["node"], one) for row in slots for one in row["devices"]}),
         **_hours(total),
@@ -157,15 +157,18 @@ def _explained(
     """The verdicts on the nodes with most stalled time."""
     stalled: dict[str, float] = defaultdict(float)
     minutes: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    for row in slots:
+    first: dict[str, int] = {}
+    for row in slots:  # in the order of time: minutes are counted from a node's first slot on
+        since = row["slot"] - first.setdefault(row["node"], row["slot"])
         stalled[row["node"]] += row["stalled"]
-        minutes[row["node"]][(row["slot"] - selection.start_ns) // WINDOW_NS] += row["stalled"]
+        minutes[row["node"]][since // WINDOW_NS] += row["stalled"]
     found: Explained = {}
     for node in sorted(stalled, key=lambda one: (-stalled[one], one))[:VERDICTS]:
         if not stalled[node]:
             continue
         worst = max(minutes[node], key=lambda one: minutes[node][one])
-        start = selection.start_ns + worst * WINDOW_NS
+        # What was recorded with the first poll begins up to a second before it.
+        start = max(selection.start_ns, first[node] + worst * WINDOW_NS - 10**9)
         end = min(start + WINDOW_NS, selection.end_ns)
         one = replace(selection, start_ns=start, end_ns=end, nodes=[node])
         try:

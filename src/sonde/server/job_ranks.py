@@ -256,9 +256,9 @@ def _name_ranks(
             "collectives for it"
         )
     found["evidence"] = [
-        f"at work on its device for {100 * first['work']:.0f} % of the time; the usual rank "
-        f"{100 * usual_work:.0f} %",
-        f"in collectives for {100 * first['collective']:.0f} % of the time; the usual rank "
+        f"at work on its device for {100 * first['work']:.0f} % of the time in which it was timed; "
+        f"the usual rank {100 * usual_work:.0f} %",
+        f"in collectives for {100 * first['collective']:.0f} % of it; the usual rank "
         f"{100 * usual_wait:.0f} %",
     ]
     if slow.by_host:

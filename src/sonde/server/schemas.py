@@ -28,6 +28,11 @@ _MAYBE_TEXT: Schema = {"type": ["string", "null"]}
 _INT: Schema = {"type": "integer"}
 _NUMBER: Schema = {"type": "number"}
 _MAYBE_NUMBER: Schema = {"type": ["number", "null"]}
+_OF_TIMED: Schema = {
+    "type": "number",
+    "description": "share of the slots (steps or parts of the time) in which the rank was timed; "
+    "runs of several streams add up, so it may be above 1",
+}
 
 
 def _object(**properties: Schema) -> Schema:
@@ -147,6 +152,7 @@ ANSWERS: Mapping[str, Schema] = {
         collectives=_INT,
         left_out=_INT,
     ),
+    "jobs": _list(_object(job=_TEXT, ranks=_INT, first_ns=_INT, last_ns=_INT, start_ns=_INT)),
     "memory": _list(
         _object(
             node=_TEXT, pid=_INT, start_ns=_INT, mapped=_NUMBER, unmapped=_NUMBER,
@@ -165,7 +171,7 @@ ANSWERS: Mapping[str, Schema] = {
             ranks=_list(
                 _object(
                     node=_TEXT, pid=_INT, device=_INT, comm=_TEXT, number=_INT,
-                    work=_NUMBER, collective=_NUMBER,
+                    work=_OF_TIMED, collective=_OF_TIMED,
                 )
             ),
             node={"type": ["object", "null"]},

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from sonde.export import timeline_columns, verdict
 from sonde.query.run_columns import run_columns
 from sonde.query.stored import Selection, StoredSession
 from sonde.query.stored_capture import capture_of
-from sonde.query.stored_ranks import MAX_BINS, BinKind, TimeBin, parts_of, timed_whole
+from sonde.query.stored_ranks import MAX_BINS, BinKind, TimeBin, bins_of, observed, timed_whole
 from sonde.query.stored_ranks import ranks as ranks_in
 from sonde.recording.timelines import timeline_of
 
@@ -55,13 +56,27 @@ def ranks(
 ) -> dict[str, Any]:
     """Ranks by the steps of a node where every run was timed, or by time where none are known.
 
+    Columns lie in the parts of the selected time in which runs were timed, so that any time which
+    contains the same runs has the same ones: what was recorded for seconds is not one column of a
+    week. `points`: of columns that are no steps, at most.
+
     Ranks of a job that exchange data in each step have their steps at the same time, as far as the
     clocks of their nodes agree. Raises CaptureError.
     """
-    slots = _steps(session, selection)
+    pieces = observed(session, selection, points)
+    slots = _steps(session, _around(selection, pieces)) if pieces else []
     if slots:
         return ranks_in(session, selection, slots, BinKind.STEPS, most)
-    return ranks_in(session, selection, parts_of(selection, points), BinKind.TIME, most)
+    return ranks_in(session, selection, bins_of(pieces, points), BinKind.TIME, most)
+
+
+def _around(selection: Selection, pieces: Sequence[Selection]) -> Selection:
+    """The selected time from a second before the first piece to a second after the last: other rows
+    of a capture are kept by the second."""
+    begin, end = pieces[0].start_ns - 10**9, pieces[-1].end_ns + 10**9
+    return replace(
+        selection, start_ns=max(selection.start_ns, begin), end_ns=min(selection.end_ns, end)
+    )
 
 
 def _steps(session: StoredSession, selection: Selection) -> list[TimeBin]:

@@ -13,6 +13,7 @@ import { Answer, Empty } from "../parts";
 import { useAnswer, useApp } from "../state";
 import type { Place } from "../url";
 import { Drawn, KINDS } from "./flame";
+import { NothingOf } from "./recorded";
 import { copyLink, SaveMenu } from "./save";
 
 /** What one side of the comparison selects. */
@@ -57,6 +58,8 @@ export function CompareView(): preact.JSX.Element {
         </div>
         {place.node && <button onClick={() => go({ view: "range", shape: "graph" })}>Back to the range</button>}
       </div>
+      {before.node === after.node && before.pid === after.pid
+        && <NothingOf node={place.node} pid={place.pid} from={Math.min(before.from, after.from)} to={Math.max(before.to, after.to)} />}
       <div class="sides">
         <SideForm title="Before" side={before} set={(side) => go({ node2: side.node, pid2: side.pid, job2: side.job, from2: side.from, to2: side.to, focus: [] })} />
         <SideForm title="After" side={after} set={(side) => go({ ...side, focus: [] })} />

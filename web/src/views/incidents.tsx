@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Incidents that `sonde diagnose` kept: what became slower, why, who did it, and what speaks for that.
 
-import { useMemo, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { count, duration, percent, tidy, written } from "../numbers";
 import { Answer, Empty } from "../parts";
 import { useAnswer, useApp } from "../state";
@@ -22,6 +22,11 @@ export interface Incidents { shown: boolean; incidents: Incident[]; older: numbe
 const BEFORE_S = 15;
 const AFTER_S = 5;
 
+/** Of a CPU's lack the stacks that were ready to run are shown, of garbage collection and changes those that ran; of others the waits. */
+const OF_CPUS = new Set(["cpu-contention", "cpu-quota", "bad-pinning"]);
+const OF_CODE = new Set(["garbage-collection", "unknown"]);
+export const kindOfFault = (cause: string, change: string | null = null): string => (change || OF_CODE.has(cause) ? "cpu" : OF_CPUS.has(cause) ? "runqueue" : "blocked");
+
 const causeText = (name: string): string => name.replaceAll("-", " ");
 
 /** Parts of lost time and signs of a slowdown, by the keys of `sonde diagnose`, as people read them. */
@@ -29,6 +34,29 @@ const PARTS: Record<string, string> = {
   cpu: "on a CPU", garbage: "garbage collection", ready: "ready, no CPU free", sync: "writing to the disk", served: "waiting for another process",
   handed: "waiting within the program", asked: "waiting for who was asked", sleep: "sleeping", lock: "waiting for a lock",
 };
+/** What was noticed of a process, by the same keys, as an end of "Noticed, because …". */
+const SIGNS: Record<string, string> = {
+  cpu: "it needed more CPU time", garbage: "it spent more time in garbage collection", ready: "its threads were ready to run but waited longer for a free CPU",
+  stopped: "it was stopped", disk: "it waited longer for the disk", sync: "it took longer to write to the disk", served: "it waited longer for another process",
+  handed: "its processes waited longer for one another", network: "it waited longer for the network", asked: "it waited longer for an answer", sleep: "it slept longer",
+  lock: "its threads waited longer for a lock", "interpreter-lock": "its threads waited longer for the interpreter's lock", reclaim: "it spent time on freeing memory",
+  "progress of the job": "its job made no progress",
+};
+
+/** How an incident was noticed, as a sentence. */
+export function noticedText(one: Pick<Incident, "began_ns" | "noticed_ns" | "explained_ns" | "noticed_by">): string {
+  const why = one.noticed_by.map((sign) => SIGNS[sign] ?? `it changed: ${spoken(sign)}`);
+  return `Noticed ${duration(one.noticed_ns - one.began_ns)} after it began${why.length ? `, because ${why.join(" and ")}` : ""}; explained ${duration(one.explained_ns - one.noticed_ns)} later.`;
+}
+
+/** Causes that are limits of the process's own group. */
+const OWN_LIMITS: ReadonlySet<string> = new Set(["cpu-quota", "disk-throttle"]);
+
+/** Who did it, where no offender is named. */
+export function nobodyText(cause: string): string {
+  return OWN_LIMITS.has(cause) ? "Nobody else: its own limit" : "Offender: none found";
+}
+
 const spoken = (name: string): string => PARTS[name] ?? name.replaceAll(/[-_]/g, " ");
 
 /** Whether an incident overlaps a time, in seconds since 1970; both 0: any time. */
@@ -89,7 +117,7 @@ function List({ answer }: { answer: Incidents }): preact.JSX.Element {
         {causesOf(during).map(([cause, number]) => <button aria-pressed={words === cause} onClick={() => go({ search: words === cause ? "" : cause, id: "" })}>{cause} <b>{number}</b></button>)}</p>
       {!during.length && <Empty title="No incident in this time">{count(others, "incident")} at other times. <button class="primary" onClick={() => go({ from: 0, to: 0, live: 0 })}>Show all that are kept</button></Empty>}
       {during.length > 0 && !shown.length && <p class="quiet">No incident matches “{place.search}”. <button class="link" onClick={() => go({ search: "" })}>Show all</button></p>}
-      <ul class="incidents">{shown.map((one) => <li key={one.id}><One one={one} most={most} isOpen={one.id === open} fold={(isOpen) => go({ id: isOpen ? one.id : NONE }, true)} /></li>)}</ul>
+      <ul class="incidents">{shown.map((one) => <li key={one.id}><One one={one} most={most} isOpen={one.id === open} isLinked={one.id === place.id} fold={(isOpen) => go({ id: isOpen ? one.id : NONE }, true)} /></li>)}</ul>
       {unnamed > 0 && <p class="quiet">{count(unnamed, "incident")} here name no node, so that no time of a node can be opened for them: <code>sonde diagnose</code> of a newer version writes it.</p>}
       {(answer.older > 0 || answer.unreadable > 0) && <p class="quiet">{answer.older} older ones are not shown; {answer.unreadable} files could not be read.</p>}
     </>
@@ -109,16 +137,19 @@ function textOf(one: Incident): string {
 }
 
 /** `most`: the longest bar of all incidents that are listed, in s. */
-function One({ one, most, isOpen, fold }: { one: Incident; most: number; isOpen: boolean; fold: (isOpen: boolean) => void }): preact.JSX.Element {
+function One({ one, most, isOpen, isLinked, fold }: { one: Incident; most: number; isOpen: boolean; isLinked: boolean; fold: (isOpen: boolean) => void }): preact.JSX.Element {
   const { verdict } = one;
   const began = one.began_ns / 1e9;
+  const article = useRef<HTMLElement>(null);
+  // A link to one incident shows it, however many stand before it.
+  useEffect(() => { if (isLinked) article.current?.scrollIntoView({ block: "center" }); }, []);
   return (
-    <article class="panel incident" aria-label={`Incident of ${one.victim_name}`}>
+    <article ref={article} class="panel incident" aria-label={`Incident of ${one.victim_name}`}>
       <header>
         <h2><button class="fold" aria-expanded={isOpen} onClick={() => fold(!isOpen)}><span aria-hidden="true">{isOpen ? "▾" : "▸"}</span>{titleOf(verdict)}{one.node && ` on ${one.node}`}</button></h2>
         {verdict.slowdown > 1.05 && <span class={`tag ${verdict.change ? "fine" : "bad"}`}>{verdict.slowdown.toFixed(1)} times as slow</span>}
         <span>{one.victim_name} <small>{one.victim}{one.victim_owner && ` · ${one.victim_owner}`}</small></span>
-        <span class="quiet when-of">{written(Math.floor(began))} UTC</span>
+        <span class="quiet when-of">{written(began)} UTC</span>
       </header>
       {isOpen && <Details one={one} most={most} />}
     </article>
@@ -134,17 +165,18 @@ function Details({ one, most }: { one: Incident; most: number }): preact.JSX.Ele
   const lost = lostOf(one);
   const open = (view: "range" | "compare"): void => go({
     view, node: one.node, live: 0, from: view === "range" ? began - BEFORE_S : began, to: view === "range" ? ended + AFTER_S : ended,
-    left: 0, right: 0, kind: "cpu", search: "", cause: "", id: "", focus: [],
+    left: 0, right: 0, pid: String(one.victim), kind: kindOfFault(one.verdict.cause, one.verdict.change), search: "", cause: "", id: "", focus: [],
   });
   return (
     <div class="facts">
       <section>
         <h3>Evidence</h3>
         {one.verdict.reason && <p>{tidy(one.verdict.reason)}</p>}
+        {first && !first.offender && !one.verdict.change && <p><b>{nobodyText(first.cause)}</b></p>}
         {first && <Why candidate={first} />}
         {others.length > 0 && <button class="link more-causes" aria-expanded={all} onClick={() => setAll(!all)}>{all ? "Only the likeliest cause" : `Other causes: ${others.map((other) => causeText(other.cause)).join(", ")}`}</button>}
         {all && others.map((other) => <><h3>{causeText(other.cause)}, {percent(other.share)} of the lost time</h3><Why candidate={other} /></>)}
-        <p class="quiet">Noticed after {duration(one.noticed_ns - one.began_ns)} by {one.noticed_by.map(spoken).join(", ")}, explained {duration(one.explained_ns - one.noticed_ns)} later.</p>
+        <p class="quiet">{noticedText(one)}</p>
       </section>
       <section>
         <h3>More time than before, in each second of work</h3>

@@ -12,6 +12,7 @@ import { useAnswer, useApp } from "../state";
 import { isOwnerKind, OWNER_KINDS, START, type OwnerKind, type Place } from "../url";
 import { HoursBar, HoursParts, RangeButtons, useRange } from "./hours";
 import { NotCovered } from "./owners";
+import { OF_WHAT } from "./ranks";
 import { copyLink, SaveMenu } from "./save";
 
 type Waiting = JobAnswer["waiting"];
@@ -31,6 +32,11 @@ const TITLES: Record<string, [string, "bad" | "warn" | "fine"]> = {
   nothing: ["no rank is slow", "fine"], unknown: ["not known", "warn"],
 };
 
+/** The time in which ranks of a job were timed, at most the last minute of it, to open them in; not known: none. */
+export function observedIn(waiting: Pick<Waiting, "start_ns" | "end_ns"> | undefined): Partial<Place> {
+  return waiting && waiting.end_ns > waiting.start_ns ? { from: waiting.start_ns / 1e9, to: waiting.end_ns / 1e9 } : {};
+}
+
 export function JobView(): preact.JSX.Element {
   const { place, go, attempt } = useApp();
   const by: OwnerKind = place.by || "job";
@@ -46,7 +52,7 @@ export function JobView(): preact.JSX.Element {
         <h1>{KIND_NAMES[by]} {place.id}</h1>
         <RangeButtons nowS={now} from={from} to={to} />
         {isOwnerKind(by) && <button onClick={() => go({ ...START, view: "jobs", owner: place.id, ownerBy: by, from, to })}>Jobs</button>}
-        {by === "job" && <button onClick={() => go({ ...START, view: "ranks", job: place.id, from, to })}>Ranks</button>}
+        {by === "job" && <button onClick={() => go({ ...START, view: "ranks", job: place.id, ...observedIn(asked.answer?.waiting) })}>Ranks</button>}
         {asked.answer && <SaveMenu label="Save the job" choices={[
           { name: "JSON", about: "the server's answer, as sonde job --json", run: () => save(`${by}-${place.id}.json`, text(JSON.stringify(asked.answer, null, 1), "application/json")) }, copyLink]} />}
       </div>
@@ -151,7 +157,7 @@ function Waits({ waiting, by, id }: { waiting: Waiting; by: OwnerKind; id: strin
           <tr><td class="number">{rank.number}</td><td>{rank.node} <small>GPU{rank.device}</small></td><td title={rank.comm}>{rank.comm} <small>{rank.pid}</small></td>
             <td><Meter share={rank.work} text={percent(rank.work)} /></td><td><Meter share={rank.collective} text={percent(rank.collective)} /></td>
             <td><button class="link open" onClick={() => open(rank.node, rank.pid)}>Its time</button></td></tr>))}</tbody>
-      </table>{waiting.count > waiting.ranks.length && <p class="quiet note">and {count(waiting.count - waiting.ranks.length, "more rank")}</p>}</div>}
+      </table>{waiting.count > waiting.ranks.length && <p class="quiet note">and {count(waiting.count - waiting.ranks.length, "more rank")}</p>}<p class="quiet note">At work and in collectives: {OF_WHAT}.</p></div>}
     </section>
   );
 }

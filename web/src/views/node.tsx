@@ -5,7 +5,7 @@ import { useMemo, useState } from "preact/hooks";
 import { send, type Columns, type NodeRow } from "../api";
 import { chartsOf, dips, SERIES, useText, type Dip } from "../charts";
 import { save } from "../exports";
-import { clock, duration, percent } from "../numbers";
+import { clock, dated, duration, percent } from "../numbers";
 import { Answer, Empty } from "../parts";
 import { useAnswer, useApp } from "../state";
 import { START } from "../url";
@@ -95,7 +95,7 @@ function Charts(props: { table: Columns; from: number; to: number; open: (from: 
 }
 
 /** An incident as charts mark it. */
-interface Marked { from: number; to: number; cause: string; victim: string }
+interface Marked { id: string; from: number; to: number; cause: string; victim: string }
 
 /** Incidents of this node that overlap a time. */
 function useIncidents(from: number, to: number): readonly Marked[] {
@@ -103,14 +103,14 @@ function useIncidents(from: number, to: number): readonly Marked[] {
   const asked = useAnswer<Incidents>("incidents", {});
   return useMemo(() => (asked.answer?.incidents ?? [])
     .filter((one) => one.node === place.node && one.began_ns / 1e9 < to && one.explained_ns / 1e9 > from)
-    .map((one) => ({ from: one.began_ns / 1e9, to: one.explained_ns / 1e9, victim: one.victim_name, cause: one.verdict.change ?? one.verdict.cause })), [asked.answer, place.node, from, to]);
+    .map((one) => ({ id: one.id, from: one.began_ns / 1e9, to: one.explained_ns / 1e9, victim: one.victim_name, cause: one.verdict.change ?? one.verdict.cause })), [asked.answer, place.node, from, to]);
 }
 
 function IncidentButton({ one, from, to }: { one: Marked; from: number; to: number }): preact.JSX.Element {
   const { go } = useApp();
   return (
-    <button class="dip incident-at" title="Show its evidence" onClick={() => go({ ...START, view: "incidents", search: one.victim, from, to })}>
-      {clock(one.from)} {one.victim}: {one.cause.replaceAll(/[-_]/g, " ")}
+    <button class="dip incident-at" title="Show its evidence" onClick={() => go({ ...START, view: "incidents", id: one.id, from, to })}>
+      {dated(one.from, from, to)} {one.victim}: {one.cause.replaceAll(/[-_]/g, " ")}
     </button>
   );
 }

@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 // All nodes, what is wrong first.
 
-import { useEffect, useMemo, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { HoldersAnswer } from "../answers";
 import { ask, type Columns, type Explanation, type LossRow, type NodeRow } from "../api";
 import { devicesOf, shortId, states, type Device, type DeviceState, type NodeState } from "../devices";
 import { ago, clock, count, day, duration, gpuTimes, grouped, percent, scaled, written } from "../numbers";
+import { inWords, keyOf, lastMinute } from "../last_minute";
 import { Answer, Empty, Loading, Meter } from "../parts";
 import { useAnswer, useApp, type Asked } from "../state";
 import { START } from "../url";
 import { RangeButtons, useRange } from "./hours";
 import type { Incidents } from "./incidents";
+import { NewestButton, newestOf } from "./opening";
 import { inOrder, SortHead, type Keys } from "./sorting";
 
 /** Rows of holders that are asked for. */
 const MAX_HOLDERS = 100_000;
 /** Rows that are shown at first. */
 const FIRST_ROWS = 100;
-/** Nodes whose verdict is asked for, and the length of the time before their last data that it is on. */
+/** Nodes whose verdict is asked for. */
 const VERDICTS = 12;
-const VERDICT_S = 60;
 /** A node that sent nothing for this long is silent. */
 const SILENT_S = 120;
 
@@ -65,21 +66,14 @@ export function Overview(): preact.JSX.Element {
 }
 
 function Nothing(): preact.JSX.Element {
-  const { go } = useApp();
   const all = useAnswer<NodeRow[]>("nodes", { from: 1 });
-  const last = Math.max(0, ...(all.answer ?? []).map((row) => row.last_ns / 1e9));
-  if (!last) {
-    return (
-      <Empty title="No node has sent anything yet">
-        Send a recording: <code>sonde record -d 10 -o run.sonde</code>, then <code>sonde upload run.sonde --server {location.origin}</code>
-      </Empty>
-    );
-  }
   return (
-    <Empty title="Nothing was sent in this time">
-      The newest data is {ago(Date.now() / 1000 - last)}.{" "}
-      <button class="primary" onClick={() => go({ from: Math.floor(last) - 3600, to: Math.ceil(last) + 1 })}>Show the hour before it</button>
-    </Empty>
+    <Answer asked={all} loading="Nothing was sent in this time. Asking for the newest data…">{(rows) => rows.length
+      ? <Empty title="Nothing was sent in this time">The newest data is {ago(Date.now() / 1000 - newestOf(rows))}. <NewestButton /></Empty>
+      : <Empty title="No node has sent anything yet">
+        Send a recording: <code>sonde record -d 10 -o run.sonde</code>, then <code>sonde upload run.sonde --server {location.origin}</code>
+      </Empty>}
+    </Answer>
   );
 }
 
@@ -266,33 +260,31 @@ function NodeLine({ one, verdict, gpuTime, when, come }: { one: NodeState; verdi
   );
 }
 
-/** Verdicts of the first nodes, one after another: each reads a minute of rows. */
+/** Verdicts of the first nodes, one after another: each reads a minute of rows. What is known stays when the order changes. */
 function useVerdicts(list: NodeState[]): Record<string, string> {
+  const { place } = useApp();
   const [found, setFound] = useState<Record<string, string>>({});
-  // In live mode a node's last time moves on every few seconds: its verdict is asked for once a minute.
-  const key = list.map((one) => `${one.node} ${Math.floor(one.lastS / VERDICT_S)}`).join("|");
+  const known = useRef(found);
+  const keys = list.map((one) => keyOf(one.node, one.lastS, place.to));
   useEffect(() => {
     const stop = new AbortController();
     const all = async (): Promise<void> => {
-      for (const one of list) {
+      for (const [number, one] of list.entries()) {
         if (stop.signal.aborted) return;
+        const key = keys[number]!;
+        if (key in known.current) continue;
         let text = "not known";
         try {
-          const answer = await ask<Explanation>("verdict", { node: one.node, from: one.lastS - VERDICT_S, to: Math.ceil(one.lastS) + 1 }, stop.signal);
-          const verdict = answer.verdicts[0];
-          if (verdict) {
-            const bound = verdict.bounds[0]?.key ?? text;
-            const cause = verdict.causes.find((one) => one.bound === bound);
-            text = cause ? cause.title : bound;
-          } else text = "nothing to explain";
+          text = inWords(await ask<Explanation>("verdict", { node: one.node, ...lastMinute(one.lastS, place.to) }, stop.signal));
         } catch {
           if (stop.signal.aborted) return;
         }
-        setFound((before) => ({ ...before, [one.node]: text }));
+        known.current = { ...known.current, [key]: text };
+        setFound(known.current);
       }
     };
     void all();
     return () => stop.abort();
-  }, [key]);
-  return found;
+  }, [keys.join("|")]);
+  return Object.fromEntries(list.flatMap((one, number) => (keys[number]! in found ? [[one.node, found[keys[number]!]!]] : [])));
 }

@@ -9,6 +9,7 @@ import { count, energies, gpuTimes, percent } from "../numbers";
 import { Answer, Empty } from "../parts";
 import { useAnswer, useApp } from "../state";
 import { START, type OwnerKind, type Place } from "../url";
+import { NewestButton } from "./opening";
 import { HoursBar, HoursLegend, RangeButtons, useRange } from "./hours";
 import { copyLink, SaveMenu } from "./save";
 import { inOrder, SortHead, type Keys } from "./sorting";
@@ -44,7 +45,7 @@ export function OwnersView(): preact.JSX.Element {
           { name: "JSON", about: "the server's answer", run: () => save(`${place.view}.json`, text(JSON.stringify(asked.answer, null, 1), "application/json")) }, copyLink]} />}
       </div>
       <Answer asked={asked} loading="Adding up GPU hours…">{(answer) => answer.owners.length ? <Table answer={answer} by={by} isJobs={isJobs} from={from} to={to} />
-        : <Empty title="No process held a GPU in this time">Choose a longer time. GPU hours are made of what <code>sudo sonde agent --server {location.origin}</code> polls of each process on each GPU.</Empty>}</Answer>
+        : <Empty title="No process held a GPU in this time"><NewestButton /> Or choose a longer time. GPU hours are made of what <code>sudo sonde agent --server {location.origin}</code> polls of each process on each GPU.</Empty>}</Answer>
     </>
   );
 }
@@ -94,7 +95,7 @@ function Table({ answer, by, isJobs, from, to }: { answer: OwnersAnswer; by: Own
               <td><HoursBar hours={row} /></td>
               <td class="number">{gpuTime(row.held_h)}</td><td class="number">{row.joules === null ? "–" : energy(row.joules)}</td><td class="number">{row.gpus}</td><td class="number">{row.nodes}</td>
               <td>{row.owner && (isJobs
-                ? <button class="link open" onClick={() => go({ ...START, from, to, view: "ranks", ...(by === "job" ? { job: row.owner } : {}) })}>Ranks</button>
+                ? <button class="link open" onClick={() => go({ ...START, view: "ranks", ...(by === "job" ? { job: row.owner } : { from, to }) })}>Ranks</button>
                 : <button class="link open" onClick={() => go({ ...START, from, to, live: place.live, view: "job", by, id: row.owner })}>Why</button>)}</td>
             </tr>))}
           {!shown.length && <tr><td colSpan={9} class="none">Nothing matches “{place.search}”. <button class="link" onClick={() => go({ search: "" })}>Show all</button></td></tr>}

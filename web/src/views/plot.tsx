@@ -4,7 +4,7 @@
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import { aligned, valueAt, type Chart } from "../charts";
-import { clock, percent, scaled } from "../numbers";
+import { dated, percent, scaled } from "../numbers";
 import { useApp } from "../state";
 
 const LINES = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7a5195", "#8a8a8a"];
@@ -72,7 +72,7 @@ export function Plot(props: {
         y: { range: (_, low, high) => [Math.min(0, low ?? 0), chart.top ?? Math.max((high ?? 1) * 1.08, 1e-9)] },
       },
       axes: [
-        { ...axis, show: true, size: last ? 28 : 8, space: LABEL_PX, values: (_, ticks) => ticks.map((tick) => last ? clock(tick, (ticks[1] ?? tick + 1) - (ticks[0] ?? tick) < 1 ? 0.1 : 1) : "") },
+        { ...axis, show: true, size: last ? 28 : 8, space: LABEL_PX, values: (_, ticks) => ticks.map((tick) => last ? dated(tick, latest.current.from, latest.current.to, (ticks[1] ?? tick + 1) - (ticks[0] ?? tick) < 1 ? 0.1 : 1) : "") },
         { ...axis, size: 66, values: (_, ticks) => ticks.map((tick) => chart.percent ? `${Math.round(tick * 100)} %` : scaled(tick, chart.unit === "at once" ? "" : chart.unit)), space: 22 },
       ],
       series: [{}, ...chart.lines.map((line, i) => ({

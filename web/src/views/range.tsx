@@ -9,6 +9,7 @@ import { useAnswer, useApp, type Asked } from "../state";
 import { START } from "../url";
 import { FlamePanel } from "./flame";
 import type { Incidents } from "./incidents";
+import { NothingOf } from "./recorded";
 import { TimelinePanel, type Mark } from "./timeline";
 import { VerdictPanel, Verdicts } from "./verdict";
 
@@ -20,6 +21,7 @@ export function RangeView(): preact.JSX.Element {
   if (!ready) return <Empty title="No time is chosen">Choose a node on the overview, then drag over one of its charts.</Empty>;
   return (
     <>
+      <NothingOf node={place.node} pid={place.pid} from={place.from} to={place.to} />
       <VerdictPanel>
         <Answer asked={asked} loading="Working out the verdict…">{(answer) => <Verdicts answer={answer} />}</Answer>
         {marks.length > 0 && <div class="marked">

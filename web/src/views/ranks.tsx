@@ -2,15 +2,16 @@
 // Ranks of a job: which is late, at work or waiting in collectives, by step or by time.
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import type { NodesAnswer, RanksAnswer } from "../answers";
+import type { NodesAnswer, JobsAnswer, RanksAnswer } from "../answers";
 import { css } from "../draw/colours";
 import { Live, useLive } from "../live";
-import { clock, duration, percent } from "../numbers";
+import { clock, count, dated, duration, percent, period } from "../numbers";
 import { Answer, Empty, Meter, Tooltip } from "../parts";
-import { coloursOf, fullShare, gridOf, jobsOf, LEVELS, ROW_HEIGHT, rowsOf, type Cell, type Grid, type Rank, type Summary } from "../ranks";
+import { coloursOf, fullShare, gridOf, jobsOf, LEVELS, openedJob, ROW_HEIGHT, rowsOf, type Cell, type Grid, type Rank, type RankJob, type Summary } from "../ranks";
 import { useAnswer, useApp } from "../state";
 import type { Measure } from "../url";
 import { Boxes } from "./canvas";
+import { newestOf } from "./opening";
 import { TimeTools } from "./time";
 
 const MEASURES: readonly [Measure, string, string][] = [
@@ -18,37 +19,74 @@ const MEASURES: readonly [Measure, string, string][] = [
   ["work", "At work", "time in kernels and copies that are no collectives"],
   ["wait", "In collectives", "time in collectives: waiting for other ranks, and exchanging data with them"],
 ];
-/** The length of the time shown, up to the last data, where none is chosen. */
-const SPAN_S = 60;
+/** Jobs that are listed: those of this time before the newest data; at most MAX_JOBS. */
+const LISTED_S = 604_800;
+const MAX_JOBS = 1000;
 /** Columns of the heat map that are asked for, where no steps are known. */
 const POINTS = 120;
 /** Rows are kept by the second, so this much around a cell's time is shown, too. */
 const AROUND_S = 1;
+/** What shares of a rank are of. */
+export const OF_WHAT = "shares of the time of those columns in which the rank was timed; runs of several streams add up";
 /** Rows of the table at first. */
 const FIRST_ROWS = 64;
 /** In the address, in place of a job: processes of no job. */
 const NO_JOB = "-";
+/** In the list of jobs: ask for all of them again. */
+const OTHERS = "*";
 
 interface Hover { id: number; x: number; y: number }
 
 export function RanksView(): preact.JSX.Element {
   const { place } = useApp();
-  const isChosen = Boolean(place.from && place.to > place.from);
-  const known = useAnswer<NodesAnswer>(isChosen ? null : "nodes", { from: 1, node: place.node });
-  const last = Math.max(0, ...(known.answer ?? []).map((row) => row.last_ns / 1e9));
-  const to = isChosen ? place.to : last && Math.ceil(last);
-  const from = isChosen ? place.from : to - SPAN_S;
-  const asked = useAnswer<RanksAnswer>(to ? "ranks" : null, { from, to, node: place.node, points: POINTS });
-  if (!to) {
-    return <Answer asked={known} loading="Asking when something was sent…">
-      {() => <Empty title="No node has sent anything yet">Ranks are shown once their nodes send what runs on their devices: <code>sudo sonde agent --server {location.origin}</code></Empty>}
-    </Answer>;
+  const isChosen = place.from > 0 && place.to > place.from;
+  const nodes = useAnswer<NodesAnswer>("nodes", { from: 1, node: place.node });
+  const newest = Math.ceil(newestOf(nodes.answer ?? []));
+  const listed = useAnswer<JobsAnswer>(newest ? "jobs" : null, { from: newest - LISTED_S, to: newest + 1, node: place.node, limit: MAX_JOBS });
+  const jobs = listed.answer ?? [];
+  const opened = place.job ? jobs.find((one) => (one.job || NO_JOB) === place.job) : openedJob(jobs);
+  const { from, to } = isChosen ? place : opened ? timeOf(opened) : { from: 0, to: 0 };
+  const name = isChosen ? place.job : opened ? opened.job || NO_JOB : "";
+  const asked = useAnswer<RanksAnswer>(to ? "ranks" : null, { from, to, node: place.node, job: name === NO_JOB ? "" : name, points: POINTS });
+  if (isChosen || opened) {
+    return (
+      <>
+        <div class="tools"><h1>Ranks</h1><TimeTools from={from} to={to} /></div>
+        <Answer asked={asked} loading="Asking for the ranks…">{(answer) => <Ranks answer={answer} listed={jobs} name={name} />}</Answer>
+      </>
+    );
   }
   return (
     <>
-      <div class="tools"><h1>Ranks</h1><TimeTools from={from} to={to} /></div>
-      <Answer asked={asked} loading="Asking for the ranks…">{(answer) => <Ranks answer={answer} />}</Answer>
+      <div class="tools"><h1>Ranks</h1>{jobs.length > 0 && <JobSelect jobs={jobs} job={place.job} />}</div>
+      {nodes.answer?.length === 0
+        ? <Empty title="No node has sent anything yet">Ranks are shown once their nodes send what runs on their devices: <code>sudo sonde agent --server {location.origin}</code></Empty>
+        : <Answer<unknown> asked={nodes.error ? nodes : listed} loading="Asking for jobs and their times…">{() => jobs.length
+          ? <Empty title={`No run of job ${place.job} was timed in the last 7 days of data`}>Choose another job.</Empty>
+          : <Empty title="No run on a device was timed in the last 7 days of data">Ranks are processes that work on devices: their nodes need an agent that times runs there.</Empty>}</Answer>}
     </>
+  );
+}
+
+const timeOf = (job: RankJob): { from: number; to: number } => ({ from: job.start_ns / 1e9, to: job.last_ns / 1e9 });
+
+/** Jobs by the time in which they were observed, and behind them those of the time shown, if they are not among these. */
+function JobSelect({ jobs, others = [], job }: { jobs: readonly RankJob[]; others?: readonly { job: string; ranks: number }[]; job: string }): preact.JSX.Element {
+  const { place, go } = useApp();
+  const known = new Set(jobs.map((one) => one.job));
+  const choose = (name: string): void => {
+    if (name === OTHERS) return go({ job: "" });
+    const chosen = jobs.find((one) => (one.job || NO_JOB) === name);
+    go({ job: name, live: 0, left: 0, right: 0, ...(chosen ? timeOf(chosen) : {}) });
+  };
+  const nameOfJob = (name: string): string => name || "no job named";
+  return (
+    <label>Job <select class="broad" value={job} onChange={(event) => choose(event.currentTarget.value)}>
+      {jobs.every((one) => (one.job || NO_JOB) !== job) && others.every((one) => (one.job || NO_JOB) !== job) && <option value={job}>{job || "choose one"}</option>}
+      {others.length > 0 && place.from > 0 && place.job && place.job !== NO_JOB && <option value={OTHERS}>all jobs of this time</option>}
+      {jobs.map((one) => <option value={one.job || NO_JOB}>{nameOfJob(one.job)}, {count(one.ranks, "rank")}, {period(one.first_ns / 1e9, one.last_ns / 1e9)}</option>)}
+      {others.filter((one) => !known.has(one.job)).map((one) => <option value={one.job || NO_JOB}>{nameOfJob(one.job)}, {count(one.ranks, "rank")}, in this time</option>)}
+    </select></label>
   );
 }
 
@@ -56,13 +94,13 @@ function nameOf(rank: Rank, number: number): string {
   return `${number} · ${rank.node} GPU${rank.device}`;
 }
 
-function Ranks({ answer }: { answer: RanksAnswer }): preact.JSX.Element {
+function Ranks({ answer, listed, name }: { answer: RanksAnswer; listed: readonly RankJob[]; name: string }): preact.JSX.Element {
   const { place, go } = useApp();
   const jobs = useMemo(() => jobsOf(answer), [answer]);
-  const job = (jobs.find((one) => (one.job || NO_JOB) === place.job) ?? jobs[0])?.job ?? null;
+  const job = (jobs.find((one) => (one.job || NO_JOB) === name) ?? jobs[0])?.job ?? null;
   const grid = useMemo(() => gridOf(answer, job), [answer, job]);
   if (!answer.ranks.length) {
-    return <Empty title="No run on a device was timed here">Choose a longer or another time. Ranks are processes that work on devices: their nodes need an agent that times runs there.</Empty>;
+    return <Empty title="No run on a device was timed here">{listed.length > 0 && <JobSelect jobs={listed} job={name} />} Choose a longer or another time. Ranks are processes that work on devices: their nodes need an agent that times runs there.</Empty>;
   }
   const word = answer.by === "steps" ? "step" : "part of the time";
   const latest = [...grid.summaries].sort((a, b) => b.late - a.late)[0];
@@ -70,8 +108,7 @@ function Ranks({ answer }: { answer: RanksAnswer }): preact.JSX.Element {
     <div class="stack">
       <section class="panel" aria-label="Heat map of ranks">
         <div class="tools">
-          <label>Job <select class="broad" value={job || NO_JOB} onChange={(event) => go({ job: event.currentTarget.value })}>
-            {jobs.map((one) => <option value={one.job || NO_JOB}>{one.job || "no job named"} ({one.ranks})</option>)}</select></label>
+          <JobSelect jobs={listed} others={jobs} job={job || NO_JOB} />
           <div class="segments" role="group" aria-label="What is shown">
             {MEASURES.map(([measure, name, about]) => <button aria-pressed={place.measure === measure} title={about} onClick={() => go({ measure })}>{name}</button>)}
           </div>
@@ -88,6 +125,7 @@ function Ranks({ answer }: { answer: RanksAnswer }): preact.JSX.Element {
 function LatestRank({ latest, grid, word, isKnown }: { latest: Summary | undefined; grid: Grid; word: string; isKnown: boolean }): preact.JSX.Element {
   if (grid.ranks.length < 2) return <span class="quiet">One rank: there is no other to wait for it.</span>;
   if (!isKnown) return <span class="quiet">No collective was timed: which rank is late is not known.</span>;
+  if (!latest?.lateIn && grid.isCoarse) return <span class="quiet"><b>Too coarse to find a late rank:</b> little of each {word} was timed. Choose a shorter time, or one job.</span>;
   if (!latest || !latest.lateIn) return <span><b>No rank is late:</b> they spend the same time in collectives.</span>;
   return <span><b>Rank {latest.rank} is latest:</b> in {latest.lateIn} of {latest.timed} {word === "step" ? "steps" : "parts of the time"} the others waited for it, {duration(latest.late)} in all.</span>;
 }
@@ -166,7 +204,7 @@ function CellLine({ cellLine }: { cellLine: Live<string> }): preact.JSX.Element 
 function Axis({ grid, right }: { grid: Grid; right: number }): preact.JSX.Element {
   const origin = grid.originNs / 1e9;
   const step = right / 5e9;
-  return <div class="axis" aria-hidden="true">{[0, 1, 2, 3, 4].map((i) => <span>{clock(origin + i * step, Math.max(1e-3, step / 5))}</span>)}</div>;
+  return <div class="axis" aria-hidden="true">{[0, 1, 2, 3, 4].map((i) => <span>{dated(origin + i * step, origin, origin + 5 * step, Math.max(1e-3, step / 5))}</span>)}</div>;
 }
 
 function Hovered({ hover, grid, isSteps }: { hover: Live<Hover | null>; grid: Grid; isSteps: boolean }): preact.JSX.Element | null {
@@ -197,7 +235,7 @@ function Table({ grid, isKnown }: { grid: Grid; isKnown: boolean }): preact.JSX.
   return (
     <div class="sheet" tabIndex={0} role="region" aria-label="Ranks">
       <table>
-        <thead><tr><th class="number">Rank</th><th>Node</th><th>Process</th><th class="number">Late by</th><th class="number">Late in</th><th>At work</th><th>In collectives</th><th>{isKnown ? "Latest at" : "Most at work at"}</th></tr></thead>
+        <thead><tr><th class="number">Rank</th><th>Node</th><th>Process</th><th class="number">Late by</th><th class="number">Late in</th><th title={OF_WHAT}>At work</th><th title={OF_WHAT}>In collectives</th><th>{isKnown ? "Latest at" : "Most at work at"}</th></tr></thead>
         <tbody>{sorted.slice(0, most).map((sum) => {
           const rank = grid.ranks[sum.rank]!;
           const worst = grid.cells[sum.worst];
@@ -212,6 +250,7 @@ function Table({ grid, isKnown }: { grid: Grid; isKnown: boolean }): preact.JSX.
           );
         })}</tbody>
       </table>
+      <p class="quiet note">At work and in collectives: {OF_WHAT}.</p>
       {sorted.length > most && <button class="more" onClick={() => setMost(most + 500)}>Show {sorted.length - most} more</button>}
     </div>
   );

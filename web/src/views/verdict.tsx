@@ -46,9 +46,17 @@ function marked(text: string): ComponentChildren[] {
 }
 
 export function Verdicts({ answer }: { answer: TimelineAnswer }): preact.JSX.Element {
-  const { verdicts, notes } = answer.explanation;
+  const { place } = useApp();
+  const { notes } = answer.explanation;
+  const verdicts = chosenFirst(answer.explanation.verdicts, place.pid);
   if (!verdicts.length) return <p class="quiet">No verdict: {notes.join("; ") || "nothing was observed in this time"}. Choose a longer time.</p>;
   return <>{verdicts.slice(0, 3).map((verdict, number) => <One answer={answer} verdict={verdict} notes={number ? [] : notes} />)}</>;
+}
+
+/** Those on the chosen process before the others. */
+export function chosenFirst<T extends Pick<Verdict, "device_name">>(verdicts: readonly T[], pid: string): T[] {
+  const isIts = (one: T): boolean => pid !== "" && one.device_name.endsWith(`(${pid})`);
+  return [...verdicts.filter(isIts), ...verdicts.filter((one) => !isIts(one))];
 }
 
 /** A cause, or a bound, as a row: how much of the time it has, and what it is. */
