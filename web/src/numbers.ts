@@ -2,6 +2,7 @@
 // Numbers and times as people read them. Shares are of 1; times of day are in seconds since 1970, in this
 // browser's zone.
 
+/** With three digits, or with all that stand before the point. */
 function threeDigits(value: number): string {
   return value < 9.995 ? value.toFixed(2) : value < 99.95 ? value.toFixed(1) : grouped(value);
 }
@@ -45,7 +46,7 @@ export function clock(seconds: number, stepS = 1): string {
   if (stepS >= 1) return text;
   const digits = Math.min(6, Math.ceil(-Math.log10(stepS)));
   const rest = (seconds - Math.floor(seconds)).toFixed(digits);
-  return rest.startsWith("1") ? text : text + rest.slice(1);
+  return rest.startsWith("1") ? text : text + rest.slice(1); // rounded up to the next second: without decimals
 }
 
 export function day(seconds: number): string {
@@ -66,11 +67,12 @@ export function tidy(text: string): string {
   return text.replace(/(\d) (?=%|ms|s\b|µs|MHz)/g, "$1\u00a0");
 }
 
-/** GPU hours; below one as minutes or seconds. */
+/** GPU hours; below one as a duration in smaller units. */
 export function gpuHours(hours: number): string {
   return hours >= 1 ? `${threeDigits(hours)} h` : duration(hours * 3.6e12);
 }
 
+/** In Wh from 0.1 kWh on (the command line prints kWh). */
 export function energy(joules: number): string {
   return joules >= 3.6e5 ? scaled(joules / 3600, "Wh") : scaled(joules, "J");
 }

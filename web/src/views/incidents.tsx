@@ -10,6 +10,7 @@ interface Candidate {
   cause: string; share: number; evidence: string[]; against: string[]; next_step: string;
   offender: { pid: number; name: string; owner: string; evidence: string; share: number } | null;
 }
+/** As `sonde.diagnose.incident` has it, but for times: the server has made them ns since 1970. */
 interface Incident {
   id: string; node: string; victim: number; victim_name: string; victim_owner: string;
   began_ns: number; noticed_ns: number; explained_ns: number; noticed_by: string[];
@@ -50,7 +51,7 @@ export function IncidentsView(): preact.JSX.Element {
 function List({ answer }: { answer: Incidents }): preact.JSX.Element {
   const { place, go } = useApp();
   if (!answer.shown) return <Empty title="This server shows no incidents">Watch a node with <code>sudo sonde diagnose --keep incidents.d</code>, and start the server with <code>--incidents incidents.d</code>.</Empty>;
-  if (!answer.incidents.length) return <Empty title="No incident was kept">Nothing became slower without a reason while <code>sonde diagnose --keep</code> watched.</Empty>;
+  if (!answer.incidents.length) return <Empty title="No incident was kept">While <code>sonde diagnose --keep</code> watched, it found nothing that became slower.</Empty>;
   const words = place.search.toLowerCase();
   const shown = answer.incidents.filter((one) => textOf(one).includes(words));
   return (
@@ -75,8 +76,8 @@ function One({ one }: { one: Incident }): preact.JSX.Element {
   const began = one.began_ns / 1e9;
   const ended = one.explained_ns / 1e9;
   const lost = Object.entries(verdict.lost).filter(([, seconds]) => Math.abs(seconds) >= 0.005).sort(([, a], [, b]) => b - a);
-  const most = Math.max(...lost.map(([, seconds]) => Math.abs(seconds)), 1e-9);
-  const open = (view: "range" | "compare"): void => go({
+  const longest = Math.max(...lost.map(([, seconds]) => Math.abs(seconds)), 1e-9);
+  const show = (view: "range" | "compare"): void => go({
     view, node: one.node, live: 0, from: view === "range" ? began - BEFORE_S : began, to: view === "range" ? ended + AFTER_S : ended,
     left: 0, right: 0, kind: "cpu", search: "", cause: "", focus: [],
   });
@@ -97,12 +98,12 @@ function One({ one }: { one: Incident }): preact.JSX.Element {
           {all && others.map((other) => <><h3>{causeText(other.cause)}, {percent(other.share)} of the lost time</h3><Why candidate={other} /></>)}
         </section>
         <section>
-          <h3>Before and after: time more in a second of work</h3>
+          <h3>Before and after: more time in each second</h3>
           {lost.length ? <table class="lost"><tbody>{lost.map(([part, seconds]) => (
-            <tr><th scope="row">{spoken(part)}</th><td><span class="bar-of" aria-hidden="true"><i class={seconds < 0 ? "less" : ""} style={{ width: `${(100 * Math.abs(seconds)) / most}%` }} /></span></td>
+            <tr><th scope="row">{spoken(part)}</th><td><span class="bar-of" aria-hidden="true"><i class={seconds < 0 ? "less" : ""} style={{ width: `${(100 * Math.abs(seconds)) / longest}%` }} /></span></td>
               <td class="number">{seconds < 0 ? "−" : "+"}{duration(Math.abs(seconds) * 1e9)}</td></tr>))}</tbody></table>
             : <p class="quiet">No part took more time than before.</p>}
-          <p class="links">{one.node ? <><button onClick={() => open("range")}>Open this time</button><button onClick={() => open("compare")}>Compare with the time before</button></>
+          <p class="links">{one.node ? <><button onClick={() => show("range")}>Open this time</button><button onClick={() => show("compare")}>Compare with the time before</button></>
             : <span class="quiet">The file does not name the node.</span>}</p>
         </section>
       </div>
