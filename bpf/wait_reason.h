@@ -43,7 +43,8 @@ static __always_inline s32 reason_of(struct task_struct *task, u32 state, bool p
  * Whether an interrupt runs on this CPU. Interrupts wake threads too (timers, devices), and the task that they
  * happen to stop is not the waker. One that stopped user code shows in the task's registers: it is in no
  * system call. (So is a task in a page fault or another exception: one that wakes a thread there, as by
- * userfaultfd, counts as an interrupt.) One that stopped kernel code runs on a separate stack, and so does this program.
+ * userfaultfd, counts as an interrupt.) One that stopped kernel code runs on a separate stack, and so does this
+ * program.
  */
 static __always_inline bool in_interrupt(struct task_struct *task)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pools of pairs of events, one for each context: made by our thread, found by threads that launch, polled for pairs
-// that the device has passed, and left alone once they are gone: their context is, or they could not be made whole (then
-// their events stay until the context ends).
+// that the device has passed, and left alone once they are gone: their context is, or they could not be made whole
+// (then their events stay until the context ends).
 #include "cuda.h"
 
 #include <string.h>

@@ -4,7 +4,7 @@
 //!
 //! The honest prover computes the proof of a false statement; all else is as the scheme demands. Only
 //! the soundness of the proof (false statements are refused, but for a negligible chance) prevents
-//! success. Terms of VDAF (draft-irtf-cfrg-vdaf, 7.3) and prio: measurement: what a node reports,
+//! success. Terms of VDAF (draft-irtf-cfrg-vdaf) and prio: measurement: what a node reports,
 //! before it is encoded; FLP: the kind of proof, a fully linear one, and its gadgets the non-linear
 //! parts of what it proves; joint randomness: random values that both parties' shares determine.
 

@@ -69,8 +69,8 @@ LOSS_TEXT = {
     " of the same user or container hang in the kernel; notices name the processes",
     "processes_unread": "times that not all mappings of a process were looked through, because they"
     " are very many; what is mapped there was not seen",
-    "lost_pool": "sampled device runs that were dropped because too many were in flight, or their"
-    " context was new or one of too many; the rest weigh more",
+    "lost_pool": "sampled device runs that were dropped because too many came at once, their"
+    " context was new or one of too many, or nothing proved their time; the rest weigh more",
     "lost_order": "sampled device runs that could not be timed; the rest weigh more",
     "lost_names": "names of device runs that did not fit into the table",
     "records_wrong": "records of a profiled process with impossible values",
