@@ -150,7 +150,8 @@ static __always_inline void unwind(void *ctx, struct unwind_walk *w, struct task
 		const u32 only = 0; /* `first` is a frame here */
 		struct unwind_context c = {.walk = w, .task = task};
 
-		c.memo = bpf_map_lookup_elem(&unwind_memo, &only); /* never NULL: the key is the map's one */
+		/* Never NULL: it is the map's one key. */
+		c.memo = bpf_map_lookup_elem(&unwind_memo, &only);
 		if (c.memo && start_walk(w, task)) {
 			w->stop = STOP_DEPTH;
 			bpf_loop(unwind_steps, unwind_step, &c, 0);

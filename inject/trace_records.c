@@ -220,7 +220,7 @@ static void keep_transfer(const struct cupti_transfer *k, struct inject_traced *
 	to->device = k->device, to->stream = k->stream;
 	to->graph = k->graph, to->node = k->node;
 	if (k->kind == CUPTI_MEMSET)
-		return; // CUPTI's record of a memset has the value here, that of a copy the two below
+		return; // where a copy has the next two, CUPTI's record of a memset has its value
 	to->direction = k->direction;
 	to->memory = (uint8_t)((k->from & 15) | k->to << 4);
 }
@@ -293,7 +293,8 @@ void cupti_gives_buffer(cu_context context, uint32_t stream, uint8_t *buffer, si
 		if (is_ours && valid <= BUFFER_BYTES)
 			while (valid &&
 			       !trace.cupti->cuptiActivityGetNextRecord(buffer, valid, &record)) {
-				if (!atomic_load(&sampling->traced)) { // the rest of the buffer is lost, however much: counted as one
+				// The rest of the buffer is lost, however much: counted as one.
+				if (!atomic_load(&sampling->traced)) {
 					COUNT_HERE(left_out, 1);
 					break;
 				}
