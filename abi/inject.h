@@ -288,11 +288,11 @@ struct inject_trace {
 	uint64_t opened_ns, opened_cupti_ns;
 	uint64_t closed_ns, closed_cupti_ns;
 	uint64_t records;   /* of INJECT_TRACE_RECORDS */
-	uint64_t left_out;  /* that found no room there */
+	uint64_t left_out;  /* found no room there; the rest of a buffer after the end is one */
 	uint64_t dropped;   /* by CUPTI's own count */
 	uint64_t unknown;   /* of kinds that were not asked for */
 	uint64_t no_buffer; /* CUPTI wanted one more than there are */
-	uint64_t foreign;   /* buffers of another tool that CUPTI handed to us; left alone */
+	uint64_t foreign;   /* buffers that another tool gave to CUPTI, handed to us; left alone */
 	uint64_t held;	    /* buffers that CUPTI had not given back in the end */
 	/* When kernels and copies were switched off; calls are at closed_cupti_ns. */
 	uint64_t off_cupti_ns;
@@ -319,7 +319,7 @@ struct inject_traced {
 	uint32_t tid;		   /* of a call, in the process's own pid namespace */
 	uint32_t result;	   /* of a call */
 	uint16_t kind;		   /* enum inject_traced_kind */
-	uint8_t direction, memory; /* of a copy, as CUPTI numbers them; memory: from | to << 4 */
+	uint8_t direction, memory; /* of a copy, by CUPTI's numbers; memory: source | target << 4 */
 	uint32_t grid[3];
 	uint16_t block[3], registers;
 	uint32_t shared_bytes;

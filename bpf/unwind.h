@@ -5,7 +5,9 @@
  *
  * One source for every program type: each object that includes this brings its own scratch memory
  * and shares the maps, which unwind.bpf.c owns. The loop is bpf_loop (5.17), so no tail calls are
- * needed and one walk is one program; older kernels get frame pointers alone.
+ * needed and one walk is one program; older kernels get frame pointers alone. An object that walks other tasks
+ * than the current one defines SONDE_READS_OTHERS (dump.bpf.c): it reads memory by other_memory.h, and has no walk
+ * by frame pointers.
  */
 #ifndef SONDE_UNWIND_H
 #define SONDE_UNWIND_H
@@ -39,7 +41,9 @@ static long unwind_step(u32 i, void *arg)
 
 /*
  * The parent's entry, where a process still runs its parent's program: since the fork its stack begins at the
- * same address, which each exec chooses at random. NULL: none.
+ * same address, which each exec chooses at random. NULL: none. Without that randomization (setarch -R) a child that
+ * has executed another program may begin there, too; start_walk then compares start_code, which is equal for
+ * position-independent programs: such a child is walked by its parent's tables until its own entry is loaded.
  */
 static __always_inline struct unwind_process *inherited(struct task_struct___unwind *task)
 {
@@ -143,9 +147,10 @@ static __always_inline void unwind(void *ctx, struct unwind_walk *w, struct task
 	if (has_loop()) {
 		u64 began = cost_words ? bpf_ktime_get_ns() : 0;
 
-		const u32 only = 0;
+		const u32 only = 0; /* `first` is a frame here */
 		struct unwind_context c = {.walk = w, .task = task};
 
+		/* Never NULL: it is the map's one key. */
 		c.memo = bpf_map_lookup_elem(&unwind_memo, &only);
 		if (c.memo && start_walk(w, task)) {
 			w->stop = STOP_DEPTH;

@@ -5,7 +5,7 @@
 
 /* Bits of a task's state: __TASK_STOPPED, __TASK_TRACED; EXIT_DEAD, EXIT_ZOMBIE, TASK_DEAD. */
 #define TASK_STOPPED_OR_TRACED (0x4 | 0x8)
-#define TASK_DEAD (0x10 | 0x20 | 0x80)
+#define TASK_ENDED (0x10 | 0x20 | 0x80)
 
 static __always_inline u32 state_of(struct task_struct *task)
 {
@@ -42,7 +42,9 @@ static __always_inline s32 reason_of(struct task_struct *task, u32 state, bool p
 /*
  * Whether an interrupt runs on this CPU. Interrupts wake threads too (timers, devices), and the task that they
  * happen to stop is not the waker. One that stopped user code shows in the task's registers: it is in no
- * system call. One that stopped kernel code runs on a separate stack, and so does this program.
+ * system call. (So is a task in a page fault or another exception: one that wakes a thread there, as by
+ * userfaultfd, counts as an interrupt.) One that stopped kernel code runs on a separate stack, and so does this
+ * program.
  */
 static __always_inline bool in_interrupt(struct task_struct *task)
 {

@@ -218,7 +218,7 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 	struct unwind_walk *walk;
 	u32 times;
 
-	if (!preempted && (state & TASK_DEAD))
+	if (!preempted && (state & TASK_ENDED))
 		return;
 	times = drawn(prev->pid, state, preempted, now);
 	if (!times)

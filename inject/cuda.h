@@ -65,7 +65,8 @@ struct pool {
 	_Atomic uint32_t next;	  /* where the search for a free sample begins */
 	_Atomic uint32_t failed;  /* for good */
 	_Atomic uint32_t refused; /* events in a row that the driver did not record */
-	/* Its context was taken away, and every event with it: nothing here is touched again. */
+	/* Its context was taken away, and every event with it, or it could not be made whole: nothing here is
+	 * touched again. */
 	_Atomic uint32_t gone;
 	struct sample samples[POOL_SAMPLES];
 };

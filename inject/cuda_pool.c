@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pools of pairs of events, one for each context: made by our thread, found by threads that launch, polled for pairs
-// that the device has passed, and left alone once their context is gone.
+// that the device has passed, and left alone once they are gone: their context is, or they could not be made whole
+// (then their events stay until the context ends).
 #include "cuda.h"
 
 #include <string.h>
@@ -19,6 +20,7 @@ static unsigned long long id_of(cu_context context)
 	return driver.cuCtxGetId && driver.cuCtxGetId(context, &id) == CU_OK ? id : 0;
 }
 
+// `for_good` is set where the context has a pool: whether that failed.
 struct pool *pool_here(bool *for_good)
 {
 	cu_context context = NULL;

@@ -24,6 +24,8 @@
  * - whole: of a pair: both of its events are in the stream; behind: the device had other work then; bias: what
  *   a pair takes by itself, measured and taken off; unproved: of a pair, without a gate
  * - to keep records, held: to store what CUPTI hands over; buffers that CUPTI still has
+ * - set: a fill (memset); foreign: of a buffer, that another tool has given to CUPTI; memory, in records: the kinds
+ *   of memory (pageable, pinned, device, …) that a copy is from and to
  */
 #ifndef SONDE_INTERNAL_H
 #define SONDE_INTERNAL_H

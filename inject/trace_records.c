@@ -12,7 +12,7 @@
 #define BUFFER_BYTES (2u << 20)
 #define CACHED 4096u	  /* names of kernels, a power of two */
 #define CALLS 2048u	  /* ids of calls in each domain; others have no name */
-#define FORGET_TURNS 1000 /* tries to free the memory of the last trace */
+#define FORGET_TURNS 1000 /* tries to free the memory of the trace before */
 
 static struct {
 	const struct cupti *cupti;
@@ -47,6 +47,8 @@ void records_forget(void)
 
 // The trace's memory is not mapped in a child (MADV_DONTFORK), and its addresses may belong to another mapping by now.
 // The child's CUPTI may hold buffers and write to them: so they stay mapped, and a trace of the child makes others.
+// Offsets of names of calls (`calls`) stay, though the child's names are other memory: CUDA does not work in a child
+// whose parent has used it.
 void records_forget_in_child(void)
 {
 	atomic_store(&sampling->traced, 0);
@@ -89,8 +91,9 @@ bool records_begin(const struct cupti *cupti, uint32_t window)
 	head->abi = INJECT_ABI;
 	head->pid = (uint32_t)getpid();
 	head->window = window;
-	memset(trace.kernels, 0,
-	       sizeof trace.kernels); // a pointer may be that of a module that was unloaded since
+	// A pointer may be that of a module that was unloaded since the trace before. Where that happens during a
+	// trace, and another module's name comes to lie there, kernels of that module get the old name.
+	memset(trace.kernels, 0, sizeof trace.kernels);
 	atomic_store(&trace.next, 0);
 	return true;
 }
@@ -100,6 +103,7 @@ void records_keep(bool on)
 	atomic_store(&sampling->traced, on);
 	if (on)
 		return;
+	// Callbacks that take longer keep their buffers, which are out: the loop below skips those.
 	uint64_t until = now_ns() + 1000000000u;
 	for (int i = 0; atomic_load(&trace.keeping) && now_ns() < until; i++)
 		short_nap(i);
@@ -216,7 +220,7 @@ static void keep_transfer(const struct cupti_transfer *k, struct inject_traced *
 	to->device = k->device, to->stream = k->stream;
 	to->graph = k->graph, to->node = k->node;
 	if (k->kind == CUPTI_MEMSET)
-		return; // a set has its value where a copy has these
+		return; // where a copy has the next two, CUPTI's record of a memset has its value
 	to->direction = k->direction;
 	to->memory = (uint8_t)((k->from & 15) | k->to << 4);
 }
@@ -289,7 +293,8 @@ void cupti_gives_buffer(cu_context context, uint32_t stream, uint8_t *buffer, si
 		if (is_ours && valid <= BUFFER_BYTES)
 			while (valid &&
 			       !trace.cupti->cuptiActivityGetNextRecord(buffer, valid, &record)) {
-				if (!atomic_load(&sampling->traced)) { // the rest is lost
+				// The rest of the buffer is lost, however much: counted as one.
+				if (!atomic_load(&sampling->traced)) {
 					COUNT_HERE(left_out, 1);
 					break;
 				}

@@ -12,8 +12,8 @@
 //! instant; the load runs under the lock that fork() takes; a wait for the dynamic linker's lock is
 //! given up after 10 ms.
 //!
-//! Made for a separate process with a single thread: it forks a watchdog (guard.rs) and waits for
-//! SIGCHLD.
+//! Made for a separate process with a single thread: it forks the guardian (guard.rs) and waits
+//! for SIGCHLD.
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use std::time::Duration;
@@ -56,8 +56,8 @@ pub struct Landmarks {
     pub errno_offset: Option<i64>,
     /// The dynamic linker's code.
     pub loader_code: Range,
-    /// Whether the C library is older than 2.34: then the dynamic linker's locks show their owner only
-    /// in programs with threads.
+    /// Whether the C library is older than 2.34, in which the dynamic linker's locks show their owner
+    /// only in programs with threads.
     pub old_loader: bool,
     /// Where the dynamic linker keeps its locks.
     pub loader_data: Range,
@@ -162,7 +162,8 @@ impl ThreadBorrower {
         self.inner.settle();
     }
 
-    /// Load `library` on the thread `tid`. `name`: of the memfd; other arguments: see `Candidate`;
+    /// Load `library` on the thread `tid`. `name`: of the memfd (63 bytes at most, fewer than the
+    /// kernel allows: it is written to the thread's stack); other arguments: see `Candidate`;
     /// `path_seed`: chooses a spelling of the path that the dynamic linker has not seen; `bound_s`: how
     /// long it may take, and some seconds more while the thread is at work.
     #[pyo3(signature = (tid, library, name, *, inner_tid, call, sp, stack, is_main, filters,
@@ -219,6 +220,7 @@ impl From<load::Ended> for Attempt {
     }
 }
 
+// Elsewhere none can be made, so its other methods are missing.
 #[cfg(not(all(target_arch = "x86_64", target_env = "gnu")))]
 #[pymethods]
 impl ThreadBorrower {

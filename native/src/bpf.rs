@@ -240,7 +240,8 @@ impl Bpf {
     }
 
     /// Probe a file at (offset, cookie) sites: program `entry` there, `exit` on return. All or nothing.
-    /// `multi`: by one link each (Linux 6.6). Returns the link's number.
+    /// `multi`: by one link for all entries, and one for all returns (Linux 6.6), else by one for each
+    /// site. Returns the number of all these links.
     #[pyo3(signature = (path, sites, entry, exit, multi))]
     fn attach_uprobes(
         &mut self,
@@ -261,14 +262,14 @@ impl Bpf {
     }
 
     fn detach(&mut self, link: u64) -> PyResult<()> {
-        links::let_go(&mut self.links.take(link)?);
+        links::detach(&mut self.links.take(link)?);
         Ok(())
     }
 
     /// Detach all of them side by side; unknown ones are skipped.
     fn detach_all(&mut self, py: Python<'_>, links: Vec<u64>) {
         let all = self.links.take_all(&links);
-        py.detach(|| links::let_go_all(all));
+        py.detach(|| links::detach_all(all));
     }
 
     /// Descriptors of what was attached together, open until it is detached.

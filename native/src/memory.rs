@@ -15,7 +15,8 @@ fn release_memory(py: Python<'_>) {
 }
 
 /// Have the allocator keep what is freed until `release_memory`, in few arenas: for a process that
-/// allocates and frees hundreds of megabytes again and again. To be called before it starts threads.
+/// allocates and frees hundreds of megabytes again and again. To be called before it starts threads:
+/// arenas that they have by then stay. A value that the allocator refuses changes nothing.
 #[pyfunction]
 fn keep_memory() {
     #[cfg(target_env = "gnu")]

@@ -16,7 +16,7 @@ mod pool;
 
 /// Make the unwind table of the ELF file at `path`, and save it at `out`, with what else was found in
 /// the file: (FDEs, rows, rules, rows of forms that are not read, functions without an FDE that were
-/// analysed).
+/// analysed). Where an interpreter cannot be read (`find_cpython` raises), none is saved.
 #[pyfunction]
 fn build_unwind_table(
     py: Python<'_>,
@@ -72,12 +72,13 @@ fn find_unwind_rules(
     })
 }
 
-/// (version, runtime, thread key, evaluation loop, first bytes of the runtime), as linked.
+/// (version, addresses of `_PyRuntime`, of the key to a thread's state and of the evaluation loop, first
+/// bytes of the runtime), as linked (`cpython::Interpreter`).
 type Interpreter = (u64, u64, u64, [u64; 4], Vec<u8>);
 
 /// (language, version, access, root, evaluation loop, variables), as linked (`engines::Engine`).
 type Engine = (String, String, u8, i64, [u64; 4], [u64; 2]);
-/// (digest in hex, interpreter, engine)
+/// What a table was made from: (digest in hex of all that was read of its file, interpreter, engine).
 type Origin = (String, Option<Interpreter>, Option<Engine>);
 
 /// The engine of Ruby or PHP in an ELF file, None where there is none.

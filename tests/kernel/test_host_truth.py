@@ -16,7 +16,7 @@ from host_counters import grown, last, settle
 from truths import TRUTH, agrees
 
 from sonde.collect.host.files import table
-from sonde.collect.host.pressure import stalls
+from sonde.collect.host.pressure import waiting_times
 
 pytestmark = pytest.mark.bpf
 TWO_SECONDS = "import time\ne = time.monotonic() + 2\nwhile time.monotonic() < e: pass"
@@ -158,7 +158,7 @@ def test_pressure_or_why_there_is_none(record):
         settle()
     notices = [text for (text,) in recorder.rows("SELECT text FROM event WHERE kind = 'notice'")]
     try:
-        truth = dict(stalls(Path("/proc/pressure/cpu").read_bytes()))
+        truth = dict(waiting_times(Path("/proc/pressure/cpu").read_bytes()))
     except OSError:
         assert any("PSI" in text for text in notices)
         return
@@ -190,7 +190,7 @@ def test_pressure_of_a_group_without_a_limit(record):
                 two.stdin.write(b"\n\n")
                 two.stdin.flush()
                 settle()
-                truth = dict(stalls(file.read_bytes()))
+                truth = dict(waiting_times(file.read_bytes()))
     mine = {"sonde.cgroup": "/sonde-test-pressure", "sonde.resource": "cpu"}
     recorded = last(recorder, "sonde.cgroup.pressure", **mine, **{"sonde.pressure": "some"})
     assert truth[b"some"] > 1

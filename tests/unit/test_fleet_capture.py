@@ -2,11 +2,13 @@
 """A recording as the sampler sees it: kernels first, weights kept, threads side by side."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
 from captures import SECOND_NS, START_NS, Writer
 from sonde.errors import UsageError
+from sonde.fleet import page
 from sonde.fleet.budget import UnitCost, ledger_of
 from sonde.fleet.evaluation.local_deployment import small_task
 from sonde.fleet.from_capture import period_of
@@ -66,16 +68,23 @@ def test_a_second_whose_weights_come_to_nothing_holds_nothing():
     assert _end_to_end([(0, "a", 5e8), (0, "b", -6e8), (SECOND_NS, "a", 0.0)], 2 * SECOND_NS) == []
 
 
+@pytest.mark.parametrize(("count", "text"), [(900, ""), (1, "1 more are within the noise.")])
+def test_totals_state_how_many_classes_are_within_the_noise(count, text):
+    rows = [SimpleNamespace(count=900), SimpleNamespace(count=count)]
+    table = page._totals("Kernels", ["a", "b"], SimpleNamespace(rows=rows, deviation=10.0))
+    assert table.rpartition("</table>")[2] == (f"<p class=note>{text}</p>" if text else "")
+
+
 def test_nothing_in_a_page_can_become_markup():
     task = small_task(4)
     task = type(task)(**{**task.__dict__, "name": "<script>alert(1)</script>"})
     release = make_result(task, 0, [5, -3, 0, 900], {"gpu": 1.0, "tenant": None})
-    page = render(release, ledger_of(task, [0, 3600]))
-    assert "<script" not in page
-    assert "&lt;script&gt;" in page
-    assert "default-src 'none'" in page
-    assert "http" not in page.replace("http-equiv", "")
-    assert 'class="noise"' in page
+    text = render(release, ledger_of(task, [0, 3600]))
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+    assert "default-src 'none'" in text
+    assert "http" not in text.replace("http-equiv", "")
+    assert 'class="noise"' in text
 
 
 def test_a_ledger_adds_up_releases_and_a_year_of_them():

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from aiohttp import web
 
 from sonde.fleet import request_body
 from sonde.fleet.first_reads import FirstReads
-from sonde.fleet.request_body import read_first
+from sonde.fleet.request_body import read_body, read_first
 from sonde.fleet.upload_slots import MIN_HOLD_S, NoFreeSlot
 
 
@@ -39,6 +40,13 @@ def reading(reads: FirstReads, *parts: bytes) -> asyncio.Task[bytes]:
             return await read_first(request, one)
 
     return asyncio.create_task(read())
+
+
+def test_what_was_read_before_counts_for_the_limit_of_a_body() -> None:
+    request: Any = SimpleNamespace(content_length=None)
+
+    with pytest.raises(web.HTTPRequestEntityTooLarge):
+        asyncio.run(read_body(request, 10, first=bytes(11)))
 
 
 def test_the_slowest_gives_way_and_a_new_one_is_read() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sonde.attach import kill_switch
-from sonde.host.attaching import attach
+from sonde.host.attaching import attach_finding
 from sonde.host.finding import Status
 
 PTRACE = 1 << 19
@@ -38,11 +38,18 @@ def test_whom_this_user_may_attach_to(
     if scope is not None:
         yama.write_text(scope + "\n")
 
-    found = attach(yama, machine, capabilities)
+    found = attach_finding(yama, machine, capabilities)
 
     assert found.status is status
     assert detail in found.detail
     assert bool(found.remedy) == (status is Status.WARN)
+
+
+def test_a_setting_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path) -> None:
+    found = attach_finding(tmp_path, "x86_64", PTRACE)  # a folder
+
+    assert found.status is Status.ABSENT
+    assert str(tmp_path) in found.detail
 
 
 def test_the_kill_switch_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +57,7 @@ def test_the_kill_switch_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     path.touch()
     monkeypatch.setattr(kill_switch, "FILES", (path,))
 
-    found = attach(tmp_path / "none", "x86_64", PTRACE)
+    found = attach_finding(tmp_path / "none", "x86_64", PTRACE)
 
     assert found.status is Status.WARN
     assert found.remedy == f"rm {path}"

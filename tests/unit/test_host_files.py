@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
@@ -20,8 +21,27 @@ from sonde.collect.host.network import (
     _ProcessNamespaces,
     _wanted,
 )
-from sonde.collect.polling import NORMAL_S, Points
+from sonde.collect.host.pressure import Pressure
+from sonde.collect.polling import NORMAL_S, Points, SourceUnavailable
 from sonde.health.node import _KernelLog
+
+
+@pytest.mark.parametrize(
+    ("number", "is_off"), [(errno.EOPNOTSUPP, True), (errno.EACCES, False), (errno.EIO, False)]
+)
+def test_psi_is_switched_off_where_the_kernel_answers_so(tmp_path, monkeypatch, number, is_off):
+    (tmp_path / "cpu").touch()
+
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(files.os, "pread", fail)
+    with pytest.raises(SourceUnavailable) as caught:
+        Pressure(tmp_path).open()
+
+    assert caught.value.whole
+    assert ("psi=1" in caught.value.reason) == is_off
+    assert os.strerror(number) in caught.value.reason
 
 
 @pytest.fixture

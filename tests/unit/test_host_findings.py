@@ -193,6 +193,18 @@ def test_an_opencl_driver_whose_library_is_gone_is_named(tmp_path: Path) -> None
     assert devices.opencl(tmp_path / "none").status is Status.ABSENT
 
 
+@pytest.mark.parametrize("content", [b"lib\xff.so\n", b"/" + b"x" * 5_000, b"a\0b"])
+def test_an_opencl_file_with_anything_in_it_names_no_library(
+    tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / "any.icd").write_bytes(content)
+
+    finding = devices.opencl(tmp_path)
+
+    assert finding.status is Status.WARN
+    assert "library not found: any" in finding.detail
+
+
 def test_an_unknown_processor_cannot_record() -> None:
     assert machine.architecture("x86_64").status is Status.PASS
     assert machine.architecture("aarch64").status is Status.WARN

@@ -137,7 +137,7 @@ def test_a_path_forges_no_shared_memory(monkeypatch):
 
 
 def test_who_has_many_processes_with_low_numbers_hides_nobody(monkeypatch):
-    monkeypatch.setattr(job_finder, "OWNERS_READ", 300)
+    monkeypatch.setattr(job_finder, "USERS_READ", 300)
     owner_of = lambda pid: SimpleNamespace(uids=(1000 if pid < 900 else 7,))  # noqa: E731
     monkeypatch.setattr(job_finder.procfs, "read_credentials", owner_of)
     looked = set()
@@ -154,6 +154,18 @@ def test_processes_with_one_share_are_connected(monkeypatch):
     members = [process(pid, shm_files={b"x", b"%d" % pid}) for pid in (10, 11, 12)]
     (part,) = job_finder._connected(members, COSTS)
     assert {one.pid for one in part} == {10, 11, 12}
+
+
+def test_ranks_beyond_those_of_one_job_are_counted(monkeypatch):
+    count = job_finder.MAX_RANKS + 3
+    monkeypatch.setattr(job_finder, "_read", process)
+    monkeypatch.setattr(job_finder, "_connected", lambda members, costs: [list(members)])
+    monkeypatch.setattr(job_finder.procfs, "party_of", lambda pid: 1)
+    monkeypatch.setattr(JobFinder, "_has_library", lambda self, one: True)
+    finder = JobFinder()
+    (job,) = finder.find(range(1, count + 1), str)
+    assert len(job.ranks) == job_finder.MAX_RANKS
+    assert finder.left_out == 3
 
 
 @pytest.mark.parametrize("count", [3])

@@ -214,6 +214,7 @@ def _floods(link):
         (lambda link: link.sendall(b"\0" * 99), b"SERVER PROTOCOL 2\n", "no answer"),
         (lambda _: None, b"220 smtp\n", "no NCCL RAS"),
         (lambda _: None, b"x" * 70_000, "no end of a line"),
+        (lambda _: None, b"SERVER PROTOCOL " + b"2" * 30_000 + b"\n", "no end of a line"),
     ],
 )
 def test_a_hostile_server_costs_a_deadline_and_no_more(rest, greeting, why):

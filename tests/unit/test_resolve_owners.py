@@ -16,7 +16,7 @@ import pytest
 
 from sonde import procfs
 from sonde.attach.policy import ProcessFacts
-from sonde.model.owner import GroupNote, Owner, ProcessNote
+from sonde.model.owner import GroupNote, Owner, ProcessNote, step_of
 from sonde.procfs.cgroup_paths import place_of
 from sonde.resolve.cgroup_index import MAX_GROUPS, CgroupIndex, _groups
 from sonde.resolve.owners import OwnerResolver, UserNames
@@ -135,6 +135,15 @@ def test_what_runs_in_a_container_is_of_no_job_that_its_root_names():
     owner = owners.of(process(), orphan, now())
 
     assert (owner.container, owner.job, owner.step) == (ID, "", "")
+
+
+@pytest.mark.parametrize(
+    ("number", "step"),
+    [("0", "0"), ("", "batch"), ("4294967291", "batch"), ("4294967292", "extern"),
+     ("4294967290", "interactive")],
+)  # fmt: skip
+def test_steps_with_a_name_have_that(number, step):
+    assert step_of(b"SLURM_JOB_ID=7\0SLURM_STEP_ID=%s\0" % number.encode()) == ("7", step)
 
 
 def step_of_a_child(

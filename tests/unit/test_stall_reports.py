@@ -82,7 +82,7 @@ def test_incidents_of_waiting_ranks_become_evidence_of_the_stall(node):
         "rank 0 (10) is slower by this wait: lock: evidence of 10",
         "rank 2 (12) is slower by this wait: remote-dependency: evidence of 12",
     )
-    assert node.reports.folded == 0
+    assert node.reports.unreported == 0
 
 
 def test_later_ones_are_counted_and_the_missing_rank_keeps_its_incidents(node):
@@ -91,11 +91,11 @@ def test_later_ones_are_counted_and_the_missing_rank_keeps_its_incidents(node):
     node.offer(10)
     node.offer(MISSING)
     assert node.victims == [MISSING, MISSING]
-    assert node.reports.folded == 1
+    assert node.reports.unreported == 1
     # It goes on; what is explained late began in the stall.
     node.pauses(0, SINCE_NS + 20 * S)
     node.offer(12, began_ns=SINCE_NS + 10 * S)
-    assert node.reports.folded == 2
+    assert node.reports.unreported == 2
     node.offer(12, began_ns=SINCE_NS + 25 * S)
     assert node.victims[-1] == 12
     node.pauses(0, SINCE_NS + 100 * S)
@@ -155,7 +155,7 @@ def test_where_one_rank_works_alone_the_others_wait_is_no_incident(node):
     node.stalls(Change.OWN_WORK)
     node.offer(12)
     assert node.victims == [MISSING]
-    assert node.reports.folded == 2
+    assert node.reports.unreported == 2
 
 
 def test_of_many_the_first_ones_are_listed(node):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from sonde.store import compaction
 from sonde.store.catalog import Catalog
 from sonde.store.compaction import compact, retain, sweep, sweep_orphans
 from sonde.store.flush import Flusher
@@ -154,6 +155,26 @@ def test_tenants_lie_apart_and_do_not_share_digests(tmp_path: Path) -> None:
     for name in ("a", "b"):
         assert stored_rows(tmp_path, catalog, "chunk", name) == 1
         assert all(one.path.startswith(f"data/{name}/") for one in catalog.files(name))
+
+
+def test_a_compaction_that_fails_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = Catalog(tmp_path)
+    flusher = Flusher(tmp_path, catalog)
+    for seq in range(13):
+        write(tmp_path, [record(seq)])
+        flusher.flush()
+    before = set(tmp_path.glob("data/*/*/*/*/*.parquet"))
+
+    def fail(folder: Path, sample: object) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(compaction, "_sums_of", fail)
+    with pytest.raises(OSError, match="no room"):
+        compact(tmp_path, catalog)
+
+    assert set(tmp_path.glob("data/*/*/*/*/*.parquet")) == before
 
 
 def test_compaction_keeps_rows_and_removes_files(tmp_path: Path) -> None:

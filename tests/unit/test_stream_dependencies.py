@@ -104,3 +104,22 @@ def test_kinetos_records_of_waits_are_read(tmp_path):
     assert timeline.tracks[table.awaited[0]].number == 20
     assert (table.wait[0], table.record[0]) == (40, 32)
     assert not any("not understood" in note for note in timeline.notes)
+
+
+def test_a_wait_without_a_device_is_between_streams_of_one(tmp_path):
+    common = {"ph": "X", "pid": 3, "tid": 7, "dur": 5, "ts": 9}
+    wait = {
+        "stream": 7, "correlation": 40, "cuda_sync_kind": "Stream Wait Event",
+        "wait_on_stream": 20, "wait_on_cuda_event_record_corr_id": 32,
+    }  # fmt: skip
+    events = [
+        {**common, "cat": "kernel", "name": "a", "args": {"stream": 7}},
+        {**common, "cat": "cuda_sync", "name": "Stream Wait Event", "args": wait},
+    ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    timeline = kineto.read(path)
+    table = timeline.stream_waits
+
+    tracks = [timeline.tracks[it[0]] for it in (table.waiting, table.awaited)]
+    assert [(it.device, it.number) for it in tracks] == [(3, 7), (3, 20)]

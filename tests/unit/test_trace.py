@@ -17,7 +17,9 @@ import pytest
 from sonde import _native, procfs
 from sonde.attach import cupti_builds, glibc
 from sonde.cli import main
+from sonde.collect import inject_abi, tracing
 from sonde.collect import inject_trace_abi as abi
+from sonde.collect.inject_memory import Seen
 from sonde.collect.tracing import Tracer
 from sonde.errors import NotACapture, ProcessGone, TargetRefused
 from sonde.export import device_trace as export
@@ -203,6 +205,47 @@ def test_the_price_adds_up():
     assert price.share(10_000, 0) == pytest.approx(0.02)
     assert price.share(0, 1_000) == pytest.approx(0.02)
     assert price.share(500, 1_000) == pytest.approx(0.001 + 0.02 + 0.025)
+
+
+class Memory:
+    """That of a library, which does at once what it is asked for."""
+
+    def __init__(self):
+        self.fields = {"window": 0, "request": 0}
+        self.fd = -1
+
+    def lock(self):
+        return True
+
+    def ask(self, **fields):
+        self.fields |= fields
+
+    def heartbeat(self):
+        pass
+
+    def seen(self):
+        is_on = bool(self.fields["request"])
+        done = 0 if is_on and self.fields["window"] else self.fields["window"]
+        counts = {"head": 0, "hooks": is_on, "window_done": done, "window_reason": 0}
+        status = inject_abi.Status.TIMING if is_on else inject_abi.Status.REFUSED
+        return Seen(status, inject_abi.Reason.OK, {**counts, "cupti_error": 0})
+
+
+def test_a_trace_after_one_that_was_ended_early_asks_for_work_again(monkeypatch):
+    monkeypatch.setattr(tracing, "HOOKS_STEADY_S", 0.0)
+    monkeypatch.setattr(tracing, "slots_asked", lambda pid: 0)
+    monkeypatch.setattr(Tracer, "_outcome", lambda self, state: "trace")
+    requests = []
+    memory = Memory()
+
+    def goes_on():
+        requests.append(memory.fields["request"])
+        return False
+
+    with Tracer(os.getpid(), memory) as tracer:
+        tracer.prepare()
+        assert [tracer.take(0.1, goes_on), tracer.take(0.1, goes_on)] == ["trace", "trace"]
+    assert requests == [inject_abi.Request.WINDOWS, inject_abi.Request.WINDOWS]
 
 
 # ---- on the stubs -------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from sonde import _native
-from sonde.unwind import cache_folder
+from sonde.unwind import cache_folder, table_index
 from sonde.unwind.table_cache import TableCache, key_of
 from sonde.unwind.table_index import MAX_PAGED, MAX_PAGES, NAME, TableIndex
 
@@ -196,6 +196,15 @@ def test_pages_are_kept_with_their_table_within_bounds(tmp_path):
     last.read()
     assert len(last.pages) == MAX_PAGED
     assert "one" not in last.pages
+
+
+def test_the_names_that_were_kept_last_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(table_index, "MAX_ENTRIES", 2)
+    for key in ("a", "b", "a", "c"):
+        index = TableIndex(tmp_path)
+        index.add(key, os.makedev(8, 1), f"table of {key}")
+        index.write()
+    assert TableIndex(tmp_path).read().keys() == {"a", "c"}
 
 
 @pytest.mark.parametrize("pages", ["x", [1], {"one": "x"}, {"one": [-1, 1 << 40]}, {"one": [[]]}])

@@ -17,7 +17,8 @@ export interface Device {
   temperature: number | null;
 }
 
-/** What is wrong. `device`: the id of the GPU that it is about; '' the whole node. */
+/** What is wrong. `tone`: the class of its tag, which gives its colour; `device`: the id of the GPU that it is about; '' the
+ * whole node. */
 export interface Trouble { text: string; score: number; tone: "bad" | "warn"; device: string }
 
 /** Who holds GPUs of a node, most wasted hours first. */
@@ -32,7 +33,8 @@ export interface Known {
 }
 const NOTHING_MORE: Known = { holders: [], incidents: [] };
 
-/** A node in the time shown, with what is wrong with it, worst first; `score`: the sum of that. */
+/** A node in the time shown, with what is wrong with it, worst first; `score`: the sum of that, and up to 20 each for GPU
+ * hours that were idle by the metrics, and that owners wasted. */
 export interface NodeState {
   node: string;
   firstS: number;
@@ -75,7 +77,7 @@ export function devicesOf(nodes: readonly NodeState[]): DeviceState[] {
   return all.sort((a, b) => severity(b.troubles) - severity(a.troubles) || b.score - a.score);
 }
 
-function grouped<T extends { node: string }>(rows: readonly T[]): Map<string, T[]> {
+function groupedByNode<T extends { node: string }>(rows: readonly T[]): Map<string, T[]> {
   const found = new Map<string, T[]>();
   for (const row of rows) {
     const some = found.get(row.node);
@@ -112,9 +114,10 @@ function labelOf(text: string, name: string): string {
 /** Reasons for a lower clock that somebody chose, or that come with idling: nothing is wrong then. */
 const REASONS_OF_CHOICE = new Set(["gpu_idle", "idle", "application_clocks", "display_clock", "sync_boost", "none"]);
 
+/** The states of nodes (`NodeState`), worst first. */
 export function states(nodes: readonly NodeRow[], table: Columns | null, losses: readonly LossRow[], nowS: number, known: Known = NOTHING_MORE): NodeState[] {
-  const holders = grouped(known.holders);
-  const incidents = grouped(known.incidents);
+  const holders = groupedByNode(known.holders);
+  const incidents = groupedByNode(known.incidents);
   const byNode = rowsByNode(table);
   const lost = new Map<string, number>();
   for (const row of losses) lost.set(row.node, (lost.get(row.node) ?? 0) + row.value);
@@ -157,7 +160,8 @@ function rowsByNode(table: Columns | null): Map<string, Rows> {
   return found;
 }
 
-/** A node by its metrics and losses. Scores: 100 memory errors, up to 60 idle, 40 throttled, 30 silent for 2 min, 3 losses. */
+/** A node by its metrics and losses. Scores: 100 memory errors, 30 to 60 a GPU used less than half (bad below 20 %), up to 40
+ * throttled from 5 % of the time on, 30 silent for 2 min, 3 losses; incidents: 50 and more (withOwners). */
 function stateOf(node: NodeRow, table: Columns | null, [first, end]: Rows, lost: number, nowS: number, isPast: boolean): NodeState {
   const devices = new Map<string, Device>();
   const troubles: Trouble[] = [];

@@ -2,6 +2,7 @@
 // Numbers and times as people read them. Shares are of 1; times of day are in seconds since 1970, in UTC, so that people
 // in several zones, and the log files of nodes, have the same.
 
+/** With three digits, or with all that stand before the point. */
 function threeDigits(value: number): string {
   return value < 9.995 ? value.toFixed(2) : value < 99.95 ? value.toFixed(1) : grouped(value);
 }
@@ -45,7 +46,7 @@ export function clock(seconds: number, stepS = 1): string {
   if (stepS >= 1) return text;
   const digits = Math.min(6, Math.ceil(-Math.log10(stepS)));
   const rest = (seconds - Math.floor(seconds)).toFixed(digits);
-  return rest.startsWith("1") ? text : text + rest.slice(1);
+  return rest.startsWith("1") ? text : text + rest.slice(1); // rounded up to the next second: without decimals
 }
 
 export function day(seconds: number): string {

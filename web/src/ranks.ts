@@ -9,10 +9,11 @@ import type { Measure } from "./url";
 export type Rank = RanksAnswer["ranks"][number];
 
 /** A cell of the heat map, one rank in one slot; times in ns. `late`: how much less time than the others it spent in
- * collectives; `rank`: an index into `Grid.ranks`. */
+ * collectives; `work`: time in other kernels; `rank`: an index into `Grid.ranks`. */
 export interface Cell { rank: number; slot: number; work: number; collective: number; late: number; runs: number }
 
-/** Of a rank: sums over its cells; `lateIn`: in how many of the `timed` ones it was late; `worst`: the index of one, -1: none. */
+/** Of a rank: sums over its cells, of `late` over those in which it was late; `lateIn`: how many these are of `timed`, all its
+ * cells; `worst`: the index of one, -1: none. */
 export interface Summary { rank: number; late: number; lateIn: number; timed: number; work: number; collective: number; length: number; worst: number }
 
 export interface Grid {
@@ -65,12 +66,12 @@ function median(values: readonly number[]): number {
 export function gridOf(answer: RanksAnswer, job: string | null): Grid {
   const origin = answer.slots.start_ns[0] ?? 0;
   const chosen = answer.ranks.flatMap((rank, number) => (job === null || rank.job === job ? [number] : []));
-  const place = new Map(chosen.map((number, at) => [number, at]));
+  const indexOf = new Map(chosen.map((number, at) => [number, at]));
   const { cells } = answer;
   const found: Cell[] = [];
   const bySlot = new Map<number, Cell[]>();
   for (let i = 0; i < cells.rank.length; i++) {
-    const rank = place.get(cells.rank[i]!);
+    const rank = indexOf.get(cells.rank[i]!);
     if (rank === undefined) continue;
     const cell = { rank, slot: cells.slot[i]!, work: cells.work_ns[i]!, collective: cells.collective_ns[i]!, late: 0, runs: cells.runs[i]! };
     found.push(cell);
@@ -81,10 +82,10 @@ export function gridOf(answer: RanksAnswer, job: string | null): Grid {
   for (const together of bySlot.values()) {
     if (together.length < 2 || !together.some((cell) => cell.collective > 0)) continue;
     const times = together.map((cell) => cell.collective);
-    const whole = median(times);
+    const ofAll = median(times);
     // With few ranks a rank's own time would move the median towards it, so the others' median is taken.
     for (const cell of together) {
-      const usual = together.length > 16 ? whole : median(times.filter((_, at) => together[at] !== cell));
+      const usual = together.length > 16 ? ofAll : median(times.filter((_, at) => together[at] !== cell));
       cell.late = Math.max(0, usual - cell.collective);
     }
   }
@@ -100,7 +101,8 @@ export function gridOf(answer: RanksAnswer, job: string | null): Grid {
     sum.work += cell.work;
     sum.collective += cell.collective;
     sum.length += length(cell.slot);
-    const badness = cell.late || cell.work / 1e6; // where it was never late: most at work
+    // The cell that is latest; of those that are not late at all, where most was computed, a millionth as bad.
+    const badness = cell.late || cell.work / 1e6;
     if (badness > worst[cell.rank]!) {
       worst[cell.rank] = badness;
       sum.worst = at;
@@ -142,7 +144,7 @@ export function coloursOf(measure: Measure, dark: boolean): Uint32Array {
   });
 }
 
-/** `hatch`: the colour of lines where nothing was timed. */
+/** Colours (draw/boxes.ts): `background` of time without a cell, `hatch` of lines where nothing was timed. */
 export function rowsOf(grid: Grid, measure: Measure, background: number, hatch: number): Row[] {
   const byRank: number[][] = grid.ranks.map(() => []);
   grid.cells.forEach((cell, at) => byRank[cell.rank]!.push(at));

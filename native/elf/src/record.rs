@@ -16,11 +16,11 @@ pub const DIGEST_BYTES: usize = 32;
 const RANGE_BYTES: usize = 16;
 /// Bytes read at once when a file is compared with what was read of another.
 const AT_ONCE: usize = 1 << 18;
-/// More reads than any file takes (libtorch: some 10,000); beyond that there is no record.
+/// More ranges than any file takes (libtorch: some 10,000); beyond that `finish` is an error.
 pub const MAX_RANGES: usize = 1 << 20;
 
 fn changed() -> Error {
-    Error::new(ErrorKind::InvalidData, "the file changed, or could not be read, meanwhile")
+    Error::new(ErrorKind::InvalidData, "the file changed, cannot be read, or takes too many reads")
 }
 
 /// The reads of a file so far.
@@ -30,7 +30,7 @@ pub struct Record {
     ranges: Vec<(u64, u64)>,
     /// Bytes of the file.
     len: u64,
-    /// A read failed or was short: there will be no result.
+    /// A read failed or was short, or there were too many: there will be no result.
     is_void: bool,
 }
 
@@ -66,6 +66,7 @@ impl Record {
         }
     }
 
+    /// Errors: InvalidData, where the reads give no record.
     pub fn finish(self) -> Result<Finished> {
         if self.is_void {
             return Err(changed());
@@ -101,7 +102,8 @@ pub const fn encoded(ranges: usize) -> usize {
 }
 
 impl Finished {
-    /// Whether a file gives the same answers to the same reads.
+    /// Whether a file gives the same answers to the same reads. Errors: it cannot be read, or is cut
+    /// meanwhile; one that was shorter before gives other answers.
     pub fn is_of(&self, file: &File) -> Result<bool> {
         let len = file.metadata()?.len();
         let mut bytes = Context::new(&SHA256);

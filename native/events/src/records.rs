@@ -74,7 +74,7 @@ impl Record {
         Self { time_ns: time_of(body), kind, misc, body: body.to_vec() }
     }
 
-    /// The process that it is about.
+    /// The process that it is about; meaningless where `lost` is not None.
     pub fn pid(&self) -> u32 {
         u32_at(&self.body, 0)
     }
@@ -89,7 +89,8 @@ impl Record {
         self.kind == abi::PERF_RECORD_MMAP2
     }
 
-    /// Device (major, minor) and inode of the file that is mapped; inode 0: none.
+    /// Device (major, minor) and inode of the file that is mapped; inode 0: none. Build ids, which
+    /// would stand in their place, are not asked for (`attr.build_id`).
     pub fn file(&self) -> (u32, u32, u64) {
         (u32_at(&self.body, 32), u32_at(&self.body, 36), u64_at(&self.body, 40))
     }
@@ -134,7 +135,8 @@ impl Record {
     }
 }
 
-/// The kernel's list of CPUs, as in "0-3,8". InvalidData where it is none.
+/// The kernel's list of CPUs, as in "0-3,8". InvalidData where it is none; a range whose end comes
+/// before its begin, which the kernel does not write, has no CPUs.
 pub fn cpu_list(text: &str) -> Result<Vec<i32>> {
     let bad = || Error::from(ErrorKind::InvalidData);
     let mut cpus = Vec::new();

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A malicious node, for attacks in tests and simulations: any vector, with the best possible proof.
+//! A malicious node, for attacks in tests and simulations, which are in Python (so this is part of the
+//! module): any vector in place of an encoded histogram, with the best possible proof.
 //!
-//! The honest prover computes the proof of a false statement; shares, seeds and joint randomness are
-//! correct. Only the soundness of the proof prevents success.
+//! The honest prover computes the proof of a false statement; all else is as the scheme demands. Only
+//! the soundness of the proof (false statements are refused, but for a negligible chance) prevents
+//! success. Terms of VDAF (draft-irtf-cfrg-vdaf) and prio: measurement: what a node reports,
+//! before it is encoded; FLP: the kind of proof, a fully linear one, and its gadgets the non-linear
+//! parts of what it proves; joint randomness: random values that both parties' shares determine.
 
 use prio::field::Field128;
 use prio::flp::{Flp, FlpError, Gadget, Type};
 
-/// `T` whose measurement is the encoded input, valid or not.
+/// `T`, but for `encode_measurement`: its measurement is the encoded input already, valid or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unchecked<T>(pub T);
 

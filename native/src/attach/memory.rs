@@ -77,7 +77,8 @@ impl Memory {
 }
 
 /// What the kernel gave the program when it began: among others random addresses and its user ids, so
-/// that no two programs have the same, least of all one that runs with other rights.
+/// that two programs have the same only without address space randomization, and never where one of
+/// them runs with other rights (AT_SECURE, AT_UID).
 fn auxiliary_vector(tid: pid_t) -> IoResult<Vec<u8>> {
     read(format!("/proc/{tid}/auxv"))
 }

@@ -10,7 +10,7 @@ use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 
 /// Threads that detach at a time; a probe's link takes about a tenth of a second.
-const LET_GO_AT_ONCE: usize = 64;
+const MAX_THREADS: usize = 64;
 
 /// Links that were attached together, in their order.
 type Group = Vec<Link>;
@@ -58,24 +58,26 @@ fn unknown() -> PyErr {
     PyKeyError::new_err("no such link")
 }
 
-/// Detaches a group, the last link first: entries of functions before their returns.
-pub fn let_go(group: &mut Group) {
+/// Detaches a group, the last link first: so entries of functions before their returns, which are
+/// attached first (`Bpf::attach_uprobes`).
+pub fn detach(group: &mut Group) {
     group.drain(..).rev().for_each(drop);
 }
 
 /// Detaches groups side by side: each waits for a grace period of the kernel, which they share.
-pub fn let_go_all(mut all: Vec<Group>) {
-    let each = all.len().div_ceil(LET_GO_AT_ONCE).max(1);
+pub fn detach_all(mut all: Vec<Group>) {
+    let each = all.len().div_ceil(MAX_THREADS).max(1);
     std::thread::scope(|scope| {
         for some in all.chunks_mut(each) {
             // Where no thread can be started, its groups are detached below.
-            let _ = Builder::new().spawn_scoped(scope, move || some.iter_mut().for_each(let_go));
+            let _ = Builder::new().spawn_scoped(scope, move || some.iter_mut().for_each(detach));
         }
     });
-    all.iter_mut().for_each(let_go);
+    all.iter_mut().for_each(detach);
 }
 
-/// Probes on the (offset, cookie) sites of a file: by one link where `multi`, else by one for each.
+/// Probes on the (offset, cookie) sites of a file, all of entries or all of returns: by one link for
+/// all sites where `multi`, else by one for each site.
 pub fn uprobes(
     program: &ProgramMut<'_>,
     path: &Path,

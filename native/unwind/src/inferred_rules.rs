@@ -2,8 +2,9 @@
 //! Unwind rules inferred from machine code without unwind data: hand-written assembly, such as that of
 //! BLAS libraries. A dataflow analysis: what each instruction does to the stack pointer, to the frame
 //! pointer and to copies of them is followed along every path through the function; where paths meet
-//! and disagree, what they disagree on is not known. Nothing is guessed: code for which nothing is
-//! known has no rule.
+//! and disagree, what they disagree on is not known. Code for which nothing is known has no rule. One
+//! thing is assumed: that a store to an address that is not known, or to a part of a slot, does not
+//! overwrite what the function has saved on its stack.
 use iced_x86::{
     Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess,
     OpKind, Register,
@@ -14,8 +15,8 @@ use crate::rules::{Cfa, Rbp, Rule};
 
 /// Larger functions are not analysed.
 pub const MAX_FUNCTION_BYTES: u64 = 1 << 18;
-/// Instructions that are followed in one function: more than one of that size takes until nothing
-/// changes any more, since what is known at an instruction changes a few times at most.
+/// Instructions that are followed in one function. One of MAX_FUNCTION_BYTES takes fewer: what is known
+/// before an instruction changes a few times at most, and the analysis ends when nothing changes.
 pub const MAX_STEPS: usize = 1 << 20;
 
 const REGISTERS: usize = 16;
@@ -76,8 +77,8 @@ impl State {
         Self { registers, rbp_at: None, was_saved: false, saved: None }
     }
 
-    /// What holds on both paths: the meet of dataflow analysis. Returns whether that is less than
-    /// before.
+    /// What holds on both paths, and for `was_saved` on either: the meet of dataflow analysis. Returns
+    /// whether that is another state than before.
     fn meet(&mut self, other: &Self) -> bool {
         let before = self.clone();
         for (mine, theirs) in self.registers.iter_mut().zip(other.registers) {
@@ -274,8 +275,9 @@ pub fn analyse(code: &[u8], start: u64, steps: &mut usize) -> Option<Vec<(u64, R
 fn followed(code: &[u8], start: u64, end: u64, left: &mut usize) -> Option<Vec<(u64, Rule)>> {
     let mut infos = InstructionInfoFactory::new();
     let mut states: BTreeMap<u64, (State, u64)> = BTreeMap::new();
-    let mut open = vec![(start, State::at_entry())];
-    while let Some((mut at, mut state)) = open.pop() {
+    // Branches that are to be followed yet.
+    let mut pending = vec![(start, State::at_entry())];
+    while let Some((mut at, mut state)) = pending.pop() {
         loop {
             if !(start..end).contains(&at) {
                 break; // a jump to another function
@@ -300,7 +302,7 @@ fn followed(code: &[u8], start: u64, end: u64, left: &mut usize) -> Option<Vec<(
             match instruction.flow_control() {
                 FlowControl::Next | FlowControl::Call | FlowControl::IndirectCall => {}
                 FlowControl::ConditionalBranch if is_near => {
-                    open.push((instruction.near_branch_target(), state.clone()));
+                    pending.push((instruction.near_branch_target(), state.clone()));
                 }
                 FlowControl::UnconditionalBranch if is_near => {
                     at = instruction.near_branch_target();

@@ -13,7 +13,9 @@
 //!   to an exception's handler
 //! - steps: the work that an analysis may still do; beginning: code where a program or thread begins
 //! - place: of an instruction: the displacement of its memory operand; about (saved.rs): what else was
-//!   found in the file, such as an interpreter
+//!   found in the file, such as an interpreter; digest: of all that was read of the file
+//! - thread key: address of CPython's `autoTSSkey`, the key of thread-specific data (pthread_key_t)
+//!   that has a thread's state; roots (go.rs): Go's functions that have no caller on their stack
 pub mod beginnings;
 pub mod cpython;
 pub mod engines;

@@ -3,7 +3,8 @@
 //!
 //! Rows are sorted by address and grouped in pages of 64 KiB of code, so that a row is 4 bytes (address
 //! in its page, number of its rule) and a lookup is a binary search over one page. Each page begins
-//! with a row at its first address. Neighbours with the same rule are one row; rules are kept once.
+//! with a row at its first address. Neighbours with the same rule are one row, but where a row was
+//! replaced by another at its address; rules are kept once.
 //!
 //! Built in one pass over the FDEs in order of address: besides the section itself only 16 bytes an FDE
 //! and the rows are held. Functions between them without one (hand-written assembly) get rules that are
@@ -210,6 +211,7 @@ impl Builder {
         S::Offset: UnwindOffset<usize>,
     {
         let place = |offset: S::Offset| -> usize { UnwindOffset::into(offset) };
+        // With what Go's unwind data leaves out.
         let completed = |at: u64, rule: Rule| go.map_or(rule, |it| it.rule(at, rule));
         let mut cies: HashMap<usize, CommonInformationEntry<Slice<'a>>> = HashMap::new();
         let mut order: Vec<(u64, u32, u32)> = Vec::new();
@@ -352,7 +354,7 @@ impl Table {
             Some(_) if eh_frame.is_some() || debug_frame.is_none() => Frames::find(file)?,
             _ => None,
         };
-        let is_looked_into = go.is_none() || frames.is_some();
+        let may_infer = go.is_none() || frames.is_some();
         let mut plain = Plain::new(file, frames);
         if let Some(found) = eh_frame {
             let bytes = found.read(file, MAX_FRAME_SECTION_BYTES)?;
@@ -375,7 +377,7 @@ impl Table {
             }
         }
         // Not of Go's code, for which inferred rules alone would be wrong (go.rs).
-        if builder.table.descriptions == 0 && is_looked_into {
+        if builder.table.descriptions == 0 && may_infer {
             plain.find(&code, std::iter::empty())?;
             builder.add_plain(&mut plain, u64::MAX)?;
         }
@@ -383,7 +385,9 @@ impl Table {
     }
 
     /// Of generated code, whose rules are given: (cfa, rbp, offset, offset of rbp) from each address
-    /// on, in order and before `end`, as `struct unwind_rule` has them. Errors: InvalidData.
+    /// on, in order and before `end`, as `struct unwind_rule` has them. An rbp that is not AtCfa is
+    /// taken as unchanged. Behind `end` the last rule holds as far as its page goes. Errors:
+    /// InvalidData.
     pub fn of_rules(rows: &[GeneratedRow], end: u64) -> Result<Self> {
         let mut builder = Builder::new(Vec::new());
         for &(at, (cfa, rbp, offset, rbp_offset)) in rows {
@@ -400,7 +404,7 @@ impl Table {
         builder.open_pages(end - 1)?;
         builder.table.page_rows.push(builder.table.rows.len() as u32);
         if !builder.table.is_sound() {
-            return Err(malformed("no code"));
+            return Err(malformed("its addresses are too large"));
         }
         Ok(builder.table)
     }
@@ -432,7 +436,8 @@ impl Table {
         Some(((HEADER_BYTES + 4 * words) as u64, end.checked_sub(first)?))
     }
 
-    /// Whether every index in it leads to something in it.
+    /// Whether every index in it leads to something in it. `page_rows` has one for each page and the
+    /// end; one more is let pass.
     pub fn is_sound(&self) -> bool {
         let rules = (self.rules.len() / Rule::BYTES) as u32;
         self.first_page.saturating_add(self.page_rows.len() as u64) <= u64::from(u32::MAX)

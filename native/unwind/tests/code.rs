@@ -96,7 +96,7 @@ fn the_way_to_a_handler_is_seen_in_libgcc() {
         rbp: Rbp::AtRbp,
         extra: -0x100,
         offset: -0x108,
-        rbp_offset: -0x108 - 144 + 48,
+        rbp_offset: -0x108 - 144 + 48, // CFA_IN_CONTEXT, RBP_IN_CONTEXT of handlers.rs
         ..handler
     };
     let expected = [
@@ -184,17 +184,19 @@ fn a_goroutine_that_is_gone_to_by_no_jump_has_no_rules() {
     assert_eq!(whole.len(), 2);
     assert_eq!((whole[1].start - whole[0].start, whole[1].end - whole[1].start), (4, 2));
 
-    // Nothing behind the switch; and the only jump is ahead of it.
+    // Nothing behind the switch; and the only jump comes before it.
     assert!(gogo(&switch).is_empty());
     assert!(gogo(&[&load[..], &jump, &switch].concat()).is_empty());
     assert!(gogo(&[&load[..], &jump, &switch, &load].concat()).is_empty());
-    // A jump ahead is passed over; a load ahead is of another time.
+    // A jump before the switch is passed over; a load before it is not taken for the goroutine's.
     let whole = gogo(&[&jump[..], &switch, &load, &jump].concat());
     assert!(whole.len() == 2 && whole.iter().all(|it| it.start < it.end));
     assert!(gogo(&[&load[..], &switch, &jump].concat()).is_empty());
 }
 
-/// A stripped program of `count` functions of 16 bytes, all of them `runtime.goexit`.
+/// A stripped program of `count` functions of 16 bytes, all of them `runtime.goexit`. Its .gopclntab
+/// as Go 1.20 writes it (native/elf/src/pclntab.rs): a header of 72 bytes, names, (address, offset of
+/// its `_func`) of each function, and one `_func` of 44 bytes for all, with its flags at 41.
 fn stripped(count: u32) -> (Image, u64) {
     let mut image = Image::default();
     let code = image.section(".text", &vec![0x90; 16 * count as usize]);
@@ -206,14 +208,14 @@ fn stripped(count: u32) -> (Image, u64) {
         table.extend(word.to_le_bytes());
     }
     table.extend(name);
-    let description = 8 * count + 4;
+    let func_offset = 8 * count + 4;
     for number in 0..count {
         table.extend((16 * number).to_le_bytes());
-        table.extend(description.to_le_bytes());
+        table.extend(func_offset.to_le_bytes());
     }
     table.extend((16 * count).to_le_bytes());
     let mut assembly = [0; 44];
-    assembly[41] = 4;
+    assembly[41] = 4; // the flag of functions in assembly
     table.extend(assembly);
     image.section(".gopclntab", &table);
     (image, code)
@@ -224,20 +226,20 @@ fn functions_of_one_name_are_believed_up_to_a_number() {
     let end = Rule { cfa: Cfa::End, ..Rule::NONE };
     let (image, code) = stripped(100);
     let found = go::Go::find(&file(image)).unwrap().unwrap();
-    let roots = (0..100).filter(|it| found.rule(code + 16 * it, rsp(8)) == end).count();
-    assert_eq!(roots, 64);
+    let ends = (0..100).filter(|it| found.rule(code + 16 * it, rsp(8)) == end).count();
+    assert_eq!(ends, 64);
 
     let mut image = Image::default();
     let at = image.section(".text", &[0xc3; 100]);
     image.section(".gopclntab", &[0; 16]);
     (0..100).for_each(|it| image.symbol("runtime.goexit.abi0", at + it, 1));
     let found = go::Go::find(&file(image)).unwrap().unwrap();
-    let roots = (0..100).filter(|it| found.rule(at + it, rsp(8)) == end).count();
-    assert_eq!(roots, 64);
+    let ends = (0..100).filter(|it| found.rule(at + it, rsp(8)) == end).count();
+    assert_eq!(ends, 64);
 }
 
 #[test]
-fn functions_of_go_with_false_descriptions_are_no_danger() {
+fn functions_of_go_with_false_code_and_sizes_are_no_danger() {
     let names = ["runtime.systemstack.abi0", "runtime.morestack.abi0", "gogo", "time.now"];
     for (number, byte) in (0..=255u8).enumerate() {
         let mut image = Image::default();
@@ -253,13 +255,14 @@ fn functions_of_go_with_false_descriptions_are_no_danger() {
 
 const RUNTIME_BYTES: u64 = 512;
 
-/// An interpreter whose runtime is this far from the code that takes its key from +0x40 in it.
+/// An interpreter whose `_PyRuntime` has this size; `autoTSSkey`, the key to a thread's state, is at
+/// +0x40 in it.
 fn interpreter(runtime_size: u64) -> (Image, [u64; 3]) {
     let mut image = Image::default();
     let runtime = image.section(".data", &[7; RUNTIME_BYTES as usize]);
     let version = image.section(".rodata", &0x030d_00f0u64.to_le_bytes());
     let loop_at = image.section(".text", &[0x90; 32]);
-    // lea disp32(%rip), %rdi; the next section starts 16 bytes behind the last one's end
+    // lea disp32(%rip), %rdi; the next section starts at the last one's end, a multiple of 16
     let lea_at = loop_at + 32;
     let displacement = (runtime + 0x40) as i64 - (lea_at as i64 + 7);
     let mut code = vec![0x48, 0x8d, 0x3d];

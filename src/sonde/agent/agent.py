@@ -24,7 +24,7 @@ from sonde import _native, procfs
 from sonde.agent import owner_attributes
 from sonde.agent.adaptive_scheduler import AdaptiveScheduler
 from sonde.agent.attaching import Attacher
-from sonde.agent.chunk_header import ChunkHeader
+from sonde.agent.chunk_encoder import ChunkEncoder
 from sonde.agent.dictionary import Dictionary
 from sonde.agent.draining import drain
 from sonde.agent.event_loop import EventLoop
@@ -82,7 +82,7 @@ class Agent:
         names_code = sink is not None or chooses
         self._config = config
         self._sink = sink
-        self._header = ChunkHeader(config)
+        self._encoder = ChunkEncoder(config)
         self._started_ns = 0
         self._tick_ns = 0
         self._loop_s = time.monotonic()
@@ -306,7 +306,7 @@ class Agent:
 
         `program`: the run that this recording saw from its start to its end.
         """
-        self._header.program = program
+        self._encoder.program = program
         try:
             self._tick(chunk_ends=True)
             if self._sink is not None:
@@ -484,7 +484,7 @@ class Agent:
         if self._sink is None:
             return
         self._dictionary.write(chunk)
-        self._sink.write(self._header.encode(chunk, self._tick_ns, self._paused_ns, last=last))
+        self._sink.write(self._encoder.encode(chunk, self._tick_ns, self._paused_ns, last=last))
         self._paused_ns = 0
         del chunk
         gc.collect(0)  # now it is cheap: the rows of the chunk are freed, few objects are young

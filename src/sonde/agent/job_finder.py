@@ -30,8 +30,9 @@ MAX_CANDIDATES: Final = 128
 MIN_NEWCOMERS: Final = MAX_CANDIDATES // 2
 """Of these, places for processes that are no known ranks, so that ranks of known jobs do not keep
 other jobs from being found."""
-OWNERS_READ: Final = 1_024
-"""Where there are more candidates than `MAX_CANDIDATES`, the user of this many is read."""
+USERS_READ: Final = 1_024
+"""Where there are more candidates than `MAX_CANDIDATES`: of how many that are no known ranks the
+user is read."""
 AGAIN_S: Final = 4.0
 """From the first reading of a process's mappings to the next; doubled each time, up to 64-fold."""
 MAX_READINGS: Final = 8
@@ -55,10 +56,10 @@ MAX_NAMESPACES: Final = 8
 BURST_S: Final = 1.0
 """CPU time that examining the processes of one party may take at once (its token bucket)."""
 SHARE: Final = 0.02
-"""Share of a CPU at which it is given back."""
+"""Share of a CPU at which the token bucket fills again."""
 _COST_FACTOR: Final = 5
-"""The cost is this many times the CPU time of this thread: the broker, a child that reads files for
-it, takes the larger part."""
+"""The cost is taken as this many times the CPU time of this thread, an estimate: the broker, a
+child that reads files for it, takes the larger part."""
 _ESTABLISHED: Final = "01"
 _LISTENING: Final = "0A"
 
@@ -102,7 +103,8 @@ class Job:
     ranks: tuple[Rank, ...]
     """By number."""
     numbered_by: str
-    """Variable of the environment that has the numbers of the ranks, or `BY_START`."""
+    """Variable of the environment that has the numbers of the ranks, or `BY_START`. Where ranks
+    have different ones, that of the first."""
     party: int = procfs.NOBODY
     """The party of its ranks (`procfs.party_of`)."""
 
@@ -167,7 +169,8 @@ class JobFinder:
         self._namespace_of = namespace_of
         self._costs = _Costs()
         self.left_out = 0
-        """Candidates that were not examined, summed over all calls."""
+        """Candidates that were not examined, and ranks of a job beyond `MAX_RANKS`, summed over all
+        calls."""
 
     def find(
         self, pids: Iterable[int], owner_of: Callable[[int], str], known: Container[int] = (),
@@ -176,9 +179,9 @@ class JobFinder:
         known jobs, which are examined first where there are too many. Raises nothing."""
         found: dict[tuple[int, str], list[_Process]] = defaultdict(list)
         candidates = sorted(set(pids))
-        chosen = _chosen(candidates, known)
-        self.left_out += len(candidates) - len(chosen)
-        for pid in chosen:
+        examined = _to_examine(candidates, known)
+        self.left_out += len(candidates) - len(examined)
+        for pid in examined:
             if (one := _read(pid)) is not None:
                 found[one.key].append(one)
         jobs = []
@@ -197,7 +200,8 @@ class JobFinder:
                         one.owner = owner_of_rank(one.pid, one.party, self._namespace_of)
                         members.append(one)
             for part in _connected(members, self._costs):
-                jobs.append(_job(part, owner_of(part[0].pid)))
+                self.left_out += max(0, len(part) - MAX_RANKS)
+                jobs.append(_job(part[:MAX_RANKS], owner_of(part[0].pid)))
         return jobs
 
     def _has_library(self, one: _Process) -> bool:
@@ -214,14 +218,14 @@ class JobFinder:
         return known
 
 
-def _chosen(pids: Sequence[int], known: Container[int]) -> Sequence[int]:
+def _to_examine(pids: Sequence[int], known: Container[int]) -> Sequence[int]:
     """`MAX_CANDIDATES` of them at most: known ranks and others, of each user in turn."""
     if len(pids) <= MAX_CANDIDATES:
         return pids
     ranks = _in_turn([pid for pid in pids if pid in known])
     others = [pid for pid in pids if pid not in known]
     # A random sample: a user with many low pids must not keep others from being examined.
-    others = _in_turn(random.sample(others, min(len(others), OWNERS_READ)))
+    others = _in_turn(random.sample(others, min(len(others), USERS_READ)))
     max_ranks = max(MAX_CANDIDATES - len(others), MAX_CANDIDATES - MIN_NEWCOMERS)
     return (ranks[:max_ranks] + others)[:MAX_CANDIDATES]
 
@@ -248,8 +252,7 @@ def _read(pid: int) -> _Process | None:
 
 
 def _connected(members: Sequence[_Process], costs: _Costs) -> list[list[_Process]]:
-    """The connected components of the ranks among `members`, of two ranks at least; of one larger
-    than `MAX_RANKS`, that many."""
+    """The connected components of the ranks among `members`, of two ranks at least."""
     if len(members) < 2:
         return []
     links = _links(members, costs)
@@ -274,7 +277,7 @@ def _connected(members: Sequence[_Process], costs: _Costs) -> list[list[_Process
                 part.append(it)
                 ahead += links[it.pid]
         if len(part) > 1:
-            parts.append(part[:MAX_RANKS])
+            parts.append(part)
     return parts
 
 
@@ -439,7 +442,8 @@ def _as_ipv4(end: str) -> str:
 
 
 def listens_at(pid: int, port: int, tables: Tables | None = None) -> str:
-    """The loopback address at which a process itself listens at a TCP port; '': it does not.
+    """The loopback address at which a process itself listens at a TCP port; '': it does not. Of a
+    listener at `::`, 127.0.0.1: the kernel's table does not show whether it takes IPv6 alone.
     `tables`: connections by namespace that were read before, to which this adds."""
     wanted = f":{port:04X}"
     mine = sockets_of(pid)

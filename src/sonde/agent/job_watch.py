@@ -173,7 +173,7 @@ class JobWatch:
             "diagnose.job_looks": failed,
             "diagnose.jobs": self.jobs_left_out,
             "diagnose.job_candidates": self._finder.left_out + self._candidates_left_out,
-            "diagnose.waiting_ranks": self._reports.folded,
+            "diagnose.waiting_ranks": self._reports.unreported,
         }
 
     def ranks(self) -> list[int]:
@@ -384,7 +384,7 @@ class JobWatch:
         failed = "its stack was not taken in time" if found is None else found.failed
         threads: Sequence[RankThread] = found.threads if found is not None else ()
         with self._lock:
-            cpu, moved_bytes = one.pace.used(pid)
+            cpu, moved_bytes = one.pace.use_of(pid)
         is_frozen = self._facts.read(pid, asks_peers=False).is_frozen
         return RankLook(
             rank.number, pid, name, state, is_frozen, cpu, moved_bytes, pid in listeners,

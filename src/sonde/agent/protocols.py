@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interfaces of those that take the agent's rows, and what it reports of itself."""
+"""The interfaces of those that take the agent's rows, and how far its recording is."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class Observer(Protocol):
         """Processes of which waits are counted from now on; True: stacks are taken, too."""
 
     def suspects(self) -> bool:
-        """Whether something is about to be explained."""
+        """Whether it suspects something: then an incident may follow soon (`diagnose`), so what is
+        costly to read is read more often."""
 
     def worth(self, pid: int, stack_id: int) -> float:
         """How much it is worth to name a stack: the time (ns) that it stands for, or a multiple of
@@ -48,7 +49,7 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """How far a recording is: counts since its start."""
+    """How far a recording is, for a line that is shown while it runs: counts since its start."""
 
     elapsed_s: float
     samples: int
@@ -56,6 +57,7 @@ class Live:
     waits: int
     device_calls: int
     spans: int
+    """Rows with a start and an end (table `span`): single waits and calls."""
     lost: int
     """The sum of all losses (`agent.losses`)."""
     processes: int

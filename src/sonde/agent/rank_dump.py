@@ -36,7 +36,7 @@ OOM_SCORE_ADJ: Final = 1000
 KEPT_S: Final = 12.0
 """How long a dumper is kept: it does not know files that processes map later."""
 MAX_PIDS: Final = 64
-"""Of one request."""
+"""Of one request; those beyond get a line with that reason."""
 MAX_THREADS: Final = 48
 """Of a process that are kept: the first one, those with Python code, then the others."""
 MAX_FRAMES: Final = 160
@@ -64,6 +64,8 @@ class RankDump:
 
     def take(self, pids: Sequence[int]) -> Iterator[RankStacks]:
         """The stacks of each process, cut to the limits above. Raises nothing."""
+        pids, beyond = pids[:MAX_PIDS], pids[MAX_PIDS:]
+        yield from (RankStacks(pid, [], f"beyond {MAX_PIDS} processes") for pid in beyond)
         try:
             dumper = self._ready(pids)
         except Exception as error:
@@ -89,6 +91,7 @@ class RankDump:
             self._dumper = None
 
     def _ready(self, pids: Sequence[int]) -> Dumper:
+        """A dumper that knows these processes, the one from before where it can be."""
         is_old = time.monotonic() - self._made_s > KEPT_S
         if is_old or not self._pids.issuperset(pids):
             self.close()
@@ -140,12 +143,13 @@ def main() -> None:
     procfs.BROKER.warm_up()
     taker = RankDump()
     while True:
+        # Sees no line that readline() has buffered: the parent sends one when it has all answers.
         if not select.select([sys.stdin.buffer], [], [], KEPT_S)[0]:
             taker.close()  # frees BPF programs and maps while nothing is asked
             continue
         if not (line := sys.stdin.buffer.readline()):
             return
-        for one in taker.take(msgspec.json.decode(line, type=list[int])[:MAX_PIDS]):
+        for one in taker.take(msgspec.json.decode(line, type=list[int])):
             sys.stdout.buffer.write(msgspec.json.encode(one) + b"\n")
             sys.stdout.buffer.flush()
 

@@ -27,14 +27,14 @@ TIMEOUT_S: Final = 1
 MAX_BYTES: Final = 1 << 20
 """Of the report."""
 MAX_LINE: Final = 4_096
-"""Bytes of an answer of one line."""
+"""Bytes of an answer of one line, without its end."""
 
 
 def ask(pids: Iterable[int], deadline_s: float = DEADLINE_S, port: int = PORT) -> RasReport | None:
     """The report of a job; None where none of its processes listens. Raises nothing."""
     tables: Tables = {}
     for pid in pids:
-        if not (address := listens_at(pid, port, tables)):
+        if not (address := listens_at(pid, port, tables)):  # which raises nothing
             continue
         try:
             if procfs.read_inode(f"/proc/{pid}/ns/net") != procfs.read_inode("/proc/self/ns/net"):
@@ -53,7 +53,7 @@ def _ask(pid: int, address: str, port: int, until_s: float) -> RasReport:
         if not connection.receive_line().upper().startswith(b"SERVER PROTOCOL "):
             raise ValueError("it is no NCCL RAS")
         connection.send(b"TIMEOUT %d\n" % TIMEOUT_S)
-        connection.receive_line()
+        connection.receive_line()  # OK, or an error: then RAS waits as long as it usually does
         connection.send(b"SET FORMAT JSON\n")
         connection.receive_line()  # OK, or an error of a version that knows text only
         connection.send(b"VERBOSE STATUS\n")
@@ -80,9 +80,9 @@ class _Connection:
 
     def receive_line(self) -> bytes:
         """One line, without its end."""
-        while b"\n" not in self._kept:
+        while b"\n" not in self._kept[: MAX_LINE + 1]:
             if len(self._kept) > MAX_LINE:
-                raise ValueError("its answer has no end of a line")
+                raise ValueError(f"its answer has no end of a line in {MAX_LINE:,} bytes")
             if not (block := self._block()):
                 raise ValueError("it closed the connection")
             self._kept += block

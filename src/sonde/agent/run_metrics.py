@@ -3,7 +3,9 @@
 
 Rows of the table device_run are a sample; each counts by its weight, so the sums are unbiased. The
 number of kernel names is unbounded: a kernel gets a separate series once it had a hundredth of the
-time of all kernels, at most `MAX_NAMED` kernels do, and the others are summed as `other`.
+time of all kernels so far, and keeps it; the first `MAX_NAMED` kernels do, and the others are
+summed as `other`. So kernels of a program's start may take the series. Replayed graphs count as
+runs, not as kernels.
 """
 
 from __future__ import annotations
@@ -16,15 +18,19 @@ from sonde.sinks.series import OTHER, MetricRegistry
 
 MAX_NAMED = 40
 MAX_WEIGHED = 2_000
-"""Other kernels whose time is remembered, to see which gets a series."""
+"""Other kernels whose time is remembered, to see which gets a series; once there are as many, one
+that was not seen before gets none."""
 SHARE = 0.01
 """Of the time of kernels: from there on a kernel gets a series."""
 COPY_STEPS = tuple(4**power for power in range(5, 16))
 """Upper bounds of the buckets of a histogram (attribute `sonde.up_to`): 1 KiB, 4 KiB … 1 GiB."""
 GRID_STEPS = tuple(4**power for power in range(11))
-"""The same, for the blocks of a grid, and below for the threads of a block."""
+"""The same of numbers of blocks in a grid."""
 BLOCK_STEPS = (32, 64, 128, 256, 512, 1024)
+"""The same of numbers of threads in a block."""
 _DIRECTIONS = {"h2d": "receive", "d2h": "transmit"}
+"""As the device sees them, by OpenTelemetry's attribute; others keep Sonde's names (d2d, p2p,
+…)."""
 
 
 class RunMetrics:

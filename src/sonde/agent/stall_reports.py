@@ -57,7 +57,7 @@ class _Stall:
     """0: it goes on."""
 
     def has(self, incident: Incident) -> bool:
-        """Whether an incident began during the stall."""
+        """Whether an incident began during the stall, or up to EARLIER_NS before."""
         is_early = incident.began_ns < self.since_ns - EARLIER_NS
         return not is_early and not 0 < self.ended_ns < incident.began_ns
 
@@ -77,9 +77,9 @@ class StallReports:
         self._held: list[_Held] = []
         self._is_closed = False
         self._stalls: deque[_Stall] = deque(maxlen=MAX_STALLS)
-        self.folded = 0
+        self.unreported = 0
         """Incidents of waiting ranks that are in no report: they came after the report on their
-        job, or that report has no fault."""
+        job, or that report is of a change that is no fault. The loss `diagnose.waiting_ranks`."""
 
     def start(self, failed: Callable[[BaseException], None]) -> None:
         """Start a thread that reports what was kept back as soon as it is due. `failed` is called
@@ -106,7 +106,7 @@ class StallReports:
         """Report an incident of one process, unless it is part of a stall, or may be."""
         with self._lock:
             if self._is_part(incident):
-                self.folded += 1
+                self.unreported += 1
                 return
             has_room = len(self._held) < MAX_HELD and not self._is_closed
             if has_room and self._may_be_part(incident):
@@ -116,7 +116,8 @@ class StallReports:
         self._pass_on([(incident, window)])
 
     def stalled(self, incident: Incident, window: Window) -> None:
-        """Report the stall of a job, and incidents of its ranks that are no part of it."""
+        """Report the stall of a job, be it a fault or a change, and incidents of its ranks that are
+        no part of it."""
         ranks = incident.verdict.ranks
         waiting = frozenset(one.pid for one in ranks if not one.is_missing)
         missing = frozenset(one.pid for one in ranks) - waiting
@@ -128,7 +129,7 @@ class StallReports:
             free = [it for it in its if it not in parts]
             self._held = [it for it in self._held if it not in its]
             if not incident.verdict.is_fault:
-                self.folded += len(parts)
+                self.unreported += len(parts)
         whole = _with_parts(incident, [it.incident for it in parts], ranks)
         self._pass_on([(whole, window), *((it.incident, it.window) for it in free)])
 

@@ -7,10 +7,14 @@ One TOML file for each API. To add a call, add a table to a file:
 [[call]]
 function = "cuMemcpyHtoD"                  # the name in every view
 suffixes = ["_v2", "_v2_ptds"]             # symbols: function + suffix; [""] if left out
-arguments = "dstDevice srcHost ByteCount"  # as in the header; NAME:N: a struct by value, N words
+arguments = "dstDevice srcHost ByteCount"  # as in the header; NAME:N: a struct by value, of N words
+                                           # (8 bytes each), 3 or more: smaller ones are in
+                                           # registers
 op = "copy"                                # one of OPS
-bytes = "ByteCount"                        # an argument; a list of them to multiply; or
-                                           # { of = POINTER, at = OFFSET, words = N }
+bytes = "ByteCount"                        # an argument, or NAME.WORD of a struct; a list of up to
+                                           # three to multiply; or
+                                           # { of = POINTER, at = OFFSET, words = N }: the product
+                                           # of N numbers in memory, 1 to 3
 scale = 4                                  # bytes per unit of that
 direction = "h2d"                          # fixed; or { of = ARGUMENT, by = TABLE, mask = M }; or
                                            # { of = POINTER, at = [OFFSET, …], by = TABLE }, with a

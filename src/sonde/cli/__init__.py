@@ -15,6 +15,8 @@ Terms:
 - kept: of an incident: in a file of `sonde diagnose --keep`, with the moments it was found in
 - unread: of processes: whose mappings or files could not be read
 - party (fleet): an aggregator or the collector; trial: a fleet on one machine, to try it out
-- wasted: GPU time that was stalled or idle; productive: in which kernels ran
-- held: GPU time in which an owner had memory there; unknown: not known who used it
-"""
+- held: GPU time in which an owner had memory there; productive: of it, in which kernels ran;
+  stalled: the rest, of an owner that used the device in that slot; idle: of one that did not;
+  wasted: stalled and idle; unknown: not known who used it
+- a token for `read`: one with that scope (`server.tokens`); lost: of a rank: time that the others
+  waited for it, in each step or second"""

@@ -13,9 +13,9 @@ from typing import Any
 from sonde.export.layout import columns, one_line
 
 OWNERS = ("job", "pod", "container", "unit", "user", "namespace", "comm", "exe")
-"""What GPU hours can be summed by."""
+"""What GPU hours can be summed by: owners of processes, or their programs (comm, exe)."""
 PARTS = ("productive", "stalled", "idle", "unknown")
-"""What held GPU time is divided into."""
+"""What held GPU time is divided into (`query.stored_use`)."""
 EXAMPLE = """\
 examples:
   sonde job 4711 --server https://HOST:7373 --token-file ~/.config/sonde/token
@@ -42,11 +42,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(run=run)
 
 
-def add_selection(parser: argparse.ArgumentParser, by: str, about: str) -> None:
-    """Add the flags that `sonde job` and `sonde owners` share; `by`, `about`: default and help of
+def add_selection(parser: argparse.ArgumentParser, by: str, by_help: str) -> None:
+    """Add the flags that `sonde job` and `sonde owners` share; `by`, `by_help`: default and help of
     --by."""
     add = parser.add_argument
-    add("--by", choices=OWNERS, default=by, help=about)
+    add("--by", choices=OWNERS, default=by, help=by_help)
     add("--from", dest="start", default="-1d", metavar="TIME",
         help="-6h, ISO 8601 (UTC) or seconds since 1970; default -1d")  # fmt: skip
     add("--to", dest="end", default="now", metavar="TIME", help="exclusive; default now")
@@ -64,9 +64,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def ask(args: argparse.Namespace, question: str, about: Mapping[str, str]) -> dict[str, Any]:
-    """The server's answer to a question with these parameters, for the time of --from and --to.
-    Raises UsageError, SinkError."""
+def ask(args: argparse.Namespace, question: str, options: Mapping[str, str]) -> dict[str, Any]:
+    """The server's answer to a question with these options, for the time of --from and --to.
+    Raises UsageError; SinkError where the server does not answer, or refuses."""
     from sonde.server import times
     from sonde.server.client import ServerClient
 
@@ -76,7 +76,7 @@ def ask(args: argparse.Namespace, question: str, about: Mapping[str, str]) -> di
         "to": repr(times.seconds(args.end, now_s)),
     }
     client = ServerClient(args.server, args.token_file)
-    found: dict[str, Any] = client.ask(question, {**about, **range_, "limit": args.limit})
+    found: dict[str, Any] = client.ask(question, {**options, **range_, "limit": args.limit})
     return found
 
 
@@ -109,6 +109,7 @@ def as_text(found: Mapping[str, Any]) -> str:
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(one["start_ns"] / 1e9))
         whose = f"{one['node']}, {verdict['device_name']}"
         lines.append(f"verdict on {whose}, at {when}: {bound}-bound")
+        # Without the first: for how long kernels ran.
         lines += [f"  evidence: {text}" for text in verdict["evidence"][1:4]]
         lines += [f"  next: {advice['text']}" for advice in verdict["advice"][:1]]
     waiting = found.get("waiting")  # servers of earlier versions have none
@@ -125,18 +126,18 @@ def as_text(found: Mapping[str, Any]) -> str:
 
 
 def _waiting(found: Mapping[str, Any]) -> list[str]:
-    """Which rank the others wait for, and why it is late."""
+    """Which rank the others wait for, and why it is late; `lost_s`: how long they wait for it."""
     lines = [f"ranks: {found['text']}"]
     if found["lost_s"]:
         lines[0] += f"; lost: {found['lost_s']:.3f} s of each {found['per']}"
     lines += [f"  evidence: {text}" for text in found["evidence"]]
-    about = found["node"]
-    if about is not None:
-        bound = f"{about['bound']}-bound" if about["bound"] else "no verdict on this rank"
-        lines.append(f"  its node {about['node']}: {bound}")
-        lines += [f"    evidence: {text}" for text in about["evidence"]]
-        lines += [f"    incident: {one['cause']}" for one in about["incidents"]]
-        lines += [f"    next: {about['next']}"] if about["next"] else []
+    node = found["node"]
+    if node is not None:
+        bound = f"{node['bound']}-bound" if node["bound"] else "no verdict on this rank"
+        lines.append(f"  its node {node['node']}: {bound}")
+        lines += [f"    evidence: {text}" for text in node["evidence"]]
+        lines += [f"    incident: {one['cause']}" for one in node["incidents"]]
+        lines += [f"    next: {node['next']}"] if node["next"] else []
     return lines + [f"  missing: {text}" for text in found["missing"]]
 
 

@@ -23,9 +23,9 @@ MINOR_BITS = 20
 ROWS = 4_096
 """Of the map `requests`: by process, control group, device and operation."""
 FREE_DIVISOR = 4
+"""Each second (2^30 ns) anybody may insert new rows up to this part of all (bpf/share.h)."""
 PARTY_DIVISOR = 16
-"""Each second anybody may insert new rows up to a quarter of all, and besides each user or
-container up to a sixteenth (bpf/share.h)."""
+"""Besides, each user or container may insert rows up to this part of all."""
 OLD_PROGRAMS = ("on_first_issue", "on_complete")
 NEW_PROGRAMS = ("on_start", "on_done", "on_issue")
 """Where the kernel has the tracepoint block_io_start (Linux 6.5)."""
@@ -35,7 +35,7 @@ class BlockCollector(Attached):
     """Rows of `activity`: kind block, and its part block-queue, named after the device.
 
     A request that a kernel thread submitted has no process but a control group: it is in
-    `Batch.group_io` alone.
+    `Batch.group_io` alone. So is one that found no row in the full map, counted by device alone.
     """
 
     name = "blocks"
@@ -54,10 +54,13 @@ class BlockCollector(Attached):
         self._programs = NEW_PROGRAMS if _has_start() else OLD_PROGRAMS
         super().__init__(kernel.load(self.bpf_object()))
         self._devices: dict[int, str] = {}
+        """Names by number, as of their first request: of a number that is used again, the old
+        one."""
         expect_fields(self._bpf, "requests", FIELDS)
 
     def start(self) -> None:
-        """Follow every request, their ends first. Raises HostError."""
+        """Follow every request. The probe on its begin is attached last, so that none is seen
+        without its end. Raises HostError."""
         try:
             self._links = [self._bpf.attach(program) for program in reversed(self._programs)]
         except OSError as error:

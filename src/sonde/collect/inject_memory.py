@@ -32,7 +32,8 @@ REASON_TEXT: Final = {
     abi.Reason.NO_EVENTS: "the device context has no room for timing events",
     abi.Reason.CUPTI_MISSING: "this process has no CUPTI beside its CUDA runtime",
     abi.Reason.CUPTI_TAKEN: "another profiler in this process holds CUPTI",
-    abi.Reason.CUPTI_DENIED: "profiling is restricted to administrators (NVreg_RestrictProfiling)",
+    abi.Reason.CUPTI_DENIED: "profiling is restricted to administrators (the driver's "
+    "NVreg_RestrictProfilingToAdminUsers)",
     abi.Reason.CUPTI_FAILED: "CUPTI refused",
     abi.Reason.NO_MEMORY: "no memory for records",
 }
@@ -66,7 +67,7 @@ class InjectMemory:
     def __init__(self, fd: int, pid: int, generation: int) -> None:
         self.fd = fd
         self.pid = pid
-        """As this process numbers it."""
+        """The profiled process's, in the pid namespace of Sonde."""
         self.generation = generation
 
     @classmethod
@@ -127,7 +128,8 @@ class InjectMemory:
         return True
 
     def seen(self) -> Seen:
-        """The library's state now."""
+        """The library's state now. A status that is none of `inject_abi` counts as REFUSED, such a
+        reason as OK: any value may stand there."""
         values = abi.STATE.unpack(_exactly(self.fd, abi.STATE.size, abi.STATE_AT))
         counts: dict[str, int] = dict(zip(abi.State._fields, values, strict=True))
         status, reason = abi.Status.REFUSED, abi.Reason.OK
@@ -145,9 +147,9 @@ class InjectMemory:
     def ask(self, **fields: int) -> None:
         """Write fields of inject_control, one by one. Raises OSError.
 
-        In a child: the process can hold the file's lock for as long as it likes, by a write(2)
-        whose source is memory that a page fault handler (userfaultfd, FUSE) never fills. Reading
-        takes no lock.
+        In a child: the process can hold the lock of the file's inode (i_rwsem; not the flock of
+        `lock`) for as long as it likes, by a write(2) whose source is memory that a page fault
+        handler (userfaultfd, FUSE) never fills. Reading does not take it.
         """
         pieces = []
         for name, value in fields.items():
@@ -160,7 +162,8 @@ class InjectMemory:
         return bool(self.control()["request"] & abi.Request.LEAVE)
 
     def want(self, request: int) -> None:
-        """Ask for this work, unless somebody wants the process left alone."""
+        """Ask for this work, unless somebody wants the process left alone. Two writes: a detach
+        that comes between them is lost."""
         if not self.is_detached():
             self.ask(request=request)
 

@@ -53,7 +53,7 @@ class Trace(NamedTuple):
     records: int
     """of INJECT_TRACE_RECORDS"""
     left_out: int
-    """that found no room there"""
+    """found no room there; the rest of a buffer after the end is one"""
     dropped: int
     """by CUPTI's own count"""
     unknown: int
@@ -61,7 +61,7 @@ class Trace(NamedTuple):
     no_buffer: int
     """CUPTI wanted one more than there are"""
     foreign: int
-    """buffers of another tool that CUPTI handed to us; left alone"""
+    """buffers that another tool gave to CUPTI, handed to us; left alone"""
     held: int
     """buffers that CUPTI had not given back in the end"""
     off_cupti_ns: int
@@ -119,7 +119,7 @@ class Traced(NamedTuple):
     """enum inject_traced_kind"""
     direction: int
     memory: int
-    """of a copy, as CUPTI numbers them; memory: from | to << 4"""
+    """of a copy, by CUPTI's numbers; memory: source | target << 4"""
     grid_0: int
     grid_1: int
     grid_2: int

@@ -26,16 +26,18 @@ MAX_PAGES: Final = 4096
 """Kept at a time: room of the map `other_pages`."""
 MAX_PAGES_OF_THREAD: Final = 256
 """Beyond, its memory counts as unreadable."""
-STILL_ROUNDS: Final = 16
-"""For this many rounds pages count only until their thread runs again; then longer, as some threads
+STILL_SCANS: Final = 16
+"""For this many scans pages count only until their thread runs again; then longer, as some threads
 run all the time."""
-MAX_ROUNDS: Final = 4096
-"""Walks over all threads; what lacks a page after the last one stays without a stack."""
+MAX_SCANS: Final = 4096
+"""Of all threads; what lacks a page after the last one stays without a stack."""
 
 _KEY: Final = struct.Struct("=IIQ")
+"""struct other_page_key: tid, switches, page."""
 _STATE: Final = struct.Struct("=III")
+"""struct other_state: misses, any_time, is_full."""
 _LENGTH: Final = struct.Struct("=Q")
-"""struct other_page_key, struct other_state, and the beginning of struct other_page."""
+"""Of the content of a page, with which struct other_page begins."""
 
 
 class _Iovec(ctypes.Structure):
@@ -45,7 +47,7 @@ class _Iovec(ctypes.Structure):
 
 
 class OtherMemory:
-    """One walk over all threads, in rounds; to be used in a process that may be killed."""
+    """The pages for walks of all threads; to be used in a process that may be killed."""
 
     def __init__(self, bpf: _native.Bpf, pid: int) -> None:
         self._bpf = bpf
@@ -57,10 +59,11 @@ class OtherMemory:
         """Keys of pages by thread."""
 
     def walk(self, link: int) -> None:
-        """Walk until no thread lacks a page. Raises OSError where memory may not be read at all."""
-        for number in range(MAX_ROUNDS):
-            is_late = number >= STILL_ROUNDS
-            self._bpf.set_array("other_state", 0, _STATE.pack(0, is_late, 0))
+        """Scan the threads, which walks their stacks, again and again until none lacks a page;
+        `link`: of the iterator. Raises OSError where memory may not be read at all."""
+        for number in range(MAX_SCANS):
+            any_time = number >= STILL_SCANS
+            self._bpf.set_array("other_state", 0, _STATE.pack(0, any_time, 0))
             self._bpf.walk(link)
             wanted = [row[:3] for row in self._bpf.entries("other_pages_wanted")]
             if not wanted:
@@ -73,7 +76,7 @@ class OtherMemory:
         """Read pages and put them into the map; `wanted`: (tid, context switches so far, page)."""
         lacking = {tid for tid, _, _ in wanted}
         for tid in self._kept.keys() - lacking:
-            self._forget(tid)  # its walk is done
+            self._forget(tid)  # its stack is walked
         for tid, switches, page in wanted:
             key = _KEY.pack(tid, switches, page)
             self._bpf.delete_hash("other_pages_wanted", key)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many probes the files of one user or container may have, as the room for them is limited."""
+"""How many probes the files of one user or container may have, as the room for them is limited. A
+place is room for one probe, at one site (an instruction) of a file."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ probed."""
 FILES_OF_PARTY: Final = 256
 """Each of them takes a descriptor and up to four links."""
 ROOT: Final = 0
-"""The machine's own root is under no limit."""
+"""The party of the machine's own root: each of its files is limited as others are, their sum is
+not.
+"""
 
 
 class PlaceShares:
@@ -43,6 +46,6 @@ class PlaceShares:
         self._of.pop(key, None)
 
     def refuse(self, party: int) -> str | None:
-        """Count a file left out; a line for people at the first one."""
+        """Count a file left out; a line for people at the first one of all parties together."""
         self.refused += 1
         return f"further files of {procfs.name_of(party)}" if self.refused == 1 else None

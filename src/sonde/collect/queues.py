@@ -26,25 +26,24 @@ SWITCHES = 4
 TIMED = 3
 """Index of the field in `struct watch`."""
 PULSES_A_TICK = 10_000
-"""Looks (`struct pulse`) that are drained at a time."""
+"""Looks at all run queues (one `struct pulse` each, abi/events.h) that are drained at a time."""
 STIRS_KEPT = 64
-"""Records of the ring `stirs` that are dropped at a time: wake-ups that nobody waits for any
-more."""
+"""Records of the ring `stirs`, by which the BPF program wakes the agent as soon as the machine is
+no longer idle, that are dropped at a time: nobody waits for them any more."""
 MAX_CPUS = 1_024
 """CPUs whose run queues are looked at, those with the lowest numbers."""
 GIVEN_BACK = 1 << 20
 """Bytes that are allocated and freed, so that the kernel has free pages on this CPU."""
 QUANTILE = 0.99
-"""Of the waits of a tick, as sonde.host.runqueue.wait_p99 has it, to the next lower power of 2
-ns."""
+"""Of the waits of a tick, as sonde.host.runqueue.wait_p99 has it, rounded up to a power of 2 ns."""
 SWITCH_S = 80e-9
 """CPU time that it costs to follow one context switch."""
 SWITCH_BUDGET = 0.001
 """Share of the node's CPU for that. Where it would be more, switches are followed in one tick of
 many, and a notice is given; what processes waited in all is in `usage`, whatever happens here."""
 REST_S = 10.0
-"""How long switches are not followed, times how far over the budget they are; at most six times
-that."""
+"""How long switches are not followed, times their cost as a multiple of the budget; at most six
+times that."""
 TRY_S = 0.25
 """How long switches are then followed to see whether they are still too many."""
 PULSES = {
@@ -79,12 +78,16 @@ class QueueCollector(Collector):
         self._running = False
         self._hz = hz
         self._timer: int | None = None
+        """Link of the sampling clocks; None: the BPF timer looks."""
         self._reported = False
         self._labels = [labels(cpu__logical_number=cpu) for cpu in range(self._cpus)]
         self._following: int | None = None
+        """Link of the program on context switches; None: they are not followed until
+        `_rest_until_s`."""
         self._rest_until_s = 0.0
         self._drained_s = 0.0
         self._tried = False
+        """Switches were followed for a whole tick, so that their cost is known."""
         self._delays: list[tuple[int, ...]] = []
         self._queues: list[tuple[int, ...]] = []
 
@@ -105,11 +108,12 @@ class QueueCollector(Collector):
     def _begin(self) -> None:
         """Start the timer where it does not run."""
         begin = self._bpf.attach("on_begin")
-        # To make a timer the kernel takes a page from this CPU's list of free pages alone.
+        # For a timer the kernel, which may take no lock here, allocates from this CPU's own list of
+        # free pages or not at all: freeing some fills that list.
         with mmap.mmap(-1, GIVEN_BACK) as pages:
             for at in range(0, GIVEN_BACK, mmap.PAGESIZE):
                 pages[at] = 1
-        self._bpf.walk(begin)
+        self._bpf.walk(begin)  # a pass of the iterator, which starts the timer
         self._bpf.detach(begin)
 
     def _is_timed(self) -> bool:

@@ -13,7 +13,6 @@ from sonde.procfs import START_UNIT_NS
 
 FIELDS = ("tgid", "nr", "start_ns", "count", "errors", "ns", "max_ns")
 
-
 ALL_CALLS: Final = 0xFFFF_FFFF
 """SYSCALLS_ALL of abi/events.h, in place of a number: all calls of a process for which there was no
 row by number."""
@@ -34,7 +33,8 @@ class SyscallCollector(Attached):
         expect_fields(self._bpf, "syscalls", FIELDS)
 
     def start(self) -> None:
-        """Follow every call; returns first. Raises HostError."""
+        """Count every call. Returns of calls are followed before entries, or a call that began in
+        between would seem to go on. Raises HostError."""
         try:
             self._links = [self._bpf.attach(program) for program in ("on_exit", "on_enter")]
         except OSError as error:
@@ -45,16 +45,19 @@ class SyscallCollector(Attached):
         batch = Batch()
         for pid, nr, start, count, errors, ns, max_ns in self._bpf.drain("syscalls"):
             start_ns = start - start % START_UNIT_NS
-            who = (pid, start_ns, pid)
-            batch.threads.add(who)
-            is_unnamed = nr == ALL_CALLS or not pid
+            thread = (pid, start_ns, pid)  # calls of all its threads count as its first one's
+            batch.threads.add(thread)
+            is_unnamed = nr == ALL_CALLS or not pid  # pid 0: what had no row in the map (`rest`)
             name = "other" if is_unnamed else reason_of(nr)[1] or f"call {nr}"
+            # `activity`: start, kind, name, api, op, direction, status, thread, count, ns, bytes,
+            # max_ns, waker.
             if count > errors:
                 totals = (count - errors, ns, 0, max_ns, 0, 0)
-                batch.add("activity", (since_ns, "syscall", name, "", "", "", 0, *who, *totals))
+                batch.add("activity", (since_ns, "syscall", name, "", "", "", 0, *thread, *totals))
             if errors:
-                # Time is counted once, with those that succeeded where there are any.
+                # Time is counted once, with those that succeeded where there are any. The longest
+                # call is in both rows: it is not known which of them it was.
                 totals = (errors, 0 if count > errors else ns, 0, max_ns, 0, 0)
-                batch.add("activity", (since_ns, "syscall", name, "", "", "", 1, *who, *totals))
+                batch.add("activity", (since_ns, "syscall", name, "", "", "", 1, *thread, *totals))
             batch.seen += count
         return batch

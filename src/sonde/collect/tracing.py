@@ -23,16 +23,21 @@ from sonde.model.device_trace import RawTrace
 
 HOOKED_S: Final = 20.0
 """How long the library may take to hook the program's slots."""
-SETTLED_S: Final = 0.6
+HOOKS_STEADY_S: Final = 0.6
 """All slots count as hooked when there was no new one for this long."""
 DRAINED_S: Final = 8.0
 """How long it may take after a trace's end until the library has all its records."""
-_TURN_S: Final = 0.02
+_POLL_S: Final = 0.02
 """Between two readings of the library's state."""
 _MAX_NAMES: Final = 65_536
 """Different names of one trace."""
 _COUNTED_A_SECOND: Final = 200
 """Launches that are timed for `rates`."""
+_REMEDIES: Final = {
+    abi.Reason.CUPTI_TAKEN: "Try again when that profiler has ended; one that was at work before "
+    "Sonde came counts as working until it was seen to begin and end once.",
+    abi.Reason.CUPTI_DENIED: "An administrator allows it by NVreg_RestrictProfilingToAdminUsers=0.",
+}
 
 
 class Tracer:
@@ -45,6 +50,8 @@ class Tracer:
         self._memory = memory
         self._slots = Slots()
         self._window = 0
+        self._ended_early = False
+        """The last trace was: then the library was asked for nothing more, its hooks included."""
         if not memory.lock():
             raise TargetRefused(
                 f"another recorder uses the library in process {pid}",
@@ -75,6 +82,7 @@ class Tracer:
         if stat is None:
             raise TargetRefused(f"process {self.pid} has ended", "Give one that runs.")
         by_slots = slots_asked(self.pid)
+        self._ended_early = False
         self._memory.ask(
             window=0,
             request=abi.Request.WINDOWS | by_slots,
@@ -90,9 +98,9 @@ class Tracer:
             if seen.counts["hooks"] != hooks:
                 hooks, since = seen.counts["hooks"], time.monotonic()
             working = seen.status in (abi.Status.TIMING, abi.Status.YIELDED)
-            if working and hooks and time.monotonic() - since > SETTLED_S:
+            if working and hooks and time.monotonic() - since > HOOKS_STEADY_S:
                 return
-            time.sleep(_TURN_S)
+            time.sleep(_POLL_S)
         raise AttachFailed(
             f"process {self.pid}: {seen.why or 'the library did not come to work in time'}",
             "Is it a process that uses CUDA? sonde top shows which do.",
@@ -110,7 +118,7 @@ class Tracer:
         began_s = time.monotonic()
         while time.monotonic() - began_s < seconds:
             self._memory.heartbeat()
-            time.sleep(_TURN_S)
+            time.sleep(_POLL_S)
         seen = self._memory.seen().counts
         self._memory.ask(request=request)
         took_s = (time.monotonic_ns() - seen["armed_ns"]) / 1e9 if seen["armed_ns"] else 0.0
@@ -126,16 +134,18 @@ class Tracer:
     def take(
         self,
         duration_s: float,
-        on_turn: Callable[[], bool] | None = None,
+        goes_on: Callable[[], bool] | None = None,
         *,
         all_calls: bool = False,
     ) -> RawTrace:
-        """One trace of this length. `on_turn`: called every _TURN_S; False ends the trace early.
+        """One trace of this length. `goes_on`: called every _POLL_S; False ends the trace early.
         `all_calls`: with all calls of the driver, not only those that launch, copy or set; that
         costs more.
 
         Raises TargetRefused with the library's reason, AttachFailed.
         """
+        if self._ended_early:
+            self.prepare()
         self._window = self._window % 0xFFFFFFFF + 1
         if self._window == self._memory.seen().counts["window_done"]:
             self._window = self._window % 0xFFFFFFFF + 1
@@ -151,9 +161,10 @@ class Tracer:
             if seen.counts["window_done"] == self._window:
                 return self._outcome(seen.counts)
             self._require_alive()
-            if on_turn is not None and not on_turn():
+            if goes_on is not None and not goes_on():
+                self._ended_early = True
                 self._memory.ask(request=0)
-            time.sleep(_TURN_S)
+            time.sleep(_POLL_S)
         raise AttachFailed(
             f"the trace of process {self.pid} did not end within {DRAINED_S:g} s after its time",
             "The process goes on; CUPTI did not answer the library's own thread. Trace it no more.",
@@ -184,13 +195,6 @@ class Tracer:
             return _read(fd, self._memory.fd, self._window)
         finally:
             os.close(fd)
-
-
-_REMEDIES: Final = {
-    abi.Reason.CUPTI_TAKEN: "Try again when that profiler has ended; one that was at work before "
-    "Sonde came counts as working until it was seen to begin and end once.",
-    abi.Reason.CUPTI_DENIED: "An administrator allows it by NVreg_RestrictProfilingToAdminUsers=0.",
-}
 
 
 def _read(fd: int, library_fd: int, window: int) -> RawTrace:

@@ -103,7 +103,8 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def is_fault(self) -> bool:
-        """Whether it is to be reported."""
+        """Whether something is wrong; else it is a change of the work itself. Of single processes
+        only faults are reported."""
         return self.change is None
 
 

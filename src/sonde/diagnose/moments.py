@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is known of the node in one short interval, as diagnosis reads it.
 
-Small records that go to the child that explains, and into recorded incidents, as JSON arrays:
-fields are only ever added, at the end, with a default. Lengths in ns but where a name has a unit.
+Small records that go to the child that explains, and into recorded incidents, as JSON: most as
+arrays (`array_like`), the others as objects. Fields are only ever added, in arrays at the end, with
+a default. Lengths in ns but where a name has a unit.
 """
 
 from __future__ import annotations
@@ -36,12 +37,17 @@ class Usage(msgspec.Struct, array_like=True):
     ready_ns: int = 0
     """Ready, without a CPU."""
     voluntary: int = 0
+    """Context switches, as it waited."""
     involuntary: int = 0
+    """Context switches, as another thread got its CPU."""
     migrations: int = 0
+    """Moves of its threads to another CPU."""
     major_faults: int = 0
+    """Page faults that read a file or swap."""
     read_bytes: int = 0
     written_bytes: int = 0
     reclaim_ns: int = 0
+    """In direct reclaim: freeing memory for its own allocations."""
 
 
 class Wait(msgspec.Struct, array_like=True):
@@ -82,7 +88,9 @@ class DiskUse(msgspec.Struct, array_like=True):
     ns: int = 0
     """In the queue and in the device, summed over requests."""
     queue_ns: int = 0
+    """Of `ns`, the time in the queue."""
     bytes: int = 0
+    """Read or written by them."""
 
 
 class Call(msgspec.Struct, array_like=True):
@@ -127,7 +135,7 @@ class Moment(msgspec.Struct, array_like=True):
 
     @property
     def seconds(self) -> float:
-        """Its length."""
+        """Its length, 1 ms at least, since values are divided by it."""
         return max(1e-3, (self.end_ns - self.start_ns) / 1e9)
 
 
@@ -141,6 +149,7 @@ class Who(msgspec.Struct, frozen=True):
     """The narrowest owner that is known: a job, a pod, a container, a unit, a user."""
     cgroup: str = ""
     is_kernel: bool = False
+    """It is a thread of Linux (kthread)."""
 
 
 class CodePlace(msgspec.Struct, array_like=True, frozen=True):
@@ -180,7 +189,7 @@ class Facts(msgspec.Struct):
     disk_limits: list[str] = msgspec.field(default_factory=list)
     """Limits on block devices that its control group has, as the kernel writes them."""
     file_servers: list[int] = msgspec.field(default_factory=list)
-    """Of the processes that woke it, those that serve a FUSE file system."""
+    """Pids of those of the processes that woke it that serve a FUSE file system."""
     peers: dict[str, str] = msgspec.field(default_factory=dict)
     """Peers of connections that it made itself: 'address:port' to the connection's state."""
     listens: bool = False

@@ -3,7 +3,8 @@
 
 A rank that waits or sleeps uses no CPU, switches threads no more, and calls its device no more. If
 one rank no longer does what it did all the time, the job pauses, unless calls of devices show that
-work goes on. A pause becomes a stall once it is long beside earlier ones.
+work goes on: those of any rank, even where another has ended. A rank without a row in a tick did
+nothing, as far as is known. A pause becomes a stall once it is long beside earlier ones.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class JobPace:
         """CPU time (s) and bytes of each rank since it stopped."""
         self.longest_pause_s = 0.0
         self.symptoms: dict[int, str] = {}
-        """What each rank does no longer."""
+        """What each rank does no longer; of the last pause, where there is none now."""
         self._now_ns = 0
         self._is_stall = False
 
@@ -132,7 +133,7 @@ class JobPace:
         """Whether the pause is long enough to be looked into."""
         return self.quiet_s >= min(MAX_S, max(LEAST_S, OF_LONGEST * self.longest_pause_s))
 
-    def used(self, pid: int) -> tuple[float, float]:
+    def use_of(self, pid: int) -> tuple[float, float]:
         """CPUs, and bytes a second, of a rank since it stopped."""
         cpu, size = self._used.get(pid, (0.0, 0.0))
         return cpu / max(self.quiet_s, 0.25), size / max(self.quiet_s, 0.25)

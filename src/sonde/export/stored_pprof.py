@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A selection of a store in pprof's format: as pprof.py, without processes and threads."""
+"""A selection of a store in pprof's format: stacks of functions with their weights, and no more.
+
+Unlike pprof.py's, such a profile has no processes and threads, build ids, addresses, reasons of
+waits and losses, and one function for each line of code.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ def pprof(
     end_ns: int,
 ) -> bytes:
     """A gzipped profile. `kind`: as the column `kind` spells it; `stacks`: rows with frame_keys
-    (leaf first), n (events), ns and bytes; `frames`: by key.
+    (leaf first), n (events), ns and bytes; `frames`: by key; times in ns since 1970.
 
     Raises KeyError for a kind that is none.
     """

@@ -17,7 +17,10 @@ Terms:
 - stranger: a client that holds no key of an enrolled node; relay: a client that uploads the reports
   of many nodes, without their keys
 - report: what a node uploads for a period; bundle: all reports of one upload without proofs
-- bucket: one count of the histogram: application class, kernel class and activity
+- bucket: one count of the histogram: application class, kernel class and activity (how busy the
+  GPU was, in equal steps from 0 to 1)
+- epsilon, delta (ε, δ): the bounds of differential privacy: by how much (a factor of e^ε, but for a
+  chance of δ) a release depends on one unit
 - task: what the parties agree on ahead; period (`period_s`): a node sends one report in each
 - batch: the reports of one `release_s`, a whole number of periods; an upload of several reports
   (`/reports/batch`) has nothing to do with it

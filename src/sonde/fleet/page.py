@@ -38,8 +38,8 @@ def render(result: Result, ledger: Ledger, count: int = TOP_ROWS) -> str:
         f"<time>{end:%Y-%m-%d %H:%M}</time> UTC</p>",
         f"<p id=guarantee><strong>{_text(result.privacy_guarantee())}</strong></p>",
         "<p class=note>Each count is an estimate with added noise. The whisker is the "
-        f"{CONFIDENCE:.0%} interval of that noise; sampling adds an error of about 1/√count. "
-        "Negative counts are noise around zero.</p>",
+        f"{CONFIDENCE:.0%} interval of that noise; sampling adds a relative error of about "
+        "1/√count. Negative counts are noise around zero.</p>",
         _ledger(ledger),
         _largest(result.top(count), len(result.rows)),
     ]
@@ -67,7 +67,7 @@ def _ledger(ledger: Ledger) -> str:
     return (
         "<h2>Privacy cost</h2><table id=ledger><thead><tr><th>ε at δ = "
         f"{format_rounded_up(ledger.delta)}</th><th class=number>this release</th>"
-        f"<th class=number>the {ledger.releases} collected here, worst year</th>"
+        f"<th class=number>the costliest year of the {ledger.releases} collected here</th>"
         f"<th class=number>a full year of {ledger.yearly:,} releases</th></tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table>"
         f"<p class=note>The budget is ε = {format_rounded_up(ledger.budget)} a year per "
@@ -116,10 +116,10 @@ def _totals(heading: str, names: list[str], result: Result) -> str:
         for name in shown
     ]
     not_shown = len(ordered) - len(shown)
+    note = f"<p class=note>{not_shown} more are within the noise.</p>" if not_shown else ""
     return (
         f"<h2>{heading}</h2><table id={heading.lower()}><thead><tr><th>class</th>{_HEAD}</tr>"
-        f"</thead><tbody>{''.join(lines)}</tbody></table>"
-        f"<p class=note>{not_shown} more are within the noise.</p>"
+        f"</thead><tbody>{''.join(lines)}</tbody></table>{note}"
     )
 
 
@@ -151,7 +151,7 @@ def _bar(count: float, error: float, widest: float) -> str:
 
 
 def _noise_class(count: float, error: float) -> str:
-    """The attributes of a row whose count is within the noise; else ""."""
+    """Class and title of a row whose count is within the noise; else ""."""
     return "" if count > error else ' class="noise" title="within the noise"'
 
 

@@ -16,9 +16,9 @@ BODY_S = 30
 FIRST_BYTES = 64 << 10
 """What must have arrived of an upload of several reports, or all of it, before it gets a slot."""
 PROGRESS_BYTES = 64 << 10
+"""What an upload of several reports must bring within PROGRESS_INTERVAL_S, or it is refused; as
+soon as this much has arrived, the next interval begins."""
 PROGRESS_INTERVAL_S = 2.0
-"""In each such interval an upload of several reports must bring PROGRESS_BYTES, or it is refused.
-"""
 FIRST_REPORT_BYTES = 256 << 10
 """Where its first report is longer than FIRST_BYTES: of that, up to this much is read first."""
 
@@ -27,19 +27,19 @@ async def read_first(request: web.Request, read: FirstRead) -> bytes:
     """Reads the first bytes of an upload of several reports, with its first report, or all of it,
     within BODY_S.
 
-    Beyond FIRST_BYTES the sender must send PROGRESS_BYTES in each PROGRESS_INTERVAL_S. `read` is
-    its entry in `FirstReads`; if that ends it, the request is refused.
+    Beyond FIRST_BYTES the sender must keep up PROGRESS_BYTES. `read` is its entry in `FirstReads`;
+    if that ends it, the request is refused.
     """
     parts, wanted_bytes = bytearray(), FIRST_BYTES
     now_s = asyncio.get_running_loop().time
-    ends_s, due_bytes = now_s() + BODY_S, FIRST_BYTES  # due: at the next change of the deadline
+    ends_s, next_bytes = now_s() + BODY_S, FIRST_BYTES  # next: with which an interval begins
     try:
         async with asyncio.timeout_at(ends_s) as read.deadline:
             while len(parts) < wanted_bytes and (part := await request.content.readany()):
                 parts += part
                 read.received_bytes = len(parts)
-                if len(parts) >= due_bytes:
-                    due_bytes = len(parts) + PROGRESS_BYTES
+                if len(parts) >= next_bytes:
+                    next_bytes = len(parts) + PROGRESS_BYTES
                     read.deadline.reschedule(min(ends_s, now_s() + PROGRESS_INTERVAL_S))
                 wanted_bytes = max(
                     FIRST_BYTES, min(FIRST_REPORT_BYTES, first_length_prefixed_bytes(parts))
@@ -60,15 +60,15 @@ async def read_body(
 ) -> bytes:
     """Reads a body of at most `limit_bytes`, whatever its header claims, within `limit_s`.
 
-    `first`: the part that was read before. `progress_bytes`: the sender must send this much in each
-    PROGRESS_INTERVAL_S. `slot`: the slot that it is read in; the request is refused if that is
-    revoked.
+    `first`: the part that was read before, which counts. `progress_bytes`: what must arrive within
+    PROGRESS_INTERVAL_S of the beginning, or of the last time that this much had arrived; 0: any.
+    `slot`: the slot that it is read in; the request is refused if that is revoked.
     """
-    if (request.content_length or 0) > limit_bytes:
-        raise web.HTTPRequestEntityTooLarge(limit_bytes, request.content_length or 0)
     parts, size = [first], len(first)
+    if (largest := max(request.content_length or 0, size)) > limit_bytes:
+        raise web.HTTPRequestEntityTooLarge(limit_bytes, largest)
     now_s = asyncio.get_running_loop().time
-    ends_s, due_bytes = now_s() + limit_s, size + progress_bytes
+    ends_s, next_bytes = now_s() + limit_s, size + progress_bytes
     try:
         async with asyncio.timeout_at(
             min(ends_s, now_s() + PROGRESS_INTERVAL_S) if progress_bytes else ends_s
@@ -81,8 +81,8 @@ async def read_body(
                     slot.received_bytes += len(part)
                     if slot.is_revoked:
                         raise TimeoutError
-                if progress_bytes and size >= due_bytes:
-                    due_bytes = size + progress_bytes
+                if progress_bytes and size >= next_bytes:
+                    next_bytes = size + progress_bytes
                     deadline.reschedule(min(ends_s, now_s() + PROGRESS_INTERVAL_S))
                 if size > limit_bytes:
                     raise web.HTTPRequestEntityTooLarge(limit_bytes, size)

@@ -20,10 +20,10 @@ _CAP_SYS_PTRACE: Final = 19
 
 def findings() -> Iterator[Finding]:
     """The finding on `sonde attach`."""
-    yield attach()
+    yield attach_finding()
 
 
-def attach(
+def attach_finding(
     yama: Path = YAMA,
     machine: str | None = None,
     capabilities: int | None = None,
@@ -38,6 +38,8 @@ def attach(
             "Start programs with: sonde record -- CMD",
         )
     scope = _scope(yama)
+    if scope is None:
+        return Finding(_NAME, Status.ABSENT, f"{yama} cannot be read", _NEEDED_FOR)
     if scope == 3:
         return _warn(
             "kernel.yama.ptrace_scope is 3: no process may be traced",
@@ -54,12 +56,14 @@ def attach(
     return Finding(_NAME, Status.PASS, "to processes of this user", _NEEDED_FOR)
 
 
-def _scope(yama: Path) -> int:
-    """Yama's ptrace_scope; 0 where the kernel has no Yama."""
+def _scope(yama: Path) -> int | None:
+    """Yama's ptrace_scope; 0 where the kernel has no Yama, None where it is not known."""
     try:
         return int(yama.read_text())
-    except (OSError, ValueError):
+    except FileNotFoundError:
         return 0
+    except (OSError, ValueError):
+        return None
 
 
 def _warn(detail: str, remedy: str) -> Finding:

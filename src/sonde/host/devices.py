@@ -102,11 +102,11 @@ def opencl(vendors: Path = OPENCL_VENDORS) -> Finding:
         if icd.suffix != ".icd":
             continue
         try:
-            library = icd.read_text().strip()
+            library = icd.read_bytes().decode("utf-8", "replace").strip()
         except OSError:
             library = ""
         present = library and (
-            Path(library).exists() if library.startswith("/") else _findable(library)
+            _exists(Path(library)) if library.startswith("/") else _findable(library)
         )
         (drivers if present else broken).append(f"{icd.stem} ({library or 'empty'})")
     if broken:
@@ -128,15 +128,24 @@ def _findable(library: str) -> bool:
     loaded."""
     folders = ["/lib", "/usr/lib", "/usr/local/lib", "/lib64", "/usr/lib64"]
     folders += [str(path) for path in Path("/usr/lib").glob("*-linux-gnu")]
-    if any((Path(folder) / library).exists() for folder in folders):
+    if any(_exists(Path(folder) / library) for folder in folders):
         return True
-    return any((Path(folder) / library).exists() for folder in _configured_folders())
+    return any(_exists(Path(folder) / library) for folder in _configured_folders())
+
+
+def _exists(path: Path) -> bool:
+    """Whether there is such a file; not where its name can be none (too long, with NUL)."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _configured_folders() -> Iterator[str]:
-    """Folders that /etc/ld.so.conf adds (ldconfig(8)), read without running ldconfig."""
+    """Folders that /etc/ld.so.conf and ld.so.conf.d add (ldconfig(8)), read without running
+    ldconfig. Other files that they include are not read."""
     for file in (Path("/etc/ld.so.conf"), *sorted(Path("/etc/ld.so.conf.d").glob("*.conf"))):
-        with suppress(OSError, UnicodeDecodeError):
+        with suppress(OSError):
             lines = (
                 line.partition("#")[0].strip()
                 for line in file.read_bytes().decode("utf-8", "replace").split("\n")

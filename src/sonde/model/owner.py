@@ -13,7 +13,8 @@ class Owner:
     user: str = ""
     """Name of the user, or its number where this machine has no name for it."""
     cgroup: str = ""
-    """Path of its control group under the root of the most specific hierarchy."""
+    """Path of its control group under the root of its hierarchy: version 2, or that of version 1 in
+    which the path is the longest."""
     runtime: str = ""
     """What made the container: docker | containerd | crio | podman | lxc | nspawn | container."""
     container: str = ""
@@ -31,7 +32,7 @@ class Owner:
     job: str = ""
     """Slurm's number of the job."""
     step: str = ""
-    """Of the job: a number, batch, extern or interactive."""
+    """Of the job: a number, batch (its script), extern (logins by ssh), interactive."""
     unit: str = ""
     """systemd's unit: the first service or scope in the path of the control group."""
     inner_pid: int = 0
@@ -39,7 +40,8 @@ class Owner:
 
     @property
     def label(self) -> str:
-        """The narrowest owner in a few words: what a table prints."""
+        """The owner that people know the work by, in a few words, as a table prints it: the job,
+        else the pod, container, unit or user."""
         if self.job:
             return f"job {self.job}.{self.step}" if self.step else f"job {self.job}"
         if self.pod:
@@ -86,6 +88,8 @@ class GroupNote:
 
 
 _VARIABLES = {b"SLURM_JOB_ID": "job", b"SLURM_STEP_ID": "step", b"SLURM_STEPID": "step"}
+_NAMED_STEPS = {"4294967292": "extern", "4294967291": "batch", "4294967290": "interactive"}
+"""SLURM_EXTERN_CONT, SLURM_BATCH_SCRIPT, SLURM_INTERACTIVE_STEP of slurm.h: steps by name."""
 
 
 def step_of(environment: bytes) -> tuple[str, str] | None:
@@ -95,4 +99,5 @@ def step_of(environment: bytes) -> tuple[str, str] | None:
         name, _, value = variable.partition(b"=")
         if name in _VARIABLES and value.isdigit():
             found[_VARIABLES[name]] = value.decode()
-    return (found["job"], found["step"]) if found["job"] else None
+    step = _NAMED_STEPS.get(found["step"], found["step"])
+    return (found["job"], step) if found["job"] else None

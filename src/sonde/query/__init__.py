@@ -8,6 +8,7 @@ Terms:
 - session: a capture in the engine; store: files of many nodes (`stored`); node: a machine there
 - selection: which rows a question reads: a time, nodes, processes, kinds, owners (`stored`)
 - dictionary: a table that others refer to: stack, frame, process, thread
+- about: what a chunk's metadata reports of its capture; ordinal: a device's number in its process
 - run: one kernel, copy or fill as a device ran it, timed by chance and weighted
 - own frame: the innermost frame that is not of the kernel or the C library
 - part: what a wait was for, by the stacks of some of the waits

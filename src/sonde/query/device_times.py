@@ -2,7 +2,8 @@
 """Start and end of runs on a device, from the time of the launch and the duration.
 
 A stream executes its runs in order: each starts at its launch, or at the end of the run before it
-in its stream, whichever is later.
+in its stream, whichever is later. Waits of a stream for events of others are not known here: a run
+behind one starts later than this computes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import pyarrow.compute as pc
 Times = npt.NDArray[np.int64]
 
 LAUNCH_TIMED = ("event",)
-"""Sources whose rows start at the launch; rows of other sources start with the run itself."""
+"""Values of the column `source` (abi/tables.json; event: a pair of CUDA events) whose rows start at
+the launch; rows of others start with the run itself."""
 
 
 def times_on_device(run: pa.Table) -> tuple[Times, Times]:
@@ -33,11 +35,12 @@ def times_on_device(run: pa.Table) -> tuple[Times, Times]:
     rows, stream = rows[order], stream[order]
     first = np.flatnonzero(np.diff(stream, prepend=-1))
     for low, high in zip(first.tolist(), [*first[1:].tolist(), len(rows)], strict=True):
-        mine = rows[low:high]
-        length = end[mine] - start[mine]
+        of_stream = rows[low:high]
+        length = end[of_stream] - start[of_stream]
         # start[i] = max(launch[i], end[i - 1]) for all i at once: the greatest, up to i, of the
-        # launch less the time of the runs before it.
-        done = np.cumsum(length)
-        shift = np.maximum.accumulate(start[mine] - (done - length))
-        start[mine], end[mine] = shift + done - length, shift + done
+        # launch less the time of the runs before it (`idle`: how long the stream had nothing to
+        # run until then, counted from time 0), plus that time.
+        busy = np.cumsum(length)
+        idle = np.maximum.accumulate(start[of_stream] - (busy - length))
+        start[of_stream], end[of_stream] = idle + busy - length, idle + busy
     return start, end

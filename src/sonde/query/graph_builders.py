@@ -3,9 +3,9 @@
 
 A program that captures a graph warms it up, waits for the device, captures, and instantiates it.
 That takes operators, allocations, waits and kernels, which are all part of building the graph, but
-only the instantiation can be recognized. So each stack that contains the program's innermost
-function around that call counts as building. A function that also replays graphs does not: it is
-the program's main loop.
+only the instantiation can be recognized. So each stack that contains the program's innermost Python
+function around that call counts as building; in a program without Python none does. A function that
+also replays graphs does not: it is the program's main loop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from sonde.model.timeline import Mask
 from sonde.query.columns import Frames, int64_column
 
 LEAST_BUILDS = 10
-"""Graphs that a function builds during a capture; fewer belong to the program's start."""
+"""Graphs that a function builds during a recording, estimated from weighted samples; fewer belong
+to the program's start."""
 MAX_BUILDERS = 16
 """Functions that are looked for on all stacks: those that build most."""
 _INSTANTIATES = re.compile(r"GraphInstantiate")
@@ -49,8 +50,8 @@ def stacks_in_graph_capture(frames: Frames, sample: pa.Table) -> Mask:
 
 
 def _names_match(sample: pa.Table, rule: re.Pattern[str]) -> Mask:
-    """Whether the name of each row matches."""
+    """Whether the name of each row matches; a row without a name matches nothing."""
     names = sample.column("name").combine_chunks()
     of_name = [bool(rule.search(name)) for name in names.dictionary.to_pylist()]
-    found: Mask = np.array([*of_name, False])[names.indices.to_numpy()]
+    found: Mask = np.array([*of_name, False])[names.indices.to_numpy()]  # the last: index -1
     return found

@@ -106,7 +106,8 @@ def read_streams(
 ) -> tuple[pa.Table, list[int]]:
     """(the columns `names` of streams with the same schema, number of rows of each).
 
-    Reading many together costs a fraction of reading each. Raises as `read_table` does.
+    Reading many together costs a fraction of reading each. Raises RefusedError and others, as
+    `read_table` does.
     """
     schema = pa.ipc.read_schema(pa.py_buffer(streams[0].schema))
     if len(schema.names) > MAX_COLUMNS:

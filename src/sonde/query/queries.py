@@ -2,7 +2,8 @@
 """Typed queries over a capture.
 
 Profiles and functions come from the table `sample`: estimates with stacks. Waits and device calls
-come from `activity`: exact totals, to which a sampled stack adds only a hint.
+come from `activity`: totals, exact but where a thread has many waits under a millisecond, of which
+some, drawn by chance, count for all. A sampled stack adds only a hint to them.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ IDLE_SHARE = 0.9
 """A thread counts as idle if one of its waits lasted this share of the recording or more."""
 
 RUNTIME_LIBRARIES = ("libc.so", "libc-2.", "libpthread", "ld-linux", "ld-musl", "[vdso]")
-"""Beginnings of the names of binaries. The innermost user frame of a waiting thread is nearly
-always in one of them; its caller shows more."""
+"""Beginnings of the names of binaries: C's runtime, and the vdso. The innermost user frame of a
+waiting thread is nearly always in one of them; its caller shows more."""
 
 LOSS_TEXT = {
     "stack_map_full": "stacks that did not fit into the map; their weight is kept, their frames"
@@ -68,8 +69,8 @@ LOSS_TEXT = {
     " of the same user or container hang in the kernel; notices name the processes",
     "processes_unread": "times that not all mappings of a process were looked through, because they"
     " are very many; what is mapped there was not seen",
-    "lost_pool": "sampled device runs that were dropped because too many were in flight; the rest"
-    " weigh more",
+    "lost_pool": "sampled device runs that were dropped because too many came at once, their"
+    " context was new or one of too many, or nothing proved their time; the rest weigh more",
     "lost_order": "sampled device runs that could not be timed; the rest weigh more",
     "lost_names": "names of device runs that did not fit into the table",
     "records_wrong": "records of a profiled process with impossible values",
@@ -107,8 +108,8 @@ LOSS_TEXT = {
     "notes_full": "processes and control groups whose owner was not recorded; /proc was read"
     " instead",
 }
-"""What a loss counts, for people, by the last part of its name (after the last dot). A map is one
-of the kernel's (BPF)."""
+"""What a loss counts, for people, by the last part of its name (after the last dot), which
+therefore has one meaning for all collectors. A map is one of the kernel's (BPF)."""
 
 
 @dataclass(frozen=True, slots=True)

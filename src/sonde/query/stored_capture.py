@@ -3,7 +3,8 @@
 
 Its clock is the time since 1970: `wall_offset_ns` is 0. Keys of stacks and frames are those of the
 store. Spans and runs on devices are read where they overlap the selected time, other rows where
-their time lies in it, all rows of `process` and `thread`.
+their time lies in it, of `process` and `thread` all rows in the files of that time. Of a selection
+only its node and its time count.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from sonde.query.stored import Selection, StoreTables
 from sonde.query.validation import frame_count
 
 MAX_ROWS = 1_000_000
-"""Of all tables together: what a server holds in memory for one question."""
+"""Of all tables together, `process` and `thread` included: what a server holds in memory for one
+question."""
 MAX_DEVICES = 64
-"""Ordinals of devices. Each is explained separately, against the work of all others."""
+"""Different ordinals (numbers of devices within a process). Each device is explained separately,
+against the work of all others."""
 _BYTES = 512 << 20
-"""Memory for all rows and frames of stacks."""
+"""Memory for all rows and frames of stacks, checked once they are loaded."""
 _INTERVALS = ("span", "device_run")
 """Tables with a start and an end."""
 _RENAMED = {"frame_ids": "frame_keys", "frame_id": "key"}
@@ -70,7 +73,7 @@ def capture_of(session: StoreTables, selection: Selection) -> Capture:
     tables["stack"] = _dictionary("stack", session, used)
     frames = [pc.list_flatten(tables["stack"].column("frame_ids"))]
     tables["frame"] = _dictionary("frame", session, frames)
-    budget = Budget("the selected time", 1, _BYTES)
+    budget = Budget("the selected time", packed_bytes=1, limit_bytes=_BYTES)
     budget.hold(64 * rows + 40 * frame_count(tables["stack"]))
     return Capture(_info(session, selection), tables, None)
 

@@ -16,7 +16,7 @@ from sonde.limits import MAX_NAME_CHARS
 from sonde.query.schema import TABLES, USAGE_COUNTERS
 
 MAX_WEIGHT = 1e17
-"""Greatest weight of one row: three years in ns."""
+"""Greatest weight of one row, whether a time (three years in ns), a count, or bytes."""
 MAX_VALUE = 1e100
 """Greatest value of a metric; a sum of many such values is still finite."""
 MAX_NUMBER = (1 << 62) - 1
@@ -29,7 +29,7 @@ this is damaged."""
 MAX_FRAMES = 65_536
 """Of one stack; a chunk with one deeper is damaged."""
 MAX_DEVICE = 65_535
-"""Greatest ordinal of a device in its process."""
+"""Greatest number that a process may have for a device (its ordinal)."""
 
 _WEIGHTS = frozenset({"weight", "weight_count", "weight_ns", "weight_bytes"})
 _QUANTITIES = frozenset(
@@ -57,7 +57,8 @@ LABELS_BYTES = 1_024
 
 
 def label_set_count(metric: pa.Table) -> int:
-    """Number of distinct label sets."""
+    """Number of label sets in the dictionaries of all chunks; one that two chunks have counts
+    twice."""
     return sum(len(chunk.dictionary) for chunk in metric.column("labels").chunks)
 
 
@@ -192,7 +193,8 @@ def float_limits(column: str) -> tuple[float, float]:
 
 
 def integer_limit(column: str) -> int:
-    """Greatest valid value of a column of integers; ANY_NUMBER where each is valid."""
+    """Greatest valid value of a column of integers; ANY_NUMBER where each is valid. There is no
+    least one: only `status` is signed, and may be negative."""
     if column == "device":
         return MAX_DEVICE
     return MAX_NUMBER if column in _QUANTITIES else ANY_NUMBER

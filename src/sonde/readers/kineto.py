@@ -37,15 +37,18 @@ from sonde.readers.json_list import END, values_of_list
 from sonde.readers.text import opened_text
 
 _PIECE = 1 << 20
+"""Characters that are read at once."""
 _HEAD_LIMIT = 16 << 20
 """The list of events begins within this many characters, or the file is no trace."""
 
 _MAX_EVENT = 1 << 20
 """Largest length of one event; events with shapes and stacks have about 100 kB."""
 _ROW_BYTES = 200
+"""Memory of a name, from reading to the verdict."""
 _TRACK_BYTES = 700
+"""The same of a track."""
 _COLUMN_BYTES = 256
-"""Memory of a name, a track, and an event, from reading to the verdict."""
+"""The same of an event."""
 _EVENTS_AT_ONCE = 4_096
 """Memory is accounted for, and progress reported, once for this many events."""
 _PIECES_BYTES = 48 << 20
@@ -53,17 +56,20 @@ _PIECES_BYTES = 48 << 20
 _MAX_TRACKS = 1 << 20
 _MAX_LOST = 1_000_000
 """Entries that are no events; a file with more is refused."""
-_MAX_DEVICES = (1 << 16) - 1
+_LAST_DEVICE = (1 << 16) - 1
 """Largest number of a device."""
-_MAX_TRACED = 256
+_MAX_DEVICES = 256
 """Devices in one trace; a host has about sixteen."""
 _MAX_CALLS = 100_000
 """Names of calls whose kinds are kept; kinds of further ones are found each time."""
 _MAX_CORRELATION = (1 << 48) - 1
 """Largest correlation id; those of CUPTI have 32 bits."""
 _MAX_BYTES = 1 << 50
+"""Of one copy or fill: more than any device has."""
 _LAST_NS = 1 << 62
+"""Latest start of an event: with _LONGEST_NS it is a signed number of 64 bits."""
 _LONGEST_NS = 1 << 53
+"""Longest event: 104 days."""
 
 _RECORD = "wait_on_cuda_event_record_corr_id"
 """The key with the correlation id of the call that recorded the event that a stream waits for."""
@@ -176,11 +182,11 @@ class _Reader:
         return self._track(track, before)
 
     def _stream(self, args: dict[str, Any], event: dict[str, Any]) -> int:
-        device = _number(args.get("device", event["pid"]), _MAX_DEVICES)
+        device = _number(args.get("device", event["pid"]), _LAST_DEVICE)
         self._devices.add(device)
-        if len(self._devices) > _MAX_TRACED:
+        if len(self._devices) > _MAX_DEVICES:
             raise CaptureTooLarge(
-                f"{self.budget.name} has more than {_MAX_TRACED} devices",
+                f"{self.budget.name} has more than {_MAX_DEVICES} devices",
                 "trace fewer of them",
             )
         before = len(self.interner.tracks)
@@ -263,7 +269,8 @@ class _Reader:
         self._on_host(kind, name, event, start, end)
 
     def _stream_wait(self, event: dict[str, Any], start: int, end: int) -> None:
-        """A wait of a stream for an event; waits of the host are calls."""
+        """A wait of a stream for an event of another stream, taken to be of the same device; waits
+        of the host are calls."""
         args = _args(event)
         if args.get("cuda_sync_kind") != "Stream Wait Event":
             return
@@ -272,7 +279,7 @@ class _Reader:
             return
         self.budget.hold(_ROW_BYTES)
         waiting = self._stream(args, event)
-        awaited = self._stream({"device": args.get("device", 0), "stream": other}, event)
+        awaited = self._stream({**args, "stream": other}, event)
         row = (waiting, awaited, _correlation(args), min(record, _MAX_CORRELATION))
         self.stream_waits.append(row)
 

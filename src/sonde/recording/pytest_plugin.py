@@ -3,7 +3,9 @@
 
 `@pytest.mark.sonde(fail_above=0.2)` compares the CPU time of the test with that of a baseline in
 the folder `--sonde-baseline DIR`; with `--sonde-update` it records that baseline. Without the
-options marked tests run as any other. A failure names the functions whose CPU time grew.
+options marked tests run as any other. A failure names the functions whose CPU time grew most. The
+baseline's file is called after the test's node id, with - for other characters than letters,
+digits, . and _: ids that differ in those alone share a baseline.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ ALLOWED = 0.2
 _NAMED = 5
 """Functions that a failure names."""
 _MOST = 0.5
-"""A function is named if it, with what it called, took this share of the growth."""
+"""A function is named if it, with what it called, took more than this share of the growth, and by
+itself more than `fail_above` allows the whole: so a test may fail without a name."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 
 @dataclass(slots=True)
 class Counters:
-    """Counts since the start. No frame is lost: an unnamed one keeps binary and offset.
+    """Counts since the start. No frame is lost: an unnamed one keeps binary and offset, one outside
+    all mappings its address.
 
     Each field is a metric, `sonde.resolve.FIELD`.
     """
@@ -23,13 +24,16 @@ class Counters:
     frames_evicted: int = 0
     """Frames dropped from the caches; they are looked up again when they return."""
     files_opened: int = 0
+    """Mapped files with code that were opened, to name frames."""
     files_unopened: int = 0
     """Mapped files that could not be opened or read: the process was gone, or access was denied."""
     files_copied: int = 0
     """Mapped files copied into memory, because later reads might block on another user."""
     files_evicted: int = 0
+    """Open files that were closed to make room; they are opened again when they are needed."""
     links_left_out: int = 0
-    """Files that source lines will not be found by, as their user brought too many new ones."""
+    """Files without a link by build id, by which source lines are found later
+    (`build_id_links`), as their user brought too many new ones."""
     perf_maps_refused: int = 0
     """Perf maps that are no regular file, or belong to another user than their process."""
     perf_map_lines_left_out: int = 0
@@ -45,7 +49,9 @@ class Counters:
     processes_unknown: int = 0
     """Processes that ended before anything was known of them."""
     processes_evicted: int = 0
+    """Processes forgotten to make room."""
     threads_evicted: int = 0
+    """Threads forgotten to make room."""
     mappings_left_out: int = 0
     """Mappings beyond the limits of one process, or of all together."""
 

@@ -64,7 +64,8 @@ class Alert:
 
 
 class AlertStates:
-    """The alerts of a store. Thread-safe; processes may share it, of which one changes them."""
+    """The alerts of a store. Any thread may call it, but one thread of one process alone `update`
+    and `end_others`, which keep counts without a lock."""
 
     def __init__(self, folder: Path) -> None:
         """Raises UsageError where others could change states, sqlite3.Error, OSError."""
@@ -123,7 +124,8 @@ class AlertStates:
         self._by_rule = found
 
     def update(self, rule: Rule, values: Values, now_ns: int) -> None:
-        """Change a rule's alerts by the values that it has now."""
+        """Change a rule's alerts by the values that it has now. Those whose values are not among
+        them end, too: `alert_values` leaves out new ones first."""
         holding = {key_of(one.labels): one for one in values.found if one.holds}
         of_rule = {
             one.key: one for one in self._of("tenant = ? AND rule = ?", [rule.tenant, rule.name])
@@ -141,8 +143,8 @@ class AlertStates:
             changed.append(
                 (rule.tenant, rule.name, key, state, since_ns, fired_ns, 0, value.value, notified)
             )
-        ended = [one for key, one in of_rule.items() if key not in holding]
-        self._write((rule.tenant, rule.name), changed, ended, now_ns)
+        others = [one for key, one in of_rule.items() if key not in holding]
+        self._write((rule.tenant, rule.name), changed, others, now_ns)
 
     def end_others(self, rules: set[tuple[str, str]], now_ns: int) -> None:
         """End the alerts of rules that no longer exist; `rules`: (tenant, name) of those that
@@ -174,15 +176,16 @@ class AlertStates:
         self,
         rule: tuple[str, str],
         changed: Sequence[tuple[object, ...]],
-        ended: list[Alert],
+        others: list[Alert],
         now_ns: int,
     ) -> None:
-        """Write rows of `_COLUMNS`, and end alerts, of one rule."""
-        if not changed and not ended:
+        """Write rows of `_COLUMNS` of one rule; its `others` end, or are deleted if that was long
+        ago."""
+        if not changed and not others:
             return
         with self._db.transaction() as db:
             db.executemany(_UPSERT, changed)
-            for one in ended:
+            for one in others:
                 _end(db, one, now_ns)
             # Those whose end the webhook was not sent yet are dropped last.
             dropped = db.execute(
@@ -204,6 +207,7 @@ class AlertStates:
 
 
 def _end(db: sqlite3.Connection, one: Alert, now_ns: int) -> None:
+    """One that fires is resolved; one that is pending, or was resolved long ago, is deleted."""
     where = "WHERE tenant = ? AND rule = ? AND labels = ?"
     key = [one.tenant, one.rule, one.key]
     if one.state is AlertState.FIRING:

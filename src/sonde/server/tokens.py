@@ -2,7 +2,8 @@
 """Bearer tokens: who may do what for which tenant.
 
 Only SHA-256 of a token is kept: it has 256 random bits, so no slow hash is needed. Each request
-looks its token up, so one that was revoked is refused at once, by every server of the directory.
+looks its token up, so one that was revoked is refused at once, by every server that uses this
+directory.
 """
 
 from __future__ import annotations
@@ -53,13 +54,15 @@ class TokenInfo:
     id: str
     tenant: str
     scopes: str
+    """Separated by commas."""
     made_s: int
     expires_s: int
     revoked_s: int
 
 
 class Tokens:
-    """The tokens of a store. Thread-safe; processes may share it."""
+    """The tokens of a store. Thread-safe; processes may share it. Each method raises
+    sqlite3.Error."""
 
     def __init__(self, folder: Path) -> None:
         """Raises sqlite3.Error, OSError; UsageError where others could put a token in."""
@@ -71,37 +74,37 @@ class Tokens:
 
     def make(self, tenant: str, scopes: Iterable[Scope], lifetime_s: int = 0) -> tuple[str, str]:
         """(id, token) of a new token; the token is not kept. Raises UsageError."""
-        names = sorted(set(scopes))
+        ordered = sorted(set(scopes))
         if not TENANT.fullmatch(tenant):
             raise UsageError(
                 f"{tenant!r} cannot be the name of a tenant",
-                "use lower-case letters, digits, - and _, at most 63",
+                "use lower-case letters, digits, - and _, at most 63, with no - or _ first",
             )
-        if not names:
+        if not ordered:
             raise UsageError("a token without a scope", "give ingest, read or admin")
         token = PREFIX + secrets.token_urlsafe(32)
-        name = secrets.token_hex(6)
+        number = secrets.token_hex(6)
         now = int(time.time())
         with self._db.held() as db:
             db.execute(
                 "INSERT INTO token VALUES (?, ?, ?, ?, ?, ?, 0)",
                 [
                     _hash(token),
-                    name,
+                    number,
                     tenant,
-                    ",".join(names),
+                    ",".join(ordered),
                     now,
                     now + lifetime_s if lifetime_s else 0,
                 ],
             )
-        return name, token
+        return number, token
 
-    def revoke(self, name: str) -> bool:
-        """Refuse a token from now on; returns whether there was such a token."""
+    def revoke(self, number: str) -> bool:
+        """Refuse the token with this id from now on; returns whether there was one."""
         with self._db.held() as db:
             done = db.execute(
                 "UPDATE token SET revoked_s = ? WHERE id = ? AND revoked_s = 0",
-                [int(time.time()), name],
+                [int(time.time()), number],
             )
             return done.rowcount > 0
 

@@ -7,7 +7,8 @@ Terms:
 - log: the write-ahead log of chunks, in segments; record: a chunk in it; sealed: closed for writing
 - flush: from the log to Parquet; flusher: the child process that does it
 - batch: chunks that one transaction stores; draft: a file that is not written to its end yet
-- level: 0 as flushed, above that compacted; counts: is read by questions
+- level: 0 as flushed, above that compacted, -1 not to be compacted; counts: is read by questions
+- engine: DuckDB, which reads and merges Parquet files; question: a query of a server's client
 - dictionary: a table whose rows are stored once a day: frame, stack, process, thread
 - sums, summed: rows of `sample` summed up ahead, in the files of another table
 - bucket: the object store; generation: a numbered, written-once state of a catalog

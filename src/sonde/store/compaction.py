@@ -79,8 +79,9 @@ def compact(folder: Path, catalog: Catalog, storage: DirectoryStorage | None = N
             catalog.exclude_from_compaction(files)
             done.failed += 1
             continue
-        made = [merged, *_sums_of(folder, merged)]
+        made = [merged]
         try:
+            made += _sums_of(folder, merged)
             storage.put(made)
         except BaseException:
             remove(folder, made)
@@ -187,26 +188,27 @@ def _literal(path: Path) -> str:
 
 def retain(folder: Path, catalog: Catalog, age_ns: int, size_bytes: int, now_ns: int) -> int:
     """Mark files older than `age_ns` as removed, and the oldest beyond `size_bytes`; returns how
-    many. A limit of 0 is none.
+    many, dictionaries included. A limit of 0 is none.
 
     A file's age is that of the hour it is stored under, not of the times that nodes claim. Beyond
     `size_bytes` files of the tenant with most bytes are removed. Dictionaries are removed with the
-    last other file of their day.
+    last other file of their day. Files of one hour go in the order of their paths: of a file of
+    `sample` and that of its sums, one may be gone before the other.
     """
     files = catalog.files()
     expired: set[str] = set()
     queues: dict[str, list[StoredFile]] = {}
     total: Counter[str] = Counter()
-    rows: Counter[tuple[str, str]] = Counter()
-    """Number of files of a tenant's day, without its dictionaries."""
+    others: Counter[tuple[str, str]] = Counter()
+    """Number of files of a tenant's day that are no dictionaries."""
     dictionaries: Counter[tuple[str, str]] = Counter()
     """Bytes of the dictionaries of a tenant's day."""
 
     def expire(one: StoredFile) -> None:
         expired.add(one.path)
         total[one.tenant] -= one.size_bytes
-        rows[one.tenant, one.day] -= 1
-        if not rows[one.tenant, one.day]:
+        others[one.tenant, one.day] -= 1
+        if not others[one.tenant, one.day]:
             total[one.tenant] -= dictionaries[one.tenant, one.day]
 
     for one in files:
@@ -214,7 +216,7 @@ def retain(folder: Path, catalog: Catalog, age_ns: int, size_bytes: int, now_ns:
         if one.name in DICTIONARIES:
             dictionaries[one.tenant, one.day] += one.size_bytes
         else:
-            rows[one.tenant, one.day] += 1
+            others[one.tenant, one.day] += 1
             queues.setdefault(one.tenant, []).append(one)
     for queue in queues.values():
         queue.sort(key=lambda one: (one.day, one.hour, one.path), reverse=True)
@@ -266,7 +268,7 @@ def sweep(
 def sweep_orphans(folder: Path, catalog: Catalog) -> int:
     """Remove files that are in no catalog, since a flush was killed before its commit; returns how
     many. Only for the holder of `flush.lock`."""
-    known = {one.path for one in catalog.files()} | set(catalog.removed(1 << 62))
+    known = {one.path for one in catalog.files()} | set(catalog.removed(1 << 62))  # whenever
     orphans = [
         path
         for path in (folder / "data").glob("*/*/*/*/*.parquet")

@@ -80,14 +80,15 @@ class Downloads:
         self._running = 0
         self._running_bytes = 0
         self.fetched_files = 0
+        """How many were downloaded; the function `fetched_files` lists those that are here now."""
         self.refused: Counter[str] = Counter()
         """Refused downloads by reason: disk (no room), size (not as stated), time (no turn)."""
         self._logged_s: dict[str, float] = {}
 
     def file(self, server: str, one: StoredFile, ends_s: float = math.inf) -> Path:
-        """The path of a file in the directory; it is downloaded where it is not there. The download
-        begins before `ends_s` (monotonic), or not at all. Where the disk lacks room, `make_room` is
-        tried once.
+        """The path of a file in the directory; it is downloaded where it is not there. A turn is
+        waited for until `ends_s` (monotonic); the download itself may take longer. Where the disk
+        lacks room, `make_room` is tried once. Two questions for one file may download it twice.
 
         Raises FileNotFoundError, BucketError, TimeoutError, OSError where the disk has no room.
         """
@@ -147,6 +148,8 @@ class Downloads:
                 if left_s <= 0:
                     raise TimeoutError("other downloads took the time")
                 self._changed.wait(min(left_s, threading.TIMEOUT_MAX))
+            # What running downloads have written already counts twice: rather too little than too
+            # much.
             free = self._free_bytes() - self._running_bytes
             if size > free:
                 text = (

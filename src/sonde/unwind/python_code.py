@@ -3,8 +3,9 @@
 
 A stack walk yields the address of a code object, its first line and an instruction. This module
 reads names and lines once for each code object. CPython reuses the memory of freed code objects.
-So a cached code object is valid only while its first bytes are unchanged, and for a sample only if
-its first line is the one that the walk yielded.
+So a cached code object is valid only while its first bytes are unchanged (but for the reference
+count and the type, 16 bytes: each use changes the count), and for a sample only if its first line
+is the one that the walk yielded.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ _INSTALLED: Final = ("/site-packages/", "/dist-packages/")
 @dataclass(slots=True)
 class _CodeObject:
     head: bytes
-    """Its first bytes, up to the pointer to the line table."""
+    """Its first bytes, to the end of the pointer to the line table."""
     function: str
     file: str
     origin: str
@@ -185,7 +186,8 @@ class PythonCode:
     ) -> KnownFrame:
         """The frame of two words of a stack walk; NO_FRAME for one to hide.
 
-        `lineage`: the processes whose memory may hold the code object, the process itself first.
+        `lineage`: the processes whose memory may hold the code object, the process itself first; of
+        one that has ended others follow, which were forked from the same program.
         `code`: address | INTERPRETED_FRAME. `where`: first line << 32 | offset of the instruction.
         `cache`: where to store the frame.
         """
@@ -216,6 +218,7 @@ class PythonCode:
     ) -> KnownFrame:
         if not known.first_line and known.file == known.function:
             return NO_FRAME  # code of the interpreter itself: the call of __init__ (3.12 on)
+        # An offset in the object, or (3.10) an index of instructions of two bytes: see CodeLayout.
         signed = position - (position >> 31 << 32)
         offset = signed - python.code.instructions if python.code.instructions else 2 * signed
         lines = known.lines if known.lines is not None else self._lines(process, known, python)
@@ -328,7 +331,8 @@ def _text(memory: Memory, at: int, version: tuple[int, int]) -> str:
 
 
 def short_path(path: str, pid: int) -> str:
-    """A source file as frames show it: relative to its package or project, never a full path."""
+    """A source file as frames show it: relative to its package or project; else its last two parts.
+    Never a full path."""
     for folder in _INSTALLED:
         if folder in path:
             return path.rpartition(folder)[2]

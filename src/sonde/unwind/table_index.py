@@ -3,10 +3,10 @@
 it walks needed.
 
 Without it each run compares every file with its table again: a second of CPU for a program of a
-hundred libraries. A file is identified by device, inode, size, mtime and ctime, which nobody can
-set. That holds until the next boot, and for devices with a major number: file systems without a
-device, FUSE among them, have device numbers that are used again, and FUSE can report anything. So
-files there are compared each time.
+hundred libraries. A file is identified by device, inode, size, mtime and ctime (its key); ctime
+changes with the content, and nobody can set it. That holds until the next boot, and for devices
+with a major number: file systems without a device, FUSE among them, have device numbers that are
+used again, and FUSE can report anything. So files there are compared each time.
 
 Pages are kept by the name of a table, which has a digest of its content. Without them the first
 walks of a run are cut, once for each page that they request.
@@ -27,6 +27,7 @@ from sonde.errors import SinkError
 NAME: Final = "index.json"
 MAX_BYTES: Final = 16 << 20
 MAX_ENTRIES: Final = 32_768
+"""Files whose tables are kept: those that were added last."""
 MAX_PAGES: Final = 512
 """Of one table."""
 MAX_PAGED: Final = 1024
@@ -35,7 +36,8 @@ _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class TableIndex:
-    """Names of tables by the keys of files, in a folder that nobody else can change."""
+    """Names of tables by the keys of files (`TableCache` makes them), in a folder that nobody else
+    can change. A recorder is any process that records: several may use the folder."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / NAME
@@ -71,13 +73,17 @@ class TableIndex:
             self._new[key] = name
 
     def write(self) -> None:
-        """Add what is new to what other recorders have written meanwhile. Nothing is kept where the
+        """Add what is new to what other recorders have written meanwhile, which sets `pages`, too.
+        Of two that write at the same moment one may lose its entries. Nothing is kept where the
         folder cannot be written."""
         if not self._new and all(
             self.pages.get(name) == pages for name, pages in self._new_pages.items()
         ):
             return
-        names = self.read() | self._new
+        names = self.read()
+        for key in self._new:
+            names.pop(key, None)  # the newest last
+        names |= self._new
         while len(names) > MAX_ENTRIES:
             del names[next(iter(names))]
         for name in self._new_pages:

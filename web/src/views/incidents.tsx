@@ -11,6 +11,7 @@ interface Candidate {
   cause: string; share: number; evidence: string[]; against: string[]; next_step: string;
   offender: { pid: number; name: string; owner: string; evidence: string; share: number } | null;
 }
+/** As `sonde.diagnose.incident` has it, but for times: the server has made them ns since 1970. */
 interface Incident {
   id: string; node: string; victim: number; victim_name: string; victim_owner: string;
   began_ns: number; noticed_ns: number; explained_ns: number; noticed_by: string[];

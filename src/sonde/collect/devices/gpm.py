@@ -19,7 +19,7 @@ from math import inf
 
 from sonde.collect.devices.nvml_library import (
     ABSENT,
-    GPM_METRICS_MAX,
+    GPM_METRICS_ROOM,
     NOT_SUPPORTED,
     SUCCESS,
     GpmMetric,
@@ -172,6 +172,6 @@ class Gpm:
             points.add("sonde.gpu.dram.throughput", rate, self._dram_tags, now_ns)
 
     def _set_request(self, numbers: list[int]) -> None:
-        self._request.numMetrics = min(len(numbers), GPM_METRICS_MAX)
-        for index, number in enumerate(numbers[:GPM_METRICS_MAX]):
+        self._request.numMetrics = min(len(numbers), GPM_METRICS_ROOM)
+        for index, number in enumerate(numbers[:GPM_METRICS_ROOM]):
             self._request.metrics[index].metricId = number

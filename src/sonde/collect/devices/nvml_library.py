@@ -48,7 +48,9 @@ REASONS = {
     UNKNOWN: "the driver reports an unknown error",
 }
 ABSENT = frozenset({NOT_SUPPORTED, FUNCTION_NOT_FOUND, ARGUMENT_VERSION, DEPRECATED})
-"""Codes for what the device or the library does not support, now or later."""
+"""Codes for what the device or the library does not support and never will: it is not queried
+again.
+"""
 NOT_AVAILABLE = 2**64 - 1
 """A number that the driver does not know."""
 
@@ -180,8 +182,9 @@ class GpmMetric(Structure):
     )
 
 
-GPM_METRICS_MAX = 64
-"""Room for the metrics that Sonde requests; the library reads numMetrics of them."""
+GPM_METRICS_ROOM = 64
+"""Room for the metrics that Sonde requests; the library reads numMetrics of them. NVML's own,
+NVML_GPM_METRIC_MAX, is larger."""
 
 
 class GpmMetrics(Structure):
@@ -192,7 +195,7 @@ class GpmMetrics(Structure):
         ("numMetrics", c_uint),
         ("sample1", c_void_p),
         ("sample2", c_void_p),
-        ("metrics", GpmMetric * GPM_METRICS_MAX),
+        ("metrics", GpmMetric * GPM_METRICS_ROOM),
     )
 
 
@@ -222,7 +225,8 @@ class Nvml:
     """The library, opened and initialised."""
 
     def __init__(self, path: str = LIBRARY) -> None:
-        """Raises NvmlError where there is no library or no driver."""
+        """`path`: or the name that the dynamic linker finds it by. Raises NvmlError where there is
+        no library or no driver."""
         try:
             self._library = system_libraries.load(path)
         except system_libraries.UntrustedLibraryError as error:
@@ -304,7 +308,9 @@ class Nvml:
             return list(room[: count.value])
 
     def process_samples(self, device: c_void_p, since_us: int) -> list[ProcessSample]:
-        """What processes used of a device after `since_us`, by the driver's clock."""
+        """What processes used of a device after `since_us`, by the driver's clock. Raises
+        NvmlError, with INSUFFICIENT_SIZE where processes have come since their number was asked
+        for: the next poll asks again."""
         count = c_uint(0)
         name = "nvmlDeviceGetProcessUtilization"
         since = c_ulonglong(since_us)

@@ -8,7 +8,7 @@ import importlib.util
 import os
 from pathlib import Path
 
-NVIDIA_NODES = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia/version"))
+NVIDIA_FILES = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia/version"))
 AMD_NODE = Path("/dev/kfd")
 ROCM = Path("/opt/rocm/share/amd_smi")
 """Where ROCm puts AMD SMI's Python module, beside the usual places."""
@@ -18,8 +18,9 @@ DRM_CARDS = Path("/sys/class/drm")
 
 
 def nvidia() -> bool:
-    """Whether a driver is loaded, or LD_LIBRARY_PATH leads to the library."""
-    return any(node.exists() for node in NVIDIA_NODES) or _on_path("libnvidia-ml.so.1")
+    """Whether there are signs of a driver (a device node outlives it), or LD_LIBRARY_PATH leads to
+    the library."""
+    return any(file.exists() for file in NVIDIA_FILES) or _on_path("libnvidia-ml.so.1")
 
 
 def amd() -> bool:
@@ -28,13 +29,15 @@ def amd() -> bool:
 
 
 def drm() -> bool:
-    """Whether there is a card that is not read through its vendor's library."""
+    """Whether there is a card that is not read through its vendor's library. Raises OSError where
+    one vanishes meanwhile."""
     vendors = {path.read_text().strip() for path in DRM_CARDS.glob("card[0-9]*/device/vendor")}
     return bool(vendors - vendors_with_library())
 
 
 def vendors_with_library() -> frozenset[str]:
-    """Vendors whose cards are read through their own library."""
+    """Vendors whose cards are read through their own library, or not at all: NVIDIA's always,
+    though nouveau has no such library."""
     return frozenset({NVIDIA, AMD} if amd_library() else {NVIDIA})
 
 

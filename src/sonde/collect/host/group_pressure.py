@@ -17,7 +17,7 @@ from typing import NamedTuple
 from sonde import procfs
 from sonde.collect.host.files import Counters, KernelFile, labels
 from sonde.collect.host.groups import GroupTree, limited_files
-from sonde.collect.host.pressure import stalls
+from sonde.collect.host.pressure import waiting_times
 from sonde.collect.host.shares import share_out
 from sonde.collect.polling import NORMAL_S, SLOW_S, Points, Poll, SourceUnavailable
 
@@ -72,7 +72,7 @@ class GroupPressure:
 
     def polls(self) -> Sequence[Poll]:
         """Counters every second; groups are looked for less often."""
-        return [Poll("stalls", NORMAL_S, self._read), Poll("groups", SLOW_S, self._look)]
+        return [Poll("pressure", NORMAL_S, self._read), Poll("groups", SLOW_S, self._look)]
 
     def close(self) -> None:
         """Close every file."""
@@ -146,7 +146,7 @@ class GroupPressure:
                     raw = file.read()
                 except SourceUnavailable:
                     continue  # removed; the next look sees it
-                for kind, seconds in stalls(raw):
+                for kind, seconds in waiting_times(raw):
                     label = labels(
                         sonde__cgroup=path,
                         sonde__resource=resource,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sonde import procfs
 from sonde.collect.host.files import Counters, KernelFile, labels, table
-from sonde.collect.host.pressure import stalls
+from sonde.collect.host.pressure import waiting_times
 from sonde.collect.host.shares import share_out
 from sonde.collect.polling import NORMAL_S, SLOW_S, Points, Poll, SourceUnavailable
 
@@ -151,7 +151,7 @@ class Groups:
 
     def _report_pressure(self, points: Points, label: str, raw: bytes, resource: str) -> None:
         opened = label.removesuffix("}")  # labels are a JSON object: two members are added to it
-        for kind, seconds in stalls(raw):
+        for kind, seconds in waiting_times(raw):
             both = f'{opened},"sonde.pressure":"{kind.decode()}","sonde.resource":"{resource}"}}'
             self._counters.report(points, "sonde.cgroup.pressure", seconds, both)
 

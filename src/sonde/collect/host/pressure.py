@@ -4,6 +4,7 @@ for interrupts to end (PSI)."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,13 +35,15 @@ class Pressure:
         try:
             next(iter(files.values())).read()
         except SourceUnavailable as lost:
-            text = f"PSI is switched off: boot with psi=1 ({lost.reason})"
+            text = lost.reason
+            if isinstance(lost.__cause__, OSError) and lost.__cause__.errno == errno.EOPNOTSUPP:
+                text = f"PSI is switched off: boot with psi=1 ({lost.reason})"
             raise SourceUnavailable(text, whole=True) from lost
         self._files = files
 
     def polls(self) -> Sequence[Poll]:
         """One poll."""
-        return [Poll("stalls", NORMAL_S, self._read)]
+        return [Poll("pressure", NORMAL_S, self._read)]
 
     def close(self) -> None:
         """Close the files."""
@@ -49,7 +52,7 @@ class Pressure:
 
     def _read(self, points: Points) -> None:
         for resource, file in self._files.items():
-            for kind, seconds in stalls(file.read()):
+            for kind, seconds in waiting_times(file.read()):
                 label = self._labels.get((resource, kind))
                 if label is None:
                     label = labels(sonde__resource=resource, sonde__pressure=kind.decode())
@@ -57,7 +60,7 @@ class Pressure:
                 self._counters.report(points, "sonde.host.pressure", seconds, label)
 
 
-def stalls(raw: bytes) -> list[tuple[bytes, float]]:
+def waiting_times(raw: bytes) -> list[tuple[bytes, float]]:
     """(some | full, seconds so far) of each line of a pressure file."""
     found = []
     for line in raw.split(b"\n"):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every chunk of a capture has at its head: its place in the capture, and the machine."""
+"""Encodes the chunks of a capture, each with its metadata: its number and times, and the
+machine."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from sonde.model.program_run import ProgramRun
 from sonde.sinks.chunk import ChunkBuilder
 
 
-class ChunkHeader:
-    """Numbers the chunks of one capture and encodes them."""
+class ChunkEncoder:
+    """Numbers the chunks of one capture, and encodes them with their metadata."""
 
     def __init__(self, config: Config) -> None:
         self.program: ProgramRun | None = None
