@@ -38,7 +38,8 @@ _NO_CAUSE = "stalled: the cause is not known"
 NOT_COVERED = (
     "checkpoints and restarts: neither is recognized, so their time is productive, stalled or idle",
     "GPUs that were allocated and in which no process had memory: the scheduler is not asked",
-    "productive is time in which kernels ran, however well they used the GPU",
+    "productive is time in which kernels ran, however well they used the GPU: to wait within a"
+    " collective counts",
 )
 """What the hours of every answer leave out, for people."""
 

@@ -53,7 +53,7 @@ export function FileView(): preact.JSX.Element {
       <div class="tools">
         <a href={hrefOf(START)} onClick={(event) => { event.preventDefault(); go(START); }}>Overview</a><span class="quiet" aria-hidden="true">›</span>
         <h1>{name}</h1>
-        <span class="quiet">{begin > FIRST_S ? `${day(begin)} ${clock(begin)}, in the time zone of this browser,` : "no date is known;"} {duration(timeline.end_ns - timeline.begin_ns)} long; held in this tab alone, the server keeps nothing of it</span>
+        <span class="quiet">{begin > FIRST_S ? `${day(begin)} ${clock(begin)} UTC,` : "no date is known;"} {duration(timeline.end_ns - timeline.begin_ns)} long; held in this tab alone, the server keeps nothing of it</span>
       </div>
       <VerdictPanel>
         {verdicts.length || notes.length ? <Verdicts answer={timeline} /> : <p class="quiet">No verdict: nothing in it shows what work waited for.</p>}
