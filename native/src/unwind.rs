@@ -15,7 +15,7 @@ mod maps;
 mod pool;
 
 /// Make the unwind table of the ELF file at `path`, and save it at `out`, with what else was found in
-/// the file: (FDEs, rows, rules, rows of forms that are not read, functions without an FDE that were
+/// the file: (FDEs, rows, rules, rows whose rule is of a kind that walks cannot apply, functions without an FDE that were
 /// analysed). Where an interpreter cannot be read (`find_cpython` raises), none is saved.
 #[pyfunction]
 fn build_unwind_table(
@@ -76,7 +76,8 @@ fn find_unwind_rules(
 /// bytes of the runtime), as linked (`cpython::Interpreter`).
 type Interpreter = (u64, u64, u64, [u64; 4], Vec<u8>);
 
-/// (language, version, access, root, evaluation loop, variables), as linked (`engines::Engine`).
+/// (language, version, how its state is reached, root, evaluation loop, begin and end of its variables), as
+/// linked (`engines::Engine`).
 type Engine = (String, String, u8, i64, [u64; 4], [u64; 2]);
 /// What a table was made from: (digest in hex of all that was read of its file, interpreter, engine).
 type Origin = (String, Option<Interpreter>, Option<Engine>);

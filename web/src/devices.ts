@@ -125,13 +125,14 @@ export function states(nodes: readonly NodeRow[], table: Columns | null, losses:
     .sort(byNeed);
 }
 
-/** A node with who holds its GPUs, and with its incidents that are faults, not changes of the work itself. */
+/** A node with who holds its GPUs, and with its incidents that are faults of what runs there, not changes of the work itself;
+ * however many, they are less than a fault of the hardware. */
 function withOwners(state: NodeState, holders: Known["holders"], incidents: Known["incidents"]): NodeState {
   const faults = incidents.filter((one) => one.began_ns / 1e9 <= state.lastS && !one.verdict.change);
   const troubles = [...state.troubles];
   if (faults.length) {
     const causes = [...new Set(faults.map((one) => one.verdict.cause.replaceAll("-", " ")))];
-    troubles.push({ text: `${faults.length} incident${faults.length > 1 ? "s" : ""}: ${causes.slice(0, 2).join(", ")}`, score: 50 + faults.length, tone: "bad", device: "" });
+    troubles.push({ text: `${faults.length} incident${faults.length > 1 ? "s" : ""}: ${causes.slice(0, 2).join(", ")}`, score: Math.min(99, 50 + faults.length), tone: "bad", device: "" });
     troubles.sort((a, b) => b.score - a.score);
   }
   const wastedH = holders.length ? holders.reduce((sum, one) => sum + one.wasted_h, 0) : null;

@@ -103,7 +103,8 @@ type Unit = readonly [name: string, size: number];
 const GPU_TIME_UNITS: readonly Unit[] = [["h", 1], ["min", 1 / 60], ["s", 1 / 3600]];
 const ENERGY_UNITS: readonly Unit[] = [["MWh", 3.6e9], ["kWh", 3.6e6], ["Wh", 3600], ["J", 1]];
 
-/** Writes values of a column, all in the unit that fits its largest one, so that they can be compared by eye. */
+/** Writes values of a column, all in the unit that fits its largest one, so that they can be compared by eye: the largest unit of
+ * which that is at least `least`. */
 function inOneUnit(units: readonly Unit[], largest: number, least: number): (value: number) => string {
   const [name, size] = units.find(([, one]) => largest >= one * least) ?? units[units.length - 1]!;
   return (value) => {

@@ -59,7 +59,7 @@ pub struct Table {
     pub rules: Vec<u8>,
     /// FDEs it was made of.
     pub descriptions: u32,
-    /// Rows with a rule of a form that is not read, or beyond MAX_RULES.
+    /// Rows with a rule of a kind that walks cannot apply, or beyond MAX_RULES.
     pub unsupported: u32,
     /// Functions without an FDE, whose rules are inferred, or from Go's table.
     pub analysed: u32,

@@ -16,6 +16,7 @@ Terms:
 - holder: the user whose subordinate ids (/etc/subuid) those of a container are
 - page: what the agent serves its metrics on (`sinks`)
 - quiet: of a job: its ranks make no progress; such a stretch is a pause, or found to be a stall
+- change: a slowdown that is no fault, as the work itself changed (`diagnose`)
 - symptom: what shows that a rank has stopped; numbered by: what gave the ranks their numbers
 - outcome: what became of an attach, or of a push of metrics; identity: pid and start of a process
 - table: rows of one kind (`abi/tables.json`); alone, of a walk: its unwind rules (`unwind`)

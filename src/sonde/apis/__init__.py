@@ -5,7 +5,7 @@ One TOML file for each API. To add a call, add a table to a file:
 
 ```toml
 [[call]]
-function = "cuMemcpyHtoD"                  # the name in every view
+function = "cuMemcpyHtoD"                  # the name in tables, graphs and rows
 suffixes = ["_v2", "_v2_ptds"]             # symbols: function + suffix; [""] if left out
 arguments = "dstDevice srcHost ByteCount"  # as in the header; NAME:N: a struct by value, of N words
                                            # (8 bytes each), 3 or more: smaller ones are in
@@ -31,7 +31,7 @@ Terms:
 - api: the functions of one library (cuda, hip, opencl, …)
 - op: what a call does, the same for all apis (launch, copy, alloc, …)
 - handle: what a call returns where it returns no status: an object, or a pointer to memory
-- reading: how the kernel side reads a call: in which argument the size, the handle, … are
+- reading: how the BPF programs read a call: in which argument the size, the handle, … are
 """
 
 from sonde.apis.model import DIRECTIONS, OPS, Api, Call

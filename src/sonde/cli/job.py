@@ -138,6 +138,7 @@ def _waiting(found: Mapping[str, Any]) -> list[str]:
         lines += [f"    evidence: {text}" for text in node["evidence"]]
         lines += [f"    incident: {one['cause']}" for one in node["incidents"]]
         lines += [f"    next: {node['next']}"] if node["next"] else []
+    # What is not known, or left out.
     return lines + [f"  missing: {text}" for text in found["missing"]]
 
 

@@ -10,7 +10,8 @@ Terms:
 - scan: a pass of a BPF iterator over all tasks or files
 - device call: a call of a device API; device run: what the device then did
 - ring: memory shared with the injected library, where it puts what it timed; it is read here
-- carrier: a process that has the injected library
+- carrier: a process that has the injected library; generation: which of its rings, in order
+- copy, set: a transfer of device memory, and filling it with a value (cudaMemcpy, cudaMemset)
 - library, in modules named device_* (but device_calls) and inject_*: the injected library
 - launch site: the stack that launched a kernel
 - block: N consecutive launches, of which one is chosen to be timed; weight: how many it stands for

@@ -27,8 +27,8 @@ MAX_PAGES: Final = 4096
 MAX_PAGES_OF_THREAD: Final = 256
 """Beyond, its memory counts as unreadable."""
 STILL_SCANS: Final = 16
-"""For this many scans pages count only until their thread runs again; then longer, as some threads
-run all the time."""
+"""For this many scans pages count only while their thread stands still, until it runs again; then
+longer, as some threads run all the time."""
 MAX_SCANS: Final = 4096
 """Of all threads; what lacks a page after the last one stays without a stack."""
 

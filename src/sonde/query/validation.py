@@ -53,7 +53,7 @@ FRAME_BYTES = 40
 """Memory for each occurrence of a frame in a stack, beyond its bytes in the file."""
 
 LABELS_BYTES = 1_024
-"""Memory for the labels of a series as attributes."""
+"""Memory for the labels of a series, parsed from their JSON."""
 
 
 def label_set_count(metric: pa.Table) -> int:

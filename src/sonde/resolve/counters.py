@@ -15,8 +15,8 @@ class Counters:
     """
 
     frames_new: int = 0
-    """Code locations looked up in a file, the kernel's symbols, a runtime's memory or a perf
-    map."""
+    """Code locations looked up in a file, the kernel's symbols, the memory of a language's runtime
+    (such as CPython), or a perf map."""
     frames_unnamed: int = 0
     """Of those, locations that no symbol covers."""
     frames_unmapped: int = 0

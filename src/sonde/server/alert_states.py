@@ -20,8 +20,8 @@ from sonde.store.database import Database
 
 NAME = "alerts.sqlite"
 RESOLVED_NS = 20 * 60 * 10**9
-"""How long a resolved alert is kept and sent to Alertmanager, like Prometheus does. Of a rule the
-newest `MAX_ALERTS` are kept, because the data decides how many labels there are."""
+"""How long a resolved alert is kept and sent to Alertmanager, as Prometheus does (15 minutes). Of a
+rule the newest `MAX_ALERTS` are kept, because the data decides how many labels there are."""
 _SCHEMA = """CREATE TABLE IF NOT EXISTS alert (
   tenant TEXT NOT NULL, rule TEXT NOT NULL, labels TEXT NOT NULL, state TEXT NOT NULL,
   since_ns INTEGER NOT NULL, fired_ns INTEGER NOT NULL, resolved_ns INTEGER NOT NULL,

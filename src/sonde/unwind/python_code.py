@@ -49,7 +49,7 @@ MAX_CACHED_FRAMES: Final = 16_384
 TRUST_NS: Final = 200_000_000
 """How long a code object is used without checking its memory again."""
 LONGER_TRUST_NS: Final = 10_000_000_000
-"""The same where its user has no time for names left."""
+"""The same where its user has no CPU time left of the naming budget (`resolve`)."""
 _UNICODE_3_10, _UNICODE_3_12 = (48, 72), (40, 56)
 """Where the characters of a str begin: of one that is ASCII, of others."""
 _UNKNOWN: Final = Frame("python", "", "[python]")
