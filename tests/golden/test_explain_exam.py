@@ -58,9 +58,9 @@ def test_a_lock_that_launching_threads_pass_on_is_no_turn_and_has_another_holder
         assert first.key == Cause.LOCK
         assert first.share == pytest.approx(0.63, abs=0.02)
         assert verdict.bounds[0].key == Bound.LOCK
-        assert (
-            "computed 35 % (27 to 69) of the time, by the driver's reports" in verdict.evidence[1]
-        )
+        computed = "computed 35 % (27 to 69) of the time, by the driver's reports"
+        # Who ended the waits stands before it, where that is known.
+        assert any(computed in text for text in verdict.evidence[1:3])
     (fact,) = explanation.verdicts[0].causes[0].facts
     assert "sleep in Index.upload p10.py:35 ← Index.publish p10.py:40" in fact
 

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from user_stacks import reach_their_entry, stacks_of
+from user_stacks import reach_their_entry, recorded_once, stacks_of
 
 pytestmark = pytest.mark.bpf
 
@@ -30,13 +30,12 @@ def classes(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(params=CASES)
 def seen(request, classes, record):
     """(case, [(names from the innermost on, whether it reaches the thread's entry, samples)])."""
     flags, threads = CASES[request.param]
-    return request.param, stacks_of(
-        ["java", *flags, "-cp", classes, "CallTree", "2000", str(threads)], record, 5
-    )
+    command = ["java", *flags, "-cp", classes, "CallTree", "2000", str(threads)]
+    return request.param, recorded_once(request, lambda: stacks_of(command, record, 5))
 
 
 def names(stack):

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from user_stacks import reach_their_entry, stacks_of
+from user_stacks import reach_their_entry, recorded_once, stacks_of
 
 pytestmark = pytest.mark.bpf
 
@@ -23,13 +23,14 @@ NODE = os.environ.get("SONDE_TEST_NODE") or shutil.which("node")
 """Another build of Node.js can be tried by that variable."""
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(params=CASES)
 def seen(request, record):
     """(case, [(frames of user code from the innermost on, whether whole, samples)])."""
     if NODE is None:
         pytest.skip("needs node")
     flags, threads = CASES[request.param]
-    return request.param, stacks_of([NODE, *flags, SOURCE, "2000", str(threads)], record, 4)
+    command = [NODE, *flags, SOURCE, "2000", str(threads)]
+    return request.param, recorded_once(request, lambda: stacks_of(command, record, 4))
 
 
 def called(stack):

@@ -11,7 +11,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from user_stacks import reach_their_entry, shares_are_three_to_one, stacks_of
+from user_stacks import (
+    reach_their_entry,
+    recorded_once,
+    shares_are_three_to_one,
+    stacks_of,
+)
 
 pytestmark = pytest.mark.bpf
 
@@ -43,14 +48,14 @@ CALLERS = {
 }
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(params=CASES)
 def seen(request, record):
     """(case, [(frames of user code from the innermost on, whether whole, samples)])."""
     if not PHP:
         pytest.skip("needs php")
     source = os.environ.get("SONDE_TEST_PHP_SOURCE") or str(SOURCE)
     command = [*PHP, *CASES[request.param], source, "2000"]
-    return request.param, stacks_of(command, record, 8)
+    return request.param, recorded_once(request, lambda: stacks_of(command, record, 8))
 
 
 def of_source(row):

@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import pytest
 from bench.stacks.entries import Entries
@@ -37,6 +37,20 @@ def reach_their_entry(found: list[tuple[list[Row], bool, int]], at_least: int) -
     whole = sum(count for _, is_whole, count in found if is_whole)
     assert total > at_least
     assert whole / total >= 0.98
+
+
+Recorded = TypeVar("Recorded")
+_kept: dict[tuple[str, str], Any] = {}
+"""Recordings by module and case."""
+
+
+def recorded_once(request: pytest.FixtureRequest, record: Callable[[], Recorded]) -> Recorded:
+    """A recording of a case, for all tests of the module. A test that failed and is run again gets
+    another one: the machine may have been busy during the first."""
+    key = request.module.__name__, request.param
+    if key not in _kept or getattr(request.node, "execution_count", 1) > 1:
+        _kept[key] = record()
+    return cast(Recorded, _kept[key])
 
 
 def stacks_of(

@@ -97,7 +97,7 @@ def test_runs_timed_singly_give_totals_but_no_gaps(writer, tmp_path, weight, bou
 
     assert not len(timeline.device)
     assert verdict.bounds[0].key == bound
-    assert f"computed {weight:.0f} %" in verdict.evidence[1]
+    assert any(f"computed {weight:.0f} %" in text for text in verdict.evidence[1:3])
 
 
 def test_how_busy_a_device_was_counts_from_when_it_was_watched(writer, tmp_path):
