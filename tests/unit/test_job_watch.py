@@ -131,7 +131,7 @@ def test_who_joined_later_makes_no_pause():
     assert not pace.quiet_since_ns
     pace.add(moment(50, 20))
     assert pace.quiet_since_ns == 50
-    assert pace.used(20)[0] > 0  # whether it works meanwhile
+    assert pace.use_of(20)[0] > 0  # whether it works meanwhile
 
 
 def test_a_rank_of_another_container_keeps_its_number_where_it_is_free(watch):

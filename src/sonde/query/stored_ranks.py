@@ -109,9 +109,10 @@ def timed_whole(session: StoreTables, selection: Selection) -> str:
     clause, parameters = selection.sql("start_time_ns", kind=False)
     ns = "weight * (end_time_ns - start_time_ns)"
     rows = session.arrow(
-        f"SELECT node FROM device_run {clause} AND kind <> 'sync' GROUP BY node"
-        f' HAVING sum({ns}) FILTER (weight <= {NEARLY_ALL} OR "window" > 0)'
-        f" >= {_TIMED_SHARE} * sum({ns}) ORDER BY sum({ns}) DESC, node LIMIT 1",
+        f"SELECT node FROM (SELECT node, sum({ns}) AS all_ns,"
+        f' sum({ns}) FILTER (WHERE weight <= {NEARLY_ALL} OR "window" > 0) AS timed_ns'
+        f" FROM device_run {clause} AND kind <> 'sync' GROUP BY node) AS sums"
+        f" WHERE timed_ns >= {_TIMED_SHARE} * all_ns ORDER BY all_ns DESC, node LIMIT 1",
         parameters,
     )
     found: list[str] = rows.column("node").to_pylist()

@@ -186,12 +186,12 @@ def _cells(session: StoredSession, selection: Selection, by: str) -> tuple[str, 
       min(time_ns) AS first_ns, max(time_ns) AS last_ns FROM polled
       WHERE series = 'sonde.process.gpu.memory' AND value > 0 GROUP BY ALL),
     -- the time from poll to poll: within slots, or to the next one where a slot has one poll
-    between AS (SELECT node, coalesce((last_ns - first_ns) / nullif(polls - 1, 0),
+    spacing AS (SELECT node, coalesce((last_ns - first_ns) / nullif(polls - 1, 0),
       lead(first_ns) OVER (PARTITION BY node, device, pid, start_ns ORDER BY slot) - first_ns)
       AS ns FROM holding),
     -- the time that a poll of a node stands for
     lasting AS (SELECT node, coalesce(least(greatest(median(ns), 1), {_LONGEST_POLL_NS}),
-      {_LONE_POLL_NS}) AS every_ns FROM between GROUP BY node),
+      {_LONE_POLL_NS}) AS every_ns FROM spacing GROUP BY node),
     -- the utilization of SMs by each process, summed over the polls of a slot
     working AS (SELECT node, device, pid, start_ns, slot, sum(value) AS used FROM polled
       WHERE series = 'sonde.process.gpu.utilization'
