@@ -93,7 +93,7 @@ def import_checked(name: str, library: str, folder: Path) -> ModuleType:
 def find(name: str) -> str | None:
     """Where the dynamic linker would find a library for this architecture; None where it would not.
 
-    For root, folders of LD_LIBRARY_PATH that others can write to are passed over, as in all
+    For root, folders of LD_LIBRARY_PATH that others can write to are skipped, as in all
     children (`interpreter.environment`).
     """
     searched = trusted_folders(os.environ.get("LD_LIBRARY_PATH", "").split(":"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel passes over a million open files at a time; a scan goes on where it stopped."""
+"""The kernel visits a million open files at a time; a scan goes on where it stopped."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ libc.pause()
 
 @pytest.fixture
 def many_files() -> Iterator[None]:
-    """A process whose many files others share: more than a million to pass over."""
+    """A process whose many files others share: more than a million to visit."""
     command = [sys.executable, "-c", SHARES_ITS_FILES]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"

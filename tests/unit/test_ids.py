@@ -30,7 +30,11 @@ def running(program: str, *around: str) -> Iterator[int]:
         assert started.stdout is not None
         assert started.stdout.readline() == "there\n"
         yield max(procfs.family([started.pid]))
-        started.kill() if not around else started.stdin.close()  # type: ignore[union-attr]
+        if around:  # kill() would reach what is around it alone
+            assert started.stdin is not None
+            started.stdin.close()
+        else:
+            started.kill()
 
 
 WAITS = "print('there', flush=True); sys.stdin.read()"

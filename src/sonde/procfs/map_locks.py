@@ -71,7 +71,7 @@ class MapLocks:
         self._broker = broker
         self._last: Holder | None = None
         self._executing: dict[int, float] = {}
-        """Processes that execute a program: until when (time.monotonic) they are passed over."""
+        """Processes that execute a program: until when (time.monotonic) they are skipped."""
         self._unsure_until_s = 0.0
 
     def holder(self, inode: int) -> Holder | None:

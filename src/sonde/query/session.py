@@ -142,7 +142,7 @@ class Session:
         except duckdb.OutOfMemoryException as error:
             raise CaptureTooLarge(
                 f"{self.info.path} needs more memory and disk space to read than there is",
-                f"free nonempty space in {tempfile.gettempdir()}, or record for a shorter time",
+                f"free some space in {tempfile.gettempdir()}, or record for a shorter time",
             ) from error
 
     @cached_property
