@@ -12,6 +12,8 @@ recording was judged.
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
+import functools
 import json
 import math
 import re
@@ -81,8 +83,11 @@ def main() -> int:
         "contention for CPUs, which is the largest of all programs then",
     )
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--jobs", type=int, default=1, help="recordings judged at once")
     args = parser.parse_args()
-    judged = [judge(path, loaded=args.loaded) for path in sorted(args.folder.glob("*.truth.json"))]
+    judge_one = functools.partial(judge, loaded=args.loaded)
+    with concurrent.futures.ProcessPoolExecutor(args.jobs) as pool:
+        judged = list(pool.map(judge_one, sorted(args.folder.glob("*.truth.json"))))
     for one in judged:
         named = ", ".join(f"{name} {share:.0%}" for name, share in one.named[:4])
         mark = "right" if one.is_right else "WRONG"

@@ -19,6 +19,7 @@ A stall [a, b) ends with an operation whose launch call ran [ls, le) on thread T
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from sonde.analyze.device_waits import RESULT_BYTES, device_waits, rows_with
 from sonde.analyze.intervals import Coverage, Intervals
 from sonde.analyze.launch_path import ENQUEUES, launch_path
 from sonde.analyze.offenders import LEAST_USE, processes_on, reports_on_others
+from sonde.analyze.on_cpu import on_cpu
 from sonde.analyze.stalls import DeviceState, Stalls, devices_of, stalls_of
 from sonde.analyze.stream_dependencies import awaited_by
 from sonde.model.causes import Cause
@@ -330,11 +332,13 @@ def _claimed(
     coverages = [(one, Coverage(mine)) for one, mine in claimed]
     dispatch = Coverage(sets.subtract(path, taken))
     del path, compiling, taken
-    faults = _fault_share(timeline, track, start, launch)
+    code = {one: np.full(len(start), share) for one, share in on_cpu(timeline, track).items()}
+    if not code and (faults := _fault_share(timeline, track, start, launch)) is not None:
+        code = {Cause.PAGE_FAULT: faults}
     cause = np.empty(len(start), np.uint8)
     for part in sets.in_parts(len(start)):  # there are millions of stalls
         columns = (start[part], end[part], launch[part], launch_end[part])
-        some = faults[part] if faults is not None else None
+        some = {one: share[part] for one, share in code.items()}
         cause[part] = _largest(coverages, dispatch, *columns, some)
     return cause, claimed
 
@@ -346,10 +350,10 @@ def _largest(
     end: I64,
     launch: I64,
     launch_end: I64,
-    faults: F64 | None,
+    code: Mapping[Cause, F64],
 ) -> U8:
     """The cause with the largest part of each stall. `path`: the thread's time on the launch path
-    that no cause claims; `faults`: the share of page faults."""
+    that no cause claims; `code`: by cause, its part of the thread's other time on a CPU."""
     best = np.zeros(len(start), np.int64)
     cause = np.full(len(start), CODE[Cause.LAUNCH], np.uint8)
 
@@ -360,7 +364,7 @@ def _largest(
 
     # A thread may lose its CPU, or fault, also within the launch call.
     rest, calling = launch - start, end - launch
-    faulted = np.zeros(len(start), np.int64)
+    blocked = {one: np.zeros(len(start), np.int64) for one in code}
     for one, coverage in claimed:
         amount = coverage.within(start, launch)
         rest -= amount
@@ -368,15 +372,17 @@ def _largest(
             inside = coverage.within(launch, launch_end)
             calling -= inside
             amount += inside
-        if one == Cause.PAGE_FAULT:
-            faulted = amount
+        if one in blocked:
+            blocked[one] = amount
         else:
             claim_for(one, amount)
     dispatch = np.minimum(path.within(start, launch), rest)
-    code = rest - dispatch
-    faults_ns = np.zeros_like(code) if faults is None else (code * faults).astype(np.int64)
-    claim_for(Cause.PAGE_FAULT, faults_ns + faulted)
-    claim_for(Cause.HOST, code - faults_ns)
+    host = rest - dispatch
+    on_a_cpu = {one: (host * share).astype(np.int64) for one, share in code.items()}
+    for one, amount in on_a_cpu.items():
+        claim_for(one, blocked[one] + amount)
+        host = host - amount
+    claim_for(Cause.HOST, host)
     # Launched work starts within LATENCY_NS on a free device; else the device is not free.
     not_free = np.minimum(np.maximum(end - launch_end - LATENCY_NS, 0), calling)
     claim_for(Cause.GPU_CONTENTION, not_free)

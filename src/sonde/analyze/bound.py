@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from sonde.analyze.advice import next_step, next_step_of_bound
+from sonde.analyze.beside_trace import with_code
 from sonde.analyze.blame import blame_device
 from sonde.analyze.blamed_stalls import BlamedStalls
 from sonde.analyze.causes import CAUSES
@@ -111,7 +112,7 @@ def verdict_of(
 def _verdict(timeline: Timeline, blamed: BlamedStalls) -> Verdict:
     stalls = blamed.stalls
     device = stalls.device
-    causes = _causes(timeline, blamed)
+    causes = with_code(_causes(timeline, blamed), timeline.beside)
     classes = classes_of(timeline, stalls)
     window = max(1, stalls.window_ns)
     taken, by_whom = taken_from_kernels(timeline, stalls)

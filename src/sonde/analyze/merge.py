@@ -143,6 +143,7 @@ def _merged(one: Timeline, two: Timeline) -> Timeline:
         tick_ns=max(one.tick_ns, two.tick_ns),
         sources=(*one.sources, *two.sources),
         notes=(*one.notes, *two.notes, *assumed),
+        beside=one.beside or (two if two.totals and not one.totals else None),
     )
 
 

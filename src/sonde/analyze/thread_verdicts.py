@@ -142,6 +142,27 @@ def thread_verdicts(timeline: Timeline) -> list[Verdict]:
     return verdicts
 
 
+def causes_of_threads(timeline: Timeline) -> dict[str, dict[Cause, CauseShare]]:
+    """By label, the causes of the time of each thread of the program, with waits for the device
+    among them as synchronization; shares are of the record's length."""
+    by_track: dict[int, list[Total]] = defaultdict(list)
+    for total in timeline.totals:
+        if timeline.tracks[total.track].owner == ThreadOwner.PROGRAM:
+            by_track[total.track].append(total)
+    window = max(1, timeline.end_ns - timeline.start_ns)
+    found = {}
+    for track, totals in by_track.items():
+        verdict, time = _verdict(timeline, [track], totals, window)
+        causes = {one.key: one for one in verdict.causes}
+        if time.waited > 0:
+            at = locations(time.wait_places, time.waited, time.callers)
+            empty = CauseShare.empty(Cause.SYNCHRONIZATION, verdict.device_name, at)
+            share = time.waited / window
+            causes[Cause.SYNCHRONIZATION] = replace(empty, ns=time.waited, share=share)
+        found[verdict.device_name] = causes
+    return found
+
+
 def _shares(
     timeline: Timeline,
     pid: int,

@@ -30,8 +30,9 @@ CUDA graphs, and every copy, set and call of the CUDA runtime. CUPTI, which the 
 loaded itself, slows it while it is traced, and somewhat until it ends: the price is printed first.
 """
 _MAX_S: Final = 10.0
-_HZ: Final = 499
-"""On-CPU samples a second: a short recording needs more than others."""
+_STACKS: Final = {"hz": 499, "wait_span_ms": 0.1, "stack_gap_ms": 1.0, "tick_s": 0.1}
+"""Of the capture beside a trace: a stall lasts from some 20 µs on, and the trace a second, so more
+samples are taken than else, and short waits are kept one by one, too."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -73,6 +74,9 @@ def run(args: argparse.Namespace) -> int:
     from sonde.attach import cupti_builds, kill_switch, memory_room, process
     from sonde.host import namespaces
 
+    path = args.output or Path(time.strftime(f"sonde-trace-{args.pid}-%Y%m%d-%H%M%S.json.gz"))
+    if path.suffixes[-2:] != [".json", ".gz"]:
+        raise UsageError(f"{path} does not end in .json.gz", "Name it so: -o trace.json.gz")
     kill_switch.require_allowed()
     namespaces.require_matching_proc()
     process.require(args.pid)
@@ -86,9 +90,6 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         _note(f"process {args.pid} would be traced; nothing was touched")
         return 0
-    path = args.output or Path(time.strftime(f"sonde-trace-{args.pid}-%Y%m%d-%H%M%S.json.gz"))
-    if path.suffixes[-2:] != [".json", ".gz"]:
-        raise UsageError(f"{path} does not end in .json.gz", "Name it so: -o trace.json.gz")
     capture = path.with_name(path.name.removesuffix(".json.gz") + ".sonde")
     raw = _traced(args, build, None if args.no_stacks else capture)
     threads = process.threads_of(args.pid)
@@ -173,7 +174,7 @@ class _Stacks:
             _note(f"no stacks: {error.cause}")
             return take(lambda: True)
         descriptors.raise_limit()
-        flags = {"hz": _HZ, "pids": [self._pid], "device_calls": False, "device_time": "off",
+        flags = {**_STACKS, "pids": [self._pid], "device_calls": False, "device_time": "off",
                  "injected": False}  # fmt: skip
         sink = CaptureFile(self._path)
         try:

@@ -375,6 +375,9 @@ class Timeline:
     """The formats that the timeline was read from."""
     notes: Sequence[str] = ()
     """What is missing or was cut, in words."""
+    beside: Timeline | None = None
+    """The capture of the machine that was merged into a trace, as it was read: its totals show the
+    code that threads executed and waited in, which the trace does not name."""
     device_of_track: I32 = field(init=False, repr=False, compare=False)
     """The device of each track, -1 for threads; [-1] without tracks."""
     pid_of_track: I64 = field(init=False, repr=False, compare=False)

@@ -59,7 +59,7 @@ def read(
     lost["records that cannot be true"] = int(np.count_nonzero(~true))
     rows = rows[true]
     is_call = np.isin(rows["kind"], CALL_KINDS)
-    launched = np.isin(rows["correlation"], rows["correlation"][is_call])
+    launched = _since_begin(rows, is_call)
     lost["runs of calls from before the trace, left out"] = int(np.count_nonzero(~launched))
     rows = rows[launched]
     off_ns = int(clock.to_host(np.array([head["off_cupti_ns"]], np.uint64))[0])
@@ -148,6 +148,20 @@ def _possible(rows: NDArray[Any], low: int, high: int) -> NDArray[np.bool_]:
     bounded = (rows["bytes"] <= _MAX_BYTES) & (rows["device"] < _MAX_DEVICES)
     possible: NDArray[np.bool_] = known & timed & bounded
     return possible
+
+
+def _since_begin(rows: NDArray[np.void], is_call: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which rows belong to calls since the first one that was recorded.
+
+    Correlation ids count calls of the runtime and of the driver together. Not every call that
+    launches is recorded: cuBLAS launches by calls of the driver that CUPTI leaves out here.
+    """
+    if not is_call.any():
+        return is_call
+    calls = rows[is_call]
+    first = calls["correlation"][np.argmin(calls["start_ns"])]
+    since: NDArray[np.uint32] = rows["correlation"] - first  # modulo 2**32, as the ids
+    return since < 1 << 31
 
 
 def _translated(tids: NDArray[np.uint32], known: Mapping[int, int]) -> NDArray[np.uint32]:
