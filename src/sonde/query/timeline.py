@@ -18,6 +18,7 @@ from sonde.model.timeline import (
     DeviceKind,
     Events,
     Interner,
+    Mask,
     Samples,
     StateKind,
     Timeline,
@@ -195,7 +196,9 @@ def _timed(
 
     It ends one mean interval after the last run. It starts when the injected library started to
     count runs, by its event `timing`; in a capture without such events, at the first wait of the
-    host for the device. Processes that have `traced` windows are left out of that.
+    host for the device. Processes that have `traced` windows are left out of that. An event of
+    before the capture is of an earlier recording where the process has one of this one, too: the
+    library holds the time when it last started.
     """
     if rows.num_rows < 2:
         return None
@@ -206,9 +209,18 @@ def _timed(
     mine = pids.filter(pc.invert(pc.is_in(pids, pc.unique(traced.column("pid")))))
     began = _rows_of(tables["event"], "timing", mine)
     times = int64_column(began, "time_ns")
-    if not began.num_rows:
+    if began.num_rows:
+        times = times[~_is_outdated(times, int64_column(began, "pid"), start_ns)]
+    else:
         times = int64_column(_rows_of(tables["device_run"], "sync", mine), "start_time_ns")
     return min([first, *np.maximum(times, start_ns).tolist()]), last
+
+
+def _is_outdated(times: I64, pids: I64, start_ns: int) -> Mask:
+    """Which starts lie before `start_ns`, of processes that started again after it."""
+    restarted = np.unique(pids[times >= start_ns])
+    outdated: Mask = (times < start_ns) & np.isin(pids, restarted)
+    return outdated
 
 
 def _rows_of(table: pa.Table, kind: str, pids: pa.Array) -> pa.Table:
