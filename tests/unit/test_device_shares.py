@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import captures
 from captures import START_NS, Writer
 from sonde.analyze import device_shares as module
 from sonde.analyze.bound import explain
@@ -148,6 +149,15 @@ def test_the_variance_is_that_of_neighbours():
     assert variance_of_sum(np.array([100.0]), np.array([10.0])) == 1_000.0**2
 
 
+def test_the_first_block_may_be_as_long_as_a_guess_made_it():
+    """A product of milliseconds: its first block stands for 62 ms, the others for 12."""
+    value, weight = np.full(300, 1.6e6), np.full(300, 7.5)
+    even = variance_of_sum(value, weight)
+    weight[0] = 38
+    assert even == pytest.approx((7.5 * 1.6e6) ** 2)
+    assert variance_of_sum(value, weight) == pytest.approx((38**2 + 7.5**2) / 2 * 1.6e6**2)
+
+
 def test_what_timing_leaves_open_is_added_on_each_side():
     rows = runs([(0, 1_000, 100.0)] * 500)
     (computing, _) = device_shares(rows, ["a"], [], SECOND_NS, SECOND_NS)
@@ -171,6 +181,29 @@ def test_the_table_holds_what_was_measured():
     for event_ns, cupti_ns in means:
         less, more = bounds_ns(CallKind.LAUNCH, np.array([event_ns]))
         assert event_ns - less[0] <= cupti_ns <= event_ns + more[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "pair_us", "cupti_us"),
+    [
+        pytest.param(CallKind.COPY, 5.813, 1.408, id="4 bytes, decode"),
+        pytest.param(CallKind.COPY, 8.034, 1.407, id="4 bytes, decode again"),
+        pytest.param(CallKind.COPY, 19.473, 5.37, id="small copies within the device, training"),
+        pytest.param(CallKind.SET, 9.938, 0.797, id="small sets, training"),
+        pytest.param(CallKind.SET, 0.0, 0.842, id="a set behind a product"),
+        pytest.param(CallKind.GRAPH_LAUNCH, 139.648, 124.824, id="replay of 40 kernels"),
+        pytest.param(CallKind.GRAPH_LAUNCH, 62.537, 58.78, id="replay of 24 kernels"),
+    ],
+)
+def test_the_table_holds_what_was_measured_of_short_ones(kind, pair_us, cupti_us):
+    """Means of whole recordings (bench/results/device_truth_h200.json); calls that wait."""
+    less, more = bounds_ns(kind, np.array([1e3 * pair_us]), call_ns=20_000.0)
+    assert 1e3 * pair_us - less[0] <= 1e3 * cupti_us <= 1e3 * pair_us + more[0]
+
+
+def test_of_a_longer_copy_the_first_part_alone_may_be_the_host_s():
+    less, _ = bounds_ns(CallKind.COPY, np.array([20e3, 25e3, 60e3]), call_ns=1e6)
+    assert less == pytest.approx([17e3, 17e3, 40.2e3])
 
 
 def copy_call(direction, count, ns, moved):
@@ -291,6 +324,36 @@ def test_a_verdict_has_the_intervals_as_text_and_json(explained):
     assert [one["kind"] for one in found] == ["computing", "kernel", "kernel"]
     assert found[0]["low"] <= found[0]["share"] <= found[0]["high"]
     assert found[0]["half_width"] == pytest.approx(computing.half_width)
+
+
+@pytest.mark.parametrize(
+    ("began_s", "begin_s"),
+    [((0.2,), 0.2), ((-9.0, 0.2), 0.2), ((-9.0,), 0.0), ((-9.0, 4.9), 0.25)],
+)
+def test_time_is_that_in_which_runs_were_timed(tmp_path, monkeypatch, began_s, begin_s):
+    """An event of before the capture is of an earlier recording, if there is one of this."""
+    monkeypatch.setattr(  # as a recorder writes it: what is older is in the first chunk
+        captures,
+        "_in_chunk",
+        lambda row, start_ns, length_ns: (
+            0
+            <= max(row.get("time_ns", row.get("start_time_ns", 0)), START_NS) - start_ns
+            < length_ns
+        ),
+    )
+    writer = Writer(seconds=5)
+    key = writer.process(42, "train")
+    for second in began_s:
+        event = {"time_ns": START_NS + round(second * SECOND_NS), **key}
+        writer.rows["event"].append({**event, "kind": "timing", "name": "began", "value": 1.0})
+    for number in range(100):
+        start = START_NS + 250_000_000 + 40_000_000 * number
+        row = {"kind": "kernel", "name": "gemm", "weight": 10.0, "source": "event", "tid": 42}
+        times = {"start_time_ns": start, "end_time_ns": start + US}
+        writer.rows["device_run"].append({**key, **row, **times, "grid": "512,1,1"})
+    timeline = open_timeline([writer.write(tmp_path / "a.sonde")])
+    assert timeline.timed_ns is not None
+    assert timeline.timed_ns[0] == START_NS + round(begin_s * SECOND_NS)
 
 
 def test_a_verdict_without_intervals_has_no_line_of_them(explained):

@@ -199,14 +199,15 @@ def variance_of_sum(value: F64, weight: F64) -> float:
     """The variance of sum(value * weight), where each row was chosen from a block of `weight`.
 
     Rows are in order of time, one for each block; a row that is not of what is summed has the value
-    0. The first and the last block may lie half outside.
+    0. The first and the last block may lie half outside, by their own lengths: the first ones are
+    as long as a guess of the rate makes them.
     """
     count = len(value)
     if not count:
         return 0.0
     whole = float(weight.sum())
     mean = float((value * weight).sum()) / max(whole, 1e-9)
-    at_ends = (whole / count * mean) ** 2
+    at_ends = float(weight[0] ** 2 + weight[-1] ** 2) / 2 * mean**2
     if count == 1:
         return float((weight[0] * value[0]) ** 2)
     # Of a block of one, all is known.
