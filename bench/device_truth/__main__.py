@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Do intervals of `sonde explain` hold what CUPTI measures? Root; PyTorch, an NVIDIA GPU.
 
-    python -m bench.device_truth OUT [--only LOOP…] [--seconds 6] [--profiled 0.7] [--stub]
+    python -m bench.device_truth OUT [--set first|unseen] [--only LOOP…] [--seconds 6]
+                                     [--profiled 0.7] [--budget 560] [--stub]
     python -m bench.device_truth --judge OUT
 
 Each loop is a process. A session of torch.profiler opens it, so that what CUPTI leaves behind slows
@@ -148,6 +149,7 @@ def run_all(names: list[str], args: argparse.Namespace, scratch: Path) -> int:
 def main() -> int:
     """Record, or judge what was recorded."""
     from bench.device_truth.loops import LOOPS
+    from bench.device_truth.unseen_loops import UNSEEN
 
     parser = argparse.ArgumentParser(
         prog="python -m bench.device_truth",
@@ -157,7 +159,10 @@ def main() -> int:
     parser.add_argument("out", type=Path, nargs="?", help="where recordings and truths go")
     parser.add_argument("--judge", type=Path, metavar="FOLDER", help="score what is there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="what was judged, too")
-    parser.add_argument("--only", nargs="*", default=[], metavar="LOOP", help=", ".join(LOOPS))
+    parser.add_argument("--set", choices=("first", "unseen"), default="unseen",
+                        help="of loops: those that the table was fitted by, or others")  # fmt: skip
+    parser.add_argument("--only", nargs="*", default=[], metavar="LOOP",
+                        help=", ".join((*LOOPS, *UNSEEN)))  # fmt: skip
     parser.add_argument("--seconds", type=float, default=6.0, help="of a recording")
     parser.add_argument("--profiled", type=float, default=0.7, help="seconds of a window of CUPTI")
     parser.add_argument("--budget", type=float, default=560.0, help="seconds; the rest is left out")
@@ -169,7 +174,8 @@ def main() -> int:
         return judge_folder(args.judge, args.json)
     if args.out is None:
         parser.error("where are recordings to go?")
-    known = STUB_LOOPS if args.stub else tuple(LOOPS)
+    chosen = LOOPS | UNSEEN if args.only else LOOPS if args.set == "first" else UNSEEN
+    known = STUB_LOOPS if args.stub else tuple(chosen)
     if unknown := set(args.only) - set(known):
         parser.error(f"no such loops: {', '.join(sorted(unknown))}")
     with tempfile.TemporaryDirectory() as folder:

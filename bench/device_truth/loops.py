@@ -12,7 +12,7 @@ MEGA = 1 << 20
 Step = Callable[[], None]
 
 
-def _layers(width: int, count: int, rows: int) -> Step:
+def layers(width: int, count: int, rows: int) -> Step:
     """A multi-layer perceptron, forward only: matrix products between short kernels."""
     import torch
 
@@ -30,7 +30,7 @@ def _layers(width: int, count: int, rows: int) -> Step:
 
 def eager_mlp() -> Step:
     """About forty launches a step, the device mostly behind."""
-    return _layers(2048, 20, 1024)
+    return layers(2048, 20, 1024)
 
 
 def small_kernels() -> Step:
@@ -48,7 +48,7 @@ def small_kernels() -> Step:
     return step
 
 
-def _captured(run: Step) -> Step:
+def captured(run: Step) -> Step:
     """Replays of a step, whose memory stays as long as the replays do."""
     import torch
 
@@ -67,14 +67,14 @@ def _captured(run: Step) -> Step:
 
 def graph_replay() -> Step:
     """Replays one after another."""
-    return _captured(_layers(1024, 20, 256))
+    return captured(layers(1024, 20, 256))
 
 
 def decode() -> Step:
     """A replay of short kernels, some launches and a result that is read: then the device idles."""
     import torch
 
-    replay = _captured(_layers(1024, 12, 8))
+    replay = captured(layers(1024, 12, 8))
     y = torch.rand(1024, device="cuda")
 
     def step() -> None:
@@ -194,7 +194,7 @@ def d2d() -> Step:
     return step
 
 
-def _runtime() -> ctypes.CDLL:
+def runtime() -> ctypes.CDLL:
     """PyTorch's runtime library, which is mapped already."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         if "libcudart" in line:
@@ -206,14 +206,14 @@ def memsets() -> Step:
     """Sets of 64 MiB, by the runtime: PyTorch fills by kernels."""
     import torch
 
-    runtime, work = _runtime(), _products(2048, 4)
+    cudart, work = runtime(), _products(2048, 4)
     target = torch.empty(64 * MEGA, dtype=torch.uint8, device="cuda")
     words = [ctypes.c_void_p(target.data_ptr()), 0, ctypes.c_size_t(target.numel())]
 
     def step() -> None:
         work()
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        if runtime.cudaMemsetAsync(*words, stream):
+        if cudart.cudaMemsetAsync(*words, stream):
             raise RuntimeError("cudaMemsetAsync failed")
 
     return step

@@ -20,6 +20,7 @@ import numpy as np
 
 from bench import stub
 from bench.device_truth.loops import LOOPS, Step
+from bench.device_truth.unseen_loops import UNSEEN
 
 BLOCK_S = 0.015
 """Of steps between two waits for the device, which bound its queue."""
@@ -55,7 +56,7 @@ class Cuda:
     def make(self, loop: str) -> Step:
         """One step of a loop."""
         self._torch.manual_seed(7)
-        return LOOPS[loop]()
+        return (LOOPS | UNSEEN)[loop]()
 
     def synchronize(self) -> None:
         """Wait for all that was launched."""

@@ -10,7 +10,9 @@ import tarfile
 import pytest
 from bench.device_truth import judge
 from bench.device_truth.judge import find_share, judged, plain, steps_a_second
+from bench.device_truth.loops import LOOPS
 from bench.device_truth.program import measured, union_ns
+from bench.device_truth.unseen_loops import UNSEEN
 
 from captures import START_NS, Writer
 from sonde.model.verdict import DeviceShare
@@ -158,3 +160,8 @@ def test_a_recording_that_is_missing_is_a_trouble(recorded, capsys):
     (folder / "0.sonde").unlink()
     assert judge.judge_folder(folder.parent) == 1
     assert "loop 0: " in capsys.readouterr().out
+
+
+def test_no_unseen_loop_is_one_that_the_table_was_fitted_by():
+    assert len(UNSEEN) > 15
+    assert not set(UNSEEN) & set(LOOPS)
