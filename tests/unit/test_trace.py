@@ -17,6 +17,7 @@ import pytest
 from sonde import _native, procfs
 from sonde.attach import cupti_builds, glibc
 from sonde.cli import main
+from sonde.cli.trace import require_price
 from sonde.collect import inject_abi, tracing
 from sonde.collect import inject_trace_abi as abi
 from sonde.collect.inject_memory import Seen
@@ -304,18 +305,45 @@ def test_the_command_traces_explains_and_states_its_price_first(
     assert "nothing was touched" in capsys.readouterr().err
     for _ in range(20):  # the program traces itself, too
         try:
-            assert run(*words, "--json") == 0
+            assert run(*words, "--json", "--at-most", "1000") == 0
             break
         except TargetRefused:
             continue
     out, err = capsys.readouterr()
     outcome = json.loads(out)
     assert outcome["kernels"] == outcome["calls"] > 0
+    assert outcome["in_replays"] == []
+    assert "no kernel of a replayed graph" in outcome["in_replays_unknown"]
     assert "price" in err.splitlines()[1]
     assert "afterwards" in err
     assert len(kineto.read(path).device) == outcome["kernels"]
     process.kill()
     process.communicate()
+
+
+def test_a_trace_that_leaves_too_much_behind_is_refused_before_cupti_is_touched(
+    traced, library, monkeypatch, tmp_path
+):
+    process = start(traced, library, request="0:0")
+    find(process.pid).close()
+    monkeypatch.setattr(cupti_builds, "require", lambda pid: cupti_builds.proved()[0])
+    monkeypatch.setattr(Tracer, "take", lambda *_, **__: pytest.fail("traced"))
+    words = ["trace", str(process.pid), "-d", "0.2", "-o", str(tmp_path / "x.json.gz")]
+    with pytest.raises(TargetRefused, match=r"until the process ends, more than 0.001 %"):
+        run(*words, "--no-stacks", "--at-most", "0.001")
+    assert not list(tmp_path.iterdir())
+    process.kill()
+    process.communicate()
+
+
+def test_what_a_trace_leaves_behind_is_bounded_or_refused():
+    build = cupti_builds.proved()[0]
+    after = 100 * build.after.share(1_000, 50)
+    require_price(build, 1_000, 50, after)
+    with pytest.raises(TargetRefused, match=f"up to {after:.1f} % slower"):
+        require_price(build, 1_000, 50, after - 0.01)
+    with pytest.raises(TargetRefused, match="not known"):
+        require_price(build, 0, 0, 100)
 
 
 def run(*words: str) -> int:

@@ -9,12 +9,14 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sonde.errors import HostError, SondeError, UsageError
+from sonde.errors import HostError, SondeError, TargetRefused, UsageError
 
 if TYPE_CHECKING:
+    from sonde.analyze.replay_kernels import ReplayKernel
     from sonde.attach.cupti_builds import Build
     from sonde.model.device_trace import DeviceTrace, RawTrace
 
@@ -33,6 +35,10 @@ _MAX_S: Final = 10.0
 _STACKS: Final = {"hz": 499, "wait_span_ms": 0.1, "stack_gap_ms": 1.0, "tick_s": 0.1}
 """Of the capture beside a trace: a stall lasts from some 20 µs on, and the trace a second, so more
 samples are taken than else, and short waits are kept one by one, too."""
+_MOST_KERNELS: Final = 8
+"""Of those within replays, that are printed."""
+_MOST_CHARACTERS: Final = 100
+"""Of a kernel's name."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -54,6 +60,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "lies beside it (.sonde)")  # fmt: skip
     add("--dry-run", action="store_true",
         help="print the price and whether it would be refused; touch nothing")  # fmt: skip
+    add("--at-most", type=_percent, metavar="PERCENT",
+        help="refuse where steps may take longer by more than this after the trace, until the "
+        "process ends (0.5, say)")  # fmt: skip
     add("--all-calls", action="store_true",
         help="all calls of the driver, too, not only those that launch or copy (costs several "
         "times as much, also afterwards)")  # fmt: skip
@@ -67,6 +76,13 @@ def _seconds(text: str) -> float:
         if 0.01 <= (value := float(text)) <= _MAX_S:
             return value
     raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.01 to 10")
+
+
+def _percent(text: str) -> float:
+    with suppress(ValueError):
+        if 0.0 <= (value := float(text)) <= 1000.0:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of percent")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -91,13 +107,13 @@ def run(args: argparse.Namespace) -> int:
         _note(f"process {args.pid} would be traced; nothing was touched")
         return 0
     capture = path.with_name(path.name.removesuffix(".json.gz") + ".sonde")
-    raw = _traced(args, build, None if args.no_stacks else capture)
+    raw, rates = _traced(args, build, None if args.no_stacks else capture)
     threads = process.threads_of(args.pid)
     # Thread ids are the process's own where it has a pid namespace: the trace gets those of here.
     trace = _checked(raw, args.pid, {own: here for own, (here, _) in threads.items()})
     _write(trace, path, dict(threads.values()))
     files = [path, *([capture] if not args.no_stacks and capture.exists() else [])]
-    _print_result(args, build, trace, files)
+    _print_result(args, build, trace, files, rates[1])
     return 0
 
 
@@ -127,19 +143,42 @@ def price_here(build: Build, launches: float, replays: float) -> str:
     )
 
 
-def _traced(args: argparse.Namespace, build: Build, capture: Path | None) -> RawTrace:
+def require_price(build: Build, launches: float, replays: float, at_most: float) -> None:
+    """Raises TargetRefused where steps may take longer than by `at_most` percent once the trace is
+    over, or where it is not known: nothing was launched."""
+    if not launches + replays:
+        raise TargetRefused(
+            "what a trace would leave behind is not known: nothing was launched in a second",
+            "Trace it while it works, or without --at-most.",
+        )
+    after = 100 * build.after.share(launches, replays)
+    if after > at_most:
+        raise TargetRefused(
+            f"a trace would leave its steps up to {after:.1f} % slower until the process ends, "
+            f"more than {at_most:g} %",
+            "Allow more (--at-most), or record it without a trace: sonde record --device-time",
+        )
+
+
+def _traced(
+    args: argparse.Namespace, build: Build, capture: Path | None
+) -> tuple[RawTrace, tuple[float, float]]:
+    """The trace, and launches and replays a second before it."""
     from sonde.cli.attach import memory_of
     from sonde.collect.tracing import Tracer
 
     with memory_of(args.pid) as memory, Tracer(args.pid, memory) as tracer:
         tracer.prepare()
-        _note(price_here(build, *tracer.rates()))
+        rates = tracer.rates()
+        _note(price_here(build, *rates))
+        if args.at_most is not None:
+            require_price(build, *rates, args.at_most)
         if capture is None:
-            return tracer.take(args.duration, all_calls=args.all_calls)
+            return tracer.take(args.duration, all_calls=args.all_calls), rates
         with _Stacks(args.pid, capture) as stacks:
             return stacks.beside(
                 lambda on_turn: tracer.take(args.duration, on_turn, all_calls=args.all_calls)
-            )
+            ), rates
 
 
 class _Stacks:
@@ -227,8 +266,13 @@ def _write(trace: DeviceTrace, path: Path, threads: dict[int, str]) -> None:
 
 
 def _print_result(
-    args: argparse.Namespace, build: Build, trace: DeviceTrace, files: list[Path]
+    args: argparse.Namespace,
+    build: Build,
+    trace: DeviceTrace,
+    files: list[Path],
+    replays_a_second: float,
 ) -> None:
+    """`replays_a_second`: before the trace."""
     from sonde.model.device_trace import CALL_KINDS, Kind
 
     seconds = (trace.end_ns - trace.start_ns) / 1e9
@@ -239,10 +283,13 @@ def _print_result(
         "copies": trace.count(Kind.COPY), "sets": trace.count(Kind.SET),
         "calls": trace.count(*CALL_KINDS),
     }  # fmt: skip
+    in_replays, unknown = _in_replays(trace, replays_a_second)
     if args.json:
         outcome = {
             "files": [str(path) for path in files], "cupti": build.version, "seconds": seconds,
             **found, "cut": trace.is_cut, "lost": dict(trace.lost),
+            "replays_a_second": replays_a_second,
+            "in_replays": [asdict(one) for one in in_replays], "in_replays_unknown": unknown,
         }  # fmt: skip
         print(json.dumps(outcome, indent=2))
         return
@@ -254,10 +301,27 @@ def _print_result(
         print("the trace ended early: another profiler of the process came, or it was called off")
     for what, count in trace.lost.items():
         print(f"LOST  {count:,} {what}")
+    for one in in_replays[:_MOST_KERNELS]:
+        print(
+            f"in replays, of the time before the trace: {100 * one.share:5.1f} % "
+            f"± {100 * one.half_width:.1f}  {one.name[:_MOST_CHARACTERS]}"
+        )
+    if in_graphs and unknown:
+        print(f"kernels in replays have no shares of the time: {unknown}")
     if text := _verdict(files):
         print(f"\n{text}")
     print(f"\n{files[0]}: the timeline, for ui.perfetto.dev; the verdict in full: sonde explain "
           + " ".join(map(str, files)))  # fmt: skip
+
+
+def _in_replays(trace: DeviceTrace, replays_a_second: float) -> tuple[list[ReplayKernel], str]:
+    """Kernels within replays, and why there are none."""
+    from sonde.analyze.replay_kernels import replay_kernels
+
+    try:
+        return replay_kernels(trace, replays_a_second), ""
+    except ValueError as error:
+        return [], str(error)
 
 
 def _verdict(files: list[Path]) -> str:
