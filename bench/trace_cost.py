@@ -20,7 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -182,6 +184,7 @@ def trial(mode: str, args: argparse.Namespace) -> dict[str, Any]:
                     )
                     row["traces"].append({key: short[key] for key in keep})
                 row["after_all"] = [loop.rate(args.rate_s) for _ in range(2)]
+                row["digest"] = loop.ask("digest 0")
                 seconds = PROFILED_S.get(mode, 1.0)
                 row["profiler"] = loop.ask(f"profile {seconds}")
                 row["after_profiler"] = loop.rate(args.rate_s)
@@ -197,18 +200,48 @@ def trial(mode: str, args: argparse.Namespace) -> dict[str, Any]:
         if args.no_twin:
             row["identical"] = None
             return row
-        twin = Loop(mode)
-        row["twin"] = twin.ask(f"state {row['result'][0]}")
-        twin.process.wait(20)
-        row["identical"] = row["twin"] == row["result"]
+        compare(row, loop)
     except (SondeError, RuntimeError, subprocess.TimeoutExpired, AssertionError) as error:
         row["error"] = repr(error)
+        row["exit"] = loop.process.poll()
         dump = [sys.executable, "-m", "sonde", "dump", str(loop.process.pid)]
         row["dump"] = subprocess.run(dump, capture_output=True, text=True, timeout=30).stdout
         loop.process.kill()
+        if (
+            "digest" in row and "identical" not in row and not args.no_twin
+        ):  # what it computed before that is known
+            signal.alarm(args.limit_s)
+            with suppress(RuntimeError, subprocess.TimeoutExpired):
+                compare(row, loop)
     finally:
         signal.alarm(0)
     return row
+
+
+def compare(row: dict[str, Any], loop: Loop) -> None:
+    """What it computed beside a twin that nobody touches: with all traces, and, where it lived that
+    long, with torch.profiler's sessions."""
+    loop.process.wait(20)
+    twin = Loop(row["mode"])
+    try:
+        row["twin_digest"] = twin.ask(f"digest {row['digest'][0]}")
+        row["identical"] = row["twin_digest"] == row["digest"]
+        if "result" in row:
+            row["twin"] = twin.ask(f"state {row['result'][0]}")
+            row["identical"] = row["identical"] and row["twin"] == row["result"]
+    finally:
+        twin.process.kill()
+        twin.process.wait(20)
+
+
+def slower(row: dict[str, Any]) -> dict[str, float]:
+    """How much slower it was, %: in the first trace, after it, and after all; and as stated."""
+    attached = median(row["attached"])
+    found = {f"stated_{name}": row["stated"][name] for name in ("during", "after")}
+    for name, rates in (("in the trace", [row["trace"]["rate"]]), ("after one", row["after_one"]),
+                        ("after all", row["after_all"])):  # fmt: skip
+        found[name] = round(100 * (attached / median(rates) - 1), 2)
+    return found
 
 
 def _late(_signal: int, _frame: object) -> None:
@@ -276,6 +309,8 @@ def report(row: dict[str, Any]) -> None:
             seen = row[key]
             per = {k: round(v / seen["steps"], 4) for k, v in seen.items()}
             print(f"  {key}: {json.dumps(per)} of {seen['steps']} steps")
+    if "after_all" in row:
+        print(f"  slower, %: {json.dumps(slower(row))}")
     if "dump" in row:
         print(row["dump"][-3000:])
     if row.get("traces"):

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.device_truth.kernel_names import plain
 from sonde.analyze.bound import explain
 from sonde.errors import SondeError
 from sonde.model.verdict import DeviceShare, Verdict
@@ -36,10 +37,6 @@ WANTED = 0.90
 WANTED_HALF = 0.03
 CUT = 100
 """Names of fewer characters are whole."""
-_BLANK = re.compile(r"\s+")
-_TRUTH_VALUE = re.compile(r"\(bool\)([01])")
-_CAST = re.compile(r"\((?:unsigned|signed)?(?:char|short|int|long|longlong)?\)(?=-?\d)")
-_SUFFIX = re.compile(r"(\b\d+)(?:u?l{0,2})\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +153,6 @@ def steps_a_second(stamps: Sequence[tuple[int, int]], begin_ns: int, end_ns: int
         raise ValueError("the program did not count steps while its runs were timed")
     first, last = np.interp([begin_ns, end_ns], times, steps)
     return float(last - first) * 1e9 / (end_ns - begin_ns)
-
-
-def plain(name: str) -> str:
-    """A kernel's name as two demanglers write it alike: '2ul' is '(unsigned long)2' to another."""
-    text = _BLANK.sub("", name).removeprefix("void").replace("{anonymous}", "(anonymousnamespace)")
-    text = _TRUTH_VALUE.sub(lambda found: "false" if found[1] == "0" else "true", text)
-    return _SUFFIX.sub(r"\1", _CAST.sub("", text))
 
 
 def find_share(shares: Sequence[DeviceShare], kind: str, name: str) -> DeviceShare | None:

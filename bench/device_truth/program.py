@@ -2,7 +2,8 @@
 """A loop at work: `python -m bench.device_truth.program LOOP`.
 
 Lines on standard input, answers in JSON: `begin` (builds the loop), `profile S` (what CUPTI
-measures in S seconds), `stamps` (how many steps were done by when; ends).
+measures in S seconds), `count` (steps done, and when in ns), `stamps` (how many steps were done by
+when; ends).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from bench import stub
+from bench.device_truth.graph_loops import GRAPHS
 from bench.device_truth.loops import LOOPS, Step
 from bench.device_truth.unseen_loops import UNSEEN
 
@@ -56,7 +58,7 @@ class Cuda:
     def make(self, loop: str) -> Step:
         """One step of a loop."""
         self._torch.manual_seed(7)
-        return (LOOPS | UNSEEN)[loop]()
+        return (LOOPS | UNSEEN | GRAPHS)[loop]()
 
     def synchronize(self) -> None:
         """Wait for all that was launched."""
@@ -215,6 +217,10 @@ def main() -> int:
         if word == "stamps":
             print(json.dumps(loop.stamps), flush=True)
             return 0
+        if word == "count":
+            at_ns, steps = loop.stamps[-1]
+            print(json.dumps([steps, at_ns]), flush=True)
+            continue
         print(json.dumps(loop.profile(float(rest[0]))), flush=True)
 
 

@@ -35,7 +35,7 @@ def test_a_share_is_the_time_in_a_replay_times_the_replays_before_the_trace():
     gemm, norm = replay_kernels(trace(rows), 20_000)
     assert (gemm.name, gemm.launches, gemm.ns) == ("gemm", 2.0, 20_000)
     assert gemm.share == pytest.approx(0.4)
-    assert gemm.half_width == pytest.approx(0.008), "as replays are counted"
+    assert gemm.half_width == pytest.approx(0.012), "as replays are counted"
     assert (norm.name, norm.share) == ("norm", pytest.approx(0.1))
 
 
@@ -49,7 +49,7 @@ def test_of_several_graphs_a_replay_is_their_mean():
     gemm, norm = replay_kernels(trace(rows), 1_000)
     assert gemm.ns == pytest.approx(40_000)
     assert norm.ns == pytest.approx(5_000)
-    assert gemm.half_width > 0.02 * gemm.share
+    assert gemm.half_width > 0.03 * gemm.share
 
 
 def test_a_replay_that_the_trace_cut_is_left_out():

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import time
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -334,6 +335,22 @@ def test_a_trace_that_leaves_too_much_behind_is_refused_before_cupti_is_touched(
     assert not list(tmp_path.iterdir())
     process.kill()
     process.communicate()
+
+
+class Chosen(NamedTuple):
+    start_ns: int
+    weight: float
+
+
+def test_a_rate_is_that_between_the_first_and_the_last_that_were_chosen():
+    """10,000 a second, of which each hundredth was chosen; the first block is a guess."""
+    runs = [Chosen(10_000_000 * number, 100.0) for number in range(1, 99)]
+    assert tracing._a_second(runs, 1.0) == pytest.approx(10_000)
+    assert tracing._a_second([runs[0]._replace(weight=900.0), *runs[1:]], 1.0) == pytest.approx(
+        10_000 + 400 / 0.97
+    )
+    assert tracing._a_second(runs[:50], 1.0) == 5_000, "for a half of the time"
+    assert tracing._a_second(runs[:5], 1.0) == 500, "few"
 
 
 def test_what_a_trace_leaves_behind_is_bounded_or_refused():

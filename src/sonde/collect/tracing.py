@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Final
 
@@ -16,7 +17,7 @@ from sonde import _native, procfs
 from sonde.collect import inject_abi as abi
 from sonde.collect import inject_trace_abi as trace_abi
 from sonde.collect.inject_memory import REASON_TEXT, InjectMemory, find_memory
-from sonde.collect.inject_records import Ring
+from sonde.collect.inject_records import Ring, Run
 from sonde.collect.slots import Slots, slots_asked
 from sonde.errors import AttachFailed, ProcessGone, TargetRefused
 from sonde.model.device_trace import RawTrace
@@ -33,6 +34,10 @@ _MAX_NAMES: Final = 65_536
 """Different names of one trace."""
 _COUNTED_A_SECOND: Final = 200
 """Launches that are timed for `rates`."""
+_ENOUGH: Final = 10
+"""Of one thread and type, for a rate between the first and the last of them."""
+_MOST_OF: Final = 0.7
+"""Of the time, between these two."""
 _REMEDIES: Final = {
     abi.Reason.CUPTI_TAKEN: "Try again when that profiler has ended; one that was at work before "
     "Sonde came counts as working until it was seen to begin and end once.",
@@ -126,10 +131,13 @@ class Tracer:
         self._memory.ask(tail=ring.tail)
         if not 0.1 < took_s < 10 * seconds:
             return 0.0, 0.0
+        by_type: dict[tuple[int, abi.Type], list[Run]] = defaultdict(list)
+        for run in runs:
+            by_type[run.tid, run.type].append(run)
+        rates = [(kind, _a_second(mine, took_s)) for (_, kind), mine in by_type.items()]
         launched = {abi.Type.KERNEL, abi.Type.COPY, abi.Type.SET}
-        launches = sum(run.weight for run in runs if run.type in launched)
-        replays = sum(run.weight for run in runs if run.type is abi.Type.REPLAY)
-        return launches / took_s, replays / took_s
+        launches = sum(rate for kind, rate in rates if kind in launched)
+        return launches, sum(rate for kind, rate in rates if kind is abi.Type.REPLAY)
 
     def take(
         self,
@@ -195,6 +203,21 @@ class Tracer:
             return _read(fd, self._memory.fd, self._window)
         finally:
             os.close(fd)
+
+
+def _a_second(runs: list[Run], took_s: float) -> float:
+    """Launches a second of one thread and type, by those chosen from it in `took_s` seconds.
+
+    From the first that was chosen to the last: the first block is as long as a guess of the rate.
+    Each lies in the middle of its block, in the mean. Where they are few, or the thread launched
+    for a part of the time, it is their sum over all of the time.
+    """
+    runs = sorted(runs, key=lambda run: run.start_ns)
+    launches = sum(run.weight for run in runs)
+    span_s = (runs[-1].start_ns - runs[0].start_ns) / 1e9
+    if len(runs) < _ENOUGH or span_s < _MOST_OF * took_s:
+        return launches / took_s
+    return (launches - (runs[0].weight + runs[-1].weight) / 2) / span_s
 
 
 def _read(fd: int, library_fd: int, window: int) -> RawTrace:
