@@ -43,7 +43,7 @@ def rate(loop: Loop, seconds: float) -> float:
 
 
 def trace(pid: int, seconds: float, at_most: float, folder: Path) -> dict[str, Any]:
-    """`sonde trace`: its outcome, or `refused` with the reason; and what it said of its price."""
+    """`sonde trace`: its outcome, or `refused` with the reason; and the price it stated."""
     words = [str(pid), "-d", f"{seconds:g}", "--no-stacks", "--json", "--at-most", f"{at_most:g}"]
     began = time.monotonic()
     ran = subprocess.run(

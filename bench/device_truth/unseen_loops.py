@@ -66,7 +66,7 @@ def embeddings() -> Step:
 
 
 def recurrent() -> Step:
-    """An LSTM of two layers over 40 moments: cuDNN's short kernels, in streams of its own."""
+    """An LSTM of two layers over 40 moments: cuDNN's short kernels, in several streams."""
     import torch
 
     model = torch.nn.LSTM(640, 640, 2).cuda().half()

@@ -18,11 +18,11 @@ from sonde.model.device_trace import DeviceTrace, Kind
 from sonde.model.timeline import F64, I64
 
 MOST_LEFT_OUT = 0.05
-"""Replays that are not whole in a trace, of all: if more are, nothing is said of them."""
+"""Replays that are not whole in a trace, of all: if more are, nothing is stated of them."""
 RATE_ERROR = 0.03
 """Error of the count of replays in a second, of it."""
 LEAST_REPLAYS = 5
-"""Of fewer whole replays nothing is said."""
+"""Of fewer whole replays nothing is stated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class ReplayKernel:
     """Of its 95 % interval: how replays differ, and how well they are counted."""
 
 
-def replay_kernels(trace: DeviceTrace, replays_a_second: float) -> list[ReplayKernel]:
+def replay_kernels(trace: DeviceTrace, replays_per_s: float) -> list[ReplayKernel]:
     """Kernels within replays, those with the most time first.
 
     Raises ValueError with the reason where a trace does not show them.
@@ -49,7 +49,7 @@ def replay_kernels(trace: DeviceTrace, replays_a_second: float) -> list[ReplayKe
     rows = rows[rows["graph"] > 0]
     if not len(rows):
         raise ValueError("no kernel of a replayed graph is in the trace")
-    if not replays_a_second:
+    if not replays_per_s:
         raise ValueError("no replay was seen in the second before the trace")
     calls, replay = np.unique(rows["correlation"], return_inverse=True)
     kernels = np.bincount(replay)
@@ -69,8 +69,8 @@ def replay_kernels(trace: DeviceTrace, replays_a_second: float) -> list[ReplayKe
         each = np.bincount(replay[mine], length[mine], len(calls))[whole]
         launches = np.bincount(replay[mine], minlength=len(calls))[whole]
         ns, spread = float(each.mean()), float(each.std(ddof=1)) / count**0.5
-        share = ns * replays_a_second / 1e9
-        half = share * RATE_ERROR + quantile * spread * replays_a_second / 1e9
+        share = ns * replays_per_s / 1e9
+        half = share * RATE_ERROR + quantile * spread * replays_per_s / 1e9
         text = trace.names.get(name, "")
         found.append(ReplayKernel(text, float(launches.mean()), ns, share, half))
     return sorted(found, key=lambda one: -one.ns)

@@ -62,7 +62,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="print the price and whether it would be refused; touch nothing")  # fmt: skip
     add("--at-most", type=_percent, metavar="PERCENT",
         help="refuse where steps may take longer by more than this after the trace, until the "
-        "process ends (0.5, say)")  # fmt: skip
+        "process ends (0.5, for example)")  # fmt: skip
     add("--all-calls", action="store_true",
         help="all calls of the driver, too, not only those that launch or copy (costs several "
         "times as much, also afterwards)")  # fmt: skip
