@@ -33,7 +33,7 @@ from sonde.query.timeline import of_capture
 TOP = 3
 LEAST = 0.005
 """Smaller truths are not judged."""
-WANTED = 0.90
+WANTED = 0.93
 WANTED_HALF = 0.03
 CUT = 100
 """Names of fewer characters are whole."""
