@@ -3,10 +3,13 @@
 
 import { boxAt, firstEndingAfter, Painter, type Row, type Viewport } from "./boxes";
 import { css, inkOn, type Palette } from "./colours";
+import { drawArrow, drawOutline, type Part } from "./marks";
 
 const FONT = '12px system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
 /** A box gets its text from this width on, in CSS pixels. */
 const TEXT_PX = 34;
+/** A text may be this much higher than its box, above and below. */
+const TEXT_OVER_PX = 4;
 
 /** A box, by the indices of its row and within it. */
 export interface At { row: number; box: number }
@@ -56,6 +59,11 @@ export class BoxCanvas {
   private widths = new Map<string, number>();
   /** The animation frame that is asked for; 0: none. */
   private frame = 0;
+  /** Whether that frame paints all; else only what marks the hovered and the selected box has changed. */
+  private isStale = false;
+  /** The parts of the picture that such marks cover, and the pixels of the screen a CSS pixel has in it. */
+  private marked: Part[] = [];
+  private ratio = 1;
   /** Pictures and arrows drawn, for tests. */
   private frames = 0;
   private arrows = 0;
@@ -101,16 +109,45 @@ export class BoxCanvas {
   }
 
   draw(): void {
-    if (!this.frame) this.frame = requestAnimationFrame(() => this.drawNow());
+    this.isStale = true;
+    this.mark();
+  }
+
+  /** Draws again what marks the hovered and the selected box: the pixels of all boxes are kept. */
+  private mark(): void {
+    if (!this.frame) this.frame = requestAnimationFrame(() => { if (this.isStale || !this.image) this.drawNow(); else this.redraw(() => this.restore()); });
   }
 
   drawNow(): void {
+    this.redraw(() => this.paint());
+  }
+
+  /** `base` gives the picture without marks. */
+  private redraw(base: () => void): void {
     cancelAnimationFrame(this.frame);
     this.frame = 0;
-    const { shown, canvas, scroller, context } = this;
+    const { shown, canvas } = this;
     if (!shown) return;
     const began = performance.now();
-    const ratio = globalThis.devicePixelRatio || 1;
+    base();
+    this.marked.length = 0;
+    if (this.hovered) this.outline(this.hovered, 1);
+    const isFocused = document.activeElement === canvas;
+    if (this.selected && isFocused) this.outline(this.selected, 2);
+    this.arrows = 0;
+    if (this.hovered) this.drawArrows(this.hovered);
+    if (this.selected && isFocused && this.idOf(this.selected) !== this.idOf(this.hovered)) this.drawArrows(this.selected);
+    canvas.dataset["arrows"] = String(this.arrows);
+    this.spentMs = performance.now() - began;
+    canvas.dataset["ms"] = this.spentMs.toFixed(1);
+    canvas.dataset["frames"] = String(++this.frames);
+  }
+
+  private paint(): void {
+    const { canvas, scroller, context } = this;
+    const shown = this.shown!;
+    this.isStale = false;
+    const ratio = this.ratio = globalThis.devicePixelRatio || 1;
     const holder = canvas.parentElement!;
     const width = Math.max(1, Math.round(holder.clientWidth * ratio));
     const height = Math.max(1, Math.round(Math.min(scroller.clientHeight, Math.max(shown.height, 60)) * ratio));
@@ -123,33 +160,51 @@ export class BoxCanvas {
       this.pixels = new Uint32Array(this.image.data.buffer);
     }
     this.viewport.scroll = scroller.scrollTop;
-    const labels = this.painter.paint(this.pixels, width, height, ratio, shown.rows, shown.colours, this.viewport,
-      shown.palette.background, TEXT_PX * ratio);
-    context.setTransform(1, 0, 0, 1, 0, 0);
+    this.painter.paint(this.pixels, width, height, ratio, shown.rows, shown.colours, this.viewport, shown.palette.background, TEXT_PX * ratio);
     context.putImageData(this.image!, 0, 0);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     if (context.font !== FONT) context.font = FONT;
     context.textBaseline = "middle";
+    this.drawLabels({ left: 0, top: 0, right: width / ratio, bottom: height / ratio });
+  }
+
+  /** Gives the parts that were marked their boxes and texts back. */
+  private restore(): void {
+    const { context, canvas, ratio } = this;
+    for (const part of this.marked) {
+      // Whole pixels of the screen, with one around them for what rounding made of edges.
+      const left = Math.max(0, Math.floor(part.left * ratio) - 1);
+      const top = Math.max(0, Math.floor(part.top * ratio) - 1);
+      const width = Math.min(canvas.width, Math.ceil(part.right * ratio) + 1) - left;
+      const height = Math.min(canvas.height, Math.ceil(part.bottom * ratio) + 1) - top;
+      if (width <= 0 || height <= 0) continue;
+      context.putImageData(this.image!, 0, 0, left, top, width, height);
+      context.save();
+      context.beginPath();
+      context.rect(left / ratio, top / ratio, width / ratio, height / ratio);
+      context.clip();
+      this.drawLabels({ left: left / ratio, top: top / ratio, right: (left + width) / ratio, bottom: (top + height) / ratio });
+      context.restore();
+    }
+  }
+
+  /** Draws the texts of boxes that reach into a part of the canvas. */
+  private drawLabels(part: Part): void {
+    const { context, ratio, painter: { labels } } = this;
+    const shown = this.shown!;
     for (let i = 0; i < labels.count; i++) {
       const one = shown.rows[labels.row[i]!]!;
-      if (one.height < 13) continue;
+      const top = one.top - this.viewport.scroll;
+      // A text may be a little higher than its box.
+      if (one.height < 13 || top - TEXT_OVER_PX > part.bottom || top + one.height + TEXT_OVER_PX < part.top) continue;
+      if (labels.x[i]! / ratio > part.right || (labels.x[i]! + labels.width[i]!) / ratio < part.left) continue;
       const id = one.id[labels.box[i]!]!;
       const text = this.fitted(shown.labelOf(id), labels.width[i]! / ratio - 8);
       if (!text) continue;
       const box = labels.box[i]!;
       context.fillStyle = shown.isFaded(id) ? shown.palette.fadedInk : inkOn(shown.colours[one.colourIndex[box]! + (one.offset ?? 0)]!);
-      context.fillText(text, labels.x[i]! / ratio + 4, one.top - this.viewport.scroll + one.height / 2 + 0.5);
+      context.fillText(text, labels.x[i]! / ratio + 4, top + one.height / 2 + 0.5);
     }
-    if (this.hovered) this.outline(this.hovered, 1);
-    const isFocused = document.activeElement === canvas;
-    if (this.selected && isFocused) this.outline(this.selected, 2);
-    this.arrows = 0;
-    if (this.hovered) this.drawArrows(this.hovered);
-    if (this.selected && isFocused && this.idOf(this.selected) !== this.idOf(this.hovered)) this.drawArrows(this.selected);
-    canvas.dataset["arrows"] = String(this.arrows);
-    this.spentMs = performance.now() - began;
-    canvas.dataset["ms"] = this.spentMs.toFixed(1);
-    canvas.dataset["frames"] = String(++this.frames);
   }
 
   /** What is drawn now, as a PNG. */
@@ -166,10 +221,8 @@ export class BoxCanvas {
     const x0 = Math.max(0, (row.start[at.box]! - this.viewport.left) * scale);
     const x1 = Math.min(width, (row.end[at.box]! - this.viewport.left) * scale);
     if (x1 < 0 || x0 > width) return;
-    this.context.strokeStyle = this.shown!.palette.ink;
-    this.context.lineWidth = thickness;
-    this.context.strokeRect(x0 + thickness / 2, row.top - this.viewport.scroll + thickness / 2,
-      Math.max(1, x1 - x0 - thickness), row.height - thickness);
+    const top = row.top - this.viewport.scroll;
+    this.marked.push(drawOutline(this.context, { left: x0, top, right: x1, bottom: top + row.height }, thickness, this.shown!.palette.ink));
   }
 
   /** Moves the viewport, where it can be moved, to a box that was selected beyond its edges. */
@@ -188,26 +241,8 @@ export class BoxCanvas {
     const scale = this.cssWidth / (viewport.right - viewport.left);
     const x = (value: number): number => Math.max(-1e5, Math.min(1e5, (value - viewport.left) * scale));
     for (const one of this.shown!.linksOf?.(this.idOf(at)) ?? []) {
-      const [x0, y0, x1, y1] = [x(one.fromX), one.fromY - viewport.scroll, x(one.toX), one.toY - viewport.scroll];
-      const bend = Math.max(24, Math.abs(x1 - x0) / 2);
-      // Twice: a halo of the background keeps it apart from what it crosses.
-      for (const [width, colour] of [[5, css(palette.background)], [1.8, palette.ink]] as const) {
-        context.lineWidth = width;
-        context.strokeStyle = context.fillStyle = colour;
-        context.beginPath();
-        context.moveTo(x0, y0);
-        context.bezierCurveTo(x0 + bend, y0, x1 - bend, y1, x1, y1);
-        context.stroke();
-        context.beginPath();
-        context.arc(x0, y0, width + 0.8, 0, 2 * Math.PI);
-        context.fill();
-        context.beginPath();
-        context.moveTo(x1, y1);
-        context.lineTo(x1 - 9, y1 - 4.5);
-        context.lineTo(x1 - 9, y1 + 4.5);
-        context.closePath();
-        context.fill();
-      }
+      const line = { x0: x(one.fromX), y0: one.fromY - viewport.scroll, x1: x(one.toX), y1: one.toY - viewport.scroll };
+      this.marked.push(drawArrow(context, line, palette.ink, css(palette.background)));
       this.arrows++;
     }
   }
@@ -266,13 +301,13 @@ export class BoxCanvas {
     const changed = at?.row !== this.hovered?.row || at?.box !== this.hovered?.box;
     this.hovered = at;
     this.events.hover(this.idOf(at), event.clientX, event.clientY);
-    if (changed) this.draw();
+    if (changed) this.mark();
   };
 
   private readonly onLeave = (): void => {
     this.hovered = null;
     this.events.hover(-1, 0, 0);
-    this.draw();
+    this.mark();
   };
 
   private readonly onDown = (event: PointerEvent): void => {
@@ -288,7 +323,7 @@ export class BoxCanvas {
     const at = this.hit(event.offsetX, event.offsetY);
     this.selected = at;
     if (at) this.events.click(this.idOf(at));
-    else this.draw();
+    else this.mark();
   };
 
   private readonly onWheel = (event: WheelEvent): void => {
@@ -361,7 +396,7 @@ export class BoxCanvas {
       if (box >= 0) return this.selectAt({ row, box });
     }
     this.selected = null;
-    this.draw();
+    this.mark();
     return undefined;
   }
 
@@ -373,7 +408,7 @@ export class BoxCanvas {
       const box = this.canvas.getBoundingClientRect();
       this.events.hover(this.idOf(at), box.left + 40, box.top + 60);
     }
-    this.draw();
+    this.mark();
   }
 
   /** Left edge and bottom of a selected box on the screen, in CSS pixels. */
