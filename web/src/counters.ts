@@ -36,7 +36,6 @@ export function counterName(label: string, most: number): { short: string; full:
 
 export function drawCounters(made: Layout, counters: readonly CounterColumns[], end: number, name: number): void {
   const kind = made.kindOf("counter");
-  const names = made.names.length;
   for (const { label, time, value } of counters) {
     const most = Array.from(value).reduce((all, one) => Math.max(all, one), 0);
     const { short, full, unit } = counterName(label, most);
@@ -47,7 +46,7 @@ export function drawCounters(made: Layout, counters: readonly CounterColumns[], 
       start, end: Float64Array.from(start, (from, i) => (i + 1 < start.length ? start[i + 1]! : Math.max(from, end))),
       group: new Uint8Array(start.length), groups: 1, text: (index) => text(value[index]!), value, note: () => full,
       level: Float32Array.from(value, (one) => Math.max(0, Math.min(1, one / top))),
-      colourIndex: new Uint32Array(start.length).fill(kind * names + name),
+      kinds: [kind], named: name,
     });
     const valueAt = (at: number): string => {
       let [low, high] = [0, start.length];

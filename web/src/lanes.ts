@@ -2,6 +2,7 @@
 // Lanes of rows, in groups: where each row is put, one below another.
 
 import type { Numbers } from "./api";
+import { byGroup, type Grouped } from "./columns";
 import { makeRow, type Row } from "./draw/boxes";
 
 /** The height of a box of a lane, in CSS pixels. */
@@ -66,14 +67,20 @@ export interface Lanes {
   /** A colourIndex is the index of a kind times the number of names, plus the index of a name. */
   kinds: readonly string[];
   names: readonly string[];
+  /** Kinds of which at least one span is drawn. */
+  drawn: ReadonlySet<string>;
 }
 
 /** One table of the answer as spans in columns. */
 export interface Source {
   start: Float64Array;
   end: Float64Array;
-  /** What the box looks like: its kind and its name, as one number. */
-  colourIndex: Uint32Array;
+  /** What a span looks like: its kind, of `kinds`, which has the layout's, and its name, of the layout's from `named` on.
+   * Without `kind` or `name` all have the first one. */
+  kind?: Numbers;
+  kinds: readonly number[];
+  name?: Numbers;
+  named: number;
   /** Per span: which of the `groups` it is in, each of which has a lane (a track, a stream, a device). */
   group: ArrayLike<number>;
   groups: number;
@@ -81,7 +88,7 @@ export interface Source {
   /** Of counters: the values, and what share of its lane each one fills. */
   value?: Numbers;
   level?: Float32Array;
-  /** In place of the name of its `colourIndex`. */
+  /** In place of its name. */
   text?(index: number): string;
   /** Set by the layout: the lane of each group, and the id of the first span. */
   lanes: Int32Array;
@@ -131,16 +138,6 @@ export function layered(start: Float64Array, end: Float64Array, order: Int32Arra
 
 export const doubles = (values: ArrayLike<number>): Float64Array => values instanceof Float64Array ? values : Float64Array.from(values);
 
-/** Indices of the spans of each group, in their order. */
-function grouped(group: ArrayLike<number>, groups: number): Int32Array[] {
-  const counts = new Int32Array(groups);
-  for (let i = 0; i < group.length; i++) counts[group[i]!]!++;
-  const lists = Array.from(counts, (count) => new Int32Array(count));
-  counts.fill(0);
-  for (let i = 0; i < group.length; i++) lists[group[i]!]![counts[group[i]!]!++] = i;
-  return lists;
-}
-
 /** Where lanes and rows are put, one below another. */
 export class Layout {
   readonly lanes: Lane[] = [];
@@ -149,7 +146,8 @@ export class Layout {
   readonly sources: Source[] = [];
   readonly kinds: string[] = [];
   readonly names: string[] = [];
-  private readonly byGroup = new Map<Source, Int32Array[]>();
+  private readonly drawnKinds = new Set<number>();
+  private readonly columns = new Map<Source, Grouped>();
   spans = 0;
   hidden = 0;
   top = 4;
@@ -166,12 +164,18 @@ export class Layout {
     const source = { ...given, lanes: new Int32Array(given.groups), first: this.spans };
     this.spans += given.start.length;
     this.sources.push(source);
-    this.byGroup.set(source, grouped(given.group, given.groups));
+    this.columns.set(source, byGroup(source, this.names.length));
     return source;
   }
 
-  of(source: Source, group: number): Int32Array {
-    return this.byGroup.get(source)![group] ?? new Int32Array(0);
+  /** How many spans a group has. */
+  count(source: Source, group: number): number {
+    const { first } = this.columns.get(source)!;
+    return group < source.groups ? first[group + 1]! - first[group]! : 0;
+  }
+
+  get drawn(): Set<string> {
+    return new Set(this.kinds.filter((_, number) => this.drawnKinds.has(number)));
   }
 
   /** Puts a group's head; lanes that follow are in it, until the next head. `isFolded`: they are left out. */
@@ -191,39 +195,49 @@ export class Layout {
     const named: { name: string; below: number }[] = [];
     for (const { name, source, group, height, layers } of parts) {
       source.lanes[group] = lane;
-      const spans = this.of(source, group);
-      let shown = 0;
+      const count = this.count(source, group);
       if (parts.length > 1) named.push({ name, below: this.top - from });
-      for (const layer of layered(source.start, source.end, spans, layers)) {
-        this.row(source, layer, height, lane);
+      const rows = this.columns.get(source)!.isFlat[group] ? [this.whole(source, group)] : this.layers(source, group, layers);
+      let shown = 0;
+      for (const row of count ? rows : []) {
+        shown += row.id.length;
+        this.rows.push({ ...row, top: this.top, height, ...(row.levels ? {} : { fills: true }) });
+        this.laneOfRow.push(lane);
         this.top += height + 1;
-        shown += layer.length;
       }
-      this.hidden += spans.length - shown;
+      this.hidden += count - shown;
     }
     const height = Math.max(LANE, this.top - from);
     this.lanes.push({ label, detail, full, top: from, height, parts: named, ...(valueAt ? { valueAt } : {}) });
     this.top = from + height + GAP;
   }
 
-  private row(source: Source, spans: Int32Array, height: number, lane: number): void {
-    const count = spans.length;
-    const start = new Float64Array(count);
-    const end = new Float64Array(count);
-    const colourIndex = new Uint32Array(count);
-    const id = new Int32Array(count);
-    for (let i = 0; i < count; i++) {
-      const at = spans[i]!;
-      start[i] = source.start[at]!;
-      end[i] = source.end[at]!;
-      colourIndex[i] = source.colourIndex[at]!;
-      id[i] = source.first + at;
-    }
-    const row = makeRow(start, end, colourIndex, id, this.top, height, 0);
-    if (source.level) row.levels = Float32Array.from(spans, (at) => source.level![at]!);
-    else row.fills = true;
-    this.rows.push(row);
-    this.laneOfRow.push(lane);
+  /** The columns of a group, as they are. */
+  private whole(source: Source, group: number): Row {
+    const { first, start, end, sum, colourIndex, id, seen } = this.columns.get(source)!;
+    const [from, to] = [first[group]!, first[group + 1]!];
+    source.kinds.forEach((kind, number) => { if (seen[group * source.kinds.length + number]) this.drawnKinds.add(kind); });
+    const ids = id.subarray(from, to);
+    return {
+      start: start.subarray(from, to), end: end.subarray(from, to), sum: sum.subarray(from + group, to + group + 1),
+      colourIndex: colourIndex.subarray(from, to), id: ids, top: 0, height: 0, background: 0, ...this.levels(source, ids),
+    };
+  }
+
+  /** The columns of a group in which spans overlap, by layer. */
+  private layers(source: Source, group: number, most?: number): Row[] {
+    const all = this.whole(source, group);
+    const order = Int32Array.from(all.id, (_, i) => i);
+    return layered(all.start, all.end, order, most).map((layer) => {
+      const start = Float64Array.from(layer, (at) => all.start[at]!);
+      const end = Float64Array.from(layer, (at) => all.end[at]!);
+      const ids = Int32Array.from(layer, (at) => all.id[at]!);
+      return { ...makeRow(start, end, Uint32Array.from(layer, (at) => all.colourIndex[at]!), ids, 0, 0, 0), ...this.levels(source, ids) };
+    });
+  }
+
+  private levels({ level, first }: Source, ids: Int32Array): { levels?: Float32Array } {
+    return level ? { levels: Float32Array.from(ids, (id) => level[id - first]!) } : {};
   }
 
   /** The source of a box, and which one of it. */
@@ -237,9 +251,8 @@ export class Layout {
   span(id: number): Span {
     const { names } = this;
     const [source, index] = this.placed(id);
-    const colourIndex = source.colourIndex[index]!;
     return {
-      name: source.text?.(index) ?? names[colourIndex % names.length]!, kind: this.kinds[Math.floor(colourIndex / names.length)]!,
+      name: source.text?.(index) ?? names[source.named + (source.name?.[index] ?? 0)]!, kind: this.kinds[source.kinds[source.kind?.[index] ?? 0]!]!,
       start: source.start[index]!, end: source.end[index]!, note: source.note(index),
       lane: source.lanes[source.group[index]!]!, ...(source.value ? { value: source.value[index]! } : {}),
     };

@@ -104,12 +104,6 @@ function byCorrelation({ correlation, start }: SpanColumns): Map<number, number>
   return found;
 }
 
-function colourIndicesOf(kind: ArrayLike<number>, kinds: readonly number[], name: ArrayLike<number>, from: number, names: number): Uint32Array {
-  const colourIndex = new Uint32Array(kind.length);
-  for (let i = 0; i < colourIndex.length; i++) colourIndex[i] = kinds[kind[i]!]! * names + from + name[i]!;
-  return colourIndex;
-}
-
 /** Groups that are folded until somebody opens them, by the ends of their keys. */
 const FOLDED = /^(counters|sonde)/;
 
@@ -134,7 +128,6 @@ export function layout(answer: TimelineAnswer, toggled: readonly string[] = []):
     for (const name of list) made.names.push(name);
   }
   const ofNothing = made.names.push("") - 1;
-  const names = made.names.length;
   const head = (key: string, label: string, rows: number, what: string): void =>
     made.head(key, label, `${rows} ${what}${rows === 1 ? "" : "s"}`, FOLDED.test(key) !== toggled.includes(key));
   if (answer.steps) steps(made, answer.steps, ofNothing);
@@ -145,12 +138,12 @@ export function layout(answer: TimelineAnswer, toggled: readonly string[] = []):
   const stalledDevices = [...new Set(numbers)].sort((a, b) => a - b);
   const stalled = made.add({
     start: doubles(stalls.start), end: doubles(stalls.end), group: numbers.map((one) => stalledDevices.indexOf(one)),
-    groups: stalledDevices.length, note: () => "", colourIndex: colourIndicesOf(new Uint8Array(stalls.start.length), [made.kindOf("stall")], stalls.cause, ofCauses, names),
+    groups: stalledDevices.length, note: () => "", kinds: [made.kindOf("stall")], name: stalls.cause, named: ofCauses,
   });
 
   const spansOf = (spans: SpanColumns): Source => made.add({
     start: doubles(spans.start), end: doubles(spans.end), group: spans.track, groups: answer.tracks.length,
-    colourIndex: colourIndicesOf(spans.kind, spans.kinds.map((kind) => made.kindOf(kind)), spans.name, 0, names),
+    kind: spans.kind, kinds: spans.kinds.map((kind) => made.kindOf(kind)), name: spans.name, named: 0,
     note: (index) => {
       if (spans === answer.device || spans === answer.calls) return launchNote(spans === answer.calls, index);
       const waker = spans.waker[index]! > 0 ? answer.tracks[spans.waker[index]! - 1] : undefined;
@@ -168,7 +161,7 @@ export function layout(answer: TimelineAnswer, toggled: readonly string[] = []):
   };
   const device = spansOf(answer.device);
   const timed = runs ? streams(made, runs, ofRuns) : null;
-  const streamTracks = answer.tracks.flatMap((track, group) => (made.of(device, group).length ? [{ track, group }] : []));
+  const streamTracks = answer.tracks.flatMap((track, group) => (made.count(device, group) ? [{ track, group }] : []));
   const devices = [...new Set([
     ...stalledDevices, ...streamTracks.map(({ track }) => track.device), ...(timed?.keys ?? []).map((one) => one.device), ...[...key, ...other].map((one) => deviceOf(one.label)),
   ])].sort((a, b) => a - b);
@@ -195,7 +188,7 @@ export function layout(answer: TimelineAnswer, toggled: readonly string[] = []):
   const weights = new Float64Array(answer.tracks.length);
   const ran = onCpu(made, answer, weights);
   const score = (track: number): number =>
-    (made.of(calls, track).length ? 1e18 : 0) + weights[track]! + made.of(states, track).length + (host ? made.of(host, track).length : 0);
+    (made.count(calls, track) ? 1e18 : 0) + weights[track]! + made.count(states, track) + (host ? made.count(host, track) : 0);
   const order = answer.tracks.map((_, track) => track).filter((track) => score(track) > 0).sort((a, b) => score(b) - score(a) || a - b);
   const groupOf = (track: number): string => answer.tracks[track]!.owner === "sonde" ? "sonde" : `process ${answer.tracks[track]!.pid}`;
   // Processes in the order of their first thread, and the profiler's threads last.
@@ -209,7 +202,7 @@ export function layout(answer: TimelineAnswer, toggled: readonly string[] = []):
       const parts: Part[] = [
         ...(host ? [{ name: "functions", source: host, group, height: CALL, layers: MAX_CALLS }] : []), { name: "calls", source: calls, group, height: LANE },
         { name: "waits", source: states, group, height: HALF }, { name: "on a CPU", source: ran, group, height: HALF },
-      ].filter((part) => made.of(part.source, group).length);
+      ].filter((part) => made.count(part.source, group));
       made.lane(threadName(thread), thread.owner === "program" ? "" : thread.owner, thread.label, parts);
       laneOfTrack[group] = parts[0]!.source.lanes[group]!;
     }
@@ -218,7 +211,7 @@ export function layout(answer: TimelineAnswer, toggled: readonly string[] = []):
   const arrows = links;
   return {
     lanes: made.lanes, rows: made.rows, laneOfRow: made.laneOfRow, height: made.top, spans: made.spans, hidden: made.hidden, laneOfTrack,
-    kinds: made.kinds, names: made.names, span: (id) => made.span(id), linksOf: (id) => arrows.of(id),
+    kinds: made.kinds, names: made.names, drawn: made.drawn, span: (id) => made.span(id), linksOf: (id) => arrows.of(id),
   };
 }
 
@@ -235,10 +228,9 @@ function deviceOf(label: string): number {
 function steps(made: Layout, { start, end, like, anchor }: StepColumns, name: number): void {
   if (!start.length) return;
   const kinds = [made.kindOf("odd step"), made.kindOf("step")];
-  const names = made.names.length;
   const source = made.add({
     start: doubles(start), end: doubles(end), group: new Uint8Array(start.length), groups: 1,
-    colourIndex: Uint32Array.from(start, (_, i) => kinds[like[i] ? 1 : 0]! * names + name),
+    kind: Uint8Array.from(like, (one) => (one ? 1 : 0)), kinds, named: name,
     note: (index) => `${duration(end[index]! - start[index]!)}${like[index] ? "" : ", unlike the typical step"}`,
     text: (index) => `step ${index + 1}`,
   });
@@ -262,7 +254,7 @@ function streams(made: Layout, runs: RunColumns, names: number): Streams {
   }
   const source = made.add({
     start: doubles(runs.start), end: doubles(runs.end), group, groups: keys.size,
-    colourIndex: colourIndicesOf(runs.kind, runs.kinds.map((kind) => made.kindOf(kind)), runs.name, names, made.names.length),
+    kind: runs.kind, kinds: runs.kinds.map((kind) => made.kindOf(kind)), name: runs.name, named: names,
     note: (index) => {
       const weight = runs.weight[index]!;
       return weight > 1.001 ? `timed for about ${weight.toFixed(1)} like it` : "";
@@ -286,7 +278,7 @@ function onCpu(made: Layout, answer: TimelineAnswer, weights: Float64Array): Sou
   }
   return made.add({
     start, end, group: track, groups: answer.tracks.length,
-    colourIndex: colourIndicesOf(new Uint8Array(time.length), [made.kindOf("running")], name, 0, made.names.length),
+    kinds: [made.kindOf("running")], name, named: 0,
     note: () => "estimate from samples of this second, not its place in it",
   });
 }

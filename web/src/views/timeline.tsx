@@ -37,7 +37,6 @@ export function TimelinePanel({ answer, name, isFile, marks = [] }: { answer: Ti
   const offsets = useMemo(() => offsetsOf(lanes, answer, place.cause), [lanes, answer, place.cause]);
   const rows = useMemo(() => lanes.rows.map((row, i) => ({ ...row, background: palette.lane, offset: offsets[i]! })), [lanes, palette, offsets]);
   const colours = useMemo(() => coloursOf(lanes, answer, palette, place.cause), [lanes, answer, palette, place.cause]);
-  const drawn = useMemo(() => kindsOf(lanes), [lanes]);
   const scroller = useRef<HTMLDivElement>(null);
   const canvas = useRef<BoxCanvas | null>(null);
   const first = answer.begin_ns;
@@ -109,7 +108,7 @@ export function TimelinePanel({ answer, name, isFile, marks = [] }: { answer: Ti
         </div>
       </div>
       <div class="under">
-        {LEGEND.filter(([kind]) => drawn.has(kind)).map(([kind, text]) => <span><i style={{ background: css(palette.span(kind)) }} />{text}</span>)}
+        {LEGEND.filter(([kind]) => lanes.drawn.has(kind)).map(([kind, text]) => <span><i style={{ background: css(palette.span(kind)) }} />{text}</span>)}
         <span class="quiet">What is narrower than a pixel is as high as the share of the pixel that it covers. Ctrl+wheel zooms, drag moves; an arrow leads from who woke a thread, and from a launch to its run{leftOut ? `; ${leftOut.toLocaleString("en-US")} spans are not drawn: there are too many, or too many overlap` : ""}</span>
       </div>
       <Hovered hover={hover} lanes={lanes} originS={originS} />
@@ -119,13 +118,6 @@ export function TimelinePanel({ answer, name, isFile, marks = [] }: { answer: Ti
 
 /** An incident in the time of a timeline; seconds since 1970. */
 export interface Mark { from: number; to: number; text: string; open(): void }
-
-/** Kinds of which at least one span is drawn. */
-function kindsOf(lanes: Lanes): Set<string> {
-  const numbers = new Set<number>();
-  for (const { colourIndex } of lanes.rows) for (let i = 0; i < colourIndex.length; i++) numbers.add(Math.floor(colourIndex[i]! / lanes.names.length));
-  return new Set([...numbers].map((number) => lanes.kinds[number]!));
-}
 
 function timeAt(event: PointerEvent & { currentTarget: HTMLElement }, [left, right]: Seen): number {
   const box = event.currentTarget.getBoundingClientRect();
