@@ -2,7 +2,7 @@
 // Stacks as a tree in columns, and the tree as rows of boxes.
 
 import type { Flame, FrameRow } from "./api";
-import { makeRow, type Row } from "./draw/boxes";
+import type { Row } from "./draw/boxes";
 import type { Palette } from "./draw/colours";
 
 /** A stack of a comparison (compare.ts): its weight is the mean of its two shares, `before` the first of them. */
@@ -96,33 +96,24 @@ export function build(flame: Flame, weight: Weight, invert: boolean, hide: Hide)
     }
     return number;
   });
-  const grown = new Grown();
+  const grown = new Grown(nodesAtMost(flame));
+  const { frames } = flame;
   for (const stack of flame.stacks) {
     const amount = weight === "bytes" ? stack.bytes : stack.ns;
     if (!(amount > 0)) continue;
-    let node = 0;
-    const before = (stack as Compared).before ?? 0;
-    grown.total[0]! += amount;
-    grown.before[0]! += before;
-    grown.count[0]! += stack.n;
-    const last = stack.frames.length - 1;
-    const isGrouped = last >= 0 && GROUP_KINDS.has(flame.frames[stack.frames[last]!]!.kind);
-    if (isGrouped) {
-      node = grown.under(0, numberOf[stack.frames[last]!]!);
-      grown.total[node]! += amount;
-      grown.before[node]! += before;
-      grown.count[node]! += stack.n;
-    }
+    const { frames: inner, n } = stack;
+    const last = inner.length - 1;
+    const isGrouped = last >= 0 && GROUP_KINDS.has(frames[inner[last]!]!.kind);
+    let node = isGrouped ? grown.under(0, numberOf[inner[last]!]!) : 0;
     const length = isGrouped ? last : last + 1;
     for (let i = 0; i < length; i++) {
-      const frame = numberOf[stack.frames[invert ? i : length - 1 - i]!] ?? -1;
+      const frame = numberOf[inner[invert ? i : length - 1 - i]!] ?? -1;
       if (frame < 0 || (frame === grown.fn[node] && !functions[frame]!.named)) continue;
       node = grown.under(node, frame);
-      grown.total[node]! += amount;
-      grown.before[node]! += before;
-      grown.count[node]! += stack.n;
     }
     grown.own[node]! += amount;
+    grown.before[node]! += (stack as Compared).before ?? 0;
+    grown.count[node]! += n;
   }
   return arranged(functions, grown);
 }
@@ -165,22 +156,46 @@ export function around(flame: Flame, label: string): { callers: Flame; callees: 
   return { callers: { ...flame, stacks: callers }, callees: { ...flame, stacks: callees }, weight };
 }
 
+/** Nodes that a tree has room for at first. */
+const LEAST_NODES = 1024;
+const MOST_NODES = 1 << 18;
+
+/** How many nodes a tree of stacks may have, as far as room for them is made before they are known. */
+function nodesAtMost({ stacks }: Flame): number {
+  let frames = 1;
+  for (let i = 0; i < stacks.length && frames < MOST_NODES; i++) frames += stacks[i]!.frames.length;
+  return Math.max(LEAST_NODES, Math.min(MOST_NODES, 2 ** Math.ceil(Math.log2(frames))));
+}
+
+/** Children of nodes that were made one after another are far apart in the table, those of one node side by side. */
+const SPREAD = 0x9e3779b1;
+
 /** A tree while it grows. Which child of a node has a function is looked up in one table for all nodes. */
 class Grown {
   size = 1;
-  parent = new Int32Array(1024).fill(-1, 0, 1);
-  fn = new Int32Array(1024);
-  own = new Float64Array(1024);
-  total = new Float64Array(1024);
-  count = new Float64Array(1024);
-  before = new Float64Array(1024);
-  private table = new Int32Array(4096);
+  parent: Int32Array;
+  fn: Int32Array;
+  /** Of the stacks that end at a node. */
+  own: Float64Array;
+  count: Float64Array;
+  before: Float64Array;
+  private table: Int32Array;
+
+  /** `room`: a power of two. */
+  constructor(room: number) {
+    this.parent = new Int32Array(room).fill(-1, 0, 1);
+    this.fn = new Int32Array(room);
+    this.own = new Float64Array(room);
+    this.count = new Float64Array(room);
+    this.before = new Float64Array(room);
+    this.table = new Int32Array(2 * room);
+  }
 
   /** The child of a node with this function; made where there is none. */
   under(node: number, fn: number): number {
     const { table } = this;
     const mask = table.length - 1;
-    let at = Math.imul(Math.imul(node, 0x9e3779b1) ^ fn, 0x85ebca6b) >>> 7 & mask;
+    let at = (Math.imul(node, SPREAD) + fn) & mask;
     for (let found = table[at]!; found !== 0; found = table[at]!) {
       if (this.parent[found] === node && this.fn[found] === fn) return found;
       at = (at + 1) & mask;
@@ -196,7 +211,7 @@ class Grown {
 
   private put(node: number): void {
     const mask = this.table.length - 1;
-    let at = Math.imul(Math.imul(this.parent[node]!, 0x9e3779b1) ^ this.fn[node]!, 0x85ebca6b) >>> 7 & mask;
+    let at = (Math.imul(this.parent[node]!, SPREAD) + this.fn[node]!) & mask;
     while (this.table[at] !== 0) at = (at + 1) & mask;
     this.table[at] = node;
   }
@@ -206,10 +221,9 @@ class Grown {
     this.parent = longer(this.parent, new Int32Array(size));
     this.fn = longer(this.fn, new Int32Array(size));
     this.own = longer(this.own, new Float64Array(size));
-    this.total = longer(this.total, new Float64Array(size));
     this.count = longer(this.count, new Float64Array(size));
     this.before = longer(this.before, new Float64Array(size));
-    this.table = new Int32Array(4 * size);
+    this.table = new Int32Array(2 * size);
     for (let node = 1; node < this.size; node++) this.put(node);
   }
 }
@@ -219,47 +233,130 @@ function longer<T extends Int32Array | Float64Array>(from: T, into: T): T {
   return into;
 }
 
-/** The finished tree, with the children of each node in the order of their weights. */
-function arranged(functions: Function[], grown: Grown): Tree {
-  const size = grown.size;
-  const parent = grown.parent.slice(0, size);
-  const total = grown.total.slice(0, size);
-  const depth = new Int32Array(size);
-  const x = new Float64Array(size);
-  const child = new Int32Array(size).fill(-1);
-  const sibling = new Int32Array(size).fill(-1);
-  for (let node = size - 1; node > 0; node--) {
-    sibling[node] = child[parent[node]!]!;
-    child[parent[node]!] = node;
+/** Children up to this many are sorted as a list: that takes less than to copy them for the engine. */
+const MOST_AS_LIST = 24;
+
+/** A tree in which each node's children are sorted by weight, the heaviest first; of the same weight, the one that was
+ * made first. Each loop is a function: a tree is built once, and the engine has a short one compiled before it ends. */
+class Arranged {
+  readonly child: Int32Array;
+  readonly sibling: Int32Array;
+  readonly depth: Int32Array;
+  readonly x: Float64Array;
+  readonly order: Int32Array;
+  private readonly size: number;
+
+  constructor(private readonly parent: Int32Array, private readonly total: Float64Array) {
+    const size = this.size = parent.length;
+    this.child = new Int32Array(size).fill(-1);
+    this.sibling = new Int32Array(size).fill(-1);
+    this.depth = new Int32Array(size);
+    this.x = new Float64Array(size);
+    this.order = new Int32Array(size);
   }
-  const order = new Int32Array(size);
-  const first = [0, 1];
-  const some: number[] = [];
-  let end = 1;
-  for (let from = 0; from < end;) {
-    const to = end;
+
+  /** Children of each node in the order in which they were made; their weights are added to what `total` has. */
+  link(): void {
+    const { parent, child, sibling, total } = this;
+    for (let node = this.size - 1; node > 0; node--) {
+      const above = parent[node]!;
+      sibling[node] = child[above]!;
+      child[above] = node;
+      total[above]! += total[node]!;
+    }
+  }
+
+  sort(): void {
+    const { child, sibling } = this;
+    for (let node = this.size - 1; node >= 0; node--) {
+      const first = child[node]!;
+      if (first >= 0 && sibling[first]! >= 0) this.sortChildren(node);
+    }
+  }
+
+  private sortChildren(node: number): void {
+    const { child, sibling, total } = this;
+    let count = 0;
+    let last = -1; // of those that are sorted
+    for (let one = child[node]!; one >= 0;) {
+      if (++count > MOST_AS_LIST) return this.sortMany(node);
+      const after = sibling[one]!;
+      const weight = total[one]!;
+      if (last < 0 || total[last]! >= weight) last = one;
+      else {
+        let before = -1;
+        let behind = child[node]!;
+        while (total[behind]! >= weight) {
+          before = behind;
+          behind = sibling[behind]!;
+        }
+        sibling[last] = after;
+        sibling[one] = behind;
+        if (before < 0) child[node] = one;
+        else sibling[before] = one;
+      }
+      one = after;
+    }
+  }
+
+  private sortMany(node: number): void {
+    const { child, sibling, total } = this;
+    const all: number[] = [];
+    for (let one = child[node]!; one >= 0; one = sibling[one]!) all.push(one);
+    all.sort((a, b) => total[b]! - total[a]! || a - b);
+    child[node] = all[0]!;
+    all.forEach((one, i) => { sibling[one] = all[i + 1] ?? -1; });
+  }
+
+  /** Nodes level by level; gives where each level begins. */
+  place(): Int32Array {
+    const first = [0, 1];
+    for (let from = 0, to = 1; from < to;) {
+      const end = this.placeLevel(from, to, first.length - 1);
+      from = to;
+      to = end;
+      if (end > from) first.push(end);
+    }
+    return Int32Array.from(first);
+  }
+
+  private placeLevel(from: number, to: number, level: number): number {
+    const { child, sibling, total, depth, x, order } = this;
+    let end = to;
     for (let i = from; i < to; i++) {
       const node = order[i]!;
       let at = x[node]!;
-      some.length = 0;
-      for (let below = child[node]!; below >= 0; below = sibling[below]!) some.push(below);
-      if (some.length > 1) some.sort((a, b) => total[b]! - total[a]! || a - b);
-      for (let n = 0; n < some.length; n++) {
-        const below = some[n]!;
-        depth[below] = depth[node]! + 1;
+      for (let below = child[node]!; below >= 0; below = sibling[below]!) {
+        depth[below] = level;
         x[below] = at;
         at += total[below]!;
         order[end++] = below;
-        sibling[below] = n + 1 < some.length ? some[n + 1]! : -1;
       }
-      if (some.length) child[node] = some[0]!;
     }
-    from = to;
-    if (end > to) first.push(end);
+    return end;
   }
+}
+
+/** Adds what each node has to what the node above it has. */
+function addUp(parent: Int32Array, values: Float64Array): Float64Array {
+  for (let node = values.length - 1; node > 0; node--) values[parent[node]!]! += values[node]!;
+  return values;
+}
+
+/** The finished tree. */
+function arranged(functions: Function[], grown: Grown): Tree {
+  const size = grown.size;
+  const parent = grown.parent.slice(0, size);
+  const own = grown.own.slice(0, size);
+  const total = own.slice();
+  const made = new Arranged(parent, total);
+  made.link();
+  made.sort();
+  const first = made.place();
+  const { depth, x, child, sibling, order } = made;
   return {
-    functions, parent, fn: grown.fn.slice(0, size), depth, total, own: grown.own.slice(0, size),
-    count: grown.count.slice(0, size), before: grown.before.slice(0, size), x, levels: first.length - 1, child, sibling, order, first: Int32Array.from(first),
+    functions, parent, fn: grown.fn.slice(0, size), depth, total, own, count: addUp(parent, grown.count.slice(0, size)),
+    before: addUp(parent, grown.before.slice(0, size)), x, levels: first.length - 1, child, sibling, order, first,
   };
 }
 
@@ -332,19 +429,29 @@ export function rowsOf(tree: Tree, background: number, lit: Uint8Array | null, s
   const { order, first, x, total, fn } = tree;
   const faded = tree.functions.length;
   const count = Math.max(0, tree.levels - skip);
-  return Array.from({ length: count }, (_, number) => {
-    const level = upwards ? tree.levels - 1 - number : skip + number;
-    const id = order.subarray(first[level], first[level + 1]);
-    const start = new Float64Array(id.length);
-    const end = new Float64Array(id.length);
-    const colourIndex = new Uint32Array(id.length);
-    for (let i = 0; i < id.length; i++) {
-      const node = id[i]!;
-      start[i] = x[node]!;
-      end[i] = x[node]! + total[node]!;
-      colourIndex[i] = fn[node]! + (lit && !lit[node] ? faded : 0);
+  const from = first[Math.min(skip, tree.levels)]!;
+  const boxes = order.length - from;
+  const start = new Float64Array(boxes);
+  const end = new Float64Array(boxes);
+  const colourIndex = new Uint32Array(boxes);
+  const sum = new Float64Array(boxes + count);
+  for (let level = skip, i = 0; level < tree.levels; level++) {
+    let covered = 0;
+    for (const until = first[level + 1]! - from; i < until; i++) {
+      const node = order[from + i]!;
+      const left = start[i] = x[node]!;
+      const right = end[i] = left + total[node]!;
+      colourIndex[i] = fn[node]! + (lit !== null && lit[node] === 0 ? faded : 0);
+      sum[i + level - skip + 1] = covered += right - left;
     }
-    return makeRow(start, end, colourIndex, id, number * ROW_HEIGHT, ROW_HEIGHT - 1, background);
+  }
+  return Array.from({ length: count }, (_, number): Row => {
+    const below = upwards ? count - 1 - number : number;
+    const [a, b] = [first[skip + below]! - from, first[skip + below + 1]! - from];
+    return {
+      start: start.subarray(a, b), end: end.subarray(a, b), sum: sum.subarray(a + below, b + below + 1), colourIndex: colourIndex.subarray(a, b),
+      id: order.subarray(from + a, from + b), top: number * ROW_HEIGHT, height: ROW_HEIGHT - 1, background,
+    };
   });
 }
 
