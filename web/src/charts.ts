@@ -104,6 +104,7 @@ export function chartsOf(table: Columns, groups: readonly Group[] = GROUPS): { c
   }
   const charts: Chart[] = [];
   const missing: string[] = [];
+  let times: Times = { first: 0, end: 0, seconds: [] };
   for (const group of groups) {
     const lines: Line[] = [];
     for (const wanted of group.wanted) {
@@ -114,19 +115,30 @@ export function chartsOf(table: Columns, groups: readonly Group[] = GROUPS): { c
         if (wanted.skip?.includes(key)) continue;
         if (wanted.series === "sonde.gpu.throttled" && isZero(most, first, end)) continue;
         const device = devices.size > 1 && labels["hw.id"] ? ` ${shortId(String(labels["hw.id"]))}` : "";
-        const times = new Array<number>(end - first);
+        times = timesOf(time, first, end, times);
         const values = new Array<number>(end - first);
-        for (let i = first; i < end; i++) {
-          times[i - first] = time[i]! / 1e9;
-          values[i - first] = value[i]!;
-        }
-        lines.push({ label: (LABELS[key] ?? key.replaceAll("_", " ")) + device, times, values });
+        for (let i = first; i < end; i++) values[i - first] = value[i]!;
+        lines.push({ label: (LABELS[key] ?? key.replaceAll("_", " ")) + device, times: times.seconds, values });
       }
     }
     if (lines.length) charts.push({ title: group.title, unit: group.unit, percent: group.percent ?? false, lines, top: group.percent ? 1 : null, stepped: group.stepped ?? false });
     else missing.push(group.title);
   }
   return { charts, missing };
+}
+
+/** Times of rows, in seconds. */
+interface Times { first: number; end: number; seconds: number[] }
+
+/** Those of other rows again where they are the same: most series are measured at the same times. */
+function timesOf(ns: ArrayLike<number>, first: number, end: number, other: Times): Times {
+  const count = end - first;
+  let same = other.end - other.first === count ? 0 : -1;
+  while (same >= 0 && same < count && ns[first + same] === ns[other.first + same]) same++;
+  if (same === count) return other;
+  const seconds = new Array<number>(count);
+  for (let i = 0; i < count; i++) seconds[i] = ns[first + i]! / 1e9;
+  return { first, end, seconds };
 }
 
 function isZero(values: ArrayLike<number>, first: number, end: number): boolean {
@@ -138,7 +150,7 @@ function isZero(values: ArrayLike<number>, first: number, end: number): boolean 
  * uPlot draws a line through. */
 export function aligned(lines: readonly Line[]): [number[], ...(number | null | undefined)[][]] {
   const first = lines[0]?.times ?? [];
-  if (lines.every(({ times }) => times.length === first.length && times.every((time, i) => time === first[i]))) {
+  if (lines.every(({ times }) => times === first || times.length === first.length && times.every((time, i) => time === first[i]))) {
     return [first, ...lines.map((line) => line.values)];
   }
   const times = [...new Set(lines.flatMap((line) => line.times))].sort((a, b) => a - b);

@@ -2,7 +2,7 @@
 // Figures of nodes and their devices, and what is wrong with them, worst first.
 
 import type { Columns, LossRow, NodeRow } from "./api";
-import { duration, percent } from "./numbers";
+import { duration, grouped, percent } from "./numbers";
 
 /** A GPU in the time shown: shares of 1 and watts are means; memory (bytes) is the last, temperature (°C) the highest value.
  * Null: not measured. */
@@ -19,7 +19,16 @@ export interface Device {
 
 /** What is wrong. `tone`: the class of its tag, which gives its colour; `device`: the id of the GPU that it is about; '' the
  * whole node. */
-export interface Trouble { text: string; score: number; tone: "bad" | "warn"; device: string }
+export interface Trouble { readonly text: string; score: number; tone: "bad" | "warn"; device: string }
+
+/** A GPU that is used less than half. Its text is written when it is shown or searched: a fleet has many of them. */
+class Idle implements Trouble {
+  constructor(private readonly which: string, private readonly what: string, private readonly used: number, readonly device: string) {}
+
+  get text(): string { return `${this.which}${this.what} ${percent(1 - this.used)}`; }
+  get score(): number { return 60 * (1 - this.used); }
+  get tone(): Trouble["tone"] { return this.used < 0.2 ? "bad" : "warn"; }
+}
 
 /** Who holds GPUs of a node, most wasted hours first. */
 export interface Holder { owner: string; heldH: number; wastedH: number }
@@ -54,15 +63,20 @@ const FAULT_SCORE = 100;
 
 /** How bad the worst trouble is: 3 a fault of the hardware, 2 bad, 1 a warning, 0 none. */
 function severity(troubles: readonly Trouble[]): number {
-  return Math.max(0, ...troubles.map((one) => (one.score >= FAULT_SCORE ? 3 : one.tone === "bad" ? 2 : 1)));
+  let worst = 0;
+  for (const one of troubles) worst = Math.max(worst, one.score >= FAULT_SCORE ? 3 : one.tone === "bad" ? 2 : 1);
+  return worst;
 }
 
 /** GPU hours: those that owners wasted; where none is known, those that were not used. */
 export const wasteOf = (node: NodeState): number => node.wastedH ?? node.idleGpuS / 3600;
 
 /** By severity, then by waste: what the table shows. */
-function byNeed(a: NodeState, b: NodeState): number {
-  return severity(b.troubles) - severity(a.troubles) || wasteOf(b) - wasteOf(a) || b.score - a.score || BY_NAME.compare(a.node, b.node);
+function byNeed(nodes: readonly NodeState[]): NodeState[] {
+  // What is compared is looked up once for each, not at each comparison.
+  return nodes.map((node) => ({ node, severity: severity(node.troubles), waste: wasteOf(node) }))
+    .sort((a, b) => b.severity - a.severity || b.waste - a.waste || b.node.score - a.node.score || BY_NAME.compare(a.node.node, b.node.node))
+    .map(({ node }) => node);
 }
 
 /** One GPU of a node, with what is wrong with it. */
@@ -74,7 +88,7 @@ export function devicesOf(nodes: readonly NodeState[]): DeviceState[] {
     const troubles = node.troubles.filter((one) => one.device === device.id);
     return { node, device, troubles, score: troubles.reduce((sum, one) => sum + one.score, 0) };
   }));
-  return all.sort((a, b) => severity(b.troubles) - severity(a.troubles) || b.score - a.score);
+  return all.map((one) => ({ one, severity: severity(one.troubles) })).sort((a, b) => b.severity - a.severity || b.one.score - a.one.score).map(({ one }) => one);
 }
 
 function groupedByNode<T extends { node: string }>(rows: readonly T[]): Map<string, T[]> {
@@ -114,15 +128,33 @@ function labelOf(text: string, name: string): string {
 /** Reasons for a lower clock that somebody chose, or that come with idling: nothing is wrong then. */
 const REASONS_OF_CHOICE = new Set(["gpu_idle", "idle", "application_clocks", "display_clock", "sync_boost", "none"]);
 
+const KNOWN_SERIES = [
+  "hw.gpu.utilization", "sonde.gpu.sm.active", "sonde.gpu.tensor.active", "hw.gpu.memory.usage", "hw.gpu.memory.limit", "hw.power", "hw.temperature",
+  "sonde.gpu.throttled", "hw.errors",
+] as const;
+/** A series that the states of nodes are made of, as this text itself: a name of an answer is another one, and compared letter by
+ * letter; '': another series. */
+type Series = (typeof KNOWN_SERIES)[number] | "";
+
 /** The states of nodes (`NodeState`), worst first. */
 export function states(nodes: readonly NodeRow[], table: Columns | null, losses: readonly LossRow[], nowS: number, known: Known = NOTHING_MORE): NodeState[] {
+  return ranked(measured(nodes, table, losses, nowS, known.isPast), known);
+}
+
+/** Nodes by what was measured, worst first, with what is known of them beside. */
+export function ranked(nodes: readonly NodeState[], known: Known): NodeState[] {
   const holders = groupedByNode(known.holders);
   const incidents = groupedByNode(known.incidents);
+  return byNeed(nodes.map((node) => withOwners(node, holders.get(node.node) ?? [], incidents.get(node.node) ?? [])));
+}
+
+/** The states of nodes by their metrics and losses alone, in the order of `nodes`. `isPast`: see `Known`. */
+export function measured(nodes: readonly NodeRow[], table: Columns | null, losses: readonly LossRow[], nowS: number, isPast = false): NodeState[] {
   const byNode = rowsByNode(table);
+  const series = (table?.texts["series"]?.values ?? []).map((name) => KNOWN_SERIES.find((one) => one === name) ?? "");
   const lost = new Map<string, number>();
   for (const row of losses) lost.set(row.node, (lost.get(row.node) ?? 0) + row.value);
-  return nodes.map((node) => withOwners(stateOf(node, table, byNode.get(node.node) ?? NO_ROWS, lost.get(node.node) ?? 0, nowS, known.isPast ?? false), holders.get(node.node) ?? [], incidents.get(node.node) ?? []))
-    .sort(byNeed);
+  return nodes.map((node) => stateOf(node, table, series, byNode.get(node.node) ?? NO_ROWS, lost.get(node.node) ?? 0, nowS, isPast));
 }
 
 /** A node with who holds its GPUs, and with its incidents that are faults of what runs there, not changes of the work itself;
@@ -163,15 +195,15 @@ function rowsByNode(table: Columns | null): Map<string, Rows> {
 
 /** A node by its metrics and losses. Scores: 100 memory errors, 30 to 60 a GPU used less than half (bad below 20 %), up to 40
  * throttled from 5 % of the time on, 30 silent for 2 min, 3 losses; incidents: 50 and more (withOwners). */
-function stateOf(node: NodeRow, table: Columns | null, [first, end]: Rows, lost: number, nowS: number, isPast: boolean): NodeState {
+function stateOf(node: NodeRow, table: Columns | null, seriesOf: readonly Series[], [first, end]: Rows, lost: number, nowS: number, isPast: boolean): NodeState {
   const devices = new Map<string, Device>();
   const troubles: Trouble[] = [];
   const throttled = new Map<string, { share: number; device: string }>();
   const errors = new Map<string, number>();
+  const { mean, most, last } = (table?.numbers ?? {}) as Record<"mean" | "most" | "last", ArrayLike<number>>;
+  const { labels: labelTexts, series } = table?.texts ?? {};
   for (let i = first; i < end; i++) {
-    const { numbers, texts } = table!;
-    const labels = textAt(texts["labels"], i);
-    const row = { mean: numbers["mean"]![i]!, most: numbers["most"]![i]!, last: numbers["last"]![i]! };
+    const labels = textAt(labelTexts, i);
     const id = labelOf(labels, "hw.id");
     if (!id) continue;
     let device = devices.get(id);
@@ -179,23 +211,23 @@ function stateOf(node: NodeRow, table: Columns | null, [first, end]: Rows, lost:
       device = { id, utilization: null, smActive: null, tensor: null, memory: null, memoryLimit: null, power: null, temperature: null };
       devices.set(id, device);
     }
-    switch (textAt(texts["series"], i)) {
-      case "hw.gpu.utilization": if (labelOf(labels, "hw.gpu.task") === "general") device.utilization = row.mean; break;
-      case "sonde.gpu.sm.active": device.smActive = row.mean; break;
-      case "sonde.gpu.tensor.active": if (labelOf(labels, "sonde.gpu.precision") === "any") device.tensor = row.mean; break;
-      case "hw.gpu.memory.usage": device.memory = row.last; break;
-      case "hw.gpu.memory.limit": device.memoryLimit = row.last; break;
-      case "hw.power": device.power = row.mean; break;
-      case "hw.temperature": if (labelOf(labels, "hw.sensor_location") === "gpu") device.temperature = row.most; break;
+    switch (seriesOf[series!.index[i]!]) {
+      case "hw.gpu.utilization": if (labelOf(labels, "hw.gpu.task") === "general") device.utilization = mean[i]!; break;
+      case "sonde.gpu.sm.active": device.smActive = mean[i]!; break;
+      case "sonde.gpu.tensor.active": if (labelOf(labels, "sonde.gpu.precision") === "any") device.tensor = mean[i]!; break;
+      case "hw.gpu.memory.usage": device.memory = last[i]!; break;
+      case "hw.gpu.memory.limit": device.memoryLimit = last[i]!; break;
+      case "hw.power": device.power = mean[i]!; break;
+      case "hw.temperature": if (labelOf(labels, "hw.sensor_location") === "gpu") device.temperature = most[i]!; break;
       case "sonde.gpu.throttled": {
         const reason = labelOf(labels, "sonde.gpu.throttle.reason");
-        if (row.mean > 0 && !REASONS_OF_CHOICE.has(reason)) {
+        if (mean[i]! > 0 && !REASONS_OF_CHOICE.has(reason)) {
           const worst = throttled.get(reason);
-          if (!worst || row.mean > worst.share) throttled.set(reason, { share: row.mean, device: id });
+          if (!worst || mean[i]! > worst.share) throttled.set(reason, { share: mean[i]!, device: id });
         }
         break;
       }
-      case "hw.errors": if (labelOf(labels, "error.type") === "uncorrected") errors.set(id, (errors.get(id) ?? 0) + row.most); break;
+      case "hw.errors": if (labelOf(labels, "error.type") === "uncorrected") errors.set(id, (errors.get(id) ?? 0) + most[i]!); break;
     }
   }
   const lastS = node.last_ns / 1e9;
@@ -213,10 +245,10 @@ function stateOf(node: NodeRow, table: Columns | null, [first, end]: Rows, lost:
     if (used !== null) idle += 1 - used;
     if (used !== null && used < 0.5) {
       const which = devices.size > 1 ? `${shortId(device.id)} ` : "";
-      troubles.push({ text: `${which}${device.smActive === null ? "idle" : "SMs idle"} ${percent(1 - used)}`, score: 60 * (1 - used), tone: used < 0.2 ? "bad" : "warn", device: device.id });
+      troubles.push(new Idle(which, device.smActive === null ? "idle" : "SMs idle", used, device.id));
     }
   }
-  if (lost > 0) troubles.push({ text: `${Math.round(lost).toLocaleString("en-US")} events not observed`, score: 3, tone: "warn", device: "" });
+  if (lost > 0) troubles.push({ text: `${grouped(lost)} events not observed`, score: 3, tone: "warn", device: "" });
   troubles.sort((a, b) => b.score - a.score);
   const idleGpuS = idle * Math.max(0, lastS - firstS);
   return {

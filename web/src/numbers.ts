@@ -7,8 +7,11 @@ function threeDigits(value: number): string {
   return value < 9.995 ? value.toFixed(2) : value < 99.95 ? value.toFixed(1) : grouped(value);
 }
 
+/** `toLocaleString` looks for the locale and makes such an object at each call. */
+const GROUPED = new Intl.NumberFormat("en-US");
+
 export function grouped(value: number): string {
-  return Math.round(value).toLocaleString("en-US");
+  return GROUPED.format(Math.round(value));
 }
 
 export function duration(ns: number): string {

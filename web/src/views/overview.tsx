@@ -4,7 +4,7 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { HoldersAnswer } from "../answers";
 import { ask, type Columns, type Explanation, type LossRow, type NodeRow } from "../api";
-import { devicesOf, shortId, states, type Device, type DeviceState, type NodeState } from "../devices";
+import { devicesOf, measured, ranked, shortId, type Device, type DeviceState, type NodeState } from "../devices";
 import { ago, clock, count, day, duration, gpuTimes, grouped, percent, scaled, written } from "../numbers";
 import { inWords, keyOf, lastMinute } from "../last_minute";
 import { Answer, Empty, Loading, Meter } from "../parts";
@@ -35,17 +35,19 @@ export function Overview(): preact.JSX.Element {
   const { place, go, attempt } = useApp();
   const now = useMemo(() => Math.ceil(Date.now() / 1000), [attempt, place.from, place.to]);
   const { from, to } = useRange(now);
-  const when = { from, to, now };
+  const when = useMemo(() => ({ from, to, now }), [from, to, now]);
   const nodes = useAnswer<NodeRow[]>("nodes", { from, to });
   const devices = useAnswer<Columns>(nodes.answer?.length ? "devices" : null, { from, to, format: "columns" });
   const losses = useAnswer<LossRow[]>(nodes.answer?.length ? "losses" : null, { from, to });
   // The table does not wait for these two: what has come is shown, the rest as loading.
   const holders = useAnswer<HoldersAnswer>(nodes.answer?.length ? "holders" : null, { from, to, limit: MAX_HOLDERS });
   const incidents = useAnswer<Incidents>(nodes.answer?.length ? "incidents" : null, {});
+  const come = useMemo(() => ({ devices, losses, holders, incidents }), [devices, losses, holders, incidents]);
+  const found = useMemo(() => measured(nodes.answer ?? [], devices.answer, losses.answer ?? [], Math.min(now, to), isPast(when)), [nodes.answer, devices.answer, losses.answer]);
   const list = useMemo(() => {
     const during = (incidents.answer?.incidents ?? []).filter((one) => one.began_ns >= from * 1e9 && one.began_ns < to * 1e9);
-    return states(nodes.answer ?? [], devices.answer, losses.answer ?? [], Math.min(now, to), { holders: holders.answer?.holders ?? [], incidents: during, isPast: isPast(when) });
-  }, [nodes.answer, devices.answer, losses.answer, holders.answer, incidents.answer]);
+    return ranked(found, { holders: holders.answer?.holders ?? [], incidents: during });
+  }, [found, holders.answer, incidents.answer]);
   return (
     <>
       <div class="tools">
@@ -59,7 +61,7 @@ export function Overview(): preact.JSX.Element {
           onInput={(event) => go({ search: event.currentTarget.value }, true)} /></label>
       </div>
       <Answer asked={nodes} loading="Asking for the nodes…">
-        {(rows) => rows.length ? <Listed list={list} when={when} come={{ devices, losses, holders, incidents }} /> : <Nothing />}
+        {(rows) => rows.length ? <Listed list={list} when={when} come={come} /> : <Nothing />}
       </Answer>
     </>
   );
@@ -238,23 +240,30 @@ function Owners({ one, from, to }: { one: NodeState } & When): preact.JSX.Elemen
 
 /** `verdict`: null while it is asked for, '' where it is not. */
 function NodeLine({ one, verdict, gpuTime, when, come }: { one: NodeState; verdict: string | null; gpuTime: (hours: number) => string; when: When; come: Come }): preact.JSX.Element {
-  const { hrefOf } = useApp();
+  const { place, hrefOf } = useApp();
   const open = useOpenNode(when)(one);
+  // A hundred lines are drawn for each verdict and each answer that comes: those that it does not change are kept.
+  return useMemo(() => nodeLine(one, verdict, gpuTime, when, come, hrefOf({ view: "node", node: one.node, search: "" }), open), [one, verdict, gpuTime, when, come, place]);
+}
+
+function nodeLine(
+  one: NodeState, verdict: string | null, gpuTime: (hours: number) => string, when: When, come: Come, href: string, open: (event: Event) => void,
+): preact.JSX.Element {
   const memory = memoryOf(one.devices);
   const power = powerOf(one);
-  const measured = (cell: preact.ComponentChildren): preact.ComponentChildren => (isPending(come.devices) ? <Loading /> : cell);
+  const ofDevices = (cell: preact.ComponentChildren): preact.ComponentChildren => (isPending(come.devices) ? <Loading /> : cell);
   const isSum = one.devices.length > 1;
   return (
     <tr>
-      <td class="name"><a href={hrefOf({ view: "node", node: one.node, search: "" })} onClick={open}>{one.node}</a><small>{measured(count(one.devices.length, "GPU"))}</small></td>
+      <td class="name"><a href={href} onClick={open}>{one.node}</a><small>{ofDevices(count(one.devices.length, "GPU"))}</small></td>
       <td class="owner">{isPending(come.holders) ? <Loading /> : <Owners one={one} {...when} />}</td>
       <td class="wide"><Troubles node={one} troubles={one.troubles} when={when} come={come} /></td>
       <td class="wide">{verdict === null ? <Loading /> : verdict || <span class="quiet" title={`Asked for the first ${VERDICTS} nodes`}>not asked</span>}</td>
       <td class="number">{isPending(come.holders) ? <Loading /> : one.wastedH === null ? "–" : gpuTime(one.wastedH)}</td>
-      <td>{measured(share(busyOf(one)))}</td>
-      <td>{measured(share(smOf(one)))}</td>
-      <td>{measured(memory.share === null ? "–" : <Meter share={memory.share} text={scaled(memory.used, "B")} />)}</td>
-      <td class="number" title={isSum ? "All its GPUs together" : undefined}>{measured(power ? `${Math.round(power)} W` : "–")}</td>
+      <td>{ofDevices(share(busyOf(one)))}</td>
+      <td>{ofDevices(share(smOf(one)))}</td>
+      <td>{ofDevices(memory.share === null ? "–" : <Meter share={memory.share} text={scaled(memory.used, "B")} />)}</td>
+      <td class="number" title={isSum ? "All its GPUs together" : undefined}>{ofDevices(power ? `${Math.round(power)} W` : "–")}</td>
       <td class="number nowrap sent" title={isPast(when) ? ago(when.now - one.lastS) : `${written(Math.floor(one.lastS))} UTC`}>{isPast(when) ? <>{clock(one.lastS)}<small>{day(one.lastS)}</small></> : ago(when.now - one.lastS)}</td>
     </tr>
   );

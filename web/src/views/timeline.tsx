@@ -8,7 +8,7 @@ import { css } from "../draw/colours";
 import { save, text, traceEvents } from "../exports";
 import { Live, useLive } from "../live";
 import type { Lane, Lanes } from "../lanes";
-import { clock, duration } from "../numbers";
+import { clock, duration, grouped } from "../numbers";
 import { Empty, Tooltip } from "../parts";
 import { useApp } from "../state";
 import { ticks } from "../ticks";
@@ -109,7 +109,7 @@ export function TimelinePanel({ answer, name, isFile, marks = [] }: { answer: Ti
       </div>
       <div class="under">
         {LEGEND.filter(([kind]) => lanes.drawn.has(kind)).map(([kind, text]) => <span><i style={{ background: css(palette.span(kind)) }} />{text}</span>)}
-        <span class="quiet">What is narrower than a pixel is as high as the share of the pixel that it covers. Ctrl+wheel zooms, drag moves; an arrow leads from who woke a thread, and from a launch to its run{leftOut ? `; ${leftOut.toLocaleString("en-US")} spans are not drawn: there are too many, or too many overlap` : ""}</span>
+        <span class="quiet">What is narrower than a pixel is as high as the share of the pixel that it covers. Ctrl+wheel zooms, drag moves; an arrow leads from who woke a thread, and from a launch to its run{leftOut ? `; ${grouped(leftOut)} spans are not drawn: there are too many, or too many overlap` : ""}</span>
       </div>
       <Hovered hover={hover} lanes={lanes} originS={originS} />
     </>
