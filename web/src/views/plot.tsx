@@ -96,7 +96,11 @@ export function Plot(props: {
       },
     }, data as uPlot.AlignedData, box);
     drawn.current = plot;
-    const observer = new ResizeObserver(() => plot.setSize({ width: box.clientWidth, height: height() }));
+    // The size that it has is reported, too, at first: to set that would draw all again.
+    const observer = new ResizeObserver(() => {
+      const [width, high] = [box.clientWidth, height()];
+      if (width !== plot.width || high !== plot.height) plot.setSize({ width, height: high });
+    });
     observer.observe(box);
     return () => {
       observer.disconnect();
@@ -104,7 +108,12 @@ export function Plot(props: {
       plot.destroy();
     };
   }, [data, palette, props.first, last]);
-  useEffect(() => drawn.current?.redraw(false), [props.marks]);
+  const marks = useRef(props.marks);
+  useEffect(() => {
+    // Most often there are none, before they were asked for and after; what is new was drawn with them.
+    if (marks.current !== props.marks && (marks.current?.length || props.marks?.length)) drawn.current?.redraw(false);
+    marks.current = props.marks;
+  }, [props.marks]);
   return (
     <section class="chart" aria-label={`${chart.title}, ${chart.unit}`}>
       <div class="legend">
