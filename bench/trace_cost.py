@@ -93,13 +93,16 @@ def whole_steps(trace: DeviceTrace, begins: list[int]) -> dict[str, float]:
     calls = trace.of(*CALL_KINDS)
     within = calls[(calls["start_ns"] >= begins[0]) & (calls["start_ns"] < begins[1])]
     runs = trace.of(Kind.KERNEL, Kind.COPY, Kind.SET)
-    runs = runs[np.isin(runs["correlation"], within["correlation"])]
+    # Some launch by calls of the driver that are not recorded; ids count calls of both.
+    first, last = within["correlation"][[0, -1]] if len(within) else (1, 0)
+    runs = runs[(runs["correlation"] >= first) & (runs["correlation"] <= last)]
     found: dict[str, float] = {"whole_steps": begins[2]}
+    steps = max(1, begins[2])
     for name, kind in (("kernels", Kind.KERNEL), ("copies", Kind.COPY), ("sets", Kind.SET)):
-        found[f"{name}_a_step"] = round(int((runs["kind"] == kind).sum()) / begins[2], 4)
+        found[f"{name}_a_step"] = round(int((runs["kind"] == kind).sum()) / steps, 4)
     length = (runs["end_ns"] - runs["start_ns"]).astype(np.int64)
     return found | {
-        "device_ns_a_step": round(int(length.sum()) / begins[2]),
+        "device_ns_a_step": round(int(length.sum()) / steps),
         "beyond_1_ms": int((length > 1_000_000).sum()),
     }
 

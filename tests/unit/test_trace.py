@@ -61,19 +61,20 @@ def raw(*records: bytes, **changed: int) -> RawTrace:
     )
 
 
-def test_a_run_counts_only_with_its_call_and_times_are_the_hosts():
+def test_runs_from_before_the_trace_are_left_out_and_times_are_the_hosts():
     trace = device_trace.read(
         raw(
-            record(Kind.RUNTIME, 0, 1),
-            record(Kind.KERNEL, 5_000, 1, grid_0=4),
-            record(Kind.KERNEL, 6_000, 99),  # of the window before
+            record(Kind.RUNTIME, 0, 50),
+            record(Kind.KERNEL, 5_000, 50, grid_0=4),
+            record(Kind.KERNEL, 6_000, 51),  # of a call of the driver that CUPTI does not record
+            record(Kind.KERNEL, 7_000, 49),  # of the window before
         ),
         pid=7,
         wall_offset_ns=0,
         tids={7: 4711},
     )
-    assert [trace.count(Kind.RUNTIME), trace.count(Kind.KERNEL)] == [1, 1]
-    assert trace.rows["start_ns"].tolist() == [BEGIN, BEGIN + 5_000]
+    assert [trace.count(Kind.RUNTIME), trace.count(Kind.KERNEL)] == [1, 2]
+    assert trace.rows["start_ns"].tolist() == [BEGIN, BEGIN + 5_000, BEGIN + 6_000]
     assert trace.rows["tid"][0] == 4711
     assert trace.lost == {"runs of calls from before the trace, left out": 1}
 

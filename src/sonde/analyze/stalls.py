@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stalls of a device: the parts of its traced windows without a running kernel.
 
-At each moment a device is in exactly one state: a kernel runs; only a collective runs; only a copy
+At each moment a device is in exactly one state: a kernel runs, or a copy within its memory; only a collective runs; only a copy
 or memory set runs; nothing runs; or a kernel is preempted by another process. All but the first are
 stalls.
 """
@@ -15,7 +15,7 @@ import numpy as np
 
 from sonde.analyze import intervals as sets
 from sonde.analyze.intervals import Intervals
-from sonde.model.timeline import I64, U8, DeviceKind, Events, Timeline
+from sonde.model.timeline import I64, U8, CopyDirection, DeviceKind, Events, Timeline
 
 
 class DeviceState(IntEnum):
@@ -45,7 +45,7 @@ class Stalls:
     events: Events
     """What the device ran, sorted by start."""
     computing: Intervals
-    """When kernels ran."""
+    """When kernels ran, or copies within the device's memory."""
 
     def __len__(self) -> int:
         return len(self.start)
@@ -106,7 +106,7 @@ def stalls_of(
             rows |= events.kind == kind
         return sets.intersect(sets.union(events.start_ns[rows], events.end_ns[rows]), window)
 
-    computing = of(DeviceKind.KERNEL)
+    computing = sets.joined(of(DeviceKind.KERNEL), sets.intersect(_within_device(events), window))
     preempted = sets.intersect(_stretches(events), computing) if shared else sets.none()
     computing = sets.subtract(computing, preempted)
     rest = sets.subtract(sets.subtract(window, computing), preempted)
@@ -125,6 +125,12 @@ def stalls_of(
     state = np.concatenate([np.full(len(part), state, np.uint8) for part, state in parts])
     order = np.argsort(start, kind="stable")
     return Stalls(device, window, start[order], end[order], state[order], events, computing)
+
+
+def _within_device(events: Events) -> Intervals:
+    """When copies within the device's memory ran: its own work, as a kernel that copies is."""
+    rows = (events.kind == DeviceKind.COPY) & (events.direction == CopyDirection.D2D)
+    return sets.union(events.start_ns[rows], events.end_ns[rows])
 
 
 def _stretches(events: Events) -> Intervals:
