@@ -2,9 +2,11 @@
 """`python -m bench.diff`: how often `sonde diff --fail-above` is right about whole programs.
 
 Twenty changes of 3 to 50 % in five small programs (more of the same work, slower work, other work)
-and twenty pairs without a change. Both sides are recorded at the same time, several times, so that
-what else happens on the machine meets both alike. Every pair is kept at once; run it again and it
-goes on.
+and twenty pairs without a change. Both sides are recorded at the same time on the same CPU, several
+times: the scheduler gives them that CPU in turns of milliseconds, so that what else happens on the
+machine meets both alike. On a CPU each, two runs of the same program differ by 10 % or more where
+other machines share the cores, since each core is slowed by its own neighbour. Every pair is kept
+at once; run it again and it goes on.
 """
 
 from __future__ import annotations
@@ -17,9 +19,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+from sonde.query.capture import read
+
 RESULT = Path(__file__).parent / "results" / "diff.json"
 ABOVE = "2%"
-ROUNDS = 5
+ROUNDS = 8
+"""Even: each side starts first, and has each CPU, equally often."""
 HZ = "499"
 """Five times the default: a change of 3 % of a second is 15 samples, not 3."""
 PROGRAMS = ("numbers", "texts", "sorting", "packing", "objects")
@@ -68,22 +73,25 @@ def pairs() -> list[tuple[str, str, float]]:
     return [one for both in zip(changed, unchanged, strict=True) for one in both]
 
 
-def start(out: Path, program: str, kind: str, share: float) -> subprocess.Popen[bytes]:
-    """Start to record one run to its end."""
+def start(out: Path, cpu: int, program: str, kind: str, share: float) -> subprocess.Popen[bytes]:
+    """Start to record one run to its end. `cpu`: the one the program runs on; the recorder may run
+    on any."""
     command = [sys.executable, "-m", "sonde", "record", "-q", "-f", "-F", HZ, "--no-device"]
-    command += ["-o", str(out), "--"]
+    command += ["-o", str(out), "--", "taskset", "-c", str(cpu)]
     command += [sys.executable, "-c", _PROGRAM, program, kind, str(share)]
     return subprocess.Popen(command)
 
 
 def judged(program: str, kind: str, share: float) -> dict[str, object]:
     """One pair: whether the gate failed, and over what."""
+    cpus = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for number in range(ROUNDS):
             sides = {"a": ("none", 0.0), "b": (kind, share)}
             order = sorted(sides, reverse=number % 2 == 1)
-            started = [start(folder / f"{it}{number}", program, *sides[it]) for it in order]
+            cpu = cpus[number // 2 % len(cpus)]
+            started = [start(folder / f"{it}{number}", cpu, program, *sides[it]) for it in order]
             codes = [one.wait() for one in started]
             if any(codes):
                 raise RuntimeError("a run was not recorded")
@@ -93,6 +101,7 @@ def judged(program: str, kind: str, share: float) -> dict[str, object]:
             command += ["--after", str(folder / f"b{number}")]
         command += ["--fail-above", ABOVE, "--json"]
         done = subprocess.run(command, capture_output=True, text=True)
+        ratios = [cpu_time(folder / f"b{it}") / cpu_time(folder / f"a{it}") for it in range(ROUNDS)]
     found = json.loads(done.stdout)
     exact = {one["name"]: one["weight"] for one in found["changes"] if one["kind"] == "run"}
     return {
@@ -102,7 +111,15 @@ def judged(program: str, kind: str, share: float) -> dict[str, object]:
         "failed": done.returncode == 1,
         "over": [one["name"] for one in found["failed"]][:4],
         "changes": {name: round(weight, 4) for name, weight in exact.items()},
+        "ratios": [round(ratio, 4) for ratio in ratios],
     }
+
+
+def cpu_time(path: Path) -> int:
+    """CPU time in ns of the program that was recorded into that file."""
+    program = read(path).info.program
+    assert program is not None
+    return program.cpu_ns
 
 
 def main() -> None:

@@ -5,13 +5,18 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 from bench.beside import summary
+
+from sonde.analyze.run_difference import differ
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "bench" / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -317,6 +322,23 @@ def test_the_score_of_the_gate_is_the_one_measured() -> None:
         f"{result['false']} of {result['unchanged']} pairs without one"
     )
     assert claim in text_of("docs/guide/everyday.md")
+
+
+@pytest.mark.parametrize(
+    ("pairs", "claim"),
+    [
+        (4, "first four of the eight pairs alone: {} found, {} failed"),
+        (3, "first three: {} and {}"),
+    ],
+)
+def test_how_many_pairs_the_gate_needs(pairs: int, claim: str) -> None:
+    result = loaded("bench/results/diff.json")
+    failed: Counter[bool] = Counter()
+    for pair in result["pairs"]:
+        ratios = [math.log(ratio) for ratio in pair["ratios"][:pairs]]
+        is_worse = math.expm1(fmean(ratios)) > float(result["above"].rstrip("%")) / 100
+        failed[pair["kind"] != "none"] += is_worse and differ(ratios)
+    assert claim.format(failed[True], failed[False]) in text_of("docs/guide/everyday.md")
 
 
 BESIDE = "bench/results/beside_before_house.json"

@@ -14,8 +14,10 @@ each of the two sides).
 
 What else happens on a machine changes how much CPU time the same work takes, by several percent.
 Runs of both sides that took place at the same time on one machine met the same (duet benchmarking:
-Bulej et al., ICPE 2020). Where each run before has such a run after, the ratios of the pairs are
-compared: a change is their geometric mean, certain if Student's t finds it at 5 % on its side.
+Bulej et al., ICPE 2020); on one CPU, whose scheduler gives it to them in turns, all but the same:
+the CPU time of two such runs differs by about 1 %, on a CPU each by 10 % and more. Where each run
+before has such a run after, the ratios of the pairs are compared: a change is their geometric mean,
+certain if Student's t finds it at 5 % on its side.
 
 A function that no run before has may be a new name for old code. It counts as more time only if CPU
 time as a whole grew by half of that.
@@ -119,10 +121,10 @@ def _paired(name: str, before: Sequence[float], after: Sequence[float]) -> Chang
         return _exact(name, before, after)
     ratios = [math.log(other / one) for one, other in pairs]
     cost = math.expm1(fmean(ratios))
-    return Change(ChangeKind.RUN, name, was, was * (1 + cost), cost, _differ(ratios))
+    return Change(ChangeKind.RUN, name, was, was * (1 + cost), cost, differ(ratios))
 
 
-def _differ(differences: Sequence[float]) -> bool:
+def differ(differences: Sequence[float]) -> bool:
     """Whether the mean of two or more differences is on one side of zero, by Student's t."""
     freedom = len(differences) - 1
     error = stdev(differences) / math.sqrt(len(differences))
@@ -184,7 +186,7 @@ def _functions(
         olds, news = ([ns for ns, _ in side] for side in (old, new))
         if paired:
             apart = [other - one for one, other in zip(olds, news, strict=True)]
-            was, change_ns, differs = median(olds), fmean(apart), _differ(apart)
+            was, change_ns, differs = median(olds), fmean(apart), differ(apart)
         else:
             was, differs = median(olds), _separate(olds, news)
             change_ns = median(news) - was

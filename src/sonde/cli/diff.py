@@ -26,8 +26,9 @@ were recorded with `sonde record -- CMD` to the end; of a call that waits for th
 times per second are shown, but --fail-above refuses to judge (exit code 2). Only changes beyond the
 noise of sampling count, and only what costs more than the given share.
 
-On a busy machine record both sides at the same time, several times: other programs then slow both
-alike, and each pair (the first A with the first B, and so on) is compared by itself.
+On a busy machine record both sides at the same time on the same CPU (taskset -c 0 CMD), eight
+times: other programs then slow both alike, and each pair (the first A with the first B, and so on)
+is compared by itself.
 """
 
 
