@@ -324,6 +324,21 @@ def test_the_score_of_the_gate_is_the_one_measured() -> None:
     assert claim in text_of("docs/guide/everyday.md")
 
 
+TREE = "bench/results/tree.json"
+
+
+def test_the_sizes_of_the_tree_are_those_measured() -> None:
+    whole, node = loaded(TREE)["whole"], loaded(TREE)["node"]
+    rows = {part: (whole[part], node[part]) for part in whole}
+    rows["all"] = (sum(whole.values()), sum(node.values()))
+    page = "docs/guide/deployment.md"
+    for part, sizes in rows.items():
+        cells = " | ".join(f"{size / 1000**2:.1f}" for size in sizes)
+        assert row_of(page, TREE, f"{part} |") == f"| {part} | {cells} |"
+    assert f"dist/sonde-tree: {rows['all'][0] / 1000**2:.0f} MB on disk" in text_of(page)
+    assert f"dist/sonde-node # {rows['all'][1] / 1000**2:.0f} MB" in text_of(page)
+
+
 @pytest.mark.parametrize(
     ("pairs", "claim"),
     [

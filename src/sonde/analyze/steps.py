@@ -325,11 +325,19 @@ class _Sums:
         # Random codes: pieces with equal sums hold the same requests. Sums wrap around like hashes.
         if number is None:
             number = _numbered(sequence.token)
-        codes = np.random.default_rng(1).integers(1, 1 << 62, int(number.max(initial=0)) + 1)
-        self.code = _running(codes[number])
+        self.code = _running(_random_codes(int(number.max(initial=0)) + 1)[number])
         self.work = _running(sequence.work)
         self.operations = _running(sequence.operations)
         self.exchange = _running(sequence.exchange)
+
+
+def _random_codes(count: int) -> I64:
+    """Numbers without a pattern, the same ones each time (splitmix64); NumPy's own generators are
+    another 4 MB, which a tree without Python on the host leaves out."""
+    codes = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        codes = (codes ^ (codes >> np.uint64(shift))) * np.uint64(factor)
+    return (codes ^ (codes >> np.uint64(31))).view(np.int64)
 
 
 def _running(values: np.ndarray) -> I64:
