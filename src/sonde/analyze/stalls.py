@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stalls of a device: the parts of its traced windows without a running kernel.
 
-At each moment a device is in exactly one state: a kernel runs, or a copy within its memory; only a collective runs; only a copy
-or memory set runs; nothing runs; or a kernel is preempted by another process. All but the first are
-stalls.
+At each moment a device is in exactly one state: a kernel runs, or a copy within its memory; only a
+collective runs; only another copy or a memory set runs; nothing runs; or a kernel is preempted by
+another process. All but the first are stalls.
 """
 
 from __future__ import annotations
