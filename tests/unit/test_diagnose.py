@@ -281,6 +281,25 @@ def test_a_worker_that_lacks_a_cpu_is_no_slow_loader():
     before = [moment(n, p100=process(), p101=worked) for n in range(TICKS)]
     found = verdict(ticks(p100=slow, p101=starved), before)
     assert found.cause != FaultCause.SLOW_LOADER
+    (loader,) = (it for it in found.candidates if it.cause == FaultCause.SLOW_LOADER)
+    assert [it for it in loader.against if "lacked a CPU for 0.50 s more" in it]
+
+
+@pytest.mark.parametrize(("stopped", "said"), [(0.0, "too little"), (0.6, "was stopped for 0.60 s")])
+def test_what_speaks_against_a_slow_loader_is_what_its_worker_did(stopped, said):
+    """One that was stopped, or did what it did before, lacked no CPU."""
+    slow = process(0.4, waits=[wait("read", 0.5, CHILD)])
+    worked = ProcessMoment(Usage(int(0.9 * TICK_NS)), [], [Place(CHILD, "", 1, 0.9 * TICK_NS)])
+    cpu = int((0.9 - stopped) * TICK_NS)
+    held_up = wait("stopped", stopped, count=0, tid=CHILD)
+    worker = ProcessMoment(Usage(cpu), [held_up], [Place(CHILD, "", 1, cpu)])
+    before = [moment(n, p100=process(), p101=worked) for n in range(TICKS)]
+
+    found = verdict(ticks(p100=slow, p101=worker), before)
+
+    (loader,) = (it for it in found.candidates if it.cause == FaultCause.SLOW_LOADER)
+    assert said in " ".join(loader.against)
+    assert "lacked a CPU" not in " ".join(loader.against)
 
 
 def test_what_is_over_is_not_reported():

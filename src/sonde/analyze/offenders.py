@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sonde.model.timeline import DeviceUse, Timeline, TotalKind
+from sonde.model.timeline import DeviceUse, Mask, Timeline, TotalKind
 
 LEAST_USE = 0.01
 """NVML reports whole percents: one percent is the least that it can show."""
@@ -24,7 +24,7 @@ class OtherUse:
     pid: int
     name: str
     share: float
-    """Mean of the driver's reports in the span: of the time, with any of its kernels."""
+    """Share of the time in which any of its kernels ran: the mean of the driver's reports."""
     reports: int
     """The driver's reports in the span in which the process ran work."""
     of: int
@@ -90,17 +90,30 @@ def _asking(timeline: Timeline, pid: int) -> str:
     return max(places, key=lambda place: places[place], default="")
 
 
+def _inside(use: DeviceUse, span: tuple[int, int]) -> Mask:
+    return (use.time_ns >= span[0]) & (use.time_ns <= span[1])
+
+
+def _reports_on(timeline: Timeline, device: int, span: tuple[int, int]) -> int:
+    """How many reports on a device lie in a span (ns): those with any process. What shares are
+    divided by, as the driver leaves processes out of reports in which they did nothing."""
+    times = [one.time_ns[_inside(one, span)] for one in timeline.busy_of if one.device == device]
+    return len(np.unique(np.concatenate(times))) if times else 0
+
+
 def own_use(
     timeline: Timeline, devices: Collection[int], pid: int, span: tuple[int, int]
 ) -> float | None:
-    """Mean of the driver's reports in a span (ns) on one process: of the time, with any of its
-    kernels, summed over `devices`. None where there are fewer than `LEAST_REPORTS`."""
+    """Share of a span (ns) in which kernels of one process ran: the mean of the driver's reports,
+    summed over `devices`. None where fewer than `LEAST_REPORTS` list the process."""
     mine = [one for one in timeline.busy_of if one.device in devices and one.pid == pid]
-    inside = [(one.time_ns >= span[0]) & (one.time_ns <= span[1]) for one in mine]
-    if not mine or max(int(rows.sum()) for rows in inside) < LEAST_REPORTS:
+    inside = [one.share[_inside(one, span)] for one in mine]
+    if max(map(len, inside), default=0) < LEAST_REPORTS:
         return None
     return sum(
-        float(one.share[rows].mean()) for one, rows in zip(mine, inside, strict=True) if rows.any()
+        float(share.sum()) / _reports_on(timeline, one.device, span)
+        for one, share in zip(mine, inside, strict=True)
+        if len(share)
     )
 
 
@@ -115,18 +128,11 @@ def others_on_device(
         return []
     names = {track.pid: track.process or track.name for track in timeline.tracks}
     found = []
-    reports = [
-        int(((one.time_ns >= span[0]) & (one.time_ns <= span[1])).sum())
-        for one in timeline.busy_of
-        if one.device in devices
-    ]
     for one in others:
-        inside = (one.time_ns >= span[0]) & (one.time_ns <= span[1])
-        share = one.share[inside]
+        share = one.share[_inside(one, span)]
         busy = share >= LEAST_USE
         if busy.any():
-            # The driver leaves processes out of reports in which they did nothing.
-            whole = max(reports)
+            whole = _reports_on(timeline, one.device, span)
             mean = float(share.sum()) / whole
             name, place = names.get(one.pid, ""), _asking(timeline, one.pid)
             found.append(OtherUse(one.pid, name, mean, int(busy.sum()), whole, place))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A slow loader: a worker of the same program hands its results over later than before.
+"""A slow loader: a worker, a process that the program started, hands its results over later.
 
-Looks like: threads wait, in a pipe, a queue or for a lock, until a process that the program started
-ends the wait; that one works or waits longer for each piece.
+Looks like: threads wait, in a pipe, a queue or for a lock, until such a process ends the wait; it
+works or waits longer for each piece.
 What to do: more workers, or faster ones; look at what they wait for.
 """
 
@@ -17,6 +17,8 @@ from sonde.diagnose.lost_time import Part, lost_time
 LEAST = 0.08
 OF_LOST = 0.25
 """Part of what the victim lost by which its worker must work or wait longer."""
+SHOWN = 0.005
+"""Fewer seconds are shown as 0.00."""
 OWN = (Part.SLEEP, Part.DISK, Part.SYNC, Part.SERVED, Part.LOCK, Part.ASKED, Part.OTHER)
 """Waits of a worker neither for a CPU nor until its results are taken."""
 
@@ -33,14 +35,21 @@ def judge(case: Case) -> Candidate | None:
     cpu = case.grew("cpu", pid)
     of_worker = lost_time(msgspec.structs.replace(case.window, victim=pid)).parts
     working = max(0.0, cpu) + sum(of_worker.get(part, 0.0) for part in OWN)
-    hindered = of_worker.get(Part.READY, 0.0) + of_worker.get(Part.STOPPED, 0.0)
+    lacked, stopped = of_worker.get(Part.READY, 0.0), of_worker.get(Part.STOPPED, 0.0)
     evidence = (
         f"waited {lost:.2f} s more of each second for its own {case.name(pid)} ({pid})",
         f"that one used {cpu:+.2f} CPUs, and waited {working - max(0.0, cpu):.2f} s more itself",
     )
-    against: tuple[str, ...] = ()
-    if working < max(LEAST, OF_LOST * lost) or hindered > working:
-        against = (f"that one lacked a CPU for {hindered:.2f} s more itself",)
+    against: list[str] = []
+    if working < max(LEAST, OF_LOST * lost):
+        against.append(f"that one's own work and waits took {working:+.2f} s, too little for that")
+    if lacked + stopped > working:
+        ways = (("lacked a CPU", lacked), ("was stopped", stopped))
+        against += [
+            f"that one {what} for {seconds:.2f} s more itself"
+            for what, seconds in ways
+            if seconds >= SHOWN
+        ]
     share = case.lost.share(Part.HANDED) * (0.3 if against else 1.0)
     step = "Look at what its workers do, or start more of them."
-    return Candidate(FaultCause.SLOW_LOADER, share, evidence, against, next_step=step)
+    return Candidate(FaultCause.SLOW_LOADER, share, evidence, tuple(against), next_step=step)

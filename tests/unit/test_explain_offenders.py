@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much processes used a device, by the driver's reports on each of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sonde.analyze.offenders import others_on_device, own_use
+from sonde.model.timeline import DeviceUse
+from timelines import PID, Scene
+
+SPAN = (0, 100)
+
+
+def reports(pid: int, device: int, *times: int) -> DeviceUse:
+    return DeviceUse(pid, device, np.array(times, np.int64), np.full(len(times), 0.8))
+
+
+def test_a_report_that_does_not_list_a_process_is_of_a_time_in_which_it_did_nothing():
+    """The driver leaves such processes out."""
+    uses = [reports(PID, 0, *range(4)), reports(PID + 1, 0, *range(2, 10))]
+    timeline = replace(Scene().timeline(), busy_of=uses, gpus_of={PID: [0]})
+
+    assert own_use(timeline, [0], PID, SPAN) == pytest.approx(0.8 * 4 / 10)
+    (other,) = others_on_device(timeline, [0], {PID}, SPAN)
+    assert (other.share, other.reports, other.of) == (pytest.approx(0.8 * 8 / 10), 8, 10)
+
+
+def test_reports_on_another_device_do_not_count():
+    uses = [reports(PID, 0, *range(20)), reports(PID + 1, 1, *range(5))]
+    timeline = replace(Scene().timeline(), busy_of=uses, gpus_of={PID: [0, 1]})
+
+    (other,) = others_on_device(timeline, [0, 1], {PID}, SPAN)
+
+    assert (other.share, other.reports, other.of) == (pytest.approx(0.8), 5, 5)
+
+
+def test_too_few_reports_show_nothing():
+    timeline = replace(Scene().timeline(), busy_of=[reports(PID, 0, 1, 2)])
+    assert own_use(timeline, [0], PID, SPAN) is None
+    assert own_use(timeline, [0], PID + 1, SPAN) is None
