@@ -60,19 +60,24 @@ class TraceStacks:
 
 
 def describe(stack: Sequence[tuple[HostKind, str]]) -> str:
-    """The program's innermost function, and the built-in it called: 'item() in step train.py:88'.
+    """The program's innermost function, and the built-in that it called itself, if it did:
+    'item() in step train.py:88'.
 
     Without one the innermost named range, and the operator in it: 'aten::nonzero in forward'. ''
     where there is neither.
     """
     python = [name for kind, name in stack if kind == HostKind.PYTHON]
-    own = [name for name in python if kind_of_frame(name) == CodeKind.OWN_PYTHON]
-    frames = [frame for name in own if (frame := _FRAME.match(name))]
-    inner = [frame for frame in frames if frame["function"] not in _ENTRIES] or frames
+    own = [
+        (at, frame)
+        for at, name in enumerate(python)
+        if kind_of_frame(name) == CodeKind.OWN_PYTHON and (frame := _FRAME.match(name))
+    ]
+    inner = [one for one in own if one[1]["function"] not in _ENTRIES] or own
     if inner:
-        where = f"{inner[0]['function']} {inner[0]['file']}:{inner[0]['line']}"
-        leaf = _BUILTIN.match(python[0])
-        return f"{leaf['name']}() in {where}" if leaf else where
+        at, frame = inner[0]
+        where = f"{frame['function']} {frame['file']}:{frame['line']}"
+        called = _BUILTIN.match(python[at - 1]) if at else None
+        return f"{called['name']}() in {where}" if called else where
     ranges = [name for kind, name in stack if kind == HostKind.RANGE]
     operators = [name for kind, name in stack if kind == HostKind.OPERATOR]
     # The outermost operator is what the program asked for.
