@@ -18,7 +18,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 from sonde.analyze.bound import StallCauses
 from sonde.cli import main as cli
 from sonde.export import chrome, perfetto
-from sonde.model.timeline import Counter
+from sonde.model.timeline import Counter, HostKind
 from sonde.recording.timelines import open_timeline
 from timelines import Scene
 
@@ -145,6 +145,22 @@ def test_slices_that_overlap_without_nesting_are_kept_apart():
 
     names = {name for slices in seen.slices.values() for _, _, name in slices}
     assert {"a", "b", "c"} <= names
+
+
+def test_processes_of_one_name_are_groups_of_their_own():
+    scene = Scene()
+    for number in range(2):
+        track = scene.interner.thread(500 + number, 500 + number, "python", "python")
+        scene._add("host", 0, 10, name="a", kind=HostKind.PYTHON, track=track)
+    timeline = scene.timeline()
+    seen = Wire(exported(timeline))
+    out = io.BytesIO()
+    chrome.write(timeline, out)
+
+    groups = {parent for name, parent in seen.tracks.values() if parent}
+    assert {seen.tracks[group][0] for group in groups} == {"python (500)", "python (501)"}
+    named = [e for e in json.loads(out.getvalue())["traceEvents"] if e["name"] == "process_name"]
+    assert [(e["pid"], e["args"]["name"]) for e in named] == [(500, "python"), (501, "python")]
 
 
 def test_counters_are_tracks():

@@ -34,11 +34,14 @@ def write(timeline: Timeline, out: BinaryIO, causes: Iterable[Cause] = ()) -> in
 def _events(timeline: Timeline, causes: Iterable[Cause]) -> Iterator[dict[str, Any]]:
     named = set()
     for track in tracks_of(timeline):
-        lane = timeline.tracks[track.lane]
-        pid = _DEVICES + lane.device if lane.kind == "stream" else track.pid
+        here = timeline.tracks[track.index]
+        is_stream = here.kind == "stream"
+        pid = _DEVICES + here.device if is_stream else track.pid
         if pid not in named:
             named.add(pid)
-            yield _meta("process_name", pid, 0, track.parent)
+            # Without the pid, which viewers add themselves.
+            name = track.parent if is_stream else here.process or "process"
+            yield _meta("process_name", pid, 0, name)
         yield _meta("thread_name", pid, track.number, track.name)
         for start_ns, end_ns, name, flow in track.slices:
             where = {"pid": pid, "tid": track.number, "ts": start_ns / 1e3}

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A timeline as a Perfetto trace, for https://ui.perfetto.dev.
 
-Written packet by packet with the messages of the `perfetto` package (its generated protos), on a
-separate sequence with interned names: track descriptors, begin and end of each slice, a flow from
-each call to the run on the device that it launched, counters, and a track of causes per device.
+Written packet by packet with the messages of the `perfetto` package (its generated protos), all on
+one sequence (Perfetto's word for packets of one writer, which share interned names): track
+descriptors, begin and end of each slice, a flow from each call to the run on the device that it
+launched, counters, and a track of causes per device.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ _REALTIME, _MONOTONIC = 1, 3
 _STATE_CLEARED = 1
 _NEEDS_STATE = 2
 """SEQ_INCREMENTAL_STATE_CLEARED, SEQ_NEEDS_INCREMENTAL_STATE of TracePacket"""
-_PARENTS = 1 << 40
+_GROUPS = 1 << 40
+"""First uuid of the tracks of groups (devices, processes), which are the parents of others. Tracks
+of slices count from 1."""
 _COUNTERS = 1 << 41
+"""First uuid of the tracks of counters."""
 _CAUSES = 1 << 42
-"""First uuids of the tracks of groups, counters and causes; other tracks count from 1."""
+"""First uuid of the tracks of causes."""
 _FIELD_PACKET = b"\x0a"
 """Trace.packet: field 1, length-delimited."""
 
@@ -56,7 +60,7 @@ def packets(timeline: Timeline, causes: Iterable[Cause] = ()) -> Iterator[Any]:
     parents: dict[str, int] = {}
     for track in tracks_of(timeline):
         if track.parent not in parents:
-            parents[track.parent] = _PARENTS + len(parents)
+            parents[track.parent] = _GROUPS + len(parents)
             yield _descriptor(parents[track.parent], track.parent)
         yield _descriptor(track.number, track.name, parents[track.parent])
         yield from _slices(timeline, track, names)

@@ -31,10 +31,10 @@ class Track:
     name: str
     table: str
     """One of `TABLES`."""
-    lane: int
-    """Index into `Timeline.tracks`."""
+    index: int
+    """Of the thread or stream in `Timeline.tracks`."""
     parent: str
-    """The group that it is shown in: a device or a process."""
+    """The group that it is shown in, a device or a process: 'GPU0', 'python (4121)'."""
     pid: int
     tid: int
     slices: Sequence[tuple[int, int, int, int]]
@@ -50,16 +50,17 @@ def tracks_of(timeline: Timeline) -> Iterator[Track]:
         if not len(events):
             continue
         order = np.lexsort((-events.end_ns, events.start_ns, events.track))
-        lanes, first = np.unique(events.track[order], return_index=True)
+        indices, first = np.unique(events.track[order], return_index=True)
         columns = [
             column[order]
             for column in (events.start_ns, events.end_ns, events.name, events.correlation)
         ]
         bounds = [*first.tolist(), len(order)]
-        for lane, begin, end in zip(lanes.tolist(), bounds, bounds[1:], strict=False):
+        for index, begin, end in zip(indices.tolist(), bounds, bounds[1:], strict=False):
             slices_here = (column[begin:end].tolist() for column in columns)
-            here = timeline.tracks[lane]
-            parent = f"GPU{here.device}" if here.kind == "stream" else here.process or "process"
+            here = timeline.tracks[index]
+            process = f"{here.process or 'process'} ({here.pid})"
+            parent = f"GPU{here.device}" if here.kind == "stream" else process
             levels, left_out = _nested(zip(*slices_here, strict=True))
             for level, slices in enumerate(levels):
                 number += 1
@@ -67,7 +68,7 @@ def tracks_of(timeline: Timeline) -> Iterator[Track]:
                 if left_out and level + 1 == len(levels):
                     more += f", {left_out:,} that overlap with all of these left out"
                 yield Track(
-                    number, f"{_title(table, here.label)}{more}", table, lane, parent,
+                    number, f"{_title(table, here.label)}{more}", table, index, parent,
                     here.pid, here.number, slices,
                 )  # fmt: skip
 
