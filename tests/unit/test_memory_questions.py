@@ -120,6 +120,8 @@ def test_every_format_shows_memory(session):
     report = json.loads(written(json_report))
     assert report["memory"][0]["faulted_bytes"] == 2 * MIB * SECONDS
     assert [it["is_suspect"] for it in report["memory_growth"]] == [True, False]
+    of_cpus = json.loads(written(json_report, ProfileKind.ON_CPU))
+    assert (of_cpus["memory"], of_cpus["memory_growth"]) == ([], [])
     text = written(table).decode()
     assert "MEMORY" in text
     assert "leak?" in text

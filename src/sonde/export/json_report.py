@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One JSON document for scripts, with every row of its sections; times in ns, sizes in bytes."""
+"""One JSON document for scripts, with every row of its sections; times in ns, sizes in bytes.
+
+Sections of a kind are empty where that kind is not asked for; processes, usage, losses, notices and
+metrics are of none. Waits of Sonde's own library are rows like others, with `of_sonde`; tables for
+people leave them out. A section is read as it is written: an error in a later one leaves a part of
+the document.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +39,7 @@ def write(
 ) -> None:
     """Write the document. Fields are those of `sonde.model.answers`."""
     rows = _Rows()
+    has_memory = any(kind.is_memory for kind in kinds)
     document: dict[str, Any] = {
         "format": FORMAT,
         "capture": capture(session.info),
@@ -55,8 +62,8 @@ def write(
         "device_callers": map(rows.of, _each(device_callers, session, where))
         if ProfileKind.GPU_TIME in kinds
         else [],
-        "memory": map(rows.of, _each(memory, session, where)),
-        "memory_growth": map(rows.of, _each(growth, session, where)),
+        "memory": map(rows.of, _each(memory, session, where)) if has_memory else [],
+        "memory_growth": map(rows.of, _each(growth, session, where)) if has_memory else [],
         "losses": map(rows.of, _each(queries.losses, session)),
         "notices": map(rows.of, _each(queries.notices, session)),
         "metrics": map(rows.of, _each(queries.metrics, session)),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables for a terminal: processes, functions, waits, GPU API calls, losses."""
+"""Tables for a terminal, one a section: the capture, processes, functions on CPUs, waits off CPUs
+and for CPUs, GPU API calls, GPU time, what launched it, memory, memory that is still held, use by
+the kernel's own counters, metrics, how stacks ended, and what was lost."""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from sonde.query.session import Session
 ROWS = 30
 """Rows of each table by default."""
 _LOCATION_WIDTH = 32
-_OF_SONDE = ("probes_attached", "probe_slow")
+_ON_SONDE = ("probes_attached", "probe_slow")
 """Notices that show how Sonde works, not what it missed: only the JSON and the page have them."""
 
 
@@ -308,7 +310,7 @@ def _losses(session: Session) -> Iterator[str]:
         lines.append("LOST  the recorder was killed: its last rows are not in the file")
     yield from lines or ["LOST  nothing"]
     for notice in queries.notices(session):
-        if notice.name in _OF_SONDE:
+        if notice.name in _ON_SONDE:
             continue
         where = f" {notice.process}" if notice.process else ""
         yield one_line(f"NOTICE  {notice.count:,} × {notice.name}{where}: {notice.text}")
