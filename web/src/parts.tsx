@@ -4,6 +4,7 @@
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import { token, type AskError } from "./api";
+import { moreText } from "./numbers";
 import { useApp, type Asked } from "./state";
 
 export function TokenPrompt(): preact.JSX.Element {
@@ -41,6 +42,14 @@ export function Answer<T>(props: {
   if (asked.error) return <Failure error={asked.error} />;
   if (asked.answer === null) return <div class="state quiet" aria-busy="true">{props.loading}</div>;
   return <div class={asked.loading ? "stale" : "fresh"} aria-busy={asked.loading}>{props.children(asked.answer)}</div>;
+}
+
+const ROWS_AT_ONCE = 500;
+
+/** Below a table of which `shown` rows are shown: shows more of them. */
+export function MoreRows({ all, shown, show }: { all: number; shown: number; show: (rows: number) => void }): preact.JSX.Element | null {
+  if (all <= shown) return null;
+  return <button class="more" onClick={() => show(shown + ROWS_AT_ONCE)}>{moreText(all - shown, ROWS_AT_ONCE)}</button>;
 }
 
 export function Empty(props: { title: string; children: ComponentChildren }): preact.JSX.Element {

@@ -2,14 +2,14 @@
 import { describe, expect, it } from "vitest";
 import { useText, type Chart } from "../src/charts";
 import { states, type NodeState } from "../src/devices";
-import { dated, energies, gpuTimes, period, timeOf, written } from "../src/numbers";
+import { dated, energies, gpuTimes, moreText, period, timeOf, written } from "../src/numbers";
 import { openedJob } from "../src/ranks";
 import { format, parse, START } from "../src/url";
 import { thresholdOf, valueText } from "../src/views/alerts";
 import { causesOf, isDuring, nobodyText, noticedText } from "../src/views/incidents";
 import { missingOf, observedIn, reasonOf } from "../src/views/job";
 import { openingAt } from "../src/views/opening";
-import { unnamedLast } from "../src/views/owners";
+import { leftOutText, numberText, unnamedLast } from "../src/views/owners";
 import { inOrder } from "../src/views/sorting";
 
 describe("times", () => {
@@ -42,6 +42,15 @@ describe("columns", () => {
     expect(inOrder(rows, "name", keys).map((row) => row.n)).toEqual([2, 7, 10, null]);
     expect([inOrder(rows, "", keys), inOrder(rows, "constructor", keys)]).toEqual([rows, rows]);
     expect(parse(format({ ...START, sort: "wasted.up" })).sort).toBe("wasted.up");
+  });
+
+  it("offer no more rows than there are", () => {
+    expect([moreText(37, 500), moreText(500, 500), moreText(1200, 500)]).toEqual(["Show 37 more", "Show 500 more", "Show 500 more of 1,200"]);
+  });
+
+  it("have figures of the owners that are listed, and say what these are", () => {
+    expect([numberText(7, 0), numberText(1000, 234)]).toEqual(["7", "1,000 of 1,234, with the most waste"]);
+    expect([leftOutText(0, "Job"), leftOutText(1, "Job"), leftOutText(234, "User")]).toEqual([[], ["1 job with less waste"], ["234 users with less waste"]]);
   });
 
   it("have the processes of no owner last", () => {

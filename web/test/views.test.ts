@@ -23,7 +23,7 @@ import { epsilon, power } from "../src/views/fleet";
 import { kindOfFault } from "../src/views/incidents";
 import { reused } from "../src/views/memory";
 import { chosenFirst } from "../src/views/verdict";
-import { isNothing } from "../src/views/recorded";
+import { FIRST_KIND, isNothing, OTHER_KINDS } from "../src/views/recorded";
 
 const frame = (name: string, binary = "app", kind = "user") => ({ kind, function: name, binary, file: "", line: 0 });
 const stack = (frames: number[], ns: number) => ({ frames, n: 1, ns, bytes: 0 });
@@ -68,6 +68,8 @@ describe("an incident", () => {
     expect(chosenFirst([of("a (12)"), of("b (2)"), of("c (312)")], "2").map((one) => one.device_name)).toEqual(["b (2)", "a (12)", "c (312)"]);
     expect(chosenFirst([of("a ()"), of("b (2)")], "").map((one) => one.device_name)).toEqual(["a ()", "b (2)"]);
     expect([isNothing([[], []]), isNothing([[], null]), isNothing([[], [{}]])]).toEqual([true, false, false]);
+    // What was only timed on a GPU, or only mapped memory, was recorded, too.
+    expect([FIRST_KIND, ...OTHER_KINDS].sort()).toEqual(["blocked", "cpu", "device", "faulted", "kernel", "mapped", "runqueue", "unmapped"]);
   });
 });
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels and copies of a range: a row each, with its share of the GPU time.
+// Kernels, copies and fills of a range: a row each, with its share of the GPU time. A row's kind is which of these it is.
 
 import { useMemo } from "preact/hooks";
 import type { KernelRow } from "../api";
@@ -10,11 +10,12 @@ import { Answer, Empty } from "../parts";
 import { useAnswer, useApp } from "../state";
 import { copyLink, SaveMenu } from "./save";
 
-const MOST = 300;
+/** Rows that are asked for, those with the most GPU time. */
+const MAX_ROWS = 300;
 
 export function Kernels({ name }: { name: string }): preact.JSX.Element {
   const { place } = useApp();
-  const asked = useAnswer<KernelRow[]>("kernels", { node: place.node, from: place.from, to: place.to, limit: MOST });
+  const asked = useAnswer<KernelRow[]>("kernels", { node: place.node, from: place.from, to: place.to, limit: MAX_ROWS });
   return (
     <Answer asked={asked} loading="Asking for the kernels…">
       {(rows) => rows.length ? <Rows rows={rows} name={name} />
@@ -28,6 +29,7 @@ function Rows({ rows, name }: { rows: KernelRow[]; name: string }): preact.JSX.E
   const shown = useMemo(() => matching(rows, place.search), [rows, place.search]);
   const sum = (some: readonly KernelRow[], of: "ns" | "runs" | "timed"): number => some.reduce((all, row) => all + row[of], 0);
   const whole = sum(rows, "ns") || 1;
+  const isCut = rows.length >= MAX_ROWS;
   return (
     <>
       <div class="tools second">
@@ -39,14 +41,14 @@ function Rows({ rows, name }: { rows: KernelRow[]; name: string }): preact.JSX.E
         <table class="kernels">
           <thead><tr><th>Kernel</th><th class="number">GPU time</th><th class="number">Share</th><th class="number">Runs</th><th class="number">Mean</th><th class="number">Longest</th><th>Kind</th></tr></thead>
           <tbody>
-            <tr class="sum"><th scope="row">All{rows.length >= MOST ? ` of the ${MOST} with the most time` : ""}</th><td class="number">{duration(sum(rows, "ns"))}</td><td class="number">100 %</td><td class="number">{grouped(sum(rows, "runs"))}</td><td /><td /><td /></tr>
+            <tr class="sum"><th scope="row">All{isCut ? ` of the ${MAX_ROWS} with the most time` : ""}</th><td class="number">{duration(sum(rows, "ns"))}</td><td class="number">100 %</td><td class="number">{grouped(sum(rows, "runs"))}</td><td /><td /><td /></tr>
             {shown.map((row) => <tr><td class="code" title={row.name}>{row.name ? shortKernel(row.name) : row.kind}</td><td class="number">{duration(row.ns)}</td><td class="number">{percent(row.ns / whole)}</td>
               <td class="number">{grouped(row.runs)}</td><td class="number">{duration(row.mean_ns)}</td><td class="number">{duration(row.most_ns)}</td><td>{row.kind}</td></tr>)}
-            {!shown.length && <tr><td colSpan={7} class="none">No kernel matches. Clear the search.</td></tr>}
+            {!shown.length && <tr><td colSpan={7} class="none">No kernel, copy or fill matches. Clear the search.</td></tr>}
           </tbody>
         </table>
       </div>
-      <p class="quiet note">Shares are of the GPU time of all rows. Estimated from {grouped(sum(rows, "timed"))} timed runs.</p>
+      <p class="quiet note">Shares are of the GPU time of {isCut ? `these ${MAX_ROWS}` : "all"} rows. Estimated from {grouped(sum(rows, "timed"))} timed runs.</p>
     </>
   );
 }

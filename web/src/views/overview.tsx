@@ -7,7 +7,7 @@ import { ask, type Columns, type Explanation, type LossRow, type NodeRow } from 
 import { devicesOf, measured, ranked, shortId, type Device, type DeviceState, type NodeState } from "../devices";
 import { ago, clock, count, day, duration, gpuTimes, grouped, percent, scaled, written } from "../numbers";
 import { inWords, keyOf, lastMinute } from "../last_minute";
-import { Answer, Empty, Loading, Meter } from "../parts";
+import { Answer, Empty, Loading, Meter, MoreRows } from "../parts";
 import { useAnswer, useApp, type Asked } from "../state";
 import { START } from "../url";
 import { RangeButtons, useRange } from "./hours";
@@ -153,7 +153,7 @@ function Table({ list, shown, when, come }: { list: NodeState[]; shown: NodeStat
           {!shown.length && list.length > 0 && <NoMatch columns={10} />}
         </tbody>
       </table>
-      {shown.length > most && <button class="more" onClick={() => setMost(most + 500)}>Show 500 more of {grouped(shown.length - most)}</button>}
+      <MoreRows all={shown.length} shown={most} show={setMost} />
     </div>
   );
 }
@@ -220,7 +220,7 @@ function Gpus({ list, when, come }: { list: NodeState[]; when: When; come: Come 
           {!all.length && <NoMatch columns={8} />}
         </tbody>
       </table>
-      {all.length > most && <button class="more" onClick={() => setMost(most + 500)}>Show 500 more of {grouped(all.length - most)}</button>}
+      <MoreRows all={all.length} shown={most} show={setMost} />
     </div>
   );
 }

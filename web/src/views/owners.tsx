@@ -5,8 +5,8 @@ import { useMemo, useState } from "preact/hooks";
 import type { OwnersAnswer } from "../answers";
 import { save, text } from "../exports";
 import { KIND_NAMES, sumOf } from "../gpu_hours";
-import { count, energies, gpuTimes, percent } from "../numbers";
-import { Answer, Empty } from "../parts";
+import { count, energies, gpuTimes, grouped, percent } from "../numbers";
+import { Answer, Empty, MoreRows } from "../parts";
 import { useAnswer, useApp } from "../state";
 import { START, type OwnerKind, type Place } from "../url";
 import { NewestButton } from "./opening";
@@ -14,7 +14,7 @@ import { HoursBar, HoursLegend, RangeButtons, useRange } from "./hours";
 import { copyLink, SaveMenu } from "./save";
 import { inOrder, SortHead, type Keys } from "./sorting";
 
-/** Rows that are asked for, and that are shown at first. */
+/** Rows that are asked for, those with the most waste; and those that are shown at first. */
 const MAX_ROWS = 1000;
 const FIRST_ROWS = 100;
 /** Kinds that the views of owners and of jobs offer. */
@@ -55,9 +55,19 @@ const KEYS: Keys<Row> = {
   energy: (row) => row.joules, gpus: (row) => row.gpus, nodes: (row) => row.nodes,
 };
 
-/** Rows as they are, and behind them that of processes of none. */
+/** Rows as they are; that of processes without an owner comes last. */
 export function unnamedLast<T extends { owner: string }>(rows: readonly T[]): readonly T[] {
   return [...rows.filter((row) => row.owner), ...rows.filter((row) => !row.owner)];
+}
+
+/** How many owners the figures and the table are of, and how many there are. */
+export function numberText(named: number, leftOut: number): string {
+  return leftOut > 0 ? `${grouped(named)} of ${grouped(named + leftOut)}, with the most waste` : grouped(named);
+}
+
+/** What figures and table leave out: the owners (users, jobs, …: `title`) beyond those that were asked for. */
+export function leftOutText(leftOut: number, title: string): string[] {
+  return leftOut > 0 ? [`${count(leftOut, title.toLowerCase())} with less waste`] : [];
 }
 
 /** Where a row leads: the jobs of an owner, or the job. */
@@ -79,7 +89,7 @@ function Table({ answer, by, isJobs, from, to }: { answer: OwnersAnswer; by: Own
   return (
     <div class="stack">
       <dl class="figures">
-        <div><dt>{title}s</dt><dd>{named + answer.left_out}{named < answer.owners.length && <small> and processes of no {title.toLowerCase()}</small>}</dd></div>
+        <div><dt>{title}s</dt><dd>{numberText(named, answer.left_out)}{named < answer.owners.length && <small> and processes of no {title.toLowerCase()}</small>}</dd></div>
         <div><dt>GPU time held</dt><dd>{gpuTime(sum.held_h)}</dd></div>
         <div><dt>GPU time wasted</dt><dd>{gpuTime(sum.wasted_h)} <small>{sum.held_h > 0 ? `${percent(sum.wasted_h / sum.held_h)} of it` : ""}</small></dd></div>
         <div><dt>Energy of the GPUs</dt><dd>{sum.joules === null ? "not known" : energy(sum.joules)}</dd></div>
@@ -101,10 +111,10 @@ function Table({ answer, by, isJobs, from, to }: { answer: OwnersAnswer; by: Own
           {!shown.length && <tr><td colSpan={9} class="none">Nothing matches “{place.search}”. <button class="link" onClick={() => go({ search: "" })}>Show all</button></td></tr>}
           </tbody>
         </table>
-        {shown.length > most && <button class="more" onClick={() => setMost(most + 500)}>Show 500 more of {shown.length - most}</button>}
+        <MoreRows all={shown.length} shown={most} show={setMost} />
       </div>
       <HoursLegend />
-      <NotCovered lines={answer.not_covered} more={answer.left_out > 0 ? [`${count(answer.left_out, "owner")} with less waste are not shown`] : []} />
+      <NotCovered lines={answer.not_covered} more={leftOutText(answer.left_out, title)} />
     </div>
   );
 }

@@ -6,7 +6,7 @@ import type { NodesAnswer, JobsAnswer, RanksAnswer } from "../answers";
 import { css } from "../draw/colours";
 import { Live, useLive } from "../live";
 import { clock, count, dated, duration, percent, period } from "../numbers";
-import { Answer, Empty, Meter, Tooltip } from "../parts";
+import { Answer, Empty, Meter, MoreRows, Tooltip } from "../parts";
 import { coloursOf, fullShare, gridOf, jobsOf, LEVELS, openedJob, ROW_HEIGHT, rowsOf, type Cell, type Grid, type Rank, type RankJob, type Summary } from "../ranks";
 import { useAnswer, useApp } from "../state";
 import type { Measure } from "../url";
@@ -251,7 +251,7 @@ function Table({ grid, isKnown }: { grid: Grid; isKnown: boolean }): preact.JSX.
         })}</tbody>
       </table>
       <p class="quiet note">At work and in collectives: {OF_WHAT}.</p>
-      {sorted.length > most && <button class="more" onClick={() => setMost(most + 500)}>Show {sorted.length - most} more</button>}
+      <MoreRows all={sorted.length} shown={most} show={setMost} />
     </div>
   );
 }
