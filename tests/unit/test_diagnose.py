@@ -285,7 +285,9 @@ def test_a_worker_that_lacks_a_cpu_is_no_slow_loader():
     assert [it for it in loader.against if "lacked a CPU for 0.50 s more" in it]
 
 
-@pytest.mark.parametrize(("stopped", "said"), [(0.0, "too little"), (0.6, "was stopped for 0.60 s")])
+@pytest.mark.parametrize(
+    ("stopped", "said"), [(0.0, "too little"), (0.6, "was stopped for 0.60 s")]
+)
 def test_what_speaks_against_a_slow_loader_is_what_its_worker_did(stopped, said):
     """One that was stopped, or did what it did before, lacked no CPU."""
     slow = process(0.4, waits=[wait("read", 0.5, CHILD)])

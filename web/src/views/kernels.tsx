@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels, copies and fills of a range: a row each, with its share of the GPU time. A row's kind is which of these it is.
+// Kernels and copies of a range: a row each, with its share of the GPU time. Its kind: kernel, replay (of a whole CUDA
+// graph), copy or set (of memory).
 
 import { useMemo } from "preact/hooks";
 import type { KernelRow } from "../api";
@@ -44,7 +45,7 @@ function Rows({ rows, name }: { rows: KernelRow[]; name: string }): preact.JSX.E
             <tr class="sum"><th scope="row">All{isCut ? ` of the ${MAX_ROWS} with the most time` : ""}</th><td class="number">{duration(sum(rows, "ns"))}</td><td class="number">100 %</td><td class="number">{grouped(sum(rows, "runs"))}</td><td /><td /><td /></tr>
             {shown.map((row) => <tr><td class="code" title={row.name}>{row.name ? shortKernel(row.name) : row.kind}</td><td class="number">{duration(row.ns)}</td><td class="number">{percent(row.ns / whole)}</td>
               <td class="number">{grouped(row.runs)}</td><td class="number">{duration(row.mean_ns)}</td><td class="number">{duration(row.most_ns)}</td><td>{row.kind}</td></tr>)}
-            {!shown.length && <tr><td colSpan={7} class="none">No kernel, copy or fill matches. Clear the search.</td></tr>}
+            {!shown.length && <tr><td colSpan={7} class="none">No row matches. Clear the search.</td></tr>}
           </tbody>
         </table>
       </div>
