@@ -108,12 +108,12 @@ def _docstrings() -> dict[str, str]:
 
 def document() -> str:
     """The module's source."""
-    said = _docstrings()
-    named = {"FlameNode": (FLAME_NODE, said["FLAME_NODE"])}
+    docstrings = _docstrings()
+    named = {"FlameNode": (FLAME_NODE, docstrings["FLAME_NODE"])}
     for name, schema in ANSWERS.items():
         named[f"{name.title()}Answer"] = (schema, QUESTIONS[name].about)
     for name, schema in (("FLEET", FLEET), ("ALERTS", ALERTS), ("IDENTITY", IDENTITY)):
-        named[f"{name.title()}Answer"] = (schema, said[name])
+        named[f"{name.title()}Answer"] = (schema, docstrings[name])
     types = [
         f"/** {_sentence(about)} */\nexport type {name} = {written(schema)};"
         for name, (schema, about) in named.items()
@@ -122,7 +122,7 @@ def document() -> str:
 
 
 def _comment() -> str:
-    """What the schemas' module and `ANSWERS` say of all answers."""
+    """The docstrings of the schemas' module and of `ANSWERS`."""
     _, _, rest = str(schemas.__doc__).partition("\n\n")
     lines = [*rest.strip().split("\n"), "", *wrap(_docstrings()["ANSWERS"], _WIDTH - 10)]
     return "\n".join(["//", *(f"// {line}".rstrip() for line in lines), ""])

@@ -286,9 +286,9 @@ def test_a_worker_that_lacks_a_cpu_is_no_slow_loader():
 
 
 @pytest.mark.parametrize(
-    ("stopped", "said"), [(0.0, "too little"), (0.6, "was stopped for 0.60 s")]
+    ("stopped", "text"), [(0.0, "too little"), (0.6, "was stopped for 0.60 s")]
 )
-def test_what_speaks_against_a_slow_loader_is_what_its_worker_did(stopped, said):
+def test_what_counts_against_a_slow_loader_is_what_its_worker_did(stopped, text):
     """One that was stopped, or did what it did before, lacked no CPU."""
     slow = process(0.4, waits=[wait("read", 0.5, CHILD)])
     worked = ProcessMoment(Usage(int(0.9 * TICK_NS)), [], [Place(CHILD, "", 1, 0.9 * TICK_NS)])
@@ -300,7 +300,7 @@ def test_what_speaks_against_a_slow_loader_is_what_its_worker_did(stopped, said)
     found = verdict(ticks(p100=slow, p101=worker), before)
 
     (loader,) = (it for it in found.candidates if it.cause == FaultCause.SLOW_LOADER)
-    assert said in " ".join(loader.against)
+    assert text in " ".join(loader.against)
     assert "lacked a CPU" not in " ".join(loader.against)
 
 

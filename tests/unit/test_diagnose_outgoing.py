@@ -17,7 +17,7 @@ import pytest
 from served import Server
 from sonde.cli.incident_exporters import IncidentExporters, add_arguments, row_of
 from sonde.diagnose.incident import Candidate, FaultCause, Incident, Offender, Verdict
-from sonde.diagnose.outgoing import alerts, otlp_log, plain
+from sonde.diagnose.outgoing import alerts, document, otlp_log
 from sonde.errors import UsageError
 from sonde.http_client import Response
 from sonde.notify.poster import MAX_BYTES, MAX_QUEUED, Poster
@@ -114,7 +114,7 @@ def test_what_others_chose_is_printable_and_bounded():
     hostile = incident("\x1b[31m\ud800" + "x" * 10**5, tuple("y" * 10**4 for _ in range(1000)))
     huge = msgspec.structs.replace(hostile, began_ns=1 << 200, explained_ns=-5)
     for one in (hostile, huge):
-        for body in (plain(one, "h", WALL_NS), alerts(one, "h", WALL_NS)):
+        for body in (document(one, "h", WALL_NS), alerts(one, "h", WALL_NS)):
             raw = encoded(body)
             assert len(raw) < MAX_BYTES
             json.loads(raw)

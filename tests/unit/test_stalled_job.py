@@ -21,7 +21,7 @@ from sonde.diagnose.job import (
     StackFrame,
 )
 from sonde.diagnose.moments import Call, Moment, ProcessMoment, Usage, Window
-from sonde.diagnose.outgoing import plain
+from sonde.diagnose.outgoing import document
 from sonde.diagnose.pace import JobPace
 
 TICK_NS = 250_000_000
@@ -184,7 +184,7 @@ def test_it_goes_through_a_window_and_out_again():
     text = as_text(incident)
     assert "its job makes no progress: stalled-job" in text
     assert "      hrtimer_nanosleep [kernel]" in text
-    out = plain(incident, "node", 0)
+    out = document(incident, "node", 0)
     assert [(one["rank"], one["missing"]) for one in out["ranks"]] == [(1, True), (0, False)]
 
 

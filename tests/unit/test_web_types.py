@@ -16,7 +16,7 @@ def test_the_types_of_the_page_are_made_from_the_schemas() -> None:
     assert done.returncode == 0, "run scripts/web_types.py"
 
 
-def test_what_is_said_of_answers_stands_beside_their_types() -> None:
+def test_comments_on_answers_stand_beside_their_types() -> None:
     text = (ROOT / "web" / "src" / "answers.ts").read_text("utf-8")
     assert "/** Weight of the stacks that are not in the tree, in `unit`. */\n  not_shown" in text
     assert "/** Releases of the fleet protocol, from files. */\nexport type FleetAnswer" in text

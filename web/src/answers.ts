@@ -152,7 +152,7 @@ export type JobAnswer = {
     count: number;
     /** Ranks that were timed at the same time. */
     compared: number;
-    /** Of each step or second, as `per` says. */
+    /** Of each step or second: see `per`. */
     lost_s: number;
     per: "step" | "second"; evidence: string[];
     /** Sentences: what is not known, or left out. */

@@ -127,7 +127,7 @@ export function energies(joules: readonly (number | null)[]): (joules: number) =
   return inOneUnit(ENERGY_UNITS, Math.max(0, ...joules.map((one) => one ?? 0)), 1);
 }
 
-/** What a button says that shows more of the rows that are left, at most `atOnce`. */
+/** The text of a button that shows more of the rows that are left, at most `atOnce`. */
 export function moreText(left: number, atOnce: number): string {
   return left > atOnce ? `Show ${grouped(atOnce)} more of ${grouped(left)}` : `Show ${grouped(left)} more`;
 }

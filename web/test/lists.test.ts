@@ -48,7 +48,7 @@ describe("columns", () => {
     expect([moreText(37, 500), moreText(500, 500), moreText(1200, 500)]).toEqual(["Show 37 more", "Show 500 more", "Show 500 more of 1,200"]);
   });
 
-  it("have figures of the owners that are listed, and say what these are", () => {
+  it("have figures of the owners that are listed, and name these", () => {
     expect([numberText(7, 0), numberText(1000, 234)]).toEqual(["7", "1,000 of 1,234, with the most waste"]);
     expect([leftOutText(0, "Job"), leftOutText(1, "Job"), leftOutText(234, "User")]).toEqual([[], ["1 job with less waste"], ["234 users with less waste"]]);
   });

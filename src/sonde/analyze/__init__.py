@@ -14,7 +14,7 @@ Terms:
 - stall: a stretch of a device's traced time without a running kernel; blame: its cause
 - late: a thread that launched only after the device had run out of work
 - launch path: a framework's dispatch, the runtime and the driver, on the way to a device
-- bare call: a call of the device that no function of the trace encloses
+- bare call: a call of the device that no function on the launch path encloses
 - run: one kernel or copy as a device ran it; asked for: launched by a call of this thread
 - claim: time of a thread that a cause explains
 - window: the traced time of a device, or the length of a record in ns

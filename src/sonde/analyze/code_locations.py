@@ -85,27 +85,27 @@ def describe(stack: Sequence[tuple[HostKind, str]]) -> str:
 
 
 def code_locations_of(
-    timeline: Timeline, blame: BlamedStalls, cause: Cause, track: int
+    timeline: Timeline, blamed: BlamedStalls, cause: Cause, track: int
 ) -> list[CodeLocation]:
     """Code of a thread in the longest stalls of a cause, the largest share first.
 
     Shares are of all those stalls' time. Stalls without a known function count in the whole and may
     take one of the `MAX_LOCATIONS`, so shares need not add up to 1.
     """
-    stalls = blame.stalls
-    rows = np.flatnonzero((blame.cause == CODE[cause]) & (blame.track == track))
-    if not len(rows) or track < 0:
+    stalls = blamed.stalls
+    rows = np.flatnonzero((blamed.cause == CODE[cause]) & (blamed.track == track))
+    if not len(rows) or track < 0:  # -1: of no thread
         return []
     duration: I64 = stalls.duration_ns[rows]
     chosen = rows[np.argsort(-duration, kind="stable")[:SAMPLED_STALLS]]
     stacks = TraceStacks(timeline, track)
     weights: dict[str, int] = defaultdict(int)
     for row in chosen.tolist():
-        begin, launch = int(stalls.start[row]), int(blame.launch_ns[row])
+        begin, launch = int(stalls.start[row]), int(blamed.launch_ns[row])
         is_synchronization = cause == Cause.SYNCHRONIZATION
         at = begin - _BEFORE_NS if is_synchronization else (begin + launch) // 2
-        if blame.earlier_wait_ns[row] >= 0:
-            at = int(blame.earlier_wait_ns[row])
+        if blamed.earlier_wait_ns[row] >= 0:
+            at = int(blamed.earlier_wait_ns[row])
         weights[describe(stacks.at(at))] += int(stalls.end[row]) - begin
     whole = sum(weights.values())
     ranked = sorted(weights.items(), key=lambda item: -item[1])

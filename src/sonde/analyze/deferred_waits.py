@@ -46,7 +46,8 @@ class DeviceWaits:
     waits: Intervals
     """Time in calls that wait for the device."""
     cleared: I64
-    """Times at which the deferred waits before are cleared: the begins of waits for the device."""
+    """Times at which the deferred waits before are cleared: the begins of waits for the device (one
+    for those without a launch between them), and of launches that found its queue full."""
     copying: Intervals
     """The part of `waits` in calls that copy."""
     full: Intervals
@@ -95,10 +96,11 @@ class Attribution:
     """
 
     low: I64
+    """Where the range of each stall begins, in ns of deferred waits."""
     high: I64
-    """Of each stall; equal to `low` where no wait is deferred."""
+    """Where it ends; equal to `low` where no wait is deferred."""
     ends: I64
-    """Where each wait ends."""
+    """Where each wait ends, in ns of deferred waits: the running sum of their lengths."""
     cause: U8
     """The cause of each wait, as its number."""
     middle_ns: I64
@@ -128,12 +130,17 @@ class Attribution:
 
 
 def attribute(
-    waits: Sequence[tuple[Cause, Intervals]], cleared: I64, at: I64, duration: I64
+    waits: Sequence[tuple[Cause, Intervals]], cleared: I64, launched: I64, duration: I64
 ) -> Attribution | None:
     """Attributes stalls to deferred waits; None without waits.
 
-    `waits`: as of `deferred`; `cleared`: times at which all waits before are cleared; `at`: when
-    the operation after each stall had been launched; `duration`: the length of each stall.
+    `waits`: as of `deferred`; `cleared`: times at which all waits before are cleared; `launched`:
+    when the operation after each stall had been launched; `duration`: the length of each stall.
+
+    A running balance is how much of the waits is still deferred. A wait adds its length, a stall
+    takes its own, a clearing takes all; below zero it does not fall. What is left are always the
+    newest waits, as the oldest are taken first: with all waits laid end to end, the last `balance`
+    ns of those up to now. A stall is attributed to the beginning of that part.
     """
     start, length, causes = [], [], []
     for cause, one in waits:
@@ -150,32 +157,37 @@ def attribute(
     middle = begin + lengths // 2
     del start, length, causes
     ends = np.cumsum(lengths)
-    # The balance never falls below zero (the recursion of a queue, D. V. Lindley, 1952).
-    times = np.concatenate([cleared, begin, at])
-    counts = (len(cleared), len(begin), len(at))
+    # All entries of the balance in one order: by time, at one time by kind.
+    times = np.concatenate([cleared, begin, launched])
+    counts = (len(cleared), len(begin), len(launched))
     kinds = np.repeat(np.array([_CLEARS, _DEFERS, _STALLS], np.int8), counts)
     times -= times.min()
-    times *= 4
+    times *= 4  # room for the three kinds, 0 to 2: one number to sort by, in place of two
     times += kinds
-    order = np.argsort(times, kind="stable")  # millions of entries
-    del times
+    order = np.argsort(times, kind="stable")
+    del times  # here and below: there are millions of entries
     kinds = kinds[order]
     clears, stalls = np.flatnonzero(kinds == _CLEARS), np.flatnonzero(kinds == _STALLS)
+    # Of each entry, the length of all waits up to it; and by how much it changes the balance.
     upto = np.concatenate([[0], ends])[np.cumsum(kinds == _DEFERS)]
     del kinds
     change = np.diff(upto, prepend=0)
-    back = order[stalls] - (len(order) - len(at))
+    back = order[stalls] - (len(order) - len(launched))  # which stall each of these entries is
     change[stalls] = -duration[back]
-    change[clears] = -np.diff(upto[clears], prepend=0)  # the balance cannot be larger
+    # A clearing takes what was deferred since the one before. The balance cannot be larger than
+    # that, so it falls to zero.
+    change[clears] = -np.diff(upto[clears], prepend=0)
     del order
+    # A sum that never falls below zero is the plain sum less its lowest value so far, where that is
+    # negative (the recursion of a queue, D. V. Lindley, 1952).
     np.cumsum(change, out=change)
     lowest = np.minimum.accumulate(change)
     np.minimum(lowest, 0, out=lowest)
-    change -= lowest
+    change -= lowest  # now the balance after each entry
     before = change[np.maximum(stalls - 1, 0)]
     before[stalls == 0] = 0
-    low = np.empty(len(at), np.int64)
-    high = np.empty(len(at), np.int64)
+    low = np.empty(len(launched), np.int64)
+    high = np.empty(len(launched), np.int64)
     low[back] = upto[stalls] - before
     high[back] = low[back] + np.minimum(before, duration[back])
     return Attribution(low, high, ends, codes, middle)

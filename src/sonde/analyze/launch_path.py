@@ -4,8 +4,8 @@
 The launch path is a framework's dispatch, the runtime and the driver. The innermost function at
 each moment decides: an operator that calls the device, or a function of a framework, is on the
 path; a function of the program, an operator that computes on the CPU, or any other library is not.
-Named ranges (record_function, NVTX) and Python's standard library decide nothing: the function
-around them does.
+Named ranges (record_function, NVTX) and most of Python's standard library decide nothing: the
+function around them does. Queues, futures and multiprocessing (`CodeKind.QUEUE`) are not on it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ call without a recorded operator around it may be its dispatch."""
 ENQUEUES = (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH, CallKind.COPY, CallKind.SET)
 """Calls that ask a device for work."""
 MAX_DEPTH = 512
-"""Of functions nested deeper, those that decide nothing themselves (`_Role.AS_AROUND`) are in
-neither result."""
+"""Functions that decide nothing themselves (`_Role.AS_AROUND`) take the role of the one around
+them, level by level down to this depth. Deeper ones are in neither result of `launch_path`."""
 _FRAME = re.compile(r"^(?P<file>[^()]*)\(\d+\): (?P<function>.*)$")
 
 
@@ -44,9 +44,11 @@ class _Role(IntEnum):
     CODE = 2
     """Other code, of the program or of a library."""
     OPERATOR = 3
-    """An operator of a framework: depends on what it calls."""
+    """An operator of a framework. `_roles` makes it PATH where it calls the device or is short, and
+    CODE where it does neither."""
     BUILTIN = 4
-    """The same, for a function of Python that is written in C."""
+    """A function of Python that is written in C. `_roles` makes it PATH where it calls the device,
+    else CODE where it is long, else AS_AROUND."""
     COMPILER = 5
     """Compiles code for the device: in the second result of `launch_path`."""
 
@@ -85,7 +87,8 @@ def launch_path(timeline: Timeline, track: int) -> tuple[Intervals, Intervals]:
     """(when the thread was on the launch path, when it compiled).
 
     Time within calls of the device API is not taken out: `blame` does that. Time outside of all
-    functions is in neither, except right before bare calls: those that no function encloses.
+    functions is in neither, except right before bare calls: those that no function on the launch
+    path encloses.
     """
     host = timeline.host
     rows = np.flatnonzero(
@@ -151,20 +154,32 @@ def _roles(timeline: Timeline, track: int, rows: I64) -> U8:
 
 
 def _nesting(start: I64, end: I64) -> tuple[I64, I64]:
-    """(depth, row of the function around it or -1) of functions sorted by start, longer first."""
+    """(depth, row of the function around it or -1) of functions sorted by start, longer first.
+
+    Without a loop, as a trace has millions. A function's depth is how many began before it and have
+    not ended. The one around it is the last before it that is one less deep; a search finds that in
+    the rows sorted by (depth, row), which one number stands for: depth * count + row.
+    """
     count = len(start)
+    # Of the `number` functions that began before, less those that had ended by then.
     number = np.arange(count)
     depth = np.maximum(number - np.searchsorted(np.sort(end), start, "right"), 0)
     order = np.lexsort((number, depth))
     keys = depth[order] * count + number[order]
     at = np.searchsorted(keys, (depth - 1) * count + number) - 1
     parent = np.where((depth > 0) & (at >= 0), order[np.maximum(at, 0)], -1)
+    # Functions of coroutines overlap without nesting: then the one found is not around this one.
     around = (parent >= 0) & (end[np.maximum(parent, 0)] >= end)
     return depth, np.where(around, parent, -1)
 
 
 def _innermost(start: I64, end: I64, depth: I64, parent: I64) -> tuple[I64, I64]:
-    """(times, row of the innermost function from each time to the next, -1 none)."""
+    """(times, row of the innermost function from each time to the next, -1 none).
+
+    At its begin a function becomes the innermost, at its end the one around it does. Of several at
+    one time the last one counts: ends come before begins, inner functions end before outer ones,
+    and outer ones begin before inner ones, hence the sign of the depth in `levels`.
+    """
     count = len(start)
     times = np.concatenate([end, start])
     begins: Mask = np.concatenate([np.zeros(count, bool), np.ones(count, bool)])

@@ -19,7 +19,7 @@ from sonde.model.confidence import student_t_quantile
 from sonde.model.timeline import I64, Timeline
 from sonde.model.verdict import BoundShare, Sampling, StepTable
 
-ALL = 0.95
+TRACED_ALL = 0.95
 """From this share of traced time on, a record counts as traced all the time."""
 _student = cache(student_t_quantile)
 
@@ -34,7 +34,7 @@ def sampling_of(
     whole = int(window.end[-1] - window.start[0]) if len(window) else 0
     if extent is not None and timeline.windows_ns:
         whole = max(whole, extent[1] - extent[0])
-    if not len(window) or stalls.window_ns >= ALL * whole:
+    if not len(window) or stalls.window_ns >= TRACED_ALL * whole:
         return None
     length = window.end - window.start
     computing = Coverage(stalls.computing).within(window.start, window.end)
@@ -75,7 +75,8 @@ def _cannot(
         found.append(f"steps longer than half a window ({length / 2:,.0f} ms) cannot be found")
     calls = timeline.calls
     asked = calls.correlation != 0
-    # Without launch times, calls begin with their runs.
+    # A record without launch times has a call for each run, with the time of the run. So if the
+    # calls begin exactly when the runs do, launch times are not known.
     if asked.any() and np.array_equal(np.sort(calls.start_ns[asked]), timeline.device.start_ns):
         found.append(
             "launch times are not known, so launch overhead and host code are distinguished by the "

@@ -3,7 +3,8 @@
 
 The loss is the time in which the device computed with throttled clocks, times the missing share of
 its highest clock. Clocks of an idle device are low for another reason, so only time that the driver
-reports as throttled counts. Memory-bound kernels lose less; `sonde.analyze.bound` excludes them.
+reports as throttled counts. Memory-bound kernels lose less than that: where they are the
+bound, `sonde.analyze.bound` does not put the clocks in their place.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ _HARDWARE_SLOWDOWN = "hardware_slowdown"
 """NVML's bit for heat, the power brake or the fast power trigger; the last has no separate bit."""
 _SPECIFIC = ("hardware_thermal", "hardware_power_brake")
 """The separate bits of the first two, on drivers that have them."""
-_BY_CHOICE = frozenset(
+_NO_THROTTLING = frozenset(
     ("sync_boost", "display_clock", "application_clocks", "gpu_idle", "idle", "none")
 )
-"""Reasons that are no throttling: somebody set the clock, or nothing ran."""
+"""The driver's reasons for a low clock that are no throttling: somebody set it, or nothing ran."""
 _DETAILS = {
     "hardware_thermal": CauseDetail.TEMPERATURE,
     "software_thermal": CauseDetail.TEMPERATURE,
@@ -65,7 +66,7 @@ class Throttling:
 def throttling_of(timeline: Timeline, stalls: Stalls) -> Throttling | None:
     """Throttling of a device; None without counters, or without throttling."""
     mine = [one for one in timeline.counters if one.device == stalls.device and len(one.time_ns)]
-    flags = [one for one in mine if one.name == THROTTLED and one.which not in _BY_CHOICE]
+    flags = [one for one in mine if one.name == THROTTLED and one.which not in _NO_THROTTLING]
     flags = flags[:MAX_REASONS]
     clocks = [one for one in mine if (one.name, one.which) == (CLOCK, "sm")]
     limits = [one for one in mine if (one.name, one.which) == (LIMIT, "sm")]

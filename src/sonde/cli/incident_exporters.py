@@ -70,7 +70,7 @@ class IncidentExporters:
     def _plain(self, incident: Incident, offset_ns: int) -> object:
         from sonde.diagnose import outgoing
 
-        return outgoing.plain(incident, self._host, offset_ns)
+        return outgoing.document(incident, self._host, offset_ns)
 
     def _alerts(self, incident: Incident, offset_ns: int) -> object:
         from sonde.diagnose import outgoing
@@ -119,6 +119,6 @@ def row_of(incident: Incident, host: str, offset_ns: int) -> EventRow:
     from sonde.diagnose import outgoing
     from sonde.notify.texts import encoded
 
-    text = encoded(outgoing.plain(incident, host, offset_ns)).decode()
+    text = encoded(outgoing.document(incident, host, offset_ns)).decode()
     value = float(incident.verdict.slowdown)
     return EventRow(incident.noticed_ns, "notice", "incident", incident.victim, 0, value, text)

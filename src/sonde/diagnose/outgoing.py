@@ -26,11 +26,13 @@ FRAMES: Final = 32
 WARN: Final = 13
 """Severity of OpenTelemetry's log data model."""
 FIRES_S: Final = 300
-"""An alert that is not renewed ends this many seconds after it was explained."""
+"""An alert ends this many seconds after its incident was explained, unless another incident with
+the same labels prolongs it before."""
 
 
-def plain(incident: Incident, host: str, wall_offset_ns: int) -> dict[str, Any]:
-    """For a webhook. `wall_offset_ns`: added to CLOCK_MONOTONIC it gives nanoseconds since 1970."""
+def document(incident: Incident, host: str, wall_offset_ns: int) -> dict[str, Any]:
+    """The JSON of a webhook. `wall_offset_ns`: added to CLOCK_MONOTONIC it gives nanoseconds since
+    1970."""
     verdict = incident.verdict
     return {
         "version": 1,
@@ -113,7 +115,7 @@ def alerts(incident: Incident, host: str, wall_offset_ns: int) -> list[dict[str,
 
 
 def summary(incident: Incident) -> str:
-    """One line."""
+    """One line. A verdict has `ranks` only where a job has stalled."""
     verdict = incident.verdict
     state = "makes no progress with its job" if verdict.ranks else "is slower"
     text = f"{incident.victim_name} ({incident.victim}) {state}: {verdict.cause}"

@@ -13,6 +13,9 @@ Terms:
 - flow: the arrow of a viewer from a call to the run on the device that it launched
 - merged, folded: of nodes: put together as "(lighter stacks)"; folded stacks: a text format
 - lane: a track as the page draws it; packed: columns of numbers for the page
+- held: of memory, mapped and not unmapped at the end; windows: equal parts of a process's time, in
+  each of which memory grew or did not
+- usage: what the kernel counted for a process: CPU time, switches, faults, bytes
 - anchor: the operation that each step of a training loop begins with
 - sampled: runs that were timed singly, drawn on separate streams; states: waits of threads
 - early, first: of a stack's end: the walk stopped early, or followed frame pointers alone

@@ -190,7 +190,7 @@ ANSWERS: Mapping[str, Schema] = {
         waiting=_object(
             kind=_TEXT, text=_TEXT, count=_described(_INT, "how many ranks the others wait for"),
             compared=_described(_INT, "ranks that were timed at the same time"),
-            lost_s=_described(_NUMBER, "of each step or second, as `per` says"),
+            lost_s=_described(_NUMBER, "of each step or second: see `per`"),
             per={"enum": ["step", "second"]}, evidence=_list(_TEXT),
             missing=_described(_list(_TEXT), "sentences: what is not known, or left out"),
             start_ns=_INT, end_ns=_INT,
