@@ -40,8 +40,8 @@ def _events(timeline: Timeline, causes: Iterable[Cause]) -> Iterator[dict[str, A
         if pid not in named:
             named.add(pid)
             # Without the pid, which viewers add themselves.
-            name = track.parent if is_stream else here.process or "process"
-            yield _meta("process_name", pid, 0, name)
+            title = track.parent if is_stream else here.process or "process"
+            yield _meta("process_name", pid, 0, title)
         yield _meta("thread_name", pid, track.number, track.name)
         for start_ns, end_ns, name, flow in track.slices:
             where = {"pid": pid, "tid": track.number, "ts": start_ns / 1e3}
