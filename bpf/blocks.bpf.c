@@ -129,10 +129,10 @@ static __always_inline void end(struct request *rq)
 	if (v) {
 		all = now - f->began_ns;
 		queue = f->issued_ns ? f->issued_ns - f->began_ns : 0;
-		__sync_fetch_and_add(&v->count, 1);
-		__sync_fetch_and_add(&v->bytes, f->bytes);
-		__sync_fetch_and_add(&v->queue_ns, queue);
-		__sync_fetch_and_add(&v->device_ns, all - queue);
+		ADD_TO(v->count, 1);
+		ADD_TO(v->bytes, f->bytes);
+		ADD_TO(v->queue_ns, queue);
+		ADD_TO(v->device_ns, all - queue);
 		if (all > v->max_ns)
 			v->max_ns = all;
 	}

@@ -61,7 +61,7 @@ int on_sample(struct bpf_perf_event_data *ctx)
 		row = spare_row_of(&samples_spare, &key, &zero, &rest);
 	}
 	if (row)
-		__sync_fetch_and_add(&row->count, 1);
+		ADD_TO(row->count, 1);
 	return 0;
 }
 

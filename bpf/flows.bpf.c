@@ -71,11 +71,7 @@ static __always_inline void set_owner(struct counted *c, struct task_struct *tas
 		any |= added.field;                                                                \
 	} while (0)
 
-#define ADD(field)                                                                                 \
-	do {                                                                                       \
-		if (added.field)                                                                   \
-			__sync_fetch_and_add(&v->field, added.field);                              \
-	} while (0)
+#define ADD(field) ADD_TO(v->field, added.field)
 
 #define MOST(field, now)                                                                           \
 	do {                                                                                       \
@@ -136,7 +132,7 @@ static __always_inline void take(struct sock *sk, struct counted *c, bool count,
 	ADD(received_segments);
 	ADD(retransmits);
 	if (closed) {
-		__sync_fetch_and_add(&v->closed, 1);
+		ADD_TO(v->closed, 1);
 		return;
 	}
 	MOST(max_srtt_us, tcp->srtt_us >> 3); /* the kernel keeps 8 times the value */

@@ -9,7 +9,7 @@
  * its CPU's run queue for the timer: not every kernel has a symbol for it.
  *
  * The memory for a timer can be refused, for seconds. Until there is some, the sampling clocks of the CPUs
- * look instead (on_timer), which cannot be slowed down while the machine is idle.
+ * look instead (on_tick), which cannot be slowed down while the machine is idle.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -32,7 +32,7 @@ const volatile u64 idle_gap_ns = 100000000; /* and while it does not */
 
 /*
  * How busy the machine is: an exponential moving average of the looks that found a thread running, of
- * which each weighs 1/16; BUSY_ALL where all did. From BUSY_ENOUGH on it is active: after 8 looks (0.08 s)
+ * which each weighs 1/16; BUSY_ALL where all did. From BUSY_ENOUGH on it is active: after 7 looks (0.07 s)
  * that all did, or where four in ten do.
  */
 #define BUSY_ALL 256
@@ -191,7 +191,7 @@ static __always_inline bool is_wanted(void)
 	return go_on && *go_on;
 }
 
-static int on_time(void *map, u32 *key, struct clock *clock)
+static int on_timer(void *map, u32 *key, struct clock *clock)
 {
 	const u32 first = 0;
 	struct watch *w = bpf_map_lookup_elem(&watches, &first);
@@ -204,7 +204,7 @@ static int on_time(void *map, u32 *key, struct clock *clock)
 }
 
 SEC("perf_event")
-int on_timer(void *ctx)
+int on_tick(void *ctx)
 {
 	const u32 first = 0;
 	struct watch *w = bpf_map_lookup_elem(&watches, &first);
@@ -237,7 +237,7 @@ int on_begin(struct bpf_iter__task *ctx)
 	refused = bpf_timer_init(&clock->timer, &clocks, CLOCK_MONOTONIC);
 	if (refused && refused != -EBUSY) /* -EBUSY: it was made before */
 		count(refused == -ENOMEM ? 2 : 3, 1);
-	bpf_timer_set_callback(&clock->timer, on_time);
+	bpf_timer_set_callback(&clock->timer, on_timer);
 	if (bpf_timer_start(&clock->timer, busy_gap_ns, 0)) {
 		w->timed = 0;
 		count(4, 1);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * System calls by process: how many, how long, how many failed. Runs twice on every call of the
- * machine, so it is off unless asked for.
+ * System calls by process: how many, how long, how many failed. A call counts when it returns. Runs twice
+ * on every call of the machine, so it is off unless asked for.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -70,17 +70,15 @@ int BPF_PROG(on_exit, struct pt_regs *regs, long result)
 	key.start_ns = c->start_ns;
 	v = find_row(&syscalls, &key, &zero);
 	if (!v) {
-		key.nr = SYSCALLS_ALL;
+		key.nr = SYSCALLS_ALL; /* not 0, which is read() */
 		v = spare_row_of(&syscalls_spare, &key, &zero, &rest);
 	}
 	if (!v)
 		return 0;
-	__sync_fetch_and_add(&v->count, 1);
-	__sync_fetch_and_add(&v->ns, ns);
-	if (result < 0 && result >= -MAX_ERRNO)
-		__sync_fetch_and_add(&v->errors, 1);
-	if (ns > v->max_ns)
-		v->max_ns = ns;
+	ADD_TO(v->count, 1);
+	ADD_TO(v->ns, ns);
+	ADD_TO(v->errors, result < 0 && result >= -MAX_ERRNO);
+	RAISE_TO(v->max_ns, ns);
 	return 0;
 }
 

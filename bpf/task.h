@@ -60,8 +60,8 @@ static __always_inline u64 start_of(struct task_struct *task)
 	};
 
 /*
- * Coarser rows for what found no room in `name`: the same key with what is finer left zero. User space
- * keeps a row in them whose key is all zero, for what finds no room even here: totals are never lost,
+ * Coarser rows for what found no room in `name`: the same key, in which what is finer is 0, or a value for
+ * all where 0 is one among others (SYSCALLS_ALL, CALL_ANY_DIRECTION). User space keeps a row in them whose key is all zero, for what finds no room even here: totals are never lost,
  * however many processes and threads somebody starts. Several CPUs add to one such row at a time.
  */
 #define SPARE_ROWS(name, key_type, value_type, entries)                                            \

@@ -99,11 +99,7 @@ static __always_inline struct usage_value *usage_of(struct task_struct *task)
 		}                                                                                  \
 	} while (0)
 
-#define ADD(field)                                                                                 \
-	do {                                                                                       \
-		if (added.field)                                                                   \
-			__sync_fetch_and_add(&v->field, added.field);                              \
-	} while (0)
+#define ADD(field) ADD_TO(v->field, added.field)
 
 /* Adds what the kernel counted of a task beyond `c`. `count` false: only remembers it. */
 static __always_inline void take(struct task_struct *task, struct counted *c, bool count)
@@ -372,9 +368,9 @@ static __always_inline void reclaim_ends(u64 pages)
 	v = usage_of(task);
 	if (!v)
 		return;
-	__sync_fetch_and_add(&v->reclaims, 1);
-	__sync_fetch_and_add(&v->reclaim_ns, bpf_ktime_get_ns() - from);
-	__sync_fetch_and_add(&v->reclaimed_pages, pages);
+	ADD_TO(v->reclaims, 1);
+	ADD_TO(v->reclaim_ns, bpf_ktime_get_ns() - from);
+	ADD_TO(v->reclaimed_pages, pages);
 }
 
 SEC("tp_btf/mm_vmscan_direct_reclaim_begin")

@@ -99,7 +99,7 @@ class QueueCollector(Collector):
             self._running = True
             self._begin()
             if not self._is_timed():
-                self._timer = self._bpf.attach_sampling("on_timer", self._hz)
+                self._timer = self._bpf.attach_sampling("on_tick", self._hz)
         except OSError as error:
             raise refusal(error) from error
         self._delays, self._queues = self._read()
@@ -136,7 +136,7 @@ class QueueCollector(Collector):
             self._reported = False
         elif not timed and self._timer is None:
             with suppress(OSError):
-                self._timer = self._bpf.attach_sampling("on_timer", self._hz)
+                self._timer = self._bpf.attach_sampling("on_tick", self._hz)
         if not timed and not self._reported:
             self._report_refusals(batch)
             self._reported = True
