@@ -135,6 +135,24 @@ def test_shares_of_the_wrong_size_are_malformed(size):
     assert pending.faults == ["malformed"]
 
 
+@pytest.mark.parametrize("short", ["publics", "shares", "messages"])
+@pytest.mark.parametrize("kind", ["histogram", "plain"])
+def test_lists_of_different_lengths_drop_no_report(kind, short):
+    aggregation = Aggregation(kind, 20, 1, 4, b"task")
+    key, nonces = os.urandom(32), [os.urandom(16), os.urandom(16)]
+    publics, leaders, helpers = zip(*aggregation.shard(nonces, [[1], [2]], 1), strict=True)
+    messages = aggregation.begin(key, nonces, list(publics), list(leaders), 1).messages
+    given = {"publics": list(publics), "shares": list(helpers), "messages": messages}
+    given[short] = given[short][:1]
+
+    with pytest.raises(ValueError, match="differ in length"):
+        aggregation.check(key, nonces, *given.values(), 1)
+    if short != "messages":
+        given["shares"] = list(leaders)[: len(given["shares"])]
+        with pytest.raises(ValueError, match="differ in length"):
+            aggregation.begin(key, nonces, given["publics"], given["shares"], 1)
+
+
 def test_an_l1_bound_holds():
     aggregation = Aggregation("l1boundsum", 20, 3, 4, b"task")
     with pytest.raises(ValueError, match="value"):

@@ -367,6 +367,27 @@ def test_bodies_that_the_disk_lost_are_counted_and_block_nothing(fleet, tmp_path
     assert fleet.leader.store.waiting == 0
 
 
+def test_lost_bodies_still_wait_after_a_step_that_was_rolled_back(fleet, tmp_path, monkeypatch):
+    assert fleet.leader.admit([fleet.report(n, [1]).encode() for n in range(2)]) == ["", ""]
+    fleet.close()
+    (segment,) = tmp_path.rglob("*.reports")
+    segment.unlink()
+    fleet.open()
+    store, counted = fleet.leader.store, []
+
+    def fill_up(_, reasons):  # when one of the two is removed
+        counted.append(reasons)
+        if len(counted) == 2:
+            raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as full, pytest.raises(sqlite3.OperationalError):
+        full.setattr("sonde.fleet.store.count_refusals", fill_up)
+        store.next_job(b"j" * 16, 10)
+    assert store.waiting == 2
+    store.next_job(b"j" * 16, 10)
+    assert store.waiting == 0
+
+
 def test_what_a_helper_calls_its_refusals_fills_no_table(tmp_path):
     def wrap(post):
         def talkative(path, body):

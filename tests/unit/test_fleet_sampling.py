@@ -93,6 +93,15 @@ def test_activity_is_cut_into_levels():
     assert space.index(99, 99) == space.index(OTHER, OTHER)
 
 
+@pytest.mark.parametrize("grid", [(24, 1, 1), (1, 24, 1), (1, 1, 24), (2, 3, 4)])
+def test_a_class_outside_a_grid_of_few_stays_in_the_grid_and_in_its_row(grid):
+    space = BucketSpace(*grid)
+    assert {space.index(99, 99), space.index(1, 99), space.index(99, 1)} <= set(range(space.size))
+    for application in range(space.applications):
+        first = space.index(application, 0)
+        assert first <= space.index(application, 99) < first + space.kernels * space.levels
+
+
 def test_a_grid_has_64_classes_each_way_unless_the_task_sets_another_number():
     assert (BucketSpace().size, BucketSpace().index(63, 63)) == (4096, 4095)
     assert BucketSpace().label(0)[2] == ""

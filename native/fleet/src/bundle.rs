@@ -6,12 +6,13 @@
 //! faster than one.
 //!
 //! ```text
-//! record   session 16, id 16, time_s u64, … the sealed part of this party
+//! record   session 16, id 16, time_s u64, the sealed part of this party, …
 //! sealed   AES-128-GCM (the session's key, nonce = first 12 bytes of the id),
 //!          bound to a prefix (role and task) and the record's first 40 bytes
 //! ```
 //!
-//! A record is one report; lengths are in bytes.
+//! A record is one report; lengths are in bytes. `…`: in the leader's records the helper's sealed part,
+//! which the leader passes on unread; in the helper's, nothing.
 
 use std::collections::hash_map::Entry;
 use std::collections::HashMap;
@@ -40,6 +41,7 @@ enum Verdict {
     Counted = 0,
     UnknownSession = 1,
     Late = 2,
+    /// It does not open under the session's key, or what is in it is no share of this task.
     Forged = 3,
     Quota = 4,
 }

@@ -20,8 +20,10 @@
 //! - bundle: all reports of one upload without proofs; session: a node's agreed key; place: the one
 //!   report of a node and period
 //!
-//! Calls over many reports release the interpreter lock and use `threads` threads. A report that fails
-//! does not fail the call: its entry in the answer has the reason.
+//! Calls over many reports release the interpreter lock and use `threads` threads. In `begin`, `check`
+//! and `finish` a report of others that is refused does not fail the call: its entry in the answer has
+//! the reason. What only the caller can have wrong does, as a ValueError: lists of different lengths, a
+//! report id that has not 16 bytes, and in `shard` (of a node's own reports) a sample that does not fit.
 
 use prio::field::Field128;
 use prio::flp::gadgets::{Mul, ParallelSum};
@@ -83,6 +85,14 @@ fn nonce_of(bytes: &[u8]) -> PyResult<Nonce> {
 
 fn key_of(bytes: &[u8]) -> PyResult<Key> {
     bytes.try_into().map_err(|_| PyValueError::new_err("a verify key has 32 bytes"))
+}
+
+/// Whether lists with an entry for each report have one length: no report may be dropped silently.
+fn same_length(lengths: &[usize]) -> PyResult<()> {
+    if lengths.windows(2).any(|pair| pair[0] != pair[1]) {
+        return Err(PyValueError::new_err("the lists of reports' parts differ in length"));
+    }
+    Ok(())
 }
 
 /// One aggregation scheme with its parameters, bound to a context (the task).
@@ -156,9 +166,7 @@ impl Aggregation {
         samples: Vec<Vec<u32>>,
         threads: usize,
     ) -> PyResult<Vec<Triple>> {
-        if nonces.len() != samples.len() {
-            return Err(PyValueError::new_err("the numbers of report ids and reports differ"));
-        }
+        same_length(&[nonces.len(), samples.len()])?;
         let mut items = Vec::with_capacity(nonces.len());
         for (nonce, sample) in nonces.iter().zip(samples) {
             items.push((nonce_of(nonce)?, sample));
@@ -214,6 +222,7 @@ impl Aggregation {
         threads: usize,
     ) -> PyResult<Pending> {
         let key = key_of(verify_key)?;
+        same_length(&[nonces.len(), publics.len(), shares.len()])?;
         let mut items = Vec::with_capacity(nonces.len());
         for ((nonce, public), share) in nonces.iter().zip(&publics).zip(&shares) {
             items.push((nonce_of(nonce)?, &public[..], &share[..]));
@@ -256,6 +265,7 @@ impl Aggregation {
         threads: usize,
     ) -> PyResult<Verdict> {
         let key = key_of(verify_key)?;
+        same_length(&[nonces.len(), publics.len(), shares.len(), messages.len()])?;
         let mut items = Vec::with_capacity(nonces.len());
         for (((nonce, public), share), message) in
             nonces.iter().zip(&publics).zip(&shares).zip(&messages)

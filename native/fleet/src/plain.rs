@@ -72,9 +72,7 @@ impl Scheme for Plain {
         }
         let share = share.to_vec();
         let finish: Finish = Box::new(move |_, sum| {
-            if let Sum::Ring(total) = sum {
-                add_words(&share, total);
-            }
+            add_words(&share, sum.ring());
             Ok(())
         });
         Ok((Vec::new(), finish))
@@ -104,17 +102,16 @@ impl Scheme for Plain {
         scratch: &mut Vec<u8>,
         sum: &mut Sum,
     ) -> Result<(), Fault> {
-        let Sum::Ring(total) = sum else { return Err(Fault::Malformed) };
         if leader {
             if share.len() != self.length * WORD {
                 return Err(Fault::Malformed);
             }
-            add_words(share, total);
+            add_words(share, sum.ring());
         } else {
             let seed = share.try_into().map_err(|_| Fault::Malformed)?;
             scratch.resize(self.length * WORD, 0);
             self.expand(seed, nonce, scratch);
-            add_words(scratch, total);
+            add_words(scratch, sum.ring());
         }
         Ok(())
     }

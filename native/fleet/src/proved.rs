@@ -125,9 +125,7 @@ where
 
 /// Adds an output share, a party's share of one report's counts.
 fn add(out: &[Field128], sum: &mut Sum) {
-    if let Sum::Field(total) = sum {
-        total.iter_mut().zip(out).for_each(|(x, y)| *x += *y);
-    }
+    sum.field().iter_mut().zip(out).for_each(|(x, y)| *x += *y);
 }
 
 impl<T> Scheme for Proved<T>

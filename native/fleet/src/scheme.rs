@@ -41,6 +41,23 @@ pub enum Sum {
 }
 
 impl Sum {
+    /// The elements of a sum of a proved scheme. Each scheme adds to sums that it made (`zero`,
+    /// `decode`).
+    pub fn field(&mut self) -> &mut [Field128] {
+        match self {
+            Sum::Field(elements) => elements,
+            Sum::Ring(_) => unreachable!("sums of one scheme"),
+        }
+    }
+
+    /// The elements of a plain sum, as `field` has those of a proved one.
+    pub fn ring(&mut self) -> &mut [Wrapping<u32>] {
+        match self {
+            Sum::Ring(elements) => elements,
+            Sum::Field(_) => unreachable!("sums of one scheme"),
+        }
+    }
+
     pub fn merge(&mut self, other: &Sum) {
         match (self, other) {
             (Sum::Field(a), Sum::Field(b)) => a.iter_mut().zip(b).for_each(|(x, y)| *x += *y),

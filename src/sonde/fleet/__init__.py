@@ -21,7 +21,8 @@ Terms:
   GPU was, in equal steps from 0 to 1)
 - epsilon, delta (ε, δ): the bounds of differential privacy: by how much (a factor of e^ε, but for a
   chance of δ) a release depends on one unit
-- task: what the parties agree on ahead; period (`period_s`): a node sends one report in each
+- task: what the parties agree on ahead; its space: the grid of its buckets, or, as its `purpose`,
+  that its buckets are hashes of names (`discovery`); period (`period_s`): a node sends one report in each
 - batch: the reports of one `release_s`, a whole number of periods; an upload of several reports
   (`/reports/batch`) has nothing to do with it
 - due: a batch is, when its grace (for late reports) is over, so that it can be collected
@@ -33,10 +34,11 @@ Terms:
   for one each; aggregate share: an aggregator's part of a sum; sealed: encrypted for one party
 - binding: what a ciphertext is bound to (role, task, report or batch): it opens under no other
 - refused, reason: of a report or request, by a fixed text that is also the name of a counter
-- unproved: without a zero-knowledge proof; session: an agreed key of a node
+- unproved: without a zero-knowledge proof; session: an agreed key of a node; quota: one report of
+  a node and period counts
 - unit (of privacy): a GPU or a tenant; tenant cap: how many nodes of one tenant count
 - roster: the enrolled nodes; slot: room for one upload that is being read
-- state: an aggregator's database and the report bodies beside it
+- state: an aggregator's database and the report bodies beside it; segment: a file of such bodies
 - lp: a length-prefixed field; HPKE: public-key encryption (RFC 9180)
 - pure epsilon, rho: of a privacy loss: epsilon at delta 0; the loss in zCDP
 - worst year, full year: the costliest 365 days, and all of a year's batches, of the privacy ledger

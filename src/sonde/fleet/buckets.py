@@ -12,8 +12,8 @@ from sonde.fleet.task import Task
 
 @dataclass(frozen=True)
 class BucketSpace:
-    """The grid of buckets. Its size is fixed in the task, so it has more classes than have names;
-    the others are reserved.
+    """The grid of buckets. Its size is fixed in the task, so it has room for more classes than have
+    names today: those to come.
 
     `levels` divides the hardware activity, in [0, 1], into equal steps.
     """
@@ -28,9 +28,11 @@ class BucketSpace:
         return self.applications * self.kernels * self.levels
 
     def index(self, application: int, kernel: int, activity: float = 0.0) -> int:
-        """The bucket of a sample. A class outside the grid becomes `other` (1)."""
-        application = application if application < self.applications else 1
-        kernel = kernel if kernel < self.kernels else 1
+        """The bucket of a sample. A class outside the grid becomes `other` (1), or the only class
+        (0) of a grid with one.
+        """
+        application = application if application < self.applications else min(1, self.applications - 1)
+        kernel = kernel if kernel < self.kernels else min(1, self.kernels - 1)
         level = min(self.levels - 1, max(0, int(activity * self.levels)))
         return (application * self.kernels + kernel) * self.levels + level
 
@@ -45,8 +47,9 @@ class BucketSpace:
 
     @staticmethod
     def of_task(task: Task) -> BucketSpace:
-        """The grid of a task; one column of buckets, an application class each, if the task defines
-        none or is one of `discovery`. Raises UsageError.
+        """The grid of a task. One column of buckets if the task defines none (then each is an
+        application class) or has a `purpose`, as one of `discovery` (then each is a hash of kernels'
+        names). Raises UsageError.
         """
         if not task.space or "purpose" in task.space:
             return BucketSpace(task.buckets, 1, 1)

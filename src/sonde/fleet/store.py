@@ -232,7 +232,12 @@ class Store:
         """
         if not self._has_work():  # a transaction would write the refusals of strangers each time
             return None
-        with self._database.transaction() as db:
+        lost: list[bytes] = []  # ids of reports whose bodies cannot be read
+
+        def forget() -> None:
+            self._waiting -= len(lost)
+
+        with self._database.transaction(on_commit=forget) as db:
             rows = db.execute("SELECT id FROM job WHERE done = 0").fetchall()
             job = next((id_ for (id_,) in rows if id_ not in busy), None)
             if job is None:
@@ -259,7 +264,6 @@ class Store:
         (segment,) = db.execute("SELECT segment FROM waiting WHERE id = ?", (id_,)).fetchone()
         db.execute("DELETE FROM waiting WHERE id = ?", (id_,))
         count_refusals(db, Counter({"lost on disk": 1}))
-        self._waiting -= 1
         return int(segment)
 
     def _has_work(self) -> bool:
@@ -371,7 +375,8 @@ class Store:
         """Records a release (`answer`: the sealed, noised share) and its cost, and deletes all else
         of the batch. Returns the stored answer: that of an earlier call if there was one.
 
-        Deleted data is overwritten, in the file and in its log.
+        Only for a closed batch without `pending` reports, as the caller has made sure: what waits is
+        not deleted here. Deleted data is overwritten, in the file and in its log.
         """
         with self._database.transaction(erase=True) as db:
             row = db.execute("SELECT answer FROM release WHERE start = ?", (start,)).fetchone()

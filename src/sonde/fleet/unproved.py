@@ -7,10 +7,11 @@ bundle      task 32, n × record                        relay → leader
 record      session 16, id 16, time_s u64,
             leader 4·buckets + 16, helper 48           sealed by the node, one for each party
 query       n × (session 16, id 16, time_s u64, helper 48)            leader → helper
-verdict     n × u8: 1 if it counts                                    helper → leader
+answer      n × u8: 1 if the report counts                            helper → leader
 ```
 
-A record is one report; lengths are in bytes. The relay holds no key. **docs/design/fleet.md lists
+A record is one report; lengths are in bytes; an id is random, so that its first 12 bytes, the nonce
+of the encryption, are another in each report of a session. The relay holds no key. **docs/design/fleet.md lists
 what is lost against proved reports**: a node can add any vector to the sums, so one unit's
 contribution is unbounded, there is no epsilon, and the aggregators refuse to release such a task.
 """
@@ -29,6 +30,8 @@ from sonde.fleet.task import Task
 from sonde.fleet.wire import Malformed
 
 _HEAD = struct.Struct(">16s16sQ")
+_ID = slice(16, 32)
+"""The report's id in a head."""
 _TAG_BYTES, _SEED_BYTES, _NONCE_BYTES = 16, 32, 12
 _HELPER_BYTES = _SEED_BYTES + _TAG_BYTES
 _QUERY_BYTES = _HEAD.size + _HELPER_BYTES
@@ -36,9 +39,11 @@ _COUNTED = 0
 """The native module's verdict on a record that counts."""
 _REASONS = ("", "unknown session", "late", "forged", "quota")
 """The reason for each verdict of the native module."""
+_REFUSED_BY_HELPER = "refused by the helper"
+"""The leader's reason where its own verdict is that the report counts."""
 
 AskHelper = Callable[[bytes], bytes]
-"""Sends a query to the helper and returns its verdict."""
+"""Sends a query to the helper and returns its answer."""
 
 
 class Party:
@@ -94,6 +99,7 @@ def make_record(
 
 
 def bundle(task: Task, records: Sequence[bytes]) -> bytes:
+    """What a relay sends to the leader: the records (`make_record`) of many nodes, for one task."""
     return b"".join((task.id, *records))
 
 
@@ -113,37 +119,40 @@ def add_as_leader(party: Party, body: bytes, ask: AskHelper) -> BundleResult:
         at = starts[number]
         parts += (body[at : at + _HEAD.size], body[at + helper_at : at + party.record_bytes])
     try:
-        verdict = ask(b"".join(parts))
-        if len(verdict) != len(counted):
+        answer = ask(b"".join(parts))
+        if len(answer) != len(counted):
             raise Malformed("the answer does not fit the bundle")
     except BaseException:
         taken.leave_out(counted)  # the bundle may be sent again
         raise
     refused = _refusals(taken)
-    denied = [number for number, counts in zip(counted, verdict, strict=True) if not counts]
+    denied = [number for number, counts in zip(counted, answer, strict=True) if not counts]
     if denied:
         taken.leave_out(denied)
-        refused["refused by the helper"] = len(denied)
+        refused[_REFUSED_BY_HELPER] = len(denied)
     accepted = [
-        body[starts[number] + 16 : starts[number] + 32]
-        for number, counts in zip(counted, verdict, strict=True)
+        _id_at(body, starts[number])
+        for number, counts in zip(counted, answer, strict=True)
         if counts
     ]
     return BundleResult(taken.share(), accepted, refused)
 
 
 def add_as_helper(party: Party, body: bytes) -> tuple[BundleResult, bytes]:
-    """The helper's side: its share of the sum, and the verdict on each report. Raises Malformed."""
+    """The helper's side: its share of the sum, and its answer to the leader. Raises Malformed."""
     if len(body) % _QUERY_BYTES:
         raise Malformed("not a query")
     taken = party.intake.add(body)
-    verdict = bytes(why == _COUNTED for why in taken.verdicts)
+    answer = bytes(why == _COUNTED for why in taken.verdicts)
     accepted = [
-        body[number * _QUERY_BYTES + 16 : number * _QUERY_BYTES + 32]
-        for number, counts in enumerate(verdict)
-        if counts
+        _id_at(body, number * _QUERY_BYTES) for number, counts in enumerate(answer) if counts
     ]
-    return BundleResult(taken.share(), accepted, _refusals(taken)), verdict
+    return BundleResult(taken.share(), accepted, _refusals(taken)), answer
+
+
+def _id_at(body: bytes, record: int) -> bytes:
+    """The id of the report whose record begins at `record`."""
+    return body[record + _ID.start : record + _ID.stop]
 
 
 def _refusals(taken: Taken) -> Counter[str]:
