@@ -16,8 +16,8 @@
 #include <unistd.h>
 
 #define SECTIONS 64 // threads that launch at the same moment; beyond that untimed (lost_pool)
-#define WAIT_OUT_NS 50000000u // the caller is the program: a launch that blocks holds it no longer
-#define SUSPECT_NS 20000000u  // in the driver for longer: it is checked that the thread lives
+#define WAIT_OUT_NS 50000000u // the program's thread that begins a capture waits this long at most
+#define SUSPECT_NS 20000000u  // in a section for longer: it is checked that the thread lives
 
 static struct section sections[SECTIONS];
 
@@ -61,6 +61,8 @@ void launches_wait_out(void)
 	}
 }
 
+// Not seen where a new thread of the process has got the number: that section stays, one of SECTIONS, and
+// a thread that begins a capture waits WAIT_OUT_NS. Numbers come back only after all others were given out.
 static bool has_ended(uint32_t tid)
 {
 	return syscall(SYS_tgkill, getpid(), tid, 0) && errno == ESRCH;

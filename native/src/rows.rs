@@ -71,7 +71,7 @@ impl RowDecoder {
     fn new(
         tables: Vec<(String, Vec<Column>)>,
         secret: [u8; 32],
-        of_rows: (u64, u64),
+        row_key: (u64, u64),
         most_bytes: usize,
     ) -> PyResult<Self> {
         let mut specs = Vec::with_capacity(tables.len());
@@ -92,7 +92,7 @@ impl RowDecoder {
             specs.push(TableSpec { name, columns: found });
         }
         let numbers = specs.iter().enumerate().map(|(at, it)| (it.name.clone(), at)).collect();
-        let decoder = Decoder::new(specs, secret, of_rows, most_bytes);
+        let decoder = Decoder::new(specs, secret, row_key, most_bytes);
         let decoder = decoder.map_err(PyValueError::new_err)?;
         Ok(Self { decoder: Mutex::new(decoder), numbers })
     }

@@ -5,6 +5,7 @@ use std::io::{ErrorKind, Result};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use pyo3::prelude::*;
 
@@ -83,12 +84,17 @@ impl Symbolizer {
 
     /// For each address (function, offset in it, module, offset from the base of that module).
     fn kernel(&self, py: Python<'_>, addresses: Vec<u64>) -> Vec<Option<kallsyms::Found>> {
-        py.detach(|| locked(&self.kallsyms).find(&addresses))
+        py.detach(|| locked(&self.kallsyms).find(&addresses, Instant::now()))
     }
 
     /// Forget a file. Returns whether it was known.
     fn drop(&self, py: Python<'_>, path: PathBuf) -> bool {
         py.detach(|| open(&path)).is_ok_and(|(_, it)| locked(&self.files).forget(&it))
+    }
+
+    /// Functions of the kernel for which there was no room.
+    fn kernel_functions_left_out(&self) -> u64 {
+        locked(&self.kallsyms).left_out()
     }
 
     /// (files, their bytes, files dropped to make room, kernel functions, their bytes)

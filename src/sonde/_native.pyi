@@ -531,6 +531,11 @@ class Symbolizer:
     def drop(self, path: str) -> bool:
         """Forget a file. Returns whether it was known."""
 
+    def kernel_functions_left_out(self) -> int:
+        """Functions of the kernel for which there was no room: what lies in them is taken for the
+        one before.
+        """
+
     def usage(self) -> tuple[int, int, int, int, int]:
         """(files, their bytes, files dropped to make room, kernel functions, their bytes)"""
 
@@ -739,11 +744,11 @@ class RowDecoder:
         self,
         tables: Sequence[tuple[str, Sequence[tuple[str, str, bool, bool, float, float, int]]]],
         secret: bytes,
-        of_rows: tuple[int, int],
+        row_key: tuple[int, int],
         most_bytes: int,
     ) -> None:
         """`tables`: by name, columns as (name, kind, may be missing, is a time to be shifted, least
-        and most of floats, most of whole numbers or bytes of texts). `secret`: 32 bytes; `of_rows`:
+        and most of floats, most of whole numbers or bytes of texts). `secret`: 32 bytes; `row_key`:
         the key of SipHash. `most_bytes`: memory of the rows of a batch."""
 
     def decode(

@@ -10,7 +10,8 @@
 //! - site: where in a function its probe goes; body: the function's code
 //! - forwarder: a function that hands its callers on to one of another file before it does anything
 //!   else
-//! - pclntab: Go's table of functions; record: what of a file was read, so that it can be compared
+//! - pclntab: Go's table of functions; description (of a function of Go): its `_func` in that table,
+//!   details: what is read of it; record: what of a file was read, so that it can be compared
 //!   later
 pub mod debug_file;
 pub mod file;

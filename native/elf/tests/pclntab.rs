@@ -59,7 +59,7 @@ fn functions_have_their_names_and_depths() {
         let depths = table.depths(&file, functions[0], details[0]);
         assert_eq!(depths, [(code, 0), (code + 4, 24), (code + 12, 0)]);
         assert_eq!(table.depths(&file, functions[1], details[1]), [(code + 16, 0)]);
-        table.load(&file).unwrap(); // and again out of memory
+        table.load(&file).unwrap(); // and again from memory
     }
 }
 

@@ -29,6 +29,8 @@ struct MappingFilter {
 impl MappingFilter {
     /// As many as a machine has files with code; where there are more, all are reported again.
     const MAX_FILES: usize = 16_384;
+    /// More than can have executed a program and not mapped a file yet, unless records were lost. Where
+    /// there are more, all mappings are reported again: which are the first of a process is not known.
     const MAX_UNNAMED: usize = 65_536;
 
     /// Ignores a file by this path, for `seconds` (an hour at most).
@@ -52,6 +54,7 @@ impl MappingFilter {
                 if record.is_exec() {
                     if self.unnamed.len() >= Self::MAX_UNNAMED {
                         self.unnamed.clear();
+                        self.files.clear();
                     }
                     self.unnamed.insert(pid);
                 }

@@ -49,7 +49,7 @@ fn round(v: &mut [u64; 4]) {
 /// What keys depend on, and the words of texts that were met.
 pub struct Keys {
     secret: [u8; 32],
-    of_rows: (u64, u64),
+    row_key: (u64, u64),
     texts: HashMap<Box<str>, u64, RandomState>,
     /// Two random factors for each position in a list, drawn once in this process: two different lists,
     /// made by somebody who does not know the factors, have the same sums with a chance of about
@@ -58,13 +58,13 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// `secret`: of the store; `of_rows`: the key of SipHash that was derived from it.
-    pub fn new(secret: [u8; 32], of_rows: (u64, u64)) -> Result<Self, String> {
+    /// `secret`: of the store; `row_key`: the key of SipHash that was derived from it.
+    pub fn new(secret: [u8; 32], row_key: (u64, u64)) -> Result<Self, String> {
         let mut random = vec![0u8; 16 * MAX_FRAMES];
         getrandom::fill(&mut random).map_err(|error| error.to_string())?;
         let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
         let factors = random.chunks_exact(16).map(|it| (word(&it[..8]), word(&it[8..]))).collect();
-        Ok(Self { secret, of_rows, texts: HashMap::default(), factors })
+        Ok(Self { secret, row_key, texts: HashMap::default(), factors })
     }
 
     /// The word of a text in a row: 64 bits of its keyed BLAKE2b.
@@ -85,7 +85,7 @@ impl Keys {
 
     /// The key of a row, a word a column.
     pub fn of_row(&self, words: impl ExactSizeIterator<Item = u64>) -> u64 {
-        siphash(self.of_rows, words)
+        siphash(self.row_key, words)
     }
 
     /// 64 bits of the keyed BLAKE2b of a list of keys, and whether it is complete.

@@ -175,18 +175,18 @@ struct Known {
 }
 
 impl Decoder {
-    /// `secret`, `of_rows`: see `Keys::new`. `most_bytes`: memory of the rows of a batch; to encode a
+    /// `secret`, `row_key`: see `Keys::new`. `most_bytes`: memory of the rows of a batch; to encode a
     /// table takes its memory once more.
     pub fn new(
         specs: Vec<TableSpec>,
         secret: [u8; 32],
-        of_rows: (u64, u64),
+        row_key: (u64, u64),
         most_bytes: usize,
     ) -> Result<Self, String> {
         let layouts = specs.iter().map(|_| None).collect();
         let unpacker = Decompressor::new().map_err(|error| error.to_string())?;
         Ok(Self {
-            keys: Keys::new(secret, of_rows)?,
+            keys: Keys::new(secret, row_key)?,
             layouts,
             unpacker,
             unpacked: Vec::new(),

@@ -4,7 +4,7 @@
 //!
 //! cpp_demangle tries the alternatives of a production in turn, and reads again what a failed one had
 //! read: in names that are not well-formed the time doubles with each level (`SaISaISaI…`,
-//! `XdldldldlE`). Here the next one or two bytes decide what follows, and each is read once. What is
+//! `XdldldldlE`). Here the next one or two bytes decide what follows, and each is read once, but for one thing (MAX_TRIED). What is
 //! not well-formed, or has what is rare and ambiguous (new and delete expressions, `gs`, Java
 //! resources), is refused: it is shown as it is in the file. The order of alternatives and what enters
 //! the substitution table are cpp_demangle's. Each method reads the production of the ABI's grammar

@@ -2,6 +2,7 @@
 //! The functions of the running Linux kernel and its modules, from /proc/kallsyms.
 use std::fs::File;
 use std::io::{BufRead, BufReader, Result};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::names;
@@ -12,6 +13,8 @@ const MAX_FUNCTION_BYTES: u64 = 1 << 20;
 const MAX_FUNCTIONS: usize = 1 << 20;
 /// Modules and BPF programs come and go, and reading the list takes tens of milliseconds.
 const RELOAD_AFTER: Duration = Duration::from_secs(60);
+/// The same for a list without addresses (kptr_restrict), which only an operator changes.
+const RETRY_AFTER: Duration = Duration::from_secs(3600);
 /// Names of one address that are compared.
 const MAX_ALIASES: usize = 8;
 const READ_BYTES: usize = 1 << 16;
@@ -41,6 +44,8 @@ pub struct Table {
     /// Where the kernel's own code ends (`_etext`): what lies outside may have changed since it was
     /// read.
     core_end: u64,
+    /// Functions for which there was no room.
+    left_out: u64,
 }
 
 /// (name, offset in the function, module, offset from the module's or kernel's base)
@@ -84,10 +89,11 @@ impl Table {
             b"_etext" => self.core_end = address,
             _ => {}
         }
-        let Ok(at) = u32::try_from(self.names.len()) else { return };
-        if self.entries.len() >= MAX_FUNCTIONS {
+        let at = u32::try_from(self.names.len()).ok();
+        let Some(at) = at.filter(|_| self.entries.len() < MAX_FUNCTIONS) else {
+            self.left_out += 1;
             return;
-        }
+        };
         let module = words.next().map_or(0, |word| self.module(word));
         let known = &mut self.modules[usize::from(module)];
         known.base = known.base.min(address);
@@ -115,6 +121,11 @@ impl Table {
         &rest[..end]
     }
 
+    /// Functions for which there was no room: what lies in them is taken for the one before.
+    pub fn left_out(&self) -> u64 {
+        self.left_out
+    }
+
     /// The function that holds an address.
     pub fn find(&self, address: u64) -> Option<Found> {
         let after = self.entries.partition_point(|it| it.address <= address);
@@ -134,26 +145,46 @@ impl Table {
 }
 
 /// The table, read again where an address may be in what changed since.
-#[derive(Default)]
 pub struct Kallsyms {
+    path: PathBuf,
     table: Table,
-    read_at: Option<Instant>,
+    /// From when on the list is read again.
+    next_read: Option<Instant>,
+}
+
+impl Default for Kallsyms {
+    fn default() -> Self {
+        Self::of(KALLSYMS.into())
+    }
 }
 
 impl Kallsyms {
-    /// The function of each address.
-    pub fn find(&mut self, addresses: &[u64]) -> Vec<Option<Found>> {
+    /// Of a list that is in the form of /proc/kallsyms.
+    pub fn of(path: PathBuf) -> Self {
+        Self { path, table: Table::default(), next_read: None }
+    }
+
+    /// The function of each address, at this time.
+    pub fn find(&mut self, addresses: &[u64], now: Instant) -> Vec<Option<Found>> {
         let may_have_changed = |table: &Table| {
             let core = table.modules.first().map_or(0, |it| it.base)..table.core_end;
             addresses.iter().any(|address| !core.contains(address))
         };
-        let is_due = self.read_at.is_none_or(|at| at.elapsed() >= RELOAD_AFTER);
+        let is_due = self.next_read.is_none_or(|at| now >= at);
         if is_due && may_have_changed(&self.table) {
-            // Where it cannot be read, frames have no names.
-            let file = File::open(KALLSYMS);
+            let file = File::open(&self.path);
             let lines = file.map(|it| BufReader::with_capacity(READ_BYTES, it));
-            self.table = lines.and_then(Table::read).unwrap_or_default();
-            self.read_at = Some(Instant::now());
+            // Where it cannot be read, or has no addresses any more, what was read before holds; where
+            // nothing was, frames have no names.
+            let wait = match lines.and_then(Table::read) {
+                Ok(table) if table.entries.is_empty() => RETRY_AFTER,
+                Ok(table) => {
+                    self.table = table;
+                    RELOAD_AFTER
+                }
+                Err(_) => RELOAD_AFTER,
+            };
+            self.next_read = Some(now + wait);
         }
         addresses.iter().map(|&address| self.table.find(address)).collect()
     }
@@ -165,5 +196,10 @@ impl Kallsyms {
 
     pub fn functions(&self) -> usize {
         self.table.entries.len()
+    }
+
+    /// As `Table::left_out`.
+    pub fn left_out(&self) -> u64 {
+        self.table.left_out
     }
 }

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The kernel's own list of its functions.
-use sonde_symbols::kallsyms::Table;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use sonde_symbols::kallsyms::{Kallsyms, Table};
 
 const LINES: &str = "\
 ffffffff81000000 T _text
@@ -66,4 +69,69 @@ fn no_list_takes_more_functions_than_there_is_room_for() {
     assert!(found(&table, 0x10).is_some());
     assert_eq!(found(&table, 0xf_fff0), symbol("f", 0, "", 0xf_ffe0));
     assert_eq!(found(&table, 0x10c_8e00).map(|it| it.1 > 0), Some(true)); // left out: the last one kept
+    assert_eq!(table.left_out(), 1_100_000 - (1 << 20));
+}
+
+/// A list that the test may change, removed with it.
+struct List(PathBuf);
+
+impl List {
+    fn new(name: &str, text: &str) -> Self {
+        let this = Self(std::env::temp_dir().join(format!("{name}-{}", std::process::id())));
+        this.write(text);
+        this
+    }
+
+    fn write(&self, text: &str) {
+        std::fs::write(&self.0, text).unwrap();
+    }
+}
+
+impl Drop for List {
+    fn drop(&mut self) {
+        std::fs::remove_file(&self.0).unwrap();
+    }
+}
+
+const MODULE: u64 = 0xffff_ffff_c000_0048;
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn is_named(kallsyms: &mut Kallsyms, at: Instant) -> bool {
+    kallsyms.find(&[MODULE], at)[0].is_some()
+}
+
+#[test]
+fn a_list_that_cannot_be_read_again_or_lost_its_addresses_takes_no_name_away() {
+    let (start, list) = (Instant::now(), List::new("kallsyms-good", LINES));
+    let mut kallsyms = Kallsyms::of(list.0.clone());
+    assert!(is_named(&mut kallsyms, start));
+
+    std::fs::rename(&list.0, list.0.with_extension("away")).unwrap();
+    assert!(is_named(&mut kallsyms, start + MINUTE));
+
+    std::fs::rename(list.0.with_extension("away"), &list.0).unwrap();
+    list.write("0000000000000000 T _text\n0000000000000000 t nvidia_open\t[nvidia]\n");
+    assert!(is_named(&mut kallsyms, start + 2 * MINUTE));
+}
+
+#[test]
+fn a_module_that_is_loaded_later_is_named_a_minute_later_at_most() {
+    let (start, list) = (Instant::now(), List::new("kallsyms-later", &LINES[..120]));
+    let mut kallsyms = Kallsyms::of(list.0.clone());
+    assert!(!is_named(&mut kallsyms, start));
+
+    list.write(LINES);
+    assert!(!is_named(&mut kallsyms, start + MINUTE / 2));
+    assert!(is_named(&mut kallsyms, start + MINUTE));
+}
+
+#[test]
+fn a_list_without_addresses_is_read_again_once_an_hour() {
+    let (start, list) = (Instant::now(), List::new("kallsyms-none", "0000000000000000 T _text\n"));
+    let mut kallsyms = Kallsyms::of(list.0.clone());
+    assert!(!is_named(&mut kallsyms, start));
+
+    list.write(LINES);
+    assert!(!is_named(&mut kallsyms, start + 59 * MINUTE));
+    assert!(is_named(&mut kallsyms, start + 60 * MINUTE));
 }

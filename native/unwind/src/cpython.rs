@@ -18,14 +18,18 @@ use sonde_elf::file::ElfFile;
 use sonde_elf::functions;
 use sonde_elf::section;
 
+use crate::table::MAX_FRAME_SECTION_BYTES;
+
 const EVALUATE: &str = "_PyEval_EvalFrameDefault";
 const RUNTIME: &str = "_PyRuntime";
 const OF_THIS_THREAD: &str = "PyGILState_GetThisThreadState";
 const VERSION: &str = "Py_Version";
 /// Code of one function that is decoded.
 const MAX_FUNCTION_BYTES: u64 = 1 << 20;
-/// What is taken for the size of `_PyRuntime` where its symbol has none.
+/// What is taken for the size of `_PyRuntime` where its symbol has none: more than any version's.
 const MAX_RUNTIME_BYTES: u64 = 1 << 24;
+/// The instructions read `_key`, which lies behind `_is_initialized`, an int, in `Py_tss_t`.
+const KEY_IN_TSS: u64 = 4;
 /// Read of the beginning of `_PyRuntime`.
 const MAX_OFFSETS_BYTES: u64 = 2048;
 
@@ -65,7 +69,12 @@ pub fn find(file: &ElfFile) -> Result<Option<Interpreter>> {
     let cold = format!("{EVALUATE}.cold");
     let symbols = symbols_of(file, &[EVALUATE, RUNTIME, OF_THIS_THREAD, VERSION, &cold])?;
     let symbol = |name: &str| symbols.get(name).copied();
-    let (Some(loop_), Some(runtime)) = (symbol(EVALUATE), symbol(RUNTIME)) else { return Ok(None) };
+    let (Some(loop_), Some(mut runtime)) = (symbol(EVALUATE), symbol(RUNTIME)) else {
+        return Ok(None);
+    };
+    if runtime.size == 0 {
+        runtime.size = MAX_RUNTIME_BYTES;
+    }
     let mut found = Interpreter { runtime: runtime.value, ..Default::default() };
     if let Some(version) = symbol(VERSION).and_then(|it| file.offset_of(it.value)) {
         found.version = section::u64_at(&file.read(version, 8)?, 0);
@@ -130,8 +139,7 @@ pub(crate) fn each_instruction(
 /// The address of the key whose value PyGILState_GetThisThreadState gets, by its instructions; 0 where
 /// these do not show it.
 fn thread_key(file: &ElfFile, function: Symbol, runtime: Symbol) -> Result<u64> {
-    let size = if runtime.size == 0 { MAX_RUNTIME_BYTES } else { runtime.size };
-    let end = runtime.value.saturating_add(size);
+    let end = runtime.end();
     let mut holds_runtime: Vec<Register> = Vec::new();
     let mut key = 0;
     each_instruction(file, function, |it| {
@@ -172,7 +180,9 @@ fn thread_key(file: &ElfFile, function: Symbol, runtime: Symbol) -> Result<u64> 
             Mnemonic::Lea if is_inside => key = address,
             // Through the global offset table: the only variable that this function needs.
             Mnemonic::Mov if to.is_gpr64() && !is_inside => holds_runtime.push(to.full_register()),
-            Mnemonic::Mov if to == Register::EDI && is_inside => key = address.saturating_sub(4),
+            Mnemonic::Mov if to == Register::EDI && is_inside => {
+                key = address.saturating_sub(KEY_IN_TSS)
+            }
             _ => {}
         }
     })?;
@@ -211,7 +221,7 @@ pub(crate) fn moved_away(file: &ElfFile, function: Symbol) -> Result<Option<(u64
 /// Start and end of all code that `.eh_frame` describes.
 pub(crate) fn each_described(file: &ElfFile, mut visit: impl FnMut(u64, u64)) -> Result<()> {
     let Some(found) = section::by_name(file, ".eh_frame")? else { return Ok(()) };
-    let bytes = found.read(file, 1 << 28)?;
+    let bytes = found.read(file, MAX_FRAME_SECTION_BYTES)?;
     let section = EhFrame::from(EndianSlice::new(&bytes, LittleEndian));
     let bases = BaseAddresses::default().set_eh_frame(found.address);
     let mut entries = section.entries(&bases);

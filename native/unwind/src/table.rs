@@ -6,8 +6,8 @@
 //! with a row at its first address. Neighbours with the same rule are one row, but where a row was
 //! replaced by another at its address; rules are kept once.
 //!
-//! Built in one pass over the FDEs in order of address: besides the section itself only 16 bytes an FDE
-//! and the rows are held. Functions between them without one (hand-written assembly) get rules that are
+//! The FDEs are collected (16 bytes each) and sorted, then evaluated one after the other in order of
+//! address: besides the section itself only those and the rows are held. Functions between them without one (hand-written assembly) get rules that are
 //! inferred from their instructions (plain.rs).
 use std::collections::HashMap;
 use std::io::{Error, ErrorKind, Result};
@@ -38,7 +38,8 @@ const MAX_PAGES: u64 = 1 << 15;
 const MAX_ROWS: usize = 1 << 22;
 /// As many as fit in one of the kernel's chunks (abi/unwind.h).
 const MAX_RULES: usize = 65536 * 4 / Rule::BYTES;
-const MAX_FRAME_SECTION_BYTES: u64 = 1 << 28;
+/// Offsets in such a section fit into 32 bits.
+pub(crate) const MAX_FRAME_SECTION_BYTES: u64 = 1 << 28;
 /// Gaps of up to this many bytes are padding between functions, which never runs: they get no row.
 const PADDING_BYTES: u64 = 15;
 
@@ -79,6 +80,8 @@ struct Builder {
     /// Number of the last row's rule, and its address.
     last: u16,
     at: u64,
+    /// Whether that row counts as unsupported.
+    is_unsupported: bool,
     /// Where the code covered so far ends.
     end: u64,
     /// Code for which other rules hold than those that are pushed; the last one first.
@@ -96,6 +99,7 @@ impl Builder {
             page: None,
             last: 0,
             at: 0,
+            is_unsupported: false,
             end: 0,
             others,
             pushed: Rule::NONE,
@@ -104,19 +108,25 @@ impl Builder {
         this
     }
 
-    /// The number of a rule; that of `Rule::NONE` where there are too many.
-    fn number(&mut self, rule: Rule) -> u16 {
+    /// The number of a rule; None where there are more than any file has.
+    fn number(&mut self, rule: Rule) -> Option<u16> {
         if let Some(&number) = self.numbers.get(&rule) {
-            return number;
+            return Some(number);
         }
         if self.numbers.len() >= MAX_RULES {
-            self.table.unsupported += 1; // more forms than any file has: the code stays uncovered
-            return 0;
+            return None;
         }
         let number = self.numbers.len() as u16;
         self.numbers.insert(rule, number);
         self.table.rules.extend(rule.encode());
-        number
+        Some(number)
+    }
+
+    /// Whether the last row counts as unsupported.
+    fn set_unsupported(&mut self, is: bool) {
+        self.table.unsupported += u32::from(is);
+        self.table.unsupported -= u32::from(self.is_unsupported);
+        self.is_unsupported = is;
     }
 
     fn row(&mut self, at: u64, number: u16) {
@@ -168,21 +178,25 @@ impl Builder {
     }
 
     fn put(&mut self, at: u64, rule: Rule) -> Result<()> {
-        let number = self.number(rule);
+        let known = self.number(rule);
+        let number = known.unwrap_or(0); // that of `Rule::NONE`: the code stays uncovered
+        let is_unsupported = known.is_none() || rule.cfa == Cfa::Unsupported;
         if number == self.last && self.page.is_some() {
+            self.set_unsupported(self.is_unsupported || is_unsupported);
             return Ok(());
         }
         if self.table.rows.len() >= MAX_ROWS {
             return Err(malformed("too many rows"));
         }
         let is_again = self.page.is_some() && at == self.at && !self.table.rows.is_empty();
-        self.table.unsupported += u32::from(rule.cfa == Cfa::Unsupported);
         if is_again {
             self.table.rows.pop();
         } else {
+            self.is_unsupported = false; // what the row before counts as stays counted
             self.open_pages(at)?;
         }
         self.row(at, number);
+        self.set_unsupported(is_unsupported);
         (self.last, self.at) = (number, at);
         Ok(())
     }
@@ -428,7 +442,7 @@ impl Table {
         body
     }
 
-    /// Where the rows of a page lie in a file that `save` wrote: (offset, rows).
+    /// Where the rows of a page lie in a file that saved.rs wrote: (offset, rows).
     pub fn place_of_rows(&self, page: usize) -> Option<(u64, usize)> {
         let (first, end) =
             (*self.page_rows.get(page)? as usize, *self.page_rows.get(page + 1)? as usize);

@@ -106,6 +106,26 @@ fn generated_code_has_a_rule_up_to_its_end() {
 }
 
 #[test]
+fn a_row_that_is_replaced_does_not_count_as_unsupported() {
+    let rules = 65536 * 4 / Rule::BYTES as i32; // as many as there is room for, with `NONE`
+    let mut rows: Vec<_> = (1..rules).map(|it| (16 * it as u64, (2, 0, it, 0))).collect();
+    let end = 16 * rules as u64;
+    let beyond = [(end, (2, 0, rules, 0)), (end, (2, 0, rules + 1, 0))];
+    rows.extend(beyond);
+    let table = Table::of_rules(&rows, end + 64).unwrap();
+    assert_eq!(table.unsupported, 1);
+    assert_rule(&table, end, Rule::NONE);
+
+    rows.push((end, (2, 0, 1, 0)));
+    rows.push((end + 16, (2, 0, rules, 0)));
+    rows.push((end + 32, (2, 0, 2, 0)));
+    let table = Table::of_rules(&rows, end + 64).unwrap();
+    assert_eq!(table.unsupported, 1);
+    assert_rule(&table, end, rsp(1));
+    assert_rule(&table, end + 16, Rule::NONE);
+}
+
+#[test]
 fn generated_code_out_of_order_or_without_an_end_is_refused() {
     let rule = (2, 1, 48, -16);
     assert!(Table::of_rules(&[(64, rule), (32, rule)], 128).is_err());

@@ -263,6 +263,7 @@ class Resolver:
             "files_indexed": files,
             "file_index_bytes": file_bytes,
             "kernel_functions": functions,
+            "kernel_functions_left_out": self._symbols.kernel_functions_left_out(),
             "kernel_table_bytes": kernel_bytes,
         }
 
