@@ -17,6 +17,7 @@ from sonde.collect.host.groups import MAX_GROUPS, MAX_KEPT_OF_PARTY, Groups
 from sonde.collect.polling import Points
 from sonde.metrics import labels
 from sonde.sinks import exposition, otlp, plain_series
+from sonde.sinks.plain_series import PlainSeries
 from sonde.sinks.series import MetricRegistry
 
 SECOND = 1_000_000_000
@@ -251,6 +252,26 @@ def test_interfaces_of_namespaces_leave_room_for_groups_and_for_one_another(
     of_two = [one for one in found if one.attributes["sonde.network.namespace"] == "2"]
     assert len(of_two) == 30
     assert len(found) == 100
+
+
+def test_one_partys_series_left_out_do_not_hide_anothers(monkeypatch) -> None:
+    monkeypatch.setattr(plain_series, "MAX_SERIES", 4)
+    monkeypatch.setattr(plain_series, "MAX_LEFT_OUT", 10)
+    board = PlainSeries(party_of)
+
+    def ask(party: str, number: int) -> None:
+        label = (("sonde.cgroup", f"/{party}/g{number}"),)
+        if last := board.slot(("sonde.cgroup.processes", label), SECOND):
+            last.time_ns = SECOND
+
+    for number in range(30):
+        ask("attacker", number)
+    for number in range(5):
+        ask("victim", number)
+    found = dict(board.left_out())
+    assert set(found) == {"attacker", "victim"}
+    assert found["victim"] == 3
+    assert sum(found.values()) == 10
 
 
 def test_disk_io_of_one_users_groups_is_summed_where_others_have_their_own() -> None:

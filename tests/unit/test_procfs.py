@@ -15,7 +15,7 @@ from dataclasses import replace
 import pytest
 
 from sonde import procfs
-from sonde.procfs import processes
+from sonde.procfs import opening, processes
 
 NOBODY = 500_000_001
 """A pid that no kernel gives out."""
@@ -136,3 +136,19 @@ def test_the_busiest_are_those_that_run_then_those_that_ran_longest(
 def test_the_busiest_of_this_machine_hold_this_process() -> None:
     assert os.getpid() in procfs.busiest(1 << 20)
     assert len(procfs.busiest(1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("/proc/12/root/etc/passwd", (12, "etc/passwd")),
+        ("/proc/12/root//x", (12, "x")),
+        ("/proc/self/root/x", (0, "")),
+        ("/proc/thread-self/root/x", (0, "")),
+        ("/proc/\u0663/root/x", (0, "")),
+        ("/proc/12/maps", (0, "")),
+        ("/etc/passwd", (0, "")),
+    ],
+)
+def test_the_root_of_a_process_is_seen_in_a_path(path: str, found: tuple[int, str]) -> None:
+    assert opening.root_of(path) == found

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from sonde.errors import CaptureError
 from sonde.query.stored import UnreadableStoreError
-from sonde.server import answers
+from sonde.server import answers, damaged_files
 from sonde.server.app import Api
 from sonde.server.selfmetrics import exposition
 from sonde.server.sending import LEFT_OUT
@@ -85,7 +85,22 @@ def test_a_damaged_file_costs_its_own_rows(tmp_path: Path, name: str, how: str) 
     path.unlink()
     path.write_bytes(whole)
     assert ask(question)[1] is None, "once it is whole again"
+    assert "sonde_server_damaged_files 0\n" in exposition(service, {})
     service.close()
+
+
+def test_what_was_removed_is_not_counted_and_no_more_are_kept_than_there_is_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(damaged_files, "MAX_DAMAGED", 3)
+    paths = [tmp_path / f"{number}.parquet" for number in range(5)]
+    for path in paths:
+        path.write_bytes(b"")
+    damaged = damaged_files.DamagedFiles()
+    assert (damaged.look(paths), len(damaged)) == (5, 3)
+    assert damaged.among(paths) == set(paths[2:])
+    paths[4].unlink()  # as compaction does
+    assert len(damaged) == 2
 
 
 def test_a_question_that_no_damage_explains_is_an_error(

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
+import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,8 @@ import pytest
 from test_web_questions import unpacked
 
 from captures import scene
-from sonde.server import opened
+from sonde.limits import VARIABLE
+from sonde.server import open_recording, opened
 from sonde.server.opened import Opener
 from sonde.server.service import RefusedRequestError
 
@@ -80,3 +84,25 @@ def test_large_files_are_refused_before_they_are_read(
             given(tmp_path, b"x" * 5000, declared_bytes)
         assert refused.value.status == 413
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_defect_of_a_reader_is_an_answer_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    def fail(path: Path) -> None:
+        raise IndexError("a defect")
+
+    monkeypatch.setattr(open_recording, "document", fail)
+    for name in ("setrlimit", "nice"):
+        monkeypatch.setattr(open_recording.resource if name == "setrlimit" else os, name, nothing)
+    monkeypatch.setattr(sys, "argv", ["", "0", str(1 << 30), "10"])
+    monkeypatch.setenv(VARIABLE, "")
+    open_recording.main()
+    sys.stdout.flush()
+    answer = capfdbinary.readouterr().out
+    assert answer[:1] == open_recording.BAD
+    assert "IndexError" in json.loads(answer[1:])["error"]
+
+
+def nothing(*_: object) -> None:
+    """In place of what would hold for this process, too."""

@@ -203,3 +203,16 @@ def test_what_is_gone_from_the_disk_is_counted(tmp_path: Path) -> None:
 
     assert contents(spool) == [b"second"]
     assert spool.dropped == 1
+
+
+def test_a_file_of_another_name_is_no_chunk(tmp_path: Path) -> None:
+    Spool(tmp_path / "spool").close()
+    other = tmp_path / "spool" / "7.chunk"
+    other.write_bytes(CHUNK)
+
+    spool = Spool(tmp_path / "spool")
+
+    assert (len(spool), spool.size_bytes, spool.dropped) == (0, 0, 0)
+    assert (contents(spool), spool.dropped) == ([], 0)
+    spool.close()
+    assert other.exists()

@@ -11,7 +11,9 @@ Terms:
 - hung: of a process or file, that did not answer in time; left alone: not read for a while
 - abandoned: of a child, that was killed and cannot die yet; crowded: there are too many of them
 - elsewhere: the thread by which memory is seen once the first thread has ended
-- sound: of a file, that nobody but root can make its readers wait; strange: whose device number in
+- hold: to have a file by an O_PATH descriptor, before it is looked at and opened
+- sound: of a file, that nobody but root can make its readers wait; sure: of such a file, where
+  even stat() and open() wait for nobody; strange: whose device number in
   /proc/PID/maps is another than in stat()
 - border: how far a control group's path is named by root's services; below it users name groups
 - unit, slice: systemd's; beside: next to our own group, seen from within a namespace

@@ -3,9 +3,10 @@
 
 Sound files, whose readers nobody but root can make wait, are handed out as they are. Of the file
 systems that an unprivileged user can mount (in a user namespace), two wait for somebody: FUSE for
-its server, overlayfs for the file systems below it, which may be FUSE. So a file on any other type
-is handed out; one on overlayfs, where process 1 has that very overlayfs mounted, too (container
-runtimes mount there); of the rest a copy in memory.
+its server, overlayfs for the file systems below it, which may be FUSE. Files of the kernel's own
+(of /proc, /sys and the like) may wait for a lock that somebody holds (`WAITING`). A file on any
+other type is handed out; one on overlayfs, where process 1 has that very overlayfs mounted, too
+(container runtimes mount there); of the rest a copy in memory.
 
 What lies below a process's root is looked up as that process would: its symbolic links lead nowhere
 else, so no container chooses which of the host's files root opens.
@@ -21,7 +22,7 @@ import struct
 import sys
 import time
 
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # without typing, which the child would import for nothing
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -210,9 +211,11 @@ def next_data(fd: int, at: int) -> int:
 
 
 def root_of(path: str) -> tuple[int, str]:
-    """(pid, path below its root) of /proc/PID/root/…, (0, "") of another path."""
+    """(pid, path below its root) of /proc/PID/root/…, (0, "") of another path, such as that of
+    /proc/self."""
     parts = path.split("/", 4)
-    if len(parts) == 5 and parts[:2] == ["", "proc"] and parts[3] == "root":
+    is_root = len(parts) == 5 and parts[:2] == ["", "proc"] and parts[3] == "root"
+    if is_root and parts[2].isascii() and parts[2].isdecimal():
         return int(parts[2]), parts[4].lstrip("/")
     return 0, ""
 
@@ -332,6 +335,6 @@ def open_memory(path: str, device: int, size: int) -> int:
         is_memory = stat.S_ISREG(found.st_mode) and found.st_dev == device
         if not is_memory or found.st_nlink or found.st_size != size:
             raise OSError(errno.EINVAL, "no such memory")
-        return os.open(f"/proc/self/fd/{handle}", OPENING & ~os.O_RDONLY | os.O_RDWR)
+        return os.open(f"/proc/self/fd/{handle}", OPENING | os.O_RDWR)
     finally:
         os.close(handle)

@@ -32,7 +32,9 @@ from typing import BinaryIO
 
 from sonde.errors import CaptureTooNew, CaptureTruncated, NotACapture
 
-FILE_MAGIC = b"SONDE\r\n\x1a"
+FILE_NAME = b"SONDE"
+"""What a capture begins with, also one whose line ends a transfer as text has changed."""
+FILE_MAGIC = FILE_NAME + b"\r\n\x1a"
 FILE_HEADER = struct.Struct("<8sH6x")
 CHUNK_MAGIC = b"SCHK"
 CHUNK_HEADER = struct.Struct("<4sHHIIQII")

@@ -74,12 +74,13 @@ def _seekable(path: Path, kept: ExitStack) -> Path:
 
 def _open(path: Path) -> Timeline:
     """One file as a timeline, by the format that its beginning shows."""
+    from sonde.query.framing import FILE_NAME
     from sonde.readers import kineto, nsys_sqlite, otlp_profiles, perf_script
     from sonde.readers.text import opened
 
     with opened(path) as file:
         head = file.read(_HEAD_BYTES).removeprefix(codecs.BOM_UTF8)
-    if head.startswith(b"SONDE"):
+    if head.startswith(FILE_NAME):
         from sonde.query.capture import read
         from sonde.query.timeline import of_capture
 

@@ -19,12 +19,12 @@ from sonde.server.service import Service
 from sonde.server.tokens import Caller, Scope
 
 MAX_ALERTS = 500
-"""Values of one rule that are kept: first those of present alerts, then those farthest beyond the
-threshold."""
+"""Values of one rule that are kept. Of more, first those of known alerts that still hold, then
+those farthest beyond the threshold."""
 LABEL = 128
 """Characters of a label. A longer one is cut and ends with a digest, so that it stays distinct."""
 ANSWER_BYTES = 32 << 20
-"""Of an answer that a rule reads."""
+"""Of an answer that a rule reads; it bounds the reading, the answer itself was made before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,8 @@ def evaluate(
 ) -> Values:
     """Ask the question for the rule's tenant, within the limits of every question.
 
-    `known`: keys of the rule's present alerts. Raises SondeError where it cannot be answered.
+    `known`: keys of the rule's known alerts, which it had when it was evaluated last. Raises
+    SondeError where it cannot be answered.
     """
     times = [("from", repr(now_s - rule.range_s)), ("to", repr(now_s))]
     options = answers.parse([*parameters(rule), *times])

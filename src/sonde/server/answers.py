@@ -25,7 +25,7 @@ from sonde.query.stored import (
 from sonde.query.stored_capture import MAX_ROWS
 from sonde.query.table_columns import columns
 from sonde.server import job, timeline_answers
-from sonde.server.damaged_files import WholePaths
+from sonde.server.damaged_files import IntactPaths
 from sonde.server.service import Service
 from sonde.server.tokens import Caller
 
@@ -376,10 +376,10 @@ def _found(
             with session.deadline(max(0.1, ends_s - time.monotonic())):
                 found = question.answer(session, options)
             files = session.files
-            return found, files.left_out if isinstance(files, WholePaths) else 0
+            return found, files.left_out if isinstance(files, IntactPaths) else 0
         except UnreadableStoreError:
             files = session.files
-            is_less = isinstance(files, WholePaths) and files.look()
+            is_less = isinstance(files, IntactPaths) and files.look()
             if not is_less or time.monotonic() > ends_s:
                 raise
         finally:

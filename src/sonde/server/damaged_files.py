@@ -2,8 +2,9 @@
 """Files of the store that cannot be read: their rows are missing, but no question fails for long.
 
 Files are not checked in advance. Where the engine cannot answer a question, the files of its tables
-are read as a whole; damaged ones are left out of this answer and of later ones, counted and logged,
-and a header of each answer has how many it lacks. A file that was written again is read again.
+are read to their ends; damaged ones are left out of this answer and of later ones, counted and
+logged, and a header of each answer has how many it lacks. A file that was written again is read
+again; one that is gone (compacted, or too old) is forgotten. (The engine is DuckDB.)
 """
 
 from __future__ import annotations
@@ -20,23 +21,35 @@ import pyarrow.parquet as pq
 LOG = logging.getLogger("sonde.server")
 
 LOOK_S = 10.0
-"""How long the files of one question are read; the next question that fails continues."""
+"""For so long files of one question are begun to be read, each to its end; the next question that
+fails continues."""
+MAX_DAMAGED = 10_000
+MAX_INTACT = 100_000
+"""Files that are remembered; where there are more, those found first are forgotten, and read again
+when a question fails."""
 _ROWS_AT_ONCE = 16_384
 _State = tuple[int, int, int]
 """See `_state`."""
 
 
 class DamagedFiles:
-    """The damaged files that a server knows. Thread-safe."""
+    """The damaged files that a server knows, and those that it knows to be intact. Thread-safe."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._damaged: dict[Path, _State] = {}
-        self._whole: dict[Path, _State] = {}
-        """Files that were read and are not damaged."""
+        self._intact: dict[Path, _State] = {}
 
     def __len__(self) -> int:
-        return len(self._damaged)
+        """How many damaged files there are that were not removed or written again since."""
+        with self._mutex:
+            known = list(self._damaged.items())
+        gone = [(path, state) for path, state in known if _state(path) != state]
+        with self._mutex:
+            for path, state in gone:
+                if self._damaged.get(path) == state:
+                    del self._damaged[path]
+            return len(self._damaged)
 
     def among(self, paths: Iterable[Path]) -> set[Path]:
         """Those of the files that are known to be damaged, and were not written again since."""
@@ -52,22 +65,24 @@ class DamagedFiles:
         found = 0
         for path in paths:
             state = _state(path)
-            if state is None or state in (self._damaged.get(path), self._whole.get(path)):
+            if state is None or state in (self._damaged.get(path), self._intact.get(path)):
                 continue
             if time.monotonic() > ends_s:
                 break
             why = _damage(path)
             with self._mutex:
-                (self._damaged if why else self._whole)[path] = state
-                while len(self._whole) > 100_000:
-                    del self._whole[next(iter(self._whole))]
+                (self._damaged if why else self._intact)[path] = state
+                (self._intact if why else self._damaged).pop(path, None)
+                for known, most in ((self._damaged, MAX_DAMAGED), (self._intact, MAX_INTACT)):
+                    while len(known) > most:
+                        del known[next(iter(known))]
             if why:
                 found += 1
                 LOG.error("%s is damaged, and left out of answers: %s", path, why)
         return found
 
 
-class WholePaths(Mapping[str, Sequence[Path]]):
+class IntactPaths(Mapping[str, Sequence[Path]]):
     """Files by table, without those that are known to be damaged."""
 
     def __init__(self, files: Mapping[str, Sequence[Path]], damaged: DamagedFiles) -> None:
@@ -100,8 +115,8 @@ class WholePaths(Mapping[str, Sequence[Path]]):
 
 
 def _state(path: Path) -> _State | None:
-    """(size, inode, time of change), of which one changes when a file is written again; None: it is
-    not there."""
+    """(size, inode, time of modification), of which one changes when a file is written again; None:
+    it is not there."""
     try:
         found = path.stat()
     except OSError:

@@ -55,14 +55,15 @@ class Keys:
 
     def __init__(self, config: OidcConfig) -> None:
         self._config = config
-        self._keys: Mapping[str, Key] = {}
+        self._keys: Mapping[str | int, Key] = {}
         self._fetched_s = self._tried_s = float("-inf")
         self._fetching: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "sonde-oidc")
         self.failures = 0
 
     async def key(self, name: str) -> Key | None:
-        """The key with this id ('': the only one); None: the issuer has no such key.
+        """The key with this id ('': the only one); None: the issuer had no such key when its keys
+        were fetched last.
 
         Raises KeysUnavailableError.
         """
@@ -100,9 +101,9 @@ class Keys:
             self._fetching = None
 
 
-def _fetched(config: OidcConfig) -> Mapping[str, Key]:
-    """The keys by id; those without one get an id that no token can have. Raises OSError,
-    ValueError, UsageError."""
+def _fetched(config: OidcConfig) -> Mapping[str | int, Key]:
+    """The keys by id; those without one by their place in the list, which no token can name: its id
+    is a text. Raises OSError, ValueError, UsageError."""
     ends = time.monotonic() + DEADLINE_S
     url = config.jwks
     if not url:
@@ -117,12 +118,12 @@ def _fetched(config: OidcConfig) -> Mapping[str, Key]:
     listed = _document(url, ends).get("keys")
     if not isinstance(listed, list) or len(listed) > MAX_KEYS:
         raise ValueError(f"no list of at most {MAX_KEYS} keys")
-    keys: dict[str, Key] = {}
+    keys: dict[str | int, Key] = {}
     for at, one in enumerate(listed):
         key = _key(one) if isinstance(one, dict) else None
         if key is not None:
             name = one.get("kid")
-            keys[name if isinstance(name, str) and name else f"\0{at}"] = key
+            keys[name if isinstance(name, str) and name else at] = key
     return keys
 
 

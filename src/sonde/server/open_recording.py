@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 GOOD, BAD = b"+", b"-"
 """The first byte of the answer."""
 _MAX_STACKS = 200_000
-"""Stacks of one kind that are sent, the heaviest; `total` sums up the others, too."""
+"""Stacks of one kind that are sent, those with most time or bytes (or events, of a kind that has
+only these); `total` sums up the others, too."""
+_SHOWN = ("cpu", "blocked", "runqueue", "device", "kernel", "mapped")
+"""Kinds of samples that the page draws as flame graphs."""
 
 
 def main() -> None:
@@ -36,6 +39,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+    # What may be read; the rest of the memory is for what is made of it: tables, timeline, answer.
     os.environ[VARIABLE] = str(memory_bytes // 4)
     path = Path(f"/proc/self/fd/{descriptor}")
     try:
@@ -48,6 +52,11 @@ def main() -> None:
         answer = _refusal(
             "the file takes too much memory to read", "`sonde explain` on your machine takes more"
         )
+    except Exception as error:  # a defect of a reader, which the file has found
+        answer = _refusal(
+            f"the file cannot be read ({type(error).__name__})",
+            "report it with the output of `SONDE_DEBUG=1 sonde explain FILE`",
+        )
     sys.stdout.buffer.write(answer)
 
 
@@ -59,11 +68,12 @@ def document(path: Path) -> dict[str, Any]:
     """What the page shows of a file: `timeline`, and `flames` by kind. Raises SondeError."""
     from sonde.analyze.bound import StallCauses, explain
     from sonde.export import timeline_columns, verdict
+    from sonde.query.framing import FILE_NAME
     from sonde.query.stored_capture import MAX_ROWS
     from sonde.recording.timelines import open_timeline, timeline_of
 
     with path.open("rb") as file:
-        is_capture = file.read(5) == b"SONDE"
+        is_capture = file.read(len(FILE_NAME)) == FILE_NAME
     capture = _capture(path) if is_capture else None
     found = timeline_of(capture) if capture else open_timeline([path])
     begin = found.start_ns
@@ -100,10 +110,6 @@ def _flames(capture: Capture) -> dict[str, Any]:
     return {name: _flame(profile) for name, profile in profiles.items() if len(profile)}
 
 
-_SHOWN = ("cpu", "blocked", "runqueue", "device", "kernel", "mapped")
-"""Kinds of samples that the page draws as flame graphs."""
-
-
 def _flame(profile: Profile) -> dict[str, Any]:
     from sonde.export.stack_frames import leaf_label
 
@@ -113,7 +119,8 @@ def _flame(profile: Profile) -> dict[str, Any]:
         weights = merged.setdefault((row.stack, leaf_label(profile, row)), [0, 0, 0])
         for at, amount in enumerate((row.events, row.ns, row.bytes)):
             weights[at] += amount
-    heaviest = sorted(merged.items(), key=lambda one: -one[1][1] - one[1][2])
+    # A kind has time or bytes, not both; events decide where it has neither.
+    heaviest = sorted(merged.items(), key=lambda one: (-one[1][1] - one[1][2], -one[1][0]))
     stacks = []
     for (stack, label), (events, ns, size) in heaviest[:_MAX_STACKS]:
         frames = profile.stacks[stack]

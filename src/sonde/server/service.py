@@ -27,7 +27,7 @@ from sonde.query import framing
 from sonde.query.capture import DamagedChunkError, chunk_meta
 from sonde.query.stored import Selection, StoredSession
 from sonde.server.collection_pauses import CollectionPauses
-from sonde.server.damaged_files import DamagedFiles, WholePaths
+from sonde.server.damaged_files import DamagedFiles, IntactPaths
 from sonde.server.seen_agents import SeenAgents
 from sonde.server.tokens import Caller, Scope, Tokens
 from sonde.store.catalog import Catalog, StoredFile
@@ -431,7 +431,7 @@ class Service:
         try:
             return StoredSession(
                 [self.folder / top / caller.tenant for top in ("data", CACHE)],
-                WholePaths(files, self.damaged),
+                IntactPaths(files, self.damaged),
                 self.limits.query_bytes,
                 self.folder / "spill",
             )

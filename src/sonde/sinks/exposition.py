@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.resources import files
@@ -36,7 +36,7 @@ _UNITS = {
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_]")
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
-Families = Iterable[tuple[Metric, list[Series]]]
+Families = Sequence[tuple[Metric, list[Series]]]
 
 
 @cache
@@ -94,7 +94,7 @@ class DcgmField:
     scale: float
     """Factor from the series' unit to the field's."""
     where: Mapping[str, str]
-    """Attributes that a series must have."""
+    """Attributes that a series must have, also one to subtract."""
     less: str
     """A series to subtract, '' for none: free memory is total less used memory."""
 
@@ -133,12 +133,9 @@ def render_dcgm(families: Families, host: str) -> str:
     }
     lines = []
     for field in dcgm_fields():
-        less = {one.attributes.get("hw.id"): one.value for one in by_name.get(field.less, [])}
-        totals: dict[str, float] = {}
-        for one in by_name.get(field.series, []):
-            device = one.attributes.get("hw.id", "")
-            if device in devices and _has(one, field.where):
-                totals[device] = totals.get(device, 0.0) + one.value
+        totals = _by_device(by_name.get(field.series, []), field.where)
+        less = _by_device(by_name.get(field.less, []), field.where)
+        totals = {device: total for device, total in totals.items() if device in devices}
         if totals:
             brief = catalogue()[field.series].brief
             lines += [f"# HELP {field.name} {brief}", f"# TYPE {field.name} {field.type}"]
@@ -148,6 +145,16 @@ def render_dcgm(families: Families, host: str) -> str:
                 for device, total in totals.items()
             ]
     return "\n".join([*lines, ""])
+
+
+def _by_device(series: Iterable[Series], where: Mapping[str, str]) -> dict[str, float]:
+    """The sums of the series with these attributes, by device."""
+    totals: dict[str, float] = {}
+    for one in series:
+        if _has(one, where):
+            device = one.attributes.get("hw.id", "")
+            totals[device] = totals.get(device, 0.0) + one.value
+    return totals
 
 
 def _has(one: Series, where: Mapping[str, str]) -> bool:

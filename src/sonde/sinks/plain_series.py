@@ -24,13 +24,15 @@ MAX_OF_NAMESPACES: Final = 4_096
 FORGOTTEN_AFTER_S: Final = 60.0
 """A series without a new value is dropped after this: longer than any interval of readings."""
 MAX_LEFT_OUT: Final = 10_000
-"""Series that found no room and are remembered, so that each counts once."""
+"""Series that found no room and are remembered, so that each counts once. Parties share this room,
+too: no party's hide that another lacks some."""
 MAX_NAMED: Final = 32
 """Parties whose series left out are counted separately; the others are summed as `other`."""
 GROUP: Final = "sonde.cgroup"
 NAMESPACE: Final = "sonde.network.namespace"
 MACHINE: Final = ""
-"""In place of a party: series of the machine itself, of no control group and no namespace."""
+"""In place of a party: series of the machine itself, of no control group and no namespace. A group
+whose party is MACHINE (one of root's services; each with `no_party`) has its series there, too."""
 
 Key = tuple[str, Attributes]
 """(name of the metric, attributes of the series)"""
@@ -60,8 +62,8 @@ class PlainSeries:
         self._machine: SharedTable[Key, Last] = SharedTable(MAX_SERIES)
         self._groups: SharedTable[Key, Last] = SharedTable(MAX_SERIES)
         self._namespaces: SharedTable[Key, Last] = SharedTable(MAX_OF_NAMESPACES)
-        self._left_out: dict[Key, tuple[str, int]] = {}
-        """Party, and when it found no room last."""
+        self._left_out: SharedTable[Key, Last] = SharedTable(MAX_LEFT_OUT)
+        """Series that found no room, and when each found none last (`time_ns`)."""
         self._forgot_ns = 0
 
     def __len__(self) -> int:
@@ -75,10 +77,13 @@ class PlainSeries:
         if not table.has_room(party) and now_ns - self._forgot_ns > FORGOTTEN_AFTER_S * 1e9:
             self.forget(now_ns)  # else only reading the series does it, which may never happen
         if not table.has_room(party):
-            if key in self._left_out or len(self._left_out) < MAX_LEFT_OUT:
-                self._left_out[key] = party, now_ns
+            if lacking := self._left_out.get(key):
+                lacking.time_ns = now_ns
+            elif self._left_out.has_room(party):
+                self._left_out.add(party, key, Last(0.0, now_ns))
             return None
-        self._left_out.pop(key, None)
+        if key in self._left_out:
+            self._left_out.remove(key)
         last = Last(0.0, 0)
         if evicted := table.add(party, key, last):
             evicted[1].time_ns = 0
@@ -96,12 +101,11 @@ class PlainSeries:
         for table in self._tables():
             for _, last in table.remove_all(lambda last: last.time_ns < oldest_ns):
                 last.time_ns = 0
-        for key in [key for key, (_, time_ns) in self._left_out.items() if time_ns < oldest_ns]:
-            del self._left_out[key]
+        self._left_out.remove_all(lambda lacking: lacking.time_ns < oldest_ns)
 
     def left_out(self) -> list[tuple[str, int]]:
         """(party, number of its series that find no room), the largest number first."""
-        found = Counter(party for party, _ in self._left_out.values()).most_common()
+        found = Counter(self._left_out.counts()).most_common()
         others = sum(count for _, count in found[MAX_NAMED:])
         return found[:MAX_NAMED] + ([("other", others)] if others else [])
 

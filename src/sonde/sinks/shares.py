@@ -67,6 +67,10 @@ class SharedTable(Generic[Key, Value]):
             self.remove(key)
         return gone
 
+    def counts(self) -> dict[str, int]:
+        """How many entries each party has."""
+        return {party: len(mine) for party, mine in self._parties.items()}
+
     def items(self) -> Iterator[tuple[Key, Value]]:
         """Every entry."""
         for mine in self._parties.values():

@@ -3,8 +3,8 @@
 
 ```
 DIR/lock                    held (flock) while an agent uses the spool
-DIR/0000000000000042.chunk  one chunk each; numbers only grow
-DIR/N.draft                 being written; removed at the next start
+DIR/0000000000000042.chunk  one chunk each, numbered in order; an empty spool begins with 1
+DIR/N.draft, dropped.draft  being written; removed at the next start
 DIR/dropped                 how many chunks were dropped since the spool was made
 ```
 
@@ -178,7 +178,7 @@ class Spool:
                 stem, suffix = os.path.splitext(name)  # noqa: PTH122
                 if suffix == _DRAFT:
                     os.unlink(name, dir_fd=self._fd)
-                elif suffix == _SUFFIX and stem.isascii() and stem.isdigit():
+                elif stem.isascii() and stem.isdigit() and name == _name(int(stem)):
                     found = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
                     sizes[int(stem)] = found.st_size
         dropped = 0

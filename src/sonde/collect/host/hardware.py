@@ -41,14 +41,16 @@ class Hardware:
 
     def open(self) -> None:
         """Start the counters. Raises SourceUnavailable where the CPUs have none."""
+        refused: list[int] = []
         for name, number in EVENTS.items():
             # Of the machine, not only those that this process may run on; offline ones refuse.
             opened = [_open(number, cpu) for cpu in range(os.sysconf("SC_NPROCESSORS_CONF"))]
             fds = [fd for fd in opened if fd >= 0]
+            refused += [-fd for fd in opened if fd < 0]
             if fds:
                 self._fds[name] = fds
         if not self._fds:
-            code = errno.errorcode.get(ctypes.get_errno(), "")
+            code = errno.errorcode[refused[0]]  # of the first CPU: later ones may be offline
             raise SourceUnavailable(f"these CPUs offer no counters ({code})", whole=True)
 
     def polls(self) -> Sequence[Poll]:
@@ -73,12 +75,12 @@ class Hardware:
 
 
 def _open(number: int, cpu: int) -> int:
-    """A counter of everything that a CPU runs; -1 and errno where there is none."""
+    """A counter of everything that a CPU runs; where there is none, why, as a negative errno."""
     call = _SYSCALL.get(os.uname().machine)
     if call is None:
-        return -1
+        return -errno.ENOSYS
     attr = struct.pack("=IIQQQQ", _PERF_TYPE_HARDWARE, _ATTR_SIZE, number, 0, 0, _READ_TIMES)
     raw = ctypes.create_string_buffer(attr, _ATTR_SIZE)
     libc = ctypes.CDLL(None, use_errno=True)
     fd: int = libc.syscall(call, raw, -1, cpu, -1, _CLOEXEC)
-    return fd
+    return fd if fd >= 0 else -ctypes.get_errno()
