@@ -11,8 +11,9 @@ class Aggregation:
     def shard(
         self, nonces: list[bytes], samples: list[list[int]], threads: int
     ) -> list[tuple[bytes, bytes, bytes]]:
-        """(public, leader, helper) shares of each report; `samples`: bucket indices per report. Raises
-        ValueError where the lists differ in length, or one report's id or sample does not fit.
+        """(public, leader, helper) shares of each report; `samples`: bucket indices per report.
+        Raises ValueError where the lists differ in length, or one report's id or sample does not
+        fit.
         """
 
     @staticmethod
@@ -29,8 +30,8 @@ class Aggregation:
         shares: list[bytes],
         threads: int,
     ) -> Pending:
-        """The leader's first step: what it sends to the helper. Raises ValueError where the lists differ
-        in length, or a report's id has not 16 bytes.
+        """The leader's first step: what it sends to the helper. Raises ValueError where the lists
+        differ in length, or a report's id has not 16 bytes.
         """
 
     def check(
@@ -43,7 +44,8 @@ class Aggregation:
         threads: int,
     ) -> tuple[list[bytes | None], list[str | None], bytes]:
         """The helper's only step: (replies to the leader's messages, faults, aggregate share of the
-        accepted reports). A fault is why a report does not count. Raises ValueError as `begin` does.
+        accepted reports). A fault is why a report does not count. Raises ValueError as `begin`
+        does.
         """
 
     def zero(self) -> bytes: ...

@@ -145,8 +145,9 @@ class Folder:
 
 @contextlib.contextmanager
 def secret_folder(path: Path, holds: str = "keys") -> Iterator[Folder]:
-    """A directory for keys, made if it is missing. Raises SinkError; UsageError where this is root
-    and others than root and the caller of sudo could change or exchange the directory.
+    """A directory for what only its owner may read, such as keys, made if it is missing. Raises
+    SinkError; UsageError where this is root and others than root and the caller of sudo could
+    change or exchange the directory.
 
     `holds`: what is kept in it, for the message.
     """

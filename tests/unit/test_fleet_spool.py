@@ -8,11 +8,11 @@ import pytest
 
 from sonde.errors import SinkError
 from sonde.fleet import spool
-from sonde.fleet.spool import Spool
+from sonde.fleet.spool import ReportSpool
 
 
 def owned(directory, held=()):
-    made = Spool(directory)
+    made = ReportSpool(directory)
     made.take_ownership(lambda: held)
     return made
 
@@ -69,8 +69,8 @@ def test_an_unwritable_directory_is_an_error(tmp_path):
 def test_only_one_process_owns_it_and_who_only_looks_removes_nothing(tmp_path):
     made = owned(tmp_path / "s")
     made.append([b"not yet committed"])
-    Spool(tmp_path / "s").close()
-    other = Spool(tmp_path / "s")
+    ReportSpool(tmp_path / "s").close()
+    other = ReportSpool(tmp_path / "s")
     with pytest.raises(SinkError, match="another process"):
         other.take_ownership(lambda: pytest.fail("what is held may still change"))
     other.close()

@@ -8,11 +8,14 @@ Terms:
 - given processes: those that a recording is of (`config.pids`), with their descendants
 - chosen processes: those whose stacks or waits diagnosis takes at present (`Kernel.choose`)
 - process events: the kernel's reports of forks, execs, exits and mapped files
+- names code: of an agent: it names the frames of stacks, for a sink or for diagnosis; one for
+  metrics alone does not
 - walk, raw stack: a stack as the kernel unwound it; a `StackReader` names its frames
 - moment: the rows of one tick, summed by process, for diagnosis
 - look: one reading of something that is read again and again, such as all ranks' stacks
 - party: a user or a container; what all share is divided between parties
-- left out: what a bound kept out of the result, counted
+- left out: what a bound kept out of the result, counted; targets: the processes that BPF programs
+  watch (prefix of losses)
 - holder: the user whose subordinate ids (/etc/subuid) those of a container are
 - page: what the agent serves its metrics on (`sinks`)
 - quiet: of a job: its ranks make no progress; such a stretch is a pause, or found to be a stall

@@ -131,7 +131,7 @@ class Agent:
         self._scheduler = self._make_scheduler()
         self._event_loop = EventLoop(
             config, events, self._resolver, self._unwinding, self._collectors, self._scheduler,
-            keeps_rows=names_code,
+            names_code=names_code,
         )  # fmt: skip
         self._losses = Losses(
             self._collectors, self._kernel, self._unwinding, self._dictionary, self._event_loop,

@@ -84,10 +84,11 @@ class EventLoop:
         collectors: Sequence[Collector],
         scheduler: Scheduler,
         *,
-        keeps_rows: bool,
+        names_code: bool,
     ) -> None:
-        """`collectors`: all of the node, none of which listens before `listen`. `keeps_rows`:
-        frames get names, so that addresses are looked up in mappings."""
+        """`collectors`: all of the node, none of which listens before `listen`. `names_code`:
+        frames get names, so that addresses are looked up in mappings; an agent for metrics alone
+        needs none."""
         self._config = config
         self._events = events
         self._resolver = resolver
@@ -97,11 +98,11 @@ class EventLoop:
         """Collectors that get events before the other listeners (`needs_events_first`)."""
         self._listeners: list[ProcessEventListener] = [resolver, unwinding]
         self._scheduler = scheduler
-        self._keeps_rows = keeps_rows
+        self._names_code = names_code
         self._takes_stacks = config.on_cpu or config.off_cpu
         self.gap_s = EVENT_GAP_S if config.pids is None else GIVEN_EVENT_GAP_S
         """After some events were dispatched, sleep at least this long."""
-        if not keeps_rows and config.device_time == "off":
+        if not names_code and config.device_time == "off":
             self.gap_s = STACKLESS_EVENT_GAP_S
         self._lost_before = 0
         self._resyncs = Resyncs()
@@ -181,7 +182,7 @@ class EventLoop:
         self._last_event_s = time.monotonic()
         for listener in self._listeners:
             listener.on_process_events(events)
-        if not self._keeps_rows:
+        if not self._names_code:
             ignore_mappings(self._events, self._collectors)
         if self._events.lost > self._lost_before:
             self._lost_before = self._events.lost
@@ -217,6 +218,6 @@ class EventLoop:
         if self.is_idle:
             return math.inf
         if not self._takes_stacks:
-            return STACKLESS_REQUESTS_S if self._keeps_rows or is_charged else math.inf
+            return STACKLESS_REQUESTS_S if self._names_code or is_charged else math.inf
         is_quiet = time.monotonic() >= self._last_event_s + QUIET_AFTER_S
         return math.inf if is_quiet else WALK_REQUESTS_S

@@ -61,7 +61,8 @@ class Losses:
 
     @property
     def total(self) -> int:
-        """The sum of all counts that were reported since the start."""
+        """The sum of all counts that were reported since the start: of events, processes, intervals
+        and seconds alike. It shows that something is missing, not how much."""
         return sum(self._known.values())
 
     def begin(self) -> None:
@@ -85,6 +86,7 @@ class Losses:
             for name, count in collector.losses().items()
         }
         now |= {f"{name}.{FAILED}": count for name, count in self.failed.items()}
+        # Named after the BPF object that has the watched processes (bpf/targets.bpf.c).
         now |= {f"targets.{name}": count for name, count in self._kernel.losses().items()}
         now |= {f"unwind.{name}": count for name, count in self._unwinding.losses().items()}
         now["stacks.forgotten"] = self._dictionary.forgotten

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which process events an agent that keeps no rows ignores: mappings of files that were examined
-and have nothing that a collector needs. On a machine that starts programs all the time they are
-most of the events, and making a Python object of one costs more than handling it."""
+"""Which process events an agent for metrics alone ignores, as it names no code (`EventLoop`):
+mappings of files that were examined and have nothing that a collector needs. On a machine that
+starts programs all the time they are most of the events, and making a Python object of one costs
+more than handling it."""
 
 from __future__ import annotations
 

@@ -12,8 +12,9 @@ from sonde.config import Config
 LIVE: Final = frozenset(
     {"chunk_s", "dcgm_names", "otlp", "otlp_period_s", "server_token_file", "spool_mb"}
 )
-"""Settings that can. The others decide which BPF programs are loaded, the constants in these, or
-where the agent listens: they need a restart."""
+"""Settings that can. The others need a restart: what they decide is made once, when the agent
+starts (BPF programs with their constants, collectors, connections, the page's address, the period).
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,8 @@ LONG_WAIT_NS: Final = 1_000_000
 """Waits of this length or more are counted one by one, however many there are; of shorter ones some
 stand for all (bpf/short_waits.h)."""
 LONGEST_SHORT_WAIT_NS: Final = 4_000_000
-"""The same length on a CPU with very many waits: it gets longer, up to this, with their number."""
+"""What LONG_WAIT_NS is raised to at most, on a CPU with very many waits: there more of them are
+short ones."""
 OTHER: Final = ("other", "")
 """Reason and call of what was counted for all processes together."""
 ROWS: Final = 16_384
@@ -181,6 +182,8 @@ class WaitCollector(Collector):
             ):
                 if not ns:
                     continue
+                # The waker of the run-queue time, too: it made the thread ready. (Of spans the
+                # blocked one has it, which the run-queue one follows; sums follow nothing.)
                 activity.append((
                     since_ns, kind, name, "", call, "", 0, pid, start_ns, tid,
                     count, ns, 0, max_ns, waker_pid, waker_tid,

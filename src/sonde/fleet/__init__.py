@@ -21,8 +21,9 @@ Terms:
   GPU was, in equal steps from 0 to 1)
 - epsilon, delta (ε, δ): the bounds of differential privacy: by how much (a factor of e^ε, but for a
   chance of δ) a release depends on one unit
-- task: what the parties agree on ahead; its space: the grid of its buckets, or, as its `purpose`,
-  that its buckets are hashes of names (`discovery`); period (`period_s`): a node sends one report in each
+- task: what the parties agree on ahead; period (`period_s`): a node sends one report in each
+- space: of a task: the grid of its buckets, or its `purpose`, where they are hashes of names
+  (`discovery`)
 - batch: the reports of one `release_s`, a whole number of periods; an upload of several reports
   (`/reports/batch`) has nothing to do with it
 - due: a batch is, when its grace (for late reports) is over, so that it can be collected

@@ -31,7 +31,9 @@ class BucketSpace:
         """The bucket of a sample. A class outside the grid becomes `other` (1), or the only class
         (0) of a grid with one.
         """
-        application = application if application < self.applications else min(1, self.applications - 1)
+        application = (
+            application if application < self.applications else min(1, self.applications - 1)
+        )
         kernel = kernel if kernel < self.kernels else min(1, self.kernels - 1)
         level = min(self.levels - 1, max(0, int(activity * self.levels)))
         return (application * self.kernels + kernel) * self.levels + level
@@ -48,8 +50,8 @@ class BucketSpace:
     @staticmethod
     def of_task(task: Task) -> BucketSpace:
         """The grid of a task. One column of buckets if the task defines none (then each is an
-        application class) or has a `purpose`, as one of `discovery` (then each is a hash of kernels'
-        names). Raises UsageError.
+        application class) or has a `purpose`, as one of `discovery` (then each is a hash of names
+        of kernels). Raises UsageError.
         """
         if not task.space or "purpose" in task.space:
             return BucketSpace(task.buckets, 1, 1)

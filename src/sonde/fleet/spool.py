@@ -34,7 +34,7 @@ class Extent(NamedTuple):
     size: int
 
 
-class Spool:
+class ReportSpool:
     """The body files of one state. Thread-safe.
 
     Nothing is written before `take_ownership`: other processes (`sonde fleet budget`) may read a

@@ -18,7 +18,7 @@ from pathlib import Path
 from sonde.errors import SinkError, UsageError
 from sonde.fleet.budget import LedgerEntry
 from sonde.fleet.database import Database, count_refusals, get_metadata, set_metadata
-from sonde.fleet.spool import Extent, Spool
+from sonde.fleet.spool import Extent, ReportSpool
 from sonde.fleet.task import Task
 from sonde.fleet.verification import BlockResult, checksum
 from sonde.fleet.wire import Malformed, Report
@@ -84,7 +84,7 @@ class Store:
         self._task, self._tenant_of = task, tenant_of
         self._cached: dict[bytes, Report] = {}  # reports whose bodies need not be read back
         self._database = Database(path, _SCHEMA, self._load)
-        self._spool = Spool(path.with_name(f"{path.name}-reports"))
+        self._spool = ReportSpool(path.with_name(f"{path.name}-reports"))
 
     def _load(self, db: sqlite3.Connection) -> None:
         self._waiting = len(_segments(db))
@@ -375,8 +375,8 @@ class Store:
         """Records a release (`answer`: the sealed, noised share) and its cost, and deletes all else
         of the batch. Returns the stored answer: that of an earlier call if there was one.
 
-        Only for a closed batch without `pending` reports, as the caller has made sure: what waits is
-        not deleted here. Deleted data is overwritten, in the file and in its log.
+        Only for a closed batch without `pending` reports, as the caller has made sure: what waits
+        is not deleted here. Deleted data is overwritten, in the file and in its log.
         """
         with self._database.transaction(erase=True) as db:
             row = db.execute("SELECT answer FROM release WHERE start = ?", (start,)).fetchone()

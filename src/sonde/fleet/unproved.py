@@ -11,9 +11,10 @@ answer      n Ã— u8: 1 if the report counts                            helper â†
 ```
 
 A record is one report; lengths are in bytes; an id is random, so that its first 12 bytes, the nonce
-of the encryption, are another in each report of a session. The relay holds no key. **docs/design/fleet.md lists
-what is lost against proved reports**: a node can add any vector to the sums, so one unit's
-contribution is unbounded, there is no epsilon, and the aggregators refuse to release such a task.
+of the encryption, are another in each report of a session. The relay holds no key.
+**docs/design/fleet.md lists what is lost against proved reports**: a node can add any vector to the
+sums, so one unit's contribution is unbounded, there is no epsilon, and the aggregators refuse to
+release such a task.
 """
 
 from __future__ import annotations

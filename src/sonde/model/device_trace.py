@@ -66,7 +66,8 @@ class DeviceTrace:
     lost: Mapping[str, int]
     """How many rows are missing, by the reason."""
     clock_error_ns: int = 0
-    """By how much the device's clock and the host's drifted apart during the trace."""
+    """By how much the device's clock and the host's drifted apart during the trace; 0 also where
+    that is not known, as they count other units."""
 
     def of(self, *kinds: Kind) -> NDArray[Any]:
         """The rows of these kinds."""

@@ -68,7 +68,7 @@ class ActivityRow(NamedTuple):
     max_ns: int
     """longest single one"""
     waker_pid: int
-    """process that ended the last such wait; 0 an interrupt (timer, device)"""
+    """process that made the thread ready the last time; 0 an interrupt (timer, device)"""
     waker_tid: int
 
 

@@ -18,7 +18,9 @@ from sonde.errors import NotACapture
 from sonde.model.device_trace import CALL_KINDS, DEVICE_KINDS, DeviceTrace, Kind, RawTrace
 
 LONGEST_NS: Final = 60_000_000_000
-"""Longest trace; rows may end this long after it."""
+"""Longest trace: more than `sonde trace` takes, whose threads may be delayed."""
+_MAX_AFTER_NS: Final = 60_000_000_000
+"""Rows may end this long after the trace: a kernel that runs at its end is in it whole."""
 _MAX_EARLY_NS: Final = 10_000_000
 """Rows may begin this long before the trace."""
 _MAX_RATE: Final = 100.0
@@ -55,7 +57,7 @@ def read(
     rows = np.frombuffer(raw.records, _dtype(raw)).copy()
     for field in ("start_ns", "end_ns"):
         rows[field] = clock.to_host(rows[field])
-    true = _possible(rows, head["opened_ns"] - _MAX_EARLY_NS, head["closed_ns"] + LONGEST_NS)
+    true = _possible(rows, head["opened_ns"] - _MAX_EARLY_NS, head["closed_ns"] + _MAX_AFTER_NS)
     lost["records that cannot be true"] = int(np.count_nonzero(~true))
     rows = rows[true]
     is_call = np.isin(rows["kind"], CALL_KINDS)
@@ -63,9 +65,9 @@ def read(
     lost["runs of calls from before the trace, left out"] = int(np.count_nonzero(~launched))
     rows = rows[launched]
     off_ns = int(clock.to_host(np.array([head["off_cupti_ns"]], np.uint64))[0])
-    late = (rows["graph"] > 0) & (rows["end_ns"] > off_ns)
-    lost["runs of graphs that the end of the trace cut, left out"] = int(np.count_nonzero(late))
-    rows = rows[~late]
+    is_cut = (rows["graph"] > 0) & (rows["end_ns"] > off_ns)
+    lost["runs of graphs that the end of the trace cut, left out"] = int(np.count_nonzero(is_cut))
+    rows = rows[~is_cut]
     rows["tid"] = _translated(rows["tid"], tids or {})
     return DeviceTrace(
         pid=pid,
@@ -118,13 +120,14 @@ class _Clock:
                 f"the clocks in the trace of process {pid} disagree", "Trace it again."
             )
         self._rate = span_ns / span
+        # Not known where the clocks count other units: 0.
         self.drift_ns = abs(span - span_ns) if abs(span / span_ns - 1) < _SAME else 0
 
     def to_host(self, times: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """CLOCK_MONOTONIC of CUPTI's times; 0 for those far from the trace."""
         since = times.astype(np.int64) - self._low
         since_ns = np.rint(since * self._rate)
-        near = np.abs(since_ns) < 2 * LONGEST_NS
+        near = np.abs(since_ns) < LONGEST_NS + _MAX_AFTER_NS
         here_ns = np.maximum(self._begin_ns + np.where(near, since_ns, 0).astype(np.int64), 0)
         return np.where(near, here_ns, 0).astype(np.uint64)
 

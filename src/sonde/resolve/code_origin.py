@@ -3,8 +3,10 @@
 
 In virtual environments, conda environments and the system, packages are installed below
 `site-packages` (Debian: `dist-packages`), and the rest of `lib/python3.N` is the standard library.
-What lies elsewhere counts as the program's: its own files, a project in editable mode, whose files
-stay where they are, and packages that `pip install --target` put into another folder.
+Binaries in `/lib` and `/usr/lib`, and in the folders of CUDA and ROCm, are the system's. What lies
+elsewhere counts as the program's: its own files, a project in editable mode, whose files stay where
+they are, packages that `pip install --target` put into another folder; and libraries that somebody
+installed beside the system (`/usr/local/lib`, `/nix/store`, `lib/*.so` of a conda environment).
 """
 
 from __future__ import annotations

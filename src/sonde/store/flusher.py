@@ -33,7 +33,7 @@ from sonde.store.storage import BucketSettings, BucketStorage, DirectoryStorage
 PERIOD_S = 1.0
 """Between flushes, and between tries to get the lock."""
 _FAILURES = (
-    OSError,
+    OSError,  # BucketError among them
     sqlite3.Error,
     duckdb.Error,
     pa.ArrowException,
@@ -49,17 +49,20 @@ _FAILURES = (
 TIDY_S = 30.0
 """Between expiring, deleting and compacting files."""
 BEHIND_S = 120.0
-"""For this long compaction is put off while the log has more segments than are flushed at a time:
-chunks are stored first."""
+"""For this long compaction is put off while each flush finds as many segments as it takes at a
+time, so that more may wait: chunks are stored first."""
 MAX_PAUSE_S = 30.0
 """Longest pause between attempts while the bucket fails. The pause doubles each time, since an
 attempt decodes a batch."""
 SEGMENTS = 4
-"""Segments that are flushed before it is checked whether files are to be compacted."""
+"""Segments of the log that one flush takes at most."""
 
 
 def main() -> None:
-    """`FOLDER AGE_NS SIZE_BYTES [BUCKET SERVER CACHE_BYTES]`: work until standard input ends."""
+    """`FOLDER AGE_NS SIZE_BYTES [BUCKET SERVER CACHE_BYTES]`: work until standard input ends.
+
+    SERVER: this server's name, under which its files are in the bucket.
+    """
     folder, age_ns, size_bytes = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     bucket = None
     if len(sys.argv) > 4:

@@ -17,6 +17,7 @@ Terms:
 - table, page: the unwind rules of a file, and a part of them that is loaded when it is needed
 - evaluation loop: the native function that runs interpreted frames
 - interpreted frame: two words of a stack with the highest bit set
+- tail: the pieces of a long stack behind its first
 - chain: the frames of Ruby or PHP, linked in the program's memory; native: a frame of a C function
 - REST: in a walk, frames of a chain follow that no evaluation loop has taken; NO_FRAME: a frame
   that is not shown

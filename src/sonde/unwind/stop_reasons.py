@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reasons why a walk of a user stack ends: `enum unwind_stop`, from abi/errors.json."""
+"""The reasons why a user stack ends where it does: `enum unwind_stop`, from abi/errors.json."""
 
 from __future__ import annotations
 
@@ -32,5 +32,7 @@ STOP_REASONS: Final = tuple(
 TAIL_DROPPED: Final = next(
     i for i, reason in enumerate(STOP_REASONS) if reason.c_name == "STOP_TAIL"
 )
+"""Number of the one reason that is no walk's: user space sets it where the pieces of a long stack
+behind the first were dropped before it read them."""
 WHOLE: Final = 0
 """Number of the reason that the walk reached the thread's entry."""
