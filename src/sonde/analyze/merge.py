@@ -122,8 +122,12 @@ def _merged(one: Timeline, two: Timeline) -> Timeline:
         if counter.device < 0 or not numbers or counter.device in numbers
     ]
     # One record's calls and device rows alone: those of two would count the same work twice.
-    calls = one.calls if len(one.calls) else moved(two.calls)
-    device = one.device if len(one.device) else moved(two.device)
+    calls, device = one.calls, one.device
+    if not len(device):
+        calls, device = (moved(two.calls) if len(two.calls) else calls), moved(two.device)
+    elif not len(calls):  # ids of the other record's calls are not those of these device rows
+        calls = moved(two.calls)
+        calls = replace(calls, correlation=np.zeros_like(calls.correlation))
     return replace(
         one,
         extent_ns=None,

@@ -177,7 +177,7 @@ def _traced(
             return tracer.take(args.duration, all_calls=args.all_calls), rates
         with _Stacks(args.pid, capture) as stacks:
             return stacks.beside(
-                lambda on_turn: tracer.take(args.duration, on_turn, all_calls=args.all_calls)
+                lambda goes_on: tracer.take(args.duration, goes_on, all_calls=args.all_calls)
             ), rates
 
 
