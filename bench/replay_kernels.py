@@ -59,6 +59,14 @@ def trace(pid: int, seconds: float, at_most: float, folder: Path) -> dict[str, A
     return found
 
 
+def _share_of(name: str, traced: dict[str, float]) -> float:
+    """The share of a kernel among those of a trace, whose long names are cut."""
+    if name in traced:
+        return traced[name]
+    cut = [key for key in traced if key.endswith("…") and name.startswith(key[:-1])]
+    return traced[cut[0]] if len(cut) == 1 else 0.0
+
+
 def compared(
     outcome: dict[str, Any], windows: list[dict[str, Any]], steps_a_second: float
 ) -> list[dict[str, Any]]:
@@ -69,7 +77,7 @@ def compared(
     rows = []
     for name in windows[0]["kernels"]:
         each = [one["kernels"].get(name, 0) / one["steps"] for one in windows]
-        rows.append([name, sum(each) / len(each), traced.get(plain(name), 0.0)])
+        rows.append([name, sum(each) / len(each), _share_of(plain(name), traced)])
     whole = sum(one["kernels_ns"] / one["steps"] for one in windows) / len(windows)
     rows.append(["all kernels within replays", whole, sum(traced.values())])
     return [

@@ -426,3 +426,45 @@ def test_every_result_is_named_and_every_name_is_a_result() -> None:
         if path.suffix in (".json", ".csv")
     }
     assert named == there
+
+
+def test_intervals_of_loops_that_nothing_was_fitted_by() -> None:
+    rows = loaded("bench/results/device_truth_unseen_h200.json")
+    held = sum(row["holds"] for row in rows)
+    page = text_of("docs/design/explain.md")
+    assert f"{held} of {len(rows)} intervals hold the truth ({held / len(rows):.0%}".replace(
+        "%", " %"
+    ) in page
+    for what, start in {"all\nkernels": "computing", "single kernels": "kernel "}.items():
+        mine = [row for row in rows if row["quantity"].startswith(start)]
+        text = f"{sum(row['holds'] for row in mine)} of {len(mine)}"
+        assert text in page, what
+
+
+def test_kernels_within_replays_are_those_measured() -> None:
+    page, result = "docs/design/trace.md", "bench/results/replay_kernels_h200.json"
+    names = {"graph_training": "training", "graph_denoising": "denoising",
+             "graph_encoding": "encoding", "graph_decoding": "decoding (290 kernels)"}  # fmt: skip
+    for one in loaded(result):
+        if one["loop"] not in names:
+            continue
+        points = {kernel["name"]: kernel["points"] for kernel in one["kernels"]}
+        whole = points.pop("all kernels within replays")
+        cells = [
+            f"{median(one['before']):.0f}",
+            f"{max(map(abs, points.values())):.1f}",
+            f"{whole:+.1f}".replace("-", "−"),
+            f"{one['slower']:+.2f} %".replace("-", "−"),
+        ]
+        row = row_of(page, result, names[one["loop"]])
+        assert f"| {' | '.join(cells)} |" in row
+
+
+def test_training_beside_a_twin_is_as_measured() -> None:
+    (one,) = loaded("bench/results/h100-trace-train.json")["rows"]
+    page = text_of("docs/design/trace.md")
+    steps = {trace["kernels_a_step"] for trace in one["traces"]}
+    assert one["identical"]
+    assert steps == {734.0}
+    assert f"in each of {len(one['traces'])} traces" in page
+    assert f"torch.profiler {one['profiler']['kernels']} (" in page
