@@ -228,7 +228,7 @@ def test_files_of_the_kernel_are_read(tmp_path):
         "sys/devices/system/edac/mc/mc0/ce_count": "4",
         "sys/devices/system/edac/mc/mc0/ue_count": "1",
         "sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE",
-        "kernel.log": "x\nNVRM: Xid (PCI:0000:1B:00): 79, pid='<unknown>', GPU has fallen off\n",
+        "kernel.log": "[    1.0] x\n[   12.5] NVRM: Xid (PCI:0000:1B:00): 79, GPU has fallen off\n",
     }.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text + "\n")

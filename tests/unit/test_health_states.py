@@ -47,7 +47,7 @@ BUSY = {"utilization": 95}
 
 
 def xid(number):
-    return {"kernel.log": f"NVRM: Xid (PCI:0000:1B:00): {number}, pid=1"}
+    return {"kernel.log": f"[   12.5] NVRM: Xid (PCI:0000:1B:00): {number}, pid=1"}
 
 
 def answers(**given):

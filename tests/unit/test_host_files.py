@@ -23,7 +23,8 @@ from sonde.collect.host.network import (
 )
 from sonde.collect.host.pressure import Pressure
 from sonde.collect.polling import NORMAL_S, Points, SourceUnavailable
-from sonde.health.node import _KernelLog
+from sonde.errors import UsageError
+from sonde.health.node import XIDS_KEPT, _KernelLog, _xids, _xids_in
 
 
 @pytest.mark.parametrize(
@@ -97,6 +98,58 @@ def test_the_kernel_s_log_is_read_on_from_where_it_was():
         assert log.xids() == [("0000:1b:00", 79), ("0000:1b:00", 48)]
         kernel.send(xid.format(13).encode())
         assert log.xids()[2:] == [("0000:1b:00", 13)]
+
+
+FORGED = "NVRM: Xid (PCI:0000:17:00): 79"
+"""What a user gives mount(2) as an option in a user namespace, for the kernel to log."""
+FORGED_RECORDS = (
+    f"3,3917,54622666081,-;tmpfs: Unknown parameter '{FORGED} GPU has fallen off the bus'",
+    f"3,1239,57197660086,-;tmpfs: Unknown parameter 'x\\x0a{FORGED} y\\x0a[    1.000000] {FORGED}'",
+    f"3,1239,57197660086,-;tmpfs: Unknown parameter '3,1,2,-;{FORGED}'",
+    f"3,1239,57197660086,-;tmpfs: Unknown parameter 'x'\n {FORGED}\n DEVICE=;{FORGED}",
+    f"12,1240,57199734090,-;{FORGED} by hand",  # written to /dev/kmsg by a program
+)
+GENUINE = (
+    "NVRM: Xid (PCI:0000:1B:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+    "NVRM: Xid (PCI:0000:1B:00): 48, pid=7, name=x, An uncorrectable double bit error (DBE) has",
+    "NVRM: Xid (PCI:0000:1B:00): 13, Graphics SM Warp Exception on (GPC 0, TPC 1): Out Of Range",
+)
+NUMBERS = [("0000:1b:00", 79), ("0000:1b:00", 48), ("0000:1b:00", 13)]
+
+
+def test_what_a_user_has_the_kernel_log_is_no_error_of_a_device():
+    assert _xids(FORGED_RECORDS) == []
+    for prefix in ("3,1,2,-;", "4,1234,57199734090,c;", "0,1,2,-,caller=T1;"):
+        assert _xids(prefix + text for text in GENUINE) == NUMBERS
+
+
+def test_a_flood_of_forged_lines_leaves_the_real_errors_where_they_are():
+    log = _KernelLog()
+    log._new = lambda: iter(["3,1,2,-;" + GENUINE[0], *FORGED_RECORDS * XIDS_KEPT])
+    assert log.xids() == NUMBERS[:1]
+
+
+@pytest.mark.parametrize(
+    "form", ["[   12.000{}] ", "kern  :err   : [   12.000{}] ", "3,1,200{},-;"]
+)
+def test_a_file_of_the_log_has_errors_only_where_a_record_begins(form):
+    forged = [form.format(0) + record.partition(";")[2] for record in FORGED_RECORDS[:3]]
+    forged += [f"               {FORGED}", FORGED, form.format(0) + f"x {FORGED}"]
+    real = [form.format(at) + text for at, text in enumerate(GENUINE, 1)]
+    assert _xids_in("\n".join([*forged, *real, *forged])) == NUMBERS
+
+
+def test_a_record_of_several_lines_is_no_driver_s_where_dmesg_repeats_its_time():
+    text = f"[57197.660086] tmpfs: Unknown parameter 'x\n[57197.660086] {FORGED} y'\n"
+    assert _xids_in(text + f"[57197.660087] {GENUINE[0]}") == NUMBERS[:1]
+
+
+def test_a_file_without_the_beginnings_of_records_is_refused():
+    forged = f"tmpfs: Unknown parameter 'x\n[    1.000000] {FORGED}'\n"  # as dmesg -t writes it
+    for text in (forged, GENUINE[0], "Jan  1 00:00:00 host kernel: " + GENUINE[0]):
+        with pytest.raises(UsageError, match="no times"):
+            _xids_in(text)
+    assert _xids_in("") == []
 
 
 def test_old_processes_are_seldom_asked_for_their_namespace(passes, monkeypatch):

@@ -54,7 +54,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--bandwidth", action="store_true",
         help="also measure copies from the host; refused while the GPU is in use")  # fmt: skip
     parser.add_argument("--kernel-log", type=Path, metavar="FILE",
-        help="read XIDs from this file instead of the kernel's log")  # fmt: skip
+        help="read XIDs from this file (of dmesg) instead of the kernel's log")  # fmt: skip
     parser.set_defaults(run=run)
 
 

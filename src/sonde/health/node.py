@@ -16,6 +16,7 @@ from pathlib import Path
 from sonde.collect.devices import present
 from sonde.collect.polling import Points
 from sonde.collect.subprocess_runner import SubprocessRunner
+from sonde.errors import UsageError
 from sonde.health.facts import Facts, devices_of
 from sonde.metrics import MetricRow
 
@@ -31,10 +32,18 @@ LIBRARY_FOLDERS = (
 XIDS_KEPT = 4_096
 """The newest are kept: some more than fit into the kernel's log, which one bad device can fill."""
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
+"""Only where a record's text begins: the kernel logs texts of any user further behind, such as the
+options of a mount that failed."""
+_RECORD = re.compile(r"[0-7],\d+,\d+,[^;\n]*;")
+"""What /dev/kmsg writes before the text of a record of the kernel itself: numbers from 8 on are of
+records that a program wrote there."""
+_LINE = re.compile(r"(?:kern *:\w+ *: )?(\[ *\d+\.\d+\]) ?(?:\[ *[TC]\d+\] *)?")
+"""The same of `dmesg`, also with -x; (time)."""
 
 
 def gather(root: Path = Path("/"), kernel_log: Path | None = None) -> Facts:
-    """Collect all facts. Missing devices and files raise nothing; a hang is listed in `trouble`."""
+    """Collect all facts. Missing devices and files raise nothing; a hang is listed in `trouble`.
+    Raises UsageError where `kernel_log` is neither of `dmesg` nor of /dev/kmsg."""
     points = _poll_devices()
     trouble = [event.text for event in points.events if event.name == "signal_lost"]
     return with_files(points.metrics, trouble, root, kernel_log)
@@ -53,7 +62,7 @@ def with_files(
         on_the_bus=_on_the_bus(root),
         module_version=_module_version(root),
         installed=_installed(root),
-        xids=_xids(_read(kernel_log).split("\n")) if kernel_log else _LOG.xids(),
+        xids=_xids_in(_read(kernel_log)) if kernel_log else _LOG.xids(),
         ports=_ports(root),
     )
     facts.memory_corrected, facts.memory_uncorrected = _edac(root)
@@ -172,9 +181,41 @@ class _KernelLog:
 _LOG = _KernelLog()
 
 
-def _xids(lines: Iterable[str]) -> list[tuple[str, int]]:
-    found = (_XID.search(line) for line in lines if "Xid" in line)
-    return [(one[1].lower(), int(one[2])) for one in found if one]
+def _xids(records: Iterable[str]) -> list[tuple[str, int]]:
+    """(PCI address, number) of each, in records as /dev/kmsg has them."""
+    found = []
+    for record in records:
+        if "Xid" in record and (start := _RECORD.match(record)):
+            found += _xid(record, start.end())
+    return found
+
+
+def _xids_in(log: str) -> list[tuple[str, int]]:
+    """The same in a file. Raises UsageError where it is unknown where in it a record begins."""
+    lines = log.split("\n")
+    if _RECORD.match(lines[0]):
+        return _xids(lines)
+    if log and not _LINE.match(lines[0]):
+        # Without times, a line that a user's text continues on looks like a record.
+        raise UsageError(
+            "the kernel's log has no times as dmesg writes them", "write it by: dmesg -k > FILE"
+        )
+    found, time_s, is_nvidia = [], "", False
+    for line in lines:
+        start = _LINE.match(line)
+        if start is None:
+            continue
+        if start[1] != time_s:  # else a record goes on: dmesg -S repeats its time
+            time_s, is_nvidia = start[1], line.startswith("NVRM:", start.end())
+        if is_nvidia:
+            found += _xid(line, start.end())
+    return found
+
+
+def _xid(line: str, at: int) -> list[tuple[str, int]]:
+    """The one that begins there; none where it does not."""
+    one = _XID.match(line, at)
+    return [(one[1].lower(), int(one[2]))] if one else []
 
 
 def _children(folder: Path) -> list[Path]:
