@@ -22,6 +22,8 @@ DEADLINE_S: Final = 5.0
 """For one answer; a child that takes longer is killed."""
 MAX_WAITING: Final = 16
 """Windows that wait; more are left out and counted."""
+MAX_OF_PARTY: Final = 12
+"""Of these of one party (`procfs.party_of`)."""
 MAX_BYTES: Final = 64 << 20
 """Of one window as JSON; a larger one is left out and counted."""
 
@@ -31,6 +33,7 @@ class _Request:
     window: bytes
     """A line as the child reads it: which look it is, and the window as JSON."""
     answer: Callable[[Verdict | None], None]
+    party: int | None
 
 
 class Explainer:
@@ -54,16 +57,25 @@ class Explainer:
         self._wakeups.release()
 
     def ask(
-        self, window: Window, *, is_last_look: bool, answer: Callable[[Verdict | None], None]
+        self,
+        window: Window,
+        *,
+        is_last_look: bool,
+        answer: Callable[[Verdict | None], None],
+        party: int | None = None,
     ) -> None:
         """Have a window explained. Returns at once; `answer` is called from another thread, with
-        None where the child failed. `is_last_look`: there is no later look at the suspicion."""
+        None where the child failed. `is_last_look`: there is no later look at the suspicion.
+        `party`: whose windows of this kind are bounded together (`MAX_OF_PARTY`)."""
         look = child_module.LAST_LOOK if is_last_look else child_module.FIRST_LOOK
         raw = look + msgspec.json.encode(window) + b"\n"
-        if len(self._waiting) >= MAX_WAITING or len(raw) > MAX_BYTES:
+        waiting = self._waiting.copy()  # the thread takes some meanwhile
+        its = sum(one.party == party for one in waiting) if party is not None else 0
+        is_full = len(waiting) >= MAX_WAITING or its >= MAX_OF_PARTY
+        if is_full or len(raw) > MAX_BYTES:
             self.left_out += 1
             return
-        self._waiting.append(_Request(raw, answer))
+        self._waiting.append(_Request(raw, answer, party))
         self._wakeups.release()
 
     @property

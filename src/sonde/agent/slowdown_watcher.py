@@ -21,12 +21,13 @@ import msgspec
 from sonde import procfs
 from sonde.agent.explainer import Explainer
 from sonde.agent.job_watch import JobWatch
+from sonde.agent.look_shares import LookShares, Parties
 from sonde.agent.moments import MomentMaker
 from sonde.agent.stall_reports import StallReports
 from sonde.agent.trends import Trends
 from sonde.agent.victim_facts import FactReader
 from sonde.collect.collector import Batch
-from sonde.diagnose.detector import LARGE, Detector, Suspicion
+from sonde.diagnose.detector import Detector, Suspicion
 from sonde.diagnose.early import EarlyWarning
 from sonde.diagnose.incident import Incident, Verdict
 from sonde.diagnose.moments import Facts, Moment, Place, Who, Window
@@ -42,14 +43,6 @@ BEFORE_S: Final = 12.0
 LOOKS_S: Final = (0.6, 1.4)
 """When a suspicion is looked at, after it was noticed: what passes by itself, or is no fault, shows
 between the two."""
-MAX_OPEN: Final = 16
-"""Suspicions at a time; more are left out and counted."""
-EXPLAINED_PER_S: Final = 1.5
-"""Suspicions that are explained in the long run: bounds the cost, whatever happens on the node."""
-BURST: Final = 16.0
-"""The same at once (the size of the token bucket)."""
-RESERVE: Final = 4.0
-"""Of these, for large slowdowns alone (`detector.LARGE`)."""
 MAX_WAKERS: Final = 8
 """Processes that ended the victim's waits and are checked for whether they serve files (FUSE)."""
 MAX_NAMES: Final = 8_192
@@ -139,7 +132,8 @@ class Watcher:
         self._who: dict[int, tuple[int, Who]] = {}
         """By pid: start, and who it is."""
         self._kernel = _KernelThreads(self._who_of)
-        self._selection = Selection()
+        self._parties = Parties(self._maker.starts)
+        self._selection = Selection(self._parties.of)
         self._facts = FactReader()
         self._open: list[_OpenSuspicion] = []
         self._mine = {os.getpid()}
@@ -156,8 +150,7 @@ class Watcher:
         """Suspicions for which there was no room."""
         self._processes_left_out = 0
         """Processes for which a moment had no room."""
-        self._tokens = BURST
-        """Suspicions that may be explained now."""
+        self._shares = LookShares(self._parties.of)
         self._affinity: dict[int, deque[tuple[int, int]]] = {}
         """By pid: (when, number of CPUs that it may use)."""
         self._affinity_ns = 0
@@ -215,8 +208,7 @@ class Watcher:
         self._kept.append(moment)
         while len(self._kept) > 1 and now_ns - self._kept[0].start_ns > KEPT_S * 1e9:
             self._kept.popleft()
-        passed_s = (now_ns - since_ns) / 1e9
-        self._tokens = min(BURST, self._tokens + passed_s * EXPLAINED_PER_S)
+        self._shares.refill((now_ns - since_ns) / 1e9)
         self._suspect(
             self._detector.add(
                 moment, self._maker.places, self._kernel, chosen, self._selection.stacks_since_ns
@@ -229,7 +221,7 @@ class Watcher:
             self._note(moment, self._detector.latest(now_ns))
         self._look(now_ns)
         if self._warn is not None:
-            for warning in self._trends.look(now_ns, self._selection.pids):
+            for warning in self._trends.look(now_ns, self._selection.pids, self._parties.of):
                 self._warn(warning)
 
     def _choose(self, moment: Moment) -> None:
@@ -243,14 +235,14 @@ class Watcher:
             self._note_affinity(moment.end_ns)
 
     def _suspect(self, found: Iterable[Suspicion], now_ns: int) -> None:
-        """Open suspicions; where there is no room for all, those that lost most come first."""
-        for suspicion in sorted(found, key=lambda it: -it.lost):
-            reserved = 0 if suspicion.lost >= LARGE else RESERVE
-            if len(self._open) >= MAX_OPEN or self._tokens < 1 + reserved:
+        """Open suspicions; where there is no room for all, parties take turns, and of each those
+        that lost most come first."""
+        for suspicion in self._shares.in_turn(found):
+            opened = [one.suspicion.pid for one in list(self._open)]
+            if not self._shares.take(suspicion, opened):
                 self.left_out += 1
                 self._detector.forget_rest(suspicion.pid)  # so that it is suspected again
                 continue
-            self._tokens -= 1
             one = _OpenSuspicion(
                 suspicion,
                 self._selection.since_ns(suspicion.pid),
@@ -325,7 +317,8 @@ class Watcher:
             try:
                 window = self._window(one)
                 answer = self._answer(one, window)
-                self._explainer.ask(window, is_last_look=is_last, answer=answer)
+                party = self._parties.of(one.suspicion.pid)
+                self._explainer.ask(window, is_last_look=is_last, answer=answer, party=party)
             except Exception as error:  # the other suspicions are not affected
                 self.looks_failed += 1
                 self._failed(error)

@@ -9,12 +9,14 @@ systems, as statvfs() waits for a remote one that does not answer.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
 from sonde import procfs
+from sonde.collect.host.shares import share_out
 from sonde.diagnose.early import EarlyWarning, EarlyWarnings, Sign
 
 EVERY_NS: Final = 5_000_000_000
@@ -22,8 +24,9 @@ EVERY_NS: Final = 5_000_000_000
 MAX_RUNNABLE: Final = 8.0
 """Load average for each CPU, from which on threads wait most of the time; limit of this level."""
 MAX_PROCESSES: Final = 32
-"""Whose control groups are read."""
+"""Whose control groups are read; each party (`procfs.party_of`) has as many as the others."""
 MAX_GROUPS: Final = 64
+"""The nearest ones of these processes first."""
 MAX_MOUNTS: Final = 16
 MAX_SENSORS: Final = 32
 LOCAL: Final = frozenset(("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs", "vfat"))
@@ -41,13 +44,15 @@ class Trends:
         self._thermal = thermal
         self._due_ns = 0
 
-    def look(self, now_ns: int, pids: Iterable[int]) -> list[EarlyWarning]:
+    def look(
+        self, now_ns: int, pids: Iterable[int], party_of: Callable[[int], int] = procfs.party_of
+    ) -> list[EarlyWarning]:
         """New warnings; none where the last reading was less than `EVERY_NS` ago. `pids`: processes
         whose control groups are read."""
         if now_ns < self._due_ns:
             return []
         self._due_ns = now_ns + EVERY_NS
-        levels = (*self._groups(pids), *_disks(), *_run_queue(), *self._temperatures())
+        levels = (*self._groups(pids, party_of), *_disks(), *_run_queue(), *self._temperatures())
         found = (self._early.take(*level, now_ns) for level in levels)
         return [it for it in found if it is not None]
 
@@ -57,13 +62,16 @@ class Trends:
         return self._early.left_out
 
     @staticmethod
-    def _groups(pids: Iterable[int]) -> Iterator[tuple[Sign, str, float, float]]:
-        read = sorted(pids)[:MAX_PROCESSES]
+    def _groups(
+        pids: Iterable[int], party_of: Callable[[int], int]
+    ) -> Iterator[tuple[Sign, str, float, float]]:
+        there = ((party_of(pid), pid) for pid in sorted(pids))
+        read = share_out(there, MAX_PROCESSES, lambda _: False)
         mounts = procfs.mounts_by_controller() if read else {}
         of_memory = {name: point for name, point in mounts.items() if name in ("memory", "v2")}
-        folders: dict[str, None] = {}
-        for pid in read:
-            folders |= dict.fromkeys(procfs.groups_of(pid, of_memory))
+        # In turn: a user may nest a control group as deeply as the kernel allows.
+        each = zip_longest(*(procfs.groups_of(pid, of_memory) for pid in read))
+        folders = dict.fromkeys(folder for turn in each for folder in turn if folder)
         for folder in list(folders)[:MAX_GROUPS]:
             usage, limit = procfs.memory_of(folder)
             if limit:

@@ -8,7 +8,8 @@ chosen stays so for a while after it stopped using a CPU: a slowdown may look li
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from sonde.diagnose.moments import Moment
@@ -30,7 +31,8 @@ STACKS_AT_ONCE = 16.0
 NAMES_NS = 500_000_000
 """Stacks have no names for this long after the first one."""
 MOST = 256
-"""Processes that are chosen at once, those with the largest average."""
+"""Processes that are chosen at once: parties take turns, and of each those with the largest average
+come first."""
 KNOWN = 4_096
 """Processes whose averages are kept, those that used a CPU last."""
 BUSY_CPUS = 1e3
@@ -53,7 +55,9 @@ class _Use:
 class Selection:
     """The processes of one node that are looked at closely."""
 
-    def __init__(self) -> None:
+    def __init__(self, party_of: Callable[[int], int] = lambda _: 0) -> None:
+        """`party_of`: whose a process is, of those who must not use up others' part."""
+        self._party_of = party_of
         self._uses: dict[int, _Use] = {}
         self._marked: dict[int, _Use] = {}
         """Processes that used enough, until their long average is below `ENDS`."""
@@ -61,7 +65,7 @@ class Selection:
         """Chosen now; True: with stacks."""
         self._stacks = STACKS_AT_ONCE
         self.left_out = 0
-        """Times that a process used enough and `MOST` others used more."""
+        """Times that a process used enough and `MOST` others came before it."""
 
     def take(
         self,
@@ -110,17 +114,43 @@ class Selection:
                 del self._marked[pid]
             else:
                 found.append((now, pid))
+        pids = [pid for _, pid in found]
         if len(found) > MOST:
             found.sort(reverse=True)
             self.left_out += len(found) - MOST
-        pids = [pid for _, pid in found[:MOST]]
-        for pid in sorted(pids, key=lambda it: self._marked[it].since_ns):
-            use = self._marked[pid]
-            is_old = now_ns - use.since_ns >= STACKS_AFTER_S * 1e9
-            if is_old and not use.stacks_ns and self._stacks >= 1:
-                use.stacks_ns = now_ns
-                self._stacks -= 1
+            pids = self._in_turn(pid for _, pid in found)[:MOST]
+        self._give_stacks(pids, now_ns)
         self.pids = {pid: self._marked[pid].stacks_ns > 0 for pid in pids}
+
+    def _in_turn(self, pids: Iterable[int]) -> list[int]:
+        """The first process of each party, the second of each, and so on."""
+        turns: Counter[int] = Counter()
+        found = []
+        for pid in pids:
+            party = self._party_of(pid)
+            found.append((turns[party], pid))
+            turns[party] += 1
+        return [pid for _, pid in sorted(found, key=lambda it: it[0])]
+
+    def _give_stacks(self, pids: Iterable[int], now_ns: int) -> None:
+        """Take stacks of more of the chosen: of those next that were chosen first, parties in turn,
+        where those count that have stacks already."""
+        by_time = sorted(
+            pids, key=lambda it: (not self._marked[it].stacks_ns, self._marked[it].since_ns)
+        )
+        waiting = [
+            pid for pid in by_time
+            if not self._marked[pid].stacks_ns
+            and now_ns - self._marked[pid].since_ns >= STACKS_AFTER_S * 1e9
+        ]  # fmt: skip
+        if self._stacks < len(waiting):
+            is_waiting = frozenset(waiting)
+            waiting = [pid for pid in self._in_turn(by_time) if pid in is_waiting]
+        for pid in waiting:
+            if self._stacks < 1:
+                break
+            self._marked[pid].stacks_ns = now_ns
+            self._stacks -= 1
 
     def take_stacks(self, pid: int, now_ns: int) -> None:
         """A chosen process is suspected: take its stacks from the next tick on."""
