@@ -206,6 +206,29 @@ def test_mappings_of_all_are_bounded_with_their_paths(monkeypatch: pytest.Monkey
     assert table.counters.mappings_left_out == 500 * (1 + len(children))
 
 
+def test_mappings_are_dropped_of_the_party_that_holds_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes.procfs, "party_of", lambda pid: OTHER if pid < 1_000 else USER)
+    table = ProcessTable()
+
+    def process(pid: int, count: int) -> TrackedProcess:
+        image = ProcessImage(pid, "exec")
+        image._space = AddressSpace(mapping(number, "/x") for number in range(count))
+        found = table._live[pid] = TrackedProcess(pid, 1, 1, "x", image)
+        return found
+
+    largest, parent = process(1, 1_500), process(2, 10)
+    forks = [TrackedProcess(pid, 1, 1, "x", parent.image.forked(pid)) for pid in range(3, 1_000)]
+    table._live |= {it.pid: it for it in forks}  # what they share counts once
+    many = [process(pid, 1_000) for pid in range(2_000, 2_020)]
+    most = largest.image.size + parent.image.size + 3 * many[0].image.size
+    monkeypatch.setattr(processes, "MAX_MAPPINGS_HELD", most)
+    table._bound_mappings()
+    assert (largest.image.count, parent.image.count) == (1_500, 10)
+    assert all(it.image.source is parent.image for it in forks)
+    assert sum(it.image.count for it in many) == 3_000
+    assert table.counters.mappings_left_out == 17_000
+
+
 def test_new_files_of_each_party_are_opened_in_turn() -> None:
     flood = SimpleNamespace(party=USER)
     quiet = SimpleNamespace(party=OTHER)

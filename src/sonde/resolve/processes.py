@@ -9,7 +9,7 @@ well. An ended process is kept for a while, because its last samples are read af
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Final
@@ -177,7 +177,8 @@ class ProcessTable:
             self._sweep(now_ns)
 
     def _bound_mappings(self) -> None:
-        """Drop all mappings of the processes with most, until MAX_MAPPINGS_HELD are left.
+        """Drop all mappings of processes until MAX_MAPPINGS_HELD are left: each time of that with
+        most, of the party (`procfs.party_of`) that holds most.
 
         Their frames have no names until they execute another program.
         """
@@ -192,10 +193,16 @@ class ProcessTable:
                     held += image.size
         if held <= MAX_MAPPINGS_HELD:
             return
-        for process in sorted(self._live.values(), key=_held_by, reverse=True):
-            if held <= MAX_MAPPINGS_HELD:
-                break
-            held -= _held_by(process)
+        parties: dict[int, _Held] = defaultdict(_Held)
+        for process in sorted(self._live.values(), key=_held_by):
+            if _held_by(process):
+                parties[process.party].add(process)
+        held = sum(one.size for one in parties.values())
+        while held > MAX_MAPPINGS_HELD:
+            most = max(parties.values(), key=lambda one: one.size)
+            held -= most.size
+            process = most.take_largest()
+            held += most.size
             self.counters.mappings_left_out += sum(it.count for it in _images_of(process))
             process.image, process.previous = ProcessImage(process.pid, "exec"), None
             process.forget_frames()
@@ -388,6 +395,33 @@ class ProcessTable:
         same_pid.remove(process)
         if not same_pid:
             del self._dead[process.pid]
+
+
+class _Held:
+    """Images of one party's processes; those that several share count once."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        """Mappings; long paths count for several."""
+        self._processes: list[TrackedProcess] = []
+        """Those with most come last."""
+        self._users: Counter[int] = Counter()
+        """By id of an image: in how many of them it is."""
+
+    def add(self, process: TrackedProcess) -> None:
+        """Add a process that has at least as many as those before."""
+        self._processes.append(process)
+        for image in _images_of(process):
+            self.size += 0 if self._users[id(image)] else image.size
+            self._users[id(image)] += 1
+
+    def take_largest(self) -> TrackedProcess:
+        """Remove the process with most."""
+        process = self._processes.pop()
+        for image in _images_of(process):
+            self._users[id(image)] -= 1
+            self.size -= 0 if self._users[id(image)] else image.size
+        return process
 
 
 def _images_of(process: TrackedProcess) -> Iterator[ProcessImage]:
