@@ -70,6 +70,12 @@ above = 0.3
 """
 OPENED = {"file": OWN / "graph_replay.sonde", "trace": OWN.parent / "transformer.json.gz"}
 """Views of files that are dropped on the page."""
+STACKS = ("threads", "table", "sandwich", "kernels")
+"""Views whose stacks lie below the timeline: they are scrolled to."""
+TO_STACKS = """
+for (const head of document.querySelectorAll("h2"))
+  if (head.textContent === "Stacks") head.scrollIntoView();
+"""
 SETTLE_S = 0.4
 """Between two looks at whether the page still loads."""
 
@@ -122,6 +128,9 @@ def main() -> None:
                         settle(driver)
                         if name == "overview":
                             time.sleep(4)  # verdicts come one after another
+                        if name in STACKS:
+                            driver.execute_script(TO_STACKS)
+                            settle(driver)
                         driver.save_screenshot(str(into / f"{name}-{width}-{theme}.png"))
             for entry in driver.get_log("browser"):
                 print(entry["level"], entry["message"][:300])

@@ -17,7 +17,7 @@ PLACE = "prepare train.py:12"
 
 
 def late(scene: Scene, t: float) -> None:
-    """The launch is 8 ms late, and no row says why."""
+    """The launch is 8 ms late, and no row shows why."""
     scene.kernel(t, t + 1000)
     scene.kernel(t + 9000, t + 9990)
 
@@ -53,7 +53,7 @@ def test_what_samples_of_the_thread_show_is_the_cause_of_its_late_launches(activ
     assert explain(trace).verdicts[0].causes[0].key == Cause.HOST
 
 
-def test_time_in_device_calls_and_on_the_launch_path_says_nothing_of_the_code_between():
+def test_time_in_device_calls_and_on_the_launch_path_is_no_sign_of_the_code_between():
     trace = repeated(Scene(), late).timeline()
     beside = capture(
         trace, PAGE_FAULT=90_000_000, CODE=30_000_000, COPY=300_000_000, LAUNCH_PATH=80_000_000

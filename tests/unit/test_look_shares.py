@@ -88,7 +88,7 @@ def test_a_victim_is_looked_at_whatever_another_user_s_processes_lose(monkeypatc
     assert bool(watcher.left_out) == (stalling >= 20)
 
 
-def test_looks_are_bounded_whoever_asks_for_them(monkeypatch):
+def test_looks_are_bounded_for_all_parties_together(monkeypatch):
     parties = itertools.count()
     found, _ = looked_at(
         monkeypatch, lambda _: ((pid, 6.0) for pid in range(1, 200)), lambda _: next(parties)

@@ -189,7 +189,7 @@ function Functions({ answer }: { answer: JobAnswer }): preact.JSX.Element {
       <h2>Functions by own time on CPUs</h2>
       {answer.functions.length ? <div class="sheet" tabIndex={0} role="region" aria-label="Functions by own time"><table>
         <thead><tr><th class="number">By itself</th><th class="number">With callees</th><th>Function</th><th>Binary</th></tr></thead>
-        <tbody>{answer.functions.map((one) => <tr><td class="number">{duration(one.own_ns)}</td><td class="number">{duration(one.total_ns)}</td><td class="code" title={one.function}>{one.function || `${one.binary.slice(one.binary.lastIndexOf("/") + 1) || "unknown binary"} (no symbols)`}</td><td class="quiet" title={one.binary}>{one.binary}</td></tr>)}</tbody>
+        <tbody>{answer.functions.map((one) => <tr><td class="number">{duration(one.own_ns)}</td><td class="number">{duration(one.total_ns)}</td><td class="code" title={one.function}>{one.function || `${one.binary.slice(one.binary.lastIndexOf("/") + 1) || "unknown binary"} (no symbols)`}</td><td class="quiet clipped" title={one.binary}>{one.binary}</td></tr>)}</tbody>
       </table></div> : <p class="quiet">No sample of its processes on a CPU was sent in this time.</p>}
     </section>
   );
