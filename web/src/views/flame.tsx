@@ -59,7 +59,7 @@ export function FlamePanel({ name, flames, memory = false }: { name: string; fla
   return (
     <>
       <div class="tools">
-        <h2>Stacks</h2>
+        <h2 id="stacks">Stacks</h2>
         {place.pid && !flames && <button onClick={() => go({ pid: "", focus: [] })} aria-label={`Stacks of process ${place.pid}; show all`}>Process {place.pid} ✕</button>}
         <div class="segments" role="group" aria-label="Shape">
           <button aria-pressed={place.shape === "graph"} onClick={() => go({ shape: "graph" })}>Graph</button>

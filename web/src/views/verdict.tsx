@@ -112,7 +112,10 @@ function One({ answer, verdict, notes }: { answer: TimelineAnswer; verdict: Verd
             return (
               <li>
                 <Row share={cause.share} title={cause.title} where={cause.locations[0]?.function ?? ""} isPressed={place.cause === cause.key} about="Show where: in the timeline and in the stacks" choose={() => choose(cause)} />
-                {reason && <p class="reason">{tidy(reason.text)}{reason.where && <> <button class="link open" onClick={() => stacksOf(cause.key, "cpu", reason.thread, reason.where)}>Show its stacks</button></>}</p>}
+                {reason && <p class="reason">{tidy(reason.text)}{reason.where && <> <button class="link open" onClick={() => {
+                  stacksOf(cause.key, "cpu", reason.thread, reason.where);
+                  document.getElementById("stacks")?.scrollIntoView(); // they lie below the timeline
+                }}>Show its stacks</button></>}</p>}
               </li>
             );
           })}
