@@ -97,8 +97,8 @@ static void give_callbacks_back(void)
 		cupti.cuptiActivityRegisterCallbacks(requested, completed);
 }
 
-// The agent uses a kernel or copy only if the call that asked for it was recorded: so at least these calls of the
-// driver are.
+// Who asked for a kernel or copy is known only where its call was recorded. CUPTI may record none of these where
+// libraries call the driver by themselves (cuBLAS): the agent takes such runs by their number in the order of calls.
 static bool asks_for_runs(const char *name)
 {
 	return !strncmp(name, "cuLaunch", 8) || !strncmp(name, "cuGraphLaunch", 13) ||

@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from sonde.analyze.thread_verdicts import causes_of_threads
 from sonde.model.causes import Cause
-from sonde.model.timeline import Timeline
 from sonde.model.verdict import CauseShare
 
 _SAME: Mapping[Cause, Sequence[Cause]] = {
@@ -27,13 +25,11 @@ _SAME: Mapping[Cause, Sequence[Cause]] = {
 host is a wait for what it copies; a framework's dispatch may show as the code that calls it."""
 
 
-def with_code(causes: Iterable[CauseShare], capture: Timeline | None) -> list[CauseShare]:
+def with_code(
+    causes: Iterable[CauseShare], threads: Mapping[str, Mapping[Cause, CauseShare]]
+) -> list[CauseShare]:
     """The causes with the code of their threads, and with who ended their waits, where a trace
-    names none. `capture`: `Timeline.beside`."""
-    causes = list(causes)
-    if capture is None or all(one.locations for one in causes):
-        return causes
-    threads = causes_of_threads(capture)
+    names none. `threads`: by label, as `thread_verdicts.causes_of_threads` has them."""
     found = []
     for one in causes:
         mine = threads.get(one.thread, {})

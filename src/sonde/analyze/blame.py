@@ -332,7 +332,9 @@ def _claimed(
     coverages = [(one, Coverage(mine)) for one, mine in claimed]
     dispatch = Coverage(sets.subtract(path, taken))
     del path, compiling, taken
-    code = {one: np.full(len(start), share) for one, share in on_cpu(timeline, track).items()}
+    code: dict[Cause, F64] = {
+        one: np.broadcast_to(share, len(start)) for one, share in on_cpu(timeline, track).items()
+    }
     if not code and (faults := _fault_share(timeline, track, start, launch)) is not None:
         code = {Cause.PAGE_FAULT: faults}
     cause = np.empty(len(start), np.uint8)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -29,7 +29,7 @@ from sonde.analyze.ranking import (
 from sonde.analyze.sampling import sampling_of
 from sonde.analyze.stalls import DeviceState, Stalls, devices_of
 from sonde.analyze.steps import steps_of
-from sonde.analyze.thread_verdicts import thread_verdicts, with_short_waits
+from sonde.analyze.thread_verdicts import causes_of_threads, thread_verdicts, with_short_waits
 from sonde.analyze.throttling import Throttling, throttling_of
 from sonde.model.causes import Bound, Cause, CauseDetail
 from sonde.model.timeline import I64, U8, Timeline
@@ -68,9 +68,10 @@ def explain(timeline: Timeline, causes: StallCauses | None = None) -> Explanatio
     """A verdict for each device of the timeline; without device streams, for launching threads;
     without device calls, for the busiest threads. `causes`: filled with those of all stalls."""
     verdicts = []
+    threads = _threads_beside(timeline)
     for device in devices_of(timeline):
         blamed = blame_device(timeline, device)
-        verdicts.append(_verdict(timeline, blamed))
+        verdicts.append(_verdict(timeline, blamed, threads))
         if causes is not None:
             causes.keep(blamed)
     notes = list(timeline.notes)
@@ -106,13 +107,21 @@ def verdict_of(
     timeline: Timeline, device: int, start_ns: int | None = None, end_ns: int | None = None
 ) -> Verdict:
     """The verdict on one device, between two times if given."""
-    return _verdict(timeline, blame_device(timeline, device, start_ns, end_ns))
+    blamed = blame_device(timeline, device, start_ns, end_ns)
+    return _verdict(timeline, blamed, _threads_beside(timeline))
 
 
-def _verdict(timeline: Timeline, blamed: BlamedStalls) -> Verdict:
+def _threads_beside(timeline: Timeline) -> dict[str, dict[Cause, CauseShare]]:
+    """Causes of threads by the capture beside a trace; empty without one."""
+    return causes_of_threads(timeline.beside) if timeline.beside else {}
+
+
+def _verdict(
+    timeline: Timeline, blamed: BlamedStalls, threads: Mapping[str, Mapping[Cause, CauseShare]]
+) -> Verdict:
     stalls = blamed.stalls
     device = stalls.device
-    causes = with_code(_causes(timeline, blamed), timeline.beside)
+    causes = with_code(_causes(timeline, blamed), threads)
     classes = classes_of(timeline, stalls)
     window = max(1, stalls.window_ns)
     taken, by_whom = taken_from_kernels(timeline, stalls)
