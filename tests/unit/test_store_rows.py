@@ -97,6 +97,33 @@ def sample(**columns: Any) -> pa.Table:
     return pa.table(given | columns)
 
 
+def test_names_in_any_order_are_those_of_their_rows() -> None:
+    choose = random.Random(2)
+    some = ["", "a", "b", "ab", "abcdefgh", "abcdefgx", "xbcdefgh", "abcdefghi", "ä", "ö"]
+    orders = [
+        ["a"] * 200,  # one in all blocks of rows
+        [""] * 200,
+        ["a"] * 40 + ["b"] * 160,  # another one from within a block on, of the same length
+        ["ab"] * 31 + ["a", "abc"] + ["ab"] * 167,  # a block as long as if it had one
+        ["abcdefgh"] * 63 + ["abcdefgx"] + ["abcdefgh"] * 136,
+        [some[row % 3] for row in range(200)],
+        choose.choices(some, k=200),
+    ]
+    chunks = []
+    for seq, names in enumerate(orders):
+        three = sample()
+        many = pa.concat_tables([three] * 67).slice(0, 200)
+        many = many.set_column(many.schema.get_field_index("name"), "name", pa.array(names))
+        numbers = pa.array(range(200), pa.uint64())
+        many = many.set_column(many.schema.get_field_index("time_ns"), "time_ns", numbers)
+        chunks.append(opened(chunk({"sample": many}, seq=seq)))
+    reader = RowReader(SECRET)
+    for part in (chunks, *([one] for one in chunks)):
+        tables, _, _ = reader.read(part)
+        same(tables, by_arrow(part)[0])
+    assert reader.refused_batches == 0
+
+
 def stack(lists: Any, ids: Any = (1,), complete: Any = (True,)) -> pa.Table:
     kind = pa.list_(pa.uint64())
     columns = {"stack_id": pa.array(ids, pa.uint64()), "frame_ids": pa.array(lists, kind)}

@@ -11,10 +11,14 @@ use arrow_array::{ArrayRef, DictionaryArray, Float64Array, Int32Array, Int64Arra
 use arrow_buffer::{OffsetBuffer, ScalarBuffer};
 use arrow_schema::{DataType, Field};
 
+use crate::streams::Texts;
+
 /// Memory of the distinct names of a column in a batch.
 const MAX_NAMES_BYTES: usize = 24 << 20;
 /// Memory of a name beside its text, which is there twice.
-const NAME_BYTES: usize = 100;
+const NAME_BYTES: usize = 104;
+/// Rows of which `Names::extend` finds out together whether they have the same text.
+const BLOCK_ROWS: usize = 32;
 /// Bytes of all texts of a column, and values of all its lists: Arrow's offsets have 31 bits.
 const MAX_TEXT_BYTES: usize = 1 << 30;
 
@@ -93,6 +97,8 @@ impl Kind {
 pub struct Names {
     known: HashMap<Box<str>, i32, RandomState>,
     texts: Vec<Box<str>>,
+    /// The number that came after each number last time: rows repeat in the same order.
+    following: Vec<i32>,
     rows: Vec<i32>,
     /// Memory of the texts.
     names_bytes: usize,
@@ -104,11 +110,14 @@ impl Names {
     }
 
     pub fn push(&mut self, text: &str) {
-        // Rows next to one another have the same name more often than not.
-        if let Some(&last) = self.rows.last() {
-            if *self.texts[last as usize] == *text {
-                self.rows.push(last);
-                return;
+        let last = self.rows.last().copied();
+        if let Some(last) = last {
+            // Rows next to one another have the same name more often than not.
+            for number in [last, self.following[last as usize]] {
+                if is_same(self.texts[number as usize].as_bytes(), text.as_bytes()) {
+                    self.rows.push(number);
+                    return;
+                }
             }
         }
         let number = match self.known.get(text) {
@@ -119,10 +128,28 @@ impl Names {
                 self.names_bytes += NAME_BYTES + 2 * text.len();
                 self.known.insert(text.into(), number);
                 self.texts.push(text.into());
+                self.following.push(number);
                 number
             }
         };
+        if let Some(last) = last {
+            self.following[last as usize] = number;
+        }
         self.rows.push(number);
+    }
+
+    /// Adds texts. Blocks of rows with the same text are found by one comparison each.
+    pub fn extend(&mut self, texts: &Texts<'_>) {
+        let mut row = 0;
+        while row < texts.len() {
+            let end = texts.len().min(row + BLOCK_ROWS);
+            if texts.is_one_text(row, end) {
+                self.repeat(texts.at(row), end - row);
+            } else {
+                (row..end).for_each(|row| self.push(texts.at(row)));
+            }
+            row = end;
+        }
     }
 
     /// Whether it can take no more names.
@@ -143,6 +170,17 @@ impl Names {
             self.rows.resize(self.rows.len() + count - 1, last);
         }
     }
+}
+
+/// Whether two texts are the same. Most have some ten bytes, for which calling memcmp takes longer.
+fn is_same(one: &[u8], other: &[u8]) -> bool {
+    if one.len() != other.len() {
+        return false;
+    }
+    let (words, rest) = one.as_chunks::<8>();
+    let (other_words, other_rest) = other.as_chunks::<8>();
+    let is_same = words.iter().zip(other_words).all(|(it, other)| it == other);
+    is_same && rest.iter().zip(other_rest).all(|(it, other)| it == other)
 }
 
 /// A column of the store in the making.

@@ -8,6 +8,8 @@ use blake2b_simd::Params;
 /// Texts whose words are kept, and the longest of them.
 const KNOWN_TEXTS: usize = 50_000;
 const KNOWN_BYTES: usize = 512;
+/// Lists whose keys are kept, of 48 bytes each.
+const KNOWN_LISTS: usize = 100_000;
 /// Frames of a stack (`sonde.query.validation.MAX_FRAMES`).
 pub const MAX_FRAMES: usize = 65_536;
 
@@ -46,11 +48,13 @@ fn round(v: &mut [u64; 4]) {
     v[2] = v[2].rotate_left(32);
 }
 
-/// What keys depend on, and the words of texts that were met.
+/// What keys depend on, and the words of texts and the keys of lists that were met.
 pub struct Keys {
     secret: [u8; 32],
     row_key: (u64, u64),
     texts: HashMap<Box<str>, u64, RandomState>,
+    /// The key of a list, by its sums, length and completeness.
+    lists: HashMap<(u64, u64, usize, bool), u64, RandomState>,
     /// Two random factors for each position in a list, drawn once in this process: two different lists,
     /// made by somebody who does not know the factors, have the same sums with a chance of about
     /// 2^-120.
@@ -64,7 +68,7 @@ impl Keys {
         getrandom::fill(&mut random).map_err(|error| error.to_string())?;
         let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
         let factors = random.chunks_exact(16).map(|it| (word(&it[..8]), word(&it[8..]))).collect();
-        Ok(Self { secret, row_key, texts: HashMap::default(), factors })
+        Ok(Self { secret, row_key, texts: HashMap::default(), lists: HashMap::default(), factors })
     }
 
     /// The word of a text in a row: 64 bits of its keyed BLAKE2b.
@@ -86,6 +90,21 @@ impl Keys {
     /// The key of a row, a word a column.
     pub fn of_row(&self, words: impl ExactSizeIterator<Item = u64>) -> u64 {
         siphash(self.row_key, words)
+    }
+
+    /// `of_list`, computed once for lists that repeat.
+    pub fn of_known_list(&mut self, keys: &[u64], is_complete: bool) -> u64 {
+        let sums = self.sums(keys);
+        let at = (sums.0, sums.1, keys.len(), is_complete);
+        if let Some(key) = self.lists.get(&at) {
+            return *key;
+        }
+        let key = self.of_list(keys, is_complete);
+        if self.lists.len() >= KNOWN_LISTS {
+            self.lists.clear();
+        }
+        self.lists.insert(at, key);
+        key
     }
 
     /// 64 bits of the keyed BLAKE2b of a list of keys, and whether it is complete.

@@ -163,13 +163,11 @@ pub struct Decoder {
     most_bytes: usize,
 }
 
-/// Frames and stacks of the chunk that is read, and lists of frames of the batch.
+/// Frames and stacks of the chunk that is read.
 #[derive(Default)]
 struct Known {
     frames: Ids,
     stacks: Ids,
-    /// The key of a list of frames, by its sums (`Keys::sums`), length and completeness.
-    lists: HashMap<(u64, u64, usize, bool), u64, RandomState>,
     /// Memory of the rows so far.
     held_bytes: usize,
 }
@@ -403,7 +401,7 @@ impl<'a> Part<'a> {
                 }
                 (Values::Names(to), Column::Texts(texts)) => {
                     self.check(number, &texts)?;
-                    texts.iter().for_each(|it| to.push(it));
+                    to.extend(&texts);
                 }
                 _ => return Err(missing),
             }
@@ -518,11 +516,7 @@ impl<'a> Part<'a> {
             of_stack.clear();
             of_stack.extend(own.u64s().map(|it| known.frames.get(&it).copied().unwrap_or(0)));
             let is_complete = complete[row / 8] >> (row % 8) & 1 == 1;
-            let sums = keys.sums(&of_stack);
-            let key = *known
-                .lists
-                .entry((sums.0, sums.1, of_stack.len(), is_complete))
-                .or_insert_with(|| keys.of_list(&of_stack, is_complete));
+            let key = keys.of_known_list(&of_stack, is_complete);
             known.stacks.entry(id).or_insert(key);
             if sink.seen.insert(key) {
                 for (spec, values) in self.spec.columns.iter().zip(&mut sink.values) {

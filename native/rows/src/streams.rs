@@ -89,26 +89,51 @@ pub struct Texts<'a> {
     offsets: Numbers<'a>,
     text: &'a str,
     count: usize,
+    /// Bytes of the longest one.
+    longest: usize,
 }
 
 impl<'a> Texts<'a> {
     fn new(offsets: Numbers<'a>, values: &'a [u8], count: usize) -> Result<Self, Refused> {
         let refused = Refused("texts that are none");
         if count == 0 {
-            return Ok(Self { offsets, text: "", count });
+            return Ok(Self { offsets, text: "", count, longest: 0 });
         }
         let (first, last) = (offsets.offset(0), offsets.offset(count));
         let text = values.get(first..last).ok_or(refused)?;
         let text = std::str::from_utf8(text).map_err(|_| refused)?;
-        let mut before = first;
+        // Offsets in order lie between the first and the last.
+        let (mut before, mut longest, mut is_in_order) = (first as u32, 0, true);
         for end in offsets.u32s().skip(1).take(count) {
-            let end = end as usize;
-            if end < before || end > last || !text.is_char_boundary(end - first) {
-                return Err(refused);
-            }
+            is_in_order &= end >= before;
+            longest = longest.max(end.wrapping_sub(before));
             before = end;
         }
-        Ok(Self { offsets, text, count })
+        let is_at_boundary = |end: u32| text.is_char_boundary(end as usize - first);
+        if !is_in_order || !(text.is_ascii() || offsets.u32s().all(is_at_boundary)) {
+            return Err(refused);
+        }
+        Ok(Self { offsets, text, count, longest: longest as usize })
+    }
+
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether all rows from `row` to `end` have the same text.
+    pub fn is_one_text(&self, row: usize, end: usize) -> bool {
+        let offset = |row| self.offsets.offset(row) - self.offsets.offset(0);
+        let (first, second, last) = (offset(row), offset(row + 1), offset(end));
+        let size = second - first;
+        if last - first != size * (end - row) {
+            return false;
+        }
+        let ends = &self.offsets.0[4 * row..4 * (end + 1)];
+        let (starts, ends) = (Numbers(&ends[..ends.len() - 4]).u32s(), Numbers(&ends[4..]).u32s());
+        let text = self.text.as_bytes();
+        // Each is the same as the one before.
+        starts.zip(ends).all(|(start, end)| (end - start) as usize == size)
+            && text[first..last - size] == text[second..last]
     }
 
     pub fn at(&self, row: usize) -> &'a str {
@@ -128,7 +153,7 @@ impl<'a> Texts<'a> {
 
     /// Bytes of the longest one.
     pub fn longest(&self) -> usize {
-        self.iter().map(str::len).max().unwrap_or(0)
+        self.longest
     }
 }
 
