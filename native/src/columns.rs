@@ -50,6 +50,14 @@ impl Column {
             Self::Lists { ends, .. } => ends.len(),
         }
     }
+
+    /// Bytes of its texts together; 0 of a column of numbers.
+    fn text_bytes(&self) -> usize {
+        match self {
+            Self::Texts { values } => values.iter().map(String::len).sum(),
+            _ => 0,
+        }
+    }
 }
 
 impl Columns {

@@ -234,6 +234,8 @@ class Column:
     """A column ready for the encoder."""
 
     def __len__(self) -> int: ...
+    def text_bytes(self) -> int:
+        """Bytes (UTF-8) of its texts together; 0 of a column of numbers."""
 
 @final
 class MmapEvent:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from sonde.errors import CaptureTooLarge, UsageError
 
@@ -50,6 +50,26 @@ def text_bytes(text: str) -> int:
 def shortened(text: str) -> str:
     """A name, cut to `MAX_NAME_CHARS`."""
     return text if len(text) <= MAX_NAME_CHARS else text[: MAX_NAME_CHARS - 1] + "…"
+
+
+def common_length(sizes: Iterable[int], most: int) -> int:
+    """The greatest length L such that the sum of `min(size, L)` is at most `most`: only the longest
+    are cut, all to one length. The greatest size where all fit; 0 of none."""
+    left, rest = most, sorted(sizes)
+    for number, size in enumerate(rest):
+        part = left // (len(rest) - number)
+        if size > part:
+            return part
+        left -= size
+    return rest[-1] if rest else 0
+
+
+def cut(text: str, most: int) -> str:
+    """A text of at most `most` bytes (UTF-8), which ends with a mark where it was cut."""
+    raw = text.encode("utf-8", "replace")
+    if len(raw) <= most:
+        return text
+    return raw[: max(0, most - len("…".encode()))].decode("utf-8", "ignore") + "…"
 
 
 def is_plausible(unpacked_bytes: int, packed_bytes: int) -> bool:

@@ -17,6 +17,7 @@ import pytest
 import killed_service
 from otlp_requests import request
 from served import Server
+from sonde import http_client
 from stored_chunks import as_of, recorded, rows_of, with_meta
 
 CHUNKS = recorded()
@@ -182,6 +183,19 @@ def test_tokens_separate_tenants_and_scopes_and_are_revoked_at_once(tmp_path: Pa
         )
         server.token = writes
         assert server.send("one", body)[0] == 401
+
+
+def test_a_client_that_sends_too_much_gets_the_answer(tmp_path: Path) -> None:
+    """A connection that is closed while its client sends is reset, and the client would try again
+    for ever."""
+    with Server(tmp_path / "store") as server:
+        url = f"http://127.0.0.1:{server.port}/v1/chunks"
+        for size in (17 << 20, 40 << 20):
+            answer = http_client.request(
+                "POST", url, body=bytes(size), headers={"X-Sonde-Node": "one"},
+                deadline_s=30, max_bytes=1 << 20,
+            )  # fmt: skip
+            assert answer.status == 413
 
 
 def test_hostile_requests_are_refused_and_others_served(tmp_path: Path) -> None:

@@ -247,9 +247,16 @@ def test_an_answer_that_takes_too_long_to_write_is_given_up() -> None:
         answers._written(long_texts(10, 10), answers.parse([]), time.monotonic() - 1)
 
 
-def test_nested_boxes_with_long_texts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    box = {"name": "\x01" * 1_000, "children": [{"name": "\x01" * 1_000, "children": []}] * 9}
-    answers._check_texts(box)
-    monkeypatch.setattr(answers, "ANSWER_BYTES", 40_000)
-    with pytest.raises(CaptureTooLarge):
-        answers._check_texts(box)
+def test_long_texts_of_nested_boxes_are_cut_and_short_ones_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Names of one user's endless code must not keep its node's flame graphs from everybody."""
+    leaves = [{"name": chr(97 + n) * 1_000, "children": []} for n in range(9)]
+    box = {"name": "main", "children": [*leaves, {"name": "train_step", "children": []}]}
+    answers._fit_texts(answers._boxes(box))
+    assert all(len(leaf["name"]) == 1_000 for leaf in leaves)
+    monkeypatch.setattr(answers, "TEXTS_BYTES", 1_800)
+    answers._fit_texts(answers._boxes(box))
+    names = [one["name"] for one in answers._boxes(box)]
+    assert {"main", "train_step"} <= set(names)
+    assert [len(leaf["name"].encode()) for leaf in leaves] == [200] * 9

@@ -239,6 +239,22 @@ def test_one_refused_chunk_does_not_hold_up_the_others(stub: Stub, tmp_path: Pat
     assert sink.losses() == {"server.chunks_dropped": 0, "server.chunks_refused": 1}
 
 
+def test_a_chunk_that_no_server_takes_does_not_hold_up_the_others(
+    stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent of before may have left one in its spool. Its request ends without an answer."""
+    monkeypatch.setattr(sending, "MAX_CHUNK_BYTES", 1_000)
+    spool = Spool(tmp_path / "spool")
+    for content in (bytes(2_000), b"good", b"fine"):
+        spool.add(content)
+    sink = ServerSink(stub.url, "one", spool)
+    until(lambda: sink.sent == 2)
+    sink.close()
+
+    assert stub.taken == [b"goodfine"] or stub.taken == [b"good", b"fine"]
+    assert sink.losses() == {"server.chunks_dropped": 0, "server.chunks_refused": 1}
+
+
 def test_a_slow_server_never_delays_who_observes(stub: Stub, tmp_path: Path) -> None:
     gate = threading.Event()
 

@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from sonde import _native
+from sonde.agent import frame_texts
 from sonde.agent.stacks import NOT_WALKED, StackReader, is_whole
 from sonde.agent.unwinding import Unwinding
 from sonde.collect.collector import Batch, ProcessKey, TableRow
@@ -38,6 +39,8 @@ class _Stack(NamedTuple):
     """It reaches the thread's entry (`stacks.is_whole`)."""
     is_long: bool
     """The kernel keeps it in several pieces."""
+    party: int
+    """Whose process had it first (`procfs.party_of`)."""
 
 
 class Dictionary:
@@ -67,6 +70,8 @@ class Dictionary:
         """Stacks resolved so far."""
         self.tails_dropped = 0
         """Long stacks of which the outer part was dropped before they were read."""
+        self.names_cut = 0
+        """Frames whose texts were cut, because those of a chunk were too long (`frame_texts`)."""
 
     def take(self, batch: Batch) -> None:
         """Note what a batch refers to, and resolve the stacks that are new, while their processes
@@ -148,7 +153,7 @@ class Dictionary:
             process = self._resolver.processes.find(*owner)
             for walk, frames in self.stacks.named(process, walks):
                 self.tails_dropped += walk.stop == TAIL_DROPPED
-                self._keep(walk.id, frames, walk.stop, in_library, walk.is_long)
+                self._keep(process, walk.id, frames, walk.stop, in_library, walk.is_long)
                 if self._resolver.is_put_off(process):
                     self._put_off[walk.id] = process
         # All of them, resolved before or not: the kernel stores a dropped stack again when it
@@ -178,10 +183,11 @@ class Dictionary:
             if stack_id not in self._stacks:
                 process = self._resolver.processes.find(*owner)
                 frames = tuple(self.stacks.frames(process, [], addresses))
-                self._keep(stack_id, frames, NOT_WALKED)
+                self._keep(process, stack_id, frames, NOT_WALKED)
 
     def _keep(
         self,
+        process: TrackedProcess,
         stack_id: int,
         frames: tuple[KnownFrame, ...],
         stop: int,
@@ -192,11 +198,17 @@ class Dictionary:
         self.named += 1
         if in_library:
             frames = tuple(dropwhile(_is_of_library, frames))
-        self._stacks[stack_id] = _Stack(frames, is_whole(frames, stop), is_long)
+        self._stacks[stack_id] = _Stack(frames, is_whole(frames, stop), is_long, process.party)
 
     def _write_stacks(self, chunk: ChunkBuilder, stacks: list[int]) -> None:
         known = [self._stacks[stack_id] for stack_id in stacks]
         ids, frames = _native.stack_columns([it.frames for it in known])
+        if sum(column.text_bytes() for column in frames) > frame_texts.MOST_BYTES:
+            short = frame_texts.shortened((it.party, it.frames) for it in known)
+            self.names_cut += len(short)
+            ids, frames = _native.stack_columns(
+                [tuple(short.get(one, one) for one in it.frames) for it in known]
+            )
         complete = [it.complete for it in known]
         columns = (stacks, ids, complete)
         chunk.add_part("stack", dict(zip(columns_of("stack"), columns, strict=True)))

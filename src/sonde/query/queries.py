@@ -82,6 +82,8 @@ LOSS_TEXT = {
     "requests": "requests to block devices that could not be followed",
     "names_put_off": "code locations without a name, because their user or container had used up"
     " the time for names; file and offset are kept",
+    "texts_cut": "frames whose names were cut, because those of all frames of some seconds were too"
+    " long together; names of other users and containers stay whole",
     "files_put_off": "newly mapped files that were not opened in advance, because their user or"
     " container had used up the time for it; code of processes that ended at once has no names",
     "delayed": "times that the files of a process were not looked at, because its user or container"

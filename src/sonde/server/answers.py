@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from sonde.errors import CaptureTooLarge, UsageError
 from sonde.export import packed, strict_json
+from sonde.limits import common_length, cut
 from sonde.query import stored, stored_charts, stored_memory, stored_ranks, stored_views
 from sonde.query.stored import (
     QueryTimedOutError,
@@ -38,6 +39,10 @@ ANSWER_BYTES = 64 << 20
 """Of JSON and columns, uncompressed."""
 TEXT_CHARS = 4_096
 """Texts in an answer are cut to this length; those of recorders are nearly always shorter."""
+TEXTS_BYTES = 16 << 20
+"""Of the names of a flame graph's frames or boxes (UTF-8): three times as much as JSON."""
+SHORT_CHARS = 32
+"""Texts of this length are never cut, and not counted in TEXTS_BYTES."""
 _ROWS_AT_ONCE = 256
 """Rows that are written as JSON together: the limits are checked between."""
 MEMORY_KINDS = ("mapped", "unmapped", "faulted")
@@ -168,8 +173,9 @@ def _stacks(
     """(stacks with their weights, frames by key)."""
     rows = stored.flame_graph(session, options.selection, by=by).to_pylist()
     keys = sorted({key for row in rows for key in row["frame_keys"]})
-    found = _shown(stored.frames(session, keys))
-    return rows, {row.pop("key"): row for row in found.to_pylist()}
+    found = {row.pop("key"): row for row in _shown(stored.frames(session, keys)).to_pylist()}
+    _fit_texts(list(found.values()))
+    return rows, found
 
 
 def _flame(session: StoredSession, options: Options) -> pa.Table | dict[str, Any]:
@@ -206,27 +212,33 @@ def _tree(session: StoredSession, options: Options) -> dict[str, Any]:
     rows, found = _stacks(session, options)
     total = stored.totals(session, options.selection)
     tree = stored_views.flame_tree(rows, found, weight)
-    _check_texts(tree["root"])
+    _fit_texts(_boxes(tree["root"]))
     shown = tree["root"]["value"]
     return {"unit": weight, "total": total[weight], "not_shown": total[weight] - shown, **tree}
 
 
-def _check_texts(root: dict[str, Any]) -> None:
-    """Raises CaptureTooLarge where the texts of nested boxes are too long to write: `_Content`
-    would see it too late, as a box is encoded together with all boxes in it."""
-    sizes: dict[str, int] = {}
-    left_bytes = ANSWER_BYTES
+def _boxes(root: dict[str, Any]) -> list[dict[str, Any]]:
+    """A box and all boxes in it."""
     boxes = [root]
-    while boxes:
-        for value in boxes.pop().values():
-            if isinstance(value, list):
-                boxes += value
-            elif isinstance(value, str):
-                if value not in sizes:
-                    sizes[value] = len(strict_json.dumps(value))
-                left_bytes -= sizes[value]
-        if left_bytes < 0:
-            raise _too_large()
+    for box in boxes:
+        boxes += box.get("children", ())
+    return boxes
+
+
+def _fit_texts(rows: list[dict[str, Any]]) -> None:
+    """Cut the longest texts of frames, all to one length, until together they have TEXTS_BYTES: a
+    program that makes endless names must not keep its node's flame graphs from everybody."""
+    texts = [
+        (row, name, value)
+        for row in rows
+        for name, value in row.items()
+        if isinstance(value, str) and len(value) > SHORT_CHARS
+    ]
+    sizes = [len(value.encode("utf-8", "replace")) for _, _, value in texts]
+    if sum(sizes) > TEXTS_BYTES:
+        most = max(SHORT_CHARS, common_length(sizes, TEXTS_BYTES))
+        for row, name, value in texts:
+            row[name] = cut(value, most)
 
 
 def _pprof(session: StoredSession, options: Options) -> Answer:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import json
 import socket
@@ -42,6 +43,12 @@ REFUSALS_A_SECOND = 2.0
 """Refusals of one tenant that are written to the audit log; others are only counted."""
 FAILURES_A_SECOND = 0.1
 """Requests that failed by a defect of the server and whose traceback is logged."""
+
+
+DRAINED_BODIES = 4
+DRAIN_S = 5.0
+"""Of a body that is too large, this much is read and dropped, in bodies of the greatest size and
+seconds: its sender must get the answer."""
 
 
 def _is_direct(host: str) -> bool:
@@ -285,9 +292,21 @@ class Api:
         length = request.headers.get("content-length", "")
         if length.isdigit() and int(length) > self._limits.body_bytes:
             self._service.counters.refuse("large")
+            await self._drain(request)
             raise RefusedRequestError(413, "the request is too large", "send less at once")
         with self._bodies.place(caller.tenant):
             return await self._received(request, caller)
+
+    async def _drain(self, request: Request) -> None:
+        """Read and drop what of a refused body comes soon, up to some limit: where a connection is
+        closed while its client sends, the client may get no answer, and would send it again."""
+        left = DRAINED_BODIES * self._limits.body_bytes
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                async for part in request.stream():
+                    left -= len(part)
+                    if left < 0:
+                        return
 
     async def _received(self, request: Request, caller: Caller) -> bytes:
         parts: list[bytes] = []

@@ -45,6 +45,10 @@ MAX_QUEUED = 16
 BATCH_BYTES = 1 << 20
 BATCH_CHUNKS = 32
 """Limits of the chunks in one request."""
+MAX_CHUNK_BYTES = 16 << 20
+"""What a server takes in a request (`ServerLimits.body_bytes`, unless it is configured otherwise).
+A larger chunk is not sent, since no server's answer to it need arrive, and the chunks behind it
+would wait for ever. The agent makes none that large (`agent.frame_texts`)."""
 REQUEST_S = 30.0
 """Deadline of a request with chunks."""
 CLOSE_S = 5.0
@@ -235,13 +239,13 @@ class ServerSink:
         """Send what is in the spool, and chunks that are not. True where nothing is left; chunks
         outside of the spool are dropped where that fails."""
         while chunks := self._spool.oldest(BATCH_BYTES, 1 if self._one_by_one else BATCH_CHUNKS):
-            outcome = self._post(b"".join(one.content for one in chunks))
+            outcome = self._post_chunks(b"".join(one.content for one in chunks))
             if outcome is Outcome.AGAIN:
                 self._overrun += len(unspooled)
                 return False
             self._settle(chunks, outcome)
         for number, chunk in enumerate(unspooled):
-            outcome = self._post(chunk)
+            outcome = self._post_chunks(chunk)
             if outcome is Outcome.AGAIN:
                 self._overrun += len(unspooled) - number
                 return False
@@ -263,7 +267,10 @@ class ServerSink:
         else:
             self.refused += 1
 
-    def _post(self, body: bytes) -> Outcome:
+    def _post_chunks(self, body: bytes) -> Outcome:
+        if len(body) > MAX_CHUNK_BYTES:
+            self.error = f"a chunk of {len(body):,} bytes is more than a server takes"
+            return Outcome.REFUSED
         try:
             answer = self._request("POST", PATH, body, REQUEST_S)
         except OSError as error:
