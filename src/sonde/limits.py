@@ -4,6 +4,8 @@
 A few kilobytes can decompress to any size. So each reader of files (captures, traces, profiles)
 accounts for memory in a budget before it allocates, and ends with a clear error where the budget is
 exceeded. It is half of the machine's memory, at most 4 GB; SONDE_READ_LIMIT sets another limit.
+
+Names in such files and of profiled code are cut where they are too long, alone or all together.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "agent": {
         *("apis", "attach", "collect", "config", "diagnose", "errors", "health", "interpreter"),
-        *("metrics", "model", "procfs", "resolve", "sinks", "unwind", "_native"),
+        *("limits", "metrics", "model", "procfs", "resolve", "sinks", "unwind", "_native"),
     },
     "input_files": {"errors", "procfs"},
     "query": {"errors", "input_files", "limits", "model"},
