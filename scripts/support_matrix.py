@@ -101,7 +101,8 @@ was broken for it |
 stub of libcuda: [health.md](health.md) |
 | NCCL RAS: the client's limits, hostile answers, texts of 2.24 and 2.26 | a stub server that \
 replays; NCCL 2.28.9 itself was asked on two H100 |
-| stalled jobs of two and four ranks | NCCL on two H100 and four H200; a stand-in for gloo over sockets: [stalled.md](../lab/stalled.md) |
+| stalled jobs of two and four ranks | NCCL on two H100 and four H200; a stand-in for gloo \
+over sockets: [stalled.md](../lab/stalled.md) |
 | AMD through AMD SMI, AMD and Intel through DRM and hwmon | stubs of a module and of files: \
 unverified |
 

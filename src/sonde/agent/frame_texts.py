@@ -36,15 +36,17 @@ def shortened(
             if known.id not in seen:
                 seen.add(known.id)
                 its[known.id] = known
-    texts = {party: _sizes(frames.values()) for party, frames in of_party.items()}
-    needs = {party: sum(n * count for n, count in its.items()) for party, its in texts.items()}
+    texts = {party: _sizes(its.values()) for party, its in of_party.items()}
+    needs = {
+        party: sum(size * count for size, count in sizes.items()) for party, sizes in texts.items()
+    }
     part = common_length(needs.values(), most)
     found: dict[KnownFrame, KnownFrame] = {}
-    for party, frames in of_party.items():
+    for party, its in of_party.items():
         if needs[party] <= part:
             continue
         length = max(LEAST_BYTES, common_length(texts[party].elements(), part))
-        for known in frames.values():
+        for known in its.values():
             frame = known.frame
             short = frame._replace(
                 function=cut(frame.function, length),
