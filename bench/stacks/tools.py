@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,18 @@ class Watched:
     seconds: float
     folder: Path
     entries: Entries
+    passes: tuple[str, ...] = ()
+    """As the program's (`programs`)."""
+    is_native: bool = False
+
+    def is_named(self, names: Iterable[str]) -> bool:
+        """Whether each function to be passed through is a whole word of a frame's name."""
+        text = "\n".join(names)
+        return all(re.search(rf"(?<!\w)(?:{_either(it)})(?!\w)", text) for it in self.passes)
+
+
+def _either(names: str) -> str:
+    return "|".join(map(re.escape, names.split("|")))
 
 
 @dataclass(slots=True)
@@ -40,6 +53,7 @@ class Outcome:
     """What a tool found, and why it found nothing."""
 
     share: Share = field(default_factory=Share)
+    named: Share = field(default_factory=Share)
     failed: str = ""
 
 
@@ -50,24 +64,31 @@ def sonde_command(it: Watched) -> list[str]:
     return [sys.executable, "-m", "sonde", "record", *options, "-o", path]
 
 
-def sonde_share(it: Watched) -> Share:
-    """From its capture, by the outermost frame and not by its own flags."""
+def sonde_share(it: Watched) -> Outcome:
+    """From its capture, by the outermost frame and not by its own flags; and by names."""
     from sonde.query.capture import read
 
     tables = read(it.folder / "sonde.sonde").tables
     frames = {row["frame_id"]: row for row in tables["frame"].to_pylist()}
     stacks = {row["stack_id"]: row["frame_ids"] for row in tables["stack"].to_pylist()}
-    whole = total = 0.0
+    kinds = {row["frame_id"] for row in frames.values() if row["kind"] != "kernel"}
+    named_stacks = {
+        key: it.is_named(frames[one]["function"] or "" for one in ids if one in kinds)
+        for key, ids in stacks.items()
+    }
+    whole = named = total = 0.0
     for row in tables["sample"].to_pylist():
         if row["kind"] != "cpu" or row["pid"] != it.pid:
             continue
         total += row["weight_count"]
+        named += row["weight_count"] * named_stacks.get(row["stack_id"], False)
         ids = stacks.get(row["stack_id"])
         last = frames[ids[-1]] if ids else None
         if last is not None and last["kind"] == "user":
             address = it.entries.of_offset(last["binary"], last["offset"])
             whole += row["weight_count"] * (address is not None and it.entries.has(address))
-    return Share(round(whole), round(total))
+    share = Share(round(whole), round(total))
+    return Outcome(share, Share(round(named), share.total) if it.passes else Share())
 
 
 def perf_command(how: str) -> Callable[[Watched], list[str]]:
@@ -83,10 +104,10 @@ def perf_command(how: str) -> Callable[[Watched], list[str]]:
     return command
 
 
-def perf_share(how: str) -> Callable[[Watched], Share]:
+def perf_share(how: str) -> Callable[[Watched], Outcome]:
     """By perf script: addresses, the outermost last."""
 
-    def share(it: Watched) -> Share:
+    def share(it: Watched) -> Outcome:
         path = str(it.folder / f"perf-{how}.data")
         script = ["perf", "script", "-i", path, "-F", "ip,dso", "--no-inline"]
         whole = total = 0
@@ -98,7 +119,7 @@ def perf_share(how: str) -> Callable[[Watched], Share]:
                 name = Path(binary.strip("()")).name
                 address = it.entries.of_offset(name, int(offset, 16))
                 whole += address is not None and it.entries.has(address)
-        return Share(whole, total)
+        return Outcome(Share(whole, total))
 
     return share
 
@@ -112,7 +133,7 @@ def py_spy_command(it: Watched) -> list[str]:
     return [program, "record", "-p", str(it.pid), *options, "-o", path]
 
 
-def py_spy_share(it: Watched) -> Share:
+def py_spy_share(it: Watched) -> Outcome:
     """By its raw format: one line a stack, its count last."""
     whole = total = 0
     for line in (it.folder / "py-spy.txt").read_text().splitlines():
@@ -121,10 +142,10 @@ def py_spy_share(it: Watched) -> Share:
         total += int(count)
         # `_bootstrap` of "Thread._bootstrap (threading.py:1002)"
         whole += int(count) * (first.partition(" ")[0].rpartition(".")[2] in PYTHON_ENTRIES)
-    return Share(whole, total)
+    return Outcome(Share(whole, total))
 
 
-Tool = tuple[Callable[[Watched], list[str]], Callable[[Watched], Share]]
+Tool = tuple[Callable[[Watched], list[str]], Callable[[Watched], Outcome]]
 TOOLS: dict[str, Tool] = {
     "sonde": (sonde_command, sonde_share),
     "perf fp": (perf_command("fp"), perf_share("fp")),
@@ -151,13 +172,13 @@ def watch(it: Watched, names: list[str], otel: Otel | None) -> dict[str, Outcome
         if name not in outcomes:
             outcomes[name] = _read(TOOLS[name][1], it)
     if otel is not None:
-        outcomes["otel"] = Outcome(otel.share(it, begin_ns, end_ns))
+        outcomes["otel"] = otel.share(it, begin_ns, end_ns)
     return outcomes
 
 
-def _read(share: Callable[[Watched], Share], it: Watched) -> Outcome:
+def _read(share: Callable[[Watched], Outcome], it: Watched) -> Outcome:
     try:
-        return Outcome(share(it))
+        return share(it)
     except (OSError, subprocess.SubprocessError) as error:
         return Outcome(failed=f"{type(error).__name__}: {error}"[:200])
 
@@ -178,10 +199,10 @@ class Otel:
         if self._process.poll() is not None:
             raise RuntimeError(f"otel did not start: {self._log.read_text()[-300:]}")
 
-    def share(self, it: Watched, begin_ns: int, end_ns: int) -> Share:
-        """Of the traces of a process between two times."""
+    def share(self, it: Watched, begin_ns: int, end_ns: int) -> Outcome:
+        """Of the traces of a process between two times; by names where the tool has any."""
         time.sleep(1.5)
-        whole = total = 0
+        whole = named = total = 0
         for text in self._path.read_text().splitlines():
             try:
                 line = json.loads(text)
@@ -190,10 +211,12 @@ class Otel:
             if line["pid"] != it.pid or not begin_ns <= line["t"] <= end_ns:
                 continue
             total += 1
+            named += it.is_named(line["names"] or [])
             if line["kind"] in ("native", "go") and line["file"]:
                 address = it.entries.of_linked(line["file"], line["address"])
                 whole += address is not None and it.entries.has(address)
-        return Share(whole, total)
+        has_names = it.passes and not it.is_native
+        return Outcome(Share(whole, total), Share(named, total) if has_names else Share())
 
     def close(self) -> None:
         """End it as a user would."""

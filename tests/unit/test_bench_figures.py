@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from bench.beside import summary
+from bench.stacks.__main__ import COLUMNS, NAMING, load, table
 
 from sonde.analyze.run_difference import differ
 
@@ -376,6 +377,14 @@ def test_the_differences_between_two_trees_are_those_measured(bench: str) -> Non
         cells = f"{it['turns']} | {it['before']:g} | {it['now']:g} | {it['difference']:+g} {spread}"
         assert row == f"| {bench} | {figure} | {cells} |"
         assert it == summary(loaded(BESIDE)[bench]["runs"])[figure]
+
+
+def test_the_tables_of_stacks_are_those_measured() -> None:
+    result = "bench/results/stacks.json"
+    whole, named = load(ROOT / result)
+    _, _, below = (ROOT / "docs/design/stacks.md").read_text().partition(f"`{result}`")
+    assert table(whole, COLUMNS) in below
+    assert table(named, NAMING) in below
 
 
 def test_the_table_of_the_page() -> None:

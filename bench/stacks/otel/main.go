@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command otel runs OpenTelemetry's eBPF profiler on the whole machine and writes the outermost
-// frame of every trace of the processes asked for, one line of JSON a trace, on stdout:
+// frame of every trace, and the names of all frames that have one, a line of JSON a trace, on stdout:
 //
-//	{"t": ns of CLOCK_REALTIME, "pid": 1, "kind": "native", "name": "", "file": "libc.so.6", "address": 16, "frames": 12}
+//	{"t": ns of CLOCK_REALTIME, "pid": 1, "kind": "native", "name": "", "file": "libc.so.6", "address": 16, "frames": 12, "names": ["work"]}
+//
+// Native frames have no name here: the profiler sends addresses, and names are found behind the
+// collector.
 //
 // Its own command line speaks to a collector only; this is the same tracer, with the same defaults,
 // in front of another reporter. It prints "ready" on stderr once it observes, and ends with SIGINT.
@@ -32,13 +35,14 @@ import (
 )
 
 type line struct {
-	Time    uint64 `json:"t"`
-	PID     uint32 `json:"pid"`
-	Kind    string `json:"kind"`
-	Name    string `json:"name"`
-	File    string `json:"file"`
-	Address uint64 `json:"address"`
-	Frames  int    `json:"frames"`
+	Time    uint64   `json:"t"`
+	PID     uint32   `json:"pid"`
+	Kind    string   `json:"kind"`
+	Name    string   `json:"name"`
+	File    string   `json:"file"`
+	Address uint64   `json:"address"`
+	Frames  int      `json:"frames"`
+	Names   []string `json:"names"`
 }
 
 type printer struct {
@@ -47,7 +51,7 @@ type printer struct {
 	to    *json.Encoder
 }
 
-// ReportTraceEvent writes the outermost frame; kernel threads and traces without a user part are
+// ReportTraceEvent writes the outermost frame and the names; kernel threads and traces without a user part are
 // left out.
 func (p *printer) ReportTraceEvent(trace *libpf.Trace, meta *samples.TraceEventMeta) error {
 	if len(trace.Frames) == 0 {
@@ -67,6 +71,12 @@ func (p *printer) ReportTraceEvent(trace *libpf.Trace, meta *samples.TraceEventM
 	}
 	if last.Mapping.Valid() {
 		out.File = last.Mapping.Value().File.Value().FileName.String()
+	}
+	for _, handle := range trace.Frames {
+		frame := handle.Value()
+		if name := frame.FunctionName.String(); name != "" && frame.Type != libpf.KernelFrame {
+			out.Names = append(out.Names, name)
+		}
 	}
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
