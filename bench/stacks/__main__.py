@@ -77,7 +77,8 @@ def _measure(
         time.sleep(program.warm_up_s)
         names = [it for it in TOOLS if not missing(it) and (it != "py-spy" or program.is_python)]
         entries = Entries(process.pid, program.symbols)
-        watched = Watched(process.pid, seconds, folder, entries, program.passes, program.is_native)
+        kinds = program.is_native, program.is_python
+        watched = Watched(process.pid, seconds, folder, entries, program.passes, *kinds)
         return watch(watched, names, watcher)
     finally:
         process.kill()

@@ -37,6 +37,12 @@ class Watched:
     passes: tuple[str, ...] = ()
     """As the program's (`programs`)."""
     is_native: bool = False
+    is_python: bool = False
+
+    def has_names_of(self, tid: int) -> bool:
+        """Whether the stacks of a thread count for the share that is named: of Python, the main
+        thread, since those of libraries' thread pools run no Python."""
+        return tid == self.pid or not self.is_python
 
     def is_named(self, names: Iterable[str]) -> bool:
         """Whether each function to be passed through is a whole word of a frame's name."""
@@ -76,19 +82,21 @@ def sonde_share(it: Watched) -> Outcome:
         key: it.is_named(frames[one]["function"] or "" for one in ids if one in kinds)
         for key, ids in stacks.items()
     }
-    whole = named = total = 0.0
+    whole = named = nameable = total = 0.0
     for row in tables["sample"].to_pylist():
         if row["kind"] != "cpu" or row["pid"] != it.pid:
             continue
         total += row["weight_count"]
-        named += row["weight_count"] * named_stacks.get(row["stack_id"], False)
+        if it.has_names_of(row["tid"]):
+            nameable += row["weight_count"]
+            named += row["weight_count"] * named_stacks.get(row["stack_id"], False)
         ids = stacks.get(row["stack_id"])
         last = frames[ids[-1]] if ids else None
         if last is not None and last["kind"] == "user":
             address = it.entries.of_offset(last["binary"], last["offset"])
             whole += row["weight_count"] * (address is not None and it.entries.has(address))
     share = Share(round(whole), round(total))
-    return Outcome(share, Share(round(named), share.total) if it.passes else Share())
+    return Outcome(share, Share(round(named), round(nameable)) if it.passes else Share())
 
 
 def perf_command(how: str) -> Callable[[Watched], list[str]]:
@@ -202,7 +210,7 @@ class Otel:
     def share(self, it: Watched, begin_ns: int, end_ns: int) -> Outcome:
         """Of the traces of a process between two times; by names where the tool has any."""
         time.sleep(1.5)
-        whole = named = total = 0
+        whole = named = nameable = total = 0
         for text in self._path.read_text().splitlines():
             try:
                 line = json.loads(text)
@@ -211,12 +219,14 @@ class Otel:
             if line["pid"] != it.pid or not begin_ns <= line["t"] <= end_ns:
                 continue
             total += 1
-            named += it.is_named(line["names"] or [])
+            if it.has_names_of(line["tid"]):
+                nameable += 1
+                named += it.is_named(line["names"] or [])
             if line["kind"] in ("native", "go") and line["file"]:
                 address = it.entries.of_linked(line["file"], line["address"])
                 whole += address is not None and it.entries.has(address)
         has_names = it.passes and not it.is_native
-        return Outcome(Share(whole, total), Share(named, total) if has_names else Share())
+        return Outcome(Share(whole, total), Share(named, nameable) if has_names else Share())
 
     def close(self) -> None:
         """End it as a user would."""

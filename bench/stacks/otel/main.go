@@ -3,7 +3,7 @@
 // Command otel runs OpenTelemetry's eBPF profiler on the whole machine and writes the outermost
 // frame of every trace, and the names of all frames that have one, a line of JSON a trace, on stdout:
 //
-//	{"t": ns of CLOCK_REALTIME, "pid": 1, "kind": "native", "name": "", "file": "libc.so.6", "address": 16, "frames": 12, "names": ["work"]}
+//	{"t": ns of CLOCK_REALTIME, "pid": 1, "tid": 1, "kind": "native", "name": "", "file": "libc.so.6", "address": 16, "frames": 12, "names": ["work"]}
 //
 // Native frames have no name here: the profiler sends addresses, and names are found behind the
 // collector.
@@ -37,6 +37,7 @@ import (
 type line struct {
 	Time    uint64   `json:"t"`
 	PID     uint32   `json:"pid"`
+	TID     uint32   `json:"tid"`
 	Kind    string   `json:"kind"`
 	Name    string   `json:"name"`
 	File    string   `json:"file"`
@@ -62,7 +63,7 @@ func (p *printer) ReportTraceEvent(trace *libpf.Trace, meta *samples.TraceEventM
 		return nil
 	}
 	out := line{
-		Time: uint64(meta.Timestamp), PID: uint32(meta.PID), Kind: last.Type.String(),
+		Time: uint64(meta.Timestamp), PID: uint32(meta.PID), TID: uint32(meta.TID), Kind: last.Type.String(),
 		Name: last.FunctionName.String(), Address: uint64(last.AddressOrLineno),
 		Frames: len(trace.Frames),
 	}
