@@ -103,6 +103,10 @@ def claims() -> Iterator[tuple[str, str, str]]:
             yield one, result, f"{len(programs) - len(wrong)} of {len(programs)}"
             yield one, result, f"{sum(row['is_right'] for row in exam)} of {len(exam)}"
             yield one, result, f"{placed.count(True)} of {len(placed)}"
+    traces = "bench/explain/results/exam-7-traces.json"
+    traced = loaded(traces)
+    right = sum(row["is_right"] for row in traced)
+    yield "docs/lab/exam.md", traces, f"{right} of {len(traced)} right"
     page = early
     for state in ("before", "now"):
         result = f"bench/explain/results/exam-3-again-{state}.json"
