@@ -156,7 +156,7 @@ def claims() -> Iterator[tuple[str, str, str]]:
         again,
         f"recordings judged again hold {sum(held)} of {len(held)}",
     )
-    for number in (5, 6):
+    for number in (5, 6, 7):
         result = f"bench/explain/results/exam-{number}-now.json"
         exam = loaded(result)
         wrong = {row["program"] for row in exam if not row["is_right"]}

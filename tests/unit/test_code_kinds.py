@@ -183,3 +183,21 @@ def test_captures_of_earlier_versions_have_no_origin(tmp_path):
 
     assert earlier.schema == TABLES["frame"]
     assert set(earlier.column("origin").to_pylist()) == {""}
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [
+        ("torch/fx/_symbolic_trace.py", CodeKind.COMPILER),
+        ("torch/fx/graph.py", CodeKind.COMPILER),
+        ("torch/export/exported_program.py", CodeKind.COMPILER),
+        ("torch/jit/_recursive.py", CodeKind.COMPILER),
+        ("torch/fx/graph_module.py", CodeKind.FRAMEWORK),  # it runs what was traced
+        ("torch/fx/interpreter.py", CodeKind.FRAMEWORK),
+        ("torch/jit/_script.py", CodeKind.FRAMEWORK),
+        ("torch/nn/modules/module.py", CodeKind.FRAMEWORK),
+    ],
+)
+def test_tracing_a_model_is_no_launch_path(file: str, kind: CodeKind) -> None:
+    for origin in (PACKAGE, PROGRAM, UNKNOWN):
+        assert kind_of_file(file, "f", origin) == kind

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sonde.agent.frame_texts import MOST_BYTES, shortened
@@ -21,6 +21,7 @@ def frames(first: int, count: int, function: str, file: str) -> tuple[KnownFrame
     )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.integers(0, 5_000), max_size=40), st.integers(0, 20_000))
 def test_the_common_length_is_the_greatest_that_fits(sizes: list[int], most: int) -> None:
     length = common_length(sizes, most)
@@ -30,6 +31,7 @@ def test_the_common_length_is_the_greatest_that_fits(sizes: list[int], most: int
         assert sum(min(size, length + 1) for size in sizes) > most
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text(max_size=60), st.integers(3, 100))
 def test_a_cut_text_has_no_more_bytes(text: str, most: int) -> None:
     found = cut(text, most)

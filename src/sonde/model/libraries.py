@@ -97,8 +97,13 @@ _LOADER_FILE = re.compile(
 _QUEUE_FILE = re.compile(
     r"^(queue\.py|concurrent/futures/|multiprocessing/(queues|pool|connection|managers)\.py)"
 )
-_COMPILER_FILE = re.compile(r"^(torch/(_dynamo|_inductor|_functorch)/|triton/compiler/)")
-_COMPILED_FILE = re.compile(r"^torch/(_dynamo/eval_frame|_inductor/(runtime|utils|output_code))")
+_COMPILER_FILE = re.compile(
+    r"^(torch/(_dynamo|_inductor|_functorch|fx|export)/|torch/jit/(frontend|_recursive|_trace)\.py"
+    r"|triton/compiler/)"
+)
+_COMPILED_FILE = re.compile(
+    r"^torch/(_dynamo/eval_frame|_inductor/(runtime|utils|output_code)|fx/(graph_module|interpreter))"
+)
 """Files of compilers that run when compiled code runs: they show no compilation."""
 _FRAMEWORK_FILE = re.compile(
     r"^(torch|triton|jax|jaxlib|flax|optax|tensorflow|keras|apex|transformer_engine|functorch)/"
