@@ -17,8 +17,8 @@ from sonde.limits import common_length, cut
 from sonde.model.code import KnownFrame
 
 MOST_BYTES: Final = 8 << 20
-"""Of the texts of all frames in a chunk (UTF-8). A whole machine with PyTorch and XLA needs below
-2 MB of them."""
+"""Of the texts of all frames in a chunk (UTF-8). Of 67 recordings, of PyTorch and JAX programs
+among them, the one with most has 0.23 MB in all its chunks."""
 LEAST_BYTES: Final = 16
 """A text is never cut to less."""
 
