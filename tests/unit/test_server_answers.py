@@ -260,3 +260,11 @@ def test_long_texts_of_nested_boxes_are_cut_and_short_ones_stay(
     names = [one["name"] for one in answers._boxes(box)]
     assert {"main", "train_step"} <= set(names)
     assert [len(leaf["name"].encode()) for leaf in leaves] == [200] * 9
+
+
+def test_nested_boxes_with_long_texts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    box = {"name": "\x01" * 1_000, "children": [{"name": "\x01" * 1_000, "children": []}] * 9}
+    answers._check_texts(box)
+    monkeypatch.setattr(answers, "ANSWER_BYTES", 40_000)
+    with pytest.raises(CaptureTooLarge):
+        answers._check_texts(box)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from sonde.errors import SinkError, UsageError
+from sonde.server.service import ServerLimits
 from sonde.sinks import server as sending
 from sonde.sinks.server import ServerSink, backoff_s, quiet_s
 from sonde.sinks.spool import Spool
@@ -253,6 +254,10 @@ def test_a_chunk_that_no_server_takes_does_not_hold_up_the_others(
 
     assert stub.taken == [b"goodfine"] or stub.taken == [b"good", b"fine"]
     assert sink.losses() == {"server.chunks_dropped": 0, "server.chunks_refused": 1}
+
+
+def test_what_is_not_sent_is_what_a_server_does_not_take() -> None:
+    assert ServerLimits().body_bytes == sending.MAX_CHUNK_BYTES
 
 
 def test_a_slow_server_never_delays_who_observes(stub: Stub, tmp_path: Path) -> None:

@@ -40,7 +40,8 @@ ANSWER_BYTES = 64 << 20
 TEXT_CHARS = 4_096
 """Texts in an answer are cut to this length; those of recorders are nearly always shorter."""
 TEXTS_BYTES = 16 << 20
-"""Of the names of a flame graph's frames or boxes (UTF-8): three times as much as JSON."""
+"""Of the names of a flame graph's frames or boxes (UTF-8). As JSON it is up to three times as much,
+of control characters six times, which `ANSWER_BYTES` bounds."""
 SHORT_CHARS = 32
 """Texts of this length are never cut, and not counted in TEXTS_BYTES."""
 _ROWS_AT_ONCE = 256
@@ -213,6 +214,7 @@ def _tree(session: StoredSession, options: Options) -> dict[str, Any]:
     total = stored.totals(session, options.selection)
     tree = stored_views.flame_tree(rows, found, weight)
     _fit_texts(_boxes(tree["root"]))
+    _check_texts(tree["root"])
     shown = tree["root"]["value"]
     return {"unit": weight, "total": total[weight], "not_shown": total[weight] - shown, **tree}
 
@@ -239,6 +241,21 @@ def _fit_texts(rows: list[dict[str, Any]]) -> None:
         most = max(SHORT_CHARS, common_length(sizes, TEXTS_BYTES))
         for row, name, value in texts:
             row[name] = cut(value, most)
+
+
+def _check_texts(root: dict[str, Any]) -> None:
+    """Raises CaptureTooLarge where the texts of nested boxes are too long to write: `_Content`
+    would see it too late, as a box is encoded together with all boxes in it."""
+    sizes: dict[str, int] = {}
+    left_bytes = ANSWER_BYTES
+    for box in _boxes(root):
+        for value in box.values():
+            if isinstance(value, str):
+                if value not in sizes:
+                    sizes[value] = len(strict_json.dumps(value))
+                left_bytes -= sizes[value]
+        if left_bytes < 0:
+            raise _too_large()
 
 
 def _pprof(session: StoredSession, options: Options) -> Answer:
@@ -405,8 +422,8 @@ def _shown(table: pa.Table) -> pa.Table:
         if pa.types.is_string(field.type):
             longest = pc.max(pc.utf8_length(column)).as_py() or 0
             if longest > TEXT_CHARS:
-                cut = pc.utf8_slice_codeunits(column, 0, TEXT_CHARS)
-                table = table.set_column(at, field, cut)
+                short = pc.utf8_slice_codeunits(column, 0, TEXT_CHARS)
+                table = table.set_column(at, field, short)
     return table
 
 

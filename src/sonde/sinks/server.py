@@ -48,7 +48,7 @@ BATCH_CHUNKS = 32
 MAX_CHUNK_BYTES = 16 << 20
 """What a server takes in a request (`ServerLimits.body_bytes`, unless it is configured otherwise).
 A larger chunk is not sent, since no server's answer to it need arrive, and the chunks behind it
-would wait for ever. The agent makes none that large (`agent.frame_texts`)."""
+would wait for ever. What makes chunks large, names of code, the agent bounds (`frame_texts`)."""
 REQUEST_S = 30.0
 """Deadline of a request with chunks."""
 CLOSE_S = 5.0
