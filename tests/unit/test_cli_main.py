@@ -138,3 +138,22 @@ def test_a_library_that_the_host_lacks_is_named(
     message = capsys.readouterr().err
     assert "the library libstdc++.so.6 is missing on this host" in message
     assert "libstdc++6 (apt)" in message
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["trace", str(os.getpid())], ["explain", "--pid", "1"], ["diff", "a.sonde", "b.sonde"]],
+    ids=lambda given: given[0],
+)
+def test_an_installation_for_recording_names_what_reading_needs(arguments: list[str]) -> None:
+    code = (
+        "import sys; sys.modules.update(numpy=None, pyarrow=None, duckdb=None);"
+        "from sonde.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 3
+    assert "the Python package numpy is not installed" in done.stderr
+    assert "pip install sonde" in done.stderr

@@ -57,6 +57,25 @@ def begin(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return process
 
 
+def test_an_installation_that_only_records_names_its_capture(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules.update(numpy=None, pyarrow=None, duckdb=None);"
+        "from sonde.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "record", "-d", "0.5", "-o", "a.sonde"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "this installation only records" in done.stderr
+    assert "sonde report a.sonde" in done.stdout
+    assert read(tmp_path / "a.sonde").samples
+
+
 # ---- what is refused, before anything is recorded ----
 
 

@@ -55,6 +55,8 @@ examples:
 
 _NO_LIBRARY = "cannot open shared object file"
 """Part of the dynamic linker's message for a missing library."""
+_READING = frozenset({"duckdb", "numpy", "pyarrow"})
+"""Packages that an installation for recording alone does not have."""
 ABORTED_BY_SIGINT = 128 + signal.SIGINT
 """Exit code, as of shells."""
 
@@ -140,14 +142,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(file=sys.stderr)
         return ABORTED_BY_SIGINT
     except Exception as error:
-        if isinstance(error, ImportError) and _NO_LIBRARY in str(error):
-            print_error(_missing_library(error))
+        if isinstance(error, ImportError) and (missing := _missing(error)) is not None:
+            print_error(missing)
             return MissingDependency.exit_code
         return _report_bug(error)
 
 
-def _missing_library(error: ImportError) -> MissingDependency:
-    """The error for a package (NumPy, Arrow) that needs a library which this host lacks."""
+def _missing(error: ImportError) -> MissingDependency | None:
+    """The error for a package of readers that an installation for recording lacks, or for a library
+    that a package (NumPy, Arrow) needs and this host lacks; None for any other module."""
+    if (error.name or "").partition(".")[0] in _READING and isinstance(error, ModuleNotFoundError):
+        return MissingDependency(
+            f"the Python package {error.name} is not installed: this installation only records",
+            "install Sonde with its dependencies: pip install sonde",
+        )
+    if _NO_LIBRARY not in str(error):
+        return None
     name = str(error).partition(":")[0]
     return MissingDependency(
         f"the library {name} is missing on this host",

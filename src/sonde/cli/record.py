@@ -325,12 +325,20 @@ def _print_result(args: argparse.Namespace, path: Path, live: Live, child: Child
         return
     if args.quiet:
         return
-    if (written := path.stat().st_size) >= _LARGE_BYTES:
-        _note(args, f"{path} is complete ({size(written)}); summarizing it, Ctrl-C skips that")
+    written = path.stat().st_size
     # Imported late: it would take memory while recording.
-    from sonde.export import summary
-    from sonde.query.capture import read
-    from sonde.query.session import Session
+    try:
+        from sonde.export import summary
+        from sonde.query.capture import read
+        from sonde.query.session import Session
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("sonde"):
+            raise
+        _note(args, f"{path} is complete ({size(written)}); this installation only records")
+        print(f"{path}: read it with `sonde report {path}` where {error.name} is installed")
+        return
+    if written >= _LARGE_BYTES:
+        _note(args, f"{path} is complete ({size(written)}); summarizing it, Ctrl-C skips that")
 
     capture = read(path)
     before_bytes = capture.budget.held_bytes if capture.budget is not None else 0

@@ -10,6 +10,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -93,6 +94,7 @@ def run(args: argparse.Namespace) -> int:
     path = args.output or Path(time.strftime(f"sonde-trace-{args.pid}-%Y%m%d-%H%M%S.json.gz"))
     if path.suffixes[-2:] != [".json", ".gz"]:
         raise UsageError(f"{path} does not end in .json.gz", "Name it so: -o trace.json.gz")
+    import_module("numpy")  # reads the trace: without it, the process would be traced for nothing
     kill_switch.require_allowed()
     namespaces.require_matching_proc()
     process.require(args.pid)

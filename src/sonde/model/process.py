@@ -22,6 +22,9 @@ class Process:
     exe: str = ""
     owner: Owner = UNKNOWN
 
+    def __hash__(self) -> int:
+        return hash((self.pid, self.start_ns))  # few of equal ones differ in more: much faster
+
     @property
     def name(self) -> str:
         """The name of its leader thread, else of its executable."""
@@ -45,6 +48,9 @@ class Thread:
     process: Process
     tid: int
     comm: str = ""
+
+    def __hash__(self) -> int:
+        return hash((self.tid, self.process.start_ns))
 
     @property
     def name(self) -> str:

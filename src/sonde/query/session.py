@@ -184,7 +184,7 @@ class Session:
             self._functions_indexed = True
 
     def _index_processes(self, table: pa.Table) -> list[Process]:
-        processes = [_process(row) for row in table.to_pylist()]
+        processes = _processes(table)
         self._connection.register("known_process", table.select(["pid", "start_ns"]))
         # A process that ended before its name could be read has rows, but none in `process`.
         processes += [
@@ -207,9 +207,8 @@ class Session:
 
     def _index_threads(self, table: pa.Table) -> list[Thread]:
         process_of = {(p.pid, p.start_ns): number for number, p in enumerate(self.processes)}
-        named = {
-            (row["pid"], row["start_ns"], row["tid"]): row["comm"] for row in table.to_pylist()
-        }
+        key = [table.column(name).to_pylist() for name in ("pid", "start_ns", "tid")]
+        named = dict(zip(zip(*key, strict=True), _texts(table.column("comm")), strict=True))
         self._connection.register("known_thread", table.select(["pid", "start_ns", "tid"]))
         seen = self.rows(
             "SELECT pid, start_ns, tid FROM raw_sample UNION "
@@ -258,9 +257,22 @@ class Session:
         self._connection.register("leaf", pa.table({"stack": stack, "function": leaves}))
 
 
-def _process(row: dict[str, Any]) -> Process:
-    owner = Owner(**{column: row.pop(column) for column in OWNER_COLUMNS})
-    return Process(**row, owner=owner)
+def _processes(table: pa.Table) -> list[Process]:
+    """A process for each row; rows of the same owner have one object of it."""
+    numbers = [table.column(name).to_pylist() for name in ("pid", "start_ns", "ppid")]
+    names = [_texts(table.column(name)) for name in ("comm", "exe")]
+    texts = [
+        table.column(name).to_pylist() if name == "inner_pid" else _texts(table.column(name))
+        for name in OWNER_COLUMNS
+    ]
+    owners: dict[tuple[Any, ...], Owner] = {}
+    processes = []
+    owned = zip(*texts, strict=True)
+    for pid, start_ns, ppid, comm, exe, about in zip(*numbers, *names, owned, strict=True):
+        if (owner := owners.get(about)) is None:
+            owner = owners[about] = Owner(*about)
+        processes.append(Process(pid, start_ns, ppid, comm, exe, owner))
+    return processes
 
 
 def _stacks(stack: pa.Table, frame: pa.Table) -> Stacks:
