@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,12 @@ while length := link.recv(4, socket.MSG_WAITALL):
     request = marshal.loads(link.recv(struct.unpack("<I", length)[0], socket.MSG_WAITALL))
     if request[1] == "hangs":
         time.sleep(100)
+    if request[1] == "slow":
+        time.sleep(0.015)
+    if request[1] == "busy":
+        until_s = time.thread_time() + 0.015
+        while time.thread_time() < until_s:
+            pass
     answer(request[1])
 """
 GOOD, BAD = 1, 100_000
@@ -70,3 +77,43 @@ def test_an_answer_without_its_descriptor_is_an_error_of_that_file(slow: Broker)
     with pytest.raises(OSError, match="Too many open files"):
         slow.open(GOOD, ("open", "there"))
     assert slow.ask(GOOD, ("read", "there")) == "there"
+
+
+def ask_again_and_again(it: Broker, what: str, pids: range) -> tuple[int, float]:
+    """How many of the processes answered, and how long that took together."""
+    answered, began_s = 0, time.monotonic()
+    for pid in pids:
+        with suppress(Hung):
+            answered += it.ask(pid, ("read", what)) == what
+    return answered, time.monotonic() - began_s
+
+
+def test_many_answers_that_come_late_cost_their_party_its_patience(
+    slow: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "BRIEF_S", 0.3)
+    assert slow.ask(GOOD, ("read", "there")) == "there"
+    answered, took_s = ask_again_and_again(slow, "slow", range(BAD, BAD + 1000))
+    assert answered < 40
+    assert took_s < 2.0  # not 15
+    assert slow.patience.processes_hung >= 900
+    assert slow.generation == 1  # nobody was killed for it
+    assert slow.ask(GOOD, ("read", "slow")) == "slow"  # another party's
+
+
+def test_one_process_that_answers_late_costs_its_party_no_other_answer(
+    slow: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "BRIEF_S", 0.1)
+    for _ in range(20):
+        ask_again_and_again(slow, "slow", range(BAD, BAD + 1))
+    assert slow.patience.is_hung(BAD)
+    assert slow.ask(BAD + 1, ("read", "there")) == "there"
+
+
+def test_a_child_that_computes_for_an_answer_costs_nobody_s_patience(
+    slow: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "BRIEF_S", 0.1)
+    answered, _ = ask_again_and_again(slow, "busy", range(BAD, BAD + 30))
+    assert answered == 30

@@ -18,6 +18,10 @@ PATIENCE_S: Final = 1.0
 """How long is waited for the processes of one party together, at most."""
 PATIENCE_SHARE: Final = 0.02
 """How much of that comes back in a second, in s."""
+BRIEF_S: Final = 2.0
+"""The same for waits that end before the reader's deadline (`broker.FREE_S`), such as for pages of
+a file system of the user's that takes milliseconds for each."""
+BRIEF_SHARE: Final = 0.05
 FEW_HUNG: Final = 4
 """Where more processes of a party are left alone, and patience with it is used up, none of its
 processes is read."""
@@ -43,16 +47,25 @@ def payer_of(who: int | None) -> int:
 class PartyPatience:
     """How long may still be waited for the processes of one party, in s."""
 
-    __slots__ = ("left_s", "since_s")
+    __slots__ = ("brief_s", "left_s", "since_s")
 
     def __init__(self, now_s: float) -> None:
-        self.left_s, self.since_s = PATIENCE_S, now_s
+        self.left_s, self.brief_s, self.since_s = PATIENCE_S, BRIEF_S, now_s
 
     def left(self, now_s: float) -> float:
         """What is left now, in seconds; below 0 where more was spent."""
-        self.left_s = min(PATIENCE_S, self.left_s + (now_s - self.since_s) * PATIENCE_SHARE)
-        self.since_s = now_s
+        passed_s, self.since_s = now_s - self.since_s, now_s
+        self.left_s = min(PATIENCE_S, self.left_s + passed_s * PATIENCE_SHARE)
+        self.brief_s = min(BRIEF_S, self.brief_s + passed_s * BRIEF_SHARE)
         return self.left_s
+
+    def is_spent(self, now_s: float) -> bool:
+        """Whether nothing is left, for long waits or for brief ones."""
+        return self.left(now_s) <= 0 or self.brief_s <= 0
+
+    def is_whole(self, now_s: float) -> bool:
+        """Whether it is as good as new."""
+        return self.left(now_s) >= PATIENCE_S and self.brief_s >= BRIEF_S
 
 
 class Patience:
@@ -84,10 +97,20 @@ class Patience:
             return False
         party = payer_of(who)
         of_party = sum(now_s < until_s and of == party for until_s, _, of in self._hung.values())
-        if of_party <= FEW_HUNG or self.of(party, now_s).left(now_s) > 0:
+        if of_party <= FEW_HUNG or not self.of(party, now_s).is_spent(now_s):
             return False
         self.processes_hung += 1
         return True
+
+    def charge_brief(self, who: int, waited_s: float, *, is_file: bool) -> None:
+        """An answer about a process came after such a wait. Where its party has used up what such
+        waits may cost, this process or its files are left alone for a while."""
+        now_s = time.monotonic()
+        of_party = self.of(payer_of(who), now_s)
+        of_party.left(now_s)
+        of_party.brief_s -= waited_s
+        if of_party.brief_s <= 0:
+            self.mark(who, is_file=is_file)
 
     def mark(self, who: int | None, *, is_file: bool) -> None:
         """A process, or a file of it, did not answer: leave it alone for a while."""
@@ -108,7 +131,7 @@ class Patience:
         """The patience with a party."""
         if len(self._parties) > MAX_PARTIES and party not in self._parties:
             for known, of_known in list(self._parties.items()):
-                if of_known.left(now_s) >= PATIENCE_S:  # as good as new
+                if of_known.is_whole(now_s):
                     del self._parties[known]
             if len(self._parties) > MAX_PARTIES:
                 party = NOBODY
