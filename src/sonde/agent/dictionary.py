@@ -30,6 +30,9 @@ MAX_COUNTED_PROCESSES = 65_536
 _OWNER = attrgetter(*OWNER_COLUMNS)
 MAX_STACKS = 16_384
 """Stacks whose frames are remembered from chunk to chunk."""
+MAX_MADE = 131_072
+"""Frames made for these stacks, some 50 MB: a program may have a new one at each address, and a
+hundred in a stack."""
 
 
 class _Stack(NamedTuple):
@@ -41,6 +44,8 @@ class _Stack(NamedTuple):
     """The kernel keeps it in several pieces."""
     party: int
     """Whose process had it first (`procfs.party_of`)."""
+    made: int
+    """Frames that were new with it."""
 
 
 class Dictionary:
@@ -51,6 +56,10 @@ class Dictionary:
         self._resolver = resolver
         self.stacks = StackReader(resolver, unwinding)
         self._stacks: dict[int, _Stack] = {}
+        self._made = 0
+        """Frames that were new with the stacks that are remembered."""
+        self._made_before = 0
+        """Those made by the resolver until the last stack."""
         self._put_off: dict[int, TrackedProcess] = {}
         """Stacks with frames that have no name yet, with their process: the CPU time for names of
         its party was used up (`Resolver.is_put_off`)."""
@@ -92,9 +101,9 @@ class Dictionary:
         self._forget_old()
 
     def _forget_old(self) -> None:
-        while len(self._stacks) > MAX_STACKS:
+        while len(self._stacks) > MAX_STACKS or self._made > MAX_MADE:
             oldest = next(iter(self._stacks))
-            del self._stacks[oldest]
+            self._made -= self._stacks.pop(oldest).made
             self._put_off.pop(oldest, None)
 
     def ignore(self, batch: Batch) -> None:
@@ -198,7 +207,13 @@ class Dictionary:
         self.named += 1
         if in_library:
             frames = tuple(dropwhile(_is_of_library, frames))
-        self._stacks[stack_id] = _Stack(frames, is_whole(frames, stop), is_long, process.party)
+        made_before, self._made_before = self._made_before, self._resolver.counters.frames_new
+        made = self._made_before - made_before
+        if (before := self._stacks.get(stack_id)) is not None:
+            self._made -= before.made
+        self._made += made
+        whole = is_whole(frames, stop)
+        self._stacks[stack_id] = _Stack(frames, whole, is_long, process.party, made)
 
     def _write_stacks(self, chunk: ChunkBuilder, stacks: list[int]) -> None:
         known = [self._stacks[stack_id] for stack_id in stacks]

@@ -91,6 +91,7 @@ class Losses:
         now |= {f"unwind.{name}": count for name, count in self._unwinding.losses().items()}
         now["stacks.forgotten"] = self._dictionary.forgotten
         now["frames.texts_cut"] = self._dictionary.names_cut
+        now["frames.without_offset"] = self._resolver.counters.frames_without_offset
         now[LOST_EVENTS] = self._event_loop.lost
         patience = procfs.BROKER.patience
         hung = patience.processes_hung, patience.files_hung

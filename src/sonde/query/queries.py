@@ -84,6 +84,8 @@ LOSS_TEXT = {
     " the time for names; file and offset are kept",
     "texts_cut": "frames whose names were cut, because those of all frames of some seconds were too"
     " long together; names of other users and containers stay whole",
+    "without_offset": "addresses of code in no file that became one frame for their whole mapping,"
+    " because their user or container had too many new ones",
     "files_put_off": "newly mapped files that were not opened in advance, because their user or"
     " container had used up the time for it; code of processes that ended at once has no names",
     "delayed": "times that the files of a process were not looked at, because its user or container"

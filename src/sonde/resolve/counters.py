@@ -21,6 +21,9 @@ class Counters:
     """Of those, locations that no symbol covers."""
     frames_unmapped: int = 0
     """Addresses outside all known mappings of their process."""
+    frames_without_offset: int = 0
+    """Addresses of code in no file that became one frame a mapping, as their user or container had
+    used up the time for names or what new frames it may have."""
     frames_evicted: int = 0
     """Frames dropped from the caches; they are looked up again when they return."""
     files_opened: int = 0

@@ -15,20 +15,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from sys import intern
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sonde import _native, procfs
+from sonde import _native
 from sonde.model.code import Frame, KnownFrame
-from sonde.model.digests import blake2b
 from sonde.model.owner import GroupNote, Owner, ProcessNote
 from sonde.model.process import Process
 from sonde.resolve.binaries import Binaries
 from sonde.resolve.binary import Binary, FileKey
 from sonde.resolve.build_id_links import BuildIdLinks
-from sonde.resolve.code_origin import origin_of_binary
 from sonde.resolve.counters import Counters
+from sonde.resolve.frame_fields import Label, frame_id, label_of
+from sonde.resolve.frames_without_file import FramesWithoutFile
 from sonde.resolve.lru_cache import LruCache
 from sonde.resolve.mappings import Mapping
 from sonde.resolve.naming_budget import (
@@ -40,7 +39,6 @@ from sonde.resolve.naming_budget import (
 )
 from sonde.resolve.new_files import in_turn
 from sonde.resolve.owners import OwnerResolver
-from sonde.resolve.perf_maps import PerfMaps
 from sonde.resolve.processes import GRACE_NS, ProcessTable
 from sonde.resolve.tracked_process import TrackedProcess
 
@@ -58,16 +56,10 @@ MAX_NEW_FILES: Final = 32
 """Newly mapped files opened at one tick, in case the process ends before it is sampled."""
 MAX_KERNEL_FRAMES: Final = 16_384
 """Frames of the kernel that are cached; beyond, all are dropped."""
-MAX_LABELS: Final = 1_024
-"""Paths whose `_Label` is cached."""
-MAX_NAME: Final = 128
-"""Characters of a file name that a frame shows."""
 
 EVAL_FUNCTION: Final = "_PyEval_EvalFrameDefault"
 """CPython's evaluation loop, which runs the Python frames of a stack."""
 _KERNEL: Final = "[kernel]"
-_JIT: Final = "[jit]"
-"""What frames show in place of a file name."""
 
 
 CodeAddress = tuple[int, int]
@@ -85,25 +77,11 @@ class _FileLocation(NamedTuple):
     mapping: Mapping
 
 
-def frame_id(frame: Frame) -> int:
-    """64-bit BLAKE2b hash of a frame's fields, never 0."""
-    content = "\0".join(map(str, frame))
-    digest = blake2b(content.encode("utf-8", "replace"), digest_size=8).digest()
-    return int.from_bytes(digest, "little") or 1
-
-
-class _Label(NamedTuple):
-    """What frames show of a mapping's path."""
-
-    name: str
-    origin: str
-    """A value of `CodeOrigin`."""
-
-
-@lru_cache(MAX_LABELS)
-def _label_of(name: str, path: str) -> _Label:
-    """The label of a mapping with this name and path."""
-    return _Label(procfs.printable(name)[:MAX_NAME], origin_of_binary(path).value)
+def _is_place(known: KnownFrame | None) -> bool:
+    """Whether a frame is no code location, but a whole mapping, or memory outside all of them."""
+    if known is None or known is _UNMAPPED:
+        return known is _UNMAPPED
+    return known.frame.kind == "unknown" and not known.frame.offset
 
 
 def _frame_in(binary: Binary, function: str, at: _FileLocation) -> Frame:
@@ -112,7 +90,7 @@ def _frame_in(binary: Binary, function: str, at: _FileLocation) -> Frame:
     The name and origin shown are those of the mapping: other processes may have the file at another
     path.
     """
-    label = _label_of(at.mapping.name, at.mapping.path)
+    label = label_of(at.mapping)
     named = (binary.kind, function, label.name, binary.build_id, at.offset)
     return Frame(*named, origin=label.origin)
 
@@ -163,13 +141,11 @@ class Resolver:
         """For names of Python code. What is left out for it is counted in `budget.left_out`."""
         self.files_budget = NamingBudget(has_budget, FILES_BURST_S, SHARE)
         """For reading which files processes map, and what these are."""
-        self._perf_maps = PerfMaps(self.counters, self.budget)
         self._put_off: set[TrackedProcess] = set()
         """Processes with frames that have no name yet."""
-        self._by_offset: LruCache[tuple[int, int, _Label], KnownFrame] = LruCache(MAX_FRAMES)
+        self._by_offset: LruCache[tuple[int, int, Label], KnownFrame] = LruCache(MAX_FRAMES)
         """Frames by the file's index, offset, and what is shown of its path."""
-        self._without_file: LruCache[Frame, KnownFrame] = LruCache(MAX_FRAMES // 4)
-        """Frames of just-in-time compiled code and unknown ones, by content."""
+        self._without_file = FramesWithoutFile(self.counters, self.budget, MAX_FRAMES // 4)
         self.kernel_frames = _native.FrameCache()
         """Frames by (kernel address, 1 for a leaf)."""
         self._kernel_build_id = _native.kernel_build_id()
@@ -239,7 +215,7 @@ class Resolver:
         self._binaries.expire(now_ns)
         for process in self._binaries.to_retry(now_ns):
             process.forget_frames()
-        self._perf_maps.expire()
+        self._without_file.expire()
         self.budget.tick()
         self.python_budget.tick()
         self.files_budget.tick()
@@ -353,8 +329,10 @@ class Resolver:
         frames: list[KnownFrame | None],
         is_stack: bool = True,
     ) -> list[KnownFrame | None]:
-        """Fill in the frames that are None; in a stack, adjacent unmapped ones become one."""
+        """Fill in the frames that are None; in a stack, adjacent unmapped ones become one, and
+        those of one mapping without an offset."""
         by_file: dict[Binary, list[_FileLocation]] = {}
+        generated: list[tuple[int, Mapping, int]] = []
         missing = [i for i, known in enumerate(frames) if known is None]
         lookups = [addresses[i][0] - (not addresses[i][1]) for i in missing]
         unmapped = 0
@@ -369,18 +347,18 @@ class Resolver:
                 continue
             binary = self._binary_of(process, mapping)
             if binary is None or binary.holds_no_code:
-                generated = self._resolve_without_file(process, mapping, address)
-                frames[i] = generated
-                if generated.frame.kind == "unknown":
-                    continue  # not cached: a perf map may name it soon
-            else:
-                offset = address - mapping.start + mapping.offset
-                label = _label_of(mapping.name, mapping.path)
-                frames[i] = self._by_offset.get((binary.index, offset, label))
-                if frames[i] is None:
-                    by_file.setdefault(binary, []).append(_FileLocation(i, offset, mapping))
-                    continue
+                if is_stack or process.generated_code is not None:
+                    generated.append((i, mapping, address))
+                continue  # unknown ones are not cached, so they are not looked up in advance
+            offset = address - mapping.start + mapping.offset
+            label = label_of(mapping)
+            frames[i] = self._by_offset.get((binary.index, offset, label))
+            if frames[i] is None:
+                by_file.setdefault(binary, []).append(_FileLocation(i, offset, mapping))
+                continue
             self._cache(process, addresses[i], frames[i])
+        if generated:
+            self._look_up_generated(process, addresses, frames, generated)
         for binary, locations in by_file.items():
             symbolized = self._symbolize(process, binary, locations)
             for location, known in zip(locations, symbolized, strict=True):
@@ -388,10 +366,28 @@ class Resolver:
                 self._cache(process, addresses[location.position], known)
         if is_stack:
             self.counters.frames_unmapped += unmapped
-            if unmapped > 1:
+            if unmapped > 1 or len(generated) > 1:
                 pairs = zip([None, *frames], frames, strict=False)
-                return [it for before, it in pairs if it is not _UNMAPPED or before is not it]
+                return [it for before, it in pairs if before is not it or not _is_place(it)]
         return frames
+
+    def _look_up_generated(
+        self,
+        process: TrackedProcess,
+        addresses: Sequence[CodeAddress],
+        frames: list[KnownFrame | None],
+        generated: Sequence[tuple[int, Mapping, int]],
+    ) -> None:
+        """Fill in frames of addresses, (position, mapping, address), whose code is in no file."""
+        found, is_put_off = self._without_file.at(process, [it[1:] for it in generated])
+        if is_put_off:
+            self._put_off.add(process)
+            self.budget.left_out[process.party] += len(generated)
+            self.counters.names_put_off += len(generated)
+        for (i, _, _), known in zip(generated, found, strict=True):
+            frames[i] = known
+            if known.frame.kind != "unknown":  # else not cached: a perf map may name it soon
+                self._cache(process, addresses[i], known)
 
     def _cache(
         self, process: TrackedProcess, address: CodeAddress, known: KnownFrame | None
@@ -450,7 +446,7 @@ class Resolver:
             self.counters.frames_new += 1
             self.counters.frames_unnamed += not function
             if is_open:  # else not cached: the file may be opened through another process
-                label = _label_of(location.mapping.name, location.mapping.path)
+                label = label_of(location.mapping)
                 self._by_offset.put((binary.index, location.offset, label), known)
             found.append(known)
         return found
@@ -466,8 +462,8 @@ class Resolver:
 
     def _binary_of(self, process: TrackedProcess, mapping: Mapping) -> Binary | None:
         """The file behind a mapping; looking for it is charged to the party."""
-        if not self._binaries.is_to_find(mapping):
-            return mapping.binary
+        if not (mapping.has_file or mapping.path) or not self._binaries.is_to_find(mapping):
+            return mapping.binary  # None for anonymous memory
         with self.files_budget.charged(process.party, free_s=0.0):
             return self._binaries.of(process, mapping)
 
@@ -477,8 +473,8 @@ class Resolver:
         self.budget.left_out[process.party] += 1
         self.counters.names_put_off += 1
         offset = address - mapping.start + mapping.offset
-        label = _label_of(mapping.name, mapping.path)
-        return self._shared_frame(Frame("unknown", "", label.name, offset=offset))
+        label = label_of(mapping)
+        return self._without_file.shared(Frame("unknown", "", label.name, offset=offset))
 
     def _put_names_off(
         self, process: TrackedProcess, binary: Binary, locations: Sequence[_FileLocation]
@@ -489,29 +485,3 @@ class Resolver:
         self.counters.names_put_off += len(locations)
         frames = [_frame_in(binary, "", it) for it in locations]
         return [KnownFrame(frame_id(frame), frame) for frame in frames]
-
-    def _resolve_without_file(
-        self, process: TrackedProcess, mapping: Mapping, address: int
-    ) -> KnownFrame:
-        """The frame of an address whose code is in no ELF file."""
-        name = None
-        if process.generated_code is not None:
-            with self.budget.charged(process.party):
-                name = process.generated_code.name_at(address)
-        if name is None:
-            name = self._perf_maps.find(process, address, time.monotonic_ns())
-        if name is not None:
-            return self._shared_frame(Frame(name.kind, name.function, _JIT, file=name.file))
-        start = mapping.start - (mapping.offset if mapping.has_file else 0)
-        label = _label_of(mapping.name, mapping.path)
-        return self._shared_frame(Frame("unknown", "", label.name, offset=address - start))
-
-    def _shared_frame(self, frame: Frame) -> KnownFrame:
-        """A frame without an ELF file, with its id: the same object for equal frames."""
-        known = self._without_file.get(frame)
-        if known is None:
-            known = KnownFrame(frame_id(frame), frame)
-            self._without_file.put(frame, known)
-            self.counters.frames_new += 1
-            self.counters.frames_unnamed += not frame.function
-        return known

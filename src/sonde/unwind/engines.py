@@ -12,10 +12,10 @@ from typing import Final
 from sonde import _native
 from sonde.model.code import Frame, KnownFrame
 from sonde.resolve.allowance import ROOT
+from sonde.resolve.frame_fields import frame_id
 from sonde.resolve.lru_cache import LruCache
 from sonde.resolve.mappings import Mapping
 from sonde.resolve.naming_budget import NamingBudget
-from sonde.resolve.resolver import frame_id
 from sonde.resolve.tracked_process import JitName, TrackedProcess
 from sonde.unwind.attempts import ATTEMPTS, OVER_S, RETRY_S, Attempts
 from sonde.unwind.chain import (

@@ -13,7 +13,7 @@ from sonde import _native
 from sonde.model.code import Frame, KnownFrame
 from sonde.resolve import Resolver
 from sonde.resolve.allowance import ROOT
-from sonde.resolve.resolver import frame_id
+from sonde.resolve.frame_fields import frame_id
 from sonde.resolve.tracked_process import JitName, TrackedProcess
 from sonde.unwind.attempts import ATTEMPTS, OVER_S, RETRY_S, Attempts
 from sonde.unwind.hotspot_code import MAX_BLOBS, MAX_ROWS, HotspotCode

@@ -24,8 +24,8 @@ from typing import Final
 from sonde import _native, procfs
 from sonde.model.code import Frame, KnownFrame
 from sonde.resolve.code_origin import origin_of_source
+from sonde.resolve.frame_fields import frame_id
 from sonde.resolve.lru_cache import LruCache
-from sonde.resolve.resolver import frame_id
 from sonde.resolve.tracked_process import TrackedProcess
 from sonde.unwind.cpython import CodeLayout, Interpreter
 from sonde.unwind.process_memory import Memory, ProcessMemory

@@ -14,8 +14,8 @@ from sonde import _native
 from sonde.model.code import Frame, KnownFrame
 from sonde.resolve import Resolver
 from sonde.resolve.allowance import ROOT
+from sonde.resolve.frame_fields import frame_id
 from sonde.resolve.mappings import Mapping
-from sonde.resolve.resolver import frame_id
 from sonde.resolve.tracked_process import JitName, TrackedProcess
 from sonde.unwind.attempts import ATTEMPTS, OVER_S, RETRY_S, Attempts
 from sonde.unwind.process_memory import ProcessMemory
