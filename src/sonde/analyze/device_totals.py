@@ -158,7 +158,8 @@ def with_runs(
     computing = sum(one.ns for one in kernels)
     alone = sum(one.ns for one in runs if one.kind == TotalKind.UNDERFILLED)
     of_device = {Cause.COPY: copied, Cause.COLLECTIVE: exposed, Cause.GPU_CONTENTION: held_up}
-    causes, waits = _attributed(verdict, computed - built, of_device, time)
+    reading = _reading(runs, time)
+    causes, waits = _attributed(verdict, computed - built, of_device, time, reading)
     advice = [Advice(next_step(one.key), 0.0) for one in causes if one.share >= LEAST_SHARE]
     parts = [(one.bound, one.share) for one in causes]
     ranked_kernels = (
@@ -245,6 +246,15 @@ def _for_building(runs: Iterable[Total]) -> float:
     return built / max(1, sum(one.ns for one in asked))
 
 
+def _reading(runs: Iterable[Total], time: ThreadTime) -> float:
+    """The part of the launch path at places that wait for the device and launch no kernel: it is
+    what the calls that wait cost on a CPU (`.item()`), and would go with them."""
+    launching = {one.location for one in runs if one.kind == TotalKind.STREAM}
+    path = time.places[Cause.LAUNCH]
+    ns = sum(path[place] for place in path.keys() & time.wait_places.keys() - launching)
+    return ns / max(1, time.ns[Cause.LAUNCH])
+
+
 def _asking(runs: Iterable[Total], time: ThreadTime) -> list[CodeLocation]:
     """The places that asked for most of the kernels' time; shares below `LEAST_SHARE` are left
     out."""
@@ -300,7 +310,11 @@ def _copied(runs: list[Total], calls: list[Total], window: int, timed_ns: int) -
 
 
 def _attributed(
-    verdict: Verdict, computed: float, device: Mapping[Cause, float], time: ThreadTime
+    verdict: Verdict,
+    computed: float,
+    device: Mapping[Cause, float],
+    time: ThreadTime,
+    reading: float,
 ) -> tuple[list[CauseShare], _Waits]:
     """The causes of the time in which the device did not compute, and what waits stand for.
 
@@ -337,7 +351,8 @@ def _attributed(
     stalled = max(0.0, stalled - blocked)
     kept = min(code, stalled)
     in_vain = max(0.0, waits - computed)  # waits while the device ran nothing
-    synchronized = min(waits, stalled - kept, launch + in_vain)
+    reads = reading * launch
+    synchronized = min(waits + reads, stalled - kept, launch + in_vain)
     left = max(0.0, stalled - synchronized - kept)
     found[Cause.HOST] = kept
     found[Cause.SYNCHRONIZATION] = found.get(Cause.SYNCHRONIZATION, 0.0) + synchronized
@@ -359,6 +374,6 @@ def _attributed(
         for_kernels=min(max(0.0, waits), computed),
         counted=synchronized,
         before_code=asked * min(waits, kept + synchronized),
-        before_launches=asked * min(synchronized, launch),
+        before_launches=asked * min(max(0.0, synchronized - reads), launch - reads),
     )
     return sorted(causes, key=lambda one: -one.ns), stand
