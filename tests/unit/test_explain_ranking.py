@@ -9,6 +9,8 @@ from sonde.analyze.ranking import (
     CO_DOMINANT_FRACTION,
     LEAST_SHARE,
     SECOND_BOUND_SHARE,
+    STALLED,
+    of_kernels,
     ranked_bounds,
     with_stalls,
 )
@@ -49,3 +51,26 @@ def test_a_cause_of_stalls_beside_kernels_counts_from_a_twentieth(share, is_name
     found = with_stalls([BoundShare(Bound.COMPUTE, 0.9)], [(Bound.COPY, share)])
 
     assert [one.key for one in found] == [Bound.COMPUTE, *[Bound.COPY] * is_named]
+
+
+@pytest.mark.parametrize(
+    ("ranked", "named"),
+    [
+        ([(Bound.COMPUTE, 0.6), (Bound.MEMORY, STALLED - 0.01)], [(Bound.COMPUTE, 0.6)]),
+        (
+            [(Bound.COMPUTE, 0.45), (Bound.MEMORY, 0.25)],
+            [(Bound.COMPUTE, 0.45), (Bound.MEMORY, 0.25), (Bound.KERNELS, 0.7)],
+        ),
+        (
+            [(Bound.MEMORY, 0.5), (Bound.COMPUTE, 0.1), (Bound.KERNELS, 0.1)],
+            [(Bound.MEMORY, 0.5), (Bound.KERNELS, 0.7)],
+        ),
+        ([(Bound.KERNELS, 0.4), (Bound.COMPUTE, 0.3)], [(Bound.KERNELS, 0.7)]),
+    ],
+)
+def test_kernels_of_several_classes_are_named_together_too(ranked, named):
+    """Work that is saved may have kernels of each: a network's layers are products and elementwise
+    work by turns."""
+    found = of_kernels([BoundShare(*one) for one in ranked])
+
+    assert [(one.key, pytest.approx(one.share)) for one in found] == named

@@ -22,7 +22,7 @@ from sonde.analyze.phases import phases_of
 from sonde.analyze.ranking import (
     STALLED,
     UNDERFILLED_BOUND,
-    co_dominant,
+    of_kernels,
     ranked_bounds,
     with_stalls,
 )
@@ -233,7 +233,7 @@ def _bounds(
         return with_stalls([BoundShare(Bound.SMALL_KERNELS, computing)], parts)
     kernels = max(1, sum(one.ns for one in classes))
     shares = [BoundShare(one.bound, computing * one.ns / kernels) for one in classes]
-    return with_stalls(co_dominant(shares), parts) or unknown
+    return with_stalls(of_kernels(shares), parts) or unknown
 
 
 def _evidence(

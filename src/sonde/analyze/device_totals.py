@@ -22,7 +22,7 @@ from sonde.analyze.ranking import (
     SECOND_BOUND_SHARE,
     STALLED,
     UNDERFILLED_BOUND,
-    co_dominant,
+    of_kernels,
     ranked_bounds,
     with_stalls,
 )
@@ -102,8 +102,9 @@ def with_runs(
     ran = [one for one in runs if one.kind == TotalKind.RUN and _is_work(one)]
     kernels = [one for one in ran if not is_collective(one.name)]
     exchanged = sum(one.ns for one in ran if is_collective(one.name)) / timed_ns
-    computed = min(1.0, sum(one.ns for one in kernels) / timed_ns)
-    summed = computed
+    summed = sum(one.ns for one in kernels) / timed_ns
+    computed = min(1.0, summed)
+    by_driver = reported is not None and reported < computed
     if reported is not None:
         computed = min(computed, reported)
     built = computed * _for_building(runs)
@@ -136,7 +137,7 @@ def with_runs(
         shares = [replace(one, share=one.share * computed / summed) for one in shares]
     shares.sort(key=lambda one: -one.ns)
     bounds = verdict.bounds
-    how = "by runs timed singly" if computed == summed else "by the driver's reports"
+    how = "by the driver's reports" if by_driver else "by runs timed singly"
     lines = [f"the device computed {_with_interval(computed, shares_of_runs)} of the time, {how}"]
     if summed - computed >= LEAST_SHARE:
         lines.append(
@@ -163,7 +164,7 @@ def with_runs(
     advice = [Advice(next_step(one.key), 0.0) for one in causes if one.share >= LEAST_SHARE]
     parts = [(one.bound, one.share) for one in causes]
     ranked_kernels = (
-        co_dominant([BoundShare(one.bound, one.share) for one in shares]) if shares else []
+        of_kernels([BoundShare(one.bound, one.share) for one in shares]) if shares else []
     )
     if shares and alone >= UNDERFILLED_BOUND * computing and computing <= ALONE * timed_ns:
         ranked_kernels = [BoundShare(Bound.SMALL_KERNELS, computed)]
@@ -248,9 +249,10 @@ def _for_building(runs: Iterable[Total]) -> float:
 
 def _reading(runs: Iterable[Total], time: ThreadTime) -> float:
     """The part of the launch path at places that wait for the device and launch no kernel: it is
-    what the calls that wait cost on a CPU (`.item()`), and would go with them."""
-    launching = {one.location for one in runs if one.kind == TotalKind.STREAM}
-    path = time.places[Cause.LAUNCH]
+    what the calls that wait cost on a CPU (`.item()`), and would go with them. 0 where no place is
+    known that launches kernels."""
+    launching = {one.location for one in runs if one.kind == TotalKind.STREAM} - {""}
+    path = time.places[Cause.LAUNCH] if launching else {}
     ns = sum(path[place] for place in path.keys() & time.wait_places.keys() - launching)
     return ns / max(1, time.ns[Cause.LAUNCH])
 

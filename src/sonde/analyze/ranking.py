@@ -10,7 +10,8 @@ from sonde.model.causes import Bound
 from sonde.model.verdict import BoundShare
 
 STALLED = 0.15
-"""A device that was stalled for less than this share of the time is bound by its kernels."""
+"""A device that was stalled for less than this share of the time is bound by its kernels, and one
+whose other kernels take less is bound by those of one class."""
 CO_DOMINANT_FRACTION = 0.6
 """A bound with this fraction of the largest one, or with `SECOND_BOUND_SHARE` of the time, is
 reported beside it."""
@@ -24,9 +25,20 @@ MAX_STALLS = 2
 """Causes of stalls that are reported beside kernels."""
 
 
-def co_dominant(ranked: Sequence[BoundShare]) -> list[BoundShare]:
-    """The first bound, and those about as large; three at most."""
-    return [one for one in ranked if one.share >= CO_DOMINANT_FRACTION * ranked[0].share][:3]
+def of_kernels(ranked: Sequence[BoundShare]) -> list[BoundShare]:
+    """The bounds of the kernels, from shares of the time by what limits them, the largest first.
+
+    One class by itself where the others leave less than `STALLED`, as a device that is stalled for
+    less is bound by its kernels. Else each class with that share, and all kernels together: work
+    that is saved may have kernels of several classes.
+    """
+    others = sum(one.share for one in ranked[1:])
+    if others < STALLED:
+        return list(ranked[:1])
+    whole = BoundShare(Bound.KERNELS, ranked[0].share + others)
+    if ranked[0].key == Bound.KERNELS:
+        return [whole]
+    return [*(one for one in ranked if one.share >= STALLED and one.key != Bound.KERNELS), whole]
 
 
 def with_stalls(
