@@ -28,6 +28,8 @@ THRESHOLDS = (
     ),
     "ranking.UNDERFILLED_BOUND",
     *("ordered_streams.LEAST_STREAM_WAITS", "device_totals.LEAST_SHARE", "device_totals.STALLED"),
+    *("device_totals.SECOND_BOUND_SHARE", "device_totals.UNDERFILLED_BOUND"),
+    *("ordered_streams.LEAST_SHARE", "ordered_streams.ALONE", "ordered_streams.UNDERFILLED_BOUND"),
     *("kernels.ALONE", "device_totals.ALONE", "offenders.LEAST_USE", "kernels.ACTIVE"),
 )
 AS_IS = "as it is"

@@ -104,6 +104,32 @@ def test_a_wait_before_launches_counts_for_both_and_for_the_kernels(writer, verd
         assert named[Bound.LAUNCH] == pytest.approx(0.3, abs=0.02)
         assert named[Bound.COMPUTE] == pytest.approx(0.7, abs=0.02)
     else:
-        assert Bound.SYNCHRONIZATION not in named
+        assert named[Bound.SYNCHRONIZATION] == pytest.approx(0.08, abs=0.02)
         assert named[Bound.LAUNCH] == pytest.approx(0.22, abs=0.02)
         assert Bound.COMPUTE not in named
+
+
+@pytest.mark.parametrize(
+    ("grid", "same_code", "share"),
+    [("8,1,1", True, 0.3), ("8,1,1", False, 0.1), ("512,1,1", True, None)],
+)
+def test_small_kernels_of_two_streams_that_overlap_at_times_could_do_so_all_the_time(
+    writer, verdicts, grid, same_code, share
+):
+    """Of 140 % on two streams 100 % ran one way or another, so the longest one's rest is by itself.
+    Streams that run the same code as often take as long. Large kernels fill the device."""
+    key = process(writer)
+    stacks = [writer.stack(STEP, ADD), writer.stack(BRING_IN, ADD)]
+    writer.calls(
+        *(key, 42, "cudaStreamWaitEvent"), count=500, seconds=0.001, op="sync", stack=stacks[1]
+    )
+    writer.calls(key, 42, "cuEventSynchronize", count=50, seconds=4.5, op="sync")
+    runs(writer, key, 0.9, grid=grid, stack_id=stacks[0])
+    runs(writer, key, 0.5, grid=grid, stream=8, stack_id=stacks[0 if same_code else 1])
+    (verdict,) = verdicts()
+    named = {one.key: one for one in verdict.bounds}
+
+    assert (Bound.DEPENDENCY in named) == (share is not None)
+    if share is not None:
+        assert named[Bound.DEPENDENCY].share == pytest.approx(share, abs=0.01)
+        assert [one.function for one in named[Bound.DEPENDENCY].locations] == ["bring_in train.py:30"]

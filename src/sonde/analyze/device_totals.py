@@ -192,7 +192,9 @@ def with_runs(
         names_kernels = waits.for_kernels >= SECOND_BOUND_SHARE
         if names_kernels:  # what the thread waits for limits the work, too
             bounds = [*bounds, *ranked_kernels]
-    ordered = work_of_second_stream(runs, calls, timed_ns, time) if names_kernels else None
+    ordered = None
+    if names_kernels:
+        ordered = work_of_second_stream(runs, calls, timed_ns, computed, time)
     exposed_copies = sum(one.share for one in causes if one.key == Cause.COPY)
     ordered = ordered or ordered_copies(calls, exposed_copies, window, time)
     if ordered:

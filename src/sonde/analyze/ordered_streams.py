@@ -5,12 +5,12 @@ and runs one after another because streams wait for events of others."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from sonde.analyze.device_waits import RESULT_BYTES
 from sonde.analyze.kernels import ALONE
-from sonde.analyze.ranking import LEAST_SHARE
+from sonde.analyze.ranking import LEAST_SHARE, UNDERFILLED_BOUND
 from sonde.analyze.thread_time import ThreadTime, locations
 from sonde.model.causes import Bound
 from sonde.model.timeline import CallKind, CopyDirection, Total, TotalKind
@@ -33,29 +33,65 @@ class OrderedWork(NamedTuple):
 
 
 def work_of_second_stream(
-    runs: Iterable[Total], calls: Iterable[Total], timed_ns: int, time: ThreadTime
+    runs: Sequence[Total], calls: Iterable[Total], timed_ns: int, computed: float, time: ThreadTime
 ) -> OrderedWork | None:
-    """The work of the stream with the second most work, where streams wait for one another and
-    hardly ever run at the same time: the stream with the most work waits meanwhile. None where it
-    is small, as where work is spread over the many streams of a pool, one after another.
+    """The work of the stream with the second most work that runs by itself, where streams wait for
+    one another: the stream with the most work waits meanwhile. None where it is small, as where
+    work is spread over the many streams of a pool, one after another.
+
+    `computed`: share of the time with any kernel. All of the second stream's work runs by itself
+    where streams hardly ever run at the same time. Where they do at times, it is what `computed`
+    exceeds the longest stream's work by, and only small kernels count: others fill the device, and
+    gain nothing by running at the same time.
     """
-    devices: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-    for one in runs:
-        if one.kind == TotalKind.STREAM:
-            devices[one.device][one.stream] += one.ns
-    streams = max(devices.values(), key=lambda one: sum(one.values()), default={})
-    whole = sum(streams.values())
+    streams = _by_stream(runs)
+    whole = sum(streams)
     count, places, where = _stream_waits(calls, time)
-    if count < LEAST_STREAM_WAITS or len(streams) < 2 or whole > ALONE * timed_ns:
+    if count < LEAST_STREAM_WAITS or len(streams) < 2:
         return None
-    share = sorted(streams.values())[-2] / timed_ns
+    share, how = streams[1] / timed_ns, "hardly ever at the same time"
+    if whole > ALONE * timed_ns:
+        if _small(runs) < UNDERFILLED_BOUND * whole:
+            return None
+        share = min(share, computed - streams[0] / timed_ns)
+        how = "with none of the first one's beside it"
     if share < LEAST_SHARE:
         return None
     return OrderedWork(
         BoundShare(Bound.DEPENDENCY, share, places),
         f"streams waited for events of other streams {count:,} times{where}; the work of a second "
-        f"stream ran for {100 * share:.0f} % of the time, hardly ever at the same time",
+        f"stream ran for {100 * share:.0f} % of the time, {how}",
     )
+
+
+def _by_stream(runs: Iterable[Total]) -> list[float]:
+    """The kernels' time on each stream of the device with the most, in ns, the longest first.
+
+    Streams that run the same code differ by how often they do: of the few runs that are timed,
+    lengths differ more than counts, so each launch counts as long as the mean of both.
+    """
+    devices: dict[int, list[Total]] = defaultdict(list)
+    for one in runs:
+        if one.kind == TotalKind.STREAM:
+            devices[one.device].append(one)
+    mine = max(devices.values(), key=lambda rows: sum(one.ns for one in rows), default=[])
+    ns, count = defaultdict[int, int](int), defaultdict[int, int](int)
+    code: dict[int, set[tuple[int, str]]] = defaultdict(set)
+    for one in mine:
+        ns[one.stream] += one.ns
+        count[one.stream] += one.count
+        code[one.stream].add((one.track, one.location))
+    first, *others = sorted(ns, key=lambda stream: -ns[stream]) or [-1]
+    found = [float(ns[stream]) for stream in (first, *others)]
+    if others and code[first] == code[others[0]] and all(place for _, place in code[first]):
+        both, launches = found[0] + found[1], count[first] + count[others[0]]
+        found[:2] = [both * count[one] / max(1, launches) for one in (first, others[0])]
+    return sorted(found, reverse=True)
+
+
+def _small(runs: Iterable[Total]) -> int:
+    """The time of kernels that leave most of a device idle, in ns."""
+    return sum(one.ns for one in runs if one.kind == TotalKind.UNDERFILLED)
 
 
 def ordered_copies(

@@ -13,14 +13,14 @@ STALLED = 0.15
 """A device that was stalled for less than this share of the time is bound by its kernels, and one
 whose other kernels take less is bound by those of one class."""
 CO_DOMINANT_FRACTION = 0.6
-"""A bound with this fraction of the largest one, or with `SECOND_BOUND_SHARE` of the time, is
-reported beside it."""
+"""A bound with this fraction of the largest one, or with `LEAST_SHARE` of the time, is reported
+beside it."""
 SECOND_BOUND_SHARE = 0.1
-"""A cause of stalls with this share of the time is worth a separate step, beside a larger one."""
+"""What waits for the device stand for is reported beside them from this share of the time on."""
 UNDERFILLED_BOUND = 0.5
 """From this share of the kernel time with one small kernel alone, this is the bound."""
 LEAST_SHARE = 0.05
-"""Smaller causes are not reported in evidence and advice, nor beside kernels."""
+"""Smaller causes are not reported in evidence and advice, nor beside kernels or larger causes."""
 MAX_STALLS = 2
 """Causes of stalls that are reported beside kernels."""
 
@@ -58,10 +58,10 @@ def _ranked(parts: Iterable[tuple[Bound, float]]) -> list[BoundShare]:
 
 
 def _co_dominant_or_large(ranked: Sequence[BoundShare]) -> list[BoundShare]:
-    """The first bound, and those about as large or with `SECOND_BOUND_SHARE` of the time; three
-    at most."""
+    """The first bound, and those about as large or with `LEAST_SHARE` of the time; three at
+    most."""
     large = CO_DOMINANT_FRACTION * ranked[0].share if ranked else 0.0
-    least = min(large, SECOND_BOUND_SHARE)
+    least = min(large, LEAST_SHARE)
     return [one for one in ranked if one.share >= (large if one.key == Bound.DEVICE else least)][:3]
 
 

@@ -104,7 +104,7 @@ def thread_verdicts(timeline: Timeline) -> list[Verdict]:
             continue
         if total.kind in _RUN_KINDS:
             runs[timeline.tracks[total.track].pid].append(total)
-            asked[total.track] += total.count * LAUNCH_NS
+            asked[total.track] += total.count * LAUNCH_NS * (total.kind == TotalKind.RUN)
         else:
             by_track[total.track].append(total)
             asked[total.track] += total.ns if total.kind == TotalKind.CALL else 0

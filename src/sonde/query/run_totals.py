@@ -206,8 +206,9 @@ def _stream_totals(
     keys = np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
     different, inverse = np.unique(keys, axis=0, return_inverse=True)
     length_ns = int64_column(rows, "end_time_ns") - int64_column(rows, "start_time_ns")
-    weighted = rows.column("weight").to_numpy() * length_ns
-    sums = np.bincount(inverse.reshape(-1), weighted, len(different)).round().tolist()
+    weight, inverse = rows.column("weight").to_numpy(), inverse.reshape(-1)
+    sums = np.bincount(inverse, weight * length_ns, len(different)).round().tolist()
+    counts = np.bincount(inverse, weight, len(different)).round().tolist()
     return [
         Total(
             key.track,
@@ -215,11 +216,13 @@ def _stream_totals(
             "",
             CallKind.OTHER,
             ns=int(ns),
-            count=0,
+            count=int(count),
             device=key.device,
             stream=key.stream,
             location=roles.location_of(key.location),
             wait_detail=WaitDetail.GRAPH_CAPTURE if key.in_capture else WaitDetail.NONE,
         )
-        for key, ns in zip(map(_StreamKey._make, different.tolist()), sums, strict=True)
+        for key, ns, count in zip(
+            map(_StreamKey._make, different.tolist()), sums, counts, strict=True
+        )
     ]
