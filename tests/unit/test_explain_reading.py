@@ -36,3 +36,21 @@ def test_the_launch_path_where_the_thread_waits_and_launches_nothing_is_the_wait
     # Without the launches, those behind waits too, or without the waits: either saves its part.
     assert named[Bound.SYNCHRONIZATION] == pytest.approx(read, abs=0.01)
     assert named[Bound.LAUNCH] == pytest.approx(0.9 - read - 0.01 * also_launches, abs=0.02)
+
+
+def test_what_others_stalls_could_also_be_saved_by_takes_no_place_of_a_cause(writer, verdicts):
+    """Launches behind waits are named beside three causes that have the stalls."""
+    key = process(writer)
+    item = writer.stack(SOLVE, LOG, ITEM)
+    writer.calls(key, 42, "cuStreamSynchronize", count=50, seconds=0.8, op="sync", stack=item)
+    for reason, seconds in (("sync to disk", 1.0), ("page fault", 0.6)):
+        writer.wait(key, 42, reason, seconds, stack=writer.stack(SOLVE))
+    on_cpu(writer, key, 2.5, SOLVE, ADD, LAUNCH)
+    runs(writer, key, 0.5, stack_id=writer.stack(SOLVE, ADD))
+    (verdict,) = verdicts()
+    named = {one.key: one.share for one in verdict.bounds}
+
+    assert named[Bound.IO] == pytest.approx(0.2, abs=0.01)
+    assert named[Bound.SYNCHRONIZATION] == pytest.approx(0.16, abs=0.02)
+    assert named[Bound.PAGE_FAULT] == pytest.approx(0.12, abs=0.01)
+    assert named[Bound.LAUNCH] == pytest.approx(0.16, abs=0.04)

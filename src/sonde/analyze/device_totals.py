@@ -175,20 +175,20 @@ def with_runs(
         names_kernels = True
     else:
         serial = waits.serializing(parts)
+        bounds = ranked_bounds(parts) or bounds
         if serial:
             lines.append(
                 f"waits for the device keep {100 * serial:.0f} % of the time from running beside "
                 "it: where code behind them needs no result, reading results later saves as much"
             )
-            parts = _with_share(parts, Bound.SYNCHRONIZATION, serial)
+            bounds = _with_share(bounds, Bound.SYNCHRONIZATION, serial)
         joint = waits.with_launches(parts)
         if joint:
             lines.append(
                 f"launches keep the device waiting for {100 * joint:.0f} % of the time, in part "
                 "because they begin after a wait for it: fewer launches save that, too"
             )
-            parts = _with_share(parts, Bound.LAUNCH, joint)
-        bounds = ranked_bounds(parts) or bounds
+            bounds = _with_share(bounds, Bound.LAUNCH, joint)
         names_kernels = waits.for_kernels >= SECOND_BOUND_SHARE
         if names_kernels:  # what the thread waits for limits the work, too
             bounds = [*bounds, *ranked_kernels]
@@ -215,11 +215,11 @@ def with_runs(
     )
 
 
-def _with_share(
-    parts: Iterable[tuple[Bound, float]], bound: Bound, share: float
-) -> list[tuple[Bound, float]]:
-    """Shares of the time by bound, with this one in place of what the bound had."""
-    return [*(one for one in parts if one[0] != bound), (bound, share)]
+def _with_share(bounds: Iterable[BoundShare], bound: Bound, share: float) -> list[BoundShare]:
+    """Bounds with this share of the time in place of what the bound had, the largest first. It is
+    of stalls that others have, too, and takes no place of theirs."""
+    found = [*(one for one in bounds if one.key != bound), BoundShare(bound, share)]
+    return sorted(found, key=lambda one: -one.share)
 
 
 def _is_work(run: Total) -> bool:
@@ -250,12 +250,15 @@ def _for_building(runs: Iterable[Total]) -> float:
 
 
 def _reading(runs: Iterable[Total], time: ThreadTime) -> float:
-    """The part of the launch path at places that wait for the device and launch no kernel: it is
-    what the calls that wait cost on a CPU (`.item()`), and would go with them. 0 where no place is
-    known that launches kernels."""
+    """The part of the launch path at places that wait for the device, longer than they copy, and
+    launch no kernel: it is what the calls that wait cost on a CPU (`.item()`), and would go with
+    them. 0 where waits are for copies, or no place is known that launches kernels."""
     launching = {one.location for one in runs if one.kind == TotalKind.STREAM} - {""}
-    path = time.places[Cause.LAUNCH] if launching else {}
-    ns = sum(path[place] for place in path.keys() & time.wait_places.keys() - launching)
+    if time.for_copies or not launching:
+        return 0.0
+    path, copies = time.places[Cause.LAUNCH], time.places[Cause.COPY]
+    waits = {place for place, ns in time.wait_places.items() if ns > copies.get(place, 0)}
+    ns = sum(path[place] for place in path.keys() & waits - launching)
     return ns / max(1, time.ns[Cause.LAUNCH])
 
 
@@ -349,13 +352,13 @@ def _attributed(
     own = {one.key: one.share for one in verdict.causes}
     code, launch = own.pop(Cause.HOST, 0.0), own.pop(Cause.LAUNCH, 0.0)
     unknown = own.pop(Cause.UNKNOWN, 0.0)
+    reads = reading * launch
     blocked = sum(own.values())
     for cause, share in own.items():
         found[cause] = found.get(cause, 0.0) + share * min(1.0, stalled / max(blocked, 1e-9))
     stalled = max(0.0, stalled - blocked)
     kept = min(code, stalled)
     in_vain = max(0.0, waits - computed)  # waits while the device ran nothing
-    reads = reading * launch
     synchronized = min(waits + reads, stalled - kept, launch + in_vain)
     left = max(0.0, stalled - synchronized - kept)
     found[Cause.HOST] = kept
