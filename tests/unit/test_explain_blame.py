@@ -347,3 +347,22 @@ def test_the_few_samples_of_a_tick_are_drawn_to_those_of_all_stalls():
     )  # fmt: skip
 
     assert shares(scene, samples=samples, tick_ns=10_000_000)[Cause.PAGE_FAULT] > 0.9
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_kernels_that_the_thread_waits_for_limit_the_work_beside_stalls(waits):
+    """Each step computes for 7 ms and prepares for 3. Who waits would be faster by either."""
+
+    def step(scene: Scene, t: float) -> None:
+        scene.kernel(t, t + 7000, name="gemm", launched=t - 20)
+        if waits:
+            scene.sync(t + 5, t + 7002)
+        else:
+            scene.python(t + 5, t + 6990, "train.py(2): prepare")
+        scene.python(t + 7010, t + 9970, "train.py(3): tokenize")
+
+    (verdict,) = explain(repeated(Scene(), step).timeline()).verdicts
+    named = {one.key: one.share for one in verdict.bounds}
+
+    assert verdict.bounds[0].key in (Bound.HOST, Bound.SYNCHRONIZATION)
+    assert named.get(Bound.COMPUTE) == (pytest.approx(0.7, abs=0.02) if waits else None)

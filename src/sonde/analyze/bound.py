@@ -17,9 +17,11 @@ from sonde.analyze.code_locations import code_locations_of
 from sonde.analyze.contention import taken_from_kernels
 from sonde.analyze.critical_path import critical_path
 from sonde.analyze.details import detail_of
+from sonde.analyze.device_waits import waited_for_kernels
 from sonde.analyze.kernels import classes_of, top_kernels, underfilled_share
 from sonde.analyze.phases import phases_of
 from sonde.analyze.ranking import (
+    SECOND_BOUND_SHARE,
     STALLED,
     UNDERFILLED_BOUND,
     of_kernels,
@@ -129,12 +131,13 @@ def _verdict(
     computing = stalls.computing.total / window - taken
     underfilled = underfilled_share(timeline, stalls)
     throttling = throttling_of(timeline, stalls)
+    waits_for_kernels = waited_for_kernels(timeline, stalls) / window
 
     def judge(
         causes: list[CauseShare], classes: list[KernelClassShare], computing: float
     ) -> list[BoundShare]:
         """The bounds of these shares of the time, or the clocks in place of what they slow."""
-        found = _bounds(causes, classes, computing, underfilled[0])
+        found = _bounds(causes, classes, computing, underfilled[0], waits_for_kernels)
         lost = throttling.lost if throttling else 0.0
         by_clock = found[0].key in (Bound.COMPUTE, Bound.KERNELS, Bound.SMALL_KERNELS)
         return [BoundShare(Bound.THROTTLED, lost)] if lost >= THROTTLED and by_clock else found
@@ -221,19 +224,26 @@ def _by_track(blamed: BlamedStalls, rows: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def _bounds(
-    causes: list[CauseShare], classes: list[KernelClassShare], computing: float, underfilled: float
+    causes: list[CauseShare],
+    classes: list[KernelClassShare],
+    computing: float,
+    underfilled: float,
+    waits_for_kernels: float,
 ) -> list[BoundShare]:
     """The bounds, the largest first. `underfilled`: the share of the kernel time in which one small
-    kernel ran alone."""
+    kernel ran alone; `waits_for_kernels`: share of the time in which the thread waited for
+    kernels: less of them would shorten it."""
     unknown = [BoundShare(Bound.UNKNOWN, 0.0)]
     parts = [(cause.bound, cause.share) for cause in causes]
-    if sum(cause.share for cause in causes) >= STALLED or computing <= 0:
-        return ranked_bounds(parts) or unknown
     if underfilled >= UNDERFILLED_BOUND:
-        return with_stalls([BoundShare(Bound.SMALL_KERNELS, computing)], parts)
-    kernels = max(1, sum(one.ns for one in classes))
-    shares = [BoundShare(one.bound, computing * one.ns / kernels) for one in classes]
-    return with_stalls(of_kernels(shares), parts) or unknown
+        kernels = [BoundShare(Bound.SMALL_KERNELS, computing)]
+    else:
+        ran = max(1, sum(one.ns for one in classes))
+        kernels = of_kernels([BoundShare(one.bound, computing * one.ns / ran) for one in classes])
+    if sum(cause.share for cause in causes) >= STALLED or computing <= 0:
+        named = waits_for_kernels >= SECOND_BOUND_SHARE
+        return [*ranked_bounds(parts), *(kernels if named else [])] or unknown
+    return with_stalls(kernels, parts) or unknown
 
 
 def _evidence(

@@ -63,6 +63,19 @@ def device_waits(timeline: Timeline, stalls: Stalls, track: int) -> DeviceWaits:
     )
 
 
+def waited_for_kernels(timeline: Timeline, stalls: Stalls) -> int:
+    """How long the thread that launched most on the device waited for it while it computed, in
+    ns."""
+    calls = timeline.calls
+    rows = np.flatnonzero(is_one_of(calls.kind, *ENQUEUES))
+    mine = rows_with(stalls.events.correlation, calls.correlation[rows]) >= 0
+    launched = np.bincount(calls.track[rows[mine]])
+    if not len(launched):
+        return 0
+    device = device_waits(timeline, stalls, int(launched.argmax()))
+    return sets.intersect(device.waits, stalls.computing).total
+
+
 def _waits(timeline: Timeline, events: Events, rows: I64) -> tuple[Mask, Mask]:
     """(which of these calls wait for the device; which of those copy more than a result).
 
