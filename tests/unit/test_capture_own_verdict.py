@@ -43,6 +43,11 @@ RESAMPLE = ("ImagingResample", "_imaging.cpython-312-x86_64-linux-gnu.so")
 SAVE = ("save", "[python]", "torch/serialization.py", 850, "python")
 DYNAMO = ("compile_frame", "[python]", "torch/_dynamo/convert_frame.py", 10, "python")
 LOAD = ("cuModuleLoadData", "libcuda.so.580.1")
+AOT = ("forward", "[python]", "torch/_functorch/aot_autograd.py", 10, "python")
+AOT_FOLDER = "torch/_functorch/_aot_autograd"
+WRAPPER = ("runtime_wrapper", "[python]", f"{AOT_FOLDER}/runtime_wrappers.py", 5, "python")
+COMPILED = ("__call__", "[python]", "torch/_inductor/output_code.py", 10, "python")
+VMAP = ("vmap_impl", "[python]", "torch/_functorch/vmap.py", 10, "python")
 
 
 @pytest.mark.parametrize(
@@ -52,6 +57,9 @@ LOAD = ("cuModuleLoadData", "libcuda.so.580.1")
         ((STEP, EVAL, ADD), Cause.LAUNCH, "step train.py:88"),
         ((STEP, CALL, EVAL), Cause.LAUNCH, "step train.py:88"),
         ((ADD, CUDA_ADD, LAUNCH), Cause.LAUNCH, ""),
+        ((STEP, AOT, WRAPPER, COMPILED, ADD, CUDA_ADD, LAUNCH), Cause.LAUNCH, "step train.py:88"),
+        ((STEP, VMAP, EVAL), Cause.LAUNCH, "step train.py:88"),
+        ((STEP, DYNAMO, AOT, EVAL), Cause.BUILD, "step train.py:88"),
         ((STEP, EVAL), Cause.HOST, "step train.py:88"),
         ((STEP, ("gc_collect_main", "python3.12")), Cause.HOST, "step train.py:88"),
         ((STEP, CALL, FORWARD, EVAL), Cause.HOST, "Net.forward nets/model.py:12"),
@@ -97,6 +105,23 @@ def test_a_read_that_a_worker_ends_is_input(writer, key, explained):
     assert explained().bound == Bound.INPUT
 
 
+@pytest.mark.parametrize(
+    ("reason", "waiting"),
+    [
+        ("futex", (("result", "[python]", "concurrent/futures/_base.py", 449, "python"),)),
+        ("poll", (("communicate", "[python]", "subprocess.py", 1200, "python"), ("poll", "libc.so.6"))),
+    ],
+)
+def test_what_a_compiler_waits_for_is_building(writer, key, explained, reason, waiting):
+    """Its workers, or the process of another compiler."""
+    timed_runs(writer, key, 0.0005)
+    writer.wait(key, 42, reason, 3.0, count=50, stack=writer.stack(STEP, DYNAMO, *waiting))
+    verdict = explained()
+
+    assert verdict.bounds[0].key == Bound.HOST
+    assert verdict.bounds[0].share == pytest.approx(0.6, abs=0.01)
+
+
 def test_waits_for_the_interpreters_lock_are_known_by_their_stacks(writer, key, explained):
     writer.wait(key, 42, "futex", 3.0, count=600, stack=writer.stack("main", "take_gil"))
     writer.wait(key, 42, "futex", 1.0, count=600, stack=writer.stack("main", "mutex"))
@@ -127,7 +152,7 @@ def test_short_waits_within_a_window_are_parted_as_the_totals_are(writer, key, e
     verdict = explained()
 
     assert verdict.device == 0
-    assert verdict.bound == Bound.LOCK
+    assert verdict.bounds[0].key == Bound.LOCK
     assert shares(verdict)[Cause.GIL] == pytest.approx(0.89, abs=0.02)
     stalled = verdict.window_ns * (1 - verdict.computing)
     assert sum(one.ns for one in verdict.causes) == pytest.approx(stalled, abs=2)

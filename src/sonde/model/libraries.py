@@ -98,13 +98,17 @@ _QUEUE_FILE = re.compile(
     r"^(queue\.py|concurrent/futures/|multiprocessing/(queues|pool|connection|managers)\.py)"
 )
 _COMPILER_FILE = re.compile(
-    r"^(torch/(_dynamo|_inductor|_functorch|fx|export)/|torch/jit/(frontend|_recursive|_trace)\.py"
+    r"^(torch/(_dynamo|_inductor|fx|export|onnx)/|torch/jit/(frontend|_recursive|_trace|_freeze)\.py"
     r"|triton/compiler/)"
 )
 _COMPILED_FILE = re.compile(
-    r"^torch/(_dynamo/eval_frame|_inductor/(runtime|utils|output_code)|fx/(graph_module|interpreter))"
+    r"^torch/(_dynamo/(eval_frame|external_utils|utils|backends)"
+    r"|_inductor/(runtime|utils|output_code|cudagraph_trees|cudagraph_utils)"
+    r"|fx/(graph_module|_lazy_graph_module|interpreter|node))"
 )
-"""Files of compilers that run when compiled code runs: they show no compilation."""
+"""Files of compilers that run when compiled code runs: they show no compilation. (`_functorch` has
+what wraps compiled code, and transforms that launch at once; its tracing runs below Dynamo or fx.)
+"""
 _FRAMEWORK_FILE = re.compile(
     r"^(torch|triton|jax|jaxlib|flax|optax|tensorflow|keras|apex|transformer_engine|functorch)/"
 )

@@ -72,6 +72,9 @@ class StackRoles:
     """The program's own Python code is innermost; the interpreter and the system do not count."""
     computes: Mask
     """The stack is in a library's computation on the CPU, which may run in several threads."""
+    compiles: Mask
+    """The stack is in a compiler, and in no device's API: it may wait for its workers, or for a
+    process."""
     owner: U8
     """1 + the number in `_OWNERS` of the owner that the outermost code belongs to; 0 not known."""
 
@@ -188,6 +191,7 @@ def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackR
         communicates=communicates,
         own_python_innermost=has_own & ~all_stacks.have(inside & (kind != CodeKind.NEUTRAL)),
         computes=computes,
+        compiles=compiles & ~in_device,
         owner=_owners(all_stacks, kind),
     )
 

@@ -110,7 +110,7 @@ def _details(frames: Frames, rows: pa.Table, in_capture: Mask) -> I64:
         (np.isin(activity, [NUMBER_OF[one] for one in _IN_CALLS]), WaitDetail.IN_CALL),
         (for_gil, WaitDetail.GIL),
         (roles.communicates[row], WaitDetail.COMMUNICATION),
-        (roles.computes[row], WaitDetail.COMPUTE),
+        (roles.computes[row] | roles.compiles[row], WaitDetail.COMPUTE),
         (roles.in_queue[row], WaitDetail.QUEUE),
         (roles.own_python_innermost[row], WaitDetail.OWN_LOCK),
     ]
