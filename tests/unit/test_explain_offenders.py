@@ -45,7 +45,8 @@ def test_too_few_reports_show_nothing():
 
 
 def test_a_span_with_few_reports_begins_with_the_latest_ones_before_it():
-    """Runs are timed for two seconds of four or five, and a report comes once a second."""
+    """Runs are timed for two seconds of four or five, and a report comes once a second. The first
+    is of a time in part before the record, when its process was being attached to."""
     share = np.array([0.2, 0.7, 0.8, 0.9, 0.1])
     use = DeviceUse(PID, 0, np.array([10, 20, 60, 90, 110], np.int64), share)
     timeline = replace(Scene().timeline(), busy_of=[use], gpus_of={PID: [0]})
@@ -53,4 +54,4 @@ def test_a_span_with_few_reports_begins_with_the_latest_ones_before_it():
     assert own_use(timeline, [0], PID, (50, 100)) == pytest.approx(0.8)
     assert own_use(timeline, [0], PID, (15, 100)) == pytest.approx(0.8)
     assert own_use(timeline, [0], PID, (5, 100)) == pytest.approx(2.6 / 4)
-    assert own_use(timeline, [0], PID, (0, 20)) is None
+    assert own_use(timeline, [0], PID, (50, 70)) is None

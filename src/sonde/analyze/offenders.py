@@ -105,12 +105,13 @@ def own_use(
     timeline: Timeline, devices: Collection[int], pid: int, span: tuple[int, int]
 ) -> float | None:
     """Share of a span (ns) in which kernels of one process ran: the mean of the driver's reports,
-    summed over `devices`. A span with few reports begins with the latest ones before it. None where
-    fewer than `LEAST_REPORTS` list the process."""
+    summed over `devices`. A span with few reports begins with the latest ones before it, but not
+    with the first, which is of a time before the record. None where fewer than `LEAST_REPORTS` list
+    the process."""
     mine = [one for one in timeline.busy_of if one.device in devices and one.pid == pid]
     times = [one.time_ns for one in timeline.busy_of if one.device in devices]
     before_end = np.unique(np.concatenate(times or [np.zeros(0, np.int64)]))
-    latest = before_end[before_end <= span[1]][-LEAST_REPORTS:]
+    latest = before_end[1:][before_end[1:] <= span[1]][-LEAST_REPORTS:]
     span = (min(span[0], *latest.tolist()) if len(latest) else span[0], span[1])
     inside = [one.share[_inside(one, span)] for one in mine]
     if max(map(len, inside), default=0) < LEAST_REPORTS:
