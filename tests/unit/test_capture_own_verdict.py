@@ -47,6 +47,8 @@ AOT = ("forward", "[python]", "torch/_functorch/aot_autograd.py", 10, "python")
 AOT_FOLDER = "torch/_functorch/_aot_autograd"
 WRAPPER = ("runtime_wrapper", "[python]", f"{AOT_FOLDER}/runtime_wrappers.py", 5, "python")
 COMPILED = ("__call__", "[python]", "torch/_inductor/output_code.py", 10, "python")
+GENERATED_FILE = "lw/clwlhgd7tqmziru3fldav5m3suh7u7bgca5jm7dlvv5rbrgb76rq.py"
+GENERATED = ("call", "[python]", GENERATED_FILE, 80, "python")
 VMAP = ("vmap_impl", "[python]", "torch/_functorch/vmap.py", 10, "python")
 
 
@@ -58,6 +60,7 @@ VMAP = ("vmap_impl", "[python]", "torch/_functorch/vmap.py", 10, "python")
         ((STEP, CALL, EVAL), Cause.LAUNCH, "step train.py:88"),
         ((ADD, CUDA_ADD, LAUNCH), Cause.LAUNCH, ""),
         ((STEP, AOT, WRAPPER, COMPILED, ADD, CUDA_ADD, LAUNCH), Cause.LAUNCH, "step train.py:88"),
+        ((STEP, AOT, COMPILED, GENERATED, EVAL), Cause.LAUNCH, "step train.py:88"),
         ((STEP, VMAP, EVAL), Cause.LAUNCH, "step train.py:88"),
         ((STEP, DYNAMO, AOT, EVAL), Cause.BUILD, "step train.py:88"),
         ((STEP, EVAL), Cause.HOST, "step train.py:88"),
@@ -109,7 +112,10 @@ def test_a_read_that_a_worker_ends_is_input(writer, key, explained):
     ("reason", "waiting"),
     [
         ("futex", (("result", "[python]", "concurrent/futures/_base.py", 449, "python"),)),
-        ("poll", (("communicate", "[python]", "subprocess.py", 1200, "python"), ("poll", "libc.so.6"))),
+        (
+            "poll",
+            (("communicate", "[python]", "subprocess.py", 1200, "python"), ("poll", "libc.so.6")),
+        ),
     ],
 )
 def test_what_a_compiler_waits_for_is_building(writer, key, explained, reason, waiting):

@@ -132,4 +132,6 @@ def test_small_kernels_of_two_streams_that_overlap_at_times_could_do_so_all_the_
     assert (Bound.DEPENDENCY in named) == (share is not None)
     if share is not None:
         assert named[Bound.DEPENDENCY].share == pytest.approx(share, abs=0.01)
-        assert [one.function for one in named[Bound.DEPENDENCY].locations] == ["bring_in train.py:30"]
+        assert [one.function for one in named[Bound.DEPENDENCY].locations] == [
+            "bring_in train.py:30"
+        ]

@@ -109,6 +109,9 @@ _COMPILED_FILE = re.compile(
 """Files of compilers that run when compiled code runs: they show no compilation. (`_functorch` has
 what wraps compiled code, and transforms that launch at once; its tracing runs below Dynamo or fx.)
 """
+_GENERATED_FILE = re.compile(r"^([a-z2-7]{2})/c\1[a-z2-7]{49}\.py$")
+"""What Inductor writes and runs in place of a compiled function: named by its hash, in the folder
+of the hash's first letters."""
 _FRAMEWORK_FILE = re.compile(
     r"^(torch|triton|jax|jaxlib|flax|optax|tensorflow|keras|apex|transformer_engine|functorch)/"
 )
@@ -170,6 +173,8 @@ def kind_of_file(file: str, function: str = "", origin: str = "") -> CodeKind:
     """
     if not file or file.startswith("<"):
         return CodeKind.NEUTRAL
+    if _GENERATED_FILE.match(file):
+        return CodeKind.FRAMEWORK
     if origin == CodeOrigin.PROGRAM:
         # In a checkout, or below PYTHONPATH: a framework's code all the same.
         listed = _kind_of_framework(file) if _UNAMBIGUOUS_FILE.match(file) else None
