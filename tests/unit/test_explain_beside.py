@@ -53,6 +53,21 @@ def test_what_samples_of_the_thread_show_is_the_cause_of_its_late_launches(activ
     assert explain(trace).verdicts[0].causes[0].key == Cause.HOST
 
 
+def test_code_that_waits_for_a_cpu_in_short_pieces_is_split_as_the_threads_time_is():
+    """Of 8 ms without a launch the thread has a CPU for six: no wait is long enough to be kept."""
+    trace = repeated(Scene(), late).timeline()
+    beside = capture(trace, CODE=300_000_000)
+    waits = Total(0, TotalKind.RUNQUEUE, "run queue", CallKind.OTHER, 100_000_000, 5000)
+    beside = replace(beside, totals=[*beside.totals, waits])
+
+    (verdict,) = explain(merged(trace, beside)).verdicts
+    found = {one.key: one.share for one in verdict.causes}
+
+    assert found[Cause.HOST] == pytest.approx(0.6, abs=0.02)
+    assert found[Cause.RUN_QUEUE] == pytest.approx(0.2, abs=0.02)
+    assert Bound.CPU_CONTENTION in {bound.key for bound in verdict.bounds}
+
+
 def test_time_in_device_calls_and_on_the_launch_path_is_no_sign_of_the_code_between():
     trace = repeated(Scene(), late).timeline()
     beside = capture(

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from sonde.analyze.advice import next_step, next_step_of_bound
-from sonde.analyze.beside_trace import with_code
+from sonde.analyze.beside_trace import with_code, with_run_queue
 from sonde.analyze.blame import blame_device
 from sonde.analyze.blamed_stalls import BlamedStalls
 from sonde.analyze.causes import CAUSES
@@ -123,7 +123,7 @@ def _verdict(
 ) -> Verdict:
     stalls = blamed.stalls
     device = stalls.device
-    causes = with_code(_causes(timeline, blamed), threads)
+    causes = with_run_queue(with_code(_causes(timeline, blamed), threads), threads)
     classes = classes_of(timeline, stalls)
     window = max(1, stalls.window_ns)
     taken, by_whom = taken_from_kernels(timeline, stalls)
