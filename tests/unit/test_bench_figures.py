@@ -163,6 +163,8 @@ def claims() -> Iterator[tuple[str, str, str]]:
         yield page, result, f"{sum(row['is_right'] for row in exam)} of 52, {26 - len(wrong)} of 26"
     left_out = "bench/explain/results/exams-5-6-left-out.json"
     yield page, left_out, f"chosen by the others: {loaded(left_out)['left_out']} of 52"
+    left_out = "bench/explain/results/exams-5-to-7-left-out.json"
+    yield page, left_out, f"chosen by the others: {loaded(left_out)['left_out']} of 78"
     page, result = "docs/lab/explain.md", "bench/explain/results/host-programs.json"
     yield page, result, f"{sum(row['is_right'] for row in loaded(result))} of 11"
     runs = ("second", "fourth", "fifth")
