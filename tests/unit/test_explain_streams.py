@@ -4,8 +4,11 @@ launches. Copies within the device's memory are its work, as kernels are."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from sonde.export.verdict import of_verdict
 from sonde.model.causes import Bound, Cause
 from training_capture import on_cpu, process, runs, shares
 
@@ -135,3 +138,16 @@ def test_small_kernels_of_two_streams_that_overlap_at_times_could_do_so_all_the_
         assert [one.function for one in named[Bound.DEPENDENCY].locations] == [
             "bring_in train.py:30"
         ]
+
+
+def test_the_text_has_all_kernels_beside_their_classes(writer, verdicts):
+    key = process(writer)
+    stack = writer.stack(STEP, ADD)
+    writer.calls(key, 42, "cuStreamSynchronize", count=50, seconds=3.5, op="sync", stack=stack)
+    on_cpu(writer, key, 1.3, STEP)
+    runs(writer, key, 0.4)
+    runs(writer, key, 0.3, name="elementwise_kernel")
+    (verdict,) = verdicts()
+
+    words = r"compute-bound 40 %, memory-bound 30 %, all kernels 7[01] %$"
+    assert re.search(words, of_verdict(verdict)[0])

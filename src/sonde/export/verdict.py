@@ -10,6 +10,7 @@ from typing import Any
 
 from sonde.export import strict_json
 from sonde.export.layout import columns, duration, one_line
+from sonde.model.causes import Bound
 from sonde.model.verdict import CauseShare, DeviceShare, Explanation, PathPart, Sampling, Verdict
 
 FORMAT = 2
@@ -62,7 +63,12 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
     """The lines of one verdict, on a device or a thread. `steps`: how many steps are listed."""
     bound = verdict.bounds[0].key.description
     if len(verdict.bounds) > 1:
-        shares = (f"{one.key.label} {100 * one.share:.0f} %" for one in verdict.bounds)
+        keys = {one.key for one in verdict.bounds}
+        whole = Bound.KERNELS if keys & {Bound.COMPUTE, Bound.MEMORY} else None
+        shares = (
+            f"{'all kernels' if one.key == whole else one.key.label} {100 * one.share:.0f} %"
+            for one in verdict.bounds
+        )
         bound = f"mix: {', '.join(shares)}"
     name = f"GPU{verdict.device}" + (f" ({verdict.device_name})" if verdict.device_name else "")
     did, did_not = "computed", "stalls by cause"
