@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import BinaryIO
 
+import numpy as np
+import numpy.typing as npt
+
 from sonde.export import metric_charts
 from sonde.export.layout import (
     columns,
@@ -31,18 +34,22 @@ from sonde.model.answers import (
     FunctionUse,
     Loss,
     MemoryGrowth,
-    ProcessUse,
     StackEnd,
     Wait,
 )
-from sonde.model.process import Process, Thread
+from sonde.model.process import Thread
 from sonde.model.profile import BASIC_KINDS, ProfileKind
 from sonde.query import queries
 from sonde.query.capture import CaptureInfo
 from sonde.query.device_runs import device_runs
 from sonde.query.memory import growth
+from sonde.query.process_rows import ProcessRows
 from sonde.query.queries import EVERYTHING, Where
 from sonde.query.session import Session
+from sonde.query.wait_rows import WaitRows
+
+Mask = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
 
 CPU_ROWS = 5
 WAIT_ROWS = 5
@@ -66,7 +73,7 @@ def render(session: Session, where: Where = EVERYTHING) -> str:
     whole = where == EVERYTHING and info.host.get("whole_machine", True)
     lines = [_headline(info, processes, waits, "Whole machine" if whole else "Chosen processes")]
     lines += ["", *_on_cpu(info, processes, functions)]
-    lines += ["", *_waits(info, processes, waits)]
+    lines += ["", *_waits(session, processes, waits)]
     lines += ["", *_device_calls(queries.device_calls(session, where))]
     if runs := device_runs(session, where):
         lines += ["", *_device_runs(runs)]
@@ -89,25 +96,23 @@ def write(
     out.write(f"{render(session, where)}\n".encode(errors="replace"))
 
 
-def _headline(
-    info: CaptureInfo, processes: Sequence[ProcessUse], waits: Sequence[Wait], scope: str
-) -> str:
+def _headline(info: CaptureInfo, processes: ProcessRows, waits: WaitRows, scope: str) -> str:
     machine = [duration(info.duration_ns)]
     if info.cpus:
         machine.append(f"{info.cpus} CPU{'s' if info.cpus > 1 else ''}")
     at = f" at {info.hz} Hz" if info.hz else ""
     seen = (
-        f"{sum(use.cpu_samples for use in processes):,} samples{at}, "
-        f"{sum(wait.count for wait in waits if wait.kind == ProfileKind.OFF_CPU):,} waits, "
-        f"{sum(use.device_calls for use in processes):,} GPU API calls"
+        f"{processes.cpu_samples_in_all:,} samples{at}, "
+        f"{sum(waits.events[waits.is_off_cpu].tolist()):,} waits, "
+        f"{processes.device_calls_in_all:,} GPU API calls"
     )
     return f"{scope}, {', '.join(machine)}: {seen}"
 
 
 def _on_cpu(
-    info: CaptureInfo, processes: Sequence[ProcessUse], functions: Sequence[FunctionUse]
+    info: CaptureInfo, processes: ProcessRows, functions: Sequence[FunctionUse]
 ) -> list[str]:
-    busy_ns = sum(use.cpu_ns for use in processes)
+    busy_ns = processes.cpu_ns_in_all
     capacity_ns = info.duration_ns * info.cpus
     of_all = f" of {duration(capacity_ns)}: {percent(busy_ns, capacity_ns)}" if capacity_ns else ""
     left = columns(
@@ -184,41 +189,66 @@ _WAIT_HEAD = ("LONGEST WAITS", "off-CPU", "main reason", "in", "woken by", "run 
 _WAIT_WIDTHS = (25, -7, 13, 22, 14, -9)
 
 
-def _waits(info: CaptureInfo, processes: Sequence[ProcessUse], waits: Sequence[Wait]) -> list[str]:
-    idle = {wait.thread for wait in waits if wait.idle and not wait.thread.process.is_kernel}
-    kernel = {wait.thread for wait in waits if wait.thread.process.is_kernel}
-    others = {wait.thread for wait in waits if wait.hint and not wait.of_sonde}
-    sonde = {wait.thread for wait in waits if wait.of_sonde} - others - idle
-    threads: dict[Thread, _ThreadWaits] = {}
-    for wait in waits:
-        if wait.thread not in idle and wait.thread not in kernel and wait.thread not in sonde:
-            threads.setdefault(wait.thread, _ThreadWaits(wait.thread)).add(wait)
-    rank = _ranks(info, processes)
-    ranked = sorted(
-        threads.values(),
-        key=lambda one: (rank[one.thread.process], -one.blocked_ns - one.queued_ns),
-    )
+def _waits(session: Session, processes: ProcessRows, waits: WaitRows) -> list[str]:
+    threads = len(session.threads)
+
+    def having(rows: Mask) -> Mask:
+        """Which threads have any of these waits."""
+        found = np.zeros(threads, bool)
+        found[waits.thread[rows]] = True
+        return found
+
+    idle, kernel = having(waits.idle & ~waits.is_kernel), having(waits.is_kernel)
+    sonde = having(waits.of_sonde)
+    # Not of Sonde are threads that wait in other code, too.
+    of_both = np.flatnonzero(sonde[waits.thread] & ~waits.of_sonde).tolist()
+    others = {int(waits.thread[row]) for row in of_both if waits.has_hint(row)}
+    sonde[[*others]] = False
+    sonde &= ~idle
+    ranked = _ranked(session, processes, waits, ~(idle | kernel | sonde))
     left_out = (
         (len(ranked) - WAIT_ROWS, "more"),
-        (len(idle), "idle all the time"),
-        (len(kernel), "of the kernel"),
-        (len(sonde), "of Sonde"),
+        (int(idle.sum()), "idle all the time"),
+        (int(kernel.sum()), "of the kernel"),
+        (int(sonde.sum()), "of Sonde"),
     )
     folded = [f"{count:,} {what}" for count, what in left_out if count > 0]
-    if not ranked:
+    if not len(ranked):
         lines = ["LONGEST WAITS  none"]
     else:
-        lines = columns([_WAIT_HEAD, *(one.row() for one in ranked[:WAIT_ROWS])], _WAIT_WIDTHS)
+        rows = [_row_of(session, waits, thread) for thread in ranked[:WAIT_ROWS].tolist()]
+        lines = columns([_WAIT_HEAD, *rows], _WAIT_WIDTHS)
     return [*lines, f"  threads not shown: {', '.join(folded)}"] if folded else lines
 
 
-def _ranks(info: CaptureInfo, processes: Sequence[ProcessUse]) -> dict[Process, int]:
+def _ranked(session: Session, processes: ProcessRows, waits: WaitRows, shown: Mask) -> Ints:
+    """The threads in the mask `shown` that have waits, the most important first: of processes that
+    called a device, then of active ones, then by the time that they waited."""
+    ns = np.zeros(len(session.threads), np.int64)
+    np.add.at(ns, waits.thread, waits.ns)
+    # In the order of their longest waits, for threads that waited equally long.
+    threads, first = np.unique(waits.thread[shown[waits.thread]], return_index=True)
+    rank = np.full(len(session.processes), 2)
+    rank[processes.process] = _ranks(session.info, processes)
+    of_process = rank[session.threads.process[threads]]
+    ranked: Ints = threads[np.lexsort((first, -ns[threads], of_process))]
+    return ranked
+
+
+def _ranks(info: CaptureInfo, processes: ProcessRows) -> Ints:
     """0 for processes that called a device, 1 for active ones, 2 for the rest."""
     least_ns = info.duration_ns * ACTIVE_SHARE
-    return {
-        use.process: 0 if use.device_calls else 1 if use.cpu_ns + use.runqueue_ns >= least_ns else 2
-        for use in processes
-    }
+    busy_ns = np.rint(processes.cpu_ns) + np.rint(processes.runqueue_ns)
+    inactive = np.where(busy_ns >= least_ns, 1, 2)
+    ranks: Ints = np.where(np.rint(processes.device_calls) > 0, 0, inactive)
+    return ranks
+
+
+def _row_of(session: Session, waits: WaitRows, thread: int) -> tuple[str, ...]:
+    found = _ThreadWaits(session.threads[thread])
+    for wait in waits.chosen(np.flatnonzero(waits.thread == thread)):
+        found.add(wait)
+    return found.row()
 
 
 _DEVICE_HEAD = ("GPU API CALLS", "", "calls", "bytes", "time", "longest", "errors")

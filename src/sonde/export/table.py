@@ -5,9 +5,11 @@ the kernel's own counters, metrics, how stacks ended, and what was lost."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
+
+import numpy as np
 
 from sonde.export import metric_charts
 from sonde.export.layout import (
@@ -21,7 +23,7 @@ from sonde.export.layout import (
     size,
 )
 from sonde.export.summary import directions
-from sonde.model.answers import FunctionUse, Wait
+from sonde.model.answers import FunctionUse, ProcessUse, Usage, Wait
 from sonde.model.profile import BASIC_KINDS, MEMORY_KINDS, ProfileKind
 from sonde.query import queries
 from sonde.query.device_callers import device_callers
@@ -29,6 +31,9 @@ from sonde.query.device_runs import device_runs
 from sonde.query.memory import growth, memory
 from sonde.query.queries import EVERYTHING, Where
 from sonde.query.session import Session
+from sonde.query.wait_rows import WaitRows
+
+T = TypeVar("T")
 
 ROWS = 30
 """Rows of each table by default."""
@@ -49,8 +54,9 @@ def write(
     if ProfileKind.ON_CPU in kinds:
         sections.append(_functions(session, where, limit))
     off_cpu = [kind for kind in kinds if kind in (ProfileKind.OFF_CPU, ProfileKind.RUN_QUEUE)]
-    waits = queries.waits(session, where) if off_cpu else []
-    sections += [_waits(waits, kind, limit) for kind in off_cpu]
+    if off_cpu:
+        waits = queries.waits(session, where)
+        sections += [_waits(waits, kind, limit) for kind in off_cpu]
     if ProfileKind.GPU_CALLS in kinds:
         sections.append(_device_calls(session, where, limit))
     if ProfileKind.GPU_TIME in kinds:
@@ -87,20 +93,32 @@ def _capture(session: Session) -> Iterator[str]:
 def _rows(
     head: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int], limit: int
 ) -> Iterator[str]:
-    if not rows:
+    return _rows_of(rows, lambda row: row, head, widths, limit)
+
+
+def _rows_of(
+    items: Sequence[T],
+    cells: Callable[[T], Sequence[str]],
+    head: Sequence[str],
+    widths: Sequence[int],
+    limit: int,
+) -> Iterator[str]:
+    """A table with a row for each item, of which those beyond the limit are only counted."""
+    if not items:
         yield f"{head[0]}  none"
         return
-    shown = rows[:limit] if limit else rows
-    yield from columns([head, *shown], widths)
-    if len(shown) < len(rows):
-        yield f"… {len(rows) - len(shown):,} more: --limit 0 shows all"
+    shown = items[:limit] if limit else items
+    yield from columns([head, *map(cells, shown)], widths)
+    if len(shown) < len(items):
+        yield f"… {len(items) - len(shown):,} more: --limit 0 shows all"
 
 
 def _processes(session: Session, where: Where, limit: int) -> Iterator[str]:
     uses = queries.processes(session, where)
-    busy_ns = sum(use.cpu_ns for use in uses)
-    rows = [
-        (
+    busy_ns = uses.cpu_ns_in_all
+
+    def cells(use: ProcessUse) -> tuple[str, ...]:
+        return (
             use.process.label,
             f"{use.threads:,}",
             percent(use.cpu_ns, busy_ns),
@@ -111,18 +129,17 @@ def _processes(session: Session, where: Where, limit: int) -> Iterator[str]:
             duration(use.device_ns),
             use.process.owner.label,
         )
-        for use in uses
-    ]
+
     head = (
         *("PROCESSES", "threads", "CPU", "on CPU", "off-CPU", "run queue", "calls", "in calls"),
         "owner",
     )
-    return _rows(head, rows, (28, -7, -7, -7, -7, -9, -9, -7, 0), limit)
+    return _rows_of(uses, cells, head, (28, -7, -7, -7, -7, -9, -9, -7, 0), limit)
 
 
 def _usage(session: Session, where: Where, limit: int) -> Iterator[str]:
-    rows = [
-        (
+    def cells(use: Usage) -> tuple[str, ...]:
+        return (
             use.process.label,
             duration(use.cpu_ns),
             duration(use.runqueue_ns),
@@ -135,35 +152,33 @@ def _usage(session: Session, where: Where, limit: int) -> Iterator[str]:
             duration(use.reclaim_ns),
             use.process.owner.label,
         )
-        for use in queries.usage(session, where)
-    ]
+
     head = (
         *("USAGE", "on CPU", "run queue", "waits", "preempted", "migrated", "major faults"),
         *("read", "written", "reclaim", "owner"),
     )
-    return _rows(head, rows, (28, -7, -9, -9, -9, -8, -12, -8, -8, -7, 0), limit)
+    widths = (28, -7, -9, -9, -9, -8, -12, -8, -8, -7, 0)
+    return _rows_of(queries.usage(session, where), cells, head, widths, limit)
 
 
 def _functions(session: Session, where: Where, limit: int) -> Iterator[str]:
     uses = queries.top_functions(session, ProfileKind.ON_CPU, where)
-    all_ns = sum(use.self_ns for use in uses)
-    rows: list[tuple[str, ...]] = [
-        (
+    all_ns = uses.self_ns_in_all
+    has_python = uses.has_locations
+
+    def cells(use: FunctionUse) -> tuple[str, ...]:
+        return (
             percent(use.self_ns, all_ns),
             duration(use.self_ns),
             percent(use.total_ns, all_ns),
             duration(use.total_ns),
-            fit_location(use.location, _LOCATION_WIDTH),
+            *((fit_location(use.location, _LOCATION_WIDTH),) if has_python else ()),
             _with_binary(use),
         )
-        for use in uses
-    ]
-    head: tuple[str, ...] = ("ON CPU", "self", "", "total", "in", "function")
-    widths: tuple[int, ...] = (-7, -7, -7, -7, _LOCATION_WIDTH, 0)
-    if not any(use.location for use in uses):  # no Python
-        head, widths = (*head[:4], head[5]), (*widths[:4], widths[5])
-        rows = [(*row[:4], row[5]) for row in rows]
-    return _rows(head, rows, widths, limit)
+
+    head = ("ON CPU", "self", "", "total", *(("in",) if has_python else ()), "function")
+    widths = (-7, -7, -7, -7, *((_LOCATION_WIDTH,) if has_python else ()), 0)
+    return _rows_of(uses, cells, head, widths, limit)
 
 
 def _with_binary(use: FunctionUse) -> str:
@@ -173,12 +188,15 @@ def _with_binary(use: FunctionUse) -> str:
     return f"{use.function} [{use.binary.strip('[]')}]"
 
 
-def _waits(every: Sequence[Wait], kind: ProfileKind, limit: int) -> Iterator[str]:
-    waits = [wait for wait in every if wait.kind == kind and not wait.of_sonde]
+def _waits(every: WaitRows, kind: ProfileKind, limit: int) -> Iterator[str]:
+    is_of_kind = every.is_off_cpu == (kind == ProfileKind.OFF_CPU)
+    rows = np.flatnonzero(is_of_kind & ~every.of_sonde)
     # Last come threads that slept all the time, and kernel threads.
-    waits.sort(key=lambda wait: wait.idle or wait.thread.process.is_kernel)
-    rows = [
-        (
+    is_last = (every.idle | every.is_kernel)[rows]
+    waits = every.chosen(np.concatenate((rows[~is_last], rows[is_last])))
+
+    def cells(wait: Wait) -> tuple[str, ...]:
+        return (
             f"{wait.thread.name} ({wait.thread.tid})",
             duration(wait.ns),
             f"{wait.count:,}",
@@ -189,11 +207,10 @@ def _waits(every: Sequence[Wait], kind: ProfileKind, limit: int) -> Iterator[str
             wait.waker,
             wait.place,
         )
-        for wait in waits
-    ]
+
     title = "OFF-CPU" if kind == ProfileKind.OFF_CPU else "RUN QUEUE"
     head = (title, "total", "waits", "longest", "reason", "woken by", "in")
-    return _rows(head, rows, (24, -7, -9, -7, 22, 22, 0), limit)
+    return _rows_of(waits, cells, head, (24, -7, -9, -7, 22, 22, 0), limit)
 
 
 def _device_calls(session: Session, where: Where, limit: int) -> Iterator[str]:

@@ -19,7 +19,8 @@ from typing import TypeVar
 from sonde.model.answers import DeviceCaller
 from sonde.model.code import Frame, Stacks
 from sonde.query.device_runs import NORMAL_95
-from sonde.query.queries import EVERYTHING, Where, own_frame
+from sonde.query.own_frames import own_frame
+from sonde.query.queries import EVERYTHING, Where
 from sonde.query.session import Session
 
 K = TypeVar("K", bound=Hashable)

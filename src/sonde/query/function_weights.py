@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from sonde.model.code import Stacks
 from sonde.query.session import Session
 
+I32 = npt.NDArray[np.int32]
+Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 _FRAMES_AT_ONCE = 1 << 19
 """Frames of stacks whose temporary arrays are in memory together."""
@@ -27,19 +30,12 @@ def function_weights(
     once.
     """
     of_frame = np.asarray(session.function_of_frame, np.int32)
-    frames = np.asarray(session.stacks.frame_indices, np.int32)
-    offsets = np.asarray(session.stacks.offsets, np.int64)
     columns = [*weights, np.ones(len(stacks))]
     count = len(session.functions)
     self_sums, total_sums = ([np.zeros(count) for _ in columns] for _ in range(2))
-    depths = offsets[stacks + 1] - offsets[stacks]
-    block = np.cumsum(depths + 1) // _FRAMES_AT_ONCE
-    cuts = np.flatnonzero(np.diff(block)) + 1
-    for rows in np.split(np.arange(len(stacks)), cuts):
-        first, depth = offsets[stacks[rows]], depths[rows]
+    for rows, flat, depth in frames_of_stacks(session.stacks, stacks):
         starts = np.cumsum(depth) - depth
-        positions = np.repeat(first - starts, depth) + np.arange(int(depth.sum()))
-        functions = of_frame[frames[positions]]
+        functions = of_frame[flat]
         leaf = np.full(len(rows), of_frame[-1])
         leaf[depth > 0] = functions[starts[depth > 0]]
         pairs = np.repeat(np.arange(len(rows)), depth) * count + functions
@@ -51,3 +47,19 @@ def function_weights(
             self_sums[number] += np.bincount(leaf, column[rows], count)
             total_sums[number] += np.bincount(function, column[rows][row], count)
     return self_sums, total_sums
+
+
+def frames_of_stacks(stacks: Stacks, wanted: Ints) -> Iterator[tuple[Ints, I32, Ints]]:
+    """Some stacks at a time: (positions in `wanted`, their frames one after another, how many of
+    these each has)."""
+    frames = np.asarray(stacks.frame_indices, np.int32)
+    offsets = np.asarray(stacks.offsets, np.int32)
+    first = offsets[wanted].astype(np.int64)
+    depths = offsets[wanted + 1] - first
+    block = np.cumsum(depths + 1) // _FRAMES_AT_ONCE
+    cuts = np.flatnonzero(np.diff(block)) + 1
+    for rows in np.split(np.arange(len(wanted)), cuts):
+        depth = depths[rows]
+        starts = np.cumsum(depth) - depth
+        positions = np.repeat(first[rows] - starts, depth) + np.arange(int(depth.sum()))
+        yield rows, frames[positions], depth

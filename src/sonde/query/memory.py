@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from sonde.model.answers import MemoryGrowth, MemoryUse
 from sonde.model.code import NO_STACK, Frame, Stacks
-from sonde.query.queries import EVERYTHING, RUNTIME_LIBRARIES, Where
+from sonde.query.own_frames import RUNTIME_LIBRARIES
+from sonde.query.queries import EVERYTHING, Where
 from sonde.query.session import Session
 
 WINDOWS = 10

@@ -18,31 +18,25 @@ import numpy as np
 from sonde.limits import MAX_NAME_CHARS
 from sonde.model.answers import (
     DeviceCalls,
-    FunctionUse,
     Loss,
     MetricSeries,
     MetricUse,
     Notice,
-    ProcessUse,
     StackEnd,
     Usage,
-    Wait,
 )
 from sonde.model.calls import STATUS_UNKNOWN
-from sonde.model.code import Frame, Stacks
 from sonde.model.profile import Profile, ProfileKind
-from sonde.query.function_locations import locations_of_functions
+from sonde.query.columns import int64_column
+from sonde.query.function_locations import frames_of_functions
+from sonde.query.function_rows import FunctionRows
 from sonde.query.function_weights import function_weights
+from sonde.query.process_rows import ProcessRows
+from sonde.query.row_sequence import RowSequence
 from sonde.query.schema import USAGE_COUNTERS
 from sonde.query.session import Session
 from sonde.query.validation import MAX_NUMBER
-
-IDLE_SHARE = 0.9
-"""A thread counts as idle if one of its waits lasted this share of the recording or more."""
-
-RUNTIME_LIBRARIES = ("libc.so", "libc-2.", "libpthread", "ld-linux", "ld-musl", "[vdso]")
-"""Beginnings of the names of binaries: C's runtime, and the vdso. The innermost user frame of a
-waiting thread is nearly always in one of them; its caller shows more."""
+from sonde.query.wait_rows import IDLE_SHARE, WaitRows
 
 LOSS_TEXT = {
     "stack_map_full": "stacks that did not fit into the map; their weight is kept, their frames"
@@ -199,7 +193,7 @@ def profile(session: Session, kind: ProfileKind, where: Where = EVERYTHING) -> P
 
 def top_functions(
     session: Session, kind: ProfileKind, where: Where = EVERYTHING, limit: int = 0
-) -> list[FunctionUse]:
+) -> FunctionRows:
     """Functions by self time, then by total time; `limit` 0 returns all."""
     clause, parameters = where.sql("kind = ?")
     weight = session.arrow(
@@ -207,165 +201,86 @@ def top_functions(
         f" FROM sample {clause} GROUP BY stack ORDER BY stack",
         [kind.column_value, *parameters],
     )
-    functions = session.functions
     stacks = np.asarray(weight.column("stack").to_numpy(), np.int64)
     weights = [weight.column(name).to_numpy() for name in ("n", "ns", "b")]
     self_sums, total_sums = function_weights(session, stacks, weights)
     seen = np.flatnonzero(total_sums[3])  # in any stack at all
     order = np.lexsort((seen, -total_sums[1][seen], -self_sums[1][seen]))
     order = seen[order][: limit or None]
-    columns = [sums[order].tolist() for sums in (*self_sums[:3], *total_sums[:3])]
+    sums = [column[order] for column in (*self_sums[:3], *total_sums[:3])]
     weight_of_kind = weights[2 if kind.is_memory else 1]
-    locations = locations_of_functions(session, order.tolist(), stacks, weight_of_kind)
-    found = []
-    for number, location, *row in zip(order.tolist(), locations, *columns, strict=True):
-        name, binary, file = functions[number]
-        count, ns, size, all_count, all_ns, all_size = map(round, row)
-        use = FunctionUse(
-            name, binary, file, count, ns, size, all_count, all_ns, all_size, location
-        )
-        found.append(use)
-    return found
+    locations = frames_of_functions(session, order, stacks, weight_of_kind)
+    return FunctionRows(session, order, locations, sums)
 
 
-def processes(session: Session, where: Where = EVERYTHING) -> list[ProcessUse]:
+def processes(session: Session, where: Where = EVERYTHING) -> ProcessRows:
     """What each process did, sorted by time on a CPU, then in device calls, then blocked."""
     clause, parameters = where.sql()
-    rows = session.rows(
+    rows = session.arrow(
         "WITH every AS ("
         " SELECT process, thread, kind, weight_count AS n, weight_ns AS ns"
         f" FROM (SELECT * FROM sample {clause}) s WHERE kind = 'cpu' UNION ALL"
         ' SELECT process, thread, kind, "count" AS n, ns'
         f" FROM (SELECT * FROM activity {clause}) a) "
-        "SELECT process, count(DISTINCT thread),"
-        " sum(CASE WHEN kind = 'cpu' THEN n ELSE 0 END),"
+        "SELECT process, count(DISTINCT thread) AS threads,"
+        " sum(CASE WHEN kind = 'cpu' THEN n ELSE 0 END) AS samples,"
         " sum(CASE WHEN kind = 'cpu' THEN ns ELSE 0 END) AS cpu_ns,"
         " sum(CASE WHEN kind = 'blocked' THEN ns ELSE 0 END) AS blocked_ns,"
-        " sum(CASE WHEN kind = 'runqueue' THEN ns ELSE 0 END),"
-        " sum(CASE WHEN kind = 'device' THEN n ELSE 0 END),"
+        " sum(CASE WHEN kind = 'runqueue' THEN ns ELSE 0 END) AS runqueue_ns,"
+        " sum(CASE WHEN kind = 'device' THEN n ELSE 0 END) AS device_calls,"
         " sum(CASE WHEN kind = 'device' THEN ns ELSE 0 END) AS device_ns "
         "FROM every GROUP BY process ORDER BY cpu_ns DESC, device_ns DESC, blocked_ns DESC, 1",
         [*parameters, *parameters],
     )
-    return [
-        ProcessUse(session.processes[number], threads, *(round(weight) for weight in weights))
-        for number, threads, *weights in rows
-    ]
+    return ProcessRows(session, rows)
 
 
-def usage(session: Session, where: Where = EVERYTHING) -> list[Usage]:
+def usage(session: Session, where: Where = EVERYTHING) -> RowSequence[Usage]:
     """Resource usage of each process by the kernel's counters, most CPU time first."""
     # Rows are per process: filters of threads or names do not apply.
     clause, parameters = replace(where, tids=(), names=()).sql()
-    sums = ", ".join(f"CAST(sum({name}) AS BIGINT)" for name in USAGE_COUNTERS)
-    rows = session.rows(
+    sums = ", ".join(f"CAST(sum({name}) AS BIGINT) AS {name}" for name in USAGE_COUNTERS)
+    rows = session.arrow(
         f"SELECT process, {sums} FROM usage {clause} GROUP BY process ORDER BY 2 DESC, 1",
         parameters,
     )
-    return [Usage(session.processes[number], *counts) for number, *counts in rows]
+    columns = [int64_column(rows, name) for name in rows.column_names]
+    return RowSequence(lambda number, *sums: Usage(session.processes[number], *sums), columns)
 
 
-def waits(session: Session, where: Where = EVERYTHING) -> list[Wait]:
+def waits(session: Session, where: Where = EVERYTHING) -> WaitRows:
     """Waits of each thread by reason, the longest total first."""
     clause, parameters = where.sql("kind IN ('blocked', 'runqueue')")
-    rows = session.rows(
+    rows = session.arrow(
         "WITH part AS ("
         ' SELECT thread, kind, name, op, waker_tid, sum("count") AS n, sum(ns) AS ns,'
         " max(max_ns) AS longest"
-        f" FROM activity {clause} GROUP BY thread, kind, name, op, waker_tid) "
-        "SELECT thread, kind, name, CAST(sum(n) AS BIGINT), CAST(sum(ns) AS BIGINT) AS ns,"
-        " CAST(max(longest) AS BIGINT), max_by(op, ns), max_by(waker_tid, ns) "
-        "FROM part GROUP BY thread, kind, name ORDER BY ns DESC, thread, kind, name",
-        parameters,
+        f" FROM activity {clause} GROUP BY thread, kind, name, op, waker_tid), "
+        "total AS (SELECT thread, kind, name, CAST(sum(n) AS BIGINT) AS n,"
+        " CAST(sum(ns) AS BIGINT) AS ns, CAST(max(longest) AS BIGINT) AS max_ns,"
+        " max_by(op, ns) AS op, max_by(waker_tid, ns) AS waker_tid"
+        " FROM part GROUP BY thread, kind, name), "
+        # The stack in which most of a thread's waiting for a reason was sampled.
+        "stack_part AS ("
+        " SELECT thread, kind, name, stack, sum(weight_ns) AS ns"
+        f" FROM sample {clause} GROUP BY thread, kind, name, stack), "
+        "hint AS (SELECT thread, kind, name, max_by(stack, ns) AS stack"
+        " FROM stack_part GROUP BY thread, kind, name) "
+        "SELECT t.*, coalesce(h.stack, -1) AS stack FROM total t LEFT JOIN hint h"
+        " ON t.thread = h.thread AND t.kind = h.kind AND t.name = h.name "
+        "ORDER BY t.ns DESC, t.thread, t.kind, t.name",
+        [*parameters, *parameters],
     )
-    idle = _idle_threads(session, rows)
-    hints = _hints(session, where)
-    tids = {thread.tid: thread for thread in session.threads}
-    found = []
-    for thread, kind, reason, count, ns, max_ns, system_call, waker_tid in rows:
-        waker = tids.get(waker_tid)
-        name = f"{waker.name} ({waker_tid})" if waker else f"tid {waker_tid}" if waker_tid else ""
-        hint, user, of_sonde = hints.get((thread, kind, reason), (None, None, False))
-        found.append(
-            Wait(
-                thread=session.threads[thread],
-                kind=ProfileKind.from_column(kind),
-                reason=reason,
-                system_call=system_call,
-                count=count,
-                ns=ns,
-                max_ns=max_ns,
-                waker=name,
-                idle=thread in idle,
-                hint=hint.name if hint else "",
-                hint_binary=hint.binary if hint else "",
-                location=user.location if user else "",
-                of_sonde=of_sonde,
-            )
-        )
-    return found
+    return WaitRows(session, rows)
 
 
 def idle_threads(session: Session) -> frozenset[int]:
     """Indices of the threads of which one wait lasted (nearly) the whole recording."""
     rows = session.rows(
-        "SELECT thread, kind, name, 0, 0, max(max_ns) FROM activity "
-        "WHERE kind = 'blocked' GROUP BY thread, kind, name"
+        "SELECT thread, max(max_ns) FROM activity WHERE kind = 'blocked' GROUP BY thread"
     )
-    return _idle_threads(session, rows)
-
-
-def _idle_threads(session: Session, rows: Iterable[tuple[Any, ...]]) -> frozenset[int]:
-    """`rows`: thread, kind, any three, longest wait in ns."""
     least_ns = session.info.duration_ns * IDLE_SHARE
-    if not least_ns:
-        return frozenset()
-    return frozenset(row[0] for row in rows if row[1] == "blocked" and row[5] >= least_ns)
-
-
-def _hints(
-    session: Session, where: Where
-) -> dict[tuple[int, str, str], tuple[Frame | None, Frame | None, bool]]:
-    """By (thread, kind of row, reason), from the sampled stack with most of that waiting: (its own
-    frame, its frame of the user's Python code, whether Sonde's library waited)."""
-    clause, parameters = where.sql("kind IN ('blocked', 'runqueue')")
-    rows = session.rows(
-        "WITH part AS ("
-        " SELECT thread, kind, name, stack, sum(weight_ns) AS ns"
-        f" FROM sample {clause} GROUP BY thread, kind, name, stack) "
-        "SELECT thread, kind, name, max_by(stack, ns) FROM part GROUP BY thread, kind, name",
-        parameters,
-    )
-    found = {}
-    for thread, kind, reason, stack in rows:
-        user = int(session.user_frames[stack])
-        found[thread, kind, reason] = (
-            own_frame(session.stacks, stack),
-            session.stacks.frames[user] if user >= 0 else None,
-            bool(session.waits_of_sonde[stack]),
-        )
-    return found
-
-
-def own_frame(stacks: Stacks, stack: int) -> Frame | None:
-    """The innermost frame with a function that is not of the kernel or the C library.
-
-    Without one: the innermost frame of such a binary without a symbol; else the innermost function
-    of the C library; else none.
-    """
-    without_symbol = runtime = None
-    for index in stacks.indices(stack):
-        frame = stacks.frames[index]
-        if frame.kind == "kernel":
-            continue
-        if not frame.binary.startswith(RUNTIME_LIBRARIES):
-            if frame.function:
-                return frame
-            if without_symbol is None and frame.binary and not frame.binary.startswith("["):
-                without_symbol = frame
-        elif runtime is None and frame.function:
-            runtime = frame
-    return without_symbol or runtime
+    return frozenset(thread for thread, max_ns in rows if least_ns and max_ns >= least_ns)
 
 
 def device_calls(session: Session, where: Where = EVERYTHING) -> list[DeviceCalls]:
@@ -442,15 +357,24 @@ def stack_ends(session: Session) -> list[StackEnd]:
 
 def notices(session: Session) -> list[Notice]:
     """Events of probes and of Sonde itself, most frequent first."""
-    named = {(p.pid, p.start_ns): p.label for p in session.processes}
+    rows = session.rows(
+        "SELECT e.kind, e.name, e.pid, e.n, e.text, coalesce(p.process, -1) FROM ("
+        " SELECT kind, name, pid, start_ns, count(*) AS n, max(text) AS text FROM event"
+        " WHERE kind IN ('probe', 'notice') GROUP BY kind, name, pid, start_ns) e"
+        " LEFT JOIN process p ON e.pid = p.pid AND e.start_ns = p.start_ns "
+        "ORDER BY e.n DESC, e.kind, e.name, e.pid"
+    )
     return [
-        Notice(kind, name, named.get((pid, start_ns), f"pid {pid}" if pid else ""), count, text)
-        for kind, name, pid, start_ns, count, text in session.rows(
-            "SELECT kind, name, pid, start_ns, count(*), max(text) FROM event "
-            "WHERE kind IN ('probe', 'notice') GROUP BY kind, name, pid, start_ns "
-            "ORDER BY 5 DESC, kind, name, pid"
-        )
+        Notice(kind, name, _who(session, process, pid), count, text)
+        for kind, name, pid, count, text, process in rows
     ]
+
+
+def _who(session: Session, process: int, pid: int) -> str:
+    """A process for people; `process` -1: not known."""
+    if process >= 0:
+        return session.processes[process].label
+    return f"pid {pid}" if pid else ""
 
 
 def metrics(session: Session) -> list[MetricUse]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import sys
 import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
@@ -32,9 +31,8 @@ import pyarrow.compute as pc
 from sonde.errors import CaptureError, CaptureTooLarge
 from sonde.limits import most_bytes
 from sonde.model.code import NO_STACK, Frame, Stacks
-from sonde.model.owner import OWNER_COLUMNS, Owner
-from sonde.model.process import Process, Thread
 from sonde.query.capture import Capture, CaptureInfo, engine_bytes
+from sonde.query.known_threads import Processes, Threads, coded_texts
 from sonde.query.probe_frames import without_probe_frames
 from sonde.query.user_frames import user_frames, waits_of_sonde
 
@@ -95,8 +93,8 @@ class Session:
         for name in ("sample", "device_run"):
             table = _with_stack(tables[name], tables["stack"], replacements)
             self._connection.register(f"raw_{name}", table)
-        self.processes: Sequence[Process] = self._index_processes(tables["process"])
-        self.threads: Sequence[Thread] = self._index_threads(tables["thread"])
+        self.processes = self._index_processes(tables["process"])
+        self.threads = self._index_threads(tables["thread"])
         self._views()
         self._functions_indexed = False
 
@@ -183,56 +181,45 @@ class Session:
             self._index_functions()
             self._functions_indexed = True
 
-    def _index_processes(self, table: pa.Table) -> list[Process]:
-        processes = _processes(table)
+    def _index_processes(self, table: pa.Table) -> Processes:
         self._connection.register("known_process", table.select(["pid", "start_ns"]))
         # A process that ended before its name could be read has rows, but none in `process`.
-        processes += [
-            Process(pid=pid, start_ns=start_ns)
-            for pid, start_ns in self.rows(
-                "SELECT pid, start_ns FROM raw_sample UNION "
-                "SELECT pid, start_ns FROM raw_device_run UNION "
-                "SELECT pid, start_ns FROM raw_activity UNION "
-                "SELECT pid, start_ns FROM raw_usage EXCEPT "
-                "SELECT pid, start_ns FROM known_process ORDER BY 1, 2"
-            )
-        ]
+        unnamed = self.arrow(
+            "SELECT pid, start_ns FROM raw_sample UNION "
+            "SELECT pid, start_ns FROM raw_device_run UNION "
+            "SELECT pid, start_ns FROM raw_activity UNION "
+            "SELECT pid, start_ns FROM raw_usage EXCEPT "
+            "SELECT pid, start_ns FROM known_process ORDER BY 1, 2"
+        )
+        processes = Processes(table, unnamed)
         columns = {
-            "process": pa.array(range(len(processes)), pa.int32()),
-            "pid": pa.array([p.pid for p in processes], pa.uint32()),
-            "start_ns": pa.array([p.start_ns for p in processes], pa.uint64()),
+            "process": pa.array(np.arange(len(processes), dtype=np.int32)),
+            "pid": pa.array(processes.pid),
+            "start_ns": pa.array(processes.start_ns),
         }
         self._connection.register("process", pa.table(columns))
         return processes
 
-    def _index_threads(self, table: pa.Table) -> list[Thread]:
-        process_of = {(p.pid, p.start_ns): number for number, p in enumerate(self.processes)}
-        key = [table.column(name).to_pylist() for name in ("pid", "start_ns", "tid")]
-        named = dict(zip(zip(*key, strict=True), _texts(table.column("comm")), strict=True))
-        self._connection.register("known_thread", table.select(["pid", "start_ns", "tid"]))
-        seen = self.rows(
+    def _index_threads(self, table: pa.Table) -> Threads:
+        row = pa.array(np.arange(table.num_rows, dtype=np.int32))
+        known = table.select(["pid", "start_ns", "tid"]).append_column("row", row)
+        self._connection.register("known_thread", known)
+        seen = self.arrow(
+            "WITH seen AS ("
             "SELECT pid, start_ns, tid FROM raw_sample UNION "
             "SELECT pid, start_ns, tid FROM raw_activity UNION "
             "SELECT pid, start_ns, tid FROM raw_device_run UNION "
             "SELECT k.pid, k.start_ns, k.tid FROM known_thread k "
-            "JOIN process p ON k.pid = p.pid AND k.start_ns = p.start_ns ORDER BY 1, 2, 3"
+            "JOIN process p ON k.pid = p.pid AND k.start_ns = p.start_ns) "
+            'SELECT s.pid, s.start_ns, s.tid, p.process, coalesce(k."row", -1) AS "row" FROM seen s'
+            " JOIN process p ON s.pid = p.pid AND s.start_ns = p.start_ns"
+            " LEFT JOIN known_thread k"
+            " ON s.pid = k.pid AND s.start_ns = k.start_ns AND s.tid = k.tid ORDER BY 1, 2, 3"
         )
-        threads = []
-        process_numbers = []
-        for pid, start_ns, tid in seen:
-            number = process_of[pid, start_ns]
-            process_numbers.append(number)
-            comm = named.get((pid, start_ns, tid), "")
-            threads.append(Thread(self.processes[number], tid, comm))
-        columns = {
-            "thread": pa.array(range(len(threads)), pa.int32()),
-            "process": pa.array(process_numbers, pa.int32()),
-            "pid": pa.array([pid for pid, _, _ in seen], pa.uint32()),
-            "start_ns": pa.array([start_ns for _, start_ns, _ in seen], pa.uint64()),
-            "tid": pa.array([tid for _, _, tid in seen], pa.uint32()),
-        }
-        self._connection.register("thread", pa.table(columns))
-        return threads
+        numbers = pa.array(np.arange(seen.num_rows, dtype=np.int32))
+        columns = seen.select(["process", "pid", "start_ns", "tid"])
+        self._connection.register("thread", columns.add_column(0, "thread", numbers))
+        return Threads(self.processes, table, seen)
 
     def _views(self) -> None:
         for name in ("sample", "activity", "device_run"):
@@ -255,24 +242,6 @@ class Session:
         leaves[nonempty] = of_frame[flat[offsets[nonempty]]]
         stack = np.arange(len(self.stacks), dtype=np.int32)
         self._connection.register("leaf", pa.table({"stack": stack, "function": leaves}))
-
-
-def _processes(table: pa.Table) -> list[Process]:
-    """A process for each row; rows of the same owner have one object of it."""
-    numbers = [table.column(name).to_pylist() for name in ("pid", "start_ns", "ppid")]
-    names = [_texts(table.column(name)) for name in ("comm", "exe")]
-    texts = [
-        table.column(name).to_pylist() if name == "inner_pid" else _texts(table.column(name))
-        for name in OWNER_COLUMNS
-    ]
-    owners: dict[tuple[Any, ...], Owner] = {}
-    processes = []
-    owned = zip(*texts, strict=True)
-    for pid, start_ns, ppid, comm, exe, about in zip(*numbers, *names, owned, strict=True):
-        if (owner := owners.get(about)) is None:
-            owner = owners[about] = Owner(*about)
-        processes.append(Process(pid, start_ns, ppid, comm, exe, owner))
-    return processes
 
 
 def _stacks(stack: pa.Table, frame: pa.Table) -> Stacks:
@@ -298,9 +267,8 @@ def _stacks(stack: pa.Table, frame: pa.Table) -> Stacks:
 
 def _texts(column: pa.ChunkedArray) -> list[str]:
     """The texts of a column; equal ones are one object."""
-    encoded = column.combine_chunks().dictionary_encode()
-    known = [*map(sys.intern, encoded.dictionary.to_pylist())]
-    return [*map(known.__getitem__, encoded.indices.to_pylist())]
+    known, codes = coded_texts(column)
+    return [*map(known.__getitem__, codes.tolist())]
 
 
 def _with_stack(rows: pa.Table, stack: pa.Table, wait_stacks: Sequence[int]) -> pa.Table:

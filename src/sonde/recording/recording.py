@@ -101,25 +101,25 @@ class Recording:
         from sonde.query import queries
 
         everything = where or queries.EVERYTHING
-        return queries.top_functions(self._session, _kind(kind), everything, limit)
+        return [*queries.top_functions(self._session, _kind(kind), everything, limit)]
 
     def processes(self) -> list[ProcessUse]:
         """What each process did, most time on a CPU first."""
         from sonde.query import queries
 
-        return queries.processes(self._session)
+        return [*queries.processes(self._session)]
 
     def usage(self) -> list[Usage]:
         """What each process used by the kernel's own counters."""
         from sonde.query import queries
 
-        return queries.usage(self._session)
+        return [*queries.usage(self._session)]
 
     def waits(self) -> list[Wait]:
         """Every thread's waits by reason, the longest total first."""
         from sonde.query import queries
 
-        return queries.waits(self._session)
+        return [*queries.waits(self._session)]
 
     def device_calls(self) -> list[DeviceCalls]:
         """Calls of device APIs by process and function."""

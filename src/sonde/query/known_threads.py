@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes and threads of a capture as columns; objects are made of those that are shown.
+
+A machine that compiles has 100,000 of them in some minutes, and a report shows 30.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sonde.model.owner import OWNER_COLUMNS, UNKNOWN, Owner
+from sonde.model.process import KTHREADD_PID, Process, Thread
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+U32 = npt.NDArray[np.uint32]
+U64 = npt.NDArray[np.uint64]
+Mask = npt.NDArray[np.bool_]
+
+
+class Processes(Sequence[Process]):
+    """Processes by their number; rows of the same owner have one object of it."""
+
+    def __init__(self, table: pa.Table, unnamed: pa.Table) -> None:
+        """`table`: a capture's table `process`; `unnamed`: pid and start_ns of those that have
+        rows, but none in that table."""
+        rows = unnamed.num_rows
+
+        def numbers(name: str, more: npt.ArrayLike) -> npt.NDArray[np.uint64]:
+            both: npt.NDArray[np.uint64] = np.concatenate((table.column(name).to_numpy(), more))
+            return both
+
+        self.pid: U32 = numbers("pid", unnamed.column("pid").to_numpy()).astype(np.uint32)
+        self.start_ns: U64 = numbers("start_ns", unnamed.column("start_ns").to_numpy())
+        self._ppid: U32 = numbers("ppid", np.zeros(rows, np.uint32)).astype(np.uint32)
+        self._texts: dict[str, list[str]] = {}
+        self._codes: dict[str, I32] = {}
+        for name in ("comm", "exe"):
+            self._texts[name], codes = coded_texts(table.column(name), ("",))
+            self._codes[name] = np.concatenate((codes, np.zeros(rows, np.int32)))
+        self.owners, owner = _owners(table)
+        """Distinct ones."""
+        self.owner: I32 = np.concatenate((owner, np.zeros(rows, np.int32)))
+        """Index in `owners` of each."""
+        self._made: dict[int, Process] = {}
+
+    def __len__(self) -> int:
+        return len(self.pid)
+
+    @overload
+    def __getitem__(self, at: int) -> Process: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Process]: ...
+    def __getitem__(self, at: int | slice) -> Process | list[Process]:
+        if isinstance(at, slice):
+            return [self[number] for number in range(*at.indices(len(self)))]
+        made = self._made.get(at)
+        if made is None:
+            made = self._made[at] = Process(
+                int(self.pid[at]),
+                int(self.start_ns[at]),
+                int(self._ppid[at]),
+                self._text("comm", at),
+                self._text("exe", at),
+                self.owners[self.owner[at]],
+            )
+        return made
+
+    def __iter__(self) -> Iterator[Process]:
+        return map(self.__getitem__, range(len(self)))
+
+    @cached_property
+    def is_kernel(self) -> Mask:
+        """As `Process.is_kernel`."""
+        mask: Mask = (self.pid == 0) | (self.pid == KTHREADD_PID) | (self._ppid == KTHREADD_PID)
+        return mask
+
+    @cached_property
+    def names(self) -> list[str]:
+        """As `Process.name`."""
+        comm, exe = (
+            [*map(self._texts[name].__getitem__, self._codes[name].tolist())]
+            for name in ("comm", "exe")
+        )
+        pids = self.pid.tolist()
+        return [a or b or f"pid {pid}" for a, b, pid in zip(comm, exe, pids, strict=True)]
+
+    def _text(self, name: str, at: int) -> str:
+        return self._texts[name][int(self._codes[name][at])]
+
+
+class Threads(Sequence[Thread]):
+    """Threads by their number."""
+
+    def __init__(self, processes: Processes, table: pa.Table, seen: pa.Table) -> None:
+        """`table`: a capture's table `thread`; `seen`: tid, number of the process, and row in
+        `table` (-1: none) of each thread."""
+        self._processes = processes
+        self.tid: U32 = seen.column("tid").to_numpy()
+        self.process: I64 = seen.column("process").to_numpy().astype(np.int64)
+        """Index in `Session.processes` of each."""
+        self._comms, of_row = coded_texts(table.column("comm"), ("",))
+        # One more, for -1.
+        self._comm: I32 = np.append(of_row, np.int32(0))[seen.column("row").to_numpy()]
+        self._made: dict[int, Thread] = {}
+
+    def __len__(self) -> int:
+        return len(self.tid)
+
+    @overload
+    def __getitem__(self, at: int) -> Thread: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Thread]: ...
+    def __getitem__(self, at: int | slice) -> Thread | list[Thread]:
+        if isinstance(at, slice):
+            return [self[number] for number in range(*at.indices(len(self)))]
+        made = self._made.get(at)
+        if made is None:
+            process = self._processes[int(self.process[at])]
+            comm = self._comms[self._comm[at]]
+            made = self._made[at] = Thread(process, int(self.tid[at]), comm)
+        return made
+
+    def __iter__(self) -> Iterator[Thread]:
+        return map(self.__getitem__, range(len(self)))
+
+    @cached_property
+    def is_kernel(self) -> Mask:
+        """Whether each is of the kernel's (`Process.is_kernel`)."""
+        return self._processes.is_kernel[self.process]
+
+    @cached_property
+    def names(self) -> list[str]:
+        """As `Thread.name`."""
+        comms = map(self._comms.__getitem__, self._comm.tolist())
+        names, of_each = self._processes.names, self.process.tolist()
+        return [comm or names[process] for comm, process in zip(comms, of_each, strict=True)]
+
+
+def coded_texts(column: pa.ChunkedArray, first: tuple[str, ...] = ()) -> tuple[list[str], I32]:
+    """(the distinct texts, after those of `first`; for each row, its index in these).
+
+    Texts that another column has, too, are one object.
+    """
+    encoded = column.combine_chunks()
+    if not pa.types.is_dictionary(encoded.type):
+        encoded = encoded.dictionary_encode()
+    codes: I32 = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int32)
+    return [*first, *map(sys.intern, encoded.dictionary.to_pylist())], codes + np.int32(len(first))
+
+
+def _owners(table: pa.Table) -> tuple[list[Owner], I32]:
+    """(`UNKNOWN` and the distinct owners of a table of processes; each row's index in these)."""
+    group = np.zeros(table.num_rows, np.int64)
+    for name in OWNER_COLUMNS:
+        encoded = table.column(name).combine_chunks().dictionary_encode()
+        codes = encoded.indices.to_numpy(zero_copy_only=False)
+        # Numbered again after each column: a product of all their numbers could overflow.
+        group = np.unique(group * (len(encoded.dictionary) + 1) + codes, return_inverse=True)[1]
+    first = np.unique(group, return_index=True)[1]
+    columns = []
+    for name in OWNER_COLUMNS:
+        values = pc.take(table.column(name), pa.array(first)).to_pylist()
+        columns.append(values if name == "inner_pid" else [*map(sys.intern, values)])
+    owners = [UNKNOWN, *(Owner(*about) for about in zip(*columns, strict=True))]
+    return owners, group.astype(np.int32) + np.int32(1)
