@@ -10,10 +10,11 @@ the document.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any, BinaryIO, TypeVar
 
 from sonde.export import strict_json
+from sonde.export.strict_json import Plain
 from sonde.model.answers import Wait
 from sonde.model.process import Process
 from sonde.model.profile import BASIC_KINDS, ProfileKind
@@ -27,6 +28,8 @@ from sonde.query.session import Session
 
 T = TypeVar("T")
 
+_OF_WAITS = tuple(field.name for field in fields(Wait) if field.name != "thread")
+
 FORMAT = 2
 """Raised when a field is renamed or removed; new fields leave it as it is."""
 
@@ -38,36 +41,36 @@ def write(
     where: Where = EVERYTHING,
 ) -> None:
     """Write the document. Fields are those of `sonde.model.answers`."""
-    rows = _Rows()
     has_memory = any(kind.is_memory for kind in kinds)
     document: dict[str, Any] = {
         "format": FORMAT,
         "capture": capture(session.info),
-        "processes": map(rows.of, _each(queries.processes, session, where)),
+        "processes": Plain(map(_of_process, _each(queries.processes, session, where))),
         "functions": {
-            kind: map(rows.of, _each(queries.top_functions, session, kind, where))
-            for kind in kinds
+            kind: Plain(_each(queries.top_functions, session, kind, where)) for kind in kinds
         },
-        "waits": (rows.of_wait(row) for row in _each(queries.waits, session, where)
-                  if row.kind in kinds),
-        "device_calls": map(rows.of, _each(queries.device_calls, session, where))
+        "waits": Plain(
+            _wait(row) for row in _each(queries.waits, session, where) if row.kind in kinds
+        ),
+        "device_calls": map(_of_process, _each(queries.device_calls, session, where))
         if ProfileKind.GPU_CALLS in kinds
         else [],
-        "usage": map(rows.of, _each(queries.usage, session, where)),
+        "usage": Plain(map(_of_process, _each(queries.usage, session, where))),
         "device_runs": (
-            {**rows.of(row), "mean_ns": row.mean_ns} for row in _each(device_runs, session, where)
+            {**_of_process(row), "mean_ns": row.mean_ns}
+            for row in _each(device_runs, session, where)
         )
         if ProfileKind.GPU_TIME in kinds
         else [],
-        "device_callers": map(rows.of, _each(device_callers, session, where))
+        "device_callers": map(_of_process, _each(device_callers, session, where))
         if ProfileKind.GPU_TIME in kinds
         else [],
-        "memory": map(rows.of, _each(memory, session, where)) if has_memory else [],
-        "memory_growth": map(rows.of, _each(growth, session, where)) if has_memory else [],
-        "losses": map(rows.of, _each(queries.losses, session)),
-        "notices": map(rows.of, _each(queries.notices, session)),
-        "metrics": map(rows.of, _each(queries.metrics, session)),
-    }  # fmt: skip
+        "memory": map(_of_process, _each(memory, session, where)) if has_memory else [],
+        "memory_growth": map(_of_process, _each(growth, session, where)) if has_memory else [],
+        "losses": map(_fields, _each(queries.losses, session)),
+        "notices": map(_fields, _each(queries.notices, session)),
+        "metrics": map(_fields, _each(queries.metrics, session)),
+    }
     strict_json.write_indented(out.write, document)
     out.write(b"\n")
 
@@ -81,33 +84,35 @@ def _fields(row: Any) -> dict[str, Any]:
     return {name: getattr(row, name) for name in row.__slots__}
 
 
-class _Rows:
-    """Rows as JSON objects; the fields of a process are put in place of the process."""
+def _of_process(row: Any) -> dict[str, Any]:
+    """A row as a JSON object; the fields of its process are put in place of the process."""
+    fields = _process(row.process)
+    for name in row.__slots__:
+        if name != "process":
+            fields[name] = getattr(row, name)
+    return fields
 
-    def __init__(self) -> None:
-        self._process: tuple[Process | None, dict[str, Any]] = (None, {})
 
-    def of(self, row: Any) -> dict[str, Any]:
-        fields = _fields(row)
-        process = fields.get("process")
-        if isinstance(process, Process):
-            del fields["process"]
-            return {**self._of(process), **fields}
-        return fields
+def _wait(row: Wait) -> dict[str, Any]:
+    thread = row.thread
+    fields = _process(thread.process)
+    fields["tid"] = thread.tid
+    fields["thread"] = thread.name
+    for name in _OF_WAITS:
+        fields[name] = getattr(row, name)
+    return fields
 
-    def of_wait(self, row: Wait) -> dict[str, Any]:
-        fields = _fields(row)
-        del fields["thread"]
-        who = {"tid": row.thread.tid, "thread": row.thread.name}
-        return {**self._of(row.thread.process), **who, **fields}
 
-    def _of(self, process: Process) -> dict[str, Any]:
-        known, fields = self._process
-        if known is not process:
-            # Not `asdict`: it makes deep copies and is ten times slower.
-            fields = {**_fields(process), "owner": _fields(process.owner)}
-            self._process = (process, fields)
-        return fields
+def _process(process: Process) -> dict[str, Any]:
+    # Not `asdict`: it makes deep copies and is ten times slower.
+    return {
+        "pid": process.pid,
+        "start_ns": process.start_ns,
+        "ppid": process.ppid,
+        "comm": process.comm,
+        "exe": process.exe,
+        "owner": _fields(process.owner),
+    }
 
 
 def capture(info: CaptureInfo) -> dict[str, Any]:
