@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sonde.export.stack_frames import I64, distinct_stacks, leaf_label, root_first_blocks
+from sonde.export.stack_frames import I64, distinct_stacks, leaf_labels, root_first_blocks, summed
 from sonde.model.code import NO_STACK, Frame, Stacks
 from sonde.model.profile import Profile, ProfileKind
 from sonde.query.grouping import grouped
@@ -87,7 +87,7 @@ def build(
     ends = [nodes.add_labels(profile, used, functions) for profile in profiles]
     new_node, folded = nodes.merge_light(_weights(profiles, ends), max_nodes, functions)
     kinds = {
-        profile.kind: _rows(profile, new_node[at].tolist())
+        profile.kind: _rows(profile, new_node[at])
         for profile, at in zip(profiles, ends, strict=True)
     }
     parent, function = nodes.parent.tolist(), nodes.function.tolist()
@@ -164,9 +164,9 @@ class _Nodes:
         node = self._leaf[np.searchsorted(used, np.asarray(profile.row_stack, np.int64))]
         on_gpu = profile.kind in (ProfileKind.GPU_CALLS, ProfileKind.GPU_TIME)
         kind = "call" if on_gpu else "wait"
-        labels = [leaf_label(profile, row) for row in profile]
-        known = {text: functions.number(Frame(kind, text, "")) for text in set(labels) if text}
-        number = np.array([known.get(text, -1) for text in labels], np.int64)
+        labels, index = leaf_labels(profile)
+        known = [functions.number(Frame(kind, text, "")) for text in labels]
+        number = np.array([*known, -1], np.int64)[index]
         labelled = number >= 0
         if labelled.any():
             node[labelled], *added = self._children(node[labelled], number[labelled])
@@ -232,22 +232,12 @@ def _weights(profiles: Sequence[Profile], ends: Sequence[I64]) -> list[tuple[I64
     ]
 
 
-def _rows(profile: Profile, nodes: Sequence[int]) -> KindRows:
+def _rows(profile: Profile, nodes: I64) -> KindRows:
     """The rows of a profile, summed by thread and node. `nodes`: the node of each row."""
-    at: dict[tuple[int, int], int] = {}
-    rows = KindRows()
-    for row, node in zip(profile, nodes, strict=True):
-        key = (row.thread, node)
-        number = at.get(key)
-        if number is None:
-            at[key] = len(rows.node)
-            rows.thread.append(row.thread)
-            rows.node.append(node)
-            rows.events.append(row.events)
-            rows.ns.append(row.ns)
-            rows.bytes.append(row.bytes)
-        else:
-            rows.events[number] += row.events
-            rows.ns[number] += row.ns
-            rows.bytes[number] += row.bytes
-    return rows
+    keys, group = grouped((np.asarray(profile.row_thread, np.int64) << 32) | nodes)
+    sums = (profile.row_events, profile.row_ns, profile.row_bytes)
+    return KindRows(
+        (keys >> 32).tolist(),
+        (keys & 0xFFFFFFFF).tolist(),
+        *(summed(column, group, len(keys)) for column in sums),
+    )

@@ -12,21 +12,26 @@ https://github.com/brendangregg/FlameGraph#2-fold-stacks
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import BinaryIO
+
+import numpy as np
 
 from sonde.errors import CaptureTooLarge
 from sonde.export.layout import one_line
 from sonde.export.stack_frames import (
-    PerFrame,
+    I64,
     check_size,
     distinct_stacks,
-    leaf_label,
-    root_first,
+    leaf_labels,
+    root_first_blocks,
+    summed,
 )
 from sonde.model.code import NO_STACK, Frame
 from sonde.model.profile import BASIC_KINDS, Profile, ProfileKind
 from sonde.query import queries
+from sonde.query.grouping import grouped
 from sonde.query.queries import EVERYTHING, Where
 from sonde.query.session import Session
 
@@ -46,39 +51,82 @@ def write(
     for kind in kinds:
         profile = queries.profile(session, kind, where)
         check_size(profile)
-        of_stack = _paths(profile, texts)
-        processes = [texts.number(_safe(thread.process.name)) for thread in profile.threads]
-        # Lines by indices of their texts: as text they would need many times the capture's memory.
-        weights: dict[tuple[int, tuple[int, ...], int], int] = {}
+        lines = _lines(profile, texts)
+        _check_size(texts, lines)
         in_samples = kind == ProfileKind.ON_CPU
-        for row, weight in zip(profile, profile.row_weight, strict=True):
-            end = leaf_label(profile, row)
-            key = (
-                processes[row.thread],
-                of_stack[row.stack],
-                texts.number(_safe(end)) if end else -1,
-            )
-            weights[key] = weights.get(key, 0) + (row.events if in_samples else weight)
-        _check_size(texts, weights)
+        amounts = profile.row_events if in_samples else profile.row_weight
+        weights = summed(amounts, lines.of_row, len(lines.path))
         unit = 1 if in_samples or kind.is_memory else 1000
         before = f"{kind};" if len(kinds) > 1 else ""
-        for key, weight in sorted(weights.items(), key=lambda item: -item[1]):
-            if rounded := round(weight / unit):
-                line = ";".join(map(texts.listed.__getitem__, _numbers(key)))
-                out.write(f"{before}{line} {rounded}\n".encode(errors="replace"))
+        heaviest = sorted(range(len(weights)), key=lambda line: -weights[line])
+        for line in heaviest:
+            if rounded := round(weights[line] / unit):
+                text = ";".join(map(texts.listed.__getitem__, lines.numbers(line)))
+                out.write(f"{before}{text} {rounded}\n".encode(errors="replace"))
 
 
-def _paths(profile: Profile, texts: _Texts) -> dict[int, tuple[int, ...]]:
-    """The texts of each stack's frames; equal ones are one object."""
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """The different lines of a profile, in the order of the rows in which each is first. Lines are
+    indices of their texts: as text they would need many times the capture's memory."""
+
+    process: list[int]
+    path: list[int]
+    """Index in `paths`."""
+    end: list[int]
+    """Of the leaf label; -1 none."""
+    of_row: I64
+    paths: list[bytes]
+    """The texts of the frames of each, as int32; different ones."""
+
+    def numbers(self, line: int) -> Iterator[int]:
+        """The numbers of a line's texts: process, frames, and the leaf label if there is one."""
+        yield self.process[line]
+        yield from memoryview(self.paths[self.path[line]]).cast("i")
+        if self.end[line] >= 0:
+            yield self.end[line]
+
+
+def _lines(profile: Profile, texts: _Texts) -> _Lines:
+    used = distinct_stacks([profile])
+    paths, path_of_stack = _paths(profile, used, texts)
+    path = path_of_stack[np.searchsorted(used, np.asarray(profile.row_stack, np.int64))]
+    threads, thread = grouped(np.asarray(profile.row_thread, np.int64))
+    processes = [
+        texts.number(_safe(profile.threads[number].process.name)) for number in threads.tolist()
+    ]
+    process = np.array(processes, np.int64)[thread]
+    labels, label = leaf_labels(profile)
+    # One more, for rows without a label.
+    ends = np.array([*(texts.number(_safe(text)) for text in labels), -1], np.int64)
+    end = ends[label]
+    of_both, index = grouped((process << 32) | path)
+    keys, of_row = grouped((index << 32) | (end + 1))
+    both = of_both[keys >> 32]
+    return _Lines(
+        process=(both >> 32).tolist(),
+        path=(both & 0xFFFFFFFF).tolist(),
+        end=((keys & 0xFFFFFFFF) - 1).tolist(),
+        of_row=of_row,
+        paths=paths,
+    )
+
+
+def _paths(profile: Profile, used: I64, texts: _Texts) -> tuple[list[bytes], I64]:
+    """(the different paths of the stacks, for each stack the index of its path)."""
     frames = profile.stacks.frames
-    of_frame = PerFrame(lambda index: texts.of_frame(frames[index]))
-    nothing = (texts.of_frame(NO_STACK),)
-    paths: dict[tuple[int, ...], tuple[int, ...]] = {}
-    of_stack = {}
-    for stack, indices in root_first(profile.stacks, distinct_stacks([profile])):
-        path = tuple(map(of_frame.__getitem__, indices)) or nothing
-        of_stack[stack] = paths.setdefault(path, path)
-    return of_stack
+    nothing = np.array([texts.of_frame(NO_STACK)], np.int32).tobytes()
+    of_frame = np.full(len(frames), -1, np.int32)
+    paths: dict[bytes, int] = {}
+    of_stack = []
+    for _, flat, ends in root_first_blocks(profile.stacks, used):
+        for index in np.unique(flat[of_frame[flat] < 0]).tolist():
+            of_frame[index] = texts.of_frame(frames[index])
+        packed, begin = of_frame[flat].tobytes(), 0
+        for end in (4 * ends).tolist():
+            of_stack.append(paths.setdefault(packed[begin:end] or nothing, len(paths)))
+            begin = end
+    return [*paths], np.array(of_stack, np.int64)
 
 
 class _Texts:
@@ -105,24 +153,14 @@ class _Texts:
         return number
 
 
-def _numbers(key: tuple[int, tuple[int, ...], int]) -> Iterator[int]:
-    """The numbers of a line's texts: process, frames, and the leaf label if there is one."""
-    process, path, end = key
-    yield process
-    yield from path
-    if end >= 0:
-        yield end
-
-
-def _check_size(texts: _Texts, keys: Iterable[tuple[int, tuple[int, ...], int]]) -> None:
+def _check_size(texts: _Texts, lines: _Lines) -> None:
     """Raise CaptureTooLarge for too much text: any line may repeat a long name."""
-    length = [len(text) for text in texts.listed]
-    of_path: dict[int, int] = {}
-    size = 0
-    for process, path, end in keys:
-        if id(path) not in of_path:
-            of_path[id(path)] = sum(map(length.__getitem__, path))
-        size += length[process] + of_path[id(path)] + (length[end] if end >= 0 else 0)
+    length = np.array([*map(len, texts.listed), 0], np.int64)  # one more, for no label
+    of_path = np.array(
+        [int(length[np.frombuffer(path, np.int32)].sum()) for path in lines.paths], np.int64
+    )
+    sizes = of_path[lines.path] + length[lines.process] + length[lines.end]
+    size = int(sizes.sum())
     if size > MAX_CHARS:
         raise CaptureTooLarge(
             f"the folded stacks of this capture have {size:,} characters",

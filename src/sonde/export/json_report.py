@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, fields
+from operator import attrgetter
 from typing import Any, BinaryIO, TypeVar
 
 from sonde.export import strict_json
@@ -29,6 +30,7 @@ from sonde.query.session import Session
 T = TypeVar("T")
 
 _OF_WAITS = tuple(field.name for field in fields(Wait) if field.name != "thread")
+_values_of_wait = attrgetter(*_OF_WAITS)
 
 FORMAT = 2
 """Raised when a field is renamed or removed; new fields leave it as it is."""
@@ -45,7 +47,7 @@ def write(
     document: dict[str, Any] = {
         "format": FORMAT,
         "capture": capture(session.info),
-        "processes": Plain(map(_of_process, _each(queries.processes, session, where))),
+        "processes": Plain(map(_plain_of_process, _each(queries.processes, session, where))),
         "functions": {
             kind: Plain(_each(queries.top_functions, session, kind, where)) for kind in kinds
         },
@@ -55,7 +57,7 @@ def write(
         "device_calls": map(_of_process, _each(queries.device_calls, session, where))
         if ProfileKind.GPU_CALLS in kinds
         else [],
-        "usage": Plain(map(_of_process, _each(queries.usage, session, where))),
+        "usage": Plain(map(_plain_of_process, _each(queries.usage, session, where))),
         "device_runs": (
             {**_of_process(row), "mean_ns": row.mean_ns}
             for row in _each(device_runs, session, where)
@@ -86,11 +88,15 @@ def _fields(row: Any) -> dict[str, Any]:
 
 def _of_process(row: Any) -> dict[str, Any]:
     """A row as a JSON object; the fields of its process are put in place of the process."""
-    fields = _process(row.process)
-    for name in row.__slots__:
-        if name != "process":
-            fields[name] = getattr(row, name)
-    return fields
+    fields = _fields(row)
+    process = fields.pop("process")
+    return {**_process(process), "owner": _fields(process.owner), **fields}
+
+
+def _plain_of_process(row: Any) -> dict[str, Any]:
+    """As `_of_process`, for `Plain`, which takes owners as they are."""
+    fields = _fields(row)
+    return {**_process(fields.pop("process")), **fields}
 
 
 def _wait(row: Wait) -> dict[str, Any]:
@@ -98,8 +104,7 @@ def _wait(row: Wait) -> dict[str, Any]:
     fields = _process(thread.process)
     fields["tid"] = thread.tid
     fields["thread"] = thread.name
-    for name in _OF_WAITS:
-        fields[name] = getattr(row, name)
+    fields.update(zip(_OF_WAITS, _values_of_wait(row), strict=True))
     return fields
 
 
@@ -111,7 +116,7 @@ def _process(process: Process) -> dict[str, Any]:
         "ppid": process.ppid,
         "comm": process.comm,
         "exe": process.exe,
-        "owner": _fields(process.owner),
+        "owner": process.owner,
     }
 
 

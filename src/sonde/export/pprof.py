@@ -10,18 +10,27 @@ https://github.com/google/pprof/blob/main/proto/README.md
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
 
 from sonde.export.pprof_profile_pb2 import Mapping, Sample
 from sonde.export.pprof_profile_pb2 import Profile as PprofProfile
 from sonde.export.stack_frames import check_size
-from sonde.model.code import NO_STACK, Frame
+from sonde.model.code import NO_STACK, Frame, Stacks
 from sonde.model.process import Thread
 from sonde.model.profile import BASIC_KINDS, MEMORY_KINDS, Profile, ProfileKind
 from sonde.query import queries
+from sonde.query.function_weights import frames_of_stacks
+from sonde.query.grouping import grouped
 from sonde.query.queries import EVERYTHING, Where
 from sonde.query.session import Session
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 SAMPLE_TYPES: dict[ProfileKind, tuple[tuple[str, str], ...]] = {
     ProfileKind.ON_CPU: (("samples", "count"), ("cpu", "nanoseconds")),
@@ -51,23 +60,56 @@ _LABELS = {
 _MAX_PENDING_BYTES = 1 << 21
 """A message is written once it has about this many bytes."""
 
-_NO_STACK = -1
-"""Index that stands for the frame of stacks without frames."""
-
 # Samples share stacks and labels, so these parts are encoded once: parts of a message that follow
 # one another are one message. https://protobuf.dev/programming-guides/encoding/#last-one-wins
 _SAMPLE_TAG = bytes([PprofProfile.SAMPLE_FIELD_NUMBER << 3 | 2])
+_VALUES_TAG = bytes([Sample.VALUE_FIELD_NUMBER << 3 | 2])
 _LOCATION_IDS_TAG = bytes([Sample.LOCATION_ID_FIELD_NUMBER << 3 | 2])
 
 
+_SHORT = [bytes([number]) for number in range(0x80)]
+
+
 def _varint(number: int) -> bytes:
-    """A whole number that is not negative, 7 bits a byte, the lowest first."""
+    """A whole number, 7 bits a byte, the lowest first; a negative one as if it had 64 bits."""
+    if 0 <= number < 0x80:
+        return _SHORT[number]
+    number &= (1 << 64) - 1
     packed = bytearray()
     while number > 0x7F:
         packed.append(number & 0x7F | 0x80)
         number >>= 7
     packed.append(number)
     return bytes(packed)
+
+
+def _varints(numbers: I64) -> tuple[bytes, I64]:
+    """(numbers that are not negative as varints, one after another; the length of each)."""
+    shifted = numbers.astype(np.uint32)[:, np.newaxis] >> np.arange(0, 35, 7, dtype=np.uint32)
+    used = shifted > 0
+    used[:, 0] = True
+    more = np.zeros_like(used)
+    more[:, :-1] = used[:, 1:]
+    packed = (shifted & 0x7F | more * 0x80).astype(np.uint8)
+    return packed[used].tobytes(), used.sum(axis=1)
+
+
+def _with_no_stack(flat: I32, depth: I64, no_stack: int) -> tuple[I32, I64]:
+    """The frames and depths of stacks, with one frame `no_stack` in those without any."""
+    empty = np.flatnonzero(depth == 0)
+    if not len(empty):
+        return flat, depth
+    at = (np.cumsum(depth) - depth)[empty]
+    return np.insert(flat, at, no_stack).astype(np.int32), np.maximum(depth, 1)
+
+
+def _first_of_each(values: I32, wanted: Mask) -> tuple[I64, I64]:
+    """(the distinct values among the wanted ones, in the order of their first positions; these
+    positions, ascending)."""
+    at = np.flatnonzero(wanted)
+    distinct, first = np.unique(values[at], return_index=True)
+    order = np.argsort(first)
+    return distinct[order].astype(np.int64), at[first[order]]
 
 
 def write(
@@ -98,8 +140,9 @@ class _Builder:
         self._text("")  # The format wants '' first.
         self._mappings: dict[tuple[str, str], Mapping] = {}
         self._functions: dict[tuple[str, str, str], int] = {}
-        self._packed: dict[int, bytes] = {}
-        """The number of each frame's location, as a varint, by the frame's index."""
+        self._numbers: I64 = np.zeros(0, np.int64)
+        """Of each frame, and of the one that stands for no frames: the number of its location, 0
+        none yet."""
         self._samples = bytearray()
         self._value_at: dict[ProfileKind, int] = {}
         self._values = 0
@@ -122,27 +165,34 @@ class _Builder:
 
     def add(self, profile: Profile) -> None:
         """Append the rows of a profile as samples."""
-        at = self._value_at[profile.kind]
+        before = bytes(self._value_at[profile.kind])  # each of these values is 0
+        after = bytes(self._values - len(before) - len(SAMPLE_TYPES[profile.kind]))
         with_bytes = len(SAMPLE_TYPES[profile.kind]) == 3
         name_key = self._text(_LABELS.get(profile.kind, ""))
         check_size(profile)
-        stacks: dict[int, bytes] = {}
+        stacks = self._stacks(profile)
+        parts: dict[int, bytes] = {}
         labels: dict[tuple[int, str], bytes] = {}
-        for row in profile:
-            values = [0] * self._values
-            values[at : at + 2] = row.events, row.bytes if profile.kind.is_memory else row.ns
+        is_memory = profile.kind.is_memory
+        for thread, stack, name, events, ns, moved in profile:
+            values = before + _varint(events) + _varint(moved if is_memory else ns)
             if with_bytes:
-                values[at + 2] = row.bytes
-            stack = stacks.get(row.stack)
-            if stack is None:
-                stack = stacks[row.stack] = self._stack(profile, row.stack)
-            label = labels.get((row.thread, row.name))
+                values += _varint(moved)
+            values += after
+            part = parts.get(stack)
+            if part is None:
+                # Stacks come in the order of the rows in which each is first.
+                part, new = next(stacks)
+                parts[stack] = part
+                for index in new:
+                    self._location(profile.stacks, index)
+            label = labels.get((thread, name))
             if label is None:
-                label = self._labels(profile.threads[row.thread], name_key, row.name)
-                labels[row.thread, row.name] = label
-            value = Sample(value=values).SerializeToString()
-            size = _varint(len(stack) + len(value) + len(label))
-            self._samples += b"".join((_SAMPLE_TAG, size, stack, value, label))
+                label = self._labels(profile.threads[thread], name_key, name)
+                labels[thread, name] = label
+            value = _VALUES_TAG + _varint(len(values)) + values
+            size = _varint(len(part) + len(value) + len(label))
+            self._samples += b"".join((_SAMPLE_TAG, size, part, value, label))
             if len(self._samples) + 8 * self._pending > _MAX_PENDING_BYTES:
                 self._flush()
 
@@ -167,16 +217,30 @@ class _Builder:
             self._pending += len(text) // 8
         return self._strings[text]
 
-    def _stack(self, profile: Profile, stack: int) -> bytes:
-        """The stack's part of a `Sample`."""
-        indices = profile.stacks.indices(stack)
-        frames = profile.stacks.frames
-        packed = self._packed
-        numbers = [packed.get(i) or self._location(i, frames[i]) for i in indices]
-        if not numbers:
-            numbers = [packed.get(_NO_STACK) or self._location(_NO_STACK, NO_STACK)]
-        text = b"".join(numbers)
-        return b"".join((_LOCATION_IDS_TAG, _varint(len(text)), text))
+    def _stacks(self, profile: Profile) -> Iterator[tuple[bytes, list[int]]]:
+        """For each stack of the rows, in the order of their first ones: (its part of a `Sample`,
+        the frames in it that have no location yet)."""
+        stacks = profile.stacks
+        no_stack = len(stacks.frames)
+        if not len(self._numbers):
+            self._numbers = np.zeros(no_stack + 1, np.int64)
+        distinct, _ = grouped(np.asarray(profile.row_stack, np.int64))
+        for _, flat, depth in frames_of_stacks(stacks, distinct):
+            flat, depth = _with_no_stack(flat, depth, no_stack)
+            new, first = _first_of_each(flat, self._numbers[flat] == 0)
+            given = int(self._numbers.max())
+            self._numbers[new] = np.arange(given + 1, given + 1 + len(new))
+            packed, lengths = _varints(self._numbers[flat])
+            ends = np.cumsum(depth)
+            # Of each stack: where its bytes end, and its new frames.
+            byte_ends = np.cumsum(lengths)[ends - 1].tolist()
+            new_ends = np.searchsorted(first, ends).tolist()
+            frames, at, new_at = new.tolist(), 0, 0
+            for end, new_end in zip(byte_ends, new_ends, strict=True):
+                text = packed[at:end]
+                part = b"".join((_LOCATION_IDS_TAG, _varint(len(text)), text))
+                yield part, frames[new_at:new_end]
+                at, new_at = end, new_end
 
     def _labels(self, thread: Thread, name_key: int, name: str) -> bytes:
         """The labels' part of a `Sample`."""
@@ -189,16 +253,14 @@ class _Builder:
             sample.label.add(key=name_key, str=self._text(name))
         return sample.SerializeToString()
 
-    def _location(self, index: int, frame: Frame) -> bytes:
-        """The number of a new location, as a varint."""
-        number = len(self._packed) + 1
+    def _location(self, stacks: Stacks, index: int) -> None:
+        """Add the location of a frame."""
+        frame = stacks.frames[index] if index < len(stacks.frames) else NO_STACK
         location = self.message.location.add(
-            id=number, mapping_id=self._mapping(frame), address=frame.offset
+            id=int(self._numbers[index]), mapping_id=self._mapping(frame), address=frame.offset
         )
         location.line.add(function_id=self._function(frame), line=frame.line)
         self._pending += 1
-        packed = self._packed[index] = _varint(number)
-        return packed
 
     def _mapping(self, frame: Frame) -> int:
         key = (frame.binary, frame.build_id)

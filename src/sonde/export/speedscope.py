@@ -14,7 +14,7 @@ from sonde.export.stack_frames import (
     PerFrame,
     check_size,
     distinct_stacks,
-    leaf_label,
+    leaf_labels,
     root_first,
 )
 from sonde.model.code import NO_STACK, Frame
@@ -104,8 +104,10 @@ def _samples(profile: Profile, shared: _Frames) -> Iterator[str]:
         stack: ",".join(map(of_frame.__getitem__, indices)) or text_of(NO_STACK)
         for stack, indices in root_first(profile.stacks, distinct_stacks([profile]))
     }
-    for row in profile:
-        process = profile.threads[row.thread].process
-        end = leaf_label(profile, row)
-        behind = f",{shared.number(end)}" if end else ""
-        yield f"[{shared.number(process.label)},{known[row.stack]}{behind}]"
+    labels, label_of_row = leaf_labels(profile)
+    behind = PerFrame(lambda label: f",{shared.number(labels[label])}" if label >= 0 else "")
+    before = PerFrame(lambda number: str(shared.number(profile.threads[number].process.label)))
+    rows = zip(profile.row_thread, profile.row_stack, label_of_row.tolist(), strict=True)
+    for thread, stack, label in rows:
+        end = behind[label]  # before the process: the first that needs a number gets the next one
+        yield f"[{before[thread]},{known[stack]}{end}]"

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from sonde.errors import CaptureTooLarge
 from sonde.model.code import Stacks
 from sonde.model.profile import Profile, ProfileKind, ProfileRow
+from sonde.query.grouping import grouped
 
 T = TypeVar("T")
 I32 = npt.NDArray[np.int32]
@@ -52,6 +53,36 @@ def leaf_label(profile: Profile, row: ProfileRow) -> str:
         leaf = profile.stacks.frames[frames[0]].function if frames else ""
         return "" if leaf == row.name else row.name
     return f"({row.name})"
+
+
+def leaf_labels(profile: Profile) -> tuple[list[str], I64]:
+    """(distinct labels, in the order of the rows in which each is first; for each row, the index of
+    its `leaf_label` in these, -1 where that is '')."""
+    names = np.asarray(profile.row_name, np.int64)
+    keys = names
+    if profile.kind == ProfileKind.GPU_CALLS:
+        keys = (np.asarray(profile.row_stack, np.int64) << 32) | names
+    distinct, index = grouped(keys)
+    numbers: dict[str, int] = {}
+    codes = []
+    for key in distinct.tolist():
+        name = profile.names[key & 0xFFFFFFFF]
+        text = leaf_label(profile, ProfileRow(0, key >> 32, name, 0, 0, 0))
+        codes.append(numbers.setdefault(text, len(numbers)) if text else -1)
+    return [*numbers], np.array(codes, np.int64)[index]
+
+
+def summed(values: Sequence[int], group: I64, groups: int) -> list[int]:
+    """The sum of the values of each group, exact however large they are. `group`: of each value."""
+    found = np.zeros(groups, np.int64)
+    column = np.asarray(values, np.int64)
+    if len(column) and float(np.abs(column.astype(np.float64)).sum()) < 1 << 62:
+        np.add.at(found, group, column)
+        return found.tolist()
+    sums = [0] * groups
+    for number, value in zip(group.tolist(), column.tolist(), strict=True):
+        sums[number] += value
+    return sums
 
 
 class PerFrame(dict[int, T]):

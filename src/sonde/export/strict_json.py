@@ -112,15 +112,20 @@ def _compact(value: Any) -> Iterator[str]:
             text = dumps(value[at : at + _AT_ONCE], separators=(",", ":"))
             yield f",{text[1:-1]}" if at else text[1:-1]
         yield "]"
-    elif isinstance(value, tuple | Iterator | Fragments):
-        texts = value.items if isinstance(value, Fragments) else map(_compact, value)
+    elif isinstance(value, tuple | Iterator):
         comma = ""
         yield "["
-        for item in texts:
+        for item in value:
             yield comma
-            yield from (item,) if isinstance(item, str) else item
+            yield from _compact(item)
             comma = ","
         yield "]"
+    elif isinstance(value, Fragments):
+        comma, left = "[", iter(value.items)
+        while some := [*islice(left, _AT_ONCE)]:
+            yield comma + ",".join(some)
+            comma = ","
+        yield "]" if comma == "," else "[]"
     else:
         yield dumps(value)
 

@@ -65,12 +65,12 @@ class Processes(Sequence[Process]):
         made = self._made.get(at)
         if made is None:
             made = self._made[at] = Process(
-                int(self.pid[at]),
-                int(self.start_ns[at]),
-                int(self._ppid[at]),
+                self.pid.item(at),
+                self.start_ns.item(at),
+                self._ppid.item(at),
                 self._text("comm", at),
                 self._text("exe", at),
-                self.owners[self.owner[at]],
+                self.owners[self.owner.item(at)],
             )
         return made
 
@@ -94,7 +94,7 @@ class Processes(Sequence[Process]):
         return [a or b or f"pid {pid}" for a, b, pid in zip(comm, exe, pids, strict=True)]
 
     def _text(self, name: str, at: int) -> str:
-        return self._texts[name][int(self._codes[name][at])]
+        return self._texts[name][self._codes[name].item(at)]
 
 
 class Threads(Sequence[Thread]):
@@ -124,9 +124,9 @@ class Threads(Sequence[Thread]):
             return [self[number] for number in range(*at.indices(len(self)))]
         made = self._made.get(at)
         if made is None:
-            process = self._processes[int(self.process[at])]
-            comm = self._comms[self._comm[at]]
-            made = self._made[at] = Thread(process, int(self.tid[at]), comm)
+            process = self._processes[self.process.item(at)]
+            comm = self._comms[self._comm.item(at)]
+            made = self._made[at] = Thread(process, self.tid.item(at), comm)
         return made
 
     def __iter__(self) -> Iterator[Thread]:
@@ -136,6 +136,11 @@ class Threads(Sequence[Thread]):
     def is_kernel(self) -> Mask:
         """Whether each is of the kernel's (`Process.is_kernel`)."""
         return self._processes.is_kernel[self.process]
+
+    def name_of(self, number: int) -> str:
+        """The name of one thread."""
+        comm = self._comms[self._comm.item(number)]
+        return comm or self._processes[self.process.item(number)].name
 
     @cached_property
     def names(self) -> list[str]:

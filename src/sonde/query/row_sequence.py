@@ -59,9 +59,7 @@ class RowSequence(Sequence[T], Generic[T]):
         return RowSequence(make, self._columns)
 
     def _made(self, part: slice) -> list[T]:
-        make = self._make
-        values = [column[part].tolist() for column in self._columns]
-        return [make(*row) for row in zip(*values, strict=True)]
+        return [*map(self._make, *(column[part].tolist() for column in self._columns))]
 
 
 def rounded_sum(column: Column) -> int:

@@ -83,7 +83,7 @@ class WaitRows(RowSequence[Wait]):
         number = self._with_tid.get(tid)
         if number is None:
             return f"tid {tid}" if tid else ""
-        return f"{self._session.threads[number].name} ({tid})"
+        return f"{self._session.threads.name_of(number)} ({tid})"
 
     def _hint(self, stack: int) -> tuple[Frame | None, str]:
         """(the own frame, the location in the user's Python code) of a stack."""
