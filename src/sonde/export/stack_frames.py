@@ -12,6 +12,7 @@ import numpy.typing as npt
 from sonde.errors import CaptureTooLarge
 from sonde.model.code import Stacks
 from sonde.model.profile import Profile, ProfileKind, ProfileRow
+from sonde.query.frame_columns import frames_having
 from sonde.query.grouping import grouped
 
 T = TypeVar("T")
@@ -141,10 +142,9 @@ def root_first_blocks(stacks: Stacks, wanted: I64) -> Iterator[tuple[I64, I32, I
 def _nameless(stacks: Stacks) -> I32:
     """For each frame: 0 where it has a function, else a number of what is shown instead."""
     numbers: dict[str, int] = {}
-    return np.array(
-        [
-            0 if frame.function else numbers.setdefault(frame.name, len(numbers) + 1)
-            for frame in stacks.frames
-        ],
-        np.int32,
-    )
+    found = np.zeros(len(stacks.frames), np.int32)
+    without = frames_having(stacks.frames, "function", lambda function: not function)
+    for frame in np.flatnonzero(without).tolist():
+        name = stacks.frames[frame].name
+        found[frame] = numbers.setdefault(name, len(numbers) + 1)
+    return found

@@ -33,8 +33,6 @@ def innermost_user_frame(frames: Iterable[Frame]) -> Frame | None:
     return next((frame for rank, frame in ranked if rank == best), None) if best else None
 
 
-def is_of_sonde(frame: Frame) -> bool:
-    """Whether it is in the library that Sonde has in a process."""
-    if frame.kind != "user":
-        return False
-    return kind_of_native(frame.binary, frame.function, frame.origin) == CodeKind.SONDE
+def is_binary_of_sonde(binary: str) -> bool:
+    """Whether a file of machine code is the library that Sonde has in a process."""
+    return kind_of_native(binary, "") == CodeKind.SONDE

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from sonde.query.frame_columns import frames_having
 from sonde.query.function_weights import frames_of_stacks
 from sonde.query.session import Session
 
@@ -36,10 +37,8 @@ def frames_of_functions(session: Session, numbers: Ints, stacks: Ints, weight: F
         np.add.at(per_frame, flat, np.repeat(weight[rows], depth))
     frame_of = _heaviest(of_frame[:-1], np.arange(len(frames)), per_frame, count)
     found = frame_of[numbers]
-    is_python = np.array(
-        [at >= 0 and frames[at].kind == "python" for at in found.tolist()], np.bool_
-    )
-    return np.where(is_python, found, user_frame_of[numbers])
+    is_python = frames_having(frames, "kind", lambda kind: kind == "python")[found]
+    return np.where((found >= 0) & is_python, found, user_frame_of[numbers])
 
 
 def _heaviest(keys: npt.ArrayLike, values: npt.ArrayLike, weight: Floats, count: int) -> Ints:

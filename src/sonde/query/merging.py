@@ -117,9 +117,16 @@ class Merge:
 
 
 def _last_of_each(name: str, table: pa.Table) -> pa.Table:
-    """The last row of each key."""
-    columns = [table.column(key).to_pylist() for key in _KEYS[name]]
-    last = {key: row for row, key in enumerate(zip(*columns, strict=True))}
-    if len(last) == table.num_rows:
+    """The last row of each key, in the order of the first rows. Sorted, as in `_Seen`."""
+    columns = [table.column(key).to_numpy() for key in _KEYS[name]]
+    order = np.lexsort(columns[::-1])
+    is_new = np.zeros(len(order), bool)
+    is_new[:1] = True
+    for column in columns:
+        in_order = column[order]
+        is_new[1:] |= in_order[1:] != in_order[:-1]
+    starts = np.flatnonzero(is_new)
+    if len(starts) == table.num_rows:
         return table
-    return table.take(pa.array(last.values(), pa.int64()))
+    last = order[np.append(starts[1:], len(order)) - 1]
+    return table.take(pa.array(last[np.argsort(order[starts])]))

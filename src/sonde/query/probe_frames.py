@@ -13,6 +13,7 @@ from array import array
 import numpy as np
 
 from sonde.model.code import Stacks
+from sonde.query.frame_columns import frames_having
 
 _PROBE_PREFIXES = ("bpf_prog_", "bpf_trace_run", "bpf_trampoline_", "__traceiter_", "__bpf_trace_")
 
@@ -20,11 +21,10 @@ _PROBE_PREFIXES = ("bpf_prog_", "bpf_trace_run", "bpf_trampoline_", "__traceiter
 def without_probe_frames(stacks: Stacks) -> tuple[Stacks, list[int]]:
     """(the stacks, and after them copies without those frames; for each stack, the index of the one
     to use instead)."""
-    probes = {
-        number
-        for number, frame in enumerate(stacks.frames)
-        if frame.function.startswith(_PROBE_PREFIXES)
-    }
+    is_probe = frames_having(
+        stacks.frames, "function", lambda function: function.startswith(_PROBE_PREFIXES)
+    )
+    probes = set(np.flatnonzero(is_probe).tolist())
     replacement = list(range(len(stacks)))
     if not probes:
         return stacks, replacement

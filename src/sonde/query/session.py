@@ -19,7 +19,6 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 import duckdb
@@ -32,21 +31,16 @@ from sonde.errors import CaptureError, CaptureTooLarge
 from sonde.limits import most_bytes
 from sonde.model.code import NO_STACK, Frame, Stacks
 from sonde.query.capture import Capture, CaptureInfo, engine_bytes
-from sonde.query.known_threads import Processes, Threads, coded_texts
+from sonde.query.frame_columns import FrameColumns
+from sonde.query.known_threads import Processes, Threads
 from sonde.query.probe_frames import without_probe_frames
 from sonde.query.user_frames import user_frames, waits_of_sonde
-
-_UNKNOWN_FRAME = Frame(kind="unknown", function="", binary="[unknown]")
 
 _ROWS_AT_ONCE = 2_048
 """Rows that are fetched together: memory is accounted for between."""
 
 FunctionKey = tuple[str, str, str]
 """(name, binary, source file)"""
-
-
-def _function_key(frame: Frame) -> FunctionKey:
-    return (frame.name, frame.binary, frame.file)
 
 
 def _result_bytes(columns: int) -> int:
@@ -89,7 +83,10 @@ class Session:
         self._connection.register("event", tables["event"])
         self._connection.register("metric", tables["metric"])
         self._connection.register("raw_usage", tables["usage"])
-        self.stacks, replacements = without_probe_frames(_stacks(tables["stack"], tables["frame"]))
+        self._frames = FrameColumns(tables["frame"])
+        self.stacks, replacements = without_probe_frames(
+            _stacks(tables["stack"], tables["frame"], self._frames)
+        )
         for name in ("sample", "device_run"):
             table = _with_stack(tables[name], tables["stack"], replacements)
             self._connection.register(f"raw_{name}", table)
@@ -157,23 +154,28 @@ class Session:
     @cached_property
     def functions(self) -> Sequence[FunctionKey]:
         """Every function of the capture, and that of an empty stack."""
-        return list(self._function_numbers)
+        return self._numbered_functions[0]
 
     @cached_property
-    def function_of_frame(self) -> Sequence[int]:
+    def function_of_frame(self) -> npt.NDArray[np.int32]:
         """For each frame of `stacks.frames` the index of its function in `functions`; one more
-        entry at the end is for an empty stack."""
-        return [*map(self._function_numbers.__getitem__, map(_function_key, self._frames()))]
+        entry at the end is for an empty stack; shape (frames + 1,)."""
+        return self._numbered_functions[1]
 
     @cached_property
-    def _function_numbers(self) -> dict[FunctionKey, int]:
+    def _numbered_functions(self) -> tuple[list[FunctionKey], npt.NDArray[np.int32]]:
         numbers: dict[FunctionKey, int] = {}
-        for frame in self._frames():
-            numbers.setdefault(_function_key(frame), len(numbers))
-        return numbers
-
-    def _frames(self) -> Iterator[Frame]:
-        return chain(self.stacks.frames, [NO_STACK])
+        columns = ("function", "binary", "file")
+        first, of_frame = self._frames.distinct(columns)
+        texts = [self._frames.texts_of(column, first) for column in columns]
+        frames = [
+            Frame("", name, binary, file=file) for name, binary, file in zip(*texts, strict=True)
+        ]
+        of_key = [
+            numbers.setdefault((frame.name, frame.binary, frame.file), len(numbers))
+            for frame in (*frames, NO_STACK)
+        ]
+        return list(numbers), np.array(of_key, np.int32)[np.append(of_frame, len(frames))]
 
     def index_functions(self) -> None:
         """Create the table `leaf`, once."""
@@ -244,18 +246,8 @@ class Session:
         self._connection.register("leaf", pa.table({"stack": stack, "function": leaves}))
 
 
-def _stacks(stack: pa.Table, frame: pa.Table) -> Stacks:
+def _stacks(stack: pa.Table, frame: pa.Table, frames: FrameColumns) -> Stacks:
     """Stacks numbered from 0: the empty stack, then those of the table in its order."""
-    names = [_texts(frame.column(name)) for name in ("kind", "function", "binary")]
-    names += [_texts(frame.column(name)) for name in ("build_id", "file", "origin")]
-    numbers = [frame.column(name).to_pylist() for name in ("offset", "line")]
-    frames = [
-        Frame(kind, function, binary, build_id, offset, file, line, origin)
-        for kind, function, binary, build_id, file, origin, offset, line in zip(
-            *names, *numbers, strict=True
-        )
-    ]
-    frames.append(_UNKNOWN_FRAME)
     column = stack.column("frame_ids")
     ids = pa.chunked_array([chunk.flatten() for chunk in column.chunks], pa.uint64())
     flat = pc.index_in(ids, value_set=frame.column("frame_id"))
@@ -263,12 +255,6 @@ def _stacks(stack: pa.Table, frame: pa.Table) -> Stacks:
     lengths = pc.fill_null(pc.list_value_length(column), 0).combine_chunks().cast(pa.int32())
     ends = pc.cumulative_sum(pa.concat_arrays([pa.array([0, 0], pa.int32()), lengths]))
     return Stacks(frames=frames, offsets=_memory(ends), frame_indices=_memory(flat))
-
-
-def _texts(column: pa.ChunkedArray) -> list[str]:
-    """The texts of a column; equal ones are one object."""
-    known, codes = coded_texts(column)
-    return [*map(known.__getitem__, codes.tolist())]
 
 
 def _with_stack(rows: pa.Table, stack: pa.Table, wait_stacks: Sequence[int]) -> pa.Table:

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frames of a capture as columns; objects are made of those that are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sonde.model.code import Frame
+from sonde.query.grouping import grouped
+from sonde.query.known_threads import coded_texts
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+UNKNOWN_FRAME = Frame(kind="unknown", function="", binary="[unknown]")
+
+_TEXTS = ("kind", "function", "binary", "build_id", "file", "origin")
+
+
+class FrameColumns(Sequence[Frame]):
+    """The rows of a capture's table `frame`, and `UNKNOWN_FRAME` after them."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._texts: dict[str, list[str]] = {}
+        self._codes: dict[str, I32] = {}
+        for name in _TEXTS:
+            # The first text is that of the frame after the last row.
+            texts, codes = coded_texts(table.column(name), (getattr(UNKNOWN_FRAME, name),))
+            self._texts[name], self._codes[name] = texts, np.append(codes, np.int32(0))
+        self._offset = np.append(table.column("offset").to_numpy(), np.uint64(0))
+        self._line = np.append(table.column("line").to_numpy(), np.uint32(0))
+        self._made: list[Frame | None] = [None] * len(self._line)
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    @overload
+    def __getitem__(self, at: int) -> Frame: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Frame]: ...
+    def __getitem__(self, at: int | slice) -> Frame | list[Frame]:
+        if isinstance(at, slice):
+            return [self[number] for number in range(*at.indices(len(self)))]
+        frame = self._made[at]
+        if frame is None:
+            kind, function, binary, build_id, file, origin = (
+                self._texts[name][self._codes[name].item(at)] for name in _TEXTS
+            )
+            offset, line = self._offset.item(at), self._line.item(at)
+            frame = Frame(kind, function, binary, build_id, offset, file, line, origin)
+            self._made[at] = frame
+        return frame
+
+    def having(self, column: str, test: Callable[[str], bool]) -> Mask:
+        """Which frames have a text in a column that the test is true of."""
+        return np.array([test(text) for text in self._texts[column]], bool)[self._codes[column]]
+
+    def texts_of(self, column: str, frames: I64) -> list[str]:
+        """The texts of some frames in a column."""
+        return [*map(self._texts[column].__getitem__, self._codes[column][frames].tolist())]
+
+    def distinct(self, columns: Sequence[str]) -> tuple[I64, I64]:
+        """(frames, the first with each combination of texts in the columns; for each frame, the
+        index of its combination in these)."""
+        index = self._codes[columns[0]].astype(np.int64)
+        for column in columns[1:]:
+            _, index = grouped((index << 32) | self._codes[column])
+        distinct, index = grouped(index)
+        first = np.empty(len(distinct), np.int64)
+        first[index[::-1]] = np.arange(len(index))[::-1]
+        return first, index
+
+
+def frames_having(frames: Sequence[Frame], column: str, test: Callable[[str], bool]) -> Mask:
+    """Which frames have a text that the test is true of; `column`: a field of `Frame`."""
+    if isinstance(frames, FrameColumns):
+        return frames.having(column, test)
+    return np.fromiter((test(getattr(frame, column)) for frame in frames), bool, len(frames))
