@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from sonde.errors import MissingDependency
 from sonde.export import call_tree, json_report, metric_charts, strict_json
 from sonde.export.call_tree import CallTree
@@ -129,27 +131,34 @@ def _hash(text: str) -> str:
 
 
 def _document(session: Session, kinds: Sequence[ProfileKind], where: Where) -> dict[str, Any]:
-    profiles = [queries.profile(session, kind, where) for kind in kinds]
-    tree = call_tree.build(profiles, MAX_NODES, session.hold)
-    idle = queries.idle_threads(session)
-    numbers = {process: number for number, process in enumerate(session.processes)}
+    # What takes most memory comes last, when nothing but the tables is kept.
+    tables = _tables(session, kinds, where)
+    tree = _tree(_call_tree(session, kinds, where))
+    processes, threads = session.processes, session.threads
+    idle = np.zeros(len(threads), np.int64)
+    idle[[*queries.idle_threads(session)]] = 1
     return {
         "capture": json_report.capture(session.info),
         "filtered": where != EVERYTHING,
         "processes": {
-            "pid": [process.pid for process in session.processes],
-            "name": [process.name for process in session.processes],
-            "kernel": [int(process.is_kernel) for process in session.processes],
+            "pid": processes.pid.tolist(),
+            "name": processes.names,
+            "kernel": processes.is_kernel.astype(np.int64).tolist(),
         },
         "threads": {
-            "process": [numbers[thread.process] for thread in session.threads],
-            "tid": [thread.tid for thread in session.threads],
-            "name": [thread.name for thread in session.threads],
-            "idle": [int(number in idle) for number in range(len(session.threads))],
+            "process": threads.process.tolist(),
+            "tid": threads.tid.tolist(),
+            "name": threads.names,
+            "idle": idle.tolist(),
         },
-        "tree": _tree(tree),
-        "tables": _tables(session, kinds, where),
+        "tree": tree,
+        "tables": tables,
     }
+
+
+def _call_tree(session: Session, kinds: Sequence[ProfileKind], where: Where) -> CallTree:
+    profiles = [queries.profile(session, kind, where) for kind in kinds]
+    return call_tree.build(profiles, MAX_NODES, session.hold)
 
 
 def _tree(tree: CallTree) -> dict[str, Any]:
@@ -178,16 +187,16 @@ def _tree(tree: CallTree) -> dict[str, Any]:
 
 
 def _tables(session: Session, kinds: Sequence[ProfileKind], where: Where) -> dict[str, Any]:
-    numbers = {process: number for number, process in enumerate(session.processes)}
-    threads = {thread: number for number, thread in enumerate(session.threads)}
-    waits = [wait for wait in queries.waits(session, where) if wait.kind in kinds]
+    every = queries.waits(session, where)
+    chosen = every.of_kinds(kinds)
+    waits = every.chosen(chosen[:MAX_ROWS])
     calls = queries.device_calls(session, where) if ProfileKind.GPU_CALLS in kinds else []
     runs = device_runs(session, where) if ProfileKind.GPU_TIME in kinds else []
     uses = queries.processes(session, where)
     return {
         "waits": [
             {
-                "thread": threads[wait.thread],
+                "thread": thread,
                 "kind": wait.kind,
                 "reason": wait.reason,
                 "call": wait.system_call,
@@ -198,12 +207,12 @@ def _tables(session: Session, kinds: Sequence[ProfileKind], where: Where) -> dic
                 "hint": wait.location or wait.hint,
                 "binary": "" if wait.location else wait.hint_binary,
             }
-            for wait in waits[:MAX_ROWS]
+            for thread, wait in zip(every.thread[chosen].tolist(), waits, strict=False)
         ],
-        "waitsInAll": len(waits),
+        "waitsInAll": len(chosen),
         "calls": [
             {
-                "process": numbers[call.process],
+                "process": session.processes.number_of(call.process),
                 "function": call.function,
                 "api": call.api,
                 "op": call.op,
@@ -219,7 +228,7 @@ def _tables(session: Session, kinds: Sequence[ProfileKind], where: Where) -> dic
         "callsInAll": len(calls),
         "runs": [
             {
-                "process": numbers[run.process],
+                "process": session.processes.number_of(run.process),
                 "kind": run.kind,
                 "name": run.name,
                 "sources": run.sources,
@@ -236,7 +245,7 @@ def _tables(session: Session, kinds: Sequence[ProfileKind], where: Where) -> dic
         "runsInAll": len(runs),
         "processes": [
             {
-                "process": numbers[use.process],
+                "process": process,
                 "threads": use.threads,
                 "samples": use.cpu_samples,
                 "cpu": use.cpu_ns,
@@ -245,7 +254,7 @@ def _tables(session: Session, kinds: Sequence[ProfileKind], where: Where) -> dic
                 "calls": use.device_calls,
                 "device": use.device_ns,
             }
-            for use in uses[:MAX_ROWS]
+            for process, use in zip(uses.process.tolist(), uses[:MAX_ROWS], strict=False)
         ],
         "processesInAll": len(uses),
         "losses": [

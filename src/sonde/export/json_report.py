@@ -51,9 +51,7 @@ def write(
         "functions": {
             kind: Plain(_each(queries.top_functions, session, kind, where)) for kind in kinds
         },
-        "waits": Plain(
-            _wait(row) for row in _each(queries.waits, session, where) if row.kind in kinds
-        ),
+        "waits": Plain(_waits(session, kinds, where)),
         "device_calls": map(_of_process, _each(queries.device_calls, session, where))
         if ProfileKind.GPU_CALLS in kinds
         else [],
@@ -97,6 +95,13 @@ def _plain_of_process(row: Any) -> dict[str, Any]:
     """As `_of_process`, for `Plain`, which takes owners as they are."""
     fields = _fields(row)
     return {**_process(fields.pop("process")), **fields}
+
+
+def _waits(
+    session: Session, kinds: Sequence[ProfileKind], where: Where
+) -> Iterator[dict[str, Any]]:
+    waits = queries.waits(session, where)
+    yield from map(_wait, waits.chosen(waits.of_kinds(kinds)))
 
 
 def _wait(row: Wait) -> dict[str, Any]:

@@ -33,6 +33,8 @@ class FrameColumns(Sequence[Frame]):
             # The first text is that of the frame after the last row.
             texts, codes = coded_texts(table.column(name), (getattr(UNKNOWN_FRAME, name),))
             self._texts[name], self._codes[name] = texts, np.append(codes, np.int32(0))
+        self._lists = [*self._texts.values()]
+        self._by_row = np.stack([*self._codes.values()], axis=1)
         self._offset = np.append(table.column("offset").to_numpy(), np.uint64(0))
         self._line = np.append(table.column("line").to_numpy(), np.uint32(0))
         self._made: list[Frame | None] = [None] * len(self._line)
@@ -49,8 +51,9 @@ class FrameColumns(Sequence[Frame]):
             return [self[number] for number in range(*at.indices(len(self)))]
         frame = self._made[at]
         if frame is None:
-            kind, function, binary, build_id, file, origin = (
-                self._texts[name][self._codes[name].item(at)] for name in _TEXTS
+            codes = self._by_row[at].tolist()
+            kind, function, binary, build_id, file, origin = map(
+                list.__getitem__, self._lists, codes
             )
             offset, line = self._offset.item(at), self._line.item(at)
             frame = Frame(kind, function, binary, build_id, offset, file, line, origin)

@@ -93,6 +93,15 @@ class Processes(Sequence[Process]):
         pids = self.pid.tolist()
         return [a or b or f"pid {pid}" for a, b, pid in zip(comm, exe, pids, strict=True)]
 
+    def number_of(self, process: Process) -> int:
+        """The number of a process."""
+        return self._numbers[process.pid, process.start_ns]
+
+    @cached_property
+    def _numbers(self) -> dict[tuple[int, int], int]:
+        keys = zip(self.pid.tolist(), self.start_ns.tolist(), strict=True)
+        return {key: number for number, key in enumerate(keys)}
+
     def _text(self, name: str, at: int) -> str:
         return self._texts[name][self._codes[name].item(at)]
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cached_property
 
 import numpy as np
@@ -32,7 +33,8 @@ class WaitRows(RowSequence[Wait]):
         """`rows`: thread, kind, name, op, n, ns, max_ns, waker_tid, and stack (-1: none was taken)
         of each."""
         self._session = session
-        self._kinds, kind = coded_texts(rows.column("kind"))
+        kinds, kind = coded_texts(rows.column("kind"))
+        self._kinds = [ProfileKind.from_column(name) for name in kinds]
         self._reasons, reason = coded_texts(rows.column("name"))
         self._system_calls, system_call = coded_texts(rows.column("op"))
         self._hints: dict[int, tuple[Frame | None, str]] = {}
@@ -42,7 +44,7 @@ class WaitRows(RowSequence[Wait]):
         self.events: Ints = int64_column(rows, "n")
         stack: Ints = int64_column(rows, "stack")
         self._stack = stack
-        off_cpu = np.array([name == "blocked" for name in (*self._kinds, "")], bool)
+        off_cpu = np.array([one == ProfileKind.OFF_CPU for one in (*self._kinds, None)], bool)
         self.is_off_cpu: Mask = off_cpu[kind]
         """The others are waits for a CPU."""
         max_ns = int64_column(rows, "max_ns")
@@ -68,6 +70,11 @@ class WaitRows(RowSequence[Wait]):
     def is_kernel(self) -> Mask:
         """Whether each is of a thread of the kernel."""
         return self._session.threads.is_kernel[self.thread]
+
+    def of_kinds(self, kinds: Collection[ProfileKind]) -> Ints:
+        """The numbers of the waits of these kinds."""
+        off_cpu, run_queue = ProfileKind.OFF_CPU in kinds, ProfileKind.RUN_QUEUE in kinds
+        return np.flatnonzero(np.where(self.is_off_cpu, off_cpu, run_queue))
 
     def has_hint(self, row: int) -> bool:
         """Whether the stack of a wait has a frame that shows what waited."""
@@ -114,7 +121,7 @@ class WaitRows(RowSequence[Wait]):
         hint, location = self._hint(stack)
         return Wait(
             thread=self._session.threads[thread],
-            kind=ProfileKind.from_column(self._kinds[kind]),
+            kind=self._kinds[kind],
             reason=self._reasons[reason],
             system_call=self._system_calls[system_call],
             count=count,
