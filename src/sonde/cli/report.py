@@ -241,7 +241,7 @@ def _keep_pandas_out(pyarrow: Any) -> None:
 
 
 class _NoPandas:
-    """Finds no module; of pandas it tells the importer that there is none."""
+    """Makes the import of pandas fail, as if it were not installed."""
 
     @classmethod
     def find_spec(cls, name: str, *_: object) -> None:

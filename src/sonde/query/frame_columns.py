@@ -81,7 +81,10 @@ class FrameColumns(Sequence[Frame]):
 
 
 def frames_having(frames: Sequence[Frame], column: str, test: Callable[[str], bool]) -> Mask:
-    """Which frames have a text that the test is true of; `column`: a field of `Frame`."""
+    """Which frames have a text that the test is true of; shape (frames,).
+
+    `column`: a field of `Frame`.
+    """
     if isinstance(frames, FrameColumns):
         return frames.having(column, test)
     return np.fromiter((test(getattr(frame, column)) for frame in frames), bool, len(frames))

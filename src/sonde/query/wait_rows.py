@@ -72,7 +72,7 @@ class WaitRows(RowSequence[Wait]):
         return self._session.threads.is_kernel[self.thread]
 
     def of_kinds(self, kinds: Collection[ProfileKind]) -> Ints:
-        """The numbers of the waits of these kinds."""
+        """The numbers of the waits of these kinds, ascending; shape (waits of these kinds,)."""
         off_cpu, run_queue = ProfileKind.OFF_CPU in kinds, ProfileKind.RUN_QUEUE in kinds
         return np.flatnonzero(np.where(self.is_off_cpu, off_cpu, run_queue))
 
