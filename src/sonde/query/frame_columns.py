@@ -81,7 +81,7 @@ class FrameColumns(Sequence[Frame]):
 
 
 def frames_having(frames: Sequence[Frame], column: str, test: Callable[[str], bool]) -> Mask:
-    """Which frames have a text that the test is true of; shape (frames,).
+    """For each frame, whether it has a text that the test is true of; shape (frames,).
 
     `column`: a field of `Frame`.
     """
