@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import random
+import time
 
 import numpy as np
 import pytest
 
-from sonde.analyze.replay_kernels import replay_kernels
+from sonde.analyze.replay_kernels import MOST_KERNELS, RATE_ERROR, replay_kernels
+from sonde.model.confidence import student_t_quantile
 from sonde.model.device_trace import DeviceTrace, Kind
 
 TYPE = np.dtype([(name, "u8") for name in ("start_ns", "end_ns", "correlation", "name", "graph")]
@@ -79,3 +81,64 @@ def test_intervals_hold_the_truth_of_replays_that_differ():
 def test_what_a_trace_does_not_show_is_refused_with_the_reason(rows, rate, why):
     with pytest.raises(ValueError, match=why):
         replay_kernels(trace(rows), rate)
+
+
+def one_by_one(rows, whole, calls):
+    """By name: (launches, ns, error of the mean) in whole replays, name after name."""
+    found = {}
+    for name in np.unique(rows["name"]).tolist():
+        mine = rows[rows["name"] == name]
+        replay_of = np.searchsorted(calls, mine["correlation"])
+        length = (mine["end_ns"] - mine["start_ns"]).astype(float)
+        each = np.bincount(replay_of, length, len(calls))[whole]
+        launches = np.bincount(replay_of, minlength=len(calls))[whole]
+        found[name] = launches.mean(), each.mean(), each.std(ddof=1) / len(each) ** 0.5
+    return found
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_all_kernels_at_once_have_what_each_has_by_itself(seed):
+    """Random graphs of several lengths, kernels that only some replays have, one cut replay."""
+    draw = random.Random(seed)
+    shapes = {graph: [draw.randrange(1, 40) for _ in range(draw.randrange(2, 30))]
+              for graph in range(1, draw.randrange(2, 7))}  # fmt: skip
+    rows = [
+        (correlation, graph, name, draw.randrange(100, 9_000))
+        for correlation in range(1, 150)
+        for graph in [draw.choice(list(shapes))]
+        for name in shapes[graph]
+    ]
+    rows += [(999, 1, name, 50) for name in shapes[1][: len(shapes[1]) // 2]]
+    draw.shuffle(rows)
+    made = trace(rows)
+    calls = np.unique(made.rows["correlation"])
+    expected = one_by_one(made.rows, calls != 999, calls)
+    names = {name: str(name) for name in expected}
+    named = DeviceTrace(7, 0, 10**9, 0, made.rows, names, is_cut=False, lost={})
+    found = replay_kernels(named, 1_000)
+    assert [one.ns for one in found] == sorted((one.ns for one in found), reverse=True)
+    quantile = student_t_quantile(0.975, 148)
+    for one in found:
+        launches, ns, error = expected.pop(int(one.name))
+        assert (one.launches, one.ns) == (pytest.approx(launches), pytest.approx(ns))
+        half = one.share * RATE_ERROR + quantile * error * 1_000 / 1e9
+        assert one.half_width == pytest.approx(half)
+    assert not expected
+
+
+def test_a_million_names_and_graphs_take_seconds():
+    """Name after name they took hours."""
+    number = 1_000_000
+    rows = np.zeros(number, TYPE)
+    rows["start_ns"] = np.arange(number)
+    rows["end_ns"] = rows["start_ns"] + 10
+    rows["name"] = np.arange(number)
+    rows["correlation"] = np.arange(number) // 4
+    rows["graph"] = 1 + np.arange(number) // 4
+    rows["kind"] = Kind.KERNEL
+    began = time.thread_time()
+    found = replay_kernels(DeviceTrace(7, 0, 10**9, 0, rows, {}, is_cut=False, lost={}), 1_000)
+    assert time.thread_time() - began < 20
+    assert len(found) == MOST_KERNELS + 1
+    assert found[-1].name == f"{number - MOST_KERNELS:,} other kernels"
+    assert sum(one.launches for one in found) == pytest.approx(4)

@@ -23,6 +23,8 @@ RATE_ERROR = 0.08
 """Error of the count of replays in a second, of it."""
 LEAST_REPLAYS = 5
 """Of fewer whole replays nothing is stated."""
+MOST_KERNELS = 10_000
+"""Kernels that are listed one by one; the others are one row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,8 @@ class ReplayKernel:
 
 
 def replay_kernels(trace: DeviceTrace, replays_per_s: float) -> list[ReplayKernel]:
-    """Kernels within replays, those with the most time first.
+    """Kernels within replays, those with the most time first; beyond MOST_KERNELS one row more, of
+    all the others together, whose interval is the sum of theirs.
 
     Raises ValueError with the reason where a trace does not show them.
     """
@@ -62,24 +65,36 @@ def replay_kernels(trace: DeviceTrace, replays_per_s: float) -> list[ReplayKerne
     if count < (1 - MOST_LEFT_OUT) * len(calls):
         raise ValueError(f"of {len(calls)} replays in the trace only {count} are whole")
     length = (rows["end_ns"] - rows["start_ns"]).astype(np.float64)
+    # A row for each kernel and replay that has it: the other replays count as 0. A program may give
+    # every launch another name, so nothing here is done by name over all rows.
+    names, number = np.unique(rows["name"], return_inverse=True)
+    pairs, pair = np.unique(number * len(calls) + replay, return_inverse=True)
+    kept = whole[pairs % len(calls)]
+    kernel = (pairs // len(calls))[kept]
+    each = np.bincount(pair, length)[kept]
+    mean_ns = np.bincount(kernel, each, len(names)) / count
+    launches = np.bincount(kernel, np.bincount(pair)[kept], len(names)) / count
+    absent = count - np.bincount(kernel, minlength=len(names))
+    squares = np.bincount(kernel, (each - mean_ns[kernel]) ** 2, len(names)) + absent * mean_ns**2
+    spread = np.sqrt(squares / (count - 1) / count)
+    share = mean_ns * replays_per_s / 1e9
     quantile = student_t_quantile(0.975, count - 1)
-    found = []
-    for name in np.unique(rows["name"]).tolist():
-        mine = rows["name"] == name
-        each = np.bincount(replay[mine], length[mine], len(calls))[whole]
-        launches = np.bincount(replay[mine], minlength=len(calls))[whole]
-        ns, spread = float(each.mean()), float(each.std(ddof=1)) / count**0.5
-        share = ns * replays_per_s / 1e9
-        half = share * RATE_ERROR + quantile * spread * replays_per_s / 1e9
-        text = trace.names.get(name, "")
-        found.append(ReplayKernel(text, float(launches.mean()), ns, share, half))
-    return sorted(found, key=lambda one: -one.ns)
+    half = share * RATE_ERROR + quantile * spread * replays_per_s / 1e9
+    order = np.argsort(-mean_ns, kind="stable")
+    most, rest = order[:MOST_KERNELS], order[MOST_KERNELS:]
+    columns = (launches, mean_ns, share, half)
+    rows_of = zip(names[most].tolist(), *(it[most].tolist() for it in columns), strict=True)
+    found = [ReplayKernel(trace.names.get(name, ""), *numbers) for name, *numbers in rows_of]
+    if len(rest):
+        others = f"{len(rest):,} other kernels"
+        found.append(ReplayKernel(others, *(float(it[rest].sum()) for it in columns)))
+    return found
 
 
 def _usual(kernels: I64, graph: I64) -> F64:
-    """By replay, how many kernels replays of its graph have."""
-    usual = np.zeros(len(kernels))
-    for one in np.unique(graph).tolist():
-        mine = graph == one
-        usual[mine] = np.median(kernels[mine])
-    return usual
+    """By replay, how many kernels replays of its graph have: the median."""
+    _, which, many = np.unique(graph, return_inverse=True, return_counts=True)
+    sizes = kernels[np.lexsort((kernels, graph))]
+    first = np.cumsum(many) - many
+    median: F64 = (sizes[first + (many - 1) // 2] + sizes[first + many // 2]) / 2
+    return median[which]
