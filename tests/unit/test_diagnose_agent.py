@@ -16,6 +16,7 @@ import pytest
 from test_diagnose import process, ticks, window
 
 from sonde import procfs
+from sonde.agent import victim_facts
 from sonde.agent.explainer import Explainer
 from sonde.agent.moments import MAX_PROCESSES, MomentMaker, place_of
 from sonde.agent.victim_facts import FactReader
@@ -24,6 +25,7 @@ from sonde.diagnose.incident import FaultCause
 from sonde.diagnose.moments import Role
 from sonde.model.code import Frame, KnownFrame
 from sonde.model.rows import Rows
+from sonde.procfs import process_groups
 
 TICK_NS = 250_000_000
 
@@ -172,6 +174,56 @@ def test_a_waker_that_serves_files_is_found():
         reader = FactReader()
         assert reader.read(other, [other, pid]).file_servers == [pid]
         assert reader.cut == 0
+
+
+def nested(depth, monkeypatch):
+    """Files of /proc and /sys as a process sees them whose groups are nested; what was read."""
+    read = []
+
+    def read_file(path, limit=1 << 16):
+        read.append(path)
+        if path.endswith(f"{os.getpid()}/cgroup"):
+            return f"0::/{'/'.join(f'g{level}' for level in range(depth))}\n".encode()
+        return files.get(path)
+
+    files = {}
+    real = procfs.mounts_by_controller
+    monkeypatch.setattr(process_groups, "mounts_by_controller", lambda: {**real(), "v2": "/sys/x"})
+    for module in (process_groups, procfs):
+        monkeypatch.setattr(module, "read_file", read_file)
+    return files, read
+
+
+def test_groups_nested_as_deeply_as_a_path_allows_cost_no_more_than_sixteen(monkeypatch):
+    """2,015 levels took 6 s of the loop at each look. Limits near the root and near the process
+    count; what is in between does not, and is counted."""
+    files, read = nested(2015, monkeypatch)
+    whole = "/sys/x/" + "/".join(f"g{level}" for level in range(2015))
+    files["/sys/x/g0/g1/cpu.max"] = b"50000 100000"
+    files[f"{whole}/memory.max"], files[f"{whole}/memory.current"] = b"4096", b"1024"
+    reader = FactReader()
+    facts = reader.read(os.getpid(), asks_peers=False)
+    assert (facts.quota, facts.memory_limit, facts.memory_usage) == (0.5, 4096, 1024)
+    assert reader.groups_left_out == 2015 - 16
+    assert len(read) < 16 * 20 + 10
+
+
+def test_groups_as_they_are_in_practice_are_all_read(monkeypatch):
+    _, read = nested(16, monkeypatch)
+    reader = FactReader()
+    reader.read(os.getpid(), asks_peers=False)
+    assert reader.groups_left_out == 0
+    levels = {path.count("/") - 4 for path in read if path.startswith("/sys/x/g0")}
+    assert levels == set(range(16))
+
+
+def test_groups_that_take_too_long_are_left_out_and_counted(monkeypatch):
+    files, _ = nested(10, monkeypatch)
+    files["/sys/x/g0/cpu.max"] = b"50000 100000"
+    monkeypatch.setattr(victim_facts, "GROUPS_S", -1.0)
+    reader = FactReader()
+    assert reader.read(os.getpid(), asks_peers=False).quota == 0.0
+    assert reader.groups_left_out == 10
 
 
 def test_the_child_explains():

@@ -174,6 +174,7 @@ class JobWatch:
             "diagnose.jobs": self.jobs_left_out,
             "diagnose.job_candidates": self._finder.left_out + self._candidates_left_out,
             "diagnose.waiting_ranks": self._reports.unreported,
+            "diagnose.job_groups": self._facts.groups_left_out,
         }
 
     def ranks(self) -> list[int]:

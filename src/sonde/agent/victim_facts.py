@@ -7,7 +7,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from sonde import procfs
@@ -17,6 +17,9 @@ MAX_DESCRIPTORS = 1_024
 """Of a process that are read at once; it may have any number."""
 MAX_CONNECTIONS = 4_096
 """Lines of /proc/PID/net/tcp, and of tcp6."""
+GROUPS_S = 0.25
+"""How long one reading may take for control groups: a level takes 3 ms where the machine is busy,
+and the agent's loop waits."""
 _FUSE = "/dev/fuse"
 _LISTENING = "0A"
 _STATES = {"01": "established", "02": "connecting", "08": "close-wait"}
@@ -31,6 +34,8 @@ class FactReader:
         """By CPU: clock ticks that it was idle, and all."""
         self.cut = 0
         """Looks at the descriptors of a process that has more than MAX_DESCRIPTORS."""
+        self.groups_left_out = 0
+        """Control groups that were not read: nested too deeply, or no time was left."""
 
     def read(self, pid: int, wakers: Iterable[int] = (), asks_peers: bool = True) -> Facts:
         """Facts of a process; `wakers`: processes that are checked for whether they serve files
@@ -44,21 +49,31 @@ class FactReader:
             facts.allowed = sorted(os.sched_getaffinity(pid))
         facts.cpus = os.cpu_count() or 0
         facts.cpu_busy = self.cpu_busy()
-        groups = procfs.groups_of(pid)
+        groups, left_out = procfs.counted_groups_of(pid)
+        self.groups_left_out += left_out
         cpuset = next((folder for folder in groups if "cpuset" in folder), "")
         if cpuset and (cpus := _cpus(_read(f"{cpuset}/cpuset.cpus"))):
             facts.allowed = [cpu for cpu in facts.allowed if cpu in cpus]
         facts.cpus_allowed = len(facts.allowed)
-        for folder in groups:
+        self._add_groups(facts, groups)
+        facts.file_servers = [waker for waker in wakers if self._serves_files(waker)]
+        if asks_peers:
+            facts.peers, facts.listens = _peers(pid, self._links(pid, "socket:["))
+        return facts
+
+    def _add_groups(self, facts: Facts, groups: Sequence[str]) -> None:
+        """Limits of control groups, given innermost first; the outermost are read first."""
+        until_s = time.monotonic() + GROUPS_S
+        for left in range(len(groups), 0, -1):
+            if time.monotonic() > until_s:
+                self.groups_left_out += left
+                return
+            folder = groups[left - 1]
             _add_cpu(facts, folder)
             _add_memory(facts, folder)
             _add_disk(facts, folder)
             if "self" not in folder and _is_frozen(folder):
                 facts.is_frozen = True
-        facts.file_servers = [waker for waker in wakers if self._serves_files(waker)]
-        if asks_peers:
-            facts.peers, facts.listens = _peers(pid, self._links(pid, "socket:["))
-        return facts
 
     def cpu_busy(self) -> dict[int, float]:
         """Share of time in which each CPU was not idle, since the last call."""
@@ -110,7 +125,7 @@ def _add_memory(facts: Facts, folder: str) -> None:
     usage, most = procfs.memory_of(folder)
     if not most:
         return
-    if not facts.memory_limit or most < facts.memory_limit:
+    if not facts.memory_limit or most <= facts.memory_limit:
         facts.memory_limit, facts.memory_usage = most, usage
     hits = procfs.number_in(f"{folder}/memory.failcnt")  # version 1
     facts.memory_limit_hits += (

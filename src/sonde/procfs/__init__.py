@@ -50,6 +50,7 @@ from sonde.procfs.names import printable, raw_name, text
 from sonde.procfs.parties import NOBODY, UNKNOWN_PARTY, name_of, party_of, party_of_user
 from sonde.procfs.process_groups import (
     MemoryLeft,
+    counted_groups_of,
     groups_of,
     memory_left,
     memory_of,
@@ -99,6 +100,7 @@ __all__ = [
     "busiest",
     "character_device",
     "command_of",
+    "counted_groups_of",
     "descends",
     "family",
     "group_mounts",

@@ -4,13 +4,19 @@ cgroup-v2)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from sonde.procfs.files import read_file
 from sonde.procfs.group_parties import group_mounts
 
+MAX_LEVELS: Final = 16
+"""Groups of one process in one hierarchy that are looked at. A user may nest them as deeply as a
+path allows, some 2,000 levels. The outermost are kept, as root's services, container runtimes and
+batch systems set limits there and none nests more than ten; and NEAREST_LEVELS of the process."""
+NEAREST_LEVELS: Final = 4
+"""Of MAX_LEVELS, those nearest to the process: what it was put into last."""
 NO_LIMIT: Final = 1 << 60
 """Version 1 of control groups writes a number near 2^63 where there is no limit."""
 _MOUNTINFO: Final = Path("/proc/self/mountinfo")
@@ -38,24 +44,35 @@ def mounts_by_controller(mountinfo: Path = _MOUNTINFO) -> dict[str, str]:
 
 
 def groups_of(pid: int, mounts: Mapping[str, str] | None = None) -> list[str]:
-    """Folders of the control groups of a process and of their parents, without the roots."""
+    """Folders of the control groups of a process and of their parents, without the roots; of each
+    hierarchy at most MAX_LEVELS, innermost first."""
+    return counted_groups_of(pid, mounts)[0]
+
+
+def counted_groups_of(pid: int, mounts: Mapping[str, str] | None = None) -> tuple[list[str], int]:
+    """The same, and how many more there are."""
     mounts = mounts_by_controller() if mounts is None else mounts
     raw = read_file(f"/proc/{pid}/cgroup", _MAX_GROUP_BYTES) or b""
     return folders_of(raw.decode("utf-8", "replace"), mounts)
 
 
-def folders_of(cgroup: str, mounts: Mapping[str, str]) -> list[str]:
+def folders_of(cgroup: str, mounts: Mapping[str, str]) -> tuple[list[str], int]:
     """The same, by the content of /proc/PID/cgroup."""
     found: dict[str, None] = {}
+    left_out = 0
     for line in cgroup.split("\n"):
         _, _, rest = line.partition(":")
         names, _, path = rest.partition(":")
         mount = next((mounts[it] for it in (names or "v2").split(",") if it in mounts), "")
         parts = [part for part in path.split("/") if part and part != ".."]
-        if mount:
-            for depth in range(len(parts), 0, -1):
-                found[f"{mount}/{'/'.join(parts[:depth])}"] = None
-    return list(found)
+        if not mount:
+            continue
+        depths: Sequence[int] = range(len(parts), 0, -1)
+        if len(parts) > MAX_LEVELS:
+            left_out += len(parts) - MAX_LEVELS
+            depths = [*depths[:NEAREST_LEVELS], *depths[NEAREST_LEVELS - MAX_LEVELS :]]
+        found.update((f"{mount}/{'/'.join(parts[:depth])}", None) for depth in depths)
+    return list(found), left_out
 
 
 def memory_of(folder: str) -> tuple[int, int]:
