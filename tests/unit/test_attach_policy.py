@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sonde.attach import launch
+from sonde.attach import launch, policy
 from sonde.attach.policy import Policy, ProcessFacts
 from sonde.errors import UsageError
 
@@ -67,7 +67,6 @@ def proc(folder: Path, cgroup: str, environ: bytes = b"") -> Path:
     (folder / "7/exe").symlink_to("/usr/bin/trainer (deleted)")
     (folder / "7/cgroup").write_text(cgroup)
     (folder / "7/environ").write_bytes(environ)
-    (folder / "7/status").write_text("Name:\tx\nUid:\t0\t0\t0\t0\n")
     return folder
 
 
@@ -150,19 +149,18 @@ def test_a_control_group_that_a_user_or_a_container_named_proves_nothing(
 
 
 @pytest.mark.parametrize(
-    ("uids", "user"), [("0 0 0 0", "root"), ("65534 0 0 0", ""), ("0 65534 65534 65534", "")]
+    ("uids", "user"),
+    [((0, 0, 0, 0), "root"), ((65534, 0, 0, 0), ""), ((0, 65534, 65534, 65534), ""), ((), "")],
 )
 def test_a_process_with_the_rights_of_two_users_is_neither_s(
-    tmp_path: Path, uids: str, user: str
+    tmp_path: Path, uids: tuple[int, ...], user: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = proc(tmp_path, "0::/\n")
-    (folder / "7/status").write_text("Uid:\t" + uids.replace(" ", "\t") + "\n")
-
-    assert ProcessFacts.of(7, folder).user == user
+    monkeypatch.setattr(policy.procfs, "user_ids", lambda _: uids)
+    assert ProcessFacts.of(7, proc(tmp_path, "0::/\n")).user == user
 
 
-def test_nothing_is_known_of_a_process_that_is_gone(tmp_path: Path) -> None:
-    assert ProcessFacts.of(8, tmp_path) == ProcessFacts()
+def test_nothing_is_known_of_a_process_that_is_gone() -> None:
+    assert ProcessFacts.of(2**22 + 1) == ProcessFacts()
 
 
 # ---- programs that are started ----

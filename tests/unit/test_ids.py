@@ -70,6 +70,15 @@ def test_of_a_program_with_its_files_user_the_real_one_counts(has_info, monkeypa
         assert procfs.party_of(pid) == USER
 
 
+@pytest.mark.parametrize("has_info", [True, False])
+def test_all_user_ids_of_a_process(has_info, monkeypatch) -> None:
+    if not has_info:
+        without_handles(monkeypatch)
+    with running(f"import os, sys; os.setresuid({USER}, 1, 2); {WAITS}") as pid:
+        assert procfs.user_ids(pid) == (USER, 1, 2, 1)
+    assert procfs.user_ids(2**22 + 1) == ()
+
+
 CHAIN = (
     "import os, sys\n"
     "os.setgroups(range(4000000000, 4000065536))\n"

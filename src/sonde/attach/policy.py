@@ -64,8 +64,8 @@ class ProcessFacts:
         with suppress(OSError):
             lines = procfs.read_lines(folder / "cgroup")
             groups = [line.split(":", 2)[2] for line in lines if line.count(":") > 1]
-        with suppress(OSError, KeyError, ValueError):
-            user = _user(procfs.read_lines(folder / "status"), procfs.party_of(pid))
+        with suppress(KeyError):
+            user = _user(procfs.user_ids(pid), procfs.party_of(pid))
         places = [place_of(group) for group in groups]
         units = [unit for place in places for unit in place.units]
         return cls(
@@ -78,12 +78,10 @@ class ProcessFacts:
         )
 
 
-def _user(status: Iterable[str], party: int) -> str:
+def _user(uids: tuple[int, ...], party: int) -> str:
     """Its user's name; '' where its real, effective and other user ids differ, or its party is not
-    that user. Raises KeyError, ValueError."""
-    line = next((text for text in status if text.startswith("Uid:\t")), "")
-    real, *others = [int(word) for word in line.split()[1:]]
-    return pwd.getpwuid(real).pw_name if {real} == {party, *others} else ""
+    that user. Raises KeyError."""
+    return pwd.getpwuid(uids[0]).pw_name if {party} == {party, *uids} and uids else ""
 
 
 def _opted(environ: Path) -> bool | None:

@@ -6,9 +6,8 @@ from __future__ import annotations
 import os
 import platform
 import pwd
-from contextlib import suppress
+import time
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +16,9 @@ from sonde.errors import PermissionDenied, ProcessGone, TargetRefused, TargetSto
 
 MAX_THREADS: Final = 65_536
 """Of one process, that are looked at."""
+THREADS_S: Final = 4.0
+"""How long looking at all of them may take. 20,000 take a second; but the kernel writes a status
+whole, with all groups that a thread has, and one with 65,536 of them takes 20 ms."""
 _CAP_SYS_PTRACE: Final = 19
 _YAMA: Final = Path("/proc/sys/kernel/yama/ptrace_scope")
 _LOOK_UP: Final = "Look the pid up with: ps -e -o pid,args"
@@ -44,15 +46,21 @@ class Status:
     """The effective ones, as bits."""
 
 
-def threads_of(pid: int) -> dict[int, tuple[int, str]]:
-    """(tid in our pid namespace, name) of each thread, by its tid in the process's; at most
-    MAX_THREADS. Empty where the process is gone."""
-    found = {}
-    with suppress(OSError), os.scandir(f"/proc/{pid}/task") as entries:
-        for entry in islice(entries, MAX_THREADS):
-            if entry.name.isdigit() and (status := read_status(pid, int(entry.name))):
-                found[status.inner_tid] = int(entry.name), status.name
-    return found
+def threads_of(pid: int) -> tuple[dict[int, tuple[int, str]], int]:
+    """(tid in our pid namespace, name) of each thread, by its tid in the process's; and how many
+    there was no time for (THREADS_S). Empty where the process is gone."""
+    found: dict[int, tuple[int, str]] = {}
+    try:
+        tids = _tids(pid)
+    except ProcessGone:
+        return {}, 0
+    until_s = time.monotonic() + THREADS_S
+    for at, tid in enumerate(tids):
+        if at >= MAX_THREADS or time.monotonic() > until_s:
+            return found, len(tids) - at
+        if status := read_status(pid, tid):
+            found[status.inner_tid] = tid, status.name
+    return found, 0
 
 
 def read_status(pid: int, tid: int | None = None, proc: Path = Path("/proc")) -> Status | None:
@@ -131,7 +139,15 @@ def _require_living(pid: int, status: Status) -> None:
             raise TargetStopped(f"process {pid} is stopped", f"Let it run: kill -CONT {pid}")
         case "t" if status.tracer != os.getpid():
             raise _traced(pid, status.tracer)
-    for tid in _tids(pid):
+    tids = _tids(pid)
+    until_s = time.monotonic() + THREADS_S
+    for at, tid in enumerate(tids):
+        if at >= MAX_THREADS or time.monotonic() > until_s:
+            raise TargetRefused(
+                f"process {pid} has {len(tids):,} threads, and looking at {at:,} of them took "
+                f"{time.monotonic() - until_s + THREADS_S:.1f} s: too long",
+                "Start the program with: sonde record -- CMD",
+            )
         thread = read_status(pid, tid)
         if thread is not None and thread.tracer not in (0, os.getpid()):
             raise _traced(pid, thread.tracer)
@@ -152,7 +168,7 @@ def _traced(pid: int, tracer: int) -> TargetRefused:
 
 def _tids(pid: int) -> list[int]:
     try:
-        return [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
+        return sorted(map(int, os.listdir(f"/proc/{pid}/task")))  # noqa: PTH208
     except OSError as error:
         raise gone(pid) from error
 

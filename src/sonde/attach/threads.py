@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -56,14 +58,22 @@ class Sleeper:
     """Whether its call may have a timeout that starts from 0 when the call is restarted."""
 
 
-def sleepers(pid: int, mappings: list[Mapped], proc: Path = Path("/proc")) -> Iterator[Sleeper]:
+def sleepers(
+    pid: int,
+    mappings: list[Mapped],
+    proc: Path = Path("/proc"),
+    until_s: float = math.inf,
+) -> Iterator[Sleeper]:
     """Threads that may be borrowed, the main one last. Raises OSError when the process is gone.
 
     `mappings`: a thread whose stack is in none is left out: it was made since they were read.
+    `until_s`: no thread is looked at after this time (time.monotonic).
     """
     starts = [m.start for m in mappings]
     tids = sorted((int(p.name) for p in (proc / str(pid) / "task").iterdir()), reverse=True)
     for tid in sorted(tids, key=lambda tid: tid == pid):
+        if time.monotonic() > until_s:
+            return
         seen = _sleeping(proc / f"{pid}/task/{tid}")
         if seen is None:
             continue

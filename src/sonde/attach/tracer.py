@@ -113,7 +113,7 @@ class _Attach:
         """Try one thread after the other, again and again, until it worked or time is up."""
         deadline = time.monotonic() + wait_s
         while time.monotonic() < deadline and self._answer.stops < MAX_STOPS_IN_ALL:
-            for sleeper in self._sleepers():
+            for sleeper in self._sleepers(deadline):
                 if self._try(sleeper):
                     return self._answer
                 if time.monotonic() >= deadline or self._answer.stops >= MAX_STOPS_IN_ALL:
@@ -129,13 +129,16 @@ class _Attach:
         )
         return self._answer
 
-    def _sleepers(self) -> list[threads.Sleeper]:
+    def _sleepers(self, deadline_s: float) -> list[threads.Sleeper]:
         """Those that may be tried now, first those that a stop disturbs least, and that were
-        stopped least often."""
+        stopped least often. What half of the time until `deadline_s` does not suffice for is left
+        out: a process decides how many threads there are, and how long reading of one takes."""
         if process.start_time(self._pid) != self._began:
             raise process.gone(self._pid)
         try:
-            seen = list(threads.sleepers(self._pid, glibc.mappings_of(self._pid)))
+            until_s = (time.monotonic() + deadline_s) / 2
+            mappings = glibc.mappings_of(self._pid)
+            seen = list(threads.sleepers(self._pid, mappings, until_s=until_s))
         except OSError as error:
             raise process.gone(self._pid) from error
         now_s, fresh = time.monotonic(), _Disturbed()

@@ -110,7 +110,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     capture = path.with_name(path.name.removesuffix(".json.gz") + ".sonde")
     raw, rates = _traced(args, build, None if args.no_stacks else capture)
-    threads = process.threads_of(args.pid)
+    threads, nameless = process.threads_of(args.pid)
+    if nameless:
+        _note(f"{nameless:,} threads of process {args.pid} have no names: it has too many")
     # Thread ids are the process's own where it has a pid namespace: the trace gets those of here.
     trace = _checked(raw, args.pid, {own: here for own, (here, _) in threads.items()})
     _write(trace, path, dict(threads.values()))

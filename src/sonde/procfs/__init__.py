@@ -44,6 +44,7 @@ from sonde.procfs.group_parties import (
     party_of_group,
 )
 from sonde.procfs.held import HeldFile
+from sonde.procfs.ids import user_ids
 from sonde.procfs.map_locks import Holder, MapLocks
 from sonde.procfs.maps import MAX_MAPS_BYTES, MapsReader, read_maps
 from sonde.procfs.names import printable, raw_name, text
@@ -136,4 +137,5 @@ __all__ = [
     "read_stats",
     "sockets_of",
     "text",
+    "user_ids",
 ]

@@ -31,6 +31,7 @@ _GET_INFO: Final = 0xC040FF0B
 """PIDFD_GET_INFO with the first version of struct pidfd_info (linux/pidfd.h)."""
 _INFO: Final = struct.Struct("=QQ11Ii")
 """mask, control group, pid, tgid, ppid, real and effective user and group id, six that follow."""
+_INFO_FIELDS: Final = 14
 _INFO_IDS: Final = 3
 """PIDFD_INFO_PID | PIDFD_INFO_CREDS: what is asked for, and whether it was answered."""
 _NOT_THERE: Final = (errno.ENOTTY, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM)
@@ -108,6 +109,18 @@ def ids_of(pid: int) -> Ids | None:
     return _by_parts(pid)
 
 
+def user_ids(pid: int) -> tuple[int, ...]:
+    """Its real, effective, saved and file system user id; empty where they are not known, or not
+    at that cost."""
+    if _kernel.has_info and len(info := _info_of(pid)) == _INFO_FIELDS:
+        return info[5], info[7], info[9], info[11]
+    if _allowance.is_over():
+        return ()
+    with suppress(ValueError):
+        return tuple(map(int, _line(read_status(pid), b"Uid")))
+    return ()
+
+
 def read_status(pid: int) -> bytes:
     """/proc/PID/status, whole; empty where the process is gone. Takes none of its locks."""
     with suppress(OSError), open(f"/proc/{pid}/status", "rb", buffering=0) as file:  # noqa: PTH123
@@ -123,23 +136,33 @@ def read_status(pid: int) -> bytes:
 
 def _by_handle(pid: int) -> Ids | None:
     """By a handle alone; None where the kernel has it not, or the process is gone."""
+    if not (info := _info_of(pid, with_pids=True)):
+        return None
+    _, _, _, _, parent, uid, _, effective, *_ = info[:_INFO_FIELDS]
+    return Ids(uid, effective, parent, info[_INFO_FIELDS:])
+
+
+def _info_of(pid: int, with_pids: bool = False) -> tuple[int, ...]:
+    """The fields of _INFO, and behind them its pids (`with_pids`); empty where the kernel has them
+    not, or the process is gone."""
     try:
         handle = os.pidfd_open(pid)
     except OSError as error:
         if error.errno in (errno.ENOSYS, errno.EPERM):  # a seccomp filter
             _kernel.has_handles = _kernel.has_info = False
-        return None
+        return ()
     try:
         raw = fcntl.ioctl(handle, _GET_INFO, _INFO.pack(_INFO_IDS, *[0] * 13))
-        mask, _, _, _, parent, uid, _, effective, *_ = _INFO.unpack(raw)
-        if mask & _INFO_IDS == _INFO_IDS and (pids := _pids_of(handle, pid)):
-            return Ids(uid, effective, parent, pids)
+        info: tuple[int, ...] = _INFO.unpack(raw)
+        pids = _pids_of(handle, pid) if with_pids else ()
+        if info[0] & _INFO_IDS == _INFO_IDS and (pids or not with_pids):
+            return info + pids
     except OSError as error:
         if error.errno in _NOT_THERE:
             _kernel.has_info = False
     finally:
         os.close(handle)
-    return None
+    return ()
 
 
 def _by_status(pid: int) -> Ids | None:
