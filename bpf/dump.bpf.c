@@ -17,7 +17,8 @@
 
 const volatile u32 dump_tgid = 0;
 
-SWAPPED_ROWS(dumped, struct dump_key, struct dump_value, 4096)
+/* A row a thread; user space loads it with room for as many as the process has. */
+SWAPPED_ROWS(dumped, struct dump_key, struct dump_value, 65536)
 
 /* One walk at a time: user space runs the iterator alone. */
 struct {

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from sonde.agent import dump as agent_dump
+from sonde.collect import dump
+
 pytestmark = pytest.mark.bpf
 
 DUMP = [sys.executable, "-m", "sonde", "dump"]
@@ -94,6 +97,62 @@ def test_people_can_read_it(threads):
     assert done.stdout.startswith(f"process {threads.pid} (")
     assert "    sleeper (<string>:9)\n    <module> (<string>:13)" in done.stdout
     assert "[kernel]" not in done.stdout
+
+
+CROWD = """
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+static void *sleeper(void *x) { for (;;) pause(); return x; }
+int main(int n, char **v)
+{
+    pthread_attr_t a; pthread_t t;
+    pthread_attr_init(&a); pthread_attr_setstacksize(&a, 16384);
+    for (int i = atoi(v[1]); i--;) if (pthread_create(&t, &a, sleeper, 0)) return 1;
+    puts("ready"); fflush(stdout);
+    getchar();
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory):
+    """Starts a process with a number of threads more than its first one: its pid."""
+    program = tmp_path_factory.mktemp("crowd") / "crowd"
+    subprocess.run(["gcc", "-O1", "-pthread", "-xc", "-", "-o", program], input=CROWD, text=True,
+                   check=True)  # fmt: skip
+    started = []
+
+    def crowd(threads):
+        one = subprocess.Popen([program, str(threads)], stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE)  # fmt: skip
+        started.append(one)
+        assert one.stdout.readline() == b"ready\n"
+        return one.pid
+
+    yield crowd
+    for one in started:
+        one.kill()
+        one.wait()
+
+
+def test_five_thousand_threads_are_all_there(crowd):
+    """The map had room for 4,096; nothing reported the others."""
+    done = subprocess.run(
+        [*DUMP, str(crowd(5000)), "--json"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert (len(answer["threads"]), answer["left_out"]["threads"]) == (5001, 0)
+    pausing = [it for it in answer["threads"] if "sleeper" in str(it["frames"])]
+    assert len(pausing) == 5000
+
+
+def test_threads_without_room_are_counted(crowd, monkeypatch):
+    monkeypatch.setattr(dump, "room_for", lambda _: 64)
+    found = agent_dump.dump(crowd(99))
+    assert (len(found.threads), found.threads_left_out) == (64, 36)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from sonde.agent import rank_dump
 from sonde.agent.rank_dump import MAX_PIDS, RankDump
 
@@ -11,8 +13,8 @@ class Dumper:
     def __init__(self, pids: list[int]) -> None:
         self.pids = pids
 
-    def take(self, pid: int) -> list[object]:
-        return []
+    def take(self, pid: int) -> SimpleNamespace:
+        return SimpleNamespace(threads=[])
 
     def close(self) -> None:
         pass

@@ -13,7 +13,7 @@ from sonde.collect.cpu import CpuSampler
 from sonde.collect.dump import HZ, ThreadDump, stacks
 from sonde.collect.kernel import Kernel
 from sonde.errors import HostError, ProcessGone
-from sonde.model.thread_stack import ThreadStack
+from sonde.model.thread_stack import ProcessStacks, ThreadStack
 from sonde.resolve import Resolver
 from sonde.unwind import STOP_REASONS
 
@@ -21,7 +21,7 @@ GRACE_NS = 60_000_000_000
 """How long names of a process are kept after its end."""
 
 
-def dump(pid: int) -> list[ThreadStack]:
+def dump(pid: int) -> ProcessStacks:
     """Every thread of a process with its stack. Raises HostError, ProcessGone.
 
     The process is not stopped: its threads are walked one after the other, within milliseconds.
@@ -51,7 +51,7 @@ class Dumper:
             self.close()
             raise
 
-    def take(self, pid: int) -> list[ThreadStack]:
+    def take(self, pid: int) -> ProcessStacks:
         """Every thread of one of the processes. Raises HostError, ProcessGone."""
         if (taker := self._takers.get(pid)) is None:
             taker = self._takers[pid] = ThreadDump(self._kernel, pid, self._sampler)
@@ -83,7 +83,7 @@ class Dumper:
             name = resolver.processes.thread_name(process, it.tid)
             frames = tuple(one.frame for one in known)
             named.append(ThreadStack(it.tid, name, it.state, frames, whole, why))
-        return named
+        return ProcessStacks(named, taker.left_out)
 
     def close(self) -> None:
         """Free unwind tables and names."""

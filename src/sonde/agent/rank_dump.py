@@ -73,7 +73,7 @@ class RankDump:
             return
         for pid in pids:
             try:
-                threads = dumper.take(pid)
+                threads = dumper.take(pid).threads
             except Exception as error:  # its files and its memory may have anything in them
                 yield RankStacks(pid, [], _text(error))
                 continue

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sonde.model.code import Frame
-    from sonde.model.thread_stack import ThreadStack
+    from sonde.model.thread_stack import ProcessStacks, ThreadStack
 
 EXAMPLE = """\
 examples:
@@ -83,26 +83,27 @@ def _run(args: argparse.Namespace) -> int:
 
     namespaces.require_host_pids()
     comm = _require(args.pid)
-    threads = dump(args.pid)
+    found = dump(args.pid)
     hidden = {"kernel"} if args.no_kernel else set()
     if args.python:
         hidden = {"kernel", "user", "vdso", "jit", "unknown"}
     if args.json:
         documents = [
             {**asdict(it), "frames": [one._asdict() for one in it.frames if one.kind not in hidden]}
-            for it in threads
+            for it in found.threads
         ]
         whole = {
             "pid": args.pid,
             "name": comm,
             "threads": documents,
-            "left_out": unread_processes.counts(),
+            "left_out": {**unread_processes.counts(), "threads": found.threads_left_out},
         }
         print(json.dumps(whole, indent=2))
     else:
-        print(text(args.pid, comm, threads, hidden))
-        if note := unread_processes.line():
-            print(f"\n{note}")
+        print(text(args.pid, comm, found.threads, hidden))
+        for note in (unread_processes.line(), *missing(found)):
+            if note:
+                print(f"\n{note}")
     return 0
 
 
@@ -140,6 +141,14 @@ def text(pid: int, comm: str, threads: Sequence[ThreadStack], hidden: set[str]) 
         elif not frames:
             lines.append("    (no such frames)")
     return "\n".join(lines)
+
+
+def missing(found: ProcessStacks) -> list[str]:
+    """What is missing, in a line each."""
+    lines = []
+    if threads := found.threads_left_out:
+        lines.append(f"left out: {threads:,} threads, as there was no room or no time for them")
+    return lines
 
 
 def _line(frame: Frame) -> str:

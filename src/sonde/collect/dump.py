@@ -27,6 +27,10 @@ MAX_PASSES: Final = 10
 """How often the sampler runs; a thread that was not seen by then has no stack."""
 ITERATION_S: Final = 8.0
 """How long the iteration over the process's threads may take: 3,000 of them take a second."""
+MAX_THREADS: Final = 65_536
+"""Room of the map `dumped` (bpf/dump.bpf.c): 7 MB, and that twice."""
+MIN_ROOM: Final = 1024
+"""Threads that there is room for at least: a process may start more before it is dumped again."""
 _TASK_IDLE: Final = 0x402
 _RTLOCK_WAIT: Final = 0x1000
 _FROZEN: Final = 0x8000
@@ -54,8 +58,9 @@ class ThreadDump:
 
     def __init__(self, kernel: Kernel, pid: int, sampler: CpuSampler) -> None:
         """`kernel` and `sampler` watch `pid`, and few others. Raises HostError."""
+        room = {"dumped": room_for(len(tids_of(pid)))}
         try:
-            self._bpf = kernel.load(BpfObject("dump", {"dump_tgid": pid}))
+            self._bpf = kernel.load(BpfObject("dump", {"dump_tgid": pid}, max_entries=room))
         except KernelUnsupported as error:
             raise KernelUnsupported(
                 "this kernel cannot read the stacks of threads that sleep",
@@ -66,11 +71,16 @@ class ThreadDump:
         self._is_given_up = False
         """Reading its memory took too long."""
         self._sampler = sampler
+        self.left_out = 0
+        """Threads that the last `take` had no room or no time for."""
 
     def take(self) -> list[ThreadState]:
         """Every thread, by number. A thread that runs is looked at until it was seen or sleeps, at
         most `MAX_PASSES` times."""
+        before = tids_of(self._pid)
         threads = self._iterate()
+        # Those that were there all the time.
+        self.left_out = len(before & tids_of(self._pid) - threads.keys())
         left = {tid for tid, it in threads.items() if not it.stack_id and it.state == "R"}
         if left and not self._is_given_up:
             self._sampler.start()
@@ -81,6 +91,7 @@ class ThreadDump:
         return [threads[tid] for tid in sorted(threads)]
 
     def _see_running(self, threads: dict[int, ThreadState], left: set[int]) -> None:
+        until_s = time.monotonic() + ITERATION_S
         for _ in range(MAX_PASSES):
             time.sleep(PASS_S)
             seen = self._sampler.take().rows(["tid", "start_ns", "stack_id"])
@@ -88,7 +99,7 @@ class ThreadDump:
                 if tid in left and stack_id:
                     threads[tid] = ThreadState(tid, _in_clock_ticks(start_ns), "R", stack_id)
                     left.discard(tid)
-            if not left or self._is_given_up:
+            if not left or self._is_given_up or time.monotonic() > until_s:
                 return
             now = self._iterate()
             for tid in list(left):
@@ -132,6 +143,20 @@ class ThreadDump:
     def losses(self) -> Mapping[str, int]:
         """What was lost, by name."""
         return self._sampler.losses()
+
+
+def tids_of(pid: int) -> set[int]:
+    """The threads of a process; empty where it is gone."""
+    try:
+        return set(map(int, os.listdir(f"/proc/{pid}/task")))  # noqa: PTH208
+    except OSError:
+        return set()
+
+
+def room_for(threads: int) -> int:
+    """Entries of the map `dumped` for a process that has this many threads now: as many again may
+    start before they are looked at."""
+    return min(MAX_THREADS, max(MIN_ROOM, 2 * threads))
 
 
 def state_letter(bits: int) -> str:

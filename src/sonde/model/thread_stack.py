@@ -22,3 +22,12 @@ class ThreadStack:
     """It reaches the thread's entry."""
     end: str
     """Why it does not; '' where it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStacks:
+    """The threads of a process, and what is missing."""
+
+    threads: list[ThreadStack]
+    threads_left_out: int
+    """Threads that there was no room or no time for."""
