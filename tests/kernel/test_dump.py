@@ -155,6 +155,25 @@ def test_threads_without_room_are_counted(crowd, monkeypatch):
     assert (len(found.threads), found.threads_left_out) == (64, 36)
 
 
+def test_names_that_there_is_no_time_for_are_counted_and_there_the_next_time(threads, monkeypatch):
+    """A process decides how many functions there are, and how long each takes to be read."""
+    monkeypatch.setattr(agent_dump, "NAMING_S", 0.0)
+    dumper = agent_dump.Dumper([threads.pid])
+    try:
+        found = dumper.take(threads.pid)
+        named = [it.function for it in found.threads[0].frames if it.kind != "kernel"]
+        assert not any(named)
+        assert found.names_left_out > 5
+        monkeypatch.setattr(agent_dump, "NAMING_S", 10.0)
+        found = dumper.take(threads.pid)
+        assert [it.function for it in found.threads[0].frames if it.kind == "python"] == [
+            "sleeper", "<module>"
+        ]  # fmt: skip
+        assert found.names_left_out == 0
+    finally:
+        dumper.close()
+
+
 @pytest.mark.parametrize(
     ("argument", "message"),
     [

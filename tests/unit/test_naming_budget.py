@@ -33,6 +33,17 @@ def now(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     return clocks
 
 
+def test_what_is_not_limited_may_end_at_a_time(now) -> None:
+    budget = NamingBudget(is_limited=False)
+    _use(budget, now, PARTY, 1_000.0)
+    assert not budget.is_over(PARTY)
+    budget.until_s = 110.0
+    assert not budget.is_over(PARTY)
+    now["time"] = 110.0
+    assert budget.is_over(PARTY)
+    assert budget.is_over(OTHER)
+
+
 def _use(budget: NamingBudget, now: dict[str, float], party: int, used_s: float) -> None:
     with budget.charged(party):
         now["cpu"] += used_s

@@ -155,7 +155,7 @@ def test_names_of_python_code_cost_its_user_time(python, made, monkeypatch):
     where = INTERPRETED_FRAME | 1 << 32 | python.code.instructions
 
     def lines():
-        cache = stacks.python.frame_cache(owners, words, not budget.is_over(1000))
+        cache = stacks.python.frame_cache(owners, words, lambda: budget.is_over(1000))
         found = [
             cache.get(word, where) or stacks._interpreted(process, owners, None, word, where, cache)
             for word in words

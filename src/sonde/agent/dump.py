@@ -19,6 +19,10 @@ from sonde.unwind import STOP_REASONS
 
 GRACE_NS = 60_000_000_000
 """How long names of a process are kept after its end."""
+NAMING_S = 10.0
+"""How long all frames of one dump may take to be named, in wall time: the process may have any
+number of functions, and memory that makes readers wait. 5,000 different frames of Python take a
+second."""
 
 
 def dump(pid: int) -> ProcessStacks:
@@ -42,6 +46,8 @@ class Dumper:
         self._kernel = Kernel(pids)
         self._resolver = Resolver(grace_ns=GRACE_NS, has_budget=False)
         self._unwinding = Unwinding(self._kernel, self._resolver)
+        self._lacks_names = False
+        """Frames of the last dump lack names, as there was no time for them."""
         try:
             self._sampler = CpuSampler(self._kernel, HZ)
             self._takers: dict[int, ThreadDump] = {}
@@ -65,6 +71,10 @@ class Dumper:
             )
         if not threads:
             raise ProcessGone(f"process {pid} ended before its stacks were taken")
+        if self._lacks_names:
+            resolver.tick(time.monotonic_ns())  # frames without a name are looked up again
+        resolver.name_until(time.monotonic() + NAMING_S)
+        lacked = resolver.budget.left_out.total()
         reader = StackReader(resolver, self._unwinding)
         found = stacks(self._kernel, threads)
         named = []
@@ -83,7 +93,9 @@ class Dumper:
             name = resolver.processes.thread_name(process, it.tid)
             frames = tuple(one.frame for one in known)
             named.append(ThreadStack(it.tid, name, it.state, frames, whole, why))
-        return ProcessStacks(named, taker.left_out)
+        lacking = resolver.budget.left_out.total() - lacked
+        self._lacks_names = lacking > 0
+        return ProcessStacks(named, taker.left_out, lacking)
 
     def close(self) -> None:
         """Free unwind tables and names."""

@@ -9,6 +9,7 @@ some loops the frames of the next ones, `aligned` and `moved_inward` correct tha
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from sonde import _native
 from sonde.agent.unwinding import Unwinding
@@ -131,9 +132,9 @@ class StackReader:
         runtime = self._unwinding.runtime_of(process) if len(codes) > len(of_python) else None
         if lineage:
             budget = self._resolver.python_budget
-            may_read = not budget.is_over(process.party)
+            is_over = partial(budget.is_over, process.party)
             with budget.charged(process.party):
-                interpreted = self.python.frame_cache(lineage, of_python, may_read)
+                interpreted = self.python.frame_cache(lineage, of_python, is_over)
         elif runtime is not None:
             interpreted = runtime.frame_cache()
         *addresses, pairs = _native.unknown_frames(walks, kernel, native, interpreted)

@@ -96,7 +96,11 @@ def _run(args: argparse.Namespace) -> int:
             "pid": args.pid,
             "name": comm,
             "threads": documents,
-            "left_out": {**unread_processes.counts(), "threads": found.threads_left_out},
+            "left_out": {
+                **unread_processes.counts(),
+                "threads": found.threads_left_out,
+                "names": found.names_left_out,
+            },
         }
         print(json.dumps(whole, indent=2))
     else:
@@ -148,6 +152,8 @@ def missing(found: ProcessStacks) -> list[str]:
     lines = []
     if threads := found.threads_left_out:
         lines.append(f"left out: {threads:,} threads, as there was no room or no time for them")
+    if names := found.names_left_out:
+        lines.append(f"left out: names or lines of {names:,} frames, as finding them took too long")
     return lines
 
 

@@ -31,3 +31,5 @@ class ProcessStacks:
     threads: list[ThreadStack]
     threads_left_out: int
     """Threads that there was no room or no time for."""
+    names_left_out: int
+    """Frames without a name, or a line of Python, as there was no time to look it up."""

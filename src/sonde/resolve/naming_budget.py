@@ -9,6 +9,7 @@ back slowly. What it does not cover stays without a name, with file and offset, 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -46,9 +47,11 @@ class NamingBudget:
         burst_s: float | None = None,
         share: float | None = None,
     ) -> None:
-        """`is_limited`: False where nobody else waits. `burst_s`, `share`: in place of BURST_S and
-        SHARE."""
+        """`is_limited`: False where nobody else waits; then `until_s` may be set. `burst_s`,
+        `share`: in place of BURST_S and SHARE."""
         self._is_limited = is_limited
+        self.until_s = math.inf
+        """Where it is not limited: the time (time.monotonic) from which on nothing is named."""
         self._time = Allowance(
             BURST_S if burst_s is None else burst_s, SHARE if share is None else share
         )
@@ -71,7 +74,7 @@ class NamingBudget:
         asked for this very process.
         """
         if not self._is_limited:
-            return False
+            return time.monotonic() >= self.until_s
         left_s = self._time.left(party)
         if left_s <= 0:
             self._over.add(party)

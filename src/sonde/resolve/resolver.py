@@ -127,7 +127,7 @@ class Resolver:
         processes are kept; it must exceed the time until they are written. `links`: where to
         record the paths of files, for source lines later. `resolves_frames`: False where no frames
         will be resolved; then newly mapped files are not opened in advance. `has_budget`: False
-        where nobody else waits while names are looked up.
+        where nobody else waits while names are looked up; see `name_until`.
         """
         self._resolves_frames = resolves_frames
         self.counters = Counters()
@@ -156,6 +156,12 @@ class Resolver:
         count."""
         self._dropped_frames = 0
         """Frames dropped from the caches of processes and of the kernel, as these were full."""
+
+    def name_until(self, end_s: float) -> None:
+        """Without a budget: look up no names from `end_s` (time.monotonic) on. Frames that lack one
+        for it are counted in `budget.left_out`."""
+        for budget in (self.budget, self.python_budget, self.files_budget):
+            budget.until_s = end_s
 
     def start(self) -> None:
         """Read the processes and control groups that exist."""

@@ -14,7 +14,7 @@ import os
 import struct
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -133,12 +133,12 @@ class PythonCode:
         self,
         lineage: Sequence[tuple[TrackedProcess, Interpreter]],
         codes: Iterable[int],
-        may_read: bool = True,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> _native.FrameCache:
         """The cache of a process: frames by the two words of a stack walk.
 
         `lineage`: see `frame`. `codes`: first words of the stacks that will be named. Their code
-        objects are checked, and frames of replaced ones are dropped. Not `may_read`: those that
+        objects are checked, and frames of replaced ones are dropped. Once `is_over`, those that
         were not checked lately are dropped.
         """
         process, python = lineage[0]
@@ -151,7 +151,7 @@ class PythonCode:
                 self._caches, self._put_off = {}, set()
             cache = self._caches[process.key] = _native.FrameCache()
             return cache
-        if len(cache) > MAX_CACHED_FRAMES or (may_read and process.key in self._put_off):
+        if len(cache) > MAX_CACHED_FRAMES or (process.key in self._put_off and not is_over()):
             cache.clear()
             self._put_off.discard(process.key)
         trusted_ns = time.monotonic_ns() - LONGER_TRUST_NS
@@ -160,10 +160,10 @@ class PythonCode:
             known = self._known.get((*process.key, at))
             if known is None:
                 is_same = False
-            elif may_read:
-                is_same = self._code(process, python, at) is known
-            else:
+            elif is_over():
                 is_same = known.checked_ns > trusted_ns
+            else:
+                is_same = self._code(process, python, at) is known
             if not is_same:
                 cache.drop(code)
         return cache
