@@ -195,7 +195,8 @@ class BuildIdLinks:
             of_party.sort(reverse=True)
         for _ in range(sum(map(len, links.values())) - MAX_FILES):
             _, oldest = max(links.values(), key=len).pop()
-            Path(oldest).unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                os.unlink(oldest)  # noqa: PTH108 (Path interns the name)
 
 
 def _build_id_of(path: str) -> str:

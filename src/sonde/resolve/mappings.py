@@ -7,11 +7,11 @@ import re
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from sys import intern
 from typing import Final
 
 from sonde import procfs
 from sonde.resolve.binary import Binary, FileKey
+from sonde.resolve.shared_texts import shared
 
 MAX_MAPPINGS: Final = 16_384
 """Executable mappings kept of one process."""
@@ -47,7 +47,7 @@ class Mapping:
         """File offset of the first byte."""
         self.file = file
         self.deleted = path.endswith(_DELETED)
-        self.path = intern(path.removesuffix(_DELETED))
+        self.path = shared(path.removesuffix(_DELETED))
         """As the process sees it; '' for anonymous memory; names such as [vdso] unchanged."""
         self.prot = prot
         self.binary: Binary | None = None

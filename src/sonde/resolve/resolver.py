@@ -15,7 +15,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from sys import intern
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sonde import _native
@@ -40,6 +39,7 @@ from sonde.resolve.naming_budget import (
 from sonde.resolve.new_files import in_turn
 from sonde.resolve.owners import OwnerResolver
 from sonde.resolve.processes import GRACE_NS, ProcessTable
+from sonde.resolve.shared_texts import shared
 from sonde.resolve.tracked_process import TrackedProcess
 
 if TYPE_CHECKING:
@@ -322,7 +322,7 @@ class Resolver:
                 name, _, module, offset = symbol
                 build_id = "" if module else self._kernel_build_id
                 binary = f"[{module}]" if module else _KERNEL
-                frame = Frame("kernel", intern(name), intern(binary), build_id, offset)
+                frame = Frame("kernel", shared(name), shared(binary), build_id, offset)
             known = KnownFrame(frame_id(frame), frame)
             self.counters.frames_new += 1
             self.kernel_frames.put(*addresses[i], known)
@@ -446,7 +446,7 @@ class Resolver:
             return self._put_names_off(process, binary, locations)
         found = []
         for location, name in zip(locations, names, strict=True):
-            function = intern(name[0]) if name else ""
+            function = shared(name[0]) if name else ""
             frame = _frame_in(binary, function, location)
             known = KnownFrame(frame_id(frame), frame)
             self.counters.frames_new += 1

@@ -93,7 +93,9 @@ def look_up(
 
 def short_path(file: str) -> str:
     """A source file as frames show it: the last folder and the name, never a full path."""
-    return printable("/".join(Path(file).parts[-2:]).lstrip("/"))
+    # Not by Path, which interns each part: on CPython 3.12 these would be kept for ever.
+    parts = [part for part in file.split("/") if part not in ("", ".")]
+    return printable("/".join(parts[-2:]))
 
 
 def _parsed(raw: _RawLocations) -> list[SourceLocation]:

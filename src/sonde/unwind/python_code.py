@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
-from sys import intern
 from typing import Final
 
 from sonde import _native, procfs
@@ -26,6 +25,7 @@ from sonde.model.code import Frame, KnownFrame
 from sonde.resolve.code_origin import origin_of_source
 from sonde.resolve.frame_fields import frame_id
 from sonde.resolve.lru_cache import LruCache
+from sonde.resolve.shared_texts import shared
 from sonde.resolve.tracked_process import TrackedProcess
 from sonde.unwind.cpython import CodeLayout, Interpreter
 from sonde.unwind.process_memory import Memory, ProcessMemory
@@ -298,8 +298,8 @@ def _read(memory: Memory, pid: int, python: Interpreter, head: bytes, now_ns: in
     file = _text(memory, filename, python.version)
     return _CodeObject(
         head=head,
-        function=intern(_text(memory, name, python.version)),
-        file=intern(short_path(file, pid)),
+        function=shared(_text(memory, name, python.version)),
+        file=shared(short_path(file, pid)),
         origin=origin_of_source(file).value,
         first_line=first_line,
         lines=None,
