@@ -165,3 +165,27 @@ def test_stacks_are_cut_and_references_to_nowhere_are_empty() -> None:
     assert sorted(lengths) == [0, 2, MAX_FRAMES]
     assert tables["frame"].num_rows == 2 + 64
     assert sorted(tables["sample"].column("stack_id").to_pylist()) == [0, 1, 2, 10_000]
+    event = tables["event"].to_pylist()
+    assert [(it["kind"], it["name"], it["value"]) for it in event] == [
+        ("loss", "otlp.stacks_cut", 1.0)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("places", "lines", "cut"),
+    [(MAX_FRAMES, 1, 0), (MAX_FRAMES + 1, 1, 1), (MAX_FRAMES // 64, 64, 0),
+     (MAX_FRAMES // 64 + 1, 64, 1), (1, 64, 0), (1, 65, 1)],
+)  # fmt: skip
+def test_stacks_that_are_cut_are_counted(places: int, lines: int, cut: int) -> None:
+    made = request(0)
+    location = made.dictionary.location_table.add()
+    for line in range(lines):
+        location.lines.add(function_index=0, line=line)
+    made.dictionary.stack_table.add(location_indices=[2] * places)
+    for _ in range(2):
+        profile_of(made).samples.add(stack_index=1)
+    _, (one,) = taken(made)
+    unpacked = open_chunk(Record("a", one.node, b"0" * 16, 1, one.content))
+    tables, _ = joined([unpacked])
+    event = tables["event"].to_pylist() if "event" in tables else []
+    assert [it["value"] for it in event] == [1.0] * cut

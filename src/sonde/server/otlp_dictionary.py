@@ -69,6 +69,8 @@ class OtlpDictionary:
     keys: frozenset[str]
     """Of attributes that are used; others are ignored."""
     budget: RequestBudget
+    cut_locations: set[int] = field(default_factory=set)
+    """Those with more than MAX_LINES functions, among the ones that were read."""
     _strings: dict[int, str] = field(default_factory=dict)
     _attributes: dict[int, tuple[str, tuple[str, int]]] = field(default_factory=dict)
     _locations: dict[int, Sequence[FrameRow]] = field(default_factory=dict)
@@ -102,10 +104,13 @@ class OtlpDictionary:
         self._attributes[at] = key, value
         return key, value
 
-    def stack(self, at: int) -> Sequence[int]:
-        """Indices of the locations of a stack, leaf first."""
+    def stack(self, at: int) -> tuple[Sequence[int], bool]:
+        """Indices of the locations of a stack, leaf first, and whether it has more of them."""
         table = self.tables.stack_table
-        return table[at].location_indices[:MAX_FRAMES] if 0 <= at < len(table) else ()
+        if not 0 <= at < len(table):
+            return (), False
+        indices = table[at].location_indices
+        return indices[:MAX_FRAMES], len(indices) > MAX_FRAMES
 
     def location(self, at: int) -> Sequence[FrameRow]:
         """Frames of a location, innermost first: several where functions are inlined."""
@@ -127,6 +132,8 @@ class OtlpDictionary:
             binary = self.string(mapping.filename_strindex).rpartition("/")[2] or binary
         offset = location.address if 0 <= location.address < 1 << 63 else 0
         lines = location.lines[:MAX_LINES]
+        if len(location.lines) > MAX_LINES:
+            self.cut_locations.add(at)
         self.budget.charge_entries(4 + 4 * len(lines))
         found: list[FrameRow] = []
         for line in lines or [None]:

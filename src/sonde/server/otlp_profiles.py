@@ -207,6 +207,8 @@ class _Builder:
     """Names by (pid, tid)."""
     left_out: int = 0
     """Samples of other types or units, beyond `MAX_ROWS`, or with an impossible weight."""
+    stacks_cut: int = 0
+    """Stacks of which frames beyond the dictionary's bounds are left out."""
 
     def add(self, profile: Any, resource: Attributes, room: int) -> int:
         """Add a profile; returns how many rows it made, at most `room`."""
@@ -296,19 +298,22 @@ class _Builder:
         if at not in self.stacks:
             if at < 0:
                 return 0
-            locations = self.dictionary.stack(at)
+            locations, is_cut = self.dictionary.stack(at)
             self.dictionary.budget.charge_entries(_STACK_STEPS + len(locations))
             start = len(self.frame_ids)
-            for location in locations:
+            for number, location in enumerate(locations, 1):
                 ids = self.of_location.get(location)
                 if ids is None:
                     ids = self.of_location[location] = self._location(location)
                 self.frame_ids += ids
-                if len(self.frame_ids) - start >= MAX_FRAMES:
+                is_cut |= location in self.dictionary.cut_locations
+                if (length := len(self.frame_ids) - start) >= MAX_FRAMES:
+                    is_cut |= length > MAX_FRAMES or number < len(locations)
                     del self.frame_ids[start + MAX_FRAMES :]
                     break
             self.dictionary.budget.charge_entries(len(self.frame_ids) - start)
             self.stacks[at] = len(self.frame_ids)
+            self.stacks_cut += is_cut
         return at + 1
 
     def _location(self, at: int) -> array[int]:
@@ -338,9 +343,11 @@ class _Builder:
             "process": _table("process", processes),
             "thread": _table("thread", threads),
         }
-        if self.left_out:
-            row = (end, "loss", "otlp.samples_left_out", 0, 0, float(self.left_out), "")
-            tables["event"] = _table("event", [row])
+        losses = {"samples_left_out": self.left_out, "stacks_cut": self.stacks_cut}
+        tables["event"] = _table("event", (
+            (end, "loss", f"otlp.{name}", 0, 0, float(count), "")
+            for name, count in losses.items() if count
+        ))  # fmt: skip
         meta = {
             "seq": 0,
             "start_ns": begin,
