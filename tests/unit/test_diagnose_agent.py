@@ -16,7 +16,7 @@ import pytest
 from test_diagnose import process, ticks, window
 
 from sonde import procfs
-from sonde.agent import victim_facts
+from sonde.agent import job_finder, victim_facts
 from sonde.agent.explainer import Explainer
 from sonde.agent.moments import MAX_PROCESSES, MomentMaker, place_of
 from sonde.agent.victim_facts import FactReader
@@ -224,6 +224,31 @@ def test_groups_that_take_too_long_are_left_out_and_counted(monkeypatch):
     reader = FactReader()
     assert reader.read(os.getpid(), asks_peers=False).quota == 0.0
     assert reader.groups_left_out == 10
+
+
+def test_connections_beyond_the_bound_are_counted(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)):
+        reader = FactReader()
+        reader.read(os.getpid())
+        assert reader.connections_cut == 0
+        cut_before = job_finder.CutLooks.count
+        job_finder.connections(os.getpid())
+        assert job_finder.CutLooks.count == cut_before
+        for module in (victim_facts, job_finder):
+            monkeypatch.setattr(module, "MAX_CONNECTIONS", 0)
+        reader.read(os.getpid())
+        assert reader.connections_cut == 1
+        assert job_finder.connections(os.getpid()) == []
+        assert job_finder.CutLooks.count > cut_before
+
+
+def test_sockets_beyond_the_bound_are_counted(monkeypatch):
+    cut_before = job_finder.CutLooks.count
+    job_finder.sockets_of(os.getpid())
+    assert job_finder.CutLooks.count == cut_before
+    monkeypatch.setattr(job_finder, "MAX_DESCRIPTORS", 1)
+    job_finder.sockets_of(os.getpid())
+    assert job_finder.CutLooks.count == cut_before + 1
 
 
 def test_the_child_explains():

@@ -52,7 +52,9 @@ def looked_at(monkeypatch, lost_of, party_of, seconds=40):
     watcher = Watcher(lambda *_: None, lambda _: (), Process, lambda pid: Process(pid, 0), 19)
     found = []
     watcher._detector = MadeUp(lost_of)
-    watcher._facts = SimpleNamespace(read=lambda *_, **__: Facts(), cut=0, groups_left_out=0)
+    watcher._facts = SimpleNamespace(
+        read=lambda *_, **__: Facts(), cut=0, connections_cut=0, groups_left_out=0
+    )
     watcher._trends = SimpleNamespace(left_out=0)
 
     def ask(window, *, is_last_look, **_):

@@ -83,6 +83,12 @@ BY_START: Final = "the order in which they began"
 """`Job.numbered_by` where the environment has no numbers: ranks are numbered by their start."""
 
 
+class CutLooks:
+    """Looks at sockets or connections of processes that have more than is read."""
+
+    count = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Rank:
     """A process of a job."""
@@ -383,6 +389,7 @@ def _table(
         return 0, []
     if inode not in tables:
         if len(tables) >= max_tables:
+            CutLooks.count += 1
             return inode, []
         tables[inode] = connections(pid)
     return inode, tables[inode]
@@ -417,9 +424,11 @@ def number_of(pid: int) -> tuple[int | None, str]:
 def sockets_of(pid: int) -> set[str]:
     """Inodes of the sockets that a process has open."""
     try:
-        return procfs.sockets_of(pid, MAX_DESCRIPTORS)
+        found, is_cut = procfs.sockets_of(pid, MAX_DESCRIPTORS)
     except OSError:
         return set()
+    CutLooks.count += is_cut
+    return found
 
 
 def connections(pid: int) -> list[tuple[str, str, str, str]]:
@@ -428,7 +437,9 @@ def connections(pid: int) -> list[tuple[str, str, str, str]]:
     found = []
     for name in ("tcp", "tcp6"):
         raw = procfs.read_file(f"/proc/{pid}/net/{name}", MAX_NET_BYTES) or b""
-        for line in raw.decode("ascii", "replace").split("\n")[1:MAX_CONNECTIONS]:
+        lines = raw.decode("ascii", "replace").split("\n")[1:]
+        CutLooks.count += len(lines) > MAX_CONNECTIONS + 1 or len(raw) >= MAX_NET_BYTES
+        for line in lines[:MAX_CONNECTIONS]:
             words = line.split()
             if len(words) >= 10:
                 found.append((_as_ipv4(words[1]), _as_ipv4(words[2]), words[3], words[9]))

@@ -14,7 +14,15 @@ from itertools import chain
 from typing import Final
 
 from sonde import procfs
-from sonde.agent.job_finder import BY_START, MAX_RANKS, Job, JobFinder, Rank, listening
+from sonde.agent.job_finder import (
+    BY_START,
+    MAX_RANKS,
+    CutLooks,
+    Job,
+    JobFinder,
+    Rank,
+    listening,
+)
 from sonde.agent.rank_dump import RankStacks
 from sonde.agent.rank_stacks import RankStackReader
 from sonde.agent.ras_client import ask
@@ -175,6 +183,7 @@ class JobWatch:
             "diagnose.job_candidates": self._finder.left_out + self._candidates_left_out,
             "diagnose.waiting_ranks": self._reports.unreported,
             "diagnose.job_groups": self._facts.groups_left_out,
+            "diagnose.job_connections": CutLooks.count,
         }
 
     def ranks(self) -> list[int]:

@@ -173,6 +173,7 @@ class Watcher:
             "diagnose.suspicions": self.left_out,
             "diagnose.looks": self.looks_failed,
             "diagnose.descriptors": self._facts.cut,
+            "diagnose.connections": self._facts.connections_cut,
             "diagnose.groups": self._facts.groups_left_out,
             "diagnose.levels": self._trends.left_out,
             "diagnose.windows": self._explainer.left_out,

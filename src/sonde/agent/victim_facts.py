@@ -17,6 +17,8 @@ MAX_DESCRIPTORS = 1_024
 """Of a process that are read at once; it may have any number."""
 MAX_CONNECTIONS = 4_096
 """Lines of /proc/PID/net/tcp, and of tcp6."""
+MAX_NET_BYTES = 1 << 20
+"""Of each of the two."""
 GROUPS_S = 0.25
 """How long one reading may take for control groups: a level takes 3 ms where the machine is busy,
 and the agent's loop waits."""
@@ -34,6 +36,9 @@ class FactReader:
         """By CPU: clock ticks that it was idle, and all."""
         self.cut = 0
         """Looks at the descriptors of a process that has more than MAX_DESCRIPTORS."""
+        self.connections_cut = 0
+        """Looks at the connections of a process in whose network namespace there are more than
+        MAX_CONNECTIONS."""
         self.groups_left_out = 0
         """Control groups that were not read: nested too deeply, or no time was left."""
 
@@ -58,7 +63,9 @@ class FactReader:
         self._add_groups(facts, groups)
         facts.file_servers = [waker for waker in wakers if self._serves_files(waker)]
         if asks_peers:
-            facts.peers, facts.listens = _peers(pid, self._links(pid, "socket:["))
+            links = self._links(pid, "socket:[")
+            facts.peers, facts.listens, is_cut = _peers(pid, links)
+            self.connections_cut += is_cut
         return facts
 
     def _add_groups(self, facts: Facts, groups: Sequence[str]) -> None:
@@ -148,18 +155,21 @@ def _is_frozen(folder: str) -> bool:
     )
 
 
-def _peers(pid: int, links: set[str]) -> tuple[dict[str, str], bool]:
+def _peers(pid: int, links: set[str]) -> tuple[dict[str, str], bool, bool]:
     """State by address of the peers to which a process connected: connections whose local port is
-    no listening one; and whether the process listens. `links`: its sockets."""
+    no listening one; whether the process listens; and whether there are more connections than were
+    read. `links`: its sockets."""
     sockets = {link[8:-1] for link in links}
     if not sockets:
-        return {}, False
-    listens = False
+        return {}, False, False
+    listens = is_cut = False
     listening: set[str] = set()
     mine: list[tuple[str, str, str]] = []
     for name in ("tcp", "tcp6"):
-        raw = procfs.read_file(f"/proc/{pid}/net/{name}", 1 << 20) or b""
-        for line in raw.decode("ascii", "replace").split("\n")[1:MAX_CONNECTIONS]:
+        raw = procfs.read_file(f"/proc/{pid}/net/{name}", MAX_NET_BYTES) or b""
+        lines = raw.decode("ascii", "replace").split("\n")[1:]
+        is_cut |= len(lines) > MAX_CONNECTIONS + 1 or len(raw) >= MAX_NET_BYTES
+        for line in lines[:MAX_CONNECTIONS]:
             words = line.split()
             if len(words) < 10:
                 continue
@@ -174,7 +184,7 @@ def _peers(pid: int, links: set[str]) -> tuple[dict[str, str], bool]:
         for port, peer, state in mine
         if port not in listening
     }
-    return found, listens
+    return found, listens, is_cut
 
 
 def _address(text: str) -> str:

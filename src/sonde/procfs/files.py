@@ -121,9 +121,11 @@ def links_of(pid: int, limit: int, prefix: str) -> tuple[set[str], bool]:
     return set(map(os.fsdecode, links)), is_cut
 
 
-def sockets_of(pid: int, limit: int) -> set[str]:
-    """Inodes of the sockets among the first `limit` descriptors of a process. Raises OSError."""
-    return {link[8:-1] for link in links_of(pid, limit, "socket:[")[0]}
+def sockets_of(pid: int, limit: int) -> tuple[set[str], bool]:
+    """Inodes of the sockets among the first `limit` descriptors of a process, and whether it has
+    more descriptors. Raises OSError."""
+    links, is_cut = links_of(pid, limit, "socket:[")
+    return {link[8:-1] for link in links}, is_cut
 
 
 def read_inode(path: str) -> int:
