@@ -76,6 +76,19 @@ def test_an_installation_that_only_records_names_its_capture(tmp_path: Path) -> 
     assert read(tmp_path / "a.sonde").samples
 
 
+def test_several_processes_as_pgrep_prints_them(tmp_path: Path) -> None:
+    programs = [subprocess.Popen(["sleep", "20"]) for _ in range(2)]
+    try:
+        pids = [str(it.pid) for it in programs]
+        done = record(tmp_path, "-p", *pids, "-d", "0.5", "-q", "-o", "a.sonde")
+    finally:
+        for it in programs:
+            it.kill()
+            it.wait()
+
+    assert done.returncode == 0, done.stderr
+
+
 # ---- what is refused, before anything is recorded ----
 
 

@@ -34,7 +34,7 @@ EXAMPLE = """\
 examples:
   sudo sonde record                           the whole machine, until Ctrl-C
   sudo sonde record -d 30 -o slow.sonde       for 30 seconds, into slow.sonde
-  sudo sonde record -p 4711 -p 4712           two running processes and their children
+  sudo sonde record -p $(pgrep -f train.py)   running processes and their children
   sudo sonde record -- python train.py        a program (as yourself, not root) until it ends
   sonde record -- torchrun train.py           without root: the device time of all its ranks
 
@@ -65,8 +65,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add = parser.add_argument
     add("-d", "--duration", type=_seconds, metavar="S", help="end after S seconds")
     add("-F", "--hz", type=int, metavar="HZ", help="samples per second on each CPU (default: 99)")
-    add("-p", "--pid", type=int, action="append", default=[], metavar="PID", dest="pids",
-        help="watch this process and its children only; may be given again")  # fmt: skip
+    add("-p", "--pid", type=int, action="extend", nargs="+", default=[], metavar="PID", dest="pids",
+        help="watch these processes and their children only")  # fmt: skip
     add("-o", "--output", type=Path, metavar="FILE",
         help="the capture (default: sonde-DATE-TIME.sonde)")  # fmt: skip
     add("-f", "--force", action="store_true", help="overwrite FILE if it exists")

@@ -93,7 +93,8 @@ def run(args: argparse.Namespace) -> int:
         from sonde.server.service import Service
     except ModuleNotFoundError as error:
         raise MissingDependency(
-            f"the server needs {error.name}", "install it: pip install 'sonde[server]'"
+            f"the server needs {error.name}",
+            "install Sonde with it: pip install 'sonde[server]', or 'FILE.whl[server]' from a wheel",
         ) from error
     host, port = parse(args.listen)
     listening = handed_over(args.listen_fd)

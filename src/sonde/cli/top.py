@@ -59,7 +59,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("-p", "--pid", type=int, action="append", metavar="PID", help="only these; may be repeated")
+    add("-p", "--pid", type=int, action="extend", nargs="+", metavar="PID", help="only these")
     add("--interval", type=_seconds, default=1.0, metavar="S", help="refresh interval (default 1)")
     add("--sort", choices=ORDERS, default="busy", metavar="KEY",
         help=f"{', '.join(ORDERS)} (default: busy, devices before CPUs)")  # fmt: skip

@@ -176,7 +176,8 @@ def _tokens(state: Path) -> str:
         from sonde.server.tokens import Scope, Tokens
     except ModuleNotFoundError as error:
         raise MissingDependency(
-            f"the server needs {error.name}", "install it: pip install 'sonde[server]'"
+            f"the server needs {error.name}",
+            "install Sonde with it: pip install 'sonde[server]', or 'FILE.whl[server]' from a wheel",
         ) from error
     with private_files.secret_folder(state / "store", "the history"):
         tokens = Tokens(state / "store")
