@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise MissingDependency(
             f"the server needs {error.name}",
-            "install Sonde with it: pip install 'sonde[server]', or 'FILE.whl[server]' from a wheel",
+            "install Sonde with it: pip install 'sonde[server]' or 'FILE.whl[server]'",
         ) from error
     host, port = parse(args.listen)
     listening = handed_over(args.listen_fd)

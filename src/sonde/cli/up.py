@@ -177,7 +177,7 @@ def _tokens(state: Path) -> str:
     except ModuleNotFoundError as error:
         raise MissingDependency(
             f"the server needs {error.name}",
-            "install Sonde with it: pip install 'sonde[server]', or 'FILE.whl[server]' from a wheel",
+            "install Sonde with it: pip install 'sonde[server]' or 'FILE.whl[server]'",
         ) from error
     with private_files.secret_folder(state / "store", "the history"):
         tokens = Tokens(state / "store")
