@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose processes are left out where too many carry the library."""
+"""Whose processes are left out where too many carry the library, and what one may claim."""
 
 from __future__ import annotations
 
 import os
+from typing import Any, cast
 
 from sonde import procfs
 from sonde.collect.collector import Batch
+from sonde.collect.device_process import BEFORE_S, MOST_AT_ONCE, DeviceProcess
 from sonde.collect.device_records import MAX_PARTIES, REPORT_S, RunReader
 from sonde.model.rows import EventRow
 
@@ -52,3 +54,15 @@ def test_any_number_of_parties_takes_a_bounded_number_of_rows() -> None:
 
     assert len(rows) <= MAX_PARTIES + 1
     assert sum(row.value for row in rows) == 4 * MAX_PARTIES
+
+
+def test_a_process_claims_no_more_of_devices_than_there_is() -> None:
+    nothing = cast(Any, None)
+    process = DeviceProcess(nothing, nothing, (7, 7), {}, True, nothing, nothing)
+    now_ns = 500 * SECOND_NS
+
+    assert process.has_time_for(1e9 * MOST_AT_ONCE * BEFORE_S / 2, now_ns)
+    assert not process.has_time_for(1e20, now_ns)  # the weight of a forged record
+    assert process.has_time_for(1e9 * MOST_AT_ONCE * BEFORE_S / 2, now_ns)
+    assert not process.has_time_for(1e9, now_ns)  # its minute is used up
+    assert process.has_time_for(1e9 * MOST_AT_ONCE, now_ns + SECOND_NS)

@@ -29,6 +29,11 @@ FIND_CREDIT_S: Final = 0.5
 MAX_PARTIES: Final = 1024
 """Whose credit is known; where all of them have spent some, newcomers share one."""
 
+MOST_AT_ONCE: Final = 128
+"""Kernels and copies of one process that devices run at the same time, on average: sixteen on each
+of eight. A process chooses what its records claim."""
+BEFORE_S: Final = 60.0
+"""What it claims for may have begun so long before its first record is read."""
 MAX_AWAITED: Final = 1024
 """Processes of one party that are to be looked at soon."""
 
@@ -67,6 +72,9 @@ class DeviceProcess:
     lost: int = 0
     """Records that were lost and not reported yet."""
     lost_reported_ns: int = 0
+    claimed_ns: float = 0.0
+    """Time of devices that its records stand for, in all."""
+    claims_since_ns: int = 0
 
     @property
     def request(self) -> abi.Request:
@@ -79,6 +87,16 @@ class DeviceProcess:
         return self.allowance.earn(
             self.overhead_controller.per_second, seconds, with_stacks=with_stacks
         )
+
+    def has_time_for(self, claimed_ns: float, now_ns: int) -> bool:
+        """Whether devices can have run so much for it, beside what its records stand for already;
+        if so, it is taken down."""
+        self.claims_since_ns = self.claims_since_ns or now_ns
+        passed_ns = now_ns - self.claims_since_ns + BEFORE_S * 1e9
+        if self.claimed_ns + claimed_ns > MOST_AT_ONCE * passed_ns:
+            return False
+        self.claimed_ns += claimed_ns
+        return True
 
     def stream(self, handle: int) -> int:
         """A small number for a stream: its handle is an address, which is not recorded."""

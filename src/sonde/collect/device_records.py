@@ -178,7 +178,10 @@ class RunReader:
             batch.add("event", EventRow(armed_ns, "timing", "began", *process.key, 1.0, ""))
         weights: dict[tuple[str, int, int], list[float]] = {}
         for run in taken.runs:
-            self.add_run(process, run, batch, weights, turn)
+            if process.has_time_for(run.weight * (run.end_ns - run.start_ns), now_ns):
+                self.add_run(process, run, batch, weights, turn)
+            else:
+                self.count("records_wrong", 1)
         self._lose(process, "stacks_left_out", turn.stacks_left_out - stacks, now_ns)
         pid, start_ns = process.key
         for (name, tid, stack_id), (count, ns, moved) in weights.items():
