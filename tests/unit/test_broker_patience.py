@@ -14,14 +14,15 @@ from sonde import interpreter
 from sonde.procfs import Broker, Hung, patience
 
 SERVER = """
-import marshal, socket, struct, time
+import sys, time
+from sonde.procfs import serve
+import socket, struct, marshal
 link = socket.socket(fileno=0)
-def answer(content):
-    raw = marshal.dumps((0, content))
-    link.sendall(struct.pack("<I", len(raw)) + raw)
+server = serve.Server(link)
 time.sleep(0.1)
-answer(None)
+server.answer(0, None)
 while length := link.recv(4, socket.MSG_WAITALL):
+    server.waits.begin()
     request = marshal.loads(link.recv(struct.unpack("<I", length)[0], socket.MSG_WAITALL))
     if request[1] == "hangs":
         time.sleep(100)
@@ -31,7 +32,7 @@ while length := link.recv(4, socket.MSG_WAITALL):
         until_s = time.thread_time() + 0.015
         while time.thread_time() < until_s:
             pass
-    answer(request[1])
+    server.answer(0, request[1])
 """
 GOOD, BAD = 1, 100_000
 """Processes of one party, and from this number on of another."""
@@ -42,7 +43,8 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
     """A broker whose children take 0.1 s to start."""
     monkeypatch.setattr(patience, "party_of", lambda pid: 1 if pid >= BAD else 2)
     script = tmp_path / "server.py"
-    script.write_text(SERVER)
+    root = Path(interpreter.__file__).parents[1]
+    script.write_text(f"import sys; sys.path.insert(0, {str(root)!r})\n{SERVER}")
     made = Broker(interpreter.command(script))
     yield made
     made.close()

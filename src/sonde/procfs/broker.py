@@ -42,8 +42,6 @@ START_S: Final = 10.0
 """For a child's start."""
 FREE_S: Final = 0.02
 """Waits up to this are brief: they meet no deadline, and have a separate allowance."""
-BRIEFEST_S: Final = 0.0005
-"""Shorter ones are not charged: any child is woken so late."""
 MAX_EACH: Final = 256
 """Files asked for in one request."""
 
@@ -80,8 +78,6 @@ class Broker:
         self.abandoned = Abandoned()
         self._lost_over = NOBODY
         """The party that pays for the start of the child that is there."""
-        self._queued_s = 0.0
-        """How long the child has waited for a CPU, as last looked at."""
         self._pid = os.getpid()
         self._generation = 0
 
@@ -342,7 +338,6 @@ class Broker:
         assert child.stdout is not None
         child.stdout.close()
         ours.setblocking(False)
-        self._queued_s = 0.0
         self._child, self._link, self._received = child, ours, b""
         self._generation += 1
         self._is_greeted = False
@@ -368,24 +363,19 @@ class Broker:
     def _next(self, who: int | None, is_file: bool = False, *, marks: bool = True) -> Any:
         """The next answer, waited for as long as the patience with that party lasts. `marks`: a
         process that does not answer is left alone for a while."""
-        began_s, ran_s = time.monotonic(), self.cpu_s()
         try:
-            number, content = self._receive_of(who, began_s)
+            number, content, waited_s = self._receive_of(who, time.monotonic())
         except Hung:
             if marks:
                 self.patience.mark(who, is_file=is_file)
             raise
-        # Beyond FREE_S it is charged already; the child's computing is no wait for the process.
-        waited_s = min(time.monotonic() - began_s, FREE_S) - (self.cpu_s() - ran_s)
-        if waited_s > BRIEFEST_S and who is not None and marks:
-            waited_s -= self._queued_since()
-            if waited_s > BRIEFEST_S:
-                self.patience.charge_brief(who, waited_s, is_file=is_file)
+        if waited_s > 0 and who is not None and marks:  # beyond FREE_S it is charged already
+            self.patience.charge_brief(who, min(waited_s, FREE_S), is_file=is_file)
         if number:
             raise OSError(number, os.strerror(number))
         return content
 
-    def _receive_of(self, who: int | None, began_s: float) -> tuple[int, Any]:
+    def _receive_of(self, who: int | None, began_s: float) -> tuple[int, Any, float]:
         try:
             return self._receive(began_s + FREE_S)
         except TimeoutError:
@@ -410,7 +400,8 @@ class Broker:
         finally:
             patience.left_s -= min(time.monotonic() - now_s, self._deadline_s)
 
-    def _receive(self, until_s: float) -> tuple[int, Any]:
+    def _receive(self, until_s: float) -> tuple[int, Any, float]:
+        """(error number, content, how long the child waited for it in s, if that is noteworthy)."""
         link = self._link
         if link is None:
             raise OSError(errno.EPIPE, "the reading child ended")
@@ -420,7 +411,7 @@ class Broker:
                 end = _LENGTH.size + length
                 if len(self._received) >= end:
                     raw, self._received = self._received[_LENGTH.size : end], self._received[end:]
-                    answer: tuple[int, Any] = marshal.loads(raw)
+                    answer: tuple[int, Any, float] = marshal.loads(raw)
                     return answer
             try:
                 more, fds, _, _ = socket.recv_fds(link, 1 << 18, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
@@ -436,16 +427,6 @@ class Broker:
                 self._give_up()
                 raise OSError(errno.EPIPE, "the reading child ended")
             self._received += more
-
-    def _queued_since(self) -> float:
-        """How long the child has waited for a CPU since this was last asked, in s; 0 where the
-        kernel keeps no such times (CONFIG_SCHED_INFO)."""
-        before_s = self._queued_s
-        if (child := self._child) is not None:
-            path = f"/proc/{child.pid}/schedstat"
-            with suppress(OSError, ValueError, IndexError), open(path, "rb") as file:  # noqa: PTH123
-                self._queued_s = int(file.read(128).split()[1]) / 1e9
-        return self._queued_s - before_s
 
     def _is_running(self) -> bool:
         """Whether the child runs or could: then the machine is slow, it does not wait."""

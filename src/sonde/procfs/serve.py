@@ -18,6 +18,7 @@ import socket
 import stat
 import struct
 import sys
+import time
 from contextlib import suppress
 from itertools import islice
 
@@ -46,6 +47,8 @@ CONTROL = 0
 """Descriptor of the socket."""
 READ_BYTES = 64 << 10
 LENGTH = struct.Struct("<I")
+BRIEFEST_S = 0.0005
+"""Waits for what a process chooses that are shorter cost it nothing."""
 KEPT_S = 3600
 """How long descriptors are kept after the parent has ended, at most."""
 
@@ -90,6 +93,34 @@ def of_process(path: str, ask: Callable[[str], Any]) -> Any:
     return found
 
 
+class Waits:
+    """How long this thread waits for what it reads: neither computing nor waiting for a CPU."""
+
+    def __init__(self) -> None:
+        self.queued_s = self.queued()
+        self.begin()
+
+    def begin(self) -> None:
+        """A request came, or one of its answers was sent."""
+        self.began_s, self.ran_s = time.monotonic(), time.thread_time()
+
+    def since_begin(self) -> float:
+        """Seconds; 0.0 where they are fewer than BRIEFEST_S."""
+        waited_s = time.monotonic() - self.began_s - (time.thread_time() - self.ran_s)
+        if waited_s < BRIEFEST_S:
+            return 0.0
+        before_s, self.queued_s = self.queued_s, self.queued()
+        waited_s -= self.queued_s - before_s
+        return waited_s if waited_s >= BRIEFEST_S else 0.0
+
+    @staticmethod
+    def queued() -> float:
+        """For a CPU, so far; 0 where the kernel keeps no such times (CONFIG_SCHED_INFO)."""
+        with suppress(OSError, ValueError, IndexError), open("/proc/self/schedstat", "rb") as file:  # noqa: PTH123
+            return int(file.read(128).split()[1]) / 1e9
+        return 0.0
+
+
 class Server:
     """Files that stay open between requests, and the answers."""
 
@@ -104,6 +135,7 @@ class Server:
         """Of these, probes: they may be closed only while no process keeps its map lock."""
         self.inodes: set[int] = set()
         """Of the files that they are probes on."""
+        self.waits = Waits()
 
     def write(self, pieces: list[tuple[int, bytes]]) -> None:
         fd = self.given.pop()
@@ -114,14 +146,15 @@ class Server:
             os.close(fd)
 
     def answer(self, number: int, content: Any, fd: int | None = None) -> None:
-        raw = marshal.dumps((number, content))
+        raw = marshal.dumps((number, content, self.waits.since_begin()))
         raw = LENGTH.pack(len(raw)) + raw
         if fd is None:
             self.link.sendall(raw)
-            return
-        sent = socket.send_fds(self.link, [raw], [fd])
-        os.close(fd)
-        self.link.sendall(raw[sent:])
+        else:
+            sent = socket.send_fds(self.link, [raw], [fd])
+            os.close(fd)
+            self.link.sendall(raw[sent:])
+        self.waits.begin()
 
     def first(self, number: int, path: str, limit: int) -> bytes:
         if number in self.held:
@@ -263,6 +296,7 @@ def main() -> None:
                 return
             buffer += more
         (length,) = LENGTH.unpack_from(buffer)
+        server.waits.begin()
         request = marshal.loads(buffer[LENGTH.size : LENGTH.size + length])
         buffer = buffer[LENGTH.size + length :]
         try:

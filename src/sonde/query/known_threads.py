@@ -6,7 +6,6 @@ A machine that compiles has 100,000 of them in some minutes, and a report shows 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import overload
@@ -160,15 +159,12 @@ class Threads(Sequence[Thread]):
 
 
 def coded_texts(column: pa.ChunkedArray, first: tuple[str, ...] = ()) -> tuple[list[str], I32]:
-    """(the distinct texts, after those of `first`; for each row, its index in these).
-
-    Texts that another column has, too, are one object.
-    """
+    """(the distinct texts, after those of `first`; for each row, its index in these)."""
     encoded = column.combine_chunks()
     if not pa.types.is_dictionary(encoded.type):
         encoded = encoded.dictionary_encode()
     codes: I32 = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int32)
-    return [*first, *map(sys.intern, encoded.dictionary.to_pylist())], codes + np.int32(len(first))
+    return [*first, *encoded.dictionary.to_pylist()], codes + np.int32(len(first))
 
 
 def _owners(table: pa.Table) -> tuple[list[Owner], I32]:
@@ -183,6 +179,6 @@ def _owners(table: pa.Table) -> tuple[list[Owner], I32]:
     columns = []
     for name in OWNER_COLUMNS:
         values = pc.take(table.column(name), pa.array(first)).to_pylist()
-        columns.append(values if name == "inner_pid" else [*map(sys.intern, values)])
+        columns.append(values)
     owners = [UNKNOWN, *(Owner(*about) for about in zip(*columns, strict=True))]
     return owners, group.astype(np.int32) + np.int32(1)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared kit of the exam programs: arguments, phases, calibration, child processes."""
 import argparse
 import contextlib

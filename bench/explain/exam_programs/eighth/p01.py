@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Actor-critic rollouts with a running return distribution for the dashboard."""
 import threading
 import time

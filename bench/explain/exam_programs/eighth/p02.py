@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Click-through scoring of candidate lists with a per-campaign prior."""
 import numpy as np
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Brute-force vector search: every query batch scans the whole half-precision index."""
 import threading
 import time

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two-rank data-parallel text classifier; gradients are averaged over gloo."""
 import os
 import shutil

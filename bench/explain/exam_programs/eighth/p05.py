@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Photo restoration: tiles of a large image go through a small network and are toned."""
 import torch
 import torch.nn as nn

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keyword spotting: small convolutional network on augmented clips."""
 import torch
 import torch.nn as nn

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Online bidding: a model learns from each batch, budgets are booked in a ledger, an auditor fingerprints it."""
 import threading
 import zlib

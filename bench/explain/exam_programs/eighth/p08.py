@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Street-scene segmentation: overlapping windows are blended in scratch tiles."""
 import torch
 import torch.nn as nn

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Additive synthesiser: each voice integrates its frequency curve, the voices are mixed per block."""
 import torch
 

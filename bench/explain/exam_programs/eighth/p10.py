@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Self-play of a board game: tree search in Python, a policy network, a fixed opponent."""
 import gc
 

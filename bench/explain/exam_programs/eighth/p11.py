@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Satellite mosaics: each pass is classified on the device and handed over in a frame area."""
 import mmap
 

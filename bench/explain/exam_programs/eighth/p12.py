@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Language-model pre-training with gradient accumulation; documents are packed while the device works."""
 import time
 

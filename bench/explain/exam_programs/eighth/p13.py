@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Time-series transformer trained on resident windows; nothing is wrong with it."""
 import gc
 import threading

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Property prediction for molecules: message passing on a batch of small graphs."""
 import torch
 import torch.nn as nn

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Asynchronous ranking service; user profiles come from a neighbour process over a Unix socket."""
 import asyncio
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Batched decoding with one CUDA graph per sequence length and a transcript on disk."""
 import os
 import shutil

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Image sampling by denoising; previews are scored by a neighbour process."""
 import time
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lattice Boltzmann flow in a channel (D2Q9, streamed by rolls)."""
 import torch
 

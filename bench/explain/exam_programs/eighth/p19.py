@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Town of language agents: each tick all agents choose an action, turns are kept as linked records."""
 import gc
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Molecular dynamics with restraints; a steering service in another process sees every frame."""
 import socket
 import struct

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Beam search for translation with a no-repeat rule and cached keys and values."""
 import torch
 import torch.nn as nn

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Control policy for a swarm of robots; logs are packed by helpers on the local core."""
 import os
 import time

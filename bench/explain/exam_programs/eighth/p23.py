@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Speech vocoder frames replayed from one captured graph; healthy."""
 import threading
 import time

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Contrastive fine-tuning of product titles against images; the image tower does not learn."""
 import torch
 import torch.nn as nn

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Segmentation of medical volumes: slabs go through a 3-D network, results return to the viewer."""
 import torch
 import torch.nn as nn

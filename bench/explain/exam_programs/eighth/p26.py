@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Anomaly scores for a stream of sensor events; alarms are put on record before the next batch."""
 import os
 import shutil
