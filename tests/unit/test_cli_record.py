@@ -73,7 +73,7 @@ def test_an_installation_that_only_records_names_its_capture(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     assert "this installation only records" in done.stderr
     assert "sonde report a.sonde" in done.stdout
-    assert read(tmp_path / "a.sonde").samples
+    assert read(tmp_path / "a.sonde").tables["sample"].num_rows
 
 
 def test_several_processes_as_pgrep_prints_them(tmp_path: Path) -> None:
