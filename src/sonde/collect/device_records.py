@@ -178,7 +178,9 @@ class RunReader:
             batch.add("event", EventRow(armed_ns, "timing", "began", *process.key, 1.0, ""))
         weights: dict[tuple[str, int, int], list[float]] = {}
         for run in taken.runs:
-            if process.has_time_for(run.weight * (run.end_ns - run.start_ns), now_ns):
+            on_device = run.type != abi.Type.SYNC  # else a thread's time, of which there is any
+            claimed_ns = run.weight * (run.end_ns - run.start_ns) if on_device else 0.0
+            if process.has_time_for(claimed_ns, now_ns):
                 self.add_run(process, run, batch, weights, turn)
             else:
                 self.count("records_wrong", 1)
