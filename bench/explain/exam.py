@@ -7,6 +7,9 @@ runs with its cause for T seconds, prints `PHASE2`, runs without it in the same 
 `sonde record --device-time -p PID` records it at the default budget, nobody else watching; with
 `--trace S`, `sonde trace PID -d S` traces it instead, into OUT/NAME-SEED.json.gz beside the .sonde.
 
+With `--lanes N` N programs run at once, each with a device and an equal part of the CPUs, which
+no other lane has.
+
 OUT/NAME-SEED.sonde and .truth.json are what `bench.explain.exam_score` judges, later and elsewhere:
 programs stay sealed until the rules are frozen.
 """
@@ -17,6 +20,7 @@ import argparse
 import concurrent.futures
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -57,6 +61,7 @@ def main() -> int:
     )
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
     parser.add_argument("--budget", type=float, default=540.0, help="seconds; the rest is left out")
+    parser.add_argument("--lanes", type=int, default=1, help="programs at once, one to a device")
     parser.add_argument("--smoke", action="store_true", help="tiny, unrecorded, several at once")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -69,13 +74,18 @@ def main() -> int:
     ]
     wanted = [one for one in wanted if not _truth_file(args.out, *one).exists()]
     began_s = time.monotonic()
+    lanes = lanes_of(6 if args.smoke else args.lanes, bound=args.lanes > 1)
 
     def attempt(one: tuple[Path, int]) -> Outcome | None:
         if time.monotonic() - began_s > args.budget:
             return None
-        return run(*one, args)
+        lane = lanes.get()
+        try:
+            return run(*one, args, lane)
+        finally:
+            lanes.put(lane)
 
-    with concurrent.futures.ThreadPoolExecutor(6 if args.smoke else 1) as pool:
+    with concurrent.futures.ThreadPoolExecutor(lanes.qsize()) as pool:
         outcomes = [one for one in pool.map(attempt, wanted) if one is not None]
     for one in outcomes:
         print(
@@ -92,7 +102,35 @@ def _truth_file(out: Path, program: Path, seed: int) -> Path:
     return out / f"{program.stem}-{seed}.truth.json"
 
 
-def run(path: Path, seed: int, args: argparse.Namespace) -> Outcome:
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Where a program runs. `device`: its number, '' for all; `cpus`: a list as taskset takes it."""
+
+    device: str
+    cpus: str
+
+    def command(self, words: list[str]) -> list[str]:
+        """The command, bound to the lane."""
+        return [*(["taskset", "-c", self.cpus] if self.cpus else []), *words]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of what runs in the lane."""
+        return dict(os.environ) | ({"CUDA_VISIBLE_DEVICES": self.device} if self.device else {})
+
+
+def lanes_of(count: int, *, bound: bool) -> queue.SimpleQueue[Lane]:
+    """The lanes; `bound`: equal parts of the CPUs that this process may use, a device each."""
+    lanes: queue.SimpleQueue[Lane] = queue.SimpleQueue()
+    cpus = sorted(os.sched_getaffinity(0))
+    each = len(cpus) // count
+    for number in range(count):
+        mine = cpus[number * each : (number + 1) * each]
+        lanes.put(Lane(str(number), ",".join(map(str, mine))) if bound else Lane("", ""))
+    return lanes
+
+
+def run(path: Path, seed: int, args: argparse.Namespace, lane: Lane) -> Outcome:
     """One program, recorded once."""
     began_s = time.monotonic()
     outcome = Outcome(path.stem, seed)
@@ -100,7 +138,8 @@ def run(path: Path, seed: int, args: argparse.Namespace) -> Outcome:
     command = [sys.executable, path.name, "--seed", str(seed), "--seconds", str(args.seconds)]
     with log.open("w") as errors:
         program = subprocess.Popen(
-            command + (["--smoke"] if args.smoke else []),
+            lane.command(command + (["--smoke"] if args.smoke else [])),
+            env=lane.environment,
             cwd=path.parent,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -109,7 +148,7 @@ def run(path: Path, seed: int, args: argparse.Namespace) -> Outcome:
         )
         assert program.stdout is not None
         try:
-            outcome.failure = _follow(program.stdout, outcome, path, seed, args)
+            outcome.failure = _follow(program.stdout, outcome, path, seed, args, lane)
             if program.wait(args.seconds * 3 + START_S) and not outcome.failure:
                 outcome.failure = f"exit code {program.returncode}"
         except subprocess.TimeoutExpired:
@@ -124,7 +163,7 @@ def run(path: Path, seed: int, args: argparse.Namespace) -> Outcome:
 
 
 def _follow(
-    lines: IO[str], outcome: Outcome, path: Path, seed: int, args: argparse.Namespace
+    lines: IO[str], outcome: Outcome, path: Path, seed: int, args: argparse.Namespace, lane: Lane
 ) -> str:
     """Record from READY on, keep the truth; returns what went wrong, '' nothing."""
     recorder: subprocess.Popen[str] | None = None
@@ -137,9 +176,9 @@ def _follow(
             pid = json.loads(rest)["pid"]
             name = f"{path.stem}-{seed}"
             if args.trace:
-                recorder = _tracer(pid, args.out / f"{name}.json.gz", args.trace)
+                recorder = _tracer(pid, args.out / f"{name}.json.gz", args.trace, lane)
                 continue
-            recorder = _recorder(pid, args.out / f"{name}.sonde", length_s)
+            recorder = _recorder(pid, args.out / f"{name}.sonde", length_s, lane)
             # The recorder counts from when it is ready: seconds later, the first time on a machine.
             end = threading.Timer(length_s, recorder.send_signal, (signal.SIGINT,))
             end.start()
@@ -158,16 +197,20 @@ def _follow(
     return ""
 
 
-def _recorder(pid: int, capture: Path, seconds: float) -> subprocess.Popen[str]:
+def _recorder(pid: int, capture: Path, seconds: float, lane: Lane) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "sonde", "record", "-q", "--device-time", "-f"]
     command += ["-p", str(pid), "-d", f"{seconds:g}", "-o", str(capture)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        lane.command(command), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
 
 
-def _tracer(pid: int, timeline: Path, seconds: float) -> subprocess.Popen[str]:
+def _tracer(pid: int, timeline: Path, seconds: float, lane: Lane) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "sonde", "trace", str(pid), "-d", f"{seconds:g}"]
-    command += ["-o", str(timeline)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    command += ["-o", str(timeline), "--json"]  # the verdict is for later
+    return subprocess.Popen(
+        lane.command(command), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
 
 
 if __name__ == "__main__":
