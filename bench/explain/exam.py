@@ -104,7 +104,7 @@ def _truth_file(out: Path, program: Path, seed: int) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Where a program runs. `device`: its number, '' for all; `cpus`: a list as taskset takes it."""
+    """Where a program runs. `device`: its number; `cpus`: as taskset takes them; '': all."""
 
     device: str
     cpus: str
