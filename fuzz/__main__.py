@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fuzz every reader of what others wrote, each for a while.
 
-python -m fuzz [--seconds S] [--only NAME,…] [--campaign] [--build]
+python -m fuzz [--seconds S] [--only NAME,…] [--campaign] [--keep] [--build]
 
 One table at the end and build/fuzz/results.json: executions, coverage, slowest input, peak memory,
 crashes. What was done adds up in build/fuzz/state.json; `--campaign` goes on until every target had
-its seconds of processor time, a slice at a time, however often it is ended and started again.
+its seconds of processor time, a slice at a time, however often it is ended and started again, on
+another machine, too: `--keep` writes what was done to fuzz/campaign.json, where the next one begins.
 Exit code 1 where a target crashed, hung or took too much memory; its input is in
 build/fuzz/crashes, and belongs into tests/data/fuzz/regressions once its cause is fixed.
 """
@@ -37,6 +38,8 @@ from fuzz.targets import (
 
 STATE = WORK / "state.json"
 RESULTS = WORK / "results.json"
+KEPT = Path(__file__).parent / "campaign.json"
+"""Of the campaign so far, in the repository."""
 STARTS_S = 1
 """What a target may take to start."""
 SLICE_S = 300
@@ -145,6 +148,8 @@ def write(path: Path, known: dict[str, Done]) -> None:
 
 def load(path: Path) -> dict[str, Done]:
     """Figures that were kept."""
+    if path == STATE and not path.exists():
+        path = KEPT
     if not path.exists():
         return {}
     targets = json.loads(path.read_text())["targets"]
@@ -189,11 +194,16 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=30, help="of each target (default 30)")
     parser.add_argument("--only", default=",".join(names), metavar="NAME,…", help="these alone")
     parser.add_argument("--campaign", action="store_true", help="go on where it was left")
+    parser.add_argument("--keep", action="store_true", help="write fuzz/campaign.json, and no more")
     parser.add_argument("--progress", type=Path, default=RESULTS, metavar="FILE")
     parser.add_argument("--build", action="store_true", help="compile, and no more")
     args = parser.parse_args()
     chosen = [target for target in TARGETS if target.name in args.only.split(",")]
     WORK.mkdir(parents=True, exist_ok=True)
+    if args.keep:
+        write(KEPT, load(STATE))
+        print(table(load(STATE)))
+        return 0
     if args.build or any(target.is_native for target in chosen):
         build()
     if args.build:

@@ -200,6 +200,7 @@ def stated(*extras: str) -> list[Requirement]:
     [
         ("runtime", ()),
         ("server", ("server",)),
+        ("build", ("demo", "server")),
         ("dev", ("dev", "demo", "fleet", "server", "oidc", "mcp")),
         *((name, (name,)) for name in ("docs", "bench", "fuzz", "mutation", "spark")),
     ],
@@ -218,7 +219,7 @@ def test_the_lock_files_hold_what_pyproject_states(name: str, extras: tuple[str,
 
 
 @pytest.mark.parametrize(
-    "name", ["docs", "bench", "fuzz", "mutation", "spark", "runtime", "node", "server"]
+    "name", ["docs", "bench", "fuzz", "mutation", "spark", "runtime", "node", "server", "build"]
 )
 def test_the_lock_files_agree_with_each_other(name: str) -> None:
     dev = locked("dev")
