@@ -156,6 +156,12 @@ def test_every_question_is_answered_for_the_longest_time(
         answers.parse([("from", "5e9")])
 
 
+def test_a_kind_that_is_none_is_refused(service: Service) -> None:
+    with pytest.raises(UsageError, match="no kind of sample is called 'gpu'") as error:
+        ask(service, "top", kind="gpu")
+    assert "kernel" in error.value.remedy
+
+
 def test_processes_and_names_sum_to_the_total(service: Service) -> None:
     for question in ("processes", "names"):
         for kind in ("cpu", "blocked", "kernel"):

@@ -48,11 +48,15 @@ _ROWS_AT_ONCE = 256
 """Rows that are written as JSON together: the limits are checked between."""
 MEMORY_KINDS = ("mapped", "unmapped", "faulted")
 """Kinds of samples whose weight is bytes."""
+KINDS = ("cpu", "blocked", "runqueue", "device", "kernel", *MEMORY_KINDS)
+"""Kinds of samples."""
+_OTHER_KINDS = ("block", "block-queue", "syscall")
+"""Of the table `activity`, beside those of samples."""
 _OWNERS = ("user", "pod", "namespace", "job", "comm", "exe", "container", "unit")
 PARAMETERS: Mapping[str, str] = {
     "from": "seconds since 1970; default an hour before `to`",
     "to": "seconds since 1970, exclusive; default now",
-    "kind": "cpu, blocked, runqueue, device, kernel, mapped, unmapped, faulted",
+    "kind": ", ".join(KINDS),
     "node": "name of a node; may be repeated, as pid and name",
     "pid": "number of a process",
     "name": "kernel, reason of a wait, or function of a call",
@@ -127,8 +131,11 @@ def parse(items: Iterable[tuple[str, str]]) -> Options:
 
     end = _ns("to", one("to", str(time.time())))
     start = _ns("from", one("from", str(end / 1e9 - HOUR_S)))
+    kind = one("kind", "cpu")
+    if kind not in (*KINDS, *_OTHER_KINDS):
+        raise UsageError(f"no kind of sample is called {kind[:40]!r}", f"use {', '.join(KINDS)}")
     common: dict[str, Any] = {
-        "kind": one("kind", "cpu"),
+        "kind": kind,
         "nodes": given.get("node", []),
         "pids": [_whole("pid", text, 1 << 32) for text in given.get("pid", [])],
         "names": given.get("name", []),
@@ -266,9 +273,7 @@ def _pprof(session: StoredSession, options: Options) -> Answer:
     try:
         content = pprof(selection.kind, rows, found, selection.start_ns, selection.end_ns)
     except KeyError:
-        raise UsageError(
-            f"no profile is of kind {selection.kind[:40]!r}", "see /openapi.json"
-        ) from None
+        raise UsageError(f"no profile is of kind {selection.kind!r}", "see /openapi.json") from None
     return Answer(content, "application/octet-stream")
 
 
