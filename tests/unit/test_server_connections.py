@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from sonde.server import listen
+from sonde.server import listen, silent
 from sonde.server.addresses import Address
 from sonde.server.service import ServerLimits, Service
 from sonde.server.tokens import Scope
@@ -156,26 +156,26 @@ def test_silent_connections_of_all_together_leave_room() -> None:
     class One:
         pass
 
-    silent = listen._Silent(ServerLimits(connections=8, connections_unknown=3))
+    waiting: silent.Silent[One] = silent.Silent(ServerLimits(connections=8, connections_unknown=3))
     ones = [One() for _ in range(6)]
-    closed = [silent.add(one, f"10.0.0.{at}") for at, one in enumerate(ones)]  # type: ignore[arg-type]
+    closed = [waiting.add(one, f"10.0.0.{at}") for at, one in enumerate(ones)]
     assert closed[:4] == [None] * 4
     assert closed[4] is ones[0]
     for one in ones:
-        silent.remove(one)  # type: ignore[arg-type]
-        silent.remove(one)  # type: ignore[arg-type]
-    assert not silent._all and not silent._by_origin
+        waiting.remove(one)
+        waiting.remove(one)
+    assert not waiting._all and not waiting._by_origin
 
 
 def test_whom_a_connection_counts_for() -> None:
-    assert len({listen.origin(host) for host in ("127.0.0.1", "127.9.9.9", "::1")}) == 1
-    assert listen.origin("::ffff:127.0.0.1") == listen.origin("127.0.0.1")
-    assert listen.origin("2001:db8::1") == listen.origin("2001:db8:0:0:ffff::1")
-    assert listen.origin("fe80::1%eth0") == listen.origin("fe80::2")
-    assert listen.origin("2001:db8::1") != listen.origin("2001:db8:0:1::1")
-    assert listen.origin("10.0.0.1") != listen.origin("10.0.0.2")
-    assert listen.origin("::ffff:10.0.0.1") == listen.origin("10.0.0.1")
-    assert listen.origin("") == ""
+    assert len({silent.origin(host) for host in ("127.0.0.1", "127.9.9.9", "::1")}) == 1
+    assert silent.origin("::ffff:127.0.0.1") == silent.origin("127.0.0.1")
+    assert silent.origin("2001:db8::1") == silent.origin("2001:db8:0:0:ffff::1")
+    assert silent.origin("fe80::1%eth0") == silent.origin("fe80::2")
+    assert silent.origin("2001:db8::1") != silent.origin("2001:db8:0:1::1")
+    assert silent.origin("10.0.0.1") != silent.origin("10.0.0.2")
+    assert silent.origin("::ffff:10.0.0.1") == silent.origin("10.0.0.1")
+    assert silent.origin("") == ""
 
 
 def test_bad_requests_fill_no_log(

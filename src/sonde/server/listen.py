@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import socket
 import ssl
@@ -18,7 +17,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from sonde.errors import UsageError
 from sonde.server.addresses import BACKLOG, Address, listening_socket
 from sonde.server.app import Api
+from sonde.server.handshakes import TlsServer
 from sonde.server.service import Bucket, ServerLimits, Service
+from sonde.server.silent import Silent
 
 LEAST_READ_BYTES = 64 << 10
 """What a client must read of its answer within each `unread_s`."""
@@ -38,49 +39,6 @@ class TooMuchError(Exception):
     """A request beyond a limit of its connection, which is closed."""
 
 
-def origin(host: str) -> str:
-    """Which clients share the limits of connections: those of one machine. This machine has all of
-    127.0.0.0/8 and ::1; a machine with IPv6 most often has a whole /64."""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is None:
-            return "loopback" if address.is_loopback else address.packed[:8].hex()
-        address = address.ipv4_mapped
-    return "loopback" if address.is_loopback else str(address)
-
-
-class _Silent:
-    """Connections on which no head of a request has arrived yet, the oldest first."""
-
-    def __init__(self, limits: ServerLimits) -> None:
-        self._limits = limits
-        self._all: OrderedDict[HttpToolsProtocol, str] = OrderedDict()
-        self._by_origin: dict[str, OrderedDict[HttpToolsProtocol, None]] = {}
-
-    def add(self, one: HttpToolsProtocol, host: str) -> HttpToolsProtocol | None:
-        """Add a connection; returns the one that must be closed in its favour, None: none."""
-        found = origin(host)
-        self._all[one] = found
-        same = self._by_origin.setdefault(found, OrderedDict())
-        same[one] = None
-        if len(same) > self._limits.connections_unknown:
-            return next(iter(same))
-        # The other half is for connections with a request.
-        return next(iter(self._all)) if 2 * len(self._all) > self._limits.connections else None
-
-    def remove(self, one: HttpToolsProtocol) -> None:
-        """It has sent a head, or it is closed."""
-        found = self._all.pop(one, None)
-        if found is not None:
-            same = self._by_origin[found]
-            del same[one]
-            if not same:
-                del self._by_origin[found]
-
-
 def protocol_with(
     limits: ServerLimits, refuse: Callable[[str], None] = lambda _why: None
 ) -> type[HttpToolsProtocol]:
@@ -96,7 +54,7 @@ def protocol_with(
     `refuse` is called with the reason where a connection is closed for what it sent. The memory of
     an answered request is freed while its connection waits for another.
     """
-    silent = _Silent(limits)
+    silent: Silent[HttpToolsProtocol] = Silent(limits)
     idle: OrderedDict[HttpToolsProtocol, None] = OrderedDict()
     """Connections that only wait for another request, the longest first."""
 
@@ -192,7 +150,8 @@ def protocol_with(
                 raise TooMuchError
 
         def _give_up(self, why: str) -> None:
-            refuse(why)
+            if not self.transport.is_closing():  # else it is counted already
+                refuse(why)
             self.transport.abort()
 
         def _await_head(self) -> None:
@@ -255,7 +214,8 @@ class Listener:
     ) -> None:
         """Bind and listen, unless a socket that does is given. Raises UsageError for an address or
         certificate that cannot be used."""
-        self._address, self._refuse = address, service.counters.refuse
+        self._address, self._limits = address, service.limits
+        self._refuse = service.counters.refuse
         self._socket = listening or listening_socket(address.host, address.port)
         try:
             self._config = _config(service, address)
@@ -286,7 +246,7 @@ class Listener:
         log.addFilter(few)
         try:
             with self._socket:
-                uvicorn.Server(self._config).run(sockets=[self._socket])
+                TlsServer(self._config, self._limits, self._refuse).run(sockets=[self._socket])
         finally:
             log.removeFilter(few)
 
