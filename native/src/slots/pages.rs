@@ -14,6 +14,8 @@ const PRESENT: u64 = 1 << 63;
 const OF_FILE: u64 = 1 << 61;
 /// Pages whose entries are read at once.
 const WINDOW: u64 = 512;
+/// What a window counts for, of the bytes that may be read: a span may be terabytes of nothing.
+const WINDOW_COSTS: u64 = 64 << 10;
 /// Wanted addresses that are further apart (bytes) are taken to be of different libraries.
 const NEAR: u64 = 512 << 20;
 /// Bytes read without a pause.
@@ -102,6 +104,7 @@ impl Memory {
                 return false;
             }
             let count = (end - page).min(WINDOW);
+            self.bytes_left = self.bytes_left.saturating_sub(WINDOW_COSTS);
             let written = self.written(page, count);
             let mut k = 0;
             while k < count as usize {

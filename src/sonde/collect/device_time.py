@@ -230,6 +230,7 @@ class DeviceTime(Collector):
     def losses(self) -> Mapping[str, int]:
         """What was lost so far, by name."""
         counted = dict(self._reader.losses, slots_unread=self._slots.failed)
+        counted["slots_late"] = self._slots.late
         counted["processes_unread"] = self._finder.unread.processes
         losses = {name: count for name, count in counted.items() if count}
         return losses | dict(self._sites.losses() if self._sites else {})

@@ -13,6 +13,7 @@ functions up by name.
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import struct
@@ -38,12 +39,19 @@ SLOW_TURN_S: Final = 0.5
 FIRST_PAUSE_S: Final = 0.125
 LONGEST_PAUSE_S: Final = 60.0
 """Between looks: twice as long each time."""
+CREDIT_S: Final = 4.0
+"""CPU time of looks at a process that new modules may cause at once; more of it comes at SHARE."""
+LATE_S: Final = 2.0
+"""A look that begins later than this is counted."""
+FORGET_S: Final = 10.0
+"""What looks at a party's processes took counts half after this time."""
 WIDE_LOOKS: Final = frozenset({0, 3, 6})
 """Numbers of the looks that search all data; all later ones do, too."""
 SHARE: Final = 0.05
-"""Of a CPU that looks at one process may take, but for the first."""
+"""Of a CPU that looks at one process may take, but for the first and CREDIT_S."""
 DEADLINE_S: Final = 10.0
-"""For one look; a process with a longer one is not looked at again."""
+"""For one look, or LATE_S where a party's took as long lately; a process with a longer one is not
+looked at again."""
 MAX_ANSWER_BYTES: Final = 8 << 20
 """A longer answer of the subprocess counts as one that is late."""
 IDLE_S: Final = 5.0
@@ -58,6 +66,7 @@ class _Followed:
     pid: int
     start_ns: int
     fd: int
+    party: int
     since_s: float
     """When (monotonic s) it was found, or its modules changed last."""
     looks: int = 0
@@ -70,6 +79,15 @@ class _Followed:
     """Number of the last list that was written."""
     waiting: list[tuple[int, int, int]] = field(default_factory=list)
     """Slots that are not reported yet: (address, value, relocation)."""
+    credit_s: float = CREDIT_S
+    """CPU time left, as of `credited_s` (monotonic s)."""
+    credited_s: float = 0.0
+
+    def credit(self, now_s: float) -> float:
+        """CPU time left now."""
+        more_s = SHARE * (now_s - self.credited_s)
+        self.credit_s, self.credited_s = min(CREDIT_S, self.credit_s + more_s), now_s
+        return self.credit_s
 
 
 class Slots:
@@ -85,6 +103,10 @@ class Slots:
         self._thread: threading.Thread | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._used_s = 0.0
+        self._took: dict[int, tuple[float, float]] = {}
+        """How long looks at each party's processes took lately, and as of when (monotonic s)."""
+        self.late = 0
+        """Looks that began too late, as others took so long."""
         self.failed = 0
         """Looks without a result: the process could not be read, or that took too long."""
         self.cut = 0
@@ -95,7 +117,11 @@ class Slots:
     def follow(self, pid: int, start_ns: int, fd: int) -> None:
         """Follow the library of a process, whose memory is open as `fd`; duplicates that. Raises
         OSError."""
-        followed = _Followed(pid, start_ns, os.dup(fd), time.monotonic())
+        now_s = time.monotonic()
+        party = procfs.party_of(pid)
+        followed = _Followed(
+            pid, start_ns, os.dup(fd), party, now_s, next_look_s=now_s, credited_s=now_s
+        )
         # A list that an earlier agent wrote and the library has not taken over yet comes first.
         followed.sequence = _asked(followed.fd)
         self.drop(pid)
@@ -129,9 +155,16 @@ class Slots:
         while not self._ending:
             self._wake.clear()
             now_s = time.monotonic()
+            due = []
             for followed in list(self._followed.values()):
                 with suppress(OSError):
-                    self._serve(followed)
+                    if addresses := self._serve(followed):
+                        due.append((followed, addresses))
+            if due:
+                with suppress(OSError):
+                    self._look(*self._next(due))
+            if len(due) > 1:
+                continue  # whose turn it is may be another's by now
             if self._process and time.monotonic() - self._used_s > IDLE_S:
                 self._end_child()
             fresh = any(now_s - it.since_s < FRESH_S for it in list(self._followed.values()))
@@ -139,12 +172,23 @@ class Slots:
             self._wake.wait(None if is_idle else TURN_S if fresh else SLOW_TURN_S)
         self._end_child()
 
-    def _serve(self, followed: _Followed) -> None:
-        """Write the next list where the library has taken over the last one, or look if it is
-        time."""
+    def _next(self, due: list[tuple[_Followed, list[int]]]) -> tuple[_Followed, list[int]]:
+        """Whose turn it is: of the party whose looks took least lately, who waits longest. Nobody
+        waits for longer than one look of each other party takes."""
+        now_s = time.monotonic()
+        took_s = {one.party: self._took_lately(one.party, now_s) for one, _ in due}
+        return min(due, key=lambda it: (took_s[it[0].party], it[0].next_look_s))
+
+    def _took_lately(self, party: int, now_s: float) -> float:
+        took_s, then_s = self._took.get(party, (0.0, 0.0))
+        return took_s * math.exp2((then_s - now_s) / FORGET_S)
+
+    def _serve(self, followed: _Followed) -> list[int]:
+        """Write the next list where the library has taken over the last one. Returns the addresses
+        to look for if it is time."""
         with self._lock:
             if followed.fd < 0:
-                return
+                return []
             state = _state(followed.fd)
             is_taken_over = state.slots_done == followed.sequence
             reports = followed.waiting and is_taken_over
@@ -152,18 +196,21 @@ class Slots:
                 self._report(followed)
             addresses = _functions(followed.fd, state) if state.functions_seq else []
         if reports or not addresses or not is_taken_over:
-            return
+            return []
         now_s = time.monotonic()
         if state.functions_seq != followed.functions or state.modules != followed.modules:
             followed.functions, followed.modules = state.functions_seq, state.modules
             followed.looks = 0
             followed.since_s = now_s
-            followed.next_look_s = min(followed.next_look_s, now_s + FIRST_PAUSE_S)
-        if now_s >= followed.next_look_s:
-            self._look(followed, addresses)
+            if followed.credit(now_s) > 0:
+                followed.next_look_s = min(followed.next_look_s, now_s + FIRST_PAUSE_S)
+        return addresses if now_s >= followed.next_look_s else []
 
     def _look(self, followed: _Followed, addresses: list[int]) -> None:
+        began_s = time.monotonic()
+        self.late += followed.next_look_s < began_s - LATE_S
         is_wide = followed.looks in WIDE_LOOKS or followed.looks > max(WIDE_LOOKS)
+        lately_s = self._took_lately(followed.party, began_s)
         answer = self._ask(
             {
                 "pid": followed.pid,
@@ -171,18 +218,27 @@ class Slots:
                 "start_ticks": followed.start_ns * CLOCK_TICKS // 1_000_000_000,
                 "addresses": addresses,
                 "wide": is_wide,
-            }
+            },
+            DEADLINE_S if lately_s < DEADLINE_S else LATE_S,
         )
+        ended_s = time.monotonic()
+        took_s = lately_s + ended_s - began_s
+        alive = {it.party for it in list(self._followed.values())}
+        self._took = {party: took for party, took in self._took.items() if party in alive}
+        self._took[followed.party] = took_s, ended_s
         pause_s = min(FIRST_PAUSE_S * 2**followed.looks, LONGEST_PAUSE_S)
         followed.looks += 1
         if "slots" not in answer:
             self.failed += procfs.read_stat(followed.pid) is not None
             took_too_long = answer.get("error") == "late"
-            followed.next_look_s = time.monotonic() + (1e9 if took_too_long else pause_s)
+            followed.next_look_s = ended_s + (1e9 if took_too_long else pause_s)
             return
         self.cut += bool(answer["cut"])
-        pause_s = max(pause_s, answer["cpu_s"] / SHARE if followed.looks > 1 else 0.0)
-        followed.next_look_s = time.monotonic() + pause_s
+        cpu_s = answer["cpu_s"]
+        owed_s = -(followed.credit(ended_s) - cpu_s)
+        followed.credit_s = -owed_s
+        pause_s = max(pause_s, cpu_s / SHARE if followed.looks > 1 else 0.0, owed_s / SHARE)
+        followed.next_look_s = ended_s + pause_s
         followed.waiting = [(at, value, relocation) for at, value, relocation in answer["slots"]]
         with self._lock:
             if followed.fd >= 0 and (followed.waiting or not followed.sequence):
@@ -207,8 +263,8 @@ class Slots:
 
     # ---- the subprocess -----------------------------------------------------------------------
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The subprocess's answer; without "slots" where there is none."""
+    def _ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        """The subprocess's answer; without "slots" where there is none, or none in time."""
         self._used_s = time.monotonic()
         try:
             child = self._process or self._start_child()
@@ -216,7 +272,7 @@ class Slots:
             assert child.stdout is not None
             child.stdin.write(json.dumps(request).encode() + b"\n")
             child.stdin.flush()
-            raw = self._receive(child.stdout.fileno())
+            raw = self._receive(child.stdout.fileno(), limit_s)
             answer: dict[str, Any] = json.loads(raw)
         except (OSError, ValueError, EOFError) as error:
             self._end_child()
@@ -224,9 +280,9 @@ class Slots:
         self._used_s = time.monotonic()
         return answer
 
-    def _receive(self, fd: int) -> bytes:
+    def _receive(self, fd: int, limit_s: float) -> bytes:
         raw = b""
-        deadline_s = time.monotonic() + DEADLINE_S
+        deadline_s = time.monotonic() + limit_s
         while not raw.endswith(b"\n"):
             left_s = deadline_s - time.monotonic()
             if self._ending or left_s <= 0 or len(raw) > MAX_ANSWER_BYTES:

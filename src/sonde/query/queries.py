@@ -59,6 +59,8 @@ LOSS_TEXT = {
     " read; the next scans continue, and device runs called through the rest are missed until then",
     "slots_unread": "times that a process's calls into device libraries could not be looked for, as"
     " its memory could not be read or that took too long; device runs may be missed",
+    "slots_late": "times that a process's calls into device libraries were looked for more than 2 s"
+    " late, as those of other processes took so long; device runs may be missed",
     "attaches_failed": "attaches that failed, or were not tried because earlier ones to processes"
     " of the same user or container hang in the kernel; notices name the processes",
     "processes_unread": "times that not all mappings of a process were looked through, because they"

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose slots are looked for first: programs that change all the time keep nobody waiting."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sonde import _native, procfs
+from sonde.collect import inject_abi as abi
+from sonde.collect import slots
+from sonde.collect.slots import Slots
+
+LOOK_S = 0.4
+HOGS = 12
+CHILD = f"""
+import json, sys, time
+for line in sys.stdin:
+    request = json.loads(line)
+    with open(sys.argv[1], "a") as log:
+        print(request["pid"], time.monotonic(), file=log)
+    time.sleep({LOOK_S})
+    print('{{"slots": [], "cut": false, "bytes": 0, "cpu_s": {LOOK_S}}}', flush=True)
+"""
+
+
+class Program:
+    """A process of a user, and what its library's memory would hold."""
+
+    def __init__(self, uid: int) -> None:
+        self.process = subprocess.Popen(["sleep", "120"], user=uid, group=uid)
+        self.fd = os.memfd_create("library")
+        os.ftruncate(self.fd, abi.SLOTS_AT)
+        os.pwrite(self.fd, struct.pack("=Q", 4096), abi.FUNCTIONS_AT)
+        self.modules = 0
+        self.change(functions_seq=1, functions_count=1)
+
+    def change(self, **fields: int) -> None:
+        """More modules, and other fields of the state."""
+        self.modules += 1
+        for name, value in {**fields, "modules": self.modules}.items():
+            at, code = abi.STATE_FIELDS[name]
+            os.pwrite(self.fd, struct.pack("=" + code, value), abi.STATE_AT + at)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.fd)
+
+
+@pytest.fixture
+def programs() -> Iterator[list[Program]]:
+    made = [Program(4_000_001), *(Program(4_000_002) for _ in range(HOGS))]
+    yield made
+    for one in made:
+        one.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="starts processes of other users")
+def test_many_that_change_all_the_time_keep_nobody_of_another_user_waiting(
+    programs: list[Program], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Slots, "_report", lambda self, followed: None)
+    log = tmp_path / "log"
+    log.touch()
+    follower = Slots((sys.executable, "-c", CHILD, str(log)))
+    ending = threading.Event()
+
+    def change() -> None:
+        while not ending.wait(0.02):
+            for one in programs[1:]:
+                one.change()
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    victim = programs[0]
+    waited_s = []
+    try:
+        for one in programs:
+            stat = procfs.read_stat(one.process.pid)
+            assert stat is not None
+            follower.follow(one.process.pid, stat.start_ns, one.fd)
+        for _ in range(3):
+            time.sleep(3 * LOOK_S)
+            victim.change()
+            changed_s, waited = time.monotonic(), None
+            while waited is None:
+                assert time.monotonic() < changed_s + 30
+                time.sleep(0.02)
+                for line in log.read_text().splitlines():
+                    pid, at_s = line.split()
+                    if int(pid) == victim.process.pid and float(at_s) > changed_s:
+                        waited = float(at_s) - changed_s
+            waited_s.append(waited)
+        ends_s = time.monotonic() + 60
+        looked: set[int] = set()
+        while len(looked) < len(programs):
+            assert time.monotonic() < ends_s
+            time.sleep(LOOK_S)
+            looked = {int(line.split()[0]) for line in log.read_text().splitlines()}
+    finally:
+        ending.set()
+        changing.join()
+        follower.close()
+    # A look that goes on, and the pause after the victim's own.
+    assert sorted(waited_s)[1] < 3 * LOOK_S + slots.FIRST_PAUSE_S
+    assert follower.failed == 0
+
+
+def test_a_process_that_changes_all_the_time_gets_its_share() -> None:
+    one = slots._Followed(1, 0, -1, 0, 0.0)
+    assert one.credit(0.0) == slots.CREDIT_S
+    one.credit_s = -1.0
+    assert one.credit(10.0) == pytest.approx(-1 + 10 * slots.SHARE)
+    assert one.credit(1e6) == slots.CREDIT_S
+
+
+def test_a_span_of_terabytes_ends_with_the_bytes_that_may_be_read(tmp_path: Path) -> None:
+    """The file of a module has the size that its maker writes."""
+    library = tmp_path / "sonde-inject-0.so"
+    head = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
+    head += struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 64, 0, 0, 64, 56, 1, 64, 0, 0)
+    head += struct.pack("<IIQQQQQQ", 1, 6, 0, 0, 0, 4096, 64 << 40, 4096)
+    library.write_bytes(head.ljust(8192, b"\0"))
+    script = (
+        "import mmap, sys, time\n"
+        "f = open(sys.argv[1], 'rb')\n"
+        "m = mmap.mmap(f.fileno(), 4096, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)\n"
+        "print(m[:1] and 'ready', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", script, str(library)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        began_s = time.process_time()
+        found, cut, _ = _native.SlotFinder().find(process.pid, [0x7F12_3456_7801], True, 1 << 30)
+        took_s = time.process_time() - began_s
+        process.kill()
+    assert (found, cut) == ([], True)
+    assert took_s < 5
