@@ -20,8 +20,10 @@ use pages::{Memory, Wanted};
 /// Bytes of /proc/PID/maps that are read.
 const MOST_MAPS_BYTES: u64 = 16 << 20;
 const MOST_MODULES: usize = 8192;
-/// Files whose imports are kept; beyond that all are read again.
+/// Files whose imports are kept; beyond that, or beyond MOST_IMPORT_BYTES of them, all are read again.
 const MOST_FILES: usize = 16_384;
+/// Memory of imports that are kept, and of those of one process; a large framework's take 10 MB.
+const MOST_IMPORT_BYTES: usize = 24 << 20;
 /// Slots of one process, by relocations and in data.
 const MOST_FOUND: usize = 1 << 16;
 
@@ -42,6 +44,8 @@ type Found = (Vec<(u64, u64, u32)>, bool, u64);
 pub struct SlotFinder {
     /// The imports of files; None: no ELF file of x86-64.
     files: HashMap<Identity, Option<Arc<Imports>>>,
+    /// Memory of those.
+    bytes: usize,
 }
 
 #[pymethods]
@@ -78,13 +82,18 @@ impl SlotFinder {
         let wanted = Wanted::new(addresses);
         let mut memory = Memory::new(pid, most_bytes);
         let mut found = HashMap::new();
-        let loaded: Vec<(u64, Arc<Imports>)> = modules
-            .iter()
-            .filter_map(|module| {
-                let imports = self.imports_of(pid, module)?;
-                Some((module.start.wrapping_sub(imports.first & !4095), imports))
-            })
-            .collect();
+        let mut loaded: Vec<(u64, Arc<Imports>)> = Vec::new();
+        // A file that changes while it is read has other imports each time.
+        let mut bytes = 0;
+        for module in &modules {
+            let Some(imports) = self.imports_of(pid, module) else { continue };
+            bytes += imports.bytes();
+            if bytes > MOST_IMPORT_BYTES {
+                cut = true;
+                break;
+            }
+            loaded.push((module.start.wrapping_sub(imports.first & !4095), imports));
+        }
         for (base, imports) in &loaded {
             by_relocations(*base, imports, &wanted, &mut memory, &mut found);
         }
@@ -121,10 +130,13 @@ impl SlotFinder {
         if let Some(known) = self.files.get(&identity) {
             return known.clone();
         }
-        if self.files.len() >= MOST_FILES {
-            self.files.clear();
-        }
         let imports = Imports::of(&file).map(Arc::new);
+        let bytes = imports.as_ref().map_or(0, |it| it.bytes());
+        if self.files.len() >= MOST_FILES || self.bytes + bytes > MOST_IMPORT_BYTES {
+            self.files.clear();
+            self.bytes = 0;
+        }
+        self.bytes += bytes;
         self.files.insert(identity, imports.clone());
         imports
     }

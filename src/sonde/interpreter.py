@@ -33,6 +33,8 @@ from sonde.ownership import trusted_folders
 STARTER: Final = Path(__file__).resolve().with_name("start_module.py")
 SEARCH_PATH: Final = "SONDE_CHILD_PATH"
 """Variable with the folders that the child also imports from; `start_module` takes it out again."""
+ENDS_FIRST: Final = "SONDE_CHILD_ENDS_FIRST"
+"""Variable by which `start_module` gives the child the highest oom_score_adj."""
 DEFAULT_PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 GIVEN_UP_AFTER_S: Final = 1.0
@@ -78,9 +80,10 @@ def start(
     stderr: int | IO[bytes] = subprocess.DEVNULL,
     pass_fds: Sequence[int] = (),
     own_session: bool = False,
+    ends_first: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Start a child, in `/`, whose standard output is read through a pipe unless `stdout` is given.
-    Raises OSError."""
+    `ends_first`: where memory is short the kernel ends it before its parent. Raises OSError."""
     hanging()
     return subprocess.Popen(
         argv,
@@ -89,7 +92,7 @@ def start(
         stderr=stderr,
         pass_fds=pass_fds,
         start_new_session=own_session,
-        env=environment(),
+        env=environment() | ({ENDS_FIRST: "1"} if ends_first else {}),
         cwd="/",
     )
 

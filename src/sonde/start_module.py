@@ -15,6 +15,12 @@ def main() -> None:
     """Complete the search path and run what was asked for as the program."""
     # Blocked in a parent that takes them in a thread (cli/abort_signals.py), and inherited.
     _signal.pthread_sigmask(_signal.SIG_UNBLOCK, (_signal.SIGINT, _signal.SIGTERM))
+    if os.environ.pop("SONDE_CHILD_ENDS_FIRST", ""):
+        try:
+            with open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123
+                file.write("1000")
+        except OSError:  # no /proc: then the kernel chooses
+            pass
     del sys.argv[0]
     target = sys.argv[0]
     package = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 (starts sooner)

@@ -131,6 +131,20 @@ def test_a_child_imports_what_stands_on_our_search_path_too(tmp_path, monkeypatc
 
 
 @ROOT_ONLY
+@pytest.mark.parametrize("ends_first", [False, True])
+def test_the_kernel_ends_a_child_first_that_reads_what_others_wrote(tmp_path, ends_first):
+    own = Path("/proc/self/oom_score_adj").read_text()
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os\n"
+        "print(open('/proc/self/oom_score_adj').read().strip(), 'SONDE_CHILD_ENDS_FIRST' in os.environ)"
+    )
+    child = interpreter.start(interpreter.command(program), ends_first=ends_first)
+    out, _ = child.communicate(timeout=30)
+
+    assert out.decode().split() == ["1000" if ends_first else own.strip(), "False"]
+
+
 def test_nothing_that_another_user_can_write_to_is_searched(hostile, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(hostile.folder)
     theirs = f"{hostile.folder}:{tmp_path}:/tmp"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from sonde import _native, procfs
+from sonde import _native, interpreter, procfs
 from sonde.collect import inject_abi as abi
 from sonde.collect import slots
 from sonde.collect.slots import Slots
@@ -106,13 +106,54 @@ def test_many_that_change_all_the_time_keep_nobody_of_another_user_waiting(
             assert time.monotonic() < ends_s
             time.sleep(LOOK_S)
             looked = {int(line.split()[0]) for line in log.read_text().splitlines()}
+        failed = follower.failed
     finally:
         ending.set()
         changing.join()
         follower.close()
     # A look that goes on, and the pause after the victim's own.
     assert sorted(waited_s)[1] < 3 * LOOK_S + slots.FIRST_PAUSE_S
-    assert follower.failed == 0
+    assert failed == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="starts processes of other users")
+def test_whose_process_makes_a_look_hang_is_left_alone(
+    programs: list[Program], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed, such a subprocess goes on, as one does that waits for a user's file system."""
+    monkeypatch.setattr(Slots, "_report", lambda self, followed: None)
+    monkeypatch.setattr(slots, "DEADLINE_S", 0.3)
+    monkeypatch.setattr(slots, "LATE_S", 0.3)
+    hanging = []
+
+    class Hanging(subprocess.Popen[bytes]):
+        def poll(self) -> int | None:
+            return None
+
+    def start(command: object, **_: object) -> subprocess.Popen[bytes]:
+        hanging.append(Hanging(["sleep", "60"], stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        return hanging[-1]
+
+    monkeypatch.setattr(interpreter, "start", start)
+    follower = Slots()
+    try:
+        for one in programs[1:]:
+            stat = procfs.read_stat(one.process.pid)
+            assert stat is not None
+            follower.follow(one.process.pid, stat.start_ns, one.fd)
+        ends_s = time.monotonic() + 30
+        while follower.failed < HOGS:
+            assert time.monotonic() < ends_s
+            for one in programs[1:]:
+                one.change()
+            time.sleep(0.02)
+        assert len(hanging) == slots.HANGING_OF_PARTY
+        assert follower._may_look_at(procfs.party_of(programs[0].process.pid))
+    finally:
+        follower.close()
+        for child in hanging:
+            child.kill()
+            subprocess.Popen.wait(child)
 
 
 def test_a_process_that_changes_all_the_time_gets_its_share() -> None:
@@ -147,3 +188,38 @@ def test_a_span_of_terabytes_ends_with_the_bytes_that_may_be_read(tmp_path: Path
         process.kill()
     assert (found, cut) == ([], True)
     assert took_s < 5
+
+
+def test_a_file_that_changes_all_the_time_takes_bounded_memory(tmp_path: Path) -> None:
+    """Each time it is opened it is another file, with as many imports as are kept of one."""
+    source, library = tmp_path / "many.c", tmp_path / "libmany.so"
+    names = ", ".join(["cuInit"] * 16_384)
+    source.write_text(f"extern int cuInit(unsigned);\nvoid *table[] = {{ {names} }};\n")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source], check=True)
+    program = (
+        "import mmap, os, sys, time\n"
+        "f = open(sys.argv[1], 'rb')\n"
+        "held = [mmap.mmap(f.fileno(), 4096, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)\n"
+        "        for _ in range(1_000)]\n"
+        "print('ready', flush=True)\n"
+        "while True:\n"
+        "    os.utime(sys.argv[1])\n"
+        "    time.sleep(0.0002)\n"
+    )
+    look = (
+        "import resource, sys\n"
+        "from sonde import _native\n"
+        "finder = _native.SlotFinder()\n"
+        "for _ in range(3):\n"
+        "    _, cut, _ = finder.find(int(sys.argv[1]), [0x7F12_3456_7801], True, 1 << 30)\n"
+        "print(cut, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)\n"
+    )
+    command = [sys.executable, "-c", program, str(library)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        looked = [sys.executable, "-c", look, str(process.pid)]
+        cut, peak_mb = subprocess.check_output(looked, text=True, timeout=120).split()
+        process.kill()
+    assert cut == "True"
+    assert int(peak_mb) < 150

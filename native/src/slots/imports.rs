@@ -18,7 +18,7 @@ const MOST_SLOTS: usize = 16_384;
 /// Bytes that are read at once of symbols' names, and how many such blocks are held while a file is
 /// read.
 const BLOCK: u64 = 64 << 10;
-const MOST_BLOCKS: usize = 1024;
+const MOST_BLOCKS: usize = 512;
 /// Bytes of a name; longer ones are none of a device library.
 const MOST_NAME: usize = 128;
 
@@ -159,6 +159,13 @@ fn is_lookup(name: &[u8]) -> bool {
 }
 
 impl Imports {
+    /// Memory that these take.
+    pub fn bytes(&self) -> usize {
+        std::mem::size_of::<Imports>()
+            + self.slots.capacity() * std::mem::size_of::<Slot>()
+            + (self.writable.capacity() + self.relro.capacity()) * std::mem::size_of::<Span>()
+    }
+
     /// Reads an open file; None: no ELF file of x86-64, or one that contradicts itself.
     pub fn of(file: &File) -> Option<Imports> {
         let mut reader = Reader { file, loads: Vec::new(), blocks: HashMap::new() };

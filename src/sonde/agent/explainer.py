@@ -109,7 +109,9 @@ class Explainer:
 
     def _running_child(self) -> subprocess.Popen[bytes]:
         if self._child is None or self._child.poll() is not None:
-            self._child = interpreter.start(interpreter.command("sonde.diagnose.child"))
+            self._child = interpreter.start(
+                interpreter.command("sonde.diagnose.child"), ends_first=True
+            )
         return self._child
 
     def _explain(self, raw: bytes) -> Verdict | None:

@@ -31,8 +31,6 @@ CPU_S: Final = 300
 MEMORY_BYTES: Final = 256 << 20
 """RLIMIT_DATA; where it is reached, a process's stacks are missing, with that reason."""
 NICE: Final = 5
-OOM_SCORE_ADJ: Final = 1000
-"""The maximum: of all processes, the kernel ends this one first."""
 KEPT_S: Final = 12.0
 """How long a dumper is kept: it does not know files that processes map later."""
 MAX_PIDS: Final = 64
@@ -129,12 +127,6 @@ def limit_itself() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, hard))
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICE)
-    with suppress(OSError):
-        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(fd, b"%d" % OOM_SCORE_ADJ)
-        finally:
-            os.close(fd)
 
 
 def main() -> None:

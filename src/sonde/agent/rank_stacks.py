@@ -62,7 +62,9 @@ class RankStackReader:
 
     def _running_child(self) -> subprocess.Popen[bytes]:
         if self._child is None or self._child.poll() is not None:
-            self._child = interpreter.start(interpreter.command("sonde.agent.rank_dump"))
+            self._child = interpreter.start(
+                interpreter.command("sonde.agent.rank_dump"), ends_first=True
+            )
         return self._child
 
 

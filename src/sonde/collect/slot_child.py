@@ -24,7 +24,7 @@ from typing import Any
 
 from sonde import _native
 
-MEMORY_BYTES = 512 << 20
+MEMORY_BYTES = 192 << 20
 """Of this process, its limit (RLIMIT_DATA)."""
 NICE = 10
 MAX_BYTES = 1 << 30

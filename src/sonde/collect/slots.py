@@ -52,6 +52,11 @@ SHARE: Final = 0.05
 DEADLINE_S: Final = 10.0
 """For one look, or LATE_S where a party's took as long lately; a process with a longer one is not
 looked at again."""
+HANGING_OF_PARTY: Final = 2
+"""Subprocesses that cannot end, as a party's process makes the kernel wait, before none is started
+for the party ..."""
+MAX_HANGING: Final = 8
+"""... and for anybody."""
 MAX_ANSWER_BYTES: Final = 8 << 20
 """A longer answer of the subprocess counts as one that is late."""
 IDLE_S: Final = 5.0
@@ -77,6 +82,8 @@ class _Followed:
     """`functions_seq` and `modules` of its state, as of the last look."""
     sequence: int = 0
     """Number of the last list that was written."""
+    is_given_up: bool = False
+    """A look at it took too long: there is no other."""
     waiting: list[tuple[int, int, int]] = field(default_factory=list)
     """Slots that are not reported yet: (address, value, relocation)."""
     credit_s: float = CREDIT_S
@@ -105,6 +112,8 @@ class Slots:
         self._used_s = 0.0
         self._took: dict[int, tuple[float, float]] = {}
         """How long looks at each party's processes took lately, and as of when (monotonic s)."""
+        self._hanging: list[tuple[int, subprocess.Popen[bytes]]] = []
+        """Killed subprocesses that have not ended, with the party of whom they looked at."""
         self.late = 0
         """Looks that began too late, as others took so long."""
         self.failed = 0
@@ -195,7 +204,7 @@ class Slots:
             if reports:
                 self._report(followed)
             addresses = _functions(followed.fd, state) if state.functions_seq else []
-        if reports or not addresses or not is_taken_over:
+        if reports or not addresses or not is_taken_over or followed.is_given_up:
             return []
         now_s = time.monotonic()
         if state.functions_seq != followed.functions or state.modules != followed.modules:
@@ -206,8 +215,17 @@ class Slots:
                 followed.next_look_s = min(followed.next_look_s, now_s + FIRST_PAUSE_S)
         return addresses if now_s >= followed.next_look_s else []
 
+    def _may_look_at(self, party: int) -> bool:
+        self._hanging = [(of, child) for of, child in self._hanging if child.poll() is None]
+        of_party = sum(of == party for of, _ in self._hanging)
+        return of_party < HANGING_OF_PARTY and len(self._hanging) < MAX_HANGING
+
     def _look(self, followed: _Followed, addresses: list[int]) -> None:
         began_s = time.monotonic()
+        if not self._may_look_at(followed.party):
+            self.failed += 1
+            followed.next_look_s = began_s + LONGEST_PAUSE_S
+            return
         self.late += followed.next_look_s < began_s - LATE_S
         is_wide = followed.looks in WIDE_LOOKS or followed.looks > max(WIDE_LOOKS)
         lately_s = self._took_lately(followed.party, began_s)
@@ -219,6 +237,7 @@ class Slots:
                 "addresses": addresses,
                 "wide": is_wide,
             },
+            followed.party,
             DEADLINE_S if lately_s < DEADLINE_S else LATE_S,
         )
         ended_s = time.monotonic()
@@ -230,8 +249,8 @@ class Slots:
         followed.looks += 1
         if "slots" not in answer:
             self.failed += procfs.read_stat(followed.pid) is not None
-            took_too_long = answer.get("error") == "late"
-            followed.next_look_s = ended_s + (1e9 if took_too_long else pause_s)
+            followed.is_given_up = answer.get("error") == "late"
+            followed.next_look_s = ended_s + pause_s
             return
         self.cut += bool(answer["cut"])
         cpu_s = answer["cpu_s"]
@@ -263,8 +282,9 @@ class Slots:
 
     # ---- the subprocess -----------------------------------------------------------------------
 
-    def _ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        """The subprocess's answer; without "slots" where there is none, or none in time."""
+    def _ask(self, request: dict[str, Any], party: int, limit_s: float) -> dict[str, Any]:
+        """The subprocess's answer on a process of a party; without "slots" where there is none, or
+        none in time."""
         self._used_s = time.monotonic()
         try:
             child = self._process or self._start_child()
@@ -275,7 +295,10 @@ class Slots:
             raw = self._receive(child.stdout.fileno(), limit_s)
             answer: dict[str, Any] = json.loads(raw)
         except (OSError, ValueError, EOFError) as error:
+            ended = self._process
             self._end_child()
+            if ended is not None and ended.poll() is None:
+                self._hanging.append((party, ended))
             return {"error": "late" if isinstance(error, TimeoutError) else str(error)}
         self._used_s = time.monotonic()
         return answer
@@ -295,7 +318,7 @@ class Slots:
         return raw
 
     def _start_child(self) -> subprocess.Popen[bytes]:
-        self._process = interpreter.start(self._command, own_session=True)
+        self._process = interpreter.start(self._command, own_session=True, ends_first=True)
         return self._process
 
     def _end_child(self) -> None:

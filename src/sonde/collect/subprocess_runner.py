@@ -216,6 +216,7 @@ class SubprocessRunner:
                 "sonde.collect.subprocess_runner", self._source, str(self._page_fd)
             ),
             pass_fds=[self._page_fd],
+            ends_first=True,
         )
         assert child.stdout is not None
         fd = child.stdout.fileno()

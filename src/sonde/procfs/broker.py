@@ -331,7 +331,9 @@ class Broker:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                child = interpreter.start(self._server, stdin=theirs.fileno(), own_session=True)
+                child = interpreter.start(
+                    self._server, stdin=theirs.fileno(), own_session=True, ends_first=True
+                )
             except OSError:
                 ours.close()
                 raise

@@ -157,7 +157,7 @@ def _exchange(process: subprocess.Popen[bytes], request: bytes, left_s: float) -
 
 @contextmanager
 def _started(reader: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    process = interpreter.start(reader)
+    process = interpreter.start(reader, ends_first=True)
     try:
         yield process
     finally:

@@ -95,7 +95,9 @@ def _read(descriptor: int) -> bytes:
     argv = interpreter.command(
         "sonde.server.open_recording", str(descriptor), str(MEMORY_BYTES), str(round(READ_S))
     )
-    child = interpreter.start(argv, stdin=subprocess.DEVNULL, pass_fds=[descriptor])
+    child = interpreter.start(
+        argv, stdin=subprocess.DEVNULL, pass_fds=[descriptor], ends_first=True
+    )
     deadline = threading.Timer(READ_S, child.kill)
     deadline.start()
     try:

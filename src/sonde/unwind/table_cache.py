@@ -294,7 +294,7 @@ class TableCache:
         return response
 
     def _start_child(self) -> subprocess.Popen[bytes]:
-        self._child = interpreter.start(self._builder, own_session=True)
+        self._child = interpreter.start(self._builder, own_session=True, ends_first=True)
         assert self._child.stdout is not None
         self._selector.register(self._child.stdout, selectors.EVENT_READ)
         self._received = b""
