@@ -137,7 +137,8 @@ def test_the_kernel_ends_a_child_first_that_reads_what_others_wrote(tmp_path, en
     program = tmp_path / "program.py"
     program.write_text(
         "import os\n"
-        "print(open('/proc/self/oom_score_adj').read().strip(), 'SONDE_CHILD_ENDS_FIRST' in os.environ)"
+        "print(open('/proc/self/oom_score_adj').read().strip())\n"
+        "print('SONDE_CHILD_ENDS_FIRST' in os.environ)"
     )
     child = interpreter.start(interpreter.command(program), ends_first=ends_first)
     out, _ = child.communicate(timeout=30)
