@@ -122,7 +122,11 @@ def test_a_project_in_editable_mode_stays_the_users_own(tmp_path):
         ("queue.py", "Queue.put", INTERPRETER, CodeKind.NEUTRAL),
         ("threading.py", "Condition.wait", INTERPRETER, CodeKind.QUEUE),
         ("threading.py", "Thread.run", INTERPRETER, CodeKind.NEUTRAL),
-        ("<string>", "f", PROGRAM, CodeKind.NEUTRAL),
+        ("<string>", "f", UNKNOWN, CodeKind.OWN_PYTHON),
+        ("<string>", "<module>", UNKNOWN, CodeKind.OWN_PYTHON),
+        ("<stdin>", "<module>", UNKNOWN, CodeKind.OWN_PYTHON),
+        ("<string>", "Point.__init__", UNKNOWN, CodeKind.NEUTRAL),
+        ("<eval_with_key>.7", "forward", UNKNOWN, CodeKind.NEUTRAL),
         ("", "f", PACKAGE, CodeKind.NEUTRAL),
     ],
 )

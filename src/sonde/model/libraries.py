@@ -162,6 +162,11 @@ _STANDARD_PACKAGES = frozenset(
 project's folders may well be named as (`test`, `string`, `compression`)."""
 
 
+_TYPED = frozenset(("<string>", "<stdin>"))
+"""Code of `python -c` and of an input; that made for data classes and named tuples, too, has names
+like `__init__`."""
+
+
 @lru_cache(16384)
 def kind_of_file(file: str, function: str = "", origin: str = "") -> CodeKind:
     """The kind of a Python frame, by its file: as captures and traces have it, without the folder
@@ -171,6 +176,8 @@ def kind_of_file(file: str, function: str = "", origin: str = "") -> CodeKind:
     lock, and filling a queue is not waiting for what it holds. `origin`: a value of `CodeOrigin`;
     where it is unknown, the name of the file decides.
     """
+    if file in _TYPED and not function.rpartition(".")[2].startswith("__"):
+        return CodeKind.OWN_PYTHON
     if not file or file.startswith("<"):
         return CodeKind.NEUTRAL
     if _GENERATED_FILE.match(file):
