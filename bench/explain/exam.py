@@ -7,6 +7,9 @@ runs with its cause for T seconds, prints `PHASE2`, runs without it in the same 
 `sonde record --device-time -p PID` records it at the default budget, nobody else watching; with
 `--trace S`, `sonde trace PID -d S` traces it instead, into OUT/NAME-SEED.json.gz beside the .sonde.
 
+With `--traced NAME …` those programs are traced for a second as well, after the recording, in a
+first phase that is longer by `TRACED_S`: where their truth does not come from that phase alone.
+
 With `--lanes N` N programs run at once, each with a device and an equal part of the CPUs, which
 no other lane has.
 
@@ -32,6 +35,8 @@ from typing import IO
 
 RECORDED_LESS_S = 1.0
 """The recording ends this long before the program's first phase, whenever it became ready."""
+TRACED_S = 6.0
+"""What a trace of a second takes, its preparation included."""
 START_S = 120.0
 """Deadline for a program to warm up."""
 
@@ -59,6 +64,7 @@ def main() -> int:
     parser.add_argument(
         "--trace", type=float, metavar="S", help="a full trace of S seconds instead"
     )
+    parser.add_argument("--traced", nargs="*", default=[], metavar="NAME")
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
     parser.add_argument("--budget", type=float, default=540.0, help="seconds; the rest is left out")
     parser.add_argument("--lanes", type=int, default=1, help="programs at once, one to a device")
@@ -135,7 +141,8 @@ def run(path: Path, seed: int, args: argparse.Namespace, lane: Lane) -> Outcome:
     began_s = time.monotonic()
     outcome = Outcome(path.stem, seed)
     log = args.out / f"{path.stem}-{seed}.log"
-    command = [sys.executable, path.name, "--seed", str(seed), "--seconds", str(args.seconds)]
+    seconds = args.seconds + (TRACED_S if path.stem in args.traced else 0.0)
+    command = [sys.executable, path.name, "--seed", str(seed), "--seconds", str(seconds)]
     with log.open("w") as errors:
         program = subprocess.Popen(
             lane.command(command + (["--smoke"] if args.smoke else [])),
@@ -179,8 +186,9 @@ def _follow(
                 recorder = _tracer(pid, args.out / f"{name}.json.gz", args.trace, lane)
                 continue
             recorder = _recorder(pid, args.out / f"{name}.sonde", length_s, lane)
+            traced = args.out / f"{name}-traced.json.gz" if path.stem in args.traced else None
             # The recorder counts from when it is ready: seconds later, the first time on a machine.
-            end = threading.Timer(length_s, recorder.send_signal, (signal.SIGINT,))
+            end = threading.Timer(length_s, _end, (recorder, pid, traced, lane))
             end.start()
         elif word == "TRUTH":
             truth = json.loads(rest)
@@ -188,6 +196,7 @@ def _follow(
         _, printed = recorder.communicate(timeout=120)
         if end is not None:
             end.cancel()
+            end.join()
         outcome.recorder = "" if recorder.returncode == 0 else printed.strip()[-300:]
     if truth is None:
         return "no truth"
@@ -195,6 +204,15 @@ def _follow(
     if not args.smoke:
         _truth_file(args.out, path, seed).write_text(json.dumps(truth))
     return ""
+
+
+def _end(recorder: subprocess.Popen[str], pid: int, traced: Path | None, lane: Lane) -> None:
+    """End a recording, then trace if asked to."""
+    recorder.send_signal(signal.SIGINT)
+    if traced is not None:
+        while recorder.poll() is None:  # its output is read elsewhere
+            time.sleep(0.02)
+        _tracer(pid, traced, 1.0, lane).communicate(timeout=60)
 
 
 def _recorder(pid: int, capture: Path, seconds: float, lane: Lane) -> subprocess.Popen[str]:
