@@ -33,6 +33,7 @@ from sonde.analyze.stalls import DeviceState, Stalls, devices_of
 from sonde.analyze.steps import steps_of
 from sonde.analyze.thread_verdicts import causes_of_threads, thread_verdicts, with_short_waits
 from sonde.analyze.throttling import Throttling, throttling_of
+from sonde.analyze.trace_totals import traced_capture
 from sonde.model.causes import Bound, Cause, CauseDetail
 from sonde.model.timeline import I64, U8, Timeline
 from sonde.model.verdict import (
@@ -73,7 +74,7 @@ def explain(timeline: Timeline, causes: StallCauses | None = None) -> Explanatio
     threads = _threads_beside(timeline)
     for device in devices_of(timeline):
         blamed = blame_device(timeline, device)
-        verdicts.append(_verdict(timeline, blamed, threads))
+        verdicts.append(_of_threads(timeline, blamed, _verdict(timeline, blamed, threads)))
         if causes is not None:
             causes.keep(blamed)
     notes = list(timeline.notes)
@@ -94,6 +95,23 @@ def explain(timeline: Timeline, causes: StallCauses | None = None) -> Explanatio
             "and page faults show as host-bound"
         )
     return Explanation(verdicts, timeline.sources, notes)
+
+
+def _of_threads(timeline: Timeline, blamed: BlamedStalls, verdict: Verdict) -> Verdict:
+    """The verdict on a device with the bounds and causes of the thread that launches its work, where
+    a capture beside the trace has that thread's time and the trace has no functions."""
+    traced = traced_capture(timeline, blamed.stalls)
+    found = thread_verdicts(traced.timeline, traced.exact) if traced else []
+    first = next((one for one in found if one.kernel_classes), None)
+    if first is None:
+        return verdict
+    return replace(
+        verdict,
+        bounds=first.bounds,
+        causes=first.causes,
+        evidence=_who_first(first),
+        advice=first.advice,
+    )
 
 
 def _who_first(verdict: Verdict) -> list[str]:

@@ -27,6 +27,7 @@ from sonde.analyze.ranking import (
     with_stalls,
 )
 from sonde.analyze.thread_time import ThreadTime, cause_lines, locations
+from sonde.analyze.trace_totals import ExactTime
 from sonde.model.causes import Bound, Cause
 from sonde.model.collectives import is_collective
 from sonde.model.timeline import CallKind, CopyDirection, Total, TotalKind, WaitDetail
@@ -87,6 +88,7 @@ def with_runs(
     time: ThreadTime,
     reported: float | None = None,
     shares_of_runs: Sequence[DeviceShare] = (),
+    exact: ExactTime | None = None,
 ) -> Verdict:
     """The verdict on a thread with the device's time in it.
 
@@ -94,8 +96,8 @@ def with_runs(
     `calls`, in ns; `timed_ns`: the time in which runs were timed; `active`: shares of that time by
     the device's counters (`sonde.analyze.kernels`); `others`: other processes that used the device
     meanwhile; `time`: of the thread; `reported`: share of the time with kernels of its process, by
-    the driver; `shares_of_runs`: what runs took of the time, with intervals. Runs overlap, and
-    their sum has an error of sampling: it is an upper limit of it.
+    the driver; `shares_of_runs`: what runs took of the time, with intervals; `exact`: where a
+    trace has all runs. Runs overlap, and their sum has an error of sampling: it is an upper limit.
     """
     if not runs:
         return _by_counters(verdict, active)
@@ -107,6 +109,8 @@ def with_runs(
     by_driver = reported is not None and reported < computed
     if reported is not None:
         computed = min(computed, reported)
+    if exact is not None:
+        computed = exact.computed
     built = computed * _for_building(runs)
     counted = {bound: share for bound, share in active.items() if share > 0}
     by_counters = class_by_counters(
@@ -114,6 +118,8 @@ def with_runs(
     )
     interrupted = sum(one.ns for one in runs if one.kind == TotalKind.INTERRUPTED)
     copied = min(1.0 - computed, _copied(runs, calls, window, timed_ns))
+    if exact is not None:
+        copied, exchanged = min(copied, exact.copying), exact.exchanging
     # Collectives that kernels hide are no stalls: while the thread waits, the rest is.
     exposed = min(exchanged, max(0.0, verdict.computing - computed - copied))
     held_up = min(1.0 - computed, interrupted / timed_ns)
@@ -139,7 +145,9 @@ def with_runs(
     bounds = verdict.bounds
     how = "by the driver's reports" if by_driver else "by runs timed singly"
     lines = [f"the device computed {_with_interval(computed, shares_of_runs)} of the time, {how}"]
-    if summed - computed >= LEAST_SHARE:
+    if exact is not None:
+        lines = [f"kernels ran for {100 * computed:.1f} % of the traced time"]
+    elif summed - computed >= LEAST_SHARE:
         lines.append(
             f"runs timed singly sum up to {100 * summed:.0f} % of the time: they overlap, or are "
             "few; the driver's report is an upper limit"
@@ -151,7 +159,11 @@ def with_runs(
     if exchanged >= LEAST_SHARE:
         lines.append(f"collectives ran for about {100 * exchanged:.0f} % of the time")
     asking = _asking(runs, time)
-    if asking:
+    if exact is not None:  # a trace has no stacks of launches; samples of the thread show them
+        path = time.places[Cause.LAUNCH]
+        asking = locations(path, sum(path.values()), time.callers)
+        asking = [one for one in asking if one.function and one.share >= LEAST_SHARE]
+    elif asking:
         named = ", ".join(f"{one.text} {100 * one.share:.0f} %" for one in asking)
         lines.append(f"kernels by the code that launched them, of their time: {named}")
     if others:

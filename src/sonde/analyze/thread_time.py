@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from sonde.analyze.causes import IO_REASONS, QUEUE_REASONS, descends
 from sonde.analyze.device_waits import RESULT_BYTES
 from sonde.analyze.ranking import LEAST_SHARE
+from sonde.analyze.round_trips import is_round_trip
 from sonde.model.causes import Cause
 from sonde.model.timeline import (
     Activity,
@@ -75,7 +76,7 @@ _OF_ACTIVITY = {
     Activity.CODE: Cause.HOST,
     Activity.UNKNOWN: Cause.UNKNOWN,
 }
-_ACTIVITY_OF_CALL = {
+ACTIVITY_OF_CALL = {
     CallKind.SYNC: Activity.DEVICE_WAIT,
     CallKind.COPY: Activity.COPY,
     CallKind.ALLOC: Activity.ALLOCATION,
@@ -140,11 +141,12 @@ def thread_time(
     directions of copies whose time on the device is known, and counted there."""
     found = ThreadTime(callers=timeline.callers)
     called: dict[Activity, int] = defaultdict(int)
+    in_copies = 0  # of the time in calls that copy, the part that waited
     for one in totals:
         if one.kind != TotalKind.CALL:
             continue
         builds = one.wait_detail == WaitDetail.GRAPH_CAPTURE
-        activity = _ACTIVITY_OF_CALL.get(one.call, Activity.LAUNCH_PATH)
+        activity = ACTIVITY_OF_CALL.get(one.call, Activity.LAUNCH_PATH)
         called[Activity.BUILD if builds else activity] += one.ns
         if builds:
             found.add(Cause.BUILD, one.ns, one)
@@ -154,6 +156,7 @@ def thread_time(
             copied = 0 if CopyDirection.D2H in timed else _copying_ns(one)
             found.add(Cause.COPY, copied, one)
             found.wait(one.ns - copied, one)
+            in_copies += one.ns - copied
         elif one.direction == CopyDirection.D2D:  # within the device: it queues like a launch
             found.add(Cause.LAUNCH, one.ns, one)
         else:
@@ -170,7 +173,7 @@ def thread_time(
                 found.wait(length, one)
                 continue
         found.add(cause_of(timeline, one), length, one)
-    _on_cpu(found, totals, called, inside)
+    _on_cpu(found, totals, called, inside, in_copies / max(1, called[Activity.COPY]))
     _with_polling(found)
     _with_timers(found, timeline, totals)
     found.for_copies = _wait_for_copies(totals)
@@ -178,12 +181,17 @@ def thread_time(
 
 
 def _on_cpu(
-    found: ThreadTime, totals: Iterable[Total], called: dict[Activity, int], inside: int
+    found: ThreadTime,
+    totals: Iterable[Total],
+    called: dict[Activity, int],
+    inside: int,
+    waiting: float,
 ) -> None:
-    """Adds samples. `called`: the time in calls; `inside`: the part of it that was not blocked.
+    """Adds samples. `called`: the time in calls; `inside`: the part of it that was not blocked;
+    `waiting`: of the time in calls that copy, the part in which they waited for the device.
 
-    A timed call is counted already: samples in it are left out up to its length. Samples without a
-    stack may lie in calls, too.
+    A timed call is counted already: samples in it are left out up to its length, and what is beyond
+    counts as the call does. Samples without a stack may lie in calls, too.
     """
     sampled: dict[Activity, list[Total]] = defaultdict(list)
     for one in totals:
@@ -209,6 +217,10 @@ def _on_cpu(
             part = one.ns - left_out * one.ns // max(1, whole)
             if activity == Activity.DEVICE_WAIT:
                 found.wait(part, one)
+            elif activity == Activity.COPY:
+                waited = round(waiting * part)
+                found.wait(waited, one)
+                found.add(Cause.COPY, part - waited, one)
             else:
                 found.add(_OF_ACTIVITY[activity], part, one)
     for one in sampled.get(Activity.UNKNOWN, []):
@@ -238,8 +250,8 @@ def _is_handed_over(timeline: Timeline, total: Total) -> bool:
     """Whether another thread or process of the program hands something over in the end.
 
     By the stack (a queue, a future, a condition), or because a thread or a worker process of the
-    program ends a wait on a pipe or a socket, or a worker process a wait on a futex of both (a
-    semaphore) that it does not wait for in turn.
+    program ends a wait on a pipe or a socket that is no round trip, or a worker process a wait on a
+    futex of both (a semaphore) that it does not wait for in turn.
     """
     if total.name not in QUEUE_REASONS:
         return False
@@ -254,7 +266,9 @@ def _is_handed_over(timeline: Timeline, total: Total) -> bool:
         return is_other and total.name != "futex"
     if not descends(timeline, other, me):
         return False
-    return total.name != "futex" or not _waits_for(timeline, other, me)
+    if total.name == "futex":
+        return not _waits_for(timeline, other, me)
+    return not is_round_trip(timeline, total.track, total.waker_track)
 
 
 def _waits_for(timeline: Timeline, pid: int, other: int) -> bool:

@@ -35,6 +35,7 @@ from sonde.analyze.thread_time import (
     thread_time,
     whom,
 )
+from sonde.analyze.trace_totals import ExactTime
 from sonde.model.causes import Bound, Cause, CauseDetail
 from sonde.model.timeline import (
     Activity,
@@ -92,9 +93,10 @@ _COUNTED = {
 """Hardware counters, and the bound that each one indicates."""
 
 
-def thread_verdicts(timeline: Timeline) -> list[Verdict]:
+def thread_verdicts(timeline: Timeline, exact: ExactTime | None = None) -> list[Verdict]:
     """Verdicts on the threads that called a device most, `THREADS` at most; threads that take turns
-    have one together. Where nothing called a device, on the busiest threads."""
+    have one together. Where nothing called a device, on the busiest threads. `exact`: of a trace,
+    whose runs are all among the totals (`trace_totals`)."""
     by_track: dict[int, list[Total]] = defaultdict(list)
     runs: dict[int, list[Total]] = defaultdict(list)
     asked: dict[int, int] = defaultdict(int)
@@ -128,7 +130,7 @@ def thread_verdicts(timeline: Timeline) -> list[Verdict]:
         totals = [one for track in turns for one in by_track[track]]
         copies = {one.direction for one in mine if one.call == CallKind.COPY}
         verdict, time = _verdict(timeline, turns, totals, window, copies, bool(mine))
-        span = timed or (timeline.start_ns, timeline.end_ns)
+        span = timed if timed and exact is None else (timeline.start_ns, timeline.end_ns)
         active = _active(timeline, pid, span)
         devices = timeline.gpus_of.get(pid, ())
         others = others_on_device(timeline, devices, {pid}, span)
@@ -136,7 +138,8 @@ def thread_verdicts(timeline: Timeline) -> list[Verdict]:
         shares = _shares(timeline, pid, by_track, window, timed_ns, reported)
         verdicts.append(
             with_runs(
-                verdict, mine, totals, window, timed_ns, active, others, time, reported, shares
+                verdict, mine, totals, window, timed_ns, active, others, time, reported, shares,
+                exact if mine else None,
             )
         )
     return verdicts
