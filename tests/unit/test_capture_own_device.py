@@ -139,7 +139,7 @@ def test_another_process_is_blamed_for_long_kernels_where_it_used_the_device(
     if cause:
         assert shares(verdict)[cause] == pytest.approx(0.8, abs=0.04)
     assert verdict.bounds[0].key == (Bound.GPU_CONTENTION if cause else Bound.COMPUTE)
-    assert f"computed {20 if cause else 100} %" in verdict.evidence[1]
+    assert any(f"computed {20 if cause else 100} %" in line for line in verdict.evidence[1:3])
     named = any("process 77 used the device" in line for line in verdict.evidence)
     assert named == (pid == 77)
 
@@ -162,14 +162,16 @@ def test_waits_for_a_device_that_another_process_used_are_that_processs(
     ("own", "other", "waited", "expected"),
     [
         (0.7, 0.2, 0.7, 0.2),
-        (0.7, 0.1, 0.7, None),  # a fifth of the device is idle: there is room for both
+        (0.7, 0.1, 0.7, 0.07),  # a fifth of the device is idle: what meets a wait held it up
         (0.7, 0.2, 0.1, 0.1),  # no more than the thread waited
     ],
 )
 def test_what_another_process_has_of_a_full_device_is_contention(
     writer, key, explained, own, other, waited, expected
 ):
-    """Kernels take longer while another process has the device, and explain the waits for them."""
+    """Kernels take longer while another process has the device, and explain the waits for them.
+
+    With room for both, the other one has it as often while the thread waits as at other times."""
     writer.calls(key, 42, "cuStreamSynchronize", count=500, seconds=5 * waited, op="sync")
     timed_runs(writer, key, 1.0, weight=100 * own, grid="512,1,1")
     on_cpu(writer, key, 4.9 - 5 * waited, "main", STEP, LAUNCH)

@@ -90,26 +90,31 @@ def test_a_copy_within_the_device_is_work_of_its_memory(writer, verdicts):
     assert by_class[Bound.MEMORY] == pytest.approx(0.2, abs=0.01)
 
 
-@pytest.mark.parametrize(("waited", "both"), [(1.0, True), (0.4, False)])
-def test_a_wait_before_launches_counts_for_both_and_for_the_kernels(writer, verdicts, waited, both):
+@pytest.mark.parametrize(
+    ("waited", "computed", "both", "kernels"),
+    [(1.0, 0.7, True, True), (0.4, 0.7, False, True), (0.4, 0.4, False, False)],
+)
+def test_a_wait_before_launches_counts_for_both_and_for_the_kernels(
+    writer, verdicts, waited, computed, both, kernels
+):
     """A step that reads its loss launches into an empty queue: not waiting, fewer launches and
-    faster kernels each save it."""
+    faster kernels each save it. A device that computes for most of the time is named from waits of
+    5 % on, as a cause of stalls is."""
     key = process(writer)
     item = writer.stack(STEP, ADD)
     writer.calls(key, 42, "cuStreamSynchronize", count=50, seconds=waited, op="sync", stack=item)
     on_cpu(writer, key, 4.9 - waited, STEP, ADD, LAUNCH)
-    runs(writer, key, 0.7)
+    runs(writer, key, computed)
     (verdict,) = verdicts()
     named = {one.key: one.share for one in verdict.bounds}
 
     if both:
         assert named[Bound.SYNCHRONIZATION] == pytest.approx(0.2, abs=0.02)
         assert named[Bound.LAUNCH] == pytest.approx(0.3, abs=0.02)
-        assert named[Bound.COMPUTE] == pytest.approx(0.7, abs=0.02)
     else:
         assert named[Bound.SYNCHRONIZATION] == pytest.approx(0.08, abs=0.02)
-        assert named[Bound.LAUNCH] == pytest.approx(0.22, abs=0.02)
-        assert Bound.COMPUTE not in named
+        assert named[Bound.LAUNCH] == pytest.approx(0.92 - computed, abs=0.02)
+    assert named.get(Bound.COMPUTE) == (pytest.approx(computed, abs=0.02) if kernels else None)
 
 
 @pytest.mark.parametrize(

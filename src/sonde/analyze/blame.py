@@ -31,7 +31,7 @@ from sonde.analyze.contention import without_hidden_gaps
 from sonde.analyze.device_waits import RESULT_BYTES, device_waits, rows_with
 from sonde.analyze.intervals import Coverage, Intervals
 from sonde.analyze.launch_path import ENQUEUES, launch_path
-from sonde.analyze.offenders import LEAST_USE, processes_on, reports_on_others
+from sonde.analyze.offenders import LEAST_USE, processes_on, reports_on_others, waits_for_device
 from sonde.analyze.on_cpu import on_cpu
 from sonde.analyze.stalls import DeviceState, Stalls, devices_of, stalls_of
 from sonde.analyze.stream_dependencies import awaited_by
@@ -154,11 +154,17 @@ def blame_stalls(timeline: Timeline, stalls: Stalls) -> BlamedStalls:
 
 
 def _used_by_others(timeline: Timeline, stalls: Stalls) -> Mask:
-    """Whether the driver reports that another process used the device during each stall."""
+    """Whether the driver reports that another process used the device during each stall.
+
+    Reports come once a second, and the last ones of a record are missing. A process that is recorded
+    itself, and waits for its device in a good part of the record, goes on between them.
+    """
     if not timeline.busy_of:
         return np.zeros(len(stalls), bool)
     starts, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for use in reports_on_others(timeline, [stalls.device], processes_on(timeline, stalls.device)):
+        if (use.share >= LEAST_USE).any() and waits_for_device(timeline, use.pid):
+            return np.ones(len(stalls), bool)
         before = np.concatenate([use.time_ns[:1] - REPORTED_NS, use.time_ns[:-1]])
         busy = use.share >= LEAST_USE
         starts.append(np.maximum(before, use.time_ns - REPORTED_NS)[busy])

@@ -19,6 +19,7 @@ from sonde.analyze.offenders import OtherUse
 from sonde.analyze.ordered_streams import ordered_copies, work_of_second_stream
 from sonde.analyze.ranking import (
     LEAST_SHARE,
+    MOSTLY_COMPUTING,
     SECOND_BOUND_SHARE,
     STALLED,
     UNDERFILLED_BOUND,
@@ -26,6 +27,7 @@ from sonde.analyze.ranking import (
     ranked_bounds,
     with_stalls,
 )
+from sonde.analyze.slowed_launches import without_hand_overs
 from sonde.analyze.thread_time import ThreadTime, cause_lines, locations
 from sonde.analyze.trace_totals import ExactTime
 from sonde.model.causes import Bound, Cause
@@ -127,7 +129,10 @@ def with_runs(
     if others:
         # The thread waited for a device that ran none of its work, and others' work meanwhile.
         unexplained = verdict.computing - computed - copied - exposed
-        held_up = max(held_up, min(unexplained, by_others, 1.0 - computed))
+        # Kernels that others interrupt take longer, and so explain the waits for them. Others have
+        # the device as often while the thread waits for its kernels as at other times.
+        beside = min(computed, verdict.computing) * by_others
+        held_up = max(held_up, min(max(unexplained, beside), by_others, 1.0 - computed))
         if unexplained <= 0 and computed + by_others >= 1 - STALLED:
             # The device is full: what others have of it, this process has not. Its own kernels
             # take longer meanwhile, and so explain all of its waits.
@@ -166,13 +171,18 @@ def with_runs(
     elif asking:
         named = ", ".join(f"{one.text} {100 * one.share:.0f} %" for one in asking)
         lines.append(f"kernels by the code that launched them, of their time: {named}")
-    if others:
-        lines += [one.text for one in others[:2]]
+    whom = [one.text for one in others[:2]]
     computing = sum(one.ns for one in kernels)
     alone = sum(one.ns for one in runs if one.kind == TotalKind.UNDERFILLED)
     of_device = {Cause.COPY: copied, Cause.COLLECTIVE: exposed, Cause.GPU_CONTENTION: held_up}
     reading = _reading(runs, time)
     causes, waits = _attributed(verdict, computed - built, of_device, time, reading)
+    causes = without_hand_overs(causes, time.count, window)
+    contended = [one for one in causes if one.key == Cause.GPU_CONTENTION]
+    if any(one.share >= LEAST_SHARE for one in contended):  # its line of evidence has its facts
+        causes = [replace(one, facts=whom) if one in contended else one for one in causes]
+    else:
+        lines += whom
     advice = [Advice(next_step(one.key), 0.0) for one in causes if one.share >= LEAST_SHARE]
     parts = [(one.bound, one.share) for one in causes]
     ranked_kernels = (
@@ -201,7 +211,8 @@ def with_runs(
                 "because they begin after a wait for it: fewer launches save that, too"
             )
             bounds = _with_share(bounds, Bound.LAUNCH, joint)
-        names_kernels = waits.for_kernels >= SECOND_BOUND_SHARE
+        least = LEAST_SHARE if computed >= MOSTLY_COMPUTING else SECOND_BOUND_SHARE
+        names_kernels = waits.for_kernels >= least
         if names_kernels:  # what the thread waits for limits the work, too
             bounds = [*bounds, *ranked_kernels]
     ordered = None

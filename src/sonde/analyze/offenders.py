@@ -9,12 +9,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sonde.model.timeline import DeviceUse, Mask, Timeline, TotalKind
+from sonde.analyze.ranking import LEAST_SHARE
+from sonde.model.timeline import Activity, DeviceUse, Mask, Timeline, TotalKind, WaitDetail
 
 LEAST_USE = 0.01
 """NVML reports whole percents: one percent is the least that it can show."""
 LEAST_REPORTS = 3
 """Fewer reports do not show how much a process used the device: one comes a second."""
+WAITS_IN_CALLS = (WaitDetail.DEVICE, WaitDetail.IN_CALL)
+"""Waits within calls of a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +85,34 @@ def reports_on_others(
 
 
 def _asking(timeline: Timeline, pid: int) -> str:
-    """The place in a process that asked for most of its kernels' time; '' not known."""
+    """The place in a process that asked for most of its kernels' time, or that launches most where
+    no run of it was timed; '' not known."""
     places: dict[str, int] = defaultdict(int)
+    launching: dict[str, int] = defaultdict(int)
     for one in timeline.totals:
-        if one.kind == TotalKind.STREAM and one.location and timeline.tracks[one.track].pid == pid:
+        if not one.location or timeline.tracks[one.track].pid != pid:
+            continue
+        if one.kind == TotalKind.STREAM:
             places[one.location] += one.ns
+        elif one.kind == TotalKind.SAMPLED and one.name == Activity.LAUNCH_PATH:
+            launching[one.location] += one.ns
+    places = places or launching
     return max(places, key=lambda place: places[place], default="")
+
+
+def waits_for_device(timeline: Timeline, pid: int) -> bool:
+    """Whether threads of a process wait in calls of a device for `LEAST_SHARE` of the record, by
+    the totals of a capture that was made beside the trace."""
+    if timeline.beside is None:
+        return False
+    tracks, ns = timeline.beside.tracks, 0
+    for one in timeline.beside.totals:
+        if tracks[one.track].pid != pid:
+            continue
+        polls = one.kind == TotalKind.SAMPLED and one.name == Activity.DEVICE_WAIT
+        blocked = one.kind == TotalKind.BLOCKED and one.wait_detail in WAITS_IN_CALLS
+        ns += one.ns if polls or blocked else 0
+    return ns >= LEAST_SHARE * (timeline.beside.end_ns - timeline.beside.start_ns)
 
 
 def _inside(use: DeviceUse, span: tuple[int, int]) -> Mask:

@@ -17,6 +17,8 @@ CO_DOMINANT_FRACTION = 0.6
 beside it."""
 SECOND_BOUND_SHARE = 0.1
 """What waits for the device stand for is reported beside them from this share of the time on."""
+MOSTLY_COMPUTING = 0.5
+"""A device that computes for this share of the time is named from `LEAST_SHARE` of waits on."""
 UNDERFILLED_BOUND = 0.5
 """From this share of the kernel time with one small kernel alone, this is the bound."""
 LEAST_SHARE = 0.05

@@ -26,6 +26,7 @@ from sonde.analyze.device_shares import device_shares
 from sonde.analyze.device_totals import with_runs
 from sonde.analyze.offenders import others_on_device, own_use
 from sonde.analyze.ranking import LEAST_SHARE, ranked_bounds
+from sonde.analyze.slowed_launches import without_hand_overs
 from sonde.analyze.thread_time import (
     ThreadTime,
     cause_lines,
@@ -381,6 +382,8 @@ def _verdict(
         for cause, length in sorted(ns.items(), key=lambda item: -item[1])
         if length > 0
     ]
+    if not has_runs:
+        causes = without_hand_overs(causes, time.count, whole)
     bounds = _bounds(causes, time.waited / whole)
     evidence = [f"in calls that wait for the device: {100 * time.waited / whole:.1f} %"]
     if whole > window:

@@ -14,9 +14,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sonde.analyze.blamed_stalls import BlamedStalls
 from sonde.analyze.kernels import UNDERFILLED
+from sonde.analyze.offenders import WAITS_IN_CALLS
 from sonde.analyze.stalls import DeviceState, Stalls
 from sonde.analyze.thread_time import ACTIVITY_OF_CALL
+from sonde.model.causes import Cause
 from sonde.model.timeline import (
     I64,
     Activity,
@@ -27,9 +30,10 @@ from sonde.model.timeline import (
     Total,
     TotalKind,
     TrackKind,
-    WaitDetail,
 )
 
+BEYOND_NS = 1_000_000_000
+"""Totals of a capture that is longer than the trace by more are of other work, too."""
 FEW_BLOCKS = 16
 """Kernels with at most this many blocks are small where the number of multiprocessors is unknown."""
 _CALL_OF = {
@@ -39,8 +43,6 @@ _CALL_OF = {
     DeviceKind.SET: CallKind.SET,
 }
 """The call that asks for a run."""
-_INSIDE = (WaitDetail.DEVICE, WaitDetail.IN_CALL)
-"""Waits within calls of the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +65,11 @@ class TracedCapture:
     exact: ExactTime
 
 
-def traced_capture(timeline: Timeline, stalls: Stalls) -> TracedCapture | None:
+def traced_capture(timeline: Timeline, blamed: BlamedStalls) -> TracedCapture | None:
     """The capture beside a trace, in its clock, with what the trace has of one device. None
-    without a capture, or where the trace has functions of the program or several processes."""
-    beside = timeline.beside
+    without a capture of mostly the same time, or where the trace has functions of the program or
+    several processes."""
+    beside, stalls = timeline.beside, blamed.stalls
     if beside is None or len(timeline.host) or not len(timeline.calls) or not len(stalls.events):
         return None
     there = {
@@ -79,13 +82,15 @@ def traced_capture(timeline: Timeline, stalls: Stalls) -> TracedCapture | None:
     if len(np.unique(timeline.pid_of_track[callers])) > 1 or (track_of[callers] < 0).all():
         return None
     start, end = int(stalls.window.start[0]), int(stalls.window.end[-1])
+    if beside.end_ns - beside.start_ns - (end - start) > BEYOND_NS:
+        return None
     shift = timeline.wall_offset_ns - beside.wall_offset_ns
     kept = [one for one in beside.totals if one.kind != TotalKind.CALL]
     calls = _calls(timeline, stalls, track_of, (beside.end_ns - beside.start_ns) / (end - start))
     totals = [
         *kept,
         *_with_places(calls, kept),
-        *_runs(timeline, stalls, track_of),
+        *_runs(timeline, stalls, track_of, blamed.total_ns(Cause.GPU_CONTENTION)),
     ]
     joined = replace(
         beside,
@@ -139,7 +144,7 @@ def _with_places(calls: Iterable[Total], kept: Iterable[Total]) -> Iterator[Tota
     for one in kept:
         if one.kind == TotalKind.SAMPLED:
             places[one.track, Activity(one.name)][one.location] += one.ns
-        elif one.kind == TotalKind.BLOCKED and one.wait_detail in _INSIDE:
+        elif one.kind == TotalKind.BLOCKED and one.wait_detail in WAITS_IN_CALLS:
             places[one.track, Activity.DEVICE_WAIT][one.location] += one.ns
     for call in calls:
         if call.call == CallKind.EVENT:  # short, and seldom met by a sample
@@ -171,8 +176,11 @@ def _with_places(calls: Iterable[Total], kept: Iterable[Total]) -> Iterator[Tota
             yield left
 
 
-def _runs(timeline: Timeline, stalls: Stalls, track_of: I64) -> Iterator[Total]:
-    """The runs by thread and kernel, and the kernels by stream."""
+def _runs(
+    timeline: Timeline, stalls: Stalls, track_of: I64, taken_ns: int
+) -> Iterator[Total]:
+    """The runs by thread and kernel, and the kernels by stream. `taken_ns`: what other processes
+    had of the device."""
     calls, events = timeline.calls, stalls.events
     asking = track_of[calls.track[np.argsort(calls.correlation, kind="stable")]]
     ids = np.sort(calls.correlation)
@@ -205,8 +213,8 @@ def _runs(timeline: Timeline, stalls: Stalls, track_of: I64) -> Iterator[Total]:
         if len(small):
             ns = int(events.duration_ns[small].sum())
             yield Total(mine, TotalKind.UNDERFILLED, name, CallKind.OTHER, ns, 0)
-    if taken := _in(stalls, DeviceState.PREEMPTED):
-        yield Total(main, TotalKind.INTERRUPTED, "", CallKind.OTHER, taken, 0)
+    if taken_ns:
+        yield Total(main, TotalKind.INTERRUPTED, "", CallKind.OTHER, taken_ns, 0)
 
 
 def _groups(keys: I64) -> Iterator[tuple[tuple[int, ...], I64]]:
