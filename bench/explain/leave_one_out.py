@@ -31,6 +31,8 @@ THRESHOLDS = (
     *("device_totals.SECOND_BOUND_SHARE", "device_totals.UNDERFILLED_BOUND"),
     *("ordered_streams.LEAST_SHARE", "ordered_streams.ALONE", "ordered_streams.UNDERFILLED_BOUND"),
     *("kernels.ALONE", "device_totals.ALONE", "offenders.LEAST_USE", "kernels.ACTIVE"),
+    *("slowed_launches.HAND_OVER_NS", "slowed_launches.CO_DOMINANT_FRACTION"),
+    *("device_totals.MOSTLY_COMPUTING", "round_trips.LEAST_SHARE"),
 )
 AS_IS = "as it is"
 
