@@ -54,8 +54,8 @@ def test_what_samples_of_the_thread_show_is_the_cause_of_its_late_launches(activ
 
 
 def test_code_that_waits_for_a_cpu_in_short_pieces_is_split_as_the_threads_time_is():
-    """Of 10 ms the thread has a CPU for 7.5, and the device its work for two: no wait is long enough
-    to be kept."""
+    """Of 10 ms the thread has a CPU for 7.5, and the device its work for two: no wait is long
+    enough to be kept."""
     trace = repeated(Scene(), late).timeline()
     beside = capture(trace, CODE=150_000_000)
     waits = Total(0, TotalKind.RUNQUEUE, "run queue", CallKind.OTHER, 50_000_000, 5000)

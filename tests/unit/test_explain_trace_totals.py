@@ -104,9 +104,7 @@ def test_a_co_tenant_that_is_recorded_goes_on_between_the_drivers_reports(waits,
         totals.append(sampled(Activity.DEVICE_WAIT, waits, "preview train.py:50", track=1))
     at = np.array([trace.start_ns - 2_000_000_000], np.int64)
     uses = [DeviceUse(pid, 0, at, np.full(1, 0.4)) for pid in (PID, PID + 1)]
-    capture = replace(
-        beside(trace, *totals), busy_of=uses, gpus_of={PID: [0], PID + 1: [0]}
-    )
+    capture = replace(beside(trace, *totals), busy_of=uses, gpus_of={PID: [0], PID + 1: [0]})
 
     (verdict,) = explain(merged(trace, capture)).verdicts
     shares = {one.key: one.share for one in verdict.causes}

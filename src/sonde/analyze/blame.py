@@ -156,8 +156,8 @@ def blame_stalls(timeline: Timeline, stalls: Stalls) -> BlamedStalls:
 def _used_by_others(timeline: Timeline, stalls: Stalls) -> Mask:
     """Whether the driver reports that another process used the device during each stall.
 
-    Reports come once a second, and the last ones of a record are missing. A process that is recorded
-    itself, and waits for its device in a good part of the record, goes on between them.
+    Reports come once a second, and the last ones of a record are missing. A process that is
+    recorded itself, and waits for its device in a good part of the record, goes on between them.
     """
     if not timeline.busy_of:
         return np.zeros(len(stalls), bool)

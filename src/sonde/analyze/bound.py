@@ -98,8 +98,8 @@ def explain(timeline: Timeline, causes: StallCauses | None = None) -> Explanatio
 
 
 def _of_threads(timeline: Timeline, blamed: BlamedStalls, verdict: Verdict) -> Verdict:
-    """The verdict on a device with the bounds and causes of the thread that launches its work, where
-    a capture beside the trace has that thread's time and the trace has no functions."""
+    """The verdict on a device with the bounds and causes of the thread that launches its work,
+    where a capture beside the trace has that thread's time and the trace has no functions."""
     traced = traced_capture(timeline, blamed)
     found = thread_verdicts(traced.timeline, traced.exact) if traced else []
     first = next((one for one in found if one.kernel_classes), None)

@@ -139,7 +139,16 @@ def thread_verdicts(timeline: Timeline, exact: ExactTime | None = None) -> list[
         shares = _shares(timeline, pid, by_track, window, timed_ns, reported)
         verdicts.append(
             with_runs(
-                verdict, mine, totals, window, timed_ns, active, others, time, reported, shares,
+                verdict,
+                mine,
+                totals,
+                window,
+                timed_ns,
+                active,
+                others,
+                time,
+                reported,
+                shares,
                 exact if mine else None,
             )
         )

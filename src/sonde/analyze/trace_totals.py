@@ -35,7 +35,7 @@ from sonde.model.timeline import (
 BEYOND_NS = 1_000_000_000
 """Totals of a capture that is longer than the trace by more are of other work, too."""
 FEW_BLOCKS = 16
-"""Kernels with at most this many blocks are small where the number of multiprocessors is unknown."""
+"""Kernels with at most this many blocks are small, where the multiprocessors are not known."""
 _CALL_OF = {
     DeviceKind.KERNEL: CallKind.LAUNCH,
     DeviceKind.COLLECTIVE: CallKind.LAUNCH,
@@ -176,9 +176,7 @@ def _with_places(calls: Iterable[Total], kept: Iterable[Total]) -> Iterator[Tota
             yield left
 
 
-def _runs(
-    timeline: Timeline, stalls: Stalls, track_of: I64, taken_ns: int
-) -> Iterator[Total]:
+def _runs(timeline: Timeline, stalls: Stalls, track_of: I64, taken_ns: int) -> Iterator[Total]:
     """The runs by thread and kernel, and the kernels by stream. `taken_ns`: what other processes
     had of the device."""
     calls, events = timeline.calls, stalls.events
@@ -206,13 +204,13 @@ def _runs(
     for (mine, stream), of in _groups(keys):
         rows = kernels[of]
         small = rows[(events.blocks[rows] > 0) & (events.blocks[rows] < least)]
-        ns, name = int(events.duration_ns[rows].sum()), ""
+        ns = int(events.duration_ns[rows].sum())
         number = timeline.tracks[stream].number
-        yield Total(mine, TotalKind.STREAM, name, CallKind.OTHER, ns, len(rows),
+        yield Total(mine, TotalKind.STREAM, "", CallKind.OTHER, ns, len(rows),
                     device=stalls.device, stream=number)  # fmt: skip
         if len(small):
             ns = int(events.duration_ns[small].sum())
-            yield Total(mine, TotalKind.UNDERFILLED, name, CallKind.OTHER, ns, 0)
+            yield Total(mine, TotalKind.UNDERFILLED, "", CallKind.OTHER, ns, 0)
     if taken_ns:
         yield Total(main, TotalKind.INTERRUPTED, "", CallKind.OTHER, taken_ns, 0)
 
