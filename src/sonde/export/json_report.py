@@ -10,13 +10,12 @@ the document.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, fields
-from operator import attrgetter
+from dataclasses import asdict
+from functools import partial
 from typing import Any, BinaryIO, TypeVar
 
-from sonde.export import strict_json
-from sonde.export.strict_json import Plain
-from sonde.model.answers import Wait
+from sonde.export import json_rows, strict_json
+from sonde.export.strict_json import Lazy
 from sonde.model.process import Process
 from sonde.model.profile import BASIC_KINDS, ProfileKind
 from sonde.query import queries
@@ -28,9 +27,6 @@ from sonde.query.queries import EVERYTHING, Where
 from sonde.query.session import Session
 
 T = TypeVar("T")
-
-_OF_WAITS = tuple(field.name for field in fields(Wait) if field.name != "thread")
-_values_of_wait = attrgetter(*_OF_WAITS)
 
 FORMAT = 2
 """Raised when a field is renamed or removed; new fields leave it as it is."""
@@ -47,15 +43,15 @@ def write(
     document: dict[str, Any] = {
         "format": FORMAT,
         "capture": capture(session.info),
-        "processes": Plain(map(_plain_of_process, _each(queries.processes, session, where))),
+        "processes": Lazy(lambda: json_rows.processes(session, where)),
         "functions": {
-            kind: Plain(_each(queries.top_functions, session, kind, where)) for kind in kinds
+            kind: Lazy(partial(json_rows.functions, session, kind, where)) for kind in kinds
         },
-        "waits": Plain(_waits(session, kinds, where)),
+        "waits": Lazy(lambda: json_rows.waits(session, kinds, where)),
         "device_calls": map(_of_process, _each(queries.device_calls, session, where))
         if ProfileKind.GPU_CALLS in kinds
         else [],
-        "usage": Plain(map(_plain_of_process, _each(queries.usage, session, where))),
+        "usage": Lazy(lambda: json_rows.usage(session, where)),
         "device_runs": (
             {**_of_process(row), "mean_ns": row.mean_ns}
             for row in _each(device_runs, session, where)
@@ -89,28 +85,6 @@ def _of_process(row: Any) -> dict[str, Any]:
     fields = _fields(row)
     process = fields.pop("process")
     return {**_process(process), "owner": _fields(process.owner), **fields}
-
-
-def _plain_of_process(row: Any) -> dict[str, Any]:
-    """As `_of_process`, for `Plain`, which takes owners as they are."""
-    fields = _fields(row)
-    return {**_process(fields.pop("process")), **fields}
-
-
-def _waits(
-    session: Session, kinds: Sequence[ProfileKind], where: Where
-) -> Iterator[dict[str, Any]]:
-    waits = queries.waits(session, where)
-    yield from map(_wait, waits.chosen(waits.of_kinds(kinds)))
-
-
-def _wait(row: Wait) -> dict[str, Any]:
-    thread = row.thread
-    fields = _process(thread.process)
-    fields["tid"] = thread.tid
-    fields["thread"] = thread.name
-    fields.update(zip(_OF_WAITS, _values_of_wait(row), strict=True))
-    return fields
 
 
 def _process(process: Process) -> dict[str, Any]:

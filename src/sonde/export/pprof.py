@@ -10,17 +10,31 @@ https://github.com/google/pprof/blob/main/proto/README.md
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from sonde.export.pprof_profile_pb2 import Mapping, Sample
+from sonde.export.pprof_code import Added, Code, NewFrames, Strings, first_of_each
+from sonde.export.pprof_profile_pb2 import Label, Sample
 from sonde.export.pprof_profile_pb2 import Profile as PprofProfile
+from sonde.export.protobuf_columns import (
+    content,
+    joined,
+    lengths,
+    messages,
+    messages_of,
+    number_fields,
+    tag,
+    varint,
+    varint_lengths,
+    varints,
+)
 from sonde.export.stack_frames import check_size
-from sonde.model.code import NO_STACK, Frame, Stacks
-from sonde.model.process import Thread
+from sonde.model.code import Stacks
 from sonde.model.profile import BASIC_KINDS, MEMORY_KINDS, Profile, ProfileKind
 from sonde.query import queries
 from sonde.query.function_weights import frames_of_stacks
@@ -57,42 +71,15 @@ _LABELS = {
     **dict.fromkeys(MEMORY_KINDS, "memory"),
 }
 
+_LOCATION_ID, _VALUE, _LABEL = (
+    Sample.LOCATION_ID_FIELD_NUMBER,
+    Sample.VALUE_FIELD_NUMBER,
+    Sample.LABEL_FIELD_NUMBER,
+)
+_KEY, _STR, _NUM = Label.KEY_FIELD_NUMBER, Label.STR_FIELD_NUMBER, Label.NUM_FIELD_NUMBER
+
 _MAX_PENDING_BYTES = 1 << 21
 """A message is written once it has about this many bytes."""
-
-# Samples share stacks and labels, so these parts are encoded once: parts of a message that follow
-# one another are one message. https://protobuf.dev/programming-guides/encoding/#last-one-wins
-_SAMPLE_TAG = bytes([PprofProfile.SAMPLE_FIELD_NUMBER << 3 | 2])
-_VALUES_TAG = bytes([Sample.VALUE_FIELD_NUMBER << 3 | 2])
-_LOCATION_IDS_TAG = bytes([Sample.LOCATION_ID_FIELD_NUMBER << 3 | 2])
-
-
-_SHORT = [bytes([number]) for number in range(0x80)]
-
-
-def _varint(number: int) -> bytes:
-    """A whole number, 7 bits a byte, the lowest first; a negative one as if it had 64 bits."""
-    if 0 <= number < 0x80:
-        return _SHORT[number]
-    number &= (1 << 64) - 1
-    packed = bytearray()
-    while number > 0x7F:
-        packed.append(number & 0x7F | 0x80)
-        number >>= 7
-    packed.append(number)
-    return bytes(packed)
-
-
-def _varints(numbers: I64) -> tuple[bytes, I64]:
-    """(numbers that are not negative as varints, one after another; the length of each)."""
-    shifted = numbers.astype(np.uint32)[:, np.newaxis] >> np.arange(0, 35, 7, dtype=np.uint32)
-    used = shifted > 0
-    used[:, 0] = True
-    more = np.zeros_like(used)
-    more[:, :-1] = used[:, 1:]
-    packed = (shifted & 0x7F | more * 0x80).astype(np.uint8)
-    return packed[used].tobytes(), used.sum(axis=1)
-
 
 def _with_no_stack(flat: I32, depth: I64, no_stack: int) -> tuple[I32, I64]:
     """The frames and depths of stacks, with one frame `no_stack` in those without any."""
@@ -103,13 +90,9 @@ def _with_no_stack(flat: I32, depth: I64, no_stack: int) -> tuple[I32, I64]:
     return np.insert(flat, at, no_stack).astype(np.int32), np.maximum(depth, 1)
 
 
-def _first_of_each(values: I32, wanted: Mask) -> tuple[I64, I64]:
-    """(the distinct values among the wanted ones, in the order of their first positions; these
-    positions, ascending)."""
-    at = np.flatnonzero(wanted)
-    distinct, first = np.unique(values[at], return_index=True)
-    order = np.argsort(first)
-    return distinct[order].astype(np.int64), at[first[order]]
+def _first_rows(index: I64) -> I64:
+    """The rows in which each number is first, of numbers in order of appearance."""
+    return np.flatnonzero(np.diff(np.maximum.accumulate(index), prepend=-1))
 
 
 def write(
@@ -133,159 +116,179 @@ class _Builder:
         self, session: Session, kinds: Sequence[ProfileKind], write: Callable[[bytes], object]
     ) -> None:
         self._write = write
-        self._pending = 0
-        """Rough size of the message so far, in units of 8 bytes."""
-        self.message = message = PprofProfile()
-        self._strings: dict[str, int] = {}
-        self._text("")  # The format wants '' first.
-        self._mappings: dict[tuple[str, str], Mapping] = {}
-        self._functions: dict[tuple[str, str, str], int] = {}
-        self._numbers: I64 = np.zeros(0, np.int64)
-        """Of each frame, and of the one that stands for no frames: the number of its location, 0
-        none yet."""
+        self._session = session
+        self._size = 0
+        """Of what is not written yet, about, in bytes."""
         self._samples = bytearray()
+        self._parts = [bytearray() for _ in range(3)]
+        """Locations, functions and strings of the message so far."""
+        self._head, self._rest = PprofProfile(), PprofProfile()
+        """The fields before and after those; empty once they are written."""
+        self._strings = Strings()
+        self._strings.number("")  # The format wants '' first.
+        self._code = Code(session, self._strings)
         self._value_at: dict[ProfileKind, int] = {}
         self._values = 0
+        text = self._strings.number
         for kind in kinds:
             self._value_at[kind] = self._values
             for name, unit in SAMPLE_TYPES[kind]:
-                message.sample_type.add(type=self._text(name), unit=self._text(unit))
+                self._head.sample_type.add(type=text(name), unit=text(unit))
                 self._values += 1
-        info = session.info
+        info, message = session.info, self._rest
         message.time_nanos = info.start_ns + info.wall_offset_ns
         message.duration_nanos = info.duration_ns
-        message.default_sample_type = self._text(SAMPLE_TYPES[kinds[0]][1][0])
+        message.default_sample_type = text(SAMPLE_TYPES[kinds[0]][1][0])
         if ProfileKind.ON_CPU in kinds and info.hz:
-            message.period_type.type = self._text("cpu")
-            message.period_type.unit = self._text("nanoseconds")
+            message.period_type.type = text("cpu")
+            message.period_type.unit = text("nanoseconds")
             message.period = round(1e9 / info.hz)
-        message.comment.append(self._text(f"recorded by sonde {info.version}"))
+        message.comment.append(text(f"recorded by sonde {info.version}"))
         for loss in queries.losses(session):
-            message.comment.append(self._text(f"lost: {loss.amount:.0f} {loss.name} {loss.text}"))
+            message.comment.append(text(f"lost: {loss.amount:.0f} {loss.name} {loss.text}"))
 
     def add(self, profile: Profile) -> None:
         """Append the rows of a profile as samples."""
-        before = bytes(self._value_at[profile.kind])  # each of these values is 0
-        after = bytes(self._values - len(before) - len(SAMPLE_TYPES[profile.kind]))
-        with_bytes = len(SAMPLE_TYPES[profile.kind]) == 3
-        name_key = self._text(_LABELS.get(profile.kind, ""))
+        name_key = self._strings.number(_LABELS.get(profile.kind, ""))
         check_size(profile)
-        stacks = self._stacks(profile)
-        parts: dict[int, bytes] = {}
-        labels: dict[tuple[int, str], bytes] = {}
-        is_memory = profile.kind.is_memory
-        for thread, stack, name, events, ns, moved in profile:
-            values = before + _varint(events) + _varint(moved if is_memory else ns)
-            if with_bytes:
-                values += _varint(moved)
-            values += after
-            part = parts.get(stack)
-            if part is None:
-                # Stacks come in the order of the rows in which each is first.
-                part, new = next(stacks)
-                parts[stack] = part
-                for index in new:
-                    self._location(profile.stacks, index)
-            label = labels.get((thread, name))
-            if label is None:
-                label = self._labels(profile.threads[thread], name_key, name)
-                labels[thread, name] = label
-            value = _VALUES_TAG + _varint(len(values)) + values
-            size = _varint(len(part) + len(value) + len(label))
-            self._samples += b"".join((_SAMPLE_TAG, size, part, value, label))
-            if len(self._samples) + 8 * self._pending > _MAX_PENDING_BYTES:
+        if not len(profile):
+            return
+        stacks, stack = grouped(np.asarray(profile.row_stack, np.int64))
+        threads, thread = grouped(np.asarray(profile.row_thread, np.int64))
+        name = np.asarray(profile.row_name, np.int64)
+        parts, new = self._stacks(profile.stacks, stacks, _first_rows(stack))
+        functions = self._code.name(new, self._label_texts(profile, threads[thread], name))
+        added = (self._code.locate(new), functions, self._strings.added())
+        of_thread = self._thread_labels(threads)
+        of_name = self._name_labels(name_key, profile.names)
+        values = self._value_columns(profile)
+        before = bytes(self._value_at[profile.kind])  # each of these values is 0
+        after = bytes(self._values - len(before) - len(values))
+
+        def samples(rows: slice) -> bytes:
+            fields = messages(
+                PprofProfile.SAMPLE_FIELD_NUMBER,
+                parts.take(pa.array(stack[rows])),
+                messages(_VALUE, before, *(varints(column[rows]) for column in values), after),
+                of_thread.take(pa.array(thread[rows])),
+                of_name.take(pa.array(name[rows])),
+            )
+            return content(fields)
+
+        sizes = self._values - len(values) + sum(map(varint_lengths, values), np.int64(0))
+        sizes += 1 + varint_lengths(sizes)
+        sizes += lengths(parts)[stack] + lengths(of_thread)[thread] + lengths(of_name)[name]
+        sizes += 1 + varint_lengths(sizes)
+        for one in added:
+            np.add.at(sizes, one.rows, one.sizes)
+        self._append(np.cumsum(sizes), added, samples)
+
+    def _append(
+        self, ends: I64, added: Sequence[Added], samples: Callable[[slice], bytes]
+    ) -> None:
+        """Write rows, in messages of some size; `ends`: the size of all rows up to each."""
+        begin, written = 0, -self._size
+        while begin < len(ends):
+            end = int(np.searchsorted(ends, written + _MAX_PENDING_BYTES, side="right")) + 1
+            rows = slice(begin, end)
+            for part, one in zip(self._parts, added, strict=True):
+                part += one.needed_by(rows)
+            self._samples += samples(rows)
+            begin = end
+            if end <= len(ends):
+                written = int(ends[end - 1])
                 self._flush()
+        self._size = int(ends[-1]) - written
 
     def finish(self) -> None:
         """Write the rest, and the mappings, whose lengths are known now."""
-        for mapping in self._mappings.values():
-            self.message.mapping.append(mapping)
-        self._flush()
+        mappings = self._code.mappings()
+        self._parts[-1] += self._strings.added().needed_by(slice(0, 1))
+        self._flush(mappings)
 
-    def _flush(self) -> None:
+    def _flush(self, mappings: bytes = b"") -> None:
         """Write the message so far: concatenated protobuf messages are merged by the reader."""
-        self._write(self.message.SerializeToString())
+        head, rest = self._head.SerializeToString(), self._rest.SerializeToString()
+        self._write(b"".join((head, mappings, *self._parts, rest)))
         self._write(bytes(self._samples))
-        self.message.Clear()
-        self._samples.clear()
-        self._pending = 0
+        for part in (self._head, self._rest):
+            part.Clear()
+        for some in (*self._parts, self._samples):
+            some.clear()
 
-    def _text(self, text: str) -> int:
-        if text not in self._strings:
-            self._strings[text] = len(self._strings)
-            self.message.string_table.append(text.encode(errors="replace").decode())
-            self._pending += len(text) // 8
-        return self._strings[text]
+    def _stacks(self, stacks: Stacks, wanted: I64, rows: I64) -> tuple[pa.Array, NewFrames]:
+        """(the part of a `Sample` for each of the stacks, the frames in them that get a location).
 
-    def _stacks(self, profile: Profile) -> Iterator[tuple[bytes, list[int]]]:
-        """For each stack of the rows, in the order of their first ones: (its part of a `Sample`,
-        the frames in it that have no location yet)."""
-        stacks = profile.stacks
+        `rows`: the first sample that has each stack, ascending.
+        """
         no_stack = len(stacks.frames)
-        if not len(self._numbers):
-            self._numbers = np.zeros(no_stack + 1, np.int64)
-        distinct, _ = grouped(np.asarray(profile.row_stack, np.int64))
-        for _, flat, depth in frames_of_stacks(stacks, distinct):
+        number = self._code.location
+        parts, new_frames, new_rows = [], [], []
+        for some, flat, depth in frames_of_stacks(stacks, wanted):
             flat, depth = _with_no_stack(flat, depth, no_stack)
-            new, first = _first_of_each(flat, self._numbers[flat] == 0)
-            given = int(self._numbers.max())
-            self._numbers[new] = np.arange(given + 1, given + 1 + len(new))
-            packed, lengths = _varints(self._numbers[flat])
+            new, first = first_of_each(flat, number[flat] == 0)
+            given = int(number.max())
+            number[new] = np.arange(given + 1, given + 1 + len(new))
             ends = np.cumsum(depth)
-            # Of each stack: where its bytes end, and its new frames.
-            byte_ends = np.cumsum(lengths)[ends - 1].tolist()
-            new_ends = np.searchsorted(first, ends).tolist()
-            frames, at, new_at = new.tolist(), 0, 0
-            for end, new_end in zip(byte_ends, new_ends, strict=True):
-                text = packed[at:end]
-                part = b"".join((_LOCATION_IDS_TAG, _varint(len(text)), text))
-                yield part, frames[new_at:new_end]
-                at, new_at = end, new_end
+            new_frames.append(new)
+            new_rows.append(rows[some][np.searchsorted(ends, first, side="right")])
+            ids = varints(number[flat])
+            starts = np.append(0, np.cumsum(lengths(ids)))
+            parts.append(messages_of(_LOCATION_ID, content(ids), starts[ends]))
+        new = NewFrames(np.concatenate(new_frames), np.concatenate(new_rows))
+        return pa.concat_arrays(parts), new
 
-    def _labels(self, thread: Thread, name_key: int, name: str) -> bytes:
-        """The labels' part of a `Sample`."""
-        sample = Sample()
-        sample.label.add(key=self._text("pid"), num=thread.process.pid)
-        sample.label.add(key=self._text("tid"), num=thread.tid)
-        sample.label.add(key=self._text("process"), str=self._text(thread.process.name))
-        sample.label.add(key=self._text("thread"), str=self._text(thread.name))
-        if name:
-            sample.label.add(key=name_key, str=self._text(name))
-        return sample.SerializeToString()
+    def _label_texts(
+        self, profile: Profile, thread: I64, name: I64
+    ) -> list[tuple[int, tuple[str, ...]]]:
+        """(row, the texts of its labels) of rows that may be the first to need one."""
+        processes, threads = self._session.processes, self._session.threads
+        of_processes, of_process = processes.coded_names
+        of_threads, of_thread = threads.coded_names
+        process = of_process[threads.process[thread]]
+        columns = (process, of_thread[thread], name)
+        firsts = [_first_rows(grouped(column.astype(np.int64))[1]) for column in columns]
+        return [
+            (row, ("pid", "tid", "process", of_processes[process[row]], "thread", *texts))
+            for row in np.unique(np.concatenate(firsts)).tolist()
+            for label in [profile.names[name[row]]]
+            for texts in [(of_threads[of_thread[thread[row]]], *([label] if label else []))]
+        ]
 
-    def _location(self, stacks: Stacks, index: int) -> None:
-        """Add the location of a frame."""
-        frame = stacks.frames[index] if index < len(stacks.frames) else NO_STACK
-        location = self.message.location.add(
-            id=int(self._numbers[index]), mapping_id=self._mapping(frame), address=frame.offset
+    def _thread_labels(self, thread: I64) -> pa.Array:
+        """The labels' part of a `Sample` for each of the threads, but for the name of a row."""
+        processes, threads = self._session.processes, self._session.threads
+        process = threads.process[thread]
+        labels = {
+            "pid": (_NUM, processes.pid[process]),
+            "tid": (_NUM, threads.tid[thread]),
+            "process": (_STR, self._numbers_of(processes.coded_names, process)),
+            "thread": (_STR, self._numbers_of(threads.coded_names, thread)),
+        }
+        return joined(
+            *(
+                messages(_LABEL, tag(_KEY) + varint(self._strings.number(key)), number_fields(*of))
+                for key, of in labels.items()
+            )
         )
-        location.line.add(function_id=self._function(frame), line=frame.line)
-        self._pending += 1
 
-    def _mapping(self, frame: Frame) -> int:
-        key = (frame.binary, frame.build_id)
-        if key not in self._mappings:
-            # Addresses are offsets in the file, so each mapping starts at 0 and ends after the
-            # greatest of them. Names are resolved already: pprof need not search for files.
-            self._mappings[key] = Mapping(
-                id=len(self._mappings) + 1,
-                filename=self._text(frame.binary),
-                build_id=self._text(frame.build_id),
-                has_functions=True,
-                has_filenames=True,
-                has_line_numbers=True,
-                has_inline_frames=True,
-            )
-        mapping = self._mappings[key]
-        mapping.memory_limit = max(mapping.memory_limit, min(frame.offset + 1, (1 << 64) - 1))
-        return mapping.id
+    def _numbers_of(self, coded: tuple[list[str], npt.NDArray[np.int32]], rows: I64) -> I64:
+        """The numbers of texts, which the strings have."""
+        texts, codes = coded
+        used, index = np.unique(codes[rows], return_inverse=True)
+        numbers = [self._strings.number(texts[code]) for code in used.tolist()]
+        return np.array(numbers, np.int64)[index]
 
-    def _function(self, frame: Frame) -> int:
-        key = (frame.name, frame.binary, frame.file)
-        if key not in self._functions:
-            number = self._functions[key] = len(self._functions) + 1
-            name = self._text(frame.name)
-            self.message.function.add(
-                id=number, name=name, system_name=name, filename=self._text(frame.file)
-            )
-        return self._functions[key]
+    def _name_labels(self, key: int, names: Sequence[str]) -> pa.Array:
+        """The part of a `Sample` for the names of rows."""
+        numbers = np.array([self._strings.number(name) if name else 0 for name in names], np.int64)
+        keys = number_fields(_KEY, np.full(len(numbers), key))
+        labels = messages(_LABEL, keys, number_fields(_STR, numbers))
+        return pc.if_else(pa.array(numbers > 0), labels, pa.scalar(b""))
+
+    def _value_columns(self, profile: Profile) -> list[I64]:
+        """The values of the kind itself."""
+        measured = (profile.row_bytes if profile.kind.is_memory else profile.row_ns)
+        columns = [profile.row_events, measured, profile.row_bytes]
+        wanted = columns[: len(SAMPLE_TYPES[profile.kind])]
+        return [np.asarray(column, np.int64) for column in wanted]

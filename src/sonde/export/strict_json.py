@@ -15,7 +15,8 @@ from itertools import islice
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
-import msgspec
+from sonde.export import json_columns
+from sonde.export.json_columns import Rows
 
 _AT_ONCE = 256
 """Items of a list that are encoded together."""
@@ -32,12 +33,11 @@ class Fragments:
         self.items = items
 
 
-class Plain:
-    """A list of rows, which are objects (dicts or dataclasses) that hold nothing but texts, whole
-    numbers, truth values and such objects: never a float."""
+class Lazy:
+    """A list of rows, which are read when they are written."""
 
-    def __init__(self, rows: Iterable[Any]) -> None:
-        self.rows = rows
+    def __init__(self, read: Callable[[], Rows]) -> None:
+        self.read = read
 
 
 def dumps(document: Any, **options: Any) -> str:
@@ -80,7 +80,7 @@ def write_rows(write: Write, rows: Iterable[list[Any]]) -> None:
 
 def write_indented(write: Write, document: dict[str, Any]) -> None:
     """Write a document in the format of `json.dumps(…, indent=1)`; lists in it may be iterators or
-    `Plain`."""
+    `Lazy`."""
     _write(write, _indented(document, "\n"))
 
 
@@ -139,8 +139,12 @@ def _indented(value: Any, line: str) -> Iterator[str]:
             yield from _indented(one, inner)
             comma = ","
         yield f"{line}}}" if value else "{}"
-    elif isinstance(value, Plain):
-        yield from _plain_rows(value.rows, line)
+    elif isinstance(value, Lazy):
+        comma = "["
+        for text in json_columns.items(value.read(), f"{line} ", _item):
+            yield comma + text[1:] if comma else text
+            comma = ""
+        yield "[]" if comma else f"{line}]"
     elif isinstance(value, list | tuple | Iterator):
         comma, inner = "[", f"{line} "
         for one in value:
@@ -149,32 +153,6 @@ def _indented(value: Any, line: str) -> Iterator[str]:
         yield "[]" if comma == "[" else f"{line}]"
     else:
         yield dumps(value)
-
-
-def _plain_rows(rows: Iterable[Any], line: str) -> Iterator[str]:
-    comma, inner = "[", f"{line} "
-    left = iter(rows)
-    while some := [*islice(left, _AT_ONCE)]:
-        yield comma + inner + (_formatted(some, len(line) - 1) or _one_by_one(some, inner))
-        comma = ","
-    yield "[]" if comma == "[" else f"{line}]"
-
-
-def _formatted(rows: list[Any], depth: int) -> str:
-    """The items of a list that many lists and objects surround, one after another; '' where the
-    fast encoder, which writes what is not ASCII as it is, would make other JSON."""
-    try:
-        packed = b"".join((b"[" * depth, msgspec.json.encode(rows), b"]" * depth))
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return ""
-    if not packed.isascii() or b"\x7f" in packed:
-        return ""
-    text = msgspec.json.format(packed, indent=1)
-    return text[text.index(b"{") : text.rindex(b"}") + 1].decode("ascii")
-
-
-def _one_by_one(rows: list[Any], line: str) -> str:
-    return f",{line}".join(_item(msgspec.to_builtins(row), line) for row in rows)
 
 
 def _item(value: Any, line: str) -> str:

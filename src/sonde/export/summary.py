@@ -201,9 +201,8 @@ def _waits(session: Session, processes: ProcessRows, waits: WaitRows) -> list[st
     idle, kernel = having(waits.idle & ~waits.is_kernel), having(waits.is_kernel)
     sonde = having(waits.of_sonde)
     # Not of Sonde are threads that wait in other code, too.
-    of_both = np.flatnonzero(sonde[waits.thread] & ~waits.of_sonde).tolist()
-    others = {int(waits.thread[row]) for row in of_both if waits.has_hint(row)}
-    sonde[[*others]] = False
+    of_both = np.flatnonzero(sonde[waits.thread] & ~waits.of_sonde)
+    sonde[waits.thread[of_both[waits.has_hint(of_both)]]] = False
     sonde &= ~idle
     ranked = _ranked(session, processes, waits, ~(idle | kernel | sonde))
     left_out = (

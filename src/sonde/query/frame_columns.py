@@ -35,12 +35,13 @@ class FrameColumns(Sequence[Frame]):
             self._texts[name], self._codes[name] = texts, np.append(codes, np.int32(0))
         self._lists = [*self._texts.values()]
         self._by_row = np.stack([*self._codes.values()], axis=1)
-        self._offset = np.append(table.column("offset").to_numpy(), np.uint64(0))
-        self._line = np.append(table.column("line").to_numpy(), np.uint32(0))
-        self._made: list[Frame | None] = [None] * len(self._line)
+        self.offset = np.append(table.column("offset").to_numpy(), np.uint64(0))
+        self.line = np.append(table.column("line").to_numpy(), np.uint32(0))
+        """`Frame.offset` and `Frame.line` of each."""
+        self._made: list[Frame | None] = [None] * len(self.line)
 
     def __len__(self) -> int:
-        return len(self._line)
+        return len(self.line)
 
     @overload
     def __getitem__(self, at: int) -> Frame: ...
@@ -55,7 +56,7 @@ class FrameColumns(Sequence[Frame]):
             kind, function, binary, build_id, file, origin = map(
                 list.__getitem__, self._lists, codes
             )
-            offset, line = self._offset.item(at), self._line.item(at)
+            offset, line = self.offset.item(at), self.line.item(at)
             frame = Frame(kind, function, binary, build_id, offset, file, line, origin)
             self._made[at] = frame
         return frame

@@ -39,7 +39,7 @@ class Processes(Sequence[Process]):
 
         self.pid: U32 = numbers("pid", unnamed.column("pid").to_numpy()).astype(np.uint32)
         self.start_ns: U64 = numbers("start_ns", unnamed.column("start_ns").to_numpy())
-        self._ppid: U32 = numbers("ppid", np.zeros(rows, np.uint32)).astype(np.uint32)
+        self.ppid: U32 = numbers("ppid", np.zeros(rows, np.uint32)).astype(np.uint32)
         self._texts: dict[str, list[str]] = {}
         self._codes: dict[str, I32] = {}
         for name in ("comm", "exe"):
@@ -66,7 +66,7 @@ class Processes(Sequence[Process]):
             made = self._made[at] = Process(
                 self.pid.item(at),
                 self.start_ns.item(at),
-                self._ppid.item(at),
+                self.ppid.item(at),
                 self._text("comm", at),
                 self._text("exe", at),
                 self.owners[self.owner.item(at)],
@@ -79,18 +79,31 @@ class Processes(Sequence[Process]):
     @cached_property
     def is_kernel(self) -> Mask:
         """As `Process.is_kernel`."""
-        mask: Mask = (self.pid == 0) | (self.pid == KTHREADD_PID) | (self._ppid == KTHREADD_PID)
+        mask: Mask = (self.pid == 0) | (self.pid == KTHREADD_PID) | (self.ppid == KTHREADD_PID)
         return mask
+
+    def coded(self, column: str) -> tuple[list[str], I32]:
+        """(the distinct texts; of each process, its index in these) of `comm` or `exe`."""
+        return self._texts[column], self._codes[column]
+
+    @cached_property
+    def coded_names(self) -> tuple[list[str], I32]:
+        """(texts; of each process, the index of its `Process.name` in these)."""
+        texts, codes = [*self._texts["comm"]], self._codes["comm"].copy()
+        exes, exe = self.coded("exe")
+        missing = _without_text(texts, codes)
+        codes[missing] = exe[missing] + np.int32(len(texts))
+        texts += exes
+        nameless = np.flatnonzero(_without_text(texts, codes))
+        codes[nameless] = np.arange(len(texts), len(texts) + len(nameless), dtype=np.int32)
+        texts += [f"pid {pid}" for pid in self.pid[nameless].tolist()]
+        return texts, codes
 
     @cached_property
     def names(self) -> list[str]:
         """As `Process.name`."""
-        comm, exe = (
-            [*map(self._texts[name].__getitem__, self._codes[name].tolist())]
-            for name in ("comm", "exe")
-        )
-        pids = self.pid.tolist()
-        return [a or b or f"pid {pid}" for a, b, pid in zip(comm, exe, pids, strict=True)]
+        texts, codes = self.coded_names
+        return [*map(texts.__getitem__, codes.tolist())]
 
     def number_of(self, process: Process) -> int:
         """The number of a process."""
@@ -151,11 +164,19 @@ class Threads(Sequence[Thread]):
         return comm or self._processes[self.process.item(number)].name
 
     @cached_property
+    def coded_names(self) -> tuple[list[str], I32]:
+        """(texts; of each thread, the index of its `Thread.name` in these)."""
+        names, of_process = self._processes.coded_names
+        codes = self._comm.astype(np.int32)
+        missing = _without_text(self._comms, codes)
+        codes[missing] = of_process[self.process[missing]] + np.int32(len(self._comms))
+        return [*self._comms, *names], codes
+
+    @cached_property
     def names(self) -> list[str]:
         """As `Thread.name`."""
-        comms = map(self._comms.__getitem__, self._comm.tolist())
-        names, of_each = self._processes.names, self.process.tolist()
-        return [comm or names[process] for comm, process in zip(comms, of_each, strict=True)]
+        texts, codes = self.coded_names
+        return [*map(texts.__getitem__, codes.tolist())]
 
 
 def coded_texts(column: pa.ChunkedArray, first: tuple[str, ...] = ()) -> tuple[list[str], I32]:
@@ -165,6 +186,12 @@ def coded_texts(column: pa.ChunkedArray, first: tuple[str, ...] = ()) -> tuple[l
         encoded = encoded.dictionary_encode()
     codes: I32 = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int32)
     return [*first, *encoded.dictionary.to_pylist()], codes + np.int32(len(first))
+
+
+def _without_text(texts: Sequence[str], codes: I32) -> Mask:
+    """Which rows have the text ''."""
+    empty: Mask = np.array([not text for text in texts], bool)[codes]
+    return empty
 
 
 def _owners(table: pa.Table) -> tuple[list[Owner], I32]:

@@ -54,6 +54,11 @@ class RowSequence(Sequence[T], Generic[T]):
         """The rows with these numbers, in their order."""
         return RowSequence(self._make, [column[rows] for column in self._columns])
 
+    @property
+    def columns(self) -> Sequence[Column]:
+        """What the objects are made of: arrays of shape (rows,), in the order of `make`."""
+        return self._columns
+
     def made_by(self, make: Callable[..., Any]) -> RowSequence[Any]:
         """The same rows as other objects."""
         return RowSequence(make, self._columns)

@@ -32,6 +32,7 @@ from sonde.limits import most_bytes
 from sonde.model.code import NO_STACK, Frame, Stacks
 from sonde.query.capture import Capture, CaptureInfo, engine_bytes
 from sonde.query.frame_columns import FrameColumns
+from sonde.query.identities import OF_PROCESSES, OF_THREADS, Identities, identities
 from sonde.query.known_threads import Processes, Threads
 from sonde.query.probe_frames import without_probe_frames
 from sonde.query.user_frames import user_frames, waits_of_sonde
@@ -39,6 +40,7 @@ from sonde.query.user_frames import user_frames, waits_of_sonde
 _ROWS_AT_ONCE = 2_048
 """Rows that are fetched together: memory is accounted for between."""
 
+I32 = npt.NDArray[np.int32]
 FunctionKey = tuple[str, str, str]
 """(name, binary, source file)"""
 
@@ -75,24 +77,30 @@ class Session:
                 # Beyond this the engine spills to disk.
                 "memory_limit": f"{engine_bytes(most_bytes()) >> 10}KiB",
                 "temp_directory": spill,
+                # Sums of floats depend on their order: with one thread they are always the same.
+                "threads": 1,
                 "autoinstall_known_extensions": False,
                 "autoload_known_extensions": False,
             }
         )
-        self._connection.register("raw_activity", tables["activity"])
         self._connection.register("event", tables["event"])
         self._connection.register("metric", tables["metric"])
-        self._connection.register("raw_usage", tables["usage"])
-        self._frames = FrameColumns(tables["frame"])
+        self.frames = FrameColumns(tables["frame"])
+        """As `stacks.frames`."""
         self.stacks, replacements = without_probe_frames(
-            _stacks(tables["stack"], tables["frame"], self._frames)
+            _stacks(tables["stack"], tables["frame"], self.frames)
         )
-        for name in ("sample", "device_run"):
-            table = _with_stack(tables[name], tables["stack"], replacements)
-            self._connection.register(f"raw_{name}", table)
-        self.processes = self._index_processes(tables["process"])
-        self.threads = self._index_threads(tables["thread"])
-        self._views()
+        found = identities(tables)
+        self.processes = Processes(tables["process"], found.unnamed)
+        self.threads = Threads(self.processes, tables["thread"], found.threads)
+        for name in OF_PROCESSES:
+            table = tables[name].append_column("process", pa.array(found.process_of[name]))
+            if name in OF_THREADS:
+                table = table.append_column("thread", pa.array(found.thread_of[name]))
+            if "stack_id" in table.column_names:
+                table = _with_stack(table, tables["stack"], replacements)
+            self._connection.register(name, table)
+        self._register_lists(found)
         self._functions_indexed = False
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -166,8 +174,8 @@ class Session:
     def _numbered_functions(self) -> tuple[list[FunctionKey], npt.NDArray[np.int32]]:
         numbers: dict[FunctionKey, int] = {}
         columns = ("function", "binary", "file")
-        first, of_frame = self._frames.distinct(columns)
-        texts = [self._frames.texts_of(column, first) for column in columns]
+        first, of_frame = self.frames.distinct(columns)
+        texts = [self.frames.texts_of(column, first) for column in columns]
         frames = [
             Frame("", name, binary, file=file) for name, binary, file in zip(*texts, strict=True)
         ]
@@ -183,57 +191,16 @@ class Session:
             self._index_functions()
             self._functions_indexed = True
 
-    def _index_processes(self, table: pa.Table) -> Processes:
-        self._connection.register("known_process", table.select(["pid", "start_ns"]))
-        # A process that ended before its name could be read has rows, but none in `process`.
-        unnamed = self.arrow(
-            "SELECT pid, start_ns FROM raw_sample UNION "
-            "SELECT pid, start_ns FROM raw_device_run UNION "
-            "SELECT pid, start_ns FROM raw_activity UNION "
-            "SELECT pid, start_ns FROM raw_usage EXCEPT "
-            "SELECT pid, start_ns FROM known_process ORDER BY 1, 2"
-        )
-        processes = Processes(table, unnamed)
-        columns = {
-            "process": pa.array(np.arange(len(processes), dtype=np.int32)),
-            "pid": pa.array(processes.pid),
-            "start_ns": pa.array(processes.start_ns),
+    def _register_lists(self, found: Identities) -> None:
+        process = {
+            "process": pa.array(np.arange(len(self.processes), dtype=np.int32)),
+            "pid": pa.array(self.processes.pid),
+            "start_ns": pa.array(self.processes.start_ns),
         }
-        self._connection.register("process", pa.table(columns))
-        return processes
-
-    def _index_threads(self, table: pa.Table) -> Threads:
-        row = pa.array(np.arange(table.num_rows, dtype=np.int32))
-        known = table.select(["pid", "start_ns", "tid"]).append_column("row", row)
-        self._connection.register("known_thread", known)
-        seen = self.arrow(
-            "WITH seen AS ("
-            "SELECT pid, start_ns, tid FROM raw_sample UNION "
-            "SELECT pid, start_ns, tid FROM raw_activity UNION "
-            "SELECT pid, start_ns, tid FROM raw_device_run UNION "
-            "SELECT k.pid, k.start_ns, k.tid FROM known_thread k "
-            "JOIN process p ON k.pid = p.pid AND k.start_ns = p.start_ns) "
-            'SELECT s.pid, s.start_ns, s.tid, p.process, coalesce(k."row", -1) AS "row" FROM seen s'
-            " JOIN process p ON s.pid = p.pid AND s.start_ns = p.start_ns"
-            " LEFT JOIN known_thread k"
-            " ON s.pid = k.pid AND s.start_ns = k.start_ns AND s.tid = k.tid ORDER BY 1, 2, 3"
-        )
-        numbers = pa.array(np.arange(seen.num_rows, dtype=np.int32))
-        columns = seen.select(["process", "pid", "start_ns", "tid"])
-        self._connection.register("thread", columns.add_column(0, "thread", numbers))
-        return Threads(self.processes, table, seen)
-
-    def _views(self) -> None:
-        for name in ("sample", "activity", "device_run"):
-            self._connection.execute(
-                f"CREATE VIEW {name} AS SELECT r.*, t.thread, t.process FROM raw_{name} r "
-                "JOIN thread t ON r.pid = t.pid AND r.start_ns = t.start_ns AND r.tid = t.tid"
-            )
-
-        self._connection.execute(
-            "CREATE VIEW usage AS SELECT r.*, p.process FROM raw_usage r "
-            "JOIN process p ON r.pid = p.pid AND r.start_ns = p.start_ns"
-        )
+        self._connection.register("process", pa.table(process))
+        number = pa.array(np.arange(len(self.threads), dtype=np.int32))
+        columns = found.threads.drop_columns(["row"]).add_column(0, "thread", number)
+        self._connection.register("thread", columns)
 
     def _index_functions(self) -> None:
         of_frame = np.asarray(self.function_of_frame, np.int32)
@@ -248,16 +215,20 @@ class Session:
 
 def _stacks(stack: pa.Table, frame: pa.Table, frames: FrameColumns) -> Stacks:
     """Stacks numbered from 0: the empty stack, then those of the table in its order."""
-    column = stack.column("frame_ids")
-    ids = pa.chunked_array([chunk.flatten() for chunk in column.chunks], pa.uint64())
-    flat = pc.index_in(ids, value_set=frame.column("frame_id"))
-    flat = pc.fill_null(flat, len(frames) - 1).combine_chunks()
-    lengths = pc.fill_null(pc.list_value_length(column), 0).combine_chunks().cast(pa.int32())
-    ends = pc.cumulative_sum(pa.concat_arrays([pa.array([0, 0], pa.int32()), lengths]))
-    return Stacks(frames=frames, offsets=_memory(ends), frame_indices=_memory(flat))
+    column, ids = stack.column("frame_ids"), frame.column("frame_id")
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+    offsets = np.zeros(len(lengths) + 2, np.int32)
+    np.cumsum(lengths, out=offsets[2:])
+    flat = np.empty(offsets[-1], np.int32)
+    at = 0
+    for chunk in column.chunks:  # each by itself: together they need a multiple of the memory
+        some = pc.fill_null(pc.index_in(chunk.flatten(), value_set=ids), len(frames) - 1)
+        flat[at : at + len(some)] = some.to_numpy()
+        at += len(some)
+    return Stacks(frames=frames, offsets=offsets.data, frame_indices=flat.data)
 
 
-def _with_stack(rows: pa.Table, stack: pa.Table, wait_stacks: Sequence[int]) -> pa.Table:
+def _with_stack(rows: pa.Table, stack: pa.Table, wait_stacks: I32) -> pa.Table:
     """Replace `stack_id` by the index of the stack, 0 where it is missing.
 
     `wait_stacks`: for each stack, the one to use in rows of waits (`without_probe_frames`).
@@ -265,11 +236,5 @@ def _with_stack(rows: pa.Table, stack: pa.Table, wait_stacks: Sequence[int]) -> 
     number = pc.index_in(rows.column("stack_id"), value_set=stack.column("stack_id"))
     number = pc.fill_null(pc.add(number, 1), 0)
     waits = pc.is_in(rows.column("kind"), value_set=pa.array(["blocked", "runqueue"]))
-    number = pc.if_else(waits, pc.take(pa.array(wait_stacks, pa.int32()), number), number)
+    number = pc.if_else(waits, pc.take(pa.array(wait_stacks), number), number)
     return rows.drop_columns(["stack_id"]).append_column("stack", number)
-
-
-def _memory(array: pa.Array) -> memoryview[int]:
-    """The values of an int32 array without nulls, without a copy."""
-    values: memoryview[int] = memoryview(array.buffers()[1]).cast("i")
-    return values[array.offset : array.offset + len(array)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ from sonde.model.code import Frame
 from sonde.model.profile import ProfileKind
 from sonde.query.columns import int64_column
 from sonde.query.known_threads import coded_texts
-from sonde.query.own_frames import own_frame
+from sonde.query.own_frames import own_frame, own_frames
 from sonde.query.row_sequence import RowSequence
 from sonde.query.session import Session
 
@@ -26,6 +27,17 @@ Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 
+_LOW_HALF = 0xFFFFFFFF
+
+
+class Hint(NamedTuple):
+    """What a stack shows of a wait; fields as in `Wait`."""
+
+    function: str
+    binary: str
+    location: str
+
+
 class WaitRows(RowSequence[Wait]):
     """Waits, the longest total first."""
 
@@ -33,31 +45,35 @@ class WaitRows(RowSequence[Wait]):
         """`rows`: thread, kind, name, op, n, ns, max_ns, waker_tid, and stack (-1: none was taken)
         of each."""
         self._session = session
-        kinds, kind = coded_texts(rows.column("kind"))
-        self._kinds = [ProfileKind.from_column(name) for name in kinds]
-        self._reasons, reason = coded_texts(rows.column("name"))
-        self._system_calls, system_call = coded_texts(rows.column("op"))
-        self._hints: dict[int, tuple[Frame | None, str]] = {}
+        self._known_hints: dict[int, Hint] = {}
+        kinds, self.kind = coded_texts(rows.column("kind"))
+        """Index in `kinds` of each; `reason` and `system_call` likewise."""
+        self.kinds = [ProfileKind.from_column(name) for name in kinds]
+        self.reasons, self.reason = coded_texts(rows.column("name"))
+        self.system_calls, self.system_call = coded_texts(rows.column("op"))
         self.thread: Ints = int64_column(rows, "thread")
         """Indices in `Session.threads`."""
         self.ns: Ints = int64_column(rows, "ns")
         self.events: Ints = int64_column(rows, "n")
         stack: Ints = int64_column(rows, "stack")
         self._stack = stack
-        off_cpu = np.array([one == ProfileKind.OFF_CPU for one in (*self._kinds, None)], bool)
-        self.is_off_cpu: Mask = off_cpu[kind]
+        off_cpu = np.array([one == ProfileKind.OFF_CPU for one in (*self.kinds, None)], bool)
+        self.is_off_cpu: Mask = off_cpu[self.kind]
         """The others are waits for a CPU."""
-        max_ns = int64_column(rows, "max_ns")
-        self.idle: Mask = self._idle(max_ns)
+        self.max_ns: Ints = int64_column(rows, "max_ns")
+        self.idle: Mask = self._idle(self.max_ns)
         """Whether one wait of the same thread lasted (nearly) the whole recording."""
         # Without stacks there is no need to look at any frame.
         has_stack = stack >= 0
         self.of_sonde: Mask = has_stack.copy()
         if has_stack.any():
             self.of_sonde[has_stack] = session.waits_of_sonde[stack[has_stack]]
-        waker = int64_column(rows, "waker_tid")
-        numbers = (self.thread, kind, reason, system_call, self.events, self.ns, max_ns, waker)
-        super().__init__(self._wait, (*numbers, self.idle, stack, self.of_sonde))
+        self._waker_tid: Ints = int64_column(rows, "waker_tid")
+        texts = (self.kind, self.reason, self.system_call)
+        numbers = (self.events, self.ns, self.max_ns, self._waker_tid)
+        super().__init__(
+            self._wait, (self.thread, *texts, *numbers, self.idle, stack, self.of_sonde)
+        )
 
     def _idle(self, max_ns: Ints) -> Mask:
         least_ns = self._session.info.duration_ns * IDLE_SHARE
@@ -76,10 +92,33 @@ class WaitRows(RowSequence[Wait]):
         off_cpu, run_queue = ProfileKind.OFF_CPU in kinds, ProfileKind.RUN_QUEUE in kinds
         return np.flatnonzero(np.where(self.is_off_cpu, off_cpu, run_queue))
 
-    def has_hint(self, row: int) -> bool:
-        """Whether the stack of a wait has a frame that shows what waited."""
-        stack = int(self._stack[row])
-        return stack >= 0 and own_frame(self._session.stacks, stack) is not None
+    def wakers(self, rows: Ints) -> tuple[list[str], Ints]:
+        """(texts, as `Wait.waker`; the index in these of each of the rows)."""
+        tids, index = np.unique(self._waker_tid[rows], return_inverse=True)
+        return [*map(self._waker, tids.tolist())], index
+
+    def hints(self, rows: Ints) -> tuple[list[Hint], Ints]:
+        """(what stacks show of waits; the index in these of each of the rows)."""
+        stacks, of_row = np.unique(self._stack[rows], return_inverse=True)
+        has_stack = stacks >= 0
+        own, user = np.full((2, len(stacks)), -1, np.int64)
+        if has_stack.any():
+            own[has_stack] = own_frames(self._session.stacks, stacks[has_stack])
+            user[has_stack] = self._session.user_frames[stacks[has_stack]]
+        pairs, of_stack = np.unique((own << 32) | (user & _LOW_HALF), return_inverse=True)
+        first = np.unique(of_stack, return_index=True)[1]
+        frames = self._session.stacks.frames
+        own_of = [frames[at] if at >= 0 else None for at in own[first].tolist()]
+        hints = [*map(self._hint, own_of, user[first].tolist())]
+        return hints, of_stack[of_row]
+
+    def has_hint(self, rows: Ints) -> Mask:
+        """Whether the stack of each of the waits has a frame that shows what waited."""
+        stacks, index = np.unique(self._stack[rows], return_inverse=True)
+        found = np.zeros(len(stacks), bool)
+        known = stacks >= 0
+        found[known] = own_frames(self._session.stacks, stacks[known]) >= 0
+        return found[index]
 
     @cached_property
     def _with_tid(self) -> dict[int, int]:
@@ -92,17 +131,20 @@ class WaitRows(RowSequence[Wait]):
             return f"tid {tid}" if tid else ""
         return f"{self._session.threads.name_of(number)} ({tid})"
 
-    def _hint(self, stack: int) -> tuple[Frame | None, str]:
-        """(the own frame, the location in the user's Python code) of a stack."""
+    def _hint_of(self, stack: int) -> Hint:
+        """Of a stack; -1 none."""
         if stack < 0:
-            return None, ""
-        found = self._hints.get(stack)
+            return Hint("", "", "")
+        found = self._known_hints.get(stack)
         if found is None:
-            user = int(self._session.user_frames[stack])
-            stacks = self._session.stacks
-            location = stacks.frames[user].location if user >= 0 else ""
-            found = self._hints[stack] = own_frame(stacks, stack), location
+            frame, user = own_frame(self._session.stacks, stack), self._session.user_frames[stack]
+            found = self._known_hints[stack] = self._hint(frame, int(user))
         return found
+
+    def _hint(self, frame: Frame | None, user: int) -> Hint:
+        """`frame`: the own one; `user`: the number of that in the user's code, -1 none."""
+        location = self._session.stacks.frames[user].location if user >= 0 else ""
+        return Hint(frame.name, frame.binary, location) if frame else Hint("", "", location)
 
     def _wait(
         self,
@@ -118,19 +160,19 @@ class WaitRows(RowSequence[Wait]):
         stack: int,
         of_sonde: bool,
     ) -> Wait:
-        hint, location = self._hint(stack)
+        hint = self._hint_of(stack)
         return Wait(
             thread=self._session.threads[thread],
-            kind=self._kinds[kind],
-            reason=self._reasons[reason],
-            system_call=self._system_calls[system_call],
+            kind=self.kinds[kind],
+            reason=self.reasons[reason],
+            system_call=self.system_calls[system_call],
             count=count,
             ns=ns,
             max_ns=max_ns,
             waker=self._waker(waker_tid),
             idle=idle,
-            hint=hint.name if hint else "",
-            hint_binary=hint.binary if hint else "",
-            location=location,
+            hint=hint.function,
+            hint_binary=hint.binary,
+            location=hint.location,
             of_sonde=of_sonde,
         )
