@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sonde.export.stack_frames import I64, distinct_stacks, leaf_labels, root_first_blocks, summed
+from sonde.export.stack_frames import I64, distinct_stacks, leaf_labels, root_first_blocks, sums_of
 from sonde.model.code import NO_STACK, Frame, Stacks
 from sonde.model.profile import Profile, ProfileKind
+from sonde.query.frame_columns import FrameColumns
 from sonde.query.grouping import grouped
 
 LIGHT = Frame(kind="unknown", function="(lighter stacks)", binary="")
@@ -28,6 +29,8 @@ _ROOT = 0
 NODE_BYTES = 256
 """Memory for a node while the tree is built."""
 
+Ints = I64 | Sequence[int]
+"""An array, or, of numbers too large for one, a list."""
 Floats = npt.NDArray[np.float64]
 
 
@@ -49,15 +52,15 @@ class Function:
             self.last_line = max(self.last_line, line)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class KindRows:
-    """Weights of one kind by thread and node, stored by column."""
+    """Weights of one kind by thread and node, stored by column; shape (rows,)."""
 
-    thread: list[int] = field(default_factory=list)
-    node: list[int] = field(default_factory=list)
-    events: list[int] = field(default_factory=list)
-    ns: list[int] = field(default_factory=list)
-    bytes: list[int] = field(default_factory=list)
+    thread: I64
+    node: I64
+    events: Ints
+    ns: Ints
+    bytes: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +68,9 @@ class CallTree:
     """Node 0 is the root; the parent of a node comes before it."""
 
     functions: list[Function]
-    parent: Sequence[int]
-    function: Sequence[int]
+    parent: I64
+    function: I64
+    """Of each node; shape (nodes,)."""
     kinds: dict[ProfileKind, KindRows]
     folded_nodes: int
     """Number of nodes that were merged into `LIGHT`."""
@@ -90,8 +94,7 @@ def build(
         profile.kind: _rows(profile, new_node[at])
         for profile, at in zip(profiles, ends, strict=True)
     }
-    parent, function = nodes.parent.tolist(), nodes.function.tolist()
-    return CallTree(functions.listed, parent, function, kinds, folded)
+    return CallTree(functions.listed, nodes.parent, nodes.function, kinds, folded)
 
 
 class _Functions:
@@ -100,6 +103,24 @@ class _Functions:
     def __init__(self) -> None:
         self.listed: list[Function] = []
         self._numbers: dict[tuple[str, str, str], int] = {}
+        self._key: I64 | None = None
+        """Of each frame, by its texts; frames with the same one are of one function."""
+
+    def numbers(self, frames: Sequence[Frame], wanted: I64) -> I64:
+        """The number of the function of each of some frames."""
+        if not isinstance(frames, FrameColumns):
+            return np.array([self.number(frames[at]) for at in wanted.tolist()], np.int64)
+        if self._key is None:
+            self._key = frames.distinct(("function", "binary", "file"))[1]
+        keys, key = grouped(self._key[wanted])
+        first = np.full(len(keys), len(wanted))
+        np.minimum.at(first, key, np.arange(len(wanted)))
+        known = [self.number(frames[at]) for at in wanted[first].tolist()]
+        line = frames.line[wanted].astype(np.int64)
+        lines = np.unique(key[line > 0] << 32 | line[line > 0])  # the other frames add no more
+        for at, number in zip((lines >> 32).tolist(), (lines & 0xFFFFFFFF).tolist(), strict=True):
+            self.listed[known[at]].add_line(number)
+        return np.array(known, np.int64)[key]
 
     def number(self, frame: Frame) -> int:
         key = (frame.name, frame.binary, frame.file)
@@ -128,8 +149,8 @@ class _Nodes:
         of_frame = np.full(len(stacks.frames), -1, np.int32)
         depths, parts = [], []
         for _, flat, ends in root_first_blocks(stacks, used):
-            for index in np.unique(flat[of_frame[flat] < 0]).tolist():
-                of_frame[index] = functions.number(stacks.frames[index])
+            new = np.unique(flat[of_frame[flat] < 0])
+            of_frame[new] = functions.numbers(stacks.frames, new)
             parts.append(of_frame[flat])
             depths.append(np.diff(ends, prepend=0))
         flat = np.concatenate(parts) if parts else np.zeros(0, np.int32)
@@ -237,7 +258,7 @@ def _rows(profile: Profile, nodes: I64) -> KindRows:
     keys, group = grouped((np.asarray(profile.row_thread, np.int64) << 32) | nodes)
     sums = (profile.row_events, profile.row_ns, profile.row_bytes)
     return KindRows(
-        (keys >> 32).tolist(),
-        (keys & 0xFFFFFFFF).tolist(),
-        *(summed(column, group, len(keys)) for column in sums),
+        keys >> 32,
+        keys & 0xFFFFFFFF,
+        *(sums_of(column, group, len(keys)) for column in sums),
     )

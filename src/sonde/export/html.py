@@ -141,15 +141,15 @@ def _document(session: Session, kinds: Sequence[ProfileKind], where: Where) -> d
         "capture": json_report.capture(session.info),
         "filtered": where != EVERYTHING,
         "processes": {
-            "pid": processes.pid.tolist(),
+            "pid": processes.pid,
             "name": processes.names,
-            "kernel": processes.is_kernel.astype(np.int64).tolist(),
+            "kernel": processes.is_kernel.astype(np.int8),
         },
         "threads": {
-            "process": threads.process.tolist(),
-            "tid": threads.tid.tolist(),
+            "process": threads.process,
+            "tid": threads.tid,
             "name": threads.names,
-            "idle": idle.tolist(),
+            "idle": idle,
         },
         "tree": tree,
         "tables": tables,
@@ -170,8 +170,8 @@ def _tree(tree: CallTree) -> dict[str, Any]:
         "file": [function.file for function in functions],
         "firstLine": [function.first_line for function in functions],
         "lastLine": [function.last_line for function in functions],
-        "parent": list(tree.parent),
-        "function": list(tree.function),
+        "parent": tree.parent,
+        "function": tree.function,
         "folded": tree.folded_nodes,
         "kinds": {
             kind: {

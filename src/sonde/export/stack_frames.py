@@ -74,12 +74,19 @@ def leaf_labels(profile: Profile) -> tuple[list[str], I64]:
 
 
 def summed(values: Sequence[int], group: I64, groups: int) -> list[int]:
-    """The sum of the values of each group, exact however large they are. `group`: of each value."""
+    """As `sums_of`, as a list."""
+    sums = sums_of(values, group, groups)
+    return sums if isinstance(sums, list) else sums.tolist()
+
+
+def sums_of(values: Sequence[int], group: I64, groups: int) -> I64 | list[int]:
+    """The sum of the values of each group, exact however large they are: a list where they are too
+    large for an array. `group`: of each value."""
     found = np.zeros(groups, np.int64)
     column = np.asarray(values, np.int64)
     if len(column) and float(np.abs(column.astype(np.float64)).sum()) < 1 << 62:
         np.add.at(found, group, column)
-        return found.tolist()
+        return found
     sums = [0] * groups
     for number, value in zip(group.tolist(), column.tolist(), strict=True):
         sums[number] += value

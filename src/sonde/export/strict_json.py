@@ -15,11 +15,14 @@ from itertools import islice
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
+import numpy as np
+
 from sonde.export import json_columns
 from sonde.export.json_columns import Rows
 
 _AT_ONCE = 256
 """Items of a list that are encoded together."""
+_NUMBERS_AT_ONCE = 1 << 14
 _PIECE_CHARS = 1 << 18
 """Characters that are written at once, about."""
 
@@ -59,7 +62,7 @@ def write_compact(write: Write, document: Any) -> None:
     """Write a document without whitespace.
 
     A list is encoded some items at a time, what a tuple, an iterator or `Fragments` holds item by
-    item.
+    item. Arrays are of whole numbers.
     """
     _write(write, _compact(document))
 
@@ -111,6 +114,12 @@ def _compact(value: Any) -> Iterator[str]:
         for at in range(0, len(value), _AT_ONCE):
             text = dumps(value[at : at + _AT_ONCE], separators=(",", ":"))
             yield f",{text[1:-1]}" if at else text[1:-1]
+        yield "]"
+    elif isinstance(value, np.ndarray):
+        yield "["
+        for at in range(0, len(value), _NUMBERS_AT_ONCE):
+            text = json_columns.numbers(value[at : at + _NUMBERS_AT_ONCE])
+            yield f",{text}" if at else text
         yield "]"
     elif isinstance(value, tuple | Iterator):
         comma = ""

@@ -176,8 +176,7 @@ def profile(session: Session, kind: ProfileKind, where: Where = EVERYTHING) -> P
     names = rows.column("name").combine_chunks().dictionary_encode()
 
     def column(name: str) -> Sequence[int]:
-        values: Sequence[int] = rows.column(name).to_pylist()
-        return values
+        return int64_column(rows, name).data  # by items that are of Python, in a quarter of memory
 
     return Profile(
         kind=kind,
@@ -186,7 +185,7 @@ def profile(session: Session, kind: ProfileKind, where: Where = EVERYTHING) -> P
         names=names.dictionary.to_pylist(),
         row_thread=column("thread"),
         row_stack=column("stack"),
-        row_name=names.indices.to_pylist(),
+        row_name=names.indices.to_numpy().data,
         row_events=column("n"),
         row_ns=column("ns"),
         row_bytes=column("bytes"),
