@@ -9,7 +9,7 @@ child of their nearest heavier ancestor, which keeps every sum exact.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -115,7 +115,8 @@ class _Functions:
         keys, key = grouped(self._key[wanted])
         first = np.full(len(keys), len(wanted))
         np.minimum.at(first, key, np.arange(len(wanted)))
-        known = [self.number(frames[at]) for at in wanted[first].tolist()]
+        texts = (frames.texts_of(column, wanted[first]) for column in ("binary", "file", "kind"))
+        known = [*map(self._known, frames.names_of(wanted[first]), *texts)]
         line = frames.line[wanted].astype(np.int64)
         lines = np.unique(key[line > 0] << 32 | line[line > 0])  # the other frames add no more
         for at, number in zip((lines >> 32).tolist(), (lines & 0xFFFFFFFF).tolist(), strict=True):
@@ -123,12 +124,16 @@ class _Functions:
         return np.array(known, np.int64)[key]
 
     def number(self, frame: Frame) -> int:
-        key = (frame.name, frame.binary, frame.file)
+        number = self._known(frame.name, frame.binary, frame.file, frame.kind)
+        self.listed[number].add_line(frame.line)
+        return number
+
+    def _known(self, name: str, binary: str, file: str, kind: str) -> int:
+        key = (name, binary, file)
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self.listed)
-            self.listed.append(Function(frame.name, frame.kind, frame.binary, frame.file))
-        self.listed[number].add_line(frame.line)
+            self.listed.append(Function(name, kind, binary, file))
         return number
 
 
@@ -149,7 +154,7 @@ class _Nodes:
         of_frame = np.full(len(stacks.frames), -1, np.int32)
         depths, parts = [], []
         for _, flat, ends in root_first_blocks(stacks, used):
-            new = np.unique(flat[of_frame[flat] < 0])
+            new = np.unique(flat[of_frame[flat] < 0]).astype(np.int64)
             of_frame[new] = functions.numbers(stacks.frames, new)
             parts.append(of_frame[flat])
             depths.append(np.diff(ends, prepend=0))

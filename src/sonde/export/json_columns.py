@@ -109,9 +109,14 @@ def _blocks(rows: Rows) -> Iterator[slice]:
         if isinstance(column, Coded):
             lengths = np.array([*map(_chars, column.values)], np.int64)
             chars += lengths[column.index]
+    return blocks(chars)
+
+
+def blocks(chars: I64) -> Iterator[slice]:
+    """Some thousand rows at a time, fewer where their texts are long. `chars`: of each row."""
     ends = np.cumsum(chars)
     begin = 0
-    while begin < len(rows):
+    while begin < len(ends):
         most = _CHARS_AT_ONCE + (int(ends[begin - 1]) if begin else 0)
         end = int(np.searchsorted(ends, most, side="right"))
         end = max(begin + 1, min(end, begin + _ROWS_AT_ONCE))

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable, Sequence
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sonde.export.pprof_code import Added, Code, NewFrames, Strings, first_of_each
+from sonde.export.pprof_code import Added, Code, NewFrames, Strings
 from sonde.export.pprof_profile_pb2 import Label, Sample
 from sonde.export.pprof_profile_pb2 import Profile as PprofProfile
 from sonde.export.protobuf_columns import (
@@ -33,7 +33,7 @@ from sonde.export.protobuf_columns import (
     varint_lengths,
     varints,
 )
-from sonde.export.stack_frames import check_size
+from sonde.export.stack_frames import check_size, first_of_each, first_rows, with_no_stack
 from sonde.model.code import Stacks
 from sonde.model.profile import BASIC_KINDS, MEMORY_KINDS, Profile, ProfileKind
 from sonde.query import queries
@@ -80,19 +80,6 @@ _KEY, _STR, _NUM = Label.KEY_FIELD_NUMBER, Label.STR_FIELD_NUMBER, Label.NUM_FIE
 
 _MAX_PENDING_BYTES = 1 << 21
 """A message is written once it has about this many bytes."""
-
-def _with_no_stack(flat: I32, depth: I64, no_stack: int) -> tuple[I32, I64]:
-    """The frames and depths of stacks, with one frame `no_stack` in those without any."""
-    empty = np.flatnonzero(depth == 0)
-    if not len(empty):
-        return flat, depth
-    at = (np.cumsum(depth) - depth)[empty]
-    return np.insert(flat, at, no_stack).astype(np.int32), np.maximum(depth, 1)
-
-
-def _first_rows(index: I64) -> I64:
-    """The rows in which each number is first, of numbers in order of appearance."""
-    return np.flatnonzero(np.diff(np.maximum.accumulate(index), prepend=-1))
 
 
 def write(
@@ -156,7 +143,7 @@ class _Builder:
         stacks, stack = grouped(np.asarray(profile.row_stack, np.int64))
         threads, thread = grouped(np.asarray(profile.row_thread, np.int64))
         name = np.asarray(profile.row_name, np.int64)
-        parts, new = self._stacks(profile.stacks, stacks, _first_rows(stack))
+        parts, new = self._stacks(profile.stacks, stacks, first_rows(stack))
         functions = self._code.name(new, self._label_texts(profile, threads[thread], name))
         added = (self._code.locate(new), functions, self._strings.added())
         of_thread = self._thread_labels(threads)
@@ -175,7 +162,7 @@ class _Builder:
             )
             return content(fields)
 
-        sizes = self._values - len(values) + sum(map(varint_lengths, values), np.int64(0))
+        sizes = self._values - len(values) + np.sum([*map(varint_lengths, values)], axis=0)
         sizes += 1 + varint_lengths(sizes)
         sizes += lengths(parts)[stack] + lengths(of_thread)[thread] + lengths(of_name)[name]
         sizes += 1 + varint_lengths(sizes)
@@ -183,9 +170,7 @@ class _Builder:
             np.add.at(sizes, one.rows, one.sizes)
         self._append(np.cumsum(sizes), added, samples)
 
-    def _append(
-        self, ends: I64, added: Sequence[Added], samples: Callable[[slice], bytes]
-    ) -> None:
+    def _append(self, ends: I64, added: Sequence[Added], samples: Callable[[slice], bytes]) -> None:
         """Write rows, in messages of some size; `ends`: the size of all rows up to each."""
         begin, written = 0, -self._size
         while begin < len(ends):
@@ -225,12 +210,12 @@ class _Builder:
         number = self._code.location
         parts, new_frames, new_rows = [], [], []
         for some, flat, depth in frames_of_stacks(stacks, wanted):
-            flat, depth = _with_no_stack(flat, depth, no_stack)
-            new, first = first_of_each(flat, number[flat] == 0)
+            flat, depth = with_no_stack(flat, depth, no_stack)
+            fresh, first = first_of_each(flat, number[flat] == 0)
             given = int(number.max())
-            number[new] = np.arange(given + 1, given + 1 + len(new))
+            number[fresh] = np.arange(given + 1, given + 1 + len(fresh))
             ends = np.cumsum(depth)
-            new_frames.append(new)
+            new_frames.append(fresh)
             new_rows.append(rows[some][np.searchsorted(ends, first, side="right")])
             ids = varints(number[flat])
             starts = np.append(0, np.cumsum(lengths(ids)))
@@ -247,7 +232,7 @@ class _Builder:
         of_threads, of_thread = threads.coded_names
         process = of_process[threads.process[thread]]
         columns = (process, of_thread[thread], name)
-        firsts = [_first_rows(grouped(column.astype(np.int64))[1]) for column in columns]
+        firsts = [first_rows(grouped(column.astype(np.int64))[1]) for column in columns]
         return [
             (row, ("pid", "tid", "process", of_processes[process[row]], "thread", *texts))
             for row in np.unique(np.concatenate(firsts)).tolist()
@@ -259,7 +244,7 @@ class _Builder:
         """The labels' part of a `Sample` for each of the threads, but for the name of a row."""
         processes, threads = self._session.processes, self._session.threads
         process = threads.process[thread]
-        labels = {
+        labels: dict[str, tuple[int, npt.NDArray[Any]]] = {
             "pid": (_NUM, processes.pid[process]),
             "tid": (_NUM, threads.tid[thread]),
             "process": (_STR, self._numbers_of(processes.coded_names, process)),
@@ -288,7 +273,7 @@ class _Builder:
 
     def _value_columns(self, profile: Profile) -> list[I64]:
         """The values of the kind itself."""
-        measured = (profile.row_bytes if profile.kind.is_memory else profile.row_ns)
+        measured = profile.row_bytes if profile.kind.is_memory else profile.row_ns
         columns = [profile.row_events, measured, profile.row_bytes]
         wanted = columns[: len(SAMPLE_TYPES[profile.kind])]
         return [np.asarray(column, np.int64) for column in wanted]

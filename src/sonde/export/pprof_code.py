@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from sonde.export.pprof_profile_pb2 import Profile
 from sonde.export.protobuf_columns import content, messages, number_fields
+from sonde.export.stack_frames import first_of_each
 from sonde.model.code import NO_STACK
 from sonde.query.session import Session
 
@@ -112,13 +113,13 @@ class Code:
         """
         uses = [(row, len(new.rows), at, -1) for at, (row, _) in enumerate(others)]
         for which, (numbers, codes) in enumerate(self._numbered(new)):
-            code, at = first_of_each(codes, numbers[codes] == 0)
-            rows = new.rows[at].tolist()
-            uses += zip(rows, at.tolist(), [which] * len(at), code.tolist(), strict=True)
+            fresh, first = first_of_each(codes, numbers[codes] == 0)
+            by = (new.rows[first].tolist(), first.tolist(), [which] * len(first), fresh.tolist())
+            uses += zip(*by, strict=True)
         found: list[tuple[int, int, int, int]] = []
         functions = int(self._function.max())
         number = self._strings.number
-        for row, at, which, code in sorted(uses):
+        for row, _, which, code in sorted(uses):
             if code < 0:
                 for text in others[which][1]:
                     number(text, row)
@@ -182,12 +183,3 @@ class Code:
                 has_inline_frames=True,
             )
         return profile.SerializeToString()
-
-
-def first_of_each(values: npt.NDArray[np.integer], wanted: Mask) -> tuple[I64, I64]:
-    """(the distinct values among the wanted ones, in the order of their first positions; these
-    positions, ascending)."""
-    at = np.flatnonzero(wanted)
-    distinct, first = np.unique(values[at], return_index=True)
-    order = np.argsort(first)
-    return distinct[order].astype(np.int64), at[first[order]]

@@ -102,9 +102,9 @@ def _array(data: bytes, ends: I64) -> pa.Array:
 def _packed(numbers: Numbers, before: bytes, wanted: npt.NDArray[np.bool_]) -> pa.Array:
     values = numbers.astype(np.uint64)
     width = max(1, -(-int(values.max(initial=0)).bit_length() // _BITS))
-    kind = np.uint32 if width < 5 else np.uint64
-    shifts = np.arange(0, _BITS * width, _BITS, dtype=kind)
-    shifted = values.astype(kind)[:, np.newaxis] >> shifts
+    kind: Any = np.uint32 if width < 5 else np.uint64
+    shifts: Numbers = np.arange(0, _BITS * width, _BITS, dtype=kind)
+    shifted: Numbers = values.astype(kind)[:, np.newaxis] >> shifts
     first = len(before)
     packed = np.empty((len(values), first + width), np.uint8)
     packed[:, :first] = np.frombuffer(before, np.uint8)

@@ -9,17 +9,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from sonde.export import strict_json
+from sonde.export.json_columns import blocks
+from sonde.export.protobuf_columns import lengths
 from sonde.export.stack_frames import (
-    PerFrame,
+    I64,
     check_size,
-    distinct_stacks,
+    first_of_each,
+    first_rows,
     leaf_labels,
-    root_first,
+    root_first_blocks,
+    with_no_stack,
 )
-from sonde.model.code import NO_STACK, Frame
+from sonde.model.code import NO_STACK
 from sonde.model.profile import BASIC_KINDS, Profile, ProfileKind
 from sonde.query import queries
+from sonde.query.frame_columns import FrameColumns
+from sonde.query.grouping import grouped
 from sonde.query.queries import EVERYTHING, Where
 from sonde.query.session import Session
 
@@ -50,7 +60,7 @@ def write(
         "exporter": f"sonde@{session.info.version}",
         "name": session.info.path.name,
         "activeProfileIndex": 0,
-        "profiles": tuple(_profile(profile, frames) for profile in seen),
+        "profiles": tuple(_profile(session, profile, frames) for profile in seen),
         # After the profiles: their samples collect the frames.
         "shared": {"frames": frames.listed},
     }
@@ -64,7 +74,18 @@ class _Frames:
         self.listed: list[dict[str, Any]] = []
         self._numbers: dict[tuple[str, str, int], int] = {}
 
-    def number(self, name: str, file: str = "", line: int = 0) -> int:
+    def numbers(self, frames: FrameColumns, wanted: I64) -> list[int]:
+        """Of frames by their index; the one after the last is `NO_STACK`."""
+        at = wanted[wanted < len(frames)]
+        texts = (frames.texts_of(column, at) for column in ("file", "binary"))
+        rows = zip(frames.names_of(at), *texts, frames.line[at].tolist(), strict=True)
+        return [
+            self.number(*next(rows)) if one < len(frames) else self.number(*_NO_STACK)
+            for one in wanted.tolist()
+        ]
+
+    def number(self, name: str, file: str = "", binary: str = "", line: int = 0) -> int:
+        file = file or binary
         key = (name, file, line)
         if key not in self._numbers:
             self._numbers[key] = len(self.listed)
@@ -77,7 +98,10 @@ class _Frames:
         return self._numbers[key]
 
 
-def _profile(profile: Profile, shared: _Frames) -> dict[str, Any]:
+_NO_STACK = (NO_STACK.name, NO_STACK.file, NO_STACK.binary, NO_STACK.line)
+
+
+def _profile(session: Session, profile: Profile, shared: _Frames) -> dict[str, Any]:
     is_memory = profile.kind.is_memory
     check_size(profile)
     weights = profile.row_weight
@@ -86,28 +110,52 @@ def _profile(profile: Profile, shared: _Frames) -> dict[str, Any]:
         "name": _TITLES[profile.kind],
         "unit": "bytes" if is_memory else "nanoseconds",
         "startValue": 0,
-        "endValue": sum(weights),
-        "samples": strict_json.Fragments(_samples(profile, shared)),
-        "weights": list(weights),
+        "endValue": sum(weights),  # of Python: too large for an array, maybe
+        "samples": strict_json.Fragments(_samples(session, profile, shared)),
+        "weights": np.asarray(weights, np.int64),
     }
 
 
-def _samples(profile: Profile, shared: _Frames) -> Iterator[str]:
-    """The frame numbers of each row as JSON; those of a stack are formatted once."""
-    frames = profile.stacks.frames
+def _samples(session: Session, profile: Profile, shared: _Frames) -> Iterator[str]:
+    """The frame numbers of each row as JSON, some thousand rows in a text."""
+    wanted, stack = grouped(np.asarray(profile.row_stack, np.int64))
+    by_number = np.argsort(wanted)
+    of_stacks = _texts_of_stacks(session, profile, wanted[by_number], shared)
+    stack = np.argsort(by_number)[stack]
+    labels, label = leaf_labels(profile)
+    threads, thread = grouped(np.asarray(profile.row_thread, np.int64))
+    processes = [profile.threads[number].process.label for number in threads.tolist()]
+    before = np.zeros(len(threads), np.int64)
+    behind = [""] * len(labels) + [""]  # the last is that of rows without a label
+    firsts = [(row, 0) for row in first_rows(grouped(label)[1]).tolist() if label[row] >= 0]
+    firsts += [(row, 1) for row in first_rows(thread).tolist()]
+    for row, which in sorted(firsts):  # the first that needs a number gets the next one
+        if which:
+            before[thread[row]] = shared.number(processes[thread[row]])
+        else:
+            behind[label[row]] = f",{shared.number(labels[label[row]])}"
+    ends, begins = pa.array(behind), pa.array(before).cast(pa.string())
+    label = np.where(label < 0, len(labels), label)
+    for rows in blocks(lengths(of_stacks)[stack]):
+        columns = ((begins, thread), (of_stacks, stack), (ends, label))
+        texts = [column.take(pa.array(index[rows])) for column, index in columns]
+        joined = pc.binary_join_element_wise(",[", texts[0], ",", texts[1], texts[2], "]", "")
+        yield str(joined.buffers()[2], "ascii")[1:]
 
-    def text_of(frame: Frame) -> str:
-        return str(shared.number(frame.name, frame.file or frame.binary, frame.line))
 
-    of_frame = PerFrame(lambda index: text_of(frames[index]))
-    known = {
-        stack: ",".join(map(of_frame.__getitem__, indices)) or text_of(NO_STACK)
-        for stack, indices in root_first(profile.stacks, distinct_stacks([profile]))
-    }
-    labels, label_of_row = leaf_labels(profile)
-    behind = PerFrame(lambda label: f",{shared.number(labels[label])}" if label >= 0 else "")
-    before = PerFrame(lambda number: str(shared.number(profile.threads[number].process.label)))
-    rows = zip(profile.row_thread, profile.row_stack, label_of_row.tolist(), strict=True)
-    for thread, stack, label in rows:
-        end = behind[label]  # before the process: the first that needs a number gets the next one
-        yield f"[{before[thread]},{known[stack]}{end}]"
+def _texts_of_stacks(session: Session, profile: Profile, wanted: I64, shared: _Frames) -> pa.Array:
+    """The frame numbers of stacks, with commas between them."""
+    frames = session.frames
+    no_stack = len(frames)
+    number = np.full(no_stack + 1, -1, np.int32)
+    parts = []
+    for _, flat, ends in root_first_blocks(profile.stacks, wanted):
+        flat, depth = with_no_stack(flat, np.diff(ends, prepend=0), no_stack)
+        new, _ = first_of_each(flat, number[flat] < 0)
+        number[new] = shared.numbers(frames, new)
+        offsets = np.append(0, np.cumsum(depth)).astype(np.int32)
+        texts = (
+            pa.array(np.arange(len(shared.listed))).cast(pa.string()).take(pa.array(number[flat]))
+        )
+        parts.append(pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), texts), ","))
+    return pa.concat_arrays(parts) if parts else pa.array([], pa.string())

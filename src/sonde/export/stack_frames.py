@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +14,9 @@ from sonde.model.profile import Profile, ProfileKind, ProfileRow
 from sonde.query.frame_columns import frames_having
 from sonde.query.grouping import grouped
 
-T = TypeVar("T")
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 _FRAMES_AT_ONCE = 1 << 19
 """Frames in one block of stacks, about."""
@@ -93,39 +92,19 @@ def sums_of(values: Sequence[int], group: I64, groups: int) -> I64 | list[int]:
     return sums
 
 
-class PerFrame(dict[int, T]):
-    """What a format makes of each frame, by its index; made when it is first looked up."""
-
-    def __init__(self, make: Callable[[int], T]) -> None:
-        super().__init__()
-        self._make = make
-
-    def __missing__(self, index: int) -> T:
-        value = self[index] = self._make(index)
-        return value
-
-
 def distinct_stacks(profiles: Sequence[Profile]) -> I64:
     """The stacks that the profiles have, ascending."""
     rows = [np.asarray(profile.row_stack, np.int64) for profile in profiles]
     return np.unique(np.concatenate(rows)) if rows else np.zeros(0, np.int64)
 
 
-def root_first(stacks: Stacks, wanted: I64) -> Iterator[tuple[int, list[int]]]:
-    """(stack, indices of its frames), outermost first, as a flame graph shows them.
-
-    Only the binary of frames without a symbol is known, so a run of them in one binary is one
-    frame. Empty where no stack was recorded.
-    """
-    for numbers, flat, ends in root_first_blocks(stacks, wanted):
-        indices, begin = flat.tolist(), 0
-        for number, end in zip(numbers.tolist(), ends.tolist(), strict=True):
-            yield number, indices[begin:end]
-            begin = end
-
-
 def root_first_blocks(stacks: Stacks, wanted: I64) -> Iterator[tuple[I64, I32, I64]]:
-    """As `root_first`, many stacks at once: (stacks, their frames, end of each in those)."""
+    """Many stacks at once: (stacks, their frames, end of each in those).
+
+    The frames of a stack are outermost first, as a flame graph shows them. Only the binary of
+    frames without a symbol is known, so a run of them in one binary is one frame. No frames where
+    no stack was recorded.
+    """
     frames = np.asarray(stacks.frame_indices, np.int32)
     offsets = np.asarray(stacks.offsets, np.int64)
     nameless = _nameless(stacks)
@@ -155,3 +134,26 @@ def _nameless(stacks: Stacks) -> I32:
         name = stacks.frames[frame].name
         found[frame] = numbers.setdefault(name, len(numbers) + 1)
     return found
+
+
+def with_no_stack(flat: I32, depth: I64, no_stack: int) -> tuple[I32, I64]:
+    """The frames and depths of stacks, with one frame `no_stack` in those without any."""
+    empty = np.flatnonzero(depth == 0)
+    if not len(empty):
+        return flat, depth
+    at = (np.cumsum(depth) - depth)[empty]
+    return np.insert(flat, at, no_stack).astype(np.int32), np.maximum(depth, 1)
+
+
+def first_rows(index: I64) -> I64:
+    """The rows in which each number is first, of numbers in order of appearance."""
+    return np.flatnonzero(np.diff(np.maximum.accumulate(index), prepend=-1))
+
+
+def first_of_each(values: npt.NDArray[np.integer], wanted: Mask) -> tuple[I64, I64]:
+    """(the distinct values among the wanted ones, in the order of their first positions; these
+    positions, ascending)."""
+    at = np.flatnonzero(wanted)
+    distinct, first = np.unique(values[at], return_index=True)
+    order = np.argsort(first)
+    return distinct[order].astype(np.int64), at[first[order]]

@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from itertools import islice
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
@@ -30,7 +29,7 @@ Write = Callable[[bytes], object]
 
 
 class Fragments:
-    """A list whose items are JSON already."""
+    """A list whose items are JSON already: texts of one item, or of some with commas between."""
 
     def __init__(self, items: Iterable[str]) -> None:
         self.items = items
@@ -130,9 +129,9 @@ def _compact(value: Any) -> Iterator[str]:
             comma = ","
         yield "]"
     elif isinstance(value, Fragments):
-        comma, left = "[", iter(value.items)
-        while some := [*islice(left, _AT_ONCE)]:
-            yield comma + ",".join(some)
+        comma = "["
+        for some in value.items:
+            yield comma + some
             comma = ","
         yield "]" if comma == "," else "[]"
     else:

@@ -69,6 +69,14 @@ class FrameColumns(Sequence[Frame]):
         """The texts of some frames in a column."""
         return [*map(self._texts[column].__getitem__, self._codes[column][frames].tolist())]
 
+    def names_of(self, frames: I64) -> list[str]:
+        """`Frame.name` of some frames."""
+        functions, binaries = self.texts_of("function", frames), self.texts_of("binary", frames)
+        return [
+            function or Frame("", function, binary).name
+            for function, binary in zip(functions, binaries, strict=True)
+        ]
+
     def distinct(self, columns: Sequence[str]) -> tuple[I64, I64]:
         """(frames, the first with each combination of texts in the columns; for each frame, the
         index of its combination in these)."""

@@ -41,51 +41,53 @@ class Identities:
 
 
 def identities(tables: dict[str, pa.Table]) -> Identities:
-    """Number what a capture's tables hold. A process is (pid, start), because pids are used again.
-    """
+    """Number what a capture's tables hold. A process is (pid, start): pids are used again."""
     # The table of threads is the last, because it makes no process known.
     order = ("process", *OF_PROCESSES, "thread")
     ends = np.cumsum([0, *(tables[name].num_rows for name in order)]).tolist()
     part = {name: slice(*ends[at : at + 2]) for at, name in enumerate(order)}
     starts, start = grouped(_joined([tables[name] for name in order], "start_ns"))
-    keys, process = grouped(start << 32 | _joined([tables[name] for name in order], "pid"))
+    keys, of_row = grouped(start << 32 | _joined([tables[name] for name in order], "pid"))
     named = tables["process"].num_rows
-    known = int(process[: part["thread"].start].max(initial=-1)) + 1
+    known = int(of_row[: part["thread"].start].max(initial=-1)) + 1
     pid, start_ns = keys[:known] & _LOW_HALF, starts.view(np.uint64)[keys[:known] >> 32]
     others = named + np.lexsort((start_ns[named:], pid[named:]))
-    unnamed = pa.table({"pid": pid[others].astype(np.uint32), "start_ns": start_ns[others]})
     by_number = np.concatenate((np.arange(named), others))
-    pid, start_ns = pid[by_number], start_ns[by_number]
-    process = _numbers(by_number, len(keys))[process]
+    processes = pa.table({"pid": pid[by_number].astype(np.uint32), "start_ns": start_ns[by_number]})
+    process = _numbers(by_number, len(keys))[of_row]
+    process_of = {name: process[part[name]] for name in (*OF_PROCESSES, "thread")}
+    threads, thread_of = _threads(tables, processes, process_of)
+    del process_of["thread"]
+    return Identities(processes.slice(named), threads, process_of, thread_of)
 
+
+def _threads(
+    tables: dict[str, pa.Table], processes: pa.Table, process_of: dict[str, I32]
+) -> tuple[pa.Table, dict[str, I32]]:
+    """`Identities.threads` and `thread_of`. `processes`: pid and start_ns of each; `process_of`:
+    that of each row, -1 none."""
     order = (*OF_THREADS, "thread")
-    tid = _joined([tables[name] for name in order], "tid")
-    owner = np.concatenate([process[part[name]] for name in order]).astype(np.int64)
-    keys, thread = grouped(owner << 32 | tid)
+    owner = np.concatenate([process_of[name] for name in order]).astype(np.int64)
+    keys, of_row = grouped(owner << 32 | _joined([tables[name] for name in order], "tid"))
     owner, tid = keys >> 32, keys & _LOW_HALF
-    rank = _numbers(np.lexsort((start_ns, pid)), known).astype(np.int64)
-    with_process = np.flatnonzero(owner >= 0)
-    by_key = np.argsort(rank[owner[with_process]] << 32 | tid[with_process])
-    by_number = with_process[by_key]
-    thread = _numbers(by_number, len(keys))[thread]
-    of_process, tid = owner[by_number], tid[by_number]
+    pid, start_ns = (processes.column(name).to_numpy() for name in ("pid", "start_ns"))
+    rank = _numbers(np.lexsort((start_ns, pid)), len(pid)).astype(np.int64)
+    found = np.flatnonzero(owner >= 0)
+    by_number = found[np.argsort(rank[owner[found]] << 32 | tid[found])]
+    owner, tid = owner[by_number], tid[by_number]
+    thread = _numbers(by_number, len(keys))[of_row]
+    ends = np.cumsum([tables[name].num_rows for name in OF_THREADS]).tolist()
+    *of_tables, in_table = np.split(thread, ends)
     row = np.full(len(by_number), -1, np.int32)
-    in_table = thread[len(thread) - tables["thread"].num_rows :]
     row[in_table[in_table >= 0]] = np.flatnonzero(in_table >= 0)
-    threads = {
-        "process": of_process.astype(np.int32),
-        "pid": pid[of_process].astype(np.uint32),
-        "start_ns": start_ns[of_process],
+    columns = {
+        "process": owner.astype(np.int32),
+        "pid": pid[owner],
+        "start_ns": start_ns[owner],
         "tid": tid.astype(np.uint32),
         "row": row,
     }
-    shift = part["sample"].start
-    return Identities(
-        unnamed,
-        pa.table(threads),
-        {name: process[part[name]] for name in OF_PROCESSES},
-        {name: thread[part[name].start - shift : part[name].stop - shift] for name in OF_THREADS},
-    )
+    return pa.table(columns), dict(zip(OF_THREADS, of_tables, strict=True))
 
 
 def _joined(tables: Sequence[pa.Table], column: str) -> I64:

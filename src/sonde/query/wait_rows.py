@@ -105,8 +105,8 @@ class WaitRows(RowSequence[Wait]):
         if has_stack.any():
             own[has_stack] = own_frames(self._session.stacks, stacks[has_stack])
             user[has_stack] = self._session.user_frames[stacks[has_stack]]
-        pairs, of_stack = np.unique((own << 32) | (user & _LOW_HALF), return_inverse=True)
-        first = np.unique(of_stack, return_index=True)[1]
+        pairs = (own << 32) | (user & _LOW_HALF)
+        _, first, of_stack = np.unique(pairs, return_index=True, return_inverse=True)
         frames = self._session.stacks.frames
         own_of = [frames[at] if at >= 0 else None for at in own[first].tolist()]
         hints = [*map(self._hint, own_of, user[first].tolist())]
