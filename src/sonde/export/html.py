@@ -19,6 +19,7 @@ from importlib.resources import files
 from typing import Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
 from sonde.errors import MissingDependency
 from sonde.export import call_tree, json_report, metric_charts, strict_json
@@ -29,6 +30,7 @@ from sonde.query import queries
 from sonde.query.device_runs import device_runs
 from sonde.query.queries import EVERYTHING, Where
 from sonde.query.session import Session
+from sonde.query.wait_rows import WaitRows
 
 MAX_NODES = 150_000
 """Of the flame graph's tree: a page loads them in well under a second."""
@@ -189,26 +191,11 @@ def _tree(tree: CallTree) -> dict[str, Any]:
 def _tables(session: Session, kinds: Sequence[ProfileKind], where: Where) -> dict[str, Any]:
     every = queries.waits(session, where)
     chosen = every.of_kinds(kinds)
-    waits = every.chosen(chosen[:MAX_ROWS])
     calls = queries.device_calls(session, where) if ProfileKind.GPU_CALLS in kinds else []
     runs = device_runs(session, where) if ProfileKind.GPU_TIME in kinds else []
     uses = queries.processes(session, where)
     return {
-        "waits": [
-            {
-                "thread": thread,
-                "kind": wait.kind,
-                "reason": wait.reason,
-                "call": wait.system_call,
-                "count": wait.count,
-                "ns": wait.ns,
-                "max": wait.max_ns,
-                "waker": wait.waker,
-                "hint": wait.location or wait.hint,
-                "binary": "" if wait.location else wait.hint_binary,
-            }
-            for thread, wait in zip(every.thread[chosen].tolist(), waits, strict=False)
-        ],
+        "waits": _waits(every, chosen[:MAX_ROWS]),
         "waitsInAll": len(chosen),
         "calls": [
             {
@@ -288,3 +275,29 @@ def _tables(session: Session, kinds: Sequence[ProfileKind], where: Where) -> dic
             if metric.series.startswith("sonde.") and not metric.labels
         ],
     }
+
+
+def _waits(every: WaitRows, rows: npt.NDArray[np.int64]) -> list[dict[str, Any]]:
+    """Rows of the table of waits, without an object for each."""
+    hints, hint = every.hints(rows)
+    wakers, waker = every.wakers(rows)
+    numbers = (every.thread, every.kind, every.reason, every.system_call)
+    sums = (every.events, every.ns, every.max_ns)
+    columns = [column[rows].tolist() for column in (*numbers, *sums)]
+    return [
+        {
+            "thread": thread,
+            "kind": every.kinds[kind],
+            "reason": every.reasons[reason],
+            "call": every.system_calls[call],
+            "count": count,
+            "ns": ns,
+            "max": max_ns,
+            "waker": wakers[waker_at],
+            "hint": hints[hint_at].location or hints[hint_at].function,
+            "binary": "" if hints[hint_at].location else hints[hint_at].binary,
+        }
+        for thread, kind, reason, call, count, ns, max_ns, waker_at, hint_at in zip(
+            *columns, waker.tolist(), hint.tolist(), strict=True
+        )
+    ]
