@@ -22,6 +22,8 @@ Numbers = npt.NDArray[Any]
 _ROWS_AT_ONCE = 4_096
 _CHARS_AT_ONCE = 1 << 20
 """Of texts before they are escaped, which makes them up to six times as long."""
+_KEPT_CHARS = 1 << 18
+"""Of a column's texts, before they are escaped, that are formatted once for all rows."""
 _EXACT = float(1 << 62)
 """Floats below this are rounded to 64-bit integers."""
 
@@ -88,7 +90,10 @@ _Texts = Callable[[slice], pa.Array]
 
 def _texts(column: Column, text_of: Callable[[Any], str]) -> _Texts:
     if isinstance(column, Coded):
-        return lambda rows: _coded_texts(column, rows, text_of)
+        if sum(map(_chars, column.values)) > _KEPT_CHARS:
+            return lambda rows: _coded_texts(column, rows, text_of)
+        index, values = column.index, pa.array(map(text_of, column.values), pa.string())
+        return lambda rows: values.take(pa.array(index[rows]))
     whole = _rounded(column)
     if whole is None:
         return lambda rows: pa.array([str(round(one)) for one in column[rows].tolist()])

@@ -78,6 +78,8 @@ _LOCATION_ID, _VALUE, _LABEL = (
 )
 _KEY, _STR, _NUM = Label.KEY_FIELD_NUMBER, Label.STR_FIELD_NUMBER, Label.NUM_FIELD_NUMBER
 
+_LEVEL = 4
+"""Of compression: level 6 takes three times as long for 3 to 7 % less."""
 _MAX_PENDING_BYTES = 1 << 21
 """A message is written once it has about this many bytes."""
 
@@ -89,7 +91,7 @@ def write(
     where: Where = EVERYTHING,
 ) -> None:
     """Write one gzipped profile; pprof shows the first kind by default."""
-    with gzip.GzipFile("", "wb", 6, out, mtime=0) as packed:
+    with gzip.GzipFile("", "wb", _LEVEL, out, mtime=0) as packed:
         builder = _Builder(session, kinds, packed.write)
         for kind in kinds:
             builder.add(queries.profile(session, kind, where))
