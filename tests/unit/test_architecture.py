@@ -80,7 +80,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 HEAVY = {
     "pyspark": {"query"},
     "sqlglot": {"query"},
-    "pyarrow": {"query", "fleet", "recording", "server", "store"},
+    "pyarrow": {"export", "query", "fleet", "recording", "server", "store"},
     "duckdb": {"query", "store"},
     "numpy": {"analyze", "export", "fleet", "model", "query", "readers", "store"},
 }

@@ -12,12 +12,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from json.encoder import encode_basestring_ascii
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from sonde.export import json_columns
-from sonde.export.json_columns import Rows
+if TYPE_CHECKING:
+    from sonde.export.json_columns import Rows
 
 _AT_ONCE = 256
 """Items of a list that are encoded together."""
@@ -114,7 +112,9 @@ def _compact(value: Any) -> Iterator[str]:
             text = dumps(value[at : at + _AT_ONCE], separators=(",", ":"))
             yield f",{text[1:-1]}" if at else text[1:-1]
         yield "]"
-    elif isinstance(value, np.ndarray):
+    elif hasattr(value, "dtype"):
+        from sonde.export import json_columns  # and with it pyarrow, which a recorder lacks
+
         yield "["
         for at in range(0, len(value), _NUMBERS_AT_ONCE):
             text = json_columns.numbers(value[at : at + _NUMBERS_AT_ONCE])
@@ -148,6 +148,8 @@ def _indented(value: Any, line: str) -> Iterator[str]:
             comma = ","
         yield f"{line}}}" if value else "{}"
     elif isinstance(value, Lazy):
+        from sonde.export import json_columns
+
         comma = "["
         for text in json_columns.items(value.read(), f"{line} ", _item):
             yield comma + text[1:] if comma else text
