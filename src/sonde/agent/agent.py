@@ -404,6 +404,7 @@ class Agent:
                 self._limit_stacks(collector, self._dictionary.named - named_before, since_ns)
         if self._attacher is not None:
             self._chunk.add("event", self._attacher.rows(self._tick_ns))
+        self._dictionary.read_thread_names()
         self._scheduler.on_tick(batches, (self._tick_ns - since_ns) / 1e9)
         self._resolver.tick(self._tick_ns)
         self._count_losses()
@@ -466,6 +467,7 @@ class Agent:
             *(self._sink.metrics().items() if self._sink is not None else ()),
             *((f"sonde.resolve.{name}", float(n)) for name, n in self._resolver.usage().items()),
             ("sonde.unwind.python_unread", float(self._dictionary.stacks.python.unread)),
+            ("sonde.unwind.thread_names_unread", float(self._dictionary.thread_names.unread)),
             ("sonde.unwind.python_lineless", float(self._dictionary.stacks.python.lineless)),
             *(
                 (f"sonde.resolve.{name}", float(n))

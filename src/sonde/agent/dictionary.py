@@ -12,6 +12,7 @@ from typing import NamedTuple
 from sonde import _native
 from sonde.agent import frame_texts
 from sonde.agent.stacks import NOT_WALKED, StackReader, is_whole
+from sonde.agent.thread_names import ThreadNames
 from sonde.agent.unwinding import Unwinding
 from sonde.collect.collector import Batch, ProcessKey, TableRow
 from sonde.collect.kernel import Kernel
@@ -55,6 +56,7 @@ class Dictionary:
         self._kernel = kernel
         self._resolver = resolver
         self.stacks = StackReader(resolver, unwinding)
+        self.thread_names = ThreadNames(resolver, unwinding)
         self._stacks: dict[int, _Stack] = {}
         self._made = 0
         """Frames that were new with the stacks that are remembered."""
@@ -68,6 +70,8 @@ class Dictionary:
         self._max_in_kernel = int(KEPT_IN_KERNEL * kernel.max_stacks)
         self._used_stacks: set[int] = set()
         self._used_threads: set[tuple[int, int, int]] = set()
+        self._threads_now: set[tuple[int, int, int]] = set()
+        """Threads of rows since `read_thread_names`."""
         self._processes: set[ProcessKey] = set()
         self._processes_before = 0
         """How many were in `_processes` when it was emptied."""
@@ -86,12 +90,18 @@ class Dictionary:
         """Note what a batch refers to, and resolve the stacks that are new, while their processes
         are remembered and the kernel still has their addresses."""
         self._used_threads |= batch.threads
+        self._threads_now |= batch.threads
         self._processes.update([(pid, start_ns) for pid, start_ns, _ in batch.threads])
         self._used_stacks.update(batch.stacks, batch.launch_stacks)
         self._resolve(batch.stacks)
         self._resolve(batch.launch_stacks, in_library=True)
         self._resolve_own(batch.own_stacks)
         self.stacks.python.close()
+
+    def read_thread_names(self) -> None:
+        """Read the names that Python gives its threads, while they run: once a tick."""
+        threads, self._threads_now = self._threads_now, set()
+        self.thread_names.update(threads)
 
     def name(self, stacks: Mapping[int, ProcessKey]) -> None:
         """Resolve stacks, by id, of processes. For an agent without chunks; above `MAX_STACKS` the

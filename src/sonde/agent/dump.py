@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sonde.agent.stacks import StackReader, is_whole
+from sonde.agent.thread_names import ThreadNames
 from sonde.agent.unwinding import Unwinding
 from sonde.collect.cpu import CpuSampler
 from sonde.collect.dump import HZ, ThreadDump, stacks
@@ -46,6 +47,7 @@ class Dumper:
         self._kernel = Kernel(pids)
         self._resolver = Resolver(grace_ns=GRACE_NS, has_budget=False)
         self._unwinding = Unwinding(self._kernel, self._resolver)
+        self._thread_names = ThreadNames(self._resolver, self._unwinding)
         self._lacks_names = False
         """Frames of the last dump lack names, as there was no time for them."""
         try:
@@ -77,6 +79,7 @@ class Dumper:
         lacked = resolver.budget.left_out.total()
         reader = StackReader(resolver, self._unwinding)
         found = stacks(self._kernel, threads)
+        self._thread_names.update((pid, it.start_ns, it.tid) for it in threads)
         named = []
         for it in threads:
             process = resolver.processes.find(pid, it.start_ns)

@@ -101,6 +101,10 @@ class Unwinding:
         """The Python that a process (pid, start_ns) runs or ran last."""
         return self._unwinder.python_of(key) if self._unwinder is not None else None
 
+    def loaded_python_of(self, key: tuple[int, int]) -> tuple[Interpreter, int] | None:
+        """The same, and the address of its _PyRuntime in the process."""
+        return self._unwinder.loaded_python_of(key) if self._unwinder is not None else None
+
     def runtime_of(self, process: TrackedProcess) -> Jvm | V8 | Engine | None:
         """The JVM, V8, Ruby or PHP that a process runs; None without one that can be read."""
         return self._unwinder.runtime_of(process) if self._unwinder is not None else None

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from itertools import count
 from typing import Final
 
@@ -61,6 +62,21 @@ class HeldFile:
             content: bytes = BROKER.ask(self._pid, request, is_deadly=True)
             return content
         return os.pread(self._fd, size, at)
+
+    def read_many(self, parts: Sequence[tuple[int, int]]) -> list[bytes]:
+        """What pread() returns for each (size, offset), b"" where it fails: one request for all.
+        Raises OSError."""
+        if self._pid is not None:
+            request = ("many", self._number, list(parts))
+            found: list[bytes] = BROKER.ask(self._pid, request, is_deadly=True)
+            return found
+        found = []
+        for size, at in parts:
+            try:
+                found.append(os.pread(self._fd, size, at))
+            except (OSError, OverflowError):
+                found.append(b"")
+        return found
 
     @property
     def is_held(self) -> bool:

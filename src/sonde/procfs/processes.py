@@ -172,6 +172,18 @@ def family(roots: Iterable[int]) -> set[int]:
     return found
 
 
+def inner_tids(pid: int, tids: Sequence[int]) -> dict[int, int]:
+    """What threads of a process are called in their own pid namespace, by thread id; those that
+    have ended are left out."""
+    paths = [f"/proc/{pid}/task/{tid}/status" for tid in tids]
+    found = {}
+    for tid, raw in zip(tids, BROKER.each([pid] * len(tids), paths, 4096), strict=True):
+        numbers = (raw or b"").partition(b"\nNSpid:")[2].partition(b"\n")[0].split()
+        if numbers and numbers[-1].isdigit():
+            found[tid] = int(numbers[-1])
+    return found
+
+
 def read_comm(pid: int, tid: int) -> str | None:
     """The name of a thread; None where it is gone."""
     raw = read_file(f"/proc/{pid}/task/{tid}/comm")

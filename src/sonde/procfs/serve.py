@@ -65,6 +65,14 @@ def read_file(path: str, limit: int) -> bytes:
         os.close(fd)
 
 
+def part_of(fd: int, size: int, at: int) -> bytes:
+    """What pread() returns; b"" where there is nothing to read."""
+    try:
+        return os.pread(fd, size, at)
+    except (OSError, OverflowError):
+        return b""
+
+
 def links_of(folder: str, limit: int, prefix: bytes) -> tuple[list[bytes], bool]:
     """Where the first `limit` descriptors of /proc/PID/fd lead to, as far as it begins like this,
     each once; and whether there are more descriptors."""
@@ -259,6 +267,9 @@ class Server:
         elif kind == "at":
             number, size, at = rest
             self.answer(0, os.pread(self.held[number], size, at))
+        elif kind == "many":
+            number, parts = rest
+            self.answer(0, [part_of(self.held[number], size, at) for size, at in parts])
         elif kind == "end":
             (number,) = rest
             if number in self.held:

@@ -55,6 +55,9 @@ class Counters:
     """Processes forgotten to make room."""
     threads_evicted: int = 0
     """Threads forgotten to make room."""
+    thread_names_left_out: int = 0
+    """Names that Python gives its threads, beyond the limit of all processes, or of one user or
+    container."""
     mappings_left_out: int = 0
     """Mappings beyond the limits of one process, or of all together."""
 

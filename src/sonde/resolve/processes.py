@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
 from typing import Final
 
 from sonde import procfs
 from sonde._native import CommEvent, ExitEvent, ForkEvent, MmapEvent, ProcessEvent
 from sonde.resolve.binary import FileKey
 from sonde.resolve.counters import Counters
+from sonde.resolve.given_names import GivenNames, shown_name
 from sonde.resolve.process_image import ProcessImage
 from sonde.resolve.tracked_process import TrackedProcess
 
@@ -67,6 +68,7 @@ class ProcessTable:
         self._dead: dict[int, list[TrackedProcess]] = {}
         self._ended_order: deque[TrackedProcess] = deque()
         """The processes of `_dead` in the order in which they ended."""
+        self._given = GivenNames()
         self._headless: dict[int, TrackedProcess] = {}
         """Processes whose first thread has ended while others run. No exit event shows by itself
         that it is of the last one, so /proc is checked."""
@@ -146,7 +148,13 @@ class ProcessTable:
         return found if found is not process else None
 
     def thread_name(self, process: TrackedProcess, tid: int) -> str:
-        """The name of a thread, '' where it is unknown."""
+        """The name of a thread, '' where it is unknown. The first thread has the kernel's name,
+        others that of a runtime where it gives them one."""
+        name = self._kernel_name(process, tid)
+        given = process.given_names.get(tid) if process.given_names and tid != process.pid else None
+        return name if given is None else shown_name(name, given, process.comm)
+
+    def _kernel_name(self, process: TrackedProcess, tid: int) -> str:
         name = process.threads.get(tid) if process.threads else None
         if name is None:
             name = procfs.read_comm(process.pid, tid) if process.is_alive else None
@@ -154,6 +162,14 @@ class ProcessTable:
                 return process.comm if tid == process.pid else ""
             self.counters.threads_evicted += process.set_thread_name(tid, name)
         return name
+
+    def give_thread_names(self, process: TrackedProcess, names: Mapping[int, str]) -> None:
+        """Note the names that a runtime gives the threads of a process, by thread id. Those of
+        earlier calls stay, as rows may still refer to threads that have ended."""
+        self.counters.thread_names_left_out += self._given.add(process, names, self._all)
+
+    def _all(self) -> Iterator[TrackedProcess]:
+        return chain(self._live.values(), self._ended_order)
 
     def expire(self, now_ns: int) -> None:
         """End a tick, up to which samples are resolved: drop what no later sample needs."""
@@ -262,6 +278,8 @@ class ProcessTable:
         if pid == event.parent_pid:
             name = parent.threads.get(event.parent_tid) if parent.threads else None
             parent.may_have_threads = True
+            if parent.given_names:
+                parent.given_names.pop(event.tid, None)
             if name is not None:
                 self.counters.threads_evicted += parent.set_thread_name(event.tid, name)
             elif parent.threads:

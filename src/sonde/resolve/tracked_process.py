@@ -55,8 +55,24 @@ class TrackedProcess:
     """A process of this machine, alive or recently ended."""
 
     __slots__ = (
-        *("_exe", "_party", "comm", "credentials", "dead_ns", "frames", "generated_code", "image"),
-        *("may_have_threads", "owner", "owner_read_ns", "owner_valid_until_ns", "perf_map"),
+        *(
+            "_exe",
+            "_party",
+            "comm",
+            "credentials",
+            "dead_ns",
+            "frames",
+            "generated_code",
+            "given_names",
+        ),
+        *(
+            "image",
+            "may_have_threads",
+            "owner",
+            "owner_read_ns",
+            "owner_valid_until_ns",
+            "perf_map",
+        ),
         *("pid", "ppid", "previous", "previous_until_ns", "slurm_step"),
         *("start_ns", "threads", "used_ns"),
     )
@@ -77,6 +93,8 @@ class TrackedProcess:
         """Until when it is kept; CLOCK_MONOTONIC."""
         self.threads: dict[int, str] | None = None
         """Names by thread id, as far as they are known."""
+        self.given_names: dict[int, str] | None = None
+        """Names that a runtime gives its threads, by thread id, as far as they were read."""
         self.may_have_threads = False
         """Whether there may be threads besides the first, or may have been since the last exec."""
         self.dead_ns = 0
@@ -176,6 +194,6 @@ class TrackedProcess:
         self._exe = ""
         self._party = None
         self.perf_map = self.generated_code = None
-        self.threads = None
+        self.threads = self.given_names = None
         self.may_have_threads = False
         self.forget_frames()

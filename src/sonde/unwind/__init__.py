@@ -10,6 +10,7 @@ the BPF maps that the programs of `collect` use.
 - `V8` names the functions of V8's frames.
 - `Engine` names the functions of Ruby's and PHP's frames.
 - `PythonCode` names the Python frames of unwound stacks.
+- `PythonThreads` reads the names that a Python program gives its threads.
 - `STOP_REASONS` are the reasons why a stack walk ends.
 
 Terms:
@@ -40,8 +41,18 @@ from sonde.unwind.cpython import Interpreter
 from sonde.unwind.engines import Engine
 from sonde.unwind.jvm import Jvm
 from sonde.unwind.python_code import PythonCode
+from sonde.unwind.python_threads import PythonThreads
 from sonde.unwind.stop_reasons import STOP_REASONS
 from sonde.unwind.unwinder import Unwinder
 from sonde.unwind.v8 import V8
 
-__all__ = ["STOP_REASONS", "V8", "Engine", "Interpreter", "Jvm", "PythonCode", "Unwinder"]
+__all__ = [
+    "STOP_REASONS",
+    "V8",
+    "Engine",
+    "Interpreter",
+    "Jvm",
+    "PythonCode",
+    "PythonThreads",
+    "Unwinder",
+]

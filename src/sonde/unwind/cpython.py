@@ -26,6 +26,7 @@ NEWEST: Final = (3, 14)
 _KEPT_INTERPRETERS: Final = 64
 _ADDRESS: Final = (1 << 64) - 1
 _MAX_OFFSET: Final = 4096
+_MAX_STATE_OFFSET: Final = 1 << 20
 _COOKIE: Final = b"xdebugpy"
 """The first bytes of _Py_DebugOffsets."""
 _NAMED: Final = re.compile(r"python(3)\.(\d{1,3})")
@@ -95,6 +96,16 @@ class CodeLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class StateLayout:
+    """Offsets that lead from the runtime to the modules of the main interpreter."""
+
+    main: int
+    """In _PyRuntime: pointer to the main interpreter's state."""
+    modules: int
+    """In an interpreter's state: sys.modules."""
+
+
+@dataclass(frozen=True, slots=True)
 class Interpreter:
     """One build of CPython. Addresses as linked."""
 
@@ -106,6 +117,9 @@ class Interpreter:
     """As in `FoundInterpreter`."""
     frames: FrameLayout
     code: CodeLayout
+    runtime: int
+    """As in `FoundInterpreter`."""
+    state: StateLayout
 
     def for_kernel(self, bias: int, is_musl: bool) -> bytes:
         """`struct unwind_python` of a process in which its file is loaded at `bias`."""
@@ -132,9 +146,16 @@ _CODE: Final = {
     11: CodeLayout(112, 128, 136, 72, 184),
     12: CodeLayout(112, 128, 136, 68, 192),
 }
+# pycore_runtime.h (interpreters.main), pycore_interp.h (modules, imports.modules).
+_STATE: Final = {
+    10: StateLayout(40, 856),
+    11: StateLayout(48, 888),
+    12: StateLayout(48, 944),
+}
 # After the cookie come numbers of 8 bytes: version, free_threaded, then the structs one after the
 # other (pycore_runtime.h of 3.13, pycore_debug_offsets.h of 3.14). Here: fields of two structs.
 _INTERPRETER_FIELDS: Final = {13: 13, 14: 16}
+_MODULES_FIELD: Final = {13: 5, 14: 6}
 _FRAME_FIELDS: Final = {13: 6, 14: 8}
 _OWNED_BY_LOOP: Final = 3
 """FRAME_OWNED_BY_CSTACK of 3.12 and 3.13, FRAME_OWNED_BY_INTERPRETER of 3.14."""
@@ -156,10 +177,11 @@ def _interpreter(found: FoundInterpreter, version: tuple[int, int]) -> Interpret
         )
     minor = version[1]
     if minor in _FRAMES:
-        frames, code = _FRAMES[minor], _CODE[minor]
+        frames, code, state = _FRAMES[minor], _CODE[minor], _STATE[minor]
     else:
-        frames, code = _published(found.runtime_bytes, minor)
-    return Interpreter(version, found.thread_key, found.evaluation, frames, code)
+        frames, code, state = _published(found.runtime_bytes, minor)
+    key, evaluation = found.thread_key, found.evaluation
+    return Interpreter(version, key, evaluation, frames, code, found.runtime, state)
 
 
 def _version(found: FoundInterpreter, file_name: str) -> tuple[int, int]:
@@ -172,7 +194,7 @@ def _version(found: FoundInterpreter, file_name: str) -> tuple[int, int]:
     return (int(named[1]), int(named[2])) if named else (0, 0)
 
 
-def _published(raw: bytes, minor: int) -> tuple[FrameLayout, CodeLayout]:
+def _published(raw: bytes, minor: int) -> tuple[FrameLayout, CodeLayout, StateLayout]:
     if not raw.startswith(_COOKIE) or len(raw) < 8 * 80:
         raise UnsupportedPythonError("this build of CPython publishes no offsets")
     numbers = struct.unpack_from("<80Q", raw)
@@ -197,9 +219,13 @@ def _published(raw: bytes, minor: int) -> tuple[FrameLayout, CodeLayout]:
         first_line=numbers[code + 5],
         instructions=numbers[code + 9],
     )
+    # The main interpreter follows the newest one in `struct pyinterpreters` (pycore_interp.h).
+    state = StateLayout(numbers[3 + 2] + 8, numbers[3 + 3 + _MODULES_FIELD[minor]])
     # 104: of a frame the BPF programs read PYTHON_FRAME_BYTES (bpf/unwind_state.h).
     small = (frames.previous, frames.code, frames.instruction, frames.owner)
     others = (frames.of_thread, *(getattr(names, it.name) for it in fields(names)))
     if max(small) > 104 or max(others) > _MAX_OFFSET:
         raise UnsupportedPythonError("this build of CPython publishes implausible offsets")
-    return frames, names
+    if state.main > _MAX_STATE_OFFSET or state.modules > _MAX_STATE_OFFSET:
+        state = StateLayout(0, 0)  # its threads have the kernel's names
+    return frames, names, state

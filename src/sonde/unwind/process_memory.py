@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from sonde import procfs
 
-_USER_END: Final = 1 << 47
+USER_END: Final = 1 << 47
+"""Addresses of user space are below."""
 
 
 class Memory(Protocol):
@@ -21,7 +23,7 @@ class Memory(Protocol):
 
 def read_exactly(memory: Memory, size: int, at: int) -> bytes:
     """`size` bytes. Raises OSError or ValueError where they are not there."""
-    if not 0 < at < _USER_END:
+    if not 0 < at < USER_END:
         raise ValueError("no address of user space")
     content = memory.read_at(size, at)
     if len(content) != size:
@@ -48,6 +50,11 @@ class ProcessMemory:
     def read_at(self, size: int, at: int) -> bytes:
         """What pread() returns. Raises OSError, ESRCH for another process with this pid."""
         return self._opened().read_at(size, at)
+
+    def read_many(self, parts: Sequence[tuple[int, int]]) -> list[bytes]:
+        """What pread() returns for each (size, address), b"" where it fails: one request for all.
+        Raises as `read_at`."""
+        return self._opened().read_many(parts)
 
     def close(self) -> None:
         """Close it for good: reads raise OSError from now on."""

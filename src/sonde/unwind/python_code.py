@@ -30,6 +30,7 @@ from sonde.resolve.tracked_process import TrackedProcess
 from sonde.unwind.cpython import CodeLayout, Interpreter
 from sonde.unwind.process_memory import Memory, ProcessMemory
 from sonde.unwind.python_lines import line_at
+from sonde.unwind.python_objects import decoded, text_shape
 
 INTERPRETED_FRAME: Final = 1 << 63
 """Bit of a stack's word that marks it as one of the two words of an interpreted frame. Of Python's
@@ -50,8 +51,6 @@ TRUST_NS: Final = 200_000_000
 """How long a code object is used without checking its memory again."""
 LONGER_TRUST_NS: Final = 10_000_000_000
 """The same where its user has no CPU time left of the naming budget (`resolve`)."""
-_UNICODE_3_10, _UNICODE_3_12 = (48, 72), (40, 56)
-"""Where the characters of a str begin: of one that is ASCII, of others."""
 _UNKNOWN: Final = Frame("python", "", "[python]")
 _numbers = count(1)
 UNREAD: Final = KnownFrame(frame_id(_UNKNOWN), _UNKNOWN)
@@ -317,16 +316,10 @@ def _text(memory: Memory, at: int, version: tuple[int, int]) -> str:
     """A str: PyASCIIObject or PyCompactUnicodeObject (Include/cpython/unicodeobject.h)."""
     head = memory.read_at(40, at)
     length, _, state = struct.unpack_from("<qqI", head, 16)
-    # interned: 2 bits; from 3.14 on a separate field of at most 16 bits
-    shift = 2
-    if version >= (3, 14) and not state >> 2 & 7:
-        shift = 16
-    kind, is_ascii = state >> shift & 7, state >> (shift + 4) & 1
-    after_ascii, after_compact = _UNICODE_3_12 if version >= (3, 12) else _UNICODE_3_10
+    kind, _, begin = text_shape(state, version)
     length = max(0, min(length, MAX_TEXT))
-    raw = memory.read_at(length * max(kind, 1), at + (after_ascii if is_ascii else after_compact))
-    encoding = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}.get(kind, "latin-1")
-    text = raw.decode(encoding, "replace")[:length]  # an invalid kind reads more
+    raw = memory.read_at(length * max(kind, 1), at + begin)
+    text = decoded(raw, kind)[:length]  # an invalid kind reads more
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 

@@ -63,6 +63,8 @@ class _LoadedProcess:
     """Indices of its files."""
     python: Interpreter | None = None
     """The CPython in it."""
+    python_bias: int = 0
+    """At which the file of that is loaded."""
 
 
 class Unwinder:
@@ -101,7 +103,8 @@ class Unwinder:
         self._paging = Paging()
         self._walks: dict[int, int] = {}
         """Walks of each process at the last eviction."""
-        self._pythons: LruCache[tuple[int, int], Interpreter] = LruCache(MAX_PYTHONS)
+        self._pythons: LruCache[tuple[int, int], tuple[Interpreter, int]] = LruCache(MAX_PYTHONS)
+        """With the bias at which its file is loaded."""
         self._jvms = Jvms(self._maps, resolver)
         self._v8s = V8s(self._maps, resolver)
         self._engines = Engines(self._maps, resolver.budget)
@@ -273,7 +276,13 @@ class Unwinder:
 
     def python_of(self, key: tuple[int, int]) -> Interpreter | None:
         """The CPython that a process runs or ran last; None without a supported one."""
-        return self._pythons.get(key)
+        found = self._pythons.get(key)
+        return found[0] if found is not None else None
+
+    def loaded_python_of(self, key: tuple[int, int]) -> tuple[Interpreter, int] | None:
+        """The same, and the address of its _PyRuntime in the process."""
+        found = self._pythons.get(key)
+        return (found[0], found[0].runtime + found[1]) if found is not None else None
 
     def runtime_of(self, process: TrackedProcess) -> Jvm | V8 | Engine | None:
         """The JVM, V8, Ruby or PHP that a process runs; None without a supported one."""
@@ -390,7 +399,7 @@ class Unwinder:
             loaded.files.add(index)
             ranges.append((mapping.start, mapping.end, bias % 2**64, file.table))
             if (python := self._files.python_in(file, mapping)) is not None:
-                loaded.python = python
+                loaded.python, loaded.python_bias = python, bias
                 runtime = RUNTIME, python.for_kernel(bias, is_musl)
             if file.engine is not None and runtime is None:
                 runtime = self._engines.load(process, file.engine, bias, is_musl, file.loop_rule)
@@ -422,7 +431,7 @@ class Unwinder:
         self._loaded[pid] = loaded
         self._jvms.settle(pid)
         if loaded.python is not None:
-            self._pythons.put(process.key, loaded.python)
+            self._pythons.put(process.key, (loaded.python, loaded.python_bias))
         return fits
 
     def _forget(self, pid: int) -> None:

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When the names of Python's threads are read (`unwind.python_threads`), for the processes whose
+threads rows refer to."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from sonde import procfs
+from sonde.agent.unwinding import Unwinding
+from sonde.resolve import Resolver
+from sonde.resolve.lru_cache import LruCache
+from sonde.resolve.tracked_process import TrackedProcess
+from sonde.unwind import PythonThreads
+from sonde.unwind.process_memory import ProcessMemory
+from sonde.unwind.python_threads import FAILURES
+
+MAX_PROCESSES: Final = 1024
+MAX_SEEN: Final = 4_096
+"""Threads of a process that are remembered as looked up; beyond it they are looked up again."""
+SOON_S: Final = 0.9
+"""Between two reads of a process where rows have a thread that was not looked up: a tick."""
+MAX_PAUSE_S: Final = 15.0
+"""The same where all were looked up: each pause is twice the last one, as names hardly change."""
+MAX_RETRY_S: Final = 60.0
+"""The same where it cannot be read."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """A process with a Python."""
+
+    threads: PythonThreads
+    runtime: int
+    """Address of its _PyRuntime."""
+    is_inside: bool
+    """In a pid namespace below ours: its threads have other tids there."""
+    seen: set[int] = field(default_factory=set)
+    """Threads that were looked up."""
+    inside: dict[int, int] = field(default_factory=dict)
+    """Their tids in that namespace."""
+    read_s: float = 0.0
+    """When it was read last, CLOCK_MONOTONIC."""
+    pause_s: float = 0.0
+    has_failed: bool = False
+
+    def is_due(self, tids: set[int], now_s: float) -> bool:
+        """Whether to read it now. `tids`: threads that rows have."""
+        is_new = not self.has_failed and not tids <= self.seen
+        return now_s >= self.read_s + (min(self.pause_s, SOON_S) if is_new else self.pause_s)
+
+
+class ThreadNames:
+    """Reads the names of threads, and gives them to `resolve`."""
+
+    def __init__(self, resolver: Resolver, unwinding: Unwinding) -> None:
+        self._resolver = resolver
+        self._unwinding = unwinding
+        self._known: LruCache[tuple[int, int], _Known] = LruCache(MAX_PROCESSES)
+        self.unread = 0
+        """How often the names of a process could not be read, or its user or container had no CPU
+        time left for names."""
+
+    def update(self, threads: Iterable[tuple[int, int, int]]) -> None:
+        """Read the names of processes that are due. `threads`: those that rows have, as (pid,
+        start_ns, tid). A process's first thread keeps the kernel's name."""
+        of_processes: dict[tuple[int, int], set[int]] = defaultdict(set)
+        for pid, start_ns, tid in threads:
+            if tid != pid:
+                of_processes[pid, start_ns].add(tid)
+        now_s = time.monotonic()
+        for key, tids in of_processes.items():
+            loaded = self._unwinding.loaded_python_of(key)
+            if loaded is None:
+                continue
+            python, runtime = loaded
+            known = self._known.get(key)
+            if known is None or known.runtime != runtime:
+                credentials = procfs.read_credentials(key[0])
+                is_inside = credentials is not None and credentials.levels > 1
+                known = _Known(PythonThreads(python, runtime), runtime, is_inside)
+                self._known.put(key, known)
+            if known.is_due(tids, now_s):
+                self._read(self._resolver.processes.find(*key), known, tids)
+
+    def _read(self, process: TrackedProcess, known: _Known, tids: set[int]) -> None:
+        if not process.is_alive:
+            return
+        is_new = not tids <= known.seen
+        known.read_s = time.monotonic()
+        budget, party = self._resolver.python_budget, process.party
+        if budget.is_over(party):
+            self.unread += 1
+            known.pause_s = SOON_S
+            return
+        memory = ProcessMemory(*process.key)
+        try:
+            with budget.charged(party, free_s=0.0):
+                names = known.threads.read(memory)
+                if known.is_inside:
+                    names = self._outside(process.pid, known, names, tids)
+        except FAILURES:
+            self.unread += 1
+            known.has_failed = True
+            known.pause_s = min(MAX_RETRY_S, 2 * max(known.pause_s, SOON_S))
+            return
+        finally:
+            memory.close()
+        known.has_failed = False
+        known.pause_s = SOON_S if is_new else min(MAX_PAUSE_S, 2 * known.pause_s)
+        if len(known.seen) > MAX_SEEN:
+            known.seen.clear()
+        known.seen |= tids
+        self._resolver.processes.give_thread_names(process, names)
+
+    @staticmethod
+    def _outside(pid: int, known: _Known, names: dict[int, str], tids: set[int]) -> dict[int, str]:
+        """Names by the tids that we know threads by."""
+        if len(known.inside) > MAX_SEEN:
+            known.inside.clear()
+        known.inside |= procfs.inner_tids(pid, sorted(tids - known.inside.keys()))
+        return {tid: names[it] for tid in tids if (it := known.inside.get(tid, 0)) in names}
