@@ -64,6 +64,13 @@ def test_every_thread_is_whole(threads, dumped):
     assert all(it["is_whole"] for it in dumped)
 
 
+def test_threads_have_the_names_that_the_program_gave_them(threads, dumped):
+    comm = Path(f"/proc/{threads.pid}/comm").read_text().strip()
+    names = [it["name"] for it in dumped]
+    assert names[0] == comm
+    assert sorted(names[1:]) == ["Thread-1 (wait_for_work)", "spinner"]
+
+
 def test_a_sleeping_thread_shows_the_call_and_the_line_it_is_in(dumped):
     main = dumped[0]
     assert main["state"] == "S"

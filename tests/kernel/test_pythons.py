@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import shutil
 import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -12,11 +15,17 @@ from pathlib import Path
 import pytest
 import test_stacks
 
+from sonde import procfs
+from sonde.unwind.python_threads import MAX_NAME
+
 pytestmark = pytest.mark.bpf
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "tests" / "programs" / "stacks" / "tree.py"
 FOUND = sorted(ROOT.glob("build/pythons/*/root/usr/bin/python3.*"))
+
+
+NAMED = ROOT / "tests" / "programs" / "python" / "named_threads.py"
 
 
 REFUSED = {
@@ -71,3 +80,30 @@ def test_an_interpreter_is_walked_or_refused(record, python):
     all_leaves = sum(count for _, count in leaves)
     assert all_leaves > total / 2
     assert wrong.total() <= all_leaves * (1 - test_stacks.RIGHT), wrong.most_common(3)
+
+
+def dumped_names(pid):
+    command = [sys.executable, "-m", "sonde", "dump", str(pid), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return {it["tid"]: it["name"] for it in json.loads(done.stdout)["threads"]}
+
+
+@pytest.mark.parametrize("python", FOUND, ids=name_of)
+def test_threads_have_the_names_that_the_program_gave_them(python):
+    root, pipe = python.parents[2], subprocess.PIPE
+    shutil.copy(NAMED, root / "tmp" / NAMED.name)
+    command = ["chroot", str(root), f"/usr/bin/{python.name}", f"/tmp/{NAMED.name}"]
+    # In a pid namespace, where threads have other ids than those that the kernel reports.
+    process = subprocess.Popen(["unshare", "--pid", "--fork", *command], stdin=pipe, stdout=pipe)
+    try:
+        names = ast.literal_eval(process.stdout.readline().decode())
+        (pid,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        dumped = dumped_names(pid)
+        comm = Path(f"/proc/{pid}/comm").read_text().strip()
+    finally:
+        process.communicate()
+    assert dumped.pop(int(pid)) == comm
+    if name_of(python) in REFUSED:
+        return
+    shown = [procfs.text(name.encode())[:MAX_NAME] for name in names.values()]
+    assert sorted(["MainThread", *dumped.values()]) == sorted(shown)

@@ -27,6 +27,7 @@ from sonde.export.layout import (
     one_line,
     percent,
     size,
+    width_of,
 )
 from sonde.model.answers import (
     DeviceCalls,
@@ -166,9 +167,6 @@ class _ThreadWaits:
 
     def row(self) -> tuple[str, ...]:
         thread, wait = self.thread, self.longest
-        name = thread.name
-        if name != thread.process.name:
-            name = f"{thread.process.name}/{name}"
         reason = where = waker = ""
         if wait:
             share = round(100 * wait.ns / self.blocked_ns) if self.blocked_ns else 100
@@ -176,7 +174,7 @@ class _ThreadWaits:
             where = fit_location(wait.location, _WAIT_WIDTHS[3]) if wait.location else wait.hint
             waker = wait.waker
         return (
-            f"  {name} ({thread.tid})",
+            _thread_label(thread, _WAIT_WIDTHS[0]),
             duration(self.blocked_ns),
             reason,
             where,
@@ -185,6 +183,23 @@ class _ThreadWaits:
         )
 
 
+def _thread_label(thread: Thread, width: int) -> str:
+    """'  process/thread (tid)'; of what is too long for `width` cells, the process is shortened
+    first, then left out."""
+    tid = f" ({thread.tid})"
+    program, name = thread.process.name, one_line(thread.name)
+    if name == program:
+        return f"  {name}{tid}"
+    room = width - len(tid) - 2
+    left = room - width_of(name) - 1
+    if width_of(program) > left:
+        program = fit(program, left) if left >= _LEAST_OF_PROGRAM else ""
+    name = f"{program}/{name}" if program else fit(name, room).rstrip()
+    return f"  {name}{tid}"
+
+
+_LEAST_OF_PROGRAM = 4
+"""Cells of a program's name before a thread's."""
 _WAIT_HEAD = ("LONGEST WAITS", "off-CPU", "main reason", "in", "woken by", "run queue")
 _WAIT_WIDTHS = (25, -7, 13, 22, 14, -9)
 

@@ -24,7 +24,7 @@ MAX_ATTRIBUTES: Final = 256
 MAX_READS: Final = 65_536
 MAX_BYTES: Final = 4 << 20
 """Of one `Reader`."""
-MAX_S: Final = 0.25
+MAX_S: Final = 0.4
 """The same by the clock."""
 _READS_AT_ONCE: Final = 512
 """One request to the child that reads; it makes others wait."""
@@ -186,8 +186,12 @@ class Reader:
         found = []
         for head, is_int in zip(heads, self._have(_LONG, heads), strict=True):
             size, digit = struct.unpack_from("<qI", head, 16) if len(head) == 32 else (0, 0)
-            # From 3.12 on: digits << 3 | sign (0: positive).
-            one = 1 << 3 if self._version >= (3, 12) else 1
+            one = 1
+            if self._version >= (
+                3,
+                12,
+            ):  # digits << 3 | a small int (3.14) << 2 | sign, 0: positive
+                size, one = size & ~(1 << 2), 1 << 3
             found.append(digit if is_int and size == one and digit < 1 << 30 else 0)
         return found
 
