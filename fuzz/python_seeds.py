@@ -12,6 +12,7 @@ from collections.abc import Callable
 from opentelemetry.proto.profiles.v1development import profiles_pb2
 
 import captures
+import cpython_heap
 from sonde.collect import inject_abi as abi
 
 _RUN = {"ph": "X", "pid": 0, "tid": 7}
@@ -76,6 +77,9 @@ def write(save: Save, part: Callable[[bytes], bytes]) -> None:
     for version in range(6):
         head = bytes([version, 16]) + part(offsets) + b"\1\7"
         save("python_code", str(version), head + struct.pack("<8Q", *[64] * 8) + code)
+    for minor in cpython_heap.STATE:
+        made = cpython_heap.heap(minor, ("loader-1", "caf\xe9 \0"))
+        save("python_threads", str(minor), bytes([minor - 10]) + made)
 
 
 def _otlp(save: Save) -> None:

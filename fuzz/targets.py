@@ -22,8 +22,8 @@ _NATIVE: Final = (
     *("names", "modules"),
 )
 _PYTHON: Final = (
-    *("ring", "python_code", "chunks", "questions", "stored", "kineto", "perf_script"),
-    "otlp_profiles",
+    *("ring", "python_code", "python_threads", "chunks", "questions", "stored", "kineto"),
+    *("perf_script", "otlp_profiles"),
 )
 _LENGTHS: Final = {"inferred_rules": 16_384, "lines": 16_384, "elf": 16_384, "kineto": 8_192}
 """Longest input where it is not libFuzzer's own choice."""

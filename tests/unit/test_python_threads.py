@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import cpython_heap
 from sonde import _native, procfs
 from sonde.agent import thread_names
 from sonde.agent.thread_names import ThreadNames
@@ -177,11 +178,32 @@ class Hostile:
         return raw[: size - self._random.randrange(2) * self._random.randrange(size + 1)]
 
 
-@pytest.mark.parametrize("minor", range(10, 15))
-def test_memory_that_lies_costs_no_more_than_the_limits(minor: int) -> None:
+class Made:
+    """Memory with a heap that was made."""
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+
+    def read_many(self, parts: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [self._raw[at : at + size] for size, at in parts]
+
+
+def of_minor(minor: int) -> Interpreter:
     published = b"xdebugpy" + struct.pack("<79Q", minor << 16 | 3 << 24, 0, *[8] * 77)
     build = FoundInterpreter(3 << 24 | minor << 16, 0x2000, 0x3000, (1, 2, 0, 0), published)
-    python = interpreter(build, "python3")
+    return interpreter(build, "python3")
+
+
+@pytest.mark.parametrize("minor", range(10, 15))
+def test_a_made_heap_of_each_version_is_read(minor: int) -> None:
+    raw = cpython_heap.heap(minor, ["loader", "caf\xe9", "x" * 300])
+    names = PythonThreads(of_minor(minor), cpython_heap.RUNTIME).read(Made(raw))
+    assert names == {101: "loader", 102: "caf\xe9", 103: "x" * MAX_NAME}
+
+
+@pytest.mark.parametrize("minor", range(10, 15))
+def test_memory_that_lies_costs_no_more_than_the_limits(minor: int) -> None:
+    python = of_minor(minor)
     for seed in range(300):
         memory = Hostile(seed)
         with contextlib.suppress(*FAILURES):

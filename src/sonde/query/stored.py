@@ -394,7 +394,7 @@ def _grouped_flame_graph(
         f" LIMIT {int(limit)}), "
         "once AS (SELECT key, any_value(frame_keys) AS frame_keys FROM stack"
         " WHERE key IN (SELECT stack FROM weight) GROUP BY key), "
-        f"named AS (SELECT {key}, any_value(comm) AS comm FROM {by} GROUP BY {key}), "
+        f"named AS (SELECT {key}, arg_max(comm, time_ns) AS comm FROM {by} GROUP BY {key}), "
         "listed AS (SELECT w.stack, w.n, w.ns, w.bytes,"
         f" {whose}coalesce(nullif(m.comm, ''), '{by}') || ' (' || w.{number} || ')' AS group_name,"
         " coalesce(o.frame_keys, []) AS frame_keys FROM weight w LEFT JOIN once o"

@@ -145,7 +145,8 @@ def timeline(
     )
     listed = session.arrow(
         common + "SELECT l.lane, l.node, l.lane_kind, l.pid, l.tid, l.device, l.stream,"
-        " CAST(l.ns AS BIGINT) AS ns, any_value(coalesce(t.comm, '')) AS comm FROM numbered l"
+        " CAST(l.ns AS BIGINT) AS ns, coalesce(arg_max(t.comm, t.time_ns), '') AS comm"
+        " FROM numbered l"
         " LEFT JOIN thread t ON t.node = l.node AND t.pid = l.pid AND t.tid = l.tid"
         " AND t.start_ns = l.start_ns GROUP BY ALL ORDER BY l.lane",
         parameters,

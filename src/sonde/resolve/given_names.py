@@ -24,7 +24,7 @@ def shown_name(kernel_name: str, given: str, program: str) -> str:
 
     The kernel's stays where somebody has set it and the runtime's is a mere default. A thread
     begins with the kernel's name of the one that started it; CPython 3.14 sets the beginning of
-    its own.
+    Python's.
     """
     is_set = kernel_name not in ("", program) and not given.startswith(kernel_name)
     return kernel_name if is_set and _DEFAULT.fullmatch(given) else given

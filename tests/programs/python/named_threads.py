@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads whose objects keep their names in every way that CPython has. Prints names by tid (and,
-before them, the names of the threads that have one of their own); ends with its input."""
+"""Threads whose objects keep their names in every way that CPython has. Prints the
+names by tid; ends with its input."""
 
 import sys
 import threading
