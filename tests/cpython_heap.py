@@ -32,7 +32,7 @@ class Heap:
         struct.pack_into("<Q", raw, 168, flags)
         struct.pack_into("<q", raw, 288, offset)
         struct.pack_into("<Q", raw, 872 if self.minor == 11 else 880, keys)
-        return self.put(raw)
+        return self.put(bytes(raw))
 
     def text(self, text: str) -> int:
         """A str, ASCII or not."""
