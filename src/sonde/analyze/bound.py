@@ -59,7 +59,9 @@ _KERNELS = {
 _OF_KERNELS = (Bound.COMPUTE, Bound.MEMORY, Bound.KERNELS, Bound.SMALL_KERNELS)
 """Bounds of a device that is rarely stalled."""
 _NOTHING = "no device activity and no busy thread in the record: nothing to explain"
-_NO_DEVICE_CALLS = "nothing in the record called a device: the verdict is on the busiest threads"
+_NO_DEVICE_CALLS = (
+    "nothing in the record called a device: the verdict is on the threads that work or wait most"
+)
 _NO_DEVICE_TIME = "no device time in the record: the verdict is on the threads that launch work"
 _SINGLE_RUNS = (
     "only single runs of the device were timed: its busy time is known, its stalls are not; the "

@@ -8,6 +8,7 @@ from collections import defaultdict
 import numpy as np
 
 from sonde.analyze.causes import GENERATIONS, QUEUE_REASONS
+from sonde.analyze.held_up import held_up
 from sonde.model.timeline import (
     Activity,
     CallKind,
@@ -31,13 +32,18 @@ LEAST_WAITS = 10
 _BUSY = (TotalKind.SAMPLED, TotalKind.RUNQUEUE)
 
 
-def busiest_threads(timeline: Timeline, by_track: dict[int, list[Total]], window: int) -> list[int]:
-    """The tracks of the busiest threads. Totals known only by single waits or samples are added
-    to `by_track`; `window`: the length of the record in ns.
+def deciding_threads(
+    timeline: Timeline, by_track: dict[int, list[Total]], window: int
+) -> list[list[int]]:
+    """The tracks of the threads that decide how fast a program is, `THREADS` groups at most: the
+    busiest ones, each by itself, and those that wait for the same. Totals known only by single
+    waits or samples are added to `by_track`; `window`: the length of the record in ns.
 
     A program works in the thread that is busiest. If the first thread of its process, or of one
     that started this one, is about as busy, or is woken by others again and again, it is the one
-    that the program waits for.
+    that the program waits for. Threads that wait for a lock come before the busiest one where
+    together they wait longer than it works, and before a first thread that hardly works: a server
+    answers in them.
     """
     _add_states(timeline, by_track)
     _add_samples(timeline, by_track)
@@ -55,15 +61,33 @@ def busiest_threads(timeline: Timeline, by_track: dict[int, list[Total]], window
                 ended_by[track] += one.waker_ns if handed else 0
     ranked = sorted(active, key=lambda track: (active[track], waits[track]), reverse=True)
     ranked = [track for track in ranked if active[track] or waits[track] >= LEAST_WAITS]
+    groups = held_up(timeline, by_track, window)
     if not ranked:
-        return []
+        return [[*one.tracks] for one in groups][:THREADS]
     most = active[ranked[0]]
     chosen = [track for track in ranked[:THREADS] if active[track] >= LEAST_ACTIVE * most]
+    first_of_all: list[int] = []
     for first in _first_threads(timeline, ranked):
         is_woken = waits[first] >= LEAST_WAITS and ended_by[first] >= FIRST_THREAD * window
         if active[first] >= FIRST_THREAD * most or is_woken:
-            return [first, *(track for track in chosen if track != first)][:THREADS]
-    return chosen
+            chosen = [first, *(track for track in chosen if track != first)]
+            if is_woken or active[first] >= FIRST_THREAD * window:
+                first_of_all = [first]
+            break
+    if any(one.for_lock and one.ns >= most for one in groups):
+        # Beside threads that wait for a lock, those that are hardly busy decide nothing.
+        chosen = [track for track in chosen if active[track] >= FIRST_THREAD * window]
+    before = [one.tracks for one in groups if one.for_lock and one.ns >= most]
+    after = [one.tracks for one in groups if one.tracks not in before]
+    found: list[list[int]] = []
+    seen: set[int] = set()
+    for tracks in (first_of_all, *before, *([track] for track in chosen), *after):
+        # A thread of a group stands for the group.
+        whole = next((one.tracks for one in groups if tracks and tracks[0] in one.tracks), tracks)
+        if whole and whole[0] not in seen:
+            found.append([*whole])
+            seen.update(whole)
+    return found[:THREADS]
 
 
 def _first_threads(timeline: Timeline, ranked: list[int]) -> list[int]:

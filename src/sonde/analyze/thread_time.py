@@ -361,8 +361,9 @@ def _inside_rank(total: Total) -> tuple[int, int]:
 
 
 def function_of(place: str) -> str:
-    """A place without its line number."""
-    return place.rpartition(":")[0] or place
+    """A place without its line number; a name of machine code may hold colons and has no line."""
+    function, _, line = place.rpartition(":")
+    return function if function and line.isdecimal() else place
 
 
 def functions(time: ThreadTime) -> dict[str, dict[Cause, int]]:

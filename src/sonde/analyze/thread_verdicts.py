@@ -20,10 +20,12 @@ from dataclasses import replace
 import numpy as np
 
 from sonde.analyze.advice import next_step, next_step_of_bound
-from sonde.analyze.busy_threads import busiest_threads
+from sonde.analyze.busy_threads import deciding_threads
 from sonde.analyze.cpu_contention import contention_for_cpus
 from sonde.analyze.device_shares import device_shares
 from sonde.analyze.device_totals import with_runs
+from sonde.analyze.host_words import of_io, without_device
+from sonde.analyze.lock_holders import held_for
 from sonde.analyze.offenders import others_on_device, own_use
 from sonde.analyze.ranking import LEAST_SHARE, ranked_bounds
 from sonde.analyze.slowed_launches import without_hand_overs
@@ -74,6 +76,8 @@ TURNS = 0.05
 LEAST_WORK = 0.1
 """Threads that asked for a smaller part of a device's time do not decide when it stalls."""
 
+_LAUNCHES = (Activity.LAUNCH_PATH, Activity.FULL_QUEUE)
+"""What a thread that launches work does on a CPU."""
 _NO_TURN = (WaitDetail.INPUT, WaitDetail.GIL, WaitDetail.OWN_LOCK)
 """Waits that are not for another thread's launches."""
 _RUN_KINDS = (
@@ -213,12 +217,19 @@ def _with_work(
 def _without_device(
     timeline: Timeline, by_track: dict[int, list[Total]], window: int
 ) -> list[Verdict]:
-    """Verdicts on the busiest threads of a capture in which nothing called a device."""
+    """Verdicts on the threads that decide in a capture in which nothing called a device."""
     verdicts = []
-    for track in busiest_threads(timeline, by_track, window):
-        verdict, _ = _verdict(timeline, [track], by_track[track], window)
-        verdicts.append(replace(verdict, computing=0.0, without_device=True))
+    for tracks in deciding_threads(timeline, by_track, window):
+        totals = [_on_host(one) for track in tracks for one in by_track[track]]
+        verdict, _ = _verdict(timeline, tracks, totals, window, on_host=True)
+        verdicts.append(without_device(verdict, len(tracks)))
     return verdicts
+
+
+def _on_host(one: Total) -> Total:
+    """A total of a program that calls no device: a framework's dispatch launches nothing there."""
+    launches = one.kind == TotalKind.SAMPLED and one.name in _LAUNCHES
+    return replace(one, name=Activity.CODE) if launches else one
 
 
 def _active(timeline: Timeline, pid: int, span: tuple[int, int]) -> dict[Bound, float]:
@@ -347,8 +358,8 @@ def _in_turns(
 
 def _launching_ns(totals: Iterable[Total]) -> int:
     """On-CPU time on the launch path, by the stacks."""
-    path = (Activity.LAUNCH_PATH, Activity.FULL_QUEUE)
-    return sum(one.ns for one in totals if one.kind == TotalKind.SAMPLED and one.name in path)
+    mine = (one for one in totals if one.kind == TotalKind.SAMPLED and one.name in _LAUNCHES)
+    return sum(one.ns for one in mine)
 
 
 def _verdict(
@@ -358,10 +369,12 @@ def _verdict(
     window: int,
     timed: Collection[CopyDirection] = (),
     has_runs: bool = False,
+    on_host: bool = False,
 ) -> tuple[Verdict, ThreadTime]:
     """The verdict on threads that take turns, under the name of the first, and their time.
 
-    `totals`: theirs; `timed`: as of `thread_time`; `has_runs`: runs of the device were timed.
+    `totals`: theirs; `timed`: as of `thread_time`; `has_runs`: runs of the device were timed;
+    `on_host`: nothing called a device.
     """
     track = turns[0]
     time = thread_time(timeline, totals, timed)
@@ -372,6 +385,8 @@ def _verdict(
     ns = time.ns
     beyond = max(0, time.waited + sum(ns.values()) - window * len(turns))
     time.waited -= min(time.waited, beyond, ns[Cause.RUN_QUEUE] + ns[Cause.STOPPED])
+    if on_host:
+        _cut_to(ns, window * len(turns))
     # Threads that take turns fill one window; where they do not, shares are of all their time.
     whole = max(window, time.waited + sum(ns.values()) if len(turns) > 1 else window)
     causes = [
@@ -386,7 +401,10 @@ def _verdict(
             longest_ns=0,
             thread=timeline.tracks[track].label,
             locations=locations(time.places[cause], length, time.callers),
-            facts=_facts(timeline, time, cause, length, window, turns),
+            facts=[
+                *(of_io(totals, length) if on_host and cause == Cause.IO else ()),
+                *_facts(timeline, time, cause, length, window, turns),
+            ],
         )
         for cause, length in sorted(ns.items(), key=lambda item: -item[1])
         if length > 0
@@ -394,15 +412,22 @@ def _verdict(
     if not has_runs:
         causes = without_hand_overs(causes, time.count, whole)
     bounds = _bounds(causes, time.waited / whole)
-    evidence = [f"in calls that wait for the device: {100 * time.waited / whole:.1f} %"]
+    if on_host and len(turns) > 1:  # they were chosen for the lock that they wait for
+        bounds.sort(key=lambda one: one.key != Bound.LOCK)
+    waited = f"in calls that wait for the device: {100 * time.waited / whole:.1f} %"
+    evidence = ["nothing called a device" if on_host else waited]
     if whole > window:
         evidence.append(
             f"shares are of the time of {len(turns)} threads together, "
             f"{whole / window:.2f} times the recorded time"
         )
-    evidence += cause_lines(causes)
+    first = bounds[0].key
+    evidence += cause_lines(sorted(causes, key=lambda one: on_host and one.bound != first))
     evidence += _of_functions(timeline, time, whole)
-    advice = [Advice(next_step(one.key), 0.0) for one in causes if one.share >= LEAST_SHARE]
+    large = [one for one in causes if one.share >= LEAST_SHARE]
+    if on_host:  # the next step is about what the verdict names first
+        large.sort(key=lambda one: one.bound != bounds[0].key)
+    advice = [Advice(next_step(one.key), 0.0) for one in large]
     if bounds[0].key == Bound.DEVICE:
         advice.insert(0, Advice(next_step_of_bound(Bound.DEVICE), 0.0))
     verdict = Verdict(
@@ -421,6 +446,18 @@ def _verdict(
         advice=advice,
     )
     return verdict, time
+
+
+def _cut_to(ns: dict[Cause, int], limit: int) -> None:
+    """Cuts the causes of a thread's time so that they sum to no more than the time it had. Waits
+    are measured; what it did on a CPU is estimated from samples, so that is cut first."""
+    for causes in (_CODE, tuple(ns)):
+        part = sum(ns[one] for one in causes)
+        beyond = min(part, sum(ns.values()) - limit)
+        if beyond <= 0:
+            continue
+        for one in causes:
+            ns[one] -= -(-beyond * ns[one] // part)
 
 
 def _of_functions(timeline: Timeline, time: ThreadTime, whole: int) -> list[str]:
@@ -459,7 +496,7 @@ def _facts(
     if length < LEAST_SHARE * window:
         return []
     if cause == Cause.RUN_QUEUE:
-        return contention_for_cpus(timeline, turns, length)
+        return contention_for_cpus(timeline, set(turns), length)
     if cause == Cause.SLEEP and time.timed_out >= LEAST_SHARE * window:
         return [
             f"for {100 * time.timed_out / window:.0f} % of the time the threads that could end "
@@ -467,17 +504,24 @@ def _facts(
         ]
     others, peers = time.others[cause], set[int]()
     if cause == Cause.LOCK:
-        peers = _waiting_at(timeline, time.places[cause], window)
+        peers = _waiting_at(timeline, time.places[cause], window).union(turns)
         others = {track: ns for track, ns in others.items() if track not in peers}
     most = max(others, key=lambda track: others[track], default=-1)
-    if most < 0:
-        return []
     # A wait for the interpreter lock is cut by a timer every 5 ms, until somebody ends it. Threads
     # that wait for the same lock pass it on: another one holds it for long.
     by_threads = sum(others.values()) if cause == Cause.GIL or peers else length
-    if others[most] < ENDED * by_threads or others[most] < LEAST_ENDED * length:
-        return []
-    return [f"{100 * others[most] / length:.0f} % of it ended by {whom(timeline, most, cause)}"]
+    ended = others.get(most, 0)
+    is_holder = ended > 0 and ended >= ENDED * by_threads and ended >= LEAST_ENDED * length
+    facts = []
+    if is_holder:
+        how = f"{100 * ended / length:.0f} % of it ended by"
+        if cause == Cause.LOCK and len(peers) > 1:  # most of it they ended for one another
+            how = "held by"
+        facts.append(f"{how} {whom(timeline, most, cause)}")
+    if cause == Cause.LOCK:
+        holder = most if is_holder else -1
+        facts += held_for(timeline, time.places[cause], peers, holder)
+    return facts
 
 
 def _waiting_at(timeline: Timeline, places: Collection[str], window: int) -> set[int]:

@@ -345,13 +345,15 @@ def _print_result(args: argparse.Namespace, path: Path, live: Live, child: Child
     print(summary.render(Session(capture)), flush=True)
     if capture.budget is not None:  # the summary's memory is free again
         capture.budget.hold(before_bytes - capture.budget.held_bytes)
+    more = f"`sonde report {path} --format html -o report.html`"
     if verdict := _verdict(capture):
         print(f"\n{verdict}")
-    print(f"\n{path}: more with `sonde report {path} --format html -o report.html`")
+        more = f"`sonde explain {path}`, {more}"
+    print(f"\n{path}: more with {more}")
 
 
 def _verdict(capture: Capture) -> str:
-    """One line on what limited the work, where a device was used; else ''."""
+    """Some lines on what limited the work; '' where nothing shows that."""
     try:
         from sonde.analyze.bound import explain
         from sonde.export import verdict

@@ -10,7 +10,7 @@ from typing import Any
 
 from sonde.export import strict_json
 from sonde.export.layout import columns, duration, one_line
-from sonde.model.causes import Bound
+from sonde.model.causes import Bound, in_host_words
 from sonde.model.verdict import CauseShare, DeviceShare, Explanation, PathPart, Sampling, Verdict
 
 FORMAT = 2
@@ -25,13 +25,6 @@ _DIRECTIONS = {
     "d2d": "within the device",
     "p2p": "between devices",
     "unknown": "of unknown direction",
-}
-_WITHOUT_DEVICE = {
-    # Words that fit only a thread which launches work, and what is written instead.
-    " between launches": "",
-    "than the launching one": "than this one",
-    "the launching thread": "the thread",
-    "or run it while the device works": "or run it in parallel",
 }
 _WORD = re.compile(r"\w+")
 _FUNCTOR = re.compile(r"[Ff]unctor|_kernel_cuda|launch_")
@@ -51,17 +44,32 @@ def render(explanation: Explanation, steps: int = 0) -> str:
 
 
 def headline(explanation: Explanation) -> str:
-    """Two lines for the first verdict, the next step among them; '' where there is none."""
+    """Some lines for the first verdict: what limits the work, where in the program and by whom, and
+    the next step; '' where there is none."""
     if not explanation.verdicts:
         return ""
-    lines = of_verdict(explanation.verdicts[0])
-    shown = [f"VERDICT  {lines[0]}", *(line for line in lines if "  next: " in line)]
+    verdict = explanation.verdicts[0]
+    lines = of_verdict(verdict)
+    shown = [f"VERDICT  {lines[0]}", *_main_cause(verdict)]
+    shown += [line for line in lines if line.startswith("  next: ")]
     return "\n".join(map(one_line, shown))
+
+
+def _main_cause(verdict: Verdict) -> list[str]:
+    """The largest cause of the bound that is named first: with its place, and who is behind it."""
+    mine = (one for one in verdict.causes if one.bound == verdict.bounds[0].key)
+    cause = max(mine, key=lambda one: one.ns, default=None)
+    if cause is None or not (cause.locations or cause.facts):
+        return []
+    share, title, places = _row(cause)
+    return [f"  {share}  {title}  {places}".rstrip(), *(f"  {fact}" for fact in cause.facts)]
 
 
 def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
     """The lines of one verdict, on a device or a thread. `steps`: how many steps are listed."""
     bound = verdict.bounds[0].key.description
+    if verdict.without_device:
+        bound = in_host_words(bound)
     if len(verdict.bounds) > 1:
         keys = {one.key for one in verdict.bounds}
         whole = Bound.KERNELS if keys & {Bound.COMPUTE, Bound.MEMORY} else None
@@ -73,7 +81,9 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
     name = f"GPU{verdict.device}" + (f" ({verdict.device_name})" if verdict.device_name else "")
     did, did_not = "computed", "stalls by cause"
     if verdict.device < 0:
-        name = f"thread {verdict.device_name}"
+        name = f"thread{'s' * (verdict.threads > 1)} {verdict.device_name}"
+        if verdict.threads > 1:
+            name += f" and {verdict.threads - 1:,} more"
         did = "waited for its device"
         # Where the device's runs are known, causes are of the time in which it did not compute.
         did_not = "stalls by cause" if verdict.kernel_classes else "other time by cause"
@@ -113,14 +123,7 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
         best = verdict.advice[0]
         gain = f" → up to −{100 * best.gain:.0f} % time" if best.gain else ""
         lines.append(f"  next: {best.text}{gain}")
-    return [_of_any_thread(line) for line in lines] if verdict.without_device else lines
-
-
-def _of_any_thread(text: str) -> str:
-    """A line without the words that are about a device or a launching thread."""
-    for words, other in _WITHOUT_DEVICE.items():
-        text = text.replace(words, other)
-    return text
+    return lines
 
 
 def _sampled(verdict: Verdict, sampling: Sampling) -> list[str]:

@@ -186,6 +186,34 @@ _CAUSES = {
 }
 
 
+_HOST_WORDS = {
+    " between launches": "",
+    "than the launching one": "than this one",
+    "or do not take it in the launching thread": "without I/O in it, or use several locks",
+    "the launching thread": "the thread",
+    "or run it while the device works": "or run it in parallel",
+    "launch overhead: CPU time in the launch path": "overhead of a framework",
+    "launch-bound: CPU time in the launch path": "framework-bound",
+    "launch fewer kernels: CUDA graphs, torch.compile, fused kernels, larger batches": "call the "
+    "framework less often: torch.compile, larger batches",
+    "loading, compiling or capturing of kernels and graphs": "loading or compiling of code",
+    "compile, load and capture before the loop": "compile and load before the loop",
+    "collectives that no kernel overlaps": "collectives: waits for other processes of the job",
+    "prepare batches ahead and in parallel: more loader workers": "prepare what it waits for ahead "
+    "and in parallel: more workers",
+    "less work per sample": "less work for each",
+}
+"""Words that fit only a thread which launches work on a device, and those for any other one."""
+
+
+def in_host_words(text: str) -> str:
+    """A text of a verdict on a thread of a program that calls no device: without words that are
+    about launches and devices."""
+    for words, other in _HOST_WORDS.items():
+        text = text.replace(words, other)
+    return text
+
+
 class CauseDetail(StrEnum):
     """The variety of a cause or of a bound, which decides on the advice."""
 

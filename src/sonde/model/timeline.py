@@ -348,6 +348,9 @@ class Timeline:
     """The sampled runs that `totals` sum up, where runs were sampled one by one."""
     callers: Mapping[str, str] = field(default_factory=dict)
     """By `Total.location`: the location in the program that mostly called it, where known."""
+    within: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By function of the program that takes a lock ('name file'), where threads waited for it: the
+    locations that are mostly in calls of it."""
     extent_ns: tuple[int, int] | None = None
     """Begin and end of the record; None: those of its rows."""
     timed_ns: tuple[int, int] | None = None

@@ -251,7 +251,10 @@ class Verdict:
     """What the device did, where runs were timed one by one: all kernels first, then the largest
     ones, copies by direction, and sets."""
     without_device: bool = False
-    """Nothing called a device: it is about a busy thread."""
+    """Nothing called a device: it is about a busy thread, or threads that others hold up."""
+    threads: int = 1
+    """How many threads it is about that wait for the same, where nothing called a device: the one
+    that waits longest gives the name. Shares are of the time of all of them."""
 
     @property
     def bound(self) -> str:

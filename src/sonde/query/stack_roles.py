@@ -70,6 +70,8 @@ class StackRoles:
     """The stack is in a library that exchanges data with other processes of the job."""
     own_python_innermost: Mask
     """The program's own Python code is innermost; the interpreter and the system do not count."""
+    own_native_innermost: Mask
+    """The program's own machine code is innermost; libc and the system do not count."""
     computes: Mask
     """The stack is in a library's computation on the CPU, which may run in several threads."""
     compiles: Mask
@@ -181,6 +183,8 @@ def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackR
     in_interpreter = all_stacks.have(native_wait) & ~all_stacks.have(other_code) & has_own
     in_queue = all_stacks.have((kind == CodeKind.QUEUE) & inside_or_own)
     in_queue &= ~in_framework & ~in_device  # a framework waits for its own threads
+    shown = all_stacks.innermost(kind != CodeKind.NEUTRAL)
+    innermost_kind = np.append(kind, np.uint8(CodeKind.NEUTRAL))[shown]
     return StackRoles(
         activity=activity.astype(np.uint8),
         location=_locations(all_stacks, table, flat, own),
@@ -190,6 +194,7 @@ def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackR
         in_interpreter=in_interpreter,
         communicates=communicates,
         own_python_innermost=has_own & ~all_stacks.have(inside & (kind != CodeKind.NEUTRAL)),
+        own_native_innermost=innermost_kind == CodeKind.OWN_NATIVE,
         computes=computes,
         compiles=compiles & ~in_device,
         owner=_owners(all_stacks, kind),

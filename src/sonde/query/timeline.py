@@ -38,6 +38,7 @@ from sonde.query.device_counters import (
 from sonde.query.device_kinds import CALL_KIND_OF_OPERATION, CALL_KIND_OF_RUN, DIRECTIONS
 from sonde.query.device_times import times_on_device
 from sonde.query.location_callers import callers_of
+from sonde.query.lock_places import places_within
 from sonde.query.run_totals import single_runs
 from sonde.query.sample_totals import FAULT_FRAMES
 from sonde.query.stack_roles import NUMBER_OF
@@ -112,6 +113,7 @@ def of_capture(capture: Capture) -> Timeline:
         totals=totals,
         single_runs=chosen_singly,
         callers=callers_of(frames, tables["sample"]),
+        within=places_within(frames, tables["sample"], totals),
         timed_ns=_timed(singly, traced, tables, capture.info.start_ns),
         extent_ns=span,
         wall_offset_ns=capture.info.wall_offset_ns,

@@ -28,6 +28,13 @@ GIL_FRAMES = (
 )
 """Functions of CPython that wait for the GIL; in interpreters without a symbol table, `take_gil`
 has no name."""
+MUTEX_FRAMES = (
+    *("__lll_lock_wait", "___pthread_mutex_lock", "__pthread_mutex_lock", "pthread_mutex_lock"),
+    *("__pthread_mutex_lock_full", "pthread_mutex_timedlock", "pthread_mutex_clocklock"),
+    *("pthread_rwlock_rdlock", "pthread_rwlock_wrlock", "__pthread_rwlock_rdlock"),
+    *("__pthread_rwlock_wrlock", "___pthread_rwlock_rdlock", "___pthread_rwlock_wrlock"),
+)
+"""Functions of libc that wait for a lock, by the names that its versions have for them."""
 MAX_PARTS = 32
 """Parts into which the waits of one thread for one reason are split: the longest ones."""
 _IN_CALLS = (Activity.DEVICE_WAIT, Activity.COPY, Activity.ALLOCATION)
@@ -104,6 +111,7 @@ def _details(frames: Frames, rows: pa.Table, in_capture: Mask) -> I64:
     roles, row = frames.roles, frames.row_of(stacks)
     activity = roles.activity[row]
     for_gil = frames.holding(stacks, GIL_FRAMES) | roles.in_interpreter[row]
+    of_mutex = roles.own_native_innermost[row] & frames.holding(stacks, MUTEX_FRAMES)
     by_priority = [  # the first that applies
         (in_capture[row], WaitDetail.GRAPH_CAPTURE),
         (activity == NUMBER_OF[Activity.INPUT], WaitDetail.INPUT),
@@ -113,6 +121,7 @@ def _details(frames: Frames, rows: pa.Table, in_capture: Mask) -> I64:
         (roles.computes[row] | roles.compiles[row], WaitDetail.COMPUTE),
         (roles.in_queue[row], WaitDetail.QUEUE),
         (roles.own_python_innermost[row], WaitDetail.OWN_LOCK),
+        (of_mutex, WaitDetail.OWN_LOCK),
     ]
     details: I64 = np.select(
         [applies for applies, _ in by_priority],

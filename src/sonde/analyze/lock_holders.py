@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What threads do while they hold a lock that others wait for.
+
+A recording shows who ended a wait, and where every thread spends its time; when a lock is taken and
+given back it does not show. So the code within the function that takes the lock stands for what it
+is held for.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+
+from sonde.analyze.ranking import LEAST_SHARE
+from sonde.analyze.thread_time import function_of
+from sonde.model.timeline import Timeline, Total, TotalKind, WaitDetail
+
+PARTS = 3
+"""What a holder does, at most: most of the time first."""
+NAMES = 2
+"""Functions that take the lock that are named."""
+LEAST_PART = 0.1
+"""Smaller parts of what holders do are left out."""
+
+_ON_CPU = "on a CPU"
+_OWN = WaitDetail.OWN_LOCK
+
+
+def held_for(
+    timeline: Timeline, places: Collection[str], waiting: Collection[int], holder: int
+) -> list[str]:
+    """A line on what a lock is held for; none where that is not known.
+
+    `places`: where threads wait for it; `waiting`: the tracks of these threads; `holder`: the track
+    of the thread that holds it, -1 where those that wait pass it on.
+    """
+    if holder >= 0:
+        mine = [one for one in timeline.totals if one.track == holder]
+        takes = {function_of(one.location) for one in mine if one.wait_detail == _OWN}
+        inside = _inside(timeline, takes)
+        known = [one for one in mine if one.location in inside] if inside else mine
+        if {_doing(one) for one in known} <= {"", _ON_CPU}:
+            return []  # who holds it is named with the code that it runs
+        text = _parts(timeline, known)
+        return [f"held for {text}"] if text else []
+    takes = {function_of(place) for place in places if place}
+    inside = _inside(timeline, takes)
+    theirs = [one for one in timeline.totals if one.track in waiting and one.location in inside]
+    text = _parts(timeline, theirs)
+    names = ", ".join(sorted(one.rpartition(" ")[0] or one for one in takes)[:NAMES])
+    return [f"these threads pass it on, and in {names} hold it for {text}"] if text else []
+
+
+def _inside(timeline: Timeline, functions: Iterable[str]) -> set[str]:
+    """The locations within any of these functions."""
+    return set[str]().union(*(timeline.within.get(function, ()) for function in functions))
+
+
+def _parts(timeline: Timeline, totals: Iterable[Total]) -> str:
+    """What these totals are of, with shares of the record; '' where they are short."""
+    ns: dict[str, int] = defaultdict(int)
+    places: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for one in totals:
+        if doing := _doing(one):
+            ns[doing] += one.ns
+            places[doing][one.location] += one.ns
+    whole = sum(ns.values())
+    window = max(1, timeline.end_ns - timeline.start_ns)
+    if whole < LEAST_SHARE * window:
+        return ""
+    ranked = sorted(ns, key=lambda doing: -ns[doing])
+    texts = [
+        f"{doing}{_at(timeline, places[doing])} ({100 * ns[doing] / window:.0f} % of the time)"
+        for doing in ranked[:PARTS]
+        if ns[doing] >= LEAST_PART * whole
+    ]
+    return ", ".join(texts)
+
+
+def _doing(one: Total) -> str:
+    """What a thread does that holds a lock; '' where it waits for one, or for work."""
+    if one.kind == TotalKind.SAMPLED:
+        return _ON_CPU
+    if one.kind == TotalKind.RUNQUEUE:
+        return "ready, without a CPU"
+    if one.kind != TotalKind.BLOCKED or one.wait_detail in (_OWN, WaitDetail.QUEUE):
+        return ""
+    return "waiting for the interpreter lock" if one.wait_detail == WaitDetail.GIL else one.name
+
+
+def _at(timeline: Timeline, places: Mapping[str, int]) -> str:
+    """' in append store.py:8 ← write store.py:13': the place with most of the time."""
+    place = max(places, key=lambda one: places[one])
+    if not place:
+        return ""
+    caller = timeline.callers.get(place, "")
+    return f" in {place} ← {caller}" if caller else f" in {place}"
