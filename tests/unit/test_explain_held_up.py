@@ -9,7 +9,7 @@ import json
 import pytest
 
 from sonde.analyze.bound import explain
-from sonde.export.verdict import render, to_json
+from sonde.export.verdict import headline, render, to_json
 from sonde.model.causes import Bound, Cause
 from sonde.model.verdict import Explanation
 from sonde.recording.timelines import open_timeline
@@ -66,11 +66,18 @@ def test_a_lock_that_answering_threads_pass_on_comes_before_the_busiest_thread(w
     assert lock.locations[0].text == "reserve shop.py:14 ← Shop.do_GET shop.py:30"
     assert lock.share == pytest.approx(3.2 / 4.8, abs=0.01)
     (fact,) = lock.facts
-    assert (
-        "in reserve hold it for sync to disk in append shop.py:8 ← store shop.py:20 (84 %" in fact
+    assert fact == (
+        "these threads pass it on, and in reserve hold it for sync to disk (84 % of the time) in "
+        "append shop.py:8 ← store shop.py:20"
     )
     assert verdict.advice[0].text.startswith("hold the lock for a shorter time")
     text = render_of(verdict)
+    assert headline(Explanation([verdict], [], [])).splitlines() == [
+        "VERDICT  threads t60 (60) and 5 more — mix: lock contention 67 %, I/O-bound 33 %",
+        "  66.7 %  lock contention  reserve shop.py:14 ← Shop.do_GET shop.py:30",
+        f"  {fact}",
+        "  next: hold the lock for a shorter time, without I/O in it, or use several locks",
+    ]
     assert "threads t60 (60) and 5 more — " in text
     assert "of it socket 56 %, sync to disk 44 %" in text
 
@@ -90,7 +97,7 @@ def test_the_holder_of_a_lock_and_what_it_does_are_named(writer, verdicts):
     assert verdict.bounds[0].key == Bound.LOCK
     (fact, held) = next(one.facts for one in verdict.causes if one.key == Cause.LOCK)
     assert fact.startswith("held by t44 (44), ")
-    assert held == "held for sync to disk in append shop.py:8 ← store shop.py:20 (84 % of the time)"
+    assert held == "held for sync to disk (84 % of the time) in append shop.py:8 ← store shop.py:20"
 
 
 def test_threads_that_answer_one_request_each_are_held_up_together(writer, verdicts):
@@ -146,7 +153,7 @@ def test_a_mutex_of_machine_code_is_a_lock_and_a_condition_is_not(writer, verdic
 
     assert verdict.threads == len(ANSWERING)
     assert shares(verdict)[Cause.LOCK] == pytest.approx(3.0 / 4.5, abs=0.01)
-    assert "hold it for sleep in shop::reserve(int) (60 %" in verdict.evidence[1]
+    assert "hold it for sleep (60 % of the time) in shop::reserve(int)" in verdict.evidence[1]
 
 
 def test_threads_that_wait_for_the_interpreter_lock_do_not_take_in_who_has_it(writer, verdicts):

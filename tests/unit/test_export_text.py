@@ -132,6 +132,48 @@ def test_an_empty_capture_has_a_summary(opened):
     assert "LONGEST WAITS  none" in text
 
 
+def test_threads_that_wait_alike_are_one_row_with_who_keeps_them_waiting(opened):
+    """A lock is passed on; the holder that ends a small part of the waits is none of them."""
+    writer = Writer()
+    answering = range(60, 68)
+    threads = [{"tid": tid, "comm": "server"} for tid in (50, *answering)]
+    server = writer.process(50, "server", threads=threads)
+    at_lock = writer.stack(("reserve", "[python]", "shop.py", 14, "python"), ("sem_wait", "libc"))
+    reading = writer.stack(("readinto", "[python]", "shop.py", 90, "python"), ("recv", "libc"))
+    for tid in answering:
+        for waker, seconds in ((tid % 8 + 60, 5.0), (50, 0.6)):
+            writer.wait(server, tid, "futex", seconds, count=9, stack=at_lock, waker=(50, waker))
+        writer.wait(server, tid, "socket", 3.0, count=9, stack=reading)
+    lines = summary.render(opened(writer)).splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("LONGEST")) + 1
+
+    assert " ".join(lines[first].split()) == (
+        "server (60) +7 68.8 s futex 65 % reserve shop.py:14 server (50) 0"
+    )
+    assert lines[first + 1].split() == ["socket", "35", "%", "readinto", "shop.py:90"]
+
+
+def test_a_place_is_the_function_with_most_of_the_time_not_the_stack_with_most(opened):
+    """One function is seen in many stacks: each of them is shorter than the one of another."""
+    writer = Writer()
+    key = writer.process(7, "worker")
+    for number in range(9):
+        inside = (f"native{number}", "libx.so")
+        stack = writer.stack(("compute", "[python]", "a.py", 5, "python"), inside)
+        writer.wait(key, 7, "futex", 0.3, stack=stack)
+    writer.wait(key, 7, "futex", 0.5, stack=writer.stack(("get", "[python]", "a.py", 9, "python")))
+    assert "compute a.py:5" in summary.render(opened(writer))
+
+
+def test_names_are_cut_where_a_line_has_no_room_and_keep_their_last_part(opened):
+    assert layout.fit_location("Corpus.Reader.clean a.py:12", 30) == "Corpus.Reader.clean a.py:12"
+    assert layout.fit_location("Corpus.Reader.clean a.py:12", 22) == "Corpus.R…clean a.py:12"
+    assert layout.fit_location("Corpus.clean_documents a.py:12", 22) == "Corpus.cl…ents a.py:12"
+    assert layout.grown([("abc", "abcdef")], (5, -4), 11) == [3, -6]
+    assert layout.grown([("abc", "abcdef")], (5, 4), 40) == [5, 6]
+    assert layout.grown([("abcdefgh", "abcdef")], (5, 4), 13) == [6, 5]
+
+
 # ---- table ----
 
 

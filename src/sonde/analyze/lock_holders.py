@@ -69,12 +69,12 @@ def _parts(timeline: Timeline, totals: Iterable[Total]) -> str:
     if whole < LEAST_SHARE * window:
         return ""
     ranked = sorted(ns, key=lambda doing: -ns[doing])
-    texts = [
-        f"{doing}{_at(timeline, places[doing])} ({100 * ns[doing] / window:.0f} % of the time)"
-        for doing in ranked[:PARTS]
-        if ns[doing] >= LEAST_PART * whole
-    ]
-    return ", ".join(texts)
+    ranked = [one for one in ranked[:PARTS] if ns[one] >= LEAST_PART * whole]
+    where = [_at(timeline, places[one]) for one in ranked]
+    shown = [f"{one} ({100 * ns[one] / window:.0f} % of the time)" for one in ranked]
+    if len(set(where)) == 1:
+        return f"{', '.join(shown)}{where[0]}"
+    return ", ".join(one + place for one, place in zip(shown, where, strict=True))
 
 
 def _doing(one: Total) -> str:

@@ -81,13 +81,52 @@ def fit(text: str, width: int) -> str:
     return text + " " * (width - width_of(text))
 
 
+def fit_name(text: str, width: int) -> str:
+    """A name with dots ('Corpus.Reader.clean') in at most `width` cells: its last part stays whole,
+    where it fits; what is before that is cut."""
+    text = one_line(text)
+    before, dot, last = text.rpartition(".")
+    room = width - 1 - width_of(last)
+    if width_of(text) <= width or not dot or room < 0 or not text.isascii():
+        return fit(text, width).rstrip()
+    return f"{before[:room]}…{last}"
+
+
 def fit_location(text: str, width: int) -> str:
     """A location ('step train.py:12') in at most `width` cells: its function is shortened first."""
     function, space, place = one_line(text).rpartition(" ")
     left = width - width_of(place) - 1
     if width_of(function) <= left or left < 4:
         return fit(text, width).rstrip()
-    return f"{fit(function, left).rstrip()}{space}{place}"
+    return f"{fit_name(function, left)}{space}{place}"
+
+
+def grown(
+    rows: Sequence[Sequence[str]], widths: Sequence[int], limit: int, gap: int = 2
+) -> list[int]:
+    """The widths, made larger for cells that need more as far as a line has room: `limit` cells.
+    Columns that need less give it. Widths as those of `columns`."""
+    needed = [
+        max(map(width_of, map(one_line, column)), default=0) for column in zip(*rows, strict=True)
+    ]
+    sizes = [abs(width) for width in widths]
+    short = [number for number, size in enumerate(sizes) if needed[number] > size]
+    spare = limit - sum(sizes) - gap * (len(sizes) - 1)
+    for number, size in enumerate(sizes if short else ()):
+        if needed[number] < size:
+            spare += size - needed[number]
+            sizes[number] = needed[number]
+    while spare > 0 and short:
+        for number in short:
+            sizes[number] += spare > 0
+            spare -= spare > 0
+        short = [number for number in short if needed[number] > sizes[number]]
+    if not short and spare > 0:  # what nobody needed stays where it was, from the first column on
+        for number, width in enumerate(widths):
+            back = min(spare, max(0, abs(width) - sizes[number]))
+            sizes[number] += back
+            spare -= back
+    return [-size if width < 0 else size for size, width in zip(sizes, widths, strict=True)]
 
 
 def _beginning(text: str, width: int) -> str:

@@ -10,7 +10,7 @@ device come first, then those that used CPU time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import BinaryIO
 
@@ -23,6 +23,7 @@ from sonde.export.layout import (
     duration,
     fit,
     fit_location,
+    grown,
     loss_line,
     one_line,
     percent,
@@ -52,12 +53,24 @@ from sonde.query.wait_rows import WaitRows
 Mask = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
+WIDTH = 100
+"""Of a line, in cells."""
+NAME_WIDTH = 38
+"""Of the name of a thread, in cells, where the line has room."""
 CPU_ROWS = 5
 WAIT_ROWS = 5
 DEVICE_ROWS = 4
 LOSS_ROWS = 3
 MEMORY_ROWS = 4
 """Rows that are shown; of waits, calls, runs, memory and losses the others are counted."""
+ALIKE = 200
+"""Threads that are looked at for whether they wait alike."""
+ASKED_WAKERS = 64
+"""Of threads that wait alike, those whose wakers are looked up."""
+LEAST_ENDED = 0.05
+"""Part of the waits of threads that wait alike, for another thread that ended them."""
+SECOND_REASON = 0.25
+"""Part of a thread's waits for a second reason that is shown."""
 ACTIVE_SHARE = 0.01
 """A process is active if it was on a CPU or in a run queue for this share of the recording."""
 
@@ -74,7 +87,7 @@ def render(session: Session, where: Where = EVERYTHING) -> str:
     whole = where == EVERYTHING and info.host.get("whole_machine", True)
     lines = [_headline(info, processes, waits, "Whole machine" if whole else "Chosen processes")]
     lines += ["", *_on_cpu(info, processes, functions)]
-    lines += ["", *_waits(session, processes, waits)]
+    lines += ["", *_waits(session, processes, waits, where)]
     lines += ["", *_device_calls(queries.device_calls(session, where))]
     if runs := device_runs(session, where):
         lines += ["", *_device_runs(runs)]
@@ -116,71 +129,122 @@ def _on_cpu(
     busy_ns = processes.cpu_ns_in_all
     capacity_ns = info.duration_ns * info.cpus
     of_all = f" of {duration(capacity_ns)}: {percent(busy_ns, capacity_ns)}" if capacity_ns else ""
-    left = columns(
-        [
-            (percent(use.cpu_ns, busy_ns), duration(use.cpu_ns), use.process.label)
-            for use in processes[:CPU_ROWS]
-            if use.cpu_ns
-        ],
-        (-9, -7, 24),
-    )
-    right = columns(
-        [
-            (percent(use.self_ns, busy_ns), use.function, _location(use))
-            for use in functions
-            if use.self_ns
-        ],
-        (-7, 20, _LOCATION_WIDTH),
-    )
-    head = fit(f"ON CPU  {duration(busy_ns)}{of_all}", _LEFT_WIDTH) + "  HOTTEST FUNCTIONS (self)"
     if not busy_ns:
         return ["ON CPU  nothing sampled"]
+    head = f"ON CPU  {duration(busy_ns)}{of_all}"
+    used = [
+        (percent(use.cpu_ns, busy_ns), duration(use.cpu_ns), use.process.label)
+        for use in processes[:CPU_ROWS]
+        if use.cpu_ns
+    ]
+    left = columns(used, (-9, -7, 24))
+    width = min(_LEFT_WIDTH, max(map(width_of, (head, *left))) + 2)
+    hottest = [
+        (percent(use.self_ns, busy_ns), use.function, _location(use))
+        for use in functions
+        if use.self_ns
+    ]
+    sizes = grown([("", "", ""), *hottest], (-7, 20, _LOCATION_WIDTH), WIDTH - width)
+    right = columns(
+        [(share, name, fit_location(place, sizes[2])) for share, name, place in hottest], sizes
+    )
     return [
-        head,
-        *(f"{a:{_LEFT_WIDTH}}{b}".rstrip() for a, b in zip_longest(left, right, fillvalue="")),
+        fit(head, width) + "  HOTTEST FUNCTIONS (self)",
+        *((fit(a, width) + b).rstrip() for a, b in zip_longest(left, right, fillvalue="")),
     ]
 
 
 def _location(use: FunctionUse) -> str:
     """Where a function is in the user's code, or who there calls it; else its binary."""
     place = use.location.removeprefix(f"{use.function} ")
-    return fit_location(place, _LOCATION_WIDTH) if place else use.binary
+    return place or use.binary
 
 
 @dataclass(slots=True)
 class _ThreadWaits:
-    """All waits of one thread."""
+    """All waits of one thread, or of several that wait alike."""
 
     thread: Thread
     blocked_ns: int = 0
     queued_ns: int = 0
-    longest: Wait | None = None
-    """The longest total of one reason off-CPU."""
+    by_reason: dict[str, list[Wait]] = field(default_factory=dict)
+    """Totals off-CPU."""
+    numbers: list[int] = field(default_factory=list)
+    """Of the threads, as indices in `Session.threads`."""
 
     def add(self, wait: Wait) -> None:
         if wait.kind == ProfileKind.RUN_QUEUE:
             self.queued_ns += wait.ns
             return
         self.blocked_ns += wait.ns
-        if self.longest is None or wait.ns > self.longest.ns:
-            self.longest = wait
+        self.by_reason.setdefault(wait.reason, []).append(wait)
 
-    def row(self) -> tuple[str, ...]:
-        thread, wait = self.thread, self.longest
-        reason = where = waker = ""
-        if wait:
-            share = round(100 * wait.ns / self.blocked_ns) if self.blocked_ns else 100
-            reason = wait.reason if share > 99 else f"{wait.reason} {share} %"
-            where = fit_location(wait.location, _WAIT_WIDTHS[3]) if wait.location else wait.hint
-            waker = wait.waker
-        return (
-            _thread_label(thread, _WAIT_WIDTHS[0]),
-            duration(self.blocked_ns),
-            reason,
-            where,
-            waker,
-            duration(self.queued_ns),
-        )
+    def take_in(self, other: _ThreadWaits) -> None:
+        """Adds the waits of other threads that wait alike."""
+        self.blocked_ns += other.blocked_ns
+        self.queued_ns += other.queued_ns
+        self.numbers += other.numbers
+        for reason, waits in other.by_reason.items():
+            self.by_reason.setdefault(reason, []).extend(waits)
+
+    @property
+    def reasons(self) -> list[str]:
+        """By the time that they take, the main one first."""
+        return sorted(self.by_reason, key=lambda reason: -self._ns(reason))
+
+    @property
+    def alike(self) -> tuple[object, ...]:
+        """What threads have in common that wait alike: for the same reason in the same line of a
+        program; otherwise they are shown one by one."""
+        reasons = self.reasons
+        at = self.by_reason[reasons[0]][0].location if reasons else ""
+        return (self.thread.process, reasons[0], at) if at else (self.thread,)
+
+    def _ns(self, reason: str) -> int:
+        return sum(wait.ns for wait in self.by_reason[reason])
+
+    def rows(self, session: Session, waits: WaitRows, where: Where) -> list[tuple[str, ...]]:
+        """A row for the main reason, and one for a second one that is not small."""
+        thread, reasons = self.thread, self.reasons
+        more = f" +{len(self.numbers) - 1:,}" if len(self.numbers) > 1 else ""
+        first = f"{_thread_label(thread, NAME_WIDTH + 2 - len(more))}{more}"
+        ends = (first, duration(self.blocked_ns)), (duration(self.queued_ns),)
+        if not reasons:
+            return [(*ends[0], "", "", "", *ends[1])]
+        rows: list[tuple[str, ...]] = [
+            (*ends[0], *self._reason(session, waits, where, reasons[0]), *ends[1])
+        ]
+        if len(reasons) > 1 and self._ns(reasons[1]) >= SECOND_REASON * self.blocked_ns:
+            rows.append(("", "", *self._reason(session, waits, where, reasons[1]), ""))
+        return rows
+
+    def _reason(
+        self, session: Session, waits: WaitRows, where: Where, reason: str
+    ) -> tuple[str, str, str]:
+        """(reason with its share, place, who ended the waits)"""
+        longest = max(self.by_reason[reason], key=lambda wait: wait.ns)
+        share = round(100 * self._ns(reason) / self.blocked_ns) if self.blocked_ns else 100
+        place = longest.hint
+        if longest.location:
+            place = longest.location
+        text = reason if share > 99 else f"{reason} {share} %"
+        return text, place, self._waker(session, waits, where, reason, longest)
+
+    def _waker(
+        self, session: Session, waits: WaitRows, where: Where, reason: str, longest: Wait
+    ) -> str:
+        """The thread that ended the waits. Where threads wait alike they pass on what they wait
+        for, so that is another one: the holder of a lock."""
+        if len(self.numbers) < 2:
+            return longest.waker
+        ended = queries.ended_by(session, self.numbers[:ASKED_WAKERS], reason, where)
+        whole = sum(ended.values())
+        mine = {int(session.threads.tid[number]) for number in self.numbers}
+        theirs = {tid: ns for tid, ns in ended.items() if tid not in mine}
+        most = max(theirs, key=lambda tid: theirs[tid], default=0)
+        if most and theirs[most] >= LEAST_ENDED * whole:
+            return waits.waker(most)
+        return "one another" if ended else ""
 
 
 def _thread_label(thread: Thread, width: int) -> str:
@@ -204,7 +268,7 @@ _WAIT_HEAD = ("LONGEST WAITS", "off-CPU", "main reason", "in", "woken by", "run 
 _WAIT_WIDTHS = (25, -7, 13, 22, 14, -9)
 
 
-def _waits(session: Session, processes: ProcessRows, waits: WaitRows) -> list[str]:
+def _waits(session: Session, processes: ProcessRows, waits: WaitRows, where: Where) -> list[str]:
     threads = len(session.threads)
 
     def having(rows: Mask) -> Mask:
@@ -220,18 +284,22 @@ def _waits(session: Session, processes: ProcessRows, waits: WaitRows) -> list[st
     sonde[waits.thread[of_both[waits.has_hint(of_both)]]] = False
     sonde &= ~idle
     ranked = _ranked(session, processes, waits, ~(idle | kernel | sonde))
-    left_out = (
-        (len(ranked) - WAIT_ROWS, "more"),
+    left_out: tuple[tuple[int, str], ...] = (
+        (0, "more"),
         (int(idle.sum()), "idle all the time"),
         (int(kernel.sum()), "of the kernel"),
         (int(sonde.sum()), "of Sonde"),
     )
-    folded = [f"{count:,} {what}" for count, what in left_out if count > 0]
     if not len(ranked):
         lines = ["LONGEST WAITS  none"]
     else:
-        rows = [_row_of(session, waits, thread) for thread in ranked[:WAIT_ROWS].tolist()]
-        lines = columns([_WAIT_HEAD, *rows], _WAIT_WIDTHS)
+        shown, left = _alike(session, waits, ranked)
+        left_out = ((left, "more"), *left_out[1:])
+        rows = [row for one in shown for row in one.rows(session, waits, where)]
+        widths = grown([_WAIT_HEAD, *rows], _WAIT_WIDTHS, WIDTH)
+        cut = [(*row[:3], fit_location(row[3], widths[3]), *row[4:]) for row in rows]
+        lines = columns([_WAIT_HEAD, *cut], widths)
+    folded = [f"{count:,} {what}" for count, what in left_out if count > 0]
     return [*lines, f"  threads not shown: {', '.join(folded)}"] if folded else lines
 
 
@@ -258,11 +326,22 @@ def _ranks(info: CaptureInfo, processes: ProcessRows) -> Ints:
     return ranks
 
 
-def _row_of(session: Session, waits: WaitRows, thread: int) -> tuple[str, ...]:
-    found = _ThreadWaits(session.threads[thread])
-    for wait in waits.chosen(np.flatnonzero(waits.thread == thread)):
-        found.add(wait)
-    return found.row()
+def _alike(session: Session, waits: WaitRows, ranked: Ints) -> tuple[list[_ThreadWaits], int]:
+    """(the first threads, those together that wait alike, how many more there are). Only the
+    `ALIKE` first ones are compared."""
+    found: dict[tuple[object, ...], _ThreadWaits] = {}
+    beyond = max(0, len(ranked) - ALIKE)
+    for number in ranked[:ALIKE].tolist():
+        one = _ThreadWaits(session.threads[number], numbers=[number])
+        for wait in waits.chosen(np.flatnonzero(waits.thread == number)):
+            one.add(wait)
+        if (known := found.get(one.alike)) is not None:
+            known.take_in(one)
+        else:
+            found[one.alike] = one
+    shown = [*found.values()]
+    beyond += sum(len(one.numbers) for one in shown[WAIT_ROWS:])
+    return shown[:WAIT_ROWS], beyond
 
 
 _DEVICE_HEAD = ("GPU API CALLS", "", "calls", "bytes", "time", "longest", "errors")
@@ -273,7 +352,7 @@ def _device_calls(calls: Sequence[DeviceCalls]) -> list[str]:
     if not calls:
         return ["GPU API CALLS  none seen"]
     rows = [_device_row(one) for one in calls[:DEVICE_ROWS]]
-    lines = columns([_DEVICE_HEAD, *rows], _DEVICE_WIDTHS)
+    lines = columns([_DEVICE_HEAD, *rows], grown([_DEVICE_HEAD, *rows], _DEVICE_WIDTHS, WIDTH))
     if more := calls[DEVICE_ROWS:]:
         errors = sum(one.errors for one in more)
         lines.append(
@@ -329,7 +408,7 @@ def _held(grown: Sequence[MemoryGrowth]) -> list[str]:
     lines = columns([("MEMORY HELD", "", "", "mapped by"), *rows], (28, -8, 5, 0)) if rows else []
     if more := grown[MEMORY_ROWS:]:
         lines.append(f"  {len(more)} more: {size(sum(one.bytes for one in more))}")
-    return [fit(line, 100).rstrip() for line in lines]
+    return [fit(line, WIDTH).rstrip() for line in lines]
 
 
 def _moved(one: DeviceCalls) -> str:

@@ -21,6 +21,7 @@ from sonde.export.layout import (
     percent,
     rate,
     size,
+    width_of,
 )
 from sonde.export.summary import directions
 from sonde.model.answers import FunctionUse, ProcessUse, Usage, Wait
@@ -37,7 +38,9 @@ T = TypeVar("T")
 
 ROWS = 30
 """Rows of each table by default."""
-_LOCATION_WIDTH = 32
+_LOCATION_WIDTH, _MOST_LOCATION_WIDTH = 32, 56
+_LOOKED_AT = 200
+"""Locations that decide on the width of their column, where all rows are shown."""
 _ON_SONDE = ("probes_attached", "probe_slow")
 """Notices that show how Sonde works, not what it missed: only the JSON and the page have them."""
 
@@ -165,6 +168,7 @@ def _functions(session: Session, where: Where, limit: int) -> Iterator[str]:
     uses = queries.top_functions(session, ProfileKind.ON_CPU, where)
     all_ns = uses.self_ns_in_all
     has_python = uses.has_locations
+    width = _location_width([use.location for use in uses[: limit or _LOOKED_AT]])
 
     def cells(use: FunctionUse) -> tuple[str, ...]:
         return (
@@ -172,13 +176,19 @@ def _functions(session: Session, where: Where, limit: int) -> Iterator[str]:
             duration(use.self_ns),
             percent(use.total_ns, all_ns),
             duration(use.total_ns),
-            *((fit_location(use.location, _LOCATION_WIDTH),) if has_python else ()),
+            *((fit_location(use.location, width),) if has_python else ()),
             _with_binary(use),
         )
 
     head = ("ON CPU", "self", "", "total", *(("in",) if has_python else ()), "function")
-    widths = (-7, -7, -7, -7, *((_LOCATION_WIDTH,) if has_python else ()), 0)
+    widths = (-7, -7, -7, -7, *((width,) if has_python else ()), 0)
     return _rows_of(uses, cells, head, widths, limit)
+
+
+def _location_width(locations: Sequence[str]) -> int:
+    """Of the column of these locations: as wide as they need, between two bounds."""
+    needed = max(map(width_of, locations), default=0)
+    return min(max(_LOCATION_WIDTH, needed), _MOST_LOCATION_WIDTH)
 
 
 def _with_binary(use: FunctionUse) -> str:

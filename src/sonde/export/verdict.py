@@ -61,8 +61,9 @@ def _main_cause(verdict: Verdict) -> list[str]:
     cause = max(mine, key=lambda one: one.ns, default=None)
     if cause is None or not (cause.locations or cause.facts):
         return []
-    share, title, places = _row(cause)
-    return [f"  {share}  {title}  {places}".rstrip(), *(f"  {fact}" for fact in cause.facts)]
+    share, title, _ = _row(cause)
+    place = cause.locations[0].text if cause.locations else ""
+    return [f"  {share}  {title}  {place}".rstrip(), *(f"  {fact}" for fact in cause.facts)]
 
 
 def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:

@@ -107,7 +107,7 @@ class Wait:
     ns: int
     max_ns: int
     waker: str
-    """The thread that woke it up after most of this time: 'name (tid)', '' unknown."""
+    """The thread that ended most of it, of those that are known: 'name (tid)', '' none."""
     idle: bool
     """One wait of this thread lasted (nearly) the whole recording."""
     hint: str

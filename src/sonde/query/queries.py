@@ -249,8 +249,13 @@ def usage(session: Session, where: Where = EVERYTHING) -> RowSequence[Usage]:
     return RowSequence(lambda number, *sums: Usage(session.processes[number], *sums), columns)
 
 
+LEAST_WOKEN = 0.1
+"""A thread that ended a smaller part of another one's waits is not named as its waker."""
+
+
 def waits(session: Session, where: Where = EVERYTHING) -> WaitRows:
     """Waits of each thread by reason, the longest total first."""
+    session.index_user_code()
     clause, parameters = where.sql("kind IN ('blocked', 'runqueue')")
     rows = session.arrow(
         "WITH part AS ("
@@ -259,20 +264,44 @@ def waits(session: Session, where: Where = EVERYTHING) -> WaitRows:
         f" FROM activity {clause} GROUP BY thread, kind, name, op, waker_tid), "
         "total AS (SELECT thread, kind, name, CAST(sum(n) AS BIGINT) AS n,"
         " CAST(sum(ns) AS BIGINT) AS ns, CAST(max(longest) AS BIGINT) AS max_ns,"
-        " max_by(op, ns) AS op, max_by(waker_tid, ns) AS waker_tid"
+        " max_by(op, ns) AS op,"
+        # Timers end many short waits for the interpreter lock; who ends the others is the answer.
+        f" CASE WHEN max(ns) FILTER (waker_tid > 0) >= {LEAST_WOKEN} * sum(ns)"
+        " THEN max_by(waker_tid, ns) FILTER (waker_tid > 0) ELSE 0 END AS waker_tid"
         " FROM part GROUP BY thread, kind, name), "
-        # The stack in which most of a thread's waiting for a reason was sampled.
+        # A stack in the code in which most of a thread's waiting for a reason was sampled: one
+        # function may be seen in many stacks.
         "stack_part AS ("
         " SELECT thread, kind, name, stack, sum(weight_ns) AS ns"
         f" FROM sample {clause} GROUP BY thread, kind, name, stack), "
+        "code_part AS ("
+        " SELECT p.thread, p.kind, p.name, u.code, max_by(p.stack, p.ns) AS stack, sum(p.ns) AS ns"
+        " FROM stack_part p JOIN user_code u ON p.stack = u.stack"
+        " GROUP BY p.thread, p.kind, p.name, u.code), "
         "hint AS (SELECT thread, kind, name, max_by(stack, ns) AS stack"
-        " FROM stack_part GROUP BY thread, kind, name) "
+        " FROM code_part GROUP BY thread, kind, name) "
         "SELECT t.*, coalesce(h.stack, -1) AS stack FROM total t LEFT JOIN hint h"
         " ON t.thread = h.thread AND t.kind = h.kind AND t.name = h.name "
         "ORDER BY t.ns DESC, t.thread, t.kind, t.name",
         [*parameters, *parameters],
     )
     return WaitRows(session, rows)
+
+
+def ended_by(
+    session: Session, threads: Sequence[int], reason: str, where: Where = EVERYTHING
+) -> dict[int, int]:
+    """By thread id: for how long these threads waited for a reason until that thread woke them up,
+    in ns. `threads`: indices in `Session.threads`."""
+    marks = ", ".join("?" * len(threads))
+    clause, parameters = where.sql(
+        "kind = 'blocked'", "waker_tid > 0", "name = ?", f"thread IN ({marks})"
+    )
+    rows = session.rows(
+        f"SELECT waker_tid, CAST(sum(ns) AS BIGINT) FROM activity {clause} GROUP BY waker_tid",
+        [reason, *threads, *parameters],
+    )
+    return dict(rows)
 
 
 def idle_threads(session: Session) -> frozenset[int]:

@@ -102,6 +102,7 @@ class Session:
             self._connection.register(name, table)
         self._register_lists(found)
         self._functions_indexed = False
+        self._user_code_indexed = False
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a query and return its rows as tuples. Raises CaptureError as `arrow` does."""
@@ -201,6 +202,18 @@ class Session:
         number = pa.array(np.arange(len(self.threads), dtype=np.int32))
         columns = found.threads.drop_columns(["row"]).add_column(0, "thread", number)
         self._connection.register("thread", columns)
+
+    def index_user_code(self) -> None:
+        """Make the table `user_code` for queries: by stack, the number of the user's function that
+        it is in (`functions`); a negative one, different for each, where there is none."""
+        if self._user_code_indexed:
+            return
+        self._user_code_indexed = True
+        stack = np.arange(len(self.stacks), dtype=np.int32)
+        frame = self.user_frames
+        of_frame = np.asarray(self.function_of_frame, np.int32)
+        code = np.where(frame >= 0, of_frame[frame], -1 - stack).astype(np.int32)
+        self._connection.register("user_code", pa.table({"stack": stack, "code": code}))
 
     def _index_functions(self) -> None:
         of_frame = np.asarray(self.function_of_frame, np.int32)

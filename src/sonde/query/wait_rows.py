@@ -125,7 +125,8 @@ class WaitRows(RowSequence[Wait]):
         """By thread id: the number of the last thread with it."""
         return {tid: number for number, tid in enumerate(self._session.threads.tid.tolist())}
 
-    def _waker(self, tid: int) -> str:
+    def waker(self, tid: int) -> str:
+        """A thread that ended waits: 'name (tid)', '' for 0."""
         number = self._with_tid.get(tid)
         if number is None:
             return f"tid {tid}" if tid else ""
@@ -169,7 +170,7 @@ class WaitRows(RowSequence[Wait]):
             count=count,
             ns=ns,
             max_ns=max_ns,
-            waker=self._waker(waker_tid),
+            waker=self.waker(waker_tid),
             idle=idle,
             hint=hint.function,
             hint_binary=hint.binary,
