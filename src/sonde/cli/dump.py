@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import textwrap
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -13,6 +14,7 @@ from sonde import procfs
 from sonde.cli import unread_processes
 from sonde.errors import UsageError
 from sonde.export.layout import one_line
+from sonde.model.interpreter_lock import LockUse, lock_uses
 from sonde.model.user_code import innermost_user_frame
 
 if TYPE_CHECKING:
@@ -27,8 +29,9 @@ examples:
   sudo sonde dump 4711 --python        its Python frames alone
   sudo sonde dump 4711 --json | jq '.threads[] | select(.state == "D")'
 
-The process is not stopped. exit code: 0 done, 1 the process ended meanwhile, 2 there is no such
-process, 3 this machine cannot.
+Threads with the same stack are shown together; --json has each by itself. A thread that runs the
+interpreter is shown as the one that holds Python's interpreter lock. The process is not stopped.
+exit code: 0 done, 1 the process ended meanwhile, 2 there is no such process, 3 this machine cannot.
 """
 
 # Of threads, as in /proc/PID/stat.
@@ -43,6 +46,16 @@ STATES: Final = {
     "Z": "ended",
     "X": "ended",
 }
+
+
+_LOCK: Final = {
+    LockUse.NONE: "",
+    LockUse.HOLDS: ", holds the interpreter lock (GIL)",
+    LockUse.HELD: ", had the interpreter lock (GIL) at its moment",
+    LockUse.WAITS: ", waits for the interpreter lock (GIL)",
+}
+WIDTH: Final = 80
+"""Of lines that list threads, in cells."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -89,8 +102,12 @@ def _run(args: argparse.Namespace) -> int:
         hidden = {"kernel", "user", "vdso", "jit", "unknown"}
     if args.json:
         documents = [
-            {**asdict(it), "frames": [one._asdict() for one in it.frames if one.kind not in hidden]}
-            for it in found.threads
+            {
+                **asdict(it),
+                "frames": [one._asdict() for one in it.frames if one.kind not in hidden],
+                "interpreter_lock": use,
+            }
+            for it, use in zip(found.threads, lock_uses(found.threads), strict=True)
         ]
         whole = {
             "pid": args.pid,
@@ -130,21 +147,39 @@ def _require(pid: int) -> str:
 
 
 def text(pid: int, comm: str, threads: Sequence[ThreadStack], hidden: set[str]) -> str:
-    """The dump as text, leaf frames first; `hidden`: kinds of frames to omit."""
+    """The dump as text, leaf frames first; `hidden`: kinds of frames to omit. Threads with the same
+    stack are shown together."""
     count = f"{len(threads)} thread{'s' if len(threads) != 1 else ''}"
     lines = [f"process {pid} ({one_line(comm)}), {count}"]
-    for it in threads:
+    alike: dict[tuple[str, ...], list[ThreadStack]] = {}
+    for it, use in zip(threads, lock_uses(threads), strict=True):
         user = innermost_user_frame(it.frames)
         at = f", in {one_line(user.location)}" if user else ""
-        state = STATES.get(it.state, it.state)
-        lines += ["", f"thread {it.tid} ({one_line(it.name)}), {state}{at}"]
-        frames = [one for one in it.frames if one.kind not in hidden]
-        lines += [f"    {_line(one)}" for one in frames]
+        how = f"{STATES.get(it.state, it.state)}{_LOCK[use]}{at}"
+        frames = [f"    {_line(one)}" for one in it.frames if one.kind not in hidden]
         if not it.is_whole:
-            lines.append(f"    … cut short: {it.end}")
+            frames.append(f"    … cut short: {it.end}")
         elif not frames:
-            lines.append("    (no such frames)")
+            frames.append("    (no such frames)")
+        alike.setdefault((how, *frames), []).append(it)
+    for (how, *stack), group in alike.items():
+        lines += ["", *_heads(group, how), *stack]
     return "\n".join(lines)
+
+
+def _heads(threads: Sequence[ThreadStack], how: str) -> list[str]:
+    """The lines above a stack: whose it is, and what they do."""
+    first = threads[0]
+    if len(threads) == 1:
+        return [f"thread {first.tid} ({one_line(first.name)}), {how}"]
+    names = {one.name for one in threads}
+    whose, shown = "", [f"{one_line(one.name)} ({one.tid})" for one in threads]
+    if len(names) == 1:
+        whose, shown = f" ({one_line(first.name)})", [str(one.tid) for one in threads]
+    listed = textwrap.wrap(
+        f"threads {', '.join(shown)}", WIDTH, subsequent_indent="  ", break_long_words=False
+    )
+    return [f"{len(threads)} threads{whose}, {how}", *listed]
 
 
 def missing(found: ProcessStacks) -> list[str]:

@@ -52,6 +52,12 @@ class CodeKind(IntEnum):
     """Sonde's library in the process."""
 
 
+GIL_FRAMES = (
+    *("take_gil", "PyEval_RestoreThread", "PyEval_AcquireThread", "PyEval_AcquireLock"),
+    *("PyGILState_Ensure", "_PyThreadState_Attach"),
+)
+"""Functions of CPython that wait for the GIL; in interpreters without a symbol table, `take_gil`
+has no name."""
 _DEVICE_BINARY = re.compile(
     r"^(lib(cuda|cudart|cudadevrt|cudadebugger|cublas\w*|cudnn\w*|cudss\w*|cufft\w*|cufile\w*|cupti"
     r"|curand|cusolver\w*|cusparse\w*|cutensor\w*|nccl\w*|nvcomp\w*|nvcuvid|nvidia-encode|nvjpeg\w*"

@@ -18,16 +18,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sonde.model.libraries import GIL_FRAMES
 from sonde.model.timeline import F64, I64, Activity, Mask, WaitDetail
 from sonde.query.columns import Frames, ThreadTracks, int64_column, texts_of
 from sonde.query.stack_roles import NUMBER_OF
 
-GIL_FRAMES = (
-    *("take_gil", "PyEval_RestoreThread", "PyEval_AcquireThread", "PyEval_AcquireLock"),
-    *("PyGILState_Ensure", "_PyThreadState_Attach"),
-)
-"""Functions of CPython that wait for the GIL; in interpreters without a symbol table, `take_gil`
-has no name."""
 MUTEX_FRAMES = (
     *("__lll_lock_wait", "___pthread_mutex_lock", "__pthread_mutex_lock", "pthread_mutex_lock"),
     *("__pthread_mutex_lock_full", "pthread_mutex_timedlock", "pthread_mutex_clocklock"),
