@@ -73,6 +73,9 @@ FUNCTIONS = 3
 """At most this many functions are."""
 TURNS = 0.05
 """Threads that wait for each other for this part of the time, each of them, take turns."""
+NEAR_TIE = 0.8
+"""A cause with this part of the largest one's time is about as large, where nothing calls a device.
+"""
 LEAST_WORK = 0.1
 """Threads that asked for a smaller part of a device's time do not decide when it stalls."""
 
@@ -428,6 +431,8 @@ def _verdict(
     if on_host:  # the next step is about what the verdict names first
         large.sort(key=lambda one: one.bound != bounds[0].key)
     advice = [Advice(next_step(one.key), 0.0) for one in large]
+    if on_host and len(turns) == 1:
+        advice = _with_near_tie(large, advice)
     if bounds[0].key == Bound.DEVICE:
         advice.insert(0, Advice(next_step_of_bound(Bound.DEVICE), 0.0))
     verdict = Verdict(
@@ -446,6 +451,17 @@ def _verdict(
         advice=advice,
     )
     return verdict, time
+
+
+def _with_near_tie(causes: Sequence[CauseShare], advice: Sequence[Advice]) -> list[Advice]:
+    """The next steps; those of two causes that are about as large are one, always in the same
+    order: which of them is larger changes from run to run. `causes`: of the steps."""
+    if len(causes) < 2 or causes[1].share < NEAR_TIE * causes[0].share:
+        return [*advice]
+    order = [*Cause]
+    pair = sorted((0, 1), key=lambda number: order.index(causes[number].key))
+    texts = dict.fromkeys(advice[number].text for number in pair)
+    return [Advice("; or ".join(texts), 0.0), *advice[2:]]
 
 
 def _cut_to(ns: dict[Cause, int], limit: int) -> None:

@@ -43,6 +43,7 @@ device-time library by its environment, and its children inherit it; a running o
 `sonde attach` or --device-time. With a program after --, the exit code is the program's (128 plus
 the signal that ended it, 127 if there is no such program, 126 if it cannot be run), or 1 if the
 capture could not be written.
+Of processes that -p names, this command and those that started it (a shell, sudo) are left out.
 SIGUSR1 pauses a running recorder, SIGUSR2 resumes it.
 """
 
@@ -110,6 +111,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace, pause: PauseSignals, abort: AbortOnSecondSignal) -> int:
     from sonde import procfs
+    from sonde.cli.own_processes import without_own
     from sonde.cli.stop_condition import StopCondition
     from sonde.host import namespaces
 
@@ -122,6 +124,9 @@ def _run(args: argparse.Namespace, pause: PauseSignals, abort: AbortOnSecondSign
         )
     if command and args.pids:
         raise UsageError("both -p and a command were given", "Watch one or the other.")
+    if args.pids:
+        args.pids, note = without_own(args.pids)
+        _note(args, note)
     privileged = _privileged(args, command)
     namespaces.require_matching_proc()
     path = args.output or Path(time.strftime("sonde-%Y%m%d-%H%M%S.sonde"))
@@ -306,7 +311,7 @@ def _ended(condition: StopCondition, child: Child | None) -> str:
 
 
 def _note(args: argparse.Namespace, text: str, condition: StopCondition | None = None) -> None:
-    """Print a line for people, on stderr."""
+    """Print a line for people, on stderr. `condition`: of a recording that begins now."""
     if args.quiet or not text:
         return
     if condition is not None and condition.duration_s is None and not args.command:
