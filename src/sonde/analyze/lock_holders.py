@@ -20,19 +20,19 @@ PARTS = 3
 NAMES = 2
 """Functions that take the lock that are named."""
 LEAST_PART = 0.1
-"""Smaller parts of what holders do are left out."""
+"""Smaller parts of what holders do are left out, and places where threads hardly wait."""
 
 _ON_CPU = "on a CPU"
 _OWN = WaitDetail.OWN_LOCK
 
 
 def held_for(
-    timeline: Timeline, places: Collection[str], waiting: Collection[int], holder: int
+    timeline: Timeline, places: Mapping[str, int], waiting: Collection[int], holder: int
 ) -> list[str]:
     """A line on what a lock is held for; none where that is not known.
 
-    `places`: where threads wait for it; `waiting`: the tracks of these threads; `holder`: the track
-    of the thread that holds it, -1 where those that wait pass it on.
+    `places`: for how long threads wait for it, by place, in ns; `waiting`: the tracks of these
+    threads; `holder`: the track of the thread that holds it, -1 where those that wait pass it on.
     """
     if holder >= 0:
         mine = [one for one in timeline.totals if one.track == holder]
@@ -43,7 +43,8 @@ def held_for(
             return []  # who holds it is named with the code that it runs
         text = _parts(timeline, known)
         return [f"held for {text}"] if text else []
-    takes = {function_of(place) for place in places if place}
+    least = LEAST_PART * sum(places.values())
+    takes = {function_of(place) for place, ns in places.items() if place and ns >= least}
     inside = _inside(timeline, takes)
     theirs = [one for one in timeline.totals if one.track in waiting and one.location in inside]
     text = _parts(timeline, theirs)
