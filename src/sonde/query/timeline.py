@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from sonde.model.collectives import is_collective
 from sonde.model.devices import index_of
+from sonde.model.libraries import GIL_FRAMES
 from sonde.model.timeline import (
     I64,
     Activity,
@@ -46,7 +47,6 @@ from sonde.query.thread_owners import set_owners
 from sonde.query.thread_totals import totals_of
 from sonde.query.timed_windows import SINGLE, window_of, windows_ns
 from sonde.query.validation import frame_count
-from sonde.query.wait_parts import GIL_FRAMES
 
 _DIRECTIONS = {name: int(code) for name, code in DIRECTIONS.items()}
 _CALL_KIND_OF_RUN = {kind: int(code) for kind, code in CALL_KIND_OF_RUN.items()}
