@@ -37,6 +37,8 @@ class FakeProbes:
         self.held: dict[mapped_files.FileKey, Holder] = {}
         self.counts: dict[mapped_files.FileKey, int] = {}
         self.notices: list[tuple[str, float, str]] = []
+        self.dropped: list[int] = []
+        """How many files each time."""
 
     def examine(self, fd, key, name, trusted=False, most=MAX_SITES):
         self.examined.append(name)
@@ -59,9 +61,11 @@ class FakeProbes:
     def mapped_by(self, key, pid):
         pass
 
-    def drop(self, key):
-        del self.files[key]
-        return True
+    def drop(self, keys):
+        self.dropped.append(len(keys))
+        for key in keys:
+            del self.files[key]
+        return set(keys)
 
     def report(self, name, value, text):
         self.notices.append((name, value, text))
@@ -433,7 +437,7 @@ def test_a_file_that_got_its_probes_waits_no_longer_where_the_time_was_over_then
     found.tidy()
     assert key in probes.files
     tries = len(probes.examined)
-    probes.drop(key)
+    probes.drop([key])
     found.tidy()
     assert len(probes.examined) == tries
 
@@ -519,6 +523,19 @@ def test_what_is_no_longer_probed_counts_no_longer(parties, monkeypatch):
     found.tidy()
     found.on_process_events([mapped(GREEDY, 2, A_LIBRARY)])
     assert list(probes.files) == [(8, 1, 2)]
+
+
+def test_probes_of_many_files_come_off_a_few_at_a_time(parties, monkeypatch):
+    probes = FakeProbes("libOpenCL.so.1")
+    probes.counts = {(8, 1, inode): 1 for inode in range(1, 41)}
+    found = make(probes)
+    monkeypatch.setattr(discovery, "UNMAPPED_S", 0.0)
+    found.on_process_events([mapped(GREEDY, inode, A_LIBRARY) for inode in range(1, 41)])
+    found.on_process_events([ExitEvent(0, GREEDY, 1, GREEDY, 1)])
+    for _ in range(4):
+        found.tidy()
+    assert probes.dropped == [16, 16, 8]
+    assert not probes.files
 
 
 def test_a_file_of_more_functions_than_any_library_is_examined_once(parties):

@@ -159,7 +159,7 @@ def test_indices_of_sites_are_used_in_turn(bpf, monkeypatch):
     for _ in range(MAX_SITES // 2):
         examine(probes)
         seen += [site_of(probes, name).index for name in ("copy", "wait")]
-        probes.drop(KEY)
+        probes.drop([KEY])
     assert sorted(seen) == list(range(MAX_SITES))
     examine(probes)
     assert site_of(probes, "copy").index in range(MAX_SITES)
@@ -222,14 +222,14 @@ def test_no_probe_comes_off_while_a_process_keeps_its_map_locked(bpf, monkeypatc
     locks.held[KEY[2]] = HOLDER
     for _ in range(20):
         charge(probes, bpf, "copy", 1_000_000)
-    assert not probes.drop(KEY)
+    assert not probes.drop([KEY])
     assert bpf.offsets() == [100, 204]
     kept = [notice.text for notice in probes.notices if notice.name == "probes_kept_on"]
     assert kept[0] == f"libtest.so.1: {HOLDER}"
     locks.held.clear()
     charge(probes, bpf, "copy", 1_000_000)
     assert bpf.offsets() == [204]
-    assert probes.drop(KEY)
+    assert probes.drop([KEY])
     assert not bpf.links
 
 

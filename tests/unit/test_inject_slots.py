@@ -170,7 +170,9 @@ def test_a_process_that_is_no_more_is_not_read():
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     follower = Slots(child)
-    answer = follower._ask({"pid": ended.pid, "start_ticks": 1, "addresses": [1], "wide": True}, 0, 10.0)
+    answer = follower._ask(
+        {"pid": ended.pid, "start_ticks": 1, "addresses": [1], "wide": True}, 0, 10.0
+    )
     follower.close()
     follower._end_child()
     assert "slots" not in answer

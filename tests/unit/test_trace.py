@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import time
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ import pytest
 from sonde import _native, procfs
 from sonde.attach import cupti_builds, glibc
 from sonde.cli import main
-from sonde.cli.trace import require_price
+from sonde.cli.trace import require_no_captures, require_price
 from sonde.collect import inject_abi, tracing
 from sonde.collect import inject_trace_abi as abi
 from sonde.collect.inject_memory import Seen
@@ -439,3 +440,45 @@ def test_a_process_with_little_memory_left_is_refused_before_anything_is_touched
 def test_a_process_without_cupti_is_refused():
     with pytest.raises(TargetRefused, match="not loaded CUPTI"):
         cupti_builds.require(os.getpid(), driver=580)
+
+
+def test_a_process_that_captures_graphs_is_not_traced():
+    require_no_captures(False)
+    with pytest.raises(TargetRefused, match="captures graphs while it runs"):
+        require_no_captures(True)
+
+
+def test_captures_are_seen_while_launches_are_counted(monkeypatch):
+    tracer = object.__new__(tracing.Tracer)
+    counts = [{"head": 0, "left_capturing": 3, "armed_ns": 0}]
+    counts.append(counts[0] | {"left_capturing": 4})
+
+    class Memory:
+        fd = -1
+
+        def control(self):
+            return {"request": 0}
+
+        def seen(self):
+            return SimpleNamespace(counts=counts.pop(0) if len(counts) > 1 else counts[0])
+
+        def ask(self, **asked):
+            pass
+
+        def heartbeat(self):
+            pass
+
+    class Ring:
+        tail = 0
+
+        def __init__(self, fd, tail):
+            pass
+
+        def take(self, head, now_ns):
+            return SimpleNamespace(runs=[])
+
+    monkeypatch.setattr(tracing, "Ring", Ring)
+    for captured in (True, False):
+        tracer._memory = Memory()
+        assert tracer.rates(0.0) == (0.0, 0.0)
+        assert tracer.captures is captured

@@ -164,6 +164,17 @@ def require_price(build: Build, launches: float, replays: float, at_most: float)
         )
 
 
+def require_no_captures(captures: bool) -> None:
+    """Raises TargetRefused for a process that captured graphs in the second before."""
+    if captures:
+        raise TargetRefused(
+            "the process captures graphs while it runs: of two such programs one ended without a "
+            "message in a trace",
+            "Record it without a trace: sonde record --device-time, or trace it once its graphs "
+            "are captured.",
+        )
+
+
 def _traced(
     args: argparse.Namespace, build: Build, capture: Path | None
 ) -> tuple[RawTrace, tuple[float, float]]:
@@ -174,6 +185,7 @@ def _traced(
     with memory_of(args.pid) as memory, Tracer(args.pid, memory) as tracer:
         tracer.prepare()
         rates = tracer.rates()
+        require_no_captures(tracer.captures)
         _note(price_here(build, *rates))
         if args.at_most is not None:
             require_price(build, *rates, args.at_most)

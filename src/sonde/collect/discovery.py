@@ -14,6 +14,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
 
 from sonde import procfs, system_libraries
 from sonde._native import CommEvent, ExitEvent, ForkEvent, MmapEvent, ProcessEvent
@@ -44,6 +45,8 @@ SCAN_S = 10.0
 """The same at the start, when every file is new: a machine with a thousand programs takes 1 s."""
 UNMAPPED_S = 30.0
 """Probes stay this long on a file that no process maps any more."""
+DROPPED_AT_ONCE = 16
+"""Files whose probes come off together."""
 
 LONG_PATH = 512
 """Of longer paths a hash is remembered: one directory has room for any number of them."""
@@ -357,13 +360,14 @@ class Discovery:
             if file.key in due:
                 due.discard(file.key)
                 self._used(file.key, file.pid)
-        for key in due:
-            if self._probes.drop(key):
-                del self._unmapped[key]
-                self._shares.give_back(key)
-                self._users.pop(key, None)
-            else:
-                self._unmapped[key] = now_s - UNMAPPED_S + KEPT_ON_S
+        some = set(islice(due, DROPPED_AT_ONCE))
+        dropped = self._probes.drop(some)
+        for key in dropped:
+            del self._unmapped[key]
+            self._shares.give_back(key)
+            self._users.pop(key, None)
+        for key in some - dropped:
+            self._unmapped[key] = now_s - UNMAPPED_S + KEPT_ON_S
 
 
 def _short(path: str) -> str:

@@ -12,8 +12,9 @@ from sonde.collect.mapped_files import FileKey
 PLACES_OF_PARTY: Final = 1_024
 """Of the 4,096 of all (probes.MAX_SITES). A driver library has at most 145 functions that are
 probed."""
-FILES_OF_PARTY: Final = 256
-"""Each of them takes a descriptor and up to four links."""
+FILES_OF_PARTY: Final = 64
+"""Each of them takes a descriptor and up to four links, and time when it is probed; a framework
+brings some ten device libraries."""
 ROOT: Final = 0
 """The party of the machine's own root: each of its files is limited as others are, their sum is
 not.
