@@ -5,8 +5,8 @@ python -m fuzz [--seconds S] [--only NAME,…] [--campaign] [--keep] [--build]
 
 One table at the end and build/fuzz/results.json: executions, coverage, slowest input, peak memory,
 crashes. What was done adds up in build/fuzz/state.json; `--campaign` goes on until every target had
-its seconds of processor time, a slice at a time, however often it is ended and started again, on
-another machine, too: `--keep` writes what was done to fuzz/campaign.json, where the next one begins.
+its seconds of processor time, a slice at a time, however often it is ended and started again. On
+another machine it goes on from fuzz/campaign.json, which `--keep` writes.
 Exit code 1 where a target crashed, hung or took too much memory; its input is in
 build/fuzz/crashes, and belongs into tests/data/fuzz/regressions once its cause is fixed.
 """

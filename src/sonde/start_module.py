@@ -17,8 +17,9 @@ def main() -> None:
     _signal.pthread_sigmask(_signal.SIG_UNBLOCK, (_signal.SIGINT, _signal.SIGTERM))
     if os.environ.pop("SONDE_CHILD_ENDS_FIRST", ""):
         try:
-            with open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123
-                file.write("1000")
+            fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+            os.write(fd, b"1000")
+            os.close(fd)
         except OSError:  # no /proc: then the kernel chooses
             pass
     del sys.argv[0]

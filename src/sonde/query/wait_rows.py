@@ -95,7 +95,7 @@ class WaitRows(RowSequence[Wait]):
     def wakers(self, rows: Ints) -> tuple[list[str], Ints]:
         """(texts, as `Wait.waker`; the index in these of each of the rows)."""
         tids, index = np.unique(self._waker_tid[rows], return_inverse=True)
-        return [*map(self._waker, tids.tolist())], index
+        return [*map(self.waker, tids.tolist())], index
 
     def hints(self, rows: Ints) -> tuple[list[Hint], Ints]:
         """(what stacks show of waits; the index in these of each of the rows)."""
