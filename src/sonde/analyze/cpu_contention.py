@@ -17,6 +17,8 @@ HAD = 0.25
 waited."""
 MINOR = 0.1
 """Threads that ran for a smaller part of the time of the one that ran most are not counted."""
+LEAST_CPUS = 0.05
+"""Others that had fewer CPUs are not named: who waits so long waits for somebody else."""
 
 
 def contention_for_cpus(timeline: Timeline, turns: Collection[int], waited: int) -> list[str]:
@@ -38,7 +40,8 @@ def contention_for_cpus(timeline: Timeline, turns: Collection[int], waited: int)
             queued[one.track] += one.ns
     short = [track for track, ns in ran.items() if queued[track] >= QUEUED * ns]
     whole = sum(ran[track] for track in short)
-    if not short or whole < HAD * waited:
+    length = max(1, timeline.end_ns - timeline.start_ns)
+    if not short or whole < HAD * waited or whole < LEAST_CPUS * length:
         return []
     short.sort(key=lambda track: -ran[track])
     short = [track for track in short if ran[track] >= MINOR * ran[short[0]]]
@@ -47,7 +50,6 @@ def contention_for_cpus(timeline: Timeline, turns: Collection[int], waited: int)
         for place, ns in places[track].items():
             code[place] += ns
     named = [one.text for one in locations(code, whole, timeline.callers)[:1] if one.function]
-    length = max(1, timeline.end_ns - timeline.start_ns)
     label = timeline.tracks[short[0]].label
     others = f" and {len(short) - 1} more" if len(short) > 1 else ""
     mine = {timeline.tracks[track].pid for track in turns}

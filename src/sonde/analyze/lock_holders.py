@@ -38,7 +38,7 @@ def held_for(
         mine = [one for one in timeline.totals if one.track == holder]
         takes = {function_of(one.location) for one in mine if one.wait_detail == _OWN}
         inside = _inside(timeline, takes)
-        known = [one for one in mine if one.location in inside] if inside else mine
+        known = [one for one in mine if one.location in inside]
         if {_doing(one) for one in known} <= {"", _ON_CPU}:
             return []  # who holds it is named with the code that it runs
         text = _parts(timeline, known)

@@ -9,7 +9,7 @@ import dataclasses
 import importlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -90,6 +90,8 @@ _FORMER_METRIC_NAMES = {
 
 _UNUSED_TABLES = ("span",)
 """No format of a report shows single intervals; they are a third of a capture."""
+_THREADS_WITH_VERDICT = 5_000
+"""A summary has the verdict on a capture of at most this many: on 50,000 it takes 15 s."""
 _PROGRESS_AFTER_S = 1.0
 """Reading that takes longer shows a bar."""
 
@@ -152,7 +154,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--limit is for tables", "leave it out, or use --format table")
     output = _output(args, chosen)
     try:
-        session = _open(args.file, args.lines)
+        with_verdict = args.format == "summary" and not args.pid
+        capture = _read(args.file, () if with_verdict else _UNUSED_TABLES)
+        held_before = capture.budget.held_bytes if capture.budget is not None else 0
+        session = _opened(capture, args.lines)
         exporter = importlib.import_module(f"sonde.export.{chosen.module}")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("sonde"):
@@ -162,6 +167,11 @@ def run(args: argparse.Namespace) -> int:
         ) from error
     kinds = (ProfileKind(args.metric),) if args.metric else _recorded_kinds(session, chosen)
     more: dict[str, Any] = {} if args.limit is None else {"limit": args.limit}
+    if with_verdict:
+        held = capture.budget.held_bytes - held_before if capture.budget is not None else 0
+        of_many = len(session.threads) > _THREADS_WITH_VERDICT
+        hint = f"VERDICT  of {len(session.threads):,} threads: sonde explain {args.file}"
+        more["verdict"] = (lambda: hint) if of_many else partial(_verdict, capture, held)
     write = partial(exporter.write, session, kinds=kinds, where=_where(args, session), **more)
     if output is None:
         _to_standard_output(write)
@@ -201,11 +211,28 @@ def _output(args: argparse.Namespace, chosen: _Format) -> Path | None:
     return output
 
 
-def _open(path: Path, lines: bool) -> Session:
+def _verdict(capture: Capture, held_bytes: int) -> str:
+    """What limited the work, in some lines; '' where nothing shows that. `held_bytes`: what the
+    session of the report, which is written, counted."""
+    from sonde.analyze.bound import explain
+    from sonde.export import verdict
+    from sonde.recording.timelines import timeline_of
+
+    if capture.budget is not None:
+        capture.budget.hold(-held_bytes)
+    return verdict.headline(explain(timeline_of(capture)))
+
+
+def _opened(capture: Capture, lines: bool) -> Session:
+    from sonde.query.session import Session
+
+    return Session(_with_lines(capture) if lines else capture)
+
+
+def _read(path: Path, unused: Collection[str]) -> Capture:
     import pyarrow
 
     from sonde.query.capture import read
-    from sonde.query.session import Session
 
     # The system's allocator frees memory at once; Arrow's default keeps a fifth of what a report
     # needs.
@@ -223,8 +250,7 @@ def _open(path: Path, lines: bool) -> Session:
             shown = True
 
     try:
-        capture = read(path, on_progress, _UNUSED_TABLES)
-        return Session(_with_lines(capture) if lines else capture)
+        return read(path, on_progress, unused)
     finally:
         if shown:
             print("\r\033[K", end="", file=sys.stderr, flush=True)

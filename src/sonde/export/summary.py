@@ -9,7 +9,7 @@ device come first, then those that used CPU time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import BinaryIO
@@ -105,9 +105,12 @@ def write(
     out: BinaryIO,
     kinds: Sequence[ProfileKind] = BASIC_KINDS,
     where: Where = EVERYTHING,
+    verdict: Callable[[], str] = str,
 ) -> None:
-    """Write the summary as UTF-8 text; it always has every kind."""
+    """Write the summary as UTF-8 text, with the verdict below; it always has every kind."""
     out.write(f"{render(session, where)}\n".encode(errors="replace"))
+    if text := verdict():
+        out.write(f"\n{text}\n".encode(errors="replace"))
 
 
 def _headline(info: CaptureInfo, processes: ProcessRows, waits: WaitRows, scope: str) -> str:
@@ -207,7 +210,9 @@ class _ThreadWaits:
         """A row for the main reason, and one for a second one that is not small."""
         thread, reasons = self.thread, self.reasons
         more = f" +{len(self.numbers) - 1:,}" if len(self.numbers) > 1 else ""
-        first = f"{_thread_label(thread, NAME_WIDTH + 2 - len(more))}{more}"
+        whole = width_of(f"  {one_line(thread.name)} ({thread.tid})")
+        width = min(max(whole, _WAIT_WIDTHS[0] - len(more)), NAME_WIDTH + 2 - len(more))
+        first = f"{_thread_label(thread, width)}{more}"
         ends = (first, duration(self.blocked_ns)), (duration(self.queued_ns),)
         if not reasons:
             return [(*ends[0], "", "", "", *ends[1])]
