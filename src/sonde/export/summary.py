@@ -299,8 +299,14 @@ def _waits(session: Session, processes: ProcessRows, waits: WaitRows, where: Whe
         lines = ["LONGEST WAITS  none"]
     else:
         shown, left = _alike(session, waits, ranked)
+        rows: list[tuple[str, ...]] = []
+        for one in shown:
+            mine = one.rows(session, waits, where)
+            if len(rows) + len(mine) > WAIT_ROWS:  # second reasons take the place of threads
+                left += len(one.numbers)
+            else:
+                rows += mine
         left_out = ((left, "more"), *left_out[1:])
-        rows = [row for one in shown for row in one.rows(session, waits, where)]
         widths = grown([_WAIT_HEAD, *rows], _WAIT_WIDTHS, WIDTH)
         cut = [(*row[:3], fit_location(row[3], widths[3]), *row[4:]) for row in rows]
         lines = columns([_WAIT_HEAD, *cut], widths)
