@@ -35,8 +35,11 @@ def pattern_of(line: str) -> re.Pattern[str]:
     parts = []
     for word in line.split():
         place = re.fullmatch(r"(.+\.py:)(\d+)", word)
+        kept, cut, rest = word.partition("…")
+        word = f"{kept[:2]}…{rest}" if cut else word
         text = _UNIT.sub("§", _NUMBER.sub("#", word)) if not place else word
         escaped = re.escape(text).replace(r"\#", "#").replace("#", r"[\d,.]+").replace("§", r"\w+")
+        escaped = escaped.replace("…", r"\S*…")
         parts.append(re.sub(r"[▁▂▃▄▅▆▇█]+", r"[▁▂▃▄▅▆▇█ ]+", escaped))
     return re.compile(r"\s+".join(parts))
 

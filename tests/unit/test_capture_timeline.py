@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import random
 
+import numpy as np
 import pytest
 
 from captures import START_NS, WALL_OFFSET_NS, Writer
@@ -14,7 +15,8 @@ from sonde.analyze.merge import merged
 from sonde.export import verdict as text
 from sonde.model.causes import Bound, Cause
 from sonde.model.devices import index_of
-from sonde.model.timeline import CopyDirection, DeviceKind, StateKind, TrackKind
+from sonde.model.timeline import CopyDirection, DeviceKind, StateKind, TrackKind, WaitDetail
+from sonde.query import timeline as of_capture
 from sonde.recording.timelines import open_timeline
 from timelines import PID, Scene
 
@@ -433,3 +435,20 @@ def test_what_was_traced_whole_has_no_interval(writer, tmp_path):
     (verdict,) = explain(opened(writer, tmp_path)).verdicts
 
     assert verdict.sampling is None
+
+
+def test_waits_without_a_stack_are_what_those_alike_are():
+    """Stacks are taken of some waits alone, more rarely on a busy machine."""
+    queue, lock = WaitDetail.QUEUE, WaitDetail.GIL
+    detail = np.array([queue, 0, queue, 0, lock, queue, 0, 0], np.uint8)
+    alike = np.array([1, 1, 1, 2, 3, 3, 3, 1])
+    has_stack = np.array([1, 0, 1, 0, 1, 1, 0, 1], bool)
+    ns = np.array([90, 5, 9, 5, 60, 40, 5, 1])
+
+    found = of_capture._by_those_alike(detail, alike, ns, has_stack)
+
+    # Of the fourth's kind none has a stack, those of the seventh's differ.
+    assert found.tolist() == [queue, queue, queue, 0, lock, queue, 0, 0]
+    nothing = np.zeros(0, np.int64)
+    empty = of_capture._by_those_alike(nothing.astype(np.uint8), nothing, nothing, nothing == 1)
+    assert not len(empty)

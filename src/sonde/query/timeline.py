@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -58,6 +59,8 @@ _FRAME_BYTES = 64
 """Memory for a frame in a stack."""
 _TICK_NS = 1_000_000_000
 """The recorder's tick, where samples do not show it."""
+NEARLY_ALL = 0.8
+"""Of the time of waits with a stack, by which those without one are taken for the same."""
 _LOST = ("device_time.lost_ring", "device_time.lost_pool", "device_time.lost_order")
 """Losses of timed runs, whose weight is added to later ones."""
 
@@ -277,15 +280,36 @@ def _states(naming: Interner, tracks: ThreadTracks, frames: Frames, rows: pa.Tab
     loads = roles.activity[row] == NUMBER_OF[Activity.INPUT]
     details = (WaitDetail.INPUT, WaitDetail.GIL, WaitDetail.COMMUNICATION, WaitDetail.QUEUE)
     conditions = [loads, gil, roles.communicates[row], roles.in_queue[row]]
+    start_ns, end_ns = int64_column(rows, "start_time_ns"), int64_column(rows, "end_time_ns")
+    name, track = names_of(naming, rows, "name"), tracks.of_rows(rows)
+    detail = np.select(conditions, details, 0).astype(np.uint8)
+    alike = track.astype(np.int64) << 32 | name.astype(np.int64)
+    has_stack = int64_column(rows, "stack_id") != 0
     return events(
-        start_ns=int64_column(rows, "start_time_ns"),
-        end_ns=int64_column(rows, "end_time_ns"),
+        start_ns=start_ns,
+        end_ns=end_ns,
         kind=kind,
-        name=names_of(naming, rows, "name"),
-        track=tracks.of_rows(rows),
+        name=name,
+        track=track,
         waker=tracks.wakers(rows),
-        wait_detail=np.select(conditions, details, 0).astype(np.uint8),
+        wait_detail=_by_those_alike(detail, alike, end_ns - start_ns, has_stack),
     )
+
+
+def _by_those_alike(
+    detail: npt.NDArray[np.uint8], alike: I64, ns: I64, has_stack: Mask
+) -> npt.NDArray[np.uint8]:
+    """The details of single waits, where those without a stack, since only some are taken, are what
+    nearly all others of their thread and reason are. `alike`: the same number for these; all of
+    shape (waits,)."""
+    _, of = np.unique(alike, return_inverse=True)
+    by_detail = np.zeros((int(of.max(initial=-1)) + 1, len(WaitDetail)))
+    np.add.at(by_detail, (of[has_stack], detail[has_stack]), ns[has_stack])
+    most = by_detail.argmax(1)
+    sure = by_detail.max(1, initial=0) > NEARLY_ALL * by_detail.sum(1)
+    inherits = ~has_stack & sure[of]
+    found: npt.NDArray[np.uint8] = np.where(inherits, most[of], detail).astype(np.uint8)
+    return found
 
 
 def _samples(naming: Interner, tracks: ThreadTracks, frames: Frames, table: pa.Table) -> Samples:
