@@ -283,7 +283,8 @@ def _states(naming: Interner, tracks: ThreadTracks, frames: Frames, rows: pa.Tab
     start_ns, end_ns = int64_column(rows, "start_time_ns"), int64_column(rows, "end_time_ns")
     name, track = names_of(naming, rows, "name"), tracks.of_rows(rows)
     detail = np.select(conditions, details, 0).astype(np.uint8)
-    alike = track.astype(np.int64) << 32 | name.astype(np.int64)
+    # A wait for a CPU has no stack and no detail.
+    alike = (track.astype(np.int64) << 34) | (name.astype(np.int64) << 2) | kind.astype(np.int64)
     has_stack = int64_column(rows, "stack_id") != 0
     return events(
         start_ns=start_ns,
