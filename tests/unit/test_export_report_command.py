@@ -106,6 +106,26 @@ def test_former_names_of_metrics_are_accepted_but_not_shown(report, former, name
     assert former not in ("offcpu", "runqueue", "device-calls") or former not in help_words
 
 
+@pytest.mark.parametrize(
+    ("hide", "stack"),
+    [
+        ("kernel", "_start;main;train_step;pthread_cond_wait;(futex) 4000000"),
+        ("runtime", "_start;train_step;(futex) 4000000"),
+        ("native", "[hidden];(futex) 4000000"),
+    ],
+)
+def test_frames_are_left_out(report, hide, stack):
+    _, out, err = report("--format", "folded", "--metric", "off-cpu", "--hide", hide)
+    assert err == ""
+    assert f"python3;{stack}" in out.splitlines()
+
+
+def test_a_summary_has_no_stacks_to_leave_frames_out_of(report):
+    code, out, err = report("--format", "summary", "--hide", "kernel")
+    assert (code, out) == (2, "")
+    assert "leave it out, or choose another format: --format table" in err
+
+
 def test_a_range_of_seconds_chooses(report):
     assert len(json.loads(report("--format", "json", "--to", "1")[1])["processes"]) == 4
     assert json.loads(report("--format", "json", "--from", "1")[1])["processes"] == []
@@ -124,6 +144,7 @@ def test_a_range_of_seconds_chooses(report):
         ["--from", "3", "--to", "3"],
         ["--limit", "5", "--format", "json"],
         ["--limit", "many"],
+        ["--hide", "python"],
     ],
     ids=" ".join,
 )

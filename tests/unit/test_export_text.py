@@ -12,6 +12,7 @@ import pytest
 
 from captures import Writer, scene
 from sonde.export import folded, layout, summary, table
+from sonde.model.code import Hide
 from sonde.model.profile import ProfileKind
 from sonde.query.capture import read
 from sonde.query.queries import Where
@@ -24,8 +25,8 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "report"
 def opened(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
-    def opened(writer):
-        return Session(read(writer.write(Path("a.sonde"))))
+    def opened(writer, hide=None):
+        return Session(read(writer.write(Path("a.sonde"))), hide)
 
     return opened
 
@@ -53,6 +54,15 @@ def test_table(opened):
 
 def test_folded(opened):
     check("scene.folded", written(folded, opened(scene())))
+
+
+@pytest.mark.parametrize("hide", Hide)
+def test_folded_without_some_frames(opened, hide):
+    check(f"scene.hide-{hide}.folded", written(folded, opened(scene(), hide)))
+
+
+def test_table_without_kernel_and_runtime(opened):
+    check("scene.hide-runtime.table.txt", written(table, opened(scene(), Hide.RUNTIME)))
 
 
 # ---- summary ----

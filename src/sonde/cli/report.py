@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from sonde.errors import MissingDependency, SinkError, UsageError
 from sonde.export.layout import one_line
+from sonde.model.code import Hide
 from sonde.model.profile import ProfileKind
 
 if TYPE_CHECKING:
@@ -45,10 +46,17 @@ metrics:
   memory-faulted  bytes brought in by page faults: memory touched for the first time
   memory-held     bytes mapped and not unmapped by the end of the recording
 
+frames that --hide leaves out, as the server's page does:
+  kernel      those of the Linux kernel
+  runtime     those, and those of libc, libpthread, ld.so, libstdc++, libgcc, CPython, the vdso
+  native      all but Python's
+  A stack with no frame left counts under [hidden]: sums stay the same.
+
 examples:
   sonde report run.sonde
   sonde report run.sonde --format flamegraph            writes run.html
   sonde report run.sonde --format html --metric off-cpu --pid 4211 -o waits.html
+  sonde report run.sonde --format html --hide native    Python alone
   ssh node cat run.sonde | sonde report - --format folded
   sonde report run.sonde --format pprof --lines          with inlined functions and source lines
   sonde report run.sonde --format json | jq '.device_calls[] | {function, calls, bytes}'
@@ -132,6 +140,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--limit", metavar="N", type=_whole, help="rows of each table (default 30; 0: all)"
     )
     parser.add_argument(
+        "--hide", choices=[hide.value for hide in Hide], help="frames to leave out, see below"
+    )
+    parser.add_argument(
         "--lines",
         action="store_true",
         help="source lines and inlined functions, from the debug data of the programs that ran "
@@ -152,12 +163,17 @@ def run(args: argparse.Namespace) -> int:
     chosen = _FORMATS[args.format]
     if args.limit is not None and args.format != "table":
         raise UsageError("--limit is for tables", "leave it out, or use --format table")
+    if args.hide and args.format == "summary":
+        raise UsageError(
+            "--hide is for stacks, of which a summary has none",
+            "leave it out, or choose another format: --format table",
+        )
     output = _output(args, chosen)
     try:
         with_verdict = args.format == "summary" and not args.pid
         capture = _read(args.file, () if with_verdict else _UNUSED_TABLES)
         held_before = capture.budget.held_bytes if capture.budget is not None else 0
-        session = _opened(capture, args.lines)
+        session = _opened(capture, args.lines, Hide(args.hide) if args.hide else None)
         exporter = importlib.import_module(f"sonde.export.{chosen.module}")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("sonde"):
@@ -223,10 +239,10 @@ def _verdict(capture: Capture, held_bytes: int) -> str:
     return verdict.headline(explain(timeline_of(capture)))
 
 
-def _opened(capture: Capture, lines: bool) -> Session:
+def _opened(capture: Capture, lines: bool, hide: Hide | None) -> Session:
     from sonde.query.session import Session
 
-    return Session(_with_lines(capture) if lines else capture)
+    return Session(_with_lines(capture) if lines else capture, hide)
 
 
 def _read(path: Path, unused: Collection[str]) -> Capture:

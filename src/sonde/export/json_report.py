@@ -43,6 +43,7 @@ def write(
     document: dict[str, Any] = {
         "format": FORMAT,
         "capture": capture(session.info),
+        "hide": session.hide.value if session.hide else "",
         "processes": Lazy(lambda: json_rows.processes(session, where)),
         "functions": {
             kind: Lazy(partial(json_rows.functions, session, kind, where)) for kind in kinds

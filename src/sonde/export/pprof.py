@@ -133,6 +133,8 @@ class _Builder:
             message.period_type.unit = text("nanoseconds")
             message.period = round(1e9 / info.hz)
         message.comment.append(text(f"recorded by sonde {info.version}"))
+        if session.hide:
+            message.comment.append(text(f"stacks: {session.hide.title}"))
         for loss in queries.losses(session):
             message.comment.append(text(f"lost: {loss.amount:.0f} {loss.name} {loss.text}"))
 

@@ -91,6 +91,8 @@ def _capture(session: Session) -> Iterator[str]:
         if value not in ("", None) and not isinstance(value, dict)
     ]
     yield f"{', '.join(facts)}; {info.chunks} chunks, {size(info.size_bytes)}"
+    if session.hide:
+        yield f"stacks: {session.hide.title}"
 
 
 def _rows(

@@ -26,6 +26,28 @@ class CodeOrigin(StrEnum):
     """A library of the system, or of a device's toolkit."""
 
 
+class Hide(StrEnum):
+    """Which frames a report leaves out: as the page does (`Hide` of web/src/flame.ts)."""
+
+    KERNEL = "kernel"
+    RUNTIME = "runtime"
+    """The kernel's, and those of C's, C++'s and Python's runtime libraries."""
+    NATIVE = "native"
+    """All but Python's."""
+
+    @property
+    def title(self) -> str:
+        """What is left, in the words of the page."""
+        return _TITLES[self]
+
+
+_TITLES = {
+    Hide.KERNEL: "without the kernel",
+    Hide.RUNTIME: "without kernel and runtime",
+    Hide.NATIVE: "Python only",
+}
+
+
 class Frame(NamedTuple):
     """One code location: a row of the table `frame` after its id. Made by the thousand, and a tuple
     is made several times as fast as a dataclass."""
@@ -75,6 +97,8 @@ class KnownFrame(NamedTuple):
 
 NO_STACK = Frame(kind="unknown", function="", binary="[no stack]")
 """Stands in for a stack that was not taken."""
+HIDDEN = Frame(kind="unknown", function="", binary="[hidden]")
+"""Stands in for all frames of a stack, where a report leaves out each of them (`Hide`)."""
 
 
 @dataclass(frozen=True, slots=True)

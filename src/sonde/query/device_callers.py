@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from sonde.model.answers import DeviceCaller
-from sonde.model.code import Frame, Stacks
+from sonde.model.code import HIDDEN, Frame, Stacks
 from sonde.query.device_runs import NORMAL_95
 from sonde.query.own_frames import own_frame
 from sonde.query.queries import EVERYTHING, Where
@@ -100,8 +100,10 @@ def shares_of(sums: Mapping[K, tuple[float, float]]) -> dict[K, tuple[float, flo
 
 def caller(stacks: Stacks, stack: int) -> Frame | None:
     """The innermost Python function; else the innermost function outside device API libraries; else
-    the own frame (`own_frame`)."""
+    the own frame (`own_frame`); `HIDDEN` where a report leaves out all frames."""
     frames = [stacks.frames[i] for i in stacks.indices(stack)]
+    if frames == [HIDDEN]:
+        return HIDDEN
     python = next((frame for frame in frames if frame.kind == "python"), None)
     if python:
         return python

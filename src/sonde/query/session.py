@@ -29,9 +29,10 @@ import pyarrow.compute as pc
 
 from sonde.errors import CaptureError, CaptureTooLarge
 from sonde.limits import most_bytes
-from sonde.model.code import NO_STACK, Frame, Stacks
+from sonde.model.code import NO_STACK, Frame, Hide, Stacks
 from sonde.query.capture import Capture, CaptureInfo, engine_bytes
 from sonde.query.frame_columns import FrameColumns
+from sonde.query.hidden_frames import with_stand_in, without_frames
 from sonde.query.identities import OF_PROCESSES, OF_THREADS, Identities, identities
 from sonde.query.known_threads import Processes, Threads
 from sonde.query.probe_frames import without_probe_frames
@@ -64,8 +65,10 @@ def _with_shared_texts(
 class Session:
     """Runs SQL over one capture. Not thread-safe."""
 
-    def __init__(self, capture: Capture) -> None:
+    def __init__(self, capture: Capture, hide: Hide | None = None) -> None:
+        """`hide`: the frames that are left out of all stacks."""
         self.info: CaptureInfo = capture.info
+        self.hide = hide
         self._budget = capture.budget
         tables = capture.tables
         # Spill files have predictable names: never in a directory that other users may write to.
@@ -85,11 +88,15 @@ class Session:
         )
         self._connection.register("event", tables["event"])
         self._connection.register("metric", tables["metric"])
-        self.frames = FrameColumns(tables["frame"])
+        frame = tables["frame"]
+        self.frames = FrameColumns(with_stand_in(frame) if hide else frame)
         """As `stacks.frames`."""
         self.stacks, replacements = without_probe_frames(
-            _stacks(tables["stack"], tables["frame"], self.frames)
+            _stacks(tables["stack"], frame, self.frames)
         )
+        shown = np.arange(len(self.stacks), dtype=np.int32)
+        if hide:
+            shown = self._leave_out(hide)
         found = identities(tables)
         self.processes = Processes(tables["process"], found.unnamed)
         self.threads = Threads(self.processes, tables["thread"], found.threads)
@@ -98,11 +105,20 @@ class Session:
             if name in OF_THREADS:
                 table = table.append_column("thread", pa.array(found.thread_of[name]))
             if "stack_id" in table.column_names:
-                table = _with_stack(table, tables["stack"], replacements)
+                table = _with_stack(table, tables["stack"], replacements, shown)
             self._connection.register(name, table)
         self._register_lists(found)
         self._functions_indexed = False
         self._user_code_indexed = False
+
+    def _leave_out(self, hide: Hide) -> I32:
+        """Replace the stacks by those without some frames; return the number in these of each."""
+        # Known by frames that may be left out.
+        of_sonde = waits_of_sonde(self.stacks, user_frames(self.stacks))
+        self.stacks, number, self.waits_of_sonde = without_frames(
+            self.stacks, self.frames, hide, of_sonde
+        )
+        return number
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a query and return its rows as tuples. Raises CaptureError as `arrow` does."""
@@ -241,13 +257,15 @@ def _stacks(stack: pa.Table, frame: pa.Table, frames: FrameColumns) -> Stacks:
     return Stacks(frames=frames, offsets=offsets.data, frame_indices=flat.data)
 
 
-def _with_stack(rows: pa.Table, stack: pa.Table, wait_stacks: I32) -> pa.Table:
+def _with_stack(rows: pa.Table, stack: pa.Table, wait_stacks: I32, shown: I32) -> pa.Table:
     """Replace `stack_id` by the index of the stack, 0 where it is missing.
 
-    `wait_stacks`: for each stack, the one to use in rows of waits (`without_probe_frames`).
+    `wait_stacks`: for each stack, the one to use in rows of waits (`without_probe_frames`);
+    `shown`: for each of all these, the one that it is then (`without_frames`).
     """
     number = pc.index_in(rows.column("stack_id"), value_set=stack.column("stack_id"))
     number = pc.fill_null(pc.add(number, 1), 0)
     waits = pc.is_in(rows.column("kind"), value_set=pa.array(["blocked", "runqueue"]))
     number = pc.if_else(waits, pc.take(pa.array(wait_stacks), number), number)
+    number = pc.take(pa.array(shown), number)
     return rows.drop_columns(["stack_id"]).append_column("stack", number)

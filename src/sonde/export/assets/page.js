@@ -70,6 +70,7 @@ class Page {
       duration(about.duration_ns),
       host.cpus ? `${host.cpus} CPUs` : "", host.kernel ? `Linux ${host.kernel}` : "",
       host.hz ? `${host.hz} Hz` : "", this.capture.filtered ? "a part of the capture" : "",
+      this.capture.hide && `stacks: ${this.capture.hide}`,
     ];
     find("subtitle").textContent = facts.filter(Boolean).join(" · ");
     const lost = lossLines(this.capture).length;
