@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from captures import Writer
+from sonde.errors import CaptureTooLarge
 from sonde.export import folded, html, json_report, pprof, speedscope, table
 from sonde.export.pprof_profile_pb2 import Profile as PprofProfile
 from sonde.model.code import HIDDEN, NO_STACK, Hide
 from sonde.model.profile import ProfileKind
 from sonde.query import queries
 from sonde.query.capture import Capture, read
+from sonde.query.device_callers import caller
 from sonde.query.hidden_frames import RUNTIME
 from sonde.query.session import Session
 
@@ -112,6 +114,25 @@ def test_waits_of_sonde_are_known_without_their_frames(capture: Capture, hide: H
     assert [reason for reason, wait in waits.items() if wait.of_sonde] == ["sleep"]
     assert waits["futex"].place == "step train.py:12"
     assert waits["read"].place == ""
+
+
+def test_what_launched_work_is_hidden_where_no_frame_is_left(capture: Capture) -> None:
+    session = Session(capture, Hide.NATIVE)
+    launched = {caller(session.stacks, number) for number in range(1, len(session.stacks))}
+
+    assert {frame.name for frame in launched if frame} == {"step", "main", HIDDEN.name}
+
+
+def test_memory_that_it_needs_counts(capture: Capture) -> None:
+    budget = capture.budget
+    assert budget is not None
+    held = budget.held_bytes
+    Session(capture, Hide.KERNEL)
+    assert budget.held_bytes == held
+
+    budget.limit_bytes = held
+    with pytest.raises(CaptureTooLarge, match="of memory to read"):
+        Session(capture, Hide.KERNEL)
 
 
 def test_without_a_stack_there_is_nothing_to_hide(tmp_path: Path) -> None:

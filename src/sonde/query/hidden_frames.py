@@ -27,6 +27,10 @@ RUNTIME = re.compile(
 """Binaries of the runtime. Python's frames are none of them."""
 
 
+_FRAME_BYTES, _STACK_BYTES = 20, 64
+"""Memory that leaving frames out needs meanwhile, for each frame in all stacks and each stack."""
+
+
 class Shown(NamedTuple):
     """Stacks without the frames that are left out. What is equal then is one stack."""
 
@@ -41,6 +45,11 @@ def with_stand_in(frame: pa.Table) -> pa.Table:
     """The table `frame`, and `HIDDEN` as its last row."""
     row = {**dict.fromkeys(frame.column_names, 0), **HIDDEN._asdict()}
     return pa.concat_tables([frame, pa.Table.from_pylist([row], schema=frame.schema)])
+
+
+def bytes_needed(stacks: Stacks) -> int:
+    """Memory that `without_frames` needs until it returns."""
+    return _FRAME_BYTES * len(stacks.frame_indices) + _STACK_BYTES * len(stacks)
 
 
 def without_frames(stacks: Stacks, frames: FrameColumns, hide: Hide, apart: Mask) -> Shown:

@@ -32,7 +32,7 @@ from sonde.limits import most_bytes
 from sonde.model.code import NO_STACK, Frame, Hide, Stacks
 from sonde.query.capture import Capture, CaptureInfo, engine_bytes
 from sonde.query.frame_columns import FrameColumns
-from sonde.query.hidden_frames import with_stand_in, without_frames
+from sonde.query.hidden_frames import bytes_needed, with_stand_in, without_frames
 from sonde.query.identities import OF_PROCESSES, OF_THREADS, Identities, identities
 from sonde.query.known_threads import Processes, Threads
 from sonde.query.probe_frames import without_probe_frames
@@ -113,11 +113,13 @@ class Session:
 
     def _leave_out(self, hide: Hide) -> I32:
         """Replace the stacks by those without some frames; return the number in these of each."""
+        self.hold(needed := bytes_needed(self.stacks))
         # Known by frames that may be left out.
         of_sonde = waits_of_sonde(self.stacks, user_frames(self.stacks))
         self.stacks, number, self.waits_of_sonde = without_frames(
             self.stacks, self.frames, hide, of_sonde
         )
+        self.hold(-needed)
         return number
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
