@@ -144,7 +144,7 @@ def _document(session: Session, kinds: Sequence[ProfileKind], where: Where) -> d
     return {
         "capture": json_report.capture(session.info),
         "filtered": where != EVERYTHING,
-        "hide": session.hide.title if session.hide else "",
+        "hide": session.hide.label if session.hide else "",
         "processes": {
             "pid": processes.pid,
             "name": processes.names,

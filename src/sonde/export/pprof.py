@@ -134,7 +134,7 @@ class _Builder:
             message.period = round(1e9 / info.hz)
         message.comment.append(text(f"recorded by sonde {info.version}"))
         if session.hide:
-            message.comment.append(text(f"stacks: {session.hide.title}"))
+            message.comment.append(text(f"stacks: {session.hide.label}"))
         for loss in queries.losses(session):
             message.comment.append(text(f"lost: {loss.amount:.0f} {loss.name} {loss.text}"))
 

@@ -58,7 +58,7 @@ def write(
     document = {
         "$schema": "https://www.speedscope.app/file-format-schema.json",
         "exporter": f"sonde@{session.info.version}",
-        "name": session.info.path.name + (f", {session.hide.title}" if session.hide else ""),
+        "name": session.info.path.name + (f", {session.hide.label}" if session.hide else ""),
         "activeProfileIndex": 0,
         "profiles": tuple(_profile(session, profile, frames) for profile in seen),
         # After the profiles: their samples collect the frames.

@@ -92,7 +92,7 @@ def _capture(session: Session) -> Iterator[str]:
     ]
     yield f"{', '.join(facts)}; {info.chunks} chunks, {size(info.size_bytes)}"
     if session.hide:
-        yield f"stacks: {session.hide.title}"
+        yield f"stacks: {session.hide.label}"
 
 
 def _rows(

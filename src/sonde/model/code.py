@@ -36,12 +36,12 @@ class Hide(StrEnum):
     """All but Python's."""
 
     @property
-    def title(self) -> str:
+    def label(self) -> str:
         """What is left, in the words of the page."""
-        return _TITLES[self]
+        return _LABELS[self]
 
 
-_TITLES = {
+_LABELS = {
     Hide.KERNEL: "without the kernel",
     Hide.RUNTIME: "without kernel and runtime",
     Hide.NATIVE: "Python only",
