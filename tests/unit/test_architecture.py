@@ -352,7 +352,7 @@ def test_only_the_command_line_prints_and_exits() -> None:
 # Who writes, makes, links or changes a file by other means than `private_files`, and why it may.
 WRITERS: dict[str, str] = {
     "private_files.py": "the one writer",
-    "agent/rank_dump.py": "the kernel's number that has it end this process first",
+    "start_module.py": "the kernel's number that has it end a child before its parent",
     "attach/lock.py": "a lock, empty, not through links; in a folder of the caller's own",
     "attach/library.py": "a library that its targets must read; into a folder it has checked",
     "cli/main.py": "/dev/null takes the place of a closed pipe",
