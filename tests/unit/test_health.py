@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import hardware_tree
 from nvml_stub import Stub
 from sonde.health import CHECKS, Status, examine, node
 from sonde.health.facts import Facts, devices_of
@@ -93,8 +94,11 @@ def of_check(name, facts):
     return result
 
 
-def test_a_good_node_passes_every_check_there_is():
-    results = examine(facts_of())
+def test_a_good_node_passes_every_check_there_is(tmp_path, monkeypatch):
+    hardware_tree.write_files(tmp_path)
+    hardware_tree.write_tools(tmp_path / "tools")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'tools'}:/usr/bin:/bin")
+    results = examine(facts_of(hardware=hardware_tree.collected(tmp_path)))
     assert {result.check for result in results} == set(CHECKS)
     assert {result.status for result in results} == {Status.PASS}
     assert not any(result.remedy for result in results)

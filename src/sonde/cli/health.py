@@ -18,7 +18,7 @@ from sonde.cli.marks import MARKS, mark
 from sonde.export.layout import one_line
 
 if TYPE_CHECKING:
-    from sonde.health import Result
+    from sonde.health import Result, Skipped
 
 EXAMPLE = """\
 examples:
@@ -41,7 +41,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "health",
         help="whether this node's devices are fit for work",
-        description="Check this node's devices, links and memory. Changes nothing on them.",
+        description="Check this node's devices, links, memory, disks and sensors. Changes nothing.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -74,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
             "status": worst,
             "devices": [device.about | {"hw.id": device.uuid} for device in facts.devices],
             "results": [asdict(result) for result in results],
+            "skipped": [asdict(one) for one in facts.hardware.skipped],
+            "left_out": facts.hardware.left_out,
         }
         print(json.dumps(document, indent=2))
     elif args.slurm:
@@ -82,7 +84,14 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"conditions": [condition(results)]}))
     else:
         width = shutil.get_terminal_size((100, 24)).columns
-        print(table(results, width=width, colour=sys.stdout.isatty()))
+        colour = sys.stdout.isatty()
+        print(table(results, width=width, colour=colour))
+        for one in facts.hardware.skipped:
+            print(skipped_line(one, colour=colour))
+        if facts.hardware.left_out:
+            print(
+                f"· {facts.hardware.left_out:,} disks or sensors left out: unreadable or too many"
+            )
         print()
         print(verdict(results))
     return 1 if worst is health.Status.FAIL else 0
@@ -104,6 +113,13 @@ def table(results: Sequence[Result], *, width: int, colour: bool) -> str:
             wrapped = textwrap.wrap(one_line(f"remedy: {one.remedy}"), max(width - len(indent), 40))
             lines += [indent + part for part in wrapped]
     return "\n".join(lines)
+
+
+def skipped_line(skipped: Skipped, *, colour: bool) -> str:
+    """A line for checks that were not made."""
+    names = ", ".join(skipped.checks).replace("_", " ")
+    text = one_line(f"{names}: skipped, {skipped.reason}. {skipped.remedy}")
+    return f"{mark('n/a', colour=colour)} {text}"
 
 
 def verdict(results: Sequence[Result]) -> str:

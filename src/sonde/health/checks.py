@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from sonde.health.device_checks import DEVICE_CHECKS
 from sonde.health.facts import Facts, is_part
+from sonde.health.hardware_checks import hardware_results
 from sonde.health.node_checks import node_results
 from sonde.health.results import Result, Status, table
 
@@ -17,12 +18,14 @@ CHECKS = tuple(table("checks"))
 
 
 def examine(facts: Facts) -> list[Result]:
-    """All results: of the node first, then device by device; MIG instances are not checked."""
+    """All results: of the node first, then device by device, then of disks and
+    sensors; MIG instances are not checked."""
     results = list(node_results(facts))
     for device in facts.devices:
         if not is_part(device.about):
             for check in DEVICE_CHECKS:
                 results += check(device, facts)
+    results += hardware_results(facts)
     return results
 
 

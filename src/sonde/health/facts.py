@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from sonde.health.hardware_facts import Hardware
 from sonde.metrics import PERIODS_S, MetricRow
 
 
@@ -93,6 +94,8 @@ class Facts:
     """InfiniBand and RoCE ports: name to state."""
     bandwidth: dict[str, float] = field(default_factory=dict)
     """uuid to bytes per second from the host, where it was measured."""
+    hardware: Hardware = field(default_factory=Hardware)
+    """Disks, fans, power supplies and sensors; `gather` alone collects them."""
 
     @property
     def gaps(self) -> list[Gap]:

@@ -44,9 +44,14 @@ _LINE = re.compile(r"(?:kern *:\w+ *: )?(\[ *\d+\.\d+\]) ?(?:\[ *[TC]\d+\] *)?")
 def gather(root: Path = Path("/"), kernel_log: Path | None = None) -> Facts:
     """Collect all facts. Missing devices and files raise nothing; a hang is listed in `trouble`.
     Raises UsageError where `kernel_log` is neither of `dmesg` nor of /dev/kmsg."""
+    from sonde.health.hardware import Collection  # an agent does not need it
+
+    hardware = Collection(root)
     points = _poll_devices()
     trouble = [event.text for event in points.events if event.name == "signal_lost"]
-    return with_files(points.metrics, trouble, root, kernel_log)
+    facts = with_files(points.metrics, trouble, root, kernel_log)
+    facts.hardware = hardware.facts()
+    return facts
 
 
 def with_files(
