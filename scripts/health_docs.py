@@ -38,8 +38,33 @@ def text() -> str:
         cannot = check.get("cannot", {})
         states = [check.get(state) or f"never: {cannot[state]}" for state in STATES]
         lines.append(f"| {name} | {check['reads']} | {' | '.join(states)} |\n")
-    return HEAD + "".join(lines) + _failures() + _models()
+    return HEAD + "".join(lines) + HARDWARE + _failures() + _models()
 
+
+HARDWARE = """
+## Disks and sensors
+
+These are read by `sonde health` alone, never by an agent, all at the same time and within 20 s. A
+check has one result, which names the disks or sensors that are not well.
+
+- Disks: NVMe (PCIe) and SATA or SAS (`sd…`, not over USB), by one run of
+  `smartctl --json=c -n standby -i -H -A -l ssd` (smartmontools 7.0 or newer) each. A disk that
+  sleeps is not woken, and counted as asleep. Disks behind a RAID controller are not seen. Without
+  smartctl, `disk_health` has the state of NVMe controllers, and the other checks are skipped.
+- `/sys/class/hwmon`: but for GPUs, disks (`drivetemp`), power meters, and devices that are
+  suspended. The `max` of a CPU's temperature is no limit: fans run fast from there on.
+- IPMI, where `/dev/ipmi0` exists: by `ipmitool -c sdr elist`, or by `ipmi-sensors`. A chassis that
+  was opened is no fault.
+
+Where a program is missing or has no permission, a line names the checks that were skipped, with the
+reason and a remedy (`skipped` of `--json`). A machine without such parts has no such line. What the
+programs write is cleaned of control characters; one that writes more than 1 MiB is ended, and what
+cannot be parsed is counted (`left_out`).
+
+`tests/unit/test_health_hardware.py` makes each of these checks pass, warn and fail, with files in
+the format of the kernel's and with scripts that write what the programs write: no real disk, fan or
+BMC was at hand.
+"""
 
 STATES = ("pass", "warn", "fail")
 
