@@ -48,9 +48,10 @@ These are read by `sonde health` alone, never by an agent, all at the same time 
 check has one result, which names the disks or sensors that are not well.
 
 - Disks: NVMe (PCIe) and SATA or SAS (`sd…`, not over USB), by one run of
-  `smartctl --json=c -n standby -i -H -A -l ssd` (smartmontools 7.0 or newer) each. A disk that
-  sleeps is not woken, and counted as asleep. Disks behind a RAID controller are not seen. Without
-  smartctl, `disk_health` has the state of NVMe controllers, and the other checks are skipped.
+  `smartctl -d TYPE --json=c -n standby -i -H -A -l ssd` (smartmontools 7.0 or newer) each. A disk
+  that sleeps is not woken, and counted as asleep; one that does not report whether it sleeps is
+  read. Disks behind a RAID controller are not seen. Without smartctl, `disk_health` has the state
+  of NVMe controllers, and the other checks are skipped.
 - `/sys/class/hwmon`: but for GPUs, disks (`drivetemp`), power meters, and devices that are
   suspended. The `max` of a CPU's temperature is no limit: fans run fast from there on.
 - IPMI, where `/dev/ipmi0` exists: by `ipmitool -c sdr elist`, or by `ipmi-sensors`. A chassis that

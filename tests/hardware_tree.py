@@ -19,6 +19,7 @@ FILES = {
     "sys/class/nvme/nvme7/state": "live",
     "sys/class/nvme/nvme7/transport": "tcp",
     "sys/block/sda/removable": "0",
+    "sys/block/sda/device/vendor": "ATA     ",
     "sys/block/vda/removable": "0",
     "sys/class/hwmon/hwmon0/name": "nct6798",
     "sys/class/hwmon/hwmon0/fan1_input": "2100",

@@ -92,6 +92,7 @@ def test_a_disk_that_sleeps_is_neither_woken_nor_bad(judge, tmp_path):
     runs = (tmp_path / "tools/asked").read_text().split("\n")
     assert len([run for run in runs if run]) == 2  # one for each disk
     assert all("-n standby" in run for run in runs if run)
+    assert [run.split()[1] for run in runs if run] == ["nvme", "sat"]
 
 
 def test_a_suspended_disk_is_not_asked(judge, tmp_path):
@@ -107,6 +108,21 @@ def test_wear_and_spare_of_disks_that_are_not_nvme():
     }
     disk = disks.parse("sda", json.dumps(answer), 0)
     assert (disk.used_percent, disk.spare_percent, disk.spare_threshold_percent) == (95, 80, 10)
+
+
+def test_wear_before_smartctl_7_4():
+    row = {"offset": 8, "name": "Percentage Used Endurance Indicator", "size": 1, "value": 91}
+    statistics = {"pages": [{"number": 7, "revision": 1, "table": [row]}]}
+    answer = tree.SATA | {"ata_device_statistics": statistics}
+    assert disks.parse("sda", json.dumps(answer), 0).used_percent == 91
+    answer = {"scsi_percentage_used_endurance_indicator": 7}
+    assert disks.parse("sdb", json.dumps(answer), 0).used_percent == 7
+
+
+def test_a_chassis_that_was_opened_is_no_fault():
+    text = "5,Intrusion,Physical Security,Critical,N/A,N/A,'General Chassis Intrusion'"
+    (result,) = examine(Facts([], [], hardware=ipmi.parse(ipmi.TOOLS[1], text)))
+    assert (result.check, result.status) == ("chassis_sensors", "pass")
 
 
 def test_without_smartctl_states_are_checked_and_the_rest_is_skipped(tmp_path, monkeypatch):

@@ -2,7 +2,8 @@
 """Reads disks: SMART data by `smartctl`, and the states of NVMe controllers from sysfs.
 
 `smartctl` is run once for each disk, with `-n standby`; a disk that sleeps, or that the kernel has
-suspended, is left asleep.
+suspended, is left asleep. The type of a disk is given, because commands that find it out may wake
+it (smartctl(8)).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +35,7 @@ _REMEDIES: Final = {
 _REFUSALS: Final = ("permission denied", "operation not permitted")
 _NOT_OPENED: Final = 0b10
 """Bit of smartctl's exit code."""
+_ENDURANCE: Final = (7, 8)
 _SECTORS: Final = (5, 197, 198)
 """ATA attributes: reallocated sectors, pending ones, and those that cannot be corrected offline."""
 
@@ -55,7 +57,7 @@ def read(root: Path, deadline_s: float) -> Hardware:
         elif not os.access(device, os.R_OK):
             found.disks.append(Disk(at.name, state, trouble=_DENIED))
         else:
-            found.disks.append(_by_smartctl(tool, device, state, deadline_s))
+            found.disks.append(_by_smartctl((tool, "-d", _type_of(at)), device, state, deadline_s))
     if disks and tool is None:
         remedy = _REMEDIES[_NO_JSON]
         found.skipped.append(Skipped(_without(found), "smartctl is not installed", remedy))
@@ -101,13 +103,20 @@ def _folders(folder: Path, pattern: str) -> list[Path]:
     return [folder / name for name in sorted(names, key=lambda name: (len(name), name))]
 
 
-def _by_smartctl(tool: str, device: Path, state: str, deadline_s: float) -> Disk:
+def _type_of(at: Path) -> str:
+    """As smartctl names it: NVMe, SATA (which Linux addresses as SCSI) or SAS."""
+    if at.name.startswith("nvme"):
+        return "nvme"
+    return "sat" if tools.read(at / "device/vendor") == "ATA" else "scsi"
+
+
+def _by_smartctl(tool: Sequence[str], device: Path, state: str, deadline_s: float) -> Disk:
     options = ("--json=c", "-n", "standby", "-i", "-H", "-A", "-l", "ssd")
     left_s = min(DISK_S, deadline_s - time.monotonic())
     if left_s <= 0:
         return Disk(device.name, state, trouble="no time was left")
     try:
-        done = tools.run((tool, *options, str(device)), left_s)
+        done = tools.run((*tool, *options, str(device)), left_s)
     except TimeoutError:
         return Disk(device.name, state, trouble=f"no answer within {left_s:.0f} s")
     except OSError as error:
@@ -143,20 +152,32 @@ def parse(name: str, text: str, code: int, state: str = "") -> Disk:
         spare_threshold_percent=_first(
             log.get("available_spare_threshold"), spare.get("threshold_percent")
         ),
-        used_percent=_first(log.get("percentage_used"), used.get("current_percent")),
+        used_percent=_first(
+            log.get("percentage_used"),
+            used.get("current_percent"),  # from smartctl 7.4 on
+            answer.get("scsi_percentage_used_endurance_indicator"),
+            _endurance(answer),
+        ),
     )
 
 
 def _messages(answer: Mapping[str, Any]) -> list[str]:
-    messages = _mapping(answer.get("smartctl")).get("messages")
-    listed = messages[:16] if isinstance(messages, list) else []
-    return [str(_mapping(one).get("string", ""))[:200] for one in listed]
+    messages = _list(_mapping(answer.get("smartctl")).get("messages"))
+    return [str(one.get("string", ""))[:200] for one in messages]
 
 
 def _attributes(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """ATA attributes: ATA has room for 30."""
-    listed = _mapping(answer.get("ata_smart_attributes")).get("table")
-    return [_mapping(one) for one in listed[:64]] if isinstance(listed, list) else []
+    return _list(_mapping(answer.get("ata_smart_attributes")).get("table"))
+
+
+def _endurance(answer: Mapping[str, Any]) -> object:
+    """Of page 7 of ATA's device statistics, at offset 8 (ACS-4)."""
+    for page in _list(_mapping(answer.get("ata_device_statistics")).get("pages")):
+        for one in _list(page.get("table")):
+            if (page.get("number"), one.get("offset")) == _ENDURANCE:
+                return one.get("value")
+    return None
 
 
 def _failed_before(answer: Mapping[str, Any]) -> tuple[str, ...]:
@@ -180,6 +201,11 @@ def _raw(raw: Mapping[str, Any]) -> float | None:
     """A counter: the text has it apart from what makers keep in the upper bytes of the value."""
     start = re.match(r"\d{1,15}(?!\d)", str(raw.get("string", ""))[:40])
     return float(start[0]) if start else _number(raw.get("value"))
+
+
+def _list(value: object) -> list[Mapping[str, Any]]:
+    """The first 64 entries of a list, which are to be objects."""
+    return [_mapping(one) for one in value[:64]] if isinstance(value, list) else []
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -161,8 +161,8 @@ def _ipmi_sensors_line(line: str) -> list[Sensor] | None:
             name,
             _UNITS.get(unit, ("", unit))[1] if value is not None else "",
             value,
-            alarm=state == "Warning",
-            critical=state == "Critical",
+            alarm=value is not None and state == "Warning",
+            critical=value is not None and state == "Critical",
             states=states,
         )
     ]
