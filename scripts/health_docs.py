@@ -63,8 +63,9 @@ programs write is cleaned of control characters; one that writes more than 1 MiB
 cannot be parsed is counted (`left_out`).
 
 `tests/unit/test_health_hardware.py` makes each of these checks pass, warn and fail, with files in
-the format of the kernel's and with scripts that write what the programs write: no real disk, fan or
-BMC was at hand.
+the format of the kernel's and with scripts that write what the programs write. smartctl 7.3,
+ipmitool 1.8.19 and ipmi-sensors 1.6.10 were run on an emulated machine (QEMU 7.2: an NVMe and a
+SATA disk, a BMC, all well): no real disk, fan or BMC was at hand.
 """
 
 STATES = ("pass", "warn", "fail")

@@ -110,6 +110,36 @@ def test_wear_and_spare_of_disks_that_are_not_nvme():
     assert (disk.used_percent, disk.spare_percent, disk.spare_threshold_percent) == (95, 80, 10)
 
 
+def test_what_the_tools_wrote_of_an_emulated_machine():
+    """smartctl 7.3, ipmitool 1.8.19 and ipmi-sensors 1.6.10 on QEMU 7.2, shortened."""
+    log = {"critical_warning": 0, "temperature": 50, "available_spare": 0,
+           "available_spare_threshold": 0, "percentage_used": 0, "media_errors": 0}  # fmt: skip
+    answer = {"smart_status": {"passed": True, "nvme": {"value": 0}}}
+    disk = disks.parse(
+        "nvme0", json.dumps(answer | {"nvme_smart_health_information_log": log}), 0, "live"
+    )
+    by_ipmitool = ipmi.parse(
+        ipmi.TOOLS[0],
+        "Inlet Temp,,,ns\nPS1 Status,02h,ok,10.1,\nPS2 Status,03h,ok,10.2,\n",
+    )
+    by_ipmi_sensors = ipmi.parse(
+        ipmi.TOOLS[1],
+        "0,Inlet Temp,Temperature,N/A,N/A,C,N/A\n1,PS1 Status,Power Supply,Nominal,N/A,N/A,'OK'\n"
+        "2,PS2 Status,Power Supply,Nominal,N/A,N/A,'OK'\n",
+    )
+    assert by_ipmitool == by_ipmi_sensors
+    assert by_ipmitool.left_out == 0
+    facts = Facts([], [], hardware=by_ipmitool)
+    facts.hardware.disks.append(disk)
+    results = {one.check: one.figure for one in examine(facts) if one.status is Status.PASS}
+    assert results == {
+        "disk_health": "1 of 1 disks well",
+        "disk_errors": "1 of 1 disks well",
+        "disk_wear": "1 of 1 disks well",
+        "power_supplies": "2 of 2 sensors well",
+    }
+
+
 def test_wear_before_smartctl_7_4():
     row = {"offset": 8, "name": "Percentage Used Endurance Indicator", "size": 1, "value": 91}
     statistics = {"pages": [{"number": 7, "revision": 1, "table": [row]}]}

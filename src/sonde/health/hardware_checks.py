@@ -118,7 +118,7 @@ def _errors(disk: Disk) -> Judged | None:
 
 def _spare(disk: Disk) -> Judged | None:
     now, least = disk.spare_percent, disk.spare_threshold_percent
-    if now is None or least is None:
+    if now is None or least is None or now == least == 0:  # 0 of 0: emulated disks have no spare
         return None
     near = now < 100 and now - least < limit("disk_spare_margin_percent")
     status = Status.FAIL if now < least else Status.WARN if near else Status.PASS

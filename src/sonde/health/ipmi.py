@@ -153,7 +153,7 @@ def _ipmi_sensors_line(line: str) -> list[Sensor] | None:
     _, name, kind, state, reading, unit, events = fields
     value = _value(reading)
     states = tuple(one for one in _EVENT.findall(events) if one not in _NO_EVENTS)
-    if value is None and not states and state in ("Nominal", "N/A"):
+    if value is None and not states and state == "N/A":
         return []
     return [
         Sensor(
