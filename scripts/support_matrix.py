@@ -99,6 +99,9 @@ activity of units (GPM), use by process | one H200, driver 580.159, recorded and
 was broken for it |
 | health: every check passing, warning, failing | the same stub, files in the kernel's shape, a \
 stub of libcuda: [health.md](health.md) |
+| health: disks, fans, power supplies, chassis sensors | a mock: files in the kernel's format, \
+scripts in the place of smartctl, ipmitool and ipmi-sensors; these once on an emulated NVMe disk, \
+SATA disk and BMC (QEMU 7.2), all well; unverified on hardware |
 | NCCL RAS: the client's limits, hostile answers, texts of 2.24 and 2.26 | a stub server that \
 replays; NCCL 2.28.9 itself was asked on two H100 |
 | stalled jobs of two and four ranks | NCCL on two H100 and four H200; a stand-in for gloo \
