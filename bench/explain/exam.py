@@ -212,7 +212,8 @@ def _end(recorder: subprocess.Popen[str], pid: int, traced: Path | None, lane: L
     if traced is not None:
         while recorder.poll() is None:  # its output is read elsewhere
             time.sleep(0.02)
-        _tracer(pid, traced, 1.0, lane).communicate(timeout=60)
+        _, printed = _tracer(pid, traced, 1.0, lane).communicate(timeout=60)
+        traced.with_name(f"{traced.name.removesuffix('.json.gz')}.log").write_text(printed)
 
 
 def _recorder(pid: int, capture: Path, seconds: float, lane: Lane) -> subprocess.Popen[str]:

@@ -186,7 +186,7 @@ def run(args: argparse.Namespace) -> int:
     if with_verdict:
         held = capture.budget.held_bytes - held_before if capture.budget is not None else 0
         of_many = len(session.threads) > _THREADS_WITH_VERDICT
-        hint = f"VERDICT  of {len(session.threads):,} threads: sonde explain {args.file}"
+        hint = one_line(f"VERDICT  of {len(session.threads):,} threads: sonde explain {args.file}")
         more["verdict"] = (lambda: hint) if of_many else partial(_verdict, capture, held)
     write = partial(exporter.write, session, kinds=kinds, where=_where(args, session), **more)
     if output is None:
