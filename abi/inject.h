@@ -69,7 +69,7 @@
 
 #define INJECT_MEMFD "sonde-inject"
 #define INJECT_MAGIC 0x31746a6e69646e73ull /* "sndinjt1", little endian */
-#define INJECT_ABI 3
+#define INJECT_ABI 4
 #define INJECT_HEARTBEAT_NS 250000000ull
 #define INJECT_IDLE_NS 1000000000ull
 #define INJECT_AHEAD_NS 5000000000ull /* a heartbeat may lie this far ahead */
@@ -134,7 +134,7 @@ struct inject_control {
 	uint32_t slots_count;  /* written before slots_seq */
 	uint32_t slots_seq;    /* one more with each list */
 	uint32_t window_calls; /* 1: all calls of the driver, 0: those that launch or copy */
-	uint32_t unused;
+	uint32_t window_taken; /* 1: somebody held CUPTI's subscription when the window was asked for */
 };
 
 enum inject_status {

@@ -28,13 +28,13 @@ static void list_hooks(void)
 	add_to_table(profiler_hooks());
 }
 
-// Queries of our thread must not end a stream capture of another thread, as they do in the default mode. The driver
+// Calls of our threads must not end a stream capture of another thread, as they do in the default mode. The driver
 // keeps the mode by thread; a forked child has a new one of ours, which sets it again.
-static void relax_thread(void)
+void cuda_relax_thread(void)
 {
 	static __thread bool relaxed __attribute__((tls_model("initial-exec")));
 	int mode = CU_CAPTURE_MODE_RELAXED;
-	if (!relaxed)
+	if (!relaxed && driver.cuThreadExchangeStreamCaptureMode)
 		driver.cuThreadExchangeStreamCaptureMode(&mode);
 	relaxed = true;
 }
@@ -44,7 +44,7 @@ static enum inject_reason cuda_begin(void)
 	const char *lib = "libcuda.so";
 	if (driver.cuEventRecord) {
 		if ((void *)driver.cuEventRecord == module_symbol(lib, "cuEventRecord")) {
-			relax_thread();
+			cuda_relax_thread();
 			return INJECT_OK;
 		}
 		driver = (struct driver){0}; // it was unloaded
@@ -69,7 +69,7 @@ static enum inject_reason cuda_begin(void)
 	d.cuDriverGetVersion(&version);
 	SET(driver_version, (uint32_t)version);
 	driver = d;
-	relax_thread();
+	cuda_relax_thread();
 	return INJECT_OK;
 }
 

@@ -43,8 +43,6 @@ enum cupti_domain { CUPTI_DOMAIN_DRIVER = 1, CUPTI_DOMAIN_RUNTIME = 2 };
 
 #define CUPTI_FUNCTIONS(X)                                                                         \
 	X(cuptiGetVersion, (uint32_t *))                                                           \
-	X(cuptiSubscribe, (void **, void *, void *))                                               \
-	X(cuptiUnsubscribe, (void *))                                                              \
 	X(cuptiActivityRegisterCallbacks, (cupti_buffer_requested, cupti_buffer_completed))        \
 	X(cuptiActivityEnable, (int))                                                              \
 	X(cuptiActivityDisable, (int))                                                             \

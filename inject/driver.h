@@ -112,4 +112,9 @@ struct cu_copy_2d { /* CUDA_MEMCPY2D */
 #define REPLAY_PARAMETERS (cu_graph_exec graph, cu_stream stream)
 #define REPLAY_VALUES (graph, stream)
 
+#pragma GCC visibility push(hidden)
+/* ---- cuda.c: for a thread of ours, before it calls the driver or CUPTI ---- */
+void cuda_relax_thread(void);
+#pragma GCC visibility pop
+
 #endif

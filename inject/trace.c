@@ -15,6 +15,7 @@
 
 static struct cupti cupti;
 static uint32_t window_us;		   // of the one under way
+static bool window_taken;
 static _Atomic uint32_t running, unwanted; // number of the window that runs, that is to end
 // Kernels are switched on last: where they were on before the calls, a process once got no records of kernels any
 // more, for torch.profiler either.
@@ -51,22 +52,14 @@ static bool functions_found(void)
 	return true;
 }
 
-static void no_callback(void)
-{
-}
-
 // Whether another tool traces, as far as is known. Kineto (torch.profiler) keeps its CUPTI subscription after its first
 // session, nsys has it from the program's start. So without a subscriber nobody traces; with one it is only known
-// where our hooks have seen it switch.
+// where our hooks have seen it switch. Whether there is one, the agent reads in the process's memory. To subscribe, if
+// only to see whether that is refused, ends programs: CUPTI marks its tables as made before it has made them, and a
+// thread of the program that makes or destroys a graph, a stream or a module meanwhile reads them.
 static bool is_taken(void)
 {
-	void *subscriber;
-	if (profilers_trace())
-		return true;
-	if (cupti.cuptiSubscribe(&subscriber, (void *)no_callback, NULL))
-		return !profilers_are_known();
-	cupti.cuptiUnsubscribe(subscriber);
-	return false;
+	return profilers_trace() || (window_taken && !profilers_are_known());
 }
 
 static void read_clocks(uint64_t *ours, uint64_t *theirs)
@@ -227,6 +220,7 @@ static enum inject_reason trace(uint32_t window)
 	struct inject_trace *head = records_head();
 	if (!step_begun(window))
 		return INJECT_CUPTI_FAILED;
+	cuda_relax_thread();
 	enum inject_reason reason = switch_on(head, &thread_ids);
 	step_end();
 	if (reason != INJECT_OK) {
@@ -276,6 +270,7 @@ void trace_poll(uint32_t window, uint32_t us)
 	pthread_attr_t attributes;
 	pthread_t thread;
 	all_calls = shared.control->window_calls == 1;
+	window_taken = shared.control->window_taken == 1;
 	window_us = us < INJECT_TRACE_MOST_US ? us : INJECT_TRACE_MOST_US;
 	atomic_store(&running, window);
 	pthread_attr_init(&attributes);

@@ -4,13 +4,15 @@ of the CUDA driver and of CUPTI."""
 
 from __future__ import annotations
 
+import _ctypes
+import ctypes
+import dataclasses
 import gzip
 import io
 import json
 import os
 import subprocess
 import time
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,12 +21,12 @@ import pytest
 from sonde import _native, procfs
 from sonde.attach import cupti_builds, glibc
 from sonde.cli import main
-from sonde.cli.trace import require_no_captures, require_price
+from sonde.cli.trace import require_price
 from sonde.collect import inject_abi, tracing
 from sonde.collect import inject_trace_abi as abi
 from sonde.collect.inject_memory import Seen
 from sonde.collect.tracing import Tracer
-from sonde.errors import NotACapture, ProcessGone, TargetRefused
+from sonde.errors import NotACapture, ProcessGone, TargetRefused, UsageError
 from sonde.export import device_trace as export
 from sonde.model.device_trace import Kind, RawTrace
 from sonde.readers import device_trace, kineto
@@ -301,6 +303,7 @@ def test_the_command_traces_explains_and_states_its_price_first(
     process = start(traced, library, request="0:0")
     find(process.pid).close()
     monkeypatch.setattr(cupti_builds, "require", lambda pid: cupti_builds.proved()[0])
+    monkeypatch.setattr(cupti_builds, "has_subscriber", lambda pid, build: False)
     path = tmp_path / "x.json.gz"
     words = ["trace", str(process.pid), "-d", "0.2", "-o", str(path), "--no-stacks"]
     assert run(*words, "--dry-run") == 0
@@ -442,43 +445,29 @@ def test_a_process_without_cupti_is_refused():
         cupti_builds.require(os.getpid(), driver=580)
 
 
-def test_a_process_that_captures_graphs_is_not_traced():
-    require_no_captures(False)
-    with pytest.raises(TargetRefused, match="captures graphs while it runs"):
-        require_no_captures(True)
+def test_who_holds_the_subscription_is_read_in_the_processs_memory(traced):
+    stub = traced.with_name("libcupti.so.13")
+    nm = subprocess.run(["nm", stub], check=True, capture_output=True, text=True).stdout
+    [offset] = [
+        int(line.split()[0], 16) for line in nm.splitlines() if line.endswith(" subscribed")
+    ]
+    tried = dataclasses.replace(cupti_builds.proved()[0], subscriber=offset)
+    driver = ctypes.CDLL(traced.with_name("libcuda.so.1"), ctypes.RTLD_GLOBAL)
+    cupti = ctypes.CDLL(stub)
+    subscriber = ctypes.c_void_p()
+    try:
+        assert not cupti_builds.has_subscriber(os.getpid(), tried)
+        assert cupti.cuptiSubscribe(ctypes.byref(subscriber), None, None) == 0
+        assert cupti_builds.has_subscriber(os.getpid(), tried)
+        assert cupti.cuptiUnsubscribe(subscriber) == 0
+        assert not cupti_builds.has_subscriber(os.getpid(), tried)
+    finally:
+        for loaded in (cupti, driver):
+            _ctypes.dlclose(loaded._handle)
 
 
-def test_captures_are_seen_while_launches_are_counted(monkeypatch):
-    tracer = object.__new__(tracing.Tracer)
-    counts = [{"head": 0, "left_capturing": 3, "armed_ns": 0}]
-    counts.append(counts[0] | {"left_capturing": 4})
-
-    class Memory:
-        fd = -1
-
-        def control(self):
-            return {"request": 0}
-
-        def seen(self):
-            return SimpleNamespace(counts=counts.pop(0) if len(counts) > 1 else counts[0])
-
-        def ask(self, **asked):
-            pass
-
-        def heartbeat(self):
-            pass
-
-    class Ring:
-        tail = 0
-
-        def __init__(self, fd, tail):
-            pass
-
-        def take(self, head, now_ns):
-            return SimpleNamespace(runs=[])
-
-    monkeypatch.setattr(tracing, "Ring", Ring)
-    for captured in (True, False):
-        tracer._memory = Memory()
-        assert tracer.rates(0.0) == (0.0, 0.0)
-        assert tracer.captures is captured
+def test_a_capture_of_that_name_is_found_before_anything_is_touched(monkeypatch, tmp_path):
+    (tmp_path / "x.sonde").touch()
+    monkeypatch.setattr(cupti_builds, "require", lambda pid: pytest.fail("looked at"))
+    with pytest.raises(UsageError, match=r"x\.sonde, where the stacks .* exists"):
+        run("trace", str(os.getpid()), "-o", str(tmp_path / "x.json.gz"))

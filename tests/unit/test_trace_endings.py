@@ -19,6 +19,7 @@ from sonde.collect import inject_abi as abi
 from sonde.collect import inject_trace_abi as trace_abi
 from sonde.collect.inject_memory import InjectMemory
 from sonde.collect.tracing import Tracer
+from sonde.errors import TargetRefused
 from sonde.readers import device_trace
 from stub_driver import build, find
 
@@ -150,6 +151,14 @@ def test_a_trace_that_is_called_off_ends_at_once_and_another_one_may_follow(runn
         assert again.head["cut"] == 0
         assert device_trace.read(again, it.process.pid, 0).rows.size
         it.goes_on()
+
+
+def test_where_the_subscription_is_held_by_one_who_was_not_seen_a_trace_is_refused(running):
+    with running() as it:
+        with pytest.raises(TargetRefused, match="another profiler"):
+            it.tracer.take(0.2, taken=True)
+        assert it.ask("state")[0] == 0
+        assert device_trace.read(it.tracer.take(0.2), it.process.pid, 0).rows.size
 
 
 def test_a_detach_ends_the_trace_first(running):

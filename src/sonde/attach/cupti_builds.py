@@ -16,10 +16,12 @@ from typing import Any, Final
 
 from sonde import _native, procfs
 from sonde.attach import glibc
+from sonde.attach.image import ProcessMemory
 from sonde.errors import TargetRefused
 
 _CUPTI: Final = re.compile(r"libcupti\.so(\.[0-9.]+)?$")
 _INSTEAD: Final = "Record it without a trace: sonde record --device-time -p PID"
+_WORD_BYTES: Final = 4
 DRIVER: Final = Path("/proc/driver/nvidia/version")
 
 
@@ -46,6 +48,7 @@ class Build:
 
     version: str
     build_id: str
+    subscriber: int
     drivers: tuple[int, ...]
     machine: str
     during: Price
@@ -63,8 +66,9 @@ def proved() -> list[Build]:
 def _build(entry: dict[str, Any]) -> Build:
     prices = {name: Price(**entry["price"][name]) for name in ("during", "after")}
     return Build(
-        entry["version"], entry["build_id"], tuple(entry["drivers"]), entry["machine"], **prices
-    )
+        entry["version"], entry["build_id"], entry["subscriber"], tuple(entry["drivers"]),
+        entry["machine"], **prices
+    )  # fmt: skip
 
 
 def require(pid: int, driver: int | None = None) -> Build:
@@ -100,6 +104,18 @@ def require(pid: int, driver: int | None = None) -> Build:
             _INSTEAD,
         )
     return build
+
+
+def has_subscriber(pid: int, build: Build) -> bool:
+    """Whether somebody holds the subscription of the CUPTI that process `pid` has mapped, by what
+    CUPTI has noted in the process's memory. Raises OSError when the process is gone."""
+    base = next(
+        (m.start for m in glibc.mappings_of(pid) if not m.offset and _CUPTI.search(m.leaf)), None
+    )
+    if base is None:
+        raise ProcessLookupError(f"process {pid} has no CUPTI any more")
+    with ProcessMemory(pid) as memory:
+        return any(memory.read(base + build.subscriber, _WORD_BYTES))
 
 
 def driver_major() -> int:

@@ -94,6 +94,14 @@ def run(args: argparse.Namespace) -> int:
     path = args.output or Path(time.strftime(f"sonde-trace-{args.pid}-%Y%m%d-%H%M%S.json.gz"))
     if path.suffixes[-2:] != [".json", ".gz"]:
         raise UsageError(f"{path} does not end in .json.gz", "Name it so: -o trace.json.gz")
+    capture = (
+        None if args.no_stacks else path.with_name(path.name.removesuffix(".json.gz") + ".sonde")
+    )
+    if capture is not None and capture.exists():
+        raise UsageError(
+            f"{capture}, where the stacks beside {path.name} belong, exists",
+            "Choose another name with -o.",
+        )
     import_module("numpy")  # reads the trace: without it, the process would be traced for nothing
     kill_switch.require_allowed()
     namespaces.require_matching_proc()
@@ -108,15 +116,14 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         _note(f"process {args.pid} would be traced; nothing was touched")
         return 0
-    capture = path.with_name(path.name.removesuffix(".json.gz") + ".sonde")
-    raw, rates = _traced(args, build, None if args.no_stacks else capture)
+    raw, rates = _traced(args, build, capture)
     threads, nameless = process.threads_of(args.pid)
     if nameless:
         _note(f"{nameless:,} threads of process {args.pid} have no names: it has too many")
     # Thread ids are the process's own where it has a pid namespace: the trace gets those of here.
     trace = _checked(raw, args.pid, {own: here for own, (here, _) in threads.items()})
     _write(trace, path, dict(threads.values()))
-    files = [path, *([capture] if not args.no_stacks and capture.exists() else [])]
+    files = [path, *([capture] if capture is not None and capture.exists() else [])]
     _print_result(args, build, trace, files, rates[1])
     return 0
 
@@ -164,17 +171,6 @@ def require_price(build: Build, launches: float, replays: float, at_most: float)
         )
 
 
-def require_no_captures(captures: bool) -> None:
-    """Raises TargetRefused for a process that captured graphs in the second before."""
-    if captures:
-        raise TargetRefused(
-            "the process captures graphs while it runs: of two such programs one ended without a "
-            "message in a trace",
-            "Record it without a trace: sonde record --device-time, or trace it once its graphs "
-            "are captured.",
-        )
-
-
 def _traced(
     args: argparse.Namespace, build: Build, capture: Path | None
 ) -> tuple[RawTrace, tuple[float, float]]:
@@ -185,16 +181,27 @@ def _traced(
     with memory_of(args.pid) as memory, Tracer(args.pid, memory) as tracer:
         tracer.prepare()
         rates = tracer.rates()
-        require_no_captures(tracer.captures)
         _note(price_here(build, *rates))
         if args.at_most is not None:
             require_price(build, *rates, args.at_most)
+
+        def take(goes_on: Callable[[], bool] | None = None) -> RawTrace:
+            taken = _has_subscriber(args.pid, build)
+            return tracer.take(args.duration, goes_on, all_calls=args.all_calls, taken=taken)
+
         if capture is None:
-            return tracer.take(args.duration, all_calls=args.all_calls), rates
+            return take(), rates
         with _Stacks(args.pid, capture) as stacks:
-            return stacks.beside(
-                lambda goes_on: tracer.take(args.duration, goes_on, all_calls=args.all_calls)
-            ), rates
+            return stacks.beside(take), rates
+
+
+def _has_subscriber(pid: int, build: Build) -> bool:
+    from sonde.attach import cupti_builds, process
+
+    try:
+        return cupti_builds.has_subscriber(pid, build)
+    except OSError as error:
+        raise process.gone(pid) from error
 
 
 class _Stacks:

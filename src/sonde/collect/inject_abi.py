@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 MEMFD = "sonde-inject"
 MAGIC = 3563590227604041331
-ABI = 3
+ABI = 4
 HEARTBEAT_NS = 250000000
 IDLE_NS = 1000000000
 AHEAD_NS = 5000000000
@@ -184,7 +184,8 @@ class Control(NamedTuple):
     """one more with each list"""
     window_calls: int
     """1: all calls of the driver, 0: those that launch or copy"""
-    unused: int
+    window_taken: int
+    """1: somebody held CUPTI's subscription when the window was asked for"""
 
 
 CONTROL = Struct("=QIIQIIQIIIIII")
@@ -201,7 +202,7 @@ CONTROL_FIELDS: Mapping[str, tuple[int, str]] = {
     "slots_count": (48, "I"),
     "slots_seq": (52, "I"),
     "window_calls": (56, "I"),
-    "unused": (60, "I"),
+    "window_taken": (60, "I"),
 }
 
 

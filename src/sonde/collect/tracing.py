@@ -57,8 +57,6 @@ class Tracer:
         self._window = 0
         self._ended_early = False
         """The last trace was: then the library was asked for nothing more, its hooks included."""
-        self.captures = False
-        """Whether graphs were captured while `rates` counted."""
         if not memory.lock():
             raise TargetRefused(
                 f"another recorder uses the library in process {pid}",
@@ -117,8 +115,7 @@ class Tracer:
         """Launches (of kernels, copies and sets) and replays of graphs a second, estimated by
         timing some: before anything of CUPTI is touched. (0, 0) where none was seen."""
         request = self._memory.control()["request"]
-        before = self._memory.seen().counts
-        head = before["head"]
+        head = self._memory.seen().counts["head"]
         ring = Ring(self._memory.fd, head)
         self._memory.ask(
             tail=head, per_second=_COUNTED_A_SECOND, request=request | abi.Request.EVENTS
@@ -129,7 +126,6 @@ class Tracer:
             time.sleep(_POLL_S)
         seen = self._memory.seen().counts
         self._memory.ask(request=request)
-        self.captures = seen["left_capturing"] > before["left_capturing"]
         took_s = (time.monotonic_ns() - seen["armed_ns"]) / 1e9 if seen["armed_ns"] else 0.0
         runs = ring.take(seen["head"], time.monotonic_ns()).runs
         self._memory.ask(tail=ring.tail)
@@ -149,10 +145,12 @@ class Tracer:
         goes_on: Callable[[], bool] | None = None,
         *,
         all_calls: bool = False,
+        taken: bool = False,
     ) -> RawTrace:
         """One trace of this length. `goes_on`: called every _POLL_S; False ends the trace early.
         `all_calls`: with all calls of the driver, not only those that launch, copy or set; that
-        costs more.
+        costs more. `taken`: whether somebody holds CUPTI's subscription; then it is refused unless
+        it is known that they do not trace now.
 
         Raises TargetRefused with the library's reason, AttachFailed.
         """
@@ -164,6 +162,7 @@ class Tracer:
         self._memory.ask(
             window_us=round(duration_s * 1e6),
             window_calls=int(all_calls),
+            window_taken=int(taken),
             window=self._window,
         )
         deadline = time.monotonic() + duration_s + DRAINED_S
