@@ -4,6 +4,8 @@
     sudo python -m bench.faults run [--trials 8] [--seed 1] [--only NAME …] [--out FILE.jsonl]
     python -m bench.faults score FILE.jsonl … [--json FILE.json]
 
+    sudo python -m bench.faults run --gpu --lanes 4 --out FOLDER   (on_gpu/run.py)
+
 `run` goes on where it was ended: trials that are in the file are not done again.
 """
 
@@ -22,6 +24,7 @@ from typing import Any
 
 from bench.faults import score
 from bench.faults.faults import EVERY
+from bench.faults.on_gpu import run as on_gpu
 from bench.faults.stage import GROUPS, SHARES
 from bench.faults.trial import Trial, as_dict, plan, run
 
@@ -98,8 +101,10 @@ def main() -> None:
     runs = commands.add_parser("run")
     runs.add_argument("--trials", type=int, default=8)
     runs.add_argument("--seed", type=int, default=1)
-    runs.add_argument("--only", nargs="+", default=list(EVERY), choices=list(EVERY))
+    runs.add_argument("--only", nargs="+", metavar="NAME")
     runs.add_argument("--out", type=Path, default=Path("build/faults.jsonl"))
+    runs.add_argument("--gpu", action="store_true", help="faults of programs on GPUs")
+    on_gpu.add_arguments(runs)
     runs.add_argument("--rows", type=Path, help="keep the rows of all ticks, for baselines")
     runs.add_argument("--keep", type=Path, help="keep incidents, with their rows")
     runs.add_argument("--minutes", type=float, default=1e9)
@@ -109,7 +114,12 @@ def main() -> None:
     args = parser.parse_args()
     if args.command == "score":
         score.main(args.files, args.json)
+    elif args.gpu:
+        on_gpu.check_only(args.only or [])
+        on_gpu.Run(args).all()
     else:
+        if unknown := [name for name in args.only or [] if name not in EVERY]:
+            parser.error(f"{unknown} are no faults; there are: {', '.join(EVERY)}")
         _run_all(args)
 
 
@@ -117,7 +127,7 @@ def _run_all(args: argparse.Namespace) -> None:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     lines = args.out.read_text().splitlines() if args.out.exists() else []
     done = {Trial(**line).key for line in map(json.loads, lines) if "fault" in line}
-    plans = [plan(name, args.trials, args.seed) for name in args.only]
+    plans = [plan(name, args.trials, args.seed) for name in args.only or EVERY]
     # In rounds, so that one that is ended early has something of each.
     todo = [trials[number] for number in range(args.trials) for trials in plans]
     todo = [trial for trial in todo if trial.key not in done]

@@ -54,6 +54,11 @@ def causes_of(alarm: Line) -> list[str]:
     return [candidate["cause"] for candidate in alarm["verdict"]["candidates"]]
 
 
+def truth_of(trial: Line) -> list[str]:
+    """The causes that are right."""
+    return trial.get("truth") or [trial["fault"]]
+
+
 def offender_of(alarm: Line) -> int | None:
     """The pid named for the likeliest cause."""
     candidates = alarm["verdict"]["candidates"]
@@ -78,7 +83,7 @@ def one_line(trial: Line) -> str:
     else:
         found_s = (alarm["noticed_ns"] - trial["onset_ns"]) / 1e9
         more_s = (alarm["explained_ns"] - alarm["noticed_ns"]) / 1e9
-        right = "ok" if causes_of(alarm)[0] == trial["fault"] else "WRONG"
+        right = "ok" if causes_of(alarm)[0] in truth_of(trial) else "WRONG"
         text += f" {found_s:5.2f}+{more_s:4.2f} s {causes_of(alarm)[:3]} {right}"
         if trial["culprits"]:
             text += f" offender {'ok' if offender_of(alarm) in trial['culprits'] else 'none' if offender_of(alarm) is None else 'WRONG'}"  # noqa: E501
@@ -142,8 +147,9 @@ def _of_cause(trials: list[Line]) -> dict[str, Any]:
     return {
         "trials": len(trials),
         "detected": len(found) / len(trials),
-        "top1": sum(causes_of(it)[0] == trial["fault"] for trial, it in found) / len(trials),
-        "top3": sum(trial["fault"] in causes_of(it)[:3] for trial, it in found) / len(trials),
+        "top1": sum(causes_of(it)[0] in truth_of(trial) for trial, it in found) / len(trials),
+        "top3": sum(bool({*truth_of(trial)} & {*causes_of(it)[:3]}) for trial, it in found)
+        / len(trials),
         "detection_s": _quantiles([_delay(trial) for trial, _ in found]),
         "named": dict(sorted(named.items(), key=lambda it: -it[1])),
     }

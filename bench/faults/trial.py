@@ -118,12 +118,12 @@ def _run(trial: Trial, fault: Fault, stage: Stage) -> None:
     if stage.victim is not None and stage.victim.poll() is not None:
         trial.trouble = f"the victim ended: {stage.victim.returncode}"
     if "client" in stage.helpers:
-        _latencies(trial, stage.answers())
+        latencies(trial, stage.answers())
         return
     steps = stage.steps()
-    trial.pace_before = _pace(steps, trial.onset_ns - int(4e9), trial.onset_ns)
-    trial.pace_during = _pace(steps, trial.onset_ns, trial.end_ns)
-    trial.step_s = _median_step(steps, trial.onset_ns)
+    trial.pace_before = pace(steps, trial.onset_ns - int(4e9), trial.onset_ns)
+    trial.pace_during = pace(steps, trial.onset_ns, trial.end_ns)
+    trial.step_s = median_step(steps, trial.onset_ns)
 
 
 def _watch_groups(trial: Trial, ended: threading.Event) -> None:
@@ -187,7 +187,7 @@ def _join(stage: Stage) -> None:
     os.close(fd)
 
 
-def _latencies(trial: Trial, answers: list[tuple[int, int]]) -> None:
+def latencies(trial: Trial, answers: list[tuple[int, int]]) -> None:
     """Of a server, the pace is one by the latency of its requests; those that were never answered
     waited until the end."""
 
@@ -200,12 +200,14 @@ def _latencies(trial: Trial, answers: list[tuple[int, int]]) -> None:
     trial.pace_during = round(1 / median(trial.onset_ns, trial.end_ns), 2)
 
 
-def _pace(steps: array.array[int], since_ns: int, until_ns: int) -> float:
+def pace(steps: array.array[int], since_ns: int, until_ns: int) -> float:
+    """Steps a second."""
     count = bisect_left(steps, until_ns) - bisect_left(steps, since_ns)
     return round(count / max(1e-3, (until_ns - since_ns) / 1e9), 2)
 
 
-def _median_step(steps: array.array[int], until_ns: int) -> float:
+def median_step(steps: array.array[int], until_ns: int) -> float:
+    """Median length of the steps before, s."""
     before = steps[: bisect_left(steps, until_ns)]
     gaps = [b - a for a, b in itertools.pairwise(before)]
     return round(statistics.median(gaps) / 1e9, 5) if gaps else 0.0

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Sequence
 
+from sonde.agent.device_moments import DeviceReader
 from sonde.collect.collector import Batch
 from sonde.diagnose.moments import (
     Call,
@@ -36,6 +37,8 @@ MAX_WAITS = 256
 """Of a process in one moment: the longest are kept."""
 MAX_PLACES_OF_PROCESS = 128
 """In one moment: those with most time are kept."""
+MAX_CALLS = 64
+"""Of a process in one moment, by thread and function: those with most time are kept."""
 MAX_STARTS = 8_192
 """Processes whose start is remembered."""
 MAX_PROCESSES = 1_024
@@ -81,6 +84,7 @@ class MomentMaker:
         """Start (ns since boot) of each process that recent rows have, by pid."""
         self.left_out = 0
         """Stacks whose place had no room in `places`, each time that one occurred."""
+        self._devices = DeviceReader()
         self._unnamed: dict[int, float] = {}
         """By stack id: the time (ns) of stacks that have no names yet."""
 
@@ -96,11 +100,13 @@ class MomentMaker:
         found: dict[int, ProcessMoment] = defaultdict(ProcessMoment)
         waits: dict[tuple[int, int, str, str], Wait] = {}
         places: dict[tuple[int, int, str, int], float] = defaultdict(float)
+        calls: dict[tuple[int, int, str, str], Call] = {}
         starts = self.starts
         least_ns = int(MIN_SHARE * (now_ns - since_ns))
         longest_ns = now_ns - since_ns + LATE_NS  # no thread can have waited longer in it
         for batch in batches:
-            self._take_activity(batch, found, waits, longest_ns)
+            self._take_activity(batch, found, waits, calls, longest_ns)
+            self._devices.take(batch.metrics)
             self._take_samples(batch, places)
             for row in batch.rows.get("usage", ()):
                 starts[row[1]] = row[2]
@@ -112,9 +118,16 @@ class MomentMaker:
             found[pid].waits.append(wait)
         for (pid, tid, reason, place), ns in places.items():
             found[pid].places.append(Place(tid, reason, place, ns))
+        for (pid, *_), call in calls.items():
+            found[pid].calls.append(call)
         while len(starts) > MAX_STARTS:
             del starts[next(iter(starts))]
-        return self._bounded(since_ns, now_ns, found)
+        devices, shares = self._devices.give()
+        for pid, share in shares:
+            found[pid].devices.append(share)
+        moment = self._bounded(since_ns, now_ns, found)
+        moment.devices = devices
+        return moment
 
     @staticmethod
     def _take_usage(row: UsageRow, found: dict[int, ProcessMoment]) -> None:
@@ -128,6 +141,9 @@ class MomentMaker:
     def _bounded(since_ns: int, now_ns: int, found: dict[int, ProcessMoment]) -> Moment:
         """The moment, cut to what was most."""
         for one in found.values():
+            if len(one.calls) > MAX_CALLS:
+                one.calls.sort(key=lambda it: (-it.ns, -it.count))
+                del one.calls[MAX_CALLS:]
             if len(one.waits) > MAX_WAITS:
                 one.waits.sort(key=lambda it: -it.blocked_ns - it.ready_ns)
                 del one.waits[MAX_WAITS:]
@@ -146,6 +162,7 @@ class MomentMaker:
         batch: Batch,
         found: dict[int, ProcessMoment],
         waits: dict[tuple[int, int, str, str], Wait],
+        calls: dict[tuple[int, int, str, str], Call],
         longest_ns: int,
     ) -> None:
         for row in batch.records(ActivityRow):
@@ -169,7 +186,13 @@ class MomentMaker:
             elif row.kind == "block-queue" and (disk := found[row.pid].disk):
                 disk[-1].queue_ns = min(disk[-1].queue_ns + ns, LARGEST)
             elif row.kind == "device":
-                found[row.pid].calls.append(Call(row.name, count, ns))
+                what = (row.pid, row.tid, row.name, row.direction)
+                call = calls.get(what)
+                if call is None:
+                    call = calls[what] = Call(row.name, 0, 0, row.op, row.direction, 0, row.tid)
+                call.count = min(call.count + count, LARGEST)
+                call.ns = min(call.ns + ns, LARGEST)
+                call.bytes = min(call.bytes + size, LARGEST)
             elif row.kind == "tcp":
                 longest = min(row.max_ns, LARGEST)
                 found[row.pid].flows.append(FlowUse(row.name, row.op, count, size, longest))

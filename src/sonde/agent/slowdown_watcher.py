@@ -43,6 +43,8 @@ BEFORE_S: Final = 12.0
 LOOKS_S: Final = (0.6, 1.4)
 """When a suspicion is looked at, after it was noticed: what passes by itself, or is no fault, shows
 between the two."""
+LOOKS_AT_DEVICES_S: Final = (0.6, 1.4, 2.8)
+"""The same of a process that calls a device: what its driver knows comes once a second."""
 MAX_WAKERS: Final = 8
 """Processes that ended the victim's waits and are checked for whether they serve files (FUSE)."""
 MAX_NAMES: Final = 8_192
@@ -72,6 +74,8 @@ class _OpenSuspicion:
     facts: list[Facts] = field(default_factory=list)
     """Those of when it was noticed, and of the last look."""
     is_reported: bool = False
+    calls_devices: bool | None = None
+    """Not known yet: None."""
 
 
 def _without_places(moment: Moment, pid: int) -> Moment:
@@ -312,10 +316,11 @@ class Watcher:
         for one in list(self._open):
             if one.is_reported:
                 continue  # its answer came meanwhile, from the explainer's thread
-            if now_ns - one.suspicion.noticed_ns < LOOKS_S[one.looks] * 1e9:
+            looks_s = LOOKS_AT_DEVICES_S if self._calls_devices(one) else LOOKS_S
+            if now_ns - one.suspicion.noticed_ns < looks_s[one.looks] * 1e9:
                 continue
             one.looks += 1
-            is_last = one.looks == len(LOOKS_S)
+            is_last = one.looks == len(looks_s)
             try:
                 window = self._window(one)
                 answer = self._answer(one, window)
@@ -326,6 +331,13 @@ class Watcher:
                 self._failed(error)
             if is_last:
                 self._drop(one)
+
+    def _calls_devices(self, one: _OpenSuspicion) -> bool:
+        """Whether a suspected process was seen to call a device; found out once."""
+        if one.calls_devices is None:
+            its = (moment.processes.get(one.suspicion.pid) for moment in self._kept)
+            one.calls_devices = any(it is not None and bool(it.calls) for it in its)
+        return one.calls_devices
 
     def _drop(self, one: _OpenSuspicion) -> None:
         with suppress(ValueError):  # the explainer's thread removed it

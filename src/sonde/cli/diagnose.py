@@ -97,7 +97,7 @@ def _run(args: argparse.Namespace) -> int:
     flags |= {"wait_span_ms": NO_SPANS_MS, "injected": False}
     if args.no_device:
         flags |= {"device_calls": False, "device_metrics": False}
-    config = load(flags, defaults={"host_metrics": True, "host_hz": 0, "device_metrics": False})
+    config = load(flags, defaults={"host_metrics": True, "host_hz": 0})
     require_recording()
     from sonde.agent import DiagnosisAgent
     from sonde.agent.slowdown_watcher import Watcher

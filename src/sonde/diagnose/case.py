@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from sonde.diagnose import device_calls
 from sonde.diagnose.incident import Offender
 from sonde.diagnose.lost_time import Lost, Part, family, lost_time
 from sonde.diagnose.moments import DiskUse, Facts, Moment, ProcessMoment, Who, Window
@@ -43,6 +44,14 @@ class Case:
     def between_s(self) -> float:
         """Seconds between the first and the last reading of facts."""
         return max(1e-3, (self.last.time_ns - self.first.time_ns) / 1e9)
+
+    @cached_property
+    def calls(self) -> tuple[dict[device_calls.Function, device_calls.Rate], ...]:
+        """Rates of the victim's calls of devices, before and after."""
+        window = self.window
+        return tuple(
+            device_calls.rates(side, self.victim) for side in (window.before, window.after)
+        )
 
     @cached_property
     def before(self) -> dict[int, Rates]:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from sonde.diagnose.device_watch import DeviceWatch
 from sonde.diagnose.moments import CodePlace, Moment, Place, ProcessMoment
 from sonde.diagnose.series import (
     NETWORK_REASONS,
@@ -93,6 +94,7 @@ class _Watched:
     """Time in sockets by thread and place, older time counting less (`FORGETS`)."""
     is_active: bool = False
     """It uses a CPU, and has done so for a while."""
+    devices: DeviceWatch = field(default_factory=DeviceWatch)
     moved_ns: int = 0
     """When it read or wrote on a device last."""
 
@@ -145,6 +147,7 @@ class Detector:
                 watched.moved_ns = moment.end_ns
             has_disk = moment.end_ns - watched.moved_ns < DISK_S * 1e9 and watched.moved_ns > 0
             now = values(one, moment.seconds, places, kernel, pid, has_disk, watched.usual())
+            now |= watched.devices.take(one, moment.seconds)
             watched.note_sockets(one.places)
             watched.ticks.append((moment.start_ns, moment.end_ns, now))
             while len(watched.ticks) > 1 and moment.end_ns - watched.ticks[0][0] > BASELINE_S * 1e9:

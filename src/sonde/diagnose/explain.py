@@ -32,7 +32,12 @@ OWN_BYTES = 2e6
 UNKNOWN_SLOWDOWN = 1.4
 UNKNOWN_LOST = 0.25
 """A slowdown without a cause is reported from this size and this much lost time on."""
-TRANSIENT = frozenset((FaultCause.FSYNC, FaultCause.UNKNOWN, FaultCause.LOCK))
+TRANSIENT = frozenset(
+    (
+        *(FaultCause.FSYNC, FaultCause.UNKNOWN, FaultCause.LOCK),
+        *(FaultCause.RECOMPILATION, FaultCause.SYNCHRONIZATION, FaultCause.DEVICE_MEMORY),
+    )
+)
 """Causes that look at first like a checkpoint or a phase: reported at the last look only."""
 
 OF_LOAD = frozenset(
@@ -90,6 +95,8 @@ def _change(case: Case, candidates: list[Candidate]) -> tuple[Change | None, str
             return Change.LOAD, f"it does {ratio:.2f} times as many pieces of work"
     if cause != FaultCause.UNKNOWN:
         return None, ""
+    if lost.share(Part.DEVICE, Part.STEPS, Part.BUILD, Part.MEMORY) > CLAIMED:
+        return Change.OWN_WORK, "its steps take longer, and nothing else took its device"
     largest = max(lost.parts, key=lambda part: lost.parts[part])
     if largest == Part.NETWORK and lost.asks_nobody:
         return Change.LOAD, "it waits to be asked"

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from sonde.diagnose import device_calls
 from sonde.diagnose.moments import Moment, ProcessMoment, Role, Wait, Window
 from sonde.diagnose.series import (
     DISK_REASONS,
@@ -49,12 +50,25 @@ class Part(enum.StrEnum):
     LOCK = "lock"
     """On a futex that no other process of the family woke."""
     INTERPRETER_LOCK = "interpreter-lock"
+    BUILD = "build"
+    """In calls that compile or load code for a device."""
+    MEMORY = "memory"
+    """In calls that take or give back memory of a device."""
+    DEVICE = "device"
+    """In other calls of a device, longer than as many took before."""
+    STEPS = "steps"
+    """Between calls of a device, as the program's steps follow each other more slowly, and nothing
+    else accounts for it."""
     SLEEP = "sleep"
     OTHER = "other"
 
 
+SLOWER_STEPS = 0.85
+"""Part of the usual pace of steps below which they are slower."""
 HINDRANCES = tuple(part for part in Part if part not in (Part.CPU, Part.SLEEP))
 """Parts that count as lost time."""
+LACKED = tuple(part for part in HINDRANCES if part != Part.OTHER)
+"""Parts that a thread may lose in a call of a device, too."""
 Times = dict[int, dict[Part, float]]
 """Seconds a second by thread and part."""
 
@@ -121,9 +135,32 @@ def lost_time(window: Window) -> Lost:
             more = now.get(part, 0.0) - mine.get(part, 0.0)
             if more > 0:
                 parts[part] += more
+    pace = device_calls.pace(window.before, window.after, window.victim)
+    _add_device(window, parts, pace)
     lost.parts = dict(parts)
-    lost.slowdown = _slowdown(before, after)
+    lost.slowdown = max(_slowdown(before, after), min(100.0, 1 / max(0.01, pace)))
     return lost
+
+
+def _add_device(window: Window, parts: dict[Part, float], pace: float) -> None:
+    """Adds what the victim lost by its devices: beyond what its threads lacked otherwise, since a
+    thread that waits for a CPU in such a call is longer in that call, too. `pace`: of its steps, as
+    a part of the usual one."""
+    lacked = sum(seconds for part, seconds in parts.items() if part in LACKED)
+    before = device_calls.rates(window.before, window.victim)
+    after = device_calls.rates(window.after, window.victim)
+    known = left = lacked
+    for part, more in (
+        (Part.BUILD, device_calls.more_s(before, after, device_calls.BUILDS)),
+        (Part.MEMORY, device_calls.more_s(before, after, device_calls.MEMORY)),
+        (Part.DEVICE, device_calls.stretched_s(before, after)),
+    ):
+        if more > left:
+            parts[part] = more - left
+            known += more - left
+        left = max(0.0, left - more)
+    if pace < SLOWER_STEPS and 1.0 - pace > known:
+        parts[Part.STEPS] = 1.0 - pace - known
 
 
 def worked(one: Side) -> list[int]:

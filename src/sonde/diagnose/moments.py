@@ -94,11 +94,17 @@ class DiskUse(msgspec.Struct, array_like=True):
 
 
 class Call(msgspec.Struct, array_like=True):
-    """Calls of one function of a device's API."""
+    """Calls of one function of a device's API by one thread."""
 
     name: str
     count: int = 0
     ns: int = 0
+    op: str = ""
+    """As the column `op` of the table `activity` has it: copy, sync, alloc, free, build, ..."""
+    direction: str = ""
+    """Of a copy: h2d, d2h, ..."""
+    bytes: int = 0
+    tid: int = 0
 
 
 class FlowUse(msgspec.Struct, array_like=True):
@@ -113,6 +119,44 @@ class FlowUse(msgspec.Struct, array_like=True):
     """Longest smoothed one seen."""
 
 
+class DeviceUse(msgspec.Struct, array_like=True):
+    """One device at a time, as its driver reports it. Shares: 0..1; below 0: not known."""
+
+    device: str
+    """Its UUID."""
+    time_ns: int
+    """When it was read: shares and rates are those of the time before."""
+    busy: float = -1.0
+    """Share of time with a kernel."""
+    memory_busy: float = -1.0
+    """Share of time in which its memory was read or written."""
+    memory_used: float = -1.0
+    """Bytes, as the total."""
+    memory_total: float = -1.0
+    clock_hz: float = -1.0
+    """Of its multiprocessors."""
+    sm_active: float = -1.0
+    """Share of its multiprocessors with work."""
+    dram_active: float = -1.0
+    """Share of the most that its memory can move."""
+    bytes_in: float = -1.0
+    """Over PCIe to the device, a second."""
+    bytes_out: float = -1.0
+    throttled: list[str] = msgspec.field(default_factory=list)
+    """Why its clocks are held down."""
+
+
+class DeviceShare(msgspec.Struct, array_like=True):
+    """What one process uses of a device; fields as in `DeviceUse`."""
+
+    device: str
+    time_ns: int
+    busy: float = -1.0
+    memory_busy: float = -1.0
+    memory_bytes: float = -1.0
+    """That it holds."""
+
+
 class ProcessMoment(msgspec.Struct, array_like=True):
     """One process."""
 
@@ -122,6 +166,7 @@ class ProcessMoment(msgspec.Struct, array_like=True):
     disk: list[DiskUse] = msgspec.field(default_factory=list)
     calls: list[Call] = msgspec.field(default_factory=list)
     flows: list[FlowUse] = msgspec.field(default_factory=list)
+    devices: list[DeviceShare] = msgspec.field(default_factory=list)
 
 
 class Moment(msgspec.Struct, array_like=True):
@@ -132,6 +177,7 @@ class Moment(msgspec.Struct, array_like=True):
     processes: dict[int, ProcessMoment] = msgspec.field(default_factory=dict)
     left_out: int = 0
     """Processes for which there was no room."""
+    devices: list[DeviceUse] = msgspec.field(default_factory=list)
 
     @property
     def seconds(self) -> float:

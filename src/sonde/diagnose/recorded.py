@@ -64,7 +64,8 @@ def shrunk(window: Window) -> Window:
 def _of_another(one: ProcessMoment) -> ProcessMoment:
     """What is kept of a process outside of the family."""
     again = [flow for flow in one.flows if flow.operation == "retransmit"]
-    return ProcessMoment(one.usage, [], [], one.disk, [], again)
+    copies = [call for call in one.calls if call.op == "copy"]
+    return ProcessMoment(one.usage, [], [], one.disk, copies, again, one.devices)
 
 
 def _of_family(moment: Moment, own: set[int]) -> Moment:
@@ -72,6 +73,6 @@ def _of_family(moment: Moment, own: set[int]) -> Moment:
     processes = {
         pid: one if pid in own else _of_another(one)
         for pid, one in moment.processes.items()
-        if pid in own or one.usage.cpu_ns >= LEAST_CPU_NS or one.disk
+        if pid in own or one.usage.cpu_ns >= LEAST_CPU_NS or one.disk or one.devices
     }
-    return Moment(moment.start_ns, moment.end_ns, processes, moment.left_out)
+    return Moment(moment.start_ns, moment.end_ns, processes, moment.left_out, moment.devices)

@@ -53,6 +53,16 @@ class Series(enum.StrEnum):
     """Share of its samples in the garbage collector."""
     INTERPRETER_LOCK = "interpreter-lock"
     """Estimated from stacks."""
+    STEPS = "steps"
+    """Part by which calls of a device come more slowly than usual, of those that come steadily."""
+    CALLS = "calls"
+    """In calls of a device, longer than as many usually take."""
+    BUILD = "build"
+    """In calls that compile or load code for a device."""
+    MEMORY = "memory"
+    """In calls that take or give back memory of a device."""
+    SYNCHRONIZATION = "synchronization"
+    """Times that it waits for a device, a second, beyond twice the usual, in thousands."""
     CPU = "cpu"
     """CPUs."""
     PACE = "pace"
@@ -68,6 +78,11 @@ SURE: Mapping[Series, tuple[float, float]] = {
     Series.RECLAIM: (0.02, 0.003),
     Series.GARBAGE: (0.20, 0.04),
     Series.INTERPRETER_LOCK: (0.15, 0.03),
+    Series.STEPS: (0.15, 0.03),
+    Series.CALLS: (0.10, 0.02),
+    Series.BUILD: (0.08, 0.02),
+    Series.MEMORY: (0.05, 0.01),
+    Series.SYNCHRONIZATION: (0.03, 0.01),
 }
 """Series whose rise is lost time, whatever else happens: (least rise, least spread), as `risen`
 takes them."""

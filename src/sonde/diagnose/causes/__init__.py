@@ -16,6 +16,7 @@ from collections.abc import Callable
 from sonde.diagnose.case import Case
 from sonde.diagnose.causes import (
     cpu,
+    device,
     disk,
     file_system,
     frozen,
@@ -45,5 +46,11 @@ JUDGES: tuple[Judge, ...] = (
     locks.own,
     network.path,
     network.dependency,
+    device.memory,
+    device.migration,
+    device.compilation,
+    device.link,
+    device.contention,
+    device.synchronization,
 )
 """All of them; of two with the same share the one that comes first, the more specific, wins."""

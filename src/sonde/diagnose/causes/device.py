@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Causes at a device: others use it, its memory or its link; its memory is full or moves page by
+page; the program waits for it too often, or compiles.
+
+Looks like: calls of the device take longer, or steps follow each other more slowly, and the host
+lacks nothing. A larger batch looks the same, so each of these needs evidence besides: another
+process whose use of that device rose in that very time, memory that is full, bytes over the link
+that nobody copied, calls that were not made before.
+What to do: see the next step of each.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sonde.diagnose import device_calls
+from sonde.diagnose.case import Case
+from sonde.diagnose.incident import Candidate, FaultCause, Offender
+from sonde.diagnose.lost_time import Part
+from sonde.diagnose.moments import DeviceShare, DeviceUse, Moment
+
+LEAST = 0.05
+"""Seconds a second."""
+BUSIER = 0.08
+"""An offender's share of a device rises by at least this."""
+DRAM_BUSY, DRAM_ROSE = 0.5, 0.12
+"""Memory of a device that moves this part of its most, and this much more than before, is what is
+lacking."""
+LINK_BYTES = 1e9
+"""Bytes a second that a program copies, from which on its link may be what it lacks."""
+LINK_FELL = 0.85
+"""Part of these that is left."""
+LINK_OFFENCE = 0.3
+"""An offender copies more by at least this part of them."""
+FULL = 0.9
+"""Of a device's memory."""
+TOOK = 0.03
+"""Part of a device's memory by which another process's share rose."""
+RETRIES = 4.0
+"""Calls a second more that take memory, and that give it back."""
+MIGRATED_BYTES = 3e8
+"""Bytes a second over the link that no call copied."""
+SYNCS_ROSE, SYNCS = 1.5, 20.0
+"""Times that the host waits for its device, by what it was, and a second."""
+SETTLES_NS = 200_000_000
+"""What was read this soon after the change is still of both times."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """Means before and after; below 0: not known."""
+
+    before: float
+    after: float
+
+    @property
+    def rise(self) -> float:
+        """0 where either is not known."""
+        return self.after - self.before if min(self.before, self.after) >= 0 else 0.0
+
+
+def contention(case: Case) -> Candidate | None:
+    """Another process uses the device."""
+    lost = case.lost.parts.get(Part.DEVICE, 0.0)
+    offender = _busiest(case)
+    if lost < LEAST or offender is None:
+        return None
+    pid, rise, device = offender
+    evidence = [
+        f"its calls of the device take {lost:.2f} s more of each second",
+        f"{case.name(pid)} ({pid}) used {rise:.0%} of the device more",
+    ]
+    dram = _device(case, device, "dram_active")
+    by_memory = dram.after >= DRAM_BUSY and dram.rise >= DRAM_ROSE
+    if by_memory:
+        evidence.append(f"the device's memory moves {dram.after:.0%} of its most, {dram.rise:+.0%}")
+    who = case.offender(pid, f"used {rise:.0%} of the device more since then", 1.0)
+    cause = FaultCause.DRAM_CONTENTION if by_memory else FaultCause.DEVICE_CONTENTION
+    step = "Give each of them a device, or a part of one (MIG), or run them in turn."
+    share = case.lost.share(Part.DEVICE, Part.STEPS)
+    return Candidate(cause, share, tuple(evidence), (), who, step)
+
+
+def link(case: Case) -> Candidate | None:
+    """Another process copies over PCIe."""
+    before, after = case.calls
+    was, now = device_calls.copied(before), device_calls.copied(after)
+    if was < LINK_BYTES or now > LINK_FELL * was or case.lost.parts.get(Part.DEVICE, 0.0) < LEAST:
+        return None
+    rises = []
+    for pid in case.others():
+        theirs = [
+            device_calls.copied(device_calls.rates(side, pid))
+            for side in (case.window.before, case.window.after)
+        ]
+        rises.append((theirs[1] - theirs[0], pid))
+    rise, pid = max(rises, default=(0.0, 0))
+    if rise < LINK_OFFENCE * was:
+        return None
+    evidence = (
+        f"it copied {now / 1e9:.1f} GB/s between host and device, {was / 1e9:.1f} before",
+        f"{case.name(pid)} ({pid}) copied {rise / 1e9:.1f} GB/s more",
+    )
+    who = case.offender(pid, f"copied {rise / 1e9:.1f} GB/s more since then", 1.0)
+    share = min(1.0, case.lost.share(Part.DEVICE, Part.STEPS) * 1.05)  # ahead of use of the device
+    step = "Place the two on devices behind different links, or copy less."
+    return Candidate(FaultCause.PCIE_CONTENTION, share, evidence, (), who, step)
+
+
+def memory(case: Case) -> Candidate | None:
+    """The device's memory is full: what takes some has to give some back first."""
+    before, after = case.calls
+    more = [
+        device_calls.calls(after, frozenset((op,))) - device_calls.calls(before, frozenset((op,)))
+        for op in ("alloc", "free")
+    ]
+    unmapped = device_calls.calls(after, frozenset(("unmap",))) - device_calls.calls(
+        before, frozenset(("unmap",))
+    )
+    if more[0] < RETRIES and more[1] + unmapped < RETRIES:
+        return None
+    full = [
+        (use.memory_used / use.memory_total, use.device)
+        for use in _after(case, _devices_of(case))
+        if use.memory_total > 0 and use.memory_used >= 0
+    ]
+    used, device = max(full, default=(0.0, ""))
+    if used < FULL or case.lost.parts.get(Part.MEMORY, 0.0) < LEAST / 2:
+        return None
+    evidence = [
+        f"it took device memory {more[0]:.0f} times a second more, and gave some back "
+        f"{more[1]:.0f} times",
+        f"{used:.0%} of the device's memory is in use",
+    ]
+    total = max(use.memory_total for use in _after(case, {device}))
+    rises = [
+        (_share(case, pid, device, "memory_bytes").rise, pid) for pid in _on_device(case, device)
+    ]
+    rise, pid = max(rises, default=(0.0, 0))
+    who: Offender | None = None
+    if rise >= TOOK * total:
+        who = case.offender(pid, f"took {rise / 1e9:.1f} GB of the device's memory", 1.0)
+        evidence.append(f"{case.name(pid)} ({pid}) took {rise / 1e9:.1f} GB of it")
+    share = case.lost.share(Part.MEMORY, Part.DEVICE, Part.STEPS)
+    step = "Make room on the device, or have the program's allocator keep what it takes."
+    return Candidate(FaultCause.DEVICE_MEMORY, share, tuple(evidence), (), who, step)
+
+
+def migration(case: Case) -> Candidate | None:
+    """Pages of managed memory move between host and device."""
+    best = (0.0, 0.0)
+    for device in _devices_of(case):
+        sides = []
+        for moments, late in ((case.window.before, False), (case.window.after, True)):
+            moved = [
+                _mean(getattr(use, name) for use in _uses(case, moments, device, late=late))
+                for name in ("bytes_in", "bytes_out")
+            ]
+            there = [case.victim, *_on_device(case, device)]
+            by_calls = sum(device_calls.copied(device_calls.rates(moments, pid)) for pid in there)
+            sides.append(sum(moved) - by_calls if min(moved) >= 0 else -1.0)
+        best = max(best, (sides[1] - max(0.0, sides[0]), sides[1]))
+    rise, now = best
+    if rise < MIGRATED_BYTES or case.lost.share(Part.DEVICE, Part.STEPS) <= 0:
+        return None
+    evidence = (
+        f"{now / 1e9:.1f} GB/s cross the device's link that no call copied, {rise / 1e9:.1f} more",
+    )
+    step = "Prefetch managed memory, or keep what the host writes apart from what the device reads."
+    share = case.lost.share(Part.DEVICE, Part.STEPS)
+    return Candidate(FaultCause.PAGE_MIGRATION, share, evidence, next_step=step)
+
+
+def synchronization(case: Case) -> Candidate | None:
+    """The program waits for its device more often than before."""
+    before, after = case.calls
+    was, now = device_calls.waits_for_device(before), device_calls.waits_for_device(after)
+    if now < SYNCS_ROSE * was or now - was < SYNCS:
+        return None
+    if case.lost.parts.get(Part.STEPS, 0.0) + case.lost.parts.get(Part.DEVICE, 0.0) < LEAST:
+        return None
+    evidence = [f"it waits for its device {now:.0f} times a second, {was:.0f} before"]
+    evidence += [f"mostly in {text}" for text, _ in case.places("")[:1]]
+    step = "Read results of the device less often, and several at once."
+    share = 0.95 * case.lost.share(Part.STEPS, Part.DEVICE)
+    return Candidate(FaultCause.SYNCHRONIZATION, share, tuple(evidence), next_step=step)
+
+
+def compilation(case: Case) -> Candidate | None:
+    """The program compiles or loads code for its device in its steps."""
+    lost = case.lost.parts.get(Part.BUILD, 0.0)
+    if lost < LEAST:
+        return None
+    before, after = case.calls
+    more = device_calls.calls(after, device_calls.BUILDS) - device_calls.calls(
+        before, device_calls.BUILDS
+    )
+    evidence = [
+        f"building code for its device takes {lost:.2f} s more of each second "
+        f"({more:.1f} calls a second more)"
+    ]
+    evidence += [f"mostly in {text}" for text, _ in case.places("")[:1]]
+    step = "Keep what was compiled, and let shapes change less often."
+    share = case.lost.share(Part.BUILD, Part.STEPS, Part.DEVICE)
+    return Candidate(FaultCause.RECOMPILATION, share, tuple(evidence), next_step=step)
+
+
+def _busiest(case: Case) -> tuple[int, float, str] | None:
+    """The other process whose use of a device of the victim rose most: pid, rise, device."""
+    found = [
+        (_share(case, pid, device, "busy").rise, pid, device)
+        for device in _devices_of(case)
+        for pid in _on_device(case, device)
+    ]
+    rise, pid, device = max(found, default=(0.0, 0, ""))
+    return (pid, rise, device) if rise >= BUSIER else None
+
+
+def _devices_of(case: Case) -> set[str]:
+    """Those that the victim's family uses."""
+    return {
+        share.device
+        for moment in (*case.window.before, *case.window.after)
+        for pid, one in moment.processes.items()
+        if pid in case.own
+        for share in one.devices
+    }
+
+
+def _on_device(case: Case, device: str) -> set[int]:
+    """Other processes on a device."""
+    return {
+        pid
+        for moment in (*case.window.before, *case.window.after)
+        for pid, one in moment.processes.items()
+        if pid not in case.own and any(share.device == device for share in one.devices)
+    }
+
+
+def _share(case: Case, pid: int, device: str, name: str) -> _Sides:
+    """What a process uses of a device, on average. Nothing before where it was not there."""
+
+    def values(moments: Iterable[Moment]) -> list[DeviceShare]:
+        shares = (it for moment in moments if (one := moment.processes.get(pid))
+                  for it in one.devices)  # fmt: skip
+        return [it for it in shares if it.device == device and getattr(it, name) >= 0]
+
+    began_ns = _began_ns(case)
+    everything = values((*case.window.before, *case.window.after))
+    before = [getattr(it, name) for it in everything if it.time_ns <= began_ns]
+    after = [getattr(it, name) for it in everything if it.time_ns > began_ns + SETTLES_NS]
+    if not after:
+        return _Sides(-1.0, -1.0)
+    return _Sides(statistics.fmean(before) if before else 0.0, max(after))
+
+
+def _device(case: Case, device: str, name: str) -> _Sides:
+    """The same of a device."""
+    window = case.window
+    return _Sides(
+        _mean(getattr(it, name) for it in _uses(case, window.before, device, late=False)),
+        _mean(getattr(it, name) for it in _uses(case, window.after, device, late=True)),
+    )
+
+
+def _uses(case: Case, moments: Iterable[Moment], device: str, *, late: bool) -> list[DeviceUse]:
+    """Records of a device that were read before the change, or after it (`late`)."""
+    began_ns = _began_ns(case)
+    found = (use for moment in moments for use in moment.devices if use.device == device)
+    return [
+        use for use in found
+        if (use.time_ns > began_ns + SETTLES_NS if late else use.time_ns <= began_ns)
+    ]  # fmt: skip
+
+
+def _after(case: Case, devices: set[str]) -> list[DeviceUse]:
+    return [use for device in devices for use in _uses(case, case.window.after, device, late=True)]
+
+
+def _began_ns(case: Case) -> int:
+    after = case.window.after
+    return after[0].start_ns if after else 0
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = [value for value in values if value >= 0]
+    return statistics.fmean(known) if known else -1.0
