@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from bench.faults import score
 from bench.faults.faults import BENIGN, FAULTS
+from bench.faults.on_gpu import faults as on_gpu
+from bench.faults.on_gpu import stage
 from bench.faults.trial import plan
 
 from sonde.diagnose.incident import FaultCause
@@ -95,3 +97,24 @@ def test_the_page_has_what_the_results_have():
     ):
         assert figure in page
     assert len(found["each"]) == found["trials"]
+
+
+def test_faults_of_gpus_are_named_as_diagnosis_names_them():
+    causes = {cause for fault in on_gpu.FAULTS for cause in fault.truth}
+    assert causes <= set(FaultCause)
+    assert len({fault.cause or fault.name for fault in on_gpu.FAULTS}) >= 12
+    assert all(fault.name.startswith("benign") for fault in on_gpu.BENIGN)
+
+
+def test_lanes_share_no_cpu_and_no_device():
+    lanes = stage.lanes_of(1, 0)
+    assert lanes[0].devices == () and lanes[0].cpus
+    many = stage.lanes_of(4, 4)
+    assert [lane.devices[0] for lane in many] == ["0", "1", "2", "3"]
+    assert many[0].devices[1] == "1"
+
+
+def test_a_trial_with_several_right_causes_counts_each():
+    one = trial(incident("device-contention", 10.5), fault="dram-contention")
+    one["truth"] = ["dram-contention", "device-contention"]
+    assert score.scores([one])["top1"] == 1.0

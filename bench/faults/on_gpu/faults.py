@@ -155,7 +155,7 @@ FAULTS: tuple[Fault, ...] = (
           _command("norms 0")),
     Fault("recompilation", ("eager", "graph", "decode"),
           _command("recompile 0.3", "recompile 0.5", "recompile 0.8"), _command("recompile 0")),
-    Fault("slow-loader", ("loader",), _command("busy 0.01", "sleep 0.02", "busy 0.05"),
+    Fault("slow-loader", ("loader",), _command("busy 0.002", "sleep 0.005", "busy 0.015"),
           _command("busy 0", "sleep 0", "busy 0")),
     Fault("interpreter-lock", ("eager", "decode"), _command("gil 1", "gil 2", "gil 3"),
           _command("gil 0")),

@@ -111,8 +111,15 @@ class Groups:
 
     def close(self) -> None:
         """Remove all groups; their processes are gone, or about to be."""
+        self._remove(list(self._made))
+
+    def remove(self, name: str) -> None:
+        """Remove the groups of one trial."""
+        self._remove([path for path in list(self._made) if name in path.parts])
+
+    def _remove(self, paths: list[Path]) -> None:
         until_s = time.monotonic() + 3
-        for path in sorted(self._made, key=lambda it: -len(it.parts)):
+        for path in sorted(paths, key=lambda it: -len(it.parts)):
             while path.exists() and time.monotonic() < until_s:
                 with contextlib.suppress(OSError):
                     path.rmdir()

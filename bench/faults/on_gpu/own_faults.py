@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -142,29 +143,23 @@ def _recompile(share: float) -> None:
     if _compile_s > share * (now_s - _since_s):
         return
     _compiled += 1
-    _compiler()(f"// {os.getpid()} {_compiled} {now_s}\n")
+    _compile(f"// {os.getpid()} {_compiled} {now_s}\n")
     _compile_s += time.monotonic() - now_s
 
 
-def _compiler() -> Callable[[str], None]:
-    """What compiles a kernel with a comment in front."""
+def _compile(comment: str) -> None:
+    """Compile a kernel with a comment that no other one has, and launch it."""
     if not ON_GPU:
-        return lambda _: _busy(0.03)
-    body = "__global__ void scale(float *x, float by) { x[threadIdx.x] *= by; }"
-    direct = getattr(torch.cuda, "_compile_kernel", None)
-    if direct is not None:
-        return lambda comment: _run(direct(f'{comment}extern "C" {body}', "scale"))
+        _busy(0.03)
+        return
+    with contextlib.suppress(AttributeError, RuntimeError, OSError, TypeError):
+        body = 'extern "C" __global__ void scale(float *x) { x[threadIdx.x] *= 0.5f; }'
+        kernel: Any = torch.cuda._compile_kernel(f"{body} {comment}", "scale")
+        kernel((1, 1, 1), (64, 1, 1), (torch.ones(64, device="cuda"),))
+        return
     create: Any = torch.cuda.jiterator._create_jit_fn
-
-    def jit(comment: str) -> None:
-        text = f"template <typename T> T f(T x) {{ return x * T({random.random()}); }} {comment}"
-        create(text)(torch.ones(64, device="cuda"))
-
-    return jit
-
-
-def _run(kernel: Any) -> None:
-    kernel((1, 1, 1), (64, 1, 1), (torch.ones(64, device="cuda"), 0.5))
+    text = f"template <typename T> T f(T x) {{ return x * T({random.random()}); }}"
+    create(text)(torch.ones(64, device="cuda"))
 
 
 class _Managed:
@@ -174,16 +169,16 @@ class _Managed:
         free, _ = torch.cuda.mem_get_info()
         if size > free // 2:
             raise MemoryError("more managed memory than half of the free device memory")
-        runtime: Any = torch.cuda.cudart()
         library = ctypes.CDLL(_runtime_library())
         pointer = ctypes.c_void_p()
         code = library.cudaMallocManaged(ctypes.byref(pointer), ctypes.c_size_t(size), 1)
         if code or not pointer.value:
-            raise MemoryError(f"cudaMallocManaged: {code} ({runtime})")
+            raise MemoryError(f"cudaMallocManaged: {code}")
         self.__cuda_array_interface__ = {
             "shape": (size,), "typestr": "|u1", "data": (pointer.value, False), "version": 3,
         }  # fmt: skip
-        self.host = (ctypes.c_uint8 * size).from_address(pointer.value)
+        host = (ctypes.c_uint8 * size).from_address(pointer.value)
+        self.host = torch.frombuffer(host, dtype=torch.uint8)
         self.tensor = torch.as_tensor(self, device="cuda")
 
 

@@ -31,15 +31,26 @@ from bench.faults import score
 from bench.faults.on_gpu.faults import BENIGN, EVERY, FAULTS
 from bench.faults.on_gpu.groups import Groups
 from bench.faults.on_gpu.stage import Lane, lanes_of
-from bench.faults.on_gpu.trial import AFTER_S, FAULT_S, SETTLE_S, GpuTrial, Prepared, as_dict, plan
+from bench.faults.on_gpu.trial import (
+    AFTER_S,
+    FAULT_S,
+    RANDOM_S,
+    SETTLE_S,
+    GpuTrial,
+    Prepared,
+    as_dict,
+    plan,
+)
 
-TRIAL_S = SETTLE_S + 1.3 + FAULT_S + AFTER_S + 1.0
+TRIAL_S = SETTLE_S + RANDOM_S / 2 + FAULT_S + AFTER_S + 0.8
 """What a trial takes once it is warm, on average."""
 LATE_S = 4.0
 """After the end of a trial, for what is explained late."""
 END_S = 12.0
 """What is left of the budget for the end."""
 WATCHING_S = 90.0
+KEPT_BYTES = 12 << 20
+"""Of `kept.tar`: later incidents are left out."""
 CLOCK = os.sysconf("SC_CLK_TCK")
 
 
@@ -101,8 +112,11 @@ class Diagnosis:
         except subprocess.TimeoutExpired:
             self.process.kill()
         with tarfile.open(_unused(self.out, "kept", ".tar"), "w") as archive:
+            kept = 0
             for path in sorted((self.scratch / "kept").glob("*.json.gz")):
-                archive.add(path, path.name)
+                kept += path.stat().st_size + 1024
+                if kept < KEPT_BYTES:
+                    archive.add(path, path.name)
         if self.moments.exists():
             packed = _unused(self.out, "moments", ".gz")
             with self.moments.open("rb") as raw, gzip.open(packed, "wb", 4) as file:
@@ -269,13 +283,14 @@ def _key(row: dict[str, Any]) -> str:
 
 
 def _devices() -> list[str]:
-    """The GPUs of this machine, by name; none where there is no driver."""
+    """The GPUs of this machine, by name or device file; none where there is no driver."""
+    files = [str(path) for path in sorted(Path("/dev").glob("nvidia[0-9]*"))]
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     except OSError:
-        return []
-    return done.stdout.strip().splitlines() if done.returncode == 0 else []
+        return files
+    return done.stdout.strip().splitlines() if done.returncode == 0 else files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import itertools
 import os
 import random
 import shutil
@@ -13,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -23,6 +23,8 @@ from bench.faults.on_gpu.groups import Groups
 ROOT = Path(__file__).parents[3]
 VICTIM_CPUS = 3
 """CPUs of a victim, where a lane has more."""
+FIRST_PORT = 18_200
+_numbers = itertools.count()
 READY_S = 90.0
 """Deadline for a process to warm up."""
 
@@ -45,11 +47,6 @@ class Lane:
     def other_cpus(self) -> set[int]:
         """Those of the others of a trial."""
         return set(self.cpus[VICTIM_CPUS:]) or set(self.cpus)
-
-    @property
-    def port(self) -> int:
-        """For its server."""
-        return 18_200 + self.number
 
 
 def lanes_of(count: int, devices: int, reserved: int = 2) -> list[Lane]:
@@ -116,10 +113,12 @@ class Stage:
         self.at_go: list[str] = []
         """Commands to the victim when it begins."""
         self.victim: Process | None = None
+        self.port = FIRST_PORT + next(_numbers)
+        """Of its server: another one than that of the trial before, which is still there."""
 
     def name(self, part: str) -> str:
         """Of a control group."""
-        return f"{self.lane.number}/{part}"
+        return f"{self.port}/{part}"
 
     def start(
         self, module: str, *arguments: str, group: str, cpus: set[int], device: int | None = None
@@ -150,7 +149,7 @@ class Stage:
     def start_victim(self, kind: str) -> None:
         """Start the victim, which waits for `go`."""
         arguments = [kind, str(self.folder / "steps")]
-        arguments += [str(self.lane.port)] if kind == "decode" else []
+        arguments += [str(self.port)] if kind == "decode" else []
         self.victim = self.start(
             "on_gpu.victims", *arguments, group="victim", cpus=self.lane.victim_cpus, device=0
         )
@@ -164,7 +163,7 @@ class Stage:
     def start_client(self, rate: float) -> None:
         """Start the client of the server."""
         self.helpers["client"] = self.start(
-            "peers", "client", f"127.0.0.1:{self.lane.port}", str(rate),
+            "peers", "client", f"127.0.0.1:{self.port}", str(rate),
             str(self.folder / "answers"), group="client", cpus=self.lane.other_cpus,
         )  # fmt: skip
 
@@ -222,4 +221,4 @@ class Stage:
                     if pipe is not None:
                         pipe.close()
         shutil.rmtree(self.folder, ignore_errors=True)
-        time.sleep(0.05)
+        self.groups.remove(str(self.port))

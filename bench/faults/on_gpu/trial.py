@@ -15,9 +15,9 @@ from bench.faults.on_gpu.groups import Groups
 from bench.faults.on_gpu.stage import Lane, Process, Stage
 from bench.faults.trial import Trial, latencies, median_step, pace
 
-SETTLE_S = 9.0
+SETTLE_S = 8.0
 """At least so long a victim runs before anything happens."""
-RANDOM_S = 2.5
+RANDOM_S = 2.0
 FAULT_S = 4.5
 AFTER_S = 0.7
 REQUESTS = 20.0
