@@ -64,6 +64,8 @@ class DeviceReader:
         """Sum and count by record (its id) and field."""
         self._throttled: dict[str, dict[str, bool]] = {}
         """By device: whether each reason holds, reported when it changes."""
+        self._total: dict[str, float] = {}
+        """Bytes of memory by device: read once a second."""
         self._known: set[str] = set()
         self.left_out = 0
         """Points for which there was no room."""
@@ -91,6 +93,10 @@ class DeviceReader:
         for use in uses:
             reasons = self._throttled.get(use.device, {})
             use.throttled = sorted(reason for reason, holds in reasons.items() if holds)
+            if use.memory_total > 0:
+                self._total[use.device] = use.memory_total
+            else:
+                use.memory_total = self._total.get(use.device, -1.0)
         self._uses, self._shares = {}, {}
         self._means.clear()
         return uses, [(pid, share) for (pid, _, _), share in shares.items()]
