@@ -112,3 +112,35 @@ def test_a_co_tenant_that_is_recorded_goes_on_between_the_drivers_reports(waits,
     assert (Cause.GPU_CONTENTION in shares) == (cause is not None)
     if cause:
         assert shares[cause] == pytest.approx(0.35, abs=0.06)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_a_thread_does_while_it_captures_a_graph_builds_it(ends):
+    """A step captures for 3 of its 10 ms: what it calls meanwhile is no launch. A capture whose
+    end is not in the trace is none."""
+
+    def step(scene: Scene, t: float) -> None:
+        scene.kernel(t, t + 6000)
+        scene.sync(t + 100, t + 6010)
+        scene.call(t + 6100, t + 6110, "cudaStreamBeginCapture", CallKind.BUILD)
+        for number in range(20):
+            at = t + 6200 + 100 * number
+            scene.call(at, at + 90, "cudaLaunchKernel", CallKind.LAUNCH)
+        if ends:
+            scene.call(t + 9090, t + 9100, "cudaStreamEndCapture", CallKind.BUILD)
+
+    trace = repeated(Scene(), step).timeline()
+    totals = (
+        sampled(Activity.DEVICE_WAIT, 0.58, READS),
+        sampled(Activity.LAUNCH_PATH, 0.25, "forward net.py:5"),
+        sampled(Activity.CODE, 0.15, CODE),
+    )
+    (verdict,) = explain(merged(trace, beside(trace, *totals))).verdicts
+    found = {one.key: one.share for one in verdict.causes}
+
+    if not ends:
+        assert Cause.BUILD not in found or found[Cause.BUILD] < 0.02
+        return
+    assert found[Cause.BUILD] == pytest.approx(0.3, abs=0.03)
+    assert found.get(Cause.LAUNCH, 0.0) < 0.03
+    assert found[Cause.HOST] == pytest.approx(0.1, abs=0.03)

@@ -140,6 +140,27 @@ def test_a_function_that_only_receives_and_sleeps_polls(writer, verdicts, workin
     assert shares(verdict)[cause] >= 0.5
 
 
+@pytest.mark.parametrize(
+    ("handed_over", "count", "cause"),
+    [(0.0, 300, Cause.SLEEP), (0.3, 300, Cause.INPUT), (0.0, 3000, Cause.INPUT)],
+    ids=["never", "at times", "too short to know"],
+)
+def test_a_wait_for_something_that_only_a_timer_ends_is_a_sleep(
+    writer, verdicts, handed_over, count, cause
+):
+    """`Event.wait` with a timeout as a beat; a queue that is asked again and again is input."""
+    key = process(writer, 43)
+    beat = writer.stack(FETCH, GET, SEM_WAIT)
+    writer.wait(key, 42, "futex", 2.5 - handed_over, count=count, stack=beat)
+    if handed_over:
+        writer.wait(key, 42, "futex", handed_over, count=9, waker=(42, 43), stack=beat)
+    on_cpu(writer, key, 0.1, FETCH, GET, EVAL)
+    on_cpu(writer, key, 1.0, STEP, ADD, LAUNCH)
+    runs(writer, key, 0.1)
+
+    assert shares(verdicts()[0])[cause] == pytest.approx(0.5, abs=0.03)
+
+
 def test_code_keeps_its_time_beside_waits_that_are_longer(writer, verdicts):
     key = process(writer)
     writer.calls(key, 42, "cuStreamSynchronize", count=800, seconds=2.8, op="sync")

@@ -174,7 +174,7 @@ def thread_time(
                 continue
         found.add(cause_of(timeline, one), length, one)
     _on_cpu(found, totals, called, inside, in_copies / max(1, called[Activity.COPY]))
-    _with_polling(found)
+    _with_polling(found, {one.location for one in totals if _is_for_a_timer(one)})
     _with_timers(found, timeline, totals)
     found.for_copies = _wait_for_copies(totals)
     return found
@@ -241,9 +241,16 @@ def cause_of(timeline: Timeline, total: Total) -> Cause:
         return Cause.BUILD
     if total.wait_detail == WaitDetail.COMPUTE:
         return Cause.HOST
+    if _is_for_a_timer(total):
+        return Cause.SLEEP
     if total.wait_detail == WaitDetail.INPUT or _is_handed_over(timeline, total):
         return Cause.INPUT
     return _OF_REASON.get(total.name, Cause.UNKNOWN)
+
+
+def _is_for_a_timer(total: Total) -> bool:
+    """Whether a thread waits for something to be handed over and a timer ends it, always."""
+    return total.wait_detail == WaitDetail.QUEUE and total.timed_out and total.name == "futex"
 
 
 def _is_handed_over(timeline: Timeline, total: Total) -> bool:
@@ -289,16 +296,18 @@ def _copying_ns(total: Total) -> int:
     return min(total.ns, round(COPIED_NS_PER_BYTE * total.bytes))
 
 
-def _with_polling(found: ThreadTime) -> None:
+def _with_polling(found: ThreadTime, timed_out: set[str]) -> None:
     """Counts sleeps between attempts to receive as waiting for what is received.
 
     Only of functions that do nothing else: what sleeps in a function that also works may be there
-    for any reason.
+    for any reason. Nothing is received at the places `timed_out`.
     """
     spent = functions(found)
     for place, ns in list(found.places[Cause.SLEEP].items()):
         causes = spent[function_of(place)]
         both = causes.get(Cause.INPUT, 0) + causes.get(Cause.SLEEP, 0)
+        if place in timed_out:
+            continue
         if causes.get(Cause.INPUT, 0) and both >= POLLS * sum(causes.values()):
             for key, amount in ((Cause.SLEEP, -ns), (Cause.INPUT, ns)):
                 found.ns[key] += amount

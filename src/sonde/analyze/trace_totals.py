@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sonde.analyze.blamed_stalls import BlamedStalls
+from sonde.analyze.graph_captures import GraphCaptures, captures_of, with_captured_code
 from sonde.analyze.kernels import UNDERFILLED
 from sonde.analyze.offenders import WAITS_IN_CALLS
 from sonde.analyze.stalls import DeviceState, Stalls
@@ -86,7 +87,15 @@ def traced_capture(timeline: Timeline, blamed: BlamedStalls) -> TracedCapture | 
         return None
     shift = timeline.wall_offset_ns - beside.wall_offset_ns
     kept = [one for one in beside.totals if one.kind != TotalKind.CALL]
-    calls = _calls(timeline, stalls, track_of, (beside.end_ns - beside.start_ns) / (end - start))
+    times = (beside.end_ns - beside.start_ns) / (end - start)
+    captures = captures_of(timeline)
+    captured = {
+        int(track_of[track]): round(times * ns)
+        for track, ns in captures.lengths_ns().items()
+        if track_of[track] >= 0
+    }
+    kept = list(with_captured_code(kept, captured))
+    calls = _calls(timeline, stalls, track_of, captures, times)
     totals = [
         *kept,
         *_with_places(calls, kept),
@@ -112,9 +121,11 @@ def _in(stalls: Stalls, state: DeviceState) -> int:
     return int(stalls.duration_ns[stalls.state == state].sum())
 
 
-def _calls(timeline: Timeline, stalls: Stalls, track_of: I64, times: float) -> Iterator[Total]:
+def _calls(
+    timeline: Timeline, stalls: Stalls, track_of: I64, captures: GraphCaptures, times: float
+) -> Iterator[Total]:
     """The calls by thread, kind and direction of copies, `times` as many: for the time of the
-    whole capture."""
+    whole capture. Those within a capture of a graph build it."""
     calls, events = timeline.calls, stalls.events
     order = np.argsort(events.correlation, kind="stable")
     ids = events.correlation[order]
@@ -123,7 +134,9 @@ def _calls(timeline: Timeline, stalls: Stalls, track_of: I64, times: float) -> I
     is_copy = known & (calls.kind == CallKind.COPY)
     direction = np.where(is_copy, events.direction[at], CopyDirection.UNKNOWN)
     moved = np.where(is_copy, events.bytes[at], 0)
-    keys = np.stack([track_of[calls.track], calls.kind, direction], axis=1)
+    builds = captures.holds(calls.track.astype(np.int64), calls.start_ns)
+    kind_of = np.where(builds, CallKind.BUILD, calls.kind)
+    keys = np.stack([track_of[calls.track], kind_of, direction], axis=1)
     for (track, kind, way), rows in _groups(keys):
         yield Total(
             track,

@@ -18,7 +18,7 @@ _KINDS: Final = (
     (re.compile(r"HostRegister|HostUnregister|HostAlloc|MallocHost|FreeHost"), CallKind.PIN),
     (re.compile(r"Malloc|MemAlloc|MemCreate|MemMap|MemSetAccess"), CallKind.ALLOC),
     (re.compile(r"Free|MemRelease|MemUnmap"), CallKind.FREE),
-    (re.compile(r"ModuleLoad|LibraryLoad"), CallKind.BUILD),
+    (re.compile(r"ModuleLoad|LibraryLoad|Stream(Begin|End)Capture"), CallKind.BUILD),
 )
 
 

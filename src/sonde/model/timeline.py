@@ -246,6 +246,8 @@ class Total:
     """How much of it."""
     waker_track: int = -1
     """The track of that thread; -1 unknown."""
+    timed_out: bool = False
+    """Timers ended these waits, and threads ended next to none at this place."""
     bytes: int = 0
     direction: CopyDirection = CopyDirection.UNKNOWN
     """Of copies."""

@@ -20,6 +20,10 @@ from sonde.query.wait_parts import PartsKey, WaitPart, parts_of_waits
 MAX_WAKERS = 8
 """Threads by which the waits of one thread for one reason are split where no stack was taken: those
 that ended most."""
+TIMER_KNOWN_NS = 1_000_000
+"""Of waits that are shorter in the mean, what ended them is not always noted: 0 may be a thread."""
+RARELY_ENDED = 0.05
+"""Where other threads end less than this share of the waits at a place, a timer ends them."""
 _TOTAL_KINDS = {
     "blocked": TotalKind.BLOCKED,
     "runqueue": TotalKind.RUNQUEUE,
@@ -153,6 +157,19 @@ def _by_waker(group: Sequence[_OfWaker], all_ns: int) -> dict[WaitPart, float]:
     return {WaitPart(WaitDetail.NONE, "", one.waker_tid): one.amounts.ns / all_ns for one in ranked}
 
 
+def _timed_out(parts: Mapping[WaitPart, float]) -> set[str]:
+    """Places where timers end all waits but a few."""
+    shares: dict[str, tuple[float, float]] = {}
+    for part, share in parts.items():
+        by_timer, other = shares.get(part.location, (0.0, 0.0))
+        is_timer = not part.waker_tid
+        shares[part.location] = (by_timer + share * is_timer, other + share * (not is_timer))
+    return {
+        place for place, (by_timer, other) in shares.items()
+        if place and by_timer and other <= RARELY_ENDED * (by_timer + other)
+    }  # fmt: skip
+
+
 def _split(
     tracks: ThreadTracks, total: Total, parts: Mapping[WaitPart, float], *, longest: _OfWaker
 ) -> list[Total]:
@@ -164,6 +181,9 @@ def _split(
     made = []
     amounts = left = _Amounts(total.ns, total.count, total.bytes)
     share_of_longest = longest.amounts.ns / max(1, total.ns)
+    by_none = longest.amounts if not longest.waker_tid else _Amounts(0, 1, 0)
+    is_known = by_none.ns >= TIMER_KNOWN_NS * max(1, by_none.times)
+    timed_out = _timed_out(parts) if is_known else set()
     for part, share in parts.items():
         mine = amounts.share(share).at_most(left)
         left = left.without(mine)
@@ -180,6 +200,7 @@ def _split(
                 waker=tracks.comm(tid),
                 waker_track=tracks.of_tid(tid),
                 waker_ns=round(mine.ns * (1.0 if is_known else share_of_longest)) if tid else 0,
+                timed_out=part.location in timed_out and not part.waker_tid,
             )
         )
     if left.ns or left.times or not made:
