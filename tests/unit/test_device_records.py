@@ -8,7 +8,12 @@ from typing import Any, cast
 
 from sonde import procfs
 from sonde.collect.collector import Batch
-from sonde.collect.device_process import BEFORE_S, MOST_AT_ONCE, DeviceProcess
+from sonde.collect.device_process import (
+    BEFORE_S,
+    MAX_LOST_A_SECOND,
+    MOST_AT_ONCE,
+    DeviceProcess,
+)
 from sonde.collect.device_records import MAX_PARTIES, REPORT_S, RunReader
 from sonde.model.rows import EventRow
 
@@ -66,3 +71,24 @@ def test_a_process_claims_no_more_of_devices_than_there_is() -> None:
     assert process.has_time_for(1e9 * MOST_AT_ONCE * BEFORE_S / 2, now_ns)
     assert not process.has_time_for(1e9, now_ns)  # its minute is used up
     assert process.has_time_for(1e9 * MOST_AT_ONCE, now_ns + SECOND_NS)
+
+
+def test_a_process_that_has_just_begun_claims_for_a_second() -> None:
+    nothing = cast(Any, None)
+    process = DeviceProcess(nothing, nothing, (7, 499 * SECOND_NS), {}, True, nothing, nothing)
+
+    assert not process.has_time_for(1e9 * MOST_AT_ONCE * 2, 500 * SECOND_NS)
+    assert process.has_time_for(1e9 * MOST_AT_ONCE, 500 * SECOND_NS)
+
+
+def test_a_process_loses_no_more_than_it_can_have_launched() -> None:
+    nothing = cast(Any, None)
+    process = DeviceProcess(nothing, nothing, (7, 7), {}, True, nothing, nothing)
+    now_ns, most = 500 * SECOND_NS, int(MAX_LOST_A_SECOND * BEFORE_S)
+
+    assert process.can_have_lost("lost_ring", 1_000, now_ns) == 1_000
+    assert process.can_have_lost("lost_ring", 105_000_000_000, now_ns) == most - 1_000
+    assert process.can_have_lost("lost_ring", 1, now_ns) == 0
+    assert process.can_have_lost("lost_pool", 1, now_ns) == 1
+    assert process.can_have_lost("lost_ring", 1 << 60, now_ns + SECOND_NS) == MAX_LOST_A_SECOND
+    assert process.can_have_lost("yielded_ms", 1 << 31, now_ns) == BEFORE_S * 1_000

@@ -14,9 +14,19 @@ import time
 import pytest
 
 from sonde.collect import inject_abi as abi
+from sonde.collect.collector import Batch
+from sonde.collect.device_process import (
+    BEFORE_S,
+    MAX_LOST_A_SECOND,
+    MOST_AT_ONCE,
+    SHORTEST_NS,
+    DeviceProcess,
+)
+from sonde.collect.device_records import RunReader
 from sonde.collect.device_time import DeviceTime
 from sonde.collect.inject_memory import InjectMemory
 from sonde.collect.inject_records import MAX_A_TURN, Ring
+from sonde.collect.overhead_controller import OverheadController
 from sonde.sinks.chunk import ChunkBuilder
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -140,6 +150,50 @@ def test_the_collector_and_the_encoder_stand_it(memory, seed):
     assert losses["records_wrong"] > 0
     collector.stop()
     chunk.encode({"seq": 0, "start_ns": 0, "end_ns": 1})
+
+
+@pytest.fixture
+def process(memory):
+    """This process as one whose memory was found, without its lock, for which others may ask."""
+    found = InjectMemory.find(HERE)
+    start_ns = time.monotonic_ns() - 3_600_000_000_000
+    no_counts = dict.fromkeys(abi.State._fields, 0)
+    controller = OverheadController(0.01)
+    with found:
+        yield DeviceProcess(
+            found, Ring(memory, 0), (HERE, start_ns), no_counts, True, controller, abi.Request(0)
+        )
+
+
+def drain(process):
+    reader, batch = RunReader(), Batch()
+    seen = {HERE: process.memory.seen()}
+    reader.drain_all({HERE: process}, seen, 0, time.monotonic_ns(), batch)
+    return reader.losses, batch
+
+
+def test_losses_that_cannot_be_are_refused_and_counted(memory, process):
+    os.pwrite(memory, state(lost_ring=105_000_000_000, lost_pool=1_000), abi.STATE_AT)
+    losses, _ = drain(process)
+    assert losses == {
+        "lost_ring": MAX_LOST_A_SECOND * BEFORE_S,
+        "lost_pool": 1_000,
+        "losses_wrong": 1,
+    }
+
+
+def test_runs_without_a_length_stand_for_no_more_launches_than_can_be(memory, process):
+    now_ns, count = time.monotonic_ns(), 2_000
+    record = abi.Record._make([0] * len(abi.Record._fields))
+    for number in range(count):
+        at = record._replace(seq=number + 1, type=abi.Type.KERNEL, start_ns=now_ns, end_ns=now_ns,
+                             weight=1e7)  # fmt: skip
+        os.pwrite(memory, abi.RECORD.pack(*at), abi.RING_AT + number * abi.RECORD_BYTES)
+    os.pwrite(memory, state(head=count), abi.STATE_AT)
+    losses, batch = drain(process)
+    launches = sum(row[7] for row in batch.rows["sample"])
+    assert 0 < launches * SHORTEST_NS <= MOST_AT_ONCE * BEFORE_S * 1e9
+    assert losses["records_wrong"] == count - len(batch.rows["device_run"])
 
 
 def test_the_library_s_file_may_be_gone(memory, tmp_path):

@@ -33,7 +33,13 @@ MOST_AT_ONCE: Final = 128
 """Kernels and copies of one process that devices run at the same time, on average: sixteen on each
 of eight. A process chooses what its records claim."""
 BEFORE_S: Final = 60.0
-"""What it claims for may have begun so long before its first record is read."""
+"""What it claims for may have begun so long before its first record is read, or since it lives."""
+SHORTEST_NS: Final = 1_000
+"""A run counts at least so long there: launching one takes a thread longer."""
+MAX_LOST_A_SECOND: Final = 100_000
+"""Launches and records of one process that can be lost: of MAX_A_SECOND timed launches with twelve
+records each, and of what is chosen in bursts."""
+MAX_YIELDED_MS_A_SECOND: Final = 1_000
 MAX_AWAITED: Final = 1024
 """Processes of one party that are to be looked at soon."""
 
@@ -75,6 +81,8 @@ class DeviceProcess:
     claimed_ns: float = 0.0
     """Time of devices that its records stand for, in all."""
     claims_since_ns: int = 0
+    claimed_lost: dict[str, int] = field(default_factory=dict)
+    """Losses that its library counted, by name, as far as they can be true."""
 
     @property
     def request(self) -> abi.Request:
@@ -91,12 +99,26 @@ class DeviceProcess:
     def has_time_for(self, claimed_ns: float, now_ns: int) -> bool:
         """Whether devices can have run so much for it, beside what its records stand for already;
         if so, it is taken down."""
-        self.claims_since_ns = self.claims_since_ns or now_ns
-        passed_ns = now_ns - self.claims_since_ns + BEFORE_S * 1e9
-        if self.claimed_ns + claimed_ns > MOST_AT_ONCE * passed_ns:
+        if self.claimed_ns + claimed_ns > MOST_AT_ONCE * self._claimable_ns(now_ns):
             return False
         self.claimed_ns += claimed_ns
         return True
+
+    def can_have_lost(self, name: str, count: int, now_ns: int) -> int:
+        """How much of a loss that its library counted can be true, beside what it counted before;
+        that is taken down."""
+        a_second = MAX_YIELDED_MS_A_SECOND if name == "yielded_ms" else MAX_LOST_A_SECOND
+        known = self.claimed_lost.get(name, 0)
+        possible = int(a_second * self._claimable_ns(now_ns) / 1e9) - known
+        true = max(0, min(count, possible))
+        self.claimed_lost[name] = known + true
+        return true
+
+    def _claimable_ns(self, now_ns: int) -> float:
+        """The time that its claims can be of."""
+        self.claims_since_ns = self.claims_since_ns or now_ns
+        before_ns = min(self.claims_since_ns - self.key[1], BEFORE_S * 1e9)
+        return now_ns - self.claims_since_ns + max(before_ns, 1e9)
 
     def stream(self, handle: int) -> int:
         """A small number for a stream: its handle is an address, which is not recorded."""

@@ -19,7 +19,7 @@ from typing import Final
 from sonde import procfs
 from sonde.collect import inject_abi as abi
 from sonde.collect.collector import Batch, ProcessKey
-from sonde.collect.device_process import DeviceProcess
+from sonde.collect.device_process import SHORTEST_NS, DeviceProcess
 from sonde.collect.device_rows import name_of, row_of
 from sonde.collect.inject_memory import Seen
 from sonde.collect.inject_records import Run
@@ -179,7 +179,8 @@ class RunReader:
         weights: dict[tuple[str, int, int], list[float]] = {}
         for run in taken.runs:
             on_device = run.type != abi.Type.SYNC  # else a thread's time, of which there is any
-            claimed_ns = run.weight * (run.end_ns - run.start_ns) if on_device else 0.0
+            run_ns = max(run.end_ns - run.start_ns, SHORTEST_NS)
+            claimed_ns = run.weight * run_ns if on_device else 0.0
             if process.has_time_for(claimed_ns, now_ns):
                 self.add_run(process, run, batch, weights, turn)
             else:
@@ -258,7 +259,9 @@ class RunReader:
     def _count_lost(self, process: DeviceProcess, counts: dict[str, int], now_ns: int) -> None:
         before, process.before = process.before, counts
         for name in (*_LOST, "lost_names", "yielded_ms", "looks_cut"):
-            count = max(0, min(counts[name] - before[name], 1 << 40))
+            claimed = max(0, counts[name] - before[name])
+            count = process.can_have_lost(name, claimed, now_ns)
+            self.count("losses_wrong", claimed > count)
             if name == "lost_ring":
                 self._lose(process, name, count, now_ns)
             else:

@@ -70,6 +70,8 @@ LOSS_TEXT = {
     "lost_order": "sampled device runs that could not be timed; the rest weigh more",
     "lost_names": "names of device runs that did not fit into the table",
     "records_wrong": "records of a profiled process with impossible values",
+    "losses_wrong": "times that a profiled process counted more losses than it can have had; those"
+    " beyond are left out",
     "records_overwritten": "records of a profiled process that were overwritten before they were"
     " read",
     "walks_skipped": "scans of all threads or open files that were skipped, as no file descriptor"
