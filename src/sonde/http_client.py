@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
@@ -68,6 +68,8 @@ class Response:
     body: bytes
     retry_after_s: float = 0.0
     """After how long the server wants the next request (Retry-After); 0: it gave no number."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """By name in lower case; as long as the head may be."""
 
 
 def split_url(url: str) -> SplitResult:
@@ -450,5 +452,7 @@ def _read(sock: socket.socket, method: str, end_s: float, max_bytes: int) -> tup
         raise RequestError("the response is truncated")
     seconds = response.getheader("Retry-After", "").strip()
     retry_after_s = float(seconds) if seconds.isascii() and seconds.isdigit() else 0.0
-    found = Response(response.status, b"".join(parts), min(retry_after_s, _MAX_RETRY_AFTER_S))
+    headers = {name.lower(): value for name, value in response.getheaders()}
+    retry_after_s = min(retry_after_s, _MAX_RETRY_AFTER_S)
+    found = Response(response.status, b"".join(parts), retry_after_s, headers)
     return found, not response.will_close

@@ -18,7 +18,13 @@ from test_diagnose import process, ticks, window
 from sonde import procfs
 from sonde.agent import job_finder, victim_facts
 from sonde.agent.explainer import Explainer
-from sonde.agent.moments import MAX_PROCESSES, MomentMaker, place_of
+from sonde.agent.moments import (
+    MAX_PLACES_OF_PROCESS,
+    MAX_PROCESSES,
+    MAX_WAITS,
+    MomentMaker,
+    place_of,
+)
 from sonde.agent.victim_facts import FactReader
 from sonde.collect.collector import Batch
 from sonde.diagnose.incident import FaultCause
@@ -86,6 +92,22 @@ def test_processes_beyond_the_bound_are_left_out_and_counted():
     moment = MomentMaker(lambda _: (), 1e7).make(0, TICK_NS, [Batch(rows=Rows(activity=rows))])
     assert (len(moment.processes), moment.left_out) == (MAX_PROCESSES, 10)
     assert min(moment.processes) == 11  # those that did least are left out
+
+
+def test_waits_and_places_beyond_the_bound_are_left_out_and_counted():
+    waits = [
+        (0, "blocked", "read", "", "", "", 0, 5, 0, tid, 1, tid, 0, tid, 0, 0)
+        for tid in range(1, MAX_WAITS + 11)
+    ]
+    samples = [
+        (0, "blocked", "read", 5, 0, tid, 1, 1, tid, 0)
+        for tid in range(1, MAX_PLACES_OF_PROCESS + 4)
+    ]
+    maker = MomentMaker(lambda _: (), 1e7)
+    moment = maker.make(0, TICK_NS, [Batch(rows=Rows(activity=waits, sample=samples))])
+    one = moment.processes[5]
+    assert (len(one.waits), len(one.places)) == (MAX_WAITS, MAX_PLACES_OF_PROCESS)
+    assert one.left_out == maker.rows_left_out == 10 + 3
 
 
 def test_facts_of_a_stopped_process():

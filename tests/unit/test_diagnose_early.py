@@ -86,7 +86,7 @@ def test_series_beyond_the_bound_are_left_out_and_counted():
 
 
 def test_a_sensor_that_gets_hotter(tmp_path, monkeypatch):
-    monkeypatch.setattr(trends, "_disks", lambda: ())
+    monkeypatch.setattr(Trends, "_disks", lambda _: ())
     monkeypatch.setattr(trends, "_run_queue", lambda: ())
     zone = tmp_path / "thermal_zone0"
     zone.mkdir()
@@ -126,7 +126,7 @@ def test_a_control_group_whose_memory_grows(monkeypatch):
     child = subprocess.Popen(
         [sys.executable, "-c", grows], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    monkeypatch.setattr(trends, "_disks", lambda: ())
+    monkeypatch.setattr(Trends, "_disks", lambda _: ())
     monkeypatch.setattr(trends, "_run_queue", lambda: ())
     looks, found = Trends(Path("/nonexistent")), []
     try:
@@ -150,3 +150,19 @@ def test_a_control_group_whose_memory_grows(monkeypatch):
     assert warning.sign == Sign.MEMORY
     assert warning.limit == 200 << 20
     assert 0 < warning.lead_s < 600
+
+
+def test_what_is_beyond_the_bounds_of_a_reading_is_counted(tmp_path, monkeypatch):
+    disk = "/dev/{0} /mnt/{0} ext4 rw 0 0\n"
+    mounts = "".join(disk.format(number) for number in range(trends.MAX_MOUNTS + 3))
+    texts = {"/proc/self/mounts": mounts, "/proc/loadavg": ""}
+    monkeypatch.setattr(trends, "_text", lambda path: texts.get(str(path), ""))
+    for number in range(trends.MAX_SENSORS + 5):
+        (tmp_path / f"thermal_zone{number}").mkdir()
+    deep = [f"/group/{number}" for number in range(trends.MAX_GROUPS + 7)]
+    monkeypatch.setattr(trends.procfs, "mounts_by_controller", lambda: {"v2": "/group"})
+    monkeypatch.setattr(trends.procfs, "groups_of", lambda pid, _: deep)
+    monkeypatch.setattr(trends.procfs, "memory_of", lambda _: (0, 0))
+    looks = Trends(tmp_path)
+    looks.look(trends.EVERY_NS, range(1, trends.MAX_PROCESSES + 12), lambda _: 0)
+    assert looks.left_out == 3 + 5 + 7 + 11

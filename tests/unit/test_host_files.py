@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import socket
 import subprocess
@@ -24,7 +25,7 @@ from sonde.collect.host.network import (
 from sonde.collect.host.pressure import Pressure
 from sonde.collect.polling import NORMAL_S, Points, SourceUnavailable
 from sonde.errors import UsageError
-from sonde.health.node import XIDS_KEPT, _KernelLog, _xids, _xids_in
+from sonde.health.node import MAX_RECORDS, XIDS_KEPT, _KernelLog, _xids, _xids_in
 
 
 @pytest.mark.parametrize(
@@ -98,6 +99,37 @@ def test_the_kernel_s_log_is_read_on_from_where_it_was():
         assert log.xids() == [("0000:1b:00", 79), ("0000:1b:00", 48)]
         kernel.send(xid.format(13).encode())
         assert log.xids()[2:] == [("0000:1b:00", 13)]
+
+
+def test_records_of_the_kernels_log_that_others_push_out_are_counted():
+    kernel, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    ours.setblocking(False)
+    log = _KernelLog()
+    log._fd = ours.fileno()
+    record = "3,{},2,-;NVRM: Xid (PCI:0000:1B:00): {}, pid=7, name=x"
+    with kernel, ours:
+        for number, xid in ((4, 79), (5, 79), (5_000, 48)):
+            kernel.send(record.format(number, xid).encode())
+        assert log.xids() == [("0000:1b:00", 79), ("0000:1b:00", 48)]
+        assert log.lost == 4 + 4_994
+        kernel.send(record.format(5_001, 48).encode())
+        log.xids()
+        assert log.lost == 4 + 4_994
+
+
+def test_a_log_that_grows_while_it_is_read_is_read_so_far_and_its_first_errors_stay():
+    log, read = _KernelLog(), []
+
+    def endless():
+        for number in itertools.count():
+            read.append(number)
+            yield f"3,{number},2,-;NVRM: Xid (PCI:0000:1B:00): {number}"
+
+    log._new = endless
+    found = log.xids()
+    assert len(read) == MAX_RECORDS
+    assert found[0] == ("0000:1b:00", 0)
+    assert len(found) == XIDS_KEPT
 
 
 FORGED = "NVRM: Xid (PCI:0000:17:00): 79"

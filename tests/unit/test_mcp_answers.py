@@ -25,6 +25,7 @@ from sonde.mcp.untrusted import (
     size_of,
 )
 from sonde.server import times
+from sonde.server.left_out import LeftOut
 
 NOW_S = 1_795_500_000.0
 
@@ -141,6 +142,36 @@ class Answering:
 
     def ask(self, question: str, _given: object = None) -> Any:
         return self._answers[question]
+
+    def ask_with_left_out(self, question: str, _given: object = None) -> tuple[Any, LeftOut]:
+        return self._answers[question], LeftOut.of({"x-sonde-rows-left-out": "7"})
+
+
+def test_what_an_answer_has_no_room_for_is_in_the_answer_of_a_tool() -> None:
+    point = {"series": "hw.power", "labels": "", "time_ns": 0, "value": 1, "least": 1, "most": 1}
+    tools = Tools(Answering(charts=[point], metrics=[{"series": "hw.power"}]))  # type: ignore[arg-type]
+    for metrics in ([], ["hw.power"]):
+        lines = tools.node_series("n", metrics)["left_out"]
+        assert len(lines) == 1 and lines[0].startswith("7 rows of ")
+    owners = {"owners": [], "left_out": 0, "not_covered": ["x"] * 13}
+    made = Tools(Answering(owners=owners)).owners()  # type: ignore[arg-type]
+    assert made["left_out"] == ["3 of 13 lines of what is not covered are left out"]
+
+
+def test_a_verdict_has_how_much_of_it_is_left_out() -> None:
+    cause = {
+        "title": "t", "share": 0.1, "ns": 1e9, "detail": "", "thread": "",
+        "locations": [{"function": "f", "caller": "c"}] * 5,
+    }  # fmt: skip
+    verdict = {
+        "device": -1, "device_name": "n", "bounds": [], "computing": 0.5, "causes": [cause] * 8,
+        "evidence": ["e"] * 15, "advice": [{"text": "a"}] * 3,
+    }  # fmt: skip
+    answer = {"verdicts": [verdict], "notes": ["n"] * 12}
+    made = Tools(Answering(verdict=answer)).why_waiting("n")  # type: ignore[arg-type]
+    left_out = made["data"]["verdicts"][0]["left_out"]
+    assert left_out == {"causes": 2, "places": 12, "evidence": 3, "steps": 1}
+    assert made["left_out"] == ["2 of 12 notes are left out"]
 
 
 def test_a_job_that_is_too_large_loses_rows_one_by_one() -> None:

@@ -347,3 +347,19 @@ def test_a_process_ends_with_its_last_thread_not_with_its_first() -> None:
         child.wait()
         table.expire(now_ns + 1)
         assert not process.is_alive
+
+
+def test_a_process_that_soon_ends_is_of_the_party_of_who_started_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parties = {SHELL: 1000, OTHER: 0}
+    monkeypatch.setattr(procfs, "party_of", lambda pid: parties.get(pid, procfs.NOBODY))
+    story = Story()
+    story.feed(fork(SHELL, OTHER))
+    child, grandchild, of_root = 77_001, 77_002, 77_003
+    story.feed(fork(child, SHELL))
+    found = [story.live(child)]
+    story.feed(fork(grandchild, child), fork(of_root, OTHER))
+    found += [story.live(grandchild), story.live(of_root)]
+    story.feed(leave(child), leave(grandchild), leave(of_root))
+    assert [it.party for it in found] == [1000, 1000, procfs.NOBODY]

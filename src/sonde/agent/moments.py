@@ -85,6 +85,8 @@ class MomentMaker:
         self.left_out = 0
         """Stacks whose place had no room in `places`, each time that one occurred."""
         self._devices = DeviceReader()
+        self.rows_left_out = 0
+        """Waits, places and device calls of processes for which their moments had no room."""
         self._unnamed: dict[int, float] = {}
         """By stack id: the time (ns) of stacks that have no names yet."""
 
@@ -125,8 +127,9 @@ class MomentMaker:
         devices, shares = self._devices.give()
         for pid, share in shares:
             found[pid].devices.append(share)
-        moment = self._bounded(since_ns, now_ns, found)
+        moment = _bounded(since_ns, now_ns, found)
         moment.devices = devices
+        self.rows_left_out += sum(one.left_out for one in moment.processes.values())
         return moment
 
     @staticmethod
@@ -136,26 +139,6 @@ class MomentMaker:
             row.major_faults, row.read_bytes, row.written_bytes, row.reclaim_ns,
         )  # fmt: skip
         found[row.pid].usage = Usage(*(min(it, LARGEST) for it in used))
-
-    @staticmethod
-    def _bounded(since_ns: int, now_ns: int, found: dict[int, ProcessMoment]) -> Moment:
-        """The moment, cut to what was most."""
-        for one in found.values():
-            if len(one.calls) > MAX_CALLS:
-                one.calls.sort(key=lambda it: (-it.ns, -it.count))
-                del one.calls[MAX_CALLS:]
-            if len(one.waits) > MAX_WAITS:
-                one.waits.sort(key=lambda it: -it.blocked_ns - it.ready_ns)
-                del one.waits[MAX_WAITS:]
-            if len(one.places) > MAX_PLACES_OF_PROCESS:
-                one.places.sort(key=lambda it: -it.ns)
-                del one.places[MAX_PLACES_OF_PROCESS:]
-        left_out = max(0, len(found) - MAX_PROCESSES)
-        if left_out:
-            busiest = sorted(found, key=lambda pid: -_time_ns(found[pid]))[:MAX_PROCESSES]
-            found = {pid: found[pid] for pid in busiest}
-        found.pop(0, None)
-        return Moment(since_ns, now_ns, dict(found), left_out)
 
     @staticmethod
     def _take_activity(
@@ -273,3 +256,26 @@ def place_of(frames: Sequence[KnownFrame]) -> CodePlace:
 def _time_ns(one: ProcessMoment) -> int:
     """Time of its threads on a CPU, ready and waiting."""
     return one.usage.cpu_ns + one.usage.ready_ns + sum(it.blocked_ns for it in one.waits)
+
+
+def _bounded(since_ns: int, now_ns: int, found: dict[int, ProcessMoment]) -> Moment:
+    """The moment, cut to what was most."""
+    for one in found.values():
+        waits, places = len(one.waits) - MAX_WAITS, len(one.places) - MAX_PLACES_OF_PROCESS
+        calls = len(one.calls) - MAX_CALLS
+        one.left_out = max(0, waits) + max(0, places) + max(0, calls)
+        if calls > 0:
+            one.calls.sort(key=lambda it: (-it.ns, -it.count))
+            del one.calls[MAX_CALLS:]
+        if waits > 0:
+            one.waits.sort(key=lambda it: -it.blocked_ns - it.ready_ns)
+            del one.waits[MAX_WAITS:]
+        if places > 0:
+            one.places.sort(key=lambda it: -it.ns)
+            del one.places[MAX_PLACES_OF_PROCESS:]
+    left_out = max(0, len(found) - MAX_PROCESSES)
+    if left_out:
+        busiest = sorted(found, key=lambda pid: -_time_ns(found[pid]))[:MAX_PROCESSES]
+        found = {pid: found[pid] for pid in busiest}
+    found.pop(0, None)
+    return Moment(since_ns, now_ns, dict(found), left_out)

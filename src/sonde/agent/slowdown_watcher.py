@@ -182,6 +182,7 @@ class Watcher:
             "diagnose.levels": self._trends.left_out,
             "diagnose.windows": self._explainer.left_out,
             "diagnose.places": self._maker.left_out,
+            "diagnose.rows": self._maker.rows_left_out,
             "diagnose.processes": self._processes_left_out + self._selection.left_out,
             **self._jobs.losses,
         }
@@ -397,6 +398,7 @@ class Watcher:
             incident = Incident(
                 who.pid, who.name, who.owner or who.cgroup, one.suspicion.began_ns,
                 one.suspicion.noticed_ns, time.monotonic_ns(), tuple(window.noticed_by), verdict,
+                _left_out(window),
             )  # fmt: skip
             self._reports.offer(incident, window)
 
@@ -409,3 +411,11 @@ class Watcher:
         """Who a process is, from any thread: as known already, else by its comm alone."""
         known = self._who.get(pid)
         return known[1] if known is not None else Who(pid, procfs.read_comm(pid, pid) or "")
+
+
+def _left_out(window: Window) -> int:
+    """Waits and places of the victim for which its moments had no room."""
+    moments = (*window.before, *window.after)
+    return sum(
+        it.left_out for one in moments if (it := one.processes.get(window.victim)) is not None
+    )

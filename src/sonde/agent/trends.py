@@ -43,6 +43,9 @@ class Trends:
         self._early = EarlyWarnings()
         self._thermal = thermal
         self._due_ns = 0
+        self._not_read = 0
+        """Processes, control groups, file systems and sensors beyond the bounds, over all
+        readings."""
 
     def look(
         self, now_ns: int, pids: Iterable[int], party_of: Callable[[int], int] = procfs.party_of
@@ -52,34 +55,60 @@ class Trends:
         if now_ns < self._due_ns:
             return []
         self._due_ns = now_ns + EVERY_NS
-        levels = (*self._groups(pids, party_of), *_disks(), *_run_queue(), *self._temperatures())
+        levels = (
+            *self._groups(pids, party_of),
+            *self._disks(),
+            *_run_queue(),
+            *self._temperatures(),
+        )
         found = (self._early.take(*level, now_ns) for level in levels)
         return [it for it in found if it is not None]
 
     @property
     def left_out(self) -> int:
-        """Levels for which there was no room."""
-        return self._early.left_out
+        """Levels for which there was no room, each time that they would have been read."""
+        return self._early.left_out + self._not_read
 
-    @staticmethod
     def _groups(
-        pids: Iterable[int], party_of: Callable[[int], int]
+        self, pids: Iterable[int], party_of: Callable[[int], int]
     ) -> Iterator[tuple[Sign, str, float, float]]:
-        there = ((party_of(pid), pid) for pid in sorted(pids))
+        there = [(party_of(pid), pid) for pid in sorted(pids)]
+        self._not_read += max(0, len(there) - MAX_PROCESSES)
         read = share_out(there, MAX_PROCESSES, lambda _: False)
         mounts = procfs.mounts_by_controller() if read else {}
         of_memory = {name: point for name, point in mounts.items() if name in ("memory", "v2")}
         # In turn: a user may nest a control group as deeply as the kernel allows.
         each = zip_longest(*(procfs.groups_of(pid, of_memory) for pid in read))
         folders = dict.fromkeys(folder for turn in each for folder in turn if folder)
+        self._not_read += max(0, len(folders) - MAX_GROUPS)
         for folder in list(folders)[:MAX_GROUPS]:
             usage, limit = procfs.memory_of(folder)
             if limit:
                 yield Sign.MEMORY, folder, float(usage), float(limit)
 
+    def _disks(self) -> Iterator[tuple[Sign, str, float, float]]:
+        seen = set()
+        for line in _text(Path("/proc/self/mounts")).split("\n"):
+            words = line.split(" ")
+            if len(words) < 3 or words[2] not in LOCAL or words[0] in seen:
+                continue
+            seen.add(words[0])
+            if len(seen) > MAX_MOUNTS:
+                self._not_read += 1
+                continue
+            with suppress(OSError, UnicodeError):
+                point = words[1].encode().decode("unicode_escape")
+                found = os.statvfs(point)
+                size = found.f_blocks * found.f_frsize
+                if size >= MIN_BYTES:
+                    free = found.f_bavail * found.f_frsize
+                    yield Sign.DISK, point, float(size - free), float(size)
+
     def _temperatures(self) -> Iterator[tuple[Sign, str, float, float]]:
         with suppress(OSError):
-            for zone in sorted(self._thermal.glob("thermal_zone*"))[:MAX_SENSORS]:
+            zones = sorted(self._thermal.glob("thermal_zone*"))
+            self._not_read += max(0, len(zones) - MAX_SENSORS)
+            for zone in zones[:MAX_SENSORS]:
                 now = _number(zone / "temp")
                 limit = _passive(zone)
                 if now > 0 and limit > 0:
@@ -95,24 +124,6 @@ def _passive(zone: Path) -> int:
         if _text(kind) in ("passive", "hot", "critical")
     ]
     return min((it for it in found if it > 0), default=0)
-
-
-def _disks() -> Iterator[tuple[Sign, str, float, float]]:
-    seen = set()
-    for line in _text(Path("/proc/self/mounts")).split("\n"):
-        words = line.split(" ")
-        if len(words) < 3 or words[2] not in LOCAL or words[0] in seen:
-            continue
-        seen.add(words[0])
-        if len(seen) > MAX_MOUNTS:
-            return
-        with suppress(OSError, UnicodeError):
-            point = words[1].encode().decode("unicode_escape")
-            found = os.statvfs(point)
-            size = found.f_blocks * found.f_frsize
-            if size >= MIN_BYTES:
-                free = found.f_bavail * found.f_frsize
-                yield Sign.DISK, point, float(size - free), float(size)
 
 
 def _run_queue() -> Iterator[tuple[Sign, str, float, float]]:

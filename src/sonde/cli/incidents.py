@@ -164,6 +164,8 @@ def as_text(incident: Incident) -> str:
         lines += [f"    against: {text}" for text in candidate.against]
         if candidate.next_step and not number:
             lines.append(f"    next: {candidate.next_step}")
+    if incident.left_out:
+        lines.append(f"  left out: {incident.left_out:,} of its shortest waits and places in code")
     lines += _of_ranks(verdict)
     return "\n".join(one_line(line) for line in lines)
 

@@ -128,3 +128,5 @@ class Incident(msgspec.Struct, frozen=True):
     noticed_by: tuple[str, ...]
     """Series that changed."""
     verdict: Verdict
+    left_out: int = 0
+    """Waits and places of the victim for which the moments had no room: its shortest ones."""

@@ -167,6 +167,8 @@ class ProcessMoment(msgspec.Struct, array_like=True):
     calls: list[Call] = msgspec.field(default_factory=list)
     flows: list[FlowUse] = msgspec.field(default_factory=list)
     devices: list[DeviceShare] = msgspec.field(default_factory=list)
+    left_out: int = 0
+    """Waits, places and device calls for which there was no room."""
 
 
 class Moment(msgspec.Struct, array_like=True):

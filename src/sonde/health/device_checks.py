@@ -113,15 +113,20 @@ def _xids(device: Device, facts: Facts) -> Iterator[Result]:
         for number, count in device.all("sonde.gpu.xid", "sonde.gpu.xid.number").items()
         if count and int(number) not in numbers
     ]
+    lost = (
+        f" ({facts.log_lost:,} records of the kernel's log were overwritten before they were read)"
+        if facts.log_lost
+        else ""
+    )
     judged = [(number, _xid(number)) for number in dict.fromkeys(numbers)]
     bad = [one for one in judged if one[1]["status"] != "pass"]
     if not bad:
         found = ", ".join(f"{number}: {what['what']}" for number, what in judged) or "none"
-        yield result("xid", device, Status.PASS, found, "none caused by the GPU", "gpu")
+        yield result("xid", device, Status.PASS, found + lost, "none caused by the GPU", "gpu")
         return
     number, what = max(bad, key=lambda one: severity(Status(one[1]["status"])))
     others = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
-    figure = f"XID {number}: {what['what']}{others}"
+    figure = f"XID {number}: {what['what']}{others}{lost}"
     yield result("xid", device, Status(what["status"]), figure, "none", what["class"])
 
 

@@ -87,6 +87,8 @@ class Facts:
     """Versions of NVML on disk; empty where it is in none of the usual folders."""
     xids: list[tuple[str, int]] = field(default_factory=list)
     """(PCI address, number) of the errors in the kernel's log."""
+    log_lost: int = 0
+    """Records of the kernel's log that were overwritten before they were read."""
     memory_corrected: int | None = None
     memory_uncorrected: int | None = None
     """Memory errors of the host, from EDAC; None where they are not counted."""

@@ -7,10 +7,10 @@ import os
 import re
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 from sonde.collect.devices import present
@@ -30,13 +30,18 @@ LIBRARY_FOLDERS = (
 )
 """Where distributions install NVML."""
 XIDS_KEPT = 4_096
-"""The newest are kept: some more than fit into the kernel's log, which one bad device can fill."""
+"""Different ones that are kept, the first: more than there are of any node's devices."""
+MAX_RECORDS = 65_536
+"""Of the kernel's log, read at a time: users can have it grow while it is read."""
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 """Only where a record's text begins: the kernel logs texts of any user further behind, such as the
 options of a mount that failed."""
 _RECORD = re.compile(r"[0-7],\d+,\d+,[^;\n]*;")
 """What /dev/kmsg writes before the text of a record of the kernel itself: numbers from 8 on are of
 records that a program wrote there."""
+_NUMBER = re.compile(r"\d{1,4},(\d{1,19}),")
+"""How a record of /dev/kmsg begins: priority and number, which counts all records since the start
+of the machine."""
 _LINE = re.compile(r"(?:kern *:\w+ *: )?(\[ *\d+\.\d+\]) ?(?:\[ *[TC]\d+\] *)?")
 """The same of `dmesg`, also with -x; (time)."""
 
@@ -68,6 +73,7 @@ def with_files(
         module_version=_module_version(root),
         installed=_installed(root),
         xids=_xids_in(_read(kernel_log)) if kernel_log else _LOG.xids(),
+        log_lost=0 if kernel_log else _LOG.lost,
         ports=_ports(root),
     )
     facts.memory_corrected, facts.memory_uncorrected = _edac(root)
@@ -162,25 +168,37 @@ class _KernelLog:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._fd = -1
-        self._found: deque[tuple[str, int]] = deque(maxlen=XIDS_KEPT)
+        self._found: dict[tuple[str, int], None] = {}
+        self._next = 0
+        """Number of the record that comes next."""
+        self.lost = 0
+        """Records that were overwritten before they were read: since the machine's start, of all
+        that may have been errors of devices."""
 
     def xids(self) -> list[tuple[str, int]]:
-        """(PCI address, number) of each, in order."""
+        """(PCI address, number) of each, once, in order. Of records that come while it reads it
+        leaves those beyond `MAX_RECORDS` to the next call."""
         with self._lock:
             if self._fd < 0:
                 with suppress(OSError):
                     self._fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            self._found += _xids(self._new())
+            for one in _xids(islice(self._new(), MAX_RECORDS)):
+                if len(self._found) < XIDS_KEPT:
+                    self._found[one] = None
             return list(self._found)
 
     def _new(self) -> Iterator[str]:
         while self._fd >= 0:
             try:
-                yield os.read(self._fd, 8192).decode(errors="replace")
+                record = os.read(self._fd, 8192).decode(errors="replace")
             except BrokenPipeError:
                 continue  # overwritten while it was read: continue with the next
             except OSError:
                 return  # no more
+            if (number := _NUMBER.match(record)) is not None:
+                self.lost += max(0, int(number[1]) - self._next)
+                self._next = int(number[1]) + 1
+            yield record
 
 
 _LOG = _KernelLog()

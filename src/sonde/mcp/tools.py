@@ -23,6 +23,13 @@ MAX_ROWS = 200
 MAX_POINTS = 240
 """Likewise points of a series, and columns of a heat map of ranks."""
 
+LEAST_SHARE, MAX_CAUSES = 0.005, 6
+"""Causes of a verdict: those of at least this share of the time, and how many of them."""
+MAX_PLACES, MAX_EVIDENCE, MAX_STEPS = 3, 12, 2
+"""Places of code of a cause; lines of evidence and next steps of a verdict."""
+MAX_INCIDENT_EVIDENCE = 6
+"""Lines of the evidence for an incident's likeliest cause."""
+
 Start = Annotated[
     str, Field(description="begin: now, -15m, -2h, ISO 8601 (UTC), or seconds since 1970")
 ]
@@ -72,11 +79,14 @@ class Tools:
         """All nodes, those with problems first: problems found, share of GPU time used, seconds of
         CPU, of waits, of device work. Ask this first."""
         selection = Selection.of(start, end)
-        found = self._server.ask("overview", selection.parameters())
-        devices = self._server.ask("devices", selection.parameters()) if found else []
+        found, more = self._asked("overview", selection, "nodes")
+        devices: list[Any] = []
+        if found:
+            devices, of_devices = self._asked("devices", selection, "devices")
+            more += of_devices
         rows = troubles.ranked(found, devices, min(time.time(), selection.to_s))
         data, cut = fitting(rows, limit, "nodes")
-        return self._answer(selection, data, cut, selection.page_url(self._page, ""))
+        return self._answer(selection, data, more + cut, selection.page_url(self._page, ""))
 
     def node_series(
         self,
@@ -98,10 +108,10 @@ class Tools:
         selection = Selection.of(start, end, node)
         page = selection.page_url(self._page, "node")
         if not metrics:
-            found = self._server.ask("metrics", selection.parameters())
+            found, more = self._asked("metrics", selection, "metrics")
             names, cut = fitting([row["series"] for row in found], MAX_ROWS, "metrics")
-            return self._answer(selection, {"metrics": names}, cut, page)
-        rows = self._server.ask("charts", selection.parameters(series=metrics, points=points))
+            return self._answer(selection, {"metrics": names}, more + cut, page)
+        rows, more = self._asked("charts", selection, "series", series=metrics, points=points)
         lines: dict[tuple[str, str], dict[str, Any]] = {}
         for row in rows:
             if row["series"] in metrics:
@@ -113,7 +123,7 @@ class Tools:
                 }
                 line["points"].append(point)
         data, cut = fitting(list(lines.values()), MAX_ROWS, "series")
-        return self._answer(selection, data, cut, page)
+        return self._answer(selection, data, more + cut, page)
 
     def processes(
         self, kind: Kind = "cpu", node: Node = "", start: Start = "-1h", end: End = "now",
@@ -171,7 +181,9 @@ class Tools:
         selection = Selection.of(start, end, node)
         found = self._server.ask("verdict", selection.parameters())
         verdicts, cut = fitting([_verdict(one) for one in found["verdicts"]], 16, "verdicts")
-        data = {"verdicts": verdicts, "notes": clean(found["notes"][:10])}
+        notes, more = fitting(found["notes"], 10, "notes")
+        cut += more
+        data = {"verdicts": verdicts, "notes": notes}
         return self._answer(selection, data, cut, selection.page_url(self._page, "range"))
 
     def kernels(
@@ -245,7 +257,9 @@ class Tools:
         data, cut = fitting(found["owners"], limit, "owners")
         if found["left_out"]:
             cut.append(f"{found['left_out']:,} owners with less waste are left out")
-        table = {"owners": data, "not_covered": clean(found["not_covered"][:10])}
+        not_covered, more = fitting(found["not_covered"], 10, "lines of what is not covered")
+        cut += more
+        table = {"owners": data, "not_covered": not_covered}
         return self._answer(selection, table, cut, selection.page_url(self._page, "owners", by=by))
 
     def compare(
@@ -280,6 +294,13 @@ class Tools:
         }
         return answer
 
+    def _asked(
+        self, question: str, selection: Selection, what: str, **more: Any
+    ) -> tuple[Any, list[str]]:
+        """(the answer to a question, lines on what it lacks)"""
+        found, left_out = self._server.ask_with_left_out(question, selection.parameters(**more))
+        return found, left_out.lines(what)
+
     def _answer(self, selection: Selection, data: Any, cut: list[str], page: str) -> Answer:
         evidence: dict[str, Any] = clean(observed(self._server, selection))
         return Answer(
@@ -308,7 +329,15 @@ def _seconds(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _verdict(one: Mapping[str, Any]) -> dict[str, Any]:
-    """The main part of a verdict: the first 6 causes of at least 0.5 %, 12 lines of evidence."""
+    """The main part of a verdict: the first 6 causes of at least 0.5 %, 12 lines of evidence; how
+    many there are beyond."""
+    causes = [it for it in one["causes"] if it["share"] >= LEAST_SHARE]
+    beyond = {
+        "causes": len(one["causes"]) - len(causes[:MAX_CAUSES]),
+        "places": sum(max(0, len(it["locations"]) - MAX_PLACES) for it in causes[:MAX_CAUSES]),
+        "evidence": max(0, len(one["evidence"]) - MAX_EVIDENCE),
+        "steps": max(0, len(one["advice"]) - MAX_STEPS),
+    }
     return {
         "of": one["device_name"]
         if one["device"] < 0
@@ -324,14 +353,14 @@ def _verdict(one: Mapping[str, Any]) -> dict[str, Any]:
                 "thread": it["thread"],
                 "code": [
                     {"function": place["function"], "caller": place["caller"]}
-                    for place in it["locations"][:3]
+                    for place in it["locations"][:MAX_PLACES]
                 ],
             }
-            for it in one["causes"][:6]
-            if it["share"] >= 0.005
+            for it in causes[:MAX_CAUSES]
         ],
-        "evidence": one["evidence"][:12],
-        "next_step": [it["text"] for it in one["advice"][:2]],
+        "evidence": one["evidence"][:MAX_EVIDENCE],
+        "next_step": [it["text"] for it in one["advice"][:MAX_STEPS]],
+        "left_out": {name: count for name, count in beyond.items() if count},
     }
 
 
@@ -373,7 +402,8 @@ def _incident(one: Mapping[str, Any]) -> dict[str, Any]:
         "owner": one["victim_owner"],
         "cause": verdict["cause"],
         "slowdown": verdict["slowdown"],
-        "evidence": first.get("evidence", [])[:6],
+        "evidence": first.get("evidence", [])[:MAX_INCIDENT_EVIDENCE],
+        "evidence_left_out": max(0, len(first.get("evidence", [])) - MAX_INCIDENT_EVIDENCE),
         "offender": first.get("offender"),
         "next_step": first.get("next_step", ""),
     }

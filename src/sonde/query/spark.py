@@ -46,6 +46,8 @@ class SparkTables:
         for name, value in _SETTINGS.items():
             self._spark.conf.set(name, value)
         self._files = files
+        self.rows_left_out = 0
+        """Rows that answers had no room for."""
         self._views: set[str] = set()
 
     def arrow(
@@ -70,6 +72,10 @@ class SparkTables:
         if found.nbytes > MAX_BYTES:
             raise CaptureTooLarge("the answer is too large", "choose a shorter time or fewer nodes")
         return found
+
+    def leave_out(self, rows: int) -> None:
+        """Count rows that an answer has no room for."""
+        self.rows_left_out += rows
 
     def check(self) -> None:
         """Does nothing: Spark has its own time limits."""

@@ -23,6 +23,7 @@ import duckdb
 import pyarrow as pa
 
 from sonde.errors import CaptureError, CaptureTooLarge
+from sonde.query.bounded import bounded, count_beyond
 from sonde.query.schema import TABLES
 
 MAX_POINTS = 1_440
@@ -129,6 +130,9 @@ class StoreTables(Protocol):
     def check(self) -> None:
         """Raises QueryTimedOutError where the answer has taken too long."""
 
+    def leave_out(self, rows: int) -> None:
+        """Count rows that an answer has no room for."""
+
 
 class StoredSession:
     """DuckDB over the files that one question reads. Not thread-safe."""
@@ -152,6 +156,8 @@ class StoredSession:
                 "autoload_known_extensions": False,
             }
         )
+        self.rows_left_out = 0
+        """Rows that answers had no room for."""
         self._ends_s = math.inf
         self._files = files
         self._views: set[str] = set()
@@ -165,6 +171,10 @@ class StoredSession:
     def files(self) -> Mapping[str, Sequence[Path]]:
         """The files by table, as they were given."""
         return self._files
+
+    def leave_out(self, rows: int) -> None:
+        """Count rows that an answer has no room for."""
+        self.rows_left_out += rows
 
     def close(self) -> None:
         """Release the engine."""
@@ -469,10 +479,12 @@ def top_functions(session: StoreTables, selection: Selection, limit: int = 50) -
     """
     clause, parameters = selection.sql()
     members = _MEMBERS.format(clause=clause, at="")
-    return session.arrow(
-        f"WITH {members} SELECT * FROM function ORDER BY own_ns DESC, total_ns DESC, 1, 2"
-        f" LIMIT {min(int(limit), MAX_ROWS)}",
+    return bounded(
+        session,
+        f"WITH {members} SELECT * FROM function ORDER BY own_ns DESC, total_ns DESC, 1, 2",
         parameters,
+        MAX_ROWS,
+        limit,
     )
 
 
@@ -487,15 +499,18 @@ def difference(
         clause, own_parameters = selection.sql()
         parts.append(_MEMBERS.format(clause=clause, at=at))
         parameters += own_parameters
-    return session.arrow(
+    return bounded(
+        session,
         f"WITH {parts[0]}, {parts[1]}, share AS ("
         'SELECT function, "binary",'
         " coalesce(a.own_ns, 0) / greatest((SELECT sum(own_ns) FROM function0), 1) AS before,"
         " coalesce(b.own_ns, 0) / greatest((SELECT sum(own_ns) FROM function1), 1) AS after"
         ' FROM function0 a FULL JOIN function1 b USING (function, "binary")) '
         "SELECT * FROM share"
-        f" ORDER BY abs(after - before) DESC, 1, 2 LIMIT {min(int(limit), MAX_ROWS)}",
+        " ORDER BY abs(after - before) DESC, 1, 2",
         parameters,
+        MAX_ROWS,
+        limit,
     )
 
 
@@ -507,9 +522,9 @@ def series(
     points = max(1, min(points, MAX_POINTS))
     step = max(1, -(-(selection.end_ns - selection.start_ns) // points))
     clause, parameters = selection.sql(kind=False, process=False)
-    return session.arrow(
-        "WITH chosen AS (SELECT node, labels, time_ns, value FROM metric"
-        f" {clause} AND series = ?), "
+    chosen = f"SELECT node, labels, time_ns, value FROM metric {clause} AND series = ?"
+    found = session.arrow(
+        f"WITH chosen AS ({chosen}), "
         "listed AS (SELECT DISTINCT node, labels FROM chosen ORDER BY node, labels"
         f" LIMIT {MAX_SERIES}) "
         "SELECT node, labels, ? + (time_ns - ?) // ? * ? AS time_ns, avg(value) AS value,"
@@ -517,26 +532,34 @@ def series(
         " GROUP BY 1, 2, 3 ORDER BY 1, 2, 3",
         [*parameters, name, selection.start_ns, selection.start_ns, step, step],
     )
+    if found.num_rows >= MAX_SERIES:  # each series has a row at least
+        each = f"SELECT DISTINCT node, labels FROM ({chosen}) AS chosen"
+        count_beyond(session, each, [*parameters, name], MAX_SERIES)
+    return found
 
 
 def nodes(session: StoreTables, selection: Selection) -> pa.Table:
     """Nodes that sent chunks: node, chunks, sample_rows, first_ns, last_ns, size_bytes, about
     (`capture` in the metadata of its latest chunk, JSON)."""
     clause, parameters = selection.sql("start_ns", kind=False, process=False)
-    return session.arrow(
+    return bounded(
+        session,
         "SELECT node, count(*) AS chunks, CAST(sum(sample_rows) AS BIGINT) AS sample_rows,"
         " min(start_ns) AS first_ns, max(end_ns) AS last_ns,"
         " CAST(sum(size_bytes) AS BIGINT) AS size_bytes, max_by(about, end_ns) AS about"
-        f" FROM chunk {clause} GROUP BY node ORDER BY node LIMIT {MAX_ROWS}",
+        f" FROM chunk {clause} GROUP BY node ORDER BY node",
         parameters,
+        MAX_ROWS,
     )
 
 
 def losses(session: StoreTables, selection: Selection) -> pa.Table:
     """Losses that agents counted, largest first: node, name, value."""
     clause, parameters = selection.sql(kind=False)
-    return session.arrow(
+    return bounded(
+        session,
         f"SELECT node, name, sum(value) AS value FROM event {clause} AND kind = 'loss'"
-        f" GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT {MAX_ROWS}",
+        " GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2",
         parameters,
+        MAX_ROWS,
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from sonde.query.bounded import bounded, count_beyond
 from sonde.query.stored import MAX_POINTS, MAX_ROWS, MAX_SERIES, Selection, StoreTables
 
 SUMMARY = (
@@ -48,9 +49,11 @@ def charts(
     step = max(1, -(-(selection.end_ns - selection.start_ns) // points))
     clause, parameters = selection.sql(kind=False, process=False)
     marks = ", ".join("?" * len(names)) or "''"
+    chosen = (
+        f"SELECT node, series, labels, time_ns, value FROM metric {clause} AND series IN ({marks})"
+    )
     metric = session.arrow(
-        "WITH chosen AS (SELECT node, series, labels, time_ns, value FROM metric"
-        f" {clause} AND series IN ({marks})), "
+        f"WITH chosen AS ({chosen}), "
         "listed AS (SELECT DISTINCT node, series, labels FROM chosen ORDER BY node, series, labels"
         f" LIMIT {MAX_SERIES}) "
         "SELECT node, series, labels, ? + (time_ns - ?) // ? * ? AS time_ns, avg(value) AS value,"
@@ -58,6 +61,9 @@ def charts(
         " USING (node, series, labels) GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4",
         [*parameters, *names, selection.start_ns, selection.start_ns, step, step],
     )
+    if metric.num_rows >= MAX_SERIES:  # each series has a row at least
+        each = f"SELECT DISTINCT node, series, labels FROM ({chosen}) AS chosen"
+        count_beyond(session, each, [*parameters, *names], MAX_SERIES)
     observed = _observed(session, selection, max(step, _TICK_NS))
     return pa.concat_tables([metric, observed.cast(metric.schema)])
 
@@ -67,12 +73,14 @@ def _observed(session: StoreTables, selection: Selection, step: int) -> pa.Table
     run, of_run = selection.sql("start_time_ns", kind=False)
     rows = _OBSERVED.format(sample=sample, run=run)
     parameters: list[Any] = [*of_sample, *of_run, *of_run]
-    return session.arrow(
+    return bounded(
+        session,
         f"WITH seen AS ({rows}) SELECT node, series, labels,"
         " ? + (time_ns - ?) // ? * ? AS time_ns, sum(amount) / ? AS value,"
         " sum(amount) / ? AS least, sum(amount) / ? AS most FROM seen"
-        f" GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4 LIMIT {MAX_POINTS * MAX_SERIES}",
+        " GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4",
         [*parameters, selection.start_ns, selection.start_ns, step, step, step, step, step],
+        MAX_POINTS * MAX_SERIES,
     )
 
 
@@ -81,11 +89,13 @@ def devices(session: StoreTables, selection: Selection, limit: int = 10 * MAX_RO
     least, most, last (the latest value)."""
     clause, parameters = selection.sql(kind=False, process=False)
     marks = ", ".join("?" * len(SUMMARY))
-    return session.arrow(
+    return bounded(
+        session,
         "SELECT node, series, labels, avg(value) AS mean, min(value) AS least, max(value) AS most,"
         f" max_by(value, time_ns) AS last FROM metric {clause} AND series IN ({marks})"
-        f" GROUP BY 1, 2, 3 ORDER BY 1, 2, 3 LIMIT {int(limit)}",
+        " GROUP BY 1, 2, 3 ORDER BY 1, 2, 3",
         [*parameters, *SUMMARY],
+        limit,
     )
 
 
@@ -93,12 +103,15 @@ def kernels(session: StoreTables, selection: Selection, limit: int = 50) -> pa.T
     """Runs on devices by kind and name, at most `limit`, those with most device time: kind, name,
     runs (estimated), ns, mean_ns, most_ns (longest), timed (runs whose time was measured)."""
     clause, parameters = selection.sql("start_time_ns", kind=False)
-    return session.arrow(
+    return bounded(
+        session,
         "SELECT kind, name, sum(weight) AS runs,"
         " sum(weight * (end_time_ns - start_time_ns)) AS ns,"
         " sum(weight * (end_time_ns - start_time_ns)) / sum(weight) AS mean_ns,"
         " max(end_time_ns - start_time_ns) AS most_ns, count(*) AS timed"
         f" FROM device_run {clause} AND kind <> 'sync' GROUP BY 1, 2"
-        f" ORDER BY 4 DESC, 1, 2 LIMIT {min(int(limit), MAX_ROWS)}",
+        " ORDER BY 4 DESC, 1, 2",
         parameters,
+        MAX_ROWS,
+        limit,
     )

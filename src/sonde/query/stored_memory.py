@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from sonde.query.bounded import count_beyond
 from sonde.query.stored import MAX_ROWS, SUMS_VIEW, Selection, StoreTables
 
 _OWNERS = ("comm", "exe", "user", "pod", "namespace", "job", "container", "unit")
@@ -23,7 +24,7 @@ def memory(session: StoreTables, selection: Selection, limit: int = 50) -> pa.Ta
         clause += f" AND name IN ({', '.join('?' * len(selection.names))})"
         parameters = [*parameters, *selection.names]
     who = ", ".join(f"any_value({name}) AS {name}" for name in _OWNERS)
-    return session.arrow(
+    found = session.arrow(
         "WITH w AS (SELECT node, pid, start_ns,"
         " coalesce(sum(weight_bytes) FILTER (kind = 'mapped' AND name <> 'reserved'), 0) AS mapped,"
         " coalesce(sum(weight_bytes) FILTER (kind = 'unmapped' AND name <> 'reserved'), 0)"
@@ -38,3 +39,10 @@ def memory(session: StoreTables, selection: Selection, limit: int = 50) -> pa.Ta
         " LEFT JOIN p USING (node, pid, start_ns) ORDER BY mapped + faulted DESC, node, pid",
         parameters,
     )
+    if limit > MAX_ROWS and found.num_rows >= MAX_ROWS:
+        each = (
+            f"SELECT DISTINCT node, pid, start_ns FROM {SUMS_VIEW} {clause}"
+            " AND kind IN ('mapped', 'unmapped', 'faulted')"
+        )
+        count_beyond(session, each, parameters, MAX_ROWS, limit)
+    return found

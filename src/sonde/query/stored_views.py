@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from sonde.query.bounded import bounded, count_beyond
 from sonde.query.stored import MAX_POINTS, MAX_ROWS, SUMS_VIEW, Selection, StoreTables
 
 MAX_LANES = 500
@@ -164,6 +165,12 @@ def timeline(
         f' ORDER BY lane, start, "end" LIMIT {MAX_SPANS + MAX_LANES * MAX_POINTS}',
         parameters,
     )
+    if lanes > MAX_LANES and listed.num_rows >= MAX_LANES:
+        each = f"SELECT DISTINCT {_LANE} FROM ({intervals}) AS interval"
+        count_beyond(session, each, parameters, MAX_LANES, lanes)
+    if boxes.num_rows >= MAX_SPANS:
+        long = f"SELECT 1 AS one FROM interval JOIN numbered USING ({_LANE}) WHERE b - a >= {step}"
+        count_beyond(session, common + long, parameters, MAX_SPANS)
     return listed, boxes
 
 
@@ -177,15 +184,17 @@ def overview(session: StoreTables, selection: Selection) -> pa.Table:
         f"coalesce(sum(weight_ns) FILTER (kind = '{kind}'), 0) AS {kind}_ns"
         for kind in ("cpu", "blocked", "runqueue", "device", "kernel")
     )
-    return session.arrow(
+    return bounded(
+        session,
         "WITH c AS (SELECT node, count(*) AS chunks, min(start_ns) AS first_ns,"
         f" max(end_ns) AS last_ns, sum(end_ns - start_ns) / 1e9 AS seconds FROM chunk {chunk}"
         f" GROUP BY node), s AS (SELECT node, {sums} FROM {SUMS_VIEW} {rows} GROUP BY node), "
         f"l AS (SELECT node, sum(value) AS lost FROM event {rows} AND kind = 'loss' GROUP BY node)"
         " SELECT c.*, s.* EXCLUDE (node), coalesce(l.lost, 0) AS lost FROM c"
         " LEFT JOIN s USING (node) LEFT JOIN l USING (node)"
-        f" ORDER BY node LIMIT {MAX_ROWS}",
+        " ORDER BY node",
         [*first, *second, *second],
+        MAX_ROWS,
     )
 
 
@@ -194,7 +203,7 @@ def processes(session: StoreTables, selection: Selection, limit: int = 50) -> pa
     clause, parameters = selection.sql()
     names = ("comm", "exe", "user", "pod", "namespace", "job", "container", "unit")
     who = ", ".join(f"any_value({name}) AS {name}" for name in names)
-    return session.arrow(
+    found = session.arrow(
         "WITH w AS (SELECT node, pid, start_ns, sum(weight_count) AS n, sum(weight_ns) AS ns,"
         f" sum(weight_bytes) AS bytes FROM {SUMS_VIEW} {clause} GROUP BY ALL"
         f" ORDER BY ns DESC, bytes DESC, node, pid LIMIT {min(int(limit), MAX_ROWS)}), "
@@ -204,25 +213,33 @@ def processes(session: StoreTables, selection: Selection, limit: int = 50) -> pa
         " LEFT JOIN p USING (node, pid, start_ns) ORDER BY ns DESC, bytes DESC, node, pid",
         parameters,
     )
+    if limit > MAX_ROWS and found.num_rows >= MAX_ROWS:
+        each = f"SELECT DISTINCT node, pid, start_ns FROM {SUMS_VIEW} {clause}"
+        count_beyond(session, each, parameters, MAX_ROWS, limit)
+    return found
 
 
 def names(session: StoreTables, selection: Selection, limit: int = 50) -> pa.Table:
     """Kernels, reasons of waits or functions of calls, by weight, at most `limit`: name, n, ns,
     bytes."""
     clause, parameters = selection.sql()
-    return session.arrow(
+    return bounded(
+        session,
         "SELECT name, sum(weight_count) AS n, sum(weight_ns) AS ns, sum(weight_bytes) AS bytes"
-        f" FROM {SUMS_VIEW} {clause} GROUP BY name ORDER BY ns DESC, bytes DESC, name"
-        f" LIMIT {min(int(limit), MAX_ROWS)}",
+        f" FROM {SUMS_VIEW} {clause} GROUP BY name ORDER BY ns DESC, bytes DESC, name",
         parameters,
+        MAX_ROWS,
+        limit,
     )
 
 
 def metrics(session: StoreTables, selection: Selection) -> pa.Table:
     """Metrics that were recorded: series, nodes (how many have it), rows."""
     clause, parameters = selection.sql(kind=False, process=False)
-    return session.arrow(
+    return bounded(
+        session,
         f"SELECT series, count(DISTINCT node) AS nodes, count(*) AS rows FROM metric {clause}"
-        f" GROUP BY series ORDER BY series LIMIT {MAX_ROWS}",
+        " GROUP BY series ORDER BY series",
         parameters,
+        MAX_ROWS,
     )

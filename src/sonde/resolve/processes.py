@@ -295,6 +295,7 @@ class ProcessTable:
         image = parent.image.forked(pid)
         child = TrackedProcess(pid, start, event.parent_pid, parent.comm, image)
         child.set_exe(parent.exe)
+        child.party_of_parent = parent.party_for_child()
         child.used_ns = self._now_ns
         self._insert(child)
 

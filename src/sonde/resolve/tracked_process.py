@@ -58,6 +58,7 @@ class TrackedProcess:
         *(
             "_exe",
             "_party",
+            "party_of_parent",
             "comm",
             "credentials",
             "dead_ns",
@@ -86,6 +87,8 @@ class TrackedProcess:
         """Name of the first thread."""
         self._exe = ""
         self._party: int | None = None
+        self.party_of_parent = procfs.NOBODY
+        """Of who forked it, or of that one's parent; NOBODY: root's, or not known."""
         self.image = image
         self.previous: ProcessImage | None = None
         """The image before the last exec, kept until its last samples are resolved."""
@@ -133,11 +136,23 @@ class TrackedProcess:
 
     @property
     def party(self) -> int:
-        """Its user or container (`procfs.party_of`), as found at the first access since its
-        exec."""
+        """Its user or container (`procfs.party_of`), as found at the first access since its exec;
+        where it had ended by then, that of its parent, so that nobody gets a second part of what is
+        shared by processes that soon end."""
         if self._party is None:
-            self._party = procfs.party_of(self.pid) if self.is_alive else procfs.NOBODY
+            party = procfs.party_of(self.pid) if self.is_alive else procfs.NOBODY
+            self._party = self.party_of_parent if party == procfs.NOBODY else party
         return self._party
+
+    def party_for_child(self) -> int:
+        """The party that a process has from this one if it ends before it is looked at; NOBODY for
+        children of root, which are of any user."""
+        party = self._party
+        if party is None and self.party_of_parent == procfs.NOBODY and self.is_alive:
+            party = self.party
+        if party is None or party in (procfs.NOBODY, procfs.UNKNOWN_PARTY):
+            party = self.party_of_parent
+        return party or procfs.NOBODY
 
     @property
     def exe(self) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -74,7 +74,8 @@ def evaluate(
             f"the answer has more than {ANSWER_BYTES >> 20} MiB", "select fewer nodes, or a limit"
         )
     found = json.loads(answer.content)
-    return of_rows(rule, field(found, rule.rows) if rule.rows else found, known)
+    values = of_rows(rule, field(found, rule.rows) if rule.rows else found, known)
+    return replace(values, left_out=values.left_out + answer.rows_left_out)
 
 
 def of_rows(rule: Rule, rows: Any, known: Collection[str] = frozenset()) -> Values:

@@ -103,6 +103,8 @@ class Answer:
     media_type: str
     left_out: int = 0
     """Damaged files, whose rows it lacks."""
+    rows_left_out: int = 0
+    """Rows, series or intervals that it has no room for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,8 +391,8 @@ def ask(service: Service, caller: Caller, question: Question, options: Options) 
     if question is QUESTIONS["diff"]:
         earliest = min(selection.start_ns, options.before.start_ns)
         selection = Selection(earliest, max(selection.end_ns, options.before.end_ns))
-    found, left_out = _found(service, caller, question, options, selection, ends_s)
-    return replace(_written(found, options, ends_s), left_out=left_out)
+    found, files, rows = _found(service, caller, question, options, selection, ends_s)
+    return replace(_written(found, options, ends_s), left_out=files, rows_left_out=rows)
 
 
 def _found(
@@ -400,17 +402,18 @@ def _found(
     options: Options,
     selection: Selection,
     ends_s: float,
-) -> tuple[pa.Table | dict[str, Any] | Answer, int]:
-    """(the answer before it is written, number of damaged files that it lacks). Where the engine
-    fails and a file of the question is found to be damaged, it is tried without that file. Raises
-    CaptureError."""
+) -> tuple[pa.Table | dict[str, Any] | Answer, int, int]:
+    """(the answer before it is written, numbers of damaged files that it lacks and of rows that it
+    has no room for). Where the engine fails and a file of the question is found to be damaged, it
+    is tried without that file. Raises CaptureError."""
     while True:
         session = service.session(caller, selection)
         try:
             with session.deadline(max(0.1, ends_s - time.monotonic())):
                 found = question.answer(session, options)
             files = session.files
-            return found, files.left_out if isinstance(files, IntactPaths) else 0
+            damaged = files.left_out if isinstance(files, IntactPaths) else 0
+            return found, damaged, session.rows_left_out
         except UnreadableStoreError:
             files = session.files
             is_less = isinstance(files, IntactPaths) and files.look()

@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 from sonde import http_client
 from sonde.errors import CaptureError, SinkError, UsageError
 from sonde.input_files import open_input
+from sonde.server.left_out import LeftOut
 
 REQUEST_S = 30.0
 """A question may take 15 s at the server, and wait for its turn before."""
@@ -53,8 +54,21 @@ class ServerClient:
         """The answer of /v1/QUESTION, parsed from JSON. Raises QuestionError, SinkError."""
         return self.request("GET", question, parameters)
 
+    def ask_with_left_out(
+        self, question: str, parameters: Mapping[str, Value] | None = None
+    ) -> tuple[Any, LeftOut]:
+        """The same, and what the answer lacks."""
+        found, headers = self._request("GET", question, parameters)
+        return found, LeftOut.of(headers)
+
     def request(self, method: str, path: str, parameters: Mapping[str, Value] | None = None) -> Any:
         """The answer to METHOD /v1/PATH, parsed from JSON. Raises QuestionError, SinkError."""
+        return self._request(method, path, parameters)[0]
+
+    def _request(
+        self, method: str, path: str, parameters: Mapping[str, Value] | None
+    ) -> tuple[Any, Mapping[str, str]]:
+        """(the answer, its headers)"""
         query = urlencode(parameters or {}, doseq=True)
         try:
             answer = http_client.request(
@@ -75,7 +89,7 @@ class ServerClient:
         except (ValueError, RecursionError):
             found = None
         if answer.status == 200 and found is not None:
-            return found
+            return found, answer.headers
         cause, remedy = "no answer of a Sonde server", "check the server's URL"
         if isinstance(found, dict) and isinstance(found.get("error"), str):
             cause, remedy = found["error"], str(found.get("remedy", ""))

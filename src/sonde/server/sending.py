@@ -14,9 +14,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sonde.server.answers import Answer
+from sonde.server.left_out import FILES, ROWS
 
-LEFT_OUT = "X-Sonde-Files-Left-Out"
-"""Header of an answer: how many files it lacks because they are damaged."""
 _WORTH_PACKING = 64 << 10
 """Answers with more bytes are compressed."""
 _PIECE_BYTES = 256 << 10
@@ -36,7 +35,9 @@ def packed(request: Request, answer: Answer) -> Packed:
     """The answer, compressed where the client accepts that. May take long: call it in a thread."""
     headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
     if answer.left_out:
-        headers[LEFT_OUT] = str(answer.left_out)
+        headers[FILES] = str(answer.left_out)
+    if answer.rows_left_out:
+        headers[ROWS] = str(answer.rows_left_out)
     content = answer.content
     takes_gzip = "gzip" in request.headers.get("accept-encoding", "") and not _is_near(request)
     if len(content) > _WORTH_PACKING and takes_gzip:
