@@ -13,7 +13,8 @@
 #define SONDE_SHARE_H
 
 #define SHARE_WINDOW_SHIFT 30 /* 1.07 s */
-#define SHARE_NAMESPACES 32   /* levels of user namespaces that are looked at; there may be 33 */
+#define SHARE_NAMESPACES 33   /* levels of user namespaces: the kernel makes no more */
+#define SHARE_OF_DEEPER (~0ull) /* the party of all that are deeper all the same */
 
 struct share_key {
 	u64 party;
@@ -54,20 +55,25 @@ static __always_inline u64 party_of(struct task_struct *task)
 	struct user_namespace *inner = BPF_CORE_READ(t, real_cred, user_ns), *outer;
 	struct pid *pid = BPF_CORE_READ(t, group_leader, thread_pid);
 	u64 container = outermost_pid_namespace(pid);
+	bool is_found = false;
 	u32 owner = 0;
 
 	if (container && !BPF_CORE_READ((struct pid_namespace *)container, user_ns, parent))
 		return container; /* in the machine's own user namespace: its root started it */
 	for (u32 i = 0; i < SHARE_NAMESPACES; i++) {
 		outer = BPF_CORE_READ(inner, parent);
-		if (!outer)
-			break;
-		if (!BPF_CORE_READ(outer, parent)) { /* the outermost one: whose it is */
+		if (!outer) /* in the machine's own */
+			is_found = true;
+		else if (!BPF_CORE_READ(outer, parent)) { /* the outermost one: whose it is */
 			owner = BPF_CORE_READ(inner, owner.val);
-			break;
+			is_found = true;
 		}
+		if (is_found)
+			break;
 		inner = outer;
 	}
+	if (!is_found)
+		return SHARE_OF_DEEPER;
 	return owner ?: container ?: BPF_CORE_READ(t, real_cred, uid.val);
 }
 

@@ -34,17 +34,50 @@ sys.stdin.readline()
 """
 
 
+DEEP = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+def begin(kinds):
+    user, group = os.geteuid(), os.getegid()
+    if libc.unshare(kinds):
+        return False
+    for name, line in ("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1"):
+        try:
+            open(f"/proc/self/{name}", "w").write(line)
+        except PermissionError:
+            assert name == "setgroups"
+    return True
+USER, PID = 0x10000000, 0x20000000
+print(int(begin(USER | PID)), flush=True)
+if (child := os.fork()):
+    print(child, flush=True)
+    os.waitpid(child, 0)
+    os._exit(0)
+levels = 1
+while begin(USER):
+    levels += 1
+print(levels, flush=True)
+"""
+"""A pid namespace of a user's, and in it user namespaces as deep as the kernel allows."""
+
+
 class Caller:
     """A user's process that maps the library and calls the site with ever new numbers."""
 
-    def __init__(self, user: int, calls: int) -> None:
+    def __init__(self, user: int, calls: int, *, is_deep: bool = False) -> None:
+        code = DEEP + CALLS if is_deep else CALLS
         self.it = subprocess.Popen(
-            ["/usr/bin/python3", "-I", "-c", CALLS, str(library.path()), str(calls)],
+            ["/usr/bin/python3", "-I", "-c", code, str(library.path()), str(calls)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/",
             user=user, group=user, extra_groups=[], env={"SONDE_INJECT": "off"},
         )  # fmt: skip
         self.pid = self.it.pid
         assert self.it.stdout is not None
+        if is_deep:
+            if self.it.stdout.readline() != "1\n":
+                pytest.skip("users may make no namespaces")
+            lines = {int(self.it.stdout.readline()), int(self.it.stdout.readline())}
+            self.pid, self.levels = max(lines), min(lines)
         assert self.it.stdout.readline() == "loaded\n"
 
     def call(self) -> None:
@@ -58,10 +91,11 @@ class Caller:
         self.it.communicate("\n")
 
 
-@pytest.mark.parametrize("hostile", [1, 6])
-def test_launches_that_one_user_makes_up_leave_others_their_stacks(hostile: int):
+@pytest.mark.parametrize(("hostile", "is_deep"), [(1, False), (6, False), (10, True)])
+def test_launches_that_one_user_makes_up_leave_others_their_stacks(hostile: int, is_deep: bool):
     sites = LaunchSites(Kernel(None))
-    callers = [Caller(NOBODY, 20_000) for _ in range(hostile)]
+    callers = [Caller(NOBODY, 20_000, is_deep=is_deep) for _ in range(hostile)]
+    assert not is_deep or {caller.levels for caller in callers} == {33}
     victim = Caller(DAEMON, 200)
     for caller in (*callers, victim):
         assert sites.add(caller.pid)

@@ -16,8 +16,8 @@ from sonde.errors import CaptureError
 from sonde.query.stored import UnreadableStoreError
 from sonde.server import answers, damaged_files
 from sonde.server.app import Api
+from sonde.server.left_out import FILES
 from sonde.server.selfmetrics import exposition
-from sonde.server.sending import LEFT_OUT
 from sonde.server.service import ServerLimits, Service
 from sonde.store.flush import Flusher
 from sonde.store.record import Record, digest_of
@@ -69,7 +69,7 @@ def test_a_damaged_file_costs_its_own_rows(tmp_path: Path, name: str, how: str) 
     def ask(question: str) -> tuple[object, str | None]:
         answer = client.get(f"/v1/{question}", params={"from": 0, "kind": "cpu"})
         assert answer.status_code == 200, answer.text
-        return json.loads(answer.content), answer.headers.get(LEFT_OUT)
+        return json.loads(answer.content), answer.headers.get(FILES)
 
     question = "nodes" if name == "chunk" else "flamegraph"
     for _ in range(2):

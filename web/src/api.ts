@@ -82,8 +82,24 @@ export async function ask<T>(question: string, parameters: Parameters, signal?: 
     for (const one of Array.isArray(value) ? value : [value]) query.append(name, String(one));
   }
   const response = await send(`/v1/${question}?${query}`, {}, signal);
-  if (response.headers.get("Content-Type") === MEDIA_TYPE) return unpacked(await response.arrayBuffer()) as T;
-  return (await response.json()) as T;
+  const isPacked = response.headers.get("Content-Type") === MEDIA_TYPE;
+  const answer: unknown = isPacked ? unpacked(await response.arrayBuffer()) : await response.json();
+  const text = lackText(Number(response.headers.get("X-Sonde-Rows-Left-Out")), Number(response.headers.get("X-Sonde-Files-Left-Out")));
+  if (text && answer instanceof Object) lacks.set(answer, text);
+  return answer as T;
+}
+
+/** Of answers that lack something: what that is. */
+const lacks = new WeakMap<object, string>();
+
+/** What an answer has no room for or cannot read, as its headers have it; "": nothing. */
+export const lackOf = (answer: unknown): string => (answer instanceof Object ? lacks.get(answer) ?? "" : "");
+
+export function lackText(rows: number, files: number): string {
+  const parts = [];
+  if (rows > 0) parts.push(`${rows} rows are left out, for which an answer has no room. Choose a shorter time or one node.`);
+  if (files > 0) parts.push(`${files} damaged files are left out.`);
+  return parts.join(" ");
 }
 
 /** A request with the token of this tab. Throws AskError. */

@@ -3,7 +3,7 @@
 
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
-import { token, type AskError } from "./api";
+import { lackOf, token, type AskError } from "./api";
 import { moreText } from "./numbers";
 import { useApp, type Asked } from "./state";
 
@@ -41,10 +41,11 @@ export function Answer<T>(props: {
   const { asked } = props;
   if (asked.error) return <Failure error={asked.error} />;
   if (asked.answer === null) return <div class="state quiet" aria-busy="true">{props.loading}</div>;
-  return <div class={asked.loading ? "stale" : "fresh"} aria-busy={asked.loading}>{props.children(asked.answer)}</div>;
+  return <div class={asked.loading ? "stale" : "fresh"} aria-busy={asked.loading}>{lackOf(asked.answer) && <p class="quiet" role="note">{lackOf(asked.answer)}</p>}{props.children(asked.answer)}</div>;
 }
 
-const ROWS_AT_ONCE = 500;
+/** Rows of a table that are shown at first, and more with each press of the button below it. */
+export const ROWS_AT_ONCE = 500;
 
 /** Below a table of which `shown` rows are shown: shows more of them. */
 export function MoreRows({ all, shown, show }: { all: number; shown: number; show: (rows: number) => void }): preact.JSX.Element | null {

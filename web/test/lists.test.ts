@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+import { lackText } from "../src/api";
 import { describe, expect, it } from "vitest";
 import { useText, type Chart } from "../src/charts";
 import { states, type NodeState } from "../src/devices";
@@ -174,5 +175,13 @@ describe("an incident", () => {
 
   it("has where nobody did it", () => {
     expect(["cpu-quota", "lock"].map(nobodyText)).toEqual(["Nobody else: its own limit", "Offender: none found"]);
+  });
+});
+
+describe("answers", () => {
+  it("name what they have no room for", () => {
+    expect(lackText(0, 0)).toBe("");
+    expect(lackText(12, 0)).toBe("12 rows are left out, for which an answer has no room. Choose a shorter time or one node.");
+    expect(lackText(12, 2)).toMatch(/^12 rows .* 2 damaged files are left out\.$/);
   });
 });

@@ -89,9 +89,8 @@ class BuildIdLinks:
     def _link(self, build_id: str, path: str, owner: int, pid: int | None) -> None:
         """Any user can make a file with any build id: so a user's file never replaces root's, and
         where different files of two users have the same one, neither is used until one is gone."""
-        link = self._folder / build_id
         try:
-            known = os.readlink(link)  # noqa: PTH115
+            known = os.readlink(self._link_of(build_id))
         except OSError:
             self._make(build_id, path, owner)
             return
@@ -114,15 +113,21 @@ class BuildIdLinks:
     def _settle(self, build_id: str, first: str, path: str, owner: int) -> None:
         """A file of a disputed build id runs again: it counts where it is root's, or the other one
         is gone."""
-        second = self._folder / (build_id + _SECOND)
+        second = self._link_of(build_id + _SECOND)
         if owner != 0:
-            others = [os.readlink(second), first]  # noqa: PTH115
+            others = [os.readlink(second), first]
             if path in others:
                 others.remove(path)
             if any(_build_id_of(other) == build_id for other in others):
                 return
         self._make(build_id, path, owner)
-        second.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(second)  # noqa: PTH108
+
+    def _link_of(self, name: str) -> str:
+        """Where a link is. No Path: it interns each part, and users choose the build ids of theirs;
+        on CPython 3.12 these would be kept for ever."""
+        return f"{self._folder}/{name}"
 
     def _are_alike(self, known: str, path: str, owner: int) -> bool:
         """Whether two files have the same content; False where they cannot be compared. True, too,
@@ -173,11 +178,11 @@ class BuildIdLinks:
         if not self._is_ready:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._folder.chmod(FOLDER_MODE)
-        part = self._folder / f"{name}.{os.getpid()}"
-        part.symlink_to(path)
+        part = self._link_of(f"{name}.{os.getpid()}")
+        os.symlink(path, part)  # noqa: PTH211
         with suppress(OSError):  # not root: there is one user here
             os.lchown(part, owner, -1)
-        part.replace(self._folder / name)
+        os.replace(part, self._link_of(name))  # noqa: PTH105
         self._made += 1
         if not self._is_ready or self._made >= SHRINK_EVERY:
             self._is_ready, self._made = True, 0

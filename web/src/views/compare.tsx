@@ -9,7 +9,7 @@ import { css } from "../draw/colours";
 import { save, text } from "../exports";
 import { build, matcher } from "../flame";
 import { duration, percent, scaled, timeOf, written } from "../numbers";
-import { Answer, Empty } from "../parts";
+import { Answer, Empty, MoreRows, ROWS_AT_ONCE } from "../parts";
 import { useAnswer, useApp } from "../state";
 import type { Place } from "../url";
 import { Drawn, KINDS } from "./flame";
@@ -19,8 +19,6 @@ import { copyLink, SaveMenu } from "./save";
 /** What one side of the comparison selects. */
 interface Side { node: string; pid: string; job: string; from: number; to: number }
 
-/** Of the table; further functions are left out. */
-const MAX_ROWS = 300;
 /** By how many seconds the side before is earlier; 0: it ends where the side after begins. */
 const EARLIER: readonly [string, number][] = [["The time before", 0], ["An hour earlier", 3600], ["A day earlier", 86_400]];
 
@@ -82,6 +80,7 @@ function Change(props: { before: Flame; after: Flame; weight: "ns" | "bytes"; ti
   const both = useMemo(() => compared(before, after, weight), [before, after, weight]);
   const tree = useMemo(() => (both ? build(both, weight, place.invert, "") : null), [both, weight, place.invert]);
   const rows = useMemo(() => changes(before, after, weight, ""), [before, after, weight]);
+  const [count, setCount] = useState(ROWS_AT_ONCE);
   const shade = useMemo(() => (tree ? {
     colours: changeColours(palette.dark), levelOf: (node: number) => levelOf(tree, node),
     lines: (node: number): [string, string][] => [["Before", percent(tree.before[node]!)], ["After", percent(afterOf(tree, node))], ["Change", points(afterOf(tree, node) - tree.before[node]!)]],
@@ -92,7 +91,8 @@ function Change(props: { before: Flame; after: Flame; weight: "ns" | "bytes"; ti
   }
   const size = (flame: Flame): string => (weight === "ns" ? duration(flame.total.ns) : scaled(flame.total.bytes, "B"));
   const search = matcher(place.search);
-  const shown = rows.filter((row) => !search || search(row.fn)).slice(0, MAX_ROWS);
+  const matching = rows.filter((row) => !search || search(row.fn));
+  const shown = matching.slice(0, count);
   return (
     <section class="panel" aria-label="Changes">
       <div class="tools">
@@ -106,7 +106,7 @@ function Change(props: { before: Flame; after: Flame; weight: "ns" | "bytes"; ti
         <thead><tr><th>Function</th><th>Binary</th><th class="number">Before</th><th class="number">After</th><th class="number">Change of own time</th></tr></thead>
         <tbody>{shown.map((row) => <tr><td class="code" title={row.fn.file}>{row.fn.label}</td><td class="quiet">{row.fn.binary}</td><td class="number">{percent(row.before)}</td><td class="number">{percent(row.after)}</td><td class="number">{points(row.change)}</td></tr>)}
           {!shown.length && <tr><td colSpan={5} class="none">No function matches. Clear the search.</td></tr>}</tbody>
-      </table></div> : <>
+      </table><MoreRows all={matching.length} shown={count} show={setCount} /></div> : <>
         <Drawn tree={tree} lit={null} show={percent} focus={place.focus} zoom={(focus) => go({ focus })} name="Flame graph of changes" shade={shade} />
         <div class="under">
           <span>−10 points or less</span>

@@ -4,15 +4,18 @@
 import { useMemo, useState } from "preact/hooks";
 import { table, type matcher, type Tree } from "../flame";
 import { percent } from "../numbers";
+import { MoreRows, ROWS_AT_ONCE } from "../parts";
 import { useApp } from "../state";
 
 export function Functions({ tree, show, search, choose }: { tree: Tree; show: (value: number) => string; search: ReturnType<typeof matcher>; choose?: (label: string) => void }): preact.JSX.Element {
   const { go } = useApp();
   const [byTotal, setByTotal] = useState(false);
-  const rows = useMemo(() => {
-    const all = table(tree).filter((row) => row.total > 0 && (!search || search(tree.functions[row.fn]!)));
-    return (byTotal ? all.sort((a, b) => b.total - a.total) : all).slice(0, 300);
+  const [shown, setShown] = useState(ROWS_AT_ONCE);
+  const all = useMemo(() => {
+    const found = table(tree).filter((row) => row.total > 0 && (!search || search(tree.functions[row.fn]!)));
+    return byTotal ? found.sort((a, b) => b.total - a.total) : found;
   }, [tree, byTotal, search]);
+  const rows = all.slice(0, shown);
   const whole = tree.total[0] || 1;
   return (
     <div class="sheet tall" tabIndex={0} role="region" aria-label="Functions">
@@ -26,6 +29,7 @@ export function Functions({ tree, show, search, choose }: { tree: Tree; show: (v
         })}
           {!rows.length && <tr><td colSpan={4} class="none">No function matches. Clear the search.</td></tr>}</tbody>
       </table>
+      <MoreRows all={all.length} shown={shown} show={setShown} />
     </div>
   );
 }

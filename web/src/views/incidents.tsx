@@ -14,7 +14,7 @@ interface Candidate {
 /** As `sonde.diagnose.incident` has it, but for times: the server has made them ns since 1970. */
 interface Incident {
   id: string; node: string; victim: number; victim_name: string; victim_owner: string;
-  began_ns: number; noticed_ns: number; explained_ns: number; noticed_by: string[];
+  began_ns: number; noticed_ns: number; explained_ns: number; noticed_by: string[]; left_out: number;
   verdict: { cause: string; candidates: Candidate[]; slowdown: number; lost: Record<string, number>; change: string | null; reason: string };
 }
 export interface Incidents { shown: boolean; incidents: Incident[]; older: number; unreadable: number }
@@ -177,7 +177,7 @@ function Details({ one, most }: { one: Incident; most: number }): preact.JSX.Ele
         {first && <Why candidate={first} />}
         {others.length > 0 && <button class="link more-causes" aria-expanded={all} onClick={() => setAll(!all)}>{all ? "Only the likeliest cause" : `Other causes: ${others.map((other) => causeText(other.cause)).join(", ")}`}</button>}
         {all && others.map((other) => <><h3>{causeText(other.cause)}, {percent(other.share)} of the lost time</h3><Why candidate={other} /></>)}
-        <p class="quiet">{noticedText(one)}</p>
+        <p class="quiet">{noticedText(one)}{one.left_out > 0 && ` ${one.left_out} of its shortest waits and places in code are left out.`}</p>
       </section>
       <section>
         <h3>More time than before, in each second of work</h3>
