@@ -12,8 +12,8 @@
 #ifndef SONDE_SHARE_H
 #define SONDE_SHARE_H
 
-#define SHARE_WINDOW_SHIFT 30 /* 1.07 s */
-#define SHARE_NAMESPACES 33   /* levels of user namespaces: the kernel makes no more */
+#define SHARE_WINDOW_SHIFT 30	/* 1.07 s */
+#define SHARE_NAMESPACES 33	/* levels of user namespaces: the kernel makes no more */
 #define SHARE_OF_DEEPER (~0ull) /* the party of all that are deeper all the same */
 
 struct share_key {

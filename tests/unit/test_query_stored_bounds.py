@@ -71,7 +71,7 @@ def test_what_fails_after_the_first_rows_is_an_error_of_ours(session: StoredSess
 
 
 def metrics_of(tmp_path: Path, series: int) -> StoredSession:
-    """A store with one metric of so many series, two values each."""
+    """A store with one metric: a number of series with two values each."""
     rows = [
         ("n", "hw.power", f"gpu={at}", time_ns, 1.0) for at in range(series) for time_ns in (1, 2)
     ]

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +12,7 @@ import pyarrow as pa
 from sonde.model.code import Frame
 from sonde.query.grouping import grouped
 from sonde.query.known_threads import coded_texts
+from sonde.query.row_sequence import LazyRows
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -23,7 +23,7 @@ UNKNOWN_FRAME = Frame(kind="unknown", function="", binary="[unknown]")
 _TEXTS = ("kind", "function", "binary", "build_id", "file", "origin")
 
 
-class FrameColumns(Sequence[Frame]):
+class FrameColumns(LazyRows[Frame]):
     """The rows of a capture's table `frame`, and `UNKNOWN_FRAME` after them."""
 
     def __init__(self, table: pa.Table) -> None:
@@ -43,13 +43,7 @@ class FrameColumns(Sequence[Frame]):
     def __len__(self) -> int:
         return len(self.line)
 
-    @overload
-    def __getitem__(self, at: int) -> Frame: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Frame]: ...
-    def __getitem__(self, at: int | slice) -> Frame | list[Frame]:
-        if isinstance(at, slice):
-            return [self[number] for number in range(*at.indices(len(self)))]
+    def _item(self, at: int) -> Frame:
         frame = self._made[at]
         if frame is None:
             codes = self._by_row[at].tolist()

@@ -6,9 +6,8 @@ A machine that compiles has 100,000 of them in some minutes, and a report shows 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +16,7 @@ import pyarrow.compute as pc
 
 from sonde.model.owner import OWNER_COLUMNS, UNKNOWN, Owner
 from sonde.model.process import KTHREADD_PID, Process, Thread
+from sonde.query.row_sequence import LazyRows
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -25,7 +25,7 @@ U64 = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 
 
-class Processes(Sequence[Process]):
+class Processes(LazyRows[Process]):
     """Processes by their number; rows of the same owner have one object of it."""
 
     def __init__(self, table: pa.Table, unnamed: pa.Table) -> None:
@@ -54,13 +54,7 @@ class Processes(Sequence[Process]):
     def __len__(self) -> int:
         return len(self.pid)
 
-    @overload
-    def __getitem__(self, at: int) -> Process: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Process]: ...
-    def __getitem__(self, at: int | slice) -> Process | list[Process]:
-        if isinstance(at, slice):
-            return [self[number] for number in range(*at.indices(len(self)))]
+    def _item(self, at: int) -> Process:
         made = self._made.get(at)
         if made is None:
             made = self._made[at] = Process(
@@ -72,9 +66,6 @@ class Processes(Sequence[Process]):
                 self.owners[self.owner.item(at)],
             )
         return made
-
-    def __iter__(self) -> Iterator[Process]:
-        return map(self.__getitem__, range(len(self)))
 
     @cached_property
     def is_kernel(self) -> Mask:
@@ -118,7 +109,7 @@ class Processes(Sequence[Process]):
         return self._texts[name][self._codes[name].item(at)]
 
 
-class Threads(Sequence[Thread]):
+class Threads(LazyRows[Thread]):
     """Threads by their number."""
 
     def __init__(self, processes: Processes, table: pa.Table, seen: pa.Table) -> None:
@@ -136,22 +127,13 @@ class Threads(Sequence[Thread]):
     def __len__(self) -> int:
         return len(self.tid)
 
-    @overload
-    def __getitem__(self, at: int) -> Thread: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Thread]: ...
-    def __getitem__(self, at: int | slice) -> Thread | list[Thread]:
-        if isinstance(at, slice):
-            return [self[number] for number in range(*at.indices(len(self)))]
+    def _item(self, at: int) -> Thread:
         made = self._made.get(at)
         if made is None:
             process = self._processes[self.process.item(at)]
             comm = self._comms[self._comm.item(at)]
             made = self._made[at] = Thread(process, self.tid.item(at), comm)
         return made
-
-    def __iter__(self) -> Iterator[Thread]:
-        return map(self.__getitem__, range(len(self)))
 
     @cached_property
     def is_kernel(self) -> Mask:

@@ -6,6 +6,7 @@ The waits of a busy machine are hundreds of thousands of rows, of which a table 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar, overload
 
@@ -19,7 +20,28 @@ _ROWS_AT_ONCE = 2_048
 """Rows whose values are Python objects at the same time when all rows are read one by one."""
 
 
-class RowSequence(Sequence[T], Generic[T]):
+class LazyRows(Sequence[T], Generic[T]):
+    """A sequence that makes its items when they are looked at."""
+
+    @overload
+    def __getitem__(self, at: int) -> T: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[T]: ...
+    def __getitem__(self, at: int | slice) -> T | list[T]:
+        return self._items(at) if isinstance(at, slice) else self._item(at)
+
+    def __iter__(self) -> Iterator[T]:
+        return map(self._item, range(len(self)))
+
+    @abstractmethod
+    def _item(self, at: int) -> T:
+        """One item. Raises IndexError."""
+
+    def _items(self, part: slice) -> list[T]:
+        return [self._item(at) for at in range(*part.indices(len(self)))]
+
+
+class RowSequence(LazyRows[T]):
     """A sequence that makes its items from columns; equal to a list of the same rows."""
 
     def __init__(self, make: Callable[..., T], columns: Sequence[Column]) -> None:
@@ -30,18 +52,12 @@ class RowSequence(Sequence[T], Generic[T]):
     def __len__(self) -> int:
         return len(self._columns[0])
 
-    @overload
-    def __getitem__(self, at: int) -> T: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[T]: ...
-    def __getitem__(self, at: int | slice) -> T | list[T]:
-        if isinstance(at, slice):
-            return self._made(at)
+    def _item(self, at: int) -> T:
         return self._make(*(column[at].item() for column in self._columns))
 
     def __iter__(self) -> Iterator[T]:
         for begin in range(0, len(self), _ROWS_AT_ONCE):
-            yield from self._made(slice(begin, begin + _ROWS_AT_ONCE))
+            yield from self._items(slice(begin, begin + _ROWS_AT_ONCE))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):
@@ -63,7 +79,7 @@ class RowSequence(Sequence[T], Generic[T]):
         """The same rows as other objects."""
         return RowSequence(make, self._columns)
 
-    def _made(self, part: slice) -> list[T]:
+    def _items(self, part: slice) -> list[T]:
         return [*map(self._make, *(column[part].tolist() for column in self._columns))]
 
 

@@ -90,7 +90,7 @@ class BuildIdLinks:
         """Any user can make a file with any build id: so a user's file never replaces root's, and
         where different files of two users have the same one, neither is used until one is gone."""
         try:
-            known = os.readlink(self._link_of(build_id))
+            known = os.readlink(self._link_of(build_id))  # noqa: PTH115
         except OSError:
             self._make(build_id, path, owner)
             return
@@ -115,7 +115,7 @@ class BuildIdLinks:
         is gone."""
         second = self._link_of(build_id + _SECOND)
         if owner != 0:
-            others = [os.readlink(second), first]
+            others = [os.readlink(second), first]  # noqa: PTH115
             if path in others:
                 others.remove(path)
             if any(_build_id_of(other) == build_id for other in others):
