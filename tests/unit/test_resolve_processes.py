@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from itertools import count
 
+import pytest
+
 from sonde import procfs
 from sonde._native import CommEvent, ExitEvent, ForkEvent, MmapEvent, ProcessEvent
 from sonde.model.process import Process
