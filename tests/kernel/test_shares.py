@@ -41,7 +41,8 @@ def begin(kinds):
     user, group = os.geteuid(), os.getegid()
     if libc.unshare(kinds):
         return False
-    for name, line in ("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1"):
+    lines = {"setgroups": "deny", "uid_map": f"0 {user} 1", "gid_map": f"0 {group} 1"}
+    for name, line in lines.items():
         try:
             open(f"/proc/self/{name}", "w").write(line)
         except PermissionError:
