@@ -6,14 +6,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sonde.errors import MissingDependency
+from sonde.errors import MissingDependency, UsageError
 
 EXAMPLE = """\
 examples:
   sonde token make --store DIR --tenant lab --scope read    prints ID TOKEN: TOKEN into a file
   sonde mcp --server https://HOST:7373 --token-file ~/.config/sonde/token
+  sonde mcp --server https://HOST:7373 --listen 127.0.0.1:7374    over HTTP, for several assistants
 
-An assistant starts it and speaks over its input and output. It only reads: what the token may see.
+An assistant starts it and speaks over its input and output. With --listen it is an HTTP server on
+loopback, and each request sends a token. It only reads: what the token may see.
 """
 
 
@@ -23,7 +25,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "mcp",
         help="answer the questions of assistants about a server's nodes (MCP)",
         description="Offer the questions of a Sonde server as tools of the Model Context Protocol, "
-        "over standard input and output.",
+        "over standard input and output, or over HTTP on loopback.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -34,22 +36,68 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="a token for `read`; without it, the server has to be --open")  # fmt: skip
     add("--page", default="", metavar="URL",
         help="address of the page in links; default that of the server")  # fmt: skip
+    add("--listen", default="", metavar="HOST:PORT",
+        help="serve over HTTP on this address of loopback, path /mcp, instead of input and output; "
+        "each request has a token for `read` as its bearer")  # fmt: skip
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until the input ends. Raises UsageError, SinkError, MissingDependency."""
+    """Serve until the input ends, or until SIGTERM. Raises UsageError, SinkError,
+    MissingDependency."""
+    if args.listen and args.token_file is not None:
+        raise UsageError(
+            "--token-file and --listen exclude each other: any user of this machine could ask with "
+            "that token",
+            "have each assistant send a token of its user as `Authorization: Bearer`",
+        )
+    try:
+        return _over_http(args) if args.listen else _over_pipes(args)
+    except ModuleNotFoundError as error:
+        extras = "mcp,server" if args.listen else "mcp"
+        raise MissingDependency(
+            f"this command needs {error.name}", f"install it: pip install 'sonde[{extras}]'"
+        ) from error
+
+
+def _over_pipes(args: argparse.Namespace) -> int:
     from sonde import __version__
     from sonde.server.client import ServerClient
 
     client = ServerClient(args.server, args.token_file)
-    page = ServerClient(args.page).url if args.page else ""
-    try:
-        from sonde.mcp.server import build
-        from sonde.mcp.tools import Tools
-    except ModuleNotFoundError as error:
-        raise MissingDependency(
-            f"this command needs {error.name}", "install it: pip install 'sonde[mcp]'"
-        ) from error
+    page = _page(args)
+    from sonde.mcp.server import build
+    from sonde.mcp.tools import Tools
+
     build(Tools(client, page), __version__).run("stdio")
     return 0
+
+
+def _over_http(args: argparse.Namespace) -> int:
+    from sonde import __version__
+    from sonde.server.addresses import Address, listening_socket, parse
+    from sonde.server.client import ServerClient
+
+    host, port = parse(args.listen)
+    if not Address(host, port).is_loopback:
+        raise UsageError(
+            f"{host} is not this machine's loopback: tokens would cross the network in the clear",
+            "listen on 127.0.0.1, and put a proxy with TLS in front",
+        )
+    from sonde.mcp import http
+    from sonde.mcp.server import build
+    from sonde.mcp.tools import Tools
+
+    client = ServerClient(args.server, token=http.token_of_request)
+    server = build(Tools(client, _page(args)), __version__)
+    listening = listening_socket(host, port)
+    shown = f"[{host}]" if ":" in host else host
+    print(f"serving http://{shown}:{listening.getsockname()[1]}{http.PATH}", flush=True)
+    http.serve(server, listening)
+    return 0
+
+
+def _page(args: argparse.Namespace) -> str:
+    from sonde.server.client import ServerClient
+
+    return ServerClient(args.page).url if args.page else ""

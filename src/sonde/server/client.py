@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -34,9 +34,11 @@ class QuestionError(SinkError):
 class ServerClient:
     """Questions to one server, with one token. Thread-safe: each request has its connection."""
 
-    def __init__(self, url: str, token_file: Path | None = None, token: str = "") -> None:
-        """The token is that of `token_file`, or `token`. Raises UsageError for an invalid URL,
-        SinkError for a token that cannot be read."""
+    def __init__(
+        self, url: str, token_file: Path | None = None, token: str | Callable[[], str] = ""
+    ) -> None:
+        """The token is that of `token_file`, or `token`, or what `token` returns for each request.
+        Raises UsageError for an invalid URL, SinkError for a token that cannot be read."""
         try:
             parts = http_client.split_url(url)
         except ValueError as error:
@@ -98,7 +100,8 @@ class ServerClient:
     def _headers(self) -> dict[str, str]:
         """The header with the token, as the file has it now: it may have been renewed."""
         if self._token_file is None:
-            return {"Authorization": f"Bearer {self._token}"} if self._token else {}
+            given = self._token if isinstance(self._token, str) else self._token()
+            return {"Authorization": f"Bearer {given}"} if given else {}
         try:
             with open_input(self._token_file) as file:
                 token = file.read(_TOKEN_BYTES).decode("ascii").strip()

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tools over HTTP (MCP's streamable transport), on loopback: each request has its own token.
+
+The token of a request is passed on to the server with every question that the request asks, so a
+client sees its tenant alone, whoever else uses the same process. No session is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import uvicorn
+from mcp.server.mcpserver import MCPServer
+from mcp.server.transport_security import TransportSecuritySettings
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sonde.server.addresses import BACKLOG
+from sonde.server.listen import protocol_with
+from sonde.server.service import ServerLimits
+
+PATH = "/mcp"
+"""Where the tools are."""
+BODY_BYTES = 64 << 10
+"""Most bytes of a request's body: a call of a tool has less than a tenth."""
+BODY_S = 10.0
+"""Within which a body has to arrive."""
+CONNECTIONS = 256
+"""At once; beyond it a client gets 503."""
+_TOKEN_CHARS = 4_096
+
+_TOKEN: contextvars.ContextVar[str] = contextvars.ContextVar("sonde_mcp_token", default="")
+
+
+def token_of_request() -> str:
+    """The token that came with the request being answered; '' outside of one."""
+    return _TOKEN.get()
+
+
+def application(server: MCPServer[object], port: int) -> ASGIApp:
+    """The ASGI application. `port`: on which it is reached, as browsers have it in `Host`."""
+    inner = server.streamable_http_app(
+        streamable_http_path=PATH,
+        json_response=True,
+        stateless_http=True,
+        max_request_body_size=BODY_BYTES,
+        transport_security=_only_loopback(port),
+    )
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        async with inner.router.lifespan_context(inner):
+            yield
+
+    outer = Starlette(lifespan=lifespan)
+    outer.mount("/", _WithToken(inner))
+    return outer
+
+
+def serve(server: MCPServer[object], listening: socket.socket) -> None:
+    """Serve on a listening socket of loopback until SIGTERM or SIGINT."""
+    port = listening.getsockname()[1]
+    config = uvicorn.Config(
+        application(server, port),
+        http=protocol_with(ServerLimits(connections=CONNECTIONS)),
+        lifespan="on",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=CONNECTIONS,
+        timeout_graceful_shutdown=5,
+        backlog=BACKLOG,
+    )
+    logging.getLogger("mcp").setLevel(logging.ERROR)  # any client can cause warnings
+    # The HTTP server sends itself again the signal that ended it, when it is done.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: None)
+    with listening:
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+class _WithToken:
+    """Refuses requests without a token, reads bodies within bounds, and notes the token."""
+
+    def __init__(self, inner: ASGIApp) -> None:
+        self._inner = inner
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        token = _bearer(Headers(scope=scope).getlist("authorization"))
+        if not token:
+            refusal = _refusal(401, "a token is needed", "send Authorization: Bearer TOKEN")
+            refusal.headers["WWW-Authenticate"] = "Bearer"
+            return await refusal(scope, receive, send)
+        try:
+            async with asyncio.timeout(BODY_S):
+                body = await _body(receive)
+        except TimeoutError:
+            return await _refusal(408, "the body did not arrive in time", "send it at once")(
+                scope, receive, send
+            )
+        if body is None:
+            return await _refusal(413, "the body is too large", f"send at most {BODY_BYTES} bytes")(
+                scope, receive, send
+            )
+        replayed = False
+
+        async def again() -> Message:
+            nonlocal replayed
+            if not replayed:
+                replayed = True
+                return {"type": "http.request", "body": body, "more_body": False}
+            return await receive()
+
+        noted = _TOKEN.set(token)
+        try:
+            await self._inner(scope, again, send)
+        finally:
+            _TOKEN.reset(noted)
+
+
+def _bearer(given: list[str]) -> str:
+    """The token of the one Authorization header; '' where there is none that can be used."""
+    if len(given) != 1:
+        return ""
+    scheme, _, token = given[0].partition(" ")
+    token = token.strip()
+    fits = token.isascii() and token.isprintable() and len(token) <= _TOKEN_CHARS
+    return token if scheme.lower() == "bearer" and fits and " " not in token else ""
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """The whole body; None where it is too large."""
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return b""  # the client has gone
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > BODY_BYTES:
+            return None
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _refusal(status: int, cause: str, remedy: str) -> JSONResponse:
+    return JSONResponse({"error": cause, "remedy": remedy}, status)
+
+
+def _only_loopback(port: int) -> TransportSecuritySettings:
+    """A page of another site cannot ask here, also where its name leads to loopback."""
+    hosts = [f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")]
+    return TransportSecuritySettings(
+        enable_dns_rebinding_protection=True,
+        allowed_hosts=hosts,
+        allowed_origins=[f"http://{host}" for host in hosts],
+    )
