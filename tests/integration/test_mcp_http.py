@@ -19,9 +19,9 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult
+from test_mcp import NODE, Tenants, answer
 
 from sonde.mcp.server import NAMES
-from test_mcp import NODE, Tenants, answer
 
 ALL_TIME = {"start": "1", "end": "4000000000"}
 

@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 import stored_chunks
 from served import Server
 
@@ -23,6 +25,7 @@ CHECKS = (
 TESTS = Path(__file__).parents[1]
 
 
+@pytest.mark.timeout(RUN_S + 165)
 def test_every_operation_answers_as_it_is_described(tmp_path: Path) -> None:
     with Server(tmp_path / "store") as server:
         now = time.time_ns()

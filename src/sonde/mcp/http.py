@@ -2,7 +2,7 @@
 """The tools over HTTP (MCP's streamable transport), on loopback: each request has its own token.
 
 The token of a request is passed on to the server with every question that the request asks, so a
-client sees its tenant alone, whoever else uses the same process. No session is kept.
+client sees its tenant alone, although others use the same process. No session is kept.
 """
 
 from __future__ import annotations
@@ -102,18 +102,19 @@ class _WithToken:
         if not token:
             refusal = _refusal(401, "a token is needed", "send Authorization: Bearer TOKEN")
             refusal.headers["WWW-Authenticate"] = "Bearer"
-            return await refusal(scope, receive, send)
+            await refusal(scope, receive, send)
+            return
         try:
             async with asyncio.timeout(BODY_S):
                 body = await _body(receive)
         except TimeoutError:
-            return await _refusal(408, "the body did not arrive in time", "send it at once")(
-                scope, receive, send
-            )
+            late = _refusal(408, "the body did not arrive in time", "send it at once")
+            await late(scope, receive, send)
+            return
         if body is None:
-            return await _refusal(413, "the body is too large", f"send at most {BODY_BYTES} bytes")(
-                scope, receive, send
-            )
+            large = _refusal(413, "the body is too large", f"send at most {BODY_BYTES} bytes")
+            await large(scope, receive, send)
+            return
         replayed = False
 
         async def again() -> Message:
