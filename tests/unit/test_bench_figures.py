@@ -52,6 +52,16 @@ def interval(found: dict[str, float]) -> str:
 
 def claims() -> Iterator[tuple[str, str, str]]:
     """(page, result, what the page must have by it)"""
+    page, result = "docs/lab/service.md", "bench/service/results/kills.json"
+    killed = loaded(result)
+    assert not killed["lost"] and not killed["doubled"]
+    yield page, result, f"{sum(killed['kills'].values())} kills, {killed['noted']:,} chunks noted"
+    yield page, result, f"{killed['stored']:,} stored, none doubled"
+    assert killed["sample_rows_expected"] == killed["sample_rows_stored"]
+    yield page, result, f"{killed['sample_rows_stored']:,} rows of `sample` expected and stored"
+    again = killed["accepting_s"]
+    yield page, result, f"after {again['median']} s (median), {again['most']} s (most)"
+    yield page, result, f"Server {killed['server_rss_bytes']:,} bytes"
     page, result = "docs/lab/service.md", "bench/service/results/flush.json"
     flushed = loaded(result)
     rates: dict[str, list[float]] = {}
