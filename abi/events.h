@@ -29,6 +29,7 @@ enum sonde_loss {
 	LOSS_TOGETHER,	 /* no room for such a row either: counted in one row for all the rest */
 	LOSS_SHARE, /* beyond the part of a shared map or ring that one process or user may take */
 	LOSS_OVER_BUDGET, /* calls of this function by one party (a user or container) cost too much */
+	LOSS_SEVERAL_REQUESTS, /* a traced request of a thread that had unanswered ones: not followed */
 	LOSS_MAX,
 };
 
@@ -105,6 +106,27 @@ struct wait_span {
 	__s32 reason;
 	__u32 waker_tgid;
 	__u32 waker_tid;
+	__u32 unused;
+};
+
+/* ---- samples and waits of traced requests ---- */
+
+#define TRACED_CPU (-100) /* in `reason`: a sample on a CPU */
+
+/* One sample, or one wait whose stack was taken, with its weights. */
+struct traced_sample {
+	__u64 time_ns;
+	__u64 start_ns;
+	__u64 stack_id;
+	__u64 trace_hi; /* the trace's number, its upper half */
+	__u64 trace_lo;
+	__u64 span_id;
+	__u64 count; /* samples, or waits that this one stands for */
+	__u64 blocked_ns;
+	__u64 runqueue_ns;
+	__u32 tgid;
+	__u32 tid;
+	__s32 reason; /* TRACED_CPU, or enum wait_reason */
 	__u32 unused;
 };
 

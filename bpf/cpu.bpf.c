@@ -7,6 +7,7 @@
 #include "stack.h"
 #include "task.h"
 #include "chosen.h"
+#include "trace_context.h"
 
 SWAPPED_ROWS(samples, struct cpu_key, struct cpu_value, 8192)
 SPARE_ROWS(samples, struct cpu_key, struct cpu_value, 1024)
@@ -54,6 +55,8 @@ int on_sample(struct bpf_perf_event_data *ctx)
 	if (closeness == WITH_STACKS)
 		key.stack_id = stack_of(ctx, w, key.start_ns ^ key.tgid, !in_user_code(ctx),
 					has_user_frames(task), 0);
+	if (trace_requests)
+		note_traced(task, key.stack_id, bpf_ktime_get_ns(), TRACED_CPU, 1, 0, 0);
 	row = find_row(&samples, &key, &zero);
 	if (!row) {
 		key.tid = 0;

@@ -19,6 +19,7 @@
 #include "stack.h"
 #include "task.h"
 #include "chosen.h"
+#include "trace_context.h"
 #include "short_waits.h"
 #include "wait_reason.h"
 
@@ -124,10 +125,11 @@ static __always_inline struct wait_value *coarser_row(struct wait_key *key)
 	} while (0)
 
 /* Adds a wait from `from` to `now` to its row, as `times` waits. `ended`: it is over, else it goes on. */
-static __always_inline void sum_wait(struct waiting *w, u32 tgid, u32 tid, u64 from, u64 now,
+static __always_inline void sum_wait(struct waiting *w, struct task_struct *task, u64 from, u64 now,
 				     bool ended, u32 times)
 {
 	const struct wait_value zero = {};
+	u32 tgid = task->tgid, tid = task->pid;
 	struct wait_key key = {
 		.tgid = tgid,
 		.tid = tid,
@@ -177,6 +179,9 @@ static __always_inline void sum_wait(struct waiting *w, u32 tgid, u32 tid, u64 f
 			walked = now;
 		blocked = ready > walked ? ready - walked : 0;
 		runqueue = now - (ready > walked ? ready : walked);
+		if (trace_requests)
+			note_traced(task, w->stack_id, from, w->reason, ended ? w->weight : 0,
+				    blocked * w->weight, runqueue * w->weight);
 		ADD_WAIT(weight_count, ended ? w->weight : 0);
 		ADD_WAIT(weight_blocked_ns, blocked * w->weight);
 		ADD_WAIT(weight_runqueue_ns, runqueue * w->weight);
@@ -295,7 +300,7 @@ static __always_inline void end_wait(struct task_struct *next, u64 now)
 	}
 	if (now < from) /* the scan summed it up after we looked at the clock */
 		now = from;
-	sum_wait(w, next->tgid, next->pid, from, now, true,
+	sum_wait(w, next, from, now, true,
 		 w->drawn > 1 && !is_long(now - w->began_ns, now) ? w->drawn : 1);
 }
 
@@ -427,7 +432,7 @@ int on_scan(struct bpf_iter__task *ctx)
 		if (now > from && now > seen.began_ns &&
 		    (seen.drawn <= 1 || now - seen.began_ns >= longest_short_wait_ns) &&
 		    __sync_val_compare_and_swap(&w->counted_ns, from, now) == from)
-			sum_wait(&seen, task->tgid, task->pid, from, now, false, 1);
+			sum_wait(&seen, task, from, now, false, 1);
 		return 0;
 	}
 	line = noted_line_of(task->pid);

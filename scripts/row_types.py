@@ -21,7 +21,7 @@ TYPES = {
     "f64": "float",
     "utf8": "str",
 }
-HOT = ("sample", "activity", "usage")
+HOT = ("sample", "traced", "activity", "usage")
 """Tables with a row for each thread or process in each tick. They are written as plain tuples: a
 record takes 0.13 us longer to make."""
 RECORDS = ("device_run", "event")

@@ -52,6 +52,9 @@ class Config:
     group_pressure: bool = False
     """Pressure (PSI) of control groups of version 2 without a limit, too: those of the processes
     that are watched, or of the node."""
+    traces: bool = False
+    """Follow HTTP requests that have the W3C header `traceparent`: samples and waits of the threads
+    that received them. Runs whenever a TCP socket is read, written to or closed."""
     syscalls: bool = False
     """Count the system calls of every process: costs some 0.2 microseconds a call."""
     memory: bool = False

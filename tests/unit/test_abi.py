@@ -21,6 +21,7 @@ from sonde.collect import (
     memory,
     syscalls,
     tasks,
+    traces,
     waits,
 )
 from sonde.collect.kernel import LOSSES
@@ -90,6 +91,11 @@ def test_collectors_expect_the_fields_that_programs_write(collector, key, value)
 )
 def test_the_compiled_programs_have_them_too(name, rows, collector):
     assert _native.Bpf(name, {}).fields(rows) == list(collector.FIELDS)
+
+
+def test_samples_of_traced_requests_have_the_fields_that_programs_write():
+    assert list(traces.FIELDS) == fields_of("traced_sample")
+    assert f"#define TRACED_CPU ({traces.ON_CPU})" in EVENTS
 
 
 def test_mappings_that_are_followed_have_the_fields_that_programs_write():

@@ -162,6 +162,28 @@ def test_a_kind_that_is_none_is_refused(service: Service) -> None:
     assert "kernel" in error.value.remedy
 
 
+def test_a_trace_is_chosen_where_it_applies(service: Service) -> None:
+    none = ask(service, "totals", trace="0af7651916cd43dd8448eb211c80319c")
+    assert none["n"] == 0 < ask(service, "totals")["n"]
+    with pytest.raises(UsageError, match="trace is no trace id"):
+        ask(service, "totals", trace="' OR 1=1")
+    with pytest.raises(UsageError, match="not about one request"):
+        ask(service, "overview", trace="0af7651916cd43dd8448eb211c80319c")
+
+
+def test_every_function_has_a_name(service: Service) -> None:
+    rows = ask(service, "top", limit=1_000)
+    assert all(row["function"] for row in rows)
+    bare = [row for row in rows if row["function"].startswith("[")]
+    assert bare  # recorded code without symbols: one row a binary
+    assert all(row["binary"].strip("[]") in row["function"] for row in bare)
+    boxes = [ask(service, "flametree")["root"]]
+    for box in boxes:
+        boxes += box.get("children", ())
+    assert bare[0]["function"] in {box["name"] for box in boxes}  # as a flame graph calls it
+    assert all(row["function"] for row in ask(service, "diff", before_from=1799990000))
+
+
 def test_processes_and_names_sum_to_the_total(service: Service) -> None:
     for question in ("processes", "names"):
         for kind in ("cpu", "blocked", "kernel"):

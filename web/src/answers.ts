@@ -73,6 +73,11 @@ export type ProcessesAnswer = ({
   exe: string | null; user: string | null; pod: string | null; namespace: string | null; job: string | null;
   container: string | null; unit: string | null;
 })[];
+/** Traced requests by observed time: on a CPU, blocked, ready. */
+export type TracesAnswer = {
+  trace_id: string; nodes: number; processes: number; first_ns: number; last_ns: number; n: number; cpu_ns: number;
+  blocked_ns: number; runqueue_ns: number;
+}[];
 /** Functions whose share of the time changed. */
 export type DiffAnswer = { function: string; binary: string; before: number; after: number }[];
 /** A metric over time, by node and labels. */

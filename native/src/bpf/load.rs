@@ -14,8 +14,16 @@ use super::{base_of, map_info, refusals, Bpf, MapInfo, Swapped, OBJECTS, SPARE};
 use crate::layout::{self, Layout};
 
 /// Structs that programs write to rings or share with us, by name.
-const STRUCTS: [&str; 7] =
-    ["wait_span", "call_span", "sonde_stack", "process_note", "cgroup_note", "step_note", "pulse"];
+const STRUCTS: [&str; 8] = [
+    "wait_span",
+    "traced_sample",
+    "call_span",
+    "sonde_stack",
+    "process_note",
+    "cgroup_note",
+    "step_note",
+    "pulse",
+];
 
 /// An object, and how it is to be loaded.
 pub struct Wanted {

@@ -97,7 +97,9 @@ class Agent:
         self._stack_limiter = StackRateLimiter()
         self._chunk = ChunkBuilder(0)
         self._released_ns = 0
-        self._kernel = Kernel(config.pids if privileged else None, chooses=chooses)
+        self._kernel = Kernel(
+            config.pids if privileged else None, chooses=chooses, traces=config.traces
+        )
         if privileged:
             load_ahead(config, self._kernel)
         events = self._make_events()

@@ -25,6 +25,7 @@ from sonde.collect.metrics import Metrics
 from sonde.collect.queues import QueueCollector
 from sonde.collect.syscalls import SyscallCollector
 from sonde.collect.tasks import TaskCollector
+from sonde.collect.traces import TraceCollector
 from sonde.collect.waiting_files import FileBudget
 from sonde.collect.waits import WaitCollector
 from sonde.config import Config
@@ -98,6 +99,12 @@ REGISTRY: tuple[Registration, ...] = (
         fills_rings=True,
     ),
     Registration(lambda c: c.off_cpu, _waits, _waits_object, fills_rings=True),
+    Registration(
+        lambda c: c.traces and (c.on_cpu or c.off_cpu),
+        lambda it: TraceCollector(it.kernel, it.config.hz),
+        lambda _: TraceCollector.bpf_object(),
+        fills_rings=True,
+    ),
     Registration(lambda c: c.device_calls, _device_calls, lambda _: DeviceCalls.bpf_object()),
     Registration(
         lambda c: c.host_metrics,

@@ -70,6 +70,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("-f", "--force", action="store_true", help="overwrite FILE if it exists")
     add("--group-pressure", action="store_true",
         help="pressure (PSI) of control groups without a limit, too")  # fmt: skip
+    add("--traces", action="store_true",
+        help="follow HTTP requests with the header traceparent (W3C): their samples and waits by "
+        "trace")  # fmt: skip
     add("--no-device", action="store_true", help="no device calls, no device metrics")
     log_output.add_options(parser)
     add(end_with_input.FLAG, action="store_true", help=end_with_input.HELP)
@@ -156,6 +159,8 @@ def _config(args: argparse.Namespace) -> Config:
     ):
         if value:
             flags[name] = value
+    if args.traces:
+        flags["traces"] = True
     if args.group_pressure:
         flags["group_pressure"] = True
     if args.no_device:

@@ -82,6 +82,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="what the machine does, too: run queues, disks, network, memory")  # fmt: skip
     add("--group-pressure", action="store_true",
         help="pressure (PSI) of control groups, too: all, or those of the processes")  # fmt: skip
+    add("--traces", action="store_true",
+        help="follow HTTP requests with the header traceparent (W3C): their samples and waits by "
+        "trace")  # fmt: skip
     add("--no-offcpu", action="store_true", help="leave out what threads wait for")
     add("--no-device", action="store_true", help="leave out device calls and device time")
     add("--device-time", action="store_true",
@@ -205,6 +208,8 @@ def _config(args: argparse.Namespace, watched: list[int]) -> Config:
         flags["host_metrics"] = True
     if args.group_pressure:
         flags["group_pressure"] = True
+    if args.traces:
+        flags["traces"] = True
     if args.no_offcpu:
         flags["off_cpu"] = False
     if args.no_device:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import mmap
 import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ LOSSES = (
     "together",
     "share",
     "over_budget",
+    "several_requests",
 )
 """Names of `enum sonde_loss`, in its order."""
 
@@ -54,10 +56,16 @@ MAX_CHOSEN: Final = 512
 """Processes that are counted or sampled, where only chosen ones are (`Kernel.choose`)."""
 WITHOUT_STACKS, WITH_STACKS = b"\x01", b"\x02"
 """Values of the map `chosen`: enum closeness of bpf/chosen.h."""
+TRACING: Final = frozenset(("cpu", "waits"))
+"""Objects that note samples of traced requests."""
 CHOOSING: Final = frozenset(("cpu", "waits"))
 """Objects that look up whether a process is chosen."""
-SHARED_MAPS: Final = ("stacks", "chosen")
+SHARED_MAPS: Final = ("stacks", "chosen", "traced", "trace_contexts")
 """Shared by all that take stacks; owned by unwind.bpf.c, too."""
+TRACED_BYTES: Final = 512 << 10
+"""Of the ring of samples of traced requests, where those are followed."""
+TRACED_THREADS: Final = 8192
+"""Threads that work on requests; of more, those that received one last."""
 
 MAX_TYPE_BYTES: Final = 64 << 20
 """Of the kernel's BTF, that are searched."""
@@ -95,11 +103,17 @@ class Kernel:
     """
 
     def __init__(
-        self, pids: Iterable[int] | None, skip_self: bool = False, chooses: bool = False
+        self,
+        pids: Iterable[int] | None,
+        skip_self: bool = False,
+        chooses: bool = False,
+        traces: bool = False,
     ) -> None:
         """`pids`: the watched processes, with their descendants; None for all. `chooses`: stacks
-        are taken and waits counted only of the processes of `choose`."""
+        are taken and waits counted only of the processes of `choose`. `traces`: samples and waits
+        of traced requests are noted."""
         self._chooses = chooses
+        self._traces = traces
         self._chosen: dict[int, bool] = {}
         self.max_stacks = by_cpus(STACKS)
         self._stack_seed = int.from_bytes(os.urandom(8), "little")
@@ -127,6 +141,8 @@ class Kernel:
                 "unwind_wanted": NEWLY_MET,
                 "stacks": self.max_stacks,
                 "chosen": MAX_CHOSEN if self._chooses else 1,
+                "traced": TRACED_BYTES if self._traces else mmap.PAGESIZE,
+                "trace_contexts": TRACED_THREADS if self._traces else 1,
             }
             with _refusals():
                 self._unwind = _native.Bpf("unwind", {}, self._shared, (), max_entries)
@@ -209,6 +225,8 @@ class Kernel:
             constants["stack_seed"] = self._stack_seed
         if "filter_targets" not in self._constants and wanted.name != "targets":
             max_entries["targets"] = 1  # no program looks into it
+        if wanted.name in TRACING:
+            constants["trace_requests"] = int(self._traces)
         if wanted.name in CHOOSING:
             constants["chosen_only"] = int(self._chooses)
         return wanted.name, constants, self._shared, wanted.skip, max_entries

@@ -38,6 +38,31 @@ class SampleRow(NamedTuple):
     """bytes, for calls that move or allocate"""
 
 
+class TracedRow(NamedTuple):
+    """Samples and waits of threads that worked on a traced request, one by one: what `sample` has
+    of them, with the request's trace. Weights as in `sample`."""
+
+    time_ns: int
+    """of a sample; of a wait, from when on it counts"""
+    kind: str
+    """cpu | blocked | runqueue"""
+    name: str
+    """'' for cpu; reason of a wait"""
+    trace_id: str
+    """32 hexadecimal digits: W3C trace id of the request"""
+    span_id: str
+    """16 hexadecimal digits: the caller's span, the parent of the server's"""
+    pid: int
+    start_ns: int
+    tid: int
+    stack_id: int
+    """key into `stack`"""
+    weight_count: float
+    """samples, waits"""
+    weight_ns: float
+    """time"""
+
+
 class ActivityRow(NamedTuple):
     """Totals of a thread over an interval, without stacks: waits by reason, device calls by
     function. Exact, but that of a thread's many waits under a millisecond some, drawn by chance,
@@ -168,6 +193,9 @@ class EventRow(NamedTuple):
 SampleTuple = tuple[int, str, str, int, int, int, int, float, float, float]
 """The shape of SampleRow."""
 
+TracedTuple = tuple[int, str, str, str, str, int, int, int, int, float, float]
+"""The shape of TracedRow."""
+
 ActivityTuple = tuple[
     int, str, str, str, str, str, int, int, int, int, int, int, int, int, int, int
 ]
@@ -181,15 +209,17 @@ class Rows(TypedDict, total=False):
     """Rows that collectors write, by table."""
 
     sample: list[SampleTuple]
+    traced: list[TracedTuple]
     activity: list[ActivityTuple]
     usage: list[UsageTuple]
     device_run: list[DeviceRunRow]
     event: list[EventRow]
 
 
-_Record = TypeVar("_Record", SampleRow, ActivityRow, UsageRow, DeviceRunRow, EventRow)
+_Record = TypeVar("_Record", SampleRow, TracedRow, ActivityRow, UsageRow, DeviceRunRow, EventRow)
 _TABLES: Mapping[type, str] = {
     SampleRow: "sample",
+    TracedRow: "traced",
     ActivityRow: "activity",
     UsageRow: "usage",
     DeviceRunRow: "device_run",
@@ -205,6 +235,8 @@ class RowLists:
 
     @overload
     def add(self, table: Literal["sample"], row: SampleTuple) -> None: ...
+    @overload
+    def add(self, table: Literal["traced"], row: TracedTuple) -> None: ...
     @overload
     def add(self, table: Literal["activity"], row: ActivityTuple) -> None: ...
     @overload

@@ -17,7 +17,7 @@ I64 = npt.NDArray[np.int64]
 
 _LOW_HALF = 0xFFFFFFFF
 
-OF_THREADS = ("sample", "activity", "device_run")
+OF_THREADS = ("sample", "traced", "activity", "device_run")
 """Tables whose rows are of threads."""
 OF_PROCESSES = (*OF_THREADS, "usage")
 """Tables whose rows are of processes."""

@@ -93,6 +93,7 @@ LOSS_TEXT = {
     "mappings": "mappings that could not be followed; when they are unmapped is not seen",
     "share": "launches beyond one process's or user's share of the table of stacks; counted without"
     " a stack",
+    "several_requests": "traced requests of a thread that had others to answer (an event loop)",
     "over_budget": "device calls left out because their user or container called the function so"
     " often that its probe cost too much",
     "libraries_refused": "libraries of drivers that were not loaded, because others than root could"

@@ -42,6 +42,21 @@ TABLES: dict[str, pa.Schema] = {
             "weight_bytes": _F64,
         }
     ),
+    "traced": pa.schema(
+        {
+            "time_ns": _U64,
+            "kind": _NAME,
+            "name": _NAME,
+            "trace_id": _NAME,
+            "span_id": _NAME,
+            "pid": _U32,
+            "start_ns": _U64,
+            "tid": _U32,
+            "stack_id": _U64,
+            "weight_count": _F64,
+            "weight_ns": _F64,
+        }
+    ),
     "activity": pa.schema(
         {
             "time_ns": _U64,

@@ -51,6 +51,10 @@ that file or the file of `SUMMED_TABLE` with its sums."""
 SUMMED_TABLE = "sample_summed"
 """The table whose files have such sums, one for each file of `sample` that is summed up
 (src/sonde/store/tables.py)."""
+TRACED_SUMS = (
+    "(SELECT *, CAST(0 AS DOUBLE) AS weight_bytes, CAST(1 AS BIGINT) AS rows FROM traced) AS one"
+)
+"""In place of `SUMS_VIEW`: the samples and waits of traced requests."""
 _OWNERS = ("user", "pod", "namespace", "job", "comm", "exe", "container", "unit")
 """Columns of `process` that a selection may name."""
 
@@ -78,6 +82,13 @@ class Selection:
     """Kernels, reasons of waits, functions of calls."""
     owners: Mapping[str, str] | None = None
     """Columns of `process` (of `_OWNERS`) and the values that they must have."""
+    trace: str = ""
+    """The trace id of a request: only its samples and waits (`sums`)."""
+
+    @property
+    def sums(self) -> str:
+        """What sums of weights are read from: `SUMS_VIEW`, or the samples of traced requests."""
+        return TRACED_SUMS if self.trace else SUMS_VIEW
 
     def sql(
         self, time: str = "time_ns", kind: bool = True, process: bool = True
@@ -92,6 +103,9 @@ class Selection:
         if kind:
             required.append("kind = ?")
             parameters.append(self.kind)
+        if kind and self.trace:
+            required.append("trace_id = ?")
+            parameters.append(self.trace)
         allowed: tuple[tuple[str, Sequence[Any]], ...] = (
             ("node", self.nodes),
             ("pid", self.pids if process else ()),
@@ -373,7 +387,7 @@ def flame_graph(
     return session.arrow(
         "WITH weight AS ("
         " SELECT stack, sum(weight_count) AS n, sum(weight_ns) AS ns, sum(weight_bytes) AS bytes"
-        f" FROM {SUMS_VIEW} {clause} GROUP BY stack"
+        f" FROM {selection.sums} {clause} GROUP BY stack"
         f" ORDER BY sum(weight_ns) DESC, sum(weight_bytes) DESC, stack LIMIT {int(limit)}), "
         "once AS (SELECT key, any_value(frame_keys) AS frame_keys FROM stack"
         " WHERE key IN (SELECT stack FROM weight) GROUP BY key), "
@@ -395,11 +409,12 @@ def _grouped_flame_graph(
     key = ", ".join(GROUPS[by])
     number = "tid" if by == "thread" else "pid"
     whose = "" if len(selection.nodes) == 1 else "w.node || ' ' || "
+    rows = TRACED_SUMS if selection.trace else "sample"  # sums have no threads
     clause, parameters = selection.sql()
     return session.arrow(
         "WITH weight AS ("
         f" SELECT stack, {key}, sum(weight_count) AS n, sum(weight_ns) AS ns,"
-        f" sum(weight_bytes) AS bytes FROM sample {clause} GROUP BY stack, {key}"
+        f" sum(weight_bytes) AS bytes FROM {rows} {clause} GROUP BY stack, {key}"
         f" ORDER BY sum(weight_ns) DESC, sum(weight_bytes) DESC, stack, {key}"
         f" LIMIT {int(limit)}), "
         "once AS (SELECT key, any_value(frame_keys) AS frame_keys FROM stack"
@@ -443,14 +458,14 @@ def totals(session: StoreTables, selection: Selection) -> dict[str, float]:
     row = session.arrow(
         "SELECT coalesce(sum(rows), 0) AS rows, coalesce(sum(weight_count), 0) AS n,"
         " coalesce(sum(weight_ns), 0) AS ns, coalesce(sum(weight_bytes), 0) AS bytes"
-        f" FROM {SUMS_VIEW} {clause}",
+        f" FROM {selection.sums} {clause}",
         parameters,
     ).to_pylist()[0]
     return {name: float(value) for name, value in row.items()}
 
 
 _MEMBERS = (
-    "weight{at} AS (SELECT stack, sum(weight_ns) AS ns FROM sample_sums {clause} GROUP BY stack), "
+    "weight{at} AS (SELECT stack, sum(weight_ns) AS ns FROM {sums} {clause} GROUP BY stack), "
     "once{at} AS (SELECT key, any_value(frame_keys) AS frame_keys FROM stack"
     " WHERE key IN (SELECT stack FROM weight{at}) GROUP BY key), "
     "member{at} AS (SELECT DISTINCT key AS stack, unnest(frame_keys) AS frame FROM once{at}), "
@@ -459,10 +474,14 @@ _MEMBERS = (
     " GROUP BY frame), "
     "whole{at} AS (SELECT frame, sum(ns) AS ns FROM member{at} JOIN weight{at} USING (stack)"
     " GROUP BY frame), "
-    'named{at} AS (SELECT key, any_value(function) AS function, any_value("binary") AS "binary"'
+    'known{at} AS (SELECT key, any_value(function) AS function, any_value("binary") AS "binary"'
     " FROM frame GROUP BY key), "
+    "named{at} AS (SELECT key, \"binary\", CASE WHEN function <> '' THEN function"
+    " WHEN \"binary\" LIKE '[%' THEN \"binary\" WHEN \"binary\" <> '' THEN '[' || \"binary\" || ']'"
+    " END AS function FROM known{at}), "
     "function{at} AS ("
-    "SELECT coalesce(n.function, '') AS function, coalesce(n.\"binary\", '') AS \"binary\","
+    "SELECT coalesce(n.function, '[unknown]') AS function,"
+    ' coalesce(n."binary", \'\') AS "binary",'
     " sum(coalesce(o.ns, 0)) AS own_ns, sum(w.ns) AS total_ns"
     " FROM whole{at} w LEFT JOIN own{at} o USING (frame) LEFT JOIN named{at} n ON n.key = w.frame"
     " GROUP BY 1, 2)"
@@ -473,12 +492,13 @@ _MEMBERS = (
 
 
 def top_functions(session: StoreTables, selection: Selection, limit: int = 50) -> pa.Table:
-    """Functions by own (self) time, at most `limit`: function, binary, own_ns, total_ns.
+    """Functions by own (self) time, at most `limit`: function, binary, own_ns, total_ns. Code
+    without a name is one function a binary, called [BINARY] as in a flame graph.
 
     A function that is twice in a stack at two lines counts twice in `total_ns`.
     """
     clause, parameters = selection.sql()
-    members = _MEMBERS.format(clause=clause, at="")
+    members = _MEMBERS.format(sums=selection.sums, clause=clause, at="")
     return bounded(
         session,
         f"WITH {members} SELECT * FROM function ORDER BY own_ns DESC, total_ns DESC, 1, 2",
@@ -497,7 +517,7 @@ def difference(
     parameters: list[Any] = []
     for at, selection in enumerate((before, after)):
         clause, own_parameters = selection.sql()
-        parts.append(_MEMBERS.format(clause=clause, at=at))
+        parts.append(_MEMBERS.format(sums=selection.sums, clause=clause, at=at))
         parameters += own_parameters
     return bounded(
         session,

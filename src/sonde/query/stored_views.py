@@ -205,7 +205,7 @@ def processes(session: StoreTables, selection: Selection, limit: int = 50) -> pa
     who = ", ".join(f"any_value({name}) AS {name}" for name in names)
     found = session.arrow(
         "WITH w AS (SELECT node, pid, start_ns, sum(weight_count) AS n, sum(weight_ns) AS ns,"
-        f" sum(weight_bytes) AS bytes FROM {SUMS_VIEW} {clause} GROUP BY ALL"
+        f" sum(weight_bytes) AS bytes FROM {selection.sums} {clause} GROUP BY ALL"
         f" ORDER BY ns DESC, bytes DESC, node, pid LIMIT {min(int(limit), MAX_ROWS)}), "
         f"p AS (SELECT node, pid, start_ns, {who} FROM process"
         " WHERE (node, pid, start_ns) IN (SELECT node, pid, start_ns FROM w) GROUP BY ALL) "
@@ -226,7 +226,7 @@ def names(session: StoreTables, selection: Selection, limit: int = 50) -> pa.Tab
     return bounded(
         session,
         "SELECT name, sum(weight_count) AS n, sum(weight_ns) AS ns, sum(weight_bytes) AS bytes"
-        f" FROM {SUMS_VIEW} {clause} GROUP BY name ORDER BY ns DESC, bytes DESC, name",
+        f" FROM {selection.sums} {clause} GROUP BY name ORDER BY ns DESC, bytes DESC, name",
         parameters,
         MAX_ROWS,
         limit,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,14 @@ import pyarrow.compute as pc
 from sonde.errors import CaptureTooLarge, UsageError
 from sonde.export import packed, strict_json
 from sonde.limits import common_length, cut
-from sonde.query import stored, stored_charts, stored_memory, stored_ranks, stored_views
+from sonde.query import (
+    stored,
+    stored_charts,
+    stored_memory,
+    stored_ranks,
+    stored_traces,
+    stored_views,
+)
 from sonde.query.stored import (
     QueryTimedOutError,
     Selection,
@@ -52,6 +60,12 @@ KINDS = ("cpu", "blocked", "runqueue", "device", "kernel", *MEMORY_KINDS)
 """Kinds of samples."""
 _OTHER_KINDS = ("block", "block-queue", "syscall")
 """Of the table `activity`, beside those of samples."""
+_TRACE = re.compile("[0-9a-fA-F]{32}")
+BY_TRACE = frozenset(
+    ("flamegraph", "flametree", "pprof", "totals", "top", "names", "processes", "traces")
+)
+"""Questions that a trace can be chosen for."""
+_LISTED_BY_TRACE = ", ".join(sorted(BY_TRACE))
 _OWNERS = ("user", "pod", "namespace", "job", "comm", "exe", "container", "unit")
 PARAMETERS: Mapping[str, str] = {
     "from": "seconds since 1970; default an hour before `to`",
@@ -60,6 +74,7 @@ PARAMETERS: Mapping[str, str] = {
     "node": "name of a node; may be repeated, as pid and name",
     "pid": "number of a process",
     "name": "kernel, reason of a wait, or function of a call",
+    "trace": "32 hexadecimal digits: trace id (W3C) of a request; kind cpu, blocked or runqueue",
     **dict.fromkeys(_OWNERS, "as in the table of processes"),
     "series": "name of a metric; of charts may be repeated",
     "points": "the most points of a series; of lanes: steps; up to 1440",
@@ -142,6 +157,7 @@ def parse(items: Iterable[tuple[str, str]]) -> Options:
         "pids": [_whole("pid", text, 1 << 32) for text in given.get("pid", [])],
         "names": given.get("name", []),
         "owners": {name: given[name][-1] for name in _OWNERS if name in given},
+        "trace": _trace(one("trace", "")),
     }
     before_end = _ns("before_to", one("before_to", str(start / 1e9)))
     before = _ns("before_from", one("before_from", str((before_end - (end - start)) / 1e9)))
@@ -169,6 +185,12 @@ def _ns(name: str, text: str) -> int:
     if not -_MAX_S <= seconds <= _MAX_S:
         raise UsageError(f"{name} is no time", "give seconds since 1970")
     return round(seconds * 1e9)
+
+
+def _trace(text: str) -> str:
+    if text and not _TRACE.fullmatch(text):
+        raise UsageError("trace is no trace id", "give its 32 hexadecimal digits")
+    return text.lower()
 
 
 def _whole(name: str, text: str, below: int) -> int:
@@ -358,6 +380,10 @@ QUESTIONS: Mapping[str, Question] = {
         "processes on devices by step or time: at work, in collectives",
         lambda s, o: timeline_answers.ranks(s, o.selection, o.points),
     ),
+    "traces": Question(
+        "traced requests by observed time: on a CPU, blocked, ready",
+        lambda s, o: stored_traces.traces(s, o.selection, o.limit),
+    ),
     "jobs": Question(
         "jobs whose runs on devices were timed: number of ranks, and when",
         lambda s, o: stored_ranks.jobs(s, o.selection, o.limit),
@@ -387,6 +413,10 @@ QUESTIONS: Mapping[str, Question] = {
 def ask(service: Service, caller: Caller, question: Question, options: Options) -> Answer:
     """Answer a question, within its time and memory. Raises CaptureError."""
     selection = options.selection
+    if selection.trace and not any(question is QUESTIONS[name] for name in BY_TRACE):
+        raise UsageError(
+            "this question is not about one request", f"leave trace out, or ask {_LISTED_BY_TRACE}"
+        )
     ends_s = time.monotonic() + service.limits.query_s
     if question is QUESTIONS["diff"]:
         earliest = min(selection.start_ns, options.before.start_ns)

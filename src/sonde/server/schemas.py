@@ -116,6 +116,12 @@ ANSWERS: Mapping[str, Schema] = {
     "top": _list(_object(function=_TEXT, binary=_TEXT, own_ns=_NUMBER, total_ns=_NUMBER)),
     "names": _list(_object(name=_TEXT, **_WEIGHTS)),
     "processes": _list(_object(node=_TEXT, pid=_INT, start_ns=_INT, **_WEIGHTS, **_PROCESS)),
+    "traces": _list(
+        _object(
+            trace_id=_TEXT, nodes=_INT, processes=_INT, first_ns=_INT, last_ns=_INT, n=_NUMBER,
+            cpu_ns=_NUMBER, blocked_ns=_NUMBER, runqueue_ns=_NUMBER,
+        )
+    ),
     "diff": _list(_object(function=_TEXT, binary=_TEXT, before=_NUMBER, after=_NUMBER)),
     "series": _list(
         _object(

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples and waits of traced requests, of real servers that know nothing of the recorder; callers
+are instrumented with OpenTelemetry's SDK."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import secrets
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.propagate import inject
+from opentelemetry.sdk.trace import TracerProvider
+
+from conftest import Record, Recorder
+from served import Server
+from sonde.query.capture import Capture
+from sonde.server.upload import upload
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+TRACER = TracerProvider().get_tracer("test")
+pytestmark = [pytest.mark.bpf]
+
+
+@contextmanager
+def served(program: str) -> Iterator[tuple[int, int]]:
+    """(pid, port) of a server."""
+    process = subprocess.Popen(
+        [sys.executable, str(PROGRAMS / program)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    try:
+        yield process.pid, int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def call(port: int, path: str, headers: dict[str, str] | None = None) -> tuple[str, str, str]:
+    """Ask as OpenTelemetry's instrumentation of a client does: (trace id, span id, answer)."""
+    with TRACER.start_as_current_span("call", kind=trace.SpanKind.CLIENT) as span:
+        if headers is None:
+            headers = {}
+            inject(headers)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("GET", path, headers=headers)
+        body = connection.getresponse().read().decode()
+        connection.close()
+        context = span.get_span_context()
+        return f"{context.trace_id:032x}", f"{context.span_id:016x}", body
+
+
+def sums(recorder: Recorder, trace_id: str) -> dict[str, float]:
+    """Seconds of a trace by kind."""
+    rows = recorder.rows(
+        "SELECT kind, sum(weight_ns) FROM traced WHERE trace_id = ? GROUP BY kind", trace_id
+    )
+    return {kind: ns / 1e9 for kind, ns in rows}
+
+
+def functions(capture: Capture, trace_id: str) -> set[str]:
+    """Of the on-CPU samples of a trace."""
+    traced, stack, frame = (capture.tables[name] for name in ("traced", "stack", "frame"))
+    stacks = {
+        row["stack_id"]
+        for row in traced.to_pylist()
+        if row["trace_id"] == trace_id and row["kind"] == "cpu"
+    }
+    frames = {
+        one for row in stack.to_pylist() if row["stack_id"] in stacks for one in row["frame_ids"]
+    }
+    return {row["function"] for row in frame.to_pylist() if row["frame_id"] in frames}
+
+
+def test_a_slow_request_has_its_own_samples_and_waits(record: Record) -> None:
+    with (
+        served("traced_server.py") as (pid, port),
+        record("-p", str(pid), "-F", "199", "--traces") as recorder,
+    ):
+        plain = call(port, "/spin/0.5", {})  # no header
+        spun = call(port, "/spin/1.5")
+        slept = call(port, "/sleep/1.5")
+        after = call(port, "/after")
+        call(port, "/quick")
+    found = sums(recorder, spun[0])
+    every = recorder.rows("SELECT count(DISTINCT trace_id) FROM traced")[0][0]
+    assert spun[2] == spun[0] and slept[2] == slept[0]  # the server's own span is of this trace
+    assert found["cpu"] == pytest.approx(1.5, rel=0.2)
+    assert not sums(recorder, slept[0]).get("cpu", 0.0) > 0.3
+    assert sums(recorder, after[0]).get("cpu", 0.0) < 0.1  # of the 0.5 s behind its answer
+    assert every <= 4 and not sums(recorder, plain[0])
+    (span_ids,) = recorder.rows(
+        "SELECT list(DISTINCT span_id) FROM traced WHERE trace_id = ?", spun[0]
+    )
+    assert span_ids == ([spun[1]],)  # the caller's span, the parent of the server's
+    assert "spin_for_request" in functions(recorder.capture, spun[0])
+    # `traced` repeats what `sample` has, and takes nothing from it.
+    whole = recorder.rows("SELECT sum(weight_ns) / 1e9 FROM sample WHERE kind = 'cpu'")[0][0]
+    assert whole > found["cpu"] + 0.8
+
+
+def test_a_trace_opens_its_flame_graph_at_a_server(record: Record, tmp_path: Path) -> None:
+    with (
+        served("traced_server.py") as (pid, port),
+        record("-p", str(pid), "-F", "199", "--traces") as recorder,
+    ):
+        call(port, "/spin/0.5")
+        trace_id, _, _ = call(port, "/spin/1")
+        call(port, "/sleep/0.3")
+    expected = sums(recorder, trace_id)
+    (tmp_path / "store").mkdir(mode=0o700)
+    with Server(tmp_path / "store") as server:
+        upload(recorder.path, f"http://127.0.0.1:{server.port}", "n")
+        server.wait_for(1)
+        chosen = {"trace": trace_id, "from": 0}
+        tree = server.ask("flametree", **chosen)
+        every = server.ask("flametree", **{"from": 0})
+        listed = server.ask("traces", **{"from": 0})
+        top = server.ask("top", **chosen)
+        refused = server.get("/v1/charts", **chosen), server.get("/v1/top", trace="x")
+        nobody = server.ask("totals", **{"trace": "ab" * 16, "from": 0})
+    assert tree["total"] == pytest.approx(expected["cpu"] * 1e9)
+    assert tree["total"] < every["total"]
+    assert "spin_for_request" in json.dumps(tree["root"])
+    assert listed[0]["trace_id"] == trace_id
+    assert listed[0]["cpu_ns"] == pytest.approx(expected["cpu"] * 1e9)
+    assert sum(row["own_ns"] for row in top) == pytest.approx(tree["total"])
+    assert all(row["function"] for row in top)
+    assert [status for status, _ in refused] == [400, 400] and nobody["n"] == 0
+
+
+def test_an_event_loop_counts_for_no_request(record: Record) -> None:
+    with (
+        served("traced_loop.py") as (pid, port),
+        record("-p", str(pid), "-F", "199", "--traces") as recorder,
+    ):
+        alone = call(port, "/")
+        threads = [threading.Thread(target=call, args=(port, "/")) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        again = call(port, "/")
+    for one in (alone, again):
+        assert sums(recorder, one[0])["cpu"] == pytest.approx(0.4, rel=0.4)
+    mixed = recorder.rows(
+        "SELECT coalesce(sum(weight_ns), 0) / 1e9 FROM traced WHERE kind = 'cpu'"
+        " AND trace_id NOT IN (?, ?)",
+        alone[0],
+        again[0],
+    )[0][0]
+    assert mixed < 0.6  # of 2.4 s: the first of the six, until the second came, and the last
+    assert recorder.losses()["traces.several_requests"] >= 1
+
+
+def test_waits_of_requests_are_those_of_their_thread(record: Record) -> None:
+    with (
+        served("traced_server.py") as (pid, port),
+        record("-p", str(pid), "-F", "19", "--traces") as recorder,
+    ):
+        asked = [call(port, "/sleep/0.1")[0] for _ in range(20)]
+    found = [sums(recorder, one).get("blocked", 0.0) for one in asked]
+    assert sum(found) > 0  # which waits have a stack is drawn where the machine has many
+    # None is of another thread, or of another time than that of the requests.
+    strange = recorder.rows(
+        "SELECT count(*) FROM traced t LEFT JOIN sample s ON t.tid = s.tid AND t.stack = s.stack"
+        " AND t.kind = s.kind WHERE s.tid IS NULL"
+    )
+    assert strange == [(0,)]
+    traced_ns, sampled_ns = (
+        recorder.rows(f"SELECT sum(weight_ns) FROM {table} WHERE kind = 'blocked'")[0][0]
+        for table in ("traced", "sample")
+    )
+    assert traced_ns <= sampled_ns
+
+
+def test_headers_that_are_no_trace_count_for_none(record: Record) -> None:
+    with (
+        served("traced_server.py") as (pid, port),
+        record("-p", str(pid), "-F", "199", "--traces") as recorder,
+    ):
+        number, span = secrets.token_hex(16), secrets.token_hex(8)
+        for value in (
+            f"00-{'0' * 32}-{span}-01",
+            f"00-{number}-{'0' * 16}-01",
+            f"ff-{number}-{span}-01",
+            f"00-{number.upper()}Z-{span}-01",
+            f"00-{number}-{span}",
+            "00-" + "é" * 20,
+            "",
+        ):
+            call(port, "/spin/0.2", {"traceparent": value.encode("utf-8").decode("latin-1")})
+        padding = {f"X-{at}": "x" * 200 for at in range(25)}
+        call(port, "/spin/0.2", padding | {"traceparent": f"00-{number}-{span}-01"})  # too far
+        assert recorder.process.poll() is None
+        late = call(
+            port, "/spin/0.5", {"X-Long": "y" * 2000, "TraceParent": f"00-{number}-{span}-00"}
+        )
+    assert {row[0] for row in recorder.rows("SELECT DISTINCT trace_id FROM traced")} == {number}
+    assert sums(recorder, number)["cpu"] == pytest.approx(0.5, rel=0.4), late
+
+
+def test_without_the_option_nothing_is_followed(record: Record) -> None:
+    with (
+        served("traced_server.py") as (pid, port),
+        record("-p", str(pid), "-F", "199") as recorder,
+    ):
+        call(port, "/spin/0.3")
+    assert recorder.rows("SELECT count(*) FROM traced")[0][0] == 0
