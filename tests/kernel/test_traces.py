@@ -10,6 +10,7 @@ import secrets
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,6 +89,7 @@ def test_a_slow_request_has_its_own_samples_and_waits(record: Record) -> None:
         spun = call(port, "/spin/1.5")
         slept = call(port, "/sleep/1.5")
         after = call(port, "/after")
+        time.sleep(1)  # it computes on, behind its answer
         call(port, "/quick")
     found = sums(recorder, spun[0])
     every = recorder.rows("SELECT count(DISTINCT trace_id) FROM traced")[0][0]
