@@ -105,7 +105,7 @@ def test_a_slow_request_has_its_own_samples_and_waits(record: Record) -> None:
     assert "spin_for_request" in functions(recorder.capture, spun[0])
     # `traced` repeats what `sample` has, and takes nothing from it.
     whole = recorder.rows("SELECT sum(weight_ns) / 1e9 FROM sample WHERE kind = 'cpu'")[0][0]
-    assert whole > found["cpu"] + 0.8
+    assert whole == pytest.approx(found["cpu"] + 1.0, abs=0.4)  # no header, and behind an answer
 
 
 def test_a_trace_opens_its_flame_graph_at_a_server(record: Record, tmp_path: Path) -> None:
