@@ -123,10 +123,16 @@ def main() -> None:
         _run_all(args)
 
 
+def _key(line: dict[str, Any]) -> str:
+    """Of a trial that was written to the file, where it has a field more."""
+    names = ("fault", "victim", "level", "seed")
+    return Trial(**{name: line[name] for name in names}).key
+
+
 def _run_all(args: argparse.Namespace) -> None:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     lines = args.out.read_text().splitlines() if args.out.exists() else []
-    done = {Trial(**line).key for line in map(json.loads, lines) if "fault" in line}
+    done = {_key(line) for line in map(json.loads, lines) if "fault" in line}
     plans = [plan(name, args.trials, args.seed) for name in args.only or EVERY]
     # In rounds, so that one that is ended early has something of each.
     todo = [trials[number] for number in range(args.trials) for trials in plans]

@@ -128,7 +128,11 @@ def scores(trials: Sequence[Line]) -> dict[str, Any]:
         "offender_right": sum(_offender(it) == "right" for it in with_culprit),
         "offender_wrong": sum(_offender(it) == "wrong" for it in hurt),
         "offender_of": len(with_culprit),
+        "as_part": sum(bool(it.get("part_of")) for it in found),
         "false_alarms": false,
+        "false_alarms_as_part": sum(
+            bool(it.get("part_of")) for trial in good for it in false_alarms(trial)
+        ),
         "quiet_hours": round(hours, 3),
         "benign_alarmed": sum(bool(false_alarms(it)) for it in good if it not in faults),
         "agent_cpu_median": _median([it["agent_cpu"] for it in good if it["agent_cpu"] >= 0]),
@@ -203,6 +207,7 @@ def brief(trial: Line) -> Line:
             "explanation_s": round((alarm["explained_ns"] - alarm["noticed_ns"]) / 1e9, 3),
             "causes": causes_of(alarm),
             "offender": _offender(trial),
+            "as_part": bool(alarm.get("part_of")),
         }
     return found
 

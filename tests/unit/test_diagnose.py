@@ -250,7 +250,10 @@ def test_segments_that_others_send_again_are_no_fault_of_a_program_s_path(pid, p
         one.processes[VICTIM].flows.append(FlowUse("10.0.0.2:80", "send", 10))
         one.processes[pid].flows.append(FlowUse(peer, "retransmit", 5))
 
-    found = verdict(slow, peers={"10.0.0.2:80": "established"})
+    before = [usual(number) for number in range(TICKS)]
+    before[0].processes[VICTIM].flows.append(FlowUse("10.0.0.2:80", "send", 10))
+
+    found = verdict(slow, before, peers={"10.0.0.2:80": "established"})
 
     assert found.cause == cause
 

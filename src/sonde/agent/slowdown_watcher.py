@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -31,6 +32,7 @@ from sonde.diagnose.detector import Detector, Suspicion
 from sonde.diagnose.early import EarlyWarning
 from sonde.diagnose.incident import Incident, Verdict
 from sonde.diagnose.moments import Facts, Moment, Place, Who, Window
+from sonde.diagnose.open_incidents import OpenIncidents
 from sonde.diagnose.selection import Selection
 from sonde.diagnose.series import Series
 from sonde.model.code import KnownFrame
@@ -47,14 +49,19 @@ LOOKS_AT_DEVICES_S: Final = (0.6, 1.4, 2.8)
 """The same of a process that calls a device: what its driver knows comes once a second."""
 MAX_WAKERS: Final = 8
 """Processes that ended the victim's waits and are checked for whether they serve files (FUSE)."""
+MAX_BUSIEST: Final = 8
+"""Processes that used most CPU time, which are named with their scripts."""
+MAX_COMMAND: Final = 160
+"""Characters of a name with its script: a process may give itself any."""
 MAX_NAMES: Final = 8_192
 """Processes whose names, and whose CPU affinities, are remembered."""
 MAX_ANCESTORS: Final = 16
 """Of a process in a window, whose names are in it, too."""
 MIN_BEFORE_NS: Final = 1_500_000_000
 """Stacks are used where they were taken for at least this long before a slowdown."""
-MIN_NAMED_NS: Final = 45_000_000
-"""Two samples: a stack is named once it stands for this much time; most are seen only once."""
+MIN_NAMED_NS: Final = 15_000_000
+"""A stack is named once it stands for this much time: less than one sample of a CPU. Programs that
+compute are seen at other addresses in each sample."""
 SUSPECTED: Final = 1000.0
 """What naming a stack of a suspected process is worth, times that of others."""
 MAX_AFFINITIES: Final = 12
@@ -86,6 +93,15 @@ def _without_places(moment: Moment, pid: int) -> Moment:
     on_cpu = [Place(place.tid, "", 0, place.ns) for place in one.places if not place.reason]
     bare = msgspec.structs.replace(one, places=on_cpu)
     return msgspec.structs.replace(moment, processes={**moment.processes, pid: bare})
+
+
+def _busiest(moments: Sequence[Moment]) -> list[int]:
+    """Processes that used most CPU time: one of them may be named as an offender."""
+    used: Counter[int] = Counter()
+    for moment in moments:
+        for pid, one in moment.processes.items():
+            used[pid] += one.usage.cpu_ns
+    return [pid for pid, _ in used.most_common(MAX_BUSIEST)]
 
 
 class _KernelThreads(Container[int]):
@@ -124,17 +140,20 @@ class Watcher:
     ) -> None:
         """`frames_of`: the frames of a stack by its id; `process_of`: a process by pid and start,
         `running`: the one that has a pid now. `hz`: on-CPU samples a second. `report` is called for
-        every incident, and every change that is no fault, from another thread; `note` at every tick
-        with the values that are watched of each process; `failed` with the error of a look or an
-        explanation; `warn` with what is about to go wrong."""
+        every incident, its parts, and every change that is no fault, from another thread; `note` at
+        every tick with the values that are watched of each process; `failed` with the error of a
+        look or an explanation; `warn` with what is about to go wrong."""
         self._note = note
-        self._reports = StallReports(report)
+        known = OpenIncidents()
+        self._reports = StallReports(lambda it, rows: report(known.numbered(it), rows))
         self._process_of = process_of
         self._running = running
         self._maker = MomentMaker(frames_of, 1e9 / hz)
         self._kept: deque[Moment] = deque(maxlen=MAX_MOMENTS)
         self._who: dict[int, tuple[int, Who]] = {}
         """By pid: start, and who it is."""
+        self._commands: dict[int, int] = {}
+        """By pid: the start of a process that has its script in its name."""
         self._kernel = _KernelThreads(self._who_of)
         self._parties = Parties(self._maker.starts)
         self._selection = Selection(self._parties.of)
@@ -358,7 +377,9 @@ class Watcher:
         after = [moment for moment in kept if moment.start_ns >= began_ns]
         one.facts = [one.facts[0], self._facts.read(victim, self._wakers(victim, after))]
         pids = {pid for moment in (*before, *after) for pid in moment.processes}
-        pids |= self._all_wakers(victim, (*before, *after))
+        wakers = self._all_wakers(victim, (*before, *after))
+        pids |= wakers
+        self._find_commands({victim, *islice(wakers, MAX_WAKERS), *_busiest(after)})
         return Window(
             victim=victim,
             cpus=os.cpu_count() or 1,
@@ -369,6 +390,19 @@ class Watcher:
             facts=one.facts,
             noticed_by=[str(series) for series in one.suspicion.series],
         )
+
+    def _find_commands(self, pids: Iterable[int]) -> None:
+        """Have the names of these processes with their scripts: a file of each is read, once."""
+        for pid in pids:
+            known = self._who_of(pid)
+            start_ns = self._who[pid][0]
+            if known.is_kernel or self._commands.get(pid) == start_ns:
+                continue
+            self._commands[pid] = start_ns
+            name = procfs.command_of(pid, known.name)[:MAX_COMMAND]
+            self._who[pid] = (start_ns, msgspec.structs.replace(known, name=name))
+        while len(self._commands) > MAX_NAMES:
+            del self._commands[next(iter(self._commands))]
 
     @staticmethod
     def _wakers(victim: int, moments: Iterable[Moment]) -> list[int]:

@@ -9,6 +9,8 @@ import json
 import signal
 import sys
 import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +33,8 @@ examples:
   sudo sonde diagnose --keep incidents.d, then: sonde incidents incidents.d
 
 Prints an incident when a process has become slower and the cause is known, or is not after a fair
-look. An offender is named only with evidence from that very time. No data leaves this machine
+look. One cause is one incident as long as it goes on, however many processes it slows. An
+offender is named only with evidence from that very time. No data leaves this machine
 unless a URL names a destination.
 """
 TICK_S = 0.25
@@ -44,6 +47,10 @@ NO_SPANS_MS = 60_000.0
 """Waits from this length on are recorded one by one: next to none."""
 MIN_CPU = 0.02
 """Of a CPU: processes that use less, and no disk, are left out of the file of `--rows`."""
+MAX_PARTS = 256
+"""Names of programs that are counted by one incident; incidents whose parts are printed by name."""
+SHOWN = 4
+"""Of these, those that are printed."""
 NICE = -5
 """Higher priority than others have, to observe in time that they lack a CPU."""
 
@@ -61,7 +68,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--for", type=_seconds, metavar="S", dest="seconds", help="end after S seconds (30, 30s)")
     add("--json", action="store_true", help="print each incident as a line of JSON")
     add("--early", action="store_true", help="also warn of what is about to go wrong")
-    add("--all", action="store_true", help="also changes that are no fault")
+    add(
+        "--all",
+        action="store_true",
+        help="also changes that are no fault, and parts of incidents that go on",
+    )
     add("--keep", type=Path, metavar="FOLDER", help="write each incident with its rows there")
     add("--rows", type=Path, metavar="FILE",
         help="write what is watched of each process, a line of JSON a tick")  # fmt: skip
@@ -131,6 +142,7 @@ def _run(args: argparse.Namespace) -> int:
     agent.run(lambda: bool(signals) or time.monotonic() >= until_s, lambda _: None, until_s)
     watcher.close()
     agent.stop()
+    printer.close()
     for text in agent.left_behind():
         print(f"sonde: {one_line(text)}", file=sys.stderr)
     exporters.close()
@@ -169,6 +181,26 @@ class Notebook:
             os.write(self._fd, json.dumps(line).encode() + b"\n")
 
 
+@dataclass(slots=True)
+class Parts:
+    """Slowdowns that belong to one incident."""
+
+    count: int = 0
+    names: Counter[str] = field(default_factory=Counter)
+
+    def add(self, incident: Incident) -> None:
+        """Count one."""
+        self.count += 1
+        if incident.victim_name in self.names or len(self.names) < MAX_PARTS:
+            self.names[incident.victim_name] += 1
+
+    def text(self) -> str:
+        """How many slowdowns, of which programs most."""
+        most = ", ".join(f"{name} {count}" for name, count in self.names.most_common(SHOWN))
+        more = "1 more slowdown" if self.count == 1 else f"{self.count} more slowdowns"
+        return f"{more}, of {most}"
+
+
 class Printer:
     """Prints incidents as they come, writes them to a folder, and hands them to exporters."""
 
@@ -182,18 +214,41 @@ class Printer:
         self._folder = folder
         self._exporters = exporters
         self._count = 0
+        self._parts: defaultdict[int, Parts] = defaultdict(Parts)
+        """Of incidents that go on, by number, since they were printed last."""
+        self._titles: dict[int, str] = {}
+        """Of incidents that were printed, by number: the cause and the victim."""
 
     def take(self, incident: Incident, window: Window) -> None:
         """Take an incident; called from other threads, one at a time."""
-        self._exporters.take(incident)
-        if not incident.verdict.is_fault and not self._changes_too:
+        if not incident.part_of:
+            self._exporters.take(incident)
+        elif not self._as_json and not self._changes_too:
+            self._parts[incident.part_of].add(incident)
+        is_news = incident.verdict.is_fault and not incident.part_of
+        if not is_news and not self._changes_too:
             return
+        self._print_parts()
         from sonde.cli.incidents import as_json, as_text
 
         self._count += 1
+        cause, name = incident.verdict.cause, incident.victim_name
+        self._titles[incident.number] = f"{cause} of {name} ({incident.victim})"
+        while len(self._titles) > MAX_PARTS:
+            del self._titles[next(iter(self._titles))]
         if self._folder is not None:
             self._keep(self._folder, incident, window)
         print(as_json(incident) if self._as_json else as_text(incident), flush=True)
+
+    def _print_parts(self) -> None:
+        for number, parts in self._parts.items():
+            title = self._titles.get(number, "an earlier incident")
+            print(one_line(f"{title} goes on: {parts.text()}"), flush=True)
+        self._parts.clear()
+
+    def close(self) -> None:
+        """Print what belongs to earlier incidents."""
+        self._print_parts()
 
     def warn(self, warning: EarlyWarning) -> None:
         """Print what is about to go wrong; it is neither kept nor exported."""

@@ -30,6 +30,10 @@ examples:
 MAX_BYTES = 64 << 20
 """Of one incident, unpacked."""
 SUFFIX = ".json.gz"
+LEAST_SLOWDOWN = 1.05
+"""Of less it does as much as before, later."""
+NO_WAITS = frozenset(("cpu", "queue", "sleep"))
+"""Parts of a verdict's `lost` that are no waits."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -189,5 +193,8 @@ def _summary(verdict: Verdict) -> str:
     first = verdict.candidates[0]
     if verdict.ranks:
         return f"its job makes no progress: {first.cause}"
-    slower = f"{verdict.slowdown:.1f} times as slow" if verdict.slowdown > 1.05 else "slower"
+    waits_s = sum(s for part, s in verdict.lost.items() if part not in NO_WAITS)
+    slower = f"waits {waits_s:.2f} s more of each second"
+    if verdict.slowdown > LEAST_SLOWDOWN:
+        slower = f"{verdict.slowdown:.1f} times as slow"
     return f"{slower}: {first.cause} ({first.share:.0%} of the lost time)"

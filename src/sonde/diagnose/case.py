@@ -8,10 +8,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
+
 from sonde.diagnose import device_calls
 from sonde.diagnose.incident import Offender
 from sonde.diagnose.lost_time import Lost, Part, family, lost_time
 from sonde.diagnose.moments import DiskUse, Facts, Moment, ProcessMoment, Who, Window
+
+LEAST_HANDED = 0.05
+"""Seconds more in each second that it waited for a process of its family."""
+OWN = (Part.SLEEP, Part.DISK, Part.SYNC, Part.SERVED, Part.LOCK, Part.ASKED, Part.OTHER)
+"""Waits of a worker neither for a CPU nor until its results are taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,41 @@ class Case:
         self.lost: Lost = lost_time(window)
         self.first = window.facts[0] if window.facts else Facts()
         self.last = window.facts[-1] if window.facts else Facts()
+        self.handed = self.lost.parts.get(Part.HANDED, 0.0)
+        """Seconds more in each second that it waited for a process of its family."""
+        self._take_over()
+
+    def _take_over(self) -> None:
+        """Waits for a process of the family that lacked a CPU itself are part of the time without a
+        CPU, as far as that one did not work or wait longer by itself."""
+        handed = self.handed
+        if handed < LEAST_HANDED or self.handed_by is None:
+            return
+        its = self.of(self.handed_by).parts
+        lacked = min(handed, its.get(Part.READY, 0.0))
+        working = max(0.0, self.grew("cpu", self.handed_by)) + sum(its.get(it, 0.0) for it in OWN)
+        if lacked > working:
+            moved = handed * lacked / (lacked + working)
+            self.lost.parts[Part.HANDED] = handed - moved
+            self.lost.parts[Part.READY] = self.lost.parts.get(Part.READY, 0.0) + moved
+
+    @cached_property
+    def handed_by(self) -> int | None:
+        """The process of the family that ended most of the waits for its results."""
+        wakers = (pid for pid, _, _ in self.wakers(Part.HANDED))
+        return next((pid for pid in wakers if pid in self.own and pid != self.victim), None)
+
+    @cached_property
+    def first_asked(self) -> bool:
+        """Whether all peers to which it sends something are new: then their answers are not later
+        than before."""
+        before = segments(self.window.before, self.victim)
+        now = segments(self.window.after, self.victim).keys() & self.last.peers.keys()
+        return bool(now) and not any(before.get(peer) for peer in self.last.peers)
+
+    def of(self, pid: int) -> Lost:
+        """The lost time of another process, in the same moments."""
+        return lost_time(msgspec.structs.replace(self.window, victim=pid))
 
     @property
     def between_s(self) -> float:
@@ -128,6 +170,16 @@ class Case:
         whole = sum(sums.values())
         ranked = sorted(sums.items(), key=lambda it: -it[1])
         return [(text, ns / whole) for text, ns in ranked if text and whole]
+
+
+def segments(moments: Iterable[Moment], pid: int) -> dict[str, float]:
+    """TCP segments of a process by peer."""
+    found: dict[str, float] = defaultdict(float)
+    for moment in moments:
+        one = moment.processes.get(pid)
+        for flow in one.flows if one is not None else ():
+            found[flow.peer] += flow.segments
+    return found
 
 
 def _rates(moments: list[Moment]) -> dict[int, Rates]:

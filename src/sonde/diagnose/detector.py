@@ -41,6 +41,9 @@ DEVIATIONS = 5.0
 """A rise counts from this many standard deviations of the baseline on."""
 FAR_OUT = 2.5
 """A rise of this many times what counts is believed after one tick."""
+LEAST_PART = 0.3
+"""A rise of `Series.LOCK` counts by the usual CPU time, as if that were this many CPUs at least and
+one at most."""
 LARGE = 0.3
 """Seconds a second, or a share: a rise this large counts however much the series varied before."""
 WORKS_ON = 0.95
@@ -195,7 +198,10 @@ def _judge(pid: int, watched: _Watched, stacks_since_ns: int) -> Suspicion | Non
         return None
     before, recent = ticks[:-RECENT_TICKS], ticks[-RECENT_TICKS:]
     now = recent[-1][2]
-    if not any(now[series] > least for series, (least, _) in (*SURE.items(), *UNSURE.items())):
+    bounds = (*SURE.items(), *UNSURE.items())
+    if not any(
+        now[it] > least * (LEAST_PART if it == Series.LOCK else 1) for it, (least, _) in bounds
+    ):
         return None  # most ticks end here: nothing can have risen enough
     rows = [row for _, _, row in before]
     cpu = statistics.median(row[Series.CPU] for row in rows)
@@ -214,6 +220,9 @@ def _judge(pid: int, watched: _Watched, stacks_since_ns: int) -> Suspicion | Non
         if since:
             changed[series] = since
     for series, (least, spread) in UNSURE.items():
+        if series == Series.LOCK:  # a server that does little loses much by a short wait
+            part = min(1.0, max(LEAST_PART, cpu))
+            least, spread = least * part, spread * part
         since = _rise(series, rows, recent, least, spread)
         if not since:
             continue

@@ -12,9 +12,10 @@ from __future__ import annotations
 from sonde.diagnose.case import Case
 from sonde.diagnose.causes import JUDGES
 from sonde.diagnose.causes.stalled import explain_stall
-from sonde.diagnose.incident import Candidate, Change, FaultCause, Verdict
-from sonde.diagnose.lost_time import Part, lost_time
+from sonde.diagnose.incident import BY_KERNEL, Candidate, Change, FaultCause, Verdict
+from sonde.diagnose.lost_time import LEAST_PACE, Part, lost_time
 from sonde.diagnose.moments import Window
+from sonde.diagnose.past import past
 
 LEAST_LOST = 0.06
 """Seconds a second; less lost time is no fault."""
@@ -25,8 +26,6 @@ LASTS = 0.3
 LAST_MOMENTS = 2
 MORE_WORK = 1.15
 """Pace and CPU time, divided by what they were, of a program that has more to do."""
-LEAST_PACE = 4.0
-"""Fewer pieces of work a second show nothing."""
 OWN_BYTES = 2e6
 """Written or read a second more by the program itself."""
 UNKNOWN_SLOWDOWN = 1.4
@@ -40,6 +39,11 @@ TRANSIENT = frozenset(
 )
 """Causes that look at first like a checkpoint or a phase: reported at the last look only."""
 
+OF_WAITS = frozenset((FaultCause.LOCK, FaultCause.REMOTE_DEPENDENCY, FaultCause.UNKNOWN))
+"""Causes that are known by the victim's waits alone."""
+STOPPED = 12.0
+"""A program that does less by this factor for no reason but its work has gone on to something else:
+it waits for a child, a download, the next command."""
 OF_LOAD = frozenset(
     (
         *(FaultCause.UNKNOWN, FaultCause.CPU_CONTENTION, FaultCause.LOCK),
@@ -93,6 +97,8 @@ def _change(case: Case, candidates: list[Candidate]) -> tuple[Change | None, str
         ratio = lost.after.pace / lost.before.pace
         if ratio > MORE_WORK:
             return Change.LOAD, f"it does {ratio:.2f} times as many pieces of work"
+    if cause not in BY_KERNEL and (reason := _is_usual(case, cause)):
+        return Change.OWN_WORK, reason
     if cause != FaultCause.UNKNOWN:
         return None, ""
     if lost.share(Part.DEVICE, Part.STEPS, Part.BUILD, Part.MEMORY) > CLAIMED:
@@ -100,12 +106,29 @@ def _change(case: Case, candidates: list[Candidate]) -> tuple[Change | None, str
     largest = max(lost.parts, key=lambda part: lost.parts[part])
     if largest == Part.NETWORK and lost.asks_nobody:
         return Change.LOAD, "it waits to be asked"
+    if largest in (Part.NETWORK, Part.ASKED) and case.first_asked:
+        return Change.OWN_WORK, "it asks somebody whom it did not ask before"
     moved = case.grew("disk_bytes", case.victim)
     if largest in (Part.DISK, Part.SYNC) and moved > OWN_BYTES:
         return Change.OWN_WORK, f"it moves {moved / 1e6:.1f} MB/s more itself"
     if lost.slowdown < UNKNOWN_SLOWDOWN or lost.whole < UNKNOWN_LOST:
         return Change.PASSED, "a small slowdown that no cause accounts for"
     return None, ""
+
+
+def _is_usual(case: Case, cause: FaultCause) -> str:
+    """Why a slowdown is what the program does anyway; '' where it is not."""
+    lost, known = case.lost, past(case)
+    if known.is_short:
+        return "too little is known of what it did before"
+    if not known.waits_longer():
+        return "it waited about as long in a second before"
+    # A server that is asked as often as before does as much, later.
+    if not known.does_less() and not case.last.listens:
+        return "it does as much as in a second before"
+    if lost.slowdown > STOPPED and cause in OF_WAITS:
+        return "it stopped what it did, and waits"
+    return ""
 
 
 def _lasts(window: Window, whole: float) -> bool:

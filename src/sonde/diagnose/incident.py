@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 import msgspec
 
@@ -36,6 +37,15 @@ class FaultCause(enum.StrEnum):
     STALLED_JOB = "stalled-job"
     COLLECTIVE_MISMATCH = "collective-mismatch"
     UNKNOWN = "unknown"
+
+
+BY_KERNEL: Final = frozenset(
+    (
+        *(FaultCause.FROZEN, FaultCause.CPU_QUOTA, FaultCause.BAD_PINNING, FaultCause.RECLAIM),
+        *(FaultCause.DISK_THROTTLE, FaultCause.SLOW_FILE_SYSTEM, FaultCause.SLOW_NETWORK),
+    )
+)
+"""Causes for which the kernel has figures of the cause itself, whatever the program did before."""
 
 
 class Change(enum.StrEnum):
@@ -130,3 +140,8 @@ class Incident(msgspec.Struct, frozen=True):
     verdict: Verdict
     left_out: int = 0
     """Waits and places of the victim for which the moments had no room: its shortest ones."""
+    number: int = 0
+    """Of all that the agent found, from 1 on."""
+    part_of: int = 0
+    """The number of an incident of the same cause that was reported before and goes on; 0: it is
+    news."""

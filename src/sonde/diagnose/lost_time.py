@@ -7,6 +7,7 @@ import enum
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from sonde.diagnose import device_calls
 from sonde.diagnose.moments import Moment, ProcessMoment, Role, Wait, Window
@@ -19,6 +20,8 @@ from sonde.diagnose.series import (
     moves_bytes,
 )
 
+LEAST_PACE = 4.0
+"""Fewer pieces of work a second show nothing."""
 LEAST_CPU = 0.02
 LEAST_ENDED = 2.0
 """CPU seconds, and waits, in a second: a thread with less of both had no work."""
@@ -59,16 +62,28 @@ class Part(enum.StrEnum):
     STEPS = "steps"
     """Between calls of a device, as the program's steps follow each other more slowly, and nothing
     else accounts for it."""
+    QUEUE = "queue"
+    """On a futex in a queue or a condition, by its stack: until another thread has work for it."""
     SLEEP = "sleep"
     OTHER = "other"
 
 
 SLOWER_STEPS = 0.85
 """Part of the usual pace of steps below which they are slower."""
-HINDRANCES = tuple(part for part in Part if part not in (Part.CPU, Part.SLEEP))
+LOCKS = (Part.LOCK, Part.INTERPRETER_LOCK)
+SERVED_BY_KERNEL = (Part.SYNC, Part.DISK)
+"""Waits that a thread of the kernel ends, on a CPU that it took."""
+MORE_WAITS = 1.5
+"""Times as many waits as before: then what they bring with them is due to them."""
+HINDRANCES = tuple(part for part in Part if part not in (Part.CPU, Part.QUEUE, Part.SLEEP))
 """Parts that count as lost time."""
 LACKED = tuple(part for part in HINDRANCES if part != Part.OTHER)
 """Parts that a thread may lose in a call of a device, too."""
+OnCpu = defaultdict[int, dict[Role, float]]
+"""ns by thread and by what its code does."""
+NAMED = 0.15
+"""Part of the time on a CPU that has names, from which on the rest is taken to be alike."""
+_Key = TypeVar("_Key")
 Times = dict[int, dict[Part, float]]
 """Seconds a second by thread and part."""
 
@@ -87,6 +102,12 @@ class Side:
     """The longest single wait, s."""
     counts: dict[Part, float]
     """Waits a second."""
+    queued: dict[Part, dict[int, float]]
+    """Seconds a second without a CPU right after such waits (`SERVED_BY_KERNEL`), by thread. They
+    count as `Part.READY` in `times`, too."""
+    ended_by: dict[int, dict[int, float]]
+    """Of waits for a lock (`LOCKS`) that threads of the victim ended: seconds a second by the
+    thread that waited and the one that ended them."""
     pace: float
     """Pieces of work a second: device calls, else waits for data that ended."""
     cpu: float
@@ -135,9 +156,11 @@ def lost_time(window: Window) -> Lost:
             more = now.get(part, 0.0) - mine.get(part, 0.0)
             if more > 0:
                 parts[part] += more
-    pace = device_calls.pace(window.before, window.after, window.victim)
-    _add_device(window, parts, pace)
     lost.parts = dict(parts)
+    _give_back(lost)
+    _leave_out_behind(lost)
+    pace = device_calls.pace(window.before, window.after, window.victim)
+    _add_device(window, lost.parts, pace)
     lost.slowdown = max(_slowdown(before, after), min(100.0, 1 / max(0.01, pace)))
     return lost
 
@@ -163,6 +186,44 @@ def _add_device(window: Window, parts: dict[Part, float], pace: float) -> None:
         parts[Part.STEPS] = 1.0 - pace - known
 
 
+def _give_back(lost: Lost) -> None:
+    """Of time without a CPU, what came with more waits that the kernel ends is part of these: a
+    thread that keeps its CPU has not to wait for one."""
+    for part in SERVED_BY_KERNEL:
+        was, now = lost.before.counts.get(part, 0.0), lost.after.counts.get(part, 0.0)
+        if now <= MORE_WAITS * was:
+            continue
+        queued = sum(
+            max(0.0, seconds - lost.before.queued.get(part, {}).get(tid, 0.0))
+            for tid, seconds in lost.after.queued.get(part, {}).items()
+        )
+        moved = min(queued * (1 - was / now), lost.parts.get(Part.READY, 0.0))
+        if moved > 0:
+            lost.parts[Part.READY] -= moved
+            lost.parts[part] = lost.parts.get(part, 0.0) + moved
+
+
+def _leave_out_behind(lost: Lost) -> None:
+    """Waits for a thread that is itself held up are no lock's: what holds that one up remains."""
+    threads = frozenset(worked(lost.before))
+    for tid in threads:
+        for other, seconds in lost.after.ended_by.get(tid, {}).items():
+            if other == tid or other not in threads:
+                continue
+            more = seconds - lost.before.ended_by.get(tid, {}).get(other, 0.0)
+            was, now = lost.before.times.get(other, {}), lost.after.times.get(other, {})
+            held_up = sum(
+                max(0.0, now.get(part, 0.0) - was.get(part, 0.0))
+                for part in HINDRANCES
+                if part not in (*LOCKS, Part.GARBAGE)
+            )
+            for part in LOCKS:
+                left_out = max(0.0, min(more, held_up, lost.parts.get(part, 0.0)))
+                if left_out:
+                    lost.parts[part] -= left_out
+                    more, held_up = more - left_out, held_up - left_out
+
+
 def worked(one: Side) -> list[int]:
     """Ids of the threads that had work."""
     busy = (Part.CPU, Part.GARBAGE, Part.READY)
@@ -186,7 +247,10 @@ def side(window: Window, moments: Iterable[Moment]) -> Side:
     ended: dict[int, float] = defaultdict(float)
     wakers: dict[Part, dict[tuple[int, int], float]] = defaultdict(lambda: defaultdict(float))
     longest: dict[Part, float] = defaultdict(float)
+    queued: dict[Part, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    ended_by: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     counts: dict[Part, float] = defaultdict(float)
+    on_cpu: OnCpu = defaultdict(lambda: defaultdict(float))
     seconds = calls = pieces = cpu_ns = 0.0
     for moment in moments:
         seconds += moment.seconds
@@ -195,7 +259,7 @@ def side(window: Window, moments: Iterable[Moment]) -> Side:
             continue
         calls += sum(call.count for call in one.calls)
         cpu_ns += one.usage.cpu_ns
-        in_lock, asked = _add_places(window, one, times, usual)
+        in_lock, in_queue, asked = _add_places(window, one, times, usual, on_cpu)
         for wait in one.waits:
             ended[wait.tid] += wait.count
             pieces += wait.count * (wait.reason in PIECE_REASONS)
@@ -204,20 +268,25 @@ def side(window: Window, moments: Iterable[Moment]) -> Side:
                 part = Part.OTHER
             blocked = float(wait.blocked_ns)
             if part == Part.NETWORK:
-                elsewhere = min(blocked, asked.get((wait.tid, wait.reason), 0.0))
-                asked[wait.tid, wait.reason] = asked.get((wait.tid, wait.reason), 0.0) - elsewhere
-                times[wait.tid][Part.ASKED] += elsewhere
-                blocked -= elsewhere
+                blocked -= _move(times, wait, asked, blocked, Part.ASKED)
             if part in (Part.LOCK, Part.HANDED):
-                inside = min(blocked, in_lock.get((wait.tid, wait.reason), 0.0))
-                in_lock[wait.tid, wait.reason] = in_lock.get((wait.tid, wait.reason), 0.0) - inside
-                times[wait.tid][Part.INTERPRETER_LOCK] += inside
-                blocked -= inside
+                key = wait.tid, wait.reason
+                known_ns = in_lock.get(key, 0.0) + in_queue.get(key, 0.0)  # estimates
+                of_lock = in_lock.get(key, 0.0) * min(1.0, blocked / max(known_ns, 1.0))
+                blocked -= _move(times, wait, in_lock, of_lock, Part.INTERPRETER_LOCK)
+                if part == Part.LOCK:
+                    queue_ns = _move(times, wait, in_queue, blocked, Part.QUEUE)
+                    blocked -= queue_ns
+                    if wait.waker_pid == window.victim:
+                        ended_by[wait.tid][wait.waker_tid] += wait.blocked_ns - queue_ns
+            if part in SERVED_BY_KERNEL:
+                queued[part][wait.tid] += wait.ready_ns
             times[wait.tid][part] += blocked
             times[wait.tid][Part.READY] += wait.ready_ns
             counts[part] += wait.count
             longest[part] = max(longest[part], wait.max_ns / 1e9)
             wakers[part][wait.waker_pid, wait.waker_tid] += wait.blocked_ns
+    _add_cpu(times, on_cpu)
     second = 1e-9 / max(seconds, 1e-3)
     return Side(
         seconds,
@@ -226,9 +295,27 @@ def side(window: Window, moments: Iterable[Moment]) -> Side:
         {part: {it: ns * second for it, ns in row.items()} for part, row in wakers.items()},
         dict(longest),
         {part: count * second * 1e9 for part, count in counts.items()},
+        _scaled(queued, second),
+        _scaled(ended_by, second),
         (calls or pieces) * second * 1e9,
         cpu_ns * second,
     )
+
+
+def _move(
+    times: Times, wait: Wait, known: dict[tuple[int, str], float], most: float, part: Part
+) -> float:
+    """Adds time of a wait that stacks show to be of another part, `most` at most; returns it.
+    `known`: such time by (thread, reason), from which it is taken."""
+    moved = min(most, known.get((wait.tid, wait.reason), 0.0))
+    if moved > 0:
+        known[wait.tid, wait.reason] -= moved
+        times[wait.tid][part] += moved
+    return moved
+
+
+def _scaled(sums: Mapping[_Key, Mapping[int, float]], by: float) -> dict[_Key, dict[int, float]]:
+    return {key: {it: ns * by for it, ns in row.items()} for key, row in sums.items()}
 
 
 def part_of(wait: Wait, pid: int, kernel: Container[int], own: Container[int]) -> Part:
@@ -282,34 +369,62 @@ def _usual_sockets(window: Window) -> dict[int, int]:
     return {tid: number for tid, (_, number) in found.items()}
 
 
+Known = dict[tuple[int, str], float]
+"""ns by (thread, reason)."""
+
+
 def _add_places(
-    window: Window, one: ProcessMoment, times: Times, usual: Mapping[int, int]
-) -> tuple[dict[tuple[int, str], float], dict[tuple[int, str], float]]:
-    """Adds on-CPU time, by samples scaled to what the kernel counted; returns, by (thread, reason),
-    the time in waits for the interpreter's lock, and in sockets elsewhere than usual."""
+    window: Window, one: ProcessMoment, times: Times, usual: Mapping[int, int], on_cpu: OnCpu
+) -> tuple[Known, Known, Known]:
+    """Adds on-CPU time, by samples scaled to what the kernel counted, to `on_cpu`; returns the time
+    in waits for the interpreter's lock, in queues, and in sockets elsewhere than usual."""
     sampled = sum(place.ns for place in one.places if not place.reason)
     scale = one.usage.cpu_ns / sampled if sampled and one.usage.cpu_ns else 1.0
-    in_lock: dict[tuple[int, str], float] = defaultdict(float)
-    asked: dict[tuple[int, str], float] = defaultdict(float)
+    in_lock: Known = defaultdict(float)
+    in_queue: Known = defaultdict(float)
+    asked: Known = defaultdict(float)
     for place in one.places:
         known = place.place < len(window.places)
         role = window.places[place.place].role if known else Role.UNKNOWN
         if not place.reason:
-            part = Part.GARBAGE if role == Role.GARBAGE else Part.CPU
-            times[place.tid][part] += place.ns * scale
+            on_cpu[place.tid][role] += place.ns * scale
         elif role == Role.INTERPRETER_LOCK:
             in_lock[place.tid, place.reason] += place.ns
-        elif asks(place, usual):
+        elif role == Role.QUEUE:
+            in_queue[place.tid, place.reason] += place.ns
+        if asks(place, usual):
             asked[place.tid, place.reason] += place.ns
     if not sampled:
         times[window.victim][Part.CPU] += one.usage.cpu_ns
-    return in_lock, asked
+    return in_lock, in_queue, asked
+
+
+def _add_cpu(times: Times, on_cpu: OnCpu) -> None:
+    """Divides on-CPU time between the collector and the rest: as its stacks that have names are,
+    where enough of them have."""
+    for tid, row in on_cpu.items():
+        whole, unknown = sum(row.values()), row.get(Role.UNKNOWN, 0.0)
+        garbage, named = row.get(Role.GARBAGE, 0.0), whole - unknown
+        if named >= NAMED * whole and named > 0:
+            garbage *= whole / named
+        times[tid][Part.GARBAGE] += garbage
+        times[tid][Part.CPU] += whole - garbage
+
+
+def work_of(one: Side, threads: Iterable[int]) -> float:
+    """CPUs that these threads use for other things than collecting garbage."""
+    return sum(one.times.get(tid, {}).get(Part.CPU, 0.0) for tid in threads)
 
 
 def _slowdown(before: Side, after: Side) -> float:
-    """By the pace or by CPU time, whichever fell more; at most 100."""
+    """By the pace or by CPU time of the threads that worked, whichever fell more; at most 100."""
     ratios = [1.0]
-    for was, now in ((before.pace, after.pace), (before.cpu, after.cpu)):
-        if was > LEAST_CPU:
+    threads = worked(before)
+    for was, now, least in (
+        (before.pace, after.pace, LEAST_PACE),
+        (before.cpu, after.cpu, LEAST_CPU),
+        (work_of(before, threads), work_of(after, threads), LEAST_CPU),
+    ):
+        if was > least:
             ratios.append(was / max(now, 0.01 * was))
     return min(100.0, max(ratios))

@@ -23,8 +23,8 @@ IDLE_NS = 2_000_000_000
 """A wait that has lasted longer and goes on is that of a thread without work."""
 LEAST_WORK_S = 0.25
 """`Series.READY` is a share of at least this much CPU and run-queue time in a second."""
-LEAST_SAMPLED_S = 0.05
-"""`Series.GARBAGE` is 0 where fewer seconds a second are sampled."""
+LEAST_SAMPLED_S = 0.15
+"""`Series.GARBAGE` is 0 where fewer seconds a second are sampled whose stacks have names."""
 
 
 class Series(enum.StrEnum):
@@ -50,7 +50,7 @@ class Series(enum.StrEnum):
     RECLAIM = "reclaim"
     """Direct reclaim: its threads had to free memory before they got some."""
     GARBAGE = "garbage"
-    """Share of its samples in the garbage collector."""
+    """Share of its samples with names in the garbage collector."""
     INTERPRETER_LOCK = "interpreter-lock"
     """Estimated from stacks."""
     STEPS = "steps"
@@ -150,11 +150,11 @@ def values(
             lock += blocked
         elif wait.reason == "stopped" and wait.tid == pid:
             stopped += blocked
-    samples = garbage = waiting = asked = 0.0
+    named = garbage = waiting = asked = 0.0
     for place in moment.places:
         role = places[place.place].role if place.place < len(places) else Role.UNKNOWN
         if not place.reason:
-            samples += place.ns
+            named += place.ns * (role != Role.UNKNOWN)
             garbage += place.ns * (role == Role.GARBAGE)
         elif role == Role.INTERPRETER_LOCK:
             waiting += place.ns
@@ -173,7 +173,7 @@ def values(
         Series.ASKED: asked * second,
         Series.LOCK: lock * second,
         Series.RECLAIM: moment.usage.reclaim_ns * second,
-        Series.GARBAGE: garbage / samples if samples * second > LEAST_SAMPLED_S else 0.0,
+        Series.GARBAGE: garbage / named if named * second > LEAST_SAMPLED_S else 0.0,
         Series.INTERPRETER_LOCK: waiting * second,
         Series.CPU: cpu * second,
         Series.PACE: (sum(it.count for it in moment.calls) or ended) / seconds,

@@ -8,32 +8,27 @@ What to do: more workers, or faster ones; look at what they wait for.
 
 from __future__ import annotations
 
-import msgspec
-
-from sonde.diagnose.case import Case
+from sonde.diagnose.case import OWN, Case
 from sonde.diagnose.incident import Candidate, FaultCause
-from sonde.diagnose.lost_time import Part, lost_time
+from sonde.diagnose.lost_time import Part
 
 LEAST = 0.08
 OF_LOST = 0.25
 """Part of what the victim lost by which its worker must work or wait longer."""
 SHOWN = 0.005
 """Fewer seconds are shown as 0.00."""
-OWN = (Part.SLEEP, Part.DISK, Part.SYNC, Part.SERVED, Part.LOCK, Part.ASKED, Part.OTHER)
-"""Waits of a worker neither for a CPU nor until its results are taken."""
 
 
 def judge(case: Case) -> Candidate | None:
     """Waits that a descendant ended."""
-    lost = case.lost.parts.get(Part.HANDED, 0.0)
+    lost = case.handed
     if lost < LEAST:
         return None
-    wakers = [it for it in case.wakers(Part.HANDED) if it[0] in case.own and it[0] != case.victim]
-    if not wakers:
+    pid = case.handed_by
+    if pid is None:
         return None
-    pid = wakers[0][0]
     cpu = case.grew("cpu", pid)
-    of_worker = lost_time(msgspec.structs.replace(case.window, victim=pid)).parts
+    of_worker = case.of(pid).parts
     working = max(0.0, cpu) + sum(of_worker.get(part, 0.0) for part in OWN)
     lacked, stopped = of_worker.get(Part.READY, 0.0), of_worker.get(Part.STOPPED, 0.0)
     evidence = (

@@ -8,12 +8,14 @@ What to do: hold it for less, or do that work in another process.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sonde.diagnose.case import Case
 from sonde.diagnose.causes.garbage import collector_share
 from sonde.diagnose.incident import Candidate, FaultCause
 from sonde.diagnose.lost_time import Part
 
-LEAST = 0.08
+LEAST = 0.05
 
 
 def interpreter(case: Case) -> Candidate | None:
@@ -33,8 +35,17 @@ def interpreter(case: Case) -> Candidate | None:
         at = f" in {where[0][0]}" if where else ""
         evidence.append(f"thread {holder} ran {running[holder]:.2f} s more of each second{at}")
     share = case.lost.share(Part.INTERPRETER_LOCK, Part.LOCK) * (1 - collector_share(case))
+    share += case.lost.share(Part.READY) * _own_share(case, running.values())
     step = "Move that thread's work to another process, or to code that lets the lock go."
     return Candidate(FaultCause.INTERPRETER_LOCK, share, tuple(evidence), next_step=step)
+
+
+def _own_share(case: Case, running: Iterable[float]) -> float:
+    """Of the CPU time that processes use more of, the part of the victim's threads: what its other
+    threads lack a CPU for."""
+    own = sum(max(0.0, more) for more in running)
+    others = sum(max(0.0, case.grew("cpu", pid)) for pid in case.others())
+    return own / (own + others) if own > LEAST else 0.0
 
 
 def own(case: Case) -> Candidate | None:

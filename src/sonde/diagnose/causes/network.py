@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from sonde.diagnose.case import Case
+from sonde.diagnose.case import Case, segments
 from sonde.diagnose.incident import Candidate, FaultCause
 from sonde.diagnose.lost_time import Part
 from sonde.diagnose.moments import FlowUse, Moment
@@ -48,7 +48,9 @@ def dependency(case: Case) -> Candidate | None:
     lost = _lost(case)
     if lost < LEAST or not case.last.peers:
         return None
-    asked = _segments(case)
+    asked = segments((*case.window.before, *case.window.after), case.victim)
+    if case.first_asked:
+        return None
     busy = {peer: count for peer, count in asked.items() if peer in case.last.peers}
     peers = sorted(busy or case.last.peers, key=lambda peer: -busy.get(peer, 0.0))
     evidence = [
@@ -114,16 +116,6 @@ def _flows(
 def _port(flow: FlowUse) -> str:
     """The port of a peer; 'other' for all peers beyond those that are kept by name."""
     return flow.peer.rpartition(":")[2]
-
-
-def _segments(case: Case) -> dict[str, float]:
-    """Segments of the victim by peer, over the whole window."""
-    found: dict[str, float] = defaultdict(float)
-    for moment in (*case.window.before, *case.window.after):
-        one = moment.processes.get(case.victim)
-        for flow in one.flows if one is not None else ():
-            found[flow.peer] += flow.segments
-    return found
 
 
 def _rounds(case: Case) -> tuple[float, float]:
