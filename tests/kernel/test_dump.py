@@ -185,7 +185,7 @@ def test_names_that_there_is_no_time_for_are_counted_and_there_the_next_time(thr
     ("argument", "message"),
     [
         ("4194303", "there is no process 4194303"),
-        ("python", "'python' is no process id"),
+        ("no-such-program", "no process that runs is called no-such-program"),
         ("-3", ""),
     ],
 )

@@ -78,7 +78,7 @@ def test_the_table_fits(width):
         Usage(1, "root", "trainer" * 20, 1.5, 3 << 30, DeviceShare(0.97, 12_345, 3e9, 200)),
         Usage(2, "a-long-user-name", "x", 0.0, 0, None),
     ]
-    lines = table(usages, 1, width).splitlines()
+    lines = table(usages, usages[:1], width).splitlines()
     assert len(lines) == 3
     assert all(len(line) <= width for line in lines)
     if width == 200:

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 
 from sonde.agent.top import DeviceShare, Usage
-from sonde.cli.top import in_order, table
+from sonde.cli.top import add_parser, in_order, shown_of, table
 
 DEVICE = DeviceShare(busy=0.5, launches_per_s=2e4, copied_bytes_per_s=3e9, timed=100)
 FOUND = [
@@ -33,7 +35,8 @@ def test_processes_come_in_the_order_asked_for(key: str, pids: list[int]) -> Non
 
 def test_without_devices_80_columns_have_room_for_a_name() -> None:
     name = "a-name-of-thirty-eight-characters-long"
-    text = table([Usage(4194304, "a-long-user-name", name, 64.0, 1 << 40, None)], 5, 80)
+    usages = [Usage(4194304, "a-long-user-name", name, 64.0, 1 << 40, None)]
+    text = table(usages, usages, 80)
 
     assert name in text
     assert "BUSY" not in text
@@ -41,8 +44,36 @@ def test_without_devices_80_columns_have_room_for_a_name() -> None:
 
 
 def test_with_devices_their_columns_are_there() -> None:
-    head, *rows = table(FOUND, 5, 80).splitlines()[1:]
+    head, *rows = table(FOUND, FOUND, 80).splitlines()[1:]
 
     assert "BUSY %" in head
     assert [row.split()[-1] for row in rows] == ["b", "c", "a"]
     assert "50.0" in rows[1]
+
+
+def arguments(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    return parser.parse_args(["top", *words])
+
+
+IDLE = Usage(13, "ann", "idle", 0.0, 5 << 20, None)
+QUIET = DeviceShare(busy=0.0, launches_per_s=0.0, copied_bytes_per_s=0.0, timed=0)
+ATTACHED = Usage(14, "ann", "attached", 0.0, 5 << 20, QUIET)
+THREAD = Usage(15, "root", "ksoftirqd/0", 0.25, 0, None, is_kernel=True)
+
+
+def test_what_used_nothing_and_threads_of_the_kernel_are_counted_not_listed() -> None:
+    shown, line = shown_of([*FOUND, IDLE, ATTACHED, THREAD], arguments())
+
+    assert shown == FOUND
+    assert "2 processes that used nothing (--idle)" in line
+    assert "1 threads of the kernel, 0.25 CPUs busy (--kernel-threads)" in line
+
+
+def test_they_are_listed_where_they_are_asked_for() -> None:
+    everyone = [*FOUND, IDLE, THREAD]
+
+    assert shown_of(everyone, arguments("--idle", "--kernel-threads")) == (everyone, "")
+    assert shown_of(everyone, arguments("-p", "13")) == (everyone, "")
+    assert IDLE in shown_of(everyone, arguments("--sort", "memory"))[0]

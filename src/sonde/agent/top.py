@@ -18,6 +18,7 @@ from typing import Final
 from sonde import procfs
 from sonde.collect.collector import Batch
 from sonde.collect.device_time import DeviceTime
+from sonde.model.process import KTHREADD_PID
 from sonde.model.rows import DeviceRunRow
 
 LAUNCHES: Final = ("kernel", "replay")
@@ -49,6 +50,13 @@ class Usage:
     resident_bytes: int
     device: DeviceShare | None
     """None: it has no injected library, or another instance of Sonde reads that."""
+    is_kernel: bool = False
+    """It is a thread of the kernel."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it used neither CPUs nor devices."""
+        return not self.cpu and (self.device is None or not self.device.timed)
 
 
 @dataclass(slots=True)
@@ -104,7 +112,10 @@ class Top:
                 device = _share(sums.get(pid, _Sums()), passed_ns)
             cpu = max(0, used_ns) / passed_ns
             stat = seen.stat
-            found.append(Usage(pid, seen.user, stat.comm, cpu, stat.resident_bytes, device))
+            is_kernel = KTHREADD_PID in (pid, stat.ppid)
+            found.append(
+                Usage(pid, seen.user, stat.comm, cpu, stat.resident_bytes, device, is_kernel)
+            )
         self._before, self._at_ns = now, now_ns
         return sorted(
             found, key=lambda one: (-(one.device.busy if one.device else 0.0), -one.cpu, one.pid)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sonde.analyze.advice import next_step, next_step_of_bound
+from sonde.analyze.advice import next_step_of_bound, next_step_on
 from sonde.analyze.beside_trace import with_code, with_run_queue
 from sonde.analyze.blame import blame_device
 from sonde.analyze.blamed_stalls import BlamedStalls
@@ -58,10 +58,8 @@ _KERNELS = {
 
 _OF_KERNELS = (Bound.COMPUTE, Bound.MEMORY, Bound.KERNELS, Bound.SMALL_KERNELS)
 """Bounds of a device that is rarely stalled."""
-_NOTHING = "no device activity and no busy thread in the record: nothing to explain"
-_NO_DEVICE_CALLS = (
-    "nothing in the record called a device: the verdict is on the threads that work or wait most"
-)
+_NOTHING = "no busy thread in the record: nothing to explain"
+_NO_DEVICE_CALLS = "the verdict is on the threads that work or wait most"
 _NO_DEVICE_TIME = "no device time in the record: the verdict is on the threads that launch work"
 _SINGLE_RUNS = (
     "only single runs of the device were timed: its busy time is known, its stalls are not; the "
@@ -75,6 +73,8 @@ def explain(timeline: Timeline, causes: StallCauses | None = None) -> Explanatio
     verdicts = []
     threads = _threads_beside(timeline)
     for device in devices_of(timeline):
+        if not _is_used(timeline, device):
+            continue
         blamed = blame_device(timeline, device)
         verdicts.append(_of_threads(timeline, blamed, _verdict(timeline, blamed, threads)))
         if causes is not None:
@@ -97,6 +97,13 @@ def explain(timeline: Timeline, causes: StallCauses | None = None) -> Explanatio
             "and page faults show as host-bound"
         )
     return Explanation(verdicts, timeline.sources, notes)
+
+
+def _is_used(timeline: Timeline, device: int) -> bool:
+    """Whether a process that is asked about ran anything on a device; also where it is not known
+    whose the device's streams are."""
+    streams = [one for one in timeline.tracks if one.device == device]
+    return not timeline.chosen or any(not it.pid or it.pid in timeline.chosen for it in streams)
 
 
 def _of_threads(timeline: Timeline, blamed: BlamedStalls, verdict: Verdict) -> Verdict:
@@ -327,7 +334,7 @@ def _advice(
     causes: list[CauseShare], bounds: list[BoundShare], throttling: Throttling | None
 ) -> list[Advice]:
     found = [
-        Advice(next_step(cause.key, cause.detail), cause.share)
+        Advice(next_step_on(cause), cause.share)
         for cause in causes
         if cause.share >= 0.02  # of less, a next step is not worth it
     ]

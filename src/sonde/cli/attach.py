@@ -9,6 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
+from sonde.cli.named_processes import pid_of, process_name
 from sonde.errors import AttachFailed, TargetRefused
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("pid", type=int, metavar="PID", help="the process")
+    add("pid", type=process_name, metavar="PID", help="the process, by pid or by name")
     add("--wait", type=_seconds, default=5.0, metavar="S",
         help="how long to wait for a thread that can be borrowed (default: 5)")  # fmt: skip
     add("--json", action="store_true", help="print the result as JSON")
@@ -65,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
     kill_switch.require_allowed()
     namespaces.require_matching_proc()
+    args.pid = pid_of(args.pid)
     process.require(args.pid)
     memory, loaded = _found_or_loaded(args.pid, args.wait)
     with memory:

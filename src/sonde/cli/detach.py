@@ -9,6 +9,7 @@ import os
 import sys
 from typing import Final
 
+from sonde.cli.named_processes import pids_of, process_name
 from sonde.errors import AttachFailed, PermissionDenied, UsageError
 
 EXAMPLE = """\
@@ -36,7 +37,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         usage="sonde detach [PID …] [--all] [--for-good] [--json]",
     )
     add = parser.add_argument
-    add("pids", type=int, nargs="*", metavar="PID", help="the processes")
+    add("pids", type=process_name, nargs="*", metavar="PID",
+        help="the processes, by pid or by name")  # fmt: skip
     add("--all", action="store_true", help="every process that has the library")
     add("--for-good", action="store_true", help="until the process ends: no attach undoes it")
     add("--json", action="store_true", help="print the result as JSON")
@@ -48,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if args.all == bool(args.pids):
         raise UsageError("name processes, or --all", "For example: sonde detach 4711")
     states: dict[int, str] = {}
-    for pid in _all_pids() if args.all else args.pids:
+    for pid in _all_pids() if args.all else pids_of(args.pids):
         state = _detach(pid, for_good=args.for_good, must_have_it=not args.all)
         if state:
             states[pid] = state

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from sonde import procfs
 from sonde.cli import unread_processes
+from sonde.cli.named_processes import pid_of, process_name
 from sonde.errors import UsageError
 from sonde.export.layout import one_line
 from sonde.model.interpreter_lock import LockUse, lock_uses
@@ -68,17 +69,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("pid", type=_pid, metavar="PID", help="the process")
+    add("pid", type=process_name, metavar="PID", help="the process, by pid or by name")
     add("--python", action="store_true", help="Python frames only")
     add("--no-kernel", action="store_true", help="omit kernel frames")
     add("--json", action="store_true", help="print the threads as JSON")
     parser.set_defaults(run=run)
-
-
-def _pid(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 1 << 22:
-        raise argparse.ArgumentTypeError(f"{text!r} is no process id")
-    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -95,6 +90,7 @@ def _run(args: argparse.Namespace) -> int:
     from sonde.host import namespaces
 
     namespaces.require_host_pids()
+    args.pid = pid_of(args.pid)
     comm = _require(args.pid)
     found = dump(args.pid)
     hidden = {"kernel"} if args.no_kernel else set()

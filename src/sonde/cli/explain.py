@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sonde.cli.named_processes import MAX_PARENTS, pids_in_record, pids_of, process_name
 from sonde.errors import CaptureError, MissingDependency, UsageError
 
 if TYPE_CHECKING:
@@ -16,8 +20,10 @@ if TYPE_CHECKING:
 EXAMPLE = """\
 examples:
   sudo sonde explain --pid 4121               a running process, for ten seconds
+  sudo sonde explain --pid train.py           the same, by its name
   sonde explain trace.json.gz                 a trace of torch.profiler
   sonde explain trace.json.gz run.sonde       the same, joined with a capture of that time
+  sonde explain run.sonde --pid 4121          a process of a recording, and those it started
   sonde explain run.sonde --json | jq '.verdicts[0].bounds'
   sonde explain trace.json --steps 20         also list the first 20 steps
   sonde explain trace.json run.sonde --perfetto out.pftrace
@@ -41,9 +47,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )  # fmt: skip
     parser.add_argument(
         "--pid",
-        type=int,
+        type=process_name,
+        action="append",
+        default=[],
         metavar="PID",
-        help="record this running process now, and explain the recording",
+        dest="pids",
+        help="a process, by pid or by name: of the files; without files it is recorded now; may be "
+        "repeated",
     )
     parser.add_argument(
         "-d",
@@ -67,14 +77,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Explain files, or a running process. Raises SondeError."""
-    if bool(args.files) == (args.pid is not None):
-        raise UsageError("give files or --pid, one of them", "sonde explain --help shows both")
+    if not args.files and not args.pids:
+        raise UsageError("give files or --pid", "sonde explain --help shows both")
     from sonde.recording.timelines import open_timeline
 
-    if args.pid is not None:
-        timeline = _recorded(args.pid, args.duration)
+    if not args.files:
+        timeline = _recorded(pids_of(args.pids), args.duration)
     else:
-        timeline = open_timeline(args.files)
+        timeline = _chosen(open_timeline(args.files), args.pids, str(args.files[0]))
     from sonde.analyze.bound import StallCauses, explain
     from sonde.export import verdict
 
@@ -87,8 +97,25 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _recorded(pid: int, seconds: float) -> Timeline:
-    """The timeline of a new recording of a process. Raises SondeError."""
+def _chosen(timeline: Timeline, named: Sequence[int | str], path: str) -> Timeline:
+    """The timeline, asked about these processes and those that they started; all where none is
+    named. Raises UsageError for one that is not in it."""
+    if not named:
+        return timeline
+    known = {one.pid: one.process or one.name for one in reversed(timeline.tracks) if one.pid}
+    known |= {one.pid: one.name for one in timeline.tracks if one.pid == one.number and one.name}
+    pids = set(pids_in_record(named, known, path))
+    for pid in known:
+        parents = list(islice(timeline.ancestors(pid), MAX_PARENTS))
+        if not pids.isdisjoint(parents):
+            pids.add(pid)
+    chosen = frozenset(pids)
+    beside = timeline.beside and replace(timeline.beside, chosen=chosen)
+    return replace(timeline, chosen=chosen, beside=beside)
+
+
+def _recorded(pids: Sequence[int], seconds: float) -> Timeline:
+    """The timeline of a new recording of processes. Raises SondeError."""
     import tempfile
 
     from sonde.cli import main
@@ -96,7 +123,7 @@ def _recorded(pid: int, seconds: float) -> Timeline:
 
     with tempfile.TemporaryDirectory(prefix="sonde-explain-") as folder:
         capture = str(Path(folder) / "live.sonde")
-        command = ["record", "-p", str(pid), "-d", str(seconds), "-o", capture, "--quiet"]
+        command = ["record", "-p", *map(str, pids), "-d", str(seconds), "-o", capture, "--quiet"]
         recording = main.build_parser().parse_args(command)
         recording.names_command = False
         if recording.run(recording) != 0:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sonde.cli.named_processes import process_name
 from sonde.errors import (
     MissingDependency,
     PermissionDenied,
@@ -34,7 +35,7 @@ EXAMPLE = """\
 examples:
   sudo sonde record                           the whole machine, until Ctrl-C
   sudo sonde record -d 30 -o slow.sonde       for 30 seconds, into slow.sonde
-  sudo sonde record -p $(pgrep -f train.py)   running processes and their children
+  sudo sonde record -p train.py               a running process and its children
   sudo sonde record -- python train.py        a program (as yourself, not root) until it ends
   sonde record -- torchrun train.py           without root: the device time of all its ranks
 
@@ -66,8 +67,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add = parser.add_argument
     add("-d", "--duration", type=_seconds, metavar="S", help="end after S seconds")
     add("-F", "--hz", type=int, metavar="HZ", help="samples per second on each CPU (default: 99)")
-    add("-p", "--pid", type=int, action="extend", nargs="+", default=[], metavar="PID", dest="pids",
-        help="watch these processes and their children only")  # fmt: skip
+    add(
+        "-p",
+        "--pid",
+        type=process_name,
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="PID",
+        dest="pids",
+        help="watch these processes and their children only, by pid or by name",
+    )
     add("-o", "--output", type=Path, metavar="FILE",
         help="the capture (default: sonde-DATE-TIME.sonde)")  # fmt: skip
     add("-f", "--force", action="store_true", help="overwrite FILE if it exists")
@@ -114,6 +124,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace, pause: PauseSignals, abort: AbortOnSecondSignal) -> int:
     from sonde import procfs
+    from sonde.cli.named_processes import pids_of
     from sonde.cli.own_processes import without_own
     from sonde.cli.stop_condition import StopCondition
     from sonde.host import namespaces
@@ -128,7 +139,7 @@ def _run(args: argparse.Namespace, pause: PauseSignals, abort: AbortOnSecondSign
     if command and args.pids:
         raise UsageError("both -p and a command were given", "Watch one or the other.")
     if args.pids:
-        args.pids, note = without_own(args.pids)
+        args.pids, note = without_own(pids_of(args.pids))
         _note(args, note)
     privileged = _privileged(args, command)
     namespaces.require_matching_proc()

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sonde.cli.named_processes import pids_in_record, process_name
 from sonde.errors import MissingDependency, SinkError, UsageError
 from sonde.export.layout import one_line
 from sonde.model.code import Hide
@@ -124,7 +125,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="what to show, see below (default: all that were recorded; folded: on-cpu)",
     )
     parser.add_argument(
-        "--pid", type=_whole, action="append", default=[], help="only this process; may be repeated"
+        "--pid",
+        type=process_name,
+        action="append",
+        default=[],
+        help="only this process, by pid or by name; may be repeated",
     )
     parser.add_argument(
         "--from",
@@ -310,13 +315,8 @@ def _with_lines(capture: Capture) -> Capture:
 def _where(args: argparse.Namespace, session: Session) -> Where:
     from sonde.query.queries import Where
 
-    known = set(session.processes.pid.tolist()) if args.pid else set()
-    for pid in args.pid:
-        if pid not in known:
-            raise UsageError(
-                f"{args.file} saw no process {pid}",
-                f"choose one that `sonde report {args.file}` lists",
-            )
+    known = {one.pid: one.name for one in session.processes} if args.pid else {}
+    pids = pids_in_record(args.pid, known, str(args.file))
     info = session.info
     start_ns = None if args.from_s is None else info.start_ns + round(args.from_s * 1e9)
     end_ns = None if args.to_s is None else info.start_ns + round(args.to_s * 1e9)
@@ -325,7 +325,7 @@ def _where(args: argparse.Namespace, session: Session) -> Where:
             "--from and --to leave nothing of the recording",
             f"choose a range within its {info.duration_ns / 1e9:.1f} s",
         )
-    return Where(pids=tuple(args.pid), start_ns=start_ns, end_ns=end_ns)
+    return Where(pids=pids, start_ns=start_ns, end_ns=end_ns)
 
 
 def _to_standard_output(write: Callable[..., None]) -> None:

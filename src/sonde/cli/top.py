@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sonde import procfs
 from sonde.cli import unread_processes
+from sonde.cli.named_processes import pids_of, process_name
 from sonde.errors import UsageError
 from sonde.export.layout import one_line, size
 
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 
 EXAMPLE = """\
 examples:
-  sonde top                          every process, refreshed each second, until Ctrl-C
-  sonde top -p 4711 --interval 5     one process and what it launches on devices
-  sonde top --sort memory            who has most of it
+  sonde top                          who uses CPUs or devices, refreshed each second, until Ctrl-C
+  sonde top -p train.py --interval 5 one process and what it launches on devices
+  sonde top --sort memory            who has most of it: those that used nothing, too
   sonde top --once --json | jq '.processes[] | select(.device.busy > 0.5)'
 
 Device columns need the library in a process: `sonde attach PID`, or `sonde record -- CMD`; a
@@ -39,6 +40,8 @@ CLEAR: Final = "\033[H\033[J"
 """Clears the terminal."""
 SPARE_LINES: Final = 5
 """Of the terminal, that have no processes: totals, head, note, prompt."""
+BY_USE: Final = ("busy", "cpu", "device")
+"""Orders in which processes that used nothing are left out."""
 ORDERS: Final[dict[str, Callable[[Usage], Any]]] = {
     "busy": lambda one: 0,  # keeps the order of `Top.look`: by device, then by CPU
     "cpu": lambda one: -one.cpu,
@@ -59,11 +62,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("-p", "--pid", type=int, action="extend", nargs="+", metavar="PID", help="only these")
+    add("-p", "--pid", type=process_name, action="extend", nargs="+", metavar="PID",
+        help="only these, by pid or by name")  # fmt: skip
     add("--interval", type=_seconds, default=1.0, metavar="S", help="refresh interval (default 1)")
     add("--sort", choices=ORDERS, default="busy", metavar="KEY",
         help=f"{', '.join(ORDERS)} (default: busy, devices before CPUs)")  # fmt: skip
     add("--lines", type=int, default=0, metavar="N", help="of processes (default: as many as fit)")
+    add("--idle", action="store_true", help="processes that used nothing, too")
+    add("--kernel-threads", action="store_true", help="threads of the kernel, too")
     add("--once", action="store_true", help="print once, then exit")
     add("--json", action="store_true", help="print each update as a line of JSON")
     parser.set_defaults(run=run)
@@ -94,10 +100,11 @@ def _run(args: argparse.Namespace) -> int:
     procfs.BROKER.warm_up()
     from sonde.agent.top import Top
 
-    top = Top(args.pid, BUDGET)
+    pids = pids_of(args.pid) if args.pid else None
+    top = Top(pids, BUDGET)
     try:
         if not top.processes:
-            numbers = ", ".join(map(str, args.pid or ()))
+            numbers = ", ".join(map(str, pids or ()))
             raise UsageError(f"there is no process {numbers}", "ps -e shows those there are.")
         while True:
             time.sleep(args.interval)
@@ -120,9 +127,11 @@ def _show(top: Top, args: argparse.Namespace) -> None:
         print(json.dumps(document), flush=True)
         return
     columns, rows = shutil.get_terminal_size((100, 40))
-    lines = args.lines or max(1, rows - SPARE_LINES)
-    shown = [replace(one, name=procfs.command_of(one.pid, one.name)) for one in found[:lines]]
-    screen = table([*shown, *found[lines:]], lines, columns, unread_processes.line())
+    kept, left_out = shown_of(found, args)
+    lines = args.lines or max(1, rows - SPARE_LINES - bool(left_out))
+    kept = [replace(one, name=procfs.command_of(one.pid, one.name)) for one in kept[:lines]]
+    notes = [note for note in (left_out, unread_processes.line()) if note]
+    screen = table(found, kept, columns, "\n".join(notes))
     print((CLEAR if sys.stdout.isatty() and not args.once else "") + screen, flush=True)
 
 
@@ -131,18 +140,42 @@ def in_order(found: Sequence[Usage], key: str) -> list[Usage]:
     return sorted(found, key=ORDERS[key])
 
 
-def table(found: Sequence[Usage], lines: int, width: int, note: str = "") -> str:
-    """The totals of all processes, the first `lines` of them, and a note on what is missing."""
+def shown_of(found: Sequence[Usage], args: argparse.Namespace) -> tuple[list[Usage], str]:
+    """(the processes to list, a line on those that are left out, '' where there are none).
+
+    Those that -p names are all listed. Else threads of the kernel are left out, and what used
+    nothing, where processes are listed by what they use.
+    """
+    if args.pid:
+        return [*found], ""
+    kernel = [one for one in found if one.is_kernel and not args.kernel_threads]
+    hidden = {one.pid for one in kernel}
+    hides_idle = not args.idle and args.sort in BY_USE
+    idle = [one for one in found if hides_idle and one.is_idle and one.pid not in hidden]
+    hidden.update(one.pid for one in idle)
+    texts = []
+    if idle:
+        texts.append(f"{len(idle):,} processes that used nothing (--idle)")
+    if kernel:
+        used = f", {sum(one.cpu for one in kernel):.2f} CPUs busy"
+        texts.append(f"{len(kernel):,} threads of the kernel{used} (--kernel-threads)")
+    line = f"left out: {', '.join(texts)}" if texts else ""
+    return [one for one in found if one.pid not in hidden], line
+
+
+def table(found: Sequence[Usage], shown: Sequence[Usage], width: int, note: str = "") -> str:
+    """The totals of all processes, a line for each of `shown`, and lines on what is missing."""
     devices = [one.device for one in found if one.device is not None]
     cpus = sum(one.cpu for one in found)
     # Without a process on a device, names get the room of the device columns.
     head = f"{'BUSY %':>7} {'LAUNCHES/S':>11} {'COPIED/S':>10} " if devices else ""
+    launches = f"{sum(one.launches_per_s for one in devices):,.0f} launches/s"
+    timed = f"; {len(devices)} timed on devices, {launches}" if devices else ""
     text = [
-        f"{len(found)} processes, {cpus:.2f} CPUs busy; {len(devices)} timed on devices, "
-        f"{sum(one.launches_per_s for one in devices):,.0f} launches/s",
+        f"{len(found)} processes, {cpus:.2f} CPUs busy{timed}",
         f"{'PID':>8} {'USER':<10} {'CPU %':>7} {'MEMORY':>9} {head} PROCESS",
     ]
-    for one in found[:lines]:
+    for one in shown:
         it = one.device
         on_device = (
             f"{it.busy * 100:7.1f} {it.launches_per_s:11,.0f} {size(it.copied_bytes_per_s):>10} "
@@ -154,6 +187,5 @@ def table(found: Sequence[Usage], lines: int, width: int, note: str = "") -> str
             f"{one.pid:>8} {one.user[:10]:<10} {one.cpu * 100:7.1f} {memory:>9} "
             f"{on_device if devices else ''} {one.name}"
         )
-    if note:
-        text.append(note)
+    text += note.splitlines()
     return "\n".join(one_line(line)[:width] for line in text)

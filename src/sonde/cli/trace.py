@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sonde.cli.named_processes import pid_of, process_name
 from sonde.errors import HostError, SondeError, TargetRefused, UsageError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("pid", type=int, metavar="PID", help="the process")
+    add("pid", type=process_name, metavar="PID", help="the process, by pid or by name")
     add("-d", "--duration", type=_seconds, default=1.0, metavar="S",
         help="length of the trace, at most 10 (default: 1)")  # fmt: skip
     add("-o", "--output", type=Path, metavar="FILE",
@@ -91,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
     from sonde.attach import cupti_builds, kill_switch, memory_room, process
     from sonde.host import namespaces
 
+    args.pid = pid_of(args.pid)
     path = args.output or Path(time.strftime(f"sonde-trace-{args.pid}-%Y%m%d-%H%M%S.json.gz"))
     if path.suffixes[-2:] != [".json", ".gz"]:
         raise UsageError(f"{path} does not end in .json.gz", "Name it so: -o trace.json.gz")

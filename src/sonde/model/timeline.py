@@ -15,7 +15,7 @@ that millions of rows fit into memory and are processed as whole columns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -370,12 +370,18 @@ class Timeline:
     """By pid: the devices that hold memory of the process, where known."""
     parents: Mapping[int, int] = field(default_factory=dict)
     """By pid: the parent's, where known."""
+    cpus: int = 0
+    """Of the machine; 0 not known."""
+    others_on_cpu: Sequence[tuple[str, int]] = ()
+    """(who, CPU time in ns) of processes that were not recorded, the most first."""
     busy_of: Sequence[DeviceUse] = ()
     """How much processes used the devices, as the driver reports it."""
     multiprocessors: Mapping[int, int] = field(default_factory=dict)
     """How many multiprocessors each device has."""
     tick_ns: int = 0
     """The interval that one sample sums up."""
+    chosen: frozenset[int] = frozenset()
+    """The processes that are asked about, by pid; none: all."""
     sources: Sequence[str] = ()
     """The formats that the timeline was read from."""
     notes: Sequence[str] = ()
@@ -409,6 +415,17 @@ class Timeline:
                     futexes[both] = futexes.get(both, 0) + one.waker_ns
         object.__setattr__(self, "ended_ns", ended)
         object.__setattr__(self, "ended_futexes_ns", futexes)
+
+    def ancestors(self, pid: int) -> Iterator[int]:
+        """The parent of a process, its parent, and so on, as far as they are known."""
+        seen = {pid}
+        while (pid := self.parents.get(pid, 0)) and pid not in seen:
+            seen.add(pid)
+            yield pid
+
+    def is_chosen(self, track: int) -> bool:
+        """Whether a track is of a process that is asked about."""
+        return not self.chosen or self.tracks[track].pid in self.chosen
 
     @property
     def start_ns(self) -> int:

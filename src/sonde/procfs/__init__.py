@@ -20,7 +20,7 @@ Terms:
 """
 
 from sonde.procfs.broker import BROKER, Broker, Hung
-from sonde.procfs.command import command_of
+from sonde.procfs.command import command_of, commands_of
 from sonde.procfs.files import (
     Opened,
     character_device,
@@ -102,6 +102,7 @@ __all__ = [
     "busiest",
     "character_device",
     "command_of",
+    "commands_of",
     "counted_groups_of",
     "descends",
     "family",

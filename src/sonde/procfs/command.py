@@ -8,8 +8,10 @@ shown, of any other only that there are arguments (…). A rank of a job has its
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from sonde.procfs.broker import BROKER
 from sonde.procfs.files import read_file
 from sonde.procfs.names import text
 
@@ -64,6 +66,12 @@ def command_of(pid: int, comm: str) -> str:
         return comm
     rank = _RANK.search(read_file(f"/proc/{pid}/environ", _MOST_ENVIRONMENT_BYTES) or b"")
     return f"{found} [rank {int(rank[1])}]" if rank else found
+
+
+def commands_of(pids: Sequence[int]) -> list[str]:
+    """Program and script of many processes, without their ranks; '' where that is not known."""
+    lines = BROKER.each(pids, [f"/proc/{pid}/cmdline" for pid in pids], _MOST_BYTES)
+    return [_program_and_script(line) if line else "" for line in lines]
 
 
 def _program_and_script(line: bytes) -> str:

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that are named on the command line: by pid, or by what they run.
+
+A name is that of a program, of the script or module that an interpreter runs (`train.py`, `train`),
+or the kernel's name of the process. Arguments are not searched: they may hold secrets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from sonde.errors import UsageError
+from sonde.export.layout import one_line
+
+LISTED: Final = 8
+"""Of processes with the same name, at most this many are listed."""
+_SUFFIXES: Final = (".py", ".pyc", ".pyz", ".pl", ".rb", ".js", ".mjs", ".cjs", ".php", ".sh", ".R")
+"""Of scripts, that a name may leave out."""
+MAX_PARENTS: Final = 64
+"""Of one process, that are followed."""
+_MOST_OF_NAME: Final = 200
+_PIDS_END: Final = 1 << 31
+
+
+def process_name(text: str) -> int | str:
+    """A pid, or a name: for argparse."""
+    if text.isascii() and text.isdecimal():
+        if int(text) >= _PIDS_END:
+            raise argparse.ArgumentTypeError(f"{text!r} is no process id")
+        return int(text)
+    if not text.strip() or len(text) > _MOST_OF_NAME or text.lstrip("-+").isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a process id nor a name")
+    return text
+
+
+def pids_of(named: Sequence[int | str]) -> list[int]:
+    """The pids of what was named, each once. Raises UsageError for a name of no process that runs,
+    or of several."""
+    names = [one for one in named if isinstance(one, str)]
+    found = _running(names) if names else {}
+    return list(dict.fromkeys(one if isinstance(one, int) else found[one] for one in named))
+
+
+def pid_of(named: int | str) -> int:
+    """The pid of one. Raises UsageError as `pids_of`."""
+    return pids_of([named])[0]
+
+
+def _running(names: Sequence[str]) -> dict[str, int]:
+    """The pid of each name, of all processes but this command and what started it."""
+    from sonde import procfs
+
+    own = {os.getpid(), *procfs.parents(os.getpid())}
+    there = [pid for pid in procfs.pids() if pid not in own]
+    known = {
+        pid: stat for pid, stat in zip(there, procfs.read_stats(there), strict=True)
+        if stat is not None and stat.start_code and stat.goes_on
+    }  # fmt: skip
+    commands = dict(zip(known, procfs.commands_of(list(known)), strict=True))
+    found = {}
+    for name in names:
+        pids = [pid for pid, stat in known.items() if _is_called(name, stat.comm, commands[pid])]
+        roots = _roots(pids, {pid: stat.ppid for pid, stat in known.items()})
+        if not roots:
+            raise UsageError(
+                f"no process that runs is called {one_line(name)}",
+                "Look it up: sonde top --idle --once, or ps -e -o pid,args",
+            )
+        if len(roots) > 1:
+            shown = [(pid, procfs.command_of(pid, known[pid].comm)) for pid in roots[:LISTED]]
+            raise several(name, shown, len(roots))
+        found[name] = roots[0]
+    return found
+
+
+def several(name: str, shown: Sequence[tuple[int, str]], count: int) -> UsageError:
+    """The error for a name of `count` processes, of which some are shown: (pid, what it runs)."""
+    listed = ", ".join(f"{pid} ({one_line(command)})" for pid, command in shown)
+    more = f", and {count - len(shown):,} more" if count > len(shown) else ""
+    return UsageError(
+        f"{count:,} processes are called {one_line(name)}: {listed}{more}",
+        f"Choose by number: {shown[0][0]}",
+    )
+
+
+def _is_called(name: str, comm: str, command: str) -> bool:
+    """`comm`: the kernel's name of a process; `command`: what it runs, without arguments."""
+    wanted = name.rpartition("/")[2] or name
+    words = [comm, command, *command.split()]
+    scripts = [word.removesuffix(end) for word in words for end in _SUFFIXES if word.endswith(end)]
+    return wanted in words or wanted in scripts
+
+
+def _roots(pids: Sequence[int], parent_of: Mapping[int, int]) -> list[int]:
+    """Those that descend from no other of them: a program with its worker processes is one."""
+    mine = set(pids)
+
+    def is_root(pid: int) -> bool:
+        for _ in range(MAX_PARENTS):
+            pid = parent_of.get(pid, 0)
+            if pid in mine or not pid:
+                return not pid
+        return True
+
+    return [pid for pid in pids if is_root(pid)]
+
+
+def pids_in_record(
+    named: Sequence[int | str], processes: Mapping[int, str], path: str
+) -> tuple[int, ...]:
+    """The pids of what was named, of the processes of a record: their names by pid. Raises
+    UsageError for what is not among them, and for a name of several."""
+    found: list[int] = []
+    for one in named:
+        pids = [pid for pid, name in processes.items() if one in (pid, name)]
+        if not pids:
+            what = f"process {one}" if isinstance(one, int) else f"process called {one_line(one)}"
+            raise UsageError(
+                f"{path} saw no {what}", f"choose one that `sonde report {path}` lists"
+            )
+        if len(pids) > 1:
+            raise several(str(one), [(pid, processes[pid]) for pid in pids[:LISTED]], len(pids))
+        found += pids
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that are named on the command line by what they run."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from sonde.cli.named_processes import pid_of, pids_in_record, pids_of, process_name
+from sonde.errors import UsageError
+
+Start = Callable[..., int]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a Python script with a name, and waits until it runs."""
+    with ExitStack() as kept:
+
+        def started(name: str, code: str = "", *arguments: str) -> int:
+            script = tmp_path / name
+            script.write_text(f"{code}\nprint(flush=True)\ninput()\n")
+            process = kept.enter_context(
+                subprocess.Popen(
+                    [sys.executable, script, *arguments],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                )
+            )
+            kept.callback(process.kill)
+            assert process.stdout is not None
+            process.stdout.readline()
+            return process.pid
+
+        yield started
+
+
+def test_a_script_is_named_with_or_without_its_ending_and_path(start: Start) -> None:
+    pid = start("named_once_here.py")
+
+    assert pid_of("named_once_here.py") == pid
+    assert pid_of("named_once_here") == pid
+    assert pid_of("somewhere/named_once_here.py") == pid
+    assert pids_of([pid, "named_once_here.py"]) == [pid]
+
+
+def test_of_several_none_is_chosen_and_all_are_listed(start: Start) -> None:
+    pids = [start("named_twice_here.py", "", "--password", "hunter2") for _ in range(2)]
+
+    with pytest.raises(UsageError) as caught:
+        pid_of("named_twice_here.py")
+    assert all(f"{pid} (" in caught.value.cause for pid in pids)
+    assert "named_twice_here.py …" in caught.value.cause
+    assert "hunter2" not in caught.value.cause
+
+
+def test_a_program_with_its_workers_is_one(start: Start) -> None:
+    fork = "import os, time\nif not os.fork():\n    time.sleep(60)\n"
+    pid = start("named_with_workers.py", fork)
+    time.sleep(0.1)
+
+    assert pid_of("named_with_workers.py") == pid
+    subprocess.run(["pkill", "-P", str(pid)], check=True)
+
+
+@pytest.mark.parametrize("name", ["hunter2", "named_arg", "no-such-program"])
+def test_arguments_are_not_searched(start: Start, name: str) -> None:
+    start("named_for_arguments.py", "", "hunter2", "--named_arg")
+
+    with pytest.raises(UsageError, match="no process that runs is called"):
+        pid_of(name)
+
+
+@pytest.mark.parametrize("text", ["", " ", "-3", "+3", "4294967296", "x" * 300])
+def test_what_is_neither_a_number_nor_a_name_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        process_name(text)
+
+
+def test_names_in_a_record() -> None:
+    known = {11: "python3", 12: "nginx", 13: "nginx"}
+
+    assert pids_in_record(["python3", 12, 12], known, "a.sonde") == (11, 12)
+    with pytest.raises(UsageError, match=r"2 processes are called nginx: 12 \(nginx\), 13"):
+        pids_in_record(["nginx"], known, "a.sonde")
+    with pytest.raises(UsageError, match=r"a\.sonde saw no process 14"):
+        pids_in_record([14], known, "a.sonde")
+    with pytest.raises(UsageError, match=r"a\.sonde saw no process called redis"):
+        pids_in_record(["redis"], known, "a.sonde")
