@@ -301,7 +301,8 @@ def test_a_capture_without_a_device_is_explained(writer, tmp_path, kind, bound, 
 
     assert explanation.verdicts[0].bounds[0].key == bound
     assert text in page
-    assert "called no device in 5.00 s" in page
+    assert "time by cause, of 5.00 s:" in page
+    assert "device" not in page
     assert "launch" not in page
 
 

@@ -3,11 +3,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from sonde.model.answers import Loss
+
+_NUMBER: Final = re.compile(r" \([0-9]{1,10}\)(?: \+[0-9,]{1,13})?$")
+"""Of a process or a thread, behind its name; and how many others are like it."""
+_LEAST_OF_NAME: Final = 5
+"""Cells of a name before its number, the mark of what was cut included."""
 
 
 def duration(ns: float) -> str:
@@ -70,10 +76,14 @@ def width_of(text: str) -> int:
 
 
 def fit(text: str, width: int) -> str:
-    """Text of exactly `width` cells: padded, or shortened in its middle."""
+    """Text of exactly `width` cells: padded, or shortened in its middle. The number of a process or
+    a thread at the end ('worker (4711)', 'worker (4711) +7') stays whole where it fits."""
     text = one_line(text)
     if width_of(text) > width:
-        if not text.isascii():
+        number = _NUMBER.search(text)
+        if number and (room := width - len(number[0])) >= _LEAST_OF_NAME:
+            text = _beginning(text[: number.start()], room - 1).rstrip(" (") + "…" + number[0]
+        elif not text.isascii():
             text = _beginning(text, width - 1) + "…"
         else:
             tail = (width - 1) // 3

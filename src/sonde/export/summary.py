@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The summary of a recording: some 25 to 50 lines, at most 100 columns wide.
 
-Which code ran on CPUs, what threads waited for, which GPU API calls were made; GPU time, metrics
-and memory held, where they were recorded; and what was lost.
+Which code ran on CPUs and what threads waited for; which GPU API calls were made, where there were
+any; GPU time, metrics and memory held, where they were recorded; and what was lost.
 Threads that slept all the time and waiting kernel threads are only counted. Processes that called a
 device come first, then those that used CPU time.
 """
@@ -88,7 +88,8 @@ def render(session: Session, where: Where = EVERYTHING) -> str:
     lines = [_headline(info, processes, waits, "Whole machine" if whole else "Chosen processes")]
     lines += ["", *_on_cpu(info, processes, functions)]
     lines += ["", *_waits(session, processes, waits, where)]
-    lines += ["", *_device_calls(queries.device_calls(session, where))]
+    if calls := queries.device_calls(session, where):
+        lines += ["", *_device_calls(calls)]
     if runs := device_runs(session, where):
         lines += ["", *_device_runs(runs)]
     if charts := metric_charts.summary(session, where):
@@ -120,9 +121,10 @@ def _headline(info: CaptureInfo, processes: ProcessRows, waits: WaitRows, scope:
     at = f" at {info.hz} Hz" if info.hz else ""
     seen = (
         f"{processes.cpu_samples_in_all:,} samples{at}, "
-        f"{sum(waits.events[waits.is_off_cpu].tolist()):,} waits, "
-        f"{processes.device_calls_in_all:,} GPU API calls"
+        f"{sum(waits.events[waits.is_off_cpu].tolist()):,} waits"
     )
+    if calls := processes.device_calls_in_all:
+        seen += f", {calls:,} GPU API calls"
     return f"{scope}, {', '.join(machine)}: {seen}"
 
 
@@ -360,8 +362,6 @@ _DEVICE_WIDTHS = (22, 22, -9, -15, -7, -7, -6)
 
 
 def _device_calls(calls: Sequence[DeviceCalls]) -> list[str]:
-    if not calls:
-        return ["GPU API CALLS  none seen"]
     rows = [_device_row(one) for one in calls[:DEVICE_ROWS]]
     lines = columns([_DEVICE_HEAD, *rows], grown([_DEVICE_HEAD, *rows], _DEVICE_WIDTHS, WIDTH))
     if more := calls[DEVICE_ROWS:]:

@@ -24,7 +24,7 @@ from sonde.export.layout import (
     width_of,
 )
 from sonde.export.summary import directions
-from sonde.model.answers import FunctionUse, ProcessUse, Usage, Wait
+from sonde.model.answers import DeviceCalls, FunctionUse, ProcessUse, Usage, Wait
 from sonde.model.profile import BASIC_KINDS, MEMORY_KINDS, ProfileKind
 from sonde.query import queries
 from sonde.query.device_callers import device_callers
@@ -60,8 +60,10 @@ def write(
     if off_cpu:
         waits = queries.waits(session, where)
         sections += [_waits(waits, kind, limit) for kind in off_cpu]
-    if ProfileKind.GPU_CALLS in kinds:
-        sections.append(_device_calls(session, where, limit))
+    if calls := queries.device_calls(session, where) if ProfileKind.GPU_CALLS in kinds else []:
+        sections.append(_device_calls(calls, limit))
+    elif tuple(kinds) == (ProfileKind.GPU_CALLS,):
+        sections.append(_device_calls([], limit))
     if ProfileKind.GPU_TIME in kinds:
         sections.append(_device_runs(session, where, limit))
         sections.append(_device_callers(session, where, limit))
@@ -121,8 +123,10 @@ def _rows_of(
 def _processes(session: Session, where: Where, limit: int) -> Iterator[str]:
     uses = queries.processes(session, where)
     busy_ns = uses.cpu_ns_in_all
+    has_calls = uses.device_calls_in_all > 0
 
     def cells(use: ProcessUse) -> tuple[str, ...]:
+        calls = (f"{use.device_calls:,}", duration(use.device_ns)) if has_calls else ()
         return (
             use.process.label,
             f"{use.threads:,}",
@@ -130,16 +134,14 @@ def _processes(session: Session, where: Where, limit: int) -> Iterator[str]:
             duration(use.cpu_ns),
             duration(use.blocked_ns),
             duration(use.runqueue_ns),
-            f"{use.device_calls:,}",
-            duration(use.device_ns),
+            *calls,
             use.process.owner.label,
         )
 
-    head = (
-        *("PROCESSES", "threads", "CPU", "on CPU", "off-CPU", "run queue", "calls", "in calls"),
-        "owner",
-    )
-    return _rows_of(uses, cells, head, (28, -7, -7, -7, -7, -9, -9, -7, 0), limit)
+    of_calls = ("calls", "in calls") if has_calls else ()
+    widths = (28, -7, -7, -7, -7, -9, *((-9, -7) if has_calls else ()), 0)
+    head = ("PROCESSES", "threads", "CPU", "on CPU", "off-CPU", "run queue", *of_calls, "owner")
+    return _rows_of(uses, cells, head, widths, limit)
 
 
 def _usage(session: Session, where: Where, limit: int) -> Iterator[str]:
@@ -225,7 +227,7 @@ def _waits(every: WaitRows, kind: ProfileKind, limit: int) -> Iterator[str]:
     return _rows_of(waits, cells, head, (24, -7, -9, -7, 22, 22, 0), limit)
 
 
-def _device_calls(session: Session, where: Where, limit: int) -> Iterator[str]:
+def _device_calls(calls: Sequence[DeviceCalls], limit: int) -> Iterator[str]:
     rows = [
         (
             call.process.label,
@@ -237,7 +239,7 @@ def _device_calls(session: Session, where: Where, limit: int) -> Iterator[str]:
             call.api,
             call.function,
         )
-        for call in queries.device_calls(session, where)
+        for call in calls
     ]
     head = ("GPU API CALLS", "calls", "time", "longest", "errors", "bytes", "API", "function")
     return _rows(head, rows, (24, -9, -7, -7, -6, -13, 12, 0), limit)

@@ -16,6 +16,8 @@ from sonde.model.verdict import CauseShare, DeviceShare, Explanation, PathPart, 
 FORMAT = 2
 """Raised when a field is renamed or removed; new fields leave it as it is."""
 
+LEAST_PLACE = 0.005
+"""Of a cause's time, for a place that the text shows: less is 0 %."""
 CAUSE_ROWS = 6
 KERNELS = 3
 """Causes, and kernels with device shares, that the text shows; the JSON has all."""
@@ -69,8 +71,6 @@ def _main_cause(verdict: Verdict) -> list[str]:
 def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
     """The lines of one verdict, on a device or a thread. `steps`: how many steps are listed."""
     bound = verdict.bounds[0].key.description
-    if verdict.without_device:
-        bound = in_host_words(bound)
     if len(verdict.bounds) > 1:
         keys = {one.key for one in verdict.bounds}
         whole = Bound.KERNELS if keys & {Bound.COMPUTE, Bound.MEMORY} else None
@@ -79,6 +79,8 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
             for one in verdict.bounds
         )
         bound = f"mix: {', '.join(shares)}"
+    if verdict.without_device:
+        bound = in_host_words(bound)
     name = f"GPU{verdict.device}" + (f" ({verdict.device_name})" if verdict.device_name else "")
     did, did_not = "computed", "stalls by cause"
     if verdict.device < 0:
@@ -90,8 +92,7 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
         did_not = "stalls by cause" if verdict.kernel_classes else "other time by cause"
     lines = [f"{name} — {bound}"]
     if verdict.without_device:
-        did_not = "time by cause"
-        lines.append(f"  called no device in {duration(verdict.window_ns)}")
+        did_not = f"time by cause, of {duration(verdict.window_ns)}"
     else:
         lines.append(f"  {did} {100 * verdict.computing:.1f} % of {duration(verdict.window_ns)}")
     if verdict.sampling is not None:
@@ -166,6 +167,7 @@ def _row(cause: CauseShare) -> tuple[str, str, str]:
     places = ", ".join(
         place.text + (f" {100 * place.share:.0f} %" if place.share < 0.95 else "")
         for place in cause.locations[:2]
+        if place.share >= LEAST_PLACE
     )
     return f"{100 * cause.share:.1f} %", f"{cause.title}{kind}", places
 

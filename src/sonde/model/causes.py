@@ -201,7 +201,9 @@ _HOST_WORDS = {
     "collectives that no kernel overlaps": "collectives: waits for other processes of the job",
     "prepare batches ahead and in parallel: more loader workers": "prepare what it waits for ahead "
     "and in parallel: more workers",
+    "more loader workers": "more workers",
     "less work per sample": "less work for each",
+    "host-bound": "CPU-bound",
 }
 """Words that fit only a thread which launches work on a device, and those for any other one."""
 
