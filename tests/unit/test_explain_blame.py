@@ -245,7 +245,7 @@ def test_without_a_device_there_is_nothing_to_explain():
     explanation = explain(scene.timeline())
 
     assert not explanation.verdicts
-    assert "no device activity" in explanation.notes[0]
+    assert "no busy thread" in explanation.notes[0]
 
 
 def test_each_device_has_its_own_verdict():

@@ -31,6 +31,7 @@ from sonde.agent.event_loop import EventLoop
 from sonde.agent.group_io import GroupIo
 from sonde.agent.losses import Losses
 from sonde.agent.null_process_events import NullProcessEvents
+from sonde.agent.other_processes import OtherProcesses
 from sonde.agent.protocols import Live, Sink
 from sonde.agent.registry import collectors_of, load_ahead
 from sonde.agent.scheduler import Scheduler
@@ -97,6 +98,7 @@ class Agent:
         self._stack_limiter = StackRateLimiter()
         self._chunk = ChunkBuilder(0)
         self._released_ns = 0
+        self._others = OtherProcesses(config.pids) if config.pids and sink is not None else None
         self._kernel = Kernel(
             config.pids if privileged else None, chooses=chooses, traces=config.traces
         )
@@ -236,6 +238,8 @@ class Agent:
         self._event_loop.listen(self._collectors, [self._attacher] if self._attacher else [])
         if self._exporters is not None:
             self._exporters.start()
+        if self._others is not None:
+            self._others.begin()
         _native.release_memory()  # what the start took
         self._released_ns = time.monotonic_ns()
         gc.freeze()  # what is known of processes and files is not worth a collection each second
@@ -310,6 +314,8 @@ class Agent:
         """
         self._encoder.program = program
         try:
+            others = self._others.rows(self._tick_ns) if self._others is not None else []
+            self._chunk.add("event", others)
             self._tick(chunk_ends=True)
             if self._sink is not None:
                 self._resolver.wait_for_pods(PODS_S)

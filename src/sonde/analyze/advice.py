@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recommended next step for each cause and each bound: data."""
+"""The recommended next step for each cause and each bound: data. A step names the thread and the
+code that were found; it is a general one where neither is known."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from sonde.model.causes import Bound, Cause, CauseDetail
+from sonde.model.verdict import WITHOUT_CPU, CauseShare
+
+MAJORITY = 0.5
+"""A next step is about one place of a cause if that has this part of its time."""
 
 OF_CAUSE: Mapping[tuple[Cause, CauseDetail], str] = {
     (Cause.STOPPED, CauseDetail.NONE): "find what stops the process: signals, a debugger, or the "
@@ -98,6 +103,51 @@ OF_BOUND: Mapping[tuple[Bound, CauseDetail], str] = {
     "batch them, or make each larger",
 }
 """By bound and detail, of bounds that are about the device's own work."""
+
+
+ABOUT_CULPRIT: Mapping[Cause, str] = {
+    Cause.LOCK: "shorten what {thread} does with the lock in {code}, or do it before or after",
+    Cause.GIL: "move the work of {thread} in {code} into a process, or do it in calls that "
+    "release the interpreter lock",
+    Cause.INPUT: "make {code} in {thread} faster, or run it ahead and in parallel: more loader "
+    "workers, prefetching, less work per sample",
+}
+"""By cause, where the code of the thread is known that others wait for."""
+PASSED_ON = "shorten what is done with the lock, or do it before or after: {doing} in {code}"
+"""Of a lock that those who wait for it pass on."""
+SHORT_OF_A_CPU = "; and give it a CPU, for which it waits"
+"""Of a thread that others wait for, which is mostly ready and has none."""
+ABOUT_CPUS = "keep {thread} off the CPUs of the launching thread: pin either, lower its priority "
+ABOUT_CPUS += "(nice), or move it elsewhere"
+"""Where it is known who had the CPUs."""
+ABOUT_PLACE: Mapping[Cause, str] = {
+    Cause.HOST: "make {code} faster, move it out of the loop, or run it while the device works",
+    Cause.IO: "do the I/O of {code} in another thread or process than the launching one",
+    Cause.SLEEP: "remove the sleep in {code} from the launching thread",
+    Cause.LOCK: "hold the lock that {code} takes for a shorter time, or do not take it in the "
+    "launching thread",
+    Cause.PAGE_FAULT: "reuse the buffers of {code} instead of mapping new ones, or touch them "
+    "ahead; use huge pages",
+}
+"""By cause, where most of its time is in one place of the program."""
+
+
+def next_step_on(cause: CauseShare) -> str:
+    """What to do about a cause: about who is behind it, about the place where it happens, or in
+    general, by what is known."""
+    who, key = cause.culprit, cause.key
+    if cause.detail == CauseDetail.NONE and who is not None:
+        if key == Cause.RUN_QUEUE:
+            return ABOUT_CPUS.format(thread=who.thread)
+        if key == Cause.LOCK and who.code and not who.thread:
+            return PASSED_ON.format(doing=who.doing, code=who.code)
+        if key in ABOUT_CULPRIT and who.code:
+            text = ABOUT_CULPRIT[key].format(thread=who.thread, code=who.code)
+            return text + SHORT_OF_A_CPU * (who.doing == WITHOUT_CPU)
+    places = [one.function for one in cause.locations[:1] if one.share >= MAJORITY]
+    if cause.detail == CauseDetail.NONE and key in ABOUT_PLACE and any(places):
+        return ABOUT_PLACE[key].format(code=places[0])
+    return next_step(key, cause.detail)
 
 
 def next_step(cause: Cause, detail: CauseDetail = CauseDetail.NONE) -> str:

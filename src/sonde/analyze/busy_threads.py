@@ -109,7 +109,7 @@ def _add_states(timeline: Timeline, by_track: dict[int, list[Total]]) -> None:
     known = {track for track, all_of in by_track.items() for one in all_of if one.kind in waits}
     states = timeline.states
     for track in np.unique(states.track).tolist() if len(states) else []:
-        if track in known:
+        if track in known or not timeline.is_chosen(track):
             continue
         mine = states.take(states.track == track)
         columns = (mine.kind, mine.name, mine.wait_detail, mine.waker, mine.duration_ns)
@@ -139,7 +139,7 @@ def _add_samples(timeline: Timeline, by_track: dict[int, list[Total]]) -> None:
     for (track, name, fault), sum_ns, of in zip(
         different.tolist(), ns.tolist(), count.tolist(), strict=True
     ):
-        if track in known:
+        if track in known or not timeline.is_chosen(track):
             continue
         doing = Activity.PAGE_FAULT if fault else Activity.CODE
         total = Total(

@@ -9,20 +9,29 @@ from collections.abc import Collection
 from sonde.analyze.causes import descends
 from sonde.analyze.thread_time import locations
 from sonde.model.timeline import ThreadOwner, Timeline, TotalKind
+from sonde.model.verdict import Culprit
 
 QUEUED = 0.1
 """A thread is short of a CPU if it waits for one at least this part of the time that it has one."""
 HAD = 0.25
 """Co-tenants are named if they had CPUs for at least this part of the time that the thread
 waited."""
+FULL = 0.8
+"""CPUs that are busy for a smaller part of the time are free now and then: who has to wait all the
+same may not use all of them."""
+NAMED = 4
+"""Of processes that were not recorded, at most this many are named."""
 MINOR = 0.1
 """Threads that ran for a smaller part of the time of the one that ran most are not counted."""
 LEAST_CPUS = 0.05
 """Others that had fewer CPUs are not named: who waits so long waits for somebody else."""
 
 
-def contention_for_cpus(timeline: Timeline, turns: Collection[int], waited: int) -> list[str]:
-    """A line on the other threads that ran and were short of a CPU, too; none if there are none.
+def contention_for_cpus(
+    timeline: Timeline, turns: Collection[int], waited: int
+) -> tuple[list[str], Culprit | None]:
+    """(a line on the other threads that ran and were short of a CPU, too, the first of them); none
+    if there are none.
 
     `turns`: the threads that waited; `waited`: for how long, in ns. That a thread ran meanwhile is
     no evidence: it may have had another CPU. That it had to wait for one, too, is.
@@ -41,8 +50,9 @@ def contention_for_cpus(timeline: Timeline, turns: Collection[int], waited: int)
     short = [track for track, ns in ran.items() if queued[track] >= QUEUED * ns]
     whole = sum(ran[track] for track in short)
     length = max(1, timeline.end_ns - timeline.start_ns)
+    lines, culprit = _not_recorded(timeline, waited, length)
     if not short or whole < HAD * waited or whole < LEAST_CPUS * length:
-        return []
+        return lines, culprit
     short.sort(key=lambda track: -ran[track])
     short = [track for track in short if ran[track] >= MINOR * ran[short[0]]]
     code: dict[str, int] = defaultdict(int)
@@ -56,7 +66,27 @@ def contention_for_cpus(timeline: Timeline, turns: Collection[int], waited: int)
     theirs = {timeline.tracks[track].pid for track in short}
     started = any(all(it != me and descends(timeline, it, me) for it in theirs) for me in mine)
     whose = ", in processes that the program started" if started else ""
-    return [
+    line = (
         f"{label}{others}{whose}, short of a CPU, too, had {whole / length:.1f} CPUs meanwhile"
         + "".join(f", mostly in {function}" for function in named)
-    ]
+    )
+    return [line, *lines], culprit or Culprit(f"{label}{others}", "", "on a CPU")
+
+
+def _not_recorded(timeline: Timeline, waited: int, length: int) -> tuple[list[str], Culprit | None]:
+    """(a line on the processes that were not recorded and had the CPUs, the first of them); none
+    where they had few, or CPUs were free. `waited`, and `length` of the record, in ns."""
+    whole = sum(ns for _, ns in timeline.others_on_cpu)
+    if whole < max(HAD * waited, LEAST_CPUS * length):
+        return [], None
+    recorded = sum(one.ns for one in timeline.totals if one.kind == TotalKind.SAMPLED)
+    if recorded + whole < FULL * timeline.cpus * length:
+        return [], None
+    first, *rest = timeline.others_on_cpu[:NAMED]
+    shown = [first, *(one for one in rest if one[1] >= LEAST_CPUS * length)]
+    line = (
+        f"not recorded, with {whole / length:.1f} of {timeline.cpus} CPUs meanwhile: "
+        + ", ".join(f"{who} {ns / length:.2f}" for who, ns in shown)
+        + "; sonde top shows them live"
+    )
+    return [line], Culprit(first[0], "", "on a CPU")

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sonde.analyze.advice import next_step, next_step_of_bound
+from sonde.analyze.advice import next_step_of_bound, next_step_on
 from sonde.analyze.device_waits import RESULT_BYTES
 from sonde.analyze.kernels import ALONE, class_by_counters, class_of
 from sonde.analyze.offenders import OtherUse
@@ -183,7 +183,7 @@ def with_runs(
         causes = [replace(one, facts=whom) if one in contended else one for one in causes]
     else:
         lines += whom
-    advice = [Advice(next_step(one.key), 0.0) for one in causes if one.share >= LEAST_SHARE]
+    advice = [Advice(next_step_on(one), 0.0) for one in causes if one.share >= LEAST_SHARE]
     parts = [(one.bound, one.share) for one in causes]
     ranked_kernels = (
         of_kernels([BoundShare(one.bound, one.share) for one in shares]) if shares else []

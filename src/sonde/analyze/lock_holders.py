@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from sonde.analyze.ranking import LEAST_SHARE
 from sonde.analyze.thread_time import function_of
 from sonde.model.timeline import Timeline, Total, TotalKind, WaitDetail
+from sonde.model.verdict import Culprit
 
 PARTS = 3
 """What a holder does, at most: most of the time first."""
@@ -28,8 +29,8 @@ _OWN = WaitDetail.OWN_LOCK
 
 def held_for(
     timeline: Timeline, places: Mapping[str, int], waiting: Collection[int], holder: int
-) -> list[str]:
-    """A line on what a lock is held for; none where that is not known.
+) -> tuple[list[str], Culprit | None]:
+    """(a line on what a lock is held for, whose code that is); none where that is not known.
 
     `places`: for how long threads wait for it, by place, in ns; `waiting`: the tracks of these
     threads; `holder`: the track of the thread that holds it, -1 where those that wait pass it on.
@@ -39,17 +40,21 @@ def held_for(
         takes = {function_of(one.location) for one in mine if one.wait_detail == _OWN}
         inside = _inside(timeline, takes)
         known = [one for one in mine if one.location in inside]
+        label = timeline.tracks[holder].label
         if {_doing(one) for one in known} <= {"", _ON_CPU}:
-            return []  # who holds it is named with the code that it runs
-        text = _parts(timeline, known)
-        return [f"held for {text}"] if text else []
+            return [], None  # who holds it is named with the code that it runs
+        text, most = _parts(timeline, known)
+        return ([f"held for {text}"], Culprit(label, *most)) if text else ([], None)
     least = LEAST_PART * sum(places.values())
     takes = {function_of(place) for place, ns in places.items() if place and ns >= least}
     inside = _inside(timeline, takes)
     theirs = [one for one in timeline.totals if one.track in waiting and one.location in inside]
-    text = _parts(timeline, theirs)
+    text, most = _parts(timeline, theirs)
     names = ", ".join(sorted(one.rpartition(" ")[0] or one for one in takes)[:NAMES])
-    return [f"these threads pass it on, and in {names} hold it for {text}"] if text else []
+    if not text:
+        return [], None
+    line = f"these threads pass it on, and in {names} hold it for {text}"
+    return [line], Culprit("", *most)
 
 
 def _inside(timeline: Timeline, functions: Iterable[str]) -> set[str]:
@@ -57,8 +62,9 @@ def _inside(timeline: Timeline, functions: Iterable[str]) -> set[str]:
     return set[str]().union(*(timeline.within.get(function, ()) for function in functions))
 
 
-def _parts(timeline: Timeline, totals: Iterable[Total]) -> str:
-    """What these totals are of, with shares of the record; '' where they are short."""
+def _parts(timeline: Timeline, totals: Iterable[Total]) -> tuple[str, tuple[str, str]]:
+    """(what these totals are of, with shares of the record, '' where they are short; the place with
+    most of the time, and what is done there)."""
     ns: dict[str, int] = defaultdict(int)
     places: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for one in totals:
@@ -68,14 +74,16 @@ def _parts(timeline: Timeline, totals: Iterable[Total]) -> str:
     whole = sum(ns.values())
     window = max(1, timeline.end_ns - timeline.start_ns)
     if whole < LEAST_SHARE * window:
-        return ""
+        return "", ("", "")
     ranked = sorted(ns, key=lambda doing: -ns[doing])
     ranked = [one for one in ranked[:PARTS] if ns[one] >= LEAST_PART * whole]
     where = [_at(timeline, places[one]) for one in ranked]
+    most = places[ranked[0]]
+    first = max(most, key=lambda place: most[place]), ranked[0]
     shown = [f"{one} ({100 * ns[one] / window:.0f} % of the time)" for one in ranked]
     if len(set(where)) == 1:
-        return f"{', '.join(shown)}{where[0]}"
-    return ", ".join(one + place for one, place in zip(shown, where, strict=True))
+        return f"{', '.join(shown)}{where[0]}", first
+    return ", ".join(one + place for one, place in zip(shown, where, strict=True)), first
 
 
 def _doing(one: Total) -> str:

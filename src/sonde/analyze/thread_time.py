@@ -42,8 +42,6 @@ BURSTS = 0.5
 times would lie in, runs in bursts."""
 LEAST_SAMPLES = 10
 """Fewer samples of a function do not show bursts."""
-WAITED_HOPS = 3
-"""Of threads of which each waits for the next one, at most this many are named."""
 LINES = 4
 """Places that are named for a cause at most, those with the most time."""
 
@@ -417,86 +415,3 @@ def cause_lines(causes: Iterable[CauseShare]) -> list[str]:
         for one in causes
         if one.share >= LEAST_SHARE
     ]
-
-
-def whom(timeline: Timeline, track: int, cause: Cause, seen: tuple[int, ...] = ()) -> str:
-    """A thread that others waited for, and what it mostly did: 'worker (12), on a CPU in load
-    train.py:8'. Of the interpreter lock that is what it ran: it holds the lock on a CPU. `seen`:
-    tracks that wait for it, and were named already."""
-    one = timeline.tracks[track]
-    if one.owner == ThreadOwner.DRIVER:
-        return f"{one.label}, a thread of the driver"
-    mine = [total for total in timeline.totals if total.track == track]
-    running = sum(total.ns for total in mine if total.kind == TotalKind.SAMPLED)
-    waits = [total for total in mine if total.kind in (TotalKind.BLOCKED, TotalKind.RUNQUEUE)]
-    longest = max(waits, key=lambda total: total.ns, default=None)
-    # Who waits for a lock may hold another one meanwhile; who waits in a queue holds up others.
-    waits_most = longest is not None and longest.ns > running and not _is_lock(longest)
-    if longest is not None and waits_most and cause != Cause.GIL:
-        if longest.kind == TotalKind.RUNQUEUE:
-            return f"{one.label}, mostly waiting for a CPU"
-        if behind := _waited_for(timeline, track, waits, seen):
-            return f"{one.label}, which waits{_where(waits)} for {behind}"
-        where = locations({longest.location: longest.ns}, longest.ns, timeline.callers)[0]
-        text = f" in {where.text}" if longest.location else ""
-        return f"{one.label}, mostly waiting: {longest.name}{text}"
-    places: dict[str, int] = defaultdict(int)
-    for total in mine:
-        if total.kind == TotalKind.SAMPLED and total.location:
-            places[total.location] += total.ns
-    found = locations(places, running, timeline.callers)
-    return f"{one.label}, on a CPU in {found[0].text}" if found else one.label
-
-
-def _is_lock(wait: Total) -> bool:
-    """Whether a wait is for a lock, and not in a queue."""
-    return wait.name == "futex" and wait.wait_detail != WaitDetail.QUEUE
-
-
-def _where(waits: Iterable[Total]) -> str:
-    """Where in the program most of these waits are: ' in fetch train.py:8'; '' not known."""
-    places: dict[str, int] = defaultdict(int)
-    for one in waits:
-        places[one.location] += one.ns
-    most = max(places, key=lambda place: places[place], default="")
-    return f" in {most}" if most else ""
-
-
-def _waited_for(
-    timeline: Timeline, track: int, waits: Sequence[Total], seen: tuple[int, ...]
-) -> str:
-    """Who ended most of a thread's waits, and what that one mostly did; '' nobody that is known.
-
-    Of another process, a thread that only passes on what others of that process made stands for the
-    busiest of them. Of the same process, it is who fills the queue that the thread waits in (the
-    thread that writes a worker's results to a pipe waits for the one that makes them).
-    """
-    ended: dict[int, int] = defaultdict(int)
-    for one in waits:
-        if one.kind == TotalKind.BLOCKED and one.waker_track >= 0:
-            ended[one.waker_track] += one.waker_ns
-    whole = sum(one.ns for one in waits)
-    before = timeline.tracks[track].pid
-    filled: dict[int, int] = defaultdict(int)
-    for one in waits:
-        if one.wait_detail == WaitDetail.QUEUE and one.waker_track not in (-1, track, *seen):
-            same = timeline.tracks[one.waker_track].pid == before
-            filled[one.waker_track] += one.waker_ns if same else 0
-    fills = max(filled, key=lambda other: filled[other], default=-1)
-    if fills >= 0 and 2 * filled[fills] >= whole and len(seen) < WAITED_HOPS:
-        return whom(timeline, fills, Cause.INPUT, (*seen, track))
-    processes: dict[int, int] = defaultdict(int)
-    for other, ns in ended.items():
-        processes[timeline.tracks[other].pid] += ns
-    processes.pop(before, None)
-    most = max(processes, key=lambda pid: processes[pid], default=0)
-    if len(seen) >= WAITED_HOPS or 2 * sum(processes.values()) < whole or not most:
-        return ""
-    busy: dict[int, int] = defaultdict(int)
-    for total in timeline.totals:
-        if timeline.tracks[total.track].pid == most and total.kind == TotalKind.SAMPLED:
-            busy[total.track] += total.ns
-    busiest = max(busy, key=lambda other: busy[other], default=-1)
-    if busiest < 0 or busiest in seen:
-        return ""
-    return whom(timeline, busiest, Cause.INPUT, (*seen, track))

@@ -14,44 +14,32 @@ one, the backward pass in another) launch in turns, and get one verdict together
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from sonde.analyze.advice import next_step, next_step_of_bound
+from sonde.analyze.advice import next_step_on
 from sonde.analyze.busy_threads import deciding_threads
-from sonde.analyze.cpu_contention import contention_for_cpus
 from sonde.analyze.device_shares import device_shares
 from sonde.analyze.device_totals import with_runs
-from sonde.analyze.host_words import of_io, without_device
-from sonde.analyze.lock_holders import held_for
+from sonde.analyze.host_words import without_device
 from sonde.analyze.offenders import others_on_device, own_use
 from sonde.analyze.ranking import LEAST_SHARE, ranked_bounds
-from sonde.analyze.slowed_launches import without_hand_overs
-from sonde.analyze.thread_time import (
-    ThreadTime,
-    cause_lines,
-    functions,
-    in_bursts,
-    locations,
-    thread_time,
-    whom,
-)
+from sonde.analyze.thread_time import locations
 from sonde.analyze.trace_totals import ExactTime
-from sonde.model.causes import Bound, Cause, CauseDetail
+from sonde.analyze.verdict_on_threads import CODE, verdict_on
+from sonde.model.causes import Bound, Cause
 from sonde.model.timeline import (
     Activity,
     CallKind,
-    CopyDirection,
     ThreadOwner,
     Timeline,
     Total,
     TotalKind,
     WaitDetail,
-    parts_of,
 )
-from sonde.model.verdict import Advice, BoundShare, CauseShare, DeviceShare, Verdict
+from sonde.model.verdict import Advice, CauseShare, DeviceShare, Verdict
 
 LAUNCH_NS = 5_000
 """Estimated CPU time of one launch; launches are probed on request only."""
@@ -63,19 +51,8 @@ LAUNCHING = 16
 """At most this many threads that launch are compared, for whether they launch in turns."""
 LEAST_CALLS = 0.05
 """Threads with a smaller fraction of the busiest thread's call time get no verdict."""
-ENDED = 0.25
-"""A thread that ended this part of a cause's waits is named."""
-LEAST_ENDED = 0.05
-"""And at least this part of all of them."""
-FUNCTION = 0.1
-"""Functions of the program with this share of the time are described in evidence."""
-FUNCTIONS = 3
-"""At most this many functions are."""
 TURNS = 0.05
 """Threads that wait for each other for this part of the time, each of them, take turns."""
-NEAR_TIE = 0.8
-"""A cause with this part of the largest one's time is about as large, where nothing calls a device.
-"""
 LEAST_WORK = 0.1
 """Threads that asked for a smaller part of a device's time do not decide when it stalls."""
 
@@ -87,8 +64,6 @@ _RUN_KINDS = (
     *(TotalKind.RUN, TotalKind.INTERRUPTED, TotalKind.UNDERFILLED),
     TotalKind.STREAM,
 )
-_CODE = (Cause.HOST, Cause.LAUNCH, Cause.BUILD, Cause.UNKNOWN)
-"""What a thread does on a CPU, by its stacks."""
 _WAITS = {
     *(Bound.LOCK, Bound.IO, Bound.INPUT, Bound.CPU_CONTENTION, Bound.STOPPED),
     *(Bound.PAGE_FAULT, Bound.ALLOCATION),
@@ -109,8 +84,9 @@ def thread_verdicts(timeline: Timeline, exact: ExactTime | None = None) -> list[
     runs: dict[int, list[Total]] = defaultdict(list)
     asked: dict[int, int] = defaultdict(int)
     own = {track for track, one in enumerate(timeline.tracks) if one.owner == ThreadOwner.SONDE}
+    others = {track for track in range(len(timeline.tracks)) if not timeline.is_chosen(track)}
     for total in timeline.totals:
-        if total.track in own or total.waker_track in own:
+        if total.track in own or total.waker_track in own or total.track in others:
             continue
         if total.kind in _RUN_KINDS:
             runs[timeline.tracks[total.track].pid].append(total)
@@ -119,7 +95,7 @@ def thread_verdicts(timeline: Timeline, exact: ExactTime | None = None) -> list[
             by_track[total.track].append(total)
             asked[total.track] += total.ns if total.kind == TotalKind.CALL else 0
     for track, count in enumerate(np.bincount(timeline.calls.track).tolist()):
-        asked[track] += 0 if track in own else count * LAUNCH_NS
+        asked[track] += 0 if track in own or track in others else count * LAUNCH_NS
     window = max(1, timeline.end_ns - timeline.start_ns)
     ranked = sorted(((ns, track) for track, ns in asked.items() if ns), reverse=True)
     if not ranked:
@@ -137,7 +113,7 @@ def thread_verdicts(timeline: Timeline, exact: ExactTime | None = None) -> list[
         mine = runs[pid]
         totals = [one for track in turns for one in by_track[track]]
         copies = {one.direction for one in mine if one.call == CallKind.COPY}
-        verdict, time = _verdict(timeline, turns, totals, window, copies, bool(mine))
+        verdict, time = verdict_on(timeline, turns, totals, window, copies, bool(mine))
         span = timed if timed and exact is None else (timeline.start_ns, timeline.end_ns)
         active = _active(timeline, pid, span)
         devices = timeline.gpus_of.get(pid, ())
@@ -172,7 +148,7 @@ def causes_of_threads(timeline: Timeline) -> dict[str, dict[Cause, CauseShare]]:
     window = max(1, timeline.end_ns - timeline.start_ns)
     found = {}
     for track, totals in by_track.items():
-        verdict, time = _verdict(timeline, [track], totals, window)
+        verdict, time = verdict_on(timeline, [track], totals, window)
         causes = {one.key: one for one in verdict.causes}
         if time.waited > 0:
             at = locations(time.wait_places, time.waited, time.callers)
@@ -224,7 +200,7 @@ def _without_device(
     verdicts = []
     for tracks in deciding_threads(timeline, by_track, window):
         totals = [_on_host(one) for track in tracks for one in by_track[track]]
-        verdict, _ = _verdict(timeline, tracks, totals, window, on_host=True)
+        verdict, _ = verdict_on(timeline, tracks, totals, window, on_host=True)
         verdicts.append(without_device(verdict, len(tracks)))
     return verdicts
 
@@ -298,7 +274,7 @@ def _split(verdict: Verdict, of_threads: list[Verdict]) -> Verdict:
     exact = exact or (of_threads[0] if len(of_threads) == 1 else None)
     if host is None or exact is None:
         return verdict
-    parts = [one for one in exact.causes if one.bound in _WAITS or one.key in _CODE]
+    parts = [one for one in exact.causes if one.bound in _WAITS or one.key in CODE]
     whole = sum(one.ns for one in parts)
     if not whole:
         return verdict
@@ -317,7 +293,7 @@ def _split(verdict: Verdict, of_threads: list[Verdict]) -> Verdict:
     if bounds[0].key == Bound.HOST:
         return verdict
     line = f"{ranked[0].title}: by totals of the thread; single waits were short"
-    advice = [Advice(next_step(one.key), one.share) for one in ranked if one.share >= LEAST_SHARE]
+    advice = [Advice(next_step_on(one), one.share) for one in ranked if one.share >= LEAST_SHARE]
     return replace(
         verdict, bounds=bounds, causes=ranked, evidence=[*verdict.evidence, line], advice=advice
     )
@@ -363,191 +339,3 @@ def _launching_ns(totals: Iterable[Total]) -> int:
     """On-CPU time on the launch path, by the stacks."""
     mine = (one for one in totals if one.kind == TotalKind.SAMPLED and one.name in _LAUNCHES)
     return sum(one.ns for one in mine)
-
-
-def _verdict(
-    timeline: Timeline,
-    turns: list[int],
-    totals: list[Total],
-    window: int,
-    timed: Collection[CopyDirection] = (),
-    has_runs: bool = False,
-    on_host: bool = False,
-) -> tuple[Verdict, ThreadTime]:
-    """The verdict on threads that take turns, under the name of the first, and their time.
-
-    `totals`: theirs; `timed`: as of `thread_time`; `has_runs`: runs of the device were timed;
-    `on_host`: nothing called a device.
-    """
-    track = turns[0]
-    time = thread_time(timeline, totals, timed)
-    if time.for_copies and not has_runs:
-        time.ns[Cause.COPY] += time.waited
-        time.waited = 0
-    # Time without a CPU within a call that waits counts as without a CPU.
-    ns = time.ns
-    beyond = max(0, time.waited + sum(ns.values()) - window * len(turns))
-    time.waited -= min(time.waited, beyond, ns[Cause.RUN_QUEUE] + ns[Cause.STOPPED])
-    if on_host:
-        _cut_to(ns, window * len(turns))
-    # Threads that take turns fill one window; where they do not, shares are of all their time.
-    whole = max(window, time.waited + sum(ns.values()) if len(turns) > 1 else window)
-    causes = [
-        CauseShare(
-            key=cause,
-            title=cause.description,
-            bound=cause.bound,
-            detail=CauseDetail.NONE,
-            ns=length * window // whole,
-            share=length / whole,
-            count=time.count[cause],
-            longest_ns=0,
-            thread=timeline.tracks[track].label,
-            locations=locations(time.places[cause], length, time.callers),
-            facts=[
-                *(of_io(totals, length) if on_host and cause == Cause.IO else ()),
-                *_facts(timeline, time, cause, length, window, turns),
-            ],
-        )
-        for cause, length in sorted(ns.items(), key=lambda item: -item[1])
-        if length > 0
-    ]
-    if not has_runs:
-        causes = without_hand_overs(causes, time.count, whole)
-    bounds = _bounds(causes, time.waited / whole)
-    if on_host and len(turns) > 1:  # they were chosen for the lock that they wait for
-        bounds.sort(key=lambda one: one.key != Bound.LOCK)
-    waited = f"in calls that wait for the device: {100 * time.waited / whole:.1f} %"
-    evidence = ["nothing called a device" if on_host else waited]
-    if whole > window:
-        evidence.append(
-            f"shares are of the time of {len(turns)} threads together, "
-            f"{whole / window:.2f} times the recorded time"
-        )
-    first = bounds[0].key
-    evidence += cause_lines(sorted(causes, key=lambda one: on_host and one.bound != first))
-    evidence += _of_functions(timeline, time, whole)
-    large = [one for one in causes if one.share >= LEAST_SHARE]
-    if on_host:  # the next step is about what the verdict names first
-        large.sort(key=lambda one: one.bound != bounds[0].key)
-    advice = [Advice(next_step(one.key), 0.0) for one in large]
-    if on_host and len(turns) == 1:
-        advice = _with_near_tie(large, advice)
-    if bounds[0].key == Bound.DEVICE:
-        advice.insert(0, Advice(next_step_of_bound(Bound.DEVICE), 0.0))
-    verdict = Verdict(
-        device=-1,
-        device_name=timeline.tracks[track].label,
-        start_ns=timeline.start_ns,
-        end_ns=timeline.end_ns,
-        window_ns=window,
-        bounds=bounds,
-        computing=time.waited / whole,
-        idle=0.0,
-        causes=causes,
-        kernels=[],
-        kernel_classes=[],
-        evidence=evidence,
-        advice=advice,
-    )
-    return verdict, time
-
-
-def _with_near_tie(causes: Sequence[CauseShare], advice: Sequence[Advice]) -> list[Advice]:
-    """The next steps; those of two causes that are about as large are one, always in the same
-    order: which of them is larger changes from run to run. `causes`: of the steps."""
-    if len(causes) < 2 or causes[1].share < NEAR_TIE * causes[0].share:
-        return [*advice]
-    order = [*Cause]
-    pair = sorted((0, 1), key=lambda number: order.index(causes[number].key))
-    texts = dict.fromkeys(advice[number].text for number in pair)
-    return [Advice("; or ".join(texts), 0.0), *advice[2:]]
-
-
-def _cut_to(ns: dict[Cause, int], limit: int) -> None:
-    """Cuts the causes of a thread's time so that they sum to no more than the time it had. Waits
-    are measured; what it did on a CPU is estimated from samples, so that is cut first."""
-    for causes in (_CODE, tuple(ns)):
-        part = sum(ns[one] for one in causes)
-        beyond = min(part, sum(ns.values()) - limit)
-        if beyond <= 0:
-            continue
-        for one in causes:
-            ns[one] -= -(-beyond * ns[one] // part)
-
-
-def _of_functions(timeline: Timeline, time: ThreadTime, whole: int) -> list[str]:
-    """Functions of the program with several separate causes, or that run in bursts only."""
-    parts = parts_of(timeline.start_ns, timeline.end_ns, timeline.tick_ns)
-    lines = []
-    for function, causes in functions(time).items():
-        ns = sum(causes.values())
-        if ns < FUNCTION * whole or not function:
-            continue
-        large = {cause: part for cause, part in causes.items() if part >= LEAST_SHARE * whole}
-        bursts = in_bursts(time, function, parts)
-        if len(large) < 2 and not bursts:
-            continue
-        ranked = sorted(large.items(), key=lambda item: -item[1])
-        text = ", ".join(f"{one.bound.label} {100 * part / whole:.0f} %" for one, part in ranked)
-        line = f"{100 * ns / whole:.0f} % of the time in {function}: {text or 'several causes'}"
-        lines.append(
-            line + f"; in bursts, in {bursts} of {parts} parts of the record" * bool(bursts)
-        )
-    return lines[:FUNCTIONS]
-
-
-def _facts(
-    timeline: Timeline,
-    time: ThreadTime,
-    cause: Cause,
-    length: int,
-    window: int,
-    turns: Collection[int],
-) -> list[str]:
-    """Who ended the waits of a cause, where one thread did for much of them; who had the CPU.
-
-    `length`: the time of the cause, in ns.
-    """
-    if length < LEAST_SHARE * window:
-        return []
-    if cause == Cause.RUN_QUEUE:
-        return contention_for_cpus(timeline, set(turns), length)
-    if cause == Cause.SLEEP and time.timed_out >= LEAST_SHARE * window:
-        return [
-            f"for {100 * time.timed_out / window:.0f} % of the time the threads that could end "
-            "such a wait waited for this one: only its timer ended it"
-        ]
-    others, peers = time.others[cause], set[int]()
-    if cause == Cause.LOCK:
-        peers = _waiting_at(timeline, time.places[cause], window).union(turns)
-        others = {track: ns for track, ns in others.items() if track not in peers}
-    most = max(others, key=lambda track: others[track], default=-1)
-    # A wait for the interpreter lock is cut by a timer every 5 ms, until somebody ends it. Threads
-    # that wait for the same lock pass it on: another one holds it for long.
-    by_threads = sum(others.values()) if cause == Cause.GIL or peers else length
-    ended = others.get(most, 0)
-    is_holder = ended > 0 and ended >= ENDED * by_threads and ended >= LEAST_ENDED * length
-    facts = []
-    if is_holder:
-        how = f"{100 * ended / length:.0f} % of it ended by"
-        if cause == Cause.LOCK and len(peers) > 1:  # most of it they ended for one another
-            how = "held by"
-        facts.append(f"{how} {whom(timeline, most, cause)}")
-    if cause == Cause.LOCK:
-        holder = most if is_holder else -1
-        facts += held_for(timeline, time.places[cause], peers, holder)
-    return facts
-
-
-def _waiting_at(timeline: Timeline, places: Collection[str], window: int) -> set[int]:
-    """The threads that wait on a futex at one of these places for a good part of the time."""
-    waited: dict[int, int] = defaultdict(int)
-    for one in timeline.totals:
-        if one.kind == TotalKind.BLOCKED and one.name == "futex" and one.location in places:
-            waited[one.track] += one.ns if one.location else 0
-    return {track for track, ns in waited.items() if ns >= LEAST_SHARE * window}
-
-
-def _bounds(causes: list[CauseShare], waited: float) -> list[BoundShare]:
-    return ranked_bounds([*((one.bound, one.share) for one in causes), (Bound.DEVICE, waited)])

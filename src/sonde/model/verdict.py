@@ -30,6 +30,23 @@ class CodeLocation:
         return f"{self.function} ← {self.caller}" if self.caller else self.function
 
 
+WITHOUT_CPU = "waiting for a CPU"
+"""`Culprit.doing` of a thread that is mostly ready and has no CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """Whose code the next step on a cause is about."""
+
+    thread: str
+    """The label of a thread: it holds what others wait for, or has their CPU; '' those that wait,
+    for one another."""
+    code: str
+    """What it mostly ran, or waited in, in the program; '' not known."""
+    doing: str
+    """'on a CPU', `WITHOUT_CPU`, or the reason of a wait."""
+
+
 @dataclass(frozen=True, slots=True)
 class CauseShare:
     """All stalls of a device that have one cause."""
@@ -49,6 +66,8 @@ class CauseShare:
     """Statistical: from the longest stalls, at most some dozens."""
     facts: Sequence[str]
     """Figures that support the cause."""
+    culprit: Culprit | None = None
+    """None: nobody is known to be behind it."""
 
     @classmethod
     def empty(

@@ -27,7 +27,7 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """Of /proc/PID/stat (proc_pid_stat(5)), fields 2, 3, 4, 14 and 15, 20, 22, 24 and 26."""
+    """Of /proc/PID/stat (proc_pid_stat(5)), fields 2, 3, 4, 14 to 17, 20, 22, 24 and 26."""
 
     comm: str
     state: str
@@ -41,6 +41,8 @@ class Stat:
     start_code: int
     """Address of its code; 0 of kernel threads and of processes that are exiting."""
     threads: int = 1
+    children_ns: int = 0
+    """User and system time of its children that it has waited for, in ticks, and of theirs."""
 
     @property
     def goes_on(self) -> bool:
@@ -137,6 +139,7 @@ def _stat(raw: bytes | None) -> Stat | None:
         resident_bytes=int(fields[21]) * _PAGE_BYTES,
         start_code=int(fields[23]),
         threads=int(fields[17]),
+        children_ns=(int(fields[13]) + int(fields[14])) * _TICK_NS,
     )
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -61,6 +62,11 @@ _TICK_NS = 1_000_000_000
 """The recorder's tick, where samples do not show it."""
 NEARLY_ALL = 0.8
 """Of the time of waits with a stack, by which those without one are taken for the same."""
+OTHER_ON_CPU = "other_on_cpu"
+"""Name of the events with the CPU time of processes that were not recorded."""
+MOST_OTHERS = 64
+"""Of them, that are read."""
+_MOST_NS = 2**62
 _LOST = ("device_time.lost_ring", "device_time.lost_pool", "device_time.lost_order")
 """Losses of timed runs, whose weight is added to later ones."""
 
@@ -112,6 +118,8 @@ def of_capture(capture: Capture) -> Timeline:
         device_ids=device_ids(tables["metric"]),
         gpus_of=gpus,
         parents=_parents(tables["process"]),
+        cpus=capture.info.cpus,
+        others_on_cpu=_others_on_cpu(tables["event"]),
         busy_of=uses,
         totals=totals,
         single_runs=chosen_singly,
@@ -192,6 +200,19 @@ def _parents(process: pa.Table) -> dict[int, int]:
     """The parent of each process."""
     pids, parents = (process.column(name).to_pylist() for name in ("pid", "ppid"))
     return dict(zip(pids, parents, strict=True))
+
+
+def _others_on_cpu(event: pa.Table) -> list[tuple[str, int]]:
+    """Who had the CPUs beside the processes that were recorded, the most first; the last rows of
+    each count, as an agent writes them when it stops."""
+    rows = event.filter(pc.equal(event.column("name").cast(pa.string()), OTHER_ON_CPU))
+    found: dict[str, int] = {}
+    for text, value in zip(
+        rows.column("text").to_pylist(), rows.column("value").to_pylist(), strict=True
+    ):
+        if value > 0 and math.isfinite(value) and (text in found or len(found) < MOST_OTHERS):
+            found[text] = int(min(value, _MOST_NS))
+    return sorted(found.items(), key=lambda item: -item[1])
 
 
 def _timed(

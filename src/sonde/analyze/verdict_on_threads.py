@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verdict on one thread, or on threads that take turns or wait for the same: the causes of its
+time, what limits it, and the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from sonde.analyze.advice import next_step_of_bound, next_step_on
+from sonde.analyze.culprits import who_is_behind
+from sonde.analyze.host_words import of_io
+from sonde.analyze.ranking import LEAST_SHARE, ranked_bounds
+from sonde.analyze.slowed_launches import without_hand_overs
+from sonde.analyze.thread_time import (
+    ThreadTime,
+    cause_lines,
+    functions,
+    in_bursts,
+    locations,
+    thread_time,
+)
+from sonde.model.causes import Bound, Cause, CauseDetail
+from sonde.model.timeline import CopyDirection, Timeline, Total, parts_of
+from sonde.model.verdict import Advice, BoundShare, CauseShare, Verdict
+
+FUNCTION = 0.1
+"""Functions of the program with this share of the time are described in evidence."""
+FUNCTIONS = 3
+"""At most this many functions are."""
+NEAR_TIE = 0.8
+"""A cause with this part of the largest one's time is about as large, where nothing calls a device.
+"""
+CODE = (Cause.HOST, Cause.LAUNCH, Cause.BUILD, Cause.UNKNOWN)
+"""What a thread does on a CPU, by its stacks."""
+
+
+def verdict_on(
+    timeline: Timeline,
+    turns: list[int],
+    totals: list[Total],
+    window: int,
+    timed: Collection[CopyDirection] = (),
+    has_runs: bool = False,
+    on_host: bool = False,
+) -> tuple[Verdict, ThreadTime]:
+    """The verdict on threads that take turns, under the name of the first, and their time.
+
+    `totals`: theirs; `timed`: as of `thread_time`; `has_runs`: runs of the device were timed;
+    `on_host`: nothing called a device.
+    """
+    track = turns[0]
+    time = thread_time(timeline, totals, timed)
+    if time.for_copies and not has_runs:
+        time.ns[Cause.COPY] += time.waited
+        time.waited = 0
+    # Time without a CPU within a call that waits counts as without a CPU.
+    ns = time.ns
+    beyond = max(0, time.waited + sum(ns.values()) - window * len(turns))
+    time.waited -= min(time.waited, beyond, ns[Cause.RUN_QUEUE] + ns[Cause.STOPPED])
+    if on_host:
+        _cut_to(ns, window * len(turns))
+    # Threads that take turns fill one window; where they do not, shares are of all their time.
+    whole = max(window, time.waited + sum(ns.values()) if len(turns) > 1 else window)
+    causes = [
+        CauseShare(
+            key=cause,
+            title=cause.description,
+            bound=cause.bound,
+            detail=CauseDetail.NONE,
+            ns=length * window // whole,
+            share=length / whole,
+            count=time.count[cause],
+            longest_ns=0,
+            thread=timeline.tracks[track].label,
+            locations=locations(time.places[cause], length, time.callers),
+            facts=[
+                *(of_io(totals, length) if on_host and cause == Cause.IO else ()),
+                *behind.facts,
+            ],
+            culprit=behind.culprit,
+        )
+        for cause, length in sorted(ns.items(), key=lambda item: -item[1])
+        if length > 0
+        for behind in [who_is_behind(timeline, time, cause, length, window, turns)]
+    ]
+    if not has_runs:
+        causes = without_hand_overs(causes, time.count, whole)
+    bounds = _bounds(causes, time.waited / whole)
+    if on_host and len(turns) > 1:  # they were chosen for the lock that they wait for
+        bounds.sort(key=lambda one: one.key != Bound.LOCK)
+    waited = f"in calls that wait for the device: {100 * time.waited / whole:.1f} %"
+    evidence = ["nothing called a device" if on_host else waited]
+    if whole > window:
+        evidence.append(
+            f"shares are of the time of {len(turns)} threads together, "
+            f"{whole / window:.2f} times the recorded time"
+        )
+    first = bounds[0].key
+    evidence += cause_lines(sorted(causes, key=lambda one: on_host and one.bound != first))
+    evidence += _of_functions(timeline, time, whole)
+    large = [one for one in causes if one.share >= LEAST_SHARE]
+    if on_host:  # the next step is about what the verdict names first
+        large.sort(key=lambda one: one.bound != bounds[0].key)
+    advice = [Advice(next_step_on(one), 0.0) for one in large]
+    if on_host and len(turns) == 1:
+        advice = _with_near_tie(large, advice)
+    if bounds[0].key == Bound.DEVICE:
+        advice.insert(0, Advice(next_step_of_bound(Bound.DEVICE), 0.0))
+    verdict = Verdict(
+        device=-1,
+        device_name=timeline.tracks[track].label,
+        start_ns=timeline.start_ns,
+        end_ns=timeline.end_ns,
+        window_ns=window,
+        bounds=bounds,
+        computing=time.waited / whole,
+        idle=0.0,
+        causes=causes,
+        kernels=[],
+        kernel_classes=[],
+        evidence=evidence,
+        advice=advice,
+    )
+    return verdict, time
+
+
+def _with_near_tie(causes: Sequence[CauseShare], advice: Sequence[Advice]) -> list[Advice]:
+    """The next steps; those of two causes that are about as large are one, always in the same
+    order: which of them is larger changes from run to run. `causes`: of the steps."""
+    if len(causes) < 2 or causes[1].share < NEAR_TIE * causes[0].share:
+        return [*advice]
+    order = [*Cause]
+    pair = sorted((0, 1), key=lambda number: order.index(causes[number].key))
+    texts = dict.fromkeys(advice[number].text for number in pair)
+    return [Advice("; or ".join(texts), 0.0), *advice[2:]]
+
+
+def _cut_to(ns: dict[Cause, int], limit: int) -> None:
+    """Cuts the causes of a thread's time so that they sum to no more than the time it had. Waits
+    are measured; what it did on a CPU is estimated from samples, so that is cut first."""
+    for causes in (CODE, tuple(ns)):
+        part = sum(ns[one] for one in causes)
+        beyond = min(part, sum(ns.values()) - limit)
+        if beyond <= 0:
+            continue
+        for one in causes:
+            ns[one] -= -(-beyond * ns[one] // part)
+
+
+def _of_functions(timeline: Timeline, time: ThreadTime, whole: int) -> list[str]:
+    """Functions of the program with several separate causes, or that run in bursts only."""
+    parts = parts_of(timeline.start_ns, timeline.end_ns, timeline.tick_ns)
+    lines = []
+    for function, causes in functions(time).items():
+        ns = sum(causes.values())
+        if ns < FUNCTION * whole or not function:
+            continue
+        large = {cause: part for cause, part in causes.items() if part >= LEAST_SHARE * whole}
+        bursts = in_bursts(time, function, parts)
+        if len(large) < 2 and not bursts:
+            continue
+        ranked = sorted(large.items(), key=lambda item: -item[1])
+        text = ", ".join(f"{one.bound.label} {100 * part / whole:.0f} %" for one, part in ranked)
+        line = f"{100 * ns / whole:.0f} % of the time in {function}: {text or 'several causes'}"
+        lines.append(
+            line + f"; in bursts, in {bursts} of {parts} parts of the record" * bool(bursts)
+        )
+    return lines[:FUNCTIONS]
+
+
+def _bounds(causes: list[CauseShare], waited: float) -> list[BoundShare]:
+    return ranked_bounds([*((one.bound, one.share) for one in causes), (Bound.DEVICE, waited)])
