@@ -106,6 +106,42 @@ def test_people_can_read_it(threads):
     assert "[kernel]" not in done.stdout
 
 
+WAITS = """
+import os, queue, socket, subprocess, threading, time
+lock, jobs, pipe = threading.Lock(), queue.Queue(), os.pipe()
+one, other = socket.socketpair()
+server = socket.create_server(("127.0.0.1", 0))
+lock.acquire()
+calls = {
+    "lock": lock.acquire, "thread": jobs.get, "pipe read": lambda: os.read(pipe[0], 1),
+    "socket read": lambda: one.recv(1), "connection": server.accept,
+    "sleep": lambda: time.sleep(1000), "child": lambda: subprocess.run(["sleep", "1000"]),
+}
+for name, call in calls.items():
+    threading.Thread(target=call, name=name, daemon=True).start()
+print("ready", flush=True)
+input()
+"""
+
+
+def test_what_each_thread_waits_for_is_shown():
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        process.stdout.readline()
+        time.sleep(0.5)
+        done = subprocess.run(
+            [*DUMP, str(process.pid), "--json"], capture_output=True, text=True, timeout=60
+        )
+        subprocess.run(["pkill", "-P", str(process.pid)], check=False)
+        process.stdin.close()
+
+    assert done.returncode == 0, done.stderr
+    found = {it["name"]: it["doing"] for it in json.loads(done.stdout)["threads"][1:]}
+    assert found == {name: name for name in found}
+    assert len(found) == 7
+
+
 CROWD = """
 #include <pthread.h>
 #include <stdio.h>

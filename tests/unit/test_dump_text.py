@@ -83,3 +83,54 @@ def test_who_runs_the_interpreter_holds_its_lock(
 def test_two_threads_cannot_hold_the_lock_at_once() -> None:
     threads = [thread(tid, SUM, WORK, RUN, state="R") for tid in (5, 6)]
     assert lock_uses(threads) == [LockUse.HELD, LockUse.HELD]
+
+
+def kernel(*functions: str) -> tuple[Frame, ...]:
+    return tuple(Frame("kernel", one, "[kernel]") for one in (*functions, "do_syscall_64"))
+
+
+FUTEX = kernel("futex_do_wait", "do_futex", "__x64_sys_futex")
+READ = kernel("folio_wait_bit_common", "filemap_read", "vfs_read", "__x64_sys_read")
+PIPE = kernel("anon_pipe_read", "vfs_read", "ksys_read")
+SOCKET = kernel("schedule_timeout", "sock_read_iter", "vfs_read", "__x64_sys_read")
+PYTHON = "libpython3.11.so.1.0"
+ACQUIRE = Frame("user", "PyThread_acquire_lock_timed", PYTHON)
+COND = Frame("user", "pthread_cond_timedwait@@GLIBC_2.3.2", "libc.so.6")
+NAMELESS = Frame("user", "", PYTHON, offset=0x1A2B)
+GET = Frame("python", "Queue.get", "[python]", file="queue.py", line=171)
+WAIT = Frame("python", "Condition.wait", "[python]", file="threading.py", line=327)
+MUTEX = Frame("user", "__lll_lock_wait", "libc.so.6")
+
+
+@pytest.mark.parametrize(
+    ("frames", "state", "shown"),
+    [
+        ((*FUTEX, SEM_WAIT, ACQUIRE, LOOKUP, RUN), "S", "waits for a lock, in lookup"),
+        ((*FUTEX, MUTEX, Frame("user", "add", "shop")), "S", "waits for a lock"),
+        ((*FUTEX, SEM_WAIT, ACQUIRE, WAIT, GET, WORK), "S", "waits for another thread, in work"),
+        ((*FUTEX, COND, NAMELESS, WORK), "S", "waits for the interpreter lock (GIL), in work"),
+        ((*FUTEX, SEM_WAIT, Frame("user", "run", "shop")), "S", "waits for a lock or another thr"),
+        ((*READ, WORK), "S", "reads a file, in work"),
+        ((*READ, WORK), "D", "uninterruptible sleep, reads a file, in work"),
+        ((*READ, WORK), "R", "running, reads a file, in work"),
+        ((*PIPE, WORK), "S", "waits for data in a pipe, in work"),
+        ((*SOCKET, WORK), "S", "waits for data on a socket, in work"),
+        ((*kernel("hrtimer_nanosleep", "__x64_sys_clock_nanosleep"), WORK), "S", "sleeps, in work"),
+        ((*kernel("inet_csk_accept", "__x64_sys_accept4"), WORK), "S", "waits for a connection"),
+        ((*kernel("do_sys_poll", "__x64_sys_poll"), WORK), "S", "waits for events, in work"),
+        ((*kernel("do_sys_poll", "__x64_sys_poll"), WORK), "R", "running, in work"),
+        ((*kernel("ext4_sync_file", "__x64_sys_fsync"), WORK), "D", "syncs a file to its disk"),
+        ((*kernel("filemap_fault", "asm_exc_page_fault"), WORK), "D", "waits for memory"),
+        (
+            (*kernel("do_wait", "kernel_wait4", "__do_sys_wait4"), WORK),
+            "S",
+            "waits for a child process",
+        ),
+        ((*kernel("schedule", "worker_thread"),), "I", "idle"),
+        ((SEM_WAIT, WORK), "S", "sleeping, in work"),
+    ],
+)
+def test_what_a_thread_waits_for_is_shown(
+    frames: tuple[Frame, ...], state: str, shown: str
+) -> None:
+    assert shown in text(7, "python3", [thread(5, *frames, state=state)], set()).splitlines()[2]

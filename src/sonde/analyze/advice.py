@@ -36,6 +36,8 @@ OF_CAUSE: Mapping[tuple[Cause, CauseDetail], str] = {
     "launching thread",
     (Cause.IO, CauseDetail.NONE): "do the I/O in another thread or process than the launching one",
     (Cause.SLEEP, CauseDetail.NONE): "remove the sleep from the launching thread",
+    (Cause.IDLE, CauseDetail.NONE): "nothing: it waits for what others ask of it; look at them, if "
+    "that is too little",
     (
         Cause.SYNCHRONIZATION,
         CauseDetail.NONE,

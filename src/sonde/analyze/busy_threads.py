@@ -58,6 +58,7 @@ def deciding_threads(
             if one.kind == TotalKind.BLOCKED:
                 waits[track] += one.count
                 handed = one.waker_track in by_track and one.name in QUEUE_REASONS
+                handed &= not one.serves
                 ended_by[track] += one.waker_ns if handed else 0
     ranked = sorted(active, key=lambda track: (active[track], waits[track]), reverse=True)
     ranked = [track for track in ranked if active[track] or waits[track] >= LEAST_WAITS]

@@ -75,7 +75,7 @@ def _awaited(
 ) -> Hashable:
     """What a wait is for: (process, function that takes the lock), or (process, '') for the
     interpreter lock, or the track of the thread that hands something over; None for other waits."""
-    if one.kind != TotalKind.BLOCKED or one.name != "futex":
+    if one.kind != TotalKind.BLOCKED or one.name != "futex" or one.serves:
         return None
     pid = timeline.tracks[one.track].pid
     if one.wait_detail == WaitDetail.GIL:

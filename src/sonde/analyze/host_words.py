@@ -11,7 +11,7 @@ from dataclasses import replace
 from sonde.analyze.causes import IO_REASONS
 from sonde.analyze.ranking import LEAST_SHARE
 from sonde.model.causes import in_host_words
-from sonde.model.timeline import Total, TotalKind
+from sonde.model.timeline import Total, TotalKind, WaitDetail
 from sonde.model.verdict import Verdict
 
 
@@ -20,7 +20,8 @@ def of_io(totals: Iterable[Total], length: int) -> list[str]:
     request on a socket, and for a disk. `length`: of all of it, in ns; none where it is one."""
     ns: dict[str, int] = defaultdict(int)
     for one in totals:
-        if one.kind == TotalKind.BLOCKED and one.name in IO_REASONS:
+        is_idle = one.wait_detail == WaitDetail.IDLE
+        if one.kind == TotalKind.BLOCKED and one.name in IO_REASONS and not is_idle:
             ns[one.name] += one.ns
     ranked = sorted(ns, key=lambda reason: -ns[reason])
     large = [reason for reason in ranked if ns[reason] >= LEAST_SHARE * length]

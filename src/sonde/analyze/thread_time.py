@@ -231,6 +231,8 @@ def cause_of(timeline: Timeline, total: Total) -> Cause:
     """The cause of a wait."""
     if total.kind == TotalKind.RUNQUEUE:
         return Cause.RUN_QUEUE
+    if total.wait_detail == WaitDetail.IDLE:
+        return Cause.IDLE
     if total.wait_detail == WaitDetail.GIL:
         return Cause.GIL
     if total.wait_detail == WaitDetail.COMMUNICATION:

@@ -14,7 +14,7 @@ one, the backward pass in another) launch in turns, and get one verdict together
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -55,6 +55,9 @@ TURNS = 0.05
 """Threads that wait for each other for this part of the time, each of them, take turns."""
 LEAST_WORK = 0.1
 """Threads that asked for a smaller part of a device's time do not decide when it stalls."""
+
+IDLE = 0.5
+"""A thread that waits for requests for this part of the record has nothing else to do."""
 
 _LAUNCHES = (Activity.LAUNCH_PATH, Activity.FULL_QUEUE)
 """What a thread that launches work does on a CPU."""
@@ -198,15 +201,30 @@ def _without_device(
 ) -> list[Verdict]:
     """Verdicts on the threads that decide in a capture in which nothing called a device."""
     verdicts = []
+    waiting = _idle_threads(by_track, window)
     for tracks in deciding_threads(timeline, by_track, window):
-        totals = [_on_host(one) for track in tracks for one in by_track[track]]
+        totals = [_on_host(one, waiting) for track in tracks for one in by_track[track]]
         verdict, _ = verdict_on(timeline, tracks, totals, window, on_host=True)
         verdicts.append(without_device(verdict, len(tracks)))
     return verdicts
 
 
-def _on_host(one: Total) -> Total:
-    """A total of a program that calls no device: a framework's dispatch launches nothing there."""
+def _idle_threads(by_track: Mapping[int, Iterable[Total]], window: int) -> set[int]:
+    """The threads that mostly wait for the next connection, request or task."""
+    idle: dict[int, int] = defaultdict(int)
+    for track, totals in by_track.items():
+        idle[track] = sum(one.ns for one in totals if one.serves)
+    return {track for track, ns in idle.items() if ns >= IDLE * window}
+
+
+def _on_host(one: Total, idle: Container[int]) -> Total:
+    """A total of a program that calls no device: a framework's dispatch launches nothing there, and
+    a wait for the next request or task is idle. So is one for a thread of `idle`, which hands its
+    requests over by a queue."""
+    if one.kind == TotalKind.BLOCKED:
+        from_idle = one.wait_detail == WaitDetail.QUEUE and one.waker_track in idle
+        is_idle = one.serves or (from_idle and 2 * one.waker_ns >= one.ns)
+        return replace(one, wait_detail=WaitDetail.IDLE) if is_idle else one
     launches = one.kind == TotalKind.SAMPLED and one.name in _LAUNCHES
     return replace(one, name=Activity.CODE) if launches else one
 

@@ -100,6 +100,7 @@ def verdict_on(
     evidence += _of_functions(timeline, time, whole)
     large = [one for one in causes if one.share >= LEAST_SHARE]
     if on_host:  # the next step is about what the verdict names first
+        large = [one for one in large if one.bound != Bound.IDLE] or large
         large.sort(key=lambda one: one.bound != bounds[0].key)
     advice = [Advice(next_step_on(one), 0.0) for one in large]
     if on_host and len(turns) == 1:
@@ -169,4 +170,9 @@ def _of_functions(timeline: Timeline, time: ThreadTime, whole: int) -> list[str]
 
 
 def _bounds(causes: list[CauseShare], waited: float) -> list[BoundShare]:
-    return ranked_bounds([*((one.bound, one.share) for one in causes), (Bound.DEVICE, waited)])
+    """The bounds; a thread that is idle is bound by what else it does, where that is not little."""
+    working = [(one.bound, one.share) for one in causes if one.bound != Bound.IDLE]
+    found = ranked_bounds([*working, (Bound.DEVICE, waited)])
+    idle = sum(one.share for one in causes if one.bound == Bound.IDLE)
+    is_idle = idle > 0 and (not found or found[0].share < LEAST_SHARE)
+    return [BoundShare(Bound.IDLE, idle)] if is_idle else found

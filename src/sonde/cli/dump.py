@@ -16,6 +16,7 @@ from sonde.cli.named_processes import pid_of, process_name
 from sonde.errors import UsageError
 from sonde.export.layout import one_line
 from sonde.model.interpreter_lock import LockUse, lock_uses
+from sonde.model.thread_doing import Doing, doing_of
 from sonde.model.user_code import innermost_user_frame
 
 if TYPE_CHECKING:
@@ -30,8 +31,9 @@ examples:
   sudo sonde dump 4711 --python        its Python frames alone
   sudo sonde dump 4711 --json | jq '.threads[] | select(.state == "D")'
 
-Threads with the same stack are shown together; --json has each by itself. A thread that runs the
-interpreter is shown as the one that holds Python's interpreter lock. The process is not stopped.
+Threads with the same stack are shown together; --json has each by itself. What a sleeping thread
+waits for is shown by its stack (a lock, another thread, a socket, a file), and a thread that runs
+the interpreter as the one that holds Python's interpreter lock. The process is not stopped.
 exit code: 0 done, 1 the process ended meanwhile, 2 there is no such process, 3 this machine cannot.
 """
 
@@ -49,11 +51,12 @@ STATES: Final = {
 }
 
 
+# Of threads that run, or have just run, the interpreter.
 _LOCK: Final = {
     LockUse.NONE: "",
     LockUse.HOLDS: ", holds the interpreter lock (GIL)",
     LockUse.HELD: ", had the interpreter lock (GIL) at its moment",
-    LockUse.WAITS: ", waits for the interpreter lock (GIL)",
+    LockUse.WAITS: "",
 }
 WIDTH: Final = 80
 """Of lines that list threads, in cells."""
@@ -102,6 +105,7 @@ def _run(args: argparse.Namespace) -> int:
                 **asdict(it),
                 "frames": [one._asdict() for one in it.frames if one.kind not in hidden],
                 "interpreter_lock": use,
+                "doing": doing_of(it, use),
             }
             for it, use in zip(found.threads, lock_uses(found.threads), strict=True)
         ]
@@ -151,7 +155,7 @@ def text(pid: int, comm: str, threads: Sequence[ThreadStack], hidden: set[str]) 
     for it, use in zip(threads, lock_uses(threads), strict=True):
         user = innermost_user_frame(it.frames)
         at = f", in {one_line(user.location)}" if user else ""
-        how = f"{STATES.get(it.state, it.state)}{_LOCK[use]}{at}"
+        how = f"{_state(it, use)}{_LOCK[use]}{at}"
         frames = [f"    {_line(one)}" for one in it.frames if one.kind not in hidden]
         if not it.is_whole:
             frames.append(f"    … cut short: {it.end}")
@@ -161,6 +165,17 @@ def text(pid: int, comm: str, threads: Sequence[ThreadStack], hidden: set[str]) 
     for (how, *stack), group in alike.items():
         lines += ["", *_heads(group, how), *stack]
     return "\n".join(lines)
+
+
+def _state(thread: ThreadStack, use: LockUse) -> str:
+    """What a thread does: 'waits for a lock', or its state where the stack does not show more."""
+    state = STATES.get(thread.state, thread.state)
+    doing = Doing.GIL if use == LockUse.WAITS else doing_of(thread, use)
+    if not doing:
+        return state
+    if thread.state in ("S", "I"):
+        return doing.description
+    return f"{state}, {doing.description}"
 
 
 def _heads(threads: Sequence[ThreadStack], how: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from sonde.export import strict_json
 from sonde.export.layout import columns, duration, one_line
-from sonde.model.causes import Bound, in_host_words
+from sonde.model.causes import Bound, Cause, in_host_words
 from sonde.model.verdict import CauseShare, DeviceShare, Explanation, PathPart, Sampling, Verdict
 
 FORMAT = 2
@@ -18,6 +18,8 @@ FORMAT = 2
 
 LEAST_PLACE = 0.005
 """Of a cause's time, for a place that the text shows: less is 0 %."""
+MOSTLY_IDLE = 0.5
+"""Of the time, for a thread whose heading has it."""
 CAUSE_ROWS = 6
 KERNELS = 3
 """Causes, and kernels with device shares, that the text shows; the JSON has all."""
@@ -81,6 +83,9 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
         bound = f"mix: {', '.join(shares)}"
     if verdict.without_device:
         bound = in_host_words(bound)
+        idle = sum(one.share for one in verdict.causes if one.key == Cause.IDLE)
+        if idle >= MOSTLY_IDLE and verdict.bounds[0].key != Bound.IDLE:
+            bound = f"idle {100 * idle:.0f} %, else {bound}"
     name = f"GPU{verdict.device}" + (f" ({verdict.device_name})" if verdict.device_name else "")
     did, did_not = "computed", "stalls by cause"
     if verdict.device < 0:

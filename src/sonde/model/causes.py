@@ -40,6 +40,8 @@ class Bound(StrEnum):
     """Files, pipes and sockets that the launching thread waits for."""
     SLEEP = "sleep"
     """The launching thread sleeps, or waits until a time is over."""
+    IDLE = "idle"
+    """A thread without a device waits for connections, requests or tasks."""
     PAGE_FAULT = "page fault"
     """Page faults of the launching thread."""
     STOPPED = "stopped"
@@ -85,6 +87,7 @@ _BOUND_TEXTS = {
     Bound.LOCK: ("lock contention", "the launching thread waits for a lock"),
     Bound.IO: ("I/O-bound", "the launching thread waits for I/O"),
     Bound.SLEEP: ("sleep", "the launching thread waits until a time is over"),
+    Bound.IDLE: ("idle", "it waits for connections, requests or tasks"),
     Bound.PAGE_FAULT: ("page faults", "the launching thread waits for memory"),
     Bound.STOPPED: ("process stopped", "by a signal, a debugger or a freezer"),
     Bound.ALLOCATION: ("allocation-bound", "device memory allocation"),
@@ -123,6 +126,8 @@ class Cause(StrEnum):
     """The launching thread was blocked on a file, a pipe or a socket."""
     SLEEP = "sleep"
     """The launching thread slept."""
+    IDLE = "idle"
+    """A thread without a device waited for the next connection, request or task."""
     SYNCHRONIZATION = "synchronization"
     """The host waited for the device; the next work was launched only after that."""
     COPY = "copy"
@@ -166,6 +171,7 @@ _CAUSES = {
     Cause.LOCK: ("lock contention", Bound.LOCK),
     Cause.IO: ("blocking I/O", Bound.IO),
     Cause.SLEEP: ("sleep in the launching thread", Bound.SLEEP),
+    Cause.IDLE: ("idle: it waits for the next connection, request or task", Bound.IDLE),
     Cause.SYNCHRONIZATION: (
         "synchronization stall: the host waited for the device",
         Bound.SYNCHRONIZATION,

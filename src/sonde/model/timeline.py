@@ -253,6 +253,8 @@ class Total:
     """Of copies."""
     wait_detail: WaitDetail = WaitDetail.NONE
     """Of waits, estimated from the stacks of some of them."""
+    serves: bool = False
+    """Of waits: for the next connection, request or task, by the stacks of some of them."""
     location: str = ""
     """The program's innermost own code in the stacks: 'function file:line'; '' not known."""
     samples: int = 0

@@ -102,6 +102,8 @@ class WaitDetail(IntEnum):
     capture, and `TotalKind.STREAM` totals of kernels that warm up for one, have it, too."""
     OWN_LOCK = 9
     """For a lock that the program's own code takes directly, not through a library."""
+    IDLE = 10
+    """For the next connection, request or task, in a program that calls no device."""
 
 
 class TrackKind(StrEnum):

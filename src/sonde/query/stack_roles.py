@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from sonde.model.call_kinds import kind_by_name
 from sonde.model.libraries import CodeKind, is_python_queue, kind_of_file, kind_of_native
+from sonde.model.serving import ServingRole, native_role, python_role
 from sonde.model.timeline import I32, I64, U8, Activity, CallKind, Mask, ThreadOwner
 
 ACTIVITIES: tuple[Activity, ...] = tuple(Activity)
@@ -77,6 +78,8 @@ class StackRoles:
     compiles: Mask
     """The stack is in a compiler, and in no device's API: it may wait for its workers, or for a
     process."""
+    serves: Mask
+    """The stack waits, if it does, for the next connection, request or task."""
     owner: U8
     """1 + the number in `_OWNERS` of the owner that the outermost code belongs to; 0 not known."""
 
@@ -98,6 +101,8 @@ class _FrameColumns(NamedTuple):
     in_python_queue: Mask
     """Machine code of CPython's `queue.SimpleQueue`: it waits with the calls that the GIL waits
     with."""
+    serving: U8
+    """`ServingRole`."""
 
 
 class _Stacks(NamedTuple):
@@ -197,8 +202,19 @@ def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackR
         own_native_innermost=innermost_kind == CodeKind.OWN_NATIVE,
         computes=computes,
         compiles=compiles & ~in_device,
+        serves=_serves(all_stacks, table.serving[flat]),
         owner=_owners(all_stacks, kind),
     )
+
+
+def _serves(stacks: _Stacks, role: U8) -> Mask:
+    """Whether each stack waits for the next thing to do: in `accept`, in an event loop of machine
+    code, or in Python code that takes the next request or task. `role`: of each frame."""
+    is_python = np.isin(role, (ServingRole.OTHER_PYTHON, ServingRole.WAITS, ServingRole.LOOP))
+    innermost = stacks.innermost(is_python & (role != ServingRole.WAITS))
+    in_loop = np.append(role, np.uint8(ServingRole.NONE))[innermost] == ServingRole.LOOP
+    for_events = stacks.have(role == ServingRole.EVENTS) & ~stacks.have(is_python)
+    return in_loop | for_events | stacks.have(role == ServingRole.ACCEPT)
 
 
 def _locations(stacks: _Stacks, table: _FrameColumns, flat: I64, own: I64) -> I32:
@@ -248,6 +264,7 @@ def _frame_columns(frame: pa.Table) -> _FrameColumns:
     calls = np.zeros(count + 1, np.uint8)
     location_of = np.full(count + 1, -1, np.int32)
     in_python_queue = np.zeros(count + 1, np.bool_)
+    serving = np.zeros(count + 1, np.uint8)
     known: dict[str, int] = {}
     names = ("kind", "function", "binary", "file", "line", "origin")
     columns = (frame.column(name).to_pylist() for name in names)
@@ -256,14 +273,16 @@ def _frame_columns(frame: pa.Table) -> _FrameColumns:
         location = ""
         if kind == "python":
             kinds[row] = kind_of_file(file, function, origin)
+            serving[row] = python_role(file, function)
             location = f"{function} {file}:{line}" if file else ""
         elif kind in ("user", "inlined", "jit"):
             kinds[row] = found = kind_of_native(binary, function, origin)
             in_python_queue[row] = is_python_queue(binary, function, origin)
+            serving[row] = native_role(function)
             if found == CodeKind.DEVICE and _DEVICE_FUNCTION.match(function):
                 call = kind_by_name(function)
                 calls[row] = 0 if call == CallKind.OTHER else 1 + _CALL_KINDS.index(call)
             location = function if found == CodeKind.OWN_NATIVE else ""
         if location:
             location_of[row] = known.setdefault(location, len(known))
-    return _FrameColumns(kinds, calls, location_of, list(known), in_python_queue)
+    return _FrameColumns(kinds, calls, location_of, list(known), in_python_queue, serving)

@@ -197,6 +197,7 @@ def _split(
                 bytes=mine.bytes,
                 wait_detail=part.detail,
                 location=part.location,
+                serves=part.serves,
                 waker=tracks.comm(tid),
                 waker_track=tracks.of_tid(tid),
                 waker_ns=round(mine.ns * (1.0 if is_known else share_of_longest)) if tid else 0,

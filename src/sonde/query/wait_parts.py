@@ -49,6 +49,8 @@ class WaitPart:
     """Of the program's innermost own code; '' not known."""
     waker_tid: int
     """Thread that ended them; 0: no thread did (an interrupt), -1: not known."""
+    serves: bool = False
+    """For the next connection, request or task."""
 
 
 class PartsKey(NamedTuple):
@@ -79,10 +81,11 @@ def parts_of_waits(
         _details(frames, rows, in_capture),
         roles.location[frames.row_of(rows.column("stack_id"))],
         _wakers(tracks, rows, activity),
+        roles.serves[frames.row_of(rows.column("stack_id"))],
         int64_column(rows, "weight_ns"),
     )
     sums: dict[PartsKey, dict[WaitPart, int]] = defaultdict(lambda: defaultdict(int))
-    for kind, name, track, number, location, waker_tid, ns in zip(
+    for kind, name, track, number, location, waker_tid, serves, ns in zip(
         kinds, names, *(column.tolist() for column in columns), strict=True
     ):
         detail = WaitDetail(number)
@@ -90,7 +93,7 @@ def parts_of_waits(
             detail = WaitDetail.NONE
         if detail in _OF_LOCKS and name != "futex":
             detail = WaitDetail.NONE
-        part = WaitPart(detail, roles.location_of(location), waker_tid)
+        part = WaitPart(detail, roles.location_of(location), waker_tid, serves)
         sums[PartsKey(track, kind, name)][part] += ns
     found: Parts = {}
     for key, parts in sums.items():

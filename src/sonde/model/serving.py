@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Code in which a thread waits for the next connection, request or task: it is idle there, whatever
+the reason of the wait.
+
+By functions of the standard library and of servers, never by names that a program chose.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+
+class ServingRole(IntEnum):
+    """What a frame is in a stack that may wait for the next thing to do."""
+
+    NONE = 0
+    OTHER_PYTHON = 1
+    """Python code that is neither of the next two: it waits for itself."""
+    WAITS = 2
+    """Python code that waits for whoever called it: sockets, selectors, queues, conditions."""
+    LOOP = 3
+    """Python code that takes the next connection, request or task."""
+    ACCEPT = 4
+    """Machine code that waits for a connection."""
+    EVENTS = 5
+    """Machine code that waits for any of many events. Python programs use it for other waits, too:
+    there the Python code decides."""
+
+
+_WAITING_FILES: Final = frozenset(
+    ("socket.py", "selectors.py", "ssl.py", "threading.py", "queue.py", "multiprocessing/queues.py")
+)
+_LOOPS: Final = {
+    "socketserver.py": ("serve_forever", "handle_request", "get_request"),
+    "http/server.py": ("handle_one_request",),
+    "wsgiref/simple_server.py": ("handle",),
+    "asyncio/base_events.py": ("_run_once",),
+    "concurrent/futures/thread.py": ("_worker",),
+    "concurrent/futures/process.py": ("_process_worker",),
+    "multiprocessing/pool.py": ("worker",),
+    "multiprocessing/managers.py": ("serve_forever", "accepter"),
+    "gunicorn/workers/sync.py": ("wait", "accept"),
+    "gunicorn/workers/gthread.py": ("run",),
+    "waitress/task.py": ("handler_thread",),
+    "waitress/wasyncore.py": ("poll", "poll2"),
+    "cheroot/workers/threadpool.py": ("run",),
+    "cheroot/connections.py": ("_run", "run"),
+}
+_ACCEPTS: Final = frozenset(("accept", "accept4", "__libc_accept", "__libc_accept4"))
+_EVENTS: Final = frozenset(
+    ("epoll_wait", "epoll_pwait", "epoll_pwait2", "uv__io_poll", "event_base_loop", "ev_run")
+)
+
+
+def python_role(file: str, function: str) -> ServingRole:
+    """Of a frame of Python: its file below the library's folder, and its qualified name."""
+    name = function.rpartition(".")[2]
+    if name in _LOOPS.get(file, ()):
+        return ServingRole.LOOP
+    return ServingRole.WAITS if file in _WAITING_FILES else ServingRole.OTHER_PYTHON
+
+
+def native_role(function: str) -> ServingRole:
+    """Of a frame of machine code."""
+    if function in _ACCEPTS:
+        return ServingRole.ACCEPT
+    return ServingRole.EVENTS if function in _EVENTS else ServingRole.NONE
