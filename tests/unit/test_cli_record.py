@@ -89,6 +89,29 @@ def test_several_processes_as_pgrep_prints_them(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_process_is_recorded_by_its_name_and_who_else_ran_is_kept(tmp_path: Path) -> None:
+    script = tmp_path / "recorded_by_name.py"
+    script.write_text("import time\nprint(flush=True)\nwhile True: time.sleep(0.01)\n")
+    spin = [sys.executable, "-c", "while True: pass"]
+    with (
+        subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE) as named,
+        subprocess.Popen(spin) as other,
+    ):
+        assert named.stdout is not None
+        named.stdout.readline()
+        done = record(tmp_path, "-p", "recorded_by_name.py", "-d", "2", "-q", "-o", "a.sonde")
+        named.kill()
+        other.kill()
+
+    assert done.returncode == 0, done.stderr
+    tables = read(tmp_path / "a.sonde").tables
+    assert named.pid in tables["sample"].column("pid").to_pylist()
+    assert other.pid not in tables["sample"].column("pid").to_pylist()
+    events = [row for row in tables["event"].to_pylist() if row["name"] == "other_on_cpu"]
+    assert sum(row["value"] for row in events) > 5e8
+    assert not any("while True" in row["text"] for row in events)
+
+
 # ---- what is refused, before anything is recorded ----
 
 

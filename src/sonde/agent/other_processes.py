@@ -29,6 +29,8 @@ MAX_PROCESSES: Final = 20_000
 LEAST_NS: Final = 50_000_000
 """Of a process that used less, five ticks of the kernel's counters, nobody asks whose it is."""
 RECORDER: Final = "this recorder"
+MOST_OF_NAME: Final = 100
+"""Characters of what a process runs."""
 _SYSTEM_UIDS_END: Final = 1000
 """Below it user ids are of system accounts, on distributions with systemd."""
 
@@ -69,7 +71,7 @@ class OtherProcesses:
                 classes[RECORDER] += ns
             elif uids and uids[1] in self._uids and not is_kernel and len(named) < NAMED:
                 started = " and what it started" * (children_ns > own_ns)
-                text = f"{procfs.command_of(pid, stat.comm)} ({pid}){started}"
+                text = f"{procfs.command_of(pid, stat.comm)[:MOST_OF_NAME]} ({pid}){started}"
                 row = EventRow(now_ns, "process", EVENT, pid, stat.start_ns, float(ns), text)
                 named.append(row)
             else:

@@ -18,7 +18,8 @@ works waits for another thread for this part of it."""
 OF_THEIRS = 0.2
 """And each of them for this part of the time it had."""
 LEAST_WAITS = 10
-"""Fewer waits than these, of all threads of a group together, show no rule."""
+"""Fewer waits than these that ended, of a thread or of all threads of a group together, show no
+rule: it is idle, and waits for the program's end."""
 WORKS = 0.5
 """A thread that others wait for in a queue works, or waits for a disk, for this part of the record:
 one that does less has no work to hand over."""

@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from sonde.analyze.advice import next_step_on
-from sonde.analyze.busy_threads import deciding_threads
+from sonde.analyze.deciding_threads import deciding_threads
 from sonde.analyze.device_shares import device_shares
 from sonde.analyze.device_totals import with_runs
 from sonde.analyze.host_words import without_device

@@ -21,6 +21,8 @@ _SUFFIXES: Final = (".py", ".pyc", ".pyz", ".pl", ".rb", ".js", ".mjs", ".cjs", 
 """Of scripts, that a name may leave out."""
 MAX_PARENTS: Final = 64
 """Of one process, that are followed."""
+MOST_SHOWN: Final = 80
+"""Characters of what a process runs."""
 _MOST_OF_NAME: Final = 200
 _PIDS_END: Final = 1 << 31
 
@@ -78,7 +80,7 @@ def _running(names: Sequence[str]) -> dict[str, int]:
 
 def several(name: str, shown: Sequence[tuple[int, str]], count: int) -> UsageError:
     """The error for a name of `count` processes, of which some are shown: (pid, what it runs)."""
-    listed = ", ".join(f"{pid} ({one_line(command)})" for pid, command in shown)
+    listed = ", ".join(f"{pid} ({one_line(command)[:MOST_SHOWN]})" for pid, command in shown)
     more = f", and {count - len(shown):,} more" if count > len(shown) else ""
     return UsageError(
         f"{count:,} processes are called {one_line(name)}: {listed}{more}",

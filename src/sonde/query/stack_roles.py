@@ -214,7 +214,8 @@ def _serves(stacks: _Stacks, role: U8) -> Mask:
     innermost = stacks.innermost(is_python & (role != ServingRole.WAITS))
     in_loop = np.append(role, np.uint8(ServingRole.NONE))[innermost] == ServingRole.LOOP
     for_events = stacks.have(role == ServingRole.EVENTS) & ~stacks.have(is_python)
-    return in_loop | for_events | stacks.have(role == ServingRole.ACCEPT)
+    found: Mask = in_loop | for_events | stacks.have(role == ServingRole.ACCEPT)
+    return found
 
 
 def _locations(stacks: _Stacks, table: _FrameColumns, flat: I64, own: I64) -> I32:

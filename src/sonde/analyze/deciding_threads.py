@@ -1,23 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which threads a capture is about in which nothing called a device."""
+"""Which threads a capture is about in which nothing called a device: the one choice between those
+that work most and those that others hold up (`sonde.analyze.held_up`)."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 
-import numpy as np
-
 from sonde.analyze.causes import GENERATIONS, QUEUE_REASONS
-from sonde.analyze.held_up import held_up
+from sonde.analyze.held_up import LEAST_WAITS, held_up
+from sonde.analyze.single_rows import add_single_rows
 from sonde.model.timeline import (
-    Activity,
-    CallKind,
-    StateKind,
     ThreadOwner,
     Timeline,
     Total,
     TotalKind,
-    WaitDetail,
 )
 
 THREADS = 3
@@ -27,8 +23,6 @@ LEAST_ACTIVE = 0.05
 FIRST_THREAD = 0.5
 """A process's first thread comes first if it has this fraction of the busiest one's time, or waits
 for other threads for this part of the record."""
-LEAST_WAITS = 10
-"""A thread with fewer waits that ended is idle: it waits for the program's end."""
 _BUSY = (TotalKind.SAMPLED, TotalKind.RUNQUEUE)
 
 
@@ -45,8 +39,7 @@ def deciding_threads(
     together they wait longer than it works, and before a first thread that hardly works: a server
     answers in them.
     """
-    _add_states(timeline, by_track)
-    _add_samples(timeline, by_track)
+    add_single_rows(timeline, by_track)
     active: dict[int, int] = defaultdict(int)
     waits: dict[int, int] = defaultdict(int)
     ended_by: dict[int, int] = defaultdict(int)
@@ -102,49 +95,3 @@ def _first_threads(timeline: Timeline, ranked: list[int]) -> list[int]:
             found.append(first[pid])
         pid = timeline.parents.get(pid, 0)
     return found[::-1]
-
-
-def _add_states(timeline: Timeline, by_track: dict[int, list[Total]]) -> None:
-    """Adds single waits of threads without totals of waits."""
-    waits = (TotalKind.BLOCKED, TotalKind.RUNQUEUE)
-    known = {track for track, all_of in by_track.items() for one in all_of if one.kind in waits}
-    states = timeline.states
-    for track in np.unique(states.track).tolist() if len(states) else []:
-        if track in known or not timeline.is_chosen(track):
-            continue
-        mine = states.take(states.track == track)
-        columns = (mine.kind, mine.name, mine.wait_detail, mine.waker, mine.duration_ns)
-        for kind, name, detail, waker, ns in zip(*(c.tolist() for c in columns), strict=True):
-            total = Total(
-                track,
-                TotalKind.BLOCKED if kind == StateKind.BLOCKED else TotalKind.RUNQUEUE,
-                timeline.names[name],
-                CallKind.OTHER,
-                ns,
-                1,
-                waker_ns=ns if waker else 0,
-                waker_track=waker - 1,
-                wait_detail=WaitDetail(detail),
-            )
-            by_track[track].append(total)
-
-
-def _add_samples(timeline: Timeline, by_track: dict[int, list[Total]]) -> None:
-    """Adds on-CPU samples of threads without totals of them, as other profilers record them."""
-    samples = timeline.samples
-    known = {t for t, all_of in by_track.items() for o in all_of if o.kind == TotalKind.SAMPLED}
-    keys = np.stack([samples.track, samples.name, samples.fault], axis=1).astype(np.int64)
-    different, inverse = np.unique(keys, axis=0, return_inverse=True)
-    ns = np.bincount(inverse.reshape(-1), samples.weight_ns, len(different))
-    count = np.bincount(inverse.reshape(-1), minlength=len(different))
-    for (track, name, fault), sum_ns, of in zip(
-        different.tolist(), ns.tolist(), count.tolist(), strict=True
-    ):
-        if track in known or not timeline.is_chosen(track):
-            continue
-        doing = Activity.PAGE_FAULT if fault else Activity.CODE
-        total = Total(
-            track, TotalKind.SAMPLED, doing, CallKind.OTHER, round(sum_ns), 0,
-            location=timeline.names[name], samples=of,
-        )  # fmt: skip
-        by_track[track].append(total)
