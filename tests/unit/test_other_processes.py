@@ -115,7 +115,9 @@ def test_a_real_process_is_counted_and_its_arguments_are_not_shown(tmp_path: Pat
     others = OtherProcesses([1 << 22])
     others.begin()
     with subprocess.Popen([sys.executable, script, "--password", "hunter2"]) as process:
-        time.sleep(1.0)
+        until_s = time.monotonic() + 30
+        while time.monotonic() < until_s and procfs.read_stat(process.pid).cpu_ns < 3e8:
+            time.sleep(0.05)
         rows = others.rows(5)
         process.kill()
 

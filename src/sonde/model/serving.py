@@ -18,7 +18,7 @@ class ServingRole(IntEnum):
     OTHER_PYTHON = 1
     """Python code that is neither of the next two: it waits for itself."""
     WAITS = 2
-    """Python code that waits for whoever called it: sockets, selectors, queues, conditions."""
+    """Python code that waits on behalf of its caller: sockets, selectors, queues, conditions."""
     LOOP = 3
     """Python code that takes the next connection, request or task."""
     ACCEPT = 4
