@@ -105,10 +105,10 @@ def test_a_process_is_recorded_by_its_name_and_who_else_ran_is_kept(tmp_path: Pa
 
     assert done.returncode == 0, done.stderr
     tables = read(tmp_path / "a.sonde").tables
-    assert named.pid in tables["sample"].column("pid").to_pylist()
-    assert other.pid not in tables["sample"].column("pid").to_pylist()
+    assert named.pid in tables["activity"].column("pid").to_pylist()
+    assert other.pid not in tables["activity"].column("pid").to_pylist()
     events = [row for row in tables["event"].to_pylist() if row["name"] == "other_on_cpu"]
-    assert sum(row["value"] for row in events) > 5e8
+    assert sum(row["value"] for row in events) > 1e8
     assert not any("while True" in row["text"] for row in events)
 
 

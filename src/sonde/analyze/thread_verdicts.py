@@ -87,9 +87,9 @@ def thread_verdicts(timeline: Timeline, exact: ExactTime | None = None) -> list[
     runs: dict[int, list[Total]] = defaultdict(list)
     asked: dict[int, int] = defaultdict(int)
     own = {track for track, one in enumerate(timeline.tracks) if one.owner == ThreadOwner.SONDE}
-    others = {track for track in range(len(timeline.tracks)) if not timeline.is_chosen(track)}
+    beside = {track for track in range(len(timeline.tracks)) if not timeline.is_chosen(track)}
     for total in timeline.totals:
-        if total.track in own or total.waker_track in own or total.track in others:
+        if total.track in own or total.waker_track in own or total.track in beside:
             continue
         if total.kind in _RUN_KINDS:
             runs[timeline.tracks[total.track].pid].append(total)
@@ -98,7 +98,7 @@ def thread_verdicts(timeline: Timeline, exact: ExactTime | None = None) -> list[
             by_track[total.track].append(total)
             asked[total.track] += total.ns if total.kind == TotalKind.CALL else 0
     for track, count in enumerate(np.bincount(timeline.calls.track).tolist()):
-        asked[track] += 0 if track in own or track in others else count * LAUNCH_NS
+        asked[track] += 0 if track in own or track in beside else count * LAUNCH_NS
     window = max(1, timeline.end_ns - timeline.start_ns)
     ranked = sorted(((ns, track) for track, ns in asked.items() if ns), reverse=True)
     if not ranked:

@@ -89,7 +89,7 @@ def verdict_on(
     if on_host and len(turns) > 1:  # they were chosen for the lock that they wait for
         bounds.sort(key=lambda one: one.key != Bound.LOCK)
     waited = f"in calls that wait for the device: {100 * time.waited / whole:.1f} %"
-    evidence = ["nothing called a device" if on_host else waited]
+    evidence = ["shares are of the recorded time" if on_host else waited]
     if whole > window:
         evidence.append(
             f"shares are of the time of {len(turns)} threads together, "
