@@ -14,16 +14,18 @@ import pytest
 from captures import Writer, scene
 from sonde.export import call_tree, html
 from sonde.model.profile import ProfileKind
+from sonde.model.verdict import Explained
 from sonde.query import queries
 from sonde.query.capture import read
 from sonde.query.session import Session
+from sonde.recording import verdicts
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>@data@ \"'&"
 
 
 def page_of(writer, path):
-    out = io.BytesIO()
-    html.write(Session(read(writer.write(path))), out)
+    out, capture = io.BytesIO(), read(writer.write(path))
+    html.write(Session(capture), out, explained=verdicts.of_capture(capture))
     return out.getvalue().decode()
 
 
@@ -68,6 +70,33 @@ def test_hostile_names_stay_data(tmp_path):
     assert page.count("<script") == 2
     assert "<title>&lt;b&gt;&amp;@script@.sonde" in page
     assert EVIL in data_of(page)["tree"]["name"]
+    (verdict,) = data_of(page)["verdict"]["explanation"]["verdicts"]
+    assert verdict["device_name"] == f"{EVIL} (7)"
+
+
+def test_the_verdict_has_what_is_drawn_of_it(page):
+    shown = data_of(page)["verdict"]
+    verdict = shown["explanation"]["verdicts"][0]
+    assert (shown["missing"], shown["command"]) == ("", "")
+    assert verdict["device_name"] == "python3 (4211)"
+    assert verdict["bounds"][0]["share"] > 0
+    assert verdict["causes"][0].keys() == {"key", "title", "bound", "share", "locations", "facts"}
+    assert max(len(cause["locations"]) for cause in verdict["causes"]) == 1
+    assert verdict["evidence"]
+    assert len(verdict["advice"]) == 1
+
+
+def test_a_verdict_that_is_missing_has_its_reason(tmp_path):
+    out, session = io.BytesIO(), Session(read(scene().write(tmp_path / "a.sonde")))
+    html.write(session, out, explained=Explained(None, "it is too large", "sonde explain a.sonde"))
+    shown = data_of(out.getvalue().decode())["verdict"]
+    assert shown == {
+        "missing": "it is too large",
+        "command": "sonde explain a.sonde",
+        "explanation": None,
+    }
+    html.write(session, out := io.BytesIO())
+    assert data_of(out.getvalue().decode())["verdict"] is None
 
 
 def test_the_data_holds_exact_tables(page):

@@ -22,6 +22,8 @@ export interface Verdict {
   device: number; device_name: string; bound: string; bounds: { key: string; share: number }[];
   computing: number; idle: number; window_ns: number; causes: CauseShare[]; evidence: string[];
   advice: { text: string; gain: number }[]; without_device: boolean;
+  /** How many threads it is about; one where it is not given. */
+  threads?: number;
 }
 export interface Explanation { verdicts: Verdict[]; notes: string[] }
 /** Numbers of a JSON answer, or of one that came packed (packed.ts). */

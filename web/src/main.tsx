@@ -3,6 +3,7 @@ import { render } from "preact";
 import { useEffect } from "preact/hooks";
 import "uplot/dist/uPlot.min.css";
 import "./style.css";
+import "./verdict.css";
 import { AppContext, useApp, useAppState } from "./state";
 import { Overview } from "./views/overview";
 import { NodeView } from "./views/node";

@@ -28,15 +28,6 @@ const OF_CAUSE: Record<string, (kind: string, name: string) => boolean> = {
   stopped: (kind, name) => kind === "blocked" && /stop/i.test(name),
 };
 
-/** Which kind of stacks shows a cause. */
-export function kindOfCause(cause: string): string {
-  if (cause === "run queue") return "runqueue";
-  if (OF_CAUSE[cause] === isWork) return "kernel";
-  if (["synchronization", "copy", "allocation", "build"].includes(cause)) return "device";
-  if (["lock", "gil", "io", "sleep", "page fault", "input", "stopped"].includes(cause)) return "blocked";
-  return "cpu";
-}
-
 /** Which title a cause has in the stalls of devices. */
 export function titleOf(verdicts: readonly Verdict[], key: string): string {
   for (const verdict of verdicts) {

@@ -15,7 +15,7 @@ import { LANE } from "../src/lanes";
 import { coloursOf, layout, leftOutOf, offsetsOf, reasonOf, threadName, tracksOf, workOf } from "../src/timeline";
 import { counterName } from "../src/counters";
 import { paletteOf } from "../src/draw/colours";
-import { ownBounds } from "../src/views/verdict";
+import { mainCause, ownBounds } from "../src/verdict";
 import { crumbsOf } from "../src/trail";
 import { format, parse, START } from "../src/url";
 import { placeOf } from "../src/views/alerts";
@@ -301,6 +301,8 @@ describe("a timeline", () => {
     expect(reasonOf(given, cause)).toEqual({ thread: "loader", text: cause.facts[0], where: "load a b.py:3" });
     expect(reasonOf(given, { ...cause, facts: ["<b>loader</b>", "9 % of it ended by gone (4)"] })).toBeNull();
     expect(ownBounds(verdict).map(({ key, share }) => [key, share])).toEqual([["memory", 0.3]]);
+    expect(mainCause(verdict)).toBe(cause);
+    expect(mainCause({ ...verdict, bounds: [{ key: "memory", share: 0.3 }] })).toBeUndefined();
     const palette = paletteOf(false);
     const colours = coloursOf(lanes, given, palette, "input");
     const offsets = offsetsOf(lanes, given, "input");

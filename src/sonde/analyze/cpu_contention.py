@@ -48,7 +48,9 @@ def contention_for_cpus(
         elif one.kind == TotalKind.RUNQUEUE:
             queued[one.track] += one.ns
     short = [track for track, ns in ran.items() if queued[track] >= QUEUED * ns]
-    whole = sum(ran[track] for track in short)
+    small = timeline.other_threads
+    small_ran = small.ran_ns[small.queued_ns >= QUEUED * small.ran_ns]
+    whole = sum(ran[track] for track in short) + round(float(small_ran.sum()))
     length = max(1, timeline.end_ns - timeline.start_ns)
     lines, culprit = _not_recorded(timeline, waited, length)
     if not short or whole < HAD * waited or whole < LEAST_CPUS * length:
@@ -61,7 +63,8 @@ def contention_for_cpus(
             code[place] += ns
     named = [one.text for one in locations(code, whole, timeline.callers)[:1] if one.function]
     label = timeline.tracks[short[0]].label
-    others = f" and {len(short) - 1} more" if len(short) > 1 else ""
+    more = len(short) - 1 + int((small_ran >= MINOR * ran[short[0]]).sum())
+    others = f" and {more:,} more" if more else ""
     mine = {timeline.tracks[track].pid for track in turns}
     theirs = {timeline.tracks[track].pid for track in short}
     started = any(all(it != me and descends(timeline, it, me) for it in theirs) for me in mine)

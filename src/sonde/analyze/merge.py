@@ -219,8 +219,12 @@ def with_interpreter_lock(timeline: Timeline) -> Timeline:
     low, high = _GIL_WAIT_NS
     ticks = futex & (length >= low) & (length <= high)
     detail = states.wait_detail.copy()
-    for track in np.unique(states.track[ticks]):
-        mine = futex & (states.track == track) & (length >= _LONGER_NS)
-        if (ticks & mine).sum() >= max(3, _GIL_SHARE * mine.sum()):
-            detail[mine & (length <= high)] = WaitDetail.GIL
+    longer = futex & (length >= _LONGER_NS)
+    of_ticks = np.bincount(states.track[ticks])
+    of_longer = np.bincount(states.track[longer], minlength=len(of_ticks))[: len(of_ticks)]
+    waits_for_lock = of_ticks >= np.maximum(3, _GIL_SHARE * of_longer)
+    # One more for tracks behind the last one that has such a wait.
+    waits_for_lock = np.append(waits_for_lock, False)
+    of_row = waits_for_lock[np.minimum(states.track, len(of_ticks))]
+    detail[longer & (length <= high) & of_row] = WaitDetail.GIL
     return replace(timeline, states=replace(states, wait_detail=detail))

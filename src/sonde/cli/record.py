@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from sonde.cli.progress import Progress
     from sonde.cli.stop_condition import StopCondition
     from sonde.config import Config
-    from sonde.query.capture import Capture
 
 EXAMPLE = """\
 examples:
@@ -349,9 +348,10 @@ def _print_result(args: argparse.Namespace, path: Path, live: Live, child: Child
     written = path.stat().st_size
     # Imported late: it would take memory while recording.
     try:
-        from sonde.export import summary
+        from sonde.export import summary, verdict
         from sonde.query.capture import read
         from sonde.query.session import Session
+        from sonde.recording import verdicts
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("sonde"):
             raise
@@ -367,18 +367,7 @@ def _print_result(args: argparse.Namespace, path: Path, live: Live, child: Child
     if capture.budget is not None:  # the summary's memory is free again
         capture.budget.hold(before_bytes - capture.budget.held_bytes)
     more = f"`sonde report {path} --format html -o report.html`"
-    if verdict := _verdict(capture):
-        print(f"\n{verdict}")
+    if text := verdict.headline_or_why(verdicts.of_capture(capture)):
+        print(f"\n{text}")
         more = f"`sonde explain {path}`, {more}"
     print(f"\n{path}: more with {more}")
-
-
-def _verdict(capture: Capture) -> str:
-    """Some lines on what limited the work; '' where nothing shows that."""
-    try:
-        from sonde.analyze.bound import explain
-        from sonde.export import verdict
-        from sonde.recording.timelines import timeline_of
-    except ModuleNotFoundError:
-        return ""  # an installation that only records
-    return verdict.headline(explain(timeline_of(capture)))

@@ -20,6 +20,7 @@ from sonde.errors import MissingDependency, SinkError, UsageError
 from sonde.export.layout import one_line
 from sonde.model.code import Hide
 from sonde.model.profile import ProfileKind
+from sonde.model.verdict import Explained
 
 if TYPE_CHECKING:
     from sonde.query.capture import Capture
@@ -72,12 +73,13 @@ class _Format:
     """Of the file that is written by default; '' for standard output."""
     default_kinds: tuple[ProfileKind, ...] | None = None
     """What is shown where --metric names none; None: all that was recorded."""
+    has_verdict: bool = False
 
 
-_HTML = _Format("html", ".html")
+_HTML = _Format("html", ".html", has_verdict=True)
 _FORMATS = {
     "table": _Format("table"),
-    "summary": _Format("summary"),
+    "summary": _Format("summary", has_verdict=True),
     "html": _HTML,
     "flamegraph": _HTML,
     "pprof": _Format("pprof", ".pb.gz"),
@@ -99,8 +101,8 @@ _FORMER_METRIC_NAMES = {
 
 _UNUSED_TABLES = ("span",)
 """No format of a report shows single intervals; they are a third of a capture."""
-_THREADS_WITH_VERDICT = 5_000
-"""A summary has the verdict on a capture of at most this many: on 50,000 it takes 15 s."""
+_LARGE_BYTES = 8 << 20
+"""A capture of more bytes is read without `_UNUSED_TABLES` where the verdict needs none of them."""
 _PROGRESS_AFTER_S = 1.0
 """Reading that takes longer shows a bar."""
 
@@ -174,10 +176,12 @@ def run(args: argparse.Namespace) -> int:
             "leave it out, or choose another format: --format table",
         )
     output = _output(args, chosen)
+    explained: Explained | None = None
     try:
-        with_verdict = args.format == "summary" and not args.pid
-        capture = _read(args.file, () if with_verdict else _UNUSED_TABLES)
-        held_before = capture.budget.held_bytes if capture.budget is not None else 0
+        if chosen.has_verdict:
+            capture, explained = _explained(args)
+        else:
+            capture = _read(args.file, _UNUSED_TABLES)
         session = _opened(capture, args.lines, Hide(args.hide) if args.hide else None)
         exporter = importlib.import_module(f"sonde.export.{chosen.module}")
     except ModuleNotFoundError as error:
@@ -188,11 +192,8 @@ def run(args: argparse.Namespace) -> int:
         ) from error
     kinds = (ProfileKind(args.metric),) if args.metric else _recorded_kinds(session, chosen)
     more: dict[str, Any] = {} if args.limit is None else {"limit": args.limit}
-    if with_verdict:
-        held = capture.budget.held_bytes - held_before if capture.budget is not None else 0
-        of_many = len(session.threads) > _THREADS_WITH_VERDICT
-        hint = one_line(f"VERDICT  of {len(session.threads):,} threads: sonde explain {args.file}")
-        more["verdict"] = (lambda: hint) if of_many else partial(_verdict, capture, held)
+    if chosen.has_verdict:
+        more["explained"] = explained
     write = partial(exporter.write, session, kinds=kinds, where=_where(args, session), **more)
     if output is None:
         _to_standard_output(write)
@@ -232,16 +233,38 @@ def _output(args: argparse.Namespace, chosen: _Format) -> Path | None:
     return output
 
 
-def _verdict(capture: Capture, held_bytes: int) -> str:
-    """What limited the work, in some lines; '' where nothing shows that. `held_bytes`: what the
-    session of the report, which is written, counted."""
-    from sonde.analyze.bound import explain
-    from sonde.export import verdict
-    from sonde.recording.timelines import timeline_of
+def _explained(args: argparse.Namespace) -> tuple[Capture, Explained]:
+    """The capture, without the table of single intervals, and the verdict on it, which is of whole
+    captures."""
+    from sonde.query.schema import TABLES
+    from sonde.recording import verdicts
 
-    if capture.budget is not None:
-        capture.budget.hold(-held_bytes)
-    return verdict.headline(explain(timeline_of(capture)))
+    # A large capture is read without single intervals at first: few of these need them.
+    some = _is_large(args.file)
+    is_part = bool(args.pid) or args.from_s is not None or args.to_s is not None
+    capture = _read(args.file, _UNUSED_TABLES if some or is_part else ())
+    if is_part:
+        command = verdicts.command_for(args.file)
+        return capture, Explained(None, "this is a part of the capture", command)
+    whole = capture
+    if some and verdicts.needs_spans(capture):
+        others = {name for name in TABLES if name not in _UNUSED_TABLES}
+        spans = _read(args.file, others).tables
+        whole = dataclasses.replace(
+            capture, tables=capture.tables | {name: spans[name] for name in _UNUSED_TABLES}
+        )
+    explained = verdicts.of_capture(whole)
+    empty = {name: TABLES[name].empty_table() for name in _UNUSED_TABLES}
+    return dataclasses.replace(capture, tables=capture.tables | empty), explained
+
+
+def _is_large(path: Path) -> bool:
+    """Whether reading it twice takes less than reading all of it once."""
+    from sonde.input_files import own_descriptor
+
+    with contextlib.suppress(OSError):
+        return own_descriptor(path) is None and path.stat().st_size >= _LARGE_BYTES
+    return False
 
 
 def _opened(capture: Capture, lines: bool, hide: Hide | None) -> Session:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sonde.cli.named_processes import pid_of, process_name
-from sonde.errors import HostError, SondeError, TargetRefused, UsageError
+from sonde.errors import HostError, TargetRefused, UsageError
 
 if TYPE_CHECKING:
     from sonde.analyze.replay_kernels import ReplayKernel
@@ -351,14 +351,13 @@ def _in_replays(trace: DeviceTrace, replays_a_second: float) -> tuple[list[Repla
 
 def _verdict(files: list[Path]) -> str:
     """The verdict on the files, or why there is none."""
-    try:
-        from sonde.analyze.bound import explain
-        from sonde.export import verdict
-        from sonde.recording.timelines import open_timeline
+    from sonde.export import verdict
+    from sonde.recording import verdicts
 
-        return verdict.render(explain(open_timeline(files)), 0)
-    except SondeError as error:
-        return f"no verdict: {error.cause}"
+    found = verdicts.of_files(files)
+    if found.explanation is None:
+        return f"no verdict: {found.missing}"
+    return verdict.render(found.explanation, 0)
 
 
 def _note(text: str) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One self-contained HTML page: an interactive flame graph and tables.
+"""One self-contained HTML page: the verdict, an interactive flame graph and tables.
 
-Its flame graph is drawn by the renderer of the server's page (web/src/report.ts), which
+Its flame graph and its verdict are drawn by code of the server's page (web/src/report.tsx), which
 `scripts/setup` builds. The page needs no network and no server. Its content security policy allows
 its own script and style by their hashes, and nothing else. The data is embedded as base64 of
 gzipped JSON, so that no name in it can become markup.
@@ -22,10 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import MissingDependency
-from sonde.export import call_tree, json_report, metric_charts, strict_json
+from sonde.export import call_tree, json_report, metric_charts, strict_json, verdict
 from sonde.export.call_tree import CallTree
 from sonde.export.summary import directions
 from sonde.model.profile import BASIC_KINDS, ProfileKind
+from sonde.model.verdict import Explained
 from sonde.query import queries
 from sonde.query.device_runs import device_runs
 from sonde.query.queries import EVERYTHING, Where
@@ -39,8 +40,8 @@ MAX_ROWS = 5_000
 
 _LEVEL = 4
 """Of compression: level 6 takes three times as long for 3 to 7 % less."""
-_RENDERER = "boxes.js"
-"""Built from web/src/report.ts."""
+_RENDERER, _STYLE_OF_VERDICT = "boxes.js", "verdict.css"
+"""Built from web/src/report.tsx."""
 _SCRIPTS = ("numbers.js", "capture.js", "tree.js", "colours.js", "flame.js", "tables.js", "page.js")
 
 
@@ -49,18 +50,21 @@ def write(
     out: BinaryIO,
     kinds: Sequence[ProfileKind] = BASIC_KINDS,
     where: Where = EVERYTHING,
+    explained: Explained | None = None,
 ) -> None:
-    """Write the page. It opens with the first of the kinds that is not empty.
+    """Write the page. It opens with the first of the kinds that is not empty, below the verdict
+    where one is given.
 
     Raises MissingDependency where the renderer was not built.
     """
-    script = _renderer() + "".join(_asset(name) for name in _SCRIPTS)
-    style = _asset("page.css")
+    script = _built(_RENDERER) + "".join(_asset(name) for name in _SCRIPTS)
+    style = _asset("page.css") + _built(_STYLE_OF_VERDICT)
     policy = (
         "default-src 'none'; base-uri 'none'; form-action 'none'; "
         f"script-src {_hash(script)}; style-src {_hash(style)}; require-trusted-types-for 'script'"
     )
     document = _document(session, kinds, where)
+    document["verdict"] = explained and verdict.shown(explained)
     parts: dict[str, str | dict[str, Any]] = {
         "@policy@": policy,
         "@title@": html.escape(f"{session.info.path.name} · Sonde"),
@@ -117,16 +121,16 @@ def _asset(name: str) -> str:
     return files("sonde.export").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _renderer() -> str:
+def _built(name: str) -> str:
     try:
-        text = files("sonde.export").joinpath("built", _RENDERER).read_text(encoding="utf-8")
+        text = files("sonde.export").joinpath("built", name).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise MissingDependency(
             "the page's renderer is not built",
             "run scripts/setup build in the source tree, with Node.js; or choose another --format",
         ) from None
     if "</" in text:
-        raise ValueError(f"{_RENDERER} would end its element")
+        raise ValueError(f"{name} would end its element")
     return text
 
 

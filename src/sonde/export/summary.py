@@ -9,7 +9,7 @@ device come first, then those that used CPU time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import BinaryIO
@@ -30,6 +30,7 @@ from sonde.export.layout import (
     size,
     width_of,
 )
+from sonde.export.verdict import headline_or_why
 from sonde.model.answers import (
     DeviceCalls,
     DeviceRuns,
@@ -41,6 +42,7 @@ from sonde.model.answers import (
 )
 from sonde.model.process import Thread
 from sonde.model.profile import BASIC_KINDS, ProfileKind
+from sonde.model.verdict import Explained
 from sonde.query import queries
 from sonde.query.capture import CaptureInfo
 from sonde.query.device_runs import device_runs
@@ -106,11 +108,11 @@ def write(
     out: BinaryIO,
     kinds: Sequence[ProfileKind] = BASIC_KINDS,
     where: Where = EVERYTHING,
-    verdict: Callable[[], str] = str,
+    explained: Explained | None = None,
 ) -> None:
     """Write the summary as UTF-8 text, with the verdict below; it always has every kind."""
     out.write(f"{render(session, where)}\n".encode(errors="replace"))
-    if text := verdict():
+    if explained is not None and (text := headline_or_why(explained)):
         out.write(f"\n{text}\n".encode(errors="replace"))
 
 

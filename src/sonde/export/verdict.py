@@ -11,7 +11,15 @@ from typing import Any
 from sonde.export import strict_json
 from sonde.export.layout import columns, duration, one_line
 from sonde.model.causes import Bound, Cause, in_host_words
-from sonde.model.verdict import CauseShare, DeviceShare, Explanation, PathPart, Sampling, Verdict
+from sonde.model.verdict import (
+    CauseShare,
+    DeviceShare,
+    Explained,
+    Explanation,
+    PathPart,
+    Sampling,
+    Verdict,
+)
 
 FORMAT = 2
 """Raised when a field is renamed or removed; new fields leave it as it is."""
@@ -23,6 +31,8 @@ MOSTLY_IDLE = 0.5
 CAUSE_ROWS = 6
 KERNELS = 3
 """Causes, and kernels with device shares, that the text shows; the JSON has all."""
+VERDICTS, LINES = 3, 99
+"""Verdicts, and lines of evidence of each, that a page shows."""
 _DIRECTIONS = {
     "h2d": "to the device",
     "d2h": "to the host",
@@ -57,6 +67,14 @@ def headline(explanation: Explanation) -> str:
     shown = [f"VERDICT  {lines[0]}", *_main_cause(verdict)]
     shown += [line for line in lines if line.startswith("  next: ")]
     return "\n".join(map(one_line, shown))
+
+
+def headline_or_why(explained: Explained) -> str:
+    """The headline, or why there is none; '' where there is nothing to explain."""
+    if explained.explanation is not None:
+        return headline(explained.explanation)
+    command = f": {explained.command}" if explained.command else ""
+    return one_line(f"VERDICT  none: {explained.missing}{command}") if explained.missing else ""
 
 
 def _main_cause(verdict: Verdict) -> list[str]:
@@ -229,6 +247,39 @@ def document(explanation: Explanation) -> dict[str, Any]:
         ],
         "sources": list(explanation.sources),
         "notes": list(explanation.notes),
+    }
+
+
+def shown(explained: Explained) -> dict[str, Any]:
+    """What a page shows of it (`web/src/report.tsx`): the first verdicts, without causes and lines
+    that would not be drawn."""
+    found = explained.explanation
+    drawn = None
+    if found is not None:
+        verdicts = [*map(_shown, found.verdicts[:VERDICTS])]
+        drawn = {"verdicts": verdicts, "notes": found.notes[:LINES]}
+    return {"missing": explained.missing, "command": explained.command, "explanation": drawn}
+
+
+def _shown(verdict: Verdict) -> dict[str, Any]:
+    fields = ("device", "device_name", "computing", "window_ns", "without_device", "threads")
+    return {
+        **{name: getattr(verdict, name) for name in fields},
+        "bounds": [asdict(one) for one in verdict.bounds],
+        "causes": [
+            {
+                "key": one.key,
+                "title": one.title,
+                "bound": one.bound,
+                "share": one.share,
+                "locations": [asdict(place) for place in one.locations[:1]],
+                "facts": [*one.facts],
+            }
+            for one in verdict.causes
+            if one.share >= 0.005
+        ],
+        "evidence": verdict.evidence[:LINES],
+        "advice": [asdict(one) for one in verdict.advice[:1]],
     }
 
 

@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from sonde.model.other_threads import OtherThreads, no_other_threads
 from sonde.model.single_runs import SingleRuns, no_single_runs
 from sonde.model.timeline_kinds import (
     Activity,
@@ -350,6 +351,8 @@ class Timeline:
     totals: Sequence[Total] = ()
     single_runs: SingleRuns = field(default_factory=no_single_runs)
     """The sampled runs that `totals` sum up, where runs were sampled one by one."""
+    other_threads: OtherThreads = field(default_factory=no_other_threads)
+    """Threads that have no track, of a record of very many threads."""
     callers: Mapping[str, str] = field(default_factory=dict)
     """By `Total.location`: the location in the program that mostly called it, where known."""
     within: Mapping[str, frozenset[str]] = field(default_factory=dict)

@@ -290,3 +290,14 @@ class Explanation:
     """The formats that the timeline was read from."""
     notes: Sequence[str]
     """What is missing or was cut, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """The explanation of a record, or why there is none."""
+
+    explanation: Explanation | None
+    missing: str = ""
+    """Why it is missing, in words."""
+    command: str = ""
+    """The command that gives it; '' not known."""

@@ -7,6 +7,7 @@ A *track* is here always a thread; `naming` gives each thread and name its index
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -17,25 +18,25 @@ import pyarrow.compute as pc
 from sonde.model.timeline import I32, I64, U8, Interner, Mask
 from sonde.query.stack_roles import StackRoles, stack_roles
 
+_COLUMNS_KEPT = 4
+"""Columns of stacks of which `Frames` keeps the rows."""
+
 
 class ThreadTracks:
     """Maps columns of pid and tid to the indices of threads in a timeline."""
 
-    def __init__(self, naming: Interner, tables: dict[str, pa.Table]) -> None:
+    def __init__(self, naming: Interner, tables: Mapping[str, pa.Table]) -> None:
         self._naming = naming
-        self._comm = {
-            (row["pid"], row["tid"]): row["comm"]
-            for row in tables["thread"].select(["pid", "tid", "comm"]).to_pylist()
-        }
+        thread, process = tables["thread"], tables["process"]
+        ids = zip(*(thread.column(name).to_pylist() for name in ("pid", "tid")), strict=True)
+        self._comm = dict(zip(ids, thread.column("comm").to_pylist(), strict=True))
         self._comm_of_tid: dict[int, str] = {}
         self._pid_of_tid: dict[int, int] = {}
         for (pid, tid), comm in self._comm.items():
             self._comm_of_tid.setdefault(tid, comm)
             self._pid_of_tid.setdefault(tid, pid)
-        self._process = {
-            row["pid"]: row["comm"] or row["exe"]
-            for row in tables["process"].select(["pid", "comm", "exe"]).to_pylist()
-        }
+        names = (process.column(name).to_pylist() for name in ("pid", "comm", "exe"))
+        self._process = {pid: comm or exe for pid, comm, exe in zip(*names, strict=True)}
 
     def comm(self, tid: int) -> str:
         """'name (tid)' of a thread, '' for tid 0."""
@@ -79,29 +80,36 @@ class ThreadTracks:
 class Frames:
     """Answers which stacks of a capture contain which frames."""
 
-    def __init__(self, tables: dict[str, pa.Table]) -> None:
+    def __init__(self, tables: Mapping[str, pa.Table]) -> None:
         frame, stack = tables["frame"], tables["stack"]
         self._frame = frame
         self._ids = stack.column("stack_id")
         lists = stack.column("frame_ids").combine_chunks()
-        self._flat = lists.flatten()
-        self._parents = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
-        self._frame_ids = frame.column("frame_id")
+        at = pc.fill_null(pc.index_in(lists.flatten(), value_set=frame.column("frame_id")), -1)
+        self._flat: I32 = at.to_numpy(zero_copy_only=False).astype(np.int32, copy=False)
+        """The row in `frame` of each frame of all stacks, innermost first; -1 unknown."""
+        parents = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
+        self._parents: I32 = parents.astype(np.int32)
+        """The stack of each of these, ascending."""
         self._function = frame.column("function")
         self._kind = frame.column("kind")
-        self._file = frame.column("file").cast(pa.string())
+        self._rows_found: list[tuple[Any, I64]] = []
 
     @cached_property
     def roles(self) -> StackRoles:
         """What a thread in each stack does, by row of the table of stacks (`row_of`)."""
-        at = pc.fill_null(pc.index_in(self._flat, value_set=self._frame_ids), -1)
-        flat = np.asarray(at.to_numpy(zero_copy_only=False), np.int64)
-        parents = np.asarray(self._parents, np.int64)
-        return stack_roles(self._frame, flat, parents, len(self._ids))
+        return stack_roles(self._frame, self._flat, self._parents, len(self._ids))
 
     def row_of(self, stack_ids: Any) -> I64:
         """The row of each stack in the table of stacks; one past the last for unknown ones."""
-        return self._row(stack_ids)
+        for known, rows in self._rows_found:
+            if len(known) == len(stack_ids) and known.equals(stack_ids):
+                return rows
+        at = pc.fill_null(pc.index_in(stack_ids, value_set=self._ids), len(self._ids))
+        rows = np.asarray(at.to_numpy(), np.int64)
+        # The same columns are asked for again and again.
+        self._rows_found = [(stack_ids, rows), *self._rows_found[: _COLUMNS_KEPT - 1]]
+        return rows
 
     def holding(self, stack_ids: Any, functions: tuple[str, ...]) -> Mask:
         """Whether each stack contains one of the functions, of the kernel or of a library.
@@ -110,41 +118,36 @@ class Frames:
         """
         named = pc.is_in(self._function, value_set=pa.array(functions))
         named = pc.and_(named, pc.not_equal(self._kind, "python"))
-        return self._stacks_with(named)[self._row(stack_ids)]
+        return self._stacks_with(named)[self.row_of(stack_ids)]
 
     def within(self, function: str) -> Mask:
         """Whether each row of the table of stacks contains a Python function ('name file'); one
         more entry, False, is for unknown stacks."""
-        texts = pc.binary_join_element_wise(self._function.cast(pa.string()), self._file, " ")
+        file = self._frame.column("file").cast(pa.string())
+        texts = pc.binary_join_element_wise(self._function.cast(pa.string()), file, " ")
         named = pc.and_(pc.equal(texts, function), pc.equal(self._kind, "python"))
         return self._stacks_with(named)
 
     def _stacks_with(self, frames: Any) -> Mask:
         """Whether each row of the table of stacks, and one more, contains one of the rows of the
         table of frames in the mask `frames`."""
-        hit = pc.is_in(self._flat, value_set=self._frame_ids.filter(frames).combine_chunks())
         found = np.zeros(len(self._ids) + 1, bool)
-        found[self._parents[hit.to_numpy(zero_copy_only=False)]] = True
+        wanted = pc.fill_null(frames, False).to_numpy(zero_copy_only=False)
+        if wanted.any():
+            found[self._parents[np.append(wanted, False)[self._flat]]] = True
         return found
 
     def functions(self, naming: Interner, stack_ids: Any) -> I32:
         """Index of the name of each stack's innermost function with a name outside the kernel."""
         named_frames = pc.and_(pc.not_equal(self._kind, "kernel"), pc.not_equal(self._function, ""))
-        of_frame = np.full(len(self._frame_ids) + 1, -1, np.int32)
+        of_frame = np.full(self._frame.num_rows + 1, -1, np.int32)
         rows = np.flatnonzero(named_frames.to_numpy(zero_copy_only=False))
         texts = self._function.take(pa.array(rows)).to_pylist()
         of_frame[rows] = [naming.name(text) for text in texts]
-        at = pc.fill_null(pc.index_in(self._flat, value_set=self._frame_ids), -1)
-        function = of_frame[at.to_numpy(zero_copy_only=False)]
-        named = function >= 0
         leaf = np.full(len(self._ids) + 1, naming.name(""), np.int32)
-        parents, first = np.unique(self._parents[named], return_index=True)
-        leaf[parents] = function[named][first]
-        return leaf[self._row(stack_ids)]
-
-    def _row(self, stack_ids: Any) -> I64:
-        at = pc.fill_null(pc.index_in(stack_ids, value_set=self._ids), len(self._ids))
-        return np.asarray(at.to_numpy(), np.int64)
+        positions = np.flatnonzero((of_frame >= 0)[self._flat])[::-1]
+        leaf[self._parents[positions]] = of_frame[self._flat[positions]]  # the last one remains
+        return leaf[self.row_of(stack_ids)]
 
 
 def int64_column(rows: pa.Table, column: str) -> I64:

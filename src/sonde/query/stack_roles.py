@@ -4,7 +4,7 @@ and whose.
 
 The frames that the program's innermost own Python frame called decide. Where a stack has no own
 Python code (a framework's backward thread, a C++ program), all of its frames do. All columns are
-computed for all stacks at once: a capture may have 200,000.
+computed for many stacks at once: a capture may have 200,000.
 
 "own" is the program's; kinds of code are `CodeKind`s, of which those that are NEUTRAL (the kernel,
 libc, the interpreter) show nothing.
@@ -13,17 +13,25 @@ libc, the interpreter) show nothing.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sonde.model.call_kinds import kind_by_name
 from sonde.model.libraries import CodeKind, is_python_queue, kind_of_file, kind_of_native
 from sonde.model.serving import ServingRole, native_role, python_role
-from sonde.model.timeline import I32, I64, U8, Activity, CallKind, Mask, ThreadOwner
+from sonde.model.timeline import (
+    I32,
+    I64,
+    U8,
+    Activity,
+    CallKind,
+    Mask,
+    ThreadOwner,
+    is_one_of,
+)
 
 ACTIVITIES: tuple[Activity, ...] = tuple(Activity)
 """The activity of each number in columns."""
@@ -42,6 +50,8 @@ _ACTIVITY_OF_CALL = {
 }
 _DEVICE_FUNCTION = re.compile(r"^(cuda|cu|hip|cl|ze)[A-Z]\w*$")
 """Names of the functions of device APIs."""
+_BLOCK = 8_192
+"""Stacks that are looked at together: their columns stay in a processor's cache."""
 _CPU_KINDS = (
     *(CodeKind.DEVICE, CodeKind.FRAMEWORK, CodeKind.CPU_KERNEL, CodeKind.COMPILER),
     *(CodeKind.LIBRARY, CodeKind.OWN_NATIVE, CodeKind.OWN_PYTHON, CodeKind.QUEUE),
@@ -98,9 +108,14 @@ class _FrameColumns(NamedTuple):
     location: I32
     """Index into `locations`; -1 none."""
     locations: list[str]
+    function: I32
+    """A number for each Python function; -1 of other frames."""
+    is_function: Mask
+    """It is a Python function, not the code of a module."""
     in_python_queue: Mask
     """Machine code of CPython's `queue.SimpleQueue`: it waits with the calls that the GIL waits
     with."""
+    is_python: Mask
     serving: U8
     """`ServingRole`."""
 
@@ -133,13 +148,35 @@ class _Stacks(NamedTuple):
         return np.bincount(self.stack[frames], minlength=self.size + 1) > 0
 
 
-def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackRoles:
+def stack_roles(frame: pa.Table, flat: I32, parents: I32, stacks: int) -> StackRoles:
     """The roles of all stacks.
 
     `frame`: the table; `flat`: the row in it of each frame of all stacks, innermost first, -1
     unknown; `parents`: the stack of each of these, ascending; `stacks`: the number of stacks.
     """
-    table, all_stacks = _frame_columns(frame), _Stacks(parents, stacks)
+    table = _frame_columns(frame)
+    firsts = np.arange(0, max(1, stacks), _BLOCK)
+    starts = np.append(np.searchsorted(parents, firsts), len(flat))
+    blocks = []
+    for first, start, end in zip(firsts.tolist(), starts[:-1], starts[1:], strict=True):
+        mine = _Stacks(parents[start:end].astype(np.int64) - first, min(_BLOCK, stacks - first))
+        blocks.append(_roles_of(table, flat[start:end], mine))
+    if len(blocks) == 1:
+        return blocks[0]
+    columns: dict[str, Any] = {
+        # The last entry of a block is for unknown stacks.
+        one.name: np.concatenate(
+            [getattr(block, one.name)[: None if block is blocks[-1] else -1] for block in blocks]
+        )
+        for one in fields(StackRoles)
+        if one.name != "locations"
+    }
+    return StackRoles(**columns, locations=table.locations)
+
+
+def _roles_of(table: _FrameColumns, flat: I32, all_stacks: _Stacks) -> StackRoles:
+    """The roles of some stacks. `flat`: the row of each of their frames."""
+    parents = all_stacks.stack
     none = len(flat)  # the position that `innermost` has for none
     kind, call = table.kind[flat], table.call[flat]  # -1 is the last row: unknown
     own = all_stacks.innermost(kind == CodeKind.OWN_PYTHON)
@@ -150,9 +187,9 @@ def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackR
     inside_or_own = position <= own[parents]
 
     def called(*kinds: CodeKind) -> Mask:
-        return all_stacks.have(inside & np.isin(kind, kinds))
+        return all_stacks.have(inside & is_one_of(kind, *kinds))
 
-    leaf = all_stacks.innermost(np.isin(kind, _CPU_KINDS) & inside_or_own)
+    leaf = all_stacks.innermost(is_one_of(kind, *_CPU_KINDS) & inside_or_own)
     leaf_kind = np.append(kind, np.uint8(CodeKind.NEUTRAL))[leaf]
     in_device, in_framework = called(CodeKind.DEVICE), called(CodeKind.FRAMEWORK)
     computes, compiles = called(CodeKind.CPU_KERNEL), called(CodeKind.COMPILER)
@@ -181,8 +218,7 @@ def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackR
         [NUMBER_OF[one] for _, one in by_priority],
         NUMBER_OF[Activity.CODE],
     )
-    is_python = np.append(pc.equal(frame.column("kind"), "python").to_numpy(), False)[flat]
-    waits = inside & (kind == CodeKind.QUEUE) & ~is_python
+    waits = inside & (kind == CodeKind.QUEUE) & ~table.is_python[flat]
     native_wait = waits & ~table.in_python_queue[flat]
     other_code = inside & (kind != CodeKind.NEUTRAL) & ~waits
     in_interpreter = all_stacks.have(native_wait) & ~all_stacks.have(other_code) & has_own
@@ -194,7 +230,7 @@ def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackR
         activity=activity.astype(np.uint8),
         location=_locations(all_stacks, table, flat, own),
         locations=table.locations,
-        caller=_callers(frame, all_stacks, table, flat, own),
+        caller=_callers(all_stacks, table, flat, own),
         in_queue=in_queue & ~in_interpreter,
         in_interpreter=in_interpreter,
         communicates=communicates,
@@ -218,13 +254,13 @@ def _serves(stacks: _Stacks, role: U8) -> Mask:
     return found
 
 
-def _locations(stacks: _Stacks, table: _FrameColumns, flat: I64, own: I64) -> I32:
+def _locations(stacks: _Stacks, table: _FrameColumns, flat: I32, own: I64) -> I32:
     """Index of the location of each stack: of the innermost own Python frame (at the positions
     `own`), else of own machine code, else of a library's Python code; -1 none."""
     kind = table.kind[flat]
     own_native = stacks.innermost(kind == CodeKind.OWN_NATIVE)
     libraries = (CodeKind.LIBRARY, CodeKind.STORAGE, CodeKind.FRAMEWORK)
-    library = stacks.innermost(np.isin(kind, libraries))
+    library = stacks.innermost(is_one_of(kind, *libraries))
     location = np.full(stacks.size + 1, -1, np.int32)
     for position in (own, own_native, library):
         candidate = np.append(table.location[flat], np.int32(-1))[position]
@@ -232,21 +268,18 @@ def _locations(stacks: _Stacks, table: _FrameColumns, flat: I64, own: I64) -> I3
     return location
 
 
-def _callers(frame: pa.Table, stacks: _Stacks, table: _FrameColumns, flat: I64, own: I64) -> I32:
+def _callers(stacks: _Stacks, table: _FrameColumns, flat: I32, own: I64) -> I32:
     """Index of the location of the own Python function that called the one at the positions `own`,
     directly or not; -1 none. Code of modules (`<module>`) does not count: it calls everything.
     """
-    columns = (frame.column(name).to_pylist() for name in ("function", "file"))
-    texts = list(zip(*columns, strict=True))
-    known: dict[tuple[str, str], int] = {}
-    number = np.array([known.setdefault(text, len(known)) for text in texts] + [-1], np.int64)
-    is_function = np.array([function != "<module>" for function, _ in texts] + [False])
-    own_function = np.append(number[flat], -1)[own]
+    own_function = np.append(table.function[flat], np.int32(-1))[own]
     stack = stacks.stack
-    outside = (np.arange(len(flat)) > own[stack]) & (number[flat] != own_function[stack])
-    is_own = table.kind[flat] == CodeKind.OWN_PYTHON
-    position = stacks.innermost(is_own & is_function[flat] & outside)
-    return np.append(table.location[flat], np.int32(-1))[position]
+    outside = np.arange(len(flat)) > own[stack]
+    outside &= (table.kind[flat] == CodeKind.OWN_PYTHON) & table.is_function[flat]
+    positions = np.flatnonzero(outside)
+    others = table.function[flat[positions]] != own_function[stack[positions]]
+    outside[positions[~others]] = False
+    return np.append(table.location[flat], np.int32(-1))[stacks.innermost(outside)]
 
 
 def _owners(stacks: _Stacks, kind: U8) -> U8:
@@ -264,26 +297,59 @@ def _frame_columns(frame: pa.Table) -> _FrameColumns:
     kinds = np.zeros(count + 1, np.uint8)
     calls = np.zeros(count + 1, np.uint8)
     location_of = np.full(count + 1, -1, np.int32)
+    function_of = np.full(count + 1, -1, np.int32)
+    is_function = np.zeros(count + 1, np.bool_)
     in_python_queue = np.zeros(count + 1, np.bool_)
     serving = np.zeros(count + 1, np.uint8)
-    known: dict[str, int] = {}
-    names = ("kind", "function", "binary", "file", "line", "origin")
+    is_python = np.zeros(count + 1, np.bool_)
+    locations: dict[str, int] = {}
+    functions: dict[tuple[str, str], int] = {}
+    known: dict[tuple[str, ...], tuple[int, int, bool, int]] = {}
+    """Kind, call, whether it is Python's queue, and role, by what frames of a function share."""
+    names = ("kind", "function", "binary", "file", "origin")
     columns = (frame.column(name).to_pylist() for name in names)
     rows = enumerate(zip(*columns, strict=True))
-    for row, (kind, function, binary, file, line, origin) in rows:
+    lines = frame.column("line").to_pylist()
+    for row, of in rows:
+        kind, function, _, file, _ = of
+        if (found := known.get(of)) is None:
+            found = known[of] = _code_of(*of)
+        kinds[row], calls[row], in_python_queue[row], serving[row] = found
         location = ""
         if kind == "python":
-            kinds[row] = kind_of_file(file, function, origin)
-            serving[row] = python_role(file, function)
-            location = f"{function} {file}:{line}" if file else ""
-        elif kind in ("user", "inlined", "jit"):
-            kinds[row] = found = kind_of_native(binary, function, origin)
-            in_python_queue[row] = is_python_queue(binary, function, origin)
-            serving[row] = native_role(function)
-            if found == CodeKind.DEVICE and _DEVICE_FUNCTION.match(function):
-                call = kind_by_name(function)
-                calls[row] = 0 if call == CallKind.OTHER else 1 + _CALL_KINDS.index(call)
-            location = function if found == CodeKind.OWN_NATIVE else ""
+            is_python[row] = True
+            function_of[row] = functions.setdefault((function, file), len(functions))
+            is_function[row] = function != "<module>"
+            location = f"{function} {file}:{lines[row]}" if file else ""
+        elif found[0] == CodeKind.OWN_NATIVE:
+            location = function
         if location:
-            location_of[row] = known.setdefault(location, len(known))
-    return _FrameColumns(kinds, calls, location_of, list(known), in_python_queue, serving)
+            location_of[row] = locations.setdefault(location, len(locations))
+    return _FrameColumns(
+        kind=kinds,
+        call=calls,
+        location=location_of,
+        locations=list(locations),
+        function=function_of,
+        is_function=is_function,
+        in_python_queue=in_python_queue,
+        serving=serving,
+        is_python=is_python,
+    )
+
+
+def _code_of(
+    kind: str, function: str, binary: str, file: str, origin: str
+) -> tuple[int, int, bool, int]:
+    """(kind of code, entry of `_FrameColumns.call`, whether it is Python's queue, `ServingRole`)
+    of a frame."""
+    if kind == "python":
+        return kind_of_file(file, function, origin), 0, False, python_role(file, function)
+    if kind not in ("user", "inlined", "jit"):
+        return 0, 0, False, ServingRole.NONE
+    found, call = kind_of_native(binary, function, origin), CallKind.OTHER
+    if found == CodeKind.DEVICE and _DEVICE_FUNCTION.match(function):
+        call = kind_by_name(function)
+    number = 0 if call == CallKind.OTHER else 1 + _CALL_KINDS.index(call)
+    is_queue = is_python_queue(binary, function, origin)
+    return found, number, is_queue, native_role(function)

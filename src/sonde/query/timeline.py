@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from sonde.model.collectives import is_collective
 from sonde.model.devices import index_of
 from sonde.model.libraries import GIL_FRAMES
+from sonde.model.other_threads import no_other_threads
 from sonde.model.timeline import (
     I64,
     Activity,
@@ -30,6 +31,7 @@ from sonde.model.timeline import (
     no_events,
 )
 from sonde.query.capture import Capture, engine_bytes
+from sonde.query.chosen_threads import chosen_threads
 from sonde.query.columns import Frames, ThreadTracks, blocks_of, codes_of, int64_column, names_of
 from sonde.query.device_counters import (
     device_counters,
@@ -71,17 +73,22 @@ _LOST = ("device_time.lost_ring", "device_time.lost_pool", "device_time.lost_ord
 """Losses of timed runs, whose weight is added to later ones."""
 
 
-def of_capture(capture: Capture) -> Timeline:
-    """The timeline of a capture, on its own clock (CLOCK_MONOTONIC)."""
+def of_capture(capture: Capture, *, chosen: bool = False) -> Timeline:
+    """The timeline of a capture, on its own clock (CLOCK_MONOTONIC).
+
+    `chosen`: of a capture of very many threads, those alone that a verdict can be about
+    (`chosen_threads`).
+    """
+    naming = Interner()
+    tables, others, note = capture.tables, no_other_threads(), ""
+    if chosen:
+        some = chosen_threads(tables)
+        tables, others, note = some.tables, some.others, some.note
     if capture.budget is not None:
         # The SQL engine is not used here.
         capture.budget.hold(-engine_bytes(capture.budget.limit_bytes))
-        capture.budget.hold(_FRAME_BYTES * frame_count(capture.tables["stack"]))
-        capture.budget.hold(
-            sum(size * capture.tables[name].num_rows for name, size in _ROW_BYTES.items())
-        )
-    naming = Interner()
-    tables = capture.tables
+        capture.budget.hold(_FRAME_BYTES * frame_count(tables["stack"]))
+        capture.budget.hold(sum(size * tables[name].num_rows for name, size in _ROW_BYTES.items()))
     tracks = ThreadTracks(naming, tables)
     frames = Frames(tables)
     spans = tables["span"]
@@ -122,6 +129,7 @@ def of_capture(capture: Capture) -> Timeline:
         others_on_cpu=_others_on_cpu(tables["event"]),
         busy_of=uses,
         totals=totals,
+        other_threads=others,
         single_runs=chosen_singly,
         callers=callers_of(frames, tables["sample"]),
         within=places_within(frames, tables["sample"], totals),
@@ -130,6 +138,7 @@ def of_capture(capture: Capture) -> Timeline:
         wall_offset_ns=capture.info.wall_offset_ns,
         tick_ns=tick_ns,
         sources=("sonde",),
+        notes=(note,) if note else (),
     )
 
 
@@ -216,7 +225,7 @@ def _others_on_cpu(event: pa.Table) -> list[tuple[str, int]]:
 
 
 def _timed(
-    rows: pa.Table, traced: pa.Table, tables: dict[str, pa.Table], start_ns: int
+    rows: pa.Table, traced: pa.Table, tables: Mapping[str, pa.Table], start_ns: int
 ) -> tuple[int, int] | None:
     """(start, end) of the time in which single runs were sampled; None for fewer than two runs.
 

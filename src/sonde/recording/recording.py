@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sonde.errors import MissingDependency, UsageError
 from sonde.model.profile import ProfileKind
+from sonde.model.verdict import Explained
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -163,8 +164,9 @@ class Recording:
 
         if format not in FORMATS:
             raise UsageError(f"there is no format {format}", f"choose of {', '.join(FORMATS)}")
+        more = {"explained": Explained(self.explanation)} if format == "html" else {}
         with replacing(Path(path)) as out:
-            _exporter(format).write(self._session, out=out)
+            _exporter(format).write(self._session, out=out, **more)
         return Path(path)
 
     def __str__(self) -> str:

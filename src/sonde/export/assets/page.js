@@ -35,6 +35,10 @@ class Page {
     this.fillProcesses();
     this.listen();
     this.refresh();
+    if (capture.verdict) {
+      find("verdict").hidden = false;
+      Boxes.showVerdict(find("verdict"), capture.verdict, (kind, place) => this.showStacks(kind, place));
+    }
     document.body.dataset.ready = "true";
   }
 
@@ -124,6 +128,13 @@ class Page {
   choose(change) {
     Object.assign(this.choice, change);
     this.refresh();
+  }
+
+  // A kind of stacks, and what matches a place ("function file:line") among them; '' for all, as they were.
+  showStacks(kind, place) {
+    find("search").value = place.match(/^(.+) \S+:\d+$/)?.[1] ?? place;
+    this.query = find("search").value;
+    this.choose(this.kinds.includes(kind) ? { kind } : {});
   }
 
   pickProcess(value) {
