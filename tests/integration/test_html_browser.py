@@ -410,6 +410,7 @@ def test_losses_and_a_killed_recorder_are_shown(chromium, tmp_path):
 
 # ---- the verdict ----
 
+
 def verdict(page):
     return page.find("verdict").text
 

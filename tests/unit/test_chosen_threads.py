@@ -32,9 +32,9 @@ def storm() -> Writer:
     step = ("step", "[python]", "train.py", 12, "python")
     w.on_cpu(main, 100, w.stack("run", step), 300)
     w.wait(main, 100, "preempted", 6.0, kind="runqueue", count=900)
-    rival = w.process(200, "rival", threads=[{"tid": 200, "comm": "rival"}])
-    w.on_cpu(rival, 200, w.stack("spin"), 200)
-    w.wait(rival, 200, "preempted", 3.0, kind="runqueue", count=900)
+    spinner = w.process(200, "spinner", threads=[{"tid": 200, "comm": "spinner"}])
+    w.on_cpu(spinner, 200, w.stack("spin"), 200)
+    w.wait(spinner, 200, "preempted", 3.0, kind="runqueue", count=900)
     for number in range(BYSTANDERS):
         one = w.process(1000 + number, "short", ppid=200)
         w.on_cpu(one, 1000 + number, w.stack("short", f"f{number}"), 4)

@@ -84,7 +84,10 @@ def run(args: argparse.Namespace) -> int:
     if not args.files:
         timeline = _recorded(pids_of(args.pids), args.duration)
     else:
-        timeline = _chosen(open_timeline(args.files), args.pids, str(args.files[0]))
+        # A file for another program has all threads, and so has a choice of processes.
+        has_all = args.perfetto is not None or args.chrome is not None or bool(args.pids)
+        found = open_timeline(args.files, chosen=not has_all)
+        timeline = _chosen(found, args.pids, str(args.files[0]))
     from sonde.analyze.bound import StallCauses, explain
     from sonde.export import verdict
 

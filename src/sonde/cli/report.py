@@ -101,8 +101,6 @@ _FORMER_METRIC_NAMES = {
 
 _UNUSED_TABLES = ("span",)
 """No format of a report shows single intervals; they are a third of a capture."""
-_LARGE_BYTES = 8 << 20
-"""A capture of more bytes is read without `_UNUSED_TABLES` where the verdict needs none of them."""
 _PROGRESS_AFTER_S = 1.0
 """Reading that takes longer shows a bar."""
 
@@ -183,6 +181,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             capture = _read(args.file, _UNUSED_TABLES)
         session = _opened(capture, args.lines, Hide(args.hide) if args.hide else None)
+        del capture  # its stacks take a tenth of a report's memory; the session has its own
         exporter = importlib.import_module(f"sonde.export.{chosen.module}")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("sonde"):
@@ -236,35 +235,21 @@ def _output(args: argparse.Namespace, chosen: _Format) -> Path | None:
 def _explained(args: argparse.Namespace) -> tuple[Capture, Explained]:
     """The capture, without the table of single intervals, and the verdict on it, which is of whole
     captures."""
+    from sonde.query.chosen_threads import MANY_THREADS
     from sonde.query.schema import TABLES
     from sonde.recording import verdicts
 
-    # A large capture is read without single intervals at first: few of these need them.
-    some = _is_large(args.file)
-    is_part = bool(args.pid) or args.from_s is not None or args.to_s is not None
-    capture = _read(args.file, _UNUSED_TABLES if some or is_part else ())
-    if is_part:
-        command = verdicts.command_for(args.file)
-        return capture, Explained(None, "this is a part of the capture", command)
-    whole = capture
-    if some and verdicts.needs_spans(capture):
-        others = {name for name in TABLES if name not in _UNUSED_TABLES}
-        spans = _read(args.file, others).tables
-        whole = dataclasses.replace(
-            capture, tables=capture.tables | {name: spans[name] for name in _UNUSED_TABLES}
-        )
-    explained = verdicts.of_capture(whole)
+    missing, command = "", verdicts.command_for(args.file)
+    if args.pid or args.from_s is not None or args.to_s is not None:
+        missing = "this is a part of the capture"
+        capture = _read(args.file, _UNUSED_TABLES)
+    else:
+        capture = verdicts.read_for_verdict(args.file, _read)
+        if (threads := capture.tables["thread"].num_rows) > MANY_THREADS:
+            missing = f"for {threads:,} threads it takes about as long as all of this report"
+    explained = Explained(None, missing, command) if missing else verdicts.of_capture(capture)
     empty = {name: TABLES[name].empty_table() for name in _UNUSED_TABLES}
     return dataclasses.replace(capture, tables=capture.tables | empty), explained
-
-
-def _is_large(path: Path) -> bool:
-    """Whether reading it twice takes less than reading all of it once."""
-    from sonde.input_files import own_descriptor
-
-    with contextlib.suppress(OSError):
-        return own_descriptor(path) is None and path.stat().st_size >= _LARGE_BYTES
-    return False
 
 
 def _opened(capture: Capture, lines: bool, hide: Hide | None) -> Session:

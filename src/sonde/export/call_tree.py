@@ -154,11 +154,14 @@ class _Nodes:
         of_frame = np.full(len(stacks.frames), -1, np.int32)
         depths, parts = [], []
         for _, flat, ends in root_first_blocks(stacks, used):
-            new = np.unique(flat[of_frame[flat] < 0]).astype(np.int64)
+            is_new = np.zeros(len(of_frame), bool)
+            is_new[flat] = True
+            new = np.flatnonzero(is_new & (of_frame < 0))
             of_frame[new] = functions.numbers(stacks.frames, new)
             parts.append(of_frame[flat])
             depths.append(np.diff(ends, prepend=0))
         flat = np.concatenate(parts) if parts else np.zeros(0, np.int32)
+        del parts  # as large as `flat`
         depth = np.concatenate(depths) if depths else np.zeros(0, np.int64)
         self._hold(flat.nbytes + 6 * depth.nbytes)
         starts = np.cumsum(depth) - depth

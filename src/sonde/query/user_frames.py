@@ -20,8 +20,9 @@ def user_frames(stacks: Stacks) -> Ints:
     no Python."""
     ranks = _ranks(stacks.frames)
     found = np.full(len(stacks), -1, np.int64)
+    stack_of = _stack_of(stacks)
     for rank in RANKS:
-        found = np.where(found < 0, _innermost(stacks, ranks == rank), found)
+        found = np.where(found < 0, _innermost(stacks, ranks == rank, stack_of), found)
     return found
 
 
@@ -42,16 +43,26 @@ def waits_of_sonde(stacks: Stacks, users: Ints) -> npt.NDArray[np.bool_]:
     frames = stacks.frames
     is_sonde = frames_having(frames, "binary", is_binary_of_sonde)
     is_sonde &= frames_having(frames, "kind", lambda kind: kind == "user")
-    return (users < 0) & (_innermost(stacks, is_sonde) >= 0)
+    if not is_sonde.any():
+        return np.zeros(len(stacks), np.bool_)
+    return (users < 0) & (_innermost(stacks, is_sonde, _stack_of(stacks)) >= 0)
 
 
-def _innermost(stacks: Stacks, mask: npt.NDArray[np.bool_]) -> Ints:
-    """The index of each stack's innermost frame that is in a mask of frames; -1 none."""
+def _stack_of(stacks: Stacks) -> npt.NDArray[np.int32]:
+    """The stack of each of `frame_indices`."""
+    lengths = np.diff(np.asarray(stacks.offsets, np.int64))
+    return np.repeat(np.arange(len(stacks), dtype=np.int32), lengths)
+
+
+def _innermost(
+    stacks: Stacks, mask: npt.NDArray[np.bool_], stack_of: npt.NDArray[np.int32]
+) -> Ints:
+    """The index of each stack's innermost frame that is in a mask of frames; -1 none. `stack_of`:
+    as `_stack_of` returns it."""
     found = np.full(len(stacks), -1, np.int64)
     flat = np.asarray(stacks.frame_indices, np.int32)
     if not len(flat) or not mask.any():
         return found
     positions = np.flatnonzero(mask[flat])
-    stack = np.searchsorted(np.asarray(stacks.offsets, np.int64), positions, side="right") - 1
-    found[stack[::-1]] = flat[positions[::-1]]
+    found[stack_of[positions[::-1]]] = flat[positions[::-1]]
     return found

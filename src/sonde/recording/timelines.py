@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import codecs
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,9 +22,10 @@ _PERF_DATA = (b"PERFILE2", b"2ELIFREP", b"PERFFILE")
 """Beginnings of perf.data: in either byte order, and from before Linux 2.6.36."""
 
 
-def open_timeline(paths: Sequence[Path]) -> Timeline:
+def open_timeline(paths: Sequence[Path], *, chosen: bool = False) -> Timeline:
     """The files as one timeline: the first one with device activity, and what the others add to it.
-    Raises CaptureError, MissingDependency."""
+    `chosen`: of captures of very many threads those that a verdict can be about
+    (`query.chosen_threads`). Raises CaptureError, MissingDependency."""
     try:
         from sonde.analyze.merge import merged, with_interpreter_lock
     except ModuleNotFoundError as error:
@@ -35,7 +36,7 @@ def open_timeline(paths: Sequence[Path]) -> Timeline:
             "install Sonde with its dependencies: pip install sonde",
         ) from error
     with ExitStack() as kept:
-        parts = [_open(_seekable(path, kept)) for path in paths]
+        parts = [_open(_seekable(path, kept), chosen) for path in paths]
     parts.sort(key=lambda part: not len(part.device))
     return with_interpreter_lock(merged(*parts))
 
@@ -72,8 +73,9 @@ def _seekable(path: Path, kept: ExitStack) -> Path:
     return Path(f"/proc/self/fd/{copy.fileno()}")
 
 
-def _open(path: Path) -> Timeline:
-    """One file as a timeline, by the format that its beginning shows."""
+def _open(path: Path, chosen: bool) -> Timeline:
+    """One file as a timeline, by the format that its beginning shows. `chosen`: as of
+    `open_timeline`."""
     from sonde.query.framing import FILE_NAME
     from sonde.readers import kineto, nsys_sqlite, otlp_profiles, perf_script
     from sonde.readers.text import opened
@@ -83,8 +85,13 @@ def _open(path: Path) -> Timeline:
     if head.startswith(FILE_NAME):
         from sonde.query.capture import read
         from sonde.query.timeline import of_capture
+        from sonde.recording.verdicts import read_for_verdict
 
-        return of_capture(read(path))
+        def reader(path: Path, without: Collection[str]) -> Capture:
+            return read(path, without=without)
+
+        capture = read_for_verdict(path, reader) if chosen else read(path)
+        return of_capture(capture, chosen=chosen)
     if nsys_sqlite.looks_like(head):
         return nsys_sqlite.read(path)
     if otlp_profiles.looks_like(head):
