@@ -50,7 +50,8 @@ def waits_of_sonde(stacks: Stacks, users: Ints) -> npt.NDArray[np.bool_]:
 
 def _stack_of(stacks: Stacks) -> npt.NDArray[np.int32]:
     """The stack of each of `frame_indices`."""
-    lengths = np.diff(np.asarray(stacks.offsets, np.int64))
+    offsets = np.asarray(stacks.offsets, np.int64)
+    lengths: Ints = offsets[1:] - offsets[:-1]
     return np.repeat(np.arange(len(stacks), dtype=np.int32), lengths)
 
 
