@@ -238,13 +238,14 @@ def _explained(args: argparse.Namespace) -> tuple[Capture, Explained]:
     from sonde.query.chosen_threads import MANY_THREADS
     from sonde.query.schema import TABLES
     from sonde.recording import verdicts
+    from sonde.recording.large_captures import read_for_verdict
 
     missing, command = "", verdicts.command_for(args.file)
     if args.pid or args.from_s is not None or args.to_s is not None:
         missing = "this is a part of the capture"
         capture = _read(args.file, _UNUSED_TABLES)
     else:
-        capture = verdicts.read_for_verdict(args.file, _read)
+        capture = read_for_verdict(args.file, _read)
         if (threads := capture.tables["thread"].num_rows) > MANY_THREADS:
             missing = f"for {threads:,} threads it takes about as long as all of this report"
     explained = Explained(None, missing, command) if missing else verdicts.of_capture(capture)

@@ -85,7 +85,7 @@ def _open(path: Path, chosen: bool) -> Timeline:
     if head.startswith(FILE_NAME):
         from sonde.query.capture import read
         from sonde.query.timeline import of_capture
-        from sonde.recording.verdicts import read_for_verdict
+        from sonde.recording.large_captures import read_for_verdict
 
         def reader(path: Path, without: Collection[str]) -> Capture:
             return read(path, without=without)
