@@ -38,7 +38,9 @@ def alarm_of(trial: Line) -> Line | None:
 
 
 def false_alarms(trial: Line) -> list[Line]:
-    """Alarms on the victim before the onset, or at any time of a benign trial."""
+    """Alarms on the victim before the onset, or at any time of a benign trial; without what began
+    while another trial's processes used its device, too (`ready_ns` to `quiet_ns`)."""
+    shared = range(trial.get("ready_ns", 0), trial.get("quiet_ns", 0))
     benign = trial["fault"].startswith("benign")
     return [
         it
@@ -46,6 +48,7 @@ def false_alarms(trial: Line) -> list[Line]:
         if is_fault(it)
         and it["victim"] in trial["victim_pids"]
         and (benign or it["noticed_ns"] < trial["onset_ns"])
+        and it["began_ns"] not in shared
     ]
 
 

@@ -254,3 +254,56 @@ def test_calls_of_a_thread_are_summed_by_function_and_bounded():
     assert (first.count, first.ns, first.bytes, first.op, first.direction, first.tid) == (
         3, 30, 400, "copy", "h2d", 5,
     )  # fmt: skip
+
+
+def test_a_program_that_begins_to_use_a_device_is_compared_with_nothing_before():
+    loads = [moment(number, p100=ProcessMoment(Usage(TICK_NS))) for number in range(TICKS)]
+    first = [
+        tick(TICKS + number, victim={"steps": 1, "sync": 0.1, "build": 0.8, "memory": (9, 0.2)})
+        for number in range(3)
+    ]
+    steps = [tick(TICKS + 3 + number) for number in range(TICKS)]
+    assert noticed(loads + first + steps) == []
+    slow = [tick(2 * TICKS + 3 + number, victim=SLOW) for number in range(2)]
+    (found, *_) = noticed(loads + first + steps + slow)
+    assert found.since_ns >= steps[0].start_ns
+
+
+def test_a_program_that_waits_for_its_start_begins_anew():
+    first = later(3)
+    idle = [moment(TICKS + 3 + number, p100=ProcessMoment()) for number in range(20)]
+    steps = [tick(TICKS + 23 + number) for number in range(TICKS)]
+    assert noticed(first + idle + steps) == []
+
+
+def handed(number: int, steps: int, each: float, waker=102, times=1, **what) -> Moment:
+    one = tick(number, victim={"steps": steps, **what})
+    mine = one.processes[VICTIM]
+    mine.waits = [
+        Wait(VICTIM, "futex", "", steps * times, int(each * TICK_NS), 0, 0, VICTIM, waker)
+    ]
+    return one
+
+
+def test_threads_that_hand_work_on_wait_for_no_lock():
+    before = [handed(number, 12, 0.4) for number in range(TICKS)]
+    after = [handed(TICKS + number, 6, 0.7, sync=0.95) for number in range(8)]
+    found = verdict(after, before)
+    assert found.cause != FaultCause.LOCK
+    assert found.lost.get(Part.LOCK, 0.0) == 0.0
+
+
+def test_waits_that_each_step_did_not_have_before_are_for_a_lock():
+    before = [handed(number, 12, 0.1) for number in range(TICKS)]
+    after = [handed(TICKS + number, 6, 0.6, times=3, sync=0.45) for number in range(8)]
+    assert verdict(after, before).cause == FaultCause.LOCK
+    after = [handed(TICKS + number, 6, 0.6, waker=103, sync=0.45) for number in range(8)]
+    assert verdict(after, before).cause == FaultCause.LOCK
+
+
+def test_what_takes_a_device_is_named_once_its_counters_are_of_the_time_after():
+    after = later(3, victim=SLOW, beside={"busy": 0.5}, dram_active=0.4)
+    assert explain(window(after, USUAL), is_last_look=False) is None
+    after += later(8, victim=SLOW, beside={"busy": 0.5}, dram_active=0.8)[3:]
+    found = explain(window(after, USUAL), is_last_look=False)
+    assert found is not None and found.cause == FaultCause.DRAM_CONTENTION

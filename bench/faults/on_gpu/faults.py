@@ -28,7 +28,9 @@ class Fault:
     begin: Action
     end: Action | None = None
     prepare: Action | None = None
-    """Before the victim begins with its steps."""
+    """Before the victim begins with its steps: starts what has to be warm by then."""
+    at_go: Action | None = None
+    """When the victim begins."""
     cause: str = ""
     """The FaultCause; '' the name."""
     also: tuple[str, ...] = ()
@@ -78,18 +80,19 @@ def _end_culprits(stage: Stage, _level: int) -> None:
 
 
 def _press(stage: Stage, level: int) -> None:
-    """Another process takes the memory, and the victim needs somewhat more of it."""
+    """Another process takes the memory, and the victim needs as much again in another stream: its
+    allocator has to give back what it holds for the one before it gets what the other asks for."""
     _go("hog", 1.0, 1.0, 1.0)(stage, level)
-    stage.send(f"temporary {1.2 * TEMPORARY[level]}")
+    stage.send(f"streams {(4, 2, 1)[level]}")
 
 
-TEMPORARY = (400.0, 800.0, 1000.0)
-"""MB that each of the victim's temporary tensors has on average, before."""
+TEMPORARY_MB = 1000.0
+"""That each of the victim's temporary tensors has on average."""
 
 
-def _hog(stage: Stage, level: int) -> None:
+def _hog(stage: Stage, _level: int) -> None:
     stage.start_peer("hog", 0)
-    stage.at_go.append(f"temporary {TEMPORARY[level]}")
+    stage.at_go.append(f"temporary {TEMPORARY_MB}")
 
 
 def _burn(stage: Stage, number: int, cpus: set[int]) -> int:
@@ -141,9 +144,9 @@ def _thaw(stage: Stage, level: int) -> None:
 
 HOST = ("eager", "decode", "loader")
 FAULTS: tuple[Fault, ...] = (
-    Fault("device-contention", ("train", "graph", "decode"), _go("compute", 0.35, 0.6, 1.0),
+    Fault("device-contention", ("train", "graph", "decode"), _go("compute", 0.5, 0.75, 1.0),
           _end_culprits, _peer("compute")),
-    Fault("dram-contention", ("train", "graph"), _go("memory", 0.35, 0.6, 1.0), _end_culprits,
+    Fault("dram-contention", ("train", "graph"), _go("memory", 0.5, 0.75, 1.0), _end_culprits,
           _peer("memory"), also=("device-contention",)),
     Fault("pcie-contention", ("copy",), _go("pcie", 0.4, 0.7, 1.0), _end_culprits, _peer("pcie")),
     Fault("pcie-contention, sibling", ("copy",), _go("pcie", 0.4, 0.7, 1.0), _end_culprits,
@@ -163,7 +166,7 @@ FAULTS: tuple[Fault, ...] = (
           _command("lock 0")),
     Fault("cpu-contention", HOST, _burners, _end_culprits),
     Fault("cpu-quota", HOST, _quota, _no_quota),
-    Fault("bad-pinning", HOST, _pin, prepare=_crowd_one_cpu),
+    Fault("bad-pinning", HOST, _pin, at_go=_crowd_one_cpu),
     Fault("frozen", ("train", "graph", "decode", "loader"), _freeze, _thaw),
     Fault("garbage-collection", ("train", "eager", "decode"),
           _command("gc 50000", "gc 200000", "gc 600000"), _command("gc 0")),

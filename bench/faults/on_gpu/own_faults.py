@@ -91,19 +91,31 @@ def save(model: nn.Module) -> None:
 
 class Temporary:
     """Large tensors that live for a step, each time of another size: the allocator of the program
-    has to have room for them (`temporary MEGABYTES`)."""
+    has to have room for them (`temporary MEGABYTES`). With `streams STEPS` another stream has them
+    every so many steps: what the allocator holds for one is not there for the other."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._chance = random.Random(0)
+        self._streams = [torch.cuda.Stream() for _ in range(2)] if ON_GPU else []
+        self._count = 0
 
     def use(self) -> None:
         """Take and give back."""
-        if megabytes := SETTING.get("temporary", 0.0):
-            sizes = [int(megabytes * self._chance.uniform(0.5, 1.5)) << 20 for _ in range(3)]
-            held = [torch.empty(size, dtype=torch.uint8, device=self._device) for size in sizes]
-            for one in held:
-                one[:1024].zero_()
+        megabytes = SETTING.get("temporary", 0.0)
+        if not megabytes:
+            return
+        self._count += 1
+        steps = int(SETTING.get("streams", 0))
+        other = bool(steps) and self._count // steps % 2 == 1
+        with torch.cuda.stream(self._streams[other]) if ON_GPU else contextlib.nullcontext():
+            self._hold(megabytes)
+
+    def _hold(self, megabytes: float) -> None:
+        sizes = [int(megabytes * self._chance.uniform(0.5, 1.5)) << 20 for _ in range(3)]
+        held = [torch.empty(size, dtype=torch.uint8, device=self._device) for size in sizes]
+        for one in held:
+            one[:1024].zero_()
 
 
 def _hog() -> None:
@@ -199,7 +211,6 @@ def _touch_managed(megabytes: int) -> None:
     if not _MANAGED:
         _MANAGED.append(_Managed(MANAGED_BYTES))
     one = _MANAGED[0]
-    memory = memoryview(one.host).cast("B")
-    memory[:size:PAGE] = bytes(len(range(0, size, PAGE)))
+    one.host[:size:PAGE].fill_(1)
     one.tensor[:size].add_(1)
     torch.cuda.synchronize()

@@ -3,8 +3,9 @@
 
     python -m bench.faults.on_gpu.peers KIND
 
-Prints READY once it is warm, and begins at a line `go DUTY` on standard input (0..1: its share of
-the time). Without a GPU it does as much on a CPU.
+Prints LOADED once its modules are there, takes its device at a line `warm` on standard input,
+prints READY, and begins at a line `go DUTY` (0..1: its share of the time). Without a GPU it does as
+much on a CPU.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 BURST_S = 0.02
 """How long it works before it rests, at a duty below 1."""
-MARGIN_BYTES = 1 << 30
+MARGIN_BYTES = 512 << 20
 """Left free by `hog`, for contexts that begin meanwhile."""
 Piece = Callable[[], None]
 
@@ -98,6 +99,9 @@ KINDS: dict[str, Callable[[], Piece]] = {
 def main() -> None:
     """Run one of them."""
     torch.set_num_threads(1)
+    print("LOADED", flush=True)
+    if sys.stdin.readline().strip() != "warm":
+        return
     piece = KINDS[sys.argv[1]]()
     if sys.argv[1] != "hog":
         piece()

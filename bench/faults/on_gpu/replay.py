@@ -88,7 +88,9 @@ class Replay:
         if is_last:
             self.open.remove(one)
         began_ns = one.suspicion.began_ns
-        since_ns = max(self.since.get(victim, 0), began_ns - int(BEFORE_S * 1e9))
+        since_ns = max(
+            self.since.get(victim, 0), one.suspicion.since_ns, began_ns - int(BEFORE_S * 1e9)
+        )
         kept = [moment for moment in self.kept if moment.start_ns >= since_ns]
         window = Window(
             victim, 64, [it for it in kept if it.end_ns <= began_ns],

@@ -24,6 +24,7 @@ import tarfile
 import tempfile
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ LATE_S = 4.0
 END_S = 12.0
 """What is left of the budget for the end."""
 WATCHING_S = 90.0
+LOAD_S = 60.0
 KEPT_BYTES = 12 << 20
 """Of `kept.tar`: later incidents are left out."""
 CLOCK = os.sysconf("SC_CLK_TCK")
@@ -158,8 +160,8 @@ class Run:
         self.lanes = lanes_of(args.lanes, len(self.devices))
         self._todo = self._plan(args)
         self._lock = threading.Lock()
-        self._held: set[str] = set()
-        """What of the machine trials use that are under way."""
+        self._exclusive = {fault.exclusive: threading.Lock() for fault in EVERY.values()}
+        """Held by faults under way that use something of the machine that lanes share."""
         self._ended: list[tuple[float, GpuTrial]] = []
         """Trials whose incidents may still come, with when they ended."""
         self.diagnosis: Diagnosis | None = None
@@ -185,6 +187,7 @@ class Run:
 
     def all(self) -> None:
         """Do them: those of one lane, then those that need the device of the next lane too."""
+        _load_once()
         self.diagnosis = Diagnosis(self._out, self.groups)
         of_two = sum(EVERY[trial.fault].lanes == 2 for trial in self._todo)
         pairs = self.lanes[::2] if len(self.lanes) > 1 else self.lanes
@@ -209,36 +212,43 @@ class Run:
             thread.join()
 
     def _lane(self, lane: Lane, width: int, until_s: float) -> None:
-        following = self._prepare(lane, width, until_s)
-        while following is not None:
-            current, following = following, None
+        """Trials one after another: while one runs, the next one's processes take the device, and
+        those of the one after it load their modules."""
+        started: deque[Prepared] = deque()
+        for _ in range(2):
+            self._start(started, lane, width, until_s)
+        if started:
+            started[0].warm()
+        while started:
+            current = started.popleft()
             with contextlib.suppress(RuntimeError):  # `run` reports it
                 current.wait_ready()
-            following = self._prepare(lane, width, until_s - TRIAL_S)
+            following = started[0] if started else None
+            if following is not None:
+                threading.Thread(target=following.warm, daemon=True).start()
+            self._start(started, lane, width, until_s - TRIAL_S)
             self._do(current, following)
 
-    def _prepare(self, lane: Lane, width: int, until_s: float) -> Prepared | None:
-        """Start the processes of the next trial; None where no time is left, or nothing to do."""
-        if time.monotonic() + TRIAL_S > until_s:
-            return None
+    def _start(self, started: deque[Prepared], lane: Lane, width: int, until_s: float) -> None:
+        """Start the processes of one trial more, if time is left, and something to do."""
+        if time.monotonic() + TRIAL_S * (len(started) + 1) > until_s:
+            return
         with self._lock:
-            for trial in self._todo:
-                fault = EVERY[trial.fault]
-                if fault.lanes == width and fault.exclusive not in self._held:
-                    self._todo.remove(trial)
-                    self._held |= {fault.exclusive} - {""}
-                    break
-            else:
-                return None
-        return Prepared(trial, lane, self.groups)
+            todo = (trial for trial in self._todo if EVERY[trial.fault].lanes == width)
+            trial = next(todo, None)
+            if trial is None:
+                return
+            self._todo.remove(trial)
+        started.append(Prepared(trial, lane, self.groups))
 
     def _do(self, one: Prepared, following: Prepared | None) -> None:
         def is_quiet() -> bool:
             return following is None or following.is_ready()
 
-        trial = one.run(is_quiet)
+        exclusive = one.fault.exclusive
+        alone = self._exclusive[exclusive] if exclusive else contextlib.nullcontext()
+        trial = one.run(is_quiet, alone)
         with self._lock:
-            self._held.discard(one.fault.exclusive)
             self._ended.append((time.monotonic(), trial))
         self._write(late=True)
 
@@ -276,6 +286,17 @@ class Run:
         }
         (self._out / "machine.json").write_text(json.dumps(about, indent=1) + "\n")
         print(json.dumps(about), flush=True)
+
+
+def _load_once() -> None:
+    """Run a victim for a moment: later ones find their libraries in the page cache, and do not wait
+    for each other at the disk."""
+    command = [sys.executable, "-m", "bench.faults.on_gpu.victims", "train", os.devnull]
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run(
+            command, check=False, input=b"warm\n", timeout=LOAD_S,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
 
 
 def _key(row: dict[str, Any]) -> str:

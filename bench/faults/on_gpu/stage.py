@@ -70,15 +70,27 @@ class Process:
     def __init__(self, popen: subprocess.Popen[bytes]) -> None:
         self.popen = popen
         self.pid = popen.pid
-        self._ready = threading.Event()
+        self._loaded, self._ready = threading.Event(), threading.Event()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         assert self.popen.stdout is not None
         for line in self.popen.stdout:
+            if line.strip() == b"LOADED":
+                self._loaded.set()
             if line.strip() == b"READY":
                 self._ready.set()
+        self._loaded.set()
         self._ready.set()
+
+    def warm(self, cpus: set[int]) -> None:
+        """Have it take its device once its modules are there; `cpus`: where it goes on. Raises
+        OSError where it has ended."""
+        self._loaded.wait(READY_S)
+        for task in Path(f"/proc/{self.pid}/task").iterdir():
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(task.name), cpus)
+        self.send("warm")
 
     @property
     def is_ready(self) -> bool:
@@ -147,15 +159,16 @@ class Stage:
         return process
 
     def start_victim(self, kind: str) -> None:
-        """Start the victim, which waits for `go`."""
+        """Start the victim, which waits for `warm`; it loads its modules on CPUs that no victim
+        has, as another one is at work."""
         arguments = [kind, str(self.folder / "steps")]
         arguments += [str(self.port)] if kind == "decode" else []
         self.victim = self.start(
-            "on_gpu.victims", *arguments, group="victim", cpus=self.lane.victim_cpus, device=0
+            "on_gpu.victims", *arguments, group="victim", cpus=self.lane.other_cpus, device=0
         )
 
     def start_peer(self, kind: str, device: int) -> None:
-        """Start a co-tenant of a device, which waits for `go`."""
+        """Start a co-tenant of a device, which waits for `warm`."""
         self.helpers[kind] = self.start(
             "on_gpu.peers", kind, group=kind, cpus=self.lane.other_cpus, device=device
         )

@@ -4,9 +4,11 @@ pace."""
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -24,6 +26,8 @@ REQUESTS = 20.0
 """A second, to the server."""
 NEXT_READY_S = 20.0
 """How long a fault is put off until the processes of the next trial are warm."""
+QUIET_S = 2.5
+"""At least so long the victim then has its device to itself."""
 
 
 @dataclass
@@ -34,6 +38,8 @@ class GpuTrial(Trial):
     """Causes that are right."""
     ready_ns: int = 0
     """When the victim began with its steps."""
+    quiet_ns: int = 0
+    """When the processes of the next trial were warm: before, they used the device, too."""
     lane: int = 0
     device: str = ""
     """Its number on this machine; '' none."""
@@ -71,6 +77,14 @@ class Prepared:
         except (OSError, RuntimeError) as error:
             trial.trouble = f"{type(error).__name__}: {error}"
 
+    def warm(self) -> None:
+        """Have all that runs from the start take its device."""
+        with contextlib.suppress(OSError):  # it has ended: `run` reports it
+            for process in self._needed():
+                is_victim = process is self.stage.victim
+                lane = self.stage.lane
+                process.warm(lane.victim_cpus if is_victim else lane.other_cpus)
+
     def wait_ready(self) -> None:
         """Until all that runs from the start is warm. Raises RuntimeError."""
         for process in self._needed():
@@ -85,11 +99,12 @@ class Prepared:
         victim = [self.stage.victim] if self.stage.victim is not None else []
         return [*victim, *self.stage.helpers.values()]
 
-    def run(self, is_quiet: Callable[[], bool]) -> GpuTrial:
-        """Do it, and end everything. `is_quiet`: whether the next trial's processes are warm."""
+    def run(self, is_quiet: Callable[[], bool], alone: AbstractContextManager[Any]) -> GpuTrial:
+        """Do it, and end everything. `is_quiet`: whether the next trial's processes are warm;
+        `alone`: held while the fault is there."""
         try:
             if not self.trial.trouble:
-                self._run(is_quiet)
+                self._run(is_quiet, alone)
         except (OSError, RuntimeError, AssertionError) as error:
             what = f"{type(error).__name__}: {error}"
             self.trial.trouble = f"{what} {self.stage.errors()}".strip()
@@ -97,34 +112,44 @@ class Prepared:
             self.stage.close()
         return self.trial
 
-    def _run(self, is_quiet: Callable[[], bool]) -> None:
+    def _run(self, is_quiet: Callable[[], bool], alone: AbstractContextManager[Any]) -> None:
         trial, fault, stage = self.trial, self.fault, self.stage
         self.wait_ready()
         assert stage.victim is not None
         stage.send("go")
         for text in stage.at_go:
             stage.send(text)
+        if fault.at_go is not None:
+            fault.at_go(stage, trial.level)
         trial.ready_ns = time.monotonic_ns()
         if trial.victim == "decode":
             time.sleep(0.3)
             stage.start_client(REQUESTS)
-        until_s = time.monotonic() + SETTLE_S + stage.chance.random() * RANDOM_S
-        time.sleep(max(0.0, until_s - time.monotonic()))
-        while not is_quiet() and time.monotonic() < until_s + NEXT_READY_S:
-            time.sleep(0.1)
-        trial.victim_pids = sorted(stage.family())
-        trial.onset_ns = time.monotonic_ns()
-        fault.begin(stage, trial.level)
-        time.sleep(FAULT_S)
-        trial.end_ns = time.monotonic_ns()
-        if fault.end is not None:
-            fault.end(stage, trial.level)
-        time.sleep(AFTER_S)
+        self._settle(is_quiet)
+        with alone:
+            trial.victim_pids = sorted(stage.family())
+            trial.onset_ns = time.monotonic_ns()
+            fault.begin(stage, trial.level)
+            time.sleep(FAULT_S)
+            trial.end_ns = time.monotonic_ns()
+            if fault.end is not None:
+                fault.end(stage, trial.level)
+            time.sleep(AFTER_S)
         trial.culprits = list(stage.culprits)
         trial.cast = sorted(stage.family() | {process.pid for process in stage.processes})
         if stage.victim.popen.poll() is not None:
             trial.trouble = f"the victim ended: {stage.victim.popen.returncode} {stage.errors()}"
         self._truth()
+
+    def _settle(self, is_quiet: Callable[[], bool]) -> None:
+        """Until the victim has run for a while, and has had its device to itself."""
+        until_s = time.monotonic() + SETTLE_S + self.stage.chance.random() * RANDOM_S
+        late_s = until_s + NEXT_READY_S
+        while not is_quiet() and time.monotonic() < late_s:
+            time.sleep(0.05)
+        self.trial.quiet_ns = time.monotonic_ns()
+        until_s = max(until_s, time.monotonic() + QUIET_S)
+        time.sleep(max(0.0, until_s - time.monotonic()))
 
     def _truth(self) -> None:
         """By the victim's own steps, or its client's latencies."""

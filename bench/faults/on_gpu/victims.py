@@ -3,8 +3,9 @@
 
     python -m bench.faults.on_gpu.victims KIND STEPS_FILE [ARGUMENT…]
 
-Prints READY once it is warm, and begins with its steps at a line `go` on standard input. Lines
-after it are commands (`sync 2`); at SIGTERM it writes when each step ended (CLOCK_MONOTONIC, ns) to
+Prints LOADED once its modules are there, takes its device at a line `warm` on standard input,
+prints READY after a few steps, and goes on with them at a line `go`. Lines after it are commands
+(`sync 2`); at SIGTERM it writes when each step ended (CLOCK_MONOTONIC, ns) to
 STEPS_FILE, and ends. Without a GPU it does the same, smaller, on the CPU.
 """
 
@@ -37,6 +38,8 @@ DTYPE = torch.bfloat16 if ON_GPU else torch.float32
 SETTING = own_faults.SETTING
 STEPS = array.array("Q")
 OWN_PID = os.getpid()
+FIRST_STEPS = 4 if ON_GPU else 2
+"""Before it is ready: no more, since another victim is at work on the device meanwhile."""
 Step = Callable[[], None]
 
 
@@ -45,8 +48,11 @@ def main() -> None:
     kind, steps_file, *arguments = sys.argv[1:]
     signal.signal(signal.SIGTERM, lambda *_: _end(Path(steps_file)))
     torch.set_num_threads(1)
+    print("LOADED", flush=True)
+    if sys.stdin.readline().strip() != "warm":
+        os._exit(1)
     step = KINDS[kind](*arguments)
-    for _ in range(20 if ON_GPU else 2):
+    for _ in range(FIRST_STEPS):
         step()
     print("READY", flush=True)
     if sys.stdin.readline().strip() != "go":

@@ -366,7 +366,7 @@ class Watcher:
     def _window(self, one: _OpenSuspicion) -> Window:
         """The moments before and after a suspicion, with all that an explanation needs."""
         began_ns, victim = one.suspicion.began_ns, one.suspicion.pid
-        since_ns = max(one.since_ns, began_ns - int(BEFORE_S * 1e9))
+        since_ns = max(one.since_ns, one.suspicion.since_ns, began_ns - int(BEFORE_S * 1e9))
         has_stacks = 0 < one.stacks_ns <= began_ns - MIN_BEFORE_NS
         if has_stacks:
             since_ns = max(since_ns, one.stacks_ns)

@@ -81,6 +81,8 @@ class Suspicion:
     """Those that rose."""
     lost: float = 0.0
     """Largest rise among them."""
+    since_ns: int = 0
+    """Start of what it is compared with."""
 
 
 @dataclass(slots=True)
@@ -151,6 +153,8 @@ class Detector:
             has_disk = moment.end_ns - watched.moved_ns < DISK_S * 1e9 and watched.moved_ns > 0
             now = values(one, moment.seconds, places, kernel, pid, has_disk, watched.usual())
             now |= watched.devices.take(one, moment.seconds)
+            if watched.devices.is_settling:
+                watched.ticks.clear()
             watched.note_sockets(one.places)
             watched.ticks.append((moment.start_ns, moment.end_ns, now))
             while len(watched.ticks) > 1 and moment.end_ns - watched.ticks[0][0] > BASELINE_S * 1e9:
@@ -232,7 +236,8 @@ def _judge(pid: int, watched: _Watched, stacks_since_ns: int) -> Suspicion | Non
         return None
     last = recent[-1][2]
     lost = max(last[it] - statistics.median(row[it] for row in rows) for it in changed)
-    return Suspicion(pid, min(changed.values()), recent[-1][1], tuple(changed), lost)
+    began_ns, noticed_ns = min(changed.values()), recent[-1][1]
+    return Suspicion(pid, began_ns, noticed_ns, tuple(changed), lost, ticks[0][0])
 
 
 def _rise(

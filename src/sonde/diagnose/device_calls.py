@@ -76,12 +76,12 @@ def rates(moments: Iterable[Moment], pid: int) -> dict[Function, Rate]:
     return found
 
 
-def pace(before: Sequence[Moment], after: Sequence[Moment], pid: int) -> float:
+def pace(before: Sequence[Moment], after: Sequence[Moment], pid: int) -> float | None:
     """How fast steps follow each other, as a part of what was usual: by the function whose calls
-    fell most, of those that came steadily. 1 where nothing is known."""
+    fell most, of those that came steadily. None where none did."""
     clocks = steady([_counts(moment, pid) for moment in before])
     if not clocks:
-        return 1.0
+        return None
     now = rates(after, pid)
     ratios = [now[it].count / usual if it in now else 0.0 for it, usual in clocks.items()]
     return min(ratios)

@@ -21,6 +21,10 @@ USUAL_EVERY = 4
 """Ticks after which what is usual is found out again."""
 SKIPPED = 2
 """The last ticks, which are not part of what is usual."""
+SETTLED_TICKS = 16
+"""Ticks with calls after which a process has begun, though none of its calls come steadily."""
+IDLE_TICKS = 8
+"""Ticks without calls after which one that was about to begin is idle."""
 
 
 class DeviceWatch:
@@ -35,11 +39,21 @@ class DeviceWatch:
         """How long one call usually takes."""
         self._waits = 0.0
         """Usual waits for a device a second."""
+        self._idle = 0
+        """Ticks since the last call."""
+        self.is_settling = False
+        """It has begun to call devices, and what is usual is not known yet: it loads its model,
+        compiles, runs its first steps. What it did before is nothing to compare with."""
 
     def take(self, one: ProcessMoment, seconds: float) -> dict[Series, float]:
         """Take in a tick; returns its values, none of a process that calls no device."""
-        if not one.calls and not any(self._ticks):
-            return dict.fromkeys(OF_DEVICES, 0.0)
+        self._idle = 0 if one.calls else self._idle + 1
+        if not any(self._ticks) or (self.is_settling and self._idle >= IDLE_TICKS):
+            self._ticks.clear()
+            self._age, self._clocks = 0, {}
+            self.is_settling = bool(one.calls)
+            if not one.calls:
+                return dict.fromkeys(OF_DEVICES, 0.0)
         now: dict[Function, Rate] = {}
         for function, calls in device_calls.functions_of(one).items():
             now[function] = Rate(
@@ -51,6 +65,8 @@ class DeviceWatch:
             self._learn(list(self._ticks)[:-SKIPPED])
         self._age += 1
         self._ticks.append(now)
+        if self._clocks or sum(map(bool, self._ticks)) >= SETTLED_TICKS:
+            self.is_settling = False
         ratios = [now[it].count / usual if it in now else 0.0 for it, usual in self._clocks.items()]
         waits = device_calls.waits_for_device(now)
         return {

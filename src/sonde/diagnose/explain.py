@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from sonde.diagnose.case import Case
 from sonde.diagnose.causes import JUDGES
+from sonde.diagnose.causes.device import is_early
 from sonde.diagnose.causes.stalled import explain_stall
 from sonde.diagnose.incident import BY_KERNEL, Candidate, Change, FaultCause, Verdict
 from sonde.diagnose.lost_time import LEAST_PACE, Part, lost_time
@@ -66,6 +67,8 @@ def explain(window: Window, *, is_last_look: bool) -> Verdict | None:
     if is_last_look:
         return verdict
     if change is not None or verdict.cause in TRANSIENT:
+        return None
+    if verdict.cause == FaultCause.DEVICE_CONTENTION and is_early(case):
         return None
     return verdict
 

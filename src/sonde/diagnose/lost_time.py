@@ -68,6 +68,8 @@ class Part(enum.StrEnum):
     OTHER = "other"
 
 
+MORE_OFTEN = 1.3
+"""Times as many waits in each step as before are waits for a lock."""
 SLOWER_STEPS = 0.85
 """Part of the usual pace of steps below which they are slower."""
 LOCKS = (Part.LOCK, Part.INTERPRETER_LOCK)
@@ -112,6 +114,9 @@ class Side:
     """Pieces of work a second: device calls, else waits for data that ended."""
     cpu: float
     """CPUs."""
+    pairs: dict[tuple[int, int], tuple[float, float]]
+    """Waits for another thread of the process (`Part.LOCK`), and seconds in them, a second, by the
+    ids of who waited and who ended it."""
 
 
 @dataclass(slots=True)
@@ -156,13 +161,28 @@ def lost_time(window: Window) -> Lost:
             more = now.get(part, 0.0) - mine.get(part, 0.0)
             if more > 0:
                 parts[part] += more
+    known = device_calls.pace(window.before, window.after, window.victim)
+    pace = 1.0 if known is None else known
+    if known is not None and known > 0 and parts.get(Part.LOCK):
+        parts[Part.LOCK] = max(0.0, parts[Part.LOCK] - _handed_on(before, after, known))
     lost.parts = dict(parts)
     _give_back(lost)
     _leave_out_behind(lost)
-    pace = device_calls.pace(window.before, window.after, window.victim)
     _add_device(window, lost.parts, pace)
     lost.slowdown = max(_slowdown(before, after), min(100.0, 1 / max(0.01, pace)))
     return lost
+
+
+def _handed_on(before: Side, after: Side, pace: float) -> float:
+    """Seconds a second by which threads wait longer for other ones of the process, as often in each
+    step as before: one hands its work to the next, and what makes it late is lost elsewhere. Who
+    has to wait for a lock waits more often. `pace`: of steps, as a part of the usual one."""
+    found = 0.0
+    for pair, (count, seconds) in after.pairs.items():
+        was_count, was_s = before.pairs.get(pair, (0.0, 0.0))
+        if was_count and count <= MORE_OFTEN * pace * was_count:
+            found += max(0.0, seconds - was_s)
+    return found
 
 
 def _add_device(window: Window, parts: dict[Part, float], pace: float) -> None:
@@ -251,6 +271,7 @@ def side(window: Window, moments: Iterable[Moment]) -> Side:
     ended_by: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     counts: dict[Part, float] = defaultdict(float)
     on_cpu: OnCpu = defaultdict(lambda: defaultdict(float))
+    pairs: dict[tuple[int, int], tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
     seconds = calls = pieces = cpu_ns = 0.0
     for moment in moments:
         seconds += moment.seconds
@@ -279,6 +300,9 @@ def side(window: Window, moments: Iterable[Moment]) -> Side:
                     blocked -= queue_ns
                     if wait.waker_pid == window.victim:
                         ended_by[wait.tid][wait.waker_tid] += wait.blocked_ns - queue_ns
+                if part == Part.LOCK and wait.waker_pid == window.victim:
+                    count, ns = pairs[wait.tid, wait.waker_tid]
+                    pairs[wait.tid, wait.waker_tid] = count + wait.count, ns + blocked
             if part in SERVED_BY_KERNEL:
                 queued[part][wait.tid] += wait.ready_ns
             times[wait.tid][part] += blocked
@@ -299,6 +323,7 @@ def side(window: Window, moments: Iterable[Moment]) -> Side:
         _scaled(ended_by, second),
         (calls or pieces) * second * 1e9,
         cpu_ns * second,
+        {it: (count * second * 1e9, ns * second) for it, (count, ns) in pairs.items()},
     )
 
 

@@ -46,6 +46,8 @@ SYNCS_ROSE, SYNCS = 1.5, 20.0
 """Times that the host waits for its device, by what it was, and a second."""
 SETTLES_NS = 200_000_000
 """What was read this soon after the change is still of both times."""
+READ_NS = 1_000_000_000
+"""Counters are read this often: what was read sooner after the change is partly of before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +152,17 @@ def memory(case: Case) -> Candidate | None:
 
 def migration(case: Case) -> Candidate | None:
     """Pages of managed memory move between host and device."""
+    if not _goes_on(case):
+        return None
     best = (0.0, 0.0)
     for device in _devices_of(case):
         sides = []
         for moments, late in ((case.window.before, False), (case.window.after, True)):
+            uses = _uses(case, moments, device, late=late)
+            if late:
+                uses = [use for use in uses if use.time_ns > _began_ns(case) + READ_NS]
             moved = [
-                _mean(getattr(use, name) for use in _uses(case, moments, device, late=late))
-                for name in ("bytes_in", "bytes_out")
+                _mean(getattr(use, name) for use in uses) for name in ("bytes_in", "bytes_out")
             ]
             there = [case.victim, *_on_device(case, device)]
             by_calls = sum(device_calls.copied(device_calls.rates(moments, pid)) for pid in there)
@@ -205,6 +211,12 @@ def compilation(case: Case) -> Candidate | None:
     step = "Keep what was compiled, and let shapes change less often."
     share = case.lost.share(Part.BUILD, Part.STEPS, Part.DEVICE)
     return Candidate(FaultCause.RECOMPILATION, share, tuple(evidence), next_step=step)
+
+
+def _goes_on(case: Case) -> bool:
+    """Whether it still calls its devices in the last moments."""
+    last = (moment.processes.get(case.victim) for moment in case.window.after[-2:])
+    return any(it is not None and it.calls for it in last)
 
 
 def _busiest(case: Case) -> tuple[int, float, str] | None:
@@ -261,8 +273,23 @@ def _device(case: Case, device: str, name: str) -> _Sides:
     window = case.window
     return _Sides(
         _mean(getattr(it, name) for it in _uses(case, window.before, device, late=False)),
-        _mean(getattr(it, name) for it in _uses(case, window.after, device, late=True)),
+        _mean(
+            getattr(it, name) for it in _ripe(case, _uses(case, window.after, device, late=True))
+        ),
     )
+
+
+def is_early(case: Case) -> bool:
+    """Whether what the counters of its devices show is still partly of before: a later look shows
+    more."""
+    uses = _after(case, _devices_of(case))
+    counted = any(use.dram_active >= 0 for it in case.window.before for use in it.devices)
+    return counted and not any(it.time_ns > _began_ns(case) + READ_NS for it in uses)
+
+
+def _ripe(case: Case, uses: list[DeviceUse]) -> list[DeviceUse]:
+    """Those that are of the time after alone; all of them where there are none yet."""
+    return [it for it in uses if it.time_ns > _began_ns(case) + READ_NS] or uses
 
 
 def _uses(case: Case, moments: Iterable[Moment], device: str, *, late: bool) -> list[DeviceUse]:
