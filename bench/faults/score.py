@@ -13,6 +13,9 @@ from typing import Any
 
 LATE_S = 1.5
 """After the end of a fault an alarm is still about it."""
+WARM_S = 0.6
+"""After the next trial's processes are warm an alarm is still about that."""
+SHARED = ("device-contention", "dram-contention", "pcie-contention")
 HURT = 0.9
 """Pace by what it was, below which a fault has had an effect: others are reported apart."""
 
@@ -38,9 +41,8 @@ def alarm_of(trial: Line) -> Line | None:
 
 
 def false_alarms(trial: Line) -> list[Line]:
-    """Alarms on the victim before the onset, or at any time of a benign trial; without what began
-    while another trial's processes used its device, too (`ready_ns` to `quiet_ns`)."""
-    shared = range(trial.get("ready_ns", 0), trial.get("quiet_ns", 0))
+    """Alarms on the victim before the onset, or at any time of a benign trial; without those
+    that name another user of its device while the next trial's processes were one."""
     benign = trial["fault"].startswith("benign")
     return [
         it
@@ -48,8 +50,15 @@ def false_alarms(trial: Line) -> list[Line]:
         if is_fault(it)
         and it["victim"] in trial["victim_pids"]
         and (benign or it["noticed_ns"] < trial["onset_ns"])
-        and it["began_ns"] not in shared
+        and not _is_of_next(trial, it)
     ]
+
+
+def _is_of_next(trial: Line, alarm: Line) -> bool:
+    """Whether an alarm is right about the processes of the next trial on the device."""
+    until_ns = trial.get("quiet_ns", 0) + WARM_S * 1e9
+    is_shared = trial.get("ready_ns", 0) <= alarm["noticed_ns"] <= until_ns
+    return is_shared and causes_of(alarm)[0] in SHARED
 
 
 def causes_of(alarm: Line) -> list[str]:

@@ -118,3 +118,10 @@ def test_a_trial_with_several_right_causes_counts_each():
     one = trial(incident("device-contention", 10.5), fault="dram-contention")
     one["truth"] = ["dram-contention", "device-contention"]
     assert score.scores([one])["top1"] == 1.0
+
+
+def test_an_alarm_about_the_next_trial_s_use_of_the_device_is_not_false():
+    times = {"ready_ns": int(2e9), "quiet_ns": int(5e9)}
+    assert score.false_alarms({**trial(incident("device-contention", 4.0)), **times}) == []
+    for alarm in (incident("device-contention", 7.0), incident("lock", 4.0)):
+        assert len(score.false_alarms({**trial(alarm), **times})) == 1

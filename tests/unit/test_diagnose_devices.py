@@ -269,7 +269,7 @@ def test_a_program_that_begins_to_use_a_device_is_compared_with_nothing_before()
     assert found.since_ns >= steps[0].start_ns
 
 
-def test_a_program_that_waits_for_its_start_begins_anew():
+def test_a_program_that_waits_for_its_start_begins_again():
     first = later(3)
     idle = [moment(TICKS + 3 + number, p100=ProcessMoment()) for number in range(20)]
     steps = [tick(TICKS + 23 + number) for number in range(TICKS)]

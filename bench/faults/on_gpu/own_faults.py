@@ -92,7 +92,7 @@ def save(model: nn.Module) -> None:
 class Temporary:
     """Large tensors that live for a step, each time of another size: the allocator of the program
     has to have room for them (`temporary MEGABYTES`). With `streams STEPS` another stream has them
-    every so many steps: what the allocator holds for one is not there for the other."""
+    after this many steps: what the allocator holds for one is not there for the other."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

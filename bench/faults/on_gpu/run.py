@@ -51,6 +51,8 @@ END_S = 12.0
 """What is left of the budget for the end."""
 WATCHING_S = 90.0
 LOAD_S = 60.0
+PAIRS_S = 16.0
+"""Until the first of the trials that need two devices is warm."""
 KEPT_BYTES = 12 << 20
 """Of `kept.tar`: later incidents are left out."""
 CLOCK = os.sysconf("SC_CLK_TCK")
@@ -191,7 +193,7 @@ class Run:
         self.diagnosis = Diagnosis(self._out, self.groups)
         of_two = sum(EVERY[trial.fault].lanes == 2 for trial in self._todo)
         pairs = self.lanes[::2] if len(self.lanes) > 1 else self.lanes
-        reserve_s = TRIAL_S * -(-of_two // len(pairs)) + (10.0 if of_two else 0.0)
+        reserve_s = TRIAL_S * -(-of_two // len(pairs)) + (PAIRS_S if of_two else 0.0)
         try:
             self._phase(self.lanes, 1, self._until_s - reserve_s)
             self._phase(pairs, 2, self._until_s)
