@@ -13,7 +13,7 @@ from sonde.diagnose.case import Case
 from sonde.diagnose.causes import JUDGES
 from sonde.diagnose.causes.device import is_early
 from sonde.diagnose.causes.stalled import explain_stall
-from sonde.diagnose.incident import BY_KERNEL, Candidate, Change, FaultCause, Verdict
+from sonde.diagnose.incident import BY_DEVICE, BY_KERNEL, Candidate, Change, FaultCause, Verdict
 from sonde.diagnose.lost_time import LEAST_PACE, Part, lost_time
 from sonde.diagnose.moments import Window
 from sonde.diagnose.past import past
@@ -100,7 +100,7 @@ def _change(case: Case, candidates: list[Candidate]) -> tuple[Change | None, str
         ratio = lost.after.pace / lost.before.pace
         if ratio > MORE_WORK:
             return Change.LOAD, f"it does {ratio:.2f} times as many pieces of work"
-    if cause not in BY_KERNEL and (reason := _is_usual(case, cause)):
+    if cause not in BY_KERNEL | BY_DEVICE and (reason := _is_usual(case, cause)):
         return Change.OWN_WORK, reason
     if cause != FaultCause.UNKNOWN:
         return None, ""

@@ -39,6 +39,14 @@ class FaultCause(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
+BY_DEVICE: Final = frozenset(
+    (
+        *(FaultCause.DEVICE_CONTENTION, FaultCause.DRAM_CONTENTION, FaultCause.PCIE_CONTENTION),
+        *(FaultCause.DEVICE_MEMORY, FaultCause.PAGE_MIGRATION),
+        *(FaultCause.SYNCHRONIZATION, FaultCause.RECOMPILATION),
+    )
+)
+"""Causes for which a device's counters, or the calls of it in each step, speak."""
 BY_KERNEL: Final = frozenset(
     (
         *(FaultCause.FROZEN, FaultCause.CPU_QUOTA, FaultCause.BAD_PINNING, FaultCause.RECLAIM),
