@@ -7,6 +7,7 @@ is built from them when a sample needs it.
 
 from __future__ import annotations
 
+from sys import getsizeof
 from typing import Final, Literal
 
 from sonde import procfs
@@ -17,7 +18,7 @@ from sonde.resolve.mappings import PATH_UNIT_BYTES, AddressSpace, Mapping
 MAX_PENDING: Final = 4096
 """Queued mmap events of one image."""
 MAX_PENDING_BYTES: Final = 1 << 20
-"""Length of their paths together."""
+"""Of their paths in memory, together."""
 READ_AHEAD_BYTES: Final = 256 << 10
 """Text of a process's mappings that `read_ahead` reads at most: 2,500 lines."""
 _MAX_DEPTH: Final = 32
@@ -31,8 +32,8 @@ class ProcessImage:
     """
 
     __slots__ = (
-        *("_depth", "_pending_bytes", "_program", "_source", "_space"),
-        *("left_out", "pending", "pid"),
+        *("_depth", "_program", "_source", "_space"),
+        *("left_out", "pending", "pid", "queued_bytes"),
     )
 
     def __init__(self, pid: int, source: Literal["proc", "exec"] | ProcessImage) -> None:
@@ -40,7 +41,8 @@ class ProcessImage:
         nothing; or the content of another image."""
         self.pid = pid
         self.pending: list[MmapEvent] = []
-        self._pending_bytes = 0
+        self.queued_bytes = 0
+        """Of the paths of `pending`, as they are in memory."""
         self.left_out = 0
         """Mappings dropped because of the limits."""
         self._program = ""
@@ -48,11 +50,17 @@ class ProcessImage:
         self._space: AddressSpace | None = None
         self._depth: int = source._depth + 1 if isinstance(source, ProcessImage) else 0
 
+    def has_room(self, path_bytes: int) -> bool:
+        """Whether another mapping may be queued; `path_bytes`: of its path, as it is in memory."""
+        room = self.queued_bytes + path_bytes <= MAX_PENDING_BYTES
+        return room and len(self.pending) < MAX_PENDING
+
     def add(self, event: MmapEvent) -> None:
         """Queue a new mapping."""
-        self._pending_bytes += len(event.path)
-        if len(self.pending) < MAX_PENDING and self._pending_bytes <= MAX_PENDING_BYTES:
+        path_bytes = getsizeof(event.path)
+        if self.has_room(path_bytes):
             self.pending.append(event)
+            self.queued_bytes += path_bytes
         else:
             self.left_out += 1
 
@@ -87,7 +95,7 @@ class ProcessImage:
         self.program  # noqa: B018 (the property reads the queue, which is emptied below)
         for event in self.pending:
             replaced |= space.add(_mapping(event))
-        self.pending, self._pending_bytes = [], 0
+        self.pending, self.queued_bytes = [], 0
         self._source, self._depth = "exec", 0
         return replaced
 
@@ -144,7 +152,7 @@ class ProcessImage:
     @property
     def size(self) -> int:
         """Like `count`, where a long path counts for several."""
-        queued = len(self.pending) + self._pending_bytes // PATH_UNIT_BYTES
+        queued = len(self.pending) + self.queued_bytes // PATH_UNIT_BYTES
         return queued + (0 if self._space is None else self._space.size)
 
 

@@ -12,6 +12,7 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
+from sys import getsizeof
 from typing import Final
 
 from sonde import procfs
@@ -20,6 +21,7 @@ from sonde.resolve.binary import FileKey
 from sonde.resolve.counters import Counters
 from sonde.resolve.given_names import GivenNames, shown_name
 from sonde.resolve.process_image import ProcessImage
+from sonde.resolve.queued_paths import QueuedPaths, images_of
 from sonde.resolve.tracked_process import TrackedProcess
 
 GRACE_NS: Final = 15_000_000_000
@@ -69,6 +71,7 @@ class ProcessTable:
         self._ended_order: deque[TrackedProcess] = deque()
         """The processes of `_dead` in the order in which they ended."""
         self._given = GivenNames()
+        self._queued = QueuedPaths(self._all)
         self._headless: dict[int, TrackedProcess] = {}
         """Processes whose first thread has ended while others run. No exit event shows by itself
         that it is of the last one, so /proc is checked."""
@@ -193,24 +196,29 @@ class ProcessTable:
             self._sweep(now_ns)
 
     def _bound_mappings(self) -> None:
-        """Drop all mappings of processes until MAX_MAPPINGS_HELD are left: each time of that with
-        most, of the party (`procfs.party_of`) that holds most.
+        """Drop images from before old execs. Then drop all mappings of processes, ended ones
+        included, until MAX_MAPPINGS_HELD are left: each time of that with most, of the party
+        (`procfs.party_of`) that holds most.
 
         Their frames have no names until they execute another program.
         """
-        held = 0
+        held = queued_bytes = 0
         seen: set[int] = set()
-        for process in self._live.values():
+        for process in self._all():
+            if process.previous is not None and process.previous_until_ns < self._now_ns:
+                process.previous = None
             if process.image.left_out:
                 self._count_left_out(process.image)
-            for image in _images_of(process):
+            for image in images_of(process):
                 if id(image) not in seen:
                     seen.add(id(image))
                     held += image.size
+                    queued_bytes += image.queued_bytes
+        self._queued.recount(queued_bytes)
         if held <= MAX_MAPPINGS_HELD:
             return
         parties: dict[int, _Held] = defaultdict(_Held)
-        for process in sorted(self._live.values(), key=_held_by):
+        for process in sorted(self._all(), key=_held_by):
             if _held_by(process):
                 parties[process.party].add(process)
         held = sum(one.size for one in parties.values())
@@ -219,7 +227,7 @@ class ProcessTable:
             held -= most.size
             process = most.take_largest()
             held += most.size
-            self.counters.mappings_left_out += sum(it.count for it in _images_of(process))
+            self.counters.mappings_left_out += sum(it.count for it in images_of(process))
             process.image, process.previous = ProcessImage(process.pid, "exec"), None
             process.forget_frames()
 
@@ -228,12 +236,9 @@ class ProcessTable:
         image.left_out = 0
 
     def _sweep(self, now_ns: int) -> None:
-        """End processes that /proc does not show, and drop images from before old execs."""
+        """End processes that /proc does not show."""
         for pid in self._live.keys() - set(procfs.pids()):
             self._mark_ended(self._live[pid], now_ns)
-        for process in self._live.values():
-            if process.previous is not None and process.previous_until_ns < now_ns:
-                process.previous = None
 
     def _restore_if_alive(self, process: TrackedProcess) -> None:
         """Put a process back whose first thread has ended while others still run."""
@@ -247,7 +252,11 @@ class ProcessTable:
     def _on_mmap(self, event: MmapEvent) -> None:
         process = self._known(event.pid, event.time_ns)
         image = process.image
-        image.add(event)
+        path_bytes = getsizeof(event.path)
+        if image.has_room(path_bytes) and self._queued.admit(process, path_bytes):
+            image.add(event)
+        else:
+            image.left_out += 1
         if image.left_out:
             self._count_left_out(image)
         file = event.file
@@ -391,6 +400,7 @@ class ProcessTable:
         """Drop an eighth: processes that ended first, then those unused for longest."""
         goal = self._max - self._max // 8
         while self._ended_order and len(self) > goal:
+            self._ended_order[0].forget_image()
             self._remove_ended(self._ended_order[0])
             self.counters.processes_evicted += 1
         if len(self) > goal:
@@ -430,29 +440,19 @@ class _Held:
     def add(self, process: TrackedProcess) -> None:
         """Add a process that has at least as many as those before."""
         self._processes.append(process)
-        for image in _images_of(process):
+        for image in images_of(process):
             self.size += 0 if self._users[id(image)] else image.size
             self._users[id(image)] += 1
 
     def take_largest(self) -> TrackedProcess:
         """Remove the process with most."""
         process = self._processes.pop()
-        for image in _images_of(process):
+        for image in images_of(process):
             self._users[id(image)] -= 1
             self.size -= 0 if self._users[id(image)] else image.size
         return process
 
 
-def _images_of(process: TrackedProcess) -> Iterator[ProcessImage]:
-    """The images that a process keeps in memory: of its program, of the one before an exec, and
-    those of parents that they refer to."""
-    for first in (process.image, process.previous):
-        image = first
-        while image is not None:
-            yield image
-            image = image.source
-
-
 def _held_by(process: TrackedProcess) -> int:
     """Mappings of its images; long paths count for several."""
-    return sum(it.size for it in _images_of(process))
+    return sum(it.size for it in images_of(process))
