@@ -30,6 +30,7 @@ enum sonde_loss {
 	LOSS_SHARE, /* beyond the part of a shared map or ring that one process or user may take */
 	LOSS_OVER_BUDGET, /* calls of this function by one party (a user or container) cost too much */
 	LOSS_SEVERAL_REQUESTS, /* a traced request of a thread that had unanswered ones: not followed */
+	LOSS_SOCKET_STORAGE, /* no state for a connection: it is not counted, or not from its beginning */
 	LOSS_MAX,
 };
 

@@ -24,6 +24,7 @@
 #include "call_arguments.h"
 #include "host_types.h"
 #include "share.h"
+#include "storage_share.h"
 
 #define MAX_SITES 4096
 #include "call_budget.h"
@@ -97,6 +98,7 @@ struct in_call {
 	u64 seen_ns;
 	u32 seen_site;
 	u32 seen_call;
+	u64 party;
 };
 
 struct {
@@ -316,7 +318,7 @@ static __always_inline int enter(struct pt_regs *ctx)
 	left_out = hit_of_party(task, site);
 	if (!watched(task->tgid))
 		return 0;
-	call = bpf_task_storage_get(&in_calls, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	call = TASK_STORAGE(in_calls, task);
 	if (!call) {
 		count_loss(LOSS_TASK_STORAGE);
 		return 0;
@@ -464,10 +466,9 @@ int on_scan(struct bpf_iter__task *ctx)
 	struct in_call *call;
 	u64 now, from, began;
 
-	if (!task)
-		return 0;
-	call = bpf_task_storage_get(&in_calls, task, 0, 0);
-	if (!call)
+	call = task ? bpf_task_storage_get(&in_calls, task, 0, 0) : NULL;
+	RECOUNT(ctx, call, !task);
+	if (!task || !call)
 		return 0;
 	from = call->counted_ns;
 	now = bpf_ktime_get_ns();

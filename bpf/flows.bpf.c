@@ -17,6 +17,7 @@
 #include "stack.h"
 #include "task.h"
 #include "host_types.h"
+#include "storage_share.h"
 
 #define AF_INET 2
 #define AF_INET6 10
@@ -26,14 +27,19 @@
 #define TCP_FIN_WAIT1 4
 #define TCP_CLOSE 7
 #define TCP_LAST_ACK 9
+#define TCP_LISTEN 10
 
 SWAPPED_ROWS(flows, struct flow_key, struct flow_value, 4096)
 SPARE_ROWS(flows, struct flow_key, struct flow_value, 2048)
 
-/* What has been counted of a socket so far, and whose it is. */
+/*
+ * What has been counted of a connection so far, and whose it is. It begins with the connection and ends with
+ * it, not with the socket.
+ */
 struct counted {
-	u32 tgid;   /* 0: not known */
-	u32 closed; /* 1: its end has been counted */
+	u32 tgid; /* 0: not known */
+	u32 unused;
+	u64 party; /* whose share of the storages it takes */
 	u64 start_ns;
 	u64 sent_bytes;
 	u64 received_bytes;
@@ -49,6 +55,23 @@ struct {
 	__type(key, int);
 	__type(value, struct counted);
 } sockets SEC(".maps");
+
+/* Whether the first scan had no room for some: a connection without storage may have begun before it, and the
+ * kernel's counters with that. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, u64);
+} first_scan_left_out SEC(".maps");
+
+static __always_inline bool some_left_out(void)
+{
+	const u32 first = 0;
+	u64 *some = bpf_map_lookup_elem(&first_scan_left_out, &first);
+
+	return some && *some;
+}
 
 /* The process of `task` owns the socket, unless another one does. */
 static __always_inline void set_owner(struct counted *c, struct task_struct *task)
@@ -147,6 +170,23 @@ static __always_inline bool is_tcp(struct sock *sk)
 	return sk->sk_protocol == IPPROTO_TCP && (family == AF_INET || family == AF_INET6);
 }
 
+/* New storage for a connection, in the share of `task`; NULL where there is no room. */
+static __always_inline struct counted *new_counted(struct sock *sk, struct task_struct *task)
+{
+	u64 party = party_of(task);
+	struct counted *c = NULL;
+
+	if (may_have_storage(party))
+		c = bpf_sk_storage_get(&sockets, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!c) {
+		count_loss(LOSS_SOCKET_STORAGE);
+		return NULL;
+	}
+	c->party = party;
+	count_storage(party);
+	return c;
+}
+
 static __always_inline int scan(struct bpf_iter__task_file *ctx, bool count)
 {
 	struct task_struct *task = ctx->task;
@@ -154,6 +194,9 @@ static __always_inline int scan(struct bpf_iter__task_file *ctx, bool count)
 	struct socket *socket;
 	struct counted *c;
 	struct sock *sk;
+	const u32 first = 0;
+	u64 *some = bpf_map_lookup_elem(&first_scan_left_out, &first);
+	u8 state;
 
 	/* Threads share their files: those of the first one are enough. */
 	if (!task || !file || task->tgid != task->pid)
@@ -164,11 +207,21 @@ static __always_inline int scan(struct bpf_iter__task_file *ctx, bool count)
 	sk = socket->sk;
 	if (!sk || !is_tcp(sk))
 		return 0;
-	c = bpf_sk_storage_get(&sockets, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
-	if (!c) {
-		count_loss(LOSS_TASK_STORAGE);
+	state = sk->__sk_common.skc_state;
+	if (state == TCP_CLOSE || state == TCP_LISTEN) /* it has no connection */
 		return 0;
+	c = bpf_sk_storage_get(&sockets, sk, 0, 0);
+	if (!c) {
+		c = new_counted(sk, task);
+		if (!c && !count && some)
+			*some = 1;
+		if (c && count && some && *some) {
+			count_loss(LOSS_SOCKET_STORAGE);
+			count = false;
+		}
 	}
+	if (!c)
+		return 0;
 	set_owner(c, task);
 	take(sk, c, count, false);
 	return 0;
@@ -186,29 +239,50 @@ int on_first_scan(struct bpf_iter__task_file *ctx)
 	return scan(ctx, false);
 }
 
+/* Run by user space over all storages of sockets. */
+SEC("iter/bpf_sk_storage_map")
+int on_recount(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+	struct counted *c = ctx->value;
+
+	RECOUNT(ctx, c, !c);
+	return 0;
+}
+
 SEC("tp_btf/inet_sock_set_state")
 int BPF_PROG(on_state, struct sock *sk, int from, int to)
 {
-	struct task_struct *task;
-	struct counted *c;
+	struct task_struct *task = (struct task_struct *)bpf_get_current_task_btf();
+	struct counted none = {}, *c;
 
 	if (to != TCP_SYN_SENT && to != TCP_FIN_WAIT1 && to != TCP_LAST_ACK && to != TCP_CLOSE)
 		return 0;
 	if (!is_tcp(sk))
 		return 0;
-	c = bpf_sk_storage_get(&sockets, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
-	if (!c) {
-		count_loss(LOSS_TASK_STORAGE);
-		return 0;
-	}
+	c = bpf_sk_storage_get(&sockets, sk, 0, 0);
 	if (to == TCP_CLOSE) {
-		if (!__sync_lock_test_and_set(&c->closed, 1))
+		if (c)
 			take(sk, c, true, true);
+		else if (from == TCP_CLOSE || from == TCP_LISTEN)
+			return 0; /* it had no connection */
+		else if (some_left_out())
+			count_loss(LOSS_SOCKET_STORAGE);
+		else
+			take(sk, &none, true, true);
+		if (c)
+			bpf_sk_storage_delete(&sockets, sk);
 		return 0;
 	}
 	/* connect(), close() and shutdown() come here in the caller's own context. */
-	task = (struct task_struct *)bpf_get_current_task_btf();
-	set_owner(c, task);
+	if (!c) {
+		c = new_counted(sk, task);
+		if (c && to != TCP_SYN_SENT && some_left_out()) {
+			count_loss(LOSS_SOCKET_STORAGE);
+			take(sk, c, false, false);
+		}
+	}
+	if (c)
+		set_owner(c, task);
 	return 0;
 }
 

@@ -113,6 +113,7 @@ struct sock_common {
 	u16 skc_dport; /* big-endian */
 	u16 skc_num;
 	unsigned short skc_family;
+	volatile unsigned char skc_state;
 	struct in6_addr skc_v6_daddr;
 };
 
@@ -144,6 +145,12 @@ struct bpf_iter__task_file {
 	struct task_struct *task;
 	u32 fd;
 	struct file *file;
+};
+
+struct bpf_iter__bpf_sk_storage_map {
+	struct bpf_iter_meta *meta;
+	struct sock *sk;
+	void *value;
 };
 
 struct user_namespace {

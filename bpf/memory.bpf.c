@@ -14,6 +14,8 @@
 #include "../abi/events.h"
 #include "stack.h"
 #include "task.h"
+#include "host_types.h"
+#include "storage_share.h"
 #include "memory_mappings.h"
 
 #define PAGE_BYTES 4096ULL
@@ -59,6 +61,7 @@ struct touching {
 	u32 last_kind; /* 0: it had no fault yet */
 	u64 faults;    /* of the last kind, in no row yet */
 	u64 bytes;     /* of these */
+	u64 party;
 };
 
 struct {
@@ -89,8 +92,7 @@ struct task_struct___memory {
 
 static __always_inline struct touching *touching_of(struct task_struct *task)
 {
-	struct touching *t =
-		bpf_task_storage_get(&threads, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	struct touching *t = TASK_STORAGE(threads, task);
 
 	if (!t)
 		count_loss(LOSS_TASK_STORAGE);
@@ -410,7 +412,8 @@ int on_sum(struct bpf_iter__task *ctx)
 	struct task_struct *task = ctx->task;
 	struct touching *t = task ? bpf_task_storage_get(&threads, task, 0, 0) : NULL;
 
-	if (t)
+	RECOUNT(ctx, t, !task);
+	if (task && t)
 		flush(task, t);
 	return 0;
 }

@@ -11,6 +11,8 @@
 #define SONDE_MAX_STACKS 1 /* takes none */
 #include "stack.h"
 #include "task.h"
+#include "host_types.h"
+#include "storage_share.h"
 
 #define MAX_ERRNO 4095
 
@@ -21,6 +23,7 @@ struct calling {
 	u64 since_ns; /* 0: not in a call */
 	u64 start_ns; /* of the process */
 	u32 nr;
+	u64 party;
 };
 
 struct {
@@ -38,7 +41,7 @@ int BPF_PROG(on_enter, struct pt_regs *regs, long nr)
 
 	if (!watched(task->tgid))
 		return 0;
-	c = bpf_task_storage_get(&threads, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	c = TASK_STORAGE(threads, task);
 	if (!c) {
 		count_loss(LOSS_TASK_STORAGE);
 		return 0;
@@ -79,6 +82,17 @@ int BPF_PROG(on_exit, struct pt_regs *regs, long result)
 	ADD_TO(v->ns, ns);
 	ADD_TO(v->errors, result < 0 && result >= -MAX_ERRNO);
 	RAISE_TO(v->max_ns, ns);
+	return 0;
+}
+
+/* Run by user space over all tasks before each drain. */
+SEC("iter/task")
+int on_recount(struct bpf_iter__task *ctx)
+{
+	struct task_struct *task = ctx->task;
+	struct calling *c = task ? bpf_task_storage_get(&threads, task, 0, 0) : NULL;
+
+	RECOUNT(ctx, c, !task);
 	return 0;
 }
 

@@ -20,6 +20,7 @@
 #include "task.h"
 #include "host_types.h"
 #include "share.h"
+#include "storage_share.h"
 
 SWAPPED_ROWS(usage, struct usage_key, struct usage_value, 16384)
 SPARE_ROWS(usage, struct usage_key, struct usage_value, 1) /* the overflow row: key all 0 */
@@ -41,6 +42,7 @@ struct counted {
 	u64 read_bytes;
 	u64 written_bytes;
 	u64 reclaim_from_ns; /* 0: not reclaiming */
+	u64 party;
 };
 
 struct {
@@ -49,6 +51,14 @@ struct {
 	__type(key, int);
 	__type(value, struct counted);
 } threads SEC(".maps");
+
+/* When the first scan began, CLOCK_BOOTTIME. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, u64);
+} first_scan_ns SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -136,16 +146,25 @@ static __always_inline void take(struct task_struct *task, struct counted *c, bo
 	ADD(written_bytes);
 }
 
-static __always_inline int scan(struct task_struct *task, bool count)
+/* Whether a thread is older than what is reported: the first scan found it, with or without room for it. */
+static __always_inline bool began_before(struct task_struct *task)
 {
-	struct counted *c;
+	const u32 first = 0;
+	u64 *since_ns = bpf_map_lookup_elem(&first_scan_ns, &first);
 
-	c = bpf_task_storage_get(&threads, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
-	if (c)
-		take(task, c, count);
-	else
+	return since_ns && task->start_boottime < *since_ns;
+}
+
+/* New storage of a thread that has none. NULL: there is no room for it. */
+static __always_inline struct counted *first_counted(struct task_struct *task)
+{
+	struct counted *c = MADE_TASK_STORAGE(threads, task);
+
+	if (!c)
 		count_loss(LOSS_TASK_STORAGE);
-	return 0;
+	else if (began_before(task))
+		take(task, c, false);
+	return c;
 }
 
 /* Before each drain: over every task there is. */
@@ -153,10 +172,16 @@ SEC("iter/task")
 int on_scan(struct bpf_iter__task *ctx)
 {
 	struct task_struct *task = ctx->task;
+	struct counted *c = task ? bpf_task_storage_get(&threads, task, 0, 0) : NULL;
 
+	RECOUNT(ctx, c, !task);
 	if (!task || !task->pid || !watched(task->tgid))
 		return 0;
-	return scan(task, true);
+	if (!c)
+		c = first_counted(task);
+	if (c)
+		take(task, c, true);
+	return 0;
 }
 
 /* Once at the start: what was counted before it is not reported. */
@@ -164,10 +189,20 @@ SEC("iter/task")
 int on_first_scan(struct bpf_iter__task *ctx)
 {
 	struct task_struct *task = ctx->task;
+	struct counted *c = task ? bpf_task_storage_get(&threads, task, 0, 0) : NULL;
+	const u32 first = 0;
+	u64 *since_ns = bpf_map_lookup_elem(&first_scan_ns, &first);
 
+	if (since_ns && !ctx->meta->seq_num)
+		*since_ns = bpf_ktime_get_boot_ns();
+	RECOUNT(ctx, c, !task);
 	if (!task || !task->pid)
 		return 0;
-	return scan(task, false);
+	if (!c)
+		c = first_counted(task);
+	if (c)
+		take(task, c, false);
+	return 0;
 }
 
 static __always_inline void note_cgroup(struct process_note *n, u32 slot, struct cgroup *cgroup)
@@ -300,9 +335,13 @@ int BPF_PROG(on_exit, struct task_struct *task)
 
 	if (!watched(task->tgid))
 		return 0;
-	/* NULL: no scan has seen it. It began after the first one, and nothing of it is counted yet. */
+	/* NULL: no scan has seen it, or had room for it. Where it began after the first one, nothing of it is
+	 * counted yet. */
 	c = bpf_task_storage_get(&threads, task, 0, 0);
-	take(task, c ?: &none, true);
+	if (c || !began_before(task))
+		take(task, c ?: &none, true);
+	else
+		count_loss(LOSS_TASK_STORAGE);
 	if (!BPF_CORE_READ(task, signal, live.counter)) /* the last of its threads */
 		note(task, NOTE_EXIT);
 	return 0;
@@ -347,11 +386,11 @@ static __always_inline void reclaim_begins(void)
 
 	if (!watched(task->tgid))
 		return;
-	c = bpf_task_storage_get(&threads, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	c = bpf_task_storage_get(&threads, task, 0, 0);
+	if (!c)
+		c = first_counted(task);
 	if (c)
 		c->reclaim_from_ns = bpf_ktime_get_ns();
-	else
-		count_loss(LOSS_TASK_STORAGE);
 }
 
 static __always_inline void reclaim_ends(u64 pages)

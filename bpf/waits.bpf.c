@@ -18,6 +18,8 @@
 #include "../abi/events.h"
 #include "stack.h"
 #include "task.h"
+#include "host_types.h"
+#include "storage_share.h"
 #include "chosen.h"
 #include "trace_context.h"
 #include "short_waits.h"
@@ -44,6 +46,7 @@ struct waiting {
 	s32 reason;
 	u32 waker_tgid;
 	u32 waker_tid;
+	u64 party;
 };
 
 struct {
@@ -362,12 +365,25 @@ int BPF_PROG(on_waking, struct task_struct *task)
 SEC("tp_btf/sched_process_fork")
 int BPF_PROG(on_born, struct task_struct *parent, struct task_struct *child)
 {
+	struct waiting *w;
+	u64 party;
+
 	if (!watched(parent->tgid))
 		return 0;
+	party = party_of(child);
+	if (!may_have_storage(party)) {
+		count_loss(LOSS_TASK_STORAGE);
+		return 0;
+	}
 	/* There may be no memory at one moment and some at the next. */
-	for (int tries = 0; tries < 4; tries++)
-		if (bpf_task_storage_get(&threads, child, 0, BPF_LOCAL_STORAGE_GET_F_CREATE))
+	for (int tries = 0; tries < 4; tries++) {
+		w = bpf_task_storage_get(&threads, child, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+		if (w) {
+			w->party = party;
+			count_storage(party);
 			return 0;
+		}
+	}
 	count_loss(LOSS_TASK_STORAGE);
 	return 0;
 }
@@ -410,9 +426,12 @@ int on_scan(struct bpf_iter__task *ctx)
 	u64 now, from;
 	long n;
 
+	w = task ? bpf_task_storage_get(&threads, task, 0, 0) : NULL;
+	RECOUNT(ctx, w, !task);
 	if (!task || !task->pid || !watched(task->tgid))
 		return 0;
-	w = bpf_task_storage_get(&threads, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!w)
+		w = MADE_TASK_STORAGE(threads, task);
 	if (!w) {
 		count_loss(LOSS_TASK_STORAGE);
 		return 0;

@@ -6,7 +6,7 @@ use std::collections::hash_map::Entry;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -219,6 +219,15 @@ impl Bpf {
     /// Attach a program to what its section names (tp_btf, iter). Returns the link's number.
     fn attach(&mut self, program: &str) -> PyResult<u64> {
         let link = self.program(program)?.attach();
+        let link = link.map_err(|e| os_error(&format!("cannot attach {program}"), &e))?;
+        Ok(self.links.keep(vec![link]))
+    }
+
+    /// Attach an iterator over the entries of a map. Returns the link's number.
+    fn attach_map_iterator(&mut self, program: &str, map: &str) -> PyResult<u64> {
+        // SAFETY: it is open as long as the object.
+        let fd = unsafe { BorrowedFd::borrow_raw(self.map(map)?.fd) };
+        let link = self.program(program)?.attach_iter(fd);
         let link = link.map_err(|e| os_error(&format!("cannot attach {program}"), &e))?;
         Ok(self.links.keep(vec![link]))
     }

@@ -73,6 +73,9 @@ class Bpf:
     def attach(self, program: str) -> int:
         """Attach as the program's section names (tp_btf, iter). Returns a link."""
 
+    def attach_map_iterator(self, program: str, map: str) -> int:
+        """Attach an iterator over the entries of a map. Returns a link."""
+
     def attach_sampling(self, program: str, hz: int) -> int:
         """Run a program `hz` times a second on every online CPU. Returns a link."""
 

@@ -51,6 +51,11 @@ SCAN_SHARE = 0.0002
 """Of one core, for the scan of open files: where there are many, it is done less often."""
 SCAN_GAP_S = 1.0
 """Between two scans, but for 10 %: a tick may come early."""
+MAX_CONNECTIONS = 65_536
+"""Followed at a time, which take some 30 MB: three quarters are first come, first served, then a
+user or container gets no more than a sixteenth (bpf/storage_share.h)."""
+RECOUNT_SHARE = 0.001
+"""Of one core, for counting them."""
 
 
 class FlowCollector(Scanning):
@@ -61,16 +66,20 @@ class FlowCollector(Scanning):
     @staticmethod
     def bpf_object() -> BpfObject:
         """What is loaded into the kernel for it."""
-        return BpfObject("flows", takes_stacks=False)
+        constants = {"most_storages": MAX_CONNECTIONS}
+        return BpfObject("flows", constants, takes_stacks=False)
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel.load(self.bpf_object()))
-        self._next_scan_s = 0.0
+        self._next_scan_s = self._next_recount_s = 0.0
+        self._recount: int | None = None
         expect_fields(self._bpf, "flows", FIELDS)
 
     def start(self) -> None:
         """Note what was counted before; then follow connections. Raises HostError."""
         try:
+            if self._recount is None:
+                self._recount = self._bpf.attach_map_iterator("on_recount", "sockets")
             self._begin_scans()
             self._links = [self._bpf.attach("on_state")]
         except OSError as error:
@@ -79,6 +88,7 @@ class FlowCollector(Scanning):
     def drain(self, since_ns: int, to_the_end: bool) -> Batch:
         """What connections moved since the last tick, those that ended included."""
         batch = Batch()
+        self._recount_when_due()
         self._scan_when_due(to_the_end)
         rows = self._bpf.drain("flows")
         flows: Iterable[Flow] = map(Flow._make, rows)
@@ -100,6 +110,15 @@ class FlowCollector(Scanning):
                     batch.add("activity", (since_ns, "tcp", peer, "", op, "", 0, *who, *totals))
             batch.seen += 1
         return batch
+
+    def _recount_when_due(self) -> None:
+        now_s = time.monotonic()
+        if self._recount is None or now_s < self._next_recount_s:
+            return
+        began_s = time.thread_time()
+        self._iterators.run(self._recount)
+        spent_s = time.thread_time() - began_s
+        self._next_recount_s = now_s + max(0.9 * SCAN_GAP_S, spent_s / RECOUNT_SHARE)
 
     def _scan_when_due(self, to_the_end: bool) -> None:
         now_s = time.monotonic()

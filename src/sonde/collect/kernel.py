@@ -35,6 +35,7 @@ LOSSES = (
     "share",
     "over_budget",
     "several_requests",
+    "socket_storage",
 )
 """Names of `enum sonde_loss`, in its order."""
 

@@ -248,5 +248,5 @@ class Budget:
 
 
 def _party_of(number: int, pid: int) -> int:
-    """A party as the kernel numbers it (bpf/share.h), one of whose processes is `pid`."""
+    """A party as the kernel numbers it (bpf/party.h), one of whose processes is `pid`."""
     return number if number < _MAX_USERS else procfs.party_of(pid)

@@ -30,18 +30,23 @@ class SyscallCollector(Attached):
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel.load(self.bpf_object()))
+        self._recount: int | None = None
         expect_fields(self._bpf, "syscalls", FIELDS)
 
     def start(self) -> None:
         """Count every call. Returns of calls are followed before entries, or a call that began in
         between would seem to go on. Raises HostError."""
         try:
+            if self._recount is None:
+                self._recount = self._bpf.attach("on_recount")
             self._links = [self._bpf.attach(program) for program in ("on_exit", "on_enter")]
         except OSError as error:
             raise refusal(error) from error
 
     def drain(self, since_ns: int, to_the_end: bool) -> Batch:
         """Calls that returned since the last tick."""
+        if to_the_end and self._recount is not None:
+            self._iterators.run(self._recount)
         batch = Batch()
         for pid, nr, start, count, errors, ns, max_ns in self._bpf.drain("syscalls"):
             start_ns = start - start % START_UNIT_NS

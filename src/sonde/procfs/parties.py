@@ -2,7 +2,7 @@
 """Which party (a user or a container) a process belongs to.
 
 What all share is divided between parties, so that none gets more of it by more processes, user ids
-or namespaces. The BPF programs divide by the same rule (bpf/share.h), as they can read namespaces.
+or namespaces. The BPF programs divide by the same rule (bpf/party.h), as they can read namespaces.
 /proc/PID/ns takes a lock that a process can keep; what ids.py reads, `uid_map` and `cgroup`
 take none, so here it is found by those, where `in a user namespace` means: in another than the
 machine's.

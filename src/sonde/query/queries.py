@@ -47,6 +47,8 @@ LOSS_TEXT = {
     "together": "events for which the map had no free row even by process; counted in one row for"
     " all",
     "task_storage": "events of threads that could not be followed",
+    "socket_storage": "times that a TCP connection could not be followed, because there were too"
+    " many, or too many of one user or container",
     "ring_full": "single waits or calls not kept one by one; totals hold them",
     "user_stack": "user stacks that could not be read; kernel frames only",
     "nested_call": "calls that began in one that never returned",
