@@ -14,7 +14,7 @@
 #define STEP_ASIDE_NS 2000000000ull /* longest wait of another user of CUPTI for our end */
 
 static struct cupti cupti;
-static uint32_t window_us;		   // of the one under way
+static uint32_t window_us; // of the one under way
 static bool window_taken;
 static _Atomic uint32_t running, unwanted; // number of the window that runs, that is to end
 // Kernels are switched on last: where they were on before the calls, a process once got no records of kernels any
