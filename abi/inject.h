@@ -134,8 +134,7 @@ struct inject_control {
 	uint32_t slots_count;  /* written before slots_seq */
 	uint32_t slots_seq;    /* one more with each list */
 	uint32_t window_calls; /* 1: all calls of the driver, 0: those that launch or copy */
-	uint32_t
-		window_taken; /* 1: somebody held CUPTI's subscription when the window was asked for */
+	uint32_t window_taken; /* 1: somebody held CUPTI's subscription when it was asked for */
 };
 
 enum inject_status {

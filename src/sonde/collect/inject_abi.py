@@ -185,7 +185,7 @@ class Control(NamedTuple):
     window_calls: int
     """1: all calls of the driver, 0: those that launch or copy"""
     window_taken: int
-    """1: somebody held CUPTI's subscription when the window was asked for"""
+    """1: somebody held CUPTI's subscription when it was asked for"""
 
 
 CONTROL = Struct("=QIIQIIQIIIIII")
