@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import time
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -471,3 +472,39 @@ def test_a_capture_of_that_name_is_found_before_anything_is_touched(monkeypatch,
     monkeypatch.setattr(cupti_builds, "require", lambda pid: pytest.fail("looked at"))
     with pytest.raises(UsageError, match=r"x\.sonde, where the stacks .* exists"):
         run("trace", str(os.getpid()), "-o", str(tmp_path / "x.json.gz"))
+
+
+def test_captures_are_seen_while_launches_are_counted(monkeypatch):
+    tracer = object.__new__(tracing.Tracer)
+    counts = [{"head": 0, "left_capturing": 3, "armed_ns": 0}]
+    counts.append(counts[0] | {"left_capturing": 4})
+
+    class Memory:
+        fd = -1
+
+        def control(self):
+            return {"request": 0}
+
+        def seen(self):
+            return SimpleNamespace(counts=counts.pop(0) if len(counts) > 1 else counts[0])
+
+        def ask(self, **asked):
+            pass
+
+        def heartbeat(self):
+            pass
+
+    class Ring:
+        tail = 0
+
+        def __init__(self, fd, tail):
+            pass
+
+        def take(self, head, now_ns):
+            return SimpleNamespace(runs=[])
+
+    monkeypatch.setattr(tracing, "Ring", Ring)
+    for captured in (True, False):
+        tracer._memory = Memory()
+        assert tracer.rates(0.0) == (0.0, 0.0)
+        assert tracer.captures is captured

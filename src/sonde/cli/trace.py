@@ -184,6 +184,8 @@ def _traced(
         tracer.prepare()
         rates = tracer.rates()
         _note(price_here(build, *rates))
+        if tracer.captures:
+            _note("it captures graphs and is not counted meanwhile: the trace costs more")
         if args.at_most is not None:
             require_price(build, *rates, args.at_most)
 

@@ -57,6 +57,9 @@ class Tracer:
         self._window = 0
         self._ended_early = False
         """The last trace was: then the library was asked for nothing more, its hooks included."""
+        self.captures = False
+        """Whether graphs were captured while `rates` counted: launches are not timed meanwhile, so
+        that the rates are too low."""
         if not memory.lock():
             raise TargetRefused(
                 f"another recorder uses the library in process {pid}",
@@ -115,7 +118,8 @@ class Tracer:
         """Launches (of kernels, copies and sets) and replays of graphs a second, estimated by
         timing some: before anything of CUPTI is touched. (0, 0) where none was seen."""
         request = self._memory.control()["request"]
-        head = self._memory.seen().counts["head"]
+        before = self._memory.seen().counts
+        head = before["head"]
         ring = Ring(self._memory.fd, head)
         self._memory.ask(
             tail=head, per_second=_COUNTED_A_SECOND, request=request | abi.Request.EVENTS
@@ -126,6 +130,7 @@ class Tracer:
             time.sleep(_POLL_S)
         seen = self._memory.seen().counts
         self._memory.ask(request=request)
+        self.captures = seen["left_capturing"] > before["left_capturing"]
         took_s = (time.monotonic_ns() - seen["armed_ns"]) / 1e9 if seen["armed_ns"] else 0.0
         runs = ring.take(seen["head"], time.monotonic_ns()).runs
         self._memory.ask(tail=ring.tail)
