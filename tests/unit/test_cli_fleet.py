@@ -116,6 +116,6 @@ def test_no_table_of_a_command_passes_control_characters_on():
         doctor.table([finding], width=80, colour=False),
         health.table([result], width=80, colour=False),
         health.line([result]),
-        table([usage], 5, 200),
+        table([usage], [usage], 200, HOSTILE),
     )
     assert [text for text in texts if steers(text)] == []

@@ -161,7 +161,8 @@ def test_control_groups_of_many_low_pids_hide_nobody_else_s(monkeypatch):
     monkeypatch.setattr(trends.procfs, "mounts_by_controller", lambda: {"v2": "/"})
     monkeypatch.setattr(trends.procfs, "groups_of", lambda pid, _: groups[pid])
     monkeypatch.setattr(trends.procfs, "memory_of", lambda _: (1, 2))
-    read = [it[1] for it in Trends._groups(groups, lambda pid: 1001 if pid == 900 else 1000)]
+    looked = Trends()._groups(groups, lambda pid: 1001 if pid == 900 else 1000)
+    read = [it[1] for it in looked]
     assert "/victim" in read
     assert len(read) == trends.MAX_GROUPS
     assert sum(it.startswith("/own/") for it in read) == MAX_PROCESSES - 1

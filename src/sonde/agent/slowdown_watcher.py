@@ -432,7 +432,7 @@ class Watcher:
             incident = Incident(
                 who.pid, who.name, who.owner or who.cgroup, one.suspicion.began_ns,
                 one.suspicion.noticed_ns, time.monotonic_ns(), tuple(window.noticed_by), verdict,
-                _left_out(window),
+                left_out=_left_out(window),
             )  # fmt: skip
             self._reports.offer(incident, window)
 

@@ -146,10 +146,10 @@ class Incident(msgspec.Struct, frozen=True):
     noticed_by: tuple[str, ...]
     """Series that changed."""
     verdict: Verdict
-    left_out: int = 0
-    """Waits and places of the victim for which the moments had no room: its shortest ones."""
     number: int = 0
     """Of all that the agent found, from 1 on."""
     part_of: int = 0
     """The number of an incident of the same cause that was reported before and goes on; 0: it is
     news."""
+    left_out: int = 0
+    """Waits and places of the victim for which the moments had no room: its shortest ones."""

@@ -133,6 +133,7 @@ class DeviceUse(msgspec.Struct, array_like=True):
     memory_used: float = -1.0
     """Bytes, as the total."""
     memory_total: float = -1.0
+    """Bytes."""
     clock_hz: float = -1.0
     """Of its multiprocessors."""
     sm_active: float = -1.0
@@ -142,6 +143,7 @@ class DeviceUse(msgspec.Struct, array_like=True):
     bytes_in: float = -1.0
     """Over PCIe to the device, a second."""
     bytes_out: float = -1.0
+    """The same from the device, a second."""
     throttled: list[str] = msgspec.field(default_factory=list)
     """Why its clocks are held down."""
 
@@ -152,7 +154,9 @@ class DeviceShare(msgspec.Struct, array_like=True):
     device: str
     time_ns: int
     busy: float = -1.0
+    """Share of time with a kernel of it."""
     memory_busy: float = -1.0
+    """Share of time in which it read or wrote the device's memory."""
     memory_bytes: float = -1.0
     """That it holds."""
 
