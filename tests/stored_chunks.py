@@ -18,15 +18,17 @@ DATA = Path(__file__).parent / "data"
 
 def recorded() -> list[bytes]:
     """Every chunk of the captures in tests/data, as it was written."""
-    found = []
-    for path in sorted(DATA.glob("*.sonde")):
-        content = path.read_bytes()
-        at = framing.FILE_HEADER.size
-        for chunk in framing.chunks(BytesIO(content), len(content)):
-            assert isinstance(chunk, framing.RawChunk)
-            found.append(content[at : chunk.end])
-            at = chunk.end
-    return found
+    contents = (path.read_bytes() for path in sorted(DATA.glob("*.sonde")))
+    return [chunk for content in contents for chunk in chunks_of(content)]
+
+
+def chunks_of(content: bytes) -> Iterator[bytes]:
+    """The chunks of a capture's file."""
+    at = framing.FILE_HEADER.size
+    for chunk in framing.chunks(BytesIO(content), len(content)):
+        assert isinstance(chunk, framing.RawChunk)
+        yield content[at : chunk.end]
+        at = chunk.end
 
 
 def rows_of(chunk: bytes, table: str) -> int:

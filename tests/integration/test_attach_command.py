@@ -90,7 +90,7 @@ def test_people_read_what_was_done(sleeper: subprocess.Popen[str]) -> None:
     ("arguments", "code", "cause"),
     [
         (["attach", "99999999"], 2, "there is no process 99999999"),
-        (["attach", "x"], 2, "invalid int value"),
+        (["attach", "x"], 2, "no process that runs is called x"),
         (["attach", "1", "--wait", "0"], 2, "not a number of seconds"),
         (["detach", "99999999"], 2, "there is no process 99999999"),
         (["detach"], 2, "name processes, or --all"),

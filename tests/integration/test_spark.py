@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from captures import Writer
 from sonde.errors import CaptureError
 from sonde.export.pprof_profile_pb2 import Profile
 from sonde.query import stored, stored_memory
@@ -28,7 +29,7 @@ from sonde.store.readable_files import in_bucket
 from sonde.store.record import Record, digest_of
 from sonde.store.storage import BucketSettings, BucketStorage
 from sonde.store.wal import Wal
-from stored_chunks import as_of, recorded
+from stored_chunks import as_of, chunks_of, recorded
 
 if shutil.which("java") is None:
     pytest.skip("needs Java 17 (openjdk-17-jre-headless)", allow_module_level=True)
@@ -37,6 +38,21 @@ pytest.importorskip("pyspark", reason="needs the extra `spark`")
 from pyspark.sql import SparkSession
 
 from sonde.query.spark import SparkTables
+
+
+def of_traced_requests() -> list[bytes]:
+    """Chunks of a server, two of whose requests were traced: the recorded ones have none."""
+    writer = Writer(seconds=4.0)
+    key = writer.process(42, "serve")
+    stack = writer.stack("main", "answer")
+    for number in range(40):
+        weights = {"weight_count": 1.0, "weight_ns": 1e7 * (1 + number % 3)}
+        ids = {"trace_id": f"{number % 2:032x}", "span_id": f"{number:016x}"}
+        kind = ("cpu", "blocked", "runqueue")[number % 3]
+        name = "futex" if kind == "blocked" else ""
+        writer.add("traced", key, kind=kind, name=name, tid=42, stack_id=stack, **ids, **weights)
+    return list(chunks_of(writer.bytes()))
+
 
 CHUNKS = recorded()[::2]
 NOW_NS = 1_800_001_800 * 10**9
@@ -55,8 +71,8 @@ GIVEN = {
 }
 
 
-def fill(folder: Path, uri: str, server: str, parts: int) -> None:
-    """A server of the bucket with every recorded chunk, in that many flushes."""
+def fill(folder: Path, uri: str, server: str, parts: int, chunks: Sequence[bytes] = CHUNKS) -> None:
+    """A server of the bucket with these chunks, in that many flushes."""
     folder.mkdir()
     catalog = Catalog(folder)
     copies = BucketStorage(folder, catalog, BucketSettings(uri, server, 1 << 40))
@@ -64,8 +80,8 @@ def fill(folder: Path, uri: str, server: str, parts: int) -> None:
     flusher = Flusher(folder, catalog, copies)
     for part in range(parts):
         wal = Wal(folder / "wal")
-        for seq in range(part, len(CHUNKS), parts):
-            body = as_of(CHUNKS[seq], server, seq, NOW_NS + seq * 10**9)
+        for seq in range(part, len(chunks), parts):
+            body = as_of(chunks[seq], server, seq, NOW_NS + seq * 10**9)
             digest = digest_of("lab", server, body)
             wal.append(Record("lab", server, digest, NOW_NS, body)).result(10)
         wal.close()
@@ -82,7 +98,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     fill(folder / "two", uri, "b", 13)
     found = in_bucket(uri, "lab", 1_800_001_000 * 10**9, 1_800_003_000 * 10**9)
     assert Counter("/sample_summed/" in path for path in found[SUMS_VIEW]) == {True: 1, False: 1}
-    return found
+    fill(folder / "three", uri, "c", 1, of_traced_requests())
+    return in_bucket(uri, "lab", 1_800_001_000 * 10**9, 1_800_003_000 * 10**9)
 
 
 @pytest.fixture(scope="module")

@@ -49,6 +49,10 @@ _LITTLE = 0.01
 """Utilization of a device up to which it counts as unused, where it is not known who used it."""
 
 
+_WASTED_US = "round(wasted / 1000.0)"
+"""What owners are ordered by: equal ones differ by how their parts were added up."""
+
+
 def slot_ns(session: StoredSession, selection: Selection) -> int:
     """Length of a slot: 2 s where GPUs were polled in up to 10 minutes of the selected time, 10 s
     for up to 5 hours, then an 1,800th of these minutes, rounded to seconds.
@@ -82,7 +86,7 @@ def by_owner(session: StoredSession, selection: Selection, by: str, limit: int =
         f" count(DISTINCT node || ' ' || device) AS devices, {_SUMS},"
         " sum(stalled) + sum(idle) AS wasted, count(*) OVER () AS owners FROM part WHERE chosen"
         " GROUP BY owner"
-        f" ORDER BY wasted DESC, owner LIMIT {max(1, min(int(limit), MAX_ROWS))}",
+        f" ORDER BY {_WASTED_US} DESC, owner LIMIT {max(1, min(int(limit), MAX_ROWS))}",
         parameters,
     )
 
@@ -94,7 +98,7 @@ def by_node(session: StoredSession, selection: Selection, by: str, limit: int = 
     return session.arrow(
         f"WITH {cells} SELECT node, owner, count(DISTINCT device) AS devices, {_SUMS},"
         " sum(stalled) + sum(idle) AS wasted FROM part WHERE chosen GROUP BY node, owner"
-        f" ORDER BY wasted DESC, node, owner LIMIT {max(1, min(int(limit), MAX_HOLDERS))}",
+        f" ORDER BY {_WASTED_US} DESC, node, owner LIMIT {max(1, min(int(limit), MAX_HOLDERS))}",
         parameters,
     )
 
