@@ -89,7 +89,8 @@ def resident_bytes(group: Cgroup) -> int:
     for pid in (group._memory / "cgroup.procs").read_text().split():
         with suppress(OSError):
             text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-            total += int(re.search(r"^Pss:\s+(\d+)", text, re.M)[1]) << 10  # type: ignore[index]
+            if found := re.search(r"^Pss:\s+(\d+)", text, re.M):  # none: it ends just now
+                total += int(found[1]) << 10
     return total
 
 
@@ -179,25 +180,25 @@ def main() -> int:
     options = [one for one in args.options.split(",") if one]
     if unknown := set(options) - set(OPTIONS):
         parser.error(f"no such option: {', '.join(sorted(unknown))}")
+    load = os.getloadavg()[0]
+    one = measured(options, args.seconds)
     found = {
         "machine": f"{os.cpu_count()} CPUs, {platform.release()}",
-        "load_average": os.getloadavg()[0],
-        "runs": [measured(options, args.seconds)],
+        "load_average": load,
+        "runs": [one],
     }
-    for one in found["runs"]:  # type: ignore[attr-defined]
-        print(
-            f"agent {one['agent_core_share']:.2%} of a core, BPF {one['bpf_core_share']:.2%}, "
-            f"together {one['node_share']:.2%} of the node ({BOUNDS['node_share']:.1%}); memory "
-            f"{one['memory_bytes'] / 1e6:.0f} MB with the kernel's, {one['pss_bytes'] / 1e6:.0f} "
-            f"without ({BOUNDS['memory_bytes'] / 1e6:.0f}); "
-            f"network {one['network_bytes_a_second']} B/s "
-            f"({one['network_bound']:.0f})"
-        )
+    print(
+        f"agent {one['agent_core_share']:.2%} of a core, BPF {one['bpf_core_share']:.2%}, "
+        f"together {one['node_share']:.2%} of the node ({BOUNDS['node_share']:.1%}); memory "
+        f"{one['memory_bytes'] / 1e6:.0f} MB with the kernel's, {one['pss_bytes'] / 1e6:.0f} "
+        f"without ({BOUNDS['memory_bytes'] / 1e6:.0f}); "
+        f"network {one['network_bytes_a_second']} B/s "
+        f"({one['network_bound']:.0f})"
+    )
     text = json.dumps(found, indent=2)
     print(text)
     if args.out:
         args.out.write_text(text + "\n")
-    one = found["runs"][0]  # type: ignore[index]
     good = all(one[name] <= bound for name, bound in BOUNDS.items())
     return 0 if good and one["network_bytes_a_second"] <= one["network_bound"] else 1
 
