@@ -5,7 +5,9 @@ known truth."""
 from __future__ import annotations
 
 import compileall
+import functools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -66,11 +68,17 @@ SPREAD = ("test_hostile_costs",)
 """Files whose tests take long and share nothing: each may run in another worker."""
 
 
+@functools.cache
+def measures_time(path: Path) -> bool:
+    """Whether tests of that file read the clock that goes on while others have the CPU."""
+    return re.search(r"\b(monotonic(_ns)?|perf_counter(_ns)?)\(\)", path.read_text()) is not None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Which tests need the machine for themselves, and which must not run beside one another.
 
-    What else runs is in the result of a test that observes the machine, so one that fails is run
-    again; the summary names each (RERUN).
+    What else runs is in the result of a test that observes the machine or the time that passes, so
+    one that fails is run again; the summary names each (RERUN).
     """
     can_rerun = config.pluginmanager.hasplugin("rerunfailures")
     for item in items:
@@ -78,7 +86,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         observes = folder in OBSERVE_THE_MACHINE or stem in GROUPS
         if folder in ("kernel", "gpu") and stem not in BESIDE:
             item.add_marker(pytest.mark.machine)
-        if can_rerun and (observes or item.get_closest_marker("machine")):
+        if can_rerun and (observes or item.get_closest_marker("machine") or measures_time(item.path)):
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=5))
     # Those that take longest begin first.
     items.sort(

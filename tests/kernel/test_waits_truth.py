@@ -55,8 +55,9 @@ class Waiters:
     def __init__(self, recorder, pid, truth):
         self.recorder = recorder
         self.pid = pid
-        self.tid = {name: tid for name, (tid, _) in truth.items()}
-        self.seconds = {name: seconds for name, (_, seconds) in truth.items()}
+        self.tid = {name: tid for name, (tid, _, _) in truth.items()}
+        self.seconds = {name: seconds for name, (_, seconds, _) in truth.items()}
+        self.calls = {name: calls for name, (_, _, calls) in truth.items()}
 
 
 @pytest.fixture(scope="module")
@@ -188,11 +189,9 @@ def test_waits_of_threads_that_make_few_are_all_counted(waiters):
         "SELECT sum(\"count\") FROM activity WHERE tid = ? AND kind = 'blocked' AND name = 'sleep'",
         waiters.tid["sleeper"],
     )
-    spans = sum(
-        row["tid"] == waiters.tid["sleeper"] and row["name"] == "sleep" and row["kind"] == "blocked"
-        for row in recorder.capture.tables["span"].to_pylist()
-    )
-    assert count == spans
+    # A thread that has no CPU between its call and its sleep may sleep no more, or for less than a
+    # span: so seldom that the totals' tolerance holds it.
+    assert count == pytest.approx(waiters.calls["sleeper"], rel=EXACT)
 
 
 def test_weighted_sums_of_many_waits_agree_with_exact_ones(pingpong):

@@ -111,10 +111,10 @@ def test_what_is_no_answer_is_refused(raw):
     ],
 )
 def test_hostile_answers_are_bounded(raw):
-    began_s = time.monotonic()
+    began_s = time.thread_time()
     report = ras.parse(raw)
     assert sum(len(comm.ranks) for comm in report.communicators) <= 2 * ras.RANKS
-    assert time.monotonic() - began_s < 5
+    assert time.thread_time() - began_s < 5
 
 
 def _missing_lists():
@@ -141,13 +141,13 @@ def _many_functions():
 
 @pytest.mark.parametrize("make", [_missing_lists, _wide_json, _many_functions])
 def test_all_communicators_share_one_bound(make):
-    raw, began_s = make(), time.monotonic()
+    raw, began_s = make(), time.thread_time()
     report = ras.parse(raw)
     assert 0 < sum(len(comm.ranks) for comm in report.communicators) <= ras.ALL_RANKS
     assert max(len(comm.ranks) for comm in report.communicators) <= ras.RANKS
     counts = [len(rank.counts) for comm in report.communicators for rank in comm.ranks]
     assert max(counts) <= ras.FUNCTIONS
-    assert time.monotonic() - began_s < 5
+    assert time.thread_time() - began_s < 5
 
 
 class Stub:

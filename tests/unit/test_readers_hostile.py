@@ -146,11 +146,11 @@ def test_a_depth_bomb_is_one_event_not_understood(tmp_path, shape):
     ends = "".join(closing[c] for c in reversed(shape) if c in closing) * depth
     bomb = shape * depth + "0" + ends
     text = f'{{"traceEvents": [{json.dumps(KERNEL)}, {bomb}, {json.dumps(LAUNCH)}]}}'
-    began = time.monotonic()
+    began = time.process_time()
     timeline = checked(kineto.read(written(tmp_path, text)))
     assert len(timeline.calls) == 1
     assert timeline.notes == ["1 events not understood"]
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10
 
 
 def test_a_depth_bomb_before_the_events(tmp_path):
@@ -165,19 +165,19 @@ def test_one_long_string_takes_time_by_its_length(tmp_path, filling):
     long = filling * (25_000_000 // len(filling))
     text = '{"traceEvents": [{"ph": "X", "name": "' + long + '"}, ' + json.dumps(KERNEL) + "]}"
     path = written(tmp_path, text)
-    began = time.monotonic()
+    began = time.process_time()
     timeline = checked(kineto.read(path))
     assert len(timeline.device) == 1
     assert timeline.notes == ["1 events not understood"]
-    assert time.monotonic() - began < 8  # it was 33 s, and 4 times that for twice the length
+    assert time.process_time() - began < 8  # it was 33 s, and 4 times that for twice the length
 
 
 def test_a_long_string_that_never_ends(tmp_path):
     text = '{"traceEvents": [' + json.dumps(KERNEL) + ', {"name": "' + "x" * 25_000_000
-    began = time.monotonic()
+    began = time.process_time()
     timeline = kineto.read(written(tmp_path, text))
     assert "truncated" in timeline.notes[0]
-    assert time.monotonic() - began < 8
+    assert time.process_time() - began < 8
 
 
 def test_values_are_read_the_same_wherever_pieces_end(tmp_path, monkeypatch):
@@ -224,11 +224,11 @@ def test_a_compressed_bomb_is_an_error(tmp_path, shape):
         packed += packer.compress(block)
     path = tmp_path / "t.json.gz"
     path.write_bytes(packed + packer.flush())
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(CaptureError) as refused:
         open_timeline([path])
     assert refused.value.remedy
-    assert time.monotonic() - began < 30
+    assert time.process_time() - began < 30
 
 
 def test_a_compressed_trace_that_is_cut(tmp_path):
@@ -279,11 +279,11 @@ HEAD = "python3  4211/4215  [001] 12345.100000:   10101010 cpu-clock:u:"
 def test_a_hostile_line_of_perf_script(tmp_path, line):
     path = tmp_path / "perf.txt"
     path.write_text(PERF + (line + "\n") * (1 if len(line) > 10**6 else 20) + "\n" + PERF)
-    began = time.monotonic()
+    began = time.process_time()
     timeline = perf_script.read(path)
     assert len(timeline.samples) >= 4
     assert (timeline.samples.weight_ns >= 0).all()
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize("comm", ["a 7 1.0: x:", "7/8 [001] 1.0:", "x 1/1 1.0: a: ", "(a) 5 6"])

@@ -166,9 +166,9 @@ def test_tables_that_claim_to_be_huge_cost_neither_time_nor_memory(
     huge = tmp_path / "huge.so"
     huge.write_bytes(raw)
     os.truncate(huge, 1 << 38)  # and there is as much of it: a hole
-    start = time.perf_counter()
+    start = time.process_time()
     _ask_everything(huge)
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:

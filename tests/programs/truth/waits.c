@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Threads that wait, each for one known reason, each measuring how long. Prints the truth as JSON:
-// {"name": [tid, seconds], ...}. The starved thread reads its run-queue delay from the scheduler's
+// {"name": [tid, seconds, calls that wait], ...}; calls are counted of the sleeper. The starved thread reads its run-queue delay from the scheduler's
 // own account (schedstat), the others time the call that blocks them.
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -24,6 +24,7 @@ struct truth {
 	const char *name;
 	pid_t tid;
 	double seconds;
+	unsigned long calls;
 };
 
 static double now_s(void)
@@ -58,6 +59,7 @@ static void *sleeper(void *arg)
 
 		sleep_ms(37);
 		t->seconds += now_s() - began;
+		t->calls++;
 	}
 	return NULL;
 }
@@ -153,9 +155,9 @@ static void *busy(void *arg)
 int main(int argc, char **argv)
 {
 	static struct truth truths[] = {
-		{"sleeper", 0, 0},     {"holder", 0, 0},      {"futex_waiter", 0, 0},
-		{"pipe_reader", 0, 0}, {"pipe_writer", 0, 0}, {"starved", 0, 0},
-		{"competitor", 0, 0},
+		{.name = "sleeper"},     {.name = "holder"},      {.name = "futex_waiter"},
+		{.name = "pipe_reader"}, {.name = "pipe_writer"}, {.name = "starved"},
+		{.name = "competitor"},
 	};
 	static void *(*const bodies[])(void *) = {
 		sleeper, holder, futex_waiter, pipe_reader, pipe_writer, busy, busy,
@@ -176,8 +178,8 @@ int main(int argc, char **argv)
 		pthread_join(threads[i], NULL);
 	printf("{");
 	for (int i = 0; i < N; i++)
-		printf("%s\"%s\": [%d, %f]", i ? ", " : "", truths[i].name, truths[i].tid,
-		       truths[i].seconds);
+		printf("%s\"%s\": [%d, %f, %lu]", i ? ", " : "", truths[i].name, truths[i].tid,
+		       truths[i].seconds, truths[i].calls);
 	printf("}\n");
 	return 0;
 }
