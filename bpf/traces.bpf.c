@@ -15,6 +15,7 @@
 #include "stack.h"
 #include "task.h"
 #include "host_types.h"
+#include "party.h"
 #include "trace_context.h"
 
 #define AF_INET 2
@@ -25,6 +26,8 @@
 #define TCP_CLOSE 7
 #define TCP_LAST_ACK 9
 #define MSG_PEEK 2
+#define MOST_REQUESTS 8192 /* that are not answered */
+#define REQUESTS_OF_ONE (MOST_REQUESTS / 4) /* party; the machine's root may have all */
 #define HEAD_BYTES 4096 /* of a request, that are searched for the header */
 #define STEP 64
 #define NAME_BYTES 13	   /* "\ntraceparent:" */
@@ -62,16 +65,31 @@ struct user_iovec {
 
 /* A request that came by a socket and is not answered. */
 struct received {
-	u32 open;
-	u32 tid; /* that received it */
+	u64 born_ns; /* when the thread began that received it: another may get its number */
+	u64 party;   /* whose that thread is (party.h) */
+	u32 tid;
+	u32 unused;
 };
 
+/*
+ * By the address of the socket. Made when a request is received, taken away when it is answered or the
+ * socket closed: so how many a party has is known at any time, and no storage of sockets is needed, of
+ * which anybody can have a million.
+ */
 struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MOST_REQUESTS);
+	__type(key, u64);
 	__type(value, struct received);
 } requests SEC(".maps");
+
+/* How many of these a party has. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 2048);
+	__type(key, u64);
+	__type(value, s64);
+} request_parties SEC(".maps");
 
 /* Puts the layout of the ring's records into the object's BTF. */
 const struct traced_sample *traced_sample_layout __attribute__((unused));
@@ -207,14 +225,72 @@ static __always_inline bool is_tcp(struct sock *sk)
 	return (family == AF_INET || family == AF_INET6) && sk->sk_protocol == IPPROTO_TCP;
 }
 
+static __always_inline s64 *requests_of(u64 party)
+{
+	const s64 none = 0;
+	s64 *it = bpf_map_lookup_elem(&request_parties, &party);
+
+	if (it)
+		return it;
+	bpf_map_update_elem(&request_parties, &party, &none, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&request_parties, &party);
+}
+
+/* The request that came by a socket is answered, its client gone, or another thread has the next one. */
+static __always_inline void end_request(u64 sock)
+{
+	struct received *known = bpf_map_lookup_elem(&requests, &sock);
+	struct trace_context *c;
+	struct received request;
+	s64 *of_party;
+
+	if (!known)
+		return;
+	request = *known;
+	if (bpf_map_delete_elem(&requests, &sock))
+		return; /* another CPU did */
+	of_party = bpf_map_lookup_elem(&request_parties, &request.party);
+	if (of_party)
+		__sync_fetch_and_add(of_party, -1);
+	c = bpf_map_lookup_elem(&trace_contexts, &request.tid);
+	if (!c || c->born_ns != request.born_ns)
+		return;
+	if (c->open)
+		__sync_fetch_and_add(&c->open, -1);
+	if (c->sock == sock || !c->open)
+		c->trace_hi = c->trace_lo = 0;
+}
+
+enum kept { REFUSED, NEW, KNOWN };
+
+/* Keeps that `tid` received a request by a socket. */
+static __always_inline enum kept keep_request(u64 sock, u32 tid, u64 born_ns, u64 party)
+{
+	const struct received it = {.born_ns = born_ns, .party = party, .tid = tid};
+	struct received *known = bpf_map_lookup_elem(&requests, &sock);
+	s64 *of_party = party ? requests_of(party) : NULL;
+
+	if (known && known->tid == tid && known->born_ns == born_ns)
+		return KNOWN;
+	if (known)
+		end_request(sock);
+	if (party && (!of_party || *of_party >= REQUESTS_OF_ONE))
+		return REFUSED;
+	if (bpf_map_update_elem(&requests, &sock, &it, BPF_NOEXIST))
+		return REFUSED;
+	if (of_party)
+		__sync_fetch_and_add(of_party, 1);
+	return NEW;
+}
+
 SEC("tp_btf/sock_recv_length")
 int BPF_PROG(on_received, struct sock *sk, int result, int flags)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct trace_context next = {}, *c;
 	struct search search = {};
-	struct received *request;
 	u32 tid = task->pid;
+	enum kept kept;
 
 	if (result < METHOD_BYTES || flags & MSG_PEEK || !watched(task->tgid) ||
 	    !has_user_frames(task) || !is_tcp(sk))
@@ -228,51 +304,33 @@ int BPF_PROG(on_received, struct sock *sk, int result, int flags)
 	bpf_loop(HEAD_BYTES / STEP, search_step, &search, 0);
 	if (!search.found || !read_value(&search, &next))
 		next.trace_hi = next.trace_lo = next.span_id = 0;
-	request = bpf_sk_storage_get(&requests, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
-	if (!request) {
-		count_loss(LOSS_TASK_STORAGE);
-		return 0;
-	}
 	next.born_ns = task->start_boottime;
 	next.sock = (u64)sk;
+	next.party = party_of(task);
+	kept = keep_request(next.sock, tid, next.born_ns, next.party);
 	c = bpf_map_lookup_elem(&trace_contexts, &tid);
 	if (c && c->born_ns == next.born_ns)
 		next.open = c->open;
-	if (!request->open || request->tid != tid)
+	if (kept == REFUSED)
+		count_loss(LOSS_TRACED);
+	else if (kept == NEW)
 		next.open++;
-	request->open = 1;
-	request->tid = tid;
 	if (next.open > 1) {
 		if (next.trace_hi | next.trace_lo)
 			count_loss(LOSS_SEVERAL_REQUESTS);
 		next.trace_hi = next.trace_lo = next.span_id = 0;
 	}
+	if (kept == REFUSED) /* when it is answered would not be known */
+		next.trace_hi = next.trace_lo = next.span_id = 0;
 	bpf_map_update_elem(&trace_contexts, &tid, &next, BPF_ANY);
 	return 0;
-}
-
-/* The request that came by a socket is answered, or its client gone. */
-static __always_inline void end_request(struct sock *sk)
-{
-	struct received *request = bpf_sk_storage_get(&requests, sk, 0, 0);
-	struct trace_context *c;
-
-	if (!request || !__sync_lock_test_and_set(&request->open, 0))
-		return;
-	c = bpf_map_lookup_elem(&trace_contexts, &request->tid);
-	if (!c)
-		return;
-	if (c->open)
-		__sync_fetch_and_add(&c->open, -1);
-	if (c->sock == (u64)sk || !c->open)
-		c->trace_hi = c->trace_lo = 0;
 }
 
 SEC("tp_btf/sock_send_length")
 int BPF_PROG(on_sent, struct sock *sk, int result, int flags)
 {
 	if (result > 0)
-		end_request(sk);
+		end_request((u64)sk);
 	return 0;
 }
 
@@ -280,7 +338,7 @@ SEC("tp_btf/inet_sock_set_state")
 int BPF_PROG(on_state, struct sock *sk, int from, int to)
 {
 	if (to == TCP_CLOSE || to == TCP_FIN_WAIT1 || to == TCP_LAST_ACK)
-		end_request(sk);
+		end_request((u64)sk);
 	return 0;
 }
 

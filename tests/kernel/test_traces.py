@@ -216,3 +216,58 @@ def test_without_the_option_nothing_is_followed(record: Record) -> None:
     ):
         call(port, "/spin/0.3")
     assert recorder.rows("SELECT count(*) FROM traced")[0][0] == 0
+
+
+FLOOD = """
+import resource, socket, sys, threading, time
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+threading.stack_size(65536)
+requests, nappers = int(sys.argv[1]), int(sys.argv[2])
+server = socket.create_server(("127.0.0.1", 0), backlog=64)
+held = []
+def nap(peer):
+    peer.recv(256)
+    while True: time.sleep(0.002)
+for at in range(nappers + requests):
+    client = socket.create_connection(server.getsockname())
+    peer, _ = server.accept()
+    held += [client, peer]
+    if at < nappers:
+        parent = f"traceparent: 00-{at + 1:032x}-00f067aa0ba902b7-01"
+        client.sendall(f"GET / HTTP/1.1\\r\\n{parent}\\r\\n\\r\\n".encode())
+        threading.Thread(target=nap, args=(peer,), daemon=True).start()
+    else:
+        client.sendall(b"GET / HT")
+        peer.recv(64)
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+FLOODER = 48_125
+"""A user without other processes."""
+MOST_REQUESTS, MOST_ROWS = 2_048, 512
+"""Of a user in bpf/traces.bpf.c, and in bpf/trace_context.h in 1.07 s; a wait has two rows."""
+
+
+def test_a_user_has_a_part_of_the_requests_and_of_their_samples(record: Record) -> None:
+    with (
+        served("traced_server.py") as (pid, port),
+        record("-F", "199", "--traces") as recorder,
+        subprocess.Popen(
+            ["/usr/bin/python3", "-I", "-c", FLOOD, "2200", "150"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/", user=FLOODER, group=FLOODER,
+            extra_groups=[],
+        ) as flood,
+    ):  # fmt: skip
+        try:
+            assert flood.stdout and flood.stdout.readline()
+            spun = call(port, "/spin/1.5")
+        finally:
+            flood.kill()
+    losses = recorder.losses()
+    assert losses["traces.traced"] >= 2200 + 150 - MOST_REQUESTS
+    assert losses["waits.traced"] > 0
+    of_flood = recorder.rows("SELECT count(*) FROM traced WHERE pid = ?", flood.pid)[0][0]
+    assert 0 < of_flood <= 2 * MOST_ROWS * (recorder.info.duration_ns / 1.07e9 + 1)
+    assert sums(recorder, spun[0])["cpu"] > 0.3
+    assert pid

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import struct
 import time
@@ -220,6 +221,26 @@ def test_pages_that_name_one_another_end(tmp_path: Path) -> None:
     with pytest.raises(NotACapture, match="interrupted"):
         nsys_sqlite.read(path)
     assert time.process_time() - began < 10
+
+
+def test_the_time_that_reading_takes_is_bounded_too(export, monkeypatch) -> None:
+    """A step may copy a long value, which millions of rows can share."""
+    monkeypatch.setattr(nsys_sqlite, "_LEAST_S", 0.0)
+    monkeypatch.setattr(nsys_sqlite, "_BYTES_A_S", 1 << 60)
+    for step in range(5_000):
+        export.kernel(step * 10, step * 10 + 5, step * 10)
+    with pytest.raises(NotACapture, match="interrupted"):
+        export.opened()
+
+
+def test_of_a_sparse_file_what_is_on_the_disk_counts(tmp_path: Path) -> None:
+    path = tmp_path / "hang.sqlite"
+    path.write_bytes(_loop_of_pages(tmp_path / "template.sqlite"))
+    os.truncate(path, 1 << 40)
+    began_s = time.thread_time()
+    with pytest.raises(NotACapture, match="interrupted"):
+        nsys_sqlite.read(path)
+    assert time.thread_time() - began_s < 10
 
 
 def _loop_of_pages(template: Path) -> bytes:

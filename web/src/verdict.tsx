@@ -105,7 +105,7 @@ export function Article({ verdict, notes, isFolded, chosen, about, aboutBound, c
         <h2>{name}: <em>{tidy(heading)}</em></h2>
         {main && <p class="main">{tidy(`${percent(main.share)} ${main.title}`)}{main.locations[0] && <> in <code>{main.locations[0].function}</code></>}</p>}
         {main && <Reasons of={main.facts.map((text) => ({ text }))} />}
-        <p class="quiet">{verdict.without_device ? "called no device in" : `${verdict.device >= 0 ? "computed" : "waited for its device"} ${percent(verdict.computing)} of`} {duration(verdict.window_ns)}</p>
+        <p class="quiet">{verdict.without_device ? "over" : `${verdict.device >= 0 ? "computed" : "waited for its device"} ${percent(verdict.computing)} of`} {duration(verdict.window_ns)}</p>
         {verdict.advice[0] && <p class="next"><b>Next</b> {marked(verdict.advice[0].text)}{verdict.advice[0].gain ? ` (up to −${Math.round(100 * verdict.advice[0].gain)} % time)` : ""}</p>}
       </div>
       {!isFolded && <div>

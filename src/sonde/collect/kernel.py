@@ -36,6 +36,7 @@ LOSSES = (
     "over_budget",
     "several_requests",
     "socket_storage",
+    "traced",
 )
 """Names of `enum sonde_loss`, in its order."""
 
@@ -61,12 +62,14 @@ TRACING: Final = frozenset(("cpu", "waits"))
 """Objects that note samples of traced requests."""
 CHOOSING: Final = frozenset(("cpu", "waits"))
 """Objects that look up whether a process is chosen."""
-SHARED_MAPS: Final = ("stacks", "chosen", "traced", "trace_contexts")
+SHARED_MAPS: Final = ("stacks", "chosen", "traced", "trace_contexts", "traced_shares")
 """Shared by all that take stacks; owned by unwind.bpf.c, too."""
 TRACED_BYTES: Final = 512 << 10
 """Of the ring of samples of traced requests, where those are followed."""
 TRACED_THREADS: Final = 8192
 """Threads that work on requests; of more, those that received one last."""
+TRACED_PARTIES: Final = 2048
+"""Users and containers whose share of that ring is counted."""
 
 MAX_TYPE_BYTES: Final = 64 << 20
 """Of the kernel's BTF, that are searched."""
@@ -144,6 +147,7 @@ class Kernel:
                 "chosen": MAX_CHOSEN if self._chooses else 1,
                 "traced": TRACED_BYTES if self._traces else mmap.PAGESIZE,
                 "trace_contexts": TRACED_THREADS if self._traces else 1,
+                "traced_shares": TRACED_PARTIES if self._traces else 1,
             }
             with _refusals():
                 self._unwind = _native.Bpf("unwind", {}, self._shared, (), max_entries)

@@ -15,6 +15,7 @@ import hashlib
 import html
 import io
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.resources import files
 from typing import Any, BinaryIO
 
@@ -88,10 +89,24 @@ def write(
 
 
 def _write_packed(document: dict[str, Any], out: BinaryIO) -> None:
-    """Write a document as base64 of gzipped JSON, in pieces."""
+    """Write a document as base64 of gzipped JSON, in pieces: another thread compresses one while
+    the next is made."""
     base64_writer = _Base64(out)
-    with gzip.GzipFile("", "wb", _LEVEL, base64_writer, mtime=0) as packed:
-        strict_json.write_compact(packed.write, document)
+    compressed: Future[int] | None = None
+    with (
+        gzip.GzipFile("", "wb", _LEVEL, base64_writer, mtime=0) as packed,
+        ThreadPoolExecutor(1, "compress") as pool,
+    ):
+
+        def write(piece: bytes) -> None:
+            nonlocal compressed
+            if compressed:
+                compressed.result()
+            compressed = pool.submit(packed.write, piece)
+
+        strict_json.write_compact(write, document)
+        if compressed:
+            compressed.result()
     base64_writer.finish()
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,26 +200,27 @@ def _read(
                 merge.add(name, table)
         group.clear()
 
-    for chunk in framing.chunks(file, size_bytes):
-        if isinstance(chunk, framing.BadChunk):
-            if chunk.at_end:
-                tail_bytes = chunk.size_bytes
-            else:
+    with ThreadPoolExecutor(1, "decompress") as pool:
+        for chunk in _ahead(framing.chunks(file, size_bytes), budget, pool):
+            if isinstance(chunk, framing.BadChunk):
+                if chunk.at_end:
+                    tail_bytes = chunk.size_bytes
+                else:
+                    damaged += 1
+                    damaged_bytes += chunk.size_bytes
+                continue
+            try:
+                tables = chunk.tables(budget, without)
+            except DamagedChunkError:
                 damaged += 1
                 damaged_bytes += chunk.size_bytes
-            continue
-        chunk_bytes = len(chunk.meta) + len(chunk.payload)
-        try:
-            group.append(_Unpacked(*unpack_chunk(chunk, budget, without), chunk_bytes))
-        except DamagedChunkError:
-            damaged += 1
-            damaged_bytes += chunk_bytes
-            continue
-        if sum(one.meta["raw_len"] for one in group) > _GROUP_BYTES:
-            merge_group()
-        if on_progress:
-            on_progress(chunk.end, size_bytes)
-    merge_group()
+                continue
+            group.append(_Unpacked(chunk.meta, tables, chunk.size_bytes))
+            if sum(one.meta["raw_len"] for one in group) > _GROUP_BYTES:
+                merge_group()
+            if on_progress:
+                on_progress(chunk.end, size_bytes)
+        merge_group()
     if not metas:
         lost = f"{damaged} damaged" if damaged else "cut before its first one was whole"
         raise CaptureTruncated(
@@ -255,6 +257,53 @@ def _read(
 def _gaps(numbers: list[int]) -> int:
     """How many of the numbers 0, 1, 2, ... up to the greatest are missing."""
     return max(numbers) + 1 - len(set(numbers))
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A chunk that another thread decompresses."""
+
+    meta: dict[str, Any]
+    raw: Future[pa.Buffer]
+    size_bytes: int
+    """Of its metadata and payload in the file."""
+    end: int
+    """Where it ends in the file."""
+
+    def tables(self, budget: Budget, without: Collection[str]) -> dict[str, pa.Table]:
+        """With the columns that their writer gave them (see `conformed`), but for those named in
+        `without`. Raises DamagedChunkError, CaptureTooLarge."""
+        with damage():
+            streams = _streams_in(self.meta, self.raw.result(), without)
+            return {
+                name: messages.read_streams([one], TABLES[name].names, budget.hold)[0]
+                for name, one in streams.items()
+            }
+
+
+def _ahead(
+    chunks: Iterable[framing.RawChunk | framing.BadChunk], budget: Budget, pool: ThreadPoolExecutor
+) -> Iterator[_Begun | framing.BadChunk]:
+    """The chunks of a file, each while the next is decompressed. Raises CaptureTooLarge."""
+    before: _Begun | framing.BadChunk | None = None
+    for chunk in chunks:
+        now: _Begun | framing.BadChunk
+        if isinstance(chunk, framing.BadChunk):
+            now = chunk
+        else:
+            size_bytes = len(chunk.meta) + len(chunk.payload)
+            try:
+                meta = _plausible_meta(chunk, budget)
+            except DamagedChunkError:
+                now = framing.BadChunk(chunk.end - size_bytes, size_bytes, at_end=False)
+            else:
+                raw = pool.submit(_decompressed, chunk.payload, meta["raw_len"])
+                now = _Begun(meta, raw, size_bytes, chunk.end)
+        if before is not None:
+            yield before
+        before = now
+    if before is not None:
+        yield before
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,22 +363,6 @@ def _checked_together(group: Sequence[_Unpacked], budget: Budget) -> _Checked:
     return _Checked([chunk.meta for chunk in group], tables, refused, names_cut)
 
 
-def unpack_chunk(
-    chunk: framing.RawChunk, budget: Budget, without: Collection[str] = ()
-) -> tuple[dict[str, Any], dict[str, pa.Table]]:
-    """(metadata, tables with the columns that the writer gave them) of a chunk: see `conformed`.
-
-    Tables named in `without` are left out. Raises DamagedChunkError, CaptureTooLarge.
-    """
-    meta, streams = streams_of(chunk, budget, without)
-    with damage():
-        tables = {
-            name: messages.read_streams([one], TABLES[name].names, budget.hold)[0]
-            for name, one in streams.items()
-        }
-    return meta, tables
-
-
 def streams_of(
     chunk: framing.RawChunk, budget: Budget, without: Collection[str] = ()
 ) -> tuple[dict[str, Any], dict[str, messages.Stream]]:
@@ -337,23 +370,39 @@ def streams_of(
 
     Tables named in `without` are left out. Raises DamagedChunkError, CaptureTooLarge.
     """
+    meta = _plausible_meta(chunk, budget)
+    with damage():
+        return meta, _streams_in(meta, _decompressed(chunk.payload, meta["raw_len"]), without)
+
+
+def _plausible_meta(chunk: framing.RawChunk, budget: Budget) -> dict[str, Any]:
+    """Raises DamagedChunkError, CaptureTooLarge."""
     meta = chunk_meta(chunk.meta)
     if not is_plausible(meta["raw_len"], len(chunk.payload)):
         raise DamagedChunkError("it decompresses to an implausible size")
     budget.unpack(meta["raw_len"])
+    return meta
+
+
+def _decompressed(payload: bytes, raw_len: int) -> pa.Buffer:
+    return pa.decompress(payload, decompressed_size=raw_len, codec="zstd")
+
+
+def _streams_in(
+    meta: dict[str, Any], raw: pa.Buffer, without: Collection[str]
+) -> dict[str, messages.Stream]:
+    """Raises what `damage` turns into DamagedChunkError, and that."""
     streams: dict[str, messages.Stream] = {}
-    with damage():
-        raw = pa.decompress(chunk.payload, decompressed_size=meta["raw_len"], codec="zstd")
-        for entry in meta["tables"]:
-            name, offset, length = entry["name"], entry["offset"], entry["length"]
-            if name not in TABLES or name in without or not length:
-                continue
-            if name in streams:
-                raise DamagedChunkError(f"table {name} comes twice")
-            if not 0 <= offset <= offset + length <= raw.size:
-                raise DamagedChunkError(f"table {name} lies outside its payload")
-            streams[name] = messages.checked(raw.slice(offset, length))
-    return meta, streams
+    for entry in meta["tables"]:
+        name, offset, length = entry["name"], entry["offset"], entry["length"]
+        if name not in TABLES or name in without or not length:
+            continue
+        if name in streams:
+            raise DamagedChunkError(f"table {name} comes twice")
+        if not 0 <= offset <= offset + length <= raw.size:
+            raise DamagedChunkError(f"table {name} lies outside its payload")
+        streams[name] = messages.checked(raw.slice(offset, length))
+    return streams
 
 
 @contextmanager

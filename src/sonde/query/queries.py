@@ -95,6 +95,8 @@ LOSS_TEXT = {
     "mappings": "mappings that could not be followed; when they are unmapped is not seen",
     "share": "launches beyond one process's or user's share of the table of stacks; counted without"
     " a stack",
+    "traced": "traced requests, or samples and waits of them, beyond the share of their user or"
+    " container",
     "several_requests": "traced requests of a thread that had others to answer (an event loop)",
     "over_budget": "device calls left out because their user or container called the function so"
     " often that its probe cost too much",

@@ -13,6 +13,7 @@ import bisect
 import os
 import re
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -53,6 +54,10 @@ _LEAST_STEPS: Final = 5_000_000
 _STEPS_A_BYTE: Final = 16
 """Steps that reading may take: this many, and this many for each byte of the file. Real exports
 need less than 2 a byte."""
+_LEAST_S: Final = 20.0
+_BYTES_A_S: Final = 1_000_000
+"""CPU time that reading may take: this many seconds, and one for this many bytes that the file has
+on its disk. Real exports are read at 10 MB a second and more."""
 _LAST_NS: Final = 1 << 62
 _LONGEST_NS: Final = 1 << 53
 _MAX_DEVICE: Final = (1 << 16) - 1
@@ -111,7 +116,7 @@ def read(path: Path) -> Timeline:
             try:
                 database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE_BYTES)
                 # Else a few pages that name one another are read for ever, and Ctrl-C waits.
-                steps = _Steps(_LEAST_STEPS + _STEPS_A_BYTE * os.fstat(file.fileno()).st_size)
+                steps = _Steps(os.fstat(file.fileno()))
                 database.set_progress_handler(steps.on_progress, _STEPS_AT_ONCE)
                 database.execute("PRAGMA trusted_schema=OFF")
                 database.execute("PRAGMA cell_size_check=ON")
@@ -125,15 +130,19 @@ def read(path: Path) -> Timeline:
 
 
 class _Steps:
-    """Interrupts a query once all queries took `most` steps of SQLite's virtual machine."""
+    """Interrupts a query once all queries took as many steps of SQLite's virtual machine, or as
+    much CPU time, as a file of that size may. Of time, too: a step may copy a long value, which
+    many rows can share; of a sparse file what is on the disk counts."""
 
-    def __init__(self, most: int) -> None:
-        self._left = most
+    def __init__(self, file: os.stat_result) -> None:
+        size_bytes = min(file.st_size, 512 * file.st_blocks)
+        self._left = _LEAST_STEPS + _STEPS_A_BYTE * size_bytes
+        self._ends_s = time.thread_time() + _LEAST_S + size_bytes / _BYTES_A_S
 
     def on_progress(self) -> int:
         """1 interrupts the query, 0 lets it go on."""
         self._left -= _STEPS_AT_ONCE
-        return int(self._left < 0)
+        return int(self._left < 0 or time.thread_time() > self._ends_s)
 
 
 class _Reader:
