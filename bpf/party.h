@@ -13,6 +13,32 @@
 #define SHARE_NAMESPACES 33	/* levels of user namespaces: the kernel makes no more */
 #define SHARE_OF_DEEPER (~0ull) /* the party of all that are deeper all the same */
 
+/*
+ * The users who have subordinate ids (/etc/subuid; a program whose owner is such an id and that sets it when
+ * executed has it in the machine's own user namespace). Filled by user space; by the id in network order.
+ */
+struct subordinate_id {
+	u32 bits;
+	u32 id;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 8192);
+	__type(key, struct subordinate_id);
+	__type(value, u32);
+} subordinate_ids SEC(".maps");
+
+/* Whose a user id is. */
+static __always_inline u32 user_of(u32 id)
+{
+	const struct subordinate_id key = {.bits = 32, .id = __builtin_bswap32(id)};
+	u32 *holder = bpf_map_lookup_elem(&subordinate_ids, &key);
+
+	return holder ? *holder : id;
+}
+
 /* The outermost pid namespace below the machine's that `pid` is in; 0: in none. */
 static __always_inline u64 outermost_pid_namespace(struct pid *pid)
 {
@@ -54,7 +80,9 @@ static __always_inline u64 party_of(struct task_struct *task)
 	}
 	if (!is_found)
 		return SHARE_OF_DEEPER;
-	return owner ?: container ?: BPF_CORE_READ(t, real_cred, uid.val);
+	if (owner)
+		return user_of(owner);
+	return container ?: user_of(BPF_CORE_READ(t, real_cred, uid.val));
 }
 
 #endif

@@ -86,7 +86,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         observes = folder in OBSERVE_THE_MACHINE or stem in GROUPS
         if folder in ("kernel", "gpu") and stem not in BESIDE:
             item.add_marker(pytest.mark.machine)
-        if can_rerun and (observes or item.get_closest_marker("machine") or measures_time(item.path)):
+        if can_rerun and (
+            observes or item.get_closest_marker("machine") or measures_time(item.path)
+        ):
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=5))
     # Those that take longest begin first.
     items.sort(

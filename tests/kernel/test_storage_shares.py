@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from sonde import procfs
 from sonde.collect.collector import Batch
 from sonde.collect.flows import FlowCollector
 from sonde.collect.kernel import BpfObject, Kernel
@@ -163,6 +164,31 @@ def test_who_is_alone_has_what_is_free_and_a_share_has_an_end(waits: WaitCollect
         with running(OTHER, NAPPERS, 100) as other:
             time.sleep(0.5)
             assert MOST // 16 <= threads_seen(waits.drain(0, True), other.pid) < 40
+
+
+def test_subordinate_ids_have_the_share_of_their_user(
+    few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program whose owner is such an id, and that sets it when executed, has it as its real id in
+    the machine's own user namespace."""
+    ranges = [(700_000, 65_536, FLOODER)]
+    monkeypatch.setattr(procfs, "subordinate_ids", lambda: ranges)
+    waits = WaitCollector(Kernel(None), span_min_ns=10**10, stack_gap_ns=10**7)
+    waits.start()
+    try:
+        with (
+            running(FLOODER, NAPPERS, 200),
+            running(700_001, NAPPERS, 50) as second,
+            running(765_535, NAPPERS, 50) as third,
+            running(765_536, NAPPERS, 10) as other,
+        ):
+            time.sleep(0.5)
+            batch = waits.drain(0, True)
+            assert threads_seen(batch, other.pid) == 11
+            # First threads were forked by root.
+            assert threads_seen(batch, second.pid) + threads_seen(batch, third.pid) <= 2
+    finally:
+        waits.stop()
 
 
 def test_root_has_as_many_again(waits: WaitCollector) -> None:

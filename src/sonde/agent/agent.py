@@ -415,6 +415,7 @@ class Agent:
         self._dictionary.read_thread_names()
         self._scheduler.on_tick(batches, (self._tick_ns - since_ns) / 1e9)
         self._resolver.tick(self._tick_ns)
+        self._kernel.read_subordinate_ids()
         self._count_losses()
         if chunk_ends:
             ends = self._unwinding.ends(self._tick_ns, self._dictionary.tails_dropped)

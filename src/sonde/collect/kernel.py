@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import errno
 import functools
+import ipaddress
 import mmap
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -62,6 +63,13 @@ TRACING: Final = frozenset(("cpu", "waits"))
 """Objects that note samples of traced requests."""
 CHOOSING: Final = frozenset(("cpu", "waits"))
 """Objects that look up whether a process is chosen."""
+BY_PARTY: Final = frozenset(
+    (
+        *("blocks", "device_calls", "flows", "launch_sites", "memory"),
+        *("syscalls", "tasks", "traces", "waits"),
+    )
+)
+"""Objects that divide something between users and containers (bpf/party.h)."""
 SHARED_MAPS: Final = ("stacks", "chosen", "traced", "trace_contexts", "traced_shares")
 """Shared by all that take stacks; owned by unwind.bpf.c, too."""
 TRACED_BYTES: Final = 512 << 10
@@ -124,6 +132,8 @@ class Kernel:
         self._shared: dict[str, _native.Bpf] = {}
         self._constants: dict[str, int] = {}
         self._ahead: dict[str, tuple[BpfObject, _native.LoadAhead]] = {}
+        self._subordinate: Collection[tuple[int, int, int]] = ()
+        """What the map `subordinate_ids` holds."""
         if skip_self:
             self._constants["self_tgid"] = os.getpid()
         self._unwind: _native.Bpf | None = None
@@ -167,6 +177,25 @@ class Kernel:
                     self.watch(pid)
                 except OSError:
                     self._unwatched += 1
+
+    def read_subordinate_ids(self) -> None:
+        """Let the kernel's programs know whose subordinate ids are (bpf/party.h); cheap where
+        /etc/subuid has not changed."""
+        owner = self._shared.get("subordinate_ids")
+        ranges = procfs.subordinate_ids()
+        if owner is None or ranges is self._subordinate:
+            return
+        # Root's are those of containers that it starts: each counts by itself, not as root.
+        before, now = (
+            {network: who for first, n, who in some if who for network in _networks(first, n)}
+            for some in (self._subordinate, ranges)
+        )
+        for network in before.keys() - now.keys():
+            owner.delete_hash("subordinate_ids", network)
+        for network, who in now.items() - before.items():
+            with suppress(OSError):  # more than the map holds
+                owner.set_hash("subordinate_ids", network, struct.pack("=I", who))
+        self._subordinate = ranges
 
     def watch(self, pid: int) -> None:
         """Add a process to the watched ones."""
@@ -228,6 +257,9 @@ class Kernel:
         if wanted.takes_stacks:
             _ = self.unwind
             constants["stack_seed"] = self._stack_seed
+        if wanted.name in BY_PARTY and "subordinate_ids" not in self._shared:
+            self._shared["subordinate_ids"] = _native.Bpf("parties", {}, {}, (), {})
+            self.read_subordinate_ids()
         if "filter_targets" not in self._constants and wanted.name != "targets":
             max_entries["targets"] = 1  # no program looks into it
         if wanted.name in TRACING:
@@ -263,6 +295,15 @@ class Kernel:
         if self._unwatched:
             losses["targets_full"] = losses.get("targets_full", 0) + self._unwatched
         return losses
+
+
+def _networks(first: int, count: int) -> Iterator[bytes]:
+    """A range of ids as prefixes: keys of the map `subordinate_ids`."""
+    last = min(first + count, 1 << 32) - 1
+    if 0 <= first <= last:
+        ends = ipaddress.IPv4Address(first), ipaddress.IPv4Address(last)
+        for network in ipaddress.summarize_address_range(*ends):
+            yield struct.pack("=I", network.prefixlen) + network.network_address.packed
 
 
 @functools.cache

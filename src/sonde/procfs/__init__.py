@@ -48,7 +48,14 @@ from sonde.procfs.ids import user_ids
 from sonde.procfs.map_locks import Holder, MapLocks
 from sonde.procfs.maps import MAX_MAPS_BYTES, MapsReader, read_maps
 from sonde.procfs.names import printable, raw_name, text
-from sonde.procfs.parties import NOBODY, UNKNOWN_PARTY, name_of, party_of, party_of_user
+from sonde.procfs.parties import (
+    NOBODY,
+    UNKNOWN_PARTY,
+    name_of,
+    party_of,
+    party_of_user,
+    subordinate_ids,
+)
 from sonde.procfs.process_groups import (
     MemoryLeft,
     counted_groups_of,
@@ -139,6 +146,7 @@ __all__ = [
     "read_stat",
     "read_stats",
     "sockets_of",
+    "subordinate_ids",
     "text",
     "user_ids",
 ]

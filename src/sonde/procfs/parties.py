@@ -80,6 +80,12 @@ def party_of_user(uid: int) -> int:
     return _holders.of(uid)
 
 
+def subordinate_ids() -> list[tuple[int, int, int]]:
+    """Ids that are not users of their own: (first id, number of ids, user), a new list only where
+    /etc/subuid has changed."""
+    return _holders.ranges()
+
+
 def name_of(party: int) -> str:
     """A party in words."""
     if party == NOBODY:
@@ -184,13 +190,17 @@ class _Holders:
 
     def of(self, uid: int) -> int:
         """The user who has this id as a subordinate one, else the id itself."""
+        return next((who for first, n, who in self.ranges() if first <= uid < first + n), uid)
+
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """The ranges as the file has them now: (first id, number of ids, user)."""
         try:
             changed_ns = _below(self._root, _SUBORDINATE).stat().st_mtime_ns
         except OSError:
-            return uid
+            return []
         if changed_ns != self._changed_ns:
             self._ranges, self._changed_ns = _ranges(self._root), changed_ns
-        return next((who for first, n, who in self._ranges if first <= uid < first + n), uid)
+        return self._ranges
 
 
 def _root_of_machine() -> Path | None:
