@@ -33,9 +33,12 @@ class FakeProbes:
         self.notices: list[tuple[str, float, str]] = []
         self.dropped: list[int] = []
         """How many files each time."""
+        self.wanted = "all"
+        self.found_none = False
 
     def examine(self, fd, key, name, trusted=False, most=MAX_SITES):
         self.examined.append(name)
+        self.found_none = name not in self.carriers
         if key in self.held:
             raise PutOff(self.held[key])
         if self.count_of(key) > most:
@@ -98,6 +101,56 @@ def test_every_file_is_looked_at_once_programs_and_device_libraries_first(opened
     found.on_process_events(events)
     assert probes.examined == ["sh", "libOpenCL.so.1", "libc.so.6"]
     assert list(probes.files) == [(8, 1, 3)]
+
+
+class Plain:
+    """Knows some files by their name."""
+
+    def __init__(self, *names):
+        self.names = set(names)
+        self.added = []
+
+    def has(self, file, wanted):
+        return wanted == "all" and file.name in self.names
+
+    def add(self, file, wanted):
+        self.added.append((file.name, wanted))
+
+
+def test_a_file_without_a_device_api_in_the_run_before_is_not_opened_at_the_start(
+    opened, monkeypatch
+):
+    paths = ["/bin/sh", "/lib/known.so", A_LIBRARY, "/lib/new.so"]
+    files = [MappedFile(30, (8, 1, at), path, 0, 4096) for at, path in enumerate(paths, 1)]
+    monkeypatch.setattr(discovery, "installed", lambda _: [])
+    monkeypatch.setattr(discovery, "mapped_now", lambda _unread: iter(files))
+    probes, plain = FakeProbes("libOpenCL.so.1"), Plain("known.so")
+    found = Discovery(apis.load(), probes, plain=plain)
+    found.scan()
+    assert opened == ["/bin/sh", A_LIBRARY, "/lib/new.so"]
+    assert plain.added == [("sh", "all"), ("new.so", "all")]
+    assert list(probes.files) == [(8, 1, 3)]
+    found.on_process_events([mapped(31, 2, "/lib/known.so")])
+    assert opened[3:] == []
+
+
+def test_once_it_records_only_the_file_itself_counts(opened, monkeypatch):
+    monkeypatch.setattr(discovery, "installed", lambda _: [])
+    probes = FakeProbes("libOpenCL.so.1")
+    found = Discovery(apis.load(), probes, plain=Plain("libOpenCL.so.1"))
+    found.scan()
+    found.on_process_events([mapped(10, 3, A_LIBRARY)])
+    assert list(probes.files) == [(8, 1, 3)]
+
+
+def test_a_file_that_got_no_probe_for_another_reason_is_not_kept_as_plain(opened, monkeypatch):
+    monkeypatch.setattr(discovery, "installed", lambda _: [])
+    probes, plain = FakeProbes("libOpenCL.so.1"), Plain()
+    probes.counts[(8, 1, 3)] = PLACES_OF_PARTY + 1
+    found = Discovery(apis.load(), probes, plain=plain)
+    found.scan()
+    found.on_process_events([mapped(10, 3, A_LIBRARY)])
+    assert (plain.added, probes.files) == ([], {})
 
 
 def test_after_a_loss_of_events_what_is_mapped_now_is_looked_at(opened, monkeypatch):

@@ -38,11 +38,13 @@ def kept(folder):
     return sorted(path.name.removesuffix(ENDING) for path in folder.iterdir())
 
 
-def test_tables_of_the_runs_before_are_few_enough_from_the_start(tmp_path, put):
-    for name in "abc":
+def test_tables_of_the_runs_before_are_few_enough_once_there_is_a_new_one(tmp_path, put):
+    for name in "abcd":
         put(name, 400)
-    TableRoom(tmp_path, 1000)
-    assert kept(tmp_path) == ["b", "c"]
+    room = TableRoom(tmp_path, 1000)
+    room.use("b")
+    assert room.add(put("e", 100), ROOT)
+    assert kept(tmp_path) == ["b", "d", "e"]
 
 
 def test_each_new_table_makes_the_one_go_that_was_not_used_for_longest(tmp_path, put):

@@ -27,8 +27,29 @@ Terms:
 - resync: a look at everything again, after events were lost; setup: what collectors are made from
 """
 
-from sonde.agent.agent import Agent
-from sonde.agent.diagnosis_agent import DiagnosisAgent
-from sonde.agent.protocols import Live, Observer, Sink
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sonde.agent.agent import Agent
+    from sonde.agent.diagnosis_agent import DiagnosisAgent
+    from sonde.agent.protocols import Live, Observer, Sink
+
+_MODULES = {
+    "Agent": "agent",
+    "DiagnosisAgent": "diagnosis_agent",
+    **dict.fromkeys(("Live", "Observer", "Sink"), "protocols"),
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import what is asked for: most of an agent is imported while other threads load its BPF
+    programs, which `registry` begins."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
 
 __all__ = ["Agent", "DiagnosisAgent", "Live", "Observer", "Sink"]

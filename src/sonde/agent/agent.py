@@ -29,11 +29,12 @@ from sonde.agent.dictionary import Dictionary
 from sonde.agent.draining import drain
 from sonde.agent.event_loop import EventLoop
 from sonde.agent.group_io import GroupIo
+from sonde.agent.known_files import KnownFiles
 from sonde.agent.losses import Losses
 from sonde.agent.null_process_events import NullProcessEvents
 from sonde.agent.other_processes import OtherProcesses
 from sonde.agent.protocols import Live, Sink
-from sonde.agent.registry import collectors_of, load_ahead
+from sonde.agent.registry import collectors_of, kernel_of
 from sonde.agent.scheduler import Scheduler
 from sonde.agent.scrape_scheduler import ScrapeScheduler
 from sonde.agent.stack_rate_limiter import StackRateLimiter
@@ -72,13 +73,20 @@ class Agent:
     """Observes this node, and hands what it sees to a sink, to exporters, or to both."""
 
     def __init__(
-        self, config: Config, sink: Sink | None, *, privileged: bool = True, chooses: bool = False
+        self,
+        config: Config,
+        sink: Sink | None,
+        *,
+        privileged: bool = True,
+        chooses: bool = False,
+        kernel: Kernel | None = None,
     ) -> None:
         """`sink`: None where no chunks are kept; then frames get no names, unless `chooses`.
         `privileged`: False for a user without access to the kernel's events; then device time,
         which the injected library reports, and metrics are all that is observed. `chooses`: stacks
-        and waits are those of chosen processes alone (`Kernel.choose`). Raises HostError where this
-        machine cannot, and what `Exporters` raises."""
+        and waits are those of chosen processes alone (`Kernel.choose`). `kernel`: that of
+        `registry.kernel_of` for this configuration, where the caller has it already. Raises
+        HostError where this machine cannot, and what `Exporters` raises."""
         self._privileged = privileged
         names_code = sink is not None or chooses
         self._config = config
@@ -99,11 +107,7 @@ class Agent:
         self._chunk = ChunkBuilder(0)
         self._released_ns = 0
         self._others = OtherProcesses(config.pids) if config.pids and sink is not None else None
-        self._kernel = Kernel(
-            config.pids if privileged else None, chooses=chooses, traces=config.traces
-        )
-        if privileged:
-            load_ahead(config, self._kernel)
+        self._kernel = kernel or kernel_of(config, privileged=privileged, chooses=chooses)
         events = self._make_events()
         self._attacher = self._make_attacher()
         self._resolver = Resolver(
@@ -118,12 +122,14 @@ class Agent:
         self._dictionary = Dictionary(self._kernel, self._resolver, self._unwinding)
         without_tables = self._unwinding.memory_bytes()
         self._prepare_meanwhile()
+        self._known_files = KnownFiles(self._resolver) if walks else None
         try:
             self._collectors = collectors_of(
                 config,
                 self._kernel,
                 privileged=privileged,
                 files_budget=self._resolver.files_budget,
+                plain_files=self._known_files,
             )
         except BaseException:
             self._unwinding.close()
@@ -145,7 +151,7 @@ class Agent:
         self._exporters = self._make_exporters(config)
 
     def _prepare_meanwhile(self) -> None:
-        """Begin what needs no collector, while other threads load BPF programs (`load_ahead`)."""
+        """Begin what needs no collector, while other threads load BPF programs (`kernel_of`)."""
         self._resolver.start()
         if self._unwinding.walks:
             self._unwinding.expect(procfs.family(self._config.pids or ()))
@@ -326,6 +332,8 @@ class Agent:
             for collector in self._collectors:
                 collector.stop()
             self._unwinding.close()
+            if self._known_files is not None:
+                self._known_files.close()
             self._scheduler.close()
             if self._exporters is not None:
                 self._exporters.close()

@@ -9,27 +9,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sonde import apis
 from sonde.agent import signals
-from sonde.collect.blocks import BlockCollector
 from sonde.collect.collector import Collector
 from sonde.collect.cpu import CpuSampler
 from sonde.collect.device_calls import DeviceCalls
 from sonde.collect.device_time import DeviceTime
-from sonde.collect.flows import FlowCollector
 from sonde.collect.kernel import BpfObject, Kernel
 from sonde.collect.launch_sites import LaunchSites
-from sonde.collect.memory import MemoryCollector
 from sonde.collect.metrics import Metrics
-from sonde.collect.queues import QueueCollector
-from sonde.collect.syscalls import SyscallCollector
-from sonde.collect.tasks import TaskCollector
-from sonde.collect.traces import TraceCollector
+from sonde.collect.plain_files import PlainFiles
 from sonde.collect.waiting_files import FileBudget
 from sonde.collect.waits import WaitCollector
 from sonde.config import Config
 from sonde.errors import HostError
+
+if TYPE_CHECKING:
+    from sonde.collect.blocks import BlockCollector
+    from sonde.collect.flows import FlowCollector
+    from sonde.collect.memory import MemoryCollector
+    from sonde.collect.queues import QueueCollector
+    from sonde.collect.syscalls import SyscallCollector
+    from sonde.collect.tasks import TaskCollector
+    from sonde.collect.traces import TraceCollector
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,8 @@ class Setup:
     """False for a user whom the kernel lets load no BPF program and read no process events."""
     files_budget: FileBudget | None = None
     """CPU time that reading the files of a user or container may take; None: no limit."""
+    plain_files: PlainFiles | None = None
+    """Files of which it is known that they carry no device API."""
 
     @property
     def stack_gap_ns(self) -> int:
@@ -78,7 +84,7 @@ def _device_calls(setup: Setup) -> DeviceCalls:
     config = setup.config
     return DeviceCalls(
         setup.kernel, apis.load(), launches=config.launches, budget=config.probe_budget,
-        pids=config.pids, files_budget=setup.files_budget,
+        pids=config.pids, files_budget=setup.files_budget, plain_files=setup.plain_files,
     )  # fmt: skip
 
 
@@ -91,6 +97,51 @@ def _device_time(setup: Setup) -> DeviceTime:
     return DeviceTime(config.pids, config.device_budget, sites, has_events=setup.privileged)
 
 
+# Classes of collectors that few recordings need, imported where one does.
+
+
+def _blocks() -> type[BlockCollector]:
+    from sonde.collect.blocks import BlockCollector
+
+    return BlockCollector
+
+
+def _flows() -> type[FlowCollector]:
+    from sonde.collect.flows import FlowCollector
+
+    return FlowCollector
+
+
+def _memory() -> type[MemoryCollector]:
+    from sonde.collect.memory import MemoryCollector
+
+    return MemoryCollector
+
+
+def _queues() -> type[QueueCollector]:
+    from sonde.collect.queues import QueueCollector
+
+    return QueueCollector
+
+
+def _syscalls() -> type[SyscallCollector]:
+    from sonde.collect.syscalls import SyscallCollector
+
+    return SyscallCollector
+
+
+def _tasks() -> type[TaskCollector]:
+    from sonde.collect.tasks import TaskCollector
+
+    return TaskCollector
+
+
+def _traces() -> type[TraceCollector]:
+    from sonde.collect.traces import TraceCollector
+
+    return TraceCollector
+
+
 REGISTRY: tuple[Registration, ...] = (
     Registration(
         lambda c: c.on_cpu,
@@ -101,41 +152,41 @@ REGISTRY: tuple[Registration, ...] = (
     Registration(lambda c: c.off_cpu, _waits, _waits_object, fills_rings=True),
     Registration(
         lambda c: c.traces and (c.on_cpu or c.off_cpu),
-        lambda it: TraceCollector(it.kernel, it.config.hz),
-        lambda _: TraceCollector.bpf_object(),
+        lambda it: _traces()(it.kernel, it.config.hz),
+        lambda _: _traces().bpf_object(),
         fills_rings=True,
     ),
     Registration(lambda c: c.device_calls, _device_calls, lambda _: DeviceCalls.bpf_object()),
     Registration(
         lambda c: c.host_metrics,
-        lambda it: TaskCollector(it.kernel),
-        lambda _: TaskCollector.bpf_object(),
+        lambda it: _tasks()(it.kernel),
+        lambda _: _tasks().bpf_object(),
     ),
     Registration(
         lambda c: c.host_metrics,
-        lambda it: BlockCollector(it.kernel),
-        lambda _: BlockCollector.bpf_object(),
+        lambda it: _blocks()(it.kernel),
+        lambda _: _blocks().bpf_object(),
     ),
     Registration(
         lambda c: c.host_metrics,
-        lambda it: FlowCollector(it.kernel),
-        lambda _: FlowCollector.bpf_object(),
+        lambda it: _flows()(it.kernel),
+        lambda _: _flows().bpf_object(),
     ),
     Registration(
         lambda c: c.host_metrics and c.host_hz > 0,
-        lambda it: QueueCollector(it.kernel, it.config.host_hz),
-        lambda it: QueueCollector.bpf_object(it.config.host_hz),
+        lambda it: _queues()(it.kernel, it.config.host_hz),
+        lambda it: _queues().bpf_object(it.config.host_hz),
     ),
     Registration(
         lambda c: c.syscalls,
-        lambda it: SyscallCollector(it.kernel),
-        lambda _: SyscallCollector.bpf_object(),
+        lambda it: _syscalls()(it.kernel),
+        lambda _: _syscalls().bpf_object(),
         fills_rings=True,
     ),
     Registration(
         lambda c: c.memory,
-        lambda it: MemoryCollector(it.kernel, stack_gap_ns=it.stack_gap_ns),
-        lambda it: MemoryCollector.bpf_object(stack_gap_ns=it.stack_gap_ns),
+        lambda it: _memory()(it.kernel, stack_gap_ns=it.stack_gap_ns),
+        lambda it: _memory().bpf_object(stack_gap_ns=it.stack_gap_ns),
         fills_rings=True,
     ),
     Registration(
@@ -156,11 +207,19 @@ def fills_rings(config: Config) -> bool:
     return any(it.fills_rings and it.is_wanted(config) for it in REGISTRY)
 
 
-def load_ahead(config: Config, kernel: Kernel) -> None:
-    """Begin to load the BPF programs that the collectors of a configuration need, on other threads.
+def kernel_of(config: Config, *, privileged: bool, chooses: bool = False) -> Kernel:
+    """The kernel side of an agent. Where it is privileged, other threads begin to load the BPF
+    programs that its collectors need.
 
-    Raises HostError where this machine cannot.
+    `chooses`: as in `Kernel`. Raises HostError where this machine cannot.
     """
+    kernel = Kernel(config.pids if privileged else None, chooses=chooses, traces=config.traces)
+    if privileged:
+        _load_ahead(config, kernel)
+    return kernel
+
+
+def _load_ahead(config: Config, kernel: Kernel) -> None:
     setup = Setup(config, kernel, privileged=True)
     kernel.load_ahead(
         it.bpf_object(setup) for it in REGISTRY if it.bpf_object and it.is_wanted(config)
@@ -168,13 +227,18 @@ def load_ahead(config: Config, kernel: Kernel) -> None:
 
 
 def collectors_of(
-    config: Config, kernel: Kernel, *, privileged: bool, files_budget: FileBudget | None = None
+    config: Config,
+    kernel: Kernel,
+    *,
+    privileged: bool,
+    files_budget: FileBudget | None = None,
+    plain_files: PlainFiles | None = None,
 ) -> list[Collector]:
     """The collectors that a configuration asks for: loaded, not started.
 
-    `files_budget`: as in `Setup`. Raises HostError where this machine cannot.
+    `files_budget`, `plain_files`: as in `Setup`. Raises HostError where this machine cannot.
     """
-    setup = Setup(config, kernel, privileged, files_budget)
+    setup = Setup(config, kernel, privileged, files_budget, plain_files)
     return [
         it.make(setup)
         for it in REGISTRY

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sonde.collect import host
 from sonde.collect.devices import present
-from sonde.collect.host.group_pressure import GroupPressure
 from sonde.collect.metrics import Runner, ThreadRunner
 from sonde.collect.polling import Source
 from sonde.collect.subprocess_runner import SubprocessRunner
@@ -37,8 +35,12 @@ def sources_beside(config: Config) -> Sequence[Source]:
     """Sources that a thread of the agent polls."""
     found: list[Source] = []
     if config.host_metrics:
+        from sonde.collect import host  # a dozen modules, which few recordings need
+
         found += host.sources()
     if config.group_pressure:
+        from sonde.collect.host.group_pressure import GroupPressure
+
         found.append(GroupPressure(config.pids, are_limited_read=config.host_metrics))
     return found
 

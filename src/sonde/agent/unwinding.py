@@ -54,9 +54,13 @@ class Unwinding:
             self._unwinder.limit(MAX_KERNEL_BYTES - others_bytes)
 
     def expect(self, pids: Iterable[int]) -> None:
-        """Begin to make the tables of given processes; `get_ready` waits for them."""
+        """Load the tables of given processes that are there, and begin to make the others;
+        `get_ready` waits for them."""
         if self._unwinder is not None and (given := set(pids)):
             self._unwinder.expect(given)
+            deadline_s = time.monotonic() + FIRST_WAIT_S
+            while self._unwinder.has_stale and time.monotonic() < deadline_s:
+                self._unwinder.update()
 
     def get_ready(
         self, pids: Iterable[int], poll_events: Callable[[int], None], program: str = ""
@@ -78,7 +82,7 @@ class Unwinding:
             self._unwinder.load_now(procfs.busiest(BUSIEST))
         deadline_s = time.monotonic() + (FIRST_WAIT_S if given else BUSIEST_WAIT_S)
         while self._unwinder.is_busy and time.monotonic() < deadline_s:
-            poll_events(int(BUSY_GAP_S * 1000))
+            poll_events(0 if self._unwinder.has_stale else int(BUSY_GAP_S * 1000))
             self._unwinder.update()
         self._unwinder.expect_pages()
 

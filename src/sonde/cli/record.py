@@ -239,7 +239,7 @@ def _record(
     *,
     privileged: bool,
 ) -> int:
-    from sonde.agent import Agent
+    from sonde.agent import registry
     from sonde.cli.progress import Progress
     from sonde.host import descriptors
     from sonde.sinks.capture import CaptureFile
@@ -247,7 +247,10 @@ def _record(
     descriptors.raise_limit()  # after the fork: the child keeps the original limit
     sink = CaptureFile(path, force=args.force)
     try:
-        agent = Agent(config, sink, privileged=privileged)
+        kernel = registry.kernel_of(config, privileged=privileged)
+        from sonde.agent import Agent  # while other threads load BPF programs: it takes 0.2 s
+
+        agent = Agent(config, sink, privileged=privileged, kernel=kernel)
         agent.start(child.program if child is not None else "")
         if child is not None:
             child.start()

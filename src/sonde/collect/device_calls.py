@@ -27,6 +27,7 @@ from sonde.collect.kernel import (
     refusal,
 )
 from sonde.collect.mapped_files import FileKey
+from sonde.collect.plain_files import PlainFiles
 from sonde.collect.probes import Probes
 from sonde.collect.waiting_files import FileBudget
 from sonde.model.calls import STATUS_UNKNOWN
@@ -86,16 +87,17 @@ class DeviceCalls(Collector):
         budget: float,
         pids: Collection[int] | None = None,
         files_budget: FileBudget | None = None,
+        plain_files: PlainFiles | None = None,
     ) -> None:
         """`launches`: whether launches of kernels are probed, too; `budget`: the share of one core
         that calls of a probed function by one user or container may cost; `pids`: those that are
         watched; None for all; `files_budget`: CPU time that looking at the files of a user or
-        container may take."""
+        container may take; `plain_files`: what is known of files before that."""
         self._bpf = kernel.load(self.bpf_object())
         self._iterators = Iterators(self._bpf)
         apis = tuple(apis)
         self._probes = Probes(self._bpf, apis, launches, budget, has_multi=has_uprobe_multi())
-        self._discovery = Discovery(apis, self._probes, pids, files_budget)
+        self._discovery = Discovery(apis, self._probes, pids, files_budget, plain_files)
         self._scan: int | None = None
         self._exit: int | None = None
         self._left_out = 0

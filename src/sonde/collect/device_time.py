@@ -33,6 +33,8 @@ LOOK_AGAIN_S: Final = 10.0
 """How often processes that had no library are looked at again."""
 LOOK_WITH_EVENTS_S: Final = 300.0
 """The same where process events report a library as soon as it is mapped."""
+FEW: Final = 8
+"""Processes whose parents are looked up one by one."""
 YOUNG_S: Final = 10.0
 """Processes younger than this are looked at in every tick, where there are no events."""
 SOON_S: Final = 1.0
@@ -301,23 +303,33 @@ class DeviceTime(Collector):
 
     def _look(self, now_s: float) -> None:
         """Open the memory of processes that carry a library and are not read yet."""
-        for pid in procfs.pids():
-            if pid not in self._processes and self._is_due(pid, now_s) and may_carry(pid):
+        due = [pid for pid in procfs.pids() if self._is_due(pid, now_s)]
+        stats = zip(due, procfs.read_stats(due), strict=True)
+        there = {pid: stat.start_ns for pid, stat in stats if stat is not None}
+        self._looked |= {pid: (start_ns, now_s) for pid, start_ns in there.items()}
+        for pid in self._wanted(list(there)):
+            if may_carry(pid):
                 with suppress(OSError):
                     self._open(pid)
 
     def _is_due(self, pid: int, now_s: float) -> bool:
+        if pid in self._processes:
+            return False
         known = self._looked.get(pid)
         if known is not None:
             start_ns, looked_s = known
             young = now_s - start_ns / 1e9 < YOUNG_S
             if not young and now_s - looked_s < LOOK_AGAIN_S:
                 return False
-        stat = procfs.read_stat(pid)
-        if stat is None:
-            return False
-        self._looked[pid] = (stat.start_ns, now_s)
-        return self._is_wanted(pid)
+        return True
+
+    def _wanted(self, pids: Sequence[int]) -> list[int]:
+        """Those that were asked for or descend from one. Of many, all descendants are looked up at
+        once; those that pid 1 adopted are not its descendants (`procfs.descends`)."""
+        if self._pids is None or len(pids) <= FEW:
+            return [pid for pid in pids if self._is_wanted(pid)]
+        wanted = procfs.family(set(self._pids) - {1}).union(self._pids)
+        return [pid for pid in pids if pid in wanted]
 
     def _is_wanted(self, pid: int) -> bool:
         """Is it one of the processes asked for, or a descendant of one?"""

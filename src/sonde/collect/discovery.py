@@ -30,6 +30,7 @@ from sonde.collect.mapped_files import (
     open_mapped,
     own_devices,
 )
+from sonde.collect.plain_files import NoPlainFiles, PlainFiles
 from sonde.collect.probe_shares import PLACES_OF_PARTY, PlaceShares
 from sonde.collect.probes import KEPT_ON_S, MAX_SITES, Probes, PutOff, TooManyPlaces
 from sonde.collect.put_off import PutOffFiles
@@ -67,10 +68,11 @@ class Discovery:
         probes: Probes,
         pids: Collection[int] | None = None,
         budget: FileBudget | None = None,
+        plain: PlainFiles | None = None,
     ) -> None:
         """`pids`: only what these processes and their descendants map is looked for; what others
         map is looked at as they map it. `budget`: CPU time that it may take; None where nobody else
-        waits."""
+        waits. `plain`: what is known of files before they are looked at."""
         self._pids = pids
         patterns = {pattern for api in apis for pattern in api.libraries}
         # (?!) matches nothing.
@@ -80,6 +82,9 @@ class Discovery:
         """Files without a device API, and when (monotonic s) they were looked at."""
         self._kept_devices = own_devices()
         self._budget = budget or Unlimited()
+        self._plain = plain or NoPlainFiles()
+        self._is_starting = True
+        """What `_plain` has of files was true a moment ago."""
         self._waiting = WaitingFiles()
         self._parties: dict[int, int] = {}
         """Of processes that mapped something since the last look at what waits."""
@@ -104,6 +109,7 @@ class Discovery:
             self._examine_installed(path)
         self.resync()
         self._examine_waiting(SCAN_S, in_turn=False)
+        self._is_starting = False
 
     def resync(self) -> None:
         """Take in what is mapped now, whatever events there were."""
@@ -241,6 +247,9 @@ class Discovery:
                 self._examine(file, party)
 
     def _examine(self, file: MappedFile, party: int) -> None:
+        if self._is_starting and self._plain.has(file, self._probes.wanted):
+            self._remember(file, party)
+            return
         room = self._shares.room(party)
         if room <= 0:
             self._refuse(party)
@@ -269,6 +278,12 @@ class Discovery:
             return
         if file.key in self._put_off:
             return
+        if self._probes.found_none:
+            self._plain.add(file, self._probes.wanted)
+        self._remember(file, party)
+
+    def _remember(self, file: MappedFile, party: int) -> None:
+        """The file carries no device API: do not look at it again for a while."""
         if party in (procfs.NOBODY, procfs.UNKNOWN_PARTY) and not self._lasts(file.key):
             return  # it may be anybody's
         self._examined[self._remembered(file.key, file.path, party)] = time.monotonic()

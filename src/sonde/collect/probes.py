@@ -13,6 +13,7 @@ from sonde import _native, procfs
 from sonde.apis import Api, Call
 from sonde.collect.entry_points import entry_points
 from sonde.collect.mapped_files import FileKey
+from sonde.collect.plain_files import digest_of
 from sonde.collect.probe_budget import Budget, Over, Site
 from sonde.collect.probe_removal import Removal
 
@@ -131,6 +132,10 @@ class Probes:
         """By file, then by offset."""
         self.users_of: Callable[[FileKey], Collection[int]] = lambda key: ()
         """The processes that map a file."""
+        self.wanted = digest_of(self._symbols)
+        """What is looked for in files."""
+        self.found_none = False
+        """Whether the file that was examined last defines nothing of that."""
         self._files: dict[FileKey, ProbedFile] = {}
         self._free = deque(range(MAX_SITES))
         """Free indices of sites. The one that was free longest is taken: a call that began before
@@ -162,7 +167,9 @@ class Probes:
         process would keep the kernel waiting, TooManyPlaces where there are more than `max_places`.
         """
         file = ProbedFile(name, fd)
+        self.found_none = False
         found = _native.find_functions(file.path, list(self._symbols))
+        self.found_none = not found
         places = _first_of_each(
             [(self._symbols[it.name], it.offset, it.size) for it in found], SITES_OF_A_CALL
         )

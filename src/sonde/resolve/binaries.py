@@ -134,6 +134,18 @@ class Binaries:
             self._copies.use(binary)
         return True
 
+    def link(self, binary: Binary, process: TrackedProcess, mapping: Mapping) -> None:
+        """Record where an open file is, once: one of its frames is being named. A program maps
+        hundreds of files, and a dozen of them have frames."""
+        if self._links is None or binary.linked == binary.index:
+            return
+        binary.linked = binary.index
+        if binary.build_id and not binary.is_copy:
+            with suppress(OSError):
+                status = os.fstat(binary.fd)
+                self._links.record(binary.build_id, mapping.path, status, process.pid)
+                self._counters.links_left_out = self._links.left_out
+
     def _reopen(
         self, binary: Binary, process: TrackedProcess, mapping: Mapping, use: _LastUse
     ) -> bool:
@@ -195,11 +207,6 @@ class Binaries:
             self._copies.share(binary, process, mapping)
         if key is not None:
             self._known.put(key, binary)
-        if self._links is not None and binary.build_id and not binary.is_copy:
-            with suppress(OSError):
-                status = os.fstat(binary.fd)
-                self._links.record(binary.build_id, mapping.path, status, process.pid)
-                self._counters.links_left_out = self._links.left_out
         self._counters.files_evicted = self._known.evicted
         return binary
 

@@ -36,7 +36,7 @@ class Binary:
 
     __slots__ = (
         *("build_id", "fd", "identity", "index", "is_copy", "is_elf"),
-        *("key", "kind"),
+        *("key", "kind", "linked"),
     )
 
     def __init__(self, kind: str = "user") -> None:
@@ -54,6 +54,8 @@ class Binary:
         be that of another user's file, so nothing is looked up by it."""
         self.fd = -1
         """Open for reading; -1 while closed."""
+        self.linked = 0
+        """Index of the content for which `BuildIdLinks` was asked."""
         self.identity = _NOT_READ
 
     @property

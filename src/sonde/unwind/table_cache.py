@@ -196,8 +196,9 @@ class TableCache:
         self._queue = deque(sorted(self._queue, key=lambda it: -weights.get(it.key, 0.0)))
 
     def warm_up(self) -> None:
-        """Start the subprocess before its first request."""
-        if self._child is None:
+        """Start the subprocess before its first request, where no table is known yet: then there
+        will be some. Else it starts with a request."""
+        if self._child is None and not self._names:
             self._start_child()
             self._used_s = time.monotonic()
 

@@ -35,13 +35,18 @@ MAX_PAGED: Final = 1024
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
+def boot_id() -> str:
+    """The kernel's name of this boot. Raises OSError."""
+    return _BOOT.read_text("ascii").strip()
+
+
 class TableIndex:
     """Names of tables by the keys of files (`TableCache` makes them), in a folder that nobody else
     can change. A recorder is any process that records: several may use the folder."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / NAME
-        self._boot = _BOOT.read_text("ascii").strip()
+        self._boot = boot_id()
         self._new: dict[str, str] = {}
         self._new_pages: dict[str, list[int]] = {}
         self.pages: dict[str, list[int]] = {}

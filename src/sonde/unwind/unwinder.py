@@ -152,6 +152,11 @@ class Unwinder:
         return self._cache.is_busy or self._jvms.is_behind or bool(self._stale or self._ready)
 
     @property
+    def has_stale(self) -> bool:
+        """Whether processes are to be loaded that need not wait for tables: `update` goes on."""
+        return bool(self._stale)
+
+    @property
     def is_paging(self) -> bool:
         """Whether walks are expected to request pages of tables: call `update` again in
         milliseconds. Until a page is loaded, walks that need it are cut."""
