@@ -6,11 +6,17 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from sonde.resolve import build_id_links
+from sonde.resolve.binaries import Binaries
+from sonde.resolve.binary import Binary
 from sonde.resolve.build_id_links import BuildIdLinks
+from sonde.resolve.counters import Counters
 
 BUILD_ID = "ab" * 20
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make others' files")
@@ -125,3 +131,23 @@ def test_nobody_else_can_list_whose_program_lies_where(links, file_of, tmp_path)
     folder.mkdir(mode=0o755)  # as an earlier version made it
     record(links, file_of(65534, "program"))
     assert folder.stat().st_mode & 0o777 == 0o711
+
+
+def test_a_file_is_linked_once_for_its_content_and_never_by_a_copy():
+    recorded = []
+    links = SimpleNamespace(record=lambda *asked: recorded.append(asked[0]), left_out=0)
+    binaries = Binaries(Counters(), links=links)
+    process, mapping = SimpleNamespace(pid=30), SimpleNamespace(path="/lib/x.so")
+    with Path(sys.executable).open("rb") as file:
+        binary = Binary()
+        binary.use_descriptor(file.fileno())
+        assert recorded == []  # it is mapped, and has no frame yet
+        for build_id in ("aa" * 20, "bb" * 20):
+            binary.build_id = build_id
+            binaries.link(binary, process, mapping)
+            binaries.link(binary, process, mapping)
+            binary.index += 1  # another content
+        binary.is_copy = True
+        binaries.link(binary, process, mapping)
+        binary.fd = -1
+    assert recorded == ["aa" * 20, "bb" * 20]

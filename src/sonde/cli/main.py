@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import os
 import signal
@@ -123,6 +124,7 @@ def run() -> NoReturn:
     code = main()
     for number in (signal.SIGINT, *pause_signals.SIGNALS):
         signal.signal(number, signal.SIG_IGN)
+    gc.freeze()  # the kernel takes all of it back: the last collections of cycles take 0.15 s
     sys.exit(code)
 
 
