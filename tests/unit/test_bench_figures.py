@@ -251,6 +251,28 @@ def claims() -> Iterator[tuple[str, str, str]]:
             inside = round(run["inside_s"] * 1e3)
             yield "docs/design/cost.md", result, f"| {loop}, {number} | {inside} ms |"
             yield "docs/design/cost.md", result, cells
+    result = "bench/results/record_start.json"
+    for title, is_first, name in (
+        ("later: ready after", False, "ready_s"),
+        ("later: CPU until then", False, "ready_cpu_s"),
+        ("later: CPU in all", False, "cpu_s"),
+        ("later: wall time in all", False, "wall_s"),
+        ("first: ready after", True, "ready_s"),
+        ("first: CPU in all", True, "cpu_s"),
+    ):
+        before, now = (
+            [
+                it[name]
+                for it in loaded(result)["costs"]
+                if it["tree"] == tree and it["is_first"] is is_first
+            ]
+            for tree in ("before", "now")
+        )
+        change = [after - first for first, after in zip(before, now, strict=True)]
+        cells = [f"{median(it):.2f} ({min(it):.2f} to {max(it):.2f})" for it in (before, now)]
+        changed = f"{median(change):+.2f} ({min(change):+.2f} to {max(change):+.2f})"
+        row = f"| {title} | {cells[0]} | {cells[1]} | {changed} |".replace("-", "−")
+        yield "docs/design/cost.md", result, row
     result = "bench/signals/results/h200.json"
     held = [row["holds"] for row in loaded(result)["rows"] if row["holds"] is not None]
     assert all(held)

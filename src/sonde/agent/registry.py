@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sonde import apis
 from sonde.agent import signals
@@ -25,15 +24,6 @@ from sonde.collect.waiting_files import FileBudget
 from sonde.collect.waits import WaitCollector
 from sonde.config import Config
 from sonde.errors import HostError
-
-if TYPE_CHECKING:
-    from sonde.collect.blocks import BlockCollector
-    from sonde.collect.flows import FlowCollector
-    from sonde.collect.memory import MemoryCollector
-    from sonde.collect.queues import QueueCollector
-    from sonde.collect.syscalls import SyscallCollector
-    from sonde.collect.tasks import TaskCollector
-    from sonde.collect.traces import TraceCollector
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,49 +87,91 @@ def _device_time(setup: Setup) -> DeviceTime:
     return DeviceTime(config.pids, config.device_budget, sites, has_events=setup.privileged)
 
 
-# Classes of collectors that few recordings need, imported where one does.
+# Collectors that few recordings need are imported where one does.
 
 
-def _blocks() -> type[BlockCollector]:
+def _blocks(it: Setup) -> Collector:
     from sonde.collect.blocks import BlockCollector
 
-    return BlockCollector
+    return BlockCollector(it.kernel)
 
 
-def _flows() -> type[FlowCollector]:
+def _blocks_object(_: Setup) -> BpfObject:
+    from sonde.collect.blocks import BlockCollector
+
+    return BlockCollector.bpf_object()
+
+
+def _flows(it: Setup) -> Collector:
     from sonde.collect.flows import FlowCollector
 
-    return FlowCollector
+    return FlowCollector(it.kernel)
 
 
-def _memory() -> type[MemoryCollector]:
+def _flows_object(_: Setup) -> BpfObject:
+    from sonde.collect.flows import FlowCollector
+
+    return FlowCollector.bpf_object()
+
+
+def _memory(it: Setup) -> Collector:
     from sonde.collect.memory import MemoryCollector
 
-    return MemoryCollector
+    return MemoryCollector(it.kernel, stack_gap_ns=it.stack_gap_ns)
 
 
-def _queues() -> type[QueueCollector]:
+def _memory_object(it: Setup) -> BpfObject:
+    from sonde.collect.memory import MemoryCollector
+
+    return MemoryCollector.bpf_object(stack_gap_ns=it.stack_gap_ns)
+
+
+def _queues(it: Setup) -> Collector:
     from sonde.collect.queues import QueueCollector
 
-    return QueueCollector
+    return QueueCollector(it.kernel, it.config.host_hz)
 
 
-def _syscalls() -> type[SyscallCollector]:
+def _queues_object(it: Setup) -> BpfObject:
+    from sonde.collect.queues import QueueCollector
+
+    return QueueCollector.bpf_object(it.config.host_hz)
+
+
+def _syscalls(it: Setup) -> Collector:
     from sonde.collect.syscalls import SyscallCollector
 
-    return SyscallCollector
+    return SyscallCollector(it.kernel)
 
 
-def _tasks() -> type[TaskCollector]:
+def _syscalls_object(_: Setup) -> BpfObject:
+    from sonde.collect.syscalls import SyscallCollector
+
+    return SyscallCollector.bpf_object()
+
+
+def _tasks(it: Setup) -> Collector:
     from sonde.collect.tasks import TaskCollector
 
-    return TaskCollector
+    return TaskCollector(it.kernel)
 
 
-def _traces() -> type[TraceCollector]:
+def _tasks_object(_: Setup) -> BpfObject:
+    from sonde.collect.tasks import TaskCollector
+
+    return TaskCollector.bpf_object()
+
+
+def _traces(it: Setup) -> Collector:
     from sonde.collect.traces import TraceCollector
 
-    return TraceCollector
+    return TraceCollector(it.kernel, it.config.hz)
+
+
+def _traces_object(_: Setup) -> BpfObject:
+    from sonde.collect.traces import TraceCollector
+
+    return TraceCollector.bpf_object()
 
 
 REGISTRY: tuple[Registration, ...] = (
@@ -152,41 +184,41 @@ REGISTRY: tuple[Registration, ...] = (
     Registration(lambda c: c.off_cpu, _waits, _waits_object, fills_rings=True),
     Registration(
         lambda c: c.traces and (c.on_cpu or c.off_cpu),
-        lambda it: _traces()(it.kernel, it.config.hz),
-        lambda _: _traces().bpf_object(),
+        _traces,
+        _traces_object,
         fills_rings=True,
     ),
     Registration(lambda c: c.device_calls, _device_calls, lambda _: DeviceCalls.bpf_object()),
     Registration(
         lambda c: c.host_metrics,
-        lambda it: _tasks()(it.kernel),
-        lambda _: _tasks().bpf_object(),
+        _tasks,
+        _tasks_object,
     ),
     Registration(
         lambda c: c.host_metrics,
-        lambda it: _blocks()(it.kernel),
-        lambda _: _blocks().bpf_object(),
+        _blocks,
+        _blocks_object,
     ),
     Registration(
         lambda c: c.host_metrics,
-        lambda it: _flows()(it.kernel),
-        lambda _: _flows().bpf_object(),
+        _flows,
+        _flows_object,
     ),
     Registration(
         lambda c: c.host_metrics and c.host_hz > 0,
-        lambda it: _queues()(it.kernel, it.config.host_hz),
-        lambda it: _queues().bpf_object(it.config.host_hz),
+        _queues,
+        _queues_object,
     ),
     Registration(
         lambda c: c.syscalls,
-        lambda it: _syscalls()(it.kernel),
-        lambda _: _syscalls().bpf_object(),
+        _syscalls,
+        _syscalls_object,
         fills_rings=True,
     ),
     Registration(
         lambda c: c.memory,
-        lambda it: _memory()(it.kernel, stack_gap_ns=it.stack_gap_ns),
-        lambda it: _memory().bpf_object(stack_gap_ns=it.stack_gap_ns),
+        _memory,
+        _memory_object,
         fills_rings=True,
     ),
     Registration(
