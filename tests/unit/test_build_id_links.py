@@ -144,10 +144,10 @@ def test_a_file_is_linked_once_for_its_content_and_never_by_a_copy():
         assert recorded == []  # it is mapped, and has no frame yet
         for build_id in ("aa" * 20, "bb" * 20):
             binary.build_id = build_id
-            binaries.link(binary, process, mapping)
-            binaries.link(binary, process, mapping)
+            binaries.note_link(binary, process, mapping)
+            binaries.note_link(binary, process, mapping)
             binary.index += 1  # another content
         binary.is_copy = True
-        binaries.link(binary, process, mapping)
+        binaries.note_link(binary, process, mapping)
         binary.fd = -1
     assert recorded == ["aa" * 20, "bb" * 20]

@@ -134,7 +134,7 @@ class Binaries:
             self._copies.use(binary)
         return True
 
-    def link(self, binary: Binary, process: TrackedProcess, mapping: Mapping) -> None:
+    def note_link(self, binary: Binary, process: TrackedProcess, mapping: Mapping) -> None:
         """Record where an open file is, once: one of its frames is being named. A program maps
         hundreds of files, and a dozen of them have frames."""
         if self._links is None or binary.linked == binary.index:

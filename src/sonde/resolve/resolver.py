@@ -438,7 +438,7 @@ class Resolver:
         with self.files_budget.charged(process.party):
             is_open = self._binaries.open(binary, process, locations[0].mapping)
             if is_open:
-                self._binaries.link(binary, process, locations[0].mapping)
+                self._binaries.note_link(binary, process, locations[0].mapping)
         names: Sequence[tuple[str, int] | None] | None = [None] * len(offsets)
         if is_open:
             may_build = not self.budget.is_over(process.party)
